@@ -1,0 +1,107 @@
+"""Datasets that come as archives: CIFAR's, MNIST's and Fashion-MNIST's own files, and scikit-learn's digits.
+
+Nothing is downloaded, and nothing in a file is run: CIFAR's pickles are read as arrays and plain containers only.
+"""
+
+import gzip
+import struct
+import tarfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from errors import InputError
+from utils import load_array_pickle
+
+Arrays = tuple[np.ndarray, np.ndarray, list[str]]
+
+FASHION = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
+# archive, folder in it, training members, validation members, key of the labels, member and key of the names
+_CIFAR = {
+    "cifar10": (
+        "cifar-10-python.tar.gz", "cifar-10-batches-py",
+        [f"data_batch_{i}" for i in range(1, 6)], ["test_batch"], b"labels", "batches.meta", b"label_names",
+    ),
+    "cifar100": (
+        "cifar-100-python.tar.gz", "cifar-100-python", ["train"], ["test"], b"fine_labels", "meta", b"fine_label_names",
+    ),
+}  # fmt: skip
+
+
+def read(dataset: str, root: Path, mode: str) -> Arrays:
+    """Returns (images [n, H, W] or [n, H, W, 3] uint8, labels [n], class names) of "train" or "val".
+
+    Raises:
+        InputError: a file is missing, or isn't what its name says.
+    """
+    if dataset == "digits":
+        return _digits(mode)
+    return _cifar(dataset, root, mode) if dataset in _CIFAR else _mnist(dataset, root, mode)
+
+
+def _digits(mode: str) -> Arrays:
+    """scikit-learn's 1,797 digits of 8 x 8 pixels; the split is fixed and stratified: of each class, every fifth image
+    in the file's order is for validation (364 in all), the others (1,433) for training.
+    """
+    from sklearn.datasets import load_digits  # takes a second to import, and only this dataset needs it
+
+    bunch = load_digits()
+    images, labels = np.round(bunch.images * (255 / 16)).astype(np.uint8), bunch.target
+    place = np.zeros(len(labels), int)  # of each image among those of its class
+    for label in range(10):
+        place[labels == label] = np.arange((labels == label).sum())
+    chosen = (place % 5 == 0) == (mode == "val")
+    return images[chosen], labels[chosen], [str(digit) for digit in range(10)]
+
+
+def _cifar(dataset: str, root: Path, mode: str) -> Arrays:
+    archive, folder, train, val, label_key, meta, names_key = _CIFAR[dataset]
+    members = train if mode == "train" else val
+    contents: dict[str, dict] = {}
+    try:
+        if (root / folder).is_dir():
+            contents = {name: load_array_pickle((root / folder / name).read_bytes()) for name in [*members, meta]}
+        else:
+            with tarfile.open(root / archive) as tar:
+                for name in [*members, meta]:
+                    contents[name] = load_array_pickle(tar.extractfile(f"{folder}/{name}").read())
+    except (OSError, KeyError, AttributeError, tarfile.TarError, EOFError, zlib.error) as error:
+        raise InputError(f"{root / archive}: can't be read ({error}); DATASET {dataset} needs it under -data_path") from None
+    except InputError as error:
+        raise InputError(f"{root / archive}: {error}") from None
+    try:
+        images = np.concatenate([contents[name][b"data"] for name in members]).reshape(-1, 3, 32, 32)
+        labels = np.concatenate([contents[name][label_key] for name in members])
+        names = [name.decode() for name in contents[meta][names_key]]
+        if images.dtype != np.uint8 or len(images) != len(labels):
+            raise ValueError(f"{len(images)} images of {images.dtype}, {len(labels)} labels")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{root / archive}: not {dataset}'s layout ({type(error).__name__}: {error})") from None
+    return np.ascontiguousarray(images.transpose(0, 2, 3, 1)), labels, names
+
+
+def _mnist(dataset: str, root: Path, mode: str) -> Arrays:
+    prefix = "train" if mode == "train" else "t10k"
+    images = _idx(root, f"{prefix}-images-idx3-ubyte", 3)
+    labels = _idx(root, f"{prefix}-labels-idx1-ubyte", 1)
+    if len(images) != len(labels):
+        raise InputError(f"{root}: {len(images)} {mode} images, but {len(labels)} labels")
+    if len(labels) and labels.max() > 9:
+        raise InputError(f"{root}: a {mode} label is {labels.max()}, expected 0..9")
+    return images, labels, FASHION if dataset == "fashion_mnist" else [str(digit) for digit in range(10)]
+
+
+def _idx(root: Path, name: str, dimensions: int) -> np.ndarray:
+    """Reads an IDX file of unsigned bytes (LeCun's format), gzipped or not."""
+    plain, zipped = root / name, root / f"{name}.gz"
+    file = plain if plain.is_file() else zipped
+    try:
+        data = plain.read_bytes() if file is plain else gzip.decompress(zipped.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{file}: can't be read ({error}); MNIST's files are needed under -data_path") from None
+    start = 4 + 4 * dimensions
+    shape = struct.unpack_from(f">{dimensions}I", data, 4) if len(data) >= start else ()
+    if data[:4] != bytes([0, 0, 8, dimensions]) or len(data) - start != np.prod(shape, dtype=np.int64):
+        raise InputError(f"{file}: not an IDX file of {dimensions}-dimensional bytes, or cut short ({len(data)} bytes)")
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)

@@ -1,0 +1,328 @@
+"""Datasets, the order in which they are read, and the loader.
+
+``get_datasets(config)`` validates everything that can be known before a model is built. A dataset holds its paths and
+labels in a few arrays, so that handing it to a process costs little: 1.3 million ImageNet paths are about 52 MB.
+"""
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+from PIL import Image
+from yacs.config import CfgNode
+
+import archives
+from config import with_values
+from errors import InputError, RunError
+from transforms import EvalTransform, TrainTransform
+from utils import die_with_parent
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
+
+# ----------------------------------------------------------------- datasets
+
+
+class ImageDataset(paddle.io.Dataset):
+    """Images with labels. ``dataset[epoch, index]`` or ``dataset[index]`` (epoch 0) is (pixels [S, S, C] uint8, label).
+
+    An augmented sample is a pure function of (seed, epoch, index), whoever loads it. With ``skip_broken`` a third item
+    tells the index of an image that couldn't be read and was replaced by the next one, or -1.
+
+    Args:
+        labels: [n] integers.
+        classes: names, in the order of labels.
+    """
+
+    def __init__(self, config: CfgNode, mode: str, labels: Sequence[int], classes: Sequence[str]) -> None:
+        super().__init__()
+        train = mode == "train"
+        self.labels, self.classes = np.asarray(labels, np.int64), list(classes)
+        self.seed = config.SEED
+        self.transform = TrainTransform(config) if train else EvalTransform(config)
+        self.mode = "L" if config.DATA.IMAGE_CHANNELS == 1 else "RGB"
+        self.skip_broken = config.DATA.SKIP_BROKEN and train
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, key: int | tuple[int, int]) -> tuple:
+        epoch, index = key if isinstance(key, tuple) else (0, key)
+        skipped = -1
+        for read in range(index, index + len(self)):
+            read %= len(self)
+            try:
+                image = self.image(read)
+                break
+            except RunError:
+                if not self.skip_broken:
+                    raise
+                skipped = index
+        else:
+            raise RunError(f"none of the {len(self)} training images can be read")
+        if image.mode != self.mode:
+            image = image.convert(self.mode)
+        pixels = self.transform(image, np.random.default_rng([self.seed, epoch, index]))
+        sample = pixels, self.labels[read]
+        return (*sample, skipped) if self.skip_broken else sample
+
+    def image(self, index: int) -> Image.Image:
+        """Returns the image, decoded; raises RunError, naming it, where that fails."""
+        raise NotImplementedError
+
+    def name(self, index: int) -> str:
+        """Returns what a person calls the sample."""
+        return f"sample {index}"
+
+
+class ArrayDataset(ImageDataset):
+    """Images in memory: ``images`` [n, H, W] or [n, H, W, 3], uint8."""
+
+    def __init__(self, config: CfgNode, mode: str, images: np.ndarray, labels: Sequence[int], classes: Sequence[str]):
+        super().__init__(config, mode, labels, classes)
+        self.images = images
+
+    def image(self, index: int) -> Image.Image:
+        return Image.fromarray(self.images[index])
+
+
+class FileDataset(ImageDataset):
+    """Images in files: ``paths`` are relative to ``root`` and kept as one block of bytes with offsets."""
+
+    def __init__(
+        self, config: CfgNode, mode: str, root: Path, paths: Sequence[str], labels: Sequence[int], classes: Sequence[str]
+    ) -> None:
+        super().__init__(config, mode, labels, classes)
+        encoded = [os.fsencode(path) for path in paths]
+        self.root = str(root)
+        self._offsets = np.concatenate([[0], np.cumsum([len(path) for path in encoded], dtype=np.int64)])
+        self._bytes = np.frombuffer(b"".join(encoded), np.uint8)
+
+    def name(self, index: int) -> str:
+        path = self._bytes[self._offsets[index] : self._offsets[index + 1]].tobytes()
+        return os.path.join(self.root, os.fsdecode(path))
+
+    def image(self, index: int) -> Image.Image:
+        try:
+            with Image.open(self.name(index)) as image:
+                return image.convert(self.mode)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            reason = " ".join(str(error).split())
+            raise RunError(
+                f"{self.name(index)}: can't be read as an image ({type(error).__name__}: {reason}); repair or remove it,"
+                " or train with DATA.SKIP_BROKEN True"
+            ) from None
+
+
+class SyntheticDataset(ImageDataset):
+    """Fixed random images of IMAGE_SIZE, made when they are asked for; sample i has class i modulo the classes."""
+
+    def __init__(self, config: CfgNode, mode: str) -> None:
+        count = 1000 if config.MODEL.NUM_CLASSES == "auto" else config.MODEL.NUM_CLASSES
+        classes = [str(c) for c in range(count)]
+        super().__init__(config, mode, np.arange(config.DATA.SYNTHETIC_SIZE) % count, classes)
+        self.shape = (config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE, 3)
+
+    def image(self, index: int) -> Image.Image:
+        return Image.fromarray(np.random.default_rng([self.seed, index]).integers(0, 256, self.shape, np.uint8))
+
+
+def get_dataset(config: CfgNode, mode: str) -> ImageDataset:
+    """Returns the dataset of DATA.DATASET.
+
+    Args:
+        mode: "train" (augmented) or "val".
+
+    Raises:
+        InputError: files that are missing, empty or damaged, labels outside the range.
+    """
+    kind, root = config.DATA.DATASET, Path(config.DATA.DATA_PATH)
+    if kind == "synthetic":
+        dataset = SyntheticDataset(config, mode)
+    elif kind == "imagenet2012":
+        dataset = _listed(config, mode, root)
+    elif kind == "folder":
+        dataset = _foldered(config, mode, root)
+    else:
+        images, labels, classes = archives.read(kind, root, mode)
+        dataset = ArrayDataset(config, mode, images, labels, classes)
+    if not len(dataset):
+        raise InputError(f"the {mode} set of '{kind}' at {root} is empty")
+    if kind not in ("imagenet2012", "synthetic"):  # those were checked with the line that is wrong, or fit by making
+        num_classes = config.MODEL.NUM_CLASSES
+        if num_classes != "auto" and len(dataset.classes) > num_classes:
+            raise InputError(f"the data has {len(dataset.classes)} classes, MODEL.NUM_CLASSES is {num_classes}; set it to 'auto'")
+    return dataset
+
+
+def get_datasets(config: CfgNode) -> tuple[CfgNode, ImageDataset | None, ImageDataset]:
+    """Returns (config with NUM_CLASSES resolved, training set or None under EVAL, validation set).
+
+    Raises:
+        InputError: as ``get_dataset``, and validation classes that the training set lacks.
+    """
+    train = None if config.EVAL else get_dataset(config, "train")
+    val = get_dataset(config, "val")
+    if train is not None:
+        unknown = sorted(set(np.unique(val.labels).tolist()) - set(np.unique(train.labels).tolist()))
+        if unknown:
+            names = ", ".join(_class_name(val, label) for label in unknown[:3])
+            raise InputError(f"validation has {len(unknown)} classes that no training image has: {names}{'...' * (len(unknown) > 3)}")
+    if config.MODEL.NUM_CLASSES == "auto":
+        classes = [len(d.classes) or int(d.labels.max()) + 1 for d in (train, val) if d is not None]
+        config = with_values(config, MODEL__NUM_CLASSES=max(classes))
+    return config, train, val
+
+
+def _class_name(dataset: ImageDataset, label: int) -> str:
+    return dataset.classes[label] if dataset.classes else f"class {label}"
+
+
+def _listed(config: CfgNode, mode: str, root: Path) -> FileDataset:
+    """PaddleViT's lists: each line of ``<mode>_list.txt`` is a path (which may hold spaces), then a label."""
+    file = root / f"{mode}_list.txt"
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: can't be read ({error}); DATASET imagenet2012 needs it under -data_path") from None
+    limit = config.MODEL.NUM_CLASSES
+    paths, labels = [], []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        path, _, label = line.strip().rpartition(" ")
+        if not path.strip() or not re.fullmatch(r"-?\d+", label):
+            raise InputError(f"{file}, line {number}: expected a path, then a label; found '{line.strip()}'")
+        if int(label) < 0 or limit != "auto" and int(label) >= limit:
+            raise InputError(f"{file}, line {number}: label {label} is outside 0..{'' if limit == 'auto' else limit - 1}")
+        paths.append(path.strip())
+        labels.append(int(label))
+    if not paths:
+        raise InputError(f"{file}: the list is empty")
+    _check_files(root, paths, file)
+    return FileDataset(config, mode, root, paths, labels, [])
+
+
+def _check_files(root: Path, paths: list[str], file: Path) -> None:
+    # One listing per folder, not one stat per file: a second for ImageNet on a local disk, far less on a network's.
+    folders = defaultdict(list)
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        folders[folder].append(name)
+    missing, first = 0, None
+    for folder, names in folders.items():
+        try:
+            present = set(os.listdir(root / folder))
+        except OSError:
+            present = set()
+        absent = [name for name in names if name not in present]
+        missing += len(absent)
+        first = first or (absent and root / folder / absent[0])
+    if missing:
+        raise InputError(f"{file}: {missing} of {len(paths)} files are missing, the first is {first}")
+
+
+def _foldered(config: CfgNode, mode: str, root: Path) -> FileDataset:
+    """``<root>/<mode>/<class>/**``: class names sorted, images at any depth; the training folder's classes count."""
+
+    def classes_of(folder: Path) -> list[str]:
+        return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+
+    own, known = classes_of(root / mode), classes_of(root / "train")
+    if not own:
+        raise InputError(f"{root / mode}: no class folders; DATASET folder needs {mode}/<class>/<image> under -data_path")
+    if known and set(own) - set(known):
+        raise InputError(f"{root / mode}: classes that train/ lacks: {', '.join(sorted(set(own) - set(known))[:3])}")
+    classes = known or own
+    paths, labels = [], []
+    for name in own:
+        for folder, subfolders, files in os.walk(root / mode / name):
+            subfolders.sort()
+            images = sorted(file for file in files if file.lower().endswith(IMAGE_SUFFIXES))
+            paths += [os.path.relpath(os.path.join(folder, file), root) for file in images]
+            labels += [classes.index(name)] * len(images)
+    empty = sorted(set(own) - {classes[label] for label in set(labels)})
+    if empty:
+        raise InputError(f"{root / mode / empty[0]}: holds no image ({len(empty)} such classes); images end in {' '.join(IMAGE_SUFFIXES)}")
+    return FileDataset(config, mode, root, paths, labels, classes)
+
+
+# ----------------------------------------------------------- order and loader
+
+
+class TrainBatchSampler(paddle.io.DistributedBatchSampler):
+    """This rank's share of every global batch, as lists of (epoch, index); call ``set_epoch`` before each epoch.
+
+    The epoch's order is a permutation by (seed, epoch), whatever the number of ranks; rank r of R takes the r-th of R
+    equal parts of each global batch. The tail that fills no global batch is dropped (``drop_last``), or padded from the
+    epoch's beginning to a multiple of R, so that every rank takes the same number of steps.
+
+    Raises:
+        InputError: ``drop_last`` leaves no batch.
+    """
+
+    def __init__(self, dataset: ImageDataset, batch_size: int, rank: int, ranks: int, seed: int, drop_last: bool) -> None:
+        super().__init__(dataset, batch_size, num_replicas=ranks, rank=rank, shuffle=True, drop_last=drop_last)
+        self.seed, self.rank, self.ranks = seed, rank, ranks
+        batches = len(dataset) // (batch_size * ranks)
+        self.num_samples = batches * batch_size if drop_last else -(-len(dataset) // ranks)  # of this rank
+        if not self.num_samples:
+            raise InputError(
+                f"{len(dataset)} training images don't fill one global batch of {batch_size} x {ranks} processes;"
+                " lower -batch_size, or set DATA.DROP_LAST False"
+            )
+
+    def __len__(self) -> int:
+        return -(-self.num_samples // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self.dataset))
+        order = np.resize(order, self.num_samples * self.ranks)  # cuts, or repeats from the beginning
+        for start in range(0, len(order), self.batch_size * self.ranks):
+            batch = order[start : start + self.batch_size * self.ranks]
+            share = len(batch) // self.ranks
+            yield [(self.epoch, int(index)) for index in batch[self.rank * share : (self.rank + 1) * share]]
+
+
+class EvalBatchSampler(paddle.io.DistributedBatchSampler):
+    """Every R-th sample from this rank's on, each sample of the dataset on one rank exactly; a rank may have none."""
+
+    def __init__(self, dataset: ImageDataset, batch_size: int, rank: int, ranks: int) -> None:
+        super().__init__(dataset, batch_size, num_replicas=ranks, rank=rank)
+        self.indices = range(rank, len(dataset), ranks)
+
+    def __len__(self) -> int:
+        return -(-len(self.indices) // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for start in range(0, len(self.indices), self.batch_size):
+            yield list(self.indices[start : start + self.batch_size])
+
+
+def get_dataloader(config: CfgNode, dataset: ImageDataset, mode: str, rank: int = 0, ranks: int = 1) -> paddle.io.DataLoader:
+    """Returns the loader of this rank's batches: (pixels [B, S, S, C] uint8, labels [B] int64), on the device."""
+    if mode == "train":
+        sampler = TrainBatchSampler(dataset, config.DATA.BATCH_SIZE, rank, ranks, config.SEED, config.DATA.DROP_LAST)
+    else:
+        sampler = EvalBatchSampler(dataset, config.DATA.BATCH_SIZE_EVAL, rank, ranks)
+    workers = min(config.DATA.NUM_WORKERS, len(sampler))
+    return paddle.io.DataLoader(
+        dataset,
+        batch_sampler=sampler,
+        num_workers=workers,
+        collate_fn=_collate,
+        persistent_workers=workers > 0,
+        worker_init_fn=_start_worker,
+    )
+
+
+def _collate(samples: list[tuple]) -> list[np.ndarray]:
+    return [np.stack(column) for column in zip(*samples, strict=True)]
+
+
+def _start_worker(worker: Any) -> None:
+    die_with_parent()

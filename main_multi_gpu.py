@@ -1,0 +1,86 @@
+"""Train or evaluate on every device of a machine, or, under paddle.distributed.launch, of several machines.
+
+    python main_multi_gpu.py -cfg=configs/vit/vit_digits.yaml -dataset=digits
+    python -m paddle.distributed.launch --nproc_per_node 2 main_multi_gpu.py -cfg=... (the same flags)
+"""
+
+import os
+import signal
+import sys
+
+from config import config_from_arguments
+from errors import reported
+
+
+def main_worker(config, dataset_train, dataset_val):
+    """What each process does. Everything after ``init_parallel_env`` is the same for one process and for many."""
+    import paddle
+    import paddle.distributed as dist
+
+    import engine
+    import utils
+    from models import build_model
+    from records import Run
+
+    rank, ranks = int(os.environ.get("PADDLE_TRAINER_ID", 0)), int(os.environ.get("PADDLE_TRAINERS_NUM", 1))
+    with reported(rank, ranks):
+        local_ranks = int(os.environ.get("PADDLE_LOCAL_SIZE", ranks))
+        settings = utils.set_device_flags(config, local_ranks)
+        if ranks > 1:
+            dist.init_parallel_env()
+        run = Run(config, dataset_val.classes)
+        backend = "nccl" if utils.num_gpus() else "gloo"
+        devices = ", ".join(utils.all_gather(paddle.device.get_device()))
+        run.info(f"{ranks} process{'es' * (ranks > 1)} ({devices}{f'; {backend}' * (ranks > 1)}): {settings}")
+        utils.seed_everything(config.SEED)
+        model = build_model(config)
+        if config.EVAL:
+            engine.evaluate_only(config, model, dataset_val, run)
+        else:
+            network = paddle.DataParallel(model) if ranks > 1 else model
+            engine.fit(config, network, dataset_train, dataset_val, run)
+
+
+def spawned_worker(*args):
+    """``main_worker`` in a process of its own, which leaves Ctrl-C to the parent and doesn't outlive it."""
+    import utils
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    utils.die_with_parent()
+    main_worker(*args)
+
+
+def main():
+    """Builds the datasets once and spawns a worker per device, or is a worker itself where a launcher started it."""
+    config = config_from_arguments("main_multi_gpu.py")
+    import paddle.distributed as dist
+
+    import datasets
+    import utils
+
+    is_launched = utils.launched()
+    ranks = 1 if is_launched else utils.num_processes(config.NGPUS)
+    config, dataset_train, dataset_val = datasets.get_datasets(config)
+    if is_launched:
+        main_worker(config, dataset_train, dataset_val)
+        return
+    context = dist.spawn(spawned_worker, args=(config, dataset_train, dataset_val), nprocs=ranks, join=False)
+    try:
+        while not context.join():
+            pass
+    except KeyboardInterrupt:
+        for process in context.processes:
+            process.terminate()
+            process.join()
+        raise
+    except Exception:  # a worker ended with a status: it has said why, unless a signal ended it
+        statuses = {rank: process.exitcode for rank, process in enumerate(context.processes)}
+        killed = {rank: -code for rank, code in statuses.items() if code < 0 and -code != signal.SIGTERM}
+        for rank, number in killed.items():
+            print(f"error: rank {rank} was killed by {signal.Signals(number).name}", file=sys.stderr)
+        sys.exit(max([code for code in statuses.values() if code > 0], default=1))
+
+
+if __name__ == "__main__":
+    with reported():
+        main()

@@ -1,0 +1,26 @@
+"""Train or evaluate in one process on one device.
+
+python main_single_gpu.py -cfg=configs/vit/vit_digits.yaml -dataset=digits
+"""
+
+from config import config_from_arguments
+from errors import InputError, reported
+from main_multi_gpu import main_worker
+
+
+def main():
+    """The same worker as every process of main_multi_gpu.py, here as the only one."""
+    config = config_from_arguments("main_single_gpu.py")
+    import datasets
+    import utils
+
+    if utils.launched() and utils.world_size() > 1:
+        raise InputError("main_single_gpu.py is one process, but a launcher started several; launch main_multi_gpu.py")
+    if config.NGPUS > 1:
+        raise InputError(f"main_single_gpu.py is one process, found NGPUS {config.NGPUS}; run main_multi_gpu.py")
+    main_worker(*datasets.get_datasets(config))
+
+
+if __name__ == "__main__":
+    with reported():
+        main()

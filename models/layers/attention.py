@@ -1,0 +1,47 @@
+"""Multi-head self-attention."""
+
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+
+
+class Attention(nn.Layer):
+    """Multi-head self-attention (Vaswani et al. 2017) with one fused projection, as in timm's ``Attention``.
+
+    Args:
+        dim: channels D of the tokens.
+        num_heads: heads H.
+        head_dim: channels of a head; None: D / H.
+        qkv_bias: whether the fused projection has a bias.
+        attn_drop, proj_drop: dropout of the attention weights and of the output.
+
+    Shape: [B, N, D] -> [B, N, D].
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        qkv_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.head_dim = head_dim or dim // num_heads
+        self.scale = self.head_dim**-0.5
+        self.qkv = nn.Linear(dim, 3 * num_heads * self.head_dim, bias_attr=None if qkv_bias else False)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.proj = nn.Linear(num_heads * self.head_dim, dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        batch, length, _ = x.shape
+        qkv = self.qkv(x).reshape([batch, length, 3, self.num_heads, self.head_dim])
+        q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, H, N, head_dim]
+        # Scaling q costs N * head_dim products per head, scaling the scores N * N.
+        attn = F.softmax(paddle.matmul(q * self.scale, k, transpose_y=True), axis=-1)
+        x = paddle.matmul(self.attn_drop(attn), v)
+        x = x.transpose([0, 2, 1, 3]).reshape([batch, length, self.num_heads * self.head_dim])
+        return self.proj_drop(self.proj(x))

@@ -1,0 +1,130 @@
+"""What a run leaves behind: its folder with config.yaml, classes.json, logs, metrics.jsonl, result.json, curves.png."""
+
+import json
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+from yacs.config import CfgNode
+
+from config import differences
+from errors import InputError
+from utils import all_gather, get_loggers, rank, written_whole
+
+
+class Run:
+    """A run's folder and voice. Every process makes one; rank 0 alone writes shared files and speaks on the console.
+
+    Args:
+        config: the resolved configuration; OUTPUT is the folder, or SAVE/<train|eval>-<model>-<time>.
+        classes: class names to keep with the run; empty: none are known.
+
+    Raises:
+        InputError: on every rank, when the folder can't be written or already holds a training run.
+    """
+
+    def __init__(self, config: CfgNode, classes: list[str]) -> None:
+        # One process chooses, so that the clocks of several machines can't disagree about the name.
+        directory, problem = all_gather(_make_directory(config) if rank() == 0 else None)[0]
+        if problem:
+            raise InputError(problem, shared=True)
+        self.directory = Path(directory)
+        self.directory.mkdir(parents=True, exist_ok=True)  # on another machine, whose disk isn't shared
+        self.checkpoints = self.directory / "checkpoints"
+        self.started = time.time()
+        self.local, self.main = get_loggers(self.directory)
+        self.bar = tqdm(disable=True)
+        if rank() == 0:
+            with written_whole(self.directory / "config.yaml") as file:
+                file.write(config.dump())
+            if classes:
+                self._write_json("classes.json", classes)
+        self.info(f"run: {self.directory}")
+        changed = differences(config)
+        self.info("configuration, where it isn't the default:" + "".join(f"\n  {line}" for line in changed))
+
+    def info(self, message: str) -> None:
+        """Tells the console and log.txt (rank 0)."""
+        self.main.info(message)
+
+    def start_bar(self, total: int, done: int) -> None:
+        """Shows a progress bar over ``total`` steps, on rank 0 and only on a terminal."""
+        hidden = rank() != 0 or not sys.stderr.isatty()
+        self.bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, disable=hidden, smoothing=0.1)
+
+    def report(self, split: str, **values: Any) -> None:
+        """Adds a line to metrics.jsonl and shows it; ``split`` is "train" or "val"."""
+        if rank() != 0:
+            return
+        record = {"split": split, **{k: round(v, 6) if isinstance(v, float) and k != "lr" else v for k, v in values.items()}}
+        with open(self.directory / "metrics.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        shown = [f"loss: {values['loss']:.4f}", f"acc1: {values['acc1']:.2f}"]
+        if split == "train":
+            self.bar.set_postfix_str(f"epoch {values['epoch']}, {', '.join(shown)}")
+            shown += [f"lr: {values['lr']:.3g}", f"images/s: {values['images_per_s']:.0f}", f"wait: {values['data_wait']:.0%}"]
+            self.info(f"epoch {values['epoch']} step {values['step']}: {', '.join(shown)}")
+        else:
+            self.info(f"epoch {values['epoch']} validation: {', '.join(shown)}, acc5: {values['acc5']:.2f}")
+
+    def result(self, result: dict[str, Any]) -> None:
+        """Writes result.json, the last evaluation, and prints the summary."""
+        self.bar.close()
+        self.bar = tqdm(disable=True)
+        if rank() != 0:
+            return
+        result["seconds"] = round(time.time() - self.started, 1)
+        self._write_json("result.json", result)
+        lines = [f"{key}: {result[key]:.2f}" for key in ("acc1", "acc5")] + [f"loss: {result['loss']:.4f}"]
+        lines += [f"samples: {result['num_samples']}", f"time: {result['seconds']} s", f"run: {self.directory}"]
+        self.info("summary: " + ", ".join(lines))
+
+    def _write_json(self, name: str, content: Any) -> None:
+        with written_whole(self.directory / name) as file:
+            file.write(json.dumps(content, indent=2) + "\n")
+
+
+def _make_directory(config: CfgNode) -> tuple[str, str | None]:
+    """Returns (folder, what is wrong with it); made on rank 0."""
+    name = f"{'eval' if config.EVAL else 'train'}-{config.MODEL.NAME}-{time.strftime('%Y%m%d-%H-%M-%S')}"
+    base = Path(config.OUTPUT) if config.OUTPUT else Path(config.SAVE) / name
+    directory, attempt = base, 1
+    try:
+        while not config.OUTPUT and directory.exists():  # two runs in one second
+            directory, attempt = base.with_name(f"{base.name}-{attempt}"), attempt + 1
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return str(directory), f"{directory}: can't make the run's folder ({error.strerror}); choose another with -output"
+    if not os.access(directory, os.W_OK):
+        return str(directory), f"{directory}: not writable; choose another folder with -output"
+    if (directory / "checkpoints").exists() and not config.MODEL.RESUME:
+        return str(directory), f"{directory} already holds a run; go on from it with -resume, or choose another -output"
+    return str(directory), None
+
+
+def plot_curves(metrics: Path, picture: Path) -> None:
+    """Draws loss, accuracy and learning rate over steps from metrics.jsonl into a PNG."""
+    import matplotlib  # takes a second to import, once, at a run's end
+
+    matplotlib.use("Agg")
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # Paddle's root handler would print its font cache
+    from matplotlib import pyplot as plt
+
+    records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    figure, axes = plt.subplots(3, 1, figsize=(8, 9), sharex=True, layout="constrained")
+    for axis, key, label in zip(axes, ("loss", "acc1", "lr"), ("loss", "top-1 accuracy (%)", "learning rate"), strict=True):
+        for split in ("train", "val"):
+            points = [(r["step"], r[key]) for r in records if r["split"] == split and key in r]
+            if points:
+                axis.plot(*zip(*points, strict=True), label=split, marker="." if split == "val" else None)
+        axis.set_ylabel(label)
+        axis.grid(alpha=0.3)
+        axis.legend()
+    axes[-1].set_xlabel("step")
+    with written_whole(picture, "wb") as file:
+        figure.savefig(file, format="png", dpi=120)
+    plt.close(figure)

@@ -1,0 +1,319 @@
+"""What every room stands on: this process's place among the others, seeds, CPU settings, loggers, files."""
+
+import contextlib
+import ctypes
+import io
+import logging
+import os
+import pickle
+import platform
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+from threadpoolctl import threadpool_limits
+from tqdm import tqdm
+from yacs.config import CfgNode
+
+from errors import InputError, RunError
+
+# ---------------------------------------------------------------- processes
+
+LAUNCH_VARIABLES = ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM", "PADDLE_CURRENT_ENDPOINT", "PADDLE_TRAINER_ENDPOINTS")
+
+
+def rank() -> int:
+    """This process's number among the run's processes, from 0; 0 in a run of one process."""
+    return dist.get_rank()
+
+
+def world_size() -> int:
+    """The number of the run's processes, on all machines."""
+    return dist.get_world_size()
+
+
+def launched() -> bool:
+    """Whether ``paddle.distributed.launch`` (or an environment like its) started this process.
+
+    Raises:
+        InputError: only some of the variables are set.
+    """
+    missing = [name for name in LAUNCH_VARIABLES if not os.environ.get(name)]
+    if missing and len(missing) < len(LAUNCH_VARIABLES):
+        found = [f"{name}={os.environ[name]}" for name in LAUNCH_VARIABLES if name not in missing]
+        raise InputError(
+            f"the environment of a distributed run is incomplete: found {', '.join(found)}, missing {', '.join(missing)};"
+            " start with python -m paddle.distributed.launch, or unset them"
+        )
+    return not missing
+
+
+def num_gpus() -> int:
+    """The number of GPUs that CUDA_VISIBLE_DEVICES leaves to this process; 0 on a CPU build."""
+    return paddle.device.cuda.device_count() if paddle.device.is_compiled_with_cuda() else 0
+
+
+def num_cores() -> int:
+    """The number of cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def num_processes(ngpus: int) -> int:
+    """Returns how many processes to spawn for the key NGPUS.
+
+    Raises:
+        InputError: more are asked for than there are GPUs, or without a GPU, cores.
+    """
+    gpus = num_gpus()
+    found = gpus or num_cores()
+    if ngpus > found:
+        kind = "visible GPUs" if gpus else "cores (no GPU is visible)"
+        raise InputError(f"NGPUS asks for {ngpus} processes, found {found} {kind}; lower -ngpus, or -1 takes all")
+    return found if ngpus == -1 else ngpus
+
+
+def die_with_parent() -> None:
+    """Asks Linux to kill this process when the one that started it ends, however it ends: no orphans."""
+    if sys.platform == "linux":
+        set_parent_death_signal, sigkill = 1, 9
+        ctypes.CDLL(None).prctl(set_parent_death_signal, sigkill)
+
+
+# -------------------------------------------------------------- collectives
+
+
+def all_reduce_sum(tensor: paddle.Tensor) -> paddle.Tensor:
+    """Returns the sum of ``tensor`` over all processes; every process calls it, with the same shape and dtype."""
+    if world_size() == 1:
+        return tensor
+    total = tensor.clone().detach()
+    dist.all_reduce(total)
+    return total
+
+
+def all_reduce_mean(tensor: paddle.Tensor) -> paddle.Tensor:
+    """Returns the mean of ``tensor`` over all processes."""
+    return all_reduce_sum(tensor) / world_size()
+
+
+def reduce_dict(input_dict: dict[str, paddle.Tensor], average: bool = True) -> dict[str, paddle.Tensor]:
+    """Returns the mean (``average``) or sum over all processes of each tensor, by one collective per dtype.
+
+    Raises:
+        RunError: on every process, when keys, shapes or dtypes differ between them.
+    """
+    keys = sorted(input_dict)
+    signature = [(key, tuple(input_dict[key].shape), str(input_dict[key].dtype)) for key in keys]
+    for other, theirs in enumerate(all_gather(signature)):
+        if theirs != signature:
+            odd = sorted(set(theirs) ^ set(signature))
+            raise RunError(f"reduce_dict: ranks {rank()} and {other} differ in {', '.join(map(str, odd))}")
+    reduced: dict[str, paddle.Tensor] = {}
+    for dtype in sorted({dtype for _, _, dtype in signature}):
+        group = [key for key, _, kind in signature if kind == dtype]
+        flat = all_reduce_sum(paddle.concat([input_dict[key].detach().reshape([-1]) for key in group]))
+        sizes = [int(np.prod(input_dict[key].shape, dtype=np.int64)) for key in group]
+        for key, part in zip(group, paddle.split(flat, sizes), strict=True):
+            part = part.reshape(input_dict[key].shape)
+            reduced[key] = part / world_size() if average else part
+    return {key: reduced[key] for key in input_dict}
+
+
+def all_gather(data: Any) -> list[Any]:
+    """Returns every process's ``data`` (any picklable object; sizes may differ), in the order of ranks."""
+    if world_size() == 1:
+        return [data]
+    gathered: list[Any] = []
+    dist.all_gather_object(gathered, data)
+    return gathered
+
+
+@contextlib.contextmanager
+def main_process_first() -> Iterator[None]:
+    """Runs the body on rank 0, then on the others (which find its cache, say).
+
+    Raises:
+        RunError: on the others, when rank 0's body failed; they don't wait for ever.
+    """
+    if rank() == 0:
+        try:
+            yield
+        except BaseException:
+            all_gather(False)
+            raise
+        all_gather(True)
+    else:
+        if not all_gather(None)[0]:
+            raise RunError("rank 0 failed in what it had to do first")
+        yield
+
+
+# ------------------------------------------------------- seeds and settings
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds Python, NumPy and Paddle."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    paddle.seed(seed)
+
+
+def seed_step(seed: int, step: int) -> None:
+    """Makes this step's dropout and drop path a pure function of (seed, step, rank): nothing to save for a resume."""
+    paddle.seed(int(np.random.SeedSequence([seed, step, rank()]).generate_state(1)[0]))
+
+
+def set_device_flags(config: CfgNode, local_processes: int) -> str:
+    """Applies DETERMINISTIC, CUDNN_BENCHMARK and TUNE_CPU to this process; returns one line that tells what was set."""
+    if paddle.device.is_compiled_with_cuda():
+        flags = {
+            "FLAGS_cudnn_deterministic": config.DETERMINISTIC,
+            "FLAGS_embedding_deterministic": int(config.DETERMINISTIC),
+            "FLAGS_cudnn_exhaustive_search": config.CUDNN_BENCHMARK,
+        }
+        paddle.set_flags(flags)
+    if num_gpus():
+        return f"DETERMINISTIC={config.DETERMINISTIC} CUDNN_BENCHMARK={config.CUDNN_BENCHMARK}"
+    return tune_cpu(local_processes) if config.TUNE_CPU else "Paddle's defaults (TUNE_CPU is off)"
+
+
+def tune_cpu(local_processes: int) -> str:
+    """Sets this process up for speed on a CPU, without touching what the user's environment sets.
+
+    Three settings (measured in docs/performance.md): the machine's cores shared out as threads; stride kernels off,
+    whose views are copied element by element on a CPU; glibc told to keep large buffers instead of mapping and
+    faulting them in anew at each operator.
+
+    Returns:
+        one line that tells what was set and what was left.
+    """
+    told = []
+    chosen = _threads_chosen_by_user()
+    threads = chosen or max(1, num_cores() // local_processes)
+    threadpool_limits(threads)
+    told.append(f"{threads} thread{'s' * (threads > 1)}{' (OMP_NUM_THREADS)' if chosen else ''} per process")
+    if "FLAGS_use_stride_kernel" not in os.environ:
+        paddle.set_flags({"FLAGS_use_stride_kernel": False})
+        told.append("stride kernels off")
+    tuned_by_user = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
+    if platform.libc_ver()[0] == "glibc" and not tuned_by_user:
+        mallopt, m_trim_threshold, m_mmap_threshold, gib = ctypes.CDLL(None).mallopt, -1, -3, 1 << 30
+        if mallopt(m_mmap_threshold, gib) and mallopt(m_trim_threshold, gib):
+            told.append("large buffers kept by the allocator")
+    return ", ".join(told)
+
+
+def _threads_chosen_by_user() -> int | None:
+    """OMP_NUM_THREADS as the user set it. Paddle's import sets it to 1 where it is unset, and spawned or launched
+    processes inherit that: what counts is the environment in which the user started the first process.
+    """
+    with contextlib.suppress(OSError):
+        environment = Path(f"/proc/{os.getppid() if launched() else os.getpid()}/environ").read_bytes().split(b"\0")
+        texts = [entry[len(b"OMP_NUM_THREADS=") :] for entry in environment if entry.startswith(b"OMP_NUM_THREADS=")]
+        return int(texts[0]) if texts and texts[0].isdigit() else None
+    return None
+
+
+# ------------------------------------------------------------ logs and files
+
+
+class AverageMeter:
+    """A weighted mean: ``update(val, n)`` adds a mean ``val`` over ``n`` samples."""
+
+    def __init__(self) -> None:
+        self.sum, self.count = 0.0, 0
+
+    def update(self, val: float, n: int = 1) -> None:
+        self.sum += float(val) * n
+        self.count += n
+
+    @property
+    def avg(self) -> float:
+        return self.sum / self.count if self.count else 0.0
+
+
+class _ConsoleHandler(logging.StreamHandler):
+    """Prints a line without tearing a progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record), file=sys.stdout)
+        sys.stdout.flush()
+
+
+def get_loggers(directory: Path) -> tuple[logging.Logger, logging.Logger]:
+    """Returns (local, main): ``log_<rank>.txt`` of this process; the console and ``log.txt``, where rank 0 alone speaks."""
+    local, main = logging.getLogger("local"), logging.getLogger("main")
+    handlers = {local: [logging.FileHandler(directory / f"log_{rank()}.txt")], main: [logging.NullHandler()]}
+    if rank() == 0:
+        handlers[main] = [logging.FileHandler(directory / "log.txt"), _ConsoleHandler()]
+    for logger, mine in handlers.items():
+        for old in logger.handlers[:]:
+            logger.removeHandler(old)
+            old.close()
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+        for handler in mine:
+            handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%m%d %H:%M:%S"))
+            logger.addHandler(handler)
+    return local, main
+
+
+@contextlib.contextmanager
+def written_whole(path: Path, mode: str = "w") -> Iterator[TextIO | Any]:
+    """Opens a file that replaces ``path`` only when the body has ended well: whole or absent, never half."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_directory(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes the names in a directory (a rename, say) survive a crash of the machine."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Admits NumPy arrays and plain containers; a pickle that names anything else is refused, not run."""
+
+    _ADMITTED = {
+        ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
+        ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
+        ("numpy", "ndarray"): np.ndarray,
+        ("numpy", "dtype"): np.dtype,
+        ("_codecs", "encode"): lambda text, encoding="latin1": text.encode("latin1"),
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return self._ADMITTED[module, name]
+        except KeyError:
+            raise InputError(f"the file asks to load {module}.{name}; only arrays and plain containers are read") from None
+
+
+def load_array_pickle(data: bytes) -> Any:
+    """Unpickles arrays and plain containers (Python 2's strings as bytes) without running code from the file.
+
+    Raises:
+        InputError: the pickle names a class or function, or is damaged.
+    """
+    try:
+        return _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"not a readable pickle ({type(error).__name__}: {error})") from None
