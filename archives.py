@@ -67,7 +67,9 @@ def _cifar(dataset: str, root: Path, mode: str) -> Arrays:
                 for name in [*members, meta]:
                     contents[name] = load_array_pickle(tar.extractfile(f"{folder}/{name}").read())
     except (OSError, KeyError, AttributeError, tarfile.TarError, EOFError, zlib.error) as error:
-        raise InputError(f"{root / archive}: can't be read ({error}); DATASET {dataset} needs it under -data_path") from None
+        raise InputError(
+            f"{root / archive}: can't be read ({error}); DATASET {dataset} needs it under -data_path"
+        ) from None
     except InputError as error:
         raise InputError(f"{root / archive}: {error}") from None
     try:

@@ -1,7 +1,7 @@
 """A run's state on disk.
 
-``checkpoints/epoch_0010/`` holds ``model.safetensors`` (timm's names and layout), ``optimizer.safetensors`` (moments, by
-parameter) and ``state.json`` (epoch, metrics, best, configuration); ``last`` and ``best`` are links to such folders.
+``checkpoints/epoch_0010/`` holds ``model.safetensors`` (timm's names and layout), ``optimizer.safetensors`` (moments
+by parameter) and ``state.json`` (epoch, metrics, best, configuration); ``last`` and ``best`` are links to such folders.
 Each folder is written under a temporary name, synced and renamed: whole or absent.
 """
 
@@ -63,7 +63,9 @@ def load_checkpoint(path: str | Path, model: nn.Layer, optimizer: paddle.optimiz
     """
     folder = Path(path)
     if not (folder / "state.json").is_file():
-        raise InputError(f"no checkpoint at {folder}: expected a folder that holds state.json, such as <run>/checkpoints/last")
+        raise InputError(
+            f"no checkpoint at {folder}: expected a folder that holds state.json, such as <run>/checkpoints/last"
+        )
     try:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         arrays = load_file(folder / "optimizer.safetensors")

@@ -84,7 +84,7 @@ _C.REPORT_FREQ = 20  # steps between reports
 _C.VALIDATE_FREQ = 1  # epochs between evaluations
 _C.SEED = 0
 _C.EVAL = False  # evaluate only
-_C.AMP = False  # autocast to bfloat16, or to float16 with a scaler where the device has no bfloat16
+_C.AMP = False  # GPU: autocast to bfloat16, or to float16 with a scaler where there is no bfloat16
 _C.NGPUS = -1  # processes; -1: one per visible GPU, or without a GPU one per core
 _C.DETERMINISTIC = False  # GPU: cuDNN's deterministic algorithms (the CPU's are)
 _C.CUDNN_BENCHMARK = False  # GPU: let cuDNN search for its fastest algorithm
@@ -209,7 +209,9 @@ def _parser(program: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("-cfg", "--cfg", metavar="FILE", help="YAML file, or a model's name under configs/")
     for flag, (_, kind, text) in _FLAGS.items():
-        takes = {"nargs": "?", "const": "True", "metavar": "BOOL"} if kind is bool else {"metavar": kind.__name__.upper()}
+        takes = (
+            {"nargs": "?", "const": "True", "metavar": "BOOL"} if kind is bool else {"metavar": kind.__name__.upper()}
+        )
         parser.add_argument(f"-{flag}", f"--{flag}", help=text, **takes)
     parser.add_argument("-o", "--o", nargs="+", action="extend", metavar="KEY VALUE", help="any keys of config.py")
     return parser
@@ -256,34 +258,30 @@ def _set(config: CfgNode, key: str, value: Any, source: str) -> None:
 
 
 def _coerce(key: str, value: Any, default: Any, source: str) -> Any:
-    kind = _TYPES.get(key, type(default))
-    if key == "MODEL.NUM_CLASSES" and value == "auto":
+    """Returns ``value`` in the key's type; a whole number serves as a float, a single value as a list of one."""
+    kind, optional = _TYPES.get(key, type(default)), key in _TYPES
+    if isinstance(value, str) and (kind is not str or value.lower() in ("none", "null")):
+        value = _parsed(value)
+    if (value is None and optional) or (value == "auto" and key == "MODEL.NUM_CLASSES"):
         return value
-    if isinstance(value, str) and kind is not str:
-        # A word of the command line, or a number such as 1e-6, which YAML 1.1 takes for a string.
-        try:
-            value = ast.literal_eval(value.title() if value.lower() in ("true", "false", "none", "null") else value)
-        except (ValueError, SyntaxError):
-            pass
-        value = None if value == "Null" else value
-    if isinstance(value, str) and value.lower() in ("none", "null") and key in _TYPES:
-        value = None
-    if value is None and key in _TYPES:
-        return None
-    if kind is float and type(value) is int:
-        return float(value)
-    if kind is list and isinstance(value, list | tuple):
-        item = type(default[0])
-        if all(type(v) is item or (item is float and type(v) is int) for v in value):
-            return [item(v) for v in value]
-    if kind is list and key == "BASE" and isinstance(value, str):
-        return [value]
-    if kind is list and type(default[0]) is float and type(value) in (int, float):
-        return [float(value)]
-    if kind is not list and type(value) is kind:
-        return value
-    expected = f"a list of {type(default[0]).__name__}s" if kind is list else f"{kind.__name__}"
+    item = type(default[0]) if kind is list else kind
+    values = list(value) if kind is list and isinstance(value, list | tuple) else [value]
+    if all(type(v) is item or (item is float and type(v) is int) for v in values):
+        values = [item(v) for v in values]
+        return values if kind is list else values[0]
+    expected = f"a list of {item.__name__}s" if kind is list else item.__name__
     raise InputError(f"{source}: {key} takes {expected}, found {value!r} ({type(value).__name__})")
+
+
+def _parsed(text: str) -> Any:
+    """The value that a word means: on the command line, or in YAML, whose version 1.1 takes 1e-6 for a string."""
+    words = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def _check(config: CfgNode) -> None:
@@ -309,7 +307,9 @@ def _check(config: CfgNode) -> None:
     require(all(std > 0 for std in config.DATA.IMAGENET_STD), "DATA.IMAGENET_STD", "values above 0")
     require(0 < config.DATA.CROP_PCT <= 1, "DATA.CROP_PCT", "0 < value <= 1")
     require(0 <= config.TRAIN.HFLIP <= 1, "TRAIN.HFLIP", "a probability")
-    require(0 < config.TRAIN.CROP_SCALE[0] <= config.TRAIN.CROP_SCALE[1] <= 1, "TRAIN.CROP_SCALE", "0 < low <= high <= 1")
+    require(
+        0 < config.TRAIN.CROP_SCALE[0] <= config.TRAIN.CROP_SCALE[1] <= 1, "TRAIN.CROP_SCALE", "0 < low <= high <= 1"
+    )
     require(0 < config.TRAIN.CROP_RATIO[0] <= config.TRAIN.CROP_RATIO[1], "TRAIN.CROP_RATIO", "0 < low <= high")
     require(all(0 <= beta < 1 for beta in config.TRAIN.OPTIMIZER.BETAS), "TRAIN.OPTIMIZER.BETAS", "0 <= values < 1")
     require(config.TRAIN.GRAD_CLIP is None or config.TRAIN.GRAD_CLIP > 0, "TRAIN.GRAD_CLIP", "above 0, or null")

@@ -94,7 +94,13 @@ class FileDataset(ImageDataset):
     """Images in files: ``paths`` are relative to ``root`` and kept as one block of bytes with offsets."""
 
     def __init__(
-        self, config: CfgNode, mode: str, root: Path, paths: Sequence[str], labels: Sequence[int], classes: Sequence[str]
+        self,
+        config: CfgNode,
+        mode: str,
+        root: Path,
+        paths: Sequence[str],
+        labels: Sequence[int],
+        classes: Sequence[str],
     ) -> None:
         super().__init__(config, mode, labels, classes)
         encoded = [os.fsencode(path) for path in paths]
@@ -113,8 +119,8 @@ class FileDataset(ImageDataset):
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             reason = " ".join(str(error).split())
             raise RunError(
-                f"{self.name(index)}: can't be read as an image ({type(error).__name__}: {reason}); repair or remove it,"
-                " or train with DATA.SKIP_BROKEN True"
+                f"{self.name(index)}: not readable as an image ({type(error).__name__}: {reason});"
+                " repair or remove it, or train with DATA.SKIP_BROKEN True"
             ) from None
 
 
@@ -155,7 +161,9 @@ def get_dataset(config: CfgNode, mode: str) -> ImageDataset:
     if kind not in ("imagenet2012", "synthetic"):  # those were checked with the line that is wrong, or fit by making
         num_classes = config.MODEL.NUM_CLASSES
         if num_classes != "auto" and len(dataset.classes) > num_classes:
-            raise InputError(f"the data has {len(dataset.classes)} classes, MODEL.NUM_CLASSES is {num_classes}; set it to 'auto'")
+            raise InputError(
+                f"the data has {len(dataset.classes)} classes, MODEL.NUM_CLASSES is {num_classes}; set it to 'auto'"
+            )
     return dataset
 
 
@@ -171,7 +179,9 @@ def get_datasets(config: CfgNode) -> tuple[CfgNode, ImageDataset | None, ImageDa
         unknown = sorted(set(np.unique(val.labels).tolist()) - set(np.unique(train.labels).tolist()))
         if unknown:
             names = ", ".join(_class_name(val, label) for label in unknown[:3])
-            raise InputError(f"validation has {len(unknown)} classes that no training image has: {names}{'...' * (len(unknown) > 3)}")
+            raise InputError(
+                f"validation has {len(unknown)} classes that no training image has: {names}{'...' * (len(unknown) > 3)}"
+            )
     if config.MODEL.NUM_CLASSES == "auto":
         classes = [len(d.classes) or int(d.labels.max()) + 1 for d in (train, val) if d is not None]
         config = with_values(config, MODEL__NUM_CLASSES=max(classes))
@@ -197,8 +207,10 @@ def _listed(config: CfgNode, mode: str, root: Path) -> FileDataset:
         path, _, label = line.strip().rpartition(" ")
         if not path.strip() or not re.fullmatch(r"-?\d+", label):
             raise InputError(f"{file}, line {number}: expected a path, then a label; found '{line.strip()}'")
-        if int(label) < 0 or limit != "auto" and int(label) >= limit:
-            raise InputError(f"{file}, line {number}: label {label} is outside 0..{'' if limit == 'auto' else limit - 1}")
+        if int(label) < 0 or (limit != "auto" and int(label) >= limit):
+            raise InputError(
+                f"{file}, line {number}: label {label} is outside 0..{'' if limit == 'auto' else limit - 1}"
+            )
         paths.append(path.strip())
         labels.append(int(label))
     if not paths:
@@ -234,7 +246,9 @@ def _foldered(config: CfgNode, mode: str, root: Path) -> FileDataset:
 
     own, known = classes_of(root / mode), classes_of(root / "train")
     if not own:
-        raise InputError(f"{root / mode}: no class folders; DATASET folder needs {mode}/<class>/<image> under -data_path")
+        raise InputError(
+            f"{root / mode}: no class folders; DATASET folder needs {mode}/<class>/<image> under -data_path"
+        )
     if known and set(own) - set(known):
         raise InputError(f"{root / mode}: classes that train/ lacks: {', '.join(sorted(set(own) - set(known))[:3])}")
     classes = known or own
@@ -247,7 +261,10 @@ def _foldered(config: CfgNode, mode: str, root: Path) -> FileDataset:
             labels += [classes.index(name)] * len(images)
     empty = sorted(set(own) - {classes[label] for label in set(labels)})
     if empty:
-        raise InputError(f"{root / mode / empty[0]}: holds no image ({len(empty)} such classes); images end in {' '.join(IMAGE_SUFFIXES)}")
+        raise InputError(
+            f"{root / mode / empty[0]}: holds no image ({len(empty)} such classes);"
+            f" images end in {' '.join(IMAGE_SUFFIXES)}"
+        )
     return FileDataset(config, mode, root, paths, labels, classes)
 
 
@@ -265,7 +282,9 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         InputError: ``drop_last`` leaves no batch.
     """
 
-    def __init__(self, dataset: ImageDataset, batch_size: int, rank: int, ranks: int, seed: int, drop_last: bool) -> None:
+    def __init__(
+        self, dataset: ImageDataset, batch_size: int, rank: int, ranks: int, seed: int, drop_last: bool
+    ) -> None:
         super().__init__(dataset, batch_size, num_replicas=ranks, rank=rank, shuffle=True, drop_last=drop_last)
         self.seed, self.rank, self.ranks = seed, rank, ranks
         batches = len(dataset) // (batch_size * ranks)
@@ -303,7 +322,9 @@ class EvalBatchSampler(paddle.io.DistributedBatchSampler):
             yield list(self.indices[start : start + self.batch_size])
 
 
-def get_dataloader(config: CfgNode, dataset: ImageDataset, mode: str, rank: int = 0, ranks: int = 1) -> paddle.io.DataLoader:
+def get_dataloader(
+    config: CfgNode, dataset: ImageDataset, mode: str, rank: int = 0, ranks: int = 1
+) -> paddle.io.DataLoader:
     """Returns the loader of this rank's batches: (pixels [B, S, S, C] uint8, labels [B] int64), on the device."""
     if mode == "train":
         sampler = TrainBatchSampler(dataset, config.DATA.BATCH_SIZE, rank, ranks, config.SEED, config.DATA.DROP_LAST)

@@ -23,7 +23,7 @@ from losses import CrossEntropy, build_criterion
 from optim import build_optimizer, build_schedule, decayed_parameters
 from records import Run, plot_curves
 from transforms import Normalize
-from utils import all_gather, all_reduce_sum, num_gpus, rank, seed_step, world_size
+from utils import all_gather, all_reduce_sum, rank, seed_step, world_size
 from weights import load_weights
 
 
@@ -53,10 +53,14 @@ def fit(config: CfgNode, network: nn.Layer, train: ImageDataset, val: ImageDatas
     start, best = config.TRAIN.LAST_EPOCH, {"acc1": -1.0}
     if config.MODEL.RESUME:
         state = load_checkpoint(config.MODEL.RESUME, training.model, training.optimizer)
+        if start not in (0, state["epoch"]):
+            raise InputError(
+                f"TRAIN.LAST_EPOCH is {start}, the checkpoint's last epoch is {state['epoch']}; leave it out"
+            )
         start, best = state["epoch"], state["best"]
         run.info(f"resumed after epoch {start} from {config.MODEL.RESUME}")
     if start >= config.TRAIN.NUM_EPOCHS:
-        raise InputError(f"epoch {start} is done already and TRAIN.NUM_EPOCHS is {config.TRAIN.NUM_EPOCHS}; raise it", shared=True)
+        raise InputError(f"epoch {start} is done already and TRAIN.NUM_EPOCHS is {config.TRAIN.NUM_EPOCHS}; raise it")
     val_loader = get_dataloader(config, val, "val", rank(), world_size())
     steps, epochs = len(training.loader), config.TRAIN.NUM_EPOCHS
     run.start_bar(steps * epochs, steps * start)
@@ -101,6 +105,7 @@ def train_one_epoch(training: Training, epoch: int) -> None:
         # The true number of this rank's samples in the update: the epoch's last group may be short.
         group_samples = min((group + 1) * accum * per_step, loader.batch_sampler.num_samples) - group * accum * per_step
         closes = (index + 1) % accum == 0 or index + 1 == steps
+        lr = training.schedule((epoch - 1) * updates + group)
         seed_step(config.SEED, step)
         with contextlib.nullcontext() if closes or network is training.model else network.no_sync():
             with autocast(config):
@@ -108,14 +113,13 @@ def train_one_epoch(training: Training, epoch: int) -> None:
             losses = training.criterion(logits, labels)
             training.scaler.scale(losses.sum() / group_samples).backward()
         if closes:
-            lr = training.schedule((epoch - 1) * updates + group)
             optimizer.set_lr(lr)
             training.scaler.step(optimizer)
             training.scaler.update()
             optimizer.clear_grad()
         window.add(sums(losses.detach(), logits.detach(), labels), skipped)
         if index + 1 == steps or (index + 1) % config.REPORT_FREQ == 0:
-            window.report(epoch, step, lr if updates else 0.0)
+            window.report(epoch, step, lr)
         training.run.bar.update()
 
 
@@ -154,8 +158,8 @@ def evaluate_only(config: CfgNode, model: nn.Layer, val: ImageDataset, run: Run)
         InputError: no weights are given, or they don't fit.
     """
     if not config.MODEL.PRETRAINED:
-        raise InputError("-eval needs -pretrained FILE: the weights to evaluate", shared=True)
-    run.info(str(load_weights(model, config.MODEL.PRETRAINED)))
+        raise InputError("-eval needs -pretrained FILE: the weights to evaluate")
+    run.info(f"{load_weights(model, config.MODEL.PRETRAINED)}; {precision(config)}")
     loader = get_dataloader(config, val, "val", rank(), world_size())
     _tell_clamped(config, run)
     run.result(_result(config, evaluate(config, model, loader, len(val)), config.MODEL.PRETRAINED))
@@ -169,22 +173,22 @@ def sums(losses: paddle.Tensor, logits: paddle.Tensor, labels: paddle.Tensor) ->
     return paddle.concat([losses.astype("float64").sum().reshape([1]), hits[:1], hits.sum().reshape([1]), count])
 
 
-def autocast(config: CfgNode) -> contextlib.AbstractContextManager:
-    """The forward pass's precision: AMP's low-precision type where it is on (float32 for what needs it: level O1)."""
-    return paddle.amp.auto_cast(dtype=amp_dtype(), level="O1") if config.AMP else contextlib.nullcontext()
-
-
-def amp_dtype() -> str:
-    """The low-precision type this device has: "bfloat16", or else "float16".
+def precision(config: CfgNode) -> str:
+    """Returns the forward pass's type: "float32", or with AMP "bfloat16", or "float16" where the GPU has no bfloat16.
 
     Raises:
-        InputError: it has neither.
+        InputError: AMP without a GPU: Paddle's autocast has no effect on a CPU.
     """
-    if paddle.amp.is_bfloat16_supported():
-        return "bfloat16"
-    if paddle.amp.is_float16_supported():
-        return "float16"
-    raise InputError("AMP: this device has neither bfloat16 nor float16; leave -amp out", shared=True)
+    if not config.AMP:
+        return "float32"
+    if not num_gpus():
+        raise InputError("-amp needs a GPU: Paddle's autocast has no effect on a CPU; leave it out")
+    return "bfloat16" if paddle.amp.is_bfloat16_supported() else "float16"
+
+
+def autocast(config: CfgNode) -> contextlib.AbstractContextManager:
+    """The forward pass's context: with AMP, level O1 (softmax, norms and losses stay in float32)."""
+    return paddle.amp.auto_cast(dtype=precision(config), level="O1") if config.AMP else contextlib.nullcontext()
 
 
 class _Window:
@@ -217,15 +221,17 @@ class _Window:
     def report(self, epoch: int, step: int, lr: float) -> None:
         rows = paddle.stack(self.rows)
         elapsed = time.perf_counter() - self.start
-        own = paddle.concat([rows.sum(0), paddle.to_tensor([self.wait / elapsed], dtype="float64")])
-        loss, top1, top5, count, wait = all_reduce_sum(own).tolist()
+        skipped = self._list_skipped(epoch)
+        own = paddle.concat([rows.sum(0), paddle.to_tensor([self.wait / elapsed, skipped], dtype="float64")])
+        loss, top1, top5, count, wait, skipped = all_reduce_sum(own).tolist()
         if not math.isfinite(loss):
             self._raise_not_finite(rows[:, 0].numpy(), epoch, step)
         values = {"step": step, "epoch": epoch, "samples": int(count), "lr": lr, "loss": loss / count}
         values |= {"acc1": 100 * top1 / count, "acc5": 100 * top5 / count}
         values |= {"images_per_s": count / elapsed, "data_wait": wait / world_size()}
         self.training.run.report("train", **values)
-        self._tell_skipped(epoch)
+        if skipped:
+            self.training.run.info(f"{skipped:.0f} unreadable images were skipped; log_<rank>.txt lists each rank's")
         self._restart()
 
     def _raise_not_finite(self, losses: np.ndarray, epoch: int, step: int) -> None:
@@ -233,19 +239,18 @@ class _Window:
         first = (step - len(losses) + 1 + int(bad[0]), rank(), float(losses[bad[0]])) if len(bad) else None
         at, where, value = min(found for found in all_gather(first) if found)
         raise RunError(
-            f"the loss is {value} at step {at} (epoch {epoch}, rank {where}); lower TRAIN.BASE_LR, or set TRAIN.GRAD_CLIP",
+            f"the loss is {value} at step {at} (epoch {epoch}, rank {where});"
+            " lower TRAIN.BASE_LR, or set TRAIN.GRAD_CLIP",
             shared=True,
         )
 
-    def _tell_skipped(self, epoch: int) -> None:
-        indices = np.concatenate([t.numpy() for t in self.skipped]) if self.skipped else np.empty(0, int)
-        dataset = self.training.loader.dataset
-        names = [dataset.name(int(index)) for index in indices[indices >= 0]]
-        if names:
-            listed = "".join(f"\n  {name}" for name in names)
-            self.training.run.local.warning(f"epoch {epoch}: {len(names)} unreadable images skipped:{listed}")
-            if rank() == 0:
-                self.training.run.info(f"epoch {epoch}: {len(names)} unreadable images skipped on rank 0, listed in log_0.txt")
+    def _list_skipped(self, epoch: int) -> int:
+        """Lists the images that DATA.SKIP_BROKEN replaced in this rank's log and returns their number."""
+        indices = [int(index) for tensor in self.skipped for index in tensor.tolist() if index >= 0]
+        for index in indices:
+            name = self.training.loader.dataset.name(index)
+            self.training.run.local.warning(f"epoch {epoch}: unreadable, replaced by the next image: {name}")
+        return len(indices)
 
 
 def _prepare(config: CfgNode, network: nn.Layer, train: ImageDataset, run: Run) -> Training:
@@ -256,21 +261,23 @@ def _prepare(config: CfgNode, network: nn.Layer, train: ImageDataset, run: Run) 
     loader = get_dataloader(config, train, "train", rank(), world_size())
     steps, accum = len(loader), config.TRAIN.ACCUM_ITER
     if accum > steps:
-        raise InputError(f"TRAIN.ACCUM_ITER is {accum}, but an epoch has {steps} steps: it would end without an update", shared=True)
-    global_batch = config.DATA.BATCH_SIZE * world_size()
-    schedule = build_schedule(config, -(-steps // accum), global_batch * accum)
+        raise InputError(f"TRAIN.ACCUM_ITER is {accum}, but an epoch has {steps} steps: it would end without an update")
+    global_batch, updates = config.DATA.BATCH_SIZE * world_size(), -(-steps // accum)
+    schedule = build_schedule(config, updates, global_batch * accum)
     decayed, parameters = len(decayed_parameters(model)), model.parameters()
-    scaler = paddle.amp.GradScaler(enable=config.AMP and amp_dtype() == "float16")
-    updates = -(-steps // accum)
+    rates = [f"{schedule(epoch * updates):.3g}" for epoch in (0, config.TRAIN.WARMUP_EPOCHS, config.TRAIN.NUM_EPOCHS)]
+    count = sum(p.size for p in parameters)
     run.info(
-        f"{config.MODEL.NAME}: {sum(p.size for p in parameters):,} parameters, weight decay on {decayed} tensors, off on"
-        f" {len(parameters) - decayed}; precision {amp_dtype() if config.AMP else 'float32'}\n"
-        f"  {len(train):,} training images, {steps} steps an epoch (tail {'dropped' if config.DATA.DROP_LAST else 'padded'}),"
-        f" global batch {config.DATA.BATCH_SIZE} x {world_size()} = {global_batch},"
-        f" accumulation {accum}, effective batch {global_batch * accum},"
-        f" learning rate {schedule(0):.3g} -> {schedule(config.TRAIN.WARMUP_EPOCHS * updates):.3g}"
-        f" (epoch {config.TRAIN.WARMUP_EPOCHS}) -> {schedule(config.TRAIN.NUM_EPOCHS * updates):.3g}"
+        f"{config.MODEL.NAME}: {count:,} parameters, {precision(config)}; weight decay on {decayed} tensors,"
+        f" off on {len(parameters) - decayed}"
     )
+    run.info(
+        f"{len(train):,} images, {steps} steps an epoch, the tail {'dropped' if config.DATA.DROP_LAST else 'padded'};"
+        f" global batch {config.DATA.BATCH_SIZE} x {world_size()} = {global_batch}, accumulation {accum},"
+        f" effective batch {global_batch * accum};"
+        f" learning rate {rates[0]}, after warm-up {rates[1]}, at the end {rates[2]}"
+    )
+    scaler = paddle.amp.GradScaler(enable=precision(config) == "float16")
     _tell_clamped(config, run)
     return Training(
         config, model, network, build_criterion(config), build_optimizer(config, model), schedule, scaler, loader, run

@@ -13,7 +13,11 @@ from collections.abc import Iterator
 # What Paddle says at its import and about its sockets is no news for a user. It has to be told before it is imported,
 # and every program imports this module first.
 os.environ.setdefault("GLOG_minloglevel", "2")
-for _message in ("No ccache found", "You are using GPU version Paddle, but", "Your model will be trained under CPUONLY"):
+for _message in (
+    "No ccache found",
+    "You are using GPU version Paddle, but",
+    "Your model will be trained under CPUONLY",
+):
     warnings.filterwarnings("ignore", message=_message)
 
 
@@ -21,42 +25,42 @@ class RunError(Exception):
     """A failure inside a run (exit status 1). The message is one line: found, expected, what to do.
 
     Args:
-        shared: every rank raises this same error, so rank 0 alone reports it.
+        shared: every rank raises this same error, so rank 0 reports it for all.
     """
 
     exit_status = 1
 
     def __init__(self, message: str, shared: bool = False) -> None:
-        super().__init__(message)
+        if "Traceback (most recent call last)" in message:  # a loader worker's: the message is its traceback's last line
+            message = message.strip().rsplit("\n", 1)[-1].partition(": ")[2]
+        super().__init__(" ".join(message.split()))
         self.shared = shared
-
-    def __str__(self) -> str:
-        # A loader worker's error comes back wrapped in that worker's traceback, whose last line is the message.
-        text = super().__str__().strip().rsplit("\n", 1)[-1]
-        return text.removeprefix(f"{type(self).__module__}.{type(self).__name__}: ")
 
 
 class InputError(RunError):
-    """A wrong command line, configuration or input (exit status 2)."""
+    """A wrong command line, configuration or input (exit status 2), which is the same for every rank."""
 
     exit_status = 2
 
+    def __init__(self, message: str, shared: bool = True) -> None:
+        super().__init__(message, shared)
+
 
 @contextlib.contextmanager
-def reported(rank: int = 0, ranks: int = 1) -> Iterator[None]:
-    """Turns what ends a process into one line on stderr and its exit status: 1, 2, or 130 after Ctrl-C.
+def reported() -> Iterator[None]:
+    """Turns what ends this process into one line on stderr and its exit status: 1, 2, or 130 after Ctrl-C.
 
-    Of several ranks the one that failed speaks. The others, whose collectives then fail too, wait a moment before they
-    say so: by then whoever started the ranks has ended them.
+    Of several ranks, the one that failed speaks. A rank that only sees a collective fail because another left, or that
+    shares an error with rank 0, waits first: whoever started the ranks ends it meanwhile, or else it speaks too.
     """
-    name = f"rank {rank}: " if ranks > 1 else ""
+    rank, ranks = int(os.environ.get("PADDLE_TRAINER_ID") or 0), int(os.environ.get("PADDLE_TRAINERS_NUM") or 1)
+    speaker = f"rank {rank}: " if ranks > 1 else ""
     try:
         yield
     except RunError as error:
-        if not (error.shared and rank):
-            _say(f"{name if not error.shared else ''}error: {error}")
-        else:
+        if error.shared and rank:
             time.sleep(5)
+        _say(f"{'' if error.shared else speaker}error: {error}")
         _exit(error.exit_status)
     except KeyboardInterrupt:
         _say("interrupted")
@@ -64,7 +68,7 @@ def reported(rank: int = 0, ranks: int = 1) -> Iterator[None]:
     except Exception:
         if ranks > 1:
             time.sleep(3)
-        _say(f"{name}{traceback.format_exc()}")
+        _say(speaker + traceback.format_exc())
         _exit(1)
 
 

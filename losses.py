@@ -7,7 +7,9 @@ from yacs.config import CfgNode
 
 
 class CrossEntropy(nn.Layer):
-    """Cross-entropy with label smoothing (Szegedy et al. 2015, eq. 3): the target is 1 - s on the label plus s / K on all.
+    """Cross-entropy with label smoothing s: the target is 1 - s on the label plus s / K everywhere.
+
+    Szegedy et al. 2015 (arXiv:1512.00567), section 7; timm's ``LabelSmoothingCrossEntropy``.
 
     Per sample, not averaged: who reports divides once, by the number of samples.
     """

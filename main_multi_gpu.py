@@ -1,7 +1,7 @@
 """Train or evaluate on every device of a machine, or, under paddle.distributed.launch, of several machines.
 
-    python main_multi_gpu.py -cfg=configs/vit/vit_digits.yaml -dataset=digits
-    python -m paddle.distributed.launch --nproc_per_node 2 main_multi_gpu.py -cfg=... (the same flags)
+python main_multi_gpu.py -cfg=configs/vit/vit_digits.yaml -dataset=digits
+python -m paddle.distributed.launch --nproc_per_node 2 main_multi_gpu.py -cfg=... (the same flags)
 """
 
 import os
@@ -22,23 +22,20 @@ def main_worker(config, dataset_train, dataset_val):
     from models import build_model
     from records import Run
 
-    rank, ranks = int(os.environ.get("PADDLE_TRAINER_ID", 0)), int(os.environ.get("PADDLE_TRAINERS_NUM", 1))
-    with reported(rank, ranks):
-        local_ranks = int(os.environ.get("PADDLE_LOCAL_SIZE", ranks))
-        settings = utils.set_device_flags(config, local_ranks)
-        if ranks > 1:
-            dist.init_parallel_env()
-        run = Run(config, dataset_val.classes)
-        backend = "nccl" if utils.num_gpus() else "gloo"
-        devices = ", ".join(utils.all_gather(paddle.device.get_device()))
-        run.info(f"{ranks} process{'es' * (ranks > 1)} ({devices}{f'; {backend}' * (ranks > 1)}): {settings}")
-        utils.seed_everything(config.SEED)
-        model = build_model(config)
-        if config.EVAL:
-            engine.evaluate_only(config, model, dataset_val, run)
-        else:
-            network = paddle.DataParallel(model) if ranks > 1 else model
-            engine.fit(config, network, dataset_train, dataset_val, run)
+    ranks = utils.world_size()
+    settings = utils.set_device_flags(config, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)))
+    if ranks > 1:
+        dist.init_parallel_env()
+    run = Run(config, dataset_val.classes)
+    devices = ", ".join(utils.all_gather(paddle.device.get_device()))
+    run.info(f"{ranks} process{f'es over {dist.get_backend()}' if ranks > 1 else ''} on {devices}: {settings}")
+    utils.seed_everything(config.SEED)
+    model = build_model(config)
+    if config.EVAL:
+        engine.evaluate_only(config, model, dataset_val, run)
+    else:
+        network = paddle.DataParallel(model) if ranks > 1 else model
+        engine.fit(config, network, dataset_train, dataset_val, run)
 
 
 def spawned_worker(*args):
@@ -47,7 +44,8 @@ def spawned_worker(*args):
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     utils.die_with_parent()
-    main_worker(*args)
+    with reported():
+        main_worker(*args)
 
 
 def main():

@@ -1,7 +1,6 @@
 """What a run leaves behind: its folder with config.yaml, classes.json, logs, metrics.jsonl, result.json, curves.png."""
 
 import json
-import logging
 import os
 import sys
 import time
@@ -31,7 +30,7 @@ class Run:
         # One process chooses, so that the clocks of several machines can't disagree about the name.
         directory, problem = all_gather(_make_directory(config) if rank() == 0 else None)[0]
         if problem:
-            raise InputError(problem, shared=True)
+            raise InputError(problem)
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)  # on another machine, whose disk isn't shared
         self.checkpoints = self.directory / "checkpoints"
@@ -60,13 +59,20 @@ class Run:
         """Adds a line to metrics.jsonl and shows it; ``split`` is "train" or "val"."""
         if rank() != 0:
             return
-        record = {"split": split, **{k: round(v, 6) if isinstance(v, float) and k != "lr" else v for k, v in values.items()}}
+        record = {
+            "split": split,
+            **{k: round(v, 6) if isinstance(v, float) and k != "lr" else v for k, v in values.items()},
+        }
         with open(self.directory / "metrics.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         shown = [f"loss: {values['loss']:.4f}", f"acc1: {values['acc1']:.2f}"]
         if split == "train":
             self.bar.set_postfix_str(f"epoch {values['epoch']}, {', '.join(shown)}")
-            shown += [f"lr: {values['lr']:.3g}", f"images/s: {values['images_per_s']:.0f}", f"wait: {values['data_wait']:.0%}"]
+            shown += [
+                f"lr: {values['lr']:.3g}",
+                f"images/s: {values['images_per_s']:.0f}",
+                f"wait: {values['data_wait']:.0%}",
+            ]
             self.info(f"epoch {values['epoch']} step {values['step']}: {', '.join(shown)}")
         else:
             self.info(f"epoch {values['epoch']} validation: {', '.join(shown)}, acc5: {values['acc5']:.2f}")
@@ -98,7 +104,9 @@ def _make_directory(config: CfgNode) -> tuple[str, str | None]:
             directory, attempt = base.with_name(f"{base.name}-{attempt}"), attempt + 1
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        return str(directory), f"{directory}: can't make the run's folder ({error.strerror}); choose another with -output"
+        return str(
+            directory
+        ), f"{directory}: can't make the run's folder ({error.strerror}); choose another with -output"
     if not os.access(directory, os.W_OK):
         return str(directory), f"{directory}: not writable; choose another folder with -output"
     if (directory / "checkpoints").exists() and not config.MODEL.RESUME:
@@ -111,12 +119,13 @@ def plot_curves(metrics: Path, picture: Path) -> None:
     import matplotlib  # takes a second to import, once, at a run's end
 
     matplotlib.use("Agg")
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # Paddle's root handler would print its font cache
     from matplotlib import pyplot as plt
 
     records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     figure, axes = plt.subplots(3, 1, figsize=(8, 9), sharex=True, layout="constrained")
-    for axis, key, label in zip(axes, ("loss", "acc1", "lr"), ("loss", "top-1 accuracy (%)", "learning rate"), strict=True):
+    for axis, key, label in zip(
+        axes, ("loss", "acc1", "lr"), ("loss", "top-1 accuracy (%)", "learning rate"), strict=True
+    ):
         for split in ("train", "val"):
             points = [(r["step"], r[key]) for r in records if r["split"] == split and key in r]
             if points:

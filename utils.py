@@ -11,7 +11,7 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 import numpy as np
 import paddle
@@ -21,6 +21,8 @@ from tqdm import tqdm
 from yacs.config import CfgNode
 
 from errors import InputError, RunError
+
+logging.getLogger().setLevel(logging.WARNING)  # Paddle's import sets INFO: its notes on ports are no news for users
 
 # ---------------------------------------------------------------- processes
 
@@ -47,7 +49,7 @@ def launched() -> bool:
     if missing and len(missing) < len(LAUNCH_VARIABLES):
         found = [f"{name}={os.environ[name]}" for name in LAUNCH_VARIABLES if name not in missing]
         raise InputError(
-            f"the environment of a distributed run is incomplete: found {', '.join(found)}, missing {', '.join(missing)};"
+            f"a distributed run's environment is incomplete: found {', '.join(found)}, missing {', '.join(missing)};"
             " start with python -m paddle.distributed.launch, or unset them"
         )
     return not missing
@@ -246,7 +248,7 @@ class _ConsoleHandler(logging.StreamHandler):
 
 
 def get_loggers(directory: Path) -> tuple[logging.Logger, logging.Logger]:
-    """Returns (local, main): ``log_<rank>.txt`` of this process; the console and ``log.txt``, where rank 0 alone speaks."""
+    """Returns (local, main): ``log_<rank>.txt`` of this process; console and ``log.txt`` for rank 0 alone."""
     local, main = logging.getLogger("local"), logging.getLogger("main")
     handlers = {local: [logging.FileHandler(directory / f"log_{rank()}.txt")], main: [logging.NullHandler()]}
     if rank() == 0:
@@ -290,7 +292,7 @@ def sync_directory(path: Path) -> None:
 class _ArrayUnpickler(pickle.Unpickler):
     """Admits NumPy arrays and plain containers; a pickle that names anything else is refused, not run."""
 
-    _ADMITTED = {
+    _ADMITTED: ClassVar[dict[tuple[str, str], Any]] = {
         ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
         ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
         ("numpy", "ndarray"): np.ndarray,
@@ -302,7 +304,9 @@ class _ArrayUnpickler(pickle.Unpickler):
         try:
             return self._ADMITTED[module, name]
         except KeyError:
-            raise InputError(f"the file asks to load {module}.{name}; only arrays and plain containers are read") from None
+            raise InputError(
+                f"the file asks to load {module}.{name}; only arrays and plain containers are read"
+            ) from None
 
 
 def load_array_pickle(data: bytes) -> Any:

@@ -14,7 +14,7 @@ def decayed_parameters(model: nn.Layer) -> list[str]:
 
 
 def build_optimizer(config: CfgNode, model: nn.Layer) -> paddle.optimizer.Optimizer:
-    """Returns the optimizer of a configuration over the model's trainable parameters; its rate is set at each update."""
+    """Returns the optimizer of a configuration over the model's trainable parameters; each update sets its rate."""
     decayed = set(decayed_parameters(model))
     # Paddle asks by its own names (linear_0.w_0), which say nothing of the layer: look them up by the structured ones.
     names = {parameter.name for name, parameter in model.named_parameters() if name in decayed}

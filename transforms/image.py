@@ -65,7 +65,7 @@ class TrainTransform:
 
 
 class EvalTransform:
-    """Resizes the short side to IMAGE_SIZE / CROP_PCT and cuts the centre, as timm's and torchvision's evaluation do."""
+    """Resizes the short side to IMAGE_SIZE / CROP_PCT and cuts the centre, as timm and torchvision do."""
 
     def __init__(self, config: CfgNode) -> None:
         self.size = config.DATA.IMAGE_SIZE

@@ -19,7 +19,9 @@ class PatchEmbed(nn.Layer):
     def __init__(self, image_size: int, patch_size: int, in_channels: int, embed_dim: int) -> None:
         super().__init__()
         if image_size % patch_size:
-            raise InputError(f"IMAGE_SIZE {image_size} is not a multiple of PATCH_SIZE {patch_size}; choose one that is")
+            raise InputError(
+                f"IMAGE_SIZE {image_size} is not a multiple of PATCH_SIZE {patch_size}; choose one that is"
+            )
         self.image_size = image_size
         self.num_patches = (image_size // patch_size) ** 2
         bound = (in_channels * patch_size**2) ** -0.5  # PyTorch's default for a convolution, which timm leaves as it is

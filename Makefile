@@ -1,0 +1,51 @@
+# make train    a first training run, from nothing: .venv, requirements, digits
+# make test     the tests, from nothing
+# make install  .venv with the pinned requirements; PADDLE=... chooses another Paddle (README, "Paddle for a GPU")
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
+
+# The Paddle that was chosen once stays chosen; another one installs anew.
+CHOSEN := $(shell cat $(VENV)/paddle 2>/dev/null)
+PADDLE ?= $(CHOSEN)
+ifneq ($(PADDLE),$(CHOSEN))
+.PHONY: $(VENV)/installed
+endif
+# Paddle 2.6 was built against NumPy 1, and doesn't declare the setuptools that it imports.
+WITH := $(if $(findstring 2.6.,$(PADDLE)),numpy==1.26.4 setuptools==80.9.0,numpy==2.2.6)
+WANTED := $(if $(PADDLE),$(PADDLE) $(WITH) -r requirements-base.txt,-r requirements.txt)
+
+.PHONY: install train test test-paddle26 lint clean
+
+install: $(VENV)/installed
+
+$(VENV)/installed: requirements.txt requirements-base.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 12) else \
+	  f"error: found Python {v[0]}.{v[1]}, expected 3.10 to 3.12; make PYTHON=python3.11 ...")'
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	$(PIP) $(WANTED)
+	echo "$(PADDLE)" > $(VENV)/paddle
+	touch $@
+
+$(VENV)/installed-test: $(VENV)/installed requirements-test.txt
+	$(PIP) -r requirements-test.txt
+	touch $@
+
+train: install
+	sh run_train_multi.sh
+
+test: $(VENV)/installed-test lint
+	$(RUN) -m pytest
+
+lint: $(VENV)/installed-test
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+# The newest GPU build that PyPI has; it runs on the CPU where there is no GPU.
+test-paddle26:
+	$(MAKE) VENV=.venv-paddle26 PADDLE=paddlepaddle-gpu==2.6.2 .venv-paddle26/installed-test
+	.venv-paddle26/bin/python -m pytest -m smoke
+
+clean:
+	rm -rf .venv .venv-paddle26

@@ -1,0 +1,47 @@
+"""What several test files share."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = [
+    "DATA.IMAGE_SIZE", "8", "DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5",
+    "DATA.NUM_WORKERS", "0", "DATA.DATASET", "digits", "DATA.CROP_PCT", "1.0", "MODEL.PATCH_SIZE", "4",
+    "MODEL.EMBED_DIM", "16", "MODEL.DEPTH", "2", "MODEL.NUM_HEADS", "2", "MODEL.NUM_CLASSES", "10",
+    "TRAIN.WARMUP_EPOCHS", "0", "TRAIN.NUM_EPOCHS", "1",
+]  # fmt: skip
+
+
+@pytest.fixture
+def tiny():
+    """Options of a small, fast ViT on 8 x 8 grey images."""
+    return list(TINY)
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Returns a function that runs a command of the toolkit in ``tmp_path``: (exit status, stdout, stderr)."""
+
+    def run(script, *flags, timeout=120, **environment):
+        command = [sys.executable, str(ROOT / script), *flags] if script.endswith(".py") else ["sh", str(ROOT / script), *flags]
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        env = {**os.environ, "PATH": path, "VIRTUAL_ENV": "1", **environment}
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=timeout)
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+def write_images(folder: Path, classes: dict[str, int], size: int = 12, seed: int = 0) -> None:
+    """Writes ``classes[name]`` random PNG images into ``folder/name/``."""
+    rng = np.random.default_rng(seed)
+    for name, count in classes.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for index in range(count):
+            Image.fromarray(rng.integers(0, 256, (size, size, 3), np.uint8)).save(folder / name / f"{index}.png")

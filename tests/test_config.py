@@ -1,0 +1,142 @@
+"""Precedence, strictness and PaddleViT's files."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT
+
+from config import CONFIG_DIR, config_from_arguments, differences, get_config, with_values
+from errors import InputError
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A YAML file in PaddleViT's style, with BASE, numbers as YAML 1.1 strings and the TRANS group."""
+    (tmp_path / "base.yaml").write_text("TRAIN:\n  BASE_LR: 0.5\n  END_LR: 0.25\nDATA:\n  BATCH_SIZE: 7\nTAG: base\n")
+    (tmp_path / "model.yaml").write_text(
+        "BASE: ['base.yaml']\n"
+        "DATA:\n    IMAGE_SIZE: 384\n    CROP_PCT: 1.0\n"
+        "MODEL:\n    TYPE: ViT\n    NAME: vit_base_patch32_384\n"
+        "    TRANS:\n        PATCH_SIZE: 32\n        QKV_BIAS: false\n        MLP_RATIO: 4\n"
+        "TRAIN:\n    WARMUP_START_LR: 1e-6\n    END_LR: 5e-4\n    OPTIMIZER:\n        BETAS: [0.8, 0.9]\n"
+    )
+    return tmp_path / "model.yaml"
+
+
+def arguments(*argv):
+    return config_from_arguments("test", argv)
+
+
+@pytest.mark.smoke
+def test_precedence_is_defaults_then_base_then_file_then_flags_then_options(files):
+    config = arguments(f"-cfg={files}", "--batch_size", "9", "-o", "TRAIN.END_LR", "1e-3", "-o", "TAG", "mine")
+    assert config.TRAIN.NUM_EPOCHS == 300  # default
+    assert config.TRAIN.BASE_LR == 0.5  # BASE
+    assert config.DATA.BATCH_SIZE == 9  # flag over BASE
+    assert config.TRAIN.END_LR == 1e-3  # option over file over BASE
+    assert config.TAG == "mine"
+    assert arguments("-batch_size=4", "-batch_size=5", "-o", "DATA.BATCH_SIZE", "6").DATA.BATCH_SIZE == 6
+
+
+def test_a_paddlevit_file_loads(files):
+    config = get_config(files)
+    assert (config.MODEL.PATCH_SIZE, config.MODEL.QKV_BIAS, config.MODEL.MLP_RATIO) == (32, False, 4.0)
+    assert (config.TRAIN.WARMUP_START_LR, config.TRAIN.END_LR) == (1e-6, 5e-4)
+    assert config.TRAIN.OPTIMIZER.BETAS == [0.8, 0.9]
+
+
+def test_falsy_values_count():
+    config = arguments("-amp", "-amp=False", "-eval", "-last_epoch=0", "-o", "DATA.NUM_WORKERS", "0", "SEED", "0")
+    assert config.AMP is False
+    assert config.EVAL is True
+    assert config.DATA.NUM_WORKERS == 0
+    assert get_config(None, ["TRAIN.GRAD_CLIP", "1", "TRAIN.GRAD_CLIP", "null"]).TRAIN.GRAD_CLIP is None
+
+
+def test_batch_size_with_eval_alone_is_the_evaluation_batch():
+    assert arguments("-eval", "-batch_size=16").DATA.BATCH_SIZE_EVAL == 16
+    assert arguments("-eval", "-batch_size=16", "-batch_size_eval=4").DATA.BATCH_SIZE_EVAL == 4
+    assert arguments("-batch_size=16").DATA.BATCH_SIZE_EVAL == 64
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["TRAIN.BASELR", "1"], "command line: unknown key TRAIN.BASELR; did you mean TRAIN.BASE_LR?"),
+        (["DATA.BATCH_SIZE", "1.5"], "command line: DATA.BATCH_SIZE takes int, found 1.5 (float)"),
+        (["AMP", "1"], "command line: AMP takes bool, found 1 (int)"),
+        (["TRAIN.BASE_LR", "fast"], "command line: TRAIN.BASE_LR takes float, found 'fast' (str)"),
+        (["MODEL.DROPOUT", "None"], "command line: MODEL.DROPOUT takes float, found None (NoneType)"),
+        (["TRAIN.OPTIMIZER.BETAS", "[1, 'a']"], "TRAIN.OPTIMIZER.BETAS takes a list of floats, found [1, 'a'] (list)"),
+        (["DATA.BATCH_SIZE", "0"], "DATA.BATCH_SIZE is 0, expected at least 1"),
+        (["NGPUS", "0"], "NGPUS is 0, expected -1 (all) or at least 1"),
+        (["MODEL.DROPPATH", "1.0"], "MODEL.DROPPATH is 1.0, expected 0 <= value < 1"),
+        (["DATA.DATASET", "imagenet"], "DATA.DATASET is 'imagenet', expected one of imagenet2012, folder"),
+        (["DATA.IMAGE_CHANNELS", "1"], "DATA.IMAGENET_MEAN is [0.5, 0.5, 0.5], expected 1 or 1 values"),
+        (["SEED"], "-o takes pairs of KEY VALUE; found 1 words, the last is 'SEED'"),
+    ],
+)
+def test_wrong_options_are_named(options, message):
+    with pytest.raises(InputError) as caught:
+        get_config(None, options)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("MODEL:\n  DEPHT: 3\n", "unknown key MODEL.DEPHT; did you mean MODEL.DEPTH?"),
+        ("- 1\n", "expected a mapping of keys, found list"),
+        ("A: [1\n", "not valid YAML"),
+        ("BASE: ['bad.yaml']\n", "BASE leads back to this file"),
+        ("BASE: ['absent.yaml']\n", "no configuration file"),
+    ],
+)
+def test_wrong_files_are_named(tmp_path, text, message):
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(InputError, match="bad.yaml|absent.yaml") as caught:
+        get_config(tmp_path / "bad.yaml")
+    assert message in str(caught.value)
+
+
+def test_the_configuration_is_frozen_and_its_dump_loads_again(tmp_path):
+    config = get_config("vit_digits", ["TRAIN.GRAD_CLIP", "0.5"])
+    with pytest.raises(AttributeError, match="immutable"):
+        config.DATA.BATCH_SIZE = 1
+    (tmp_path / "config.yaml").write_text(config.dump())
+    assert get_config(tmp_path / "config.yaml") == config
+    assert "TRAIN.GRAD_CLIP: None -> 0.5" in differences(config)
+    assert differences(get_config()) == []
+    assert with_values(config, TRAIN__NUM_EPOCHS=2).TRAIN.NUM_EPOCHS == 2
+
+
+def test_configurations_are_found_by_name_and_by_paddlevits_path():
+    expected = get_config(CONFIG_DIR / "vit" / "vit_base_patch16_224.yaml")
+    assert get_config("vit_base_patch16_224") == expected
+    assert get_config("./configs/vit_base_patch16_224.yaml") == expected
+    with pytest.raises(InputError, match="did you mean vit_base_patch16_224"):
+        get_config("vit_base_patch16_225")
+
+
+@pytest.mark.parametrize("script", ["main_single_gpu.py", "main_multi_gpu.py"])
+def test_help_answers_without_importing_paddle(script):
+    code = (
+        f"import sys, runpy; sys.argv = ['{script}', '-h']\n"
+        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "except SystemExit as end: sys.exit(end.code or ('paddle' in sys.modules) * 3)"
+    )
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "-pretrained" in done.stdout
+    assert time.perf_counter() - start < 10  # measured: 0.1 s; the bound is for a busy machine
+
+
+@pytest.mark.parametrize("flags", [["-no_such_flag"], ["-batch_size=x"], ["-cfg=absent.yaml"], ["-o", "SEEED", "1"]])
+def test_a_wrong_command_line_exits_with_2_and_no_traceback(program, flags):
+    status, _, errors = program("main_multi_gpu.py", *flags)
+    assert status == 2
+    assert "error: " in errors
+    assert "Traceback" not in errors

@@ -1,0 +1,288 @@
+"""Every dataset type on small files, each validation error, the order of samples, the loader."""
+
+import gzip
+import io
+import pickle
+import struct
+import tarfile
+
+import numpy as np
+import pytest
+from conftest import write_images
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from config import get_config
+from datasets import EvalBatchSampler, FileDataset, TrainBatchSampler, get_dataloader, get_dataset, get_datasets
+from errors import InputError, RunError
+
+
+def configured(dataset, path="", *options, classes="auto"):
+    options = ["DATA.DATASET", dataset, "DATA.DATA_PATH", str(path), "MODEL.NUM_CLASSES", str(classes), *options]
+    return get_config(None, ["DATA.IMAGE_SIZE", "8", "DATA.CROP_PCT", "1.0", "DATA.NUM_WORKERS", "0", *options])
+
+
+# ------------------------------------------------------------- dataset types
+
+
+@pytest.fixture
+def listed(tmp_path):
+    """An imagenet2012 folder: 4 training and 2 validation images, one path with a space."""
+    write_images(tmp_path / "train", {"a": 2, "b b": 2})
+    write_images(tmp_path / "val", {"v": 2}, seed=1)
+    (tmp_path / "train_list.txt").write_text("train/a/0.png 0\ntrain/a/1.png 0\ntrain/b b/0.png 1\n\ntrain/b b/1.png 1\n")
+    (tmp_path / "val_list.txt").write_text("val/v/0.png 1\nval/v/1.png 0\n")
+    return tmp_path
+
+
+def test_imagenet2012_reads_lists_with_spaces_in_paths(listed):
+    config, train, val = get_datasets(configured("imagenet2012", listed))
+    assert config.MODEL.NUM_CLASSES == 2
+    assert (len(train), train.labels.tolist()) == (4, [0, 0, 1, 1])
+    assert train.name(2) == str(listed / "train/b b/0.png")
+    pixels, label = val[0]
+    expected = Image.open(listed / "val/v/0.png").convert("RGB").resize((8, 8), Image.Resampling.BICUBIC)
+    assert (pixels == np.asarray(expected)).all()
+    assert (pixels.dtype, label) == (np.uint8, 1)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("train_list.txt", "", r"train_list.txt: the list is empty"),
+        ("train_list.txt", None, r"train_list.txt: can't be read"),
+        ("train_list.txt", "train/a/0.png 0\ntrain/a/1.png\n", r"train_list.txt, line 2: expected a path, then a label"),
+        ("train_list.txt", "train/a/0.png 0\ntrain/a/1.png 5\n", r"train_list.txt, line 2: label 5 is outside 0\.\.1"),
+        ("train_list.txt", "train/a/0.png -1\n", r"train_list.txt, line 1: label -1 is outside 0\.\.1"),
+        ("val_list.txt", "val/v/0.png 0\nval/v/8.png 1\nx/9.png 0\n", r"2 of 3 files are missing, the first is .*v/8.png"),
+        ("train_list.txt", "train/a/0.png 0\n", r"validation has 1 classes that no training image has: class 1"),
+    ],
+)
+def test_imagenet2012_names_what_is_wrong(listed, file, text, message):
+    (listed / file).unlink() if text is None else (listed / file).write_text(text)
+    with pytest.raises(InputError, match=message):
+        get_datasets(configured("imagenet2012", listed, classes=2))
+
+
+def test_folder_sorts_classes_and_takes_images_at_any_depth(tmp_path):
+    write_images(tmp_path / "train", {"dog": 2, "cat/deep": 1, "cat": 1})
+    write_images(tmp_path / "val", {"dog": 1})
+    (tmp_path / "train" / "cat" / "notes.txt").write_text("not an image")
+    config, train, val = get_datasets(configured("folder", tmp_path))
+    assert train.classes == val.classes == ["cat", "dog"]
+    assert train.labels.tolist() == [0, 0, 1, 1]
+    assert val.labels.tolist() == [1]  # by the training set's classes, though val holds only this one
+    assert config.MODEL.NUM_CLASSES == 2
+
+
+def test_folder_names_what_is_wrong(tmp_path):
+    with pytest.raises(InputError, match="train: no class folders"):
+        get_datasets(configured("folder", tmp_path))
+    write_images(tmp_path / "train", {"cat": 1, "dog": 1})
+    write_images(tmp_path / "val", {"cow": 1})
+    with pytest.raises(InputError, match="classes that train/ lacks: cow"):
+        get_datasets(configured("folder", tmp_path))
+    with pytest.raises(InputError, match=r"the data has 2 classes, MODEL\.NUM_CLASSES is 1"):
+        get_dataset(configured("folder", tmp_path, classes=1), "train")
+    (tmp_path / "train" / "empty").mkdir()
+    with pytest.raises(InputError, match="empty: holds no image"):
+        get_dataset(configured("folder", tmp_path), "train")
+
+
+def cifar_archive(folder, name, directory, members, label_key, meta, evil=False):
+    rng = np.random.default_rng(0)
+    contents = {}
+    for member in members:
+        data = rng.integers(0, 256, (3, 3072), np.uint8)
+        contents[member] = {b"data": data, label_key: [0, 1, 1]}
+    contents[meta[0]] = {meta[1]: [b"zero", b"one"]}
+    with tarfile.open(folder / name, "w:gz") as tar:
+        for member, content in contents.items():
+            payload = b"cos\nsystem\n(S'true'\ntR." if evil else pickle.dumps(content, 2)
+            info = tarfile.TarInfo(f"{directory}/{member}")
+            info.size = len(payload)
+            tar.addfile(info, io.BytesIO(payload))
+    return contents
+
+
+CIFAR10 = ("cifar-10-python.tar.gz", "cifar-10-batches-py", [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"])
+CIFAR100 = ("cifar-100-python.tar.gz", "cifar-100-python", ["train", "test"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "label_key", "meta", "train_size"),
+    [
+        ("cifar10", CIFAR10, b"labels", ("batches.meta", b"label_names"), 15),
+        ("cifar100", CIFAR100, b"fine_labels", ("meta", b"fine_label_names"), 3),
+    ],
+)
+def test_cifar_reads_its_original_archive(tmp_path, kind, layout, label_key, meta, train_size):
+    contents = cifar_archive(tmp_path, *layout, label_key, meta)
+    _, train, val = get_datasets(configured(kind, tmp_path, "DATA.IMAGE_SIZE", "32"))
+    assert (len(train), len(val), train.classes) == (train_size, 3, ["zero", "one"])
+    first = contents[layout[2][-1]][b"data"][0].reshape(3, 32, 32).transpose(1, 2, 0)
+    assert (val[0][0] == first).all()
+    with tarfile.open(tmp_path / layout[0]) as tar:
+        tar.extractall(tmp_path, filter="data")
+    (tmp_path / layout[0]).unlink()
+    assert len(get_dataset(configured(kind, tmp_path), "train")) == train_size  # the unpacked folder serves too
+
+
+def test_cifar_names_what_is_wrong(tmp_path):
+    config = configured("cifar10", tmp_path)
+    with pytest.raises(InputError, match=r"cifar-10-python.tar.gz: can't be read"):
+        get_dataset(config, "train")
+    (tmp_path / CIFAR10[0]).write_bytes(b"not an archive")
+    with pytest.raises(InputError, match=r"cifar-10-python.tar.gz: can't be read"):
+        get_dataset(config, "train")
+    cifar_archive(tmp_path, *CIFAR10, b"labels", ("batches.meta", b"label_names"), evil=True)
+    with pytest.raises(InputError, match=r"asks to load os\.system"):
+        get_dataset(config, "train")
+    cifar_archive(tmp_path, *CIFAR10, b"other", ("batches.meta", b"label_names"))
+    with pytest.raises(InputError, match="not cifar10's layout"):
+        get_dataset(config, "train")
+
+
+def write_idx(file, array, zipped):
+    data = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    file.with_name(file.name + ".gz" * zipped).write_bytes(gzip.compress(data) if zipped else data)
+
+
+@pytest.mark.parametrize(("kind", "zipped"), [("mnist", True), ("fashion_mnist", False)])
+def test_mnist_reads_its_original_files(tmp_path, kind, zipped):
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (5, 28, 28), np.uint8), np.array([0, 9, 3, 9, 0], np.uint8)
+    for prefix, count in (("train", 5), ("t10k", 2)):
+        write_idx(tmp_path / f"{prefix}-images-idx3-ubyte", images[:count], zipped)
+        write_idx(tmp_path / f"{prefix}-labels-idx1-ubyte", labels[:count], zipped)
+    grey = ["DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5", "DATA.IMAGE_SIZE", "28"]
+    config, train, val = get_datasets(configured(kind, tmp_path, *grey))
+    assert (len(train), len(val), config.MODEL.NUM_CLASSES) == (5, 2, 10)
+    assert train.classes[9] == {"mnist": "9", "fashion_mnist": "Ankle boot"}[kind]
+    assert (val[1][0] == images[1][:, :, None]).all()
+    assert get_dataset(configured(kind, tmp_path), "val")[0][0].shape == (8, 8, 3)  # grey serves three channels too
+    file = next(tmp_path.glob("train-labels*"))
+    file.write_bytes(gzip.compress(b"\0\0\x08\x01") if zipped else b"\0\0\x08\x01")
+    with pytest.raises(InputError, match="train-labels.*not an IDX file"):
+        get_dataset(config, "train")
+    file.unlink()
+    with pytest.raises(InputError, match="train-labels.*can't be read"):
+        get_dataset(config, "train")
+
+
+@pytest.mark.smoke
+def test_digits_split_is_fixed_and_stratified():
+    _, train, val = get_datasets(configured("digits"))
+    assert (len(train), len(val)) == (1433, 364)
+    for dataset in (train, val):
+        share = np.bincount(dataset.labels) / len(dataset)
+        assert np.abs(share - 0.1).max() < 0.01
+    bunch = load_digits()
+    assert val.labels[:10].tolist() == list(range(10))  # the first of each class
+    assert (val.images[3] == np.round(bunch.images[3] * 255 / 16)).all()
+    together = np.concatenate([train.images, val.images]).reshape(1797, -1)
+    assert sorted(map(bytes, together)) == sorted(map(bytes, np.round(bunch.data * 255 / 16).astype(np.uint8)))
+
+
+def test_synthetic_is_fixed():
+    config = configured("synthetic", "", "DATA.SYNTHETIC_SIZE", "5", classes=3)
+    first, second = get_dataset(config, "val"), get_dataset(config, "val")
+    assert first.labels.tolist() == [0, 1, 2, 0, 1]
+    assert (first[3][0] == second[3][0]).all()
+    assert (first[3][0] != first[4][0]).any()
+
+
+def test_a_dataset_of_imagenets_size_is_small_to_hand_over():
+    count = 1_300_000
+    paths = [f"train/n{i % 1000:08d}/n{i % 1000:08d}_{i}.JPEG" for i in range(count)]
+    dataset = FileDataset(get_config(), "train", "/dataset", paths, np.arange(count) % 1000, [])
+    size = len(pickle.dumps(dataset, pickle.HIGHEST_PROTOCOL))
+    assert size < 80e6  # measured: 69 MB with these 36-byte paths, of which labels and offsets are 21
+    assert pickle.loads(pickle.dumps(dataset)).name(1_234_567) == "/dataset/" + paths[1_234_567]
+
+
+# ------------------------------------------------------------- broken images
+
+
+def test_a_broken_image_is_named_or_skipped_and_listed(tmp_path):
+    write_images(tmp_path / "train", {"a": 4})
+    (tmp_path / "train/a/2.png").write_bytes(b"\x89PNG broken")
+    dataset = get_dataset(configured("folder", tmp_path), "train")
+    with pytest.raises(RunError, match=r"train/a/2.png: not readable as an image \(UnidentifiedImageError"):
+        dataset[2]
+    tolerant = get_dataset(configured("folder", tmp_path, "DATA.SKIP_BROKEN", "True"), "train")
+    assert [tolerant[i][2] for i in range(4)] == [-1, -1, 2, -1]
+    for file in (tmp_path / "train/a").iterdir():
+        file.write_bytes(b"")
+    with pytest.raises(RunError, match="none of the 4 training images"):
+        tolerant[0]
+
+
+# ------------------------------------------------------------ order of samples
+
+
+def order(length, batch_size, ranks, epoch=1, seed=0, drop_last=False):
+    """The steps of an epoch: for each step, the indices of all ranks, in rank order."""
+    samplers = [TrainBatchSampler(range(length), batch_size, rank, ranks, seed, drop_last) for rank in range(ranks)]
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+    assert len({len(list(sampler)) for sampler in samplers}) == 1  # every rank takes the same number of steps
+    assert all(len(list(sampler)) == len(sampler) for sampler in samplers)
+    assert all(sum(map(len, sampler)) == sampler.num_samples for sampler in samplers)
+    assert all(key[0] == epoch for sampler in samplers for batch in sampler for key in batch)
+    return [[index for batch in step for _, index in batch] for step in zip(*samplers, strict=True)]
+
+
+def test_the_order_depends_on_seed_and_epoch_and_not_on_the_number_of_ranks():
+    one, two, four = order(48, 8, 1), order(48, 4, 2), order(48, 2, 4)
+    assert one == two == four
+    assert sorted(sum(one, [])) == list(range(48))
+    assert one != order(48, 8, 1, epoch=2)
+    assert one != order(48, 8, 1, seed=1)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("length", [7, 16, 17])
+def test_the_tail_is_dropped_or_padded_so_that_the_ranks_stay_together(length, ranks):
+    padded = sum(order(length, 2, ranks), [])
+    assert set(padded) == set(range(length))
+    assert len(padded) == -(-length // ranks) * ranks
+    dropped = order(length, 2, ranks, drop_last=True)
+    assert all(len(step) == 2 * ranks for step in dropped)
+    assert len(dropped) == length // (2 * ranks)
+    assert len(set(sum(dropped, []))) == len(sum(dropped, []))
+
+
+def test_a_training_set_smaller_than_a_global_batch_is_an_error():
+    with pytest.raises(InputError, match="7 training images don't fill one global batch of 4 x 2 processes"):
+        TrainBatchSampler(range(7), 4, 0, 2, 0, True)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("length", [1, 2, 7, 16])
+def test_evaluation_takes_every_sample_once(length, ranks):
+    samplers = [EvalBatchSampler(range(length), 3, rank, ranks) for rank in range(ranks)]
+    assert sorted(index for sampler in samplers for batch in sampler for index in batch) == list(range(length))
+    assert all(len(list(sampler)) == len(sampler) for sampler in samplers)
+
+
+@pytest.mark.smoke
+def test_augmentation_is_a_function_of_seed_epoch_and_index_whatever_loads_it():
+    def epoch_of(workers, ranks, batch_size, epoch, seed="0"):
+        config = configured("digits", "", "DATA.NUM_WORKERS", workers, "DATA.BATCH_SIZE", batch_size, "SEED", seed)
+        dataset = get_dataset(config, "train")
+        loaders = [get_dataloader(config, dataset, "train", rank, ranks) for rank in range(ranks)]
+        seen = []
+        for wanted in range(1, epoch + 1):  # the loader's workers persist from epoch to epoch
+            for loader in loaders:
+                loader.batch_sampler.set_epoch(wanted)
+            batches = list(zip(*loaders, strict=True))
+            seen = [(p.tobytes(), int(y)) for step in batches for b in step for p, y in zip(*map(np.asarray, b), strict=True)]
+        return seen
+
+    base = epoch_of("0", 1, "32", 2)
+    assert len(base) == 1408
+    assert epoch_of("2", 1, "32", 2) == base
+    assert epoch_of("2", 2, "16", 2) == base
+    assert epoch_of("0", 1, "32", 1) != base
+    assert epoch_of("0", 1, "32", 2, seed="1") != base

@@ -1,0 +1,214 @@
+"""Training and evaluation give the same numbers on one process and on two."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+from ranks import run_ranks
+from safetensors.numpy import load_file
+
+import engine
+import utils
+from checkpoint import load_checkpoint
+from config import get_config, with_values
+from datasets import ArrayDataset, get_dataloader, get_datasets
+from errors import InputError, RunError
+from models import build_model
+from optim import build_optimizer
+from records import Run
+
+
+def train(options, output, length=None):
+    """Trains as main_worker does, on the first ``length`` images; returns a checksum of this rank's parameters."""
+    config, dataset, val = get_datasets(get_config(None, [*options, "OUTPUT", str(output)]))
+    if length:
+        dataset = ArrayDataset(config, "train", dataset.images[:length], dataset.labels[:length], dataset.classes)
+    utils.seed_everything(config.SEED)
+    model = build_model(config)
+    network = paddle.DataParallel(model) if utils.world_size() > 1 else model
+    engine.fit(config, network, dataset, val, Run(config, dataset.classes))
+    return float(sum(np.abs(p.numpy().astype(np.float64)).sum() for p in model.parameters()))
+
+
+def weights(output):
+    return load_file(Path(output) / "checkpoints" / "last" / "model.safetensors")
+
+
+def records(output):
+    return [json.loads(line) for line in (Path(output) / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_same(one, two, atol):
+    assert one.keys() == two.keys()
+    for name in one:
+        np.testing.assert_allclose(one[name], two[name], atol=atol, rtol=0, err_msg=name)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("one", "two", "length"),
+    [
+        # (batch, accumulation) of 1 rank and of 2, images: one update from the same global batch
+        ((16, 1), (8, 1), 16),
+        ((16, 1), (4, 2), 16),
+        # a short last group and a short last batch: the divisor is what was really accumulated
+        ((24, 1), (4, 3), 20),
+    ],
+)
+def test_an_update_on_two_ranks_is_the_update_on_one(tmp_path, tiny, one, two, length):
+    # Adam divides by its own gradient: a large EPS keeps rounding noise in gradients that are zero from deciding.
+    options = [*tiny, "TRAIN.OPTIMIZER.EPS", "0.01", "TRAIN.BASE_LR", "0.1", "DATA.DROP_LAST", "False"]
+    options += ["TRAIN.GRAD_CLIP", "0.5", "TRAIN.SMOOTHING", "0.1", "TRAIN.AFFINE", "[10.0,0.1,0.1]"]
+    for ranks, (batch, accumulation) in ((1, one), (2, two)):
+        sizes = ["DATA.BATCH_SIZE", str(batch), "TRAIN.ACCUM_ITER", str(accumulation)]
+        run_ranks(train, [*options, *sizes], tmp_path / str(ranks), length, ranks=ranks)
+    paddle.seed(0)
+    utils.seed_everything(0)
+    initial = build_model(get_config(None, tiny))
+    moved = np.abs(initial.head.weight.numpy().T - weights(tmp_path / "1")["head.weight"]).max()
+    assert moved > 1e-3
+    assert_same(weights(tmp_path / "1"), weights(tmp_path / "2"), atol=1e-5)
+    first, second = records(tmp_path / "1"), records(tmp_path / "2")
+    assert [r["samples"] for r in first if r["split"] == "train"] == [length]
+    for key in ("loss", "acc1", "acc5"):
+        assert first[0][key] == pytest.approx(second[0][key], abs=1e-4)
+        assert first[-1][key] == pytest.approx(second[-1][key], abs=1e-4)
+
+
+def test_ranks_hold_the_same_parameters_after_20_steps(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "8", "MODEL.DROPOUT", "0.1", "MODEL.DROPPATH", "0.1", "TRAIN.BASE_LR", "0.01"]
+    first, second = run_ranks(train, options, tmp_path, 320)
+    assert first == second
+    train_records = [r for r in records(tmp_path) if r["split"] == "train"]
+    assert [r["step"] for r in train_records] == [20]
+    assert train_records[0]["samples"] == 320
+
+
+EVALUATIONS = [(length, batch) for length in (1, 7, 16, 17) for batch in (1, 3, 8)]
+
+
+def evaluations(options):
+    """The metrics of every length and batch size on this many ranks."""
+    config, _, val = get_datasets(get_config(None, options))
+    utils.seed_everything(0)
+    model, found = build_model(config), {}
+    for length, batch in EVALUATIONS:
+        config = with_values(config, DATA__BATCH_SIZE_EVAL=batch)
+        part = ArrayDataset(config, "val", val.images[:length], val.labels[:length], val.classes)
+        loader = get_dataloader(config, part, "val", utils.rank(), utils.world_size())
+        found[length, batch] = engine.evaluate(config, model, loader, length)
+    return found
+
+
+@pytest.mark.smoke
+def test_evaluation_counts_every_sample_once_for_every_world_length_and_batch(tiny):
+    (single,) = run_ranks(evaluations, tiny, ranks=1)
+    pair = run_ranks(evaluations, tiny, ranks=2)
+    assert pair[0] == pair[1]
+    config, _, val = get_datasets(get_config(None, tiny))
+    utils.seed_everything(0)
+    model = build_model(config)
+    model.eval()
+    for (length, _batch), metrics in single.items():
+        pixels = paddle.to_tensor(np.stack([val[i][0] for i in range(length)]).astype(np.float32) / 255)
+        logits = model(((pixels - 0.5) / 0.5).transpose([0, 3, 1, 2])).numpy().astype(np.float64)
+        labels = val.labels[:length]
+        places = (-logits).argsort(1)
+        expected = np.log(np.exp(logits).sum(1)) - logits[np.arange(length), labels]
+        assert metrics["num_samples"] == length
+        assert metrics["loss"] == pytest.approx(expected.mean(), abs=1e-5)
+        assert metrics["acc1"] == pytest.approx(100 * (places[:, 0] == labels).mean())
+        assert metrics["acc5"] == pytest.approx(100 * (places[:, :5] == labels[:, None]).any(1).mean())
+    for key, metrics in pair[0].items():
+        assert metrics == {name: pytest.approx(value, abs=1e-5) for name, value in single[key].items()}
+
+
+def test_sums_clamp_top5_and_keep_nan_from_counting():
+    logits = paddle.to_tensor([[0.0, 2.0, 1.0], [3.0, 0.0, 1.0], [0.0, 1.0, 2.0]])
+    labels = paddle.to_tensor([1, 1, 0])
+    assert engine.sums(paddle.to_tensor([1.0, 2.0, 4.0]), logits, labels).tolist() == [7.0, 1.0, 3.0, 3.0]
+
+
+def nan_weights(options):
+    config, _, val = get_datasets(get_config(None, options))
+    model = build_model(config)
+    model.head.weight.set_value(paddle.full_like(model.head.weight, float("nan")))
+    loader = get_dataloader(config, val, "val", utils.rank(), utils.world_size())
+    engine.evaluate(config, model, loader, len(val))
+
+
+def test_weights_without_finite_logits_have_no_accuracy(tiny):
+    for error in run_ranks(nan_weights, tiny):
+        assert isinstance(error, RunError)
+        assert "the evaluation's loss is nan" in str(error)
+
+
+def test_a_loss_that_is_not_finite_stops_every_rank_and_names_the_step(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "8", "TRAIN.BASE_LR", "1e30", "REPORT_FREQ", "7"]
+    errors = run_ranks(train, options, tmp_path, 320)
+    assert str(errors[0]) == str(errors[1])
+    assert "the loss is " in str(errors[0])
+    assert " at step 2 (epoch 1, rank " in str(errors[0])  # the first update ruins the weights, the second step sees it
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_accumulation_longer_than_an_epoch_is_an_error(tmp_path, tiny):
+    with pytest.raises(InputError, match=r"ACCUM_ITER is 3, but an epoch has 2 steps: it would end without an update"):
+        train([*tiny, "DATA.BATCH_SIZE", "8", "TRAIN.ACCUM_ITER", "3"], tmp_path, 16)
+
+
+def test_a_run_resumed_at_an_epoch_ends_in_the_same_bits(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "MODEL.DROPOUT", "0.1", "MODEL.DROPPATH", "0.2", "TRAIN.BASE_LR", "1e-3"]
+    options += ["TRAIN.NUM_EPOCHS", "4", "SAVE_FREQ", "2", "TRAIN.AFFINE", "[10.0,0.1,0.1]", "TRAIN.WARMUP_EPOCHS", "1"]
+    train(options, tmp_path / "whole", 64)
+    middle = tmp_path / "whole" / "checkpoints" / "epoch_0002"
+    train([*options, "MODEL.RESUME", str(middle)], tmp_path / "resumed", 64)
+    for part in ("model", "optimizer"):
+        one, two = (load_file(tmp_path / run / "checkpoints" / "last" / f"{part}.safetensors") for run in ("whole", "resumed"))
+        assert_same(one, two, atol=0)
+    tail = [{k: v for k, v in r.items() if k not in ("images_per_s", "data_wait")} for r in records(tmp_path / "whole")]
+    resumed = [{k: v for k, v in r.items() if k not in ("images_per_s", "data_wait")} for r in records(tmp_path / "resumed")]
+    assert resumed == [r for r in tail if r["epoch"] > 2]
+
+
+def test_resume_names_what_is_wrong(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "16"]
+    train(options, tmp_path / "run", 32)
+    last = tmp_path / "run" / "checkpoints" / "last"
+    with pytest.raises(InputError, match=r"already holds a run; go on from it with -resume"):
+        train(options, tmp_path / "run", 32)
+    with pytest.raises(InputError, match=r"epoch 1 is done already and TRAIN.NUM_EPOCHS is 1"):
+        train([*options, "MODEL.RESUME", str(last)], tmp_path / "a", 32)
+    with pytest.raises(InputError, match=r"no checkpoint at"):
+        train([*options, "MODEL.RESUME", str(tmp_path)], tmp_path / "b", 32)
+    with pytest.raises(InputError, match=r"TRAIN.LAST_EPOCH is 2, the checkpoint's last epoch is 1"):
+        train([*options, "MODEL.RESUME", str(last), "TRAIN.LAST_EPOCH", "2"], tmp_path / "c", 32)
+    model = build_model(get_config(None, [*tiny, "MODEL.DEPTH", "1"]))
+    with pytest.raises(InputError, match=r"doesn't fit the model: unexpected blocks.1"):
+        load_checkpoint(last, model, build_optimizer(get_config(), model))
+    (last / "optimizer.safetensors").write_bytes(b"cut")
+    with pytest.raises(InputError, match=r"damaged checkpoint"):
+        train([*options, "MODEL.RESUME", str(last), "TRAIN.NUM_EPOCHS", "2"], tmp_path / "d", 32)
+
+
+def test_only_checkpoints_that_serve_are_kept(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.NUM_EPOCHS", "7", "SAVE_FREQ", "3", "TRAIN.BASE_LR", "0.003"]
+    train(options, tmp_path, 64)
+    folder = tmp_path / "checkpoints"
+    best, last = (folder / "best").resolve().name, (folder / "last").resolve().name
+    assert last == "epoch_0007"
+    assert {entry.name for entry in folder.glob("[!lb]*")} == {"epoch_0003", "epoch_0006", best, last}
+    validated = [r for r in records(tmp_path) if r["split"] == "val"]
+    highest = max(r["acc1"] for r in validated)
+    state = json.loads((folder / "best" / "state.json").read_text())
+    assert state["metrics"]["acc1"] == pytest.approx(highest, abs=1e-5)
+    assert state["epoch"] == next(r["epoch"] for r in validated if r["acc1"] == highest)
+
+
+def test_mixed_precision_without_a_gpu_is_an_error(tmp_path, tiny):
+    if utils.num_gpus():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(InputError, match="-amp needs a GPU"):
+        train([*tiny, "DATA.BATCH_SIZE", "16", "AMP", "True"], tmp_path, 16)

@@ -1,0 +1,89 @@
+"""Images against Pillow's own operations, batches against NumPy."""
+
+import numpy as np
+import paddle
+import pytest
+from PIL import Image
+
+from config import get_config
+from transforms import EvalTransform, Normalize, TrainTransform
+
+RNG = np.random.default_rng
+
+
+def picture(width, height):
+    return Image.fromarray(RNG(0).integers(0, 256, (height, width, 3), np.uint8))
+
+
+def configured(*options):
+    return get_config(None, ["DATA.IMAGE_SIZE", "32", *options])
+
+
+def test_normalize_is_numpys():
+    pixels = RNG(0).integers(0, 256, (2, 4, 4, 3), np.uint8)
+    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    expected = ((pixels / 255 - mean) / std).transpose(0, 3, 1, 2)
+    found = Normalize(mean, std)(paddle.to_tensor(pixels)).numpy()
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize(("width", "height"), [(60, 40), (40, 61), (37, 37), (20, 30)])
+def test_evaluation_resizes_the_short_side_and_cuts_the_centre(width, height):
+    image = picture(width, height)
+    found = EvalTransform(configured("DATA.CROP_PCT", "0.875"))(image)
+    short = 36  # floor(32 / 0.875)
+    w, h = (short, short * height // width) if width <= height else (short * width // height, short)
+    resized = image.resize((w, h), Image.Resampling.BICUBIC) if min(width, height) != short else image
+    left, top = round((w - 32) / 2), round((h - 32) / 2)
+    assert (found == np.asarray(resized.crop((left, top, left + 32, top + 32)))).all()
+
+
+def test_the_random_crop_keeps_to_its_scale_and_ratio():
+    transform = TrainTransform(configured("TRAIN.CROP_SCALE", "[0.2,0.5]", "TRAIN.CROP_RATIO", "[0.8,1.25]"))
+    boxes = [transform._crop_box(200, 100, RNG(i)) for i in range(300)]
+    areas = np.array([(r - x) * (b - t) / 20000 for x, t, r, b in boxes])
+    ratios = np.array([(r - x) / (b - t) for x, t, r, b in boxes])
+    assert areas.min() > 0.19
+    assert areas.max() < 0.51
+    assert ratios.min() > 0.77
+    assert ratios.max() < 1.3
+    assert abs(areas.mean() - 0.35) < 0.02
+    assert abs(np.log(ratios).mean()) < 0.03
+    assert all(0 <= x < r <= 200 and 0 <= t < b <= 100 for x, t, r, b in boxes)
+
+
+def test_a_crop_that_never_fits_falls_back_to_the_centre():
+    transform = TrainTransform(configured("TRAIN.CROP_SCALE", "[1.0,1.0]", "TRAIN.CROP_RATIO", "[1.0,1.0]"))
+    assert transform._crop_box(100, 40, RNG(0)) == (30, 0, 70, 40)
+    assert transform._crop_box(40, 100, RNG(0)) == (0, 30, 40, 70)
+
+
+def test_without_randomness_training_is_a_resize_and_the_flip_is_exact():
+    fixed = ["TRAIN.CROP_SCALE", "[1.0,1.0]", "TRAIN.CROP_RATIO", "[1.0,1.0]"]
+    image = picture(40, 40)
+    plain = TrainTransform(configured(*fixed, "TRAIN.HFLIP", "0"))(image, RNG(0))
+    assert (plain == np.asarray(image.resize((32, 32), Image.Resampling.BICUBIC))).all()
+    flipped = TrainTransform(configured(*fixed, "TRAIN.HFLIP", "1"))(image, RNG(0))
+    assert (flipped == plain[:, ::-1]).all()
+
+
+def test_affine_jitter_moves_by_what_it_says():
+    fixed = ["TRAIN.CROP_SCALE", "[1.0,1.0]", "TRAIN.CROP_RATIO", "[1.0,1.0]", "TRAIN.HFLIP", "0"]
+    disc = np.zeros((32, 32, 3), np.uint8)
+    disc[12:20, 12:20] = 255
+    rows, columns = np.mgrid[:32, :32]
+
+    def moments(options, seed):
+        found = TrainTransform(configured(*fixed, "TRAIN.AFFINE", options))(Image.fromarray(disc), RNG(seed))[..., 0]
+        mass = found.sum(dtype=float)
+        return (columns * found).sum() / mass - 15.5, (rows * found).sum() / mass - 15.5, mass
+
+    shifts = np.array([moments("[0.0,0.25,0.0]", seed)[:2] for seed in range(100)])
+    assert 7 < np.abs(shifts).max() <= 8.1  # a quarter of 32 pixels
+    assert np.abs(shifts.mean(0)).max() < 1.2
+    masses = np.array([moments("[0.0,0.0,0.2]", seed)[2] for seed in range(100)]) / (64 * 255)
+    assert 0.6 < masses.min() < 0.75  # 0.8 squared
+    assert 1.3 < masses.max() < 1.5  # 1.2 squared
+    turned = [moments("[30.0,0.0,0.0]", seed) for seed in range(20)]
+    assert np.abs([t[:2] for t in turned]).max() < 0.2  # about the centre

@@ -1,0 +1,163 @@
+"""Collectives over two real processes; launch environment, loggers, files, unpickler."""
+
+import os
+import pickle
+
+import numpy as np
+import paddle
+import pytest
+from ranks import run_ranks
+
+import utils
+from errors import InputError, RunError
+
+
+def collectives():
+    """What each of two ranks sees; asserted in the test."""
+    r = utils.rank()
+    seen = {}
+    seen["sum"] = utils.all_reduce_sum(paddle.to_tensor([1.0, r])).tolist()
+    seen["mean"] = utils.all_reduce_mean(paddle.to_tensor([1.0, r])).tolist()
+    values = {
+        "loss": paddle.to_tensor(1.0 + r),
+        "grid": paddle.to_tensor([[r, 2.0], [3.0, 4.0]]),
+        "count": paddle.to_tensor([3 * r + 1], dtype="int64"),
+    }
+    for average in (True, False):
+        reduced = utils.reduce_dict(values, average=average)
+        seen[f"dict {average}"] = {key: tensor.tolist() for key, tensor in reduced.items()}
+    seen["untouched"] = values["loss"].item() == 1.0 + r
+    try:
+        utils.reduce_dict({f"key{r}": paddle.ones([1])})
+    except RunError as error:
+        seen["mismatch"] = str(error)
+    try:
+        utils.reduce_dict({"same": paddle.ones([1 + r])})
+    except RunError as error:
+        seen["shapes"] = str(error)
+    objects = [None if r else "", {"rank": r, "list": list(range(1000 * r))}, np.arange(400_000 * (1 + r))]
+    gathered = [utils.all_gather(thing) for thing in objects]
+    seen["empty"] = gathered[0]
+    seen["dicts"] = [len(thing["list"]) for thing in gathered[1]]
+    seen["megabytes"] = [int(thing.sum()) for thing in gathered[2]]
+    return seen
+
+
+@pytest.mark.smoke
+def test_collectives_on_two_ranks():
+    for seen in run_ranks(collectives):
+        assert seen["sum"] == [2.0, 1.0]
+        assert seen["mean"] == [1.0, 0.5]
+        assert seen["dict True"] == {"loss": 1.5, "grid": [[0.5, 2.0], [3.0, 4.0]], "count": [2.5]}
+        assert seen["dict False"] == {"loss": 3.0, "grid": [[1.0, 4.0], [6.0, 8.0]], "count": [5]}
+        assert seen["untouched"]
+        assert "key0" in seen["mismatch"]
+        assert "key1" in seen["mismatch"]
+        assert "same" in seen["shapes"]
+        assert seen["empty"] == ["", None]
+        assert seen["dicts"] == [0, 1000]
+        assert seen["megabytes"] == [sum(range(400_000)), sum(range(800_000))]
+
+
+def test_collectives_on_one_process():
+    tensors = {"a": paddle.to_tensor(3.0), "b": paddle.to_tensor([2], dtype="int64")}
+    assert {key: value.tolist() for key, value in utils.reduce_dict(tensors).items()} == {"a": 3.0, "b": [2.0]}
+    assert utils.reduce_dict({}) == {}
+    assert utils.all_gather("x") == ["x"]
+    with utils.main_process_first():
+        pass
+
+
+def cache_built_first(folder):
+    with utils.main_process_first():
+        found = os.path.exists(f"{folder}/cache")
+        if not found:
+            open(f"{folder}/cache", "w").close()
+    return found
+
+
+def cache_that_fails():
+    with utils.main_process_first():
+        if utils.rank() == 0:
+            raise RunError("the disk is full")
+        return "ran"
+
+
+def test_main_process_first(tmp_path):
+    assert run_ranks(cache_built_first, str(tmp_path)) == [False, True]
+    first, second = run_ranks(cache_that_fails)
+    assert str(first) == "the disk is full"
+    assert str(second) == "rank 0 failed in what it had to do first"
+
+
+def test_a_partly_set_launch_environment_lists_the_variables(monkeypatch):
+    for name in utils.LAUNCH_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert not utils.launched()
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "0")
+    with pytest.raises(InputError, match=r"PADDLE_TRAINER_ID=0, missing PADDLE_TRAINERS_NUM, PADDLE_CURRENT_ENDPOINT"):
+        utils.launched()
+
+
+def test_more_processes_than_there_are_is_an_error():
+    cores = utils.num_cores()
+    assert utils.num_processes(-1) == cores
+    assert utils.num_processes(1) == 1
+    with pytest.raises(InputError, match=rf"asks for {cores + 6} processes, found {cores} cores"):
+        utils.num_processes(cores + 6)
+
+
+def test_average_meter_weighs_by_samples():
+    meter = utils.AverageMeter()
+    assert meter.avg == 0.0
+    meter.update(1.0, 3)
+    meter.update(5.0, 1)
+    assert (meter.avg, meter.count) == (2.0, 4)
+
+
+def test_seeding_is_a_function_of_seed_step():
+    def draw(seed, step):
+        utils.seed_step(seed, step)
+        return paddle.rand([4]).tolist()
+
+    assert draw(1, 2) == draw(1, 2)
+    assert len({tuple(draw(*pair)) for pair in [(1, 2), (2, 1), (1, 3), (0, 2)]}) == 4
+    utils.seed_everything(5)
+    first = (np.random.rand(), paddle.rand([1]).item())
+    utils.seed_everything(5)
+    assert first == (np.random.rand(), paddle.rand([1]).item())
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("old")
+    with pytest.raises(ZeroDivisionError), utils.written_whole(file) as handle:
+        handle.write("half")
+        raise ZeroDivisionError
+    assert file.read_text() == "old"
+    with utils.written_whole(file) as handle:
+        handle.write("new")
+    assert file.read_text() == "new"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
+
+
+class Shell:
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_the_unpickler_reads_arrays_and_runs_nothing(tmp_path, protocol):
+    content = {b"data": np.arange(6, dtype=np.uint8).reshape(2, 3), b"labels": [1, 2], "name": "x"}
+    loaded = utils.load_array_pickle(pickle.dumps(content, protocol))
+    assert loaded[b"data"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert loaded[b"labels"] == [1, 2]
+    evil = pickle.dumps({"a": [Shell(f"touch {tmp_path}/ran")]}, protocol)
+    with pytest.raises(InputError, match=r"asks to load (posix|nt|os)\.system"):
+        utils.load_array_pickle(evil)
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(InputError, match="not a readable pickle"):
+        utils.load_array_pickle(pickle.dumps(content, protocol)[:-5])
