@@ -17,13 +17,13 @@ from paddle import nn
 from yacs.config import CfgNode
 
 from checkpoint import load_checkpoint, remove_superseded, save_checkpoint
-from datasets import ImageDataset, get_dataloader
+from datasets import ImageDataset, batches, get_dataloader
 from errors import InputError, RunError
 from losses import CrossEntropy, build_criterion
 from optim import build_optimizer, build_schedule, decayed_parameters
 from records import Run, plot_curves
 from transforms import Normalize
-from utils import all_gather, all_reduce_sum, rank, seed_step, world_size
+from utils import all_gather, all_reduce_sum, num_gpus, rank, seed_step, world_size
 from weights import load_weights
 
 
@@ -139,7 +139,7 @@ def evaluate(config: CfgNode, model: nn.Layer, loader: paddle.io.DataLoader, num
     model.eval()
     normalize, criterion = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD), CrossEntropy()
     total = paddle.zeros([4], "float64")
-    for pixels, labels in loader:
+    for pixels, labels in batches(loader):
         with autocast(config):
             logits = model(normalize(pixels))
         total += sums(criterion(logits, labels), logits, labels)
@@ -205,10 +205,10 @@ class _Window:
 
     def timed(self, loader: Iterable) -> Iterator:
         """Yields the loader's batches and keeps the time spent waiting for them."""
-        batches = iter(loader)
+        source = batches(loader)
         while True:
             asked = time.perf_counter()
-            batch = next(batches, None)
+            batch = next(source, None)
             self.wait += time.perf_counter() - asked
             if batch is None:
                 return
@@ -248,7 +248,7 @@ class _Window:
         """Lists the images that DATA.SKIP_BROKEN replaced in this rank's log and returns their number."""
         indices = [int(index) for tensor in self.skipped for index in tensor.tolist() if index >= 0]
         for index in indices:
-            name = self.training.loader.dataset.name(index)
+            name = self.training.loader.dataset.dataset.name(index)
             self.training.run.local.warning(f"epoch {epoch}: unreadable, replaced by the next image: {name}")
         return len(indices)
 

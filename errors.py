@@ -31,7 +31,9 @@ class RunError(Exception):
     exit_status = 1
 
     def __init__(self, message: str, shared: bool = False) -> None:
-        if "Traceback (most recent call last)" in message:  # a loader worker's: the message is its traceback's last line
+        if (
+            "Traceback (most recent call last)" in message
+        ):  # a loader worker's: the message is its traceback's last line
             message = message.strip().rsplit("\n", 1)[-1].partition(": ")[2]
         super().__init__(" ".join(message.split()))
         self.shared = shared
@@ -74,7 +76,8 @@ def reported() -> Iterator[None]:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr)
-    logging.getLogger("local").error(text)
+    if logging.getLogger("local").handlers:  # the run's own log, once there is one
+        logging.getLogger("local").error(text)
 
 
 def _exit(status: int) -> None:

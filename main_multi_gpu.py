@@ -4,6 +4,8 @@ python main_multi_gpu.py -cfg=configs/vit/vit_digits.yaml -dataset=digits
 python -m paddle.distributed.launch --nproc_per_node 2 main_multi_gpu.py -cfg=... (the same flags)
 """
 
+import contextlib
+import io
 import os
 import signal
 import sys
@@ -22,10 +24,12 @@ def main_worker(config, dataset_train, dataset_val):
     from models import build_model
     from records import Run
 
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Paddle's import puts a dump of its C++ stack there
     ranks = utils.world_size()
     settings = utils.set_device_flags(config, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)))
     if ranks > 1:
-        dist.init_parallel_env()
+        with contextlib.redirect_stderr(io.StringIO()):  # a banner that lists its flags
+            dist.init_parallel_env()
     run = Run(config, dataset_val.classes)
     devices = ", ".join(utils.all_gather(paddle.device.get_device()))
     run.info(f"{ranks} process{f'es over {dist.get_backend()}' if ranks > 1 else ''} on {devices}: {settings}")
@@ -56,6 +60,9 @@ def main():
     import datasets
     import utils
 
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Ranks that are ended together leave their loaders' semaphores to Python's tracker, which would say so.
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]))
     is_launched = utils.launched()
     ranks = 1 if is_launched else utils.num_processes(config.NGPUS)
     config, dataset_train, dataset_val = datasets.get_datasets(config)

@@ -9,6 +9,7 @@ import pickle
 import platform
 import random
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
@@ -23,6 +24,7 @@ from yacs.config import CfgNode
 from errors import InputError, RunError
 
 logging.getLogger().setLevel(logging.WARNING)  # Paddle's import sets INFO: its notes on ports are no news for users
+tqdm.set_lock(threading.RLock())  # its default is a semaphore of the system, left behind by a process that is killed
 
 # ---------------------------------------------------------------- processes
 

@@ -29,7 +29,11 @@ def program(tmp_path):
     """Returns a function that runs a command of the toolkit in ``tmp_path``: (exit status, stdout, stderr)."""
 
     def run(script, *flags, timeout=120, **environment):
-        command = [sys.executable, str(ROOT / script), *flags] if script.endswith(".py") else ["sh", str(ROOT / script), *flags]
+        command = (
+            [sys.executable, str(ROOT / script), *flags]
+            if script.endswith(".py")
+            else ["sh", str(ROOT / script), *flags]
+        )
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         env = {**os.environ, "PATH": path, "VIRTUAL_ENV": "1", **environment}
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=timeout)

@@ -30,7 +30,9 @@ def listed(tmp_path):
     """An imagenet2012 folder: 4 training and 2 validation images, one path with a space."""
     write_images(tmp_path / "train", {"a": 2, "b b": 2})
     write_images(tmp_path / "val", {"v": 2}, seed=1)
-    (tmp_path / "train_list.txt").write_text("train/a/0.png 0\ntrain/a/1.png 0\ntrain/b b/0.png 1\n\ntrain/b b/1.png 1\n")
+    (tmp_path / "train_list.txt").write_text(
+        "train/a/0.png 0\ntrain/a/1.png 0\ntrain/b b/0.png 1\n\ntrain/b b/1.png 1\n"
+    )
     (tmp_path / "val_list.txt").write_text("val/v/0.png 1\nval/v/1.png 0\n")
     return tmp_path
 
@@ -51,10 +53,18 @@ def test_imagenet2012_reads_lists_with_spaces_in_paths(listed):
     [
         ("train_list.txt", "", r"train_list.txt: the list is empty"),
         ("train_list.txt", None, r"train_list.txt: can't be read"),
-        ("train_list.txt", "train/a/0.png 0\ntrain/a/1.png\n", r"train_list.txt, line 2: expected a path, then a label"),
+        (
+            "train_list.txt",
+            "train/a/0.png 0\ntrain/a/1.png\n",
+            r"train_list.txt, line 2: expected a path, then a label",
+        ),
         ("train_list.txt", "train/a/0.png 0\ntrain/a/1.png 5\n", r"train_list.txt, line 2: label 5 is outside 0\.\.1"),
         ("train_list.txt", "train/a/0.png -1\n", r"train_list.txt, line 1: label -1 is outside 0\.\.1"),
-        ("val_list.txt", "val/v/0.png 0\nval/v/8.png 1\nx/9.png 0\n", r"2 of 3 files are missing, the first is .*v/8.png"),
+        (
+            "val_list.txt",
+            "val/v/0.png 0\nval/v/8.png 1\nx/9.png 0\n",
+            r"2 of 3 files are missing, the first is .*v/8.png",
+        ),
         ("train_list.txt", "train/a/0.png 0\n", r"validation has 1 classes that no training image has: class 1"),
     ],
 )
@@ -155,7 +165,16 @@ def test_mnist_reads_its_original_files(tmp_path, kind, zipped):
     for prefix, count in (("train", 5), ("t10k", 2)):
         write_idx(tmp_path / f"{prefix}-images-idx3-ubyte", images[:count], zipped)
         write_idx(tmp_path / f"{prefix}-labels-idx1-ubyte", labels[:count], zipped)
-    grey = ["DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5", "DATA.IMAGE_SIZE", "28"]
+    grey = [
+        "DATA.IMAGE_CHANNELS",
+        "1",
+        "DATA.IMAGENET_MEAN",
+        "0.5",
+        "DATA.IMAGENET_STD",
+        "0.5",
+        "DATA.IMAGE_SIZE",
+        "28",
+    ]
     config, train, val = get_datasets(configured(kind, tmp_path, *grey))
     assert (len(train), len(val), config.MODEL.NUM_CLASSES) == (5, 2, 10)
     assert train.classes[9] == {"mnist": "9", "fashion_mnist": "Ankle boot"}[kind]
@@ -277,7 +296,12 @@ def test_augmentation_is_a_function_of_seed_epoch_and_index_whatever_loads_it():
             for loader in loaders:
                 loader.batch_sampler.set_epoch(wanted)
             batches = list(zip(*loaders, strict=True))
-            seen = [(p.tobytes(), int(y)) for step in batches for b in step for p, y in zip(*map(np.asarray, b), strict=True)]
+            seen = [
+                (p.tobytes(), int(y))
+                for step in batches
+                for b in step
+                for p, y in zip(*map(np.asarray, b), strict=True)
+            ]
         return seen
 
     base = epoch_of("0", 1, "32", 2)

@@ -166,10 +166,14 @@ def test_a_run_resumed_at_an_epoch_ends_in_the_same_bits(tmp_path, tiny):
     middle = tmp_path / "whole" / "checkpoints" / "epoch_0002"
     train([*options, "MODEL.RESUME", str(middle)], tmp_path / "resumed", 64)
     for part in ("model", "optimizer"):
-        one, two = (load_file(tmp_path / run / "checkpoints" / "last" / f"{part}.safetensors") for run in ("whole", "resumed"))
+        one, two = (
+            load_file(tmp_path / run / "checkpoints" / "last" / f"{part}.safetensors") for run in ("whole", "resumed")
+        )
         assert_same(one, two, atol=0)
     tail = [{k: v for k, v in r.items() if k not in ("images_per_s", "data_wait")} for r in records(tmp_path / "whole")]
-    resumed = [{k: v for k, v in r.items() if k not in ("images_per_s", "data_wait")} for r in records(tmp_path / "resumed")]
+    resumed = [
+        {k: v for k, v in r.items() if k not in ("images_per_s", "data_wait")} for r in records(tmp_path / "resumed")
+    ]
     assert resumed == [r for r in tail if r["epoch"] > 2]
 
 

@@ -58,7 +58,9 @@ def golden_vit(folder, **changes):
     sizes = {("image_size" if key == "img_size" else key): value for key, value in VIT.items()}
     model = VisionTransformer(**{**sizes, **changes})
     linear = {f"{name}.weight" for name, layer in model.named_sublayers() if isinstance(layer, nn.Linear)}
-    shapes = {name: tuple(t.shape)[::-1] if name in linear else tuple(t.shape) for name, t in model.state_dict().items()}
+    shapes = {
+        name: tuple(t.shape)[::-1] if name in linear else tuple(t.shape) for name, t in model.state_dict().items()
+    }
     save_file({name: array(name, shape) for name, shape in shapes.items()}, folder / "timm.safetensors")
     load_weights(model, folder / "timm.safetensors")
     return model, linear

@@ -61,7 +61,9 @@ def test_weight_decay_leaves_biases_norms_and_embeddings_alone():
 
 
 def test_adamw_is_the_papers():
-    config = get_config(None, ["TRAIN.BASE_LR", "0.01", "TRAIN.WEIGHT_DECAY", "0.1", "TRAIN.OPTIMIZER.BETAS", "[0.8,0.9]"])
+    config = get_config(
+        None, ["TRAIN.BASE_LR", "0.01", "TRAIN.WEIGHT_DECAY", "0.1", "TRAIN.OPTIMIZER.BETAS", "[0.8,0.9]"]
+    )
 
     class Model(nn.Linear):
         def no_weight_decay(self):

@@ -57,9 +57,9 @@ def load_weights(model: nn.Layer, path: str | Path) -> LoadReport:
     problems = [f"missing {name}" for name in state if name not in arrays]
     problems += [f"unexpected {name}" for name in arrays if name not in state]
     problems += [
-        f"{name} is {list(array.shape)}, the model's {state[name].shape}"
+        f"{name} is {list(array.shape)}, the model's {list(state[name].shape)}"
         for name, array in arrays.items()
-        if name in state and list(array.shape) != state[name].shape
+        if name in state and list(array.shape) != list(state[name].shape)
     ]
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""

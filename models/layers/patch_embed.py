@@ -35,6 +35,8 @@ class PatchEmbed(nn.Layer):
         )
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        if x.shape[2:] != [self.image_size, self.image_size]:
-            raise InputError(f"the model takes images of {self.image_size} x {self.image_size}, found {x.shape[2:]}")
+        if list(x.shape[2:]) != [self.image_size] * 2:
+            raise InputError(
+                f"the model takes images of {self.image_size} x {self.image_size}, found {x.shape[2]} x {x.shape[3]}"
+            )
         return self.proj(x).flatten(2).transpose([0, 2, 1])

@@ -1,0 +1,274 @@
+"""The commands end to end: train, evaluate, logs, exit statuses, launchers, and ranks that fail."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, TINY, write_images
+from PIL import Image
+from safetensors.numpy import load_file
+
+SHORT = ["-cfg=vit_digits", "-o", "TRAIN.NUM_EPOCHS", "50", "TRAIN.AFFINE", "[5.0,0.03,0.05]", "VALIDATE_FREQ", "50"]
+
+
+def read(run, name):
+    return json.loads((Path(run) / name).read_text())
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A shortened digits run by run_train_multi.sh: (its folder, what it printed)."""
+    folder = tmp_path_factory.mktemp("digits")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    command = ["sh", str(ROOT / "run_train_multi.sh"), "-output=run", *SHORT]
+    environment = {**os.environ, "PATH": path, "VIRTUAL_ENV": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / "run", done.stdout
+
+
+@pytest.mark.smoke
+def test_the_digits_run_reaches_95_percent_and_leaves_its_record(digits):
+    run, printed = digits
+    result = read(run, "result.json")
+    assert result["acc1"] >= 95
+    assert result["num_samples"] == 364
+    assert result["model"] == "vit_digits"
+    assert result["weights"].endswith("epoch_0050")
+    assert result["config"]["TRAIN"]["NUM_EPOCHS"] == 50
+    assert "2 processes over GLOO on cpu, cpu: 1 thread per process, stride kernels off" in printed
+    assert "global batch 32 x 2 = 64, accumulation 1, effective batch 64; learning rate 1e-06, after" in printed
+    assert re.search(rf"summary: acc1: {result['acc1']:.2f}, .*samples: 364, time: .* s, run: run\n", printed)
+    assert "TRAIN.NUM_EPOCHS: 300 -> 50" in printed
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    train = [r for r in records if r["split"] == "train"]
+    assert [r["epoch"] for r in train] == list(range(1, 51))
+    keys = {"split", "step", "epoch", "samples", "lr", "loss", "acc1", "acc5", "images_per_s", "data_wait"}
+    assert all(set(r) == keys and r["samples"] == 22 * 64 and 0 <= r["data_wait"] < 1 for r in train)
+    assert train[-1]["step"] == 50 * 22
+    assert (run / "log.txt").read_text().count("epoch 1 step 22") == 1
+    assert (run / "log_0.txt").exists()
+    assert (run / "log_1.txt").exists()
+    assert read(run, "classes.json") == [str(d) for d in range(10)]
+    with Image.open(run / "curves.png") as picture:
+        assert picture.size == (960, 1080)
+
+
+@pytest.mark.smoke
+def test_evaluation_repeats_the_runs_numbers_on_one_process_and_on_two(digits, program, tmp_path):
+    run, _ = digits
+    trained = read(run, "result.json")
+    best = run / "checkpoints" / "best"
+    forms = [
+        ("run_eval_multi.sh", "-eval", f"-pretrained={best}"),
+        ("main_single_gpu.py", "-cfg=vit_digits", "-eval", "-batch_size=7", f"--pretrained={best}/model"),
+        ("main_multi_gpu.py", f"-cfg={run}/config.yaml", "-eval", "-ngpus=1", f"-pretrained={best}/model.safetensors"),
+    ]
+    for number, form in enumerate(forms):
+        status, _, errors = program(*form, f"-output={number}")
+        assert status == 0, errors
+        result = read(tmp_path / str(number), "result.json")
+        assert {key: result[key] for key in ("loss", "acc1", "acc5")} == {
+            key: pytest.approx(trained[key], abs=1e-4) for key in ("loss", "acc1", "acc5")
+        }
+        assert result["num_samples"] == 364
+
+
+def test_an_evaluation_without_weights_or_with_others_is_an_error(program, digits):
+    run, _ = digits
+    for flags, message in [
+        ([], "error: -eval needs -pretrained FILE"),
+        (["-pretrained=absent"], "error: no weights at absent; looked for absent/model.safetensors, absent, "),
+        (
+            [f"-pretrained={run}/checkpoints/best", "-o", "MODEL.DEPTH", "3"],
+            "doesn't fit the model: unexpected blocks.3.",
+        ),
+    ]:
+        status, _, errors = program("main_multi_gpu.py", "-cfg=vit_digits", "-eval", *flags)
+        assert status == 2
+        assert message in errors
+        assert errors.count("error: ") == 1  # one rank speaks
+        assert "Traceback" not in errors
+
+
+def test_wrong_input_exits_with_2_before_anything_is_built(program):
+    for flags, message in [
+        (["-dataset=folder", "-data_path=nowhere"], "error: nowhere/train: no class folders"),
+        (["-ngpus=99"], "error: NGPUS asks for 99 processes, found "),
+        (["-o", "TRAIN.ACCUM_ITER", "99"], "error: TRAIN.ACCUM_ITER is 99, but an epoch has 22 steps"),
+        (["-amp"], "error: -amp needs a GPU"),
+    ]:
+        status, _, errors = program("main_multi_gpu.py", "-cfg=vit_digits", *flags)
+        assert (status, errors.count("error: "), message in errors) == (2, 1, True), errors
+    status, _, errors = program("main_multi_gpu.py", "-cfg=vit_digits", PADDLE_TRAINER_ID="0")
+    assert status == 2
+    assert "missing PADDLE_TRAINERS_NUM" in errors
+    status, _, errors = program("main_single_gpu.py", "-cfg=vit_digits", "-ngpus=2")
+    assert (status, "found NGPUS 2; run main_multi_gpu.py" in errors) == (2, True)
+
+
+def launch(folder, *arguments, script=("main_multi_gpu.py",)):
+    script, *flags = script
+    command = [sys.executable, "-m", "paddle.distributed.launch", *arguments, str(ROOT / script), *flags]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_the_same_command_runs_under_the_launcher_on_one_node_and_on_two(tmp_path):
+    flags = ["-cfg=vit_digits", "-o", "TRAIN.NUM_EPOCHS", "2", "VALIDATE_FREQ", "2"]
+    spawned = subprocess.run(
+        [sys.executable, str(ROOT / "main_multi_gpu.py"), "-output=spawned", *flags], cwd=tmp_path, capture_output=True
+    )
+    assert spawned.returncode == 0
+    one = launch(tmp_path, "--nproc_per_node=2", script=("main_multi_gpu.py", "-output=one", *flags))
+    assert one.wait(120) == 0, one.stdout.read()
+    master = ["--master=127.0.0.1:47231", "--nnodes=2", "--nproc_per_node=1"]
+    nodes = [
+        launch(
+            tmp_path, *master, f"--rank={k}", f"--log_dir=log{k}", script=("main_multi_gpu.py", "-output=two", *flags)
+        )
+        for k in range(2)
+    ]
+    for node in nodes:
+        assert node.wait(120) == 0, node.stdout.read()
+    expected = load_file(tmp_path / "spawned/checkpoints/last/model.safetensors")
+    for name in ("one", "two"):
+        found = load_file(tmp_path / name / "checkpoints/last/model.safetensors")
+        assert all((found[key] == value).all() for key, value in expected.items())
+        assert "2 processes over GLOO" in (tmp_path / name / "log.txt").read_text()
+
+
+# --------------------------------------------------------------- ranks that fail
+
+
+def start(folder, *flags):
+    """Starts a long run of two processes in a process group of its own."""
+    command = [sys.executable, str(ROOT / "main_multi_gpu.py"), *flags]
+    return subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def descendants(pid):
+    """The ranks and loader workers of a run, as long as the parent lives: {pid: command line}."""
+    table = subprocess.run(["ps", "-eww", "-o", "pid,ppid,args"], capture_output=True, text=True).stdout.splitlines()[
+        1:
+    ]
+    rows = [line.split(None, 2) for line in table]
+    found, wanted = {}, {str(pid)}
+    while wanted:
+        children = {row[0]: row[2] for row in rows if row[1] in wanted}
+        found |= children
+        wanted = set(children)
+    return found
+
+
+def wait_for_first_step(process, folder):
+    """Waits until metrics.jsonl has a line and returns the pids of the run."""
+    deadline = time.time() + 90
+    while not any((folder / "run").glob("metrics.jsonl")):
+        assert process.poll() is None, process.stderr.read()
+        assert time.time() < deadline
+        time.sleep(0.1)
+    return [int(pid) for pid in descendants(process.pid)]
+
+
+def assert_none_left(pids):
+    deadline = time.time() + 10
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+        assert time.time() < deadline, "processes are left"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def long_run(tmp_path):
+    """A run with loader workers that takes long enough to be disturbed; killed at the test's end, whatever happens."""
+    workers = ["-o", "TRAIN.NUM_EPOCHS", "1000", "DATA.NUM_WORKERS", "1", "REPORT_FREQ", "1"]
+    process = start(tmp_path, "-cfg=vit_digits", "-output=run", *workers)
+    pids = wait_for_first_step(process, tmp_path)
+    with process:
+        yield process, pids
+        for pid in [process.pid, *pids]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def ranks_of(process):
+    return [
+        int(pid) for pid, args in descendants(process.pid).items() if "spawn_main" in args and "resource" not in args
+    ]
+
+
+def test_a_rank_that_is_killed_ends_the_run(long_run):
+    process, pids = long_run
+    assert len(pids) >= 4  # two ranks, a loader worker each
+    victim = min(ranks_of(process))
+    start_time = time.time()
+    os.kill(victim, signal.SIGKILL)
+    assert process.wait(15) == 1
+    assert time.time() - start_time < 15
+    errors = process.stderr.read()
+    assert re.search(r"error: rank \d was killed by SIGKILL", errors)
+    assert "Traceback" not in errors
+    assert_none_left(pids)
+
+
+def test_ctrl_c_ends_every_process_without_a_traceback(long_run):
+    process, pids = long_run
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
+    assert process.wait(15) == 130
+    assert process.stderr.read().strip().endswith("interrupted")
+    assert_none_left(pids)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_parent_that_is_killed_takes_its_processes_along(long_run, number):
+    process, pids = long_run
+    process.send_signal(number)
+    assert process.wait(15) == -number
+    assert_none_left(pids)
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_rank_that_raises_ends_the_run_with_its_error_and_no_other(tmp_path, workers):
+    write_images(tmp_path / "data" / "train", {"a": 20, "b": 20})
+    write_images(tmp_path / "data" / "val", {"a": 2, "b": 2})
+    (tmp_path / "data" / "train" / "b" / "7.png").write_bytes(b"\x89PNG cut")
+    options = [word for word in TINY if word != "digits"]
+    options[options.index("DATA.DATASET") :] = options[options.index("DATA.DATASET") + 1 :]
+    flags = ["-dataset=folder", "-data_path=data", "-output=run", "-batch_size=4", "-o", *options]
+    started = time.time()
+    process = start(
+        tmp_path, *flags, "DATA.NUM_WORKERS", workers, "TRAIN.NUM_EPOCHS", "500", "MODEL.NUM_CLASSES", "auto"
+    )
+    _, errors = process.communicate(timeout=60)
+    assert time.time() - started < 30  # start-up and an epoch included
+    assert process.returncode == 1
+    assert re.search(
+        r"^rank \d: error: data/train/b/7.png: not readable as an image \(Unidentified", errors, re.MULTILINE
+    )
+    assert "Traceback" not in errors
+    assert errors.count("error: ") == 1
+
+
+def test_broken_images_are_skipped_counted_and_listed_when_asked(tmp_path, program):
+    write_images(tmp_path / "data" / "train", {"a": 8, "b": 8})
+    write_images(tmp_path / "data" / "val", {"a": 1, "b": 1})
+    (tmp_path / "data" / "train" / "b" / "3.png").write_bytes(b"")
+    options = [word for word in TINY if word not in ("DATA.DATASET", "digits")]
+    flags = ["-dataset=folder", "-data_path=data", "-output=run", "-batch_size=4", "-o", *options]
+    status, printed, errors = program(
+        "main_multi_gpu.py", *flags, "DATA.SKIP_BROKEN", "True", "MODEL.NUM_CLASSES", "auto"
+    )
+    assert status == 0, errors
+    assert "1 unreadable images were skipped" in printed
+    listed = [(tmp_path / "run" / f"log_{rank}.txt").read_text() for rank in (0, 1)]
+    assert sum(text.count("b/3.png") for text in listed) == 1
+    assert "acc5 counts the first 2: there are no five classes" in printed
+    assert read(tmp_path / "run", "result.json")["acc5"] == 100
