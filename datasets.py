@@ -337,8 +337,8 @@ def get_dataloader(
         num_workers=workers,
         collate_fn=_collate,
         persistent_workers=workers > 0,
-        # Paddle leaves its segments in /dev/shm when a run is killed, and containers give it 64 MB. A pipe carries 2,600
-        # to 4,500 images of 224 x 224 a second here, shared memory 4,000 to 10,800; a worker decodes a few hundred.
+        # Paddle leaves its segments in /dev/shm when a run is killed, and containers give it 64 MB. A pipe carries
+        # 2,600 to 4,500 images of 224 x 224 a second, shared memory 4,000 to 10,800; a worker decodes a few hundred.
         use_shared_memory=False,
         worker_init_fn=_start_worker,
     )

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import utils  # noqa: F401  (Paddle's import)
+
+os.environ.pop("OMP_NUM_THREADS", None)  # set by that import; the programs that tests start would take it for a wish
 ROOT = Path(__file__).resolve().parent.parent
 TINY = [
     "DATA.IMAGE_SIZE", "8", "DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5",

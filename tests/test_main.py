@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from conftest import ROOT, TINY, write_images
 from PIL import Image
 from safetensors.numpy import load_file
 
-SHORT = ["-cfg=vit_digits", "-o", "TRAIN.NUM_EPOCHS", "50", "TRAIN.AFFINE", "[5.0,0.03,0.05]", "VALIDATE_FREQ", "50"]
+SHORT = ["-cfg=vit_digits", "-o", "TRAIN.NUM_EPOCHS", "60", "TRAIN.AFFINE", "[5.0,0.03,0.05]", "VALIDATE_FREQ", "60"]
 
 
 def read(run, name):
@@ -41,18 +42,18 @@ def test_the_digits_run_reaches_95_percent_and_leaves_its_record(digits):
     assert result["acc1"] >= 95
     assert result["num_samples"] == 364
     assert result["model"] == "vit_digits"
-    assert result["weights"].endswith("epoch_0050")
-    assert result["config"]["TRAIN"]["NUM_EPOCHS"] == 50
+    assert result["weights"].endswith("epoch_0060")
+    assert result["config"]["TRAIN"]["NUM_EPOCHS"] == 60
     assert "2 processes over GLOO on cpu, cpu: 1 thread per process, stride kernels off" in printed
     assert "global batch 32 x 2 = 64, accumulation 1, effective batch 64; learning rate 1e-06, after" in printed
     assert re.search(rf"summary: acc1: {result['acc1']:.2f}, .*samples: 364, time: .* s, run: run\n", printed)
-    assert "TRAIN.NUM_EPOCHS: 300 -> 50" in printed
+    assert "TRAIN.NUM_EPOCHS: 300 -> 60" in printed
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     train = [r for r in records if r["split"] == "train"]
-    assert [r["epoch"] for r in train] == list(range(1, 51))
+    assert [r["epoch"] for r in train] == list(range(1, 61))
     keys = {"split", "step", "epoch", "samples", "lr", "loss", "acc1", "acc5", "images_per_s", "data_wait"}
     assert all(set(r) == keys and r["samples"] == 22 * 64 and 0 <= r["data_wait"] < 1 for r in train)
-    assert train[-1]["step"] == 50 * 22
+    assert train[-1]["step"] == 60 * 22
     assert (run / "log.txt").read_text().count("epoch 1 step 22") == 1
     assert (run / "log_0.txt").exists()
     assert (run / "log_1.txt").exists()
@@ -114,29 +115,33 @@ def test_wrong_input_exits_with_2_before_anything_is_built(program):
     assert (status, "found NGPUS 2; run main_multi_gpu.py" in errors) == (2, True)
 
 
-def launch(folder, *arguments, script=("main_multi_gpu.py",)):
-    script, *flags = script
-    command = [sys.executable, "-m", "paddle.distributed.launch", *arguments, str(ROOT / script), *flags]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def free_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
 
 
-def test_the_same_command_runs_under_the_launcher_on_one_node_and_on_two(tmp_path):
+def launch(folder, name, *arguments):
+    """Starts ``paddle.distributed.launch`` on main_multi_gpu.py with ``-output=name``; returns (process, its log)."""
+    launcher = [a for a in arguments if a.startswith("--")]
+    flags = [a for a in arguments if not a.startswith("--")]
+    log = folder / f"launch{len(list(folder.glob('launch*')))}.txt"
+    command = [sys.executable, "-m", "paddle.distributed.launch", *launcher, str(ROOT / "main_multi_gpu.py")]
+    with open(log, "w") as out:
+        return subprocess.Popen([*command, f"-output={name}", *flags], cwd=folder, stdout=out, stderr=out), log
+
+
+def test_the_same_command_runs_under_the_launcher_on_one_node_and_on_two(tmp_path, program):
     flags = ["-cfg=vit_digits", "-o", "TRAIN.NUM_EPOCHS", "2", "VALIDATE_FREQ", "2"]
-    spawned = subprocess.run(
-        [sys.executable, str(ROOT / "main_multi_gpu.py"), "-output=spawned", *flags], cwd=tmp_path, capture_output=True
-    )
-    assert spawned.returncode == 0
-    one = launch(tmp_path, "--nproc_per_node=2", script=("main_multi_gpu.py", "-output=one", *flags))
-    assert one.wait(120) == 0, one.stdout.read()
-    master = ["--master=127.0.0.1:47231", "--nnodes=2", "--nproc_per_node=1"]
-    nodes = [
-        launch(
-            tmp_path, *master, f"--rank={k}", f"--log_dir=log{k}", script=("main_multi_gpu.py", "-output=two", *flags)
-        )
-        for k in range(2)
-    ]
-    for node in nodes:
-        assert node.wait(120) == 0, node.stdout.read()
+    status, _, errors = program("main_multi_gpu.py", "-output=spawned", *flags)
+    assert status == 0, errors
+    nodes = ["--nnodes=2", "--nproc_per_node=1", f"--master=127.0.0.1:{free_port()}"]
+    for started in (
+        [launch(tmp_path, "one", "--nproc_per_node=2", *flags)],
+        [launch(tmp_path, "two", *nodes, f"--rank={k}", f"--log_dir=log{k}", *flags) for k in range(2)],
+    ):
+        for process, log in started:
+            assert process.wait(120) == 0, log.read_text()
     expected = load_file(tmp_path / "spawned/checkpoints/last/model.safetensors")
     for name in ("one", "two"):
         found = load_file(tmp_path / name / "checkpoints/last/model.safetensors")

@@ -38,7 +38,7 @@ PARAMETERS = {
 def test_every_vit_of_paddlevit_is_shipped_under_its_name():
     assert set(list_models("vit_*")) == {*PARAMETERS, "vit_digits"}
     for file in CONFIG_DIR.glob("*/*.yaml"):
-        assert get_config(file).MODEL.NAME == file.stem
+        assert file.stem == get_config(file).MODEL.NAME
 
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS))

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import timm
 import torch
+
 from golden.formula import VIT, array
 
 
