@@ -8,10 +8,11 @@ import sys
 import time
 import traceback
 import warnings
+import zlib  # noqa: F401
 from collections.abc import Iterator
 
-# What Paddle says at its import and about its sockets is no news for a user. It has to be told before it is imported,
-# and every program imports this module first.
+# What has to stand before Paddle's import; every program imports this module first. Paddle 2.6 carries a zlib of its
+# own that crashes Python's, unless Python's (above) is loaded already; and its notes on sockets are no news for users.
 os.environ.setdefault("GLOG_minloglevel", "2")
 for _message in (
     "No ccache found",

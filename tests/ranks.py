@@ -1,32 +1,59 @@
 """Real processes for the tests: ``run_ranks`` calls a function in N of them, joined by gloo."""
 
+import multiprocessing
+import os
 import pickle
+import socket
 import tempfile
+import zlib  # noqa: F401  (before Paddle's import: errors.py says why)
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import paddle.distributed as dist
-
-from errors import RunError
-
 
 def run_ranks(function: Callable, *args: Any, ranks: int = 2) -> list[Any]:
-    """Returns what ``function(*args)`` returned (or the error it raised) on each of ``ranks`` processes, by rank.
+    """Returns what ``function(*args)`` returned (or the RunError it raised) on each of ``ranks`` processes, by rank.
 
     One rank runs here, without a process group, as a run of one process does.
     """
     if ranks == 1:
         return [function(*args)]
+    endpoints = ",".join(f"127.0.0.1:{port}" for port in free_ports(ranks))
+    context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        dist.spawn(_call, args=(function, args, folder), nprocs=ranks)
+        given = (endpoints, function, args, folder)
+        processes = [context.Process(target=_call, args=(rank, *given), daemon=True) for rank in range(ranks)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(120)
+            assert process.exitcode == 0, f"a rank ended with {process.exitcode}"
         return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(ranks)]
 
 
-def _call(function: Callable, args: tuple, folder: str) -> None:
+def free_ports(count: int) -> list[int]:
+    """Returns ports of this machine that nobody listens on."""
+    sockets = [socket.socket() for _ in range(count)]
+    for taken in sockets:
+        taken.bind(("127.0.0.1", 0))
+    ports = [taken.getsockname()[1] for taken in sockets]
+    for taken in sockets:
+        taken.close()
+    return ports
+
+
+def _call(rank: int, endpoints: str, function: Callable, args: tuple, folder: str) -> None:
+    own = endpoints.split(",")[rank]
+    os.environ |= {"PADDLE_TRAINER_ID": str(rank), "PADDLE_TRAINERS_NUM": str(endpoints.count(",") + 1)}
+    os.environ |= {"PADDLE_TRAINER_ENDPOINTS": endpoints, "PADDLE_CURRENT_ENDPOINT": own}
+    os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"
+    import paddle.distributed as dist
+
+    from errors import RunError
+
     dist.init_parallel_env()
     try:
         result = function(*args)
     except RunError as error:
         result = error
-    (Path(folder) / str(dist.get_rank())).write_bytes(pickle.dumps(result))
+    (Path(folder) / str(rank)).write_bytes(pickle.dumps(result))

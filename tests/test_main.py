@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, TINY, write_images
 from PIL import Image
+from ranks import free_ports
 from safetensors.numpy import load_file
 
 SHORT = ["-cfg=vit_digits", "-o", "TRAIN.NUM_EPOCHS", "60", "TRAIN.AFFINE", "[5.0,0.03,0.05]", "VALIDATE_FREQ", "60"]
@@ -115,12 +115,6 @@ def test_wrong_input_exits_with_2_before_anything_is_built(program):
     assert (status, "found NGPUS 2; run main_multi_gpu.py" in errors) == (2, True)
 
 
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
-
-
 def launch(folder, name, *arguments):
     """Starts ``paddle.distributed.launch`` on main_multi_gpu.py with ``-output=name``; returns (process, its log)."""
     launcher = [a for a in arguments if a.startswith("--")]
@@ -135,7 +129,7 @@ def test_the_same_command_runs_under_the_launcher_on_one_node_and_on_two(tmp_pat
     flags = ["-cfg=vit_digits", "-o", "TRAIN.NUM_EPOCHS", "2", "VALIDATE_FREQ", "2"]
     status, _, errors = program("main_multi_gpu.py", "-output=spawned", *flags)
     assert status == 0, errors
-    nodes = ["--nnodes=2", "--nproc_per_node=1", f"--master=127.0.0.1:{free_port()}"]
+    nodes = ["--nnodes=2", "--nproc_per_node=1", f"--master=127.0.0.1:{free_ports(1)[0]}"]
     for started in (
         [launch(tmp_path, "one", "--nproc_per_node=2", *flags)],
         [launch(tmp_path, "two", *nodes, f"--rank={k}", f"--log_dir=log{k}", *flags) for k in range(2)],
