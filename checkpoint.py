@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from errors import InputError
 from utils import sync_directory
-from weights import load_weights, save_weights
+from weights import find_weights, load_weights, save_weights
 
 
 def save_checkpoint(
@@ -79,6 +79,12 @@ def load_checkpoint(path: str | Path, model: nn.Layer, optimizer: paddle.optimiz
         raise InputError(f"{folder}: its optimizer state belongs to another model ({error})") from None
     optimizer.set_state_dict({key: paddle.to_tensor(value) for key, value in moments.items()})
     return state
+
+
+def classes_of(weights: str | Path) -> list[str] | None:
+    """Returns the class names of the run that saved ``weights``; None where no checkpoint tells."""
+    file = find_weights(weights).with_name("state.json")
+    return json.loads(file.read_text(encoding="utf-8"))["classes"] if file.is_file() else None
 
 
 def _optimizer_arrays(model: nn.Layer, optimizer: paddle.optimizer.Optimizer) -> dict[str, np.ndarray]:

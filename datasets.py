@@ -5,9 +5,7 @@ labels in a few arrays, so that handing it to a process costs little: 65 MB for 
 """
 
 import os
-import re
 import traceback
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,13 +14,11 @@ import paddle
 from PIL import Image
 from yacs.config import CfgNode
 
-import archives
+import sources
 from config import with_values
 from errors import InputError, RunError
 from transforms import EvalTransform, TrainTransform
 from utils import die_with_parent
-
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
 
 # ----------------------------------------------------------------- datasets
 
@@ -146,24 +142,19 @@ def get_dataset(config: CfgNode, mode: str) -> ImageDataset:
     Raises:
         InputError: files that are missing, empty or damaged, labels outside the range.
     """
-    kind, root = config.DATA.DATASET, Path(config.DATA.DATA_PATH)
+    kind, root, limit = config.DATA.DATASET, Path(config.DATA.DATA_PATH), config.MODEL.NUM_CLASSES
     if kind == "synthetic":
-        dataset = SyntheticDataset(config, mode)
-    elif kind == "imagenet2012":
-        dataset = _listed(config, mode, root)
-    elif kind == "folder":
-        dataset = _foldered(config, mode, root)
+        return SyntheticDataset(config, mode)
+    if kind == "imagenet2012":
+        return FileDataset(config, mode, root, *sources.read_list(root, mode, limit))
+    if kind == "folder":
+        dataset = FileDataset(config, mode, root, *sources.read_folder(root, mode))
     else:
-        images, labels, classes = archives.read(kind, root, mode)
-        dataset = ArrayDataset(config, mode, images, labels, classes)
+        dataset = ArrayDataset(config, mode, *sources.read_archive(kind, root, mode))
     if not len(dataset):
         raise InputError(f"the {mode} set of '{kind}' at {root} is empty")
-    if kind not in ("imagenet2012", "synthetic"):  # those were checked with the line that is wrong, or fit by making
-        num_classes = config.MODEL.NUM_CLASSES
-        if num_classes != "auto" and len(dataset.classes) > num_classes:
-            raise InputError(
-                f"the data has {len(dataset.classes)} classes, MODEL.NUM_CLASSES is {num_classes}; set it to 'auto'"
-            )
+    if limit != "auto" and len(dataset.classes) > limit:
+        raise InputError(f"the data has {len(dataset.classes)} classes, MODEL.NUM_CLASSES is {limit}; set it to 'auto'")
     return dataset
 
 
@@ -190,82 +181,6 @@ def get_datasets(config: CfgNode) -> tuple[CfgNode, ImageDataset | None, ImageDa
 
 def _class_name(dataset: ImageDataset, label: int) -> str:
     return dataset.classes[label] if dataset.classes else f"class {label}"
-
-
-def _listed(config: CfgNode, mode: str, root: Path) -> FileDataset:
-    """PaddleViT's lists: each line of ``<mode>_list.txt`` is a path (which may hold spaces), then a label."""
-    file = root / f"{mode}_list.txt"
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: can't be read ({error}); DATASET imagenet2012 needs it under -data_path") from None
-    limit = config.MODEL.NUM_CLASSES
-    paths, labels = [], []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        path, _, label = line.strip().rpartition(" ")
-        if not path.strip() or not re.fullmatch(r"-?\d+", label):
-            raise InputError(f"{file}, line {number}: expected a path, then a label; found '{line.strip()}'")
-        if int(label) < 0 or (limit != "auto" and int(label) >= limit):
-            raise InputError(
-                f"{file}, line {number}: label {label} is outside 0..{'' if limit == 'auto' else limit - 1}"
-            )
-        paths.append(path.strip())
-        labels.append(int(label))
-    if not paths:
-        raise InputError(f"{file}: the list is empty")
-    _check_files(root, paths, file)
-    return FileDataset(config, mode, root, paths, labels, [])
-
-
-def _check_files(root: Path, paths: list[str], file: Path) -> None:
-    # One listing per folder, not one stat per file: a second for ImageNet on a local disk, far less on a network's.
-    folders = defaultdict(list)
-    for path in paths:
-        folder, _, name = path.rpartition("/")
-        folders[folder].append(name)
-    missing, first = 0, None
-    for folder, names in folders.items():
-        try:
-            present = set(os.listdir(root / folder))
-        except OSError:
-            present = set()
-        absent = [name for name in names if name not in present]
-        missing += len(absent)
-        first = first or (absent and root / folder / absent[0])
-    if missing:
-        raise InputError(f"{file}: {missing} of {len(paths)} files are missing, the first is {first}")
-
-
-def _foldered(config: CfgNode, mode: str, root: Path) -> FileDataset:
-    """``<root>/<mode>/<class>/**``: class names sorted, images at any depth; the training folder's classes count."""
-
-    def classes_of(folder: Path) -> list[str]:
-        return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
-
-    own, known = classes_of(root / mode), classes_of(root / "train")
-    if not own:
-        raise InputError(
-            f"{root / mode}: no class folders; DATASET folder needs {mode}/<class>/<image> under -data_path"
-        )
-    if known and set(own) - set(known):
-        raise InputError(f"{root / mode}: classes that train/ lacks: {', '.join(sorted(set(own) - set(known))[:3])}")
-    classes = known or own
-    paths, labels = [], []
-    for name in own:
-        for folder, subfolders, files in os.walk(root / mode / name):
-            subfolders.sort()
-            images = sorted(file for file in files if file.lower().endswith(IMAGE_SUFFIXES))
-            paths += [os.path.relpath(os.path.join(folder, file), root) for file in images]
-            labels += [classes.index(name)] * len(images)
-    empty = sorted(set(own) - {classes[label] for label in set(labels)})
-    if empty:
-        raise InputError(
-            f"{root / mode / empty[0]}: holds no image ({len(empty)} such classes);"
-            f" images end in {' '.join(IMAGE_SUFFIXES)}"
-        )
-    return FileDataset(config, mode, root, paths, labels, classes)
 
 
 # ----------------------------------------------------------- order and loader

@@ -16,7 +16,7 @@ import paddle
 from paddle import nn
 from yacs.config import CfgNode
 
-from checkpoint import load_checkpoint, remove_superseded, save_checkpoint
+from checkpoint import classes_of, load_checkpoint, remove_superseded, save_checkpoint
 from datasets import ImageDataset, batches, get_dataloader
 from errors import InputError, RunError
 from losses import CrossEntropy, build_criterion
@@ -160,6 +160,9 @@ def evaluate_only(config: CfgNode, model: nn.Layer, val: ImageDataset, run: Run)
     if not config.MODEL.PRETRAINED:
         raise InputError("-eval needs -pretrained FILE: the weights to evaluate")
     run.info(f"{load_weights(model, config.MODEL.PRETRAINED)}; {precision(config)}")
+    trained = classes_of(config.MODEL.PRETRAINED)
+    if trained and val.classes and trained != val.classes:
+        raise InputError(f"the weights were trained on the classes {_some(trained)}, the data has {_some(val.classes)}")
     loader = get_dataloader(config, val, "val", rank(), world_size())
     _tell_clamped(config, run)
     run.result(_result(config, evaluate(config, model, loader, len(val)), config.MODEL.PRETRAINED))
@@ -278,6 +281,10 @@ def _prepare(config: CfgNode, network: nn.Layer, train: ImageDataset, run: Run) 
         f" learning rate {rates[0]}, after warm-up {rates[1]}, at the end {rates[2]}"
     )
     scaler = paddle.amp.GradScaler(enable=precision(config) == "float16")
+    if train.classes and len(train.classes) < config.MODEL.NUM_CLASSES:
+        run.info(
+            f"the model has {config.MODEL.NUM_CLASSES} outputs, the data {len(train.classes)} classes: NUM_CLASSES?"
+        )
     _tell_clamped(config, run)
     return Training(
         config, model, network, build_criterion(config), build_optimizer(config, model), schedule, scaler, loader, run
@@ -287,6 +294,10 @@ def _prepare(config: CfgNode, network: nn.Layer, train: ImageDataset, run: Run) 
 def _tell_clamped(config: CfgNode, run: Run) -> None:
     if config.MODEL.NUM_CLASSES < 5:
         run.info(f"acc5 counts the first {config.MODEL.NUM_CLASSES}: there are no five classes")
+
+
+def _some(names: list[str]) -> str:
+    return f"{', '.join(names[:5])}{', ...' * (len(names) > 5)} ({len(names)})"
 
 
 def _result(config: CfgNode, metrics: dict[str, Any], weights: str) -> dict[str, Any]:

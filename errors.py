@@ -10,6 +10,7 @@ import traceback
 import warnings
 import zlib  # noqa: F401
 from collections.abc import Iterator
+from typing import Any
 
 # What has to stand before Paddle's import; every program imports this module first. Paddle 2.6 carries a zlib of its
 # own that crashes Python's, unless Python's (above) is loaded already; and its notes on sockets are no news for users.
@@ -73,6 +74,26 @@ def reported() -> Iterator[None]:
             time.sleep(3)
         _say(speaker + traceback.format_exc())
         _exit(1)
+
+
+def wait_for_ranks(context: Any) -> None:
+    """Waits for spawned ranks (a ``paddle.distributed`` spawn context); when one fails, ends the others and exits with
+    its status. It has said why itself, unless a signal killed it.
+    """
+    try:
+        while not context.join():
+            pass
+    except KeyboardInterrupt:
+        for process in context.processes:
+            process.terminate()
+            process.join()
+        raise
+    except Exception:  # Paddle's way of saying that a rank ended with a status other than 0
+        statuses = [process.exitcode for process in context.processes]
+        for rank, status in enumerate(statuses):
+            if status < 0 and -status != signal.SIGTERM:
+                _say(f"error: rank {rank} was killed by {signal.Signals(-status).name}")
+        sys.exit(max([status for status in statuses if status > 0], default=1))
 
 
 def _say(text: str) -> None:

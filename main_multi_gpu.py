@@ -8,10 +8,9 @@ import contextlib
 import io
 import os
 import signal
-import sys
 
 from config import config_from_arguments
-from errors import reported
+from errors import reported, wait_for_ranks
 
 
 def main_worker(config, dataset_train, dataset_val):
@@ -43,10 +42,9 @@ def main_worker(config, dataset_train, dataset_val):
 
 
 def spawned_worker(*args):
-    """``main_worker`` in a process of its own, which leaves Ctrl-C to the parent and doesn't outlive it."""
+    """``main_worker`` in a process of its own, which doesn't outlive its parent."""
     import utils
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     utils.die_with_parent()
     with reported():
         main_worker(*args)
@@ -69,21 +67,10 @@ def main():
     if is_launched:
         main_worker(config, dataset_train, dataset_val)
         return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by the workers: Ctrl-C is this process's to handle
     context = dist.spawn(spawned_worker, args=(config, dataset_train, dataset_val), nprocs=ranks, join=False)
-    try:
-        while not context.join():
-            pass
-    except KeyboardInterrupt:
-        for process in context.processes:
-            process.terminate()
-            process.join()
-        raise
-    except Exception:  # a worker ended with a status: it has said why, unless a signal ended it
-        statuses = {rank: process.exitcode for rank, process in enumerate(context.processes)}
-        killed = {rank: -code for rank, code in statuses.items() if code < 0 and -code != signal.SIGTERM}
-        for rank, number in killed.items():
-            print(f"error: rank {rank} was killed by {signal.Signals(number).name}", file=sys.stderr)
-        sys.exit(max([code for code in statuses.values() if code > 0], default=1))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    wait_for_ranks(context)
 
 
 if __name__ == "__main__":

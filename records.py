@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 from yacs.config import CfgNode
 
-from config import differences
+from config import differences, with_values
 from errors import InputError
 from utils import all_gather, get_loggers, rank, written_whole
 
@@ -38,8 +38,9 @@ class Run:
         self.local, self.main = get_loggers(self.directory)
         self.bar = tqdm(disable=True)
         if rank() == 0:
+            # Where a run lies and what it was resumed from are its command's: the file serves other runs too.
             with written_whole(self.directory / "config.yaml") as file:
-                file.write(config.dump())
+                file.write(with_values(config, OUTPUT=None, MODEL__RESUME=None).dump())
             if classes:
                 self._write_json("classes.json", classes)
         self.info(f"run: {self.directory}")

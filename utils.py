@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
+import joblib
 import numpy as np
 import paddle
 import paddle.distributed as dist
@@ -63,8 +64,8 @@ def num_gpus() -> int:
 
 
 def num_cores() -> int:
-    """The number of cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The number of cores this process may use, by its affinity and its container's quota."""
+    return joblib.cpu_count()
 
 
 def num_processes(ngpus: int) -> int:

@@ -82,8 +82,9 @@ def test_evaluation_repeats_the_runs_numbers_on_one_process_and_on_two(digits, p
         assert result["num_samples"] == 364
 
 
-def test_an_evaluation_without_weights_or_with_others_is_an_error(program, digits):
+def test_an_evaluation_without_weights_or_with_others_is_an_error(program, digits, tmp_path):
     run, _ = digits
+    write_images(tmp_path / "other" / "val", {"cat": 1, "dog": 1})
     for flags, message in [
         ([], "error: -eval needs -pretrained FILE"),
         (["-pretrained=absent"], "error: no weights at absent; looked for absent/model.safetensors, absent, "),

@@ -54,7 +54,7 @@ def main() -> None:
     for _ in range(arguments.repeats):
         for kind in rates:
             rates[kind].append(measure(arguments.cfg, arguments.batch_size, arguments.reports, kind == "tuned"))
-    print(f"{arguments.cfg}, batch {arguments.batch_size}, one process, float32, {os.cpu_count()} cores, {platform.machine()}")
+    print(f"{arguments.cfg}, batch {arguments.batch_size}, one process, {os.cpu_count()} cores, {platform.machine()}")
     for kind, values in rates.items():
         print(f"{kind:8} {statistics.median(values):6.2f} images/s  (min {min(values):.2f}, max {max(values):.2f})")
     ratios = [tuned / default for tuned, default in zip(rates["tuned"], rates["default"], strict=True)]

@@ -1,12 +1,15 @@
-"""Datasets that come as archives: CIFAR's, MNIST's and Fashion-MNIST's own files, and scikit-learn's digits.
+"""What datasets are read from: lists of files, folders of classes, and the archives of CIFAR, MNIST and Fashion-MNIST.
 
 Nothing is downloaded, and nothing in a file is run: CIFAR's pickles are read as arrays and plain containers only.
 """
 
 import gzip
+import os
+import re
 import struct
 import tarfile
 import zlib
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +17,10 @@ import numpy as np
 from errors import InputError
 from utils import load_array_pickle
 
-Arrays = tuple[np.ndarray, np.ndarray, list[str]]
+Files = tuple[list[str], list[int], list[str]]  # paths below the root, labels, class names (empty: none are known)
+Arrays = tuple[np.ndarray, np.ndarray, list[str]]  # images, labels, class names
 
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
 FASHION = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
 # archive, folder in it, training members, validation members, key of the labels, member and key of the names
 _CIFAR = {
@@ -29,7 +34,93 @@ _CIFAR = {
 }  # fmt: skip
 
 
-def read(dataset: str, root: Path, mode: str) -> Arrays:
+def read_list(root: Path, mode: str, num_classes: int | str) -> Files:
+    """Reads PaddleViT's ``<mode>_list.txt``: on each line a path (which may hold spaces), then a label.
+
+    Args:
+        num_classes: labels are below it; "auto": they may be any.
+
+    Raises:
+        InputError: the list or files are missing, a line is wrong (which), a label is outside the range.
+    """
+    file = root / f"{mode}_list.txt"
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: can't be read ({error}); DATASET imagenet2012 needs it under -data_path") from None
+    paths, labels = [], []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        path, _, label = line.strip().rpartition(" ")
+        if not path.strip() or not re.fullmatch(r"-?\d+", label):
+            raise InputError(f"{file}, line {number}: expected a path, then a label; found '{line.strip()}'")
+        if int(label) < 0 or (num_classes != "auto" and int(label) >= num_classes):
+            raise InputError(
+                f"{file}, line {number}: label {label} is outside 0..{'' if num_classes == 'auto' else num_classes - 1}"
+            )
+        paths.append(path.strip())
+        labels.append(int(label))
+    if not paths:
+        raise InputError(f"{file}: the list is empty")
+    _check_files(root, paths, file)
+    return paths, labels, []
+
+
+def _check_files(root: Path, paths: list[str], file: Path) -> None:
+    # One listing per folder, not one stat per file: a second for ImageNet on a local disk, far less on a network's.
+    folders = defaultdict(list)
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        folders[folder].append(name)
+    missing, first = 0, None
+    for folder, names in folders.items():
+        try:
+            present = set(os.listdir(root / folder))
+        except OSError:
+            present = set()
+        absent = [name for name in names if name not in present]
+        missing += len(absent)
+        first = first or (absent and root / folder / absent[0])
+    if missing:
+        raise InputError(f"{file}: {missing} of {len(paths)} files are missing, the first is {first}")
+
+
+def read_folder(root: Path, mode: str) -> Files:
+    """Reads ``<root>/<mode>/<class>/**``: class names sorted, images at any depth; the training folder's classes count.
+
+    Raises:
+        InputError: no class folders, one without images, or one that the training folder lacks.
+    """
+
+    def classes_of(folder: Path) -> list[str]:
+        return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+
+    own, known = classes_of(root / mode), classes_of(root / "train")
+    if not own:
+        raise InputError(
+            f"{root / mode}: no class folders; DATASET folder needs {mode}/<class>/<image> under -data_path"
+        )
+    if known and set(own) - set(known):
+        raise InputError(f"{root / mode}: classes that train/ lacks: {', '.join(sorted(set(own) - set(known))[:3])}")
+    classes = known or own
+    paths, labels = [], []
+    for name in own:
+        for folder, subfolders, files in os.walk(root / mode / name):
+            subfolders.sort()
+            images = sorted(file for file in files if file.lower().endswith(IMAGE_SUFFIXES))
+            paths += [os.path.relpath(os.path.join(folder, file), root) for file in images]
+            labels += [classes.index(name)] * len(images)
+    empty = sorted(set(own) - {classes[label] for label in set(labels)})
+    if empty:
+        raise InputError(
+            f"{root / mode / empty[0]}: holds no image ({len(empty)} such classes);"
+            f" images end in {' '.join(IMAGE_SUFFIXES)}"
+        )
+    return paths, labels, classes
+
+
+def read_archive(dataset: str, root: Path, mode: str) -> Arrays:
     """Returns (images [n, H, W] or [n, H, W, 3] uint8, labels [n], class names) of "train" or "val".
 
     Raises:
