@@ -51,11 +51,15 @@ class InputError(RunError):
 
 
 @contextlib.contextmanager
-def reported() -> Iterator[None]:
+def reported(failed: Any = None) -> Iterator[None]:
     """Turns what ends this process into one line on stderr and its exit status: 1, 2, or 130 after Ctrl-C.
 
     Of several ranks, the one that failed speaks. A rank that only sees a collective fail because another left, or that
     shares an error with rank 0, waits first: whoever started the ranks ends it meanwhile, or else it speaks too.
+
+    Args:
+        failed: a spawned rank's shared integer: it puts its status there and lets its parent (``wait_for_ranks``) end
+            all ranks at once. Left alone, peers would see it go, and abort with a message of their own.
     """
     rank, ranks = int(os.environ.get("PADDLE_TRAINER_ID") or 0), int(os.environ.get("PADDLE_TRAINERS_NUM") or 1)
     speaker = f"rank {rank}: " if ranks > 1 else ""
@@ -64,45 +68,53 @@ def reported() -> Iterator[None]:
     except RunError as error:
         if error.shared and rank:
             time.sleep(5)
-        _say(f"{'' if error.shared else speaker}error: {error}")
-        _exit(error.exit_status)
+        _end(error.exit_status, f"{'' if error.shared else speaker}error: {error}", failed)
     except KeyboardInterrupt:
-        _say("interrupted")
-        _exit(128 + signal.SIGINT)
+        _end(128 + signal.SIGINT, "interrupted", failed)
     except Exception:
         if ranks > 1:
             time.sleep(3)
-        _say(speaker + traceback.format_exc())
-        _exit(1)
+        _end(1, speaker + traceback.format_exc(), failed)
 
 
-def wait_for_ranks(context: Any) -> None:
-    """Waits for spawned ranks (a ``paddle.distributed`` spawn context); when one fails, ends the others and exits with
-    its status. It has said why itself, unless a signal killed it.
+def wait_for_ranks(context: Any, failed: Any) -> None:
+    """Waits for spawned ranks; when one fails, ends all and exits with its status.
+
+    Args:
+        context: what ``paddle.distributed.spawn(join=False)`` returned.
+        failed: the shared integer that the ranks' ``reported`` was given.
     """
     try:
-        while not context.join():
+        while not failed.value and not context.join(timeout=0.2):
             pass
     except KeyboardInterrupt:
-        for process in context.processes:
-            process.terminate()
-            process.join()
+        _terminate(context.processes)
         raise
-    except Exception:  # Paddle's way of saying that a rank ended with a status other than 0
-        statuses = [process.exitcode for process in context.processes]
-        for rank, status in enumerate(statuses):
-            if status < 0 and -status != signal.SIGTERM:
-                _say(f"error: rank {rank} was killed by {signal.Signals(-status).name}")
-        sys.exit(max([status for status in statuses if status > 0], default=1))
+    except Exception:  # Paddle's way of saying that a rank ended without telling; the others are ended by now
+        killed = {rank: -process.exitcode for rank, process in enumerate(context.processes) if process.exitcode < 0}
+        # Those that were ended, or that aborted because a peer was gone, aren't the cause if there is another.
+        causes = {rank: number for rank, number in killed.items() if number not in (signal.SIGTERM, signal.SIGABRT)}
+        for rank, number in (causes or killed).items():
+            print(f"error: rank {rank} was killed by {signal.Signals(number).name}", file=sys.stderr)
+        sys.exit(1)
+    if failed.value:
+        _terminate(context.processes)
+        sys.exit(failed.value)
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+def _terminate(processes: list[Any]) -> None:
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join()
+
+
+def _end(status: int, text: str, failed: Any) -> None:
+    print(text, file=sys.stderr, flush=True)
     if logging.getLogger("local").handlers:  # the run's own log, once there is one
         logging.getLogger("local").error(text)
-
-
-def _exit(status: int) -> None:
+    if failed is not None:
+        failed.value = status
+        time.sleep(10)  # the parent is ending this process
     sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(status)  # not sys.exit, which waits for loader workers and collectives that may never end

@@ -6,6 +6,7 @@ python -m paddle.distributed.launch --nproc_per_node 2 main_multi_gpu.py -cfg=..
 
 import contextlib
 import io
+import multiprocessing
 import os
 import signal
 
@@ -23,7 +24,7 @@ def main_worker(config, dataset_train, dataset_val):
     from models import build_model
     from records import Run
 
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Paddle's import puts a dump of its C++ stack there
+    paddle.disable_signal_handler()  # its C++ dumps, at SIGTERM and when a peer is lost, hide the line that matters
     ranks = utils.world_size()
     settings = utils.set_device_flags(config, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)))
     if ranks > 1:
@@ -41,24 +42,25 @@ def main_worker(config, dataset_train, dataset_val):
         engine.fit(config, network, dataset_train, dataset_val, run)
 
 
-def spawned_worker(*args):
+def spawned_worker(failed, *args):
     """``main_worker`` in a process of its own, which doesn't outlive its parent."""
     import utils
 
     utils.die_with_parent()
-    with reported():
+    with reported(failed):
         main_worker(*args)
 
 
 def main():
     """Builds the datasets once and spawns a worker per device, or is a worker itself where a launcher started it."""
     config = config_from_arguments("main_multi_gpu.py")
+    import paddle
     import paddle.distributed as dist
 
     import datasets
     import utils
 
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    paddle.disable_signal_handler()
     # Ranks that are ended together leave their loaders' semaphores to Python's tracker, which would say so.
     os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]))
     is_launched = utils.launched()
@@ -68,9 +70,11 @@ def main():
         main_worker(config, dataset_train, dataset_val)
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by the workers: Ctrl-C is this process's to handle
-    context = dist.spawn(spawned_worker, args=(config, dataset_train, dataset_val), nprocs=ranks, join=False)
+    failed = multiprocessing.get_context("spawn").Value("i", 0)
+    arguments = (failed, config, dataset_train, dataset_val)
+    context = dist.spawn(spawned_worker, args=arguments, nprocs=ranks, join=False)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    wait_for_ranks(context)
+    wait_for_ranks(context, failed)
 
 
 if __name__ == "__main__":

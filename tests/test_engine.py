@@ -177,6 +177,17 @@ def test_a_run_resumed_at_an_epoch_ends_in_the_same_bits(tmp_path, tiny):
     assert resumed == [r for r in tail if r["epoch"] > 2]
 
 
+def test_last_epoch_starts_after_it_on_the_same_schedule(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.NUM_EPOCHS", "3"]
+    train(options, tmp_path / "whole", 32)
+    train([*options, "TRAIN.LAST_EPOCH", "1"], tmp_path / "late", 32)
+    rates = {
+        run: [(r["epoch"], r["lr"]) for r in records(tmp_path / run) if r["split"] == "train"]
+        for run in ("whole", "late")
+    }
+    assert rates["late"] == rates["whole"][1:]
+
+
 def test_resume_names_what_is_wrong(tmp_path, tiny):
     options = [*tiny, "DATA.BATCH_SIZE", "16"]
     train(options, tmp_path / "run", 32)

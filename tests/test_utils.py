@@ -9,6 +9,7 @@ import pytest
 from ranks import run_ranks
 
 import utils
+from config import get_config
 from errors import InputError, RunError
 
 
@@ -105,6 +106,31 @@ def test_more_processes_than_there_are_is_an_error():
     assert utils.num_processes(1) == 1
     with pytest.raises(InputError, match=rf"asks for {cores + 6} processes, found {cores} cores"):
         utils.num_processes(cores + 6)
+
+
+@pytest.mark.smoke
+def test_device_flags_are_the_frameworks_own():
+    if not paddle.device.is_compiled_with_cuda():
+        pytest.skip("a CPU build has no cuDNN flags; the smoke run under paddlepaddle-gpu has")
+    for wanted in (True, False):
+        utils.set_device_flags(get_config(None, ["DETERMINISTIC", str(wanted), "CUDNN_BENCHMARK", str(not wanted)]), 1)
+        flags = ["FLAGS_cudnn_deterministic", "FLAGS_embedding_deterministic", "FLAGS_cudnn_exhaustive_search"]
+        assert list(map(bool, paddle.get_flags(flags).values())) == [wanted, wanted, not wanted]
+
+
+def test_cpu_settings_leave_alone_what_the_environment_sets(monkeypatch):
+    monkeypatch.delenv("FLAGS_use_stride_kernel", raising=False)
+    paddle.set_flags({"FLAGS_use_stride_kernel": True})
+    told = utils.tune_cpu(1)
+    assert told.startswith(f"{utils.num_cores()} thread")
+    assert "stride kernels off" in told
+    assert not paddle.get_flags("FLAGS_use_stride_kernel")["FLAGS_use_stride_kernel"]
+    paddle.set_flags({"FLAGS_use_stride_kernel": True})
+    monkeypatch.setenv("FLAGS_use_stride_kernel", "1")
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    told = utils.tune_cpu(10**6)
+    assert told == "1 thread per process"
+    assert paddle.get_flags("FLAGS_use_stride_kernel")["FLAGS_use_stride_kernel"]
 
 
 def test_average_meter_weighs_by_samples():
