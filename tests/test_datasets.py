@@ -310,3 +310,6 @@ def test_augmentation_is_a_function_of_seed_epoch_and_index_whatever_loads_it():
     assert epoch_of("2", 2, "16", 2) == base
     assert epoch_of("0", 1, "32", 1) != base
     assert epoch_of("0", 1, "32", 2, seed="1") != base
+    sample = get_dataset(configured("digits", "", "TRAIN.AFFINE", "[10.0,0.1,0.1]"), "train")
+    assert (sample[1, 5][0] == sample[1, 5][0]).all()
+    assert (sample[1, 5][0] != sample[2, 5][0]).any()
