@@ -4,6 +4,7 @@ Nothing is downloaded, and nothing in a file is run: CIFAR's pickles are read as
 """
 
 import gzip
+import importlib.util
 import os
 import re
 import struct
@@ -135,10 +136,14 @@ def _digits(mode: str) -> Arrays:
     """scikit-learn's 1,797 digits of 8 x 8 pixels; the split is fixed and stratified: of each class, every fifth image
     in the file's order is for validation (364 in all), the others (1,433) for training.
     """
-    from sklearn.datasets import load_digits  # takes a second to import, and only this dataset needs it
-
-    bunch = load_digits()
-    images, labels = np.round(bunch.images * (255 / 16)).astype(np.uint8), bunch.target
+    # The file that sklearn.datasets.load_digits reads: importing scikit-learn takes most of a second, and leaves
+    # semaphores in /dev/shm when the process is killed.
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None:
+        raise InputError("DATASET digits needs scikit-learn; pip install scikit-learn")
+    with gzip.open(Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz") as file:
+        table = np.loadtxt(file, delimiter=",")
+    images, labels = np.round(table[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8), table[:, -1].astype(int)
     place = np.zeros(len(labels), int)  # of each image among those of its class
     for label in range(10):
         place[labels == label] = np.arange((labels == label).sum())

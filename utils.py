@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
-import joblib
 import numpy as np
 import paddle
 import paddle.distributed as dist
@@ -64,8 +63,12 @@ def num_gpus() -> int:
 
 
 def num_cores() -> int:
-    """The number of cores this process may use, by its affinity and its container's quota."""
-    return joblib.cpu_count()
+    """The number of cores this process may use, by its affinity and its container's quota (cgroup v2)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no quota
+        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
+        cores = min(cores, max(1, quota // period))
+    return cores
 
 
 def num_processes(ngpus: int) -> int:
