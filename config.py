@@ -330,7 +330,7 @@ def _flatten(content: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in content.items():
         if isinstance(value, dict):
             yield from _flatten(value, f"{prefix}{key}.")
-        elif value is not None or f"{prefix}{key}" in _TYPES or not isinstance(_C.get(key), CfgNode):
+        elif value is not None or not isinstance(_C.get(key), CfgNode):  # an empty section sets nothing
             yield f"{prefix}{key}", value
 
 

@@ -78,5 +78,4 @@ def save_weights(model: nn.Layer, file: Path) -> None:
 
 
 def _transposed(model: nn.Layer) -> set[str]:
-    layers = model.named_sublayers(include_self=True)
-    return {f"{name}.weight".lstrip(".") for name, layer in layers if isinstance(layer, nn.Linear)}
+    return {f"{name}.weight" for name, layer in model.named_sublayers() if isinstance(layer, nn.Linear)}
