@@ -153,8 +153,11 @@ def get_dataset(config: CfgNode, mode: str) -> ImageDataset:
         dataset = ArrayDataset(config, mode, *sources.read_archive(kind, root, mode))
     if not len(dataset):
         raise InputError(f"the {mode} set of '{kind}' at {root} is empty")
-    if limit != "auto" and len(dataset.classes) > limit:
-        raise InputError(f"the data has {len(dataset.classes)} classes, MODEL.NUM_CLASSES is {limit}; set it to 'auto'")
+    low, high, known = dataset.labels.min(), dataset.labels.max(), len(dataset.classes)
+    if low < 0 or high >= known:
+        raise InputError(f"the {mode} labels of '{kind}' at {root} are {low}..{high}, expected 0..{known - 1}")
+    if limit != "auto" and known > limit:
+        raise InputError(f"the data has {known} classes, MODEL.NUM_CLASSES is {limit}; set it to 'auto'")
     return dataset
 
 
@@ -267,11 +270,13 @@ def batches(loader: paddle.io.DataLoader) -> Iterator[list[paddle.Tensor]]:
     """Yields the loader's batches.
 
     Raises:
-        RunError: what kept a sample from being read.
+        RunError: a sample can't be read.
+        RuntimeError: anything else that went wrong while loading, with its traceback.
     """
     for batch in loader:
         if len(batch) == 1:
-            raise RunError(batch[0].numpy().tobytes().decode())
+            text = batch[0].numpy().tobytes().decode()
+            raise RuntimeError(text) if text.startswith("Traceback") else RunError(text)
         yield batch
 
 
@@ -292,7 +297,7 @@ class _Guarded(paddle.io.Dataset):
             return self.dataset[key]
         except RunError as error:
             return error
-        except Exception:  # the loop reports it with its traceback, as if it had been raised there
+        except Exception:
             return RuntimeError(traceback.format_exc())
 
 

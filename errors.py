@@ -33,10 +33,6 @@ class RunError(Exception):
     exit_status = 1
 
     def __init__(self, message: str, shared: bool = False) -> None:
-        if (
-            "Traceback (most recent call last)" in message
-        ):  # a loader worker's: the message is its traceback's last line
-            message = message.strip().rsplit("\n", 1)[-1].partition(": ")[2]
         super().__init__(" ".join(message.split()))
         self.shared = shared
 

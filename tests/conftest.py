@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of the CPU, whatever the machine has
 import utils  # noqa: F401  (Paddle's import)
 
 os.environ.pop("OMP_NUM_THREADS", None)  # set by that import; the programs that tests start would take it for a wish
@@ -29,9 +30,13 @@ def tiny():
 
 @pytest.fixture
 def program(tmp_path):
-    """Returns a function that runs a command of the toolkit in ``tmp_path``: (exit status, stdout, stderr)."""
+    """Returns a function that runs a command of the toolkit in ``tmp_path``: (exit status, stdout, stderr).
+
+    Two processes, whatever the machine's cores, unless the flags say another number.
+    """
 
     def run(script, *flags, timeout=120, **environment):
+        flags = flags if script == "main_single_gpu.py" else ("-ngpus=2", *flags)
         command = (
             [sys.executable, str(ROOT / script), *flags]
             if script.endswith(".py")

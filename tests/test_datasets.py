@@ -13,7 +13,15 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from config import get_config
-from datasets import EvalBatchSampler, FileDataset, TrainBatchSampler, get_dataloader, get_dataset, get_datasets
+from datasets import (
+    EvalBatchSampler,
+    FileDataset,
+    TrainBatchSampler,
+    batches,
+    get_dataloader,
+    get_dataset,
+    get_datasets,
+)
 from errors import InputError, RunError
 
 
@@ -180,6 +188,9 @@ def test_mnist_reads_its_original_files(tmp_path, kind, zipped):
     assert train.classes[9] == {"mnist": "9", "fashion_mnist": "Ankle boot"}[kind]
     assert (val[1][0] == images[1][:, :, None]).all()
     assert get_dataset(configured(kind, tmp_path), "val")[0][0].shape == (8, 8, 3)  # grey serves three channels too
+    write_idx(tmp_path / "t10k-labels-idx1-ubyte", np.array([3, 12], np.uint8), zipped)
+    with pytest.raises(InputError, match=r"val labels of '.*' at .* are 3\.\.12, expected 0\.\.9"):
+        get_dataset(config, "val")
     file = next(tmp_path.glob("train-labels*"))
     file.write_bytes(gzip.compress(b"\0\0\x08\x01") if zipped else b"\0\0\x08\x01")
     with pytest.raises(InputError, match="train-labels.*not an IDX file"):
@@ -235,6 +246,26 @@ def test_a_broken_image_is_named_or_skipped_and_listed(tmp_path):
         file.write_bytes(b"")
     with pytest.raises(RunError, match="none of the 4 training images"):
         tolerant[0]
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_errors_while_loading_reach_the_loop(workers):
+    config = configured("digits", "", "DATA.NUM_WORKERS", workers, "DATA.BATCH_SIZE_EVAL", "4")
+    dataset = get_dataset(config, "val")
+    dataset.transform = fail_with_a_bug
+    with pytest.raises(RuntimeError, match=r"(?s)Traceback .*fail_with_a_bug.*ZeroDivisionError: division by zero"):
+        list(batches(get_dataloader(config, dataset, "val")))
+    dataset.transform = fail_as_expected
+    with pytest.raises(RunError, match=r"^no such file$"):
+        list(batches(get_dataloader(config, dataset, "val")))
+
+
+def fail_with_a_bug(image, rng):
+    return 1 / 0
+
+
+def fail_as_expected(image, rng):
+    raise RunError("no such file")
 
 
 # ------------------------------------------------------------ order of samples
