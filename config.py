@@ -5,17 +5,16 @@ Key names are PaddleViT's. This module doesn't import Paddle, so that ``-h`` and
 """
 
 import argparse
-import ast
-import difflib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from yacs.config import CfgNode
 
+from config_checks import DATASETS, check
 from errors import InputError
+from options import coerce, leaves, nearest, read_yaml
 
 CONFIG_DIR = Path(__file__).resolve().parent / "configs"
 
@@ -26,7 +25,7 @@ _C.DATA = CfgNode()
 _C.DATA.BATCH_SIZE = 256  # training samples per device and step
 _C.DATA.BATCH_SIZE_EVAL = 64  # evaluation samples per device and step
 _C.DATA.DATA_PATH = "/dataset/imagenet/"  # the dataset's folder
-_C.DATA.DATASET = "imagenet2012"  # one of DATASETS below
+_C.DATA.DATASET = "imagenet2012"  # one of config_checks.DATASETS
 _C.DATA.IMAGE_SIZE = 224  # pixels, height = width
 _C.DATA.IMAGE_CHANNELS = 3  # 3: RGB, 1: grey
 _C.DATA.CROP_PCT = 0.875  # evaluation: the central crop's share of the resized short side
@@ -35,6 +34,7 @@ _C.DATA.NUM_WORKERS = 2  # loader processes per device; 0: load in the training 
 _C.DATA.IMAGENET_MEAN = [0.5, 0.5, 0.5]  # per channel, of pixels in 0..1 (one value serves all channels)
 _C.DATA.IMAGENET_STD = [0.5, 0.5, 0.5]
 _C.DATA.DROP_LAST = True  # training: drop the tail that fills no global batch; False: pad it to a multiple of devices
+_C.DATA.SAMPLER = "shuffle"  # training: each image once an epoch; "balanced": each class equally often
 _C.DATA.SKIP_BROKEN = False  # training: replace an unreadable image by the next one, count and list it
 _C.DATA.SYNTHETIC_SIZE = 1024  # images of the dataset "synthetic"
 
@@ -47,6 +47,9 @@ _C.MODEL.NUM_CLASSES = 1000  # or "auto": the dataset's
 _C.MODEL.DROPOUT = 0.0  # after the position embedding, the attention's projection and in the MLP
 _C.MODEL.ATTENTION_DROPOUT = 0.0
 _C.MODEL.DROPPATH = 0.0  # of the last block; rises linearly from 0 at the first
+_C.MODEL.PATCH_DROP = 0.0  # share of the patch tokens that training leaves out
+_C.MODEL.RECOMPUTE = False  # training: compute each block's activations again in the backward pass, to save memory
+_C.MODEL.HEAD_INIT_SCALE = 1.0  # factor on the fresh classifier's weights
 _C.MODEL.PATCH_SIZE = 16  # pixels
 _C.MODEL.EMBED_DIM = 768
 _C.MODEL.NUM_HEADS = 12
@@ -54,27 +57,81 @@ _C.MODEL.ATTN_HEAD_SIZE = None  # None: EMBED_DIM / NUM_HEADS
 _C.MODEL.DEPTH = 12
 _C.MODEL.MLP_RATIO = 4.0
 _C.MODEL.QKV_BIAS = True
+_C.MODEL.INIT_VALUES = None  # layer scale: its initial value (CaiT, DeiT-III); None: none
+_C.MODEL.GLOBAL_POOL = "token"  # the classifier reads the class token; "avg": the patch tokens' mean, normalised after
+_C.MODEL.NO_EMBED_CLASS = False  # the position embedding is added to patch tokens only (DeiT-III)
+_C.MODEL.DISTILLED = False  # a distillation token with a classifier of its own (DeiT)
 
 _C.TRAIN = CfgNode()
 _C.TRAIN.LAST_EPOCH = 0  # the last epoch already done; a resumed run takes it from its checkpoint
 _C.TRAIN.NUM_EPOCHS = 300
 _C.TRAIN.WARMUP_EPOCHS = 32  # linear from WARMUP_START_LR to BASE_LR
+_C.TRAIN.COOLDOWN_EPOCHS = 0  # the last of NUM_EPOCHS, at the schedule's last rate
 _C.TRAIN.WEIGHT_DECAY = 0.3
 _C.TRAIN.BASE_LR = 3e-3
 _C.TRAIN.WARMUP_START_LR = 1e-6
-_C.TRAIN.END_LR = 0.0  # reached at the end by a cosine from BASE_LR
+_C.TRAIN.END_LR = 0.0  # where the schedule ends (step, multistep: its lower bound)
 _C.TRAIN.LINEAR_SCALED_LR = None  # batch that the three rates are meant for; they scale with the effective batch
-_C.TRAIN.GRAD_CLIP = None  # largest global norm of the gradients
+_C.TRAIN.LR_SCALING = "linear"  # how they scale; "sqrt": with the square root of the batches' ratio
+_C.TRAIN.LAYER_DECAY = None  # factor on the rate per block, from the classifier (1) down to the patch embedding
+_C.TRAIN.HEAD_LR = 1.0  # factor on the rate of the classifier
+_C.TRAIN.FREEZE = None  # patterns of parameters that stay as they are: ["patch_embed.*", "blocks.[0-5].*"]; or "backbone"
+_C.TRAIN.GRAD_CLIP = None  # bound on the gradients: of GRAD_CLIP_MODE
+_C.TRAIN.GRAD_CLIP_MODE = "norm"  # global norm; "value": each element; "agc": a unit's norm over its weights' norm
 _C.TRAIN.ACCUM_ITER = 1  # steps whose gradients make one update
+
+_C.TRAIN.LR_SCHEDULER = CfgNode()
+_C.TRAIN.LR_SCHEDULER.NAME = "warmupcosine"  # or cosine (the same), linear, poly, step, multistep, constant
+_C.TRAIN.LR_SCHEDULER.MILESTONES = [30, 60, 90]  # multistep: epochs at which the rate is multiplied by DECAY_RATE
+_C.TRAIN.LR_SCHEDULER.DECAY_EPOCHS = 30  # step: epochs between two such steps
+_C.TRAIN.LR_SCHEDULER.DECAY_RATE = 0.1
+_C.TRAIN.LR_SCHEDULER.POWER = 2.0  # poly: exponent of the share that is left
+
+_C.TRAIN.OPTIMIZER = CfgNode()
+_C.TRAIN.OPTIMIZER.NAME = "AdamW"  # or Adam, SGD, LAMB, Lion, Muon (AdamW where a parameter is no matrix)
+_C.TRAIN.OPTIMIZER.EPS = 1e-8
+_C.TRAIN.OPTIMIZER.BETAS = [0.9, 0.999]  # Lion's paper: [0.9, 0.99]
+_C.TRAIN.OPTIMIZER.MOMENTUM = 0.9  # SGD, Muon
+_C.TRAIN.OPTIMIZER.NESTEROV = True  # SGD, Muon
+
+_C.TRAIN.MODEL_EMA = False  # an exponential moving average of the weights, evaluated and saved beside them
+_C.TRAIN.MODEL_EMA_DECAY = 0.9999  # per update
+_C.TRAIN.MODEL_EMA_WARMUP = False  # a decay of 1 - (1 + updates) ** -(2 / 3) until that is more than MODEL_EMA_DECAY
+
+_C.TRAIN.LOSS = "auto"  # cross_entropy (of labels), soft_target (of distributions), bce; auto: what mixup calls for
 _C.TRAIN.SMOOTHING = 0.0  # label smoothing of the training loss
+_C.TRAIN.BCE_TARGET_THRESH = None  # bce: targets above it are 1, others 0
+_C.TRAIN.BCE_SUM = False  # bce: sum over the classes; False: mean
+_C.TRAIN.CLASS_WEIGHTS = None  # a factor per class; "auto": inverse to its number of training images, 1 on average
+
+_C.TRAIN.DISTILLATION_TYPE = None  # hard: the teacher's choice as label; soft: its distribution
+_C.TRAIN.DISTILLATION_ALPHA = 0.5  # share of the distillation in the loss
+_C.TRAIN.DISTILLATION_TAU = 1.0  # soft: temperature
+_C.TRAIN.TEACHER_MODEL = None  # the teacher's YAML file, or name
+_C.TRAIN.TEACHER_PATH = None  # the teacher's weights
+
+_C.TRAIN.CROP = (
+    "random_resized"  # or "simple" (DeiT-III): short side to IMAGE_SIZE, mirrored 4 pixels wider, cropped
+)
 _C.TRAIN.CROP_SCALE = [0.08, 1.0]  # random resized crop: share of the image's area
 _C.TRAIN.CROP_RATIO = [0.75, 1.3333333333333333]  # random resized crop: width / height
+_C.TRAIN.INTERPOLATION = None  # None: DATA.INTERPOLATION; "random": bilinear or bicubic, per image
 _C.TRAIN.HFLIP = 0.5  # probability of a horizontal flip
+_C.TRAIN.VFLIP = 0.0  # probability of a vertical flip
 _C.TRAIN.AFFINE = [0.0, 0.0, 0.0]  # largest rotation (degrees), shift (share of the size), scaling (share)
-_C.TRAIN.OPTIMIZER = CfgNode()
-_C.TRAIN.OPTIMIZER.NAME = "AdamW"
-_C.TRAIN.OPTIMIZER.EPS = 1e-8
-_C.TRAIN.OPTIMIZER.BETAS = [0.9, 0.999]
+_C.TRAIN.AUTO_AUGMENT = None  # rand-m9-mstd0.5-inc1, original, v0, trivial, 3a or augmix-m3-w3-d-1-b1, timm's way
+_C.TRAIN.COLOR_JITTER = 0.0  # strength of brightness, contrast and saturation jitter, after AUTO_AUGMENT
+_C.TRAIN.RANDOM_ERASE_PROB = 0.0
+_C.TRAIN.RANDOM_ERASE_MODE = "pixel"  # filled by noise; "rand": one random colour; "const": the mean colour
+_C.TRAIN.RANDOM_ERASE_COUNT = 1  # boxes, which share the area
+_C.TRAIN.REPEATED_AUGMENT = 1  # copies of an image in a global batch, each augmented anew (DeiT: 3)
+_C.TRAIN.MIXUP_ALPHA = 0.0  # of the Beta distribution of mixup's share; 0: no mixup
+_C.TRAIN.CUTMIX_ALPHA = 0.0  # of the Beta distribution of CutMix's share; 0: no CutMix
+_C.TRAIN.CUTMIX_MINMAX = None  # [low, high]: CutMix's box as a share of each side, instead of CUTMIX_ALPHA
+_C.TRAIN.MIXUP_PROB = 1.0  # probability that a batch (pair, element) is mixed
+_C.TRAIN.MIXUP_SWITCH_PROB = 0.5  # probability of CutMix where both are on
+_C.TRAIN.MIXUP_MODE = "batch"  # one draw per batch, per "pair" or per "elem"
+_C.TRAIN.MIXUP_OFF_EPOCH = 0  # epochs after which mixing stops; 0: never
 
 _C.SAVE = "./output"  # runs go to SAVE/<train|eval>-<model>-<time>
 _C.OUTPUT = None  # the run's folder itself, instead
@@ -84,39 +141,33 @@ _C.REPORT_FREQ = 20  # steps between reports
 _C.VALIDATE_FREQ = 1  # epochs between evaluations
 _C.SEED = 0
 _C.EVAL = False  # evaluate only
-_C.AMP = False  # GPU: autocast to bfloat16, or to float16 with a scaler where there is no bfloat16
+_C.AMP = False  # GPU: autocast to bfloat16, or to float16 with a loss scaler where there is no bfloat16
 _C.NGPUS = -1  # processes; -1: one per visible GPU, or without a GPU one per core
 _C.DETERMINISTIC = False  # GPU: cuDNN's deterministic algorithms (the CPU's are)
 _C.CUDNN_BENCHMARK = False  # GPU: let cuDNN search for its fastest algorithm
 _C.TUNE_CPU = True  # CPU: threads, stride kernels and allocator set for speed (utils.tune_cpu)
 
-DATASETS = ("imagenet2012", "folder", "cifar10", "cifar100", "mnist", "fashion_mnist", "digits", "synthetic")
-_CHOICES = {
-    "DATA.DATASET": DATASETS,
-    "DATA.IMAGE_CHANNELS": (1, 3),
-    "DATA.INTERPOLATION": ("bicubic", "bilinear", "nearest"),
-    "TRAIN.OPTIMIZER.NAME": ("AdamW",),
-}
-# What a key takes whose default doesn't tell it; each of these takes None (YAML: null) too, but for NUM_CLASSES.
+# What a key takes whose default doesn't tell it; each takes None (YAML: null) too.
 _TYPES = {
     "MODEL.RESUME": str,
     "MODEL.PRETRAINED": str,
     "MODEL.ATTN_HEAD_SIZE": int,
+    "MODEL.INIT_VALUES": float,
     "TRAIN.LINEAR_SCALED_LR": int,
+    "TRAIN.LAYER_DECAY": float,
+    "TRAIN.FREEZE": [str],
     "TRAIN.GRAD_CLIP": float,
+    "TRAIN.BCE_TARGET_THRESH": float,
+    "TRAIN.CLASS_WEIGHTS": [float],
+    "TRAIN.DISTILLATION_TYPE": str,
+    "TRAIN.TEACHER_MODEL": str,
+    "TRAIN.TEACHER_PATH": str,
+    "TRAIN.INTERPOLATION": str,
+    "TRAIN.AUTO_AUGMENT": str,
+    "TRAIN.CUTMIX_MINMAX": [float],
     "OUTPUT": str,
 }
-_AT_LEAST_ONE = (
-    "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL", "DATA.IMAGE_SIZE", "DATA.SYNTHETIC_SIZE", "MODEL.PATCH_SIZE",
-    "MODEL.EMBED_DIM", "MODEL.NUM_HEADS", "MODEL.DEPTH", "TRAIN.NUM_EPOCHS", "TRAIN.ACCUM_ITER", "SAVE_FREQ",
-    "REPORT_FREQ", "VALIDATE_FREQ", "MODEL.NUM_CLASSES", "MODEL.ATTN_HEAD_SIZE", "TRAIN.LINEAR_SCALED_LR",
-)  # fmt: skip
-_NOT_NEGATIVE = (
-    "DATA.NUM_WORKERS", "TRAIN.LAST_EPOCH", "TRAIN.WARMUP_EPOCHS", "TRAIN.WEIGHT_DECAY", "TRAIN.BASE_LR",
-    "TRAIN.WARMUP_START_LR", "TRAIN.END_LR", "SEED",
-)  # fmt: skip
-_BELOW_ONE = ("MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH", "TRAIN.SMOOTHING")
-_LENGTHS = {"TRAIN.OPTIMIZER.BETAS": 2, "TRAIN.CROP_SCALE": 2, "TRAIN.CROP_RATIO": 2, "TRAIN.AFFINE": 3}
+_WORDS = {"MODEL.NUM_CLASSES": ("auto",), "TRAIN.CLASS_WEIGHTS": ("auto",)}  # values besides those of the type
 
 
 def get_config(cfg_file: str | os.PathLike | None = None, options: Sequence[str] = ()) -> CfgNode:
@@ -133,7 +184,7 @@ def get_config(cfg_file: str | os.PathLike | None = None, options: Sequence[str]
     if cfg_file is not None:
         _merge_file(config, find_config(cfg_file))
     _merge_options(config, options)
-    _check(config)
+    check(config)
     config.freeze()
     return config
 
@@ -160,15 +211,15 @@ def with_values(config: CfgNode, **values: Any) -> CfgNode:
     changed.defrost()
     for key, value in values.items():
         _set(changed, key.replace("__", "."), value, "with_values")
-    _check(changed)
+    check(changed)
     changed.freeze()
     return changed
 
 
 def differences(config: CfgNode) -> list[str]:
     """Returns one line ``KEY: default -> value`` for each key that isn't at its default."""
-    default = dict(_leaves(_C))
-    return [f"{key}: {default[key]} -> {value}" for key, value in _leaves(config) if value != default[key]]
+    default = dict(leaves(_C))
+    return [f"{key}: {default[key]} -> {value}" for key, value in leaves(config) if value != default[key]]
 
 
 def find_config(cfg_file: str | os.PathLike) -> Path:
@@ -180,7 +231,7 @@ def find_config(cfg_file: str | os.PathLike) -> Path:
     # PaddleViT keeps its files in configs/ itself: configs/NAME.yaml finds configs/<family>/NAME.yaml here.
     if path.stem in shipped and path.suffix in ("", ".yaml") and path.parent.name in ("", "configs"):
         return shipped[path.stem]
-    raise InputError(f"no configuration file {path}{_nearest(path.stem, shipped)}")
+    raise InputError(f"no configuration file {path}{nearest(path.stem, shipped)}")
 
 
 _FLAGS: dict[str, tuple[str, type, str]] = {
@@ -221,19 +272,14 @@ def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -
     path = path.resolve()
     if path in including:
         raise InputError(f"{path}: BASE leads back to this file")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: can't be read ({error})") from None
-    except yaml.YAMLError as error:
-        raise InputError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: expected a mapping of keys, found {type(content).__name__}")
+    content = read_yaml(path)
     base = content.get("BASE") or []
     for parent in [base] if isinstance(base, str) else base:
         if parent:
             _merge_file(config, find_config(path.parent / parent), (*including, path))
-    for key, value in _flatten(content):
+    for key, value in leaves(content):
+        if value is None and isinstance(_C.get(key), CfgNode):
+            continue  # an empty section sets nothing
         # PaddleViT's earlier files group the transformer's sizes under MODEL.TRANS; its later ones don't.
         _set(config, key.replace("MODEL.TRANS.", "MODEL."), value, str(path))
 
@@ -247,93 +293,13 @@ def _merge_options(config: CfgNode, options: Sequence[str]) -> None:
 
 def _set(config: CfgNode, key: str, value: Any, source: str) -> None:
     """Sets one dotted key; the value is coerced to the key's type, and ``source`` is named in errors."""
-    defaults = dict(_leaves(_C))
+    defaults = dict(leaves(_C))
     if key not in defaults:
-        raise InputError(f"{source}: unknown key {key}{_nearest(key, defaults)}")
+        raise InputError(f"{source}: unknown key {key}{nearest(key, defaults)}")
     parent, _, name = key.rpartition(".")
     node = config
     for part in filter(None, parent.split(".")):
         node = node[part]
-    node[name] = _coerce(key, value, defaults[key], source)
-
-
-def _coerce(key: str, value: Any, default: Any, source: str) -> Any:
-    """Returns ``value`` in the key's type; a whole number serves as a float, a single value as a list of one."""
-    kind, optional = _TYPES.get(key, type(default)), key in _TYPES
-    if isinstance(value, str) and (kind is not str or value.lower() in ("none", "null")):
-        value = _parsed(value)
-    if (value is None and optional) or (value == "auto" and key == "MODEL.NUM_CLASSES"):
-        return value
-    item = type(default[0]) if kind is list else kind
-    values = list(value) if kind is list and isinstance(value, list | tuple) else [value]
-    if all(type(v) is item or (item is float and type(v) is int) for v in values):
-        values = [item(v) for v in values]
-        return values if kind is list else values[0]
-    expected = f"a list of {item.__name__}s" if kind is list else item.__name__
-    raise InputError(f"{source}: {key} takes {expected}, found {value!r} ({type(value).__name__})")
-
-
-def _parsed(text: str) -> Any:
-    """The value that a word means: on the command line, or in YAML, whose version 1.1 takes 1e-6 for a string."""
-    words = {"true": True, "false": False, "none": None, "null": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
-def _check(config: CfgNode) -> None:
-    values = dict(_leaves(config))
-
-    def require(valid: bool, key: str, expected: str) -> None:
-        if not valid:
-            raise InputError(f"{key} is {values[key]!r}, expected {expected}")
-
-    for key, choices in _CHOICES.items():
-        require(values[key] in choices, key, "one of " + ", ".join(map(str, choices)))
-    for key in _AT_LEAST_ONE:
-        require(values[key] in (None, "auto") or values[key] >= 1, key, "at least 1")
-    for key in _NOT_NEGATIVE:
-        require(values[key] >= 0, key, "0 or more")
-    for key in _BELOW_ONE:
-        require(0 <= values[key] < 1, key, "0 <= value < 1")
-    for key, length in _LENGTHS.items():
-        require(len(values[key]) == length, key, f"{length} values")
-    channels = config.DATA.IMAGE_CHANNELS
-    for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):
-        require(len(values[key]) in (1, channels), key, f"1 or {channels} values, as IMAGE_CHANNELS")
-    require(all(std > 0 for std in config.DATA.IMAGENET_STD), "DATA.IMAGENET_STD", "values above 0")
-    require(0 < config.DATA.CROP_PCT <= 1, "DATA.CROP_PCT", "0 < value <= 1")
-    require(0 <= config.TRAIN.HFLIP <= 1, "TRAIN.HFLIP", "a probability")
-    require(
-        0 < config.TRAIN.CROP_SCALE[0] <= config.TRAIN.CROP_SCALE[1] <= 1, "TRAIN.CROP_SCALE", "0 < low <= high <= 1"
-    )
-    require(0 < config.TRAIN.CROP_RATIO[0] <= config.TRAIN.CROP_RATIO[1], "TRAIN.CROP_RATIO", "0 < low <= high")
-    require(all(0 <= beta < 1 for beta in config.TRAIN.OPTIMIZER.BETAS), "TRAIN.OPTIMIZER.BETAS", "0 <= values < 1")
-    require(config.TRAIN.GRAD_CLIP is None or config.TRAIN.GRAD_CLIP > 0, "TRAIN.GRAD_CLIP", "above 0, or null")
-    require(config.NGPUS == -1 or config.NGPUS >= 1, "NGPUS", "-1 (all) or at least 1")
-    require(not (config.MODEL.RESUME and config.EVAL), "MODEL.RESUME", "-pretrained FILE with -eval")
-    require(not (config.MODEL.RESUME and config.MODEL.PRETRAINED), "MODEL.RESUME", "either -resume or -pretrained")
-
-
-def _leaves(node: CfgNode, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in node.items():
-        if isinstance(value, CfgNode):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
-def _flatten(content: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in content.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{key}.")
-        elif value is not None or not isinstance(_C.get(key), CfgNode):  # an empty section sets nothing
-            yield f"{prefix}{key}", value
-
-
-def _nearest(name: str, known: Sequence[str] | dict) -> str:
-    found = difflib.get_close_matches(name, list(known), 1, 0.5)
-    return f"; did you mean {found[0]}?" if found else ""
+    default = defaults[key]
+    kind = _TYPES.get(key) or ([type(default[0])] if isinstance(default, list) else type(default))
+    node[name] = coerce(key, value, kind, key in _TYPES, _WORDS.get(key, ()), source)

@@ -21,6 +21,7 @@ from datasets import ImageDataset, batches, get_dataloader
 from errors import InputError, RunError
 from losses import CrossEntropy, build_criterion
 from optim import build_optimizer, build_schedule, decayed_parameters
+from options import plain
 from records import Run, plot_curves
 from transforms import Normalize
 from utils import all_gather, all_reduce_sum, num_gpus, rank, seed_step, world_size
@@ -76,7 +77,7 @@ def fit(config: CfgNode, network: nn.Layer, train: ImageDataset, val: ImageDatas
             best = {"epoch": epoch, **metrics}
         if rank() == 0 and (improved or epoch % config.SAVE_FREQ == 0 or epoch == epochs):
             state = {"epoch": epoch, "step": epoch * steps, "metrics": metrics, "best": best}
-            state |= {"model": config.MODEL.NAME, "classes": train.classes, "config": _plain(config)}
+            state |= {"model": config.MODEL.NAME, "classes": train.classes, "config": plain(config)}
             links = ["last", "best"] if improved else ["last"]
             saved = save_checkpoint(run.checkpoints, training.model, training.optimizer, state, links)
             remove_superseded(run.checkpoints, config.SAVE_FREQ)
@@ -301,8 +302,4 @@ def _some(names: list[str]) -> str:
 
 
 def _result(config: CfgNode, metrics: dict[str, Any], weights: str) -> dict[str, Any]:
-    return {**metrics, "model": config.MODEL.NAME, "weights": weights, "config": _plain(config)}
-
-
-def _plain(node: CfgNode) -> dict[str, Any]:
-    return {key: _plain(value) if isinstance(value, CfgNode) else value for key, value in node.items()}
+    return {**metrics, "model": config.MODEL.NAME, "weights": weights, "config": plain(config)}

@@ -1,6 +1,5 @@
 """Models by name: a YAML file under configs/ is the variant, a module here the architecture."""
 
-import difflib
 import fnmatch
 from typing import Any
 
@@ -10,6 +9,7 @@ from yacs.config import CfgNode
 from config import CONFIG_DIR, get_config
 from errors import InputError
 from models.vit import build_vit
+from options import nearest
 
 _BUILDERS = {"vit": build_vit}
 
@@ -45,8 +45,7 @@ def create_model(name: str, pretrained: str | None = None, **overrides: Any) -> 
         InputError: an unknown name or key, or weights that don't fit.
     """
     if name not in list_models():
-        near = difflib.get_close_matches(name, list_models(), 1, 0.5)
-        raise InputError(f"no model {name}{f'; did you mean {near[0]}?' if near else ''}")
+        raise InputError(f"no model {name}{nearest(name, list_models())}")
     options = []
     for key, value in overrides.items():
         group = "DATA" if key in ("image_size", "image_channels") else "MODEL"

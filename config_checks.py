@@ -1,0 +1,127 @@
+"""What the values of a configuration may be: choices, ranges, and keys that have to fit each other."""
+
+from collections.abc import Callable
+
+from yacs.config import CfgNode
+
+from errors import InputError
+from options import leaves
+
+DATASETS = ("imagenet2012", "folder", "cifar10", "cifar100", "mnist", "fashion_mnist", "digits", "synthetic")
+_CHOICES = {
+    "DATA.DATASET": DATASETS,
+    "DATA.IMAGE_CHANNELS": (1, 3),
+    "DATA.INTERPOLATION": ("bicubic", "bilinear", "nearest"),
+    "DATA.SAMPLER": ("shuffle", "balanced"),
+    "MODEL.GLOBAL_POOL": ("token", "avg"),
+    "TRAIN.OPTIMIZER.NAME": ("AdamW", "Adam", "SGD", "LAMB", "Lion", "Muon"),
+    "TRAIN.LR_SCHEDULER.NAME": ("warmupcosine", "cosine", "linear", "poly", "step", "multistep", "constant"),
+    "TRAIN.LR_SCALING": ("linear", "sqrt"),
+    "TRAIN.GRAD_CLIP_MODE": ("norm", "value", "agc"),
+    "TRAIN.LOSS": ("auto", "cross_entropy", "soft_target", "bce"),
+    "TRAIN.DISTILLATION_TYPE": (None, "hard", "soft"),
+    "TRAIN.CROP": ("random_resized", "simple"),
+    "TRAIN.INTERPOLATION": (None, "bicubic", "bilinear", "nearest", "random"),
+    "TRAIN.RANDOM_ERASE_MODE": ("const", "rand", "pixel"),
+    "TRAIN.MIXUP_MODE": ("batch", "pair", "elem"),
+}
+_AT_LEAST_ONE = (
+    "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL", "DATA.IMAGE_SIZE", "DATA.SYNTHETIC_SIZE", "MODEL.PATCH_SIZE",
+    "MODEL.EMBED_DIM", "MODEL.NUM_HEADS", "MODEL.DEPTH", "TRAIN.NUM_EPOCHS", "TRAIN.ACCUM_ITER", "SAVE_FREQ",
+    "REPORT_FREQ", "VALIDATE_FREQ", "MODEL.NUM_CLASSES", "MODEL.ATTN_HEAD_SIZE", "TRAIN.LINEAR_SCALED_LR",
+    "TRAIN.RANDOM_ERASE_COUNT", "TRAIN.REPEATED_AUGMENT", "TRAIN.LR_SCHEDULER.DECAY_EPOCHS",
+)  # fmt: skip
+_NOT_NEGATIVE = (
+    "DATA.NUM_WORKERS", "TRAIN.LAST_EPOCH", "TRAIN.WARMUP_EPOCHS", "TRAIN.COOLDOWN_EPOCHS", "TRAIN.WEIGHT_DECAY",
+    "TRAIN.BASE_LR", "TRAIN.WARMUP_START_LR", "TRAIN.END_LR", "TRAIN.HEAD_LR", "TRAIN.COLOR_JITTER",
+    "TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA", "TRAIN.MIXUP_OFF_EPOCH", "MODEL.HEAD_INIT_SCALE", "SEED",
+)  # fmt: skip
+_ABOVE_ZERO = (
+    "TRAIN.GRAD_CLIP", "TRAIN.LR_SCHEDULER.DECAY_RATE", "TRAIN.LR_SCHEDULER.POWER", "TRAIN.DISTILLATION_TAU",
+    "TRAIN.LAYER_DECAY", "MODEL.INIT_VALUES", "TRAIN.OPTIMIZER.EPS",
+)  # fmt: skip
+_BELOW_ONE = (
+    "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH", "MODEL.PATCH_DROP", "TRAIN.SMOOTHING",
+    "TRAIN.MODEL_EMA_DECAY", "TRAIN.OPTIMIZER.MOMENTUM",
+)  # fmt: skip
+_PROBABILITIES = (
+    "TRAIN.HFLIP", "TRAIN.VFLIP", "TRAIN.RANDOM_ERASE_PROB", "TRAIN.MIXUP_PROB", "TRAIN.MIXUP_SWITCH_PROB",
+    "TRAIN.DISTILLATION_ALPHA", "TRAIN.BCE_TARGET_THRESH", "TRAIN.LAYER_DECAY",
+)  # fmt: skip
+_LENGTHS = {
+    "TRAIN.OPTIMIZER.BETAS": 2,
+    "TRAIN.CROP_SCALE": 2,
+    "TRAIN.CROP_RATIO": 2,
+    "TRAIN.AFFINE": 3,
+    "TRAIN.CUTMIX_MINMAX": 2,
+}
+
+
+def check(config: CfgNode) -> None:
+    """Raises InputError, naming the key, what it is and what it may be, for a configuration that can't be meant."""
+    values = dict(leaves(config))
+
+    def require(valid: bool, key: str, expected: str) -> None:
+        if not valid:
+            raise InputError(f"{key} is {values[key]!r}, expected {expected}")
+
+    def given(keys: tuple[str, ...]) -> list[str]:
+        return [key for key in keys if values[key] not in (None, "auto")]
+
+    for key, choices in _CHOICES.items():
+        require(values[key] in choices, key, "one of " + ", ".join(map(str, choices)))
+    for key in given(_AT_LEAST_ONE):
+        require(values[key] >= 1, key, "at least 1")
+    for key in given(_NOT_NEGATIVE):
+        require(values[key] >= 0, key, "0 or more")
+    for key in given(_ABOVE_ZERO):
+        require(values[key] > 0, key, "above 0")
+    for key in given(_BELOW_ONE):
+        require(0 <= values[key] < 1, key, "0 <= value < 1")
+    for key in given(_PROBABILITIES):
+        require(0 <= values[key] <= 1, key, "0 to 1")
+    for key in given(tuple(_LENGTHS)):
+        require(len(values[key]) == _LENGTHS[key], key, f"{_LENGTHS[key]} values")
+    _check_data(config, require)
+    _check_recipe(config, require)
+    require(config.NGPUS == -1 or config.NGPUS >= 1, "NGPUS", "-1 (all) or at least 1")
+    require(not (config.MODEL.RESUME and config.EVAL), "MODEL.RESUME", "-pretrained FILE with -eval")
+    require(not (config.MODEL.RESUME and config.MODEL.PRETRAINED), "MODEL.RESUME", "either -resume or -pretrained")
+
+
+def _check_data(config: CfgNode, require: Callable[[bool, str, str], None]) -> None:
+    data, train, channels = config.DATA, config.TRAIN, config.DATA.IMAGE_CHANNELS
+    for key, values in (("DATA.IMAGENET_MEAN", data.IMAGENET_MEAN), ("DATA.IMAGENET_STD", data.IMAGENET_STD)):
+        require(len(values) in (1, channels), key, f"1 or {channels} values, as IMAGE_CHANNELS")
+    require(all(std > 0 for std in data.IMAGENET_STD), "DATA.IMAGENET_STD", "values above 0")
+    require(0 < data.CROP_PCT <= 1, "DATA.CROP_PCT", "0 < value <= 1")
+    require(0 < train.CROP_SCALE[0] <= train.CROP_SCALE[1] <= 1, "TRAIN.CROP_SCALE", "0 < low <= high <= 1")
+    require(0 < train.CROP_RATIO[0] <= train.CROP_RATIO[1], "TRAIN.CROP_RATIO", "0 < low <= high")
+    box = train.CUTMIX_MINMAX or [0.5, 0.5]
+    require(0 <= box[0] <= box[1] <= 1, "TRAIN.CUTMIX_MINMAX", "0 <= low <= high <= 1")
+
+
+def _check_recipe(config: CfgNode, require: Callable[[bool, str, str], None]) -> None:
+    train = config.TRAIN
+    require(all(0 <= beta < 1 for beta in train.OPTIMIZER.BETAS), "TRAIN.OPTIMIZER.BETAS", "0 <= values < 1")
+    weights = train.CLASS_WEIGHTS if isinstance(train.CLASS_WEIGHTS, list) else []
+    require(all(weight >= 0 for weight in weights), "TRAIN.CLASS_WEIGHTS", "values of 0 or more")
+    require(
+        train.WARMUP_EPOCHS + train.COOLDOWN_EPOCHS <= train.NUM_EPOCHS or not train.COOLDOWN_EPOCHS,
+        "TRAIN.COOLDOWN_EPOCHS",
+        f"NUM_EPOCHS {train.NUM_EPOCHS} to hold WARMUP_EPOCHS {train.WARMUP_EPOCHS} and it",
+    )
+    mixed = train.MIXUP_ALPHA > 0 or train.CUTMIX_ALPHA > 0 or train.CUTMIX_MINMAX is not None
+    if mixed:
+        require(
+            train.LOSS != "cross_entropy",
+            "TRAIN.LOSS",
+            "auto, soft_target or bce: mixup and CutMix make distributions, not labels",
+        )
+        require(
+            config.DATA.BATCH_SIZE % 2 == 0,
+            "DATA.BATCH_SIZE",
+            "an even number: mixup and CutMix mix pairs of neighbours",
+        )
+    for key, value in (("TRAIN.TEACHER_MODEL", train.TEACHER_MODEL), ("TRAIN.TEACHER_PATH", train.TEACHER_PATH)):
+        require(not value or train.DISTILLATION_TYPE, key, "none, or DISTILLATION_TYPE hard or soft")
