@@ -75,7 +75,9 @@ _C.TRAIN.LINEAR_SCALED_LR = None  # batch that the three rates are meant for; th
 _C.TRAIN.LR_SCALING = "linear"  # how they scale; "sqrt": with the square root of the batches' ratio
 _C.TRAIN.LAYER_DECAY = None  # factor on the rate per block, from the classifier (1) down to the patch embedding
 _C.TRAIN.HEAD_LR = 1.0  # factor on the rate of the classifier
-_C.TRAIN.FREEZE = None  # patterns of parameters that stay as they are: ["patch_embed.*", "blocks.[0-5].*"]; or "backbone"
+_C.TRAIN.FREEZE = (
+    None  # patterns of parameters that stay as they are: ["patch_embed.*", "blocks.[0-5].*"]; or "backbone"
+)
 _C.TRAIN.GRAD_CLIP = None  # bound on the gradients: of GRAD_CLIP_MODE
 _C.TRAIN.GRAD_CLIP_MODE = "norm"  # global norm; "value": each element; "agc": a unit's norm over its weights' norm
 _C.TRAIN.ACCUM_ITER = 1  # steps whose gradients make one update
@@ -110,9 +112,7 @@ _C.TRAIN.DISTILLATION_TAU = 1.0  # soft: temperature
 _C.TRAIN.TEACHER_MODEL = None  # the teacher's YAML file, or name
 _C.TRAIN.TEACHER_PATH = None  # the teacher's weights
 
-_C.TRAIN.CROP = (
-    "random_resized"  # or "simple" (DeiT-III): short side to IMAGE_SIZE, mirrored 4 pixels wider, cropped
-)
+_C.TRAIN.CROP = "random_resized"  # or "simple" (DeiT-III): short side to IMAGE_SIZE, mirrored 4 pixels wider, cropped
 _C.TRAIN.CROP_SCALE = [0.08, 1.0]  # random resized crop: share of the image's area
 _C.TRAIN.CROP_RATIO = [0.75, 1.3333333333333333]  # random resized crop: width / height
 _C.TRAIN.INTERPOLATION = None  # None: DATA.INTERPOLATION; "random": bilinear or bicubic, per image
