@@ -1,8 +1,8 @@
 """A run's state on disk.
 
 ``checkpoints/epoch_0010/`` holds ``model.safetensors`` (timm's names and layout), ``optimizer.safetensors`` (moments
-by parameter) and ``state.json`` (epoch, metrics, best, configuration); ``last`` and ``best`` are links to such folders.
-Each folder is written under a temporary name, synced and renamed: whole or absent.
+by parameter), with MODEL_EMA ``ema.safetensors``, and ``state.json`` (epoch, best, configuration). ``last`` and ``best``
+are links to such folders, ``best_ema.safetensors`` to the file of the best average. Each folder is written under a temporary name, synced and renamed: whole or absent.
 """
 
 import json
@@ -23,14 +23,26 @@ from weights import find_weights, load_weights, save_weights
 
 
 def save_checkpoint(
-    directory: Path, model: nn.Layer, optimizer: paddle.optimizer.Optimizer, state: dict[str, Any], links: list[str]
+    directory: Path,
+    model: nn.Layer,
+    optimizer: paddle.optimizer.Optimizer,
+    ema: nn.Layer | None,
+    state: dict[str, Any],
+    improved: list[str],
 ) -> Path:
-    """Writes ``epoch_<state["epoch"]>`` under ``directory`` and points ``links`` ("last", "best") to it."""
+    """Writes ``epoch_<state["epoch"]>`` under ``directory`` and points ``last`` to it.
+
+    Args:
+        ema: the averaged model, where there is one.
+        improved: which of "val" (the model) and "ema" is the best so far: its link moves, too.
+    """
     target = directory / f"epoch_{state['epoch']:04d}"
     temporary = directory / f".{target.name}.{os.getpid()}"
     temporary.mkdir(parents=True)
     try:
         save_weights(model, temporary / "model.safetensors")
+        if ema is not None:
+            save_weights(ema, temporary / "ema.safetensors")
         save_file(_optimizer_arrays(model, optimizer), temporary / "optimizer.safetensors")
         (temporary / "state.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
         for file in temporary.iterdir():
@@ -41,8 +53,11 @@ def save_checkpoint(
         os.rename(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    for link in links:
-        _point(directory / link, target.name)
+    links = {"last": target.name}
+    links |= {"best": target.name} if "val" in improved else {}
+    links |= {"best_ema.safetensors": f"{target.name}/ema.safetensors"} if "ema" in improved else {}
+    for link, to in links.items():
+        _point(directory / link, to)
     sync_directory(directory)
     return target
 
@@ -50,13 +65,16 @@ def save_checkpoint(
 def remove_superseded(directory: Path, save_freq: int) -> None:
     """Removes the folders that were only ever "last" or "best" and are so no more."""
     kept = {(directory / link).resolve() for link in ("last", "best")}
+    kept.add((directory / "best_ema.safetensors").resolve().parent)
     for folder in directory.glob("epoch_*"):
         if folder.resolve() not in kept and int(folder.name.removeprefix("epoch_")) % save_freq:
             shutil.rmtree(folder)
 
 
-def load_checkpoint(path: str | Path, model: nn.Layer, optimizer: paddle.optimizer.Optimizer) -> dict[str, Any]:
-    """Restores the model and the optimizer from a checkpoint's folder and returns its state.
+def load_checkpoint(
+    path: str | Path, model: nn.Layer, optimizer: paddle.optimizer.Optimizer, ema: nn.Layer | None = None
+) -> dict[str, Any]:
+    """Restores the model, the optimizer and the averaged model from a checkpoint's folder and returns its state.
 
     Raises:
         InputError: no checkpoint there, a damaged one, or another model's.
@@ -72,6 +90,8 @@ def load_checkpoint(path: str | Path, model: nn.Layer, optimizer: paddle.optimiz
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{folder}: damaged checkpoint ({error})") from None
     load_weights(model, folder)
+    if ema is not None:
+        load_weights(ema, folder / "ema.safetensors")
     names = {name: parameter.name for name, parameter in model.named_parameters()}
     try:
         moments = {f"{names[key.split('/')[0]]}_{key.split('/')[1]}": value for key, value in arrays.items()}
@@ -83,7 +103,7 @@ def load_checkpoint(path: str | Path, model: nn.Layer, optimizer: paddle.optimiz
 
 def classes_of(weights: str | Path) -> list[str] | None:
     """Returns the class names of the run that saved ``weights``; None where no checkpoint tells."""
-    file = find_weights(weights).with_name("state.json")
+    file = find_weights(weights).resolve().with_name("state.json")
     return json.loads(file.read_text(encoding="utf-8"))["classes"] if file.is_file() else None
 
 

@@ -17,17 +17,19 @@ from yacs.config import CfgNode
 import sources
 from config import with_values
 from errors import InputError, RunError
-from transforms import EvalTransform, TrainTransform
+from transforms import EvalTransform, RandomErasing, TrainTransform
 from utils import die_with_parent
 
 # ----------------------------------------------------------------- datasets
 
 
 class ImageDataset(paddle.io.Dataset):
-    """Images with labels. ``dataset[epoch, index]`` or ``dataset[index]`` (epoch 0) is (pixels [S, S, C] uint8, label).
+    """Images with labels. ``dataset[index]`` or ``dataset[epoch, index, copy]`` is (pixels [S, S, C] uint8, label).
 
-    An augmented sample is a pure function of (seed, epoch, index), whoever loads it. With ``skip_broken`` a third item
-    tells the index of an image that couldn't be read and was replaced by the next one, or -1.
+    An augmented sample is a pure function of (seed, epoch, index) and, where an epoch holds an image several times, of
+    which time it is (``copy``, from 0), whoever loads it. Two items may follow, in this order: with RANDOM_ERASE_PROB
+    what the device is to erase; with ``skip_broken`` the index of an image that couldn't be read and was replaced by
+    the next one, or -1.
 
     Args:
         labels: [n] integers.
@@ -40,14 +42,15 @@ class ImageDataset(paddle.io.Dataset):
         self.labels, self.classes = np.asarray(labels, np.int64), list(classes)
         self.seed = config.SEED
         self.transform = TrainTransform(config) if train else EvalTransform(config)
+        self.erasing = RandomErasing(config) if train and config.TRAIN.RANDOM_ERASE_PROB else None
         self.mode = "L" if config.DATA.IMAGE_CHANNELS == 1 else "RGB"
         self.skip_broken = config.DATA.SKIP_BROKEN and train
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, key: int | tuple[int, int]) -> tuple:
-        epoch, index = key if isinstance(key, tuple) else (0, key)
+    def __getitem__(self, key: int | tuple[int, int, int]) -> tuple:
+        epoch, index, copy = key if isinstance(key, tuple) else (0, key, 0)
         skipped = -1
         for read in range(index, index + len(self)):
             read %= len(self)
@@ -62,9 +65,13 @@ class ImageDataset(paddle.io.Dataset):
             raise RunError(f"none of the {len(self)} training images can be read")
         if image.mode != self.mode:
             image = image.convert(self.mode)
-        pixels = self.transform(image, np.random.default_rng([self.seed, epoch, index]))
-        sample = pixels, self.labels[read]
-        return (*sample, skipped) if self.skip_broken else sample
+        rng = np.random.default_rng([self.seed, epoch, index, copy] if copy else [self.seed, epoch, index])
+        sample = [self.transform(image, rng), self.labels[read]]
+        if self.erasing is not None:
+            sample.append(self.erasing.draw(rng))
+        if self.skip_broken:
+            sample.append(skipped)
+        return tuple(sample)
 
     def image(self, index: int) -> Image.Image:
         """Returns the image, decoded; raises RunError, naming it, where that fails."""
@@ -190,21 +197,25 @@ def _class_name(dataset: ImageDataset, label: int) -> str:
 
 
 class TrainBatchSampler(paddle.io.DistributedBatchSampler):
-    """This rank's share of every global batch, as lists of (epoch, index); call ``set_epoch`` before each epoch.
+    """This rank's share of every global batch, as lists of (epoch, index, copy); ``set_epoch`` comes before each epoch.
 
-    The epoch's order is a permutation by (seed, epoch), whatever the number of ranks; rank r of R takes the r-th of R
-    equal parts of each global batch. The tail that fills no global batch is dropped (``drop_last``), or padded from the
+    The epoch's order follows from (seed, epoch), whatever the number of ranks; rank r of R takes the r-th of R equal
+    parts of each global batch. The tail that fills no global batch is dropped (DATA.DROP_LAST), or padded from the
     epoch's beginning to a multiple of R, so that every rank takes the same number of steps.
 
+    DATA.SAMPLER "balanced" draws every class equally often, the images of a class in turn. With REPEATED_AUGMENT m a
+    global batch holds m copies of each of its images (Hoffer et al. 2020, arXiv:1901.09335; DeiT), apart from each
+    other, so that mixup's pairs are of different images; an epoch keeps its length and sees one image in m.
+
     Raises:
-        InputError: ``drop_last`` leaves no batch.
+        InputError: DROP_LAST leaves no batch.
     """
 
-    def __init__(
-        self, dataset: ImageDataset, batch_size: int, rank: int, ranks: int, seed: int, drop_last: bool
-    ) -> None:
+    def __init__(self, config: CfgNode, dataset: ImageDataset, rank: int, ranks: int) -> None:
+        batch_size, drop_last = config.DATA.BATCH_SIZE, config.DATA.DROP_LAST
         super().__init__(dataset, batch_size, num_replicas=ranks, rank=rank, shuffle=True, drop_last=drop_last)
-        self.seed, self.rank, self.ranks = seed, rank, ranks
+        self.seed, self.rank, self.ranks = config.SEED, rank, ranks
+        self.balanced, self.repeats = config.DATA.SAMPLER == "balanced", config.TRAIN.REPEATED_AUGMENT
         batches = len(dataset) // (batch_size * ranks)
         self.num_samples = batches * batch_size if drop_last else -(-len(dataset) // ranks)  # of this rank
         if not self.num_samples:
@@ -216,13 +227,45 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
     def __len__(self) -> int:
         return -(-self.num_samples // self.batch_size)
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self.dataset))
-        order = np.resize(order, self.num_samples * self.ranks)  # cuts, or repeats from the beginning
+    def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
+        rng = np.random.default_rng([self.seed, self.epoch])
+        order = _balanced(self.dataset.labels, rng) if self.balanced else rng.permutation(len(self.dataset))
+        order = self._repeated(order)
+        copies = _occurrences(order) if self.balanced or self.repeats > 1 else np.zeros(len(order), np.int64)
         for start in range(0, len(order), self.batch_size * self.ranks):
-            batch = order[start : start + self.batch_size * self.ranks]
-            share = len(batch) // self.ranks
-            yield [(self.epoch, int(index)) for index in batch[self.rank * share : (self.rank + 1) * share]]
+            share = min(self.batch_size, (len(order) - start) // self.ranks)
+            first = start + self.rank * share
+            yield [(self.epoch, int(order[i]), int(copies[i])) for i in range(first, first + share)]
+
+    def _repeated(self, images: np.ndarray) -> np.ndarray:
+        """The epoch's samples: per global batch, its images ``repeats`` times over; beyond the last, the first again."""
+        total, batch = self.num_samples * self.ranks, self.batch_size * self.ranks
+        sizes = [min(batch, total - start) for start in range(0, total, batch)]
+        distinct = [-(-size // self.repeats) for size in sizes]
+        parts = np.split(np.resize(images, sum(distinct)), np.cumsum(distinct)[:-1])
+        return np.concatenate([np.resize(part, size) for part, size in zip(parts, sizes, strict=True)])
+
+
+def _balanced(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """An order of len(labels) indices in which each class present comes equally often (but for one), shuffled."""
+    present = rng.permutation(np.unique(labels))
+    counts = np.full(len(present), len(labels) // len(present))
+    counts[: len(labels) % len(present)] += 1
+    drawn = [
+        np.resize(rng.permutation(np.flatnonzero(labels == label)), count)
+        for label, count in zip(present, counts, strict=True)
+    ]
+    return rng.permutation(np.concatenate(drawn))
+
+
+def _occurrences(order: np.ndarray) -> np.ndarray:
+    """For each entry, how often its value came before."""
+    by_value = np.argsort(order, kind="stable")
+    starts = np.flatnonzero(np.diff(order[by_value], prepend=-1))
+    lengths = np.diff(starts, append=len(order))
+    counts = np.empty(len(order), np.int64)
+    counts[by_value] = np.arange(len(order)) - np.repeat(starts, lengths)
+    return counts
 
 
 class EvalBatchSampler(paddle.io.DistributedBatchSampler):
@@ -243,9 +286,11 @@ class EvalBatchSampler(paddle.io.DistributedBatchSampler):
 def get_dataloader(
     config: CfgNode, dataset: ImageDataset, mode: str, rank: int = 0, ranks: int = 1
 ) -> paddle.io.DataLoader:
-    """Returns the loader of this rank's batches: (pixels [B, S, S, C] uint8, labels [B] int64), on the device."""
+    """Returns the loader of this rank's batches on the device: columns of the dataset's samples, such as (pixels
+    [B, S, S, C] uint8, labels [B] int64).
+    """
     if mode == "train":
-        sampler = TrainBatchSampler(dataset, config.DATA.BATCH_SIZE, rank, ranks, config.SEED, config.DATA.DROP_LAST)
+        sampler = TrainBatchSampler(config, dataset, rank, ranks)
     else:
         sampler = EvalBatchSampler(dataset, config.DATA.BATCH_SIZE_EVAL, rank, ranks)
     workers = min(config.DATA.NUM_WORKERS, len(sampler))
@@ -292,7 +337,7 @@ class _Guarded(paddle.io.Dataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, key: int | tuple[int, int]) -> tuple | Exception:
+    def __getitem__(self, key: int | tuple[int, int, int]) -> tuple | Exception:
         try:
             return self.dataset[key]
         except RunError as error:

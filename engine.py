@@ -7,8 +7,7 @@ and counts, reduced over the processes once, and divided once.
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,72 +18,74 @@ from yacs.config import CfgNode
 from checkpoint import classes_of, load_checkpoint, remove_superseded, save_checkpoint
 from datasets import ImageDataset, batches, get_dataloader
 from errors import InputError, RunError
-from losses import CrossEntropy, build_criterion
-from optim import build_optimizer, build_schedule, decayed_parameters
+from losses import CrossEntropy
+from optim import clip_gradients
 from options import plain
+from prepare import Training, precision, precision_told, prepare
 from records import Run, plot_curves
 from transforms import Normalize
-from utils import all_gather, all_reduce_sum, num_gpus, rank, seed_step, world_size
+from utils import all_gather, all_reduce_sum, rank, seed_step, world_size
 from weights import load_weights
-
-
-@dataclass
-class Training:
-    """What a training run is made of; ``network`` is ``model``, or ``model`` wrapped in ``paddle.DataParallel``."""
-
-    config: CfgNode
-    model: nn.Layer
-    network: nn.Layer
-    criterion: nn.Layer
-    optimizer: paddle.optimizer.Optimizer
-    schedule: Callable[[int], float]
-    scaler: paddle.amp.GradScaler
-    loader: paddle.io.DataLoader
-    run: Run
 
 
 def fit(config: CfgNode, network: nn.Layer, train: ImageDataset, val: ImageDataset, run: Run) -> None:
     """Trains ``network`` (a model, or one in ``paddle.DataParallel``) and leaves checkpoints, metrics and a result.
 
     Raises:
-        InputError: batch, accumulation or checkpoint don't fit.
+        InputError: batch, accumulation, weights or checkpoint don't fit.
         RunError: on every rank, when the loss is not finite.
     """
-    training = _prepare(config, network, train, run)
-    start, best = config.TRAIN.LAST_EPOCH, {"acc1": -1.0}
+    training = prepare(config, network, train, run)
+    start, best = _resume(training)
+    val_loader = get_dataloader(config, val, "val", rank(), world_size())
+    _tell_clamped(config, run)
+    steps, epochs = len(training.loader), config.TRAIN.NUM_EPOCHS
+    run.start_bar(steps * epochs, steps * start)
+    for epoch in range(start + 1, epochs + 1):
+        train_one_epoch(training, epoch)
+        metrics: dict[str, dict[str, Any]] = {}
+        improved = []
+        for split, model in training.evaluated.items() if epoch % config.VALIDATE_FREQ == 0 or epoch == epochs else ():
+            metrics[split] = evaluate(config, model, val_loader, len(val))
+            shown = {key: value for key, value in metrics[split].items() if key != "class_acc"}
+            run.report(split, step=epoch * steps, epoch=epoch, **shown)
+            if split not in best or shown["acc1"] > best[split]["acc1"]:
+                best[split] = {"epoch": epoch, **shown}
+                improved.append(split)
+        if rank() == 0 and (improved or epoch % config.SAVE_FREQ == 0 or epoch == epochs):
+            state = {"epoch": epoch, "step": epoch * steps, "best": best, "scaler": training.scaler.state_dict()}
+            state |= {"model": config.MODEL.NAME, "classes": train.classes, "config": plain(config)}
+            averaged = training.ema.model if training.ema else None
+            saved = save_checkpoint(run.checkpoints, training.model, training.optimizer, averaged, state, improved)
+            remove_superseded(run.checkpoints, config.SAVE_FREQ)
+    if rank() == 0:
+        plot_curves(run.directory / "metrics.jsonl", run.directory / "curves.png")
+        for split, record in best.items():
+            run.info(f"best {split}: acc1: {record['acc1']:.2f} after epoch {record['epoch']}")
+        result = _result(config, metrics["val"], str(saved), val.classes) | {"best": best["val"]}
+        if training.ema:
+            found = _result(config, metrics["ema"], str(saved / "ema.safetensors"), val.classes)
+            result["ema"] = found | {"best": best["ema"]}
+        run.result(result)
+
+
+def _resume(training: Training) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Returns (the last epoch done, the best of each split so far), of MODEL.RESUME's checkpoint where there is one."""
+    config, best = training.config, {}
+    start = config.TRAIN.LAST_EPOCH
     if config.MODEL.RESUME:
-        state = load_checkpoint(config.MODEL.RESUME, training.model, training.optimizer)
+        averaged = training.ema.model if training.ema else None
+        state = load_checkpoint(config.MODEL.RESUME, training.model, training.optimizer, averaged)
+        training.scaler.load_state_dict(state["scaler"])
         if start not in (0, state["epoch"]):
             raise InputError(
                 f"TRAIN.LAST_EPOCH is {start}, the checkpoint's last epoch is {state['epoch']}; leave it out"
             )
         start, best = state["epoch"], state["best"]
-        run.info(f"resumed after epoch {start} from {config.MODEL.RESUME}")
+        training.run.info(f"resumed after epoch {start} from {config.MODEL.RESUME}")
     if start >= config.TRAIN.NUM_EPOCHS:
         raise InputError(f"epoch {start} is done already and TRAIN.NUM_EPOCHS is {config.TRAIN.NUM_EPOCHS}; raise it")
-    val_loader = get_dataloader(config, val, "val", rank(), world_size())
-    steps, epochs = len(training.loader), config.TRAIN.NUM_EPOCHS
-    run.start_bar(steps * epochs, steps * start)
-    for epoch in range(start + 1, epochs + 1):
-        train_one_epoch(training, epoch)
-        validated = epoch % config.VALIDATE_FREQ == 0 or epoch == epochs
-        metrics: dict[str, Any] = {}
-        if validated:
-            metrics = evaluate(config, training.model, val_loader, len(val))
-            run.report("val", step=epoch * steps, epoch=epoch, **metrics)
-        improved = validated and metrics["acc1"] > best["acc1"]
-        if improved:
-            best = {"epoch": epoch, **metrics}
-        if rank() == 0 and (improved or epoch % config.SAVE_FREQ == 0 or epoch == epochs):
-            state = {"epoch": epoch, "step": epoch * steps, "metrics": metrics, "best": best}
-            state |= {"model": config.MODEL.NAME, "classes": train.classes, "config": plain(config)}
-            links = ["last", "best"] if improved else ["last"]
-            saved = save_checkpoint(run.checkpoints, training.model, training.optimizer, state, links)
-            remove_superseded(run.checkpoints, config.SAVE_FREQ)
-    if rank() == 0:
-        plot_curves(run.directory / "metrics.jsonl", run.directory / "curves.png")
-        run.info(f"best: acc1: {best['acc1']:.2f} after epoch {best['epoch']}")
-        run.result(_result(config, metrics, str(saved)) | {"best": best})
+    return start, best
 
 
 def train_one_epoch(training: Training, epoch: int) -> None:
@@ -93,42 +94,55 @@ def train_one_epoch(training: Training, epoch: int) -> None:
     Raises:
         RunError: on every rank, when a loss is not finite; it names the first such step.
     """
-    config, network, optimizer, loader = training.config, training.network, training.optimizer, training.loader
-    normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
+    config, network, loader = training.config, training.network, training.loader
     steps, accum, per_step = len(loader), config.TRAIN.ACCUM_ITER, config.DATA.BATCH_SIZE
     updates = -(-steps // accum)
     loader.batch_sampler.set_epoch(epoch)
     network.train()
     window = _Window(training)
-    for index, (pixels, labels, *skipped) in enumerate(window.timed(loader)):
+    for index, (pixels, labels, *extra) in enumerate(window.timed(loader)):
         step = (epoch - 1) * steps + index + 1
         group = index // accum
         # The true number of this rank's samples in the update: the epoch's last group may be short.
         group_samples = min((group + 1) * accum * per_step, loader.batch_sampler.num_samples) - group * accum * per_step
         closes = (index + 1) % accum == 0 or index + 1 == steps
-        lr = training.schedule((epoch - 1) * updates + group)
+        update = (epoch - 1) * updates + group
+        erased = extra.pop(0) if config.TRAIN.RANDOM_ERASE_PROB else None
         seed_step(config.SEED, step)
+        images, targets = training.transform(pixels, labels, erased, epoch, index)
         with contextlib.nullcontext() if closes or network is training.model else network.no_sync():
             with autocast(config):
-                logits = network(normalize(pixels))
-            losses = training.criterion(logits, labels)
+                outputs = network(images)
+            losses = training.criterion(images, outputs, targets)
             training.scaler.scale(losses.sum() / group_samples).backward()
         if closes:
-            optimizer.set_lr(lr)
-            training.scaler.step(optimizer)
-            training.scaler.update()
-            optimizer.clear_grad()
-        window.add(sums(losses.detach(), logits.detach(), labels), skipped)
+            window.norms.append(_update(training, update))
+        logits = outputs[0] if isinstance(outputs, tuple | list) else outputs
+        window.add(sums(losses.detach(), logits.detach(), targets), extra)
         if index + 1 == steps or (index + 1) % config.REPORT_FREQ == 0:
-            window.report(epoch, step, lr)
+            window.report(epoch, step, training.schedule(update))
         training.run.bar.update()
+
+
+def _update(training: Training, update: int) -> paddle.Tensor:
+    """Makes one update of the gradients that were accumulated; returns their global norm, before clipping."""
+    training.scaler.unscale(training.model.parameters())
+    norm = clip_gradients(training.config, training.model)
+    training.optimizer.set_lr(training.schedule(update))
+    training.scaler.step(training.optimizer, norm)
+    training.optimizer.clear_grad()
+    if training.ema:
+        training.ema.update(training.model, update)
+    return norm
 
 
 @paddle.no_grad()
 def evaluate(config: CfgNode, model: nn.Layer, loader: paddle.io.DataLoader, num_samples: int) -> dict[str, Any]:
-    """Returns ``loss``, ``acc1``, ``acc5`` (percent) and ``num_samples`` over all processes' loaders.
+    """Returns ``loss``, ``acc1``, ``acc5``, ``mean_class_acc``, ``class_acc`` (percent) and ``num_samples``.
 
-    Every sample counts once, whatever the number of processes and the batch size: sums are reduced, then divided.
+    Every sample of all processes' loaders counts once, whatever the number of processes and the batch size: sums are
+    reduced, then divided. ``class_acc`` is a list by class, with None for one without a sample; ``mean_class_acc`` the
+    mean over the others.
 
     Args:
         model: not wrapped: ranks may take different numbers of batches.
@@ -140,16 +154,23 @@ def evaluate(config: CfgNode, model: nn.Layer, loader: paddle.io.DataLoader, num
     model.eval()
     normalize, criterion = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD), CrossEntropy()
     total = paddle.zeros([4], "float64")
+    per_class = paddle.zeros([config.MODEL.NUM_CLASSES, 2], "float64")  # hits, samples
     for pixels, labels in batches(loader):
         with autocast(config):
             logits = model(normalize(pixels))
         total += sums(criterion(logits, labels), logits, labels)
-    loss, top1, top5, count = all_reduce_sum(total).tolist()
+        hits = (logits.argmax(1) == labels).astype("float64")
+        per_class = paddle.index_add(per_class, labels, 0, paddle.stack([hits, paddle.ones_like(hits)], 1))
+    reduced = all_reduce_sum(paddle.concat([total, per_class.flatten()])).numpy()
+    (loss, top1, top5, count), (hits, counts) = reduced[:4].tolist(), reduced[4:].reshape(-1, 2).T
     if count != num_samples:
         raise RunError(f"evaluation counted {count:.0f} samples, the dataset has {num_samples}", shared=True)
     if not math.isfinite(loss):
         raise RunError(f"the evaluation's loss is {loss}: the weights give no finite logits", shared=True)
-    return {"loss": loss / count, "acc1": 100 * top1 / count, "acc5": 100 * top5 / count, "num_samples": int(count)}
+    metrics = {"loss": loss / count, "acc1": 100 * top1 / count, "acc5": 100 * top5 / count}
+    class_acc = [100 * float(h / n) if n else None for h, n in zip(hits, counts, strict=True)]
+    metrics["mean_class_acc"] = float(np.mean([accuracy for accuracy in class_acc if accuracy is not None]))
+    return metrics | {"num_samples": int(count), "class_acc": class_acc}
 
 
 def evaluate_only(config: CfgNode, model: nn.Layer, val: ImageDataset, run: Run) -> None:
@@ -160,39 +181,33 @@ def evaluate_only(config: CfgNode, model: nn.Layer, val: ImageDataset, run: Run)
     """
     if not config.MODEL.PRETRAINED:
         raise InputError("-eval needs -pretrained FILE: the weights to evaluate")
-    run.info(f"{load_weights(model, config.MODEL.PRETRAINED)}; {precision(config)}")
+    run.info(f"{load_weights(model, config.MODEL.PRETRAINED)}; {precision_told(config)}")
     trained = classes_of(config.MODEL.PRETRAINED)
     if trained and val.classes and trained != val.classes:
         raise InputError(f"the weights were trained on the classes {_some(trained)}, the data has {_some(val.classes)}")
     loader = get_dataloader(config, val, "val", rank(), world_size())
     _tell_clamped(config, run)
-    run.result(_result(config, evaluate(config, model, loader, len(val)), config.MODEL.PRETRAINED))
+    metrics = evaluate(config, model, loader, len(val))
+    run.result(_result(config, metrics, config.MODEL.PRETRAINED, val.classes))
 
 
-def sums(losses: paddle.Tensor, logits: paddle.Tensor, labels: paddle.Tensor) -> paddle.Tensor:
-    """Returns [sum of losses, hits in the first 1, in the first 5 (or all, of fewer classes), samples], float64 [4]."""
+def sums(losses: paddle.Tensor, logits: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
+    """Returns [sum of losses, hits in the first 1, in the first 5 (or all, of fewer classes), samples], float64 [4].
+
+    Args:
+        targets: labels [B], or distributions [B, K], whose largest share counts as the label.
+    """
+    labels = targets if targets.ndim == 1 else targets.argmax(1)
     best = paddle.topk(logits.astype("float32"), min(5, logits.shape[1]))[1] == labels.unsqueeze(1)
     hits = best.astype("float64").sum(0)
     count = paddle.full([1], len(labels), "float64")
     return paddle.concat([losses.astype("float64").sum().reshape([1]), hits[:1], hits.sum().reshape([1]), count])
 
 
-def precision(config: CfgNode) -> str:
-    """Returns the forward pass's type: "float32", or with AMP "bfloat16", or "float16" where the GPU has no bfloat16.
-
-    Raises:
-        InputError: AMP without a GPU: Paddle's autocast has no effect on a CPU.
-    """
-    if not config.AMP:
-        return "float32"
-    if not num_gpus():
-        raise InputError("-amp needs a GPU: Paddle's autocast has no effect on a CPU; leave it out")
-    return "bfloat16" if paddle.amp.is_bfloat16_supported() else "float16"
-
-
 def autocast(config: CfgNode) -> contextlib.AbstractContextManager:
-    """The forward pass's context: with AMP, level O1 (softmax, norms and losses stay in float32)."""
-    return paddle.amp.auto_cast(dtype=precision(config), level="O1") if config.AMP else contextlib.nullcontext()
+    """The forward pass's context: level O1 (softmax, norms and losses stay in float32), or none for float32."""
+    dtype = precision(config)
+    return contextlib.nullcontext() if dtype == "float32" else paddle.amp.auto_cast(dtype=dtype, level="O1")
 
 
 class _Window:
@@ -204,6 +219,7 @@ class _Window:
 
     def _restart(self) -> None:
         self.rows: list[paddle.Tensor] = []
+        self.norms: list[paddle.Tensor] = []  # of the gradients, per update; the same on every rank
         self.skipped: list[paddle.Tensor] = []
         self.wait, self.start = 0.0, time.perf_counter()
 
@@ -232,11 +248,22 @@ class _Window:
             self._raise_not_finite(rows[:, 0].numpy(), epoch, step)
         values = {"step": step, "epoch": epoch, "samples": int(count), "lr": lr, "loss": loss / count}
         values |= {"acc1": 100 * top1 / count, "acc5": 100 * top5 / count}
+        values |= self._gradients()
         values |= {"images_per_s": count / elapsed, "data_wait": wait / world_size()}
         self.training.run.report("train", **values)
         if skipped:
             self.training.run.info(f"{skipped:.0f} unreadable images were skipped; log_<rank>.txt lists each rank's")
         self._restart()
+
+    def _gradients(self) -> dict[str, float]:
+        """The mean norm of the updates' gradients (of those that float16 held), and in float16 the loss scale."""
+        norms = paddle.stack(self.norms).numpy() if self.norms else np.zeros(0)
+        finite = norms[np.isfinite(norms)]
+        scaler = self.training.scaler
+        values = {"grad_norm": float(finite.mean())} if len(finite) else {}
+        if scaler.enabled:
+            values |= {"loss_scale": scaler.loss_scale, "skipped_updates": len(norms) - len(finite)}
+        return values
 
     def _raise_not_finite(self, losses: np.ndarray, epoch: int, step: int) -> None:
         bad = np.flatnonzero(~np.isfinite(losses))
@@ -257,41 +284,6 @@ class _Window:
         return len(indices)
 
 
-def _prepare(config: CfgNode, network: nn.Layer, train: ImageDataset, run: Run) -> Training:
-    """Builds what trains, loads MODEL.PRETRAINED, and tells the sizes and rates that result."""
-    model = getattr(network, "_layers", network)
-    if config.MODEL.PRETRAINED:
-        run.info(str(load_weights(model, config.MODEL.PRETRAINED)))
-    loader = get_dataloader(config, train, "train", rank(), world_size())
-    steps, accum = len(loader), config.TRAIN.ACCUM_ITER
-    if accum > steps:
-        raise InputError(f"TRAIN.ACCUM_ITER is {accum}, but an epoch has {steps} steps: it would end without an update")
-    global_batch, updates = config.DATA.BATCH_SIZE * world_size(), -(-steps // accum)
-    schedule = build_schedule(config, updates, global_batch * accum)
-    decayed, parameters = len(decayed_parameters(model)), model.parameters()
-    rates = [f"{schedule(epoch * updates):.3g}" for epoch in (0, config.TRAIN.WARMUP_EPOCHS, config.TRAIN.NUM_EPOCHS)]
-    count = sum(p.size for p in parameters)
-    run.info(
-        f"{config.MODEL.NAME}: {count:,} parameters, {precision(config)}; weight decay on {decayed} tensors,"
-        f" off on {len(parameters) - decayed}"
-    )
-    run.info(
-        f"{len(train):,} images, {steps} steps an epoch, the tail {'dropped' if config.DATA.DROP_LAST else 'padded'};"
-        f" global batch {config.DATA.BATCH_SIZE} x {world_size()} = {global_batch}, accumulation {accum},"
-        f" effective batch {global_batch * accum};"
-        f" learning rate {rates[0]}, after warm-up {rates[1]}, at the end {rates[2]}"
-    )
-    scaler = paddle.amp.GradScaler(enable=precision(config) == "float16")
-    if train.classes and len(train.classes) < config.MODEL.NUM_CLASSES:
-        run.info(
-            f"the model has {config.MODEL.NUM_CLASSES} outputs, the data {len(train.classes)} classes: NUM_CLASSES?"
-        )
-    _tell_clamped(config, run)
-    return Training(
-        config, model, network, build_criterion(config), build_optimizer(config, model), schedule, scaler, loader, run
-    )
-
-
 def _tell_clamped(config: CfgNode, run: Run) -> None:
     if config.MODEL.NUM_CLASSES < 5:
         run.info(f"acc5 counts the first {config.MODEL.NUM_CLASSES}: there are no five classes")
@@ -301,5 +293,7 @@ def _some(names: list[str]) -> str:
     return f"{', '.join(names[:5])}{', ...' * (len(names) > 5)} ({len(names)})"
 
 
-def _result(config: CfgNode, metrics: dict[str, Any], weights: str) -> dict[str, Any]:
-    return {**metrics, "model": config.MODEL.NAME, "weights": weights, "config": plain(config)}
+def _result(config: CfgNode, metrics: dict[str, Any], weights: str, classes: list[str]) -> dict[str, Any]:
+    names = classes or map(str, range(len(metrics["class_acc"])))
+    result = {**metrics, "class_acc": dict(zip(names, metrics["class_acc"], strict=False))}
+    return {**result, "model": config.MODEL.NAME, "weights": weights, "config": plain(config)}

@@ -22,6 +22,7 @@ def main_worker(config, dataset_train, dataset_val):
     import engine
     import utils
     from models import build_model
+    from optim import freeze
     from records import Run
 
     paddle.disable_signal_handler()  # its C++ dumps, at SIGTERM and when a peer is lost, hide the line that matters
@@ -38,6 +39,7 @@ def main_worker(config, dataset_train, dataset_val):
     if config.EVAL:
         engine.evaluate_only(config, model, dataset_val, run)
     else:
+        freeze(config, model)  # before the wrapper, which waits for the gradients of what trains
         network = paddle.DataParallel(model) if ranks > 1 else model
         engine.fit(config, network, dataset_train, dataset_val, run)
 

@@ -57,7 +57,7 @@ class Run:
         self.bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, disable=hidden, smoothing=0.1)
 
     def report(self, split: str, **values: Any) -> None:
-        """Adds a line to metrics.jsonl and shows it; ``split`` is "train" or "val"."""
+        """Adds a line to metrics.jsonl and shows it; ``split`` is "train", "val", or "ema": the averaged weights."""
         if rank() != 0:
             return
         record = {
@@ -69,6 +69,8 @@ class Run:
         shown = [f"loss: {values['loss']:.4f}", f"acc1: {values['acc1']:.2f}"]
         if split == "train":
             self.bar.set_postfix_str(f"epoch {values['epoch']}, {', '.join(shown)}")
+            shown += [f"grad_norm: {values['grad_norm']:.3g}"] if "grad_norm" in values else []
+            shown += [f"loss_scale: {values['loss_scale']:g}"] if "loss_scale" in values else []
             shown += [
                 f"lr: {values['lr']:.3g}",
                 f"images/s: {values['images_per_s']:.0f}",
@@ -76,7 +78,8 @@ class Run:
             ]
             self.info(f"epoch {values['epoch']} step {values['step']}: {', '.join(shown)}")
         else:
-            self.info(f"epoch {values['epoch']} validation: {', '.join(shown)}, acc5: {values['acc5']:.2f}")
+            kind = "validation" if split == "val" else "validation of the average"
+            self.info(f"epoch {values['epoch']} {kind}: {', '.join(shown)}, acc5: {values['acc5']:.2f}")
 
     def result(self, result: dict[str, Any]) -> None:
         """Writes result.json, the last evaluation, and prints the summary."""
@@ -86,7 +89,9 @@ class Run:
             return
         result["seconds"] = round(time.time() - self.started, 1)
         self._write_json("result.json", result)
-        lines = [f"{key}: {result[key]:.2f}" for key in ("acc1", "acc5")] + [f"loss: {result['loss']:.4f}"]
+        lines = [f"{key}: {result[key]:.2f}" for key in ("acc1", "acc5", "mean_class_acc")] + [
+            f"loss: {result['loss']:.4f}"
+        ]
         lines += [f"samples: {result['num_samples']}", f"time: {result['seconds']} s", f"run: {self.directory}"]
         self.info("summary: " + ", ".join(lines))
 
@@ -127,10 +132,10 @@ def plot_curves(metrics: Path, picture: Path) -> None:
     for axis, key, label in zip(
         axes, ("loss", "acc1", "lr"), ("loss", "top-1 accuracy (%)", "learning rate"), strict=True
     ):
-        for split in ("train", "val"):
+        for split in ("train", "val", "ema"):
             points = [(r["step"], r[key]) for r in records if r["split"] == split and key in r]
             if points:
-                axis.plot(*zip(*points, strict=True), label=split, marker="." if split == "val" else None)
+                axis.plot(*zip(*points, strict=True), label=split, marker=None if split == "train" else ".")
         axis.set_ylabel(label)
         axis.grid(alpha=0.3)
         axis.legend()

@@ -271,16 +271,28 @@ def fail_as_expected(image, rng):
 # ------------------------------------------------------------ order of samples
 
 
-def order(length, batch_size, ranks, epoch=1, seed=0, drop_last=False):
-    """The steps of an epoch: for each step, the indices of all ranks, in rank order."""
-    samplers = [TrainBatchSampler(range(length), batch_size, rank, ranks, seed, drop_last) for rank in range(ranks)]
+class Labels(list):
+    """What a sampler needs of a dataset."""
+
+    labels = property(np.asarray)
+
+
+def keys(dataset, batch_size, ranks, *options, epoch=1, seed=0, drop_last=False):
+    """The steps of an epoch: for each step, the (epoch, index, copy) of all ranks, in rank order."""
+    options = ["DATA.BATCH_SIZE", batch_size, "SEED", seed, "DATA.DROP_LAST", drop_last, *options]
+    config = get_config(None, options)
+    samplers = [TrainBatchSampler(config, dataset, rank, ranks) for rank in range(ranks)]
     for sampler in samplers:
         sampler.set_epoch(epoch)
     assert len({len(list(sampler)) for sampler in samplers}) == 1  # every rank takes the same number of steps
     assert all(len(list(sampler)) == len(sampler) for sampler in samplers)
     assert all(sum(map(len, sampler)) == sampler.num_samples for sampler in samplers)
     assert all(key[0] == epoch for sampler in samplers for batch in sampler for key in batch)
-    return [[index for batch in step for _, index in batch] for step in zip(*samplers, strict=True)]
+    return [sum(step, []) for step in zip(*samplers, strict=True)]
+
+
+def order(length, *args, **kwargs):
+    return [[index for _, index, _ in step] for step in keys(range(length), *args, **kwargs)]
 
 
 def test_the_order_depends_on_seed_and_epoch_and_not_on_the_number_of_ranks():
@@ -305,7 +317,43 @@ def test_the_tail_is_dropped_or_padded_so_that_the_ranks_stay_together(length, r
 
 def test_a_training_set_smaller_than_a_global_batch_is_an_error():
     with pytest.raises(InputError, match="7 training images don't fill one global batch of 4 x 2 processes"):
-        TrainBatchSampler(range(7), 4, 0, 2, 0, True)
+        order(7, 4, 2, drop_last=True)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_repeated_augmentation_holds_copies_apart_in_each_global_batch(ranks):
+    steps = keys(range(50), 12 // ranks, ranks, "TRAIN.REPEATED_AUGMENT", 3, drop_last=True)
+    assert len(steps) == 4  # as many steps as without copies
+    assert steps == keys(range(50), 12, 1, "TRAIN.REPEATED_AUGMENT", 3, drop_last=True)
+    seen = []
+    for step in steps:
+        found = [index for _, index, _ in step]
+        assert sorted(copy for _, _, copy in step) == [0] * 4 + [1] * 4 + [2] * 4
+        assert len(set(found)) == 4
+        assert len({(index, copy) for _, index, copy in step}) == 12
+        assert all(found[i] != found[i ^ 1] for i in range(12))  # mixup's partners
+        seen += set(found)
+    assert len(set(seen)) == len(seen) == 16
+
+
+def test_repeated_augmentation_with_a_padded_tail_keeps_every_rank_going():
+    steps = keys(range(10), 4, 2, "TRAIN.REPEATED_AUGMENT", 3)
+    assert [len(step) for step in steps] == [8, 2]
+    assert len(keys(range(11), 4, 2, "TRAIN.REPEATED_AUGMENT", 3)[1]) == 4
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_balanced_sampler_draws_every_class_equally_often(ranks):
+    labels = Labels([0] * 40 + [3] * 5 + [1] * 3)
+    steps = keys(labels, 16 // ranks, ranks, "DATA.SAMPLER", "balanced", drop_last=True)
+    assert steps == keys(labels, 16, 1, "DATA.SAMPLER", "balanced", drop_last=True)
+    drawn = [(index, copy) for step in steps for _, index, copy in step]
+    counts = {label: sum(labels[index] == label for index, _ in drawn) for label in (0, 1, 3)}
+    assert counts == {0: 16, 1: 16, 3: 16}
+    assert len(set(drawn)) == 48  # an image that comes again is augmented anew
+    times = [sum(index == wanted for index, _ in drawn) for wanted in range(45, 48)]
+    assert max(times) - min(times) <= 1  # the images of a class in turn
+    assert drawn != [(i, c) for step in keys(labels, 16, 1, "DATA.SAMPLER", "balanced", epoch=2) for _, i, c in step]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -342,5 +390,6 @@ def test_augmentation_is_a_function_of_seed_epoch_and_index_whatever_loads_it():
     assert epoch_of("0", 1, "32", 1) != base
     assert epoch_of("0", 1, "32", 2, seed="1") != base
     sample = get_dataset(configured("digits", "", "TRAIN.AFFINE", "[10.0,0.1,0.1]"), "train")
-    assert (sample[1, 5][0] == sample[1, 5][0]).all()
-    assert (sample[1, 5][0] != sample[2, 5][0]).any()
+    assert (sample[1, 5, 0][0] == sample[1, 5, 0][0]).all()
+    assert (sample[1, 5, 0][0] != sample[2, 5, 0][0]).any()
+    assert (sample[1, 5, 0][0] != sample[1, 5, 1][0]).any()

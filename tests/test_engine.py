@@ -11,13 +11,14 @@ from safetensors.numpy import load_file
 
 import engine
 import utils
-from checkpoint import load_checkpoint
+from checkpoint import classes_of, load_checkpoint
 from config import get_config, with_values
 from datasets import ArrayDataset, get_dataloader, get_datasets
 from errors import InputError, RunError
 from models import build_model
-from optim import build_optimizer
+from optim import build_optimizer, freeze
 from records import Run
+from weights import load_weights
 
 
 def train(options, output, length=None):
@@ -27,6 +28,7 @@ def train(options, output, length=None):
         dataset = ArrayDataset(config, "train", dataset.images[:length], dataset.labels[:length], dataset.classes)
     utils.seed_everything(config.SEED)
     model = build_model(config)
+    freeze(config, model)
     network = paddle.DataParallel(model) if utils.world_size() > 1 else model
     engine.fit(config, network, dataset, val, Run(config, dataset.classes))
     return float(sum(np.abs(p.numpy().astype(np.float64)).sum() for p in model.parameters()))
@@ -218,10 +220,116 @@ def test_only_checkpoints_that_serve_are_kept(tmp_path, tiny):
     validated = [r for r in records(tmp_path) if r["split"] == "val"]
     highest = max(r["acc1"] for r in validated)
     state = json.loads((folder / "best" / "state.json").read_text())
-    assert state["metrics"]["acc1"] == pytest.approx(highest, abs=1e-5)
+    assert state["best"]["val"]["acc1"] == pytest.approx(highest, abs=1e-5)
     assert state["epoch"] == next(r["epoch"] for r in validated if r["acc1"] == highest)
 
 
-def test_mixed_precision_without_a_gpu_is_an_error(tmp_path, tiny):
-    with pytest.raises(InputError, match="-amp needs a GPU"):
-        train([*tiny, "DATA.BATCH_SIZE", "16", "AMP", "True"], tmp_path, 16)
+def test_mixed_precision_without_a_gpu_is_float32_and_says_so(tmp_path, tiny):
+    train([*tiny, "DATA.BATCH_SIZE", "16", "AMP", "True"], tmp_path, 16)
+    assert "float32 (-amp: Paddle's autocast has no effect on a CPU)" in (tmp_path / "log.txt").read_text()
+    assert weights(tmp_path)["head.weight"].dtype == np.float32
+
+
+@pytest.mark.smoke
+def test_a_whole_recipe_gives_one_rank_and_two_the_same_update(tmp_path, tiny):
+    """Mixup's pairs and draws, erased boxes and augmentation follow the global batch, not the ranks."""
+    options = [*tiny, "TRAIN.OPTIMIZER.EPS", "0.01", "TRAIN.BASE_LR", "0.1", "TRAIN.MIXUP_ALPHA", "0.8"]
+    options += ["TRAIN.CUTMIX_ALPHA", "1.0", "TRAIN.MIXUP_MODE", "elem", "TRAIN.SMOOTHING", "0.1", "TRAIN.HFLIP", "0.5"]
+    options += ["TRAIN.RANDOM_ERASE_PROB", "0.5", "TRAIN.AUTO_AUGMENT", "rand-m9-mstd0.5-inc1"]
+    options += ["TRAIN.REPEATED_AUGMENT", "3", "TRAIN.MODEL_EMA", "True", "TRAIN.MODEL_EMA_DECAY", "0.5"]
+    for ranks in (1, 2):
+        sizes = ["DATA.BATCH_SIZE", str(24 // ranks), "DATA.NUM_WORKERS", str(ranks)]
+        run_ranks(train, [*options, *sizes], tmp_path / str(ranks), 48, ranks=ranks)
+    assert_same(weights(tmp_path / "1"), weights(tmp_path / "2"), atol=1e-5)
+    first, second = records(tmp_path / "1"), records(tmp_path / "2")
+    assert [r["split"] for r in first] == ["train", "val", "ema"]
+    for one, two in zip(first, second, strict=True):
+        assert one["loss"] == pytest.approx(two["loss"], abs=1e-4)
+    assert first[0]["grad_norm"] == pytest.approx(second[0]["grad_norm"], rel=1e-4)
+
+
+def test_frozen_parameters_and_drop_path_leave_the_ranks_together(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "8", "MODEL.DROPPATH", "0.9", "MODEL.PATCH_DROP", "0.5"]
+    options += ["TRAIN.FREEZE", "['patch_embed.*','blocks.0.*']", "TRAIN.BASE_LR", "0.01"]
+    first, second = run_ranks(train, options, tmp_path, 160)
+    assert first == second
+    utils.seed_everything(0)
+    initial = build_model(get_config(None, tiny)).state_dict()
+    trained = weights(tmp_path)
+    for name, value in initial.items():
+        value = value.numpy().T if trained[name].shape != tuple(value.shape) else value.numpy()
+        same = any((trained[name] == v).all() for v in (value, value.T) if v.shape == trained[name].shape)
+        assert same == name.startswith(("patch_embed.", "blocks.0.")), name
+    assert "frozen: 14 tensors" in (tmp_path / "log.txt").read_text()
+
+
+def test_the_average_is_evaluated_saved_and_has_a_best_of_its_own(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.NUM_EPOCHS", "4", "SAVE_FREQ", "4", "TRAIN.BASE_LR", "0.01"]
+    options += ["TRAIN.MODEL_EMA", "True", "TRAIN.MODEL_EMA_DECAY", "0.8"]
+    train(options, tmp_path, 64)
+    found = {split: [r for r in records(tmp_path) if r["split"] == split] for split in ("val", "ema")}
+    assert [r["epoch"] for r in found["ema"]] == [1, 2, 3, 4]
+    result = json.loads((tmp_path / "result.json").read_text())
+    best = max(found["ema"], key=lambda r: r["acc1"])
+    assert result["ema"]["best"]["epoch"] == best["epoch"]
+    link = (tmp_path / "checkpoints" / "best_ema.safetensors").resolve()
+    assert link.parent.name == f"epoch_{best['epoch']:04d}"
+    config, _, val = get_datasets(get_config(None, options))
+    model = build_model(config)
+    load_weights(model, tmp_path / "checkpoints" / "best_ema")
+    metrics = engine.evaluate(config, model, get_dataloader(config, val, "val"), len(val))
+    assert metrics["acc1"] == pytest.approx(best["acc1"], abs=1e-5)
+    assert metrics["loss"] == pytest.approx(best["loss"], abs=1e-5)
+    assert classes_of(tmp_path / "checkpoints" / "best_ema") == [str(digit) for digit in range(10)]
+
+
+def test_the_result_tells_each_class(tmp_path, tiny):
+    config, _, val = get_datasets(get_config(None, tiny))
+    keep = np.flatnonzero(val.labels != 3)[:40]
+    part = ArrayDataset(config, "val", val.images[keep], val.labels[keep], val.classes)
+    utils.seed_everything(0)
+    model = build_model(config)
+    metrics = engine.evaluate(config, model, get_dataloader(config, part, "val"), 40)
+    pixels = paddle.to_tensor(np.stack([part[i][0] for i in range(40)]).astype(np.float32) / 255)
+    predicted = model(((pixels - 0.5) / 0.5).transpose([0, 3, 1, 2])).numpy().argmax(1)
+    expected = [100 * (predicted[part.labels == c] == c).mean() if c != 3 else None for c in range(10)]
+    assert metrics["class_acc"] == pytest.approx(expected)
+    assert metrics["mean_class_acc"] == pytest.approx(np.mean([e for e in expected if e is not None]))
+
+
+def teach(options, output, teacher):
+    more = ["TRAIN.TEACHER_MODEL", f"{teacher}/config.yaml", "TRAIN.TEACHER_PATH", f"{teacher}/checkpoints/last"]
+    return train([*options, *more], output, 64)
+
+
+@pytest.mark.parametrize("kind", ["hard", "soft"])
+def test_a_student_learns_from_its_teacher_alone(tmp_path, tiny, kind):
+    options = [*tiny, "DATA.BATCH_SIZE", "16"]
+    train([*options, "TRAIN.BASE_LR", "0.003", "TRAIN.NUM_EPOCHS", "5"], tmp_path / "teacher", 160)
+    student = [*options, "MODEL.DISTILLED", "True", "TRAIN.DISTILLATION_TYPE", kind, "TRAIN.DISTILLATION_ALPHA", "1.0"]
+    teach([*student, "TRAIN.BASE_LR", "0.003", "TRAIN.NUM_EPOCHS", "2"], tmp_path / "student", tmp_path / "teacher")
+    utils.seed_everything(0)
+    initial = build_model(get_config(None, [*tiny, "MODEL.DISTILLED", "True"])).state_dict()
+    moved = {
+        name: np.abs(weights(tmp_path / "student")[f"{name}.weight"].T - initial[f"{name}.weight"].numpy()).max()
+        for name in ("head", "head_dist")
+    }
+    assert moved["head_dist"] > 1e-3
+    # AdamW's decay alone moves the class token's head: its gradient has a weight of 1 - ALPHA = 0
+    assert moved["head"] < 1e-3
+    assert "teacher vit_base_patch16_224: " in (tmp_path / "student" / "log.txt").read_text()
+
+
+def test_wrong_teachers_are_named(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "16"]
+    train(options, tmp_path / "teacher", 16)
+    distilled = [*options, "TRAIN.DISTILLATION_TYPE", "soft"]
+    with pytest.raises(InputError, match="DISTILLATION_TYPE is soft, but TEACHER_MODEL is None"):
+        train(distilled, tmp_path / "a", 16)
+    with pytest.raises(InputError, match="has MODEL.NUM_CLASSES 10, the student 12; make them one"):
+        teach([*distilled, "MODEL.NUM_CLASSES", "12"], tmp_path / "b", tmp_path / "teacher")
+    with pytest.raises(InputError, match="has DATA.IMAGE_SIZE 8, the student 12"):
+        teach([*distilled, "DATA.IMAGE_SIZE", "12"], tmp_path / "c", tmp_path / "teacher")
+    with pytest.raises(InputError, match="no weights at"):
+        more = ["TRAIN.TEACHER_MODEL", f"{tmp_path}/teacher/config.yaml", "TRAIN.TEACHER_PATH", f"{tmp_path}/none"]
+        train([*distilled, *more], tmp_path / "d", 16)

@@ -1,0 +1,147 @@
+"""What a training run is made of, built from its configuration, checked, and told: sizes, rates, what decays."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import paddle
+from paddle import nn
+from yacs.config import CfgNode
+
+from config import get_config
+from datasets import ImageDataset, get_dataloader
+from errors import InputError
+from losses import Teacher, TrainingLoss, build_criterion
+from models import build_model
+from optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters
+from records import Run
+from transforms import BatchTransform
+from utils import num_gpus, rank, world_size
+from weights import load_weights
+
+
+@dataclass
+class Training:
+    """The parts of a training run; ``network`` is ``model``, or ``model`` wrapped in ``paddle.DataParallel``."""
+
+    config: CfgNode
+    model: nn.Layer
+    network: nn.Layer
+    ema: ModelEma | None
+    transform: BatchTransform
+    criterion: TrainingLoss
+    optimizer: paddle.optimizer.Optimizer
+    schedule: Callable[[int], float]
+    scaler: LossScaler
+    loader: paddle.io.DataLoader
+    run: Run
+
+    @property
+    def evaluated(self) -> dict[str, nn.Layer]:
+        """The models to evaluate, by the name of their split in metrics.jsonl."""
+        return {"val": self.model} | ({"ema": self.ema.model} if self.ema else {})
+
+
+def prepare(config: CfgNode, network: nn.Layer, train: ImageDataset, run: Run) -> Training:
+    """Builds what trains, loads MODEL.PRETRAINED and the teacher, and tells what results.
+
+    Raises:
+        InputError: weights, batch, accumulation or teacher don't fit.
+    """
+    model = getattr(network, "_layers", network)
+    if config.MODEL.PRETRAINED:
+        run.info(str(load_weights(model, config.MODEL.PRETRAINED, strict=False)))
+    teacher = _build_teacher(config, run)
+    model.distilled_training = teacher is not None
+    loader = get_dataloader(config, train, "train", rank(), world_size())
+    if config.TRAIN.ACCUM_ITER > len(loader):
+        raise InputError(
+            f"TRAIN.ACCUM_ITER is {config.TRAIN.ACCUM_ITER}, but an epoch has {len(loader)} steps:"
+            " it would end without an update"
+        )
+    updates = -(-len(loader) // config.TRAIN.ACCUM_ITER)
+    schedule = build_schedule(config, updates, config.DATA.BATCH_SIZE * world_size() * config.TRAIN.ACCUM_ITER)
+    scaler = LossScaler(enabled=precision(config) == "float16")
+    _tell_model(config, model, run)
+    _tell_steps(config, len(train), len(loader), schedule, run)
+    if train.classes and len(train.classes) < config.MODEL.NUM_CLASSES:
+        run.info(
+            f"the model has {config.MODEL.NUM_CLASSES} outputs, the data {len(train.classes)} classes: NUM_CLASSES?"
+        )
+    return Training(
+        config=config,
+        model=model,
+        network=network,
+        ema=ModelEma(model, config.TRAIN.MODEL_EMA_DECAY, config.TRAIN.MODEL_EMA_WARMUP)
+        if config.TRAIN.MODEL_EMA
+        else None,
+        transform=BatchTransform(config, rank(), world_size()),
+        criterion=build_criterion(config, train.labels, teacher),
+        optimizer=build_optimizer(config, model),
+        schedule=schedule,
+        scaler=scaler,
+        loader=loader,
+        run=run,
+    )
+
+
+def precision(config: CfgNode) -> str:
+    """Returns the forward pass's type: "float32", or with AMP on a GPU "bfloat16", or "float16" where it has none.
+
+    On a CPU it is float32: Paddle's autocast has no effect there, nor has it a matrix product of bfloat16.
+    """
+    if not (config.AMP and num_gpus()):
+        return "float32"
+    return "bfloat16" if paddle.amp.is_bfloat16_supported() else "float16"
+
+
+def precision_told(config: CfgNode) -> str:
+    """Returns ``precision``, with the reason where it isn't what AMP asks for."""
+    reason = " (-amp: Paddle's autocast has no effect on a CPU)" if config.AMP and not num_gpus() else ""
+    return precision(config) + reason
+
+
+def _build_teacher(config: CfgNode, run: Run) -> Teacher | None:
+    train = config.TRAIN
+    if train.DISTILLATION_TYPE is None:
+        return None
+    if not (train.TEACHER_MODEL and train.TEACHER_PATH):
+        raise InputError(
+            f"DISTILLATION_TYPE is {train.DISTILLATION_TYPE}, but TEACHER_MODEL is {train.TEACHER_MODEL} and TEACHER_PATH"
+            f" {train.TEACHER_PATH}; give the teacher's YAML and weights, or set DISTILLATION_TYPE none"
+        )
+    theirs = get_config(train.TEACHER_MODEL)
+    for key, own, other in (
+        ("MODEL.NUM_CLASSES", config.MODEL.NUM_CLASSES, theirs.MODEL.NUM_CLASSES),
+        ("DATA.IMAGE_SIZE", config.DATA.IMAGE_SIZE, theirs.DATA.IMAGE_SIZE),
+        ("DATA.IMAGE_CHANNELS", config.DATA.IMAGE_CHANNELS, theirs.DATA.IMAGE_CHANNELS),
+    ):
+        if own != other:
+            raise InputError(f"the teacher {train.TEACHER_MODEL} has {key} {other}, the student {own}; make them one")
+    teacher = build_model(theirs)
+    run.info(f"teacher {theirs.MODEL.NAME}: {load_weights(teacher, train.TEACHER_PATH)}")
+    scales = [c.DATA[name] for c in (config, theirs) for name in ("IMAGENET_MEAN", "IMAGENET_STD")]
+    return Teacher(teacher, *scales)
+
+
+def _tell_model(config: CfgNode, model: nn.Layer, run: Run) -> None:
+    trained = {name: p for name, p in model.named_parameters() if not p.stop_gradient}
+    decayed = len(set(decayed_parameters(model)) & trained.keys())
+    frozen = [p.size for p in model.parameters() if p.stop_gradient]
+    count = sum(p.size for p in trained.values()) + sum(frozen)
+    run.info(
+        f"{config.MODEL.NAME}: {count:,} parameters, {precision_told(config)}; {config.TRAIN.OPTIMIZER.NAME}, weight decay"
+        f" on {decayed} tensors, off on {len(trained) - decayed}"
+        + (f"; frozen: {len(frozen)} tensors ({sum(frozen):,} parameters)" if frozen else "")
+    )
+
+
+def _tell_steps(config: CfgNode, images: int, steps: int, schedule: Callable[[int], float], run: Run) -> None:
+    train, accum, batch = config.TRAIN, config.TRAIN.ACCUM_ITER, config.DATA.BATCH_SIZE
+    updates = -(-steps // accum)
+    rates = [f"{schedule(epoch * updates):.3g}" for epoch in (0, train.WARMUP_EPOCHS, train.NUM_EPOCHS)]
+    run.info(
+        f"{images:,} images, {steps} steps an epoch, the tail {'dropped' if config.DATA.DROP_LAST else 'padded'};"
+        f" global batch {batch} x {world_size()} = {batch * world_size()}, accumulation {accum},"
+        f" effective batch {batch * world_size() * accum};"
+        f" learning rate {rates[0]}, after warm-up {rates[1]}, at the end {rates[2]}"
+    )
