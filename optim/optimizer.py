@@ -1,32 +1,47 @@
-"""Optimizers."""
+"""The optimizer of a configuration: always a ``paddle.optimizer.Optimizer``."""
 
 import paddle
 from paddle import nn
+from paddle.regularizer import L2Decay
 from yacs.config import CfgNode
 
-
-def decayed_parameters(model: nn.Layer) -> list[str]:
-    """Returns the structured names of the parameters that weight decay applies to: no biases, no norms, none of the
-    model's own ``no_weight_decay()``.
-    """
-    kept = model.no_weight_decay()
-    return [name for name, parameter in model.named_parameters() if parameter.ndim > 1 and name not in kept]
+from optim.groups import decayed_parameters, layer_scales
+from optim.lion import Lion
+from optim.muon import Muon
 
 
 def build_optimizer(config: CfgNode, model: nn.Layer) -> paddle.optimizer.Optimizer:
-    """Returns the optimizer of a configuration over the model's trainable parameters; each update sets its rate."""
-    decayed = set(decayed_parameters(model))
+    """Returns the optimizer over the model's parameters (frozen ones stay); ``set_lr`` gives each update its rate.
+
+    Behaviour is that of torch.optim.AdamW, Adam, SGD and Muon (``adjust_lr_fn="match_rms_adamw"``; AdamW for what is no
+    matrix), and of timm.optim.Lamb and Lion. Weight decay, on ``decayed_parameters``, is an L2 term of the gradient for
+    Adam and SGD, part of the update for LAMB, and decoupled for the others. timm's Lamb also clips the gradients' norm
+    at 1; here ``clip_gradients`` is a step of its own for every optimizer.
+    """
+    train, options = config.TRAIN, config.TRAIN.OPTIMIZER
+    coupled = options.NAME in ("Adam", "SGD")
+    decayed, scales = set(decayed_parameters(model)), layer_scales(config, model)
     # Paddle asks by its own names (linear_0.w_0), which say nothing of the layer: look them up by the structured ones.
     names = {parameter.name for name, parameter in model.named_parameters() if name in decayed}
-    clip = config.TRAIN.GRAD_CLIP
-    beta1, beta2 = config.TRAIN.OPTIMIZER.BETAS
-    return paddle.optimizer.AdamW(
-        learning_rate=config.TRAIN.BASE_LR,
-        beta1=beta1,
-        beta2=beta2,
-        epsilon=config.TRAIN.OPTIMIZER.EPS,
-        parameters=[p for p in model.parameters() if not p.stop_gradient],
-        weight_decay=config.TRAIN.WEIGHT_DECAY,
-        apply_decay_param_fun=names.__contains__,
-        grad_clip=None if clip is None else nn.ClipGradByGlobalNorm(clip),
-    )
+    for name, parameter in model.named_parameters():
+        parameter.optimize_attr["learning_rate"] = scales[name]
+        parameter.regularizer = L2Decay(train.WEIGHT_DECAY) if coupled and name in decayed else None
+    common = {"learning_rate": train.BASE_LR, "parameters": model.parameters()}
+    betas = {"beta1": options.BETAS[0], "beta2": options.BETAS[1]}
+    adam = {**common, **betas, "epsilon": options.EPS}
+    decoupled = {"weight_decay": train.WEIGHT_DECAY, "apply_decay_param_fun": names.__contains__}
+    match options.NAME:
+        case "AdamW":
+            return paddle.optimizer.AdamW(**adam, **decoupled)
+        case "Adam":
+            return paddle.optimizer.Adam(**adam)
+        case "SGD":
+            return paddle.optimizer.Momentum(**common, momentum=options.MOMENTUM, use_nesterov=options.NESTEROV)
+        case "LAMB":
+            decay = {"lamb_weight_decay": train.WEIGHT_DECAY}
+            return paddle.optimizer.Lamb(**adam, **decay, exclude_from_weight_decay_fn=lambda p: p.name not in names)
+        case "Lion":
+            return Lion(**common, **betas, **decoupled)
+        case "Muon":
+            return Muon(**adam, **decoupled, momentum=options.MOMENTUM, nesterov=options.NESTEROV)
+    raise ValueError(f"no optimizer {options.NAME}")

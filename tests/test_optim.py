@@ -1,16 +1,27 @@
-"""Losses, schedule and optimizer against formulas."""
+"""Losses and schedule against formulas, optimizers against torch and timm, parameter groups."""
 
+import json
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import paddle
 import pytest
+from golden.formula import array
+from golden.optim_problem import BETAS, CASES, EPS, MOMENTUM, SCALES, STEPS, WEIGHT_DECAY, gradients, rate
 from paddle import nn
+from small import Small
 
 from config import get_config
+from errors import InputError
 from losses import CrossEntropy, build_criterion
 from models import create_model
-from optim import build_optimizer, build_schedule, decayed_parameters, warmup_cosine
+from optim import build_optimizer, build_schedule, decayed_parameters, freeze, layer_scales, warmup_cosine
+from optim.muon import orthogonalize
+
+FOLDER = Path(__file__).parent / "golden"
+GOLDEN = np.load(FOLDER / "optim.npz")
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -81,3 +92,147 @@ def test_adamw_is_the_papers():
         w = w * (1 - 0.01 * 0.1)
         w -= 0.01 * (m / (1 - 0.8**t)) / (np.sqrt(v / (1 - 0.9**t)) + 1e-8)
     np.testing.assert_allclose(model.weight.numpy(), w, rtol=1e-5)
+
+
+# ------------------------------------------------------------------ optimizers
+
+PROBLEM = [
+    "TRAIN.WEIGHT_DECAY", str(WEIGHT_DECAY), "TRAIN.OPTIMIZER.BETAS", str(list(BETAS)), "TRAIN.OPTIMIZER.EPS", str(EPS),
+    "TRAIN.OPTIMIZER.MOMENTUM", str(MOMENTUM), "TRAIN.LAYER_DECAY", "0.5", "TRAIN.HEAD_LR", "3",
+]  # fmt: skip
+
+
+def problem(case, model, *options):
+    """The optimizer of a case of the golden file, over ``model``."""
+    name, *nesterov = case.split()
+    chosen = ["TRAIN.OPTIMIZER.NAME", name, "TRAIN.OPTIMIZER.NESTEROV", str(bool(nesterov))]
+    return build_optimizer(get_config(None, [*PROBLEM, *chosen, *options]), model)
+
+
+def run_steps(optimizer, model, steps):
+    for step in steps:
+        optimizer.clear_grad()
+        optimizer.set_lr(rate(step))
+        model.set_gradients(gradients(step))
+        optimizer.step()
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("case", CASES)
+def test_ten_steps_are_the_references(case):
+    model = Small()
+    run_steps(problem(case, model), model, range(STEPS))
+    for name, found in model.arrays().items():
+        expected = GOLDEN[f"{case}/{name}"]
+        assert np.abs(expected - array(name, expected.shape)).max() > 1e-3  # it has moved
+        assert np.abs(found - expected).max() < 1e-6 * np.abs(expected).max(), name
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("case", CASES)
+def test_saved_state_goes_on_under_other_names_with_the_same_bits(case):
+    straight, first, second = Small(), Small(), Small()
+    run_steps(problem(case, straight), straight, range(6))
+    saved = problem(case, first)
+    run_steps(saved, first, range(3))
+    names = {p.name: q.name for p, q in zip(first.parameters(), second.parameters(), strict=True)}
+    state = {}
+    for key, value in saved.state_dict().items():  # as a checkpoint does: each key starts with its parameter's name
+        (own,) = [name for name in names if key.startswith(f"{name}_")]
+        state[names[own] + key[len(own) :]] = paddle.to_tensor(value.numpy())
+    assert state.keys().isdisjoint(saved.state_dict())
+    loaded = problem(case, second)
+    loaded.set_state_dict(state)
+    second.set_state_dict({name: p.clone() for name, p in first.state_dict().items()})
+    run_steps(loaded, second, range(3, 6))
+    for name, expected in straight.arrays().items():
+        np.testing.assert_array_equal(second.arrays()[name], expected, err_msg=name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_frozen_parameters_stay_and_keep_no_state(case):
+    model = Small()
+    freeze(get_config(None, ["TRAIN.FREEZE", "['fc.*']"]), model)
+    optimizer = problem(case, model)
+    run_steps(optimizer, model, range(2))
+    arrays = model.arrays()
+    assert [n for n in arrays if np.array_equal(arrays[n], array(n, arrays[n].shape))] == ["fc.weight", "fc.bias"]
+    assert not [key for key in optimizer.state_dict() if key.startswith(model.fc.weight.name)]
+
+
+def test_an_optimizer_built_again_leaves_nothing_of_the_last():
+    model, fresh = Small(), Small()
+    problem("SGD", model)  # which leaves an L2 term and factors on the parameters
+    plain = ["TRAIN.LAYER_DECAY", "None", "TRAIN.HEAD_LR", "1"]
+    for one in (model, fresh):
+        run_steps(problem("AdamW", one, *plain), one, range(2))
+    for name, expected in fresh.arrays().items():
+        np.testing.assert_array_equal(model.arrays()[name], expected)
+
+
+def test_the_muon_update_is_nearly_orthogonal():
+    for shape in ((8, 30), (30, 8)):
+        matrix = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+        u, _, v = np.linalg.svd(matrix, full_matrices=False)
+        found = orthogonalize(paddle.to_tensor(matrix)).numpy()
+        singular = np.diag(u.T @ found @ v.T)
+        assert 0.6 < singular.min() < singular.max() < 1.25
+        np.testing.assert_allclose(found, (u * singular) @ v, atol=1e-5)  # the same directions
+
+
+# ---------------------------------------------------------------------- groups
+
+
+def test_layer_decay_is_timms_for_twelve_blocks():
+    model = create_model("vit_base_patch16_224", embed_dim=12, num_heads=3, num_classes=10, image_size=32)
+    found = layer_scales(get_config(None, ["TRAIN.LAYER_DECAY", "0.75"]), model)
+    expected = json.loads((FOLDER / "layer_scales.json").read_text())
+    assert {expected.pop(name) for name in ("norm.weight", "norm.bias")} == {0.75}  # the last block's, in timm
+    assert {found.pop(name) for name in ("norm.weight", "norm.bias")} == {1.0}  # the classifier's, in BEiT and MAE
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert set(layer_scales(get_config(None), model).values()) == {1.0}
+
+
+def test_the_classifier_has_a_rate_of_its_own():
+    model = Small()
+    assert layer_scales(get_config(None, PROBLEM), model) == SCALES
+    alone = layer_scales(get_config(None, ["TRAIN.HEAD_LR", "10"]), model)
+    assert alone == {name: 10.0 if name.startswith("head.") else 1.0 for name in SCALES}
+
+
+@pytest.mark.parametrize(("groups", "count"), [([("fc",), ("head",)], 0), ([("embed", "conv"), ("embed",)], 2)])
+def test_a_parameter_belongs_to_one_layer_group(groups, count):
+    model = Small()
+    model.layer_groups = lambda: groups
+    with pytest.raises(ValueError, match=f"embed is in {count} of the model's layer groups, expected one"):
+        layer_scales(get_config(None, ["TRAIN.LAYER_DECAY", "0.5"]), model)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "frozen"),
+    [
+        (None, []),
+        ("backbone", ["embed", "conv.weight", "conv.bias", "fc.weight", "fc.bias"]),
+        ("['*.bias', 'embed']", ["embed", "conv.bias", "fc.bias", "head.bias"]),
+        ("[cf]*.weight", ["conv.weight", "fc.weight"]),
+    ],
+)
+def test_freezing_takes_patterns_and_returns_names(patterns, frozen):
+    model = Small()
+    assert freeze(get_config(None, ["TRAIN.FREEZE", str(patterns)]), model) == frozen
+    assert [name for name, p in model.named_parameters() if p.stop_gradient] == frozen
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        ("cnv.*", "'cnv.*' matches no parameter, expected a pattern of names from embed to head.bias; .*mean conv.*?"),
+        ("['backbone', 'hed.bias']", "'hed.bias' matches no parameter, .*; did you mean head.bias?"),
+        ("backbon", "did you mean backbone?"),
+        ("*", re.escape("TRAIN.FREEZE ['*'] leaves none of 7 parameters to train")),
+        ("['backbone', 'head.*']", "leaves none of 7"),
+    ],
+)
+def test_freezing_nothing_or_everything_is_an_error(patterns, message):
+    with pytest.raises(InputError, match=message):
+        freeze(get_config(None, ["TRAIN.FREEZE", patterns]), Small())

@@ -1,0 +1,78 @@
+"""Which parameters decay, which stay as they are, and each one's factor on the learning rate."""
+
+from fnmatch import fnmatchcase
+
+from paddle import nn
+from yacs.config import CfgNode
+
+from errors import InputError
+from options import nearest
+
+BACKBONE = "backbone"
+
+
+def decayed_parameters(model: nn.Layer) -> list[str]:
+    """Returns the structured names of the parameters that weight decay applies to: no biases, no norms, none of the
+    model's own ``no_weight_decay()``.
+    """
+    kept = model.no_weight_decay()
+    return [name for name, parameter in model.named_parameters() if parameter.ndim > 1 and name not in kept]
+
+
+def freeze(config: CfgNode, model: nn.Layer) -> list[str]:
+    """Freezes the parameters that TRAIN.FREEZE names, and returns their structured names.
+
+    A pattern is the shell's (``blocks.[0-5].*``); "backbone" is every parameter but the classifier's. It comes before
+    ``paddle.DataParallel`` and ``build_optimizer``, which take the trainable parameters as they find them.
+
+    Raises:
+        InputError: a pattern matches no parameter, or nothing is left to train.
+    """
+    parameters = dict(model.named_parameters())
+    frozen: set[str] = set()
+    for pattern in config.TRAIN.FREEZE or ():
+        if pattern == BACKBONE:
+            found = {name for name in parameters if not within(name, model.classifier_names())}
+        else:
+            found = {name for name in parameters if fnmatchcase(name, pattern)}
+        if not found:
+            first, *_, last = parameters
+            folders = {f"{name[:dot]}.*" for name in parameters for dot, letter in enumerate(name) if letter == "."}
+            raise InputError(
+                f"TRAIN.FREEZE: {pattern!r} matches no parameter, expected a pattern of names from {first} to {last}"
+                f"{nearest(pattern, [BACKBONE, *parameters, *sorted(folders)])}"
+            )
+        frozen |= found
+    for name in frozen:
+        parameters[name].stop_gradient = True
+    if all(parameter.stop_gradient for parameter in parameters.values()):
+        raise InputError(f"TRAIN.FREEZE {config.TRAIN.FREEZE} leaves none of {len(parameters)} parameters to train")
+    return [name for name in parameters if name in frozen]
+
+
+def layer_scales(config: CfgNode, model: nn.Layer) -> dict[str, float]:
+    """Returns each parameter's factor on the learning rate, by structured name.
+
+    LAYER_DECAY ** (layer groups after its own), as in BEiT (Bao et al. 2021, arXiv:2106.08254) and MAE, times HEAD_LR
+    for the classifier.
+
+    Raises:
+        ValueError: the model's ``layer_groups()`` don't hold each parameter once.
+    """
+    decay, head_rate = config.TRAIN.LAYER_DECAY, config.TRAIN.HEAD_LR
+    scales = {name: 1.0 for name, _ in model.named_parameters()}
+    if decay is not None:
+        groups = model.layer_groups()
+        for name in scales:
+            holders = [index for index, prefixes in enumerate(groups) if within(name, prefixes)]
+            if len(holders) != 1:
+                raise ValueError(f"{name} is in {len(holders)} of the model's layer groups, expected one")
+            scales[name] = decay ** (len(groups) - 1 - holders[0])
+    if head_rate != 1:
+        heads = model.classifier_names()
+        scales = {name: scale * (head_rate if within(name, heads) else 1.0) for name, scale in scales.items()}
+    return scales
+
+
+def within(name: str, prefixes: tuple[str, ...]) -> bool:
+    return any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)

@@ -1,0 +1,45 @@
+"""Lion."""
+
+from collections.abc import Callable
+from typing import Any
+
+import paddle
+
+
+class Lion(paddle.optimizer.Optimizer):
+    """Lion (Chen et al. 2023, arXiv:2302.06675, algorithm 2), with timm.optim.Lion's behaviour.
+
+    Args:
+        learning_rate: rate; a parameter's ``optimize_attr["learning_rate"]`` is a factor on it.
+        parameters: what it updates.
+        beta1: share of the momentum in the update's direction.
+        beta2: share of the old momentum in the new one.
+        weight_decay: decoupled; times the rate.
+        apply_decay_param_fun: whether the parameter of a name (Paddle's) decays.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float,
+        parameters: list[paddle.Tensor],
+        beta1: float,
+        beta2: float,
+        weight_decay: float,
+        apply_decay_param_fun: Callable[[str], bool],
+    ) -> None:
+        super().__init__(learning_rate, parameters)
+        self._beta1, self._beta2 = beta1, beta2
+        self._weight_decay, self._decays = weight_decay, apply_decay_param_fun
+
+    def _create_accumulators(self, block: Any, parameters: list[paddle.Tensor]) -> None:
+        for parameter in parameters:
+            self._add_accumulator("momentum", parameter)
+
+    def _append_optimize_op(self, block: Any, param_and_grad: tuple[paddle.Tensor, paddle.Tensor]) -> None:
+        parameter, gradient = param_and_grad
+        momentum = self._get_accumulator("momentum", parameter)
+        rate = self.get_lr() * parameter.optimize_attr["learning_rate"]
+        if self._decays(parameter.name):
+            parameter.scale_(1 - rate * self._weight_decay)
+        parameter.subtract_(paddle.sign(paddle.lerp(momentum, gradient, 1 - self._beta1)) * rate)
+        momentum.lerp_(gradient, 1 - self._beta2)

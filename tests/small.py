@@ -1,0 +1,39 @@
+"""The model of ``golden.optim_problem``: one parameter of each kind."""
+
+import numpy as np
+import paddle
+from golden.formula import array
+from golden.optim_problem import SHAPES
+from paddle import nn
+
+
+class Small(nn.Layer):
+    """Holds parameters, made by the golden file's formula, and takes gradients; arrays are in torch's layout."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = self.create_parameter(list(SHAPES["embed"]))
+        self.conv, self.fc, self.head = nn.Conv2D(3, 4, 2), nn.Linear(5, 6), nn.Linear(6, 3)
+        for name, parameter in self.named_parameters():
+            parameter.set_value(_turned(name, array(name, SHAPES[name])))
+
+    def set_gradients(self, gradients):
+        for name, parameter in self.named_parameters():
+            if not parameter.stop_gradient:
+                parameter.grad = paddle.to_tensor(_turned(name, gradients[name]))
+
+    def arrays(self, of=lambda parameter: parameter):
+        return {name: _turned(name, of(parameter).numpy()) for name, parameter in self.named_parameters()}
+
+    def layer_groups(self):
+        return [("embed", "conv"), ("fc",), ("head",)]
+
+    def classifier_names(self):
+        return ("head",)
+
+    def no_weight_decay(self):
+        return {"embed"}
+
+
+def _turned(name, value):
+    return np.ascontiguousarray(value.T) if name in ("fc.weight", "head.weight") else value.copy()
