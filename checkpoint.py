@@ -1,8 +1,9 @@
 """A run's state on disk.
 
-``checkpoints/epoch_0010/`` holds ``model.safetensors`` (timm's names and layout), ``optimizer.safetensors`` (moments
-by parameter), with MODEL_EMA ``ema.safetensors``, and ``state.json`` (epoch, best, configuration). ``last`` and ``best``
-are links to such folders, ``best_ema.safetensors`` to the file of the best average. Each folder is written under a temporary name, synced and renamed: whole or absent.
+``checkpoints/epoch_0010/`` holds ``model.safetensors`` (timm's names and layout), with MODEL_EMA ``ema.safetensors``,
+``optimizer.safetensors`` (moments by parameter) and ``state.json`` (epoch, best, configuration). ``last`` and ``best``
+are links to such folders, ``best_ema.safetensors`` to the file of the best average. Each folder is written under a
+temporary name, synced and renamed: whole or absent.
 """
 
 import json

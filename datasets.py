@@ -238,7 +238,7 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
             yield [(self.epoch, int(order[i]), int(copies[i])) for i in range(first, first + share)]
 
     def _repeated(self, images: np.ndarray) -> np.ndarray:
-        """The epoch's samples: per global batch, its images ``repeats`` times over; beyond the last, the first again."""
+        """The epoch's samples: per global batch, its images ``repeats`` times; after the last, the first again."""
         total, batch = self.num_samples * self.ranks, self.batch_size * self.ranks
         sizes = [min(batch, total - start) for start in range(0, total, batch)]
         distinct = [-(-size // self.repeats) for size in sizes]

@@ -53,16 +53,13 @@ def prepare(config: CfgNode, network: nn.Layer, train: ImageDataset, run: Run) -
     teacher = _build_teacher(config, run)
     model.distilled_training = teacher is not None
     loader = get_dataloader(config, train, "train", rank(), world_size())
-    if config.TRAIN.ACCUM_ITER > len(loader):
-        raise InputError(
-            f"TRAIN.ACCUM_ITER is {config.TRAIN.ACCUM_ITER}, but an epoch has {len(loader)} steps:"
-            " it would end without an update"
-        )
-    updates = -(-len(loader) // config.TRAIN.ACCUM_ITER)
-    schedule = build_schedule(config, updates, config.DATA.BATCH_SIZE * world_size() * config.TRAIN.ACCUM_ITER)
+    steps, accum = len(loader), config.TRAIN.ACCUM_ITER
+    if accum > steps:
+        raise InputError(f"TRAIN.ACCUM_ITER is {accum}, but an epoch has {steps} steps: it would end without an update")
+    schedule = build_schedule(config, -(-steps // accum), config.DATA.BATCH_SIZE * world_size() * accum)
     scaler = LossScaler(enabled=precision(config) == "float16")
     _tell_model(config, model, run)
-    _tell_steps(config, len(train), len(loader), schedule, run)
+    _tell_steps(config, len(train), steps, schedule, run)
     if train.classes and len(train.classes) < config.MODEL.NUM_CLASSES:
         run.info(
             f"the model has {config.MODEL.NUM_CLASSES} outputs, the data {len(train.classes)} classes: NUM_CLASSES?"
@@ -106,8 +103,8 @@ def _build_teacher(config: CfgNode, run: Run) -> Teacher | None:
         return None
     if not (train.TEACHER_MODEL and train.TEACHER_PATH):
         raise InputError(
-            f"DISTILLATION_TYPE is {train.DISTILLATION_TYPE}, but TEACHER_MODEL is {train.TEACHER_MODEL} and TEACHER_PATH"
-            f" {train.TEACHER_PATH}; give the teacher's YAML and weights, or set DISTILLATION_TYPE none"
+            f"DISTILLATION_TYPE is {train.DISTILLATION_TYPE}, but TEACHER_MODEL is {train.TEACHER_MODEL} and"
+            f" TEACHER_PATH {train.TEACHER_PATH}; give the teacher's YAML and weights, or set DISTILLATION_TYPE none"
         )
     theirs = get_config(train.TEACHER_MODEL)
     for key, own, other in (
@@ -129,8 +126,8 @@ def _tell_model(config: CfgNode, model: nn.Layer, run: Run) -> None:
     frozen = [p.size for p in model.parameters() if p.stop_gradient]
     count = sum(p.size for p in trained.values()) + sum(frozen)
     run.info(
-        f"{config.MODEL.NAME}: {count:,} parameters, {precision_told(config)}; {config.TRAIN.OPTIMIZER.NAME}, weight decay"
-        f" on {decayed} tensors, off on {len(trained) - decayed}"
+        f"{config.MODEL.NAME}: {count:,} parameters, {precision_told(config)}; {config.TRAIN.OPTIMIZER.NAME},"
+        f" weight decay on {decayed} tensors, off on {len(trained) - decayed}"
         + (f"; frozen: {len(frozen)} tensors ({sum(frozen):,} parameters)" if frozen else "")
     )
 
