@@ -6,27 +6,42 @@ from collections.abc import Callable
 from yacs.config import CfgNode
 
 
-def warmup_cosine(
-    update: int, total: int, warmup: int, base_lr: float, start_lr: float = 0.0, end_lr: float = 0.0
-) -> float:
-    """Linear from start_lr (update 0) to base_lr (update ``warmup``), then a cosine to end_lr (update ``total``).
-
-    Loshchilov and Hutter 2017 (arXiv:1608.03983), eq. 5 without restarts; PaddleViT's ``warmupcosine``, per update.
-    """
-    if update < warmup:
-        return start_lr + (base_lr - start_lr) * update / warmup
-    progress = min(1.0, (update - warmup) / max(1, total - warmup))
-    return end_lr + (base_lr - end_lr) * 0.5 * (1 + math.cos(math.pi * progress))
-
-
 def build_schedule(config: CfgNode, updates_per_epoch: int, effective_batch: int) -> Callable[[int], float]:
-    """Returns update (from 0) -> learning rate.
+    """Returns update (from 0) -> learning rate, by LR_SCHEDULER.
 
-    With LINEAR_SCALED_LR the configured rates are for a batch of that size and scale linearly with
-    ``effective_batch`` (Goyal et al. 2017, arXiv:1706.02677).
+    Linear from WARMUP_START_LR at update 0 to BASE_LR after WARMUP_EPOCHS. Then NAME says: warmupcosine (PaddleViT's
+    name) or cosine, linear and poly fall to END_LR, where COOLDOWN_EPOCHS begin (timm's schedulers with
+    ``warmup_prefix``; the cosine is eq. 5 of Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts); step and
+    multistep multiply BASE_LR by DECAY_RATE at epochs that count from the run's start, END_LR being the lowest.
+
+    With LINEAR_SCALED_LR the three rates are for a batch of that size and scale with ``effective_batch``: linearly
+    (Goyal et al. 2017, arXiv:1706.02677), or with LR_SCALING "sqrt" by the square root of the ratio.
     """
-    train = config.TRAIN
+    train, options = config.TRAIN, config.TRAIN.LR_SCHEDULER
     scale = effective_batch / train.LINEAR_SCALED_LR if train.LINEAR_SCALED_LR else 1.0
-    total, warmup = (epochs * updates_per_epoch for epochs in (train.NUM_EPOCHS, train.WARMUP_EPOCHS))
-    rates = (train.BASE_LR * scale, train.WARMUP_START_LR * scale, train.END_LR * scale)
-    return lambda update: warmup_cosine(update, total, warmup, *rates)
+    scale = math.sqrt(scale) if train.LR_SCALING == "sqrt" else scale
+    base_lr, start_lr, end_lr = train.BASE_LR * scale, train.WARMUP_START_LR * scale, train.END_LR * scale
+    warmup = train.WARMUP_EPOCHS * updates_per_epoch
+    total = (train.NUM_EPOCHS - train.COOLDOWN_EPOCHS) * updates_per_epoch
+    falling = {
+        "warmupcosine": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
+        "linear": lambda progress: 1 - progress,
+        "poly": lambda progress: (1 - progress) ** options.POWER,
+    }
+    falling["cosine"] = falling["warmupcosine"]
+    stepping = {
+        "step": lambda epoch: epoch // options.DECAY_EPOCHS,
+        "multistep": lambda epoch: sum(epoch >= milestone for milestone in options.MILESTONES),
+        "constant": lambda epoch: 0,
+    }
+
+    def schedule(update: int) -> float:
+        if update < warmup:
+            return start_lr + (base_lr - start_lr) * update / warmup
+        if options.NAME in falling:
+            progress = min(1.0, (update - warmup) / max(1, total - warmup))
+            return end_lr + (base_lr - end_lr) * falling[options.NAME](progress)
+        steps = stepping[options.NAME](min(update, total) // updates_per_epoch)
+        return max(end_lr, base_lr * options.DECAY_RATE**steps)
+
+    return schedule

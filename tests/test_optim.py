@@ -1,7 +1,6 @@
 """Losses and schedule against formulas, optimizers against torch and timm, parameter groups."""
 
 import json
-import math
 import re
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from config import get_config
 from errors import InputError
 from losses import CrossEntropy, build_criterion
 from models import create_model
-from optim import build_optimizer, build_schedule, decayed_parameters, freeze, layer_scales, warmup_cosine
+from optim import build_optimizer, decayed_parameters, freeze, layer_scales
 from optim.muon import orthogonalize
 
 FOLDER = Path(__file__).parent / "golden"
@@ -36,24 +35,6 @@ def test_cross_entropy_is_numpys_per_sample(smoothing):
     np.testing.assert_allclose(found.numpy(), -(target * log_p).sum(1), rtol=1e-5)
     half = CrossEntropy()(paddle.to_tensor(logits).astype("bfloat16"), paddle.to_tensor(labels))
     assert half.dtype == paddle.float32
-
-
-def test_the_schedule_is_linear_then_a_cosine():
-    rate = {update: warmup_cosine(update, 110, 10, 1.0, 0.1, 0.2) for update in range(111)}
-    np.testing.assert_allclose([rate[u] for u in (0, 5, 10)], [0.1, 0.55, 1.0])
-    np.testing.assert_allclose(rate[60], 0.6)  # half way down
-    np.testing.assert_allclose(rate[35], 0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi / 4)))
-    np.testing.assert_allclose(rate[110], 0.2)
-    assert warmup_cosine(0, 10, 0, 1.0) == 1.0
-
-
-def test_rates_scale_with_the_effective_batch_when_asked():
-    options = ["TRAIN.BASE_LR", "0.1", "TRAIN.WARMUP_EPOCHS", "1", "TRAIN.NUM_EPOCHS", "3", "TRAIN.END_LR", "0.02"]
-    plain = build_schedule(get_config(None, options), 10, 1024)
-    scaled = build_schedule(get_config(None, [*options, "TRAIN.LINEAR_SCALED_LR", "256"]), 10, 1024)
-    assert plain(10) == pytest.approx(0.1)
-    for update in (0, 7, 10, 22, 30):
-        assert scaled(update) == pytest.approx(4 * plain(update))
 
 
 def test_weight_decay_leaves_biases_norms_and_embeddings_alone():

@@ -1,0 +1,77 @@
+"""Schedules against timm's curves and against formulas."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from config import get_config
+from errors import InputError
+from optim import build_schedule
+
+CURVES = np.load(Path(__file__).parent / "golden" / "schedule.npz")
+# what tests/golden/make_schedule.py gives timm, at 5 updates an epoch
+COMMON = [
+    "TRAIN.NUM_EPOCHS", "12", "TRAIN.WARMUP_EPOCHS", "2", "TRAIN.BASE_LR", "0.5", "TRAIN.WARMUP_START_LR", "0.01",
+]  # fmt: skip
+FALLING = [*COMMON, "TRAIN.COOLDOWN_EPOCHS", "2", "TRAIN.END_LR", "0.002"]
+STEPS = [*COMMON, "TRAIN.LR_SCHEDULER.DECAY_RATE", "0.3", "TRAIN.END_LR", "0"]
+
+
+def curve(options, updates_per_epoch=5, batch=256):
+    schedule = build_schedule(get_config(None, options), updates_per_epoch, batch)
+    return np.array([schedule(update) for update in range(12 * updates_per_epoch + 1)])
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("name", "golden", "options"),
+    [
+        ("warmupcosine", "cosine", FALLING),
+        ("cosine", "cosine", FALLING),
+        ("linear", "linear", FALLING),
+        ("poly", "poly", [*FALLING, "TRAIN.LR_SCHEDULER.POWER", "0.9"]),
+        ("step", "step", [*STEPS, "TRAIN.LR_SCHEDULER.DECAY_EPOCHS", "3"]),
+        ("multistep", "multistep", [*STEPS, "TRAIN.LR_SCHEDULER.MILESTONES", "4, 7"]),  # PaddleViT's way to write it
+    ],
+)
+def test_the_whole_curve_is_timms(name, golden, options):
+    found = curve([*options, "TRAIN.LR_SCHEDULER.NAME", name])
+    np.testing.assert_allclose(found, CURVES[golden], rtol=1e-9, atol=1e-15)
+
+
+def test_the_cosine_takes_known_values():
+    options = [*COMMON, "TRAIN.BASE_LR", "1", "TRAIN.WARMUP_START_LR", "0.1", "TRAIN.END_LR", "0.2"]
+    rate = curve(options, updates_per_epoch=10)
+    np.testing.assert_allclose(rate[[0, 10, 20]], [0.1, 0.55, 1.0])
+    np.testing.assert_allclose(rate[70], 0.6)  # half way down
+    np.testing.assert_allclose(rate[45], 0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi / 4)))
+    np.testing.assert_allclose(rate[120], 0.2)
+    assert build_schedule(get_config(None, ["TRAIN.WARMUP_EPOCHS", "0", "TRAIN.BASE_LR", "1"]), 10, 1)(0) == 1
+
+
+def test_a_constant_rate_is_warmed_up():
+    found = curve([*COMMON, "TRAIN.LR_SCHEDULER.NAME", "constant"])
+    np.testing.assert_allclose(found[:11], np.linspace(0.01, 0.5, 11))
+    assert set(found[10:]) == {0.5}
+
+
+def test_steps_stop_at_their_lower_bound_and_at_the_cool_down():
+    steps = [*STEPS, "TRAIN.LR_SCHEDULER.NAME", "step", "TRAIN.LR_SCHEDULER.DECAY_EPOCHS", "2"]
+    bounded = curve([*steps, "TRAIN.END_LR", "0.1"])
+    np.testing.assert_allclose(bounded[[10, 20, 30, 60]], [0.15, 0.1, 0.1, 0.1])
+    cooled = curve([*steps, "TRAIN.COOLDOWN_EPOCHS", "5"])
+    np.testing.assert_allclose(cooled[[30, 35, 60]], 0.5 * 0.3**3)
+
+
+@pytest.mark.parametrize(("scaling", "factor"), [("linear", 4.0), ("sqrt", 2.0)])
+def test_rates_scale_with_the_effective_batch_when_asked(scaling, factor):
+    plain = curve(FALLING, batch=1024)
+    scaled = curve([*FALLING, "TRAIN.LINEAR_SCALED_LR", "256", "TRAIN.LR_SCALING", scaling], batch=1024)
+    np.testing.assert_allclose(scaled, factor * plain, rtol=1e-12)
+
+
+def test_a_warm_up_and_cool_down_that_fill_the_run_are_an_error():
+    with pytest.raises(InputError, match="COOLDOWN_EPOCHS is 11, expected NUM_EPOCHS 12 to hold"):
+        get_config(None, [*COMMON, "TRAIN.COOLDOWN_EPOCHS", "11"])
