@@ -109,11 +109,11 @@ def train_one_epoch(training: Training, epoch: int) -> None:
         update = (epoch - 1) * updates + group
         erased = extra.pop(0) if config.TRAIN.RANDOM_ERASE_PROB else None
         seed_step(config.SEED, step)
-        images, targets = training.transform(pixels, labels, erased, epoch, index)
+        images, targets = training.transform(pixels, labels, erased, epoch, index + 1)
         with contextlib.nullcontext() if closes or network is training.model else network.no_sync():
             with autocast(config):
                 outputs = network(images)
-            losses = training.criterion(images, outputs, targets)
+                losses = training.criterion(images, outputs, targets)  # here for the teacher: losses are float32
             training.scaler.scale(losses.sum() / group_samples).backward()
         if closes:
             window.norms.append(_update(training, update))
