@@ -123,5 +123,16 @@ def _check_recipe(config: CfgNode, require: Callable[[bool, str, str], None]) ->
             "DATA.BATCH_SIZE",
             "an even number: mixup and CutMix mix pairs of neighbours",
         )
-    for key, value in (("TRAIN.TEACHER_MODEL", train.TEACHER_MODEL), ("TRAIN.TEACHER_PATH", train.TEACHER_PATH)):
-        require(not value or train.DISTILLATION_TYPE, key, "none, or DISTILLATION_TYPE hard or soft")
+    # What would do nothing isn't taken in silence.
+    for key, idle, use, needed in (
+        ("TRAIN.GRAD_CLIP_MODE", "norm", train.GRAD_CLIP, "GRAD_CLIP"),
+        ("TRAIN.LR_SCALING", "linear", train.LINEAR_SCALED_LR, "LINEAR_SCALED_LR"),
+        ("TRAIN.MODEL_EMA_WARMUP", False, train.MODEL_EMA, "MODEL_EMA True"),
+        ("TRAIN.MIXUP_OFF_EPOCH", 0, mixed, "MIXUP_ALPHA, CUTMIX_ALPHA or CUTMIX_MINMAX"),
+        ("TRAIN.BCE_TARGET_THRESH", None, train.LOSS == "bce", "LOSS bce"),
+        ("TRAIN.BCE_SUM", False, train.LOSS == "bce", "LOSS bce"),
+        ("TRAIN.TEACHER_MODEL", None, train.DISTILLATION_TYPE, "DISTILLATION_TYPE hard or soft"),
+        ("TRAIN.TEACHER_PATH", None, train.DISTILLATION_TYPE, "DISTILLATION_TYPE hard or soft"),
+    ):
+        value = train[key.removeprefix("TRAIN.")]
+        require(value == idle or bool(use), key, f"{idle}, or with it {needed}")

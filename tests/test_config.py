@@ -75,6 +75,21 @@ def test_batch_size_with_eval_alone_is_the_evaluation_batch():
         (["MODEL.DROPPATH", "1.0"], "MODEL.DROPPATH is 1.0, expected 0 <= value < 1"),
         (["DATA.DATASET", "imagenet"], "DATA.DATASET is 'imagenet', expected one of imagenet2012, folder"),
         (["DATA.IMAGE_CHANNELS", "1"], "DATA.IMAGENET_MEAN is [0.5, 0.5, 0.5], expected 1 or 1 values"),
+        (
+            ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.LOSS", "cross_entropy"],
+            "mixup and CutMix make distributions, not labels",
+        ),
+        (["TRAIN.CUTMIX_ALPHA", "1", "DATA.BATCH_SIZE", "7"], "DATA.BATCH_SIZE is 7, expected an even number: mixup"),
+        (["TRAIN.TEACHER_PATH", "x"], "TRAIN.TEACHER_PATH is 'x', expected None, or with it DISTILLATION_TYPE hard or"),
+        (["TRAIN.BCE_SUM", "True"], "TRAIN.BCE_SUM is True, expected False, or with it LOSS bce"),
+        (["TRAIN.GRAD_CLIP_MODE", "agc"], "TRAIN.GRAD_CLIP_MODE is 'agc', expected norm, or with it GRAD_CLIP"),
+        (
+            ["TRAIN.MIXUP_OFF_EPOCH", "3"],
+            "TRAIN.MIXUP_OFF_EPOCH is 3, expected 0, or with it MIXUP_ALPHA, CUTMIX_ALPHA",
+        ),
+        (["TRAIN.MIXUP_MODE", "half"], "TRAIN.MIXUP_MODE is 'half', expected one of batch, pair, elem"),
+        (["TRAIN.LAYER_DECAY", "1.5"], "TRAIN.LAYER_DECAY is 1.5, expected 0 to 1"),
+        (["TRAIN.CLASS_WEIGHTS", "even"], "TRAIN.CLASS_WEIGHTS takes a list of floats, found 'even' (str)"),
         (["SEED"], "-o takes pairs of KEY VALUE; found 1 words, the last is 'SEED'"),
     ],
 )
