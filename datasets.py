@@ -1,4 +1,4 @@
-"""Datasets, the order in which they are read, and the loader.
+"""Datasets and their loader.
 
 ``get_datasets(config)`` validates everything that can be known before a model is built. A dataset holds its paths and
 labels in a few arrays, so that handing it to a process costs little: 65 MB for the 1.3 million files of ImageNet.
@@ -17,6 +17,7 @@ from yacs.config import CfgNode
 import sources
 from config import with_values
 from errors import InputError, RunError
+from samplers import EvalBatchSampler, TrainBatchSampler
 from transforms import EvalTransform, RandomErasing, TrainTransform
 from utils import die_with_parent
 
@@ -193,94 +194,7 @@ def _class_name(dataset: ImageDataset, label: int) -> str:
     return dataset.classes[label] if dataset.classes else f"class {label}"
 
 
-# ----------------------------------------------------------- order and loader
-
-
-class TrainBatchSampler(paddle.io.DistributedBatchSampler):
-    """This rank's share of every global batch, as lists of (epoch, index, copy); ``set_epoch`` comes before each epoch.
-
-    The epoch's order follows from (seed, epoch), whatever the number of ranks; rank r of R takes the r-th of R equal
-    parts of each global batch. The tail that fills no global batch is dropped (DATA.DROP_LAST), or padded from the
-    epoch's beginning to a multiple of R, so that every rank takes the same number of steps.
-
-    DATA.SAMPLER "balanced" draws every class equally often, the images of a class in turn. With REPEATED_AUGMENT m a
-    global batch holds m copies of each of its images (Hoffer et al. 2020, arXiv:1901.09335; DeiT), apart from each
-    other, so that mixup's pairs are of different images; an epoch keeps its length and sees one image in m.
-
-    Raises:
-        InputError: DROP_LAST leaves no batch.
-    """
-
-    def __init__(self, config: CfgNode, dataset: ImageDataset, rank: int, ranks: int) -> None:
-        batch_size, drop_last = config.DATA.BATCH_SIZE, config.DATA.DROP_LAST
-        super().__init__(dataset, batch_size, num_replicas=ranks, rank=rank, shuffle=True, drop_last=drop_last)
-        self.seed, self.rank, self.ranks = config.SEED, rank, ranks
-        self.balanced, self.repeats = config.DATA.SAMPLER == "balanced", config.TRAIN.REPEATED_AUGMENT
-        batches = len(dataset) // (batch_size * ranks)
-        self.num_samples = batches * batch_size if drop_last else -(-len(dataset) // ranks)  # of this rank
-        if not self.num_samples:
-            raise InputError(
-                f"{len(dataset)} training images don't fill one global batch of {batch_size} x {ranks} processes;"
-                " lower -batch_size, or set DATA.DROP_LAST False"
-            )
-
-    def __len__(self) -> int:
-        return -(-self.num_samples // self.batch_size)
-
-    def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
-        rng = np.random.default_rng([self.seed, self.epoch])
-        order = _balanced(self.dataset.labels, rng) if self.balanced else rng.permutation(len(self.dataset))
-        order = self._repeated(order)
-        copies = _occurrences(order) if self.balanced or self.repeats > 1 else np.zeros(len(order), np.int64)
-        for start in range(0, len(order), self.batch_size * self.ranks):
-            share = min(self.batch_size, (len(order) - start) // self.ranks)
-            first = start + self.rank * share
-            yield [(self.epoch, int(order[i]), int(copies[i])) for i in range(first, first + share)]
-
-    def _repeated(self, images: np.ndarray) -> np.ndarray:
-        """The epoch's samples: per global batch, its images ``repeats`` times; after the last, the first again."""
-        total, batch = self.num_samples * self.ranks, self.batch_size * self.ranks
-        sizes = [min(batch, total - start) for start in range(0, total, batch)]
-        distinct = [-(-size // self.repeats) for size in sizes]
-        parts = np.split(np.resize(images, sum(distinct)), np.cumsum(distinct)[:-1])
-        return np.concatenate([np.resize(part, size) for part, size in zip(parts, sizes, strict=True)])
-
-
-def _balanced(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """An order of len(labels) indices in which each class present comes equally often (but for one), shuffled."""
-    present = rng.permutation(np.unique(labels))
-    counts = np.full(len(present), len(labels) // len(present))
-    counts[: len(labels) % len(present)] += 1
-    drawn = [
-        np.resize(rng.permutation(np.flatnonzero(labels == label)), count)
-        for label, count in zip(present, counts, strict=True)
-    ]
-    return rng.permutation(np.concatenate(drawn))
-
-
-def _occurrences(order: np.ndarray) -> np.ndarray:
-    """For each entry, how often its value came before."""
-    by_value = np.argsort(order, kind="stable")
-    starts = np.flatnonzero(np.diff(order[by_value], prepend=-1))
-    lengths = np.diff(starts, append=len(order))
-    counts = np.empty(len(order), np.int64)
-    counts[by_value] = np.arange(len(order)) - np.repeat(starts, lengths)
-    return counts
-
-
-class EvalBatchSampler(paddle.io.DistributedBatchSampler):
-    """Every R-th sample from this rank's on, each sample of the dataset on one rank exactly; a rank may have none."""
-
-    def __init__(self, dataset: ImageDataset, batch_size: int, rank: int, ranks: int) -> None:
-        super().__init__(dataset, batch_size, num_replicas=ranks, rank=rank)
-        self.indices = range(rank, len(dataset), ranks)
-
-    def __len__(self) -> int:
-        return -(-len(self.indices) // self.batch_size)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for start in range(0, len(self.indices), self.batch_size):
-            yield list(self.indices[start : start + self.batch_size])
+# ------------------------------------------------------------------ loader
 
 
 def get_dataloader(
