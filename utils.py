@@ -10,7 +10,7 @@ import platform
 import random
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
@@ -225,6 +225,29 @@ def _threads_chosen_by_user() -> int | None:
         texts = [entry[len(b"OMP_NUM_THREADS=") :] for entry in environment if entry.startswith(b"OMP_NUM_THREADS=")]
         return int(texts[0]) if texts and texts[0].isdigit() else None
     return None
+
+
+def recompute(function: Callable[..., Any], *args: paddle.Tensor) -> Any:
+    """Returns ``function(*args)``, whose activations aren't kept: the backward pass computes them again, drawing the
+    same random numbers. Where no argument needs a gradient (what came before is frozen) they are kept.
+    """
+    if all(tensor.stop_gradient for tensor in args):  # Paddle would warn at each step
+        return function(*args)
+    first: list[Any] = []  # the generators' state at the first call
+
+    def replayed(*args: paddle.Tensor) -> Any:
+        state = paddle.get_rng_state()
+        if not first:
+            first.extend(state)
+            return function(*args)
+        paddle.set_rng_state(first)
+        try:
+            return function(*args)
+        finally:
+            paddle.set_rng_state(state)
+
+    # Reentrant, parameters would be hidden from DataParallel, which fails; and Paddle 2.6 keeps no state on a CPU.
+    return dist.fleet.utils.recompute(replayed, *args, use_reentrant=False, preserve_rng_state=False)
 
 
 # ------------------------------------------------------------ logs and files

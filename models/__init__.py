@@ -11,7 +11,7 @@ from errors import InputError
 from models.vit import build_vit
 from options import nearest
 
-_BUILDERS = {"vit": build_vit}
+_BUILDERS = {"vit": build_vit, "deit": build_vit}
 
 
 def build_model(config: CfgNode) -> nn.Layer:
@@ -29,8 +29,12 @@ def build_model(config: CfgNode) -> nn.Layer:
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Returns the names of the shipped models that match a shell pattern, e.g. ``vit_*_384``, sorted."""
-    return fnmatch.filter(sorted(file.stem for file in CONFIG_DIR.glob("*/*.yaml")), pattern)
+    """Returns the names of the shipped models that match a shell pattern, e.g. ``vit_*_384``, sorted.
+
+    Files of configs/recipes/ train these models; they are no models of their own.
+    """
+    files = (file for file in CONFIG_DIR.glob("*/*.yaml") if file.parent.name != "recipes")
+    return fnmatch.filter(sorted(file.stem for file in files), pattern)
 
 
 def create_model(name: str, pretrained: str | None = None, **overrides: Any) -> nn.Layer:
@@ -38,7 +42,8 @@ def create_model(name: str, pretrained: str | None = None, **overrides: Any) -> 
 
     Args:
         name: one of ``list_models()``.
-        pretrained: weights to load, as for ``-pretrained``.
+        pretrained: weights to load; they have to fit, as for an evaluation (``load_weights(..., strict=False)`` for
+            another number of classes).
         overrides: keys of MODEL, or IMAGE_SIZE and IMAGE_CHANNELS of DATA, in lower case: ``num_classes=10``.
 
     Raises:

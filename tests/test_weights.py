@@ -1,12 +1,15 @@
-"""Saving and loading weights; what is refused."""
+"""Saving and loading weights, into another class count or resolution too; what is refused."""
 
 import numpy as np
 import pytest
+from conftest import ROOT
+from golden.formula import RESIZES, array
 from safetensors.numpy import load_file, save_file
 
 from errors import InputError
 from models import create_model
 from weights import find_weights, load_weights, save_weights
+from weights.resize import bicubic_matrix, resize_pos_embed
 
 
 @pytest.fixture
@@ -66,3 +69,123 @@ def test_files_that_are_no_weights_are_refused(tmp_path):
         (tmp_path / "bad.safetensors").write_bytes(content)
         with pytest.raises(InputError, match="not a readable safetensors file"):
             load_weights(model, tmp_path / "bad")
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(("prefix", "old", "new"), RESIZES)
+def test_position_embeddings_are_resized_as_timm_does(prefix, old, new):
+    golden = np.load(ROOT / "tests" / "golden" / "resize.npz")[f"{prefix} {old} {new}"]
+    resized = resize_pos_embed(array("pos_embed", (1, prefix + old * old, 3)), prefix, new)
+    assert resized.dtype == np.float32
+    np.testing.assert_allclose(resized, golden, atol=1e-6, rtol=0)
+
+
+def test_bicubic_weights_of_the_same_size_change_nothing():
+    assert (bicubic_matrix(5, 5) == np.eye(5)).all()
+
+
+def save(model, folder):
+    save_weights(model, folder / "file.safetensors")
+    return folder / "file.safetensors"
+
+
+def values(model):
+    return {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("distilled", [False, True])
+def test_a_classifier_of_other_classes_stays_fresh_when_fine_tuning(tmp_path, distilled):
+    source = create_model("vit_digits", num_classes=1000, distilled=distilled)
+    file = save(source, tmp_path)
+    model = create_model("vit_digits", distilled=distilled)
+    fresh, stored = values(model), values(source)
+    with pytest.raises(InputError, match=r"head.weight is \[64, 1000\], the model's \[64, 10\]"):
+        load_weights(model, file)
+    report = load_weights(model, file, strict=False)
+    heads = [name for name in fresh if name.startswith("head")]
+    assert len(heads) == 2 + 2 * distilled
+    assert set(report.loaded) == set(fresh) - set(heads)
+    assert str(report) == (
+        f"{len(fresh) - len(heads)} tensors loaded from {file};"
+        " classifier left fresh: 1000 classes in the file, 10 in the model"
+    )
+    for name, value in values(model).items():
+        assert (value == (fresh if name in heads else stored)[name]).all(), name
+
+
+def test_a_classifier_of_the_same_classes_is_loaded_when_fine_tuning(saved):
+    model, folder = saved
+    fresh = create_model("vit_digits")
+    assert str(load_weights(fresh, folder, strict=False)) == str(load_weights(fresh, folder))
+    assert (fresh.head.weight.numpy() == model.head.weight.numpy()).all()
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(
+    ("options", "prefix"),
+    [({}, 1), ({"no_embed_class": True}, 0), ({"distilled": True}, 2), ({"global_pool": "avg"}, 1)],
+)
+def test_the_position_embedding_of_another_grid_is_resized(tmp_path, options, prefix, strict):
+    source = create_model("vit_digits", **options)
+    file = save(source, tmp_path)
+    model = create_model("vit_digits", image_size=12, **options)
+    report = load_weights(model, file, strict=strict)
+    assert str(report) == f"{len(values(model))} tensors loaded from {file}; pos_embed resized from 4 x 4 to 6 x 6"
+    stored = source.pos_embed.numpy()
+    assert (model.pos_embed.numpy()[:, :prefix] == stored[:, :prefix]).all()
+    assert (model.pos_embed.numpy() == resize_pos_embed(stored, prefix, 6)).all()
+
+
+def test_other_classes_and_another_grid_are_both_told(tmp_path):
+    file = save(create_model("vit_digits"), tmp_path)
+    report = load_weights(create_model("vit_digits", image_size=4, num_classes=3), file, strict=False)
+    assert str(report).endswith(
+        "; classifier left fresh: 10 classes in the file, 3 in the model; pos_embed resized from 4 x 4 to 2 x 2"
+    )
+
+
+PLAIN, DISTILLED, OTHER_CLASSES = {}, {"distilled": True}, {"num_classes": 3}
+
+
+@pytest.mark.parametrize(
+    ("stored", "built", "change", "message"),
+    [
+        (
+            DISTILLED,
+            PLAIN,
+            {},
+            "unexpected dist_token; unexpected head_dist.bias; unexpected head_dist.weight and 1 more",
+        ),
+        (PLAIN, DISTILLED, {}, "missing dist_token; missing head_dist.weight; missing head_dist.bias and 1 more"),
+        (PLAIN, OTHER_CLASSES, {"head.bias": None}, "missing head.bias; head.weight is [64, 10], the model's [64, 3]"),
+        (
+            PLAIN,
+            OTHER_CLASSES,
+            {"head.bias": (4,)},
+            "head.bias is [4], the model's [3]; head.weight is [64, 10], the model's [64, 3]",
+        ),
+        (PLAIN, PLAIN, {"head.bias": ()}, "head.bias is [], the model's [10]"),
+        (PLAIN, PLAIN, {"head.weight": (10, 5)}, "head.weight is [5, 10], the model's [64, 10]"),
+        (PLAIN, PLAIN, {"norm.bias": (63,)}, "norm.bias is [63], the model's [64]"),
+        (PLAIN, PLAIN, {"head.extra": (10,)}, "unexpected head.extra"),
+        (PLAIN, PLAIN, {"pos_embed": (1, 16, 64)}, "pos_embed is [1, 16, 64], the model's [1, 17, 64]"),
+        (PLAIN, PLAIN, {"pos_embed": (1, 26, 32)}, "pos_embed is [1, 26, 32], the model's [1, 17, 64]"),
+        (PLAIN, PLAIN, {"pos_embed": (1, 26, 64, 1)}, "pos_embed is [1, 26, 64, 1], the model's [1, 17, 64]"),
+        (PLAIN, PLAIN, {"pos_embed": (1, 1, 64)}, "pos_embed is [1, 1, 64], the model's [1, 17, 64]"),
+        (PLAIN, DISTILLED, {"pos_embed": (1, 1, 64)}, "missing dist_token; missing head_dist.weight"),
+    ],
+)
+def test_what_fine_tuning_does_not_take_is_named(tmp_path, stored, built, change, message):
+    file = save(create_model("vit_digits", **stored), tmp_path)
+    arrays = load_file(file)
+    for name, shape in change.items():
+        arrays.pop(name, None)
+        if shape is not None:
+            arrays[name] = np.zeros(shape, np.float32)
+    save_file(arrays, file)
+    model = create_model("vit_digits", **built)
+    before = values(model)
+    with pytest.raises(InputError) as caught:
+        load_weights(model, file, strict=False)
+    assert str(caught.value).startswith(f"{file} doesn't fit the model: {message}")
+    assert all((value == before[name]).all() for name, value in values(model).items())

@@ -1,4 +1,4 @@
-"""Stochastic depth."""
+"""Stochastic depth and patch dropout."""
 
 import paddle
 from paddle import nn
@@ -17,3 +17,29 @@ class DropPath(nn.Layer):
         keep = 1.0 - self.drop_prob
         mask = paddle.bernoulli(paddle.full([x.shape[0]] + [1] * (x.ndim - 1), keep, dtype="float32"))
         return x * (mask / keep).astype(x.dtype)
+
+
+class PatchDropout(nn.Layer):
+    """Leaves out a random share ``drop_prob`` of each sample's patch tokens in training (Liu et al. 2022).
+
+    The first ``num_prefix_tokens`` tokens stay in front. As in timm's ``PatchDropout``, every sample keeps the same
+    number of patches, at least one and in random order, unscaled.
+
+    Shape: [B, prefix + patches, D] -> [B, prefix + kept, D].
+    """
+
+    def __init__(self, drop_prob: float, num_prefix_tokens: int) -> None:
+        super().__init__()
+        self.drop_prob, self.num_prefix_tokens = drop_prob, num_prefix_tokens
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        if self.drop_prob == 0.0 or not self.training:
+            return x
+        batch, length, dim = x.shape
+        patches = length - self.num_prefix_tokens
+        kept = max(1, int(patches * (1.0 - self.drop_prob)))
+        chosen = paddle.rand([batch, patches]).argsort(axis=1)[:, :kept] + self.num_prefix_tokens
+        prefix = paddle.arange(self.num_prefix_tokens).expand([batch, -1])
+        # One gather of whole rows of [B * N, D].
+        rows = paddle.concat([prefix, chosen], axis=1) + length * paddle.arange(batch).unsqueeze(1)
+        return paddle.gather(x.reshape([-1, dim]), rows.flatten()).reshape([batch, -1, dim])

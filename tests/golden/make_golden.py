@@ -1,4 +1,4 @@
-"""Writes vit.npz beside this file from timm's own model; needs torch and timm (made with timm 1.0.31, torch 2.13.0).
+"""Writes the .npz files of formula.py from timm's own code; needs torch and timm (made with timm 1.0.31, torch 2.13.0).
 
 PYTHONPATH=tests python tests/golden/make_golden.py
 """
@@ -8,24 +8,41 @@ from pathlib import Path
 import numpy as np
 import timm
 import torch
+from timm.layers import resample_abs_pos_embed
+from timm.models.deit import VisionTransformerDistilled
 
-from golden.formula import VIT, array
+from golden.formula import RESIZES, VARIANTS, VIT, array
+
+FOLDER = Path(__file__).parent
 
 
-def main() -> None:
-    model = timm.models.VisionTransformer(**VIT).eval()
-    state = {name: torch.from_numpy(array(name, tuple(t.shape))) for name, t in model.state_dict().items()}
+def write_model(name: str) -> None:
+    distilled = name == "vit_distilled"
+    kind = VisionTransformerDistilled if distilled else timm.models.VisionTransformer
+    model = kind(**{**VIT, **VARIANTS[name]}).eval()
+    state = {key: torch.from_numpy(array(key, tuple(t.shape))) for key, t in model.state_dict().items()}
     model.load_state_dict(state)
     images = torch.from_numpy(array("images", (2, 3, VIT["img_size"], VIT["img_size"])))
     logits = model(images)
     (logits * torch.from_numpy(array("loss", tuple(logits.shape)))).sum().backward()
-    np.savez(
-        Path(__file__).with_name("vit.npz"),
-        logits=logits.detach().numpy(),
-        features=model.forward_features(images).detach().numpy(),
-        **{f"grad/{name}": parameter.grad.numpy() for name, parameter in model.named_parameters()},
-    )
+    arrays = {f"grad/{key}": parameter.grad for key, parameter in model.named_parameters()}
+    arrays |= {"logits": logits.detach(), "features": model.forward_features(images).detach()}
+    if distilled:
+        model.set_distilled_training()
+        arrays["train_logits"], arrays["train_logits_dist"] = (out.detach() for out in model.train()(images))
+    np.savez(FOLDER / f"{name}.npz", **{key: tensor.numpy() for key, tensor in arrays.items()})
+
+
+def write_resizes() -> None:
+    arrays = {}
+    for prefix, old, new in RESIZES:
+        pos_embed = torch.from_numpy(array("pos_embed", (1, prefix + old * old, 3)))
+        resized = resample_abs_pos_embed(pos_embed, [new, new], num_prefix_tokens=prefix)
+        arrays[f"{prefix} {old} {new}"] = resized.numpy()
+    np.savez(FOLDER / "resize.npz", **arrays)
 
 
 if __name__ == "__main__":
-    main()
+    for variant in VARIANTS:
+        write_model(variant)
+    write_resizes()
