@@ -11,6 +11,7 @@ from paddle import nn
 from yacs.config import CfgNode
 
 from errors import RunError
+from models.layers import linear_weights
 from optim.groups import within
 
 
@@ -41,10 +42,10 @@ def clip_gradients(config: CfgNode, model: nn.Layer) -> paddle.Tensor:
         for gradient in gradients:
             gradient.clip_(-limit, limit)
     elif limit is not None:
-        linear = {layer.weight.name for layer in model.sublayers(include_self=True) if isinstance(layer, nn.Linear)}
+        linear = linear_weights(model)
         for name, parameter in parameters.items():
             if not within(name, model.classifier_names()):
-                _clip_adaptively(parameter, limit, parameter.name in linear)
+                _clip_adaptively(parameter, limit, name in linear)
     return norm
 
 

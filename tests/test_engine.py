@@ -202,6 +202,8 @@ def test_resume_names_what_is_wrong(tmp_path, tiny):
         train([*options, "MODEL.RESUME", str(tmp_path)], tmp_path / "b", 32)
     with pytest.raises(InputError, match=r"TRAIN.LAST_EPOCH is 2, the checkpoint's last epoch is 1"):
         train([*options, "MODEL.RESUME", str(last), "TRAIN.LAST_EPOCH", "2"], tmp_path / "c", 32)
+    with pytest.raises(InputError, match=r"can't go on with another model \(pos_embed resized from 2 x 2 to 3 x 3\)"):
+        train([*options, "MODEL.RESUME", str(last), "DATA.IMAGE_SIZE", "12"], tmp_path / "e", 32)
     model = build_model(get_config(None, [*tiny, "MODEL.DEPTH", "1"]))
     with pytest.raises(InputError, match=r"doesn't fit the model: unexpected blocks.1"):
         load_checkpoint(last, model, build_optimizer(get_config(), model))

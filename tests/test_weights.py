@@ -113,6 +113,18 @@ def test_a_classifier_of_other_classes_stays_fresh_when_fine_tuning(tmp_path, di
         assert (value == (fresh if name in heads else stored)[name]).all(), name
 
 
+def test_a_backbone_without_a_classifier_is_fine_tuned_and_no_more(tmp_path):
+    source = create_model("vit_digits", num_classes=0)
+    file = save(source, tmp_path)
+    model = create_model("vit_digits")
+    report = load_weights(model, file, strict=False)
+    assert str(report).endswith("; classifier left fresh: none in the file, 10 in the model")
+    assert (model.norm.weight == source.norm.weight).all()
+    assert (model.patch_embed.proj.weight == source.patch_embed.proj.weight).all()
+    with pytest.raises(InputError, match=r"missing head.weight"):
+        load_weights(model, file)
+
+
 def test_a_classifier_of_the_same_classes_is_loaded_when_fine_tuning(saved):
     model, folder = saved
     fresh = create_model("vit_digits")

@@ -53,8 +53,8 @@ def load_weights(model: nn.Layer, path: str | Path, strict: bool = True) -> Load
     Args:
         model: it tells by ``pos_embed_prefix`` how many positions of ``pos_embed`` are no patches.
         path: what ``find_weights`` takes.
-        strict: False, for fine-tuning: the layers ``model.classifier_names()`` stay fresh where the file has them for
-            another number of classes. Nothing else may be missing, unexpected or misshaped.
+        strict: False, for fine-tuning: the layers ``model.classifier_names()`` stay fresh where the file has none, or
+            has them for another number of classes. Nothing else may be missing, unexpected or misshaped.
 
     Returns:
         the report, to be shown: it tells what was resized and what stayed fresh.
@@ -65,17 +65,18 @@ def load_weights(model: nn.Layer, path: str | Path, strict: bool = True) -> Load
     file = find_weights(path)
     try:
         arrays = load_file(file)
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, TypeError) as error:  # TypeError: NumPy has no bfloat16
         raise InputError(f"{file}: not a readable safetensors file ({error})") from None
     state, transposed = model.state_dict(), linear_weights(model)
     arrays = {name: array.T if name in transposed else array for name, array in arrays.items()}
     notes = []
     fresh = [] if strict else _classifier_of_other_classes(model, state, arrays)
     if fresh:
-        classes = arrays[fresh[0]].shape[-1]
-        notes.append(f"classifier left fresh: {classes} classes in the file, {model.num_classes} in the model")
+        found = f"{arrays[fresh[0]].shape[-1]} classes" if fresh[0] in arrays else "none"
+        notes.append(f"classifier left fresh: {found} in the file, {model.num_classes} in the model")
     for name in fresh:
-        del arrays[name], state[name]
+        arrays.pop(name, None)
+        del state[name]
     grids = _grids(model, state, arrays)
     if grids is not None:
         arrays["pos_embed"] = resize_pos_embed(arrays["pos_embed"], model.pos_embed_prefix, grids[1])
@@ -97,8 +98,10 @@ def save_weights(model: nn.Layer, file: Path) -> None:
 def _classifier_of_other_classes(
     model: nn.Layer, state: dict[str, paddle.Tensor], arrays: dict[str, np.ndarray]
 ) -> list[str]:
-    """Returns the classifiers' parameters if the file has all of them, differing in the number of classes alone."""
+    """Returns the classifiers' parameters if the file has none of them, or all with another number of classes."""
     names = [name for name in state if name.rpartition(".")[0] in model.classifier_names()]
+    if not any(name in arrays for name in names):
+        return names
     if not all(name in arrays and arrays[name].shape[:-1] == tuple(state[name].shape[:-1]) for name in names):
         return []
     classes = {arrays[name].shape[-1:] for name in names}
