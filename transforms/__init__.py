@@ -1,6 +1,17 @@
 """Image -> augmented image (``image``), batch -> what the model takes (``batch``)."""
 
-from transforms.batch import Normalize
+from transforms.batch import BatchTransform, Mixup, Normalize, gives_distributions, mixes, smooth_one_hot
+from transforms.erase import RandomErasing
 from transforms.image import EvalTransform, TrainTransform
 
-__all__ = ["EvalTransform", "Normalize", "TrainTransform"]
+__all__ = [
+    "BatchTransform",
+    "EvalTransform",
+    "Mixup",
+    "Normalize",
+    "RandomErasing",
+    "TrainTransform",
+    "gives_distributions",
+    "mixes",
+    "smooth_one_hot",
+]

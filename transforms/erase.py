@@ -1,0 +1,96 @@
+"""Random erasing: boxes are drawn on the host with their sample, and filled on the device, the whole batch at once."""
+
+import functools
+import math
+
+import numpy as np
+import paddle
+from yacs.config import CfgNode
+
+AREA = (0.02, 1 / 3)  # of a box, as a share of the image, before an image's boxes share it
+RATIO = (0.3, 1 / 0.3)  # height / width
+_TABLE = 1 << 22  # normals that every image's noise is read from: 16 MB
+_TABLE_TAG = 0x6E6F697365  # keeps the table's seed apart from the samples'
+
+
+class RandomErasing:
+    """Erases up to RANDOM_ERASE_COUNT boxes of an image, with probability RANDOM_ERASE_PROB (Zhong et al. 2017,
+    arXiv:1708.04896), in the manner of timm's ``RandomErasing``.
+
+    An erased image gets 1 to RANDOM_ERASE_COUNT boxes, each number equally likely, which share the area. A box has ten
+    attempts to be smaller than the image in both directions; failing that, it is left out. RANDOM_ERASE_MODE "const"
+    fills it with 0 (the mean colour), "rand" with one standard normal per channel, "pixel" with one per pixel and
+    channel, read from a fixed table (of SEED) at a place that was drawn with the box: what is erased is a function of
+    the sample's generator alone.
+    """
+
+    def __init__(self, config: CfgNode) -> None:
+        train = config.TRAIN
+        self.probability, self.mode = train.RANDOM_ERASE_PROB, train.RANDOM_ERASE_MODE
+        self.max_count = train.RANDOM_ERASE_COUNT
+        self.size, self.channels, self.seed = config.DATA.IMAGE_SIZE, config.DATA.IMAGE_CHANNELS, config.SEED
+        self.table_rows = _TABLE // self.size
+
+    def draw(self, rng: np.random.Generator) -> np.ndarray:
+        """Returns what to erase of one image: float32 [RANDOM_ERASE_COUNT, K].
+
+        A row is a box (top, left, bottom, right; empty where nothing is erased), then in mode "rand" a colour per
+        channel, in mode "pixel" the row of the table at which the noise begins.
+        """
+        fill_size = {"const": 0, "rand": self.channels, "pixel": 1}[self.mode]
+        drawn = np.zeros((self.max_count, 4 + fill_size), np.float32)
+        if rng.random() >= self.probability:
+            return drawn
+        count = int(rng.integers(1, self.max_count + 1))
+        for row in drawn[:count]:
+            row[:4] = self._box(rng, count)
+            if self.mode == "rand":
+                row[4:] = rng.standard_normal(self.channels)
+            elif self.mode == "pixel":
+                row[4] = rng.integers(self.table_rows)
+        return drawn
+
+    def _box(self, rng: np.random.Generator, count: int) -> tuple[int, int, int, int]:
+        size = self.size
+        for _ in range(10):
+            area = rng.uniform(*AREA) * size * size / count
+            ratio = math.exp(rng.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
+            height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if height < size and width < size:
+                top, left = int(rng.integers(size - height + 1)), int(rng.integers(size - width + 1))
+                return top, left, top + height, left + width
+        return 0, 0, 0, 0
+
+    def __call__(self, images: paddle.Tensor, drawn: paddle.Tensor) -> paddle.Tensor:
+        """Returns the images, erased.
+
+        Args:
+            images: [B, C, S, S] float32, normalised.
+            drawn: [B, RANDOM_ERASE_COUNT, K] float32: ``draw`` of each image.
+        """
+        for number in range(self.max_count):
+            inside = box_mask(drawn[:, number, :4], self.size)
+            images = paddle.where(inside, self._fill(drawn[:, number, 4:]), images)
+        return images
+
+    def _fill(self, drawn: paddle.Tensor) -> paddle.Tensor:
+        if self.mode == "const":
+            return paddle.zeros([1])
+        if self.mode == "rand":
+            return drawn.unsqueeze([2, 3])
+        rows = (drawn.astype("int64") + paddle.arange(self.channels * self.size)) % self.table_rows
+        return paddle.gather(self._table, rows.flatten()).reshape([-1, self.channels, self.size, self.size])
+
+    @functools.cached_property
+    def _table(self) -> paddle.Tensor:
+        # Made at the first batch: the loader's workers draw only, and hold no tensor.
+        rng = np.random.default_rng([self.seed, _TABLE_TAG])
+        return paddle.to_tensor(rng.standard_normal((self.table_rows, self.size), np.float32))
+
+
+def box_mask(boxes: paddle.Tensor, size: int) -> paddle.Tensor:
+    """Boxes [B, 4] (top, left, bottom, right; bottom and right excluded) -> bool [B, 1, size, size], True inside."""
+    place = paddle.arange(size, dtype=boxes.dtype)
+    top, left, bottom, right = boxes.unsqueeze(2).unbind(1)
+    rows, columns = (top <= place) & (place < bottom), (left <= place) & (place < right)
+    return (rows.unsqueeze(2) & columns.unsqueeze(1)).unsqueeze(1)
