@@ -87,3 +87,51 @@ def test_affine_jitter_moves_by_what_it_says():
     assert 1.3 < masses.max() < 1.5  # 1.2 squared
     turned = [moments("[30.0,0.0,0.0]", seed) for seed in range(20)]
     assert np.abs([t[:2] for t in turned]).max() < 0.2  # about the centre
+
+
+FIXED = ["TRAIN.CROP_SCALE", "[1.0,1.0]", "TRAIN.CROP_RATIO", "[1.0,1.0]", "TRAIN.HFLIP", "0"]
+
+
+def test_the_vertical_flip_is_exact_and_as_frequent_as_asked():
+    image = picture(40, 40)
+    plain = TrainTransform(configured(*FIXED))(image, RNG(0))
+    flipped = [TrainTransform(configured(*FIXED, "TRAIN.VFLIP", "0.3"))(image, RNG(seed)) for seed in range(200)]
+    assert all((f == plain).all() or (f == plain[::-1]).all() for f in flipped)
+    assert 0.2 < np.mean([(f == plain[::-1]).all() for f in flipped]) < 0.4
+
+
+def test_the_simple_crop_resizes_the_short_side_and_shifts_over_a_mirrored_border():
+    image = picture(64, 48)
+    resized = np.asarray(image.resize((42, 32), Image.Resampling.BICUBIC))
+    padded = np.pad(resized, ((4, 4), (4, 4), (0, 0)), "reflect")
+    places = {padded[top : top + 32, left : left + 32].tobytes(): (top, left) for top in range(9) for left in range(19)}
+    transform = TrainTransform(configured("TRAIN.CROP", "simple", "TRAIN.HFLIP", "0"))
+    found = [places[transform(image, RNG(seed)).tobytes()] for seed in range(300)]
+    assert {top for top, _ in found} == set(range(9))
+    assert {left for _, left in found} == set(range(19))
+
+
+def test_random_interpolation_is_bilinear_or_bicubic():
+    image, ways = picture(40, 40), (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)
+    expected = [np.asarray(image.resize((32, 32), way)) for way in ways]
+    transform = TrainTransform(configured(*FIXED, "TRAIN.INTERPOLATION", "random"))
+    found = [[(transform(image, RNG(seed)) == e).all() for e in expected] for seed in range(60)]
+    assert all(sum(row) == 1 for row in found)
+    assert 15 < sum(row[0] for row in found) < 45
+    nearest = TrainTransform(configured(*FIXED, "TRAIN.INTERPOLATION", "nearest"))(image, RNG(0))
+    assert (nearest == np.asarray(image.resize((32, 32), Image.Resampling.NEAREST))).all()
+
+
+def test_colour_jitter_keeps_to_its_strength_in_every_order():
+    image = Image.fromarray(np.full((40, 40, 3), (100, 50, 50), np.uint8))
+    transform = TrainTransform(configured(*FIXED, "TRAIN.COLOR_JITTER", "0.2"))
+    found = np.array([transform(image, RNG(seed))[0, 0] for seed in range(400)], float)
+    luma = found @ [0.299, 0.587, 0.114]
+    assert 64.9 * 0.8 - 2 < luma.min() < 55  # of one colour, only the brightness changes the luma
+    assert 75 < luma.max() < 64.9 * 1.2 + 2
+    spread = (found[:, 0] - found[:, 1]) / luma
+    assert 0.6 < spread.min() / (50 / 64.9) < 0.72  # saturation and contrast, 0.8 each
+    assert 1.3 < spread.max() / (50 / 64.9) < 1.5
+    assert (found[:, 1] == found[:, 2]).all()
+    grey = TrainTransform(configured(*FIXED, "TRAIN.COLOR_JITTER", "0.2"))(image.convert("L"), RNG(1))
+    assert grey.shape == (32, 32, 1)

@@ -6,9 +6,13 @@ Pixels stay uint8 until they are on the device: a quarter of the bytes through t
 import math
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageEnhance
 from yacs.config import CfgNode
 
+from transforms.auto import build_auto_augment, interpolations
+
+_BORDER = 4  # pixels that "simple" adds on each side
+_JITTERED = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 RESAMPLING = {
     "bicubic": Image.Resampling.BICUBIC,
     "bilinear": Image.Resampling.BILINEAR,
@@ -17,26 +21,55 @@ RESAMPLING = {
 
 
 class TrainTransform:
-    """Random resized crop, affine jitter and horizontal flip, all drawn from the generator that is passed in.
+    """Crop, affine jitter, flips, TRAIN.AUTO_AUGMENT and colour jitter, all drawn from the generator that is passed in.
 
-    The crop's distribution is torchvision's ``RandomResizedCrop`` (Szegedy et al. 2014): ten attempts at an area and a
-    ratio (log-uniform), then the largest central crop of a permitted ratio.
+    CROP "random_resized" has the distribution of torchvision's ``RandomResizedCrop`` (Szegedy et al. 2014): ten
+    attempts at an area and a ratio (log-uniform), then the largest central crop of a permitted ratio. "simple" is
+    DeiT-III's (arXiv:2204.07118): the short side to the crop's size, 4 mirrored pixels around, a crop at random.
+
+    Raises:
+        InputError: an AUTO_AUGMENT that there isn't.
     """
 
     def __init__(self, config: CfgNode) -> None:
-        self.size = config.DATA.IMAGE_SIZE
-        self.resample = RESAMPLING[config.DATA.INTERPOLATION]
-        self.scale, self.ratio = config.TRAIN.CROP_SCALE, config.TRAIN.CROP_RATIO
-        self.hflip, self.affine = config.TRAIN.HFLIP, config.TRAIN.AFFINE
+        train = config.TRAIN
+        self.size, self.simple = config.DATA.IMAGE_SIZE, train.CROP == "simple"
+        names = interpolations(train.INTERPOLATION or config.DATA.INTERPOLATION)
+        self.resampling = [RESAMPLING[name] for name in names]
+        self.scale, self.ratio = train.CROP_SCALE, train.CROP_RATIO
+        self.hflip, self.vflip, self.affine = train.HFLIP, train.VFLIP, train.AFFINE
+        self.augment = build_auto_augment(config) if train.AUTO_AUGMENT else None
+        self.color_jitter = train.COLOR_JITTER
 
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> np.ndarray:
-        box = self._crop_box(image.width, image.height, rng)
-        image = image.crop(box).resize((self.size, self.size), self.resample)
+        image = self._crop(image, rng)
         if any(self.affine):
             image = self._jitter(image, rng)
         if rng.random() < self.hflip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        if self.vflip and rng.random() < self.vflip:
+            image = image.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
+        if self.augment is not None:
+            image = self.augment(image, rng)
+        if self.color_jitter:
+            low, high = max(0.0, 1 - self.color_jitter), 1 + self.color_jitter
+            factors = rng.uniform(low, high, len(_JITTERED))
+            for index in rng.permutation(len(_JITTERED)):
+                image = _JITTERED[index](image).enhance(factors[index])
         return _pixels(image)
+
+    def _crop(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+        resample = self.resampling[rng.integers(len(self.resampling)) if len(self.resampling) > 1 else 0]
+        if not self.simple:
+            box = self._crop_box(image.width, image.height, rng)
+            return image.crop(box).resize((self.size, self.size), resample)
+        short = min(image.size)
+        image = image.resize([self.size * side // short for side in image.size], resample)
+        border = ((_BORDER, _BORDER), (_BORDER, _BORDER), (0, 0))
+        pixels = np.asarray(image)
+        pixels = np.pad(pixels, border[: pixels.ndim], "reflect")
+        top, left = (int(rng.integers(side - self.size + 1)) for side in pixels.shape[:2])
+        return Image.fromarray(pixels[top : top + self.size, left : left + self.size])
 
     def _crop_box(self, width: int, height: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])

@@ -3,6 +3,7 @@
 import zlib
 
 import numpy as np
+from PIL import Image
 
 VIT = {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 7}
 # What the golden files <name>.npz are of: the ViT above with these changes, in the words of both constructors.
@@ -21,3 +22,16 @@ def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
     index = np.arange(np.prod(shape, dtype=np.int64)) + zlib.crc32(name.encode()) % 1000
     values = np.sin(0.7 * index) / 5 + (1.0 if "norm" in name and name.endswith("weight") else 0.0)
     return values.reshape(shape).astype(np.float32)
+
+
+LEVELS = (0, 3, 7.5, 10)  # of augmentation operations
+TRIVIAL_STEPS = (0, 7, 21, 30)  # of TrivialAugmentWide's 31 magnitudes
+
+
+def picture(mode: str = "RGB") -> Image.Image:
+    """Returns a picture of 20 x 14 pixels with slopes, edges and a bright spot; its darkest value is 12."""
+    rows, columns = np.mgrid[:14, :20]
+    slopes = np.stack([12 * columns, 9 * rows + 5 * columns, 200 - 8 * rows], axis=2)
+    slopes[3:7, 5:12] = (240, 60, 30)
+    slopes[9:11, 14:17] = 255
+    return Image.fromarray(np.clip(slopes, 12, 255).astype(np.uint8)).convert(mode)

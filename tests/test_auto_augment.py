@@ -1,0 +1,188 @@
+"""Operations and policies against timm's and torchvision's."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from golden.formula import LEVELS, TRIVIAL_STEPS, picture
+from PIL import Image
+
+from config import get_config
+from errors import InputError
+from transforms.auto import AugMix, TrivialAugmentWide, build_auto_augment
+from transforms.ops import OPERATIONS, Augment
+
+STORED = np.load(Path(__file__).parent / "golden" / "augment.npz")
+GOLDEN = dict(zip(STORED["names"].tolist(), STORED["pixels"], strict=True))
+POLICIES = json.loads((Path(__file__).parent / "golden" / "policies.json").read_text())
+BICUBIC = (Image.Resampling.BICUBIC,)
+FILL = (124, 116, 104)
+
+
+class Fixed:
+    """A generator whose draws are given, as those of tests/golden/make_augment.py."""
+
+    def __init__(self, **values):
+        self.values = values
+
+    def random(self):
+        return self.values["random"]
+
+    def uniform(self, low, high):
+        return low + (high - low) / 4
+
+    def dirichlet(self, alphas):
+        return np.array(self.values["dirichlet"])
+
+    def beta(self, a, b):
+        return self.values["beta"]
+
+    def integers(self, *_, **__):
+        return [next(self.values["integers"])]
+
+
+def policy(text, *options):
+    return build_auto_augment(get_config(None, ["TRAIN.AUTO_AUGMENT", text, "DATA.IMAGE_SIZE", "32", *options]))
+
+
+@pytest.mark.parametrize("sign", ["+", "-"])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", sorted(OPERATIONS))
+def test_each_operation_is_timms(name, level, sign):
+    before = picture()
+    rng = Fixed(random=0.0 if sign == "+" else 0.9)
+    found = Augment(name, 1.0, level, 0.0, 10.0, BICUBIC, FILL, 0.45)(before, rng)
+    assert (np.asarray(found) == GOLDEN[f"{name}/{level}/{sign}"]).all()
+    assert (np.asarray(before) == np.asarray(picture())).all()
+
+
+def test_every_operation_of_timm_is_here():
+    names = {key.split("/")[0] for key in GOLDEN} - {"trivial", "augmix"}
+    assert names == set(OPERATIONS)
+
+
+@pytest.mark.parametrize("step", TRIVIAL_STEPS)
+@pytest.mark.parametrize("name", TrivialAugmentWide._SPACE)
+def test_trivial_augment_wide_is_torchvisions(name, step):
+    for sign in (1, -1):
+        found = TrivialAugmentWide().apply(picture(), name, step / 30, sign)
+        # torchvision's magnitudes are float32: an enhanced pixel may round to the next level
+        np.testing.assert_allclose(np.asarray(found, int), GOLDEN[f"trivial/{name}/{step}/{sign}"], atol=1)
+    assert len([key for key in GOLDEN if key.startswith("trivial/")]) == len(TrivialAugmentWide._SPACE) * 8
+
+
+@pytest.mark.parametrize("blended", [False, True])
+def test_augmix_is_timms_for_the_same_draws(blended):
+    names = ("AutoContrast", "Equalize", "PosterizeIncreasing")
+    augments = [Augment(name, 1.0, 5, 0.0, 10.0, BICUBIC, FILL, 0.3) for name in names]
+    rng = Fixed(dirichlet=[0.2, 0.5, 0.3], beta=0.6, integers=iter(range(3)))
+    found = AugMix(augments, width=3, depth=1, alpha=1.0, blended=blended)(picture(), rng)
+    np.testing.assert_allclose(np.asarray(found, int), GOLDEN[f"augmix/{blended}"], atol=1)  # timm's shares are float32
+
+
+def described(augments):
+    return [[a.name, a.probability, a.level, a.level_std, a.level_max] for a in augments]
+
+
+def expected(operations):
+    return [[n, p, m, float(std), 10 if most is None else most] for n, p, m, std, most in operations]
+
+
+@pytest.mark.parametrize("text", sorted(POLICIES))
+def test_each_policy_is_made_of_timms_operations(text):
+    found, golden = policy(text), POLICIES[text]
+    if text.startswith("rand"):
+        operations, n, weights = golden
+        assert (described(found.augments), found.n) == (expected(operations), n)
+        assert (found.probabilities is None) == (weights is None)
+        if weights is not None:
+            np.testing.assert_allclose(found.probabilities, weights)
+    elif text.startswith("augmix"):
+        operations, width, depth, alpha, blended = golden
+        assert sorted(described(found.augments)) == sorted(expected(operations))
+        assert (found.width, found.depth, found.alpha, found.blended) == (width, max(0, depth), alpha, blended)
+    else:
+        assert [described(line) for line in found.lines] == [expected(line) for line in golden]
+
+
+def test_levels_and_operations_are_drawn_as_they_should(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "transforms.ops.OPERATIONS",
+        {n: o._replace(apply=lambda im, v, *_, n=n: seen.append((n, v)) or im) for n, o in OPERATIONS.items()},
+    )
+    rng, image, count = np.random.default_rng(0), picture(), 3000
+    for _ in range(count):
+        policy_rand(image, rng)
+    assert abs(len(seen) / count - 1.0) < 0.05  # two operations, half of them applied
+    names = Counter(name for name, _ in seen)
+    assert len(names) == 15
+    assert max(names.values()) / min(names.values()) < 1.6
+    angles = np.array([value for name, value in seen if name == "Rotate"])
+    assert abs(np.abs(angles).mean() - 27) < 0.5  # level 9 of 10, of 30 degrees
+    assert np.abs(angles).max() <= 30
+    assert 0.35 < (angles > 0).mean() < 0.65
+    assert 0.5 < np.abs(angles)[np.abs(angles) < 29.9].std() < 2.5
+
+
+policy_rand = policy("rand-m9-mstd0.5-inc1")
+
+
+NAMES = ["rand-m9-mstd0.5-inc1", "rand-m15-mmax20", "original", "v0", "3a", "trivial", "augmix-m5"]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("text", NAMES)
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_a_policy_follows_from_its_generator_alone(text, mode):
+    grey = ["DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5"]
+    augment, image = policy(text, *(grey if mode == "L" else [])), picture(mode)
+    before, results = np.asarray(image).copy(), set()
+    for seed in range(30):
+        first, second = (augment(image, np.random.default_rng(seed)) for _ in range(2))
+        assert (first.mode, first.size) == (mode, image.size)
+        assert (np.asarray(first) == np.asarray(second)).all()
+        results.add(first.tobytes())
+    assert len(results) > (2 if text == "3a" else 10)
+    assert (np.asarray(image) == before).all()
+
+
+def test_3_augment_takes_each_of_its_three_alike():
+    augment, before = policy("3a"), np.asarray(picture(), int)
+    solarized, kinds = np.where(before >= 128, 255 - before, before), Counter()
+    for seed in range(300):
+        found = np.asarray(augment(picture(), np.random.default_rng(seed)), int)
+        is_grey = (found.max(2) == found.min(2)).all()
+        kinds["grey" if is_grey else "solarized" if (found == solarized).all() else "blurred"] += 1
+    assert len(kinds) == 3
+    assert min(kinds.values()) > 75
+
+
+def test_colours_from_outside_and_resampling_follow_the_data():
+    given = ["DATA.IMAGENET_MEAN", "[0.485,0.456,0.406]"]
+    assert policy("rand-m9", *given).augments[0].fill == (124, 116, 104)
+    assert policy("rand-m9", "TRAIN.INTERPOLATION", "random").augments[0].resampling == (
+        Image.Resampling.BILINEAR,
+        Image.Resampling.BICUBIC,
+    )
+    grey = ["DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5"]
+    assert policy("rand-m9", *grey).augments[0].fill == 128
+    assert policy("rand-m9", "DATA.IMAGENET_MEAN", "0.5").augments[0].fill == (128, 128, 128)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("rnd-m9", ""), ("rand-x9", "'x9' in it"), ("rand-m", "'m' in it"), ("rand-m9-m8", "'m8' in it"),
+        ("rand-n1.5", "'n1.5' in it"), ("rand-tno", ""), ("original-m9", "'m9' in it"), ("trivial-m9", ""),
+        ("augmix-n3", "'n3' in it"),
+    ],
+)  # fmt: skip
+def test_an_unknown_policy_is_named_with_those_that_there_are(text, part):
+    with pytest.raises(InputError) as caught:
+        policy(text)
+    assert f"TRAIN.AUTO_AUGMENT is '{text}'" in str(caught.value)
+    assert part in str(caught.value)
+    assert "expected rand-m9-n2-mstd0.5-inc1, original" in str(caught.value)
