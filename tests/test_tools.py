@@ -1,0 +1,124 @@
+"""The tools: averaging checkpoints, by value and by command line."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from safetensors.numpy import load_file, save_file
+
+from config import get_config
+from errors import InputError
+from models import build_model
+from tools.average_checkpoints import average
+from weights import load_weights, save_weights
+
+
+def run(folder, *arguments):
+    command = [sys.executable, str(ROOT / "tools" / "average_checkpoints.py"), *map(str, arguments)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout, done.stderr
+
+
+def write(file, **arrays):
+    save_file({name: np.asarray(array) for name, array in arrays.items()}, file)
+    return file
+
+
+def test_the_mean_is_taken_in_float64_and_written_as_float32(tmp_path):
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(size=(3, 4)).astype(np.float32) for _ in range(3)]
+    # In float32, 1 is lost beside 2 ** 25; in float16, the sum would overflow.
+    large = np.array([2.0**25, 1.0, -(2.0**25)], np.float32)
+    half = np.full(2, 60000, np.float16)
+    files = [
+        write(
+            tmp_path / f"{i}.safetensors",
+            w=weights[i],
+            large=large[i : i + 1],
+            half=half,
+            scalar=np.float64(i),
+            steps=[i, 7],
+        )
+        for i in range(3)
+    ]
+    found = average(files)
+    assert {name: array.dtype.name for name, array in found.items()} == {
+        "w": "float32", "large": "float32", "half": "float32", "scalar": "float32", "steps": "int64",
+    }  # fmt: skip
+    np.testing.assert_array_equal(found["w"], np.mean(np.float64(weights), axis=0).astype(np.float32))
+    np.testing.assert_array_equal(found["large"], np.float32([1 / 3]))
+    np.testing.assert_array_equal(found["half"], [60000, 60000])
+    assert found["scalar"].shape == ()
+    assert found["scalar"] == 1
+    np.testing.assert_array_equal(found["steps"], [2, 7])  # the last file's
+    np.testing.assert_array_equal(average(files[:1])["w"], weights[0])
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            {"a": np.zeros(2), "b": np.zeros(3)},
+            r"^b is real \[3\] in .*y.safetensors, is real \[2\] in .*x.safetensors",
+        ),
+        ({"a": np.zeros(2)}, "^b is missing in .*y.safetensors, is real"),
+        ({"a": np.zeros(2), "b": np.zeros(2), "c": np.zeros(1)}, r"^c is real \[1\] in .*y.*, is missing in .*x"),
+        ({"a": np.zeros(2), "b": np.zeros(2, np.int64)}, r"^b is int64 \[2\] in .*y"),
+    ],
+)
+def test_the_first_tensor_that_differs_is_named(tmp_path, other, message):
+    files = [
+        write(tmp_path / "x.safetensors", a=np.zeros(2), b=np.zeros(2)),
+        write(tmp_path / "y.safetensors", **other),
+    ]
+    with pytest.raises(InputError, match=message):
+        average(files)
+
+
+@pytest.mark.smoke
+def test_the_command_averages_checkpoints_and_a_model_takes_the_result(tmp_path, tiny):
+    models = [build_model(get_config(None, tiny)) for _ in range(3)]
+    for number, model in enumerate(models[:2]):
+        (tmp_path / f"epoch_{number}").mkdir()
+        save_weights(model, tmp_path / f"epoch_{number}" / "model.safetensors")
+    for dash in ("-", "--"):
+        status, printed, errors = run(tmp_path, f"{dash}output=new/{dash}.safetensors", "epoch_0", "epoch_1/model")
+        assert status == 0, errors
+        tensors = len(load_file(tmp_path / "epoch_0" / "model.safetensors"))
+        assert printed == (
+            f"new/{dash}.safetensors: the mean of 2 checkpoints, {tensors} tensors;"
+            " from epoch_0/model.safetensors, epoch_1/model.safetensors\n"
+        )
+        load_weights(models[2], tmp_path / "new" / f"{dash}.safetensors")
+        for first, second, mean in zip(*(model.parameters() for model in models), strict=True):
+            np.testing.assert_allclose(mean.numpy(), (first.numpy() + second.numpy()) / 2, rtol=1e-6, atol=1e-8)
+    assert [file.name for file in sorted((tmp_path / "new").iterdir())] == ["--.safetensors", "-.safetensors"]
+
+
+def test_a_wrong_command_is_one_line_and_writes_nothing(tmp_path):
+    write(tmp_path / "a.safetensors", w=np.zeros(2))
+    write(tmp_path / "b.safetensors", w=np.zeros(3))
+    (tmp_path / "c.safetensors").write_bytes(b"not weights")
+    for arguments, message in [
+        (["-output=out.safetensors", "a", "b"], "error: w is real [3] in b.safetensors, is real [2] in a.safetensors"),
+        (["-output=out.safetensors", "a", "c"], "error: c.safetensors: not a readable safetensors file"),
+        (["-output=out.safetensors", "absent"], "error: no weights at absent"),
+        (["-output=out", "a"], "error: -output is out, expected a name that ends in .safetensors"),
+        (["a"], "the following arguments are required: -output/--output"),
+    ]:
+        status, _, errors = run(tmp_path, *arguments)
+        assert (status, errors.count("error: "), message in errors) == (2, 1, True), errors
+        assert "Traceback" not in errors
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.safetensors", "b.safetensors", "c.safetensors"]
+
+
+def test_help_comes_before_paddle(tmp_path):
+    status, printed, _ = run(tmp_path, "-h")
+    assert status == 0
+    assert "Averages the weights" in printed
+    code = (
+        f"import sys; sys.path[:0] = [{str(ROOT)!r}]; import tools.average_checkpoints; print('paddle' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

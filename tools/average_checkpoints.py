@@ -1,0 +1,85 @@
+"""Averages the weights of several checkpoints of one run into one file.
+
+    python tools/average_checkpoints.py -output averaged.safetensors RUN/checkpoints/epoch_00[123]0
+
+Each checkpoint is a folder or a .safetensors file; names and shapes have to agree. Every floating-point tensor becomes
+its mean (Izmailov et al. 2018, arXiv:1803.05407), taken in float64 and written as float32; others are the last file's.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+
+import numpy as np  # noqa: E402
+from safetensors import SafetensorError  # noqa: E402
+from safetensors.numpy import load_file, save  # noqa: E402
+
+from errors import InputError, reported  # noqa: E402
+
+
+def average(files: Sequence[Path]) -> dict[str, np.ndarray]:
+    """Returns the mean of the files' tensors, float32; integer and boolean tensors are the last file's.
+
+    Raises:
+        InputError: an unreadable file, or tensors whose names, shapes or kinds differ; the first one is named.
+    """
+    total = _read(files[0])
+    for file in files[1:]:
+        arrays = _read(file)
+        _check_same(files[0], total, file, arrays)
+        total = {name: total[name] + array if _is_float(array) else array for name, array in arrays.items()}
+    return {name: np.asarray(a / len(files), np.float32) if _is_float(a) else a for name, a in total.items()}
+
+
+def _read(file: Path) -> dict[str, np.ndarray]:
+    try:
+        arrays = load_file(file)
+    except (SafetensorError, OSError, ValueError, TypeError) as error:  # TypeError: NumPy has no bfloat16
+        raise InputError(f"{file}: not a readable safetensors file ({error})") from None
+    return {name: array.astype(np.float64) if _is_float(array) else array for name, array in arrays.items()}
+
+
+def _is_float(array: np.ndarray) -> bool:
+    return np.issubdtype(array.dtype, np.floating)
+
+
+def _check_same(first: Path, expected: dict[str, np.ndarray], file: Path, found: dict[str, np.ndarray]) -> None:
+    def told(arrays: dict[str, np.ndarray], name: str) -> str:
+        if name not in arrays:
+            return "is missing"
+        return f"is {'real' if _is_float(arrays[name]) else arrays[name].dtype} {list(arrays[name].shape)}"
+
+    for name in [*expected, *(name for name in found if name not in expected)]:
+        if told(found, name) != told(expected, name):
+            raise InputError(
+                f"{name} {told(found, name)} in {file}, {told(expected, name)} in {first};"
+                " only checkpoints of one model can be averaged"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("tools/average_checkpoints.py", description=__doc__.splitlines()[0])
+    parser.add_argument("checkpoints", nargs="+", help="folders of checkpoints, or .safetensors files")
+    parser.add_argument("-output", "--output", required=True, metavar="FILE", help="the .safetensors file to write")
+    arguments = parser.parse_args()
+    from utils import written_whole  # after the command line: these import Paddle
+    from weights import SUFFIX, find_weights
+
+    output = Path(arguments.output)
+    if output.suffix != SUFFIX:
+        raise InputError(f"-output is {output}, expected a name that ends in {SUFFIX}")
+    files = [find_weights(path) for path in arguments.checkpoints]
+    arrays = average(files)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(output, "wb") as file:
+        file.write(save(arrays))
+    print(f"{output}: the mean of {len(files)} checkpoints, {len(arrays)} tensors; from {', '.join(map(str, files))}")
+
+
+if __name__ == "__main__":
+    with reported():
+        main()
