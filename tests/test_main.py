@@ -55,7 +55,9 @@ def test_the_digits_run_reaches_95_percent_and_leaves_its_record(digits):
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     train = [r for r in records if r["split"] == "train"]
     assert [r["epoch"] for r in train] == list(range(1, 61))
-    keys = {"split", "step", "epoch", "samples", "lr", "loss", "acc1", "acc5", "images_per_s", "data_wait"}
+    keys = {"split", "step", "epoch", "samples", "lr", "loss", "acc1", "acc5", "grad_norm", "images_per_s"} | {
+        "data_wait"
+    }
     assert all(set(r) == keys and r["samples"] == 22 * 64 and 0 <= r["data_wait"] < 1 for r in train)
     assert train[-1]["step"] == 60 * 22
     assert (run / "log.txt").read_text().count("epoch 1 step 22") == 1
@@ -70,11 +72,11 @@ def test_the_digits_run_reaches_95_percent_and_leaves_its_record(digits):
 def test_evaluation_repeats_the_runs_numbers_on_one_process_and_on_two(digits, program, tmp_path):
     run, _ = digits
     trained = read(run, "result.json")
-    best = run / "checkpoints" / "best"
+    last = run / "checkpoints" / "last"
     forms = [
-        ("run_eval_multi.sh", "-eval", f"-pretrained={best}"),
-        ("main_single_gpu.py", "-cfg=vit_digits", "-eval", "-batch_size=7", f"--pretrained={best}/model"),
-        ("main_multi_gpu.py", f"-cfg={run}/config.yaml", "-eval", "-ngpus=1", f"-pretrained={best}/model.safetensors"),
+        ("run_eval_multi.sh", "-eval", f"-pretrained={last}"),
+        ("main_single_gpu.py", "-cfg=vit_digits", "-eval", "-batch_size=7", f"--pretrained={last}/model"),
+        ("main_multi_gpu.py", f"-cfg={run}/config.yaml", "-eval", "-ngpus=1", f"-pretrained={last}/model.safetensors"),
     ]
     for number, form in enumerate(forms):
         status, _, errors = program(*form, f"-output={number}")
@@ -113,7 +115,9 @@ def test_wrong_input_exits_with_2_before_anything_is_built(program):
         (["-dataset=folder", "-data_path=nowhere"], "error: nowhere/train: no class folders"),
         (["-ngpus=99"], "error: NGPUS asks for 99 processes, found "),
         (["-o", "TRAIN.ACCUM_ITER", "99"], "error: TRAIN.ACCUM_ITER is 99, but an epoch has 22 steps"),
-        (["-amp"], "error: -amp needs a GPU"),
+        (["-o", "TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.LOSS", "cross_entropy"], "error: TRAIN.LOSS is 'cross_entropy'"),
+        (["-o", "TRAIN.AUTO_AUGMENT", "rnd-m9"], "error: TRAIN.AUTO_AUGMENT is 'rnd-m9'; expected rand-m9"),
+        (["-o", "TRAIN.FREEZE", "bloks.0.*"], "error: TRAIN.FREEZE: 'bloks.0.*' matches no parameter"),
     ]:
         status, _, errors = program("main_multi_gpu.py", "-cfg=vit_digits", *flags)
         assert (status, errors.count("error: "), message in errors) == (2, 1, True), errors
