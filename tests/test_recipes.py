@@ -1,0 +1,243 @@
+"""The shipped configurations: heads that tell how to run them, the sources' numbers, and that they train."""
+
+import json
+import math
+import re
+from itertools import takewhile
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from test_datasets import CIFAR10, cifar_archive, write_idx
+
+from config import CONFIG_DIR, find_config, get_config
+from losses import build_criterion
+from models import build_model
+from optim import build_optimizer, build_schedule, freeze, layer_scales
+from options import leaves
+from transforms import BatchTransform, TrainTransform
+from weights import load_weights, save_weights
+
+FILES = sorted(CONFIG_DIR.glob("*/*.yaml"))
+RECIPES = [file.stem for file in FILES if file.parent.name == "recipes"]
+SMALL = ["MODEL.EMBED_DIM", "24", "MODEL.NUM_HEADS", "3", "MODEL.MLP_RATIO", "1", "MODEL.NUM_CLASSES", "10"]
+
+
+def head(file):
+    """The comment that a file begins with."""
+    return "\n".join(takewhile(lambda line: line.startswith("#"), file.read_text().splitlines()))
+
+
+# --------------------------------------------------------------- the files
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_configuration_is_valid_and_its_head_tells_how_to_run_it(file, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    config, text = get_config(file), head(file)
+    assert text.startswith(f"# {file.stem}: ")
+    assert re.search(r"^# Train: +\S", text, re.MULTILINE)
+    commands = re.findall(r"-cfg=(\S+)", text)
+    assert commands or file.stem == "vit_digits"
+    assert all(find_config(name).is_file() for name in commands)
+    for size in re.findall(r"-image_size=(\d+)", text):
+        assert int(size) % config.MODEL.PATCH_SIZE == 0
+    # The devices that the head counts make the batch that it names.
+    for total, batch, devices, _, accum in re.findall(
+        r"([\d,]+) = (\d+) x (\d+) (?:GPUs|devices)( x (\d+) steps)?", text
+    ):
+        assert (int(batch), int(accum or 1)) == (config.DATA.BATCH_SIZE, config.TRAIN.ACCUM_ITER)
+        assert int(total.replace(",", "")) == int(batch) * int(devices) * int(accum or 1)
+
+
+# ------------------------------------------------------- the sources' numbers
+
+IMAGENET = {"DATA.IMAGENET_MEAN": [0.485, 0.456, 0.406], "DATA.IMAGENET_STD": [0.229, 0.224, 0.225]}
+MIX = {"MIXUP_ALPHA": 0.8, "CUTMIX_ALPHA": 1.0, "MIXUP_PROB": 1.0, "MIXUP_SWITCH_PROB": 0.5, "MIXUP_MODE": "batch"}
+RANDAUG = {"AUTO_AUGMENT": "rand-m9-mstd0.5-inc1", "COLOR_JITTER": 0.0, "SMOOTHING": 0.1, **MIX}
+ERASE = {"RANDOM_ERASE_PROB": 0.25, "RANDOM_ERASE_MODE": "pixel", "RANDOM_ERASE_COUNT": 1}
+ADAMW = {"OPTIMIZER.NAME": "AdamW", "OPTIMIZER.BETAS": [0.9, 0.999], "OPTIMIZER.EPS": 1e-8}
+NO_DISTILLATION, DISTILLATION = {"DISTILLATION_TYPE": None}, {"DISTILLATION_TYPE": "hard", "DISTILLATION_ALPHA": 0.5}
+DEIT = {**RANDAUG, **ERASE, **ADAMW, "REPEATED_AUGMENT": 3, "GRAD_CLIP": None, "LOSS": "auto", "CROP_SCALE": [0.08, 1]}
+DEIT_224 = {**DEIT, "NUM_EPOCHS": 300, "WARMUP_EPOCHS": 5, "WEIGHT_DECAY": 0.05}
+DEIT_384 = {**DEIT, "NUM_EPOCHS": 30, "WARMUP_EPOCHS": 5, "WEIGHT_DECAY": 1e-8}
+DEIT3 = {
+    **MIX, "NUM_EPOCHS": 800, "WARMUP_EPOCHS": 5, "WEIGHT_DECAY": 0.05, "OPTIMIZER.NAME": "LAMB", "GRAD_CLIP": 1.0,
+    "LOSS": "bce", "BCE_TARGET_THRESH": 0.0, "BCE_SUM": False, "SMOOTHING": 0.0, "AUTO_AUGMENT": "3a",
+    "COLOR_JITTER": 0.3, "REPEATED_AUGMENT": 3, "RANDOM_ERASE_PROB": 0.0, "CROP": "random_resized",
+}  # fmt: skip
+DEIT3_FINETUNE = {
+    **RANDAUG, **ADAMW, "NUM_EPOCHS": 20, "WARMUP_EPOCHS": 5, "WEIGHT_DECAY": 0.1, "LOSS": "auto", "GRAD_CLIP": None,
+    "BCE_TARGET_THRESH": None, "REPEATED_AUGMENT": 1, "RANDOM_ERASE_PROB": 0.0,
+}  # fmt: skip
+AUGREG = {
+    **ADAMW, "NUM_EPOCHS": 300, "WARMUP_EPOCHS": 32, "WEIGHT_DECAY": 0.1, "GRAD_CLIP": 1.0, "CROP_SCALE": [0.05, 1.0],
+    "SMOOTHING": 0.0, "CUTMIX_ALPHA": 0.0, "LINEAR_SCALED_LR": None,
+}  # fmt: skip
+MAE = {
+    **RANDAUG, **ERASE, **ADAMW, "NUM_EPOCHS": 100, "WARMUP_EPOCHS": 5, "WEIGHT_DECAY": 0.05, "LAYER_DECAY": 0.65,
+    "REPEATED_AUGMENT": 1, "GRAD_CLIP": None,
+}  # fmt: skip
+PROBE = {
+    "NUM_EPOCHS": 90, "WARMUP_EPOCHS": 0, "WEIGHT_DECAY": 0.0, "OPTIMIZER.NAME": "SGD", "OPTIMIZER.MOMENTUM": 0.9,
+    "OPTIMIZER.NESTEROV": False, "FREEZE": ["backbone"], "AUTO_AUGMENT": None, "SMOOTHING": 0.0, "MIXUP_ALPHA": 0.0,
+}  # fmt: skip
+# name: (effective batch, rates at the start, after warm-up and at the end, drop path, image size, TRAIN)
+SOURCES = {
+    "deit_tiny_patch16_224": (1024, (1e-6, 1e-3, 1e-5), 0.1, 224, DEIT_224 | NO_DISTILLATION),
+    "deit_small_patch16_224": (1024, (1e-6, 1e-3, 1e-5), 0.1, 224, DEIT_224 | NO_DISTILLATION),
+    "deit_base_patch16_224": (1024, (1e-6, 1e-3, 1e-5), 0.1, 224, DEIT_224 | NO_DISTILLATION),
+    "deit_base_patch16_384": (512, (1e-6, 5e-6, 5e-6), 0.0, 384, DEIT_384 | NO_DISTILLATION),
+    "deit_tiny_distilled_patch16_224": (1024, (1e-6, 1e-3, 1e-5), 0.1, 224, DEIT_224 | DISTILLATION),
+    "deit_small_distilled_patch16_224": (1024, (1e-6, 1e-3, 1e-5), 0.1, 224, DEIT_224 | DISTILLATION),
+    "deit_base_distilled_patch16_224": (1024, (1e-6, 1e-3, 1e-5), 0.1, 224, DEIT_224 | DISTILLATION),
+    "deit_base_distilled_patch16_384": (512, (1e-6, 5e-6, 5e-6), 0.0, 384, DEIT_384 | DISTILLATION),
+    "deit3_small_patch16_224": (2048, (1e-6, 4e-3, 1e-5), 0.05, 224, DEIT3),
+    "deit3_medium_patch16_224": (2048, (1e-6, 3e-3, 1e-5), 0.1, 224, DEIT3),
+    "deit3_base_patch16_224": (2048, (1e-6, 3e-3, 1e-5), 0.2, 224, DEIT3),
+    "deit3_large_patch16_224": (2048, (1e-6, 3e-3, 1e-5), 0.45, 224, DEIT3),
+    "deit3_huge_patch14_224": (2048, (1e-6, 3e-3, 1e-5), 0.6, 224, DEIT3),
+    "deit3_finetune_base": (512, (1e-6, 1e-5, 1e-5), 0.2, 224, DEIT3_FINETUNE),
+    "deit3_finetune_large": (512, (1e-6, 1e-5, 1e-5), 0.45, 224, DEIT3_FINETUNE),
+    "deit3_finetune_huge": (512, (1e-6, 1e-5, 1e-5), 0.55, 224, DEIT3_FINETUNE),
+    "augreg_vit_tiny_patch16_224": (
+        4096, (0, 1e-3, 0), 0.0, 224, AUGREG | {"AUTO_AUGMENT": "rand-m0-n2-p1.0", "MIXUP_ALPHA": 0.0},
+    ),
+    "augreg_vit_small_patch16_224": (
+        4096, (0, 1e-3, 0), 0.0, 224, AUGREG | {"AUTO_AUGMENT": "rand-m15-n2-mmax15-p1.0", "MIXUP_ALPHA": 0.5},
+    ),
+    "augreg_vit_base_patch16_224": (
+        4096, (0, 1e-3, 0), 0.1, 224, AUGREG | {"AUTO_AUGMENT": "rand-m20-n2-mmax20-p1.0", "MIXUP_ALPHA": 0.8},
+    ),
+    "finetune_layer_decay": (1024, (0, 2e-3, 1e-6), 0.1, 224, MAE),
+    "linear_probe": (1024, (12, 12, 0), 0.0, 224, PROBE),
+}  # fmt: skip
+
+
+def rates(config, batch):
+    """The rate at the start, after warm-up and at the end."""
+    schedule = build_schedule(config, 10, batch)
+    return [schedule(10 * epoch) for epoch in (0, config.TRAIN.WARMUP_EPOCHS, config.TRAIN.NUM_EPOCHS)]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_recipe_has_its_sources_numbers(name):
+    batch, expected, drop_path, size, train = SOURCES[name]
+    config = get_config(name)
+    np.testing.assert_allclose(rates(config, batch), expected, rtol=1e-9, atol=1e-15)
+    values = dict(leaves(config))
+    assert values["MODEL.DROPPATH"] == drop_path
+    assert values["DATA.IMAGE_SIZE"] == size
+    assert {key: values[f"TRAIN.{key}"] for key in train} == train
+    normal = {"DATA.IMAGENET_MEAN": [0.5] * 3, "DATA.IMAGENET_STD": [0.5] * 3} if "augreg" in name else IMAGENET
+    assert {key: values[key] for key in normal} == normal
+
+
+def test_every_recipe_of_a_paper_is_checked():
+    shared, ours = {"augreg", "deit", "deit3", "deit3_finetune"}, {"cifar10", "fashion_mnist"}
+    papers = {file.stem for file in FILES if file.parent.name in ("deit", "deit3")}
+    assert set(SOURCES) == (set(RECIPES) | papers) - shared - ours
+
+
+def test_rates_follow_the_batch_where_the_source_scales_them():
+    for name, batch, peak in (
+        ("deit_small_patch16_224", 256, 2.5e-4),  # 5e-4 x batch / 512
+        ("deit_base_patch16_384", 64, 6.25e-7),
+        ("finetune_layer_decay", 256, 5e-4),
+        ("linear_probe", 256, 3.0),
+        ("deit3_base_patch16_224", 256, 3e-3),
+        ("augreg_vit_base_patch16_224", 1024, 1e-3),
+        ("cifar10", 512, 2e-3),
+    ):
+        assert rates(get_config(name), batch)[1] == pytest.approx(peak)
+
+
+# ------------------------------------------------------------------ they train
+
+
+@pytest.mark.parametrize("name", sorted({*SOURCES, *RECIPES}))
+def test_a_recipe_builds_all_that_trains(name):
+    config = get_config(name, [*SMALL, "TRAIN.DISTILLATION_TYPE", "null"])
+    model = build_model(config)
+    frozen = freeze(config, model)
+    build_optimizer(config, model)
+    TrainTransform(config), BatchTransform(config, 0, 1), build_criterion(config)
+    scales, weight = layer_scales(config, model), model.head.weight.numpy()
+    depth = config.MODEL.DEPTH
+    if name == "finetune_layer_decay":
+        found = [scales[key] for key in ("pos_embed", "blocks.0.attn.qkv.weight", "fc_norm.weight", "head.weight")]
+        assert found == pytest.approx([0.65 ** (depth + 1), 0.65**depth, 1, 1])
+        assert weight.std() == pytest.approx(2e-5, rel=0.2)
+    else:
+        assert set(scales.values()) == {1.0}
+    if name.startswith("augreg"):
+        assert not weight.any()
+    if name == "linear_probe":
+        assert weight.std() == pytest.approx(0.01, rel=0.2)
+        assert {key for key, _ in model.named_parameters()} - set(frozen) == {"head.weight", "head.bias"}
+    else:
+        assert not frozen
+
+
+@pytest.mark.parametrize(
+    ("first", "size", "second", "grids"),
+    [
+        ("deit3_base_patch16_224", 192, "deit3_finetune_base", "12 x 12 to 14 x 14"),
+        ("deit3_huge_patch14_224", 154, "deit3_finetune_huge", "11 x 11 to 16 x 16"),
+        ("deit_base_distilled_patch16_224", 224, "deit_base_distilled_patch16_384", "14 x 14 to 24 x 24"),
+    ],
+)
+def test_a_second_step_takes_the_weights_of_the_first(tmp_path, first, size, second, grids):
+    small = [*SMALL, "MODEL.DEPTH", "1"]
+    save_weights(build_model(get_config(first, [*small, "DATA.IMAGE_SIZE", str(size)])), tmp_path / "model.safetensors")
+    report = load_weights(build_model(get_config(second, small)), tmp_path, strict=False)
+    assert report.notes == [f"pos_embed resized from {grids}"]
+
+
+SHORT = ["-output=run", "-batch_size=8", "-o", "TRAIN.NUM_EPOCHS", "1", "TRAIN.WARMUP_EPOCHS", "0"]
+SHORT += ["DATA.NUM_WORKERS", "0", "MODEL.DEPTH", "1"]
+
+
+def trained(folder, program, *flags):
+    """Runs a recipe for an epoch: (its first training record, its result)."""
+    status, _, errors = program("main_single_gpu.py", *flags[:2], *SHORT, *flags[2:])
+    assert status == 0, errors
+    record = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    result = json.loads((folder / "run" / "result.json").read_text())
+    assert 0 < record["loss"] < 2 * math.log(10)
+    return record, result
+
+
+def test_cifar10_trains_on_its_original_archive(tmp_path, program):
+    cifar_archive(tmp_path, *CIFAR10, b"labels", ("batches.meta", b"label_names"))
+    record, result = trained(tmp_path, program, "-cfg=cifar10", "-data_path=.")
+    assert record["samples"] == 8  # of 15
+    assert (result["model"], result["num_samples"]) == ("vit_cifar10", 3)
+
+
+@pytest.mark.smoke
+def test_fashion_mnist_trains_on_its_original_files(tmp_path, program):
+    rng = np.random.default_rng(0)
+    for prefix, count in (("train", 20), ("t10k", 5)):
+        write_idx(tmp_path / f"{prefix}-images-idx3-ubyte", rng.integers(0, 256, (count, 28, 28), np.uint8), True)
+        write_idx(tmp_path / f"{prefix}-labels-idx1-ubyte", np.arange(count, dtype=np.uint8) % 10, True)
+    record, result = trained(tmp_path, program, "-cfg=fashion_mnist", "-data_path=.")
+    assert record["samples"] == 16
+    assert (result["model"], result["num_samples"]) == ("vit_fashion_mnist", 5)
+
+
+@pytest.mark.parametrize("name", ["deit_small_patch16_224", "deit3_small_patch16_224"])
+def test_whole_recipes_train(tmp_path, program, name):
+    small = [*SMALL, "DATA.SYNTHETIC_SIZE", "16", "DATA.IMAGE_SIZE", "32"]
+    record, result = trained(tmp_path, program, f"-cfg={name}", "-dataset=synthetic", *small)
+    assert record["samples"] == 16
+    assert result["config"]["TRAIN"]["AUTO_AUGMENT"] == get_config(name).TRAIN.AUTO_AUGMENT
+
+
+def test_a_distilled_model_asks_for_its_teacher(program):
+    status, _, errors = program(
+        "main_single_gpu.py", "-cfg=deit_tiny_distilled_patch16_224", "-dataset=synthetic", *SHORT
+    )
+    assert status == 2
+    assert "error: DISTILLATION_TYPE is hard, but TEACHER_MODEL is None and TEACHER_PATH None" in errors
