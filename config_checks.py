@@ -120,7 +120,7 @@ def _check_recipe(config: CfgNode, require: Callable[[bool, str, str], None]) ->
             "auto, soft_target or bce: mixup and CutMix make distributions, not labels",
         )
         require(
-            config.DATA.BATCH_SIZE % 2 == 0,
+            config.EVAL or config.DATA.BATCH_SIZE % 2 == 0,
             "DATA.BATCH_SIZE",
             "an even number: mixup and CutMix mix pairs of neighbours",
         )
