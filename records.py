@@ -38,9 +38,9 @@ class Run:
         self.local, self.main = get_loggers(self.directory)
         self.bar = tqdm(disable=True)
         if rank() == 0:
-            # Where a run lies and what it was resumed from are its command's: the file serves other runs too.
+            # Where a run lies and what it was resumed from are its command's: the file serves other runs too, by itself.
             with written_whole(self.directory / "config.yaml") as file:
-                file.write(with_values(config, OUTPUT=None, MODEL__RESUME=None).dump())
+                file.write(with_values(config, BASE=[""], OUTPUT=None, MODEL__RESUME=None).dump())
             if classes:
                 self._write_json("classes.json", classes)
         self.info(f"run: {self.directory}")

@@ -335,3 +335,10 @@ def test_wrong_teachers_are_named(tmp_path, tiny):
     with pytest.raises(InputError, match="no weights at"):
         more = ["TRAIN.TEACHER_MODEL", f"{tmp_path}/teacher/config.yaml", "TRAIN.TEACHER_PATH", f"{tmp_path}/none"]
         train([*distilled, *more], tmp_path / "d", 16)
+
+
+def test_a_runs_configuration_stands_by_itself(tmp_path):
+    config = get_config("deit_tiny_patch16_224", ["OUTPUT", str(tmp_path / "run")])
+    assert config.BASE != [""]
+    Run(config, [])
+    assert get_config(tmp_path / "run" / "config.yaml") == with_values(config, BASE=[""], OUTPUT=None)
