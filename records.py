@@ -38,7 +38,7 @@ class Run:
         self.local, self.main = get_loggers(self.directory)
         self.bar = tqdm(disable=True)
         if rank() == 0:
-            # Where a run lies and what it was resumed from are its command's: the file serves other runs too, by itself.
+            # The file serves other runs, by itself: where this one lies and what it went on from are its command's.
             with written_whole(self.directory / "config.yaml") as file:
                 file.write(with_values(config, BASE=[""], OUTPUT=None, MODEL__RESUME=None).dump())
             if classes:
