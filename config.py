@@ -83,7 +83,8 @@ _C.TRAIN.GRAD_CLIP_MODE = "norm"  # global norm; "value": each element; "agc": a
 _C.TRAIN.ACCUM_ITER = 1  # steps whose gradients make one update
 
 _C.TRAIN.LR_SCHEDULER = CfgNode()
-_C.TRAIN.LR_SCHEDULER.NAME = "warmupcosine"  # or cosine (the same), linear, poly, step, multistep, constant
+_C.TRAIN.LR_SCHEDULER.NAME = "warmupcosine"  # or cosine (the same), linear, poly, step, multistep (or multi-step),
+# constant; each begins with WARMUP_EPOCHS, also where PaddleViT's (cosine, multi-step) doesn't: set them to 0
 _C.TRAIN.LR_SCHEDULER.MILESTONES = [30, 60, 90]  # multistep: epochs at which the rate is multiplied by DECAY_RATE
 _C.TRAIN.LR_SCHEDULER.DECAY_EPOCHS = 30  # step: epochs between two such steps
 _C.TRAIN.LR_SCHEDULER.DECAY_RATE = 0.1

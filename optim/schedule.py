@@ -28,12 +28,12 @@ def build_schedule(config: CfgNode, updates_per_epoch: int, effective_batch: int
         "linear": lambda progress: 1 - progress,
         "poly": lambda progress: (1 - progress) ** options.POWER,
     }
-    falling["cosine"] = falling["warmupcosine"]
     stepping = {
         "step": lambda epoch: epoch // options.DECAY_EPOCHS,
         "multistep": lambda epoch: sum(epoch >= milestone for milestone in options.MILESTONES),
         "constant": lambda epoch: 0,
     }
+    falling["cosine"], stepping["multi-step"] = falling["warmupcosine"], stepping["multistep"]
 
     def schedule(update: int) -> float:
         if update < warmup:

@@ -33,6 +33,7 @@ def curve(options, updates_per_epoch=5, batch=256):
         ("linear", "linear", FALLING),
         ("poly", "poly", [*FALLING, "TRAIN.LR_SCHEDULER.POWER", "0.9"]),
         ("step", "step", [*STEPS, "TRAIN.LR_SCHEDULER.DECAY_EPOCHS", "3"]),
+        ("multi-step", "multistep", [*STEPS, "TRAIN.LR_SCHEDULER.MILESTONES", "[4,7]"]),
         ("multistep", "multistep", [*STEPS, "TRAIN.LR_SCHEDULER.MILESTONES", "4, 7"]),  # PaddleViT's way to write it
     ],
 )
