@@ -43,9 +43,10 @@ def fit(config: CfgNode, network: nn.Layer, train: ImageDataset, val: ImageDatas
     run.start_bar(steps * epochs, steps * start)
     for epoch in range(start + 1, epochs + 1):
         train_one_epoch(training, epoch)
+        validated = epoch % config.VALIDATE_FREQ == 0 or epoch == epochs
         metrics: dict[str, dict[str, Any]] = {}
         improved = []
-        for split, model in training.evaluated.items() if epoch % config.VALIDATE_FREQ == 0 or epoch == epochs else ():
+        for split, model in training.evaluated.items() if validated else ():
             metrics[split] = evaluate(config, model, val_loader, len(val))
             shown = {key: value for key, value in metrics[split].items() if key != "class_acc"}
             run.report(split, step=epoch * steps, epoch=epoch, **shown)
@@ -55,8 +56,8 @@ def fit(config: CfgNode, network: nn.Layer, train: ImageDataset, val: ImageDatas
         if rank() == 0 and (improved or epoch % config.SAVE_FREQ == 0 or epoch == epochs):
             state = {"epoch": epoch, "step": epoch * steps, "best": best, "scaler": training.scaler.state_dict()}
             state |= {"model": config.MODEL.NAME, "classes": train.classes, "config": plain(config)}
-            averaged = training.ema.model if training.ema else None
-            saved = save_checkpoint(run.checkpoints, training.model, training.optimizer, averaged, state, improved)
+            parts = (training.model, training.optimizer, training.averaged)
+            saved = save_checkpoint(run.checkpoints, *parts, state, improved)
             remove_superseded(run.checkpoints, config.SAVE_FREQ)
     if rank() == 0:
         plot_curves(run.directory / "metrics.jsonl", run.directory / "curves.png")
@@ -74,8 +75,7 @@ def _resume(training: Training) -> tuple[int, dict[str, dict[str, Any]]]:
     config, best = training.config, {}
     start = config.TRAIN.LAST_EPOCH
     if config.MODEL.RESUME:
-        averaged = training.ema.model if training.ema else None
-        state = load_checkpoint(config.MODEL.RESUME, training.model, training.optimizer, averaged)
+        state = load_checkpoint(config.MODEL.RESUME, training.model, training.optimizer, training.averaged)
         training.scaler.load_state_dict(state["scaler"])
         if start not in (0, state["epoch"]):
             raise InputError(

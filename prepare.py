@@ -36,9 +36,14 @@ class Training:
     run: Run
 
     @property
+    def averaged(self) -> nn.Layer | None:
+        """The model of averaged weights, where there is one."""
+        return self.ema.model if self.ema else None
+
+    @property
     def evaluated(self) -> dict[str, nn.Layer]:
         """The models to evaluate, by the name of their split in metrics.jsonl."""
-        return {"val": self.model} | ({"ema": self.ema.model} if self.ema else {})
+        return {"val": self.model} | ({"ema": self.averaged} if self.ema else {})
 
 
 def prepare(config: CfgNode, network: nn.Layer, train: ImageDataset, run: Run) -> Training:
@@ -64,13 +69,12 @@ def prepare(config: CfgNode, network: nn.Layer, train: ImageDataset, run: Run) -
         run.info(
             f"the model has {config.MODEL.NUM_CLASSES} outputs, the data {len(train.classes)} classes: NUM_CLASSES?"
         )
+    settings = (config.TRAIN.MODEL_EMA_DECAY, config.TRAIN.MODEL_EMA_WARMUP)
     return Training(
         config=config,
         model=model,
         network=network,
-        ema=ModelEma(model, config.TRAIN.MODEL_EMA_DECAY, config.TRAIN.MODEL_EMA_WARMUP)
-        if config.TRAIN.MODEL_EMA
-        else None,
+        ema=ModelEma(model, *settings) if config.TRAIN.MODEL_EMA else None,
         transform=BatchTransform(config, rank(), world_size()),
         criterion=build_criterion(config, train.labels, teacher),
         optimizer=build_optimizer(config, model),
