@@ -17,6 +17,7 @@ from transforms.ops import OPERATIONS, Augment
 STORED = np.load(Path(__file__).parent / "golden" / "augment.npz")
 GOLDEN = dict(zip(STORED["names"].tolist(), STORED["pixels"], strict=True))
 POLICIES = json.loads((Path(__file__).parent / "golden" / "policies.json").read_text())
+VALUES = POLICIES.pop("levels")
 BICUBIC = (Image.Resampling.BICUBIC,)
 FILL = (124, 116, 104)
 
@@ -63,14 +64,44 @@ def test_every_operation_of_timm_is_here():
     assert names == set(OPERATIONS)
 
 
+@pytest.mark.parametrize("name", sorted(OPERATIONS))
+def test_each_level_means_timms_value(name):
+    scale = OPERATIONS[name].scale
+    assert (scale is not None) == (name in VALUES or name == "GaussianBlurRand")
+    for draw, values in zip((0.0, 0.9), VALUES.get(name, ()), strict=False):
+        found = [scale(level / 10, Fixed(random=draw), 0.45) for level in range(11)]
+        np.testing.assert_allclose(found, values, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(OPERATIONS))
+def test_a_grey_image_becomes_what_its_colours_would(name):
+    grey, rng = picture("L"), Fixed(random=0.0)
+    found = Augment(name, 1.0, 6, 0.0, 10.0, BICUBIC, 120, 0.45)(grey, rng)
+    coloured = Augment(name, 1.0, 6, 0.0, 10.0, BICUBIC, (120,) * 3, 0.45)(grey.convert("RGB"), rng)
+    assert found.mode == "L"
+    assert (np.asarray(found)[:, :, None] == np.asarray(coloured)).all()
+    unchanged = (np.asarray(found) == np.asarray(grey)).all()
+    assert unchanged == (name in ("Color", "ColorIncreasing", "Desaturate"))
+
+
 @pytest.mark.parametrize("step", TRIVIAL_STEPS)
 @pytest.mark.parametrize("name", TrivialAugmentWide._SPACE)
 def test_trivial_augment_wide_is_torchvisions(name, step):
     for sign in (1, -1):
-        found = TrivialAugmentWide().apply(picture(), name, step / 30, sign)
+        found = TrivialAugmentWide().apply(picture(), name, step, sign)
         # torchvision's magnitudes are float32: an enhanced pixel may round to the next level
         np.testing.assert_allclose(np.asarray(found, int), GOLDEN[f"trivial/{name}/{step}/{sign}"], atol=1)
     assert len([key for key in GOLDEN if key.startswith("trivial/")]) == len(TrivialAugmentWide._SPACE) * 8
+
+
+def test_trivial_augment_wides_31_magnitudes_are_evenly_spaced():
+    apply, ramp = TrivialAugmentWide().apply, np.arange(256, dtype=np.uint8)[None]
+    for step in range(31):
+        solarized = np.asarray(apply(Image.fromarray(ramp), "Solarize", step, 1))
+        assert (solarized == np.where(ramp < 255 - 8.5 * step, ramp, 255 - ramp)).all()
+        moved = np.asarray(apply(Image.fromarray(ramp), "TranslateX", step, 1))[0]
+        assert (moved[32 * step // 30 :] == ramp[0, : 256 - 32 * step // 30]).all()
+        assert len(np.unique(apply(Image.fromarray(ramp), "Posterize", step, 1))) == 2 ** (8 - round(step / 5))
 
 
 @pytest.mark.parametrize("blended", [False, True])
@@ -128,8 +159,6 @@ def test_levels_and_operations_are_drawn_as_they_should(monkeypatch):
 
 
 policy_rand = policy("rand-m9-mstd0.5-inc1")
-
-
 NAMES = ["rand-m9-mstd0.5-inc1", "rand-m15-mmax20", "original", "v0", "3a", "trivial", "augmix-m5"]
 
 
@@ -176,8 +205,10 @@ def test_colours_from_outside_and_resampling_follow_the_data():
     ("text", "part"),
     [
         ("rnd-m9", ""), ("rand-x9", "'x9' in it"), ("rand-m", "'m' in it"), ("rand-m9-m8", "'m8' in it"),
-        ("rand-n1.5", "'n1.5' in it"), ("rand-tno", ""), ("original-m9", "'m9' in it"), ("trivial-m9", ""),
-        ("augmix-n3", "'n3' in it"),
+        ("rand-n1.5", "'n1.5' in it"), ("rand-tno", "'tno' in it"), ("rand-n0", "'n0' in it"),
+        ("rand-p1.5", "'p1.5' in it"), ("rand-n16-tweights", "'n16' in it"), ("original-m9", "'m9' in it"),
+        ("trivial-m9", "'m9' in it"), ("augmix-n3", "'n3' in it"), ("augmix-w0", "'w0' in it"),
+        ("augmix-a0", "'a0' in it"), ("augmix-m3-w3-d-1-b1", "'d' in it"),
     ],
 )  # fmt: skip
 def test_an_unknown_policy_is_named_with_those_that_there_are(text, part):
@@ -185,4 +216,4 @@ def test_an_unknown_policy_is_named_with_those_that_there_are(text, part):
         policy(text)
     assert f"TRAIN.AUTO_AUGMENT is '{text}'" in str(caught.value)
     assert part in str(caught.value)
-    assert "expected rand-m9-n2-mstd0.5-inc1, original" in str(caught.value)
+    assert "expected rand-m9-n2-p0.5-mstd0.5-mmax10-inc1-tweights, original" in str(caught.value)

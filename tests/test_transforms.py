@@ -135,3 +135,20 @@ def test_colour_jitter_keeps_to_its_strength_in_every_order():
     assert (found[:, 1] == found[:, 2]).all()
     grey = TrainTransform(configured(*FIXED, "TRAIN.COLOR_JITTER", "0.2"))(image.convert("L"), RNG(1))
     assert grey.shape == (32, 32, 1)
+
+
+def test_later_draws_leave_the_earlier_ones_as_they_were(monkeypatch):
+    image, base = picture(60, 40), ["TRAIN.AFFINE", "[10.0,0.1,0.1]", "TRAIN.HFLIP", "0.5"]
+    plain = TrainTransform(configured(*base))
+    flipping = TrainTransform(configured(*base, "TRAIN.VFLIP", "1.0"))
+    more = ["TRAIN.VFLIP", "1.0", "TRAIN.AUTO_AUGMENT", "rand-m9-p1.0", "TRAIN.COLOR_JITTER", "0.4"]
+    whole, given = TrainTransform(configured(*base, *more)), []
+    augment = whole.augment
+    monkeypatch.setattr(whole, "augment", lambda image, rng: given.append(np.asarray(image)) or augment(image, rng))
+    for seed in range(20):
+        flipped = flipping(image, RNG(seed))
+        assert (flipped[::-1] == plain(image, RNG(seed))).all()
+        first, second = (whole(image, RNG(seed)) for _ in range(2))
+        assert (first == second).all()
+        assert (given[-1] == flipped).all()
+    assert (np.asarray(image) == np.asarray(picture(60, 40))).all()

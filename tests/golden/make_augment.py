@@ -34,6 +34,18 @@ def operations() -> dict[str, np.ndarray]:
     return found
 
 
+def levels() -> dict[str, list[list[float]]]:
+    """The value that each level from 0 to 10 means, for each operation that takes one, in both directions."""
+    found, random.uniform = {}, lambda low, high: low + (high - low) / 4
+    for name, scale in aa.LEVEL_TO_ARG.items():
+        if scale is not None and name not in ("TranslateX", "TranslateY", "GaussianBlurRand"):
+            found[name] = []
+            for value in (0.0, 0.9):
+                random.random = lambda value=value: value
+                found[name].append([scale(level, {})[0] for level in range(11)])
+    return found
+
+
 def trivial() -> dict[str, np.ndarray]:
     found = {}
     for name, (magnitudes, signed) in tv.TrivialAugmentWide()._augmentation_space(31).items():
@@ -64,7 +76,7 @@ def described(operations: list) -> list:
 
 
 def policies() -> dict:
-    found = {}
+    found = {"levels": levels()}
     for text in ("original", "originalr", "v0", "v0r-mstd0.5", "3a"):
         found[text] = [described(line) for line in aa.auto_augment_transform(text, {}).policy]
     for text in (

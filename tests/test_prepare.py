@@ -1,0 +1,54 @@
+"""What a training run is made of: precision, teachers."""
+
+import numpy as np
+import pytest
+from runs import train, weights
+
+import utils
+from config import get_config
+from errors import InputError
+from models import build_model
+
+
+def test_mixed_precision_without_a_gpu_is_float32_and_says_so(tmp_path, tiny):
+    train([*tiny, "DATA.BATCH_SIZE", "16", "AMP", "True"], tmp_path, 16)
+    assert "float32 (-amp: Paddle's autocast has no effect on a CPU)" in (tmp_path / "log.txt").read_text()
+    assert weights(tmp_path)["head.weight"].dtype == np.float32
+
+
+def teach(options, output, teacher):
+    more = ["TRAIN.TEACHER_MODEL", f"{teacher}/config.yaml", "TRAIN.TEACHER_PATH", f"{teacher}/checkpoints/last"]
+    return train([*options, *more], output, 64)
+
+
+@pytest.mark.parametrize("kind", ["hard", "soft"])
+def test_a_student_learns_from_its_teacher_alone(tmp_path, tiny, kind):
+    options = [*tiny, "DATA.BATCH_SIZE", "16"]
+    train([*options, "TRAIN.BASE_LR", "0.003", "TRAIN.NUM_EPOCHS", "5"], tmp_path / "teacher", 160)
+    student = [*options, "MODEL.DISTILLED", "True", "TRAIN.DISTILLATION_TYPE", kind, "TRAIN.DISTILLATION_ALPHA", "1.0"]
+    teach([*student, "TRAIN.BASE_LR", "0.003", "TRAIN.NUM_EPOCHS", "2"], tmp_path / "student", tmp_path / "teacher")
+    utils.seed_everything(0)
+    initial = build_model(get_config(None, [*tiny, "MODEL.DISTILLED", "True"])).state_dict()
+    moved = {
+        name: np.abs(weights(tmp_path / "student")[f"{name}.weight"].T - initial[f"{name}.weight"].numpy()).max()
+        for name in ("head", "head_dist")
+    }
+    assert moved["head_dist"] > 1e-3
+    # AdamW's decay alone moves the class token's head: its gradient has a weight of 1 - ALPHA = 0
+    assert moved["head"] < 1e-3
+    assert "teacher vit_base_patch16_224: " in (tmp_path / "student" / "log.txt").read_text()
+
+
+def test_wrong_teachers_are_named(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "16"]
+    train(options, tmp_path / "teacher", 16)
+    distilled = [*options, "TRAIN.DISTILLATION_TYPE", "soft"]
+    with pytest.raises(InputError, match="DISTILLATION_TYPE is soft, but TEACHER_MODEL is None"):
+        train(distilled, tmp_path / "a", 16)
+    with pytest.raises(InputError, match="has MODEL.NUM_CLASSES 10, the student 12; make them one"):
+        teach([*distilled, "MODEL.NUM_CLASSES", "12"], tmp_path / "b", tmp_path / "teacher")
+    with pytest.raises(InputError, match="has DATA.IMAGE_SIZE 8, the student 12"):
+        teach([*distilled, "DATA.IMAGE_SIZE", "12"], tmp_path / "c", tmp_path / "teacher")
+    with pytest.raises(InputError, match="no weights at"):
+        more = ["TRAIN.TEACHER_MODEL", f"{tmp_path}/teacher/config.yaml", "TRAIN.TEACHER_PATH", f"{tmp_path}/none"]
+        train([*distilled, *more], tmp_path / "d", 16)
