@@ -152,3 +152,14 @@ def test_later_draws_leave_the_earlier_ones_as_they_were(monkeypatch):
         assert (first == second).all()
         assert (given[-1] == flipped).all()
     assert (np.asarray(image) == np.asarray(picture(60, 40))).all()
+
+
+def test_what_is_off_draws_nothing():
+    image, transform = picture(60, 40), TrainTransform(configured())
+    for seed in range(10):
+        rng, replayed = RNG(seed), RNG(seed)
+        box = transform._crop_box(60, 40, replayed)
+        expected = np.asarray(image.crop(box).resize((32, 32), Image.Resampling.BICUBIC))
+        expected = expected[:, ::-1] if replayed.random() < 0.5 else expected
+        assert (transform(image, rng) == expected).all()
+        assert rng.bit_generator.state == replayed.bit_generator.state

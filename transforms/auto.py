@@ -1,5 +1,6 @@
 """Augmentation policies by name, in timm's language: RandAugment, AutoAugment, TrivialAugment, 3-Augment, AugMix."""
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,7 +25,12 @@ from transforms.ops import (
 
 Policy = Callable[[Image.Image, np.random.Generator], Image.Image]
 
-FORMS = "rand-m9-n2-mstd0.5-inc1, original, originalr, v0, v0r (-mstd0.5), 3a, trivial, or augmix-m3-w3-d2-b1"
+FORMS = (
+    "rand-m9-n2-p0.5-mstd0.5-mmax10-inc1-tweights, original-mstd0.5 (or originalr, v0, v0r, 3a), trivial, "
+    "or augmix-m3-w3-d2-a1-b1-mstd0.5"
+)
+_WHOLE = ("n", "inc", "w", "d", "b")
+_LEAST, _MOST = {"n": 1, "mmax": 1, "w": 1, "a": 0.01}, {"p": 1}  # of others: 0 and no bound
 _RAND = (
     "AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "SolarizeAdd", "Color", "Contrast",
     "Brightness", "Sharpness", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel",
@@ -89,6 +95,9 @@ def build_auto_augment(config: CfgNode) -> Policy:
     chosen = config.TRAIN.INTERPOLATION or data.INTERPOLATION
     resampling = tuple(Image.Resampling[name.upper()] for name in interpolations(chosen))
     name, *settings = text.split("-")
+    if name == "trivial":
+        _settings(text, settings, ())
+        return TrivialAugmentWide()
     if name == "rand":
         return _rand(_settings(text, settings, ("m", "n", "p", "mstd", "mmax", "inc", "t")), text, resampling, fill)
     if name == "augmix":
@@ -97,8 +106,6 @@ def build_auto_augment(config: CfgNode) -> Policy:
         std = float(_settings(text, settings, ("mstd",)).get("mstd", 0))
         augment = partial(Augment, level_std=std, level_max=10.0, resampling=resampling, fill=fill, translate=0.45)
         return AutoAugment([_augments(line, augment) for line in _POLICIES[name].split(",")])
-    if text == "trivial":
-        return TrivialAugmentWide()
     raise _unknown(text)
 
 
@@ -138,21 +145,21 @@ class TrivialAugmentWide:
 
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
         name, step = self._SPACE[rng.integers(len(self._SPACE))], int(rng.integers(31))
-        return self.apply(image, name, step / 30, -1 if rng.integers(2) else 1)
+        return self.apply(image, name, step, -1 if rng.integers(2) else 1)
 
-    def apply(self, image: Image.Image, name: str, share: float, sign: int) -> Image.Image:
-        """Applies an operation at ``share`` (0 to 1) of its widest range, in the direction of ``sign``."""
-        how = (Image.Resampling.NEAREST, 0)
+    def apply(self, image: Image.Image, name: str, step: int, sign: int) -> Image.Image:
+        """Applies an operation at ``step`` (0 to 30) of its widest range, in the direction of ``sign``."""
+        how, share = (Image.Resampling.NEAREST, 0), step / 30
         if name in ("ShearX", "ShearY"):
             return (shear_x if name == "ShearX" else shear_y)(image, sign * 0.99 * share, *how)
         if name in ("TranslateX", "TranslateY"):
-            return (translate_x if name == "TranslateX" else translate_y)(image, -int(sign * 32 * share), *how)
+            return (translate_x if name == "TranslateX" else translate_y)(image, -sign * (32 * step // 30), *how)
         if name == "Rotate":
             return rotate(image, sign * 135 * share, *how)
         if name == "Posterize":
             return posterize(image, 8 - round(share * 6))
         if name == "Solarize":
-            return solarize(image, 255 * (1 - share))
+            return solarize(image, 255 - 8.5 * step)
         return image if name == "Identity" else OPERATIONS[name].apply(image, 1 + sign * 0.99 * share, *how)
 
 
@@ -193,8 +200,10 @@ def _rand(given: dict[str, str], text: str, resampling: tuple, fill: Fill) -> Ra
     sets = {None: _INCREASING if increasing else _RAND, "3a": ("SolarizeIncreasing", "Desaturate", "GaussianBlur")}
     names = (sets | _WEIGHTED).get(kind)
     if names is None:
-        raise _unknown(text)
-    std = float(given.get("mstd", 0))
+        raise _unknown(text, f"t{kind}")
+    n, std = int(given.get("n", 2)), float(given.get("mstd", 0))
+    if isinstance(names, dict) and n > len(names):  # each is taken once
+        raise _unknown(text, f"n{n}")
     augments = [
         Augment(
             name,
@@ -208,7 +217,7 @@ def _rand(given: dict[str, str], text: str, resampling: tuple, fill: Fill) -> Ra
         )
         for name in names
     ]
-    return RandAugment(augments, int(given.get("n", 2)), list(names.values()) if isinstance(names, dict) else None)
+    return RandAugment(augments, n, list(names.values()) if isinstance(names, dict) else None)
 
 
 def _augmix(given: dict[str, str], resampling: tuple, fill: Fill) -> AugMix:
@@ -225,12 +234,17 @@ def _augments(line: str, augment: Callable[..., Augment]) -> list[Augment]:
 
 
 def _settings(text: str, parts: list[str], known: tuple[str, ...]) -> dict[str, str]:
-    """Returns the settings of a policy, ``["m9", "mstd0.5"]``, by letter."""
+    """Returns the settings of a policy, ``["m9", "mstd0.5"]``, by letter: ``{"m": "9", "mstd": "0.5"}``."""
     found = {}
     for part in parts:
         named = re.fullmatch(r"(t)(\w+)|([a-z]+)(\d+(?:\.\d+)?)", part)
-        key, value = [group for group in named.groups() if group] if named else (None, None)
-        if key not in known or key in found or (key in ("n", "inc", "w", "d", "b") and not value.isdigit()):
+        key, value = [group for group in named.groups() if group] if named else ("", "")
+        if (
+            key not in known
+            or key in found
+            or (key in _WHOLE and not value.isdigit())
+            or (key != "t" and not _LEAST.get(key, 0) <= float(value) <= _MOST.get(key, math.inf))
+        ):
             raise _unknown(text, part)
         found[key] = value
     return found
@@ -242,4 +256,5 @@ def interpolations(name: str) -> tuple[str, ...]:
 
 
 def _unknown(text: str, part: str = "") -> InputError:
-    return InputError(f"TRAIN.AUTO_AUGMENT is {text!r}{f', {part!r} in it is unknown' * bool(part)}; expected {FORMS}")
+    found = f", and {part!r} in it is unknown or out of range" if part else ""
+    return InputError(f"TRAIN.AUTO_AUGMENT is {text!r}{found}; expected {FORMS}")
