@@ -99,7 +99,7 @@ _C.TRAIN.OPTIMIZER.NESTEROV = True  # SGD, Muon
 
 _C.TRAIN.MODEL_EMA = False  # an exponential moving average of the weights, evaluated and saved beside them
 _C.TRAIN.MODEL_EMA_DECAY = 0.9999  # per update
-_C.TRAIN.MODEL_EMA_WARMUP = False  # a decay of 1 - (1 + updates) ** -(2 / 3) until that is more than MODEL_EMA_DECAY
+_C.TRAIN.MODEL_EMA_WARMUP = True  # a decay of 1 - (1 + updates) ** -(2 / 3) until that is more than MODEL_EMA_DECAY
 
 _C.TRAIN.LOSS = "auto"  # cross_entropy (of labels), soft_target (of distributions), bce; auto: what mixup calls for
 _C.TRAIN.SMOOTHING = 0.0  # label smoothing of the training loss

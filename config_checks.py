@@ -137,7 +137,6 @@ def _check_recipe(config: CfgNode, require: Callable[[bool, str, str], None]) ->
     for key, idle, use, needed in (
         ("TRAIN.GRAD_CLIP_MODE", "norm", train.GRAD_CLIP, "GRAD_CLIP"),
         ("TRAIN.LR_SCALING", "linear", train.LINEAR_SCALED_LR, "LINEAR_SCALED_LR"),
-        ("TRAIN.MODEL_EMA_WARMUP", False, train.MODEL_EMA, "MODEL_EMA True"),
         ("TRAIN.MIXUP_OFF_EPOCH", 0, mixed, "MIXUP_ALPHA, CUTMIX_ALPHA or CUTMIX_MINMAX"),
         ("TRAIN.BCE_TARGET_THRESH", None, train.LOSS == "bce", "LOSS bce"),
         ("TRAIN.BCE_SUM", False, train.LOSS == "bce", "LOSS bce"),
