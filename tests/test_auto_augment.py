@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -138,27 +139,100 @@ def test_each_policy_is_made_of_timms_operations(text):
         assert [described(line) for line in found.lines] == [expected(line) for line in golden]
 
 
-def test_levels_and_operations_are_drawn_as_they_should(monkeypatch):
+@pytest.fixture
+def applied(monkeypatch):
+    """Returns a function: per image, what a policy would have applied, as (name, value, resampling)."""
     seen = []
-    monkeypatch.setattr(
-        "transforms.ops.OPERATIONS",
-        {n: o._replace(apply=lambda im, v, *_, n=n: seen.append((n, v)) or im) for n, o in OPERATIONS.items()},
-    )
-    rng, image, count = np.random.default_rng(0), picture(), 3000
-    for _ in range(count):
-        policy_rand(image, rng)
-    assert abs(len(seen) / count - 1.0) < 0.05  # two operations, half of them applied
-    names = Counter(name for name, _ in seen)
+    recording = {
+        name: operation._replace(apply=lambda image, *given, name=name: seen.append((name, *given[:2])) or image)
+        for name, operation in OPERATIONS.items()
+    }
+    monkeypatch.setattr("transforms.ops.OPERATIONS", recording)
+
+    def run(text, *options, count=3000):
+        augment, rng, image, images = policy(text, *options), np.random.default_rng(0), picture(), []
+        for _ in range(count):
+            seen.clear()
+            augment(image, rng)
+            images.append(list(seen))
+        return images
+
+    return run
+
+
+def values(images, name):
+    return np.array([value for image in images for found, value, _ in image if found == name])
+
+
+def test_levels_and_operations_are_drawn_as_they_should(applied):
+    images = applied("rand-m9-mstd0.5-inc1", count=6000)
+    names = Counter(name for image in images for name, *_ in image)
+    assert abs(names.total() / len(images) - 1.0) < 0.04  # two operations, half of them applied
     assert len(names) == 15
-    assert max(names.values()) / min(names.values()) < 1.6
-    angles = np.array([value for name, value in seen if name == "Rotate"])
-    assert abs(np.abs(angles).mean() - 27) < 0.5  # level 9 of 10, of 30 degrees
-    assert np.abs(angles).max() <= 30
-    assert 0.35 < (angles > 0).mean() < 0.65
-    assert 0.5 < np.abs(angles)[np.abs(angles) < 29.9].std() < 2.5
+    assert max(names.values()) / min(names.values()) < 1.5
+    angles = values(images, "Rotate") / 3  # 30 degrees at level 10
+    assert abs(np.abs(angles).mean() - 9) < 0.1
+    assert np.abs(angles).max() <= 10
+    assert 0.4 < (angles > 0).mean() < 0.6
+    assert 0.1 < (np.abs(angles) < 8.5).mean() < 0.22  # 0.16 of a normal distribution is a deviation below its mean
 
 
-policy_rand = policy("rand-m9-mstd0.5-inc1")
+def test_a_large_deviation_draws_levels_evenly_from_nothing_up(applied):
+    angles = np.abs(values(applied("rand-m8-mstd101-p1.0"), "Rotate"))
+    np.testing.assert_allclose(np.quantile(angles, [0, 0.25, 0.5, 0.75, 1]), [0, 6, 12, 18, 24], atol=1.8)
+
+
+def test_levels_keep_within_their_bounds(applied):
+    assert set(np.abs(values(applied("rand-m12"), "Rotate"))) == {30}
+    np.testing.assert_allclose(np.abs(values(applied("rand-m12-mmax15"), "Rotate")), 36)
+    assert 0.4 < (values(applied("rand-m0-mstd1-p1.0"), "SolarizeAdd") == 0).mean() < 0.7
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("rand-m10", 0.45), ("v0", 0.9 * 0.45), ("augmix-m10-mstd0", 0.3), ("augmix-m2-mstd0", 0.06)]
+)
+def test_a_shift_is_a_share_of_the_image(applied, text, share):
+    np.testing.assert_allclose(np.abs(values(applied(text, count=500), "TranslateYRel")), share)
+
+
+def test_operations_with_weights_are_taken_once_and_as_often_as_they_weigh(applied):
+    assert all(len({name for name, *_ in image}) == 5 for image in applied("rand-tweights-n5-p1.0", count=300))
+    names = Counter(name for ((name, *_),) in applied("rand-tweights-n1-p1.0"))
+    found = np.array([names[name] for name in ("Rotate", "ShearX", "TranslateXRel", "AutoContrast")]) / names.total()
+    np.testing.assert_allclose(found, np.array([3, 2, 1, 0.25]) / 10.1, atol=0.025)
+    repeated = [len({name for name, *_ in image}) == 1 for image in applied("rand-p1.0")]
+    assert 0.05 < np.mean(repeated) < 0.085  # without weights: one in 15
+
+
+def test_random_interpolation_draws_each_operations_resampling(applied):
+    ways = Counter(how for image in applied("rand-p1.0", "TRAIN.INTERPOLATION", "random") for *_, how in image)
+    assert set(ways) == {Image.Resampling.BILINEAR, Image.Resampling.BICUBIC}
+    assert 0.45 < ways[Image.Resampling.BICUBIC] / ways.total() < 0.55
+
+
+def test_augmix_draws_the_depth_of_a_chain_and_the_shares(applied):
+    depths = Counter(len(image) for image in applied("augmix-w1"))
+    assert set(depths) == {1, 2, 3}
+    assert min(depths.values()) > 900
+    assert {len(image) for image in applied("augmix-w3-d2", count=50)} == {6}
+    rng = Mock(wraps=np.random.default_rng(0))
+    policy("augmix-w4-a2")(picture(), rng)
+    rng.dirichlet.assert_called_once_with([2.0] * 4)
+    rng.beta.assert_called_once_with(2.0, 2.0)
+
+
+def test_trivial_augment_wide_draws_operation_step_and_sign_alike(monkeypatch):
+    seen, rng, augment = [], np.random.default_rng(0), policy("trivial")
+    monkeypatch.setattr(TrivialAugmentWide, "apply", lambda self, image, *drawn: seen.append(drawn) or image)
+    for _ in range(6000):
+        augment(picture(), rng)
+    for drawn, expected in zip(zip(*seen, strict=True), (TrivialAugmentWide._SPACE, range(31), (1, -1)), strict=True):
+        counts = Counter(drawn)
+        assert set(counts) == set(expected)
+        assert min(counts.values()) > 0.75 * 6000 / len(expected)
+        assert max(counts.values()) < 1.25 * 6000 / len(expected)
+
+
 NAMES = ["rand-m9-mstd0.5-inc1", "rand-m15-mmax20", "original", "v0", "3a", "trivial", "augmix-m5"]
 
 

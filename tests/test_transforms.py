@@ -1,5 +1,10 @@
 """Images against Pillow's own operations, batches against NumPy."""
 
+import pickle
+from collections import Counter
+from itertools import permutations
+from types import SimpleNamespace
+
 import numpy as np
 import paddle
 import pytest
@@ -135,6 +140,32 @@ def test_colour_jitter_keeps_to_its_strength_in_every_order():
     assert (found[:, 1] == found[:, 2]).all()
     grey = TrainTransform(configured(*FIXED, "TRAIN.COLOR_JITTER", "0.2"))(image.convert("L"), RNG(1))
     assert grey.shape == (32, 32, 1)
+
+
+def test_colour_jitter_draws_its_order_and_factors_from_nothing_to_twice_the_strength(monkeypatch):
+    image, seen, names = picture(40, 40), [], ("brightness", "contrast", "saturation")
+
+    def kind(name):
+        return lambda image: SimpleNamespace(enhance=lambda factor: seen.append((name, factor)) or image)
+
+    monkeypatch.setattr("transforms.image._JITTERED", [kind(name) for name in names])
+    transform, rng = TrainTransform(configured(*FIXED, "TRAIN.COLOR_JITTER", "1.5")), RNG(0)
+    for _ in range(1200):
+        transform(image, rng)
+    orders = Counter(tuple(name for name, _ in seen[first : first + 3]) for first in range(0, len(seen), 3))
+    assert set(orders) == set(permutations(names))
+    assert 150 < min(orders.values()) <= max(orders.values()) < 250
+    for name in names:
+        factors = [factor for found, factor in seen if found == name]
+        np.testing.assert_allclose(np.quantile(factors, [0, 0.25, 0.5, 0.75, 1]), np.linspace(0, 2.5, 5), atol=0.12)
+
+
+@pytest.mark.parametrize("text", ["None", "rand-m9-mstd0.5-inc1", "original", "3a", "trivial", "augmix-m3"])
+def test_a_transform_travels_to_loader_workers(text):
+    transform = TrainTransform(configured("TRAIN.AUTO_AUGMENT", text, "TRAIN.COLOR_JITTER", "0.3"))
+    image, sent = picture(60, 40), pickle.loads(pickle.dumps(transform))
+    for seed in range(5):
+        assert (sent(image, RNG(seed)) == transform(image, RNG(seed))).all()
 
 
 def test_later_draws_leave_the_earlier_ones_as_they_were(monkeypatch):

@@ -148,7 +148,10 @@ class TrivialAugmentWide:
         return self.apply(image, name, step, -1 if rng.integers(2) else 1)
 
     def apply(self, image: Image.Image, name: str, step: int, sign: int) -> Image.Image:
-        """Applies an operation at ``step`` (0 to 30) of its widest range, in the direction of ``sign``."""
+        """Applies an operation at ``step`` (0 to 30) of its widest range, in the direction of ``sign``.
+
+        torchvision's magnitudes are float32, ours exact: at step 15 it shifts by 15.99.. cut to 15 pixels, we by 16.
+        """
         how, share = (Image.Resampling.NEAREST, 0), step / 30
         if name in ("ShearX", "ShearY"):
             return (shear_x if name == "ShearX" else shear_y)(image, sign * 0.99 * share, *how)
