@@ -142,7 +142,7 @@ def test_colour_jitter_keeps_to_its_strength_in_every_order():
     assert grey.shape == (32, 32, 1)
 
 
-def test_colour_jitter_draws_its_order_and_factors_from_nothing_to_twice_the_strength(monkeypatch):
+def test_colour_jitter_draws_its_order_and_its_factors_evenly(monkeypatch):
     image, seen, names = picture(40, 40), [], ("brightness", "contrast", "saturation")
 
     def kind(name):
