@@ -39,7 +39,8 @@ _C.DATA.SKIP_BROKEN = False  # training: replace an unreadable image by the next
 _C.DATA.SYNTHETIC_SIZE = 1024  # images of the dataset "synthetic"
 
 _C.MODEL = CfgNode()
-_C.MODEL.TYPE = "ViT"  # the architecture (models/), in any case
+# Sizes: which of them an architecture takes, its constructor in models/ says; None leaves its own default.
+_C.MODEL.TYPE = "ViT"  # the architecture (models.ARCHITECTURES), in any case
 _C.MODEL.NAME = "vit_base_patch16_224"
 _C.MODEL.RESUME = None  # checkpoint to go on from: weights, optimizer, epoch
 _C.MODEL.PRETRAINED = None  # weights to start from or to evaluate
@@ -52,15 +53,32 @@ _C.MODEL.RECOMPUTE = False  # training: compute each block's activations again i
 _C.MODEL.HEAD_INIT_SCALE = 1.0  # factor on the fresh classifier's weights
 _C.MODEL.PATCH_SIZE = 16  # pixels
 _C.MODEL.EMBED_DIM = 768
-_C.MODEL.NUM_HEADS = 12
+_C.MODEL.NUM_HEADS = 12  # or one number per stage
 _C.MODEL.ATTN_HEAD_SIZE = None  # None: EMBED_DIM / NUM_HEADS
 _C.MODEL.DEPTH = 12
-_C.MODEL.MLP_RATIO = 4.0
+_C.MODEL.MLP_RATIO = 4.0  # hidden width of the MLP over its input's, or one number per stage
 _C.MODEL.QKV_BIAS = True
-_C.MODEL.INIT_VALUES = None  # layer scale: its initial value (CaiT, DeiT-III); None: none
+_C.MODEL.QK_NORM = False  # normalise each head's queries and keys
+_C.MODEL.PRE_NORM = False  # a norm before the first block, and no bias in the patch embedding (CLIP)
+_C.MODEL.INIT_VALUES = None  # layer scale: its initial value (CaiT, DeiT-III)
 _C.MODEL.GLOBAL_POOL = "token"  # the classifier reads the class token; "avg": the patch tokens' mean, normalised after
 _C.MODEL.NO_EMBED_CLASS = False  # the position embedding is added to patch tokens only (DeiT-III)
+_C.MODEL.FC_NORM = None  # the last norm comes after the pooling; None: for GLOBAL_POOL avg
+_C.MODEL.CLASS_TOKEN = True
+_C.MODEL.REG_TOKENS = 0  # register tokens beside the class token
 _C.MODEL.DISTILLED = False  # a distillation token with a classifier of its own (DeiT)
+_C.MODEL.USE_ABS_POS_EMB = None  # BEiT: a position embedding
+_C.MODEL.USE_REL_POS_BIAS = None  # BEiT: a table of relative positions per block
+_C.MODEL.USE_SHARED_REL_POS_BIAS = None  # BEiT: one table for all blocks
+_C.MODEL.STAGE_DEPTHS = None  # blocks per stage
+_C.MODEL.EMBED_DIMS = None  # channels per stage
+_C.MODEL.WINDOW_SIZE = None  # Swin: patches along a window's side
+_C.MODEL.SR_RATIO = None  # PVTv2: reduction of keys and values along a side, per stage
+_C.MODEL.LINEAR = None  # PVTv2: keys and values pooled to 7 x 7 instead
+_C.MODEL.KERNEL_SIZE = None  # ConvMixer: pixels
+_C.MODEL.GROUP_WIDTH = None  # RegNet: channels of a group
+_C.MODEL.SE_RATIO = None  # RegNet: channels of the squeeze over the block's input
+_C.MODEL.ACT = None  # activation: gelu, relu
 
 _C.TRAIN = CfgNode()
 _C.TRAIN.LAST_EPOCH = 0  # the last epoch already done; a resumed run takes it from its checkpoint
@@ -153,7 +171,22 @@ _TYPES = {
     "MODEL.RESUME": str,
     "MODEL.PRETRAINED": str,
     "MODEL.ATTN_HEAD_SIZE": int,
+    "MODEL.NUM_HEADS": (int, [int]),
+    "MODEL.MLP_RATIO": (float, [float]),
     "MODEL.INIT_VALUES": float,
+    "MODEL.FC_NORM": bool,
+    "MODEL.USE_ABS_POS_EMB": bool,
+    "MODEL.USE_REL_POS_BIAS": bool,
+    "MODEL.USE_SHARED_REL_POS_BIAS": bool,
+    "MODEL.STAGE_DEPTHS": [int],
+    "MODEL.EMBED_DIMS": [int],
+    "MODEL.WINDOW_SIZE": int,
+    "MODEL.SR_RATIO": [int],
+    "MODEL.LINEAR": bool,
+    "MODEL.KERNEL_SIZE": int,
+    "MODEL.GROUP_WIDTH": int,
+    "MODEL.SE_RATIO": float,
+    "MODEL.ACT": str,
     "TRAIN.LINEAR_SCALED_LR": int,
     "TRAIN.LAYER_DECAY": float,
     "TRAIN.FREEZE": [str],
@@ -168,6 +201,8 @@ _TYPES = {
     "TRAIN.CUTMIX_MINMAX": [float],
     "OUTPUT": str,
 }
+# PaddleViT's keys that have another name here.
+_ALIASES = {"MODEL.DROP_PATH": "MODEL.DROPPATH"}
 _WORDS = {"MODEL.NUM_CLASSES": ("auto",), "TRAIN.CLASS_WEIGHTS": ("auto",)}  # values besides those of the type
 
 
@@ -282,7 +317,8 @@ def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -
         if value is None and isinstance(_C.get(key), CfgNode):
             continue  # an empty section sets nothing
         # PaddleViT's earlier files group the transformer's sizes under MODEL.TRANS; its later ones don't.
-        _set(config, key.replace("MODEL.TRANS.", "MODEL."), value, str(path))
+        key = key.replace("MODEL.TRANS.", "MODEL.")
+        _set(config, _ALIASES.get(key, key), value, str(path))
 
 
 def _merge_options(config: CfgNode, options: Sequence[str]) -> None:

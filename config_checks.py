@@ -36,7 +36,8 @@ _CHOICES = {
 }
 _AT_LEAST_ONE = (
     "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL", "DATA.IMAGE_SIZE", "DATA.SYNTHETIC_SIZE", "MODEL.PATCH_SIZE",
-    "MODEL.EMBED_DIM", "MODEL.NUM_HEADS", "MODEL.DEPTH", "TRAIN.NUM_EPOCHS", "TRAIN.ACCUM_ITER", "SAVE_FREQ",
+    "MODEL.EMBED_DIM", "MODEL.NUM_HEADS", "MODEL.DEPTH", "MODEL.STAGE_DEPTHS", "MODEL.EMBED_DIMS", "MODEL.WINDOW_SIZE",
+    "MODEL.SR_RATIO", "MODEL.KERNEL_SIZE", "MODEL.GROUP_WIDTH", "TRAIN.NUM_EPOCHS", "TRAIN.ACCUM_ITER", "SAVE_FREQ",
     "REPORT_FREQ", "VALIDATE_FREQ", "MODEL.ATTN_HEAD_SIZE", "TRAIN.LINEAR_SCALED_LR",
     "TRAIN.RANDOM_ERASE_COUNT", "TRAIN.REPEATED_AUGMENT", "TRAIN.LR_SCHEDULER.DECAY_EPOCHS",
 )  # fmt: skip
@@ -44,7 +45,7 @@ _NOT_NEGATIVE = (
     "DATA.NUM_WORKERS", "TRAIN.LAST_EPOCH", "TRAIN.WARMUP_EPOCHS", "TRAIN.COOLDOWN_EPOCHS", "TRAIN.WEIGHT_DECAY",
     "TRAIN.BASE_LR", "TRAIN.WARMUP_START_LR", "TRAIN.END_LR", "TRAIN.HEAD_LR", "TRAIN.COLOR_JITTER",
     "TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA", "TRAIN.MIXUP_OFF_EPOCH", "MODEL.HEAD_INIT_SCALE", "MODEL.NUM_CLASSES",
-    "SEED",
+    "MODEL.REG_TOKENS", "SEED",
 )  # fmt: skip
 _ABOVE_ZERO = (
     "TRAIN.GRAD_CLIP", "TRAIN.LR_SCHEDULER.DECAY_RATE", "TRAIN.LR_SCHEDULER.POWER", "TRAIN.DISTILLATION_TAU",
@@ -81,7 +82,8 @@ def check(config: CfgNode) -> None:
     for key, choices in _CHOICES.items():
         require(values[key] in choices, key, "one of " + ", ".join(map(str, choices)))
     for key in given(_AT_LEAST_ONE):
-        require(values[key] >= 1, key, "at least 1")
+        numbers = values[key] if isinstance(values[key], list) else [values[key]]
+        require(len(numbers) > 0 and min(numbers) >= 1, key, "at least 1")
     for key in given(_NOT_NEGATIVE):
         require(values[key] >= 0, key, "0 or more")
     for key in given(_ABOVE_ZERO):

@@ -29,11 +29,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def coerce(key: str, value: Any, kind: type | list[type], optional: bool, words: Iterable[str], source: str) -> Any:
+def coerce(
+    key: str, value: Any, kind: type | list[type] | tuple, optional: bool, words: Iterable[str], source: str
+) -> Any:
     """Returns ``value`` in the type of ``key``; a whole number serves as a float, a single value as a list of one.
 
     Args:
-        kind: a type, or [type] for a list of it.
+        kind: a type, [type] for a list of it, or (type, [type]) for either.
         optional: whether None is a value.
         words: strings that are values whatever ``kind`` is, such as "auto".
         source: where the value was found, named in errors.
@@ -45,8 +47,11 @@ def coerce(key: str, value: Any, kind: type | list[type], optional: bool, words:
         value = _parsed(value)
     if (value is None and optional) or (isinstance(value, str) and value in words):
         return value
+    is_list = isinstance(value, list | tuple)
+    if isinstance(kind, tuple):
+        kind = kind[1] if is_list else kind[0]
     item = kind[0] if isinstance(kind, list) else kind
-    values = list(value) if isinstance(kind, list) and isinstance(value, list | tuple) else [value]
+    values = list(value) if isinstance(kind, list) and is_list else [value]
     if all(type(v) is item or (item is float and type(v) is int) for v in values):
         values = [item(v) for v in values]
         return values if isinstance(kind, list) else values[0]

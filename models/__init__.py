@@ -1,31 +1,59 @@
-"""Models by name: a YAML file under configs/ is the variant, a module here the architecture."""
+"""Models by name: a YAML file under configs/ is the variant, a class here the architecture."""
 
 import fnmatch
+import inspect
 from typing import Any
 
-from paddle import nn
 from yacs.config import CfgNode
 
 from config import CONFIG_DIR, get_config
 from errors import InputError
-from models.vit import build_vit
+from models.base import ImageModel
+from models.vit import VisionTransformer
 from options import nearest
 
-_BUILDERS = {"vit": build_vit, "deit": build_vit}
+ARCHITECTURES: dict[str, type[ImageModel]] = {
+    "vit": VisionTransformer,
+    "deit": VisionTransformer,
+}
+# Keys of MODEL whose constructor argument isn't the key in lower case, and those that are no argument.
+_ARGUMENTS = {
+    "DROPOUT": "drop",
+    "ATTENTION_DROPOUT": "attn_drop",
+    "DROPPATH": "drop_path",
+    "ATTN_HEAD_SIZE": "head_dim",
+}
+_NO_ARGUMENTS = ("TYPE", "NAME", "RESUME", "PRETRAINED")
 
 
-def build_model(config: CfgNode) -> nn.Layer:
+def build_model(config: CfgNode, **arguments: Any) -> ImageModel:
     """Builds the model of a configuration, with fresh weights.
 
+    The constructor's arguments are image_size, in_channels and MODEL's keys in lower case (but for ``_ARGUMENTS``);
+    a key that is None leaves the architecture's own default.
+
+    Args:
+        arguments: of the constructor, instead of the configuration's: ``image_size=(224, 160)``.
+
     Raises:
-        InputError: an unknown MODEL.TYPE, sizes that don't fit together, or an unresolved NUM_CLASSES.
+        InputError: an unknown MODEL.TYPE, a key that this architecture doesn't take, sizes that don't fit together, or
+            an unresolved NUM_CLASSES.
     """
-    builder = _BUILDERS.get(config.MODEL.TYPE.lower())
-    if builder is None:
-        raise InputError(f"MODEL.TYPE is {config.MODEL.TYPE!r}, expected one of {', '.join(sorted(_BUILDERS))}")
-    if config.MODEL.NUM_CLASSES == "auto":
+    model, default = config.MODEL, get_config().MODEL
+    architecture = ARCHITECTURES.get(model.TYPE.lower())
+    if architecture is None:
+        raise InputError(f"MODEL.TYPE is {model.TYPE!r}, expected one of {', '.join(sorted(ARCHITECTURES))}")
+    if model.NUM_CLASSES == "auto":
         raise InputError("MODEL.NUM_CLASSES is 'auto' where no dataset tells it; give a number")
-    return builder(config)
+    taken = inspect.signature(architecture).parameters
+    values = {"image_size": config.DATA.IMAGE_SIZE, "in_channels": config.DATA.IMAGE_CHANNELS}
+    for key, value in model.items():
+        name = _ARGUMENTS.get(key, key.lower())
+        if name in taken and value is not None:
+            values[name] = value
+        elif name not in taken and key not in _NO_ARGUMENTS and value != default[key]:
+            raise InputError(f"MODEL.{key} is {value!r}, but {model.TYPE} takes no {key}; leave it at {default[key]!r}")
+    return architecture(**values | arguments)
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -37,25 +65,26 @@ def list_models(pattern: str = "*") -> list[str]:
     return fnmatch.filter(sorted(file.stem for file in files), pattern)
 
 
-def create_model(name: str, pretrained: str | None = None, **overrides: Any) -> nn.Layer:
+def create_model(name: str, pretrained: str | None = None, **overrides: Any) -> ImageModel:
     """Builds a shipped model by name.
 
     Args:
         name: one of ``list_models()``.
         pretrained: weights to load; they have to fit, as for an evaluation (``load_weights(..., strict=False)`` for
             another number of classes).
-        overrides: keys of MODEL, or IMAGE_SIZE and IMAGE_CHANNELS of DATA, in lower case: ``num_classes=10``.
+        overrides: keys of MODEL, or IMAGE_SIZE and IMAGE_CHANNELS of DATA, in lower case: ``num_classes=10``. An
+            image_size may be (height, width) here.
 
     Raises:
         InputError: an unknown name or key, or weights that don't fit.
     """
     if name not in list_models():
         raise InputError(f"no model {name}{nearest(name, list_models())}")
+    arguments = {"image_size": overrides.pop("image_size")} if "image_size" in overrides else {}
     options = []
     for key, value in overrides.items():
-        group = "DATA" if key in ("image_size", "image_channels") else "MODEL"
-        options += [f"{group}.{key.upper()}", value]
-    model = build_model(get_config(name, options))
+        options += [f"DATA.{key.upper()}" if key == "image_channels" else f"MODEL.{key.upper()}", value]
+    model = build_model(get_config(name, options), **arguments)
     if pretrained is not None:
         from weights import load_weights  # weights stand above models: only this shortcut looks up
 

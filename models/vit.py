@@ -5,14 +5,15 @@ Parameter names, order of operations and initialisation are those of timm's ``Vi
 ``VisionTransformerDistilled``; a Linear's weight is [in, out] here and [out, in] there.
 """
 
+from collections.abc import Sequence
+
 import paddle
 from paddle import nn
-from paddle.nn.initializer import Constant, Normal
-from yacs.config import CfgNode
+from paddle.nn.initializer import Normal
 
 from errors import InputError
-from models.layers import Attention, DropPath, LayerScale, Mlp, PatchDropout, PatchEmbed
-from utils import recompute
+from models.base import ImageModel
+from models.layers import Attention, DropPath, LayerScale, Mlp, PatchDropout, PatchEmbed, init_linear
 
 
 class Block(nn.Layer):
@@ -39,26 +40,27 @@ class Block(nn.Layer):
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
 
 
-class VisionTransformer(nn.Layer):
-    """A classifier of images [B, C, S, S] (normalised) into logits [B, num_classes].
+class VisionTransformer(ImageModel):
+    """The Vision Transformer and its variants; images of other sizes than image_size aren't taken.
 
     Args:
-        image_size: S in pixels, a multiple of patch_size.
+        image_size: pixels, or (height, width): multiples of patch_size.
         patch_size: pixels.
-        in_channels: C.
-        num_classes: classes; 0: no head, the pooled features [B, embed_dim] are returned.
+        in_channels, num_classes, head_init_scale, recompute: see ``ImageModel``.
         embed_dim, depth, num_heads: width, blocks, heads per block.
         head_dim: channels of a head; None: embed_dim / num_heads.
         mlp_ratio: hidden width of the MLP over embed_dim.
-        qkv_bias: whether the query, key and value projection has a bias.
+        qkv_bias, qk_norm: see ``Attention``.
         init_values: layer scale's initial value; None: no layer scale.
-        global_pool: "token": the head reads the normalised class token; "avg": the patch tokens' mean, then fc_norm.
+        global_pool: what the head reads: "token": the class token; "avg": the mean of the patch tokens.
+        fc_norm: whether the last norm comes after the pooling; None: for "avg".
+        class_token: whether there is one.
+        reg_tokens: number of register tokens, after the class token (Darcet et al. 2023, arXiv:2309.16588).
         no_embed_class: the position embedding has patches only.
+        pre_norm: a norm before the first block, and patches without a bias (CLIP, arXiv:2103.00020).
         distilled: a distillation token with a head of its own; the output is the mean of both heads.
         drop, attn_drop, patch_drop: dropout rates; patch_drop is of whole patch tokens.
         drop_path: rate of stochastic depth at the last block; linear from 0 at the first.
-        head_init_scale: factor on a fresh head's weight and bias.
-        recompute: training computes each block's activations again in the backward pass instead of keeping them.
 
     Attributes:
         num_prefix_tokens: tokens before the patches.
@@ -71,7 +73,7 @@ class VisionTransformer(nn.Layer):
 
     def __init__(
         self,
-        image_size: int = 224,
+        image_size: int | Sequence[int] = 224,
         patch_size: int = 16,
         in_channels: int = 3,
         num_classes: int = 1000,
@@ -81,9 +83,14 @@ class VisionTransformer(nn.Layer):
         head_dim: int | None = None,
         mlp_ratio: float = 4.0,
         qkv_bias: bool = True,
+        qk_norm: bool = False,
         init_values: float | None = None,
         global_pool: str = "token",
+        fc_norm: bool | None = None,
+        class_token: bool = True,
+        reg_tokens: int = 0,
         no_embed_class: bool = False,
+        pre_norm: bool = False,
         distilled: bool = False,
         drop: float = 0.0,
         attn_drop: float = 0.0,
@@ -92,123 +99,75 @@ class VisionTransformer(nn.Layer):
         head_init_scale: float = 1.0,
         recompute: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         if head_dim is None and embed_dim % num_heads:
             raise InputError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; or set ATTN_HEAD_SIZE")
         if distilled and global_pool != "token":
             raise InputError(f"GLOBAL_POOL is {global_pool!r}, expected 'token': DISTILLED heads read their tokens")
-        self.image_size, self.in_channels, self.embed_dim = image_size, in_channels, embed_dim
-        self.global_pool, self.no_embed_class, self.distilled = global_pool, no_embed_class, distilled
-        self.head_init_scale, self.recompute = head_init_scale, recompute
-        self.distilled_training = False
-        self.num_prefix_tokens = 2 if distilled else 1
+        if not class_token and global_pool == "token":
+            raise InputError("GLOBAL_POOL is 'token', expected 'avg': without CLASS_TOKEN there is none to read")
+        if distilled and reg_tokens:
+            raise InputError(f"REG_TOKENS is {reg_tokens}, expected 0: DISTILLED models have none")
+        self.num_features, self.global_pool, self.no_embed_class = embed_dim, global_pool, no_embed_class
+        self.distilled, self.distilled_training = distilled, False
+        self.num_prefix_tokens = class_token + distilled + reg_tokens
         self.pos_embed_prefix = 0 if no_embed_class else self.num_prefix_tokens
-        self.patch_embed = PatchEmbed(image_size, patch_size, in_channels, embed_dim)
+        self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim, bias=not pre_norm)
         positions = self.patch_embed.num_patches + self.pos_embed_prefix
-        self.cls_token = self.create_parameter([1, 1, embed_dim], default_initializer=Normal(std=1e-6))
+        if class_token:
+            self.cls_token = self.create_parameter([1, 1, embed_dim], default_initializer=Normal(std=1e-6))
         if distilled:
             self.dist_token = self.create_parameter([1, 1, embed_dim], default_initializer=Normal(std=0.02))
+        if reg_tokens:
+            self.reg_token = self.create_parameter([1, reg_tokens, embed_dim], default_initializer=Normal(std=1e-6))
         self.pos_embed = self.create_parameter([1, positions, embed_dim], default_initializer=Normal(std=0.02))
         self.pos_drop = nn.Dropout(drop)
         self.patch_drop = PatchDropout(patch_drop, self.num_prefix_tokens)
+        self.norm_pre = nn.LayerNorm(embed_dim, epsilon=1e-6) if pre_norm else nn.Identity()
         shared = {"mlp_ratio": mlp_ratio, "init_values": init_values, "drop": drop, "attn_drop": attn_drop}
-        shared |= {"num_heads": num_heads, "head_dim": head_dim, "qkv_bias": qkv_bias}
+        shared |= {"num_heads": num_heads, "head_dim": head_dim, "qkv_bias": qkv_bias, "qk_norm": qk_norm}
         rates = [drop_path * i / max(1, depth - 1) for i in range(depth)]
         self.blocks = nn.LayerList(Block(embed_dim, drop_path=rate, **shared) for rate in rates)
-        self.norm = nn.LayerNorm(embed_dim, epsilon=1e-6) if global_pool == "token" else nn.Identity()
-        self.fc_norm = nn.LayerNorm(embed_dim, epsilon=1e-6) if global_pool == "avg" else nn.Identity()
-        self._add_classifiers(num_classes)
-        self.apply(_init_weights)
+        after = global_pool == "avg" if fc_norm is None else fc_norm
+        self.norm = nn.Identity() if after else nn.LayerNorm(embed_dim, epsilon=1e-6)
+        self.fc_norm = nn.LayerNorm(embed_dim, epsilon=1e-6) if after else nn.Identity()
+        self._add_classifiers()
+        self.apply(self._init_weights)
         self._scale_classifiers()
 
     def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Returns all tokens [B, prefix + patches, embed_dim], normalised but for GLOBAL_POOL "avg"."""
+        """Returns all tokens [B, prefix + patches, embed_dim], normalised unless that comes after the pooling."""
         x = self.patch_embed(x)
         if self.no_embed_class:
             x = x + self.pos_embed
-        prefix = [self.cls_token, self.dist_token] if self.distilled else [self.cls_token]
+        names = ("cls_token", "dist_token", "reg_token")
+        prefix = [getattr(self, name) for name in names if name in self._parameters]
         x = paddle.concat([*(token.expand([x.shape[0], -1, -1]) for token in prefix), x], axis=1)
         if not self.no_embed_class:
             x = x + self.pos_embed
-        x = self.patch_drop(self.pos_drop(x))
+        x = self.norm_pre(self.patch_drop(self.pos_drop(x)))
         for block in self.blocks:
-            x = recompute(block, x) if self.recompute and self.training else block(x)
+            x = self._run(block, x)
         return self.norm(x)
 
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor | tuple[paddle.Tensor, paddle.Tensor]:
-        x = self.forward_features(x)
+    def forward_head(self, x: paddle.Tensor) -> paddle.Tensor | tuple[paddle.Tensor, paddle.Tensor]:
         if self.distilled:
             logits, distilled = self.head(x[:, 0]), self.head_dist(x[:, 1])
             return (logits, distilled) if self.distilled_training and self.training else (logits + distilled) / 2
         x = x[:, 0] if self.global_pool == "token" else x[:, self.num_prefix_tokens :].mean(axis=1)
         return self.head(self.fc_norm(x))
 
-    def reset_classifier(self, num_classes: int) -> None:
-        """Replaces every head by a new one of ``num_classes`` outputs (0: none)."""
-        self._add_classifiers(num_classes)
-        for name in self.classifier_names():
-            getattr(self, name).apply(_init_weights)
-        self._scale_classifiers()
-
     def classifier_names(self) -> tuple[str, ...]:
-        """Names of the layers that depend on the number of classes."""
         return ("head", "head_dist") if self.distilled else ("head",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Prefixes of parameter names, from the input to the output: one group per step of a layer-wise decay.
-
-        A name belongs to a prefix that it equals, or starts with followed by a dot; every name belongs to one group.
-        """
+        """The embedding, each block, the classifier with its norm: BEiT's and MAE's (arXiv:2106.08254, 2111.06377)."""
         blocks = [(f"blocks.{i}",) for i in range(len(self.blocks))]
-        embedding = ("cls_token", "dist_token", "pos_embed", "patch_embed")
+        embedding = ("cls_token", "dist_token", "reg_token", "pos_embed", "patch_embed", "norm_pre")
         return [embedding, *blocks, ("norm", "fc_norm", "head", "head_dist")]
 
     def no_weight_decay(self) -> set[str]:
-        """Names of parameters that weight decay leaves alone, besides biases and norms."""
-        return {"pos_embed", "cls_token", "dist_token"}
+        return {"pos_embed", "cls_token", "dist_token", "reg_token"}
 
-    def _add_classifiers(self, num_classes: int) -> None:
-        self.num_classes = num_classes
-        for name in self.classifier_names():
-            setattr(self, name, nn.Linear(self.embed_dim, num_classes) if num_classes else nn.Identity())
-
-    @paddle.no_grad()
-    def _scale_classifiers(self) -> None:
-        for name in self.classifier_names():
-            for parameter in getattr(self, name).parameters():
-                parameter.set_value(parameter * self.head_init_scale)
-
-
-def _init_weights(layer: nn.Layer) -> None:
-    # timm truncates at +-2, a hundred standard deviations away: the plain normal is the same distribution.
-    if isinstance(layer, nn.Linear):
-        Normal(std=0.02)(layer.weight)
-        if layer.bias is not None:
-            Constant(0.0)(layer.bias)
-
-
-def build_vit(config: CfgNode) -> VisionTransformer:
-    """Builds the model that DATA and MODEL of a configuration describe."""
-    model = config.MODEL
-    return VisionTransformer(
-        image_size=config.DATA.IMAGE_SIZE,
-        patch_size=model.PATCH_SIZE,
-        in_channels=config.DATA.IMAGE_CHANNELS,
-        num_classes=model.NUM_CLASSES,
-        embed_dim=model.EMBED_DIM,
-        depth=model.DEPTH,
-        num_heads=model.NUM_HEADS,
-        head_dim=model.ATTN_HEAD_SIZE,
-        mlp_ratio=model.MLP_RATIO,
-        qkv_bias=model.QKV_BIAS,
-        init_values=model.INIT_VALUES,
-        global_pool=model.GLOBAL_POOL,
-        no_embed_class=model.NO_EMBED_CLASS,
-        distilled=model.DISTILLED,
-        drop=model.DROPOUT,
-        attn_drop=model.ATTENTION_DROPOUT,
-        patch_drop=model.PATCH_DROP,
-        drop_path=model.DROPPATH,
-        head_init_scale=model.HEAD_INIT_SCALE,
-        recompute=model.RECOMPUTE,
-    )
+    def _init_weights(self, layer: nn.Layer) -> None:
+        init_linear(layer)

@@ -179,13 +179,13 @@ def test_head_init_scale_multiplies_fresh_heads_alone(distilled):
 def test_every_parameter_is_in_one_layer_group(options):
     model = small(**options)
     groups = model.layer_groups()
-    assert groups[0] == ("cls_token", "dist_token", "pos_embed", "patch_embed")
+    assert groups[0] == ("cls_token", "dist_token", "reg_token", "pos_embed", "patch_embed", "norm_pre")
     assert groups[1:-1] == [("blocks.0",), ("blocks.1",), ("blocks.2",)]
     assert groups[-1] == ("norm", "fc_norm", "head", "head_dist")
     for name, _ in model.named_parameters():
         owners = [group for group in groups for prefix in group if name == prefix or name.startswith(f"{prefix}.")]
         assert len(owners) == 1, name
-    assert model.no_weight_decay() == {"pos_embed", "cls_token", "dist_token"}
+    assert model.no_weight_decay() == {"pos_embed", "cls_token", "dist_token", "reg_token"}
 
 
 def test_reset_classifier_replaces_every_head():

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from errors import InputError
-from models.layers import linear_weights
+from models.layers import file_name, linear_weights
 from weights.resize import resize_pos_embed
 
 SUFFIX = ".safetensors"
@@ -67,7 +67,8 @@ def load_weights(model: nn.Layer, path: str | Path, strict: bool = True) -> Load
         arrays = load_file(file)
     except (SafetensorError, OSError, ValueError, TypeError) as error:  # TypeError: NumPy has no bfloat16
         raise InputError(f"{file}: not a readable safetensors file ({error})") from None
-    state, transposed = model.state_dict(), linear_weights(model)
+    state = {file_name(name): tensor for name, tensor in model.state_dict().items()}
+    transposed = linear_weights(model)
     arrays = {name: array.T if name in transposed else array for name, array in arrays.items()}
     notes = []
     fresh = [] if strict else _classifier_of_other_classes(model, state, arrays)
@@ -91,7 +92,7 @@ def load_weights(model: nn.Layer, path: str | Path, strict: bool = True) -> Load
 def save_weights(model: nn.Layer, file: Path) -> None:
     """Writes every parameter and buffer of ``model``; timm loads the file as it is."""
     transposed = linear_weights(model)
-    state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    state = {file_name(name): tensor.numpy() for name, tensor in model.state_dict().items()}
     save_file({name: np.ascontiguousarray(a.T if name in transposed else a) for name, a in state.items()}, file)
 
 

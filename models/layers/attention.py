@@ -13,6 +13,7 @@ class Attention(nn.Layer):
         num_heads: heads H.
         head_dim: channels of a head; None: D / H.
         qkv_bias: whether the fused projection has a bias.
+        qk_norm: whether each head's queries and keys are normalised (Dehghani et al. 2023, arXiv:2302.05442).
         attn_drop, proj_drop: dropout of the attention weights and of the output.
 
     Shape: [B, N, D] -> [B, N, D].
@@ -24,6 +25,7 @@ class Attention(nn.Layer):
         num_heads: int,
         head_dim: int | None = None,
         qkv_bias: bool = True,
+        qk_norm: bool = False,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
     ) -> None:
@@ -32,6 +34,8 @@ class Attention(nn.Layer):
         self.head_dim = head_dim or dim // num_heads
         self.scale = self.head_dim**-0.5
         self.qkv = nn.Linear(dim, 3 * num_heads * self.head_dim, bias_attr=None if qkv_bias else False)
+        self.q_norm = nn.LayerNorm(self.head_dim, epsilon=1e-6) if qk_norm else nn.Identity()
+        self.k_norm = nn.LayerNorm(self.head_dim, epsilon=1e-6) if qk_norm else nn.Identity()
         self.attn_drop = nn.Dropout(attn_drop)
         self.proj = nn.Linear(num_heads * self.head_dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
@@ -41,7 +45,7 @@ class Attention(nn.Layer):
         qkv = self.qkv(x).reshape([batch, length, 3, self.num_heads, self.head_dim])
         q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, H, N, head_dim]
         # Scaling q costs N * head_dim products per head, scaling the scores N * N.
-        attn = F.softmax(paddle.matmul(q * self.scale, k, transpose_y=True), axis=-1)
+        attn = F.softmax(paddle.matmul(self.q_norm(q) * self.scale, self.k_norm(k), transpose_y=True), axis=-1)
         x = paddle.matmul(self.attn_drop(attn), v)
         x = x.transpose([0, 2, 1, 3]).reshape([batch, length, self.num_heads * self.head_dim])
         return self.proj_drop(self.proj(x))

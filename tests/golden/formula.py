@@ -18,9 +18,10 @@ RESIZES = [(0, 4, 7), (1, 7, 4), (2, 14, 24), (1, 24, 14), (2, 3, 3), (1, 1, 3)]
 
 
 def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns sin(0.7 (crc32(name) mod 1000 + i)) / 5 over the flat index i; a norm's weight is 1 more."""
+    """Returns sin(0.7 (crc32(name) mod 1000 + i)) / 5 over the flat index i; 1 more for a norm's weight, a variance."""
     index = np.arange(np.prod(shape, dtype=np.int64)) + zlib.crc32(name.encode()) % 1000
-    values = np.sin(0.7 * index) / 5 + (1.0 if "norm" in name and name.endswith("weight") else 0.0)
+    ones = ("norm" in name and name.endswith("weight")) or name.endswith("running_var")
+    values = np.sin(0.7 * index) / 5 + (1.0 if ones else 0.0)
     return values.reshape(shape).astype(np.float32)
 
 

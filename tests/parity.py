@@ -1,0 +1,46 @@
+"""Our models against the golden files that golden/record.py writes."""
+
+import numpy as np
+import paddle
+from conftest import ROOT
+from golden.formula import array
+from safetensors.numpy import save_file
+
+from models.layers import file_name, linear_weights
+from weights import load_weights
+
+
+def load_formula(model, folder):
+    """Gives ``model`` the formula's weights by a file in timm's names and layout; returns it in evaluation mode."""
+    transposed = linear_weights(model)
+    shapes = {
+        file_name(name): tuple(t.shape)[::-1] if name in transposed else tuple(t.shape)
+        for name, t in model.state_dict().items()
+    }
+    save_file({name: array(name, shape) for name, shape in shapes.items()}, folder / "timm.safetensors")
+    load_weights(model, folder / "timm.safetensors")
+    model.eval()
+    return model
+
+
+def assert_parity(model, name, folder):
+    """Logits within 1e-5 of their range, features and gradients within 1e-5 of theirs; two images must differ."""
+    golden = np.load(ROOT / "tests" / "golden" / f"{name}.npz")
+    images = paddle.to_tensor(array("images", (2, model.in_channels, *model.image_size)))
+    logits = load_formula(model, folder)(images)
+    span = np.ptp(golden["logits"])
+    assert np.abs(np.diff(golden["logits"], axis=0)).max() > 1e-3 * span  # the images matter
+    np.testing.assert_allclose(logits.numpy(), golden["logits"], atol=1e-5 * span, rtol=0)
+    features = model.forward_features(images).numpy()
+    np.testing.assert_allclose(features, golden["features"], atol=1e-5 * np.ptp(golden["features"]), rtol=0)
+    expected = {key.removeprefix("grad/"): golden[key] for key in golden if key.startswith("grad/")}
+    if expected:
+        (logits * paddle.to_tensor(array("loss", tuple(logits.shape)))).sum().backward()
+        found = {
+            key: parameter.grad.numpy() for key, parameter in model.named_parameters() if parameter.grad is not None
+        }
+        assert found.keys() == expected.keys()
+        for key in linear_weights(model):
+            found[key] = found[key].T
+        for key, value in expected.items():
+            np.testing.assert_allclose(found[key], value, atol=1e-5 * max(np.ptp(value), 1e-3), rtol=0, err_msg=key)
