@@ -29,7 +29,7 @@ def assert_parity(model, name, folder):
     images = paddle.to_tensor(array("images", (2, model.in_channels, *model.image_size)))
     logits = load_formula(model, folder)(images)
     span = np.ptp(golden["logits"])
-    assert np.abs(np.diff(golden["logits"], axis=0)).max() > 1e-3 * span  # the images matter
+    assert np.abs(np.diff(golden["logits"], axis=0)).max() > 1e-4 * span  # the images matter
     np.testing.assert_allclose(logits.numpy(), golden["logits"], atol=1e-5 * span, rtol=0)
     features = model.forward_features(images).numpy()
     np.testing.assert_allclose(features, golden["features"], atol=1e-5 * np.ptp(golden["features"]), rtol=0)

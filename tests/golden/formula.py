@@ -5,14 +5,6 @@ import zlib
 import numpy as np
 from PIL import Image
 
-VIT = {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 7}
-# What the golden files <name>.npz are of: the ViT above with these changes, in the words of both constructors.
-VARIANTS = {
-    "vit": {},
-    "vit_deit3": {"depth": 2, "init_values": 0.1, "no_embed_class": True},
-    "vit_avg": {"depth": 2, "global_pool": "avg"},
-    "vit_distilled": {"depth": 2},
-}
 # Position embeddings [1, prefix + old * old, 3] and the grid each is resized to: (prefix, old, new).
 RESIZES = [(0, 4, 7), (1, 7, 4), (2, 14, 24), (1, 24, 14), (2, 3, 3), (1, 1, 3)]
 

@@ -18,17 +18,22 @@ def with_formula(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def record(
-    name: str, model: torch.nn.Module, image_size: int | tuple[int, int], channels: int = 3, **more: bool
+    name: str,
+    model: torch.nn.Module,
+    image_size: int | tuple[int, int],
+    channels: int = 3,
+    gradients: bool = False,
+    extra: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Writes NAME.npz: logits and features (``forward_features``) of two images, and with ``gradients=True`` the
-    gradients of sum(logits * array("loss")) by parameter, as grad/NAME.
+    """Writes NAME.npz: logits and features (``forward_features``) of two images, with ``gradients`` those of
+    sum(logits * array("loss")) by parameter, as grad/NAME, and what else is given.
     """
     height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
     images = torch.from_numpy(array("images", (2, channels, height, width)))
     model = with_formula(model)
     logits = model(images)
-    arrays = {"logits": logits.detach(), "features": model.forward_features(images).detach()}
-    if more.get("gradients"):
+    arrays = {"logits": logits, "features": model.forward_features(images)} | (extra or {})
+    if gradients:
         (logits * torch.from_numpy(array("loss", tuple(logits.shape)))).sum().backward()
         arrays |= {f"grad/{key}": parameter.grad for key, parameter in model.named_parameters()}
-    np.savez_compressed(FOLDER / f"{name}.npz", **{key: tensor.numpy() for key, tensor in arrays.items()})
+    np.savez_compressed(FOLDER / f"{name}.npz", **{key: tensor.detach().numpy() for key, tensor in arrays.items()})

@@ -1,0 +1,29 @@
+"""Reduced ViTs and their options; run with torch and timm it records them: PYTHONPATH=tests python -m golden.vit"""
+
+SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 7}
+CASES = {
+    "vit": SMALL | {"depth": 3},
+    "vit_deit3": SMALL | {"init_values": 0.1, "no_embed_class": True},
+    "vit_avg": SMALL | {"global_pool": "avg"},
+    "vit_distilled": SMALL,
+    "vit_registers": SMALL | {"reg_tokens": 3, "qk_norm": True, "pre_norm": True},
+    "vit_registers_gap": SMALL | {"reg_tokens": 2, "class_token": False, "global_pool": "avg", "no_embed_class": True},
+    "vit_gap": SMALL | {"class_token": False, "global_pool": "avg", "fc_norm": False, "img_size": (12, 20)},
+}
+
+if __name__ == "__main__":
+    import torch
+    from timm.models.deit import VisionTransformerDistilled
+    from timm.models.vision_transformer import VisionTransformer
+
+    from golden.formula import array
+    from golden.record import record, with_formula
+
+    for name, sizes in CASES.items():
+        model, extra = (VisionTransformerDistilled if name == "vit_distilled" else VisionTransformer)(**sizes), {}
+        if name == "vit_distilled":
+            with_formula(model).set_distilled_training()
+            outputs = model.train()(torch.from_numpy(array("images", (2, 3, 16, 16))))
+            extra = dict(zip(("train_logits", "train_logits_dist"), outputs, strict=True))
+            model.set_distilled_training(False)
+        record(name, model, sizes["img_size"], gradients=True, extra=extra)

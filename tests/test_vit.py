@@ -1,0 +1,201 @@
+"""The ViT and its options against their definitions and timm's outputs."""
+
+import contextlib
+
+import numpy as np
+import paddle
+import pytest
+from conftest import ROOT
+from golden.formula import array
+from golden.vit import CASES
+from parity import assert_parity, load_formula
+from ranks import run_ranks
+
+import utils
+from config import get_config
+from errors import InputError
+from models import build_model, create_model
+from models.vit import VisionTransformer
+
+OPTIONS = [
+    {},
+    {"init_values": 0.1, "no_embed_class": True},
+    {"global_pool": "avg", "class_token": False},
+    {"distilled": True},
+    {"reg_tokens": 2, "pre_norm": True, "qk_norm": True},
+]
+
+
+def small(name="vit", **changes):
+    """The ViT of golden/vit.py's case NAME, with changes."""
+    sizes = CASES[name] | {"distilled": name == "vit_distilled"} | changes
+    return VisionTransformer(image_size=sizes.pop("img_size"), **sizes)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", CASES)
+def test_logits_features_and_gradients_are_timms(tmp_path, name):
+    assert_parity(small(name), name, tmp_path)
+
+
+def test_a_distilled_model_trains_both_heads_when_told(tmp_path):
+    model = load_formula(small("vit_distilled"), tmp_path)
+    golden = np.load(ROOT / "tests" / "golden" / "vit_distilled.npz")
+    images = paddle.to_tensor(array("images", (2, 3, 16, 16)))
+    model.train()
+    mean = model(images).numpy()
+    model.distilled_training = True
+    logits, distilled = (out.numpy() for out in model(images))
+    span = np.ptp(golden["logits"])
+    np.testing.assert_allclose(logits, golden["train_logits"], atol=1e-5 * span, rtol=0)
+    np.testing.assert_allclose(distilled, golden["train_logits_dist"], atol=1e-5 * span, rtol=0)
+    np.testing.assert_allclose(mean, (logits + distilled) / 2, atol=1e-6 * span, rtol=0)
+    model.eval()
+    assert (model(images).numpy() == mean).all()
+
+
+def test_initialisation_is_timms():
+    paddle.seed(0)
+    model = create_model("vit_tiny_patch16_224", num_classes=10)
+    assert abs(float(model.blocks[0].mlp.fc1.weight.std()) - 0.02) < 2e-4
+    assert abs(float(model.pos_embed.std()) - 0.02) < 5e-4
+    assert float(model.cls_token.abs().max()) < 1e-5
+    assert float(model.blocks[0].attn.qkv.bias.abs().max()) == 0.0
+    bound = (3 * 16 * 16) ** -0.5
+    assert bound * 0.99 < float(model.patch_embed.proj.weight.abs().max()) <= bound
+    assert 0 < float(model.patch_embed.proj.bias.abs().max()) <= bound
+    model = create_model("vit_tiny_patch16_224", num_classes=10, depth=1, distilled=True, init_values=1e-5)
+    assert abs(float(model.dist_token.std()) - 0.02) < 3e-3
+    assert abs(float(model.head_dist.weight.std()) - 0.02) < 2e-3
+    assert (model.blocks[0].ls1.gamma.numpy() == np.float32(1e-5)).all()
+    assert (model.blocks[0].ls2.gamma.numpy() == np.float32(1e-5)).all()
+
+
+@pytest.mark.parametrize("distilled", [False, True])
+def test_head_init_scale_multiplies_fresh_heads_alone(distilled):
+    states = []
+    for scale in (1.0, 1e-3):
+        paddle.seed(0)
+        model = small(head_init_scale=scale, distilled=distilled)
+        states.append({name: tensor.numpy().copy() for name, tensor in model.state_dict().items()})
+        paddle.seed(1)
+        model.reset_classifier(5)
+        states[-1] |= {f"new {name}": getattr(model, name).weight.numpy() for name in model.classifier_names()}
+    for name, value in states[0].items():
+        scale = np.float32(1e-3 if "head" in name else 1)
+        assert (states[1][name] == value * scale).all(), name
+    assert 0.015 < states[0]["new head"].std() < 0.025
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_every_parameter_is_in_one_layer_group(options):
+    model = small(**options)
+    groups = model.layer_groups()
+    assert groups[0] == ("cls_token", "dist_token", "reg_token", "pos_embed", "patch_embed", "norm_pre")
+    assert groups[1:-1] == [("blocks.0",), ("blocks.1",), ("blocks.2",)]
+    assert groups[-1] == ("norm", "fc_norm", "head", "head_dist")
+    for name, _ in model.named_parameters():
+        owners = [group for group in groups for prefix in group if name == prefix or name.startswith(f"{prefix}.")]
+        assert len(owners) == 1, name
+    assert model.no_weight_decay() == {"pos_embed", "cls_token", "dist_token", "reg_token"}
+
+
+def test_reset_classifier_replaces_every_head():
+    images = paddle.zeros([2, 3, 16, 16])
+    model = small(distilled=True)
+    assert (small().classifier_names(), model.classifier_names()) == (("head",), ("head", "head_dist"))
+    model.reset_classifier(5)
+    assert (model.num_classes, model.head.weight.shape, model.head_dist.weight.shape) == (5, [24, 5], [24, 5])
+    assert model(images).shape == [2, 5]
+    model.reset_classifier(0)
+    tokens = model.forward_features(images)
+    np.testing.assert_allclose(model(images).numpy(), tokens[:, :2].mean(axis=1).numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["MODEL.PATCH_SIZE", "15"], "IMAGE_SIZE 224 is not a multiple of PATCH_SIZE 15"),
+        (["MODEL.NUM_HEADS", "7"], "EMBED_DIM 768 is not a multiple of NUM_HEADS 7"),
+        (["MODEL.TYPE", "Vitt"], "MODEL.TYPE is 'Vitt', expected one of deit, vit"),
+        (["MODEL.NUM_CLASSES", "auto"], "MODEL.NUM_CLASSES is 'auto'"),
+        (["MODEL.DISTILLED", "True", "MODEL.GLOBAL_POOL", "avg"], "GLOBAL_POOL is 'avg', expected 'token'"),
+        (["MODEL.DISTILLED", "True", "MODEL.REG_TOKENS", "4"], "REG_TOKENS is 4, expected 0"),
+        (["MODEL.CLASS_TOKEN", "False"], "GLOBAL_POOL is 'token', expected 'avg'"),
+        (["MODEL.WINDOW_SIZE", "7"], "MODEL.WINDOW_SIZE is 7, but ViT takes no WINDOW_SIZE; leave it at None"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_named(options, message):
+    with pytest.raises(InputError, match=message):
+        build_model(get_config(None, options))
+
+
+def test_attn_head_size_sets_the_width_of_a_head():
+    model = create_model("vit_tiny_patch16_224", image_size=32, depth=1, attn_head_size=32, num_classes=2)
+    assert model.blocks[0].attn.qkv.weight.shape == [192, 3 * 3 * 32]
+    assert model.blocks[0].attn.scale == 32**-0.5
+
+
+def test_training_drops_patches_and_evaluation_does_not():
+    model = small(patch_drop=0.5, no_embed_class=True)
+    assert model.forward_features(paddle.zeros([2, 3, 16, 16])).shape == [2, 1 + 8, 24]
+    model.eval()
+    assert model.forward_features(paddle.zeros([2, 3, 16, 16])).shape == [2, 1 + 16, 24]
+
+
+def gradients(recompute, parallel=False, frozen=("nothing",)):
+    """Two backward passes with all that is random: (calls of the last block, gradients). In parallel the first has no
+    synchronisation.
+    """
+    paddle.seed(0)
+    random = {"drop": 0.2, "attn_drop": 0.2, "drop_path": 0.4, "patch_drop": 0.3}
+    model = small(init_values=0.5, recompute=recompute, **random)
+    calls = []
+    model.blocks[2].register_forward_post_hook(lambda *_: calls.append(1))
+    for name, parameter in model.named_parameters():
+        parameter.stop_gradient = name.startswith(frozen)
+    paddle.seed(1 + utils.rank())
+    images = paddle.randn([4, 3, 16, 16])
+    trained = paddle.DataParallel(model) if parallel else model
+    with trained.no_sync() if parallel else contextlib.nullcontext():
+        trained(images).square().sum().backward()
+    trained(images).square().sum().backward()
+    return len(calls), {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("frozen", [("nothing",), ("cls_token", "pos_embed", "patch_embed", "blocks.0")])
+def test_recompute_gives_the_same_gradients(frozen):
+    calls, expected = gradients(False, frozen=frozen)
+    calls_again, found = gradients(True, frozen=frozen)
+    assert (calls, calls_again) == (2, 4)
+    assert (
+        list(found)
+        == list(expected)
+        == [n for n, _ in small(init_values=1).named_parameters() if not n.startswith(frozen)]
+    )
+    for name, value in expected.items():
+        assert (found[name] == value).all(), name
+
+
+def parallel_gradients():
+    return [gradients(recompute, parallel=True) for recompute in (False, True)]
+
+
+def test_recompute_gives_the_same_gradients_on_two_ranks():
+    results = [result for ranks in run_ranks(parallel_gradients) for result in ranks]
+    assert [calls for calls, _ in results] == [2, 4, 2, 4]
+    expected = results[0][1]
+    for name, value in expected.items():
+        assert all((found[name] == value).all() for _, found in results), name
+    alone = gradients(False)[1]
+    assert any(abs(alone[name] - value).max() > 1e-3 for name, value in expected.items())  # ranks were averaged
+
+
+def test_recompute_leaves_evaluation_alone():
+    model = small(recompute=True)
+    calls = []
+    model.blocks[0].register_forward_post_hook(lambda *_: calls.append(1))
+    model.eval()
+    model(paddle.zeros([1, 3, 16, 16])).sum().backward()
+    assert len(calls) == 1
