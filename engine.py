@@ -24,7 +24,7 @@ from options import plain
 from prepare import Training, precision, precision_told, prepare
 from records import Run, plot_curves
 from transforms import Normalize
-from utils import all_gather, all_reduce_sum, rank, seed_step, world_size
+from utils import all_gather, all_reduce_sum, rank, reduce_dict, seed_step, world_size
 from weights import load_weights
 
 
@@ -122,6 +122,8 @@ def train_one_epoch(training: Training, epoch: int) -> None:
         if index + 1 == steps or (index + 1) % config.REPORT_FREQ == 0:
             window.report(epoch, step, training.schedule(update))
         training.run.bar.update()
+    for model in filter(None, (training.model, training.averaged)):
+        _average_statistics(model)
 
 
 def _update(training: Training, update: int) -> paddle.Tensor:
@@ -134,6 +136,17 @@ def _update(training: Training, update: int) -> paddle.Tensor:
     if training.ema:
         training.ema.update(training.model, update)
     return norm
+
+
+def _average_statistics(model: nn.Layer) -> None:
+    """Gives every rank the mean of the ranks' batch norm statistics, as timm's ``--dist-bn reduce``: otherwise each would
+    evaluate, and the first would save, what it saw alone.
+    """
+    parameters = {name for name, _ in model.named_parameters()}
+    own = {name: t for name, t in model.state_dict().items() if name not in parameters and t.is_floating_point()}
+    if own and world_size() > 1:
+        for name, mean in reduce_dict(own).items():
+            own[name].set_value(mean)
 
 
 @paddle.no_grad()

@@ -103,7 +103,7 @@ class ImageModel(nn.Layer):
 
     @paddle.no_grad()
     def _scale_classifiers(self) -> None:
-        for name in self.classifier_names():
+        for name in self.classifier_names() if self.head_init_scale != 1 else ():
             for parameter in sublayer(self, name).parameters():
                 parameter.set_value(parameter * self.head_init_scale)
 

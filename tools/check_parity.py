@@ -1,0 +1,116 @@
+"""Holds every shipped model, full size, to timm's of the same weights: logits and parameter counts.
+
+    python tools/check_parity.py ["deit*"] [-python PYTHON]
+
+PYTHON is an interpreter that has torch and timm, by default this one; they need no GPU and no Paddle:
+
+    python -m venv reference
+    reference/bin/pip install torch==2.13.0                     # the CPU build suffices
+    reference/bin/pip install --no-deps timm==1.0.31 torchvision==0.28.0
+    reference/bin/pip install huggingface_hub safetensors numpy pyyaml
+
+For each model timm makes random weights and the logits of two random images; the weights are read here by
+``load_weights`` and give logits again. The largest difference is told as a share of the logits' range.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+
+from errors import InputError, RunError, reported  # noqa: E402
+
+TOLERANCE = 1e-4  # of the logits' range
+_NAMES = {
+    "pvtv2_b2_linear": "pvt_v2_b2_li",
+    "convmixer_1024_20": "convmixer_1024_20_ks9_p14",
+    "vit_digits": "vit_tiny_patch16_224",
+}
+_DIGITS = {"img_size": 8, "patch_size": 2, "embed_dim": 64, "depth": 4, "num_heads": 4, "mlp_ratio": 2.0}
+
+
+def reference(name: str) -> tuple[str, dict[str, Any]]:
+    """Returns timm's name of a model and what its constructor needs besides."""
+    if name in _NAMES:
+        return _NAMES[name], _DIGITS if name == "vit_digits" else {}
+    if name.endswith("_finetune"):  # MAE's
+        return name.removesuffix("_finetune"), {"global_pool": "avg"}
+    return name.replace("pvtv2", "pvt_v2").removesuffix("_21k_1k"), {}
+
+
+def compare(name: str, timm: subprocess.Popen, folder: Path) -> dict[str, Any]:
+    """Returns ``timm`` (its name), ``parameters``, ``expected`` (timm's count), ``difference`` and timm's answer."""
+    import numpy as np
+    import paddle
+
+    from models import create_model
+    from weights import load_weights
+
+    model = create_model(name, head_init_scale=1.0)
+    model.eval()
+    theirs, options = reference(name)
+    options = options | {"num_classes": model.num_classes, "in_chans": model.in_channels}
+    images = (model.in_channels, *model.image_size)
+    request = {"model": theirs, "options": options, "images": images, "folder": str(folder)}
+    try:
+        timm.stdin.write(json.dumps(request) + "\n")
+        timm.stdin.flush()
+        answer = json.loads(timm.stdout.readline())
+    except (OSError, ValueError):
+        raise RunError(f"{timm.args[0]} gave no logits of {theirs}: it needs torch and timm (this tool's -h)") from None
+    load_weights(model, folder / "weights.safetensors")
+    outputs = np.load(folder / "outputs.npz")
+    with paddle.no_grad():
+        logits = model(paddle.to_tensor(outputs["images"])).numpy()
+    difference = float(np.abs(logits - outputs["logits"]).max() / np.ptp(outputs["logits"]))
+    parameters = sum(parameter.size for parameter in model.parameters())
+    found = {"model": theirs, "parameters": parameters, "expected": answer["parameters"], "difference": difference}
+    return found | {"versions": f"timm {answer['timm']}, torch {answer['torch']}"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pattern", nargs="?", default="*", help="a shell pattern of names")
+    parser.add_argument("-python", "--python", default=sys.executable, help="an interpreter with torch and timm")
+    arguments = parser.parse_args()
+    import paddle
+
+    from models import list_models
+    from utils import tune_cpu
+
+    names = list_models(arguments.pattern)
+    if not names:
+        raise InputError(f"no model matches {arguments.pattern!r}; without a pattern all are checked")
+    tune_cpu(1)
+    failed = []
+    script = [arguments.python, str(ROOT / "tools" / "timm_reference.py")]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as timm,
+    ):
+        print("| model | timm's | parameters | largest difference / range | s |\n|---|---|---|---|---|")
+        for name in names:
+            start = time.monotonic()
+            found = compare(name, timm, Path(folder))
+            same = found["parameters"] == found["expected"]
+            count = f"{found['parameters']:,}" + ("" if same else f", timm's {found['expected']:,}")
+            seconds = time.monotonic() - start
+            print(f"| {name} | {found['model']} | {count} | {found['difference']:.1e} | {seconds:.0f} |", flush=True)
+            if not (same and found["difference"] <= TOLERANCE):
+                failed.append(name)
+        timm.stdin.close()
+    print(f"\n{len(names)} models; paddle {paddle.__version__}, {found['versions']}; tolerance {TOLERANCE:g}")
+    if failed:
+        raise RunError(f"{len(failed)} of {len(names)} models differ from timm's: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    with reported():
+        main()

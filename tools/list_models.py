@@ -1,0 +1,86 @@
+"""Lists the shipped models: name, parameters, GFLOPs, images, source.
+
+    python tools/list_models.py ["vit_*_384"]
+
+GFLOPs are billions of multiply-adds of one image's forward pass, in linear layers, convolutions and products of
+activations, as papers and timm count them.
+"""
+
+import argparse
+import math
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+
+from errors import InputError, reported  # noqa: E402
+
+
+def describe(name: str) -> dict[str, Any]:
+    """Returns ``name``, ``parameters``, ``macs`` (multiply-adds of one image), ``images`` (C, H, W) and ``source``.
+
+    The model is traced as a static graph, which computes nothing and allocates no weights: a fraction of a second.
+    """
+    import paddle
+    from paddle import nn
+
+    from config import find_config
+    from models import create_model
+
+    macs = 0
+
+    def count_layer(layer: nn.Layer, _: Any, output: Any) -> None:
+        nonlocal macs
+        weight = layer.weight.shape
+        macs += math.prod(output.shape) * math.prod(weight[:-1] if isinstance(layer, nn.Linear) else weight[1:])
+
+    def count_product(x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False) -> Any:
+        nonlocal macs
+        output = matmul(x, y, transpose_x, transpose_y)
+        macs += math.prod(output.shape) * x.shape[-2 if transpose_x else -1]
+        return output
+
+    matmul = paddle.matmul
+    paddle.enable_static()
+    try:
+        # Both programs live until the names of their parameters are done with.
+        program, startup = paddle.static.Program(), paddle.static.Program()
+        with paddle.static.program_guard(program, startup), mock.patch("paddle.matmul", count_product):
+            model = create_model(name, head_init_scale=1.0)  # a graph can't scale parameters in place
+            model.eval()
+            for layer in model.sublayers():
+                if isinstance(layer, nn.Linear | nn.Conv2D):
+                    layer.register_forward_post_hook(count_layer)
+            images = (model.in_channels, *model.image_size)
+            model(paddle.static.data("images", [1, *images], "float32"))
+            parameters = sum(math.prod(parameter.shape) for parameter in model.parameters())
+    finally:
+        paddle.disable_static()
+    first = find_config(name).read_text(encoding="utf-8").partition("\n")[0]
+    source = first.partition(": ")[2].rstrip(".")
+    return {"name": name, "parameters": parameters, "macs": macs, "images": images, "source": source}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pattern", nargs="?", default="*", help="a shell pattern of names")
+    pattern = parser.parse_args().pattern
+    from models import list_models
+
+    names = list_models(pattern)
+    if not names:
+        raise InputError(f"no model matches {pattern!r}; without a pattern all {len(list_models())} are listed")
+    width = max(map(len, names))
+    print(f"{'name':{width}}  {'parameters':>13}  {'GFLOPs':>7}  {'images':>13}  source")
+    for name in names:
+        found = describe(name)
+        images = "{} x {} x {}".format(*found["images"])
+        print(f"{name:{width}}  {found['parameters']:13,}  {found['macs'] / 1e9:7.2f}  {images:>13}  {found['source']}")
+
+
+if __name__ == "__main__":
+    with reported():
+        main()

@@ -1,0 +1,78 @@
+"""timm's side of tools/check_parity.py, in a process of its own: it needs torch and timm, and no Paddle.
+
+Each line of the input is a JSON object: ``model`` (timm's name, or "lenet"), ``options`` (of its constructor),
+``images`` (C, H, W) and ``folder``. There it leaves weights.safetensors, random, and outputs.npz (images, logits); the
+line that it answers holds ``parameters`` and the versions.
+"""
+
+import importlib
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+try:
+    import timm
+except (RuntimeError, ImportError):  # torchvision's compiled operators don't load beside a torch without CUDA
+    for name in [name for name in sys.modules if name.startswith(("timm", "torchvision"))]:
+        del sys.modules[name]
+    for name in ("torchvision._meta_registrations", "torchvision._autograd_registrations"):
+        sys.modules[name] = types.ModuleType(name)
+    timm = importlib.import_module("timm")
+
+
+def build(name: str, options: dict[str, Any]) -> torch.nn.Module:
+    """Returns timm's model, or LeNet-5 as ``paddle.vision`` has it, which timm hasn't."""
+    if name != "lenet":
+        return timm.create_model(name, **options)
+    nn = torch.nn
+    model = nn.Module()
+    convolutions = [nn.Conv2d(options["in_chans"], 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5)]
+    model.features = nn.Sequential(*convolutions, nn.ReLU(), nn.MaxPool2d(2))
+    model.fc = nn.Sequential(nn.Linear(400, 120), nn.Linear(120, 84), nn.Linear(84, options["num_classes"]))
+    model.forward = lambda x: model.fc(model.features(x).flatten(1))
+    return model
+
+
+@torch.no_grad()
+def randomise(model: torch.nn.Module) -> None:
+    """Gives what starts at zero, one or nearly so a random value: every path has to matter."""
+    for name, tensor in model.state_dict().items():
+        if name.endswith("running_var"):
+            tensor.uniform_(0.5, 1.5)
+        elif name.endswith("running_mean"):
+            tensor.normal_(0, 0.1)
+        elif tensor.is_floating_point() and tensor.ndim <= 1:
+            if name.endswith("weight"):  # of a norm
+                tensor.normal_(1, 0.1)
+            elif name.endswith("bias"):
+                tensor.normal_(0, 0.05)
+            else:  # layer scale
+                tensor.uniform_(0.1, 1)
+        elif tensor.is_floating_point() and tensor.abs().max() < 1e-4:  # tokens
+            tensor.normal_(0, 0.05)
+
+
+def main() -> None:
+    for line in sys.stdin:
+        request = json.loads(line)
+        folder = Path(request["folder"])
+        torch.manual_seed(0)
+        model = build(request["model"], request["options"]).eval()
+        randomise(model)
+        images = torch.randn(2, *request["images"])
+        with torch.no_grad():
+            logits = model(images)
+        save_file({name: t.contiguous() for name, t in model.state_dict().items()}, folder / "weights.safetensors")
+        np.savez(folder / "outputs.npz", images=images.numpy(), logits=logits.numpy())
+        answer = {"parameters": sum(p.numel() for p in model.parameters()), "timm": timm.__version__}
+        print(json.dumps(answer | {"torch": torch.__version__}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
