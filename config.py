@@ -77,8 +77,8 @@ _C.MODEL.SR_RATIO = None  # PVTv2: reduction of keys and values along a side, pe
 _C.MODEL.LINEAR = None  # PVTv2: keys and values pooled to 7 x 7 instead
 _C.MODEL.KERNEL_SIZE = None  # ConvMixer: pixels
 _C.MODEL.GROUP_WIDTH = None  # RegNet: channels of a group
-_C.MODEL.SE_RATIO = None  # RegNet: channels of the squeeze over the block's input
-_C.MODEL.ACT = None  # activation: gelu, relu
+_C.MODEL.SE_RATIO = None  # RegNet: channels of the squeeze over the block's input; 0: no squeeze
+_C.MODEL.ACT = None  # ConvMixer: activation: gelu, relu
 
 _C.TRAIN = CfgNode()
 _C.TRAIN.LAST_EPOCH = 0  # the last epoch already done; a resumed run takes it from its checkpoint
@@ -258,6 +258,11 @@ def differences(config: CfgNode) -> list[str]:
     return [f"{key}: {default[key]} -> {value}" for key, value in leaves(config) if value != default[key]]
 
 
+def is_given(config: CfgNode, key: str) -> bool:
+    """Returns whether a file, a flag or an option set the dotted key, be it to the default."""
+    return key in config.__dict__.get("given", ())
+
+
 def find_config(cfg_file: str | os.PathLike) -> Path:
     """Returns the path of a configuration given as a file or as the name of one under configs/."""
     path = Path(cfg_file)
@@ -337,6 +342,8 @@ def _set(config: CfgNode, key: str, value: Any, source: str) -> None:
     node = config
     for part in filter(None, parent.split(".")):
         node = node[part]
+    # Beside the tree's keys, as yacs keeps its own marks: copied and pickled with the tree.
+    config.__dict__.setdefault("given", set()).add(key)
     default = defaults[key]
     kind = _TYPES.get(key) or ([type(default[0])] if isinstance(default, list) else type(default))
     node[name] = coerce(key, value, kind, key in _TYPES, _WORDS.get(key, ()), source)
