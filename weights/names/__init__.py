@@ -1,0 +1,34 @@
+"""Names that other toolkits give a model's tensors, turned into timm's. One module per family of architectures."""
+
+from collections.abc import Collection
+
+from weights.names import vit
+from weights.names.rules import Arrays
+
+# By MODEL.TYPE in lower case.
+FAMILIES = {
+    "vit": vit,
+    "deit": vit,
+}
+
+
+def timm_names(model_type: str, arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
+    """Returns a file's arrays under timm 1.0.31's names.
+
+    Arrays under timm's names pass untouched, names that the family doesn't know are left as they are, and what only
+    serves other programs (a decoder, derived buffers) is dropped: the family's docstring tells.
+
+    Args:
+        model_type: MODEL.TYPE.
+        arrays: by name; wrappers and "module." are removed already.
+        layout: of the Linear weights: "torch": [out, in], "paddle": [in, out], "jax": Flax's kernels.
+        wanted: the model's own names, which decide where a file may be meant in two ways.
+
+    Returns:
+        arrays in the same layout; "jax" becomes "torch".
+
+    Raises:
+        InputError: two arrays come to the same name.
+    """
+    family = FAMILIES.get(model_type.lower())
+    return arrays if family is None else family.timm_names(arrays, layout, wanted)

@@ -1,0 +1,64 @@
+"""What the families' tables of names share."""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from errors import InputError
+
+Arrays = dict[str, np.ndarray]
+Rules = Sequence[tuple[str, str | None]]
+
+
+def rename(arrays: Arrays, rules: Rules) -> Arrays:
+    """Applies (regular expression, replacement) rules to every name, in order, as ``re.sub`` does.
+
+    A rule whose replacement is None drops the arrays whose name holds its expression.
+
+    Raises:
+        InputError: two arrays come to the same name.
+    """
+    renamed, sources = {}, {}
+    for source, array in arrays.items():
+        name = source
+        for pattern, replacement in rules:
+            if replacement is not None:
+                name = re.sub(pattern, replacement, name)
+            elif re.search(pattern, name):
+                break
+        else:
+            if name in renamed:
+                raise InputError(
+                    f"{sources[name]} and {source} are both {name}; expected one of them; remove the other"
+                )
+            renamed[name], sources[name] = array, source
+    return renamed
+
+
+def join_qkv(arrays: Arrays, layout: str) -> Arrays:
+    """Joins each ``X.q``, ``X.k`` and ``X.v`` to the ``X.qkv`` of timm's attention; incomplete ones are left.
+
+    Args:
+        arrays: weights [out, in] ("paddle": [in, out]) and biases [out].
+        layout: "torch" or "paddle".
+    """
+    joined = {}
+    for name, array in arrays.items():
+        match = re.fullmatch(r"(.*\.)([qkv])(\.weight|\.bias)", name)
+        parts = [arrays.get(match[1] + part + match[3]) for part in "qkv"] if match else [None]
+        if any(part is None or part.shape != array.shape or not part.ndim for part in parts):
+            joined[name] = array
+        elif match[2] == "q":
+            joined[f"{match[1]}qkv{match[3]}"] = np.concatenate(parts, axis=-1 if layout == "paddle" else 0)
+    return joined
+
+
+def torch_kernel(kernel: np.ndarray) -> np.ndarray:
+    """Returns Flax's Dense kernel [in, out] as [out, in], its Conv kernel [h, w, in, out] as [out, in, h, w]."""
+    return kernel.transpose(3, 2, 0, 1) if kernel.ndim == 4 else kernel.T
+
+
+def jax_kernel(weight: np.ndarray) -> np.ndarray:
+    """Is ``torch_kernel``'s inverse."""
+    return weight.transpose(2, 3, 1, 0) if weight.ndim == 4 else weight.T

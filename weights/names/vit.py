@@ -1,0 +1,136 @@
+"""ViT and DeiT."""
+
+import math
+import re
+from collections.abc import Collection
+
+import numpy as np
+
+from errors import InputError
+from weights.names.rules import Arrays, jax_kernel, join_qkv, rename, torch_kernel
+
+_RULES = (
+    # MAE's pre-training and PaddleViT's: what reconstructs the image. DINO's and DINOv2's: their projection heads.
+    (r"^(decoder|mask_token$|linear_projection\.|reconstruction_layer\.)", None),
+    (r"^(head\.(mlp|last_layer)|dino_head|ibot_head)\.", None),
+    (r"^backbone\.", ""),
+    (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),  # DINOv2: chunks of blocks that are numbered through
+    (r"\.gamma_([12])$", r".ls\1.gamma"),  # DeiT-III
+    # PaddleViT
+    (r"^transformer\.", ""),
+    (r"^(embeddings|patch_embedding)\.(cls_token|dist_token|position_embeddings)$", r"\2"),
+    (r"^(embeddings\.patch_embeddings|patch_embedding\.patch_embedding)\.", "patch_embed.proj."),
+    (r"^(encoder_)?position_embeddings?$", "pos_embed"),
+    (r"^class_token$", "cls_token"),
+    (r"^distill_token$", "dist_token"),
+    (r"^(encoder\.)?layers\.", "blocks."),
+    (r"^(blocks\.\d+\.)attn_norm\.", r"\1norm1."),
+    (r"^(blocks\.\d+\.)mlp_norm\.", r"\1norm2."),
+    (r"^(blocks\.\d+\.)attn\.out\.", r"\1attn.proj."),
+    (r"^encoder\.(encoder_)?norm\.", "norm."),
+    (r"^classifier\.(weight|bias)$", r"head.\1"),
+    (r"^(classifier_dist|head_distill)\.", "head_dist."),
+)
+
+# timm's layers and tokens, and Google's; <i> is a block's number.
+_GOOGLE = (
+    ("cls_token", "cls"),
+    ("pos_embed", "Transformer/posembed_input/pos_embedding"),
+    ("patch_embed.proj", "embedding"),
+    ("blocks.<i>.norm1", "Transformer/encoderblock_<i>/LayerNorm_0"),
+    ("blocks.<i>.attn.q", "Transformer/encoderblock_<i>/MultiHeadDotProductAttention_1/query"),
+    ("blocks.<i>.attn.k", "Transformer/encoderblock_<i>/MultiHeadDotProductAttention_1/key"),
+    ("blocks.<i>.attn.v", "Transformer/encoderblock_<i>/MultiHeadDotProductAttention_1/value"),
+    ("blocks.<i>.attn.proj", "Transformer/encoderblock_<i>/MultiHeadDotProductAttention_1/out"),
+    ("blocks.<i>.norm2", "Transformer/encoderblock_<i>/LayerNorm_2"),
+    ("blocks.<i>.mlp.fc1", "Transformer/encoderblock_<i>/MlpBlock_3/Dense_0"),
+    ("blocks.<i>.mlp.fc2", "Transformer/encoderblock_<i>/MlpBlock_3/Dense_1"),
+    ("norm", "Transformer/encoder_norm"),
+    ("head", "head"),
+)
+
+
+def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
+    """Returns arrays under the names of timm 1.0.31's ``VisionTransformer`` and ``VisionTransformerDistilled``.
+
+    Sources: the files of Google's ViT and AugReg (.npz), DeiT, DeiT-III, MAE, DINO, DINOv2, older timm, and of
+    PaddleViT's ViT, DeiT and MAE in every version; PaddleClas uses timm's names. Dropped: MAE's decoder, DINO's
+    projection heads, mask tokens, and ``pre_logits`` with the head that reads it (timm has no such layer).
+
+    MAE's pre-training has a ``norm`` where a fine-tuned model has an ``fc_norm``. That starts from ``norm`` here, and
+    afresh in MAE's own fine-tuning.
+
+    Args:
+        arrays, layout, wanted: see ``weights.names.timm_names``.
+    """
+    if layout == "jax":
+        arrays = _from_google(arrays)
+    last_norm = "fc_norm." if "fc_norm.weight" in wanted else "norm."
+    arrays = rename(arrays, [*_RULES, (r"^encoder_norm\.", last_norm)])
+    if any(name.startswith("pre_logits.") for name in arrays):
+        arrays = rename(arrays, [(r"^(pre_logits|head)\.", None)])
+    if "head.weight" not in arrays and "norm.weight" not in wanted:
+        arrays = rename(arrays, [(r"^norm\.", last_norm)])
+    if arrays.keys() >= {"register_tokens", "cls_token", "pos_embed"}:  # DINOv2 adds no position to registers
+        position, arrays["pos_embed"] = np.split(arrays["pos_embed"], [1], axis=1)
+        arrays["cls_token"] = arrays["cls_token"] + position
+        arrays["reg_token"] = arrays.pop("register_tokens")
+    kernel = arrays.get("patch_embed.proj.weight")
+    if kernel is not None and kernel.ndim == 2:
+        arrays["patch_embed.proj.weight"] = _convolution(kernel.T if layout == "paddle" else kernel)
+    return arrays
+
+
+def google_names(arrays: Arrays, num_heads: int) -> Arrays:
+    """Returns a plain ViT's arrays as Google's .npz files have them, which timm and the repository of ViT load.
+
+    Args:
+        arrays: by timm's names, in torch's layout.
+        num_heads: heads of each block.
+
+    Raises:
+        InputError: an array that Google's ViT doesn't have.
+    """
+    split = {}
+    for name, array in arrays.items():
+        if not any(re.match(_pattern(layer), name.replace(".qkv.", ".q.")) for layer, _ in _GOOGLE):
+            raise InputError(f"{name} has no place in Google's ViT; only a plain ViT can be written under its names")
+        if name.endswith(".weight"):
+            array = jax_kernel(array)
+        if ".qkv." in name:
+            for part, piece in zip("qkv", np.split(array, 3, axis=-1), strict=True):
+                split[name.replace(".qkv.", f".{part}.")] = piece.reshape(*piece.shape[:-1], num_heads, -1)
+        elif name.endswith("attn.proj.weight"):
+            split[name] = array.reshape(num_heads, -1, array.shape[-1])
+        else:
+            split[name] = array
+    layers = [(_pattern(ours), theirs.replace("<i>", r"\1")) for ours, theirs in _GOOGLE]
+    leaves = [(r"(Norm_\d|_norm)\.weight$", r"\1/scale"), (r"\.weight$", "/kernel"), (r"\.bias$", "/bias")]
+    return rename(split, layers + leaves)
+
+
+def _from_google(arrays: Arrays) -> Arrays:
+    layers = [(_pattern(theirs), ours.replace("<i>", r"\1")) for ours, theirs in _GOOGLE]
+    leaves = [(r"^([^/]+)/(kernel|scale)$", r"\1.weight"), (r"^([^/]+)/bias$", r"\1.bias")]
+    named = rename(arrays, [("^opt/target/", ""), *layers, *leaves])
+    for name, array in named.items():
+        if re.search(r"\.attn\.[qkv]\.", name):
+            array = array.reshape(*array.shape[:-2], -1)  # [in, heads, head_dim], [heads, head_dim]
+        elif name.endswith("attn.proj.weight") and array.ndim == 3:
+            array = array.reshape(-1, array.shape[-1])  # [heads, head_dim, out]
+        named[name] = torch_kernel(array) if name.endswith(".weight") else array
+    return join_qkv(named, "torch")
+
+
+def _pattern(layer: str) -> str:
+    """Returns the regular expression of the names of a layer's arrays."""
+    return "^" + re.escape(layer).replace("<i>", r"(\d+)") + "(?=[./]|$)"
+
+
+def _convolution(kernel: np.ndarray) -> np.ndarray:
+    """Returns the projection [out, in * p * p] of patches with 3 or 1 channels as [out, in, p, p]."""
+    for channels in (3, 1):
+        size = math.isqrt(kernel.shape[1] // channels)
+        if channels * size**2 == kernel.shape[1] > 0:
+            return kernel.reshape(-1, channels, size, size)
+    return kernel
