@@ -61,13 +61,14 @@ def main():
 
     import datasets
     import utils
+    from weights.preprocessing import with_preprocessing
 
     paddle.disable_signal_handler()
     # Ranks that are ended together leave their loaders' semaphores to Python's tracker, which would say so.
     os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]))
     is_launched = utils.launched()
     ranks = 1 if is_launched else utils.num_processes(config.NGPUS)
-    config, dataset_train, dataset_val = datasets.get_datasets(config)
+    config, dataset_train, dataset_val = datasets.get_datasets(with_preprocessing(config))
     if is_launched:
         main_worker(config, dataset_train, dataset_val)
         return

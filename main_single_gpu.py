@@ -13,12 +13,13 @@ def main():
     config = config_from_arguments("main_single_gpu.py")
     import datasets
     import utils
+    from weights.preprocessing import with_preprocessing
 
     if utils.launched() and utils.world_size() > 1:
         raise InputError("main_single_gpu.py is one process, but a launcher started several; launch main_multi_gpu.py")
     if config.NGPUS > 1:
         raise InputError(f"main_single_gpu.py is one process, found NGPUS {config.NGPUS}; run main_multi_gpu.py")
-    main_worker(*datasets.get_datasets(config))
+    main_worker(*datasets.get_datasets(with_preprocessing(config)))
 
 
 if __name__ == "__main__":

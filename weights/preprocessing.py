@@ -46,7 +46,7 @@ def disagreements(config: CfgNode, stored: dict[str, Any]) -> Iterator[str]:
 def _wanted(config: CfgNode, stored: dict[str, Any]) -> dict[str, Any]:
     """Returns the keys of a configuration that ``stored`` tells, by their dotted names."""
     wanted = {key: stored[name] for name, key in _KEYS.items() if stored.get(name) is not None}
-    if config.DATA.IMAGE_CHANNELS == 1:  # the stem's channels are summed: grey is what the colours are on average
+    if config.DATA.IMAGE_CHANNELS == 1:  # grey is what the colours are on average
         for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):
             if key in wanted:
                 wanted[key] = [float(np.mean(wanted[key]))]
