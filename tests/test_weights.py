@@ -2,14 +2,12 @@
 
 import numpy as np
 import pytest
-from conftest import ROOT
-from golden.formula import RESIZES, array
 from safetensors.numpy import load_file, save_file
 
 from errors import InputError
 from models import create_model
 from weights import find_weights, load_weights, save_weights
-from weights.resize import bicubic_matrix, resize_pos_embed
+from weights.resize import resize_pos_embed
 
 
 @pytest.fixture
@@ -69,19 +67,6 @@ def test_files_that_are_no_weights_are_refused(tmp_path):
         (tmp_path / "bad.safetensors").write_bytes(content)
         with pytest.raises(InputError, match="not a readable safetensors file"):
             load_weights(model, tmp_path / "bad")
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize(("prefix", "old", "new"), RESIZES)
-def test_position_embeddings_are_resized_as_timm_does(prefix, old, new):
-    golden = np.load(ROOT / "tests" / "golden" / "resize.npz")[f"{prefix} {old} {new}"]
-    resized = resize_pos_embed(array("pos_embed", (1, prefix + old * old, 3)), prefix, new)
-    assert resized.dtype == np.float32
-    np.testing.assert_allclose(resized, golden, atol=1e-6, rtol=0)
-
-
-def test_bicubic_weights_of_the_same_size_change_nothing():
-    assert (bicubic_matrix(5, 5) == np.eye(5)).all()
 
 
 def save(model, folder):

@@ -1,26 +1,113 @@
-"""Position embeddings for another resolution."""
+"""Weights for another resolution, window, patch size or number of channels; results are timm 1.0.31's."""
 
 import math
 
 import numpy as np
 
+from errors import InputError
 
-def resize_pos_embed(pos_embed: np.ndarray, num_prefix_tokens: int, grid_size: int) -> np.ndarray:
-    """Resizes a position embedding to another grid, as timm's ``resample_abs_pos_embed`` does: bicubic, antialiased.
+
+def resize_pos_embed(
+    pos_embed: np.ndarray,
+    num_prefix_tokens: int,
+    grid_size: int | tuple[int, int],
+    old_grid: tuple[int, int] | None = None,
+) -> np.ndarray:
+    """Resizes a position embedding to another grid, as ``resample_abs_pos_embed`` does: bicubic, antialiased.
 
     Args:
-        pos_embed: [1, prefix + G * G, D].
+        pos_embed: [1, prefix + h * w, D].
         num_prefix_tokens: leading positions (class token, say), which stay as they are.
-        grid_size: patches per side, to be.
+        grid_size: patches to be, (H, W), or one number for both.
+        old_grid: (h, w); None: h = w.
 
     Returns:
-        [1, prefix + grid_size * grid_size, D], float32.
+        [1, prefix + H * W, D], float32.
+
+    Raises:
+        InputError: the patches aren't h * w, or no square.
     """
     prefix, patches = np.split(pos_embed.astype(np.float32), [num_prefix_tokens], axis=1)
-    old, dim = math.isqrt(patches.shape[1]), patches.shape[2]
-    matrix = bicubic_matrix(old, grid_size)
-    resized = np.einsum("ai,bj,ijd->abd", matrix, matrix, patches.reshape(old, old, dim), optimize=True)
-    return np.concatenate([prefix, resized.reshape(1, -1, dim).astype(np.float32)], axis=1)
+    side = math.isqrt(patches.shape[1])
+    old = old_grid or (side, side)
+    new = (grid_size, grid_size) if isinstance(grid_size, int) else grid_size
+    if not patches.shape[1] == math.prod(old) > 0:
+        expected = "{} x {}".format(*old) if old_grid else "a square"
+        raise InputError(f"a position embedding has {patches.shape[1]} patches, expected {expected}; give their grid")
+    rows, columns = map(bicubic_matrix, old, new)
+    resized = rows @ patches[0].T.reshape(-1, *old) @ columns.T
+    return np.concatenate([prefix, _rows(resized)[None]], axis=1)
+
+
+def resize_rel_pos_bias_table(table: np.ndarray, window: tuple[int, int], new_window: tuple[int, int]) -> np.ndarray:
+    """Resizes a table of relative position biases, as timm's filters for Swin and BEiT do.
+
+    That is ``resize_rel_pos_bias_table`` as it is unless TIMM_USE_SCIPY_INTERP is set: BEiT's geometric progression
+    of points, finer in the middle, but linear between them where BEiT's own code has cubic splines.
+
+    Args:
+        table: [(2h - 1)(2w - 1) + extra, heads]; BEiT's 3 extra rows, at the end, stay as they are.
+        window: (h, w).
+        new_window: (H, W), to be.
+
+    Returns:
+        [(2H - 1)(2W - 1) + extra, heads], float32.
+
+    Raises:
+        InputError: the table isn't of that window.
+    """
+    old, new = ([2 * side - 1 for side in sides] for sides in (window, new_window))
+    biases, extra = np.split(table.astype(np.float32), [math.prod(old)])
+    if len(biases) < math.prod(old) or len(extra) not in (0, 3):
+        raise InputError(
+            f"a table of {len(table)} relative positions isn't one of {window[0]} x {window[1]} windows,"
+            f" expected {math.prod(old)}, or 3 more; give its window"
+        )
+    if old != new:
+        rows, columns = map(_geometric_matrix, old, new)
+        biases = _rows(rows @ biases.T.reshape(-1, *old) @ columns.T)
+    return np.concatenate([biases, extra])
+
+
+def resample_patch_kernel(weight: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Resizes the kernel that embeds patches, as ``resample_patch_embed`` does (FlexiViT, arXiv:2212.08013).
+
+    The pseudo-inverse of the bicubic resizing: patches that are enlarged with their image are embedded as before.
+
+    Args:
+        weight: [out, in, h, w].
+        size: (H, W), to be.
+
+    Returns:
+        [out, in, H, W], float32.
+    """
+    rows, columns = (np.linalg.pinv(bicubic_matrix(*sides)).T for sides in zip(weight.shape[2:], size, strict=True))
+    return (rows @ weight @ columns.T).astype(np.float32)
+
+
+def adapt_input_channels(weight: np.ndarray, in_channels: int) -> np.ndarray:
+    """Makes a convolution of 3 channels read another number, as ``adapt_input_conv`` does.
+
+    One channel gets the kernels' sum; several get the three kernels in turn, scaled by 3 / in_channels.
+
+    Args:
+        weight: [out, in, h, w].
+        in_channels: to be.
+
+    Returns:
+        [out, in_channels, h, w].
+
+    Raises:
+        InputError: it reads neither 3 channels nor in_channels.
+    """
+    found = weight.shape[1]
+    if found == in_channels:
+        return weight
+    if found != 3:
+        raise InputError(f"the first convolution reads {found} channels, expected 3 to make them {in_channels}")
+    if in_channels == 1:
+        return weight.sum(axis=1, keepdims=True)
+    return weight[:, np.arange(in_channels) % 3] * np.float32(3 / in_channels)
 
 
 def bicubic_matrix(old: int, new: int) -> np.ndarray:
@@ -35,3 +122,27 @@ def bicubic_matrix(old: int, new: int) -> np.ndarray:
     near, far = (1.5 * x - 2.5) * x**2 + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
     weights = np.where(x < 1, near, np.where(x < 2, far, 0.0))
     return weights / weights.sum(axis=1, keepdims=True)
+
+
+def _geometric_matrix(old: int, new: int) -> np.ndarray:
+    """Returns the [new, old] weights of linear interpolation from ``old`` offsets to ``new``, both odd numbers.
+
+    New offsets are whole numbers around 0. Old ones lie at 0, +-1, +-(1 + q), +-(1 + q + q^2) ..., with q between 1.01
+    and 1.5 such that the ends meet if they can; beyond the ends the last value holds.
+    """
+    low, high = 1.01, 1.5
+    while high - low > 1e-6:
+        ratio = (low + high) / 2
+        if (ratio ** (old // 2) - 1) / (ratio - 1) > new // 2:
+            high = ratio
+        else:
+            low = ratio
+    distances = np.cumsum(ratio ** np.arange(old // 2))
+    points = np.concatenate([-distances[::-1], [0], distances])
+    targets = np.arange(new) - new // 2
+    return np.stack([np.interp(targets, points, unit) for unit in np.eye(old)], axis=1)
+
+
+def _rows(grids: np.ndarray) -> np.ndarray:
+    """Returns [D, H, W] as float32 [H * W, D]."""
+    return grids.reshape(len(grids), -1).T.astype(np.float32)

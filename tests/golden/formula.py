@@ -5,9 +5,6 @@ import zlib
 import numpy as np
 from PIL import Image
 
-# Position embeddings [1, prefix + old * old, 3] and the grid each is resized to: (prefix, old, new).
-RESIZES = [(0, 4, 7), (1, 7, 4), (2, 14, 24), (1, 24, 14), (2, 3, 3), (1, 1, 3)]
-
 
 def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Returns sin(0.7 (crc32(name) mod 1000 + i)) / 5 over the flat index i; 1 more for a norm's weight, a variance."""
