@@ -9,12 +9,22 @@ from yacs.config import CfgNode
 from config import CONFIG_DIR, get_config
 from errors import InputError
 from models.base import ImageModel
+from models.convmixer import ConvMixer
+from models.convnext import ConvNeXt
+from models.lenet import LeNet
+from models.regnet import RegNet
+from models.resnet import ResNet
 from models.vit import VisionTransformer
 from options import nearest
 
 ARCHITECTURES: dict[str, type[ImageModel]] = {
     "vit": VisionTransformer,
     "deit": VisionTransformer,
+    "convnext": ConvNeXt,
+    "convmixer": ConvMixer,
+    "regnet": RegNet,
+    "resnet": ResNet,
+    "lenet": LeNet,
 }
 # Keys of MODEL whose constructor argument isn't the key in lower case, and those that are no argument.
 _ARGUMENTS = {

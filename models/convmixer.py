@@ -1,0 +1,92 @@
+"""ConvMixer (Trockman and Kolter 2022, arXiv:2201.09792).
+
+Parameter names, order of operations and initialisation (PyTorch's own) are those of timm's ``ConvMixer``.
+"""
+
+from collections.abc import Sequence
+
+import paddle
+from paddle import nn
+
+from models.base import ImageModel
+from models.layers.batch_norm import statistics_as_buffers
+from models.layers.init import init_as_torch
+
+
+class Residual(nn.Layer):
+    """fn(x) + x."""
+
+    def __init__(self, fn: nn.Layer) -> None:
+        super().__init__()
+        self.fn = fn
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.fn(x) + x
+
+
+class ConvMixer(ImageModel):
+    """Patches, then blocks of two convolutions: over places, channel by channel, and over channels, place by place.
+
+    Each convolution is followed by its activation and batch norm. It takes images of any size from one patch.
+
+    Args:
+        image_size, in_channels, num_classes, head_init_scale, recompute: see ``ImageModel``.
+        embed_dim, depth: channels, blocks.
+        kernel_size: places along a side that a block's first convolution mixes.
+        patch_size: pixels.
+        act: "gelu" or "relu".
+        drop: dropout before the classifier.
+    """
+
+    stem = "stem.0"
+
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 224,
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        embed_dim: int = 1536,
+        depth: int = 20,
+        kernel_size: int = 9,
+        patch_size: int = 7,
+        act: str = "gelu",
+        drop: float = 0.0,
+        head_init_scale: float = 1.0,
+        recompute: bool = False,
+    ) -> None:
+        self.min_image_size = patch_size  # before ImageModel checks image_size
+        super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
+        self.num_features = embed_dim
+        activation = {"gelu": nn.GELU, "relu": nn.ReLU}[act]
+
+        def convolution(channels: int, kernel: int, **options: object) -> list[nn.Layer]:
+            return [nn.Conv2D(channels, embed_dim, kernel, **options), activation(), nn.BatchNorm2D(embed_dim)]
+
+        def block() -> nn.Sequential:
+            places = convolution(embed_dim, kernel_size, groups=embed_dim, padding="same")
+            return nn.Sequential(Residual(nn.Sequential(*places)), *convolution(embed_dim, 1))
+
+        self.add_sublayer("stem", nn.Sequential(*convolution(in_channels, patch_size, stride=patch_size)))
+        self.blocks = nn.LayerList(block() for _ in range(depth))
+        self.head_drop = nn.Dropout(drop)
+        self._add_classifiers()
+        self.apply(statistics_as_buffers)
+        self.apply(self._init_weights)
+        self._scale_classifiers()
+
+    def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Returns the last block's channels [B, embed_dim, H / patch_size, W / patch_size]."""
+        x = self._sub_layers["stem"](x)  # ``stem`` is the name of its convolution
+        for block in self.blocks:
+            x = self._run(block, x)
+        return x
+
+    def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.head(self.head_drop(x.mean(axis=[2, 3])))
+
+    def layer_groups(self) -> list[tuple[str, ...]]:
+        """The stem, each block, the classifier."""
+        return [("stem",), *((f"blocks.{i}",) for i in range(len(self.blocks))), ("head",)]
+
+    def _init_weights(self, layer: nn.Layer) -> None:
+        init_as_torch(layer)

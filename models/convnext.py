@@ -1,0 +1,131 @@
+"""ConvNeXt (Liu et al. 2022, arXiv:2201.03545).
+
+Parameter names, order of operations and initialisation are those of timm's ``ConvNeXt``.
+"""
+
+from collections.abc import Sequence
+
+import paddle
+from paddle import nn
+from paddle.nn.initializer import Constant, Normal
+
+from models.base import ImageModel
+from models.layers import DropPath, Mlp, init_linear
+from models.layers.stages import check_stages, drop_path_rates
+
+
+class ChannelNorm(nn.LayerNorm):
+    """Layer norm over the channels of [B, C, H, W] at each place (timm's ``LayerNorm2d``)."""
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return super().forward(x.transpose([0, 2, 3, 1])).transpose([0, 3, 1, 2])
+
+
+class Block(nn.Layer):
+    """x + gamma * mlp(norm(conv_dw(x))) with drop path; conv_dw mixes 7 x 7 places, mlp channels.
+
+    Shape: [B, C, H, W] -> [B, C, H, W].
+    """
+
+    def __init__(self, dim: int, init_values: float | None, drop_path: float) -> None:
+        super().__init__()
+        self.conv_dw = nn.Conv2D(dim, dim, 7, padding=3, groups=dim)
+        self.norm = nn.LayerNorm(dim, epsilon=1e-6)
+        self.mlp = Mlp(dim, 4 * dim)
+        self.gamma = init_values and self.create_parameter([dim], default_initializer=Constant(init_values))
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        branch = self.mlp(self.norm(self.conv_dw(x).transpose([0, 2, 3, 1])))
+        if self.gamma is not None:
+            branch = branch * self.gamma
+        return x + self.drop_path(branch.transpose([0, 3, 1, 2]))
+
+
+class Stage(nn.Layer):
+    """Blocks of one width; ``downsample`` halves height and width before them, but in the first stage."""
+
+    def __init__(self, in_dim: int, dim: int, init_values: float | None, rates: Sequence[float]) -> None:
+        super().__init__()
+        self.downsample = nn.Identity()
+        if in_dim:
+            self.downsample = nn.Sequential(ChannelNorm(in_dim, epsilon=1e-6), nn.Conv2D(in_dim, dim, 2, stride=2))
+        self.blocks = nn.LayerList(Block(dim, init_values, rate) for rate in rates)
+
+
+class ConvNeXt(ImageModel):
+    """ConvNeXt: images of any size from 32 x 32.
+
+    Args:
+        image_size, in_channels, num_classes, head_init_scale, recompute: see ``ImageModel``.
+        stage_depths, embed_dims: blocks and channels of each of four stages.
+        init_values: layer scale's initial value; None: no layer scale.
+        drop: dropout before the classifier.
+        drop_path: rate of stochastic depth at the last block; linear from 0 at the first.
+
+    Raises:
+        InputError: not four stages.
+    """
+
+    stem = "stem.0"
+    min_image_size = 32
+
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 224,
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        stage_depths: Sequence[int] = (3, 3, 9, 3),
+        embed_dims: Sequence[int] = (96, 192, 384, 768),
+        init_values: float | None = 1e-6,
+        drop: float = 0.0,
+        drop_path: float = 0.0,
+        head_init_scale: float = 1.0,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
+        check_stages(stage_depths, embed_dims)
+        self.num_features = embed_dims[-1]
+        patches = nn.Conv2D(in_channels, embed_dims[0], 4, stride=4)
+        self.add_sublayer("stem", nn.Sequential(patches, ChannelNorm(embed_dims[0], epsilon=1e-6)))
+        sizes = zip((0, *embed_dims), embed_dims, drop_path_rates(drop_path, stage_depths), strict=False)
+        self.stages = nn.LayerList(Stage(in_dim, dim, init_values, rates) for in_dim, dim, rates in sizes)
+        norm = nn.LayerNorm(self.num_features, epsilon=1e-6)
+        self.head = nn.Sequential(("norm", norm), ("drop", nn.Dropout(drop)), ("fc", nn.Identity()))
+        self._add_classifiers()
+        self.apply(self._init_weights)
+        self._scale_classifiers()
+
+    def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Returns the last stage's channels [B, embed_dims[3], H / 32, W / 32], not normalised."""
+        x = self._sub_layers["stem"](x)  # ``stem`` is the name of its convolution
+        for stage in self.stages:
+            x = stage.downsample(x)
+            for block in stage.blocks:
+                x = self._run(block, x)
+        return x
+
+    def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.head(x.mean(axis=[2, 3]))
+
+    def classifier_names(self) -> tuple[str, ...]:
+        return ("head.fc",)
+
+    def layer_groups(self) -> list[tuple[str, ...]]:
+        """The stem, every three blocks of a stage (the first with what downsamples before them), the head: the
+        authors' (appendix A.2 and optim_factory.py in facebookresearch/ConvNeXt), 12 between stem and head for [3, 3,
+        27, 3] blocks.
+        """
+        groups: list[tuple[str, ...]] = [("stem",)]
+        for i, stage in enumerate(self.stages):
+            for first in range(0, len(stage.blocks), 3):
+                last = min(first + 3, len(stage.blocks))
+                blocks = tuple(f"stages.{i}.blocks.{j}" for j in range(first, last))
+                groups.append(blocks if first else (f"stages.{i}.downsample", *blocks))
+        return [*groups, ("head",)]
+
+    def _init_weights(self, layer: nn.Layer) -> None:
+        init_linear(layer)
+        if isinstance(layer, nn.Conv2D):
+            Normal(std=0.02)(layer.weight)
+            Constant(0.0)(layer.bias)

@@ -1,0 +1,19 @@
+"""What models of several stages share."""
+
+from collections.abc import Sequence
+
+from errors import InputError
+
+
+def check_stages(depths: Sequence[int], dims: Sequence[int]) -> None:
+    """Raises InputError unless both have four numbers, one per stage."""
+    for key, numbers in (("STAGE_DEPTHS", depths), ("EMBED_DIMS", dims)):
+        if len(numbers) != 4:
+            raise InputError(f"{key} is {list(numbers)}, expected four numbers: one per stage")
+
+
+def drop_path_rates(rate: float, depths: Sequence[int]) -> list[list[float]]:
+    """Returns each block's rate of stochastic depth, stage by stage: linear from 0 at the first block to ``rate``."""
+    last = max(1, sum(depths) - 1)
+    starts = [sum(depths[:stage]) for stage in range(len(depths))]
+    return [[rate * (start + i) / last for i in range(depth)] for start, depth in zip(starts, depths, strict=True)]

@@ -1,0 +1,63 @@
+"""LeNet (LeCun et al. 1998), as ``paddle.vision.models.LeNet`` has it: its layers, names and initialisation."""
+
+from collections.abc import Sequence
+
+import paddle
+from paddle import nn
+
+from errors import InputError
+from models.base import ImageModel
+
+
+class LeNet(ImageModel):
+    """Two convolutions and three Linears, with nothing between the Linears.
+
+    Args:
+        image_size: pixels, or (height, width): at least 12 each; the first Linear fixes it.
+        in_channels, num_classes, head_init_scale: see ``ImageModel``.
+
+    Raises:
+        InputError: images that are too small, or of another size than image_size.
+    """
+
+    stem = "features.0"
+
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 28,
+        in_channels: int = 1,
+        num_classes: int = 10,
+        head_init_scale: float = 1.0,
+    ) -> None:
+        super().__init__(image_size, in_channels, num_classes, head_init_scale)
+        height, width = ((side // 2 - 4) // 2 for side in self.image_size)
+        if min(height, width) < 1:
+            raise InputError(f"IMAGE_SIZE is {image_size}, LeNet takes images of at least 12 x 12; choose a larger one")
+        self.num_features = 84
+        self.features = nn.Sequential(
+            nn.Conv2D(in_channels, 6, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2D(2, 2),
+            nn.Conv2D(6, 16, 5),
+            nn.ReLU(),
+            nn.MaxPool2D(2, 2),
+        )
+        self.fc = nn.Sequential(nn.Linear(16 * height * width, 120), nn.Linear(120, 84), nn.Identity())
+        self._add_classifiers()
+        self._scale_classifiers()
+
+    def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Returns the convolutions' channels [B, 16, h, w]: 5 x 5 places of 28 x 28 pixels."""
+        if tuple(x.shape[2:]) != self.image_size:
+            raise InputError(f"the model takes {self.input_sizes}, found {x.shape[2]} x {x.shape[3]}")
+        return self.features(x)
+
+    def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.fc(x.flatten(1))
+
+    def classifier_names(self) -> tuple[str, ...]:
+        return ("fc.2",)
+
+    def layer_groups(self) -> list[tuple[str, ...]]:
+        """Each layer."""
+        return [("features.0",), ("features.3",), ("fc.0",), ("fc.1",), ("fc.2",)]

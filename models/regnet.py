@@ -1,0 +1,151 @@
+"""RegNet (Radosavovic et al. 2020, arXiv:2003.13678): RegNetY with squeeze and excitation, RegNetX without.
+
+Parameter names, order of operations and initialisation are those of timm's ``RegNet``; the widths and depths of the
+stages, which timm computes from the paper's parameters, are given as they are.
+"""
+
+from collections.abc import Sequence
+
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+from paddle.nn.initializer import Constant, Normal
+
+from errors import InputError
+from models.base import ImageModel
+from models.layers import DropPath
+from models.layers.batch_norm import statistics_as_buffers
+from models.layers.init import init_convolution
+from models.layers.stages import check_stages, drop_path_rates
+
+STEM_DIM = 32
+
+
+class ConvNorm(nn.Layer):
+    """Convolution without a bias, batch norm, and ReLU where ``act`` (timm's ``ConvNormAct``)."""
+
+    def __init__(self, in_dim: int, dim: int, kernel_size: int, act: bool = True, **options: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2D(in_dim, dim, kernel_size, padding=kernel_size // 2, bias_attr=False, **options)
+        self.bn = nn.BatchNorm2D(dim)
+        self.act = act
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = self.bn(self.conv(x))
+        return F.relu(x) if self.act else x
+
+
+class SqueezeExcite(nn.Layer):
+    """Scales each channel by a factor in 0..1 that all channels' means decide (Hu et al. 2018, arXiv:1709.01507)."""
+
+    def __init__(self, dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Conv2D(dim, hidden_dim, 1)
+        self.fc2 = nn.Conv2D(hidden_dim, dim, 1)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        means = x.mean(axis=[2, 3], keepdim=True)
+        return x * F.sigmoid(self.fc2(F.relu(self.fc1(means))))
+
+
+class Block(nn.Layer):
+    """relu(shortcut(x) + conv3(se(conv2(conv1(x))))), the branch with drop path; ``stride`` is of conv2.
+
+    Shape: [B, in_dim, H, W] -> [B, dim, H / stride, W / stride], rounded up.
+    """
+
+    def __init__(self, in_dim: int, dim: int, stride: int, group_width: int, se_ratio: float, drop_path: float) -> None:
+        super().__init__()
+        self.conv1 = ConvNorm(in_dim, dim, 1)
+        self.conv2 = ConvNorm(dim, dim, 3, stride=stride, groups=dim // group_width)
+        self.se = SqueezeExcite(dim, round(in_dim * se_ratio)) if se_ratio else nn.Identity()
+        self.conv3 = ConvNorm(dim, dim, 1, act=False)
+        same = in_dim == dim and stride == 1
+        self.downsample = nn.Identity() if same else ConvNorm(in_dim, dim, 1, act=False, stride=stride)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        branch = self.conv3(self.se(self.conv2(self.conv1(x))))
+        return F.relu(self.drop_path(branch) + self.downsample(x))
+
+
+class RegNet(ImageModel):
+    """RegNet: images of any size.
+
+    Args:
+        image_size, in_channels, num_classes, head_init_scale, recompute: see ``ImageModel``.
+        stage_depths, embed_dims: blocks and channels of each of four stages.
+        group_width: channels of a group of the 3 x 3 convolutions; in narrower stages all.
+        se_ratio: channels that squeeze and excitation reduces to, over its block's input's; 0: none (RegNetX).
+        drop: dropout before the classifier.
+        drop_path: rate of stochastic depth at the last block; linear from 0 at the first.
+
+    Raises:
+        InputError: not four stages, or a width that isn't a multiple of group_width.
+    """
+
+    stem = "stem.conv"
+    min_image_size = 1
+
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 224,
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        stage_depths: Sequence[int] = (2, 4, 11, 1),
+        embed_dims: Sequence[int] = (224, 448, 1232, 3024),
+        group_width: int = 112,
+        se_ratio: float = 0.25,
+        drop: float = 0.0,
+        drop_path: float = 0.0,
+        head_init_scale: float = 1.0,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
+        check_stages(stage_depths, embed_dims)
+        for dim in embed_dims:
+            if dim % min(group_width, dim):
+                raise InputError(f"EMBED_DIMS holds {dim}, which is not a multiple of GROUP_WIDTH {group_width}")
+        self.num_features = embed_dims[-1]
+        self.add_sublayer("stem", ConvNorm(in_channels, STEM_DIM, 3, stride=2))
+        in_dim = STEM_DIM
+        for i, (dim, rates) in enumerate(zip(embed_dims, drop_path_rates(drop_path, stage_depths), strict=True)):
+            stage = nn.Sequential()
+            for j, rate in enumerate(rates):
+                block = Block(in_dim, dim, 1 if j else 2, min(group_width, dim), se_ratio, rate)
+                stage.add_sublayer(f"b{j + 1}", block)
+                in_dim = dim
+            self.add_sublayer(f"s{i + 1}", stage)
+        self.head = nn.Sequential(("drop", nn.Dropout(drop)), ("fc", nn.Identity()))
+        self._add_classifiers()
+        self.apply(statistics_as_buffers)
+        self.apply(self._init_weights)
+        self._scale_classifiers()
+
+    def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Returns the last stage's channels [B, embed_dims[3], H / 32, W / 32], rounded up."""
+        x = self._sub_layers["stem"](x)  # ``stem`` is the name of its convolution
+        for stage in (self.s1, self.s2, self.s3, self.s4):
+            for block in stage:
+                x = self._run(block, x)
+        return x
+
+    def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.head(x.mean(axis=[2, 3]))
+
+    def classifier_names(self) -> tuple[str, ...]:
+        return ("head.fc",)
+
+    def layer_groups(self) -> list[tuple[str, ...]]:
+        """The stem, each block, the classifier."""
+        stages = {name: getattr(self, name) for name in ("s1", "s2", "s3", "s4")}
+        blocks = [(f"{name}.b{j + 1}",) for name, stage in stages.items() for j in range(len(stage))]
+        return [("stem",), *blocks, ("head",)]
+
+    def _init_weights(self, layer: nn.Layer) -> None:
+        init_convolution(layer)
+        if isinstance(layer, nn.Linear):
+            Normal(std=0.01)(layer.weight)
+            Constant(0.0)(layer.bias)
+        elif isinstance(layer, Block):  # a fresh block is its shortcut alone
+            Constant(0.0)(layer.conv3.bn.weight)

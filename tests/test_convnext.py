@@ -1,0 +1,167 @@
+"""ConvNeXt against timm's outputs, its authors' layer-wise decay and their recipe."""
+
+import numpy as np
+import paddle
+import pytest
+from golden.convnext import CASES, SIZES
+from golden.convolutions import array
+from parity import assert_parity
+
+from config import get_config
+from errors import InputError
+from models import build_model, create_model
+from models.convnext import ConvNeXt
+from optim import build_schedule
+from options import leaves
+
+PARAMETERS = {
+    "convnext_tiny": 28_589_128,
+    "convnext_small": 50_223_688,
+    "convnext_base": 88_591_464,
+    "convnext_large": 197_767_336,
+    "convnext_xlarge": 350_196_968,
+}
+
+
+def small(name="convnext", **changes):
+    """The ConvNeXt of golden/convnext.py's case NAME, with changes."""
+    words = {"depths": "stage_depths", "dims": "embed_dims", "ls_init_value": "init_values"}
+    return ConvNeXt(SIZES[name], **{words.get(key, key): value for key, value in CASES[name].items()} | changes)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", CASES)
+def test_logits_features_and_gradients_are_timms(tmp_path, monkeypatch, name):
+    monkeypatch.setattr("parity.array", array)
+    assert_parity(small(name), name, tmp_path)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameter_counts_are_timms(name):
+    model = get_config(name).MODEL
+    dims, depths = model.EMBED_DIMS, model.STAGE_DEPTHS
+    stem, head = 3 * 16 * dims[0] + 3 * dims[0], 2 * dims[-1] + dims[-1] * 1000 + 1000
+    blocks = sum(depth * (49 * d + d + 2 * d + 8 * d * d + 5 * d + d) for d, depth in zip(dims, depths, strict=True))
+    downsampling = sum(2 * a + 4 * a * b + b for a, b in zip(dims, dims[1:], strict=False))
+    assert stem + blocks + downsampling + head == PARAMETERS[name]
+    if name == "convnext_tiny":  # the formula is the model's
+        assert sum(p.size for p in create_model(name).parameters()) == PARAMETERS[name]
+
+
+def test_initialisation_is_timms():
+    paddle.seed(0)
+    model = ConvNeXt(32, stage_depths=(1, 1, 1, 1), embed_dims=(32, 64, 64, 128), num_classes=200)
+    block = model.stages[3].blocks[0]
+    for layer in (model.stages[3].downsample[1], block.conv_dw, block.mlp.fc1, block.mlp.fc2, model.head.fc):
+        assert float(layer.weight.std()) == pytest.approx(0.02, rel=0.05)
+        assert not layer.bias.numpy().any()
+    assert (block.gamma.numpy() == np.float32(1e-6)).all()
+    assert (block.norm.weight.numpy() == 1).all()
+    scaled = ConvNeXt(32, stage_depths=(1, 1, 1, 1), embed_dims=(32, 64, 64, 128), num_classes=200, head_init_scale=0.1)
+    assert float(scaled.head.fc.weight.std()) == pytest.approx(0.002, rel=0.05)
+    assert float(scaled.stages[3].blocks[0].mlp.fc1.weight.std()) == pytest.approx(0.02, rel=0.05)
+
+
+def test_drop_path_rises_linearly_over_all_blocks():
+    blocks = [block for stage in small(stage_depths=(1, 2, 1, 1), drop_path=0.4).stages for block in stage.blocks]
+    assert [block.drop_path.drop_prob for block in blocks] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+
+
+def test_layer_groups_are_the_authors():
+    model = small(stage_depths=(3, 3, 27, 3), embed_dims=(2, 2, 2, 2))
+    groups = model.layer_groups()
+    assert len(groups) == 14
+    names = [name for name, _ in model.named_parameters()]
+    found = {}
+    for name in names:
+        owners = [i for i, group in enumerate(groups) if any(f"{name}.".startswith(f"{prefix}.") for prefix in group)]
+        assert len(owners) == 1, name
+        found[name] = owners[0]
+    for name, group in found.items():  # optim_factory.py of facebookresearch/ConvNeXt, get_num_layer_for_convnext
+        part, stage, kind, *rest = name.split(".")
+        expected = {"stem": 0, "head": 13}.get(part)
+        if expected is None:
+            expected = [1, 2, 3, 12][int(stage)]
+            expected += int(rest[0]) // 3 if (stage, kind) == ("2", "blocks") else 0
+        assert group == expected, name
+    assert model.no_weight_decay() == set()
+    assert len(create_model("convnext_tiny").layer_groups()) == 8
+
+
+def test_the_classifier_is_exchangeable():
+    model = small()
+    images = paddle.to_tensor(array("images", (2, 3, 64, 64)))
+    features = model.forward_features(images)
+    assert features.shape == [2, 16, 2, 2]
+    model.reset_classifier(7)
+    assert (model.classifier_names(), model.head.fc.weight.shape) == (("head.fc",), [16, 7])
+    assert model(images).shape == [2, 7]
+    model.reset_classifier(0)
+    expected = model.head.norm(features.mean(axis=[2, 3]))
+    np.testing.assert_allclose(model(images).numpy(), expected.numpy(), atol=1e-6)
+    assert model(paddle.zeros([1, 3, 32, 40])).shape == [1, 16]
+
+
+def gradients(recompute):
+    paddle.seed(0)
+    model = small(drop=0.2, drop_path=0.4, recompute=recompute)
+    calls = []
+    model.stages[3].blocks[0].register_forward_post_hook(lambda *_: calls.append(1))
+    paddle.seed(1)
+    model(paddle.randn([4, 3, 64, 64])).square().sum().backward()
+    return len(calls), {name: p.grad.numpy() for name, p in model.named_parameters()}
+
+
+def test_recompute_gives_the_same_gradients():
+    (calls, expected), (calls_again, found) = gradients(False), gradients(True)
+    assert (calls, calls_again) == (1, 2)
+    for name, value in expected.items():
+        assert (found[name] == value).all(), name
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["MODEL.STAGE_DEPTHS", "[3, 3, 9]"], r"STAGE_DEPTHS is \[3, 3, 9\], expected four numbers"),
+        (["MODEL.EMBED_DIMS", "[96]"], r"EMBED_DIMS is \[96\], expected four numbers"),
+        (["DATA.IMAGE_SIZE", "31"], "IMAGE_SIZE is 31, ConvNeXt takes images of at least 32 x 32"),
+        (["MODEL.PATCH_SIZE", "4"], "MODEL.PATCH_SIZE is 4, but ConvNeXt takes no PATCH_SIZE"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_named(options, message):
+    with pytest.raises(InputError, match=message):
+        build_model(get_config("convnext_tiny", options))
+
+
+TRAIN = {
+    "NUM_EPOCHS": 300, "WARMUP_EPOCHS": 20, "WEIGHT_DECAY": 0.05, "OPTIMIZER.NAME": "AdamW", "SMOOTHING": 0.1,
+    "OPTIMIZER.BETAS": [0.9, 0.999], "AUTO_AUGMENT": "rand-m9-mstd0.5-inc1", "MIXUP_ALPHA": 0.8, "CUTMIX_ALPHA": 1.0,
+    "RANDOM_ERASE_PROB": 0.25, "RANDOM_ERASE_MODE": "pixel", "GRAD_CLIP": None, "REPEATED_AUGMENT": 1,
+    "MODEL_EMA": True, "MODEL_EMA_DECAY": 0.9999, "LAYER_DECAY": None,
+}  # fmt: skip
+FINETUNE = TRAIN | {
+    "NUM_EPOCHS": 30, "WARMUP_EPOCHS": 0, "WEIGHT_DECAY": 1e-8, "LAYER_DECAY": 0.8, "MIXUP_ALPHA": 0.0,
+    "CUTMIX_ALPHA": 0.0,
+}  # fmt: skip
+# name: (effective batch, rates at the start, after warm-up and at the end, drop path, TRAIN)
+SOURCES = {
+    "convnext_tiny": (4096, (0, 4e-3, 1e-6), 0.1, TRAIN),
+    "convnext_small": (4096, (0, 4e-3, 1e-6), 0.4, TRAIN),
+    "convnext_base": (4096, (0, 4e-3, 1e-6), 0.5, TRAIN),
+    "convnext_large": (4096, (0, 4e-3, 1e-6), 0.5, TRAIN),
+    "convnext_xlarge": (512, (5e-5, 5e-5, 1e-6), 0.4, FINETUNE),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_recipe_has_its_sources_numbers(name):
+    batch, rates, drop_path, train = SOURCES[name]
+    config = get_config(name)
+    values = dict(leaves(config))
+    assert {key: values[f"TRAIN.{key}"] for key in train} == train
+    assert values["MODEL.DROPPATH"] == drop_path
+    assert values["MODEL.HEAD_INIT_SCALE"] == (1e-3 if name == "convnext_xlarge" else 1.0)
+    assert (values["DATA.IMAGENET_MEAN"], values["DATA.CROP_PCT"]) == ([0.485, 0.456, 0.406], 0.875)
+    schedule = build_schedule(config, 10, batch)
+    steps = (0, 10 * config.TRAIN.WARMUP_EPOCHS, 10 * config.TRAIN.NUM_EPOCHS)
+    assert [schedule(step) for step in steps] == pytest.approx(rates, rel=1e-9, abs=1e-15)
