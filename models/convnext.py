@@ -113,7 +113,7 @@ class ConvNeXt(ImageModel):
 
     def layer_groups(self) -> list[tuple[str, ...]]:
         """The stem, every three blocks of a stage (the first with what downsamples before them), the head: the
-        authors' (appendix A.2 and optim_factory.py in facebookresearch/ConvNeXt), 12 between stem and head for [3, 3,
+        authors' (appendix A and optim_factory.py in facebookresearch/ConvNeXt), 12 between stem and head for [3, 3,
         27, 3] blocks.
         """
         groups: list[tuple[str, ...]] = [("stem",)]

@@ -1,5 +1,7 @@
 """ConvNeXt against timm's outputs, its authors' layer-wise decay and their recipe."""
 
+from itertools import pairwise
+
 import numpy as np
 import paddle
 import pytest
@@ -42,7 +44,7 @@ def test_parameter_counts_are_timms(name):
     dims, depths = model.EMBED_DIMS, model.STAGE_DEPTHS
     stem, head = 3 * 16 * dims[0] + 3 * dims[0], 2 * dims[-1] + dims[-1] * 1000 + 1000
     blocks = sum(depth * (49 * d + d + 2 * d + 8 * d * d + 5 * d + d) for d, depth in zip(dims, depths, strict=True))
-    downsampling = sum(2 * a + 4 * a * b + b for a, b in zip(dims, dims[1:], strict=False))
+    downsampling = sum(2 * a + 4 * a * b + b for a, b in pairwise(dims))
     assert stem + blocks + downsampling + head == PARAMETERS[name]
     if name == "convnext_tiny":  # the formula is the model's
         assert sum(p.size for p in create_model(name).parameters()) == PARAMETERS[name]

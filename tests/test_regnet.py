@@ -1,0 +1,165 @@
+"""RegNet against timm's outputs, and its authors' recipe."""
+
+import numpy as np
+import paddle
+import pytest
+from golden.convolutions import array
+from golden.regnet import CASES, SIZES
+from paddle import nn
+from parity import assert_parity
+
+from config import get_config
+from errors import InputError
+from models import build_model, create_model
+from models.regnet import RegNet
+from optim import build_schedule
+from options import leaves
+
+DEPTHS, DIMS = (1, 1, 2, 1), {"regnety": (8, 16, 24, 48), "regnetx": (8, 16, 32, 48)}  # what timm makes of CASES
+
+
+def small(name="regnety", **changes):
+    """The RegNet of golden/regnet.py's case NAME, with changes."""
+    case = CASES[name]
+    sizes = {"stage_depths": DEPTHS, "embed_dims": DIMS[name], "num_classes": 5}
+    sizes |= {"group_width": case["group_size"], "se_ratio": case["se_ratio"]}
+    return RegNet(SIZES[name], **sizes | changes)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", CASES)
+def test_logits_features_and_gradients_are_timms(tmp_path, monkeypatch, name):
+    monkeypatch.setattr("parity.array", array)
+    assert_parity(small(name), name, tmp_path)
+
+
+def test_regnety_160_is_timms():
+    model = get_config("regnety_160").MODEL
+    group, parameters, dims = model.GROUP_WIDTH, 3 * 9 * 32 + 2 * 32, [32, *model.EMBED_DIMS]
+    for before, dim, depth in zip(dims, dims[1:], model.STAGE_DEPTHS, strict=False):
+        for in_dim in (before, *[dim] * (depth - 1)):
+            squeezed = round(in_dim * model.SE_RATIO)
+            convolutions = in_dim * dim + 9 * group * dim + dim * dim + 6 * dim
+            parameters += convolutions + 2 * dim * squeezed + dim + squeezed
+        parameters += before * dim + 2 * dim
+    assert parameters + dims[-1] * 1000 + 1000 == 83_590_140
+    # The formula is the model's.
+    model = create_model("regnety_160", stage_depths=[1, 1, 1, 1], embed_dims=[112, 112, 112, 224], num_classes=0)
+    squeezed = [8, 28, 28, 28]
+    expected = 3 * 9 * 32 + 64
+    for before, dim, hidden in zip((32, 112, 112, 112), (112, 112, 112, 224), squeezed, strict=True):
+        expected += before * dim + 9 * 112 * dim + dim * dim + 6 * dim + 2 * dim * hidden + dim + hidden
+        expected += before * dim + 2 * dim
+    assert sum(p.size for p in model.parameters()) == expected
+
+
+def test_initialisation_is_timms():
+    paddle.seed(0)
+    model = RegNet(32, embed_dims=(112, 112, 224, 224), stage_depths=(1, 1, 1, 1))
+    block = model.s4.b1
+    fan_outs = [(model.sublayers()[1], 9 * 32), (block.conv1.conv, 224), (block.conv2.conv, 9 * 112)]
+    fan_outs += [(block.se.fc1, 56), (block.se.fc2, 224), (block.downsample.conv, 224)]
+    for layer, fan_out in fan_outs:
+        assert float(layer.weight.std()) == pytest.approx((2 / fan_out) ** 0.5, rel=0.06)
+        assert layer.bias is None or not layer.bias.numpy().any()
+    assert float(model.head.fc.weight.std()) == pytest.approx(0.01, rel=0.05)
+    assert not model.head.fc.bias.numpy().any()
+    norms = {name: layer for name, layer in model.named_sublayers() if isinstance(layer, nn.BatchNorm2D)}
+    for name, norm in norms.items():
+        assert (norm.weight.numpy() == (0 if name.endswith("conv3.bn") else 1)).all(), name
+        assert (norm._momentum, norm._epsilon) == (0.9, 1e-5)
+    assert len(norms) == 17
+
+
+def test_drop_path_rises_linearly_over_all_blocks():
+    model = small(drop_path=0.4)
+    blocks = [block for stage in (model.s1, model.s2, model.s3, model.s4) for block in stage]
+    assert [block.drop_path.drop_prob for block in blocks] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+
+
+def test_every_parameter_is_in_one_layer_group():
+    model = small()
+    groups = model.layer_groups()
+    assert groups == [("stem",), ("s1.b1",), ("s2.b1",), ("s3.b1",), ("s3.b2",), ("s4.b1",), ("head",)]
+    for name, _ in model.named_parameters():
+        assert sum(f"{name}.".startswith(f"{prefix}.") for group in groups for prefix in group) == 1, name
+    assert model.no_weight_decay() == set()
+
+
+def test_the_classifier_is_exchangeable_and_images_are_of_any_size():
+    model = small()
+    model.eval()
+    images = paddle.to_tensor(array("images", (2, 3, 64, 64)))
+    features = model.forward_features(images)
+    assert features.shape == [2, 48, 2, 2]
+    model.reset_classifier(100)
+    assert model(images).shape == [2, 100]
+    assert float(model.head.fc.weight.std()) == pytest.approx(0.01, rel=0.05)
+    model.reset_classifier(0)
+    np.testing.assert_allclose(model(images).numpy(), features.mean(axis=[2, 3]).numpy(), atol=1e-6)
+    assert model(paddle.zeros([1, 3, 1, 3])).shape == [1, 48]
+
+
+def gradients(recompute):
+    paddle.seed(0)
+    model = small(drop=0.2, drop_path=0.4, recompute=recompute)
+    calls = []
+    model.s3.b2.register_forward_post_hook(lambda *_: calls.append(1))
+    paddle.seed(1)
+    model(paddle.randn([4, 3, 64, 64])).square().sum().backward()
+    return len(calls), {name: p.grad.numpy() for name, p in model.named_parameters()}
+
+
+def test_recompute_gives_the_same_gradients():
+    (calls, expected), (calls_again, found) = gradients(False), gradients(True)
+    assert (calls, calls_again) == (1, 2)
+    for name, value in expected.items():
+        assert (found[name] == value).all(), name
+
+
+def test_batch_norms_statistics_are_buffers():
+    model = small()
+    names = [name for name, _ in model.named_parameters()]
+    assert not [name for name in names if "_mean" in name or "_variance" in name]
+    buffers = [name for name, _ in model.named_buffers()]
+    assert len(buffers) == 2 * 20
+    assert set(names) | set(buffers) == set(model.state_dict())
+    before = model.s1.b1.conv1.bn._mean.numpy()
+    model(paddle.to_tensor(array("images", (2, 3, 64, 64))))
+    assert (model.s1.b1.conv1.bn._mean.numpy() != before).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["MODEL.STAGE_DEPTHS", "[2, 4]"], r"STAGE_DEPTHS is \[2, 4\], expected four numbers"),
+        (["MODEL.GROUP_WIDTH", "100"], "EMBED_DIMS holds 224, which is not a multiple of GROUP_WIDTH 100"),
+        (["MODEL.SE_RATIO", "-1"], "MODEL.SE_RATIO is -1.0, expected 0 or more"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_named(options, message):
+    with pytest.raises(InputError, match=message):
+        build_model(get_config("regnety_160", options))
+
+
+TRAIN = {
+    "NUM_EPOCHS": 100, "WARMUP_EPOCHS": 5, "WEIGHT_DECAY": 5e-5, "OPTIMIZER.NAME": "SGD", "OPTIMIZER.MOMENTUM": 0.9,
+    "OPTIMIZER.NESTEROV": True, "SMOOTHING": 0.0, "AUTO_AUGMENT": None, "MIXUP_ALPHA": 0.0, "CUTMIX_ALPHA": 0.0,
+    "RANDOM_ERASE_PROB": 0.0, "GRAD_CLIP": None,
+}  # fmt: skip
+
+
+def test_the_recipe_has_its_sources_numbers():
+    config = get_config("regnety_160")
+    values = dict(leaves(config))
+    assert {key: values[f"TRAIN.{key}"] for key in TRAIN} == TRAIN
+    schedule = build_schedule(config, 10, 512)
+    assert [schedule(step) for step in (0, 50, 1000)] == pytest.approx([0.04, 0.4, 0])
+
+
+@pytest.mark.parametrize("size", ["tiny", "small", "base"])
+def test_it_is_deits_teacher(size):
+    student, teacher = get_config(f"deit_{size}_distilled_patch16_224"), get_config("regnety_160")
+    assert student.TRAIN.TEACHER_MODEL == "regnety_160"
+    for key in ("IMAGE_SIZE", "IMAGENET_MEAN", "IMAGENET_STD"):
+        assert student.DATA[key] == teacher.DATA[key]

@@ -1,0 +1,114 @@
+"""ResNet against timm's outputs, and the recipe of 90 epochs."""
+
+import numpy as np
+import paddle
+import pytest
+from conftest import ROOT
+from golden.convolutions import array
+from golden.resnet import CASES, GRADIENTS, SIZES
+from paddle import nn
+from parity import assert_parity, load_formula
+
+from config import get_config
+from errors import InputError
+from models import build_model, create_model
+from models.resnet import ResNet
+from optim import build_schedule
+from options import leaves
+
+PARAMETERS = {"resnet18": 11_689_512, "resnet50": 25_557_032}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_and_features_are_timms(tmp_path, monkeypatch, name):
+    monkeypatch.setattr("parity.array", array)
+    assert_parity(ResNet(SIZES[name], depth=int(name[6:]), num_classes=5), name, tmp_path)
+
+
+@pytest.mark.smoke
+def test_gradients_are_timms(tmp_path, monkeypatch):
+    monkeypatch.setattr("parity.array", array)
+    model = load_formula(ResNet(SIZES["resnet18"], depth=18, num_classes=5), tmp_path)
+    logits = model(paddle.to_tensor(array("images", (2, 3, *SIZES["resnet18"]))))
+    (logits * paddle.to_tensor(array("loss", (2, 5)))).sum().backward()
+    golden, parameters = np.load(ROOT / "tests" / "golden" / "resnet18.npz"), dict(model.named_parameters())
+    for name in GRADIENTS:
+        expected = golden[f"gradient/{name}"]
+        np.testing.assert_allclose(
+            parameters[name].grad.numpy(), expected, atol=1e-5 * np.ptp(expected), rtol=0, err_msg=name
+        )
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_initialisation_and_parameter_counts_are_timms(name):
+    paddle.seed(0)
+    model = create_model(name)
+    assert sum(p.size for p in model.parameters()) == PARAMETERS[name]
+    block, last = model.layer3[1], "bn3" if name == "resnet50" else "bn2"
+    for layer, fan_out in ((model.conv1, 49 * 64), (block.conv2, 9 * 256), (model.layer2[0].downsample[0], None)):
+        fan_out = fan_out or layer.weight.shape[0]
+        assert float(layer.weight.std()) == pytest.approx((2 / fan_out) ** 0.5, rel=0.03)
+    for layer_name, layer in model.named_sublayers():
+        if isinstance(layer, nn.BatchNorm2D):
+            assert (layer.weight.numpy() == (0 if layer_name.endswith(last) else 1)).all(), layer_name
+            assert (layer._momentum, layer._epsilon) == (0.9, 1e-5)
+    bound = model.num_features**-0.5
+    assert 0.99 * bound < float(model.fc.weight.abs().max()) <= bound
+    assert 0.9 * bound < float(model.fc.bias.abs().max()) <= bound
+
+
+def test_the_classifier_is_exchangeable_and_images_are_of_any_size():
+    model = ResNet(depth=18, in_channels=1, num_classes=7)
+    model.eval()
+    images = paddle.to_tensor(array("images", (2, 1, 40, 33)))
+    features = model.forward_features(images)
+    assert features.shape == [2, 512, 2, 2]
+    assert model(images).shape == [2, 7]
+    groups = model.layer_groups()
+    assert groups[:2] == [("conv1", "bn1"), ("layer1.0",)]
+    assert groups[-2:] == [("layer4.1",), ("fc",)]
+    for name, _ in model.named_parameters():
+        assert sum(f"{name}.".startswith(f"{prefix}.") for group in groups for prefix in group) == 1, name
+    model.reset_classifier(0)
+    np.testing.assert_allclose(model(images).numpy(), features.mean(axis=[2, 3]).numpy(), atol=1e-6)
+    assert model(paddle.zeros([1, 1, 1, 1])).shape == [1, 512]
+
+
+def gradients(recompute):
+    paddle.seed(0)
+    model = ResNet(depth=18, num_classes=5, drop=0.2, recompute=recompute)
+    calls = []
+    model.layer4[1].register_forward_post_hook(lambda *_: calls.append(1))
+    paddle.seed(1)
+    model(paddle.randn([2, 3, 40, 40])).square().sum().backward()
+    return len(calls), {name: p.grad.numpy() for name, p in model.named_parameters()}
+
+
+def test_recompute_gives_the_same_gradients():
+    (calls, expected), (calls_again, found) = gradients(False), gradients(True)
+    assert (calls, calls_again) == (1, 2)
+    for name, value in expected.items():
+        assert (found[name] == value).all(), name
+
+
+def test_depths_that_do_not_exist_are_named():
+    with pytest.raises(InputError, match="DEPTH is 20, expected one of 18, 34, 50, 101, 152"):
+        build_model(get_config("resnet18", ["MODEL.DEPTH", "20"]))
+
+
+TRAIN = {
+    "NUM_EPOCHS": 90, "WARMUP_EPOCHS": 0, "WEIGHT_DECAY": 1e-4, "OPTIMIZER.NAME": "SGD", "OPTIMIZER.MOMENTUM": 0.9,
+    "OPTIMIZER.NESTEROV": False, "SMOOTHING": 0.0, "AUTO_AUGMENT": None, "MIXUP_ALPHA": 0.0, "CUTMIX_ALPHA": 0.0,
+    "GRAD_CLIP": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_the_recipe_has_its_sources_numbers(name):
+    config = get_config(name)
+    values = dict(leaves(config))
+    assert {key: values[f"TRAIN.{key}"] for key in TRAIN} == TRAIN
+    schedule = build_schedule(config, 10, 256)
+    assert [schedule(step) for step in (0, 299, 300, 600, 899)] == pytest.approx([0.1, 0.1, 0.01, 0.001, 0.001])
+    data = config.DATA
+    assert (data.INTERPOLATION, data.CROP_PCT, data.IMAGENET_MEAN) == ("bilinear", 0.875, [0.485, 0.456, 0.406])
