@@ -93,8 +93,8 @@ def load_checkpoint(
     files = [(model, folder)] if ema is None else [(model, folder), (ema, folder / "ema.safetensors")]
     for layer, file in files:
         report = load_weights(layer, file)
-        if report.notes:
-            raise InputError(f"{folder}: can't go on with another model ({report.notes[0]})")
+        if report.changes:
+            raise InputError(f"{folder}: can't go on with another model ({report.changes[0]})")
     names = {name: parameter.name for name, parameter in model.named_parameters()}
     try:
         moments = {f"{names[key.split('/')[0]]}_{key.split('/')[1]}": value for key, value in arrays.items()}

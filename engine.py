@@ -21,11 +21,10 @@ from errors import InputError, RunError
 from losses import CrossEntropy
 from optim import clip_gradients
 from options import plain
-from prepare import Training, precision, precision_told, prepare
+from prepare import Training, load_pretrained, precision, precision_told, prepare
 from records import Run, plot_curves
 from transforms import Normalize
 from utils import all_gather, all_reduce_sum, rank, reduce_dict, seed_step, world_size
-from weights import load_weights
 
 
 def fit(config: CfgNode, network: nn.Layer, train: ImageDataset, val: ImageDataset, run: Run) -> None:
@@ -139,8 +138,8 @@ def _update(training: Training, update: int) -> paddle.Tensor:
 
 
 def _average_statistics(model: nn.Layer) -> None:
-    """Gives every rank the mean of the ranks' batch norm statistics, as timm's ``--dist-bn reduce``: otherwise each would
-    evaluate, and the first would save, what it saw alone.
+    """Gives every rank the mean of the ranks' batch norm statistics, as timm's ``--dist-bn reduce`` does: else each
+    would evaluate, and the first would save, what it saw alone.
     """
     parameters = {name for name, _ in model.named_parameters()}
     own = {name: t for name, t in model.state_dict().items() if name not in parameters and t.is_floating_point()}
@@ -194,7 +193,8 @@ def evaluate_only(config: CfgNode, model: nn.Layer, val: ImageDataset, run: Run)
     """
     if not config.MODEL.PRETRAINED:
         raise InputError("-eval needs -pretrained FILE: the weights to evaluate")
-    run.info(f"{load_weights(model, config.MODEL.PRETRAINED)}; {precision_told(config)}")
+    load_pretrained(config, model, run, strict=True)
+    run.info(precision_told(config))
     trained = classes_of(config.MODEL.PRETRAINED)
     if trained and val.classes and trained != val.classes:
         raise InputError(f"the weights were trained on the classes {_some(trained)}, the data has {_some(val.classes)}")

@@ -17,6 +17,7 @@ from records import Run
 from transforms import BatchTransform
 from utils import num_gpus, rank, world_size
 from weights import load_weights
+from weights.preprocessing import disagreements
 
 
 @dataclass
@@ -54,7 +55,7 @@ def prepare(config: CfgNode, network: nn.Layer, train: ImageDataset, run: Run) -
     """
     model = getattr(network, "_layers", network)
     if config.MODEL.PRETRAINED:
-        run.info(str(load_weights(model, config.MODEL.PRETRAINED, strict=False)))
+        load_pretrained(config, model, run, strict=False)
     teacher = _build_teacher(config, run)
     model.distilled_training = teacher is not None
     loader = get_dataloader(config, train, "train", rank(), world_size())
@@ -83,6 +84,14 @@ def prepare(config: CfgNode, network: nn.Layer, train: ImageDataset, run: Run) -
         loader=loader,
         run=run,
     )
+
+
+def load_pretrained(config: CfgNode, model: nn.Layer, run: Run, strict: bool) -> None:
+    """Loads MODEL.PRETRAINED; tells what was loaded, and where images aren't prepared as the weights were made for."""
+    report = load_weights(model, config.MODEL.PRETRAINED, strict, config.MODEL.PRETRAINED_ALLOW)
+    run.info(str(report))
+    for warning in disagreements(config, report.config):
+        run.info(warning)
 
 
 def precision(config: CfgNode) -> str:

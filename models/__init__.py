@@ -9,11 +9,13 @@ from yacs.config import CfgNode
 from config import CONFIG_DIR, get_config
 from errors import InputError
 from models.base import ImageModel
+from models.beit import Beit
 from models.convmixer import ConvMixer
 from models.convnext import ConvNeXt
 from models.lenet import LeNet
 from models.regnet import RegNet
 from models.resnet import ResNet
+from models.swin import SwinTransformer
 from models.vit import VisionTransformer
 from options import nearest
 
@@ -25,6 +27,8 @@ ARCHITECTURES: dict[str, type[ImageModel]] = {
     "regnet": RegNet,
     "resnet": ResNet,
     "lenet": LeNet,
+    "beit": Beit,
+    "swin": SwinTransformer,
 }
 # Keys of MODEL whose constructor argument isn't the key in lower case, and those that are no argument.
 _ARGUMENTS = {
@@ -33,7 +37,7 @@ _ARGUMENTS = {
     "DROPPATH": "drop_path",
     "ATTN_HEAD_SIZE": "head_dim",
 }
-_NO_ARGUMENTS = ("TYPE", "NAME", "RESUME", "PRETRAINED")
+_NO_ARGUMENTS = ("TYPE", "NAME", "RESUME", "PRETRAINED", "PRETRAINED_ALLOW")
 
 
 def build_model(config: CfgNode, **arguments: Any) -> ImageModel:
@@ -64,6 +68,11 @@ def build_model(config: CfgNode, **arguments: Any) -> ImageModel:
         elif name not in taken and key not in _NO_ARGUMENTS and value != default[key]:
             raise InputError(f"MODEL.{key} is {value!r}, but {model.TYPE} takes no {key}; leave it at {default[key]!r}")
     return architecture(**values | arguments)
+
+
+def model_type(model: ImageModel) -> str:
+    """Returns the MODEL.TYPE of a model, in lower case: the first of those that its class has."""
+    return next(name for name, architecture in ARCHITECTURES.items() if type(model) is architecture)
 
 
 def list_models(pattern: str = "*") -> list[str]:

@@ -16,7 +16,7 @@ from records import Run
 
 
 def train(options, output, length=None):
-    """Trains as main_worker does, on the first ``length`` images; returns a checksum of this rank's parameters."""
+    """Trains as main_worker does, on the first ``length`` images; returns a checksum of this rank's parameters and buffers."""
     config, dataset, val = get_datasets(get_config(None, [*options, "OUTPUT", str(output)]))
     if length:
         dataset = ArrayDataset(config, "train", dataset.images[:length], dataset.labels[:length], dataset.classes)
@@ -25,7 +25,7 @@ def train(options, output, length=None):
     freeze(config, model)
     network = paddle.DataParallel(model) if utils.world_size() > 1 else model
     engine.fit(config, network, dataset, val, Run(config, dataset.classes))
-    return float(sum(np.abs(p.numpy().astype(np.float64)).sum() for p in model.parameters()))
+    return float(sum(np.abs(p.numpy().astype(np.float64)).sum() for p in model.state_dict().values()))
 
 
 def weights(output):

@@ -91,6 +91,21 @@ def test_updates_that_overflow_are_skipped_on_all_ranks_and_told(tmp_path, tiny)
     assert state["scaler"] == {"loss_scale": 2.0**127, "good_updates": 7}
 
 
+RESNET = [
+    "MODEL.TYPE", "ResNet", "MODEL.DEPTH", "18", "MODEL.NUM_CLASSES", "10", "DATA.DATASET", "digits",
+    "DATA.IMAGE_SIZE", "32", "DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5",
+    "DATA.NUM_WORKERS", "0", "DATA.BATCH_SIZE", "8", "TRAIN.WARMUP_EPOCHS", "0", "TRAIN.NUM_EPOCHS", "1",
+]  # fmt: skip
+
+
+def test_ranks_agree_on_the_statistics_of_batch_norm(tmp_path):
+    """Each rank normalises its own half of a batch; what it evaluates and saves is the mean."""
+    first, second = run_ranks(train, [*RESNET, "TRAIN.MODEL_EMA", "True"], tmp_path, 32)
+    assert first == second
+    statistics = weights(tmp_path)["bn1.running_mean"]
+    assert np.abs(statistics).max() > 1e-3
+
+
 def test_ranks_hold_the_same_parameters_after_20_steps(tmp_path, tiny):
     options = [*tiny, "DATA.BATCH_SIZE", "8", "MODEL.DROPOUT", "0.1", "MODEL.DROPPATH", "0.1", "TRAIN.BASE_LR", "0.01"]
     first, second = run_ranks(train, options, tmp_path, 320)

@@ -192,7 +192,7 @@ def test_a_second_step_takes_the_weights_of_the_first(tmp_path, first, size, sec
     small = [*SMALL, "MODEL.DEPTH", "1"]
     save_weights(build_model(get_config(first, [*small, "DATA.IMAGE_SIZE", str(size)])), tmp_path / "model.safetensors")
     report = load_weights(build_model(get_config(second, small)), tmp_path, strict=False)
-    assert report.notes == [f"pos_embed resized from {grids}"]
+    assert report.resized == [f"pos_embed resized from {grids}"]
 
 
 SHORT = ["-output=run", "-batch_size=8", "-o", "TRAIN.NUM_EPOCHS", "1", "TRAIN.WARMUP_EPOCHS", "0"]

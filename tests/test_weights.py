@@ -41,7 +41,7 @@ def test_the_file_has_timms_layout(saved):
         (lambda a: a.pop("head.bias"), r"missing head\.bias$"),
         (lambda a: a.update(extra=np.zeros(1)), r"unexpected extra$"),
         (lambda a: a.update({"head.bias": np.zeros(3)}), r"head\.bias is \[3\], the model's \[10\]"),
-        (lambda a: [a.pop(n) for n in list(a)[:7]], r"and 4 more$"),
+        (lambda a: [a.pop(n) for n in list(a)[:7]], r"and 3 more$"),
     ],
 )
 def test_what_does_not_fit_is_named_and_nothing_is_loaded(saved, change, message):
@@ -61,11 +61,11 @@ def test_files_that_are_no_weights_are_refused(tmp_path):
     with pytest.raises(InputError, match="no weights at"):
         find_weights(tmp_path / "absent")
     (tmp_path / "weights.pdparams").write_bytes(b"x")
-    with pytest.raises(InputError, match=r"not a \.safetensors file"):
+    with pytest.raises(InputError, match="it is no weight file"):
         load_weights(model, tmp_path / "weights.pdparams")
     for content in (b"", b"short", b"\xff" * 64):
         (tmp_path / "bad.safetensors").write_bytes(content)
-        with pytest.raises(InputError, match="not a readable safetensors file"):
+        with pytest.raises(InputError, match="it is empty|it is no weight file"):
             load_weights(model, tmp_path / "bad")
 
 
@@ -137,7 +137,7 @@ def test_other_classes_and_another_grid_are_both_told(tmp_path):
     file = save(create_model("vit_digits"), tmp_path)
     report = load_weights(create_model("vit_digits", image_size=4, num_classes=3), file, strict=False)
     assert str(report).endswith(
-        "; classifier left fresh: 10 classes in the file, 3 in the model; pos_embed resized from 4 x 4 to 2 x 2"
+        "; pos_embed resized from 4 x 4 to 2 x 2; classifier left fresh: 10 classes in the file, 3 in the model"
     )
 
 
@@ -147,19 +147,14 @@ PLAIN, DISTILLED, OTHER_CLASSES = {}, {"distilled": True}, {"num_classes": 3}
 @pytest.mark.parametrize(
     ("stored", "built", "change", "message"),
     [
-        (
-            DISTILLED,
-            PLAIN,
-            {},
-            "unexpected dist_token; unexpected head_dist.bias; unexpected head_dist.weight and 1 more",
-        ),
-        (PLAIN, DISTILLED, {}, "missing dist_token; missing head_dist.weight; missing head_dist.bias and 1 more"),
+        (DISTILLED, PLAIN, {}, "unexpected dist_token, head_dist.bias, head_dist.weight; pos_embed is [1, 18, 64]"),
+        (PLAIN, DISTILLED, {}, "missing dist_token, head_dist.weight, head_dist.bias; pos_embed is [1, 17, 64]"),
         (PLAIN, OTHER_CLASSES, {"head.bias": None}, "missing head.bias; head.weight is [64, 10], the model's [64, 3]"),
         (
             PLAIN,
             OTHER_CLASSES,
             {"head.bias": (4,)},
-            "head.bias is [4], the model's [3]; head.weight is [64, 10], the model's [64, 3]",
+            "head.weight is [64, 10], the model's [64, 3]; head.bias is [4], the model's [3]",
         ),
         (PLAIN, PLAIN, {"head.bias": ()}, "head.bias is [], the model's [10]"),
         (PLAIN, PLAIN, {"head.weight": (10, 5)}, "head.weight is [5, 10], the model's [64, 10]"),
@@ -169,7 +164,7 @@ PLAIN, DISTILLED, OTHER_CLASSES = {}, {"distilled": True}, {"num_classes": 3}
         (PLAIN, PLAIN, {"pos_embed": (1, 26, 32)}, "pos_embed is [1, 26, 32], the model's [1, 17, 64]"),
         (PLAIN, PLAIN, {"pos_embed": (1, 26, 64, 1)}, "pos_embed is [1, 26, 64, 1], the model's [1, 17, 64]"),
         (PLAIN, PLAIN, {"pos_embed": (1, 1, 64)}, "pos_embed is [1, 1, 64], the model's [1, 17, 64]"),
-        (PLAIN, DISTILLED, {"pos_embed": (1, 1, 64)}, "missing dist_token; missing head_dist.weight"),
+        (PLAIN, DISTILLED, {"pos_embed": (1, 1, 64)}, "missing dist_token, head_dist.weight"),
     ],
 )
 def test_what_fine_tuning_does_not_take_is_named(tmp_path, stored, built, change, message):

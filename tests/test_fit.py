@@ -1,0 +1,115 @@
+"""Weights for another patch size, grid, window or number of channels, and what may be missing: through whole models."""
+
+import json
+
+import numpy as np
+import paddle
+import pytest
+from golden.formula import array
+from golden.vit import CASES
+from safetensors.numpy import load_file, save_file
+
+from config import get_config
+from errors import InputError
+from models import build_model, create_model
+from models.vit import VisionTransformer
+from weights import load_weights, save_weights
+from weights.resize import resample_patch_kernel, resize_pos_embed
+
+
+def vit(**changes):
+    sizes = CASES["vit"] | changes
+    return VisionTransformer(image_size=sizes.pop("img_size"), **sizes)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A ViT of 16 x 16 images in 16 patches, and its file."""
+    model = vit()
+    save_weights(model, tmp_path / "model.safetensors")
+    return model, tmp_path / "model.safetensors"
+
+
+def test_a_grid_that_is_no_square(saved):
+    source, file = saved
+    model = vit(img_size=(12, 20))
+    report = load_weights(model, file)
+    assert report.resized == ["pos_embed resized from 4 x 4 to 3 x 5"]
+    np.testing.assert_array_equal(model.pos_embed.numpy(), resize_pos_embed(source.pos_embed.numpy(), 1, (3, 5)))
+    assert model(paddle.zeros([1, 3, 12, 20])).shape == [1, 7]
+
+
+def test_another_patch_size_resamples_the_kernel(saved):
+    source, file = saved
+    model = vit(patch_size=8)
+    report = load_weights(model, file)
+    kernel = source.patch_embed.proj.weight.numpy()
+    np.testing.assert_array_equal(model.patch_embed.proj.weight.numpy(), resample_patch_kernel(kernel, (8, 8)))
+    assert report.resized == [
+        "patch_embed.proj.weight resampled from 4 x 4 to 8 x 8 pixels",
+        "pos_embed resized from 4 x 4 to 2 x 2",
+    ]
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_other_channels_see_what_the_colours_saw(saved, channels):
+    source, file = saved
+    model = vit(in_channels=channels)
+    report = load_weights(model, file)
+    assert report.resized == [f"patch_embed.proj.weight adapted from 3 channels to {channels}"]
+    grey = paddle.to_tensor(array("grey", (2, 1, 16, 16)))
+    for layer in (source, model):
+        layer.eval()
+    expected = source(grey.expand([2, 3, 16, 16])).numpy()
+    if channels == 1:
+        np.testing.assert_allclose(model(grey).numpy(), expected, atol=1e-5)
+    else:  # timm's rule: R, G, B, R, times 3 / 4
+        kernel = source.patch_embed.proj.weight.numpy()[:, [0, 1, 2, 0]] * np.float32(0.75)
+        np.testing.assert_allclose(model.patch_embed.proj.weight.numpy(), kernel, rtol=1e-6)
+
+
+def test_a_stem_that_is_no_patch_embedding_keeps_its_kernel(tmp_path):
+    model = build_model(get_config("resnet18", ["MODEL.NUM_CLASSES", "3"]))
+    save_weights(model, tmp_path / "model.safetensors")
+    arrays = load_file(tmp_path / "model.safetensors")
+    save_file(arrays | {"conv1.weight": np.zeros((64, 3, 3, 3), np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=r"conv1\.weight is \[64, 3, 3, 3\], the model's \[64, 3, 7, 7\]"):
+        load_weights(model, tmp_path)
+
+
+def test_what_may_be_missing_or_unexpected_is_said_by_pattern(saved):
+    source, file = saved
+    arrays = load_file(file)
+    arrays["further.weight"] = arrays.pop("norm.bias")
+    arrays["extra.bias"] = np.zeros(3, np.float32)
+    save_file(arrays, file)
+    model = vit()
+    fresh = model.norm.bias.numpy()
+    with pytest.raises(InputError, match=r"missing norm\.bias; unexpected .*extra\.bias"):
+        load_weights(model, file)
+    with pytest.raises(InputError, match=r"model: missing norm\.bias$"):
+        load_weights(model, file, allow=["extra.*", "further.*"])
+    report = load_weights(model, file, allow=["extra.*", "further.*", "norm.bias"])
+    assert (report.missing, sorted(report.unexpected)) == (["norm.bias"], ["extra.bias", "further.weight"])
+    assert str(report).endswith("; missing norm.bias; unexpected extra.bias, further.weight")
+    assert (model.norm.bias.numpy() == fresh).all()
+    assert (model.norm.weight.numpy() == source.norm.weight.numpy()).all()
+    assert len(report.loaded) == len(model.state_dict()) - 1
+
+
+def test_another_architectures_weights_are_named_by_their_config(saved, tmp_path):
+    _, file = saved
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_mine", "num_classes": 7}))
+    with pytest.raises(InputError) as caught:
+        load_weights(create_model("resnet18"), file)
+    text = str(caught.value)
+    assert text.startswith(f"{file} (of vit_mine) doesn't fit the model: missing conv1.weight, ")
+    assert "; unexpected " in text
+    assert "\n" not in text
+    assert len(text) < 500
+
+
+def test_names_of_one_model_with_the_sizes_of_another(saved):
+    _, file = saved
+    with pytest.raises(InputError, match=r"cls_token is \[1, 1, 24\], the model's \[1, 1, 48\]; .*; 39 more shapes$"):
+        load_weights(vit(embed_dim=48), file)

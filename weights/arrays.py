@@ -1,0 +1,120 @@
+"""Arrays that lie in a file: described first, read one by one when they are wanted."""
+
+import math
+import zlib
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+
+
+class Unreadable(ValueError):
+    """The content can't be read; the message says why, without the file's name."""
+
+
+def shown(text: str) -> str:
+    """Returns text of a file as a message may show it: without control characters, and not too long."""
+    return ascii(text[:160])[1:-1] + (" ..." if len(text) > 160 else "")
+
+
+def item_size(dtype: str) -> int:
+    """Returns the bytes of one number; ``dtype`` is NumPy's code, or "bfloat16", which NumPy lacks."""
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value that came from a file may count elements or bytes."""
+    return type(value) is int and 0 <= value < 1 << 48
+
+
+def sizes(value: Any) -> tuple[int, ...]:
+    """Returns a shape, or strides, that came from a file.
+
+    Raises:
+        Unreadable: it is something else.
+    """
+    if type(value) is not tuple or len(value) > 32 or not all(map(is_count, value)):
+        raise Unreadable("it holds an array whose shape or strides are no tuple of sizes")
+    return value
+
+
+def contiguous(shape: tuple[int, ...], fortran: bool = False) -> tuple[int, ...]:
+    """Returns the strides, in elements, of an array without gaps."""
+    inner = shape if fortran else shape[::-1]
+    strides = tuple(math.prod(inner[:axis]) for axis in range(len(inner)))
+    return strides if fortran else strides[::-1]
+
+
+def native(array: np.ndarray, is_bfloat16: bool = False) -> np.ndarray:
+    """Returns floats as float32 (``is_bfloat16``: from their 16 bits), others in this machine's byte order."""
+    if is_bfloat16:
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite, which is refused as such
+        return array.astype(np.float32 if array.dtype.kind == "f" else array.dtype.newbyteorder("="), copy=False)
+
+
+@dataclass(eq=False, slots=True)
+class Span:
+    """Bytes of an open file that weren't read yet."""
+
+    file: BinaryIO
+    offset: int
+    length: int
+    is_text: bool = False  # UTF-8 whose Latin-1 form is meant
+    crc: int | None = None  # of the whole
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Returns ``count`` bytes from ``start``, as uint8 [count]; of a text, all."""
+        self.file.seek(self.offset + start)
+        if self.is_text:
+            return from_latin1(self.file.read(self.length).decode())
+        data = np.empty(count, np.uint8)
+        if self.file.readinto(data) != count:
+            raise Unreadable("it ends early")
+        if self.crc is not None and count == self.length and zlib.crc32(data) != self.crc:
+            raise Unreadable("its content doesn't match its checksum; copy it again")
+        return data
+
+
+def from_latin1(text: str) -> np.ndarray:
+    """Returns a text's Latin-1 bytes as uint8."""
+    return np.frombuffer(bytearray(text.encode("latin-1")), np.uint8)
+
+
+@dataclass(eq=False, slots=True)
+class Array:
+    """Describes an array by its numbers' type and place; strides and ``first`` count elements of ``data``."""
+
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    data: Span | str = ""  # a text stands for its Latin-1 bytes
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        if len(sizes(self.shape)) != len(sizes(self.strides)) or not is_count(self.first):
+            raise Unreadable("it holds an array whose shape, strides and offset don't agree")
+        if type(self.data) is not Span or self.data.is_text:  # its length shows when it is read
+            return
+        if (self.first + self.extent()) * item_size(self.dtype) > self.data.length:
+            raise Unreadable(f"it holds an array of shape {list(self.shape)} that reaches beyond its storage")
+
+    def extent(self) -> int:
+        """Returns how many elements of ``data`` lie from the first used one to the last."""
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return 1 + last if all(self.shape) else 0
+
+    def cost(self) -> int:
+        """Returns about how many bytes reading it takes."""
+        return max(math.prod(self.shape), self.extent()) * max(4, item_size(self.dtype))
+
+    def read(self) -> np.ndarray:
+        """Returns the array: floats as float32, integers and booleans as they are."""
+        size, extent = item_size(self.dtype), self.extent()
+        data = from_latin1(self.data) if type(self.data) is str else self.data.read(self.first * size, extent * size)
+        if data.size != extent * size:
+            raise Unreadable(f"it holds an array of shape {list(self.shape)} with {data.size} bytes")
+        is_bfloat16 = self.dtype == "bfloat16"
+        flat = data.view("<u2" if is_bfloat16 else self.dtype)
+        strided = np.lib.stride_tricks.as_strided(flat, self.shape, [stride * size for stride in self.strides])
+        return native(np.asarray(strided, order="C"), is_bfloat16)

@@ -1,0 +1,81 @@
+"""Fits a file's tensors to a model of another image size, patch size, number of channels or of classes.
+
+The results are timm's (``weights.resize``). Tensors are in the model's layout here: a Linear's weight is [in, out].
+"""
+
+import math
+from collections import Counter
+
+import numpy as np
+import paddle
+
+from models.base import ImageModel, sublayer
+from weights.resize import adapt_input_channels, resample_patch_kernel, resize_pos_embed, resize_rel_pos_bias_table
+
+TABLE = "relative_position_bias_table"
+Tensors = dict[str, paddle.Tensor]
+Arrays = dict[str, np.ndarray]
+
+
+def fit_classifiers(model: ImageModel, state: Tensors, arrays: Arrays) -> tuple[list[str], str]:
+    """Returns the classifiers' tensors, and why, if the file has none of them, or all for another number of classes."""
+    names = [name for name in state if name.rpartition(".")[0] in model.classifier_names()]
+    if not any(name in arrays for name in names):
+        return names, f"none in the file, {model.num_classes} in the model"
+    if not all(name in arrays and arrays[name].shape[:-1] == tuple(state[name].shape[:-1]) for name in names):
+        return [], ""
+    classes = {arrays[name].shape[-1:] for name in names}
+    if len(classes) > 1 or classes & {(), (model.num_classes,)}:
+        return [], ""
+    return names, f"{classes.pop()[0]} classes in the file, {model.num_classes} in the model"
+
+
+def fit_sizes(model: ImageModel, state: Tensors, arrays: Arrays) -> list[str]:
+    """Adapts in ``arrays`` what differs from the model's size and can be adapted; returns what it did, in words."""
+    told = _fit_stem(model, state, arrays)
+    told += _fit_pos_embed(model, state, arrays)
+    return told + _fit_tables(model, state, arrays)
+
+
+def _fit_stem(model: ImageModel, state: Tensors, arrays: Arrays) -> list[str]:
+    name = f"{model.stem}.weight"
+    array, told = arrays.get(name), []
+    if array is None or name not in state or array.ndim != 4:
+        return []
+    _, channels, *kernel = state[name].shape
+    if array.shape[1] == 3 != channels:
+        array = adapt_input_channels(array, channels)
+        told.append(f"{name} adapted from 3 channels to {channels}")
+    patches = hasattr(sublayer(model, model.stem.rpartition(".")[0]), "grid_size")
+    if patches and array.shape[2:] != tuple(kernel):
+        told.append("{} resampled from {} x {} to {} x {} pixels".format(name, *array.shape[2:], *kernel))
+        array = resample_patch_kernel(array, tuple(kernel))
+    arrays[name] = array
+    return told
+
+
+def _fit_pos_embed(model: ImageModel, state: Tensors, arrays: Arrays) -> list[str]:
+    array, tensor = arrays.get("pos_embed"), state.get("pos_embed")
+    if array is None or tensor is None or array.ndim != 3 or array.shape[::2] != tuple(tensor.shape[::2]):
+        return []
+    patches, grid = array.shape[1] - model.pos_embed_prefix, model.patch_embed.grid_size
+    side = math.isqrt(max(patches, 0))
+    if array.shape == tuple(tensor.shape) or side**2 != patches or side == 0:
+        return []
+    arrays["pos_embed"] = resize_pos_embed(array, model.pos_embed_prefix, grid)
+    return ["pos_embed resized from {0} x {0} to {1} x {2}".format(side, *grid)]
+
+
+def _fit_tables(model: ImageModel, state: Tensors, arrays: Arrays) -> list[str]:
+    told: Counter[str] = Counter()
+    for name in [name for name in arrays if name.endswith(TABLE) and name in state]:
+        window = sublayer(model, name.rpartition(".")[0]).window_size
+        rows, (wanted, heads) = len(arrays[name]), state[name].shape
+        extra = wanted - (2 * window[0] - 1) * (2 * window[1] - 1)  # BEiT's three, of the class token
+        side = math.isqrt(max(rows - extra, 0))
+        if rows == wanted or side**2 != rows - extra or side % 2 == 0 or arrays[name].shape != (rows, heads):
+            continue
+        old = (side + 1) // 2
+        arrays[name] = resize_rel_pos_bias_table(arrays[name], (old, old), window)
+        told["{} resized from {} x {} to {} x {}".format(TABLE, old, old, *window)] += 1
+    return [f"{count} {line}" for line, count in told.items()]

@@ -1,0 +1,343 @@
+"""Reads pickles as data: nothing that a file names is imported, called or built.
+
+Python's own pickle machine imports and calls what a file tells it to. This one makes text, numbers, lists, tuples and
+dictionaries by itself. A global is only a label, looked up in a closed table (``ADMITTED``) of functions written here:
+they describe arrays, or leave a blank for plain data that isn't needed. An array is described, not read, so a
+checkpoint's other tensors (its optimizer's) cost nothing. Opcodes: CPython's pickletools, protocols 2 to 5.
+"""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from weights.arrays import Array, Span, Unreadable, contiguous, is_count, item_size, shown, sizes
+
+LARGEST_PROGRAM = 1_000_000  # opcodes; a checkpoint of ViT-B with its optimizer has some 20,000
+LONGEST_TEXT = 1 << 16  # bytes; longer texts are an array's content in protocol 2, and stay in the file
+
+NUMPY_CODES = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1")
+STORAGES = {
+    "torch.HalfStorage": "<f2", "torch.FloatStorage": "<f4", "torch.DoubleStorage": "<f8", "torch.CharStorage": "|i1",
+    "torch.ShortStorage": "<i2", "torch.IntStorage": "<i4", "torch.LongStorage": "<i8", "torch.ByteStorage": "|u1",
+    "torch.BoolStorage": "|b1", "torch.BFloat16Storage": "bfloat16", "torch.storage.UntypedStorage": "|u1",
+}  # fmt: skip
+TORCH_DTYPES = {
+    "torch.float16": "<f2", "torch.float32": "<f4", "torch.float64": "<f8", "torch.int8": "|i1", "torch.int16": "<i2",
+    "torch.int32": "<i4", "torch.int64": "<i8", "torch.uint8": "|u1", "torch.uint16": "<u2", "torch.uint32": "<u4",
+    "torch.uint64": "<u8", "torch.bool": "|b1", "torch.bfloat16": "bfloat16",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Name:
+    """A global of the file: a label."""
+
+    label: str
+
+
+class _Blank:
+    """Stands for plain data that isn't kept."""
+
+    __slots__ = ()
+
+
+@dataclass
+class _DType:
+    code: str
+    order: str = "|"
+
+
+@dataclass
+class _Storage:
+    dtype: str
+    data: Span
+
+
+class DataUnpickler:
+    """Builds the data that a pickle describes.
+
+    Args:
+        file: stands at the pickle's first byte; after ``load``, behind its last.
+        end: where the file ends.
+        storage: maps a torch storage's (key, bytes) to its place; None where there are none.
+    """
+
+    def __init__(self, file: BinaryIO, end: int, storage: Callable[[str, int], Span] | None = None) -> None:
+        self.file, self.end, self.storage = file, end, storage
+        self.stack: list[Any] = []
+        self.marks: list[list[Any]] = []
+        self.memo: dict[int, Any] = {}
+
+    def load(self) -> Any:
+        """Returns dictionaries of their text keys alone, lists (sets too), tuples, text, numbers, ``Array``, blanks.
+
+        Raises:
+            Unreadable: the pickle names what isn't admitted, or uses an opcode that no weights need.
+            Exception: of other kinds, for damaged ones.
+        """
+        for _ in range(LARGEST_PROGRAM):
+            opcode = self._take(1)
+            if opcode == b".":
+                return self.stack.pop()
+            if opcode in _SKIPPED:
+                self._take(_SKIPPED[opcode])
+            elif opcode in _FIXED:
+                self.stack.append(_FIXED[opcode])
+            elif opcode in _NEW:
+                self.stack.append(_NEW[opcode]())
+            elif opcode in _NUMBERS:
+                self.stack.append(self._number(_NUMBERS[opcode]))
+            elif opcode in _TEXTS:
+                self.stack.append(self._text(self._number(_TEXTS[opcode])))
+            elif opcode in _BYTES:
+                self.stack.append(self._span(self._number(_BYTES[opcode])))
+            elif opcode in _TUPLES:
+                self.stack[-_TUPLES[opcode] :] = [tuple(self.stack[-_TUPLES[opcode] :])]
+            elif opcode in _PUTS:
+                self.memo[self._number(_PUTS[opcode])] = self.stack[-1]
+            elif opcode in _GETS:
+                self.stack.append(self.memo[self._number(_GETS[opcode])])
+            elif opcode in _ACTIONS:
+                _ACTIONS[opcode](self)
+            else:
+                raise Unreadable(f"its pickle uses the opcode {opcode!r}, which no weights need")
+        raise Unreadable(f"its pickle has more than {LARGEST_PROGRAM} opcodes")
+
+    def _take(self, count: int) -> bytes:
+        data = self.file.read(count)
+        if len(data) != count:
+            raise Unreadable("it ends early")
+        return data
+
+    def _number(self, form: str) -> Any:
+        return struct.unpack(form, self._take(struct.calcsize(form)))[0]
+
+    def _span(self, length: int) -> Span:
+        offset = self.file.tell()
+        if length > self.end - offset:
+            raise Unreadable(f"it ends early: {length} bytes are announced, {self.end - offset} are left")
+        self.file.seek(length, 1)
+        return Span(self.file, offset, length)
+
+    def _text(self, length: int) -> str | Span:
+        if length <= LONGEST_TEXT:
+            return self._take(length).decode("utf-8", "surrogatepass")
+        span = self._span(length)
+        span.is_text = True
+        return span
+
+    def _long(self) -> None:
+        self.stack.append(int.from_bytes(self._take(self._number("<B")), "little", signed=True))
+
+    def _mark(self) -> None:
+        self.marks.append(self.stack)
+        self.stack = []
+
+    def _since_mark(self) -> list[Any]:
+        items, self.stack = self.stack, self.marks.pop()
+        return items
+
+    def _mark_to_tuple(self) -> None:
+        items = self._since_mark()
+        self.stack.append(tuple(items))
+
+    def _extend(self, items: list[Any]) -> None:
+        if type(self.stack[-1]) is list:
+            self.stack[-1].extend(items)
+        elif type(self.stack[-1]) is not _Blank:
+            raise Unreadable("its pickle appends to what is no list")
+
+    def _set_items(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        if type(target) is dict:  # other keys than text name no weights, and hashing them could take for ever
+            target.update((key, value) for key, value in zip(items[::2], items[1::2], strict=True) if type(key) is str)
+        elif type(target) is not _Blank:
+            raise Unreadable("its pickle sets items of what is no dictionary")
+
+    def _global(self) -> None:
+        lines = [self.file.readline(256) for _ in range(2)]
+        self._name(*(line.rstrip(b"\n").decode() for line in lines))
+
+    def _stack_global(self) -> None:
+        name, module = self.stack.pop(), self.stack.pop()
+        if type(module) is not str or type(name) is not str:
+            raise Unreadable("its pickle names a global by what is no text")
+        self._name(module, name)
+
+    def _name(self, module: str, name: str) -> None:
+        label = f"{_RENAMED.get(module, module)}.{name}"
+        if label not in ADMITTED:
+            wanted = shown(f"{module}.{name}")
+            raise Unreadable(f"it asks to load {wanted}; only arrays and plain containers are read")
+        self.stack.append(_Name(label))
+
+    def _reduce(self) -> None:
+        arguments, function = self.stack.pop(), self.stack.pop()
+        self.stack.append(_describe(function, arguments))
+
+    def _build(self) -> None:
+        state, target = self.stack.pop(), self.stack[-1]
+        if type(target) is Array:
+            _fill_array(target, state)
+        elif type(target) is _DType:
+            _fill_dtype(target, state)
+        elif type(target) not in (dict, _Blank):  # theirs would be attributes
+            raise Unreadable("its pickle sets the state of what has none")
+
+    def _persistent(self) -> None:
+        name = self.stack.pop()
+        if self.storage is None or type(name) is not tuple or len(name) not in (5, 6) or name[5:] not in ((), (None,)):
+            raise Unreadable("its pickle refers to an object outside of it that is no tensor's storage")
+        kind, of, key, _, count = name[:5]
+        dtype = STORAGES.get(of.label) if type(of) is _Name else None
+        if kind != "storage" or dtype is None or type(key) is not str or not is_count(count):
+            raise Unreadable("its pickle refers to an object outside of it that is no tensor's storage")
+        self.stack.append(_Storage(dtype, self.storage(key, count * item_size(dtype))))
+
+
+_SKIPPED = {b"\x80": 1, b"\x95": 8}  # PROTO, FRAME
+_FIXED = {b"N": None, b"\x88": True, b"\x89": False, b")": ()}
+_NEW = {b"]": list, b"}": dict, b"\x8f": list}  # the last is EMPTY_SET: what would be hashed is only listed
+_NUMBERS = {b"K": "<B", b"M": "<H", b"J": "<i", b"G": ">d"}
+_TEXTS = {b"\x8c": "<B", b"X": "<I", b"\x8d": "<Q"}
+_BYTES = {b"C": "<B", b"B": "<I", b"\x8e": "<Q", b"\x96": "<Q"}
+_TUPLES = {b"\x85": 1, b"\x86": 2, b"\x87": 3}
+_PUTS = {b"q": "<B", b"r": "<I"}
+_GETS = {b"h": "<B", b"j": "<I"}
+_ACTIONS: dict[bytes, Callable[[DataUnpickler], Any]] = {
+    b"(": DataUnpickler._mark,
+    b"t": DataUnpickler._mark_to_tuple,
+    b"\x91": DataUnpickler._mark_to_tuple,  # FROZENSET
+    b"0": lambda machine: machine.stack.pop(),
+    b"1": DataUnpickler._since_mark,
+    b"a": lambda machine: machine._extend([machine.stack.pop()]),
+    b"e": lambda machine: machine._extend(machine._since_mark()),
+    b"\x90": lambda machine: machine._extend(machine._since_mark()),  # ADDITEMS
+    b"s": lambda machine: machine._set_items([machine.stack.pop(-2), machine.stack.pop()]),
+    b"u": lambda machine: machine._set_items(machine._since_mark()),
+    b"\x94": lambda machine: machine.memo.__setitem__(len(machine.memo), machine.stack[-1]),  # MEMOIZE
+    b"\x8a": DataUnpickler._long,
+    b"c": DataUnpickler._global,
+    b"\x93": DataUnpickler._stack_global,
+    b"R": DataUnpickler._reduce,
+    b"\x81": DataUnpickler._reduce,  # NEWOBJ
+    b"b": DataUnpickler._build,
+    b"Q": DataUnpickler._persistent,
+}
+
+# ------------------------------------------------- what the admitted names mean
+
+
+def _describe(function: Any, arguments: Any) -> Any:
+    if type(function) is not _Name or type(arguments) is not tuple:
+        raise Unreadable("its pickle calls what is no admitted name")
+    describe = ADMITTED[function.label]
+    if describe is None:
+        raise Unreadable(f"its pickle calls {function.label}, which is only a name here")
+    return describe(*arguments)
+
+
+def _fill_array(array: Array, state: Any) -> None:
+    _, shape, dtype, fortran, data = state
+    if type(dtype) is not _DType or dtype.code not in NUMPY_CODES:
+        code = shown(dtype.code) if type(dtype) is _DType else "unknown"
+        raise Unreadable(f"it holds an array of dtype {code}; expected numbers")
+    if type(data) not in (Span, str):
+        raise Unreadable("it holds an array without content")
+    array.__init__(dtype.order + dtype.code, shape, contiguous(sizes(shape), fortran is True), data)
+    if type(data) is Span and not data.is_text and array.extent() * item_size(array.dtype) != data.length:
+        raise Unreadable(f"it holds an array of shape {list(shape)} with {data.length} bytes")
+
+
+def _fill_dtype(dtype: _DType, state: Any) -> None:
+    if type(state) is not tuple or type(state[1]) is not str or state[1] not in ("<", ">", "|", "="):
+        raise Unreadable("it holds a dtype without a byte order")
+    if any(part is not None for part in state[2:5]):
+        raise Unreadable("it holds an array of records; expected numbers")
+    dtype.order = state[1]
+
+
+def _dtype(code: Any, *_: Any) -> _DType:
+    if type(code) is not str:
+        raise Unreadable("it holds a dtype without a name")
+    return _DType(code)
+
+
+def _array_from_buffer(data: Any, dtype: Any, shape: Any, order: Any) -> Array:
+    array = Array()
+    _fill_array(array, (1, shape, dtype, order == "F", data))
+    return array
+
+
+def _tensor(storage: Any, first: Any, shape: Any, strides: Any, *_: Any, dtype: str | None = None) -> Array:
+    if type(storage) is not _Storage:
+        raise Unreadable("it holds a tensor without a storage")
+    return Array(dtype or storage.dtype, shape, strides, storage.data, first)
+
+
+def _typed_tensor(
+    storage: Any, first: Any, shape: Any, strides: Any, _: Any, hooks: Any, dtype: Any, *more: Any
+) -> Array:
+    code = TORCH_DTYPES.get(dtype.label) if type(dtype) is _Name else None
+    if code is None:
+        raise Unreadable("it holds a tensor of a dtype that isn't read")
+    return _tensor(storage, first, shape, strides, dtype=code)
+
+
+def _dictionary(*arguments: Any) -> dict[str, Any]:
+    if any(type(argument) not in (_Name, type(None)) for argument in arguments):
+        raise Unreadable("it holds a dictionary that is made from something else")
+    return {}  # its items follow
+
+
+def _first(first: Any = "", *_: Any) -> Any:  # no copies: a list that is copied again and again would fill the memory
+    return first
+
+
+def _encoded(text: Any, encoding: Any) -> Any:  # bytes in protocol 2: an array takes the text for them
+    if encoding not in ("latin1", "latin-1"):
+        raise Unreadable("it holds bytes in an encoding other than Latin-1")
+    return text
+
+
+def _blank(*_: Any) -> _Blank:
+    return _Blank()
+
+
+_RENAMED = {
+    "__builtin__": "builtins",
+    "numpy.core.multiarray": "numpy._core.multiarray",
+    "numpy.core.numeric": "numpy._core.numeric",
+}
+_PLAIN_DATA = (
+    "argparse.Namespace", "yacs.config.CfgNode", "collections.Counter", "datetime.datetime", "pathlib.Path",
+    "pathlib.PosixPath", "pathlib.PurePosixPath", "pathlib.WindowsPath", "pathlib.PureWindowsPath",
+    "numpy._core.multiarray.scalar", "torch.Size", "torch.device", "torch.serialization._get_layout",
+    "omegaconf.base.ContainerMetadata", "omegaconf.base.Metadata", "omegaconf.dictconfig.DictConfig",
+    "omegaconf.listconfig.ListConfig", "omegaconf.nodes.AnyNode", "builtins.set", "builtins.frozenset",
+    "builtins.complex", "builtins.bytearray",
+)  # fmt: skip
+_LABELS = (
+    "numpy.ndarray", "torch.Tensor", "torch.nn.parameter.Parameter", "typing.Any", "builtins.dict", "builtins.list",
+    "builtins.int", "builtins.long", "builtins.float", "builtins.str", "builtins.bool", *STORAGES, *TORCH_DTYPES,
+)  # fmt: skip
+# Every name that a file may use, and the function of this file that says what a call of it means; None: no call.
+ADMITTED: dict[str, Callable[..., Any] | None] = {
+    **dict.fromkeys(_LABELS),
+    **dict.fromkeys(_PLAIN_DATA, _blank),
+    "collections.OrderedDict": _dictionary,
+    "collections.defaultdict": _dictionary,
+    "builtins.tuple": _first,  # Paddle's (name, array)
+    "builtins.bytes": _first,  # no bytes, in protocol 2
+    "_codecs.encode": _encoded,
+    "numpy.dtype": _dtype,
+    "numpy._core.multiarray._reconstruct": lambda *_: Array(),  # its state follows
+    "numpy._core.numeric._frombuffer": _array_from_buffer,
+    "torch._utils._rebuild_tensor": _tensor,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_tensor_v3": _typed_tensor,
+    "torch._utils._rebuild_parameter": _first,
+    "torch._utils._rebuild_parameter_with_state": _first,
+    "torch._tensor._rebuild_from_type_v2": lambda function, _, arguments, state: _describe(function, arguments),
+}
