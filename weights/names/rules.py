@@ -29,9 +29,7 @@ def rename(arrays: Arrays, rules: Rules) -> Arrays:
                 break
         else:
             if name in renamed:
-                raise InputError(
-                    f"{sources[name]} and {source} are both {name}; expected one of them; remove the other"
-                )
+                raise InputError(f"{sources[name]} and {source} both mean {name}; remove one of them")
             renamed[name], sources[name] = array, source
     return renamed
 

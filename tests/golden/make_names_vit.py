@@ -1,0 +1,82 @@
+"""A ViT's files as other toolkits write them, and the logits that they give there.
+
+names_vit_timm.json: files that timm reads; made with timm 1.0.31, torch 2.13.0 by
+PYTHONPATH=.:tests python tests/golden/make_names_vit.py
+
+names_vit.json: PaddleViT's. Made by hand: the model files of BR-IDL/PaddleViT at the commits that the cases name
+(ViT/transformer.py, ViT/vit.py, DeiT/model.py, DeiT/deit.py, MAE/transformer.py) with weights and images by ``values``.
+
+A case holds the names and shapes in the file, its layout, the model's options, and the logits of two images.
+"""
+
+import zlib
+
+import numpy as np
+
+SIZES = {"patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 7}  # images of 16 x 16
+
+
+def values(name: str, shape: tuple[int, ...] | list[int]) -> np.ndarray:
+    """Returns float32 values that depend on name and shape alone, around 1 for the weight of a norm."""
+    ones = name.endswith("scale") or ("norm" in name and name.endswith("weight"))
+    normal = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
+    return (0.3 * normal + ones).astype(np.float32)
+
+
+IMAGES = values("images", (2, 3, 16, 16))
+
+
+def google_shapes() -> dict[str, list[int]]:
+    """Returns names and shapes in Google's file."""
+    shapes = {"cls": [1, 1, 24], "Transformer/posembed_input/pos_embedding": [1, 17, 24]}
+    dense = {"embedding": [4, 4, 3, 24], "head": [24, 7]}
+    norms = ["Transformer/encoder_norm"]
+    for block in ("Transformer/encoderblock_0", "Transformer/encoderblock_1"):
+        attention = f"{block}/MultiHeadDotProductAttention_1"
+        dense |= {f"{block}/MlpBlock_3/Dense_0": [24, 96], f"{block}/MlpBlock_3/Dense_1": [96, 24]}
+        dense |= {f"{attention}/out": [3, 8, 24]}
+        for part in ("query", "key", "value"):
+            shapes |= {f"{attention}/{part}/kernel": [24, 3, 8], f"{attention}/{part}/bias": [3, 8]}
+        norms += [f"{block}/LayerNorm_0", f"{block}/LayerNorm_2"]
+    for name, shape in dense.items():
+        shapes |= {f"{name}/kernel": shape, f"{name}/bias": shape[-1:]}
+    return shapes | {f"{name}/{leaf}": [24] for name in norms for leaf in ("scale", "bias")}
+
+
+if __name__ == "__main__":
+    import json
+    import tempfile
+    from pathlib import Path
+
+    import torch
+    from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
+
+    cases = {}
+
+    def record(case: str, options: dict, changes: dict[str, str | list[int]] | None) -> None:
+        """Adds a case; ``changes`` turn timm's names: words and what the file has, names and shapes. None: Google's."""
+        model = VisionTransformer(img_size=16, **SIZES, **options).eval()
+        shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+        for ours, theirs in (changes or {}).items():
+            if isinstance(theirs, str):
+                shapes = {name.replace(ours, theirs): shape for name, shape in shapes.items()}
+            else:
+                shapes[ours] = theirs
+        if changes is None:
+            shapes = google_shapes()
+            with tempfile.TemporaryDirectory() as folder:
+                np.savez(f"{folder}/weights.npz", **{name: values(name, shape) for name, shape in shapes.items()})
+                model.load_pretrained(f"{folder}/weights.npz")
+        else:
+            state = {name: torch.from_numpy(values(name, shape)) for name, shape in shapes.items()}
+            model.load_state_dict(checkpoint_filter_fn(state, model, adapt_layer_scale=True))
+        layout, logits = "jax" if changes is None else "torch", model(torch.from_numpy(IMAGES)).tolist()
+        cases[case] = {"layout": layout, "model": options, "logits": logits, "shapes": shapes}
+
+    scaled = {"init_values": 0.1, "no_embed_class": True}
+    dinov2 = {"reg_token": "register_tokens", "mask_token": [1, 24], "pos_embed": [1, 17, 24]}
+    record("Google", {}, None)
+    record("DeiT-III", scaled, {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"})
+    record("DINOv2", scaled | {"reg_tokens": 3}, dinov2)
+    record("linear patches", {}, {"patch_embed.proj.weight": [24, 48]})
+    Path(__file__).with_name("names_vit_timm.json").write_text(json.dumps(cases, separators=(",", ":")) + "\n")
