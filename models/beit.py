@@ -1,0 +1,207 @@
+"""BEiT (Bao et al. 2021, arXiv:2106.08254): a Vision Transformer whose attention knows relative positions.
+
+Parameter names, order of operations and initialisation are those of timm's ``Beit``; a Linear's weight is [in, out]
+here and [out, in] there.
+"""
+
+import math
+from collections.abc import Sequence
+
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+from paddle.nn.initializer import Constant, Normal
+
+from errors import InputError
+from models.base import ImageModel
+from models.layers import DropPath, Mlp, PatchEmbed, init_linear
+from models.layers.relative import RelativePositionBias
+
+
+class Attention(RelativePositionBias):
+    """Multi-head self-attention with a bias by relative position; of queries, keys and values, keys have no bias.
+
+    Args:
+        dim, num_heads: channels D, heads H.
+        window_size: (height, width) of the patches; None: no relative positions.
+        qkv_bias: whether queries and values have a bias.
+        attn_drop, proj_drop: dropout of the attention weights and of the output.
+
+    Shape: [B, N, D] -> the same; ``shared_bias``: [H, N, N], added to the scores.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        window_size: tuple[int, int] | None,
+        qkv_bias: bool,
+        attn_drop: float,
+        proj_drop: float,
+    ) -> None:
+        super().__init__(window_size, num_heads, class_token=True)
+        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.scale = self.head_dim**-0.5
+        self.qkv = nn.Linear(dim, 3 * dim, bias_attr=False)
+        self.qkv_bias = qkv_bias
+        if qkv_bias:
+            self.q_bias = self.create_parameter([dim], is_bias=True)
+            self.v_bias = self.create_parameter([dim], is_bias=True)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.proj = nn.Linear(dim, dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: paddle.Tensor, shared_bias: paddle.Tensor | None = None) -> paddle.Tensor:
+        _, length, dim = x.shape
+        bias = paddle.concat([self.q_bias, paddle.zeros_like(self.q_bias), self.v_bias]) if self.qkv_bias else None
+        qkv = F.linear(x, self.qkv.weight, bias).reshape([-1, length, 3, self.num_heads, self.head_dim])
+        q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, H, N, head_dim]
+        attn = paddle.matmul(q * self.scale, k, transpose_y=True)
+        if self.window_size is not None:
+            bias = self.position_bias()
+            attn = attn + (bias if shared_bias is None else bias + shared_bias)
+        elif shared_bias is not None:
+            attn = attn + shared_bias
+        x = paddle.matmul(self.attn_drop(F.softmax(attn, axis=-1)), v)
+        return self.proj_drop(self.proj(x.transpose([0, 2, 1, 3]).reshape([-1, length, dim])))
+
+
+class Block(nn.Layer):
+    """x + gamma_1 * attn(norm1(x)), then x + gamma_2 * mlp(norm2(x)), each branch with drop path.
+
+    Shape: [B, N, D] -> the same; ``shared_bias``: see ``Attention``.
+    """
+
+    def __init__(
+        self, dim: int, mlp_ratio: float, init_values: float | None, drop: float, drop_path: float, **attention: object
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, epsilon=1e-6)
+        self.attn = Attention(dim, proj_drop=drop, **attention)
+        self.drop_path1 = DropPath(drop_path)
+        self.norm2 = nn.LayerNorm(dim, epsilon=1e-6)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop)
+        self.drop_path2 = DropPath(drop_path)
+        self.gamma_1 = self.gamma_2 = None
+        if init_values:
+            self.gamma_1 = self.create_parameter([dim], default_initializer=Constant(init_values))
+            self.gamma_2 = self.create_parameter([dim], default_initializer=Constant(init_values))
+
+    def forward(self, x: paddle.Tensor, shared_bias: paddle.Tensor | None = None) -> paddle.Tensor:
+        branch = self.attn(self.norm1(x), shared_bias)
+        x = x + self.drop_path1(branch if self.gamma_1 is None else branch * self.gamma_1)
+        branch = self.mlp(self.norm2(x))
+        return x + self.drop_path2(branch if self.gamma_2 is None else branch * self.gamma_2)
+
+
+class Beit(ImageModel):
+    """BEiT's classifier; images of other sizes than image_size aren't taken.
+
+    Args:
+        image_size: pixels, or (height, width): multiples of patch_size.
+        patch_size: pixels.
+        in_channels, num_classes, head_init_scale, recompute: see ``ImageModel``.
+        embed_dim, depth, num_heads: width, blocks, heads per block.
+        mlp_ratio: hidden width of the MLP over embed_dim.
+        qkv_bias: whether queries and values have a bias.
+        init_values: layer scale's initial value; None: no layer scale.
+        use_abs_pos_emb: a position embedding.
+        use_rel_pos_bias: a bias by relative position, in each block its own.
+        use_shared_rel_pos_bias: one for all blocks.
+        global_pool: what the head reads: "avg": the mean of the patch tokens; "token": the class token.
+        fc_norm: whether the last norm comes after the pooling; None: for "avg".
+        drop, attn_drop: dropout of the tokens before the first block, after the attention's projection and in the MLP;
+            and of the attention weights.
+        drop_path: rate of stochastic depth at the last block; linear from 0 at the first.
+
+    Attributes:
+        num_prefix_tokens: tokens before the patches, which ``pos_embed`` (pos_embed_prefix) has, too.
+
+    Raises:
+        InputError: sizes that don't fit together.
+    """
+
+    num_prefix_tokens = pos_embed_prefix = 1
+
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 224,
+        patch_size: int = 16,
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        embed_dim: int = 768,
+        depth: int = 12,
+        num_heads: int = 12,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        init_values: float | None = None,
+        use_abs_pos_emb: bool = True,
+        use_rel_pos_bias: bool = False,
+        use_shared_rel_pos_bias: bool = False,
+        global_pool: str = "avg",
+        fc_norm: bool | None = None,
+        drop: float = 0.0,
+        attn_drop: float = 0.0,
+        drop_path: float = 0.0,
+        head_init_scale: float = 0.001,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
+        if embed_dim % num_heads:
+            raise InputError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; choose one that is")
+        self.num_features, self.global_pool = embed_dim, global_pool
+        self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)
+        grid = self.patch_embed.grid_size
+        self.cls_token = self.create_parameter([1, 1, embed_dim], default_initializer=Normal(std=0.02))
+        self.pos_embed = None
+        if use_abs_pos_emb:
+            positions = [1, self.patch_embed.num_patches + self.pos_embed_prefix, embed_dim]
+            self.pos_embed = self.create_parameter(positions, default_initializer=Normal(std=0.02))
+        self.pos_drop = nn.Dropout(drop)
+        self.rel_pos_bias = RelativePositionBias(grid, num_heads, class_token=True) if use_shared_rel_pos_bias else None
+        shared = {"mlp_ratio": mlp_ratio, "init_values": init_values, "drop": drop, "attn_drop": attn_drop}
+        shared |= {"num_heads": num_heads, "qkv_bias": qkv_bias, "window_size": grid if use_rel_pos_bias else None}
+        rates = [drop_path * i / max(1, depth - 1) for i in range(depth)]
+        self.blocks = nn.LayerList(Block(embed_dim, drop_path=rate, **shared) for rate in rates)
+        after = global_pool == "avg" if fc_norm is None else fc_norm
+        self.norm = nn.Identity() if after else nn.LayerNorm(embed_dim, epsilon=1e-6)
+        self.fc_norm = nn.LayerNorm(embed_dim, epsilon=1e-6) if after else nn.Identity()
+        self._add_classifiers()
+        self.apply(self._init_weights)
+        self._rescale_blocks()
+        self._scale_classifiers()
+
+    def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Returns all tokens [B, 1 + patches, embed_dim], normalised unless that comes after the pooling."""
+        x = self.patch_embed(x)
+        x = paddle.concat([self.cls_token.expand([x.shape[0], -1, -1]), x], axis=1)
+        if self.pos_embed is not None:
+            x = x + self.pos_embed
+        x = self.pos_drop(x)
+        shared_bias = () if self.rel_pos_bias is None else (self.rel_pos_bias.position_bias(),)
+        for block in self.blocks:
+            x = self._run(block, x, *shared_bias)
+        return self.norm(x)
+
+    def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = x[:, 0] if self.global_pool == "token" else x[:, self.num_prefix_tokens :].mean(axis=1)
+        return self.head(self.fc_norm(x))
+
+    def layer_groups(self) -> list[tuple[str, ...]]:
+        """The embedding, each block, the classifier with its norm and the shared bias: the authors'."""
+        blocks = [(f"blocks.{i}",) for i in range(len(self.blocks))]
+        return [("cls_token", "pos_embed", "patch_embed"), *blocks, ("rel_pos_bias", "norm", "fc_norm", "head")]
+
+    def no_weight_decay(self) -> set[str]:
+        tables = {name for name, _ in self.named_parameters() if name.endswith("relative_position_bias_table")}
+        return {"pos_embed", "cls_token"} | tables
+
+    @paddle.no_grad()
+    def _rescale_blocks(self) -> None:
+        """Divides what the i-th block adds to its input by sqrt(2 i), i from 1, as the paper's pre-training."""
+        for i, block in enumerate(self.blocks, start=1):
+            for layer in (block.attn.proj, block.mlp.fc2):
+                layer.weight.set_value(layer.weight / math.sqrt(2 * i))
+
+    def _init_weights(self, layer: nn.Layer) -> None:
+        init_linear(layer)

@@ -1,0 +1,268 @@
+"""Swin Transformer (Liu et al. 2021, arXiv:2103.14030).
+
+Parameter names, order of operations and initialisation are those of timm's ``SwinTransformer``; a Linear's weight is
+[in, out] here and [out, in] there.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+
+from errors import InputError
+from models.base import ImageModel
+from models.layers import DropPath, Mlp, PatchEmbed, init_linear
+from models.layers.relative import RelativePositionBias
+from models.layers.stages import drop_path_rates
+
+
+class WindowAttention(RelativePositionBias):
+    """Multi-head self-attention within each window, with a bias by relative position.
+
+    Args:
+        dim, num_heads, window_size: channels D, heads H, (height, width) of a window.
+        qkv_bias: whether the fused projection has a bias.
+        attn_drop, proj_drop: dropout of the attention weights and of the output.
+
+    Shape: [B * windows, N, D] -> the same, N = height * width; ``mask``: [windows, N, N], added to the scores.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        window_size: tuple[int, int],
+        qkv_bias: bool,
+        attn_drop: float,
+        proj_drop: float,
+    ) -> None:
+        super().__init__(window_size, num_heads, std=0.02)
+        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.scale = self.head_dim**-0.5
+        self.qkv = nn.Linear(dim, 3 * dim, bias_attr=None if qkv_bias else False)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.proj = nn.Linear(dim, dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: paddle.Tensor, mask: paddle.Tensor | None) -> paddle.Tensor:
+        _, length, dim = x.shape
+        qkv = self.qkv(x).reshape([-1, length, 3, self.num_heads, self.head_dim])
+        q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B * windows, H, N, head_dim]
+        attn = paddle.matmul(q * self.scale, k, transpose_y=True)
+        bias = self.position_bias()
+        if mask is not None:
+            # One addition over all images, of what is the same for each.
+            bias = bias + mask.unsqueeze(1)
+            attn = attn.reshape([-1, *bias.shape])
+        attn = F.softmax(attn + bias, axis=-1).reshape([-1, self.num_heads, length, length])
+        x = paddle.matmul(self.attn_drop(attn), v)
+        return self.proj_drop(self.proj(x.transpose([0, 2, 1, 3]).reshape([-1, length, dim])))
+
+
+class Block(nn.Layer):
+    """x + attention(norm1(x)) within windows, then x + mlp(norm2(x)), each branch with drop path.
+
+    Windows are no larger than the feature map, and shifted by half their side where there is more than one. A map that
+    isn't a multiple of them is padded by zeros, which are attended to, as in timm and the original.
+
+    Args:
+        dim, num_heads: channels D, heads.
+        resolution: (height, width) of the feature map.
+        window_size: tokens along a window's side.
+        shift: whether windows are shifted.
+        mlp_ratio, drop, drop_path, qkv_bias, attn_drop: see ``SwinTransformer``.
+
+    Shape: [B, height, width, D] -> the same.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        resolution: tuple[int, int],
+        window_size: int,
+        shift: bool,
+        mlp_ratio: float,
+        drop: float,
+        drop_path: float,
+        **attention: object,
+    ) -> None:
+        super().__init__()
+        self.resolution = resolution
+        self.window_size = tuple(min(side, window_size) for side in resolution)
+        self.shift_size = tuple(window_size // 2 if shift and side > window_size else 0 for side in resolution)
+        self.norm1 = nn.LayerNorm(dim)
+        self.attn = WindowAttention(dim, num_heads, self.window_size, proj_drop=drop, **attention)
+        self.drop_path1 = DropPath(drop_path)
+        self.norm2 = nn.LayerNorm(dim)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop)
+        self.drop_path2 = DropPath(drop_path)
+        mask = shift_mask(resolution, self.window_size, self.shift_size) if any(self.shift_size) else None
+        self.register_buffer("attn_mask", None if mask is None else paddle.to_tensor(mask), persistable=False)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = x + self.drop_path1(self._attend(self.norm1(x)))
+        return x + self.drop_path2(self.mlp(self.norm2(x)))
+
+    def _attend(self, x: paddle.Tensor) -> paddle.Tensor:
+        height, width, dim = x.shape[1:]
+        window_height, window_width = self.window_size
+        below, right = -height % window_height, -width % window_width
+        if any(self.shift_size):
+            x = paddle.roll(x, [-shift for shift in self.shift_size], axis=[1, 2])
+        if below or right:
+            x = F.pad(x, [0, right, 0, below], data_format="NHWC")
+        rows, columns = (height + below) // window_height, (width + right) // window_width
+        x = x.reshape([-1, rows, window_height, columns, window_width, dim]).transpose([0, 1, 3, 2, 4, 5])
+        x = self.attn(x.reshape([-1, window_height * window_width, dim]), self.attn_mask)
+        x = x.reshape([-1, rows, columns, window_height, window_width, dim]).transpose([0, 1, 3, 2, 4, 5])
+        x = x.reshape([-1, height + below, width + right, dim])
+        if below or right:
+            x = x[:, :height, :width]
+        return paddle.roll(x, self.shift_size, axis=[1, 2]) if any(self.shift_size) else x
+
+
+def shift_mask(resolution: Sequence[int], window_size: Sequence[int], shift_size: Sequence[int]) -> np.ndarray:
+    """Returns what shifted windows add to their scores: [windows, N, N], -100 between tokens that the shift brought
+    together from different borders of the (padded) map, 0 elsewhere.
+    """
+    labels = []
+    for side, window, shift in zip(resolution, window_size, shift_size, strict=True):
+        place = np.arange(side + -side % window)
+        labels.append(
+            (place >= len(place) - window).astype(int) + (place >= len(place) - shift) if shift else 0 * place
+        )
+    label = 3 * labels[0][:, None] + labels[1]
+    (height, width), (rows, columns) = window_size, label.shape
+    label = label.reshape(rows // height, height, columns // width, width).swapaxes(1, 2).reshape(-1, height * width)
+    return np.where(label[:, :, None] == label[:, None, :], 0.0, -100.0).astype(np.float32)
+
+
+class PatchMerging(nn.Layer):
+    """Joins 2 x 2 neighbours to one token of twice the channels; an odd side is padded by zeros.
+
+    Shape: [B, H, W, D] -> [B, ceil(H / 2), ceil(W / 2), 2 D].
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4 * dim)
+        self.reduction = nn.Linear(4 * dim, 2 * dim, bias_attr=False)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        height, width, dim = x.shape[1:]
+        if height % 2 or width % 2:
+            x = F.pad(x, [0, width % 2, 0, height % 2], data_format="NHWC")
+        height, width = (height + 1) // 2, (width + 1) // 2
+        x = x.reshape([-1, height, 2, width, 2, dim]).transpose([0, 1, 3, 4, 2, 5])
+        return self.reduction(self.norm(x.reshape([-1, height, width, 4 * dim])))
+
+
+class Stage(nn.Layer):
+    """Blocks of one resolution, every second with shifted windows; ``downsample`` comes before them."""
+
+    def __init__(self, dim: int, rates: Sequence[float], merges: bool, **block: object) -> None:
+        super().__init__()
+        self.downsample = PatchMerging(dim // 2) if merges else nn.Identity()
+        self.blocks = nn.LayerList(
+            Block(dim, shift=i % 2 == 1, drop_path=rate, **block) for i, rate in enumerate(rates)
+        )
+
+
+class SwinTransformer(ImageModel):
+    """Swin Transformer; images of other sizes than image_size aren't taken.
+
+    Args:
+        image_size: pixels, or (height, width): multiples of patch_size.
+        patch_size: pixels.
+        in_channels, num_classes, head_init_scale, recompute: see ``ImageModel``.
+        embed_dim: channels of the first stage; each further stage has twice its predecessor's.
+        stage_depths, num_heads: blocks and heads of each stage.
+        window_size: patches along a window's side.
+        mlp_ratio: hidden width of the MLP over its input's; one number, or one per stage.
+        qkv_bias: whether the queries, keys and values have a bias.
+        drop, attn_drop: dropout after the attention's projection and in the MLP, and of the attention weights.
+        drop_path: rate of stochastic depth at the last block; linear from 0 at the first.
+
+    Raises:
+        InputError: sizes that don't fit together.
+    """
+
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 224,
+        patch_size: int = 4,
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        embed_dim: int = 96,
+        stage_depths: Sequence[int] = (2, 2, 6, 2),
+        num_heads: Sequence[int] = (3, 6, 12, 24),
+        window_size: int = 7,
+        mlp_ratio: float | Sequence[float] = 4.0,
+        qkv_bias: bool = True,
+        drop: float = 0.0,
+        attn_drop: float = 0.0,
+        drop_path: float = 0.0,
+        head_init_scale: float = 1.0,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
+        stages = len(stage_depths)
+        mlp_ratio = [mlp_ratio] * stages if isinstance(mlp_ratio, int | float) else mlp_ratio
+        for key, values in (("NUM_HEADS", num_heads), ("MLP_RATIO", mlp_ratio)):
+            if isinstance(values, int) or len(values) != stages:
+                raise InputError(f"{key} is {values}, expected {stages} numbers: one per stage, as in STAGE_DEPTHS")
+        dims = [embed_dim * 2**i for i in range(stages)]
+        for dim, heads in zip(dims, num_heads, strict=True):
+            if dim % heads:
+                raise InputError(f"NUM_HEADS has {heads} where there are {dim} channels, no multiple of it")
+        self.num_features = dims[-1]
+        self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)
+        self.patch_embed.norm = nn.LayerNorm(embed_dim)
+        shared = {"window_size": window_size, "qkv_bias": qkv_bias, "drop": drop, "attn_drop": attn_drop}
+        resolution, self.layers = self.patch_embed.grid_size, nn.LayerList()
+        for i, rates in enumerate(drop_path_rates(drop_path, stage_depths)):
+            if i:
+                resolution = tuple((side + 1) // 2 for side in resolution)
+            sizes = {"resolution": resolution, "num_heads": num_heads[i], "mlp_ratio": mlp_ratio[i]}
+            self.layers.append(Stage(dims[i], rates, merges=i > 0, **sizes, **shared))
+        self.norm = nn.LayerNorm(self.num_features)
+        self.head = nn.Sequential(("fc", nn.Identity()))
+        self._add_classifiers()
+        self.apply(self._init_weights)
+        self._scale_classifiers()
+
+    def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Returns the last stage's tokens, normalised: [B, height, width, num_features]."""
+        x = self.patch_embed.norm(self.patch_embed(x))
+        x = x.reshape([-1, *self.patch_embed.grid_size, x.shape[-1]])
+        for stage in self.layers:
+            x = stage.downsample(x)
+            for block in stage.blocks:
+                x = self._run(block, x)
+        return self.norm(x)
+
+    def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.head(x.mean(axis=[1, 2]))
+
+    def classifier_names(self) -> tuple[str, ...]:
+        return ("head.fc",)
+
+    def layer_groups(self) -> list[tuple[str, ...]]:
+        """The embedding, each block (the last of a stage with the merging after it), the head with its norm: SimMIM's
+        (arXiv:2111.09886), by Swin's authors.
+        """
+        groups: list[tuple[str, ...]] = [("patch_embed",)]
+        for i, stage in enumerate(self.layers):
+            if i:
+                groups[-1] += (f"layers.{i}.downsample",)
+            groups += [(f"layers.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
+        return [*groups, ("norm", "head")]
+
+    def no_weight_decay(self) -> set[str]:
+        return {name for name, _ in self.named_parameters() if name.endswith("relative_position_bias_table")}
+
+    def _init_weights(self, layer: nn.Layer) -> None:
+        init_linear(layer)
