@@ -2,13 +2,17 @@
 
 from collections.abc import Collection
 
-from weights.names import vit
+from weights.names import convmixer, convnext, regnet, resnet, vit
 from weights.names.rules import Arrays
 
 # By MODEL.TYPE in lower case.
 FAMILIES = {
     "vit": vit,
     "deit": vit,
+    "convnext": convnext,
+    "convmixer": convmixer,
+    "regnet": regnet,
+    "resnet": resnet,
 }
 
 

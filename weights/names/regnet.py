@@ -1,0 +1,54 @@
+"""RegNet."""
+
+import re
+from collections.abc import Collection
+
+from weights.names.batch_norm import BATCH_NORM
+from weights.names.rules import Arrays, rename
+
+
+def _place(match: re.Match[str]) -> str:
+    """Numbers stages and blocks from 1."""
+    places = match.groupdict()
+    stage = int(places["from1"]) if "from1" in places else int(places["from0"]) + 1
+    return f"s{stage}.b{int(places['block']) + 1}."
+
+
+_RULES = (
+    (r"^stem\.0\.", "stem.conv."),
+    (r"^stem\.1\.", "stem.bn."),
+    (r"^trunk_output\.block(?P<from1>\d)\.block\d-(?P<block>\d+)\.", _place),  # torchvision, to fc
+    (r"\.f\.a\.0\.", ".conv1.conv."),
+    (r"\.f\.a\.1\.", ".conv1.bn."),
+    (r"\.f\.b\.0\.", ".conv2.conv."),
+    (r"\.f\.b\.1\.", ".conv2.bn."),
+    (r"\.f\.c\.0\.", ".conv3.conv."),
+    (r"\.f\.c\.1\.", ".conv3.bn."),
+    (r"\.f\.se\.", ".se."),
+    (r"\.proj\.0\.", ".downsample.conv."),
+    (r"\.proj\.1\.", ".downsample.bn."),
+    (r"^fc\.", "head.fc."),
+    (r"^stages\.(?P<from0>\d)\.blocks\.(?P<block>\d+)\.", _place),  # PaddleViT
+    (r"\.conv([123])\.(weight|bias)$", r".conv\1.conv.\2"),
+    (r"\.bn([123])\.", r".conv\1.bn."),
+    (r"\.se\.conv([12])_1x1\.", r".se.fc\1."),
+    (r"\.downsample\.conv1x1\.", ".downsample.conv."),
+    (r"^head\.2\.", "head.fc."),
+)
+
+
+def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
+    """Returns arrays under the names of timm 1.0.31's ``RegNet``.
+
+    Sources: the files of torchvision and of PaddleViT; DeiT's teacher has timm's names. PaddleViT's third convolutions
+    have a bias before their batch norm, which only moves that norm's running mean: it goes there.
+
+    Args:
+        arrays, layout, wanted: see ``weights.names.timm_names``.
+    """
+    arrays = rename(arrays, [*_RULES, *BATCH_NORM])
+    for name in [name for name in arrays if name.endswith("conv3.conv.bias")]:
+        mean = name.replace("conv.bias", "bn.running_mean")
+        if mean in arrays:
+            arrays[mean] = arrays[mean] - arrays.pop(name)
+    return arrays
