@@ -24,14 +24,14 @@ class ImageModel(nn.Layer):
         recompute: training computes each block's activations again in the backward pass instead of keeping them.
 
     Attributes:
-        stem: name of the convolution that reads the image.
+        first_conv: name of the convolution that reads the image.
         min_image_size: least H and W of an architecture that takes images of any size; None: it takes image_size only.
 
     Raises:
         InputError: images that are too small.
     """
 
-    stem = "patch_embed.proj"
+    first_conv = "patch_embed.proj"
     min_image_size: int | None = None
     num_features: int
 

@@ -38,7 +38,7 @@ class ConvMixer(ImageModel):
         drop: dropout before the classifier.
     """
 
-    stem = "stem.0"
+    first_conv = "stem.0"
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class ConvMixer(ImageModel):
             places = convolution(embed_dim, kernel_size, groups=embed_dim, padding="same")
             return nn.Sequential(Residual(nn.Sequential(*places)), *convolution(embed_dim, 1))
 
-        self.add_sublayer("stem", nn.Sequential(*convolution(in_channels, patch_size, stride=patch_size)))
+        self.stem = nn.Sequential(*convolution(in_channels, patch_size, stride=patch_size))
         self.blocks = nn.LayerList(block() for _ in range(depth))
         self.head_drop = nn.Dropout(drop)
         self._add_classifiers()
@@ -76,7 +76,7 @@ class ConvMixer(ImageModel):
 
     def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
         """Returns the last block's channels [B, embed_dim, H / patch_size, W / patch_size]."""
-        x = self._sub_layers["stem"](x)  # ``stem`` is the name of its convolution
+        x = self.stem(x)
         for block in self.blocks:
             x = self._run(block, x)
         return x

@@ -67,7 +67,7 @@ class ConvNeXt(ImageModel):
         InputError: not four stages.
     """
 
-    stem = "stem.0"
+    first_conv = "stem.0"
     min_image_size = 32
 
     def __init__(
@@ -87,7 +87,7 @@ class ConvNeXt(ImageModel):
         check_stages(stage_depths, embed_dims)
         self.num_features = embed_dims[-1]
         patches = nn.Conv2D(in_channels, embed_dims[0], 4, stride=4)
-        self.add_sublayer("stem", nn.Sequential(patches, ChannelNorm(embed_dims[0], epsilon=1e-6)))
+        self.stem = nn.Sequential(patches, ChannelNorm(embed_dims[0], epsilon=1e-6))
         sizes = zip((0, *embed_dims), embed_dims, drop_path_rates(drop_path, stage_depths), strict=False)
         self.stages = nn.LayerList(Stage(in_dim, dim, init_values, rates) for in_dim, dim, rates in sizes)
         norm = nn.LayerNorm(self.num_features, epsilon=1e-6)
@@ -98,7 +98,7 @@ class ConvNeXt(ImageModel):
 
     def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
         """Returns the last stage's channels [B, embed_dims[3], H / 32, W / 32], not normalised."""
-        x = self._sub_layers["stem"](x)  # ``stem`` is the name of its convolution
+        x = self.stem(x)
         for stage in self.stages:
             x = stage.downsample(x)
             for block in stage.blocks:

@@ -20,7 +20,7 @@ class LeNet(ImageModel):
         InputError: images that are too small, or of another size than image_size.
     """
 
-    stem = "features.0"
+    first_conv = "features.0"
 
     def __init__(
         self,

@@ -84,7 +84,7 @@ class RegNet(ImageModel):
         InputError: not four stages, or a width that isn't a multiple of group_width.
     """
 
-    stem = "stem.conv"
+    first_conv = "stem.conv"
     min_image_size = 1
 
     def __init__(
@@ -107,7 +107,7 @@ class RegNet(ImageModel):
             if dim % min(group_width, dim):
                 raise InputError(f"EMBED_DIMS holds {dim}, which is not a multiple of GROUP_WIDTH {group_width}")
         self.num_features = embed_dims[-1]
-        self.add_sublayer("stem", ConvNorm(in_channels, STEM_DIM, 3, stride=2))
+        self.stem = ConvNorm(in_channels, STEM_DIM, 3, stride=2)
         in_dim = STEM_DIM
         for i, (dim, rates) in enumerate(zip(embed_dims, drop_path_rates(drop_path, stage_depths), strict=True)):
             stage = nn.Sequential()
@@ -124,7 +124,7 @@ class RegNet(ImageModel):
 
     def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
         """Returns the last stage's channels [B, embed_dims[3], H / 32, W / 32], rounded up."""
-        x = self._sub_layers["stem"](x)  # ``stem`` is the name of its convolution
+        x = self.stem(x)
         for stage in (self.s1, self.s2, self.s3, self.s4):
             for block in stage:
                 x = self._run(block, x)

@@ -32,7 +32,7 @@ class ResNet(ImageModel):
         InputError: another depth.
     """
 
-    stem = "conv1"
+    first_conv = "conv1"
     min_image_size = 1
 
     def __init__(

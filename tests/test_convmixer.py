@@ -49,7 +49,7 @@ def test_initialisation_is_pytorchs():
     paddle.seed(0)
     model = ConvMixer(8, embed_dim=64, depth=1, kernel_size=5, patch_size=4)
     block = model.blocks[0]
-    stem = model.sublayers()[1]
+    stem = model.stem[0]
     for layer, fan_in in ((stem, 48), (block[0].fn[0], 25), (block[1], 64), (model.head, 64)):
         for parameter in (layer.weight, layer.bias):
             bound = float(parameter.abs().max())

@@ -38,7 +38,7 @@ def fit_sizes(model: ImageModel, state: Tensors, arrays: Arrays) -> list[str]:
 
 
 def _fit_stem(model: ImageModel, state: Tensors, arrays: Arrays) -> list[str]:
-    name = f"{model.stem}.weight"
+    name = f"{model.first_conv}.weight"
     array, told = arrays.get(name), []
     if array is None or name not in state or array.ndim != 4:
         return []
@@ -46,7 +46,7 @@ def _fit_stem(model: ImageModel, state: Tensors, arrays: Arrays) -> list[str]:
     if array.shape[1] == 3 != channels:
         array = adapt_input_channels(array, channels)
         told.append(f"{name} adapted from 3 channels to {channels}")
-    patches = hasattr(sublayer(model, model.stem.rpartition(".")[0]), "grid_size")
+    patches = hasattr(sublayer(model, model.first_conv.rpartition(".")[0]), "grid_size")
     if patches and array.shape[2:] != tuple(kernel):
         told.append("{} resampled from {} x {} to {} x {} pixels".format(name, *array.shape[2:], *kernel))
         array = resample_patch_kernel(array, tuple(kernel))
