@@ -1,0 +1,241 @@
+"""Swin Transformer against its definition and timm's outputs."""
+
+import itertools
+
+import numpy as np
+import paddle
+import pytest
+from golden.swin import CASES
+from parity import assert_parity
+
+from config import get_config
+from errors import InputError
+from models import build_model, create_model, list_models
+from models.layers.relative import relative_position_index
+from models.swin import Block, SwinTransformer, shift_mask
+from optim import build_schedule
+
+# timm 1.0.31's.
+PARAMETERS = {
+    "swin_tiny_patch4_window7_224": 28_288_354,
+    "swin_small_patch4_window7_224": 49_606_258,
+    "swin_base_patch4_window7_224": 87_768_224,
+    "swin_base_patch4_window7_224_21k_1k": 87_768_224,
+    "swin_base_patch4_window12_384": 87_903_584,
+    "swin_base_patch4_window12_384_21k_1k": 87_903_584,
+    "swin_large_patch4_window7_224": 196_532_476,
+    "swin_large_patch4_window12_384": 196_735_516,
+}
+
+
+def small(name="swin", **changes):
+    """The Swin Transformer of golden/swin.py's case NAME, with changes."""
+    sizes = CASES[name] | changes
+    return SwinTransformer(image_size=sizes.pop("img_size"), stage_depths=sizes.pop("depths"), **sizes)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", CASES)
+def test_logits_features_and_gradients_are_timms(tmp_path, name):
+    assert_parity(small(name), name, tmp_path)
+
+
+# ------------------------------------------------------- windows and positions
+
+
+def test_a_pair_of_tokens_has_the_row_of_its_offset():
+    height, width = 2, 3
+    places = list(itertools.product(range(height), range(width)))
+    rows = {offset: i for i, offset in enumerate(itertools.product(range(-1, 2), range(-2, 3)))}
+    expected = [[rows[y - v, x - u] for v, u in places] for y, x in places]
+    np.testing.assert_array_equal(relative_position_index((height, width)), expected)
+
+
+def attended(shift, resolution=(8, 6), window_size=4):
+    """Which places of a map the place (0, 1) has an influence on."""
+    paddle.seed(0)
+    block = Block(4, 2, resolution, window_size, shift, 1.0, 0.0, 0.0, qkv_bias=True, attn_drop=0.0)
+    x = paddle.randn([2, *resolution, 4])
+    y = x.clone()
+    y[:, 0, 1] = 3.0
+    difference = np.abs((block(x) - block(y)).numpy()).max(axis=(0, 3))
+    return {tuple(map(int, place)) for place in np.argwhere(difference > 1e-6)}
+
+
+def test_tokens_attend_within_their_window():
+    assert attended(shift=False) == set(itertools.product(range(4), range(4)))
+
+
+def test_shifted_windows_keep_opposite_borders_apart():
+    # The first window begins at (2, 2). A map of 8 x 6 is rolled by it, then padded to 8 x 8: its first two columns
+    # come to stand beside the padding alone, its first two rows beside the last two.
+    assert attended(shift=True) == set(itertools.product(range(2), range(2)))
+    mask = shift_mask((8, 8), (4, 4), (2, 2)).reshape(2, 2, 4, 4, 4, 4)
+    for rows, columns in itertools.product((False, True), repeat=2):
+        cut = np.zeros((4, 4), int)
+        cut[2:] += 2 * rows
+        cut[:, 2:] += columns
+        expected = np.where(cut[:, :, None, None] == cut, 0.0, -100.0)
+        np.testing.assert_array_equal(mask[int(rows), int(columns)], expected)
+
+
+def test_windows_are_no_larger_than_the_map_and_shift_where_there_are_two():
+    blocks = [block for stage in small("swin_odd").layers for block in stage.blocks]
+    assert [block.resolution for block in blocks] == [(9, 5), (9, 5), (5, 3), (5, 3), (3, 2)]
+    assert [block.attn.window_size for block in blocks] == [(4, 4), (4, 4), (4, 3), (4, 3), (3, 2)]
+    assert [block.shift_size for block in blocks] == [(0, 0), (2, 2), (0, 0), (2, 0), (0, 0)]
+
+
+# ---------------------------------------------------------- what training needs
+
+
+def test_initialisation_is_timms():
+    paddle.seed(0)
+    model = SwinTransformer(image_size=64, embed_dim=48, stage_depths=(1, 1), num_heads=(12, 24), num_classes=50)
+    for layer in (model.layers[0].blocks[0].attn.qkv, model.layers[1].downsample.reduction, model.head.fc):
+        assert float(layer.weight.std()) == pytest.approx(0.02, rel=0.03)
+    assert not model.layers[0].blocks[0].attn.qkv.bias.numpy().any()
+    table = model.layers[0].blocks[0].attn.relative_position_bias_table
+    assert table.shape == [13 * 13, 12]
+    assert float(table.std()) == pytest.approx(0.02, rel=0.05)
+    bound = (3 * 4 * 4) ** -0.5
+    assert bound * 0.99 < float(model.patch_embed.proj.weight.abs().max()) <= bound
+    assert 0 < float(model.patch_embed.proj.bias.abs().max()) <= bound
+
+
+def test_drop_path_rises_over_all_blocks():
+    blocks = [block for stage in small(drop_path=0.4).layers for block in stage.blocks]
+    for rates in ([block.drop_path1.drop_prob for block in blocks], [block.drop_path2.drop_prob for block in blocks]):
+        assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
+
+
+def test_layer_groups_are_simmims():
+    model = small()
+    groups = model.layer_groups()
+    assert groups == [
+        ("patch_embed",),
+        ("layers.0.blocks.0",),
+        ("layers.0.blocks.1", "layers.1.downsample"),
+        ("layers.1.blocks.0",),
+        ("layers.1.blocks.1", "layers.2.downsample"),
+        ("layers.2.blocks.0",),
+        ("norm", "head"),
+    ]
+    for name, _ in model.named_parameters():
+        assert sum(name.startswith(f"{prefix}.") for group in groups for prefix in group) == 1, name
+
+
+def test_tables_have_no_weight_decay_and_derived_buffers_are_in_no_file():
+    model = small()
+    tables = [f"layers.{i}.blocks.{j}.attn.relative_position_bias_table" for i, j in ((0, 0), (0, 1), (1, 0), (1, 1))]
+    assert model.no_weight_decay() == {*tables, "layers.2.blocks.0.attn.relative_position_bias_table"}
+    assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
+
+
+def test_reset_classifier_replaces_the_head():
+    model = small()
+    model.eval()
+    images = paddle.randn([2, 3, 32, 32])
+    model.reset_classifier(5)
+    assert (model.classifier_names(), model.head.fc.weight.shape, model(images).shape) == (
+        ("head.fc",),
+        [32, 5],
+        [2, 5],
+    )
+    assert 0.015 < float(model.head.fc.weight.std()) < 0.025
+    model.reset_classifier(0)
+    features = model.forward_features(images)
+    assert features.shape == [2, 2, 2, 32]
+    np.testing.assert_allclose(model(images).numpy(), features.mean(axis=[1, 2]).numpy(), atol=1e-6)
+
+
+@pytest.mark.smoke
+def test_recompute_gives_the_same_gradients():
+    found = []
+    for recompute in (False, True):
+        paddle.seed(0)
+        model = small("swin_padded", recompute=recompute, drop=0.2, attn_drop=0.2, drop_path=0.4)
+        calls = []
+        model.layers[1].blocks[1].register_forward_post_hook(lambda *_, calls=calls: calls.append(1))
+        paddle.seed(1)
+        model(paddle.randn([4, 3, 32, 32])).square().sum().backward()
+        found.append({name: parameter.grad.numpy() for name, parameter in model.named_parameters()})
+        assert len(calls) == 1 + recompute
+    for name, value in found[0].items():
+        assert value.any(), name
+        assert (found[1][name] == value).all(), name
+
+
+# ----------------------------------------------------------------------- sizes
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["MODEL.NUM_HEADS", "3"], "NUM_HEADS is 3, expected 4 numbers: one per stage, as in STAGE_DEPTHS"),
+        (["MODEL.NUM_HEADS", "[3, 6, 12]"], r"NUM_HEADS is \[3, 6, 12\], expected 4 numbers"),
+        (["MODEL.MLP_RATIO", "[4, 4]"], r"MLP_RATIO is \[4.0, 4.0\], expected 4 numbers"),
+        (["MODEL.NUM_HEADS", "[3, 6, 12, 25]"], "NUM_HEADS has 25 where there are 768 channels, no multiple of it"),
+        (["DATA.IMAGE_SIZE", "222"], "IMAGE_SIZE 222 is not a multiple of PATCH_SIZE 4"),
+        (["MODEL.DEPTH", "3"], "MODEL.DEPTH is 3, but Swin takes no DEPTH"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_named(options, message):
+    with pytest.raises(InputError, match=message):
+        build_model(get_config("swin_tiny_patch4_window7_224", options))
+
+
+def test_images_of_another_size_are_refused():
+    with pytest.raises(InputError, match="the model takes images of 32 x 32, found 64 x 32"):
+        small()(paddle.zeros([1, 3, 64, 32]))
+
+
+def count(image_size, patch_size, embed_dim, depths, num_heads, window_size, classes):
+    """The number of parameters, by the paper."""
+    total, side = 3 * patch_size**2 * embed_dim + 3 * embed_dim, image_size // patch_size
+    for i, (depth, heads) in enumerate(zip(depths, num_heads, strict=True)):
+        dim, window = embed_dim * 2**i, min(window_size, side // 2**i)
+        total += depth * (12 * dim**2 + 13 * dim + (2 * window - 1) ** 2 * heads) + (i > 0) * (2 * dim**2 + 4 * dim)
+    return total + 2 * dim + (dim + 1) * classes
+
+
+def test_the_shipped_models_have_timms_parameters():
+    assert count(32, 4, 8, (2, 2, 1), (1, 2, 4), 4, 7) == sum(parameter.size for parameter in small().parameters())
+    for name in list_models("swin_*"):
+        config = get_config(name)
+        m = config.MODEL
+        sizes = (m.PATCH_SIZE, m.EMBED_DIM, m.STAGE_DEPTHS, m.NUM_HEADS, m.WINDOW_SIZE, m.NUM_CLASSES)
+        assert count(config.DATA.IMAGE_SIZE, *sizes) == PARAMETERS.pop(name), name
+    assert not PARAMETERS
+
+
+def test_the_shipped_models_are_built_by_name():
+    model = create_model(
+        "swin_tiny_patch4_window7_224", image_size=32, stage_depths=[1, 1], num_heads=[3, 6], embed_dim=12
+    )
+    assert type(model) is SwinTransformer
+    assert model.layers[1].blocks[0].drop_path1.drop_prob == 0.2
+    assert model.layers[0].blocks[0].attn.window_size == (7, 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "epochs", "warmup", "rates", "weight_decay", "drop_path"),
+    [
+        ("swin_tiny_patch4_window7_224", 300, 20, (1e-6, 1e-3, 1e-5), 0.05, 0.2),
+        ("swin_small_patch4_window7_224", 300, 20, (1e-6, 1e-3, 1e-5), 0.05, 0.3),
+        ("swin_base_patch4_window7_224", 300, 20, (1e-6, 1e-3, 1e-5), 0.05, 0.5),
+        ("swin_base_patch4_window12_384", 30, 5, (4e-8, 4e-5, 4e-7), 1e-8, 0.5),
+        ("swin_base_patch4_window7_224_21k_1k", 30, 5, (4e-8, 4e-5, 4e-7), 1e-8, 0.2),
+        ("swin_base_patch4_window12_384_21k_1k", 30, 5, (4e-8, 4e-5, 4e-7), 1e-8, 0.2),
+        ("swin_large_patch4_window7_224", 30, 5, (4e-8, 4e-5, 4e-7), 1e-8, 0.2),
+        ("swin_large_patch4_window12_384", 30, 5, (4e-8, 4e-5, 4e-7), 1e-8, 0.2),
+    ],
+)
+def test_recipes_have_their_sources_numbers(name, epochs, warmup, rates, weight_decay, drop_path):
+    config = get_config(name)
+    schedule = build_schedule(config, 10, 1024)
+    np.testing.assert_allclose([schedule(10 * epoch) for epoch in (0, warmup, epochs)], rates, rtol=1e-9)
+    expected = {"NUM_EPOCHS": epochs, "WARMUP_EPOCHS": warmup, "WEIGHT_DECAY": weight_decay, "GRAD_CLIP": 5.0}
+    expected |= {"MIXUP_ALPHA": 0.8, "CUTMIX_ALPHA": 1.0, "SMOOTHING": 0.1, "RANDOM_ERASE_PROB": 0.25}
+    assert {key: config.TRAIN[key] for key in expected} == expected
+    assert config.MODEL.DROPPATH == drop_path
