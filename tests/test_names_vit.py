@@ -75,9 +75,17 @@ def test_queries_keys_and_values_are_joined_in_this_order():
         parts = [arrays[f"{layer}/{part}/bias"].reshape(24) for part in ("query", "key", "value")]
         assert (named[f"blocks.{i}.attn.qkv.bias"] == np.concatenate(parts)).all()
         assert (named[f"blocks.{i}.attn.proj.weight"] == arrays[f"{layer}/out/kernel"].reshape(24, 24).T).all()
-    del arrays["Transformer/encoderblock_0/MultiHeadDotProductAttention_1/key/kernel"]
+
+
+@pytest.mark.parametrize("shape", [None, (24, 2, 8), ()])
+def test_queries_keys_and_values_that_do_not_fit_together_are_left(shape):
+    arrays = stored("Google")
+    key = arrays.pop("Transformer/encoderblock_0/MultiHeadDotProductAttention_1/key/kernel")
+    if shape is not None:
+        arrays["Transformer/encoderblock_0/MultiHeadDotProductAttention_1/key/kernel"] = np.resize(key, shape)
     named = timm_names("ViT", arrays, "jax", ())
     assert {"blocks.0.attn.q.weight", "blocks.0.attn.v.weight", "blocks.0.attn.qkv.bias"} < named.keys()
+    assert ("blocks.0.attn.k.weight" in named) == (shape is not None)
 
 
 @pytest.mark.smoke
@@ -106,10 +114,11 @@ def test_only_a_plain_vit_is_written_under_googles_names(options, name):
 def test_what_serves_pre_training_is_dropped():
     backbone = plain(num_classes=0)
     others = ("mask_token", "decoder_pos_embed", "decoder_embed.weight", "decoder_blocks.0.norm1.bias")
-    others += ("decoder_norm.weight", "decoder_pred.bias")
+    others += ("decoder_norm.weight", "decoder_pred.bias", "reconstruction_layer.bias")
     assert_same(timm_names("ViT", backbone | dict.fromkeys(others, np.ones(1)), "torch", backbone), backbone)
     teacher = {f"backbone.{name}": value for name, value in backbone.items()}
-    teacher |= dict.fromkeys(("head.mlp.0.weight", "head.last_layer.weight_g", "dino_head.mlp.0.bias"), np.ones(1))
+    heads = ("head.mlp.0.weight", "head.last_layer.weight_g", "dino_head.mlp.0.bias", "ibot_head.mlp.0.bias")
+    teacher |= dict.fromkeys(heads, np.ones(1))
     assert_same(timm_names("ViT", teacher, "torch", backbone), backbone)
     chunked = {name.replace("blocks.1.", "blocks.0.1."): value for name, value in backbone.items()}
     assert_same(timm_names("ViT", chunked, "torch", backbone), backbone)

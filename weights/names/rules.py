@@ -45,7 +45,7 @@ def join_qkv(arrays: Arrays, layout: str) -> Arrays:
     for name, array in arrays.items():
         match = re.fullmatch(r"(.*\.)([qkv])(\.weight|\.bias)", name)
         parts = [arrays.get(match[1] + part + match[3]) for part in "qkv"] if match else [None]
-        if any(part is None or part.shape != array.shape or not part.ndim for part in parts):
+        if any(part is None or part.shape != array.shape for part in parts):
             joined[name] = array
         elif match[2] == "q":
             joined[f"{match[1]}qkv{match[3]}"] = np.concatenate(parts, axis=-1 if layout == "paddle" else 0)

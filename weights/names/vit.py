@@ -54,7 +54,7 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``VisionTransformer`` and ``VisionTransformerDistilled``.
 
     Sources: the files of Google's ViT and AugReg (.npz), DeiT, DeiT-III, MAE, DINO, DINOv2, older timm, and of
-    PaddleViT's ViT, DeiT and MAE in every version; PaddleClas uses timm's names. Dropped: MAE's decoder, DINO's
+    PaddleViT's ViT, DeiT and MAE, old and new; PaddleClas uses timm's names. Dropped: MAE's decoder, DINO's
     projection heads, mask tokens, and ``pre_logits`` with the head that reads it (timm has no such layer).
 
     MAE's pre-training has a ``norm`` where a fine-tuned model has an ``fc_norm``. That starts from ``norm`` here, and
@@ -69,7 +69,7 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     arrays = rename(arrays, [*_RULES, (r"^encoder_norm\.", last_norm)])
     if any(name.startswith("pre_logits.") for name in arrays):
         arrays = rename(arrays, [(r"^(pre_logits|head)\.", None)])
-    if "head.weight" not in arrays and "norm.weight" not in wanted:
+    if "head.weight" not in arrays:
         arrays = rename(arrays, [(r"^norm\.", last_norm)])
     if arrays.keys() >= {"register_tokens", "cls_token", "pos_embed"}:  # DINOv2 adds no position to registers
         position, arrays["pos_embed"] = np.split(arrays["pos_embed"], [1], axis=1)
@@ -116,8 +116,8 @@ def _from_google(arrays: Arrays) -> Arrays:
     for name, array in named.items():
         if re.search(r"\.attn\.[qkv]\.", name):
             array = array.reshape(*array.shape[:-2], -1)  # [in, heads, head_dim], [heads, head_dim]
-        elif name.endswith("attn.proj.weight") and array.ndim == 3:
-            array = array.reshape(-1, array.shape[-1])  # [heads, head_dim, out]
+        elif name.endswith("attn.proj.weight"):
+            array = array.reshape(-1, *array.shape[-1:])  # [heads, head_dim, out]
         named[name] = torch_kernel(array) if name.endswith(".weight") else array
     return join_qkv(named, "torch")
 
