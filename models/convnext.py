@@ -32,7 +32,9 @@ class Block(nn.Layer):
         self.conv_dw = nn.Conv2D(dim, dim, 7, padding=3, groups=dim)
         self.norm = nn.LayerNorm(dim, epsilon=1e-6)
         self.mlp = Mlp(dim, 4 * dim)
-        self.gamma = init_values and self.create_parameter([dim], default_initializer=Constant(init_values))
+        self.gamma = None
+        if init_values is not None:
+            self.gamma = self.create_parameter([dim], default_initializer=Constant(init_values))
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:

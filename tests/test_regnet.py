@@ -57,7 +57,7 @@ def test_initialisation_is_timms():
     paddle.seed(0)
     model = RegNet(32, embed_dims=(112, 112, 224, 224), stage_depths=(1, 1, 1, 1))
     block = model.s4.b1
-    fan_outs = [(model.sublayers()[1], 9 * 32), (block.conv1.conv, 224), (block.conv2.conv, 9 * 112)]
+    fan_outs = [(model.stem.conv, 9 * 32), (block.conv1.conv, 224), (block.conv2.conv, 9 * 112)]
     fan_outs += [(block.se.fc1, 56), (block.se.fc2, 224), (block.downsample.conv, 224)]
     for layer, fan_out in fan_outs:
         assert float(layer.weight.std()) == pytest.approx((2 / fan_out) ** 0.5, rel=0.06)
