@@ -192,7 +192,7 @@ def test_recipes_have_their_sources_numbers(
     expected = {"NUM_EPOCHS": epochs, "WARMUP_EPOCHS": warmup, "WEIGHT_DECAY": weight_decay, "SMOOTHING": 0.1}
     expected |= {"MIXUP_ALPHA": 0.8 * mixed, "CUTMIX_ALPHA": 1.0 * mixed, "RANDOM_ERASE_PROB": 0.25}
     assert {key: config.TRAIN[key] for key in expected} == expected
-    assert config.MODEL.DROPPATH == drop_path
+    assert config.MODEL["DROPPATH"] == drop_path
     scales = layer_scales(config, small(depth=2))
     found = [scales[key] for key in ("cls_token", "blocks.0.attn.q_bias", "blocks.1.gamma_1", "fc_norm.bias")]
     assert found == pytest.approx([layer_decay**3, layer_decay**2, layer_decay, 1])

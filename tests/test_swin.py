@@ -238,4 +238,4 @@ def test_recipes_have_their_sources_numbers(name, epochs, warmup, rates, weight_
     expected = {"NUM_EPOCHS": epochs, "WARMUP_EPOCHS": warmup, "WEIGHT_DECAY": weight_decay, "GRAD_CLIP": 5.0}
     expected |= {"MIXUP_ALPHA": 0.8, "CUTMIX_ALPHA": 1.0, "SMOOTHING": 0.1, "RANDOM_ERASE_PROB": 0.25}
     assert {key: config.TRAIN[key] for key in expected} == expected
-    assert config.MODEL.DROPPATH == drop_path
+    assert config.MODEL["DROPPATH"] == drop_path

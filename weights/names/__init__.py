@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from weights.names import convmixer, convnext, regnet, resnet, vit
+from weights.names import beit, convmixer, convnext, regnet, resnet, swin, vit
 from weights.names.rules import Arrays
 
 # By MODEL.TYPE in lower case.
@@ -13,6 +13,8 @@ FAMILIES = {
     "convmixer": convmixer,
     "regnet": regnet,
     "resnet": resnet,
+    "beit": beit,
+    "swin": swin,
 }
 
 

@@ -1,0 +1,33 @@
+"""BEiT."""
+
+from collections.abc import Collection
+
+from weights.names.rules import Arrays, rename
+
+_RULES = (
+    (r"(^|\.)relative_position_index$", None),
+    (r"^(mask_token$|lm_head\.)", None),  # of the pre-training
+)
+_TABLE = "relative_position_bias_table"
+
+
+def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
+    """Returns arrays under the names of timm 1.0.31's ``Beit``; derived buffers and a pre-training's head are dropped.
+
+    Sources: beit/ of microsoft/unilm, and PaddleViT's BEiT; both have timm's names.
+
+    Two cases need more than names. The pre-training has one table of relative positions for all blocks: where the model
+    wants one in each, all start from it, as the authors' fine-tuning does. And it has a ``norm`` where the model may
+    want an ``fc_norm``: their fine-tuning starts that one afresh, here it starts from ``norm``.
+
+    Args:
+        arrays, layout, wanted: see ``weights.names.timm_names``.
+    """
+    arrays = rename(arrays, _RULES)
+    if "head.weight" not in arrays and "fc_norm.weight" in wanted and "norm.weight" not in wanted:
+        arrays = rename(arrays, [(r"^norm\.", "fc_norm.")])
+    shared = f"rel_pos_bias.{_TABLE}"
+    own = [name for name in wanted if name.endswith(f".attn.{_TABLE}") and name not in arrays]
+    if own and shared in arrays and shared not in wanted:
+        arrays |= dict.fromkeys(own, arrays.pop(shared))
+    return arrays

@@ -1,0 +1,32 @@
+"""Swin Transformer."""
+
+import re
+from collections.abc import Collection
+
+from weights.names.rules import Arrays, rename
+
+_RULES = (
+    (r"\.(relative_position_index|attn_mask)$", None),
+    (r"^head\.(weight|bias)$", r"head.fc.\1"),
+    # PaddleViT
+    (r"^patch_embedding\.patch_embed\.", "patch_embed.proj."),
+    (r"^patch_embedding\.norm\.", "patch_embed.norm."),
+    (r"^stages\.", "layers."),
+    (r"^fc\.", "head.fc."),
+)
+
+
+def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
+    """Returns arrays under the names of timm 1.0.31's ``SwinTransformer``; derived buffers are dropped.
+
+    Sources: microsoft/Swin-Transformer, and PaddleViT's Swin in all its versions. Both merge patches at a stage's end,
+    the first stage's too; timm merges them at the next stage's beginning.
+
+    Args:
+        arrays, layout, wanted: see ``weights.names.timm_names``.
+    """
+    arrays = rename(arrays, _RULES)
+    if "layers.0.downsample.reduction.weight" in arrays:
+        merging = re.compile(r"(?<=^layers\.)\d+(?=\.downsample\.)")
+        arrays = {merging.sub(lambda stage: str(int(stage[0]) + 1), name): array for name, array in arrays.items()}
+    return arrays
