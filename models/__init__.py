@@ -12,8 +12,11 @@ from models.base import ImageModel
 from models.beit import Beit
 from models.convmixer import ConvMixer
 from models.convnext import ConvNeXt
+from models.gmlp import GMlp
 from models.lenet import LeNet
+from models.mixer import MlpMixer
 from models.regnet import RegNet
+from models.resmlp import ResMlp
 from models.resnet import ResNet
 from models.swin import SwinTransformer
 from models.vit import VisionTransformer
@@ -27,6 +30,9 @@ ARCHITECTURES: dict[str, type[ImageModel]] = {
     "regnet": RegNet,
     "resnet": ResNet,
     "lenet": LeNet,
+    "mixer": MlpMixer,
+    "gmlp": GMlp,
+    "resmlp": ResMlp,
     "beit": Beit,
     "swin": SwinTransformer,
 }

@@ -117,7 +117,7 @@ def test_reset_classifier_replaces_every_head():
     [
         (["MODEL.PATCH_SIZE", "15"], "IMAGE_SIZE 224 is not a multiple of PATCH_SIZE 15"),
         (["MODEL.NUM_HEADS", "7"], "EMBED_DIM 768 is not a multiple of NUM_HEADS 7"),
-        (["MODEL.TYPE", "Vitt"], "MODEL.TYPE is 'Vitt', expected one of deit, vit"),
+        (["MODEL.TYPE", "Vitt"], "MODEL.TYPE is 'Vitt', expected one of beit, convmixer"),
         (["MODEL.NUM_CLASSES", "auto"], "MODEL.NUM_CLASSES is 'auto'"),
         (["MODEL.DISTILLED", "True", "MODEL.GLOBAL_POOL", "avg"], "GLOBAL_POOL is 'avg', expected 'token'"),
         (["MODEL.DISTILLED", "True", "MODEL.REG_TOKENS", "4"], "REG_TOKENS is 4, expected 0"),

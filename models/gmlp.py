@@ -1,0 +1,73 @@
+"""gMLP (Liu et al. 2021, arXiv:2105.08050).
+
+Parameter names, order of operations and initialisation are those of timm's ``MlpMixer`` with ``SpatialGatingBlock``.
+"""
+
+import paddle
+from paddle import nn
+from paddle.nn.initializer import Constant, Normal
+
+from errors import InputError
+from models.layers import DropPath
+from models.mixer import MlpMixer
+
+
+class SpatialGatingUnit(nn.Layer):
+    """Half of the channels times the other half, normalised and mixed over places. [B, N, D] -> [B, N, D / 2]."""
+
+    def __init__(self, dim: int, num_patches: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim // 2, epsilon=1e-5)
+        self.proj = nn.Linear(num_patches, num_patches)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        kept, gate = x.chunk(2, axis=-1)
+        return kept * self.proj(self.norm(gate).transpose([0, 2, 1])).transpose([0, 2, 1])
+
+
+class GatedMlp(nn.Layer):
+    """Linear, GELU, gate, Linear, as timm's ``GatedMlp``. Shape: [B, N, dim] -> [B, N, dim]."""
+
+    def __init__(self, dim: int, hidden_dim: int, num_patches: int, drop: float) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden_dim)
+        self.act = nn.GELU()
+        self.drop = nn.Dropout(drop)
+        self.gate = SpatialGatingUnit(hidden_dim, num_patches)
+        self.fc2 = nn.Linear(hidden_dim // 2, dim)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.drop(self.fc2(self.gate(self.drop(self.act(self.fc1(x))))))
+
+
+class SpatialGatingBlock(nn.Layer):
+    """x + mlp(norm(x)), with drop path. Shape: [B, N, D] -> [B, N, D].
+
+    Raises:
+        InputError: an odd hidden width, which can't be halved.
+    """
+
+    def __init__(self, dim: int, num_patches: int, mlp_ratio: float, drop: float, drop_path: float) -> None:
+        super().__init__()
+        hidden_dim = int(dim * mlp_ratio)
+        if hidden_dim % 2:
+            raise InputError(f"MLP_RATIO {mlp_ratio} x EMBED_DIM {dim} is {hidden_dim}, expected an even number")
+        self.norm = nn.LayerNorm(dim, epsilon=1e-6)
+        self.mlp_channels = GatedMlp(dim, hidden_dim, num_patches, drop)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return x + self.drop_path(self.mlp_channels(self.norm(x)))
+
+
+class GMlp(MlpMixer):
+    """``MlpMixer`` with gated blocks; mlp_ratio is one number."""
+
+    def _block(self, *sizes: object, **rates: float) -> nn.Layer:
+        return SpatialGatingBlock(*sizes, **rates)
+
+    def _init_weights(self, layer: nn.Layer) -> None:
+        super()._init_weights(layer)
+        if isinstance(layer, SpatialGatingUnit):  # begins as a plain MLP: the gate is 1
+            Normal(std=1e-6)(layer.proj.weight)
+            Constant(1.0)(layer.proj.bias)

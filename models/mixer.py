@@ -1,0 +1,120 @@
+"""MLP-Mixer (Tolstikhin et al. 2021, arXiv:2105.01601), and what gMLP and ResMLP share with it.
+
+Parameter names, order of operations and initialisation are those of timm's ``MlpMixer``; a Linear's weight is [in, out]
+here and [out, in] there.
+"""
+
+import math
+from collections.abc import Sequence
+
+import paddle
+from paddle import nn
+from paddle.nn.initializer import Constant, Normal, XavierUniform
+
+from models.base import ImageModel
+from models.layers import DropPath, Mlp, PatchEmbed
+
+
+class MixerBlock(nn.Layer):
+    """An MLP over places, channel by channel, then one over channels, place by place, each after a norm and added.
+
+    Args:
+        dim: channels D.
+        num_patches: places N.
+        mlp_ratio: hidden width over dim, of the MLP over places and of the one over channels; or one number for both.
+        drop: dropout in both MLPs.
+        drop_path: rate of stochastic depth.
+
+    Shape: [B, N, D] -> [B, N, D].
+    """
+
+    def __init__(
+        self, dim: int, num_patches: int, mlp_ratio: float | Sequence[float], drop: float, drop_path: float
+    ) -> None:
+        super().__init__()
+        tokens, channels = mlp_ratio if isinstance(mlp_ratio, Sequence) else (mlp_ratio, mlp_ratio)
+        self.norm1 = nn.LayerNorm(dim, epsilon=1e-6)
+        self.mlp_tokens = Mlp(num_patches, int(dim * tokens), drop)
+        self.drop_path = DropPath(drop_path)
+        self.norm2 = nn.LayerNorm(dim, epsilon=1e-6)
+        self.mlp_channels = Mlp(dim, int(dim * channels), drop)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        mixed = self.mlp_tokens(self.norm1(x).transpose([0, 2, 1])).transpose([0, 2, 1])
+        x = x + self.drop_path(mixed)
+        return x + self.drop_path(self.mlp_channels(self.norm2(x)))
+
+
+class MlpMixer(ImageModel):
+    """Patches, then blocks without attention. A layer over places has its size: other images aren't taken.
+
+    Args:
+        image_size, in_channels, num_classes, head_init_scale, recompute: see ``ImageModel``.
+        patch_size: pixels.
+        embed_dim, depth: channels, blocks.
+        mlp_ratio: see ``MixerBlock``.
+        drop: dropout in the MLPs.
+        drop_path: rate of stochastic depth, the same at all blocks.
+    """
+
+    first_conv = "stem.proj"
+
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 224,
+        patch_size: int = 16,
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        embed_dim: int = 768,
+        depth: int = 12,
+        mlp_ratio: float | Sequence[float] = (0.5, 4.0),
+        drop: float = 0.0,
+        drop_path: float = 0.0,
+        head_init_scale: float = 1.0,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
+        self.num_features = embed_dim
+        self.stem = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)
+        sizes = (embed_dim, self.stem.num_patches, mlp_ratio)
+        self.blocks = nn.LayerList(self._block(*sizes, drop=drop, drop_path=drop_path) for _ in range(depth))
+        self.norm = self._norm(embed_dim)
+        self._add_classifiers()
+        for name, layer in self.named_sublayers():
+            _init_layer(name, layer)
+        self.apply(self._init_weights)
+
+    def _block(self, *sizes: object, **rates: float) -> nn.Layer:
+        return MixerBlock(*sizes, **rates)
+
+    def _norm(self, dim: int) -> nn.Layer:
+        return nn.LayerNorm(dim, epsilon=1e-6)
+
+    def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Returns the normalised patch tokens [B, N, embed_dim]."""
+        x = self.stem(x)
+        for block in self.blocks:
+            x = self._run(block, x)
+        return self.norm(x)
+
+    def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.head(x.mean(axis=1))
+
+    def layer_groups(self) -> list[tuple[str, ...]]:
+        """The stem, each block, the classifier with its norm."""
+        return [("stem",), *((f"blocks.{i}",) for i in range(len(self.blocks))), ("norm", "head")]
+
+    def _init_weights(self, layer: nn.Layer) -> None:
+        if layer is self.head:  # starts at zero: head_init_scale has nothing to scale
+            for parameter in layer.parameters():
+                Constant(0.0)(parameter)
+
+
+def _init_layer(name: str, layer: nn.Layer) -> None:
+    if isinstance(layer, nn.Conv2D):
+        # LeCun's deviation. timm cuts the normal at two of them; Paddle 2.6 and 3 take a cut differently.
+        Normal(std=math.prod(layer.weight.shape[1:]) ** -0.5)(layer.weight)
+        Constant(0.0)(layer.bias)
+    elif isinstance(layer, nn.Linear):
+        XavierUniform()(layer.weight)
+        (Normal(std=1e-6) if "mlp" in name else Constant(0.0))(layer.bias)

@@ -1,0 +1,88 @@
+"""ResMLP (Touvron et al. 2021, arXiv:2105.03404).
+
+Parameter names, order of operations and initialisation are those of timm's ``MlpMixer`` with ``ResBlock``.
+"""
+
+from collections.abc import Sequence
+
+import paddle
+from paddle import nn
+from paddle.nn.initializer import Constant
+
+from models.layers import DropPath, Mlp
+from models.mixer import MlpMixer
+
+
+class Affine(nn.Layer):
+    """alpha * x + beta by channel, which takes a norm's place. Shape: [..., dim] -> [..., dim]."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.alpha = self.create_parameter([1, 1, dim], default_initializer=Constant(1.0))
+        self.beta = self.create_parameter([1, 1, dim], default_initializer=Constant(0.0))
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.alpha * x + self.beta
+
+
+class ResBlock(nn.Layer):
+    """A Linear over places, then an MLP over channels, each after an ``Affine``, scaled by channel and added.
+
+    Shape: [B, N, D] -> [B, N, D].
+    """
+
+    def __init__(
+        self, dim: int, num_patches: int, mlp_ratio: float, init_values: float, drop: float, drop_path: float
+    ) -> None:
+        super().__init__()
+        self.norm1 = Affine(dim)
+        self.linear_tokens = nn.Linear(num_patches, num_patches)
+        self.drop_path = DropPath(drop_path)
+        self.norm2 = Affine(dim)
+        self.mlp_channels = Mlp(dim, int(dim * mlp_ratio), drop)
+        self.ls1 = self.create_parameter([dim], default_initializer=Constant(init_values))
+        self.ls2 = self.create_parameter([dim], default_initializer=Constant(init_values))
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        mixed = self.linear_tokens(self.norm1(x).transpose([0, 2, 1])).transpose([0, 2, 1])
+        x = x + self.drop_path(self.ls1 * mixed)
+        return x + self.drop_path(self.ls2 * self.mlp_channels(self.norm2(x)))
+
+
+class ResMlp(MlpMixer):
+    """``MlpMixer`` with residual blocks that know no statistics.
+
+    Args:
+        init_values: layer scale's initial value.
+        mlp_ratio: hidden width over embed_dim, of the MLP over channels.
+        others: see ``MlpMixer``.
+    """
+
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 224,
+        patch_size: int = 16,
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        embed_dim: int = 384,
+        depth: int = 12,
+        mlp_ratio: float = 4.0,
+        init_values: float = 1e-4,
+        drop: float = 0.0,
+        drop_path: float = 0.0,
+        head_init_scale: float = 1.0,
+        recompute: bool = False,
+    ) -> None:
+        self.init_values = init_values  # before MlpMixer builds the blocks
+        sizes = (image_size, patch_size, in_channels, num_classes, embed_dim, depth, mlp_ratio)
+        super().__init__(*sizes, drop, drop_path, head_init_scale, recompute)
+
+    def _block(self, *sizes: object, **rates: float) -> nn.Layer:
+        return ResBlock(*sizes, init_values=self.init_values, **rates)
+
+    def _norm(self, dim: int) -> nn.Layer:
+        return Affine(dim)
+
+    def no_weight_decay(self) -> set[str]:
+        """Alpha and beta are a norm's weight and bias, though they have three axes."""
+        return {name for name, _ in self.named_parameters() if name.endswith((".alpha", ".beta"))}
