@@ -131,9 +131,7 @@ def shift_mask(resolution: Sequence[int], window_size: Sequence[int], shift_size
     labels = []
     for side, window, shift in zip(resolution, window_size, shift_size, strict=True):
         place = np.arange(side + -side % window)
-        labels.append(
-            (place >= len(place) - window).astype(int) + (place >= len(place) - shift) if shift else 0 * place
-        )
+        labels.append((place >= len(place) - window).astype(int) + (place >= len(place) - shift))
     label = 3 * labels[0][:, None] + labels[1]
     (height, width), (rows, columns) = window_size, label.shape
     label = label.reshape(rows // height, height, columns // width, width).swapaxes(1, 2).reshape(-1, height * width)

@@ -69,8 +69,11 @@ def test_initialisation_is_timms():
     assert float(model.head.weight.std()) == pytest.approx(0.02 * 0.001, rel=0.05)  # HEAD_INIT_SCALE by default
 
 
-def test_drop_path_rises_over_the_blocks():
-    blocks = small(drop_path=0.4, depth=3).blocks
+def test_drop_path_rises_over_the_blocks_and_dropout_is_theirs_alike():
+    model = small(drop_path=0.4, drop=0.1, attn_drop=0.2, depth=3)
+    blocks = model.blocks
+    assert {(b.attn.attn_drop.p, b.attn.proj_drop.p, b.mlp.drop.p) for b in blocks} == {(0.2, 0.1, 0.1)}
+    assert model.pos_drop.p == 0.1
     assert [block.drop_path1.drop_prob for block in blocks] == pytest.approx([0.0, 0.2, 0.4])
     assert [block.drop_path2.drop_prob for block in blocks] == pytest.approx([0.0, 0.2, 0.4])
 

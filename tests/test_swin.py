@@ -103,8 +103,10 @@ def test_initialisation_is_timms():
     assert 0 < float(model.patch_embed.proj.bias.abs().max()) <= bound
 
 
-def test_drop_path_rises_over_all_blocks():
-    blocks = [block for stage in small(drop_path=0.4).layers for block in stage.blocks]
+def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
+    model = small(drop_path=0.4, drop=0.1, attn_drop=0.2)
+    blocks = [block for stage in model.layers for block in stage.blocks]
+    assert {(b.attn.attn_drop.p, b.attn.proj_drop.p, b.mlp.drop.p) for b in blocks} == {(0.2, 0.1, 0.1)}
     for rates in ([block.drop_path1.drop_prob for block in blocks], [block.drop_path2.drop_prob for block in blocks]):
         assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
 
