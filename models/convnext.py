@@ -130,4 +130,3 @@ class ConvNeXt(ImageModel):
         init_linear(layer)
         if isinstance(layer, nn.Conv2D):
             Normal(std=0.02)(layer.weight)
-            Constant(0.0)(layer.bias)

@@ -146,6 +146,5 @@ class RegNet(ImageModel):
         init_convolution(layer)
         if isinstance(layer, nn.Linear):
             Normal(std=0.01)(layer.weight)
-            Constant(0.0)(layer.bias)
         elif isinstance(layer, Block):  # a fresh block is its shortcut alone
             Constant(0.0)(layer.conv3.bn.weight)

@@ -12,7 +12,7 @@ from parity import assert_parity
 from config import get_config
 from errors import InputError
 from models import build_model, create_model
-from models.convnext import ConvNeXt
+from models.convnext import Block, ConvNeXt
 from optim import build_schedule
 from options import leaves
 
@@ -102,6 +102,27 @@ def test_the_classifier_is_exchangeable():
     expected = model.head.norm(features.mean(axis=[2, 3]))
     np.testing.assert_allclose(model(images).numpy(), expected.numpy(), atol=1e-6)
     assert model(paddle.zeros([1, 3, 32, 40])).shape == [1, 16]
+
+
+def test_drop_path_drops_the_branch_of_whole_samples():
+    paddle.seed(0)
+    block = Block(8, init_values=0.1, drop_path=0.5)
+    images = paddle.randn([64, 8, 3, 3])
+    left = images
+    dropped = (block(images) == left).numpy().all(axis=(1, 2, 3)).sum()
+    assert 16 < dropped < 48
+    block.eval()
+    assert not (block(images) == left).numpy().all(axis=(1, 2, 3)).any()
+
+
+def test_dropout_comes_between_norm_and_classifier():
+    paddle.seed(0)
+    model, features = small(drop=0.5, num_classes=0), paddle.randn([8, 16, 2, 2])
+    found = model.forward_head(features).numpy()
+    model.eval()
+    expected = 2 * model.forward_head(features).numpy()
+    assert 32 < (found == 0).sum() < 96
+    np.testing.assert_allclose(found[found != 0], expected[found != 0], rtol=1e-6)
 
 
 def gradients(recompute):

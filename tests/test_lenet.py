@@ -40,13 +40,19 @@ def test_sizes_classes_and_groups():
     model.reset_classifier(0)
     features = model.fc[1](model.fc[0](model.features(images).flatten(1)))
     np.testing.assert_array_equal(model(images).numpy(), features.numpy())
-    paddle.seed(0)
-    model.reset_classifier(9)
-    weight = model.fc[2].weight.numpy().copy()
-    model.head_init_scale = 0.5
-    paddle.seed(0)
-    model.reset_classifier(9)
-    assert (model.fc[2].weight.numpy() == weight * np.float32(0.5)).all()
+
+
+def test_head_init_scale_multiplies_the_fresh_classifier():
+    weights = []
+    for scale in (1.0, 0.5):
+        paddle.seed(0)
+        model = LeNet(head_init_scale=scale)
+        weights.append([model.fc[1].weight.numpy().copy(), model.fc[2].weight.numpy().copy()])
+        paddle.seed(1)
+        model.reset_classifier(9)
+        weights[-1].append(model.fc[2].weight.numpy())
+    for own, scaled, factor in zip(*weights, (1, 0.5, 0.5), strict=True):
+        assert (scaled == own * np.float32(factor)).all()
 
 
 def test_wrong_sizes_are_named():

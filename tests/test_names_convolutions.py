@@ -2,8 +2,8 @@
 
 golden/names_convolutions.json was made by hand: reduced models of PaddleViT's (ConvNeXt c055bc0, ConvMixer 7d0ceb9,
 DeiT/regnet.py 5ba4761), facebookresearch/ConvNeXt's (06f7b05) and locuslab/convmixer's (6108d53) layers, written down
-without what they don't use, and of torchvision 0.28's RegNet, with the weights of golden/convolutions.py under their names (Paddle's statistics under
-PyTorch's), gave the logits of its images; kept are these, the names and the shapes.
+without what they don't use, and of torchvision 0.28's RegNet, with the weights of golden/convolutions.py under their
+names (Paddle's statistics under PyTorch's), gave the logits of its images; kept are these, the names and the shapes.
 """
 
 import json

@@ -11,7 +11,7 @@ from parity import assert_parity
 from config import get_config
 from errors import InputError
 from models import build_model, create_model
-from models.regnet import RegNet
+from models.regnet import Block, RegNet
 from optim import build_schedule
 from options import leaves
 
@@ -98,6 +98,24 @@ def test_the_classifier_is_exchangeable_and_images_are_of_any_size():
     model.reset_classifier(0)
     np.testing.assert_allclose(model(images).numpy(), features.mean(axis=[2, 3]).numpy(), atol=1e-6)
     assert model(paddle.zeros([1, 3, 1, 3])).shape == [1, 48]
+
+
+def test_dropout_comes_before_the_classifier():
+    paddle.seed(0)
+    head = small(drop=0.5, num_classes=0).forward_head
+    assert np.unique(head(paddle.ones([8, 48, 2, 2])).numpy()).tolist() == [0, 2]
+
+
+def test_drop_path_drops_the_branch_of_whole_samples():
+    paddle.seed(0)
+    block = Block(8, 8, 1, group_width=8, se_ratio=0.25, drop_path=0.5)
+    block.conv3.bn.weight.set_value(paddle.ones([8]))
+    images = paddle.randn([64, 8, 3, 3])
+    left = paddle.nn.functional.relu(images)
+    dropped = (block(images) == left).numpy().all(axis=(1, 2, 3)).sum()
+    assert 16 < dropped < 48
+    block.eval()
+    assert not (block(images) == left).numpy().all(axis=(1, 2, 3)).any()
 
 
 def gradients(recompute):

@@ -74,6 +74,12 @@ def test_the_classifier_is_exchangeable_and_images_are_of_any_size():
     assert model(paddle.zeros([1, 1, 1, 1])).shape == [1, 512]
 
 
+def test_dropout_comes_before_the_classifier():
+    paddle.seed(0)
+    head = ResNet(depth=18, drop=0.5, num_classes=0).forward_head
+    assert np.unique(head(paddle.ones([8, 512, 2, 2])).numpy()).tolist() == [0, 2]
+
+
 def gradients(recompute):
     paddle.seed(0)
     model = ResNet(depth=18, num_classes=5, drop=0.2, recompute=recompute)

@@ -3,7 +3,7 @@
 import math
 
 from paddle import nn
-from paddle.nn.initializer import Constant, Normal, Uniform
+from paddle.nn.initializer import Normal, Uniform
 
 
 def init_as_torch(layer: nn.Layer) -> None:
@@ -19,11 +19,9 @@ def init_as_torch(layer: nn.Layer) -> None:
 
 
 def init_convolution(layer: nn.Layer) -> None:
-    """Initialises a convolution for the ReLU after it (He et al. 2015, arXiv:1502.01852): weights N(0, 2 / fan out),
-    bias 0; leaves other layers alone.
+    """Initialises a convolution for the ReLU after it (He et al. 2015, arXiv:1502.01852): weights of variance 2 / fan
+    out; the bias stays at Paddle's 0, other layers as they are.
     """
     if isinstance(layer, nn.Conv2D):
         out_channels, _, *kernel = layer.weight.shape
         Normal(std=math.sqrt(2.0 * layer._groups / (out_channels * math.prod(kernel))))(layer.weight)
-        if layer.bias is not None:
-            Constant(0.0)(layer.bias)
