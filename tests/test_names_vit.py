@@ -107,7 +107,7 @@ def test_googles_names_come_back():
     ],
 )
 def test_only_a_plain_vit_is_written_under_googles_names(options, name):
-    with pytest.raises(InputError, match=f"{name} has no place in Google's ViT"):
+    with pytest.raises(InputError, match=f"{name} has no place in Google's files"):
         google_names(plain(**options), num_heads=3)
 
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Collection
 
-from weights.names import beit, convmixer, convnext, regnet, resnet, swin, vit
+from models.base import ImageModel
+from models.vit import VisionTransformer
+from weights.names import beit, convmixer, convnext, mixer, regnet, resnet, swin, vit
 from weights.names.rules import Arrays
 
 # By MODEL.TYPE in lower case.
@@ -10,6 +12,9 @@ FAMILIES = {
     "vit": vit,
     "deit": vit,
     "convnext": convnext,
+    "mixer": mixer,
+    "gmlp": mixer,
+    "resmlp": mixer,
     "convmixer": convmixer,
     "regnet": regnet,
     "resnet": resnet,
@@ -38,3 +43,14 @@ def timm_names(model_type: str, arrays: Arrays, layout: str, wanted: Collection[
     """
     family = FAMILIES.get(model_type.lower())
     return arrays if family is None else family.timm_names(arrays, layout, wanted)
+
+
+def google_names(model: ImageModel, arrays: Arrays) -> Arrays:
+    """Returns a model's arrays (timm's names, torch's layout) as Google's .npz files have them.
+
+    Raises:
+        InputError: it is neither a plain ViT nor an MLP-Mixer.
+    """
+    if isinstance(model, VisionTransformer):
+        return vit.google_names(arrays, model.blocks[0].attn.num_heads)
+    return mixer.google_names(arrays)

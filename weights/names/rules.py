@@ -60,3 +60,33 @@ def torch_kernel(kernel: np.ndarray) -> np.ndarray:
 def jax_kernel(weight: np.ndarray) -> np.ndarray:
     """Is ``torch_kernel``'s inverse."""
     return weight.transpose(2, 3, 1, 0) if weight.ndim == 4 else weight.T
+
+
+def from_flax(arrays: Arrays, layers: Sequence[tuple[str, str]]) -> Arrays:
+    """Returns a Flax model's arrays under timm's names of the same layers; values stay as they are.
+
+    Args:
+        layers: (timm's name, Flax's name) of each layer and lone array; ``<i>`` is a block's number.
+    """
+    rules = [(_pattern(theirs), ours.replace("<i>", r"\1")) for ours, theirs in layers]
+    leaves = [(r"^([^/]+)/(kernel|scale)$", r"\1.weight"), (r"^([^/]+)/bias$", r"\1.bias")]
+    return rename(arrays, [("^opt/target/", ""), *rules, *leaves])
+
+
+def to_flax(arrays: Arrays, layers: Sequence[tuple[str, str]]) -> Arrays:
+    """Is ``from_flax``'s inverse.
+
+    Raises:
+        InputError: an array that is of none of the layers.
+    """
+    for name in arrays:
+        if not any(re.match(_pattern(ours), name) for ours, _ in layers):
+            raise InputError(f"{name} has no place in Google's files, which are of plain ViTs and MLP-Mixers")
+    rules = [(_pattern(ours), theirs.replace("<i>", r"\1")) for ours, theirs in layers]
+    leaves = [(r"(Norm_\d|_norm)\.weight$", r"\1/scale"), (r"\.weight$", "/kernel"), (r"\.bias$", "/bias")]
+    return rename(arrays, [*rules, *leaves])
+
+
+def _pattern(layer: str) -> str:
+    """Returns the regular expression of the names of a layer's arrays."""
+    return "^" + re.escape(layer).replace("<i>", r"(\d+)") + "(?=[./]|$)"

@@ -6,8 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from errors import InputError
-from weights.names.rules import Arrays, jax_kernel, join_qkv, rename, torch_kernel
+from weights.names.rules import Arrays, from_flax, jax_kernel, join_qkv, rename, to_flax, torch_kernel
 
 _RULES = (
     # MAE's pre-training and PaddleViT's: what reconstructs the image. DINO's and DINOv2's: their projection heads.
@@ -93,8 +92,6 @@ def google_names(arrays: Arrays, num_heads: int) -> Arrays:
     """
     split = {}
     for name, array in arrays.items():
-        if not any(re.match(_pattern(layer), name.replace(".qkv.", ".q.")) for layer, _ in _GOOGLE):
-            raise InputError(f"{name} has no place in Google's ViT; only a plain ViT can be written under its names")
         if name.endswith(".weight"):
             array = jax_kernel(array)
         if ".qkv." in name:
@@ -104,15 +101,11 @@ def google_names(arrays: Arrays, num_heads: int) -> Arrays:
             split[name] = array.reshape(num_heads, -1, array.shape[-1])
         else:
             split[name] = array
-    layers = [(_pattern(ours), theirs.replace("<i>", r"\1")) for ours, theirs in _GOOGLE]
-    leaves = [(r"(Norm_\d|_norm)\.weight$", r"\1/scale"), (r"\.weight$", "/kernel"), (r"\.bias$", "/bias")]
-    return rename(split, layers + leaves)
+    return to_flax(split, _GOOGLE)
 
 
 def _from_google(arrays: Arrays) -> Arrays:
-    layers = [(_pattern(theirs), ours.replace("<i>", r"\1")) for ours, theirs in _GOOGLE]
-    leaves = [(r"^([^/]+)/(kernel|scale)$", r"\1.weight"), (r"^([^/]+)/bias$", r"\1.bias")]
-    named = rename(arrays, [("^opt/target/", ""), *layers, *leaves])
+    named = from_flax(arrays, _GOOGLE)
     for name, array in named.items():
         if re.search(r"\.attn\.[qkv]\.", name):
             array = array.reshape(*array.shape[:-2], -1)  # [in, heads, head_dim], [heads, head_dim]
@@ -120,11 +113,6 @@ def _from_google(arrays: Arrays) -> Arrays:
             array = array.reshape(-1, *array.shape[-1:])  # [heads, head_dim, out]
         named[name] = torch_kernel(array) if name.endswith(".weight") else array
     return join_qkv(named, "torch")
-
-
-def _pattern(layer: str) -> str:
-    """Returns the regular expression of the names of a layer's arrays."""
-    return "^" + re.escape(layer).replace("<i>", r"(\d+)") + "(?=[./]|$)"
 
 
 def _convolution(kernel: np.ndarray) -> np.ndarray:
