@@ -13,7 +13,6 @@ from test_mixer import small
 
 from errors import InputError
 from models import create_model
-from models.layers import linear_weights
 from weights import file_arrays, load_weights
 from weights.formats import write_weights
 from weights.names import google_names, timm_names
@@ -105,4 +104,3 @@ def test_timms_names_and_unknown_ones_pass_untouched(name):
     named = timm_names(name.partition("_")[0], arrays, "torch", arrays.keys())
     assert named.keys() == arrays.keys()
     assert all((named[key] == value).all() for key, value in arrays.items())
-    assert all(named[key].shape == model.state_dict()[key].shape[::-1] for key in linear_weights(model))
