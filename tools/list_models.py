@@ -43,12 +43,19 @@ def describe(name: str) -> dict[str, Any]:
         macs += math.prod(output.shape) * x.shape[-2 if transpose_x else -1]
         return output
 
+    def keep_buffer(layer: nn.Layer, name: str, tensor: Any, persistable: bool = True) -> None:
+        object.__setattr__(layer, name, tensor)  # a graph's tensors aren't taken as buffers
+
     matmul = paddle.matmul
     paddle.enable_static()
     try:
         # Both programs live until the names of their parameters are done with.
         program, startup = paddle.static.Program(), paddle.static.Program()
-        with paddle.static.program_guard(program, startup), mock.patch("paddle.matmul", count_product):
+        with (
+            paddle.static.program_guard(program, startup),
+            mock.patch("paddle.matmul", count_product),
+            mock.patch.object(nn.Layer, "register_buffer", keep_buffer),
+        ):
             model = create_model(name, head_init_scale=1.0)  # a graph can't scale parameters in place
             model.eval()
             for layer in model.sublayers():
