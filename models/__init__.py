@@ -15,6 +15,8 @@ from models.convnext import ConvNeXt
 from models.gmlp import GMlp
 from models.lenet import LeNet
 from models.mixer import MlpMixer
+from models.poolformer import PoolFormer
+from models.pvtv2 import PyramidVisionTransformerV2
 from models.regnet import RegNet
 from models.resmlp import ResMlp
 from models.resnet import ResNet
@@ -35,6 +37,8 @@ ARCHITECTURES: dict[str, type[ImageModel]] = {
     "resmlp": ResMlp,
     "beit": Beit,
     "swin": SwinTransformer,
+    "poolformer": PoolFormer,
+    "pvtv2": PyramidVisionTransformerV2,
 }
 # Keys of MODEL whose constructor argument isn't the key in lower case, and those that are no argument.
 _ARGUMENTS = {

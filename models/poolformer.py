@@ -1,0 +1,170 @@
+"""PoolFormer (Yu et al. 2021, arXiv:2111.11418).
+
+Parameter names, order of operations and initialisation are those of the PoolFormers of timm's ``MetaFormer``.
+"""
+
+from collections.abc import Sequence
+
+import paddle
+from paddle import nn
+from paddle.nn.initializer import Constant, Normal
+
+from models.base import ImageModel
+from models.layers import DropPath, init_linear
+from models.layers.stages import check_stages, drop_path_rates
+
+
+class Downsampling(nn.Layer):
+    """A strided convolution. Shape: [B, C, H, W] -> [B, D, about H / stride, about W / stride]."""
+
+    def __init__(self, in_channels: int, dim: int, kernel_size: int, stride: int, padding: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2D(in_channels, dim, kernel_size, stride=stride, padding=padding)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.conv(x)
+
+
+class Pooling(nn.Layer):
+    """What the mean of each place's 3 x 3 neighbours, those inside the map, differs from the place by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = nn.AvgPool2D(3, stride=1, padding=1, exclusive=True)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.pool(x) - x
+
+
+class ChannelMlp(nn.Layer):
+    """The transformer's MLP over the channels of [B, C, H, W] at each place."""
+
+    def __init__(self, dim: int, hidden_dim: int, drop: float) -> None:
+        super().__init__()
+        self.fc1 = nn.Conv2D(dim, hidden_dim, 1)
+        self.act = nn.GELU()
+        self.drop = nn.Dropout(drop)
+        self.fc2 = nn.Conv2D(hidden_dim, dim, 1)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.drop(self.fc2(self.drop(self.act(self.fc1(x)))))
+
+
+class Scale(nn.Layer):
+    """Layer scale of channels (Touvron et al. 2021, CaiT). Shape: [B, dim, H, W] -> the same."""
+
+    def __init__(self, dim: int, init_value: float) -> None:
+        super().__init__()
+        self.scale = self.create_parameter([dim], default_initializer=Constant(init_value))
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return x * self.scale.reshape([-1, 1, 1])
+
+
+class Block(nn.Layer):
+    """x + layer_scale1(token_mixer(norm1(x))), then x + layer_scale2(mlp(norm2(x))), each branch with drop path.
+
+    Shape: [B, D, H, W] -> the same.
+    """
+
+    def __init__(self, dim: int, init_values: float, drop: float, drop_path: float) -> None:
+        super().__init__()
+        self.norm1 = nn.GroupNorm(1, dim)
+        self.token_mixer = Pooling()
+        self.drop_path1 = DropPath(drop_path)
+        self.layer_scale1 = Scale(dim, init_values)
+        self.norm2 = nn.GroupNorm(1, dim)
+        self.mlp = ChannelMlp(dim, 4 * dim, drop)
+        self.drop_path2 = DropPath(drop_path)
+        self.layer_scale2 = Scale(dim, init_values)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = x + self.layer_scale1(self.drop_path1(self.token_mixer(self.norm1(x))))
+        return x + self.layer_scale2(self.drop_path2(self.mlp(self.norm2(x))))
+
+
+class Stage(nn.Layer):
+    """Blocks of one width; ``downsample`` halves height and width before them, but in the first stage."""
+
+    def __init__(self, in_dim: int, dim: int, init_values: float, drop: float, rates: Sequence[float]) -> None:
+        super().__init__()
+        self.downsample = Downsampling(in_dim, dim, 3, stride=2, padding=1) if in_dim else nn.Identity()
+        self.blocks = nn.LayerList(Block(dim, init_values, drop, rate) for rate in rates)
+
+
+class PoolFormer(ImageModel):
+    """PoolFormer: images of any size from 3 x 3.
+
+    Args:
+        image_size, in_channels, num_classes, head_init_scale, recompute: see ``ImageModel``.
+        stage_depths, embed_dims: blocks and channels of each of four stages.
+        init_values: layer scale's initial value.
+        fc_norm: whether the last norm comes after the pooling, a layer norm, as in timm. False: before it, a group norm
+            over channels and places, as in the authors' code and PaddleViT: the same weights give other logits there.
+        drop: dropout in the MLP.
+        drop_path: rate of stochastic depth at the last block; linear from 0 at the first.
+
+    Raises:
+        InputError: not four stages.
+    """
+
+    first_conv = "stem.conv"
+    min_image_size = 3
+
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 224,
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        stage_depths: Sequence[int] = (2, 2, 6, 2),
+        embed_dims: Sequence[int] = (64, 128, 320, 512),
+        init_values: float = 1e-5,
+        fc_norm: bool = True,
+        drop: float = 0.0,
+        drop_path: float = 0.0,
+        head_init_scale: float = 1.0,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
+        check_stages(stage_depths, embed_dims)
+        self.num_features, self.fc_norm = embed_dims[-1], fc_norm
+        self.stem = Downsampling(in_channels, embed_dims[0], 7, stride=4, padding=2)
+        sizes = zip((0, *embed_dims[:-1]), embed_dims, drop_path_rates(drop_path, stage_depths), strict=True)
+        self.stages = nn.LayerList(Stage(in_dim, dim, init_values, drop, rates) for in_dim, dim, rates in sizes)
+        norm = nn.LayerNorm(self.num_features, epsilon=1e-6) if fc_norm else nn.GroupNorm(1, self.num_features)
+        self.head = nn.Sequential(("norm", norm), ("fc", nn.Identity()))
+        self._add_classifiers()
+        self.apply(self._init_weights)
+        self._scale_classifiers()
+
+    def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Returns the last stage's channels [B, embed_dims[3], about H / 32, about W / 32], not normalised."""
+        x = self.stem(x)
+        for stage in self.stages:
+            x = stage.downsample(x)
+            for block in stage.blocks:
+                x = self._run(block, x)
+        return x
+
+    def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
+        if self.fc_norm:
+            return self.head(x.mean(axis=[2, 3]))
+        return self.head.fc(self.head.norm(x).mean(axis=[2, 3]))
+
+    def classifier_names(self) -> tuple[str, ...]:
+        return ("head.fc",)
+
+    def layer_groups(self) -> list[tuple[str, ...]]:
+        """The stem, each block (the first of a stage with the downsampling before it), the head with its norm."""
+        groups: list[tuple[str, ...]] = [("stem",)]
+        for i, stage in enumerate(self.stages):
+            blocks = [(f"stages.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
+            blocks[0] += (f"stages.{i}.downsample",)
+            groups += blocks
+        return [*groups, ("head",)]
+
+    def _init_weights(self, layer: nn.Layer) -> None:
+        init_linear(layer)
+        if isinstance(layer, nn.Conv2D):
+            Normal(std=0.02)(layer.weight)
+            Constant(0.0)(layer.bias)

@@ -1,0 +1,222 @@
+"""Pyramid Vision Transformer v2 (Wang et al. 2021, arXiv:2106.13797).
+
+Parameter names, order of operations and initialisation are those of timm's ``PyramidVisionTransformerV2``; a Linear's
+weight is [in, out] here and [out, in] there.
+"""
+
+from collections.abc import Sequence
+
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+
+from errors import InputError
+from models.base import ImageModel
+from models.layers import DropPath, init_linear
+from models.layers.init import init_convolution
+from models.layers.stages import check_stages, drop_path_rates
+
+
+class OverlapPatchEmbed(nn.Layer):
+    """Tokens of overlapping patches, normalised. Shape: [B, C, H, W] -> [B, ceil(H / stride), ceil(W / stride), D]."""
+
+    def __init__(self, in_channels: int, dim: int, patch_size: int, stride: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2D(in_channels, dim, patch_size, stride=stride, padding=patch_size // 2)
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.norm(self.proj(x).transpose([0, 2, 3, 1]))
+
+
+class Attention(nn.Layer):
+    """Multi-head attention of all tokens to a smaller map of keys and values.
+
+    Args:
+        dim, num_heads: channels D, heads.
+        sr_ratio: side of the patches that each make one key and value; 1: every token does. Tokens that fill no patch
+            make none.
+        linear: average the map to 7 x 7 keys and values instead, whatever its size.
+        qkv_bias: whether the queries, keys and values have a bias.
+        attn_drop, proj_drop: dropout of the attention weights and of the output.
+
+    Shape: [B, H, W, D] -> the same.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        sr_ratio: int,
+        linear: bool,
+        qkv_bias: bool,
+        attn_drop: float,
+        proj_drop: float,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.scale = self.head_dim**-0.5
+        self.q = nn.Linear(dim, dim, bias_attr=None if qkv_bias else False)
+        self.kv = nn.Linear(dim, 2 * dim, bias_attr=None if qkv_bias else False)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.proj = nn.Linear(dim, dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+        self.reduces = linear or sr_ratio > 1
+        if self.reduces:
+            side = 1 if linear else sr_ratio
+            self.pool = nn.AdaptiveAvgPool2D(7) if linear else nn.Identity()
+            self.sr = nn.Conv2D(dim, dim, side, stride=side)
+            self.norm = nn.LayerNorm(dim)
+            self.act = nn.GELU() if linear else nn.Identity()
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        shape = x.shape
+        q = self.q(x).reshape([shape[0], -1, self.num_heads, self.head_dim]).transpose([0, 2, 1, 3])
+        if self.reduces:
+            x = self.sr(self.pool(x.transpose([0, 3, 1, 2])))
+            x = self.act(self.norm(x.transpose([0, 2, 3, 1])))
+        kv = self.kv(x).reshape([shape[0], -1, 2, self.num_heads, self.head_dim])
+        k, v = kv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, heads, keys, head_dim]
+        attn = F.softmax(paddle.matmul(q * self.scale, k, transpose_y=True), axis=-1)
+        x = paddle.matmul(self.attn_drop(attn), v)
+        return self.proj_drop(self.proj(x.transpose([0, 2, 1, 3]).reshape(shape)))
+
+
+class ConvMlp(nn.Layer):
+    """Linear, 3 x 3 depthwise convolution, GELU, Linear; ``relu``: a ReLU before the convolution.
+
+    Shape: [B, H, W, dim] -> the same.
+    """
+
+    def __init__(self, dim: int, hidden_dim: int, relu: bool, drop: float) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden_dim)
+        self.relu = nn.ReLU() if relu else nn.Identity()
+        self.dwconv = nn.Conv2D(hidden_dim, hidden_dim, 3, padding=1, groups=hidden_dim)
+        self.act = nn.GELU()
+        self.drop = nn.Dropout(drop)
+        self.fc2 = nn.Linear(hidden_dim, dim)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = self.dwconv(self.relu(self.fc1(x)).transpose([0, 3, 1, 2])).transpose([0, 2, 3, 1])
+        return self.drop(self.fc2(self.drop(self.act(x))))
+
+
+class Block(nn.Layer):
+    """x + attn(norm1(x)), then x + mlp(norm2(x)), each branch with drop path. Shape: [B, H, W, D] -> the same."""
+
+    def __init__(
+        self, dim: int, mlp_ratio: float, linear: bool, drop: float, drop_path: float, **attention: object
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, epsilon=1e-6)
+        self.attn = Attention(dim, linear=linear, proj_drop=drop, **attention)
+        self.drop_path1 = DropPath(drop_path)
+        self.norm2 = nn.LayerNorm(dim, epsilon=1e-6)
+        self.mlp = ConvMlp(dim, int(dim * mlp_ratio), linear, drop)
+        self.drop_path2 = DropPath(drop_path)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = x + self.drop_path1(self.attn(self.norm1(x)))
+        return x + self.drop_path2(self.mlp(self.norm2(x)))
+
+
+class Stage(nn.Layer):
+    """Blocks of one width and a norm; ``downsample`` halves height and width before them, but in the first stage."""
+
+    def __init__(self, in_dim: int, dim: int, rates: Sequence[float], **block: object) -> None:
+        super().__init__()
+        if in_dim:
+            self.downsample = OverlapPatchEmbed(in_dim, dim, 3, stride=2)
+        self.blocks = nn.LayerList(Block(dim, drop_path=rate, **block) for rate in rates)
+        self.norm = nn.LayerNorm(dim, epsilon=1e-6)
+
+
+class PyramidVisionTransformerV2(ImageModel):
+    """PVTv2: images of any size from that at which the first keys fill a patch, 29 x 29 for sr_ratio (8, 4, 2, 1).
+
+    Args:
+        image_size, in_channels, num_classes, head_init_scale, recompute: see ``ImageModel``.
+        stage_depths, embed_dims, num_heads: blocks, channels and heads of each of four stages.
+        sr_ratio: side of the patches that each make one key and value, per stage.
+        linear: keys and values are averaged to 7 x 7 instead, and the MLPs have a ReLU (the paper's linear attention).
+        mlp_ratio: hidden width of the MLP over its input's; one number, or one per stage.
+        qkv_bias: whether the queries, keys and values have a bias.
+        drop, attn_drop: dropout after the attention's projection and in the MLP, and of the attention weights.
+        drop_path: rate of stochastic depth at the last block; linear from 0 at the first.
+
+    Raises:
+        InputError: sizes that don't fit together.
+    """
+
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 224,
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        stage_depths: Sequence[int] = (3, 4, 6, 3),
+        embed_dims: Sequence[int] = (64, 128, 320, 512),
+        num_heads: Sequence[int] = (1, 2, 5, 8),
+        sr_ratio: Sequence[int] = (8, 4, 2, 1),
+        linear: bool = False,
+        mlp_ratio: float | Sequence[float] = (8, 8, 4, 4),
+        qkv_bias: bool = True,
+        drop: float = 0.0,
+        attn_drop: float = 0.0,
+        drop_path: float = 0.0,
+        head_init_scale: float = 1.0,
+        recompute: bool = False,
+    ) -> None:
+        check_stages(stage_depths, embed_dims)
+        mlp_ratio = [mlp_ratio] * 4 if isinstance(mlp_ratio, int | float) else mlp_ratio
+        for key, values in (("NUM_HEADS", num_heads), ("SR_RATIO", sr_ratio), ("MLP_RATIO", mlp_ratio)):
+            if isinstance(values, int) or len(values) != 4:
+                raise InputError(f"{key} is {values}, expected four numbers: one per stage")
+        for dim, heads in zip(embed_dims, num_heads, strict=True):
+            if dim % heads:
+                raise InputError(f"NUM_HEADS has {heads} where EMBED_DIMS has {dim}, no multiple of it")
+        # A stage's map is ceil(side / stride); before ImageModel checks image_size.
+        strides = (4, 8, 16, 32)
+        least = [stride * (ratio - 1) + 1 for stride, ratio in zip(strides, sr_ratio, strict=True)]
+        self.min_image_size = 1 if linear else max(least)
+        super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
+        self.num_features = embed_dims[-1]
+        self.patch_embed = OverlapPatchEmbed(in_channels, embed_dims[0], 7, stride=4)
+        shared = {"linear": linear, "qkv_bias": qkv_bias, "drop": drop, "attn_drop": attn_drop}
+        sizes = zip((0, *embed_dims[:-1]), embed_dims, drop_path_rates(drop_path, stage_depths), strict=True)
+        self.stages = nn.LayerList(
+            Stage(in_dim, dim, rates, num_heads=heads, sr_ratio=ratio, mlp_ratio=mlp, **shared)
+            for (in_dim, dim, rates), heads, ratio, mlp in zip(sizes, num_heads, sr_ratio, mlp_ratio, strict=True)
+        )
+        self._add_classifiers()
+        self.apply(self._init_weights)
+        self._scale_classifiers()
+
+    def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Returns the last stage's channels, normalised: [B, embed_dims[3], ceil(H / 32), ceil(W / 32)]."""
+        for i, stage in enumerate(self.stages):
+            x = stage.downsample(x) if i else self.patch_embed(x)
+            for block in stage.blocks:
+                x = self._run(block, x)
+            x = stage.norm(x).transpose([0, 3, 1, 2])
+        return x
+
+    def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.head(x.mean(axis=[2, 3]))
+
+    def layer_groups(self) -> list[tuple[str, ...]]:
+        """The first embedding, each block (with the embedding before it and the norm after it), the last norm with the
+        classifier.
+        """
+        groups: list[tuple[str, ...]] = [("patch_embed",)]
+        for i, stage in enumerate(self.stages):
+            blocks = [(f"stages.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
+            blocks[0] += (f"stages.{i}.downsample",)
+            blocks[-1] += (f"stages.{i}.norm",)
+            groups += blocks
+        groups[-1] = groups[-1][:-1]
+        return [*groups, ("stages.3.norm", "head")]
+
+    def _init_weights(self, layer: nn.Layer) -> None:
+        init_linear(layer)
+        init_convolution(layer)
