@@ -168,7 +168,7 @@ class Beit(ImageModel):
         self.fc_norm = nn.LayerNorm(embed_dim, epsilon=1e-6) if after else nn.Identity()
         self._add_classifiers()
         self.apply(self._init_weights)
-        self._rescale_blocks()
+        self._init_last_layers()
         self._scale_classifiers()
 
     def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -196,12 +196,11 @@ class Beit(ImageModel):
         tables = {name for name, _ in self.named_parameters() if name.endswith("relative_position_bias_table")}
         return {"pos_embed", "cls_token"} | tables
 
-    @paddle.no_grad()
-    def _rescale_blocks(self) -> None:
-        """Divides what the i-th block adds to its input by sqrt(2 i), i from 1, as the paper's pre-training."""
+    def _init_last_layers(self) -> None:
+        """What the i-th block adds to its input begins smaller by sqrt(2 i), i from 1, as in the paper."""
         for i, block in enumerate(self.blocks, start=1):
             for layer in (block.attn.proj, block.mlp.fc2):
-                layer.weight.set_value(layer.weight / math.sqrt(2 * i))
+                Normal(std=0.02 / math.sqrt(2 * i))(layer.weight)
 
     def _init_weights(self, layer: nn.Layer) -> None:
         init_linear(layer)

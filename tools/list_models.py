@@ -9,6 +9,7 @@ activations, as papers and timm count them.
 import argparse
 import math
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -32,10 +33,15 @@ def describe(name: str) -> dict[str, Any]:
 
     macs = 0
 
-    def count_layer(layer: nn.Layer, _: Any, output: Any) -> None:
+    def count_convolution(layer: nn.Layer, _: Any, output: Any) -> None:
         nonlocal macs
-        weight = layer.weight.shape
-        macs += math.prod(output.shape) * math.prod(weight[:-1] if isinstance(layer, nn.Linear) else weight[1:])
+        macs += math.prod(output.shape) * math.prod(layer.weight.shape[1:])
+
+    def count_linear(x: Any, weight: Any, *others: Any, **named: Any) -> Any:
+        nonlocal macs
+        output = linear(x, weight, *others, **named)
+        macs += math.prod(output.shape) * weight.shape[0]
+        return output
 
     def count_product(x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False) -> Any:
         nonlocal macs
@@ -46,7 +52,7 @@ def describe(name: str) -> dict[str, Any]:
     def keep_buffer(layer: nn.Layer, name: str, tensor: Any, persistable: bool = True) -> None:
         object.__setattr__(layer, name, tensor)  # a graph's tensors aren't taken as buffers
 
-    matmul = paddle.matmul
+    matmul, linear = paddle.matmul, nn.functional.linear
     paddle.enable_static()
     try:
         # Both programs live until the names of their parameters are done with.
@@ -54,13 +60,16 @@ def describe(name: str) -> dict[str, Any]:
         with (
             paddle.static.program_guard(program, startup),
             mock.patch("paddle.matmul", count_product),
+            mock.patch("paddle.nn.functional.linear", count_linear),
             mock.patch.object(nn.Layer, "register_buffer", keep_buffer),
+            warnings.catch_warnings(),
         ):
+            warnings.simplefilter("ignore")  # that a graph's tensors are nowhere
             model = create_model(name, head_init_scale=1.0)  # a graph can't scale parameters in place
             model.eval()
             for layer in model.sublayers():
-                if isinstance(layer, nn.Linear | nn.Conv2D):
-                    layer.register_forward_post_hook(count_layer)
+                if isinstance(layer, nn.Conv2D):
+                    layer.register_forward_post_hook(count_convolution)
             images = (model.in_channels, *model.image_size)
             model(paddle.static.data("images", [1, *images], "float32"))
             parameters = sum(math.prod(parameter.shape) for parameter in model.parameters())
