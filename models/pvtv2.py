@@ -205,16 +205,15 @@ class PyramidVisionTransformerV2(ImageModel):
         return self.head(x.mean(axis=[2, 3]))
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The first embedding, each block (with the embedding before it and the norm after it), the last norm with the
-        classifier.
+        """The first embedding, each block (the first of a stage with the norm and the embedding before it), the last
+        norm with the classifier.
         """
         groups: list[tuple[str, ...]] = [("patch_embed",)]
         for i, stage in enumerate(self.stages):
             blocks = [(f"stages.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
-            blocks[0] += (f"stages.{i}.downsample",)
-            blocks[-1] += (f"stages.{i}.norm",)
+            if i:
+                blocks[0] += (f"stages.{i - 1}.norm", f"stages.{i}.downsample")
             groups += blocks
-        groups[-1] = groups[-1][:-1]
         return [*groups, ("stages.3.norm", "head")]
 
     def _init_weights(self, layer: nn.Layer) -> None:

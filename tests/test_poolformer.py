@@ -1,10 +1,13 @@
-"""PoolFormer against timm's outputs, and its authors' recipe."""
+"""PoolFormer against timm's outputs and numbers, and its authors' recipe."""
+
+from itertools import pairwise
 
 import numpy as np
 import paddle
 import pytest
 from golden.make_names_vit import values
 from golden.poolformer import CASES, SIZES
+from paddle.nn import functional as F
 from parity import assert_parity
 
 from config import get_config
@@ -14,11 +17,20 @@ from models.poolformer import PoolFormer
 from optim import build_schedule
 from options import leaves
 
+PARAMETERS = {
+    "poolformer_s12": 11_915_176,
+    "poolformer_s24": 21_388_968,
+    "poolformer_s36": 30_862_760,
+    "poolformer_m36": 56_172_520,
+    "poolformer_m48": 73_473_448,
+}
+
 
 def small(name="poolformer", **changes):
     """The PoolFormer of golden/poolformer.py's case NAME, with changes."""
     words = {"depths": "stage_depths", "dims": "embed_dims"}
-    return PoolFormer(SIZES[name], **{words.get(key, key): value for key, value in CASES[name].items()} | changes)
+    options = {words.get(key, key): value for key, value in CASES[name].items()}
+    return PoolFormer(**{"image_size": SIZES[name]} | options | changes)
 
 
 @pytest.mark.smoke
@@ -26,3 +38,139 @@ def small(name="poolformer", **changes):
 def test_logits_features_and_gradients_are_timms(tmp_path, monkeypatch, name):
     monkeypatch.setattr("parity.array", values)
     assert_parity(small(name), name, tmp_path)
+
+
+def test_epsilons_are_timms():
+    found = {name: layer._epsilon for name, layer in small().named_sublayers() if "norm" in name}
+    assert found.pop("head.norm") == 1e-6
+    assert len(found) == 10
+    assert set(found.values()) == {1e-5}
+    assert small(fc_norm=False).head.norm._epsilon == 1e-5
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameter_counts_are_timms(name):
+    model = get_config(name).MODEL
+    dims, depths = model.EMBED_DIMS, model.STAGE_DEPTHS
+    stem, head = 3 * 49 * dims[0] + dims[0], 2 * dims[-1] + dims[-1] * 1000 + 1000
+    blocks = sum(depth * (8 * d * d + 5 * d + 6 * d) for d, depth in zip(dims, depths, strict=True))
+    downsampling = sum(9 * a * b + b for a, b in pairwise(dims))
+    assert stem + blocks + downsampling + head == PARAMETERS[name]
+    if name == "poolformer_s12":  # the formula is the model's
+        assert sum(p.size for p in create_model(name).parameters()) == PARAMETERS[name]
+
+
+# ---------------------------------------------------------- what training needs
+
+
+def test_initialisation_is_timms():
+    paddle.seed(0)
+    model = small(embed_dims=(32, 64, 64, 128), num_classes=200)
+    block = model.stages[1].blocks[0]
+    for layer in (model.stem.conv, model.stages[1].downsample.conv, block.mlp.fc1, block.mlp.fc2, model.head.fc):
+        assert float(layer.weight.std()) == pytest.approx(0.02, rel=0.05)
+        assert not layer.bias.numpy().any()
+    assert (block.layer_scale1.scale.numpy() == np.float32(1e-5)).all()
+    assert float(small(num_classes=500, head_init_scale=0.1).head.fc.weight.std()) == pytest.approx(0.002, rel=0.05)
+    scales = create_model("poolformer_s36", stage_depths="[1, 1, 1, 1]").stages[3].blocks[0].layer_scale2.scale
+    assert (scales.numpy() == np.float32(1e-6)).all()
+
+
+def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
+    blocks = [block for stage in small(drop_path=0.4, drop=0.1).stages for block in stage.blocks]
+    assert {block.mlp.drop.p for block in blocks} == {0.1}
+    for rates in ([block.drop_path1.drop_prob for block in blocks], [block.drop_path2.drop_prob for block in blocks]):
+        assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
+
+
+def test_layer_groups_are_in_order_and_hold_every_parameter_once():
+    model = small()
+    groups = model.layer_groups()
+    assert groups == [
+        ("stem",),
+        ("stages.0.blocks.0", "stages.0.downsample"),
+        ("stages.1.blocks.0", "stages.1.downsample"),
+        ("stages.1.blocks.1",),
+        ("stages.2.blocks.0", "stages.2.downsample"),
+        ("stages.3.blocks.0", "stages.3.downsample"),
+        ("head",),
+    ]
+    for name, _ in model.named_parameters():
+        assert sum(name.startswith(f"{prefix}.") for group in groups for prefix in group) == 1, name
+    assert model.no_weight_decay() == set()
+
+
+def test_the_classifier_is_exchangeable():
+    model = small()
+    images = paddle.to_tensor(values("images", (2, 3, 64, 64)))
+    features = model.forward_features(images)
+    assert features.shape == [2, 16, 2, 2]
+    model.reset_classifier(7)
+    assert (model.classifier_names(), model.head.fc.weight.shape) == (("head.fc",), [16, 7])
+    assert model(images).shape == [2, 7]
+    model.reset_classifier(0)
+    expected = F.layer_norm(features.mean(axis=[2, 3]), 16, epsilon=1e-6)
+    np.testing.assert_allclose(model(images).numpy(), expected.numpy(), atol=1e-6)
+
+
+def test_images_of_any_size_from_three_pixels():
+    assert small(image_size=3)(paddle.zeros([1, 3, 3, 40])).shape == [1, 5]
+    with pytest.raises(InputError, match="IMAGE_SIZE is 2, PoolFormer takes images of at least 3 x 3"):
+        small(image_size=2)
+
+
+def gradients(recompute):
+    paddle.seed(0)
+    model = small(drop=0.2, drop_path=0.4, init_values=0.1, recompute=recompute)
+    calls = []
+    model.stages[3].blocks[0].register_forward_post_hook(lambda *_: calls.append(1))
+    paddle.seed(1)
+    model(paddle.randn([4, 3, 64, 64])).square().sum().backward()
+    return len(calls), {name: p.grad.numpy() for name, p in model.named_parameters()}
+
+
+def test_recompute_gives_the_same_gradients():
+    (calls, expected), (calls_again, found) = gradients(False), gradients(True)
+    assert (calls, calls_again) == (1, 2)
+    for name, value in expected.items():
+        assert (found[name] == value).all(), name
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["MODEL.STAGE_DEPTHS", "[2, 2]"], r"STAGE_DEPTHS is \[2, 2\], expected four numbers"),
+        (["MODEL.EMBED_DIMS", "[64]"], r"EMBED_DIMS is \[64\], expected four numbers"),
+        (["MODEL.MLP_RATIO", "2"], "MODEL.MLP_RATIO is 2.0, but PoolFormer takes no MLP_RATIO"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_named(options, message):
+    with pytest.raises(InputError, match=message):
+        build_model(get_config("poolformer_s12", options))
+
+
+TRAIN = {
+    "NUM_EPOCHS": 310, "WARMUP_EPOCHS": 5, "COOLDOWN_EPOCHS": 10, "WEIGHT_DECAY": 0.05, "OPTIMIZER.NAME": "AdamW",
+    "OPTIMIZER.BETAS": [0.9, 0.999], "SMOOTHING": 0.1, "AUTO_AUGMENT": "rand-m9-mstd0.5-inc1", "MIXUP_ALPHA": 0.8,
+    "CUTMIX_ALPHA": 1.0, "RANDOM_ERASE_PROB": 0.25, "RANDOM_ERASE_MODE": "pixel", "REPEATED_AUGMENT": 1,
+    "INTERPOLATION": "random", "LAYER_DECAY": None, "MODEL_EMA": False, "GRAD_CLIP": None,
+}  # fmt: skip
+# name: (drop path, layer scale, crop ratio)
+SOURCES = {
+    "poolformer_s12": (0.1, 1e-5, 0.9),
+    "poolformer_s24": (0.1, 1e-5, 0.9),
+    "poolformer_s36": (0.2, 1e-6, 0.9),
+    "poolformer_m36": (0.3, 1e-6, 0.95),
+    "poolformer_m48": (0.4, 1e-6, 0.95),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_recipe_has_its_sources_numbers(name):
+    config = get_config(name)
+    data = dict(leaves(config))
+    assert {key: data[f"TRAIN.{key}"] for key in TRAIN} == TRAIN
+    assert (data["MODEL.DROPPATH"], data["MODEL.INIT_VALUES"], data["DATA.CROP_PCT"]) == SOURCES[name]
+    assert data["DATA.IMAGENET_MEAN"] == [0.485, 0.456, 0.406]
+    schedule = build_schedule(config, 10, 1024)
+    assert [schedule(step) for step in (0, 50, 3000, 3090)] == pytest.approx([1e-6, 1e-3, 1e-5, 1e-5])

@@ -1,4 +1,6 @@
-"""PVTv2 against timm's outputs, and its authors' recipe."""
+"""PVTv2 against timm's outputs and numbers, and its authors' recipe."""
+
+import math
 
 import numpy as np
 import paddle
@@ -37,3 +39,149 @@ def small(name="pvtv2", **changes):
 def test_logits_features_and_gradients_are_timms(tmp_path, monkeypatch, name):
     monkeypatch.setattr("parity.array", values)
     assert_parity(small(name), name, tmp_path)
+
+
+def test_epsilons_are_timms():
+    found = {name: layer._epsilon for name, layer in small().named_sublayers() if name.endswith(("norm", "norm1"))}
+    for name in ("patch_embed.norm", "stages.1.downsample.norm", "stages.0.blocks.0.attn.norm"):
+        assert found[name] == 1e-5
+    for name in ("stages.0.norm", "stages.3.norm", "stages.2.blocks.0.norm1"):
+        assert found[name] == 1e-6
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameter_counts_are_timms(name):
+    model = get_config(name).MODEL
+    dims, count = model.EMBED_DIMS, 0
+    for i, (d, depth, ratio, mlp) in enumerate(
+        zip(dims, model.STAGE_DEPTHS, model.SR_RATIO, model.MLP_RATIO, strict=True)
+    ):
+        patches = 9 * dims[i - 1] if i else 49 * 3
+        reduction = 1 if model.LINEAR else ratio * ratio if ratio > 1 else 0
+        attention = 4 * d * d + 4 * d + (reduction * d * d + 3 * d if reduction else 0)
+        width = int(mlp * d)
+        block = 4 * d + attention + 2 * d * width + d + 11 * width
+        count += patches * d + 3 * d + depth * block + 2 * d
+    assert count + dims[-1] * 1000 + 1000 == PARAMETERS[name]
+    if name in ("pvtv2_b0", "pvtv2_b2_linear"):  # the formula is the model's
+        assert sum(p.size for p in create_model(name).parameters()) == PARAMETERS[name]
+
+
+# ---------------------------------------------------------- what training needs
+
+
+def test_initialisation_is_timms():
+    paddle.seed(0)
+    model = small(embed_dims=(32, 64, 64, 128), num_heads=(1, 1, 1, 1), num_classes=200)
+    block = model.stages[1].blocks[0]
+    for layer in (block.attn.q, block.attn.kv, block.mlp.fc1, model.head):
+        assert float(layer.weight.std()) == pytest.approx(0.02, rel=0.05)
+        assert not layer.bias.numpy().any()
+    for layer, fan_out in (
+        (model.patch_embed.proj, 7 * 7 * 32),
+        (model.stages[1].downsample.proj, 3 * 3 * 64),
+        (block.attn.sr, 4 * 4 * 64),
+        (block.mlp.dwconv, 3 * 3),
+    ):
+        assert float(layer.weight.std()) == pytest.approx(math.sqrt(2 / fan_out), rel=0.05)
+        assert not layer.bias.numpy().any()
+    assert float(small(num_classes=500, head_init_scale=0.1).head.weight.std()) == pytest.approx(0.002, rel=0.05)
+
+
+def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
+    model = small(drop_path=0.4, drop=0.1, attn_drop=0.2)
+    blocks = [block for stage in model.stages for block in stage.blocks]
+    assert {(b.attn.attn_drop.p, b.attn.proj_drop.p, b.mlp.drop.p) for b in blocks} == {(0.2, 0.1, 0.1)}
+    for rates in ([block.drop_path1.drop_prob for block in blocks], [block.drop_path2.drop_prob for block in blocks]):
+        assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
+
+
+def test_layer_groups_are_in_order_and_hold_every_parameter_once():
+    model = small()
+    groups = model.layer_groups()
+    assert groups == [
+        ("patch_embed",),
+        ("stages.0.blocks.0",),
+        ("stages.0.blocks.1",),
+        ("stages.1.blocks.0", "stages.0.norm", "stages.1.downsample"),
+        ("stages.2.blocks.0", "stages.1.norm", "stages.2.downsample"),
+        ("stages.3.blocks.0", "stages.2.norm", "stages.3.downsample"),
+        ("stages.3.norm", "head"),
+    ]
+    for name, _ in model.named_parameters():
+        assert sum(name.startswith(f"{prefix}.") for group in groups for prefix in group) == 1, name
+    assert model.no_weight_decay() == set()
+
+
+def test_the_classifier_is_exchangeable():
+    model = small()
+    images = paddle.to_tensor(values("images", (2, 3, 64, 64)))
+    features = model.forward_features(images)
+    assert features.shape == [2, 16, 2, 2]
+    model.reset_classifier(7)
+    assert (model.classifier_names(), model.head.weight.shape) == (("head",), [16, 7])
+    assert model(images).shape == [2, 7]
+    model.reset_classifier(0)
+    np.testing.assert_allclose(model(images).numpy(), features.mean(axis=[2, 3]).numpy(), atol=1e-6)
+
+
+def test_the_least_images_are_those_that_fill_a_patch_of_keys():
+    for name, side in (("pvtv2", 29), ("pvtv2_plain", 33), ("pvtv2_linear", 1)):
+        model = small(name, image_size=side)
+        assert model.min_image_size == side
+        assert model(paddle.zeros([1, 3, side, side + 5])).shape == [1, 5]
+    with pytest.raises(InputError, match="IMAGE_SIZE is 28, .* takes images of at least 29 x 29"):
+        small(image_size=28)
+
+
+def gradients(recompute):
+    paddle.seed(0)
+    model = small(drop=0.2, attn_drop=0.2, drop_path=0.4, recompute=recompute)
+    calls = []
+    model.stages[3].blocks[0].register_forward_post_hook(lambda *_: calls.append(1))
+    paddle.seed(1)
+    model(paddle.randn([4, 3, 64, 64])).square().sum().backward()
+    return len(calls), {name: p.grad.numpy() for name, p in model.named_parameters()}
+
+
+def test_recompute_gives_the_same_gradients():
+    (calls, expected), (calls_again, found) = gradients(False), gradients(True)
+    assert (calls, calls_again) == (1, 2)
+    for name, value in expected.items():
+        assert (found[name] == value).all(), name
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["MODEL.STAGE_DEPTHS", "[2, 2]"], r"STAGE_DEPTHS is \[2, 2\], expected four numbers"),
+        (["MODEL.NUM_HEADS", "8"], "NUM_HEADS is 8, expected four numbers: one per stage"),
+        (["MODEL.SR_RATIO", "[8, 4]"], r"SR_RATIO is \[8, 4\], expected four numbers"),
+        (["MODEL.MLP_RATIO", "[8, 4]"], r"MLP_RATIO is \[8.0, 4.0\], expected four numbers"),
+        (["MODEL.NUM_HEADS", "[1, 2, 5, 7]"], "NUM_HEADS has 7 where EMBED_DIMS has 256, no multiple of it"),
+        (["MODEL.EMBED_DIM", "64"], "MODEL.EMBED_DIM is 64, but PVTv2 takes no EMBED_DIM"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_named(options, message):
+    with pytest.raises(InputError, match=message):
+        build_model(get_config("pvtv2_b0", options))
+
+
+TRAIN = {
+    "NUM_EPOCHS": 300, "WARMUP_EPOCHS": 5, "COOLDOWN_EPOCHS": 0, "WEIGHT_DECAY": 0.05, "OPTIMIZER.NAME": "AdamW",
+    "OPTIMIZER.BETAS": [0.9, 0.999], "SMOOTHING": 0.1, "AUTO_AUGMENT": "rand-m9-mstd0.5-inc1", "MIXUP_ALPHA": 0.8,
+    "CUTMIX_ALPHA": 1.0, "RANDOM_ERASE_PROB": 0.25, "RANDOM_ERASE_MODE": "pixel", "REPEATED_AUGMENT": 3,
+    "INTERPOLATION": None, "LAYER_DECAY": None, "MODEL_EMA": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_the_recipe_has_its_sources_numbers(name):
+    config = get_config(name)
+    data = dict(leaves(config))
+    assert {key: data[f"TRAIN.{key}"] for key in TRAIN} == TRAIN
+    large = name in ("pvtv2_b3", "pvtv2_b4", "pvtv2_b5")
+    assert (data["MODEL.DROPPATH"], data["TRAIN.GRAD_CLIP"]) == ((0.3, 1.0) if large else (0.1, None))
+    assert (data["DATA.IMAGENET_MEAN"], data["DATA.CROP_PCT"]) == ([0.485, 0.456, 0.406], 0.9)
+    schedule = build_schedule(config, 10, 1024)
+    assert [schedule(step) for step in (0, 50, 3000)] == pytest.approx([1e-6, 1e-3, 1e-5])

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from models.base import ImageModel
 from models.vit import VisionTransformer
-from weights.names import beit, convmixer, convnext, mixer, regnet, resnet, swin, vit
+from weights.names import beit, convmixer, convnext, mixer, poolformer, pvtv2, regnet, resnet, swin, vit
 from weights.names.rules import Arrays
 
 # By MODEL.TYPE in lower case.
@@ -20,6 +20,8 @@ FAMILIES = {
     "resnet": resnet,
     "beit": beit,
     "swin": swin,
+    "poolformer": poolformer,
+    "pvtv2": pvtv2,
 }
 
 
