@@ -143,7 +143,6 @@ def _check_recipe(config: CfgNode, require: Callable[[bool, str, str], None]) ->
         ("TRAIN.MIXUP_OFF_EPOCH", 0, mixed, "MIXUP_ALPHA, CUTMIX_ALPHA or CUTMIX_MINMAX"),
         ("TRAIN.BCE_TARGET_THRESH", None, train.LOSS == "bce", "LOSS bce"),
         ("TRAIN.BCE_SUM", False, train.LOSS == "bce", "LOSS bce"),
-        ("TRAIN.TEACHER_MODEL", None, train.DISTILLATION_TYPE, "DISTILLATION_TYPE hard or soft"),
         ("TRAIN.TEACHER_PATH", None, train.DISTILLATION_TYPE, "DISTILLATION_TYPE hard or soft"),
     ):
         value = train[key.removeprefix("TRAIN.")]

@@ -7,11 +7,11 @@ import paddle
 from paddle import nn
 from yacs.config import CfgNode
 
-from config import get_config
+from config import get_config, with_values
 from datasets import ImageDataset, get_dataloader
 from errors import InputError
 from losses import Teacher, TrainingLoss, build_criterion
-from models import build_model
+from models import architecture, build_model
 from optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters
 from records import Run
 from transforms import BatchTransform
@@ -120,6 +120,8 @@ def _build_teacher(config: CfgNode, run: Run) -> Teacher | None:
             f" TEACHER_PATH {train.TEACHER_PATH}; give the teacher's YAML and weights, or set DISTILLATION_TYPE none"
         )
     theirs = get_config(train.TEACHER_MODEL)
+    if architecture(theirs).min_image_size:  # it takes images of any size
+        theirs = with_values(theirs, DATA__IMAGE_SIZE=config.DATA.IMAGE_SIZE)
     for key, own, other in (
         ("MODEL.NUM_CLASSES", config.MODEL.NUM_CLASSES, theirs.MODEL.NUM_CLASSES),
         ("DATA.IMAGE_SIZE", config.DATA.IMAGE_SIZE, theirs.DATA.IMAGE_SIZE),

@@ -63,21 +63,33 @@ def build_model(config: CfgNode, **arguments: Any) -> ImageModel:
         InputError: an unknown MODEL.TYPE, a key that this architecture doesn't take, sizes that don't fit together, or
             an unresolved NUM_CLASSES.
     """
-    model, default = config.MODEL, get_config().MODEL
-    architecture = ARCHITECTURES.get(model.TYPE.lower())
-    if architecture is None:
-        raise InputError(f"MODEL.TYPE is {model.TYPE!r}, expected one of {', '.join(sorted(ARCHITECTURES))}")
+    model, default, kind = config.MODEL, get_config().MODEL, architecture(config)
     if model.NUM_CLASSES == "auto":
         raise InputError("MODEL.NUM_CLASSES is 'auto' where no dataset tells it; give a number")
-    taken = inspect.signature(architecture).parameters
+    taken = inspect.signature(kind).parameters
     values = {"image_size": config.DATA.IMAGE_SIZE, "in_channels": config.DATA.IMAGE_CHANNELS}
     for key, value in model.items():
         name = _ARGUMENTS.get(key, key.lower())
         if name in taken and value is not None:
+            if isinstance(value, list) and "Sequence" not in str(taken[name].annotation):
+                raise InputError(f"MODEL.{key} is {value}, but {model.TYPE} takes one number")
             values[name] = value
         elif name not in taken and key not in _NO_ARGUMENTS and value != default[key]:
             raise InputError(f"MODEL.{key} is {value!r}, but {model.TYPE} takes no {key}; leave it at {default[key]!r}")
-    return architecture(**values | arguments)
+    return kind(**values | arguments)
+
+
+def architecture(config: CfgNode) -> type[ImageModel]:
+    """Returns the class that MODEL.TYPE names, in any case.
+
+    Raises:
+        InputError: there is none.
+    """
+    kind = ARCHITECTURES.get(config.MODEL.TYPE.lower())
+    if kind is None:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise InputError(f"MODEL.TYPE is {config.MODEL.TYPE!r}, expected one of {known}")
+    return kind
 
 
 def model_type(model: ImageModel) -> str:

@@ -39,6 +39,7 @@ class ConvMixer(ImageModel):
     """
 
     first_conv = "stem.0"
+    min_image_size = 1  # a model's own is its patch
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from records import Run
 
 
 def train(options, output, length=None):
-    """Trains as main_worker does, on the first ``length`` images; returns a checksum of this rank's parameters and buffers."""
+    """Trains as main_worker does, on the first ``length`` images; returns a checksum of this rank's weights."""
     config, dataset, val = get_datasets(get_config(None, [*options, "OUTPUT", str(output)]))
     if length:
         dataset = ArrayDataset(config, "train", dataset.images[:length], dataset.labels[:length], dataset.classes)

@@ -52,3 +52,11 @@ def test_wrong_teachers_are_named(tmp_path, tiny):
     with pytest.raises(InputError, match="no weights at"):
         more = ["TRAIN.TEACHER_MODEL", f"{tmp_path}/teacher/config.yaml", "TRAIN.TEACHER_PATH", f"{tmp_path}/none"]
         train([*distilled, *more], tmp_path / "d", 16)
+
+
+def test_a_teacher_of_any_size_sees_the_students_images(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "16"]
+    mixer = ["MODEL.TYPE", "ConvMixer", "MODEL.KERNEL_SIZE", "3", "MODEL.NUM_HEADS", "12"]
+    train([*options, *mixer], tmp_path / "teacher", 16)
+    distilled = [*options, "TRAIN.DISTILLATION_TYPE", "soft", "DATA.IMAGE_SIZE", "12"]
+    assert teach(distilled, tmp_path / "student", tmp_path / "teacher") > 0

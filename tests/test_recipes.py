@@ -82,6 +82,16 @@ PROBE = {
     "NUM_EPOCHS": 90, "WARMUP_EPOCHS": 0, "WEIGHT_DECAY": 0.0, "OPTIMIZER.NAME": "SGD", "OPTIMIZER.MOMENTUM": 0.9,
     "OPTIMIZER.NESTEROV": False, "FREEZE": ["backbone"], "AUTO_AUGMENT": None, "SMOOTHING": 0.0, "MIXUP_ALPHA": 0.0,
 }  # fmt: skip
+LARGER = {"NUM_EPOCHS": 50, "LAYER_DECAY": 0.75}
+MIXER = {
+    **ADAMW, "NUM_EPOCHS": 300, "WEIGHT_DECAY": 0.1, "GRAD_CLIP": 1.0, "LR_SCHEDULER.NAME": "linear", "SMOOTHING": 0.0,
+    "AUTO_AUGMENT": "rand-m15-n2", "MIXUP_ALPHA": 0.5, "CUTMIX_ALPHA": 0.0,
+}  # fmt: skip
+GMLP = {
+    **ADAMW, **MIX, "NUM_EPOCHS": 300, "WEIGHT_DECAY": 0.05, "GRAD_CLIP": 1.0, "OPTIMIZER.EPS": 1e-6, "SMOOTHING": 0.1,
+    "AUTO_AUGMENT": "original", "RANDOM_ERASE_PROB": 0.0,
+}  # fmt: skip
+RESMLP = {**RANDAUG, **ERASE, "NUM_EPOCHS": 400, "WEIGHT_DECAY": 0.2, "OPTIMIZER.NAME": "LAMB", "REPEATED_AUGMENT": 1}
 # name: (effective batch, rates at the start, after warm-up and at the end, drop path, image size, TRAIN)
 SOURCES = {
     "deit_tiny_patch16_224": (1024, (1e-6, 1e-3, 1e-5), 0.1, 224, DEIT_224 | NO_DISTILLATION),
@@ -110,7 +120,19 @@ SOURCES = {
         4096, (0, 1e-3, 0), 0.1, 224, AUGREG | {"AUTO_AUGMENT": "rand-m20-n2-mmax20-p1.0", "MIXUP_ALPHA": 0.8},
     ),
     "finetune_layer_decay": (1024, (0, 2e-3, 1e-6), 0.1, 224, MAE),
+    "vit_base_patch16_224_finetune": (1024, (0, 2e-3, 1e-6), 0.1, 224, MAE),
+    "vit_large_patch16_224_finetune": (1024, (0, 4e-3, 1e-6), 0.2, 224, MAE | LARGER),
+    "vit_huge_patch14_224_finetune": (1024, (0, 4e-3, 1e-6), 0.3, 224, MAE | LARGER),
     "linear_probe": (1024, (12, 12, 0), 0.0, 224, PROBE),
+    "mixer_b16_224": (4096, (0, 1e-3, 0), 0.1, 224, MIXER),
+    "mixer_l16_224": (4096, (0, 1e-3, 0), 0.1, 224, MIXER),
+    "gmlp_ti16_224": (4096, (0, 1e-3, 0), 0.0, 224, GMLP),
+    "gmlp_s16_224": (4096, (0, 1e-3, 0), 0.05, 224, GMLP),
+    "gmlp_b16_224": (4096, (0, 1e-3, 0), 0.2, 224, GMLP),
+    "resmlp_12_224": (1024, (1e-6, 5e-3, 1e-5), 0.0, 224, RESMLP),
+    "resmlp_24_224": (1024, (1e-6, 5e-3, 1e-5), 0.0, 224, RESMLP),
+    "resmlp_36_224": (1024, (1e-6, 5e-3, 1e-5), 0.0, 224, RESMLP),
+    "resmlp_big_24_224": (1024, (1e-6, 5e-3, 1e-5), 0.0, 224, RESMLP),
 }  # fmt: skip
 
 
@@ -130,14 +152,19 @@ def test_a_recipe_has_its_sources_numbers(name):
     assert values["MODEL.DROPPATH"] == drop_path
     assert values["DATA.IMAGE_SIZE"] == size
     assert {key: values[f"TRAIN.{key}"] for key in train} == train
-    normal = {"DATA.IMAGENET_MEAN": [0.5] * 3, "DATA.IMAGENET_STD": [0.5] * 3} if "augreg" in name else IMAGENET
+    halves = name.startswith(("augreg", "gmlp", "mixer"))
+    normal = {"DATA.IMAGENET_MEAN": [0.5] * 3, "DATA.IMAGENET_STD": [0.5] * 3} if halves else IMAGENET
     assert {key: values[key] for key in normal} == normal
 
 
 def test_every_recipe_of_a_paper_is_checked():
+    """The others' recipes are held by their models' tests."""
     shared, ours = {"augreg", "deit", "deit3", "deit3_finetune"}, {"cifar10", "fashion_mnist"}
-    papers = {file.stem for file in FILES if file.parent.name in ("deit", "deit3")}
-    assert set(SOURCES) == (set(RECIPES) | papers) - shared - ours
+    others = {"beit", "beit_finetune", "convmixer", "convnext", "poolformer", "pvtv2", "regnet", "resnet", "swin"}
+    others |= {"swin_finetune"}
+    folders = ("deit", "deit3", "gmlp", "mae", "mixer", "resmlp")
+    papers = {file.stem for file in FILES if file.parent.name in folders}
+    assert set(SOURCES) == (set(RECIPES) | papers) - shared - ours - others - {"gmlp", "mixer", "resmlp"}
 
 
 def test_rates_follow_the_batch_where_the_source_scales_them():
@@ -158,7 +185,8 @@ def test_rates_follow_the_batch_where_the_source_scales_them():
 
 @pytest.mark.parametrize("name", sorted({*SOURCES, *RECIPES}))
 def test_a_recipe_builds_all_that_trains(name):
-    config = get_config(name, [*SMALL, "TRAIN.DISTILLATION_TYPE", "null"])
+    heads = ["MODEL.NUM_HEADS", "12"] if name.startswith(("gmlp", "mixer", "resmlp")) else []  # they have none
+    config = get_config(name, [*SMALL, *heads, "TRAIN.DISTILLATION_TYPE", "null"])
     model = build_model(config)
     frozen = freeze(config, model)
     build_optimizer(config, model)
@@ -169,7 +197,7 @@ def test_a_recipe_builds_all_that_trains(name):
         found = [scales[key] for key in ("pos_embed", "blocks.0.attn.qkv.weight", "fc_norm.weight", "head.weight")]
         assert found == pytest.approx([0.65 ** (depth + 1), 0.65**depth, 1, 1])
         assert weight.std() == pytest.approx(2e-5, rel=0.2)
-    else:
+    elif config.TRAIN.LAYER_DECAY is None:
         assert set(scales.values()) == {1.0}
     if name.startswith("augreg"):
         assert not weight.any()
@@ -240,4 +268,4 @@ def test_a_distilled_model_asks_for_its_teacher(program):
         "main_single_gpu.py", "-cfg=deit_tiny_distilled_patch16_224", "-dataset=synthetic", *SHORT
     )
     assert status == 2
-    assert "error: DISTILLATION_TYPE is hard, but TEACHER_MODEL is None and TEACHER_PATH None" in errors
+    assert "error: DISTILLATION_TYPE is hard, but TEACHER_MODEL is regnety_160 and TEACHER_PATH None" in errors

@@ -10,7 +10,7 @@ from parity import assert_parity
 
 from config import get_config
 from errors import InputError
-from models import build_model, create_model
+from models import build_model, create_model, list_models
 from models.regnet import Block, RegNet
 from optim import build_schedule
 from options import leaves
@@ -175,9 +175,9 @@ def test_the_recipe_has_its_sources_numbers():
     assert [schedule(step) for step in (0, 50, 1000)] == pytest.approx([0.04, 0.4, 0])
 
 
-@pytest.mark.parametrize("size", ["tiny", "small", "base"])
-def test_it_is_deits_teacher(size):
-    student, teacher = get_config(f"deit_{size}_distilled_patch16_224"), get_config("regnety_160")
+@pytest.mark.parametrize("name", list_models("deit*distilled*"))
+def test_it_is_deits_teacher(name):
+    student, teacher = get_config(name), get_config("regnety_160")
     assert student.TRAIN.TEACHER_MODEL == "regnety_160"
-    for key in ("IMAGE_SIZE", "IMAGENET_MEAN", "IMAGENET_STD"):
+    for key in ("IMAGENET_MEAN", "IMAGENET_STD"):
         assert student.DATA[key] == teacher.DATA[key]
