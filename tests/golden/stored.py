@@ -7,7 +7,7 @@ DTYPES = {
     "int": "int32", "long": "int64", "byte": "uint8", "word": "uint16", "bool": "bool",
 }  # fmt: skip
 SHAPES = {"scalar": (), "empty": (0, 3), "parameter": (2, 2), "turned": (4, 3), "slice": (2, 2), "expanded": (3, 2)}
-SHAPES |= {name: (2, 3) for name in DTYPES}
+SHAPES |= dict.fromkeys(DTYPES, (2, 3))
 FLOATS = ("half", "single", "double", "brain", *(name for name in SHAPES if name not in DTYPES))
 
 
