@@ -3,6 +3,8 @@
 Parameter names, order of operations and initialisation are those of timm's ``MlpMixer`` with ``SpatialGatingBlock``.
 """
 
+from collections.abc import Sequence
+
 import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant, Normal
@@ -44,11 +46,13 @@ class SpatialGatingBlock(nn.Layer):
     """x + mlp(norm(x)), with drop path. Shape: [B, N, D] -> [B, N, D].
 
     Raises:
-        InputError: an odd hidden width, which can't be halved.
+        InputError: several ratios, or an odd hidden width, which can't be halved.
     """
 
     def __init__(self, dim: int, num_patches: int, mlp_ratio: float, drop: float, drop_path: float) -> None:
         super().__init__()
+        if isinstance(mlp_ratio, Sequence):
+            raise InputError(f"MLP_RATIO is {mlp_ratio}, but gMLP takes one number")
         hidden_dim = int(dim * mlp_ratio)
         if hidden_dim % 2:
             raise InputError(f"MLP_RATIO {mlp_ratio} x EMBED_DIM {dim} is {hidden_dim}, expected an even number")

@@ -11,6 +11,7 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant, Normal, XavierUniform
 
+from errors import InputError
 from models.base import ImageModel
 from models.layers import DropPath, Mlp, PatchEmbed
 
@@ -26,13 +27,19 @@ class MixerBlock(nn.Layer):
         drop_path: rate of stochastic depth.
 
     Shape: [B, N, D] -> [B, N, D].
+
+    Raises:
+        InputError: another number of ratios.
     """
 
     def __init__(
         self, dim: int, num_patches: int, mlp_ratio: float | Sequence[float], drop: float, drop_path: float
     ) -> None:
         super().__init__()
-        tokens, channels = mlp_ratio if isinstance(mlp_ratio, Sequence) else (mlp_ratio, mlp_ratio)
+        ratios = mlp_ratio if isinstance(mlp_ratio, Sequence) else (mlp_ratio, mlp_ratio)
+        if len(ratios) != 2:
+            raise InputError(f"MLP_RATIO is {mlp_ratio}, expected one number, or two: over places and over channels")
+        tokens, channels = ratios
         self.norm1 = nn.LayerNorm(dim, epsilon=1e-6)
         self.mlp_tokens = Mlp(num_patches, int(dim * tokens), drop)
         self.drop_path = DropPath(drop_path)
@@ -112,9 +119,17 @@ class MlpMixer(ImageModel):
 
 def _init_layer(name: str, layer: nn.Layer) -> None:
     if isinstance(layer, nn.Conv2D):
-        # LeCun's deviation. timm cuts the normal at two of them; Paddle 2.6 and 3 take a cut differently.
-        Normal(std=math.prod(layer.weight.shape[1:]) ** -0.5)(layer.weight)
+        _lecun_normal(layer.weight)
         Constant(0.0)(layer.bias)
     elif isinstance(layer, nn.Linear):
         XavierUniform()(layer.weight)
         (Normal(std=1e-6) if "mlp" in name else Constant(0.0))(layer.bias)
+
+
+@paddle.no_grad()
+def _lecun_normal(weight: paddle.Tensor) -> None:
+    """Fills a convolution's weight with a normal cut at two deviations, of variance 1 / fan in after the cut."""
+    # Not by TruncatedNormal: Paddle 2.6 cuts at deviations, Paddle 3 at values.
+    std = math.prod(weight.shape[1:]) ** -0.5 / 0.8796256610342398  # the deviation of a unit normal cut at +-2
+    share = math.erf(math.sqrt(2))
+    weight.set_value(paddle.uniform(weight.shape, min=-share, max=share).erfinv() * (std * math.sqrt(2)))

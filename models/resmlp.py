@@ -84,5 +84,5 @@ class ResMlp(MlpMixer):
         return Affine(dim)
 
     def no_weight_decay(self) -> set[str]:
-        """Alpha and beta are a norm's weight and bias, though they have three axes."""
+        """Alpha and beta: the authors have them as vectors and leave them alone; timm's have three axes and decay."""
         return {name for name, _ in self.named_parameters() if name.endswith((".alpha", ".beta"))}

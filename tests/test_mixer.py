@@ -7,17 +7,30 @@ import paddle
 import pytest
 from golden.formula import array
 from golden.mixer import CASES
+from paddle import nn
 from parity import assert_parity
 
 from config import get_config
 from errors import InputError
 from models import build_model, create_model
 from models.gmlp import GMlp
+from models.layers import DropPath
 from models.mixer import MlpMixer
 from models.resmlp import ResMlp
 
 ARCHITECTURES = {"mixer": MlpMixer, "gmlp": GMlp, "resmlp": ResMlp}
 NAMES = {"img_size": "image_size", "num_blocks": "depth"}  # timm's: ours
+PARAMETERS = {  # timm 1.0.31's
+    "mixer_b16_224": 59_880_472,
+    "mixer_l16_224": 208_196_168,
+    "gmlp_ti16_224": 5_867_328,
+    "gmlp_s16_224": 19_422_656,
+    "gmlp_b16_224": 73_075_392,
+    "resmlp_12_224": 15_350_872,
+    "resmlp_24_224": 30_020_680,
+    "resmlp_36_224": 44_690_488,
+    "resmlp_big_24_224": 129_138_280,
+}
 
 
 def small(name="mixer", **changes):
@@ -41,6 +54,8 @@ def test_initialisation_is_timms(name):
     assert not model.head.bias.numpy().any()
     deviation = (3 * 16) ** -0.5  # LeCun's, of 3 x 4 x 4 inputs
     assert float(model.stem.proj.weight.std()) == pytest.approx(deviation, rel=0.03)
+    cut = 2 * deviation / 0.87962566103423978
+    assert 0.98 * cut < float(model.stem.proj.weight.abs().max()) <= cut
     assert not model.stem.proj.bias.numpy().any()
     hidden = block.mlp_channels.fc1.weight.shape[1]
     bound = math.sqrt(6 / (128 + hidden))  # Xavier's
@@ -57,6 +72,12 @@ def test_initialisation_is_timms(name):
         assert (small(name, init_values=0.3).blocks[0].ls2.numpy() == np.float32(0.3)).all()
         assert (block.norm1.alpha.numpy() == 1).all()
         assert not block.norm1.beta.numpy().any()
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_the_models_have_timms_number_of_parameters(name):
+    one, two = (sum(p.size for p in create_model(name, depth=depth).parameters()) for depth in (1, 2))
+    assert one + (get_config(name).MODEL.DEPTH - 1) * (two - one) == PARAMETERS[name]
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -102,16 +123,15 @@ def test_recompute_gives_the_same_gradients(name):
         assert (found[key] == value).all(), key
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_stochastic_depth_has_one_rate_and_dropout_is_in_the_mlps(name):
-    model = small(name, drop=0.25, drop_path=0.3)
-    assert [block.drop_path.drop_prob for block in model.blocks] == [0.3, 0.3]
-    assert model.blocks[1].mlp_channels.drop.p == 0.25
-    images = paddle.to_tensor(array("images", (2, 3, 16, 16)))
-    paddle.seed(0)
-    assert (model.forward_features(images).numpy() != model.forward_features(images).numpy()).any()
-    model.eval()
-    assert (model.forward_features(images).numpy() == model.forward_features(images).numpy()).all()
+@pytest.mark.parametrize(("name", "branches", "dropouts"), [("mixer", 2, 4), ("gmlp", 1, 2), ("resmlp", 2, 2)])
+def test_stochastic_depth_has_one_rate_and_dropout_is_in_the_mlps(name, branches, dropouts):
+    model, calls = small(name, drop=0.25, drop_path=0.3), []
+    for layer in model.sublayers():
+        if isinstance(layer, (nn.Dropout, DropPath)):
+            rate = layer.p if isinstance(layer, nn.Dropout) else layer.drop_prob
+            layer.register_forward_post_hook(lambda *_, rate=rate: calls.append(rate))
+    model(paddle.to_tensor(array("images", (2, 3, 16, 16))))
+    assert sorted(calls) == 2 * dropouts * [0.25] + 2 * branches * [0.3]  # of two blocks
 
 
 @pytest.mark.parametrize(
@@ -120,6 +140,8 @@ def test_stochastic_depth_has_one_rate_and_dropout_is_in_the_mlps(name):
         ("mixer_b16_224", ["DATA.IMAGE_SIZE", "225"], "IMAGE_SIZE 225 is not a multiple of PATCH_SIZE 16"),
         ("mixer_b16_224", ["MODEL.INIT_VALUES", "0.1"], "INIT_VALUES is 0.1, but Mixer takes no INIT_VALUES"),
         ("gmlp_s16_224", ["MODEL.EMBED_DIM", "5", "MODEL.MLP_RATIO", "1.0"], "MLP_RATIO 1.0 x EMBED_DIM 5 is 5, expec"),
+        ("gmlp_s16_224", ["MODEL.MLP_RATIO", "[0.5, 4.0]"], r"MLP_RATIO is \[0.5, 4.0\], but gMLP takes one number"),
+        ("mixer_b16_224", ["MODEL.MLP_RATIO", "[1, 2, 3]"], r"MLP_RATIO is \[1.0, 2.0, 3.0\], expected one number"),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(name, options, message):
