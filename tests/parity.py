@@ -10,7 +10,7 @@ from models.layers import file_name, linear_weights
 from weights import load_weights
 
 
-def load_formula(model, folder):
+def load_formula(model, folder, array=array):
     """Gives ``model`` the formula's weights by a file in timm's names and layout; returns it in evaluation mode."""
     transposed = linear_weights(model)
     shapes = {
@@ -23,11 +23,11 @@ def load_formula(model, folder):
     return model
 
 
-def assert_parity(model, name, folder):
+def assert_parity(model, name, folder, array=array):
     """Logits within 1e-5 of their range, features and gradients within 1e-5 of theirs; two images must differ."""
     golden = np.load(ROOT / "tests" / "golden" / f"{name}.npz")
     images = paddle.to_tensor(array("images", (2, model.in_channels, *model.image_size)))
-    logits = load_formula(model, folder)(images)
+    logits = load_formula(model, folder, array)(images)
     span = np.ptp(golden["logits"])
     assert np.abs(np.diff(golden["logits"], axis=0)).max() > 1e-4 * span  # the images matter
     np.testing.assert_allclose(logits.numpy(), golden["logits"], atol=1e-5 * span, rtol=0)

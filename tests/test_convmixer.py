@@ -27,9 +27,8 @@ def small(name="convmixer", **changes):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
-def test_logits_features_and_gradients_are_timms(tmp_path, monkeypatch, name):
-    monkeypatch.setattr("parity.array", array)
-    assert_parity(small(name), name, tmp_path)
+def test_logits_features_and_gradients_are_timms(tmp_path, name):
+    assert_parity(small(name), name, tmp_path, array)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

@@ -20,15 +20,13 @@ PARAMETERS = {"resnet18": 11_689_512, "resnet50": 25_557_032}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_and_features_are_timms(tmp_path, monkeypatch, name):
-    monkeypatch.setattr("parity.array", array)
-    assert_parity(ResNet(SIZES[name], depth=int(name[6:]), num_classes=5), name, tmp_path)
+def test_logits_and_features_are_timms(tmp_path, name):
+    assert_parity(ResNet(SIZES[name], depth=int(name[6:]), num_classes=5), name, tmp_path, array)
 
 
 @pytest.mark.smoke
-def test_gradients_are_timms(tmp_path, monkeypatch):
-    monkeypatch.setattr("parity.array", array)
-    model = load_formula(ResNet(SIZES["resnet18"], depth=18, num_classes=5), tmp_path)
+def test_gradients_are_timms(tmp_path):
+    model = load_formula(ResNet(SIZES["resnet18"], depth=18, num_classes=5), tmp_path, array)
     logits = model(paddle.to_tensor(array("images", (2, 3, *SIZES["resnet18"]))))
     (logits * paddle.to_tensor(array("loss", (2, 5)))).sum().backward()
     golden, parameters = np.load(ROOT / "tests" / "golden" / "resnet18.npz"), dict(model.named_parameters())

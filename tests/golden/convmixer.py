@@ -10,11 +10,10 @@ if __name__ == "__main__":
     from timm.models.convmixer import ConvMixer
     from torch import nn
 
-    import golden.record
     from golden.convolutions import array
+    from golden.record import record
 
-    golden.record.array = array
     for name, sizes in CASES.items():
         act = nn.ReLU if sizes.get("act") == "relu" else nn.GELU
         model = ConvMixer(**{key: value for key, value in sizes.items() if key != "act"}, act_layer=act)
-        golden.record.record(name, model, SIZES[name], gradients=name == "convmixer")
+        record(name, model, SIZES[name], gradients=name == "convmixer", array=array)

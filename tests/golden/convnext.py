@@ -10,9 +10,8 @@ SIZES = {"convnext": (64, 64), "convnext_no_scale": (59, 72)}  # the second leav
 if __name__ == "__main__":
     from timm.models.convnext import ConvNeXt
 
-    import golden.record
     from golden.convolutions import array
+    from golden.record import record
 
-    golden.record.array = array
     for name, sizes in CASES.items():
-        golden.record.record(name, ConvNeXt(**sizes), SIZES[name], gradients=name == "convnext")
+        record(name, ConvNeXt(**sizes), SIZES[name], gradients=name == "convnext", array=array)

@@ -10,10 +10,9 @@ SIZES = {"regnety": (64, 64), "regnetx": (37, 50)}  # the second is odd at each 
 if __name__ == "__main__":
     from timm.models.regnet import RegNet, RegNetCfg
 
-    import golden.record
     from golden.convolutions import array
+    from golden.record import record
 
-    golden.record.array = array
     for name, sizes in CASES.items():
         model = RegNet(RegNetCfg(**sizes), num_classes=5)
-        golden.record.record(name, model, SIZES[name], gradients=name == "regnety")
+        record(name, model, SIZES[name], gradients=name == "regnety", array=array)

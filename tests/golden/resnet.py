@@ -9,14 +9,13 @@ if __name__ == "__main__":
     import timm
     import torch
 
-    import golden.record
     from golden.convolutions import array
+    from golden.record import record, with_formula
 
-    golden.record.array = array
     for name, sizes in CASES.items():
         model, extra = timm.create_model(name, **sizes), {}
         if name == "resnet18":
-            logits = golden.record.with_formula(model)(torch.from_numpy(array("images", (2, 3, *SIZES[name]))))
+            logits = with_formula(model, array)(torch.from_numpy(array("images", (2, 3, *SIZES[name]))))
             (logits * torch.from_numpy(array("loss", (2, 5)))).sum().backward()
             extra = {f"gradient/{key}": model.get_parameter(key).grad for key in GRADIENTS}
-        golden.record.record(name, model, SIZES[name], extra=extra)
+        record(name, model, SIZES[name], extra=extra, array=array)
