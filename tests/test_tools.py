@@ -103,7 +103,7 @@ def test_a_wrong_command_is_one_line_and_writes_nothing(tmp_path):
     (tmp_path / "c.safetensors").write_bytes(b"not weights")
     for arguments, message in [
         (["-output=out.safetensors", "a", "b"], "error: w is real [3] in b.safetensors, is real [2] in a.safetensors"),
-        (["-output=out.safetensors", "a", "c"], "error: c.safetensors: not a readable safetensors file"),
+        (["-output=out.safetensors", "a", "c"], "error: c.safetensors: it is no weight file"),
         (["-output=out.safetensors", "absent"], "error: no weights at absent"),
         (["-output=out", "a"], "error: -output is out, expected a name that ends in .safetensors"),
         (["a"], "the following arguments are required: -output/--output"),

@@ -2,7 +2,7 @@
 
     python tools/average_checkpoints.py -output averaged.safetensors RUN/checkpoints/epoch_00[123]0
 
-Each checkpoint is a folder or a .safetensors file; names and shapes have to agree. Every floating-point tensor becomes
+Each checkpoint is a folder, or a file in timm's layout; names and shapes have to agree. Every real tensor becomes
 its mean (Izmailov et al. 2018, arXiv:1803.05407), taken in float64 and written as float32; others are the last file's.
 """
 
@@ -15,8 +15,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import numpy as np  # noqa: E402
-from safetensors import SafetensorError  # noqa: E402
-from safetensors.numpy import load_file, save  # noqa: E402
 
 from errors import InputError, reported  # noqa: E402
 
@@ -36,10 +34,12 @@ def average(files: Sequence[Path]) -> dict[str, np.ndarray]:
 
 
 def _read(file: Path) -> dict[str, np.ndarray]:
-    try:
-        arrays = load_file(file)
-    except (SafetensorError, OSError, ValueError, TypeError) as error:  # TypeError: NumPy has no bfloat16
-        raise InputError(f"{file}: not a readable safetensors file ({error})") from None
+    from weights.formats import read_weights
+
+    stored = read_weights(file)
+    if stored.layout != "torch":
+        raise InputError(f"{file}: not in timm's layout; tools/convert_weights.py makes it a .safetensors file first")
+    arrays = stored.arrays
     return {name: array.astype(np.float64) if _is_float(array) else array for name, array in arrays.items()}
 
 
@@ -63,11 +63,11 @@ def _check_same(first: Path, expected: dict[str, np.ndarray], file: Path, found:
 
 def main() -> None:
     parser = argparse.ArgumentParser("tools/average_checkpoints.py", description=__doc__.splitlines()[0])
-    parser.add_argument("checkpoints", nargs="+", help="folders of checkpoints, or .safetensors files")
+    parser.add_argument("checkpoints", nargs="+", help="folders of checkpoints, or files in timm's layout")
     parser.add_argument("-output", "--output", required=True, metavar="FILE", help="the .safetensors file to write")
     arguments = parser.parse_args()
-    from utils import written_whole  # after the command line: these import Paddle
-    from weights import SUFFIX, find_weights
+    from weights import SUFFIX, find_weights  # after the command line: these import Paddle
+    from weights.formats import write_weights
 
     output = Path(arguments.output)
     if output.suffix != SUFFIX:
@@ -75,8 +75,7 @@ def main() -> None:
     files = [find_weights(path) for path in arguments.checkpoints]
     arrays = average(files)
     output.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(output, "wb") as file:
-        file.write(save(arrays))
+    write_weights(output, arrays)
     print(f"{output}: the mean of {len(files)} checkpoints, {len(arrays)} tensors; from {', '.join(map(str, files))}")
 
 
