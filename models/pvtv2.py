@@ -175,19 +175,17 @@ class PyramidVisionTransformerV2(ImageModel):
         for dim, heads in zip(embed_dims, num_heads, strict=True):
             if dim % heads:
                 raise InputError(f"NUM_HEADS has {heads} where EMBED_DIMS has {dim}, no multiple of it")
-        # A stage's map is ceil(side / stride); before ImageModel checks image_size.
-        strides = (4, 8, 16, 32)
-        least = [stride * (ratio - 1) + 1 for stride, ratio in zip(strides, sr_ratio, strict=True)]
-        self.min_image_size = 1 if linear else max(least)
+        # Stage i's map is ceil(side / (4 * 2**i)). Before ImageModel checks image_size.
+        least = max(4 * 2**i * (ratio - 1) + 1 for i, ratio in enumerate(sr_ratio))
+        self.min_image_size = 1 if linear else least
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         self.num_features = embed_dims[-1]
         self.patch_embed = OverlapPatchEmbed(in_channels, embed_dims[0], 7, stride=4)
         shared = {"linear": linear, "qkv_bias": qkv_bias, "drop": drop, "attn_drop": attn_drop}
-        sizes = zip((0, *embed_dims[:-1]), embed_dims, drop_path_rates(drop_path, stage_depths), strict=True)
-        self.stages = nn.LayerList(
-            Stage(in_dim, dim, rates, num_heads=heads, sr_ratio=ratio, mlp_ratio=mlp, **shared)
-            for (in_dim, dim, rates), heads, ratio, mlp in zip(sizes, num_heads, sr_ratio, mlp_ratio, strict=True)
-        )
+        self.stages = nn.LayerList()
+        for i, rates in enumerate(drop_path_rates(drop_path, stage_depths)):
+            sizes = {"num_heads": num_heads[i], "sr_ratio": sr_ratio[i], "mlp_ratio": mlp_ratio[i]}
+            self.stages.append(Stage(embed_dims[i - 1] if i else 0, embed_dims[i], rates, **sizes, **shared))
         self._add_classifiers()
         self.apply(self._init_weights)
         self._scale_classifiers()

@@ -35,9 +35,8 @@ def small(name="poolformer", **changes):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
-def test_logits_features_and_gradients_are_timms(tmp_path, monkeypatch, name):
-    monkeypatch.setattr("parity.array", values)
-    assert_parity(small(name), name, tmp_path)
+def test_logits_features_and_gradients_are_timms(tmp_path, name):
+    assert_parity(small(name), name, tmp_path, values)
 
 
 def test_epsilons_are_timms():
@@ -77,8 +76,13 @@ def test_initialisation_is_timms():
 
 
 def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
-    blocks = [block for stage in small(drop_path=0.4, drop=0.1).stages for block in stage.blocks]
-    assert {block.mlp.drop.p for block in blocks} == {0.1}
+    model, calls = small(drop_path=0.4, drop=0.1), []
+    blocks = [block for stage in model.stages for block in stage.blocks]
+    for block in blocks:
+        for layer in (block.mlp.drop, block.drop_path1, block.drop_path2):
+            layer.register_forward_post_hook(lambda layer, *_: calls.append(getattr(layer, "p", "path")))
+    model(paddle.zeros([1, 3, 64, 64]))
+    assert calls == 5 * ["path", 0.1, 0.1, "path"]
     for rates in ([block.drop_path1.drop_prob for block in blocks], [block.drop_path2.drop_prob for block in blocks]):
         assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
 

@@ -9,12 +9,11 @@ if __name__ == "__main__":
     from timm.models.metaformer import MetaFormer
     from torch import nn
 
-    import golden.record
     from golden.make_names_vit import values
+    from golden.record import record
 
-    golden.record.array = values
     # As timm's poolformer_s12; the recorded layer scales are the formula's.
     words = {"downsample_norm": None, "mlp_act": nn.GELU, "mlp_bias": True, "norm_layers": GroupNorm1}
     words |= {"layer_scale_init_values": 1e-5, "res_scale_init_values": None, "use_mlp_head": False}
     for name, sizes in CASES.items():
-        golden.record.record(name, MetaFormer(**sizes, **words), SIZES[name], gradients=name == "poolformer")
+        record(name, MetaFormer(**sizes, **words), SIZES[name], gradients=name == "poolformer", array=values)

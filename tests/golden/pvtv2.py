@@ -13,9 +13,8 @@ SIZES = {"pvtv2": (64, 64), "pvtv2_plain": (59, 74), "pvtv2_linear": (50, 64)}
 if __name__ == "__main__":
     from timm.models.pvt_v2 import PyramidVisionTransformerV2
 
-    import golden.record
     from golden.make_names_vit import values
+    from golden.record import record
 
-    golden.record.array = values
     for name, sizes in CASES.items():
-        golden.record.record(name, PyramidVisionTransformerV2(**sizes), SIZES[name], gradients=name != "pvtv2_plain")
+        record(name, PyramidVisionTransformerV2(**sizes), SIZES[name], gradients=name != "pvtv2_plain", array=values)
