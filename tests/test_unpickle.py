@@ -15,6 +15,7 @@ from pickles import (
     Outside,
     Raw,
     numpy_array,
+    opcodes,
     program,
     storage,
     tensor,
@@ -96,7 +97,7 @@ def test_every_other_name_is_refused_in_one_line(tmp_path, module, name):
 
 
 @pytest.mark.parametrize(
-    ("opcodes", "message"),
+    ("bad", "message"),
     [
         (b"\x82\x01", "opcode"),  # EXT1
         (b"\x83\x01\x00", "opcode"),  # EXT2
@@ -115,6 +116,7 @@ def test_every_other_name_is_refused_in_one_line(tmp_path, module, name):
         (b"K\x01K\x02\x93", "names a global by what is no text"),
         (b"K\x01Q", "refers to an object outside"),
         (b"ccollections\nOrderedDict\n]\x85R", "made from something else"),
+        (opcodes(Call("_codecs", "encode", ("a", "utf-8"))), "an encoding other than Latin-1"),
         (b"h\x07", "KeyError"),
         (b"0", "IndexError"),
         (b"t", "IndexError"),
@@ -125,9 +127,9 @@ def test_every_other_name_is_refused_in_one_line(tmp_path, module, name):
         (b"\x8d\x00\x00\x00\x00\x00\x00\x00\x10", "it ends early"),
     ],
 )
-def test_what_no_weights_need_is_refused(tmp_path, opcodes, message):
+def test_what_no_weights_need_is_refused(tmp_path, bad, message):
     for write in WRITERS.values():
-        file = write(tmp_path / "weights", b"\x80\x02" + opcodes + b".")
+        file = write(tmp_path / "weights", b"\x80\x02" + bad + b".")
         with LittleMemory(), pytest.raises(InputError, match=message):
             read_weights(file)
 

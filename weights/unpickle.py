@@ -253,8 +253,6 @@ def _fill_array(array: Array, state: Any) -> None:
 def _fill_dtype(dtype: _DType, state: Any) -> None:
     if type(state) is not tuple or type(state[1]) is not str or state[1] not in ("<", ">", "|", "="):
         raise Unreadable("it holds a dtype without a byte order")
-    if any(part is not None for part in state[2:5]):
-        raise Unreadable("it holds an array of records; expected numbers")
     dtype.order = state[1]
 
 
