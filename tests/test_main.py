@@ -3,7 +3,9 @@
 import contextlib
 import json
 import os
+import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,9 +93,17 @@ def test_evaluation_repeats_the_runs_numbers_on_one_process_and_on_two(digits, p
 def test_an_evaluation_without_weights_or_with_others_is_an_error(program, digits, tmp_path):
     run, _ = digits
     write_images(tmp_path / "other" / "val", {"cat": 1, "dog": 1})
+    (tmp_path / "hostile.pth").write_bytes(pickle.dumps({"model": [Hostile()]}))
     for flags, message in [
         ([], "error: -eval needs -pretrained FILE"),
-        (["-pretrained=absent"], "error: no weights at absent; looked for absent/model.safetensors, absent, "),
+        (
+            ["-pretrained=absent"],
+            "error: no weights at absent: no such file or folder, nor a file of that name with .safe",
+        ),
+        (
+            ["-pretrained=hostile.pth"],
+            "error: hostile.pth: it asks to load posix.system; only arrays and plain containers",
+        ),
         (
             [f"-pretrained={run}/checkpoints/best", "-o", "MODEL.DEPTH", "3"],
             "doesn't fit the model: unexpected blocks.3.",
@@ -108,6 +118,31 @@ def test_an_evaluation_without_weights_or_with_others_is_an_error(program, digit
         assert message in errors
         assert errors.count("error: ") == 1  # one rank speaks
         assert "Traceback" not in errors
+    assert not (tmp_path / "ran").exists()
+
+
+class Hostile:
+    """What runs a command where it is unpickled."""
+
+    def __reduce__(self):
+        return os.system, ("touch ran",)
+
+
+def test_weights_of_the_hub_are_evaluated_as_they_were_made(digits, program, tmp_path):
+    run, _ = digits
+    (tmp_path / "hub").mkdir()
+    shutil.copy(run / "checkpoints" / "last" / "model.safetensors", tmp_path / "hub")
+    made_for = {"crop_pct": 0.75, "interpolation": "bilinear", "mean": [0.5], "std": [0.25]}
+    stored = {"architecture": "vit_digits", "num_classes": 10, "pretrained_cfg": made_for}
+    (tmp_path / "hub" / "config.json").write_text(json.dumps(stored))
+    status, _, errors = program("main_single_gpu.py", "-cfg=vit_digits", "-eval", "-pretrained=hub", "-output=out")
+    assert status == 0, errors
+    data = read(tmp_path / "out", "result.json")["config"]["DATA"]
+    assert (data["CROP_PCT"], data["INTERPOLATION"], data["IMAGENET_STD"]) == (1.0, "bilinear", [0.5])
+    log = (tmp_path / "out" / "log.txt").read_text()
+    assert "warning: DATA.CROP_PCT is 1.0, the weights were made for 0.75" in log
+    assert "warning: DATA.IMAGENET_STD is [0.5], the weights were made for [0.25]" in log
+    assert log.count("warning: ") == 2
 
 
 def test_wrong_input_exits_with_2_before_anything_is_built(program):
