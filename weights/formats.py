@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from safetensors.numpy import save
 
 from errors import InputError
 from utils import written_whole
@@ -93,11 +92,27 @@ def write_weights(path: Path, arrays: dict[str, np.ndarray]) -> None:
     arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     with written_whole(path, "wb") as file:
         if path.suffix == ".safetensors":
-            file.write(save(arrays))
+            _write_safetensors(file, arrays)
         elif path.suffix == ".pdparams":
             pickle.dump(arrays, file, protocol=4)
         else:
             np.savez(file, **arrays)
+
+
+def _write_safetensors(file: BinaryIO, arrays: dict[str, np.ndarray]) -> None:
+    """Writes what ``safetensors.numpy.save`` returns, array by array: that holds all of them twice more."""
+    dtypes = {np.dtype(code): name for name, code in SAFETENSORS_DTYPES.items() if code != "bfloat16"}
+    ordered = sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0]))  # so that all lie aligned
+    header, end = {}, 0
+    for name, array in ordered:
+        offsets = [end, end + array.nbytes]
+        header[name] = {"dtype": dtypes[array.dtype], "shape": array.shape, "data_offsets": offsets}
+        end = offsets[1]
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(struct.pack("<Q", len(text)) + text)
+    for _, array in ordered:
+        file.write(array.data)
 
 
 # ------------------------------------------------------------ kinds of files
@@ -283,6 +298,8 @@ def _weights(content: Any) -> tuple[dict[str, Array | np.ndarray], list[str]]:
                 clean = clean.removeprefix(prefix)
         if not isinstance(value, (Array, np.ndarray)):
             others.append(name)
+        elif not name.isprintable():
+            raise Unreadable(f"it holds an array under the name {shown(name)}, which can't be printed")
         elif clean in found:
             raise Unreadable(f"it holds {shown(clean)} twice, with a prefix and without")
         else:
