@@ -40,6 +40,22 @@ def test_precedence_is_defaults_then_base_then_file_then_flags_then_options(file
     assert arguments("-batch_size=4", "-batch_size=5", "-o", "DATA.BATCH_SIZE", "6").DATA.BATCH_SIZE == 6
 
 
+def test_paddlevits_swin_loads(tmp_path):
+    (tmp_path / "swin.yaml").write_text(
+        "MODEL:\n    TYPE: swin\n    NAME: swin\n    DROP_PATH: 0.5\n    TRANS:\n        EMBED_DIM: 128\n"
+        "        STAGE_DEPTHS: [2, 2, 18, 2]\n        NUM_HEADS: [4, 8, 16, 32]\n        WINDOW_SIZE: 7\n"
+    )
+    model = get_config(tmp_path / "swin.yaml", ["MODEL.MLP_RATIO", "[4,2.5]"]).MODEL
+    assert (model.DROPPATH, model.WINDOW_SIZE) == (0.5, 7)
+    assert (model.STAGE_DEPTHS, model.NUM_HEADS, model.MLP_RATIO) == ([2, 2, 18, 2], [4, 8, 16, 32], [4.0, 2.5])
+    with pytest.raises(InputError, match=r"MODEL.NUM_HEADS takes int, found 'many'"):
+        get_config(None, ["MODEL.NUM_HEADS", "many"])
+    with pytest.raises(InputError, match=r"MODEL.NUM_HEADS takes a list of ints, found \[1, 2.5\]"):
+        get_config(None, ["MODEL.NUM_HEADS", "[1, 2.5]"])
+    with pytest.raises(InputError, match=r"MODEL.NUM_HEADS is \[4, 0\], expected at least 1"):
+        get_config(None, ["MODEL.NUM_HEADS", "[4, 0]"])
+
+
 def test_a_paddlevit_file_loads(files):
     config = get_config(files)
     assert (config.MODEL.PATCH_SIZE, config.MODEL.QKV_BIAS, config.MODEL.MLP_RATIO) == (32, False, 4.0)
