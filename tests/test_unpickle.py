@@ -184,7 +184,7 @@ def test_nesting_that_would_explode_is_never_hashed_compared_or_shown(tmp_path, 
             read_weights(write(tmp_path / "weights", program(content), {"0": b"12345678"}))
         assert len(str(caught.value)) < 400
     with pytest.raises(InputError, match="its storages aren't those that its tensors need"):
-        read_weights(write_legacy(tmp_path / "weights", program({"weight": ARRAY}), keys=[doubled(40)]))
+        read_weights(write_legacy(tmp_path / "weights", program({"weight": ARRAY}), keys=[doubled(40), doubled(40)]))
 
 
 def test_deep_nesting_is_no_matter(tmp_path):
@@ -276,6 +276,7 @@ def test_numpys_own_arrays_of_other_things_are_refused(tmp_path, array, protocol
         (tensor(storage("0", 2**62), (4,), (1,)), "refers to an object outside"),
         (tensor(storage("0", -4), (4,), (1,)), "refers to an object outside"),
         (tensor(storage("0", 5), (4,), (1,)), "instead of 20|another length"),
+        (tensor(storage("0", 3), (3,), (1,)), "instead of 12|another length"),
         (tensor(storage("1", 4), (4,), (1,)), "KeyError|aren't those"),
         (tensor(storage("../data.pkl", 4), (4,), (1,)), "KeyError|aren't those"),
         (tensor(storage(0, 4), (4,), (1,)), "refers to an object outside"),
@@ -293,6 +294,14 @@ def test_tensors_that_claim_what_is_not_there_are_refused(tmp_path, of, message)
             read_weights(write(tmp_path / "weights", program({"weight": of}), {"0": bytes(16)}))
     with pytest.raises(InputError):
         read_weights(write_pickle(tmp_path / "weights", program({"weight": of})))
+
+
+def test_a_file_of_a_big_endian_machine_is_refused(tmp_path):
+    content = write_legacy(tmp_path / "weights", program({"weight": ARRAY})).read_bytes()
+    little, big = (opcodes({"little_endian": value}) for value in (True, False))
+    (tmp_path / "weights").write_bytes(content.replace(little, big))
+    with pytest.raises(InputError, match="by an unknown torch, or on a big-endian machine"):
+        read_weights(tmp_path / "weights")
 
 
 def test_a_tensor_is_the_part_of_its_storage_that_it_names(tmp_path):

@@ -148,15 +148,10 @@ def _read_safetensors(file: BinaryIO, size: int) -> tuple[Content, str]:
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         if entry["dtype"] not in SAFETENSORS_DTYPES:
             raise Unreadable(f"{shown(name)} has the dtype {shown(entry['dtype'])}, which isn't read")
-        dtype, shape, (begin, after) = (
-            SAFETENSORS_DTYPES[entry["dtype"]],
-            sizes(tuple(entry["shape"])),
-            entry["data_offsets"],
-        )
+        dtype, shape = SAFETENSORS_DTYPES[entry["dtype"]], sizes(tuple(entry["shape"]))
+        begin, after = entry["data_offsets"]
         if begin != end or after - begin != math.prod(shape) * item_size(dtype):
-            raise Unreadable(
-                f"its tensors overlap, have gaps between them, or other sizes than they claim ({shown(name)})"
-            )
+            raise Unreadable(f"its tensors overlap, leave gaps, or have other sizes than they claim ({shown(name)})")
         content[name] = Array(dtype, shape, contiguous(shape), Span(file, start + begin, after - begin))
         end = after
     if start + end != size:
@@ -190,7 +185,7 @@ def _read_torch_zip(file: BinaryIO, size: int, archive: zipfile.ZipFile, root: s
 
     def storage(key: str, length: int) -> Span:
         if key not in spans:
-            spans[key] = _stored(file, archive.getinfo(f"{root}data/{key}"), size)
+            spans[key] = _stored(file, archive.getinfo(f"{root}data/{key}"))
         if spans[key].length != length:
             raise Unreadable(f"its storage {shown(key)} has {spans[key].length} bytes instead of {length}")
         return spans[key]
@@ -206,16 +201,12 @@ def _member(archive: zipfile.ZipFile, name: str, size: int) -> bytes:
         return stream.read(info.file_size)  # the count bounds what is decompressed
 
 
-def _stored(file: BinaryIO, info: zipfile.ZipInfo, size: int) -> Span:
+def _stored(file: BinaryIO, info: zipfile.ZipInfo) -> Span:
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
         raise Unreadable("its tensors are compressed or encrypted, which torch doesn't write")
     file.seek(info.header_offset)
-    header = file.read(
-        30
-    )  # of the member; its name and extra field, of the lengths at its end, come before the content
+    header = file.read(30)  # of the member; it ends with the lengths of the name and of the extra field after it
     start = info.header_offset + 30 + sum(struct.unpack("<2H", header[26:]))
-    if start + info.file_size > size:
-        raise Unreadable("it ends early")
     return Span(file, start, info.file_size, crc=info.CRC)
 
 
@@ -224,16 +215,15 @@ def _read_npy(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
         raise Unreadable(f"{shown(info.filename)} is compressed in a way that NumPy doesn't write")
     with archive.open(info) as stream:
         version = np.lib.format.read_magic(stream)
-        read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[
-            version
-        ]
-        shape, fortran, dtype = read_header(stream)
+        readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        shape, fortran, dtype = readers[version](stream)
         if dtype.kind not in "fiub" and dtype != np.dtype("V2"):  # V2: bfloat16, as JAX's arrays are saved
-            raise Unreadable(f"{shown(info.filename)} has the dtype {dtype}; expected numbers")
+            raise Unreadable(f"{shown(info.filename)} has the dtype {shown(str(dtype))}; expected numbers")
         length = math.prod(sizes(shape)) * dtype.itemsize
         if stream.tell() + length != info.file_size:
             raise Unreadable(f"{shown(info.filename)} claims the shape {list(shape)}, which isn't its size")
         array = np.frombuffer(bytearray(stream.read(length)), dtype).reshape(shape, order="F" if fortran else "C")
+    array = np.asarray(array, order="C")
     return native(array.view("<u2"), is_bfloat16=True) if dtype.kind == "V" else native(array)
 
 
