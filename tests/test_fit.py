@@ -113,3 +113,15 @@ def test_names_of_one_model_with_the_sizes_of_another(saved):
     _, file = saved
     with pytest.raises(InputError, match=r"cls_token is \[1, 1, 24\], the model's \[1, 1, 48\]; .*; 39 more shapes$"):
         load_weights(vit(embed_dim=48), file)
+
+
+def test_tensors_that_do_not_go_together_are_an_error_of_the_file(saved):
+    _, file = saved
+    arrays = load_file(file)
+    for extra, message in (
+        ({"backbone.norm.bias": arrays["norm.bias"]}, r"norm\.bias both mean norm\.bias; remove one"),
+        ({"register_tokens": np.zeros(3, np.float32), "pos_embed": np.zeros(5, np.float32)}, "axis"),
+    ):
+        save_file(arrays | extra, file)
+        with pytest.raises(InputError, match=rf"model\.safetensors: its tensors don't go together \(.*{message}"):
+            load_weights(vit(), file)

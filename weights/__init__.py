@@ -87,7 +87,10 @@ def load_weights(
     stored = read_weights(path)
     report = LoadReport(stored.path, notes=list(stored.notes), config=stored.config)
     state = {file_name(name): tensor for name, tensor in model.state_dict().items()}
-    named = timm_names(model_type(model), stored.arrays, stored.layout, state)
+    try:
+        named = timm_names(model_type(model), stored.arrays, stored.layout, state)
+    except (InputError, ValueError, IndexError) as error:  # shapes that no such file has, too
+        raise InputError(f"{stored.path}: its tensors don't go together ({error})") from None
     arrays = {file_name(name): array for name, array in named.items()}
     if stored.layout != "paddle":
         transposed = linear_weights(model)
