@@ -120,7 +120,7 @@ def test_tensors_that_do_not_go_together_are_an_error_of_the_file(saved):
     arrays = load_file(file)
     for extra, message in (
         ({"backbone.norm.bias": arrays["norm.bias"]}, r"norm\.bias both mean norm\.bias; remove one"),
-        ({"register_tokens": np.zeros(3, np.float32), "pos_embed": np.zeros(5, np.float32)}, "axis"),
+        ({"register_tokens": np.zeros(3, np.float32), "pos_embed": np.zeros(5, np.float32)}, "index"),
     ):
         save_file(arrays | extra, file)
         with pytest.raises(InputError, match=rf"model\.safetensors: its tensors don't go together \(.*{message}"):

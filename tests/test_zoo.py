@@ -20,6 +20,7 @@ from ranks import run_ranks
 
 import utils
 from config import get_config
+from errors import InputError
 from models import ARCHITECTURES, create_model, list_models, model_type
 from models.base import sublayer
 from models.layers import file_name
@@ -75,6 +76,14 @@ def test_an_architecture_keeps_its_interface(kind, tmp_path):
     assert sublayer(model, model.first_conv).weight.shape[1] == 3
     images = paddle.to_tensor(array("images", (2, 3, *model.image_size)))
     model.eval()
+    height, width = model.image_size
+    if model.min_image_size:
+        assert model.input_sizes == f"images of at least {model.min_image_size} x {model.min_image_size}"
+        assert model(paddle.zeros([1, 3, height + 1, width + 2])).shape == [1, model.num_classes]
+    else:
+        assert model.input_sizes == f"images of {height} x {width}"
+        with pytest.raises(InputError, match=f"the model takes images of {height} x {width}, found 52 x 52"):
+            model(paddle.zeros([1, 3, 52, 52]))
     logits = model(images)
     assert logits.shape == [2, model.num_classes]
     np.testing.assert_allclose(model.forward_head(model.forward_features(images)).numpy(), logits.numpy(), atol=1e-6)
