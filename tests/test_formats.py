@@ -314,35 +314,53 @@ for name in sys.argv[1:]:
 """
 
 
+def cached(home, name, files, absent=(), revision="main"):
+    """Lays out a repository as the Hub's cache does; ``absent`` are files that it is known not to have."""
+    commit = name[0] * 40
+    repository = home / "hub" / f"models--org--{name}"
+    folders = [repository / "refs", repository / "snapshots" / commit, repository / ".no_exist" / commit]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    (folders[0] / revision).write_text(commit)
+    for file in files:
+        if file == "config.json":
+            config = {"architecture": "vit", "pretrained_cfg": {"mean": [0.5] * 3}}
+            (folders[1] / file).write_text(json.dumps(config))
+        elif file == "model.safetensors":
+            made(folders[1] / file, {"a": np.float32([1])})
+        else:
+            write_pickle(folders[1] / file, program({"a": TWO}))
+    for file in absent:
+        (folders[2] / file).touch()
+    return folders[1]
+
+
 def test_weights_of_the_hub_from_its_cache(tmp_path):
     pytest.importorskip("huggingface_hub")
-    commits = {"safe": "a" * 40, "older": "b" * 40}
-    config = {"architecture": "vit", "pretrained_cfg": {"mean": [0.5] * 3}}
-    for name, commit in commits.items():
-        home = tmp_path / "hub" / f"models--org--{name}"
-        (home / "refs").mkdir(parents=True)
-        (home / "refs" / ("main" if name == "safe" else "v2")).write_text(commit)
-        (home / "snapshots" / commit).mkdir(parents=True)
-        (home / "snapshots" / commit / "config.json").write_text(json.dumps(config))
-    snapshots = [tmp_path / "hub" / f"models--org--{name}" / "snapshots" / commit for name, commit in commits.items()]
-    made(snapshots[0] / "model.safetensors", {"a": np.float32([1])})
-    write_pickle(snapshots[0] / "pytorch_model.bin", program({"a": TWO}))
-    write_pickle(snapshots[1] / "pytorch_model.bin", program({"a": TWO}))
-    names = ["hf-hub:org/safe", "hf_hub:org/safe@main", "hf-hub:org/older@v2", "hf-hub:org/older", "hf-hub:a/b/c"]
-    environment = {
-        **os.environ,
-        "HF_HOME": str(tmp_path),
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join(sys.path),
+    both = cached(tmp_path, "both", ["model.safetensors", "pytorch_model.bin", "config.json"])
+    older = cached(tmp_path, "older", ["pytorch_model.bin", "config.json"], revision="v2")
+    plain = cached(tmp_path, "plain", ["model.safetensors"], absent=["config.json"])
+    cached(tmp_path, "half", ["model.safetensors"])
+    cached(tmp_path, "none", [], absent=["model.safetensors", "pytorch_model.bin"])
+    config = {"architecture": "vit", "mean": [0.5] * 3}
+    unknown = "can't be had ("
+    expected = {
+        "hf-hub:org/both": [str(both / "model.safetensors"), [1], config, config],
+        "hf_hub:org/both@main": [str(both / "model.safetensors"), [1], config, config],
+        "hf-hub:org/older@v2": [str(older / "pytorch_model.bin"), [2], config, config],
+        "hf-hub:org/plain": [str(plain / "model.safetensors"), [1], {}, {}],
+        "hf-hub:org/none": "hf-hub:org/none: the repository holds neither model.safetensors nor pytorch_model.bin",
+        "hf-hub:org/older": f"hf-hub:org/older: model.safetensors or pytorch_model.bin {unknown}",
+        "hf-hub:org/half": f"hf-hub:org/half: config.json {unknown}",
+        "hf-hub:a/b/c": f"hf-hub:a/b/c: model.safetensors {unknown}",
     }
-    command = [sys.executable, "-c", ASK, *names]
+    path = os.pathsep.join(sys.path)
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
+    command = [sys.executable, "-c", ASK, *expected]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=True)
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    merged = {"architecture": "vit", "mean": [0.5] * 3}
-    assert answers[0] == answers[1] == [str(snapshots[0] / "model.safetensors"), [1], merged, merged]
-    assert answers[2] == [str(snapshots[1] / "pytorch_model.bin"), [2], merged, merged]
-    assert answers[3].startswith("hf-hub:org/older: model.safetensors or pytorch_model.bin can't be had (")
-    assert answers[4].startswith("hf-hub:a/b/c: model.safetensors can't be had (")
+    for (name, wanted), line in zip(expected.items(), done.stdout.splitlines(), strict=True):
+        answer = json.loads(line)
+        assert (answer[: len(wanted)] if isinstance(wanted, str) else answer) == wanted, name
 
 
 def test_the_hub_needs_its_package(monkeypatch):
@@ -489,12 +507,13 @@ def test_npz_headers_that_lie(tmp_path, claims, message):
 def test_what_a_zip_archive_must_not_be(tmp_path):
     bomb = tmp_path / "bomb"
     np.savez_compressed(bomb.with_suffix(".npz"), a=np.zeros(1 << 25, np.float32))
-    write_zip(bomb.with_suffix(".pth"), program({"a": "x" * (1 << 25)}), compression=zipfile.ZIP_DEFLATED)
-    liar = bytearray(bomb.with_suffix(".npz").read_bytes())
-    for sign, place in ((b"PK\x01\x02", 24), (b"PK\x03\x04", 22)):  # the size before compression, in both headers
-        start = liar.index(sign) + place
-        liar[start : start + 4] = struct.pack("<I", 4096)
-    (tmp_path / "liar.npz").write_bytes(liar)
+    write_zip(bomb.with_suffix(".pth"), program({"a": "x" * (1 << 27)}), compression=zipfile.ZIP_DEFLATED)
+    for ending in (".npz", ".pth"):
+        liar = bytearray(bomb.with_suffix(ending).read_bytes())
+        for sign, place in ((b"PK\x01\x02", 24), (b"PK\x03\x04", 22)):  # the size before compression, in both headers
+            start = liar.index(sign) + place
+            liar[start : start + 4] = struct.pack("<I", 4096)
+        (tmp_path / f"liar{ending}").write_bytes(liar)
     of = tensor(storage("0", 2), (2,), (1,))
     write_zip(tmp_path / "packed.pth", program({"a": of}), {"0": bytes(8)}, zipfile.ZIP_DEFLATED)
     with zipfile.ZipFile(tmp_path / "lzma.npz", "w", zipfile.ZIP_LZMA) as archive:
@@ -510,6 +529,7 @@ def test_what_a_zip_archive_must_not_be(tmp_path):
         "bomb.npz": "out of proportion",
         "bomb.pth": "out of proportion",
         "liar.npz": "Bad CRC-32",
+        "liar.pth": "Bad CRC-32",
         "packed.pth": "its tensors are compressed or encrypted",
         "lzma.npz": "compressed in a way that NumPy doesn't write",
         "other.pth": "neither torch's data.pkl nor .npy arrays",

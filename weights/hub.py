@@ -95,7 +95,7 @@ def _download(name: str | Path, filenames: tuple[str, ...]) -> Path | None:
         InputError: huggingface_hub isn't installed, the name is wrong, or the files can't be had.
     """
     try:
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ImportError:
         raise InputError(f"{name}: needs huggingface_hub; pip install huggingface_hub") from None
@@ -104,8 +104,9 @@ def _download(name: str | Path, filenames: tuple[str, ...]) -> Path | None:
     for filename in filenames:
         try:
             return Path(hf_hub_download(repository, filename, revision=revision or None))
-        except LocalEntryNotFoundError as error:  # offline, and not in the cache; another of the names may be
-            unreachable = error
+        except LocalEntryNotFoundError as error:  # offline, and not in the cache, which may know that it doesn't exist
+            if try_to_load_from_cache(repository, filename, revision=revision or None) is not _CACHED_NO_EXIST:
+                unreachable = error
         except EntryNotFoundError:
             continue
         except Exception as error:  # of httpx or requests, by its version: no such repository, no access, a wrong name
