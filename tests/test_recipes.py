@@ -85,13 +85,13 @@ PROBE = {
 LARGER = {"NUM_EPOCHS": 50, "LAYER_DECAY": 0.75}
 MIXER = {
     **ADAMW, "NUM_EPOCHS": 300, "WEIGHT_DECAY": 0.1, "GRAD_CLIP": 1.0, "LR_SCHEDULER.NAME": "linear", "SMOOTHING": 0.0,
-    "AUTO_AUGMENT": "rand-m15-n2", "MIXUP_ALPHA": 0.5, "CUTMIX_ALPHA": 0.0,
+    "AUTO_AUGMENT": "rand-m15-n2-mmax15-p1.0", "MIXUP_ALPHA": 0.5, "CUTMIX_ALPHA": 0.0, "CROP_SCALE": [0.05, 1.0],
 }  # fmt: skip
 GMLP = {
     **ADAMW, **MIX, "NUM_EPOCHS": 300, "WEIGHT_DECAY": 0.05, "GRAD_CLIP": 1.0, "OPTIMIZER.EPS": 1e-6, "SMOOTHING": 0.1,
     "AUTO_AUGMENT": "original", "RANDOM_ERASE_PROB": 0.0,
 }  # fmt: skip
-RESMLP = {**RANDAUG, **ERASE, "NUM_EPOCHS": 400, "WEIGHT_DECAY": 0.2, "OPTIMIZER.NAME": "LAMB", "REPEATED_AUGMENT": 1}
+RESMLP = {**DEIT_224, "NUM_EPOCHS": 400, "WEIGHT_DECAY": 0.2, "OPTIMIZER.NAME": "LAMB"}
 # name: (effective batch, rates at the start, after warm-up and at the end, drop path, image size, TRAIN)
 SOURCES = {
     "deit_tiny_patch16_224": (1024, (1e-6, 1e-3, 1e-5), 0.1, 224, DEIT_224 | NO_DISTILLATION),
@@ -124,15 +124,15 @@ SOURCES = {
     "vit_large_patch16_224_finetune": (1024, (0, 4e-3, 1e-6), 0.2, 224, MAE | LARGER),
     "vit_huge_patch14_224_finetune": (1024, (0, 4e-3, 1e-6), 0.3, 224, MAE | LARGER),
     "linear_probe": (1024, (12, 12, 0), 0.0, 224, PROBE),
-    "mixer_b16_224": (4096, (0, 1e-3, 0), 0.1, 224, MIXER),
-    "mixer_l16_224": (4096, (0, 1e-3, 0), 0.1, 224, MIXER),
+    "mixer_b16_224": (4096, (0, 1e-3, 1e-5), 0.1, 224, MIXER),
+    "mixer_l16_224": (4096, (0, 1e-3, 1e-5), 0.1, 224, MIXER),
     "gmlp_ti16_224": (4096, (0, 1e-3, 0), 0.0, 224, GMLP),
     "gmlp_s16_224": (4096, (0, 1e-3, 0), 0.05, 224, GMLP),
     "gmlp_b16_224": (4096, (0, 1e-3, 0), 0.2, 224, GMLP),
-    "resmlp_12_224": (1024, (1e-6, 5e-3, 1e-5), 0.0, 224, RESMLP),
-    "resmlp_24_224": (1024, (1e-6, 5e-3, 1e-5), 0.0, 224, RESMLP),
-    "resmlp_36_224": (1024, (1e-6, 5e-3, 1e-5), 0.0, 224, RESMLP),
-    "resmlp_big_24_224": (1024, (1e-6, 5e-3, 1e-5), 0.0, 224, RESMLP),
+    "resmlp_12_224": (1024, (1e-6, 5e-3, 1e-5), 0.1, 224, RESMLP),
+    "resmlp_24_224": (1024, (1e-6, 5e-3, 1e-5), 0.1, 224, RESMLP),
+    "resmlp_36_224": (1024, (1e-6, 5e-3, 1e-5), 0.1, 224, RESMLP),
+    "resmlp_big_24_224": (1024, (1e-6, 5e-3, 1e-5), 0.1, 224, RESMLP),
 }  # fmt: skip
 
 
