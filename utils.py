@@ -227,9 +227,14 @@ def _threads_chosen_by_user() -> int | None:
     return None
 
 
-def recompute(function: Callable[..., Any], *args: paddle.Tensor) -> Any:
-    """Returns ``function(*args)``, whose activations aren't kept: the backward pass computes them again, drawing the
-    same random numbers. Where no argument needs a gradient (what came before is frozen) they are kept.
+def recompute(
+    function: Callable[..., Any],
+    *args: paddle.Tensor,
+    again: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
+) -> Any:
+    """Returns ``function(*args)``, whose activations aren't kept: the backward pass computes them again within
+    ``again()``, drawing the same random numbers. Where no argument needs a gradient (what came before is frozen) they
+    are kept.
     """
     if all(tensor.stop_gradient for tensor in args):  # Paddle would warn at each step
         return function(*args)
@@ -242,7 +247,8 @@ def recompute(function: Callable[..., Any], *args: paddle.Tensor) -> Any:
             return function(*args)
         paddle.set_rng_state(first)
         try:
-            return function(*args)
+            with again():
+                return function(*args)
         finally:
             paddle.set_rng_state(state)
 

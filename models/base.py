@@ -7,6 +7,7 @@ import paddle
 from paddle import nn
 
 from errors import InputError
+from models.layers.batch_norm import statistics_kept
 from utils import recompute
 
 
@@ -109,7 +110,9 @@ class ImageModel(nn.Layer):
 
     def _run(self, block: nn.Layer, x: paddle.Tensor, *others: Any) -> Any:
         """Returns ``block(x, ...)``, in training with RECOMPUTE without keeping its activations."""
-        return recompute(block, x, *others) if self.recompute and self.training else block(x, *others)
+        if not (self.recompute and self.training):
+            return block(x, *others)
+        return recompute(block, x, *others, again=lambda: statistics_kept(block))
 
 
 def pair(size: int | Sequence[int]) -> tuple[int, int]:

@@ -140,3 +140,20 @@ def test_tables_of_relative_positions_fit_another_image(name, tmp_path):
     report = load_weights(create_model(name, image_size=256, **sizes, **window), tmp_path)
     from_to = "14 x 14 to 16 x 16" if "beit" in name else "7 x 7 to 8 x 8"
     assert report.resized == [f"{1 if 'beit' in name else 4} relative_position_bias_table resized from {from_to}"]
+
+
+def after_a_step(kind, recompute):
+    paddle.seed(0)
+    model = SMALL[kind](recompute=recompute)
+    paddle.seed(1)
+    model(paddle.randn([4, 3, *model.image_size])).square().mean().backward()
+    gradients = {name: p.grad.numpy() for name, p in model.named_parameters()}
+    return gradients, {name: buffer.numpy() for name, buffer in model.named_buffers()}
+
+
+@pytest.mark.parametrize("kind", ["resnet", "regnet", "convmixer"])
+def test_recompute_takes_a_batch_into_the_statistics_once(kind):
+    expected, found = after_a_step(kind, False), after_a_step(kind, True)
+    for one, two in zip(expected, found, strict=True):
+        assert one.keys() == two.keys()
+        assert all((two[name] == value).all() for name, value in one.items())

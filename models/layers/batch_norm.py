@@ -1,5 +1,8 @@
 """Batch norm's statistics."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from paddle import nn
 
 
@@ -11,3 +14,17 @@ def statistics_as_buffers(layer: nn.Layer) -> None:
     if isinstance(layer, nn.BatchNorm2D):
         for name in ("_mean", "_variance"):
             layer.register_buffer(name, layer._parameters.pop(name).detach())
+
+
+@contextmanager
+def statistics_kept(layer: nn.Layer) -> Iterator[None]:
+    """While it lasts, the batch norms of ``layer`` normalise by their batch without taking it into their statistics."""
+    norms = [norm for norm in layer.sublayers(include_self=True) if isinstance(norm, nn.BatchNorm2D)]
+    momenta = [norm._momentum for norm in norms]
+    for norm in norms:
+        norm._momentum = 1.0
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm._momentum = momentum
