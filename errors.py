@@ -19,6 +19,7 @@ for _message in (
     "No ccache found",
     "You are using GPU version Paddle, but",
     "Your model will be trained under CPUONLY",
+    "When training, we now always track global mean and variance",
 ):
     warnings.filterwarnings("ignore", message=_message)
 
