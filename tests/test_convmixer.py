@@ -89,23 +89,6 @@ def test_dropout_comes_before_the_classifier():
     assert np.unique(head(paddle.ones([8, 16, 2, 2])).numpy()).tolist() == [0, 2]
 
 
-def gradients(recompute):
-    paddle.seed(0)
-    model = small(drop=0.2, recompute=recompute)
-    calls = []
-    model.blocks[2].register_forward_post_hook(lambda *_: calls.append(1))
-    paddle.seed(1)
-    model(paddle.randn([4, 3, 16, 16])).square().sum().backward()
-    return len(calls), {name: p.grad.numpy() for name, p in model.named_parameters()}
-
-
-def test_recompute_gives_the_same_gradients():
-    (calls, expected), (calls_again, found) = gradients(False), gradients(True)
-    assert (calls, calls_again) == (1, 2)
-    for name, value in expected.items():
-        assert (found[name] == value).all(), name
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
