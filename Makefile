@@ -28,7 +28,7 @@ $(VENV)/installed: requirements.txt requirements-base.txt
 	echo "$(PADDLE)" > $(VENV)/paddle
 	touch $@
 
-$(VENV)/installed-test: $(VENV)/installed requirements-test.txt
+$(VENV)/installed-test: $(VENV)/installed requirements-test.txt requirements-hub.txt
 	$(PIP) -r requirements-test.txt
 	touch $@
 

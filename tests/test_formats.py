@@ -336,7 +336,6 @@ def cached(home, name, files, absent=(), revision="main"):
 
 
 def test_weights_of_the_hub_from_its_cache(tmp_path):
-    pytest.importorskip("huggingface_hub")
     both = cached(tmp_path, "both", ["model.safetensors", "pytorch_model.bin", "config.json"])
     older = cached(tmp_path, "older", ["pytorch_model.bin", "config.json"], revision="v2")
     plain = cached(tmp_path, "plain", ["model.safetensors"], absent=["config.json"])
