@@ -1,11 +1,16 @@
-"""Pickles assembled by hand, hostile ones too, and the files of torch and Paddle around them."""
+"""Weight files assembled by hand: pickles, hostile ones too, the files of torch and Paddle around them, safetensors."""
 
+import json
 import struct
 import tracemalloc
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from weights.formats import write_weights
 
 MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03."  # of torch before 1.6: magic number, protocol
 
@@ -135,3 +140,26 @@ class LittleMemory:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 64 << 20, peak
+
+
+def made(path, arrays):
+    write_weights(path, arrays)
+    return path
+
+
+def save_npz(path, **arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+def safetensors(path, header, data=b""):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+def entry(dtype, shape, begin, end):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+ONE, TWO = (numpy_array((1,), np.float32([value]).tobytes()) for value in (1, 2))

@@ -1,0 +1,136 @@
+"""Where weights are: files, folders, the Hub's cache, and timm's configuration beside them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from pickles import (
+    TWO,
+    made,
+    program,
+    write_pickle,
+)
+
+from errors import InputError
+from weights.formats import find_weights, read_config, read_weights
+
+GOLDEN = ROOT / "tests" / "golden"
+MADE_BY_TORCH = ("weights.pth", "weights_legacy.pth", "weights.safetensors")
+SETTINGS = json.loads((GOLDEN / "config.json").read_text())
+
+
+def test_the_file_that_a_path_means(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError, match=r"a folder without model\.safetensors or pytorch_model\.bin"):
+        find_weights(tmp_path / "folder")
+    with pytest.raises(InputError, match=r"no weights at .*/a: no such file or folder, nor .* \.safetensors, \.pth,"):
+        find_weights(tmp_path / "a")
+    for name in (".npz", ".pdparams", ".bin", ".pt", ".pth", ".safetensors"):
+        (tmp_path / f"a{name}").touch()
+        assert find_weights(tmp_path / "a") == find_weights(f"{tmp_path}/a") == tmp_path / f"a{name}"
+    for name in ("pytorch_model.bin", "model.safetensors"):
+        (tmp_path / "folder" / name).touch()
+        assert find_weights(tmp_path / "folder") == tmp_path / "folder" / name
+    for path in ("", ".", "/"):
+        with pytest.raises(InputError, match="no weights at"):
+            find_weights(path)
+
+
+@pytest.mark.parametrize("form", SETTINGS)
+def test_configurations_are_merged_as_timm_does(tmp_path, form):
+    (tmp_path / "config.json").write_text(json.dumps(SETTINGS[form]["file"]))
+    made(tmp_path / "model.safetensors", {"a": np.ones(2, np.float32)})
+    for config in (read_config(tmp_path), read_config(tmp_path / "model"), read_weights(tmp_path).config):
+        assert {**config, "model_args": config.get("model_args", {})} == {
+            **SETTINGS[form]["settings"],
+            **({"num_features": 8} if form == "flat" else {}),  # which timm keeps apart
+        }
+
+
+def test_other_configurations(tmp_path):
+    assert read_config(tmp_path) == {}
+    (tmp_path / "config.json").write_text('{"architectures": ["ViTForImageClassification"]}')
+    assert read_config(tmp_path) == {}
+    for text in (
+        "",
+        "[" * 100_000,
+        "[1]",
+        '{"architecture": "a", "pretrained_cfg": 3}',
+        '{"architecture": "a", "x": \xff',
+    ):
+        (tmp_path / "config.json").write_text(text, encoding="latin-1")
+        if text != "[1]":
+            with pytest.raises(InputError, match=r"config\.json: not a configuration of timm's"):
+                read_config(tmp_path)
+
+
+ASK = """
+import json, sys
+import errors
+from weights.formats import read_config, read_weights
+for name in sys.argv[1:]:
+    try:
+        read = read_weights(name)
+        print(json.dumps([str(read.path), read.arrays["a"].tolist(), read.config, read_config(name)]))
+    except errors.InputError as error:
+        print(json.dumps(str(error)))
+"""
+
+
+def cached(home, name, files, absent=(), revision="main"):
+    """Lays out a repository as the Hub's cache does; ``absent`` are files that it is known not to have."""
+    commit = name[0] * 40
+    repository = home / "hub" / f"models--org--{name}"
+    folders = [repository / "refs", repository / "snapshots" / commit, repository / ".no_exist" / commit]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    (folders[0] / revision).write_text(commit)
+    for file in files:
+        if file == "config.json":
+            config = {"architecture": "vit", "pretrained_cfg": {"mean": [0.5] * 3}}
+            (folders[1] / file).write_text(json.dumps(config))
+        elif file == "model.safetensors":
+            made(folders[1] / file, {"a": np.float32([1])})
+        else:
+            write_pickle(folders[1] / file, program({"a": TWO}))
+    for file in absent:
+        (folders[2] / file).touch()
+    return folders[1]
+
+
+def test_weights_of_the_hub_from_its_cache(tmp_path):
+    both = cached(tmp_path, "both", ["model.safetensors", "pytorch_model.bin", "config.json"])
+    older = cached(tmp_path, "older", ["pytorch_model.bin", "config.json"], revision="v2")
+    plain = cached(tmp_path, "plain", ["model.safetensors"], absent=["config.json"])
+    cached(tmp_path, "half", ["model.safetensors"])
+    cached(tmp_path, "none", [], absent=["model.safetensors", "pytorch_model.bin"])
+    config = {"architecture": "vit", "mean": [0.5] * 3}
+    unknown = "can't be had ("
+    expected = {
+        "hf-hub:org/both": [str(both / "model.safetensors"), [1], config, config],
+        "hf_hub:org/both@main": [str(both / "model.safetensors"), [1], config, config],
+        "hf-hub:org/older@v2": [str(older / "pytorch_model.bin"), [2], config, config],
+        "hf-hub:org/plain": [str(plain / "model.safetensors"), [1], {}, {}],
+        "hf-hub:org/none": "hf-hub:org/none: the repository holds neither model.safetensors nor pytorch_model.bin",
+        "hf-hub:org/older": f"hf-hub:org/older: model.safetensors or pytorch_model.bin {unknown}",
+        "hf-hub:org/half": f"hf-hub:org/half: config.json {unknown}",
+        "hf-hub:a/b/c": f"hf-hub:a/b/c: model.safetensors {unknown}",
+    }
+    path = os.pathsep.join(sys.path)
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
+    command = [sys.executable, "-c", ASK, *expected]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    for (name, wanted), line in zip(expected.items(), done.stdout.splitlines(), strict=True):
+        answer = json.loads(line)
+        assert (answer[: len(wanted)] if isinstance(wanted, str) else answer) == wanted, name
+
+
+def test_the_hub_needs_its_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # as if it weren't installed
+    for ask in (find_weights, read_config, read_weights):
+        with pytest.raises(InputError, match=r"^hf-hub:a/b: needs huggingface_hub; pip install huggingface_hub$"):
+            ask("hf-hub:a/b")
