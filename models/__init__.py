@@ -121,10 +121,11 @@ def create_model(name: str, pretrained: str | None = None, **overrides: Any) -> 
     """
     if name not in list_models():
         raise InputError(f"no model {name}{nearest(name, list_models())}")
-    arguments = {"image_size": overrides.pop("image_size")} if "image_size" in overrides else {}
+    images = {"image_size": "image_size", "image_channels": "in_channels"}
+    arguments = {images[key]: overrides.pop(key) for key in tuple(overrides) if key in images}
     options = []
     for key, value in overrides.items():
-        options += [f"DATA.{key.upper()}" if key == "image_channels" else f"MODEL.{key.upper()}", value]
+        options += [f"MODEL.{key.upper()}", value]
     model = build_model(get_config(name, options), **arguments)
     if pretrained is not None:
         from weights import load_weights  # weights stand above models: only this shortcut looks up

@@ -86,6 +86,9 @@ def test_images_are_read_as_timm_reads_them(name):
 def test_create_model_takes_overrides_and_names_what_is_wrong():
     model = create_model("vit_tiny_patch16_224", num_classes=3, image_size=32, depth=1)
     assert model(paddle.zeros([2, 3, 32, 32])).shape == [2, 3]
+    assert create_model("vit_tiny_patch16_224", image_size=(32, 16), image_channels=1, depth=1)(
+        paddle.zeros([2, 1, 32, 16])
+    ).shape == [2, 1000]
     model.reset_classifier(5)
     assert model(paddle.zeros([1, 3, 32, 32])).shape == [1, 5]
     model.reset_classifier(0)
