@@ -305,6 +305,16 @@ def test_a_file_of_a_big_endian_machine_or_an_unknown_torch_is_refused(tmp_path)
             read_weights(tmp_path / "weights")
 
 
+def test_a_cut_in_what_is_not_taken_is_noticed(tmp_path):
+    taken, other = ({"weight": tensor(storage(key, 2), (2,), (1,))} for key in "01")
+    content = program({"model": taken, "optimizer": other})
+    file = write_legacy(tmp_path / "weights", content, {"0": b"12345678", "1": b"12345678"})
+    assert len(read_weights(file).arrays) == 1
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(InputError, match="it ends early"):
+        read_weights(file)
+
+
 def test_a_tensor_is_the_part_of_its_storage_that_it_names(tmp_path):
     data = {"0": np.arange(12, dtype=np.float32).tobytes()}
     content = {"part": tensor(storage("0", 12), (2, 2), (6, 2), first=1), "same": tensor(storage("0", 12), (12,), (1,))}
