@@ -10,12 +10,10 @@ from parity import assert_parity
 
 from config import get_config
 from errors import InputError
-from models import build_model, create_model
+from models import build_model, list_models
 from models.convmixer import ConvMixer
 from optim import build_schedule
 from options import leaves
-
-PARAMETERS = {"convmixer_768_32": 21_110_248, "convmixer_1024_20": 24_383_464, "convmixer_1536_20": 51_625_960}
 
 
 def small(name="convmixer", **changes):
@@ -29,19 +27,6 @@ def small(name="convmixer", **changes):
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):
     assert_parity(small(name), name, tmp_path, array)
-
-
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_parameter_counts_are_timms(name):
-    model = get_config(name).MODEL
-    dim, kernel, norm = model.EMBED_DIM, model.KERNEL_SIZE, 2 * model.EMBED_DIM
-    stem = 3 * model.PATCH_SIZE**2 * dim + dim + norm
-    block = kernel**2 * dim + dim + norm + dim * dim + dim + norm
-    assert stem + model.DEPTH * block + dim * 1000 + 1000 == PARAMETERS[name]
-    if name == "convmixer_768_32":  # the formula is the model's
-        model = create_model(name)
-        assert sum(p.size for p in model.parameters()) == PARAMETERS[name]
-        assert isinstance(model.blocks[0][2], nn.ReLU)
 
 
 def test_initialisation_is_pytorchs():
@@ -109,7 +94,7 @@ TRAIN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("name", list_models("convmixer*"))
 def test_the_recipe_has_its_sources_numbers(name):
     config = get_config(name)
     values = dict(leaves(config))

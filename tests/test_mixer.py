@@ -20,17 +20,6 @@ from models.resmlp import ResMlp
 
 ARCHITECTURES = {"mixer": MlpMixer, "gmlp": GMlp, "resmlp": ResMlp}
 NAMES = {"img_size": "image_size", "num_blocks": "depth"}  # timm's: ours
-PARAMETERS = {  # timm 1.0.31's
-    "mixer_b16_224": 59_880_472,
-    "mixer_l16_224": 208_196_168,
-    "gmlp_ti16_224": 5_867_328,
-    "gmlp_s16_224": 19_422_656,
-    "gmlp_b16_224": 73_075_392,
-    "resmlp_12_224": 15_350_872,
-    "resmlp_24_224": 30_020_680,
-    "resmlp_36_224": 44_690_488,
-    "resmlp_big_24_224": 129_138_280,
-}
 
 
 def small(name="mixer", **changes):
@@ -70,12 +59,6 @@ def test_initialisation_is_timms(name):
         assert (small(name, init_values=0.3).blocks[0].ls2.numpy() == np.float32(0.3)).all()
         assert (block.norm1.alpha.numpy() == 1).all()
         assert not block.norm1.beta.numpy().any()
-
-
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_the_models_have_timms_number_of_parameters(name):
-    one, two = (sum(p.size for p in create_model(name, depth=depth).parameters()) for depth in (1, 2))
-    assert one + (get_config(name).MODEL.DEPTH - 1) * (two - one) == PARAMETERS[name]
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

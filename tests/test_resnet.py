@@ -11,12 +11,10 @@ from parity import assert_parity, load_formula
 
 from config import get_config
 from errors import InputError
-from models import build_model, create_model
+from models import build_model, create_model, list_models
 from models.resnet import ResNet
 from optim import build_schedule
 from options import leaves
-
-PARAMETERS = {"resnet18": 11_689_512, "resnet50": 25_557_032}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -37,11 +35,10 @@ def test_gradients_are_timms(tmp_path):
         )
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_initialisation_and_parameter_counts_are_timms(name):
+@pytest.mark.parametrize("name", list_models("resnet*"))
+def test_initialisation_is_timms(name):
     paddle.seed(0)
     model = create_model(name)
-    assert sum(p.size for p in model.parameters()) == PARAMETERS[name]
     block, last = model.layer3[1], "bn3" if name == "resnet50" else "bn2"
     for layer, fan_out in ((model.conv1, 49 * 64), (block.conv2, 9 * 256), (model.layer2[0].downsample[0], None)):
         fan_out = fan_out or layer.weight.shape[0]
@@ -90,7 +87,7 @@ TRAIN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("name", list_models("resnet*"))
 def test_the_recipe_has_its_sources_numbers(name):
     config = get_config(name)
     values = dict(leaves(config))
