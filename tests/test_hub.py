@@ -71,11 +71,11 @@ def test_other_configurations(tmp_path):
 ASK = """
 import json, sys
 import errors
-from weights.formats import read_config, read_weights
+from weights.formats import read_weights
 for name in sys.argv[1:]:
     try:
         read = read_weights(name)
-        print(json.dumps([str(read.path), read.arrays["a"].tolist(), read.config, read_config(name)]))
+        print(json.dumps([str(read.path), read.arrays["a"].tolist(), read.config]))
     except errors.InputError as error:
         print(json.dumps(str(error)))
 """
@@ -111,10 +111,10 @@ def test_weights_of_the_hub_from_its_cache(tmp_path):
     config = {"architecture": "vit", "mean": [0.5] * 3}
     unknown = "can't be had ("
     expected = {
-        "hf-hub:org/both": [str(both / "model.safetensors"), [1], config, config],
-        "hf_hub:org/both@main": [str(both / "model.safetensors"), [1], config, config],
-        "hf-hub:org/older@v2": [str(older / "pytorch_model.bin"), [2], config, config],
-        "hf-hub:org/plain": [str(plain / "model.safetensors"), [1], {}, {}],
+        "hf-hub:org/both": [str(both / "model.safetensors"), [1], config],
+        "hf_hub:org/both@main": [str(both / "model.safetensors"), [1], config],
+        "hf-hub:org/older@v2": [str(older / "pytorch_model.bin"), [2], config],
+        "hf-hub:org/plain": [str(plain / "model.safetensors"), [1], {}],
         "hf-hub:org/none": "hf-hub:org/none: the repository holds neither model.safetensors nor pytorch_model.bin",
         "hf-hub:org/older": f"hf-hub:org/older: model.safetensors or pytorch_model.bin {unknown}",
         "hf-hub:org/half": f"hf-hub:org/half: config.json {unknown}",
