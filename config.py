@@ -57,7 +57,7 @@ _C.MODEL.EMBED_DIM = 768
 _C.MODEL.NUM_HEADS = 12  # or one number per stage
 _C.MODEL.ATTN_HEAD_SIZE = None  # None: EMBED_DIM / NUM_HEADS
 _C.MODEL.DEPTH = 12
-_C.MODEL.MLP_RATIO = 4.0  # hidden width of the MLP over its input's; or one per stage, one for each of Mixer's two
+_C.MODEL.MLP_RATIO = None  # hidden width of the MLP over its input's; or one per stage, one for each of Mixer's two
 _C.MODEL.QKV_BIAS = True
 _C.MODEL.QK_NORM = False  # normalise each head's queries and keys
 _C.MODEL.PRE_NORM = False  # a norm before the first block, and no bias in the patch embedding (CLIP)
@@ -94,9 +94,7 @@ _C.TRAIN.LINEAR_SCALED_LR = None  # batch that the three rates are meant for; th
 _C.TRAIN.LR_SCALING = "linear"  # how they scale; "sqrt": with the square root of the batches' ratio
 _C.TRAIN.LAYER_DECAY = None  # factor on the rate per block, from the classifier (1) down to the patch embedding
 _C.TRAIN.HEAD_LR = 1.0  # factor on the rate of the classifier
-_C.TRAIN.FREEZE = (
-    None  # patterns of parameters that stay as they are: ["patch_embed.*", "blocks.[0-5].*"]; or "backbone"
-)
+_C.TRAIN.FREEZE = None  # patterns of parameters that stay as they are: ["patch_embed.*", "blocks.[0-5].*"]; "backbone"
 _C.TRAIN.GRAD_CLIP = None  # bound on the gradients: of GRAD_CLIP_MODE
 _C.TRAIN.GRAD_CLIP_MODE = "norm"  # global norm; "value": each element; "agc": a unit's norm over its weights' norm
 _C.TRAIN.ACCUM_ITER = 1  # steps whose gradients make one update
@@ -203,8 +201,13 @@ _TYPES = {
     "TRAIN.CUTMIX_MINMAX": [float],
     "OUTPUT": str,
 }
-# PaddleViT's keys that have another name here.
-_ALIASES = {"MODEL.DROP_PATH": "MODEL.DROPPATH"}
+# PaddleViT's groups in MODEL, and its keys that have another name here.
+_GROUPS = ("TRANS.", "MIXER.", "CNN.")
+_ALIASES = {
+    "DROP_PATH": "DROPPATH", "HIDDEN_SIZE": "EMBED_DIM", "DIM": "EMBED_DIM", "DIMS": "EMBED_DIMS",
+    "NUM_LAYERS": "DEPTH", "DEPTHS": "STAGE_DEPTHS", "LAYERS": "STAGE_DEPTHS", "LAYER_SCALE_INIT_VALUE": "INIT_VALUES",
+    "ACTIVATION": "ACT",
+}  # fmt: skip
 _WORDS = {"MODEL.NUM_CLASSES": ("auto",), "TRAIN.CLASS_WEIGHTS": ("auto",)}  # values besides those of the type
 
 
@@ -323,9 +326,12 @@ def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -
     for key, value in leaves(content):
         if value is None and isinstance(_C.get(key), CfgNode):
             continue  # an empty section sets nothing
-        # PaddleViT's earlier files group the transformer's sizes under MODEL.TRANS; its later ones don't.
-        key = key.replace("MODEL.TRANS.", "MODEL.")
-        _set(config, _ALIASES.get(key, key), value, str(path))
+        if key.startswith("MODEL."):
+            name = key.removeprefix("MODEL.")
+            for group in _GROUPS:  # which PaddleViT's later files don't have
+                name = name.removeprefix(group)
+            key = f"MODEL.{_ALIASES.get(name, name)}"
+        _set(config, key, value, str(path))
 
 
 def _merge_options(config: CfgNode, options: Sequence[str]) -> None:

@@ -67,6 +67,8 @@ class SpatialGatingBlock(nn.Layer):
 class GMlp(MlpMixer):
     """``MlpMixer`` with gated blocks; mlp_ratio is one number."""
 
+    default_mlp_ratio = 6.0
+
     def _block(self, *sizes: object, **rates: float) -> nn.Layer:
         return SpatialGatingBlock(*sizes, **rates)
 

@@ -59,12 +59,13 @@ class MlpMixer(ImageModel):
         image_size, in_channels, num_classes, head_init_scale, recompute: see ``ImageModel``.
         patch_size: pixels.
         embed_dim, depth: channels, blocks.
-        mlp_ratio: see ``MixerBlock``.
+        mlp_ratio: see ``MixerBlock``; None: the paper's.
         drop: dropout in the MLPs.
         drop_path: rate of stochastic depth, the same at all blocks.
     """
 
     first_conv = "stem.proj"
+    default_mlp_ratio: float | Sequence[float] = (0.5, 4.0)
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class MlpMixer(ImageModel):
         num_classes: int = 1000,
         embed_dim: int = 768,
         depth: int = 12,
-        mlp_ratio: float | Sequence[float] = (0.5, 4.0),
+        mlp_ratio: float | Sequence[float] | None = None,
         drop: float = 0.0,
         drop_path: float = 0.0,
         head_init_scale: float = 1.0,
@@ -83,7 +84,7 @@ class MlpMixer(ImageModel):
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         self.num_features = embed_dim
         self.stem = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)
-        sizes = (embed_dim, self.stem.num_patches, mlp_ratio)
+        sizes = (embed_dim, self.stem.num_patches, mlp_ratio or self.default_mlp_ratio)
         self.blocks = nn.LayerList(self._block(*sizes, drop=drop, drop_path=drop_path) for _ in range(depth))
         self.norm = self._norm(embed_dim)
         self._add_classifiers()

@@ -1,14 +1,68 @@
 """Precedence, strictness and PaddleViT's files."""
 
+import math
 import subprocess
 import sys
 import time
 
+import paddle
 import pytest
 from conftest import ROOT
 
 from config import CONFIG_DIR, config_from_arguments, differences, get_config, with_values
 from errors import InputError
+from models import build_model
+
+# As in PaddleViT's configs/ of each model: (TYPE, MODEL), and parameters of timm's.
+PADDLEVIT = {
+    "swin_tiny": ("swin", 28_288_354, """
+    DROP_PATH: 0.2
+    TRANS:
+        EMBED_DIM: 96
+        STAGE_DEPTHS: [2, 2, 6, 2]
+        NUM_HEADS: [3, 6, 12, 24]
+        WINDOW_SIZE: 7
+        PATCH_SIZE: 4"""),
+    "poolformer_s12": ("poolformer", 11_915_176, """
+    LAYERS: [2, 2, 6, 2]
+    EMBED_DIMS: [64, 128, 320, 512]
+    LAYER_SCALE_INIT_VALUE: 1e-5"""),
+    "convnext_tiny": ("convnext", 28_589_128, """
+    DEPTHS: [3, 3, 9, 3]
+    DIMS: [96, 192, 384, 768]
+    DROPPATH: 0.1"""),
+    "mixer": ("Mixer", 59_880_472, """
+    MIXER:
+        PATCH_SIZE: 16
+        EMBED_DIM: 768
+        DEPTH: 12"""),
+    "gmlp_s16": ("gMLP", 19_422_656, """
+    MIXER:
+        PATCH_SIZE: 16
+        HIDDEN_SIZE: 256
+        NUM_LAYERS: 30"""),
+    "convmixer_768_32": ("convmixer", 21_110_248, """
+    CNN:
+        DIM: 768
+        DEPTH: 32
+        KERNEL_SIZE: 7
+        PATCH_SIZE: 7
+        ACTIVATION: relu"""),
+    "beit_base": ("BEiT", 86_530_984, """
+    EMBED_DIM: 768
+    USE_ABS_POS_EMB: False
+    USE_REL_POS_BIAS: True
+    INIT_VALUES: 0.1"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PADDLEVIT)
+def test_paddlevits_files_build_timms_models(name, tmp_path):
+    kind, parameters, model = PADDLEVIT[name]
+    (tmp_path / "model.yaml").write_text(f"MODEL:\n    TYPE: {kind}\n    NAME: {name}{model}\n")
+    with paddle.LazyGuard():
+        built = build_model(get_config(tmp_path / "model.yaml"))
+    assert sum(math.prod(parameter.shape) for parameter in built.parameters()) == parameters
 
 
 @pytest.fixture
