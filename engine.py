@@ -19,6 +19,7 @@ from checkpoint import classes_of, load_checkpoint, remove_superseded, save_chec
 from datasets import ImageDataset, batches, get_dataloader
 from errors import InputError, RunError
 from losses import CrossEntropy
+from models.layers.batch_norm import hold_frozen_statistics
 from optim import clip_gradients
 from options import plain
 from prepare import Training, load_pretrained, precision, precision_told, prepare
@@ -98,6 +99,7 @@ def train_one_epoch(training: Training, epoch: int) -> None:
     updates = -(-steps // accum)
     loader.batch_sampler.set_epoch(epoch)
     network.train()
+    hold_frozen_statistics(training.model)
     window = _Window(training)
     for index, (pixels, labels, *extra) in enumerate(window.timed(loader)):
         step = (epoch - 1) * steps + index + 1

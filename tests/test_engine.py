@@ -106,6 +106,15 @@ def test_ranks_agree_on_the_statistics_of_batch_norm(tmp_path):
     assert np.abs(statistics).max() > 1e-3
 
 
+def test_what_is_frozen_keeps_its_statistics(tmp_path):
+    train([*RESNET, "TRAIN.FREEZE", "['conv1.*','bn1.*','layer1.0.bn1.weight']"], tmp_path, 16)
+    found = weights(tmp_path)
+    assert (found["bn1.running_mean"] == 0).all()
+    assert (found["bn1.running_var"] == 1).all()
+    for trained in ("layer1.0.bn1", "layer4.1.bn2"):  # of the first, a bias trains
+        assert np.abs(found[f"{trained}.running_mean"]).max() > 1e-4
+
+
 def test_ranks_hold_the_same_parameters_after_20_steps(tmp_path, tiny):
     options = [*tiny, "DATA.BATCH_SIZE", "8", "MODEL.DROPOUT", "0.1", "MODEL.DROPPATH", "0.1", "TRAIN.BASE_LR", "0.01"]
     first, second = run_ranks(train, options, tmp_path, 320)

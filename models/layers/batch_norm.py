@@ -28,3 +28,12 @@ def statistics_kept(layer: nn.Layer) -> Iterator[None]:
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm._momentum = momentum
+
+
+def hold_frozen_statistics(model: nn.Layer) -> None:
+    """Lets the batch norms of ``model`` whose parameters are frozen (TRAIN.FREEZE) normalise as in evaluation, by
+    statistics that stay as they are.
+    """
+    for layer in model.sublayers():
+        if isinstance(layer, nn.BatchNorm2D) and all(parameter.stop_gradient for parameter in layer.parameters()):
+            layer.eval()
