@@ -203,11 +203,13 @@ def test_nothing_is_copied_again_and_again(tmp_path):
     for name in (b"cbuiltins\ntuple\n", b"cbuiltins\nset\n", b"cbuiltins\nbytes\n", b"cbuiltins\nbytearray\n"):
         copies = Raw(long + b"0(" + (name + b"h\x05\x85R") * 20_000 + b"t")
         with LittleMemory():
-            read_weights(write_pickle(tmp_path / "weights", program({"weight": ARRAY, "copies": copies})))
+            read = read_weights(write_pickle(tmp_path / "weights", program({"weight": ARRAY, "copies": copies})))
+        assert read.arrays["weight"].tolist() == [1, 2]
     text = program("x" * 60_000)[2:-1] + b"q\x05"
     copies = Raw(text + b"0(" + b"c_codecs\nencode\nh\x05X\x06\x00\x00\x00latin1\x86R" * 5000 + b"t")
     with LittleMemory():
-        read_weights(write_pickle(tmp_path / "weights", program({"weight": ARRAY, "copies": copies})))
+        read = read_weights(write_pickle(tmp_path / "weights", program({"weight": ARRAY, "copies": copies})))
+    assert read.arrays["weight"].tolist() == [1, 2]
 
 
 def test_a_program_is_only_so_long(tmp_path, monkeypatch):

@@ -29,7 +29,8 @@ from models.layers import file_name
 from models.lenet import LeNet
 from models.resnet import ResNet
 from optim.groups import within
-from weights import load_weights, save_weights
+from weights import file_arrays, load_weights, save_weights
+from weights.formats import write_weights
 
 SMALL = {
     "vit": test_vit.small,
@@ -106,6 +107,17 @@ def test_an_architecture_keeps_its_interface(kind, tmp_path):
     assert model(images).shape == [2, model.num_features]
     grey = SMALL[kind](in_channels=1)
     assert load_weights(grey, tmp_path).resized == [f"{model.first_conv}.weight adapted from 3 channels to 1"]
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_an_array_of_another_rank_is_named(kind, tmp_path):
+    model = SMALL[kind]()
+    arrays = file_arrays(model)
+    for name in {tuple(name.split(".")[-2:]): name for name in arrays}.values():  # one of each kind
+        for shape in ((), (3,), (1, 2, 3, 4, 5)):
+            write_weights(tmp_path / "a.safetensors", arrays | {name: np.ones(shape, np.float32)})
+            with pytest.raises(InputError, match=rf"a\.safetensors.*{re.escape(name)}|don't go together"):
+                load_weights(model, tmp_path / "a.safetensors")
 
 
 def step_of_each():

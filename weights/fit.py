@@ -68,7 +68,7 @@ def _fit_pos_embed(model: ImageModel, state: Tensors, arrays: Arrays) -> list[st
 
 def _fit_tables(model: ImageModel, state: Tensors, arrays: Arrays) -> list[str]:
     told: Counter[str] = Counter()
-    for name in [name for name in arrays if name.endswith(TABLE) and name in state]:
+    for name in [name for name in arrays if name.endswith(TABLE) and name in state and arrays[name].ndim == 2]:
         window = sublayer(model, name.rpartition(".")[0]).window_size
         rows, (wanted, heads) = len(arrays[name]), state[name].shape
         extra = wanted - (2 * window[0] - 1) * (2 * window[1] - 1)  # BEiT's three, of the class token
