@@ -18,6 +18,7 @@ from test_convmixer import small as convmixer
 from test_convnext import small as convnext
 from test_regnet import small as regnet
 
+from errors import InputError
 from models.layers import file_name
 from models.resnet import ResNet
 from weights import load_weights
@@ -77,3 +78,9 @@ def test_a_bias_before_batch_norm_moves_its_mean():
     assert named.keys() == {"s1.b2.conv3.bn.running_mean"}
     assert named["s1.b2.conv3.bn.running_mean"].tolist() == [0.5, 3.0]
     assert mean.tolist() == [1.0, 2.0]
+
+
+def test_statistics_under_both_names_are_an_error():
+    arrays = {"bn1._mean": np.zeros(2), "bn1.running_mean": np.ones(2)}
+    with pytest.raises(InputError, match=r"bn1\._mean and bn1\.running_mean both mean bn1\.running_mean"):
+        timm_names("ResNet", arrays, "paddle", ())

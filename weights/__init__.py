@@ -88,10 +88,9 @@ def load_weights(
     report = LoadReport(stored.path, notes=list(stored.notes), config=stored.config)
     state = {file_name(name): tensor for name, tensor in model.state_dict().items()}
     try:
-        named = timm_names(model_type(model), stored.arrays, stored.layout, state)
+        arrays = timm_names(model_type(model), stored.arrays, stored.layout, state)
     except (InputError, ValueError, IndexError) as error:  # shapes that no such file has, too
         raise InputError(f"{stored.path}: its tensors don't go together ({error})") from None
-    arrays = {file_name(name): array for name, array in named.items()}
     if stored.layout != "paddle":
         transposed = linear_weights(model)
         arrays = {name: array.T if name in transposed else array for name, array in arrays.items()}

@@ -4,10 +4,16 @@ from collections.abc import Collection
 
 from models.base import ImageModel
 from models.vit import VisionTransformer
-from weights.names import beit, convmixer, convnext, mixer, poolformer, pvtv2, regnet, resnet, swin, vit
-from weights.names.rules import Arrays
+from weights.names import beit, convmixer, convnext, mixer, poolformer, pvtv2, regnet, swin, vit
+from weights.names.rules import Arrays, rename
 
-# By MODEL.TYPE in lower case.
+# Paddle's names of batch norm's statistics; PyTorch's count of batches, which only an average over all of them needs.
+_BATCH_NORM = (
+    (r"\._mean$", ".running_mean"),
+    (r"\._variance$", ".running_var"),
+    (r"\.num_batches_tracked$", None),
+)
+# By MODEL.TYPE in lower case; ResNet and LeNet have no other names than these.
 FAMILIES = {
     "vit": vit,
     "deit": vit,
@@ -17,7 +23,6 @@ FAMILIES = {
     "resmlp": mixer,
     "convmixer": convmixer,
     "regnet": regnet,
-    "resnet": resnet,
     "beit": beit,
     "swin": swin,
     "poolformer": poolformer,
@@ -29,7 +34,8 @@ def timm_names(model_type: str, arrays: Arrays, layout: str, wanted: Collection[
     """Returns a file's arrays under timm 1.0.31's names.
 
     Arrays under timm's names pass untouched, names that the family doesn't know are left as they are, and what only
-    serves other programs (a decoder, derived buffers) is dropped: the family's docstring tells.
+    serves other programs (a decoder, derived buffers, batch norm's count of batches) is dropped: the family's docstring
+    tells. Batch norm's statistics have PyTorch's names before the family sees them.
 
     Args:
         model_type: MODEL.TYPE.
@@ -43,6 +49,7 @@ def timm_names(model_type: str, arrays: Arrays, layout: str, wanted: Collection[
     Raises:
         InputError: two arrays come to the same name.
     """
+    arrays = rename(arrays, _BATCH_NORM)
     family = FAMILIES.get(model_type.lower())
     return arrays if family is None else family.timm_names(arrays, layout, wanted)
 

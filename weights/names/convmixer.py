@@ -3,7 +3,6 @@
 import re
 from collections.abc import Collection
 
-from weights.names.batch_norm import BATCH_NORM
 from weights.names.rules import Arrays, rename
 
 
@@ -19,4 +18,4 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     numbers = sorted({int(match[1]) for name in arrays if (match := re.match(r"(\d+)\.", name))})
     rules = [(rf"^{number}\.", f"blocks.{number - 3}.") for number in numbers[:-1] if number > 2]
     rules += [(rf"^{number}\.", "head.") for number in numbers[-1:] if number > 2]
-    return rename(arrays, [(r"^([02])\.", r"stem.\1."), *rules, *BATCH_NORM])
+    return rename(arrays, [(r"^([02])\.", r"stem.\1."), *rules])

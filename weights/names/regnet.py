@@ -3,7 +3,6 @@
 import re
 from collections.abc import Collection
 
-from weights.names.batch_norm import BATCH_NORM
 from weights.names.rules import Arrays, rename
 
 
@@ -46,7 +45,7 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
     """
-    arrays = rename(arrays, [*_RULES, *BATCH_NORM])
+    arrays = rename(arrays, _RULES)
     for name in [name for name in arrays if name.endswith("conv3.conv.bias")]:
         mean = name.replace("conv.bias", "bn.running_mean")
         if mean in arrays:
