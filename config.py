@@ -42,7 +42,7 @@ _C.MODEL = CfgNode()
 # Sizes: which of them an architecture takes, its constructor in models/ says; None leaves its own default.
 _C.MODEL.TYPE = "ViT"  # the architecture (models.ARCHITECTURES), in any case
 _C.MODEL.NAME = "vit_base_patch16_224"
-_C.MODEL.RESUME = None  # checkpoint to go on from: weights, optimizer, epoch
+_C.MODEL.RESUME = None  # checkpoint to go on from; "auto": the newest whole one in OUTPUT, or none: from the start
 _C.MODEL.PRETRAINED = None  # weights to start from or to evaluate: a file, a folder or hf-hub:org/name
 _C.MODEL.PRETRAINED_ALLOW = None  # patterns of names that may be missing in them, or in the model: ["fc_norm.*"]
 _C.MODEL.NUM_CLASSES = 1000  # or "auto": the dataset's; 0: no classifier (create_model)
@@ -154,7 +154,12 @@ _C.TRAIN.MIXUP_OFF_EPOCH = 0  # epochs after which mixing stops; 0: never
 _C.SAVE = "./output"  # runs go to SAVE/<train|eval>-<model>-<time>
 _C.OUTPUT = None  # the run's folder itself, instead
 _C.TAG = "default"  # a note, kept with the run
-_C.SAVE_FREQ = 10  # epochs between checkpoints
+_C.SAVE_FREQ = 10  # epochs between checkpoints that stay; 0: none stays for that
+_C.SAVE_STEPS = 0  # steps between checkpoints; 0: only at epochs' ends
+_C.SAVE_MINUTES = 15.0  # minutes between checkpoints, at most; None: the clock plays no part
+_C.KEEP_LAST = 2  # so many of the newest checkpoints stay, besides the best and every SAVE_FREQ-th epoch's
+_C.BEST_METRIC = "acc1"  # what makes a checkpoint the best: acc1, acc5, mean_class_acc, or loss, the lowest
+_C.SAVE_ON_ERROR = "stop"  # when a checkpoint can't be written (a full disk): end the run; "continue": say so, go on
 _C.REPORT_FREQ = 20  # steps between reports
 _C.VALIDATE_FREQ = 1  # epochs between evaluations
 _C.SEED = 0
@@ -164,6 +169,9 @@ _C.NGPUS = -1  # processes; -1: one per visible GPU, or without a GPU one per co
 _C.DETERMINISTIC = False  # GPU: cuDNN's deterministic algorithms (the CPU's are)
 _C.CUDNN_BENCHMARK = False  # GPU: let cuDNN search for its fastest algorithm
 _C.TUNE_CPU = True  # CPU: threads, stride kernels and allocator set for speed (utils.tune_cpu)
+
+_C.DIST = CfgNode()
+_C.DIST.TIMEOUT = 1800.0  # seconds in which no process gets on, after which the run ends and names the late one
 
 # What a key takes whose default doesn't tell it; each takes None (YAML: null) too.
 _TYPES = {
@@ -200,6 +208,7 @@ _TYPES = {
     "TRAIN.AUTO_AUGMENT": str,
     "TRAIN.CUTMIX_MINMAX": [float],
     "OUTPUT": str,
+    "SAVE_MINUTES": float,
 }
 # PaddleViT's groups in MODEL, and its keys that have another name here.
 _GROUPS = ("TRANS.", "MIXER.", "CNN.")
@@ -239,10 +248,12 @@ def config_from_arguments(program: str, argv: Sequence[str] | None = None) -> Cf
         if value is not None:
             options += [key, value]
     # The guide's evaluation command gives -batch_size alone; it is the evaluation's batch there.
-    config = get_config(arguments.cfg, options + (arguments.o or []))
+    named = arguments.o or []
+    config = get_config(arguments.cfg, options + named)
     if config.EVAL and arguments.batch_size is not None and arguments.batch_size_eval is None:
         options += ["DATA.BATCH_SIZE_EVAL", arguments.batch_size]
-        config = get_config(arguments.cfg, options + (arguments.o or []))
+        config = get_config(arguments.cfg, options + named)
+    config.__dict__["named"] = set(named[::2])
     return config
 
 
@@ -289,7 +300,7 @@ _FLAGS: dict[str, tuple[str, type, str]] = {
     "image_size": ("DATA.IMAGE_SIZE", int, "pixels"),
     "accum_iter": ("TRAIN.ACCUM_ITER", int, "steps whose gradients make one update"),
     "pretrained": ("MODEL.PRETRAINED", str, "weights to start from or to evaluate"),
-    "resume": ("MODEL.RESUME", str, "checkpoint to go on from"),
+    "resume": ("MODEL.RESUME", str, "checkpoint to go on from, or auto: the newest in -output"),
     "last_epoch": ("TRAIN.LAST_EPOCH", int, "the last epoch already done"),
     "ngpus": ("NGPUS", int, "processes; -1: one per visible GPU, or without a GPU one per core"),
     "eval": ("EVAL", bool, "evaluate only"),

@@ -34,11 +34,13 @@ _CHOICES = {
     "TRAIN.INTERPOLATION": (None, "bicubic", "bilinear", "nearest", "random"),
     "TRAIN.RANDOM_ERASE_MODE": ("const", "rand", "pixel"),
     "TRAIN.MIXUP_MODE": ("batch", "pair", "elem"),
+    "BEST_METRIC": ("acc1", "acc5", "mean_class_acc", "loss"),
+    "SAVE_ON_ERROR": ("stop", "continue"),
 }
 _AT_LEAST_ONE = (
     "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL", "DATA.IMAGE_SIZE", "DATA.SYNTHETIC_SIZE", "MODEL.PATCH_SIZE",
     "MODEL.EMBED_DIM", "MODEL.NUM_HEADS", "MODEL.DEPTH", "MODEL.STAGE_DEPTHS", "MODEL.EMBED_DIMS", "MODEL.WINDOW_SIZE",
-    "MODEL.SR_RATIO", "MODEL.KERNEL_SIZE", "MODEL.GROUP_WIDTH", "TRAIN.NUM_EPOCHS", "TRAIN.ACCUM_ITER", "SAVE_FREQ",
+    "MODEL.SR_RATIO", "MODEL.KERNEL_SIZE", "MODEL.GROUP_WIDTH", "TRAIN.NUM_EPOCHS", "TRAIN.ACCUM_ITER", "KEEP_LAST",
     "REPORT_FREQ", "VALIDATE_FREQ", "MODEL.ATTN_HEAD_SIZE", "TRAIN.LINEAR_SCALED_LR",
     "TRAIN.RANDOM_ERASE_COUNT", "TRAIN.REPEATED_AUGMENT", "TRAIN.LR_SCHEDULER.DECAY_EPOCHS",
 )  # fmt: skip
@@ -46,11 +48,11 @@ _NOT_NEGATIVE = (
     "DATA.NUM_WORKERS", "TRAIN.LAST_EPOCH", "TRAIN.WARMUP_EPOCHS", "TRAIN.COOLDOWN_EPOCHS", "TRAIN.WEIGHT_DECAY",
     "TRAIN.BASE_LR", "TRAIN.WARMUP_START_LR", "TRAIN.END_LR", "TRAIN.HEAD_LR", "TRAIN.COLOR_JITTER",
     "TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA", "TRAIN.MIXUP_OFF_EPOCH", "MODEL.HEAD_INIT_SCALE", "MODEL.NUM_CLASSES",
-    "MODEL.REG_TOKENS", "MODEL.SE_RATIO", "SEED",
+    "MODEL.REG_TOKENS", "MODEL.SE_RATIO", "SEED", "SAVE_FREQ", "SAVE_STEPS",
 )  # fmt: skip
 _ABOVE_ZERO = (
     "TRAIN.GRAD_CLIP", "TRAIN.LR_SCHEDULER.DECAY_RATE", "TRAIN.LR_SCHEDULER.POWER", "TRAIN.DISTILLATION_TAU",
-    "TRAIN.LAYER_DECAY", "MODEL.INIT_VALUES", "TRAIN.OPTIMIZER.EPS",
+    "TRAIN.LAYER_DECAY", "MODEL.INIT_VALUES", "TRAIN.OPTIMIZER.EPS", "SAVE_MINUTES", "DIST.TIMEOUT",
 )  # fmt: skip
 _BELOW_ONE = (
     "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH", "MODEL.PATCH_DROP", "TRAIN.SMOOTHING",
@@ -99,7 +101,13 @@ def check(config: CfgNode) -> None:
     _check_recipe(config, require)
     require(config.NGPUS == -1 or config.NGPUS >= 1, "NGPUS", "-1 (all) or at least 1")
     require(not (config.MODEL.RESUME and config.EVAL), "MODEL.RESUME", "-pretrained FILE with -eval")
-    require(not (config.MODEL.RESUME and config.MODEL.PRETRAINED), "MODEL.RESUME", "either -resume or -pretrained")
+    automatic = config.MODEL.RESUME == "auto"
+    require(
+        automatic or not (config.MODEL.RESUME and config.MODEL.PRETRAINED),
+        "MODEL.RESUME",
+        "auto with -pretrained, which a run then starts from, or one of both",
+    )
+    require(not automatic or config.OUTPUT, "MODEL.RESUME", "-output with it: the folder in which to look")
 
 
 def _check_data(config: CfgNode, require: Callable[[bool, str, str], None]) -> None:

@@ -18,6 +18,7 @@ import sources
 from config import with_values
 from errors import InputError, RunError
 from samplers import EvalBatchSampler, TrainBatchSampler
+from supervision import ignore_signals
 from transforms import EvalTransform, RandomErasing, TrainTransform
 from utils import die_with_parent
 
@@ -223,6 +224,7 @@ def get_dataloader(
 
 def _start_worker(worker: int) -> None:
     die_with_parent()  # Paddle's workers wait for ever on a queue whose reader was killed
+    ignore_signals()
 
 
 def batches(loader: paddle.io.DataLoader) -> Iterator[list[paddle.Tensor]]:

@@ -5,9 +5,9 @@ and counts, reduced over the processes once, and divided once.
 """
 
 import contextlib
+import functools
 import math
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ import paddle
 from paddle import nn
 from yacs.config import CfgNode
 
-from checkpoint import classes_of, load_checkpoint, remove_superseded, save_checkpoint
+from checkpoint import Progress, Saver, classes_of, own_statistics
+from checkpoint.resume import resume
 from datasets import ImageDataset, batches, get_dataloader
 from errors import InputError, RunError
 from losses import CrossEntropy
@@ -24,6 +25,8 @@ from optim import clip_gradients
 from options import plain
 from prepare import Training, load_pretrained, precision, precision_told, prepare
 from records import Run, plot_curves
+from reports import Window
+from supervision import EVALUATING, Requests, Stopped, beat
 from transforms import Normalize
 from utils import all_gather, all_reduce_sum, rank, reduce_dict, seed_step, world_size
 
@@ -36,77 +39,123 @@ def fit(config: CfgNode, network: nn.Layer, train: ImageDataset, val: ImageDatas
         RunError: on every rank, when the loss is not finite.
     """
     training = prepare(config, network, train, run)
-    start, best = _resume(training)
+    progress = resume(training)
+    saver = Saver(config, run, training.evaluated, training.optimizer, training.scaler, train)
+    requests = Requests(config.SAVE_MINUTES)
+    heed = functools.partial(_heed, progress, saver, requests)
     val_loader = get_dataloader(config, val, "val", rank(), world_size())
     _tell_clamped(config, run)
     steps, epochs = len(training.loader), config.TRAIN.NUM_EPOCHS
-    run.start_bar(steps * epochs, steps * start)
-    for epoch in range(start + 1, epochs + 1):
-        train_one_epoch(training, epoch)
-        validated = epoch % config.VALIDATE_FREQ == 0 or epoch == epochs
+    saver.saved_step = progress.step
+    run.start_bar(steps * epochs, steps * progress.epoch + training.loader.batch_sampler.first(progress.samples))
+    for epoch in range(progress.epoch + 1, epochs + 1):
+        train_one_epoch(training, progress, heed)
+        heed()
         metrics: dict[str, dict[str, Any]] = {}
-        improved = []
-        for split, model in training.evaluated.items() if validated else ():
-            metrics[split] = evaluate(config, model, val_loader, len(val))
-            shown = {key: value for key, value in metrics[split].items() if key != "class_acc"}
-            run.report(split, step=epoch * steps, epoch=epoch, **shown)
-            if split not in best or shown["acc1"] > best[split]["acc1"]:
-                best[split] = {"epoch": epoch, **shown}
-                improved.append(split)
-        if rank() == 0 and (improved or epoch % config.SAVE_FREQ == 0 or epoch == epochs):
-            state = {"epoch": epoch, "step": epoch * steps, "best": best, "scaler": training.scaler.state_dict()}
-            state |= {"model": config.MODEL.NAME, "classes": train.classes, "config": plain(config)}
-            parts = (training.model, training.optimizer, training.averaged)
-            saved = save_checkpoint(run.checkpoints, *parts, state, improved)
-            remove_superseded(run.checkpoints, config.SAVE_FREQ)
+        if epoch % config.VALIDATE_FREQ == 0 or epoch == epochs:
+            for split, model in training.evaluated.items():
+                metrics[split] = evaluate(config, model, val_loader, len(val), heed)
+                run.report(split, step=epoch * steps, epoch=epoch, **_shown(metrics[split]))
+        progress.epoch, progress.samples = epoch, 0
+        improved = _note_best(config, metrics, progress)
+        kept = config.SAVE_FREQ and epoch % config.SAVE_FREQ == 0
+        if improved or kept or epoch == epochs or requests.save or saver.due(progress):
+            saver.save(progress, improved=improved)
+            requests.saved()
+    saver.wait()
     if rank() == 0:
         plot_curves(run.directory / "metrics.jsonl", run.directory / "curves.png")
+        best = progress.best
         for split, record in best.items():
             run.info(f"best {split}: acc1: {record['acc1']:.2f} after epoch {record['epoch']}")
-        result = _result(config, metrics["val"], str(saved), val.classes) | {"best": best["val"]}
+        result = _result(config, metrics["val"], str(saver.path), val.classes) | {"best": best["val"]}
         if training.ema:
-            found = _result(config, metrics["ema"], str(saved / "ema.safetensors"), val.classes)
+            found = _result(config, metrics["ema"], str(saver.path / "ema.safetensors"), val.classes)
             result["ema"] = found | {"best": best["ema"]}
         run.result(result)
 
 
-def _resume(training: Training) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Returns (the last epoch done, the best of each split so far), of MODEL.RESUME's checkpoint where there is one."""
-    config, best = training.config, {}
-    start = config.TRAIN.LAST_EPOCH
-    if config.MODEL.RESUME:
-        state = load_checkpoint(config.MODEL.RESUME, training.model, training.optimizer, training.averaged)
-        training.scaler.load_state_dict(state["scaler"])
-        if start not in (0, state["epoch"]):
-            raise InputError(
-                f"TRAIN.LAST_EPOCH is {start}, the checkpoint's last epoch is {state['epoch']}; leave it out"
-            )
-        start, best = state["epoch"], state["best"]
-        training.run.info(f"resumed after epoch {start} from {config.MODEL.RESUME}")
-    if start >= config.TRAIN.NUM_EPOCHS:
-        raise InputError(f"epoch {start} is done already and TRAIN.NUM_EPOCHS is {config.TRAIN.NUM_EPOCHS}; raise it")
-    return start, best
+def _note_best(config: CfgNode, metrics: dict[str, dict[str, Any]], progress: Progress) -> tuple[str, ...]:
+    """Keeps the best of BEST_METRIC in ``progress``, which has to be at an epoch's end; returns the splits that are."""
+    key = config.BEST_METRIC
+    sign = -1 if key == "loss" else 1
+    improved = []
+    for split, found in metrics.items():
+        if split not in progress.best or sign * found[key] > sign * progress.best[split][key]:
+            progress.best[split] = {"epoch": progress.epoch, "checkpoint": progress.name, **_shown(found)}
+            improved.append(split)
+    return tuple(improved)
 
 
-def train_one_epoch(training: Training, epoch: int) -> None:
-    """One pass over the training set (``epoch`` counts from 1), reported every REPORT_FREQ steps and at its end.
+def _shown(metrics: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in metrics.items() if key != "class_acc"}
+
+
+def _heed(
+    progress: Progress,
+    saver: Saver,
+    requests: Requests,
+    window: Window | None = None,
+    statistics: dict[str, paddle.Tensor] | None = None,
+    closed: bool = False,
+) -> None:
+    """Saves where it is asked for, or due; every rank calls it, after each step and in evaluations.
+
+    Args:
+        window, statistics: within an epoch: what ``Saver.save`` takes besides, at the last update.
+        closed: whether this step made an update: only there a run saves and goes on.
+
+    Raises:
+        Stopped: on every rank, when the run was asked to stop; it is saved.
+        RunError: on every rank, when that failed, or when the loss isn't finite.
+    """
+    number = requests.poll(saver.failed)
+    if requests.failed:
+        saver.wait()
+    if number is None and not (closed and (requests.save or saver.due(progress))):
+        return
+    progress.window = all_gather(window.state()) if window else []
+    if not all(math.isfinite(own["sums"][0]) for own in progress.window):
+        window.raise_not_finite()
+    saver.save(progress, statistics)
+    progress.window = []
+    requests.saved()
+    if number is not None:
+        saver.wait()
+        where = f"-resume=auto -output={saver.run.directory} goes on from there"
+        raise Stopped(number, f"after step {progress.step}, saved in {saver.path}; {where}")
+
+
+def train_one_epoch(training: Training, progress: Progress, heed: Callable[..., None] = lambda *_: None) -> None:
+    """The rest of the epoch that ``progress`` is in, reported every REPORT_FREQ steps and at its end.
+
+    Args:
+        heed: is called after each step but the last with the window, this rank's statistics and whether the step made
+            an update; the state that it may save is that of the last update.
 
     Raises:
         RunError: on every rank, when a loss is not finite; it names the first such step.
     """
-    config, network, loader = training.config, training.network, training.loader
-    steps, accum, per_step = len(loader), config.TRAIN.ACCUM_ITER, config.DATA.BATCH_SIZE
+    config, network, loader, epoch = training.config, training.network, training.loader, progress.epoch + 1
+    sampler, steps, accum = loader.batch_sampler, len(loader), config.TRAIN.ACCUM_ITER
     updates = -(-steps // accum)
-    loader.batch_sampler.set_epoch(epoch)
+    sampler.set_epoch(epoch, progress.samples)
+    first = sampler.first()
+    if first == steps:  # only its evaluation is to come
+        return
     network.train()
     hold_frozen_statistics(training.model)
-    window = _Window(training)
-    for index, (pixels, labels, *extra) in enumerate(window.timed(loader)):
+    window = Window(training, epoch, progress)
+    statistics = held = {
+        f"{split}/{name}": t for split, model in training.evaluated.items() for name, t in own_statistics(model).items()
+    }
+    for index, (pixels, labels, *extra) in enumerate(window.timed(loader, (epoch - 1) * steps + first + 1), first):
         step = (epoch - 1) * steps + index + 1
         group = index // accum
-        # The true number of this rank's samples in the update: the epoch's last group may be short.
-        group_samples = min((group + 1) * accum * per_step, loader.batch_sampler.num_samples) - group * accum * per_step
-        closes = (index + 1) % accum == 0 or index + 1 == steps
+        # This rank's samples in the update: an epoch's last group may be short, and the first after a resume.
+        begin, end = max(group * accum, first), min((group + 1) * accum, steps)
+        group_samples = (sampler.taken(end) - sampler.taken(begin)) // world_size()
+        closes = index + 1 == end
         update = (epoch - 1) * updates + group
         erased = extra.pop(0) if config.TRAIN.RANDOM_ERASE_PROB else None
         seed_step(config.SEED, step)
@@ -119,11 +168,17 @@ def train_one_epoch(training: Training, epoch: int) -> None:
         if closes:
             window.norms.append(_update(training, update))
         logits = outputs[0] if isinstance(outputs, tuple | list) else outputs
-        window.add(sums(losses.detach(), logits.detach(), targets), extra)
+        window.add(step, sums(losses.detach(), logits.detach(), targets), extra)
         if index + 1 == steps or (index + 1) % config.REPORT_FREQ == 0:
-            window.report(epoch, step, training.schedule(update))
+            window.report(training.schedule(update))
+        if closes:
+            progress.step, progress.samples = step, sampler.taken(end)
+            window.mark()
+            held = {key: t.clone() for key, t in statistics.items()} if accum > 1 else statistics
         training.run.bar.update()
-    for model in filter(None, (training.model, training.averaged)):
+        if index + 1 < steps:
+            heed(window, held, closes)
+    for model in training.evaluated.values():
         _average_statistics(model)
 
 
@@ -143,15 +198,20 @@ def _average_statistics(model: nn.Layer) -> None:
     """Gives every rank the mean of the ranks' batch norm statistics, as timm's ``--dist-bn reduce`` does: else each
     would evaluate, and the first would save, what it saw alone.
     """
-    parameters = {name for name, _ in model.named_parameters()}
-    own = {name: t for name, t in model.state_dict().items() if name not in parameters and t.is_floating_point()}
+    own = own_statistics(model)
     if own and world_size() > 1:
         for name, mean in reduce_dict(own).items():
             own[name].set_value(mean)
 
 
 @paddle.no_grad()
-def evaluate(config: CfgNode, model: nn.Layer, loader: paddle.io.DataLoader, num_samples: int) -> dict[str, Any]:
+def evaluate(
+    config: CfgNode,
+    model: nn.Layer,
+    loader: paddle.io.DataLoader,
+    num_samples: int,
+    heed: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
     """Returns ``loss``, ``acc1``, ``acc5``, ``mean_class_acc``, ``class_acc`` (percent) and ``num_samples``.
 
     Every sample of all processes' loaders counts once, whatever the number of processes and the batch size: sums are
@@ -161,6 +221,7 @@ def evaluate(config: CfgNode, model: nn.Layer, loader: paddle.io.DataLoader, num
     Args:
         model: not wrapped: ranks may take different numbers of batches.
         num_samples: the dataset's length, which the count must meet.
+        heed: is called after each batch, equally often on every rank, and may raise.
 
     Raises:
         RunError: on every rank, when the loss is not finite or samples are missing.
@@ -169,12 +230,16 @@ def evaluate(config: CfgNode, model: nn.Layer, loader: paddle.io.DataLoader, num
     normalize, criterion = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD), CrossEntropy()
     total = paddle.zeros([4], "float64")
     per_class = paddle.zeros([config.MODEL.NUM_CLASSES, 2], "float64")  # hits, samples
-    for pixels, labels in batches(loader):
+    common = num_samples // world_size() // loader.batch_sampler.batch_size  # batches that every rank has
+    for index, (pixels, labels) in enumerate(batches(loader)):
+        beat(EVALUATING)
         with autocast(config):
             logits = model(normalize(pixels))
         total += sums(criterion(logits, labels), logits, labels)
         hits = (logits.argmax(1) == labels).astype("float64")
         per_class = paddle.index_add(per_class, labels, 0, paddle.stack([hits, paddle.ones_like(hits)], 1))
+        if index < common:
+            heed()
     reduced = all_reduce_sum(paddle.concat([total, per_class.flatten()])).numpy()
     (loss, top1, top5, count), (hits, counts) = reduced[:4].tolist(), reduced[4:].reshape(-1, 2).T
     if count != num_samples:
@@ -202,7 +267,13 @@ def evaluate_only(config: CfgNode, model: nn.Layer, val: ImageDataset, run: Run)
         raise InputError(f"the weights were trained on the classes {_some(trained)}, the data has {_some(val.classes)}")
     loader = get_dataloader(config, val, "val", rank(), world_size())
     _tell_clamped(config, run)
-    metrics = evaluate(config, model, loader, len(val))
+    requests = Requests(None)
+
+    def heed() -> None:
+        if (number := requests.poll()) is not None:
+            raise Stopped(number, "in the evaluation")
+
+    metrics = evaluate(config, model, loader, len(val), heed)
     run.result(_result(config, metrics, config.MODEL.PRETRAINED, val.classes))
 
 
@@ -223,80 +294,6 @@ def autocast(config: CfgNode) -> contextlib.AbstractContextManager:
     """The forward pass's context: level O1 (softmax, norms and losses stay in float32), or none for float32."""
     dtype = precision(config)
     return contextlib.nullcontext() if dtype == "float32" else paddle.amp.auto_cast(dtype=dtype, level="O1")
-
-
-class _Window:
-    """The steps since the last report: their sums stay on the device until they are reported."""
-
-    def __init__(self, training: Training) -> None:
-        self.training = training
-        self._restart()
-
-    def _restart(self) -> None:
-        self.rows: list[paddle.Tensor] = []
-        self.norms: list[paddle.Tensor] = []  # of the gradients, per update; the same on every rank
-        self.skipped: list[paddle.Tensor] = []
-        self.wait, self.start = 0.0, time.perf_counter()
-
-    def timed(self, loader: Iterable) -> Iterator:
-        """Yields the loader's batches and keeps the time spent waiting for them."""
-        source = batches(loader)
-        while True:
-            asked = time.perf_counter()
-            batch = next(source, None)
-            self.wait += time.perf_counter() - asked
-            if batch is None:
-                return
-            yield batch
-
-    def add(self, row: paddle.Tensor, skipped: list[paddle.Tensor]) -> None:
-        self.rows.append(row)
-        self.skipped += skipped
-
-    def report(self, epoch: int, step: int, lr: float) -> None:
-        rows = paddle.stack(self.rows)
-        elapsed = time.perf_counter() - self.start
-        skipped = self._list_skipped(epoch)
-        own = paddle.concat([rows.sum(0), paddle.to_tensor([self.wait / elapsed, skipped], dtype="float64")])
-        loss, top1, top5, count, wait, skipped = all_reduce_sum(own).tolist()
-        if not math.isfinite(loss):
-            self._raise_not_finite(rows[:, 0].numpy(), epoch, step)
-        values = {"step": step, "epoch": epoch, "samples": int(count), "lr": lr, "loss": loss / count}
-        values |= {"acc1": 100 * top1 / count, "acc5": 100 * top5 / count}
-        values |= self._gradients()
-        values |= {"images_per_s": count / elapsed, "data_wait": wait / world_size()}
-        self.training.run.report("train", **values)
-        if skipped:
-            self.training.run.info(f"{skipped:.0f} unreadable images were skipped; log_<rank>.txt lists each rank's")
-        self._restart()
-
-    def _gradients(self) -> dict[str, float]:
-        """The mean norm of the updates' gradients (of those that float16 held), and in float16 the loss scale."""
-        norms = paddle.stack(self.norms).numpy() if self.norms else np.zeros(0)
-        finite = norms[np.isfinite(norms)]
-        scaler = self.training.scaler
-        values = {"grad_norm": float(finite.mean())} if len(finite) else {}
-        if scaler.enabled:
-            values |= {"loss_scale": scaler.loss_scale, "skipped_updates": len(norms) - len(finite)}
-        return values
-
-    def _raise_not_finite(self, losses: np.ndarray, epoch: int, step: int) -> None:
-        bad = np.flatnonzero(~np.isfinite(losses))
-        first = (step - len(losses) + 1 + int(bad[0]), rank(), float(losses[bad[0]])) if len(bad) else None
-        at, where, value = min(found for found in all_gather(first) if found)
-        raise RunError(
-            f"the loss is {value} at step {at} (epoch {epoch}, rank {where});"
-            " lower TRAIN.BASE_LR, or set TRAIN.GRAD_CLIP",
-            shared=True,
-        )
-
-    def _list_skipped(self, epoch: int) -> int:
-        """Lists the images that DATA.SKIP_BROKEN replaced in this rank's log and returns their number."""
-        indices = [int(index) for tensor in self.skipped for index in tensor.tolist() if index >= 0]
-        for index in indices:
-            name = self.training.loader.dataset.dataset.name(index)
-            self.training.run.local.warning(f"epoch {epoch}: unreadable, replaced by the next image: {name}")
-        return len(indices)
 
 
 def _tell_clamped(config: CfgNode, run: Run) -> None:

@@ -1,6 +1,7 @@
 """Errors that a user can act on, and how a program reports them: one line, and an exit status that tells."""
 
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -32,6 +33,7 @@ class RunError(Exception):
     """
 
     exit_status = 1
+    prefix = "error: "
 
     def __init__(self, message: str, shared: bool = False) -> None:
         super().__init__(" ".join(message.split()))
@@ -47,6 +49,11 @@ class InputError(RunError):
         super().__init__(message, shared)
 
 
+# What a disk does to a run that is no mistake of the program.
+_DISK = {errno.ENOSPC: "free some space", errno.EDQUOT: "free some of the quota", errno.EROFS: "make it writable"}
+_DISK |= {errno.EFBIG: "raise the limit on a file's size", errno.EIO: "check the disk", errno.ESTALE: "mount it again"}
+
+
 @contextlib.contextmanager
 def reported(failed: Any = None) -> Iterator[None]:
     """Turns what ends this process into one line on stderr and its exit status: 1, 2, or 130 after Ctrl-C.
@@ -55,8 +62,8 @@ def reported(failed: Any = None) -> Iterator[None]:
     shares an error with rank 0, waits first: whoever started the ranks ends it meanwhile, or else it speaks too.
 
     Args:
-        failed: a spawned rank's shared integer: it puts its status there and lets its parent (``wait_for_ranks``) end
-            all ranks at once. Left alone, peers would see it go, and abort with a message of their own.
+        failed: a spawned rank's shared integer: it puts its status there and lets its parent (``supervision.Ranks``)
+            end all ranks at once. Left alone, peers would see it go, and abort with a message of their own.
     """
     rank, ranks = int(os.environ.get("PADDLE_TRAINER_ID") or 0), int(os.environ.get("PADDLE_TRAINERS_NUM") or 1)
     speaker = f"rank {rank}: " if ranks > 1 else ""
@@ -65,45 +72,15 @@ def reported(failed: Any = None) -> Iterator[None]:
     except RunError as error:
         if error.shared and rank:
             time.sleep(5)
-        _end(error.exit_status, f"{'' if error.shared else speaker}error: {error}", failed)
+        _end(error.exit_status, f"{'' if error.shared else speaker}{error.prefix}{error}", failed)
     except KeyboardInterrupt:
         _end(128 + signal.SIGINT, "interrupted", failed)
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _DISK:
+            _end(1, f"{speaker}error: {error}; {_DISK[error.errno]}, then -resume=auto goes on", failed)
         if ranks > 1:
             time.sleep(3)
         _end(1, speaker + traceback.format_exc(), failed)
-
-
-def wait_for_ranks(context: Any, failed: Any) -> None:
-    """Waits for spawned ranks; when one fails, ends all and exits with its status.
-
-    Args:
-        context: what ``paddle.distributed.spawn(join=False)`` returned.
-        failed: the shared integer that the ranks' ``reported`` was given.
-    """
-    try:
-        while not failed.value and not context.join(timeout=0.2):
-            pass
-    except KeyboardInterrupt:
-        _terminate(context.processes)
-        raise
-    except Exception:  # Paddle's way of saying that a rank ended without telling; the others are ended by now
-        killed = {rank: -process.exitcode for rank, process in enumerate(context.processes) if process.exitcode < 0}
-        # Those that were ended, or that aborted because a peer was gone, aren't the cause if there is another.
-        causes = {rank: number for rank, number in killed.items() if number not in (signal.SIGTERM, signal.SIGABRT)}
-        for rank, number in (causes or killed).items():
-            print(f"error: rank {rank} was killed by {signal.Signals(number).name}", file=sys.stderr)
-        sys.exit(1)
-    if failed.value:
-        _terminate(context.processes)
-        sys.exit(failed.value)
-
-
-def _terminate(processes: list[Any]) -> None:
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        process.join()
 
 
 def _end(status: int, text: str, failed: Any) -> None:

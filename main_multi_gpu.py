@@ -8,10 +8,9 @@ import contextlib
 import io
 import multiprocessing
 import os
-import signal
 
 from config import config_from_arguments
-from errors import reported, wait_for_ranks
+from errors import reported
 
 
 def main_worker(config, dataset_train, dataset_val):
@@ -20,12 +19,14 @@ def main_worker(config, dataset_train, dataset_val):
     import paddle.distributed as dist
 
     import engine
+    import supervision
     import utils
     from models import build_model
     from optim import freeze
     from records import Run
 
     paddle.disable_signal_handler()  # its C++ dumps, at SIGTERM and when a peer is lost, hide the line that matters
+    supervision.note_signals()
     ranks = utils.world_size()
     settings = utils.set_device_flags(config, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)))
     if ranks > 1:
@@ -44,11 +45,13 @@ def main_worker(config, dataset_train, dataset_val):
         engine.fit(config, network, dataset_train, dataset_val, run)
 
 
-def spawned_worker(failed, *args):
+def spawned_worker(failed, beats, *args):
     """``main_worker`` in a process of its own, which doesn't outlive its parent."""
+    import supervision
     import utils
 
     utils.die_with_parent()
+    supervision.share_beats(beats)
     with reported(failed):
         main_worker(*args)
 
@@ -60,6 +63,7 @@ def main():
     import paddle.distributed as dist
 
     import datasets
+    import supervision
     import utils
     from weights.preprocessing import with_preprocessing
 
@@ -72,12 +76,12 @@ def main():
     if is_launched:
         main_worker(config, dataset_train, dataset_val)
         return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by the workers: Ctrl-C is this process's to handle
-    failed = multiprocessing.get_context("spawn").Value("i", 0)
-    arguments = (failed, config, dataset_train, dataset_val)
+    supervision.hold_signals()  # until the ranks listen; this process passes signals on
+    spawn = multiprocessing.get_context("spawn")
+    failed, beats = spawn.Value("i", 0), spawn.Array("d", 3 * ranks, lock=False)
+    arguments = (failed, beats, config, dataset_train, dataset_val)
     context = dist.spawn(spawned_worker, args=arguments, nprocs=ranks, join=False)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    wait_for_ranks(context, failed)
+    supervision.Ranks(context, failed, beats, config.DIST.TIMEOUT).wait()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
 """What a run leaves behind: its folder with config.yaml, classes.json, logs, metrics.jsonl, result.json, curves.png."""
 
+import contextlib
+import fcntl
 import json
 import os
+import platform
 import sys
 import time
 from pathlib import Path
@@ -23,18 +26,24 @@ class Run:
         classes: class names to keep with the run; empty: none are known.
 
     Raises:
-        InputError: on every rank, when the folder can't be written or already holds a training run.
+        InputError: on every rank, when the folder can't be written, already holds a training run, or another run
+            writes there.
     """
 
     def __init__(self, config: CfgNode, classes: list[str]) -> None:
         # One process chooses, so that the clocks of several machines can't disagree about the name.
-        directory, problem = all_gather(_make_directory(config) if rank() == 0 else None)[0]
+        directory, problem = None, None
+        if rank() == 0:
+            directory, problem = _make_directory(config)
+            if not problem:
+                problem = _lock(Path(directory))
+        directory, problem = all_gather((directory, problem))[0]
         if problem:
             raise InputError(problem)
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)  # on another machine, whose disk isn't shared
         self.checkpoints = self.directory / "checkpoints"
-        self.started = time.time()
+        self.started, self.on_error = time.time(), config.SAVE_ON_ERROR
         self.local, self.main = get_loggers(self.directory)
         self.bar = tqdm(disable=True)
         if rank() == 0:
@@ -64,8 +73,7 @@ class Run:
             "split": split,
             **{k: round(v, 6) if isinstance(v, float) and k != "lr" else v for k, v in values.items()},
         }
-        with open(self.directory / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        self._append(json.dumps(record) + "\n")
         shown = [f"loss: {values['loss']:.4f}", f"acc1: {values['acc1']:.2f}"]
         if split == "train":
             self.bar.set_postfix_str(f"epoch {values['epoch']}, {', '.join(shown)}")
@@ -80,6 +88,33 @@ class Run:
         else:
             kind = "validation" if split == "val" else "validation of the average"
             self.info(f"epoch {values['epoch']} {kind}: {', '.join(shown)}, acc5: {values['acc5']:.2f}")
+
+    def _append(self, line: str) -> None:
+        file = self.directory / "metrics.jsonl"
+        size = file.stat().st_size if file.exists() else 0
+        try:
+            with open(file, "a", encoding="utf-8") as metrics:
+                metrics.write(line)
+        except OSError as error:  # a full disk
+            with contextlib.suppress(OSError):
+                os.truncate(file, size)  # no half line
+            if self.on_error == "stop":
+                raise
+            self.info(f"{file}: a line is lost ({error.strerror}); the run goes on (SAVE_ON_ERROR)")
+
+    def rewind(self, step: int, evaluated: bool) -> None:
+        """Takes out of metrics.jsonl what came after ``step``, or at it but for its evaluation."""
+        file = self.directory / "metrics.jsonl"
+        if not file.exists():
+            return
+        kept = []
+        for line in file.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError):  # the last one, of a machine that went down
+                record = json.loads(line)
+                if record["step"] < step or (record["step"] == step and (evaluated or record["split"] == "train")):
+                    kept.append(line + "\n")
+        with written_whole(file) as rewound:
+            rewound.writelines(kept)
 
     def result(self, result: dict[str, Any]) -> None:
         """Writes result.json, the last evaluation, and prints the summary."""
@@ -115,9 +150,22 @@ def _make_directory(config: CfgNode) -> tuple[str, str | None]:
         ), f"{directory}: can't make the run's folder ({error.strerror}); choose another with -output"
     if not os.access(directory, os.W_OK):
         return str(directory), f"{directory}: not writable; choose another folder with -output"
-    if (directory / "checkpoints").exists() and not config.MODEL.RESUME:
+    if any((directory / name).exists() for name in ("checkpoints", "metrics.jsonl")) and not config.MODEL.RESUME:
         return str(directory), f"{directory} already holds a run; go on from it with -resume, or choose another -output"
     return str(directory), None
+
+
+def _lock(directory: Path) -> str | None:
+    """Locks the folder as long as this process lives; returns what stands against it."""
+    lock = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        owner = os.read(lock, 200).decode()
+        return f"{directory}: another run writes there ({owner}); wait for it, or choose another -output"
+    os.truncate(lock, 0)
+    os.write(lock, f"process {os.getpid()} on {platform.node()}".encode())
+    return None
 
 
 def plot_curves(metrics: Path, picture: Path) -> None:

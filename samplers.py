@@ -10,7 +10,8 @@ from errors import InputError
 
 
 class TrainBatchSampler(paddle.io.DistributedBatchSampler):
-    """This rank's share of every global batch, as lists of (epoch, index, copy); ``set_epoch`` comes before each epoch.
+    """This rank's share of every global batch, as lists of (epoch, index, copy); ``set_epoch`` comes before each epoch,
+    and says how much of it was taken before a resume, by however many ranks.
 
     The epoch's order follows from (seed, epoch), whatever the number of ranks; rank r of R takes the r-th of R equal
     parts of each global batch. The tail that fills no global batch is dropped (DATA.DROP_LAST), or padded from the
@@ -28,6 +29,7 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         batch_size, drop_last = config.DATA.BATCH_SIZE, config.DATA.DROP_LAST
         super().__init__(dataset, batch_size, num_replicas=ranks, rank=rank, shuffle=True, drop_last=drop_last)
         self.seed, self.rank, self.ranks = config.SEED, rank, ranks
+        self.consumed = 0
         self.balanced, self.repeats = config.DATA.SAMPLER == "balanced", config.TRAIN.REPEATED_AUGMENT
         batches = len(dataset) // (batch_size * ranks)
         self.num_samples = batches * batch_size if drop_last else -(-len(dataset) // ranks)  # of this rank
@@ -40,12 +42,27 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
     def __len__(self) -> int:
         return -(-self.num_samples // self.batch_size)
 
+    def set_epoch(self, epoch: int, consumed: int = 0) -> None:
+        """The next iteration is of ``epoch``, after its first ``consumed`` samples of all ranks."""
+        self.epoch, self.consumed = epoch, consumed
+
+    def first(self, consumed: int | None = None) -> int:
+        """Returns the number of batches that were taken, counted back from the epoch's end."""
+        left = max(0, self.num_samples - (self.consumed if consumed is None else consumed) // self.ranks)
+        return len(self) - (left // self.batch_size if self.drop_last else -(-left // self.batch_size))
+
+    def taken(self, batches: int) -> int:
+        """Returns how many samples all ranks have taken after the epoch's first ``batches``."""
+        taken = self.consumed + (batches - self.first()) * self.batch_size * self.ranks
+        return min(taken, self.num_samples * self.ranks)
+
     def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
         rng = np.random.default_rng([self.seed, self.epoch])
         order = _balanced(self.dataset.labels, rng) if self.balanced else rng.permutation(len(self.dataset))
         order = self._repeated(order)
         copies = _occurrences(order) if self.balanced or self.repeats > 1 else np.zeros(len(order), np.int64)
-        for start in range(0, len(order), self.batch_size * self.ranks):
+        for batch in range(self.first(), len(self)):
+            start = self.taken(batch)
             share = min(self.batch_size, (len(order) - start) // self.ranks)
             first = start + self.rank * share
             yield [(self.epoch, int(order[i]), int(copies[i])) for i in range(first, first + share)]

@@ -172,8 +172,10 @@ def seed_everything(seed: int) -> None:
 
 
 def seed_step(seed: int, step: int) -> None:
-    """Makes this step's dropout and drop path a pure function of (seed, step, rank): nothing to save for a resume."""
-    paddle.seed(int(np.random.SeedSequence([seed, step, rank()]).generate_state(1)[0]))
+    """Makes what this step draws from Python, NumPy and Paddle (dropout, drop path) a pure function of (seed, step,
+    rank): there is no generator's state to save for a resume.
+    """
+    seed_everything(int(np.random.SeedSequence([seed, step, rank()]).generate_state(1)[0]))
 
 
 def set_device_flags(config: CfgNode, local_processes: int) -> str:

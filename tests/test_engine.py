@@ -13,7 +13,8 @@ from safetensors.numpy import load_file
 import engine
 import prepare
 import utils
-from checkpoint import classes_of, load_checkpoint
+from checkpoint import classes_of
+from checkpoint.resume import load_checkpoint
 from config import get_config, with_values
 from datasets import ArrayDataset, get_dataloader, get_datasets
 from errors import InputError, RunError

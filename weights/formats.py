@@ -89,17 +89,18 @@ def write_weights(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """
     if path.suffix not in (".safetensors", ".pdparams", ".npz"):
         raise InputError(f"{path}: the ending tells what to write; expected .safetensors, .pdparams or .npz")
-    arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     with written_whole(path, "wb") as file:
         if path.suffix == ".safetensors":
-            _write_safetensors(file, arrays)
-        elif path.suffix == ".pdparams":
+            write_safetensors(file, arrays)
+            return
+        arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+        if path.suffix == ".pdparams":
             pickle.dump(arrays, file, protocol=4)
         else:
             np.savez(file, **arrays)
 
 
-def _write_safetensors(file: BinaryIO, arrays: dict[str, np.ndarray]) -> None:
+def write_safetensors(file: BinaryIO, arrays: dict[str, np.ndarray]) -> None:
     """Writes what ``safetensors.numpy.save`` returns, array by array: that holds all of them twice more."""
     dtypes = {np.dtype(code): name for name, code in SAFETENSORS_DTYPES.items() if code != "bfloat16"}
     ordered = sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0]))  # so that all lie aligned
@@ -112,7 +113,7 @@ def _write_safetensors(file: BinaryIO, arrays: dict[str, np.ndarray]) -> None:
     text += b" " * (-len(text) % 8)
     file.write(struct.pack("<Q", len(text)) + text)
     for _, array in ordered:
-        file.write(array.data)
+        file.write(np.ravel(array).data)
 
 
 # ------------------------------------------------------------ kinds of files

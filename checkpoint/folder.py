@@ -1,0 +1,173 @@
+"""A checkpoint on disk: a folder that is whole or absent, with a SHA-256 of every file.
+
+``epoch_0010`` is the state after epoch 10, ``epoch_0011_sample_000012800`` within epoch 11, when all processes together
+had taken 12,800 of its samples. It holds ``model.safetensors`` (timm's names and layout), with MODEL_EMA
+``ema.safetensors``, ``optimizer.safetensors`` (moments by parameter), within an epoch of several ranks perhaps
+``statistics.safetensors`` (each rank's own batch norm statistics), ``state.json`` and ``SHA256SUMS``, which ``sha256sum
+-c`` reads. ``last`` and ``best`` are links to such folders, ``best_ema.safetensors`` to the file of the best average.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from errors import InputError, RunError
+from utils import sync_directory
+from weights import find_weights
+from weights.formats import write_safetensors
+
+SUMS, STATE = "SHA256SUMS", "state.json"
+MODEL, EMA, OPTIMIZER, STATISTICS = (f"{part}.safetensors" for part in ("model", "ema", "optimizer", "statistics"))
+LAST, BEST, BEST_EMA = "last", "best", "best_ema.safetensors"
+_NAME = re.compile(r"epoch_(\d+)(?:_sample_(\d+))?")
+
+Arrays = dict[str, np.ndarray]
+
+
+def folder_name(epoch: int, samples: int) -> str:
+    """Returns the name of the checkpoint after ``epoch`` epochs and ``samples`` samples of the next."""
+    return f"epoch_{epoch + 1:04d}_sample_{samples:09d}" if samples else f"epoch_{epoch:04d}"
+
+
+def find_checkpoints(directory: Path) -> list[Path]:
+    """Returns the checkpoints under ``directory``, the oldest first."""
+    folders = [folder for folder in directory.glob("epoch_*") if _NAME.fullmatch(folder.name)]
+    return sorted(folders, key=_position)
+
+
+def _position(folder: Path) -> tuple[int, float]:
+    epoch, samples = _NAME.fullmatch(folder.name).groups()
+    return int(epoch), int(samples) if samples else float("inf")
+
+
+def write_checkpoint(directory: Path, name: str, files: dict[str, Arrays], state: dict[str, Any]) -> Path:
+    """Writes the folder ``name`` under ``directory`` and moves ``last`` to it.
+
+    Raises:
+        RunError: a value is NaN or infinite; nothing is written.
+        OSError: the disk is full, say; nothing is left of the folder.
+    """
+    target, temporary = directory / name, directory / f".{name}.{os.getpid()}"
+    for file, arrays in files.items():
+        for key, array in arrays.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise RunError(
+                    f"{name} isn't saved: {key} of {file} holds NaN or infinite values; lower TRAIN.BASE_LR, or set"
+                    " TRAIN.GRAD_CLIP, and go on from the checkpoint before"
+                )
+    temporary.mkdir(parents=True)
+    try:
+        sums = [_written(temporary / file, arrays) for file, arrays in files.items()]
+        sums.append(_written(temporary / STATE, json.dumps(state, indent=2).encode() + b"\n"))
+        _written(temporary / SUMS, "".join(sums).encode())
+        sync_directory(temporary)
+        os.rename(temporary, target)
+        sync_directory(directory)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    point(directory / LAST, name)
+    return target
+
+
+def _written(file: Path, content: Arrays | bytes) -> str:
+    """Writes and syncs a file; returns its line of SHA256SUMS."""
+    with open(file, "wb") as raw:
+        hashed = _Hashed(raw)
+        if isinstance(content, bytes):
+            hashed.write(content)
+        else:
+            write_safetensors(hashed, content)
+        raw.flush()
+        os.fsync(raw.fileno())
+    return f"{hashed.sha256.hexdigest()}  {file.name}\n"
+
+
+class _Hashed:
+    """A file that is hashed as it is written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.sha256 = file, hashlib.sha256()
+
+    def write(self, data: bytes | memoryview) -> None:
+        self.sha256.update(data)
+        self.file.write(data)
+
+
+def point(link: Path, to: str) -> None:
+    """Makes ``link`` name ``to``; at every moment it names what it did before or that."""
+    temporary = link.with_name(f".{link.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(to)
+    os.replace(temporary, link)
+    sync_directory(link.parent)
+
+
+def remove_superseded(directory: Path, keep_last: int, save_freq: int) -> None:
+    """Removes what is neither among the last ``keep_last``, nor a best one, nor of every ``save_freq``-th epoch."""
+    found = find_checkpoints(directory)
+    kept = {(directory / link).resolve().name for link in (LAST, BEST)}
+    kept |= {(directory / BEST_EMA).resolve().parent.name} | {folder.name for folder in found[-keep_last:]}
+    for folder in found:
+        epoch, samples = _position(folder)
+        freely = save_freq and samples == float("inf") and epoch % save_freq == 0
+        if folder.name not in kept and not freely:
+            gone = folder.with_name(f".{folder.name}.{os.getpid()}")
+            os.rename(folder, gone)  # so that what is left of it, if this is cut short, isn't taken for a damaged one
+            shutil.rmtree(gone)
+
+
+def verify(folder: Path) -> None:
+    """Raises InputError, naming the file, unless every file of a checkpoint is what was written."""
+    if not folder.is_dir() or not any((folder / name).exists() for name in (SUMS, STATE, MODEL)):
+        raise InputError(
+            f"no checkpoint at {folder}: expected a folder that holds state.json, such as <run>/checkpoints/last"
+        )
+    try:
+        lines = (folder / SUMS).read_text(encoding="ascii").splitlines()
+        sums = {name: digest for digest, name in (line.split("  ") for line in lines)}
+    except (OSError, ValueError) as error:
+        raise _damaged(folder, SUMS, f"can't be read ({type(error).__name__})") from None
+    for name in (MODEL, OPTIMIZER, STATE):
+        if name not in sums:
+            raise _damaged(folder, SUMS, f"has no line for {name}")
+    for name, digest in sums.items():
+        if Path(name).name != name:
+            raise _damaged(folder, SUMS, "names a file elsewhere")
+        try:
+            found = _digest(folder / name)
+        except OSError as error:
+            raise _damaged(folder, name, f"can't be read ({error.strerror})") from None
+        if found != digest:
+            raise _damaged(folder, name, "isn't what was written (its SHA-256 differs)")
+
+
+def _damaged(folder: Path, file: str, what: str) -> InputError:
+    return InputError(
+        f"{folder}: damaged checkpoint: {file} {what}; take an earlier one, or -resume=auto, which takes the newest"
+        " whole one"
+    )
+
+
+def _digest(file: Path) -> str:
+    sha256, block = hashlib.sha256(), memoryview(bytearray(1 << 20))
+    with open(file, "rb", buffering=0) as stream:
+        while count := stream.readinto(block):
+            sha256.update(block[:count])
+    return sha256.hexdigest()
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Returns a verified checkpoint's state.json."""
+    return json.loads((folder / STATE).read_text(encoding="utf-8"))
+
+
+def classes_of(weights: str | Path) -> list[str] | None:
+    """Returns the class names of the run that saved ``weights``; None where no checkpoint tells."""
+    folder = find_weights(weights).resolve().parent
+    return read_state(folder)["classes"] if (folder / STATE).is_file() else None

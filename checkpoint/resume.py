@@ -1,0 +1,203 @@
+"""How a run goes on from a checkpoint: which one, whether it belongs to this configuration, and what it restores."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import paddle
+from safetensors.numpy import load_file
+from yacs.config import CfgNode
+
+from checkpoint import folder
+from checkpoint.saver import Progress, own_statistics
+from config import get_config
+from errors import InputError
+from options import leaves, plain
+from prepare import Training
+from utils import all_gather, rank, sync_directory, world_size
+from weights import load_weights
+
+AUTO = "auto"
+# What may change without being named: where things lie, how the work is shared out, what a resume replaces.
+_FREE = (
+    "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL", "DATA.NUM_WORKERS", "DATA.DATA_PATH", "MODEL.RESUME",
+    "MODEL.PRETRAINED", "MODEL.PRETRAINED_ALLOW", "MODEL.RECOMPUTE", "TRAIN.ACCUM_ITER", "TRAIN.LAST_EPOCH",
+)  # fmt: skip
+_COMPARED = ("DATA.", "MODEL.", "TRAIN.", "SEED", "AMP")
+
+
+def resume(training: Training) -> Progress:
+    """Restores what MODEL.RESUME names into ``training``; returns how far the run is: nowhere, without a checkpoint.
+
+    In the run's own folder, what came after the checkpoint is taken out of metrics.jsonl; a folder of its own gets the
+    checkpoint's best.
+
+    Raises:
+        InputError: on every rank: no checkpoint, a damaged one, of other settings, of another model or training set.
+    """
+    config, run = training.config, training.run
+    notes, problem, chosen = [], None, None
+    if rank() == 0:  # one reads the hashes and sees the folder as it is
+        try:
+            chosen = _choose(config, run.checkpoints, notes)
+        except InputError as error:
+            problem = str(error)
+    notes, problem, chosen = all_gather((notes, problem, chosen and str(chosen)))[0]
+    if problem:
+        raise InputError(problem)
+    for note in notes:
+        run.info(note)
+    progress = _restore(training, Path(chosen)) if chosen else Progress(epoch=config.TRAIN.LAST_EPOCH)
+    if rank() == 0 and config.MODEL.RESUME:
+        _settle(run.checkpoints, Path(chosen) if chosen else None, progress)
+        run.rewind(progress.step, evaluated=not progress.samples)
+    if progress.epoch >= config.TRAIN.NUM_EPOCHS:
+        raise InputError(
+            f"epoch {progress.epoch} is done already and TRAIN.NUM_EPOCHS is {config.TRAIN.NUM_EPOCHS}; raise it"
+        )
+    return progress
+
+
+def _choose(config: CfgNode, own: Path, notes: list[str]) -> Path | None:
+    """The checkpoint to go on from, verified."""
+    asked, own = config.MODEL.RESUME, own.resolve()
+    if asked is None:
+        return None
+    found = folder.find_checkpoints(own)
+    if asked != AUTO:
+        chosen = Path(asked).resolve()
+        folder.verify(chosen)
+        if found and chosen not in found:
+            raise InputError(f"{own} holds another run than {chosen}; go on from its own, or choose another -output")
+        if later := found[found.index(chosen) + 1 :] if found else []:
+            raise InputError(
+                f"{chosen}: later checkpoints are in the same folder ({', '.join(f.name for f in later)});"
+                " remove them, or choose another -output"
+            )
+        return chosen
+    for candidate in reversed(found):
+        try:
+            folder.verify(candidate)
+            return candidate
+        except InputError as error:
+            notes.append(str(error).partition("; take an earlier one")[0])
+    if found:
+        raise InputError(
+            f"{own}: none of its {len(found)} checkpoints is whole ({notes[0]}); remove them to start afresh"
+        )
+    notes.append(f"-resume=auto: no checkpoint in {own}; the run starts afresh")
+    return None
+
+
+def _restore(training: Training, chosen: Path) -> Progress:
+    config, state = training.config, folder.read_state(chosen)
+    _compare(config, state, chosen)
+    images = len(training.loader.dataset)
+    if state["images"] != images:
+        raise InputError(f"{chosen}: its run had {state['images']} training images, the data has {images}")
+    epoch = state["epoch"]
+    if config.TRAIN.LAST_EPOCH not in (0, epoch):
+        raise InputError(
+            f"TRAIN.LAST_EPOCH is {config.TRAIN.LAST_EPOCH}, the checkpoint's last epoch is {epoch}; leave it out"
+        )
+    load_checkpoint(chosen, training.model, training.optimizer, training.averaged)
+    training.scaler.load_state_dict(state["scaler"])
+    window = state["window"]
+    if state["ranks"] == world_size():
+        _restore_statistics(chosen, training.evaluated)
+    elif window:  # what all ranks had summed up goes on at rank 0
+        shared = {key: window[0][key] for key in ("norm_sum", "finite", "updates")}
+        total = {"sums": [sum(column) for column in zip(*(own["sums"] for own in window), strict=True)]}
+        nothing = {"sums": [0.0] * 4, "skips": 0, **shared}
+        window = [{**total, "skips": sum(own["skips"] for own in window), **shared}, *[nothing] * (world_size() - 1)]
+    told = f", {state['samples']} samples into the next" if state["samples"] else ""
+    training.run.info(f"resumed after epoch {epoch}{told}, from {chosen}")
+    return Progress(epoch, state["samples"], state["step"], state["best"], window)
+
+
+def _compare(config: CfgNode, state: dict[str, Any], chosen: Path) -> None:
+    """Raises InputError that lists what the run was trained with and is otherwise now, unless -o names it."""
+    then, now = dict(leaves(plain(get_config()))) | dict(leaves(state["config"])), dict(leaves(plain(config)))
+    named = config.__dict__.get("named", ())
+    changed = [
+        f"{key} {then[key]} -> {value}"
+        for key, value in now.items()
+        if key.startswith(_COMPARED) and key not in _FREE and key not in named and then[key] != value
+    ]
+    if changed:
+        raise InputError(
+            f"{chosen} was trained with other settings: {', '.join(changed)}; leave them as they were, or name what is"
+            " meant to change with -o KEY VALUE"
+        )
+
+
+def load_checkpoint(
+    chosen: Path, model: paddle.nn.Layer, optimizer: paddle.optimizer.Optimizer, ema: paddle.nn.Layer | None = None
+) -> None:
+    """Restores the model, the optimizer and the averaged model from a verified checkpoint.
+
+    Raises:
+        InputError: it is another model's.
+    """
+    files = [(model, folder.MODEL)] if ema is None else [(model, folder.MODEL), (ema, folder.EMA)]
+    for layer, name in files:
+        report = load_weights(layer, chosen / name)
+        if report.changes:
+            raise InputError(f"{chosen}: can't go on with another model ({report.changes[0]})")
+    names = {name: parameter.name for name, parameter in model.named_parameters()}
+    moments = {}
+    for key, value in load_file(chosen / folder.OPTIMIZER).items():
+        parameter, kind = key.split("/")
+        if parameter not in names:
+            raise InputError(f"{chosen}: its optimizer state belongs to another model ({parameter})")
+        moments[f"{names[parameter]}_{kind}"] = paddle.to_tensor(value)
+    optimizer.set_state_dict(moments)
+
+
+def _restore_statistics(chosen: Path, models: dict[str, paddle.nn.Layer]) -> None:
+    if not (chosen / folder.STATISTICS).exists():
+        return
+    by_rank = load_file(chosen / folder.STATISTICS)
+    for split, model in models.items():
+        for name, tensor in own_statistics(model).items():
+            tensor.set_value(by_rank[f"{rank()}/{split}/{name}"])
+
+
+def _settle(own: Path, chosen: Path | None, progress: Progress) -> None:
+    """Makes the run's folder what it was when ``chosen`` was written: no leftovers, no damaged ones, links in place."""
+    own = own.resolve()
+    own.mkdir(parents=True, exist_ok=True)
+    for left in own.glob(".*"):  # of a writing that was cut short
+        shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+    if chosen is None:
+        return
+    if chosen.parent == own:
+        found = folder.find_checkpoints(own)
+        for damaged in found[found.index(chosen) + 1 :]:
+            os.rename(damaged, own / f"damaged_{damaged.name}")
+        folder.point(own / folder.LAST, chosen.name)
+    for split, link, file in (("val", folder.BEST, ""), ("ema", folder.BEST_EMA, f"/{folder.EMA}")):
+        if split not in progress.best:
+            continue
+        name = progress.best[split]["checkpoint"]
+        if _brought(chosen.parent / name, own):
+            folder.point(own / link, name + file)
+        else:  # the best there is from now on
+            del progress.best[split]
+            (own / link).unlink(missing_ok=True)
+
+
+def _brought(best: Path, own: Path) -> bool:
+    """Copies a whole checkpoint into the run's folder, unless it lies there; returns whether it is there now."""
+    try:
+        folder.verify(best)
+    except InputError:
+        return False
+    target = own / best.name
+    if not target.exists():
+        temporary = own / f".{best.name}.{os.getpid()}"
+        shutil.copytree(best, temporary)
+        os.rename(temporary, target)
+        sync_directory(own)
+    return True

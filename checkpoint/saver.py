@@ -1,0 +1,204 @@
+"""When a run saves, and how it goes on meanwhile: the copy is taken at the step, a thread writes it."""
+
+import platform
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+from yacs.config import CfgNode
+
+from checkpoint import folder
+from checkpoint.folder import Arrays
+from datasets import ImageDataset
+from errors import RunError
+from models.layers import file_name
+from options import plain
+from records import Run
+from utils import all_gather, rank, world_size
+from weights import file_arrays
+
+BUSY = "busy"
+
+
+@dataclass
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        epoch: epochs done, their evaluation included.
+        samples: of the epoch after it that all processes together have taken; all of them: the evaluation is to come.
+        step: steps done.
+        best: the best evaluation of each split, and the checkpoint's name.
+        window: what each rank has summed up since the last report, by rank (``reports.Window.state``).
+    """
+
+    epoch: int = 0
+    samples: int = 0
+    step: int = 0
+    best: dict[str, dict[str, Any]] = field(default_factory=dict)
+    window: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The folder's name of its checkpoint."""
+        return folder.folder_name(self.epoch, self.samples)
+
+
+def own_statistics(model: nn.Layer) -> dict[str, paddle.Tensor]:
+    """Returns what a rank holds by itself: batch norm's running statistics, which no gradient brings together."""
+    parameters = {name for name, _ in model.named_parameters()}
+    return {name: t for name, t in model.state_dict().items() if name not in parameters and t.is_floating_point()}
+
+
+class Saver:
+    """Saves checkpoints of a run; every rank calls its methods, rank 0 writes.
+
+    Args:
+        parts: the model as "val", with MODEL_EMA the averaged one as "ema".
+        train: the training set; a run can't go on with another number of images.
+
+    Attributes:
+        path: the newest checkpoint's folder.
+        saved_step: the step of the last save, or that the run began with.
+    """
+
+    def __init__(
+        self,
+        config: CfgNode,
+        run: Run,
+        parts: dict[str, nn.Layer],
+        optimizer: paddle.optimizer.Optimizer,
+        scaler: Any,
+        train: ImageDataset,
+    ) -> None:
+        self.config, self.run, self.parts, self.optimizer, self.scaler = config, run, parts, optimizer, scaler
+        versions = {"python": platform.python_version(), "paddle": paddle.__version__, "numpy": np.__version__}
+        self.constant = {"ranks": world_size(), "images": len(train), "classes": train.classes, "versions": versions}
+        self.constant |= {"model": config.MODEL.NAME, "config": plain(config)}
+        self.thread: threading.Thread | None = None
+        self.failure: Exception | None = None
+        self.path, self.saved_step = run.checkpoints / folder.LAST, 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether the background writing failed, which ``wait`` is to tell."""
+        return self.failure is not None
+
+    def due(self, progress: Progress) -> bool:
+        """Whether SAVE_STEPS asks for a checkpoint."""
+        every = self.config.SAVE_STEPS
+        return bool(every) and progress.step // every > self.saved_step // every
+
+    def wait(self) -> None:
+        """Waits until nothing is being written.
+
+        Raises:
+            RunError: on every rank, when the writing failed and SAVE_ON_ERROR doesn't say to go on.
+        """
+        # The ranks meet again and again: in one long wait gloo would lose patience after 30 s.
+        while (status := all_gather(self._status())[0]) == BUSY:
+            pass
+        if status is None:
+            return
+        problem, fatal = status
+        if fatal:
+            raise RunError(problem, shared=True)
+        self.run.info(f"{problem}; the run goes on (SAVE_ON_ERROR)")
+        self.failure = None
+
+    def _status(self) -> str | tuple[str, bool] | None:
+        """On rank 0: BUSY, None, or (what went wrong, whether the run has to end)."""
+        if self.thread is not None:
+            self.thread.join(0.2 if world_size() > 1 else None)
+            if self.thread.is_alive():
+                return BUSY
+        self.thread = None
+        if isinstance(self.failure, OSError):
+            text = f"the checkpoint wasn't saved ({self.failure}); the one before is whole: {self._last()}"
+            return text, self.config.SAVE_ON_ERROR == "stop"
+        return None if self.failure is None else (str(self.failure), True)
+
+    def _last(self) -> str:
+        last = self.run.checkpoints / folder.LAST
+        return str(last.resolve()) if last.exists() else "there is none"
+
+    def save(
+        self,
+        progress: Progress,
+        statistics: dict[str, paddle.Tensor] | None = None,
+        improved: tuple[str, ...] = (),
+    ) -> None:
+        """Takes a copy of the state and begins to write it; before that, the writing of the last one has to end.
+
+        Args:
+            progress: at an update: what came of the steps since isn't in the state.
+            statistics: this rank's, within an epoch; None: they are the same on every rank.
+            improved: which of "val" (the model) and "ema" is the best so far: its link moves, too.
+        """
+        asked = time.perf_counter()
+        self.wait()
+        ranks = all_gather({key: t.numpy() for key, t in statistics.items()} if statistics else {})
+        self.path, self.saved_step = self.run.checkpoints / progress.name, progress.step
+        if rank():
+            return
+        if self.path.exists():  # the same step, asked for once more
+            return
+        files = self._copy(ranks)
+        state = asdict(progress) | {"lr": self.optimizer.get_lr(), "scaler": self.scaler.state_dict()} | self.constant
+        stall = time.perf_counter() - asked
+        self.thread = threading.Thread(
+            target=self._write, args=(progress.name, files, state, improved, stall), daemon=True
+        )
+        self.thread.start()
+
+    def _copy(self, statistics: list[Arrays]) -> dict[str, Arrays]:
+        """The arrays of each file, in memory of their own."""
+        names = {"val": folder.MODEL, "ema": folder.EMA}
+        files = {names[split]: file_arrays(model) for split, model in self.parts.items()}
+        for key, own in statistics[
+            0
+        ].items():  # a checkpoint serves for evaluation as well: the mean, as at an epoch's end
+            split, name = key.split("/", 1)
+            mean = np.mean([arrays[key] for arrays in statistics], axis=0, dtype=np.float64)
+            files[names[split]][file_name(name)] = mean.astype(own.dtype)
+        files[folder.OPTIMIZER] = optimizer_arrays(self.parts["val"], self.optimizer)
+        if statistics[0] and len(statistics) > 1:
+            by_rank = {f"{place}/{key}": a for place, arrays in enumerate(statistics) for key, a in arrays.items()}
+            files[folder.STATISTICS] = by_rank
+        return files
+
+    def _write(
+        self, name: str, files: dict[str, Arrays], state: dict[str, Any], improved: tuple[str, ...], stall: float
+    ) -> None:
+        started, directory = time.perf_counter(), self.run.checkpoints
+        try:
+            folder.write_checkpoint(directory, name, files, state)
+            if "val" in improved:
+                folder.point(directory / folder.BEST, name)
+            if "ema" in improved:
+                folder.point(directory / folder.BEST_EMA, f"{name}/{folder.EMA}")
+            folder.remove_superseded(directory, self.config.KEEP_LAST, self.config.SAVE_FREQ)
+            size = sum(array.nbytes for arrays in files.values() for array in arrays.values())
+            took = time.perf_counter() - started
+            self.run.local.info(
+                f"saved {name}: {size / 1e6:.1f} MB, written in {took:.2f} s; the training waited {stall:.3f} s"
+            )
+        except Exception as error:
+            self.failure = error
+
+
+def optimizer_arrays(model: nn.Layer, optimizer: paddle.optimizer.Optimizer) -> Arrays:
+    """Returns the optimizer's accumulators by structured name (``blocks.0.norm1.weight/moment1_0``): Paddle's own names
+    count the layers made in a process, and another process may count differently.
+    """
+    structured = {parameter.name: name for name, parameter in model.named_parameters()}
+    arrays = {}
+    for key, value in optimizer.state_dict().items():
+        owner = next((name for name in structured if key.startswith(f"{name}_")), None)
+        if owner is not None:
+            arrays[f"{structured[owner]}/{key[len(owner) + 1 :]}"] = value.numpy()
+    return arrays

@@ -1,0 +1,145 @@
+"""What the training loop reports: sums over the steps since the last report, reduced and divided once."""
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import paddle
+
+from checkpoint import Progress
+from datasets import batches
+from errors import RunError
+from prepare import Training
+from supervision import COMPUTING, LOADING, beat
+from utils import all_gather, all_reduce_sum, rank, world_size
+
+
+class Window:
+    """The steps since the last report: their sums stay on the device until they are reported.
+
+    Args:
+        epoch: the one that is trained.
+        progress: where it begins; ``window`` holds what ``state`` returned when the run was saved within a window.
+    """
+
+    def __init__(self, training: Training, epoch: int, progress: Progress) -> None:
+        self.training, self.epoch, self.step = training, epoch, progress.step
+        self._restart()
+        if progress.window:
+            carried = progress.window[rank()]
+            progress.window = []
+            self.sums, self.skips = np.array(carried["sums"]), carried["skips"]
+            self.norm_sum, self.finite, self.updates = (carried[key] for key in ("norm_sum", "finite", "updates"))
+            self.carried_count = self.sums[3]
+        self.mark()
+
+    def _restart(self) -> None:
+        self.rows: list[paddle.Tensor] = []
+        self.norms: list[paddle.Tensor] = []  # of the gradients, per update; the same on every rank
+        self.skipped: list[paddle.Tensor] = []
+        # What was carried over from before a resume.
+        self.sums, self.skips, self.carried_count = np.zeros(4), 0, 0.0
+        self.norm_sum, self.finite, self.updates = 0.0, 0, 0
+        self.wait, self.start = 0.0, time.perf_counter()
+
+    def timed(self, loader: Iterable, step: int) -> Iterator:
+        """Yields the loader's batches and keeps the time spent waiting for them; the first is of ``step``."""
+        source = batches(loader)
+        while True:
+            asked = time.perf_counter()
+            beat(LOADING, step)
+            batch = next(source, None)
+            beat(COMPUTING, step)
+            self.wait += time.perf_counter() - asked
+            if batch is None:
+                return
+            yield batch
+            step += 1
+
+    def add(self, step: int, row: paddle.Tensor, skipped: list[paddle.Tensor]) -> None:
+        """Takes in a step: ``engine.sums`` of its batch, and which of its images were skipped."""
+        self.step = step
+        self.rows.append(row)
+        self.skipped += skipped
+
+    def mark(self) -> None:
+        """Remembers the window as it is, for ``state``."""
+        carried = (self.sums, self.skips, self.norm_sum, self.finite, self.updates)
+        self.marked = (carried, *((part, len(part)) for part in (self.rows, self.norms, self.skipped)))
+
+    def state(self) -> dict[str, Any]:
+        """Returns this rank's sums at the last mark, as plain numbers."""
+        (sums, skips, norm_sum, finite, updates), *parts = self.marked
+        rows, norms, skipped = (part[:length] for part, length in parts)
+        total, numbers = _added(sums, rows), _finite(norms)
+        return {
+            "sums": total.tolist(),
+            "skips": skips + sum(int((tensor.numpy() >= 0).sum()) for tensor in skipped),
+            "norm_sum": float(_added(norm_sum, numbers)),
+            "finite": finite + len(numbers),
+            "updates": updates + len(norms),
+        }
+
+    def report(self, lr: float) -> None:
+        """Reports what all ranks have summed up, and begins anew.
+
+        Raises:
+            RunError: on every rank, when a loss is not finite.
+        """
+        self.mark()
+        state, elapsed = self.state(), time.perf_counter() - self.start
+        self._list_skipped()
+        own = [*state["sums"], self.wait / elapsed, state["skips"], state["sums"][3] - self.carried_count]
+        reduced = all_reduce_sum(paddle.to_tensor(own, dtype="float64")).tolist()
+        loss, top1, top5, count, wait, skipped, fresh = reduced
+        if not math.isfinite(loss):
+            self.raise_not_finite()
+        values = {"step": self.step, "epoch": self.epoch, "samples": int(count), "lr": lr, "loss": loss / count}
+        values |= {"acc1": 100 * top1 / count, "acc5": 100 * top5 / count}
+        values |= self._gradients(state)
+        values |= {"images_per_s": fresh / elapsed, "data_wait": wait / world_size()}
+        self.training.run.report("train", **values)
+        if skipped:
+            self.training.run.info(f"{skipped:.0f} unreadable images were skipped; log_<rank>.txt lists each rank's")
+        self._restart()
+
+    def _gradients(self, state: dict[str, Any]) -> dict[str, float]:
+        """The mean norm of the updates' gradients (of those that float16 held), and in float16 the loss scale."""
+        scaler, finite = self.training.scaler, state["finite"]
+        values = {"grad_norm": state["norm_sum"] / finite} if finite else {}
+        if scaler.enabled:
+            values |= {"loss_scale": scaler.loss_scale, "skipped_updates": state["updates"] - finite}
+        return values
+
+    def raise_not_finite(self) -> None:
+        """Raises RunError that names the first step of this window whose loss isn't finite; every rank calls it."""
+        losses = [float(row[0]) for row in self.rows]
+        bad = next((place for place, loss in enumerate(losses) if not math.isfinite(loss)), None)
+        first = None if bad is None else (self.step - len(losses) + 1 + bad, rank(), losses[bad])
+        at, where, value = min(found for found in all_gather(first) if found)
+        raise RunError(
+            f"the loss is {value} at step {at} (epoch {self.epoch}, rank {where});"
+            " lower TRAIN.BASE_LR, or set TRAIN.GRAD_CLIP",
+            shared=True,
+        )
+
+    def _list_skipped(self) -> None:
+        """Lists the images that DATA.SKIP_BROKEN replaced in this rank's log."""
+        for index in (int(index) for tensor in self.skipped for index in tensor.tolist() if index >= 0):
+            name = self.training.loader.dataset.dataset.name(index)
+            self.training.run.local.warning(f"epoch {self.epoch}: unreadable, replaced by the next image: {name}")
+
+
+def _added(total: np.ndarray | float, rows: list[paddle.Tensor] | np.ndarray) -> np.ndarray:
+    """``total`` and the rows, added one after the other: the same bits wherever the sum was interrupted."""
+    if not len(rows):
+        return np.asarray(total)
+    numbers = rows if isinstance(rows, np.ndarray) else paddle.stack(rows).numpy()
+    return np.cumsum(np.concatenate([[total], numbers]), axis=0)[-1]
+
+
+def _finite(norms: list[paddle.Tensor]) -> np.ndarray:
+    numbers = paddle.stack(norms).numpy().astype(np.float64) if norms else np.zeros(0)
+    return numbers[np.isfinite(numbers)]
