@@ -43,6 +43,7 @@ def main_worker(config, dataset_train, dataset_val):
         freeze(config, model)  # before the wrapper, which waits for the gradients of what trains
         network = paddle.DataParallel(model) if ranks > 1 else model
         engine.fit(config, network, dataset_train, dataset_val, run)
+    supervision.end_workers()
 
 
 def spawned_worker(failed, beats, *args):

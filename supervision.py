@@ -5,6 +5,7 @@ A rank notes signals and heeds them between two steps: about once a second all r
 stalls (``wait_for_ranks``).
 """
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -53,8 +54,16 @@ def note_signals() -> None:
 
 
 def ignore_signals() -> None:
-    """In a loader's worker: signals to the whole group are its rank's to heed, which still needs it."""
-    catch_signals(signal.SIG_IGN)
+    """In a loader's worker: a signal to the whole group is its rank's to heed, which still needs the worker."""
+    if signal.getsignal(signal.SIGTERM) is _note:
+        catch_signals(signal.SIG_IGN)
+
+
+def end_workers() -> None:
+    """Ends the loaders' workers, at a run's end: Python would send them SIGTERM, which they ignore, and wait for ever."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Paddle takes a worker that goes for a failure
+    for worker in multiprocessing.active_children():
+        worker.kill()
 
 
 def _note(number: int, _: Any) -> None:
