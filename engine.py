@@ -46,23 +46,24 @@ def fit(config: CfgNode, network: nn.Layer, train: ImageDataset, val: ImageDatas
     val_loader = get_dataloader(config, val, "val", rank(), world_size())
     _tell_clamped(config, run)
     steps, epochs = len(training.loader), config.TRAIN.NUM_EPOCHS
-    saver.saved_step = progress.step
+    saver.begin(progress)
     run.start_bar(steps * epochs, steps * progress.epoch + training.loader.batch_sampler.first(progress.samples))
+    metrics = _evaluated(training, val_loader, len(val), heed) if progress.epoch == epochs else {}  # all but the result
     for epoch in range(progress.epoch + 1, epochs + 1):
         train_one_epoch(training, progress, heed)
         heed()
-        metrics: dict[str, dict[str, Any]] = {}
+        metrics = {}
         if epoch % config.VALIDATE_FREQ == 0 or epoch == epochs:
-            for split, model in training.evaluated.items():
-                metrics[split] = evaluate(config, model, val_loader, len(val), heed)
-                run.report(split, step=epoch * steps, epoch=epoch, **_shown(metrics[split]))
+            metrics = _evaluated(training, val_loader, len(val), heed)
+            for split, found in metrics.items():
+                run.report(split, step=epoch * steps, epoch=epoch, **_shown(found))
         progress.epoch, progress.samples = epoch, 0
         improved = _note_best(config, metrics, progress)
         kept = config.SAVE_FREQ and epoch % config.SAVE_FREQ == 0
         if improved or kept or epoch == epochs or requests.save or saver.due(progress):
             saver.save(progress, improved=improved)
             requests.saved()
-    saver.wait()
+    saver.wait(last=True)
     if rank() == 0:
         plot_curves(run.directory / "metrics.jsonl", run.directory / "curves.png")
         best = progress.best
@@ -73,6 +74,14 @@ def fit(config: CfgNode, network: nn.Layer, train: ImageDataset, val: ImageDatas
             found = _result(config, metrics["ema"], str(saver.path / "ema.safetensors"), val.classes)
             result["ema"] = found | {"best": best["ema"]}
         run.result(result)
+
+
+def _evaluated(
+    training: Training, loader: paddle.io.DataLoader, num_samples: int, heed: Callable[[], None]
+) -> dict[str, dict[str, Any]]:
+    """The metrics of the model and of the averaged one, by split."""
+    models = training.evaluated.items()
+    return {split: evaluate(training.config, model, loader, num_samples, heed) for split, model in models}
 
 
 def _note_best(config: CfgNode, metrics: dict[str, dict[str, Any]], progress: Progress) -> tuple[str, ...]:
@@ -121,7 +130,7 @@ def _heed(
     progress.window = []
     requests.saved()
     if number is not None:
-        saver.wait()
+        saver.wait(last=True)
         where = f"-resume=auto -output={saver.run.directory} goes on from there"
         raise Stopped(number, f"after step {progress.step}, saved in {saver.path}; {where}")
 
@@ -142,6 +151,7 @@ def train_one_epoch(training: Training, progress: Progress, heed: Callable[..., 
     sampler.set_epoch(epoch, progress.samples)
     first = sampler.first()
     if first == steps:  # only its evaluation is to come
+        progress.window = []
         return
     network.train()
     hold_frozen_statistics(training.model)

@@ -52,7 +52,8 @@ def resume(training: Training) -> Progress:
     if rank() == 0 and config.MODEL.RESUME:
         _settle(run.checkpoints, Path(chosen) if chosen else None, progress)
         run.rewind(progress.step, evaluated=not progress.samples)
-    if progress.epoch >= config.TRAIN.NUM_EPOCHS:
+    # A job that is started again and again finds a run done, perhaps without its result.
+    if progress.epoch >= config.TRAIN.NUM_EPOCHS + (config.MODEL.RESUME == AUTO):
         raise InputError(
             f"epoch {progress.epoch} is done already and TRAIN.NUM_EPOCHS is {config.TRAIN.NUM_EPOCHS}; raise it"
         )

@@ -81,7 +81,11 @@ class Saver:
         self.constant |= {"model": config.MODEL.NAME, "config": plain(config)}
         self.thread: threading.Thread | None = None
         self.failure: Exception | None = None
-        self.path, self.saved_step = run.checkpoints / folder.LAST, 0
+        self.begin(Progress())
+
+    def begin(self, progress: Progress) -> None:
+        """From here on: there is a checkpoint of ``progress``, or nothing that one would hold."""
+        self.path, self.saved_step = self.run.checkpoints / progress.name, progress.step
 
     @property
     def failed(self) -> bool:
@@ -93,11 +97,14 @@ class Saver:
         every = self.config.SAVE_STEPS
         return bool(every) and progress.step // every > self.saved_step // every
 
-    def wait(self) -> None:
+    def wait(self, last: bool = False) -> None:
         """Waits until nothing is being written.
 
+        Args:
+            last: nothing will be saved after this.
+
         Raises:
-            RunError: on every rank, when the writing failed and SAVE_ON_ERROR doesn't say to go on.
+            RunError: on every rank, when the writing failed, unless SAVE_ON_ERROR says to go on, and there is more to come.
         """
         # The ranks meet again and again: in one long wait gloo would lose patience after 30 s.
         while (status := all_gather(self._status())[0]) == BUSY:
@@ -105,7 +112,7 @@ class Saver:
         if status is None:
             return
         problem, fatal = status
-        if fatal:
+        if fatal or last:
             raise RunError(problem, shared=True)
         self.run.info(f"{problem}; the run goes on (SAVE_ON_ERROR)")
         self.failure = None
@@ -142,7 +149,7 @@ class Saver:
         asked = time.perf_counter()
         self.wait()
         ranks = all_gather({key: t.numpy() for key, t in statistics.items()} if statistics else {})
-        self.path, self.saved_step = self.run.checkpoints / progress.name, progress.step
+        self.begin(progress)
         if rank():
             return
         if self.path.exists():  # the same step, asked for once more
