@@ -104,7 +104,7 @@ class Saver:
             last: nothing will be saved after this.
 
         Raises:
-            RunError: on every rank, when the writing failed, unless SAVE_ON_ERROR says to go on, and there is more to come.
+            RunError: on every rank, when the writing failed, unless there is more to come and SAVE_ON_ERROR goes on.
         """
         # The ranks meet again and again: in one long wait gloo would lose patience after 30 s.
         while (status := all_gather(self._status())[0]) == BUSY:
