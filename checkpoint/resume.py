@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from yacs.config import CfgNode
 
 from checkpoint import folder
-from checkpoint.saver import Progress, own_statistics
+from checkpoint.saver import FORMAT, Progress, own_statistics, versions
 from config import get_config
 from errors import InputError
 from options import leaves, plain
@@ -92,7 +92,11 @@ def _choose(config: CfgNode, own: Path, notes: list[str]) -> Path | None:
 
 
 def _restore(training: Training, chosen: Path) -> Progress:
+    if not chosen.is_dir():
+        raise InputError(f"{chosen} isn't seen by rank {rank()}; all machines need the same folder", shared=False)
     config, state = training.config, folder.read_state(chosen)
+    if state["format"] != FORMAT:
+        raise InputError(f"{chosen} has the format {state['format']}, this release reads {FORMAT}")
     _compare(config, state, chosen)
     images = len(training.loader.dataset)
     if state["images"] != images:
@@ -112,6 +116,8 @@ def _restore(training: Training, chosen: Path) -> Progress:
         total = {"sums": [sum(column) for column in zip(*(own["sums"] for own in window), strict=True)]}
         nothing = {"sums": [0.0] * 4, "skips": 0, **shared}
         window = [{**total, "skips": sum(own["skips"] for own in window), **shared}, *[nothing] * (world_size() - 1)]
+    if state["versions"] != versions():
+        training.run.info(f"saved under {state['versions']}, this is {versions()}: last digits may differ")
     told = f", {state['samples']} samples into the next" if state["samples"] else ""
     training.run.info(f"resumed after epoch {epoch}{told}, from {chosen}")
     return Progress(epoch, state["samples"], state["step"], state["best"], window)

@@ -21,6 +21,7 @@ from records import Run
 from utils import all_gather, rank, world_size
 from weights import file_arrays
 
+FORMAT = 1  # of state.json
 BUSY = "busy"
 
 
@@ -54,6 +55,11 @@ def own_statistics(model: nn.Layer) -> dict[str, paddle.Tensor]:
     return {name: t for name, t in model.state_dict().items() if name not in parameters and t.is_floating_point()}
 
 
+def versions() -> dict[str, str]:
+    """Returns what computes."""
+    return {"python": platform.python_version(), "paddle": paddle.__version__, "numpy": np.__version__}
+
+
 class Saver:
     """Saves checkpoints of a run; every rank calls its methods, rank 0 writes.
 
@@ -76,9 +82,8 @@ class Saver:
         train: ImageDataset,
     ) -> None:
         self.config, self.run, self.parts, self.optimizer, self.scaler = config, run, parts, optimizer, scaler
-        versions = {"python": platform.python_version(), "paddle": paddle.__version__, "numpy": np.__version__}
-        self.constant = {"ranks": world_size(), "images": len(train), "classes": train.classes, "versions": versions}
-        self.constant |= {"model": config.MODEL.NAME, "config": plain(config)}
+        self.constant = {"format": FORMAT, "versions": versions(), "ranks": world_size(), "images": len(train)}
+        self.constant |= {"classes": train.classes, "model": config.MODEL.NAME, "config": plain(config)}
         self.thread: threading.Thread | None = None
         self.failure: Exception | None = None
         self.begin(Progress())
