@@ -49,7 +49,7 @@ def catch_signals(handler: Any) -> None:
 
 
 def note_signals() -> None:
-    """From now on signals are noted, for ``Requests``; a second SIGINT ends this process at once."""
+    """From now on signals are noted, for ``Requests``; where no parent does it, a second SIGINT ends this process."""
     catch_signals(_note)
 
 
@@ -67,7 +67,8 @@ def end_workers() -> None:
 
 
 def _note(number: int, _: Any) -> None:
-    if number == signal.SIGINT and time.monotonic() - _noted.get(number, time.monotonic()) > 0.5:
+    again = time.monotonic() - _noted.get(number, time.monotonic()) > 0.5  # not the same one by two ways
+    if number == signal.SIGINT and again and _beats is None:
         raise KeyboardInterrupt
     _noted.setdefault(number, time.monotonic())
 
