@@ -1,5 +1,5 @@
 # make train    a first training run, from nothing: .venv, requirements, digits
-# make test     the tests, from nothing
+# make test     the tests, from nothing; make test-faults: the slow ones, which kill and stop runs
 # make install  .venv with the pinned requirements; PADDLE=... chooses another Paddle (README, "Paddle for a GPU")
 PYTHON ?= python3
 VENV := .venv
@@ -16,7 +16,7 @@ endif
 WITH := $(if $(findstring 2.6.,$(PADDLE)),numpy==1.26.4 setuptools==80.9.0,numpy==2.2.6)
 WANTED := $(if $(PADDLE),$(PADDLE) $(WITH) -r requirements-base.txt,-r requirements.txt)
 
-.PHONY: install train test test-paddle26 lint clean
+.PHONY: install train test test-faults test-paddle26 lint clean
 
 install: $(VENV)/installed
 
@@ -37,6 +37,10 @@ train: install
 
 test: $(VENV)/installed-test lint
 	$(RUN) -m pytest
+
+# Every fault that docs/reliability.md reports, injected anew.
+test-faults: $(VENV)/installed-test
+	$(RUN) -m pytest -m slow -s
 
 lint: $(VENV)/installed-test
 	$(RUN) -m ruff check .

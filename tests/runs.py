@@ -1,5 +1,6 @@
 """Whole training runs in this process, for the tests."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -30,3 +31,27 @@ def train(options, output, length=None):
 
 def weights(output):
     return load_file(Path(output) / "checkpoints" / "last" / "model.safetensors")
+
+
+def records(output):
+    """The lines of metrics.jsonl, without their times."""
+    untimed = [json.loads(line) for line in (Path(output) / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in r.items() if k not in ("images_per_s", "data_wait")} for r in untimed]
+
+
+def assert_same_run(one, two):
+    """The last checkpoints hold the same bits, and each metrics.jsonl the same tail."""
+    ends = [Path(run) / "checkpoints" / "last" for run in (one, two)]
+    files = [{file.name for file in end.iterdir()} for end in ends]
+    assert files[0] == files[1]
+    for name in sorted(files[0]):
+        if name.endswith(".safetensors"):
+            first, second = (load_file(end / name) for end in ends)
+            assert first.keys() == second.keys()
+            for key in first:
+                np.testing.assert_array_equal(first[key], second[key], err_msg=f"{name} {key}")
+    states = [json.loads((end / "state.json").read_text()) for end in ends]
+    for key in ("epoch", "samples", "step", "best", "lr", "scaler", "window"):
+        assert states[0][key] == states[1][key], key
+    tail = records(two)
+    assert records(one)[-len(tail) :] == tail

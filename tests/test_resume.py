@@ -1,16 +1,8 @@
 """Going on from a checkpoint: the same bits as a run that was never stopped, or one line that says why not."""
 
-import json
-import shutil
-from pathlib import Path
-
-import numpy as np
 import pytest
 from ranks import run_ranks
-from runs import train
-from safetensors.numpy import load_file
-
-from errors import InputError
+from runs import assert_same_run, train
 
 RECIPE = [
     "DATA.BATCH_SIZE", "8", "TRAIN.NUM_EPOCHS", "3", "TRAIN.ACCUM_ITER", "3", "TRAIN.MIXUP_ALPHA", "0.8",
@@ -18,29 +10,6 @@ RECIPE = [
     "TRAIN.MODEL_EMA_DECAY", "0.9", "TRAIN.AFFINE", "[10.0,0.1,0.1]", "TRAIN.WARMUP_EPOCHS", "1",
     "TRAIN.BASE_LR", "0.01", "TRAIN.GRAD_CLIP", "1.0", "REPORT_FREQ", "5", "SAVE_STEPS", "1", "KEEP_LAST", "1000",
 ]  # fmt: skip
-
-
-def records(output):
-    untimed = [json.loads(line) for line in (Path(output) / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in r.items() if k not in ("images_per_s", "data_wait")} for r in untimed]
-
-
-def assert_same_run(one, two):
-    """The last checkpoints hold the same bits, and each metrics.jsonl the same tail."""
-    ends = [Path(run) / "checkpoints" / "last" for run in (one, two)]
-    files = [{file.name for file in end.iterdir()} for end in ends]
-    assert files[0] == files[1]
-    for name in sorted(files[0]):
-        if name.endswith(".safetensors"):
-            first, second = (load_file(end / name) for end in ends)
-            assert first.keys() == second.keys()
-            for key in first:
-                np.testing.assert_array_equal(first[key], second[key], err_msg=f"{name} {key}")
-    states = [json.loads((end / "state.json").read_text()) for end in ends]
-    for key in ("epoch", "samples", "step", "best", "lr", "scaler", "window"):
-        assert states[0][key] == states[1][key], key
-    tail = records(two)
-    assert records(one)[-len(tail) :] == tail
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -1,0 +1,74 @@
+"""Programs of the toolkit as processes that can be disturbed."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from conftest import ROOT
+
+
+def start(folder, *flags, **environment):
+    """Starts main_multi_gpu.py on two processes, in a process group of its own."""
+    command = [sys.executable, str(ROOT / "main_multi_gpu.py"), "-ngpus=2", *flags]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=folder, env=os.environ | environment, start_new_session=True, **streams)
+
+
+def descendants(pid):
+    """The ranks and loader workers of a run, as long as the parent lives: {pid: (parent, command line)}."""
+    command = ["ps", "-eww", "-o", "pid=,ppid=,args="]
+    rows = [line.split(None, 2) for line in subprocess.run(command, capture_output=True, text=True).stdout.splitlines()]
+    found, wanted = {}, {str(pid)}
+    while wanted:
+        children = {row[0]: (int(row[1]), row[2]) for row in rows if row[1] in wanted}
+        found |= children
+        wanted = set(children)
+    return {int(pid): row for pid, row in found.items()}
+
+
+def ranks_of(process):
+    """The pids of the ranks, in no order."""
+    return [
+        pid
+        for pid, (parent, args) in descendants(process.pid).items()
+        if "spawn_main" in args and parent == process.pid
+    ]
+
+
+def workers_of(process):
+    """The pids of the ranks' loader workers."""
+    ranks = ranks_of(process)
+    return [pid for pid, (parent, _) in descendants(process.pid).items() if parent in ranks]
+
+
+def wait_for(condition, process, seconds=90):
+    """Waits until ``condition()`` is true, while the process lives; returns whether it still does."""
+    deadline = time.time() + seconds
+    while not condition():
+        if process.poll() is not None:
+            return False
+        assert time.time() < deadline, f"nothing came in {seconds} s"
+        time.sleep(0.005)
+    return process.poll() is None
+
+
+def wait_for_first_step(process, run):
+    """Waits until the run reports anew and returns the pids of its processes."""
+    log = Path(run) / "log.txt"
+
+    def steps():
+        return len(re.findall(r"epoch \d+ step ", log.read_text())) if log.exists() else 0
+
+    before = steps()
+    assert wait_for(lambda: steps() > before, process), process.stderr.read()
+    return list(descendants(process.pid))
+
+
+def assert_none_left(pids):
+    deadline = time.time() + 10
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+        assert time.time() < deadline, "processes are left"
+        time.sleep(0.05)
