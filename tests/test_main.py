@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, TINY, write_images
 from PIL import Image
+from programs import assert_none_left, ranks_of, start, wait_for_first_step
 from ranks import free_ports
 from safetensors.numpy import load_file
 
@@ -196,62 +197,17 @@ def test_the_same_command_runs_under_the_launcher_on_one_node_and_on_two(tmp_pat
 # --------------------------------------------------------------- ranks that fail
 
 
-def start(folder, *flags):
-    """Starts a long run of two processes in a process group of its own."""
-    command = [sys.executable, str(ROOT / "main_multi_gpu.py"), "-ngpus=2", *flags]
-    return subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-
-
-def descendants(pid):
-    """The ranks and loader workers of a run, as long as the parent lives: {pid: command line}."""
-    table = subprocess.run(["ps", "-eww", "-o", "pid,ppid,args"], capture_output=True, text=True).stdout.splitlines()[
-        1:
-    ]
-    rows = [line.split(None, 2) for line in table]
-    found, wanted = {}, {str(pid)}
-    while wanted:
-        children = {row[0]: row[2] for row in rows if row[1] in wanted}
-        found |= children
-        wanted = set(children)
-    return found
-
-
-def wait_for_first_step(process, folder):
-    """Waits until metrics.jsonl has a line and returns the pids of the run."""
-    deadline = time.time() + 90
-    while not any((folder / "run").glob("metrics.jsonl")):
-        assert process.poll() is None, process.stderr.read()
-        assert time.time() < deadline
-        time.sleep(0.1)
-    return [int(pid) for pid in descendants(process.pid)]
-
-
-def assert_none_left(pids):
-    deadline = time.time() + 10
-    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
-        assert time.time() < deadline, "processes are left"
-        time.sleep(0.1)
-
-
 @pytest.fixture
 def long_run(tmp_path):
     """A run with loader workers that takes long enough to be disturbed; killed at the test's end, whatever happens."""
     workers = ["-o", "TRAIN.NUM_EPOCHS", "1000", "DATA.NUM_WORKERS", "1", "REPORT_FREQ", "1"]
     process = start(tmp_path, "-cfg=vit_digits", "-output=run", *workers)
-    pids = wait_for_first_step(process, tmp_path)
+    pids = wait_for_first_step(process, tmp_path / "run")
     with process:
         yield process, pids
         for pid in [process.pid, *pids]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-
-def ranks_of(process):
-    return [
-        int(pid) for pid, args in descendants(process.pid).items() if "spawn_main" in args and "resource" not in args
-    ]
 
 
 def test_a_rank_that_is_killed_ends_the_run(long_run):
@@ -268,19 +224,10 @@ def test_a_rank_that_is_killed_ends_the_run(long_run):
     assert_none_left(pids)
 
 
-def test_ctrl_c_ends_every_process_without_a_traceback(long_run):
+def test_a_parent_that_is_killed_takes_its_processes_along(long_run):
     process, pids = long_run
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
-    assert process.wait(15) == 130
-    assert process.stderr.read().strip().endswith("interrupted")
-    assert_none_left(pids)
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_parent_that_is_killed_takes_its_processes_along(long_run, number):
-    process, pids = long_run
-    process.send_signal(number)
-    assert process.wait(15) == -number
+    process.kill()
+    assert process.wait(15) == -signal.SIGKILL
     assert_none_left(pids)
 
 
