@@ -99,6 +99,7 @@ class Run:
             with contextlib.suppress(OSError):
                 os.truncate(file, size)  # no half line
             if self.on_error == "stop":
+                error.filename = str(file)
                 raise
             self.info(f"{file}: a line is lost ({error.strerror}); the run goes on (SAVE_ON_ERROR)")
 

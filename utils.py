@@ -284,12 +284,26 @@ class _ConsoleHandler(logging.StreamHandler):
         sys.stdout.flush()
 
 
+class _LogFile(logging.FileHandler):
+    """A log that can't be written (a full disk) is told once, and ends no run: what a run needs is in other files."""
+
+    told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif record.levelno < logging.ERROR and not self.told:  # errors are on stderr already
+            self.told = True
+            print(f"{self.baseFilename}: not written ({error.strerror}); the run goes on", file=sys.stderr, flush=True)
+
+
 def get_loggers(directory: Path) -> tuple[logging.Logger, logging.Logger]:
     """Returns (local, main): ``log_<rank>.txt`` of this process; console and ``log.txt`` for rank 0 alone."""
     local, main = logging.getLogger("local"), logging.getLogger("main")
-    handlers = {local: [logging.FileHandler(directory / f"log_{rank()}.txt")], main: [logging.NullHandler()]}
+    handlers = {local: [_LogFile(directory / f"log_{rank()}.txt")], main: [logging.NullHandler()]}
     if rank() == 0:
-        handlers[main] = [logging.FileHandler(directory / "log.txt"), _ConsoleHandler()]
+        handlers[main] = [_LogFile(directory / "log.txt"), _ConsoleHandler()]
     for logger, mine in handlers.items():
         for old in logger.handlers[:]:
             logger.removeHandler(old)
@@ -313,8 +327,12 @@ def written_whole(path: Path, mode: str = "w") -> Iterator[TextIO | Any]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
         sync_directory(path.parent)
+    except OSError as error:
+        error.filename = str(path)  # which a write's error doesn't name, and an opening's calls by its temporary name
+        raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a disk that became read-only: the first error counts
+            temporary.unlink()
 
 
 def sync_directory(path: Path) -> None:
