@@ -53,6 +53,8 @@ def spawned_worker(failed, beats, *args):
 
     utils.die_with_parent()
     supervision.share_beats(beats)
+    # A spawned process would spawn its loader's workers, too, each of which imports Paddle anew.
+    multiprocessing.set_start_method("fork", force=True)
     with reported(failed):
         main_worker(*args)
 
