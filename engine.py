@@ -156,9 +156,10 @@ def train_one_epoch(training: Training, progress: Progress, heed: Callable[..., 
     network.train()
     hold_frozen_statistics(training.model)
     window = Window(training, epoch, progress)
-    statistics = held = {
+    statistics = {
         f"{split}/{name}": t for split, model in training.evaluated.items() for name, t in own_statistics(model).items()
     }
+    held = _held(statistics, accum)
     for index, (pixels, labels, *extra) in enumerate(window.timed(loader, (epoch - 1) * steps + first + 1), first):
         step = (epoch - 1) * steps + index + 1
         group = index // accum
@@ -184,12 +185,17 @@ def train_one_epoch(training: Training, progress: Progress, heed: Callable[..., 
         if closes:
             progress.step, progress.samples = step, sampler.taken(end)
             window.mark()
-            held = {key: t.clone() for key, t in statistics.items()} if accum > 1 else statistics
+            held = _held(statistics, accum)
         training.run.bar.update()
         if index + 1 < steps:
             heed(window, held, closes)
     for model in training.evaluated.values():
         _average_statistics(model)
+
+
+def _held(statistics: dict[str, paddle.Tensor], accum: int) -> dict[str, paddle.Tensor]:
+    """The statistics as they are at an update: steps between two change them."""
+    return {key: t.clone() for key, t in statistics.items()} if accum > 1 else statistics
 
 
 def _update(training: Training, update: int) -> paddle.Tensor:

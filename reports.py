@@ -66,12 +66,19 @@ class Window:
 
     def mark(self) -> None:
         """Remembers the window as it is, for ``state``."""
+        self.marked = self._now()
+
+    def _now(self) -> tuple:
         carried = (self.sums, self.skips, self.norm_sum, self.finite, self.updates)
-        self.marked = (carried, *((part, len(part)) for part in (self.rows, self.norms, self.skipped)))
+        return (carried, *((part, len(part)) for part in (self.rows, self.norms, self.skipped)))
 
     def state(self) -> dict[str, Any]:
         """Returns this rank's sums at the last mark, as plain numbers."""
-        (sums, skips, norm_sum, finite, updates), *parts = self.marked
+        return self._summed(self.marked)
+
+    @staticmethod
+    def _summed(marked: tuple) -> dict[str, Any]:
+        (sums, skips, norm_sum, finite, updates), *parts = marked
         rows, norms, skipped = (part[:length] for part, length in parts)
         total, numbers = _added(sums, rows), _finite(norms)
         return {
@@ -88,8 +95,7 @@ class Window:
         Raises:
             RunError: on every rank, when a loss is not finite.
         """
-        self.mark()
-        state, elapsed = self.state(), time.perf_counter() - self.start
+        state, elapsed = self._summed(self._now()), time.perf_counter() - self.start
         self._list_skipped()
         own = [*state["sums"], self.wait / elapsed, state["skips"], state["sums"][3] - self.carried_count]
         reduced = all_reduce_sum(paddle.to_tensor(own, dtype="float64")).tolist()
