@@ -8,18 +8,16 @@ import paddle
 import pytest
 from ranks import run_ranks
 from runs import train, weights
-from safetensors.numpy import load_file
 
 import engine
 import prepare
 import utils
 from checkpoint import classes_of
-from checkpoint.resume import load_checkpoint
 from config import get_config, with_values
 from datasets import ArrayDataset, get_dataloader, get_datasets
 from errors import InputError, RunError
 from models import build_model
-from optim import LossScaler, build_optimizer
+from optim import LossScaler
 from records import Run
 from weights import load_weights
 
@@ -198,24 +196,6 @@ def test_accumulation_longer_than_an_epoch_is_an_error(tmp_path, tiny):
         train([*tiny, "DATA.BATCH_SIZE", "8", "TRAIN.ACCUM_ITER", "3"], tmp_path, 16)
 
 
-def test_a_run_resumed_at_an_epoch_ends_in_the_same_bits(tmp_path, tiny):
-    options = [*tiny, "DATA.BATCH_SIZE", "16", "MODEL.DROPOUT", "0.1", "MODEL.DROPPATH", "0.2", "TRAIN.BASE_LR", "1e-3"]
-    options += ["TRAIN.NUM_EPOCHS", "4", "SAVE_FREQ", "2", "TRAIN.AFFINE", "[10.0,0.1,0.1]", "TRAIN.WARMUP_EPOCHS", "1"]
-    train(options, tmp_path / "whole", 64)
-    middle = tmp_path / "whole" / "checkpoints" / "epoch_0002"
-    train([*options, "MODEL.RESUME", str(middle)], tmp_path / "resumed", 64)
-    for part in ("model", "optimizer"):
-        one, two = (
-            load_file(tmp_path / run / "checkpoints" / "last" / f"{part}.safetensors") for run in ("whole", "resumed")
-        )
-        assert_same(one, two, atol=0)
-    tail = [{k: v for k, v in r.items() if k not in ("images_per_s", "data_wait")} for r in records(tmp_path / "whole")]
-    resumed = [
-        {k: v for k, v in r.items() if k not in ("images_per_s", "data_wait")} for r in records(tmp_path / "resumed")
-    ]
-    assert resumed == [r for r in tail if r["epoch"] > 2]
-
-
 def test_last_epoch_starts_after_it_on_the_same_schedule(tmp_path, tiny):
     options = [*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.NUM_EPOCHS", "3"]
     train(options, tmp_path / "whole", 32)
@@ -225,28 +205,6 @@ def test_last_epoch_starts_after_it_on_the_same_schedule(tmp_path, tiny):
         for run in ("whole", "late")
     }
     assert rates["late"] == rates["whole"][1:]
-
-
-def test_resume_names_what_is_wrong(tmp_path, tiny):
-    options = [*tiny, "DATA.BATCH_SIZE", "16"]
-    train(options, tmp_path / "run", 32)
-    last = tmp_path / "run" / "checkpoints" / "last"
-    with pytest.raises(InputError, match=r"already holds a run; go on from it with -resume"):
-        train(options, tmp_path / "run", 32)
-    with pytest.raises(InputError, match=r"epoch 1 is done already and TRAIN.NUM_EPOCHS is 1"):
-        train([*options, "MODEL.RESUME", str(last)], tmp_path / "a", 32)
-    with pytest.raises(InputError, match=r"no checkpoint at"):
-        train([*options, "MODEL.RESUME", str(tmp_path)], tmp_path / "b", 32)
-    with pytest.raises(InputError, match=r"TRAIN.LAST_EPOCH is 2, the checkpoint's last epoch is 1"):
-        train([*options, "MODEL.RESUME", str(last), "TRAIN.LAST_EPOCH", "2"], tmp_path / "c", 32)
-    with pytest.raises(InputError, match=r"can't go on with another model \(pos_embed resized from 2 x 2 to 3 x 3\)"):
-        train([*options, "MODEL.RESUME", str(last), "DATA.IMAGE_SIZE", "12"], tmp_path / "e", 32)
-    model = build_model(get_config(None, [*tiny, "MODEL.DEPTH", "1"]))
-    with pytest.raises(InputError, match=r"doesn't fit the model: unexpected blocks.1"):
-        load_checkpoint(last, model, build_optimizer(get_config(), model))
-    (last / "optimizer.safetensors").write_bytes(b"cut")
-    with pytest.raises(InputError, match=r"damaged checkpoint"):
-        train([*options, "MODEL.RESUME", str(last), "TRAIN.NUM_EPOCHS", "2"], tmp_path / "d", 32)
 
 
 def test_only_checkpoints_that_serve_are_kept(tmp_path, tiny):

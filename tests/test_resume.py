@@ -1,26 +1,355 @@
 """Going on from a checkpoint: the same bits as a run that was never stopped, or one line that says why not."""
 
+import json
+import shutil
+import signal
+from collections import Counter
+
 import pytest
 from ranks import run_ranks
-from runs import assert_same_run, train
+from runs import assert_same_run, records, train, weights
+from test_engine import assert_same
+
+import engine
+import samplers
+import supervision
+from checkpoint.resume import load_checkpoint
+from config import config_from_arguments, get_config
+from errors import InputError
+from models import build_model
+from optim import build_optimizer
 
 RECIPE = [
-    "DATA.BATCH_SIZE", "8", "TRAIN.NUM_EPOCHS", "3", "TRAIN.ACCUM_ITER", "3", "TRAIN.MIXUP_ALPHA", "0.8",
+    "DATA.BATCH_SIZE", "8", "TRAIN.NUM_EPOCHS", "2", "TRAIN.ACCUM_ITER", "3", "TRAIN.MIXUP_ALPHA", "0.8",
     "TRAIN.CUTMIX_ALPHA", "1.0", "MODEL.DROPOUT", "0.1", "MODEL.DROPPATH", "0.2", "TRAIN.MODEL_EMA", "True",
     "TRAIN.MODEL_EMA_DECAY", "0.9", "TRAIN.AFFINE", "[10.0,0.1,0.1]", "TRAIN.WARMUP_EPOCHS", "1",
-    "TRAIN.BASE_LR", "0.01", "TRAIN.GRAD_CLIP", "1.0", "REPORT_FREQ", "5", "SAVE_STEPS", "1", "KEEP_LAST", "1000",
+    "TRAIN.BASE_LR", "0.01", "TRAIN.GRAD_CLIP", "1.0", "REPORT_FREQ", "4",
 ]  # fmt: skip
+EVERY_STEP = ["SAVE_STEPS", "1", "KEEP_LAST", "1000"]
+
+
+def train_all(runs):
+    """Trains several times in the same processes: [(options, output, length)]."""
+    for run in runs:
+        train(*run)
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.smoke)])
+def test_a_run_goes_on_from_every_update_in_the_same_bits(tmp_path, tiny, ranks):
+    options, length = [*tiny, *RECIPE, *EVERY_STEP], 8 * 8 * ranks
+    # Eight steps an epoch make updates after 3, 6 and 8 of them.
+    middles = [f"epoch_{epoch:04d}_sample_{24 * ranks * part:09d}" for epoch in (1, 2) for part in (1, 2)]
+    runs = [(options, tmp_path / "whole", length)]
+    for name in (*middles, "epoch_0001"):
+        path = str(tmp_path / "whole" / "checkpoints" / name)
+        runs.append(([*options, "MODEL.RESUME", path], tmp_path / name, length))
+    run_ranks(train_all, runs, ranks=ranks)
+    found = sorted(folder.name for folder in (tmp_path / "whole" / "checkpoints").glob("epoch_*"))
+    assert found == sorted([*middles, "epoch_0001", "epoch_0002"])
+    for _, output, _ in runs[1:]:
+        assert_same_run(tmp_path / "whole", output)
+
+
+# -------------------------------------------------------------------- stopped
+
+
+class StopAt(supervision.Requests):
+    """Asks to stop at a call of ``poll``, as a signal to the last rank would."""
+
+    call = 0
+
+    def poll(self, failed=False):
+        StopAt.call -= 1
+        if StopAt.call == 0:
+            self.until_meeting = 0
+            if supervision.rank() == supervision.world_size() - 1:
+                supervision._noted[signal.SIGTERM] = 0.0
+        return super().poll(failed)
+
+
+def train_stopped(options, output, length, calls):
+    """Trains and stops at each of ``calls`` of a run of its own, going on until the end; returns what it was told."""
+    engine.Requests = StopAt
+    told = []
+    for call in calls:
+        StopAt.call = call
+        try:
+            train([*options, "MODEL.RESUME", "auto"], output / str(call), length)
+        except supervision.Stopped as stopped:
+            told.append((str(stopped), stopped.exit_status))
+        supervision._noted.clear()
+        StopAt.call = 0
+        train([*options, "MODEL.RESUME", "auto"], output / str(call), length)
+    engine.Requests = supervision.Requests
+    return told
+
+
+# Calls of poll in an epoch of five steps, whose updates come after the third and the fifth: one after each step but the
+# last, one before the evaluations, one after each of their batches (of 64 of 364 images, twice: EMA).
+@pytest.mark.parametrize(("ranks", "evaluated"), [(1, 5), (2, 2)])
+def test_a_run_that_is_stopped_anywhere_ends_in_the_same_bits(tmp_path, tiny, ranks, evaluated):
+    options, length = [*tiny, *RECIPE], 8 * 5 * ranks
+    run_ranks(train_all, [(options, tmp_path / "whole", length)], ranks=ranks)
+    epoch = 5 + 2 * evaluated
+    second = {epoch + 1: (5, "epoch_0001"), epoch + 4: (8, f"epoch_0002_sample_{24 * ranks:09d}")}
+    expected = {
+        1: (0, "epoch_0000"),  # before any update
+        3: (3, f"epoch_0001_sample_{24 * ranks:09d}"),
+        4: (3, f"epoch_0001_sample_{24 * ranks:09d}"),  # within an update
+        5: (5, f"epoch_0001_sample_{40 * ranks:09d}"),  # before the evaluation
+        6: (5, f"epoch_0001_sample_{40 * ranks:09d}"),  # in the model's
+        6 + evaluated: (5, f"epoch_0001_sample_{40 * ranks:09d}"),  # in the average's
+        **second,
+    }
+    told = run_ranks(train_stopped, options, tmp_path, length, list(expected), ranks=ranks)
+    for (call, (step, name)), *by_rank in (
+        zip(expected.items(), *told, strict=True)
+        if ranks > 1
+        else [(item, words) for item, words in zip(expected.items(), told[0], strict=True)]
+    ):
+        where = f"{tmp_path / str(call)}"
+        message = f"stopped by SIGTERM after step {step}, saved in {where}/checkpoints/{name};"
+        for text, status in by_rank:
+            assert (text.startswith(message), status) == (True, 143), (call, text)
+        assert_same_run(tmp_path / "whole", tmp_path / str(call))
+        assert records(tmp_path / str(call)) == records(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_goes_on_from_every_step_in_the_same_bits(tmp_path, tiny, ranks):
-    options = [*tiny, *RECIPE]
-    run_ranks(train, options, tmp_path / "whole", 8 * 8 * ranks, ranks=ranks)
-    found = sorted(folder.name for folder in (tmp_path / "whole" / "checkpoints").glob("epoch_*"))
-    # Eight steps an epoch make updates after 3, 6 and 8 of them.
-    expected = [f"epoch_{epoch:04d}_sample_{24 * ranks * part:09d}" for epoch in (1, 2, 3) for part in (1, 2)]
-    assert found == sorted([*expected, *(f"epoch_{epoch:04d}" for epoch in (1, 2, 3))])
-    for name in found[:-3]:
-        middle = str(tmp_path / "whole" / "checkpoints" / name)
-        run_ranks(train, [*options, "MODEL.RESUME", middle], tmp_path / name, 8 * 8 * ranks, ranks=ranks)
-        assert_same_run(tmp_path / "whole", tmp_path / name)
+def test_batch_norms_statistics_of_every_rank_are_resumed(tmp_path, tiny, ranks):
+    options = [*tiny, "MODEL.TYPE", "ConvMixer", "MODEL.KERNEL_SIZE", "3", "DATA.BATCH_SIZE", "8"]
+    options += ["TRAIN.ACCUM_ITER", "2", "TRAIN.MODEL_EMA", "True", "REPORT_FREQ", "1"]
+    run_ranks(train_all, [(options, tmp_path / "whole", 32 * ranks)], ranks=ranks)
+    run_ranks(train_stopped, options, tmp_path, 32 * ranks, [3], ranks=ranks)  # within the second update
+    assert_same_run(tmp_path / "whole", tmp_path / "3")
+
+
+# -------------------------------------------------------------------- recipes
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        ["TRAIN.OPTIMIZER.NAME", "SGD"],
+        ["TRAIN.OPTIMIZER.NAME", "LAMB"],
+        ["TRAIN.OPTIMIZER.NAME", "Lion"],
+        ["TRAIN.OPTIMIZER.NAME", "Muon", "TRAIN.LAYER_DECAY", "0.7"],
+        ["TRAIN.REPEATED_AUGMENT", "3", "TRAIN.RANDOM_ERASE_PROB", "0.5", "TRAIN.AUTO_AUGMENT", "rand-m9-mstd0.5-inc1"],
+        ["DATA.SAMPLER", "balanced", "DATA.DROP_LAST", "False", "TRAIN.LR_SCHEDULER.NAME", "poly"],
+    ],
+)
+def test_every_recipe_is_resumed_in_the_same_bits(tmp_path, tiny, recipe):
+    options = [*tiny, "DATA.BATCH_SIZE", "8", "TRAIN.BASE_LR", "0.01", "REPORT_FREQ", "3", *EVERY_STEP, *recipe]
+    train(options, tmp_path / "whole", 37)
+    middle = tmp_path / "whole" / "checkpoints" / "epoch_0001_sample_000000016"
+    train([*options, "MODEL.RESUME", str(middle)], tmp_path / "resumed", 37)
+    assert_same_run(tmp_path / "whole", tmp_path / "resumed")
+
+
+# --------------------------------------------------- other processes, other batches
+
+
+def train_seen(options, output, length):
+    """Trains; returns (epoch, index) of each sample that this rank was dealt."""
+    seen = []
+    taken = samplers.TrainBatchSampler.__iter__
+
+    def spied(self):
+        for batch in taken(self):
+            seen.extend((epoch, index) for epoch, index, _ in batch)
+            yield batch
+
+    samplers.TrainBatchSampler.__iter__ = spied
+    try:
+        train(options, output, length)
+    finally:
+        samplers.TrainBatchSampler.__iter__ = taken
+    return seen
+
+
+def test_two_ranks_go_on_as_one_and_one_as_two(tmp_path, tiny):
+    options = [*tiny, "TRAIN.NUM_EPOCHS", "2", "TRAIN.BASE_LR", "0.01", "TRAIN.OPTIMIZER.NAME", "SGD", *EVERY_STEP]
+    options += [
+        "TRAIN.MIXUP_ALPHA",
+        "0.8",
+        "TRAIN.AFFINE",
+        "[10.0,0.1,0.1]",
+        "REPORT_FREQ",
+        "3",
+        "DATA.DROP_LAST",
+        "False",
+    ]
+    whole = {ranks: [*options, "DATA.BATCH_SIZE", str(16 // ranks)] for ranks in (1, 2)}
+    for ranks in (1, 2):
+        run_ranks(train, whole[ranks], tmp_path / str(ranks), 72, ranks=ranks)
+    for ranks, others in ((1, 2), (2, 1)):
+        middle = tmp_path / str(others) / "checkpoints" / "epoch_0001_sample_000000032"
+        resumed = [*whole[ranks], "MODEL.RESUME", str(middle)]
+        seen = run_ranks(train_seen, resumed, tmp_path / f"on {ranks}", 72, ranks=ranks)
+        first = sorted(index for own in seen for epoch, index in own if epoch == 1)
+        sampler = samplers.TrainBatchSampler(get_config(None, whole[1]), range(72), 0, 1)
+        sampler.set_epoch(1)
+        order = [index for batch in sampler for _, index, _ in batch]
+        assert first == sorted(order[32:])  # what hadn't been taken, each once
+        one, two = records(tmp_path / "1"), records(tmp_path / f"on {ranks}")
+        assert [(r["step"], r["split"]) for r in two] == [(r["step"], r["split"]) for r in one]
+        assert two[-1]["loss"] == pytest.approx(one[-1]["loss"], abs=1e-5)
+        assert two[0]["samples"] == 48  # the whole window, that part of it which the others did among it
+        assert_same(weights(tmp_path / "1"), weights(tmp_path / f"on {ranks}"), atol=1e-6)
+
+
+@pytest.mark.parametrize(("batch", "accumulation"), [(8, 2), (12, 3), (64, 1)])
+def test_another_batch_size_goes_on_after_the_last_sample(tmp_path, tiny, batch, accumulation):
+    options = [*tiny, "TRAIN.NUM_EPOCHS", "2", *EVERY_STEP]
+    train([*options, "DATA.BATCH_SIZE", "16"], tmp_path / "whole", 100)
+    middle = tmp_path / "whole" / "checkpoints" / "epoch_0001_sample_000000048"
+    other = ["DATA.BATCH_SIZE", str(batch), "TRAIN.ACCUM_ITER", str(accumulation), "MODEL.RESUME", str(middle)]
+    seen = train_seen([*options, *other], tmp_path / "resumed", 100)
+    counts = Counter(index for epoch, index in seen if epoch == 1)
+    assert sum(counts.values()) == max(0, 100 // batch * batch - 48) // batch * batch
+    assert not counts or max(counts.values()) == 1
+    assert sum(epoch == 2 for epoch, _ in seen) == 100 // batch * batch
+    assert [r["epoch"] for r in records(tmp_path / "resumed") if r["split"] == "val"] == [1, 2]
+
+
+# ------------------------------------------------------------- what doesn't belong
+
+
+def refused(message, options, output, length=32):
+    with pytest.raises(InputError) as caught:
+        train(options, output, length)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_not_the_runs_own_is_refused(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.NUM_EPOCHS", "2", *EVERY_STEP]
+    train(options, tmp_path / "run", 32)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    last, first = str(checkpoints / "last"), str(checkpoints / "epoch_0001")
+    refused("already holds a run; go on from it with -resume", options, tmp_path / "run")
+    refused("epoch 2 is done already and TRAIN.NUM_EPOCHS is 2", [*options, "MODEL.RESUME", last], tmp_path / "a")
+    refused("no checkpoint at", [*options, "MODEL.RESUME", str(tmp_path)], tmp_path / "b")
+    late = [*options, "MODEL.RESUME", first, "TRAIN.LAST_EPOCH", "2"]
+    refused("TRAIN.LAST_EPOCH is 2, the checkpoint's last epoch is 1", late, tmp_path / "c")
+    refused("its run had 32 training images, the data has 48", [*options, "MODEL.RESUME", first], tmp_path / "d", 48)
+    message = "later checkpoints are in the same folder (epoch_0002_sample_000000016, epoch_0002)"
+    refused(message, [*options, "MODEL.RESUME", first], tmp_path / "run")
+    train(options, tmp_path / "other", 32)
+    refused("holds another run than", [*options, "MODEL.RESUME", last], tmp_path / "other")
+    with pytest.raises(InputError, match="MODEL.RESUME is 'auto', expected -output with it"):
+        get_config(None, ["MODEL.RESUME", "auto"])
+
+
+def test_settings_that_changed_are_listed_unless_they_are_named(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.NUM_EPOCHS", "2", *EVERY_STEP]
+    train(options, tmp_path / "run", 32)
+    resumed = ["MODEL.RESUME", str(tmp_path / "run" / "checkpoints" / "epoch_0001")]
+    changed = ["TRAIN.BASE_LR", "0.5", "SEED", "3", "TRAIN.HFLIP", "0.0"]
+    message = (
+        "epoch_0001 was trained with other settings: TRAIN.BASE_LR 0.003 -> 0.5, TRAIN.HFLIP 0.5 -> 0.0, SEED 0 -> 3;"
+        " leave them as they were, or name what is meant to change with -o KEY VALUE"
+    )
+    refused(message, [*options, *resumed, *changed], tmp_path / "a")
+    free = ["DATA.BATCH_SIZE", "8", "DATA.BATCH_SIZE_EVAL", "7", "TRAIN.ACCUM_ITER", "2", "TAG", "b", "SAVE_STEPS", "0"]
+    train([*options, *resumed, *free], tmp_path / "b", 32)
+    flags = ["-image_size=12", f"-resume={resumed[1]}"]
+    config = config_from_arguments("main_multi_gpu.py", [*flags, "-o", *options[2:], *changed])
+    assert config.__dict__["named"] >= {"TRAIN.BASE_LR", "SEED", "TRAIN.HFLIP"}
+    assert "DATA.IMAGE_SIZE" not in config.__dict__["named"]  # a script's flags aren't what someone meant to change
+
+
+def test_another_model_is_refused(tmp_path, tiny):
+    train([*tiny, "DATA.BATCH_SIZE", "16"], tmp_path / "run", 32)
+    last = tmp_path / "run" / "checkpoints" / "last"
+    for other, message in (
+        (["MODEL.DEPTH", "1"], r"doesn't fit the model: unexpected blocks.1"),
+        (["DATA.IMAGE_SIZE", "12"], r"can't go on with another model \(pos_embed resized from 2 x 2 to 3 x 3\)"),
+    ):
+        model = build_model(get_config(None, [*tiny, *other]))
+        with pytest.raises(InputError, match=message):
+            load_checkpoint(last, model, build_optimizer(get_config(), model))
+
+
+# ------------------------------------------------------------------------- auto
+
+
+def test_auto_begins_afresh_where_there_is_nothing_and_ends_where_all_is_done(tmp_path, tiny, capsys):
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "MODEL.RESUME", "auto"]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"split": "train", "step": 1, "epoch": 1}\n{"split": "tr')
+    train(options, tmp_path / "run", 32)
+    assert (
+        f"-resume=auto: no checkpoint in {tmp_path}/run/checkpoints; the run starts afresh" in capsys.readouterr().out
+    )
+    assert [(r["split"], r["step"]) for r in records(tmp_path / "run")] == [("train", 2), ("val", 2)]
+    result = tmp_path / "run" / "result.json"
+    first = json.loads(result.read_text())
+    result.unlink()
+    train(options, tmp_path / "run", 32)
+    second = json.loads(result.read_text())
+    for key in ("loss", "acc1", "best", "weights"):
+        assert second[key] == first[key]
+
+
+def test_auto_takes_the_newest_whole_checkpoint_and_sets_damaged_ones_aside(tmp_path, tiny, capsys):
+    options = [*tiny, *RECIPE, *EVERY_STEP]
+    train(options, tmp_path / "whole", 64)
+    shutil.copytree(tmp_path / "whole", tmp_path / "run", symlinks=True)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    (checkpoints / "epoch_0002" / "ema.safetensors").unlink()
+    (checkpoints / ".epoch_0002.4711").mkdir()  # of a writing that was cut short
+    (checkpoints / ".last.4711").symlink_to("nowhere")
+    for link in ("best", "best_ema.safetensors"):
+        (checkpoints / link).unlink()
+    (checkpoints / "best").symlink_to("epoch_0002")
+    train([*options, "MODEL.RESUME", "auto"], tmp_path / "run", 64)
+    told = capsys.readouterr().out
+    assert "epoch_0002: damaged checkpoint: ema.safetensors can't be read (No such file or directory)\n" in told
+    assert f"resumed after epoch 1, 48 samples into the next, from {checkpoints}/epoch_0002_sample_000000048" in told
+    assert (checkpoints / "damaged_epoch_0002").is_dir()
+    assert not list(checkpoints.glob(".*"))
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+    assert records(tmp_path / "run") == records(tmp_path / "whole")
+    for link in ("last", "best", "best_ema.safetensors"):
+        expected = (tmp_path / "whole" / "checkpoints" / link).resolve().relative_to(tmp_path / "whole")
+        assert (checkpoints / link).resolve().relative_to(tmp_path / "run") == expected
+    for folder in checkpoints.glob("epoch_*"):
+        (folder / "state.json").write_text("{}")
+    refused("none of its 6 checkpoints is whole", [*options, "MODEL.RESUME", "auto"], tmp_path / "run", 64)
+
+
+def test_a_new_folder_gets_the_best_along(tmp_path, tiny):
+    options = [
+        *tiny,
+        "DATA.BATCH_SIZE",
+        "16",
+        "TRAIN.NUM_EPOCHS",
+        "3",
+        "TRAIN.BASE_LR",
+        "0.0",
+        "TRAIN.MODEL_EMA",
+        "True",
+    ]
+    options += ["SAVE_FREQ", "1"]  # nothing is learnt: the first epoch's remains the best
+    train(options, tmp_path / "run", 32)
+    middle = tmp_path / "run" / "checkpoints" / "epoch_0002"
+    train([*options, "MODEL.RESUME", str(middle)], tmp_path / "new", 32)
+    new = tmp_path / "new" / "checkpoints"
+    assert (new / "best").resolve() == new / "epoch_0001"
+    assert (new / "best_ema.safetensors").resolve() == new / "epoch_0001" / "ema.safetensors"
+    result = json.loads((tmp_path / "new" / "result.json").read_text())
+    assert (result["best"]["epoch"], result["best"]["checkpoint"]) == (1, "epoch_0001")
+    (tmp_path / "run" / "checkpoints" / "epoch_0001" / "state.json").unlink()
+    train([*options, "MODEL.RESUME", str(middle)], tmp_path / "alone", 32)  # the best there is from now on
+    assert (tmp_path / "alone" / "checkpoints" / "best").resolve().name == "epoch_0003"
+
+
+def test_the_best_is_by_the_metric_that_was_chosen(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.NUM_EPOCHS", "6", "TRAIN.BASE_LR", "0.01"]
+    for metric, sign in (("loss", -1), ("acc5", 1)):
+        train([*options, "BEST_METRIC", metric], tmp_path / metric, 64)
+        found = [r for r in records(tmp_path / metric) if r["split"] == "val"]
+        best = max(found, key=lambda r, metric=metric, sign=sign: sign * r[metric])
+        link = (tmp_path / metric / "checkpoints" / "best").resolve()
+        assert link.name == f"epoch_{best['epoch']:04d}"
