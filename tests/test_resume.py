@@ -117,7 +117,17 @@ def test_a_run_that_is_stopped_anywhere_ends_in_the_same_bits(tmp_path, tiny, ra
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_batch_norms_statistics_of_every_rank_are_resumed(tmp_path, tiny, ranks):
-    options = [*tiny, "MODEL.TYPE", "ConvMixer", "MODEL.KERNEL_SIZE", "3", "DATA.BATCH_SIZE", "8"]
+    options = [
+        *tiny,
+        "MODEL.TYPE",
+        "ConvMixer",
+        "MODEL.NUM_HEADS",
+        "12",
+        "MODEL.KERNEL_SIZE",
+        "3",
+        "DATA.BATCH_SIZE",
+        "8",
+    ]
     options += ["TRAIN.ACCUM_ITER", "2", "TRAIN.MODEL_EMA", "True", "REPORT_FREQ", "1"]
     run_ranks(train_all, [(options, tmp_path / "whole", 32 * ranks)], ranks=ranks)
     run_ranks(train_stopped, options, tmp_path, 32 * ranks, [3], ranks=ranks)  # within the second update
