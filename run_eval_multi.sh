@@ -5,7 +5,7 @@
 #   CUDA_VISIBLE_DEVICES=0,1 sh run_eval_multi.sh -cfg=output/<run>/config.yaml -pretrained=output/<run>/checkpoints/best
 here=$(dirname "$0")
 [ -z "$VIRTUAL_ENV" ] && [ -x "$here/.venv/bin/python" ] && PATH="$here/.venv/bin:$PATH"
-python "$here/main_multi_gpu.py" \
+exec python "$here/main_multi_gpu.py" \
 -cfg="$here/configs/vit/vit_digits.yaml" \
 -dataset='digits' \
 -eval \
