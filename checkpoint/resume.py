@@ -108,6 +108,7 @@ def _restore(training: Training, chosen: Path) -> Progress:
         )
     load_checkpoint(chosen, training.model, training.optimizer, training.averaged)
     training.scaler.load_state_dict(state["scaler"])
+    training.optimizer.set_lr(state["lr"])
     window = state["window"]
     if state["ranks"] == world_size():
         _restore_statistics(chosen, training.evaluated)

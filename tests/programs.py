@@ -11,10 +11,12 @@ from conftest import ROOT
 
 
 def start(folder, *flags, **environment):
-    """Starts main_multi_gpu.py on two processes, in a process group of its own."""
-    command = [sys.executable, str(ROOT / "main_multi_gpu.py"), "-ngpus=2", *flags]
+    """Starts run_train_multi.sh on two processes, in a process group of its own."""
+    command = ["sh", str(ROOT / "run_train_multi.sh"), "-ngpus=2", *flags]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = os.environ | {"PATH": path, "VIRTUAL_ENV": "1"} | environment
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=folder, env=os.environ | environment, start_new_session=True, **streams)
+    return subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **streams)
 
 
 def descendants(pid):
