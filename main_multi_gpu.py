@@ -33,6 +33,7 @@ def main_worker(config, dataset_train, dataset_val):
         with contextlib.redirect_stderr(io.StringIO()):  # a banner that lists its flags
             dist.init_parallel_env()
     run = Run(config, dataset_val.classes)
+    supervision.keep_native_errors(run.directory / f"log_{utils.rank()}.txt")
     devices = ", ".join(utils.all_gather(paddle.device.get_device()))
     run.info(f"{ranks} process{f'es over {dist.get_backend()}' if ranks > 1 else ''} on {devices}: {settings}")
     utils.seed_everything(config.SEED)

@@ -128,6 +128,16 @@ LOADING, COMPUTING, EVALUATING = range(1, 4)
 _beats: Any = None  # shared with the process that spawned this one: [rank][time, step, what it does]
 
 
+def keep_native_errors(log: Path) -> None:
+    """Lets what C++ says on stderr as it goes down (gloo, when a peer is gone) come into the rank's log: the spawner
+    tells the cause. Python's stderr stays what it is, and so do both of a rank that wasn't spawned.
+    """
+    if _beats is not None and world_size() > 1:
+        sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+        with open(log, "ab") as file:
+            os.dup2(file.fileno(), 2)
+
+
 def share_beats(beats: Any) -> None:
     """Lets ``beat`` tell the process that spawned this rank."""
     global _beats
