@@ -48,7 +48,10 @@ def fit(config: CfgNode, network: nn.Layer, train: ImageDataset, val: ImageDatas
     steps, epochs = len(training.loader), config.TRAIN.NUM_EPOCHS
     saver.begin(progress)
     run.start_bar(steps * epochs, steps * progress.epoch + training.loader.batch_sampler.first(progress.samples))
-    metrics = _evaluated(training, val_loader, len(val), heed) if progress.epoch == epochs else {}  # all but the result
+    metrics = {}
+    if progress.epoch == epochs:  # all is done but the result
+        metrics = _evaluated(training, val_loader, len(val), heed)
+        _note_best(config, metrics, progress)  # if there is none: it may have been lost
     for epoch in range(progress.epoch + 1, epochs + 1):
         train_one_epoch(training, progress, heed)
         heed()

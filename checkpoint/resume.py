@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import paddle
 from safetensors.numpy import load_file
 from yacs.config import CfgNode
@@ -50,8 +51,10 @@ def resume(training: Training) -> Progress:
         run.info(note)
     progress = _restore(training, Path(chosen)) if chosen else Progress(epoch=config.TRAIN.LAST_EPOCH)
     if rank() == 0 and config.MODEL.RESUME:
-        _settle(run.checkpoints, Path(chosen) if chosen else None, progress)
+        for lost in _settle(run.checkpoints, Path(chosen) if chosen else None, progress):
+            run.info(f"the best so far, {lost}, isn't whole; the best from now on takes its place")
         run.rewind(progress.step, evaluated=not progress.samples)
+    progress.best = all_gather(progress.best)[0]  # of which rank 0 has left out what isn't whole
     # A job that is started again and again finds a run done, perhaps without its result.
     if progress.epoch >= config.TRAIN.NUM_EPOCHS + (config.MODEL.RESUME == AUTO):
         raise InputError(
@@ -156,6 +159,8 @@ def load_checkpoint(
     names = {name: parameter.name for name, parameter in model.named_parameters()}
     moments = {}
     for key, value in load_file(chosen / folder.OPTIMIZER).items():
+        if not np.isfinite(value).all():
+            raise InputError(f"{chosen}: {folder.OPTIMIZER}: {key} holds NaN or infinite values; take an earlier one")
         parameter, kind = key.split("/")
         if parameter not in names:
             raise InputError(f"{chosen}: its optimizer state belongs to another model ({parameter})")
@@ -172,14 +177,19 @@ def _restore_statistics(chosen: Path, models: dict[str, paddle.nn.Layer]) -> Non
             tensor.set_value(by_rank[f"{rank()}/{split}/{name}"])
 
 
-def _settle(own: Path, chosen: Path | None, progress: Progress) -> None:
-    """Makes the run's folder what it was when ``chosen`` was written: no leftovers, no damaged ones, links in place."""
+def _settle(own: Path, chosen: Path | None, progress: Progress) -> list[str]:
+    """Makes the run's folder what it was when ``chosen`` was written: no leftovers, no damaged ones, links in place.
+
+    Returns:
+        the best checkpoints that aren't whole, which ``progress`` then names no more.
+    """
     own = own.resolve()
     own.mkdir(parents=True, exist_ok=True)
     for left in own.glob(".*"):  # of a writing that was cut short
         shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
     if chosen is None:
-        return
+        return []
+    lost = []
     if chosen.parent == own:
         found = folder.find_checkpoints(own)
         for damaged in found[found.index(chosen) + 1 :]:
@@ -194,6 +204,8 @@ def _settle(own: Path, chosen: Path | None, progress: Progress) -> None:
         else:  # the best there is from now on
             del progress.best[split]
             (own / link).unlink(missing_ok=True)
+            lost.append(name)
+    return list(dict.fromkeys(lost))
 
 
 def _brought(best: Path, own: Path) -> bool:
