@@ -48,13 +48,19 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
 
     def first(self, consumed: int | None = None) -> int:
         """Returns the number of batches that were taken, counted back from the epoch's end."""
-        left = max(0, self.num_samples - (self.consumed if consumed is None else consumed) // self.ranks)
+        left = self._left(self.consumed if consumed is None else consumed)
         return len(self) - (left // self.batch_size if self.drop_last else -(-left // self.batch_size))
+
+    def _left(self, consumed: int) -> int:
+        """What this rank has still to take, with its share of the padding."""
+        if self.drop_last:
+            return max(0, self.num_samples - -(-consumed // self.ranks))
+        return max(0, -((consumed - len(self.dataset)) // self.ranks))
 
     def taken(self, batches: int) -> int:
         """Returns how many samples all ranks have taken after the epoch's first ``batches``."""
         taken = self.consumed + (batches - self.first()) * self.batch_size * self.ranks
-        return min(taken, self.num_samples * self.ranks)
+        return min(taken, self.consumed + self._left(self.consumed) * self.ranks)
 
     def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
         rng = np.random.default_rng([self.seed, self.epoch])
@@ -63,9 +69,10 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         copies = _occurrences(order) if self.balanced or self.repeats > 1 else np.zeros(len(order), np.int64)
         for batch in range(self.first(), len(self)):
             start = self.taken(batch)
-            share = min(self.batch_size, (len(order) - start) // self.ranks)
+            share = (self.taken(batch + 1) - start) // self.ranks
             first = start + self.rank * share
-            yield [(self.epoch, int(order[i]), int(copies[i])) for i in range(first, first + share)]
+            places = (place % len(order) for place in range(first, first + share))
+            yield [(self.epoch, int(order[place]), int(copies[place])) for place in places]
 
     def _repeated(self, images: np.ndarray) -> np.ndarray:
         """The epoch's samples: per global batch, its images ``repeats`` times; after the last, the first again."""

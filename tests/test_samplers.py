@@ -52,6 +52,68 @@ def test_the_tail_is_dropped_or_padded_so_that_the_ranks_stay_together(length, r
     assert len(set(sum(dropped, []))) == len(sum(dropped, []))
 
 
+def left(dataset, batch_size, ranks, consumed, *options, epoch=1, drop_last=False):
+    """What remains of an epoch after ``consumed`` samples: each step's (epoch, index, copy), in rank order."""
+    config = get_config(None, ["DATA.BATCH_SIZE", batch_size, "DATA.DROP_LAST", drop_last, *options])
+    samplers = [TrainBatchSampler(config, dataset, rank, ranks) for rank in range(ranks)]
+    for sampler in samplers:
+        sampler.set_epoch(epoch, consumed)
+    shares = [list(sampler) for sampler in samplers]
+    first, steps = samplers[0].first(), len(samplers[0])
+    assert {len(own) for own in shares} == {steps - first}
+    taken = [samplers[0].taken(step) for step in range(first, steps + 1)]
+    assert taken[0] == consumed or first == steps
+    sizes = np.diff(taken).tolist()
+    for size, *step in zip(sizes, *shares, strict=True):
+        assert {len(own) for own in step} == {size // ranks}  # what the engine divides by
+        assert size >= ranks
+    return [sum(step, []) for step in zip(*shares, strict=True)]
+
+
+RECIPES = [
+    [],
+    ["TRAIN.REPEATED_AUGMENT", 3],
+    ["DATA.SAMPLER", "balanced"],
+]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize(("batch", "ranks"), [(12, 1), (6, 2), (3, 4)])
+def test_any_number_of_ranks_takes_the_steps_that_are_left(batch, ranks, drop_last, recipe):
+    labels = Labels([0, 1, 2, 3] * 15)  # five global batches
+    whole = keys(labels, 12, 1, *recipe, drop_last=drop_last)
+    for step in range(6):
+        assert left(labels, batch, ranks, 12 * step, *recipe, drop_last=drop_last) == whole[step:]
+
+
+@pytest.mark.parametrize(("batch", "ranks"), [(1, 1), (5, 1), (16, 1), (4, 2), (9, 2), (2, 3), (7, 3), (64, 1)])
+@pytest.mark.parametrize("length", [48, 50, 53])
+@pytest.mark.parametrize("consumed", [16, 24])
+def test_other_batches_take_the_rest_of_the_epoch_once(length, consumed, batch, ranks):
+    done = sum(keys(range(length), 4, 2)[: consumed // 8], [])
+    rest = sum(left(range(length), batch, ranks, consumed), [])
+    assert {index for _, index, _ in done + rest} == set(range(length))
+    assert len(rest) == -(-(length - consumed) // ranks) * ranks  # padded so that the ranks stay together
+    dropped = left(range(length), batch, ranks, consumed, drop_last=True) if batch * ranks <= length else []
+    assert all(len(step) == batch * ranks for step in dropped)
+    fitting = max(0, length // (batch * ranks) * batch * ranks - consumed) // (batch * ranks)
+    assert len(dropped) == fitting
+    seen = [index for _, index, _ in done + sum(dropped, [])]
+    assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("padded", [16, 17, 18])
+def test_an_epochs_padded_tail_goes_on_on_any_number_of_ranks(padded, ranks):
+    whole = keys(range(padded), 2, 2)
+    done = sum(whole[:4], [])
+    rest = sum(left(range(padded), 2, ranks, 16), [])
+    assert {index for _, index, _ in done + rest} == set(range(padded))
+    assert len(rest) == -(-(padded - 16) // ranks) * ranks
+    assert left(range(padded), 2, ranks, -(-padded // 2) * 2) == []
+
+
 def test_a_training_set_smaller_than_a_global_batch_is_an_error():
     with pytest.raises(InputError, match="7 training images don't fill one global batch of 4 x 2 processes"):
         order(7, 4, 2, drop_last=True)
