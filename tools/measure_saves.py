@@ -1,0 +1,185 @@
+"""What saves cost a training process, and what reading them takes: the part of tools/benchmark.py that runs in it."""
+
+import os
+import resource
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import paddle
+
+from checkpoint import Progress, Saver
+from checkpoint.folder import verify
+from checkpoint.resume import load_checkpoint
+from config import get_config
+from datasets import SyntheticDataset
+from engine import train_one_epoch
+from models import build_model
+from optim import freeze
+from prepare import prepare
+from records import Run
+from utils import seed_everything, tune_cpu
+
+WARM_UP, QUIET, MEANWHILE = 2, 2, 3  # steps: at the start; then before each save, and beside the writing
+
+Figures = dict[str, list[float]]
+
+
+def measure_saves(kind: str, cfg: str, options: list[str], saves: int) -> Figures:
+    """Trains on synthetic images on the CPU, by the engine's own loop, and saves ``saves`` times.
+
+    Args:
+        kind: "Saver" (checkpoint.Saver) or "paddle.save".
+        options: alternating keys and values; OUTPUT is among them.
+
+    Returns:
+        seconds by what they were spent on; what begins with "memory" is the process's peak so far, in MB.
+    """
+    way_type = {"Saver": BySaver, "paddle.save": ByPaddle}[kind]
+    images = get_config(cfg, options).DATA.BATCH_SIZE * (WARM_UP + saves * (QUIET + way_type.meanwhile) + 1)
+    config = get_config(cfg, [*options, "DATA.SYNTHETIC_SIZE", str(images)])
+    tune_cpu(1)
+    seed_everything(config.SEED)
+    dataset = SyntheticDataset(config, "train")
+    run = Run(config, [])
+    model = build_model(config)
+    freeze(config, model)
+    training, progress, figures = prepare(config, model, dataset, run), Progress(), defaultdict(list)
+    way = way_type(training, dataset, figures)
+    train_one_epoch(training, progress, Rounds(way, progress, figures))
+    figures["memory with saves"].append(_peak_memory())
+    for part, read in way.readers().items():
+        for _ in range(2):
+            started = time.perf_counter()
+            read()
+            figures[part].append(time.perf_counter() - started)
+    return dict(figures)
+
+
+class Rounds:
+    """The ``heed`` of ``engine.train_one_epoch``: QUIET steps, a save, ``way.meanwhile`` steps, and again."""
+
+    def __init__(self, way: "BySaver | ByPaddle", progress: Progress, figures: Figures) -> None:
+        self.way, self.progress, self.figures = way, progress, figures
+        self.count, self.quiet, self.after = -WARM_UP, [], []
+        self.left = time.perf_counter()
+
+    def __call__(self, window: Any, statistics: dict[str, paddle.Tensor], closed: bool) -> None:
+        if self.count >= 0:
+            self._step(time.perf_counter() - self.left, statistics)
+        self.count += 1
+        self.left = time.perf_counter()
+
+    def _step(self, took: float, statistics: dict[str, paddle.Tensor]) -> None:
+        way, figures, place = self.way, self.figures, self.count % (QUIET + self.way.meanwhile)
+        if place < QUIET:
+            figures["a step"].append(took)
+            self.quiet.append(took)
+        else:
+            self.after.append(took)
+            if way.writing():
+                figures["a step beside the writing"].append(took)
+        if place == QUIET - 1:
+            if first := "memory" not in figures:  # its buffers have to be mapped; the allocator keeps them
+                figures["memory"].append(_peak_memory())
+            self.waited = way.save(self.progress, statistics)
+            figures["training waits, first save" if first else "training waits, later saves"].append(self.waited)
+        if place == QUIET + way.meanwhile - 1:
+            way.settle()
+            slower = sum(self.after) - len(self.after) * median(self.quiet)  # of this round: a machine's speed drifts
+            figures["training loses"].append(self.waited + slower)
+            self.quiet, self.after = [], []
+
+
+class BySaver:
+    """Saves as the engine does: a copy at the step, which a thread writes and syncs."""
+
+    meanwhile = MEANWHILE
+
+    def __init__(self, training: Any, dataset: SyntheticDataset, figures: Figures) -> None:
+        self.training, self.figures = training, figures
+        parts = (training.evaluated, training.optimizer, training.scaler, dataset)
+        self.saver = Saver(training.config, training.run, *parts)
+
+    def save(self, progress: Progress, statistics: dict[str, paddle.Tensor], written: str = "written") -> float:
+        """Returns the seconds that training waited; a thread notes when the writing ends."""
+        started = time.perf_counter()
+        self.saver.save(progress, statistics)
+        begun, writer = time.perf_counter(), self.saver.thread
+
+        def note() -> None:
+            writer.join()
+            self.figures[written].append(time.perf_counter() - begun)
+
+        self.noting = threading.Thread(target=note)
+        self.noting.start()
+        return begun - started
+
+    def writing(self) -> bool:
+        """Whether the last save is being written, and was all the time since."""
+        return self.noting.is_alive()
+
+    def settle(self) -> None:
+        """Waits for the writing; raises what it met."""
+        self.noting.join()
+        self.saver.wait(last=True)
+
+    def readers(self) -> dict[str, Callable[[], None]]:
+        """Saves once more, with no step beside it, and returns the parts of going on from there."""
+        self.save(Progress(epoch=1), {}, written="written, no step beside it")
+        self.settle()
+        path, t = self.saver.path, self.training
+        return {
+            "verified": lambda: verify(path),
+            "restored": lambda: load_checkpoint(path, t.model, t.optimizer, t.averaged),
+        }
+
+
+class ByPaddle:
+    """Saves the state dicts by paddle.save at the step, as PaddleViT and PaddleClas do."""
+
+    meanwhile = 0
+
+    def __init__(self, training: Any, dataset: SyntheticDataset, figures: Figures) -> None:
+        self.figures, self.folder = figures, Path(training.run.directory)
+        self.parts = {"model": training.model, "optimizer": training.optimizer}
+        self.parts |= {"ema": training.averaged} if training.ema else {}
+
+    def save(self, progress: Progress, statistics: dict[str, paddle.Tensor]) -> float:
+        """Returns the seconds that training waited."""
+        for old in self.folder.glob("*.pd"):
+            old.unlink()
+        started = time.perf_counter()
+        self.files = {name: str(self.folder / f"{name}_{progress.step}.pd") for name in self.parts}
+        for name, part in self.parts.items():
+            paddle.save(part.state_dict(), self.files[name])
+        return time.perf_counter() - started
+
+    def writing(self) -> bool:
+        """Never beside a step."""
+        return False
+
+    def settle(self) -> None:
+        """Syncs the files: else the disk would be busy with them in the next steps."""
+        started = time.perf_counter()
+        for file in self.files.values():
+            with open(file, "rb") as stream:
+                os.fsync(stream.fileno())
+        self.figures["synced (paddle.save doesn't)"].append(time.perf_counter() - started)
+
+    def readers(self) -> dict[str, Callable[[], None]]:
+        """Returns the parts of going on from the last save."""
+
+        def restore() -> None:
+            for name, part in self.parts.items():
+                part.set_state_dict(paddle.load(self.files[name]))
+
+        return {"restored": restore}
+
+
+def _peak_memory() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
