@@ -158,14 +158,17 @@ def _make_directory(config: CfgNode) -> tuple[str, str | None]:
 
 def _lock(directory: Path) -> str | None:
     """Locks the folder as long as this process lives; returns what stands against it."""
-    lock = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT)
     try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        owner = os.read(lock, 200).decode()
-        return f"{directory}: another run writes there ({owner}); wait for it, or choose another -output"
-    os.truncate(lock, 0)
-    os.write(lock, f"process {os.getpid()} on {platform.node()}".encode())
+        lock = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):  # which of the two, systems differ
+            owner = os.read(lock, 200).decode()
+            return f"{directory}: another run writes there ({owner}); wait for it, or choose another -output"
+        os.truncate(lock, 0)
+        os.write(lock, f"process {os.getpid()} on {platform.node()}".encode())
+    except OSError as error:  # a full disk, or one that has no locks
+        return f"{directory}: can't lock the run's folder ({error.strerror}); choose another with -output"
     return None
 
 
