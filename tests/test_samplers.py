@@ -87,7 +87,7 @@ def test_any_number_of_ranks_takes_the_steps_that_are_left(batch, ranks, drop_la
         assert left(labels, batch, ranks, 12 * step, *recipe, drop_last=drop_last) == whole[step:]
 
 
-@pytest.mark.parametrize(("batch", "ranks"), [(1, 1), (5, 1), (16, 1), (4, 2), (9, 2), (2, 3), (7, 3), (64, 1)])
+@pytest.mark.parametrize(("batch", "ranks"), [(1, 1), (5, 1), (16, 1), (4, 2), (9, 2), (2, 3), (5, 3), (7, 3), (64, 1)])
 @pytest.mark.parametrize("length", [48, 50, 53])
 @pytest.mark.parametrize("consumed", [16, 24])
 def test_other_batches_take_the_rest_of_the_epoch_once(length, consumed, batch, ranks):

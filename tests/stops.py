@@ -1,0 +1,43 @@
+"""Runs that are stopped at a chosen moment, for the tests."""
+
+import itertools
+import os
+import signal
+import time
+from pathlib import Path
+from unittest import mock
+
+from runs import train
+
+import engine
+import supervision
+from utils import rank, world_size
+
+
+def each(calls):
+    """Calls functions one after the other, in the same ranks: starting ranks takes longer than a small run."""
+    return [function(*args) for function, *args in calls]
+
+
+def stop_at(call, options, output, length, number=signal.SIGTERM):
+    """Trains until, as requests are heeded for the ``call``-th time, the last rank has got a signal.
+
+    Steps but an epoch's last, each epoch's end and evaluated batches heed requests. Returns (exit status, name of the
+    last checkpoint).
+    """
+    calls, heed = itertools.count(1), engine._heed
+
+    def signalled(*args):
+        if next(calls) == call and rank() == world_size() - 1:
+            supervision._noted[number] = time.monotonic()
+        heed(*args)
+
+    try:
+        # Ranks meet at every step.
+        with mock.patch.object(engine, "_heed", signalled), mock.patch.object(supervision.Requests, "MOST_STEPS", 1):
+            train(options, output, length)
+    except supervision.Stopped as stopped:
+        return stopped.exit_status, os.readlink(Path(output) / "checkpoints" / "last")
+    finally:
+        supervision._noted.clear()
+    raise AssertionError("the run came to its end")
