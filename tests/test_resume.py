@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 from collections import Counter
 
 import pytest
@@ -10,9 +9,7 @@ from ranks import run_ranks
 from runs import assert_same_run, records, train, weights
 from test_engine import assert_same
 
-import engine
 import samplers
-import supervision
 from checkpoint.resume import load_checkpoint
 from config import config_from_arguments, get_config
 from errors import InputError
@@ -48,90 +45,6 @@ def test_a_run_goes_on_from_every_update_in_the_same_bits(tmp_path, tiny, ranks)
     assert found == sorted([*middles, "epoch_0001", "epoch_0002"])
     for _, output, _ in runs[1:]:
         assert_same_run(tmp_path / "whole", output)
-
-
-# -------------------------------------------------------------------- stopped
-
-
-class StopAt(supervision.Requests):
-    """Asks to stop at a call of ``poll``, as a signal to the last rank would."""
-
-    call = 0
-
-    def poll(self, failed=False):
-        StopAt.call -= 1
-        if StopAt.call == 0:
-            self.until_meeting = 0
-            if supervision.rank() == supervision.world_size() - 1:
-                supervision._noted[signal.SIGTERM] = 0.0
-        return super().poll(failed)
-
-
-def train_stopped(options, output, length, calls):
-    """Trains and stops at each of ``calls`` of a run of its own, going on until the end; returns what it was told."""
-    engine.Requests = StopAt
-    told = []
-    for call in calls:
-        StopAt.call = call
-        try:
-            train([*options, "MODEL.RESUME", "auto"], output / str(call), length)
-        except supervision.Stopped as stopped:
-            told.append((str(stopped), stopped.exit_status))
-        supervision._noted.clear()
-        StopAt.call = 0
-        train([*options, "MODEL.RESUME", "auto"], output / str(call), length)
-    engine.Requests = supervision.Requests
-    return told
-
-
-# Calls of poll in an epoch of five steps, whose updates come after the third and the fifth: one after each step but the
-# last, one before the evaluations, one after each of their batches (of 64 of 364 images, twice: EMA).
-@pytest.mark.parametrize(("ranks", "evaluated"), [(1, 5), (2, 2)])
-def test_a_run_that_is_stopped_anywhere_ends_in_the_same_bits(tmp_path, tiny, ranks, evaluated):
-    options, length = [*tiny, *RECIPE], 8 * 5 * ranks
-    run_ranks(train_all, [(options, tmp_path / "whole", length)], ranks=ranks)
-    epoch = 5 + 2 * evaluated
-    second = {epoch + 1: (5, "epoch_0001"), epoch + 4: (8, f"epoch_0002_sample_{24 * ranks:09d}")}
-    expected = {
-        1: (0, "epoch_0000"),  # before any update
-        3: (3, f"epoch_0001_sample_{24 * ranks:09d}"),
-        4: (3, f"epoch_0001_sample_{24 * ranks:09d}"),  # within an update
-        5: (5, f"epoch_0001_sample_{40 * ranks:09d}"),  # before the evaluation
-        6: (5, f"epoch_0001_sample_{40 * ranks:09d}"),  # in the model's
-        6 + evaluated: (5, f"epoch_0001_sample_{40 * ranks:09d}"),  # in the average's
-        **second,
-    }
-    told = run_ranks(train_stopped, options, tmp_path, length, list(expected), ranks=ranks)
-    for (call, (step, name)), *by_rank in (
-        zip(expected.items(), *told, strict=True)
-        if ranks > 1
-        else [(item, words) for item, words in zip(expected.items(), told[0], strict=True)]
-    ):
-        where = f"{tmp_path / str(call)}"
-        message = f"stopped by SIGTERM after step {step}, saved in {where}/checkpoints/{name};"
-        for text, status in by_rank:
-            assert (text.startswith(message), status) == (True, 143), (call, text)
-        assert_same_run(tmp_path / "whole", tmp_path / str(call))
-        assert records(tmp_path / str(call)) == records(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_batch_norms_statistics_of_every_rank_are_resumed(tmp_path, tiny, ranks):
-    options = [
-        *tiny,
-        "MODEL.TYPE",
-        "ConvMixer",
-        "MODEL.NUM_HEADS",
-        "12",
-        "MODEL.KERNEL_SIZE",
-        "3",
-        "DATA.BATCH_SIZE",
-        "8",
-    ]
-    options += ["TRAIN.ACCUM_ITER", "2", "TRAIN.MODEL_EMA", "True", "REPORT_FREQ", "1"]
-    run_ranks(train_all, [(options, tmp_path / "whole", 32 * ranks)], ranks=ranks)
-    run_ranks(train_stopped, options, tmp_path, 32 * ranks, [3], ranks=ranks)  # within the second update
-    assert_same_run(tmp_path / "whole", tmp_path / "3")
 
 
 # -------------------------------------------------------------------- recipes
