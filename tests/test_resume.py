@@ -90,6 +90,10 @@ def train_seen(options, output, length):
     return seen
 
 
+def train_all_seen(runs):
+    return [train_seen(*run) for run in runs]
+
+
 def test_two_ranks_go_on_as_one_and_one_as_two(tmp_path, tiny):
     options = [*tiny, "TRAIN.NUM_EPOCHS", "2", "TRAIN.BASE_LR", "0.01", "TRAIN.OPTIMIZER.NAME", "SGD", *EVERY_STEP]
     options += [
@@ -103,21 +107,25 @@ def test_two_ranks_go_on_as_one_and_one_as_two(tmp_path, tiny):
         "False",
     ]
     whole = {ranks: [*options, "DATA.BATCH_SIZE", str(16 // ranks)] for ranks in (1, 2)}
-    for ranks in (1, 2):
-        run_ranks(train, whole[ranks], tmp_path / str(ranks), 72, ranks=ranks)
-    for ranks, others in ((1, 2), (2, 1)):
+
+    def resumed(ranks, others):
         middle = tmp_path / str(others) / "checkpoints" / "epoch_0001_sample_000000032"
-        resumed = [*whole[ranks], "MODEL.RESUME", str(middle)]
-        seen = run_ranks(train_seen, resumed, tmp_path / f"on {ranks}", 72, ranks=ranks)
-        first = sorted(index for own in seen for epoch, index in own if epoch == 1)
-        sampler = samplers.TrainBatchSampler(get_config(None, whole[1]), range(72), 0, 1)
-        sampler.set_epoch(1)
-        order = [index for batch in sampler for _, index, _ in batch]
+        return ([*whole[ranks], "MODEL.RESUME", str(middle)], tmp_path / f"on {ranks}", 72)
+
+    train(whole[1], tmp_path / "1", 72)
+    on_two = run_ranks(train_all_seen, [(whole[2], tmp_path / "2", 72), resumed(2, 1)])
+    on_one = [train_all_seen([resumed(1, 2)])]
+    sampler = samplers.TrainBatchSampler(get_config(None, whole[1]), range(72), 0, 1)
+    sampler.set_epoch(1)
+    order = [index for batch in sampler for _, index, _ in batch]
+    expected = records(tmp_path / "1")
+    for ranks, seen in ((1, on_one), (2, on_two)):
+        first = sorted(index for own in seen for epoch, index in own[-1] if epoch == 1)
         assert first == sorted(order[32:])  # what hadn't been taken, each once
-        one, two = records(tmp_path / "1"), records(tmp_path / f"on {ranks}")
-        assert [(r["step"], r["split"]) for r in two] == [(r["step"], r["split"]) for r in one]
-        assert two[-1]["loss"] == pytest.approx(one[-1]["loss"], abs=1e-5)
-        assert two[0]["samples"] == 48  # the whole window, that part of it which the others did among it
+        found = records(tmp_path / f"on {ranks}")
+        assert [(r["step"], r["split"]) for r in found] == [(r["step"], r["split"]) for r in expected]
+        assert found[-1]["loss"] == pytest.approx(expected[-1]["loss"], abs=1e-5)
+        assert found[0]["samples"] == 48  # the whole window, that part of it which the others did among it
         assert_same(weights(tmp_path / "1"), weights(tmp_path / f"on {ranks}"), atol=1e-6)
 
 
