@@ -148,7 +148,7 @@ def train_one_epoch(training: Training, progress: Progress, heed: Callable[..., 
     Raises:
         RunError: on every rank, when a loss is not finite; it names the first such step.
     """
-    config, network, loader, epoch = training.config, training.network, training.loader, progress.epoch + 1
+    config, loader, epoch = training.config, training.loader, progress.epoch + 1
     sampler, steps, accum = loader.batch_sampler, len(loader), config.TRAIN.ACCUM_ITER
     updates = -(-steps // accum)
     sampler.set_epoch(epoch, progress.samples)
@@ -156,7 +156,7 @@ def train_one_epoch(training: Training, progress: Progress, heed: Callable[..., 
     if first == steps:  # only its evaluation is to come
         progress.window = []
         return
-    network.train()
+    training.network.train()
     hold_frozen_statistics(training.model)
     window = Window(training, epoch, progress)
     statistics = {
@@ -174,15 +174,9 @@ def train_one_epoch(training: Training, progress: Progress, heed: Callable[..., 
         erased = extra.pop(0) if config.TRAIN.RANDOM_ERASE_PROB else None
         seed_step(config.SEED, step)
         images, targets = training.transform(pixels, labels, erased, epoch, index + 1)
-        with contextlib.nullcontext() if closes or network is training.model else network.no_sync():
-            with autocast(config):
-                outputs = network(images)
-                losses = training.criterion(images, outputs, targets)  # here for the teacher: losses are float32
-            training.scaler.scale(losses.sum() / group_samples).backward()
+        window.add(step, _accumulate(training, images, targets, group_samples, closes), extra)
         if closes:
             window.norms.append(_update(training, update))
-        logits = outputs[0] if isinstance(outputs, tuple | list) else outputs
-        window.add(step, sums(losses.detach(), logits.detach(), targets), extra)
         if index + 1 == steps or (index + 1) % config.REPORT_FREQ == 0:
             window.report(training.schedule(update))
         if closes:
@@ -194,6 +188,24 @@ def train_one_epoch(training: Training, progress: Progress, heed: Callable[..., 
             heed(window, held, closes)
     for model in training.evaluated.values():
         _average_statistics(model)
+
+
+def _accumulate(
+    training: Training, images: paddle.Tensor, targets: paddle.Tensor, group_samples: int, closes: bool
+) -> paddle.Tensor:
+    """Adds a batch's gradients to those of its update, of ``group_samples`` on this rank; returns the batch's sums.
+
+    Args:
+        closes: the update follows: now the ranks bring their gradients together.
+    """
+    network = training.network
+    with contextlib.nullcontext() if closes or network is training.model else network.no_sync():
+        with autocast(training.config):
+            outputs = network(images)
+            losses = training.criterion(images, outputs, targets)  # here for the teacher: losses are float32
+        training.scaler.scale(losses.sum() / group_samples).backward()
+    logits = outputs[0] if isinstance(outputs, tuple | list) else outputs
+    return sums(losses.detach(), logits.detach(), targets)
 
 
 def _held(statistics: dict[str, paddle.Tensor], accum: int) -> dict[str, paddle.Tensor]:

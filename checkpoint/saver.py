@@ -171,9 +171,8 @@ class Saver:
         """The arrays of each file, in memory of their own."""
         names = {"val": folder.MODEL, "ema": folder.EMA}
         files = {names[split]: file_arrays(model) for split, model in self.parts.items()}
-        for key, own in statistics[
-            0
-        ].items():  # a checkpoint serves for evaluation as well: the mean, as at an epoch's end
+        # A checkpoint serves for evaluation as well: it gets the ranks' mean, as at an epoch's end.
+        for key, own in statistics[0].items():
             split, name = key.split("/", 1)
             mean = np.mean([arrays[key] for arrays in statistics], axis=0, dtype=np.float64)
             files[names[split]][file_name(name)] = mean.astype(own.dtype)
