@@ -208,7 +208,9 @@ def optimizer_arrays(model: nn.Layer, optimizer: paddle.optimizer.Optimizer) -> 
     """
     structured = {parameter.name: name for name, parameter in model.named_parameters()}
     arrays = {}
-    for key, value in optimizer.state_dict().items():
+    # Until a step, Paddle 2.6 holds what was restored apart.
+    state = {**optimizer._accumulators_holder, **optimizer.state_dict()}
+    for key, value in state.items():
         owner = next((name for name in structured if key.startswith(f"{name}_")), None)
         if owner is not None:
             arrays[f"{structured[owner]}/{key[len(owner) + 1 :]}"] = value.numpy()
