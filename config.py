@@ -171,7 +171,9 @@ _C.CUDNN_BENCHMARK = False  # GPU: let cuDNN search for its fastest algorithm
 _C.TUNE_CPU = True  # CPU: threads, stride kernels and allocator set for speed (utils.tune_cpu)
 
 _C.DIST = CfgNode()
-_C.DIST.TIMEOUT = 1800.0  # seconds in which no spawned process gets on: the run ends and names the late one
+_C.DIST.TIMEOUT = (
+    1800.0  # seconds without a spawned process's progress that end the run and name the late one (600, to start)
+)
 
 # What a key takes whose default doesn't tell it; each takes None (YAML: null) too.
 _TYPES = {

@@ -55,6 +55,11 @@ _DISK = {errno.ENOSPC: "free some space", errno.EDQUOT: "free some of the quota"
 _DISK |= {errno.EFBIG: "raise the limit on a file's size", errno.EIO: "check the disk", errno.ESTALE: "mount it again"}
 
 
+def remedy(error: OSError) -> str:
+    """Returns what to do about a file that can't be written."""
+    return _DISK.get(error.errno, "check the disk")
+
+
 # Paddle raises it from a handler of SIGCHLD, wherever the program is.
 _LOST_WORKER = re.compile(
     r"DataLoader process \(pid +(\d+)\) exited (?:is )?(killed by signal: \w+|unexpectedly.*?)[.,]"
@@ -84,7 +89,7 @@ def reported(failed: Any = None) -> Iterator[None]:
         _end(128 + signal.SIGINT, "interrupted", failed)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _DISK:
-            _end(1, f"{speaker}error: {error}; {_DISK[error.errno]}, then -resume=auto goes on", failed)
+            _end(1, f"{speaker}error: {error}; {remedy(error)}, then -resume=auto goes on", failed)
         if worker := _LOST_WORKER.search(str(error)):
             _end(1, f"{speaker}error: loader worker {worker[1]} was {worker[2]}; is memory short?", failed)
         if ranks > 1:

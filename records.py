@@ -14,7 +14,7 @@ from tqdm import tqdm
 from yacs.config import CfgNode
 
 from config import differences, with_values
-from errors import InputError
+from errors import InputError, remedy
 from utils import all_gather, get_loggers, rank, written_whole
 
 
@@ -168,7 +168,9 @@ def _lock(directory: Path) -> str | None:
         os.truncate(lock, 0)
         os.write(lock, f"process {os.getpid()} on {platform.node()}".encode())
     except OSError as error:  # a full disk, or one that has no locks
-        return f"{directory}: can't lock the run's folder ({error.strerror}); choose another with -output"
+        return (
+            f"{directory}: can't lock the run's folder ({error.strerror}); {remedy(error)}, or choose another -output"
+        )
     return None
 
 

@@ -127,7 +127,7 @@ class Window:
         at, where, value = min(found for found in all_gather(first) if found)
         raise RunError(
             f"the loss is {value} at step {at} (epoch {self.epoch}, rank {where});"
-            " lower TRAIN.BASE_LR, or set TRAIN.GRAD_CLIP",
+            " lower TRAIN.BASE_LR, or set TRAIN.GRAD_CLIP, and go on from a checkpoint before it went wrong",
             shared=True,
         )
 

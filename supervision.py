@@ -163,8 +163,10 @@ class Ranks:
         context: what ``paddle.distributed.spawn(join=False)`` returned.
         failed: the shared integer that the ranks' ``errors.reported`` was given.
         beats: shared doubles, three per rank (``beat``).
-        timeout: seconds without any rank's progress that end the run.
+        timeout: seconds without any rank's progress that end the run; START_UP, if that is more, until all have begun.
     """
+
+    START_UP = 600.0
 
     def __init__(self, context: Any, failed: Any, beats: Any, timeout: float) -> None:
         self.processes, self.failed, self.beats, self.timeout = context.processes, failed, beats, timeout
@@ -207,12 +209,14 @@ class Ranks:
         self._end(1, f"error: rank {place} {how} at step {self._beat(place)[1]:.0f}")
 
     def _check_progress(self) -> None:
-        latest = max(self._beat(place)[0] for place in range(len(self.processes)))
-        if time.monotonic() - max(latest, self.started) < self.timeout:
+        times = [self._beat(place)[0] for place in range(len(self.processes))]
+        # Until each has taken its first batch, they read the data and build the model, at their own pace.
+        timeout = self.timeout if all(times) else max(self.timeout, self.START_UP)
+        if time.monotonic() - max(self.started, *times) < timeout:
             return
         late = self._late()
         who = "; ".join(map(self._place, late)) if late else f"{self._place(0)}, as do the others"
-        self._end(1, f"error: no progress in {self.timeout:g} s (DIST.TIMEOUT): {who}")
+        self._end(1, f"error: no progress in {timeout:g} s (DIST.TIMEOUT): {who}")
 
     def _late(self) -> list[int]:
         """The ranks that the others wait for: stopped processes, else those that are behind; [] if none is."""

@@ -59,7 +59,7 @@ def write_checkpoint(directory: Path, name: str, files: dict[str, Arrays], state
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise RunError(
                     f"{name} isn't saved: {key} of {file} holds NaN or infinite values; lower TRAIN.BASE_LR, or set"
-                    " TRAIN.GRAD_CLIP, and go on from the checkpoint before"
+                    " TRAIN.GRAD_CLIP, and go on from a checkpoint before it went wrong"
                 )
     temporary.mkdir(parents=True)
     try:

@@ -14,7 +14,7 @@ from yacs.config import CfgNode
 from checkpoint import folder
 from checkpoint.folder import Arrays
 from datasets import ImageDataset
-from errors import RunError
+from errors import RunError, remedy
 from models.layers import file_name
 from options import plain
 from records import Run
@@ -130,13 +130,13 @@ class Saver:
                 return BUSY
         self.thread = None
         if isinstance(self.failure, OSError):
-            text = f"the checkpoint wasn't saved ({self.failure}); the one before is whole: {self._last()}"
+            text = f"{self.path.name} wasn't saved ({self.failure}): {remedy(self.failure)}; {self._last()}"
             return text, self.config.SAVE_ON_ERROR == "stop"
         return None if self.failure is None else (str(self.failure), True)
 
     def _last(self) -> str:
         last = self.run.checkpoints / folder.LAST
-        return str(last.resolve()) if last.exists() else "there is none"
+        return f"the last whole checkpoint is {last.resolve()}" if last.exists() else "there is none before it"
 
     def save(
         self,

@@ -1,6 +1,7 @@
 """What several test files share."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,16 +11,28 @@ import pytest
 from PIL import Image
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of the CPU, whatever the machine has
+import programs
+
 import utils  # noqa: F401  (Paddle's import)
 
 os.environ.pop("OMP_NUM_THREADS", None)  # set by that import; the programs that tests start would take it for a wish
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = programs.ROOT
 TINY = [
     "DATA.IMAGE_SIZE", "8", "DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5",
     "DATA.NUM_WORKERS", "0", "DATA.DATASET", "digits", "DATA.CROP_PCT", "1.0", "MODEL.PATCH_SIZE", "4",
     "MODEL.EMBED_DIM", "16", "MODEL.DEPTH", "2", "MODEL.NUM_HEADS", "2", "MODEL.NUM_CLASSES", "10",
     "TRAIN.WARMUP_EPOCHS", "0", "TRAIN.NUM_EPOCHS", "1",
 ]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _no_program_is_left():
+    yield
+    for process in programs.started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    programs.started.clear()
 
 
 @pytest.fixture

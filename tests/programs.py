@@ -7,7 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from conftest import ROOT
+ROOT = Path(__file__).resolve().parent.parent
+started = []  # what a test may leave running where it fails
 
 
 def start(folder, *flags, **environment):
@@ -16,7 +17,8 @@ def start(folder, *flags, **environment):
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = os.environ | {"PATH": path, "VIRTUAL_ENV": "1"} | environment
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **streams)
+    started.append(subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **streams))
+    return started[-1]
 
 
 def descendants(pid):

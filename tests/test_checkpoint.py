@@ -307,17 +307,18 @@ def told_by(output, options, error):
 
 def test_a_failure_is_told_once_or_ends_the_run_on_every_rank(tmp_path, tiny):
     full = OSError(errno.ENOSPC, "No space left on device")
-    problem = "the checkpoint wasn't saved ([Errno 28] No space left on device); the one before is whole: "
+    problem = "{} wasn't saved ([Errno 28] No space left on device): free some space; the last whole checkpoint is {}"
     runs = [(told_by, tmp_path / how, [*tiny, "SAVE_ON_ERROR", how], full) for how in ("stop", "continue")]
     nan = RunError("epoch_0002 isn't saved: NaN")
     runs.append((told_by, tmp_path / "nan", [*tiny, "SAVE_ON_ERROR", "stop"], nan))
     for stopped, went_on, not_finite in run_ranks(each, runs):
-        assert stopped == [None, f"{problem}{tmp_path}/stop/checkpoints/epoch_0001"]
+        assert stopped == [None, problem.format("epoch_0002", f"{tmp_path}/stop/checkpoints/epoch_0001")]
         assert went_on[:4] == [None, None, None, None]
-        assert went_on[4] == f"{problem}{tmp_path}/continue/checkpoints/epoch_0004"
+        assert went_on[4] == problem.format("epoch_0003", f"{tmp_path}/continue/checkpoints/epoch_0004")
         assert not_finite == [None, str(nan)]
     log = (tmp_path / "continue" / "log.txt").read_text()
-    assert log.count(f"{problem}{tmp_path}/continue/checkpoints/epoch_0001; the run goes on (SAVE_ON_ERROR)") == 1
+    first = problem.format("epoch_0002", f"{tmp_path}/continue/checkpoints/epoch_0001")
+    assert log.count(f"{first}; the run goes on (SAVE_ON_ERROR)") == 1
     assert entries(tmp_path / "continue" / "checkpoints") == {"epoch_0004", "epoch_0005", "last"}
 
 

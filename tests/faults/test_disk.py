@@ -16,8 +16,8 @@ from short import RUN, assert_ends_like, assert_fails, finish
 from checkpoint.folder import find_checkpoints, verify
 
 LOGS_ALONE = 200_000  # bytes: a log fits, model.safetensors (549 kB) doesn't
-NOT_SAVED = r"the checkpoint wasn't saved \(\[Errno {}\] {}\); the one before is whole: {}"
-FULL = (27, "File too large")
+NOT_SAVED = r"epoch_\w+ wasn't saved \(\[Errno {}\] {}\): {}; the last whole checkpoint is {}"
+FULL = (27, "File too large", "raise the limit on a file's size")
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,8 @@ def test_a_checkpoint_that_does_not_fit_ends_the_run(tmp_path, whole):
 def test_the_first_checkpoint_does_not_fit(tmp_path, whole):
     process = start(tmp_path, *RUN)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (LOGS_ALONE, resource.RLIM_INFINITY))  # its ranks inherit it
-    assert_fails(process, 1, re.compile("error: " + NOT_SAVED.format(*FULL, "there is none") + "\n"))
+    none = NOT_SAVED.format(*FULL, "").replace("the last whole checkpoint is ", "there is none before it")
+    assert_fails(process, 1, re.compile(f"error: {none}\n"))
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
     assert_ends_like(whole, tmp_path)
 
@@ -147,7 +148,7 @@ def test_curves_that_do_not_fit_are_drawn_by_the_next_start(tmp_path, whole):
 
 @pytest.mark.slow
 def test_a_small_file_system_fills_up(disk, whole):
-    expected = NOT_SAVED.format(28, "No space left on device", rf"{disk}/run/checkpoints/epoch_\w+")
+    expected = NOT_SAVED.format(28, "No space left on device", "free some space", rf"{disk}/run/checkpoints/epoch_\w+")
     assert_fails(start(disk, *RUN), 1, re.compile(f"error: {expected}\n"))
     assert_whole(disk / "run")
     subprocess.run(["mount", "-o", "remount,size=20m", disk], check=True)
@@ -159,7 +160,7 @@ def test_a_file_system_that_is_full_from_the_start(disk):
     with pytest.raises(OSError, match="No space"), open(disk / "filler", "wb") as filler:
         while True:
             filler.write(bytes(4096))
-    expected = r"error: run: can't lock the run's folder \(No space left on device\); choose another with -output\n"
+    expected = r"error: run: can't lock the run's folder \(No space left on device\); free some space, or choose .*\n"
     assert_fails(start(disk, *RUN), 2, re.compile(expected))
 
 
@@ -184,7 +185,9 @@ def test_a_file_system_becomes_read_only(disk, whole, part):
     subprocess.run(["mount", "--bind", disk / part, disk / part], check=True)
     while subprocess.run(["mount", "-o", "remount,ro,bind", disk / part], capture_output=True).returncode:
         assert process.poll() is None  # a checkpoint was being written
-    message = NOT_SAVED.format(30, r"Read-only file system: '\S+'", rf"{disk}/run/checkpoints/epoch_\w+")
+    message = NOT_SAVED.format(
+        30, r"Read-only file system: '\S+'", "make it writable", rf"{disk}/run/checkpoints/epoch_\w+"
+    )
     metrics = r"rank 0: error: \[Errno 30\] Read-only file system: 'run/metrics\.jsonl'; make it writable, .*\n"
     assert_fails(process, 1, re.compile(f"error: {message}\n|{metrics}"), pids)
     subprocess.run(["umount", "-l", disk / part], check=True)
