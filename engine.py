@@ -46,8 +46,10 @@ def fit(config: CfgNode, network: nn.Layer, train: ImageDataset, val: ImageDatas
     val_loader = get_dataloader(config, val, "val", rank(), world_size())
     _tell_clamped(config, run)
     steps, epochs = len(training.loader), config.TRAIN.NUM_EPOCHS
+    # Of this batch size: it may have been another before.
+    progress.step = steps * progress.epoch + training.loader.batch_sampler.first(progress.samples)
     saver.begin(progress)
-    run.start_bar(steps * epochs, steps * progress.epoch + training.loader.batch_sampler.first(progress.samples))
+    run.start_bar(steps * epochs, progress.step)
     metrics = {}
     if progress.epoch == epochs:  # all is done but the result
         metrics = _evaluated(training, val_loader, len(val), heed)
@@ -123,6 +125,7 @@ def _heed(
     """
     number = requests.poll(saver.failed)
     if requests.failed:
+        requests.failed = False
         saver.wait()
     if number is None and not (closed and (requests.save or saver.due(progress))):
         return

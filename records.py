@@ -103,8 +103,11 @@ class Run:
                 raise
             self.info(f"{file}: a line is lost ({error.strerror}); the run goes on (SAVE_ON_ERROR)")
 
-    def rewind(self, step: int, evaluated: bool) -> None:
-        """Takes out of metrics.jsonl what came after ``step``, or at it but for its evaluation."""
+    def rewind(self, epoch: int, step: int) -> None:
+        """Takes out of metrics.jsonl what came after ``epoch``, but for the next one's training up to ``step``.
+
+        Steps of other epochs aren't compared: they may have been of another batch size.
+        """
         file = self.directory / "metrics.jsonl"
         if not file.exists():
             return
@@ -112,7 +115,8 @@ class Run:
         for line in file.read_text(encoding="utf-8").splitlines():
             with contextlib.suppress(ValueError):  # the last one, of a machine that went down
                 record = json.loads(line)
-                if record["step"] < step or (record["step"] == step and (evaluated or record["split"] == "train")):
+                going_on = record["split"] == "train" and record["epoch"] == epoch + 1 and record["step"] <= step
+                if record["epoch"] <= epoch or going_on:
                     kept.append(line + "\n")
         with written_whole(file) as rewound:
             rewound.writelines(kept)

@@ -37,7 +37,11 @@ class Stopped(RunError):
 
 
 def hold_signals() -> None:
-    """SIGTERM, SIGINT and SIGUSR1 wait, in this process and in those that it starts, until ``catch_signals``."""
+    """SIGTERM, SIGINT and SIGUSR1 wait in the processes that this one starts, until ``catch_signals``; here they are
+    noted: threads that libraries have started would let them through.
+    """
+    for number in SIGNALS:
+        signal.signal(number, _note)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
@@ -175,6 +179,8 @@ class Ranks:
     def wait(self) -> None:
         """Waits for the ranks and passes signals on; when one fails or stalls, ends all and exits with its status."""
         catch_signals(self._pass_on)
+        for number in list(_noted):  # while the ranks were started
+            self._pass_on(number, None)
         while running := [process.sentinel for process in self.processes if process.exitcode is None]:
             wait(running, timeout=0.2)
             if self.failed.value:

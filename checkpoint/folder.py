@@ -38,10 +38,11 @@ def folder_name(epoch: int, samples: int) -> str:
 def find_checkpoints(directory: Path) -> list[Path]:
     """Returns the checkpoints under ``directory``, the oldest first."""
     folders = [folder for folder in directory.glob("epoch_*") if _NAME.fullmatch(folder.name)]
-    return sorted(folders, key=_position)
+    return sorted(folders, key=position)
 
 
-def _position(folder: Path) -> tuple[int, float]:
+def position(folder: Path) -> tuple[int, float]:
+    """Returns what orders checkpoints: (epoch, samples of it; infinity at its end)."""
     epoch, samples = _NAME.fullmatch(folder.name).groups()
     return int(epoch), int(samples) if samples else float("inf")
 
@@ -114,7 +115,7 @@ def remove_superseded(directory: Path, keep_last: int, save_freq: int) -> None:
     kept = {(directory / link).resolve().name for link in (LAST, BEST)}
     kept |= {(directory / BEST_EMA).resolve().parent.name} | {folder.name for folder in found[-keep_last:]}
     for folder in found:
-        epoch, samples = _position(folder)
+        epoch, samples = position(folder)
         freely = save_freq and samples == float("inf") and epoch % save_freq == 0
         if folder.name not in kept and not freely:
             gone = folder.with_name(f".{folder.name}.{os.getpid()}")

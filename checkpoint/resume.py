@@ -50,16 +50,16 @@ def resume(training: Training) -> Progress:
     for note in notes:
         run.info(note)
     progress = _restore(training, Path(chosen)) if chosen else Progress(epoch=config.TRAIN.LAST_EPOCH)
-    if rank() == 0 and config.MODEL.RESUME:
-        for lost in _settle(run.checkpoints, Path(chosen) if chosen else None, progress):
-            run.info(f"the best so far, {lost}, isn't whole; the best from now on takes its place")
-        run.rewind(progress.step, evaluated=not progress.samples)
-    progress.best = all_gather(progress.best)[0]  # of which rank 0 has left out what isn't whole
     # A job that is started again and again finds a run done, perhaps without its result.
     if progress.epoch >= config.TRAIN.NUM_EPOCHS + (config.MODEL.RESUME == AUTO):
         raise InputError(
             f"epoch {progress.epoch} is done already and TRAIN.NUM_EPOCHS is {config.TRAIN.NUM_EPOCHS}; raise it"
         )
+    if rank() == 0 and config.MODEL.RESUME:
+        for lost in _settle(run.checkpoints, Path(chosen) if chosen else None, progress):
+            run.info(f"the best so far, {lost}, isn't whole; the best from now on takes its place")
+        run.rewind(progress.epoch, progress.step if progress.samples else 0)
+    progress.best = all_gather(progress.best)[0]  # of which rank 0 has left out what isn't whole
     return progress
 
 
@@ -72,9 +72,9 @@ def _choose(config: CfgNode, own: Path, notes: list[str]) -> Path | None:
     if asked != AUTO:
         chosen = Path(asked).resolve()
         folder.verify(chosen)
-        if found and chosen not in found:
+        if not all(_is_copy(own_one, chosen.parent / own_one.name) for own_one in found):  # the best may be
             raise InputError(f"{own} holds another run than {chosen}; go on from its own, or choose another -output")
-        if later := found[found.index(chosen) + 1 :] if found else []:
+        if later := [own_one for own_one in found if folder.position(own_one) > folder.position(chosen)]:
             raise InputError(
                 f"{chosen}: later checkpoints are in the same folder ({', '.join(f.name for f in later)});"
                 " remove them, or choose another -output"
@@ -92,6 +92,11 @@ def _choose(config: CfgNode, own: Path, notes: list[str]) -> Path | None:
         )
     notes.append(f"-resume=auto: no checkpoint in {own}; the run starts afresh")
     return None
+
+
+def _is_copy(one: Path, other: Path) -> bool:
+    sums = [place / folder.SUMS for place in (one, other)]
+    return one == other or (all(file.is_file() for file in sums) and sums[0].read_bytes() == sums[1].read_bytes())
 
 
 def _restore(training: Training, chosen: Path) -> Progress:
@@ -193,10 +198,13 @@ def _settle(own: Path, chosen: Path | None, progress: Progress) -> list[str]:
     if chosen.parent == own:
         found = folder.find_checkpoints(own)
         for damaged in found[found.index(chosen) + 1 :]:
-            os.rename(damaged, own / f"damaged_{damaged.name}")
+            aside = own / f"damaged_{damaged.name}"
+            shutil.rmtree(aside, ignore_errors=True)  # of an earlier time
+            os.rename(damaged, aside)
         folder.point(own / folder.LAST, chosen.name)
     for split, link, file in (("val", folder.BEST, ""), ("ema", folder.BEST_EMA, f"/{folder.EMA}")):
         if split not in progress.best:
+            (own / link).unlink(missing_ok=True)
             continue
         name = progress.best[split]["checkpoint"]
         if _brought(chosen.parent / name, own):
@@ -208,6 +216,12 @@ def _settle(own: Path, chosen: Path | None, progress: Progress) -> list[str]:
     return list(dict.fromkeys(lost))
 
 
+def _copied(source: str, target: str) -> None:
+    shutil.copyfile(source, target)
+    with open(target, "rb+") as file:
+        os.fsync(file.fileno())
+
+
 def _brought(best: Path, own: Path) -> bool:
     """Copies a whole checkpoint into the run's folder, unless it lies there; returns whether it is there now."""
     try:
@@ -217,7 +231,8 @@ def _brought(best: Path, own: Path) -> bool:
     target = own / best.name
     if not target.exists():
         temporary = own / f".{best.name}.{os.getpid()}"
-        shutil.copytree(best, temporary)
+        shutil.copytree(best, temporary, copy_function=_copied)
+        sync_directory(temporary)
         os.rename(temporary, target)
         sync_directory(own)
     return True

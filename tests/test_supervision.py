@@ -233,6 +233,26 @@ def test_signals_are_passed_on(ranks, capsys):
     assert [own.value for own in asked] == [1, 1]
 
 
+def held():
+    """Which signals were noted after ``hold_signals``, beside a thread that blocks none."""
+    threading.Thread(target=time.sleep, args=[60], daemon=True).start()
+    supervision.hold_signals()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    deadline = time.monotonic() + 10
+    while not supervision._noted and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return list(supervision._noted)
+
+
+def test_signals_that_come_before_the_ranks_listen_are_held(ranks, capsys, monkeypatch):
+    assert run_ranks(held) == [[signal.SIGUSR1]] * 2
+    monkeypatch.setattr(supervision, "_noted", {signal.SIGTERM: 0.0})
+    ready, failed, asked = SPAWN.Semaphore(0), SPAWN.Value("i", 0), SPAWN.Value("i", 0)
+    parent, processes = ranks((dummies.obey, ready, failed, asked), failed=failed)
+    assert ready.acquire(timeout=60)
+    assert ended(parent, processes, capsys) == (143, "")
+
+
 def test_ctrl_c_once_more_ends_ranks_that_do_not_heed_it(ranks, capsys):
     ready = SPAWN.Semaphore(0)
     parent, processes = ranks((dummies.ignore, ready), (dummies.ignore, ready))
