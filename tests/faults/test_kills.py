@@ -3,16 +3,22 @@
 python -m pytest -m slow tests/faults/test_kills.py -s    the campaign of 25 faults, a line for each
 """
 
+import contextlib
 import json
 import os
 import random
 import re
+import shutil
 import signal
 import time
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
-from programs import assert_none_left, descendants, ranks_of, start, wait_for, wait_for_first_step, workers_of
-from runs import assert_same_run
+from programs import assert_none_left, ranks_of, start, wait_for, wait_for_first_step, workers_of
+from runs import assert_same_run, records
+
+from checkpoint import folder
 
 RUN = [
     "-cfg=vit_digits", "-output=run", "-resume=auto", "-o", "TRAIN.NUM_EPOCHS", "3", "VALIDATE_FREQ", "2",
@@ -23,143 +29,186 @@ RUN = [
 SEED = 5
 
 
+class Fault(NamedTuple):
+    """``number`` is sent to one of ``victims(process)``; the run ends with ``status`` and says ``message``."""
+
+    name: str
+    number: signal.Signals
+    victims: Callable
+    status: int
+    message: str
+
+
+def the_parent(process):
+    return [process.pid]
+
+
+def the_group(process):
+    return [-process.pid]  # as Ctrl-C does
+
+
+def stopped(name):
+    return rf"stopped by {name} after step (\d+), saved in run/checkpoints/(epoch\w+); -resume=auto -output=run .*\n"
+
+
+KILL, TERM = signal.SIGKILL, signal.SIGTERM
+LOST_WORKER = r"rank \d: error: loader worker \d+ was killed by signal: Killed; is memory short\?\n"
+KILL_RANK = Fault("kill a rank", KILL, ranks_of, 1, r"error: rank \d was killed by SIGKILL at step \d+\n")
+KILL_PARENT = Fault("kill the parent", KILL, the_parent, -KILL, "")
+TERMINATE = Fault("SIGTERM", TERM, the_parent, 143, stopped("SIGTERM"))
+SAVE = Fault("SIGUSR1, kill", signal.SIGUSR1, the_parent, -KILL, "")
+FAULTS = [
+    KILL_RANK,
+    KILL_PARENT,
+    Fault("kill a worker", KILL, workers_of, 1, LOST_WORKER),
+    TERMINATE,
+    Fault("SIGTERM to rank", TERM, ranks_of, 143, stopped("SIGTERM")),
+    Fault("SIGINT to all", signal.SIGINT, the_group, 130, stopped("SIGINT")),
+    SAVE,
+]
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The folder of a run that was left alone."""
-    folder = tmp_path_factory.mktemp("whole")
-    _, errors = start(folder, *RUN).communicate(timeout=120)
-    assert (folder / "run" / "result.json").exists(), errors
-    return folder / "run"
+    place = tmp_path_factory.mktemp("whole")
+    _, errors = start(place, *RUN).communicate(timeout=240)
+    assert (place / "run" / "result.json").exists(), errors
+    return place / "run"
 
 
-def kill_rank(process, rng):
-    os.kill(rng.choice(ranks_of(process)), signal.SIGKILL)
-    return 1, r"error: rank \d was killed by SIGKILL at step \d+\n"
+def newest(run):
+    """(name, step) of the checkpoint to go on from; every one that has its name is whole."""
+    found = folder.find_checkpoints(run / "checkpoints")
+    for checkpoint in found:
+        folder.verify(checkpoint)
+    return (found[-1].name, folder.read_state(found[-1])["step"]) if found else ("nothing", 0)
 
 
-def kill_parent(process, rng):
-    process.kill()
-    return -signal.SIGKILL, ""
+def assert_went_on(run, checkpoint):
+    """The last start took up ``checkpoint``."""
+    taken = re.findall(r"resumed after .*, from .*/(\w+)\n|the run (starts) afresh", (run / "log.txt").read_text())
+    assert taken[-1] == ((checkpoint, "") if checkpoint != "nothing" else ("", "starts"))
 
 
-def kill_worker(process, rng):
-    os.kill(rng.choice(workers_of(process)), signal.SIGKILL)
-    return 1, r"rank \d: error: loader worker \d+ was killed by signal: Killed; is memory short\?\n"
+def writing(run):
+    """The names of checkpoints that aren't whole yet."""
+    return {path.name for path in (run / "checkpoints").glob(".epoch_*")}
 
 
-def terminate(process, rng):
-    process.terminate()
-    return (
-        143,
-        r"stopped by SIGTERM after step (\d+), saved in run/checkpoints/(epoch\w+); -resume=auto -output=run .*\n",
-    )
-
-
-def terminate_rank(process, rng):
-    os.kill(rng.choice(ranks_of(process)), signal.SIGTERM)
-    return (
-        143,
-        r"stopped by SIGTERM after step (\d+), saved in run/checkpoints/(epoch\w+); -resume=auto -output=run .*\n",
-    )
-
-
-def interrupt(process, rng):
-    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does: to the whole group
-    return (
-        130,
-        r"stopped by SIGINT after step (\d+), saved in run/checkpoints/(epoch\w+); -resume=auto -output=run .*\n",
-    )
-
-
-def save_then_kill(process, rng):
-    """SIGUSR1 saves and goes on: a checkpoint appears that SAVE_STEPS doesn't ask for; only then comes the kill."""
-    log = next(iter(process.run.glob("log_0.txt")))
-    saved = log.read_text().count("saved epoch_")
+def saved_and_going_on(process, run):
+    """After SIGUSR1: waits for a checkpoint within an epoch, which nothing else asks for, and for steps after it."""
+    log = run / "log_0.txt"
+    before = log.read_text().count("_sample_")
     process.send_signal(signal.SIGUSR1)
-    wait_for(lambda: log.read_text().count("saved epoch_") > saved, process)
-    return kill_parent(process, rng)
+    return wait_for(lambda: log.read_text().count("_sample_") > before, process) and wait_for_first_step(process, run)
 
 
-FAULTS = [kill_rank, kill_parent, kill_worker, terminate, terminate_rank, interrupt, save_then_kill]
+def inject(place, fault, rng, delay):
+    """Starts or resumes the run and injects ``fault``.
 
+    Args:
+        delay: in seconds, after the first step; None: aimed at a save.
 
-def in_a_save(run, process):
-    """Waits for a checkpoint that is being written; returns whether there was one."""
-    checkpoints = run / "checkpoints"
-    return wait_for(lambda: checkpoints.exists() and any(checkpoints.glob(".epoch_*")), process)
-
-
-def inject(folder, fault, rng, delay):
-    """Starts or resumes the run, injects ``fault`` after ``delay`` seconds (None: within a save); returns whether it
-    hit: the run may have ended before.
+    Returns:
+        None if the run ended before that, otherwise whether it was within a save.
     """
-    run = folder / "run"
-    process = start(folder, *RUN)
-    process.run = run
+    run, names = place / "run", set()
+    before, _ = newest(run)
+    process = start(place, *RUN, *(["SAVE_STEPS", "0"] if fault is SAVE else []))
     try:
-        wait_for_first_step(process, run)
-        moment = time.time() + (delay or 0)
-        alive = in_a_save(run, process) if delay is None else wait_for(lambda: time.time() > moment, process)
-        pids = list(descendants(process.pid))
+        pids = wait_for_first_step(process, run)
+        victims = fault.victims(process)  # chosen before the moment: a save lasts 30 ms
+        alive = bool(pids and victims)
+        if alive and delay is None:
+            alive = wait_for(lambda: writing(run), process)
+            time.sleep(rng.uniform(0, 0.02))
+        elif alive:
+            moment = time.time() + delay
+            alive = wait_for(lambda: time.time() > moment, process)
+        if alive and fault is SAVE:
+            alive = saved_and_going_on(process, run)
         asked = time.time()
-        status, message = fault(process, rng) if alive and len(pids) > 6 else (0, "")
+        if alive:
+            names = writing(run)
+            with contextlib.suppress(ProcessLookupError):  # the run may have come to its end meanwhile
+                os.kill(*((process.pid, KILL) if fault is SAVE else (rng.choice(victims), fault.number)))
+        within = bool(names & writing(run))  # before the signal and after it
         _, errors = process.communicate(timeout=60)
         took = time.time() - asked
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(process.pid, KILL)
     assert_none_left(pids)
-    found = "within a save" if delay is None else f"{delay:.1f} s"
-    if process.returncode == 0:  # it had ended, or was about to
-        return False
-    assert process.returncode == status, errors
+    if pids:
+        assert_went_on(run, before)
+    if process.returncode == 0:
+        return None
+    assert process.returncode == fault.status, errors
+    said = re.fullmatch(fault.message, errors)
+    assert said, errors
     assert took < 30
-    assert re.fullmatch(message, errors), errors
-    print(f"{fault.__name__:15} {found:14} {took:4.1f} s  {errors.strip()}")
-    if status > 128:
-        state = json.loads((run / "checkpoints" / "last" / "state.json").read_text())
-        assert re.fullmatch(message, errors).groups() == (
-            str(state["step"]),
-            (run / "checkpoints" / "last").resolve().name,
-        )
-    return True
+    name, step = newest(run)
+    assert said.groups() in ((), (str(step), name))
+    when = "aimed" if delay is None else f"{delay:.1f} s"
+    when += ", in a save" * within
+    cut = "a writing cut short; " if writing(run) else ""
+    print(f"{fault.name:16} {when:18} {took:4.1f} s  {cut}goes on from step {step}  {errors.strip()}")
+    return within
 
 
-def finish(folder, whole):
+def finish(place, whole):
     """Resumes the run until its end and compares it with the one that was left alone."""
-    process = start(folder, *RUN)
-    _, errors = process.communicate(timeout=120)
+    run = place / "run"
+    before, _ = newest(run)
+    process = start(place, *RUN)
+    _, errors = process.communicate(timeout=240)
     assert (process.returncode, errors) == (0, "")
-    checkpoints = folder / "run" / "checkpoints"
-    assert not list(checkpoints.glob(".*"))
-    assert not list(checkpoints.glob("damaged*"))
-    assert_same_run(whole, folder / "run")
-    result, expected = (json.loads((run / "result.json").read_text()) for run in (folder / "run", whole))
+    assert_went_on(run, before)
+    newest(run)
+    assert not list((run / "checkpoints").glob(".*"))
+    assert not list((run / "checkpoints").glob("damaged*"))
+    assert_same_run(whole, run)
+    assert records(run) == records(whole)
+    result, expected = (json.loads((path / "result.json").read_text()) for path in (run, whole))
     for key in ("loss", "acc1", "best", "ema"):
         assert result[key] == expected[key]
 
 
+@pytest.mark.smoke
 def test_a_run_that_is_killed_and_stopped_ends_in_the_same_bits(tmp_path, whole):
     rng = random.Random(SEED)
-    assert inject(tmp_path, kill_rank, rng, None)
-    assert inject(tmp_path, terminate, rng, 0.3)
+    assert inject(tmp_path, KILL_RANK, rng, None) is not None
+    assert inject(tmp_path, TERMINATE, rng, 0.3) is not None
     finish(tmp_path, whole)
+
+
+def test_a_signal_to_a_run_that_is_done_is_no_failure(tmp_path, whole):
+    run = shutil.copytree(whole, tmp_path / "run", symlinks=True)
+    (run / "result.json").unlink()
+    process = start(tmp_path, *RUN)
+    assert wait_for((run / "result.json").exists, process)
+    time.sleep(0.1)  # Python is ending
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
 
 
 @pytest.mark.slow
 def test_twenty_five_faults(tmp_path, whole):
     rng = random.Random(SEED)
-    hits = runs = 0
-    folder = tmp_path / "0"
-    folder.mkdir()
-    while hits < 25:
-        delay = None if rng.random() < 0.3 else rng.uniform(0, 3)
-        if inject(folder, FAULTS[hits % len(FAULTS)], rng, delay):
-            hits += 1
+    hits, runs = [], 1
+    while len(hits) < 25:
+        place = tmp_path / str(runs)
+        place.mkdir(exist_ok=True)
+        fault = FAULTS[len(hits) % len(FAULTS)]
+        delay = None if fault is not SAVE and rng.random() < 0.4 else rng.uniform(0, 3)
+        if (within := inject(place, fault, rng, delay)) is not None:
+            hits.append(within)
             continue
-        finish(folder, whole)
+        finish(place, whole)
         runs += 1
-        folder = tmp_path / str(runs)
-        folder.mkdir()
-    finish(folder, whole)
-    print(f"{hits} faults in {runs + 1} runs, each of which ended in the same bits as the one left alone")
+        assert runs < 25, f"the runs end without heeding '{fault.name}'"
+    finish(place, whole)
+    print(f"{len(hits)} faults, {sum(hits)} of them in a save, in {runs} runs: the same bits as one left alone")
+    assert sum(hits) > 3
