@@ -31,8 +31,6 @@ from errors import InputError
 from weights.formats import read_weights
 
 GOLDEN = ROOT / "tests" / "golden"
-MADE_BY_TORCH = ("weights.pth", "weights_legacy.pth", "weights.safetensors")
-SETTINGS = json.loads((GOLDEN / "config.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +41,8 @@ def originals(tmp_path_factory):
     made(folder / "a.npz", arrays)
     made(folder / "a.pdparams", arrays)
     np.savez_compressed(folder / "b.npz", **arrays)
-    paths = [GOLDEN / name for name in (*MADE_BY_TORCH, "checkpoint.pth", "checkpoint_legacy.pth")]
+    names = ("weights.pth", "weights_legacy.pth", "weights.safetensors", "checkpoint.pth", "checkpoint_legacy.pth")
+    paths = [GOLDEN / name for name in names]
     paths += [folder / name for name in ("a.npz", "b.npz", "a.pdparams")]
     return {path.name: path.read_bytes() for path in paths}
 

@@ -1,6 +1,5 @@
 """Weight files of every kind: torch's own, Paddle's own, NumPy's; how they are written."""
 
-import json
 import os
 import pickle
 
@@ -17,7 +16,6 @@ from weights.formats import read_weights, write_weights
 
 GOLDEN = ROOT / "tests" / "golden"
 MADE_BY_TORCH = ("weights.pth", "weights_legacy.pth", "weights.safetensors")
-SETTINGS = json.loads((GOLDEN / "config.json").read_text())
 
 
 # ------------------------------------------------------------ what is read

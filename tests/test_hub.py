@@ -18,9 +18,7 @@ from pickles import (
 from errors import InputError
 from weights.formats import find_weights, read_config, read_weights
 
-GOLDEN = ROOT / "tests" / "golden"
-MADE_BY_TORCH = ("weights.pth", "weights_legacy.pth", "weights.safetensors")
-SETTINGS = json.loads((GOLDEN / "config.json").read_text())
+SETTINGS = json.loads((ROOT / "tests" / "golden" / "config.json").read_text())
 
 
 def test_the_file_that_a_path_means(tmp_path):
