@@ -2,7 +2,7 @@
 
 A rank notes signals and heeds them between two steps: about once a second all ranks agree on what any of them was asked
 (``Requests``). The process that spawned them passes signals on, ends them all when one fails, and names the one that
-stalls (``wait_for_ranks``).
+stalls (``Ranks``).
 """
 
 import multiprocessing
