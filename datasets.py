@@ -4,6 +4,7 @@
 labels in a few arrays, so that handing it to a process costs little: 65 MB for the 1.3 million files of ImageNet.
 """
 
+import io
 import os
 import traceback
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import paddle
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from yacs.config import CfgNode
 
 import sources
@@ -95,7 +96,27 @@ class ArrayDataset(ImageDataset):
         return Image.fromarray(self.images[index])
 
 
-class FileDataset(ImageDataset):
+class EncodedDataset(ImageDataset):
+    """Images in an encoded form, such as JPEG: a kind of it says where the bytes are (``data``)."""
+
+    def data(self, index: int) -> bytes:
+        """Returns the file of an image; raises OSError where it can't be read."""
+        raise NotImplementedError
+
+    def image(self, index: int) -> Image.Image:
+        try:
+            with Image.open(io.BytesIO(self.data(index))) as image:
+                return image.convert(self.mode)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            unknown = isinstance(error, UnidentifiedImageError)  # its text has the buffer's address
+            reason = "of no known format" if unknown else " ".join(str(error).split())
+            raise RunError(
+                f"{self.name(index)}: not readable as an image ({type(error).__name__}: {reason});"
+                " repair or remove it, or train with DATA.SKIP_BROKEN True"
+            ) from None
+
+
+class FileDataset(EncodedDataset):
     """Images in files: ``paths`` are relative to ``root`` and kept as one block of bytes with offsets."""
 
     def __init__(
@@ -117,16 +138,8 @@ class FileDataset(ImageDataset):
         path = self._bytes[self._offsets[index] : self._offsets[index + 1]].tobytes()
         return os.path.join(self.root, os.fsdecode(path))
 
-    def image(self, index: int) -> Image.Image:
-        try:
-            with Image.open(self.name(index)) as image:
-                return image.convert(self.mode)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            reason = " ".join(str(error).split())
-            raise RunError(
-                f"{self.name(index)}: not readable as an image ({type(error).__name__}: {reason});"
-                " repair or remove it, or train with DATA.SKIP_BROKEN True"
-            ) from None
+    def data(self, index: int) -> bytes:
+        return Path(self.name(index)).read_bytes()
 
 
 class SyntheticDataset(ImageDataset):
