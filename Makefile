@@ -1,5 +1,6 @@
 # make train    a first training run, from nothing: .venv, requirements, digits
 # make test     the tests, from nothing; make test-faults: the slow ones, which kill and stop runs
+# make ops      compiles the operators that make CPUs fast (ops/), where there is g++; install and test do so, too
 # make install  .venv with the pinned requirements; PADDLE=... chooses another Paddle (README, "Paddle for a GPU")
 PYTHON ?= python3
 VENV := .venv
@@ -16,9 +17,12 @@ endif
 WITH := $(if $(findstring 2.6.,$(PADDLE)),numpy==1.26.4 setuptools==80.9.0,numpy==2.2.6)
 WANTED := $(if $(PADDLE),$(PADDLE) $(WITH) -r requirements-base.txt,-r requirements.txt)
 
-.PHONY: install train test test-faults test-paddle26 lint clean
+.PHONY: install ops train test test-faults test-paddle26 lint clean
 
-install: $(VENV)/installed
+install: ops
+
+ops: $(VENV)/installed
+	-$(RUN) -m ops.build
 
 $(VENV)/installed: requirements.txt requirements-base.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 12) else \
@@ -35,11 +39,11 @@ $(VENV)/installed-test: $(VENV)/installed requirements-test.txt requirements-hub
 train: install
 	sh run_train_multi.sh
 
-test: $(VENV)/installed-test lint
+test: $(VENV)/installed-test ops lint
 	$(RUN) -m pytest
 
 # Every fault that docs/reliability.md reports, injected anew.
-test-faults: $(VENV)/installed-test
+test-faults: $(VENV)/installed-test ops
 	$(RUN) -m pytest -m slow -s
 
 lint: $(VENV)/installed-test
@@ -48,7 +52,7 @@ lint: $(VENV)/installed-test
 
 # The newest GPU build that PyPI has; it runs on the CPU where there is no GPU.
 test-paddle26:
-	$(MAKE) VENV=.venv-paddle26 PADDLE=paddlepaddle-gpu==2.6.2 .venv-paddle26/installed-test
+	$(MAKE) VENV=.venv-paddle26 PADDLE=paddlepaddle-gpu==2.6.2 .venv-paddle26/installed-test ops
 	.venv-paddle26/bin/python -m pytest -m smoke
 
 clean:

@@ -21,6 +21,7 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 from yacs.config import CfgNode
 
+import ops
 from errors import InputError, RunError
 
 logging.getLogger().setLevel(logging.WARNING)  # Paddle's import sets INFO: its notes on ports are no news for users
@@ -195,9 +196,9 @@ def set_device_flags(config: CfgNode, local_processes: int) -> str:
 def tune_cpu(local_processes: int) -> str:
     """Sets this process up for speed on a CPU, without touching what the user's environment sets.
 
-    Three settings (measured in docs/performance.md): the machine's cores shared out as threads; stride kernels off,
+    Four settings (measured in docs/performance.md): the machine's cores shared out as threads; stride kernels off,
     whose views are copied element by element on a CPU; glibc told to keep large buffers instead of mapping and
-    faulting them in anew at each operator.
+    faulting them in anew at each operator; the compiled operators of ops/, where they were built.
 
     Returns:
         one line that tells what was set and what was left.
@@ -215,6 +216,7 @@ def tune_cpu(local_processes: int) -> str:
         mallopt, m_trim_threshold, m_mmap_threshold, gib = ctypes.CDLL(None).mallopt, -1, -3, 1 << 30
         if mallopt(m_mmap_threshold, gib) and mallopt(m_trim_threshold, gib):
             told.append("large buffers kept by the allocator")
+    told.append("compiled operators" if ops.load() else "compiled operators missing (python -m ops.build)")
     return ", ".join(told)
 
 

@@ -8,6 +8,7 @@ from paddle import nn
 
 from errors import InputError
 from models.layers.batch_norm import statistics_kept
+from models.layers.linear import Linear
 from utils import recompute
 
 
@@ -99,7 +100,7 @@ class ImageModel(nn.Layer):
     def _add_classifiers(self) -> None:
         for name in self.classifier_names():
             parent, _, last = name.rpartition(".")
-            classifier = nn.Linear(self.num_features, self.num_classes) if self.num_classes else nn.Identity()
+            classifier = Linear(self.num_features, self.num_classes) if self.num_classes else nn.Identity()
             setattr(sublayer(self, parent), last, classifier)
 
     @paddle.no_grad()

@@ -14,7 +14,7 @@ from paddle.nn.initializer import Constant, Normal
 
 from errors import InputError
 from models.base import ImageModel
-from models.layers import DropPath, Mlp, PatchEmbed, init_linear
+from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
 from models.layers.relative import RelativePositionBias
 
 
@@ -42,13 +42,13 @@ class Attention(RelativePositionBias):
         super().__init__(window_size, num_heads, class_token=True)
         self.num_heads, self.head_dim = num_heads, dim // num_heads
         self.scale = self.head_dim**-0.5
-        self.qkv = nn.Linear(dim, 3 * dim, bias_attr=False)
+        self.qkv = Linear(dim, 3 * dim, bias_attr=False)
         self.qkv_bias = qkv_bias
         if qkv_bias:
             self.q_bias = self.create_parameter([dim], is_bias=True)
             self.v_bias = self.create_parameter([dim], is_bias=True)
         self.attn_drop = nn.Dropout(attn_drop)
-        self.proj = nn.Linear(dim, dim)
+        self.proj = Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: paddle.Tensor, shared_bias: paddle.Tensor | None = None) -> paddle.Tensor:
@@ -76,10 +76,10 @@ class Block(nn.Layer):
         self, dim: int, mlp_ratio: float, init_values: float | None, drop: float, drop_path: float, **attention: object
     ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim, epsilon=1e-6)
+        self.norm1 = LayerNorm(dim, epsilon=1e-6)
         self.attn = Attention(dim, proj_drop=drop, **attention)
         self.drop_path1 = DropPath(drop_path)
-        self.norm2 = nn.LayerNorm(dim, epsilon=1e-6)
+        self.norm2 = LayerNorm(dim, epsilon=1e-6)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), drop)
         self.drop_path2 = DropPath(drop_path)
         self.gamma_1 = self.gamma_2 = None
@@ -164,8 +164,8 @@ class Beit(ImageModel):
         rates = [drop_path * i / max(1, depth - 1) for i in range(depth)]
         self.blocks = nn.LayerList(Block(embed_dim, drop_path=rate, **shared) for rate in rates)
         after = global_pool == "avg" if fc_norm is None else fc_norm
-        self.norm = nn.Identity() if after else nn.LayerNorm(embed_dim, epsilon=1e-6)
-        self.fc_norm = nn.LayerNorm(embed_dim, epsilon=1e-6) if after else nn.Identity()
+        self.norm = nn.Identity() if after else LayerNorm(embed_dim, epsilon=1e-6)
+        self.fc_norm = LayerNorm(embed_dim, epsilon=1e-6) if after else nn.Identity()
         self._add_classifiers()
         self.apply(self._init_weights)
         self._init_last_layers()

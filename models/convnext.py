@@ -10,11 +10,11 @@ from paddle import nn
 from paddle.nn.initializer import Constant, Normal
 
 from models.base import ImageModel
-from models.layers import DropPath, Mlp, init_linear
+from models.layers import DropPath, LayerNorm, Mlp, init_linear
 from models.layers.stages import check_stages, drop_path_rates
 
 
-class ChannelNorm(nn.LayerNorm):
+class ChannelNorm(LayerNorm):
     """Layer norm over the channels of [B, C, H, W] at each place (timm's ``LayerNorm2d``)."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -30,7 +30,7 @@ class Block(nn.Layer):
     def __init__(self, dim: int, init_values: float | None, drop_path: float) -> None:
         super().__init__()
         self.conv_dw = nn.Conv2D(dim, dim, 7, padding=3, groups=dim)
-        self.norm = nn.LayerNorm(dim, epsilon=1e-6)
+        self.norm = LayerNorm(dim, epsilon=1e-6)
         self.mlp = Mlp(dim, 4 * dim)
         self.gamma = None
         if init_values is not None:
@@ -92,7 +92,7 @@ class ConvNeXt(ImageModel):
         self.stem = nn.Sequential(patches, ChannelNorm(embed_dims[0], epsilon=1e-6))
         sizes = zip((0, *embed_dims), embed_dims, drop_path_rates(drop_path, stage_depths), strict=False)
         self.stages = nn.LayerList(Stage(in_dim, dim, init_values, rates) for in_dim, dim, rates in sizes)
-        norm = nn.LayerNorm(self.num_features, epsilon=1e-6)
+        norm = LayerNorm(self.num_features, epsilon=1e-6)
         self.head = nn.Sequential(("norm", norm), ("drop", nn.Dropout(drop)), ("fc", nn.Identity()))
         self._add_classifiers()
         self.apply(self._init_weights)

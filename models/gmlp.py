@@ -10,7 +10,7 @@ from paddle import nn
 from paddle.nn.initializer import Constant, Normal
 
 from errors import InputError
-from models.layers import DropPath
+from models.layers import DropPath, LayerNorm, Linear
 from models.mixer import MlpMixer
 
 
@@ -19,8 +19,8 @@ class SpatialGatingUnit(nn.Layer):
 
     def __init__(self, dim: int, num_patches: int) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(dim // 2, epsilon=1e-5)
-        self.proj = nn.Linear(num_patches, num_patches)
+        self.norm = LayerNorm(dim // 2, epsilon=1e-5)
+        self.proj = Linear(num_patches, num_patches)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         kept, gate = x.chunk(2, axis=-1)
@@ -32,11 +32,11 @@ class GatedMlp(nn.Layer):
 
     def __init__(self, dim: int, hidden_dim: int, num_patches: int, drop: float) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(dim, hidden_dim)
+        self.fc1 = Linear(dim, hidden_dim)
         self.act = nn.GELU()
         self.drop = nn.Dropout(drop)
         self.gate = SpatialGatingUnit(hidden_dim, num_patches)
-        self.fc2 = nn.Linear(hidden_dim // 2, dim)
+        self.fc2 = Linear(hidden_dim // 2, dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.drop(self.fc2(self.gate(self.drop(self.act(self.fc1(x))))))
@@ -56,7 +56,7 @@ class SpatialGatingBlock(nn.Layer):
         hidden_dim = int(dim * mlp_ratio)
         if hidden_dim % 2:
             raise InputError(f"MLP_RATIO {mlp_ratio} x EMBED_DIM {dim} is {hidden_dim}, expected an even number")
-        self.norm = nn.LayerNorm(dim, epsilon=1e-6)
+        self.norm = LayerNorm(dim, epsilon=1e-6)
         self.mlp_channels = GatedMlp(dim, hidden_dim, num_patches, drop)
         self.drop_path = DropPath(drop_path)
 

@@ -13,7 +13,7 @@ from paddle.nn.initializer import Constant, Normal, XavierUniform
 
 from errors import InputError
 from models.base import ImageModel
-from models.layers import DropPath, Mlp, PatchEmbed
+from models.layers import DropPath, LayerNorm, Mlp, PatchEmbed
 
 
 class MixerBlock(nn.Layer):
@@ -40,10 +40,10 @@ class MixerBlock(nn.Layer):
         if len(ratios) != 2:
             raise InputError(f"MLP_RATIO is {mlp_ratio}, expected one number, or two: over places and over channels")
         tokens, channels = ratios
-        self.norm1 = nn.LayerNorm(dim, epsilon=1e-6)
+        self.norm1 = LayerNorm(dim, epsilon=1e-6)
         self.mlp_tokens = Mlp(num_patches, int(dim * tokens), drop)
         self.drop_path = DropPath(drop_path)
-        self.norm2 = nn.LayerNorm(dim, epsilon=1e-6)
+        self.norm2 = LayerNorm(dim, epsilon=1e-6)
         self.mlp_channels = Mlp(dim, int(dim * channels), drop)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -96,7 +96,7 @@ class MlpMixer(ImageModel):
         return MixerBlock(*sizes, **rates)
 
     def _norm(self, dim: int) -> nn.Layer:
-        return nn.LayerNorm(dim, epsilon=1e-6)
+        return LayerNorm(dim, epsilon=1e-6)
 
     def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
         """Returns the normalised patch tokens [B, N, embed_dim]."""

@@ -10,7 +10,7 @@ from paddle import nn
 from paddle.nn.initializer import Constant, Normal
 
 from models.base import ImageModel
-from models.layers import DropPath, init_linear
+from models.layers import DropPath, LayerNorm, init_linear
 from models.layers.stages import check_stages, drop_path_rates
 
 
@@ -131,7 +131,7 @@ class PoolFormer(ImageModel):
         self.stem = Downsampling(in_channels, embed_dims[0], 7, stride=4, padding=2)
         sizes = zip((0, *embed_dims[:-1]), embed_dims, drop_path_rates(drop_path, stage_depths), strict=True)
         self.stages = nn.LayerList(Stage(in_dim, dim, init_values, drop, rates) for in_dim, dim, rates in sizes)
-        norm = nn.LayerNorm(self.num_features, epsilon=1e-6) if fc_norm else nn.GroupNorm(1, self.num_features)
+        norm = LayerNorm(self.num_features, epsilon=1e-6) if fc_norm else nn.GroupNorm(1, self.num_features)
         self.head = nn.Sequential(("norm", norm), ("fc", nn.Identity()))
         self._add_classifiers()
         self.apply(self._init_weights)

@@ -12,7 +12,7 @@ from paddle.nn import functional as F
 
 from errors import InputError
 from models.base import ImageModel
-from models.layers import DropPath, init_linear
+from models.layers import DropPath, LayerNorm, Linear, init_linear
 from models.layers.init import init_convolution
 from models.layers.stages import check_stages, drop_path_rates
 
@@ -23,7 +23,7 @@ class OverlapPatchEmbed(nn.Layer):
     def __init__(self, in_channels: int, dim: int, patch_size: int, stride: int) -> None:
         super().__init__()
         self.proj = nn.Conv2D(in_channels, dim, patch_size, stride=stride, padding=patch_size // 2)
-        self.norm = nn.LayerNorm(dim)
+        self.norm = LayerNorm(dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.norm(self.proj(x).transpose([0, 2, 3, 1]))
@@ -56,17 +56,17 @@ class Attention(nn.Layer):
         super().__init__()
         self.num_heads, self.head_dim = num_heads, dim // num_heads
         self.scale = self.head_dim**-0.5
-        self.q = nn.Linear(dim, dim, bias_attr=None if qkv_bias else False)
-        self.kv = nn.Linear(dim, 2 * dim, bias_attr=None if qkv_bias else False)
+        self.q = Linear(dim, dim, bias_attr=None if qkv_bias else False)
+        self.kv = Linear(dim, 2 * dim, bias_attr=None if qkv_bias else False)
         self.attn_drop = nn.Dropout(attn_drop)
-        self.proj = nn.Linear(dim, dim)
+        self.proj = Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
         self.reduces = linear or sr_ratio > 1
         if self.reduces:
             side = 1 if linear else sr_ratio
             self.pool = nn.AdaptiveAvgPool2D(7) if linear else nn.Identity()
             self.sr = nn.Conv2D(dim, dim, side, stride=side)
-            self.norm = nn.LayerNorm(dim)
+            self.norm = LayerNorm(dim)
             self.act = nn.GELU() if linear else nn.Identity()
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -90,12 +90,12 @@ class ConvMlp(nn.Layer):
 
     def __init__(self, dim: int, hidden_dim: int, relu: bool, drop: float) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(dim, hidden_dim)
+        self.fc1 = Linear(dim, hidden_dim)
         self.relu = nn.ReLU() if relu else nn.Identity()
         self.dwconv = nn.Conv2D(hidden_dim, hidden_dim, 3, padding=1, groups=hidden_dim)
         self.act = nn.GELU()
         self.drop = nn.Dropout(drop)
-        self.fc2 = nn.Linear(hidden_dim, dim)
+        self.fc2 = Linear(hidden_dim, dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         x = self.dwconv(self.relu(self.fc1(x)).transpose([0, 3, 1, 2])).transpose([0, 2, 3, 1])
@@ -109,10 +109,10 @@ class Block(nn.Layer):
         self, dim: int, mlp_ratio: float, linear: bool, drop: float, drop_path: float, **attention: object
     ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim, epsilon=1e-6)
+        self.norm1 = LayerNorm(dim, epsilon=1e-6)
         self.attn = Attention(dim, linear=linear, proj_drop=drop, **attention)
         self.drop_path1 = DropPath(drop_path)
-        self.norm2 = nn.LayerNorm(dim, epsilon=1e-6)
+        self.norm2 = LayerNorm(dim, epsilon=1e-6)
         self.mlp = ConvMlp(dim, int(dim * mlp_ratio), linear, drop)
         self.drop_path2 = DropPath(drop_path)
 
@@ -129,7 +129,7 @@ class Stage(nn.Layer):
         if in_dim:
             self.downsample = OverlapPatchEmbed(in_dim, dim, 3, stride=2)
         self.blocks = nn.LayerList(Block(dim, drop_path=rate, **block) for rate in rates)
-        self.norm = nn.LayerNorm(dim, epsilon=1e-6)
+        self.norm = LayerNorm(dim, epsilon=1e-6)
 
 
 class PyramidVisionTransformerV2(ImageModel):

@@ -9,7 +9,7 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant
 
-from models.layers import DropPath, Mlp
+from models.layers import DropPath, Linear, Mlp
 from models.mixer import MlpMixer
 
 
@@ -36,7 +36,7 @@ class ResBlock(nn.Layer):
     ) -> None:
         super().__init__()
         self.norm1 = Affine(dim)
-        self.linear_tokens = nn.Linear(num_patches, num_patches)
+        self.linear_tokens = Linear(num_patches, num_patches)
         self.drop_path = DropPath(drop_path)
         self.norm2 = Affine(dim)
         self.mlp_channels = Mlp(dim, int(dim * mlp_ratio), drop)

@@ -13,7 +13,7 @@ from paddle.nn import functional as F
 
 from errors import InputError
 from models.base import ImageModel
-from models.layers import DropPath, Mlp, PatchEmbed, init_linear
+from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
 from models.layers.relative import RelativePositionBias
 from models.layers.stages import drop_path_rates
 
@@ -41,9 +41,9 @@ class WindowAttention(RelativePositionBias):
         super().__init__(window_size, num_heads, std=0.02)
         self.num_heads, self.head_dim = num_heads, dim // num_heads
         self.scale = self.head_dim**-0.5
-        self.qkv = nn.Linear(dim, 3 * dim, bias_attr=None if qkv_bias else False)
+        self.qkv = Linear(dim, 3 * dim, bias_attr=None if qkv_bias else False)
         self.attn_drop = nn.Dropout(attn_drop)
-        self.proj = nn.Linear(dim, dim)
+        self.proj = Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: paddle.Tensor, mask: paddle.Tensor | None) -> paddle.Tensor:
@@ -93,10 +93,10 @@ class Block(nn.Layer):
         self.resolution = resolution
         self.window_size = tuple(min(side, window_size) for side in resolution)
         self.shift_size = tuple(window_size // 2 if shift and side > window_size else 0 for side in resolution)
-        self.norm1 = nn.LayerNorm(dim)
+        self.norm1 = LayerNorm(dim)
         self.attn = WindowAttention(dim, num_heads, self.window_size, proj_drop=drop, **attention)
         self.drop_path1 = DropPath(drop_path)
-        self.norm2 = nn.LayerNorm(dim)
+        self.norm2 = LayerNorm(dim)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), drop)
         self.drop_path2 = DropPath(drop_path)
         mask = shift_mask(resolution, self.window_size, self.shift_size) if any(self.shift_size) else None
@@ -146,8 +146,8 @@ class PatchMerging(nn.Layer):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(4 * dim)
-        self.reduction = nn.Linear(4 * dim, 2 * dim, bias_attr=False)
+        self.norm = LayerNorm(4 * dim)
+        self.reduction = Linear(4 * dim, 2 * dim, bias_attr=False)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         height, width, dim = x.shape[1:]
@@ -218,7 +218,7 @@ class SwinTransformer(ImageModel):
                 raise InputError(f"NUM_HEADS has {heads} where there are {dim} channels, no multiple of it")
         self.num_features = dims[-1]
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)
-        self.patch_embed.norm = nn.LayerNorm(embed_dim)
+        self.patch_embed.norm = LayerNorm(embed_dim)
         shared = {"window_size": window_size, "qkv_bias": qkv_bias, "drop": drop, "attn_drop": attn_drop}
         resolution, self.layers = self.patch_embed.grid_size, nn.LayerList()
         for i, rates in enumerate(drop_path_rates(drop_path, stage_depths)):
@@ -226,7 +226,7 @@ class SwinTransformer(ImageModel):
                 resolution = tuple((side + 1) // 2 for side in resolution)
             sizes = {"resolution": resolution, "num_heads": num_heads[i], "mlp_ratio": mlp_ratio[i]}
             self.layers.append(Stage(dims[i], rates, merges=i > 0, **sizes, **shared))
-        self.norm = nn.LayerNorm(self.num_features)
+        self.norm = LayerNorm(self.num_features)
         self.head = nn.Sequential(("fc", nn.Identity()))
         self._add_classifiers()
         self.apply(self._init_weights)

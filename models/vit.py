@@ -13,7 +13,7 @@ from paddle.nn.initializer import Normal
 
 from errors import InputError
 from models.base import ImageModel
-from models.layers import Attention, DropPath, LayerScale, Mlp, PatchDropout, PatchEmbed, init_linear
+from models.layers import Attention, DropPath, LayerNorm, LayerScale, Mlp, PatchDropout, PatchEmbed, init_linear
 
 
 class Block(nn.Layer):
@@ -26,11 +26,11 @@ class Block(nn.Layer):
         self, dim: int, mlp_ratio: float, init_values: float | None, drop: float, drop_path: float, **attention: object
     ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim, epsilon=1e-6)
+        self.norm1 = LayerNorm(dim, epsilon=1e-6)
         self.attn = Attention(dim, proj_drop=drop, **attention)
         self.ls1 = LayerScale(dim, init_values) if init_values else nn.Identity()
         self.drop_path1 = DropPath(drop_path)
-        self.norm2 = nn.LayerNorm(dim, epsilon=1e-6)
+        self.norm2 = LayerNorm(dim, epsilon=1e-6)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), drop)
         self.ls2 = LayerScale(dim, init_values) if init_values else nn.Identity()
         self.drop_path2 = DropPath(drop_path)
@@ -123,14 +123,14 @@ class VisionTransformer(ImageModel):
         self.pos_embed = self.create_parameter([1, positions, embed_dim], default_initializer=Normal(std=0.02))
         self.pos_drop = nn.Dropout(drop)
         self.patch_drop = PatchDropout(patch_drop, self.num_prefix_tokens)
-        self.norm_pre = nn.LayerNorm(embed_dim, epsilon=1e-6) if pre_norm else nn.Identity()
+        self.norm_pre = LayerNorm(embed_dim, epsilon=1e-6) if pre_norm else nn.Identity()
         shared = {"mlp_ratio": mlp_ratio, "init_values": init_values, "drop": drop, "attn_drop": attn_drop}
         shared |= {"num_heads": num_heads, "head_dim": head_dim, "qkv_bias": qkv_bias, "qk_norm": qk_norm}
         rates = [drop_path * i / max(1, depth - 1) for i in range(depth)]
         self.blocks = nn.LayerList(Block(embed_dim, drop_path=rate, **shared) for rate in rates)
         after = global_pool == "avg" if fc_norm is None else fc_norm
-        self.norm = nn.Identity() if after else nn.LayerNorm(embed_dim, epsilon=1e-6)
-        self.fc_norm = nn.LayerNorm(embed_dim, epsilon=1e-6) if after else nn.Identity()
+        self.norm = nn.Identity() if after else LayerNorm(embed_dim, epsilon=1e-6)
+        self.fc_norm = LayerNorm(embed_dim, epsilon=1e-6) if after else nn.Identity()
         self._add_classifiers()
         self.apply(self._init_weights)
         self._scale_classifiers()

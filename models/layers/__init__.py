@@ -5,6 +5,7 @@ from paddle.nn.initializer import Constant, Normal
 
 from models.layers.attention import Attention
 from models.layers.drop import DropPath, PatchDropout
+from models.layers.linear import LayerNorm, Linear
 from models.layers.mlp import Mlp
 from models.layers.patch_embed import PatchEmbed
 from models.layers.scale import LayerScale
@@ -12,7 +13,9 @@ from models.layers.scale import LayerScale
 __all__ = [
     "Attention",
     "DropPath",
+    "LayerNorm",
     "LayerScale",
+    "Linear",
     "Mlp",
     "PatchDropout",
     "PatchEmbed",

@@ -4,6 +4,9 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
+import ops
+from models.layers.linear import LayerNorm, Linear
+
 
 class Attention(nn.Layer):
     """Multi-head self-attention (Vaswani et al. 2017) with one fused projection, as in timm's ``Attention``.
@@ -32,20 +35,26 @@ class Attention(nn.Layer):
         super().__init__()
         self.num_heads = num_heads
         self.head_dim = head_dim or dim // num_heads
-        self.scale = self.head_dim**-0.5
-        self.qkv = nn.Linear(dim, 3 * num_heads * self.head_dim, bias_attr=None if qkv_bias else False)
-        self.q_norm = nn.LayerNorm(self.head_dim, epsilon=1e-6) if qk_norm else nn.Identity()
-        self.k_norm = nn.LayerNorm(self.head_dim, epsilon=1e-6) if qk_norm else nn.Identity()
+        self.scale, self.qk_norm = self.head_dim**-0.5, qk_norm
+        self.qkv = Linear(dim, 3 * num_heads * self.head_dim, bias_attr=None if qkv_bias else False)
+        self.q_norm = LayerNorm(self.head_dim, epsilon=1e-6) if qk_norm else nn.Identity()
+        self.k_norm = LayerNorm(self.head_dim, epsilon=1e-6) if qk_norm else nn.Identity()
         self.attn_drop = nn.Dropout(attn_drop)
-        self.proj = nn.Linear(num_heads * self.head_dim, dim)
+        self.proj = Linear(num_heads * self.head_dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         batch, length, _ = x.shape
         qkv = self.qkv(x).reshape([batch, length, 3, self.num_heads, self.head_dim])
-        q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, H, N, head_dim]
-        # Scaling q costs N * head_dim products per head, scaling the scores N * N.
-        attn = F.softmax(paddle.matmul(self.q_norm(q) * self.scale, self.k_norm(k), transpose_y=True), axis=-1)
-        x = paddle.matmul(self.attn_drop(attn), v)
-        x = x.transpose([0, 2, 1, 3]).reshape([batch, length, self.num_heads * self.head_dim])
-        return self.proj_drop(self.proj(x))
+        if ops.usable(x) and not self.qk_norm and not (self.training and self.attn_drop.p):
+            x = ops.attention(qkv, self.scale)
+        elif ops.flash_attention_takes(qkv):
+            q, k, v = qkv.unbind(2)
+            q, k, dropout = self.q_norm(q), self.k_norm(k), self.attn_drop.p
+            x = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, training=self.training)
+        else:
+            q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, H, N, head_dim]
+            # Scaling q costs N * head_dim products per head, scaling the scores N * N.
+            attn = F.softmax(paddle.matmul(self.q_norm(q) * self.scale, self.k_norm(k), transpose_y=True), axis=-1)
+            x = paddle.matmul(self.attn_drop(attn), v).transpose([0, 2, 1, 3])
+        return self.proj_drop(self.proj(x.reshape([batch, length, self.num_heads * self.head_dim])))

@@ -3,16 +3,21 @@
 import paddle
 from paddle import nn
 
+import ops
+from models.layers.linear import Linear
+
 
 class Mlp(nn.Layer):
     """Linear, GELU (exact), Linear, as in timm's ``Mlp``. Shape: [..., dim] -> [..., dim]."""
 
     def __init__(self, dim: int, hidden_dim: int, drop: float = 0.0) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(dim, hidden_dim)
+        self.fc1 = Linear(dim, hidden_dim)
         self.act = nn.GELU()
         self.drop = nn.Dropout(drop)
-        self.fc2 = nn.Linear(hidden_dim, dim)
+        self.fc2 = Linear(hidden_dim, dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        if ops.usable(x) and not (self.training and self.drop.p):
+            return ops.mlp(x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
         return self.drop(self.fc2(self.drop(self.act(self.fc1(x)))))

@@ -7,10 +7,11 @@ from paddle import nn
 from paddle.nn.initializer import Uniform
 
 from errors import InputError
+from models.layers.linear import linear
 
 
 class PatchEmbed(nn.Layer):
-    """Cuts an image into patches and projects each, as a strided convolution (timm's ``PatchEmbed``).
+    """Cuts an image into patches and projects each, by the weights of a strided convolution (timm's ``PatchEmbed``).
 
     Shape: [B, C, H, W] -> [B, (H / patch_size) * (W / patch_size), embed_dim].
 
@@ -47,4 +48,7 @@ class PatchEmbed(nn.Layer):
         if tuple(x.shape[2:]) != self.image_size:
             height, width = self.image_size
             raise InputError(f"the model takes images of {height} x {width}, found {x.shape[2]} x {x.shape[3]}")
-        return self.proj(x).flatten(2).transpose([0, 2, 1])
+        (rows, columns), size = self.grid_size, self.patch_size
+        patches = x.reshape([x.shape[0], -1, rows, size, columns, size]).transpose([0, 2, 4, 1, 3, 5])
+        weight = self.proj.weight.flatten(1).t()
+        return linear(patches.reshape([x.shape[0], rows * columns, -1]), weight, self.proj.bias)

@@ -1,0 +1,26 @@
+"""Linear and LayerNorm, by the compiled operators (ops/) where there are any."""
+
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+
+import ops
+
+
+def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
+    """x [..., K] weight [K, N] + bias [N] -> [..., N]."""
+    return (ops.linear if ops.usable(x) else F.linear)(x, weight, bias)
+
+
+class Linear(nn.Linear):
+    """x [..., in_features] -> [..., out_features], as ``paddle.nn.Linear``."""
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+class LayerNorm(nn.LayerNorm):
+    """Normalises over the last axis, as ``paddle.nn.LayerNorm``."""
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return ops.layer_norm(x, self.weight, self.bias, self._epsilon) if ops.usable(x) else super().forward(x)

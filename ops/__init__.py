@@ -1,0 +1,82 @@
+"""Compiled operators of the transformer for CPUs: products by oneDNN, memory-bound work in fused passes, float32.
+
+They are optional: ``make ops`` compiles cpu.cc for the Paddle at hand (``ops.build``), ``load`` finds the result, and
+where ``usable`` says no, layers compute the same with Paddle's own operators, to rounding. On other devices they aren't
+loaded. docs/performance.md has what they bring.
+"""
+
+import functools
+import hashlib
+from pathlib import Path
+
+import paddle
+from paddle import _C_ops
+from paddle.base import core
+
+_HERE = Path(__file__).resolve().parent
+_loaded = False
+_enabled = True
+# Paddle 2.6 has it in another place.
+_run = getattr(_C_ops, "_run_custom_op", None) or core.eager._run_custom_op
+
+
+def library() -> Path:
+    """Returns where the compiled operators of these sources and this Paddle are, or would be."""
+    sources = b"".join((_HERE / name).read_bytes() for name in ("build.py", "cpu.cc", "kernels.h"))
+    return _HERE / "built" / f"{paddle.__version__}-{hashlib.sha256(sources).hexdigest()[:12]}" / "vit_ops.so"
+
+
+def load() -> bool:
+    """Loads the compiled operators into this process; returns whether there are any."""
+    global _loaded
+    if not _loaded and library().is_file():
+        paddle.utils.cpp_extension.load_op_meta_info_and_register_op(str(library()))
+        _loaded = True
+    return _loaded
+
+
+def enable(enabled: bool) -> None:
+    """Lets layers use the compiled operators, or not."""
+    global _enabled
+    _enabled = enabled
+
+
+def usable(x: paddle.Tensor) -> bool:
+    """Returns whether the operators below can compute with ``x``: loaded, enabled, float32, not in a traced graph."""
+    return _loaded and _enabled and paddle.in_dynamic_mode() and x.dtype == paddle.float32
+
+
+def flash_attention_takes(qkv: paddle.Tensor) -> bool:
+    """Returns whether ``F.scaled_dot_product_attention`` is flash attention for heads [..., d] of this type and device.
+
+    Not run on a GPU. Paddle doesn't look at the device itself: before compute capability 8.0 its kernel fails.
+    """
+    half = qkv.dtype in (paddle.float16, paddle.bfloat16)
+    return half and qkv.place.is_gpu_place() and qkv.shape[-1] % 8 == 0 and _capability() >= 8
+
+
+@functools.cache
+def _capability() -> int:
+    return paddle.device.cuda.get_device_capability()[0]
+
+
+def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
+    """x [..., K] weight [K, N] + bias [N] -> [..., N]."""
+    return _run("vit_linear", x, weight, paddle.zeros([weight.shape[1]]) if bias is None else bias)[0]
+
+
+def mlp(
+    x: paddle.Tensor, weight1: paddle.Tensor, bias1: paddle.Tensor, weight2: paddle.Tensor, bias2: paddle.Tensor
+) -> paddle.Tensor:
+    """gelu(x [..., K] weight1 [K, M] + bias1) weight2 [M, N] + bias2 -> [..., N], by the exact GELU, to 2e-7."""
+    return _run("vit_mlp", x, weight1, bias1, weight2, bias2)[0]
+
+
+def layer_norm(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor, epsilon: float) -> paddle.Tensor:
+    """x [..., N], normalised over its last axis, times weight [N], plus bias [N]."""
+    return _run("vit_layer_norm", x, weight, bias, epsilon)[0]
+
+
+def attention(qkv: paddle.Tensor, scale: float) -> paddle.Tensor:
+    """softmax(q k^T scale) v of each head: [B, N, 3, H, d] -> [B, N, H d]; its weights [N, N] aren't kept."""
+    return _run("vit_attention", qkv, scale)[0]

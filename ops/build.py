@@ -1,0 +1,64 @@
+"""Compiles the operators for the Paddle at hand: ``python -m ops.build``, or ``make ops``. Needs g++ and setuptools."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import paddle
+
+from errors import RunError, reported
+from ops import library
+
+# Without the last two, roundings and comparisons stay scalar.
+FLAGS = ["-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
+# Paddle's own oneDNN and OpenMP: with another OpenMP, each thread would start threads in a product.
+LIBRARIES = ["-l:libdnnl.so.3", "-l:libiomp5.so"]
+
+
+def build() -> Path:
+    """Compiles the operators where ``ops.library`` expects them, unless they are there; returns that place.
+
+    Raises:
+        RunError: there is no compiler, or it failed.
+    """
+    target = library()
+    if target.is_file():
+        return target
+    without = "training and evaluation work without the compiled operators, on CPUs at a third of the speed"
+    if not shutil.which("g++"):
+        raise RunError(f"g++ wasn't found; {without}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        # Paddle talks much as it builds, in several ways, and so do setuptools and the compiler.
+        command = [sys.executable, "-c", f"import ops.build; ops.build.compile_in({folder!r})"]
+        root = Path(__file__).resolve().parent.parent
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+        built = Path(folder) / "vit_ops" / "vit_ops.so"
+        if done.returncode or not built.is_file():
+            lines = done.stderr.splitlines() or ["no output"]
+            told = next((line for line in lines if "error:" in line), lines[-1])
+            raise RunError(f"the compiled operators don't build ({told.strip()}); {without}")
+        os.replace(built, target)
+    return target
+
+
+def compile_in(folder: str) -> None:
+    """Leaves the library in ``folder``/vit_ops, by Paddle's custom operators."""
+    source = Path(__file__).resolve().parent / "cpu.cc"
+    paddle.utils.cpp_extension.load(
+        name="vit_ops",
+        sources=[str(source)],
+        extra_cxx_cflags=FLAGS,
+        extra_ldflags=LIBRARIES,
+        extra_include_paths=[str(source.parent)],
+        build_directory=folder,
+        verbose=True,  # or a failure isn't told
+    )
+
+
+if __name__ == "__main__":
+    with reported():
+        print(f"compiled operators: {build()}")

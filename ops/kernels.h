@@ -1,0 +1,122 @@
+// Row kernels in float32, compiled for several instruction sets; the loader picks one by the CPU.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+// Each of these must stay a function of its own: a body that OpenMP outlines isn't cloned with its function.
+#define CLONED __attribute__((noinline, target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define INLINE static inline __attribute__((always_inline))
+
+// e^x to 2 ulp for x <= 88, without branches, so that loops over it vectorise. Below -87 it stays at e^-87; NaN stays.
+INLINE float exp_(float x) {
+  x = x < -87.0f ? -87.0f : x;
+  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number, in the low bits
+  float shifted = x * 1.44269504f + magic;
+  float n = shifted - magic;
+  float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  int32_t exponent = (__builtin_bit_cast(int32_t, shifted) - 0x4B400000 + 127) << 23;
+  return p * __builtin_bit_cast(float, exponent);
+}
+
+// The normal distribution's Phi(x), and e^(-x^2/2); erf by Abramowitz and Stegun 7.1.26, to 1.5e-7.
+INLINE float normal_cdf(float x, float* density) {
+  float z = std::fabs(x) * 0.70710678f;
+  float t = 1.0f / (1.0f + 0.3275911f * z);
+  float p = 1.061405429f;
+  p = p * t - 1.453152027f;
+  p = p * t + 1.421413741f;
+  p = p * t - 0.284496736f;
+  p = p * t + 0.254829592f;
+  *density = exp_(-z * z);
+  float tail = 0.5f * p * t * *density;
+  return x < 0 ? tail : 1.0f - tail;
+}
+
+// y += bias
+CLONED void add_bias(int64_t n, const float* bias, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] += bias[i];
+}
+
+// y = gelu(h + bias)
+CLONED void gelu_row(int64_t n, const float* h, const float* bias, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    float density, x = h[i] + bias[i];
+    y[i] = x * normal_cdf(x, &density);
+  }
+}
+
+// y = gelu(h + bias); grad *= gelu'(h + bias); bias_grad += grad
+CLONED void gelu_grad_row(int64_t n, const float* h, const float* bias, float* y, float* grad, float* bias_grad) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    float density, x = h[i] + bias[i];
+    float cdf = normal_cdf(x, &density);
+    y[i] = x * cdf;
+    grad[i] *= cdf + x * density * 0.39894228f;
+    bias_grad[i] += grad[i];
+  }
+}
+
+// The softmax of a row, in place.
+CLONED void softmax_row(int64_t n, float* s) {
+  float top = s[0], sum = 0;
+#pragma omp simd reduction(max : top)
+  for (int64_t i = 0; i < n; ++i) top = s[i] > top ? s[i] : top;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += s[i] = exp_(s[i] - top);
+  float scale = 1 / sum;
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) s[i] *= scale;
+}
+
+// dp = p * (dp - sum(p * dp)): the gradient of a row's softmax p, in place.
+CLONED void softmax_grad_row(int64_t n, const float* p, float* dp) {
+  float dot = 0;
+#pragma omp simd reduction(+ : dot)
+  for (int64_t i = 0; i < n; ++i) dot += p[i] * dp[i];
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) dp[i] = p[i] * (dp[i] - dot);
+}
+
+// y = (x - mean) * rstd * weight + bias
+CLONED void norm_row(int64_t n, float eps, const float* x, const float* weight, const float* bias, float* y,
+                     float* mean, float* rstd) {
+  float sum = 0, squares = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += x[i];
+  float m = sum / n;
+#pragma omp simd reduction(+ : squares)
+  for (int64_t i = 0; i < n; ++i) squares += (x[i] - m) * (x[i] - m);
+  float r = 1 / std::sqrt(squares / n + eps);
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - m) * r * weight[i] + bias[i];
+  *mean = m;
+  *rstd = r;
+}
+
+CLONED void norm_grad_row(int64_t n, const float* x, const float* weight, const float* dy, float mean, float rstd,
+                          float* dx, float* weight_grad, float* bias_grad) {
+  float sum = 0, dot = 0;
+#pragma omp simd reduction(+ : sum, dot)
+  for (int64_t i = 0; i < n; ++i) {
+    float g = dy[i] * weight[i], normed = (x[i] - mean) * rstd;
+    sum += g;
+    dot += g * normed;
+    weight_grad[i] += dy[i] * normed;
+    bias_grad[i] += dy[i];
+  }
+  sum /= n;
+  dot /= n;
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) dx[i] = rstd * (dy[i] * weight[i] - sum - (x[i] - mean) * rstd * dot);
+}

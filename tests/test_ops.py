@@ -1,0 +1,178 @@
+"""The compiled operators give what Paddle's own do: values, gradients, NaN; whatever threads compute them."""
+
+import shutil
+from unittest import mock
+
+import numpy as np
+import paddle
+import pytest
+from paddle.nn import functional as F
+from threadpoolctl import threadpool_limits
+
+import ops
+from models import create_model
+from models.layers import Attention, LayerNorm, Linear, Mlp
+from ops.build import build
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
+
+
+@pytest.fixture(autouse=True)
+def _compiled():
+    build()
+    assert ops.load()
+    yield
+    ops.enable(True)
+
+
+def normal(*shape, scale=1.0):
+    return scale * np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def attention(qkv, scale):
+    q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)
+    weights = F.softmax(paddle.matmul(q, k, transpose_y=True) * scale, axis=-1)
+    return paddle.matmul(weights, v).transpose([0, 2, 1, 3]).flatten(2)
+
+
+def mlp(x, w1, b1, w2, b2):
+    return F.linear(F.gelu(F.linear(x, w1, b1)), w2, b2)
+
+
+CASES = {
+    "linear": (ops.linear, F.linear, [normal(3, 7, 20), normal(20, 33), normal(33)]),
+    "one row": (ops.linear, F.linear, [normal(1, 5), normal(5, 1), normal(1)]),
+    "mlp": (ops.mlp, mlp, [normal(2, 5, 12), normal(12, 49), normal(49), normal(49, 12), normal(12)]),
+    "mlp, large": (ops.mlp, mlp, [normal(4, 6, scale=30.0), normal(6, 9), normal(9), normal(9, 3), normal(3)]),
+    "layer_norm": (
+        lambda *a: ops.layer_norm(*a, 1e-6),
+        lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b, 1e-6),
+        [normal(2, 9, 37), normal(37), normal(37)],
+    ),
+    "attention": (lambda x: ops.attention(x, 0.3), lambda x: attention(x, 0.3), [normal(2, 17, 3, 3, 8, scale=3.0)]),
+}
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients_are_those_of_float64(case, threads):
+    compiled, plain, arrays = CASES[case]
+    found, expected = [], []
+    with threadpool_limits(threads):
+        for results, function, dtype in ((found, compiled, "float32"), (expected, plain, "float64")):
+            inputs = [paddle.to_tensor(array.astype(dtype), stop_gradient=False) for array in arrays]
+            output = function(*inputs)
+            cotangent = paddle.to_tensor(normal(*output.shape).astype(dtype))
+            results += [output, *paddle.grad([output], inputs, [cotangent])]
+    for own, exact in zip(found, expected, strict=True):
+        assert own.shape == exact.shape
+        assert np.abs(own.numpy() - exact.numpy()).max() < 3e-6 * max(1, np.abs(exact.numpy()).max())
+
+
+def test_the_same_bits_each_time():
+    arrays = [paddle.to_tensor(array) for array in CASES["mlp"][2]]
+    assert len({ops.mlp(*arrays).numpy().tobytes() for _ in range(5)}) == 1
+
+
+def test_gelu_of_what_is_far_out_and_not_a_number_passes_through():
+    one, zero = paddle.ones([1, 1]), paddle.zeros([1])
+    values = paddle.to_tensor([[-1e4], [-20.0], [0.0], [20.0], [1e4], [float("nan")], [float("inf")]])
+    found = ops.mlp(values, one, zero, one, zero).flatten().numpy()
+    np.testing.assert_allclose(found[:5], [0, 0, 0, 20, 1e4], rtol=0, atol=1e-30)
+    assert np.isnan(found[5])
+    assert found[6] == np.inf
+    qkv = paddle.to_tensor(normal(1, 4, 3, 1, 2))
+    qkv[0, 1, 0, 0, 0] = float("nan")
+    out = ops.attention(qkv, 1.0).numpy()
+    assert np.isnan(out[0, 1]).all()
+    assert np.isfinite(out[0, [0, 2, 3]]).all()
+
+
+def test_a_view_is_read_as_it_looks():
+    flag = "FLAGS_use_stride_kernel"
+    before = paddle.get_flags(flag)
+    paddle.set_flags({flag: True})
+    try:
+        x, w, b = normal(20, 6), normal(20, 4), normal(4)
+        found = ops.linear(paddle.to_tensor(x).t(), paddle.to_tensor(w), paddle.to_tensor(b))
+    finally:
+        paddle.set_flags(before)
+    np.testing.assert_allclose(found.numpy(), x.T @ w + b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: ops.linear(paddle.ones([2, 3]), paddle.ones([4, 5]), None),
+        lambda: ops.linear(paddle.ones([2, 3]), paddle.ones([3, 5]), paddle.ones([4])),
+        lambda: ops.mlp(*(paddle.ones(s) for s in ([2, 3], [3, 5], [4], [5, 2], [2]))),
+        lambda: ops.layer_norm(paddle.ones([2, 3]), paddle.ones([4]), paddle.ones([3]), 1e-6),
+        lambda: ops.attention(paddle.ones([2, 3, 2, 1, 4]), 1.0),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(call):
+    with pytest.raises(Exception, match="shapes don't fit"):
+        call()
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Linear(6, 5),
+        Linear(6, 5, bias_attr=False),
+        LayerNorm(6),
+        Mlp(6, 11),
+        Mlp(6, 11, drop=0.4),
+        Attention(6, 2),
+        Attention(6, 2, qkv_bias=False, attn_drop=0.4),
+        Attention(6, 2, qk_norm=True),
+    ],
+)
+def test_layers_are_the_same_with_and_without(layer):
+    """Dropout, too: it draws the same numbers, in float32 and so in the same places."""
+    results = []
+    for enabled in (True, False):
+        ops.enable(enabled)
+        paddle.seed(3)
+        x = paddle.to_tensor(normal(2, 5, 6), stop_gradient=False)
+        output = layer(x)
+        results.append([output, *paddle.grad([(output**2).sum()], [x, *layer.parameters()])])
+    for own, other in zip(*results, strict=True):
+        np.testing.assert_allclose(own.numpy(), other.numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.smoke
+def test_a_model_uses_them_and_trains_alike():
+    losses, calls = [], []
+    for enabled in (True, False):
+        ops.enable(enabled)
+        paddle.seed(0)
+        model = create_model("vit_tiny_patch16_224", num_classes=7, image_size=32, depth=2)
+        optimizer = paddle.optimizer.AdamW(1e-3, parameters=model.parameters())
+        images, labels = paddle.to_tensor(normal(4, 3, 32, 32)), paddle.arange(4)
+        with mock.patch.object(F, "gelu", wraps=F.gelu) as gelu:
+            for _ in range(4):
+                loss = F.cross_entropy(model(images), labels)
+                loss.backward()
+                optimizer.step()
+                optimizer.clear_grad()
+                losses.append(loss.item())
+        calls.append(gelu.call_count)
+    assert calls == [0, 8]
+    assert np.allclose(losses[:4], losses[4:], rtol=1e-4)
+    assert losses[3] < 0.8 * losses[0]
+
+
+def test_where_they_are_not_used():
+    x = paddle.ones([2, 2])
+    assert ops.usable(x)
+    assert not ops.usable(x.astype("float64"))
+    ops.enable(False)
+    assert not ops.usable(x)
+    ops.enable(True)
+    paddle.enable_static()
+    try:
+        assert not ops.usable(x)
+    finally:
+        paddle.disable_static()
