@@ -18,7 +18,7 @@ class ChannelNorm(LayerNorm):
     """Layer norm over the channels of [B, C, H, W] at each place (timm's ``LayerNorm2d``)."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return super().forward(x.transpose([0, 2, 3, 1])).transpose([0, 3, 1, 2])
+        return LayerNorm.forward(self, x.transpose([0, 2, 3, 1])).transpose([0, 3, 1, 2])
 
 
 class Block(nn.Layer):

@@ -41,23 +41,27 @@ def enable(enabled: bool) -> None:
     _enabled = enabled
 
 
+@paddle.jit.not_to_static
 def usable(x: paddle.Tensor) -> bool:
     """Returns whether the operators below can compute with ``x``: loaded, enabled, float32, not in a traced graph."""
     return _loaded and _enabled and paddle.in_dynamic_mode() and x.dtype == paddle.float32
 
 
+@paddle.jit.not_to_static
 def flash_attention_takes(qkv: paddle.Tensor) -> bool:
     """Returns whether ``F.scaled_dot_product_attention`` is flash attention for heads [..., d] of this type and device.
 
     Not run on a GPU. Paddle doesn't look at the device itself: before compute capability 8.0 its kernel fails.
     """
     half = qkv.dtype in (paddle.float16, paddle.bfloat16)
-    return half and qkv.place.is_gpu_place() and qkv.shape[-1] % 8 == 0 and _capability() >= 8
+    return half and qkv.shape[-1] % 8 == 0 and _capability() >= 8
 
 
 @functools.cache
 def _capability() -> int:
-    return paddle.device.cuda.get_device_capability()[0]
+    """The major compute capability of this process's device; 0: it isn't a GPU."""
+    on_gpu = paddle.get_device().startswith("gpu")  # a traced graph's tensors have no place
+    return paddle.device.cuda.get_device_capability()[0] if on_gpu else 0
 
 
 def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:

@@ -23,4 +23,6 @@ class LayerNorm(nn.LayerNorm):
     """Normalises over the last axis, as ``paddle.nn.LayerNorm``."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return ops.layer_norm(x, self.weight, self.bias, self._epsilon) if ops.usable(x) else super().forward(x)
+        if ops.usable(x):
+            return ops.layer_norm(x, self.weight, self.bias, self._epsilon)
+        return F.layer_norm(x, self._normalized_shape, self.weight, self.bias, self._epsilon)
