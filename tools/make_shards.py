@@ -153,16 +153,14 @@ def make_shards(options: argparse.Namespace) -> str:
         InputError: a dataset or image that can't be read, an output that holds something already.
         RunError: a worker was killed.
     """
-    import sources
-    from utils import sync_directory
-
     root, output, start = Path(options.data_path), Path(options.output), time.monotonic()
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise InputError(f"-output {output} is there already and isn't an empty folder; choose another")
-    read = (
-        sources.read_folder if options.dataset == "folder" else functools.partial(sources.read_list, num_classes="auto")
-    )
-    files = {mode: read(root, mode) for mode in options.modes}
+    import sources
+    from utils import sync_directory
+
+    read = {"folder": sources.read_folder, "imagenet2012": functools.partial(sources.read_list, num_classes="auto")}
+    files = {mode: read[options.dataset](root, mode) for mode in options.modes}
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
     fork = multiprocessing.get_context("fork")  # a spawned process would import Paddle
     pool = ProcessPoolExecutor(options.workers, fork, signal.signal, (signal.SIGINT, signal.SIG_IGN))
