@@ -25,7 +25,7 @@ Arrays = dict[str, np.ndarray]
 _FORMAT = 1  # of the index
 _HEADER = 512  # bytes of tar's header, which stands before a member's own
 _OPEN = 256  # shards that a process holds open; the usual limit is 1,024 files
-_THREADS = 8  # that wait for a slow disk while headers are read
+_THREADS = 8  # that read headers: slower than one where nothing waits for the disk, faster where all do
 
 
 class Shards:

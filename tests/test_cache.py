@@ -1,5 +1,6 @@
 """The cache of decoded images: made once, shared by name, and never of other sources or damaged in silence."""
 
+import multiprocessing
 import os
 import pickle
 
@@ -63,6 +64,30 @@ def test_cached_archives_keep_labels_and_class_names(tmp_path, capfd):
                 assert (found.images.pixels == plain.images).all()
                 assert (found.labels.tolist(), found.classes) == (plain.labels.tolist(), plain.classes)
             assert capfd.readouterr().out.count(": decoding") == 1
+
+
+def test_processes_that_write_at_once_do_not_meet(folder):
+    config = with_cache("folder", folder)
+    context = multiprocessing.get_context("fork")
+    ready, found = context.Barrier(3), context.SimpleQueue()
+    writers = [context.Process(target=write_at_once, args=(config, ready, found)) for _ in range(3)]
+    for writer in writers:
+        writer.start()
+    expected = np.stack([image_of(folder, index) for index in range(9)]).tobytes()
+    assert [found.get() for _ in writers] == [expected] * 3
+    for writer in writers:
+        writer.join(60)
+    assert get_dataset(config, "train").images.pixels.tobytes() == expected
+    assert len(list((folder / "cache").iterdir())) == 2
+
+
+def write_at_once(config, ready, found):
+    ready.wait(60)
+    found.put(get_dataset(config, "train").images.pixels.tobytes())
+
+
+def image_of(folder, index):
+    return np.asarray(get_dataset(configured("folder", folder), "train").image(index))
 
 
 def test_other_or_changed_sources_have_another_cache(folder, capfd):
