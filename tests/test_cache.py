@@ -64,6 +64,10 @@ def test_cached_archives_keep_labels_and_class_names(tmp_path, capfd):
                 assert (found.images.pixels == plain.images).all()
                 assert (found.labels.tolist(), found.classes) == (plain.labels.tolist(), plain.classes)
             assert capfd.readouterr().out.count(": decoding") == 1
+    for kind, source in (("cifar10", CIFAR10[0]), ("mnist", "t10k-labels-idx1-ubyte")):
+        os.utime(tmp_path / source, ns=(0, 1))
+        get_dataset(with_cache(kind, tmp_path), "val")
+        assert capfd.readouterr().out.count(": decoding") == 1
 
 
 def test_processes_that_write_at_once_do_not_meet(folder):
@@ -91,8 +95,8 @@ def image_of(folder, index):
 
 
 def test_other_or_changed_sources_have_another_cache(folder, capfd):
-    def decoded(*options):
-        get_dataset(with_cache("folder", folder, *options), "train")
+    def decoded(*options, mode="train"):
+        get_dataset(with_cache("folder", folder, *options), mode)
         return "decoding" in capfd.readouterr().out
 
     assert decoded()
@@ -106,6 +110,9 @@ def test_other_or_changed_sources_have_another_cache(folder, capfd):
     (folder / "val/b").rename(folder / "val/c")
     assert decoded()
     assert not decoded()
+    assert decoded(mode="val")
+    write_images(folder / "train", {"z": 1})
+    assert decoded(mode="val")  # whose class names have become more
 
 
 def test_the_fingerprint_depends_on_each_part(tmp_path):

@@ -69,6 +69,7 @@ def out(packed, tmp_path):
 def test_the_shards_hold_the_images_files_and_checksums(packed):
     out, files = packed / "out", {}
     for file in sorted(out.glob("train-*.tar")):
+        assert file.stat().st_size % tarfile.RECORDSIZE == 0
         with tarfile.open(file) as tar:
             members = tar.getmembers()
             assert {(member.mtime, member.uid, member.gid, member.uname) for member in members} == {(0, 0, 0, "")}
@@ -266,7 +267,7 @@ def test_shards_that_are_missing_or_changed_are_named_at_the_start(out, tmp_path
     found(rf"train-000002.tar: not readable as .* \(damaged or cut short at byte {member.offset}\)")
 
 
-def test_damage_that_is_met_while_training_names_shard_and_member(out):
+def test_damage_that_is_met_while_training_names_shard_and_member(packed, out):
     data = get_dataset(configured("shards", out), "train")
     shard = data.shards.shard[7]
     file, start = data.shards.files[shard], int(data.shards.offsets[7])
@@ -278,9 +279,13 @@ def test_damage_that_is_met_while_training_names_shard_and_member(out):
     with pytest.raises(RunError, match=rf"{name}: not where the index says \(another header is there\); restore"):
         data[7]
     assert tolerant[7][-1] == 7
+    shutil.copy(packed / "out" / os.path.basename(file), out / "restored")
+    os.replace(out / "restored", file)
+    whole = get_dataset(configured("shards", out), "train")  # not by a descriptor of the damaged file
+    assert whole[7][1] == whole.labels[7]
     os.truncate(file, start + 10)
     with pytest.raises(RunError, match=rf"{name}: .* \(the shard ends \d+ bytes early\)"):
-        data[7]
+        whole[7]
 
 
 # --------------------------------------------------------------------- orders
@@ -316,7 +321,9 @@ def test_shard_shuffle_is_a_permutation_for_any_number_of_ranks_and_goes_on():
 def test_shard_shuffle_mixes_so_many_shards_at_a_time_in_random_order(together):
     groups = []
     for start in range(0, 480, 24 * together):
-        found = SHARDS[order(SHARDS, together)[start : start + 24 * together]]
+        taken = order(SHARDS, together)[start : start + 24 * together]
+        found = SHARDS[taken]
+        assert taken != sorted(taken)
         groups.append(set(found.tolist()))
         assert len(groups[-1]) == min(together, 20 - start // 24)
         assert (np.diff(found) == 0).mean() < 2 / len(groups[-1])  # drawn among all of them
