@@ -35,6 +35,8 @@ _C.DATA.IMAGENET_MEAN = [0.5, 0.5, 0.5]  # per channel, of pixels in 0..1 (one v
 _C.DATA.IMAGENET_STD = [0.5, 0.5, 0.5]
 _C.DATA.DROP_LAST = True  # training: drop the tail that fills no global batch; False: pad it to a multiple of devices
 _C.DATA.SAMPLER = "shuffle"  # training: each image once an epoch; "balanced": each class equally often
+_C.DATA.SHARD_SHUFFLE = None  # shards: so many at a time, in random order, their samples mixed; None: all at random
+_C.DATA.CACHE = None  # folder for the decoded images, of one size, that processes then share (memory-mapped)
 _C.DATA.SKIP_BROKEN = False  # training: replace an unreadable image by the next one, count and list it
 _C.DATA.SYNTHETIC_SIZE = 1024  # images of the dataset "synthetic"
 
@@ -177,6 +179,8 @@ _C.DIST.TIMEOUT = (
 
 # What a key takes whose default doesn't tell it; each takes None (YAML: null) too.
 _TYPES = {
+    "DATA.SHARD_SHUFFLE": int,
+    "DATA.CACHE": str,
     "MODEL.RESUME": str,
     "MODEL.PRETRAINED": str,
     "MODEL.PRETRAINED_ALLOW": [str],

@@ -7,7 +7,7 @@ from yacs.config import CfgNode
 from errors import InputError
 from options import leaves
 
-DATASETS = ("imagenet2012", "folder", "cifar10", "cifar100", "mnist", "fashion_mnist", "digits", "synthetic")
+DATASETS = ("imagenet2012", "folder", "shards", "cifar10", "cifar100", "mnist", "fashion_mnist", "digits", "synthetic")
 _CHOICES = {
     "DATA.DATASET": DATASETS,
     "DATA.IMAGE_CHANNELS": (1, 3),
@@ -43,6 +43,7 @@ _AT_LEAST_ONE = (
     "MODEL.SR_RATIO", "MODEL.KERNEL_SIZE", "MODEL.GROUP_WIDTH", "TRAIN.NUM_EPOCHS", "TRAIN.ACCUM_ITER", "KEEP_LAST",
     "REPORT_FREQ", "VALIDATE_FREQ", "MODEL.ATTN_HEAD_SIZE", "TRAIN.LINEAR_SCALED_LR",
     "TRAIN.RANDOM_ERASE_COUNT", "TRAIN.REPEATED_AUGMENT", "TRAIN.LR_SCHEDULER.DECAY_EPOCHS",
+    "DATA.SHARD_SHUFFLE",
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "DATA.NUM_WORKERS", "TRAIN.LAST_EPOCH", "TRAIN.WARMUP_EPOCHS", "TRAIN.COOLDOWN_EPOCHS", "TRAIN.WEIGHT_DECAY",
@@ -118,6 +119,11 @@ def _check_data(config: CfgNode, require: Callable[[bool, str, str], None]) -> N
     require(0 < data.CROP_PCT <= 1, "DATA.CROP_PCT", "0 < value <= 1")
     require(0 < train.CROP_SCALE[0] <= train.CROP_SCALE[1] <= 1, "TRAIN.CROP_SCALE", "0 < low <= high <= 1")
     require(0 < train.CROP_RATIO[0] <= train.CROP_RATIO[1], "TRAIN.CROP_RATIO", "0 < low <= high")
+    in_turn = data.DATASET == "shards" and data.SAMPLER == "shuffle" and data.CACHE is None
+    expected = "None, or with it DATASET shards, SAMPLER shuffle and no CACHE"
+    require(data.SHARD_SHUFFLE is None or in_turn, "DATA.SHARD_SHUFFLE", expected)
+    cached = data.CACHE is None or not (data.SKIP_BROKEN or data.DATASET == "synthetic")
+    require(cached, "DATA.CACHE", "None with SKIP_BROKEN (a cache holds every image) and with DATASET synthetic")
     box = train.CUTMIX_MINMAX or [0.5, 0.5]
     require(0 <= box[0] <= box[1] <= 1, "TRAIN.CUTMIX_MINMAX", "0 <= low <= high <= 1")
 

@@ -7,7 +7,7 @@ labels in a few arrays, so that handing it to a process costs little: 65 MB for 
 import io
 import os
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +16,11 @@ from PIL import Image, UnidentifiedImageError
 from yacs.config import CfgNode
 
 import sources
+from cache import Decoded, MappedImages, cached, fingerprint
 from config import with_values
 from errors import InputError, RunError
 from samplers import EvalBatchSampler, TrainBatchSampler
+from shards import Shards, read_shards
 from supervision import ignore_signals
 from transforms import EvalTransform, RandomErasing, TrainTransform
 from utils import die_with_parent
@@ -86,9 +88,16 @@ class ImageDataset(paddle.io.Dataset):
 
 
 class ArrayDataset(ImageDataset):
-    """Images in memory: ``images`` [n, H, W] or [n, H, W, 3], uint8."""
+    """Decoded images in memory: ``images`` [n, H, W] or [n, H, W, 3], uint8."""
 
-    def __init__(self, config: CfgNode, mode: str, images: np.ndarray, labels: Sequence[int], classes: Sequence[str]):
+    def __init__(
+        self,
+        config: CfgNode,
+        mode: str,
+        images: np.ndarray | MappedImages,
+        labels: Sequence[int],
+        classes: Sequence[str],
+    ) -> None:
         super().__init__(config, mode, labels, classes)
         self.images = images
 
@@ -100,7 +109,11 @@ class EncodedDataset(ImageDataset):
     """Images in an encoded form, such as JPEG: a kind of it says where the bytes are (``data``)."""
 
     def data(self, index: int) -> bytes:
-        """Returns the file of an image; raises OSError where it can't be read."""
+        """Returns the file of an image; raises OSError or RunError where it can't be read."""
+        raise NotImplementedError
+
+    def files(self) -> Iterable[str]:
+        """Returns the paths of what is read from."""
         raise NotImplementedError
 
     def image(self, index: int) -> Image.Image:
@@ -141,6 +154,28 @@ class FileDataset(EncodedDataset):
     def data(self, index: int) -> bytes:
         return Path(self.name(index)).read_bytes()
 
+    def files(self) -> Iterable[str]:
+        return map(self.name, range(len(self)))
+
+
+class ShardDataset(EncodedDataset):
+    """Images in tar shards, in the order of their members' names; tools/make_shards.py names them in the order in which
+    the dataset that it packs has them: a run on its shards is, bit by bit, the run on the files.
+    """
+
+    def __init__(self, config: CfgNode, mode: str, shards: Shards) -> None:
+        super().__init__(config, mode, shards.labels, shards.classes)
+        self.shards = shards
+
+    def name(self, index: int) -> str:
+        return self.shards.name(index)
+
+    def data(self, index: int) -> bytes:
+        return self.shards.read(index)
+
+    def files(self) -> Iterable[str]:
+        return self.shards.files
+
 
 class SyntheticDataset(ImageDataset):
     """Fixed random images of IMAGE_SIZE, made when they are asked for; sample i has class i modulo the classes."""
@@ -168,19 +203,38 @@ def get_dataset(config: CfgNode, mode: str) -> ImageDataset:
     if kind == "synthetic":
         return SyntheticDataset(config, mode)
     if kind == "imagenet2012":
-        return FileDataset(config, mode, root, *sources.read_list(root, mode, limit))
-    if kind == "folder":
+        dataset = FileDataset(config, mode, root, *sources.read_list(root, mode, limit))
+    elif kind == "folder":
         dataset = FileDataset(config, mode, root, *sources.read_folder(root, mode))
+    elif kind == "shards":
+        dataset = ShardDataset(config, mode, read_shards(root, mode))
+    elif config.DATA.CACHE:
+        made_of = fingerprint(sources.archive_files(kind, root, mode))
+        dataset = _cached(config, mode, made_of, lambda: sources.read_archive(kind, root, mode))
     else:
         dataset = ArrayDataset(config, mode, *sources.read_archive(kind, root, mode))
+    if config.DATA.CACHE and isinstance(dataset, EncodedDataset):
+        dataset = _decoded(config, mode, dataset)
     if not len(dataset):
         raise InputError(f"the {mode} set of '{kind}' at {root} is empty")
-    low, high, known = dataset.labels.min(), dataset.labels.max(), len(dataset.classes)
+    low, high = dataset.labels.min(), dataset.labels.max()
+    known = len(dataset.classes) or (high + 1 if limit == "auto" else limit)  # a list of files names no classes
     if low < 0 or high >= known:
         raise InputError(f"the {mode} labels of '{kind}' at {root} are {low}..{high}, expected 0..{known - 1}")
     if limit != "auto" and known > limit:
         raise InputError(f"the data has {known} classes, MODEL.NUM_CLASSES is {limit}; set it to 'auto'")
     return dataset
+
+
+def _cached(config: CfgNode, mode: str, made_of: str, decode: Callable[[], Decoded]) -> ArrayDataset:
+    name = f"{config.DATA.DATASET}-{mode}-{made_of}"
+    return ArrayDataset(config, mode, *cached(Path(config.DATA.CACHE), name, decode))
+
+
+def _decoded(config: CfgNode, mode: str, dataset: EncodedDataset) -> ArrayDataset:
+    made_of = fingerprint(dataset.files(), dataset.mode, dataset.labels.tobytes(), "\0".join(dataset.classes))
+    images = (np.asarray(dataset.image(index)) for index in range(len(dataset)))
+    return _cached(config, mode, made_of, lambda: (images, dataset.labels, dataset.classes))
 
 
 def get_datasets(config: CfgNode) -> tuple[CfgNode, ImageDataset | None, ImageDataset]:

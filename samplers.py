@@ -21,6 +21,8 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
     global batch holds m copies of each of its images (Hoffer et al. 2020, arXiv:1901.09335; DeiT), apart from each
     other, so that mixup's pairs are of different images; an epoch keeps its length and sees one image in m.
 
+    DATA.SHARD_SHUFFLE n takes the shards of a ``ShardDataset`` in random order, n at a time, whose samples are mixed.
+
     Raises:
         InputError: DROP_LAST leaves no batch.
     """
@@ -30,6 +32,7 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         super().__init__(dataset, batch_size, num_replicas=ranks, rank=rank, shuffle=True, drop_last=drop_last)
         self.seed, self.rank, self.ranks = config.SEED, rank, ranks
         self.consumed = 0
+        self.shards = config.DATA.SHARD_SHUFFLE and (dataset.shards.shard, config.DATA.SHARD_SHUFFLE)
         self.balanced, self.repeats = config.DATA.SAMPLER == "balanced", config.TRAIN.REPEATED_AUGMENT
         batches = len(dataset) // (batch_size * ranks)
         self.num_samples = batches * batch_size if drop_last else -(-len(dataset) // ranks)  # of this rank
@@ -64,7 +67,12 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
 
     def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
         rng = np.random.default_rng([self.seed, self.epoch])
-        order = _balanced(self.dataset.labels, rng) if self.balanced else rng.permutation(len(self.dataset))
+        if self.balanced:
+            order = _balanced(self.dataset.labels, rng)
+        elif self.shards:
+            order = _by_shards(*self.shards, rng)
+        else:
+            order = rng.permutation(len(self.dataset))
         order = self._repeated(order)
         copies = _occurrences(order) if self.balanced or self.repeats > 1 else np.zeros(len(order), np.int64)
         for batch in range(self.first(), len(self)):
@@ -93,6 +101,12 @@ def _balanced(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         for label, count in zip(present, counts, strict=True)
     ]
     return rng.permutation(np.concatenate(drawn))
+
+
+def _by_shards(shard: np.ndarray, together: int, rng: np.random.Generator) -> np.ndarray:
+    """A permutation of the samples, ``shard`` [n] being where each lies: ``together`` shards at a time, mixed."""
+    turn = rng.permutation(shard.max() + 1) // together
+    return np.lexsort((rng.permutation(len(shard)), turn[shard]))
 
 
 def _occurrences(order: np.ndarray) -> np.ndarray:

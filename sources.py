@@ -132,16 +132,34 @@ def read_archive(dataset: str, root: Path, mode: str) -> Arrays:
     return _cifar(dataset, root, mode) if dataset in _CIFAR else _mnist(dataset, root, mode)
 
 
-def _digits(mode: str) -> Arrays:
-    """scikit-learn's 1,797 digits of 8 x 8 pixels; the split is fixed and stratified: of each class, every fifth image
-    in the file's order is for validation (364 in all), the others (1,433) for training.
-    """
+def archive_files(dataset: str, root: Path, mode: str) -> list[Path]:
+    """Returns the files that ``read_archive`` reads, of those that there are."""
+    if dataset == "digits":
+        files = [_digits_file()]
+    elif dataset in _CIFAR:
+        archive, folder, train, val, _, meta, _ = _CIFAR[dataset]
+        members = [root / folder / name for name in [*(train if mode == "train" else val), meta]]
+        files = members if (root / folder).is_dir() else [root / archive]
+    else:
+        prefix = "train" if mode == "train" else "t10k"
+        files = [_idx_file(root, f"{prefix}-{part}-ubyte") for part in ("images-idx3", "labels-idx1")]
+    return [file for file in files if file.is_file()]
+
+
+def _digits_file() -> Path:
     # The file that sklearn.datasets.load_digits reads: importing scikit-learn takes most of a second, and leaves
     # semaphores in /dev/shm when the process is killed.
     spec = importlib.util.find_spec("sklearn")
     if spec is None:
         raise InputError("DATASET digits needs scikit-learn; pip install scikit-learn")
-    with gzip.open(Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz") as file:
+    return Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+
+
+def _digits(mode: str) -> Arrays:
+    """scikit-learn's 1,797 digits of 8 x 8 pixels; the split is fixed and stratified: of each class, every fifth image
+    in the file's order is for validation (364 in all), the others (1,433) for training.
+    """
+    with gzip.open(_digits_file()) as file:
         table = np.loadtxt(file, delimiter=",")
     images, labels = np.round(table[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8), table[:, -1].astype(int)
     place = np.zeros(len(labels), int)  # of each image among those of its class
@@ -188,12 +206,15 @@ def _mnist(dataset: str, root: Path, mode: str) -> Arrays:
     return images, labels, FASHION if dataset == "fashion_mnist" else [str(digit) for digit in range(10)]
 
 
+def _idx_file(root: Path, name: str) -> Path:
+    return root / name if (root / name).is_file() else root / f"{name}.gz"
+
+
 def _idx(root: Path, name: str, dimensions: int) -> np.ndarray:
     """Reads an IDX file of unsigned bytes (LeCun's format), gzipped or not."""
-    plain, zipped = root / name, root / f"{name}.gz"
-    file = plain if plain.is_file() else zipped
+    file = _idx_file(root, name)
     try:
-        data = plain.read_bytes() if file is plain else gzip.decompress(zipped.read_bytes())
+        data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{file}: can't be read ({error}); MNIST's files are needed under -data_path") from None
     start = 4 + 4 * dimensions

@@ -1,0 +1,106 @@
+"""Decoded images in a file that processes map into memory: decoded once, on the first run, and shared by all.
+
+``<name>-<hash>.npy`` holds the pixels, ``<name>-<hash>.npz`` their CRC-32, labels and class names. The hash is of what
+they were made of, so that other sources, or changed ones, have other files; old ones may be removed at any time.
+"""
+
+import hashlib
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from errors import InputError
+from utils import written_whole
+
+Decoded = tuple[Iterable[np.ndarray], Sequence[int], Sequence[str]]  # images of one shape, labels, class names
+
+
+class MappedImages:
+    """Images [n, H, W] or [n, H, W, 3] uint8 in a .npy file, which goes to other processes by its name."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.pixels = file, np.load(file, mmap_mode="r")
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.pixels[index]
+
+    def __reduce__(self) -> tuple:
+        return MappedImages, (self.file,)
+
+
+def fingerprint(files: Iterable[Path], *parts: str | bytes) -> str:
+    """Returns a hash of the files' paths, sizes and times of change, and of ``parts``."""
+    found = hashlib.sha256()
+    for file in files:
+        state = os.stat(file)
+        found.update(
+            f"{os.path.abspath(file)}\0{state.st_size}\0{state.st_mtime_ns}\n".encode(errors="surrogateescape")
+        )
+    for part in parts:
+        found.update(part.encode() if isinstance(part, str) else part)
+    return found.hexdigest()[:16]
+
+
+def cached(folder: Path, name: str, decode: Callable[[], Decoded]) -> tuple[MappedImages, np.ndarray, list[str]]:
+    """Returns (images, labels [n], class names) from the cache; what isn't in it, or damaged, is decoded and written.
+
+    Several processes may do so at once: each writes all of it, under a name of its own, then renames.
+
+    Raises:
+        InputError: images of several shapes; a folder that can't be written.
+    """
+    pixels, rest = folder / f"{name}.npy", folder / f"{name}.npz"
+    damage = "isn't there yet"
+    if rest.exists():
+        try:
+            return _read(pixels, rest)
+        except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+            damage = f"is damaged ({error})"
+    print(f"cache: {pixels} {damage}: decoding", flush=True)
+    images, labels, classes = decode()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with written_whole(pixels, "wb") as file:
+            crc = _write(file, images, len(labels))
+        with written_whole(rest, "wb") as file:
+            np.savez(file, crc=np.array(crc), labels=np.asarray(labels), classes=np.array(classes, np.str_))
+    except OSError as error:
+        raise InputError(
+            f"DATA.CACHE {folder}: can't be written ({error.strerror}); choose another folder, or None"
+        ) from None
+    return _read(pixels, rest)
+
+
+def _read(pixels: Path, rest: Path) -> tuple[MappedImages, np.ndarray, list[str]]:
+    images = MappedImages(pixels)
+    with np.load(rest) as file:
+        labels, classes, crc = file["labels"], file["classes"].tolist(), int(file["crc"])
+    if len(images.pixels) != len(labels) or zlib.crc32(images.pixels) != crc:
+        raise ValueError("not what was written")
+    return images, labels, classes
+
+
+def _write(file, images: Iterable[np.ndarray], count: int) -> int:
+    """Writes a .npy file of ``count`` images, one by one, and returns the CRC-32 of their pixels."""
+    crc, shape = 0, None
+    for image in images:
+        if shape is None:
+            shape = image.shape
+            header = {"descr": "|u1", "fortran_order": False, "shape": (count, *shape)}
+            np.lib.format.write_array_header_1_0(file, header)
+        if image.shape != shape:
+            raise InputError(
+                f"DATA.CACHE holds images of one size: found {_size(image.shape)} after {_size(shape)}; make them of"
+                " one size, or set it to None"
+            )
+        crc = zlib.crc32(np.ascontiguousarray(image), crc)
+        file.write(image.tobytes())
+    return crc
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return " x ".join(str(side) for side in (shape[1], shape[0]))

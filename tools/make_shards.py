@@ -1,0 +1,226 @@
+"""Packs a dataset of image files into tar shards, in WebDataset's layout, for DATASET shards.
+
+    python tools/make_shards.py -dataset folder -data_path IN -output OUT [--resize 256] [--workers 8]
+    cd OUT && sha256sum -c SHA256SUMS
+
+OUT then holds <mode>-000000.tar and so on, <mode>.index.npz, <mode>.txt (line i is the file of sample i - 1) and
+SHA256SUMS, and is whole or absent. Training images are packed in a random order, by which each shard is a mixture of
+classes; the index keeps the dataset's own order: a run on the shards is, bit by bit, the run on the files, unless they
+were resized. The same files and options give the same bytes, with any number of workers.
+"""
+
+import argparse
+import functools
+import hashlib
+import io
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import sys
+import tarfile
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+
+import numpy as np  # noqa: E402
+from PIL import Image  # noqa: E402
+from tqdm import tqdm  # noqa: E402
+
+from errors import InputError, RunError, remedy, reported  # noqa: E402
+
+_UNITS = {None: 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def encoded(path: str, resize: int | None, quality: int) -> tuple[bytes, str]:
+    """Returns an image's file and the suffix of its format.
+
+    Args:
+        resize: pixels of the short side, to which a larger image is reduced: antialiased bicubic, JPEG from JPEG,
+            otherwise PNG, grey or RGB; None, or an image that is no larger: the file as it is.
+        quality: of JPEG.
+
+    Raises:
+        InputError: the file can't be read as an image.
+    """
+    try:
+        data = Path(path).read_bytes()
+        suffix = os.path.splitext(path)[1].lower().replace(".jpeg", ".jpg")
+        with Image.open(io.BytesIO(data)) as image:
+            short = min(image.size)
+            if resize is None or short <= resize:
+                return data, suffix
+            kind = "JPEG" if image.format == "JPEG" else "PNG"
+            pixels = image.convert("L" if image.mode in ("1", "L") else "RGB")
+            pixels = pixels.resize([resize * side // short for side in image.size], Image.Resampling.BICUBIC)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise InputError(f"{path}: not readable as an image ({error}); repair or remove it") from None
+    file = io.BytesIO()
+    pixels.save(file, kind, quality=quality)
+    return file.getvalue(), {"JPEG": ".jpg", "PNG": ".png"}[kind]
+
+
+def write_shard(file: Path, samples: Iterable[tuple[int, str, int]], resize: int | None, quality: int) -> tuple:
+    """Writes a shard of ``samples`` (index in the dataset, path, label); returns its SHA-256 and what
+    ``shards.scan_shard`` reads of it.
+    """
+    from shards import scan_shard
+
+    sha256 = hashlib.sha256()
+    with open(file, "wb") as shard:
+
+        def write(block: bytes) -> None:
+            sha256.update(block)
+            shard.write(block)
+
+        def add(name: str, data: bytes) -> None:
+            member = tarfile.TarInfo(name)  # of user 0, at time 0
+            member.size = len(data)
+            write(member.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % tarfile.BLOCKSIZE))
+
+        for index, path, label in samples:
+            data, suffix = encoded(path, resize, quality)
+            add(f"{index:09d}{suffix}", data)
+            add(f"{index:09d}.cls", str(label).encode())
+        write(bytes(2 * tarfile.BLOCKSIZE))
+        write(bytes(-shard.tell() % tarfile.RECORDSIZE))
+        shard.flush()
+        os.fsync(shard.fileno())
+    return sha256.hexdigest(), scan_shard(file)
+
+
+def inspect(path: str) -> int:
+    """Returns an image's file size in bytes; raises InputError where its header is no image's."""
+    from sources import IMAGE_SUFFIXES
+
+    try:
+        if not path.lower().endswith(IMAGE_SUFFIXES):
+            raise ValueError(f"its name doesn't end in {' '.join(IMAGE_SUFFIXES)}")
+        with Image.open(path):
+            return os.path.getsize(path)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise InputError(f"{path}: not readable as an image ({error}); repair or remove it") from None
+
+
+def plan(sizes: Sequence[int], order: Iterable[int], limit: int) -> list[list[int]]:
+    """Returns each shard's indices: ``order``, cut so that the ``sizes`` of a shard sum up to at most ``limit``."""
+    shards, filled = [], limit
+    for index in order:
+        if filled + sizes[index] > limit:
+            shards.append([])
+            filled = 0
+        shards[-1].append(index)
+        filled += sizes[index]
+    return shards
+
+
+def pack(mode: str, files: tuple, root: Path, output: Path, pool: Executor, options: argparse.Namespace) -> list[str]:
+    """Writes the shards, index and list of one mode into ``output``; returns their lines of SHA256SUMS."""
+    from shards import make_index, write_index
+
+    paths, labels, classes = files
+    full = [os.path.join(root, path) for path in paths]
+    sizes = list(_shown(f"{mode}: checking", pool.map(inspect, full, chunksize=64), len(full)))
+    order = np.random.default_rng(options.seed).permutation(len(full)) if mode == "train" else np.arange(len(full))
+    limit, counted = options.shard_size
+    planned = plan([1] * len(full) if counted else sizes, order.tolist(), limit)
+    shards = [output / f"{mode}-{number:06d}.tar" for number in range(len(planned))]
+    samples = [[(index, full[index], labels[index]) for index in shard] for shard in planned]
+    write = functools.partial(write_shard, resize=options.resize, quality=options.quality)
+    done = list(_shown(f"{mode}: packing", pool.map(write, shards, samples), len(shards)))
+    lines = [f"{digest}  {shard.name}\n" for shard, (digest, _) in zip(shards, done, strict=True)]
+    index, listed = output / f"{mode}.index.npz", output / f"{mode}.txt"
+    write_index(index, make_index(shards, [part for _, part in done], classes))
+    listed.write_bytes(b"".join(os.fsencode(path) + b"\n" for path in paths))
+    return lines + [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in (index, listed)]
+
+
+def _shown(what: str, results: Iterable, total: int) -> Iterable:
+    return tqdm(results, what, total, disable=None, dynamic_ncols=True)  # None: where it is no terminal
+
+
+def make_shards(options: argparse.Namespace) -> str:
+    """Packs what the command line asks for; returns one line that tells what was done.
+
+    Raises:
+        InputError: a dataset or image that can't be read, an output that holds something already.
+        RunError: a worker was killed.
+    """
+    root, output, start = Path(options.data_path), Path(options.output), time.monotonic()
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise InputError(f"-output {output} is there already and isn't an empty folder; choose another")
+    import sources
+    from utils import sync_directory
+
+    read = {"folder": sources.read_folder, "imagenet2012": functools.partial(sources.read_list, num_classes="auto")}
+    files = {mode: read[options.dataset](root, mode) for mode in options.modes}
+    temporary = output.with_name(f".{output.name}.{os.getpid()}")
+    fork = multiprocessing.get_context("fork")  # a spawned process would import Paddle
+    pool = ProcessPoolExecutor(options.workers, fork, signal.signal, (signal.SIGINT, signal.SIG_IGN))
+    try:
+        temporary.mkdir(parents=True)
+        lines = [line for mode in files for line in pack(mode, files[mode], root, temporary, pool, options)]
+        (temporary / "SHA256SUMS").write_text("".join(lines))
+        size = sum(file.stat().st_size for file in temporary.iterdir())
+        sync_directory(temporary)
+        os.rename(temporary, output)
+        sync_directory(output.parent)
+    except BrokenProcessPool:
+        raise RunError("a worker was killed; is memory short? Fewer --workers need less") from None
+    except OSError as error:
+        raise RunError(f"{output} isn't written ({error}); {remedy(error)}") from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+    images = " and ".join(f"{len(labels):,} {mode} images" for mode, (_, labels, _) in files.items())
+    shards = sum(".tar\n" in line for line in lines)
+    return f"{output}: {images} in {shards} shards, {size / 1e6:,.1f} MB, {time.monotonic() - start:.1f} s"
+
+
+def shard_size(text: str) -> tuple[int, bool]:
+    """Returns (the most that a shard holds, whether images are counted, not bytes) of a word such as 1000MB or 5000."""
+    found = re.fullmatch(r"(\d+)(KB|MB|GB)?", text)
+    if not found or not int(found[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of images nor a size such as 1000MB")
+    return int(found[1]) * _UNITS[found[2]], found[2] is None
+
+
+def positive(text: str) -> int:
+    """Returns the number that a word says, which is at least 1."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 or more")
+    return int(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def option(name: str, **settings: Any) -> None:
+        parser.add_argument(f"-{name}", f"--{name}", **settings)
+
+    option("dataset", choices=("folder", "imagenet2012"), required=True, help="what -data_path holds (README)")
+    option("data_path", required=True, metavar="IN", help="the dataset's folder")
+    option("output", required=True, metavar="OUT", help="a folder that isn't there yet, or is empty")
+    option("modes", nargs="+", choices=("train", "val"), default=["train", "val"], help="what to pack; default: both")
+    text = "the most that a shard holds: images (5000), or bytes of their files before --resize; default: 256MB"
+    option("shard_size", type=shard_size, default="256MB", metavar="SIZE", help=text)
+    option("resize", type=positive, metavar="SIDE", help="pixels of the short side that larger images are reduced to")
+    option("quality", type=positive, default=95, help="of the JPEG images that are resized, to 100; default: 95")
+    option("workers", type=positive, default=len(os.sched_getaffinity(0)), help="processes; default: one per core")
+    option("seed", type=int, default=0, help="of the order in which training images are packed; default: 0")
+    options = parser.parse_args()
+    if options.quality > 100 or options.seed < 0:
+        parser.error(f"--quality is {options.quality}, --seed {options.seed}; expected 1 to 100, and 0 or more")
+    print(make_shards(options))
+
+
+if __name__ == "__main__":
+    with reported():
+        main()
