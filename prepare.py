@@ -1,5 +1,6 @@
 """What a training run is made of, built from its configuration, checked, and told: sizes, rates, what decays."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -71,11 +72,14 @@ def prepare(config: CfgNode, network: nn.Layer, train: ImageDataset, run: Run) -
             f"the model has {config.MODEL.NUM_CLASSES} outputs, the data {len(train.classes)} classes: NUM_CLASSES?"
         )
     settings = (config.TRAIN.MODEL_EMA_DECAY, config.TRAIN.MODEL_EMA_WARMUP)
+    ema = ModelEma(model, *settings) if config.TRAIN.MODEL_EMA else None  # a copy, made before the model is traced
+    if config.TO_STATIC:
+        _trace(model)
     return Training(
         config=config,
         model=model,
         network=network,
-        ema=ModelEma(model, *settings) if config.TRAIN.MODEL_EMA else None,
+        ema=ema,
         transform=BatchTransform(config, rank(), world_size()),
         criterion=build_criterion(config, train.labels, teacher),
         optimizer=build_optimizer(config, model),
@@ -84,6 +88,16 @@ def prepare(config: CfgNode, network: nn.Layer, train: ImageDataset, run: Run) -
         loader=loader,
         run=run,
     )
+
+
+def _trace(model: nn.Layer) -> None:
+    """Makes the model's forward pass a graph, traced at its first batch of a shape. Its random operators may draw in
+    another order.
+    """
+    with contextlib.suppress(ValueError):  # Paddle 2.6 hasn't got it
+        # It takes two equal calls of a random operator for one: all drop paths of a rate would drop the same samples.
+        paddle.set_flags({"FLAGS_enable_cse_in_dy2st": False})
+    paddle.jit.to_static(model, full_graph=True)
 
 
 def load_pretrained(config: CfgNode, model: nn.Layer, run: Run, strict: bool) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from runs import train, weights
+from runs import records, train, weights
 
 import utils
 from config import get_config
@@ -14,6 +14,22 @@ def test_mixed_precision_without_a_gpu_is_float32_and_says_so(tmp_path, tiny):
     train([*tiny, "DATA.BATCH_SIZE", "16", "AMP", "True"], tmp_path, 16)
     assert "float32 (-amp: Paddle's autocast has no effect on a CPU)" in (tmp_path / "log.txt").read_text()
     assert weights(tmp_path)["head.weight"].dtype == np.float32
+
+
+@pytest.mark.smoke
+def test_a_traced_model_trains_as_an_eager_one(tmp_path, tiny):
+    """Drop path and the average included; under Paddle 3 a traced model would draw one mask for two layers."""
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "MODEL.DROPPATH", "0.5", "REPORT_FREQ", "1"]
+    options += ["TRAIN.MODEL_EMA", "True"]
+    for traced in ("False", "True"):
+        train([*options, "TO_STATIC", traced], tmp_path / traced, 64)
+    eager, graph = (records(tmp_path / traced) for traced in ("False", "True"))
+    for own, other in zip(eager, graph, strict=True):
+        assert own["loss"] == pytest.approx(other["loss"], rel=1e-5)
+    eager, graph = (weights(tmp_path / traced) for traced in ("False", "True"))
+    assert eager.keys() == graph.keys()
+    with pytest.raises(InputError, match="TO_STATIC is True, expected False with MODEL.RECOMPUTE"):
+        train([*options, "TO_STATIC", "True", "MODEL.RECOMPUTE", "True"], tmp_path / "refused", 64)
 
 
 def teach(options, output, teacher):
