@@ -1,6 +1,7 @@
 """Training and evaluation give the same numbers on one process and on two."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from runs import train, weights
 
 import engine
 import prepare
+import supervision
 import utils
 from checkpoint import classes_of
 from config import get_config, with_values
@@ -30,6 +32,38 @@ def assert_same(one, two, atol):
     assert one.keys() == two.keys()
     for name in one:
         np.testing.assert_allclose(one[name], two[name], atol=atol, rtol=0, err_msg=name)
+
+
+def counted_collectives(options, output, length):
+    """Trains; returns how often each collective was called from Python, but for the ranks' meetings by the clock."""
+    calls = Counter()
+
+    def counted(module, name, count=1):
+        function = getattr(module, name)
+
+        def call(*args, **kwargs):
+            calls[function.__name__.split(".")[-1]] += count
+            return function(*args, **kwargs)
+
+        setattr(module, name, call)
+
+    for name in ("all_reduce", "all_gather", "all_gather_object", "broadcast", "barrier", "reduce"):
+        counted(utils.dist, name)
+    meetings, all_reduce = Counter(), supervision.all_reduce_sum
+    supervision.all_reduce_sum = lambda tensor: meetings.update(["all_reduce"]) or all_reduce(tensor)
+    train(options, output, length)
+    return calls - meetings
+
+
+def test_a_step_has_no_collective_but_its_gradients(tmp_path, tiny):
+    """Three times the steps between reports, as many collectives; DataParallel's own, of gradients, are in C++."""
+    options = [*tiny, "DATA.BATCH_SIZE", "4"]
+    found = [
+        run_ranks(counted_collectives, [*options, "REPORT_FREQ", freq], tmp_path / freq, length)
+        for freq, length in (("4", 64), ("12", 192))  # 8 and 24 steps, in 2 reports
+    ]
+    assert found[0][0] == found[0][1] == found[1][0] == found[1][1]
+    assert found[0][0]["all_reduce"] > 2
 
 
 @pytest.mark.smoke
