@@ -258,12 +258,13 @@ def evaluate(
         model: not wrapped: ranks may take different numbers of batches.
         num_samples: the dataset's length, which the count must meet.
         heed: is called after each batch, equally often on every rank, and may raise.
-        predict: what gives the logits [B, K] of pixels [B, S, S, C] uint8 instead of ``model``.
+        predict: what gives the logits of normalised images instead of ``model``.
 
     Raises:
         RunError: on every rank, when the loss is not finite or samples are missing.
     """
     model.eval()
+    forward = predict or model
     normalize, criterion = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD), CrossEntropy()
     total = paddle.zeros([4], "float64")
     per_class = paddle.zeros([config.MODEL.NUM_CLASSES, 2], "float64")  # hits, samples
@@ -271,7 +272,7 @@ def evaluate(
     for index, (pixels, labels) in enumerate(batches(loader)):
         beat(EVALUATING)
         with autocast(config):
-            logits = predict(pixels) if predict else model(normalize(pixels))
+            logits = forward(normalize(pixels))
         total += sums(criterion(logits, labels), logits, labels)
         hits = (logits.argmax(1) == labels).astype("float64")
         per_class = paddle.index_add(per_class, labels, 0, paddle.stack([hits, paddle.ones_like(hits)], 1))

@@ -1,9 +1,9 @@
-"""Exports a model for Paddle Inference: normalisation and network in one program, with what prepares its images.
+"""Exports a model for Paddle Inference, with what prepares its images.
 
     python tools/export_model.py -cfg MODEL -pretrained WEIGHTS -output DIR [-o KEY VALUE ...]
 
 DIR then holds inference.json (Paddle 2.6: inference.pdmodel), inference.pdiparams and preprocessing.json. The program
-takes pixels [B, S, S, C] uint8 and gives logits; it is run once, on random pixels, and held to the model itself.
+takes normalised images [B, C, S, S] float32 and gives logits; it is run once, on random images, and held to the model.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main() -> None:
     model = build_model(config)
     print(load_weights(model, arguments.pretrained, allow=config.MODEL.PRETRAINED_ALLOW))
     differs = write_export(config, model, arguments.output, classes_of(arguments.pretrained) or [])
-    print(f"{arguments.output}: on random pixels, logits differ from the eager ones by {differs:.1e} of their range")
+    print(f"{arguments.output}: on random images, logits differ from the eager ones by {differs:.1e} of their range")
 
 
 if __name__ == "__main__":
