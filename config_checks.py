@@ -36,6 +36,7 @@ _CHOICES = {
     "TRAIN.MIXUP_MODE": ("batch", "pair", "elem"),
     "BEST_METRIC": ("acc1", "acc5", "mean_class_acc", "loss"),
     "SAVE_ON_ERROR": ("stop", "continue"),
+    "EVAL_ENGINE": ("eager", "inference"),
 }
 _AT_LEAST_ONE = (
     "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL", "DATA.IMAGE_SIZE", "DATA.SYNTHETIC_SIZE", "MODEL.PATCH_SIZE",
@@ -101,6 +102,7 @@ def check(config: CfgNode) -> None:
     _check_data(config, require)
     _check_recipe(config, require)
     require(config.NGPUS == -1 or config.NGPUS >= 1, "NGPUS", "-1 (all) or at least 1")
+    require(config.EVAL or config.EVAL_ENGINE == "eager", "EVAL_ENGINE", "eager, or -eval with it: training is eager")
     require(not (config.MODEL.RESUME and config.EVAL), "MODEL.RESUME", "-pretrained FILE with -eval")
     automatic = config.MODEL.RESUME == "auto"
     require(

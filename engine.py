@@ -19,6 +19,7 @@ from checkpoint import Progress, Saver, classes_of, own_statistics
 from checkpoint.resume import resume
 from datasets import ImageDataset, batches, get_dataloader
 from errors import InputError, RunError
+from inference import inference_engine
 from losses import CrossEntropy
 from models.layers.batch_norm import hold_frozen_statistics
 from optim import clip_gradients
@@ -245,6 +246,7 @@ def evaluate(
     loader: paddle.io.DataLoader,
     num_samples: int,
     heed: Callable[[], None] = lambda: None,
+    predict: Callable[[paddle.Tensor], paddle.Tensor] | None = None,
 ) -> dict[str, Any]:
     """Returns ``loss``, ``acc1``, ``acc5``, ``mean_class_acc``, ``class_acc`` (percent) and ``num_samples``.
 
@@ -256,11 +258,13 @@ def evaluate(
         model: not wrapped: ranks may take different numbers of batches.
         num_samples: the dataset's length, which the count must meet.
         heed: is called after each batch, equally often on every rank, and may raise.
+        predict: what gives the logits of normalised images instead of ``model``.
 
     Raises:
         RunError: on every rank, when the loss is not finite or samples are missing.
     """
     model.eval()
+    forward = predict or model
     normalize, criterion = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD), CrossEntropy()
     total = paddle.zeros([4], "float64")
     per_class = paddle.zeros([config.MODEL.NUM_CLASSES, 2], "float64")  # hits, samples
@@ -268,7 +272,7 @@ def evaluate(
     for index, (pixels, labels) in enumerate(batches(loader)):
         beat(EVALUATING)
         with autocast(config):
-            logits = model(normalize(pixels))
+            logits = forward(normalize(pixels))
         total += sums(criterion(logits, labels), logits, labels)
         hits = (logits.argmax(1) == labels).astype("float64")
         per_class = paddle.index_add(per_class, labels, 0, paddle.stack([hits, paddle.ones_like(hits)], 1))
@@ -295,7 +299,11 @@ def evaluate_only(config: CfgNode, model: nn.Layer, val: ImageDataset, run: Run)
     if not config.MODEL.PRETRAINED:
         raise InputError("-eval needs -pretrained FILE: the weights to evaluate")
     load_pretrained(config, model, run, strict=True)
-    run.info(precision_told(config))
+    if config.EVAL_ENGINE == "inference":
+        predict = inference_engine(config, model, run.info)
+    else:
+        predict = None
+        run.info(precision_told(config))
     trained = classes_of(config.MODEL.PRETRAINED)
     if trained and val.classes and trained != val.classes:
         raise InputError(f"the weights were trained on the classes {_some(trained)}, the data has {_some(val.classes)}")
@@ -307,7 +315,7 @@ def evaluate_only(config: CfgNode, model: nn.Layer, val: ImageDataset, run: Run)
         if (number := requests.poll()) is not None:
             raise Stopped(number, "in the evaluation")
 
-    metrics = evaluate(config, model, loader, len(val), heed)
+    metrics = evaluate(config, model, loader, len(val), heed, predict)
     run.result(_result(config, metrics, config.MODEL.PRETRAINED, val.classes))
 
 

@@ -1,0 +1,187 @@
+"""A model as a program of Paddle Inference, run on a CPU by oneDNN.
+
+``-eval -o EVAL_ENGINE inference`` evaluates by it (``inference_engine``), tools/export_model.py keeps it
+(``write_export``). Images come normalised: within the program, bfloat16 would round the normalisation too, which makes
+ViT-S/16's logits differ by 2.4% of their range instead of 0.7%.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import paddle
+from threadpoolctl import threadpool_info
+from yacs.config import CfgNode
+
+from errors import InputError, RunError
+from models.base import ImageModel
+from utils import num_gpus, sync_directory
+
+TOLERANCE = 1e-4  # largest difference from eager logits, over their range, in float32
+PREPROCESSING = "preprocessing.json"
+
+
+class Predictor:
+    """Runs an exported program: images [B, C, S, S] float32 -> logits [B, K] float32, of any B.
+
+    Args:
+        folder: where ``export`` has written.
+        bfloat16: whether oneDNN computes in bfloat16 where it can.
+    """
+
+    def __init__(self, folder: Path, bfloat16: bool = False) -> None:
+        self.bfloat16 = bfloat16
+        program = next(file for file in folder.iterdir() if file.name in ("inference.json", "inference.pdmodel"))
+        settings = paddle.inference.Config(str(program), str(folder / "inference.pdiparams"))
+        settings.disable_gpu()
+        settings.disable_glog_info()
+        settings.enable_mkldnn()
+        settings.set_cpu_math_library_num_threads(num_threads())
+        settings.enable_memory_optim()
+        if program.suffix == ".json":  # Paddle 3's
+            settings.enable_new_ir(True)
+            settings.enable_new_executor(True)
+            # It loses a reshape between a transposition and a Linear: Swin's windows (Paddle 3.3.1).
+            settings.delete_pass("operator_reshape_onednn_fuse_pass")
+        if bfloat16:
+            settings.enable_mkldnn_bfloat16()
+        with _quiet():
+            self._predictor = paddle.inference.create_predictor(settings)
+
+    def __call__(self, images: paddle.Tensor) -> paddle.Tensor:
+        return self._predictor.run([images])[0]
+
+
+def num_threads() -> int:
+    """Returns how many threads this process computes with, as ``utils.tune_cpu`` or OMP_NUM_THREADS set it."""
+    return max((pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "openmp"), default=1)
+
+
+def export(model: ImageModel, folder: Path) -> None:
+    """Writes the program and weights of ``model`` into ``folder``: inference.json (Paddle 2.6: .pdmodel), .pdiparams.
+
+    Raises:
+        InputError: the model can't be exported.
+    """
+    model.eval()
+    images = paddle.static.InputSpec([None, model.in_channels, *model.image_size], "float32", "images")
+    with warnings.catch_warnings(), _refused("exported"):
+        warnings.simplefilter("ignore")  # on what Paddle's own functions do in a static graph
+        paddle.jit.save(model, str(folder / "inference"), input_spec=[images])
+
+
+def difference(model: ImageModel, predictor: Predictor) -> float:
+    """Returns the largest difference of the program's logits from the model's, over their range, on random images.
+
+    Raises:
+        InputError: the program can't run.
+        RunError: logits aren't finite, or in float32 differ by more than TOLERANCE.
+    """
+    shape = (4, model.in_channels, *model.image_size)
+    images = paddle.to_tensor(np.random.default_rng(0).normal(size=shape).astype(np.float32))
+    with paddle.no_grad():
+        expected = model(images).numpy()
+    with _refused("run by Paddle Inference" + " in bfloat16" * predictor.bfloat16), _quiet():
+        found = predictor(images).numpy()
+    if not np.isfinite(expected).all():
+        raise RunError("the weights give no finite logits", shared=True)
+    differs = float(np.abs(found - expected).max() / (np.ptp(expected) or 1))
+    if not (predictor.bfloat16 or differs <= TOLERANCE):
+        raise RunError(f"the exported model's logits differ from eager by {differs:.1e} of their range", shared=True)
+    return differs
+
+
+def inference_engine(config: CfgNode, model: ImageModel, tell: Callable[[str], None]) -> Predictor:
+    """Returns the predictor for EVAL_ENGINE inference, checked against ``model``; tells what that took.
+
+    Raises:
+        InputError: there is a GPU, AMP is on and the CPU has no bfloat16, or the model can't be exported or run.
+    """
+    if num_gpus():
+        raise InputError(f"EVAL_ENGINE inference runs on the CPU, found {num_gpus()} GPUs; use EVAL_ENGINE eager")
+    if config.AMP and not paddle.base.core.supports_bfloat16_fast_performance():
+        raise InputError("-amp with EVAL_ENGINE inference needs a CPU with bfloat16 (avx512_bf16); leave out -amp")
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        export(model, Path(folder))
+        predictor = Predictor(Path(folder), config.AMP)
+    seconds = time.monotonic() - start
+    differs = difference(model, predictor)
+    tell(
+        f"{'bfloat16' if config.AMP else 'float32'} by Paddle Inference, exported in {seconds:.1f} s;"
+        f" on random images, logits differ from the eager ones by {differs:.1e} of their range"
+    )
+    return predictor
+
+
+def write_export(config: CfgNode, model: ImageModel, target: Path, classes: list[str]) -> float:
+    """Writes the folder ``target``, whole or not at all: program, weights and PREPROCESSING; returns ``difference``.
+
+    Args:
+        classes: names, by output; empty: none are known.
+
+    Raises:
+        InputError: ``target`` exists, or the model can't be exported.
+        RunError: the program's logits aren't the model's.
+    """
+    if target.exists():
+        raise InputError(f"{target} exists; choose another -output")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    temporary.mkdir(parents=True)
+    try:
+        export(model, temporary)
+        differs = difference(model, Predictor(temporary))
+        data = config.DATA
+        content = {
+            "model": config.MODEL.NAME, "input": "images [B, C, S, S] float32: (RGB / 255 - mean) / std",
+            "image_size": data.IMAGE_SIZE, "channels": data.IMAGE_CHANNELS, "crop_pct": data.CROP_PCT,
+            "interpolation": data.INTERPOLATION, "mean": data.IMAGENET_MEAN, "std": data.IMAGENET_STD,
+            "num_classes": config.MODEL.NUM_CLASSES, "classes": classes,
+        }  # fmt: skip
+        (temporary / PREPROCESSING).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        for file in temporary.iterdir():
+            sync_directory(file)
+        sync_directory(temporary)
+        os.rename(temporary, target)
+        sync_directory(target.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return differs
+
+
+@contextlib.contextmanager
+def _refused(what: str) -> Iterator[None]:
+    """Turns Paddle's errors, pages of C++ and Python, into one line."""
+    try:
+        yield
+    except OSError:  # the disk's
+        raise
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        cause = next((line for line in reversed(lines) if "Error: " in line), lines[-1])
+        raise InputError(f"the model can't be {what} ({cause}); use EVAL_ENGINE eager") from None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps off the console what Paddle's C++ prints of its passes and kernels; errors are Python's."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = {stream: os.dup(stream) for stream in (1, 2)}
+    try:
+        with open(os.devnull, "w") as nowhere:
+            for stream in kept:
+                os.dup2(nowhere.fileno(), stream)
+        yield
+    finally:
+        for stream, own in kept.items():
+            os.dup2(own, stream)
+            os.close(own)
