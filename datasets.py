@@ -4,7 +4,6 @@
 labels in a few arrays, so that handing it to a process costs little: 65 MB for the 1.3 million files of ImageNet.
 """
 
-import io
 import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import paddle
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from yacs.config import CfgNode
 
 import sources
@@ -22,7 +21,7 @@ from errors import InputError, RunError
 from samplers import EvalBatchSampler, TrainBatchSampler
 from shards import Shards, read_shards
 from supervision import ignore_signals
-from transforms import EvalTransform, RandomErasing, TrainTransform
+from transforms import EncodedImage, EvalTransform, RandomErasing, TrainTransform, readable
 from utils import die_with_parent
 
 # ----------------------------------------------------------------- datasets
@@ -59,8 +58,12 @@ class ImageDataset(paddle.io.Dataset):
         skipped = -1
         for read in range(index, index + len(self)):
             read %= len(self)
+            rng = np.random.default_rng([self.seed, epoch, index, copy] if copy else [self.seed, epoch, index])
             try:
                 image = self.image(read)
+                if image.mode != self.mode:
+                    image = image.convert(self.mode)
+                pixels = self.transform(image, rng)
                 break
             except RunError:
                 if not self.skip_broken:
@@ -68,18 +71,15 @@ class ImageDataset(paddle.io.Dataset):
                 skipped = index
         else:
             raise RunError(f"none of the {len(self)} training images can be read")
-        if image.mode != self.mode:
-            image = image.convert(self.mode)
-        rng = np.random.default_rng([self.seed, epoch, index, copy] if copy else [self.seed, epoch, index])
-        sample = [self.transform(image, rng), self.labels[read]]
+        sample = [pixels, self.labels[read]]
         if self.erasing is not None:
             sample.append(self.erasing.draw(rng))
         if self.skip_broken:
             sample.append(skipped)
         return tuple(sample)
 
-    def image(self, index: int) -> Image.Image:
-        """Returns the image, decoded; raises RunError, naming it, where that fails."""
+    def image(self, index: int) -> Image.Image | EncodedImage:
+        """Returns the image; it, or its decoding, raises RunError, naming it, where that fails."""
         raise NotImplementedError
 
     def name(self, index: int) -> str:
@@ -106,7 +106,14 @@ class ArrayDataset(ImageDataset):
 
 
 class EncodedDataset(ImageDataset):
-    """Images in an encoded form, such as JPEG: a kind of it says where the bytes are (``data``)."""
+    """Images in an encoded form, such as JPEG: a kind of it says where the bytes are (``data``).
+
+    Evaluation takes Pillow's pixels, unless DATA.FAST_EVAL.
+    """
+
+    def __init__(self, config: CfgNode, mode: str, labels: Sequence[int], classes: Sequence[str]) -> None:
+        super().__init__(config, mode, labels, classes)
+        self.exact = mode != "train" and not config.DATA.FAST_EVAL
 
     def data(self, index: int) -> bytes:
         """Returns the file of an image; raises OSError or RunError where it can't be read."""
@@ -116,17 +123,12 @@ class EncodedDataset(ImageDataset):
         """Returns the paths of what is read from."""
         raise NotImplementedError
 
-    def image(self, index: int) -> Image.Image:
-        try:
-            with Image.open(io.BytesIO(self.data(index))) as image:
-                return image.convert(self.mode)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            unknown = isinstance(error, UnidentifiedImageError)  # its text has the buffer's address
-            reason = "of no known format" if unknown else " ".join(str(error).split())
-            raise RunError(
-                f"{self.name(index)}: not readable as an image ({type(error).__name__}: {reason});"
-                " repair or remove it, or train with DATA.SKIP_BROKEN True"
-            ) from None
+    def image(self, index: int) -> Image.Image | EncodedImage:
+        name = self.name(index)
+        with readable(name):
+            data = self.data(index)
+        image = EncodedImage(data, self.mode, name)
+        return image.decoded() if self.exact else image
 
 
 class FileDataset(EncodedDataset):
