@@ -154,7 +154,8 @@ class FileDataset(EncodedDataset):
         return os.path.join(self.root, os.fsdecode(path))
 
     def data(self, index: int) -> bytes:
-        return Path(self.name(index)).read_bytes()
+        with open(self.name(index), "rb") as file:
+            return file.read()
 
     def files(self) -> Iterable[str]:
         return map(self.name, range(len(self)))
