@@ -60,7 +60,7 @@ class ImageDataset(paddle.io.Dataset):
             read %= len(self)
             rng = np.random.default_rng([self.seed, epoch, index, copy] if copy else [self.seed, epoch, index])
             try:
-                image = self.image(read)
+                image = self.picture(read)
                 if image.mode != self.mode:
                     image = image.convert(self.mode)
                 pixels = self.transform(image, rng)
@@ -78,9 +78,13 @@ class ImageDataset(paddle.io.Dataset):
             sample.append(skipped)
         return tuple(sample)
 
-    def image(self, index: int) -> Image.Image | EncodedImage:
-        """Returns the image; it, or its decoding, raises RunError, naming it, where that fails."""
+    def image(self, index: int) -> Image.Image:
+        """Returns the image, decoded by Pillow; raises RunError, naming it, where that fails."""
         raise NotImplementedError
+
+    def picture(self, index: int) -> Image.Image | EncodedImage:
+        """Returns the image as the transform takes it, which may have to decode it, and raises RunError then."""
+        return self.image(index)
 
     def name(self, index: int) -> str:
         """Returns what a person calls the sample."""
@@ -123,12 +127,17 @@ class EncodedDataset(ImageDataset):
         """Returns the paths of what is read from."""
         raise NotImplementedError
 
-    def image(self, index: int) -> Image.Image | EncodedImage:
+    def image(self, index: int) -> Image.Image:
+        return self._encoded(index).decoded()
+
+    def picture(self, index: int) -> Image.Image | EncodedImage:
+        return self.image(index) if self.exact else self._encoded(index)
+
+    def _encoded(self, index: int) -> EncodedImage:
         name = self.name(index)
         with readable(name):
             data = self.data(index)
-        image = EncodedImage(data, self.mode, name)
-        return image.decoded() if self.exact else image
+        return EncodedImage(data, self.mode, name)
 
 
 class FileDataset(EncodedDataset):
