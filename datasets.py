@@ -4,7 +4,6 @@
 labels in a few arrays, so that handing it to a process costs little: 65 MB for the 1.3 million files of ImageNet.
 """
 
-import io
 import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import paddle
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from yacs.config import CfgNode
 
 import sources
@@ -22,7 +21,7 @@ from errors import InputError, RunError
 from samplers import EvalBatchSampler, TrainBatchSampler
 from shards import Shards, read_shards
 from supervision import ignore_signals
-from transforms import EvalTransform, RandomErasing, TrainTransform
+from transforms import EncodedImage, EvalTransform, RandomErasing, TrainTransform, readable
 from utils import die_with_parent
 
 # ----------------------------------------------------------------- datasets
@@ -59,8 +58,12 @@ class ImageDataset(paddle.io.Dataset):
         skipped = -1
         for read in range(index, index + len(self)):
             read %= len(self)
+            rng = np.random.default_rng([self.seed, epoch, index, copy] if copy else [self.seed, epoch, index])
             try:
-                image = self.image(read)
+                image = self.picture(read)
+                if image.mode != self.mode:
+                    image = image.convert(self.mode)
+                pixels = self.transform(image, rng)
                 break
             except RunError:
                 if not self.skip_broken:
@@ -68,10 +71,7 @@ class ImageDataset(paddle.io.Dataset):
                 skipped = index
         else:
             raise RunError(f"none of the {len(self)} training images can be read")
-        if image.mode != self.mode:
-            image = image.convert(self.mode)
-        rng = np.random.default_rng([self.seed, epoch, index, copy] if copy else [self.seed, epoch, index])
-        sample = [self.transform(image, rng), self.labels[read]]
+        sample = [pixels, self.labels[read]]
         if self.erasing is not None:
             sample.append(self.erasing.draw(rng))
         if self.skip_broken:
@@ -79,8 +79,12 @@ class ImageDataset(paddle.io.Dataset):
         return tuple(sample)
 
     def image(self, index: int) -> Image.Image:
-        """Returns the image, decoded; raises RunError, naming it, where that fails."""
+        """Returns the image, decoded by Pillow; raises RunError, naming it, where that fails."""
         raise NotImplementedError
+
+    def picture(self, index: int) -> Image.Image | EncodedImage:
+        """Returns the image as the transform takes it, which may have to decode it, and raises RunError then."""
+        return self.image(index)
 
     def name(self, index: int) -> str:
         """Returns what a person calls the sample."""
@@ -106,7 +110,14 @@ class ArrayDataset(ImageDataset):
 
 
 class EncodedDataset(ImageDataset):
-    """Images in an encoded form, such as JPEG: a kind of it says where the bytes are (``data``)."""
+    """Images in an encoded form, such as JPEG: a kind of it says where the bytes are (``data``).
+
+    Evaluation takes Pillow's pixels, unless DATA.FAST_EVAL.
+    """
+
+    def __init__(self, config: CfgNode, mode: str, labels: Sequence[int], classes: Sequence[str]) -> None:
+        super().__init__(config, mode, labels, classes)
+        self.exact = mode != "train" and not config.DATA.FAST_EVAL
 
     def data(self, index: int) -> bytes:
         """Returns the file of an image; raises OSError or RunError where it can't be read."""
@@ -117,16 +128,16 @@ class EncodedDataset(ImageDataset):
         raise NotImplementedError
 
     def image(self, index: int) -> Image.Image:
-        try:
-            with Image.open(io.BytesIO(self.data(index))) as image:
-                return image.convert(self.mode)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            unknown = isinstance(error, UnidentifiedImageError)  # its text has the buffer's address
-            reason = "of no known format" if unknown else " ".join(str(error).split())
-            raise RunError(
-                f"{self.name(index)}: not readable as an image ({type(error).__name__}: {reason});"
-                " repair or remove it, or train with DATA.SKIP_BROKEN True"
-            ) from None
+        return self._encoded(index).decoded()
+
+    def picture(self, index: int) -> Image.Image | EncodedImage:
+        return self.image(index) if self.exact else self._encoded(index)
+
+    def _encoded(self, index: int) -> EncodedImage:
+        name = self.name(index)
+        with readable(name):
+            data = self.data(index)
+        return EncodedImage(data, self.mode, name)
 
 
 class FileDataset(EncodedDataset):
@@ -152,7 +163,8 @@ class FileDataset(EncodedDataset):
         return os.path.join(self.root, os.fsdecode(path))
 
     def data(self, index: int) -> bytes:
-        return Path(self.name(index)).read_bytes()
+        with open(self.name(index), "rb") as file:
+            return file.read()
 
     def files(self) -> Iterable[str]:
         return map(self.name, range(len(self)))

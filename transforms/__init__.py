@@ -1,11 +1,13 @@
-"""Image -> augmented image (``image``), batch -> what the model takes (``batch``)."""
+"""File -> pixels (``decode``), image -> augmented image (``image``), batch -> what the model takes (``batch``)."""
 
 from transforms.batch import BatchTransform, Mixup, Normalize, gives_distributions, mixes, smooth_one_hot
+from transforms.decode import EncodedImage, readable
 from transforms.erase import RandomErasing
 from transforms.image import EvalTransform, TrainTransform
 
 __all__ = [
     "BatchTransform",
+    "EncodedImage",
     "EvalTransform",
     "Mixup",
     "Normalize",
@@ -13,5 +15,6 @@ __all__ = [
     "TrainTransform",
     "gives_distributions",
     "mixes",
+    "readable",
     "smooth_one_hot",
 ]

@@ -1,4 +1,4 @@
-"""Transforms of one image: a Pillow image in, pixels [S, S, C] uint8 out.
+"""Transforms of one image: a Pillow image or an encoded one in, pixels [S, S, C] uint8 out.
 
 Pixels stay uint8 until they are on the device: a quarter of the bytes through the loader's pipes.
 """
@@ -10,6 +10,7 @@ from PIL import Image, ImageEnhance
 from yacs.config import CfgNode
 
 from transforms.auto import build_auto_augment, interpolations
+from transforms.decode import Box, EncodedImage, resized_crop
 
 _BORDER = 4  # pixels that "simple" adds on each side
 _JITTERED = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
@@ -41,14 +42,19 @@ class TrainTransform:
         self.augment = build_auto_augment(config) if train.AUTO_AUGMENT else None
         self.color_jitter = train.COLOR_JITTER
 
-    def __call__(self, image: Image.Image, rng: np.random.Generator) -> np.ndarray:
-        image = self._crop(image, rng)
+    def __call__(self, image: Image.Image | EncodedImage, rng: np.random.Generator) -> np.ndarray:
+        pixels = self._crop(image, rng)
         if any(self.affine):
-            image = self._jitter(image, rng)
+            pixels = self._jitter(pixels, rng)
         if rng.random() < self.hflip:
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            pixels = _mirrored(pixels)
         if self.vflip and rng.random() < self.vflip:
-            image = image.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
+            pixels = pixels[::-1]
+        if self.augment is not None or self.color_jitter:
+            pixels = self._recolored(Image.fromarray(pixels), rng)
+        return _pixels(pixels)
+
+    def _recolored(self, image: Image.Image, rng: np.random.Generator) -> np.ndarray:
         if self.augment is not None:
             image = self.augment(image, rng)
         if self.color_jitter:
@@ -56,22 +62,19 @@ class TrainTransform:
             factors = rng.uniform(low, high, len(_JITTERED))
             for index in rng.permutation(len(_JITTERED)):
                 image = _JITTERED[index](image).enhance(factors[index])
-        return _pixels(image)
+        return np.asarray(image)
 
-    def _crop(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    def _crop(self, image: Image.Image | EncodedImage, rng: np.random.Generator) -> np.ndarray:
         resample = self.resampling[rng.integers(len(self.resampling)) if len(self.resampling) > 1 else 0]
         if not self.simple:
-            box = self._crop_box(image.width, image.height, rng)
-            return image.crop(box).resize((self.size, self.size), resample)
-        short = min(image.size)
-        image = image.resize([self.size * side // short for side in image.size], resample)
+            return resized_crop(image, self._crop_box(*image.size, rng), (self.size, self.size), resample)
+        pixels = _short_side(image, self.size, resample)
         border = ((_BORDER, _BORDER), (_BORDER, _BORDER), (0, 0))
-        pixels = np.asarray(image)
         pixels = np.pad(pixels, border[: pixels.ndim], "reflect")
         top, left = (int(rng.integers(side - self.size + 1)) for side in pixels.shape[:2])
-        return Image.fromarray(pixels[top : top + self.size, left : left + self.size])
+        return pixels[top : top + self.size, left : left + self.size]
 
-    def _crop_box(self, width: int, height: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
+    def _crop_box(self, width: int, height: int, rng: np.random.Generator) -> Box:
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         for _ in range(10):
             area = width * height * rng.uniform(*self.scale)
@@ -85,7 +88,7 @@ class TrainTransform:
         left, top = (width - w) // 2, (height - h) // 2
         return left, top, left + w, top + h
 
-    def _jitter(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    def _jitter(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         degrees, shift, scaling = self.affine
         angle = math.radians(rng.uniform(-degrees, degrees))
         dx, dy = rng.uniform(-shift, shift, 2) * self.size
@@ -94,7 +97,8 @@ class TrainTransform:
         cos, sin, centre = math.cos(angle) * scale, math.sin(angle) * scale, self.size / 2
         row_x = (cos, sin, centre - cos * (centre + dx) - sin * (centre + dy))
         row_y = (-sin, cos, centre + sin * (centre + dx) - cos * (centre + dy))
-        return image.transform(image.size, Image.Transform.AFFINE, row_x + row_y, Image.Resampling.BILINEAR)
+        image, rows = Image.fromarray(pixels), row_x + row_y
+        return np.asarray(image.transform(image.size, Image.Transform.AFFINE, rows, Image.Resampling.BILINEAR))
 
 
 class EvalTransform:
@@ -105,15 +109,25 @@ class EvalTransform:
         self.resize_to = math.floor(config.DATA.IMAGE_SIZE / config.DATA.CROP_PCT)
         self.resample = RESAMPLING[config.DATA.INTERPOLATION]
 
-    def __call__(self, image: Image.Image, rng: np.random.Generator | None = None) -> np.ndarray:
-        short = min(image.size)
-        if short != self.resize_to:
-            width, height = (self.resize_to * side // short for side in image.size)
-            image = image.resize((width, height), self.resample)
-        left, top = round((image.width - self.size) / 2), round((image.height - self.size) / 2)
-        return _pixels(image.crop((left, top, left + self.size, top + self.size)))
+    def __call__(self, image: Image.Image | EncodedImage, rng: np.random.Generator | None = None) -> np.ndarray:
+        pixels = _short_side(image, self.resize_to, self.resample)
+        top, left = (round((side - self.size) / 2) for side in pixels.shape[:2])
+        return _pixels(pixels[top : top + self.size, left : left + self.size])
 
 
-def _pixels(image: Image.Image) -> np.ndarray:
-    pixels = np.asarray(image)
+def _short_side(image: Image.Image | EncodedImage, to: int, resample: Image.Resampling) -> np.ndarray:
+    width, height = (to * side // min(image.size) for side in image.size)
+    return resized_crop(image, (0, 0, *image.size), (width, height), resample)
+
+
+def _mirrored(pixels: np.ndarray) -> np.ndarray:
+    if pixels.ndim == 2:
+        return pixels[:, ::-1]
+    mirrored = np.empty_like(pixels)
+    for channel in range(pixels.shape[2]):  # a fifth of the time of all at once
+        mirrored[:, :, channel] = pixels[:, ::-1, channel]
+    return mirrored
+
+
+def _pixels(pixels: np.ndarray) -> np.ndarray:
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
