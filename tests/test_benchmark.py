@@ -83,10 +83,10 @@ def test_ratios_are_taken_run_by_run_and_the_table_says_what_the_file_holds(tmp_
     assert printed[2].endswith(", their torch 2")
     assert printed[4:] == [
         "                                 median    min    max  of",
-        "ours           speed (images/s)    30.00  10.00   2000   3",
-        "theirs         speed (images/s)    20.00  20.00   1000   3",
-        "ours / theirs  speed               1.500  0.500  2.000   3",
-        "ours / theirs  efficiency          0.750  0.250  1.000   3",
+        "ours           speed (images/s)   30.00  10.00   2000   3",
+        "theirs         speed (images/s)   20.00  20.00   1000   3",
+        "ours / theirs  speed              1.500  0.500  2.000   3",
+        "ours / theirs  efficiency         0.750  0.250  1.000   3",
     ]
 
 
