@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 
 from errors import reported  # noqa: E402
 from tools.benchmarks.evaluation import evaluation  # noqa: E402
-from tools.benchmarks.loader import loader  # noqa: E402
+from tools.benchmarks.loading import loader  # noqa: E402
 from tools.benchmarks.saving import checkpoint  # noqa: E402
 from tools.benchmarks.startup import startup  # noqa: E402
 from tools.benchmarks.training import scale, train  # noqa: E402

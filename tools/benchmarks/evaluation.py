@@ -29,7 +29,7 @@ def evaluation(arguments: argparse.Namespace) -> None:
         raise InputError("-amp: on a CPU Paddle's eager evaluation has no bfloat16; leave -amp out")
     # One batch more: the time runs from beginning to beginning. Resizing synthetic images would only take time.
     fixed = {"DATA.DATASET": "synthetic", "DATA.BATCH_SIZE_EVAL": batch, "DATA.CROP_PCT": 1.0, "TUNE_CPU": True}
-    fixed |= {"DATA.SYNTHETIC_SIZE": batch * (WARM_UP + arguments.batches + 1), "AMP": arguments.amp}
+    fixed |= {"DATA.SYNTHETIC_SIZE": batch * (WARM_UP + arguments.batches + 1), "AMP": arguments.amp, "EVAL": True}
     if engine:
         fixed["EVAL_ENGINE"] = "eager"
     options = checked(arguments, fixed)

@@ -22,13 +22,13 @@ from config import get_config
 
 
 def ours(request: dict[str, Any]) -> tuple[paddle.io.Dataset, Any]:
-    """Returns the toolkit's training set and its loader's batches."""
+    """Returns the toolkit's training set and its loader."""
     config = get_config(request["cfg"], request["options"])
     dataset = datasets.get_dataset(config, "train")
     needed = request["warm_up"] + request["images"]
     if len(dataset) < needed + config.DATA.BATCH_SIZE:
         raise errors.InputError(f"the training set has {len(dataset)} images, expected {needed} and a batch")
-    return dataset, datasets.batches(datasets.get_dataloader(config, dataset, "train"))
+    return dataset, datasets.get_dataloader(config, dataset, "train")
 
 
 class PaddleVit(paddle.io.Dataset):
