@@ -1,6 +1,8 @@
 """What the training loop reports: sums over the steps since the last report, reduced and divided once."""
 
 import math
+import resource
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -13,7 +15,7 @@ from datasets import batches
 from errors import RunError
 from prepare import Training
 from supervision import COMPUTING, LOADING, beat
-from utils import all_gather, all_reduce_sum, num_gpus, peak_memory, rank, world_size
+from utils import all_gather, all_reduce_sum, num_gpus, rank, world_size
 
 
 class Window:
@@ -139,6 +141,12 @@ class Window:
         for index in (int(index) for tensor in self.skipped for index in tensor.tolist() if index >= 0):
             name = self.training.loader.dataset.dataset.name(index)
             self.training.run.local.warning(f"epoch {self.epoch}: unreadable, replaced by the next image: {name}")
+
+
+def peak_memory() -> float:
+    """The most memory that this process has held at a time, in MB, its loader workers not counted."""
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
 def _peaks() -> list[float]:

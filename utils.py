@@ -8,7 +8,6 @@ import os
 import pickle
 import platform
 import random
-import resource
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -92,12 +91,6 @@ def die_with_parent() -> None:
     if sys.platform == "linux":
         set_parent_death_signal, sigkill = 1, 9
         ctypes.CDLL(None).prctl(set_parent_death_signal, sigkill)
-
-
-def peak_memory() -> float:
-    """The most memory that this process has held at a time, in MB, its loader workers not counted."""
-    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
 # -------------------------------------------------------------- collectives

@@ -48,13 +48,13 @@ def test_the_largest_peak_of_memory_comes_with_the_sums(monkeypatch):
 
 
 def test_peak_memory_is_in_megabytes_and_never_falls():
-    before = utils.peak_memory()
+    before = reports.peak_memory()
     block = np.ones(int(before * 1e6) + 50_000_000, np.uint8)  # more than all that was held so far
-    held = utils.peak_memory()
+    held = reports.peak_memory()
     assert held >= block.nbytes / 1e6
     assert held < before + block.nbytes / 1e6 + 50
     del block
-    assert utils.peak_memory() >= held
+    assert reports.peak_memory() >= held
 
 
 @pytest.fixture

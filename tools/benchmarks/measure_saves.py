@@ -30,7 +30,8 @@ from models import build_model
 from optim import freeze
 from prepare import prepare
 from records import Run
-from utils import peak_memory, seed_everything, tune_cpu
+from reports import peak_memory
+from utils import seed_everything, tune_cpu
 
 WARM_UP, QUIET, MEANWHILE = 2, 2, 3  # steps: at the start; then before each save, and beside the writing
 
