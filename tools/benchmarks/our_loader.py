@@ -58,7 +58,8 @@ class PaddleVit(paddle.io.Dataset):
     def __getitem__(self, index: int) -> tuple[Any, int]:
         path, label = self.samples[index]
         with Image.open(path) as image:
-            return self.transform(image.convert("RGB")), label
+            # Paddle's shared memory crashes workers whose samples are tensors, one run of five here.
+            return self.transform(image.convert("RGB")).numpy(), label
 
 
 def paddlevit(request: dict[str, Any]) -> tuple[paddle.io.Dataset, paddle.io.DataLoader]:
