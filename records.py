@@ -15,7 +15,9 @@ from yacs.config import CfgNode
 
 from config import differences, with_values
 from errors import InputError, remedy
-from utils import all_gather, get_loggers, rank, written_whole
+from utils import all_gather, get_loggers, num_cores, rank, written_whole
+
+INPUT_BOUND = 0.2  # share of the training time that waits for data, from which on a run says so
 
 
 class Run:
@@ -46,6 +48,9 @@ class Run:
         self.started, self.on_error = time.time(), config.SAVE_ON_ERROR
         self.local, self.main = get_loggers(self.directory)
         self.bar = tqdm(disable=True)
+        self.workers = config.DATA.NUM_WORKERS
+        self.awaited: tuple[int, float, float] | None = None  # epoch, its seconds of waiting, its seconds
+        self.told_input_bound = False
         if rank() == 0:
             # The file serves other runs, by itself: where this one lies and what it went on from are its command's.
             with written_whole(self.directory / "config.yaml") as file:
@@ -85,9 +90,31 @@ class Run:
                 f"wait: {values['data_wait']:.0%}",
             ]
             self.info(f"epoch {values['epoch']} step {values['step']}: {', '.join(shown)}")
+            self._tell_input_bound(values)
         else:
             kind = "validation" if split == "val" else "validation of the average"
             self.info(f"epoch {values['epoch']} {kind}: {', '.join(shown)}, acc5: {values['acc5']:.2f}")
+
+    def _tell_input_bound(self, values: dict[str, Any]) -> None:
+        """Says once in a run that an epoch waits for its data; the run's first report, in which workers start and
+        compilers and caches warm up, doesn't count.
+        """
+        if self.awaited is None:
+            self.awaited = (values["epoch"], 0.0, 0.0)
+            return
+        epoch, waited, elapsed = self.awaited
+        if epoch != values["epoch"]:
+            waited = elapsed = 0.0
+        seconds = values["samples"] / values["images_per_s"]
+        self.awaited = values["epoch"], waited + values["data_wait"] * seconds, elapsed + seconds
+        share = self.awaited[1] / self.awaited[2]
+        if share > INPUT_BOUND and not self.told_input_bound:
+            self.told_input_bound = True
+            self.info(
+                f"input-bound: {share:.0%} of the time in epoch {values['epoch']} so far is spent waiting for data;"
+                f" DATA.NUM_WORKERS is {self.workers} per process on {num_cores()} cores: more of them,"
+                " or smaller images, make training faster"
+            )
 
     def _append(self, line: str) -> None:
         file = self.directory / "metrics.jsonl"

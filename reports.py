@@ -1,6 +1,8 @@
 """What the training loop reports: sums over the steps since the last report, reduced and divided once."""
 
 import math
+import resource
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -13,7 +15,7 @@ from datasets import batches
 from errors import RunError
 from prepare import Training
 from supervision import COMPUTING, LOADING, beat
-from utils import all_gather, all_reduce_sum, rank, world_size
+from utils import all_gather, all_reduce_sum, num_gpus, rank, world_size
 
 
 class Window:
@@ -98,14 +100,17 @@ class Window:
         state, elapsed = self._summed(self._now()), time.perf_counter() - self.start
         self._list_skipped()
         own = [*state["sums"], self.wait / elapsed, state["skips"], state["sums"][3] - self.carried_count]
-        reduced = all_reduce_sum(paddle.to_tensor(own, dtype="float64")).tolist()
-        loss, top1, top5, count, wait, skipped, fresh = reduced
+        reduced = all_reduce_sum(paddle.to_tensor([*own, *_peaks()], dtype="float64")).tolist()
+        loss, top1, top5, count, wait, skipped, fresh, *peaks = reduced
         if not math.isfinite(loss):
             self.raise_not_finite()
         values = {"step": self.step, "epoch": self.epoch, "samples": int(count), "lr": lr, "loss": loss / count}
         values |= {"acc1": 100 * top1 / count, "acc5": 100 * top5 / count}
         values |= self._gradients(state)
         values |= {"images_per_s": fresh / elapsed, "data_wait": wait / world_size()}
+        values |= {"peak_memory": max(peaks[: world_size()])}
+        if len(peaks) > world_size():
+            values |= {"peak_memory_gpu": max(peaks[world_size() :])}
         self.training.run.report("train", **values)
         if skipped:
             self.training.run.info(f"{skipped:.0f} unreadable images were skipped; log_<rank>.txt lists each rank's")
@@ -136,6 +141,22 @@ class Window:
         for index in (int(index) for tensor in self.skipped for index in tensor.tolist() if index >= 0):
             name = self.training.loader.dataset.dataset.name(index)
             self.training.run.local.warning(f"epoch {self.epoch}: unreadable, replaced by the next image: {name}")
+
+
+def peak_memory() -> float:
+    """The most memory that this process has held at a time, in MB, its loader workers not counted."""
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+def _peaks() -> list[float]:
+    """This rank's peak of memory in MB, and on a GPU its peak there, each among zeros for the other ranks: in the sum
+    over the ranks each has its own place, so that one collective serves sums and maxima.
+    """
+    found = [peak_memory()]
+    if num_gpus():
+        found.append(paddle.device.cuda.max_memory_allocated() / 1e6)
+    return [peak * (place == rank()) for peak in found for place in range(world_size())]
 
 
 def _added(total: np.ndarray | float, rows: list[paddle.Tensor] | np.ndarray) -> np.ndarray:

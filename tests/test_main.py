@@ -59,9 +59,11 @@ def test_the_digits_run_reaches_95_percent_and_leaves_its_record(digits):
     train = [r for r in records if r["split"] == "train"]
     assert [r["epoch"] for r in train] == list(range(1, 61))
     keys = {"split", "step", "epoch", "samples", "lr", "loss", "acc1", "acc5", "grad_norm", "images_per_s"} | {
-        "data_wait"
+        "data_wait",
+        "peak_memory",
     }
     assert all(set(r) == keys and r["samples"] == 22 * 64 and 0 <= r["data_wait"] < 1 for r in train)
+    assert all(100 < r["peak_memory"] < 4000 for r in train)  # MB of one process, Paddle's import among them
     assert train[-1]["step"] == 60 * 22
     assert (run / "log.txt").read_text().count("epoch 1 step 22") == 1
     assert (run / "log_0.txt").exists()

@@ -1,7 +1,5 @@
-"""The tools: averaging checkpoints, by value and by command line; what saves cost."""
+"""The tools: averaging checkpoints, by value and by command line."""
 
-import json
-import os
 import subprocess
 import sys
 
@@ -124,58 +122,3 @@ def test_help_comes_before_paddle(tmp_path):
         f"import sys; sys.path[:0] = [{str(ROOT)!r}]; import tools.average_checkpoints; print('paddle' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
-
-
-def benchmark(folder, *arguments):
-    command = [sys.executable, str(ROOT / "tools" / "benchmark.py"), "checkpoint", *map(str, arguments)]
-    environment = {**os.environ, "TMPDIR": str(folder)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
-    return done.returncode, done.stdout, done.stderr
-
-
-@pytest.mark.smoke
-def test_saving_is_measured_in_rounds_and_nothing_stays_behind(tmp_path):
-    flags = ("-cfg=vit_digits", "-repeats=1", "-saves=2", "-json=found.json", "-o", "TRAIN.MODEL_EMA", "True")
-    status, printed, errors = benchmark(tmp_path, *flags)
-    assert status == 0, errors
-    assert [file.name for file in tmp_path.iterdir()] == ["found.json"]
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found.pop("command")[1:] == list(flags)
-    # What depends on the time: whether the writing outlives a step.
-    counts = {kind: {what: len(of) for what, of in figures.items()} for kind, figures in found.items()}
-    counts["Saver"].pop("a step beside the writing", None)
-    assert counts == {
-        "Saver": {
-            "a step": 4, "memory": 1, "training waits, first save": 1, "training waits, later saves": 1, "written": 2,
-            "training loses": 2, "memory with saves": 1, "written, no step beside it": 1, "verified": 2, "restored": 2,
-        },
-        "paddle.save": {
-            "a step": 4, "memory": 1, "training waits, first save": 1, "training waits, later saves": 1,
-            "synced (paddle.save doesn't)": 2, "training loses": 2, "memory with saves": 1, "restored": 2,
-        },
-    }  # fmt: skip
-    # paddle.save has no thread: what training loses is what it waits.
-    foreground = found["paddle.save"]
-    waits = foreground["training waits, first save"] + foreground["training waits, later saves"]
-    assert foreground["training loses"] == waits
-    for figures in found.values():
-        assert figures["memory with saves"] >= figures["memory"]
-    for figures in found.values():
-        for what, values in figures.items():
-            digits, unit = (0, "MB") if what.startswith("memory") else (3, "s")
-            middle, low, high = (f"{of(values):.{digits}f}" for of in (np.median, min, max))
-            assert f"  {what:29} {middle:>7} {unit:2} ({low}, {high}), of {len(values)}\n" in printed
-
-
-def test_what_the_benchmark_cannot_take_is_one_line(tmp_path):
-    for flags, message in [
-        (("-saves=0",), "error: -repeats 2, -saves 0: expected at least 1 of each"),
-        (
-            ("-o", "KEEP_LAST", "3", "OUTPUT", "x"),
-            "error: -o KEEP_LAST OUTPUT: this benchmark sets it itself; leave it out",
-        ),
-        (("-o", "TRAIN.EMA", "True"), "TRAIN.EMA"),
-    ]:
-        status, _, errors = benchmark(tmp_path, "-cfg=vit_digits", *flags)
-        assert (status, message in errors, errors.count("\n")) == (2, True, 1), errors
-    assert list(tmp_path.iterdir()) == []

@@ -1,14 +1,21 @@
-"""What saves cost a training process, and what reading them takes: the part of tools/benchmark.py that runs in it."""
+"""What saves cost a training process, and what reading them takes: the part of tools/benchmark.py that runs in it.
 
+It takes the arguments of ``measure_saves`` as one word of JSON and answers in one line.
+"""
+
+import json
 import os
-import resource
+import sys
 import threading
 import time
+import zlib  # noqa: F401  (before Paddle: errors.py says why)
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 import paddle
 
@@ -18,10 +25,12 @@ from checkpoint.resume import load_checkpoint
 from config import get_config
 from datasets import SyntheticDataset
 from engine import train_one_epoch
+from errors import reported
 from models import build_model
 from optim import freeze
 from prepare import prepare
 from records import Run
+from reports import peak_memory
 from utils import seed_everything, tune_cpu
 
 WARM_UP, QUIET, MEANWHILE = 2, 2, 3  # steps: at the start; then before each save, and beside the writing
@@ -51,7 +60,7 @@ def measure_saves(kind: str, cfg: str, options: list[str], saves: int) -> Figure
     training, progress, figures = prepare(config, model, dataset, run), Progress(), defaultdict(list)
     way = way_type(training, dataset, figures)
     train_one_epoch(training, progress, Rounds(way, progress, figures))
-    figures["memory with saves"].append(_peak_memory())
+    figures["memory with saves"].append(peak_memory())
     for part, read in way.readers().items():
         for _ in range(2):
             started = time.perf_counter()
@@ -85,7 +94,7 @@ class Rounds:
                 figures["a step beside the writing"].append(took)
         if place == QUIET - 1:
             if first := "memory" not in figures:  # its buffers have to be mapped; the allocator keeps them
-                figures["memory"].append(_peak_memory())
+                figures["memory"].append(peak_memory())
             self.waited = way.save(self.progress, statistics)
             figures["training waits, first save" if first else "training waits, later saves"].append(self.waited)
         if place == QUIET + way.meanwhile - 1:
@@ -181,5 +190,10 @@ class ByPaddle:
         return {"restored": restore}
 
 
-def _peak_memory() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+def main() -> None:
+    print(json.dumps(measure_saves(**json.loads(sys.argv[1]))))
+
+
+if __name__ == "__main__":
+    with reported():
+        main()

@@ -1,0 +1,63 @@
+"""``eval``: images/s of evaluation, ours (eager, and EVAL_ENGINE inference) and timm's (eager and torch.compile).
+
+Ours is a whole ``main_single_gpu.py -eval`` on synthetic images and random weights, timed from batch to batch; timm's
+takes random uint8 images, normalises them and counts the hits. The first WARM_UP batches of each run don't count.
+"""
+
+import argparse
+import tempfile
+
+from config import get_config
+from errors import InputError
+from tools.benchmarks.measure import Benchmark, ask, checked, each, measure, positive, timm_versions
+from tools.benchmarks.training import timm_request
+
+WARM_UP = 3  # batches: of the first, torch.compile makes its code
+_RATE = "evaluation"
+
+
+def evaluation(arguments: argparse.Namespace) -> None:
+    """Measures evaluation; with ``-amp`` in bfloat16, which ours has with EVAL_ENGINE inference alone on a CPU.
+
+    Raises:
+        InputError: nothing is to be measured, timm isn't there, or keys aren't free here.
+    """
+    positive(arguments, "batch_size", "batches", "threads")
+    batch, engine = arguments.batch_size, "EVAL_ENGINE" in get_config(arguments.cfg)
+    engines = [*([] if arguments.amp else ["eager"]), *(["inference"] if engine else [])]
+    if not engines:
+        raise InputError("-amp: on a CPU Paddle's eager evaluation has no bfloat16; leave -amp out")
+    # One batch more: the time runs from beginning to beginning. Resizing synthetic images would only take time.
+    fixed = {"DATA.DATASET": "synthetic", "DATA.BATCH_SIZE_EVAL": batch, "DATA.CROP_PCT": 1.0, "TUNE_CPU": True}
+    fixed |= {"DATA.SYNTHETIC_SIZE": batch * (WARM_UP + arguments.batches + 1), "AMP": arguments.amp, "EVAL": True}
+    if engine:
+        fixed["EVAL_ENGINE"] = "eager"
+    options = checked(arguments, fixed)
+    with tempfile.TemporaryDirectory() as folder:
+        request = {"cfg": arguments.cfg, "options": options, "weights": f"{folder}/weights.safetensors"}
+        ask("our_evaluation.py", request, arguments.threads)
+        request["warm_up"] = WARM_UP
+
+        def ours(name: str) -> dict[str, list[float]]:
+            with tempfile.TemporaryDirectory(dir=folder) as output:
+                chosen = [*options, *(["EVAL_ENGINE", name] if engine else [])]
+                asked = request | {"options": chosen, "output": f"{output}/run"}
+                return {_RATE: ask("our_evaluation.py", asked, arguments.threads)}
+
+        kinds = {f"ours, {name}": lambda name=name: ours(name) for name in engines}
+        own, peers = list(kinds), {}
+        if arguments.against:
+            peers = timm_versions(arguments.timm_python)
+            peer = timm_request(arguments.cfg, options) | {"measure": "eval", "batch_size": batch}
+            peer |= {"amp": arguments.amp, "threads": arguments.threads}
+            peer |= {"warm_up": WARM_UP, "batches": arguments.batches}
+
+            def theirs(mode: str) -> dict[str, list[float]]:
+                asked = peer | {"compile": mode == "compile"}
+                return {_RATE: ask("timm_peer.py", asked, arguments.threads, arguments.timm_python)}
+
+            kinds |= {f"timm, {mode}": lambda mode=mode: theirs(mode) for mode in arguments.timm_modes}
+        title = f"{arguments.cfg}, batch {batch}, one process of {arguments.threads} threads,"
+        title += f" {'bfloat16' if arguments.amp else 'float32'}, {arguments.batches} batches a run"
+        compared = each(_RATE, own, [kind for kind in kinds if kind not in own])
+        measure(Benchmark(title, kinds, {_RATE: "images/s"}, compared, peers), arguments)

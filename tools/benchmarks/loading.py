@@ -1,0 +1,113 @@
+"""``loader``: images/s of the training data, per worker, of the toolkit, timm and PaddleViT's pipeline.
+
+Each run is a process of its own that measures the loader, whose batches are taken as fast as they come and discarded,
+and then the dataset alone, one image after the other. Each side reads the same files; a list repeats them until they
+suffice for one epoch. Besides images/s there are images per CPU second (of the loader: of its workers), which other
+work on the machine disturbs less.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from yacs.config import CfgNode
+
+from config import get_config
+from errors import InputError
+from tools.benchmarks.measure import HERE, Benchmark, ask, checked, each, measure, positive, timm_versions
+
+_SUFFIXES = (".jpg", ".jpeg", ".png")
+
+
+def loader(arguments: argparse.Namespace) -> None:
+    """Measures the training data's loading.
+
+    Raises:
+        InputError: no images, a peer that isn't there or can't do what is asked, keys that aren't free here.
+    """
+    positive(arguments, "workers", "images", "batch_size")
+    own = "DATA.DATASET" in arguments.o[::2]
+    if own and (arguments.against or arguments.data_path):
+        raise InputError("-o DATA.DATASET measures that data set alone; leave out --against and -data_path, or it")
+    if arguments.auto_augment and "paddlevit" in arguments.against:
+        raise InputError("--auto_augment: paddle.vision has none to compare with; leave out --against paddlevit")
+    with tempfile.TemporaryDirectory() as folder:
+        fixed = {"DATA.BATCH_SIZE": arguments.batch_size, "DATA.NUM_WORKERS": arguments.workers}
+        fixed |= {"TRAIN.AUTO_AUGMENT": arguments.auto_augment}
+        warm_up = max(256, 4 * arguments.workers * arguments.batch_size)  # more than the workers load ahead
+        if not own:
+            source = Path(arguments.data_path) if arguments.data_path else _photographs(Path(folder))
+            _list(source, Path(folder), warm_up + arguments.images + arguments.batch_size)
+            fixed |= {"DATA.DATASET": "imagenet2012", "DATA.DATA_PATH": folder, "MODEL.NUM_CLASSES": "auto"}
+        options = checked(arguments, fixed)
+        config = get_config(arguments.cfg, options)
+        if odd := [key for key, plain in _PLAIN.items() if arguments.against and config.TRAIN[key] != plain]:
+            raise InputError(f"--against: the peers' images have no TRAIN.{odd[0]}; set it to {_PLAIN[odd[0]]} with -o")
+        request = _crop(config) | {"measure": "loader", "cfg": arguments.cfg, "options": options}
+        request |= {"list": f"{folder}/train_list.txt", "warm_up": warm_up, "auto_augment": arguments.auto_augment}
+        request |= {key: getattr(arguments, key) for key in ("images", "batch_size", "workers", "threads")}
+
+        def side(script: str, pipeline: str, python: str = sys.executable) -> dict[str, list[float]]:
+            answer = ask(script, request | {"pipeline": pipeline}, arguments.threads, python)
+            return _figures(answer, arguments.workers)
+
+        kinds = {"ours": lambda: side("our_loader.py", "ours")}
+        if "timm" in arguments.against:
+            kinds["timm"] = lambda: side("timm_peer.py", "timm", arguments.timm_python)
+        if "paddlevit" in arguments.against:
+            kinds["paddlevit"] = lambda: side("our_loader.py", "paddlevit")
+        title = f"{config.DATA.IMAGE_SIZE} pixels, workers {arguments.workers}, batch {arguments.batch_size},"
+        images = config.DATA.DATASET if own else arguments.data_path or "make_photographs.py"
+        title += f" {arguments.images} images a run of {images}"
+        title += f", {arguments.auto_augment or 'no further augmentation'}"
+        compared = [row for what in _UNITS for row in each(what, ["ours"], list(kinds)[1:])]
+        peers = timm_versions(arguments.timm_python) if "timm" in arguments.against else {}
+        measure(Benchmark(title, kinds, _UNITS, compared, peers), arguments)
+
+
+# What the peers' pipelines haven't, or not in the same way.
+_PLAIN = {"CROP": "random_resized", "VFLIP": 0.0, "AFFINE": [0.0, 0.0, 0.0], "COLOR_JITTER": 0.0}
+_PLAIN |= {"RANDOM_ERASE_PROB": 0.0, "REPEATED_AUGMENT": 1}
+_UNITS = {
+    "dataset alone": "images/s",
+    "dataset alone, CPU": "images/CPU s",
+    "loader, per worker": "images/s",
+    "loader, workers' CPU": "images/CPU s",
+}
+
+
+def _crop(config: CfgNode) -> dict[str, Any]:
+    data, train = config.DATA, config.TRAIN
+    found = {"size": data.IMAGE_SIZE, "mean": data.IMAGENET_MEAN, "std": data.IMAGENET_STD, "hflip": train.HFLIP}
+    found |= {"scale": train.CROP_SCALE, "ratio": train.CROP_RATIO}
+    return found | {"interpolation": train.INTERPOLATION or data.INTERPOLATION}
+
+
+def _figures(answer: dict[str, tuple[float, float]], workers: int) -> dict[str, list[float]]:
+    rate, per_cpu = answer["loader"]
+    return {what: [value] for what, value in zip(_UNITS, (*answer["dataset"], rate / workers, per_cpu), strict=True)}
+
+
+def _photographs(folder: Path) -> Path:
+    script = HERE.parent / "make_photographs.py"
+    done = subprocess.run([sys.executable, str(script), f"-output={folder / 'images'}"], capture_output=True, text=True)
+    if done.returncode:
+        raise InputError(done.stderr.strip().removeprefix("error: "))
+    return folder / "images"
+
+
+def _list(source: Path, folder: Path, count: int) -> None:
+    """Writes train_list.txt: the training images of a folder data set, over and over."""
+    classes = sorted(entry for entry in (source / "train").glob("*") if entry.is_dir())
+    lines = [
+        f"{path.resolve()} {label}\n"
+        for label, name in enumerate(classes)
+        for path in sorted(name.rglob("*"))
+        if path.suffix.lower() in _SUFFIXES
+    ]
+    if not lines:
+        raise InputError(f"{source}: no images train/<class>/*{'|'.join(_SUFFIXES)}; -data_path takes such a folder")
+    (folder / "train_list.txt").write_text("".join(lines * -(-count // len(lines))), encoding="utf-8")

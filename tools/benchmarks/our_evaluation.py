@@ -1,0 +1,51 @@
+"""main_single_gpu.py's evaluation with the time of each batch noted, for tools/benchmark.py.
+
+It takes a request as one word of JSON: ``cfg``, ``options``, ``weights``. Without ``output`` it makes the weights; with
+it, it answers in one line: [images/s], from the beginning of batch ``warm_up`` to that of the last one. The run's beats
+(``supervision.beat``), by which a spawner sees progress, say when: on a CPU a batch is done when its call returns.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+
+import main_single_gpu
+import supervision
+from config import get_config
+from errors import RunError, reported
+from models import build_model
+from weights import save_weights
+
+
+class Times(list):
+    """Stands for the shared array of beats: when each batch of an evaluation began."""
+
+    def __setitem__(self, place: int, value: float) -> None:
+        if place == 2 and value == supervision.EVALUATING:
+            self.append(time.perf_counter())
+
+
+def main() -> None:
+    request = json.loads(sys.argv[1])
+    config = get_config(request["cfg"], request["options"])
+    if "output" not in request:
+        save_weights(build_model(config), Path(request["weights"]))
+        print("[]")
+        return
+    times = Times()
+    supervision.share_beats(times)
+    flags = [f"-cfg={request['cfg']}", "-eval", f"-pretrained={request['weights']}", f"-output={request['output']}"]
+    sys.argv[1:] = [*flags, "-o", *request["options"]]
+    main_single_gpu.main()
+    timed = times[request["warm_up"] :]
+    if len(timed) < 2:
+        raise RunError(f"the evaluation noted {len(times)} batches, expected {request['warm_up'] + 2} or more")
+    print(json.dumps([(len(timed) - 1) * config.DATA.BATCH_SIZE_EVAL / (timed[-1] - timed[0])]))
+
+
+if __name__ == "__main__":
+    with reported():
+        main()

@@ -1,0 +1,85 @@
+"""The loaders of tools/benchmark.py that run on Paddle, each measured in a process of its own.
+
+It takes a request as one word of JSON, of which ``pipeline`` is "ours" or "paddlevit", and answers in one line.
+"""
+
+import json
+import sys
+import time
+import zlib  # noqa: F401  (before Paddle: errors.py says why)
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+
+import paddle
+from PIL import Image
+from rates import images_per_second, workers_cpu
+
+import datasets
+import errors
+from config import get_config
+
+
+def ours(request: dict[str, Any]) -> tuple[paddle.io.Dataset, Any]:
+    """Returns the toolkit's training set and its loader."""
+    config = get_config(request["cfg"], request["options"])
+    dataset = datasets.get_dataset(config, "train")
+    needed = request["warm_up"] + request["images"]
+    if len(dataset) < needed + config.DATA.BATCH_SIZE:
+        raise errors.InputError(f"the training set has {len(dataset)} images, expected {needed} and a batch")
+    return dataset, datasets.get_dataloader(config, dataset, "train")
+
+
+class PaddleVit(paddle.io.Dataset):
+    """PaddleViT's training images, rebuilt from its description: ``paddle.vision``'s transforms of Pillow images,
+    float32 from there on.
+    """
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        super().__init__()
+        from paddle.vision import transforms
+
+        lines = Path(request["list"]).read_text(encoding="utf-8").splitlines()
+        self.samples = [(path, int(label)) for path, _, label in (line.rpartition(" ") for line in lines)]
+        crop = {"scale": request["scale"], "ratio": request["ratio"], "interpolation": request["interpolation"]}
+        self.transform = transforms.Compose(
+            [
+                transforms.RandomResizedCrop((request["size"], request["size"]), **crop),
+                transforms.RandomHorizontalFlip(request["hflip"]),
+                transforms.ToTensor(),
+                transforms.Normalize(mean=request["mean"], std=request["std"]),
+            ]
+        )
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        path, label = self.samples[index]
+        with Image.open(path) as image:
+            # Paddle's shared memory crashes workers whose samples are tensors, one run of five here.
+            return self.transform(image.convert("RGB")).numpy(), label
+
+
+def paddlevit(request: dict[str, Any]) -> tuple[paddle.io.Dataset, paddle.io.DataLoader]:
+    """Returns PaddleViT's training set and ``paddle.io``'s loader of it."""
+    dataset = PaddleVit(request)
+    how = {"batch_size": request["batch_size"], "num_workers": request["workers"]}
+    return dataset, paddle.io.DataLoader(dataset, shuffle=True, drop_last=True, **how)
+
+
+def main() -> None:
+    request = json.loads(sys.argv[1])
+    dataset, batches = {"ours": ours, "paddlevit": paddlevit}[request["pipeline"]](request)
+    amount = request["warm_up"], request["images"]
+    samples = (len(dataset[index][:1]) for index in range(len(dataset)))
+    # First the loader: workers crash that are forked from a process in which Paddle has computed. They idle soon.
+    answer = {"loader": images_per_second((batch[1].shape[0] for batch in batches), *amount, workers_cpu)}
+    answer["dataset"] = images_per_second(samples, *amount, time.process_time)
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    with errors.reported():
+        main()

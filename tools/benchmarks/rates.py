@@ -1,0 +1,48 @@
+"""How rates are taken, the same for Paddle's side and torch's: this file needs neither."""
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+
+def images_per_second(
+    counts: Iterable[int], warm_up: int, images: int, cpu: Callable[[], float]
+) -> tuple[float, float]:
+    """Takes batches as fast as they come and discards them.
+
+    Args:
+        counts: yields the number of images of each batch.
+        warm_up: images that come before the clock starts.
+        images: images to take from there on, at least.
+        cpu: returns the CPU seconds that were spent so far by what makes the batches.
+
+    Returns:
+        (images per second, images per CPU second).
+
+    Raises:
+        ValueError: the batches end before that.
+    """
+    taken, started, busy = -warm_up, None, 0.0
+    for count in counts:
+        taken += count
+        if started is None:
+            if taken >= 0:
+                taken, started, busy = 0, time.perf_counter(), cpu()
+        elif taken >= images:
+            return taken / (time.perf_counter() - started), taken / max(cpu() - busy, 1e-9)
+    raise ValueError(f"the batches end before {warm_up} images to warm up and {images} to measure")
+
+
+def workers_cpu() -> float:
+    """Returns the CPU seconds that this process's living children have used (Linux)."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # After the name, which may hold anything: state, parent, ...; 11 and 12 are the user's and system's ticks.
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        if int(fields[1]) == os.getpid():
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")

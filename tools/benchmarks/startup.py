@@ -1,0 +1,106 @@
+"""``startup``: seconds from the command to the end of the first step, and what they are made of.
+
+Each run is the program itself (our_startup.py calls its ``main``), on synthetic images, with one step. The parts lie
+between the moments at which its lines arrive here, and together make the whole; the last two are told by the run's
+first report (data_wait). Spawned processes import everything again: that is in their "processes".
+
+Besides, ``-X importtime`` tells how long importing one process's modules took, by package: once, and in a run of its
+own, for telling takes time too.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from errors import RunError
+from tools.benchmarks.measure import (
+    HERE,
+    ROOT,
+    Benchmark,
+    checked,
+    environment,
+    measure,
+    positive,
+    train_records,
+)  # fmt: skip
+from tools.benchmarks.our_startup import IMPORTS
+
+# What begins when the one before has ended, and the line that ends it.
+_PARTS = {
+    "interpreter": "^begun",
+    "imports": "^imported",
+    "data set": "^data$",
+    "processes, run's folder": " run: ",
+    "model, optimizer": r": [\d,]+ parameters",
+    "checkpoints, loaders": "epoch 1 step 1:",
+}
+_WAIT, _STEP = "waiting for the first batch", "first step"
+
+
+def startup(arguments: argparse.Namespace) -> None:
+    """Measures the start of runs on each of ``--processes``.
+
+    Raises:
+        InputError: keys aren't free here, or more processes are asked for than there are cores.
+    """
+    positive(arguments, "batch_size", "processes")
+    batch = arguments.batch_size
+    fixed = {"TRAIN.NUM_EPOCHS": 1, "TRAIN.WARMUP_EPOCHS": 0, "TRAIN.ACCUM_ITER": 1, "REPORT_FREQ": 1, "SAVE_FREQ": 0}
+    fixed |= {"DATA.DATASET": "synthetic", "DATA.BATCH_SIZE": batch}
+    fixed |= {"DATA.SYNTHETIC_SIZE": batch * max(arguments.processes)}
+    options = checked(arguments, fixed)
+    kinds = {
+        f"{n} process{'es' * (n > 1)}": lambda n=n: {what: [s] for what, s in start(arguments.cfg, n, options).items()}
+        for n in dict.fromkeys(arguments.processes)
+    }
+    title = f"{arguments.cfg}, batch {batch} per process, from the command to the end of the first step"
+    once = iter([import_times()])
+    kinds["1 process, -X importtime"] = lambda: next(once, {})
+    measure(Benchmark(title, kinds, {"": "s"}), arguments)
+
+
+def start(cfg: str, processes: int, options: list[str]) -> dict[str, float]:
+    """Returns the seconds of each part of one run's start, and their sum.
+
+    Raises:
+        RunError: the run failed, or one of its lines wasn't found.
+    """
+    name, many = ("main_single_gpu", []) if processes == 1 else ("main_multi_gpu", [f"-ngpus={processes}"])
+    with tempfile.TemporaryDirectory() as folder:
+        flags = [f"-cfg={cfg}", f"-output={folder}/run", *many, "-o", *options]
+        command = [sys.executable, str(HERE / "our_startup.py"), name, *flags]
+        moments, awaited = [time.perf_counter()], list(_PARTS.values())
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, env=environment(None), **streams) as process:
+            for line in process.stdout:
+                if awaited and re.search(awaited[0], line.rstrip()):
+                    moments.append(time.perf_counter())
+                    del awaited[0]
+            told = process.stderr.read().strip()
+        if process.returncode or awaited:
+            raise RunError(f"{name} ended with status {process.returncode}: {told or 'no line ' + awaited[0]}")
+        first = train_records(Path(folder) / "run")[0]
+    parts = {part: end - begin for part, begin, end in zip(_PARTS, moments, moments[1:], strict=False)}
+    step = first["samples"] / first["images_per_s"]
+    parts["checkpoints, loaders"] -= step
+    parts |= {_WAIT: first["data_wait"] * step, _STEP: (1 - first["data_wait"]) * step}
+    return {"all": moments[-1] - moments[0], **parts}
+
+
+def import_times(count: int = 10) -> dict[str, list[float]]:
+    """Returns the ``count`` packages whose modules took longest to import, each without those of others, and the sum of
+    all packages.
+    """
+    modules = ", ".join(["main_single_gpu", *IMPORTS["main_single_gpu"].split()])
+    command = [sys.executable, "-X", "importtime", "-c", f"import {modules}"]
+    done = subprocess.run(command, env=environment(None), cwd=ROOT, capture_output=True, text=True, check=True)
+    seconds: Counter[str] = Counter()
+    for line in done.stderr.splitlines():
+        if found := re.match(r"import time: +(\d+) \| +\d+ \| +([\w.]+)", line):
+            seconds[found[2].partition(".")[0]] += int(found[1]) / 1e6
+    return {"imports": [sum(seconds.values())]} | {name: [taken] for name, taken in seconds.most_common(count)}

@@ -1,0 +1,130 @@
+"""timm's side of tools/benchmark.py, in a process of its own: it needs torch and timm, and no Paddle.
+
+It takes a request as one word of JSON and answers in one line. ``measure`` says what: "versions", "train", "eval" or
+"loader". Everything runs on the CPU, with ``threads`` threads.
+"""
+
+import contextlib
+import importlib
+import json
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from rates import images_per_second, workers_cpu
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from timm_reference import build, timm
+
+
+def made_batches(request: dict[str, Any], count: int = 4) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yields (images [B, C, S, S] uint8, labels [B]) for ever, ``count`` random ones in turn."""
+    shape, classes = (request["batch_size"], *request["image"]), request["options"]["num_classes"]
+    made = [
+        (torch.randint(0, 256, shape, dtype=torch.uint8), torch.randint(0, classes, shape[:1])) for _ in range(count)
+    ]
+    while True:
+        yield from made
+
+
+def normalized(images: torch.Tensor, request: dict[str, Any]) -> torch.Tensor:
+    """Returns uint8 images as the model takes them."""
+    mean, std = (255 * torch.tensor(request[key]).view(1, -1, 1, 1) for key in ("mean", "std"))
+    return images.float().sub_(mean).div_(std)
+
+
+def train(request: dict[str, Any]) -> list[float]:
+    """Returns the images/s of each of ``reports`` times ``steps`` training steps; steps before them aren't timed."""
+    model = build(request["model"], request["options"]).train()
+    create_optimizer = importlib.import_module("timm.optim").create_optimizer_v2
+    optimizer = create_optimizer(model, opt="adamw", lr=1e-3, weight_decay=request["weight_decay"])
+    criterion = torch.nn.CrossEntropyLoss()
+    batches, rates = made_batches(request), []
+    for _ in range(request["reports"] + 1):
+        started = time.perf_counter()
+        for _ in range(request["steps"]):
+            images, labels = next(batches)
+            criterion(model(normalized(images, request)), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        rates.append(request["steps"] * request["batch_size"] / (time.perf_counter() - started))
+    return rates[1:]
+
+
+@torch.no_grad()
+def evaluate(request: dict[str, Any]) -> list[float]:
+    """Returns [images/s] over ``batches`` batches after ``warm_up`` ones; hits are counted."""
+    model = build(request["model"], request["options"]).eval()
+    run = torch.compile(model) if request["compile"] else model
+    source = made_batches(request)
+    hits = torch.zeros((), dtype=torch.int64)
+    with torch.autocast("cpu", torch.bfloat16) if request["amp"] else contextlib.nullcontext():
+        for index in range(request["warm_up"] + request["batches"]):
+            if index == request["warm_up"]:
+                started = time.perf_counter()
+            images, labels = next(source)
+            hits += (run(normalized(images, request)).argmax(1) == labels).sum()
+    return [request["batches"] * request["batch_size"] / (time.perf_counter() - started)]
+
+
+class ListedFiles(timm.data.readers.reader.Reader):
+    """The files of a list: on each line a path, then a label."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+        self.samples = [(path, int(label)) for path, _, label in (line.rpartition(" ") for line in lines)]
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        path, label = self.samples[index]
+        return open(path, "rb"), label
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def _filename(self, index: int, basename: bool = False, absolute: bool = False) -> str:
+        return self.samples[index][0]
+
+
+def load(request: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """Returns (images/s, images per CPU second) of the dataset alone and of the loader with its prefetcher."""
+    dataset = timm.data.ImageDataset(request["list"], reader=ListedFiles(request["list"]))
+    loader = timm.data.create_loader(
+        dataset,
+        input_size=(3, request["size"], request["size"]),
+        batch_size=request["batch_size"],
+        is_training=True,
+        scale=request["scale"],
+        ratio=request["ratio"],
+        hflip=request["hflip"],
+        color_jitter=None,
+        auto_augment=request["auto_augment"],
+        interpolation=request["interpolation"],
+        mean=request["mean"],
+        std=request["std"],
+        num_workers=request["workers"],
+        device=torch.device("cpu"),
+    )
+    amount = request["warm_up"], request["images"]
+    samples = (len(dataset[index][:1]) for index in range(len(dataset)))
+    # In the order of our_loader.py.
+    found = {"loader": images_per_second((len(labels) for _, labels in loader), *amount, workers_cpu)}
+    return found | {"dataset": images_per_second(samples, *amount, time.process_time)}
+
+
+def main() -> None:
+    request = json.loads(sys.argv[1])
+    if request["measure"] == "versions":
+        answer = {"torch": torch.__version__, "timm": timm.__version__, "python": platform.python_version()}
+    else:
+        torch.set_num_threads(request["threads"])
+        answer = {"train": train, "eval": evaluate, "loader": load}[request["measure"]](request)
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

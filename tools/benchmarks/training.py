@@ -1,0 +1,155 @@
+"""``train`` and ``scale``: whole runs of main_single_gpu.py or main_multi_gpu.py, measured by their own metrics.jsonl.
+
+``train``: images/s, tuned (TUNE_CPU) against Paddle's defaults, or against timm's training step. A report is of STEPS
+steps; the first of each run is its warm-up, and a run's figure is the median of the others. timm's step is timed alike:
+uint8 images normalised, forward, cross entropy, backward, AdamW.
+
+``scale``: seconds per epoch and images/s on several numbers of processes at the same batch per process; efficiency is
+the rate over what one process (the first number given) would make on each. The first epoch is the warm-up.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from config import get_config
+from errors import InputError
+from options import leaves
+from tools.benchmarks.measure import (
+    ROOT,
+    Benchmark,
+    Ratio,
+    ask,
+    checked,
+    each,
+    measure,
+    positive,
+    run,
+    timm_versions,
+    train_records,
+    words,
+)  # fmt: skip
+from tools.check_parity import reference
+
+STEPS = 2  # per report
+_RATE = "training"
+# What timm's step has not.
+_PLAIN = {
+    "TRAIN.AUTO_AUGMENT": None, "TRAIN.MIXUP_ALPHA": 0, "TRAIN.CUTMIX_ALPHA": 0, "TRAIN.CUTMIX_MINMAX": None,
+    "TRAIN.RANDOM_ERASE_PROB": 0, "TRAIN.SMOOTHING": 0, "TRAIN.LOSS": "auto", "TRAIN.MODEL_EMA": False,
+    "TRAIN.GRAD_CLIP": None, "TRAIN.OPTIMIZER.NAME": "AdamW", "TRAIN.DISTILLATION_TYPE": None,
+    "MODEL.DROPPATH": 0, "MODEL.DROPOUT": 0,
+}  # fmt: skip
+
+
+def train(arguments: argparse.Namespace) -> None:
+    """Measures training steps against Paddle's defaults or timm.
+
+    Raises:
+        InputError: timm isn't there, or keys aren't free here.
+    """
+    positive(arguments, "batch_size", "reports", "threads", "processes")
+    batch, processes, timm = arguments.batch_size, arguments.processes, "timm" in arguments.against
+    fixed: dict[str, Any] = {"DATA.DATASET": "synthetic", "DATA.BATCH_SIZE": batch, "REPORT_FREQ": STEPS}
+    fixed |= {"DATA.SYNTHETIC_SIZE": batch * processes * STEPS * (arguments.reports + 1), "TUNE_CPU": True}
+    fixed |= {"TRAIN.NUM_EPOCHS": 1, "TRAIN.WARMUP_EPOCHS": 0, "TRAIN.ACCUM_ITER": 1}
+    given = dict(leaves(get_config(arguments.cfg)))
+    plain = {key: value for key, value in _PLAIN.items() if timm and given[key] != value}
+    options = checked(arguments, fixed, plain)
+    threads = max(1, arguments.threads // processes)
+
+    def ours(tuned: bool = True) -> dict[str, list[float]]:
+        chosen = [*options, *words({"TUNE_CPU": tuned})]
+        with tempfile.TemporaryDirectory() as folder:
+            records = _run(arguments.cfg, processes, threads if tuned else None, chosen, Path(folder))[1:]
+        return {_RATE: [statistics.median(record["images_per_s"] for record in records)]}
+
+    title = f"{arguments.cfg}, batch {batch} per process, {_counted(processes, threads)}, float32"
+    if not timm:
+        kinds, peers = {"tuned": ours, "default": lambda: ours(tuned=False)}, {}
+        title += ", default: Paddle's own settings"
+    else:
+        peers = timm_versions(arguments.timm_python)
+        request = timm_request(arguments.cfg, options) | {"measure": "train", "steps": STEPS, "batch_size": batch}
+        request |= {"reports": arguments.reports, "threads": arguments.threads}
+        request |= {"weight_decay": get_config(arguments.cfg, options).TRAIN.WEIGHT_DECAY}
+
+        def theirs() -> dict[str, list[float]]:
+            rates = ask("timm_peer.py", request, arguments.threads, arguments.timm_python)
+            return {_RATE: [statistics.median(rates)]}
+
+        kinds = {"ours": ours, "timm": theirs}
+        title += f"; timm: eager, batch {batch}, {_counted(1, arguments.threads)}"
+    compared = each(_RATE, list(kinds)[:1], list(kinds)[1:])
+    measure(Benchmark(title, kinds, {_RATE: "images/s"}, compared, peers), arguments)
+
+
+def scale(arguments: argparse.Namespace) -> None:
+    """Measures epochs on several numbers of processes.
+
+    Raises:
+        InputError: fewer than two different numbers, or keys that aren't free here.
+    """
+    positive(arguments, "batch_size", "epochs", "threads", "processes", "steps")
+    numbers = list(dict.fromkeys(arguments.processes))
+    if len(numbers) < 2:
+        raise InputError(f"--processes {numbers[0]}: expected two numbers or more, such as 1 2")
+    given = get_config(arguments.cfg, arguments.o)
+    batch = arguments.batch_size or given.DATA.BATCH_SIZE
+    defaults = {"DATA.SYNTHETIC_SIZE": batch * max(numbers) * arguments.steps}
+    if "DATA.DATASET" not in arguments.o[::2]:
+        defaults["DATA.DATASET"] = "digits" if given.DATA.DATASET == "digits" else "synthetic"
+    fixed = {"DATA.BATCH_SIZE": batch, "TRAIN.NUM_EPOCHS": arguments.epochs + 1, "TRAIN.WARMUP_EPOCHS": 0}
+    options = checked(arguments, fixed | {"VALIDATE_FREQ": arguments.epochs + 1, "SAVE_FREQ": 0}, defaults)
+
+    def epochs(processes: int) -> dict[str, list[float]]:
+        with tempfile.TemporaryDirectory() as folder:
+            records = _run(arguments.cfg, processes, arguments.threads, options, Path(folder))
+        counts, seconds = epoch_sums(records)
+        return {
+            "an epoch": [statistics.median(seconds)],
+            _RATE: [statistics.median(n / s for n, s in zip(counts, seconds, strict=True))],
+        }
+
+    names = {f"{n} process{'es' * (n > 1)}": n for n in numbers}
+    kinds = {name: lambda n=n: epochs(n) for name, n in names.items()}
+    title = f"{arguments.cfg}, batch {batch} per process, threads per process {arguments.threads}"
+    title += f", {arguments.epochs} epochs a run after the first"
+    first = next(iter(names))
+
+    rates = [Ratio(_RATE, name, first) for name in list(names)[1:]]
+    efficiency = [Ratio(_RATE, r.of, first, names[first] / names[r.of], "efficiency") for r in rates]
+    units = {"an epoch": "s", _RATE: "images/s"}
+    measure(Benchmark(title, kinds, units, rates + efficiency), arguments)
+
+
+def epoch_sums(records: list[dict[str, Any]]) -> tuple[list[int], list[float]]:
+    """Returns (samples, seconds of training) of each epoch after the first, from training reports."""
+    epochs = sorted({record["epoch"] for record in records})[1:]
+    by_epoch = [[record for record in records if record["epoch"] == epoch] for epoch in epochs]
+    counts = [sum(record["samples"] for record in own) for own in by_epoch]
+    return counts, [sum(record["samples"] / record["images_per_s"] for record in own) for own in by_epoch]
+
+
+def timm_request(cfg: str, options: list[str]) -> dict[str, Any]:
+    """Returns what timm's side needs for the same model and images: ``model``, ``options``, ``image``, mean and std."""
+    config = get_config(cfg, options)
+    name, model_options = reference(config.MODEL.NAME)
+    channels, size = config.DATA.IMAGE_CHANNELS, config.DATA.IMAGE_SIZE
+    model_options = model_options | {"num_classes": config.MODEL.NUM_CLASSES, "in_chans": channels}
+    found = {"model": name, "options": model_options, "image": [channels, size, size]}
+    return found | {"mean": config.DATA.IMAGENET_MEAN, "std": config.DATA.IMAGENET_STD}
+
+
+def _run(cfg: str, processes: int, threads: int | None, options: list[str], folder: Path) -> list[dict[str, Any]]:
+    script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
+    flags = [f"-cfg={cfg}", f"-output={folder / 'run'}", *([] if processes == 1 else [f"-ngpus={processes}"])]
+    run([sys.executable, ROOT / script, *flags, "-o", *options], threads, CUDA_VISIBLE_DEVICES="")
+    return train_records(folder / "run")
+
+
+def _counted(processes: int, threads: int) -> str:
+    return f"{processes} process{'es' * (processes > 1)} of {threads} thread{'s' * (threads > 1)}"

@@ -1,0 +1,98 @@
+"""Makes a data set of photographs, like ImageNet's in size and detail, to measure loaders with.
+
+    python tools/make_photographs.py -output DIR [--count 512] [--seed 0]
+
+Crops of the photographs that scikit-learn bundles (china, flower) and, where it is installed
+(requirements-benchmark.txt), scikit-image: scaled to about 500 x 375, half of them mirrored, JPEG of quality 90. The
+layout is that of -dataset=folder; the classes are the photographs, and every eighth crop is for validation. The same
+sources, count, seed and Pillow make the same bytes.
+"""
+
+import argparse
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+
+from errors import InputError, reported  # noqa: E402
+
+_BUNDLED = {
+    "sklearn": ("datasets/images", ("china.jpg", "flower.jpg")),
+    "skimage": ("data", ("astronaut.png", "chelsea.png", "coffee.png", "motorcycle_left.png", "rocket.jpg")),
+}
+_WIDTH, _HEIGHT, _QUALITY = 500, 375, 90
+
+
+def photographs() -> dict[str, Image.Image]:
+    """Returns the bundled photographs by name, RGB.
+
+    Raises:
+        InputError: scikit-learn isn't installed.
+    """
+    found = {}
+    for package, (folder, names) in _BUNDLED.items():
+        spec = importlib.util.find_spec(package)  # importing it would take a second, for a few files
+        for name in names if spec else ():
+            with Image.open(Path(spec.submodule_search_locations[0]) / folder / name) as image:
+                found[Path(name).stem] = image.convert("RGB")
+    if "china" not in found:
+        raise InputError("the photographs are scikit-learn's; pip install -r requirements-base.txt")
+    return found
+
+
+def crop(image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    """Returns a crop of at least four fifths of what fits, about 500 x 375, mirrored or not."""
+    width, height = (round(side * rng.uniform(0.9, 1.1)) for side in (_WIDTH, _HEIGHT))
+    share = rng.uniform(0.8, 1) * min(image.width / width, image.height / height)
+    left, top = rng.uniform(0, image.width - share * width), rng.uniform(0, image.height - share * height)
+    box = (left, top, left + share * width, top + share * height)
+    image = image.resize((width, height), Image.Resampling.LANCZOS, box)
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else image
+
+
+def write(output: Path, count: int, seed: int) -> str:
+    """Writes ``count`` images below ``output``, which is there whole or not at all; returns what was made, in a line.
+
+    Raises:
+        InputError: ``output`` exists, ``count`` leaves a class without images, or there are no photographs.
+    """
+    sources = photographs()
+    if output.exists():
+        raise InputError(f"{output} exists; choose another -output, or remove it")
+    if count < 2 * len(sources):
+        raise InputError(f"--count {count}: expected at least {2 * len(sources)}, two of each of the photographs")
+    temporary = output.with_name(f".{output.name}.{os.getpid()}")
+    size = 0
+    try:
+        for index in range(count):
+            place, label = divmod(index, len(sources))
+            name = list(sources)[label]
+            file = temporary / ("val" if place % 8 == 0 else "train") / name / f"{place:05}.jpg"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            crop(sources[name], np.random.default_rng([seed, index])).save(file, quality=_QUALITY)
+            size += file.stat().st_size
+        temporary.rename(output)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return f"{output}: {count} images of {len(sources)} photographs, {size / count / 1000:.0f} kB each"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-output", "--output", required=True, type=Path, help="the folder to make")
+    parser.add_argument("-count", "--count", type=int, default=512, help="images")
+    parser.add_argument("-seed", "--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    print(write(arguments.output, arguments.count, arguments.seed))
+
+
+if __name__ == "__main__":
+    with reported():
+        main()
