@@ -12,6 +12,7 @@ _CHOICES = {
     "DATA.DATASET": DATASETS,
     "DATA.IMAGE_CHANNELS": (1, 3),
     "DATA.INTERPOLATION": ("bicubic", "bilinear", "nearest"),
+    "DATA.LOADER": ("paddle", "dali"),
     "DATA.SAMPLER": ("shuffle", "balanced"),
     "MODEL.GLOBAL_POOL": ("token", "avg"),
     "MODEL.ACT": (None, "gelu", "relu"),
@@ -118,6 +119,16 @@ def _check_data(config: CfgNode, require: Callable[[bool, str, str], None]) -> N
     require(0 < data.CROP_PCT <= 1, "DATA.CROP_PCT", "0 < value <= 1")
     require(0 < train.CROP_SCALE[0] <= train.CROP_SCALE[1] <= 1, "TRAIN.CROP_SCALE", "0 < low <= high <= 1")
     require(0 < train.CROP_RATIO[0] <= train.CROP_RATIO[1], "TRAIN.CROP_RATIO", "0 < low <= high")
+    if data.LOADER == "dali" and not config.EVAL:
+        for key, value, idle in (
+            ("TRAIN.CROP", train.CROP, "random_resized"),
+            ("TRAIN.AFFINE", train.AFFINE, [0.0] * 3),
+            ("TRAIN.AUTO_AUGMENT", train.AUTO_AUGMENT, None),
+            ("TRAIN.COLOR_JITTER", train.COLOR_JITTER, 0.0),
+            ("DATA.SKIP_BROKEN", data.SKIP_BROKEN, False),
+        ):
+            require(value == idle, key, f"{idle} with DATA.LOADER dali, which crops, resizes and flips")
+        require(train.INTERPOLATION != "random", "TRAIN.INTERPOLATION", "one of the others with DATA.LOADER dali")
     box = train.CUTMIX_MINMAX or [0.5, 0.5]
     require(0 <= box[0] <= box[1] <= 1, "TRAIN.CUTMIX_MINMAX", "0 <= low <= high <= 1")
 

@@ -66,13 +66,17 @@ class ImageDataset(paddle.io.Dataset):
             raise RunError(f"none of the {len(self)} training images can be read")
         if image.mode != self.mode:
             image = image.convert(self.mode)
-        rng = np.random.default_rng([self.seed, epoch, index, copy] if copy else [self.seed, epoch, index])
+        rng = self.generator(epoch, index, copy)
         sample = [self.transform(image, rng), self.labels[read]]
         if self.erasing is not None:
             sample.append(self.erasing.draw(rng))
         if self.skip_broken:
             sample.append(skipped)
         return tuple(sample)
+
+    def generator(self, epoch: int, index: int, copy: int) -> np.random.Generator:
+        """Returns what a sample's augmentation is drawn from."""
+        return np.random.default_rng([self.seed, epoch, index, copy] if copy else [self.seed, epoch, index])
 
     def image(self, index: int) -> Image.Image:
         """Returns the image, decoded; raises RunError, naming it, where that fails."""
@@ -213,10 +217,16 @@ def get_dataloader(config: CfgNode, dataset: ImageDataset, mode: str, rank: int 
     """Returns the loader of this rank's batches.
 
     Raises:
-        InputError: memory is short.
+        InputError: memory is short, DALI isn't installed or can't serve the dataset.
     """
     if mode == "train":
         sampler = TrainBatchSampler(config, dataset, rank, ranks)
+        if config.DATA.LOADER == "dali":
+            if not isinstance(dataset, EncodedDataset):
+                raise InputError(f"DATA.LOADER is 'dali', which decodes files; '{config.DATA.DATASET}' has none")
+            from loader_dali import DaliLoader  # slow to import, and an extra
+
+            return DaliLoader(config, dataset, sampler)
     else:
         sampler = EvalBatchSampler(dataset, config.DATA.BATCH_SIZE_EVAL, rank, ranks)
     return ProcessLoader(config, dataset, sampler, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)))
