@@ -27,7 +27,7 @@ from tools.benchmarks.measure import (
     measure,
     positive,
     train_records,
-)  # fmt: skip
+)
 from tools.benchmarks.our_startup import IMPORTS
 
 # What begins when the one before has ended, and the line that ends it.

@@ -31,7 +31,7 @@ from tools.benchmarks.measure import (
     timm_versions,
     train_records,
     words,
-)  # fmt: skip
+)
 from tools.check_parity import reference
 
 STEPS = 2  # per report
