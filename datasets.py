@@ -5,8 +5,7 @@ labels in a few arrays, so that handing it to a process costs little: 65 MB for 
 """
 
 import os
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +17,10 @@ import sources
 from cache import Decoded, MappedImages, cached, fingerprint
 from config import with_values
 from errors import InputError, RunError
+from loader import Loader, ProcessLoader
 from samplers import EvalBatchSampler, TrainBatchSampler
 from shards import Shards, read_shards
-from supervision import ignore_signals
 from transforms import EncodedImage, EvalTransform, RandomErasing, TrainTransform, readable
-from utils import die_with_parent
 
 # ----------------------------------------------------------------- datasets
 
@@ -277,72 +275,14 @@ def _class_name(dataset: ImageDataset, label: int) -> str:
 # ------------------------------------------------------------------ loader
 
 
-def get_dataloader(
-    config: CfgNode, dataset: ImageDataset, mode: str, rank: int = 0, ranks: int = 1
-) -> paddle.io.DataLoader:
-    """Returns the loader of this rank's batches on the device: columns of the dataset's samples, such as (pixels
-    [B, S, S, C] uint8, labels [B] int64).
+def get_dataloader(config: CfgNode, dataset: ImageDataset, mode: str, rank: int = 0, ranks: int = 1) -> Loader:
+    """Returns the loader of this rank's batches.
+
+    Raises:
+        InputError: memory is short.
     """
     if mode == "train":
         sampler = TrainBatchSampler(config, dataset, rank, ranks)
     else:
         sampler = EvalBatchSampler(dataset, config.DATA.BATCH_SIZE_EVAL, rank, ranks)
-    workers = min(config.DATA.NUM_WORKERS, len(sampler))
-    return paddle.io.DataLoader(
-        _Guarded(dataset),
-        batch_sampler=sampler,
-        num_workers=workers,
-        collate_fn=_collate,
-        persistent_workers=workers > 0,
-        # Paddle leaves its segments in /dev/shm when a run is killed, and containers give it 64 MB. A pipe carries
-        # 2,600 to 4,500 images of 224 x 224 a second, shared memory 4,000 to 10,800; a worker decodes a few hundred.
-        use_shared_memory=False,
-        worker_init_fn=_start_worker,
-    )
-
-
-def _start_worker(worker: int) -> None:
-    die_with_parent()  # Paddle's workers wait for ever on a queue whose reader was killed
-    ignore_signals()
-
-
-def batches(loader: paddle.io.DataLoader) -> Iterator[list[paddle.Tensor]]:
-    """Yields the loader's batches.
-
-    Raises:
-        RunError: a sample can't be read.
-        RuntimeError: anything else that went wrong while loading, with its traceback.
-    """
-    for batch in loader:
-        if len(batch) == 1:
-            text = batch[0].numpy().tobytes().decode()
-            raise RuntimeError(text) if text.startswith("Traceback") else RunError(text)
-        yield batch
-
-
-class _Guarded(paddle.io.Dataset):
-    """Passes errors on as samples. An error raised inside Paddle's loader ends the thread that fills its queue, with a
-    traceback, while the training loop waits for ever.
-    """
-
-    def __init__(self, dataset: ImageDataset) -> None:
-        super().__init__()
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, key: int | tuple[int, int, int]) -> tuple | Exception:
-        try:
-            return self.dataset[key]
-        except RunError as error:
-            return error
-        except Exception:
-            return RuntimeError(traceback.format_exc())
-
-
-def _collate(samples: list[tuple | Exception]) -> list[np.ndarray]:
-    errors = [sample for sample in samples if isinstance(sample, Exception)]
-    if errors:
-        return [np.frombuffer(str(errors[0]).encode(), np.uint8)]
-    return [np.stack(column) for column in zip(*samples, strict=True)]
+    return ProcessLoader(config, dataset, sampler, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)))

@@ -17,9 +17,10 @@ from yacs.config import CfgNode
 
 from checkpoint import Progress, Saver, classes_of, own_statistics
 from checkpoint.resume import resume
-from datasets import ImageDataset, batches, get_dataloader
+from datasets import ImageDataset, get_dataloader
 from errors import InputError, RunError
 from inference import inference_engine
+from loader import Loader
 from losses import CrossEntropy
 from models.layers.batch_norm import hold_frozen_statistics
 from optim import clip_gradients
@@ -83,7 +84,7 @@ def fit(config: CfgNode, network: nn.Layer, train: ImageDataset, val: ImageDatas
 
 
 def _evaluated(
-    training: Training, loader: paddle.io.DataLoader, num_samples: int, heed: Callable[[], None]
+    training: Training, loader: Loader, num_samples: int, heed: Callable[[], None]
 ) -> dict[str, dict[str, Any]]:
     """The metrics of the model and of the averaged one, by split."""
     models = training.evaluated.items()
@@ -243,7 +244,7 @@ def _average_statistics(model: nn.Layer) -> None:
 def evaluate(
     config: CfgNode,
     model: nn.Layer,
-    loader: paddle.io.DataLoader,
+    loader: Loader,
     num_samples: int,
     heed: Callable[[], None] = lambda: None,
     predict: Callable[[paddle.Tensor], paddle.Tensor] | None = None,
@@ -269,7 +270,7 @@ def evaluate(
     total = paddle.zeros([4], "float64")
     per_class = paddle.zeros([config.MODEL.NUM_CLASSES, 2], "float64")  # hits, samples
     common = num_samples // world_size() // loader.batch_sampler.batch_size  # batches that every rank has
-    for index, (pixels, labels) in enumerate(batches(loader)):
+    for index, (pixels, labels) in enumerate(loader):
         beat(EVALUATING)
         with autocast(config):
             logits = forward(normalize(pixels))

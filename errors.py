@@ -4,7 +4,6 @@ import contextlib
 import errno
 import logging
 import os
-import re
 import signal
 import sys
 import time
@@ -60,12 +59,6 @@ def remedy(error: OSError) -> str:
     return _DISK.get(error.errno, "check the disk")
 
 
-# Paddle raises it from a handler of SIGCHLD, wherever the program is.
-_LOST_WORKER = re.compile(
-    r"DataLoader process \(pid +(\d+)\) exited (?:is )?(killed by signal: \w+|unexpectedly.*?)[.,]"
-)
-
-
 @contextlib.contextmanager
 def reported(failed: Any = None) -> Iterator[None]:
     """Turns what ends this process into one line on stderr and its exit status: 1, 2, or 130 after Ctrl-C.
@@ -90,8 +83,6 @@ def reported(failed: Any = None) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _DISK:
             _end(1, f"{speaker}error: {error}; {remedy(error)}, then -resume=auto goes on", failed)
-        if worker := _LOST_WORKER.search(str(error)):
-            _end(1, f"{speaker}error: loader worker {worker[1]} was {worker[2]}; is memory short?", failed)
         if ranks > 1:
             time.sleep(3)
         _end(1, speaker + traceback.format_exc(), failed)

@@ -11,6 +11,7 @@ from yacs.config import CfgNode
 from config import get_config, with_values
 from datasets import ImageDataset, get_dataloader
 from errors import InputError
+from loader import Loader
 from losses import Teacher, TrainingLoss, build_criterion
 from models import architecture, build_model
 from optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters
@@ -34,7 +35,7 @@ class Training:
     optimizer: paddle.optimizer.Optimizer
     schedule: Callable[[int], float]
     scaler: LossScaler
-    loader: paddle.io.DataLoader
+    loader: Loader
     run: Run
 
     @property

@@ -11,7 +11,6 @@ import numpy as np
 import paddle
 
 from checkpoint import Progress
-from datasets import batches
 from errors import RunError
 from prepare import Training
 from supervision import COMPUTING, LOADING, beat
@@ -48,7 +47,7 @@ class Window:
 
     def timed(self, loader: Iterable, step: int) -> Iterator:
         """Yields the loader's batches and keeps the time spent waiting for them; the first is of ``step``."""
-        source = batches(loader)
+        source = iter(loader)
         while True:
             asked = time.perf_counter()
             beat(LOADING, step)
@@ -139,7 +138,7 @@ class Window:
     def _list_skipped(self) -> None:
         """Lists the images that DATA.SKIP_BROKEN replaced in this rank's log."""
         for index in (int(index) for tensor in self.skipped for index in tensor.tolist() if index >= 0):
-            name = self.training.loader.dataset.dataset.name(index)
+            name = self.training.loader.dataset.name(index)
             self.training.run.local.warning(f"epoch {self.epoch}: unreadable, replaced by the next image: {name}")
 
 

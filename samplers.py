@@ -1,5 +1,7 @@
 """The order in which samples are read: every rank's share of every batch."""
 
+import copy
+import itertools
 from collections.abc import Iterator, Sized
 
 import numpy as np
@@ -31,7 +33,7 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         batch_size, drop_last = config.DATA.BATCH_SIZE, config.DATA.DROP_LAST
         super().__init__(dataset, batch_size, num_replicas=ranks, rank=rank, shuffle=True, drop_last=drop_last)
         self.seed, self.rank, self.ranks = config.SEED, rank, ranks
-        self.consumed = 0
+        self.consumed, self.epochs = 0, config.TRAIN.NUM_EPOCHS
         self.shards = config.DATA.SHARD_SHUFFLE and (dataset.shards.shard, config.DATA.SHARD_SHUFFLE)
         self.balanced, self.repeats = config.DATA.SAMPLER == "balanced", config.TRAIN.REPEATED_AUGMENT
         batches = len(dataset) // (batch_size * ranks)
@@ -48,6 +50,20 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
     def set_epoch(self, epoch: int, consumed: int = 0) -> None:
         """The next iteration is of ``epoch``, after its first ``consumed`` samples of all ranks."""
         self.epoch, self.consumed = epoch, consumed
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where the next iteration begins."""
+        return self.epoch, self.consumed
+
+    def passes(self) -> Iterator["TrainBatchSampler"]:
+        """Yields a copy of this sampler for the epoch in which it stands, and for each that follows."""
+        ahead = copy.copy(self)
+        yield ahead
+        for epoch in range(ahead.epoch + 1, self.epochs + 1):
+            ahead = copy.copy(ahead)
+            ahead.set_epoch(epoch)
+            yield ahead
 
     def first(self, consumed: int | None = None) -> int:
         """Returns the number of batches that were taken, counted back from the epoch's end."""
@@ -122,6 +138,8 @@ def _occurrences(order: np.ndarray) -> np.ndarray:
 class EvalBatchSampler(paddle.io.DistributedBatchSampler):
     """Every R-th sample from this rank's on, each sample of the dataset on one rank exactly; a rank may have none."""
 
+    place = ()  # where an iteration begins: it is always the same
+
     def __init__(self, dataset: Sized, batch_size: int, rank: int, ranks: int) -> None:
         super().__init__(dataset, batch_size, num_replicas=ranks, rank=rank)
         self.indices = range(rank, len(dataset), ranks)
@@ -132,3 +150,11 @@ class EvalBatchSampler(paddle.io.DistributedBatchSampler):
     def __iter__(self) -> Iterator[list[int]]:
         for start in range(0, len(self.indices), self.batch_size):
             yield list(self.indices[start : start + self.batch_size])
+
+    def first(self) -> int:
+        """Returns the number of the first batch."""
+        return 0
+
+    def passes(self) -> Iterator["EvalBatchSampler"]:
+        """Yields the sampler for each pass, without end."""
+        return itertools.repeat(self)

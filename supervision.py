@@ -66,7 +66,6 @@ def ignore_signals() -> None:
 def end_workers() -> None:
     """Ends the loaders' workers, at a run's end: Python would send SIGTERM, which they ignore, and wait for ever."""
     catch_signals(signal.SIG_IGN)  # nothing is left to stop, and Python, as it ends, would let them kill this process
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Paddle takes a worker that goes for a failure
     for worker in multiprocessing.active_children():
         worker.kill()
 

@@ -8,6 +8,7 @@ import os
 import pickle
 import platform
 import random
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -91,6 +92,20 @@ def die_with_parent() -> None:
     if sys.platform == "linux":
         set_parent_death_signal, sigkill = 1, 9
         ctypes.CDLL(None).prctl(set_parent_death_signal, sigkill)
+
+
+def free_memory() -> int:
+    """The bytes that this machine, or its container's limit (cgroup v2), has left."""
+    free = sys.maxsize
+    with contextlib.suppress(OSError):
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = 1024 * int(fields["MemAvailable"].split()[0])
+    with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
+        group = Path("/sys/fs/cgroup")
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        files = re.search(r"^inactive_file (\d+)", (group / "memory.stat").read_text(), re.MULTILINE)
+        free = min(free, limit - used + int(files[1]))
+    return free
 
 
 # -------------------------------------------------------------- collectives

@@ -10,7 +10,7 @@ from conftest import write_images
 from test_datasets import CIFAR10, cifar_archive, configured, write_idx
 
 import cache
-from datasets import batches, get_dataloader, get_dataset, get_datasets
+from datasets import get_dataloader, get_dataset, get_datasets
 from errors import InputError, RunError
 
 
@@ -29,7 +29,7 @@ def with_cache(kind, root, *options):
 def columns(config, dataset):
     config.DATA.defrost()
     config.DATA.BATCH_SIZE = 2
-    return [c.numpy().tobytes() for batch in batches(get_dataloader(config, dataset, "train")) for c in batch]
+    return [c.numpy().tobytes() for batch in get_dataloader(config, dataset, "train") for c in batch]
 
 
 @pytest.mark.smoke

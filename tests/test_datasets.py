@@ -15,7 +15,6 @@ from sklearn.datasets import load_digits
 from config import get_config
 from datasets import (
     FileDataset,
-    batches,
     get_dataloader,
     get_dataset,
     get_datasets,
@@ -253,10 +252,10 @@ def test_errors_while_loading_reach_the_loop(workers):
     dataset = get_dataset(config, "val")
     dataset.transform = fail_with_a_bug
     with pytest.raises(RuntimeError, match=r"(?s)Traceback .*fail_with_a_bug.*ZeroDivisionError: division by zero"):
-        list(batches(get_dataloader(config, dataset, "val")))
+        list(get_dataloader(config, dataset, "val"))
     dataset.transform = fail_as_expected
     with pytest.raises(RunError, match=r"^no such file$"):
-        list(batches(get_dataloader(config, dataset, "val")))
+        list(get_dataloader(config, dataset, "val"))
 
 
 def fail_with_a_bug(image, rng):
