@@ -33,6 +33,7 @@ _C.DATA.INTERPOLATION = "bicubic"  # of every resize: bicubic, bilinear or neare
 _C.DATA.FAST_EVAL = False  # evaluation: decode JPEG as fast as training does; False: Pillow's pixels, to the bit
 _C.DATA.NUM_WORKERS = 2  # loader processes per device; 0: load in the training process
 _C.DATA.PREFETCH = 2  # batches that each of them loads ahead
+_C.DATA.LOADER = "paddle"  # training: "dali": NVIDIA DALI decodes, on the GPU where there is one
 _C.DATA.IMAGENET_MEAN = [0.5, 0.5, 0.5]  # per channel, of pixels in 0..1 (one value serves all channels)
 _C.DATA.IMAGENET_STD = [0.5, 0.5, 0.5]
 _C.DATA.DROP_LAST = True  # training: drop the tail that fills no global batch; False: pad it to a multiple of devices

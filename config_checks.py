@@ -12,6 +12,7 @@ _CHOICES = {
     "DATA.DATASET": DATASETS,
     "DATA.IMAGE_CHANNELS": (1, 3),
     "DATA.INTERPOLATION": ("bicubic", "bilinear", "nearest"),
+    "DATA.LOADER": ("paddle", "dali"),
     "DATA.SAMPLER": ("shuffle", "balanced"),
     "MODEL.GLOBAL_POOL": ("token", "avg"),
     "MODEL.ACT": (None, "gelu", "relu"),
@@ -128,6 +129,16 @@ def _check_data(config: CfgNode, require: Callable[[bool, str, str], None]) -> N
     require(data.SHARD_SHUFFLE is None or in_turn, "DATA.SHARD_SHUFFLE", expected)
     cached = data.CACHE is None or not (data.SKIP_BROKEN or data.DATASET == "synthetic")
     require(cached, "DATA.CACHE", "None with SKIP_BROKEN (a cache holds every image) and with DATASET synthetic")
+    if data.LOADER == "dali" and not config.EVAL:
+        for key, value, idle in (
+            ("TRAIN.CROP", train.CROP, "random_resized"),
+            ("TRAIN.AFFINE", train.AFFINE, [0.0] * 3),
+            ("TRAIN.AUTO_AUGMENT", train.AUTO_AUGMENT, None),
+            ("TRAIN.COLOR_JITTER", train.COLOR_JITTER, 0.0),
+            ("DATA.SKIP_BROKEN", data.SKIP_BROKEN, False),
+        ):
+            require(value == idle, key, f"{idle} with DATA.LOADER dali, which crops, resizes and flips")
+        require(train.INTERPOLATION != "random", "TRAIN.INTERPOLATION", "one of the others with DATA.LOADER dali")
     box = train.CUTMIX_MINMAX or [0.5, 0.5]
     require(0 <= box[0] <= box[1] <= 1, "TRAIN.CUTMIX_MINMAX", "0 <= low <= high <= 1")
 

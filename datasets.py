@@ -56,7 +56,7 @@ class ImageDataset(paddle.io.Dataset):
         skipped = -1
         for read in range(index, index + len(self)):
             read %= len(self)
-            rng = np.random.default_rng([self.seed, epoch, index, copy] if copy else [self.seed, epoch, index])
+            rng = self.generator(epoch, index, copy)
             try:
                 image = self.picture(read)
                 if image.mode != self.mode:
@@ -75,6 +75,10 @@ class ImageDataset(paddle.io.Dataset):
         if self.skip_broken:
             sample.append(skipped)
         return tuple(sample)
+
+    def generator(self, epoch: int, index: int, copy: int) -> np.random.Generator:
+        """Returns what a sample's augmentation is drawn from."""
+        return np.random.default_rng([self.seed, epoch, index, copy] if copy else [self.seed, epoch, index])
 
     def image(self, index: int) -> Image.Image:
         """Returns the image, decoded by Pillow; raises RunError, naming it, where that fails."""
@@ -279,10 +283,17 @@ def get_dataloader(config: CfgNode, dataset: ImageDataset, mode: str, rank: int 
     """Returns the loader of this rank's batches.
 
     Raises:
-        InputError: memory is short.
+        InputError: memory is short, DALI isn't installed or can't serve the dataset.
     """
     if mode == "train":
         sampler = TrainBatchSampler(config, dataset, rank, ranks)
+        if config.DATA.LOADER == "dali":
+            if not isinstance(dataset, EncodedDataset):
+                kind = "DATA.CACHE" if config.DATA.CACHE else config.DATA.DATASET
+                raise InputError(f"DATA.LOADER is 'dali', which decodes files; {kind} gives images; set it to paddle")
+            from loader_dali import DaliLoader  # slow to import, and an extra
+
+            return DaliLoader(config, dataset, sampler)
     else:
         sampler = EvalBatchSampler(dataset, config.DATA.BATCH_SIZE_EVAL, rank, ranks)
     return ProcessLoader(config, dataset, sampler, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)))

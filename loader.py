@@ -122,12 +122,13 @@ class _Workers:
         self.slots = np.frombuffer(mmap.mmap(-1, int(np.prod(shape))), np.uint8).reshape(shape)
         self.processes, self.connections = [], []
         context = multiprocessing.get_context("fork")  # a spawned process would import Paddle anew
-        for _ in range(count):
-            ours, theirs = context.Pipe()
-            self.processes.append(context.Process(target=_work, args=(dataset, self.slots, theirs), daemon=True))
-            self.processes[-1].start()
-            theirs.close()  # now only the worker holds it, and its end is told by ``ours``
-            self.connections.append(ours)
+        with threadpool_limits(1):  # the workers inherit it; set there, it would start OpenBLAS's threads
+            for _ in range(count):
+                ours, theirs = context.Pipe()
+                self.processes.append(context.Process(target=_work, args=(dataset, self.slots, theirs), daemon=True))
+                self.processes[-1].start()
+                theirs.close()  # now only the worker holds it, and its end is told by ``ours``
+                self.connections.append(ours)
         self.kill = weakref.finalize(self, _kill, self.processes)  # and at exit, where Python would wait for them
 
     def batches(self, keys: Iterator[list]) -> Iterator[list[np.ndarray]]:
@@ -168,8 +169,7 @@ def _work(dataset: paddle.io.Dataset, slots: np.ndarray, connection: Connection)
     """What a worker does, as long as its rank lives."""
     die_with_parent()
     ignore_signals()
-    threadpool_limits(1)  # the workers are as many as cores are to be used
-    if "cv2" in sys.modules:  # its threads are its own
+    if "cv2" in sys.modules:  # its threads aren't threadpoolctl's
         sys.modules["cv2"].setNumThreads(1)
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):  # the rank has gone, or goes
         while True:

@@ -88,6 +88,11 @@ class TrainTransform:
         left, top = (width - w) // 2, (height - h) // 2
         return left, top, left + w, top + h
 
+    def draw(self, width: int, height: int, rng: np.random.Generator) -> tuple[Box, bool, bool]:
+        """Draws (the crop's box, whether it is flipped horizontally, vertically), as a call does that does no more."""
+        box = self._crop_box(width, height, rng)
+        return box, rng.random() < self.hflip, self.vflip > 0 and rng.random() < self.vflip
+
     def _jitter(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         degrees, shift, scaling = self.affine
         angle = math.radians(rng.uniform(-degrees, degrees))

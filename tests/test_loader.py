@@ -1,0 +1,212 @@
+"""The loader's order, its workers and its memory, whatever happens to them."""
+
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+from programs import ROOT, assert_none_left
+
+import loader as loading
+from config import get_config
+from errors import InputError, RunError
+from loader import ProcessLoader, on_device
+from samplers import EvalBatchSampler, TrainBatchSampler
+from utils import free_memory
+
+
+class Numbers(paddle.io.Dataset):
+    """Sample i is 2 x 2 pixels of value i, i itself, its epoch and the process that loaded it."""
+
+    labels = np.arange(20)
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, key):
+        epoch, index, _ = key if isinstance(key, tuple) else (0, key, 0)
+        if index % 3 == 0:
+            time.sleep(0.003)
+        return np.full((2, 2, 3), index, np.uint8), np.int64(index), np.int64(epoch), np.int64(os.getpid())
+
+
+class Multiplying(Numbers):
+    """Its samples need a product of matrices that BLAS would share out to threads."""
+
+    def __getitem__(self, key):
+        np.dot(*np.ones((2, 1000, 1000)))
+        return super().__getitem__(key)
+
+
+def configured(workers, prefetch=2, batch_size=4, epochs=9):
+    sizes = {"DATA.NUM_WORKERS": workers, "DATA.PREFETCH": prefetch, "DATA.BATCH_SIZE": batch_size}
+    sizes |= {"DATA.IMAGE_SIZE": 2, "TRAIN.NUM_EPOCHS": epochs, "TRAIN.WARMUP_EPOCHS": 0}
+    return get_config(None, [str(word) for pair in sizes.items() for word in pair])
+
+
+def training(workers, prefetch=2, epochs=9, dataset=None):
+    config, dataset = configured(workers, prefetch, epochs=epochs), dataset or Numbers()
+    return ProcessLoader(config, dataset, TrainBatchSampler(config, dataset, 0, 1))
+
+
+def read(loader, epoch, consumed=0):
+    """One pass; its batches are looked at when all have been taken."""
+    loader.batch_sampler.set_epoch(epoch, consumed)
+    expected = [[index for _, index, _ in keys] for keys in loader.batch_sampler]
+    batches = list(loader)
+    assert [batch[1].tolist() for batch in batches] == expected
+    for pixels, indices, epochs, _ in batches:
+        assert pixels.dtype == paddle.uint8
+        assert (pixels.numpy() == indices.numpy()[:, None, None, None]).all()
+        assert set(epochs.tolist()) == {epoch}
+    return {process for batch in batches for process in batch[3].tolist()}
+
+
+# ---------------------------------------------------------------------- order
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(("workers", "prefetch"), [(0, 2), (1, 1), (2, 1), (2, 2), (3, 2)])
+def test_passes_follow_each_other_and_their_workers_stay(workers, prefetch):
+    loader = training(workers, prefetch)
+    assert len(loader) == 5
+    first = read(loader, 1)
+    assert first == ({process.pid for process in loader._workers.processes} if workers else {os.getpid()})
+    assert read(loader, 2) == read(loader, 3) == first
+    assert bool(read(loader, 5) & first) == (not workers)  # not the pass that was loaded ahead
+    assert read(loader, 6, consumed=8) == read(loader, 7)
+
+
+def test_a_pass_that_is_given_up_leaves_nothing_for_the_next():
+    loader = training(2)
+    loader.batch_sampler.set_epoch(1)
+    next(iter(loader))
+    read(loader, 1)
+    read(loader, 2)
+
+
+def test_nothing_is_loaded_beyond_the_last_epoch():
+    loader = training(1, epochs=2)
+    read(loader, 1)
+    read(loader, 2)
+    assert next(loader._batches, None) is None
+
+
+def test_evaluations_repeat_themselves_and_one_alone_loads_once():
+    for once, then in ((False, 0), (True, None)):
+        config = get_config("vit_digits", ["EVAL", str(once), "DATA.NUM_WORKERS", "1", "DATA.IMAGE_SIZE", "2"])
+        config.defrost()
+        config.DATA.IMAGE_CHANNELS = 3
+        loader = ProcessLoader(config, Numbers(), EvalBatchSampler(Numbers(), 3, 1, 2))
+        for _ in range(1 if once else 3):
+            assert [index for batch in loader for index in batch[1].tolist()] == list(range(1, 20, 2))
+        following = next(loader._batches, None)
+        assert (following and then) == then
+        assert (following is None) == once
+
+
+# -------------------------------------------------------------------- workers
+
+
+def test_a_worker_has_one_thread():
+    loader = training(2, dataset=Multiplying())
+    loader.batch_sampler.set_epoch(1)
+    for process in {process for batch in loader for process in batch[3].tolist()}:
+        assert re.search(r"Threads:\s+(\d+)", Path(f"/proc/{process}/status").read_text())[1] == "1"
+
+
+@pytest.mark.smoke
+def test_a_worker_that_is_killed_is_named():
+    loader = training(2)
+    loader.batch_sampler.set_epoch(1)
+    batches = iter(loader)
+    next(batches)
+    os.kill(loader._workers.processes[1].pid, signal.SIGKILL)
+    with pytest.raises(RunError, match=rf"worker {loader._workers.processes[1].pid} was killed by SIGKILL; is memory"):
+        list(batches)
+
+
+def test_a_loader_that_is_dropped_ends_its_workers():
+    loader = training(2)
+    workers = read(loader, 1)
+    del loader
+    assert_none_left(workers)
+
+
+PROGRAM = """
+import sys
+sys.path[:0] = ["{root}", "{root}/tests"]
+import errors
+from test_loader import training
+loader = training(2)
+loader.batch_sampler.set_epoch(1)
+next(iter(loader))
+print(*[process.pid for process in loader._workers.processes], flush=True)
+{last}
+"""
+
+
+@pytest.mark.parametrize("last", ["sys.stdin.read()", ""])
+def test_a_process_leaves_no_worker_and_no_file(last):
+    """Killed, or at its end; the memory is in no file, such as those of /dev/shm, that could be left."""
+    command = [sys.executable, "-c", PROGRAM.format(root=ROOT, last=last)]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, **streams)
+    workers = [int(number) for number in process.stdout.readline().split()]
+    assert len(workers) == 2
+    if last:
+        assert "/dev/shm" not in Path(f"/proc/{workers[0]}/maps").read_text()
+        process.kill()
+    assert process.communicate(timeout=30)[1] == ""
+    assert process.returncode == (-signal.SIGKILL if last else 0)
+    assert_none_left(workers)
+
+
+# --------------------------------------------------------------- memory, device
+
+
+def test_memory_that_is_short_is_an_error_before_anything_starts(monkeypatch):
+    monkeypatch.setattr(loading, "free_memory", lambda: 10_000)
+    config = configured(8, prefetch=2, batch_size=20)
+    sampler = TrainBatchSampler(config, Numbers(), 0, 1)
+    ProcessLoader(config, Numbers(), sampler, 4)  # one batch: one worker; 3 slots x 20 x 12 bytes x 4
+    monkeypatch.setattr(loading, "free_memory", lambda: 2879)
+    with pytest.raises(
+        InputError, match=r"^3 batches of 20 images for each of 4 processes take 0\.0 GB .* lower DATA\."
+    ):
+        ProcessLoader(config, Numbers(), sampler, 4)
+
+
+def test_free_memory_is_what_the_machine_or_its_container_has():
+    total = int(re.search(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())[1]) * 1024
+    assert 1e8 < free_memory() < total
+
+
+def arrays(count, error=None):
+    slot = np.empty((2, 2), np.uint8)  # used again and again, as a worker's is
+    for number in range(count):
+        slot[:] = number
+        yield [slot, np.array([number, -number])]
+    if error:
+        raise error
+
+
+def test_the_way_to_a_gpu_gives_the_same_batches_and_errors():
+    """By the thread of Paddle's loader, here to the CPU."""
+    direct, threaded = (list(on_device(arrays(9), threaded)) for threaded in (False, True))
+    for number, batch, other in zip(itertools.count(), direct, threaded, strict=False):
+        for column, theirs in zip(batch, other, strict=True):
+            assert column.dtype == theirs.dtype
+            assert column.tolist() == theirs.tolist()
+        assert batch[0].tolist() == [[number] * 2] * 2
+    assert len(direct) == len(threaded) == 9
+    taken = []
+    with pytest.raises(RunError, match="no such file"):
+        taken.extend(on_device(arrays(3, RunError("no such file")), True))

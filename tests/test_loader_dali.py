@@ -1,0 +1,105 @@
+"""NVIDIA DALI as the loader: which samples it gives, how near its pixels are, and what it can't do."""
+
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from config import get_config
+from datasets import get_dataloader, get_dataset
+from errors import InputError, RunError
+
+SIDES = [(80, 60), (61, 97), (48, 48), (120, 75)]
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """A folder of 11 smooth images, one of them a grey one, one a PNG."""
+    root = tmp_path_factory.mktemp("photographs")
+    rng = np.random.default_rng(0)
+    for number in range(11):
+        coarse = Image.fromarray(rng.integers(0, 256, (6, 6, 3), np.uint8))
+        image = coarse.resize(SIDES[number % 4], Image.Resampling.BICUBIC).convert("L" if number == 3 else "RGB")
+        place = root / "train" / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        image.save(place / f"{number:02}{'.png' if number == 4 else '.jpg'}")
+    return root
+
+
+def configured(root, kind, *options):
+    words = ["DATA.DATASET", "folder", "DATA.DATA_PATH", str(root), "DATA.LOADER", kind, "MODEL.NUM_CLASSES", "auto"]
+    words += ["DATA.IMAGE_SIZE", "32", "DATA.BATCH_SIZE", "3", "DATA.NUM_WORKERS", "1", "DATA.DROP_LAST", "False"]
+    return get_config(None, [*words, "TRAIN.NUM_EPOCHS", "4", "TRAIN.WARMUP_EPOCHS", "0", *options])
+
+
+def taken(config, epochs, ranks=2):
+    """The columns of all ranks' batches of each epoch; looked at when all have been taken."""
+    dataset = get_dataset(config, "train")
+    loaders = [get_dataloader(config, dataset, "train", rank, ranks) for rank in range(ranks)]
+    found = []
+    for epoch in epochs:
+        for loader in loaders:
+            loader.batch_sampler.set_epoch(epoch)
+        found.append([batch for loader in loaders for batch in loader])
+    return [[np.concatenate([t.numpy() for t in column]) for column in zip(*batches, strict=True)] for batches in found]
+
+
+@pytest.mark.parametrize("options", [[], ["DATA.INTERPOLATION", "bilinear", "DATA.IMAGE_CHANNELS", "1"]])
+def test_its_samples_are_those_of_the_other_loader(photographs, options):
+    pytest.importorskip("nvidia.dali")
+    if options:
+        options = [*options, "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5"]
+    options = [*options, "TRAIN.VFLIP", "0.5", "TRAIN.RANDOM_ERASE_PROB", "0.5"]
+    ours, theirs = (taken(configured(photographs, kind, *options), (1, 2, 4)) for kind in ("paddle", "dali"))
+    for own, other in zip(ours, theirs, strict=True):
+        (pixels, labels, erased), (dali_pixels, dali_labels, dali_erased) = own, other
+        assert len(labels) == 12  # 11, and one to fill the ranks' last batches
+        assert pixels.shape == dali_pixels.shape
+        assert dali_pixels.dtype == np.uint8
+        assert (labels == dali_labels).all()
+        assert (erased == dali_erased).all()
+        apart = np.abs(pixels.astype(int) - dali_pixels).mean((1, 2, 3))
+        assert apart.max() < 1.5
+
+
+def test_it_names_a_broken_file(photographs, tmp_path):
+    pytest.importorskip("nvidia.dali")
+    place = tmp_path / "train" / "a"
+    place.mkdir(parents=True)
+    data = next(photographs.glob("train/a/*.jpg")).read_bytes()
+    for number in range(4):
+        (place / f"{number}.jpg").write_bytes(data)
+    for broken in (data[: -len(data) // 3], b"", b"no image"):  # found by DALI's decoder, or before it
+        (place / "2.jpg").write_bytes(broken)
+        with pytest.raises(RunError, match=r"train/a/2.jpg: not readable as an image"):
+            taken(configured(tmp_path, "dali", "DATA.BATCH_SIZE", "2"), [1], ranks=1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("TRAIN.CROP", "simple"),
+        ("TRAIN.AFFINE", "[10.0,0.1,0.1]"),
+        ("TRAIN.AUTO_AUGMENT", "3a"),
+        ("TRAIN.COLOR_JITTER", "0.4"),
+        ("TRAIN.INTERPOLATION", "random"),
+        ("DATA.SKIP_BROKEN", "True"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_by_name(key, value):
+    with pytest.raises(InputError, match=rf"^{key} is .*, expected .* with DATA\.LOADER dali"):
+        configured("", "dali", key, value)
+    configured("", "dali", key, value, "EVAL", "True")  # which it has no part in
+    configured("", "paddle", key, value)
+
+
+def test_images_in_memory_and_a_missing_package_are_named(photographs, monkeypatch):
+    config = configured("", "dali", "DATA.DATASET", "digits")
+    with pytest.raises(InputError, match=r"DATA\.LOADER is 'dali', which decodes files; digits gives images"):
+        get_dataloader(config, get_dataset(config, "train"), "train")
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    monkeypatch.delitem(sys.modules, "loader_dali", raising=False)
+    config = configured(photographs, "dali")
+    with pytest.raises(InputError, match=r"^DATA\.LOADER dali: .*nvidia.*; pip install -r requirements-dali\.txt$"):
+        get_dataloader(config, get_dataset(config, "train"), "train")
