@@ -289,7 +289,8 @@ def get_dataloader(config: CfgNode, dataset: ImageDataset, mode: str, rank: int 
         sampler = TrainBatchSampler(config, dataset, rank, ranks)
         if config.DATA.LOADER == "dali":
             if not isinstance(dataset, EncodedDataset):
-                raise InputError(f"DATA.LOADER is 'dali', which decodes files; '{config.DATA.DATASET}' has none")
+                kind = "DATA.CACHE" if config.DATA.CACHE else config.DATA.DATASET
+                raise InputError(f"DATA.LOADER is 'dali', which decodes files; {kind} gives images; set it to paddle")
             from loader_dali import DaliLoader  # slow to import, and an extra
 
             return DaliLoader(config, dataset, sampler)

@@ -96,7 +96,7 @@ def test_what_it_cannot_do_is_refused_by_name(key, value):
 
 def test_images_in_memory_and_a_missing_package_are_named(photographs, monkeypatch):
     config = configured("", "dali", "DATA.DATASET", "digits")
-    with pytest.raises(InputError, match=r"DATA\.LOADER is 'dali', which decodes files; 'digits' has none"):
+    with pytest.raises(InputError, match=r"DATA\.LOADER is 'dali', which decodes files; digits gives images"):
         get_dataloader(config, get_dataset(config, "train"), "train")
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     monkeypatch.delitem(sys.modules, "loader_dali", raising=False)
