@@ -129,7 +129,7 @@ def _mirrored(pixels: np.ndarray) -> np.ndarray:
     if pixels.ndim == 2:
         return pixels[:, ::-1]
     mirrored = np.empty_like(pixels)
-    for channel in range(pixels.shape[2]):  # a fifth of the time of all at once
+    for channel in range(pixels.shape[2]):  # a third of the time of all at once, or less
         mirrored[:, :, channel] = pixels[:, ::-1, channel]
     return mirrored
 
