@@ -2,8 +2,6 @@
 //
 // Products are oneDNN's, which Paddle ships: its own go to an MKL of 2019, which takes a slow path on CPUs that aren't
 // Intel's. Memory-bound work is fused into as few passes as its neighbours allow.
-#include <omp.h>
-
 #include <vector>
 
 #include "kernels.h"
@@ -60,20 +58,18 @@ Tensor weight_grad(const Tensor& x, const Tensor& grad) {
   return dw;
 }
 
-// Calls f(row, sums) for every row; each thread has sums of its own, `width` zeros at first, added up in the end.
+// Calls f(row, sums) for every row; returns what was added up in the `width` sums. Each block of rows has its own, added
+// up in order: the result doesn't depend on the number of threads.
 template <typename F>
 std::vector<float> summed(int64_t rows, int64_t width, F f) {
-  std::vector<std::vector<float>> sums(omp_get_max_threads());
-#pragma omp parallel
-  {
-    auto& own = sums[omp_get_thread_num()];
-    own.assign(width, 0.0f);
-#pragma omp for schedule(static)
-    for (int64_t row = 0; row < rows; ++row) f(row, own.data());
-  }
-  for (size_t i = 1; i < sums.size(); ++i)
-    if (!sums[i].empty()) add_bias(width, sums[i].data(), sums[0].data());
-  return sums[0];
+  const int64_t blocks = 32;
+  std::vector<float> sums(blocks * width, 0.0f);
+#pragma omp parallel for schedule(static)
+  for (int64_t block = 0; block < blocks; ++block)
+    for (int64_t row = rows * block / blocks; row < rows * (block + 1) / blocks; ++row)
+      f(row, sums.data() + block * width);
+  for (int64_t block = 1; block < blocks; ++block) add_bias(width, sums.data() + block * width, sums.data());
+  return sums;
 }
 
 Tensor filled(const float* values, int64_t n) {

@@ -174,6 +174,7 @@ def launch(folder, name, *arguments):
     command = [sys.executable, "-m", "paddle.distributed.launch", *launcher, str(ROOT / "main_multi_gpu.py")]
     # The launcher takes an empty CUDA_VISIBLE_DEVICES for one device.
     env = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
+    env["OMP_NUM_THREADS"] = "1"  # two nodes on one machine would each take all of its cores, and sum in other orders
     with open(log, "w") as out:
         return subprocess.Popen([*command, f"-output={name}", *flags], cwd=folder, env=env, stdout=out, stderr=out), log
 

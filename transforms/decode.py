@@ -142,7 +142,7 @@ def _shortened(data: bytes, rows: int) -> bytes:
 def _resized(pixels: np.ndarray, box: CropBox, size: tuple[int, int], resample: Image.Resampling) -> np.ndarray:
     height, width, channels = pixels.shape
     kind = PixelType.U8x3 if channels == 3 else PixelType.U8
-    source, result = ImageData(width, height, kind, pixels.tobytes()), ImageData(*size, kind)
+    source, result = ImageData(width, height, kind, np.ascontiguousarray(pixels).tobytes()), ImageData(*size, kind)
     Resizer().resize(source, result, ResizeOptions(_ALGORITHMS[resample], use_alpha=False, crop_box=box))
     pixels = np.frombuffer(result.get_buffer(), np.uint8)
     return pixels.reshape(size[1], size[0], 3) if channels == 3 else pixels.reshape(size[1], size[0])
