@@ -21,8 +21,9 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler
 def _compiled():
     build()
     assert ops.load()
-    yield
     ops.enable(True)
+    yield
+    ops.enable(False)  # for the tests that follow
 
 
 def normal(*shape, scale=1.0):
