@@ -128,6 +128,8 @@ def _check_data(config: CfgNode, require: Callable[[bool, str, str], None]) -> N
     in_turn = data.DATASET == "shards" and data.SAMPLER == "shuffle" and data.CACHE is None
     expected = "None, or with it DATASET shards, SAMPLER shuffle and no CACHE"
     require(data.SHARD_SHUFFLE is None or in_turn, "DATA.SHARD_SHUFFLE", expected)
+    encoded = data.DATASET in ("folder", "imagenet2012", "shards") and data.CACHE is None
+    require(encoded or not data.FAST_EVAL, "DATA.FAST_EVAL", "False: the dataset has no files to decode, or is cached")
     cached = data.CACHE is None or not (data.SKIP_BROKEN or data.DATASET == "synthetic")
     require(cached, "DATA.CACHE", "None with SKIP_BROKEN (a cache holds every image) and with DATASET synthetic")
     if data.LOADER == "dali" and not config.EVAL:

@@ -22,8 +22,9 @@ from weights import load_weights
 AUTO = "auto"
 # What may change without being named: where things lie, how the work is shared out, what a resume replaces.
 _FREE = (
-    "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL", "DATA.NUM_WORKERS", "DATA.DATA_PATH", "DATA.CACHE", "MODEL.RESUME",
-    "MODEL.PRETRAINED", "MODEL.PRETRAINED_ALLOW", "MODEL.RECOMPUTE", "TRAIN.ACCUM_ITER", "TRAIN.LAST_EPOCH",
+    "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL", "DATA.NUM_WORKERS", "DATA.PREFETCH", "DATA.DATA_PATH", "DATA.CACHE",
+    "MODEL.RESUME", "MODEL.PRETRAINED", "MODEL.PRETRAINED_ALLOW", "MODEL.RECOMPUTE", "TRAIN.ACCUM_ITER",
+    "TRAIN.LAST_EPOCH",
 )  # fmt: skip
 _COMPARED = ("DATA.", "MODEL.", "TRAIN.", "SEED", "AMP")
 

@@ -29,25 +29,15 @@ Tensor sized(const std::vector<int64_t>& shape) {
 // Paddle's own operators check shapes; beyond them lies other memory.
 void expect(bool fits, const char* what) { PD_CHECK(fits, "compiled operators: shapes don't fit in ", what); }
 
-// x [.., k] w [k, n] -> [.., n]
-Tensor times(const Tensor& x, const Tensor& w) {
+// x [.., k] times w [k, n], or 't': times the transpose of w [n, k]: [.., n]. The gradient of x is the latter.
+Tensor times(const Tensor& x, const Tensor& w, char form = 'n') {
   auto shape = x.shape();
-  expect(w.shape().size() == 2 && shape.back() == w.shape()[0], "a product");
-  int64_t k = w.shape()[0], n = w.shape()[1];
+  expect(w.shape().size() == 2 && shape.back() == w.shape()[form == 't'], "a product");
+  int64_t k = shape.back(), n = w.shape()[form != 't'];
   shape.back() = n;
   Tensor y = sized(shape);
-  product('n', 'n', x.numel() / k, n, k, 1, x.data<float>(), k, w.data<float>(), n, y.data<float>(), n);
+  product('n', form, x.numel() / k, n, k, 1, x.data<float>(), k, w.data<float>(), w.shape()[1], y.data<float>(), n);
   return y;
-}
-
-// grad [.., n] w [k, n] -> the gradient of x [.., k]
-Tensor input_grad(const Tensor& grad, const Tensor& w) {
-  auto shape = grad.shape();
-  int64_t k = w.shape()[0], n = w.shape()[1];
-  shape.back() = k;
-  Tensor dx = sized(shape);
-  product('n', 't', grad.numel() / n, k, n, 1, grad.data<float>(), n, w.data<float>(), n, dx.data<float>(), k);
-  return dx;
 }
 
 // x [.., k], grad [.., n] -> the gradient of w [k, n]
@@ -105,7 +95,7 @@ std::vector<Tensor> linear(const Tensor& x, const Tensor& w, const Tensor& bias)
 }
 
 std::vector<Tensor> linear_grad(const Tensor& x, const Tensor& w, const Tensor& dy) {
-  return {input_grad(dy, w), weight_grad(x, dy), column_sums(dy)};
+  return {times(dy, w, 't'), weight_grad(x, dy), column_sums(dy)};
 }
 
 // ---------------------------------------------------------------- mlp: gelu(x w1 + b1) w2 + b2
@@ -125,14 +115,14 @@ std::vector<Tensor> mlp(const Tensor& x, const Tensor& w1, const Tensor& b1, con
 
 std::vector<Tensor> mlp_grad(const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2, const Tensor& h,
                              const Tensor& dy) {
-  Tensor dh = input_grad(dy, w2), g = like(h);
+  Tensor dh = times(dy, w2, 't'), g = like(h);
   int64_t n = w1.shape()[1];
   const float *hp = h.data<float>(), *bp = b1.data<float>();
   float *gp = g.data<float>(), *dp = dh.data<float>();
   auto sums = summed(h.numel() / n, n, [=](int64_t row, float* own) {
     gelu_grad_row(n, hp + row * n, bp, gp + row * n, dp + row * n, own);
   });
-  return {input_grad(dh, w1), weight_grad(x, dh), filled(sums.data(), n), weight_grad(g, dy), column_sums(dy)};
+  return {times(dh, w1, 't'), weight_grad(x, dh), filled(sums.data(), n), weight_grad(g, dy), column_sums(dy)};
 }
 
 // ---------------------------------------------------------------- layer norm over the last axis

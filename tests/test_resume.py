@@ -183,6 +183,7 @@ def test_settings_that_changed_are_listed_unless_they_are_named(tmp_path, tiny):
     )
     refused(message, [*options, *resumed, *changed], tmp_path / "a")
     free = ["DATA.BATCH_SIZE", "8", "DATA.BATCH_SIZE_EVAL", "7", "TRAIN.ACCUM_ITER", "2", "TAG", "b", "SAVE_STEPS", "0"]
+    free += ["DATA.PREFETCH", "1"]
     train([*options, *resumed, *free], tmp_path / "b", 32)
     flags = ["-image_size=12", f"-resume={resumed[1]}"]
     config = config_from_arguments("main_multi_gpu.py", [*flags, "-o", *options[2:], *changed])

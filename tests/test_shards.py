@@ -336,6 +336,8 @@ def test_keys_that_would_do_nothing_are_refused():
         ("folder", ("DATA.SHARD_SHUFFLE", "3"), r"DATA.SHARD_SHUFFLE is 3, expected None, or with it DATASET shards"),
         ("shards", ("DATA.SHARD_SHUFFLE", "3", "DATA.SAMPLER", "balanced"), r"SAMPLER shuffle"),
         ("shards", ("DATA.SHARD_SHUFFLE", "3", "DATA.CACHE", "x"), r"and no CACHE"),
+        ("digits", ("DATA.FAST_EVAL", "True"), r"DATA.FAST_EVAL is True, expected False: the dataset has no files"),
+        ("shards", ("DATA.FAST_EVAL", "True", "DATA.CACHE", "x"), r"or is cached"),
         ("shards", ("DATA.SHARD_SHUFFLE", "0"), r"DATA.SHARD_SHUFFLE is 0, expected at least 1"),
     ]:
         with pytest.raises(InputError, match=message):
