@@ -175,8 +175,7 @@ _C.AMP = False  # GPU: autocast to bfloat16, or to float16 with a loss scaler wh
 _C.NGPUS = -1  # processes; -1: one per visible GPU, or without a GPU one per core
 _C.DETERMINISTIC = False  # GPU: cuDNN's deterministic algorithms (the CPU's are)
 _C.CUDNN_BENCHMARK = False  # GPU: let cuDNN search for its fastest algorithm
-_C.TUNE_CPU = True  # CPU: threads, stride kernels and allocator set for speed (utils.tune_cpu)
-_C.CPU_OPS = False  # CPU: the compiled operators (ops/); fast, and not trusted yet: docs/performance.md
+_C.TUNE_CPU = True  # CPU: threads, stride kernels, allocator and compiled operators set for speed (utils.tune_cpu)
 _C.TO_STATIC = False  # GPU, training: the model as a compiled graph (paddle.jit.to_static); a CPU is faster without
 
 _C.DIST = CfgNode()

@@ -112,7 +112,6 @@ def check(config: CfgNode) -> None:
         "auto with -pretrained, which a run then starts from, or one of both",
     )
     require(not (config.TO_STATIC and config.MODEL.RECOMPUTE), "TO_STATIC", "False with MODEL.RECOMPUTE")
-    require(config.TUNE_CPU or not config.CPU_OPS, "CPU_OPS", "False without TUNE_CPU")
     require(not (config.TO_STATIC and config.EVAL), "TO_STATIC", "False with EVAL: it is of training")
     require(not automatic or config.OUTPUT, "MODEL.RESUME", "-output with it: the folder in which to look")
 

@@ -21,6 +21,7 @@ import paddle
 from threadpoolctl import threadpool_info
 from yacs.config import CfgNode
 
+import ops
 from errors import InputError, RunError
 from models.base import ImageModel
 from utils import num_gpus, sync_directory
@@ -39,6 +40,7 @@ class Predictor:
 
     def __init__(self, folder: Path, bfloat16: bool = False) -> None:
         self.bfloat16 = bfloat16
+        ops.give_signals_a_stack()
         program = next(file for file in folder.iterdir() if file.name in ("inference.json", "inference.pdmodel"))
         settings = paddle.inference.Config(str(program), str(folder / "inference.pdiparams"))
         settings.disable_gpu()

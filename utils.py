@@ -205,15 +205,15 @@ def set_device_flags(config: CfgNode, local_processes: int) -> str:
         paddle.set_flags(flags)
     if num_gpus():
         return f"DETERMINISTIC={config.DETERMINISTIC} CUDNN_BENCHMARK={config.CUDNN_BENCHMARK}"
-    return tune_cpu(local_processes, config.CPU_OPS) if config.TUNE_CPU else "Paddle's defaults (TUNE_CPU is off)"
+    return tune_cpu(local_processes) if config.TUNE_CPU else "Paddle's defaults (TUNE_CPU is off)"
 
 
-def tune_cpu(local_processes: int, compiled: bool = False) -> str:
+def tune_cpu(local_processes: int) -> str:
     """Sets this process up for speed on a CPU, without touching what the user's environment sets.
 
     Four settings (measured in docs/performance.md): the machine's cores shared out as threads; stride kernels off,
     whose views are copied element by element on a CPU; glibc told to keep large buffers instead of mapping and
-    faulting them in anew at each operator. With ``compiled`` the operators of ops/ as well, where they were built.
+    faulting them in anew at each operator; the compiled operators of ops/, where they were built.
 
     Returns:
         one line that tells what was set and what was left.
@@ -231,8 +231,7 @@ def tune_cpu(local_processes: int, compiled: bool = False) -> str:
         mallopt, m_trim_threshold, m_mmap_threshold, gib = ctypes.CDLL(None).mallopt, -1, -3, 1 << 30
         if mallopt(m_mmap_threshold, gib) and mallopt(m_trim_threshold, gib):
             told.append("large buffers kept by the allocator")
-    if compiled:
-        told.append("compiled operators" if ops.load() else "compiled operators missing (python -m ops.build)")
+    told.append("compiled operators" if ops.load() else "compiled operators missing (python -m ops.build)")
     return ", ".join(told)
 
 

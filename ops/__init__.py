@@ -5,8 +5,10 @@ where ``usable`` says no, layers compute the same with Paddle's own operators, t
 loaded. docs/performance.md has what they bring.
 """
 
+import ctypes
 import functools
 import hashlib
+import sys
 from pathlib import Path
 
 import paddle
@@ -16,6 +18,7 @@ from paddle.base import core
 _HERE = Path(__file__).resolve().parent
 _loaded = False
 _enabled = True
+_signal_stack = ctypes.create_string_buffer(1 << 16)
 # Paddle 2.6 has it in another place.
 _run = getattr(_C_ops, "_run_custom_op", None) or core.eager._run_custom_op
 
@@ -30,9 +33,27 @@ def load() -> bool:
     """Loads the compiled operators into this process; returns whether there are any."""
     global _loaded
     if not _loaded and library().is_file():
+        give_signals_a_stack()
         paddle.utils.cpp_extension.load_op_meta_info_and_register_op(str(library()))
         _loaded = True
     return _loaded
+
+
+class _Stack(ctypes.Structure):
+    """stack_t of sigaltstack(2)."""
+
+    _fields_ = (("memory", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+
+def give_signals_a_stack() -> None:
+    """Gives this thread, the main one, a stack for its signal handlers; Python's run there where there is one.
+
+    Some products of oneDNN (sgemm's, until uxlfoundation/oneDNN#4855) keep another pointer in the stack's register: a
+    signal that comes meanwhile would overwrite what lies before it in the heap.
+    """
+    if sys.platform == "linux":
+        stack = _Stack(ctypes.addressof(_signal_stack), 0, len(_signal_stack))
+        ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None)
 
 
 def enable(enabled: bool) -> None:

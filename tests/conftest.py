@@ -13,7 +13,9 @@ from PIL import Image
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of the CPU, whatever the machine has
 import programs
 
-import utils  # noqa: F401  (Paddle's import)
+import ops  # (Paddle's import)
+
+ops.load()  # as runs do; tests/test_ops.py compares
 
 os.environ.pop("OMP_NUM_THREADS", None)  # set by that import; the programs that tests start would take it for a wish
 ROOT = programs.ROOT

@@ -129,7 +129,7 @@ def test_cpu_settings_leave_alone_what_the_environment_sets(monkeypatch):
     monkeypatch.setenv("FLAGS_use_stride_kernel", "1")
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     told = utils.tune_cpu(10**6)
-    assert told == "1 thread per process"
+    assert told.split(", ")[:-1] == ["1 thread per process"]  # and what is said of the operators
     assert paddle.get_flags("FLAGS_use_stride_kernel")["FLAGS_use_stride_kernel"]
 
 
