@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -93,11 +94,18 @@ def test_evaluation_repeats_the_runs_numbers_on_one_process_and_on_two(digits, p
         assert result["num_samples"] == 364
 
 
+def two_at_a_time(program, commands):
+    """The exit status and stderr of main_multi_gpu.py with each list of flags: most of a start is waiting."""
+    with ThreadPoolExecutor(2) as pool:
+        done = pool.map(lambda flags: program("main_multi_gpu.py", "-cfg=vit_digits", *flags), commands)
+        return [(status, errors) for status, _, errors in done]
+
+
 def test_an_evaluation_without_weights_or_with_others_is_an_error(program, digits, tmp_path):
     run, _ = digits
     write_images(tmp_path / "other" / "val", {"cat": 1, "dog": 1})
     (tmp_path / "hostile.pth").write_bytes(pickle.dumps({"model": [Hostile()]}))
-    for flags, message in [
+    cases = [
         ([], "error: -eval needs -pretrained FILE"),
         (
             ["-pretrained=absent"],
@@ -115,8 +123,9 @@ def test_an_evaluation_without_weights_or_with_others_is_an_error(program, digit
             [f"-pretrained={run}/checkpoints/best", "-dataset=folder", "-data_path=other"],
             "error: the weights were trained on the classes 0, 1, 2, 3, 4, ... (10), the data has cat, dog (2)",
         ),
-    ]:
-        status, _, errors = program("main_multi_gpu.py", "-cfg=vit_digits", "-eval", *flags)
+    ]
+    commands = [("-eval", f"-output=out{number}", *flags) for number, (flags, _) in enumerate(cases)]
+    for (_, message), (status, errors) in zip(cases, two_at_a_time(program, commands), strict=True):
         assert status == 2
         assert message in errors
         assert errors.count("error: ") == 1  # one rank speaks
@@ -149,15 +158,16 @@ def test_weights_of_the_hub_are_evaluated_as_they_were_made(digits, program, tmp
 
 
 def test_wrong_input_exits_with_2_before_anything_is_built(program):
-    for flags, message in [
+    cases = [
         (["-dataset=folder", "-data_path=nowhere"], "error: nowhere/train: no class folders"),
         (["-ngpus=99"], "error: NGPUS asks for 99 processes, found "),
         (["-o", "TRAIN.ACCUM_ITER", "99"], "error: TRAIN.ACCUM_ITER is 99, but an epoch has 22 steps"),
         (["-o", "TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.LOSS", "cross_entropy"], "error: TRAIN.LOSS is 'cross_entropy'"),
         (["-o", "TRAIN.AUTO_AUGMENT", "rnd-m9"], "error: TRAIN.AUTO_AUGMENT is 'rnd-m9'; expected rand-m9"),
         (["-o", "TRAIN.FREEZE", "bloks.0.*"], "error: TRAIN.FREEZE: 'bloks.0.*' matches no parameter"),
-    ]:
-        status, _, errors = program("main_multi_gpu.py", "-cfg=vit_digits", *flags)
+    ]
+    commands = [flags for flags, _ in cases]
+    for (_, message), (status, errors) in zip(cases, two_at_a_time(program, commands), strict=True):
         assert (status, errors.count("error: "), message in errors) == (2, 1, True), errors
     status, _, errors = program("main_multi_gpu.py", "-cfg=vit_digits", PADDLE_TRAINER_ID="0")
     assert status == 2
