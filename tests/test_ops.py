@@ -185,7 +185,7 @@ def test_where_they_are_not_used():
 
 @pytest.mark.smoke
 def test_a_signal_within_a_product_harms_nothing():
-    """oneDNN's has the stack's register point into the heap. In a process of its own: where that isn't met, it dies."""
+    """oneDNN's has the stack's register point into the heap. In a process of its own, which dies or hangs if unmet."""
     program = """
 import signal
 import paddle
