@@ -23,6 +23,7 @@ _C.BASE = [""]  # YAML files, relative to the one that names them, merged before
 
 _C.DATA = CfgNode()
 _C.DATA.BATCH_SIZE = 256  # training samples per device and step
+_C.DATA.GLOBAL_BATCH = None  # training samples of all devices together per step, instead: BATCH_SIZE is its share
 _C.DATA.BATCH_SIZE_EVAL = 64  # evaluation samples per device and step
 _C.DATA.DATA_PATH = "/dataset/imagenet/"  # the dataset's folder
 _C.DATA.DATASET = "imagenet2012"  # one of config_checks.DATASETS
@@ -37,6 +38,7 @@ _C.DATA.LOADER = "paddle"  # training: "dali": NVIDIA DALI decodes, on the GPU w
 _C.DATA.IMAGENET_MEAN = [0.5, 0.5, 0.5]  # per channel, of pixels in 0..1 (one value serves all channels)
 _C.DATA.IMAGENET_STD = [0.5, 0.5, 0.5]
 _C.DATA.DROP_LAST = True  # training: drop the tail that fills no global batch; False: pad it to a multiple of devices
+_C.DATA.SHUFFLE_MODE = "global"  # the epoch is shuffled, then split; "shard": split once, each device shuffles its own
 _C.DATA.SAMPLER = "shuffle"  # training: each image once an epoch; "balanced": each class equally often
 _C.DATA.SHARD_SHUFFLE = None  # shards: so many at a time, in random order, their samples mixed; None: all at random
 _C.DATA.CACHE = None  # folder for the decoded images, of one size, that processes then share (memory-mapped)
@@ -82,6 +84,7 @@ _C.MODEL.WINDOW_SIZE = None  # Swin: patches along a window's side
 _C.MODEL.SR_RATIO = None  # PVTv2: reduction of keys and values along a side, per stage
 _C.MODEL.LINEAR = None  # PVTv2: keys and values pooled to 7 x 7 instead
 _C.MODEL.KERNEL_SIZE = None  # ConvMixer: pixels
+_C.MODEL.SMALL_STEM = None  # ResNet, small images: the first convolution 3 x 3 of stride 1, no pooling after it
 _C.MODEL.GROUP_WIDTH = None  # RegNet: channels of a group
 _C.MODEL.SE_RATIO = None  # RegNet: channels of the squeeze over the block's input; 0: no squeeze
 _C.MODEL.ACT = None  # ConvMixer: activation: gelu, relu
@@ -102,6 +105,7 @@ _C.TRAIN.HEAD_LR = 1.0  # factor on the rate of the classifier
 _C.TRAIN.FREEZE = None  # patterns of parameters that stay as they are: ["patch_embed.*", "blocks.[0-5].*"]; "backbone"
 _C.TRAIN.GRAD_CLIP = None  # bound on the gradients: of GRAD_CLIP_MODE
 _C.TRAIN.GRAD_CLIP_MODE = "norm"  # global norm; "value": each element; "agc": a unit's norm over its weights' norm
+_C.TRAIN.SYNC_BN = False  # GPU: batch norm's statistics over all devices' images (paddle.nn.SyncBatchNorm)
 _C.TRAIN.ACCUM_ITER = 1  # steps whose gradients make one update
 
 _C.TRAIN.LR_SCHEDULER = CfgNode()
@@ -185,6 +189,7 @@ _C.DIST.TIMEOUT = (
 
 # What a key takes whose default doesn't tell it; each takes None (YAML: null) too.
 _TYPES = {
+    "DATA.GLOBAL_BATCH": int,
     "DATA.SHARD_SHUFFLE": int,
     "DATA.CACHE": str,
     "MODEL.RESUME": str,
@@ -204,6 +209,7 @@ _TYPES = {
     "MODEL.SR_RATIO": [int],
     "MODEL.LINEAR": bool,
     "MODEL.KERNEL_SIZE": int,
+    "MODEL.SMALL_STEM": bool,
     "MODEL.GROUP_WIDTH": int,
     "MODEL.SE_RATIO": float,
     "MODEL.ACT": str,

@@ -14,6 +14,7 @@ _CHOICES = {
     "DATA.INTERPOLATION": ("bicubic", "bilinear", "nearest"),
     "DATA.LOADER": ("paddle", "dali"),
     "DATA.SAMPLER": ("shuffle", "balanced"),
+    "DATA.SHUFFLE_MODE": ("global", "shard"),
     "MODEL.GLOBAL_POOL": ("token", "avg"),
     "MODEL.ACT": (None, "gelu", "relu"),
     "TRAIN.OPTIMIZER.NAME": ("AdamW", "Adam", "SGD", "LAMB", "Lion", "Muon"),
@@ -45,7 +46,7 @@ _AT_LEAST_ONE = (
     "MODEL.SR_RATIO", "MODEL.KERNEL_SIZE", "MODEL.GROUP_WIDTH", "TRAIN.NUM_EPOCHS", "TRAIN.ACCUM_ITER", "KEEP_LAST",
     "REPORT_FREQ", "VALIDATE_FREQ", "MODEL.ATTN_HEAD_SIZE", "TRAIN.LINEAR_SCALED_LR",
     "DATA.PREFETCH", "TRAIN.RANDOM_ERASE_COUNT", "TRAIN.REPEATED_AUGMENT", "TRAIN.LR_SCHEDULER.DECAY_EPOCHS",
-    "DATA.SHARD_SHUFFLE",
+    "DATA.SHARD_SHUFFLE", "DATA.GLOBAL_BATCH",
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "DATA.NUM_WORKERS", "TRAIN.LAST_EPOCH", "TRAIN.WARMUP_EPOCHS", "TRAIN.COOLDOWN_EPOCHS", "TRAIN.WEIGHT_DECAY",
@@ -127,6 +128,9 @@ def _check_data(config: CfgNode, require: Callable[[bool, str, str], None]) -> N
     in_turn = data.DATASET == "shards" and data.SAMPLER == "shuffle" and data.CACHE is None
     expected = "None, or with it DATASET shards, SAMPLER shuffle and no CACHE"
     require(data.SHARD_SHUFFLE is None or in_turn, "DATA.SHARD_SHUFFLE", expected)
+    plain = data.SAMPLER == "shuffle" and data.SHARD_SHUFFLE is None and train.REPEATED_AUGMENT == 1
+    expected = "global, or with it SAMPLER shuffle, REPEATED_AUGMENT 1 and no SHARD_SHUFFLE"
+    require(data.SHUFFLE_MODE == "global" or plain, "DATA.SHUFFLE_MODE", expected)
     encoded = data.DATASET in ("folder", "imagenet2012", "shards") and data.CACHE is None
     require(encoded or not data.FAST_EVAL, "DATA.FAST_EVAL", "False: the dataset has no files to decode, or is cached")
     cached = data.CACHE is None or not (data.SKIP_BROKEN or data.DATASET == "synthetic")

@@ -22,7 +22,9 @@ def main_worker(config, dataset_train, dataset_val):
     import supervision
     import utils
     from models import build_model
+    from models.layers.batch_norm import synchronised
     from optim import freeze
+    from prepare import share_batch
     from records import Run
 
     paddle.disable_signal_handler()  # its C++ dumps, at SIGTERM and when a peer is lost, hide the line that matters
@@ -32,6 +34,7 @@ def main_worker(config, dataset_train, dataset_val):
     if ranks > 1:
         with contextlib.redirect_stderr(io.StringIO()):  # a banner that lists its flags
             dist.init_parallel_env()
+    config = share_batch(config, ranks)
     run = Run(config, dataset_val.classes)
     supervision.keep_native_errors(run.directory / f"log_{utils.rank()}.txt")
     devices = ", ".join(utils.all_gather(paddle.device.get_device()))
@@ -42,6 +45,8 @@ def main_worker(config, dataset_train, dataset_val):
         engine.evaluate_only(config, model, dataset_val, run)
     else:
         freeze(config, model)  # before the wrapper, which waits for the gradients of what trains
+        if config.TRAIN.SYNC_BN and ranks > 1:
+            model = synchronised(model)
         network = paddle.DataParallel(model) if ranks > 1 else model
         engine.fit(config, network, dataset_train, dataset_val, run)
     supervision.end_workers()

@@ -162,13 +162,31 @@ def _tell_model(config: CfgNode, model: nn.Layer, run: Run) -> None:
     )
 
 
+def share_batch(config: CfgNode, ranks: int) -> CfgNode:
+    """Returns the configuration whose DATA.BATCH_SIZE is one of ``ranks`` shares of DATA.GLOBAL_BATCH, if that is set.
+
+    Raises:
+        InputError: it can't be shared out equally.
+    """
+    batch = config.DATA.GLOBAL_BATCH
+    if batch is None:
+        return config
+    if batch % ranks:
+        raise InputError(f"DATA.GLOBAL_BATCH is {batch}, found {ranks} processes; make it a multiple of their number")
+    return with_values(config, DATA__BATCH_SIZE=batch // ranks)
+
+
 def _tell_steps(config: CfgNode, images: int, steps: int, schedule: Callable[[int], float], run: Run) -> None:
     train, accum, batch = config.TRAIN, config.TRAIN.ACCUM_ITER, config.DATA.BATCH_SIZE
-    updates = -(-steps // accum)
+    updates, effective = -(-steps // accum), batch * world_size() * accum
     rates = [f"{schedule(epoch * updates):.3g}" for epoch in (0, train.WARMUP_EPOCHS, train.NUM_EPOCHS)]
+    kept = "GLOBAL_BATCH" if config.DATA.GLOBAL_BATCH else "BATCH_SIZE"
+    how = {"linear": "linearly", "sqrt": "by the square root"}[train.LR_SCALING]
+    scaled = f"scale {how} from a batch of {train.LINEAR_SCALED_LR}" if train.LINEAR_SCALED_LR else "stay"
     run.info(
         f"{images:,} images, {steps} steps an epoch, the tail {'dropped' if config.DATA.DROP_LAST else 'padded'};"
         f" global batch {batch} x {world_size()} = {batch * world_size()}, accumulation {accum},"
-        f" effective batch {batch * world_size() * accum};"
-        f" learning rate {rates[0]}, after warm-up {rates[1]}, at the end {rates[2]}"
+        f" effective batch {effective};"
+        f" learning rate {rates[0]}, after warm-up {rates[1]}, at the end {rates[2]};"
+        f" on another number of processes DATA.{kept} is kept and the rates {scaled}"
     )

@@ -25,6 +25,9 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
 
     DATA.SHARD_SHUFFLE n takes the shards of a ``ShardDataset`` in random order, n at a time, whose samples are mixed.
 
+    DATA.SHUFFLE_MODE "shard" gives rank r every R-th sample from the r-th on, once for the run: what it reads stays its
+    own, and it shuffles that by (seed, epoch, r). Its tail is dropped or padded like the global one.
+
     Raises:
         InputError: DROP_LAST leaves no batch.
     """
@@ -34,6 +37,7 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         super().__init__(dataset, batch_size, num_replicas=ranks, rank=rank, shuffle=True, drop_last=drop_last)
         self.seed, self.rank, self.ranks = config.SEED, rank, ranks
         self.consumed, self.epochs = 0, config.TRAIN.NUM_EPOCHS
+        self.own = config.DATA.SHUFFLE_MODE == "shard"
         self.shards = config.DATA.SHARD_SHUFFLE and (dataset.shards.shard, config.DATA.SHARD_SHUFFLE)
         self.balanced, self.repeats = config.DATA.SAMPLER == "balanced", config.TRAIN.REPEATED_AUGMENT
         batches = len(dataset) // (batch_size * ranks)
@@ -83,7 +87,10 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
 
     def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
         rng = np.random.default_rng([self.seed, self.epoch])
-        if self.balanced:
+        if self.own:
+            part = np.arange(self.rank, len(self.dataset), self.ranks)
+            order = np.random.default_rng([self.seed, self.epoch, self.rank]).permutation(part)
+        elif self.balanced:
             order = _balanced(self.dataset.labels, rng)
         elif self.shards:
             order = _by_shards(*self.shards, rng)
@@ -94,7 +101,7 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         for batch in range(self.first(), len(self)):
             start = self.taken(batch)
             share = (self.taken(batch + 1) - start) // self.ranks
-            first = start + self.rank * share
+            first = start // self.ranks if self.own else start + self.rank * share
             places = (place % len(order) for place in range(first, first + share))
             yield [(self.epoch, int(order[place]), int(copies[place])) for place in places]
 

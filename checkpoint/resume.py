@@ -22,9 +22,9 @@ from weights import load_weights
 AUTO = "auto"
 # What may change without being named: where things lie, how the work is shared out, what a resume replaces.
 _FREE = (
-    "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL", "DATA.NUM_WORKERS", "DATA.PREFETCH", "DATA.DATA_PATH", "DATA.CACHE",
-    "MODEL.RESUME", "MODEL.PRETRAINED", "MODEL.PRETRAINED_ALLOW", "MODEL.RECOMPUTE", "TRAIN.ACCUM_ITER",
-    "TRAIN.LAST_EPOCH",
+    "DATA.BATCH_SIZE", "DATA.GLOBAL_BATCH", "DATA.BATCH_SIZE_EVAL", "DATA.NUM_WORKERS", "DATA.PREFETCH",
+    "DATA.DATA_PATH", "DATA.CACHE", "MODEL.RESUME", "MODEL.PRETRAINED", "MODEL.PRETRAINED_ALLOW", "MODEL.RECOMPUTE",
+    "TRAIN.ACCUM_ITER", "TRAIN.LAST_EPOCH",
 )  # fmt: skip
 _COMPARED = ("DATA.", "MODEL.", "TRAIN.", "SEED", "AMP")
 
@@ -111,6 +111,11 @@ def _restore(training: Training, chosen: Path) -> Progress:
     if state["images"] != images:
         raise InputError(f"{chosen}: its run had {state['images']} training images, the data has {images}")
     epoch = state["epoch"]
+    if config.DATA.SHUFFLE_MODE == "shard" and state["samples"] and state["ranks"] != world_size():
+        raise InputError(
+            f"{chosen} is within an epoch of {state['ranks']} processes' own parts (DATA.SHUFFLE_MODE shard), found"
+            f" {world_size()}; go on with {state['ranks']}, or from a checkpoint at an epoch's end"
+        )
     if config.TRAIN.LAST_EPOCH not in (0, epoch):
         raise InputError(
             f"TRAIN.LAST_EPOCH is {config.TRAIN.LAST_EPOCH}, the checkpoint's last epoch is {epoch}; leave it out"

@@ -27,6 +27,8 @@ class ResNet(ImageModel):
         image_size, in_channels, num_classes, head_init_scale, recompute: see ``ImageModel``.
         depth: layers: 18, 34, 50, 101 or 152.
         drop: dropout before the classifier.
+        small_stem: for small images: the first convolution is 3 x 3 with stride 1, and there is no pooling after it
+            (section 4.2 of the paper, on CIFAR-10, begins so).
 
     Raises:
         InputError: another depth.
@@ -42,6 +44,7 @@ class ResNet(ImageModel):
         num_classes: int = 1000,
         depth: int = 50,
         drop: float = 0.0,
+        small_stem: bool = False,
         head_init_scale: float = 1.0,
         recompute: bool = False,
     ) -> None:
@@ -50,7 +53,10 @@ class ResNet(ImageModel):
             raise InputError(f"DEPTH is {depth}, expected one of {', '.join(map(str, BLOCKS))}")
         for name, layer in PaddleResNet(BLOCKS[depth], depth, num_classes=0, with_pool=False).named_children():
             self.add_sublayer(name, layer)
-        self.conv1 = nn.Conv2D(in_channels, 64, 7, stride=2, padding=3, bias_attr=False)
+        kernel, stride = (3, 1) if small_stem else (7, 2)
+        self.conv1 = nn.Conv2D(in_channels, 64, kernel, stride, padding=kernel // 2, bias_attr=False)
+        if small_stem:
+            self.maxpool = nn.Identity()
         self.num_features = 512 * BLOCKS[depth].expansion
         self.drop = nn.Dropout(drop)
         self._add_classifiers()
@@ -59,7 +65,8 @@ class ResNet(ImageModel):
         self._scale_classifiers()
 
     def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Returns the last block's channels [B, num_features, H / 32, W / 32], rounded up."""
+        """Returns the last block's channels [B, num_features, H / 32, W / 32], rounded up; with ``small_stem`` a
+        fourth of that."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
             for block in stage:

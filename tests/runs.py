@@ -13,12 +13,14 @@ from config import get_config
 from datasets import ArrayDataset, get_datasets
 from models import build_model
 from optim import freeze
+from prepare import share_batch
 from records import Run
 
 
 def train(options, output, length=None):
     """Trains as main_worker does, on the first ``length`` images; returns a checksum of this rank's weights."""
     config, dataset, val = get_datasets(get_config(None, [*options, "OUTPUT", str(output)]))
+    config = share_batch(config, utils.world_size())
     if length:
         dataset = ArrayDataset(config, "train", dataset.images[:length], dataset.labels[:length], dataset.classes)
     utils.seed_everything(config.SEED)

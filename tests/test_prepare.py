@@ -8,6 +8,7 @@ import utils
 from config import get_config
 from errors import InputError
 from models import build_model
+from prepare import share_batch
 
 
 def test_mixed_precision_without_a_gpu_is_float32_and_says_so(tmp_path, tiny):
@@ -30,6 +31,37 @@ def test_a_traced_model_trains_as_an_eager_one(tmp_path, tiny):
     assert eager.keys() == graph.keys()
     with pytest.raises(InputError, match="TO_STATIC is True, expected False with MODEL.RECOMPUTE"):
         train([*options, "TO_STATIC", "True", "MODEL.RECOMPUTE", "True"], tmp_path / "refused", 64)
+
+
+def test_the_global_batch_is_kept_or_the_batch_per_device():
+    kept = get_config(None, ["DATA.GLOBAL_BATCH", "96"])
+    assert [share_batch(kept, ranks).DATA.BATCH_SIZE for ranks in (1, 2, 3)] == [96, 48, 32]
+    assert share_batch(get_config(None, ["DATA.BATCH_SIZE", "96"]), 3).DATA.BATCH_SIZE == 96
+    with pytest.raises(InputError, match="DATA.GLOBAL_BATCH is 96, found 5 processes; make it a multiple of their"):
+        share_batch(kept, 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (
+            ["DATA.BATCH_SIZE", "16", "TRAIN.LINEAR_SCALED_LR", "8"],
+            "global batch 16 x 1 = 16, accumulation 2, effective batch 32; learning rate 0.04, after warm-up 0.04,"
+            " at the end 0; on another number of processes DATA.BATCH_SIZE is kept and the rates scale linearly from a"
+            " batch of 8",
+        ),
+        (
+            ["DATA.GLOBAL_BATCH", "4", "TRAIN.LINEAR_SCALED_LR", "2", "TRAIN.LR_SCALING", "sqrt"],
+            "the tail dropped; global batch 4 x 1 = 4, accumulation 2, effective batch 8; learning rate 0.02, after"
+            " warm-up 0.02, at the end 0; on another number of processes DATA.GLOBAL_BATCH is kept and the rates scale"
+            " by the square root from a batch of 2",
+        ),
+        (["DATA.GLOBAL_BATCH", "8"], "DATA.GLOBAL_BATCH is kept and the rates stay"),
+    ],
+)
+def test_a_run_tells_what_batch_and_rates_follow(tmp_path, tiny, options, told):
+    train([*tiny, "TRAIN.BASE_LR", "0.01", "TRAIN.ACCUM_ITER", "2", *options], tmp_path, 34)
+    assert told in (tmp_path / "log.txt").read_text()
 
 
 def teach(options, output, teacher):

@@ -7,11 +7,15 @@ from conftest import ROOT
 from golden.convolutions import array
 from golden.resnet import CASES, GRADIENTS, SIZES
 from paddle import nn
+from paddle.vision.models import ResNet as PaddleResNet
+from paddle.vision.models.resnet import BasicBlock
 from parity import assert_parity, load_formula
 
 from config import get_config
 from errors import InputError
 from models import build_model, create_model, list_models
+from models.layers import batch_norm
+from models.layers.batch_norm import synchronised
 from models.resnet import ResNet
 from optim import build_schedule
 from options import leaves
@@ -50,6 +54,39 @@ def test_initialisation_is_timms(name):
     bound = model.num_features**-0.5
     assert 0.99 * bound < float(model.fc.weight.abs().max()) <= bound
     assert 0.9 * bound < float(model.fc.bias.abs().max()) <= bound
+
+
+def test_the_stem_for_small_images_changes_nothing_else():
+    paddle.seed(0)
+    model = create_model("resnet18", num_classes=10, image_channels=1, small_stem=True)
+    model.eval()
+    theirs = PaddleResNet(BasicBlock, 18, num_classes=10)
+    theirs.conv1, theirs.maxpool = nn.Conv2D(1, 64, 3, padding=1, bias_attr=False), nn.Identity()
+    theirs.set_state_dict(model.state_dict())
+    theirs.eval()
+    images = paddle.to_tensor(array("images", (2, 1, 28, 28)))
+    assert model.forward_features(images).shape == [2, 512, 4, 4]
+    np.testing.assert_allclose(model(images).numpy(), theirs(images).numpy(), atol=1e-6)
+    assert {name for name, _ in model.named_parameters()} == {name for name, _ in ResNet(depth=18).named_parameters()}
+
+
+def test_batch_norm_is_synchronised_with_its_parameters_and_statistics(monkeypatch):
+    model = create_model("resnet18", num_classes=5)
+    with pytest.raises(
+        InputError, match="TRAIN.SYNC_BN is True, but no GPU is visible and Paddle's SyncBatchNorm runs"
+    ):
+        synchronised(model)
+    with pytest.raises(InputError, match="TRAIN.SYNC_BN is True, but VisionTransformer has no batch norm"):
+        synchronised(create_model("vit_digits"))
+    before, parameters = model.state_dict(), dict(model.named_parameters())
+    monkeypatch.setattr(batch_norm, "num_gpus", lambda: 1)
+    assert synchronised(model) is model
+    assert not any(isinstance(layer, nn.BatchNorm2D) for layer in model.sublayers())
+    assert sum(isinstance(layer, nn.SyncBatchNorm) for layer in model.sublayers()) == 20
+    assert all(model.state_dict()[name] is tensor for name, tensor in before.items())
+    found = dict(model.named_parameters())
+    assert list(found) == list(parameters)
+    assert all(found[name] is parameter for name, parameter in parameters.items())
 
 
 def test_the_classifier_is_exchangeable_and_images_are_of_any_size():

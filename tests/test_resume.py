@@ -96,26 +96,17 @@ def train_all_seen(runs):
 
 def test_two_ranks_go_on_as_one_and_one_as_two(tmp_path, tiny):
     options = [*tiny, "TRAIN.NUM_EPOCHS", "2", "TRAIN.BASE_LR", "0.01", "TRAIN.OPTIMIZER.NAME", "SGD", *EVERY_STEP]
-    options += [
-        "TRAIN.MIXUP_ALPHA",
-        "0.8",
-        "TRAIN.AFFINE",
-        "[10.0,0.1,0.1]",
-        "REPORT_FREQ",
-        "3",
-        "DATA.DROP_LAST",
-        "False",
-    ]
-    whole = {ranks: [*options, "DATA.BATCH_SIZE", str(16 // ranks)] for ranks in (1, 2)}
+    options += ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.AFFINE", "[10.0,0.1,0.1]", "REPORT_FREQ", "3"]
+    options += ["DATA.DROP_LAST", "False", "DATA.GLOBAL_BATCH", "16"]
 
     def resumed(ranks, others):
         middle = tmp_path / str(others) / "checkpoints" / "epoch_0001_sample_000000032"
-        return ([*whole[ranks], "MODEL.RESUME", str(middle)], tmp_path / f"on {ranks}", 72)
+        return ([*options, "MODEL.RESUME", str(middle)], tmp_path / f"on {ranks}", 72)
 
-    train(whole[1], tmp_path / "1", 72)
-    on_two = run_ranks(train_all_seen, [(whole[2], tmp_path / "2", 72), resumed(2, 1)])
+    train(options, tmp_path / "1", 72)
+    on_two = run_ranks(train_all_seen, [(options, tmp_path / "2", 72), resumed(2, 1)])
     on_one = [train_all_seen([resumed(1, 2)])]
-    sampler = samplers.TrainBatchSampler(get_config(None, whole[1]), range(72), 0, 1)
+    sampler = samplers.TrainBatchSampler(get_config(None, [*options, "DATA.BATCH_SIZE", "16"]), range(72), 0, 1)
     sampler.set_epoch(1)
     order = [index for batch in sampler for _, index, _ in batch]
     expected = records(tmp_path / "1")
@@ -127,6 +118,16 @@ def test_two_ranks_go_on_as_one_and_one_as_two(tmp_path, tiny):
         assert found[-1]["loss"] == pytest.approx(expected[-1]["loss"], abs=1e-5)
         assert found[0]["samples"] == 48  # the whole window, that part of it which the others did among it
         assert_same(weights(tmp_path / "1"), weights(tmp_path / f"on {ranks}"), atol=1e-6)
+
+
+def test_ranks_go_on_with_their_own_parts_and_no_other_number_of_ranks_does(tmp_path, tiny):
+    options = [*tiny, "DATA.GLOBAL_BATCH", "16", "DATA.SHUFFLE_MODE", "shard", *EVERY_STEP]
+    middle = tmp_path / "whole" / "checkpoints" / "epoch_0001_sample_000000032"
+    going_on = [*options, "MODEL.RESUME", str(middle)]
+    run_ranks(train_all, [(options, tmp_path / "whole", 72), (going_on, tmp_path / "resumed", 72)])
+    assert_same_run(tmp_path / "whole", tmp_path / "resumed")
+    message = "is within an epoch of 2 processes' own parts (DATA.SHUFFLE_MODE shard), found 1; go on with 2, or from a"
+    refused(message, going_on, tmp_path / "alone", 72)
 
 
 @pytest.mark.parametrize(("batch", "accumulation"), [(8, 2), (12, 3), (64, 1)])

@@ -156,6 +156,42 @@ def test_the_balanced_sampler_draws_every_class_equally_often(ranks):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize(("length", "drop_last"), [(24, True), (25, True), (24, False), (25, False), (10, False)])
+def test_a_rank_shuffles_its_own_part_alone(length, drop_last, ranks):
+    mode = ["DATA.SHUFFLE_MODE", "shard"]
+    epochs = [order(length, 2, ranks, *mode, epoch=epoch, drop_last=drop_last) for epoch in (1, 2, 1)]
+    assert epochs[0] == epochs[2] != epochs[1]
+    for steps in epochs:
+        own = [[] for _ in range(ranks)]
+        for step in steps:
+            share = len(step) // ranks
+            for rank in range(ranks):
+                own[rank] += step[rank * share : (rank + 1) * share]
+        for rank, part in enumerate(own):
+            whole = set(range(rank, length, ranks))
+            assert set(part) <= whole
+            assert drop_last or set(part) == whole  # padded from its own
+            assert len(part) == (length // (2 * ranks) * 2 if drop_last else -(-length // ranks))
+            assert len(part) - len(set(part)) == (0 if drop_last else -(-length // ranks) - len(whole))
+    if drop_last and length == 25 and ranks == 1:
+        left_out = [set(range(length)) - set(sum(steps, [])) for steps in epochs]
+        assert left_out[0] != left_out[1]  # not the same samples in each epoch
+
+
+def test_a_ranks_own_part_goes_on_where_it_was_with_another_batch():
+    mode = ["DATA.SHUFFLE_MODE", "shard"]
+    whole = keys(range(48), 4, 2, *mode)
+    assert left(range(48), 4, 2, 16, *mode) == whole[2:]
+    other = left(range(48), 2, 2, 16, *mode)
+    for rank in (0, 1):
+        parts = [
+            [key for step in steps for key in step[rank * len(step) // 2 :][: len(step) // 2]]
+            for steps in (whole[2:], other)
+        ]
+        assert parts[0] == parts[1]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("length", [1, 2, 7, 16])
 def test_evaluation_takes_every_sample_once(length, ranks):
     samplers = [EvalBatchSampler(range(length), 3, rank, ranks) for rank in range(ranks)]

@@ -5,13 +5,18 @@ from contextlib import contextmanager
 
 from paddle import nn
 
+from errors import InputError
+from utils import num_gpus
+
+BATCH_NORMS = (nn.BatchNorm2D, nn.SyncBatchNorm)
+
 
 def statistics_as_buffers(layer: nn.Layer) -> None:
     """Makes a batch norm's running mean and variance buffers, as PyTorch's are; leaves other layers alone.
 
     Paddle holds them as parameters that want no gradient: they would be counted, frozen and averaged as such.
     """
-    if isinstance(layer, nn.BatchNorm2D):
+    if isinstance(layer, BATCH_NORMS):
         for name in ("_mean", "_variance"):
             layer.register_buffer(name, layer._parameters.pop(name).detach())
 
@@ -19,7 +24,7 @@ def statistics_as_buffers(layer: nn.Layer) -> None:
 @contextmanager
 def statistics_kept(layer: nn.Layer) -> Iterator[None]:
     """While it lasts, the batch norms of ``layer`` normalise by their batch without taking it into their statistics."""
-    norms = [norm for norm in layer.sublayers(include_self=True) if isinstance(norm, nn.BatchNorm2D)]
+    norms = [norm for norm in layer.sublayers(include_self=True) if isinstance(norm, BATCH_NORMS)]
     momenta = [norm._momentum for norm in norms]
     for norm in norms:
         norm._momentum = 1.0
@@ -35,5 +40,30 @@ def hold_frozen_statistics(model: nn.Layer) -> None:
     statistics that stay as they are.
     """
     for layer in model.sublayers():
-        if isinstance(layer, nn.BatchNorm2D) and all(parameter.stop_gradient for parameter in layer.parameters()):
+        if isinstance(layer, BATCH_NORMS) and all(parameter.stop_gradient for parameter in layer.parameters()):
             layer.eval()
+
+
+def synchronised(model: nn.Layer) -> nn.Layer:
+    """Returns ``model``, changed in place: every batch norm is a ``paddle.nn.SyncBatchNorm``, whose statistics are of
+    all processes' images, with its parameters and their names.
+
+    Raises:
+        InputError: there is no batch norm, or no GPU: Paddle's kernel runs on GPUs alone.
+    """
+    if not any(isinstance(layer, BATCH_NORMS) for layer in model.sublayers()):
+        raise InputError(f"TRAIN.SYNC_BN is True, but {type(model).__name__} has no batch norm; set it False")
+    if not num_gpus():
+        raise InputError(
+            "TRAIN.SYNC_BN is True, but no GPU is visible and Paddle's SyncBatchNorm runs on GPUs alone; set it False:"
+            " each process then normalises by its own images, and their statistics are averaged at an epoch's end"
+        )
+    # Not convert_sync_batchnorm, which takes the statistics for parameters, as Paddle's own layers hold them.
+    for parent in model.sublayers(include_self=True):
+        for name, norm in parent.named_children():
+            if isinstance(norm, nn.BatchNorm2D):
+                ours = nn.SyncBatchNorm(norm._num_features, norm._momentum, norm._epsilon)
+                statistics_as_buffers(ours)
+                ours.weight, ours.bias, ours._mean, ours._variance = norm.weight, norm.bias, norm._mean, norm._variance
+                setattr(parent, name, ours)
+    return model

@@ -5,17 +5,21 @@ steps; the first of each run is its warm-up, and a run's figure is the median of
 uint8 images normalised, forward, cross entropy, backward, AdamW.
 
 ``scale``: seconds per epoch and images/s on several numbers of processes at the same batch per process; efficiency is
-the rate over what one process (the first number given) would make on each. The first epoch is the warm-up.
+the rate over what one process (the first number given) would make on each. The first epoch is the warm-up. Images are
+the digits, random ones in MNIST's files where the configuration asks for (Fashion-)MNIST, or synthetic.
 """
 
 import argparse
 import statistics
+import struct
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from config import get_config
+import numpy as np
+
+from config import get_config, is_given
 from errors import InputError
 from options import leaves
 from tools.benchmarks.measure import (
@@ -99,15 +103,20 @@ def scale(arguments: argparse.Namespace) -> None:
         raise InputError(f"--processes {numbers[0]}: expected two numbers or more, such as 1 2")
     given = get_config(arguments.cfg, arguments.o)
     batch = arguments.batch_size or given.DATA.BATCH_SIZE
-    defaults = {"DATA.SYNTHETIC_SIZE": batch * max(numbers) * arguments.steps}
+    images = batch * max(numbers) * arguments.steps
+    defaults = {"DATA.SYNTHETIC_SIZE": images}
+    small = given.DATA.DATASET in ("mnist", "fashion_mnist") and not is_given(given, "DATA.DATA_PATH")
     if "DATA.DATASET" not in arguments.o[::2]:
-        defaults["DATA.DATASET"] = "digits" if given.DATA.DATASET == "digits" else "synthetic"
+        defaults["DATA.DATASET"] = given.DATA.DATASET if small or given.DATA.DATASET == "digits" else "synthetic"
     fixed = {"DATA.BATCH_SIZE": batch, "TRAIN.NUM_EPOCHS": arguments.epochs + 1, "TRAIN.WARMUP_EPOCHS": 0}
     options = checked(arguments, fixed | {"VALIDATE_FREQ": arguments.epochs + 1, "SAVE_FREQ": 0}, defaults)
 
     def epochs(processes: int) -> dict[str, list[float]]:
         with tempfile.TemporaryDirectory() as folder:
-            records = _run(arguments.cfg, processes, arguments.threads, options, Path(folder))
+            data = words({"DATA.DATA_PATH": folder}) if small else []
+            if small:
+                write_mnist(Path(folder), images)
+            records = _run(arguments.cfg, processes, arguments.threads, [*options, *data], Path(folder))
         counts, seconds = epoch_sums(records)
         return {
             "an epoch": [statistics.median(seconds)],
@@ -132,6 +141,16 @@ def epoch_sums(records: list[dict[str, Any]]) -> tuple[list[int], list[float]]:
     by_epoch = [[record for record in records if record["epoch"] == epoch] for epoch in epochs]
     counts = [sum(record["samples"] for record in own) for own in by_epoch]
     return counts, [sum(record["samples"] / record["images_per_s"] for record in own) for own in by_epoch]
+
+
+def write_mnist(folder: Path, images: int) -> None:
+    """Writes random images of 28 x 28 in the files of MNIST and Fashion-MNIST, and ten to validate on."""
+    rng = np.random.default_rng(0)
+    for part, count in (("train", images), ("t10k", 10)):
+        pixels, labels = rng.integers(0, 256, (count, 28, 28), np.uint8), np.arange(count, dtype=np.uint8) % 10
+        for name, array in (("images-idx3", pixels), ("labels-idx1", labels)):
+            head = struct.pack(f">2xBB{array.ndim}I", 8, array.ndim, *array.shape)  # 8: bytes
+            (folder / f"{part}-{name}-ubyte").write_bytes(head + array.tobytes())
 
 
 def timm_request(cfg: str, options: list[str]) -> dict[str, Any]:
