@@ -12,7 +12,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from config_checks import DATASETS, check
+from config_checks import DATASETS, carried_out, check
 from errors import InputError
 from options import coerce, leaves, nearest, read_yaml
 
@@ -186,6 +186,17 @@ _C.DIST = CfgNode()
 _C.DIST.TIMEOUT = (
     1800.0  # seconds without a spawned process's progress that end the run and name the late one (600, to start)
 )
+_C.DIST.ENGINE = "data_parallel"  # paddle.DataParallel; "fleet": paddle.distributed.fleet, with STRATEGY
+_C.DIST.STRATEGY = CfgNode()  # keys of fleet's DistributedStrategy, spelled as there
+_C.DIST.STRATEGY.gradient_merge = False  # sets TRAIN.ACCUM_ITER
+_C.DIST.STRATEGY.gradient_merge_configs = CfgNode({"k_steps": 1})  # steps whose gradients' mean makes one update
+_C.DIST.STRATEGY.recompute = False  # sets MODEL.RECOMPUTE
+_C.DIST.STRATEGY.amp = False  # sets AMP
+_C.DIST.STRATEGY.sharding = False  # each process keeps a share of the optimizer's state (ZeRO)
+_C.DIST.STRATEGY.sharding_configs = CfgNode({"stage": 1})  # 2: and of the gradients
+_C.DIST.STRATEGY.fuse_grad_size_in_MB = 32  # gradients that processes bring together at a time
+_C.DIST.STRATEGY.last_comm_group_size_MB = 1.0  # and those of the last time, which no computation hides
+_C.DIST.STRATEGY.find_unused_parameters = False  # for a model that leaves parameters out of a step
 
 # What a key takes whose default doesn't tell it; each takes None (YAML: null) too.
 _TYPES = {
@@ -252,6 +263,9 @@ def get_config(cfg_file: str | os.PathLike | None = None, options: Sequence[str]
     if cfg_file is not None:
         _merge_file(config, find_config(cfg_file))
     _merge_options(config, options)
+    for key, value in carried_out(config).items():
+        if not is_given(config, key):
+            _set(config, key, value, "DIST.STRATEGY")
     check(config)
     config.freeze()
     return config

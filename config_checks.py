@@ -1,6 +1,7 @@
 """What the values of a configuration may be: choices, ranges, and keys that have to fit each other."""
 
 from collections.abc import Callable
+from typing import Any
 
 from yacs.config import CfgNode
 
@@ -39,6 +40,8 @@ _CHOICES = {
     "BEST_METRIC": ("acc1", "acc5", "mean_class_acc", "loss"),
     "SAVE_ON_ERROR": ("stop", "continue"),
     "EVAL_ENGINE": ("eager", "inference"),
+    "DIST.ENGINE": ("data_parallel", "fleet"),
+    "DIST.STRATEGY.sharding_configs.stage": (1, 2),
 }
 _AT_LEAST_ONE = (
     "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL", "DATA.IMAGE_SIZE", "DATA.SYNTHETIC_SIZE", "MODEL.PATCH_SIZE",
@@ -46,7 +49,8 @@ _AT_LEAST_ONE = (
     "MODEL.SR_RATIO", "MODEL.KERNEL_SIZE", "MODEL.GROUP_WIDTH", "TRAIN.NUM_EPOCHS", "TRAIN.ACCUM_ITER", "KEEP_LAST",
     "REPORT_FREQ", "VALIDATE_FREQ", "MODEL.ATTN_HEAD_SIZE", "TRAIN.LINEAR_SCALED_LR",
     "DATA.PREFETCH", "TRAIN.RANDOM_ERASE_COUNT", "TRAIN.REPEATED_AUGMENT", "TRAIN.LR_SCHEDULER.DECAY_EPOCHS",
-    "DATA.SHARD_SHUFFLE", "DATA.GLOBAL_BATCH",
+    "DATA.SHARD_SHUFFLE", "DATA.GLOBAL_BATCH", "DIST.STRATEGY.fuse_grad_size_in_MB",
+    "DIST.STRATEGY.gradient_merge_configs.k_steps",
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "DATA.NUM_WORKERS", "TRAIN.LAST_EPOCH", "TRAIN.WARMUP_EPOCHS", "TRAIN.COOLDOWN_EPOCHS", "TRAIN.WEIGHT_DECAY",
@@ -57,6 +61,7 @@ _NOT_NEGATIVE = (
 _ABOVE_ZERO = (
     "TRAIN.GRAD_CLIP", "TRAIN.LR_SCHEDULER.DECAY_RATE", "TRAIN.LR_SCHEDULER.POWER", "TRAIN.DISTILLATION_TAU",
     "TRAIN.LAYER_DECAY", "MODEL.INIT_VALUES", "TRAIN.OPTIMIZER.EPS", "SAVE_MINUTES", "DIST.TIMEOUT",
+    "DIST.STRATEGY.last_comm_group_size_MB",
 )  # fmt: skip
 _BELOW_ONE = (
     "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH", "MODEL.PATCH_DROP", "TRAIN.SMOOTHING",
@@ -73,6 +78,14 @@ _LENGTHS = {
     "TRAIN.AFFINE": 3,
     "TRAIN.CUTMIX_MINMAX": 2,
 }
+
+
+def carried_out(config: CfgNode) -> dict[str, Any]:
+    """Returns what DIST.STRATEGY asks of other keys: options that fleet, in dynamic graph mode, takes and ignores."""
+    options = config.DIST.STRATEGY
+    asked = {"TRAIN.ACCUM_ITER": options.gradient_merge_configs.k_steps} if options.gradient_merge else {}
+    asked |= {"MODEL.RECOMPUTE": True} if options.recompute else {}
+    return asked | ({"AMP": True} if options.amp else {})
 
 
 def check(config: CfgNode) -> None:
@@ -103,6 +116,7 @@ def check(config: CfgNode) -> None:
         require(len(values[key]) == _LENGTHS[key], key, f"{_LENGTHS[key]} values")
     _check_data(config, require)
     _check_recipe(config, require)
+    _check_strategy(config, require)
     require(config.NGPUS == -1 or config.NGPUS >= 1, "NGPUS", "-1 (all) or at least 1")
     require(config.EVAL or config.EVAL_ENGINE == "eager", "EVAL_ENGINE", "eager, or -eval with it: training is eager")
     require(not (config.MODEL.RESUME and config.EVAL), "MODEL.RESUME", "-pretrained FILE with -eval")
@@ -182,3 +196,24 @@ def _check_recipe(config: CfgNode, require: Callable[[bool, str, str], None]) ->
     ):
         value = train[key.removeprefix("TRAIN.")]
         require(value == idle or bool(use), key, f"{idle}, or with it {needed}")
+
+
+def _check_strategy(config: CfgNode, require: Callable[[bool, str, str], None]) -> None:
+    values = dict(leaves(config))
+    options = config.DIST.STRATEGY
+    fleet, merges, sharding = config.DIST.ENGINE == "fleet", options.gradient_merge, options.sharding
+    for key, idle, use, needed in (
+        ("gradient_merge", False, fleet, "DIST.ENGINE fleet"),
+        ("gradient_merge_configs.k_steps", 1, merges, "gradient_merge True"),
+        ("recompute", False, fleet, "DIST.ENGINE fleet"),
+        ("amp", False, fleet, "DIST.ENGINE fleet"),
+        ("sharding", False, fleet, "DIST.ENGINE fleet"),
+        ("sharding_configs.stage", 1, sharding, "sharding True"),
+        ("fuse_grad_size_in_MB", 32, fleet and not sharding, "DIST.ENGINE fleet without sharding"),
+        ("last_comm_group_size_MB", 1.0, fleet and not sharding, "DIST.ENGINE fleet without sharding"),
+        ("find_unused_parameters", False, fleet and not sharding, "DIST.ENGINE fleet without sharding"),
+    ):
+        key = f"DIST.STRATEGY.{key}"
+        require(values[key] == idle or use, key, f"{idle}, or with it {needed}")
+    for key, value in carried_out(config).items():
+        require(values[key] == value, key, f"{value}, as DIST.STRATEGY asks; give one of the two, or the same")

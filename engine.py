@@ -25,6 +25,7 @@ from losses import CrossEntropy
 from models.layers.batch_norm import hold_frozen_statistics
 from optim import clip_gradients
 from options import plain
+from parallel import reduce_gradients, without_sync
 from prepare import Training, load_pretrained, precision, precision_told, prepare
 from records import Run, plot_curves
 from reports import Window
@@ -34,7 +35,7 @@ from utils import all_gather, all_reduce_sum, rank, reduce_dict, seed_step, worl
 
 
 def fit(config: CfgNode, network: nn.Layer, train: ImageDataset, val: ImageDataset, run: Run) -> None:
-    """Trains ``network`` (a model, or one in ``paddle.DataParallel``) and leaves checkpoints, metrics and a result.
+    """Trains ``network`` (what ``parallel.wrap_model`` returned) and leaves checkpoints, metrics and a result.
 
     Raises:
         InputError: batch, accumulation, weights or checkpoint don't fit.
@@ -204,7 +205,7 @@ def _accumulate(
         closes: the update follows: now the ranks bring their gradients together.
     """
     network = training.network
-    with contextlib.nullcontext() if closes or network is training.model else network.no_sync():
+    with contextlib.nullcontext() if closes else without_sync(network):
         with autocast(training.config):
             outputs = network(images)
             losses = training.criterion(images, outputs, targets)  # here for the teacher: losses are float32
@@ -220,6 +221,7 @@ def _held(statistics: dict[str, paddle.Tensor], accum: int) -> dict[str, paddle.
 
 def _update(training: Training, update: int) -> paddle.Tensor:
     """Makes one update of the gradients that were accumulated; returns their global norm, before clipping."""
+    reduce_gradients(training.optimizer)
     training.scaler.unscale(training.model.parameters())
     norm = clip_gradients(training.config, training.model)
     training.optimizer.set_lr(training.schedule(update))

@@ -4,8 +4,6 @@ python main_multi_gpu.py -cfg=configs/vit/vit_digits.yaml -dataset=digits
 python -m paddle.distributed.launch --nproc_per_node 2 main_multi_gpu.py -cfg=... (the same flags)
 """
 
-import contextlib
-import io
 import multiprocessing
 import os
 
@@ -14,11 +12,12 @@ from errors import reported
 
 
 def main_worker(config, dataset_train, dataset_val):
-    """What each process does. Everything after ``init_parallel_env`` is the same for one process and for many."""
+    """What each process does. Everything after ``parallel.init`` is the same for one process and for many."""
     import paddle
     import paddle.distributed as dist
 
     import engine
+    import parallel
     import supervision
     import utils
     from models import build_model
@@ -31,9 +30,7 @@ def main_worker(config, dataset_train, dataset_val):
     supervision.note_signals()
     ranks = utils.world_size()
     settings = utils.set_device_flags(config, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)))
-    if ranks > 1:
-        with contextlib.redirect_stderr(io.StringIO()):  # a banner that lists its flags
-            dist.init_parallel_env()
+    parallel.init(config)
     config = share_batch(config, ranks)
     run = Run(config, dataset_val.classes)
     supervision.keep_native_errors(run.directory / f"log_{utils.rank()}.txt")
@@ -47,8 +44,7 @@ def main_worker(config, dataset_train, dataset_val):
         freeze(config, model)  # before the wrapper, which waits for the gradients of what trains
         if config.TRAIN.SYNC_BN and ranks > 1:
             model = synchronised(model)
-        network = paddle.DataParallel(model) if ranks > 1 else model
-        engine.fit(config, network, dataset_train, dataset_val, run)
+        engine.fit(config, parallel.wrap_model(config, model), dataset_train, dataset_val, run)
     supervision.end_workers()
 
 

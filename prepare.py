@@ -15,6 +15,7 @@ from loader import Loader
 from losses import Teacher, TrainingLoss, build_criterion
 from models import architecture, build_model
 from optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters
+from parallel import ShardedOptimizer, wrap_optimizer
 from records import Run
 from transforms import BatchTransform
 from utils import num_gpus, rank, world_size
@@ -24,7 +25,7 @@ from weights.preprocessing import disagreements
 
 @dataclass
 class Training:
-    """The parts of a training run; ``network`` is ``model``, or ``model`` wrapped in ``paddle.DataParallel``."""
+    """The parts of a training run; ``network`` is ``model``, or what ``parallel`` wrapped it in, as the optimizer."""
 
     config: CfgNode
     model: nn.Layer
@@ -76,6 +77,8 @@ def prepare(config: CfgNode, network: nn.Layer, train: ImageDataset, run: Run) -
     ema = ModelEma(model, *settings) if config.TRAIN.MODEL_EMA else None  # a copy, made before the model is traced
     if config.TO_STATIC:
         _trace(model)
+    optimizer = wrap_optimizer(config, build_optimizer(config, model))
+    _tell_shares(optimizer, run)
     return Training(
         config=config,
         model=model,
@@ -83,7 +86,7 @@ def prepare(config: CfgNode, network: nn.Layer, train: ImageDataset, run: Run) -
         ema=ema,
         transform=BatchTransform(config, rank(), world_size()),
         criterion=build_criterion(config, train.labels, teacher),
-        optimizer=build_optimizer(config, model),
+        optimizer=optimizer,
         schedule=schedule,
         scaler=scaler,
         loader=loader,
@@ -160,6 +163,12 @@ def _tell_model(config: CfgNode, model: nn.Layer, run: Run) -> None:
         f" weight decay on {decayed} tensors, off on {len(trained) - decayed}"
         + (f"; frozen: {len(frozen)} tensors ({sum(frozen):,} parameters)" if frozen else "")
     )
+
+
+def _tell_shares(optimizer: paddle.optimizer.Optimizer | ShardedOptimizer, run: Run) -> None:
+    if isinstance(optimizer, ShardedOptimizer):
+        shares = ", ".join(f"{size:,}" for size in optimizer.sizes)
+        run.info(f"fleet, sharding stage {optimizer.stage}: the optimizer's state by rank is of {shares} parameters")
 
 
 def share_batch(config: CfgNode, ranks: int) -> CfgNode:

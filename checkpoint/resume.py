@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import paddle
+from safetensors import safe_open
 from safetensors.numpy import load_file
 from yacs.config import CfgNode
 
@@ -169,13 +170,18 @@ def load_checkpoint(
             raise InputError(f"{chosen}: can't go on with another model ({report.changes[0]})")
     names = {name: parameter.name for name, parameter in model.named_parameters()}
     moments = {}
-    for key, value in load_file(chosen / folder.OPTIMIZER).items():
-        if not np.isfinite(value).all():
-            raise InputError(f"{chosen}: {folder.OPTIMIZER}: {key} holds NaN or infinite values; take an earlier one")
-        parameter, kind = key.split("/")
-        if parameter not in names:
-            raise InputError(f"{chosen}: its optimizer state belongs to another model ({parameter})")
-        moments[f"{names[parameter]}_{kind}"] = paddle.to_tensor(value)
+    own = {parameter.name for parameter in optimizer._parameter_list}  # sharded: this rank's share
+    with safe_open(chosen / folder.OPTIMIZER, "numpy") as stored:
+        for key in stored.keys():  # noqa: SIM118 (no dict)
+            value = stored.get_tensor(key)
+            if not np.isfinite(value).all():
+                problem = f"{key} holds NaN or infinite values; take an earlier one"
+                raise InputError(f"{chosen}: {folder.OPTIMIZER}: {problem}")
+            parameter, kind = key.split("/")
+            if parameter not in names:
+                raise InputError(f"{chosen}: its optimizer state belongs to another model ({parameter})")
+            if names[parameter] in own:
+                moments[f"{names[parameter]}_{kind}"] = paddle.to_tensor(value)
     optimizer.set_state_dict(moments)
 
 

@@ -17,6 +17,7 @@ from datasets import ImageDataset
 from errors import RunError, remedy
 from models.layers import file_name
 from options import plain
+from parallel import whole_state
 from records import Run
 from utils import all_gather, rank, world_size
 from weights import file_arrays
@@ -155,11 +156,12 @@ class Saver:
         self.wait()
         ranks = all_gather({key: t.numpy() for key, t in statistics.items()} if statistics else {})
         self.begin(progress)
+        optimizer = optimizer_arrays(self.parts["val"], self.optimizer)
         if rank():
             return
         if self.path.exists():  # the same step, asked for once more
             return
-        files = self._copy(ranks)
+        files = self._copy(ranks) | {folder.OPTIMIZER: optimizer}
         state = asdict(progress) | {"lr": self.optimizer.get_lr(), "scaler": self.scaler.state_dict()} | self.constant
         stall = time.perf_counter() - asked
         self.thread = threading.Thread(
@@ -176,7 +178,6 @@ class Saver:
             split, name = key.split("/", 1)
             mean = np.mean([arrays[key] for arrays in statistics], axis=0, dtype=np.float64)
             files[names[split]][file_name(name)] = mean.astype(own.dtype)
-        files[folder.OPTIMIZER] = optimizer_arrays(self.parts["val"], self.optimizer)
         if statistics[0] and len(statistics) > 1:
             by_rank = {f"{place}/{key}": a for place, arrays in enumerate(statistics) for key, a in arrays.items()}
             files[folder.STATISTICS] = by_rank
@@ -204,14 +205,15 @@ class Saver:
 
 def optimizer_arrays(model: nn.Layer, optimizer: paddle.optimizer.Optimizer) -> Arrays:
     """Returns the optimizer's accumulators by structured name (``blocks.0.norm1.weight/moment1_0``): Paddle's own names
-    count the layers made in a process, and another process may count differently.
+    count the layers made in a process, and another process may count differently. Every rank calls it: rank 0 gets
+    them whole, however they are shared out, the others nothing.
     """
     structured = {parameter.name: name for name, parameter in model.named_parameters()}
-    arrays = {}
+    own = {}
     # Until a step, Paddle 2.6 holds what was restored apart.
     state = {**optimizer._accumulators_holder, **optimizer.state_dict()}
     for key, value in state.items():
         owner = next((name for name in structured if key.startswith(f"{name}_")), None)
         if owner is not None:
-            arrays[f"{structured[owner]}/{key[len(owner) + 1 :]}"] = value.numpy()
-    return arrays
+            own[f"{structured[owner]}/{key[len(owner) + 1 :]}"] = value
+    return whole_state(optimizer, own)

@@ -26,7 +26,7 @@ def build_optimizer(config: CfgNode, model: nn.Layer) -> paddle.optimizer.Optimi
     for name, parameter in model.named_parameters():
         parameter.optimize_attr["learning_rate"] = scales[name]
         parameter.regularizer = L2Decay(train.WEIGHT_DECAY) if coupled and name in decayed else None
-    common = {"learning_rate": train.BASE_LR, "parameters": model.parameters()}
+    common = {"learning_rate": train.BASE_LR, "parameters": [p for p in model.parameters() if not p.stop_gradient]}
     betas = {"beta1": options.BETAS[0], "beta2": options.BETAS[1]}
     adam = {**common, **betas, "epsilon": options.EPS}
     decoupled = {"weight_decay": train.WEIGHT_DECAY, "apply_decay_param_fun": names.__contains__}

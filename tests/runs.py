@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 import numpy as np
-import paddle
+from paddle.distributed.fleet.base import topology
 from safetensors.numpy import load_file
 
 import engine
+import parallel
 import utils
 from config import get_config
 from datasets import ArrayDataset, get_datasets
@@ -26,8 +27,10 @@ def train(options, output, length=None):
     utils.seed_everything(config.SEED)
     model = build_model(config)
     freeze(config, model)
-    network = paddle.DataParallel(model) if utils.world_size() > 1 else model
-    engine.fit(config, network, dataset, val, Run(config, dataset.classes))
+    if config.DIST.ENGINE == "fleet":
+        topology._HYBRID_PARALLEL_GROUP = None  # else fleet keeps the first strategy of a process
+        parallel.init(config)
+    engine.fit(config, parallel.wrap_model(config, model), dataset, val, Run(config, dataset.classes))
     return float(sum(np.abs(p.numpy().astype(np.float64)).sum() for p in model.state_dict().values()))
 
 
