@@ -113,7 +113,7 @@ class ShardedOptimizer:
         owner = self.owners[parameter.name]
         dist.reduce(parameter.grad, owner)
         if owner != rank():
-            parameter.clear_gradient(set_to_zero=False)
+            parameter.clear_gradient(False)  # by position: Paddle ignores the keyword set_to_zero
 
     @paddle.no_grad()
     def reduce_gradients(self) -> None:
