@@ -8,6 +8,7 @@ import contextlib
 import functools
 import io
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,11 +29,26 @@ def init(config: CfgNode) -> None:
         return
     with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():  # Paddle's banner; groups of others
         warnings.simplefilter("ignore")
+        dist.init_parallel_env()
         if config.DIST.ENGINE == "fleet":
             set_log_level("ERROR")
-            fleet.init(is_collective=True, strategy=_strategy(config), log_level="ERROR")
-        else:
-            dist.init_parallel_env()
+            with _groups_of_gloo() if dist.get_backend() == "GLOO" else contextlib.nullcontext():
+                fleet.init(is_collective=True, strategy=_strategy(config), log_level="ERROR")
+
+
+@contextlib.contextmanager
+def _groups_of_gloo() -> Iterator[None]:
+    """Lets fleet have the run's own group wherever it wants one of all ranks: of three or more, gloo often fails to
+    connect in any further group ("Connection refused", in Paddle 2.6 and 3.3).
+    """
+    new_group, everyone = dist.new_group, list(range(world_size()))
+    dist.new_group = lambda ranks, **options: (
+        dist.get_group() if sorted(ranks) == everyone else new_group(ranks, **options)
+    )
+    try:
+        yield
+    finally:
+        dist.new_group = new_group
 
 
 def _strategy(config: CfgNode) -> fleet.DistributedStrategy:
@@ -143,18 +159,16 @@ def reduce_gradients(optimizer: Any) -> None:
 def whole_state(optimizer: Any, state: dict[str, paddle.Tensor]) -> dict[str, np.ndarray]:
     """Returns on rank 0 the state of all parameters, on other ranks nothing; every rank calls it with its own state.
 
-    Shares go to rank 0 one tensor at a time.
+    Shares travel one tensor at a time, to every rank: with more than two, gloo loses messages from one to another.
     """
     if not isinstance(optimizer, ShardedOptimizer):
         return {key: tensor.numpy() for key, tensor in state.items()} if rank() == 0 else {}
     arrays = {}
     for owner, share in enumerate(all_gather({key: (tensor.shape, tensor.dtype) for key, tensor in state.items()})):
         for key, (shape, dtype) in share.items():
-            if rank() == owner != 0:
-                dist.send(state[key], 0)
-            elif rank() == 0:
-                tensor = state[key] if owner == 0 else paddle.empty(shape, dtype)
-                if owner:
-                    dist.recv(tensor, owner)
+            tensor = state[key] if owner == rank() else paddle.empty(shape, dtype)
+            if owner:
+                dist.broadcast(tensor, owner)
+            if rank() == 0:
                 arrays[key] = tensor.numpy()
     return arrays
