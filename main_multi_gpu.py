@@ -21,7 +21,6 @@ def main_worker(config, dataset_train, dataset_val):
     import supervision
     import utils
     from models import build_model
-    from models.layers.batch_norm import synchronised
     from optim import freeze
     from prepare import share_batch
     from records import Run
@@ -42,8 +41,6 @@ def main_worker(config, dataset_train, dataset_val):
         engine.evaluate_only(config, model, dataset_val, run)
     else:
         freeze(config, model)  # before the wrapper, which waits for the gradients of what trains
-        if config.TRAIN.SYNC_BN and ranks > 1:
-            model = synchronised(model)
         engine.fit(config, parallel.wrap_model(config, model), dataset_train, dataset_val, run)
     supervision.end_workers()
 

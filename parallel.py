@@ -20,6 +20,7 @@ from paddle.distributed.fleet.utils.log_util import set_log_level
 from yacs.config import CfgNode
 
 from errors import InputError
+from models.layers.batch_norm import synchronise
 from utils import all_gather, rank, world_size
 
 
@@ -62,9 +63,15 @@ def _strategy(config: CfgNode) -> fleet.DistributedStrategy:
 
 
 def wrap_model(config: CfgNode, model: nn.Layer) -> nn.Layer:
-    """Returns the network to train: its parameters are rank 0's; what is frozen has to be so already."""
+    """Returns the network to train: its parameters are rank 0's; what is frozen has to be so already.
+
+    Raises:
+        InputError: TRAIN.SYNC_BN can't be had.
+    """
     if world_size() == 1:
         return model
+    if config.TRAIN.SYNC_BN:
+        synchronise(model)
     return fleet.distributed_model(model) if config.DIST.ENGINE == "fleet" else paddle.DataParallel(model)
 
 

@@ -15,7 +15,7 @@ from config import get_config
 from errors import InputError
 from models import build_model, create_model, list_models
 from models.layers import batch_norm
-from models.layers.batch_norm import synchronised
+from models.layers.batch_norm import synchronise
 from models.resnet import ResNet
 from optim import build_schedule
 from options import leaves
@@ -75,12 +75,12 @@ def test_batch_norm_is_synchronised_with_its_parameters_and_statistics(monkeypat
     with pytest.raises(
         InputError, match="TRAIN.SYNC_BN is True, but no GPU is visible and Paddle's SyncBatchNorm runs"
     ):
-        synchronised(model)
+        synchronise(model)
     with pytest.raises(InputError, match="TRAIN.SYNC_BN is True, but VisionTransformer has no batch norm"):
-        synchronised(create_model("vit_digits"))
+        synchronise(create_model("vit_digits"))
     before, parameters = model.state_dict(), dict(model.named_parameters())
     monkeypatch.setattr(batch_norm, "num_gpus", lambda: 1)
-    assert synchronised(model) is model
+    synchronise(model)
     assert not any(isinstance(layer, nn.BatchNorm2D) for layer in model.sublayers())
     assert sum(isinstance(layer, nn.SyncBatchNorm) for layer in model.sublayers()) == 20
     assert all(model.state_dict()[name] is tensor for name, tensor in before.items())

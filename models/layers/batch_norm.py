@@ -44,9 +44,9 @@ def hold_frozen_statistics(model: nn.Layer) -> None:
             layer.eval()
 
 
-def synchronised(model: nn.Layer) -> nn.Layer:
-    """Returns ``model``, changed in place: every batch norm is a ``paddle.nn.SyncBatchNorm``, whose statistics are of
-    all processes' images, with its parameters and their names.
+def synchronise(model: nn.Layer) -> None:
+    """Makes every batch norm of ``model`` a ``paddle.nn.SyncBatchNorm``, whose statistics are of all processes' images,
+    with the same parameters and names.
 
     Raises:
         InputError: there is no batch norm, or no GPU: Paddle's kernel runs on GPUs alone.
@@ -66,4 +66,3 @@ def synchronised(model: nn.Layer) -> nn.Layer:
                 statistics_as_buffers(ours)
                 ours.weight, ours.bias, ours._mean, ours._variance = norm.weight, norm.bias, norm._mean, norm._variance
                 setattr(parent, name, ours)
-    return model
