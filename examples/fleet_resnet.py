@@ -1,0 +1,112 @@
+"""ResNet on Paddle's Fleet: data parallelism as its guide shows it, on random images.
+
+    python -m paddle.distributed.launch --gpus=0,1 --log_dir logs examples/fleet_resnet.py     # GPUs: not run
+    python -m paddle.distributed.launch --nproc_per_node 2 --log_dir logs examples/fleet_resnet.py --image_size 32
+    python examples/fleet_resnet.py --image_size 32                                            # one process
+
+Rank r prints into logs/workerlog.r: the loss and accuracies of its own batches. The rate is proportional to the global
+batch (--batch_size times the processes), so that the number of processes may change, and rises to that over the first
+epoch. Every rank takes equally many steps, or those with more would wait for ever: the tail is dropped.
+"""
+
+import argparse
+import zlib  # noqa: F401  (Paddle 2.6 carries another one that crashes Python's, unless that is loaded already)
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+import paddle.nn.functional as F
+from paddle import nn
+from paddle.distributed import fleet
+from paddle.io import DataLoader, Dataset, DistributedBatchSampler
+from paddle.vision.models import ResNet
+from paddle.vision.models.resnet import BasicBlock, BottleneckBlock
+
+BASE_BATCH = 32  # the global batch that --base_lr is meant for
+MOMENTUM, L2_DECAY = 0.9, 1e-4
+
+
+class RandomDataset(Dataset):
+    """Random images [3, S, S] with random labels [1]; a sample is a function of its index, whichever process loads it."""
+
+    def __init__(self, num_samples: int, image_size: int, num_classes: int) -> None:
+        super().__init__()
+        self.num_samples, self.image_size, self.num_classes = num_samples, image_size, num_classes
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng(index)
+        image = rng.random([3, self.image_size, self.image_size], np.float32)
+        return image, rng.integers(self.num_classes, size=1)
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+def learning_rate(base_lr: float, global_batch: int, warmup_steps: int) -> paddle.optimizer.lr.LRScheduler:
+    """Returns a rate that rises in ``warmup_steps`` from ``base_lr`` to what is proportional to ``global_batch``."""
+    peak = base_lr * global_batch / BASE_BATCH
+    return paddle.optimizer.lr.LinearWarmup(peak, warmup_steps, start_lr=min(base_lr, peak), end_lr=peak)
+
+
+def largest_difference(model: nn.Layer) -> float:
+    """Returns how far any rank's parameters are from rank 0's."""
+    found = []
+    for parameter in model.parameters():
+        first = parameter.clone().detach()
+        dist.broadcast(first, src=0)
+        found.append((parameter.detach() - first).abs().max())
+    largest = paddle.stack(found).max()
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return largest.item()
+
+
+def train_model(args: argparse.Namespace) -> None:
+    """What each process does."""
+    fleet.init(is_collective=True)
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    paddle.seed(0)
+    block = BottleneckBlock if args.depth >= 50 else BasicBlock
+    model = ResNet(block, args.depth, num_classes=args.num_classes)
+    dataset = RandomDataset(args.num_samples, args.image_size, args.num_classes)
+    sampler = DistributedBatchSampler(dataset, args.batch_size, ranks, rank, shuffle=False, drop_last=True)
+    loader = DataLoader(dataset, batch_sampler=sampler, num_workers=args.num_workers)
+    rate = learning_rate(args.base_lr, args.batch_size * ranks, warmup_steps=len(sampler))
+    decay = paddle.regularizer.L2Decay(L2_DECAY)
+    optimizer = paddle.optimizer.Momentum(rate, MOMENTUM, parameters=model.parameters(), weight_decay=decay)
+    if ranks > 1:  # Paddle 3.3's distributed_model takes one process for a pipeline, and fails
+        model = fleet.distributed_model(model)
+        optimizer = fleet.distributed_optimizer(optimizer)
+    if rank == 0:
+        batches = f"{len(sampler)} steps of {args.batch_size} x {ranks} = {args.batch_size * ranks} images an epoch"
+        print(f"{batches}; learning rate {rate.start_lr:g} -> {rate.end_lr:g}", flush=True)
+    for epoch in range(args.epochs):
+        model.train()
+        for batch_id, (images, labels) in enumerate(loader):
+            logits = model(images)
+            loss = F.cross_entropy(logits, labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.clear_grad()
+            rate.step()
+            if batch_id % args.report == 0:
+                acc1, acc5 = (paddle.metric.accuracy(logits, labels, k=k) for k in (1, 5))
+                values = (epoch, batch_id, loss.item(), acc1.item(), acc5.item())
+                print("[Epoch %d, batch %d] loss: %.5f, acc1: %.5f, acc5: %.5f" % values, flush=True)
+    if ranks > 1:
+        differ = largest_difference(model)
+        if rank == 0:
+            print(f"parameters of {ranks} ranks differ by {differ:.1e}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--num_samples", type=int, default=3200)
+    parser.add_argument("--batch_size", type=int, default=32, help="per process")
+    parser.add_argument("--image_size", type=int, default=224)
+    parser.add_argument("--num_classes", type=int, default=102)
+    parser.add_argument("--depth", type=int, default=50, choices=(18, 34, 50, 101, 152))
+    parser.add_argument("--base_lr", type=float, default=0.1, help=f"of a global batch of {BASE_BATCH}")
+    parser.add_argument("--num_workers", type=int, default=1)
+    parser.add_argument("--report", type=int, default=5, help="steps between two lines")
+    train_model(parser.parse_args())

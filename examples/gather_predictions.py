@@ -1,0 +1,100 @@
+"""Predictions of a model, made by several processes, in one CSV file: index, label, prediction, probability.
+
+    python examples/gather_predictions.py -output predictions.csv [-cfg FILE] [-pretrained WEIGHTS] [-ngpus N] ...
+
+takes the flags of main_multi_gpu.py; without -cfg it is vit_digits on the digits, without -pretrained the weights are
+fresh. ``utils.all_gather`` takes any objects, whose sizes may differ from rank to rank: the file has every sample of the
+validation set once, in its order, whatever the number of processes. With GPUs there is one process on each (not run).
+"""
+
+import csv
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run by its path: only examples/ is there
+
+from config import config_from_arguments  # noqa: E402
+from errors import InputError, reported  # noqa: E402
+
+COLUMNS = ("index", "label", "prediction", "probability")
+
+
+def predictions(config, model, dataset, rank: int, ranks: int) -> list[tuple[int, int, int, float]]:
+    """Returns the rows of this rank's share of ``dataset``."""
+    import paddle
+    from paddle.nn import functional as F
+
+    from datasets import get_dataloader
+    from transforms import Normalize
+
+    loader = get_dataloader(config, dataset, "val", rank, ranks)
+    normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
+    model.eval()
+    labels, predicted, probable = [], [], []  # they stay on the device until the end: no step waits for a copy
+    with paddle.no_grad():
+        for pixels, label in loader:
+            probabilities = F.softmax(model(normalize(pixels)), axis=1)
+            labels.append(label)
+            predicted.append(probabilities.argmax(1))
+            probable.append(probabilities.max(1))
+    if not labels:  # fewer samples than ranks
+        return []
+    columns = (paddle.concat(column).tolist() for column in (labels, predicted, probable))
+    return list(zip(loader.batch_sampler.indices, *columns, strict=True))
+
+
+def worker(config, dataset, file: Path) -> None:
+    """What each process does."""
+    import paddle.distributed as dist
+
+    import utils
+    from models import build_model
+    from weights import load_weights
+
+    if utils.world_size() > 1:
+        dist.init_parallel_env()
+    utils.set_device_flags(config, utils.world_size())
+    utils.seed_everything(config.SEED)  # fresh weights are the same on every rank
+    model = build_model(config)
+    if config.MODEL.PRETRAINED:
+        load_weights(model, config.MODEL.PRETRAINED)
+    shares = utils.all_gather(predictions(config, model, dataset, utils.rank(), utils.world_size()))
+    if utils.rank() == 0:
+        rows = sorted(row for share in shares for row in share)
+        with utils.written_whole(file) as opened:
+            writer = csv.writer(opened, lineterminator="\n")
+            writer.writerow(COLUMNS)
+            writer.writerows((*row, f"{probability:.6f}") for *row, probability in rows)
+        hits = sum(label == prediction for _, label, prediction, _ in rows)
+        print(f"{file}: {' + '.join(str(len(share)) for share in shares)} = {len(rows)} samples, {hits} right")
+
+
+def spawned(config, dataset, file: Path) -> None:
+    """``worker`` in a process of its own: one line on stderr where it fails."""
+    with reported():
+        worker(config, dataset, file)
+
+
+def main() -> None:
+    """Reads the data once and hands it to a process per device."""
+    given = sys.argv[1:]
+    config = config_from_arguments("gather_predictions.py", given if "cfg" in " ".join(given) else ["-cfg=vit_digits", *given])
+    if not config.OUTPUT:
+        raise InputError("-output is missing: the CSV file to write")
+    import paddle.distributed as dist
+
+    import utils
+    from config import with_values
+    from datasets import get_datasets
+    from weights.preprocessing import with_preprocessing
+
+    config, _, dataset = get_datasets(with_preprocessing(with_values(config, EVAL=True)))
+    ranks = utils.num_processes(config.NGPUS)
+    os.environ["PADDLE_LOCAL_SIZE"] = str(ranks)
+    dist.spawn(spawned, args=(config, dataset, Path(config.OUTPUT)), nprocs=ranks)
+
+
+if __name__ == "__main__":
+    with reported():
+        main()

@@ -1,0 +1,102 @@
+"""The smallest distributed training: ``spawn``, ``DataParallel``, ``DistributedBatchSampler``, five points in a plane.
+
+    python examples/spawn_minimal.py                          # a process per visible GPU, or 2 on a CPU
+    CUDA_VISIBLE_DEVICES=0,2 python examples/spawn_minimal.py # on these two GPUs (GPUs: not run)
+    MASTER_PORT=12355 python examples/spawn_minimal.py        # the ranks meet at this port instead of a free one
+
+Each rank prints the losses of its own batches. The accuracies are of all ranks, each sample counted once, and rank 0
+prints them: the batches of training would count some samples twice and drop others, and every rank would print.
+"""
+
+import argparse
+import os
+import zlib  # noqa: F401  (Paddle 2.6 carries another one that crashes Python's, unless that is loaded already)
+
+import paddle
+import paddle.distributed as dist
+import paddle.nn.functional as F
+from paddle import nn
+from paddle.io import DataLoader, Dataset, DistributedBatchSampler
+
+TRAIN = ([[-1.4, 2.9], [-0.8, 3.2], [-0.4, 2.4], [2.2, -1.0], [2.8, -1.7]], [0, 0, 0, 1, 1])
+TEST = ([[-0.7, 2.7], [2.5, -1.3]], [0, 1])
+
+
+class Points(Dataset):
+    """Points [n, 2] with their labels [n]."""
+
+    def __init__(self, features: list[list[float]], labels: list[int]) -> None:
+        super().__init__()
+        self.features, self.labels = paddle.to_tensor(features), paddle.to_tensor(labels)
+
+    def __getitem__(self, index: int) -> tuple[paddle.Tensor, paddle.Tensor]:
+        return self.features[index], self.labels[index]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def build_network(num_inputs: int = 2, num_outputs: int = 2) -> nn.Layer:
+    """Returns a network of two hidden layers: [B, num_inputs] -> logits [B, num_outputs]."""
+    hidden = [nn.Linear(num_inputs, 30), nn.ReLU(), nn.Linear(30, 20), nn.ReLU()]
+    return nn.Sequential(*hidden, nn.Linear(20, num_outputs))
+
+
+@paddle.no_grad()
+def compute_accuracy(network: nn.Layer, dataset: Points) -> float:
+    """Returns the share of samples of ``dataset`` that the network tells right; every rank calls it.
+
+    Ranks may have different numbers of samples, so hits and samples are summed over the ranks and divided once.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    own = list(range(rank, len(dataset), ranks))
+    counts = paddle.to_tensor([0.0, len(own)])
+    if own:
+        hits = network(dataset.features[own]).argmax(1) == dataset.labels[own]
+        counts[0] = hits.astype("float32").sum()
+    if ranks > 1:
+        dist.all_reduce(counts)
+    hits, samples = counts.tolist()
+    return hits / samples
+
+
+def main(num_epochs: int) -> None:
+    """What each process does."""
+    if dist.get_world_size() > 1:
+        dist.init_parallel_env()
+    rank = dist.get_rank()
+    train, test = Points(*TRAIN), Points(*TEST)
+    sampler = DistributedBatchSampler(train, batch_size=2, shuffle=True, drop_last=True)
+    loader = DataLoader(train, batch_sampler=sampler)
+    paddle.seed(123)
+    network = build_network()
+    parallel = paddle.DataParallel(network) if dist.get_world_size() > 1 else network
+    optimizer = paddle.optimizer.SGD(0.5, parameters=parallel.parameters())
+    place = f"[{paddle.get_device().partition(':')[0].upper()}{rank}]"
+    for epoch in range(num_epochs):
+        sampler.set_epoch(epoch)  # otherwise each epoch has the same order
+        network.train()
+        for features, labels in loader:
+            loss = F.cross_entropy(parallel(features), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.clear_grad()
+            where = f"{place} Epoch: {epoch + 1:03d}/{num_epochs:03d} | Batchsize {labels.shape[0]:03d}"
+            print(f"{where} | Train/Val Loss: {loss.item():.2f}", flush=True)
+    network.eval()
+    accuracies = {"Training": compute_accuracy(network, train), "Test": compute_accuracy(network, test)}
+    if rank == 0:
+        for name, accuracy in accuracies.items():
+            print(f"{place} {name} accuracy", accuracy, flush=True)
+
+
+if __name__ == "__main__":
+    gpus = paddle.device.cuda.device_count() if paddle.device.is_compiled_with_cuda() else 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, default=gpus or 2, help="(default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=3)
+    arguments = parser.parse_args()
+    if os.environ.get("MASTER_PORT"):  # Paddle takes it where there is an address, too
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    print(f"Paddle version: {paddle.__version__}\nNumber of GPUs available: {gpus}", flush=True)
+    dist.spawn(main, args=(arguments.epochs,), nprocs=arguments.processes)
