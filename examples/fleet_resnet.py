@@ -5,8 +5,7 @@
     python examples/fleet_resnet.py --image_size 32                                            # one process
 
 Rank r prints into logs/workerlog.r: the loss and accuracies of its own batches. The rate is proportional to the global
-batch (--batch_size times the processes), so that the number of processes may change, and rises to that over the first
-epoch. Every rank takes equally many steps, or those with more would wait for ever: the tail is dropped.
+batch (--batch_size times the processes), so that the number of processes may change, and rises in the first epoch. Every rank takes equally many steps, or those with more would wait for ever: the tail is dropped.
 """
 
 import argparse
@@ -43,15 +42,15 @@ class RandomDataset(Dataset):
 
 
 def learning_rate(base_lr: float, global_batch: int, warmup_steps: int) -> paddle.optimizer.lr.LRScheduler:
-    """Returns a rate that rises in ``warmup_steps`` from ``base_lr`` to what is proportional to ``global_batch``."""
+    """Returns a rate proportional to the global batch, that begins with a tenth of it and rises for ``warmup_steps``."""
     peak = base_lr * global_batch / BASE_BATCH
-    return paddle.optimizer.lr.LinearWarmup(peak, warmup_steps, start_lr=min(base_lr, peak), end_lr=peak)
+    return paddle.optimizer.lr.LinearWarmup(peak, warmup_steps, start_lr=peak / 10, end_lr=peak)
 
 
 def largest_difference(model: nn.Layer) -> float:
-    """Returns how far any rank's parameters are from rank 0's."""
+    """Returns how far any rank's trained parameters are from rank 0's; batch norm's statistics are each rank's own."""
     found = []
-    for parameter in model.parameters():
+    for parameter in (p for p in model.parameters() if not p.stop_gradient):
         first = parameter.clone().detach()
         dist.broadcast(first, src=0)
         found.append((parameter.detach() - first).abs().max())
@@ -78,7 +77,7 @@ def train_model(args: argparse.Namespace) -> None:
         optimizer = fleet.distributed_optimizer(optimizer)
     if rank == 0:
         batches = f"{len(sampler)} steps of {args.batch_size} x {ranks} = {args.batch_size * ranks} images an epoch"
-        print(f"{batches}; learning rate {rate.start_lr:g} -> {rate.end_lr:g}", flush=True)
+        print(f"{batches}; learning rate {rate.start_lr:g} to {rate.end_lr:g}", flush=True)
     for epoch in range(args.epochs):
         model.train()
         for batch_id, (images, labels) in enumerate(loader):

@@ -8,7 +8,6 @@ validation set once, in its order, whatever the number of processes. With GPUs t
 """
 
 import csv
-import os
 import sys
 from pathlib import Path
 
@@ -78,8 +77,7 @@ def spawned(config, dataset, file: Path) -> None:
 
 def main() -> None:
     """Reads the data once and hands it to a process per device."""
-    given = sys.argv[1:]
-    config = config_from_arguments("gather_predictions.py", given if "cfg" in " ".join(given) else ["-cfg=vit_digits", *given])
+    config = config_from_arguments("gather_predictions.py", ["-cfg=vit_digits", *sys.argv[1:]])  # the last -cfg counts
     if not config.OUTPUT:
         raise InputError("-output is missing: the CSV file to write")
     import paddle.distributed as dist
@@ -91,7 +89,6 @@ def main() -> None:
 
     config, _, dataset = get_datasets(with_preprocessing(with_values(config, EVAL=True)))
     ranks = utils.num_processes(config.NGPUS)
-    os.environ["PADDLE_LOCAL_SIZE"] = str(ranks)
     dist.spawn(spawned, args=(config, dataset, Path(config.OUTPUT)), nprocs=ranks)
 
 
