@@ -5,7 +5,8 @@
     python examples/fleet_resnet.py --image_size 32                                            # one process
 
 Rank r prints into logs/workerlog.r: the loss and accuracies of its own batches. The rate is proportional to the global
-batch (--batch_size times the processes), so that the number of processes may change, and rises in the first epoch. Every rank takes equally many steps, or those with more would wait for ever: the tail is dropped.
+batch (--batch_size times the processes), so that the number of processes may change, and rises in the first epoch.
+Every rank takes equally many steps, or those with more would wait for ever: the tail is dropped.
 """
 
 import argparse
@@ -26,7 +27,7 @@ MOMENTUM, L2_DECAY = 0.9, 1e-4
 
 
 class RandomDataset(Dataset):
-    """Random images [3, S, S] with random labels [1]; a sample is a function of its index, whichever process loads it."""
+    """Random images [3, S, S] with labels [1]; a sample is a function of its index, whichever process loads it."""
 
     def __init__(self, num_samples: int, image_size: int, num_classes: int) -> None:
         super().__init__()
@@ -42,7 +43,7 @@ class RandomDataset(Dataset):
 
 
 def learning_rate(base_lr: float, global_batch: int, warmup_steps: int) -> paddle.optimizer.lr.LRScheduler:
-    """Returns a rate proportional to the global batch, that begins with a tenth of it and rises for ``warmup_steps``."""
+    """Returns a rate proportional to the global batch, to which it rises from a tenth in ``warmup_steps``."""
     peak = base_lr * global_batch / BASE_BATCH
     return paddle.optimizer.lr.LinearWarmup(peak, warmup_steps, start_lr=peak / 10, end_lr=peak)
 
@@ -89,8 +90,8 @@ def train_model(args: argparse.Namespace) -> None:
             rate.step()
             if batch_id % args.report == 0:
                 acc1, acc5 = (paddle.metric.accuracy(logits, labels, k=k) for k in (1, 5))
-                values = (epoch, batch_id, loss.item(), acc1.item(), acc5.item())
-                print("[Epoch %d, batch %d] loss: %.5f, acc1: %.5f, acc5: %.5f" % values, flush=True)
+                values = f"loss: {loss.item():.5f}, acc1: {acc1.item():.5f}, acc5: {acc5.item():.5f}"
+                print(f"[Epoch {epoch}, batch {batch_id}] {values}", flush=True)
     if ranks > 1:
         differ = largest_difference(model)
         if rank == 0:

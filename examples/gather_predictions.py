@@ -3,8 +3,8 @@
     python examples/gather_predictions.py -output predictions.csv [-cfg FILE] [-pretrained WEIGHTS] [-ngpus N] ...
 
 takes the flags of main_multi_gpu.py; without -cfg it is vit_digits on the digits, without -pretrained the weights are
-fresh. ``utils.all_gather`` takes any objects, whose sizes may differ from rank to rank: the file has every sample of the
-validation set once, in its order, whatever the number of processes. With GPUs there is one process on each (not run).
+fresh. ``utils.all_gather`` takes any objects, whose sizes may differ from rank to rank: the file has every sample of
+the validation set once, in its order, for any number of processes. With GPUs there is one process on each (not run).
 """
 
 import csv
@@ -13,8 +13,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run by its path: only examples/ is there
 
-from config import config_from_arguments  # noqa: E402
-from errors import InputError, reported  # noqa: E402
+from config import config_from_arguments
+from errors import InputError, reported
 
 COLUMNS = ("index", "label", "prediction", "probability")
 

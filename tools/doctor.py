@@ -1,0 +1,228 @@
+"""Looks at this machine, and at how its processes reach each other: one screen, each line ok or what to do.
+
+    python tools/doctor.py [-ngpus N] [-master HOST:PORT] [-cfg FILE] [-dataset NAME] [-data_path DIR] ...
+    python -m paddle.distributed.launch --nnodes 2 --master HOST:PORT ... tools/doctor.py     (on each machine)
+
+The first starts N ranks here (default: one per visible GPU, or 2) and times an all-reduce between them. Launched on
+several machines it is one of their ranks, and the all-reduce is over all; rank 0 tells what is wrong on any.
+Exit status 0: all is well; 1: something is to do. On GPUs (NCCL) not run.
+"""
+
+import argparse
+import multiprocessing
+import os
+import queue
+import socket
+import statistics
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+
+from errors import reported  # noqa: E402
+from tools import machine  # noqa: E402
+
+ELEMENTS = 22_050_664  # float32: the gradients of ViT-S/16
+REPEATS = 5
+LEAST_RATE = 0.1e9  # bytes per second: less than the slowest network anybody trains over
+MOST_SKEW = 5.0  # seconds between the hosts' clocks
+
+# ------------------------------------------------------------ between ranks
+
+
+def rank_of(answers: Any, told: list[str]) -> None:
+    """What each rank does, in a process of its own, which may hang: joins, times, gathers what each host has told."""
+    try:
+        import paddle
+        import paddle.distributed as dist
+
+        import utils
+
+        utils.die_with_parent()
+        paddle.disable_signal_handler()
+        rank, ranks = utils.rank(), utils.world_size()
+        if ranks > 1:
+            dist.init_parallel_env()
+        answers.put((rank, "joined"))
+        times, right = [], True
+        for _ in range(REPEATS + 1):
+            tensor = paddle.full([ELEMENTS], rank + 1.0)
+            utils.all_gather(None)  # all begin together
+            start = time.perf_counter()
+            if ranks > 1:
+                dist.all_reduce(tensor)
+            right = tensor[-1].item() == ranks * (ranks + 1) / 2 and right  # reading waits for the device
+            times.append(time.perf_counter() - start)
+        hosts = utils.all_gather((socket.gethostname(), told, time.time()))
+        backend = dist.get_backend() if ranks > 1 else "nothing"
+        answers.put((rank, (ranks, backend, statistics.median(times[1:]), right, hosts)))
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        answers.put((int(os.environ.get("PADDLE_TRAINER_ID") or 0), RuntimeError(lines[-1])))
+
+
+def num_ranks_here(ngpus: int | None) -> int:
+    """Returns how many ranks run on this machine: the launcher's, or as many as -ngpus asks for."""
+    import utils
+
+    if utils.launched():
+        return int(os.environ.get("PADDLE_LOCAL_SIZE") or 1)
+    return utils.num_gpus() or 2 if ngpus is None else utils.num_processes(ngpus)
+
+
+def start_ranks(ngpus: int | None, told: list[str]) -> tuple[Any, Any]:
+    """Starts the ranks of this process, one if a launcher did; returns (what has ``processes``, their answers' queue)."""
+    import paddle.distributed as dist
+
+    import utils
+
+    spawn = multiprocessing.get_context("spawn")
+    answers = spawn.Queue()
+    ranks = num_ranks_here(ngpus)
+    if not utils.launched() and ranks > 1:
+        return dist.spawn(rank_of, args=(answers, told), nprocs=ranks, join=False), answers
+    own = spawn.Process(target=rank_of, args=(answers, told), daemon=True)
+    own.start()
+    return types.SimpleNamespace(processes=[own]), answers
+
+
+def all_reduce(processes: list[Any], answers: Any, first: int, timeout: float) -> tuple[machine.Finding, list[tuple]]:
+    """Waits for the ranks, ``first`` and those that follow; returns the finding and what each rank's host has told.
+
+    A rank that doesn't answer within ``timeout`` seconds is named; all are ended.
+    """
+    deadline = time.monotonic() + timeout
+    waiting = {first + place: "didn't join" for place in range(len(processes))}
+    result: Any = None
+    try:
+        while waiting:
+            try:
+                rank, answer = answers.get(timeout=0.1)
+            except queue.Empty:
+                lost = [first + p for p, process in enumerate(processes) if process.exitcode]
+                if lost:
+                    return (False, f"rank {lost[0]} ended with {processes[lost[0] - first].exitcode}"), []
+                if time.monotonic() > deadline:
+                    who = ", ".join(f"rank {rank} {state}" for rank, state in sorted(waiting.items()))
+                    advice = (
+                        "do all ranks run? check firewalls, GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME), NCCL_DEBUG=INFO"
+                    )
+                    return (False, f"no answer in {timeout:g} s: {who}; {advice}"), []
+                continue
+            if isinstance(answer, Exception):
+                return (False, f"rank {rank}: {answer}"), []
+            if answer == "joined":
+                waiting[rank] = "joined, but didn't end its all-reduces"
+            else:
+                del waiting[rank]
+                result = answer
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    ranks, backend, seconds, right, hosts = result
+    size = 4 * ELEMENTS
+    found = f"{size / 1e6:.0f} MB between {ranks} ranks over {backend}: {1e3 * seconds:.0f} ms, median of {REPEATS}"
+    if not right:
+        return (False, f"{found}, but the sums are wrong; check memory and network hardware"), hosts
+    if size / seconds < LEAST_RATE:
+        return (False, f"{found}: less than {LEAST_RATE / 1e9:g} GB/s; choose a faster interface"), hosts
+    skew = max(clock for *_, clock in hosts) - min(clock for *_, clock in hosts)
+    if skew > MOST_SKEW:
+        return (False, f"{found}; clocks differ by {skew:.0f} s: let NTP set them"), hosts
+    return (True, found), hosts
+
+
+# ------------------------------------------------------------------- screen
+
+
+def machine_checks(arguments: argparse.Namespace, several: bool) -> Iterator[tuple[str, machine.Finding]]:
+    """Yields (name, finding) of this machine; where packages are wrong, no more than those: Paddle may not import."""
+    packages = machine.installed()
+    found = {"python": machine.python(), "paddle": machine.paddle_package(packages)}
+    found["libraries"] = machine.libraries(packages)
+    yield from found.items()
+    if not all(ok for ok, _ in found.values()):
+        return
+    checks: dict[str, Callable[[], machine.Finding]] = {
+        "devices": machine.devices,
+        "cuda": machine.cuda,
+        "interfaces": machine.interfaces,
+        "host": lambda: machine.host(socket.gethostname(), several),
+        "port": lambda: machine.port(arguments.master),
+        "shm": lambda: machine.shared_memory(arguments.shm),
+        "memory": lambda: machine.memory(num_ranks_here(arguments.ngpus)),
+        "files": machine.open_files,
+        "operators": machine.operators,
+        "clock": lambda: machine.clock(time.time()),
+        "loader": lambda: machine.loader(arguments.cfg, _options(arguments)),
+    }
+    if not arguments.master:
+        del checks["port"]
+    for name, check in checks.items():
+        yield name, check()
+
+
+def main() -> None:
+    arguments = _arguments()
+    rank = int(os.environ.get("PADDLE_TRAINER_ID") or 0)
+    launchers = int(os.environ.get("PADDLE_TRAINERS_NUM") or 1) > int(os.environ.get("PADDLE_LOCAL_SIZE") or 1)
+    findings: dict[str, machine.Finding] = {}
+    if not int(os.environ.get("PADDLE_LOCAL_RANK") or 0):  # others of its machine would find the same
+        for name, finding in machine_checks(arguments, several=launchers):
+            findings[name] = finding
+            _tell(name, finding, aloud=rank == 0)
+        if "devices" not in findings:
+            sys.exit("the other checks need these packages")
+    told = [f"{name}: {text}" for name, (ok, text) in findings.items() if not ok]
+    started, answers = start_ranks(arguments.ngpus, told)  # held: a rank that starts needs the queues of its parent
+    findings["all-reduce"], hosts = all_reduce(started.processes, answers, rank, arguments.timeout)
+    _tell("all-reduce", findings["all-reduce"], aloud=rank == 0)
+    for name, theirs, _ in hosts[1:]:
+        if theirs:
+            findings[name] = False, "; ".join(theirs)
+            _tell(name, findings[name], aloud=rank == 0)
+    if rank and not hosts:  # rank 0 hasn't heard
+        for name, finding in findings.items():
+            _tell(name, finding, aloud=not finding[0])
+    todo = sum(not ok for ok, _ in findings.values())
+    if rank == 0:
+        print(f"{todo} to do" if todo else "all is well")
+    sys.exit(1 if todo else 0)
+
+
+def _tell(name: str, finding: machine.Finding, aloud: bool) -> None:
+    if aloud:
+        print(f"{'ok  ' if finding[0] else 'todo'}  {name:10}  {finding[1]}", flush=True)
+
+
+def _options(arguments: argparse.Namespace) -> list[str]:
+    named = {"DATA.DATASET": arguments.dataset, "DATA.DATA_PATH": arguments.data_path}
+    return [word for pair in named.items() if pair[1] for word in pair] + arguments.o
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def flag(name: str, kind: type, text: str, default: Any = None, **how: Any) -> None:
+        parser.add_argument(f"-{name}", f"--{name}", type=kind, default=default, help=text, **how)
+
+    flag("ngpus", int, "ranks to start here; -1: one per GPU, or without one per core", None)
+    flag("master", str, "is this port free (here) or reachable (elsewhere)?", metavar="HOST:PORT")
+    flag("timeout", float, "seconds after which the all-reduce is given up (default: %(default)s)", 60.0)
+    flag("shm", str, "the folder of shared memory", "/dev/shm")
+    flag("cfg", str, "what the loader is tried with (default: %(default)s)", "vit_digits")
+    flag("dataset", str, "the loader's dataset")
+    flag("data_path", str, "the dataset's folder")
+    flag("o", str, "any keys of config.py, for the loader", [], nargs="+", metavar="KEY VALUE")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    with reported():
+        main()

@@ -1,0 +1,292 @@
+"""What tools/doctor.py looks at in one machine. A check returns (whether all is well, what was found or is to do)."""
+
+import ctypes
+import fcntl
+import importlib.metadata
+import itertools
+import os
+import resource
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from errors import InputError, RunError
+
+Finding = tuple[bool, str]
+
+GB = 1 << 30
+LEAST_SHM = GB  # what NVIDIA's containers ask for; Docker gives 64 MB
+LEAST_MEMORY = GB  # per process: Paddle's import alone takes a quarter
+LEAST_FILES = 1024
+LEAST_IMAGES = 100.0  # per second and worker; a core decodes and augments 400 to 1200 photographs
+LOADER_SECONDS = 2.0
+SOURCE_TIME = 1_760_000_000  # October 2025
+PACKAGES = ("paddlepaddle", "paddlepaddle-gpu", "numpy", "protobuf", "simplejpeg")
+
+# ------------------------------------------------------------ before Paddle
+
+
+def installed() -> dict[str, str]:
+    """Returns the versions of those of PACKAGES that are installed."""
+    found = {}
+    for name in PACKAGES:
+        if any(importlib.metadata.distributions(name=name)):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
+    """The interpreter."""
+    found = ".".join(map(str, version))
+    if (3, 10) <= version[:2] <= (3, 12):
+        return True, found
+    return False, f"{found}, expected 3.10 to 3.12; make PYTHON=python3.11 install"
+
+
+def paddle_package(found: dict[str, str]) -> Finding:
+    """Paddle among the packages ``found`` (``installed``)."""
+    builds = [name for name in PACKAGES[:2] if name in found]
+    if len(builds) != 1:
+        what = "paddlepaddle and paddlepaddle-gpu, of which the last one installed wins" if builds else "no Paddle"
+        return False, f"found {what}; {'uninstall both, then ' * bool(builds)}make install"
+    version = found[builds[0]]
+    if _numbers(version) < (2, 6):
+        return False, f"{builds[0]} {version}, expected 2.6.2 or 3.3.1; make install"
+    return True, f"{builds[0]} {version}{'' if version in ('2.6.2', '3.3.1') else ' (2.6.2 and 3.3.1 are tested)'}"
+
+
+def libraries(found: dict[str, str]) -> Finding:
+    """NumPy, protobuf and simplejpeg, for the Paddle among the packages ``found``."""
+    paddle = found.get("paddlepaddle-gpu") or found.get("paddlepaddle", "")
+    missing = [name for name in ("numpy", "protobuf", "simplejpeg") if name not in found]
+    if missing:
+        return False, f"{', '.join(missing)} not installed; make install"
+    shown = ", ".join(f"{name} {found[name]}" for name in PACKAGES[2:])
+    if _numbers(paddle) < (3,) and _numbers(found["numpy"]) >= (2,):
+        return False, f'{shown}: Paddle {paddle} was built against NumPy 1; pip install "numpy<2"'
+    if _numbers(paddle) < (3,) and _numbers(found["protobuf"]) >= (7,):
+        return False, f'{shown}: Paddle {paddle}\'s fleet asks for what 7 has no more; pip install "protobuf<7"'
+    return True, shown
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+
+
+# ------------------------------------------------------------------- devices
+
+
+def devices() -> Finding:
+    """What this Paddle computes on, and whether it sees the GPUs it is told to."""
+    import paddle
+
+    from utils import num_gpus
+
+    gpus, visible = num_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = [part for part in (visible or "").split(",") if part.strip() not in ("", "-1")]
+    build = "a GPU build" if paddle.device.is_compiled_with_cuda() else "a CPU build"
+    if len(named) > gpus:
+        names = f"CUDA_VISIBLE_DEVICES={visible} names {len(named)} GPUs, Paddle ({build}) sees {gpus}"
+        return False, f"{names}; name GPUs that nvidia-smi -L lists, or unset it"
+    here = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    if here and not paddle.device.is_compiled_with_cuda():
+        return False, f"{here} GPUs, but Paddle is a CPU build; make install PADDLE=... (README, Paddle for a GPU)"
+    if not gpus:
+        return True, f"no GPU is visible to {build}: on the CPU, over gloo"
+    kinds = sorted({paddle.device.cuda.get_device_properties(gpu).name for gpu in range(gpus)})
+    return True, f"{gpus} of {here or gpus} GPUs ({', '.join(kinds)})"
+
+
+def cuda() -> Finding:
+    """The CUDA that Paddle was built for, against the driver's; NCCL."""
+    import paddle
+
+    from utils import num_gpus
+
+    built = str(paddle.version.cuda())
+    if not paddle.device.is_compiled_with_cuda():
+        return True, "not needed by a CPU build"
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return True, f"Paddle is built for {built}; no driver here: it runs on the CPU"
+    number = ctypes.c_int()
+    driver.cuDriverGetVersion(ctypes.byref(number))
+    theirs = f"{number.value // 1000}.{number.value % 1000 // 10}"
+    if _numbers(theirs)[0] < _numbers(built)[0]:  # within a major version, drivers run newer builds
+        return (
+            False,
+            f"Paddle is built for {built}, the driver is of {theirs}; install a newer driver or another Paddle",
+        )
+    if not num_gpus():
+        return True, f"Paddle is built for {built}, the driver is of {theirs}"
+    try:
+        nccl = paddle.base.core.nccl_version()
+    except RuntimeError:
+        return False, "libnccl.so isn't found: no more than one GPU works; pip install nvidia-nccl-cu11 or -cu12"
+    return True, f"Paddle is built for {built}, the driver is of {theirs}, NCCL {nccl}"
+
+
+# ------------------------------------------------------------------- network
+
+
+def addresses() -> dict[str, str]:
+    """Returns the IPv4 address of each network interface that has one."""
+    found, get_address = {}, 0x8915  # SIOCGIFADDR
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(asked, get_address, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # it has none
+                continue
+            found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
+def interfaces() -> Finding:
+    """The network interfaces, and those that the environment chooses for gloo and NCCL."""
+    found = addresses()
+    shown = ", ".join(f"{name} {address}" for name, address in found.items())
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        chosen = os.environ.get(variable, "")
+        # NCCL's may be a list of prefixes, or of what to leave out (^) or to take exactly (=).
+        if chosen and chosen[0] not in "^=" and not any(n.startswith(c) for c in chosen.split(",") for n in found):
+            return False, f"{variable}={chosen} names no interface with an address; there are {shown}"
+    return True, shown
+
+
+def host(name: str, several: bool) -> Finding:
+    """The address that the host's name resolves to, where gloo listens.
+
+    Args:
+        several: whether ranks of other machines have to reach it.
+    """
+    try:
+        address = socket.gethostbyname(name)
+    except OSError as error:
+        return False, f"{name} resolves to no address ({error.strerror}); name it in /etc/hosts, with its address"
+    loopback = address.startswith("127.")
+    if loopback and several and not os.environ.get("GLOO_SOCKET_IFNAME"):
+        reason = f"{name} resolves to {address}, where gloo would listen and no other machine reaches it"
+        return False, f"{reason}; give it its address in /etc/hosts, or set GLOO_SOCKET_IFNAME and launch with --host"
+    if not loopback and address not in addresses().values():
+        return False, f"{name} resolves to {address}, which is no address of this machine; correct /etc/hosts or DNS"
+    return True, f"{name} is {address}{' (enough for one machine)' * loopback}"
+
+
+def port(master: str, timeout: float = 3.0) -> Finding:
+    """Whether HOST:PORT is free, on this machine, or can be reached, on another.
+
+    Raises:
+        InputError: ``master`` isn't HOST:PORT.
+    """
+    name, _, number = master.rpartition(":")
+    if not name or not number.isdigit() or not 0 < int(number) < 65536:
+        raise InputError(f"-master {master}: expected HOST:PORT, such as 10.0.0.1:6170")
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        return False, f"{name} resolves to no address; give the master's address, or name it in /etc/hosts"
+    if address.startswith("127.") or address in addresses().values():
+        with socket.socket() as tried:
+            try:
+                tried.bind((address, int(number)))
+            except OSError as error:
+                return False, f"{master} can't be used here ({error.strerror}); choose another port (ss -ltnp)"
+        return True, f"{master} is free on this machine"
+    try:
+        socket.create_connection((address, int(number)), timeout).close()
+    except ConnectionRefusedError:
+        return True, f"{name} answers; nothing listens at {number} yet: start there first"
+    except OSError as error:
+        return False, f"{master} doesn't answer ({error}); check the address, routes and firewalls"
+    return True, f"{master} answers"
+
+
+# ----------------------------------------------------------------- resources
+
+
+def shared_memory(folder: str = "/dev/shm", least: int = LEAST_SHM) -> Finding:
+    """The space in ``folder``, in bytes at least ``least``."""
+    advice = "docker run --shm-size=1g, or --ipc=host (NCCL and Paddle's own loader put their buffers there)"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return False, f"{folder} isn't there or can't be written; {advice}"
+    space = os.statvfs(folder)
+    free = space.f_bavail * space.f_frsize
+    if free < least:
+        return False, f"{folder} has {free / GB:.2f} GB free, expected {least / GB:g}; {advice}"
+    return True, f"{folder} has {free / GB:.1f} GB free"
+
+
+def memory(processes: int, least: int = LEAST_MEMORY) -> Finding:
+    """Memory and cores left by the machine or its container, for so many processes of ``least`` bytes."""
+    from utils import free_memory, num_cores
+
+    free, cores = free_memory(), num_cores()
+    found = f"{free / GB:.1f} GB free, {cores} cores, for {processes} processes"
+    if free < processes * least:
+        return False, f"{found}: expected {least / GB:g} GB each; raise the container's limit, or lower -ngpus"
+    return True, found
+
+
+def open_files() -> Finding:
+    """The limit on open files and sockets."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and limit < LEAST_FILES:
+        return False, f"at most {limit} open files, expected {LEAST_FILES}; ulimit -n 65536"
+    return True, "no limit" if limit == resource.RLIM_INFINITY else f"at most {limit}"
+
+
+def clock(now: float) -> Finding:
+    """The time of day, ``now`` in seconds since 1970."""
+    shown = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now))
+    if now < SOURCE_TIME:
+        return False, f"{shown} is before this toolkit was written: let NTP set the clock"
+    return True, shown
+
+
+def operators() -> Finding:
+    """The compiled operators of ops/, which CPUs are slow without."""
+    import ops
+    from utils import num_gpus
+
+    if num_gpus() or ops.load():
+        return True, "a GPU needs none" if num_gpus() else str(ops.library().parent.name)
+    return False, "not compiled for this Paddle: training takes three times as long; python -m ops.build"
+
+
+def loader(cfg: str, options: Sequence[str], least: float = LEAST_IMAGES) -> Finding:
+    """How many training images one worker loads in a second; expected: ``least``."""
+    from config import get_config
+    from datasets import get_dataloader, get_dataset
+    from utils import num_cores
+
+    fixed = ["DATA.NUM_WORKERS", "1", "DATA.BATCH_SIZE", "32", "DATA.DROP_LAST", "False"]
+    try:
+        config = get_config(cfg, [*options, *fixed, "TRAIN.NUM_EPOCHS", "1000000"])
+        dataset = get_dataset(config, "train")
+        found = get_dataloader(config, dataset, "train")
+        batches = _batches(found)
+        next(batches)  # the worker starts
+        start, images = time.perf_counter(), 0
+        while time.perf_counter() - start < LOADER_SECONDS:
+            images += len(next(batches)[0])
+        rate = images / (time.perf_counter() - start)
+        found.close()
+    except RunError as error:
+        return False, str(error)
+    told = (
+        f"{config.DATA.DATASET}, {config.DATA.IMAGE_SIZE} pixels: {rate:.0f} images/s per worker, {num_cores()} cores"
+    )
+    if rate < least:
+        return False, f"{told}: few; pack slow storage by tools/make_shards.py, or set DATA.CACHE (docs/performance.md)"
+    return True, told
+
+
+def _batches(found: Iterable) -> Iterator[list]:
+    for epoch in itertools.count(1):
+        found.batch_sampler.set_epoch(epoch)
+        yield from found
