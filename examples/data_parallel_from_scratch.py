@@ -17,15 +17,18 @@ import paddle.nn.functional as F
 from paddle import nn
 from sklearn.datasets import load_digits
 
-SHAPES = [(20, 1, 3, 3), (20,), (50, 20, 5, 5), (50,), (800, 128), (128,), (128, 10), (10,)]
+# A weight's shape, how many inputs an output sums, and how many outputs there are.
+LAYERS = [((20, 1, 3, 3), 9, 20), ((50, 20, 5, 5), 500, 50), ((800, 128), 800, 128), ((128, 10), 128, 10)]
 Params = list[paddle.Tensor]
 Batch = tuple[paddle.Tensor, paddle.Tensor]
 
 
 def init_params() -> Params:
-    """Returns the weights and biases of two convolutions and two linear layers, by He's initialisation."""
-    inputs = {4: lambda shape: math.prod(shape[1:]), 2: lambda shape: shape[0]}
-    return [paddle.randn(s) * math.sqrt(2 / inputs[len(s)](s)) if len(s) > 1 else paddle.zeros(s) for s in SHAPES]
+    """Returns weights, by He's initialisation, and biases of two convolutions and two linear layers, in turn."""
+    params = []
+    for shape, inputs, outputs in LAYERS:
+        params += [paddle.randn(shape) * math.sqrt(2 / inputs), paddle.zeros([outputs])]
+    return params
 
 
 def lenet(images: paddle.Tensor, params: Params) -> paddle.Tensor:
@@ -142,10 +145,8 @@ def worker(size: int, steps: int, lr: float) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     gpus = paddle.device.cuda.device_count() if paddle.device.is_compiled_with_cuda() else 0
-    parser.add_argument("--processes", type=int, default=max(2, gpus), help="(default: %(default)s)")
-    parser.add_argument("--batch_size", type=int, default=64, help="of all processes together")
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--lr", type=float, default=0.05)
+    for name, default in {"processes": max(2, gpus), "batch_size": 64, "steps": 10, "lr": 0.05}.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default, help="(default: %(default)s)")
     arguments = parser.parse_args()
     if arguments.processes < 2:
         parser.error(f"--processes is {arguments.processes}, expected at least 2: one has nobody to be compared with")

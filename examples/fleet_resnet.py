@@ -98,7 +98,8 @@ def train_model(args: argparse.Namespace) -> None:
             print(f"parameters of {ranks} ranks differ by {differ:.1e}")
 
 
-if __name__ == "__main__":
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Returns the flags in ``argv``; None: in the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--num_samples", type=int, default=3200)
@@ -109,4 +110,8 @@ if __name__ == "__main__":
     parser.add_argument("--base_lr", type=float, default=0.1, help=f"of a global batch of {BASE_BATCH}")
     parser.add_argument("--num_workers", type=int, default=1)
     parser.add_argument("--report", type=int, default=5, help="steps between two lines")
-    train_model(parser.parse_args())
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    train_model(parse())

@@ -9,6 +9,8 @@ Exit status 0: all is well; 1: something is to do. On GPUs (NCCL) not run.
 """
 
 import argparse
+import contextlib
+import io
 import multiprocessing
 import os
 import queue
@@ -47,7 +49,8 @@ def rank_of(answers: Any, told: list[str]) -> None:
         paddle.disable_signal_handler()
         rank, ranks = utils.rank(), utils.world_size()
         if ranks > 1:
-            dist.init_parallel_env()
+            with contextlib.redirect_stderr(io.StringIO()):  # a banner that lists its flags
+                dist.init_parallel_env()
         answers.put((rank, "joined"))
         times, right = [], True
         for _ in range(REPEATS + 1):
@@ -76,7 +79,7 @@ def num_ranks_here(ngpus: int | None) -> int:
 
 
 def start_ranks(ngpus: int | None, told: list[str]) -> tuple[Any, Any]:
-    """Starts the ranks of this process, one if a launcher did; returns (what has ``processes``, their answers' queue)."""
+    """Starts the ranks of this process, one if a launcher did; returns (their context, the queue of their answers)."""
     import paddle.distributed as dist
 
     import utils

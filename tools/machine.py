@@ -22,7 +22,7 @@ LEAST_SHM = GB  # what NVIDIA's containers ask for; Docker gives 64 MB
 LEAST_MEMORY = GB  # per process: Paddle's import alone takes a quarter
 LEAST_FILES = 1024
 LEAST_IMAGES = 100.0  # per second and worker; a core decodes and augments 400 to 1200 photographs
-LOADER_SECONDS = 2.0
+LOADER_SECONDS = 1.0
 SOURCE_TIME = 1_760_000_000  # October 2025
 PACKAGES = ("paddlepaddle", "paddlepaddle-gpu", "numpy", "protobuf", "simplejpeg")
 
@@ -95,7 +95,8 @@ def devices() -> Finding:
     if here and not paddle.device.is_compiled_with_cuda():
         return False, f"{here} GPUs, but Paddle is a CPU build; make install PADDLE=... (README, Paddle for a GPU)"
     if not gpus:
-        return True, f"no GPU is visible to {build}: on the CPU, over gloo"
+        empty = "; unset the empty CUDA_VISIBLE_DEVICES for paddle.distributed.launch" if visible == "" else ""
+        return True, f"no GPU is visible to {build}: on the CPU, over gloo{empty}"
     kinds = sorted({paddle.device.cuda.get_device_properties(gpu).name for gpu in range(gpus)})
     return True, f"{gpus} of {here or gpus} GPUs ({', '.join(kinds)})"
 
