@@ -111,7 +111,7 @@ def test_each_rank_prints_its_losses_and_rank_0_alone_the_accuracies(ran):
 @pytest.mark.slow
 def test_the_spawning_command_and_its_port(tmp_path):
     (port,) = free_ports(1)
-    printed, errors = command(tmp_path, "spawn_minimal.py", MASTER_PORT=str(port))
+    printed, errors = command(tmp_path, "spawn_minimal.py", MASTER_PORT=str(port), GLOG_minloglevel="0")
     check_spawn(printed)
     assert f"127.0.0.1:{port}" in errors  # Paddle's note on where they met
 

@@ -1,0 +1,206 @@
+"""tools/doctor.py: all well here, and each thing that it finds wrong, made wrong."""
+
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+from unittest import mock
+
+import pytest
+from conftest import ROOT
+from ranks import free_ports
+
+import ops
+from errors import InputError
+from tools import machine
+
+ABSENT = "/no/such/folder"
+ELSEWHERE = "198.51.100.7"  # of a network for documentation (RFC 5737)
+COMPILED = ops.library().is_file()
+
+
+def start(folder, *flags, **environment):
+    environment = os.environ | environment
+    words = [sys.executable, str(ROOT / "tools" / "doctor.py"), f"-shm={folder}", *flags]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(words, cwd=folder, env=environment, **streams)
+
+
+def end(process):
+    """(exit status, {name: (whether it is ok, what is told)}, what else is told); but for the compiled operators, which
+    not every machine has.
+    """
+    printed, errors = process.communicate(timeout=120)
+    lines = re.findall(r"^(ok|todo) +(\S+) +(.*)$", printed, re.MULTILINE)
+    found = {name: (word == "ok", text) for word, name, text in lines if name != "operators"}
+    return process.returncode, found, re.sub(r"^(ok|todo) .*\n", "", printed, flags=re.MULTILINE) + errors
+
+
+@pytest.mark.smoke
+def test_all_is_well_here(tmp_path):
+    (free,) = free_ports(1)
+    status, found, last = end(start(tmp_path, "-ngpus=2", f"-master=127.0.0.1:{free}"))
+    assert list(found) == [
+        "python", "paddle", "libraries", "devices", "cuda", "interfaces", "host", "port", "shm", "memory", "files",
+        "clock", "loader", "all-reduce",
+    ]  # fmt: skip
+    assert {name: text for name, (ok, text) in found.items() if not ok} == {}
+    assert (status, last.splitlines()[0]) == ((0, "all is well") if COMPILED else (1, "1 to do"))
+    assert re.fullmatch(r"88 MB between 2 ranks over GLOO: \d+ ms, median of 5", found["all-reduce"][1])
+    assert re.fullmatch(r"digits, 8 pixels: \d+ images/s per worker, \d+ cores", found["loader"][1])
+    assert found["port"][1] == f"127.0.0.1:{free} is free on this machine"
+
+
+@pytest.mark.slow
+def test_rank_0_tells_of_other_hosts_and_who_waits_in_vain_of_itself(tmp_path):
+    ports = free_ports(4)
+
+    def host(rank, ports, *flags):
+        endpoints = [f"127.0.0.1:{port}" for port in ports]
+        environment = {"PADDLE_TRAINER_ID": str(rank), "PADDLE_TRAINERS_NUM": "2", "PADDLE_LOCAL_SIZE": "1"}
+        environment |= {"PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints), "PADDLE_CURRENT_ENDPOINT": endpoints[rank]}
+        return start(tmp_path, *flags, **environment, PADDLE_DISTRI_BACKEND="gloo", GLOO_SOCKET_IFNAME="lo")
+
+    wrong = [f"-shm={ABSENT}", "-cfg=vit_digit"]
+    started = [host(0, ports[:2]), host(1, ports[:2], *wrong), host(1, ports[2:], *wrong, "-timeout=4")]
+    first, second, alone = (end(process) for process in started)
+    findings = {name: text for name, (ok, text) in first[1].items() if not ok}
+    assert list(findings) == [socket.gethostname()]
+    (theirs,) = findings.values()
+    assert f"shm: {ABSENT} isn't there or can't be written; docker run --shm-size=1g" in theirs
+    assert theirs.endswith("; loader: no configuration file vit_digit; did you mean vit_digits?")
+    assert "host: " not in theirs  # GLOO_SOCKET_IFNAME says where to listen
+    assert "between 2 ranks" in first[1]["all-reduce"][1]
+    assert [status for status, *_ in (first, second, alone)] == [1, 1, 1]
+    assert second[1] == {}
+    assert list(alone[1]) == ["shm", "loader", "all-reduce"]
+    assert not any(ok for ok, _ in alone[1].values())
+    assert alone[1]["all-reduce"][1].startswith(
+        "no answer in 4 s: rank 1 didn't join; do all ranks run? check firewalls"
+    )
+
+
+# ------------------------------------------------------------------ one machine
+
+
+def test_versions_that_dont_go_together():
+    paddle = {"paddlepaddle": "3.3.1", "numpy": "2.2.6", "protobuf": "7.36.2", "simplejpeg": "1.9.0"}
+    old = {"paddlepaddle-gpu": "2.6.2", "numpy": "1.26.4", "protobuf": "6.33.1", "simplejpeg": "1.9.0"}
+    assert machine.python((3, 12, 1)) == (True, "3.12.1")
+    assert machine.python((3, 9, 18)) == (False, "3.9.18, expected 3.10 to 3.12; make PYTHON=python3.11 install")
+    assert machine.paddle_package(paddle) == (True, "paddlepaddle 3.3.1")
+    assert machine.paddle_package({"paddlepaddle-gpu": "3.2.0"})[1].endswith("3.2.0 (2.6.2 and 3.3.1 are tested)")
+    assert machine.paddle_package({}) == (False, "found no Paddle; make install")
+    assert machine.paddle_package(paddle | old)[1].endswith(
+        "the last one installed wins; uninstall both, then make install"
+    )
+    assert (
+        machine.paddle_package({"paddlepaddle": "2.5.1"})[1]
+        == "paddlepaddle 2.5.1, expected 2.6.2 or 3.3.1; make install"
+    )
+    assert machine.libraries(paddle) == (True, "numpy 2.2.6, protobuf 7.36.2, simplejpeg 1.9.0")
+    assert machine.libraries(old)[0]
+    ok, text = machine.libraries(old | {"numpy": "2.2.6"})
+    assert (ok, text.endswith('Paddle 2.6.2 was built against NumPy 1; pip install "numpy<2"')) == (False, True)
+    ok, text = machine.libraries(old | {"protobuf": "7.36.2"})
+    assert (ok, text.endswith('fleet asks for what 7 has no more; pip install "protobuf<7"')) == (False, True)
+    assert machine.libraries({"paddlepaddle": "3.3.1", "numpy": "2.2.6", "protobuf": "6.33.1"}) == (
+        False,
+        "simplejpeg not installed; make install",
+    )
+
+
+def test_gpus_that_paddle_doesnt_see(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "97,98")
+    ok, text = machine.devices()
+    assert not ok
+    assert re.fullmatch(r"CUDA_VISIBLE_DEVICES=97,98 names 2 GPUs, Paddle \(a [CG]PU build\) sees 0; .*", text)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert machine.devices()[1].endswith("unset the empty CUDA_VISIBLE_DEVICES for paddle.distributed.launch")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert machine.devices()[1].endswith("on the CPU, over gloo")
+
+
+def test_interfaces_and_addresses(monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert machine.addresses()["lo"] == "127.0.0.1"
+    for variable, wrong, right in (("GLOO", "eth97", "lo"), ("NCCL", "eth97,ib97", "^docker"), ("NCCL", "=ib", "ib,l")):
+        monkeypatch.setenv(f"{variable}_SOCKET_IFNAME", right)
+        assert machine.interfaces()[0]
+        if wrong != "=ib":
+            monkeypatch.setenv(f"{variable}_SOCKET_IFNAME", wrong)
+            ok, text = machine.interfaces()
+            assert not ok
+            assert text.startswith(
+                f"{variable}_SOCKET_IFNAME={wrong} names no interface with an address; there are lo 127"
+            )
+        monkeypatch.delenv(f"{variable}_SOCKET_IFNAME")
+    assert machine.host("localhost", several=False) == (True, "localhost is 127.0.0.1 (enough for one machine)")
+    ok, text = machine.host("localhost", several=True)
+    assert not ok
+    assert text.startswith(
+        "localhost resolves to 127.0.0.1, where gloo would listen and no other machine reaches it; give"
+    )
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert machine.host("localhost", several=True)[0]
+    ok, text = machine.host(ELSEWHERE, several=False)
+    assert not ok
+    assert "which is no address of this machine; correct /etc/hosts or DNS" in text
+    ok, text = machine.host("no-such-host.invalid", several=False)
+    assert (ok, text.startswith("no-such-host.invalid resolves to no address (")) == (False, True)
+
+
+def test_ports():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        master = f"127.0.0.1:{server.getsockname()[1]}"
+        ok, text = machine.port(master)
+        assert (ok, text) == (
+            False,
+            f"{master} can't be used here (Address already in use); choose another port (ss -ltnp)",
+        )
+    assert machine.port(master) == (True, f"{master} is free on this machine")
+    there = f"{ELSEWHERE}:6170"
+    answers = [mock.Mock(), ConnectionRefusedError(), TimeoutError("timed out")]  # no other machine is at hand
+    with mock.patch("socket.create_connection", side_effect=answers) as connect:
+        assert machine.port(there) == (True, f"{there} answers")
+        assert machine.port(there)[1] == f"{ELSEWHERE} answers; nothing listens at 6170 yet: start there first"
+        wrong = machine.port(there)
+    assert wrong == (False, f"{there} doesn't answer (timed out); check the address, routes and firewalls")
+    connect.assert_called_with((ELSEWHERE, 6170), 3.0)
+    assert machine.port("no-such-host.invalid:6170")[1].startswith("no-such-host.invalid resolves to no address; give")
+    for wrong in ("6170", "host", ":6170", "host:0", "host:70000", "host:a"):
+        with pytest.raises(InputError, match=f"-master {wrong}: expected HOST:PORT, such as"):
+            machine.port(wrong)
+
+
+def test_resources_that_are_short(tmp_path):
+    assert machine.shared_memory(str(tmp_path), least=1)[0]
+    ok, text = machine.shared_memory(str(tmp_path), least=1 << 60)
+    assert not ok
+    assert re.fullmatch(r"\S+ has [\d.]+ GB free, expected 1\.07374e\+09; docker run --shm-size=1g, .*", text)
+    ok, text = machine.memory(1 << 30)
+    assert not ok
+    assert text.endswith("expected 1 GB each; raise the container's limit, or lower -ngpus")
+    assert machine.memory(2, least=1)[0]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+        assert machine.open_files() == (False, "at most 512 open files, expected 1024; ulimit -n 65536")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert machine.clock(0) == (False, "1970-01-01 00:00 UTC is before this toolkit was written: let NTP set the clock")
+    with mock.patch.object(ops, "_loaded", False), mock.patch.object(ops, "library", return_value=tmp_path / "ops.so"):
+        ok, text = machine.operators()
+    assert (ok, text.endswith("training takes three times as long; python -m ops.build")) == (False, True)
+
+
+def test_a_loader_that_fails_or_is_slow():
+    ok, text = machine.loader("vit_digits", ["DATA.DATASET", "folder", "DATA.DATA_PATH", ABSENT])
+    assert not ok
+    assert ABSENT in text
+    with mock.patch.object(machine, "LOADER_SECONDS", 0.1):
+        ok, text = machine.loader("vit_digits", [], least=1e9)
+    assert not ok
+    assert re.fullmatch(r"digits, 8 pixels: \d+ images/s per worker, .* cores: few; pack slow storage by .*", text)
