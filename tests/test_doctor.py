@@ -1,5 +1,6 @@
 """tools/doctor.py: all well here, and each thing that it finds wrong, made wrong."""
 
+import argparse
 import os
 import re
 import resource
@@ -14,18 +15,18 @@ from ranks import free_ports
 
 import ops
 from errors import InputError
-from tools import machine
+from tools import doctor, machine
 
 ABSENT = "/no/such/folder"
 ELSEWHERE = "198.51.100.7"  # of a network for documentation (RFC 5737)
 COMPILED = ops.library().is_file()
 
 
-def start(folder, *flags, **environment):
-    environment = os.environ | environment
-    words = [sys.executable, str(ROOT / "tools" / "doctor.py"), f"-shm={folder}", *flags]
+def start(shm, *flags, **environment):
+    """Starts the doctor, who takes ``shm`` for the folder of shared memory: a container's may be small."""
+    words = [sys.executable, str(ROOT / "tools" / "doctor.py"), f"-shm={shm}", *flags]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(words, cwd=folder, env=environment, **streams)
+    return subprocess.Popen(words, env=os.environ | environment, **streams)
 
 
 def end(process):
@@ -49,8 +50,51 @@ def test_all_is_well_here(tmp_path):
     assert {name: text for name, (ok, text) in found.items() if not ok} == {}
     assert (status, last.splitlines()[0]) == ((0, "all is well") if COMPILED else (1, "1 to do"))
     assert re.fullmatch(r"88 MB between 2 ranks over GLOO: \d+ ms, median of 5", found["all-reduce"][1])
-    assert re.fullmatch(r"digits, 8 pixels: \d+ images/s per worker, \d+ cores", found["loader"][1])
+    assert re.fullmatch(r"digits, 8 pixels: \d+ images/s per worker", found["loader"][1])
     assert found["port"][1] == f"127.0.0.1:{free} is free on this machine"
+
+
+def test_an_all_reduce_is_judged():
+    hosts = [("a", [], 1000.0), ("b", [], 1004.0)]
+    found = "88 MB between 2 ranks over NCCL: 60 ms, median of 5"
+    assert doctor.judged(2, "NCCL", 0.06, True, hosts) == (True, found)
+    assert doctor.judged(2, "NCCL", 0.06, False, hosts) == (
+        False,
+        f"{found}, but the sums are wrong; check memory and network hardware",
+    )
+    ok, text = doctor.judged(2, "NCCL", 0.9, True, hosts)
+    assert (ok, text.endswith(": 900 ms, median of 5: less than 0.1 GB/s; choose a faster interface")) == (False, True)
+    ok, text = doctor.judged(2, "NCCL", 0.06, True, [*hosts, ("c", [], 990.0)])
+    assert (ok, text) == (False, f"{found}; the hosts' clocks differ by 14 s: let NTP set them")
+
+
+def test_paddle_isnt_imported_where_packages_are_wrong():
+    arguments = argparse.Namespace()  # what the other checks would ask for
+    with mock.patch.object(machine, "installed", return_value={"paddlepaddle": "3.3.1", "numpy": "2.2.6"}):
+        assert list(machine.checks(arguments, several=False)) == [
+            ("python", machine.python()),
+            ("paddle", (True, "paddlepaddle 3.3.1")),
+            ("libraries", (False, "protobuf, simplejpeg not installed; make install")),
+        ]
+
+
+@pytest.mark.slow
+def test_what_is_to_do_here_is_told_once_and_gives_status_1():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        master = f"127.0.0.1:{server.getsockname()[1]}"
+        process = start(ABSENT, f"-master={master}", "-dataset=imagenet2012", f"-data_path={ABSENT}")
+        status, found, last = end(process)
+    assert [name for name, (ok, _) in found.items() if not ok] == ["port", "shm", "loader"]
+    assert ABSENT in found["loader"][1]
+    assert (status, last.splitlines()[0]) == (1, f"{3 + (not COMPILED)} to do")
+
+
+@pytest.mark.slow
+def test_ranks_that_cant_bind_are_heard(tmp_path):
+    status, found, _ = end(start(tmp_path, "-ngpus=2", "-timeout=30", GLOO_SOCKET_IFNAME="eth97"))
+    assert not found["interfaces"][0]
+    assert not found["all-reduce"][0]
+    assert status == 1
 
 
 @pytest.mark.slow
@@ -173,6 +217,9 @@ def test_ports():
     for wrong in ("6170", "host", ":6170", "host:0", "host:70000", "host:a"):
         with pytest.raises(InputError, match=f"-master {wrong}: expected HOST:PORT, such as"):
             machine.port(wrong)
+    far = {"127.0.0.1:6170": False, "localhost:1": False, f"{ELSEWHERE}:6170": True, "no-such-host.invalid:1": True}
+    assert {master: machine.is_far(master) for master in far} == far
+    assert not machine.is_far(None)
 
 
 def test_resources_that_are_short(tmp_path):
@@ -203,4 +250,4 @@ def test_a_loader_that_fails_or_is_slow():
     with mock.patch.object(machine, "LOADER_SECONDS", 0.1):
         ok, text = machine.loader("vit_digits", [], least=1e9)
     assert not ok
-    assert re.fullmatch(r"digits, 8 pixels: \d+ images/s per worker, .* cores: few; pack slow storage by .*", text)
+    assert re.fullmatch(r"digits, 8 pixels: \d+ images/s per worker: few; pack slow storage by .*", text)

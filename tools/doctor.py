@@ -19,7 +19,6 @@ import statistics
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ ELEMENTS = 22_050_664  # float32: the gradients of ViT-S/16
 REPEATS = 5
 LEAST_RATE = 0.1e9  # bytes per second: less than the slowest network anybody trains over
 MOST_SKEW = 5.0  # seconds between the hosts' clocks
+HANG = "do all ranks run? check firewalls, GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME), NCCL_DEBUG=INFO"
 
 # ------------------------------------------------------------ between ranks
 
@@ -69,15 +69,6 @@ def rank_of(answers: Any, told: list[str]) -> None:
         answers.put((int(os.environ.get("PADDLE_TRAINER_ID") or 0), RuntimeError(lines[-1])))
 
 
-def num_ranks_here(ngpus: int | None) -> int:
-    """Returns how many ranks run on this machine: the launcher's, or as many as -ngpus asks for."""
-    import utils
-
-    if utils.launched():
-        return int(os.environ.get("PADDLE_LOCAL_SIZE") or 1)
-    return utils.num_gpus() or 2 if ngpus is None else utils.num_processes(ngpus)
-
-
 def start_ranks(ngpus: int | None, told: list[str]) -> tuple[Any, Any]:
     """Starts the ranks of this process, one if a launcher did; returns (their context, the queue of their answers)."""
     import paddle.distributed as dist
@@ -86,9 +77,9 @@ def start_ranks(ngpus: int | None, told: list[str]) -> tuple[Any, Any]:
 
     spawn = multiprocessing.get_context("spawn")
     answers = spawn.Queue()
-    ranks = num_ranks_here(ngpus)
+    ranks = machine.ranks_here(ngpus)
     if not utils.launched() and ranks > 1:
-        return dist.spawn(rank_of, args=(answers, told), nprocs=ranks, join=False), answers
+        return dist.spawn(rank_of, args=(answers, []), nprocs=ranks, join=False), answers  # they are of this host
     own = spawn.Process(target=rank_of, args=(answers, told), daemon=True)
     own.start()
     return types.SimpleNamespace(processes=[own]), answers
@@ -112,10 +103,7 @@ def all_reduce(processes: list[Any], answers: Any, first: int, timeout: float) -
                     return (False, f"rank {lost[0]} ended with {processes[lost[0] - first].exitcode}"), []
                 if time.monotonic() > deadline:
                     who = ", ".join(f"rank {rank} {state}" for rank, state in sorted(waiting.items()))
-                    advice = (
-                        "do all ranks run? check firewalls, GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME), NCCL_DEBUG=INFO"
-                    )
-                    return (False, f"no answer in {timeout:g} s: {who}; {advice}"), []
+                    return (False, f"no answer in {timeout:g} s: {who}; {HANG}"), []
                 continue
             if isinstance(answer, Exception):
                 return (False, f"rank {rank}: {answer}"), []
@@ -128,47 +116,24 @@ def all_reduce(processes: list[Any], answers: Any, first: int, timeout: float) -
         for process in processes:
             process.kill()
             process.join()
-    ranks, backend, seconds, right, hosts = result
+    return judged(*result), result[-1]
+
+
+def judged(ranks: int, backend: str, seconds: float, right: bool, hosts: list[tuple]) -> machine.Finding:
+    """Returns what to say of an all-reduce of so many seconds; ``hosts`` as ``rank_of`` gathers them."""
     size = 4 * ELEMENTS
     found = f"{size / 1e6:.0f} MB between {ranks} ranks over {backend}: {1e3 * seconds:.0f} ms, median of {REPEATS}"
     if not right:
-        return (False, f"{found}, but the sums are wrong; check memory and network hardware"), hosts
+        return False, f"{found}, but the sums are wrong; check memory and network hardware"
     if size / seconds < LEAST_RATE:
-        return (False, f"{found}: less than {LEAST_RATE / 1e9:g} GB/s; choose a faster interface"), hosts
+        return False, f"{found}: less than {LEAST_RATE / 1e9:g} GB/s; choose a faster interface"
     skew = max(clock for *_, clock in hosts) - min(clock for *_, clock in hosts)
     if skew > MOST_SKEW:
-        return (False, f"{found}; clocks differ by {skew:.0f} s: let NTP set them"), hosts
-    return (True, found), hosts
+        return False, f"{found}; the hosts' clocks differ by {skew:.0f} s: let NTP set them"
+    return True, found
 
 
 # ------------------------------------------------------------------- screen
-
-
-def machine_checks(arguments: argparse.Namespace, several: bool) -> Iterator[tuple[str, machine.Finding]]:
-    """Yields (name, finding) of this machine; where packages are wrong, no more than those: Paddle may not import."""
-    packages = machine.installed()
-    found = {"python": machine.python(), "paddle": machine.paddle_package(packages)}
-    found["libraries"] = machine.libraries(packages)
-    yield from found.items()
-    if not all(ok for ok, _ in found.values()):
-        return
-    checks: dict[str, Callable[[], machine.Finding]] = {
-        "devices": machine.devices,
-        "cuda": machine.cuda,
-        "interfaces": machine.interfaces,
-        "host": lambda: machine.host(socket.gethostname(), several),
-        "port": lambda: machine.port(arguments.master),
-        "shm": lambda: machine.shared_memory(arguments.shm),
-        "memory": lambda: machine.memory(num_ranks_here(arguments.ngpus)),
-        "files": machine.open_files,
-        "operators": machine.operators,
-        "clock": lambda: machine.clock(time.time()),
-        "loader": lambda: machine.loader(arguments.cfg, _options(arguments)),
-    }
-    if not arguments.master:
-        del checks["port"]
-    for name, check in checks.items():
-        yield name, check()
 
 
 def main() -> None:
@@ -177,7 +142,7 @@ def main() -> None:
     launchers = int(os.environ.get("PADDLE_TRAINERS_NUM") or 1) > int(os.environ.get("PADDLE_LOCAL_SIZE") or 1)
     findings: dict[str, machine.Finding] = {}
     if not int(os.environ.get("PADDLE_LOCAL_RANK") or 0):  # others of its machine would find the same
-        for name, finding in machine_checks(arguments, several=launchers):
+        for name, finding in machine.checks(arguments, several=launchers):
             findings[name] = finding
             _tell(name, finding, aloud=rank == 0)
         if "devices" not in findings:
@@ -202,11 +167,6 @@ def main() -> None:
 def _tell(name: str, finding: machine.Finding, aloud: bool) -> None:
     if aloud:
         print(f"{'ok  ' if finding[0] else 'todo'}  {name:10}  {finding[1]}", flush=True)
-
-
-def _options(arguments: argparse.Namespace) -> list[str]:
-    named = {"DATA.DATASET": arguments.dataset, "DATA.DATA_PATH": arguments.data_path}
-    return [word for pair in named.items() if pair[1] for word in pair] + arguments.o
 
 
 def _arguments() -> argparse.Namespace:

@@ -1,5 +1,6 @@
 """What tools/doctor.py looks at in one machine. A check returns (whether all is well, what was found or is to do)."""
 
+import argparse
 import ctypes
 import fcntl
 import importlib.metadata
@@ -10,7 +11,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from errors import InputError, RunError
@@ -178,6 +179,14 @@ def host(name: str, several: bool) -> Finding:
     return True, f"{name} is {address}{' (enough for one machine)' * loopback}"
 
 
+def is_far(master: str | None) -> bool:
+    """Whether HOST:PORT is meant for other machines, too: no loopback address."""
+    try:
+        return bool(master) and not socket.gethostbyname(master.rpartition(":")[0]).startswith("127.")
+    except OSError:
+        return True
+
+
 def port(master: str, timeout: float = 3.0) -> Finding:
     """Whether HOST:PORT is free, on this machine, or can be reached, on another.
 
@@ -222,12 +231,21 @@ def shared_memory(folder: str = "/dev/shm", least: int = LEAST_SHM) -> Finding:
     return True, f"{folder} has {free / GB:.1f} GB free"
 
 
+def ranks_here(ngpus: int | None) -> int:
+    """Returns how many ranks run on this machine: the launcher's, or as many as -ngpus asks for."""
+    import utils
+
+    if utils.launched():
+        return int(os.environ.get("PADDLE_LOCAL_SIZE") or 1)
+    return utils.num_gpus() or 2 if ngpus is None else utils.num_processes(ngpus)
+
+
 def memory(processes: int, least: int = LEAST_MEMORY) -> Finding:
     """Memory and cores left by the machine or its container, for so many processes of ``least`` bytes."""
     from utils import free_memory, num_cores
 
     free, cores = free_memory(), num_cores()
-    found = f"{free / GB:.1f} GB free, {cores} cores, for {processes} processes"
+    found = f"{free / GB:.1f} GB free, {cores} cores, for {processes} process{'es' * (processes > 1)}"
     if free < processes * least:
         return False, f"{found}: expected {least / GB:g} GB each; raise the container's limit, or lower -ngpus"
     return True, found
@@ -255,7 +273,7 @@ def operators() -> Finding:
     from utils import num_gpus
 
     if num_gpus() or ops.load():
-        return True, "a GPU needs none" if num_gpus() else str(ops.library().parent.name)
+        return True, "a GPU needs none" if num_gpus() else ops.library().parent.name
     return False, "not compiled for this Paddle: training takes three times as long; python -m ops.build"
 
 
@@ -263,7 +281,6 @@ def loader(cfg: str, options: Sequence[str], least: float = LEAST_IMAGES) -> Fin
     """How many training images one worker loads in a second; expected: ``least``."""
     from config import get_config
     from datasets import get_dataloader, get_dataset
-    from utils import num_cores
 
     fixed = ["DATA.NUM_WORKERS", "1", "DATA.BATCH_SIZE", "32", "DATA.DROP_LAST", "False"]
     try:
@@ -279,9 +296,7 @@ def loader(cfg: str, options: Sequence[str], least: float = LEAST_IMAGES) -> Fin
         found.close()
     except RunError as error:
         return False, str(error)
-    told = (
-        f"{config.DATA.DATASET}, {config.DATA.IMAGE_SIZE} pixels: {rate:.0f} images/s per worker, {num_cores()} cores"
-    )
+    told = f"{config.DATA.DATASET}, {config.DATA.IMAGE_SIZE} pixels: {rate:.0f} images/s per worker"
     if rate < least:
         return False, f"{told}: few; pack slow storage by tools/make_shards.py, or set DATA.CACHE (docs/performance.md)"
     return True, told
@@ -291,3 +306,38 @@ def _batches(found: Iterable) -> Iterator[list]:
     for epoch in itertools.count(1):
         found.batch_sampler.set_epoch(epoch)
         yield from found
+
+
+# ------------------------------------------------------------------------ all
+
+
+def checks(arguments: argparse.Namespace, several: bool) -> Iterator[tuple[str, Finding]]:
+    """Yields (name, finding) of this machine; where packages are wrong, no more than those: Paddle may not import."""
+    packages = installed()
+    found = {"python": python(), "paddle": paddle_package(packages)}
+    found["libraries"] = libraries(packages)
+    yield from found.items()
+    if not all(ok for ok, _ in found.values()):
+        return
+    others: dict[str, Callable[[], Finding]] = {
+        "devices": devices,
+        "cuda": cuda,
+        "interfaces": interfaces,
+        "host": lambda: host(socket.gethostname(), several or is_far(arguments.master)),
+        "port": lambda: port(arguments.master),
+        "shm": lambda: shared_memory(arguments.shm),
+        "memory": lambda: memory(ranks_here(arguments.ngpus)),
+        "files": open_files,
+        "operators": operators,
+        "clock": lambda: clock(time.time()),
+        "loader": lambda: loader(arguments.cfg, _options(arguments)),
+    }
+    if not arguments.master:
+        del others["port"]
+    for name, check in others.items():
+        yield name, check()
+
+
+def _options(arguments: argparse.Namespace) -> list[str]:
+    named = {"DATA.DATASET": arguments.dataset, "DATA.DATA_PATH": arguments.data_path}
+    return [word for pair in named.items() if pair[1] for word in pair] + arguments.o
