@@ -1,12 +1,16 @@
 """tools/doctor.py: all well here, and each thing that it finds wrong, made wrong."""
 
 import argparse
+import multiprocessing
 import os
+import queue
 import re
 import resource
+import signal
 import socket
 import subprocess
 import sys
+import time
 from unittest import mock
 
 import pytest
@@ -52,6 +56,28 @@ def test_all_is_well_here(tmp_path):
     assert re.fullmatch(r"88 MB between 2 ranks over GLOO: \d+ ms, median of 5", found["all-reduce"][1])
     assert re.fullmatch(r"digits, 8 pixels: \d+ images/s per worker", found["loader"][1])
     assert found["port"][1] == f"127.0.0.1:{free} is free on this machine"
+
+
+def test_ranks_that_dont_answer_are_named_and_ended():
+    context = multiprocessing.get_context("fork")
+    for ends, first, joined, expected in [
+        ([os._exit, 3], 4, False, "rank 4 ended with status 3"),
+        ([signal.raise_signal, signal.SIGKILL], 0, True, "rank 0 was killed by SIGKILL"),
+        ([time.sleep, 60], 0, False, f"no answer in 0.3 s: rank 0 didn't join; {doctor.HANG}"),
+        (
+            [time.sleep, 60],
+            2,
+            True,
+            f"no answer in 0.3 s: rank 2 joined, but didn't end its all-reduces; {doctor.HANG}",
+        ),
+    ]:
+        process, answers = context.Process(target=ends[0], args=ends[1:], daemon=True), queue.Queue()
+        if joined:
+            answers.put((first, "joined"))
+        process.start()
+        timeout = 0.3 if "0.3" in expected else 30
+        assert doctor.all_reduce([process], answers, first, timeout) == ((False, expected), [])
+        assert not process.is_alive()
 
 
 def test_an_all_reduce_is_judged():

@@ -14,6 +14,7 @@ import io
 import multiprocessing
 import os
 import queue
+import signal
 import socket
 import statistics
 import sys
@@ -98,9 +99,10 @@ def all_reduce(processes: list[Any], answers: Any, first: int, timeout: float) -
             try:
                 rank, answer = answers.get(timeout=0.1)
             except queue.Empty:
-                lost = [first + p for p, process in enumerate(processes) if process.exitcode]
-                if lost:
-                    return (False, f"rank {lost[0]} ended with {processes[lost[0] - first].exitcode}"), []
+                for place, process in enumerate(processes):
+                    if code := process.exitcode:
+                        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+                        return (False, f"rank {first + place} {how}"), []
                 if time.monotonic() > deadline:
                     who = ", ".join(f"rank {rank} {state}" for rank, state in sorted(waiting.items()))
                     return (False, f"no answer in {timeout:g} s: {who}; {HANG}"), []
@@ -108,7 +110,7 @@ def all_reduce(processes: list[Any], answers: Any, first: int, timeout: float) -
             if isinstance(answer, Exception):
                 return (False, f"rank {rank}: {answer}"), []
             if answer == "joined":
-                waiting[rank] = "joined, but didn't end its all-reduces"
+                waiting[rank] = "joined, but didn't end all-reducing"
             else:
                 del waiting[rank]
                 result = answer
