@@ -64,12 +64,7 @@ def test_ranks_that_dont_answer_are_named_and_ended():
         ([os._exit, 3], 4, False, "rank 4 ended with status 3"),
         ([signal.raise_signal, signal.SIGKILL], 0, True, "rank 0 was killed by SIGKILL"),
         ([time.sleep, 60], 0, False, f"no answer in 0.3 s: rank 0 didn't join; {doctor.HANG}"),
-        (
-            [time.sleep, 60],
-            2,
-            True,
-            f"no answer in 0.3 s: rank 2 joined, but didn't end its all-reduces; {doctor.HANG}",
-        ),
+        ([time.sleep, 60], 2, True, f"no answer in 0.3 s: rank 2 joined, but didn't end all-reducing; {doctor.HANG}"),
     ]:
         process, answers = context.Process(target=ends[0], args=ends[1:], daemon=True), queue.Queue()
         if joined:
