@@ -8,6 +8,7 @@ the validation set once, in its order, for any number of processes. With GPUs th
 """
 
 import csv
+import multiprocessing
 import sys
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def predictions(config, model, dataset, rank: int, ranks: int) -> list[tuple[int
     from paddle.nn import functional as F
 
     from datasets import get_dataloader
+    from supervision import EVALUATING, beat
     from transforms import Normalize
 
     loader = get_dataloader(config, dataset, "val", rank, ranks)
@@ -33,6 +35,7 @@ def predictions(config, model, dataset, rank: int, ranks: int) -> list[tuple[int
     labels, predicted, probable = [], [], []  # they stay on the device until the end: no step waits for a copy
     with paddle.no_grad():
         for pixels, label in loader:
+            beat(EVALUATING)
             probabilities = F.softmax(model(normalize(pixels)), axis=1)
             labels.append(label)
             predicted.append(probabilities.argmax(1))
@@ -57,7 +60,7 @@ def worker(config, dataset, file: Path) -> None:
     utils.seed_everything(config.SEED)  # fresh weights are the same on every rank
     model = build_model(config)
     if config.MODEL.PRETRAINED:
-        load_weights(model, config.MODEL.PRETRAINED)
+        load_weights(model, config.MODEL.PRETRAINED, allow=config.MODEL.PRETRAINED_ALLOW)
     shares = utils.all_gather(predictions(config, model, dataset, utils.rank(), utils.world_size()))
     if utils.rank() == 0:
         rows = sorted(row for share in shares for row in share)
@@ -69,10 +72,13 @@ def worker(config, dataset, file: Path) -> None:
         print(f"{file}: {' + '.join(str(len(share)) for share in shares)} = {len(rows)} samples, {hits} right")
 
 
-def spawned(config, dataset, file: Path) -> None:
-    """``worker`` in a process of its own: one line on stderr where it fails."""
-    with reported():
-        worker(config, dataset, file)
+def spawned(failed, beats, *args) -> None:
+    """``worker`` in a process of its own: where it fails, one line on stderr, and the others are ended."""
+    import supervision
+
+    supervision.share_beats(beats)
+    with reported(failed):
+        worker(*args)
 
 
 def main() -> None:
@@ -82,6 +88,7 @@ def main() -> None:
         raise InputError("-output is missing: the CSV file to write")
     import paddle.distributed as dist
 
+    import supervision
     import utils
     from config import with_values
     from datasets import get_datasets
@@ -89,7 +96,11 @@ def main() -> None:
 
     config, _, dataset = get_datasets(with_preprocessing(with_values(config, EVAL=True)))
     ranks = utils.num_processes(config.NGPUS)
-    dist.spawn(spawned, args=(config, dataset, Path(config.OUTPUT)), nprocs=ranks)
+    spawn = multiprocessing.get_context("spawn")
+    failed, beats = spawn.Value("i", 0), spawn.Array("d", 3 * ranks, lock=False)
+    arguments = (failed, beats, config, dataset, Path(config.OUTPUT))
+    context = dist.spawn(spawned, args=arguments, nprocs=ranks, join=False)
+    supervision.Ranks(context, failed, beats, config.DIST.TIMEOUT).wait()
 
 
 if __name__ == "__main__":

@@ -16,17 +16,20 @@ import pytest
 from conftest import ROOT
 from ranks import free_ports, run_ranks
 
+import utils
 from config import get_config
 from datasets import get_dataset
 from examples import data_parallel_from_scratch, fleet_resnet, gather_predictions, spawn_minimal
+from models import build_model
+from weights import save_weights
 
 SMALL_RESNET = ["--image_size=32", "--batch_size=2", "--num_samples=9", "--epochs=1", "--num_workers=0", "--report=1"]
 # 37 samples on two ranks, in batches of 5.
 GATHERED = ["DATA.DATASET", "synthetic", "DATA.SYNTHETIC_SIZE", "37", "DATA.BATCH_SIZE_EVAL", "5"]
 
 
-def gather(file):
-    config = get_config("vit_digits", ["EVAL", "True", *GATHERED])
+def gather(file, *options):
+    config = get_config("vit_digits", ["EVAL", "True", *GATHERED, *options])
     gather_predictions.worker(config, get_dataset(config, "val"), file)
 
 
@@ -44,6 +47,7 @@ def examples_here(folder):
         "by_hand": (data_parallel_from_scratch.worker, (33, 4, 0.05)),
         "spawn": (spawn_minimal.main, (3,)),
         "gather": (gather, (folder / "two.csv",)),
+        "fewer samples than ranks": (gather, (folder / "few.csv", "DATA.SYNTHETIC_SIZE", "1")),
         "fleet": (fleet_resnet.train_model, (fleet_resnet.parse(SMALL_RESNET),)),
     }
     printed = {}
@@ -200,12 +204,45 @@ def test_predictions_of_two_processes_are_those_of_one_in_the_datasets_order(ran
     ]
 
 
+def test_fewer_samples_than_ranks_are_gathered(ran):
+    folder, ranks = ran
+    rows = (folder / "few.csv").read_text().splitlines()
+    assert (len(rows), rows[1][:4]) == (2, "0,0,")
+    assert ranks[0][0]["fewer samples than ranks"].startswith(f"{folder}/few.csv: 1 + 0 = 1 samples, ")
+
+
+def test_predictions_are_those_of_the_weights(tmp_path):
+    config = get_config("vit_digits", ["EVAL", "True", *GATHERED])
+    utils.seed_everything(1)
+    model = build_model(config)
+    save_weights(model, tmp_path / "model.safetensors")
+    gather(tmp_path / "found.csv", "MODEL.PRETRAINED", str(tmp_path / "model.safetensors"))
+    model.eval()
+    dataset = get_dataset(config, "val")
+    pixels = np.stack([dataset[index][0] for index in range(37)]).transpose(0, 3, 1, 2)
+    images = (pixels / 255 - 0.5) / 0.5  # vit_digits's mean and deviation
+    logits = model(paddle.to_tensor(images, "float32")).numpy()
+    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    found = np.loadtxt(tmp_path / "found.csv", delimiter=",", skiprows=1)
+    np.testing.assert_array_equal(found[:, 2], logits.argmax(1))
+    np.testing.assert_allclose(found[:, 3], shares.max(1), atol=2e-6)
+
+
 @pytest.mark.slow
 def test_the_gathering_command(tmp_path):
     for processes in (1, 2):
         flags = [f"-ngpus={processes}", f"-output={processes}.csv", "-o", *GATHERED]
         command(tmp_path, "gather_predictions.py", *flags)
     check_csv(tmp_path / "2.csv", tmp_path / "1.csv")
+    words = [sys.executable, str(ROOT / "examples" / "gather_predictions.py"), "-output=no.csv", "-pretrained=absent"]
+    done = subprocess.run([*words, "-ngpus=2"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert re.findall("^error: .*", done.stderr, re.MULTILINE)[0].startswith(
+        "error: no weights at absent: no such file"
+    )
+    assert done.stderr.count("error: ") == 1
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "no.csv").exists()
 
 
 def check_csv(two, one):
