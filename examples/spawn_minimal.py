@@ -82,7 +82,8 @@ def main(num_epochs: int) -> None:
             optimizer.step()
             optimizer.clear_grad()
             where = f"{place} Epoch: {epoch + 1:03d}/{num_epochs:03d} | Batchsize {labels.shape[0]:03d}"
-            print(f"{where} | Train/Val Loss: {loss.item():.2f}", flush=True)
+            # In one write, with its newline: another rank's line can't come in between.
+            print(f"{where} | Train/Val Loss: {loss.item():.2f}\n", end="", flush=True)
     network.eval()
     accuracies = {"Training": compute_accuracy(network, train), "Test": compute_accuracy(network, test)}
     if rank == 0:
@@ -96,7 +97,7 @@ if __name__ == "__main__":
     parser.add_argument("--processes", type=int, default=gpus or 2, help="(default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=3)
     arguments = parser.parse_args()
-    if os.environ.get("MASTER_PORT"):  # Paddle takes it where there is an address, too
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    if port := os.environ.get("MASTER_PORT"):  # which Paddle itself reads, and then goes by PADDLE_MASTER
+        os.environ["PADDLE_MASTER"] = f"127.0.0.1:{port}"
     print(f"Paddle version: {paddle.__version__}\nNumber of GPUs available: {gpus}", flush=True)
     dist.spawn(main, args=(arguments.epochs,), nprocs=arguments.processes)
