@@ -11,6 +11,9 @@ import csv
 import multiprocessing
 import sys
 from pathlib import Path
+from typing import Any
+
+from yacs.config import CfgNode
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run by its path: only examples/ is there
 
@@ -20,7 +23,7 @@ from errors import InputError, reported
 COLUMNS = ("index", "label", "prediction", "probability")
 
 
-def predictions(config, model, dataset, rank: int, ranks: int) -> list[tuple[int, int, int, float]]:
+def predictions(config: CfgNode, model: Any, dataset: Any, rank: int, ranks: int) -> list[tuple[int, int, int, float]]:
     """Returns the rows of this rank's share of ``dataset``."""
     import paddle
     from paddle.nn import functional as F
@@ -46,7 +49,7 @@ def predictions(config, model, dataset, rank: int, ranks: int) -> list[tuple[int
     return list(zip(loader.batch_sampler.indices, *columns, strict=True))
 
 
-def worker(config, dataset, file: Path) -> None:
+def worker(config: CfgNode, dataset: Any, file: Path) -> None:
     """What each process does."""
     import paddle.distributed as dist
 
@@ -72,7 +75,7 @@ def worker(config, dataset, file: Path) -> None:
         print(f"{file}: {' + '.join(str(len(share)) for share in shares)} = {len(rows)} samples, {hits} right")
 
 
-def spawned(failed, beats, *args) -> None:
+def spawned(failed: Any, beats: Any, *args: Any) -> None:
     """``worker`` in a process of its own: where it fails, one line on stderr, and the others are ended."""
     import supervision
 

@@ -74,12 +74,10 @@ def start_ranks(ngpus: int | None, told: list[str]) -> tuple[Any, Any]:
     """Starts the ranks of this process, one if a launcher did; returns (their context, the queue of their answers)."""
     import paddle.distributed as dist
 
-    import utils
-
     spawn = multiprocessing.get_context("spawn")
     answers = spawn.Queue()
     ranks = machine.ranks_here(ngpus)
-    if not utils.launched() and ranks > 1:
+    if not machine.launched() and ranks > 1:
         return dist.spawn(rank_of, args=(answers, []), nprocs=ranks, join=False), answers  # they are of this host
     own = spawn.Process(target=rank_of, args=(answers, told), daemon=True)
     own.start()

@@ -231,11 +231,16 @@ def shared_memory(folder: str = "/dev/shm", least: int = LEAST_SHM) -> Finding:
     return True, f"{folder} has {free / GB:.1f} GB free"
 
 
+def launched() -> bool:
+    """Whether a launcher started this process as one of a run's ranks."""
+    return "PADDLE_TRAINER_ID" in os.environ
+
+
 def ranks_here(ngpus: int | None) -> int:
     """Returns how many ranks run on this machine: the launcher's, or as many as -ngpus asks for."""
     import utils
 
-    if utils.launched():
+    if launched():
         return int(os.environ.get("PADDLE_LOCAL_SIZE") or 1)
     return utils.num_gpus() or 2 if ngpus is None else utils.num_processes(ngpus)
 
