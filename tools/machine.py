@@ -20,9 +20,9 @@ Finding = tuple[bool, str]
 
 GB = 1 << 30
 LEAST_SHM = GB  # what NVIDIA's containers ask for; Docker gives 64 MB
-LEAST_MEMORY = GB  # per process: Paddle's import alone takes a quarter
+LEAST_MEMORY = GB  # per process, for a small model
 LEAST_FILES = 1024
-LEAST_IMAGES = 100.0  # per second and worker; a core decodes and augments 400 to 1200 photographs
+LEAST_IMAGES = 100.0  # per second and worker; a core decodes and augments 350 to 1150 photographs
 LOADER_SECONDS = 1.0
 SOURCE_TIME = 1_760_000_000  # October 2025
 PACKAGES = ("paddlepaddle", "paddlepaddle-gpu", "numpy", "protobuf", "simplejpeg")
