@@ -4,6 +4,7 @@ import numpy as np
 import paddle
 import pytest
 from golden.optim_problem import gradients
+from programs import start, wait_for_first_step
 from ranks import run_ranks
 from runs import assert_same_run, train, weights
 from safetensors.numpy import load_file
@@ -11,10 +12,12 @@ from small import Small
 from test_engine import assert_same
 
 import parallel
+from checkpoint.resume import load_checkpoint
 from checkpoint.saver import optimizer_arrays
 from config import config_from_arguments, get_config
 from errors import InputError
-from optim import build_optimizer, clip_gradients
+from models import build_model
+from optim import build_optimizer, clip_gradients, freeze
 from utils import rank
 
 FLEET = ["DIST.ENGINE", "fleet"]
@@ -88,8 +91,16 @@ MIDDLE = "checkpoints/epoch_0001_sample_000000032"
 
 
 def train_all(runs):
+    """Trains; returns how many elements of state this rank has then read from the last run's checkpoint."""
     for run in runs:
         train(*run)
+    options, output, _ = runs[-1]
+    config = get_config(None, options)
+    model = build_model(config)
+    freeze(config, model)
+    optimizer = parallel.wrap_optimizer(config, build_optimizer(config, model))
+    load_checkpoint(output / "checkpoints" / "last", model, optimizer)
+    return sum(value.size for value in optimizer._accumulators_holder.values())
 
 
 @pytest.mark.smoke
@@ -106,7 +117,7 @@ def test_fleet_and_sharding_train_to_the_bits_of_data_parallel_and_go_on_from_ea
     }
     runs = [([*options, *drops, *words], tmp_path / name, 64) for name, words in engines.items()]
     plain = [([*options, *STAGE_2], tmp_path / "shared", 64)]
-    run_ranks(train_all, [*runs, *plain])
+    read = run_ranks(train_all, [*runs, *plain])
     for name in ("fleet", "stage 1", "on stage 1", "off stage 1"):
         assert_same_run(tmp_path / "parallel", tmp_path / name)
     # The owner adds a step's gradients to those of the step before one after the other: the last bits may differ.
@@ -115,7 +126,36 @@ def test_fleet_and_sharding_train_to_the_bits_of_data_parallel_and_go_on_from_ea
     train(alone, tmp_path / "alone", 64)
     assert_same(weights(tmp_path / "shared"), weights(tmp_path / "alone"), atol=1e-5)
     state = "checkpoints/last/optimizer.safetensors"
-    assert_same(*(load_file(tmp_path / name / state) for name in ("shared", "alone")), atol=1e-5)
+    shared, alone = (load_file(tmp_path / name / state) for name in ("shared", "alone"))
+    assert_same(shared, alone, atol=1e-5)
+    assert sum(read) == sum(value.size for value in shared.values())
+    assert max(read) < 0.6 * sum(read)
+
+
+@pytest.mark.slow
+def test_three_ranks_share_out_the_state_and_bring_it_together(tmp_path, tiny):
+    runs = [([*tiny, *RECIPE, *words], tmp_path / name, 96) for name, words in (("parallel", []), ("shared", STAGE_1))]
+    run_ranks(train_all, runs, ranks=3)
+    for name in ("model", "ema", "optimizer"):
+        file = f"checkpoints/last/{name}.safetensors"
+        assert_same(*(load_file(tmp_path / run / file) for run in ("parallel", "shared")), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_sharded_run_that_is_stopped_goes_on_without_sharding_to_the_bits_of_a_whole_one(tmp_path, program):
+    options = ["-o", "TRAIN.NUM_EPOCHS", "3", "REPORT_FREQ", "1"]
+    with start(tmp_path, "-output=stopped", *options, *STAGE_2) as process:
+        wait_for_first_step(process, tmp_path / "stopped")
+        process.terminate()
+        assert process.wait(120) == 143
+    for name, flags in (("stopped", ["-resume=auto"]), ("whole", [])):
+        status, _, errors = program("main_multi_gpu.py", "-cfg=vit_digits", f"-output={name}", *flags, *options)
+        assert status == 0, errors
+    assert (
+        "fleet, sharding stage 2: the optimizer's state by rank is of 68,096, 68,042 parameters"
+        in (tmp_path / "stopped" / "log.txt").read_text()
+    )
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
 # ------------------------------------------------------------------- updates
