@@ -161,8 +161,8 @@ def _translate_torchrun() -> None:
 def _translate_slurm() -> bool:
     """Whether srun started this process as one of several.
 
-    The shell of sbatch and salloc has rank 0's variables, too (SLURM_PROCID=0, the job's SLURM_NTASKS), but is no task:
-    only srun's have a SLURM_STEP_ID. A shell that srun started (srun --pty, salloc's interactive step) is a step of one.
+    The shell of sbatch and salloc has rank 0's variables, too (SLURM_PROCID=0, the job's SLURM_NTASKS), but is none:
+    only srun's have a SLURM_STEP_ID. A shell that srun started (srun --pty, an interactive step) is a step of one.
     """
     job, tasks = _first("SLURM_JOB_ID SLURM_JOBID"), _number(SLURM_NTASKS, 1)
     is_task = bool(os.environ.get("SLURM_STEP_ID") or (os.environ.get("SLURM_PROCID") and not job))

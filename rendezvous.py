@@ -50,7 +50,7 @@ def meet(
         RunError: nothing answered, or not all ranks came.
     """
     host, port = _parsed(address)
-    party = f"{''.join(job.split()) or '-'} {count} {kind}s"
+    party = f"{count} {kind}s{f' of job {job}' if job else ''}"
     reception = None
     if place == 0:
         given = (_listen(host, port), party, count, limit, kind)
@@ -64,12 +64,12 @@ def meet(
         if place == 0:  # it listens: what doesn't answer is the address
             found = f"{kind} 0 runs on {machine}, which doesn't reach itself as {address} ({reason})"
             raise InputError(f"{found}; MASTER_ADDR has to be an address of that machine") from None
-        who = f"{kind} {place}{f' and {here - 1} more' if here > 1 else ''} on {machine}"
-        found = f"{who} found no {kind} 0 at {address} in {limit:g} s ({reason}; {LIMITS[kind]})"
+        waiting = f"{here} ranks of {machine} wait" if here > 1 else f"{kind} {place} on {machine} waits"
+        found = f"no {kind} 0 answered at {address} in {limit:g} s ({reason}; {LIMITS[kind]}), where {waiting} for it"
         advice = "start it there, correct MASTER_ADDR and MASTER_PORT, or let the firewall pass the port"
         raise RunError(f"{found}; {advice}", shared=not first) from None
     with connection:
-        _understand(connection, answer, address, f"{kind} {place}", party, limit)
+        _understand(connection, answer, address, kind, party, limit)
         own = connection.getsockname()[0]
     if reception:
         reception.join()  # the port is free
@@ -101,6 +101,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind(("", port))
         listener.listen(1024)
     except OSError as error:
+        listener.close()
         taken = error.errno == errno.EADDRINUSE
         reason = "is taken (by another run?)" if taken else f"can't be listened on ({error.strerror})"
         raise InputError(f"port {port} on {host} {reason}; choose another MASTER_PORT") from None
@@ -161,23 +162,23 @@ def _attend(host: str, port: int, hello: str, limit: float) -> tuple[socket.sock
             time.sleep(0.2)
 
 
-def _understand(connection: socket.socket, answer: str, address: str, who: str, party: str, limit: float) -> None:
+def _understand(connection: socket.socket, answer: str, address: str, kind: str, party: str, limit: float) -> None:
     """Returns when all ranks have come."""
     if answer == "wait":
         try:
             answer = _line(connection, limit + ANSWER)
         except OSError:
-            raise RunError(f"the one at {address} ended while {who} waited with it; it says why", shared=True) from None
+            raise RunError(f"{kind} 0 at {address} ended while others came; it says why", shared=True) from None
         if answer != "ok":
             raise RunError(answer, shared=True)
     elif answer == "twice":
-        raise InputError(f"{who} came to {address} before: two processes were started as {who}", shared=False)
+        raise InputError(f"one of the same number came to {address} before; each {kind} needs its own", shared=False)
     elif answer.startswith("differs "):
-        found = f"at {address} meet {answer.removeprefix('differs ')}, {who} belongs to {party}"
+        found = f"at {address} meet {answer.removeprefix('differs ')}, this is one of {party}"
         advice = "another run has the port (choose another MASTER_PORT), or this one was started with other numbers"
         raise InputError(f"{found}: {advice}", shared=False)
     else:
-        found = f"{who} was answered at {address} by another run or program"
+        found = f"another run or program answers at {address}, not this run's {kind} 0"
         raise InputError(f"{found}; choose another MASTER_PORT", shared=False)
 
 

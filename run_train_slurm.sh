@@ -17,6 +17,7 @@
 #SBATCH --output=slurm-%j.out
 here=${SLURM_SUBMIT_DIR:-$(dirname "$0")}  # SLURM runs a copy of this file, elsewhere
 [ -z "$VIRTUAL_ENV" ] && [ -x "$here/.venv/bin/python" ] && PATH="$here/.venv/bin:$PATH"
+export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"  # which srun doesn't take from sbatch by itself
 srun --kill-on-bad-exit=1 python "$here/main_multi_gpu.py" \
 -cfg="$here/configs/vit/vit_digits.yaml" \
 -dataset='digits' \
