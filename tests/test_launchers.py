@@ -341,9 +341,9 @@ def test_a_batch_that_was_stopped_in_time_is_queued_again(tmp_path, status, queu
     assert not queued or (tmp_path / "scontrol.txt").read_text() == "requeue 4242\n"
 
 
-def torchrun(folder, rank, port, *flags):
-    """Starts a process as torchrun does."""
-    given = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2}
+def torchrun(folder, rank, port, *flags, machines=1):
+    """Starts one process of two as torchrun does."""
+    given = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank // machines, "LOCAL_WORLD_SIZE": 2 // machines}
     return start(folder, *MAIN, *flags, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **given)
 
 
@@ -358,10 +358,10 @@ def test_under_torchrun_and_where_its_port_is_taken(tmp_path, spawned):
         assert statuses(first) == [2]
     message = f"error: port {port} on 127.0.0.1 is taken (by another run?); choose another MASTER_PORT\n"
     assert printed(first) == message
-    second = torchrun(tmp_path, 1, port, *SHORT, "DIST.INIT_TIMEOUT", "0.2")
+    second = torchrun(tmp_path, 1, port, *SHORT, "DIST.INIT_TIMEOUT", "0.2", machines=2)
     assert statuses(second) == [1]
     message = (
-        rf"rank 1: error: no rank 0 answered at 127.0.0.1:{port} in 0.2 s \(.*\), where 2 ranks of .* wait for it;.*\n"
+        rf"rank 1: error: no rank 0 answered at 127.0.0.1:{port} in 0.2 s \(.*\), where rank 1 on .* waits for it;.*\n"
     )
     assert re.fullmatch(message, printed(second))
 
