@@ -211,7 +211,7 @@ def test_each_rank_takes_its_gpu_among_the_visible_ones(environment, monkeypatch
 
 # ------------------------------------------------------------------------- runs
 
-SHORT = ["-cfg=vit_digits", "-o", "TRAIN.NUM_EPOCHS", "1", "MODEL.DEPTH", "2"]
+MAIN = (sys.executable, str(ROOT / "main_multi_gpu.py"))
 
 
 def start(folder, *command, inside=(), **given):
@@ -231,33 +231,6 @@ def statuses(*started):
 
 def printed(*started):
     return "\n".join(log.read_text() for _, log in started)
-
-
-MAIN = (sys.executable, str(ROOT / "main_multi_gpu.py"))
-
-
-@pytest.fixture(scope="module")
-def spawned(tmp_path_factory):
-    """The weights of two spawned processes."""
-    folder = tmp_path_factory.mktemp("spawned")
-    run = start(folder, *MAIN, "-ngpus=2", "-output=run", *SHORT)
-    assert statuses(run) == [0], printed(run)
-    return load_file(folder / "run/checkpoints/last/model.safetensors")
-
-
-def assert_same(folder, expected, started):
-    assert statuses(*started) == [0] * len(started), printed(*started)
-    found = load_file(folder / "checkpoints/last/model.safetensors")
-    assert all((found[key] == value).all() for key, value in expected.items())
-    assert "2 processes over GLOO" in (folder / "log.txt").read_text()
-
-
-@pytest.mark.smoke
-def test_under_paddles_launcher_on_one_node(tmp_path, spawned):
-    flags = ("--devices=0,1", "--log_dir=log", MAIN[1], "-output=run", *SHORT)
-    # On a CPU the launcher knows devices by this variable alone.
-    run = start(tmp_path, sys.executable, "-m", "paddle.distributed.launch", *flags, CUDA_VISIBLE_DEVICES="0,1")
-    assert_same(tmp_path / "run", spawned, [run])
 
 
 @contextlib.contextmanager
@@ -286,23 +259,6 @@ def machines():
                 subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
-def test_on_two_nodes_by_the_script(tmp_path, spawned, capsys):
-    with machines() as (insides, master):
-        with capsys.disabled():
-            print(f" [two nodes: {'network namespaces' if insides[0] else 'on loopback'}] ", end="")
-        port = 29500 if insides[0] else free_ports(1)[0]
-        given = {"NNODES": 2, "MASTER_ADDR": master, "MASTER_PORT": port, "NPROC_PER_NODE": 1}
-        script = ("sh", str(ROOT / "run_train_multi_node.sh"), "-output=run", *SHORT)
-        assert_same(
-            tmp_path / "run",
-            spawned,
-            [
-                start(tmp_path, *script, inside=inside, NODE_RANK=node, LOG_DIR=f"log{node}", **given)
-                for node, inside in enumerate(insides)
-            ],
-        )
-
-
 SRUN = """#!/bin/sh
 while [ "${1#--}" != "$1" ]; do shift; done
 export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST='127.0.0.[1-2]' SLURM_STEP_TASKS_PER_NODE='1(x2)'
@@ -323,14 +279,6 @@ def sbatch(folder, srun, *flags, **given):
     return start(folder, "bash", str(ROOT / "run_train_slurm.sh"), *flags, **{"PATH": path} | job | given)
 
 
-def test_under_slurm_by_the_batch_file(tmp_path, spawned):
-    port = free_ports(1)[0]
-    run = sbatch(tmp_path, SRUN, "-output=run", *SHORT, MASTER_PORT=port)
-    assert_same(tmp_path / "run", spawned, [run])
-    assert f"rank 0 waits at 127.0.0.1:{port} for 1 more" in printed(run)
-    assert not (tmp_path / "scontrol.txt").exists()
-
-
 @pytest.mark.parametrize(("status", "queued"), [(143, True), (1, False)])
 def test_a_batch_that_was_stopped_in_time_is_queued_again(tmp_path, status, queued):
     run = sbatch(tmp_path, f"#!/bin/sh\necho $@\nexit {status}\n", "-o", "SEED", "1")
@@ -347,18 +295,54 @@ def torchrun(folder, rank, port, *flags, machines=1):
     return start(folder, *MAIN, *flags, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **given)
 
 
-def test_under_torchrun_and_where_its_port_is_taken(tmp_path, spawned):
-    port = free_ports(1)[0]
-    assert_same(tmp_path / "run", spawned, [torchrun(tmp_path, rank, port, "-output=run", *SHORT) for rank in (1, 0)])
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """One training by every launcher, all at once, for they mostly wait: each one's folder, and what it printed."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("spawned", "launched", "nodes", "slurm", "torchrun")}
+    flags = ["-output=run", "-cfg=vit_digits", "-o", "TRAIN.NUM_EPOCHS", "1", "MODEL.DEPTH", "2"]
+    ports = free_ports(3)
+    with machines() as (insides, master):
+        started = {"spawned": [start(folders["spawned"], *MAIN, "-ngpus=2", *flags)]}
+        # On a CPU, Paddle's launcher takes its devices from this variable alone.
+        launch = (sys.executable, "-m", "paddle.distributed.launch", "--devices=0,1", "--log_dir=log", MAIN[1], *flags)
+        started["launched"] = [start(folders["launched"], *launch, CUDA_VISIBLE_DEVICES="0,1")]
+        script, given = ("sh", str(ROOT / "run_train_multi_node.sh"), *flags), {"NNODES": 2, "NPROC_PER_NODE": 1}
+        given |= {"MASTER_ADDR": master, "MASTER_PORT": ports[0]}
+        started["nodes"] = [
+            start(folders["nodes"], *script, inside=inside, NODE_RANK=node, LOG_DIR=f"log{node}", **given)
+            for node, inside in enumerate(insides)
+        ]
+        started["slurm"] = [sbatch(folders["slurm"], SRUN, *flags, MASTER_PORT=ports[1])]
+        started["torchrun"] = [torchrun(folders["torchrun"], rank, ports[2], *flags) for rank in (1, 0)]
+        for some in started.values():
+            assert statuses(*some) == [0] * len(some), printed(*some)
+    where = f"two nodes: {'network namespaces' if insides[0] else 'loopback, for want of network namespaces'}"
+    return folders, {name: printed(*some) for name, some in started.items()}, where
+
+
+@pytest.mark.smoke
+def test_every_launcher_trains_to_the_weights_of_spawned_processes(runs, capsys):
+    folders, said, where = runs
+    with capsys.disabled():
+        print(f" [{where}] ", end="")
+    weights = {name: load_file(folder / "run/checkpoints/last/model.safetensors") for name, folder in folders.items()}
+    for name, found in weights.items():
+        assert [key for key, value in weights["spawned"].items() if (found[key] != value).any()] == [], name
+        assert "2 processes over GLOO" in (folders[name] / "run" / "log.txt").read_text()
+    assert "rank 0 waits at 127.0.0.1:" in said["slurm"]
+    assert not (folders["slurm"] / "scontrol.txt").exists()  # ended well: not queued again
+    assert "node 0 waits at " in said["nodes"]
+
+
+def test_under_torchrun_a_taken_port_is_named_and_other_machines_end(tmp_path):
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        first = torchrun(tmp_path, 0, port, *SHORT)
+        first = torchrun(tmp_path, 0, port, "-cfg=vit_digits")
         assert statuses(first) == [2]
-    message = f"error: port {port} on 127.0.0.1 is taken (by another run?); choose another MASTER_PORT\n"
-    assert printed(first) == message
-    second = torchrun(tmp_path, 1, port, *SHORT, "DIST.INIT_TIMEOUT", "0.2", machines=2)
+    assert printed(first) == f"error: port {port} on 127.0.0.1 is taken (by another run?); choose another MASTER_PORT\n"
+    second = torchrun(tmp_path, 1, port, "-cfg=vit_digits", "-o", "DIST.INIT_TIMEOUT", "0.2", machines=2)
     assert statuses(second) == [1]
     message = (
         rf"rank 1: error: no rank 0 answered at 127.0.0.1:{port} in 0.2 s \(.*\), where rank 1 on .* waits for it;.*\n"
