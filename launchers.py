@@ -45,8 +45,9 @@ def launched() -> bool:
     return True
 
 
-def meet(limit: float) -> None:
-    """Waits until all ranks of a launched run are there, for ``limit`` seconds at most.
+def meet(limit: float) -> rendezvous.Meeting:
+    """Waits until all ranks of a launched run are there, for ``limit`` seconds at most; ``ready`` of what it returns
+    waits until they have read their data, too.
 
     Between machines, gloo is told the network interface by which rank 0 is reached: by itself it takes the address that
     the machine's own name stands for, which in many an /etc/hosts is 127.0.1.1, where no other machine finds it.
@@ -55,14 +56,13 @@ def meet(limit: float) -> None:
         InputError, RunError: as ``rendezvous.meet``.
     """
     rank, ranks = _number("PADDLE_TRAINER_ID"), _number("PADDLE_TRAINERS_NUM")
-    if ranks == 1:
-        return
     master = os.environ.get("PADDLE_MASTER") or os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
     here, job = _number("PADDLE_LOCAL_SIZE", 1), _first("SLURM_JOB_ID TORCHELASTIC_RUN_ID") or ""
     first = _number("PADDLE_LOCAL_RANK", 0) == 0
-    own = rendezvous.meet(master, rank, ranks, limit, job=job, here=here, first=first)
-    if ranks > here and (name := rendezvous.interface(own)):
+    meeting = rendezvous.meet(master, rank, ranks, limit, job=job, here=here, first=first)
+    if ranks > here and (name := rendezvous.interface(meeting.own_address)):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+    return meeting
 
 
 def visible_gpus() -> int:
@@ -115,9 +115,11 @@ def node_flags() -> list[str]:
     node, nodes, port = _number("NODE_RANK"), _number("NNODES"), os.environ["MASTER_PORT"]
     _check_rank("NODE_RANK", node, nodes)
     address = f"{os.environ['MASTER_ADDR']}:{port}"
-    own = rendezvous.meet(address, node, nodes, _number("INIT_TIMEOUT", 300), kind="node")
+    meeting = rendezvous.meet(address, node, nodes, _number("INIT_TIMEOUT", 300), kind="node")
     # As numbers: Paddle's launcher becomes the master where --master begins with --host, and by itself takes for that
     # what the machine's name stands for.
+    own = meeting.own_address
+    meeting.ready()
     master = own if node == 0 else socket.gethostbyname(os.environ["MASTER_ADDR"])
     host = os.environ.get("HOST") or own
     return [*flags, "--nnodes", str(nodes), "--rank", str(node), "--master", f"{master}:{port}", "--host", host]
@@ -130,6 +132,13 @@ def num_cores() -> int:
         quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
         cores = min(cores, max(1, quota // period))
     return cores
+
+
+def cores_each(processes: int) -> int:
+    """The number of cores for each of a run's ``processes`` on this machine; SLURM may have dealt them out already."""
+    cores = num_cores()
+    dealt = _number("SLURM_CPUS_PER_TASK", 0) >= cores and _first(SLURM_NTASKS) == os.environ.get("PADDLE_TRAINERS_NUM")
+    return cores if dealt else max(1, cores // processes)
 
 
 def _complete(names: Sequence[str], advice: str, signs: Sequence[str] | None) -> bool:
@@ -153,9 +162,11 @@ def _translate_torchrun() -> None:
     """torchrun tells no names but the master's; what stands for the others is as good (see ``_tell``)."""
     rank, ranks, local_rank = map(_number, TORCHRUN[:3])
     here = _number("LOCAL_WORLD_SIZE", ranks - (rank - local_rank))
-    master = os.environ["MASTER_ADDR"]
+    master, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        port += 1  # torchrun itself listens at its MASTER_PORT, for its own workers
     hosts = [f"node{place // here}" if place >= here else master for place in range(ranks)]
-    _tell(rank, local_rank, here, hosts, f"{master}:{os.environ['MASTER_PORT']}", "RANK")
+    _tell(rank, local_rank, here, hosts, f"{master}:{port}", "RANK")
 
 
 def _translate_slurm() -> bool:

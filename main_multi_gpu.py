@@ -62,9 +62,7 @@ def spawned_worker(failed, beats, *args):
 def main():
     """Builds the datasets once and spawns a worker per device, or is a worker itself where a launcher started it."""
     config = config_from_arguments("main_multi_gpu.py")
-    is_launched = launchers.launched()  # and what it sets: before Paddle's import
-    if is_launched:
-        launchers.meet(config.DIST.INIT_TIMEOUT)
+    meeting = launchers.meet(config.DIST.INIT_TIMEOUT) if launchers.launched() else None  # before Paddle's import
     import paddle
     import paddle.distributed as dist
 
@@ -76,9 +74,10 @@ def main():
     paddle.disable_signal_handler()
     # Ranks that are ended together leave their loaders' semaphores to Python's tracker, which would say so.
     os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]))
-    ranks = 1 if is_launched else utils.num_processes(config.NGPUS)
+    ranks = 1 if meeting else utils.num_processes(config.NGPUS)
     config, dataset_train, dataset_val = datasets.get_datasets(with_preprocessing(config))
-    if is_launched:
+    if meeting:
+        meeting.ready()
         main_worker(config, dataset_train, dataset_val)
         return
     supervision.hold_signals()  # until the ranks listen; this process passes signals on

@@ -2,7 +2,8 @@
 
 Paddle's own start (its TCPStore, in 3.3.1 and 2.6.2) tries an address that doesn't answer for ever, hangs where another
 program listens there, and waits 900 s for a rank that never comes, without naming it. So the ranks first meet at the
-same address: rank 0 listens, each tells its number, and all hear what came of it. Then the port is Paddle's.
+same address: rank 0 listens, each tells its number, and all hear what came of it. Then the port is Paddle's, and the
+ranks, which read their data now, stay connected until all of them are ready: of one that ends they hear at once.
 """
 
 import contextlib
@@ -14,12 +15,47 @@ import struct
 import sys
 import threading
 import time
+from dataclasses import dataclass
 
 from errors import InputError, RunError
 
 GREETING = "paddle-vit-toolkit"
 CONNECT, ANSWER, STRANGER = 5.0, 10.0, 2.0  # seconds: to connect, for rank 0's first word, for a guest's
 LIMITS = {"rank": "DIST.INIT_TIMEOUT", "node": "INIT_TIMEOUT"}  # what sets the limit
+
+
+@dataclass
+class Meeting:
+    """Ranks that found one another.
+
+    Attributes:
+        own_address: this machine's IPv4 address, as rank 0's machine reaches it; the master's, of one rank alone.
+        connection: to rank 0.
+        guests: rank 0's connections to all, by their numbers.
+    """
+
+    address: str
+    kind: str
+    own_address: str
+    connection: socket.socket
+    guests: dict[int, socket.socket]
+
+    def ready(self) -> None:
+        """Returns when all ranks have called it, which ends the meeting.
+
+        Raises:
+            RunError: a rank has ended meanwhile.
+        """
+        with self.connection, contextlib.ExitStack() as connections:
+            for guest in self.guests.values():
+                connections.enter_context(guest)
+            with contextlib.suppress(OSError):  # which _check_verdict meets, too
+                self.connection.sendall(b"ready\n")
+            if gone := [place for place, guest in self.guests.items() if _line(guest, None, lost="") != "ready"]:
+                _tell(self.guests, f"{self.kind} {_listed(gone)} ended before the start; see what it said")
+            else:
+                _tell(self.guests, "ok")
+            _check_verdict(self.connection, f"{self.kind} 0 at {self.address}", None)
 
 
 def meet(
@@ -31,7 +67,7 @@ def meet(
     kind: str = "rank",
     here: int = 1,
     first: bool = True,
-) -> str:
+) -> Meeting:
     """Waits until all ``count`` ranks have come to ``address``.
 
     Args:
@@ -42,20 +78,19 @@ def meet(
         kind: "rank", or "node" where it is machines that meet.
         here: the number of ranks on this machine, for which the ``first`` speaks where nothing answers.
 
-    Returns:
-        this machine's IPv4 address, as rank 0's machine reaches it.
-
     Raises:
         InputError: the address is none, its port is taken, or two ranks contradict each other.
         RunError: nothing answered, or not all ranks came.
     """
     host, port = _parsed(address)
+    if count == 1:  # no network needed
+        connection, guest = socket.socketpair()
+        return Meeting(address, kind, host, connection, {0: guest})
     party = f"{count} {kind}s{f' of job {job}' if job else ''}"
-    reception = None
+    guests: dict[int, socket.socket] = {}
     if place == 0:
-        given = (_listen(host, port), party, count, limit, kind)
-        reception = threading.Thread(target=_receive, args=given, daemon=True)
-        reception.start()
+        given = (_listen(host, port), guests, party, count, limit, kind)
+        threading.Thread(target=_receive, args=given, daemon=True).start()
         print(f"{kind} 0 waits at {address} for {count - 1} more", file=sys.stderr, flush=True)
     try:
         connection, answer = _attend(host, port, f"{GREETING} {party} {place}\n", ANSWER if place == 0 else limit)
@@ -68,12 +103,12 @@ def meet(
         found = f"no {kind} 0 answered at {address} in {limit:g} s ({reason}; {LIMITS[kind]}), where {waiting} for it"
         advice = "start it there, correct MASTER_ADDR and MASTER_PORT, or let the firewall pass the port"
         raise RunError(f"{found}; {advice}", shared=not first) from None
-    with connection:
+    try:
         _understand(connection, answer, address, kind, party, limit)
-        own = connection.getsockname()[0]
-    if reception:
-        reception.join()  # the port is free
-    return own
+    except RunError:
+        connection.close()
+        raise
+    return Meeting(address, kind, connection.getsockname()[0], connection, guests)
 
 
 def interface(address: str) -> str | None:
@@ -108,35 +143,60 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _receive(listener: socket.socket, party: str, count: int, limit: float, kind: str) -> None:
+def _receive(
+    listener: socket.socket, guests: dict[int, socket.socket], party: str, count: int, limit: float, kind: str
+) -> None:
     """Rank 0's part: hears who comes, then tells all of them what came of it."""
-    guests: dict[int, socket.socket] = {}
     deadline = time.monotonic() + limit
-    with contextlib.ExitStack() as connections:
-        while len(guests) < count and (left := deadline - time.monotonic()) > 0:
-            with contextlib.suppress(OSError, ValueError):  # nobody came in time; a stranger, or one that left
-                listener.settimeout(left)
-                connection = connections.enter_context(listener.accept()[0])
-                greeting, *theirs, place = _line(connection, STRANGER).split(" ")
-                if greeting != GREETING:
-                    continue
-                if " ".join(theirs) != party:
-                    answer = f"differs {party}"
-                elif int(place) in guests:
-                    answer = "twice"
-                else:
-                    answer, guests[int(place)] = "wait", connection
-                connection.sendall(f"{answer}\n".encode())
-        listener.close()  # before anybody goes on to look for Paddle there
-        missing = [place for place in range(count) if place not in guests]
-        verdict = "ok"
-        if missing:
-            named = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
-            found = f"{kind} {named} of {count} didn't come in {limit:g} s ({LIMITS[kind]})"
-            verdict = f"{found}; start what is missing, or see what it said"
+    while len(guests) < count and (left := deadline - time.monotonic()) > 0:
+        listener.settimeout(left)
+        with contextlib.suppress(OSError, ValueError):  # nobody came in time; a stranger, or one that left
+            connection = listener.accept()[0]
+            if not _admit(connection, guests, party):
+                connection.close()
+    listener.close()  # before anybody goes on to look for Paddle there
+    if missing := [place for place in range(count) if place not in guests]:
+        found = f"{kind} {_listed(missing)} of {count} didn't come in {limit:g} s ({LIMITS[kind]})"
+        _tell(guests, f"{found}; start what is missing, or see what it said")
         for connection in guests.values():
-            with contextlib.suppress(OSError):
-                connection.sendall(f"{verdict}\n".encode())
+            connection.close()
+    else:
+        _tell(guests, "ok")
+
+
+def _admit(connection: socket.socket, guests: dict[int, socket.socket], party: str) -> bool:
+    """Answers who connected; whether it is one of the party."""
+    greeting, *theirs, place = _line(connection, STRANGER, lost="").split(" ")
+    if greeting != GREETING:
+        return False
+    if " ".join(theirs) != party:
+        answer = f"differs {party}"
+    elif int(place) in guests:
+        answer = "twice"
+    else:
+        # Routers forget connections on which nothing passes, and a machine that loses power says no goodbye.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+        answer, guests[int(place)] = "wait", connection
+    connection.sendall(f"{answer}\n".encode())
+    return answer == "wait"
+
+
+def _tell(guests: dict[int, socket.socket], verdict: str) -> None:
+    for connection in guests.values():
+        with contextlib.suppress(OSError):  # it has left: Meeting.ready will tell
+            connection.sendall(f"{verdict}\n".encode())
+
+
+def _listed(places: list[int]) -> str:
+    return ", ".join(map(str, places[:10])) + (", ..." if len(places) > 10 else "")
+
+
+def _check_verdict(connection: socket.socket, host: str, limit: float | None) -> None:
+    """Raises RunError unless ``host`` (rank 0) says that all is well."""
+    verdict = _line(connection, limit, lost=f"{host} ended before the start; it says why")
+    if verdict != "ok":
+        raise RunError(verdict, shared=True)
 
 
 def _attend(host: str, port: int, hello: str, limit: float) -> tuple[socket.socket, str]:
@@ -154,7 +214,7 @@ def _attend(host: str, port: int, hello: str, limit: float) -> tuple[socket.sock
             if connection.getsockname() == connection.getpeername():  # nobody listens: the kernel chose this very port
                 raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
             connection.sendall(hello.encode())
-            return connection, _line(connection, ANSWER, silence="")
+            return connection, _line(connection, ANSWER, silent="")
         except OSError as error:
             connection.close()
             if time.monotonic() > deadline:
@@ -165,12 +225,7 @@ def _attend(host: str, port: int, hello: str, limit: float) -> tuple[socket.sock
 def _understand(connection: socket.socket, answer: str, address: str, kind: str, party: str, limit: float) -> None:
     """Returns when all ranks have come."""
     if answer == "wait":
-        try:
-            answer = _line(connection, limit + ANSWER)
-        except OSError:
-            raise RunError(f"{kind} 0 at {address} ended while others came; it says why", shared=True) from None
-        if answer != "ok":
-            raise RunError(answer, shared=True)
+        _check_verdict(connection, f"{kind} 0 at {address}", limit + ANSWER)
     elif answer == "twice":
         raise InputError(f"one of the same number came to {address} before; each {kind} needs its own", shared=False)
     elif answer.startswith("differs "):
@@ -182,22 +237,28 @@ def _understand(connection: socket.socket, answer: str, address: str, kind: str,
         raise InputError(f"{found}; choose another MASTER_PORT", shared=False)
 
 
-def _line(connection: socket.socket, limit: float, silence: str | None = None) -> str:
-    """Returns the line (up to 1000 bytes) that comes next, or ``silence`` if that is given and none comes.
+def _line(connection: socket.socket, limit: float | None, silent: str | None = None, lost: str | None = None) -> str:
+    """Returns the line (up to 1000 bytes) that comes next.
+
+    Args:
+        limit: seconds; None waits for ever.
+        silent: what stands for a line that doesn't come in time, if anything does.
+        lost: what stands for a line that doesn't come, for whatever reason.
 
     Raises:
-        OSError: nothing came within ``limit`` seconds, or the connection was closed.
+        OSError: nothing came, and nothing stands for it.
     """
     connection.settimeout(limit)
     said = b""
-    while not said.endswith(b"\n") and len(said) < 1000:
-        try:
+    try:
+        while not said.endswith(b"\n") and len(said) < 1000:
             byte = connection.recv(1)
-        except TimeoutError:
-            if silence is None:
-                raise
-            return silence
-        if not byte:
-            raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
-        said += byte
+            if not byte:
+                raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+            said += byte
+    except OSError as error:
+        instead = silent if isinstance(error, TimeoutError) and lost is None else lost
+        if instead is None:
+            raise
+        return instead
     return said.decode(errors="replace").rstrip()

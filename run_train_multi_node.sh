@@ -10,13 +10,13 @@
 # NPROC_PER_NODE  processes on this machine; unset: one per visible GPU, or without one, per core
 # INIT_TIMEOUT    seconds to wait for the other machines; unset: 300
 # HOST            this machine's own address; unset: the one by which it reaches machine 0
-# LOG_DIR         where each process's output goes; unset: output/launch_<NODE_RANK>
+# LOG_DIR         where each process's output goes; unset: output/launch_<NODE_RANK, or the host's name>
 # MASTER          etcd://HOST:PORT (elastic runs) instead of NODE_RANK, MASTER_ADDR and MASTER_PORT; NNODES may be LOW:HIGH
 here=$(dirname "$0")
 [ -z "$VIRTUAL_ENV" ] && [ -x "$here/.venv/bin/python" ] && PATH="$here/.venv/bin:$PATH"
 # Paddle's launcher would hang where the port is taken or the address wrong.
 flags=$(python "$here/launchers.py") || exit
-exec python -m paddle.distributed.launch $flags --log_dir "${LOG_DIR:-$here/output/launch_$NODE_RANK}" \
+exec python -m paddle.distributed.launch $flags --log_dir "${LOG_DIR:-$here/output/launch_${NODE_RANK:-$(hostname)}}" \
 "$here/main_multi_gpu.py" \
 -cfg="$here/configs/vit/vit_digits.yaml" \
 -dataset='digits' \

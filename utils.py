@@ -25,7 +25,7 @@ from yacs.config import CfgNode
 
 import ops
 from errors import InputError, RunError
-from launchers import num_cores
+from launchers import cores_each, num_cores
 
 logging.getLogger().setLevel(logging.WARNING)  # Paddle's import sets INFO: its notes on ports are no news for users
 tqdm.set_lock(threading.RLock())  # its default is a semaphore of the system, left behind by a process that is killed
@@ -195,7 +195,7 @@ def tune_cpu(local_processes: int) -> str:
     """
     told = []
     chosen = _threads_chosen_by_user()
-    threads = chosen or max(1, num_cores() // local_processes)
+    threads = chosen or cores_each(local_processes)
     threadpool_limits(threads)
     told.append(f"{threads} thread{'s' * (threads > 1)}{' (OMP_NUM_THREADS)' if chosen else ''} per process")
     if "FLAGS_use_stride_kernel" not in os.environ:

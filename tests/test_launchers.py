@@ -63,6 +63,12 @@ def test_torchruns_environment_as_paddles(environment):
     assert told()["TRAINER_ID"] == "3"
 
 
+def test_torchrun_itself_listens_at_its_port(environment):
+    environment(**TORCHRUN, TORCHELASTIC_USE_AGENT_STORE="True")
+    assert launched()
+    assert told()["MASTER"] == "10.0.0.1:29501"
+
+
 def test_torchrun_without_a_local_size_takes_the_most_there_can_be(environment):
     environment(**TORCHRUN)
     assert launched()
@@ -364,12 +370,23 @@ def test_the_script_for_several_nodes_says_what_is_missing_or_taken(tmp_path):
     assert printed(first) == f"error: port {port} on 127.0.0.1 is taken (by another run?); choose another MASTER_PORT\n"
 
 
+def test_cores_that_slurm_dealt_out_are_not_divided_again(environment, monkeypatch):
+    monkeypatch.setattr(launchers, "num_cores", lambda: 8)
+    environment(**SLURM)
+    assert launched()
+    assert launchers.cores_each(4) == 2
+    environment(SLURM_CPUS_PER_TASK=8)
+    assert launchers.cores_each(4) == 8
+    environment(PADDLE_TRAINERS_NUM=28)  # Paddle's launcher in each task
+    assert (launchers.cores_each(4), launchers.cores_each(16)) == (2, 1)
+
+
 def test_the_scripts_flags_for_paddles_launcher(environment):
     environment(NNODES="2:4", MASTER="etcd://10.0.0.1:2379", NPROC_PER_NODE=4)
     assert launchers.node_flags() == ["--nproc_per_node", "4", "--master", "etcd://10.0.0.1:2379", "--nnodes", "2:4"]
     port = free_ports(1)[0]
     environment(NNODES=1, NODE_RANK=0, MASTER_ADDR="localhost", MASTER_PORT=port, MASTER="", NPROC_PER_NODE="")
-    flags = f"--nproc_per_node {launchers.num_cores()} --nnodes 1 --rank 0 --master 127.0.0.1:{port} --host 127.0.0.1"
+    flags = f"--nproc_per_node {launchers.num_cores()} --nnodes 1 --rank 0 --master localhost:{port} --host localhost"
     assert launchers.node_flags() == flags.split()
     environment(NODE_RANK=1)
     with pytest.raises(InputError, match="NODE_RANK is 1, but there are 1; it counts from 0"):

@@ -15,11 +15,13 @@ from errors import InputError, RunError
 
 
 def together(*calls):
-    """What each call of ``meet`` returned or raised; each runs in a thread of its own."""
+    """What each call of ``meet`` raised, or else its address; each runs in a thread of its own."""
 
     def call(keywords):
         try:
-            return rendezvous.meet(**{"limit": 20.0, **keywords})
+            meeting = rendezvous.meet(**{"limit": 20.0, **keywords})
+            meeting.ready()
+            return meeting.own_address
         except RunError as error:
             return error
 
@@ -83,7 +85,7 @@ def test_a_taken_port_is_named_by_rank_0_and_no_other_rank_hangs(port, monkeypat
 def test_a_web_server_is_no_rank_0(port):
     with http.server.HTTPServer(("127.0.0.1", port), http.server.SimpleHTTPRequestHandler) as server:
         server.RequestHandlerClass.log_message = lambda *_: None
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         with pytest.raises(InputError, match="another run or program answers at"):
             rendezvous.meet(f"127.0.0.1:{port}", 1, 2, limit=5)
         server.shutdown()
@@ -126,9 +128,32 @@ def test_ranks_of_two_runs_and_two_of_one_number_are_told_apart(port):
         refused = next(as_completed(ranks))
         with pytest.raises(InputError, match="one of the same number came to .* before; each rank needs its own"):
             refused.result()
-        assert come(2).result() == "127.0.0.1"
         ranks.remove(refused)
-        assert [first.result(), ranks[0].result()] == ["127.0.0.1"] * 2
+        meetings = [come(2).result(), ranks[0].result(), first.result()]
+        list(pool.map(rendezvous.Meeting.ready, meetings))
+
+
+def test_a_rank_that_ends_before_the_start_is_named_on_the_others(port):
+    address = f"127.0.0.1:{port}"
+    with ThreadPoolExecutor(3) as pool:
+        first, second, third = pool.map(lambda place: rendezvous.meet(address, place, 3, 20.0), range(3))
+        waiting = [pool.submit(meeting.ready) for meeting in (first, third)]
+        second.connection.close()  # as its process ends
+        for rank in waiting:
+            with pytest.raises(RunError, match="rank 1 ended before the start; see what it said") as caught:
+                rank.result()
+            assert caught.value.shared
+        first, second = pool.map(lambda place: rendezvous.meet(address, place, 2, 20.0), range(2))
+        waiting = pool.submit(second.ready)
+        for connection in (first.connection, *first.guests.values()):
+            connection.close()
+        with pytest.raises(RunError, match=f"rank 0 at {address} ended before the start; it says why"):
+            waiting.result()
+
+
+def test_one_rank_alone_needs_no_network(port):
+    with listening(port):
+        assert together({"address": f"127.0.0.1:{port}", "place": 0, "count": 1}) == ["127.0.0.1"]
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "host:", ":29500", "host:0", "host:65536", "::1:29500", "host:http"])
