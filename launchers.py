@@ -9,7 +9,6 @@ import importlib.util
 import itertools
 import os
 import re
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -118,10 +117,9 @@ def node_flags() -> list[str]:
     meeting = rendezvous.meet(address, node, nodes, _number("INIT_TIMEOUT", 300), kind="node")
     # As numbers: Paddle's launcher becomes the master where --master begins with --host, and by itself takes for that
     # what the machine's name stands for.
-    own = meeting.own_address
+    host = os.environ.get("HOST") or meeting.own_address
+    master = host if node == 0 else meeting.connection.getpeername()[0]
     meeting.ready()
-    master = own if node == 0 else socket.gethostbyname(os.environ["MASTER_ADDR"])
-    host = os.environ.get("HOST") or own
     return [*flags, "--nnodes", str(nodes), "--rank", str(node), "--master", f"{master}:{port}", "--host", host]
 
 
@@ -159,14 +157,16 @@ def _complete(names: Sequence[str], advice: str, signs: Sequence[str] | None) ->
 
 
 def _translate_torchrun() -> None:
-    """torchrun tells no names but the master's; what stands for the others is as good (see ``_tell``)."""
+    """torchrun tells no names but the master's; what stands for the others is as good (see ``_set``)."""
     rank, ranks, local_rank = map(_number, TORCHRUN[:3])
+    _check_rank("RANK", rank, ranks)
     here = _number("LOCAL_WORLD_SIZE", ranks - (rank - local_rank))
+    _check_rank("LOCAL_RANK", local_rank, here)
     master, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         port += 1  # torchrun itself listens at its MASTER_PORT, for its own workers
     hosts = [f"node{place // here}" if place >= here else master for place in range(ranks)]
-    _tell(rank, local_rank, here, hosts, f"{master}:{port}", "RANK")
+    _set(rank, local_rank, here, hosts, f"{master}:{port}")
 
 
 def _translate_slurm() -> bool:
@@ -175,7 +175,7 @@ def _translate_slurm() -> bool:
     The shell of sbatch and salloc has rank 0's variables, too (SLURM_PROCID=0, the job's SLURM_NTASKS), but is none:
     only srun's have a SLURM_STEP_ID. A shell that srun started (srun --pty, an interactive step) is a step of one.
     """
-    job, tasks = _first("SLURM_JOB_ID SLURM_JOBID"), _number(SLURM_NTASKS, 1)
+    job, tasks = _first("SLURM_JOB_ID SLURM_JOBID"), _number(SLURM_NTASKS, 0)
     is_task = bool(os.environ.get("SLURM_STEP_ID") or (os.environ.get("SLURM_PROCID") and not job))
     if tasks == 1 or not is_task:
         if tasks > 1:
@@ -184,25 +184,25 @@ def _translate_slurm() -> bool:
         return False
     _complete(("SLURM_PROCID", SLURM_NTASKS, "SLURM_LOCALID", SLURM_HOSTS), "start with srun", signs=None)
     rank, local_rank = _number("SLURM_PROCID"), _number("SLURM_LOCALID")
+    _check_rank("SLURM_PROCID", rank, tasks)
     nodes = expand_hosts(_first(SLURM_HOSTS))
     sizes = expand_counts(_first(SLURM_SIZES) or "1")
     if (len(sizes), sum(sizes)) != (len(nodes), tasks):  # SLURM_NTASKS_PER_NODE is one number for all
         sizes = [tasks // len(nodes) + (node < tasks % len(nodes)) for node in range(len(nodes))]
     hosts = [host for host, size in zip(nodes, sizes, strict=True) for _ in range(size)]
-    node = _number("SLURM_NODEID", nodes.index(hosts[min(rank, tasks - 1)]))
+    node = _number("SLURM_NODEID", nodes.index(hosts[rank]))
     port = os.environ.get("MASTER_PORT") or 20000 + int(job or 0) % 10000
-    _tell(rank, local_rank, sizes[node], hosts, f"{os.environ.get('MASTER_ADDR') or nodes[0]}:{port}", "SLURM_PROCID")
+    _set(rank, local_rank, sizes[node], hosts, f"{os.environ.get('MASTER_ADDR') or nodes[0]}:{port}")
     return True
 
 
-def _tell(rank: int, local_rank: int, here: int, hosts: list[str], master: str, name: str) -> None:
+def _set(rank: int, local_rank: int, here: int, hosts: list[str], master: str) -> None:
     """Sets what Paddle's launcher would.
 
     Nothing connects to the endpoints: ranks find one another through the store at PADDLE_MASTER (NCCL's and gloo's own
     addresses are exchanged there), and fleet only counts machines by them. So their ports are made up, and the names of
     torchrun's machines but the first.
     """
-    _check_rank(name, rank, len(hosts))
     endpoints = [f"{host}:{6170 + place}" for place, host in enumerate(hosts)]
     os.environ |= {
         "PADDLE_MASTER": master,

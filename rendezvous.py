@@ -29,7 +29,7 @@ class Meeting:
     """Ranks that found one another.
 
     Attributes:
-        own_address: this machine's IPv4 address, as rank 0's machine reaches it; the master's, of one rank alone.
+        own_address: this machine's IPv4 address, as the others reach it; the master's, of one rank alone.
         connection: to rank 0.
         guests: rank 0's connections to all, by their numbers.
     """
@@ -49,13 +49,13 @@ class Meeting:
         with self.connection, contextlib.ExitStack() as connections:
             for guest in self.guests.values():
                 connections.enter_context(guest)
-            with contextlib.suppress(OSError):  # which _check_verdict meets, too
+            with contextlib.suppress(OSError):  # which _verdict meets, too
                 self.connection.sendall(b"ready\n")
             if gone := [place for place, guest in self.guests.items() if _line(guest, None, lost="") != "ready"]:
                 _tell(self.guests, f"{self.kind} {_listed(gone)} ended before the start; see what it said")
             else:
                 _tell(self.guests, "ok")
-            _check_verdict(self.connection, f"{self.kind} 0 at {self.address}", None)
+            _verdict(self.connection, f"{self.kind} 0 at {self.address}", None)
 
 
 def meet(
@@ -104,11 +104,13 @@ def meet(
         advice = "start it there, correct MASTER_ADDR and MASTER_PORT, or let the firewall pass the port"
         raise RunError(f"{found}; {advice}", shared=not first) from None
     try:
-        _understand(connection, answer, address, kind, party, limit)
+        common = _understand(connection, answer, address, kind, party, limit)
     except RunError:
         connection.close()
         raise
-    return Meeting(address, kind, connection.getsockname()[0], connection, guests)
+    own = connection.getsockname()[0]
+    # On rank 0's machine its name may stand for 127.0.1.1 (Debian's /etc/hosts), where no other finds it.
+    return Meeting(address, kind, common if own.startswith("127.") else own, connection, guests)
 
 
 def interface(address: str) -> str | None:
@@ -161,7 +163,10 @@ def _receive(
         for connection in guests.values():
             connection.close()
     else:
-        _tell(guests, "ok")
+        addresses = sorted(
+            (guest.getsockname()[0] for guest in guests.values()), key=lambda own: own.startswith("127.")
+        )
+        _tell(guests, f"ok {addresses[0]}")
 
 
 def _admit(connection: socket.socket, guests: dict[int, socket.socket], party: str) -> bool:
@@ -192,11 +197,13 @@ def _listed(places: list[int]) -> str:
     return ", ".join(map(str, places[:10])) + (", ..." if len(places) > 10 else "")
 
 
-def _check_verdict(connection: socket.socket, host: str, limit: float | None) -> None:
-    """Raises RunError unless ``host`` (rank 0) says that all is well."""
-    verdict = _line(connection, limit, lost=f"{host} ended before the start; it says why")
+def _verdict(connection: socket.socket, host: str, limit: float | None) -> str:
+    """Returns what ``host`` (rank 0) adds to its "ok"; a RunError, unless it says that."""
+    said = _line(connection, limit, lost=f"{host} ended before the start; it says why")
+    verdict, _, rest = said.partition(" ")
     if verdict != "ok":
-        raise RunError(verdict, shared=True)
+        raise RunError(said, shared=True)
+    return rest
 
 
 def _attend(host: str, port: int, hello: str, limit: float) -> tuple[socket.socket, str]:
@@ -222,19 +229,18 @@ def _attend(host: str, port: int, hello: str, limit: float) -> tuple[socket.sock
             time.sleep(0.2)
 
 
-def _understand(connection: socket.socket, answer: str, address: str, kind: str, party: str, limit: float) -> None:
-    """Returns when all ranks have come."""
+def _understand(connection: socket.socket, answer: str, address: str, kind: str, party: str, limit: float) -> str:
+    """Returns, when all ranks have come, the address at which rank 0 was found."""
     if answer == "wait":
-        _check_verdict(connection, f"{kind} 0 at {address}", limit + ANSWER)
-    elif answer == "twice":
+        return _verdict(connection, f"{kind} 0 at {address}", limit + ANSWER)
+    if answer == "twice":
         raise InputError(f"one of the same number came to {address} before; each {kind} needs its own", shared=False)
-    elif answer.startswith("differs "):
+    if answer.startswith("differs "):
         found = f"at {address} meet {answer.removeprefix('differs ')}, this is one of {party}"
         advice = "another run has the port (choose another MASTER_PORT), or this one was started with other numbers"
         raise InputError(f"{found}: {advice}", shared=False)
-    else:
-        found = f"another run or program answers at {address}, not this run's {kind} 0"
-        raise InputError(f"{found}; choose another MASTER_PORT", shared=False)
+    found = f"another run or program answers at {address}, not this run's {kind} 0"
+    raise InputError(f"{found}; choose another MASTER_PORT", shared=False)
 
 
 def _line(connection: socket.socket, limit: float | None, silent: str | None = None, lost: str | None = None) -> str:

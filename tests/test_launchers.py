@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -152,7 +153,9 @@ def test_a_shell_under_slurm_is_no_task_of_srun(environment, capfd, changed):
             r"SLURM's list of nodes is 'node\[1-3'; expected one like node\[01-03",
         ),
         (SLURM | {"SLURM_TASKS_PER_NODE": "4*2"}, r"SLURM's tasks per node are '4\*2'; expected a list like 4\(x2\),3"),
-        (TORCHRUN | {"RANK": "4"}, "RANK is 4, but there are 4; it counts from 0"),
+        (SLURM | {"SLURM_NTASKS": ""}, "missing SLURM_STEP_NUM_TASKS or SLURM_NTASKS; start with srun"),
+        (TORCHRUN | {"RANK": "4", "LOCAL_RANK": 0}, "^RANK is 4, but there are 4; it counts from 0"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": 1}, "LOCAL_RANK is 1, but there are 1; it counts from 0"),
         (TORCHRUN | {"LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1'; expected a whole number"),
     ],
 )
@@ -241,8 +244,12 @@ def printed(*started):
 
 @contextlib.contextmanager
 def machines():
-    """Two network namespaces joined by a pair of interfaces: how to start in each, and the first's address."""
+    """Two network namespaces joined by a pair of interfaces: how to start in each, and the first's name.
+
+    That name stands for 127.0.1.1 on the first itself, as Debian has it, and the machine's own for 127.0.0.1 on both.
+    """
     names = [f"vit{os.getpid()}{side}" for side in "ab"]
+    folders = [Path("/etc/netns") / name for name in names]  # ``ip netns exec`` shows its files in /etc
     ends = [("10.213.7.1", f"v{os.getpid()}a"), ("10.213.7.2", f"v{os.getpid()}b")]
 
     def ip(*words):
@@ -256,13 +263,19 @@ def machines():
             ip("-n", name, "addr", "add", f"{address}/24", "dev", end)
             ip("-n", name, "link", "set", end, "up")
             ip("-n", name, "link", "set", "lo", "up")
-        yield [("ip", "netns", "exec", name) for name in names], ends[0][0]
+        for folder, address in zip(folders, ("127.0.1.1", ends[0][0]), strict=True):
+            folder.mkdir(parents=True)
+            (folder / "hosts").write_text(f"127.0.0.1 localhost {socket.gethostname()}\n{address} {names[0]}\n")
+        yield [("ip", "netns", "exec", name) for name in names], names[0]
     except (OSError, subprocess.CalledProcessError):  # no right to, or no such program
         yield [(), ()], "127.0.0.1"
     finally:
-        for name in names:
+        for name, folder in zip(names, folders, strict=True):
             with contextlib.suppress(OSError):
                 subprocess.run(["ip", "netns", "del", name], capture_output=True)
+            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # there are others
+            folders[0].parent.rmdir()
 
 
 SRUN = """#!/bin/sh
