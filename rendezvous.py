@@ -171,10 +171,8 @@ def _receive(
 
 def _admit(connection: socket.socket, guests: dict[int, socket.socket], party: str) -> bool:
     """Answers who connected; whether it is one of the party."""
-    greeting, *theirs, place = _line(connection, STRANGER, lost="").split(" ")
-    if greeting != GREETING:
-        return False
-    if " ".join(theirs) != party:
+    theirs, place = _line(connection, STRANGER, lost="").rsplit(" ", 1)
+    if theirs != f"{GREETING} {party}":
         answer = f"differs {party}"
     elif int(place) in guests:
         answer = "twice"

@@ -151,6 +151,19 @@ def test_a_rank_that_ends_before_the_start_is_named_on_the_others(port):
             waiting.result()
 
 
+def test_rank_0s_machine_takes_the_address_at_which_others_found_it(port):
+    with socket.socket() as host:
+        host.bind(("127.0.0.1", port))
+        host.listen()
+        with ThreadPoolExecutor(1) as pool:
+            meeting = pool.submit(rendezvous.meet, f"127.0.0.1:{port}", 1, 2, 20.0)
+            with host.accept()[0] as guest:
+                guest.sendall(b"wait\nok 10.0.0.1\n")
+                assert meeting.result().own_address == "10.0.0.1"
+                guest.sendall(b"ok\n")
+                meeting.result().ready()
+
+
 def test_one_rank_alone_needs_no_network(port):
     with listening(port):
         assert together({"address": f"127.0.0.1:{port}", "place": 0, "count": 1}) == ["127.0.0.1"]
