@@ -99,10 +99,10 @@ def meet(
         if place == 0:  # it listens: what doesn't answer is the address
             found = f"{kind} 0 runs on {machine}, which doesn't reach itself as {address} ({reason})"
             raise InputError(f"{found}; MASTER_ADDR has to be an address of that machine") from None
-        waiting = f"{here} ranks of {machine} wait" if here > 1 else f"{kind} {place} on {machine} waits"
-        found = f"no {kind} 0 answered at {address} in {limit:g} s ({reason}; {LIMITS[kind]}), where {waiting} for it"
+        found = f"no {kind} 0 answered at {address} in {limit:g} s ({reason}; {LIMITS[kind]})"
+        waiting = f"{here} ranks" if here > 1 else f"{kind} {place}"
         advice = "start it there, correct MASTER_ADDR and MASTER_PORT, or let the firewall pass the port"
-        raise RunError(f"{found}; {advice}", shared=not first) from None
+        raise RunError(f"{found}; {waiting} on {machine} waited for it: {advice}", shared=not first) from None
     try:
         common = _understand(connection, answer, address, kind, party, limit)
     except RunError:
