@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import programs
 import pytest
 from conftest import ROOT
 from ranks import free_ports
@@ -231,7 +232,10 @@ def start(folder, *command, inside=(), **given):
     given = kept | {"PATH": path, "VIRTUAL_ENV": "1", "OMP_NUM_THREADS": "1"} | {k: str(v) for k, v in given.items()}
     log = folder / f"printed{len(list(folder.glob('printed*')))}.txt"
     with open(log, "w") as out:
-        return subprocess.Popen([*inside, *command], cwd=folder, env=given, stdout=out, stderr=out), log
+        streams = {"stdout": out, "stderr": out, "start_new_session": True}
+        process = subprocess.Popen([*inside, *command], cwd=folder, env=given, **streams)
+    programs.started.append(process)
+    return process, log
 
 
 def statuses(*started):
