@@ -152,7 +152,7 @@ def _receive(
     deadline = time.monotonic() + limit
     while len(guests) < count and (left := deadline - time.monotonic()) > 0:
         listener.settimeout(left)
-        with contextlib.suppress(OSError, ValueError):  # nobody came in time; a stranger, or one that left
+        with contextlib.suppress(OSError):  # nobody came in time
             connection = listener.accept()[0]
             if not _admit(connection, guests, party):
                 connection.close()
@@ -163,26 +163,33 @@ def _receive(
         for connection in guests.values():
             connection.close()
     else:
-        addresses = sorted(
-            (guest.getsockname()[0] for guest in guests.values()), key=lambda own: own.startswith("127.")
-        )
-        _tell(guests, f"ok {addresses[0]}")
+        addresses = [guest.getsockname()[0] for guest in guests.values()]
+        _tell(guests, f"ok {min(addresses, key=lambda own: own.startswith('127.'))}")
 
 
 def _admit(connection: socket.socket, guests: dict[int, socket.socket], party: str) -> bool:
     """Answers who connected; whether it is one of the party."""
-    theirs, place = _line(connection, STRANGER, lost="").rsplit(" ", 1)
-    if theirs != f"{GREETING} {party}":
-        answer = f"differs {party}"
-    elif int(place) in guests:
-        answer = "twice"
-    else:
-        # Routers forget connections on which nothing passes, and a machine that loses power says no goodbye.
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
-        answer, guests[int(place)] = "wait", connection
-    connection.sendall(f"{answer}\n".encode())
+    try:
+        theirs, place = _line(connection, STRANGER).rsplit(" ", 1)
+        answer = "wait"
+        if theirs != f"{GREETING} {party}":
+            answer = f"differs {party}"
+        elif int(place) in guests:
+            answer = "twice"
+        connection.sendall(f"{answer}\n".encode())
+    except (OSError, ValueError):  # a stranger, or one that left
+        return False
+    if answer == "wait":
+        _keep_alive(connection)
+        guests[int(place)] = connection
     return answer == "wait"
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Routers forget a connection on which nothing passes, and a machine that loses power says no goodbye."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
 
 
 def _tell(guests: dict[int, socket.socket], verdict: str) -> None:
@@ -218,6 +225,7 @@ def _attend(host: str, port: int, hello: str, limit: float) -> tuple[socket.sock
             connection.connect((host, port))
             if connection.getsockname() == connection.getpeername():  # nobody listens: the kernel chose this very port
                 raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+            _keep_alive(connection)
             connection.sendall(hello.encode())
             return connection, _line(connection, ANSWER, silent="")
         except OSError as error:

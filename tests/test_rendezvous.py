@@ -2,6 +2,7 @@
 
 import contextlib
 import http.server
+import itertools
 import re
 import socket
 import threading
@@ -47,12 +48,12 @@ def listening(port):
 @pytest.mark.smoke
 def test_all_ranks_meet_whatever_the_order_and_whoever_else_knocks(port, capfd):
     address = f"127.0.0.1:{port}"
-    late = threading.Event()
+    late, words = threading.Event(), itertools.cycle([b"GET / HTTP/1.0\r\n\r\n", b"?\n", b"", b"\xff \n"])
 
     def knock():
         while not late.wait(0.02):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as stranger:
-                stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                stranger.sendall(next(words))
 
     stranger = threading.Thread(target=knock)
     stranger.start()
