@@ -70,22 +70,30 @@ def reported(failed: Any = None) -> Iterator[None]:
         failed: a spawned rank's shared integer: it puts its status there and lets its parent (``supervision.Ranks``)
             end all ranks at once. Left alone, peers would see it go, and abort with a message of their own.
     """
-    rank, ranks = int(os.environ.get("PADDLE_TRAINER_ID") or 0), int(os.environ.get("PADDLE_TRAINERS_NUM") or 1)
-    speaker = f"rank {rank}: " if ranks > 1 else ""
     try:
         yield
     except RunError as error:
-        if error.shared and rank:
+        if error.shared and _rank()[0]:
             time.sleep(5)
-        _end(error.exit_status, f"{'' if error.shared else speaker}{error.prefix}{error}", failed)
+        _end(error.exit_status, f"{'' if error.shared else _speaker()}{error.prefix}{error}", failed)
     except KeyboardInterrupt:
         _end(128 + signal.SIGINT, "interrupted", failed)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _DISK:
-            _end(1, f"{speaker}error: {error}; {remedy(error)}, then -resume=auto goes on", failed)
-        if ranks > 1:
+            _end(1, f"{_speaker()}error: {error}; {remedy(error)}, then -resume=auto goes on", failed)
+        if _rank()[1] > 1:
             time.sleep(3)
-        _end(1, speaker + traceback.format_exc(), failed)
+        _end(1, _speaker() + traceback.format_exc(), failed)
+
+
+def _rank() -> tuple[int, int]:
+    """This process's rank and the number of ranks, as a launcher set them: maybe after ``reported`` began."""
+    return int(os.environ.get("PADDLE_TRAINER_ID") or 0), int(os.environ.get("PADDLE_TRAINERS_NUM") or 1)
+
+
+def _speaker() -> str:
+    rank, ranks = _rank()
+    return f"rank {rank}: " if ranks > 1 else ""
 
 
 def _end(status: int, text: str, failed: Any) -> None:

@@ -7,6 +7,7 @@ python -m paddle.distributed.launch --nproc_per_node 2 main_multi_gpu.py -cfg=..
 import multiprocessing
 import os
 
+import launchers
 from config import config_from_arguments
 from errors import reported
 
@@ -61,6 +62,7 @@ def spawned_worker(failed, beats, *args):
 def main():
     """Builds the datasets once and spawns a worker per device, or is a worker itself where a launcher started it."""
     config = config_from_arguments("main_multi_gpu.py")
+    meeting = launchers.meet(config.DIST.INIT_TIMEOUT) if launchers.launched() else None  # before Paddle's import
     import paddle
     import paddle.distributed as dist
 
@@ -72,10 +74,10 @@ def main():
     paddle.disable_signal_handler()
     # Ranks that are ended together leave their loaders' semaphores to Python's tracker, which would say so.
     os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]))
-    is_launched = utils.launched()
-    ranks = 1 if is_launched else utils.num_processes(config.NGPUS)
+    ranks = 1 if meeting else utils.num_processes(config.NGPUS)
     config, dataset_train, dataset_val = datasets.get_datasets(with_preprocessing(config))
-    if is_launched:
+    if meeting:
+        meeting.ready()
         main_worker(config, dataset_train, dataset_val)
         return
     supervision.hold_signals()  # until the ranks listen; this process passes signals on

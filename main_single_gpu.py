@@ -3,6 +3,9 @@
 python main_single_gpu.py -cfg=configs/vit/vit_digits.yaml -dataset=digits
 """
 
+import os
+
+import launchers
 from config import config_from_arguments
 from errors import InputError, reported
 from main_multi_gpu import main_worker
@@ -11,14 +14,13 @@ from main_multi_gpu import main_worker
 def main():
     """The same worker as every process of main_multi_gpu.py, here as the only one."""
     config = config_from_arguments("main_single_gpu.py")
-    import datasets
-    import utils
-    from weights.preprocessing import with_preprocessing
-
-    if utils.launched() and utils.world_size() > 1:
+    if launchers.launched() and int(os.environ["PADDLE_TRAINERS_NUM"]) > 1:
         raise InputError("main_single_gpu.py is one process, but a launcher started several; launch main_multi_gpu.py")
     if config.NGPUS > 1:
         raise InputError(f"main_single_gpu.py is one process, found NGPUS {config.NGPUS}; run main_multi_gpu.py")
+    import datasets
+    from weights.preprocessing import with_preprocessing
+
     main_worker(*datasets.get_datasets(with_preprocessing(config)))
 
 

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import io
 import logging
+import multiprocessing
 import os
 import pickle
 import platform
@@ -24,13 +25,12 @@ from yacs.config import CfgNode
 
 import ops
 from errors import InputError, RunError
+from launchers import cores_each, num_cores
 
 logging.getLogger().setLevel(logging.WARNING)  # Paddle's import sets INFO: its notes on ports are no news for users
 tqdm.set_lock(threading.RLock())  # its default is a semaphore of the system, left behind by a process that is killed
 
 # ---------------------------------------------------------------- processes
-
-LAUNCH_VARIABLES = ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM", "PADDLE_CURRENT_ENDPOINT", "PADDLE_TRAINER_ENDPOINTS")
 
 
 def rank() -> int:
@@ -43,34 +43,9 @@ def world_size() -> int:
     return dist.get_world_size()
 
 
-def launched() -> bool:
-    """Whether ``paddle.distributed.launch`` (or an environment like its) started this process.
-
-    Raises:
-        InputError: only some of the variables are set.
-    """
-    missing = [name for name in LAUNCH_VARIABLES if not os.environ.get(name)]
-    if missing and len(missing) < len(LAUNCH_VARIABLES):
-        found = [f"{name}={os.environ[name]}" for name in LAUNCH_VARIABLES if name not in missing]
-        raise InputError(
-            f"a distributed run's environment is incomplete: found {', '.join(found)}, missing {', '.join(missing)};"
-            " start with python -m paddle.distributed.launch, or unset them"
-        )
-    return not missing
-
-
 def num_gpus() -> int:
     """The number of GPUs that CUDA_VISIBLE_DEVICES leaves to this process; 0 on a CPU build."""
     return paddle.device.cuda.device_count() if paddle.device.is_compiled_with_cuda() else 0
-
-
-def num_cores() -> int:
-    """The number of cores this process may use, by its affinity and its container's quota (cgroup v2)."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no quota
-        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
-        cores = min(cores, max(1, quota // period))
-    return cores
 
 
 def num_processes(ngpus: int) -> int:
@@ -220,7 +195,7 @@ def tune_cpu(local_processes: int) -> str:
     """
     told = []
     chosen = _threads_chosen_by_user()
-    threads = chosen or max(1, num_cores() // local_processes)
+    threads = chosen or cores_each(local_processes)
     threadpool_limits(threads)
     told.append(f"{threads} thread{'s' * (threads > 1)}{' (OMP_NUM_THREADS)' if chosen else ''} per process")
     if "FLAGS_use_stride_kernel" not in os.environ:
@@ -236,13 +211,16 @@ def tune_cpu(local_processes: int) -> str:
 
 
 def _threads_chosen_by_user() -> int | None:
-    """OMP_NUM_THREADS as the user set it. Paddle's import sets it to 1 where it is unset, and spawned or launched
-    processes inherit that: what counts is the environment in which the user started the first process.
+    """OMP_NUM_THREADS as the user set it. Paddle's import sets it to 1 where it is unset, torchrun does, too, and the
+    processes they start inherit that: what counts then is the environment in which the user started the parent.
     """
     with contextlib.suppress(OSError):
-        environment = Path(f"/proc/{os.getppid() if launched() else os.getpid()}/environ").read_bytes().split(b"\0")
-        texts = [entry[len(b"OMP_NUM_THREADS=") :] for entry in environment if entry.startswith(b"OMP_NUM_THREADS=")]
-        return int(texts[0]) if texts and texts[0].isdigit() else None
+        own = Path("/proc/self/environ").read_bytes()
+        started = re.search(rb"(?:^|\0)(PADDLE_TRAINER_ID|TORCHELASTIC_RUN_ID)=", own)
+        inherits = started or multiprocessing.parent_process()
+        environment = Path(f"/proc/{os.getppid()}/environ").read_bytes() if inherits else own
+        found = re.search(rb"(?:^|\0)OMP_NUM_THREADS=(\d+)(?:\0|$)", environment)
+        return int(found[1]) if found else None
     return None
 
 

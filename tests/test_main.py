@@ -17,8 +17,6 @@ import pytest
 from conftest import ROOT, TINY, write_images
 from PIL import Image
 from programs import assert_none_left, ranks_of, start, wait_for_first_step
-from ranks import free_ports
-from safetensors.numpy import load_file
 
 from utils import num_cores
 
@@ -174,37 +172,6 @@ def test_wrong_input_exits_with_2_before_anything_is_built(program):
     assert "missing PADDLE_TRAINERS_NUM" in errors
     status, _, errors = program("main_single_gpu.py", "-cfg=vit_digits", "-ngpus=2")
     assert (status, "found NGPUS 2; run main_multi_gpu.py" in errors) == (2, True)
-
-
-def launch(folder, name, *arguments):
-    """Starts ``paddle.distributed.launch`` on main_multi_gpu.py with ``-output=name``; returns (process, its log)."""
-    launcher = [a for a in arguments if a.startswith("--")]
-    flags = [a for a in arguments if not a.startswith("--")]
-    log = folder / f"launch{len(list(folder.glob('launch*')))}.txt"
-    command = [sys.executable, "-m", "paddle.distributed.launch", *launcher, str(ROOT / "main_multi_gpu.py")]
-    # The launcher takes an empty CUDA_VISIBLE_DEVICES for one device.
-    env = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
-    env["OMP_NUM_THREADS"] = "1"  # two nodes on one machine would each take all of its cores, and sum in other orders
-    with open(log, "w") as out:
-        return subprocess.Popen([*command, f"-output={name}", *flags], cwd=folder, env=env, stdout=out, stderr=out), log
-
-
-def test_the_same_command_runs_under_the_launcher_on_one_node_and_on_two(tmp_path, program):
-    flags = ["-cfg=vit_digits", "-o", "TRAIN.NUM_EPOCHS", "2", "VALIDATE_FREQ", "2"]
-    status, _, errors = program("main_multi_gpu.py", "-output=spawned", *flags)
-    assert status == 0, errors
-    nodes = ["--nnodes=2", "--nproc_per_node=1", f"--master=127.0.0.1:{free_ports(1)[0]}"]
-    for started in (
-        [launch(tmp_path, "one", "--nproc_per_node=2", *flags)],
-        [launch(tmp_path, "two", *nodes, f"--rank={k}", f"--log_dir=log{k}", *flags) for k in range(2)],
-    ):
-        for process, log in started:
-            assert process.wait(120) == 0, log.read_text()
-    expected = load_file(tmp_path / "spawned/checkpoints/last/model.safetensors")
-    for name in ("one", "two"):
-        found = load_file(tmp_path / name / "checkpoints/last/model.safetensors")
-        assert all((found[key] == value).all() for key, value in expected.items())
-        assert "2 processes over GLOO" in (tmp_path / name / "log.txt").read_text()
 
 
 # --------------------------------------------------------------- ranks that fail

@@ -91,15 +91,6 @@ def test_main_process_first(tmp_path):
     assert str(second) == "rank 0 failed in what it had to do first"
 
 
-def test_a_partly_set_launch_environment_lists_the_variables(monkeypatch):
-    for name in utils.LAUNCH_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    assert not utils.launched()
-    monkeypatch.setenv("PADDLE_TRAINER_ID", "0")
-    with pytest.raises(InputError, match=r"PADDLE_TRAINER_ID=0, missing PADDLE_TRAINERS_NUM, PADDLE_CURRENT_ENDPOINT"):
-        utils.launched()
-
-
 def test_more_processes_than_there_are_is_an_error():
     cores = utils.num_cores()
     assert utils.num_processes(-1) == cores

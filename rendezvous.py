@@ -1,0 +1,276 @@
+"""How the processes of a launched run find one another, before Paddle does.
+
+Paddle's own start (its TCPStore, in 3.3.1 and 2.6.2) tries an address that doesn't answer for ever, hangs where another
+program listens there, and waits 900 s for a rank that never comes, without naming it. So the ranks first meet at the
+same address: rank 0 listens, each tells its number, and all hear what came of it. Then the port is Paddle's, and the
+ranks, which read their data now, stay connected until all of them are ready: of one that ends they hear at once.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+from errors import InputError, RunError
+
+GREETING = "paddle-vit-toolkit"
+CONNECT, ANSWER, STRANGER = 5.0, 10.0, 2.0  # seconds: to connect, for rank 0's first word, for a guest's
+LIMITS = {"rank": "DIST.INIT_TIMEOUT", "node": "INIT_TIMEOUT"}  # what sets the limit
+
+
+@dataclass
+class Meeting:
+    """Ranks that found one another.
+
+    Attributes:
+        own_address: this machine's IPv4 address, as the others reach it; the master's, of one rank alone.
+        connection: to rank 0.
+        guests: rank 0's connections to all, by their numbers.
+    """
+
+    address: str
+    kind: str
+    own_address: str
+    connection: socket.socket
+    guests: dict[int, socket.socket]
+
+    def ready(self) -> None:
+        """Returns when all ranks have called it, which ends the meeting.
+
+        Raises:
+            RunError: a rank has ended meanwhile.
+        """
+        with self.connection, contextlib.ExitStack() as connections:
+            for guest in self.guests.values():
+                connections.enter_context(guest)
+            with contextlib.suppress(OSError):  # which _verdict meets, too
+                self.connection.sendall(b"ready\n")
+            if gone := [place for place, guest in self.guests.items() if _line(guest, None, lost="") != "ready"]:
+                _tell(self.guests, f"{self.kind} {_listed(gone)} ended before the start; see what it said")
+            else:
+                _tell(self.guests, "ok")
+            _verdict(self.connection, f"{self.kind} 0 at {self.address}", None)
+
+
+def meet(
+    address: str,
+    place: int,
+    count: int,
+    limit: float,
+    job: str = "",
+    kind: str = "rank",
+    here: int = 1,
+    first: bool = True,
+) -> Meeting:
+    """Waits until all ``count`` ranks have come to ``address``.
+
+    Args:
+        address: HOST:PORT at rank 0, a name or IPv4: Paddle's store takes no IPv6.
+        place: this rank's number.
+        limit: seconds.
+        job: what tells this run from another; the same on all ranks.
+        kind: "rank", or "node" where it is machines that meet.
+        here: the number of ranks on this machine, for which the ``first`` speaks where nothing answers.
+
+    Raises:
+        InputError: the address is none, its port is taken, or two ranks contradict each other.
+        RunError: nothing answered, or not all ranks came.
+    """
+    host, port = _parsed(address)
+    if count == 1:  # no network needed
+        connection, guest = socket.socketpair()
+        return Meeting(address, kind, host, connection, {0: guest})
+    party = f"{count} {kind}s{f' of job {job}' if job else ''}"
+    guests: dict[int, socket.socket] = {}
+    if place == 0:
+        given = (_listen(host, port), guests, party, count, limit, kind)
+        threading.Thread(target=_receive, args=given, daemon=True).start()
+        print(f"{kind} 0 waits at {address} for {count - 1} more", file=sys.stderr, flush=True)
+    try:
+        connection, answer = _attend(host, port, f"{GREETING} {party} {place}\n", ANSWER if place == 0 else limit)
+    except OSError as error:
+        reason, machine = error.strerror or str(error), socket.gethostname()
+        if place == 0:  # it listens: what doesn't answer is the address
+            found = f"{kind} 0 runs on {machine}, which doesn't reach itself as {address} ({reason})"
+            raise InputError(f"{found}; MASTER_ADDR has to be an address of that machine") from None
+        found = f"no {kind} 0 answered at {address} in {limit:g} s ({reason}; {LIMITS[kind]})"
+        waiting = f"{here} ranks" if here > 1 else f"{kind} {place}"
+        advice = "start it there, correct MASTER_ADDR and MASTER_PORT, or let the firewall pass the port"
+        raise RunError(f"{found}; {waiting} on {machine} waited for it: {advice}", shared=not first) from None
+    try:
+        common = _understand(connection, answer, address, kind, party, limit)
+    except RunError:
+        connection.close()
+        raise
+    own = connection.getsockname()[0]
+    # On rank 0's machine its name may stand for 127.0.1.1 (Debian's /etc/hosts), where no other finds it.
+    return Meeting(address, kind, common if own.startswith("127.") else own, connection, guests)
+
+
+def interface(address: str) -> str | None:
+    """Returns the name of this machine's network interface that has the IPv4 address."""
+    get_address = 0x8915  # SIOCGIFADDR
+    for _, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):  # it has none
+            found = fcntl.ioctl(probe, get_address, struct.pack("256s", name.encode()))
+            if socket.inet_ntoa(found[20:24]) == address:
+                return name
+    return None
+
+
+def _parsed(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or ":" in host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InputError(f"the master's address is {address!r}; expected HOST:PORT, a name or IPv4 and 1 to 65535")
+    return host, int(port)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Paddle's store will
+    try:
+        listener.bind(("", port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        taken = error.errno == errno.EADDRINUSE
+        reason = "is taken (by another run?)" if taken else f"can't be listened on ({error.strerror})"
+        raise InputError(f"port {port} on {host} {reason}; choose another MASTER_PORT") from None
+    return listener
+
+
+def _receive(
+    listener: socket.socket, guests: dict[int, socket.socket], party: str, count: int, limit: float, kind: str
+) -> None:
+    """Rank 0's part: hears who comes, then tells all of them what came of it."""
+    deadline = time.monotonic() + limit
+    while len(guests) < count and (left := deadline - time.monotonic()) > 0:
+        listener.settimeout(left)
+        with contextlib.suppress(OSError):  # nobody came in time
+            connection = listener.accept()[0]
+            if not _admit(connection, guests, party):
+                connection.close()
+    listener.close()  # before anybody goes on to look for Paddle there
+    if missing := [place for place in range(count) if place not in guests]:
+        found = f"{kind} {_listed(missing)} of {count} didn't come in {limit:g} s ({LIMITS[kind]})"
+        _tell(guests, f"{found}; start what is missing, or see what it said")
+        for connection in guests.values():
+            connection.close()
+    else:
+        addresses = [guest.getsockname()[0] for guest in guests.values()]
+        _tell(guests, f"ok {min(addresses, key=lambda own: own.startswith('127.'))}")
+
+
+def _admit(connection: socket.socket, guests: dict[int, socket.socket], party: str) -> bool:
+    """Answers who connected; whether it is one of the party."""
+    try:
+        theirs, place = _line(connection, STRANGER).rsplit(" ", 1)
+        answer = "wait"
+        if theirs != f"{GREETING} {party}":
+            answer = f"differs {party}"
+        elif int(place) in guests:
+            answer = "twice"
+        connection.sendall(f"{answer}\n".encode())
+    except (OSError, ValueError):  # a stranger, or one that left
+        return False
+    if answer == "wait":
+        _keep_alive(connection)
+        guests[int(place)] = connection
+    return answer == "wait"
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Routers forget a connection on which nothing passes, and a machine that loses power says no goodbye."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+
+
+def _tell(guests: dict[int, socket.socket], verdict: str) -> None:
+    for connection in guests.values():
+        with contextlib.suppress(OSError):  # it has left: Meeting.ready will tell
+            connection.sendall(f"{verdict}\n".encode())
+
+
+def _listed(places: list[int]) -> str:
+    return ", ".join(map(str, places[:10])) + (", ..." if len(places) > 10 else "")
+
+
+def _verdict(connection: socket.socket, host: str, limit: float | None) -> str:
+    """Returns what ``host`` (rank 0) adds to its "ok"; a RunError, unless it says that."""
+    said = _line(connection, limit, lost=f"{host} ended before the start; it says why")
+    verdict, _, rest = said.partition(" ")
+    if verdict != "ok":
+        raise RunError(said, shared=True)
+    return rest
+
+
+def _attend(host: str, port: int, hello: str, limit: float) -> tuple[socket.socket, str]:
+    """Returns a connection to who listens there, and the answer to ``hello``: "" for silence.
+
+    Raises:
+        OSError: the last one, after ``limit`` seconds.
+    """
+    deadline = time.monotonic() + limit
+    while True:
+        connection = socket.socket()
+        try:
+            connection.settimeout(CONNECT)
+            connection.connect((host, port))
+            if connection.getsockname() == connection.getpeername():  # nobody listens: the kernel chose this very port
+                raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+            _keep_alive(connection)
+            connection.sendall(hello.encode())
+            return connection, _line(connection, ANSWER, silent="")
+        except OSError as error:
+            connection.close()
+            if time.monotonic() > deadline:
+                raise error
+            time.sleep(0.2)
+
+
+def _understand(connection: socket.socket, answer: str, address: str, kind: str, party: str, limit: float) -> str:
+    """Returns, when all ranks have come, the address at which rank 0 was found."""
+    if answer == "wait":
+        return _verdict(connection, f"{kind} 0 at {address}", limit + ANSWER)
+    if answer == "twice":
+        raise InputError(f"one of the same number came to {address} before; each {kind} needs its own", shared=False)
+    if answer.startswith("differs "):
+        found = f"at {address} meet {answer.removeprefix('differs ')}, this is one of {party}"
+        advice = "another run has the port (choose another MASTER_PORT), or this one was started with other numbers"
+        raise InputError(f"{found}: {advice}", shared=False)
+    found = f"another run or program answers at {address}, not this run's {kind} 0"
+    raise InputError(f"{found}; choose another MASTER_PORT", shared=False)
+
+
+def _line(connection: socket.socket, limit: float | None, silent: str | None = None, lost: str | None = None) -> str:
+    """Returns the line (up to 1000 bytes) that comes next.
+
+    Args:
+        limit: seconds; None waits for ever.
+        silent: what stands for a line that doesn't come in time, if anything does.
+        lost: what stands for a line that doesn't come, for whatever reason.
+
+    Raises:
+        OSError: nothing came, and nothing stands for it.
+    """
+    connection.settimeout(limit)
+    said = b""
+    try:
+        while not said.endswith(b"\n") and len(said) < 1000:
+            byte = connection.recv(1)
+            if not byte:
+                raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+            said += byte
+    except OSError as error:
+        instead = silent if isinstance(error, TimeoutError) and lost is None else lost
+        if instead is None:
+            raise
+        return instead
+    return said.decode(errors="replace").rstrip()

@@ -1,0 +1,25 @@
+#!/bin/sh
+# Trains on several machines under Paddle's launcher. Start it on each of them, with the same flags, which come last and
+# win, and a folder that all of them see as -output; the same again goes on from the last checkpoint there:
+#   NNODES=2 NODE_RANK=0 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 sh run_train_multi_node.sh -output=/shared/run ...
+#   NNODES=2 NODE_RANK=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 sh run_train_multi_node.sh -output=/shared/run ...
+# NNODES          how many machines
+# NODE_RANK       this one's number, from 0
+# MASTER_ADDR     an address of machine 0 that the others reach
+# MASTER_PORT     a free port there
+# NPROC_PER_NODE  processes on this machine; unset: one per visible GPU, or without one, per core
+# INIT_TIMEOUT    seconds to wait for the other machines; unset: 300
+# HOST            this machine's own address; unset: the one by which it reaches machine 0
+# LOG_DIR         where each process's output goes; unset: output/launch_<NODE_RANK, or the host's name>
+# MASTER          etcd://HOST:PORT (elastic runs) instead of NODE_RANK, MASTER_ADDR and MASTER_PORT; NNODES may be LOW:HIGH
+here=$(dirname "$0")
+[ -z "$VIRTUAL_ENV" ] && [ -x "$here/.venv/bin/python" ] && PATH="$here/.venv/bin:$PATH"
+# Paddle's launcher would hang where the port is taken or the address wrong.
+flags=$(python "$here/launchers.py") || exit
+exec python -m paddle.distributed.launch $flags --log_dir "${LOG_DIR:-$here/output/launch_${NODE_RANK:-$(hostname)}}" \
+"$here/main_multi_gpu.py" \
+-cfg="$here/configs/vit/vit_digits.yaml" \
+-dataset='digits' \
+-output="$here/output/multi_node" \
+-resume=auto \
+"$@"
