@@ -126,7 +126,7 @@ def test_rank_0_tells_of_other_hosts_and_who_waits_in_vain_of_itself(tmp_path):
         endpoints = [f"127.0.0.1:{port}" for port in ports]
         environment = {"PADDLE_TRAINER_ID": str(rank), "PADDLE_TRAINERS_NUM": "2", "PADDLE_LOCAL_SIZE": "1"}
         environment |= {"PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints), "PADDLE_CURRENT_ENDPOINT": endpoints[rank]}
-        return start(tmp_path, *flags, **environment, PADDLE_DISTRI_BACKEND="gloo", GLOO_SOCKET_IFNAME="lo")
+        return start(tmp_path, *flags, **environment, PADDLE_DISTRI_BACKEND="gloo")
 
     wrong = [f"-shm={ABSENT}", "-cfg=vit_digit"]
     started = [host(0, ports[:2]), host(1, ports[:2], *wrong), host(1, ports[2:], *wrong, "-timeout=4")]
@@ -136,15 +136,13 @@ def test_rank_0_tells_of_other_hosts_and_who_waits_in_vain_of_itself(tmp_path):
     (theirs,) = findings.values()
     assert f"shm: {ABSENT} isn't there or can't be written; docker run --shm-size=1g" in theirs
     assert theirs.endswith("; loader: no configuration file vit_digit; did you mean vit_digits?")
-    assert "host: " not in theirs  # GLOO_SOCKET_IFNAME says where to listen
+    assert "host: " not in theirs  # gloo is told where to listen
     assert "between 2 ranks" in first[1]["all-reduce"][1]
     assert [status for status, *_ in (first, second, alone)] == [1, 1, 1]
     assert second[1] == {}
-    assert list(alone[1]) == ["shm", "loader", "all-reduce"]
+    assert list(alone[1])[-3:] == ["shm", "loader", "all-reduce"]
     assert not any(ok for ok, _ in alone[1].values())
-    assert alone[1]["all-reduce"][1].startswith(
-        "no answer in 4 s: rank 1 didn't join; do all ranks run? check firewalls"
-    )
+    assert alone[1]["all-reduce"][1].startswith(f"no rank 0 answered at 127.0.0.1:{ports[2]} in 4 s (")
 
 
 # ------------------------------------------------------------------ one machine
@@ -209,7 +207,7 @@ def test_interfaces_and_addresses(monkeypatch):
         "localhost resolves to 127.0.0.1, where gloo would listen and no other machine reaches it; give"
     )
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    assert machine.host("localhost", several=True)[0]
+    assert machine.host("localhost", several=True) == (True, "localhost is 127.0.0.1, but gloo listens at lo")
     ok, text = machine.host(ELSEWHERE, several=False)
     assert not ok
     assert "which is no address of this machine; correct /etc/hosts or DNS" in text

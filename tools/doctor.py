@@ -26,12 +26,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-from errors import reported  # noqa: E402
+import launchers  # noqa: E402
+from errors import RunError, reported  # noqa: E402
 from tools import machine  # noqa: E402
 
 ELEMENTS = 22_050_664  # float32: the gradients of ViT-S/16
 REPEATS = 5
-LEAST_RATE = 0.1e9  # bytes per second: less than the slowest network anybody trains over
+LEAST_RATE = 0.1e9  # bytes per second: a network of 1 Gbit/s
 MOST_SKEW = 5.0  # seconds between the hosts' clocks
 HANG = "do all ranks run? check firewalls, GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME), NCCL_DEBUG=INFO"
 
@@ -77,7 +78,7 @@ def start_ranks(ngpus: int | None, told: list[str]) -> tuple[Any, Any]:
     spawn = multiprocessing.get_context("spawn")
     answers = spawn.Queue()
     ranks = machine.ranks_here(ngpus)
-    if not machine.launched() and ranks > 1:
+    if not launchers.launched() and ranks > 1:
         return dist.spawn(rank_of, args=(answers, []), nprocs=ranks, join=False), answers  # they are of this host
     own = spawn.Process(target=rank_of, args=(answers, told), daemon=True)
     own.start()
@@ -138,18 +139,29 @@ def judged(ranks: int, backend: str, seconds: float, right: bool, hosts: list[tu
 
 def main() -> None:
     arguments = _arguments()
+    meeting = absent = None
+    if launchers.launched():
+        try:
+            meeting = launchers.meet(arguments.timeout)  # gloo is told the network by which rank 0 is reached
+        except RunError as error:
+            absent = str(error)
     rank = int(os.environ.get("PADDLE_TRAINER_ID") or 0)
-    launchers = int(os.environ.get("PADDLE_TRAINERS_NUM") or 1) > int(os.environ.get("PADDLE_LOCAL_SIZE") or 1)
+    several = int(os.environ.get("PADDLE_TRAINERS_NUM") or 1) > int(os.environ.get("PADDLE_LOCAL_SIZE") or 1)
     findings: dict[str, machine.Finding] = {}
     if not int(os.environ.get("PADDLE_LOCAL_RANK") or 0):  # others of its machine would find the same
-        for name, finding in machine.checks(arguments, several=launchers):
+        for name, finding in machine.checks(arguments, several):
             findings[name] = finding
             _tell(name, finding, aloud=rank == 0)
         if "devices" not in findings:
             sys.exit("the other checks need these packages")
     told = [f"{name}: {text}" for name, (ok, text) in findings.items() if not ok]
-    started, answers = start_ranks(arguments.ngpus, told)  # held: a rank that starts needs the queues of its parent
-    findings["all-reduce"], hosts = all_reduce(started.processes, answers, rank, arguments.timeout)
+    if absent:
+        findings["all-reduce"], hosts = (False, absent), []
+    else:
+        if meeting:
+            meeting.ready()
+        started, answers = start_ranks(arguments.ngpus, told)  # held: a starting rank needs its parent's queues
+        findings["all-reduce"], hosts = all_reduce(started.processes, answers, rank, arguments.timeout)
     _tell("all-reduce", findings["all-reduce"], aloud=rank == 0)
     for name, theirs, _ in hosts[1:]:
         if theirs:

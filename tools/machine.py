@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from errors import InputError, RunError
+from launchers import launched
 
 Finding = tuple[bool, str]
 
@@ -176,7 +177,8 @@ def host(name: str, several: bool) -> Finding:
         return False, f"{reason}; give it its address in /etc/hosts, or set GLOO_SOCKET_IFNAME and launch with --host"
     if not loopback and address not in addresses().values():
         return False, f"{name} resolves to {address}, which is no address of this machine; correct /etc/hosts or DNS"
-    return True, f"{name} is {address}{' (enough for one machine)' * loopback}"
+    told = f", but gloo listens at {os.environ.get('GLOO_SOCKET_IFNAME')}" if several else " (enough for one machine)"
+    return True, f"{name} is {address}{told * loopback}"
 
 
 def is_far(master: str | None) -> bool:
@@ -229,11 +231,6 @@ def shared_memory(folder: str = "/dev/shm", least: int = LEAST_SHM) -> Finding:
     if free < least:
         return False, f"{folder} has {free / GB:.2f} GB free, expected {least / GB:g}; {advice}"
     return True, f"{folder} has {free / GB:.1f} GB free"
-
-
-def launched() -> bool:
-    """Whether a launcher started this process as one of a run's ranks."""
-    return "PADDLE_TRAINER_ID" in os.environ
 
 
 def ranks_here(ngpus: int | None) -> int:
