@@ -211,9 +211,8 @@ def _threads_chosen_by_user() -> int | None:
         own = Path("/proc/self/environ").read_bytes()
         started = re.search(rb"(?:^|\0)(PADDLE_TRAINER_ID|TORCHELASTIC_RUN_ID)=", own)
         inherits = started or multiprocessing.parent_process()
-        environment = (
-            Path(f"/proc/{os.environ.get('LAUNCHER_PID') or os.getppid()}/environ").read_bytes() if inherits else own
-        )
+        parent = os.environ.get("LAUNCHER_PID") or os.getppid()  # (supervision.launched sets it)
+        environment = Path(f"/proc/{parent}/environ").read_bytes() if inherits else own
         found = re.search(rb"(?:^|\0)OMP_NUM_THREADS=(\d+)(?:\0|$)", environment)
         return int(found[1]) if found else None
     return None

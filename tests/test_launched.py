@@ -83,6 +83,11 @@ def test_ranks_that_end_well_say_nothing_whoever_is_first(run):
         assert list(pool.map(lambda acts: run(*acts), ends)) == [([0, 0], ["", ""])] * 2
 
 
+def test_ranks_that_have_not_begun_are_stopped_at_once(run):
+    said = "stopped by SIGTERM before the first step\n"
+    assert run((dummies.stop_early,), (dummies.stop_early,)) == ([143, 143], [said, said])
+
+
 def test_a_rank_that_stalls_is_named(run):
     statuses, said = run(WAIT, (dummies.stay_behind,), timeout=1.0)
     who = rf"rank 1 \(process \d+ on {HOST}\) is waiting for data at step 7"

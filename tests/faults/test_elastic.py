@@ -68,7 +68,7 @@ def rank_of(pid):
 
 def losses(console):
     """The lines of a console that tell why a run ended, without the launcher's own."""
-    return {line for line in console.read_text().splitlines() if line.startswith(("error: ", "stopped by ", "rank "))}
+    return set(re.findall(r"(?m)^(?:error: |stopped by |rank \d+: ).*", console.read_text()))
 
 
 def samples_by_epoch(run):
