@@ -64,6 +64,7 @@ CAUSES = [
 ]
 
 
+@pytest.mark.smoke
 def test_every_ranks_log_tells_the_cause(run):
     with ThreadPoolExecutor(3) as pool:
         found = pool.map(lambda case: run(*case[0]), CAUSES)

@@ -131,6 +131,7 @@ def test_a_restart_takes_as_many_processes_as_there_are_devices(tmp_path, whole)
 # ------------------------------------------------------------- what a launcher tells
 
 
+@pytest.mark.smoke
 def test_a_launchers_console_tells_the_cause(tmp_path):
     process = launch(tmp_path, "console", "--nproc_per_node=2", *RUN, "TRAIN.NUM_EPOCHS", "100")
     pids = wait_for_first_step(process, tmp_path / "run")
