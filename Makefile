@@ -33,7 +33,7 @@ $(VENV)/installed: requirements.txt requirements-base.txt
 	echo "$(PADDLE)" > $(VENV)/paddle
 	touch $@
 
-$(VENV)/installed-test: $(VENV)/installed requirements-test.txt requirements-hub.txt
+$(VENV)/installed-test: $(VENV)/installed requirements-test.txt requirements-hub.txt requirements-elastic.txt
 	$(PIP) -r requirements-test.txt
 	touch $@
 

@@ -184,9 +184,10 @@ _C.TO_STATIC = False  # GPU, training: the model as a compiled graph (paddle.jit
 
 _C.DIST = CfgNode()
 _C.DIST.TIMEOUT = (
-    1800.0  # seconds without a spawned process's progress that end the run and name the late one (600, to start)
+    1800.0  # seconds without any process's progress that end the run and name the late one (600, to start)
 )
 _C.DIST.INIT_TIMEOUT = 300.0  # seconds that ranks which a launcher started wait for one another
+_C.DIST.MAX_RESTART = 0  # times that spawned processes which are lost or stall are started again, by themselves
 _C.DIST.ENGINE = "data_parallel"  # paddle.DataParallel; "fleet": paddle.distributed.fleet, with STRATEGY
 _C.DIST.STRATEGY = CfgNode()  # keys of fleet's DistributedStrategy, spelled as there
 _C.DIST.STRATEGY.gradient_merge = False  # sets TRAIN.ACCUM_ITER

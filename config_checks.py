@@ -56,7 +56,7 @@ _NOT_NEGATIVE = (
     "DATA.NUM_WORKERS", "TRAIN.LAST_EPOCH", "TRAIN.WARMUP_EPOCHS", "TRAIN.COOLDOWN_EPOCHS", "TRAIN.WEIGHT_DECAY",
     "TRAIN.BASE_LR", "TRAIN.WARMUP_START_LR", "TRAIN.END_LR", "TRAIN.HEAD_LR", "TRAIN.COLOR_JITTER",
     "TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA", "TRAIN.MIXUP_OFF_EPOCH", "MODEL.HEAD_INIT_SCALE", "MODEL.NUM_CLASSES",
-    "MODEL.REG_TOKENS", "MODEL.SE_RATIO", "SEED", "SAVE_FREQ", "SAVE_STEPS",
+    "MODEL.REG_TOKENS", "MODEL.SE_RATIO", "SEED", "SAVE_FREQ", "SAVE_STEPS", "DIST.MAX_RESTART",
 )  # fmt: skip
 _ABOVE_ZERO = (
     "TRAIN.GRAD_CLIP", "TRAIN.LR_SCHEDULER.DECAY_RATE", "TRAIN.LR_SCHEDULER.POWER", "TRAIN.DISTILLATION_TAU",
@@ -128,6 +128,12 @@ def check(config: CfgNode) -> None:
     )
     require(not (config.TO_STATIC and config.MODEL.RECOMPUTE), "TO_STATIC", "False with MODEL.RECOMPUTE")
     require(not (config.TO_STATIC and config.EVAL), "TO_STATIC", "False with EVAL: it is of training")
+    anew = config.OUTPUT and not config.EVAL and config.MODEL.RESUME in (None, "auto") and not config.TRAIN.LAST_EPOCH
+    require(
+        not config.DIST.MAX_RESTART or anew,
+        "DIST.MAX_RESTART",
+        "0, or -output with it, in which to look for checkpoints, and no -eval, -last_epoch or -resume=PATH",
+    )
     require(not automatic or config.OUTPUT, "MODEL.RESUME", "-output with it: the folder in which to look")
 
 

@@ -29,7 +29,8 @@ from parallel import reduce_gradients, without_sync
 from prepare import Training, load_pretrained, precision, precision_told, prepare
 from records import Run, plot_curves
 from reports import Window
-from supervision import EVALUATING, Requests, Stopped, beat
+from supervision.progress import EVALUATING, beat
+from supervision.requests import Requests, Stopped
 from transforms import Normalize
 from utils import all_gather, all_reduce_sum, rank, reduce_dict, seed_step, world_size
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import logging
 import os
 import signal
@@ -11,7 +12,7 @@ import traceback
 import warnings
 import zlib  # noqa: F401
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 # What has to stand before Paddle's import; every program imports this module first. Paddle 2.6 carries a zlib of its
 # own that crashes Python's, unless Python's (above) is loaded already; and its notes on sockets are no news for users.
@@ -49,6 +50,17 @@ class InputError(RunError):
         super().__init__(message, shared)
 
 
+FAILURE = 1 << 16  # bytes for one
+
+
+class Failure(NamedTuple):
+    """What a rank tells the process that watches it; unforeseen: an exception that isn't one of the program's own."""
+
+    status: int
+    text: str
+    unforeseen: bool
+
+
 # What a disk does to a run that is no mistake of the program.
 _DISK = {errno.ENOSPC: "free some space", errno.EDQUOT: "free some of the quota", errno.EROFS: "make it writable"}
 _DISK |= {errno.EFBIG: "raise the limit on a file's size", errno.EIO: "check the disk", errno.ESTALE: "mount it again"}
@@ -67,8 +79,9 @@ def reported(failed: Any = None) -> Iterator[None]:
     shares an error with rank 0, waits first: whoever started the ranks ends it meanwhile, or else it speaks too.
 
     Args:
-        failed: a spawned rank's shared integer: it puts its status there and lets its parent (``supervision.Ranks``)
-            end all ranks at once. Left alone, peers would see it go, and abort with a message of their own.
+        failed: a watched rank's shared bytes (an ``Array`` of FAILURE): it puts its failure there and lets the process
+            that watches it speak and end all ranks at once. Left alone, peers would see it go, and abort with a message
+            of their own.
     """
     try:
         yield
@@ -83,7 +96,7 @@ def reported(failed: Any = None) -> Iterator[None]:
             _end(1, f"{_speaker()}error: {error}; {remedy(error)}, then -resume=auto goes on", failed)
         if _rank()[1] > 1:
             time.sleep(3)
-        _end(1, _speaker() + traceback.format_exc(), failed)
+        _end(1, _speaker() + traceback.format_exc(), failed, unforeseen=True)
 
 
 def _rank() -> tuple[int, int]:
@@ -96,12 +109,14 @@ def _speaker() -> str:
     return f"rank {rank}: " if ranks > 1 else ""
 
 
-def _end(status: int, text: str, failed: Any) -> None:
-    print(text, file=sys.stderr, flush=True)
+def _end(status: int, text: str, failed: Any, unforeseen: bool = False) -> None:
     if logging.getLogger("local").handlers:  # the run's own log, once there is one
         logging.getLogger("local").error(text)
-    if failed is not None:
-        failed.value = status
-        time.sleep(10)  # the parent is ending this process
+    if failed is None:
+        print(text, file=sys.stderr, flush=True)
+    else:
+        # The first one counts. JSON's escapes take up to 12 bytes a character.
+        failed.value = failed.value or json.dumps(Failure(status, text[-FAILURE // 16 :], unforeseen)).encode()
+        time.sleep(10)  # the process that watches is ending this one
     sys.stdout.flush()
     os._exit(status)  # not sys.exit, which waits for loader workers and collectives that may never end

@@ -25,8 +25,8 @@ from yacs.config import CfgNode
 
 from errors import InputError, RunError
 from samplers import EvalBatchSampler, TrainBatchSampler
-from supervision import ignore_signals
-from utils import die_with_parent, free_memory, num_gpus
+from supervision.signals import die_with_parent, ignore_signals
+from utils import free_memory, num_gpus
 
 Sampler = TrainBatchSampler | EvalBatchSampler
 

@@ -10,6 +10,7 @@ import os
 import launchers
 from config import config_from_arguments
 from errors import reported
+from supervision import launched
 
 
 def main_worker(config, dataset_train, dataset_val):
@@ -19,21 +20,22 @@ def main_worker(config, dataset_train, dataset_val):
 
     import engine
     import parallel
-    import supervision
     import utils
     from models import build_model
     from optim import freeze
     from prepare import share_batch
     from records import Run
+    from supervision import progress, signals
 
     paddle.disable_signal_handler()  # its C++ dumps, at SIGTERM and when a peer is lost, hide the line that matters
-    supervision.note_signals()
+    signals.note_signals()
     ranks = utils.world_size()
     settings = utils.set_device_flags(config, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)))
     parallel.init(config)
+    launched.meet(utils.all_gather)
     config = share_batch(config, ranks)
     run = Run(config, dataset_val.classes)
-    supervision.keep_native_errors(run.directory / f"log_{utils.rank()}.txt")
+    progress.keep_native_errors(run.directory / f"log_{utils.rank()}.txt")
     devices = ", ".join(utils.all_gather(paddle.device.get_device()))
     run.info(f"{ranks} process{f'es over {dist.get_backend()}' if ranks > 1 else ''} on {devices}: {settings}")
     utils.seed_everything(config.SEED)
@@ -43,49 +45,56 @@ def main_worker(config, dataset_train, dataset_val):
     else:
         freeze(config, model)  # before the wrapper, which waits for the gradients of what trains
         engine.fit(config, parallel.wrap_model(config, model), dataset_train, dataset_val, run)
-    supervision.end_workers()
+    signals.end_workers()
 
 
-def spawned_worker(failed, beats, *args):
-    """``main_worker`` in a process of its own, which doesn't outlive its parent."""
-    import supervision
-    import utils
+def watched_worker(failed, beats, config, *datasets_):
+    """``main_worker`` in a process of its own, which doesn't outlive the one that watches it."""
+    from supervision import progress, signals
 
-    utils.die_with_parent()
-    supervision.share_beats(beats)
+    signals.die_with_parent()
+    # In the place of this rank, or, where each has an array of its own, in the only one.
+    progress.share_beats(beats, progress.FIELDS * int(os.environ.get("PADDLE_TRAINER_ID") or 0) % len(beats))
     # A spawned process would spawn its loader's workers, too, each of which imports Paddle anew.
     multiprocessing.set_start_method("fork", force=True)
     with reported(failed):
-        main_worker(*args)
+        if not datasets_:
+            meeting = launchers.meet(config.DIST.INIT_TIMEOUT)  # before Paddle's import
+            config, *datasets_ = built(config)
+            meeting.ready()
+        main_worker(config, *datasets_)
+
+
+def built(config):
+    """(configuration, training set, validation set)."""
+    import datasets
+    from weights.preprocessing import with_preprocessing
+
+    return datasets.get_datasets(with_preprocessing(config))
 
 
 def main():
-    """Builds the datasets once and spawns a worker per device, or is a worker itself where a launcher started it."""
+    """Builds the datasets once and spawns a worker per device, or, where a launcher started it, becomes one of them."""
     config = config_from_arguments("main_multi_gpu.py")
-    meeting = launchers.meet(config.DIST.INIT_TIMEOUT) if launchers.launched() else None  # before Paddle's import
+    # Ranks that are ended together leave their loaders' semaphores to Python's tracker, which would say so.
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]))
+    if launchers.launched():  # and what it sets: before Paddle's import
+        launched.watch(watched_worker, config)
     import paddle
     import paddle.distributed as dist
 
-    import datasets
-    import supervision
     import utils
-    from weights.preprocessing import with_preprocessing
+    from supervision import spawned
 
     paddle.disable_signal_handler()
-    # Ranks that are ended together leave their loaders' semaphores to Python's tracker, which would say so.
-    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]))
-    ranks = 1 if meeting else utils.num_processes(config.NGPUS)
-    config, dataset_train, dataset_val = datasets.get_datasets(with_preprocessing(config))
-    if meeting:
-        meeting.ready()
-        main_worker(config, dataset_train, dataset_val)
-        return
-    supervision.hold_signals()  # until the ranks listen; this process passes signals on
-    spawn = multiprocessing.get_context("spawn")
-    failed, beats = spawn.Value("i", 0), spawn.Array("d", 3 * ranks, lock=False)
-    arguments = (failed, beats, config, dataset_train, dataset_val)
-    context = dist.spawn(spawned_worker, args=arguments, nprocs=ranks, join=False)
-    supervision.Ranks(context, failed, beats, config.DIST.TIMEOUT).wait()
+    ranks = utils.num_processes(config.NGPUS)
+    config, *datasets_ = built(config)
+
+    def start(config, ranks, failed, beats):
+        arguments = (failed, beats, config, *datasets_)
+        return dist.spawn(watched_worker, args=arguments, nprocs=ranks, join=False)
+
+    spawned.run(config, ranks, start)
 
 
 if __name__ == "__main__":

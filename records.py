@@ -54,7 +54,7 @@ class Run:
         if rank() == 0:
             # The file serves other runs, by itself: where this one lies and what it went on from are its command's.
             with written_whole(self.directory / "config.yaml") as file:
-                file.write(with_values(config, BASE=[""], OUTPUT=None, MODEL__RESUME=None).dump())
+                file.write(with_values(config, BASE=[""], OUTPUT=None, MODEL__RESUME=None, DIST__MAX_RESTART=0).dump())
             if classes:
                 self._write_json("classes.json", classes)
         self.info(f"run: {self.directory}")

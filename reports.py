@@ -13,7 +13,7 @@ import paddle
 from checkpoint import Progress
 from errors import RunError
 from prepare import Training
-from supervision import COMPUTING, LOADING, beat
+from supervision.progress import COMPUTING, LOADING, beat
 from utils import all_gather, all_reduce_sum, num_gpus, rank, world_size
 
 

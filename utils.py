@@ -62,13 +62,6 @@ def num_processes(ngpus: int) -> int:
     return found if ngpus == -1 else ngpus
 
 
-def die_with_parent() -> None:
-    """Asks Linux to kill this process when the one that started it ends, however it ends: no orphans."""
-    if sys.platform == "linux":
-        set_parent_death_signal, sigkill = 1, 9
-        ctypes.CDLL(None).prctl(set_parent_death_signal, sigkill)
-
-
 def free_memory() -> int:
     """The bytes that this machine, or its container's limit (cgroup v2), has left."""
     free = sys.maxsize
@@ -218,7 +211,8 @@ def _threads_chosen_by_user() -> int | None:
         own = Path("/proc/self/environ").read_bytes()
         started = re.search(rb"(?:^|\0)(PADDLE_TRAINER_ID|TORCHELASTIC_RUN_ID)=", own)
         inherits = started or multiprocessing.parent_process()
-        environment = Path(f"/proc/{os.getppid()}/environ").read_bytes() if inherits else own
+        parent = os.environ.get("LAUNCHER_PID") or os.getppid()  # (supervision.launched sets it)
+        environment = Path(f"/proc/{parent}/environ").read_bytes() if inherits else own
         found = re.search(rb"(?:^|\0)OMP_NUM_THREADS=(\d+)(?:\0|$)", environment)
         return int(found[1]) if found else None
     return None

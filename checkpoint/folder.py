@@ -7,6 +7,7 @@ had taken 12,800 of its samples. It holds ``model.safetensors`` (timm's names an
 -c`` reads. ``last`` and ``best`` are links to such folders, ``best_ema.safetensors`` to the file of the best average.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -39,6 +40,15 @@ def find_checkpoints(directory: Path) -> list[Path]:
     """Returns the checkpoints under ``directory``, the oldest first."""
     folders = [folder for folder in directory.glob("epoch_*") if _NAME.fullmatch(folder.name)]
     return sorted(folders, key=position)
+
+
+def newest_whole(directory: Path) -> Path | None:
+    """Returns the newest checkpoint under ``directory`` that isn't damaged, which ``-resume=auto`` takes."""
+    for folder in reversed(find_checkpoints(directory)):
+        with contextlib.suppress(InputError):
+            verify(folder)
+            return folder
+    return None
 
 
 def position(folder: Path) -> tuple[int, float]:

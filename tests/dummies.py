@@ -1,8 +1,14 @@
-"""What dummy ranks do in ``test_supervision``: here, so that their processes need no Paddle."""
+"""What dummy ranks do in ``test_supervision`` and ``test_launched``: here, so that their processes need no Paddle."""
 
+import json
 import os
 import signal
+import sys
 import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from supervision import launched, progress, signals
 
 
 def wait():
@@ -18,8 +24,9 @@ def kill(number):
     time.sleep(60)
 
 
-def fail(failed, status):
-    failed.value = status
+def fail(failed, *failure):
+    """Reports (status, text, whether it is unforeseen)."""
+    failed.value = json.dumps(failure if len(failure) == 3 else (*failure, False)).encode()
     time.sleep(60)
 
 
@@ -30,7 +37,7 @@ def obey(ready, failed, asked):
         if number == signal.SIGUSR1:
             asked.value += 1
         else:
-            failed.value = 128 + number
+            failed.value = json.dumps((128 + number, "stopped", False)).encode()
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, heed)
@@ -44,4 +51,61 @@ def ignore(ready):
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     ready.release()
+    time.sleep(60)
+
+
+def launch(place, count, folder, acts, timeout, separate):
+    """Does as a launcher's process of rank ``place`` of ``count``; it says what it says in the file ``place``.
+
+    Args:
+        acts: what the ranks do once they have met, and are at step 7: (function, *args), by rank.
+        separate: whether each rank's stderr is a file of its own, as under Paddle's launcher.
+    """
+    os.environ |= {"PADDLE_TRAINER_ID": str(place), "PADDLE_TRAINERS_NUM": str(count)}
+    os.environ |= {"PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:1,127.0.0.1:2"}
+    os.environ |= {"PADDLE_LOG_DIR": "log"} if separate else {}
+    sys.stderr = open(Path(folder) / str(place), "w")  # noqa: SIM115
+    launched.EVERY, launched.SILENCE, launched.PATIENT = 0.1, 0.5, 1.0
+    launched.watch(
+        _launched, SimpleNamespace(DIST=SimpleNamespace(TIMEOUT=timeout, MAX_RESTART=0), folder=folder, act=acts[place])
+    )
+
+
+def _launched(failed, beats, config):
+    signals.die_with_parent()
+    door, place = Path(config.folder) / "door", int(os.environ["PADDLE_TRAINER_ID"])
+    if place == 0:
+        door.with_suffix(".part").write_bytes(launched._door.value)
+        os.rename(door.with_suffix(".part"), door)
+    while not door.exists():
+        time.sleep(0.01)
+    launched.meet(lambda _: [door.read_bytes()])
+    progress.share_beats(beats, 0)
+    function, *args = config.act
+    if function is stop_early:
+        stop_early()
+    progress.beat(progress.COMPUTING, 7)
+    if function is not leave:
+        time.sleep(0.5)  # until the parents have met, too
+    function(failed, *args) if function is fail else function(*args)
+
+
+def stay_behind():
+    """Waits for data at a step that others have behind them."""
+    progress.beat(progress.LOADING, 7)
+    time.sleep(60)
+
+
+def stop_early():
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(60)
+
+
+def suspend_parent():
+    os.kill(os.getppid(), signal.SIGSTOP)
+    time.sleep(60)
+
+
+def kill_parent():
+    os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(60)

@@ -10,7 +10,7 @@ from unittest import mock
 from runs import train
 
 import engine
-import supervision
+from supervision import requests, signals
 from utils import rank, world_size
 
 
@@ -29,15 +29,15 @@ def stop_at(call, options, output, length, number=signal.SIGTERM):
 
     def signalled(*args):
         if next(calls) == call and rank() == world_size() - 1:
-            supervision._noted[number] = time.monotonic()
+            signals.noted[number] = time.monotonic()
         heed(*args)
 
     try:
         # Ranks meet at every step.
-        with mock.patch.object(engine, "_heed", signalled), mock.patch.object(supervision.Requests, "MOST_STEPS", 1):
+        with mock.patch.object(engine, "_heed", signalled), mock.patch.object(requests.Requests, "MOST_STEPS", 1):
             train(options, output, length)
-    except supervision.Stopped as stopped:
+    except requests.Stopped as stopped:
         return stopped.exit_status, os.readlink(Path(output) / "checkpoints" / "last")
     finally:
-        supervision._noted.clear()
+        signals.noted.clear()
     raise AssertionError("the run came to its end")

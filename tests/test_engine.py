@@ -12,7 +12,6 @@ from runs import train, weights
 
 import engine
 import prepare
-import supervision
 import utils
 from checkpoint import classes_of
 from config import get_config, with_values
@@ -21,6 +20,7 @@ from errors import InputError, RunError
 from models import build_model
 from optim import LossScaler
 from records import Run
+from supervision import requests
 from weights import load_weights
 
 
@@ -49,8 +49,8 @@ def counted_collectives(options, output, length):
 
     for name in ("all_reduce", "all_gather", "all_gather_object", "broadcast", "barrier", "reduce"):
         counted(utils.dist, name)
-    meetings, all_reduce = Counter(), supervision.all_reduce_sum
-    supervision.all_reduce_sum = lambda tensor: meetings.update(["all_reduce"]) or all_reduce(tensor)
+    meetings, all_reduce = Counter(), requests.all_reduce_sum
+    requests.all_reduce_sum = lambda tensor: meetings.update(["all_reduce"]) or all_reduce(tensor)
     train(options, output, length)
     return calls - meetings
 

@@ -12,8 +12,13 @@ import dummies
 import pytest
 from ranks import run_ranks
 
-import supervision
-from supervision import COMPUTING, LOADING, Ranks, Requests, Stopped
+from config import get_config
+from errors import FAILURE, Failure, InputError
+from supervision import requests, signals, spawned
+from supervision.progress import COMPUTING, LOADING
+from supervision.requests import Requests, Stopped
+from supervision.spawned import Ranks
+from supervision.verdict import GRACE, PATIENCE, START_UP, Seen, Verdict, judge
 from utils import rank, world_size
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -35,24 +40,26 @@ def polled(count, seconds, save_minutes=None, event=None, at=0, failed_on=None):
 
     Returns the numbers of polls at which the ranks met, and what changed then: (poll, signal, save, failed).
     """
-    collectives, all_reduce_sum = [], supervision.all_reduce_sum
+    collectives, all_reduce_sum = [], requests.all_reduce_sum
 
     def counted(tensor):
         collectives.append(poll)
         return all_reduce_sum(tensor)
 
-    supervision.time, supervision.all_reduce_sum, supervision._noted = Clock(), counted, {}
-    supervision.note_signals()
-    requests, told = Requests(save_minutes), []
+    clock = requests.time = signals.time = Clock()
+    requests.all_reduce_sum, signals.noted = counted, {}
+    signals.note_signals()
+    asking, told = Requests(save_minutes), []
     for poll in range(1, count + 1):
-        supervision.time.now += seconds[rank()]
+        clock.now += seconds[rank()]
         if poll == at and rank() == world_size() - 1:
             os.kill(os.getpid(), event)
-        found = requests.poll(failed=poll >= at and rank() == failed_on)
-        if found or requests.save or requests.failed:
-            told.append((poll, found, requests.save, requests.failed))
-            requests.saved()
-    supervision.time, supervision.all_reduce_sum = time, all_reduce_sum
+        found = asking.poll(failed=poll >= at and rank() == failed_on)
+        if found or asking.save or asking.failed:
+            told.append((poll, found, asking.save, asking.failed))
+            asking.saved()
+    requests.time = signals.time = time
+    requests.all_reduce_sum = all_reduce_sum
     return collectives, told
 
 
@@ -86,29 +93,29 @@ def call_each(functions):
 
 
 def test_one_rank_heeds_a_signal_at_once(monkeypatch):
-    monkeypatch.setattr(supervision, "_noted", {})
-    requests = Requests(None)
-    assert [requests.poll() for _ in range(3)] == [None, None, None]
-    supervision._noted[signal.SIGUSR1] = 0.0
-    assert (requests.poll(), requests.save) == (None, True)
-    requests.saved()
-    assert (requests.poll(), requests.save) == (None, False)
-    supervision._noted |= {signal.SIGINT: 0.0, signal.SIGTERM: 0.0}
-    assert [requests.poll(), requests.poll()] == [signal.SIGTERM, signal.SIGTERM]
-    assert (requests.poll(failed=True), requests.failed) == (signal.SIGTERM, True)
+    monkeypatch.setattr(signals, "noted", {})
+    asking = Requests(None)
+    assert [asking.poll() for _ in range(3)] == [None, None, None]
+    signals.noted[signal.SIGUSR1] = 0.0
+    assert (asking.poll(), asking.save) == (None, True)
+    asking.saved()
+    assert (asking.poll(), asking.save) == (None, False)
+    signals.noted |= {signal.SIGINT: 0.0, signal.SIGTERM: 0.0}
+    assert [asking.poll(), asking.poll()] == [signal.SIGTERM, signal.SIGTERM]
+    assert (asking.poll(failed=True), asking.failed) == (signal.SIGTERM, True)
 
 
 def test_a_second_ctrl_c_ends_a_run_without_a_parent_at_once(monkeypatch):
-    monkeypatch.setattr(supervision, "_noted", {})
+    monkeypatch.setattr(signals, "noted", {})
     clock = Clock()
-    monkeypatch.setattr(supervision, "time", clock)
-    supervision._note(signal.SIGINT, None)
+    monkeypatch.setattr(signals, "time", clock)
+    signals.note(signal.SIGINT, None)
     clock.now = 0.1  # the same one, by the terminal and by a launcher
-    supervision._note(signal.SIGINT, None)
+    signals.note(signal.SIGINT, None)
     clock.now = 1.0
-    supervision._note(signal.SIGTERM, None)
+    signals.note(signal.SIGTERM, None)
     with pytest.raises(KeyboardInterrupt):
-        supervision._note(signal.SIGINT, None)
+        signals.note(signal.SIGINT, None)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -123,15 +130,15 @@ def test_a_stop_has_its_exit_status(number, status):
 @pytest.fixture
 def ranks():
     """Returns a function that starts dummy ranks: (Ranks, their processes); ends what is left of them."""
-    started, handlers = [], {number: signal.getsignal(number) for number in supervision.SIGNALS}
+    started, handlers = [], {number: signal.getsignal(number) for number in signals.SIGNALS}
 
     def start(*calls, failed=None, beats=None, timeout=60.0):
         processes = [SPAWN.Process(target=function, args=args, daemon=True) for function, *args in calls]
         started.extend(processes)
         for process in processes:
             process.start()
-        failed = SPAWN.Value("i", 0) if failed is None else failed
-        beats = [time.monotonic(), 7.0, float(COMPUTING)] * len(calls) if beats is None else beats
+        failed = SPAWN.Array("c", FAILURE) if failed is None else failed
+        beats = [time.monotonic(), 7.0, float(COMPUTING), 8.0] * len(calls) if beats is None else beats
         return Ranks(SimpleNamespace(processes=processes), failed, beats, timeout), processes
 
     yield start
@@ -144,22 +151,23 @@ def ranks():
 
 def ended(parent, processes, capsys):
     """(exit status, what was said); no process is left."""
-    with pytest.raises(SystemExit) as end:
-        parent.wait()
+    verdict = parent.wait()
     assert all(process.exitcode is not None for process in processes)
+    with pytest.raises(SystemExit) as end:
+        spawned.leave(verdict)
     return end.value.code, capsys.readouterr().err
 
 
 def test_ranks_that_end_well_end_the_run(ranks):
     parent, processes = ranks((dummies.leave, 0), (dummies.leave, 0))
-    parent.wait()
+    assert parent.wait() is None
     assert [process.exitcode for process in processes] == [0, 0]
 
 
 def test_a_rank_that_reported_its_failure_ends_all_with_its_status(ranks, capsys):
-    failed = SPAWN.Value("i", 0)
-    parent, processes = ranks((dummies.wait,), (dummies.fail, failed, 2), failed=failed)
-    assert ended(parent, processes, capsys) == (2, "")
+    failed = SPAWN.Array("c", FAILURE)
+    parent, processes = ranks((dummies.wait,), (dummies.fail, failed, 2, "error: so"), failed=failed)
+    assert ended(parent, processes, capsys) == (2, "error: so\n")
 
 
 @pytest.mark.parametrize(
@@ -204,7 +212,7 @@ def wait_until_stopped(process):
 )
 def test_the_rank_that_the_others_wait_for_is_named(ranks, capsys, beats, who):
     last = (dummies.wait,) if beats else (dummies.kill, signal.SIGSTOP)
-    beats = beats and [value for own in beats for value in (time.monotonic(), *own)]
+    beats = beats and [value for own in beats for value in (time.monotonic(), *own, 0.0)]
     parent, processes = ranks((dummies.wait,), last, beats=beats, timeout=0.5)
     if last != (dummies.wait,):
         wait_until_stopped(processes[1])
@@ -213,7 +221,7 @@ def test_the_rank_that_the_others_wait_for_is_named(ranks, capsys, beats, who):
 
 
 def test_signals_are_passed_on(ranks, capsys):
-    ready, failed, asked = SPAWN.Semaphore(0), SPAWN.Value("i", 0), [SPAWN.Value("i", 0) for _ in range(2)]
+    ready, failed, asked = SPAWN.Semaphore(0), SPAWN.Array("c", FAILURE), [SPAWN.Value("i", 0) for _ in range(2)]
     parent, processes = ranks(*((dummies.obey, ready, failed, own) for own in asked), failed=failed)
     for _ in processes:
         assert ready.acquire(timeout=60)
@@ -228,7 +236,7 @@ def test_signals_are_passed_on(ranks, capsys):
 
     sender = threading.Thread(target=send, daemon=True)
     sender.start()
-    assert ended(parent, processes, capsys) == (143, "")
+    assert ended(parent, processes, capsys) == (143, "stopped\n")
     sender.join(60)
     assert [own.value for own in asked] == [1, 1]
 
@@ -236,21 +244,21 @@ def test_signals_are_passed_on(ranks, capsys):
 def held():
     """Which signals were noted after ``hold_signals``, beside a thread that blocks none."""
     threading.Thread(target=time.sleep, args=[60], daemon=True).start()
-    supervision.hold_signals()
+    signals.hold_signals()
     os.kill(os.getpid(), signal.SIGUSR1)
     deadline = time.monotonic() + 10
-    while not supervision._noted and time.monotonic() < deadline:
+    while not signals.noted and time.monotonic() < deadline:
         time.sleep(0.01)
-    return list(supervision._noted)
+    return list(signals.noted)
 
 
 def test_signals_that_come_before_the_ranks_listen_are_held(ranks, capsys, monkeypatch):
     assert run_ranks(held) == [[signal.SIGUSR1]] * 2
-    monkeypatch.setattr(supervision, "_noted", {signal.SIGTERM: 0.0})
-    ready, failed, asked = SPAWN.Semaphore(0), SPAWN.Value("i", 0), SPAWN.Value("i", 0)
+    monkeypatch.setattr(signals, "noted", {signal.SIGTERM: 0.0})
+    ready, failed, asked = SPAWN.Semaphore(0), SPAWN.Array("c", FAILURE), SPAWN.Value("i", 0)
     parent, processes = ranks((dummies.obey, ready, failed, asked), failed=failed)
     assert ready.acquire(timeout=60)
-    assert ended(parent, processes, capsys) == (143, "")
+    assert ended(parent, processes, capsys) == (143, "stopped\n")
 
 
 def test_ctrl_c_once_more_ends_ranks_that_do_not_heed_it(ranks, capsys):
@@ -266,3 +274,130 @@ def test_ctrl_c_once_more_ends_ranks_that_do_not_heed_it(ranks, capsys):
         parent._pass_on(signal.SIGINT, None)
     assert (end.value.code, capsys.readouterr().err) == (130, "interrupted\n")
     assert [process.exitcode for process in processes] == [-signal.SIGKILL] * 2
+
+
+# ------------------------------------------------------------------ the verdict
+
+
+def seen(place, age=0.0, step=7.0, doing=COMPUTING, **more):
+    """A rank that was heard of ``age`` seconds ago."""
+    return Seen(place, 40 + place, time=time.monotonic() - age, step=step, doing=doing, **more)
+
+
+UNFORESEEN, FORESEEN = Failure(1, "rank 0: Traceback", True), Failure(1, "rank 1: error: so", False)
+ABORTED = {"gone": "was killed by SIGABRT"}
+WAITING = "rank 1 (process 41) is waiting for data at step 7"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([{"failure": UNFORESEEN}, {"failure": FORESEEN}], "rank 1: error: so"),
+        ([{"failure": UNFORESEEN}, {}], "rank 0: Traceback"),
+        ([{"failure": UNFORESEEN}, {"gone": "was killed by SIGKILL"}], "error: rank 1 was killed by SIGKILL at step 7"),
+        (
+            [{"failure": UNFORESEEN}, {"trouble": "sleeps"}],
+            "error: rank 1 (process 41) sleeps at step 7, and",
+        ),
+        (
+            [{"failure": UNFORESEEN}, {"doing": LOADING, "age": PATIENCE + 1}],
+            f"error: {WAITING}, and the others",
+        ),
+        ([{"failure": UNFORESEEN}, {"doing": LOADING, "age": PATIENCE - 1}], "rank 0: Traceback"),
+        ([ABORTED | {"gone_at": -GRACE}, {}], "error: rank 0 was killed by SIGABRT at step 7"),
+        ([ABORTED | {"gone_at": 1e9}, {}], None),  # a cause may turn up
+        ([{"age": 61}, {"age": 61, "doing": LOADING}], f"error: no progress in 60 s (DIST.TIMEOUT): {WAITING}"),
+        ([{"age": 61}, {"age": 59, "doing": LOADING}], None),
+        ([{"gone": "was lost", "host": "far"}, {}], "error: rank 0 (process 40 on far) was lost at step 7"),
+    ],
+)
+def test_the_cause_is_named_and_not_what_followed_from_it(ranks, text):
+    found = judge([seen(place, **given) for place, given in enumerate(ranks)], 0.0, 60.0)
+    assert (found and found.text[: len(text)]) == text
+    assert not found or found.lost == (found.text != FORESEEN.text)
+
+
+def test_a_start_may_take_longer_than_the_timeout():
+    now = time.monotonic()
+    both = [Seen(0, 40), seen(1, 100)]
+    assert judge(both, now - START_UP + 1, 60.0) is None
+    expected = f"error: no progress in {START_UP:g} s (DIST.TIMEOUT): rank 0 (process 40) is starting at step 0"
+    assert judge([Seen(0, 40), Seen(1, 41, step=1.0)], now - START_UP, 60.0) == Verdict(1, expected, True)
+    assert judge([Seen(0, 40)], now - START_UP, 60.0).text == expected  # alone
+
+
+# --------------------------------------------------------------------- restarts
+
+
+def restarted(monkeypatch, capsys, tmp_path, starts, **keys):
+    """What ``spawned.run`` did of ``starts``: per start the dummies' calls and what the first rank's beats begin as.
+
+    Returns (exit status or None, lines it said, the configurations and numbers of processes it started with).
+    """
+    given, configurations = iter(starts), []
+    monkeypatch.setattr(signals, "noted", {})
+
+    def start(config, count, failed, beats):
+        calls, asked = next(given)
+        beats[:] = [time.monotonic(), 7.0, float(COMPUTING), asked] * count
+        configurations.append((config.MODEL.RESUME, count))
+        calls = [
+            (function, failed, *args) if function is dummies.fail else (function, *args) for function, *args in calls
+        ]
+        processes = [SPAWN.Process(target=function, args=args, daemon=True) for function, *args in calls]
+        for process in processes:
+            process.start()
+        return SimpleNamespace(processes=processes)
+
+    options = ["OUTPUT", str(tmp_path), *(word for key, value in keys.items() for word in (f"DIST.{key}", str(value)))]
+    handlers = {number: signal.getsignal(number) for number in signals.SIGNALS}
+    try:
+        spawned.run(get_config(None, [*options, "NGPUS", "2"]), 2, start)
+        status = None
+    except SystemExit as end:
+        status = end.code
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return status, capsys.readouterr().err.splitlines(), configurations
+
+
+KILLED = [(dummies.wait,), (dummies.kill, signal.SIGKILL)]
+AGAIN = "(DIST.MAX_RESTART) with 2 processes from the beginning"
+
+
+def test_lost_ranks_are_started_again_until_all_is_done(monkeypatch, capsys, tmp_path):
+    done = [(dummies.leave, 0), (dummies.leave, 0)]
+    starts = [(KILLED, 5), (KILLED, 5), (done, 5)]
+    told = [f"rank 1 was killed by SIGKILL at step 7; restart {k} of 3 {AGAIN}" for k in (1, 2)]
+    found = restarted(monkeypatch, capsys, tmp_path, starts, MAX_RESTART=3)
+    assert found == (None, told, [(None, 2), ("auto", 2), ("auto", 2)])
+    assert [line[14:] for line in (tmp_path / "log.txt").read_text().splitlines()] == told
+
+
+@pytest.mark.parametrize(
+    ("starts", "last"),
+    [
+        ([(KILLED, 5), (KILLED, 5)], "error: rank 1 was killed by SIGKILL at step 7"),  # as often as was allowed
+        (
+            [(KILLED, 1), (KILLED, 1)],
+            "error: rank 1 was killed by SIGKILL at step 7; no further restart: the last two starts made no step",
+        ),
+    ],
+)
+def test_restarts_come_to_an_end(monkeypatch, capsys, tmp_path, starts, last):
+    times = 1 if starts[0][1] > 1 else 9
+    status, told, configurations = restarted(monkeypatch, capsys, tmp_path, starts, MAX_RESTART=times)
+    assert (status, told[1:], len(configurations)) == (1, [last], 2)
+
+
+def test_a_run_that_reported_its_failure_is_not_started_again(monkeypatch, capsys, tmp_path):
+    starts = [([(dummies.fail, 2, "error: so"), (dummies.wait,)], 5)]
+    status, told, configurations = restarted(monkeypatch, capsys, tmp_path, starts, MAX_RESTART=3)
+    assert (status, told, len(configurations)) == (2, ["error: so"], 1)
+
+
+def test_restarts_need_a_folder_and_nothing_that_a_restart_would_undo():
+    for options in ([], ["OUTPUT", "run", "MODEL.RESUME", "x"], ["OUTPUT", "run", "TRAIN.LAST_EPOCH", "1"]):
+        with pytest.raises(InputError, match="DIST.MAX_RESTART is 1, expected 0, or -output with it"):
+            get_config(None, [*options, "DIST.MAX_RESTART", "1"])

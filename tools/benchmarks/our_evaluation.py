@@ -2,7 +2,7 @@
 
 It takes a request as one word of JSON: ``cfg``, ``options``, ``weights``. Without ``output`` it makes the weights; with
 it, it answers in one line: [images/s], from the beginning of batch ``warm_up`` to that of the last one. The run's beats
-(``supervision.beat``), by which a spawner sees progress, say when: on a CPU a batch is done when its call returns.
+(``progress.beat``), by which it is seen to go on, say when: on a CPU a batch is done when its call returns.
 """
 
 import json
@@ -13,10 +13,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 import main_single_gpu
-import supervision
 from config import get_config
 from errors import RunError, reported
 from models import build_model
+from supervision import progress
 from weights import save_weights
 
 
@@ -24,7 +24,7 @@ class Times(list):
     """Stands for the shared array of beats: when each batch of an evaluation began."""
 
     def __setitem__(self, place: int, value: float) -> None:
-        if place == 2 and value == supervision.EVALUATING:
+        if place == 2 and value == progress.EVALUATING:
             self.append(time.perf_counter())
 
 
@@ -36,7 +36,7 @@ def main() -> None:
         print("[]")
         return
     times = Times()
-    supervision.share_beats(times)
+    progress.share_beats(times, 0)
     flags = [f"-cfg={request['cfg']}", "-eval", f"-pretrained={request['weights']}", f"-output={request['output']}"]
     sys.argv[1:] = [*flags, "-o", *request["options"]]
     main_single_gpu.main()

@@ -1,0 +1,45 @@
+"""What a rank tells the process that watches it: when it was last heard of, its step, and what it does."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+DOING = ("starting", "waiting for data", "computing", "evaluating")
+LOADING, COMPUTING, EVALUATING = range(1, 4)
+FIELDS = 4  # shared doubles per rank: time of the last beat (0: none yet), step, what it does, batches asked for
+_beats: Any = None
+_first, _asked = 0, 0
+
+
+def share_beats(beats: Any, first: int) -> None:
+    """Lets ``beat`` write to ``beats[first:first + FIELDS]``, which the process that watches this one reads."""
+    global _beats, _first
+    _beats, _first = beats, first
+
+
+def is_watched() -> bool:
+    """Whether another process reads this one's beats."""
+    return _beats is not None
+
+
+def beat(doing: int, step: int | None = None) -> None:
+    """Tells what this rank does, at ``step`` if that is another one."""
+    global _asked
+    if _beats is None:
+        return
+    _asked += doing == LOADING
+    _beats[_first], _beats[_first + 2], _beats[_first + 3] = time.monotonic(), doing, _asked
+    if step is not None:
+        _beats[_first + 1] = step
+
+
+def keep_native_errors(log: Path) -> None:
+    """Lets what C++ says on stderr as it goes down (gloo, when a peer is gone) come into the rank's log: who watches it
+    tells the cause. Python's stderr stays what it is, and so do both of a rank that isn't watched.
+    """
+    if is_watched():
+        sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+        with open(log, "ab") as file:
+            os.dup2(file.fileno(), 2)

@@ -1,0 +1,147 @@
+"""The process that spawned the ranks: passes signals on, ends all when one fails or stalls, and starts them again."""
+
+import itertools
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from yacs.config import CfgNode
+
+from errors import FAILURE
+from supervision import signals
+from supervision.progress import FIELDS
+from supervision.verdict import Seen, Verdict, failure_in, how_it_ended, judge, trouble
+
+
+class Ranks:
+    """Ranks of this machine, as their parent sees them.
+
+    Args:
+        context: what ``paddle.distributed.spawn(join=False)`` returned; what its processes share lives as long as it.
+        failed: the shared bytes that the ranks' ``errors.reported`` was given.
+        beats: shared doubles, FIELDS per rank (``progress.beat``).
+        timeout: seconds without any rank's progress that end the run.
+    """
+
+    def __init__(self, context: Any, failed: Any, beats: Any, timeout: float) -> None:
+        self.context, self.processes = context, context.processes
+        self.failed, self.beats, self.timeout = failed, beats, timeout
+        self.seen = [Seen(place, process.pid) for place, process in enumerate(self.processes)]
+        self.started, self.asked, self.asked_at = time.monotonic(), 0, 0.0  # by which signal to stop, and when
+
+    def wait(self) -> Verdict | None:
+        """Waits for the ranks and passes signals on; when one fails or stalls, ends all and says why (None: none did).
+
+        Raises:
+            SystemExit: after a second Ctrl-C.
+        """
+        signals.catch_signals(self._pass_on)
+        for number in list(signals.noted):  # while the ranks were started
+            self._pass_on(number, None)
+        while not self.look():
+            if verdict := self.verdict():
+                self.end(verdict)
+                return verdict
+            wait([process.sentinel for process in self.processes if process.exitcode is None], timeout=0.2)
+        return None
+
+    def look(self) -> bool:
+        """Takes in how far the ranks are; returns whether all have ended well."""
+        for place, (seen, process) in enumerate(zip(self.seen, self.processes, strict=True)):
+            seen.time, seen.step, seen.doing, _ = self.beats[FIELDS * place : FIELDS * (place + 1)]
+            seen.trouble = "" if process.exitcode is not None else trouble(process.pid)
+            if process.exitcode and not seen.gone:
+                seen.gone, seen.gone_at = how_it_ended(process.exitcode), time.monotonic()
+        self.seen[0].failure = failure_in(self.failed.value)
+        return not self.seen[0].failure and all(process.exitcode == 0 for process in self.processes)
+
+    def verdict(self) -> Verdict | None:
+        """Why the run has to end, as it was seen last."""
+        return judge(self.seen, self.started, self.timeout)
+
+    def stepped(self) -> bool:
+        """Whether any rank asked for a second batch: a step was made."""
+        return max(self.beats[FIELDS - 1 :: FIELDS]) > 1
+
+    def end(self, verdict: Verdict) -> None:
+        """Ends what is left of the ranks."""
+        for process in self.processes:
+            process.kill()  # SIGTERM would ask them to save
+        for process in self.processes:
+            process.join()
+
+    def _pass_on(self, number: int, _: Any) -> None:
+        if number == self.asked == signal.SIGINT and time.monotonic() - self.asked_at > 0.5:
+            verdict = Verdict(128 + number, "interrupted", lost=False)  # Ctrl-C once more: at once
+            self.end(verdict)
+            leave(verdict)
+        if number in signals.STOPS and not self.asked:
+            self.asked, self.asked_at = number, time.monotonic()
+        for process in self.processes:
+            if process.exitcode is None:
+                os.kill(process.pid, number)
+
+
+def leave(verdict: Verdict) -> None:
+    """Says why the run ends, and exits with its status."""
+    print(verdict.text, file=sys.stderr, flush=True)
+    sys.exit(verdict.status)
+
+
+def run(config: CfgNode, count: int, start: Callable[..., Any]) -> None:
+    """Starts the ranks and waits for them; those that are lost or stall are started again, DIST.MAX_RESTART times.
+
+    Each time they go on from the newest whole checkpoint, with as many processes as there are devices now. Where two
+    starts, one after the other, made no step, a third wouldn't either.
+
+    Args:
+        count: how many.
+        start: given the configuration, how many, ``failed`` and ``beats``, starts them and returns their context.
+    """
+    context, restarts = multiprocessing.get_context("spawn"), config.DIST.MAX_RESTART
+    stepped = True
+    for attempt in itertools.count(1):
+        signals.hold_signals()  # until the ranks listen; this process passes signals on
+        failed, beats = context.Array("c", FAILURE), context.Array("d", FIELDS * count, lock=False)
+        ranks = Ranks(start(config, count, failed, beats), failed, beats, config.DIST.TIMEOUT)
+        if not (verdict := ranks.wait()):
+            return
+        before, stepped = stepped, ranks.stepped()
+        if not verdict.lost or ranks.asked or attempt > restarts:
+            leave(verdict)
+        if not (before or stepped):
+            leave(verdict._replace(text=f"{verdict.text}; no further restart: the last two starts made no step"))
+        config, count, where = _next_start(config, count)
+        what = verdict.text.strip().splitlines()[-1].removeprefix("error: ")
+        _tell(config, f"{what}; restart {attempt} of {restarts} (DIST.MAX_RESTART) {where}")
+
+
+def _next_start(config: CfgNode, count: int) -> tuple[CfgNode, int, str]:
+    """(configuration, number of processes, words for both) of a restart."""
+    from checkpoint import newest_whole
+    from config import with_values
+    from utils import num_gpus, num_processes
+
+    if num_gpus():  # counted in another process: in this one CUDA remembers how many there were
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            found = pool.submit(num_processes, -1).result()
+    else:
+        found = num_processes(-1)
+    now = found if config.NGPUS == -1 else min(found, config.NGPUS)
+    checkpoint = newest_whole(Path(config.OUTPUT) / "checkpoints")
+    fewer = f" instead of {count}, as many as there are devices now," if now < count else ""
+    told = f"with {now} process{'es' * (now > 1)}{fewer} from {checkpoint or 'the beginning'}"
+    return with_values(config, MODEL__RESUME="auto"), now, told
+
+
+def _tell(config: CfgNode, line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+    with open(Path(config.OUTPUT) / "log.txt", "a", encoding="utf-8") as log:
+        log.write(f"{time.strftime('%m%d %H:%M:%S')} {line}\n")
