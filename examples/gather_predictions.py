@@ -8,7 +8,6 @@ the validation set once, in its order, for any number of processes. With GPUs th
 """
 
 import csv
-import multiprocessing
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ def predictions(config: CfgNode, model: Any, dataset: Any, rank: int, ranks: int
     from paddle.nn import functional as F
 
     from datasets import get_dataloader
-    from supervision import EVALUATING, beat
+    from supervision.progress import EVALUATING, beat
     from transforms import Normalize
 
     loader = get_dataloader(config, dataset, "val", rank, ranks)
@@ -77,9 +76,10 @@ def worker(config: CfgNode, dataset: Any, file: Path) -> None:
 
 def spawned(failed: Any, beats: Any, *args: Any) -> None:
     """``worker`` in a process of its own: where it fails, one line on stderr, and the others are ended."""
-    import supervision
+    import utils
+    from supervision import progress
 
-    supervision.share_beats(beats)
+    progress.share_beats(beats, progress.FIELDS * utils.rank())
     with reported(failed):
         worker(*args)
 
@@ -91,19 +91,19 @@ def main() -> None:
         raise InputError("-output is missing: the CSV file to write")
     import paddle.distributed as dist
 
-    import supervision
     import utils
     from config import with_values
     from datasets import get_datasets
+    from supervision.spawned import run
     from weights.preprocessing import with_preprocessing
 
     config, _, dataset = get_datasets(with_preprocessing(with_values(config, EVAL=True)))
-    ranks = utils.num_processes(config.NGPUS)
-    spawn = multiprocessing.get_context("spawn")
-    failed, beats = spawn.Value("i", 0), spawn.Array("d", 3 * ranks, lock=False)
-    arguments = (failed, beats, config, dataset, Path(config.OUTPUT))
-    context = dist.spawn(spawned, args=arguments, nprocs=ranks, join=False)
-    supervision.Ranks(context, failed, beats, config.DIST.TIMEOUT).wait()
+
+    def start(config: CfgNode, ranks: int, failed: Any, beats: Any) -> Any:
+        arguments = (failed, beats, config, dataset, Path(config.OUTPUT))
+        return dist.spawn(spawned, args=arguments, nprocs=ranks, join=False)
+
+    run(config, utils.num_processes(config.NGPUS), start)  # signals, failures and stalls
 
 
 if __name__ == "__main__":

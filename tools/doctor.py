@@ -46,8 +46,9 @@ def rank_of(answers: Any, told: list[str]) -> None:
         import paddle.distributed as dist
 
         import utils
+        from supervision.signals import die_with_parent
 
-        utils.die_with_parent()
+        die_with_parent()
         paddle.disable_signal_handler()
         rank, ranks = utils.rank(), utils.world_size()
         if ranks > 1:
