@@ -11,12 +11,24 @@
 # INIT_TIMEOUT    seconds to wait for the other machines; unset: 300
 # HOST            this machine's own address; unset: the one by which it reaches machine 0
 # LOG_DIR         where each process's output goes; unset: output/launch_<NODE_RANK, or the host's name>
-# MASTER          etcd://HOST:PORT (elastic runs) instead of NODE_RANK, MASTER_ADDR and MASTER_PORT; NNODES may be LOW:HIGH
+# Elastic runs, in which the launcher starts again what was lost, need an etcd server that all machines reach and
+# requirements-elastic.txt (docs/distributed.md):
+# MASTER          etcd://HOST:PORT, instead of NODE_RANK, MASTER_ADDR and MASTER_PORT; NNODES may be LOW:HIGH
+# MAX_RESTART     unset: 3 (Paddle's launcher makes one more)
+# ELASTIC_TIMEOUT seconds to wait for more machines once the lowest number is there; unset: 30
+# JOB_ID          tells runs on one server apart
 here=$(dirname "$0")
 [ -z "$VIRTUAL_ENV" ] && [ -x "$here/.venv/bin/python" ] && PATH="$here/.venv/bin:$PATH"
 # Paddle's launcher would hang where the port is taken or the address wrong.
 flags=$(python "$here/launchers.py") || exit
-exec python -m paddle.distributed.launch $flags --log_dir "${LOG_DIR:-$here/output/launch_${NODE_RANK:-$(hostname)}}" \
+case $MASTER in etcd://*)
+    export PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python  # etcd3's messages were made for protobuf 3
+    export PADDLE_ELASTIC_LEVEL=1 PADDLE_MAX_RESTART="${MAX_RESTART:-3}"
+    export PADDLE_ELASTIC_TIMEOUT="${ELASTIC_TIMEOUT:-30}" PADDLE_JOB_ID="${JOB_ID:-default}"
+esac
+# As python -m paddle.distributed.launch, but Paddle 2.6's zlib crashes Python's where that comes later (in etcd3).
+launch="import runpy, zlib; runpy.run_module('paddle.distributed.launch', run_name='__main__')"
+exec python -c "$launch" $flags --log_dir "${LOG_DIR:-$here/output/launch_${NODE_RANK:-$(hostname)}}" \
 "$here/main_multi_gpu.py" \
 -cfg="$here/configs/vit/vit_digits.yaml" \
 -dataset='digits' \

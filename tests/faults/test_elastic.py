@@ -31,15 +31,23 @@ ETCD = Path(sys.executable).with_name("etcd")
 needs_etcd = pytest.mark.skipif(not (importlib.util.find_spec("etcd3") and ETCD.exists()), reason="no etcd")
 
 
-def launch(folder, name, *flags, **environment):
+def launch(folder, name, *flags):
     """Starts Paddle's launcher on main_multi_gpu.py; returns the process, whose console is the file ``name``."""
+    command = [sys.executable, "-m", "paddle.distributed.launch", f"--log_dir=log_{name}"]
+    command += [flag for flag in flags if flag.startswith("--")] + [MAIN]
+    return started(folder, name, [*command, *(flag for flag in flags if not flag.startswith("--"))])
+
+
+def launch_elastic(folder, name, *flags, **environment):
+    """Starts run_train_multi_node.sh; returns the process, whose console is the file ``name``."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment |= {"PATH": path, "VIRTUAL_ENV": "1", "LOG_DIR": f"log_{name}"}
+    return started(folder, name, ["sh", str(programs.ROOT / "run_train_multi_node.sh"), *flags], **environment)
+
+
+def started(folder, name, command, **environment):
     environment = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"} | environment
     environment["OMP_NUM_THREADS"] = "1"
-    # As python -m paddle.distributed.launch; but the zlib of Paddle 2.6 crashes Python's if that comes later (etcd3).
-    program = "import runpy, zlib; runpy.run_module('paddle.distributed.launch', run_name='__main__')"
-    command = [sys.executable, "-c", program, f"--log_dir=log_{name}"]
-    command += [flag for flag in flags if flag.startswith("--")] + [MAIN]
-    command += [flag for flag in flags if not flag.startswith("--")]
     with open(folder / name, "w") as console:
         streams = {"stdout": console, "stderr": console}
         process = subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **streams)
@@ -177,25 +185,22 @@ def test_a_launcher_that_is_killed_takes_its_ranks_along(tmp_path):
 
 @pytest.fixture(scope="module")
 def etcd(tmp_path_factory):
-    """The flags of Paddle's launcher for a server of our own; each call is another job."""
+    """The environment of run_train_multi_node.sh for a server of our own; each call is another job."""
     client, peer = (f"http://127.0.0.1:{port}" for port in free_ports(2))
     flags = ["--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer]
     command = [str(ETCD), "--data-dir", str(tmp_path_factory.mktemp("etcd")), "--log-level", "error", *flags]
     server = subprocess.Popen(command, start_new_session=True)
     jobs = itertools.count()
-    common = [f"--master={client.replace('http', 'etcd')}", "--elastic_level=1", "--max_restart=3"]
-    yield lambda: [*common, "--elastic_timeout=10", f"--job_id=job{next(jobs)}"]
+    common = {"MASTER": client.replace("http", "etcd"), "ELASTIC_TIMEOUT": "10"}
+    yield lambda: {**common, "JOB_ID": f"job{next(jobs)}"}
     os.killpg(server.pid, signal.SIGKILL)  # the console script starts the server
     server.wait()
-
-
-ENVIRONMENT = {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}  # etcd3's messages were generated for protobuf 3
 
 
 @needs_etcd
 @pytest.mark.slow
 def test_a_rank_that_is_killed_is_started_again_by_the_launcher(tmp_path, whole, etcd):
-    process = launch(tmp_path, "console", *etcd(), "--nnodes=1", "--nproc_per_node=2", *LONG, **ENVIRONMENT)
+    process = launch_elastic(tmp_path, "console", *LONG, **etcd(), NNODES="1", NPROC_PER_NODE="2")
     wait_for_save(process, tmp_path / "run")
     killed = launched_ranks(process)[1]
     os.kill(killed, signal.SIGKILL)
@@ -216,8 +221,9 @@ def test_a_rank_that_is_killed_is_started_again_by_the_launcher(tmp_path, whole,
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_node_that_is_lost_and_comes_back(tmp_path, etcd, node):
     """The other goes on alone, with half the global batch, and with both once the lost one is back."""
-    flags = [*etcd(), "--nnodes=1:2", "--nproc_per_node=1", *LONG, "TRAIN.NUM_EPOCHS", "40"]
-    nodes = [launch(tmp_path, f"node{k}", *flags, **ENVIRONMENT) for k in range(2)]
+    environment = {**etcd(), "NNODES": "1:2", "NPROC_PER_NODE": "1"}
+    flags = [*LONG, "TRAIN.NUM_EPOCHS", "40"]
+    nodes = [launch_elastic(tmp_path, f"node{k}", *flags, **environment) for k in range(2)]
     log, moments = tmp_path / "run" / "log.txt", []
 
     def went_on(words):
@@ -231,7 +237,7 @@ def test_a_node_that_is_lost_and_comes_back(tmp_path, etcd, node):
     nodes[lost].kill()
     nodes[lost].wait()
     went_on("1 process on cpu")
-    nodes[lost] = launch(tmp_path, "again", *flags, **ENVIRONMENT)
+    nodes[lost] = launch_elastic(tmp_path, "again", *flags, **environment)
     went_on("2 processes over GLOO")
     assert [process.wait(240) for process in nodes] == [0, 0]
     taken = samples_by_epoch(tmp_path / "run")
