@@ -59,7 +59,8 @@ def meet(limit: float) -> rendezvous.Meeting:
     here, job = _number("PADDLE_LOCAL_SIZE", 1), _first("SLURM_JOB_ID TORCHELASTIC_RUN_ID") or ""
     first = _number("PADDLE_LOCAL_RANK", 0) == 0
     meeting = rendezvous.meet(master, rank, ranks, limit, job=job, here=here, first=first)
-    if ranks > here and (name := rendezvous.interface(meeting.own_address)):
+    names = {address: name for name, address in rendezvous.addresses().items()}
+    if ranks > here and (name := names.get(meeting.own_address)):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     return meeting
 

@@ -113,15 +113,17 @@ def meet(
     return Meeting(address, kind, common if own.startswith("127.") else own, connection, guests)
 
 
-def interface(address: str) -> str | None:
-    """Returns the name of this machine's network interface that has the IPv4 address."""
-    get_address = 0x8915  # SIOCGIFADDR
-    for _, name in socket.if_nameindex():
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):  # it has none
-            found = fcntl.ioctl(probe, get_address, struct.pack("256s", name.encode()))
-            if socket.inet_ntoa(found[20:24]) == address:
-                return name
-    return None
+def addresses() -> dict[str, str]:
+    """Returns the IPv4 address of each of this machine's network interfaces that has one."""
+    found, get_address = {}, 0x8915  # SIOCGIFADDR
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(asked, get_address, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # it has none
+                continue
+            found[name] = socket.inet_ntoa(answer[20:24])
+    return found
 
 
 def _parsed(address: str) -> tuple[str, int]:

@@ -176,6 +176,5 @@ def test_an_address_that_is_none(address):
         rendezvous.meet(address, 1, 2, limit=1)
 
 
-def test_the_interface_of_an_address():
-    assert rendezvous.interface("127.0.0.1") == "lo"
-    assert rendezvous.interface("192.0.2.1") is None  # nobody's: kept for documentation
+def test_interfaces_have_addresses():
+    assert rendezvous.addresses()["lo"] == "127.0.0.1"

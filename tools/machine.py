@@ -2,13 +2,11 @@
 
 import argparse
 import ctypes
-import fcntl
 import importlib.metadata
 import itertools
 import os
 import resource
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +14,7 @@ from pathlib import Path
 
 from errors import InputError, RunError
 from launchers import launched
+from rendezvous import addresses
 
 Finding = tuple[bool, str]
 
@@ -134,19 +133,6 @@ def cuda() -> Finding:
 
 
 # ------------------------------------------------------------------- network
-
-
-def addresses() -> dict[str, str]:
-    """Returns the IPv4 address of each network interface that has one."""
-    found, get_address = {}, 0x8915  # SIOCGIFADDR
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(asked, get_address, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # it has none
-                continue
-            found[name] = socket.inet_ntoa(answer[20:24])
-    return found
 
 
 def interfaces() -> Finding:
@@ -276,7 +262,7 @@ def operators() -> Finding:
 
     if num_gpus() or ops.load():
         return True, "a GPU needs none" if num_gpus() else ops.library().parent.name
-    return False, "not compiled for this Paddle: training takes three times as long; python -m ops.build"
+    return False, "not compiled for this Paddle, which makes training slow (docs/performance.md); python -m ops.build"
 
 
 def loader(cfg: str, options: Sequence[str], least: float = LEAST_IMAGES) -> Finding:
