@@ -108,6 +108,7 @@ def node_flags() -> list[str]:
     processes = os.environ.get("NPROC_PER_NODE") or str(visible_gpus() or num_cores())
     flags = ["--nproc_per_node", processes]
     if master := os.environ.get("MASTER"):  # etcd://HOST:PORT: nodes come and go there, and are numbered by it
+        _check_etcd(master)
         named = {"--nnodes": "NNODES", "--rank": "NODE_RANK", "--host": "HOST"}
         given = [(flag, os.environ[name]) for flag, name in named.items() if os.environ.get(name)]
         return [*flags, "--master", master, *itertools.chain(*given)]
@@ -122,6 +123,20 @@ def node_flags() -> list[str]:
     master = host if node == 0 else meeting.connection.getpeername()[0]
     meeting.ready()
     return [*flags, "--nnodes", str(nodes), "--rank", str(node), "--master", f"{master}:{port}", "--host", host]
+
+
+def _check_etcd(master: str) -> None:
+    """Raises InputError where Paddle's launcher would fail over its etcd server."""
+    if not importlib.util.find_spec("etcd3"):
+        raise InputError(f"MASTER is {master}, but etcd3 isn't installed; pip install -r requirements-elastic.txt")
+    host, port = rendezvous.parsed(master.removeprefix("etcd://"))
+    try:
+        socket.create_connection((host, port), rendezvous.CONNECT).close()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(
+            f"no etcd server answers at MASTER {master} ({reason}); start it there, or correct it"
+        ) from None
 
 
 def num_cores() -> int:

@@ -82,7 +82,7 @@ def meet(
         InputError: the address is none, its port is taken, or two ranks contradict each other.
         RunError: nothing answered, or not all ranks came.
     """
-    host, port = _parsed(address)
+    host, port = parsed(address)
     if count == 1:  # no network needed
         connection, guest = socket.socketpair()
         return Meeting(address, kind, host, connection, {0: guest})
@@ -126,7 +126,12 @@ def addresses() -> dict[str, str]:
     return found
 
 
-def _parsed(address: str) -> tuple[str, int]:
+def parsed(address: str) -> tuple[str, int]:
+    """Returns the host and the port of HOST:PORT.
+
+    Raises:
+        InputError: it is none.
+    """
     host, _, port = address.rpartition(":")
     if not host or ":" in host or not port.isdigit() or not 0 < int(port) < 65536:
         raise InputError(f"the master's address is {address!r}; expected HOST:PORT, a name or IPv4 and 1 to 65535")

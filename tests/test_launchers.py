@@ -1,6 +1,8 @@
 """Each launcher's environment, told as Paddle's."""
 
+import importlib.util
 import os
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -220,11 +222,27 @@ def test_cores_that_slurm_dealt_out_are_not_divided_again(environment, monkeypat
     assert (launchers.cores_each(4), launchers.cores_each(16)) == (2, 1)
 
 
+def test_the_scripts_flags_for_paddles_elastic_launcher(environment, monkeypatch):
+    installed = importlib.util.find_spec
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        master = f"etcd://127.0.0.1:{server.getsockname()[1]}"
+        environment(NNODES="2:4", MASTER=master, NPROC_PER_NODE=4)
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "etcd3" or installed(name))
+        assert launchers.node_flags() == ["--nproc_per_node", "4", "--master", master, "--nnodes", "2:4"]
+    with pytest.raises(
+        InputError, match=rf"no etcd server answers at MASTER {master} \(Connection refused\); start it"
+    ):
+        launchers.node_flags()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name != "etcd3" and installed(name))
+    with pytest.raises(
+        InputError, match=f"MASTER is {master}, but etcd3 isn't installed; pip install -r requirements-e"
+    ):
+        launchers.node_flags()
+
+
 def test_the_scripts_flags_for_paddles_launcher(environment):
-    environment(NNODES="2:4", MASTER="etcd://10.0.0.1:2379", NPROC_PER_NODE=4)
-    assert launchers.node_flags() == ["--nproc_per_node", "4", "--master", "etcd://10.0.0.1:2379", "--nnodes", "2:4"]
     port = free_ports(1)[0]
-    environment(NNODES=1, NODE_RANK=0, MASTER_ADDR="localhost", MASTER_PORT=port, MASTER="", NPROC_PER_NODE="")
+    environment(NNODES=1, NODE_RANK=0, MASTER_ADDR="localhost", MASTER_PORT=port)
     flags = f"--nproc_per_node {launchers.num_cores()} --nnodes 1 --rank 0 --master localhost:{port} --host localhost"
     assert launchers.node_flags() == flags.split()
     environment(NODE_RANK=1)
