@@ -9,6 +9,7 @@ import importlib.util
 import itertools
 import os
 import re
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
