@@ -40,8 +40,11 @@ $(VENV)/installed-test: $(VENV)/installed requirements-test.txt requirements-hub
 train: install
 	sh run_train_multi.sh
 
+# Two files at a time; the fixtures of a file are shared within it.
+PYTEST := -m pytest -n 2 --dist loadfile
+
 test: $(VENV)/installed-test ops lint
-	$(RUN) -m pytest
+	$(RUN) $(PYTEST)
 
 # Every fault that docs/reliability.md reports, injected anew.
 test-faults: $(VENV)/installed-test ops
@@ -54,7 +57,7 @@ lint: $(VENV)/installed-test
 # The newest GPU build that PyPI has; it runs on the CPU where there is no GPU.
 test-paddle26:
 	$(MAKE) VENV=.venv-paddle26 PADDLE=paddlepaddle-gpu==2.6.2 .venv-paddle26/installed-test ops
-	.venv-paddle26/bin/python -m pytest -m smoke
+	.venv-paddle26/bin/python $(PYTEST) -m smoke
 
 clean:
 	rm -rf .venv .venv-paddle26
