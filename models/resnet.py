@@ -65,8 +65,8 @@ class ResNet(ImageModel):
         self._scale_classifiers()
 
     def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Returns the last block's channels [B, num_features, H / 32, W / 32], rounded up; with ``small_stem`` H / 8 and
-        W / 8.
+        """Returns the last block's channels [B, num_features, H / 32, W / 32], rounded up; with ``small_stem``
+        H / 8 and W / 8.
         """
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
