@@ -141,7 +141,8 @@ class First(Launched):
             self._part({"parted": True})
 
     def _hear(self, line: "Line", message: dict[str, Any]) -> None:
-        if not hmac.compare_digest(str(message.get("password")), self.password):
+        password = message.get("password") if isinstance(message, dict) else ""  # strangers send anything
+        if not hmac.compare_digest(str(password).encode(errors="replace"), self.password.encode()):
             line.close()
             return
         seen = Seen(**message["seen"])

@@ -130,13 +130,18 @@ def test_strangers_are_not_listened_to(monkeypatch):
     first = launched.First(own, SimpleNamespace(value=b""), [0.0] * 4, 60.0)
     port, password = json.loads(launched._door.value)
     told = {"place": 1, "pid": 7, "host": "far", "step": 3.0, "time": 1.0, "failure": [2, "error: so", False]}
-    for given, text in (("no", None), (None, None), (password, "error: so")):
+    for given, text in (("nö", None), (None, None), (password, "error: so")):
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.sendall(json.dumps({"password": given, "seen": told, "done": False}).encode() + b"\n")
             stranger.sendall(b"{\n" if given is None else b"")
             time.sleep(0.05)
             first.look()
-            verdict = first.verdict()
-            assert (verdict and verdict.text) == text
+            assert (first.verdict() or SimpleNamespace(text=None)).text == text
+    for line in (b"1\n", b"[]\n", b"GET / HTTP/1.0\r\n"):
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(line)
+            time.sleep(0.05)
+            first.look()
+            assert first.verdict().text == "error: so"
     for connection in (*first.lines, first.listener):
         connection.close()
