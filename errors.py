@@ -50,7 +50,7 @@ class InputError(RunError):
         super().__init__(message, shared)
 
 
-FAILURE = 1 << 16  # bytes for one
+FAILURE = 1 << 15  # bytes for one
 
 
 class Failure(NamedTuple):
@@ -115,8 +115,9 @@ def _end(status: int, text: str, failed: Any, unforeseen: bool = False) -> None:
     if failed is None:
         print(text, file=sys.stderr, flush=True)
     else:
-        # The first one counts. JSON's escapes take up to 12 bytes a character.
-        failed.value = failed.value or json.dumps(Failure(status, text[-FAILURE // 16 :], unforeseen)).encode()
+        # The first one counts. A character takes up to 6 bytes, as an escape of JSON's.
+        told = json.dumps(Failure(status, text[-FAILURE // 8 :], unforeseen), ensure_ascii=False)
+        failed.value = failed.value or told.encode(errors="replace")
         time.sleep(10)  # the process that watches is ending this one
     sys.stdout.flush()
     os._exit(status)  # not sys.exit, which waits for loader workers and collectives that may never end
