@@ -8,7 +8,7 @@ import os
 import launchers
 from config import config_from_arguments
 from errors import InputError, reported
-from main_multi_gpu import main_worker
+from main_multi_gpu import built, main_worker
 
 
 def main():
@@ -18,10 +18,7 @@ def main():
         raise InputError("main_single_gpu.py is one process, but a launcher started several; launch main_multi_gpu.py")
     if config.NGPUS > 1:
         raise InputError(f"main_single_gpu.py is one process, found NGPUS {config.NGPUS}; run main_multi_gpu.py")
-    import datasets
-    from weights.preprocessing import with_preprocessing
-
-    main_worker(*datasets.get_datasets(with_preprocessing(config)))
+    main_worker(*built(config))
 
 
 if __name__ == "__main__":
