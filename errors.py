@@ -17,6 +17,9 @@ from typing import Any, NamedTuple
 # What has to stand before Paddle's import; every program imports this module first. Paddle 2.6 carries a zlib of its
 # own that crashes Python's, unless Python's (above) is loaded already; and its notes on sockets are no news for users.
 os.environ.setdefault("GLOG_minloglevel", "2")
+# Ranks that are ended together leave their loaders' semaphores to Python's tracker, a process that would say so.
+if "resource_tracker" not in os.environ.get("PYTHONWARNINGS", ""):
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]))
 for _message in (
     "No ccache found",
     "You are using GPU version Paddle, but",

@@ -66,6 +66,18 @@ def meet(limit: float) -> rendezvous.Meeting:
     return meeting
 
 
+def take_port() -> None:
+    """Lets the ranks that this process will spawn meet at MASTER_PORT, if that is set; Paddle alone takes any free one.
+
+    Raises:
+        InputError: it is taken.
+    """
+    if port := os.environ.get("MASTER_PORT"):
+        address = f"127.0.0.1:{port}"
+        rendezvous.check_free(address)
+        os.environ["PADDLE_MASTER"] = address
+
+
 def visible_gpus() -> int:
     """Returns the number of GPUs that Paddle will find; 0 for its CPU build."""
     found = len(list(DRIVER.glob("*")))

@@ -76,10 +76,9 @@ def built(config):
 def main():
     """Builds the datasets once and spawns a worker per device, or, where a launcher started it, becomes one of them."""
     config = config_from_arguments("main_multi_gpu.py")
-    # Ranks that are ended together leave their loaders' semaphores to Python's tracker, which would say so.
-    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]))
     if launchers.launched():  # and what it sets: before Paddle's import
         launched.watch(watched_worker, config)
+    launchers.take_port()
     import paddle
     import paddle.distributed as dist
 

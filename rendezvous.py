@@ -138,6 +138,11 @@ def parsed(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def check_free(address: str) -> None:
+    """Raises InputError where HOST:PORT, of this machine, is none or taken."""
+    _listen(*parsed(address)).close()
+
+
 def _listen(host: str, port: int) -> socket.socket:
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Paddle's store will

@@ -118,9 +118,10 @@ def runs(tmp_path_factory):
     """One training by every launcher, all at once, for they mostly wait: each one's folder, and what it printed."""
     folders = {name: tmp_path_factory.mktemp(name) for name in ("spawned", "launched", "nodes", "slurm", "torchrun")}
     flags = ["-output=run", "-cfg=vit_digits", "-o", "TRAIN.NUM_EPOCHS", "1", "MODEL.DEPTH", "2"]
-    ports = free_ports(3)
+    ports = free_ports(4)
+    talking = {"MASTER_PORT": ports[3], "GLOG_minloglevel": 0}  # Paddle then tells where ranks meet
     with machines() as (insides, master):
-        started = {"spawned": [start(folders["spawned"], *MAIN, "-ngpus=2", *flags)]}
+        started = {"spawned": [start(folders["spawned"], *MAIN, "-ngpus=2", *flags, **talking)]}
         # On a CPU, Paddle's launcher takes its devices from this variable alone.
         launch = (sys.executable, "-m", "paddle.distributed.launch", "--devices=0,1", "--log_dir=log", MAIN[1], *flags)
         started["launched"] = [start(folders["launched"], *launch, CUDA_VISIBLE_DEVICES="0,1")]
@@ -135,7 +136,9 @@ def runs(tmp_path_factory):
         for some in started.values():
             assert statuses(*some) == [0] * len(some), printed(*some)
     where = f"two nodes: {'network namespaces' if insides[0] else 'loopback, for want of network namespaces'}"
-    return folders, {name: printed(*some) for name, some in started.items()}, where
+    said = {name: printed(*some) for name, some in started.items()}
+    assert f"127.0.0.1:{ports[3]}" in said["spawned"]
+    return folders, said, where
 
 
 @pytest.mark.smoke

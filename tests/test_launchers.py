@@ -222,6 +222,18 @@ def test_cores_that_slurm_dealt_out_are_not_divided_again(environment, monkeypat
     assert (launchers.cores_each(4), launchers.cores_each(16)) == (2, 1)
 
 
+def test_spawned_ranks_meet_at_the_port_that_is_asked_for(environment):
+    environment()
+    launchers.take_port()
+    assert "PADDLE_MASTER" not in os.environ
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        environment(MASTER_PORT=server.getsockname()[1])
+        with pytest.raises(InputError, match="port .* on 127.0.0.1 is taken"):
+            launchers.take_port()
+    launchers.take_port()
+    assert os.environ["PADDLE_MASTER"] == f"127.0.0.1:{os.environ['MASTER_PORT']}"
+
+
 def test_the_scripts_flags_for_paddles_elastic_launcher(environment, monkeypatch):
     installed = importlib.util.find_spec
     with socket.create_server(("127.0.0.1", 0)) as server:
