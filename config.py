@@ -183,7 +183,7 @@ _C.TUNE_CPU = True  # CPU: threads, stride kernels, allocator and compiled opera
 _C.TO_STATIC = False  # GPU, training: the model as a compiled graph (paddle.jit.to_static); a CPU is faster without
 
 _C.DIST = CfgNode()
-_C.DIST.TIMEOUT = 1800.0  # seconds without any process's progress that end the run and name the late one
+_C.DIST.TIMEOUT = 1800.0  # seconds without progress of any process that end the run, naming the late one; 600 to start
 _C.DIST.INIT_TIMEOUT = 300.0  # seconds that ranks which a launcher started wait for one another
 _C.DIST.MAX_RESTART = 0  # times that spawned processes which are lost or stall are started again, by themselves
 _C.DIST.ENGINE = "data_parallel"  # paddle.DataParallel; "fleet": paddle.distributed.fleet, with STRATEGY

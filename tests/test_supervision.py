@@ -12,13 +12,11 @@ import dummies
 import pytest
 from ranks import run_ranks
 
-from config import get_config
-from errors import FAILURE, Failure, InputError
+from errors import FAILURE
 from supervision import requests, signals, spawned
 from supervision.progress import COMPUTING, LOADING
 from supervision.requests import Requests, Stopped
 from supervision.spawned import Ranks
-from supervision.verdict import GRACE, PATIENCE, START_UP, Seen, Verdict, judge
 from utils import rank, world_size
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -274,130 +272,3 @@ def test_ctrl_c_once_more_ends_ranks_that_do_not_heed_it(ranks, capsys):
         parent._pass_on(signal.SIGINT, None)
     assert (end.value.code, capsys.readouterr().err) == (130, "interrupted\n")
     assert [process.exitcode for process in processes] == [-signal.SIGKILL] * 2
-
-
-# ------------------------------------------------------------------ the verdict
-
-
-def seen(place, age=0.0, step=7.0, doing=COMPUTING, **more):
-    """A rank that was heard of ``age`` seconds ago."""
-    return Seen(place, 40 + place, time=time.monotonic() - age, step=step, doing=doing, **more)
-
-
-UNFORESEEN, FORESEEN = Failure(1, "rank 0: Traceback", True), Failure(1, "rank 1: error: so", False)
-ABORTED = {"gone": "was killed by SIGABRT"}
-WAITING = "rank 1 (process 41) is waiting for data at step 7"
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [
-        ([{"failure": UNFORESEEN}, {"failure": FORESEEN}], "rank 1: error: so"),
-        ([{"failure": UNFORESEEN}, {}], "rank 0: Traceback"),
-        ([{"failure": UNFORESEEN}, {"gone": "was killed by SIGKILL"}], "error: rank 1 was killed by SIGKILL at step 7"),
-        (
-            [{"failure": UNFORESEEN}, {"trouble": "sleeps"}],
-            "error: rank 1 (process 41) sleeps at step 7, and",
-        ),
-        (
-            [{"failure": UNFORESEEN}, {"doing": LOADING, "age": PATIENCE + 1}],
-            f"error: {WAITING}, and the others",
-        ),
-        ([{"failure": UNFORESEEN}, {"doing": LOADING, "age": PATIENCE - 1}], "rank 0: Traceback"),
-        ([ABORTED | {"gone_at": -GRACE}, {}], "error: rank 0 was killed by SIGABRT at step 7"),
-        ([ABORTED | {"gone_at": 1e9}, {}], None),  # a cause may turn up
-        ([{"age": 61}, {"age": 61, "doing": LOADING}], f"error: no progress in 60 s (DIST.TIMEOUT): {WAITING}"),
-        ([{"age": 61}, {"age": 59, "doing": LOADING}], None),
-        ([{"gone": "was lost", "host": "far"}, {}], "error: rank 0 (process 40 on far) was lost at step 7"),
-    ],
-)
-def test_the_cause_is_named_and_not_what_followed_from_it(ranks, text):
-    found = judge([seen(place, **given) for place, given in enumerate(ranks)], 0.0, 60.0)
-    assert (found and found.text[: len(text)]) == text
-    assert not found or found.lost == (found.text != FORESEEN.text)
-
-
-def test_a_start_may_take_longer_than_the_timeout():
-    now = time.monotonic()
-    both = [Seen(0, 40), seen(1, 100)]
-    assert judge(both, now - START_UP + 1, 60.0) is None
-    expected = f"error: no progress in {START_UP:g} s (DIST.TIMEOUT): rank 0 (process 40) is starting at step 0"
-    assert judge([Seen(0, 40), Seen(1, 41, step=1.0)], now - START_UP, 60.0) == Verdict(1, expected, True)
-    assert judge([Seen(0, 40)], now - START_UP, 60.0).text == expected  # alone
-
-
-# --------------------------------------------------------------------- restarts
-
-
-def restarted(monkeypatch, capsys, tmp_path, starts, **keys):
-    """What ``spawned.run`` did of ``starts``: per start the dummies' calls and what the first rank's beats begin as.
-
-    Returns (exit status or None, lines it said, the configurations and numbers of processes it started with).
-    """
-    given, configurations = iter(starts), []
-    monkeypatch.setattr(signals, "noted", {})
-
-    def start(config, count, failed, beats):
-        calls, asked = next(given)
-        beats[:] = [time.monotonic(), 7.0, float(COMPUTING), asked] * count
-        configurations.append((config.MODEL.RESUME, count))
-        calls = [
-            (function, failed, *args) if function is dummies.fail else (function, *args) for function, *args in calls
-        ]
-        processes = [SPAWN.Process(target=function, args=args, daemon=True) for function, *args in calls]
-        for process in processes:
-            process.start()
-        return SimpleNamespace(processes=processes)
-
-    options = ["OUTPUT", str(tmp_path), *(word for key, value in keys.items() for word in (f"DIST.{key}", str(value)))]
-    handlers = {number: signal.getsignal(number) for number in signals.SIGNALS}
-    try:
-        spawned.run(get_config(None, [*options, "NGPUS", "2"]), 2, start)
-        status = None
-    except SystemExit as end:
-        status = end.code
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    return status, capsys.readouterr().err.splitlines(), configurations
-
-
-KILLED = [(dummies.wait,), (dummies.kill, signal.SIGKILL)]
-AGAIN = "(DIST.MAX_RESTART) with 2 processes from the beginning"
-
-
-def test_lost_ranks_are_started_again_until_all_is_done(monkeypatch, capsys, tmp_path):
-    done = [(dummies.leave, 0), (dummies.leave, 0)]
-    starts = [(KILLED, 5), (KILLED, 5), (done, 5)]
-    told = [f"rank 1 was killed by SIGKILL at step 7; restart {k} of 3 {AGAIN}" for k in (1, 2)]
-    found = restarted(monkeypatch, capsys, tmp_path, starts, MAX_RESTART=3)
-    assert found == (None, told, [(None, 2), ("auto", 2), ("auto", 2)])
-    assert [line[14:] for line in (tmp_path / "log.txt").read_text().splitlines()] == told
-
-
-@pytest.mark.parametrize(
-    ("starts", "last"),
-    [
-        ([(KILLED, 5), (KILLED, 5)], "error: rank 1 was killed by SIGKILL at step 7"),  # as often as was allowed
-        (
-            [(KILLED, 1), (KILLED, 1)],
-            "error: rank 1 was killed by SIGKILL at step 7; no further restart: the last two starts made no step",
-        ),
-    ],
-)
-def test_restarts_come_to_an_end(monkeypatch, capsys, tmp_path, starts, last):
-    times = 1 if starts[0][1] > 1 else 9
-    status, told, configurations = restarted(monkeypatch, capsys, tmp_path, starts, MAX_RESTART=times)
-    assert (status, told[1:], len(configurations)) == (1, [last], 2)
-
-
-def test_a_run_that_reported_its_failure_is_not_started_again(monkeypatch, capsys, tmp_path):
-    starts = [([(dummies.fail, 2, "error: so"), (dummies.wait,)], 5)]
-    status, told, configurations = restarted(monkeypatch, capsys, tmp_path, starts, MAX_RESTART=3)
-    assert (status, told, len(configurations)) == (2, ["error: so"], 1)
-
-
-def test_restarts_need_a_folder_and_nothing_that_a_restart_would_undo():
-    for options in ([], ["OUTPUT", "run", "MODEL.RESUME", "x"], ["OUTPUT", "run", "TRAIN.LAST_EPOCH", "1"]):
-        with pytest.raises(InputError, match="DIST.MAX_RESTART is 1, expected 0, or -output with it"):
-            get_config(None, [*options, "DIST.MAX_RESTART", "1"])
