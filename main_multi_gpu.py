@@ -78,7 +78,6 @@ def main():
     config = config_from_arguments("main_multi_gpu.py")
     if launchers.launched():  # and what it sets: before Paddle's import
         launched.watch(watched_worker, config)
-    launchers.take_port()
     import paddle
     import paddle.distributed as dist
 
@@ -87,6 +86,8 @@ def main():
 
     paddle.disable_signal_handler()
     ranks = utils.num_processes(config.NGPUS)
+    if ranks > 1:
+        launchers.take_port()
     config, *datasets_ = built(config)
 
     def start(config, ranks, failed, beats):
