@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from conftest import write_images
 
 import tools.benchmark
 import tools.make_photographs
 from errors import InputError, RunError
+from sources import read_archive
 from tools.benchmarks import measure, rates, startup, training
 from tools.benchmarks.measure import Benchmark, Ratio
 
@@ -160,6 +162,15 @@ def test_scale_tells_seconds_rate_and_efficiency(benchmark, canned_runs):
     assert canned_runs[0][2] == canned_runs[1][2]
     wanted = {"DATA.DATASET": "digits", "DATA.BATCH_SIZE": "32", "TRAIN.NUM_EPOCHS": "4", "MODEL.DEPTH": "2"}
     assert wanted.items() <= canned_runs[0][2].items()
+
+
+@pytest.mark.parametrize(("part", "count"), [("train", 24), ("val", 10)])
+def test_scales_random_images_are_in_fashion_mnists_files(tmp_path, part, count):
+    training.write_mnist(tmp_path, 24)
+    images, labels, _ = read_archive("fashion_mnist", tmp_path, part)
+    assert np.asarray(images).reshape(count, -1).shape == (count, 784)
+    assert len(np.unique(images)) == 256
+    assert list(labels) == [index % 10 for index in range(count)]
 
 
 def test_train_is_the_median_of_the_reports_after_the_first(benchmark, canned_runs):
