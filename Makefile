@@ -60,6 +60,7 @@ lint: $(VENV)/installed-test
 test-paddle26:
 	$(MAKE) VENV=.venv-paddle26 PADDLE=paddlepaddle-gpu==2.6.2 .venv-paddle26/installed-test ops
 	.venv-paddle26/bin/python $(PYTEST) -m smoke
+	.venv-paddle26/bin/python -m pytest $(ALONE) -m smoke
 
 clean:
 	rm -rf .venv .venv-paddle26
