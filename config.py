@@ -8,13 +8,14 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import yaml
 from yacs.config import CfgNode
 
 from config_checks import DATASETS, carried_out, check
 from errors import InputError
-from options import coerce, leaves, nearest, read_yaml
+from options import coerce, leaves, nearest, plain, read_yaml
 
 CONFIG_DIR = Path(__file__).resolve().parent / "configs"
 
@@ -249,6 +250,16 @@ _ALIASES = {
 _WORDS = {"MODEL.NUM_CLASSES": ("auto",), "TRAIN.CLASS_WEIGHTS": ("auto",)}  # values besides those of the type
 
 
+WRITTEN_OUT = -1  # the level of what a resolved configuration holds only because it holds every key
+
+
+class Given(NamedTuple):
+    """Where a value came from: a file, or the command line. Of two levels, the higher one was read later."""
+
+    level: int
+    source: str
+
+
 def get_config(cfg_file: str | os.PathLike | None = None, options: Sequence[str] = ()) -> CfgNode:
     """Returns the frozen configuration: defaults, then ``cfg_file``, then ``options``.
 
@@ -265,7 +276,7 @@ def get_config(cfg_file: str | os.PathLike | None = None, options: Sequence[str]
     _merge_options(config, options)
     for key, value in carried_out(config).items():
         if not is_given(config, key):
-            _set(config, key, value, "DIST.STRATEGY")
+            _set(config, key, value, Given(WRITTEN_OUT, "DIST.STRATEGY"))
     check(config)
     config.freeze()
     return config
@@ -294,7 +305,7 @@ def with_values(config: CfgNode, **values: Any) -> CfgNode:
     changed = config.clone()
     changed.defrost()
     for key, value in values.items():
-        _set(changed, key.replace("__", "."), value, "with_values")
+        _set(changed, key.replace("__", "."), value, Given(WRITTEN_OUT, "with_values"))
     check(changed)
     changed.freeze()
     return changed
@@ -308,7 +319,28 @@ def differences(config: CfgNode) -> list[str]:
 
 def is_given(config: CfgNode, key: str) -> bool:
     """Returns whether a file, a flag or an option set the dotted key, be it to the default."""
-    return key in config.__dict__.get("given", ())
+    return key in given(config)
+
+
+def given(config: CfgNode) -> dict[str, Given]:
+    """Returns where the value of each dotted key came from that isn't at its default untouched."""
+    return config.__dict__.get("given", {})
+
+
+def add_note(config: CfgNode, note: str) -> None:
+    """Adds a line that the run is to tell once, when it starts, about how its configuration was read."""
+    config.__dict__.setdefault("notes", []).append(note)
+
+
+def notes(config: CfgNode) -> list[str]:
+    """Returns the lines of ``add_note``."""
+    return config.__dict__.get("notes", [])
+
+
+def resolved(config: CfgNode) -> str:
+    """Returns the configuration as YAML that ``-cfg`` takes again: every key, and under GIVEN those that were set."""
+    tree = plain(config) | {"GIVEN": sorted(key for key, where in given(config).items() if where.level > WRITTEN_OUT)}
+    return yaml.safe_dump(tree, sort_keys=True, allow_unicode=True)
 
 
 def find_config(cfg_file: str | os.PathLike) -> Path:
@@ -362,10 +394,14 @@ def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -
     if path in including:
         raise InputError(f"{path}: BASE leads back to this file")
     content = read_yaml(path)
+    set_ones = content.pop("GIVEN", None)
+    if set_ones is not None and not (isinstance(set_ones, list) and all(isinstance(key, str) for key in set_ones)):
+        raise InputError(f"{path}: GIVEN is {set_ones!r}, expected the list of keys that a run wrote; remove it")
     base = content.get("BASE") or []
     for parent in [base] if isinstance(base, str) else base:
         if parent:
             _merge_file(config, find_config(path.parent / parent), (*including, path))
+    level = _next_level(config)
     for key, value in leaves(content):
         if value is None and isinstance(_C.get(key), CfgNode):
             continue  # an empty section sets nothing
@@ -374,27 +410,33 @@ def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -
             for group in _GROUPS:  # which PaddleViT's later files don't have
                 name = name.removeprefix(group)
             key = f"MODEL.{_ALIASES.get(name, name)}"
-        _set(config, key, value, str(path))
+        written_out = set_ones is not None and key not in set_ones
+        _set(config, key, value, Given(WRITTEN_OUT if written_out else level, str(path)))
 
 
 def _merge_options(config: CfgNode, options: Sequence[str]) -> None:
     if len(options) % 2:
         raise InputError(f"-o takes pairs of KEY VALUE; found {len(options)} words, the last is '{options[-1]}'")
+    where = Given(_next_level(config), "command line")
     for key, text in zip(options[::2], options[1::2], strict=True):
-        _set(config, key, text, "command line")
+        _set(config, key, text, where)
 
 
-def _set(config: CfgNode, key: str, value: Any, source: str) -> None:
-    """Sets one dotted key; the value is coerced to the key's type, and ``source`` is named in errors."""
+def _next_level(config: CfgNode) -> int:
+    return 1 + max((where.level for where in given(config).values()), default=WRITTEN_OUT)
+
+
+def _set(config: CfgNode, key: str, value: Any, where: Given) -> None:
+    """Sets one dotted key; the value is coerced to the key's type, and ``where.source`` is named in errors."""
     defaults = dict(leaves(_C))
     if key not in defaults:
-        raise InputError(f"{source}: unknown key {key}{nearest(key, defaults)}")
+        raise InputError(f"{where.source}: unknown key {key}{nearest(key, defaults)}")
     parent, _, name = key.rpartition(".")
     node = config
     for part in filter(None, parent.split(".")):
         node = node[part]
     # Beside the tree's keys, as yacs keeps its own marks: copied and pickled with the tree.
-    config.__dict__.setdefault("given", set()).add(key)
+    config.__dict__.setdefault("given", {})[key] = where
     default = defaults[key]
     kind = _TYPES.get(key) or ([type(default[0])] if isinstance(default, list) else type(default))
-    node[name] = coerce(key, value, kind, key in _TYPES, _WORDS.get(key, ()), source)
+    node[name] = coerce(key, value, kind, key in _TYPES, _WORDS.get(key, ()), where.source)

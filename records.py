@@ -13,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 from yacs.config import CfgNode
 
-from config import differences, with_values
+from config import differences, notes, resolved, with_values
 from errors import InputError, remedy
 from utils import all_gather, get_loggers, num_cores, rank, written_whole
 
@@ -54,12 +54,15 @@ class Run:
         if rank() == 0:
             # The file serves other runs, by itself: where this one lies and what it went on from are its command's.
             with written_whole(self.directory / "config.yaml") as file:
-                file.write(with_values(config, BASE=[""], OUTPUT=None, MODEL__RESUME=None, DIST__MAX_RESTART=0).dump())
+                own = with_values(config, BASE=[""], OUTPUT=None, MODEL__RESUME=None, DIST__MAX_RESTART=0)
+                file.write(resolved(own))
             if classes:
                 self._write_json("classes.json", classes)
         self.info(f"run: {self.directory}")
         changed = differences(config)
         self.info("configuration, where it isn't the default:" + "".join(f"\n  {line}" for line in changed))
+        for note in notes(config):
+            self.info(note)
 
     def info(self, message: str) -> None:
         """Tells the console and log.txt (rank 0)."""

@@ -9,7 +9,16 @@ import paddle
 import pytest
 from conftest import ROOT
 
-from config import CONFIG_DIR, config_from_arguments, differences, get_config, with_values
+from config import (
+    CONFIG_DIR,
+    WRITTEN_OUT,
+    config_from_arguments,
+    differences,
+    get_config,
+    given,
+    resolved,
+    with_values,
+)
 from errors import InputError
 from models import build_model
 
@@ -225,3 +234,21 @@ def test_a_wrong_command_line_exits_with_2_and_no_traceback(program, flags):
     assert status == 2
     assert "error: " in errors
     assert "Traceback" not in errors
+
+
+def test_a_resolved_configuration_keeps_what_was_set_by_whom(tmp_path):
+    config = get_config(None, ["TRAIN.HFLIP", "0.5", "TRAIN.BASE_LR", "1e-4"])
+    (tmp_path / "config.yaml").write_text(resolved(config))
+    again = get_config(tmp_path / "config.yaml", ["SEED", "3"])
+    assert with_values(again, SEED=0) == config
+    levels = {key: where.level for key, where in given(again).items()}
+    assert levels["TRAIN.HFLIP"] == levels["TRAIN.BASE_LR"] == 0  # set, the first to the default
+    assert levels["TRAIN.VFLIP"] == WRITTEN_OUT
+    assert levels["SEED"] == 1
+    assert given(again)["TRAIN.HFLIP"].source.endswith("config.yaml")
+
+
+def test_a_list_of_given_keys_that_is_none_is_one_line(tmp_path):
+    (tmp_path / "config.yaml").write_text("GIVEN: 5\nSEED: 1\n")
+    with pytest.raises(InputError, match="GIVEN is 5, expected the list of keys"):
+        get_config(tmp_path / "config.yaml")
