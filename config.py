@@ -14,6 +14,7 @@ import yaml
 from yacs.config import CfgNode
 
 from config_checks import DATASETS, carried_out, check
+from configs.paddlevit import reading
 from errors import InputError
 from options import coerce, leaves, nearest, plain, read_yaml
 
@@ -96,6 +97,7 @@ _C.TRAIN.NUM_EPOCHS = 300
 _C.TRAIN.WARMUP_EPOCHS = 32  # linear from WARMUP_START_LR to BASE_LR
 _C.TRAIN.COOLDOWN_EPOCHS = 0  # the last of NUM_EPOCHS, at the schedule's last rate
 _C.TRAIN.WEIGHT_DECAY = 0.3
+_C.TRAIN.DECAY_ALL = False  # weight decay of biases, norms and tokens, too (PaddleViT); False: of matrices alone
 _C.TRAIN.BASE_LR = 3e-3
 _C.TRAIN.WARMUP_START_LR = 1e-6
 _C.TRAIN.END_LR = 0.0  # where the schedule ends (step, multistep: its lower bound)
@@ -116,6 +118,7 @@ _C.TRAIN.LR_SCHEDULER.MILESTONES = [30, 60, 90]  # multistep: epochs at which th
 _C.TRAIN.LR_SCHEDULER.DECAY_EPOCHS = 30  # step: epochs between two such steps
 _C.TRAIN.LR_SCHEDULER.DECAY_RATE = 0.1
 _C.TRAIN.LR_SCHEDULER.POWER = 2.0  # poly: exponent of the share that is left
+_C.TRAIN.LR_SCHEDULER.PER_EPOCH = False  # an epoch's updates all have the rate of its end (PaddleViT)
 
 _C.TRAIN.OPTIMIZER = CfgNode()
 _C.TRAIN.OPTIMIZER.NAME = "AdamW"  # or Adam, SGD, LAMB, Lion, Muon (AdamW where a parameter is no matrix)
@@ -240,13 +243,6 @@ _TYPES = {
     "OUTPUT": str,
     "SAVE_MINUTES": float,
 }
-# PaddleViT's groups in MODEL, and its keys that have another name here.
-_GROUPS = ("TRANS.", "MIXER.", "CNN.")
-_ALIASES = {
-    "DROP_PATH": "DROPPATH", "HIDDEN_SIZE": "EMBED_DIM", "DIM": "EMBED_DIM", "DIMS": "EMBED_DIMS",
-    "NUM_LAYERS": "DEPTH", "DEPTHS": "STAGE_DEPTHS", "LAYERS": "STAGE_DEPTHS", "LAYER_SCALE_INIT_VALUE": "INIT_VALUES",
-    "ACTIVATION": "ACT",
-}  # fmt: skip
 _WORDS = {"MODEL.NUM_CLASSES": ("auto",), "TRAIN.CLASS_WEIGHTS": ("auto",)}  # values besides those of the type
 
 
@@ -278,6 +274,9 @@ def get_config(cfg_file: str | os.PathLike | None = None, options: Sequence[str]
         if not is_given(config, key):
             _set(config, key, value, Given(WRITTEN_OUT, "DIST.STRATEGY"))
     check(config)
+    if "family" in config.__dict__ and not config.EVAL:
+        for line in reading.differences_told(config.__dict__["family"], config):
+            add_note(config, line)
     config.freeze()
     return config
 
@@ -348,11 +347,16 @@ def find_config(cfg_file: str | os.PathLike) -> Path:
     path = Path(cfg_file)
     if path.is_file():
         return path
-    shipped = {file.stem: file for file in sorted(CONFIG_DIR.glob("*/*.yaml"))}
+    shipped = {file.stem: file for file in shipped_configs()}
     # PaddleViT keeps its files in configs/ itself: configs/NAME.yaml finds configs/<family>/NAME.yaml here.
     if path.stem in shipped and path.suffix in ("", ".yaml") and path.parent.name in ("", "configs"):
         return shipped[path.stem]
     raise InputError(f"no configuration file {path}{nearest(path.stem, shipped)}")
+
+
+def shipped_configs() -> list[Path]:
+    """Returns the files of models and recipes under configs/."""
+    return sorted(file for file in CONFIG_DIR.glob("*/*.yaml") if file.parent != reading.FOLDER)
 
 
 _FLAGS: dict[str, tuple[str, type, str]] = {
@@ -397,21 +401,55 @@ def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -
     set_ones = content.pop("GIVEN", None)
     if set_ones is not None and not (isinstance(set_ones, list) and all(isinstance(key, str) for key in set_ones)):
         raise InputError(f"{path}: GIVEN is {set_ones!r}, expected the list of keys that a run wrote; remove it")
+    if one := reading.family(path.stem) if path.parent == reading.FOLDER else _family(config, path, content):
+        _merge_paddlevit(config, path, content, one)
+        return
     base = content.get("BASE") or []
     for parent in [base] if isinstance(base, str) else base:
         if parent:
-            _merge_file(config, find_config(path.parent / parent), (*including, path))
+            _merge_file(config, _find_base(path, parent), (*including, path))
     level = _next_level(config)
-    for key, value in leaves(content):
-        if value is None and isinstance(_C.get(key), CfgNode):
-            continue  # an empty section sets nothing
-        if key.startswith("MODEL."):
-            name = key.removeprefix("MODEL.")
-            for group in _GROUPS:  # which PaddleViT's later files don't have
-                name = name.removeprefix(group)
-            key = f"MODEL.{_ALIASES.get(name, name)}"
+    for key, value in _set_in(content):
         written_out = set_ones is not None and key not in set_ones
-        _set(config, key, value, Given(WRITTEN_OUT if written_out else level, str(path)))
+        where = Given(WRITTEN_OUT if written_out else level, str(path))
+        _set(config, reading.own_key(key, value), value, where)
+
+
+def _set_in(content: dict[str, Any]) -> list[tuple[str, Any]]:
+    """(dotted key, value) of a file's content; a section that is empty sets nothing."""
+    sections = {key[:dot] for key, _ in leaves(_C) for dot, letter in enumerate(key) if letter == "."}
+    sections |= {f"MODEL.{group}".removesuffix(".") for group in reading.GROUPS}
+    return [(key, value) for key, value in leaves(content) if value is not None or key not in sections]
+
+
+def _find_base(path: Path, name: str) -> Path:
+    """Returns the file that BASE names: relative to the one that names it, or to configs/."""
+    shipped = CONFIG_DIR / name
+    return shipped if shipped.is_file() and not (path.parent / name).is_file() else find_config(path.parent / name)
+
+
+def _family(config: CfgNode, path: Path, content: dict[str, Any]) -> reading.Family | None:
+    """Returns PaddleViT's family whose defaults a file is a difference to; None: it is this toolkit's own."""
+    one, foreign = reading.family_of(content, [key for key, _ in _set_in(content)])
+    if foreign:
+        kind = reading.families(content["MODEL"]["TYPE"])[0].name
+        add_note(
+            config,
+            f"{path}: read as a difference to config.py's defaults, for PaddleViT's {kind} has no {foreign};"
+            f" BASE: paddlevit/{kind}.yaml takes PaddleViT's, BASE: '' says that config.py's are meant",
+        )
+    return one
+
+
+def _merge_paddlevit(config: CfgNode, path: Path, content: dict[str, Any], one: reading.Family) -> None:
+    own = {} if path.parent == reading.FOLDER else dict(_set_in(content))
+    values, ignored = reading.translated(one, own, path)
+    for key, value in values.items():
+        _set(config, key, value, Given(WRITTEN_OUT, str(path)))
+    config.__dict__["family"] = one.name
+    if own:
+        told = f"; of no effect there, and ignored: {', '.join(ignored)}" if ignored else ""
+        add_note(config, f"{path} is read as PaddleViT's, with the defaults of configs/paddlevit/{one.name}.yaml{told}")
 
 
 def _merge_options(config: CfgNode, options: Sequence[str]) -> None:

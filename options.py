@@ -44,7 +44,7 @@ def coerce(
         InputError: the value is of another type.
     """
     if isinstance(value, str) and (kind is not str or value.lower() in ("none", "null")):
-        value = _parsed(value)
+        value = parsed(value)
     if (value is None and optional) or (isinstance(value, str) and value in words):
         return value
     is_list = isinstance(value, list | tuple)
@@ -59,7 +59,7 @@ def coerce(
     raise InputError(f"{source}: {key} takes {expected}, found {value!r} ({type(value).__name__})")
 
 
-def _parsed(text: str) -> Any:
+def parsed(text: str) -> Any:
     """The value that a word means: on the command line, or in YAML, whose version 1.1 takes 1e-6 for a string."""
     words = {"true": True, "false": False, "none": None, "null": None}
     if text.lower() in words:

@@ -155,7 +155,7 @@ def _build_teacher(config: CfgNode, run: Run) -> Teacher | None:
 
 def _tell_model(config: CfgNode, model: nn.Layer, run: Run) -> None:
     trained = {name: p for name, p in model.named_parameters() if not p.stop_gradient}
-    decayed = len(set(decayed_parameters(model)) & trained.keys())
+    decayed = len(set(decayed_parameters(config, model)) & trained.keys())
     frozen = [p.size for p in model.parameters() if p.stop_gradient]
     count = sum(p.size for p in trained.values()) + sum(frozen)
     run.info(

@@ -6,7 +6,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from config import CONFIG_DIR, get_config
+from config import get_config, shipped_configs
 from errors import InputError
 from models.base import ImageModel
 from models.beit import Beit
@@ -102,7 +102,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
     Files of configs/recipes/ train these models; they are no models of their own.
     """
-    files = (file for file in CONFIG_DIR.glob("*/*.yaml") if file.parent.name != "recipes")
+    files = (file for file in shipped_configs() if file.parent.name != "recipes")
     return fnmatch.filter(sorted(file.stem for file in files), pattern)
 
 

@@ -11,12 +11,12 @@ from options import nearest
 BACKBONE = "backbone"
 
 
-def decayed_parameters(model: nn.Layer) -> list[str]:
+def decayed_parameters(config: CfgNode, model: nn.Layer) -> list[str]:
     """Returns the structured names of the parameters that weight decay applies to: no biases, no norms, none of the
-    model's own ``no_weight_decay()``.
+    model's own ``no_weight_decay()``; with DECAY_ALL every one.
     """
-    kept = model.no_weight_decay()
-    return [name for name, parameter in model.named_parameters() if parameter.ndim > 1 and name not in kept]
+    kept, every = model.no_weight_decay(), config.TRAIN.DECAY_ALL
+    return [name for name, parameter in model.named_parameters() if every or (parameter.ndim > 1 and name not in kept)]
 
 
 def freeze(config: CfgNode, model: nn.Layer) -> list[str]:

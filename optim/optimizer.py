@@ -20,7 +20,7 @@ def build_optimizer(config: CfgNode, model: nn.Layer) -> paddle.optimizer.Optimi
     """
     train, options = config.TRAIN, config.TRAIN.OPTIMIZER
     coupled = options.NAME in ("Adam", "SGD")
-    decayed, scales = set(decayed_parameters(model)), layer_scales(config, model)
+    decayed, scales = set(decayed_parameters(config, model)), layer_scales(config, model)
     # Paddle asks by its own names (linear_0.w_0), which say nothing of the layer: look them up by the structured ones.
     names = {parameter.name for name, parameter in model.named_parameters() if name in decayed}
     for name, parameter in model.named_parameters():

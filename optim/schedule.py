@@ -14,6 +14,7 @@ def build_schedule(config: CfgNode, updates_per_epoch: int, effective_batch: int
     ``warmup_prefix``; the cosine is eq. 5 of Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts); step and
     multistep multiply BASE_LR by DECAY_RATE at epochs that count from the run's start, END_LR being the lowest.
 
+    With PER_EPOCH an epoch's updates all have the rate that its end would have, as PaddleViT's schedulers give.
     With LINEAR_SCALED_LR the three rates are for a batch of that size and scale with ``effective_batch``: linearly
     (Goyal et al. 2017, arXiv:1706.02677), or with LR_SCALING "sqrt" by the square root of the ratio.
     """
@@ -36,6 +37,8 @@ def build_schedule(config: CfgNode, updates_per_epoch: int, effective_batch: int
     falling["cosine"], stepping["multi-step"] = falling["warmupcosine"], stepping["multistep"]
 
     def schedule(update: int) -> float:
+        if options.PER_EPOCH:
+            update += updates_per_epoch - update % updates_per_epoch
         if update < warmup:
             return start_lr + (base_lr - start_lr) * update / warmup
         if options.NAME in falling:

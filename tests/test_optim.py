@@ -24,7 +24,7 @@ GOLDEN = np.load(FOLDER / "optim.npz")
 
 def test_weight_decay_leaves_biases_norms_and_embeddings_alone():
     model = create_model("vit_digits")
-    decayed = decayed_parameters(model)
+    decayed = decayed_parameters(get_config(), model)
     assert len(decayed) == 2 + 4 * 4  # patch projection, head, and four matrices in each of four blocks
     assert not {"pos_embed", "cls_token", "norm.weight", "blocks.0.norm1.weight", "head.bias"} & set(decayed)
     optimizer = build_optimizer(get_config("vit_digits", ["TRAIN.WEIGHT_DECAY", "0.5", "TRAIN.BASE_LR", "0.1"]), model)

@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 from test_datasets import CIFAR10, cifar_archive, write_idx
 
-from config import CONFIG_DIR, find_config, get_config
+from config import find_config, get_config, shipped_configs
 from losses import build_criterion
 from models import build_model
 from optim import build_optimizer, build_schedule, freeze, layer_scales
@@ -19,7 +19,7 @@ from options import leaves
 from transforms import BatchTransform, TrainTransform
 from weights import load_weights, save_weights
 
-FILES = sorted(CONFIG_DIR.glob("*/*.yaml"))
+FILES = shipped_configs()
 RECIPES = [file.stem for file in FILES if file.parent.name == "recipes"]
 RESNET = "resnet18_fashion_mnist"
 SMALL = ["MODEL.EMBED_DIM", "24", "MODEL.NUM_HEADS", "3", "MODEL.MLP_RATIO", "1", "MODEL.NUM_CLASSES", "10"]

@@ -1,0 +1,189 @@
+"""PaddleViT's YAML files, read with the meaning that they have there.
+
+A file of PaddleViT's is a difference to its family's ``config.py``. The YAML files beside this one are data:
+
+LIKE      another of them, whose parts this one adds to
+TYPES     the MODEL.TYPE of its files, in lower case; without it, a file only serves others
+DEFAULTS  what the family's config.py sets, in PaddleViT's keys
+IGNORED   keys (patterns) that PaddleViT's code doesn't read, or that mean nothing here
+ONLY      keys that have one value here, and this value
+AUGMENT   switches under TRAIN, the first that is on counts, and the policy (AUTO_AUGMENT here) that each stands for
+HERE      what PaddleViT's code does and none of its keys says, in this toolkit's keys
+DIFFERS   where its training differs from this toolkit's (``differences_told``)
+
+``NAME_2021.yaml`` holds the keys as they were named in 2021. Of a family's files, the newest whose keys include all of
+a file's keys is the one that it is a difference to.
+"""
+
+import functools
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from yacs.config import CfgNode
+
+from errors import InputError
+from options import leaves, parsed, read_yaml
+
+FOLDER = Path(__file__).resolve().parent
+# PaddleViT's groups in MODEL, and its keys that have another name here.
+GROUPS = ("TRANS.", "MIXER.", "CNN.", "ENCODER.")
+_ALIASES = {
+    "DROP_PATH": "DROPPATH", "HIDDEN_SIZE": "EMBED_DIM", "DIM": "EMBED_DIM", "DIMS": "EMBED_DIMS",
+    "NUM_LAYERS": "DEPTH", "DEPTHS": "STAGE_DEPTHS", "STAGE_DEPTH": "STAGE_DEPTHS", "LAYERS": "STAGE_DEPTHS",
+    "LAYER_SCALE_INIT_VALUE": "INIT_VALUES", "ACTIVATION": "ACT",
+}  # fmt: skip
+_OTHERWISE = {  # what PaddleViT's training does otherwise: (whether it matters, in words and with the key for its way)
+    "rate": (
+        lambda train: not train.LR_SCHEDULER.PER_EPOCH,
+        "changes the rate once an epoch (TRAIN.LR_SCHEDULER.PER_EPOCH True does so here)",
+    ),
+    "decay": (
+        lambda train: not train.DECAY_ALL,
+        "decays biases, norms and tokens too (TRAIN.DECAY_ALL True)",
+    ),
+    "average": (
+        lambda train: train.MODEL_EMA and train.MODEL_EMA_WARMUP,
+        "has no warm-up of the average (TRAIN.MODEL_EMA_WARMUP False)",
+    ),
+    "policy": (
+        lambda train: (train.AUTO_AUGMENT or "").startswith("rand"),
+        "moves images by up to 100 pixels in its policies, here as timm by up to 45 % of a side (no key)",
+    ),
+    "sum": (
+        lambda train: train.ACCUM_ITER > 1,
+        "adds the gradients of ACCUM_ITER steps, here they are averaged as its later code does (no key)",
+    ),
+}
+
+
+class Family(NamedTuple):
+    """One of the YAML files beside this module, with what it is LIKE: see the module's head for the parts."""
+
+    name: str
+    types: tuple[str, ...]
+    defaults: dict[str, Any]
+    ignored: tuple[str, ...]
+    only: dict[str, Any]
+    augment: dict[str, str]
+    here: dict[str, Any]
+    differs: tuple[str, ...]
+
+
+@functools.cache
+def family(name: str) -> Family:
+    """Returns the family file ``NAME.yaml``."""
+    content = read_yaml(FOLDER / f"{name}.yaml")
+    like = family(content["LIKE"]) if "LIKE" in content else Family(name, (), {}, (), {}, {}, {}, ())
+    return Family(
+        name,
+        tuple(content.get("TYPES", ())),
+        like.defaults | dict(leaves(content["DEFAULTS"])),
+        (*like.ignored, *content.get("IGNORED", ())),
+        like.only | content.get("ONLY", {}),
+        content.get("AUGMENT", like.augment),
+        like.here | dict(leaves(content.get("HERE", {}))),
+        tuple(content.get("DIFFERS", like.differs)),
+    )
+
+
+def families(model_type: str) -> list[Family]:
+    """Returns the families with files of this MODEL.TYPE, the newest first."""
+    named = [family(file.stem) for file in sorted(FOLDER.glob("*.yaml"), key=lambda file: len(file.stem))]
+    return [one for one in named if model_type.lower() in one.types]
+
+
+def family_of(content: dict[str, Any], keys: Collection[str]) -> tuple[Family | None, str | None]:
+    """Returns the family that a YAML file is a difference to: (the family, None).
+
+    A file is PaddleViT's if it names no BASE, its MODEL.TYPE is one of PaddleViT's, and PaddleViT has all its keys.
+    If only the last doesn't hold, (None, a key that PaddleViT doesn't have) is returned; else (None, None).
+
+    Args:
+        content: of the file.
+        keys: the dotted keys that it sets.
+    """
+    model = content.get("MODEL")
+    kind = model.get("TYPE") if isinstance(model, dict) else None
+    candidates = families(kind) if isinstance(kind, str) and "BASE" not in content else []
+    for one in candidates:
+        if all(key in one.defaults for key in keys):
+            return one, None
+    foreign = [key for key in keys if not any(key in one.defaults for one in candidates)]
+    return None, next(iter(foreign or keys)) if candidates else None
+
+
+def translated(one: Family, own: dict[str, Any], path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Returns (this toolkit's keys and values, the file's own keys that do nothing).
+
+    Args:
+        one: the family whose defaults hold where ``own`` says nothing.
+        own: the file's dotted keys and values.
+        path: the file, named in errors.
+
+    Raises:
+        InputError: a value that PaddleViT takes and this toolkit doesn't have.
+    """
+    settings = {key: parsed(v) if isinstance(v, str) else v for key, v in (one.defaults | own).items()}
+    if own.get("MODEL.MAE_PRETRAIN"):
+        raise InputError(f"{path}: MAE_PRETRAIN is True, but MAE's pre-training isn't here; give a fine-tuning's file")
+    idle = {key for key in settings if any(fnmatchcase(key, pattern) for pattern in one.ignored)}
+    settings = {key: value for key, value in settings.items() if key not in idle}
+    for key in settings.keys() & one.only.keys():
+        if settings.pop(key) != one.only[key]:
+            raise InputError(f"{path}: {key} is {own[key]}, but {one.only[key]} is all that this toolkit has")
+    values, unused = _of_training(one, settings)
+    for key, value in settings.items():
+        values.setdefault(own_key(key, value), value.lower() if key == "MODEL.CNN.ACTIVATION" else value)
+    if values["DATA.BATCH_SIZE_EVAL"] is None:  # there it is -batch_size
+        del values["DATA.BATCH_SIZE_EVAL"]
+    return values | one.here, sorted((idle | unused) & own.keys())
+
+
+def own_key(key: str, value: Any = None) -> str:
+    """Returns this toolkit's name of a key of PaddleViT's, or the name as it is."""
+    if not key.startswith("MODEL."):
+        return key
+    name = key.removeprefix("MODEL.")
+    for group in GROUPS:
+        name = name.removeprefix(group)
+    name = _ALIASES.get(name, name)
+    if name == "IN_CHANNELS":
+        return "DATA.IMAGE_CHANNELS"
+    return f"MODEL.{name}S" if name == "EMBED_DIM" and isinstance(value, list) else f"MODEL.{name}"
+
+
+def differences_told(name: str, config: CfgNode) -> list[str]:
+    """Returns one line, or none: where PaddleViT's training of a family differs, with the keys for its way."""
+    told = [*family(name).differs, "average", "policy"]
+    lines = [line for what, (matters, line) in _OTHERWISE.items() if what in told and matters(config.TRAIN)]
+    return [f"PaddleViT itself {'; '.join(lines)}: docs/paddlevit.md"] if lines else []
+
+
+def _of_training(one: Family, settings: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """Takes out of ``settings`` what has no key of its own here; returns what that comes to, and what is unused."""
+    values: dict[str, Any] = {}
+    train = {key.removeprefix("TRAIN."): value for key, value in settings.items() if key.startswith("TRAIN.")}
+    if train.get("OPTIMIZER.NAME") == "AdamWDL":  # AdamW with rates by layer
+        values["TRAIN.OPTIMIZER.NAME"] = "AdamW"
+    if train.get("LR_SCHEDULER.NAME", "warmupcosine") != "warmupcosine":  # which has no warm-up there
+        values["TRAIN.WARMUP_EPOCHS"] = 0
+    policy = next((policy for switch, policy in one.augment.items() if train.get(switch)), "")
+    values["TRAIN.AUTO_AUGMENT"] = policy.format(**train) or None
+    numbers = {name for name in train if name.startswith("RAND_AUGMENT_")}
+    unused = {f"TRAIN.{name}" for name in numbers if f"{{{name}}}" not in policy}
+    if policy:
+        values["TRAIN.COLOR_JITTER"] = 0.0
+        unused.add("TRAIN.COLOR_JITTER")
+    if "DISTILLATION_TYPE" in train:  # TEACHER_MODEL is the teacher's weights there
+        distils = train["DISTILLATION_TYPE"] not in (None, "none")
+        weights = f"{train['TEACHER_MODEL'].removesuffix('.pdparams')}.pdparams"
+        values["MODEL.DISTILLED"] = distils
+        values["TRAIN.DISTILLATION_TYPE"] = train["DISTILLATION_TYPE"] if distils else None
+        values["TRAIN.TEACHER_MODEL"] = "regnety_160" if distils else None
+        values["TRAIN.TEACHER_PATH"] = weights if distils else None
+    for name in numbers | one.augment.keys():
+        settings.pop(f"TRAIN.{name}", None)
+    settings.pop("MODEL.MAE_PRETRAIN", None)
+    return values, unused

@@ -1,0 +1,224 @@
+"""PaddleViT's YAML files mean here what they mean there; files of one's own aren't taken for PaddleViT's.
+
+The expected values are those of BR-IDL/PaddleViT's config.py files (5ac7d89, and the trees of 2021-12 and 2022-03).
+"""
+
+import numpy as np
+import paddle
+import pytest
+from conftest import write_images
+
+from config import WRITTEN_OUT, get_config, given, notes
+from errors import InputError
+from models import build_model
+from optim import build_optimizer, build_schedule, decayed_parameters
+
+HALF, IMAGENET = [0.5] * 3, [0.485, 0.456, 0.406]
+NOTHING = {"TRAIN.MIXUP_ALPHA": 0.0, "TRAIN.CUTMIX_ALPHA": 0.0, "TRAIN.AUTO_AUGMENT": None, "TRAIN.SMOOTHING": 0.0}
+RECIPE = {
+    "TRAIN.MIXUP_ALPHA": 0.8, "TRAIN.CUTMIX_ALPHA": 1.0, "TRAIN.RANDOM_ERASE_PROB": 0.25, "TRAIN.SMOOTHING": 0.1,
+    "TRAIN.AUTO_AUGMENT": "rand-m9-n2-mstd0.5-inc1", "TRAIN.COLOR_JITTER": 0.0, "TRAIN.LINEAR_SCALED_LR": 512,
+}  # fmt: skip
+AUTO = {**RECIPE, "TRAIN.AUTO_AUGMENT": "original", "TRAIN.HFLIP": 0.0, "TRAIN.CROP_SCALE": [0.05, 1.0]}
+AUTO |= {"TRAIN.LINEAR_SCALED_LR": None}
+# MODEL in a file -> (what the file is a difference to, what then holds)
+FAMILIES = {
+    "TYPE: vit": ("vit", {"DATA.IMAGENET_MEAN": HALF, "TRAIN.BASE_LR": 3e-3, "TRAIN.WARMUP_EPOCHS": 32, **NOTHING}),
+    "TYPE: deit": ("deit", {**RECIPE, "DATA.IMAGENET_MEAN": IMAGENET, "TRAIN.MODEL_EMA": True}),
+    "TYPE: BEiT": ("beit", {**RECIPE, "DATA.IMAGENET_MEAN": HALF, "MODEL.GLOBAL_POOL": "avg"}),
+    "TYPE: swin": ("swin", {**RECIPE, "DATA.CROP_PCT": 0.9, "TRAIN.BASE_LR": 5e-4, "TRAIN.GRAD_CLIP": 5.0}),
+    "TYPE: PVTv2": ("pvtv2", {**RECIPE, "MODEL.EMBED_DIMS": [32, 64, 160, 256], "MODEL.STAGE_DEPTHS": [2, 2, 2, 2]}),
+    "TYPE: convnext": ("convnext", {**RECIPE, "TRAIN.BASE_LR": 4e-3, "TRAIN.MODEL_EMA": True, "DATA.DROP_LAST": False}),
+    "TYPE: Mixer": ("mixer", {**RECIPE, "DATA.IMAGENET_MEAN": HALF, "TRAIN.WEIGHT_DECAY": 0.1, "MODEL.TYPE": "Mixer"}),
+    "TYPE: GatedMLP": ("gmlp", {**RECIPE, "MODEL.TYPE": "gMLP", "MODEL.MLP_RATIO": 6.0, "TRAIN.GRAD_CLIP": None}),
+    "TYPE: ResMLP": ("resmlp", {**RECIPE, "DATA.CROP_PCT": 0.875, "MODEL.DROPPATH": 0.1}),
+    "{TYPE: convmixer, CNN: {ACTIVATION: ReLU}}": ("convmixer", {**RECIPE, "MODEL.ACT": "relu", "MODEL.DROPPATH": 0.0}),
+    "TYPE: poolformer": ("poolformer", {**RECIPE, "MODEL.FC_NORM": False, "TRAIN.LINEAR_SCALED_LR": 1024}),
+    "{TYPE: MAE, TRANS: {ENCODER: {DEPTH: 7}}}": ("mae", {"MODEL.TYPE": "ViT", "MODEL.DEPTH": 7, "TRAIN.HFLIP": 0.0}),
+    "TYPE: RegNet": ("regnet", {"MODEL.GROUP_WIDTH": 112, "DATA.IMAGENET_MEAN": IMAGENET, "MODEL.DISTILLED": False}),
+    # as they were named in 2021
+    "{TYPE: ViT, TRANS: {DEPTH: 3}}": ("vit_2021", {"MODEL.DEPTH": 3, "MODEL.DROPOUT": 0.1, "MODEL.PATCH_SIZE": 32}),
+    "{TYPE: DeiT, TRANS: {DEPTH: 3}}": ("deit_2021", {**AUTO, "MODEL.DISTILLED": True}),
+    "{TYPE: BEiT, TRANS: {DEPTH: 3}}": ("beit_2021", {**AUTO, "TRAIN.LINEAR_SCALED_LR": 512, "MODEL.INIT_VALUES": 0.1}),
+    "{TYPE: swin, TRANS: {WINDOW_SIZE: 12}}": ("swin_2021", {**AUTO, "TRAIN.LINEAR_SCALED_LR": 512, "DATA.CROP_PCT": 0.9}),
+    "{TYPE: PVTv2, DROP_PATH: 0.3}": ("pvtv2_2021", {**AUTO, "MODEL.DROPPATH": 0.3, "TRAIN.MODEL_EMA_DECAY": 0.99992}),
+    "{TYPE: Mixer, MIXER: {NUM_LAYERS: 3}}": ("mixer_2021", {"MODEL.DEPTH": 3, "TRAIN.WEIGHT_DECAY": 0.01, **NOTHING}),
+    "{TYPE: GatedMLP, MIXER: {HIDDEN_SIZE: 8}}": ("gmlp_2021", {"MODEL.EMBED_DIM": 8, "MODEL.DEPTH": 30, **NOTHING}),
+    "{TYPE: ResMLP, MIXER: {HIDDEN_SIZE: 8}}": ("resmlp_2021", {"MODEL.EMBED_DIM": 8, "TRAIN.COLOR_JITTER": 0.4}),
+    "{TYPE: poolformer, TRANS: {LAYERS: [1, 1, 1, 1]}}": ("poolformer_2021", AUTO),
+}  # fmt: skip
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Returns a function that writes a YAML file and reads it."""
+
+    def read(text, *options):
+        (tmp_path / "model.yaml").write_text(text)
+        return get_config(tmp_path / "model.yaml", options)
+
+    return read
+
+
+def value(config, key):
+    for part in key.split("."):
+        config = config[part]
+    return config
+
+
+@pytest.mark.parametrize("model", FAMILIES)
+def test_a_file_is_a_difference_to_its_familys_defaults(model, read):
+    name, expected = FAMILIES[model]
+    config = read(f"MODEL: {model if model[0] == '{' else f'{{{model}}}'}\n")
+    assert {key: value(config, key) for key in expected} == expected
+    assert f"is read as PaddleViT's, with the defaults of configs/paddlevit/{name}.yaml" in notes(config)[0]
+    with paddle.LazyGuard():
+        build_model(config, head_init_scale=1.0)  # every key of MODEL is one that the architecture takes
+
+
+def test_what_the_file_says_holds_over_its_familys_defaults(read):
+    config = read(
+        "MODEL: {TYPE: swin, DROPPATH: 0.4}\nTRAIN: {BASE_LR: 2e-4, GRAD_CLIP: None, OPTIMIZER: {EPS: 1e-6}}\n"
+    )
+    assert (config.MODEL.DROPPATH, config.TRAIN.BASE_LR, config.TRAIN.GRAD_CLIP) == (0.4, 2e-4, None)
+    assert config.TRAIN.OPTIMIZER.EPS == 1e-6
+    assert given(config)["TRAIN.BASE_LR"].level == WRITTEN_OUT  # PaddleViT's files may hold what does nothing
+
+
+@pytest.mark.parametrize(
+    ("train", "policy", "jitter"),
+    [
+        ("{RAND_AUGMENT_LAYERS: 3, RAND_AUGMENT_MAGNITUDE: 5}", "rand-m5-n3-mstd0.5-inc1", 0.0),
+        ("{RAND_AUGMENT: False, AUTO_AUGMENT: True}", "original-mstd0.5", 0.0),
+        ("{RAND_AUGMENT: True, AUTO_AUGMENT: True}", "rand-m9-n2-mstd0.5-inc1", 0.0),
+        ("{RAND_AUGMENT: False, AUTO_AUGMENT: False, COLOR_JITTER: 0.3}", None, 0.3),
+    ],
+)
+def test_the_first_policy_that_is_on_replaces_the_colour_jitter(train, policy, jitter, read):
+    found = read(f"MODEL: {{TYPE: swin}}\nTRAIN: {train}\n").TRAIN
+    assert [found.AUTO_AUGMENT, found.COLOR_JITTER] == [policy, jitter]
+
+
+def test_the_teacher_is_a_file_of_weights(read):
+    config = read("MODEL: {TYPE: deit}\nTRAIN: {DISTILLATION_TYPE: soft, TEACHER_MODEL: ./teacher}\n")
+    assert config.MODEL.DISTILLED
+    assert (config.TRAIN.TEACHER_MODEL, config.TRAIN.TEACHER_PATH) == ("regnety_160", "./teacher.pdparams")
+    config = read("MODEL: {TYPE: deit}\nTRAIN: {DISTILLATION_TYPE: none}\n")
+    assert not config.MODEL.DISTILLED
+    assert (config.TRAIN.DISTILLATION_TYPE, config.TRAIN.TEACHER_MODEL, config.TRAIN.TEACHER_PATH) == (None, None, None)
+
+
+def test_keys_that_paddlevit_doesnt_read_are_named_once(read):
+    text = "MODEL: {TYPE: BEiT, DROPPATH: 0.2}\nTRAIN: {COLOR_JITTER: 0.2, MODEL_EMA_FORCE_CPU: True}\n"
+    config = read(text, "EVAL", "True")
+    assert [line.partition("; ")[2] for line in notes(config)] == [
+        "of no effect there, and ignored: MODEL.DROPPATH, TRAIN.COLOR_JITTER, TRAIN.MODEL_EMA_FORCE_CPU"
+    ]
+    assert config.MODEL.DROPPATH == 0.0  # as PaddleViT builds it, whatever the file says
+
+
+def test_training_tells_where_paddlevits_differs_until_its_way_is_chosen(read):
+    told = notes(read("MODEL: {TYPE: deit}\n"))[1]
+    for key in ("TRAIN.LR_SCHEDULER.PER_EPOCH True", "TRAIN.DECAY_ALL True", "TRAIN.MODEL_EMA_WARMUP False"):
+        assert key in told
+    own_way = ["TRAIN.LR_SCHEDULER.PER_EPOCH", "True", "TRAIN.DECAY_ALL", "True", "TRAIN.MODEL_EMA_WARMUP", "False"]
+    assert notes(read("MODEL: {TYPE: deit}\nTRAIN: {RAND_AUGMENT: False}\n", *own_way))[1:] == []
+    assert len(notes(read("MODEL: {TYPE: deit}\n", "EVAL", "True"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("MODEL: {TYPE: MAE, MAE_PRETRAIN: True}", "MAE_PRETRAIN is True, but MAE's pre-training isn't here"),
+        ("MODEL: {TYPE: swin, APE: True}", "MODEL.APE is True, but False is all that this toolkit has"),
+        ("MODEL: {TYPE: convnext, STEM_TYPE: overlap}", "MODEL.STEM_TYPE is overlap, but patch is all"),
+        ("MODEL: {TYPE: swin}\nTRAIN: {BASELR: 1}", "unknown key TRAIN.BASELR; did you mean TRAIN.BASE_LR"),
+        ("MODEL: {TYPE: swin}\nTRAIN: {BASE_LR: fast}", "model.yaml: TRAIN.BASE_LR takes float, found 'fast'"),
+    ],
+)
+def test_what_cant_be_meant_is_one_line(text, message, read):
+    with pytest.raises(InputError, match=message):
+        read(text + "\n")
+
+
+# ------------------------------------------------------- files of one's own
+
+
+def test_a_file_that_names_a_base_is_ones_own(read):
+    for base in ("''", "['']", "[]"):
+        config = read(f"BASE: {base}\nMODEL: {{TYPE: Swin}}\nDATA: {{CROP_PCT: 1.0}}\n")
+        assert (config.DATA.IMAGENET_MEAN, config.TRAIN.MIXUP_ALPHA, notes(config)) == (HALF, 0.0, [])
+
+
+def test_a_file_with_a_key_that_paddlevit_lacks_is_ones_own_and_told_so(read):
+    config = read("MODEL: {TYPE: Swin}\nDATA: {INTERPOLATION: bilinear}\n")
+    assert (config.DATA.IMAGENET_MEAN, config.TRAIN.MIXUP_ALPHA) == (HALF, 0.0)
+    (told,) = notes(config)
+    assert "config.py's defaults, for PaddleViT's swin has no DATA.INTERPOLATION" in told
+    assert "BASE: paddlevit/swin.yaml" in told
+
+
+@pytest.mark.parametrize("model", ["{NAME: mine}", "{TYPE: ResNet}"])
+def test_a_type_that_paddlevit_lacks_makes_a_file_ones_own(model, read):
+    config = read(f"MODEL: {model}\n")
+    assert (config.DATA.NUM_WORKERS, notes(config)) == (2, [])
+
+
+def test_a_file_of_ones_own_may_be_based_on_a_family(read):
+    config = read("BASE: paddlevit/swin.yaml\nDATA: {INTERPOLATION: bilinear}\nTRAIN: {BASE_LR: 1e-4}\n")
+    assert config.MODEL.TYPE == "Swin"
+    assert {key: value(config, key) for key in RECIPE} == RECIPE
+    assert (config.DATA.INTERPOLATION, config.DATA.CROP_PCT, config.TRAIN.BASE_LR) == ("bilinear", 0.9, 1e-4)
+    assert "PaddleViT itself decays biases" in notes(config)[0]
+
+
+# ------------------------------------------------ PaddleViT's way of training
+
+
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_the_rate_of_an_epoch_is_that_of_paddlevits_scheduler(warmup):
+    options = ["TRAIN.NUM_EPOCHS", "10", "TRAIN.WARMUP_EPOCHS", str(warmup), "TRAIN.BASE_LR", "0.5"]
+    options += ["TRAIN.WARMUP_START_LR", "0.01", "TRAIN.END_LR", "0.002", "TRAIN.LR_SCHEDULER.PER_EPOCH", "True"]
+    schedule = build_schedule(get_config(None, options), 7, 1)
+    lr = paddle.optimizer.lr
+    theirs = lr.CosineAnnealingDecay(0.5, T_max=10 - warmup, eta_min=0.002, last_epoch=0 if not warmup else -1)
+    if warmup:
+        theirs = lr.LinearWarmup(theirs, warmup_steps=3, start_lr=0.01, end_lr=0.5, last_epoch=0)
+    for epoch in range(10):
+        assert {schedule(epoch * 7 + step) for step in range(7)} == {schedule(epoch * 7)}
+        np.testing.assert_allclose(schedule(epoch * 7), theirs(), rtol=1e-6)
+        theirs.step()
+
+
+def test_everything_decays_if_asked_to(tiny):
+    config = get_config(None, [*tiny, "TRAIN.DECAY_ALL", "True", "TRAIN.BASE_LR", "0.1", "TRAIN.WEIGHT_DECAY", "0.5"])
+    model = build_model(config)
+    names = [name for name, _ in model.named_parameters()]
+    assert decayed_parameters(config, model) == names
+    before = {name: p.numpy() for name, p in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = paddle.zeros_like(parameter)
+    build_optimizer(config, model).step()
+    for name, parameter in model.named_parameters():
+        np.testing.assert_allclose(parameter.numpy(), before[name] * (1 - 0.1 * 0.5), rtol=1e-6, atol=1e-12)
+
+
+def test_a_run_takes_a_file_of_paddlevits_as_it_is(program, tmp_path):
+    write_images(tmp_path / "data" / "train", {"cat": 4, "dog": 4}, size=40)
+    write_images(tmp_path / "data" / "val", {"cat": 3, "dog": 2}, size=40)
+    (tmp_path / "swin.yaml").write_text(
+        "DATA:\n    IMAGE_SIZE: 28\n    CROP_PCT: 0.875\nMODEL:\n    TYPE: swin\n    NAME: swin_mini\n"
+        "    EMBED_DIM: 8\n    NUM_HEADS: [1, 2, 2, 2]\n    STAGE_DEPTHS: [1, 1, 1, 1]\n    PATCH_SIZE: 4\n"
+        "    PATCH_NORM: True\nTRAIN:\n    NUM_EPOCHS: 1\n    WARMUP_EPOCHS: 0\n"
+    )
+    flags = ["-cfg=swin.yaml", "-dataset=folder", "-data_path=data", "-batch_size=4", "-output=run"]
+    status, out, err = program("main_single_gpu.py", *flags, "-o", "MODEL.NUM_CLASSES", "2")
+    assert (status, err) == (0, "")
+    assert out.count("is read as PaddleViT's, with the defaults of configs/paddlevit/swin.yaml") == 1
+    assert "and ignored: MODEL.PATCH_NORM" in out
+    assert out.count("PaddleViT itself decays biases") == 1
+    assert "learning rate 3.91e-06" in out  # 5e-4 x 4 / 512
+    evaluation = ["-cfg=run/config.yaml", "-eval", "-pretrained=run/checkpoints/last", "-output=again"]
+    status, out, err = program("main_single_gpu.py", *evaluation)
+    assert (status, err) == (0, "")
+    assert "samples: 5" in out
