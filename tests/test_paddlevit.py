@@ -21,6 +21,7 @@ RECIPE = {
 }  # fmt: skip
 AUTO = {**RECIPE, "TRAIN.AUTO_AUGMENT": "original", "TRAIN.HFLIP": 0.0, "TRAIN.CROP_SCALE": [0.05, 1.0]}
 AUTO |= {"TRAIN.LINEAR_SCALED_LR": None}
+AUTO_512 = {**AUTO, "TRAIN.LINEAR_SCALED_LR": 512}
 # MODEL in a file -> (what the file is a difference to, what then holds)
 FAMILIES = {
     "TYPE: vit": ("vit", {"DATA.IMAGENET_MEAN": HALF, "TRAIN.BASE_LR": 3e-3, "TRAIN.WARMUP_EPOCHS": 32, **NOTHING}),
@@ -39,8 +40,8 @@ FAMILIES = {
     # as they were named in 2021
     "{TYPE: ViT, TRANS: {DEPTH: 3}}": ("vit_2021", {"MODEL.DEPTH": 3, "MODEL.DROPOUT": 0.1, "MODEL.PATCH_SIZE": 32}),
     "{TYPE: DeiT, TRANS: {DEPTH: 3}}": ("deit_2021", {**AUTO, "MODEL.DISTILLED": True}),
-    "{TYPE: BEiT, TRANS: {DEPTH: 3}}": ("beit_2021", {**AUTO, "TRAIN.LINEAR_SCALED_LR": 512, "MODEL.INIT_VALUES": 0.1}),
-    "{TYPE: swin, TRANS: {WINDOW_SIZE: 12}}": ("swin_2021", {**AUTO, "TRAIN.LINEAR_SCALED_LR": 512, "DATA.CROP_PCT": 0.9}),
+    "{TYPE: BEiT, TRANS: {DEPTH: 3}}": ("beit_2021", {**AUTO_512, "MODEL.INIT_VALUES": 0.1}),
+    "{TYPE: swin, TRANS: {WINDOW_SIZE: 12}}": ("swin_2021", {**AUTO_512, "DATA.CROP_PCT": 0.9}),
     "{TYPE: PVTv2, DROP_PATH: 0.3}": ("pvtv2_2021", {**AUTO, "MODEL.DROPPATH": 0.3, "TRAIN.MODEL_EMA_DECAY": 0.99992}),
     "{TYPE: Mixer, MIXER: {NUM_LAYERS: 3}}": ("mixer_2021", {"MODEL.DEPTH": 3, "TRAIN.WEIGHT_DECAY": 0.01, **NOTHING}),
     "{TYPE: GatedMLP, MIXER: {HIDDEN_SIZE: 8}}": ("gmlp_2021", {"MODEL.EMBED_DIM": 8, "MODEL.DEPTH": 30, **NOTHING}),
