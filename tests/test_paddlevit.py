@@ -96,8 +96,9 @@ def test_what_the_file_says_holds_over_its_familys_defaults(read):
     ],
 )
 def test_the_first_policy_that_is_on_replaces_the_colour_jitter(train, policy, jitter, read):
-    found = read(f"MODEL: {{TYPE: swin}}\nTRAIN: {train}\n").TRAIN
-    assert [found.AUTO_AUGMENT, found.COLOR_JITTER] == [policy, jitter]
+    config = read(f"MODEL: {{TYPE: swin}}\nTRAIN: {train}\n")
+    expected = {"TRAIN.AUTO_AUGMENT": policy, "TRAIN.COLOR_JITTER": jitter}
+    assert {key: value(config, key) for key in expected} == expected
 
 
 def test_the_teacher_is_a_file_of_weights(read):
