@@ -188,6 +188,7 @@ _C.EVAL = False  # evaluate only
 _C.EVAL_ENGINE = "eager"  # with EVAL on a CPU: "inference" exports the model and runs it by Paddle Inference (oneDNN)
 _C.AMP = False  # GPU: autocast to bfloat16, or to float16 with a loss scaler where there is no bfloat16; on a CPU it
 # takes EVAL_ENGINE inference: bfloat16
+_C.AMP_EVAL = False  # with AMP on a GPU: evaluations too; False: they are in float32, as PaddleViT's
 _C.NGPUS = -1  # processes; -1: one per visible GPU, or without a GPU one per core
 _C.DETERMINISTIC = False  # GPU: cuDNN's deterministic algorithms (the CPU's are)
 _C.CUDNN_BENCHMARK = False  # GPU: let cuDNN search for its fastest algorithm
@@ -307,7 +308,6 @@ def config_from_arguments(program: str, argv: Sequence[str] | None = None) -> Cf
     return config
 
 
-def with_values(config: CfgNode, **values: Any) -> CfgNode:
 def named_keys(options: Sequence[str]) -> set[str]:
     """Returns the keys that words as after ``-o`` set.
 
@@ -317,6 +317,7 @@ def named_keys(options: Sequence[str]) -> set[str]:
     return {key for key, _ in pairs(options, dict(leaves(_C)))}
 
 
+def with_values(config: CfgNode, **values: Any) -> CfgNode:
     """Returns a frozen copy of ``config`` in which each KEY (dots written as ``__``) has its new value."""
     changed = config.clone()
     changed.defrost()
@@ -389,7 +390,7 @@ _FLAGS: dict[str, tuple[str, type, str]] = {
     "last_epoch": ("TRAIN.LAST_EPOCH", int, "the last epoch already done"),
     "ngpus": ("NGPUS", int, "processes; -1: one per visible GPU, or without a GPU one per core"),
     "eval": ("EVAL", bool, "evaluate only"),
-    "amp": ("AMP", bool, "mixed precision"),
+    "amp": ("AMP", bool, "mixed precision; evaluations stay in float32 (AMP_EVAL)"),
 }
 
 
