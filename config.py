@@ -1,10 +1,9 @@
 """The configuration: every option with its default, unit and meaning; YAML and command line merged, checked, frozen.
 
-Precedence, lowest first: the defaults below, the YAML file (its BASE files first), flags, ``-o KEY VALUE ...``.
+Precedence, lowest first: the defaults below, the YAML file (its BASE files first), flags, ``-o KEY VALUE KEY=VALUE``.
 Key names are PaddleViT's. This module doesn't import Paddle, so that ``-h`` and a typing error answer at once.
 """
 
-import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,16 @@ from yacs.config import CfgNode
 from config_checks import DATASETS, carried_out, check
 from configs.paddlevit import reading
 from errors import InputError
-from options import coerce, leaves, nearest, plain, read_yaml
+from options import (
+    coerce,
+    leaves,
+    nearest_key,
+    nearest_model,
+    pairs,
+    parse_command_line,
+    plain,
+    read_yaml,
+)
 
 CONFIG_DIR = Path(__file__).resolve().parent / "configs"
 
@@ -180,6 +188,7 @@ _C.EVAL = False  # evaluate only
 _C.EVAL_ENGINE = "eager"  # with EVAL on a CPU: "inference" exports the model and runs it by Paddle Inference (oneDNN)
 _C.AMP = False  # GPU: autocast to bfloat16, or to float16 with a loss scaler where there is no bfloat16; on a CPU it
 # takes EVAL_ENGINE inference: bfloat16
+_C.AMP_EVAL = False  # with AMP on a GPU: evaluations too; False: they are in float32, as PaddleViT's
 _C.NGPUS = -1  # processes; -1: one per visible GPU, or without a GPU one per core
 _C.DETERMINISTIC = False  # GPU: cuDNN's deterministic algorithms (the CPU's are)
 _C.CUDNN_BENCHMARK = False  # GPU: let cuDNN search for its fastest algorithm
@@ -261,7 +270,7 @@ def get_config(cfg_file: str | os.PathLike | None = None, options: Sequence[str]
 
     Args:
         cfg_file: a YAML file, or the name of a model under configs/ (``vit_base_patch16_224``).
-        options: alternating keys and values, e.g. ``["TRAIN.BASE_LR", "1e-4"]``.
+        options: words as after ``-o``: ``["TRAIN.BASE_LR", "1e-4", "SEED=3"]``.
 
     Raises:
         InputError: an unknown key, a wrong type, a value out of range, an unreadable file.
@@ -283,20 +292,29 @@ def get_config(cfg_file: str | os.PathLike | None = None, options: Sequence[str]
 
 def config_from_arguments(program: str, argv: Sequence[str] | None = None) -> CfgNode:
     """Returns the frozen configuration that a command line asks for (``argv``: None takes the process's)."""
-    arguments = _parser(program).parse_args(argv)
-    options: list[str] = []
-    for flag, (key, _, _) in _FLAGS.items():
-        value = getattr(arguments, flag)
-        if value is not None:
-            options += [key, value]
+    arguments = parse_command_line(program, argv, _FLAGS, dict(leaves(_C)))
+    # KEY=VALUE: what a flag gives is its value, even where it is the name of a key.
+    options = [
+        f"{key}={getattr(arguments, flag)}"
+        for flag, (key, _, _) in _FLAGS.items()
+        if getattr(arguments, flag) is not None
+    ]
     # The guide's evaluation command gives -batch_size alone; it is the evaluation's batch there.
-    named = arguments.o or []
-    config = get_config(arguments.cfg, options + named)
+    config = get_config(arguments.cfg, options + arguments.o)
     if config.EVAL and arguments.batch_size is not None and arguments.batch_size_eval is None:
-        options += ["DATA.BATCH_SIZE_EVAL", arguments.batch_size]
-        config = get_config(arguments.cfg, options + named)
-    config.__dict__["named"] = set(named[::2])
+        options.append(f"DATA.BATCH_SIZE_EVAL={arguments.batch_size}")
+        config = get_config(arguments.cfg, options + arguments.o)
+    config.__dict__["named"] = named_keys(arguments.o)
     return config
+
+
+def named_keys(options: Sequence[str]) -> set[str]:
+    """Returns the keys that words as after ``-o`` set.
+
+    Raises:
+        InputError: one has no value.
+    """
+    return {key for key, _ in pairs(options, dict(leaves(_C)))}
 
 
 def with_values(config: CfgNode, **values: Any) -> CfgNode:
@@ -351,7 +369,7 @@ def find_config(cfg_file: str | os.PathLike) -> Path:
     # PaddleViT keeps its files in configs/ itself: configs/NAME.yaml finds configs/<family>/NAME.yaml here.
     if path.stem in shipped and path.suffix in ("", ".yaml") and path.parent.name in ("", "configs"):
         return shipped[path.stem]
-    raise InputError(f"no configuration file {path}{nearest(path.stem, shipped)}")
+    raise InputError(f"no configuration file {path}{nearest_model(path.name, shipped)}")
 
 
 def shipped_configs() -> list[Path]:
@@ -372,25 +390,8 @@ _FLAGS: dict[str, tuple[str, type, str]] = {
     "last_epoch": ("TRAIN.LAST_EPOCH", int, "the last epoch already done"),
     "ngpus": ("NGPUS", int, "processes; -1: one per visible GPU, or without a GPU one per core"),
     "eval": ("EVAL", bool, "evaluate only"),
-    "amp": ("AMP", bool, "mixed precision"),
+    "amp": ("AMP", bool, "mixed precision; evaluations stay in float32 (AMP_EVAL)"),
 }
-
-
-def _parser(program: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        program,
-        allow_abbrev=False,
-        description="Train or evaluate a Vision Transformer.",
-        epilog="Flags may be written with one dash or two. config.py describes every KEY.",
-    )
-    parser.add_argument("-cfg", "--cfg", metavar="FILE", help="YAML file, or a model's name under configs/")
-    for flag, (_, kind, text) in _FLAGS.items():
-        takes = (
-            {"nargs": "?", "const": "True", "metavar": "BOOL"} if kind is bool else {"metavar": kind.__name__.upper()}
-        )
-        parser.add_argument(f"-{flag}", f"--{flag}", help=text, **takes)
-    parser.add_argument("-o", "--o", nargs="+", action="extend", metavar="KEY VALUE", help="any keys of config.py")
-    return parser
 
 
 def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -> None:
@@ -453,11 +454,9 @@ def _merge_paddlevit(config: CfgNode, path: Path, content: dict[str, Any], one: 
 
 
 def _merge_options(config: CfgNode, options: Sequence[str]) -> None:
-    if len(options) % 2:
-        raise InputError(f"-o takes pairs of KEY VALUE; found {len(options)} words, the last is '{options[-1]}'")
     where = Given(_next_level(config), "command line")
-    for key, text in zip(options[::2], options[1::2], strict=True):
-        _set(config, key, text, where)
+    for key, value in pairs(options, dict(leaves(_C))):
+        _set(config, key, value, where)
 
 
 def _next_level(config: CfgNode) -> int:
@@ -468,7 +467,7 @@ def _set(config: CfgNode, key: str, value: Any, where: Given) -> None:
     """Sets one dotted key; the value is coerced to the key's type, and ``where.source`` is named in errors."""
     defaults = dict(leaves(_C))
     if key not in defaults:
-        raise InputError(f"{where.source}: unknown key {key}{nearest(key, defaults)}")
+        raise InputError(f"{where.source}: unknown key {key}{nearest_key(key, defaults)}")
     parent, _, name = key.rpartition(".")
     node = config
     for part in filter(None, parent.split(".")):

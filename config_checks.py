@@ -119,6 +119,7 @@ def check(config: CfgNode) -> None:
     _check_strategy(config, require)
     require(config.NGPUS == -1 or config.NGPUS >= 1, "NGPUS", "-1 (all) or at least 1")
     require(config.EVAL or config.EVAL_ENGINE == "eager", "EVAL_ENGINE", "eager, or -eval with it: training is eager")
+    require(config.AMP or not config.AMP_EVAL, "AMP_EVAL", "False, or with it AMP")
     require(not (config.MODEL.RESUME and config.EVAL), "MODEL.RESUME", "-pretrained FILE with -eval")
     automatic = config.MODEL.RESUME == "auto"
     require(

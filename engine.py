@@ -275,7 +275,7 @@ def evaluate(
     common = num_samples // world_size() // loader.batch_sampler.batch_size  # batches that every rank has
     for index, (pixels, labels) in enumerate(loader):
         beat(EVALUATING)
-        with autocast(config):
+        with autocast(config, evaluation=True):
             logits = forward(normalize(pixels))
         total += sums(criterion(logits, labels), logits, labels)
         hits = (logits.argmax(1) == labels).astype("float64")
@@ -336,9 +336,9 @@ def sums(losses: paddle.Tensor, logits: paddle.Tensor, targets: paddle.Tensor) -
     return paddle.concat([losses.astype("float64").sum().reshape([1]), hits[:1], hits.sum().reshape([1]), count])
 
 
-def autocast(config: CfgNode) -> contextlib.AbstractContextManager:
+def autocast(config: CfgNode, evaluation: bool = False) -> contextlib.AbstractContextManager:
     """The forward pass's context: level O1 (softmax, norms and losses stay in float32), or none for float32."""
-    dtype = precision(config)
+    dtype = precision(config, evaluation)
     return contextlib.nullcontext() if dtype == "float32" else paddle.amp.auto_cast(dtype=dtype, level="O1")
 
 

@@ -112,20 +112,28 @@ def load_pretrained(config: CfgNode, model: nn.Layer, run: Run, strict: bool) ->
         run.info(warning)
 
 
-def precision(config: CfgNode) -> str:
+def precision(config: CfgNode, evaluation: bool = False) -> str:
     """Returns the forward pass's type: "float32", or with AMP on a GPU "bfloat16", or "float16" where it has none.
 
     On a CPU it is float32: Paddle's autocast has no effect there, nor has it a matrix product of bfloat16.
+
+    Args:
+        evaluation: of an evaluation, within a training as well: float32 unless AMP_EVAL is on.
     """
-    if not (config.AMP and num_gpus()):
+    if not (config.AMP and num_gpus()) or (evaluation and not config.AMP_EVAL):
         return "float32"
     return "bfloat16" if paddle.amp.is_bfloat16_supported() else "float16"
 
 
 def precision_told(config: CfgNode) -> str:
-    """Returns ``precision``, with the reason where it isn't what AMP asks for."""
-    reason = " (-amp: Paddle's autocast has no effect on a CPU)" if config.AMP and not num_gpus() else ""
-    return precision(config) + reason
+    """Returns ``precision`` of a training, or with EVAL of an evaluation, with the reason where AMP asks for more."""
+    reason = ""
+    if config.AMP and not num_gpus():
+        reason = " (-amp: Paddle's autocast has no effect on a CPU)"
+    elif config.AMP and not config.AMP_EVAL:
+        reason = " (-amp is for training; -o AMP_EVAL True for evaluations, too)"
+        reason = reason if config.EVAL else f", evaluations in float32{reason}"
+    return precision(config, config.EVAL) + reason
 
 
 def _build_teacher(config: CfgNode, run: Run) -> Teacher | None:

@@ -136,9 +136,13 @@ def remove_superseded(directory: Path, keep_last: int, save_freq: int) -> None:
 def verify(folder: Path) -> None:
     """Raises InputError, naming the file, unless every file of a checkpoint is what was written."""
     if not folder.is_dir() or not any((folder / name).exists() for name in (SUMS, STATE, MODEL)):
-        raise InputError(
-            f"no checkpoint at {folder}: expected a folder that holds state.json, such as <run>/checkpoints/last"
-        )
+        expected = "expected a folder that holds state.json, such as <run>/checkpoints/last"
+        with contextlib.suppress(InputError):
+            expected += (
+                f"; {find_weights(folder)} is a file: -pretrained takes its weights, and -last_epoch={_epoch(folder)}"
+            )
+            expected += " goes on with the schedule, without the optimizer's state"
+        raise InputError(f"no checkpoint at {folder}: {expected}")
     try:
         lines = (folder / SUMS).read_text(encoding="ascii").splitlines()
         sums = {name: digest for digest, name in (line.split("  ") for line in lines)}
@@ -156,6 +160,12 @@ def verify(folder: Path) -> None:
             raise _damaged(folder, name, f"can't be read ({error.strerror})") from None
         if found != digest:
             raise _damaged(folder, name, "isn't what was written (its SHA-256 differs)")
+
+
+def _epoch(file: Path) -> str:
+    """The epoch in a name of PaddleViT's, Epoch-12-Loss-2.3.pdparams, or N."""
+    found = re.search(r"Epoch-(\d+)", file.name)
+    return found[1] if found else "N"
 
 
 def _damaged(folder: Path, file: str, what: str) -> InputError:

@@ -2,6 +2,7 @@
 
 import fnmatch
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from yacs.config import CfgNode
@@ -22,7 +23,7 @@ from models.resmlp import ResMlp
 from models.resnet import ResNet
 from models.swin import SwinTransformer
 from models.vit import VisionTransformer
-from options import nearest
+from options import nearest_model
 
 ARCHITECTURES: dict[str, type[ImageModel]] = {
     "vit": VisionTransformer,
@@ -97,13 +98,17 @@ def model_type(model: ImageModel) -> str:
     return next(name for name, architecture in ARCHITECTURES.items() if type(model) is architecture)
 
 
-def list_models(pattern: str = "*") -> list[str]:
-    """Returns the names of the shipped models that match a shell pattern, e.g. ``vit_*_384``, sorted.
+def list_models(pattern: str | Sequence[str] = "*") -> list[str]:
+    """Returns the names of the shipped models, sorted, that match a shell pattern, or one of several, in any case.
 
     Files of configs/recipes/ train these models; they are no models of their own.
+
+    Args:
+        pattern: ``vit_*_384``, ``["deit_*", "*beit*"]``.
     """
-    files = (file for file in shipped_configs() if file.parent.name != "recipes")
-    return fnmatch.filter(sorted(file.stem for file in files), pattern)
+    patterns = [pattern.lower()] if isinstance(pattern, str) else [one.lower() for one in pattern]
+    names = sorted(file.stem for file in shipped_configs() if file.parent.name != "recipes")
+    return [name for name in names if any(fnmatch.fnmatchcase(name, one) for one in patterns)]
 
 
 def create_model(name: str, pretrained: str | None = None, **overrides: Any) -> ImageModel:
@@ -120,7 +125,7 @@ def create_model(name: str, pretrained: str | None = None, **overrides: Any) -> 
         InputError: an unknown name or key, or weights that don't fit.
     """
     if name not in list_models():
-        raise InputError(f"no model {name}{nearest(name, list_models())}")
+        raise InputError(f"no model {name}{nearest_model(name, list_models())}")
     images = {"image_size": "image_size", "image_channels": "in_channels"}
     arguments = {images[key]: overrides.pop(key) for key in tuple(overrides) if key in images}
     options = []

@@ -317,6 +317,7 @@ def test_saving_is_measured_in_rounds_and_nothing_stays_behind(benchmark, tmp_pa
         (["scale", "--processes", "2", "2"], "--processes 2: expected two numbers or more"),
         (["train", "-o", "TUNE_CPU", "False", "OUTPUT", "x"], "-o OUTPUT TUNE_CPU: this benchmark sets it itself"),
         (["checkpoint", "-o", "KEEP_LAST", "3"], "-o KEEP_LAST: this benchmark sets it itself"),
+        (["checkpoint", "-o", "KEEP_LAST=3", "-o", "SEED=1"], "-o KEEP_LAST: this benchmark sets it itself"),
         (["startup", "-o", "TRAIN.EMA", "True"], "unknown key TRAIN.EMA"),
         (["eval", "-cfg=vit_digit"], "no configuration file vit_digit; did you mean vit_digits"),
         (["loader", "-data_path=absent"], "absent: no images train/<class>/"),

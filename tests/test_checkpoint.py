@@ -110,6 +110,21 @@ def test_what_is_no_checkpoint_is_told_from_a_damaged_one(tmp_path):
             folder.verify(path)
 
 
+@pytest.mark.parametrize(("name", "epoch"), [("MAE-Epoch-12-Loss-0.93", "12"), ("vit", "N")])
+def test_weights_in_a_checkpoints_place_are_told_from_nothing(tmp_path, name, epoch):
+    """PaddleViT's -resume takes a file, without its ending."""
+    file = tmp_path / f"{name}.pdparams"
+    file.touch()
+    for asked in (file, tmp_path / name):
+        with pytest.raises(InputError) as caught:
+            folder.verify(asked)
+        assert str(caught.value) == (
+            f"no checkpoint at {asked}: expected a folder that holds state.json, such as <run>/checkpoints/last; {file}"
+            f" is a file: -pretrained takes its weights, and -last_epoch={epoch} goes on with the schedule, without the"
+            " optimizer's state"
+        )
+
+
 @pytest.mark.parametrize("failing", range(1, 6))
 def test_a_failing_disk_leaves_nothing_and_last_where_it_was(tmp_path, monkeypatch, failing):
     write(tmp_path)

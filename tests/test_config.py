@@ -171,7 +171,8 @@ def test_batch_size_with_eval_alone_is_the_evaluation_batch():
         (["TRAIN.MIXUP_MODE", "half"], "TRAIN.MIXUP_MODE is 'half', expected one of batch, pair, elem"),
         (["TRAIN.LAYER_DECAY", "1.5"], "TRAIN.LAYER_DECAY is 1.5, expected 0 to 1"),
         (["TRAIN.CLASS_WEIGHTS", "even"], "TRAIN.CLASS_WEIGHTS takes a list of floats, found 'even' (str)"),
-        (["SEED"], "-o takes pairs of KEY VALUE; found 1 words, the last is 'SEED'"),
+        (["AMP_EVAL", "True"], "AMP_EVAL is True, expected False, or with it AMP"),
+        (["SEED"], "'SEED' has no value; write SEED VALUE or SEED=VALUE"),
     ],
 )
 def test_wrong_options_are_named(options, message):

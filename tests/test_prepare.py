@@ -8,13 +8,52 @@ import utils
 from config import get_config
 from errors import InputError
 from models import build_model
-from prepare import share_batch
+from prepare import precision, precision_told, share_batch
 
 
 def test_mixed_precision_without_a_gpu_is_float32_and_says_so(tmp_path, tiny):
     train([*tiny, "DATA.BATCH_SIZE", "16", "AMP", "True"], tmp_path, 16)
     assert "float32 (-amp: Paddle's autocast has no effect on a CPU)" in (tmp_path / "log.txt").read_text()
     assert weights(tmp_path)["head.weight"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("words", "training", "evaluation", "told"),
+    [
+        ("AMP=False", "float32", "float32", "float32"),
+        (
+            "AMP=True",
+            "bfloat16",
+            "float32",
+            "bfloat16, evaluations in float32 (-amp is for training; -o AMP_EVAL True for evaluations, too)",
+        ),
+        ("AMP=True AMP_EVAL=True", "bfloat16", "bfloat16", "bfloat16"),
+        (
+            "AMP=True EVAL=True",
+            "bfloat16",
+            "float32",
+            "float32 (-amp is for training; -o AMP_EVAL True for evaluations, too)",
+        ),
+        ("AMP=True EVAL=True AMP_EVAL=True", "bfloat16", "bfloat16", "bfloat16"),
+    ],
+)
+def test_on_a_gpu_evaluations_are_in_float32_as_paddlevits(monkeypatch, words, training, evaluation, told):
+    monkeypatch.setattr("prepare.num_gpus", lambda: 1)
+    monkeypatch.setattr("paddle.amp.is_bfloat16_supported", lambda: True)
+    config = get_config(None, words.split())
+    assert (precision(config), precision(config, evaluation=True)) == (training, evaluation)
+    assert precision_told(config) == told
+
+
+@pytest.mark.parametrize("halved", [False, True])
+def test_a_training_with_amp_evaluates_without_unless_asked(monkeypatch, tmp_path, tiny, halved):
+    asked = []
+    monkeypatch.setattr("prepare.num_gpus", lambda: 1)
+    monkeypatch.setattr("engine.precision", lambda *a, **k: asked.append(precision(*a, **k)) or "float32")
+    monkeypatch.setattr("paddle.amp.is_bfloat16_supported", lambda: True)
+    train([*tiny, "DATA.BATCH_SIZE=16", "AMP=True", f"AMP_EVAL={halved}"], tmp_path, 16)
+    assert asked[0] == "bfloat16"  # the only step, then the evaluation
+    assert set(asked[1:]) == {"bfloat16" if halved else "float32"}
 
 
 @pytest.mark.smoke

@@ -61,7 +61,7 @@ def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
     flag("batch_size", help="per process")
     flag("repeats", help="runs of each side")
     flag("json", kind=Path, metavar="FILE", help="where to write every value")
-    flag("o", [], str, nargs="*", metavar="KEY VALUE", help="any key of config.py, for the toolkit's side")
+    flag("o", [], str, nargs="*", action="extend", metavar="KEY VALUE", help="any keys, for the toolkit's side")
     if what != "startup":
         cores = len(os.sched_getaffinity(0))
         flag("threads", cores, help="of each side; scale: of each process (default: %(default)s)")

@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("source", metavar="IN", help="weights: a file, a folder or hf-hub:org/name")
     parser.add_argument("target", metavar="OUT", type=Path, help=f"a file that ends in {', '.join(ENDINGS)}")
     parser.add_argument("-cfg", "--cfg", metavar="MODEL", help="the model's YAML file or name")
-    parser.add_argument("-o", "--o", nargs="+", default=[], metavar="KEY VALUE", help="any keys of config.py")
+    parser.add_argument("-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
     arguments = parser.parse_args()
     print(convert(arguments.source, arguments.target, arguments.cfg, arguments.o))
 

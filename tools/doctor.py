@@ -195,7 +195,7 @@ def _arguments() -> argparse.Namespace:
     flag("cfg", str, "what the loader is tried with (default: %(default)s)", "vit_digits")
     flag("dataset", str, "the loader's dataset")
     flag("data_path", str, "the dataset's folder")
-    flag("o", str, "any keys of config.py, for the loader", [], nargs="+", metavar="KEY VALUE")
+    flag("o", str, "any keys of config.py, for the loader", [], nargs="+", action="extend", metavar="KEY VALUE")
     return parser.parse_args()
 
 

@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("-cfg", "--cfg", required=True, metavar="MODEL", help="the model's YAML file or name")
     parser.add_argument("-pretrained", "--pretrained", required=True, help="a file, a folder or hf-hub:org/name")
     parser.add_argument("-output", "--output", required=True, type=Path, metavar="DIR", help="a folder that is new")
-    parser.add_argument("-o", "--o", nargs="+", default=[], metavar="KEY VALUE", help="any keys of config.py")
+    parser.add_argument("-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
     arguments = parser.parse_args()
     from checkpoint import classes_of  # after the command line: these import Paddle
     from config import get_config

@@ -85,10 +85,15 @@ def main() -> None:
     parser.add_argument("pattern", nargs="?", default="*", help="a shell pattern of names")
     pattern = parser.parse_args().pattern
     from models import list_models
+    from options import nearest_model
 
     names = list_models(pattern)
     if not names:
-        raise InputError(f"no model matches {pattern!r}; without a pattern all {len(list_models())} are listed")
+        wider = next(
+            (f"; did you mean '{wide}'?" for wide in (f"{pattern}*", f"*{pattern}*") if list_models(wide)), None
+        )
+        wider = wider or nearest_model(pattern, list_models())
+        raise InputError(f"no model matches {pattern!r}{wider}; without a pattern all {len(list_models())} are listed")
     width = max(map(len, names))
     print(f"{'name':{width}}  {'parameters':>13}  {'GFLOPs':>7}  {'images':>13}  source")
     for name in names:

@@ -15,7 +15,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from config import get_config
+from config import get_config, named_keys
 from errors import InputError
 from tools.benchmarks.measure import HERE, Benchmark, ask, checked, each, measure, positive, timm_versions
 
@@ -29,7 +29,7 @@ def loader(arguments: argparse.Namespace) -> None:
         InputError: no images, a peer that isn't there or can't do what is asked, keys that aren't free here.
     """
     positive(arguments, "workers", "images", "batch_size")
-    own = "DATA.DATASET" in arguments.o[::2]
+    own = "DATA.DATASET" in named_keys(arguments.o)
     if own and (arguments.against or arguments.data_path):
         raise InputError("-o DATA.DATASET measures that data set alone; leave out --against and -data_path, or it")
     if arguments.auto_augment and "paddlevit" in arguments.against:

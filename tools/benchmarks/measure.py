@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from config import get_config
+from config import get_config, named_keys
 from errors import InputError, RunError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -176,7 +176,7 @@ def checked(arguments: argparse.Namespace, fixed: dict[str, Any], defaults: dict
     Raises:
         InputError: -o names a key that the benchmark sets itself, or one that ``get_config`` refuses.
     """
-    if taken := (fixed.keys() | {"OUTPUT"}) & set(arguments.o[::2]):
+    if taken := (fixed.keys() | {"OUTPUT"}) & named_keys(arguments.o):
         raise InputError(f"-o {' '.join(sorted(taken))}: this benchmark sets it itself; leave it out")
     options = [*words(defaults or {}), *arguments.o, *words(fixed)]
     get_config(arguments.cfg, options)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from config import get_config, is_given
+from config import get_config, is_given, named_keys
 from errors import InputError
 from options import leaves
 from tools.benchmarks.measure import (
@@ -106,7 +106,7 @@ def scale(arguments: argparse.Namespace) -> None:
     images = batch * max(numbers) * arguments.steps
     defaults = {"DATA.SYNTHETIC_SIZE": images}
     small = given.DATA.DATASET in ("mnist", "fashion_mnist") and not is_given(given, "DATA.DATA_PATH")
-    if "DATA.DATASET" not in arguments.o[::2]:
+    if "DATA.DATASET" not in named_keys(arguments.o):
         defaults["DATA.DATASET"] = given.DATA.DATASET if small or given.DATA.DATASET == "digits" else "synthetic"
     fixed = {"DATA.BATCH_SIZE": batch, "TRAIN.NUM_EPOCHS": arguments.epochs + 1, "TRAIN.WARMUP_EPOCHS": 0}
     options = checked(arguments, fixed | {"VALIDATE_FREQ": arguments.epochs + 1, "SAVE_FREQ": 0}, defaults)
