@@ -106,14 +106,15 @@ class Ranks:
             leave(verdict)
         if number in signals.STOPS and not self.asked:
             self.asked, self.asked_at = number, time.monotonic()
+        begun = self.begun()
         for seen, process in zip(self.seen, self.processes, strict=True):
             if process.exitcode is not None:
                 continue
-            if number in signals.STOPS and not self.begun():  # it may not listen yet, or wait for others in C++
+            if begun:
+                os.kill(process.pid, number)
+            elif number in signals.STOPS:  # it may not listen yet, or wait for others in C++
                 seen.gone, seen.gone_at = how_it_ended(-number), time.monotonic()
                 process.kill()
-            elif self.begun() or number in signals.STOPS:
-                os.kill(process.pid, number)
 
 
 def leave(verdict: Verdict) -> None:
