@@ -29,6 +29,7 @@ from parallel import reduce_gradients, without_sync
 from prepare import Training, load_pretrained, precision, precision_told, prepare
 from records import Run, plot_curves
 from reports import Window
+from supervision import signals
 from supervision.progress import EVALUATING, beat
 from supervision.requests import Requests, Stopped
 from transforms import Normalize
@@ -44,6 +45,7 @@ def fit(config: CfgNode, network: nn.Layer, train: ImageDataset, val: ImageDatas
     """
     training = prepare(config, network, train, run)
     progress = resume(training)
+    signals.begin()
     saver = Saver(config, run, training.evaluated, training.optimizer, training.scaler, train)
     requests = Requests(config.SAVE_MINUTES)
     heed = functools.partial(_heed, progress, saver, requests)
@@ -312,6 +314,7 @@ def evaluate_only(config: CfgNode, model: nn.Layer, val: ImageDataset, run: Run)
     if trained and val.classes and trained != val.classes:
         raise InputError(f"the weights were trained on the classes {_some(trained)}, the data has {_some(val.classes)}")
     loader = get_dataloader(config, val, "val", rank(), world_size())
+    signals.begin()
     _tell_clamped(config, run)
     requests = Requests(None)
 

@@ -14,6 +14,8 @@ import zlib  # noqa: F401
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from startup import missing
+
 # What has to stand before Paddle's import; every program imports this module first. Paddle 2.6 carries a zlib of its
 # own that crashes Python's, unless Python's (above) is loaded already; and its notes on sockets are no news for users.
 os.environ.setdefault("GLOG_minloglevel", "2")
@@ -95,6 +97,8 @@ def reported(failed: Any = None) -> Iterator[None]:
     except KeyboardInterrupt:
         _end(128 + signal.SIGINT, "interrupted", failed)
     except Exception as error:
+        if line := missing(error):
+            _end(InputError.exit_status, line, failed)
         if isinstance(error, OSError) and error.errno in _DISK:
             _end(1, f"{_speaker()}error: {error}; {remedy(error)}, then -resume=auto goes on", failed)
         if _rank()[1] > 1:

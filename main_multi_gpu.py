@@ -4,13 +4,27 @@ python main_multi_gpu.py -cfg=configs/vit/vit_digits.yaml -dataset=digits
 python -m paddle.distributed.launch --nproc_per_node 2 main_multi_gpu.py -cfg=... (the same flags)
 """
 
+import startup  # noqa: F401  (signals, from the first moment on)
+
+# isort: split
 import multiprocessing
 import os
 
 import launchers
 from config import config_from_arguments
 from errors import reported
-from supervision import launched
+from supervision import launched, progress, signals, spawned
+
+
+def import_paddle():
+    """Signals wait meanwhile. Paddle's import takes SIGTERM and others for its C++, whose dumps, also where a peer is
+    lost, hide the line that matters; and what it gives them back to isn't Python.
+    """
+    signals.block_signals()
+    import paddle
+
+    paddle.disable_signal_handler()
+    signals.stop_at_once()
 
 
 def main_worker(config, dataset_train, dataset_val):
@@ -25,10 +39,7 @@ def main_worker(config, dataset_train, dataset_val):
     from optim import freeze
     from prepare import share_batch
     from records import Run
-    from supervision import progress, signals
 
-    paddle.disable_signal_handler()  # its C++ dumps, at SIGTERM and when a peer is lost, hide the line that matters
-    signals.note_signals()
     ranks = utils.world_size()
     settings = utils.set_device_flags(config, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)))
     parallel.init(config)
@@ -48,21 +59,28 @@ def main_worker(config, dataset_train, dataset_val):
     signals.end_workers()
 
 
-def watched_worker(failed, beats, config, *datasets_):
-    """``main_worker`` in a process of its own, which doesn't outlive the one that watches it."""
-    from supervision import progress, signals
+def watched_worker(failed, beats, handed):
+    """``main_worker`` in a process of its own, which doesn't outlive the one that watches it.
 
+    Args:
+        handed: the configuration, to read the data here, or ``spawned.Handed`` of it and the datasets.
+    """
     signals.die_with_parent()
     # In the place of this rank, or, where each has an array of its own, in the only one.
     progress.share_beats(beats, progress.FIELDS * int(os.environ.get("PADDLE_TRAINER_ID") or 0) % len(beats))
     # A spawned process would spawn its loader's workers, too, each of which imports Paddle anew.
     multiprocessing.set_start_method("fork", force=True)
+    signals.stop_at_once()
     with reported(failed):
-        if not datasets_:
-            meeting = launchers.meet(config.DIST.INIT_TIMEOUT)  # before Paddle's import
-            config, *datasets_ = built(config)
+        if isinstance(handed, spawned.Handed):
+            import_paddle()
+            main_worker(*handed.open())
+        else:
+            meeting = launchers.meet(handed.DIST.INIT_TIMEOUT)  # before Paddle's import
+            import_paddle()
+            found = built(handed)
             meeting.ready()
-        main_worker(config, *datasets_)
+            main_worker(*found)
 
 
 def built(config):
@@ -78,21 +96,19 @@ def main():
     config = config_from_arguments("main_multi_gpu.py")
     if launchers.launched():  # and what it sets: before Paddle's import
         launched.watch(watched_worker, config)
-    import paddle
+    import_paddle()
     import paddle.distributed as dist
 
     import utils
-    from supervision import spawned
 
-    paddle.disable_signal_handler()
     ranks = utils.num_processes(config.NGPUS)
     if ranks > 1:
         launchers.take_port()
     config, *datasets_ = built(config)
 
     def start(config, ranks, failed, beats):
-        arguments = (failed, beats, config, *datasets_)
-        return dist.spawn(watched_worker, args=arguments, nprocs=ranks, join=False)
+        handed = spawned.Handed(config, *datasets_)
+        return dist.spawn(watched_worker, args=(failed, beats, handed), nprocs=ranks, join=False)
 
     spawned.run(config, ranks, start)
 

@@ -3,12 +3,15 @@
 python main_single_gpu.py -cfg=configs/vit/vit_digits.yaml -dataset=digits
 """
 
+import startup  # noqa: F401  (signals, from the first moment on)
+
+# isort: split
 import os
 
 import launchers
 from config import config_from_arguments
 from errors import InputError, reported
-from main_multi_gpu import built, main_worker
+from main_multi_gpu import built, import_paddle, main_worker
 
 
 def main():
@@ -18,6 +21,7 @@ def main():
         raise InputError("main_single_gpu.py is one process, but a launcher started several; launch main_multi_gpu.py")
     if config.NGPUS > 1:
         raise InputError(f"main_single_gpu.py is one process, found NGPUS {config.NGPUS}; run main_multi_gpu.py")
+    import_paddle()
     main_worker(*built(config))
 
 

@@ -9,8 +9,14 @@ On GPUs (one process on each; not run) the sums go over NCCL, on a CPU over gloo
 
 import argparse
 import math
-import zlib  # noqa: F401  (Paddle 2.6 carries another one that crashes Python's, unless that is loaded already)
+import sys
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run by its path: only examples/ is there
+
+import errors  # noqa: F401  (first: it knows what has to stand before Paddle's import, and says what isn't installed)
+
+# isort: split
 import paddle
 import paddle.distributed as dist
 import paddle.nn.functional as F

@@ -10,8 +10,14 @@ Every rank takes equally many steps, or those with more would wait for ever: the
 """
 
 import argparse
-import zlib  # noqa: F401  (Paddle 2.6 carries another one that crashes Python's, unless that is loaded already)
+import sys
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run by its path: only examples/ is there
+
+import errors  # noqa: F401  (first: it knows what has to stand before Paddle's import, and says what isn't installed)
+
+# isort: split
 import numpy as np
 import paddle
 import paddle.distributed as dist

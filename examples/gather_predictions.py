@@ -12,12 +12,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from yacs.config import CfgNode
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run by its path: only examples/ is there
 
+from errors import InputError, reported  # first: it says what isn't installed
+
+# isort: split
+from yacs.config import CfgNode
+
 from config import config_from_arguments
-from errors import InputError, reported
 
 COLUMNS = ("index", "label", "prediction", "probability")
 
@@ -77,8 +79,9 @@ def worker(config: CfgNode, dataset: Any, file: Path) -> None:
 def spawned(failed: Any, beats: Any, *args: Any) -> None:
     """``worker`` in a process of its own: where it fails, one line on stderr, and the others are ended."""
     import utils
-    from supervision import progress
+    from supervision import progress, signals
 
+    signals.stop_at_once()
     progress.share_beats(beats, progress.FIELDS * utils.rank())
     with reported(failed):
         worker(*args)

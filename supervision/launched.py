@@ -14,7 +14,6 @@ import multiprocessing
 import os
 import platform
 import secrets
-import signal
 import socket
 import sys
 import time
@@ -91,15 +90,6 @@ class Launched(Ranks):
     def exchange(self, done: bool) -> None:
         """Hears and tells what there is; ``done``: this rank has ended well."""
         raise NotImplementedError
-
-    def _pass_on(self, number: int, frame: Any) -> None:
-        if number in signals.STOPS and not self.beats[0]:  # nothing is there to be saved; perhaps it waits for others
-            verdict = Verdict(
-                128 + number, f"stopped by {signal.Signals(number).name} before the first step", lost=False
-            )
-            self.end(verdict)
-            leave(verdict)
-        super()._pass_on(number, frame)
 
     def due(self) -> bool:
         """Whether it is time to tell something."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 DOING = ("starting", "waiting for data", "computing", "evaluating")
-LOADING, COMPUTING, EVALUATING = range(1, 4)
+STARTING, LOADING, COMPUTING, EVALUATING = range(4)
 FIELDS = 4  # shared doubles per rank: time of the last beat (0: none yet), step, what it does, batches asked for
 _beats: Any = None
 _first, _asked = 0, 0

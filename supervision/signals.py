@@ -2,11 +2,13 @@
 
 import ctypes
 import multiprocessing
+import os
 import signal
 import sys
 import time
 from typing import Any
 
+import startup
 from supervision import progress
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
@@ -20,6 +22,11 @@ def hold_signals() -> None:
     """
     for number in SIGNALS:
         signal.signal(number, note)
+    block_signals()
+
+
+def block_signals() -> None:
+    """They wait, until ``catch_signals`` or ``stop_at_once``."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
@@ -28,6 +35,21 @@ def catch_signals(handler: Any) -> None:
     for number in SIGNALS:
         signal.signal(number, handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def stop_at_once() -> None:
+    """Until ``begin``, a signal to stop ends this process: there is nothing to save."""
+    startup.stop_at_once()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def begin() -> None:
+    """There is something to save from now on: signals are noted, for ``Requests``, and the watching process passes
+    them on instead of ending the ranks.
+    """
+    if signal.getsignal(signal.SIGTERM) is startup.end_at_once:  # not in a program that has handlers of its own
+        note_signals()
+    progress.beat(progress.STARTING)
 
 
 def note_signals() -> None:
@@ -50,9 +72,12 @@ def end_workers() -> None:
 
 def die_with_parent() -> None:
     """Asks Linux to kill this process when the one that started it ends, however it ends: no orphans."""
+    parent = multiprocessing.parent_process()
     if sys.platform == "linux":
         set_parent_death_signal, sigkill = 1, 9
         ctypes.CDLL(None).prctl(set_parent_death_signal, sigkill)
+    if parent and not parent.is_alive():  # it ended before that
+        os._exit(1)
 
 
 def note(number: int, _: Any) -> None:

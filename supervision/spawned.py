@@ -3,6 +3,7 @@
 import itertools
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import time
@@ -18,6 +19,23 @@ from errors import FAILURE
 from supervision import signals
 from supervision.progress import FIELDS
 from supervision.verdict import Seen, Verdict, failure_in, how_it_ended, judge, trouble
+
+
+class Handed:
+    """Objects in shared memory, for spawned ranks.
+
+    What a rank is given as an argument goes through a pipe, which 64 kB fill. Whoever fills it waits until the rank has
+    imported Paddle, before it starts the next; or for ever, where the rank has ended.
+    """
+
+    def __init__(self, *objects: Any) -> None:
+        data = pickle.dumps(objects, pickle.HIGHEST_PROTOCOL)
+        self.shared = multiprocessing.get_context("spawn").RawArray("c", len(data))
+        memoryview(self.shared).cast("B")[:] = data
+
+    def open(self) -> tuple[Any, ...]:
+        """Returns copies of the objects."""
+        return pickle.loads(memoryview(self.shared).cast("B"))
 
 
 class Ranks:
@@ -70,6 +88,10 @@ class Ranks:
         """Whether any rank asked for a second batch: a step was made."""
         return max(self.beats[FIELDS - 1 :: FIELDS]) > 1
 
+    def begun(self) -> bool:
+        """Whether a rank has something to save (``signals.begin``)."""
+        return any(self.beats[::FIELDS])
+
     def end(self, verdict: Verdict) -> None:
         """Ends what is left of the ranks."""
         for process in self.processes:
@@ -84,13 +106,20 @@ class Ranks:
             leave(verdict)
         if number in signals.STOPS and not self.asked:
             self.asked, self.asked_at = number, time.monotonic()
-        for process in self.processes:
-            if process.exitcode is None:
+        begun = self.begun()
+        for seen, process in zip(self.seen, self.processes, strict=True):
+            if process.exitcode is not None:
+                continue
+            if begun:
                 os.kill(process.pid, number)
+            elif number in signals.STOPS:  # it may not listen yet, or wait for others in C++
+                seen.gone, seen.gone_at = how_it_ended(-number), time.monotonic()
+                process.kill()
 
 
 def leave(verdict: Verdict) -> None:
-    """Says why the run ends, and exits with its status."""
+    """Says why the run ends, and exits with its status, whatever is asked from now on."""
+    signals.catch_signals(signal.SIG_IGN)  # Python, as it ends, would let them kill this process
     print(verdict.text, file=sys.stderr, flush=True)
     sys.exit(verdict.status)
 
@@ -112,6 +141,7 @@ def run(config: CfgNode, count: int, start: Callable[..., Any]) -> None:
         failed, beats = context.Array("c", FAILURE), context.Array("d", FIELDS * count, lock=False)
         ranks = Ranks(start(config, count, failed, beats), failed, beats, config.DIST.TIMEOUT)
         if not (verdict := ranks.wait()):
+            signals.catch_signals(signal.SIG_IGN)  # as in ``leave``
             return
         before, stepped = stepped, ranks.stepped()
         if not verdict.lost or ranks.asked or attempt > restarts:

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from errors import Failure
+from startup import NOT_BEGUN
 from supervision.progress import DOING
+from supervision.signals import STOPS
 
 START_UP = 600.0  # seconds at least until all ranks have begun
 GRACE = 2.0  # seconds in which a cause may turn up that explains why others aborted
 PATIENCE = 20.0  # seconds without a sign of life after which a rank is why others gave up: gloo's are 30
+STOPPED = {f"was stopped by {number.name}": number for number in STOPS}
 ABORTED = "was killed by SIGABRT"  # what gloo and NCCL do when a peer is gone or doesn't answer
 
 
@@ -68,6 +71,8 @@ def judge(ranks: list[Seen], started: float, timeout: float) -> Verdict | None:
     if failures and not failures[0].unforeseen:
         return Verdict(failures[0].status, failures[0].text, lost=False)
     gone = [seen for seen in ranks if seen.gone]
+    if stopped := [seen for seen in gone if seen.gone in STOPPED]:
+        return _stopped(stopped[0], STOPPED[stopped[0].gone])
     if causes := [seen for seen in gone if seen.gone != ABORTED]:
         return _lost(causes[0])
     if failures or gone:  # perhaps only because others didn't answer
@@ -78,6 +83,11 @@ def judge(ranks: list[Seen], started: float, timeout: float) -> Verdict | None:
             return Verdict(failures[0].status, failures[0].text, lost=True)
         return _lost(gone[0]) if now - gone[0].gone_at > GRACE else None
     return _stalled(ranks, started, timeout, now)
+
+
+def _stopped(seen: Seen, number: signal.Signals) -> Verdict:
+    begun = f"stopped by {number.name} at step {seen.step:.0f}"
+    return Verdict(128 + number, begun if seen.time else NOT_BEGUN.format(number.name), lost=False)
 
 
 def _lost(seen: Seen) -> Verdict:
@@ -106,7 +116,10 @@ def _late(ranks: list[Seen]) -> list[Seen]:
 
 def how_it_ended(code: int) -> str:
     """Returns the words for a process's exit code (negative: a signal), of what didn't end well."""
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    number = -code if code < 0 else code - 128
+    if number in STOPS:
+        return f"was stopped by {signal.Signals(number).name}"
+    return f"was killed by {signal.Signals(number).name}" if code < 0 else f"ended with status {code}"
 
 
 def trouble(pid: int) -> str:

@@ -85,7 +85,7 @@ def test_ranks_that_end_well_say_nothing_whoever_is_first(run):
 
 
 def test_ranks_that_have_not_begun_are_stopped_at_once(run):
-    said = "stopped by SIGTERM before the first step\n"
+    said = "stopped by SIGTERM before the first step: nothing to save\n"
     assert run((dummies.stop_early,), (dummies.stop_early,)) == ([143, 143], [said, said])
 
 

@@ -239,6 +239,22 @@ def test_signals_are_passed_on(ranks, capsys):
     assert [own.value for own in asked] == [1, 1]
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_ranks_that_have_nothing_to_save_are_ended_at_once(ranks, capsys, number, status):
+    fresh = [0.0] * 8
+    parent, processes = ranks((dummies.wait,), (dummies.wait,), beats=fresh)
+    parent._pass_on(signal.SIGUSR1, None)  # which would kill them: they don't listen yet
+    parent._pass_on(number, None)
+    said = f"stopped by {number.name} before the first step: nothing to save\n"
+    assert ended(parent, processes, capsys) == (status, said)
+    assert [process.exitcode for process in processes] == [-signal.SIGKILL] * 2
+
+
+def test_what_ranks_are_handed_does_not_go_through_a_pipe():
+    objects = ({"a": "b"}, list(range(100_000)))
+    assert spawned.Handed(*objects).open() == objects
+
+
 def held():
     """Which signals were noted after ``hold_signals``, beside a thread that blocks none."""
     threading.Thread(target=time.sleep, args=[60], daemon=True).start()

@@ -1,12 +1,13 @@
 """Of what is seen of the ranks, the cause is told, and not what followed from it."""
 
+import signal
 import time
 
 import pytest
 
 from errors import Failure
 from supervision.progress import COMPUTING, LOADING
-from supervision.verdict import GRACE, PATIENCE, START_UP, Seen, Verdict, judge
+from supervision.verdict import GRACE, PATIENCE, START_UP, Seen, Verdict, how_it_ended, judge
 
 
 def seen(place, age=0.0, step=7.0, doing=COMPUTING, **more):
@@ -45,6 +46,25 @@ def test_the_cause_is_named_and_not_what_followed_from_it(ranks, text):
     found = judge([seen(place, **given) for place, given in enumerate(ranks)], 0.0, 60.0)
     assert (found and found.text[: len(text)]) == text
     assert not found or found.lost == (found.text != FORESEEN.text)
+
+
+@pytest.mark.parametrize("code", [143, -signal.SIGTERM])
+def test_a_rank_that_was_stopped_is_why_its_peers_aborted(code):
+    """One that ended itself with the status of a stop, or that the signal ended."""
+    stopped = Seen(1, 41, gone=how_it_ended(code))
+    fresh = [Seen(0, 40, gone="was killed by SIGABRT"), stopped]
+    said = "stopped by SIGTERM before the first step: nothing to save"
+    assert judge(fresh, 0.0, 60.0) == Verdict(143, said, lost=False)
+    fresh[0].gone, fresh[0].failure = "", UNFORESEEN
+    assert judge(fresh, 0.0, 60.0) == Verdict(143, said, lost=False)
+    begun = seen(0, gone=how_it_ended(code))
+    assert judge([begun], 0.0, 60.0) == Verdict(143, "stopped by SIGTERM at step 7", lost=False)
+
+
+def test_other_ends_are_no_stops():
+    assert how_it_ended(130) == how_it_ended(-signal.SIGINT) == "was stopped by SIGINT"
+    assert how_it_ended(-signal.SIGKILL) == "was killed by SIGKILL"
+    assert (how_it_ended(1), how_it_ended(137)) == ("ended with status 1", "ended with status 137")
 
 
 def test_a_start_may_take_longer_than_the_timeout():

@@ -14,9 +14,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-import numpy as np  # noqa: E402
+from errors import InputError, reported  # noqa: E402  (first: it says what isn't installed)
 
-from errors import InputError, reported  # noqa: E402
+# isort: split
+import numpy as np  # noqa: E402
 
 
 def average(files: Sequence[Path]) -> dict[str, np.ndarray]:

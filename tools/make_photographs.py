@@ -15,13 +15,14 @@ import shutil
 import sys
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-from errors import InputError, reported  # noqa: E402
+from errors import InputError, reported  # noqa: E402  (first: it says what isn't installed)
+
+# isort: split
+import numpy as np  # noqa: E402
+from PIL import Image  # noqa: E402
 
 _BUNDLED = {
     "sklearn": ("datasets/images", ("china.jpg", "flower.jpg")),

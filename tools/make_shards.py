@@ -30,11 +30,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
+from errors import InputError, RunError, remedy, reported  # noqa: E402  (first: it says what isn't installed)
+
+# isort: split
 import numpy as np  # noqa: E402
 from PIL import Image  # noqa: E402
 from tqdm import tqdm  # noqa: E402
-
-from errors import InputError, RunError, remedy, reported  # noqa: E402
 
 _UNITS = {None: 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
