@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import yaml
 from yacs.config import CfgNode
 
-from config_checks import DATASETS, carried_out, check
+from config_checks import COMMAND_LINE, DATASETS, carried_out, check, refuse_idle
 from configs.paddlevit import reading
 from errors import InputError
 from options import (
@@ -283,6 +283,7 @@ def get_config(cfg_file: str | os.PathLike | None = None, options: Sequence[str]
         if not is_given(config, key):
             _set(config, key, value, Given(WRITTEN_OUT, "DIST.STRATEGY"))
     check(config)
+    refuse_idle(config, set_by_someone(config))
     if "family" in config.__dict__ and not config.EVAL:
         for line in reading.differences_told(config.__dict__["family"], config):
             add_note(config, line)
@@ -344,6 +345,11 @@ def given(config: CfgNode) -> dict[str, Given]:
     return config.__dict__.get("given", {})
 
 
+def set_by_someone(config: CfgNode) -> dict[str, Given]:
+    """Returns ``given`` without what is only written out: what a file, a flag or an option set."""
+    return {key: where for key, where in given(config).items() if where.level > WRITTEN_OUT}
+
+
 def add_note(config: CfgNode, note: str) -> None:
     """Adds a line that the run is to tell once, when it starts, about how its configuration was read."""
     config.__dict__.setdefault("notes", []).append(note)
@@ -355,8 +361,8 @@ def notes(config: CfgNode) -> list[str]:
 
 
 def resolved(config: CfgNode) -> str:
-    """Returns the configuration as YAML that ``-cfg`` takes again: every key, and under GIVEN those that were set."""
-    tree = plain(config) | {"GIVEN": sorted(key for key, where in given(config).items() if where.level > WRITTEN_OUT)}
+    """Returns YAML that ``-cfg`` takes again: every key, and as GIVEN the levels of those that were set."""
+    tree = plain(config) | {"GIVEN": {key: where.level for key, where in set_by_someone(config).items()}}
     return yaml.safe_dump(tree, sort_keys=True, allow_unicode=True)
 
 
@@ -399,9 +405,7 @@ def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -
     if path in including:
         raise InputError(f"{path}: BASE leads back to this file")
     content = read_yaml(path)
-    set_ones = content.pop("GIVEN", None)
-    if set_ones is not None and not (isinstance(set_ones, list) and all(isinstance(key, str) for key in set_ones)):
-        raise InputError(f"{path}: GIVEN is {set_ones!r}, expected the list of keys that a run wrote; remove it")
+    levels = _levels(content, path)
     if one := reading.family(path.stem) if path.parent == reading.FOLDER else _family(config, path, content):
         _merge_paddlevit(config, path, content, one)
         return
@@ -411,9 +415,20 @@ def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -
             _merge_file(config, _find_base(path, parent), (*including, path))
     level = _next_level(config)
     for key, value in _set_in(content):
-        written_out = set_ones is not None and key not in set_ones
-        where = Given(WRITTEN_OUT if written_out else level, str(path))
-        _set(config, reading.own_key(key, value), value, where)
+        known = reading.own_key(key, value)
+        own = 0 if levels is None else levels.get(known, WRITTEN_OUT)
+        _set(config, known, value, Given(WRITTEN_OUT if own == WRITTEN_OUT else level + own, str(path)))
+
+
+def _levels(content: dict[str, Any], path: Path) -> dict[str, int] | None:
+    """Takes GIVEN out of a file: the levels of the keys that were set, where a run wrote the file; else None."""
+    levels = content.pop("GIVEN", None)
+    if levels is None:
+        # Older runs wrote no GIVEN, but every key they had; nobody writes half of them by hand.
+        return {} if 2 * len(dict(leaves(content))) > len(dict(leaves(_C))) else None
+    if isinstance(levels, dict) and all(type(level) is int and 0 <= level < 1000 for level in levels.values()):
+        return levels
+    raise InputError(f"{path}: GIVEN is {str(levels)[:40]}, expected the {{key: level}} that a run wrote; remove it")
 
 
 def _set_in(content: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -454,7 +469,7 @@ def _merge_paddlevit(config: CfgNode, path: Path, content: dict[str, Any], one: 
 
 
 def _merge_options(config: CfgNode, options: Sequence[str]) -> None:
-    where = Given(_next_level(config), "command line")
+    where = Given(_next_level(config), COMMAND_LINE)
     for key, value in pairs(options, dict(leaves(_C))):
         _set(config, key, value, where)
 

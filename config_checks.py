@@ -1,12 +1,17 @@
-"""What the values of a configuration may be: choices, ranges, and keys that have to fit each other."""
+"""What the values of a configuration may be: choices, ranges, keys that have to fit each other, or need each other.
 
-from collections.abc import Callable
-from typing import Any
+Two keys that can't both be had are a conflict (``check``). A key that has nothing to act on is idle (``refuse_idle``).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from yacs.config import CfgNode
 
 from errors import InputError
 from options import leaves
+
+COMMAND_LINE = "command line"  # the source of what a flag or -o sets
 
 DATASETS = ("imagenet2012", "folder", "shards", "cifar10", "cifar100", "mnist", "fashion_mnist", "digits", "synthetic")
 _CHOICES = {
@@ -83,6 +88,8 @@ _LENGTHS = {
 def carried_out(config: CfgNode) -> dict[str, Any]:
     """Returns what DIST.STRATEGY asks of other keys: options that fleet, in dynamic graph mode, takes and ignores."""
     options = config.DIST.STRATEGY
+    if config.DIST.ENGINE != "fleet":
+        return {}
     asked = {"TRAIN.ACCUM_ITER": options.gradient_merge_configs.k_steps} if options.gradient_merge else {}
     asked |= {"MODEL.RECOMPUTE": True} if options.recompute else {}
     return asked | ({"AMP": True} if options.amp else {})
@@ -116,10 +123,9 @@ def check(config: CfgNode) -> None:
         require(len(values[key]) == _LENGTHS[key], key, f"{_LENGTHS[key]} values")
     _check_data(config, require)
     _check_recipe(config, require)
-    _check_strategy(config, require)
+    for key, value in carried_out(config).items():
+        require(values[key] == value, key, f"{value}, as DIST.STRATEGY asks; give one of the two, or the same")
     require(config.NGPUS == -1 or config.NGPUS >= 1, "NGPUS", "-1 (all) or at least 1")
-    require(config.EVAL or config.EVAL_ENGINE == "eager", "EVAL_ENGINE", "eager, or -eval with it: training is eager")
-    require(config.AMP or not config.AMP_EVAL, "AMP_EVAL", "False, or with it AMP")
     require(not (config.MODEL.RESUME and config.EVAL), "MODEL.RESUME", "-pretrained FILE with -eval")
     automatic = config.MODEL.RESUME == "auto"
     require(
@@ -128,12 +134,11 @@ def check(config: CfgNode) -> None:
         "auto with -pretrained, which a run then starts from, or one of both",
     )
     require(not (config.TO_STATIC and config.MODEL.RECOMPUTE), "TO_STATIC", "False with MODEL.RECOMPUTE")
-    require(not (config.TO_STATIC and config.EVAL), "TO_STATIC", "False with EVAL: it is of training")
-    anew = config.OUTPUT and not config.EVAL and config.MODEL.RESUME in (None, "auto") and not config.TRAIN.LAST_EPOCH
+    anew = config.OUTPUT and config.MODEL.RESUME in (None, "auto") and not config.TRAIN.LAST_EPOCH
     require(
-        not config.DIST.MAX_RESTART or anew,
+        not config.DIST.MAX_RESTART or config.EVAL or anew,
         "DIST.MAX_RESTART",
-        "0, or -output with it, in which to look for checkpoints, and no -eval, -last_epoch or -resume=PATH",
+        "0, or -output with it, in which to look for checkpoints, and no -last_epoch or -resume=PATH",
     )
     require(not automatic or config.OUTPUT, "MODEL.RESUME", "-output with it: the folder in which to look")
 
@@ -146,16 +151,11 @@ def _check_data(config: CfgNode, require: Callable[[bool, str, str], None]) -> N
     require(0 < data.CROP_PCT <= 1, "DATA.CROP_PCT", "0 < value <= 1")
     require(0 < train.CROP_SCALE[0] <= train.CROP_SCALE[1] <= 1, "TRAIN.CROP_SCALE", "0 < low <= high <= 1")
     require(0 < train.CROP_RATIO[0] <= train.CROP_RATIO[1], "TRAIN.CROP_RATIO", "0 < low <= high")
-    in_turn = data.DATASET == "shards" and data.SAMPLER == "shuffle" and data.CACHE is None
-    expected = "None, or with it DATASET shards, SAMPLER shuffle and no CACHE"
-    require(data.SHARD_SHUFFLE is None or in_turn, "DATA.SHARD_SHUFFLE", expected)
     plain = data.SAMPLER == "shuffle" and data.SHARD_SHUFFLE is None and train.REPEATED_AUGMENT == 1
     expected = "global, or with it SAMPLER shuffle, REPEATED_AUGMENT 1 and no SHARD_SHUFFLE"
     require(data.SHUFFLE_MODE == "global" or plain, "DATA.SHUFFLE_MODE", expected)
-    encoded = data.DATASET in ("folder", "imagenet2012", "shards") and data.CACHE is None
-    require(encoded or not data.FAST_EVAL, "DATA.FAST_EVAL", "False: the dataset has no files to decode, or is cached")
-    cached = data.CACHE is None or not (data.SKIP_BROKEN or data.DATASET == "synthetic")
-    require(cached, "DATA.CACHE", "None with SKIP_BROKEN (a cache holds every image) and with DATASET synthetic")
+    cached = data.CACHE is None or not data.SKIP_BROKEN
+    require(cached, "DATA.CACHE", "None with SKIP_BROKEN: a cache holds every image")
     if data.LOADER == "dali" and not config.EVAL:
         for key, value, idle in (
             ("TRAIN.CROP", train.CROP, "random_resized"),
@@ -192,35 +192,144 @@ def _check_recipe(config: CfgNode, require: Callable[[bool, str, str], None]) ->
             "DATA.BATCH_SIZE",
             "an even number: mixup and CutMix mix pairs of neighbours",
         )
-    # What would do nothing isn't taken in silence.
-    for key, idle, use, needed in (
-        ("TRAIN.GRAD_CLIP_MODE", "norm", train.GRAD_CLIP, "GRAD_CLIP"),
-        ("TRAIN.LR_SCALING", "linear", train.LINEAR_SCALED_LR, "LINEAR_SCALED_LR"),
-        ("TRAIN.MIXUP_OFF_EPOCH", 0, mixed, "MIXUP_ALPHA, CUTMIX_ALPHA or CUTMIX_MINMAX"),
-        ("TRAIN.BCE_TARGET_THRESH", None, train.LOSS == "bce", "LOSS bce"),
-        ("TRAIN.BCE_SUM", False, train.LOSS == "bce", "LOSS bce"),
-        ("TRAIN.TEACHER_PATH", None, train.DISTILLATION_TYPE, "DISTILLATION_TYPE hard or soft"),
-    ):
-        value = train[key.removeprefix("TRAIN.")]
-        require(value == idle or bool(use), key, f"{idle}, or with it {needed}")
 
 
-def _check_strategy(config: CfgNode, require: Callable[[bool, str, str], None]) -> None:
+# ----------------------------------------------------------------- idle keys
+
+
+class Need(NamedTuple):
+    """What a key needs so as to do something."""
+
+    said: str  # goes on after "does nothing"
+    keys: tuple[str, ...]  # that decide whether it is met
+    met: Callable[[dict[str, Any]], bool]  # of the values by dotted key
+
+
+def _is(key: str, *values: Any) -> Need:
+    return Need(f"without {key} {' or '.join(map(str, values))}", (key,), lambda found: found[key] in values)
+
+
+def _is_not(key: str, *values: Any) -> Need:
+    return Need(f"with {key} {' or '.join(map(str, values))}", (key,), lambda found: found[key] not in values)
+
+
+def _is_set(key: str) -> Need:
+    return Need(f"without {key}", (key,), lambda found: bool(found[key]))
+
+
+def _is_unset(key: str) -> Need:
+    return Need(f"with {key}", (key,), lambda found: not found[key])
+
+
+_TRAINING = Need("under EVAL", ("EVAL",), lambda found: not found["EVAL"])
+_FLEET, _NO_SHARDING = _is("DIST.ENGINE", "fleet"), _is_unset("DIST.STRATEGY.sharding")
+_FILES, _NO_CACHE = _is("DATA.DATASET", "folder", "imagenet2012", "shards"), _is_unset("DATA.CACHE")
+_LOADED_AHEAD = Need(
+    "without DATA.NUM_WORKERS above 0 or DATA.LOADER dali",
+    ("DATA.NUM_WORKERS", "DATA.LOADER", "EVAL"),
+    lambda found: found["DATA.NUM_WORKERS"] > 0 or (found["DATA.LOADER"] == "dali" and not found["EVAL"]),
+)
+_OWN_BATCH = Need(
+    "with DATA.GLOBAL_BATCH, of which it is a share",
+    ("DATA.GLOBAL_BATCH",),
+    lambda found: found["EVAL"] or not found["DATA.GLOBAL_BATCH"],
+)
+_SCHEDULE, _OPTIMIZER = "TRAIN.LR_SCHEDULER.NAME", "TRAIN.OPTIMIZER.NAME"
+_MIXUP = Need("without TRAIN.MIXUP_ALPHA above 0", ("TRAIN.MIXUP_ALPHA",), lambda found: found["TRAIN.MIXUP_ALPHA"] > 0)
+_CUTMIX = Need(
+    "without TRAIN.CUTMIX_ALPHA above 0 or TRAIN.CUTMIX_MINMAX",
+    ("TRAIN.CUTMIX_ALPHA", "TRAIN.CUTMIX_MINMAX"),
+    lambda found: found["TRAIN.CUTMIX_ALPHA"] > 0 or found["TRAIN.CUTMIX_MINMAX"] is not None,
+)
+_MIXING = Need(
+    "without TRAIN.MIXUP_ALPHA or TRAIN.CUTMIX_ALPHA above 0, or TRAIN.CUTMIX_MINMAX",
+    (*_MIXUP.keys, *_CUTMIX.keys),
+    lambda found: _MIXUP.met(found) or _CUTMIX.met(found),
+)
+_MOMENTUM = _is(_OPTIMIZER, "SGD", "Muon")
+
+# Every key of config.py, with what it needs. Keys of MODEL that aren't here are an architecture's: those that its
+# constructor takes (``models.check_keys``). A key whose loss would be missed conflicts instead, and needs nothing.
+_DECLARED = (
+    # What a script for both hands to training and evaluation alike (-batch_size, -accum_iter, -last_epoch, -amp)
+    # needs no training; nor does what depends on the machine need that.
+    ((), (
+        "BASE", "DATA.BATCH_SIZE_EVAL", "DATA.DATASET", "DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS", "DATA.CROP_PCT",
+        "DATA.INTERPOLATION", "DATA.NUM_WORKERS", "DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD", "MODEL.TYPE", "MODEL.NAME",
+        "MODEL.RESUME", "MODEL.PRETRAINED", "TRAIN.LAST_EPOCH", "TRAIN.ACCUM_ITER", "OUTPUT", "TAG", "SAVE_ON_ERROR",
+        "SEED", "EVAL", "AMP", "NGPUS", "DETERMINISTIC", "CUDNN_BENCHMARK", "TUNE_CPU", "DIST.TIMEOUT",
+        "DIST.INIT_TIMEOUT",
+    )),
+    ((_TRAINING,), (
+        "DATA.GLOBAL_BATCH", "DATA.LOADER", "DATA.DROP_LAST", "DATA.SHUFFLE_MODE", "DATA.SAMPLER", "MODEL.DROPOUT",
+        "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH", "MODEL.PATCH_DROP", "MODEL.RECOMPUTE", "MODEL.HEAD_INIT_SCALE",
+        "TRAIN.NUM_EPOCHS", "TRAIN.WARMUP_EPOCHS", "TRAIN.WEIGHT_DECAY", "TRAIN.BASE_LR", "TRAIN.LINEAR_SCALED_LR",
+        "TRAIN.LAYER_DECAY", "TRAIN.HEAD_LR", "TRAIN.FREEZE", "TRAIN.GRAD_CLIP", "TRAIN.SYNC_BN", _SCHEDULE, _OPTIMIZER,
+        "TRAIN.MODEL_EMA", "TRAIN.LOSS", "TRAIN.SMOOTHING", "TRAIN.CLASS_WEIGHTS", "TRAIN.DISTILLATION_TYPE",
+        "TRAIN.CROP", "TRAIN.INTERPOLATION", "TRAIN.HFLIP", "TRAIN.VFLIP", "TRAIN.AFFINE", "TRAIN.AUTO_AUGMENT",
+        "TRAIN.COLOR_JITTER", "TRAIN.RANDOM_ERASE_PROB", "TRAIN.REPEATED_AUGMENT", "TRAIN.MIXUP_ALPHA",
+        "TRAIN.CUTMIX_MINMAX", "SAVE_FREQ", "SAVE_STEPS", "SAVE_MINUTES", "KEEP_LAST", "BEST_METRIC", "REPORT_FREQ",
+        "VALIDATE_FREQ", "TO_STATIC", "DIST.MAX_RESTART", "DIST.ENGINE",
+    )),
+    ((_is("EVAL", True),), ("EVAL_ENGINE",)),
+    ((_is_unset("OUTPUT"),), ("SAVE",)),
+    ((_OWN_BATCH,), ("DATA.BATCH_SIZE",)),
+    ((_is_not("DATA.DATASET", "digits", "synthetic"),), ("DATA.DATA_PATH",)),
+    ((_is_not("DATA.DATASET", "synthetic"),), ("DATA.CACHE",)),
+    ((_is("DATA.DATASET", "synthetic"),), ("DATA.SYNTHETIC_SIZE",)),
+    ((_FILES, _NO_CACHE), ("DATA.FAST_EVAL",)),
+    ((_TRAINING, _FILES), ("DATA.SKIP_BROKEN",)),
+    ((_TRAINING, _is("DATA.DATASET", "shards"), _is("DATA.SAMPLER", "shuffle"), _NO_CACHE), ("DATA.SHARD_SHUFFLE",)),
+    ((_LOADED_AHEAD,), ("DATA.PREFETCH",)),
+    ((_is_set("MODEL.PRETRAINED"),), ("MODEL.PRETRAINED_ALLOW",)),
+    ((_TRAINING, _is_set("TRAIN.WARMUP_EPOCHS")), ("TRAIN.WARMUP_START_LR",)),
+    ((_TRAINING, _is_not(_SCHEDULE, "constant")), ("TRAIN.END_LR", "TRAIN.COOLDOWN_EPOCHS")),
+    ((_TRAINING, _is_set("TRAIN.LINEAR_SCALED_LR")), ("TRAIN.LR_SCALING",)),
+    ((_TRAINING, _is_set("TRAIN.GRAD_CLIP")), ("TRAIN.GRAD_CLIP_MODE",)),
+    ((_TRAINING, _is(_SCHEDULE, "multistep", "multi-step")), ("TRAIN.LR_SCHEDULER.MILESTONES",)),
+    ((_TRAINING, _is(_SCHEDULE, "step")), ("TRAIN.LR_SCHEDULER.DECAY_EPOCHS",)),
+    ((_TRAINING, _is(_SCHEDULE, "step", "multistep", "multi-step")), ("TRAIN.LR_SCHEDULER.DECAY_RATE",)),
+    ((_TRAINING, _is(_SCHEDULE, "poly")), ("TRAIN.LR_SCHEDULER.POWER",)),
+    ((_TRAINING, _is(_OPTIMIZER, "AdamW", "Adam", "LAMB", "Muon")), ("TRAIN.OPTIMIZER.EPS",)),
+    ((_TRAINING, _is_not(_OPTIMIZER, "SGD")), ("TRAIN.OPTIMIZER.BETAS",)),
+    ((_TRAINING, _MOMENTUM), ("TRAIN.OPTIMIZER.MOMENTUM",)),
+    ((_TRAINING, _MOMENTUM, _is_set("TRAIN.OPTIMIZER.MOMENTUM")), ("TRAIN.OPTIMIZER.NESTEROV",)),
+    ((_TRAINING, _is("TRAIN.MODEL_EMA", True)), ("TRAIN.MODEL_EMA_DECAY", "TRAIN.MODEL_EMA_WARMUP")),
+    ((_TRAINING, _is("TRAIN.LOSS", "bce")), ("TRAIN.BCE_TARGET_THRESH", "TRAIN.BCE_SUM")),
+    ((_TRAINING, _is("TRAIN.DISTILLATION_TYPE", "hard", "soft")), (
+        "TRAIN.DISTILLATION_ALPHA", "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PATH",
+    )),
+    ((_TRAINING, _is("TRAIN.DISTILLATION_TYPE", "soft")), ("TRAIN.DISTILLATION_TAU",)),
+    ((_TRAINING, _is("TRAIN.CROP", "random_resized")), ("TRAIN.CROP_SCALE", "TRAIN.CROP_RATIO")),
+    ((_TRAINING, _is_set("TRAIN.RANDOM_ERASE_PROB")), ("TRAIN.RANDOM_ERASE_MODE", "TRAIN.RANDOM_ERASE_COUNT")),
+    ((_TRAINING, _is_unset("TRAIN.CUTMIX_MINMAX")), ("TRAIN.CUTMIX_ALPHA",)),
+    ((_TRAINING, _MIXING), ("TRAIN.MIXUP_PROB", "TRAIN.MIXUP_MODE", "TRAIN.MIXUP_OFF_EPOCH")),
+    ((_TRAINING, _MIXUP, _CUTMIX), ("TRAIN.MIXUP_SWITCH_PROB",)),
+    ((_TRAINING, _FLEET), tuple(f"DIST.STRATEGY.{key}" for key in ("gradient_merge", "recompute", "amp", "sharding"))),
+    ((_TRAINING, _FLEET, _is("DIST.STRATEGY.gradient_merge", True)), ("DIST.STRATEGY.gradient_merge_configs.k_steps",)),
+    ((_TRAINING, _FLEET, _is("DIST.STRATEGY.sharding", True)), ("DIST.STRATEGY.sharding_configs.stage",)),
+    ((_TRAINING, _FLEET, _NO_SHARDING), (
+        "DIST.STRATEGY.fuse_grad_size_in_MB", "DIST.STRATEGY.last_comm_group_size_MB",
+        "DIST.STRATEGY.find_unused_parameters",
+    )),
+)  # fmt: skip
+NEEDS: dict[str, tuple[Need, ...]] = {key: needs for needs, keys in _DECLARED for key in keys}
+
+
+def refuse_idle(config: CfgNode, given: Mapping[str, Any]) -> None:
+    """Raises InputError for a key that was set and does nothing, whatever its value.
+
+    It is no error where what takes its use away was set over it: ``-o TRAIN.OPTIMIZER.NAME SGD`` over a recipe's BETAS.
+    EVAL may also stand in the file that trains. None takes back what a lower file set, and isn't asked for a use.
+
+    Args:
+        given: {key: (level, source)} of what somebody set; of two levels, the higher one was read later.
+    """
     values = dict(leaves(config))
-    options = config.DIST.STRATEGY
-    fleet, merges, sharding = config.DIST.ENGINE == "fleet", options.gradient_merge, options.sharding
-    for key, idle, use, needed in (
-        ("gradient_merge", False, fleet, "DIST.ENGINE fleet"),
-        ("gradient_merge_configs.k_steps", 1, merges, "gradient_merge True"),
-        ("recompute", False, fleet, "DIST.ENGINE fleet"),
-        ("amp", False, fleet, "DIST.ENGINE fleet"),
-        ("sharding", False, fleet, "DIST.ENGINE fleet"),
-        ("sharding_configs.stage", 1, sharding, "sharding True"),
-        ("fuse_grad_size_in_MB", 32, fleet and not sharding, "DIST.ENGINE fleet without sharding"),
-        ("last_comm_group_size_MB", 1.0, fleet and not sharding, "DIST.ENGINE fleet without sharding"),
-        ("find_unused_parameters", False, fleet and not sharding, "DIST.ENGINE fleet without sharding"),
-    ):
-        key = f"DIST.STRATEGY.{key}"
-        require(values[key] == idle or use, key, f"{idle}, or with it {needed}")
-    for key, value in carried_out(config).items():
-        require(values[key] == value, key, f"{value}, as DIST.STRATEGY asks; give one of the two, or the same")
+    for key, where in given.items():
+        for need in NEEDS.get(key, ()) if values[key] is not None else ():
+            above = any(given[k].level > where.level for k in need.keys if k in given)
+            in_file = need is _TRAINING and where.source != COMMAND_LINE
+            if not (above or in_file or need.met(values)):
+                change = ", or set that" if need.said.startswith("without") else ""
+                raise InputError(f"{where.source}: {key} does nothing {need.said}; leave it out{change}")

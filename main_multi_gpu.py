@@ -86,8 +86,10 @@ def watched_worker(failed, beats, handed):
 def built(config):
     """(configuration, training set, validation set)."""
     import datasets
+    from models import check_keys
     from weights.preprocessing import with_preprocessing
 
+    check_keys(config)
     return datasets.get_datasets(with_preprocessing(config))
 
 

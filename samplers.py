@@ -38,7 +38,8 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         self.seed, self.rank, self.ranks = config.SEED, rank, ranks
         self.consumed, self.epochs = 0, config.TRAIN.NUM_EPOCHS
         self.own = config.DATA.SHUFFLE_MODE == "shard"
-        self.shards = config.DATA.SHARD_SHUFFLE and (dataset.shards.shard, config.DATA.SHARD_SHUFFLE)
+        shards = getattr(dataset, "shards", None)  # without any, SHARD_SHUFFLE does nothing
+        self.shards = shards and config.DATA.SHARD_SHUFFLE and (shards.shard, config.DATA.SHARD_SHUFFLE)
         self.balanced, self.repeats = config.DATA.SAMPLER == "balanced", config.TRAIN.REPEATED_AUGMENT
         batches = len(dataset) // (batch_size * ranks)
         self.num_samples = batches * batch_size if drop_last else -(-len(dataset) // ranks)  # of this rank

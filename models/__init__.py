@@ -7,7 +7,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from config import get_config, shipped_configs
+from config import get_config, set_by_someone, shipped_configs
 from errors import InputError
 from models.base import ImageModel
 from models.beit import Beit
@@ -64,7 +64,8 @@ def build_model(config: CfgNode, **arguments: Any) -> ImageModel:
         InputError: an unknown MODEL.TYPE, a key that this architecture doesn't take, sizes that don't fit together, or
             an unresolved NUM_CLASSES.
     """
-    model, default, kind = config.MODEL, get_config().MODEL, architecture(config)
+    check_keys(config)
+    model, kind = config.MODEL, architecture(config)
     if model.NUM_CLASSES == "auto":
         raise InputError("MODEL.NUM_CLASSES is 'auto' where no dataset tells it; give a number")
     taken = inspect.signature(kind).parameters
@@ -75,9 +76,23 @@ def build_model(config: CfgNode, **arguments: Any) -> ImageModel:
             if isinstance(value, list) and "Sequence" not in str(taken[name].annotation):
                 raise InputError(f"MODEL.{key} is {value}, but {model.TYPE} takes one number")
             values[name] = value
-        elif name not in taken and key not in _NO_ARGUMENTS and value != default[key]:
-            raise InputError(f"MODEL.{key} is {value!r}, but {model.TYPE} takes no {key}; leave it at {default[key]!r}")
     return kind(**values | arguments)
+
+
+def check_keys(config: CfgNode) -> None:
+    """Raises InputError for a key of MODEL that was set and that the architecture doesn't take, whatever its value.
+
+    It is no error below the TYPE that was set over it, such as a recipe's DROPPATH; None takes a key back.
+    """
+    model, found = config.MODEL, set_by_someone(config)
+    taken = inspect.signature(architecture(config)).parameters
+    own = found["MODEL.TYPE"].level if "MODEL.TYPE" in found else 0
+    for key, value in model.items():
+        where = found.get(f"MODEL.{key}")
+        idle = key not in _NO_ARGUMENTS and _ARGUMENTS.get(key, key.lower()) not in taken
+        if idle and where and where.level >= own and value is not None:
+            said = f"MODEL.{key} is {value!r}, but {model.TYPE} takes no {key}; leave it out"
+            raise InputError(f"{where.source}: {said}")
 
 
 def architecture(config: CfgNode) -> type[ImageModel]:

@@ -32,7 +32,6 @@ def build_schedule(config: CfgNode, updates_per_epoch: int, effective_batch: int
     stepping = {
         "step": lambda epoch: epoch // options.DECAY_EPOCHS,
         "multistep": lambda epoch: sum(epoch >= milestone for milestone in options.MILESTONES),
-        "constant": lambda epoch: 0,
     }
     falling["cosine"], stepping["multi-step"] = falling["warmupcosine"], stepping["multistep"]
 
@@ -44,6 +43,8 @@ def build_schedule(config: CfgNode, updates_per_epoch: int, effective_batch: int
         if options.NAME in falling:
             progress = min(1.0, (update - warmup) / max(1, total - warmup))
             return end_lr + (base_lr - end_lr) * falling[options.NAME](progress)
+        if options.NAME == "constant":
+            return base_lr
         steps = stepping[options.NAME](min(update, total) // updates_per_epoch)
         return max(end_lr, base_lr * options.DECAY_RATE**steps)
 
