@@ -12,7 +12,7 @@ from golden.optim_problem import BETAS, CASES, EPS, MOMENTUM, SCALES, STEPS, WEI
 from paddle import nn
 from small import Small
 
-from config import get_config
+from config import get_config, with_values
 from errors import InputError
 from models import create_model
 from optim import build_optimizer, decayed_parameters, freeze, layer_scales
@@ -62,17 +62,21 @@ def test_adamw_is_the_papers():
 
 # ------------------------------------------------------------------ optimizers
 
-PROBLEM = [
-    "TRAIN.WEIGHT_DECAY", str(WEIGHT_DECAY), "TRAIN.OPTIMIZER.BETAS", str(list(BETAS)), "TRAIN.OPTIMIZER.EPS", str(EPS),
-    "TRAIN.OPTIMIZER.MOMENTUM", str(MOMENTUM), "TRAIN.LAYER_DECAY", "0.5", "TRAIN.HEAD_LR", "3",
-]  # fmt: skip
+PROBLEM = {  # for every optimizer: not all are of one
+    "TRAIN.WEIGHT_DECAY": WEIGHT_DECAY, "TRAIN.OPTIMIZER.BETAS": list(BETAS), "TRAIN.OPTIMIZER.EPS": EPS,
+    "TRAIN.OPTIMIZER.MOMENTUM": MOMENTUM, "TRAIN.LAYER_DECAY": 0.5, "TRAIN.HEAD_LR": 3,
+}  # fmt: skip
+
+
+def configured(values):
+    return with_values(get_config(), **{key.replace(".", "__"): value for key, value in values.items()})
 
 
 def problem(case, model, *options):
     """The optimizer of a case of the golden file, over ``model``."""
     name, *nesterov = case.split()
-    chosen = ["TRAIN.OPTIMIZER.NAME", name, "TRAIN.OPTIMIZER.NESTEROV", str(bool(nesterov))]
-    return build_optimizer(get_config(None, [*PROBLEM, *chosen, *options]), model)
+    chosen = {"TRAIN.OPTIMIZER.NAME": name, "TRAIN.OPTIMIZER.NESTEROV": bool(nesterov)}
+    return build_optimizer(configured(PROBLEM | chosen | dict(zip(options[::2], options[1::2], strict=True))), model)
 
 
 def run_steps(optimizer, model, steps):
@@ -161,7 +165,7 @@ def test_layer_decay_is_timms_for_twelve_blocks():
 
 def test_the_classifier_has_a_rate_of_its_own():
     model = Small()
-    assert layer_scales(get_config(None, PROBLEM), model) == SCALES
+    assert layer_scales(configured(PROBLEM), model) == SCALES
     alone = layer_scales(get_config(None, ["TRAIN.HEAD_LR", "10"]), model)
     assert alone == {name: 10.0 if name.startswith("head.") else 1.0 for name in SCALES}
 

@@ -122,7 +122,7 @@ def test_reset_classifier_replaces_every_head():
         (["MODEL.DISTILLED", "True", "MODEL.GLOBAL_POOL", "avg"], "GLOBAL_POOL is 'avg', expected 'token'"),
         (["MODEL.DISTILLED", "True", "MODEL.REG_TOKENS", "4"], "REG_TOKENS is 4, expected 0"),
         (["MODEL.CLASS_TOKEN", "False"], "GLOBAL_POOL is 'token', expected 'avg'"),
-        (["MODEL.WINDOW_SIZE", "7"], "MODEL.WINDOW_SIZE is 7, but ViT takes no WINDOW_SIZE; leave it at None"),
+        (["MODEL.WINDOW_SIZE", "7"], "MODEL.WINDOW_SIZE is 7, but ViT takes no WINDOW_SIZE; leave it out"),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(options, message):

@@ -267,12 +267,12 @@ def operators() -> Finding:
 
 def loader(cfg: str, options: Sequence[str], least: float = LEAST_IMAGES) -> Finding:
     """How many training images one worker loads in a second; expected: ``least``."""
-    from config import get_config
+    from config import get_config, with_values
     from datasets import get_dataloader, get_dataset
 
-    fixed = ["DATA.NUM_WORKERS", "1", "DATA.BATCH_SIZE", "32", "DATA.DROP_LAST", "False"]
+    fixed = {"DATA__NUM_WORKERS": 1, "DATA__BATCH_SIZE": 32, "DATA__DROP_LAST": False, "TRAIN__NUM_EPOCHS": 1000000}
     try:
-        config = get_config(cfg, [*options, *fixed, "TRAIN.NUM_EPOCHS", "1000000"])
+        config = with_values(get_config(cfg, options), **fixed)
         dataset = get_dataset(config, "train")
         found = get_dataloader(config, dataset, "train")
         batches = _batches(found)

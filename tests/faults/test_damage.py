@@ -167,7 +167,7 @@ def test_a_damaged_best_is_the_best_no_more(damaged, tiny, damage):
 
 
 # Without a rate no epoch is better than the first.
-STILL = [*TINY, *OPTIONS, "TRAIN.BASE_LR", "0", "TRAIN.WARMUP_START_LR", "0"]
+STILL = [*TINY, *OPTIONS, "TRAIN.BASE_LR", "0"]
 
 
 def test_the_ranks_agree_that_a_damaged_best_is_the_best_no_more(tmp_path):

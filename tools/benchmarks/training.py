@@ -104,10 +104,12 @@ def scale(arguments: argparse.Namespace) -> None:
     given = get_config(arguments.cfg, arguments.o)
     batch = arguments.batch_size or given.DATA.BATCH_SIZE
     images = batch * max(numbers) * arguments.steps
-    defaults = {"DATA.SYNTHETIC_SIZE": images}
+    defaults = {}
     small = given.DATA.DATASET in ("mnist", "fashion_mnist") and not is_given(given, "DATA.DATA_PATH")
     if "DATA.DATASET" not in named_keys(arguments.o):
         defaults["DATA.DATASET"] = given.DATA.DATASET if small or given.DATA.DATASET == "digits" else "synthetic"
+    if defaults.get("DATA.DATASET", given.DATA.DATASET) == "synthetic":
+        defaults["DATA.SYNTHETIC_SIZE"] = images
     fixed = {"DATA.BATCH_SIZE": batch, "TRAIN.NUM_EPOCHS": arguments.epochs + 1, "TRAIN.WARMUP_EPOCHS": 0}
     options = checked(arguments, fixed | {"VALIDATE_FREQ": arguments.epochs + 1, "SAVE_FREQ": 0}, defaults)
 
