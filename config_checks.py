@@ -221,6 +221,10 @@ def _is_unset(key: str) -> Need:
     return Need(f"with {key}", (key,), lambda found: not found[key])
 
 
+def _above_zero(key: str) -> Need:
+    return Need(f"without {key} above 0", (key,), lambda found: found[key] > 0)
+
+
 _TRAINING = Need("under EVAL", ("EVAL",), lambda found: not found["EVAL"])
 _FLEET, _NO_SHARDING = _is("DIST.ENGINE", "fleet"), _is_unset("DIST.STRATEGY.sharding")
 _FILES, _NO_CACHE = _is("DATA.DATASET", "folder", "imagenet2012", "shards"), _is_unset("DATA.CACHE")
@@ -235,7 +239,7 @@ _OWN_BATCH = Need(
     lambda found: found["EVAL"] or not found["DATA.GLOBAL_BATCH"],
 )
 _SCHEDULE, _OPTIMIZER = "TRAIN.LR_SCHEDULER.NAME", "TRAIN.OPTIMIZER.NAME"
-_MIXUP = Need("without TRAIN.MIXUP_ALPHA above 0", ("TRAIN.MIXUP_ALPHA",), lambda found: found["TRAIN.MIXUP_ALPHA"] > 0)
+_MIXUP = _above_zero("TRAIN.MIXUP_ALPHA")
 _CUTMIX = Need(
     "without TRAIN.CUTMIX_ALPHA above 0 or TRAIN.CUTMIX_MINMAX",
     ("TRAIN.CUTMIX_ALPHA", "TRAIN.CUTMIX_MINMAX"),
@@ -282,7 +286,7 @@ _DECLARED = (
     ((_TRAINING, _is("DATA.DATASET", "shards"), _is("DATA.SAMPLER", "shuffle"), _NO_CACHE), ("DATA.SHARD_SHUFFLE",)),
     ((_LOADED_AHEAD,), ("DATA.PREFETCH",)),
     ((_is_set("MODEL.PRETRAINED"),), ("MODEL.PRETRAINED_ALLOW",)),
-    ((_TRAINING, _is_set("TRAIN.WARMUP_EPOCHS")), ("TRAIN.WARMUP_START_LR",)),
+    ((_TRAINING, _above_zero("TRAIN.WARMUP_EPOCHS")), ("TRAIN.WARMUP_START_LR",)),
     ((_TRAINING, _is_not(_SCHEDULE, "constant")), ("TRAIN.END_LR", "TRAIN.COOLDOWN_EPOCHS")),
     ((_TRAINING, _is_set("TRAIN.LINEAR_SCALED_LR")), ("TRAIN.LR_SCALING",)),
     ((_TRAINING, _is_set("TRAIN.GRAD_CLIP")), ("TRAIN.GRAD_CLIP_MODE",)),
@@ -293,7 +297,7 @@ _DECLARED = (
     ((_TRAINING, _is(_OPTIMIZER, "AdamW", "Adam", "LAMB", "Muon")), ("TRAIN.OPTIMIZER.EPS",)),
     ((_TRAINING, _is_not(_OPTIMIZER, "SGD")), ("TRAIN.OPTIMIZER.BETAS",)),
     ((_TRAINING, _MOMENTUM), ("TRAIN.OPTIMIZER.MOMENTUM",)),
-    ((_TRAINING, _MOMENTUM, _is_set("TRAIN.OPTIMIZER.MOMENTUM")), ("TRAIN.OPTIMIZER.NESTEROV",)),
+    ((_TRAINING, _MOMENTUM, _above_zero("TRAIN.OPTIMIZER.MOMENTUM")), ("TRAIN.OPTIMIZER.NESTEROV",)),
     ((_TRAINING, _is("TRAIN.MODEL_EMA", True)), ("TRAIN.MODEL_EMA_DECAY", "TRAIN.MODEL_EMA_WARMUP")),
     ((_TRAINING, _is("TRAIN.LOSS", "bce")), ("TRAIN.BCE_TARGET_THRESH", "TRAIN.BCE_SUM")),
     ((_TRAINING, _is("TRAIN.DISTILLATION_TYPE", "hard", "soft")), (
@@ -301,7 +305,7 @@ _DECLARED = (
     )),
     ((_TRAINING, _is("TRAIN.DISTILLATION_TYPE", "soft")), ("TRAIN.DISTILLATION_TAU",)),
     ((_TRAINING, _is("TRAIN.CROP", "random_resized")), ("TRAIN.CROP_SCALE", "TRAIN.CROP_RATIO")),
-    ((_TRAINING, _is_set("TRAIN.RANDOM_ERASE_PROB")), ("TRAIN.RANDOM_ERASE_MODE", "TRAIN.RANDOM_ERASE_COUNT")),
+    ((_TRAINING, _above_zero("TRAIN.RANDOM_ERASE_PROB")), ("TRAIN.RANDOM_ERASE_MODE", "TRAIN.RANDOM_ERASE_COUNT")),
     ((_TRAINING, _is_unset("TRAIN.CUTMIX_MINMAX")), ("TRAIN.CUTMIX_ALPHA",)),
     ((_TRAINING, _MIXING), ("TRAIN.MIXUP_PROB", "TRAIN.MIXUP_MODE", "TRAIN.MIXUP_OFF_EPOCH")),
     ((_TRAINING, _MIXUP, _CUTMIX), ("TRAIN.MIXUP_SWITCH_PROB",)),

@@ -134,7 +134,7 @@ def run(config: CfgNode, count: int, start: Callable[..., Any]) -> None:
         count: how many.
         start: given the configuration, how many, ``failed`` and ``beats``, starts them and returns their context.
     """
-    context, restarts = multiprocessing.get_context("spawn"), config.DIST.MAX_RESTART
+    context, restarts = multiprocessing.get_context("spawn"), 0 if config.EVAL else config.DIST.MAX_RESTART
     stepped = True
     for attempt in itertools.count(1):
         signals.hold_signals()  # until the ranks listen; this process passes signals on

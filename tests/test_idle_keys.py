@@ -330,7 +330,7 @@ def test_a_file_is_named_that_sets_an_idle_key(tmp_path):
     (tmp_path / "idle.yaml").write_text("TRAIN: {WARMUP_EPOCHS: 0, WARMUP_START_LR: 1e-6}\n")
     (tmp_path / "mine.yaml").write_text("BASE: idle.yaml\nTRAIN: {BASE_LR: 1.0}\n")
     with pytest.raises(
-        InputError, match=r"/idle.yaml: TRAIN.WARMUP_START_LR does nothing without TRAIN.WARMUP_EPOCHS;"
+        InputError, match=r"/idle.yaml: TRAIN.WARMUP_START_LR does nothing without TRAIN.WARMUP_EPOCHS above 0;"
     ):
         get_config(tmp_path / "mine.yaml")
 
