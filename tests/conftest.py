@@ -27,6 +27,12 @@ TINY = [
 ]  # fmt: skip
 
 
+def without(options, *beginnings):
+    """The options but for those whose keys begin so: a key that would do nothing is an error."""
+    pairs = zip(options[::2], options[1::2], strict=True)
+    return [word for pair in pairs if not pair[0].startswith(beginnings) for word in pair]
+
+
 @pytest.fixture(autouse=True)
 def _no_program_is_left():
     yield

@@ -161,6 +161,7 @@ def test_what_cannot_be_cached_is_an_error(folder):
     (folder / "file").touch()
     with pytest.raises(InputError, match=r"DATA.CACHE .*file: can't be written \(File exists\); choose another folder"):
         get_dataset(configured("folder", folder, "DATA.CACHE", str(folder / "file")), "val")
-    for options in (("folder", "", "DATA.SKIP_BROKEN", "True"), ("synthetic", "")):
-        with pytest.raises(InputError, match="DATA.CACHE is 'x', expected None with SKIP_BROKEN"):
-            configured(*options, "DATA.CACHE", "x")
+    with pytest.raises(InputError, match="DATA.CACHE is 'x', expected None with SKIP_BROKEN"):
+        configured("folder", "", "DATA.SKIP_BROKEN", "True", "DATA.CACHE", "x")
+    with pytest.raises(InputError, match="DATA.CACHE does nothing with DATA.DATASET synthetic; leave it out"):
+        configured("synthetic", "", "DATA.CACHE", "x")

@@ -24,7 +24,8 @@ from transforms import BatchTransform
 
 
 def configured(dataset, path="", *options, classes="auto"):
-    options = ["DATA.DATASET", dataset, "DATA.DATA_PATH", str(path), "MODEL.NUM_CLASSES", str(classes), *options]
+    where = [] if dataset in ("digits", "synthetic") else ["DATA.DATA_PATH", str(path)]
+    options = ["DATA.DATASET", dataset, *where, "MODEL.NUM_CLASSES", str(classes), *options]
     return get_config(None, ["DATA.IMAGE_SIZE", "8", "DATA.CROP_PCT", "1.0", "DATA.NUM_WORKERS", "0", *options])
 
 

@@ -10,7 +10,7 @@ from paddle import nn
 from ranks import run_ranks
 from small import Small
 
-from config import get_config
+from config import get_config, with_values
 from errors import RunError
 from optim import LossScaler, build_optimizer, clip_gradients
 
@@ -38,7 +38,7 @@ def test_clipping_is_torchs_and_timms(mode):
 def test_gradients_within_the_limit_keep_their_bits(limit, mode):
     model = Small()
     model.set_gradients(gradients(0))
-    clip_gradients(get_config(None, ["TRAIN.GRAD_CLIP", str(limit), "TRAIN.GRAD_CLIP_MODE", mode]), model)
+    clip_gradients(with_values(get_config(), TRAIN__GRAD_CLIP=limit, TRAIN__GRAD_CLIP_MODE=mode), model)
     for name, found in model.arrays(gradient).items():
         np.testing.assert_array_equal(found, gradients(0)[name], err_msg=name)
 

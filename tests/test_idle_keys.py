@@ -186,7 +186,7 @@ TRIED = [
     (
         of_schedules,
         {
-            "TRAIN.WARMUP_START_LR": 0.5, "TRAIN.END_LR": 1e-3, "TRAIN.COOLDOWN_EPOCHS": 2, "TRAIN.LR_SCALING": "sqrt",
+            "TRAIN.WARMUP_START_LR": 0.5, "TRAIN.END_LR": 0.5, "TRAIN.COOLDOWN_EPOCHS": 2, "TRAIN.LR_SCALING": "sqrt",
             f"{S}MILESTONES": [3], f"{S}DECAY_EPOCHS": 2, f"{S}DECAY_RATE": 0.3, f"{S}POWER": 1.0,
         },
         [

@@ -46,7 +46,8 @@ class Multiplying(Numbers):
 
 
 def configured(workers, prefetch=2, batch_size=4, epochs=9):
-    sizes = {"DATA.NUM_WORKERS": workers, "DATA.PREFETCH": prefetch, "DATA.BATCH_SIZE": batch_size}
+    sizes = {"DATA.NUM_WORKERS": workers, "DATA.BATCH_SIZE": batch_size}
+    sizes |= {"DATA.PREFETCH": prefetch} if workers else {}
     sizes |= {"DATA.IMAGE_SIZE": 2, "TRAIN.NUM_EPOCHS": epochs, "TRAIN.WARMUP_EPOCHS": 0}
     return get_config(None, [str(word) for pair in sizes.items() for word in pair])
 

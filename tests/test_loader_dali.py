@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from config import get_config
+from config import get_config, with_values
 from datasets import get_dataloader, get_dataset
 from errors import InputError, RunError
 
@@ -90,12 +90,12 @@ def test_it_names_a_broken_file(photographs, tmp_path):
 def test_what_it_cannot_do_is_refused_by_name(key, value):
     with pytest.raises(InputError, match=rf"^{key} is .*, expected .* with DATA\.LOADER dali"):
         configured("", "dali", key, value)
-    configured("", "dali", key, value, "EVAL", "True")  # which it has no part in
+    with_values(configured("", "paddle", key, value), EVAL=True, DATA__LOADER="dali")  # it has no part in that
     configured("", "paddle", key, value)
 
 
 def test_images_in_memory_and_a_missing_package_are_named(photographs, monkeypatch):
-    config = configured("", "dali", "DATA.DATASET", "digits")
+    config = with_values(configured("", "dali"), DATA__DATASET="digits")
     with pytest.raises(InputError, match=r"DATA\.LOADER is 'dali', which decodes files; digits gives images"):
         get_dataloader(config, get_dataset(config, "train"), "train")
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)

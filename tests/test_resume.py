@@ -106,7 +106,7 @@ def test_two_ranks_go_on_as_one_and_one_as_two(tmp_path, tiny):
     train(options, tmp_path / "1", 72)
     on_two = run_ranks(train_all_seen, [(options, tmp_path / "2", 72), resumed(2, 1)])
     on_one = [train_all_seen([resumed(1, 2)])]
-    sampler = samplers.TrainBatchSampler(get_config(None, [*options, "DATA.BATCH_SIZE", "16"]), range(72), 0, 1)
+    sampler = samplers.TrainBatchSampler(get_config(None, [*options[:-2], "DATA.BATCH_SIZE", "16"]), range(72), 0, 1)
     sampler.set_epoch(1)
     order = [index for batch in sampler for _, index, _ in batch]
     expected = records(tmp_path / "1")
@@ -184,7 +184,7 @@ def test_settings_that_changed_are_listed_unless_they_are_named(tmp_path, tiny):
     )
     refused(message, [*options, *resumed, *changed], tmp_path / "a")
     free = ["DATA.BATCH_SIZE", "8", "DATA.BATCH_SIZE_EVAL", "7", "TRAIN.ACCUM_ITER", "2", "TAG", "b", "SAVE_STEPS", "0"]
-    free += ["DATA.PREFETCH", "1"]
+    free += ["DATA.NUM_WORKERS", "1", "DATA.PREFETCH", "1"]
     train([*options, *resumed, *free], tmp_path / "b", 32)
     flags = ["-image_size=12", f"-resume={resumed[1]}"]
     config = config_from_arguments("main_multi_gpu.py", [*flags, "-o", *options[2:], *changed])
