@@ -164,7 +164,7 @@ def test_batch_size_with_eval_alone_is_the_evaluation_batch():
         (["TRAIN.MIXUP_MODE", "half"], "TRAIN.MIXUP_MODE is 'half', expected one of batch, pair, elem"),
         (["TRAIN.LAYER_DECAY", "1.5"], "TRAIN.LAYER_DECAY is 1.5, expected 0 to 1"),
         (["TRAIN.CLASS_WEIGHTS", "even"], "TRAIN.CLASS_WEIGHTS takes a list of floats, found 'even' (str)"),
-        (["AMP_EVAL", "True"], "AMP_EVAL is True, expected False, or with it AMP"),
+        (["AMP_EVAL", "True"], "AMP_EVAL does nothing without AMP True; leave it out"),
         (["SEED"], "'SEED' has no value; write SEED VALUE or SEED=VALUE"),
     ],
 )
