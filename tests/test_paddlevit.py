@@ -180,7 +180,8 @@ def test_a_file_of_ones_own_may_be_based_on_a_family(read):
 @pytest.mark.parametrize("warmup", [0, 3])
 def test_the_rate_of_an_epoch_is_that_of_paddlevits_scheduler(warmup):
     options = ["TRAIN.NUM_EPOCHS", "10", "TRAIN.WARMUP_EPOCHS", str(warmup), "TRAIN.BASE_LR", "0.5"]
-    options += ["TRAIN.WARMUP_START_LR", "0.01", "TRAIN.END_LR", "0.002", "TRAIN.LR_SCHEDULER.PER_EPOCH", "True"]
+    options += ["TRAIN.END_LR", "0.002", "TRAIN.LR_SCHEDULER.PER_EPOCH", "True"]
+    options += ["TRAIN.WARMUP_START_LR", "0.01"] if warmup else []
     schedule = build_schedule(get_config(None, options), 7, 1)
     lr = paddle.optimizer.lr
     theirs = lr.CosineAnnealingDecay(0.5, T_max=10 - warmup, eta_min=0.002, last_epoch=0 if not warmup else -1)
