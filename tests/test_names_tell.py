@@ -190,6 +190,29 @@ def test_a_file_of_another_family_tells_no_keys(tmp_path):
         assert "its names tell" not in str(refusal.value)
 
 
+def test_an_activation_that_only_the_name_of_the_model_tells_is_refused(tmp_path):
+    save_weights(vit(pre_norm=True), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"architecture": "vit_base_patch32_clip_quickgelu_224"}')
+    with pytest.raises(InputError, match="its model has the quick GELU, which no model here has; take other weights"):
+        load_weights(vit(pre_norm=True), tmp_path)
+
+
+def test_the_command_line_evaluates_and_trains_with_what_the_names_tell(program, tmp_path):
+    file = stored("poolformer", "PaddleViT", tmp_path)
+    words = [*SIZES["poolformer"], "DATA.SYNTHETIC_SIZE", "4", "DATA.IMAGE_SIZE", "64", "DATA.NUM_WORKERS", "0"]
+    words += ["TRAIN.NUM_EPOCHS", "1", "TRAIN.WARMUP_EPOCHS", "0", "TRAIN.COOLDOWN_EPOCHS", "0"]
+    flags = ["-cfg=poolformer_s12", "-dataset=synthetic", "-batch_size=4", f"-pretrained={file}"]
+    for others in (["-output=trained"], ["-eval", "-output=evaluated"]):
+        status, _, errors = program("main_single_gpu.py", *flags, *others, "-o", *words)
+        assert status == 0, errors
+        run = tmp_path / others[-1].partition("=")[2]
+        assert f"MODEL.FC_NORM False, as the names in {file} tell" in (run / "log.txt").read_text()
+        assert json.loads((run / "result.json").read_text())["config"]["MODEL"]["FC_NORM"] is False
+    status, _, errors = program("main_single_gpu.py", *flags, "-eval", "-o", *words, "MODEL.FC_NORM", "True")
+    assert (status, errors.count("error: ")) == (2, 1)
+    assert "its names tell MODEL.FC_NORM False: set that" in errors
+
+
 # ---------------------------------------------------------- PaddleViT's MAE
 
 
@@ -260,6 +283,12 @@ def test_a_training_checkpoint_gives_its_weights_and_tells_which(tmp_path, avera
     report = load_weights(model, file)
     assert (model.head.bias.numpy() == own["head.bias"] + average).all()
     assert report.notes == (["its model_ema was taken (it holds model_ema, model)"] if average else [])
+
+
+def test_an_optimizers_state_is_no_weights(tmp_path):
+    (tmp_path / "a.pdopt").write_bytes(program({}))
+    with pytest.raises(InputError, match=r"a\.pdopt: an optimizer's state; its weights are in .*a\.pdparams$"):
+        load_weights(vit(), tmp_path / "a.pdopt")
 
 
 def test_code_in_a_training_checkpoint_is_not_run(tmp_path):

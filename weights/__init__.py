@@ -86,6 +86,8 @@ def load_weights(
     """
     stored, kind = read_weights(path), model_type(model)
     report = LoadReport(stored.path, notes=list(stored.notes), config=stored.config)
+    if "quickgelu" in str(stored.config.get("architecture")):  # its names are those of the model with GELU
+        raise InputError(f"{stored.path}: its model has the quick GELU, which no model here has; take other weights")
     state = {file_name(name): tensor for name, tensor in model.state_dict().items()}
     try:
         arrays = timm_names(kind, stored.arrays, stored.layout, state)
