@@ -82,6 +82,7 @@ _C.MODEL.INIT_VALUES = None  # layer scale: its initial value (CaiT, DeiT-III)
 _C.MODEL.GLOBAL_POOL = "token"  # the classifier reads the class token; "avg": the patch tokens' mean, normalised after
 _C.MODEL.NO_EMBED_CLASS = False  # the position embedding is added to patch tokens only (DeiT-III)
 _C.MODEL.FC_NORM = None  # the last norm comes after the pooling; None: for GLOBAL_POOL avg, and PoolFormer
+_C.MODEL.NORM_EPS = None  # MLP-Mixer, gMLP, PVTv2: epsilon of all layer norms; None: timm's
 _C.MODEL.CLASS_TOKEN = True
 _C.MODEL.REG_TOKENS = 0  # register tokens beside the class token
 _C.MODEL.DISTILLED = False  # a distillation token with a classifier of its own (DeiT)
@@ -224,6 +225,7 @@ _TYPES = {
     "MODEL.MLP_RATIO": (float, [float]),
     "MODEL.INIT_VALUES": float,
     "MODEL.FC_NORM": bool,
+    "MODEL.NORM_EPS": float,
     "MODEL.USE_ABS_POS_EMB": bool,
     "MODEL.USE_REL_POS_BIAS": bool,
     "MODEL.USE_SHARED_REL_POS_BIAS": bool,

@@ -20,7 +20,7 @@ from records import Run
 from transforms import BatchTransform
 from utils import num_gpus, rank, world_size
 from weights import load_weights
-from weights.preprocessing import disagreements
+from weights.preprocessing import disagreements, with_switches
 
 
 @dataclass
@@ -155,6 +155,7 @@ def _build_teacher(config: CfgNode, run: Run) -> Teacher | None:
     ):
         if own != other:
             raise InputError(f"the teacher {train.TEACHER_MODEL} has {key} {other}, the student {own}; make them one")
+    theirs = with_switches(theirs, train.TEACHER_PATH)
     teacher = build_model(theirs)
     run.info(f"teacher {theirs.MODEL.NAME}: {load_weights(teacher, train.TEACHER_PATH)}")
     scales = [c.DATA[name] for c in (config, theirs) for name in ("IMAGENET_MEAN", "IMAGENET_STD")]

@@ -146,9 +146,12 @@ def create_model(name: str, pretrained: str | None = None, **overrides: Any) -> 
     options = []
     for key, value in overrides.items():
         options += [f"MODEL.{key.upper()}", value]
-    model = build_model(get_config(name, options), **arguments)
-    if pretrained is not None:
-        from weights import load_weights  # weights stand above models: only this shortcut looks up
+    config = get_config(name, options)
+    if pretrained is None:
+        return build_model(config, **arguments)
+    from weights import load_weights  # weights stand above models: only this shortcut looks up
+    from weights.preprocessing import with_switches
 
-        load_weights(model, pretrained)
+    model = build_model(with_switches(config, pretrained), **arguments)
+    load_weights(model, pretrained)
     return model

@@ -13,7 +13,7 @@ from paddle.nn.initializer import Constant, Normal, XavierUniform
 
 from errors import InputError
 from models.base import ImageModel
-from models.layers import DropPath, LayerNorm, Mlp, PatchEmbed
+from models.layers import DropPath, LayerNorm, Mlp, PatchEmbed, set_norm_eps
 
 
 class MixerBlock(nn.Layer):
@@ -62,6 +62,7 @@ class MlpMixer(ImageModel):
         mlp_ratio: see ``MixerBlock``; None: the paper's.
         drop: dropout in the MLPs.
         drop_path: rate of stochastic depth, the same at all blocks.
+        norm_eps: epsilon of all layer norms; None: timm's, 1e-6, and 1e-5 in gMLP's gates.
     """
 
     first_conv = "stem.proj"
@@ -80,14 +81,16 @@ class MlpMixer(ImageModel):
         drop_path: float = 0.0,
         head_init_scale: float = 1.0,
         recompute: bool = False,
+        norm_eps: float | None = None,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
-        self.num_features = embed_dim
+        self.num_features, self.norm_eps = embed_dim, norm_eps
         self.stem = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)
         sizes = (embed_dim, self.stem.num_patches, mlp_ratio or self.default_mlp_ratio)
         self.blocks = nn.LayerList(self._block(*sizes, drop=drop, drop_path=drop_path) for _ in range(depth))
         self.norm = self._norm(embed_dim)
         self._add_classifiers()
+        set_norm_eps(self, norm_eps)
         for name, layer in self.named_sublayers():
             _init_layer(name, layer)
         self.apply(self._init_weights)

@@ -99,8 +99,9 @@ class PoolFormer(ImageModel):
         image_size, in_channels, num_classes, head_init_scale, recompute: see ``ImageModel``.
         stage_depths, embed_dims: blocks and channels of each of four stages.
         init_values: layer scale's initial value.
-        fc_norm: whether the last norm comes after the pooling, a layer norm, as in timm. False: before it, a group norm
-            over channels and places, as in the authors' code and PaddleViT: the same weights give other logits there.
+        fc_norm: whether the last norm comes after the pooling: ``head.norm``, a layer norm, as in timm. False: before
+            it: ``norm``, a group norm over channels and places, as in the authors' code and PaddleViT. The same weights
+            give other logits there, so the norm has another name.
         drop: dropout in the MLP.
         drop_path: rate of stochastic depth at the last block; linear from 0 at the first.
 
@@ -131,25 +132,24 @@ class PoolFormer(ImageModel):
         self.stem = Downsampling(in_channels, embed_dims[0], 7, stride=4, padding=2)
         sizes = zip((0, *embed_dims[:-1]), embed_dims, drop_path_rates(drop_path, stage_depths), strict=True)
         self.stages = nn.LayerList(Stage(in_dim, dim, init_values, drop, rates) for in_dim, dim, rates in sizes)
-        norm = LayerNorm(self.num_features, epsilon=1e-6) if fc_norm else nn.GroupNorm(1, self.num_features)
+        self.norm = nn.Identity() if fc_norm else nn.GroupNorm(1, self.num_features)
+        norm = LayerNorm(self.num_features, epsilon=1e-6) if fc_norm else nn.Identity()
         self.head = nn.Sequential(("norm", norm), ("fc", nn.Identity()))
         self._add_classifiers()
         self.apply(self._init_weights)
         self._scale_classifiers()
 
     def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Returns the last stage's channels [B, embed_dims[3], about H / 32, about W / 32], not normalised."""
+        """Returns the last stage's channels [B, embed_dims[3], about H / 32, about W / 32], normalised or not."""
         x = self.stem(x)
         for stage in self.stages:
             x = stage.downsample(x)
             for block in stage.blocks:
                 x = self._run(block, x)
-        return x
+        return self.norm(x)
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
-        if self.fc_norm:
-            return self.head(x.mean(axis=[2, 3]))
-        return self.head.fc(self.head.norm(x).mean(axis=[2, 3]))
+        return self.head(x.mean(axis=[2, 3]))
 
     def classifier_names(self) -> tuple[str, ...]:
         return ("head.fc",)
@@ -161,7 +161,7 @@ class PoolFormer(ImageModel):
             blocks = [(f"stages.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
             blocks[0] += (f"stages.{i}.downsample",)
             groups += blocks
-        return [*groups, ("head",)]
+        return [*groups, ("norm", "head")]
 
     def _init_weights(self, layer: nn.Layer) -> None:
         init_linear(layer)

@@ -12,7 +12,7 @@ from paddle.nn import functional as F
 
 from errors import InputError
 from models.base import ImageModel
-from models.layers import DropPath, LayerNorm, Linear, init_linear
+from models.layers import DropPath, LayerNorm, Linear, init_linear, set_norm_eps
 from models.layers.init import init_convolution
 from models.layers.stages import check_stages, drop_path_rates
 
@@ -144,6 +144,8 @@ class PyramidVisionTransformerV2(ImageModel):
         qkv_bias: whether the queries, keys and values have a bias.
         drop, attn_drop: dropout after the attention's projection and in the MLP, and of the attention weights.
         drop_path: rate of stochastic depth at the last block; linear from 0 at the first.
+        norm_eps: epsilon of all layer norms; None: timm's and the authors', 1e-6, and 1e-5 in the embeddings and in the
+            attention.
 
     Raises:
         InputError: sizes that don't fit together.
@@ -166,6 +168,7 @@ class PyramidVisionTransformerV2(ImageModel):
         drop_path: float = 0.0,
         head_init_scale: float = 1.0,
         recompute: bool = False,
+        norm_eps: float | None = None,
     ) -> None:
         check_stages(stage_depths, embed_dims)
         mlp_ratio = [mlp_ratio] * 4 if isinstance(mlp_ratio, int | float) else mlp_ratio
@@ -179,7 +182,7 @@ class PyramidVisionTransformerV2(ImageModel):
         least = max(4 * 2**i * (ratio - 1) + 1 for i, ratio in enumerate(sr_ratio))
         self.min_image_size = 1 if linear else least
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
-        self.num_features = embed_dims[-1]
+        self.num_features, self.norm_eps = embed_dims[-1], norm_eps
         self.patch_embed = OverlapPatchEmbed(in_channels, embed_dims[0], 7, stride=4)
         shared = {"linear": linear, "qkv_bias": qkv_bias, "drop": drop, "attn_drop": attn_drop}
         self.stages = nn.LayerList()
@@ -187,6 +190,7 @@ class PyramidVisionTransformerV2(ImageModel):
             sizes = {"num_heads": num_heads[i], "sr_ratio": sr_ratio[i], "mlp_ratio": mlp_ratio[i]}
             self.stages.append(Stage(embed_dims[i - 1] if i else 0, embed_dims[i], rates, **sizes, **shared))
         self._add_classifiers()
+        set_norm_eps(self, norm_eps)
         self.apply(self._init_weights)
         self._scale_classifiers()
 

@@ -30,11 +30,11 @@ def test_logits_features_and_gradients_are_timms(tmp_path, name):
 
 
 def test_epsilons_are_timms():
-    found = {name: layer._epsilon for name, layer in small().named_sublayers() if "norm" in name}
+    found = {name: layer._epsilon for name, layer in small().named_sublayers() if "norm" in name and name != "norm"}
     assert found.pop("head.norm") == 1e-6
     assert len(found) == 10
     assert set(found.values()) == {1e-5}
-    assert small(fc_norm=False).head.norm._epsilon == 1e-5
+    assert small(fc_norm=False).norm._epsilon == 1e-5
 
 
 def test_initialisation_is_timms():
@@ -72,7 +72,7 @@ def test_layer_groups_are_in_order_and_hold_every_parameter_once():
         ("stages.1.blocks.1",),
         ("stages.2.blocks.0", "stages.2.downsample"),
         ("stages.3.blocks.0", "stages.3.downsample"),
-        ("head",),
+        ("norm", "head"),
     ]
     for name, _ in model.named_parameters():
         assert sum(name.startswith(f"{prefix}.") for group in groups for prefix in group) == 1, name

@@ -38,10 +38,11 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
     from weights import file_arrays, load_weights
     from weights.formats import write_weights
     from weights.names import google_names
+    from weights.preprocessing import with_switches
 
     if target.suffix not in ENDINGS:
         raise InputError(f"{target}: the ending tells what to write; expected {', '.join(ENDINGS)}")
-    model = build_model(get_config(cfg or _model_of(source), options))
+    model = build_model(with_switches(get_config(cfg or _model_of(source), options), source))
     report = load_weights(model, source)
     if report.changes:
         raise InputError(f"{report.file} isn't this model's ({'; '.join(report.changes)}); give its own by -cfg or -o")

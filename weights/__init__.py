@@ -21,7 +21,7 @@ from models.layers import file_name, linear_weights
 from weights.fit import fit_classifiers, fit_sizes
 from weights.formats import read_weights, write_weights
 from weights.hub import find_weights
-from weights.names import timm_names
+from weights.names import differences, switches, timm_names, unstored
 
 __all__ = ["SUFFIX", "LoadReport", "file_arrays", "find_weights", "load_weights", "save_weights"]
 
@@ -84,16 +84,23 @@ def load_weights(
     Raises:
         InputError: no such file, a damaged or dangerous one, or names or shapes that differ from the model's.
     """
-    stored = read_weights(path)
+    stored, kind = read_weights(path), model_type(model)
     report = LoadReport(stored.path, notes=list(stored.notes), config=stored.config)
+    if "quickgelu" in str(stored.config.get("architecture")):  # its names are those of the model with GELU
+        raise InputError(f"{stored.path}: its model has the quick GELU, which no model here has; take other weights")
     state = {file_name(name): tensor for name, tensor in model.state_dict().items()}
     try:
-        arrays = timm_names(model_type(model), stored.arrays, stored.layout, state)
+        arrays = timm_names(kind, stored.arrays, stored.layout, state)
+        computed = unstored(kind, stored.arrays, state)
     except (InputError, ValueError, IndexError) as error:  # shapes that no such file has, too
         raise InputError(f"{stored.path}: its tensors don't go together ({error})") from None
     if stored.layout != "paddle":
         transposed = linear_weights(model)
         arrays = {name: array.T if name in transposed else array for name, array in arrays.items()}
+    arrays |= computed
+    report.notes += [f"{name} computed: its toolkit's files leave it out" for name in computed]
+    report.notes += _other_switches(model, switches(kind, stored.arrays))
+    told = differences(kind, arrays, state)
     if not strict:
         report.fresh, report.reason = fit_classifiers(model, state, arrays)
     for name in report.fresh:
@@ -102,7 +109,7 @@ def load_weights(
     report.resized = fit_sizes(model, state, arrays)
     report.missing = [name for name in state if name not in arrays]
     report.unexpected = [name for name in arrays if name not in state]
-    _check(report, state, arrays, allow or ())
+    _check(report, state, arrays, allow or (), told)
     report.loaded = [name for name in state if name in arrays]
     with paddle.no_grad():
         for name in report.loaded:
@@ -122,10 +129,28 @@ def save_weights(model: nn.Layer, file: Path) -> None:
     write_weights(file, file_arrays(model))
 
 
+def _other_switches(model: ImageModel, told: dict[str, Any]) -> list[str]:
+    """Returns a note for each key that the file's names tell, and that the model has otherwise."""
+    found = {key: getattr(model, key.lower()) for key in told}
+    return [
+        f"its names tell MODEL.{key} {told[key]}, the model has {value}"
+        for key, value in found.items()
+        if value != told[key]
+    ]
+
+
 def _check(
-    report: LoadReport, state: dict[str, paddle.Tensor], arrays: dict[str, np.ndarray], allow: Sequence[str]
+    report: LoadReport,
+    state: dict[str, paddle.Tensor],
+    arrays: dict[str, np.ndarray],
+    allow: Sequence[str],
+    told: dict[str, Any],
 ) -> None:
-    """Raises InputError for names that differ and aren't allowed to, and for shapes that differ."""
+    """Raises InputError for names that differ and aren't allowed to, and for shapes that differ.
+
+    Args:
+        told: keys of MODEL, and the values with which the names would be the file's.
+    """
 
     def refused(names: list[str]) -> list[str]:
         return [name for name in names if not any(fnmatchcase(name, pattern) for pattern in allow)]
@@ -141,6 +166,8 @@ def _check(
     problems += [*shapes[:4], *([f"{len(shapes) - 4} more shapes"] if len(shapes) > 4 else [])]
     if problems:
         of = f" (of {report.config['architecture']})" if "architecture" in report.config else ""
+        keys = " and ".join(f"MODEL.{key} {value}" for key, value in told.items())
+        problems += [f"its names tell {keys}: set that"] if keys else []
         raise InputError(f"{report.file}{of} doesn't fit the model: {'; '.join(problems)}")
 
 

@@ -28,6 +28,8 @@ def find_weights(path: str | Path) -> Path:
             raise InputError(f"{path}: the repository holds neither {' nor '.join(IN_FOLDER)}")
         return found
     path = Path(path)
+    if path.suffix == ".pdopt":
+        raise InputError(f"{path}: an optimizer's state; its weights are in {path.with_suffix('.pdparams')}")
     candidates = [path / name for name in IN_FOLDER] + [path] + [path.parent / (path.name + end) for end in ENDINGS]
     found = next((file for file in candidates if file.is_file()), None)
     if found is None:

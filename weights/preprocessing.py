@@ -1,14 +1,21 @@
-"""How images have to be prepared for given weights, as timm's config.json beside them says."""
+"""What weights tell a configuration: timm's config.json beside them how images have to be prepared, and the names of
+their tensors how their model computes.
+"""
 
+import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from yacs.config import CfgNode
 
-from config import is_given, with_values
+from config import add_note, is_given, with_values
 from errors import InputError
+from models import architecture
+from weights.formats import read_weights
 from weights.hub import read_config
+from weights.names import has_switches, switches
 
 _KEYS = {  # timm's: ours
     "crop_pct": "DATA.CROP_PCT",
@@ -19,18 +26,43 @@ _KEYS = {  # timm's: ours
 
 
 def with_preprocessing(config: CfgNode) -> CfgNode:
-    """Returns ``config`` with the crop, interpolation and normalisation of MODEL.PRETRAINED, where it sets none itself.
+    """Returns ``config`` with the crop, interpolation and normalisation of MODEL.PRETRAINED, where it sets none itself,
+    and with what ``with_switches`` adds.
 
     Raises:
-        InputError: the weights' config.json can't be read, or holds what a configuration can't.
+        InputError: the weights can't be read, or their config.json, or it holds what a configuration can't.
     """
     if not config.MODEL.PRETRAINED:
         return config
+    config = with_switches(config, config.MODEL.PRETRAINED)
     found = _wanted(config, read_config(config.MODEL.PRETRAINED))
     try:
         return with_values(config, **{k.replace(".", "__"): v for k, v in found.items() if not is_given(config, k)})
     except InputError as error:
         raise InputError(f"the config.json of {config.MODEL.PRETRAINED}: {error}") from None
+
+
+def with_switches(config: CfgNode, path: str | Path) -> CfgNode:
+    """Returns ``config`` with the keys of MODEL that the names of the weights' tensors tell, where they are None.
+
+    These are keys that change what a model computes, but none of its tensors' shapes (``weights.names.switches``). A
+    note tells of each. Where the configuration has another value, ``load_weights`` refuses or tells it.
+
+    Args:
+        path: what ``find_weights`` takes.
+
+    Raises:
+        InputError: the weights can't be read.
+    """
+    if not has_switches(config.MODEL.TYPE):
+        return config
+    told = switches(config.MODEL.TYPE, read_weights(path).arrays)
+    defaults = inspect.signature(architecture(config)).parameters
+    for key, value in told.items():
+        if config.MODEL[key] is None and defaults[key.lower()].default != value:
+            config = with_values(config, **{f"MODEL__{key}": value})
+            add_note(config, f"MODEL.{key} {value}, as the names in {path} tell")
+    return config
 
 
 def disagreements(config: CfgNode, stored: dict[str, Any]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from paddle.nn.initializer import Constant, Normal
 
 from models.layers.attention import Attention
 from models.layers.drop import DropPath, PatchDropout
-from models.layers.linear import LayerNorm, Linear
+from models.layers.linear import LayerNorm, Linear, set_norm_eps
 from models.layers.mlp import Mlp
 from models.layers.patch_embed import PatchEmbed
 from models.layers.scale import LayerScale
@@ -22,6 +22,7 @@ __all__ = [
     "file_name",
     "init_linear",
     "linear_weights",
+    "set_norm_eps",
 ]
 
 

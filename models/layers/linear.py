@@ -26,3 +26,10 @@ class LayerNorm(nn.LayerNorm):
         if ops.usable(x):
             return ops.layer_norm(x, self.weight, self.bias, self._epsilon)
         return F.layer_norm(x, self._normalized_shape, self.weight, self.bias, self._epsilon)
+
+
+def set_norm_eps(model: nn.Layer, epsilon: float | None) -> None:
+    """Gives every layer norm of ``model`` this epsilon; None leaves them as they are."""
+    for layer in model.sublayers() if epsilon is not None else ():
+        if isinstance(layer, LayerNorm):
+            layer._epsilon = epsilon

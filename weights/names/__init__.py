@@ -1,6 +1,17 @@
-"""Names that other toolkits give a model's tensors, turned into timm's. One module per family of architectures."""
+"""Names that other toolkits give a model's tensors, turned into timm's. One module per family of architectures.
+
+Names also tell how the model computes whose tensors they are. Besides ``timm_names`` a family may have:
+
+``computes``: from timm's names, MODEL's keys that other tensors come with: a distillation token tells DISTILLED. What
+it says of a file and of a model shows which keys make the model the file's.
+``switches``: from the file's own names, MODEL's keys that come without other tensors.
+``unstored``: from the file's own names, arrays that its toolkit computes instead of storing them.
+"""
 
 from collections.abc import Collection
+from typing import Any
+
+import paddle
 
 from models.base import ImageModel
 from models.vit import VisionTransformer
@@ -52,6 +63,48 @@ def timm_names(model_type: str, arrays: Arrays, layout: str, wanted: Collection[
     arrays = rename(arrays, _BATCH_NORM)
     family = FAMILIES.get(model_type.lower())
     return arrays if family is None else family.timm_names(arrays, layout, wanted)
+
+
+def differences(model_type: str, arrays: Arrays, state: dict[str, paddle.Tensor]) -> dict[str, Any]:
+    """Returns MODEL's keys, with the file's values, that the names tell to be otherwise in the file than in the model.
+
+    Args:
+        model_type: MODEL.TYPE.
+        arrays, state: the file's and the model's, both by timm's names.
+    """
+    computes = getattr(FAMILIES.get(model_type.lower()), "computes", None)
+    if computes is None:
+        return {}
+    ours = computes(state)
+    return {key: value for key, value in computes(arrays).items() if key not in ours or ours[key] != value}
+
+
+def switches(model_type: str, arrays: Arrays) -> dict[str, Any]:
+    """Returns MODEL's keys that a file's own names tell, and that need no other tensors.
+
+    Args:
+        model_type: MODEL.TYPE.
+        arrays: by the file's names.
+    """
+    family = FAMILIES.get(model_type.lower())
+    return family.switches(arrays) if has_switches(model_type) else {}
+
+
+def has_switches(model_type: str) -> bool:
+    """Whether a file's names can tell ``switches`` of this MODEL.TYPE."""
+    return hasattr(FAMILIES.get(model_type.lower()), "switches")
+
+
+def unstored(model_type: str, arrays: Arrays, state: dict[str, paddle.Tensor]) -> Arrays:
+    """Returns arrays, by timm's names, that the file's toolkit computes instead of storing, for the model's size.
+
+    Args:
+        model_type: MODEL.TYPE.
+        arrays: by the file's names.
+        state: the model's, by timm's names.
+    """
+    family = FAMILIES.get(model_type.lower())
+    return family.unstored(arrays, state) if hasattr(family, "unstored") else {}
 
 
 def google_names(model: ImageModel, arrays: Arrays) -> Arrays:

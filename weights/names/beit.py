@@ -1,6 +1,7 @@
 """BEiT."""
 
 from collections.abc import Collection
+from typing import Any
 
 from weights.names.rules import Arrays, rename
 
@@ -31,3 +32,20 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     if own and shared in arrays and shared not in wanted:
         arrays |= dict.fromkeys(own, arrays.pop(shared))
     return arrays
+
+
+def computes(arrays: Collection[str]) -> dict[str, Any]:
+    """Tells the kinds of positions, layer scale, biases, and what the head reads: ``fc_norm`` comes after a mean."""
+    if "blocks.0.norm1.weight" not in arrays:  # another family's
+        return {}
+    told = {
+        "USE_ABS_POS_EMB": "pos_embed" in arrays,
+        "USE_REL_POS_BIAS": f"blocks.0.attn.{_TABLE}" in arrays,
+        "USE_SHARED_REL_POS_BIAS": f"rel_pos_bias.{_TABLE}" in arrays,
+        "INIT_VALUES": 0.1 if "blocks.0.gamma_1" in arrays else None,
+    }
+    if "blocks.0.attn.qkv.weight" in arrays:
+        told["QKV_BIAS"] = "blocks.0.attn.q_bias" in arrays
+    if "norm.weight" in arrays or "fc_norm.weight" in arrays:
+        told["GLOBAL_POOL"] = "avg" if "fc_norm.weight" in arrays else "token"
+    return told

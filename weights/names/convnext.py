@@ -1,6 +1,7 @@
 """ConvNeXt."""
 
 from collections.abc import Collection
+from typing import Any
 
 from weights.names.rules import Arrays, rename
 
@@ -24,3 +25,8 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
         arrays, layout, wanted: see ``weights.names.timm_names``.
     """
     return rename(arrays, _RULES)
+
+
+def computes(arrays: Collection[str]) -> dict[str, Any]:
+    """Tells layer scale."""
+    return {"INIT_VALUES": 1e-6 if "stages.0.blocks.0.gamma" in arrays else None}

@@ -1,6 +1,7 @@
 """MLP-Mixer, gMLP and ResMLP."""
 
 from collections.abc import Collection
+from typing import Any
 
 from weights.names.rules import Arrays, from_flax, jax_kernel, rename, to_flax, torch_kernel
 
@@ -40,6 +41,11 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     named = rename(arrays, _RULES)
     affine = (".alpha", ".beta")  # [D] in facebookresearch/deit
     return {name: a.reshape(1, 1, -1) if name.endswith(affine) else a for name, a in named.items()}
+
+
+def switches(arrays: Collection[str]) -> dict[str, Any]:
+    """PaddleViT's gates (of gMLP) have an epsilon of 1e-6, as its other norms; timm's have 1e-5."""
+    return {"NORM_EPS": 1e-6} if "mixer_layers.0.mlp_channels.gate.norm.weight" in arrays else {}
 
 
 def google_names(arrays: Arrays) -> Arrays:

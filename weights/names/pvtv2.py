@@ -1,6 +1,10 @@
 """PVTv2."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import paddle
 
 from weights.names.rules import Arrays, rename
 
@@ -17,10 +21,22 @@ _RULES = (
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``PyramidVisionTransformerV2``.
 
-    Sources: the files of whai362/PVT and of PaddleViT. The norms after PaddleViT's patch embeddings have an epsilon of
-    1e-6; timm's and the authors' have 1e-5.
+    Sources: the files of whai362/PVT and of PaddleViT.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
     """
     return rename(arrays, _RULES)
+
+
+def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]:
+    """Tells the linear attention, which reduces by 1 x 1 convolutions, in the last stage too."""
+    query = "stages.0.blocks.0.attn.q"
+    last = arrays.get("stages.3.blocks.0.attn.sr.weight")
+    told = {"LINEAR": last is not None and tuple(last.shape[2:]) == (1, 1)}
+    return told | ({"QKV_BIAS": f"{query}.bias" in arrays} if f"{query}.weight" in arrays else {})
+
+
+def switches(arrays: Collection[str]) -> dict[str, Any]:
+    """PaddleViT's norms have one epsilon; timm's and the authors' have 1e-5 in the embeddings and in the attention."""
+    return {"NORM_EPS": 1e-6} if "patch_embedding1.patch_embed.weight" in arrays else {}

@@ -2,9 +2,11 @@
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
+import paddle
 
 from weights.names.rules import Arrays, from_flax, jax_kernel, join_qkv, rename, to_flax, torch_kernel
 
@@ -27,6 +29,7 @@ _RULES = (
     (r"^(blocks\.\d+\.)mlp_norm\.", r"\1norm2."),
     (r"^(blocks\.\d+\.)attn\.out\.", r"\1attn.proj."),
     (r"^encoder\.(encoder_)?norm\.", "norm."),
+    (r"^encoder_norm\.", "fc_norm."),  # of its MAE, fine-tuned on the patches' mean
     (r"^classifier\.(weight|bias)$", r"head.\1"),
     (r"^(classifier_dist|head_distill)\.", "head_dist."),
 )
@@ -65,7 +68,7 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     if layout == "jax":
         arrays = _from_google(arrays)
     last_norm = "fc_norm." if "fc_norm.weight" in wanted else "norm."
-    arrays = rename(arrays, [*_RULES, (r"^encoder_norm\.", last_norm)])
+    arrays = rename(arrays, _RULES)
     if any(name.startswith("pre_logits.") for name in arrays):
         arrays = rename(arrays, [(r"^(pre_logits|head)\.", None)])
     if "head.weight" not in arrays:
@@ -78,6 +81,49 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     if kernel is not None and kernel.ndim == 2:
         arrays["patch_embed.proj.weight"] = _convolution(kernel.T if layout == "paddle" else kernel)
     return arrays
+
+
+def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]:
+    """Tells the tokens, what the head reads (``fc_norm`` comes after a mean), layer scale, norms and biases."""
+    if "blocks.0.norm1.weight" not in arrays:  # another family's
+        return {}
+    token, registers = "cls_token" in arrays, arrays.get("reg_token")
+    told = {
+        "CLASS_TOKEN": token,
+        "DISTILLED": "dist_token" in arrays,
+        "REG_TOKENS": 0 if registers is None else int(registers.shape[1]),
+        "PRE_NORM": "norm_pre.weight" in arrays,
+        "INIT_VALUES": 1e-5 if "blocks.0.ls1.gamma" in arrays else None,
+        "QK_NORM": "blocks.0.attn.q_norm.weight" in arrays,
+    }
+    if "blocks.0.attn.qkv.weight" in arrays:
+        told["QKV_BIAS"] = "blocks.0.attn.qkv.bias" in arrays
+    if {"norm.weight", "fc_norm.weight"} & set(arrays):
+        after = "fc_norm.weight" in arrays
+        told |= {"GLOBAL_POOL": "token" if token and not after else "avg"} | ({} if token else {"FC_NORM": after})
+    if "pos_embed" in arrays and len(arrays["pos_embed"].shape) == 3:
+        length, prefix = int(arrays["pos_embed"].shape[1]), token + told["DISTILLED"] + told["REG_TOKENS"]
+        told |= {"NO_EMBED_CLASS": prefix > 0 and not _is_square(length - prefix) and _is_square(length)}
+    return told
+
+
+def unstored(arrays: Collection[str], state: Mapping[str, paddle.Tensor]) -> Arrays:
+    """Returns the position embedding of PaddleViT's MAE: sines and cosines of the place in the sequence.
+
+    Its even channels are sin(place / 10000 ** (channel / channels)), each odd one is the cosine of the same angle; the
+    class token has the place 0.
+    """
+    theirs = {"patch_embedding.cls_token", "patch_embedding.patch_embedding.weight"} <= set(arrays)
+    wanted = state.get("pos_embed")
+    if not theirs or any("position" in name for name in arrays) or wanted is None:
+        return {}
+    if {"dist_token", "reg_token"} & set(state) or computes(state)["NO_EMBED_CLASS"]:
+        return {}
+    _, length, channels = wanted.shape
+    even = np.arange(channels) // 2 * 2
+    angles = np.arange(length)[:, None] / 10000 ** (even / channels)
+    table = np.where(np.arange(channels) % 2 == 0, np.sin(angles), np.cos(angles))
+    return {"pos_embed": table[None].astype(np.float32)}
 
 
 def google_names(arrays: Arrays, num_heads: int) -> Arrays:
@@ -113,6 +159,10 @@ def _from_google(arrays: Arrays) -> Arrays:
             array = array.reshape(-1, *array.shape[-1:])  # [heads, head_dim, out]
         named[name] = torch_kernel(array) if name.endswith(".weight") else array
     return join_qkv(named, "torch")
+
+
+def _is_square(number: int) -> bool:
+    return number > 0 and math.isqrt(number) ** 2 == number
 
 
 def _convolution(kernel: np.ndarray) -> np.ndarray:
