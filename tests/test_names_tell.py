@@ -200,10 +200,10 @@ def test_an_activation_that_only_the_name_of_the_model_tells_is_refused(tmp_path
 def test_the_command_line_evaluates_and_trains_with_what_the_names_tell(program, tmp_path):
     file = stored("poolformer", "PaddleViT", tmp_path)
     words = [*SIZES["poolformer"], "DATA.SYNTHETIC_SIZE", "4", "DATA.IMAGE_SIZE", "64", "DATA.NUM_WORKERS", "0"]
-    words += ["TRAIN.NUM_EPOCHS", "1", "TRAIN.WARMUP_EPOCHS", "0", "TRAIN.COOLDOWN_EPOCHS", "0"]
+    short = ["TRAIN.NUM_EPOCHS", "1", "TRAIN.WARMUP_EPOCHS", "0", "TRAIN.COOLDOWN_EPOCHS", "0"]
     flags = ["-cfg=poolformer_s12", "-dataset=synthetic", "-batch_size=4", f"-pretrained={file}"]
-    for others in (["-output=trained"], ["-eval", "-output=evaluated"]):
-        status, _, errors = program("main_single_gpu.py", *flags, *others, "-o", *words)
+    for others, more in ((["-output=trained"], short), (["-eval", "-output=evaluated"], [])):
+        status, _, errors = program("main_single_gpu.py", *flags, *others, "-o", *words, *more)
         assert status == 0, errors
         run = tmp_path / others[-1].partition("=")[2]
         assert f"MODEL.FC_NORM False, as the names in {file} tell" in (run / "log.txt").read_text()
