@@ -183,7 +183,7 @@ def _check_recipe(config: CfgNode, require: Callable[[bool, str, str], None]) ->
     require(
         config.EVAL or not 0 < train.NUM_EPOCHS <= train.WARMUP_EPOCHS,
         "TRAIN.WARMUP_EPOCHS",
-        f"fewer than TRAIN.NUM_EPOCHS, {train.NUM_EPOCHS}: the run would end before BASE_LR is reached; a tenth of them",
+        f"fewer than TRAIN.NUM_EPOCHS, {train.NUM_EPOCHS}: a tenth of them, say; the run would end before BASE_LR",
     )
     mixed = train.MIXUP_ALPHA > 0 or train.CUTMIX_ALPHA > 0 or train.CUTMIX_MINMAX is not None
     if mixed:

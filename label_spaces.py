@@ -1,7 +1,7 @@
 """Which output of a model is which class of the data: matched by name where names are known, for evaluation.
 
-A folder's classes are its subfolders in sorted order. Weights have an order of their own, their training set's: a folder
-that lacks a class, or spells one differently, would shift every label after it.
+A folder's classes are its subfolders in sorted order. Weights have an order of their own, their training set's: a
+folder that lacks a class, or spells one differently, would shift every label after it.
 """
 
 import functools

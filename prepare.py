@@ -22,7 +22,6 @@ from utils import num_gpus, rank, world_size
 from weights import load_weights
 from weights.preprocessing import disagreements, with_switches
 
-
 _DEFAULT_BATCH = 4096  # what config.py's own rates are for: ImageNet from scratch (arXiv:2010.11929, table 3)
 _FAR = 4  # a batch so many times larger or smaller than the recipe's asks for another rate
 

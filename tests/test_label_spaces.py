@@ -64,7 +64,7 @@ def test_a_runs_file_doesnt_make_its_datas_number_one_that_was_meant(tmp_path):
         Run(with_values(config, OUTPUT=str(tmp_path / outputs)), ["a", "b"])
         again = get_config(tmp_path / outputs / "config.yaml")
         assert (given(again)["MODEL.NUM_CLASSES"].level > WRITTEN_OUT) is meant
-        assert get_datasets(again)[0].MODEL.NUM_CLASSES == (1000 if meant else 2)
+        assert (1000 if meant else 2) == get_datasets(again)[0].MODEL.NUM_CLASSES
 
 
 def test_a_list_of_files_has_labels_that_are_outputs(tmp_path):
@@ -89,7 +89,8 @@ def test_imagenets_classes_are_found_by_synset_and_by_name():
     assert synsets == sorted(set(synsets))
     expected = {
         "n01440764": 0, "tench": 0, "Tinca tinca": 0, "tench, Tinca tinca": 0, "n02099601-golden_retriever": 207,
-        "golden retriever": 207, "golden_retriever": 207, "Golden-Retriever": 207, "n03888257": 701, "toilet tissue": 999,
+        "golden retriever": 207, "golden_retriever": 207, "Golden-Retriever": 207, "n03888257": 701,
+        "toilet tissue": 999,
         "cardigan": 474, "Cardigan": 264,  # the knitwear, and the Welsh corgi, as they are written
         "great white shark": 2, "tabby": 281, "horse cart": 603, "French horn": 566,
     }  # fmt: skip

@@ -16,8 +16,8 @@ def test_a_warm_up_that_fills_the_run_is_an_error(warmup, epochs):
     with pytest.raises(InputError) as error:
         get_config(None, options)
     assert str(error.value) == (
-        f"TRAIN.WARMUP_EPOCHS is {warmup}, expected fewer than TRAIN.NUM_EPOCHS, {epochs}: the run would end before"
-        " BASE_LR is reached; a tenth of them"
+        f"TRAIN.WARMUP_EPOCHS is {warmup}, expected fewer than TRAIN.NUM_EPOCHS, {epochs}: a tenth of them, say; the"
+        " run would end before BASE_LR"
     )
     get_config(None, [*options, "EVAL", "True"])
     assert get_config(None, ["TRAIN.NUM_EPOCHS", "1", "TRAIN.WARMUP_EPOCHS", "0"]).TRAIN.NUM_EPOCHS == 1
@@ -76,7 +76,8 @@ def test_a_threshold_that_makes_all_targets_alike_is_an_error():
                 bce(threshold, smoothing, "10", *mixed)
             assert str(error.value) == f"TRAIN.BCE_TARGET_THRESH is {float(threshold)}, expected {expected}"
     for threshold, smoothing, classes in (
-        ("0.0", "0.0", "10"), ("0.2", "0.1", "10"), ("none", "0.1", "10"), ("0.01", "0.1", "auto"), ("0.0", "0.0", "auto"),
+        ("0.0", "0.0", "10"), ("0.2", "0.1", "10"), ("none", "0.1", "10"), ("0.01", "0.1", "auto"),
+        ("0.0", "0.0", "auto"),
     ):  # fmt: skip
         assert bce(threshold, smoothing, classes).TRAIN.LOSS == "bce"
     with pytest.raises(InputError, match="BCE_TARGET_THRESH is 0.0, expected above"):
