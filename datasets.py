@@ -261,8 +261,8 @@ def get_datasets(
             and classes become theirs (``label_spaces``).
 
     Raises:
-        InputError: as ``get_dataset``; validation classes that the training set, or the weights, lack; more outputs than
-            classes, where the user didn't set their number.
+        InputError: as ``get_dataset``; validation classes that the training set, or the weights, lack; more outputs
+            than classes, where the user didn't set their number.
     """
     if config.EVAL:
         val = get_dataset(config, "val")
