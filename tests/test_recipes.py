@@ -254,7 +254,7 @@ def trained(folder, program, *flags):
 
 def test_cifar10_trains_on_its_original_archive(tmp_path, program):
     cifar_archive(tmp_path, *CIFAR10, b"labels", ("batches.meta", b"label_names"))
-    record, result = trained(tmp_path, program, "-cfg=cifar10", "-data_path=.")
+    record, result = trained(tmp_path, program, "-cfg=cifar10", "-data_path=.", "MODEL.NUM_CLASSES", "10")
     assert record["samples"] == 8  # of 15
     assert (result["model"], result["num_samples"]) == ("vit_cifar10", 3)
 
