@@ -19,7 +19,6 @@ def test_a_warm_up_that_fills_the_run_is_an_error(warmup, epochs):
         f"TRAIN.WARMUP_EPOCHS is {warmup}, expected fewer than TRAIN.NUM_EPOCHS, {epochs}: a tenth of them, say; the"
         " run would end before BASE_LR"
     )
-    get_config(None, [*options, "EVAL", "True"])
     assert get_config(None, ["TRAIN.NUM_EPOCHS", "1", "TRAIN.WARMUP_EPOCHS", "0"]).TRAIN.NUM_EPOCHS == 1
 
 
