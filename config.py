@@ -112,6 +112,7 @@ _C.TRAIN.WARMUP_START_LR = 1e-6
 _C.TRAIN.END_LR = 0.0  # where the schedule ends (step, multistep: its lower bound)
 _C.TRAIN.LINEAR_SCALED_LR = None  # batch that the three rates are meant for; they scale with the effective batch
 _C.TRAIN.LR_SCALING = "linear"  # how they scale; "sqrt": with the square root of the batches' ratio
+_C.TRAIN.RECIPE_BATCH = None  # batch that a recipe's rates are for where they don't scale: a run far from it is told
 _C.TRAIN.LAYER_DECAY = None  # factor on the rate per block, from the classifier (1) down to the patch embedding
 _C.TRAIN.HEAD_LR = 1.0  # factor on the rate of the classifier
 _C.TRAIN.FREEZE = None  # patterns of parameters that stay as they are: ["patch_embed.*", "blocks.[0-5].*"]; "backbone"
@@ -240,6 +241,7 @@ _TYPES = {
     "MODEL.SE_RATIO": float,
     "MODEL.ACT": str,
     "TRAIN.LINEAR_SCALED_LR": int,
+    "TRAIN.RECIPE_BATCH": int,
     "TRAIN.LAYER_DECAY": float,
     "TRAIN.FREEZE": [str],
     "TRAIN.GRAD_CLIP": float,
@@ -350,6 +352,12 @@ def given(config: CfgNode) -> dict[str, Given]:
 def set_by_someone(config: CfgNode) -> dict[str, Given]:
     """Returns ``given`` without what is only written out: what a file, a flag or an option set."""
     return {key: where for key, where in given(config).items() if where.level > WRITTEN_OUT}
+
+
+def is_users(config: CfgNode, key: str) -> bool:
+    """Returns whether the user set the dotted key: the command line, or a YAML file that isn't one of configs/."""
+    where = given(config).get(key)
+    return where is not None and where.level > WRITTEN_OUT and not Path(where.source).is_relative_to(CONFIG_DIR)
 
 
 def add_note(config: CfgNode, note: str) -> None:

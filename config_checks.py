@@ -52,7 +52,7 @@ _AT_LEAST_ONE = (
     "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL", "DATA.IMAGE_SIZE", "DATA.SYNTHETIC_SIZE", "MODEL.PATCH_SIZE",
     "MODEL.EMBED_DIM", "MODEL.NUM_HEADS", "MODEL.DEPTH", "MODEL.STAGE_DEPTHS", "MODEL.EMBED_DIMS", "MODEL.WINDOW_SIZE",
     "MODEL.SR_RATIO", "MODEL.KERNEL_SIZE", "MODEL.GROUP_WIDTH", "TRAIN.NUM_EPOCHS", "TRAIN.ACCUM_ITER", "KEEP_LAST",
-    "REPORT_FREQ", "VALIDATE_FREQ", "MODEL.ATTN_HEAD_SIZE", "TRAIN.LINEAR_SCALED_LR",
+    "REPORT_FREQ", "VALIDATE_FREQ", "MODEL.ATTN_HEAD_SIZE", "TRAIN.LINEAR_SCALED_LR", "TRAIN.RECIPE_BATCH",
     "DATA.PREFETCH", "TRAIN.RANDOM_ERASE_COUNT", "TRAIN.REPEATED_AUGMENT", "TRAIN.LR_SCHEDULER.DECAY_EPOCHS",
     "DATA.SHARD_SHUFFLE", "DATA.GLOBAL_BATCH", "DIST.STRATEGY.fuse_grad_size_in_MB",
     "DIST.STRATEGY.gradient_merge_configs.k_steps",
@@ -180,6 +180,11 @@ def _check_recipe(config: CfgNode, require: Callable[[bool, str, str], None]) ->
         "TRAIN.COOLDOWN_EPOCHS",
         f"NUM_EPOCHS {train.NUM_EPOCHS} to hold WARMUP_EPOCHS {train.WARMUP_EPOCHS} and it",
     )
+    require(
+        config.EVAL or not 0 < train.NUM_EPOCHS <= train.WARMUP_EPOCHS,
+        "TRAIN.WARMUP_EPOCHS",
+        f"fewer than TRAIN.NUM_EPOCHS, {train.NUM_EPOCHS}: a tenth of them, say; the run would end before BASE_LR",
+    )
     mixed = train.MIXUP_ALPHA > 0 or train.CUTMIX_ALPHA > 0 or train.CUTMIX_MINMAX is not None
     if mixed:
         require(
@@ -192,6 +197,23 @@ def _check_recipe(config: CfgNode, require: Callable[[bool, str, str], None]) ->
             "DATA.BATCH_SIZE",
             "an even number: mixup and CutMix mix pairs of neighbours",
         )
+    _check_threshold(config, require)
+
+
+def _check_threshold(config: CfgNode, require: Callable[[bool, str, str], None]) -> None:
+    """BCE_TARGET_THRESH has to lie between a target's two values: else all of them are 1, or all are 0."""
+    train, classes = config.TRAIN, config.MODEL.NUM_CLASSES
+    threshold, smoothing = train.BCE_TARGET_THRESH, train.SMOOTHING
+    if threshold is None or train.LOSS != "bce" or not classes:
+        return
+    off = smoothing / (2 if classes == "auto" else classes)  # the other classes' target; of two, if none are known yet
+    on = 1 - smoothing + off  # the label's own
+    require(
+        threshold > off or smoothing == 0 or (classes == "auto" and threshold > 0),
+        "TRAIN.BCE_TARGET_THRESH",
+        f"above {off:.3g}, SMOOTHING over NUM_CLASSES, the target of every class: all targets would be 1",
+    )
+    require(threshold < on, "TRAIN.BCE_TARGET_THRESH", f"below {on:.3g}, the label's own target: all would be 0")
 
 
 # ----------------------------------------------------------------- idle keys

@@ -15,8 +15,8 @@ from yacs.config import CfgNode
 
 import sources
 from cache import Decoded, MappedImages, cached, fingerprint
-from config import with_values
 from errors import InputError, RunError
+from label_spaces import check_evaluation, check_training
 from loader import Loader, ProcessLoader
 from samplers import EvalBatchSampler, TrainBatchSampler
 from shards import Shards, read_shards
@@ -235,7 +235,7 @@ def get_dataset(config: CfgNode, mode: str) -> ImageDataset:
     known = len(dataset.classes) or (high + 1 if limit == "auto" else limit)  # a list of files names no classes
     if low < 0 or high >= known:
         raise InputError(f"the {mode} labels of '{kind}' at {root} are {low}..{high}, expected 0..{known - 1}")
-    if limit != "auto" and known > limit:
+    if limit != "auto" and known > limit and not config.EVAL:  # an evaluation may match names: get_datasets
         raise InputError(f"the data has {known} classes, MODEL.NUM_CLASSES is {limit}; set it to 'auto'")
     return dataset
 
@@ -251,25 +251,30 @@ def _decoded(config: CfgNode, mode: str, dataset: EncodedDataset) -> ArrayDatase
     return _cached(config, mode, made_of, lambda: (images, dataset.labels, dataset.classes))
 
 
-def get_datasets(config: CfgNode) -> tuple[CfgNode, ImageDataset | None, ImageDataset]:
+def get_datasets(
+    config: CfgNode, trained: Sequence[str] | None = None
+) -> tuple[CfgNode, ImageDataset | None, ImageDataset]:
     """Returns (config with NUM_CLASSES resolved, training set or None under EVAL, validation set).
 
+    Args:
+        trained: under EVAL, the class names of the weights' outputs where they are known; the validation set's labels
+            and classes become theirs (``label_spaces``).
+
     Raises:
-        InputError: as ``get_dataset``, and validation classes that the training set lacks.
+        InputError: as ``get_dataset``; validation classes that the training set, or the weights, lack; more outputs
+            than classes, where the user didn't set their number.
     """
-    train = None if config.EVAL else get_dataset(config, "train")
-    val = get_dataset(config, "val")
-    if train is not None:
-        unknown = sorted(set(np.unique(val.labels).tolist()) - set(np.unique(train.labels).tolist()))
-        if unknown:
-            names = ", ".join(_class_name(val, label) for label in unknown[:3])
-            raise InputError(
-                f"validation has {len(unknown)} classes that no training image has: {names}{'...' * (len(unknown) > 3)}"
-            )
-    if config.MODEL.NUM_CLASSES == "auto":
-        classes = [len(d.classes) or int(d.labels.max()) + 1 for d in (train, val) if d is not None]
-        config = with_values(config, MODEL__NUM_CLASSES=max(classes))
-    return config, train, val
+    if config.EVAL:
+        val = get_dataset(config, "val")
+        return check_evaluation(config, val, trained), None, val
+    train, val = get_dataset(config, "train"), get_dataset(config, "val")
+    unknown = sorted(set(np.unique(val.labels).tolist()) - set(np.unique(train.labels).tolist()))
+    if unknown:
+        names = ", ".join(_class_name(val, label) for label in unknown[:3])
+        raise InputError(
+            f"validation has {len(unknown)} classes that no training image has: {names}{'...' * (len(unknown) > 3)}"
+        )
+    return check_training(config, train, val), train, val
 
 
 def _class_name(dataset: ImageDataset, label: int) -> str:

@@ -86,11 +86,13 @@ def watched_worker(failed, beats, handed):
 def built(config):
     """(configuration, training set, validation set)."""
     import datasets
+    from checkpoint import classes_of
     from models import check_keys
     from weights.preprocessing import with_preprocessing
 
     check_keys(config)
-    return datasets.get_datasets(with_preprocessing(config))
+    trained = classes_of(config.MODEL.PRETRAINED) if config.EVAL and config.MODEL.PRETRAINED else None
+    return datasets.get_datasets(with_preprocessing(config), trained)
 
 
 def main():

@@ -8,7 +8,7 @@ import paddle
 from paddle import nn
 from yacs.config import CfgNode
 
-from config import get_config, with_values
+from config import WRITTEN_OUT, get_config, given, is_users, with_values
 from datasets import ImageDataset, get_dataloader
 from errors import InputError
 from loader import Loader
@@ -21,6 +21,9 @@ from transforms import BatchTransform
 from utils import num_gpus, rank, world_size
 from weights import load_weights
 from weights.preprocessing import disagreements, with_switches
+
+_DEFAULT_BATCH = 4096  # what config.py's own rates are for: ImageNet from scratch (arXiv:2010.11929, table 3)
+_FAR = 4  # a batch so many times larger or smaller than the recipe's asks for another rate
 
 
 @dataclass
@@ -69,10 +72,6 @@ def prepare(config: CfgNode, network: nn.Layer, train: ImageDataset, run: Run) -
     scaler = LossScaler(enabled=precision(config) == "float16")
     _tell_model(config, model, run)
     _tell_steps(config, len(train), steps, schedule, run)
-    if train.classes and len(train.classes) < config.MODEL.NUM_CLASSES:
-        run.info(
-            f"the model has {config.MODEL.NUM_CLASSES} outputs, the data {len(train.classes)} classes: NUM_CLASSES?"
-        )
     settings = (config.TRAIN.MODEL_EMA_DECAY, config.TRAIN.MODEL_EMA_WARMUP)
     ema = ModelEma(model, *settings) if config.TRAIN.MODEL_EMA else None  # a copy, made before the model is traced
     if config.TO_STATIC:
@@ -208,3 +207,29 @@ def _tell_steps(config: CfgNode, images: int, steps: int, schedule: Callable[[in
         f" learning rate {rates[0]}, after warm-up {rates[1]}, at the end {rates[2]};"
         f" on another number of processes DATA.{kept} is kept and the rates {scaled}"
     )
+    if warning := far_batch(config, effective):
+        run.info(warning)
+
+
+def far_batch(config: CfgNode, effective: int) -> str:
+    """Returns a warning if the rates are for a batch that is far from the effective one, else ""."""
+    batch, rate = recipe_batch(config), config.TRAIN.BASE_LR
+    if batch is None or batch / _FAR <= effective <= batch * _FAR:
+        return ""
+    return (
+        f"warning: the recipe's rates are for a batch of {batch}, the effective batch is {effective}: BASE_LR {rate:g}"
+        f" would scale to {rate * effective / batch:.3g}; set TRAIN.BASE_LR, or TRAIN.LINEAR_SCALED_LR {batch}, which"
+        " scales the rates"
+    )
+
+
+def recipe_batch(config: CfgNode) -> int | None:
+    """Returns the batch that rates which don't scale are for; None where they do, or where nobody said it.
+
+    A rate that the user wrote is the user's: for the batch at hand.
+    """
+    train, rate = config.TRAIN, given(config).get("TRAIN.BASE_LR")
+    if train.LINEAR_SCALED_LR or is_users(config, "TRAIN.BASE_LR"):
+        return None
+    from_recipe = rate is not None and rate.level > WRITTEN_OUT
+    return train.RECIPE_BATCH or (None if from_recipe else _DEFAULT_BATCH)

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Trains on every GPU that CUDA_VISIBLE_DEVICES leaves visible, or without one on every core.
 # Flags given here come last and win:
-#   sh run_train_multi.sh -cfg=vit_small_patch16_224 -dataset=folder -data_path=/data/flowers
+#   sh run_train_multi.sh -cfg=small_data_vit_small_patch16_224 -dataset=folder -data_path=/data/flowers
 #   CUDA_VISIBLE_DEVICES=0,1 sh run_train_multi.sh
 here=$(dirname "$0")
 [ -z "$VIRTUAL_ENV" ] && [ -x "$here/.venv/bin/python" ] && PATH="$here/.venv/bin:$PATH"

@@ -191,4 +191,12 @@ def read_state(folder: Path) -> dict[str, Any]:
 def classes_of(weights: str | Path) -> list[str] | None:
     """Returns the class names of the run that saved ``weights``; None where no checkpoint tells."""
     folder = find_weights(weights).resolve().parent
-    return read_state(folder)["classes"] if (folder / STATE).is_file() else None
+    if not (folder / STATE).is_file():
+        return None
+    try:
+        classes = read_state(folder)["classes"]
+        if not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
+            raise TypeError("expected a list of names")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _damaged(folder, STATE, f"tells no classes ({type(error).__name__})") from None
+    return classes

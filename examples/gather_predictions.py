@@ -95,12 +95,14 @@ def main() -> None:
     import paddle.distributed as dist
 
     import utils
+    from checkpoint import classes_of
     from config import with_values
     from datasets import get_datasets
     from supervision.spawned import run
     from weights.preprocessing import with_preprocessing
 
-    config, _, dataset = get_datasets(with_preprocessing(with_values(config, EVAL=True)))
+    trained = classes_of(config.MODEL.PRETRAINED) if config.MODEL.PRETRAINED else None
+    config, _, dataset = get_datasets(with_preprocessing(with_values(config, EVAL=True)), trained)
 
     def start(config: CfgNode, ranks: int, failed: Any, beats: Any) -> Any:
         arguments = (failed, beats, config, dataset, Path(config.OUTPUT))

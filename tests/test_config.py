@@ -199,7 +199,7 @@ def test_the_configuration_is_frozen_and_its_dump_loads_again(tmp_path):
     assert get_config(tmp_path / "config.yaml") == config
     assert "TRAIN.GRAD_CLIP: None -> 0.5" in differences(config)
     assert differences(get_config()) == []
-    assert with_values(config, TRAIN__NUM_EPOCHS=2).TRAIN.NUM_EPOCHS == 2
+    assert with_values(config, TRAIN__NUM_EPOCHS=7).TRAIN.NUM_EPOCHS == 7
 
 
 def test_configurations_are_found_by_name_and_by_paddlevits_path():

@@ -117,7 +117,17 @@ def torchrun(folder, rank, port, *flags, machines=1):
 def runs(tmp_path_factory):
     """One training by every launcher, all at once, for they mostly wait: each one's folder, and what it printed."""
     folders = {name: tmp_path_factory.mktemp(name) for name in ("spawned", "launched", "nodes", "slurm", "torchrun")}
-    flags = ["-output=run", "-cfg=vit_digits", "-o", "TRAIN.NUM_EPOCHS", "1", "MODEL.DEPTH", "2"]
+    flags = [
+        "-output=run",
+        "-cfg=vit_digits",
+        "-o",
+        "TRAIN.NUM_EPOCHS",
+        "1",
+        "TRAIN.WARMUP_EPOCHS",
+        "0",
+        "MODEL.DEPTH",
+        "2",
+    ]
     ports = free_ports(4)
     talking = {"MASTER_PORT": ports[3], "GLOG_minloglevel": 0}  # Paddle then tells where ranks meet
     with machines() as (insides, master):

@@ -119,7 +119,7 @@ def test_an_evaluation_without_weights_or_with_others_is_an_error(program, digit
         ),
         (
             [f"-pretrained={run}/checkpoints/best", "-dataset=folder", "-data_path=other"],
-            "error: the weights were trained on the classes 0, 1, 2, 3, 4, ... (10), the data has cat, dog (2)",
+            "error: the weights were trained on the classes 0, 1, 2, 3, 4, ... (10), the data has others: cat, dog",
         ),
     ]
     commands = [("-eval", f"-output=out{number}", *flags) for number, (flags, _) in enumerate(cases)]

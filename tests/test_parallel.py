@@ -146,7 +146,7 @@ def test_three_ranks_share_out_the_state_and_bring_it_together(tmp_path, tiny):
 
 @pytest.mark.slow
 def test_a_sharded_run_that_is_stopped_goes_on_without_sharding_to_the_bits_of_a_whole_one(tmp_path, program):
-    options = ["-o", "TRAIN.NUM_EPOCHS", "3", "REPORT_FREQ", "1"]
+    options = ["-o", "TRAIN.NUM_EPOCHS", "3", "TRAIN.WARMUP_EPOCHS", "2", "REPORT_FREQ", "1"]
     with start(tmp_path, "-output=stopped", *options, *STAGE_2) as process:
         wait_for_first_step(process, tmp_path / "stopped")
         process.terminate()

@@ -22,6 +22,7 @@ from weights import load_weights, save_weights
 FILES = shipped_configs()
 RECIPES = [file.stem for file in FILES if file.parent.name == "recipes"]
 RESNET = "resnet18_fashion_mnist"
+OWN_IMAGES = [name for name in RECIPES if name.startswith(("small_data", "finetune")) and "layer_decay" not in name]
 SMALL = ["MODEL.EMBED_DIM", "24", "MODEL.NUM_HEADS", "3", "MODEL.MLP_RATIO", "1", "MODEL.NUM_CLASSES", "10"]
 
 
@@ -161,12 +162,23 @@ def test_a_recipe_has_its_sources_numbers(name):
 
 def test_every_recipe_of_a_paper_is_checked():
     """The others' recipes are held by their models' tests."""
-    shared, ours = {"augreg", "deit", "deit3", "deit3_finetune"}, {"cifar10", "fashion_mnist"}
+    shared, ours = {"augreg", "deit", "deit3", "deit3_finetune"}, {"cifar10", "fashion_mnist", *OWN_IMAGES}
     others = {"beit", "beit_finetune", "convmixer", "convnext", "poolformer", "pvtv2", "regnet", "resnet", "swin"}
     others |= {"swin_finetune", RESNET}
     folders = ("deit", "deit3", "gmlp", "mae", "mixer", "resmlp")
     papers = {file.stem for file in FILES if file.parent.name in folders}
     assert set(SOURCES) == (set(RECIPES) | papers) - shared - ours - others - {"gmlp", "mixer", "resmlp"}
+
+
+@pytest.mark.parametrize("name", OWN_IMAGES)
+def test_a_recipe_for_ones_own_images_is_in_proportion(name):
+    config = get_config(name)
+    assert (config.MODEL.NUM_CLASSES, config.DATA.BATCH_SIZE) == ("auto", 64)
+    assert config.TRAIN.WARMUP_EPOCHS * 10 == config.TRAIN.NUM_EPOCHS
+    peak = 2e-4 if name.startswith("finetune") else 3e-4
+    assert rates(config, 64) == pytest.approx([1e-6, peak, 0])
+    assert rates(config, 1024)[1] == pytest.approx(4 * peak)
+    assert (0.75 if name.startswith("finetune") else None) == config.TRAIN.LAYER_DECAY
 
 
 def test_rates_follow_the_batch_where_the_source_scales_them():
@@ -242,7 +254,7 @@ def trained(folder, program, *flags):
 
 def test_cifar10_trains_on_its_original_archive(tmp_path, program):
     cifar_archive(tmp_path, *CIFAR10, b"labels", ("batches.meta", b"label_names"))
-    record, result = trained(tmp_path, program, "-cfg=cifar10", "-data_path=.")
+    record, result = trained(tmp_path, program, "-cfg=cifar10", "-data_path=.", "MODEL.NUM_CLASSES", "10")
     assert record["samples"] == 8  # of 15
     assert (result["model"], result["num_samples"]) == ("vit_cifar10", 3)
 

@@ -4,8 +4,9 @@ from programs import assert_none_left, start
 from runs import assert_same_run
 
 RUN = [
-    "-cfg=vit_digits", "-output=run", "-resume=auto", "-o", "TRAIN.NUM_EPOCHS", "3", "VALIDATE_FREQ", "1",
-    "REPORT_FREQ", "4", "SAVE_STEPS", "5", "SAVE_FREQ", "0", "SAVE_MINUTES", "none", "TRAIN.MODEL_EMA", "True",
+    "-cfg=vit_digits", "-output=run", "-resume=auto", "-o", "TRAIN.NUM_EPOCHS", "3", "TRAIN.WARMUP_EPOCHS", "2",
+    "VALIDATE_FREQ", "1", "REPORT_FREQ", "4", "SAVE_STEPS", "5", "SAVE_FREQ", "0", "SAVE_MINUTES", "none",
+    "TRAIN.MODEL_EMA", "True",
 ]  # fmt: skip
 
 

@@ -21,10 +21,10 @@ from runs import assert_same_run, records
 from checkpoint import folder
 
 RUN = [
-    "-cfg=vit_digits", "-output=run", "-resume=auto", "-o", "TRAIN.NUM_EPOCHS", "3", "VALIDATE_FREQ", "2",
+    "-cfg=vit_digits", "-output=run", "-resume=auto", "-o", "TRAIN.NUM_EPOCHS", "3", "TRAIN.WARMUP_EPOCHS", "2",
     "REPORT_FREQ", "4", "TRAIN.ACCUM_ITER", "3", "TRAIN.MODEL_EMA", "True", "TRAIN.MODEL_EMA_DECAY", "0.9",
     "MODEL.DROPOUT", "0.1", "MODEL.DROPPATH", "0.1", "DATA.NUM_WORKERS", "2", "SAVE_STEPS", "5", "KEEP_LAST", "3",
-    "SAVE_MINUTES", "none", "SAVE_FREQ", "0",
+    "SAVE_MINUTES", "none", "SAVE_FREQ", "0", "VALIDATE_FREQ", "2",
 ]  # fmt: skip
 SEED = 5
 

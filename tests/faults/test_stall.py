@@ -21,7 +21,7 @@ from samplers import TrainBatchSampler
 IMAGES = [
     "-cfg=vit_digits", "-output=run", "-resume=auto", "-dataset=folder", "-data_path=data", "-o", "DATA.BATCH_SIZE",
     "8", "TRAIN.NUM_EPOCHS", "4", "VALIDATE_FREQ", "2", "REPORT_FREQ", "1", "SAVE_STEPS", "3", "SAVE_FREQ", "0",
-    "DATA.NUM_WORKERS", "2", "MODEL.NUM_CLASSES", "2",
+    "DATA.NUM_WORKERS", "2", "MODEL.NUM_CLASSES", "2", "TRAIN.WARMUP_EPOCHS", "2",
 ]  # fmt: skip
 TIMEOUT = ["DIST.TIMEOUT", "15"]  # seconds: a busy machine takes some to start, gloo gives up after 30
 

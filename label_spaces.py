@@ -1,0 +1,177 @@
+"""Which output of a model is which class of the data: matched by name where names are known, for evaluation.
+
+A folder's classes are its subfolders in sorted order. Weights have an order of their own, their training set's: a
+folder that lacks a class, or spells one differently, would shift every label after it.
+"""
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from yacs.config import CfgNode
+
+from config import CONFIG_DIR, add_note, is_users, with_values
+from errors import InputError
+
+_IMAGENET = CONFIG_DIR / "imagenet1k_classes.txt"
+_SYNSET = re.compile(r"n\d{8}(?!\d)")
+
+
+class Labelled(Protocol):
+    """A dataset, as far as its labels go: ``classes`` are names, in the order of ``labels``, or none are known."""
+
+    labels: np.ndarray
+    classes: list[str]
+
+
+def check_training(config: CfgNode, train: Labelled, val: Labelled) -> CfgNode:
+    """Returns ``config`` with NUM_CLASSES resolved.
+
+    Raises:
+        InputError: the model has more outputs than the data has classes, and the user didn't say so.
+    """
+    outputs = config.MODEL.NUM_CLASSES
+    classes = max(_count(dataset) for dataset in (train, val))
+    if not (train.classes or outputs == "auto"):  # a list of files: labels are outputs
+        if classes < outputs and not is_users(config, "MODEL.NUM_CLASSES"):
+            config = with_values(config)
+            add_note(config, f"the labels are 0..{classes - 1}, the model has {outputs} outputs: MODEL.NUM_CLASSES?")
+        return config
+    return _resolved(config, classes, "the data has")
+
+
+def check_evaluation(config: CfgNode, val: Labelled, trained: Sequence[str] | None) -> CfgNode:
+    """Returns ``config`` with NUM_CLASSES resolved; gives ``val`` the labels and class names of the weights' outputs.
+
+    Args:
+        trained: the names of the weights' outputs; None or empty where they aren't known. A model of 1,000 outputs then
+            is taken for one of ImageNet-1k's classes if every class of the data is one of them.
+
+    Raises:
+        InputError: a class that the weights don't know, or another number of outputs that the user didn't ask for.
+    """
+    if not val.classes:
+        count = len(trained or ()) or _count(val)
+        return _resolved(config, count, "the data has") if config.MODEL.NUM_CLASSES == "auto" else config
+    if trained:
+        config = _resolved(config, len(trained), "the weights have")
+        if list(trained) == val.classes:
+            return config
+        places = {name: place for place, name in enumerate(trained)}
+        unknown = [name for name in _present(val) if name not in places]
+        if unknown:
+            raise InputError(
+                f"the weights were trained on the classes {_some(trained)}, the data has others: {_some(unknown)};"
+                " name its folders as the weights' classes are, or leave the others out"
+            )
+        return _matched(config, val, places, list(trained), "the weights' classes")
+    if config.MODEL.NUM_CLASSES == 1000:
+        places, problem = imagenet_places(_present(val))
+        if not problem:
+            return _matched(config, val, places, imagenet_synsets(), "ImageNet-1k's classes")
+        if 2 * len(places) > len(_present(val)) and not is_users(config, "MODEL.NUM_CLASSES"):
+            raise InputError(f"most of the data's classes are ImageNet-1k's, but {problem}")
+    return _resolved(config, len(val.classes), "the data has")
+
+
+def imagenet_synsets() -> list[str]:
+    """Returns ImageNet-1k's 1,000 WordNet synsets, in the order of a model's outputs."""
+    return [synset for synset, _ in _imagenet()]
+
+
+def imagenet_places(names: Sequence[str]) -> tuple[dict[str, int], str]:
+    """Returns (the output of each name that is one of ImageNet-1k's classes, what is wrong with the others or "").
+
+    A name is a synset, alone or before the class's name (``n02099601-golden_retriever``), or one of the class's names
+    in any case, with spaces or underscores. The numbers 0 to 999, all of them, are the outputs themselves (ImageNetV2).
+    """
+    if sorted(names) == sorted(map(str, range(1000))):
+        return {name: int(name) for name in names}, ""
+    found = {name: _candidates(name) for name in names}
+    places = {name: places.pop() for name, places in found.items() if len(places) == 1}
+    unknown = [name for name, candidates in found.items() if name not in places and not candidates]
+    if unknown:
+        return places, f"not {_some(unknown)}; name a folder by its synset (n01440764) or name (tench)"
+    synsets = imagenet_synsets()
+    for name, candidates in found.items():
+        if name not in places:
+            several = " or ".join(synsets[place] for place in sorted(candidates))
+            return places, f"'{name}' is {several}; name the folder by its synset"
+    first: dict[int, str] = {}
+    for name, place in places.items():
+        if first.setdefault(place, name) != name:
+            return places, f"'{first[place]}' and '{name}' are the same class, {synsets[place]}; make them one folder"
+    return places, ""
+
+
+def _candidates(name: str) -> set[int]:
+    """The outputs that a name may mean: those of the strictest reading that finds any."""
+    synset = _SYNSET.match(name)
+    for readings, key in zip(_readings(), (synset and synset[0], name, _folded(name), _folded(name)), strict=True):
+        if key in readings:
+            return set(readings[key])
+    return set()
+
+
+@functools.cache
+def _imagenet() -> list[tuple[str, list[str]]]:
+    """(synset, names) of each class."""
+    lines = _IMAGENET.read_text(encoding="utf-8").splitlines()
+    pairs = (line.split(" ", 1) for line in lines if not line.startswith("#"))
+    return [(synset, [name.strip() for name in names.split(",")]) for synset, names in pairs]
+
+
+@functools.cache
+def _readings() -> tuple[dict[str, list[int]], ...]:
+    """The outputs by synset, by the usual name as it is written, by the usual name, and by any name or all of them."""
+    readings: tuple[dict[str, list[int]], ...] = ({}, {}, {}, {})
+    for place, (synset, names) in enumerate(_imagenet()):
+        anyhow = {_folded(name) for name in (*names, ", ".join(names))}
+        for reading, keys in zip(readings, ({synset}, {names[0]}, {_folded(names[0])}, anyhow), strict=True):
+            for key in keys:
+                reading.setdefault(key, []).append(place)
+    return readings
+
+
+def _folded(name: str) -> str:
+    return " ".join(name.replace("_", " ").replace("-", " ").casefold().split())
+
+
+def _matched(config: CfgNode, val: Labelled, places: dict[str, int], names: list[str], whose: str) -> CfgNode:
+    """Gives ``val`` the labels of ``places`` and ``names`` for outputs, with the data's own names where it has one."""
+    config = with_values(config)  # a copy: the note is this start's
+    add_note(config, f"the data's {len(_present(val))} classes are matched by name with {whose}: {len(names)} outputs")
+    lookup = np.array([places.get(name, -1) for name in val.classes], np.int64)
+    for name, place in places.items():
+        names[place] = name
+    val.labels, val.classes = lookup[val.labels], names
+    return config
+
+
+def _resolved(config: CfgNode, classes: int, who_has: str) -> CfgNode:
+    """Returns ``config`` with NUM_CLASSES ``classes``, or as the user set it; ``who_has`` begins the error."""
+    outputs = config.MODEL.NUM_CLASSES
+    if outputs in ("auto", classes):
+        # The number is the data's now: in a run's config.yaml it isn't one that somebody meant for any data.
+        return with_values(config, MODEL__NUM_CLASSES=classes)
+    if outputs < classes or not is_users(config, "MODEL.NUM_CLASSES"):
+        raise InputError(
+            f"{who_has} {classes} classes, the model {outputs} outputs (MODEL.NUM_CLASSES); set it with"
+            f" -o MODEL.NUM_CLASSES auto{f', or to {outputs} if that is meant' if outputs > classes else ''}"
+        )
+    return config
+
+
+def _count(dataset: Labelled) -> int:
+    return len(dataset.classes) or int(dataset.labels.max()) + 1
+
+
+def _present(dataset: Labelled) -> list[str]:
+    """The classes that have a sample."""
+    return [dataset.classes[label] for label in np.unique(dataset.labels)]
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:5])}{', ...' * (len(names) > 5)} ({len(names)})"
