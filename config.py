@@ -258,7 +258,6 @@ _TYPES = {
 _WORDS = {"MODEL.NUM_CLASSES": ("auto",), "TRAIN.CLASS_WEIGHTS": ("auto",)}  # values besides those of the type
 
 
-COMMAND_LINE = "command line"  # a source, as errors name it
 WRITTEN_OUT = -1  # the level of what a resolved configuration holds only because it holds every key
 
 

@@ -13,7 +13,8 @@ from yacs.config import CfgNode
 
 from checkpoint import folder
 from checkpoint.saver import FORMAT, Progress, own_statistics, versions
-from config import COMMAND_LINE, get_config, given
+from config import get_config, given
+from config_checks import COMMAND_LINE
 from errors import InputError
 from options import leaves, plain
 from prepare import Training
