@@ -25,6 +25,7 @@ from options import (
     plain,
     read_yaml,
 )
+from run_config import choose
 
 CONFIG_DIR = Path(__file__).resolve().parent / "configs"
 
@@ -304,11 +305,19 @@ def config_from_arguments(program: str, argv: Sequence[str] | None = None) -> Cf
         for flag, (key, _, _) in _FLAGS.items()
         if getattr(arguments, flag) is not None
     ]
+    asked = dict(pairs(options + arguments.o, dict(leaves(_C))))
+    default = arguments.default_cfg if arguments.cfg is None else None
+    choice = choose(arguments.cfg, default, default and get_config(default).DATA.DATASET, asked)
+    config = get_config(choice.file, options + arguments.o)
+    if choice.of_run and (config.EVAL or program == "main_single_gpu.py") and "NGPUS" not in asked:
+        options.append("NGPUS=-1")  # how many processes the run has is nothing to these
+        config = get_config(choice.file, options + arguments.o)
     # The guide's evaluation command gives -batch_size alone; it is the evaluation's batch there.
-    config = get_config(arguments.cfg, options + arguments.o)
     if config.EVAL and arguments.batch_size is not None and arguments.batch_size_eval is None:
         options.append(f"DATA.BATCH_SIZE_EVAL={arguments.batch_size}")
-        config = get_config(arguments.cfg, options + arguments.o)
+        config = get_config(choice.file, options + arguments.o)
+    if choice.note:
+        add_note(config, choice.note)
     config.__dict__["named"] = named_keys(arguments.o)
     return config
 

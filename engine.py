@@ -16,7 +16,7 @@ from paddle import nn
 from yacs.config import CfgNode
 
 from checkpoint import Progress, Saver, classes_of, own_statistics
-from checkpoint.resume import resume
+from checkpoint.resume import resume, settle
 from datasets import ImageDataset, get_dataloader
 from errors import InputError, RunError
 from inference import inference_engine
@@ -44,12 +44,15 @@ def fit(config: CfgNode, network: nn.Layer, train: ImageDataset, val: ImageDatas
         RunError: on every rank, when the loss is not finite.
     """
     training = prepare(config, network, train, run)
-    progress = resume(training)
+    progress, chosen = resume(training)
+    val_loader = get_dataloader(config, val, "val", rank(), world_size())
     signals.begin()
+    run.begin()  # all that can be checked was checked: from here on the run's folder changes
+    if config.MODEL.RESUME:
+        settle(training, progress, chosen)
     saver = Saver(config, run, training.evaluated, training.optimizer, training.scaler, train)
     requests = Requests(config.SAVE_MINUTES)
     heed = functools.partial(_heed, progress, saver, requests)
-    val_loader = get_dataloader(config, val, "val", rank(), world_size())
     _tell_clamped(config, run)
     steps, epochs = len(training.loader), config.TRAIN.NUM_EPOCHS
     # Of this batch size: it may have been another before.
@@ -315,6 +318,7 @@ def evaluate_only(config: CfgNode, model: nn.Layer, val: ImageDataset, run: Run)
         raise InputError(f"the weights were trained on the classes {_some(trained)}, the data has {_some(val.classes)}")
     loader = get_dataloader(config, val, "val", rank(), world_size())
     signals.begin()
+    run.begin()
     _tell_clamped(config, run)
     requests = Requests(None)
 

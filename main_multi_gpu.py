@@ -37,16 +37,16 @@ def main_worker(config, dataset_train, dataset_val):
     import utils
     from models import build_model
     from optim import freeze
-    from prepare import share_batch
+    from prepare import check_same, share_batch
     from records import Run
 
     ranks = utils.world_size()
     settings = utils.set_device_flags(config, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)))
     parallel.init(config)
     launched.meet(utils.all_gather)
+    check_same(config)
     config = share_batch(config, ranks)
     run = Run(config, dataset_val.classes)
-    progress.keep_native_errors(run.directory / f"log_{utils.rank()}.txt")
     devices = ", ".join(utils.all_gather(paddle.device.get_device()))
     run.info(f"{ranks} process{f'es over {dist.get_backend()}' if ranks > 1 else ''} on {devices}: {settings}")
     utils.seed_everything(config.SEED)

@@ -119,6 +119,8 @@ def parse_command_line(
         " PaddleClas's or PaddleViT's that isn't here is answered by what to write instead.",
     )
     parser.add_argument("-cfg", "--cfg", metavar="FILE", help="YAML file, or a model's name under configs/")
+    default = "the same, where neither -cfg is given nor a run (-resume, -pretrained): what scripts begin with"
+    parser.add_argument("-default_cfg", "--default_cfg", metavar="FILE", help=default)
     for flag, (_, kind, text) in flags.items():
         takes = (
             {"nargs": "?", "const": "True", "metavar": "BOOL"} if kind is bool else {"metavar": kind.__name__.upper()}
@@ -139,7 +141,7 @@ def parse_command_line(
 
 def _known_words(words: Sequence[str], flag_of: Mapping[str, str], defaults: Mapping[str, Any]) -> list[str]:
     """The words with each flag as the parser spells it; the line for those that aren't known has all of them."""
-    known, taken, problems = {"cfg", "o", "h", "help", *flag_of.values()}, [], []
+    known, taken, problems = {"cfg", "default_cfg", "o", "h", "help", *flag_of.values()}, [], []
     for position, word in enumerate(words):
         name, equals, value = word.partition("=")
         if word.endswith(("\r", "\\")) or (word and not word.strip()):
@@ -243,10 +245,10 @@ def pairs(words: Sequence[Any], known: Iterable[str]) -> list[tuple[str, Any]]:
     found, queue = [], iter(words)
     for word in queue:
         key, equals, value = word.partition("=")
-        value = value if equals else next(queue, "")
+        value = value if equals else next(queue, "=")
         if isinstance(value, str) and not equals and value.partition("=")[0] in known:
             raise InputError(f"command line: {key} has no value: the next word is {value!r}; write {key}=VALUE")
-        if value in ("", "="):
+        if value == "=" or (equals and not value):
             raise InputError(f"command line: {word!r} has no value; write {key} VALUE or {key}=VALUE")
         found.append((key, value))
     return found

@@ -15,15 +15,28 @@ from loader import Loader
 from losses import Teacher, TrainingLoss, build_criterion
 from models import architecture, build_model
 from optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters
+from options import leaves
 from parallel import ShardedOptimizer, wrap_optimizer
 from records import Run
 from transforms import BatchTransform
-from utils import num_gpus, rank, world_size
+from utils import all_gather, num_gpus, rank, world_size
 from weights import load_weights
 from weights.preprocessing import disagreements, with_switches
 
 _DEFAULT_BATCH = 4096  # what config.py's own rates are for: ImageNet from scratch (arXiv:2010.11929, table 3)
 _FAR = 4  # a batch so many times larger or smaller than the recipe's asks for another rate
+_SAME = ("DATA.", "MODEL.", "TRAIN.", "DIST.ENGINE", "DIST.STRATEGY", "SEED", "EVAL", "AMP")  # for every rank
+# But where things lie, and what loads them, may differ from machine to machine.
+_PLACES = (
+    "DATA.DATA_PATH",
+    "DATA.CACHE",
+    "DATA.NUM_WORKERS",
+    "DATA.PREFETCH",
+    "MODEL.RESUME",
+    "MODEL.PRETRAINED",
+    "TRAIN.TEACHER_MODEL",
+    "TRAIN.TEACHER_PATH",
+)
 
 
 @dataclass
@@ -177,6 +190,22 @@ def _tell_shares(optimizer: paddle.optimizer.Optimizer | ShardedOptimizer, run: 
     if isinstance(optimizer, ShardedOptimizer):
         shares = ", ".join(f"{size:,}" for size in optimizer.sizes)
         run.info(f"fleet, sharding stage {optimizer.stage}: the optimizer's state by rank is of {shares} parameters")
+
+
+def check_same(config: CfgNode) -> None:
+    """Raises InputError, on every rank, where ranks that a launcher started were told to do different things.
+
+    Which configuration a command means may follow from a run's folder, which a machine may not see.
+    """
+    own = {key: value for key, value in leaves(config) if key.startswith(_SAME) and key not in _PLACES}
+    told = all_gather(own)
+    for place, theirs in enumerate(told):
+        for key, value in theirs.items():
+            if value != told[0][key]:
+                raise InputError(
+                    f"rank {place} has {key} {value}, rank 0 has {told[0][key]}; give every rank the same flags,"
+                    " and an -output that all machines see"
+                )
 
 
 def share_batch(config: CfgNode, ranks: int) -> CfgNode:

@@ -30,8 +30,7 @@ esac
 launch="import runpy, zlib; runpy.run_module('paddle.distributed.launch', run_name='__main__')"
 exec python -c "$launch" $flags --log_dir "${LOG_DIR:-$here/output/launch_${NODE_RANK:-$(hostname)}}" \
 "$here/main_multi_gpu.py" \
--cfg="$here/configs/vit/vit_digits.yaml" \
--dataset='digits' \
+-default_cfg=vit_digits \
 -output="$here/output/multi_node" \
 -resume=auto \
 "$@"

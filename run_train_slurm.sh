@@ -19,8 +19,7 @@ here=${SLURM_SUBMIT_DIR:-$(dirname "$0")}  # SLURM runs a copy of this file, els
 [ -z "$VIRTUAL_ENV" ] && [ -x "$here/.venv/bin/python" ] && PATH="$here/.venv/bin:$PATH"
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"  # which srun doesn't take from sbatch by itself
 srun --kill-on-bad-exit=1 python "$here/main_multi_gpu.py" \
--cfg="$here/configs/vit/vit_digits.yaml" \
--dataset='digits' \
+-default_cfg=vit_digits \
 -output="$here/output/slurm_$SLURM_JOB_ID" \
 -resume=auto \
 "$@"

@@ -265,12 +265,26 @@ class AverageMeter:
         return self.sum / self.count if self.count else 0.0
 
 
+_LINE = logging.Formatter("%(asctime)s %(message)s", "%m%d %H:%M:%S")
+
+
 class _ConsoleHandler(logging.StreamHandler):
     """Prints a line without tearing a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         tqdm.write(self.format(record), file=sys.stdout)
         sys.stdout.flush()
+
+
+class _Held(logging.Handler):
+    """Keeps the lines for the file ``name`` until there is a folder to write it in."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.records = name, []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
 
 
 class _LogFile(logging.FileHandler):
@@ -287,12 +301,15 @@ class _LogFile(logging.FileHandler):
             print(f"{self.baseFilename}: not written ({error.strerror}); the run goes on", file=sys.stderr, flush=True)
 
 
-def get_loggers(directory: Path) -> tuple[logging.Logger, logging.Logger]:
-    """Returns (local, main): ``log_<rank>.txt`` of this process; console and ``log.txt`` for rank 0 alone."""
+def get_loggers() -> tuple[logging.Logger, logging.Logger]:
+    """Returns (local, main): ``log_<rank>.txt`` of this process; console and ``log.txt`` for rank 0 alone.
+
+    The console is spoken to at once; what goes to files is held in memory until ``open_logs``.
+    """
     local, main = logging.getLogger("local"), logging.getLogger("main")
-    handlers = {local: [_LogFile(directory / f"log_{rank()}.txt")], main: [logging.NullHandler()]}
+    handlers = {local: [_Held(f"log_{rank()}.txt")], main: [logging.NullHandler()]}
     if rank() == 0:
-        handlers[main] = [_LogFile(directory / "log.txt"), _ConsoleHandler()]
+        handlers[main] = [_Held("log.txt"), _ConsoleHandler()]
     for logger, mine in handlers.items():
         for old in logger.handlers[:]:
             logger.removeHandler(old)
@@ -300,9 +317,21 @@ def get_loggers(directory: Path) -> tuple[logging.Logger, logging.Logger]:
         logger.setLevel(logging.INFO)
         logger.propagate = False
         for handler in mine:
-            handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%m%d %H:%M:%S"))
+            handler.setFormatter(_LINE)
             logger.addHandler(handler)
     return local, main
+
+
+def open_logs(directory: Path) -> None:
+    """Writes what ``get_loggers``'s two hold to their files in ``directory``, and from now on each line at once."""
+    for logger in map(logging.getLogger, ("local", "main")):
+        for held in [handler for handler in logger.handlers if isinstance(handler, _Held)]:
+            file = _LogFile(directory / held.name)
+            file.setFormatter(_LINE)
+            logger.removeHandler(held)
+            logger.addHandler(file)
+            for record in held.records:
+                file.handle(record)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,8 @@ from yacs.config import CfgNode
 
 from checkpoint import folder
 from checkpoint.saver import FORMAT, Progress, own_statistics, versions
-from config import get_config
+from config import get_config, given
+from config_checks import COMMAND_LINE
 from errors import InputError
 from options import leaves, plain
 from prepare import Training
@@ -30,11 +31,11 @@ _FREE = (
 _COMPARED = ("DATA.", "MODEL.", "TRAIN.", "SEED", "AMP")
 
 
-def resume(training: Training) -> Progress:
-    """Restores what MODEL.RESUME names into ``training``; returns how far the run is: nowhere, without a checkpoint.
+def resume(training: Training) -> tuple[Progress, Path | None]:
+    """Restores what MODEL.RESUME names into ``training``; nothing on the disk changes.
 
-    In the run's own folder, what came after the checkpoint is taken out of metrics.jsonl; a folder of its own gets the
-    checkpoint's best.
+    Returns:
+        (how far the run is: nowhere, without a checkpoint; the checkpoint).
 
     Raises:
         InputError: on every rank: no checkpoint, a damaged one, of other settings, of another model or training set.
@@ -51,18 +52,26 @@ def resume(training: Training) -> Progress:
         raise InputError(problem)
     for note in notes:
         run.info(note)
-    progress = _restore(training, Path(chosen)) if chosen else Progress(epoch=config.TRAIN.LAST_EPOCH)
+    chosen = Path(chosen) if chosen else None
+    progress = _restore(training, chosen) if chosen else Progress(epoch=config.TRAIN.LAST_EPOCH)
     # A job that is started again and again finds a run done, perhaps without its result.
     if progress.epoch >= config.TRAIN.NUM_EPOCHS + (config.MODEL.RESUME == AUTO):
         raise InputError(
             f"epoch {progress.epoch} is done already and TRAIN.NUM_EPOCHS is {config.TRAIN.NUM_EPOCHS}; raise it"
         )
-    if rank() == 0 and config.MODEL.RESUME:
-        for lost in _settle(run.checkpoints, Path(chosen) if chosen else None, progress):
+    return progress, chosen
+
+
+def settle(training: Training, progress: Progress, chosen: Path | None) -> None:
+    """Makes the run's folder what it was at ``chosen``: what came after it is taken out of metrics.jsonl, a folder of
+    its own gets the checkpoint's best.
+    """
+    run = training.run
+    if rank() == 0:
+        for lost in _settle(run.checkpoints, chosen, progress):
             run.info(f"the best so far, {lost}, isn't whole; the best from now on takes its place")
         run.rewind(progress.epoch, progress.step if progress.samples else 0)
     progress.best = all_gather(progress.best)[0]  # of which rank 0 has left out what isn't whole
-    return progress
 
 
 def _choose(config: CfgNode, own: Path, notes: list[str]) -> Path | None:
@@ -117,7 +126,8 @@ def _restore(training: Training, chosen: Path) -> Progress:
             f"{chosen} is within an epoch of {state['ranks']} processes' own parts (DATA.SHUFFLE_MODE shard), found"
             f" {world_size()}; go on with {state['ranks']}, or from a checkpoint at an epoch's end"
         )
-    if config.TRAIN.LAST_EPOCH not in (0, epoch):
+    asked = given(config).get("TRAIN.LAST_EPOCH")  # in the run's own file it says where the run began
+    if config.TRAIN.LAST_EPOCH not in (0, epoch) and asked and asked.source == COMMAND_LINE:
         raise InputError(
             f"TRAIN.LAST_EPOCH is {config.TRAIN.LAST_EPOCH}, the checkpoint's last epoch is {epoch}; leave it out"
         )

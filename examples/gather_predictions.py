@@ -2,9 +2,10 @@
 
     python examples/gather_predictions.py -output predictions.csv [-cfg FILE] [-pretrained WEIGHTS] [-ngpus N] ...
 
-takes the flags of main_multi_gpu.py; without -cfg it is vit_digits on the digits, without -pretrained the weights are
-fresh. ``utils.all_gather`` takes any objects, whose sizes may differ from rank to rank: the file has every sample of
-the validation set once, in its order, for any number of processes. With GPUs there is one process on each (not run).
+takes the flags of main_multi_gpu.py. Without -cfg, the configuration is that of the run that saved WEIGHTS; without
+-pretrained either, it is vit_digits on the digits, with fresh weights. ``utils.all_gather`` takes any objects, whose
+sizes may differ from rank to rank: the file has every sample of the validation set once, in its order, for any number
+of processes. With GPUs there is one process on each (not run).
 """
 
 import csv
@@ -89,7 +90,7 @@ def spawned(failed: Any, beats: Any, *args: Any) -> None:
 
 def main() -> None:
     """Reads the data once and hands it to a process per device."""
-    config = config_from_arguments("gather_predictions.py", ["-cfg=vit_digits", *sys.argv[1:]])  # the last -cfg counts
+    config = config_from_arguments("gather_predictions.py", ["-default_cfg=vit_digits", *sys.argv[1:]])
     if not config.OUTPUT:
         raise InputError("-output is missing: the CSV file to write")
     import paddle.distributed as dist

@@ -173,5 +173,6 @@ def _next_start(config: CfgNode, count: int) -> tuple[CfgNode, int, str]:
 
 def _tell(config: CfgNode, line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-    with open(Path(config.OUTPUT) / "log.txt", "a", encoding="utf-8") as log:
-        log.write(f"{time.strftime('%m%d %H:%M:%S')} {line}\n")
+    if Path(config.OUTPUT).is_dir():  # else the run hadn't begun
+        with open(Path(config.OUTPUT) / "log.txt", "a", encoding="utf-8") as log:
+            log.write(f"{time.strftime('%m%d %H:%M:%S')} {line}\n")

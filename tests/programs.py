@@ -64,7 +64,7 @@ def wait_for_first_step(process, run):
     log = Path(run) / "log.txt"
 
     def steps():
-        return len(re.findall(r"epoch \d+ step ", log.read_text())) if log.exists() else 0
+        return len(re.findall(r"epoch \d+/\d+ step ", log.read_text())) if log.exists() else 0
 
     before = steps()
     if not wait_for(lambda: steps() > before, process):

@@ -21,17 +21,27 @@ from records import Run
 def train(options, output, length=None):
     """Trains as main_worker does, on the first ``length`` images; returns a checksum of this rank's weights."""
     config, dataset, val = get_datasets(get_config(None, [*options, "OUTPUT", str(output)]))
-    config = share_batch(config, utils.world_size())
     if length:
         dataset = ArrayDataset(config, "train", dataset.images[:length], dataset.labels[:length], dataset.classes)
+    model = work(config, dataset, val)
+    return float(sum(np.abs(p.numpy().astype(np.float64)).sum() for p in model.state_dict().values()))
+
+
+def work(config, dataset, val):
+    """Does as main_worker, in this process; returns the model."""
+    config = share_batch(config, utils.world_size())
+    run = Run(config, val.classes)
     utils.seed_everything(config.SEED)
     model = build_model(config)
+    if config.EVAL:
+        engine.evaluate_only(config, model, val, run)
+        return model
     freeze(config, model)
     if config.DIST.ENGINE == "fleet":
         topology._HYBRID_PARALLEL_GROUP = None  # else fleet keeps the first strategy of a process
         parallel.init(config)
-    engine.fit(config, parallel.wrap_model(config, model), dataset, val, Run(config, dataset.classes))
-    return float(sum(np.abs(p.numpy().astype(np.float64)).sum() for p in model.state_dict().values()))
+    engine.fit(config, parallel.wrap_model(config, model), dataset, val, run)
+    return model
 
 
 def weights(output):

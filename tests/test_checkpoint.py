@@ -207,6 +207,7 @@ class Training:
         self.model = build_model(self.config)
         self.ema, self.optimizer = ModelEma(self.model, 0.5, False), build_optimizer(self.config, self.model)
         self.run = Run(self.config, self.train.classes)
+        self.run.begin()
         parts = {"val": self.model, "ema": self.ema.model}
         self.saver = Saver(self.config, self.run, parts, self.optimizer, LossScaler(False), self.train)
 

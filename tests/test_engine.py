@@ -325,5 +325,5 @@ def test_the_result_tells_each_class(tmp_path, tiny):
 def test_a_runs_configuration_stands_by_itself(tmp_path):
     config = get_config("deit_tiny_patch16_224", ["OUTPUT", str(tmp_path / "run")])
     assert config.BASE != [""]
-    Run(config, [])
+    Run(config, []).begin()
     assert get_config(tmp_path / "run" / "config.yaml") == with_values(config, BASE=[""], OUTPUT=None)

@@ -101,8 +101,8 @@ def sbatch(folder, srun, *flags, **given):
 def test_a_batch_that_was_stopped_in_time_is_queued_again(tmp_path, status, queued):
     run = sbatch(tmp_path, f"#!/bin/sh\necho $@\nexit {status}\n", "-o", "SEED", "1")
     assert statuses(run) == [status]
-    flags = "-dataset=digits -output=.*/output/slurm_4242 -resume=auto -o SEED 1"
-    assert re.fullmatch(f"--kill-on-bad-exit=1 python {MAIN[1]} -cfg=.*/vit_digits.yaml {flags}\n", printed(run))
+    flags = "-default_cfg=vit_digits -output=.*/output/slurm_4242 -resume=auto -o SEED 1"
+    assert re.fullmatch(f"--kill-on-bad-exit=1 python {MAIN[1]} {flags}\n", printed(run))
     assert (tmp_path / "scontrol.txt").exists() == queued
     assert not queued or (tmp_path / "scontrol.txt").read_text() == "requeue 4242\n"
 

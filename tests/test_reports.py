@@ -64,6 +64,7 @@ def report(tmp_path, tiny):
     32 images at ``rate`` images/s, of which the share ``wait`` is spent waiting.
     """
     run = Run(get_config(None, [*tiny, "OUTPUT", str(tmp_path / "run"), "DATA.NUM_WORKERS", "3"]), [])
+    run.begin()
 
     def call(epoch, wait, rate=32.0):
         values = {"step": 1, "samples": 32, "lr": 0.1, "loss": 1.0, "acc1": 0.0, "acc5": 0.0, "images_per_s": rate}

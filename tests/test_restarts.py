@@ -84,6 +84,12 @@ def test_a_run_that_reported_its_failure_is_not_started_again(monkeypatch, capsy
     assert (status, told, len(configurations)) == (2, ["error: so"], 1)
 
 
+def test_a_restart_before_the_run_began_makes_no_folder(tmp_path, capsys):
+    spawned._tell(get_config(None, ["OUTPUT", str(tmp_path / "run")]), "restart 1 of 3")
+    assert capsys.readouterr().err == "restart 1 of 3\n"
+    assert not (tmp_path / "run").exists()
+
+
 def test_restarts_need_a_folder_and_nothing_that_a_restart_would_undo():
     for options in ([], ["OUTPUT", "run", "MODEL.RESUME", "x"], ["OUTPUT", "run", "TRAIN.LAST_EPOCH", "1"]):
         with pytest.raises(InputError, match="DIST.MAX_RESTART is 1, expected 0, or -output with it"):

@@ -93,7 +93,7 @@ def test_a_rank_whose_image_never_comes_is_named(tmp_path, images, rank):
     _, index, _ = list(sampler)[6][0]  # of steps 9 to 16 the seventh
     image = dataset.name(index)
     process, pids = saving(tmp_path, *IMAGES, *TIMEOUT)
-    while " epoch 1 step 8" not in process.stdout.readline():
+    while " epoch 1/3 step 8" not in process.stdout.readline():
         assert process.poll() is None
     os.unlink(image)
     os.mkfifo(image)  # opening it waits for a writer, as a hung network file system does

@@ -55,6 +55,7 @@ def measure_saves(kind: str, cfg: str, options: list[str], saves: int) -> Figure
     seed_everything(config.SEED)
     dataset = SyntheticDataset(config, "train")
     run = Run(config, [])
+    run.begin()
     model = build_model(config)
     freeze(config, model)
     training, progress, figures = prepare(config, model, dataset, run), Progress(), defaultdict(list)

@@ -35,9 +35,9 @@ _PARTS = {
     "interpreter": "^begun",
     "imports": "^imported",
     "data set": "^data$",
-    "processes, run's folder": " run: ",
+    "processes": " configuration, where ",
     "model, optimizer": r": [\d,]+ parameters",
-    "checkpoints, loaders": "epoch 1 step 1:",
+    "checkpoints, loaders": "epoch 1/1 step 1:",
 }
 _WAIT, _STEP = "waiting for the first batch", "first step"
 
