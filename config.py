@@ -7,25 +7,29 @@ Key names are PaddleViT's. This module doesn't import Paddle, so that ``-h`` and
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from yacs.config import CfgNode
 
-from config_checks import COMMAND_LINE, DATASETS, carried_out, check, refuse_idle
+from config_checks import COMMAND_LINE, carried_out, check, refuse_idle
 from configs.paddlevit import reading
 from errors import InputError
 from options import (
+    WRITTEN_OUT,
+    Given,
+    add_note,
     coerce,
+    given,
+    is_given,
     leaves,
     nearest_key,
     nearest_model,
     pairs,
-    parse_command_line,
     plain,
     read_yaml,
+    set_by_someone,
 )
-from run_config import choose
 
 CONFIG_DIR = Path(__file__).resolve().parent / "configs"
 
@@ -260,16 +264,6 @@ _TYPES = {
 _WORDS = {"MODEL.NUM_CLASSES": ("auto",), "TRAIN.CLASS_WEIGHTS": ("auto",)}  # values besides those of the type
 
 
-WRITTEN_OUT = -1  # the level of what a resolved configuration holds only because it holds every key
-
-
-class Given(NamedTuple):
-    """Where a value came from: a file, or the command line. Of two levels, the higher one was read later."""
-
-    level: int
-    source: str
-
-
 def get_config(cfg_file: str | os.PathLike | None = None, options: Sequence[str] = ()) -> CfgNode:
     """Returns the frozen configuration: defaults, then ``cfg_file``, then ``options``.
 
@@ -296,30 +290,9 @@ def get_config(cfg_file: str | os.PathLike | None = None, options: Sequence[str]
     return config
 
 
-def config_from_arguments(program: str, argv: Sequence[str] | None = None) -> CfgNode:
-    """Returns the frozen configuration that a command line asks for (``argv``: None takes the process's)."""
-    arguments = parse_command_line(program, argv, _FLAGS, dict(leaves(_C)))
-    # KEY=VALUE: what a flag gives is its value, even where it is the name of a key.
-    options = [
-        f"{key}={getattr(arguments, flag)}"
-        for flag, (key, _, _) in _FLAGS.items()
-        if getattr(arguments, flag) is not None
-    ]
-    asked = dict(pairs(options + arguments.o, dict(leaves(_C))))
-    default = arguments.default_cfg if arguments.cfg is None else None
-    choice = choose(arguments.cfg, default, default and get_config(default).DATA.DATASET, asked)
-    config = get_config(choice.file, options + arguments.o)
-    if choice.of_run and (config.EVAL or program == "main_single_gpu.py") and "NGPUS" not in asked:
-        options.append("NGPUS=-1")  # how many processes the run has is nothing to these
-        config = get_config(choice.file, options + arguments.o)
-    # The guide's evaluation command gives -batch_size alone; it is the evaluation's batch there.
-    if config.EVAL and arguments.batch_size is not None and arguments.batch_size_eval is None:
-        options.append(f"DATA.BATCH_SIZE_EVAL={arguments.batch_size}")
-        config = get_config(choice.file, options + arguments.o)
-    if choice.note:
-        add_note(config, choice.note)
-    config.__dict__["named"] = named_keys(arguments.o)
-    return config
+def default_values() -> dict[str, Any]:
+    """Returns the defaults by dotted key."""
+    return dict(leaves(_C))
 
 
 def named_keys(options: Sequence[str]) -> set[str]:
@@ -328,7 +301,7 @@ def named_keys(options: Sequence[str]) -> set[str]:
     Raises:
         InputError: one has no value.
     """
-    return {key for key, _ in pairs(options, dict(leaves(_C)))}
+    return {key for key, _ in pairs(options, default_values())}
 
 
 def with_values(config: CfgNode, **values: Any) -> CfgNode:
@@ -344,39 +317,14 @@ def with_values(config: CfgNode, **values: Any) -> CfgNode:
 
 def differences(config: CfgNode) -> list[str]:
     """Returns one line ``KEY: default -> value`` for each key that isn't at its default."""
-    default = dict(leaves(_C))
+    default = default_values()
     return [f"{key}: {default[key]} -> {value}" for key, value in leaves(config) if value != default[key]]
-
-
-def is_given(config: CfgNode, key: str) -> bool:
-    """Returns whether a file, a flag or an option set the dotted key, be it to the default."""
-    return key in given(config)
-
-
-def given(config: CfgNode) -> dict[str, Given]:
-    """Returns where the value of each dotted key came from that isn't at its default untouched."""
-    return config.__dict__.get("given", {})
-
-
-def set_by_someone(config: CfgNode) -> dict[str, Given]:
-    """Returns ``given`` without what is only written out: what a file, a flag or an option set."""
-    return {key: where for key, where in given(config).items() if where.level > WRITTEN_OUT}
 
 
 def is_users(config: CfgNode, key: str) -> bool:
     """Returns whether the user set the dotted key: the command line, or a YAML file that isn't one of configs/."""
     where = given(config).get(key)
     return where is not None and where.level > WRITTEN_OUT and not Path(where.source).is_relative_to(CONFIG_DIR)
-
-
-def add_note(config: CfgNode, note: str) -> None:
-    """Adds a line that the run is to tell once, when it starts, about how its configuration was read."""
-    config.__dict__.setdefault("notes", []).append(note)
-
-
-def notes(config: CfgNode) -> list[str]:
-    """Returns the lines of ``add_note``."""
-    return config.__dict__.get("notes", [])
 
 
 def resolved(config: CfgNode) -> str:
@@ -402,32 +350,21 @@ def shipped_configs() -> list[Path]:
     return sorted(file for file in CONFIG_DIR.glob("*/*.yaml") if file.parent != reading.FOLDER)
 
 
-_FLAGS: dict[str, tuple[str, type, str]] = {
-    "dataset": ("DATA.DATASET", str, "one of " + ", ".join(DATASETS)),
-    "data_path": ("DATA.DATA_PATH", str, "the dataset's folder"),
-    "output": ("OUTPUT", str, "the run's folder (default: output/<train|eval>-<model>-<time>)"),
-    "batch_size": ("DATA.BATCH_SIZE", int, "training samples per device; with -eval alone, evaluation's"),
-    "batch_size_eval": ("DATA.BATCH_SIZE_EVAL", int, "evaluation samples per device"),
-    "image_size": ("DATA.IMAGE_SIZE", int, "pixels"),
-    "accum_iter": ("TRAIN.ACCUM_ITER", int, "steps whose gradients make one update"),
-    "pretrained": ("MODEL.PRETRAINED", str, "weights to start from or to evaluate"),
-    "resume": ("MODEL.RESUME", str, "checkpoint to go on from, or auto: the newest in -output"),
-    "last_epoch": ("TRAIN.LAST_EPOCH", int, "the last epoch already done"),
-    "ngpus": ("NGPUS", int, "processes; -1: one per visible GPU, or without a GPU one per core"),
-    "eval": ("EVAL", bool, "evaluate only"),
-    "amp": ("AMP", bool, "mixed precision; evaluations stay in float32 (AMP_EVAL)"),
-}
-
-
 def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -> None:
     path = path.resolve()
     if path in including:
         raise InputError(f"{path}: BASE leads back to this file")
     content = read_yaml(path)
     levels = _levels(content, path)
-    if one := reading.family(path.stem) if path.parent == reading.FOLDER else _family(config, path, content):
-        _merge_paddlevit(config, path, content, one)
-        return
+    if path.parent == reading.FOLDER or "BASE" not in content:
+        theirs, note = reading.read(path, content, dict(_set_in(content)))
+        if note:
+            add_note(config, note)
+        if theirs:
+            config.__dict__["family"] = theirs.family
+            for key, value in theirs.values.items():
+                _set(config, key, value, Given(WRITTEN_OUT, str(path)))
+            return
     base = content.get("BASE") or []
     for parent in [base] if isinstance(base, str) else base:
         if parent:
@@ -444,7 +381,7 @@ def _levels(content: dict[str, Any], path: Path) -> dict[str, int] | None:
     levels = content.pop("GIVEN", None)
     if levels is None:
         # Older runs wrote no GIVEN, but every key they had; nobody writes half of them by hand.
-        return {} if 2 * len(dict(leaves(content))) > len(dict(leaves(_C))) else None
+        return {} if 2 * len(dict(leaves(content))) > len(default_values()) else None
     if isinstance(levels, dict) and all(type(level) is int and 0 <= level < 1000 for level in levels.values()):
         return levels
     raise InputError(f"{path}: GIVEN is {str(levels)[:40]}, expected the {{key: level}} that a run wrote; remove it")
@@ -463,33 +400,9 @@ def _find_base(path: Path, name: str) -> Path:
     return shipped if shipped.is_file() and not (path.parent / name).is_file() else find_config(path.parent / name)
 
 
-def _family(config: CfgNode, path: Path, content: dict[str, Any]) -> reading.Family | None:
-    """Returns PaddleViT's family whose defaults a file is a difference to; None: it is this toolkit's own."""
-    one, foreign = reading.family_of(content, [key for key, _ in _set_in(content)])
-    if foreign:
-        kind = reading.families(content["MODEL"]["TYPE"])[0].name
-        add_note(
-            config,
-            f"{path}: read as a difference to config.py's defaults, for PaddleViT's {kind} has no {foreign};"
-            f" BASE: paddlevit/{kind}.yaml takes PaddleViT's, BASE: '' says that config.py's are meant",
-        )
-    return one
-
-
-def _merge_paddlevit(config: CfgNode, path: Path, content: dict[str, Any], one: reading.Family) -> None:
-    own = {} if path.parent == reading.FOLDER else dict(_set_in(content))
-    values, ignored = reading.translated(one, own, path)
-    for key, value in values.items():
-        _set(config, key, value, Given(WRITTEN_OUT, str(path)))
-    config.__dict__["family"] = one.name
-    if own:
-        told = f"; of no effect there, and ignored: {', '.join(ignored)}" if ignored else ""
-        add_note(config, f"{path} is read as PaddleViT's, with the defaults of configs/paddlevit/{one.name}.yaml{told}")
-
-
 def _merge_options(config: CfgNode, options: Sequence[str]) -> None:
     where = Given(_next_level(config), COMMAND_LINE)
-    for key, value in pairs(options, dict(leaves(_C))):
+    for key, value in pairs(options, default_values()):
         _set(config, key, value, where)
 
 
@@ -499,7 +412,7 @@ def _next_level(config: CfgNode) -> int:
 
 def _set(config: CfgNode, key: str, value: Any, where: Given) -> None:
     """Sets one dotted key; the value is coerced to the key's type, and ``where.source`` is named in errors."""
-    defaults = dict(leaves(_C))
+    defaults = default_values()
     if key not in defaults:
         raise InputError(f"{where.source}: unknown key {key}{nearest_key(key, defaults)}")
     parent, _, name = key.rpartition(".")

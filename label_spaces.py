@@ -12,8 +12,9 @@ from typing import Protocol
 import numpy as np
 from yacs.config import CfgNode
 
-from config import CONFIG_DIR, add_note, is_users, with_values
+from config import CONFIG_DIR, is_users, with_values
 from errors import InputError
+from options import add_note
 
 _IMAGENET = CONFIG_DIR / "imagenet1k_classes.txt"
 _SYNSET = re.compile(r"n\d{8}(?!\d)")

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 
 import launchers
-from config import config_from_arguments
+from command_line import config_from_arguments
 from errors import reported
 from supervision import launched, progress, signals, spawned
 

@@ -9,7 +9,7 @@ import startup  # noqa: F401  (signals, from the first moment on)
 import os
 
 import launchers
-from config import config_from_arguments
+from command_line import config_from_arguments
 from errors import InputError, reported
 from main_multi_gpu import built, import_paddle, main_worker
 

@@ -1,15 +1,11 @@
-"""How options are read: YAML files, words of a command line, one coercion for both; what other toolkits call them."""
+"""How options are read: YAML files and words, one coercion for both; what others call them; where values come from."""
 
-import argparse
 import ast
 import difflib
-import itertools
 import re
-import shlex
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from yacs.config import CfgNode
@@ -87,114 +83,8 @@ _MODEL_NAMES = (
 )
 
 
-class _Parser(argparse.ArgumentParser):
-    """Of a wrong command line it makes one line, as every other error is."""
-
-    def error(self, message: str) -> None:
-        found = re.match(r"argument (-\w+)\S*: expected .*one argument", message)
-        raise InputError(f"command line: {found[1] + ' has no value; -h says what it takes' if found else message}")
-
-
-def parse_command_line(
-    program: str, argv: Sequence[str] | None, flags: Mapping[str, tuple[str, type, str]], defaults: Mapping[str, Any]
-) -> argparse.Namespace:
-    """Returns what a command line says: ``cfg``, each flag, or None, and ``o``, the list of words after -o.
-
-    A flag may have one dash or two, and dashes for underscores within.
-
-    Args:
-        argv: its words; None: the process's.
-        flags: (key, type, help) by name.
-        defaults: by dotted key.
-
-    Raises:
-        InputError: it has flags or words that aren't known; the line says what to write instead.
-    """
-    parser = _Parser(
-        program,
-        allow_abbrev=False,
-        description="Train or evaluate a Vision Transformer.",
-        epilog="Flags may be written with one dash or two. config.py describes every KEY: the epochs are -o"
-        " TRAIN.NUM_EPOCHS 100, the learning rate TRAIN.BASE_LR, the classes MODEL.NUM_CLASSES. A flag of timm's,"
-        " PaddleClas's or PaddleViT's that isn't here is answered by what to write instead.",
-    )
-    parser.add_argument("-cfg", "--cfg", metavar="FILE", help="YAML file, or a model's name under configs/")
-    default = "the same, where neither -cfg is given nor a run (-resume, -pretrained): what scripts begin with"
-    parser.add_argument("-default_cfg", "--default_cfg", metavar="FILE", help=default)
-    for flag, (_, kind, text) in flags.items():
-        takes = (
-            {"nargs": "?", "const": "True", "metavar": "BOOL"} if kind is bool else {"metavar": kind.__name__.upper()}
-        )
-        parser.add_argument(f"-{flag}", f"--{flag}", help=text, **takes)
-    parser.add_argument(
-        "-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys; KEY=VALUE as well"
-    )
-    words = _known_words(
-        sys.argv[1:] if argv is None else argv, {key: flag for flag, (key, _, _) in flags.items()}, defaults
-    )
-    parsed, rest = parser.parse_known_args(words)
-    if rest:
-        example = "; write -o before KEY=VALUE" if "=" in rest[0] else ""
-        raise InputError(f"command line: no flag takes the word {rest[0]!r}{example}")
-    return parsed
-
-
-def _known_words(words: Sequence[str], flag_of: Mapping[str, str], defaults: Mapping[str, Any]) -> list[str]:
-    """The words with each flag as the parser spells it; the line for those that aren't known has all of them."""
-    known, taken, problems = {"cfg", "default_cfg", "o", "h", "help", *flag_of.values()}, [], []
-    for position, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if word.endswith(("\r", "\\")) or (word and not word.strip()):
-            raise InputError(
-                f"command line: found the word {word!r}; in a script nothing may follow the backslash at a line's end,"
-                " the last line has none, and lines don't end as on Windows"
-            )
-        if not word or (_is_flag(word) and equals and not value):
-            before = name or (words[position - 1] if position else "the command")
-            raise InputError(
-                f"command line: {before} is followed by an empty value; is a variable of the script unset?"
-            )
-        spelled = name.lstrip("-").replace("-", "_")
-        if not _is_flag(word):
-            taken.append(word)
-        elif spelled in known:
-            taken.append(f"-{spelled}{equals}{value}")
-        else:
-            values = [value] if equals else list(itertools.takewhile(lambda w: not _is_flag(w), words[position + 1 :]))
-            instead = _instead(spelled, values, flag_of, defaults) or nearest(
-                f"-{spelled}", [f"-{own}" for own in known]
-            )
-            problems.append(f"unknown flag {name}{instead or '; -h lists the flags, config.py the keys of -o'}")
-    if problems:
-        raise InputError(f"command line: {'; '.join(problems)}")
-    return taken
-
-
-def _is_flag(word: str) -> bool:
-    return bool(re.match(r"--?[^\W\d][^\s=]*(=|$)", word))
-
-
-def _instead(name: str, values: list[str], flag_of: Mapping[str, str], defaults: Mapping[str, Any]) -> str:
-    """What to write instead of a flag of somebody else's: "; write -o TRAIN.NUM_EPOCHS 10", or nothing."""
-    meant = _translated(name, defaults)
-    if meant is None:
-        return ""
-    default = defaults.get(meant)
-    if isinstance(default, list) and len(values) > 1:
-        value = f"[{','.join(values)}]"
-    else:  # --input-size 3 224 224
-        sizes = list(itertools.takewhile(str.isdecimal, values))
-        value = sizes[-1] if sizes else values[0] if values else "True" if isinstance(default, bool) else "VALUE"
-    value = shlex.quote(value) if values else value
-    if meant in flag_of:
-        return f"; write -{flag_of[meant]}" + ("" if isinstance(default, bool) and value == "True" else f"={value}")
-    if meant in defaults:
-        return f"; write -o {meant} {value}"
-    return f"; write {'-o ' if meant.split()[0] in defaults else ''}{meant.format(value)}"
-
-
-def _translated(name: str, known: Iterable[str]) -> str | None:
-    """The key, or the entry of ``_FOREIGN``, that somebody else's flag or dotted key stands for."""
+def meant_by(name: str, known: Iterable[str]) -> str | None:
+    """Returns the key, or the entry of ``_FOREIGN``, that somebody else's flag or dotted key stands for, or None."""
     lower = name.lower().replace("-", "_")
     last = lower.rpartition(".")[2]
     if entry := _MEANT.get(lower) or _MEANT.get(last):
@@ -205,7 +95,7 @@ def _translated(name: str, known: Iterable[str]) -> str | None:
 
 def nearest_key(name: str, known: Iterable[str]) -> str:
     """Returns what to write instead of the dotted key ``name``: "; did you mean TRAIN.NUM_EPOCHS?", or nothing."""
-    meant = _translated(name, known)
+    meant = meant_by(name, known)
     if meant is None:
         return nearest(name, known)
     key = meant.split()[0]
@@ -333,3 +223,40 @@ def nearest(name: str, known: Iterable[str]) -> str:
     spelled = {other.lower(): other for other in known}
     found = difflib.get_close_matches(name.lower(), list(spelled), 1, 0.5)
     return f"; did you mean {spelled[found[0]]}?" if found else ""
+
+
+# ------------------------------------------------- where values come from
+
+WRITTEN_OUT = -1  # the level of what a resolved configuration holds only because it holds every key
+
+
+class Given(NamedTuple):
+    """Where a value came from: a file, or the command line. Of two levels, the higher one was read later."""
+
+    level: int
+    source: str
+
+
+def is_given(config: CfgNode, key: str) -> bool:
+    """Returns whether a file, a flag or an option set the dotted key, be it to the default."""
+    return key in given(config)
+
+
+def given(config: CfgNode) -> dict[str, Given]:
+    """Returns where the value of each dotted key came from that isn't at its default untouched."""
+    return config.__dict__.get("given", {})
+
+
+def set_by_someone(config: CfgNode) -> dict[str, Given]:
+    """Returns ``given`` without what is only written out: what a file, a flag or an option set."""
+    return {key: where for key, where in given(config).items() if where.level > WRITTEN_OUT}
+
+
+def add_note(config: CfgNode, note: str) -> None:
+    """Adds a line that the run is to tell once, when it starts, about how its configuration was read."""
+    config.__dict__.setdefault("notes", []).append(note)
+
+
+def notes(config: CfgNode) -> list[str]:
+    """Returns the lines of ``add_note``."""
+    return config.__dict__.get("notes", [])

@@ -8,14 +8,14 @@ import paddle
 from paddle import nn
 from yacs.config import CfgNode
 
-from config import WRITTEN_OUT, get_config, given, is_users, with_values
+from config import default_values, get_config, is_users, with_values
 from datasets import ImageDataset, get_dataloader
 from errors import InputError
 from loader import Loader
 from losses import Teacher, TrainingLoss, build_criterion
 from models import architecture, build_model
 from optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters
-from options import leaves
+from options import leaves, set_by_someone
 from parallel import ShardedOptimizer, wrap_optimizer
 from records import Run
 from transforms import BatchTransform
@@ -257,8 +257,8 @@ def recipe_batch(config: CfgNode) -> int | None:
 
     A rate that the user wrote is the user's: for the batch at hand.
     """
-    train, rate = config.TRAIN, given(config).get("TRAIN.BASE_LR")
+    train = config.TRAIN
     if train.LINEAR_SCALED_LR or is_users(config, "TRAIN.BASE_LR"):
         return None
-    from_recipe = rate is not None and rate.level > WRITTEN_OUT
+    from_recipe = "TRAIN.BASE_LR" in set_by_someone(config) or default_values()["TRAIN.BASE_LR"] != train.BASE_LR
     return train.RECIPE_BATCH or (None if from_recipe else _DEFAULT_BATCH)

@@ -16,8 +16,9 @@ from typing import Any
 from tqdm import tqdm
 from yacs.config import CfgNode
 
-from config import differences, notes, resolved, with_values
+from config import differences, resolved, with_values
 from errors import InputError, remedy
+from options import notes
 from supervision.progress import keep_native_errors
 from utils import all_gather, get_loggers, num_cores, open_logs, rank, written_whole
 

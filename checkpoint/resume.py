@@ -13,10 +13,10 @@ from yacs.config import CfgNode
 
 from checkpoint import folder
 from checkpoint.saver import FORMAT, Progress, own_statistics, versions
-from config import get_config, given
+from config import get_config
 from config_checks import COMMAND_LINE
 from errors import InputError
-from options import leaves, plain
+from options import given, leaves, plain
 from prepare import Training
 from utils import all_gather, rank, sync_directory, world_size
 from weights import load_weights

@@ -20,7 +20,7 @@ from errors import InputError, reported  # first: it says what isn't installed
 # isort: split
 from yacs.config import CfgNode
 
-from config import config_from_arguments
+from command_line import config_from_arguments
 
 COLUMNS = ("index", "label", "prediction", "probability")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from config import get_config, set_by_someone, shipped_configs
+from config import get_config, shipped_configs
 from errors import InputError
 from models.base import ImageModel
 from models.beit import Beit
@@ -23,7 +23,7 @@ from models.resmlp import ResMlp
 from models.resnet import ResNet
 from models.swin import SwinTransformer
 from models.vit import VisionTransformer
-from options import nearest_model
+from options import nearest_model, set_by_someone
 
 ARCHITECTURES: dict[str, type[ImageModel]] = {
     "vit": VisionTransformer,

@@ -6,7 +6,8 @@ import shlex
 import pytest
 
 import options
-from config import _FLAGS, CONFIG_DIR, config_from_arguments, get_config
+from command_line import FLAGS, config_from_arguments
+from config import CONFIG_DIR, get_config
 from errors import InputError
 from models import create_model, list_models
 from options import leaves, nearest_model
@@ -124,7 +125,7 @@ def test_every_entry_of_other_toolkits_names_leads_to_a_key_that_exists():
             get_config(None, [key, *value])
     names = [name for listed in options._FOREIGN.values() for name in listed.split()]
     assert len(names) == len(set(names))
-    assert not set(names) & {*_FLAGS, "cfg", "o", "h", "help"}
+    assert not set(names) & {*FLAGS, "cfg", "o", "h", "help"}
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,11 @@ import paddle
 import pytest
 from conftest import ROOT
 
-from config import (
-    CONFIG_DIR,
-    WRITTEN_OUT,
-    config_from_arguments,
-    differences,
-    get_config,
-    given,
-    resolved,
-    with_values,
-)
+from command_line import config_from_arguments
+from config import CONFIG_DIR, differences, get_config, resolved, with_values
 from errors import InputError
 from models import build_model
+from options import WRITTEN_OUT, given
 
 # As in PaddleViT's configs/ of each model: (TYPE, MODEL), and parameters of timm's.
 PADDLEVIT = {

@@ -13,7 +13,8 @@ from ranks import free_ports, run_ranks
 from runs import work
 from test_launched_runs import printed, statuses, torchrun
 
-from config import config_from_arguments, get_config
+from command_line import config_from_arguments
+from config import get_config
 from errors import InputError
 from main_multi_gpu import built
 from records import Run

@@ -14,14 +14,15 @@ from PIL import Image
 from small import Small
 from test_losses import Fixed
 
-from config import config_from_arguments, get_config, given, resolved, with_values
+from command_line import config_from_arguments
+from config import get_config, resolved, with_values
 from config_checks import NEEDS, carried_out
 from datasets import get_dataloader, get_dataset
 from errors import InputError
 from losses import build_criterion
 from models import _ARGUMENTS, ARCHITECTURES, build_model, check_keys, create_model
 from optim import ModelEma, build_optimizer, build_schedule, clip_gradients
-from options import leaves
+from options import given, leaves
 from transforms import BatchTransform, RandomErasing, TrainTransform
 
 DEFAULTS = dict(leaves(get_config()))

@@ -11,11 +11,12 @@ from PIL import Image
 from runs import train
 
 import engine
-from config import CONFIG_DIR, WRITTEN_OUT, get_config, given, notes, with_values
+from config import CONFIG_DIR, get_config, with_values
 from datasets import get_datasets
 from errors import InputError
 from label_spaces import check_evaluation, imagenet_places, imagenet_synsets
 from models import build_model
+from options import WRITTEN_OUT, given, notes
 from records import Run
 from weights import save_weights
 

@@ -12,9 +12,10 @@ from test_beit import small as beit
 from test_names_pyramids import build as pyramid
 from test_vit import small as vit
 
-from config import get_config, notes
+from config import get_config
 from errors import InputError
 from models import build_model, create_model
+from options import notes
 from weights import file_arrays, load_weights, save_weights
 from weights.formats import write_weights
 from weights.preprocessing import with_preprocessing, with_switches

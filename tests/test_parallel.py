@@ -14,7 +14,8 @@ from test_engine import assert_same
 import parallel
 from checkpoint.resume import load_checkpoint
 from checkpoint.saver import optimizer_arrays
-from config import config_from_arguments, get_config
+from command_line import config_from_arguments
+from config import get_config
 from errors import InputError
 from models import build_model
 from optim import build_optimizer, clip_gradients, freeze

@@ -5,8 +5,9 @@ import pickle
 
 import pytest
 
-from config import get_config, is_given, with_values
+from config import get_config, with_values
 from errors import InputError
+from options import is_given
 from weights.preprocessing import disagreements, with_preprocessing
 
 STORED = {

@@ -11,7 +11,8 @@ from test_engine import assert_same
 
 import samplers
 from checkpoint.resume import load_checkpoint
-from config import config_from_arguments, get_config
+from command_line import config_from_arguments
+from config import get_config
 from errors import InputError
 from models import build_model
 from optim import build_optimizer

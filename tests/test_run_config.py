@@ -9,8 +9,10 @@ import pytest
 from conftest import ROOT, write_images
 from runs import assert_same_run
 
-from config import config_from_arguments, get_config, notes, resolved
+from command_line import config_from_arguments
+from config import get_config, resolved
 from errors import InputError
+from options import notes
 
 SMALL = """
 DATA: {DATASET: mnist, DATA_PATH: data, BATCH_SIZE: 20, BATCH_SIZE_EVAL: 7, IMAGE_SIZE: 12, IMAGE_CHANNELS: 1,

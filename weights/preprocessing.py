@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from yacs.config import CfgNode
 
-from config import add_note, is_given, with_values
+from config import with_values
 from errors import InputError
 from models import architecture
+from options import add_note, is_given
 from weights.formats import read_weights
 from weights.hub import read_config
 from weights.names import has_switches, switches

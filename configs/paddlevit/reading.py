@@ -94,6 +94,42 @@ def families(model_type: str) -> list[Family]:
     return [one for one in named if model_type.lower() in one.types]
 
 
+class Reading(NamedTuple):
+    """A file of PaddleViT's: its family, and what it comes to in this toolkit's keys."""
+
+    family: str
+    values: dict[str, Any]
+
+
+def read(path: Path, content: dict[str, Any], own: dict[str, Any]) -> tuple[Reading | None, str]:
+    """Returns (what a file of PaddleViT's, or a family's of this folder, comes to; or None, a line to tell or "").
+
+    Args:
+        path, content: of the file, which names no BASE.
+        own: its dotted keys and values.
+
+    Raises:
+        InputError: it has a value that isn't here.
+    """
+    if path.parent == FOLDER:
+        one, own = family(path.stem), {}
+        return Reading(one.name, translated(one, own, path)[0]), ""
+    one, foreign = family_of(content, own)
+    if one is None:
+        if foreign is None:
+            return None, ""
+        kind = families(content["MODEL"]["TYPE"])[0].name
+        return None, (
+            f"{path}: read as a difference to config.py's defaults, for PaddleViT's {kind} has no {foreign};"
+            f" BASE: paddlevit/{kind}.yaml takes PaddleViT's, BASE: '' says that config.py's are meant"
+        )
+    values, ignored = translated(one, own, path)
+    told = f"; of no effect there, and ignored: {', '.join(ignored)}" if ignored else ""
+    return Reading(one.name, values), (
+        f"{path} is read as PaddleViT's, with the defaults of configs/paddlevit/{one.name}.yaml{told}"
+    )
+
+
 def family_of(content: dict[str, Any], keys: Collection[str]) -> tuple[Family | None, str | None]:
     """Returns the family that a YAML file is a difference to: (the family, None).
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from config import get_config, is_given, named_keys
+from config import get_config, named_keys
 from errors import InputError
-from options import leaves
+from options import is_given, leaves
 from tools.benchmarks.measure import (
     ROOT,
     Benchmark,
