@@ -24,7 +24,16 @@ _CHOICES = {
     "MODEL.GLOBAL_POOL": ("token", "avg"),
     "MODEL.ACT": (None, "gelu", "relu"),
     "TRAIN.OPTIMIZER.NAME": ("AdamW", "Adam", "SGD", "LAMB", "Lion", "Muon"),
-    "TRAIN.LR_SCHEDULER.NAME": tuple(["warmupcosine", "cosine", "linear", "poly", "step", "multistep", "multi-step", "constant"]),
+    "TRAIN.LR_SCHEDULER.NAME": (
+        "warmupcosine",
+        "cosine",
+        "linear",
+        "poly",
+        "step",
+        "multistep",
+        "multi-step",
+        "constant",
+    ),  # fmt: skip
     "TRAIN.LR_SCALING": ("linear", "sqrt"),
     "TRAIN.GRAD_CLIP_MODE": ("norm", "value", "agc"),
     "TRAIN.LOSS": ("auto", "cross_entropy", "soft_target", "bce"),

@@ -62,7 +62,7 @@ def test_a_runs_file_doesnt_make_its_datas_number_one_that_was_meant(tmp_path):
     write_images(tmp_path / "data" / "val", {"a": 1, "b": 1})
     for outputs, meant in (("2", False), ("auto", False), ("1000", True)):
         config, *_ = get_datasets(configured(tmp_path / "data", "MODEL.NUM_CLASSES", outputs))
-        Run(with_values(config, OUTPUT=str(tmp_path / outputs)), ["a", "b"])
+        Run(with_values(config, OUTPUT=str(tmp_path / outputs)), ["a", "b"]).begin()
         again = get_config(tmp_path / outputs / "config.yaml")
         assert (given(again)["MODEL.NUM_CLASSES"].level > WRITTEN_OUT) is meant
         assert (1000 if meant else 2) == get_datasets(again)[0].MODEL.NUM_CLASSES
