@@ -33,7 +33,7 @@ _CHOICES = {
         "multistep",
         "multi-step",
         "constant",
-    ),  # fmt: skip
+    ),
     "TRAIN.LR_SCALING": ("linear", "sqrt"),
     "TRAIN.GRAD_CLIP_MODE": ("norm", "value", "agc"),
     "TRAIN.LOSS": ("auto", "cross_entropy", "soft_target", "bce"),
