@@ -53,14 +53,12 @@ def predictions(config: CfgNode, model: Any, dataset: Any, rank: int, ranks: int
 
 def worker(config: CfgNode, dataset: Any, file: Path) -> None:
     """What each process does."""
-    import paddle.distributed as dist
-
+    import parallel
     import utils
     from models import build_model
     from weights import load_weights
 
-    if utils.world_size() > 1:
-        dist.init_parallel_env()
+    parallel.init(config)
     utils.set_device_flags(config, utils.world_size())
     utils.seed_everything(config.SEED)  # fresh weights are the same on every rank
     model = build_model(config)

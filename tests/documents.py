@@ -1,0 +1,203 @@
+"""The commands that the documents show, and a desk with real pictures on which they are typed."""
+
+import os
+import pickle
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import yaml
+from conftest import ROOT
+from PIL import Image
+from sklearn.datasets import load_sample_images
+from test_datasets import write_idx
+
+# ------------------------------------------------------------ what the documents show
+
+FILES = ["README.md", "CONTRIBUTING.md", "docs/*.md", "run_*.sh", "main_*.py", "examples/*.py", "tools/*.py"]
+FILES += ["configs/*/*.yaml"]
+_STARTS = (
+    r"(?:[A-Z_]+=\S+ +)*(?:sh run_|bash |cd |sbatch |srun |torchrun |etcd --|pip |sha256sum |/usr/bin/time |\.venv/bin/"
+    r"|reference/bin/|make [a-z]|python -m [a-z]|python \S+\.py)"
+)
+_MAKE = re.compile(r"make (install|train|test|test-\w+|ops|lint|clean)\b")
+
+
+class Shown(NamedTuple):
+    """A command, in one line and without its comment, and what the document says that it prints."""
+
+    command: str
+    prints: str = ""
+
+
+def documents() -> Iterator[Path]:
+    for pattern in FILES:
+        yield from sorted(ROOT.glob(pattern))
+
+
+def shown_in(file: Path) -> list[Shown]:
+    """Returns the commands of a Markdown file (blocks, prompts, code in a line), or of the comment at a file's head."""
+    text = file.read_text()
+    if file.suffix == ".md":
+        found = list(_shown_in_markdown(text))
+    else:
+        found = [Shown(line) for line in _joined(_head(text, file.suffix)) if re.match(_STARTS, line)]
+    return [Shown(_plain(shown.command), shown.prints) for shown in found if _is_command(_plain(shown.command))]
+
+
+def _shown_in_markdown(text: str) -> Iterator[Shown]:
+    for kind, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.M | re.S):
+        if kind == "sh":
+            yield from map(Shown, _joined(block))
+        elif block.startswith("$ "):
+            command, _, prints = block.removeprefix("$ ").partition("\n")
+            yield Shown(command, prints)
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    codes = (re.sub(r"\s+", " ", code) for code in re.findall(r"`([^`]+)`", prose))
+    yield from (Shown(code) for code in codes if re.match(_STARTS, code))
+
+
+def _head(text: str, suffix: str) -> str:
+    """A file's docstring or first comment; "Train:", "Evaluate:" and the like stand before commands."""
+    if suffix == ".py":
+        found = re.match(r'"""(.*?)"""', text, re.S)
+        return found[1] if found else ""
+    lines = [line.removeprefix("#") for line in text.splitlines() if line.startswith("#")]
+    return "\n".join(re.sub(r"^ (?:Train|Evaluate|Cost|Then): +", "    ", line) for line in lines)
+
+
+def _joined(text: str) -> list[str]:
+    return [line.strip() for line in re.sub(r"\\\n\s*", " ", text).splitlines() if line.strip()]
+
+
+def _plain(command: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"\s+(# |\().*", "", command)).strip()
+
+
+def _is_command(line: str) -> bool:
+    return bool(line) and not (line.startswith("make ") and not _MAKE.match(line))
+
+
+def is_like(command: str, pattern: str) -> bool:
+    """Returns whether the command is the pattern, in which * stands for anything."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), command) is not None
+
+
+def snippets(name: str, kind: str) -> list[str]:
+    """Returns the blocks of that kind ("python", "yaml", or "": what is printed) of a document."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / name).read_text(), re.M | re.S)
+    return [block for found, block in blocks if found == kind]
+
+
+# ------------------------------------------------------------------------ a desk
+
+REGIONS = ["china_bottom", "china_top", "flower_bottom", "flower_top"]
+VALIDATION = {
+    "flowers": 10,
+    "imagenet": 11,
+    "mnist": 12,
+    "cifar10": 13,
+    "shards": 10,
+    "photographs": 4,
+    "synthetic": 16,
+}
+
+
+def crops(count: int, seed: int) -> Iterator[tuple[int, Image.Image]]:
+    """Yields (label, picture): crops of the halves of scikit-learn's two photographs, scaled to 36 x 36 or 36 x 44."""
+    rng = np.random.default_rng(seed)
+    photographs = load_sample_images().images
+    for index in range(count):
+        label = index % 4
+        photograph = photographs[label // 2]
+        middle = len(photograph) // 2
+        half = photograph[:middle] if label % 2 else photograph[middle:]
+        top, left = (rng.integers(0, side - 128) for side in half.shape[:2])
+        crop = Image.fromarray(half[top : top + 128, left : left + 128])
+        yield label, crop.resize((36 + 8 * (index % 2), 36))
+
+
+def write_data(folder: Path) -> None:
+    """Writes the pictures as folders of classes, as ImageNet's lists, and in MNIST's and CIFAR's formats."""
+    for mode, count in (("train", 24), ("val", 10)):
+        for index, (label, crop) in enumerate(crops(count, count)):
+            file = folder / "flowers" / mode / REGIONS[label] / f"{index}.{'jpg' if index % 3 else 'png'}"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            crop.save(file)
+    for mode, count in (("train", 24), ("val", 11)):
+        lines = []
+        for index, (label, crop) in enumerate(crops(count, count)):
+            name = f"{mode}/n{label:08}/{index} of {count}.JPEG"
+            (folder / "imagenet" / name).parent.mkdir(parents=True, exist_ok=True)
+            crop.save(folder / "imagenet" / name)
+            lines.append(f"{name} {333 * label}\n")
+        (folder / "imagenet" / f"{mode}_list.txt").write_text("".join(lines))
+    (folder / "mnist").mkdir()
+    for mode, count in (("train", 24), ("t10k", 12)):
+        labels, images = zip(*crops(count, count), strict=True)
+        grey = np.stack([np.asarray(image.convert("L").resize((28, 28))) for image in images])
+        write_idx(folder / "mnist" / f"{mode}-images-idx3-ubyte", grey, True)
+        write_idx(folder / "mnist" / f"{mode}-labels-idx1-ubyte", np.uint8(labels), True)
+    cifar = folder / "cifar10" / "cifar-10-batches-py"
+    cifar.mkdir(parents=True)
+    for name, count in [(f"data_batch_{part}", 5) for part in range(1, 6)] + [("test_batch", 13)]:
+        labels, images = zip(*crops(count, sum(name.encode())), strict=True)
+        rows = [np.asarray(image.resize((32, 32))).transpose(2, 0, 1).ravel() for image in images]
+        (cifar / name).write_bytes(pickle.dumps({b"data": np.stack(rows), b"labels": list(labels)}, 2))
+    (cifar / "batches.meta").write_bytes(pickle.dumps({b"label_names": [b"class %d" % i for i in range(10)]}, 2))
+
+
+class Done(NamedTuple):
+    printed: str
+    errors: str
+    left: set[str]  # what is new in the folder
+
+
+class Desk:
+    """A folder that looks like the toolkit's own, with data in it: commands are typed there as documents show them."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        for entry in ROOT.iterdir():
+            if entry.name in ("tools", "examples", "configs") or entry.suffix in (".py", ".sh"):
+                (folder / entry.name).symlink_to(entry)
+        write_data(folder / "data")
+
+    def type(self, command: str, status: int = 0, timeout: float = 240) -> Done:
+        """Runs a line by the shell and asserts its exit status."""
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        env = {**os.environ, "PATH": path, "VIRTUAL_ENV": "1"}
+        before = {entry.name for entry in self.folder.iterdir()}
+        words = ["sh", "-c", command]
+        done = subprocess.run(words, cwd=self.folder, env=env, capture_output=True, text=True, timeout=timeout)
+        assert done.returncode == status, f"{command}\n{done.stderr}"
+        return Done(done.stdout, done.stderr, {entry.name for entry in self.folder.iterdir()} - before)
+
+    def python(self, code: str) -> str:
+        """Runs a document's Python block as a program that lies beside the toolkit's; returns what it prints."""
+        (self.folder / "snippet.py").write_text(textwrap.dedent(code))
+        done = self.type(f"PYTHONPATH={shlex.quote(str(ROOT))} python snippet.py")
+        assert done.errors == ""
+        return done.printed
+
+
+def asked_for(command: str, flags: dict[str, tuple]) -> dict[str, object]:
+    """Returns {key: value} of a command's flags and of what follows -o, the last of each; "auto" as it is."""
+    words = shlex.split(command)
+    found, index = {}, 0
+    while index < len(words):
+        name, _, value = words[index].lstrip("-").partition("=")
+        if words[index] == "-o":
+            while index + 2 < len(words) and not words[index + 1].startswith("-"):
+                found[words[index + 1]] = yaml.safe_load(words[index + 2])
+                index += 2
+        elif words[index].startswith("-") and name in flags:
+            found[flags[name][0]] = yaml.safe_load(value) if value else True
+        index += 1
+    return found
