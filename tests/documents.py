@@ -173,6 +173,8 @@ class Desk:
         """Runs a line by the shell and asserts its exit status."""
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         env = {**os.environ, "PATH": path, "VIRTUAL_ENV": "1"}
+        if "paddle.distributed.launch" in command:
+            del env["CUDA_VISIBLE_DEVICES"]  # which is empty: the launcher takes that for one device
         before = {entry.name for entry in self.folder.iterdir()}
         words = ["sh", "-c", command]
         done = subprocess.run(words, cwd=self.folder, env=env, capture_output=True, text=True, timeout=timeout)
