@@ -153,6 +153,15 @@ def write_data(folder: Path) -> None:
     (cifar / "batches.meta").write_bytes(pickle.dumps({b"label_names": [b"class %d" % i for i in range(10)]}, 2))
 
 
+# What PaddleViT's files of these names say, smaller.
+PADDLEVIT = {
+    "SwinTransformer/configs/swin_tiny_patch4_window7_224": "DATA:\n    IMAGE_SIZE: 28\nMODEL:\n    TYPE: swin\n"
+    "    NAME: swin_mini\n    EMBED_DIM: 8\n    NUM_HEADS: [1, 2, 2, 2]\n    STAGE_DEPTHS: [1, 1, 1, 1]\n",
+    "DeiT/configs/deit_small_patch16_224": "DATA:\n    IMAGE_SIZE: 32\nMODEL:\n    TYPE: deit\n    NAME: deit_mini\n"
+    "    EMBED_DIM: 32\n    DEPTH: 1\n    NUM_HEADS: 2\n    ATTENTION_DROPOUT: 0.1\n",
+}
+
+
 class Done(NamedTuple):
     printed: str
     errors: str
@@ -168,6 +177,10 @@ class Desk:
             if entry.name in ("tools", "examples", "configs") or entry.suffix in (".py", ".sh"):
                 (folder / entry.name).symlink_to(entry)
         write_data(folder / "data")
+        for name, text in PADDLEVIT.items():
+            file = folder / "PaddleViT" / "image_classification" / f"{name}.yaml"
+            file.parent.mkdir(parents=True)
+            file.write_text(text)
 
     def type(self, command: str, status: int = 0, timeout: float = 240) -> Done:
         """Runs a line by the shell and asserts its exit status."""

@@ -34,7 +34,7 @@ MENDED = pytest.mark.xfail(strict=True, reason="the scripts' own -cfg and -datas
 
 
 def is_of_a_head(command):
-    return re.match(r"python main_\w+_gpu\.py -cfg=", command) is not None
+    return re.match(r"(python main_\w+_gpu\.py|sh run_train_multi\.sh) -cfg=", command) is not None
 
 
 def parameters():
@@ -76,7 +76,8 @@ def test_every_key_that_is_named_exists():
     sections = {key[:dot] for key in known for dot, letter in enumerate(key) if letter == "."}
     unknown = {}
     for file in documents():
-        text = file.read_text() if file.suffix == ".md" else ""
+        # docs/paddlevit*.md tell PaddleViT's own keys.
+        text = file.read_text() if file.suffix == ".md" and "paddlevit" not in file.stem else ""
         for key in re.findall(r"\b(?:DATA|MODEL|TRAIN|DIST)(?:\.\w+)+", text):
             if key not in known | sections | {"TRAIN.BASELR"}:  # that one shows what an unknown key is told
                 unknown.setdefault(file.name, []).append(key)
@@ -113,7 +114,7 @@ def carried_out(desk, name):
         if "needs" in case:
             carried_out(desk, case["needs"])
         line = typed(case)
-        words = " && ".join(filter(None, (case.get("before"), line)))
+        words = " && ".join(filter(None, (case.get("before", "").format(**TABLE["flags"]), line)))
         if re.search(r"RANK=K|--rank K", line):  # on each machine
             first, second = (re.sub(r"(RANK=|--rank )K", rf"\g<1>{rank}", line) for rank in "01")
             words = f"({first}) & {second}; status=$?; wait $! && exit $status"
@@ -146,9 +147,13 @@ def read(desk, name):
 
 
 def equals_the_runs_own(desk, done, result, case):
-    best = read(desk, "RUN/result.json")["best"]
+    run = "swin" if result["model"] == "swin_mini" else "RUN"
+    best = read(desk, f"{run}/result.json")["best"]
     assert result["loss"] == pytest.approx(best["loss"], abs=1e-5)
-    assert (result["acc1"], result["weights"]) == (best["acc1"], "RUN/checkpoints/best")
+    assert result["acc1"] == best["acc1"]
+    assert result["weights"].startswith(
+        "RUN/checkpoints/best" if run == "RUN" else "./swin_tiny_patch4_window7_224.pdp"
+    )
 
 
 def trains_the_folders_classes(desk, done, result, case):
@@ -260,7 +265,6 @@ def made_from(file):
     return [file, *(ancestor for parent in below for ancestor in made_from(parent))]
 
 
-@pytest.mark.xfail(strict=True, reason="README's command trains by ImageNet's recipe (issue 16, 2)")
 def test_the_own_images_recipe_is_in_proportion_to_the_run():
     (command,) = [c for c in COMMANDS if is_like(c, CASES["own"]["shown"])]
     config = config_from_arguments("main_multi_gpu.py", shlex.split(command)[2:])
