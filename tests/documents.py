@@ -98,15 +98,8 @@ def snippets(name: str, kind: str) -> list[str]:
 # ------------------------------------------------------------------------ a desk
 
 REGIONS = ["china_bottom", "china_top", "flower_bottom", "flower_top"]
-VALIDATION = {
-    "flowers": 10,
-    "imagenet": 11,
-    "mnist": 12,
-    "cifar10": 13,
-    "shards": 10,
-    "photographs": 4,
-    "synthetic": 16,
-}
+# How many pictures of each are for validation.
+VALIDATION = {"flowers": 10, "imagenet": 11, "mnist": 12, "cifar10": 13, "photographs": 4}
 
 
 def crops(count: int, seed: int) -> Iterator[tuple[int, Image.Image]]:
@@ -156,9 +149,10 @@ def write_data(folder: Path) -> None:
 # What PaddleViT's files of these names say, smaller.
 PADDLEVIT = {
     "SwinTransformer/configs/swin_tiny_patch4_window7_224": "DATA:\n    IMAGE_SIZE: 28\nMODEL:\n    TYPE: swin\n"
-    "    NAME: swin_mini\n    EMBED_DIM: 8\n    NUM_HEADS: [1, 2, 2, 2]\n    STAGE_DEPTHS: [1, 1, 1, 1]\n",
+    "    NAME: swin_mini\n    PATCH_SIZE: 4\n    EMBED_DIM: 8\n    NUM_HEADS: [1, 2, 2, 2]\n    STAGE_DEPTHS: [1, 1, 1, 1]\n",
     "DeiT/configs/deit_small_patch16_224": "DATA:\n    IMAGE_SIZE: 32\nMODEL:\n    TYPE: deit\n    NAME: deit_mini\n"
-    "    EMBED_DIM: 32\n    DEPTH: 1\n    NUM_HEADS: 2\n    ATTENTION_DROPOUT: 0.1\n",
+    "    EMBED_DIM: 32\n    DEPTH: 1\n    NUM_HEADS: 2\n    ATTENTION_DROPOUT: 0.1\nTRAIN:\n"
+    "    DISTILLATION_TYPE: 'none'\n",
 }
 
 
