@@ -84,6 +84,13 @@ def _is_command(line: str) -> bool:
     return bool(line) and not (line.startswith("make ") and not _MAKE.match(line))
 
 
+def options_shown(file: Path) -> Iterator[list[str]]:
+    """Yields the words of each ``KEY VALUE ...`` in a line of a Markdown file."""
+    prose = re.sub(r"^```.*?^```", "", file.read_text(), flags=re.M | re.S)
+    for code in re.findall(r"`(?:-o )?([A-Z][A-Z_]+(?:\.\w+)*\s[^`]+)`", prose):
+        yield shlex.split(code)
+
+
 def is_like(command: str, pattern: str) -> bool:
     """Returns whether the command is the pattern, in which * stands for anything."""
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), command) is not None
@@ -149,7 +156,8 @@ def write_data(folder: Path) -> None:
 # What PaddleViT's files of these names say, smaller.
 PADDLEVIT = {
     "SwinTransformer/configs/swin_tiny_patch4_window7_224": "DATA:\n    IMAGE_SIZE: 28\nMODEL:\n    TYPE: swin\n"
-    "    NAME: swin_mini\n    PATCH_SIZE: 4\n    EMBED_DIM: 8\n    NUM_HEADS: [1, 2, 2, 2]\n    STAGE_DEPTHS: [1, 1, 1, 1]\n",
+    "    NAME: swin_mini\n    PATCH_SIZE: 4\n    EMBED_DIM: 8\n"
+    "    NUM_HEADS: [1, 2, 2, 2]\n    STAGE_DEPTHS: [1, 1, 1, 1]\n",
     "DeiT/configs/deit_small_patch16_224": "DATA:\n    IMAGE_SIZE: 32\nMODEL:\n    TYPE: deit\n    NAME: deit_mini\n"
     "    EMBED_DIM: 32\n    DEPTH: 1\n    NUM_HEADS: 2\n    ATTENTION_DROPOUT: 0.1\nTRAIN:\n"
     "    DISTILLATION_TYPE: 'none'\n",

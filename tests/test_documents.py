@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 import yaml
 from conftest import ROOT
-from documents import REGIONS, VALIDATION, Desk, asked_for, documents, is_like, shown_in, snippets
+from documents import REGIONS, VALIDATION, Desk, asked_for, documents, is_like, options_shown, shown_in, snippets
 from ranks import free_ports
 from safetensors.numpy import load_file
 
 import tools.benchmark
 import tools.check_parity
 from config import _FLAGS, config_from_arguments, find_config, get_config, shipped_configs
+from errors import InputError
 from models import create_model
 from options import leaves
 from weights import save_weights
@@ -30,7 +31,6 @@ TABLE = yaml.safe_load((ROOT / "tests" / "documents.yaml").read_text())
 CASES = TABLE["cases"]
 SHOWN = {file: shown_in(file) for file in documents()}
 COMMANDS = list(dict.fromkeys(shown.command for of_file in SHOWN.values() for shown in of_file))
-MENDED = pytest.mark.xfail(strict=True, reason="the scripts' own -cfg and -dataset beat the run's (issue 16, 2)")
 
 
 def is_of_a_head(command):
@@ -39,8 +39,7 @@ def is_of_a_head(command):
 
 def parameters():
     for name in CASES:
-        marks = [pytest.mark.slow] * (name in TABLE["slow"]) + [MENDED] * (name in TABLE["mended"])
-        yield pytest.param(name, marks=marks, id=name)
+        yield pytest.param(name, marks=[pytest.mark.slow] * (name in TABLE["slow"]), id=name)
 
 
 # --------------------------------------------------------------------- what is known
@@ -58,7 +57,7 @@ def test_every_command_is_known():
     }
     assert unknown == {}
     assert [pattern for pattern in patterns if not any(is_like(command, pattern) for command in COMMANDS)] == []
-    assert {*TABLE["slow"], *TABLE["mended"]} <= CASES.keys()
+    assert set(TABLE["slow"]) <= CASES.keys()
     assert len(COMMANDS) > 150  # most of them of configurations' heads
 
 
@@ -83,6 +82,22 @@ def test_every_key_that_is_named_exists():
             if key not in known | sections | {"TRAIN.BASELR"}:  # that one shows what an unknown key is told
                 unknown.setdefault(file.name, []).append(key)
     assert unknown == {}
+
+
+def test_every_option_that_is_shown_is_taken():
+    known, checked, refused = {key for key, _ in leaves(get_config())}, 0, []
+    for file in [file for file in documents() if file.suffix == ".md"]:
+        for words in options_shown(file):
+            if words[0] not in known or words[1] == "N":
+                continue
+            checked += 1
+            try:
+                get_config("vit_small_patch16_224", ["OUTPUT", "RUN", *words])
+            except InputError as error:
+                if f"{words[0]} does nothing without " not in str(error):  # the text around it names the other key
+                    refused.append((file.name, words, str(error)))
+    assert refused == []
+    assert checked > 30
 
 
 # --------------------------------------------------------------------- typed and run
