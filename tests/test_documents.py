@@ -21,7 +21,8 @@ from safetensors.numpy import load_file
 
 import tools.benchmark
 import tools.check_parity
-from config import _FLAGS, config_from_arguments, find_config, get_config, shipped_configs
+from command_line import FLAGS, config_from_arguments
+from config import find_config, get_config, shipped_configs
 from errors import InputError
 from models import create_model
 from options import leaves
@@ -149,7 +150,7 @@ def test_a_command_does_what_its_text_says(desk, name):
     if "run" in case:
         result = read(desk, f"{case['run']}/result.json")
         config = dict(leaves(result["config"]))
-        for key, value in asked_for(line, _FLAGS).items():
+        for key, value in asked_for(line, FLAGS).items():
             assert value == "auto" or config[key] in (value, [value]), key
         assert result["num_samples"] == (VALIDATION | {"synthetic": config["DATA.SYNTHETIC_SIZE"]})[case["data"]]
         assert case["data"] in (config["DATA.DATASET"], *config["DATA.DATA_PATH"].split("/"))
@@ -231,7 +232,7 @@ def lists_swin(desk, done, result, case):
 
 
 def names_every_flag(desk, done, result, case):
-    assert all(re.search(rf"\[-{flag} ", done.printed) for flag in _FLAGS)
+    assert all(re.search(rf"\[-{flag} ", done.printed) for flag in FLAGS)
 
 
 CHECKS = {
@@ -264,7 +265,7 @@ def test_the_heads_commands_are_of_their_own_files():
             given = [word for word in words[2:] if "TEACHER" not in word and not word.startswith("regnety")]
             given = given[:-1] if given[-1] == "-o" else given  # "without -o TRAIN.TEACHER_PATH", the heads say
             assert config_from_arguments(words[1], [*given, "-eval", "-pretrained=RUN/checkpoints/best"]).EVAL
-            wanted = asked_for(command, _FLAGS)
+            wanted = asked_for(command, FLAGS)
             assert {key: dict(leaves(config))[key] for key in wanted} == wanted
             assert config.DATA.DATASET == ("imagenet2012" if "imagenet" in command else config.DATA.DATASET) != "digits"
             named = find_config(words[2].removeprefix("-cfg=")).resolve()
