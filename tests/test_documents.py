@@ -40,7 +40,8 @@ def is_of_a_head(command):
 
 def parameters():
     for name in CASES:
-        yield pytest.param(name, marks=[pytest.mark.slow] * (name in TABLE["slow"]), id=name)
+        marks = [getattr(pytest.mark, mark) for mark in ("slow", "smoke") if name in TABLE[mark]]
+        yield pytest.param(name, marks=marks, id=name)
 
 
 # --------------------------------------------------------------------- what is known
@@ -58,7 +59,7 @@ def test_every_command_is_known():
     }
     assert unknown == {}
     assert [pattern for pattern in patterns if not any(is_like(command, pattern) for command in COMMANDS)] == []
-    assert set(TABLE["slow"]) <= CASES.keys()
+    assert {*TABLE["slow"], *TABLE["smoke"]} <= CASES.keys()
     assert len(COMMANDS) > 150  # most of them of configurations' heads
 
 
