@@ -356,7 +356,7 @@ def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -
         raise InputError(f"{path}: BASE leads back to this file")
     content = read_yaml(path)
     levels = _levels(content, path)
-    if path.parent == reading.FOLDER or "BASE" not in content:
+    if reading.is_family(path, content) or "BASE" not in content:
         theirs, note = reading.read(path, content, dict(_set_in(content)))
         if note:
             add_note(config, note)
@@ -365,12 +365,12 @@ def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -
             for key, value in theirs.values.items():
                 _set(config, key, value, Given(WRITTEN_OUT, str(path)))
             return
-    base = content.get("BASE") or []
-    for parent in [base] if isinstance(base, str) else base:
+    for parent in coerce("BASE", content.get("BASE") or [], [str], False, (), str(path)):
         if parent:
             _merge_file(config, _find_base(path, parent), (*including, path))
     level = _next_level(config)
-    for key, value in _set_in(content):
+    # A key of nobody's is named before one of PaddleViT's, which the file may have because it is meant as PaddleViT's.
+    for key, value in sorted(_set_in(content), key=lambda item: reading.has_key(item[0])):
         known = reading.own_key(key, value)
         own = 0 if levels is None else levels.get(known, WRITTEN_OUT)
         _set(config, known, value, Given(WRITTEN_OUT if own == WRITTEN_OUT else level + own, str(path)))
@@ -390,8 +390,9 @@ def _levels(content: dict[str, Any], path: Path) -> dict[str, int] | None:
 def _set_in(content: dict[str, Any]) -> list[tuple[str, Any]]:
     """(dotted key, value) of a file's content; a section that is empty sets nothing."""
     sections = {key[:dot] for key, _ in leaves(_C) for dot, letter in enumerate(key) if letter == "."}
-    sections |= {f"MODEL.{group}".removesuffix(".") for group in reading.GROUPS}
-    return [(key, value) for key, value in leaves(content) if value is not None or key not in sections]
+    return [
+        (key, value) for key, value in leaves(content) if value is not None or key not in sections | reading.sections()
+    ]
 
 
 def _find_base(path: Path, name: str) -> Path:
@@ -413,8 +414,11 @@ def _next_level(config: CfgNode) -> int:
 def _set(config: CfgNode, key: str, value: Any, where: Given) -> None:
     """Sets one dotted key; the value is coerced to the key's type, and ``where.source`` is named in errors."""
     defaults = default_values()
+    if where.source != COMMAND_LINE and any(known.startswith(f"{key}.") for known in defaults):
+        raise InputError(f"{where.source}: {key} is a section, which takes keys; found {value!r}")
     if key not in defaults:
-        raise InputError(f"{where.source}: unknown key {key}{nearest_key(key, defaults)}")
+        instead = "; " + reading.PLACE if reading.has_key(key) else nearest_key(key, defaults)
+        raise InputError(f"{where.source}: unknown key {key}{instead}")
     parent, _, name = key.rpartition(".")
     node = config
     for part in filter(None, parent.split(".")):

@@ -73,6 +73,7 @@ _FOREIGN = {
     "AMP": "use_amp",
 }
 _MEANT = {name: target for target, names in _FOREIGN.items() for name in names.split()}
+_MOST_VALUES = 50_000  # in a YAML file; CLASS_WEIGHTS may have one per class
 # From the names of models in timm, PaddleViT and PaddleClas to those here.
 _MODEL_NAMES = (
     (r"^swintransformer_", "swin_"),
@@ -156,9 +157,21 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: can't be read ({error})") from None
     except yaml.YAMLError as error:
         raise InputError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
+    except RecursionError:
+        raise InputError(f"{path}: not valid YAML (it is nested too deeply)") from None
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected a mapping of keys, found {type(content).__name__}")
+    _check_size(content, path)
     return content
+
+
+def _check_size(content: dict[str, Any], path: Path) -> None:
+    """Raises InputError for more values than a configuration can have: aliases make a short file long, or endless."""
+    nodes: list[Any] = [content]
+    for seen, node in enumerate(nodes):
+        if seen == _MOST_VALUES:
+            raise InputError(f"{path}: has more than {_MOST_VALUES} values, or an alias leads back to where it stands")
+        nodes += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
 
 
 def coerce(

@@ -175,6 +175,18 @@ def test_wrong_options_are_named(options, message):
         ("A: [1\n", "not valid YAML"),
         ("BASE: ['bad.yaml']\n", "BASE leads back to this file"),
         ("BASE: ['absent.yaml']\n", "no configuration file"),
+        ("BASE: 5\n", "bad.yaml: BASE takes a list of strs, found 5 (int)"),
+        ("BASE: [5]\n", "bad.yaml: BASE takes a list of strs, found [5] (list)"),
+        ("MODEL: vit\n", "bad.yaml: MODEL is a section, which takes keys; found 'vit'"),
+        ("MODEL: &a {TRANS: *a}\n", "has more than 50000 values, or an alias leads back to where it stands"),
+        (  # 9 ** 9 values
+            "A: &a {X: 1}\n"
+            + "".join(
+                f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True)
+            ),
+            "has more than 50000 values",
+        ),
+        pytest.param("MODEL: " + "[" * 5000, "not valid YAML (it is nested too deeply)", id="nested"),
     ],
 )
 def test_wrong_files_are_named(tmp_path, text, message):

@@ -9,6 +9,7 @@ import pytest
 from conftest import write_images
 
 from config import get_config
+from configs.paddlevit import reading
 from errors import InputError
 from models import build_model
 from optim import build_optimizer, build_schedule, decayed_parameters
@@ -40,7 +41,7 @@ FAMILIES = {
     "TYPE: RegNet": ("regnet", {"MODEL.GROUP_WIDTH": 112, "DATA.IMAGENET_MEAN": IMAGENET, "MODEL.DISTILLED": False}),
     # as they were named in 2021
     "{TYPE: ViT, TRANS: {DEPTH: 3}}": ("vit_2021", {"MODEL.DEPTH": 3, "MODEL.DROPOUT": 0.1, "MODEL.PATCH_SIZE": 32}),
-    "{TYPE: DeiT, TRANS: {DEPTH: 3}}": ("deit_2021", {**AUTO, "MODEL.DISTILLED": True}),
+    "{TYPE: DeiT, TRANS: {DEPTH: 3}}": ("deit_2021", {**AUTO_512, "MODEL.DISTILLED": True}),
     "{TYPE: BEiT, TRANS: {DEPTH: 3}}": ("beit_2021", {**AUTO_512, "MODEL.INIT_VALUES": 0.1}),
     "{TYPE: swin, TRANS: {WINDOW_SIZE: 12}}": ("swin_2021", {**AUTO_512, "DATA.CROP_PCT": 0.9}),
     "{TYPE: PVTv2, DROP_PATH: 0.3}": ("pvtv2_2021", {**AUTO, "MODEL.DROPPATH": 0.3, "TRAIN.MODEL_EMA_DECAY": 0.99992}),
@@ -102,6 +103,12 @@ def test_the_first_policy_that_is_on_replaces_the_colour_jitter(train, policy, j
     assert {key: value(config, key) for key in expected} == expected
 
 
+@pytest.mark.parametrize("name", ["cosine", "multi-step"])
+def test_a_schedule_of_2021_without_warmup_falls_to_zero(name, read):
+    config = read(f"MODEL: {{TYPE: swin}}\nTRAIN: {{END_LR: 0.1, LR_SCHEDULER: {{NAME: {name}}}}}\n")
+    assert (config.TRAIN.WARMUP_EPOCHS, config.TRAIN.END_LR) == (0, 0.0)
+
+
 def test_the_teacher_is_a_file_of_weights(read):
     config = read("MODEL: {TYPE: deit}\nTRAIN: {DISTILLATION_TYPE: soft, TEACHER_MODEL: ./teacher}\n")
     assert config.MODEL.DISTILLED
@@ -136,12 +143,39 @@ def test_training_tells_where_paddlevits_differs_until_its_way_is_chosen(read):
         ("MODEL: {TYPE: swin, APE: True}", "MODEL.APE is True, but False is all that this toolkit has"),
         ("MODEL: {TYPE: convnext, STEM_TYPE: overlap}", "MODEL.STEM_TYPE is overlap, but patch is all"),
         ("MODEL: {TYPE: swin}\nTRAIN: {BASELR: 1}", "unknown key TRAIN.BASELR; did you mean TRAIN.BASE_LR"),
-        ("MODEL: {TYPE: swin}\nTRAIN: {BASE_LR: fast}", "model.yaml: TRAIN.BASE_LR takes float, found 'fast'"),
+        (
+            "MODEL: {TYPE: swin}\nTRAIN: {BASE_LR: fast}",
+            "model.yaml: TRAIN.BASE_LR takes a number in PaddleViT's files, found 'fast'; a file with BASE is your own",
+        ),
+        # values of this toolkit's keys that have the same names there
+        (
+            "MODEL: {TYPE: swin}\nTRAIN: {RAND_AUGMENT: False, AUTO_AUGMENT: rand-m9-mstd0.5-inc1}",
+            "TRAIN.AUTO_AUGMENT takes True or False in PaddleViT's files, found 'rand-m9-mstd0.5-inc1'",
+        ),
+        ("MODEL: {TYPE: swin, EMBED_DIM: [96]}", r"MODEL.EMBED_DIM takes a number in PaddleViT's files, found \[96\]"),
+        ("MODEL: {TYPE: pvtv2, EMBED_DIM: 32}", "MODEL.EMBED_DIM takes a list in PaddleViT's files, found 32"),
+        ("MODEL: {TYPE: deit}\nTRAIN: {TEACHER_MODEL: 5}", "TRAIN.TEACHER_MODEL takes a word in PaddleViT's files"),
+        ("MODEL: {TYPE: convmixer, CNN: {ACTIVATION: 5}}", "MODEL.CNN.ACTIVATION takes a word in PaddleViT's files"),
+        ("MODEL: {TYPE: swin}\nTRAIN: {OPTIMIZER: AdamW}", "TRAIN.OPTIMIZER is a section, which takes keys"),
+        # a key of PaddleViT's where its keys aren't taken; what nobody has is named before it
+        ("MODEL: {TYPE: swin}\nTRAIN: {RAND_AUGMENT: True, BASELR: 1}", "unknown key TRAIN.BASELR; did you mean"),
+        ("MODEL: {TYPE: swin}\nTRAIN: {RAND_AUGMENT: True, HFLIP: 1}", "unknown key TRAIN.RAND_AUGMENT; it is PaddleV"),
+        ("BASE: paddlevit/swin.yaml\nAUG: {MIXUP: 1}", "unknown key AUG.MIXUP; it is PaddleViT's, for files with its"),
     ],
 )
 def test_what_cant_be_meant_is_one_line(text, message, read):
     with pytest.raises(InputError, match=message):
         read(text + "\n")
+
+
+def test_sections_may_be_empty_as_paddlevits_are(read):
+    for text in ("MODEL: {TYPE: swin, TRANS: }\nAUG:\nTRAIN:\n", "MODEL: {TYPE: mae, TRANS: {ENCODER: , DECODER: }}\n"):
+        assert "is read as PaddleViT's" in notes(read(text))[0]
+
+
+def test_a_teacher_without_weights_is_no_file(read):
+    config = read("MODEL: {TYPE: deit}\nTRAIN: {DISTILLATION_TYPE: hard, TEACHER_MODEL: null}\n")
+    assert (config.TRAIN.TEACHER_MODEL, config.TRAIN.TEACHER_PATH) == ("regnety_160", None)
 
 
 # ------------------------------------------------------- files of one's own
@@ -159,6 +193,37 @@ def test_a_file_with_a_key_that_paddlevit_lacks_is_ones_own_and_told_so(read):
     (told,) = notes(config)
     assert "config.py's defaults, for PaddleViT's swin has no DATA.INTERPOLATION" in told
     assert "BASE: paddlevit/swin.yaml" in told
+
+
+def test_a_file_with_keys_of_two_formats_is_told_which(read):
+    (told,) = notes(read("MODEL: {TYPE: deit, DEPTH: 5, TRANS: {EMBED_DIM: 8}}\nEVAL: True\n"))
+    assert "PaddleViT's deit has no format with both MODEL.DEPTH and MODEL.TRANS.EMBED_DIM" in told
+
+
+def test_a_models_file_may_lie_beside_the_families(monkeypatch, tmp_path):
+    for file in reading.FOLDER.glob("*.yaml"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("MODEL: {TYPE: swin, NAME: mine}\n")
+    monkeypatch.setattr(reading, "FOLDER", tmp_path)
+    caches = (reading.family, reading._all, reading.sections)
+    for cache in caches:
+        cache.cache_clear()
+    try:
+        config = get_config(mine, ["EVAL", "True"])
+    finally:
+        for cache in caches:
+            cache.cache_clear()
+    assert (config.MODEL.NAME, config.DATA.CROP_PCT) == ("mine", 0.9)
+    assert "is read as PaddleViT's" in notes(config)[0]
+
+
+def test_another_package_named_configs_isnt_found_first(program, monkeypatch, tmp_path):
+    (tmp_path / "other" / "configs").mkdir(parents=True)
+    (tmp_path / "other" / "configs" / "__init__.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "other"))
+    status, _, err = program("main_single_gpu.py", "-cfg=nowhere")
+    assert (status, err.partition("no configuration file nowhere")[1]) == (2, "no configuration file nowhere")
 
 
 @pytest.mark.parametrize("model", ["{NAME: mine}", "{TYPE: ResNet}"])

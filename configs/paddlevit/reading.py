@@ -34,6 +34,7 @@ _ALIASES = {
     "NUM_LAYERS": "DEPTH", "DEPTHS": "STAGE_DEPTHS", "STAGE_DEPTH": "STAGE_DEPTHS", "LAYERS": "STAGE_DEPTHS",
     "LAYER_SCALE_INIT_VALUE": "INIT_VALUES", "ACTIVATION": "ACT",
 }  # fmt: skip
+PLACE = "it is PaddleViT's, for files with its keys alone and no BASE: docs/paddlevit.md names the key for others"
 _OTHERWISE = {  # what PaddleViT's training does otherwise: (whether it matters, in words and with the key for its way)
     "rate": (
         lambda train: not train.LR_SCHEDULER.PER_EPOCH,
@@ -90,8 +91,30 @@ def family(name: str) -> Family:
 
 def families(model_type: str) -> list[Family]:
     """Returns the families with files of this MODEL.TYPE, the newest first."""
-    named = [family(file.stem) for file in sorted(FOLDER.glob("*.yaml"), key=lambda file: len(file.stem))]
-    return [one for one in named if model_type.lower() in one.types]
+    return [one for one in _all() if model_type.lower() in one.types]
+
+
+def is_family(path: Path, content: dict[str, Any]) -> bool:
+    """Returns whether a YAML file is a family's; a model's own file may lie beside those."""
+    return path.parent == FOLDER and "DEFAULTS" in content
+
+
+@functools.cache
+def sections() -> frozenset[str]:
+    """Returns the dotted names of all sections in PaddleViT's files: they may be empty there."""
+    keys = {key for one in _all() for key in one.defaults}
+    return frozenset(key[:dot] for key in keys for dot, letter in enumerate(key) if letter == ".")
+
+
+def has_key(key: str) -> bool:
+    """Returns whether a family of PaddleViT's has this dotted key."""
+    return any(key in one.defaults for one in _all())
+
+
+@functools.cache
+def _all() -> tuple[Family, ...]:
+    files = sorted(FOLDER.glob("*.yaml"), key=lambda file: len(file.stem))
+    return tuple(family(file.stem) for file in files if is_family(file, read_yaml(file)))
 
 
 class Reading(NamedTuple):
@@ -111,7 +134,7 @@ def read(path: Path, content: dict[str, Any], own: dict[str, Any]) -> tuple[Read
     Raises:
         InputError: it has a value that isn't here.
     """
-    if path.parent == FOLDER:
+    if is_family(path, content):
         one, own = family(path.stem), {}
         return Reading(one.name, translated(one, own, path)[0]), ""
     one, foreign = family_of(content, own)
@@ -120,7 +143,7 @@ def read(path: Path, content: dict[str, Any], own: dict[str, Any]) -> tuple[Read
             return None, ""
         kind = families(content["MODEL"]["TYPE"])[0].name
         return None, (
-            f"{path}: read as a difference to config.py's defaults, for PaddleViT's {kind} has no {foreign};"
+            f"{path}: read as a difference to config.py's defaults, for PaddleViT's {kind} has {foreign};"
             f" BASE: paddlevit/{kind}.yaml takes PaddleViT's, BASE: '' says that config.py's are meant"
         )
     values, ignored = translated(one, own, path)
@@ -134,7 +157,7 @@ def family_of(content: dict[str, Any], keys: Collection[str]) -> tuple[Family | 
     """Returns the family that a YAML file is a difference to: (the family, None).
 
     A file is PaddleViT's if it names no BASE, its MODEL.TYPE is one of PaddleViT's, and PaddleViT has all its keys.
-    If only the last doesn't hold, (None, a key that PaddleViT doesn't have) is returned; else (None, None).
+    If only the last doesn't hold, (None, what PaddleViT doesn't have, in words) is returned; else (None, None).
 
     Args:
         content: of the file.
@@ -146,8 +169,14 @@ def family_of(content: dict[str, Any], keys: Collection[str]) -> tuple[Family | 
     for one in candidates:
         if all(key in one.defaults for key in keys):
             return one, None
+    if not candidates:
+        return None, None
     foreign = [key for key in keys if not any(key in one.defaults for one in candidates)]
-    return None, next(iter(foreign or keys)) if candidates else None
+    if foreign:
+        return None, f"no {foreign[0]}"
+    # Each key is of one format, but none has them all: one key that the newest lacks, one that the others lack.
+    lacking = [next(key for key in keys if key not in one.defaults) for one in candidates]
+    return None, f"no format with both {' and '.join(dict.fromkeys(reversed(lacking)))}"
 
 
 def translated(one: Family, own: dict[str, Any], path: Path) -> tuple[dict[str, Any], list[str]]:
@@ -162,7 +191,9 @@ def translated(one: Family, own: dict[str, Any], path: Path) -> tuple[dict[str, 
         InputError: a value that PaddleViT takes and this toolkit doesn't have.
     """
     settings = {key: parsed(v) if isinstance(v, str) else v for key, v in (one.defaults | own).items()}
-    if own.get("MODEL.MAE_PRETRAIN"):
+    for key in own:
+        _check_kind(key, settings[key], one.defaults[key], path)
+    if settings.get("MODEL.MAE_PRETRAIN") and "MODEL.MAE_PRETRAIN" in own:
         raise InputError(f"{path}: MAE_PRETRAIN is True, but MAE's pre-training isn't here; give a fine-tuning's file")
     idle = {key for key in settings if any(fnmatchcase(key, pattern) for pattern in one.ignored)}
     settings = {key: value for key, value in settings.items() if key not in idle}
@@ -171,10 +202,26 @@ def translated(one: Family, own: dict[str, Any], path: Path) -> tuple[dict[str, 
             raise InputError(f"{path}: {key} is {own[key]}, but {one.only[key]} is all that this toolkit has")
     values, unused = _of_training(one, settings)
     for key, value in settings.items():
-        values.setdefault(own_key(key, value), value.lower() if key == "MODEL.CNN.ACTIVATION" else value)
+        values.setdefault(own_key(key, value), value.lower() if value and key == "MODEL.CNN.ACTIVATION" else value)
     if values["DATA.BATCH_SIZE_EVAL"] is None:  # there it is -batch_size
         del values["DATA.BATCH_SIZE_EVAL"]
     return values | one.here, sorted((idle | unused) & own.keys())
+
+
+def _check_kind(key: str, value: Any, default: Any, path: Path) -> None:
+    """Raises InputError where a value isn't of its default's kind, as PaddleViT does; "auto" is this toolkit's."""
+    found, expected = _kind(value), _kind(parsed(default) if isinstance(default, str) else default)
+    if None in (value, default) or value == "auto" or found == expected:
+        return
+    raise InputError(
+        f"{path}: {key} takes {expected} in PaddleViT's files, found {value!r}; a file with BASE is your own, and has"
+        " this toolkit's keys and values"
+    )
+
+
+def _kind(value: Any) -> str:
+    kinds = {bool: "True or False", int: "a number", float: "a number", list: "a list", tuple: "a list"}
+    return kinds.get(type(value), "a word")
 
 
 def own_key(key: str, value: Any = None) -> str:
@@ -203,8 +250,8 @@ def _of_training(one: Family, settings: dict[str, Any]) -> tuple[dict[str, Any],
     train = {key.removeprefix("TRAIN."): value for key, value in settings.items() if key.startswith("TRAIN.")}
     if train.get("OPTIMIZER.NAME") == "AdamWDL":  # AdamW with rates by layer
         values["TRAIN.OPTIMIZER.NAME"] = "AdamW"
-    if train.get("LR_SCHEDULER.NAME", "warmupcosine") != "warmupcosine":  # which has no warm-up there
-        values["TRAIN.WARMUP_EPOCHS"] = 0
+    if train.get("LR_SCHEDULER.NAME", "warmupcosine") != "warmupcosine":  # the others take neither key there
+        values |= {"TRAIN.WARMUP_EPOCHS": 0, "TRAIN.END_LR": 0.0}
     policy = next((policy for switch, policy in one.augment.items() if train.get(switch)), "")
     values["TRAIN.AUTO_AUGMENT"] = policy.format(**train) or None
     numbers = {name for name in train if name.startswith("RAND_AUGMENT_")}
@@ -214,7 +261,8 @@ def _of_training(one: Family, settings: dict[str, Any]) -> tuple[dict[str, Any],
         unused.add("TRAIN.COLOR_JITTER")
     if "DISTILLATION_TYPE" in train:  # TEACHER_MODEL is the teacher's weights there
         distils = train["DISTILLATION_TYPE"] not in (None, "none")
-        weights = f"{train['TEACHER_MODEL'].removesuffix('.pdparams')}.pdparams"
+        file = train["TEACHER_MODEL"]
+        weights = file and f"{file.removesuffix('.pdparams')}.pdparams"
         values["MODEL.DISTILLED"] = distils
         values["TRAIN.DISTILLATION_TYPE"] = train["DISTILLATION_TYPE"] if distils else None
         values["TRAIN.TEACHER_MODEL"] = "regnety_160" if distils else None
