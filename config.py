@@ -334,10 +334,11 @@ def resolved(config: CfgNode) -> str:
 
 
 def find_config(cfg_file: str | os.PathLike) -> Path:
-    """Returns the path of a configuration given as a file or as the name of one under configs/."""
+    """Returns the path of a configuration: a file, the name of a model's, or one relative to configs/."""
     path = Path(cfg_file)
-    if path.is_file():
-        return path
+    for place in (path, CONFIG_DIR / path, CONFIG_DIR / f"{path}.yaml"):
+        if place.is_file():
+            return place
     shipped = {file.stem: file for file in shipped_configs()}
     # PaddleViT keeps its files in configs/ itself: configs/NAME.yaml finds configs/<family>/NAME.yaml here.
     if path.stem in shipped and path.suffix in ("", ".yaml") and path.parent.name in ("", "configs"):
@@ -357,7 +358,7 @@ def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -
     content = read_yaml(path)
     levels = _levels(content, path)
     if reading.is_family(path, content) or "BASE" not in content:
-        theirs, note = reading.read(path, content, dict(_set_in(content)))
+        theirs, note = reading.read(path, content, dict(_set_in(content)), default_values())
         if note:
             add_note(config, note)
         if theirs:
@@ -367,7 +368,8 @@ def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -
             return
     for parent in coerce("BASE", content.get("BASE") or [], [str], False, (), str(path)):
         if parent:
-            _merge_file(config, _find_base(path, parent), (*including, path))
+            beside = path.parent / parent
+            _merge_file(config, beside if beside.is_file() else find_config(parent), (*including, path))
     level = _next_level(config)
     # A key of nobody's is named before one of PaddleViT's, which the file may have because it is meant as PaddleViT's.
     for key, value in sorted(_set_in(content), key=lambda item: reading.has_key(item[0])):
@@ -393,12 +395,6 @@ def _set_in(content: dict[str, Any]) -> list[tuple[str, Any]]:
     return [
         (key, value) for key, value in leaves(content) if value is not None or key not in sections | reading.sections()
     ]
-
-
-def _find_base(path: Path, name: str) -> Path:
-    """Returns the file that BASE names: relative to the one that names it, or to configs/."""
-    shipped = CONFIG_DIR / name
-    return shipped if shipped.is_file() and not (path.parent / name).is_file() else find_config(path.parent / name)
 
 
 def _merge_options(config: CfgNode, options: Sequence[str]) -> None:

@@ -187,43 +187,22 @@ def test_a_file_that_names_a_base_is_ones_own(read):
         assert (config.DATA.IMAGENET_MEAN, config.TRAIN.MIXUP_ALPHA, notes(config)) == (HALF, 0.0, [])
 
 
-def test_a_file_with_a_key_that_paddlevit_lacks_is_ones_own_and_told_so(read):
-    config = read("MODEL: {TYPE: Swin}\nDATA: {INTERPOLATION: bilinear}\n")
-    assert (config.DATA.IMAGENET_MEAN, config.TRAIN.MIXUP_ALPHA) == (HALF, 0.0)
-    (told,) = notes(config)
-    assert "config.py's defaults, for PaddleViT's swin has no DATA.INTERPOLATION" in told
-    assert "BASE: paddlevit/swin.yaml" in told
+@pytest.mark.parametrize(
+    ("model", "own"), [("{TYPE: Swin}", "SAVE_MINUTES: 5"), ("{TYPE: vit, TRANS: {DEPTH: 3}}", "SAVE_MINUTES: 5")]
+)
+def test_a_file_that_may_be_meant_in_two_ways_is_refused(model, own, read):
+    with pytest.raises(
+        InputError, match="it names no BASE, as PaddleViT's files, but .* has no SAVE_MINUTES; say which"
+    ):
+        read(f"MODEL: {model}\n{own}\n")
+    assert read(f"BASE: ''\nMODEL: {model}\n{own}\n").DATA.IMAGENET_MEAN == HALF
+    assert read("BASE: paddlevit/swin.yaml\nSAVE_MINUTES: 5\n").DATA.IMAGENET_MEAN == IMAGENET
 
 
-def test_a_file_with_keys_of_two_formats_is_told_which(read):
-    (told,) = notes(read("MODEL: {TYPE: deit, DEPTH: 5, TRANS: {EMBED_DIM: 8}}\nEVAL: True\n"))
-    assert "PaddleViT's deit has no format with both MODEL.DEPTH and MODEL.TRANS.EMBED_DIM" in told
-
-
-def test_a_models_file_may_lie_beside_the_families(monkeypatch, tmp_path):
-    for file in reading.FOLDER.glob("*.yaml"):
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    mine = tmp_path / "mine.yaml"
-    mine.write_text("MODEL: {TYPE: swin, NAME: mine}\n")
-    monkeypatch.setattr(reading, "FOLDER", tmp_path)
-    caches = (reading.family, reading._all, reading.sections)
-    for cache in caches:
-        cache.cache_clear()
-    try:
-        config = get_config(mine, ["EVAL", "True"])
-    finally:
-        for cache in caches:
-            cache.cache_clear()
-    assert (config.MODEL.NAME, config.DATA.CROP_PCT) == ("mine", 0.9)
-    assert "is read as PaddleViT's" in notes(config)[0]
-
-
-def test_another_package_named_configs_isnt_found_first(program, monkeypatch, tmp_path):
-    (tmp_path / "other" / "configs").mkdir(parents=True)
-    (tmp_path / "other" / "configs" / "__init__.py").write_text("")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "other"))
-    status, _, err = program("main_single_gpu.py", "-cfg=nowhere")
-    assert (status, err.partition("no configuration file nowhere")[1]) == (2, "no configuration file nowhere")
+def test_a_vit_with_keys_of_this_toolkit_is_ones_own(read):
+    """Both readings give it the same defaults."""
+    config = read("MODEL: {TYPE: ViT}\nDATA: {INTERPOLATION: bilinear}\n")
+    assert (config.DATA.NUM_WORKERS, config.DATA.IMAGENET_MEAN, notes(config)) == (2, HALF, [])
 
 
 @pytest.mark.parametrize("model", ["{NAME: mine}", "{TYPE: ResNet}"])

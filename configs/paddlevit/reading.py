@@ -124,33 +124,48 @@ class Reading(NamedTuple):
     values: dict[str, Any]
 
 
-def read(path: Path, content: dict[str, Any], own: dict[str, Any]) -> tuple[Reading | None, str]:
-    """Returns (what a file of PaddleViT's, or a family's of this folder, comes to; or None, a line to tell or "").
+def read(
+    path: Path, content: dict[str, Any], own: dict[str, Any], others: dict[str, Any]
+) -> tuple[Reading | None, str]:
+    """Returns (what a file of PaddleViT's, or a family's of this folder, comes to, a line to tell or ""), or (None, "").
 
     Args:
         path, content: of the file, which names no BASE.
         own: its dotted keys and values.
+        others: config.py's defaults by dotted key.
 
     Raises:
-        InputError: it has a value that isn't here.
+        InputError: it has a value that isn't here, or it may be meant in two ways that differ.
     """
     if is_family(path, content):
         one, own = family(path.stem), {}
         return Reading(one.name, translated(one, own, path)[0]), ""
     one, foreign = family_of(content, own)
     if one is None:
-        if foreign is None:
-            return None, ""
-        kind = families(content["MODEL"]["TYPE"])[0].name
-        return None, (
-            f"{path}: read as a difference to config.py's defaults, for PaddleViT's {kind} has {foreign};"
-            f" BASE: paddlevit/{kind}.yaml takes PaddleViT's, BASE: '' says that config.py's are meant"
-        )
+        nobodys = [key for key in own if key not in others and not has_key(key)]  # it is named as unknown
+        if foreign and not nobodys and _matters(newest := families(content["MODEL"]["TYPE"])[0], own, others):
+            raise InputError(
+                f"{path}: it names no BASE, as PaddleViT's files, but PaddleViT's {newest.name} has {foreign}; say which"
+                f" defaults hold: BASE: paddlevit/{newest.name}.yaml (PaddleViT's) or BASE: '' (config.py's)"
+            )
+        return None, ""
     values, ignored = translated(one, own, path)
     told = f"; of no effect there, and ignored: {', '.join(ignored)}" if ignored else ""
     return Reading(one.name, values), (
         f"{path} is read as PaddleViT's, with the defaults of configs/paddlevit/{one.name}.yaml{told}"
     )
+
+
+def _matters(newest: Family, own: dict[str, Any], others: dict[str, Any]) -> bool:
+    """Whether a file that isn't all PaddleViT's means something else by its defaults than by config.py's (``others``).
+
+    For ViT both are the same, unless the file has keys that only PaddleViT has.
+    """
+    values, _ = translated(newest, {}, FOLDER)
+    seen = {
+        key: value for key, value in values.items() if key.startswith(("TRAIN.", "DATA.IMAGENET_", "DATA.CROP_PCT"))
+    }
+    return any(key not in others for key in own) or any(value != others[key] for key, value in seen.items())
 
 
 def family_of(content: dict[str, Any], keys: Collection[str]) -> tuple[Family | None, str | None]:
