@@ -366,7 +366,10 @@ def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -
                 _set(config, key, value, Given(WRITTEN_OUT, str(path)))
             return
     base = content.get("BASE") or []
-    for parent in [base] if isinstance(base, str) else base:
+    base = base if isinstance(base, list) else [base]
+    if not all(isinstance(parent, str) for parent in base):
+        raise InputError(f"{path}: BASE is {str(base)[:40]}, expected a file, or a list of files")
+    for parent in base:
         if parent:
             _merge_file(config, _find_base(path, parent), (*including, path))
     level = _next_level(config)

@@ -73,6 +73,7 @@ _FOREIGN = {
     "AMP": "use_amp",
 }
 _MEANT = {name: target for target, names in _FOREIGN.items() for name in names.split()}
+_MOST_VALUES = 10_000  # of a YAML file
 # From the names of models in timm, PaddleViT and PaddleClas to those here.
 _MODEL_NAMES = (
     (r"^swintransformer_", "swin_"),
@@ -154,8 +155,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: can't be read ({error})") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that there isn't
         raise InputError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
+    nodes, found = [content], 0
+    while nodes:  # aliases may mean billions of values in a few lines, or hold themselves
+        node, found = nodes.pop(), found + 1
+        nodes += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        if found > _MOST_VALUES or len(nodes) > _MOST_VALUES:
+            raise InputError(f"{path}: more than {_MOST_VALUES:,} values; a configuration has some hundred")
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected a mapping of keys, found {type(content).__name__}")
     return content

@@ -242,3 +242,27 @@ def test_levels_of_given_keys_that_are_none_are_one_line(tmp_path, found):
     (tmp_path / "config.yaml").write_text(f"GIVEN: {found}\nSEED: 1\n")
     with pytest.raises(InputError, match=r"config.yaml: GIVEN is .*, expected the \{key: level\} that a run wrote"):
         get_config(tmp_path / "config.yaml")
+
+
+@pytest.mark.parametrize("base", ["5", "[5]", "[[a]]", "{a: 1}", "true"])
+def test_a_base_that_names_no_file_is_one_line(tmp_path, base):
+    (tmp_path / "c.yaml").write_text(f"BASE: {base}\n")
+    with pytest.raises(InputError, match=r"c.yaml: BASE is \[.*\], expected a file, or a list of files$"):
+        get_config(tmp_path / "c.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("SEED: 2001-13-45\n", r"not valid YAML \(month must be in 1..12\)"),
+        ("SEED: " + "[" * 5000 + "]" * 5000, r"not valid YAML \(maximum recursion depth exceeded.*\)"),
+        ("DATA: &data {DATASET: *data}\n", "more than 10,000 values; a configuration has some hundred"),
+        ("A: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+            f"B{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10)
+        ), "more than 10,000 values; a configuration has some hundred"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_made_to_do_harm_is_one_line(tmp_path, text, message):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(InputError, match=rf"c.yaml: {message}$"):
+        get_config(tmp_path / "c.yaml")

@@ -160,6 +160,25 @@ def test_the_runs_own_configuration_is_taken(run, script, flags, expected):
     assert of(*script, *flags) == expected
 
 
+@pytest.mark.parametrize(
+    ("flags", "weights"),
+    [
+        (["-output=run", "-resume=auto"], None),
+        (["-output=new", "-resume=run/checkpoints/epoch_0001"], None),
+        (["-output=run", "-resume=auto", "-pretrained=other"], "other"),
+        (["-output=begun", "-resume=auto"], "gone.npz"),  # nothing was saved there yet
+    ],
+)
+def test_a_run_that_goes_on_does_not_ask_for_its_first_weights(run, flags, weights):
+    text = resolved(get_config("vit_digits", ["MODEL.PRETRAINED", "gone.npz", "MODEL.PRETRAINED_ALLOW", "[head.*]"]))
+    (run / "config.yaml").write_text(text)
+    Path("begun").mkdir()
+    Path("begun/config.yaml").write_text(text)
+    config = config_from_arguments("main_multi_gpu.py", flags)
+    assert config.MODEL.PRETRAINED == weights
+    assert config.__dict__.get("began_with") == (None if weights else "gone.npz")
+
+
 def test_one_process_takes_what_several_trained(run):
     assert of("-output=run", "-resume=auto", program="main_single_gpu.py") == ("folder", 48, -1, GOES_ON)
 
