@@ -83,6 +83,9 @@ class Run:
         if rank() == 0:
             # The file serves other runs, by itself: where this one lies and what it went on from are its command's.
             own = {"BASE": [""], "OUTPUT": None, "MODEL__RESUME": None, "DIST__MAX_RESTART": 0}
+            for key in ("DATA_PATH", "CACHE"):  # found from another folder, too
+                if self.config.DATA[key]:
+                    own[f"DATA__{key}"] = str(Path(self.config.DATA[key]).absolute())
             if began_with := self.config.__dict__.get("began_with"):
                 own["MODEL__PRETRAINED"] = began_with
             with written_whole(self.directory / "config.yaml") as file:

@@ -121,10 +121,10 @@ def _restore(training: Training, chosen: Path) -> Progress:
     images = len(training.loader.dataset)
     if state["images"] != images:
         raise InputError(f"{chosen}: its run had {state['images']} training images, the data has {images}")
-    classes = training.run.classes
-    if classes and state["classes"] and classes != state["classes"]:
+    classes, theirs = training.run.classes, state.get("classes")
+    if classes and theirs and classes != theirs:
         raise InputError(
-            f"{chosen}: its run had the classes {_some(state['classes'])}, the data has {_some(classes)};"
+            f"{chosen}: its run had the classes {_some(theirs)}, the data has {_some(classes)};"
             " give its own data, or start from its weights with -pretrained"
         )
     epoch = state["epoch"]
@@ -162,8 +162,8 @@ def _compare(config: CfgNode, state: dict[str, Any], chosen: Path) -> None:
     names = [settings["TRAIN.OPTIMIZER.NAME"] for settings in (then, now)]
     if names[0] != names[1] and not set(names) <= set(_SAME_STATE):
         raise InputError(
-            f"{chosen} holds the state of {names[0]}, with which {names[1]} can't go on; leave TRAIN.OPTIMIZER.NAME as it"
-            " was, or start from its weights with -pretrained"
+            f"{chosen} holds the state of {names[0]}, with which {names[1]} can't go on; leave TRAIN.OPTIMIZER.NAME as"
+            " it was, or start from its weights with -pretrained"
         )
     named = config.__dict__.get("named", ())
     changed = [
@@ -213,8 +213,8 @@ def load_checkpoint(
     new = [name for name in names if names[name] in own and name not in known]
     if known and new:  # Paddle takes the state of all parameters, or of none
         raise InputError(
-            f"{chosen}: {new[0]} didn't train in its run, and has no optimizer state ({len(new)} such parameters); leave"
-            " TRAIN.FREEZE as it was, or start from its weights with -pretrained"
+            f"{chosen}: {new[0]} didn't train in its run, and has no optimizer state ({len(new)} such parameters);"
+            " leave TRAIN.FREEZE as it was, or start from its weights with -pretrained"
         )
     optimizer.set_state_dict(moments)
 

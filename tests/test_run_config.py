@@ -76,6 +76,8 @@ def test_a_runs_data_and_model_are_evaluated_and_it_goes_on_without_cfg(tmp_path
         assert found["config"]["DATA"]["DATASET"] == "mnist"
         assert (of_run in printed) == (number > 0)
         assert printed.splitlines()[-1][14:] == "files: config.yaml, result.json"
+    path = get_config(tmp_path / "run/config.yaml").DATA.DATA_PATH
+    assert path == str(tmp_path / "data")  # which is found from any folder
     longer = ["-o", "TRAIN.NUM_EPOCHS", "3"]
     for script, file, *flags in (
         ("run_train_multi.sh", "run/config.yaml", "-output=new", "-resume=run/checkpoints/epoch_0001", "-ngpus=1"),
@@ -175,7 +177,7 @@ def test_a_run_that_goes_on_does_not_ask_for_its_first_weights(run, flags, weigh
     Path("begun").mkdir()
     Path("begun/config.yaml").write_text(text)
     config = config_from_arguments("main_multi_gpu.py", flags)
-    assert config.MODEL.PRETRAINED == weights
+    assert weights == config.MODEL.PRETRAINED
     assert config.__dict__.get("began_with") == (None if weights else "gone.npz")
 
 
