@@ -51,6 +51,9 @@ def config_from_arguments(program: str, argv: Sequence[str] | None = None) -> Cf
     asked = dict(pairs(options + arguments.o, default_values()))
     default = arguments.default_cfg if arguments.cfg is None else None
     choice = choose(arguments.cfg, default, default and get_config(default).DATA.DATASET, asked)
+    began_with = get_config(choice.file).MODEL.PRETRAINED if choice.of_run and _has_weights(asked) else None
+    if began_with:  # its file may be gone; records.py writes it down again
+        options.append("MODEL.PRETRAINED=None")
     config = get_config(choice.file, options + arguments.o)
     if choice.of_run and (config.EVAL or program == "main_single_gpu.py") and "NGPUS" not in asked:
         options.append("NGPUS=-1")  # how many processes the run has is nothing to these
@@ -62,6 +65,7 @@ def config_from_arguments(program: str, argv: Sequence[str] | None = None) -> Cf
     if choice.note:
         add_note(config, choice.note)
     config.__dict__["named"] = named_keys(arguments.o)
+    config.__dict__["began_with"] = began_with
     return config
 
 
@@ -135,6 +139,14 @@ def _resumed(resume: str, output: str | None) -> Path | None:
     if read_yaml(file).get("EVAL"):
         raise InputError(f"{file} is an evaluation's: there is no training to go on with; choose another -output")
     return file
+
+
+def _has_weights(asked: Mapping[str, str]) -> bool:
+    """Whether the run that goes on takes its weights from a checkpoint, not from MODEL.PRETRAINED."""
+    resume = asked.get("MODEL.RESUME")
+    if not resume or "MODEL.PRETRAINED" in asked:
+        return False
+    return resume != AUTO or any(Path(asked.get("OUTPUT", ""), "checkpoints").glob("epoch_*"))
 
 
 class _Parser(argparse.ArgumentParser):

@@ -366,7 +366,11 @@ def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -
             for key, value in theirs.values.items():
                 _set(config, key, value, Given(WRITTEN_OUT, str(path)))
             return
-    for parent in coerce("BASE", content.get("BASE") or [], [str], False, (), str(path)):
+    base = content.get("BASE") or []
+    base = base if isinstance(base, list) else [base]
+    if not all(isinstance(parent, str) for parent in base):
+        raise InputError(f"{path}: BASE is {str(base)[:40]}, expected a file, or a list of files")
+    for parent in base:
         if parent:
             beside = path.parent / parent
             _merge_file(config, beside if beside.is_file() else find_config(parent), (*including, path))

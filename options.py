@@ -155,7 +155,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: can't be read ({error})") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that there isn't
         raise InputError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
     except RecursionError:
         raise InputError(f"{path}: not valid YAML (it is nested too deeply)") from None

@@ -82,9 +82,14 @@ class Run:
         keep_native_errors(self.directory / f"log_{rank()}.txt")
         if rank() == 0:
             # The file serves other runs, by itself: where this one lies and what it went on from are its command's.
+            own = {"BASE": [""], "OUTPUT": None, "MODEL__RESUME": None, "DIST__MAX_RESTART": 0}
+            for key in ("DATA_PATH", "CACHE"):  # found from another folder, too
+                if self.config.DATA[key]:
+                    own[f"DATA__{key}"] = str(Path(self.config.DATA[key]).absolute())
+            if began_with := self.config.__dict__.get("began_with"):
+                own["MODEL__PRETRAINED"] = began_with
             with written_whole(self.directory / "config.yaml") as file:
-                own = with_values(self.config, BASE=[""], OUTPUT=None, MODEL__RESUME=None, DIST__MAX_RESTART=0)
-                file.write(resolved(own))
+                file.write(resolved(with_values(self.config, **own)))
             if self.classes:
                 self._write_json("classes.json", self.classes)
         self.info(f"run: {self.directory}")

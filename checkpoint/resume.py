@@ -28,6 +28,7 @@ _FREE = (
     "DATA.DATA_PATH", "DATA.CACHE", "MODEL.RESUME", "MODEL.PRETRAINED", "MODEL.PRETRAINED_ALLOW", "MODEL.RECOMPUTE",
     "TRAIN.ACCUM_ITER", "TRAIN.LAST_EPOCH", "TRAIN.RECIPE_BATCH", "AMP_EVAL",
 )  # fmt: skip
+_SAME_STATE = ("AdamW", "Adam", "LAMB")  # optimizers that keep the same moments
 _COMPARED = ("DATA.", "MODEL.", "TRAIN.", "SEED", "AMP")
 
 
@@ -120,6 +121,12 @@ def _restore(training: Training, chosen: Path) -> Progress:
     images = len(training.loader.dataset)
     if state["images"] != images:
         raise InputError(f"{chosen}: its run had {state['images']} training images, the data has {images}")
+    classes, theirs = training.run.classes, state.get("classes")
+    if classes and theirs and classes != theirs:
+        raise InputError(
+            f"{chosen}: its run had the classes {_some(theirs)}, the data has {_some(classes)};"
+            " give its own data, or start from its weights with -pretrained"
+        )
     epoch = state["epoch"]
     if config.DATA.SHUFFLE_MODE == "shard" and state["samples"] and state["ranks"] != world_size():
         raise InputError(
@@ -152,6 +159,12 @@ def _restore(training: Training, chosen: Path) -> Progress:
 def _compare(config: CfgNode, state: dict[str, Any], chosen: Path) -> None:
     """Raises InputError that lists what the run was trained with and is otherwise now, unless -o names it."""
     then, now = dict(leaves(plain(get_config()))) | dict(leaves(state["config"])), dict(leaves(plain(config)))
+    names = [settings["TRAIN.OPTIMIZER.NAME"] for settings in (then, now)]
+    if names[0] != names[1] and not set(names) <= set(_SAME_STATE):
+        raise InputError(
+            f"{chosen} holds the state of {names[0]}, with which {names[1]} can't go on; leave TRAIN.OPTIMIZER.NAME as"
+            " it was, or start from its weights with -pretrained"
+        )
     named = config.__dict__.get("named", ())
     changed = [
         f"{key} {then[key]} -> {value}"
@@ -163,6 +176,10 @@ def _compare(config: CfgNode, state: dict[str, Any], chosen: Path) -> None:
             f"{chosen} was trained with other settings: {', '.join(changed)}; leave them as they were, or name what is"
             " meant to change with -o KEY VALUE"
         )
+
+
+def _some(names: list[str]) -> str:
+    return f"{', '.join(names[:5])}{', ...' * (len(names) > 5)} ({len(names)})"
 
 
 def load_checkpoint(
@@ -179,7 +196,7 @@ def load_checkpoint(
         if report.changes:
             raise InputError(f"{chosen}: can't go on with another model ({report.changes[0]})")
     names = {name: parameter.name for name, parameter in model.named_parameters()}
-    moments = {}
+    moments, known = {}, set()
     own = {parameter.name for parameter in optimizer._parameter_list}  # sharded: this rank's share
     with safe_open(chosen / folder.OPTIMIZER, "numpy") as stored:
         for key in stored.keys():  # noqa: SIM118 (no dict)
@@ -190,8 +207,15 @@ def load_checkpoint(
             parameter, kind = key.split("/")
             if parameter not in names:
                 raise InputError(f"{chosen}: its optimizer state belongs to another model ({parameter})")
+            known.add(parameter)
             if names[parameter] in own:
                 moments[f"{names[parameter]}_{kind}"] = paddle.to_tensor(value)
+    new = [name for name in names if names[name] in own and name not in known]
+    if known and new:  # Paddle takes the state of all parameters, or of none
+        raise InputError(
+            f"{chosen}: {new[0]} didn't train in its run, and has no optimizer state ({len(new)} such parameters);"
+            " leave TRAIN.FREEZE as it was, or start from its weights with -pretrained"
+        )
     optimizer.set_state_dict(moments)
 
 

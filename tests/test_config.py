@@ -175,8 +175,7 @@ def test_wrong_options_are_named(options, message):
         ("A: [1\n", "not valid YAML"),
         ("BASE: ['bad.yaml']\n", "BASE leads back to this file"),
         ("BASE: ['absent.yaml']\n", "no configuration file"),
-        ("BASE: 5\n", "bad.yaml: BASE takes a list of strs, found 5 (int)"),
-        ("BASE: [5]\n", "bad.yaml: BASE takes a list of strs, found [5] (list)"),
+        ("SEED: 2001-13-45\n", "not valid YAML (month must be in 1..12)"),
         ("MODEL: vit\n", "bad.yaml: MODEL is a section, which takes keys; found 'vit'"),
         ("MODEL: &a {TRANS: *a}\n", "has more than 50000 values, or an alias leads back to where it stands"),
         (  # 9 ** 9 values
@@ -254,3 +253,10 @@ def test_levels_of_given_keys_that_are_none_are_one_line(tmp_path, found):
     (tmp_path / "config.yaml").write_text(f"GIVEN: {found}\nSEED: 1\n")
     with pytest.raises(InputError, match=r"config.yaml: GIVEN is .*, expected the \{key: level\} that a run wrote"):
         get_config(tmp_path / "config.yaml")
+
+
+@pytest.mark.parametrize("base", ["5", "[5]", "[[a]]", "{a: 1}", "true"])
+def test_a_base_that_names_no_file_is_one_line(tmp_path, base):
+    (tmp_path / "c.yaml").write_text(f"BASE: {base}\n")
+    with pytest.raises(InputError, match=r"c.yaml: BASE is \[.*\], expected a file, or a list of files$"):
+        get_config(tmp_path / "c.yaml")

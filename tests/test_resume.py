@@ -6,13 +6,14 @@ from collections import Counter
 
 import pytest
 from ranks import run_ranks
-from runs import assert_same_run, records, train, weights
+from runs import assert_same_run, records, train, weights, work
 from test_engine import assert_same
 
 import samplers
 from checkpoint.resume import load_checkpoint
 from command_line import config_from_arguments
-from config import get_config
+from config import get_config, with_values
+from datasets import ArrayDataset, get_datasets
 from errors import InputError
 from models import build_model
 from optim import build_optimizer
@@ -203,6 +204,45 @@ def test_another_model_is_refused(tmp_path, tiny):
         model = build_model(get_config(None, [*tiny, *other]))
         with pytest.raises(InputError, match=message):
             load_checkpoint(last, model, build_optimizer(get_config(), model))
+
+
+@pytest.mark.parametrize("name", ["SGD", "Lion", "Muon", "AdamW", "LAMB"])
+def test_another_optimizer_goes_on_only_where_it_keeps_the_same_moments(tmp_path, tiny, name):
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.OPTIMIZER.NAME"]
+    train([*options, "Adam"], tmp_path / "run", 32)
+    before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
+    config = get_config(None, [*options, name, "OUTPUT", str(tmp_path / "run"), "MODEL.RESUME", "auto"])
+    longer = with_values(config, TRAIN__NUM_EPOCHS=config.TRAIN.NUM_EPOCHS + 1)
+    longer.__dict__["named"] = {"TRAIN.OPTIMIZER.NAME", "TRAIN.NUM_EPOCHS"}
+    _, dataset, val = get_datasets(longer)
+    dataset = ArrayDataset(longer, "train", dataset.images[:32], dataset.labels[:32], dataset.classes)
+    if name in ("AdamW", "LAMB"):
+        work(longer, dataset, val)
+        return
+    with pytest.raises(InputError, match=f"holds the state of Adam, with which {name} can't go on; leave TRAIN.OPT"):
+        work(longer, dataset, val)
+    assert before == {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
+
+
+def test_a_parameter_that_did_not_train_is_named(tmp_path, tiny):
+    train([*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.FREEZE", "backbone"], tmp_path / "run", 32)
+    model = build_model(get_config(None, tiny))
+    message = (
+        r"cls_token didn't train in its run, and has no optimizer state \(\d+ such parameters\); leave TRAIN.FREEZE"
+    )
+    with pytest.raises(InputError, match=message):
+        load_checkpoint(tmp_path / "run" / "checkpoints" / "last", model, build_optimizer(get_config(), model))
+
+
+def test_data_of_other_classes_are_refused(tmp_path, tiny):
+    train([*tiny, "DATA.BATCH_SIZE", "16"], tmp_path / "run", 32)
+    resumed = [*tiny, "DATA.BATCH_SIZE", "16", "MODEL.RESUME", str(tmp_path / "run" / "checkpoints" / "last")]
+    config, dataset, val = get_datasets(get_config(None, [*resumed, "OUTPUT", str(tmp_path / "new")]))
+    val.classes = ["zero", *val.classes[1:]]
+    dataset = ArrayDataset(config, "train", dataset.images[:32], dataset.labels[:32], val.classes)
+    with pytest.raises(InputError, match=r"its run had the classes 0, 1, 2, 3, 4, ... \(10\), the data has zero, 1, 2"):
+        work(config, dataset, val)
+    assert not (tmp_path / "new").exists()
 
 
 # ------------------------------------------------------------------------- auto

@@ -76,6 +76,8 @@ def test_a_runs_data_and_model_are_evaluated_and_it_goes_on_without_cfg(tmp_path
         assert found["config"]["DATA"]["DATASET"] == "mnist"
         assert (of_run in printed) == (number > 0)
         assert printed.splitlines()[-1][14:] == "files: config.yaml, result.json"
+    path = get_config(tmp_path / "run/config.yaml").DATA.DATA_PATH
+    assert path == str(tmp_path / "data")  # which is found from any folder
     longer = ["-o", "TRAIN.NUM_EPOCHS", "3"]
     for script, file, *flags in (
         ("run_train_multi.sh", "run/config.yaml", "-output=new", "-resume=run/checkpoints/epoch_0001", "-ngpus=1"),
@@ -158,6 +160,25 @@ NAMED = ["configuration: run/config.yaml, of the run that -pretrained names (no 
 )
 def test_the_runs_own_configuration_is_taken(run, script, flags, expected):
     assert of(*script, *flags) == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "weights"),
+    [
+        (["-output=run", "-resume=auto"], None),
+        (["-output=new", "-resume=run/checkpoints/epoch_0001"], None),
+        (["-output=run", "-resume=auto", "-pretrained=other"], "other"),
+        (["-output=begun", "-resume=auto"], "gone.npz"),  # nothing was saved there yet
+    ],
+)
+def test_a_run_that_goes_on_does_not_ask_for_its_first_weights(run, flags, weights):
+    text = resolved(get_config("vit_digits", ["MODEL.PRETRAINED", "gone.npz", "MODEL.PRETRAINED_ALLOW", "[head.*]"]))
+    (run / "config.yaml").write_text(text)
+    Path("begun").mkdir()
+    Path("begun/config.yaml").write_text(text)
+    config = config_from_arguments("main_multi_gpu.py", flags)
+    assert weights == config.MODEL.PRETRAINED
+    assert config.__dict__.get("began_with") == (None if weights else "gone.npz")
 
 
 def test_one_process_takes_what_several_trained(run):

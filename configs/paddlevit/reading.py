@@ -127,7 +127,7 @@ class Reading(NamedTuple):
 def read(
     path: Path, content: dict[str, Any], own: dict[str, Any], others: dict[str, Any]
 ) -> tuple[Reading | None, str]:
-    """Returns (what a file of PaddleViT's, or a family's of this folder, comes to, a line to tell or ""), or (None, "").
+    """Returns (what a file of PaddleViT's, or a family's of this folder, comes to, a line to tell), or (None, "").
 
     Args:
         path, content: of the file, which names no BASE.
@@ -145,8 +145,8 @@ def read(
         nobodys = [key for key in own if key not in others and not has_key(key)]  # it is named as unknown
         if foreign and not nobodys and _matters(newest := families(content["MODEL"]["TYPE"])[0], own, others):
             raise InputError(
-                f"{path}: it names no BASE, as PaddleViT's files, but PaddleViT's {newest.name} has {foreign}; say which"
-                f" defaults hold: BASE: paddlevit/{newest.name}.yaml (PaddleViT's) or BASE: '' (config.py's)"
+                f"{path}: it names no BASE, as PaddleViT's files, but PaddleViT's {newest.name} has {foreign}; say"
+                f" which defaults hold: BASE: paddlevit/{newest.name}.yaml (PaddleViT's) or BASE: '' (config.py's)"
             )
         return None, ""
     values, ignored = translated(one, own, path)
