@@ -103,6 +103,8 @@ def choose(cfg: str | None, default: str | None, own_data: str | None, asked: Ma
         return Choice(
             found, f"configuration: {found}, of the run that -pretrained names (no -cfg is given)", of_run=True
         )
+    if pretrained and (Path(pretrained) / FILE).is_file():
+        raise InputError(f"-pretrained={pretrained} is a run's folder; its weights are {pretrained}/checkpoints/best")
     output = words.get("OUTPUT")
     if resume and output and (default is None or (Path(output) / "checkpoints").exists()):
         raise InputError(f"-resume=auto: no {FILE} in {output} to go on with; give -cfg, as for a first start")

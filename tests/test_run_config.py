@@ -204,6 +204,10 @@ def test_without_a_script_nothing_is_digits(run):
     [
         ([SCRIPT, "-data_path=x"], "-data_path=x needs -cfg, a model for it"),
         ([SCRIPT, "-o", "DATA.DATASET", "mnist"], "-dataset=mnist needs -cfg, a model for it"),
+        (
+            [SCRIPT, "-eval", "-pretrained=run"],
+            "-pretrained=run is a run's folder; its weights are run/checkpoints/best",
+        ),
         ([SCRIPT, "-eval", "-pretrained=hf-hub:a/b"], "-pretrained=hf-hub:a/b needs -cfg, a model for it"),
         ([SCRIPT, "-output=new", "-resume=auto", "-dataset=folder"], "-dataset=folder needs -cfg"),
         (["-output=new", "-resume=auto"], "-resume=auto: no config.yaml in new to go on with; give -cfg"),
