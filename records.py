@@ -84,8 +84,8 @@ class Run:
             # The file serves other runs, by itself: where this one lies and what it went on from are its command's.
             own = {"BASE": [""], "OUTPUT": None, "MODEL__RESUME": None, "DIST__MAX_RESTART": 0}
             for key in ("DATA_PATH", "CACHE"):  # found from another folder, too
-                if self.config.DATA[key]:
-                    own[f"DATA__{key}"] = str(Path(self.config.DATA[key]).absolute())
+                if self.config.DATA[key] and not os.path.isabs(self.config.DATA[key]):
+                    own[f"DATA__{key}"] = os.path.abspath(self.config.DATA[key])
             if began_with := self.config.__dict__.get("began_with"):
                 own["MODEL__PRETRAINED"] = began_with
             with written_whole(self.directory / "config.yaml") as file:

@@ -53,6 +53,7 @@ def result(folder: Path) -> dict:
 
 
 @pytest.mark.smoke
+@pytest.mark.slow
 def test_a_runs_data_and_model_are_evaluated_and_it_goes_on_without_cfg(tmp_path, program, mnist):
     lines = [line[14:] for line in mnist.splitlines()]
     assert "run: run" in lines
