@@ -338,7 +338,9 @@ def test_a_file_is_named_that_sets_an_idle_key(tmp_path):
 
 def test_none_takes_back_what_another_file_set(tmp_path):
     (tmp_path / "mine.yaml").write_text("TRAIN: {LOSS: auto, BCE_TARGET_THRESH: null}\nMODEL: {WINDOW_SIZE: null}\n")
-    build_model(get_config(tmp_path / "mine.yaml", ["MODEL.EMBED_DIM", "24", "MODEL.DEPTH", "1"]))
+    config = get_config(tmp_path / "mine.yaml", ["MODEL.EMBED_DIM", "24", "MODEL.DEPTH", "1"])
+    assert (config.TRAIN.BCE_TARGET_THRESH, config.MODEL.WINDOW_SIZE) == (None, None)
+    assert build_model(config).num_features == 24
 
 
 def test_the_configuration_that_a_run_writes_is_taken_again(recipe, tmp_path):
