@@ -70,10 +70,12 @@ _C.MODEL.PRETRAINED_ALLOW = None  # patterns of names that may be missing in the
 _C.MODEL.NUM_CLASSES = 1000  # or "auto": the dataset's; 0: no classifier (create_model)
 _C.MODEL.DROPOUT = 0.0  # after the position embedding, the attention's projection and in the MLP
 _C.MODEL.ATTENTION_DROPOUT = 0.0
-_C.MODEL.DROPPATH = 0.0  # of the last block; rises linearly from 0 at the first
+_C.MODEL.DROPPATH = 0.0  # of the last block
+_C.MODEL.DROPPATH_SHAPE = None  # "linear": from 0 at the first block; "constant": all blocks'; None: the architecture's
 _C.MODEL.PATCH_DROP = 0.0  # share of the patch tokens that training leaves out
 _C.MODEL.RECOMPUTE = False  # training: compute each block's activations again in the backward pass, to save memory
 _C.MODEL.HEAD_INIT_SCALE = 1.0  # factor on the fresh classifier's weights
+_C.MODEL.HEAD_INIT_BIAS = 0.0  # the fresh classifier's bias; with LOSS bce, -log(classes) is a start at the mean target
 _C.MODEL.PATCH_SIZE = 16  # pixels
 _C.MODEL.EMBED_DIM = 768
 _C.MODEL.NUM_HEADS = 12  # or one number per stage
@@ -117,6 +119,7 @@ _C.TRAIN.WARMUP_START_LR = 1e-6
 _C.TRAIN.END_LR = 0.0  # where the schedule ends (step, multistep: its lower bound)
 _C.TRAIN.LINEAR_SCALED_LR = None  # batch that the three rates are meant for; they scale with the effective batch
 _C.TRAIN.LR_SCALING = "linear"  # how they scale; "sqrt": with the square root of the batches' ratio
+_C.TRAIN.LR_SCALED = "all"  # which of them; "base": BASE_LR alone
 _C.TRAIN.RECIPE_BATCH = None  # batch that a recipe's rates are for where they don't scale: a run far from it is told
 _C.TRAIN.LAYER_DECAY = None  # factor on the rate per block, from the classifier (1) down to the patch embedding
 _C.TRAIN.HEAD_LR = 1.0  # factor on the rate of the classifier
@@ -128,12 +131,13 @@ _C.TRAIN.ACCUM_ITER = 1  # steps whose gradients make one update
 
 _C.TRAIN.LR_SCHEDULER = CfgNode()
 _C.TRAIN.LR_SCHEDULER.NAME = "warmupcosine"  # or cosine (the same), linear, poly, step, multistep (or multi-step),
-# constant; each begins with WARMUP_EPOCHS, also where PaddleViT's (cosine, multi-step) doesn't: set them to 0
+# onecycle, constant; each begins with WARMUP_EPOCHS, also where PaddleViT's (cosine, multi-step) doesn't: set them to 0
+_C.TRAIN.LR_SCHEDULER.WARMUP_PREFIX = True  # it begins after warm-up; False: at epoch 0, hidden by warm-up
 _C.TRAIN.LR_SCHEDULER.MILESTONES = [30, 60, 90]  # multistep: epochs at which the rate is multiplied by DECAY_RATE
 _C.TRAIN.LR_SCHEDULER.DECAY_EPOCHS = 30  # step: epochs between two such steps
-_C.TRAIN.LR_SCHEDULER.DECAY_RATE = 0.1
+_C.TRAIN.LR_SCHEDULER.DECAY_RATE = 0.1  # onecycle: the share of BASE_LR at which its fall slows down
 _C.TRAIN.LR_SCHEDULER.POWER = 2.0  # poly: exponent of the share that is left
-_C.TRAIN.LR_SCHEDULER.PER_EPOCH = False  # an epoch's updates all have the rate of its end (PaddleViT)
+_C.TRAIN.LR_SCHEDULER.PER_EPOCH = False  # "start" (timm), "end" (PaddleViT): of an epoch, where its updates' rate is
 
 _C.TRAIN.OPTIMIZER = CfgNode()
 _C.TRAIN.OPTIMIZER.NAME = "AdamW"  # or Adam, SGD, LAMB, Lion, Muon (AdamW where a parameter is no matrix)
@@ -229,6 +233,7 @@ _TYPES = {
     "MODEL.ATTN_HEAD_SIZE": int,
     "MODEL.NUM_HEADS": (int, [int]),
     "MODEL.MLP_RATIO": (float, [float]),
+    "MODEL.DROPPATH_SHAPE": str,
     "MODEL.INIT_VALUES": float,
     "MODEL.FC_NORM": bool,
     "MODEL.NORM_EPS": float,
@@ -261,7 +266,11 @@ _TYPES = {
     "OUTPUT": str,
     "SAVE_MINUTES": float,
 }
-_WORDS = {"MODEL.NUM_CLASSES": ("auto",), "TRAIN.CLASS_WEIGHTS": ("auto",)}  # values besides those of the type
+_WORDS = {  # values besides those of the type
+    "MODEL.NUM_CLASSES": ("auto",),
+    "TRAIN.CLASS_WEIGHTS": ("auto",),
+    "TRAIN.LR_SCHEDULER.PER_EPOCH": ("start", "end"),
+}
 
 
 def get_config(cfg_file: str | os.PathLike | None = None, options: Sequence[str] = ()) -> CfgNode:

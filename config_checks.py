@@ -23,6 +23,7 @@ _CHOICES = {
     "DATA.SHUFFLE_MODE": ("global", "shard"),
     "MODEL.GLOBAL_POOL": ("token", "avg"),
     "MODEL.ACT": (None, "gelu", "relu"),
+    "MODEL.DROPPATH_SHAPE": (None, "linear", "constant"),
     "TRAIN.OPTIMIZER.NAME": ("AdamW", "Adam", "SGD", "LAMB", "Lion", "Muon"),
     "TRAIN.LR_SCHEDULER.NAME": (
         "warmupcosine",
@@ -32,9 +33,11 @@ _CHOICES = {
         "step",
         "multistep",
         "multi-step",
+        "onecycle",
         "constant",
     ),
     "TRAIN.LR_SCALING": ("linear", "sqrt"),
+    "TRAIN.LR_SCALED": ("all", "base"),
     "TRAIN.GRAD_CLIP_MODE": ("norm", "value", "agc"),
     "TRAIN.LOSS": ("auto", "cross_entropy", "soft_target", "bce"),
     "TRAIN.DISTILLATION_TYPE": (None, "hard", "soft"),
@@ -185,6 +188,13 @@ def _check_recipe(config: CfgNode, require: Callable[[bool, str, str], None]) ->
         "TRAIN.WARMUP_EPOCHS",
         f"fewer than TRAIN.NUM_EPOCHS, {train.NUM_EPOCHS}: a tenth of them, say; the run would end before BASE_LR",
     )
+    require(
+        train.LR_SCHEDULER.NAME != "onecycle"
+        or config.EVAL
+        or 0 < 2 * train.WARMUP_EPOCHS < train.NUM_EPOCHS - train.COOLDOWN_EPOCHS,
+        "TRAIN.WARMUP_EPOCHS",
+        f"more than 0 and less than half of the {train.NUM_EPOCHS - train.COOLDOWN_EPOCHS} epochs of onecycle",
+    )
     mixed = train.MIXUP_ALPHA > 0 or train.CUTMIX_ALPHA > 0 or train.CUTMIX_MINMAX is not None
     if mixed:
         require(
@@ -289,6 +299,7 @@ _DECLARED = (
     ((_TRAINING,), (
         "DATA.GLOBAL_BATCH", "DATA.LOADER", "DATA.DROP_LAST", "DATA.SHUFFLE_MODE", "DATA.SAMPLER", "MODEL.DROPOUT",
         "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH", "MODEL.PATCH_DROP", "MODEL.RECOMPUTE", "MODEL.HEAD_INIT_SCALE",
+        "MODEL.HEAD_INIT_BIAS",
         "TRAIN.NUM_EPOCHS", "TRAIN.WARMUP_EPOCHS", "TRAIN.WEIGHT_DECAY", "TRAIN.DECAY_ALL",
         "TRAIN.LR_SCHEDULER.PER_EPOCH", "TRAIN.BASE_LR", "TRAIN.LINEAR_SCALED_LR",
         "TRAIN.LAYER_DECAY", "TRAIN.HEAD_LR", "TRAIN.FREEZE", "TRAIN.GRAD_CLIP", "TRAIN.SYNC_BN", _SCHEDULE, _OPTIMIZER,
@@ -312,12 +323,16 @@ _DECLARED = (
     ((_is_set("MODEL.PRETRAINED"),), ("MODEL.PRETRAINED_ALLOW",)),
     ((_TRAINING, _above_zero("TRAIN.WARMUP_EPOCHS")), ("TRAIN.WARMUP_START_LR",)),
     ((_TRAINING, _is_not(_SCHEDULE, "constant")), ("TRAIN.END_LR", "TRAIN.COOLDOWN_EPOCHS")),
-    ((_TRAINING, _is_set("TRAIN.LINEAR_SCALED_LR")), ("TRAIN.LR_SCALING",)),
+    ((_TRAINING, _is_set("TRAIN.LINEAR_SCALED_LR")), ("TRAIN.LR_SCALING", "TRAIN.LR_SCALED")),
     ((_TRAINING, _is_unset("TRAIN.LINEAR_SCALED_LR")), ("TRAIN.RECIPE_BATCH",)),
     ((_TRAINING, _is_set("TRAIN.GRAD_CLIP")), ("TRAIN.GRAD_CLIP_MODE",)),
     ((_TRAINING, _is(_SCHEDULE, "multistep", "multi-step")), ("TRAIN.LR_SCHEDULER.MILESTONES",)),
     ((_TRAINING, _is(_SCHEDULE, "step")), ("TRAIN.LR_SCHEDULER.DECAY_EPOCHS",)),
-    ((_TRAINING, _is(_SCHEDULE, "step", "multistep", "multi-step")), ("TRAIN.LR_SCHEDULER.DECAY_RATE",)),
+    ((_TRAINING, _is(_SCHEDULE, "step", "multistep", "multi-step", "onecycle")), ("TRAIN.LR_SCHEDULER.DECAY_RATE",)),
+    ((_TRAINING, _is(_SCHEDULE, "warmupcosine", "cosine", "linear", "poly"), _above_zero("TRAIN.WARMUP_EPOCHS")), (
+        "TRAIN.LR_SCHEDULER.WARMUP_PREFIX",
+    )),
+    ((_TRAINING, _above_zero("MODEL.DROPPATH")), ("MODEL.DROPPATH_SHAPE",)),
     ((_TRAINING, _is(_SCHEDULE, "poly")), ("TRAIN.LR_SCHEDULER.POWER",)),
     ((_TRAINING, _is(_OPTIMIZER, "AdamW", "Adam", "LAMB", "Muon")), ("TRAIN.OPTIMIZER.EPS",)),
     ((_TRAINING, _is_not(_OPTIMIZER, "SGD")), ("TRAIN.OPTIMIZER.BETAS",)),

@@ -46,6 +46,7 @@ _ARGUMENTS = {
     "DROPOUT": "drop",
     "ATTENTION_DROPOUT": "attn_drop",
     "DROPPATH": "drop_path",
+    "DROPPATH_SHAPE": "drop_path_shape",
     "ATTN_HEAD_SIZE": "head_dim",
 }
 _NO_ARGUMENTS = ("TYPE", "NAME", "RESUME", "PRETRAINED", "PRETRAINED_ALLOW")

@@ -26,6 +26,7 @@ class ImageModel(nn.Layer):
         recompute: training computes each block's activations again in the backward pass instead of keeping them.
 
     Attributes:
+        head_init_bias: what a fresh classifier's bias starts at, besides its own initialisation.
         first_conv: name of the convolution that reads the image.
         min_image_size: least H and W of an architecture that takes images of any size; None: it takes image_size only.
 
@@ -33,6 +34,7 @@ class ImageModel(nn.Layer):
         InputError: images that are too small.
     """
 
+    head_init_bias = 0.0
     first_conv = "patch_embed.proj"
     min_image_size: int | None = None
     num_features: int
@@ -105,9 +107,11 @@ class ImageModel(nn.Layer):
 
     @paddle.no_grad()
     def _scale_classifiers(self) -> None:
-        for name in self.classifier_names() if self.head_init_scale != 1 else ():
+        for name in self.classifier_names():
             for parameter in sublayer(self, name).parameters():
-                parameter.set_value(parameter * self.head_init_scale)
+                bias = self.head_init_bias if parameter.ndim == 1 else 0.0
+                if (self.head_init_scale, bias) != (1, 0):
+                    parameter.set_value(parameter * self.head_init_scale + bias)
 
     def _run(self, block: nn.Layer, x: paddle.Tensor, *others: Any) -> Any:
         """Returns ``block(x, ...)``, in training with RECOMPUTE without keeping its activations."""

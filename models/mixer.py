@@ -14,6 +14,7 @@ from paddle.nn.initializer import Constant, Normal, XavierUniform
 from errors import InputError
 from models.base import ImageModel
 from models.layers import DropPath, LayerNorm, Mlp, PatchEmbed, set_norm_eps
+from models.layers.stages import drop_path_rates
 
 
 class MixerBlock(nn.Layer):
@@ -61,7 +62,8 @@ class MlpMixer(ImageModel):
         embed_dim, depth: channels, blocks.
         mlp_ratio: see ``MixerBlock``; None: the paper's.
         drop: dropout in the MLPs.
-        drop_path: rate of stochastic depth, the same at all blocks.
+        drop_path, drop_path_shape: rate of stochastic depth at the last block; see ``drop_path_rates``.
+        head_init_bias: see ``ImageModel``.
         norm_eps: epsilon of all layer norms; None: timm's, 1e-6, and 1e-5 in gMLP's gates.
     """
 
@@ -82,18 +84,22 @@ class MlpMixer(ImageModel):
         head_init_scale: float = 1.0,
         recompute: bool = False,
         norm_eps: float | None = None,
+        drop_path_shape: str = "constant",
+        head_init_bias: float = 0.0,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
-        self.num_features, self.norm_eps = embed_dim, norm_eps
+        self.num_features, self.norm_eps, self.head_init_bias = embed_dim, norm_eps, head_init_bias
         self.stem = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)
         sizes = (embed_dim, self.stem.num_patches, mlp_ratio or self.default_mlp_ratio)
-        self.blocks = nn.LayerList(self._block(*sizes, drop=drop, drop_path=drop_path) for _ in range(depth))
+        [rates] = drop_path_rates(drop_path, [depth], drop_path_shape)
+        self.blocks = nn.LayerList(self._block(*sizes, drop=drop, drop_path=rate) for rate in rates)
         self.norm = self._norm(embed_dim)
         self._add_classifiers()
         set_norm_eps(self, norm_eps)
         for name, layer in self.named_sublayers():
             _init_layer(name, layer)
         self.apply(self._init_weights)
+        self._scale_classifiers()
 
     def _block(self, *sizes: object, **rates: float) -> nn.Layer:
         return MixerBlock(*sizes, **rates)

@@ -14,6 +14,7 @@ from paddle.nn.initializer import Normal
 from errors import InputError
 from models.base import ImageModel
 from models.layers import Attention, DropPath, LayerNorm, LayerScale, Mlp, PatchDropout, PatchEmbed, init_linear
+from models.layers.stages import drop_path_rates
 
 
 class Block(nn.Layer):
@@ -60,7 +61,8 @@ class VisionTransformer(ImageModel):
         pre_norm: a norm before the first block, and patches without a bias (CLIP, arXiv:2103.00020).
         distilled: a distillation token with a head of its own; the output is the mean of both heads.
         drop, attn_drop, patch_drop: dropout rates; patch_drop is of whole patch tokens.
-        drop_path: rate of stochastic depth at the last block; linear from 0 at the first.
+        drop_path, drop_path_shape: rate of stochastic depth at the last block; see ``drop_path_rates``.
+        head_init_bias: see ``ImageModel``.
 
     Attributes:
         num_prefix_tokens: tokens before the patches.
@@ -96,7 +98,9 @@ class VisionTransformer(ImageModel):
         attn_drop: float = 0.0,
         patch_drop: float = 0.0,
         drop_path: float = 0.0,
+        drop_path_shape: str = "linear",
         head_init_scale: float = 1.0,
+        head_init_bias: float = 0.0,
         recompute: bool = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
@@ -109,6 +113,7 @@ class VisionTransformer(ImageModel):
         if distilled and reg_tokens:
             raise InputError(f"REG_TOKENS is {reg_tokens}, expected 0: DISTILLED models have none")
         self.num_features, self.global_pool, self.no_embed_class = embed_dim, global_pool, no_embed_class
+        self.head_init_bias = head_init_bias
         self.distilled, self.distilled_training = distilled, False
         self.num_prefix_tokens = class_token + distilled + reg_tokens
         self.pos_embed_prefix = 0 if no_embed_class else self.num_prefix_tokens
@@ -126,7 +131,7 @@ class VisionTransformer(ImageModel):
         self.norm_pre = LayerNorm(embed_dim, epsilon=1e-6) if pre_norm else nn.Identity()
         shared = {"mlp_ratio": mlp_ratio, "init_values": init_values, "drop": drop, "attn_drop": attn_drop}
         shared |= {"num_heads": num_heads, "head_dim": head_dim, "qkv_bias": qkv_bias, "qk_norm": qk_norm}
-        rates = [drop_path * i / max(1, depth - 1) for i in range(depth)]
+        [rates] = drop_path_rates(drop_path, [depth], drop_path_shape)
         self.blocks = nn.LayerList(Block(embed_dim, drop_path=rate, **shared) for rate in rates)
         after = global_pool == "avg" if fc_norm is None else fc_norm
         self.norm = nn.Identity() if after else LayerNorm(embed_dim, epsilon=1e-6)

@@ -17,8 +17,31 @@ def test_drop_path_drops_whole_samples_and_keeps_the_mean():
     assert abs(out.mean() - 1) < 0.03
     layer.eval()
     assert (layer(paddle.ones([2, 2])).numpy() == 1).all()
-    rates = [block.drop_path1.drop_prob for block in create_model("vit_digits", droppath=0.3).blocks]
-    np.testing.assert_allclose(rates, [0.0, 0.1, 0.2, 0.3])
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("vit_digits", None, [0.0, 0.1, 0.2, 0.3]),
+        ("vit_digits", "constant", [0.3] * 4),
+        ("mixer_b16_224", None, [0.3] * 4),
+        ("mixer_b16_224", "linear", [0.0, 0.1, 0.2, 0.3]),
+    ],
+)
+def test_drop_path_takes_its_shape_over_the_blocks(name, shape, expected):
+    model = create_model(name, droppath=0.3, droppath_shape=shape, depth=4, embed_dim=48)
+    drops = [[layer.drop_prob for layer in block.sublayers() if isinstance(layer, DropPath)] for block in model.blocks]
+    np.testing.assert_allclose([rates[0] for rates in drops], expected)
+    assert all(len(set(rates)) == 1 for rates in drops)
+
+
+@pytest.mark.parametrize("name", ["vit_digits", "mixer_b16_224"])
+def test_a_fresh_classifiers_bias_starts_where_it_is_told(name):
+    model = create_model(name, head_init_bias=-6.9, head_init_scale=0.0, depth=1, embed_dim=48)
+    for classes in (model.num_classes, 7):
+        model.reset_classifier(classes)
+        np.testing.assert_array_equal(model.head.bias.numpy(), np.full(classes, -6.9, "float32"))
+        assert not model.head.weight.numpy().any()
 
 
 @pytest.mark.parametrize(("patches", "rate", "kept"), [(16, 0.3, 11), (196, 0.5, 98), (3, 0.9, 1)])

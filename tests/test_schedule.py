@@ -16,6 +16,7 @@ COMMON = [
     "TRAIN.NUM_EPOCHS", "12", "TRAIN.WARMUP_EPOCHS", "2", "TRAIN.BASE_LR", "0.5", "TRAIN.WARMUP_START_LR", "0.01",
 ]  # fmt: skip
 FALLING = [*COMMON, "TRAIN.COOLDOWN_EPOCHS", "2", "TRAIN.END_LR", "0.002"]
+BY_EPOCH = ["TRAIN.LR_SCHEDULER.WARMUP_PREFIX", "False", "TRAIN.LR_SCHEDULER.PER_EPOCH", "start"]
 STEPS = [*COMMON, "TRAIN.LR_SCHEDULER.DECAY_RATE", "0.3", "TRAIN.END_LR", "0"]
 
 
@@ -30,6 +31,8 @@ def curve(options, updates_per_epoch=5, batch=256):
     [
         ("warmupcosine", "cosine", FALLING),
         ("cosine", "cosine", FALLING),
+        ("cosine", "from_start", [*FALLING, "TRAIN.LR_SCHEDULER.WARMUP_PREFIX", "False"]),
+        ("cosine", "epochs", [*FALLING, *BY_EPOCH]),
         ("linear", "linear", FALLING),
         ("poly", "poly", [*FALLING, "TRAIN.LR_SCHEDULER.POWER", "0.9"]),
         ("step", "step", [*STEPS, "TRAIN.LR_SCHEDULER.DECAY_EPOCHS", "3"]),
@@ -71,6 +74,23 @@ def test_rates_scale_with_the_effective_batch_when_asked(scaling, factor):
     plain = curve(FALLING, batch=1024)
     scaled = curve([*FALLING, "TRAIN.LINEAR_SCALED_LR", "256", "TRAIN.LR_SCALING", scaling], batch=1024)
     np.testing.assert_allclose(scaled, factor * plain, rtol=1e-12)
+
+
+def test_base_alone_scales_when_asked():
+    options = ["TRAIN.LINEAR_SCALED_LR", "256", "TRAIN.LR_SCALED", "base"]
+    found = curve([*FALLING, *options], batch=1024)
+    np.testing.assert_allclose(found[[0, 10, 50]], [0.01, 2.0, 0.002])
+
+
+def test_one_cycle_is_convmixers():
+    """np.interp over the shares 0, 2/5, 4/5 and 1 of the run, which its train.py has."""
+    options = [*COMMON, "TRAIN.WARMUP_EPOCHS", "4", "TRAIN.WARMUP_START_LR", "0"]
+    options += ["TRAIN.END_LR", "0.001", "TRAIN.LR_SCHEDULER.NAME", "onecycle", "TRAIN.LR_SCHEDULER.DECAY_RATE", "0.05"]
+    expected = np.interp(np.arange(61), [0, 20, 40, 60], [0, 0.5, 0.025, 0.001])
+    np.testing.assert_allclose(curve(options), expected, rtol=1e-12)
+    for epochs, said in ((0, "WARMUP_EPOCHS is 0"), (6, "WARMUP_EPOCHS is 6")):
+        with pytest.raises(InputError, match=f"{said}, expected more than 0 and less than half of the 12 epochs"):
+            get_config(None, [*options, "TRAIN.WARMUP_EPOCHS", str(epochs)])
 
 
 def test_a_warm_up_and_cool_down_that_fill_the_run_are_an_error():

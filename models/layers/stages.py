@@ -12,8 +12,16 @@ def check_stages(depths: Sequence[int], dims: Sequence[int]) -> None:
             raise InputError(f"{key} is {list(numbers)}, expected four numbers: one per stage")
 
 
-def drop_path_rates(rate: float, depths: Sequence[int]) -> list[list[float]]:
-    """Returns each block's rate of stochastic depth, stage by stage: linear from 0 at the first block to ``rate``."""
+def drop_path_rates(rate: float, depths: Sequence[int], shape: str = "linear") -> list[list[float]]:
+    """Returns each block's rate of stochastic depth, stage by stage.
+
+    Args:
+        rate: the last block's.
+        depths: blocks per stage.
+        shape: "linear": from 0 at the first block; "constant": ``rate`` at all.
+    """
+    if shape == "constant":
+        return [[rate] * depth for depth in depths]
     last = max(1, sum(depths) - 1)
     starts = [sum(depths[:stage]) for stage in range(len(depths))]
     return [[rate * (start + i) / last for i in range(depth)] for start, depth in zip(starts, depths, strict=True)]

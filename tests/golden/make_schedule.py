@@ -22,6 +22,7 @@ def curves() -> dict[str, np.ndarray]:
     steps = {**common, "decay_rate": 0.3, "warmup_prefix": False}
     schedulers = {
         "cosine": (CosineLRScheduler, falling),
+        "from_start": (CosineLRScheduler, {**falling, "t_initial": TOTAL - COOLDOWN, "warmup_prefix": False}),
         "linear": (PolyLRScheduler, {**falling, "power": 1.0}),
         "poly": (PolyLRScheduler, {**falling, "power": 0.9}),
         "step": (StepLRScheduler, {**steps, "decay_t": 15}),
@@ -33,6 +34,10 @@ def curves() -> dict[str, np.ndarray]:
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
         schedule = scheduler(optimizer, **arguments)
         found[name] = np.array([schedule._get_lr(update)[0] for update in range(TOTAL + 1)])
+        if name == "from_start":  # in epochs, as timm's script calls it by default
+            by_epoch = {"t_initial": 10, "warmup_t": 2, "warmup_lr_init": 0.01, "lr_min": 0.002}
+            schedule = scheduler(optimizer, **by_epoch)
+            found["epochs"] = np.array([schedule._get_lr(update // 5)[0] for update in range(TOTAL + 1)])
     return found
 
 

@@ -1,0 +1,158 @@
+"""What the recipes' sources say, key by key, with file and line: sources/*.yaml, a file per repository.
+
+Compare the quotations with the repositories, each cloned (bare or not) as FOLDER/<owner>+<name>:
+
+    PYTHONPATH=.:tests python tests/recipe_sources.py FOLDER
+
+Write docs/recipe_sources.md anew:
+
+    PYTHONPATH=.:tests python tests/recipe_sources.py
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from config import get_config
+from optim import build_schedule
+from options import leaves, parsed
+
+FOLDER = Path(__file__).resolve().parent / "sources"
+PAGE = FOLDER.parent.parent / "docs" / "recipe_sources.md"
+
+
+class Row(NamedTuple):
+    """What a source says about one key of a recipe."""
+
+    source: Any  # its value, in the key's terms
+    ours: Any  # the value that is meant to be here
+    at: str  # "file:line", "file:from-to" or, outside the repository, a paper's place
+    text: str | None  # what stands on that line, literally; None: outside the repository
+    remark: str  # how the value follows from the text, or why ours is another
+
+
+class Recipe(NamedTuple):
+    """A recipe's rows by key, and its published acc1."""
+
+    repository: str
+    commit: str | None  # None: there is no repository, but a paper
+    rows: dict[str, Row]
+    accuracy: Row | None
+
+
+def sources() -> dict[str, Recipe]:
+    """Returns {recipe: what its source says}; where several groups name a recipe, the last one's row counts."""
+    found: dict[str, Recipe] = {}
+    for file in sorted(FOLDER.glob("*.yaml")):
+        content = yaml.safe_load(file.read_text())
+        for group in content["recipes"]:
+            for name in group["names"]:
+                recipe = found.setdefault(name, Recipe(content["repository"], content["commit"], {}, None))
+                if recipe.repository != content["repository"]:
+                    raise ValueError(f"{file.name}: {name} is {recipe.repository}'s already")
+                recipe.rows.update({key: _row(value) for key, value in group.get("rows", {}).items()})
+                if name in group.get("accuracy", {}):
+                    found[name] = recipe._replace(accuracy=_row(group["accuracy"][name]))
+    return found
+
+
+def _row(value: list | dict) -> Row:
+    if isinstance(value, dict):
+        return Row(_value(value["source"]), _value(value["ours"]), value["at"], value["text"], value["why"])
+    source, at, text, *remark = value
+    return Row(_value(source), _value(source), at, text, *(remark or [""]))
+
+
+def _value(value: Any) -> Any:
+    """YAML 1.1 takes 1e-3 for a word."""
+    if isinstance(value, list):
+        return [_value(item) for item in value]
+    return parsed(value) if isinstance(value, str) else value
+
+
+def values(name: str, batch: int) -> dict[str, Any]:
+    """Returns a recipe's values by key, with the rates that its schedule gives at an effective batch of ``batch``."""
+    config = get_config(name)
+    schedule = build_schedule(config, 1000, batch)
+    ends = {"RATE.START": 0, "RATE.PEAK": config.TRAIN.WARMUP_EPOCHS, "RATE.END": config.TRAIN.NUM_EPOCHS}
+    rates = {key: schedule(round(1000 * epoch)) for key, epoch in ends.items()}
+    return dict(leaves(config)) | rates | {"BATCH": batch}
+
+
+def page() -> str:
+    """Returns docs/recipe_sources.md: a table for each group of recipes."""
+    lines = [_PREFACE]
+    for file in sorted(FOLDER.glob("*.yaml")):
+        content = yaml.safe_load(file.read_text())
+        commit = f" at {content['commit'][:7]}" if content["commit"] else ""
+        lines += [f"\n## {content['repository']}{commit}"]
+        for group in content["recipes"]:
+            lines += [f"\n{', '.join(f'`{name}`' for name in group['names'])}\n"]
+            lines += ["| key | ours | the source's | where | |", "|---|---|---|---|---|"]
+            lines += [_line(key, _row(value)) for key, value in group.get("rows", {}).items()]
+            published = {f"acc1 of `{name}`": _row(value) for name, value in group.get("accuracy", {}).items()}
+            lines += [_cells(key, "not run", _shown(row.source), row.at, row.remark) for key, row in published.items()]
+    return "\n".join(lines) + "\n"
+
+
+_PREFACE = """# What the recipes' sources say
+
+Made by `tests/recipe_sources.py` from `tests/sources/*.yaml`; `tests/test_recipe_sources.py` holds the configurations
+to it. A recipe's keys are those of all tables that name it; where two have the same key, the lower one counts. BATCH is
+the effective batch that the recipe is meant for. RATE.START, PEAK and END are the learning rates at the first update,
+after warm-up and at the end, at that batch."""
+
+
+def _line(key: str, row: Row) -> str:
+    same = "equal" if row.source == row.ours else "**differs**"
+    return _cells(key, _shown(row.ours), _shown(row.source), row.at, f"{same}: {row.remark}" if row.remark else same)
+
+
+def _cells(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def quotations() -> Iterator[tuple[str, str, str, int, int, str]]:
+    """Yields (repository, commit, file, first line, last line, text), each once, of all that a clone can be asked."""
+    seen = set()
+    for recipe in sources().values():
+        for row in (*recipe.rows.values(), *filter(None, [recipe.accuracy])):
+            if row.text is not None:
+                file, _, place = row.at.rpartition(":")
+                first, _, last = place.partition("-")
+                seen.add((recipe.repository, recipe.commit, file, int(first), int(last or first), row.text))
+    yield from sorted(seen)
+
+
+@cache
+def lines(clone: Path, commit: str, file: str) -> list[str]:
+    shown = subprocess.run(["git", "-C", clone, "show", f"{commit}:{file}"], capture_output=True, text=True)
+    return shown.stdout.splitlines()
+
+
+def differences(folder: Path) -> list[str]:
+    """Returns a line for each quotation that isn't where it is said to be."""
+    found = []
+    for repository, commit, file, first, last, text in quotations():
+        clone = folder / repository.replace("/", "+")
+        if not any(text in line for line in lines(clone, commit, file)[first - 1 : last]):
+            found.append(f"{repository}@{commit[:7]} {file}:{first}-{last} has no {text!r}")
+    return found
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        PAGE.write_text(page())
+    else:
+        wrong = differences(Path(sys.argv[1]))
+        print(*wrong, f"{len(list(quotations()))} quotations, {len(wrong)} wrong", sep="\n")
+        sys.exit(bool(wrong))

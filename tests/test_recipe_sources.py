@@ -1,0 +1,85 @@
+"""Recipes against what their sources say (tests/sources/)."""
+
+import re
+
+import pytest
+from recipe_sources import PAGE, page, quotations, sources, values
+
+from config import get_config, shipped_configs
+from models import architecture
+
+SOURCES = sources()
+NAMES = {file.stem: file for file in shipped_configs()}
+SHARED = {"RATE.START", "RATE.PEAK", "RATE.END", "BATCH"} | {
+    f"TRAIN.{key}"
+    for key in (
+        "NUM_EPOCHS", "WARMUP_EPOCHS", "LR_SCHEDULER.NAME", "LR_SCHEDULER.PER_EPOCH", "WEIGHT_DECAY", "DECAY_ALL",
+        "OPTIMIZER.NAME", "GRAD_CLIP", "LOSS", "SMOOTHING", "AUTO_AUGMENT", "COLOR_JITTER", "RANDOM_ERASE_PROB",
+        "MIXUP_ALPHA", "CUTMIX_ALPHA", "REPEATED_AUGMENT", "MODEL_EMA", "CROP", "INTERPOLATION", "LAYER_DECAY",
+    )
+} | {f"DATA.{key}" for key in ("IMAGE_SIZE", "CROP_PCT", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD")}  # fmt: skip
+
+
+def required(config):
+    """The keys that a source has to be asked about: all that a recipe with these values acts by."""
+    train = config.TRAIN
+    found = set(SHARED)
+    if train.OPTIMIZER.NAME in ("SGD", "LARS"):
+        found |= {"TRAIN.OPTIMIZER.MOMENTUM"}
+    else:
+        found |= {"TRAIN.OPTIMIZER.BETAS"} | ({"TRAIN.OPTIMIZER.EPS"} if train.OPTIMIZER.NAME != "Lion" else set())
+    found |= {"TRAIN.CROP_SCALE"} if train.CROP == "random_resized" else set()
+    found |= {"TRAIN.LR_SCALED"} if train.LINEAR_SCALED_LR else set()
+    if train.WARMUP_EPOCHS and train.LR_SCHEDULER.NAME in ("warmupcosine", "cosine", "linear", "poly"):
+        found |= {"TRAIN.LR_SCHEDULER.WARMUP_PREFIX"}
+    if "drop_path" in architecture(config).__init__.__annotations__:
+        found |= {"MODEL.DROPPATH"}
+    return found
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_recipe_is_what_its_source_says(name):
+    recipe = SOURCES[name]
+    found = values(name, recipe.rows["BATCH"].ours)
+    assert required(get_config(name)) - set(recipe.rows) == set()
+    for key, row in recipe.rows.items():
+        assert found[key] == pytest.approx(row.ours, rel=1e-6, abs=1e-12), f"{key} ({row.at})"
+        assert row.source == row.ours or row.remark, f"{key} differs from its source without a reason"
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_its_head_names_the_batch_and_the_published_accuracy(name):
+    head = NAMES[name].read_text().split("\nBASE")[0]
+    recipe = SOURCES[name]
+    for total in re.findall(r"([\d,]+) = \d+ x \d+", head):
+        assert int(total.replace(",", "")) == recipe.rows["BATCH"].ours
+    if recipe.accuracy:
+        assert re.search(rf"\b{re.escape(str(recipe.accuracy.source))} ?%", head)
+
+
+# Files that are no paper's: ours, and those that only others build on.
+OURS = {"vit_digits", "lenet", "cifar10", "fashion_mnist", "small_data", "finetune"}
+
+
+def test_every_recipe_has_a_source():
+    """A file that is the BASE of others is held by them."""
+    bases = {base for file in NAMES.values() for base in re.findall(r"([\w.]+)\.yaml", _base_of(file))}
+    ours = {name for name in NAMES if name in OURS or name.startswith(("small_data_", "finetune_vit"))}
+    assert set(SOURCES) - set(NAMES) == set()
+    assert set(NAMES) - set(SOURCES) - bases - ours == set()
+
+
+def _base_of(file):
+    return "\n".join(re.findall(r"^BASE:.*", file.read_text(), re.MULTILINE))
+
+
+def test_the_page_shows_the_sources():
+    assert PAGE.read_text() == page(), "make it anew: tests/recipe_sources.py tells how"
+
+
+def test_quotations_have_a_place():
+    for repository, commit, file, first, last, text in quotations():
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}", f"{repository}@{commit}")
+        assert file
+        assert 0 < first <= last < first + 40
+        assert text.strip()
