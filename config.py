@@ -44,7 +44,8 @@ _C.DATA.DATA_PATH = "/dataset/imagenet/"  # the dataset's folder
 _C.DATA.DATASET = "imagenet2012"  # one of config_checks.DATASETS
 _C.DATA.IMAGE_SIZE = 224  # pixels, height = width
 _C.DATA.IMAGE_CHANNELS = 3  # 3: RGB, 1: grey
-_C.DATA.CROP_PCT = 0.875  # evaluation: the central crop's share of the resized short side
+_C.DATA.CROP_PCT = 0.875  # evaluation: the central crop's share of the resized side
+_C.DATA.CROP_MODE = "center"  # evaluation: the short side is resized; "squash": both sides, to a square (timm)
 _C.DATA.INTERPOLATION = "bicubic"  # of every resize: bicubic, bilinear or nearest
 _C.DATA.FAST_EVAL = False  # evaluation: decode JPEG as fast as training does; False: Pillow's pixels, to the bit
 _C.DATA.NUM_WORKERS = 2  # loader processes per device; 0: load in the training process

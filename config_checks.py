@@ -17,6 +17,7 @@ DATASETS = ("imagenet2012", "folder", "shards", "cifar10", "cifar100", "mnist", 
 _CHOICES = {
     "DATA.DATASET": DATASETS,
     "DATA.IMAGE_CHANNELS": (1, 3),
+    "DATA.CROP_MODE": ("center", "squash"),
     "DATA.INTERPOLATION": ("bicubic", "bilinear", "nearest"),
     "DATA.LOADER": ("paddle", "dali"),
     "DATA.SAMPLER": ("shuffle", "balanced"),
@@ -291,10 +292,10 @@ _DECLARED = (
     # needs no training; nor does what depends on the machine need that.
     ((), (
         "BASE", "DATA.BATCH_SIZE_EVAL", "DATA.DATASET", "DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS", "DATA.CROP_PCT",
-        "DATA.INTERPOLATION", "DATA.NUM_WORKERS", "DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD", "MODEL.TYPE", "MODEL.NAME",
-        "MODEL.RESUME", "MODEL.PRETRAINED", "TRAIN.LAST_EPOCH", "TRAIN.ACCUM_ITER", "OUTPUT", "TAG", "SAVE_ON_ERROR",
-        "SEED", "EVAL", "AMP", "NGPUS", "DETERMINISTIC", "CUDNN_BENCHMARK", "TUNE_CPU", "DIST.TIMEOUT",
-        "DIST.INIT_TIMEOUT",
+        "DATA.CROP_MODE", "DATA.INTERPOLATION", "DATA.NUM_WORKERS", "DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD",
+        "MODEL.TYPE", "MODEL.NAME", "MODEL.RESUME", "MODEL.PRETRAINED", "TRAIN.LAST_EPOCH", "TRAIN.ACCUM_ITER",
+        "OUTPUT", "TAG", "SAVE_ON_ERROR", "SEED", "EVAL", "AMP", "NGPUS", "DETERMINISTIC", "CUDNN_BENCHMARK",
+        "TUNE_CPU", "DIST.TIMEOUT", "DIST.INIT_TIMEOUT",
     )),
     ((_TRAINING,), (
         "DATA.GLOBAL_BATCH", "DATA.LOADER", "DATA.DROP_LAST", "DATA.SHUFFLE_MODE", "DATA.SAMPLER", "MODEL.DROPOUT",

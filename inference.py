@@ -145,8 +145,8 @@ def write_export(config: CfgNode, model: ImageModel, target: Path, classes: list
         content = {
             "model": config.MODEL.NAME, "input": "images [B, C, S, S] float32: (RGB / 255 - mean) / std",
             "image_size": data.IMAGE_SIZE, "channels": data.IMAGE_CHANNELS, "crop_pct": data.CROP_PCT,
-            "interpolation": data.INTERPOLATION, "mean": data.IMAGENET_MEAN, "std": data.IMAGENET_STD,
-            "num_classes": config.MODEL.NUM_CLASSES, "classes": classes,
+            "crop_mode": data.CROP_MODE, "interpolation": data.INTERPOLATION, "mean": data.IMAGENET_MEAN,
+            "std": data.IMAGENET_STD, "num_classes": config.MODEL.NUM_CLASSES, "classes": classes,
         }  # fmt: skip
         (temporary / PREPROCESSING).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         for file in temporary.iterdir():

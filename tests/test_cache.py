@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 from conftest import write_images
+from PIL import Image
 from test_datasets import CIFAR10, cifar_archive, configured, write_idx
 
 import cache
@@ -48,6 +49,25 @@ def test_cached_files_give_the_same_samples_and_are_decoded_once(folder, capfd, 
     assert isinstance(pickle.loads(sent).pixels, np.memmap)
     assert columns(config, train) == columns(config, hit) == expected
     assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("first", ["center", "squash"])
+def test_a_cache_serves_both_ways_to_crop(tmp_path, capfd, first):
+    """It holds whole images: what one mode wrote, the other reads, and crops as it does itself."""
+    for mode in ("train", "val"):
+        (tmp_path / mode / "a").mkdir(parents=True)
+        pixels = np.random.default_rng(0).integers(0, 256, (12, 30, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / mode / "a" / "0.png")
+    (tmp_path / "cache").mkdir()
+    found = {}
+    for crop in (first, "squash" if first == "center" else "center"):
+        options = ("DATA.CROP_MODE", crop)
+        cached = get_dataset(with_cache("folder", tmp_path, *options), "val")[0][0]
+        assert (cached == get_dataset(configured("folder", tmp_path, *options), "val")[0][0]).all()
+        found[crop] = cached
+    assert (found["center"] != found["squash"]).any()
+    assert (found["squash"] == np.asarray(Image.fromarray(pixels).resize((8, 8), Image.Resampling.BICUBIC))).all()
+    assert capfd.readouterr().out.count("isn't there yet: decoding") == 1
 
 
 def test_cached_archives_keep_labels_and_class_names(tmp_path, capfd):

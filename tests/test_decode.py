@@ -8,7 +8,7 @@ import simplejpeg
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from config import get_config
+from config import get_config, with_values
 from datasets import get_dataset
 from errors import RunError
 from transforms import EncodedImage, EvalTransform, TrainTransform
@@ -154,6 +154,21 @@ def test_evaluation_is_pillows_to_the_bit_unless_it_may_be_fast(tmp_path, channe
     config.defrost()
     config.DATA.FAST_EVAL = True
     fast = get_dataset(config, "val")
+    assert all(0 < distance(fast[index][0], expected[index]) < 1.0 for index in range(3))
+    assert decoded_sizes == [(427, 640), (427, 640), (800, 1200)]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_squashed_evaluation_too_is_pillows_to_the_bit_unless_it_may_be_fast(tmp_path, channels, decoded_sizes):
+    files = {f"{number}.jpg": encoded(image) for number, image in enumerate((*PHOTOGRAPHS, large(PHOTOGRAPHS[0])))}
+    squash = ["DATA.CROP_MODE", "squash", "DATA.CROP_PCT", "1.0"]
+    config, mode = folder(tmp_path, files, *squash, channels=channels), "RGB" if channels == 3 else "L"
+    exact = get_dataset(config, "val")
+    expected = [np.asarray(pillows(data, mode).resize((224, 224), BICUBIC)) for data in files.values()]
+    expected = [pixels.reshape(224, 224, channels) for pixels in expected]
+    assert all((exact[index][0] == expected[index]).all() for index in range(3))
+    assert decoded_sizes == []
+    fast = get_dataset(with_values(config, DATA__FAST_EVAL=True), "val")
     assert all(0 < distance(fast[index][0], expected[index]) < 1.0 for index in range(3))
     assert decoded_sizes == [(427, 640), (427, 640), (800, 1200)]
 

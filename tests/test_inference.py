@@ -157,7 +157,7 @@ def test_exporting_leaves_the_model_as_it_was_and_prints_nothing(tmp_path, capfd
 
 
 def test_the_tool_writes_what_runs_without_the_toolkit(weights, tiny, tmp_path):
-    words = [*tiny, "DATA.INTERPOLATION", "bilinear"]
+    words = [*tiny, "DATA.INTERPOLATION", "bilinear", "DATA.CROP_MODE", "squash"]
     (tmp_path / "tiny.yaml").write_text("TAG: of a test\n")
     command = [sys.executable, str(ROOT / "tools" / "export_model.py"), "-cfg=tiny.yaml", f"-pretrained={weights}"]
     command += ["-output=out", "-o", *words]
@@ -166,7 +166,8 @@ def test_the_tool_writes_what_runs_without_the_toolkit(weights, tiny, tmp_path):
     assert "out: on random images, logits differ from the eager ones by " in done.stdout
     content = json.loads((tmp_path / "out" / "preprocessing.json").read_text())
     assert content.items() >= {
-        "image_size": 8, "channels": 1, "mean": [0.5], "std": [0.5], "crop_pct": 1.0, "interpolation": "bilinear",
+        "image_size": 8, "channels": 1, "mean": [0.5], "std": [0.5], "crop_pct": 1.0, "crop_mode": "squash",
+        "interpolation": "bilinear",
         "num_classes": 10, "classes": [],
     }.items()  # fmt: skip
     config = get_config(None, words)

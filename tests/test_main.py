@@ -142,13 +142,14 @@ def test_weights_of_the_hub_are_evaluated_as_they_were_made(digits, program, tmp
     run, _ = digits
     (tmp_path / "hub").mkdir()
     shutil.copy(run / "checkpoints" / "last" / "model.safetensors", tmp_path / "hub")
-    made_for = {"crop_pct": 0.75, "interpolation": "bilinear", "mean": [0.5], "std": [0.25]}
+    made_for = {"crop_pct": 0.75, "crop_mode": "squash", "interpolation": "bilinear", "mean": [0.5], "std": [0.25]}
     stored = {"architecture": "vit_digits", "num_classes": 10, "pretrained_cfg": made_for}
     (tmp_path / "hub" / "config.json").write_text(json.dumps(stored))
     status, _, errors = program("main_single_gpu.py", "-cfg=vit_digits", "-eval", "-pretrained=hub", "-output=out")
     assert status == 0, errors
     data = read(tmp_path / "out", "result.json")["config"]["DATA"]
-    assert (data["CROP_PCT"], data["INTERPOLATION"], data["IMAGENET_STD"]) == (1.0, "bilinear", [0.5])
+    found = [data[key] for key in ("CROP_PCT", "CROP_MODE", "INTERPOLATION", "IMAGENET_STD")]
+    assert found == [1.0, "squash", "bilinear", [0.5]]
     log = (tmp_path / "out" / "log.txt").read_text()
     assert "warning: DATA.CROP_PCT is 1.0, the weights were made for 0.75" in log
     assert "warning: DATA.IMAGENET_STD is [0.5], the weights were made for [0.25]" in log

@@ -70,7 +70,15 @@ def test_disagreements_name_both(configured):
     assert list(disagreements(with_preprocessing(configured()), stored)) == []
     assert list(disagreements(config, {})) == []
     squashed = disagreements(with_preprocessing(configured()), stored | {"crop_mode": "squash"})
-    assert list(squashed) == ["warning: the centre is cropped, the weights were made for the crop mode 'squash'"]
+    assert list(squashed) == ["warning: DATA.CROP_MODE is center, the weights were made for squash"]
+
+
+def test_the_crop_mode_is_the_weights(configured):
+    config = with_preprocessing(configured(crop_mode="squash"))
+    assert config.DATA.CROP_MODE == "squash"
+    assert list(disagreements(config, {"crop_mode": "squash"})) == []
+    assert with_preprocessing(configured(["DATA.CROP_MODE", "center"], crop_mode="squash")).DATA.CROP_MODE == "center"
+    assert with_preprocessing(configured(crop_mode=None)).DATA.CROP_MODE == "center"
 
 
 @pytest.mark.parametrize(
@@ -79,6 +87,7 @@ def test_disagreements_name_both(configured):
         ({"crop_pct": "wide"}, "DATA.CROP_PCT takes float, found 'wide'"),
         ({"crop_pct": 1.5}, "DATA.CROP_PCT is 1.5, expected 0 < value <= 1"),
         ({"interpolation": "lanczos"}, "DATA.INTERPOLATION is 'lanczos', expected one of bicubic"),
+        ({"crop_mode": "border"}, "DATA.CROP_MODE is 'border', expected one of center, squash"),
         ({"mean": [1, 2]}, "DATA.IMAGENET_MEAN is"),
     ],
 )

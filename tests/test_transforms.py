@@ -44,6 +44,20 @@ def test_evaluation_resizes_the_short_side_and_cuts_the_centre(width, height):
     assert (found == np.asarray(resized.crop((left, top, left + 32, top + 32)))).all()
 
 
+@pytest.mark.parametrize(("width", "height"), [(60, 40), (40, 61), (37, 37), (20, 30)])
+@pytest.mark.parametrize(("share", "side"), [("1.0", 32), ("0.875", 36), ("0.9", 35)])
+def test_squashed_evaluation_resizes_both_sides(width, height, share, side):
+    """As timm's crop_mode squash: torchvision's Resize((side, side)), which is Pillow's, then CenterCrop."""
+    image = picture(width, height)
+    found = EvalTransform(configured("DATA.CROP_PCT", share, "DATA.CROP_MODE", "squash"))(image)
+    cut = round((side - 32) / 2)
+    expected = np.asarray(image.resize((side, side), Image.Resampling.BICUBIC))[cut : cut + 32, cut : cut + 32]
+    assert (found == expected).all()
+    grey = EvalTransform(configured("DATA.CROP_MODE", "squash", "DATA.INTERPOLATION", "bilinear"))(image.convert("L"))
+    expected = np.asarray(image.convert("L").resize((36, 36), Image.Resampling.BILINEAR))[2:34, 2:34, None]
+    assert (grey == expected).all()
+
+
 def test_the_random_crop_keeps_to_its_scale_and_ratio():
     transform = TrainTransform(configured("TRAIN.CROP_SCALE", "[0.2,0.5]", "TRAIN.CROP_RATIO", "[0.8,1.25]"))
     boxes = [transform._crop_box(200, 100, RNG(i)) for i in range(300)]

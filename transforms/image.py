@@ -107,15 +107,20 @@ class TrainTransform:
 
 
 class EvalTransform:
-    """Resizes the short side to IMAGE_SIZE / CROP_PCT and cuts the centre, as timm and torchvision do."""
+    """Resizes to IMAGE_SIZE / CROP_PCT and cuts the centre, as timm and torchvision do.
+
+    CROP_MODE "center" resizes the short side and keeps the ratio. "squash" resizes both sides: at CROP_PCT 1.0 nothing
+    of the image is lost (the evaluation of Swin and ConvNeXt at 384).
+    """
 
     def __init__(self, config: CfgNode) -> None:
         self.size = config.DATA.IMAGE_SIZE
         self.resize_to = math.floor(config.DATA.IMAGE_SIZE / config.DATA.CROP_PCT)
+        self.resized = _squashed if config.DATA.CROP_MODE == "squash" else _short_side
         self.resample = RESAMPLING[config.DATA.INTERPOLATION]
 
     def __call__(self, image: Image.Image | EncodedImage, rng: np.random.Generator | None = None) -> np.ndarray:
-        pixels = _short_side(image, self.resize_to, self.resample)
+        pixels = self.resized(image, self.resize_to, self.resample)
         top, left = (round((side - self.size) / 2) for side in pixels.shape[:2])
         return _pixels(pixels[top : top + self.size, left : left + self.size])
 
@@ -123,6 +128,10 @@ class EvalTransform:
 def _short_side(image: Image.Image | EncodedImage, to: int, resample: Image.Resampling) -> np.ndarray:
     width, height = (to * side // min(image.size) for side in image.size)
     return resized_crop(image, (0, 0, *image.size), (width, height), resample)
+
+
+def _squashed(image: Image.Image | EncodedImage, to: int, resample: Image.Resampling) -> np.ndarray:
+    return resized_crop(image, (0, 0, *image.size), (to, to), resample)
 
 
 def _mirrored(pixels: np.ndarray) -> np.ndarray:

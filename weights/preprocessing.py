@@ -20,6 +20,7 @@ from weights.names import has_switches, switches
 
 _KEYS = {  # timm's: ours
     "crop_pct": "DATA.CROP_PCT",
+    "crop_mode": "DATA.CROP_MODE",
     "interpolation": "DATA.INTERPOLATION",
     "mean": "DATA.IMAGENET_MEAN",
     "std": "DATA.IMAGENET_STD",
@@ -72,8 +73,6 @@ def disagreements(config: CfgNode, stored: dict[str, Any]) -> Iterator[str]:
         own = config[key.partition(".")[0]][key.partition(".")[2]]
         if own != value if isinstance(own, str) else not np.allclose(own, value, atol=1e-6):
             yield f"warning: {key} is {own}, the weights were made for {value}"
-    if stored.get("crop_mode", "center") != "center":
-        yield f"warning: the centre is cropped, the weights were made for the crop mode {stored['crop_mode']!r}"
 
 
 def _wanted(config: CfgNode, stored: dict[str, Any]) -> dict[str, Any]:
