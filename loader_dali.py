@@ -98,6 +98,11 @@ class DaliLoader(Loader):
             data = self.dataset.data(index)
             with Image.open(io.BytesIO(data)) as image:
                 box, *flips = self.dataset.transform.draw(*image.size, rng)
+                plain = image.mode in ("RGB", "L")
+            if not plain:  # palettes, inks, 16 bits: Pillow's conversion, of which DALI gets the pixels
+                file = io.BytesIO()
+                self.dataset.image(index).save(file, "PPM")
+                data = file.getvalue()
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
             self.dataset[key]  # it names the file
             raise

@@ -185,7 +185,6 @@ def turned():
 OTHERS = {
     "png": lambda: encoded(PHOTOGRAPHS[0], "PNG"),
     "palette": lambda: encoded(PHOTOGRAPHS[0].quantize(32), "PNG", transparency=3),
-    "16 bit": lambda: encoded(Image.fromarray(RNG(0).integers(0, 65536, (40, 60), np.uint16)), "PNG"),
     "alpha": lambda: encoded(PHOTOGRAPHS[0].convert("RGBA"), "PNG"),
     "cmyk": lambda: encoded(PHOTOGRAPHS[0].convert("CMYK")),
     "webp": lambda: encoded(PHOTOGRAPHS[0], "WEBP"),

@@ -51,6 +51,8 @@ def encoded(path: str, resize: int | None, quality: int) -> tuple[bytes, str]:
     Raises:
         InputError: the file can't be read as an image.
     """
+    from transforms import converted
+
     try:
         data = Path(path).read_bytes()
         suffix = os.path.splitext(path)[1].lower().replace(".jpeg", ".jpg")
@@ -59,7 +61,7 @@ def encoded(path: str, resize: int | None, quality: int) -> tuple[bytes, str]:
             if resize is None or short <= resize:
                 return data, suffix
             kind = "JPEG" if image.format == "JPEG" else "PNG"
-            pixels = image.convert("L" if image.mode in ("1", "L") else "RGB")
+            pixels = converted(image, "L" if image.mode.startswith(("1", "L", "I")) else "RGB")
             pixels = pixels.resize([resize * side // short for side in image.size], Image.Resampling.BICUBIC)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise InputError(f"{path}: not readable as an image ({error}); repair or remove it") from None
@@ -98,16 +100,20 @@ def write_shard(file: Path, samples: Iterable[tuple[int, str, int]], resize: int
 
 
 def inspect(path: str) -> int:
-    """Returns an image's file size in bytes; raises InputError where its header is no image's."""
+    """Returns an image's file size in bytes; raises InputError where its header is no image's that can be taken."""
     from sources import IMAGE_SUFFIXES
+    from transforms import unscaled
 
     try:
         if not path.lower().endswith(IMAGE_SUFFIXES):
             raise ValueError(f"its name doesn't end in {' '.join(IMAGE_SUFFIXES)}")
-        with Image.open(path):
-            return os.path.getsize(path)
+        with Image.open(path) as image:
+            reason = unscaled(image)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise InputError(f"{path}: not readable as an image ({error}); repair or remove it") from None
+    if reason:
+        raise InputError(f"{path}: {reason}")
+    return os.path.getsize(path)
 
 
 def plan(sizes: Sequence[int], order: Iterable[int], limit: int) -> list[list[int]]:

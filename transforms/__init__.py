@@ -1,7 +1,7 @@
 """File -> pixels (``decode``), image -> augmented image (``image``), batch -> what the model takes (``batch``)."""
 
 from transforms.batch import BatchTransform, Mixup, Normalize, gives_distributions, mixes, smooth_one_hot
-from transforms.decode import EncodedImage, readable
+from transforms.decode import EncodedImage, converted, readable, unscaled
 from transforms.erase import RandomErasing
 from transforms.image import EvalTransform, TrainTransform
 
@@ -13,8 +13,10 @@ __all__ = [
     "Normalize",
     "RandomErasing",
     "TrainTransform",
+    "converted",
     "gives_distributions",
     "mixes",
     "readable",
     "smooth_one_hot",
+    "unscaled",
 ]

@@ -28,6 +28,8 @@ _ALGORITHMS = {
 # grey level from its full decode, in the mean; at 2 it is 1.4, at 1.5 2.0.
 _GAP = 2.5
 _MARGIN = 16  # more rows than the upsampling of colour reaches below a crop
+_SIXTEEN_BITS = ("PPM", "PNG")  # formats of which Pillow's mode I is 0..65535 (PNG: before Pillow 11)
+_BITS_PER_SAMPLE, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0  # TIFF's
 _BASELINE, _SCAN = (0xC0, 0xC1), 0xDA  # markers: frames that are coded row by row, the start of the pixels
 # The one warning that a shortened image deserves: its other rows, up to the end of the file, without a flaw before.
 _REST = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
@@ -52,13 +54,14 @@ class EncodedImage:
         self.mode, self._data, self._name = mode, data, name
         with readable(name):
             self._image = Image.open(io.BytesIO(data))
+        if reason := unscaled(self._image):
+            raise RunError(f"{name}: {reason}, or train with DATA.SKIP_BROKEN True")
         self.size = self._image.size
 
     def decoded(self) -> Image.Image:
-        """Returns Pillow's full decode."""
+        """Returns Pillow's full decode; of 16-bit grey as ``converted`` says."""
         with readable(self._name):
-            self._image.load()
-            return self._image if self._image.mode == self.mode else self._image.convert(self.mode)
+            return converted(self._image, self.mode)
 
     def resized_crop(self, box: Box, size: tuple[int, int], resample: Image.Resampling) -> np.ndarray:
         """As the function, of a plain JPEG within 1.5 grey levels in the mean, of all else exactly."""
@@ -98,6 +101,36 @@ def resized_crop(
     if isinstance(image, EncodedImage):
         return image.resized_crop(box, size, resample)
     return np.asarray((image if box == (0, 0, *image.size) else image.crop(box)).resize(size, resample))
+
+
+def unscaled(image: Image.Image) -> str | None:
+    """Returns why the values of an image that was opened can't become 8 bits, and what to do; None where they can."""
+    kind = {"I": "32-bit integers", "F": "floats"}.get(image.mode)
+    if kind is None or (image.mode == "I" and image.format in _SIXTEEN_BITS):
+        return None
+    return f"its pixels are {kind}, and nothing tells which value is white; convert it to 8 or 16 bits, remove it"
+
+
+def converted(image: Image.Image, mode: str) -> Image.Image:
+    """Returns an image as Pillow converts it, which drops alpha; but of 16-bit grey the high byte.
+
+    Pillow, and timm with it, clips 16-bit grey at 255: almost all of it is white. Of 16-bit colours Pillow takes the
+    high byte: so a picture is the same stored as grey or as colours. 8 bits that were widened, times 256 or times 257,
+    come back as they were.
+
+    Args:
+        image: opened, and nothing that ``unscaled`` finds a reason in.
+        mode: "RGB" or "L".
+    """
+    image.load()
+    image.info.pop("transparency", None)  # Pillow warns where it can't keep it
+    if image.mode.startswith("I"):
+        tags = getattr(image, "tag_v2", {})  # of TIFF
+        pixels = np.asarray(image) >> (tags.get(_BITS_PER_SAMPLE, (16,))[0] - 8)  # of 12 bits Pillow leaves 0..4095
+        if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:  # which Pillow turns of 8 bits alone
+            pixels = 255 - pixels
+        image = Image.fromarray(pixels.astype(np.uint8))
+    return image if image.mode == mode else image.convert(mode)
 
 
 @contextlib.contextmanager
