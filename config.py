@@ -163,9 +163,12 @@ _C.TRAIN.DISTILLATION_TAU = 1.0  # soft: temperature
 _C.TRAIN.TEACHER_MODEL = None  # the teacher's YAML file, or name
 _C.TRAIN.TEACHER_PATH = None  # the teacher's weights
 
-_C.TRAIN.CROP = "random_resized"  # or "simple" (DeiT-III): short side to IMAGE_SIZE, mirrored 4 pixels wider, cropped
-_C.TRAIN.CROP_SCALE = [0.08, 1.0]  # random resized crop: share of the image's area
-_C.TRAIN.CROP_RATIO = [0.75, 1.3333333333333333]  # random resized crop: width / height
+_C.TRAIN.CROP = "random_resized"  # or "simple" (DeiT-III): short side to IMAGE_SIZE, mirrored 4 pixels wider, cropped;
+# "random_resized_once": a box is drawn once and clipped to the image (BYOL, MAE's probe), not until one fits;
+# "short_side", "squash": resized as DATA.CROP_MODE center and squash do, by CROP_PCT, a crop at random (big_vision)
+_C.TRAIN.CROP_PCT = 0.875  # short_side, squash: the crop's share of the resized side
+_C.TRAIN.CROP_SCALE = [0.08, 1.0]  # random resized crops: share of the image's area
+_C.TRAIN.CROP_RATIO = [0.75, 1.3333333333333333]  # random resized crops: width / height
 _C.TRAIN.INTERPOLATION = None  # None: DATA.INTERPOLATION; "random": bilinear or bicubic, per image
 _C.TRAIN.HFLIP = 0.5  # probability of a horizontal flip
 _C.TRAIN.VFLIP = 0.0  # probability of a vertical flip

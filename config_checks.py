@@ -42,7 +42,7 @@ _CHOICES = {
     "TRAIN.GRAD_CLIP_MODE": ("norm", "value", "agc"),
     "TRAIN.LOSS": ("auto", "cross_entropy", "soft_target", "bce"),
     "TRAIN.DISTILLATION_TYPE": (None, "hard", "soft"),
-    "TRAIN.CROP": ("random_resized", "simple"),
+    "TRAIN.CROP": ("random_resized", "random_resized_once", "simple", "short_side", "squash"),
     "TRAIN.INTERPOLATION": (None, "bicubic", "bilinear", "nearest", "random"),
     "TRAIN.RANDOM_ERASE_MODE": ("const", "rand", "pixel"),
     "TRAIN.MIXUP_MODE": ("batch", "pair", "elem"),
@@ -152,7 +152,8 @@ def _check_data(config: CfgNode, require: Callable[[bool, str, str], None]) -> N
     for key, values in (("DATA.IMAGENET_MEAN", data.IMAGENET_MEAN), ("DATA.IMAGENET_STD", data.IMAGENET_STD)):
         require(len(values) in (1, channels), key, f"1 or {channels} values, as IMAGE_CHANNELS")
     require(all(std > 0 for std in data.IMAGENET_STD), "DATA.IMAGENET_STD", "values above 0")
-    require(0 < data.CROP_PCT <= 1, "DATA.CROP_PCT", "0 < value <= 1")
+    for key, share in (("DATA.CROP_PCT", data.CROP_PCT), ("TRAIN.CROP_PCT", train.CROP_PCT)):
+        require(0 < share <= 1, key, "0 < value <= 1")
     require(0 < train.CROP_SCALE[0] <= train.CROP_SCALE[1] <= 1, "TRAIN.CROP_SCALE", "0 < low <= high <= 1")
     require(0 < train.CROP_RATIO[0] <= train.CROP_RATIO[1], "TRAIN.CROP_RATIO", "0 < low <= high")
     plain = data.SAMPLER == "shuffle" and data.SHARD_SHUFFLE is None and train.REPEATED_AUGMENT == 1
@@ -162,13 +163,14 @@ def _check_data(config: CfgNode, require: Callable[[bool, str, str], None]) -> N
     require(cached, "DATA.CACHE", "None with SKIP_BROKEN: a cache holds every image")
     if data.LOADER == "dali" and not config.EVAL:
         for key, value, idle in (
-            ("TRAIN.CROP", train.CROP, "random_resized"),
             ("TRAIN.AFFINE", train.AFFINE, [0.0] * 3),
             ("TRAIN.AUTO_AUGMENT", train.AUTO_AUGMENT, None),
             ("TRAIN.COLOR_JITTER", train.COLOR_JITTER, 0.0),
             ("DATA.SKIP_BROKEN", data.SKIP_BROKEN, False),
         ):
             require(value == idle, key, f"{idle} with DATA.LOADER dali, which crops, resizes and flips")
+        drawn = train.CROP.startswith("random_resized")
+        require(drawn, "TRAIN.CROP", "random_resized or random_resized_once with DATA.LOADER dali")
         require(train.INTERPOLATION != "random", "TRAIN.INTERPOLATION", "one of the others with DATA.LOADER dali")
     box = train.CUTMIX_MINMAX or [0.5, 0.5]
     require(0 <= box[0] <= box[1] <= 1, "TRAIN.CUTMIX_MINMAX", "0 <= low <= high <= 1")
@@ -345,7 +347,8 @@ _DECLARED = (
         "TRAIN.DISTILLATION_ALPHA", "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PATH",
     )),
     ((_TRAINING, _is("TRAIN.DISTILLATION_TYPE", "soft")), ("TRAIN.DISTILLATION_TAU",)),
-    ((_TRAINING, _is("TRAIN.CROP", "random_resized")), ("TRAIN.CROP_SCALE", "TRAIN.CROP_RATIO")),
+    ((_TRAINING, _is("TRAIN.CROP", "random_resized", "random_resized_once")), ("TRAIN.CROP_SCALE", "TRAIN.CROP_RATIO")),
+    ((_TRAINING, _is("TRAIN.CROP", "short_side", "squash")), ("TRAIN.CROP_PCT",)),
     ((_TRAINING, _above_zero("TRAIN.RANDOM_ERASE_PROB")), ("TRAIN.RANDOM_ERASE_MODE", "TRAIN.RANDOM_ERASE_COUNT")),
     ((_TRAINING, _is_unset("TRAIN.CUTMIX_MINMAX")), ("TRAIN.CUTMIX_ALPHA",)),
     ((_TRAINING, _MIXING), ("TRAIN.MIXUP_PROB", "TRAIN.MIXUP_MODE", "TRAIN.MIXUP_OFF_EPOCH")),

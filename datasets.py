@@ -22,6 +22,8 @@ from samplers import EvalBatchSampler, TrainBatchSampler
 from shards import Shards, read_shards
 from transforms import EncodedImage, EvalTransform, RandomErasing, TrainTransform, readable
 
+_DECODING = "2"  # part of a cache's name: another where the same files give other pixels (2: 16-bit grey isn't white)
+
 # ----------------------------------------------------------------- datasets
 
 
@@ -246,7 +248,9 @@ def _cached(config: CfgNode, mode: str, made_of: str, decode: Callable[[], Decod
 
 
 def _decoded(config: CfgNode, mode: str, dataset: EncodedDataset) -> ArrayDataset:
-    made_of = fingerprint(dataset.files(), dataset.mode, dataset.labels.tobytes(), "\0".join(dataset.classes))
+    made_of = fingerprint(
+        dataset.files(), _DECODING, dataset.mode, dataset.labels.tobytes(), "\0".join(dataset.classes)
+    )
     images = (np.asarray(dataset.image(index)) for index in range(len(dataset)))
     return _cached(config, mode, made_of, lambda: (images, dataset.labels, dataset.classes))
 

@@ -42,6 +42,7 @@ _FOREIGN = {
     "TRAIN.ACCUM_ITER": "grad_accum_steps",
     "TRAIN.AUTO_AUGMENT": "aa",
     "TRAIN.BASE_LR": "learning_rate lr lr_base",
+    "TRAIN.CROP": "train_crop_mode",
     "TRAIN.CROP_RATIO": "ratio",
     "TRAIN.CROP_SCALE": "scale",
     "TRAIN.CUTMIX_ALPHA": "cutmix",

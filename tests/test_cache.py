@@ -51,6 +51,13 @@ def test_cached_files_give_the_same_samples_and_are_decoded_once(folder, capfd, 
     assert capfd.readouterr().out == ""
 
 
+def test_another_decoding_of_the_same_files_has_another_cache(folder, capfd, monkeypatch):
+    get_dataset(with_cache("folder", folder), "val")
+    monkeypatch.setattr("datasets._DECODING", "1")  # under which 16-bit grey was white
+    get_dataset(with_cache("folder", folder), "val")
+    assert capfd.readouterr().out.count("isn't there yet: decoding") == 2
+
+
 @pytest.mark.parametrize("first", ["center", "squash"])
 def test_a_cache_serves_both_ways_to_crop(tmp_path, capfd, first):
     """It holds whole images: what one mode wrote, the other reads, and crops as it does itself."""

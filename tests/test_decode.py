@@ -117,7 +117,10 @@ def test_the_rows_that_are_left_out_change_no_other(way, scale):
 # ---------------------------------------------------------------- transforms
 
 
-@pytest.mark.parametrize("options", [[], ["TRAIN.CROP", "simple"], ["TRAIN.AFFINE", "[10.0,0.1,0.1]"]])
+CROPS = [["TRAIN.CROP", crop] for crop in ("random_resized_once", "simple", "short_side", "squash")]
+
+
+@pytest.mark.parametrize("options", [[], *CROPS, ["TRAIN.AFFINE", "[10.0,0.1,0.1]"]])
 def test_training_draws_the_same_for_an_encoded_image_and_a_decoded_one(options):
     data = encoded(PHOTOGRAPHS[0])
     transform = TrainTransform(get_config(None, ["DATA.IMAGE_SIZE", "128", "TRAIN.HFLIP", "0.5", *options]))

@@ -213,9 +213,12 @@ TRIED = [
         of_images,
         {
             "TRAIN.CROP_SCALE": [0.3, 0.4], "TRAIN.CROP_RATIO": [1.0, 1.0], "TRAIN.RANDOM_ERASE_MODE": "rand",
-            "TRAIN.RANDOM_ERASE_COUNT": 3,
+            "TRAIN.RANDOM_ERASE_COUNT": 3, "TRAIN.CROP_PCT": 0.6,
         },
-        [[], [("TRAIN.CROP", "simple")], [("TRAIN.RANDOM_ERASE_PROB", 1.0)]],
+        [
+            *([("TRAIN.CROP", crop)] for crop in ("simple", "random_resized_once", "short_side", "squash")),
+            [], [("TRAIN.RANDOM_ERASE_PROB", 1.0)],
+        ],
     ),
     (
         of_batches,

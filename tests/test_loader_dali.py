@@ -50,6 +50,7 @@ def test_its_samples_are_those_of_the_other_loader(photographs, options):
     pytest.importorskip("nvidia.dali")
     if options:
         options = [*options, "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5"]
+        options += ["TRAIN.CROP", "random_resized_once"]
     options = [*options, "TRAIN.VFLIP", "0.5", "TRAIN.RANDOM_ERASE_PROB", "0.5"]
     ours, theirs = (taken(configured(photographs, kind, *options), (1, 2, 4)) for kind in ("paddle", "dali"))
     for own, other in zip(ours, theirs, strict=True):
@@ -80,6 +81,8 @@ def test_it_names_a_broken_file(photographs, tmp_path):
     ("key", "value"),
     [
         ("TRAIN.CROP", "simple"),
+        ("TRAIN.CROP", "short_side"),
+        ("TRAIN.CROP", "squash"),
         ("TRAIN.AFFINE", "[10.0,0.1,0.1]"),
         ("TRAIN.AUTO_AUGMENT", "3a"),
         ("TRAIN.COLOR_JITTER", "0.4"),

@@ -87,7 +87,10 @@ def test_the_crop_mode_is_the_weights(configured):
         ({"crop_pct": "wide"}, "DATA.CROP_PCT takes float, found 'wide'"),
         ({"crop_pct": 1.5}, "DATA.CROP_PCT is 1.5, expected 0 < value <= 1"),
         ({"interpolation": "lanczos"}, "DATA.INTERPOLATION is 'lanczos', expected one of bicubic"),
-        ({"crop_mode": "border"}, "DATA.CROP_MODE is 'border', expected one of center, squash"),
+        (
+            {"crop_mode": "border"},
+            "DATA.CROP_MODE is 'border', expected one of center, squash; with -o KEY VALUE yours is taken",
+        ),
         ({"mean": [1, 2]}, "DATA.IMAGENET_MEAN is"),
     ],
 )

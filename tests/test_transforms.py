@@ -130,6 +130,39 @@ def test_the_simple_crop_resizes_the_short_side_and_shifts_over_a_mirrored_borde
     assert {left for _, left in found} == set(range(19))
 
 
+@pytest.mark.parametrize(("crop", "sides"), [("squash", (40, 40)), ("short_side", (53, 40))])
+def test_a_resized_image_is_cropped_at_every_place(crop, sides):
+    """big_vision's resize_crop and resmall_crop (configs/transfer.py): 448, of which 384 x 384 are cut."""
+    image = picture(64, 48)
+    resized = np.asarray(image.resize(sides, Image.Resampling.BICUBIC))
+    rows, columns = sides[1] - 31, sides[0] - 31
+    places = {resized[y : y + 32, x : x + 32].tobytes(): (y, x) for y in range(rows) for x in range(columns)}
+    transform = TrainTransform(configured("TRAIN.CROP", crop, "TRAIN.CROP_PCT", "0.8", "TRAIN.HFLIP", "0"))
+    found = [places[transform(image, RNG(seed)).tobytes()] for seed in range(300)]
+    assert {top for top, _ in found} == set(range(rows))
+    assert {left for _, left in found} == set(range(columns))
+    large = get_config(None, ["DATA.IMAGE_SIZE", "384", "TRAIN.CROP", crop, "TRAIN.CROP_PCT", "0.857"])
+    assert TrainTransform(large).resize_to == 448
+
+
+def test_a_crop_that_is_drawn_once_is_clipped_to_the_image():
+    once, often = (TrainTransform(configured("TRAIN.CROP", crop)) for crop in ("random_resized_once", "random_resized"))
+    clipped = 0
+    for seed in range(400):
+        rng = RNG(seed)
+        area, ratio = 500 * 375 * rng.uniform(0.08, 1), np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+        sides = [round(np.sqrt(area * ratio)), round(np.sqrt(area / ratio))]
+        left, top, right, bottom = once._crop_box(500, 375, RNG(seed))
+        assert [right - left, bottom - top] == [min(sides[0], 500), min(sides[1], 375)]
+        assert 0 <= left < right <= 500
+        assert 0 <= top < bottom <= 375
+        if sides[0] <= 500 and sides[1] <= 375:
+            assert often._crop_box(500, 375, RNG(seed)) == (left, top, right, bottom)
+        else:
+            clipped += 1
+    assert 80 < clipped < 125  # a quarter, at ImageNet's usual shape
+
+
 def test_random_interpolation_is_bilinear_or_bicubic():
     image, ways = picture(40, 40), (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)
     expected = [np.asarray(image.resize((32, 32), way)) for way in ways]

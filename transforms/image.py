@@ -25,8 +25,11 @@ class TrainTransform:
     """Crop, affine jitter, flips, TRAIN.AUTO_AUGMENT and colour jitter, all drawn from the generator that is passed in.
 
     CROP "random_resized" has the distribution of torchvision's ``RandomResizedCrop`` (Szegedy et al. 2014): ten
-    attempts at an area and a ratio (log-uniform), then the largest central crop of a permitted ratio. "simple" is
-    DeiT-III's (arXiv:2204.07118): the short side to the crop's size, 4 mirrored pixels around, a crop at random.
+    attempts at an area and a ratio (log-uniform), then the largest central crop of a permitted ratio.
+    "random_resized_once" is that of BYOL (Grill et al. 2020) and of MAE's linear probe: the first box, clipped to the
+    image. "simple" is DeiT-III's (arXiv:2204.07118): the short side to the crop's size, 4 mirrored pixels around, a
+    crop at random. "short_side" and "squash" resize the short side, or both, to IMAGE_SIZE / CROP_PCT and crop at
+    random.
 
     Raises:
         InputError: an AUTO_AUGMENT that there isn't.
@@ -34,7 +37,8 @@ class TrainTransform:
 
     def __init__(self, config: CfgNode) -> None:
         train = config.TRAIN
-        self.size, self.simple = config.DATA.IMAGE_SIZE, train.CROP == "simple"
+        self.size, self.crop = config.DATA.IMAGE_SIZE, train.CROP
+        self.resize_to = self.size if self.crop == "simple" else math.floor(self.size / train.CROP_PCT)
         names = interpolations(train.INTERPOLATION or config.DATA.INTERPOLATION)
         self.resampling = [RESAMPLING[name] for name in names]
         self.scale, self.ratio = train.CROP_SCALE, train.CROP_RATIO
@@ -66,11 +70,12 @@ class TrainTransform:
 
     def _crop(self, image: Image.Image | EncodedImage, rng: np.random.Generator) -> np.ndarray:
         resample = self.resampling[rng.integers(len(self.resampling)) if len(self.resampling) > 1 else 0]
-        if not self.simple:
+        if self.crop.startswith("random_resized"):
             return resized_crop(image, self._crop_box(*image.size, rng), (self.size, self.size), resample)
-        pixels = _short_side(image, self.size, resample)
-        border = ((_BORDER, _BORDER), (_BORDER, _BORDER), (0, 0))
-        pixels = np.pad(pixels, border[: pixels.ndim], "reflect")
+        pixels = (_squashed if self.crop == "squash" else _short_side)(image, self.resize_to, resample)
+        if self.crop == "simple":
+            border = ((_BORDER, _BORDER), (_BORDER, _BORDER), (0, 0))
+            pixels = np.pad(pixels, border[: pixels.ndim], "reflect")
         top, left = (int(rng.integers(side - self.size + 1)) for side in pixels.shape[:2])
         return pixels[top : top + self.size, left : left + self.size]
 
@@ -80,6 +85,8 @@ class TrainTransform:
             area = width * height * rng.uniform(*self.scale)
             ratio = math.exp(rng.uniform(low, high))
             w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if self.crop == "random_resized_once":
+                w, h = min(w, width), min(h, height)
             if 0 < w <= width and 0 < h <= height:
                 left, top = int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1))
                 return left, top, left + w, top + h

@@ -41,7 +41,9 @@ def with_preprocessing(config: CfgNode) -> CfgNode:
     try:
         return with_values(config, **{k.replace(".", "__"): v for k, v in found.items() if not is_given(config, k)})
     except InputError as error:
-        raise InputError(f"the config.json of {config.MODEL.PRETRAINED}: {error}") from None
+        raise InputError(
+            f"the config.json of {config.MODEL.PRETRAINED}: {error}; with -o KEY VALUE yours is taken"
+        ) from None
 
 
 def with_switches(config: CfgNode, path: str | Path) -> CfgNode:
