@@ -141,11 +141,12 @@ _C.TRAIN.LR_SCHEDULER.POWER = 2.0  # poly: exponent of the share that is left
 _C.TRAIN.LR_SCHEDULER.PER_EPOCH = False  # "start" (timm), "end" (PaddleViT): of an epoch, where its updates' rate is
 
 _C.TRAIN.OPTIMIZER = CfgNode()
-_C.TRAIN.OPTIMIZER.NAME = "AdamW"  # or Adam, SGD, LAMB, Lion, Muon (AdamW where a parameter is no matrix)
+_C.TRAIN.OPTIMIZER.NAME = "AdamW"  # or Adam, SGD, LAMB, LARS, Lion, Muon (AdamW where a parameter is no matrix)
 _C.TRAIN.OPTIMIZER.EPS = 1e-8
 _C.TRAIN.OPTIMIZER.BETAS = [0.9, 0.999]  # Lion's paper: [0.9, 0.99]
-_C.TRAIN.OPTIMIZER.MOMENTUM = 0.9  # SGD, Muon
+_C.TRAIN.OPTIMIZER.MOMENTUM = 0.9  # SGD, LARS, Muon
 _C.TRAIN.OPTIMIZER.NESTEROV = True  # SGD, Muon
+_C.TRAIN.OPTIMIZER.TRUST_COEFFICIENT = 0.001  # LARS: the norm of a matrix's update over the matrix's own
 
 _C.TRAIN.MODEL_EMA = False  # an exponential moving average of the weights, evaluated and saved beside them
 _C.TRAIN.MODEL_EMA_DECAY = 0.9999  # per update

@@ -25,7 +25,7 @@ _CHOICES = {
     "MODEL.GLOBAL_POOL": ("token", "avg"),
     "MODEL.ACT": (None, "gelu", "relu"),
     "MODEL.DROPPATH_SHAPE": (None, "linear", "constant"),
-    "TRAIN.OPTIMIZER.NAME": ("AdamW", "Adam", "SGD", "LAMB", "Lion", "Muon"),
+    "TRAIN.OPTIMIZER.NAME": ("AdamW", "Adam", "SGD", "LAMB", "LARS", "Lion", "Muon"),
     "TRAIN.LR_SCHEDULER.NAME": (
         "warmupcosine",
         "cosine",
@@ -70,7 +70,7 @@ _NOT_NEGATIVE = (
 _ABOVE_ZERO = (
     "TRAIN.GRAD_CLIP", "TRAIN.LR_SCHEDULER.DECAY_RATE", "TRAIN.LR_SCHEDULER.POWER", "TRAIN.DISTILLATION_TAU",
     "TRAIN.LAYER_DECAY", "MODEL.INIT_VALUES", "MODEL.NORM_EPS", "TRAIN.OPTIMIZER.EPS", "SAVE_MINUTES", "DIST.TIMEOUT",
-    "DIST.INIT_TIMEOUT", "DIST.STRATEGY.last_comm_group_size_MB",
+    "DIST.INIT_TIMEOUT", "DIST.STRATEGY.last_comm_group_size_MB", "TRAIN.OPTIMIZER.TRUST_COEFFICIENT",
 )  # fmt: skip
 _BELOW_ONE = (
     "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH", "MODEL.PATCH_DROP", "TRAIN.SMOOTHING",
@@ -285,7 +285,7 @@ _MIXING = Need(
     (*_MIXUP.keys, *_CUTMIX.keys),
     lambda found: _MIXUP.met(found) or _CUTMIX.met(found),
 )
-_MOMENTUM = _is(_OPTIMIZER, "SGD", "Muon")
+_MOMENTUM = _above_zero("TRAIN.OPTIMIZER.MOMENTUM")
 
 # Every key of config.py, with what it needs. Keys of MODEL that aren't here are an architecture's: those that its
 # constructor takes (``models.check_keys``). A key whose loss would be missed conflicts instead, and needs nothing.
@@ -338,9 +338,10 @@ _DECLARED = (
     ((_TRAINING, _above_zero("MODEL.DROPPATH")), ("MODEL.DROPPATH_SHAPE",)),
     ((_TRAINING, _is(_SCHEDULE, "poly")), ("TRAIN.LR_SCHEDULER.POWER",)),
     ((_TRAINING, _is(_OPTIMIZER, "AdamW", "Adam", "LAMB", "Muon")), ("TRAIN.OPTIMIZER.EPS",)),
-    ((_TRAINING, _is_not(_OPTIMIZER, "SGD")), ("TRAIN.OPTIMIZER.BETAS",)),
-    ((_TRAINING, _MOMENTUM), ("TRAIN.OPTIMIZER.MOMENTUM",)),
-    ((_TRAINING, _MOMENTUM, _above_zero("TRAIN.OPTIMIZER.MOMENTUM")), ("TRAIN.OPTIMIZER.NESTEROV",)),
+    ((_TRAINING, _is_not(_OPTIMIZER, "SGD", "LARS")), ("TRAIN.OPTIMIZER.BETAS",)),
+    ((_TRAINING, _is(_OPTIMIZER, "SGD", "LARS", "Muon")), ("TRAIN.OPTIMIZER.MOMENTUM",)),
+    ((_TRAINING, _is(_OPTIMIZER, "SGD", "Muon"), _MOMENTUM), ("TRAIN.OPTIMIZER.NESTEROV",)),
+    ((_TRAINING, _is(_OPTIMIZER, "LARS")), ("TRAIN.OPTIMIZER.TRUST_COEFFICIENT",)),
     ((_TRAINING, _is("TRAIN.MODEL_EMA", True)), ("TRAIN.MODEL_EMA_DECAY", "TRAIN.MODEL_EMA_WARMUP")),
     ((_TRAINING, _is("TRAIN.LOSS", "bce")), ("TRAIN.BCE_TARGET_THRESH", "TRAIN.BCE_SUM")),
     ((_TRAINING, _is("TRAIN.DISTILLATION_TYPE", "hard", "soft")), (

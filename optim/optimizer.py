@@ -6,6 +6,7 @@ from paddle.regularizer import L2Decay
 from yacs.config import CfgNode
 
 from optim.groups import decayed_parameters, layer_scales
+from optim.lars import Lars
 from optim.lion import Lion
 from optim.muon import Muon
 
@@ -14,12 +15,12 @@ def build_optimizer(config: CfgNode, model: nn.Layer) -> paddle.optimizer.Optimi
     """Returns the optimizer over the model's parameters (frozen ones stay); ``set_lr`` gives each update its rate.
 
     Behaviour is that of torch.optim.AdamW, Adam, SGD and Muon (``adjust_lr_fn="match_rms_adamw"``; AdamW for what is no
-    matrix), and of timm.optim.Lamb and Lion. Weight decay, on ``decayed_parameters``, is an L2 term of the gradient for
-    Adam and SGD, part of the update for LAMB, and decoupled for the others. timm's Lamb also clips the gradients' norm
-    at 1; here ``clip_gradients`` is a step of its own for every optimizer.
+    matrix), of timm.optim.Lamb and Lion, and of MAE's LARS. Weight decay, on ``decayed_parameters``, is an L2 term of
+    the gradient for Adam, SGD and LARS, part of the update for LAMB, and decoupled for the others. timm's Lamb also
+    clips the gradients' norm at 1; here ``clip_gradients`` is a step of its own for every optimizer.
     """
     train, options = config.TRAIN, config.TRAIN.OPTIMIZER
-    coupled = options.NAME in ("Adam", "SGD")
+    coupled = options.NAME in ("Adam", "SGD", "LARS")
     decayed, scales = set(decayed_parameters(config, model)), layer_scales(config, model)
     # Paddle asks by its own names (linear_0.w_0), which say nothing of the layer: look them up by the structured ones.
     names = {parameter.name for name, parameter in model.named_parameters() if name in decayed}
@@ -40,6 +41,8 @@ def build_optimizer(config: CfgNode, model: nn.Layer) -> paddle.optimizer.Optimi
         case "LAMB":
             decay = {"lamb_weight_decay": train.WEIGHT_DECAY}
             return paddle.optimizer.Lamb(**adam, **decay, exclude_from_weight_decay_fn=lambda p: p.name not in names)
+        case "LARS":
+            return Lars(**common, momentum=options.MOMENTUM, trust_coefficient=options.TRUST_COEFFICIENT)
         case "Lion":
             return Lion(**common, **betas, **decoupled)
         case "Muon":

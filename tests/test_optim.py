@@ -8,7 +8,19 @@ import numpy as np
 import paddle
 import pytest
 from golden.formula import array
-from golden.optim_problem import BETAS, CASES, EPS, MOMENTUM, SCALES, STEPS, WEIGHT_DECAY, gradients, rate
+from golden.optim_problem import (
+    BETAS,
+    CASES,
+    DECAYED,
+    EPS,
+    MOMENTUM,
+    SCALES,
+    SHAPES,
+    STEPS,
+    WEIGHT_DECAY,
+    gradients,
+    rate,
+)
 from paddle import nn
 from small import Small
 
@@ -98,8 +110,50 @@ def test_ten_steps_are_the_references(case):
         assert np.abs(found - expected).max() < 1e-6 * np.abs(expected).max(), name
 
 
+def lars(steps, momentum=0.9, trust=0.001, zero=()):
+    """The parameters after MAE's LARS (main_linprobe.py, util/lars.py), in float64; those in ``zero`` start at 0."""
+    arrays = {name: array(name, shape) * (name not in zero) for name, shape in SHAPES.items()}
+    arrays = {name: value.astype(np.float64) for name, value in arrays.items()}
+    sums = dict.fromkeys(arrays, 0.0)
+    for step in range(steps):
+        for name, gradient in gradients(step).items():
+            value, size = arrays[name], np.linalg.norm
+            update = gradient + WEIGHT_DECAY * value * (name in DECAYED)
+            if value.ndim > 1 and size(value) > 0:
+                update = update * (trust * size(value) / size(update))
+            sums[name] = momentum * sums[name] + update
+            arrays[name] = value - rate(step) * SCALES[name] * sums[name]
+    return arrays
+
+
+@pytest.mark.parametrize(("momentum", "trust", "zero"), [(0.9, 0.001, ()), (0.5, 0.1, ("head.weight", "conv.bias"))])
+def test_ten_steps_of_lars_are_maes(momentum, trust, zero):
+    model = Small()
+    for name, parameter in model.named_parameters():
+        if name in zero:
+            parameter.set_value(paddle.zeros_like(parameter))
+    start = model.arrays()
+    options = ["TRAIN.OPTIMIZER.MOMENTUM", momentum, "TRAIN.OPTIMIZER.TRUST_COEFFICIENT", trust]
+    run_steps(problem("LARS", model, *options), model, range(STEPS))
+    for name, expected in lars(STEPS, momentum, trust, zero).items():
+        moved = np.abs(expected - start[name]).max()
+        assert moved > 1e-5
+        assert np.abs(model.arrays()[name] - expected).max() < 1e-6 * np.abs(expected).max(), name
+        if trust == 0.001 and expected.ndim > 1:  # the updates' norms are the parameters': the steps' too
+            assert moved < 0.02, name
+
+
+def test_lars_leaves_a_gradient_of_zero_alone():
+    model = Small()
+    optimizer = problem("LARS", model, "TRAIN.WEIGHT_DECAY", 0.0)
+    model.set_gradients({name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()})
+    optimizer.step()
+    for name, found in model.arrays().items():
+        np.testing.assert_array_equal(found, array(name, found.shape))
+
+
 @pytest.mark.smoke
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, "LARS"])
 def test_saved_state_goes_on_under_other_names_with_the_same_bits(case):
     straight, first, second = Small(), Small(), Small()
     run_steps(problem(case, straight), straight, range(6))
@@ -119,7 +173,7 @@ def test_saved_state_goes_on_under_other_names_with_the_same_bits(case):
         np.testing.assert_array_equal(second.arrays()[name], expected, err_msg=name)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, "LARS"])
 def test_frozen_parameters_stay_and_keep_no_state(case):
     model = Small()
     freeze(get_config(None, ["TRAIN.FREEZE", "['fc.*']"]), model)

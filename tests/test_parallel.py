@@ -164,7 +164,7 @@ def test_a_sharded_run_that_is_stopped_goes_on_without_sharding_to_the_bits_of_a
 
 # ------------------------------------------------------------------- updates
 
-OPTIMIZERS = ("AdamW", "Adam", "SGD", "LAMB", "Lion", "Muon")
+OPTIMIZERS = ("AdamW", "Adam", "SGD", "LAMB", "LARS", "Lion", "Muon")
 
 
 def updates(optimizer, scale, engine=(), mode="norm"):

@@ -57,6 +57,7 @@ def test_a_run_goes_on_from_every_update_in_the_same_bits(tmp_path, tiny, ranks)
     [
         ["TRAIN.OPTIMIZER.NAME", "SGD"],
         ["TRAIN.OPTIMIZER.NAME", "LAMB"],
+        ["TRAIN.OPTIMIZER.NAME", "LARS", "TRAIN.OPTIMIZER.TRUST_COEFFICIENT", "0.02"],
         ["TRAIN.OPTIMIZER.NAME", "Lion"],
         ["TRAIN.OPTIMIZER.NAME", "Muon", "TRAIN.LAYER_DECAY", "0.7"],
         ["TRAIN.REPEATED_AUGMENT", "3", "TRAIN.RANDOM_ERASE_PROB", "0.5", "TRAIN.AUTO_AUGMENT", "rand-m9-mstd0.5-inc1"],
@@ -206,7 +207,7 @@ def test_another_model_is_refused(tmp_path, tiny):
             load_checkpoint(last, model, build_optimizer(get_config(), model))
 
 
-@pytest.mark.parametrize("name", ["SGD", "Lion", "Muon", "AdamW", "LAMB"])
+@pytest.mark.parametrize("name", ["SGD", "LARS", "Lion", "Muon", "AdamW", "LAMB"])
 def test_another_optimizer_goes_on_only_where_it_keeps_the_same_moments(tmp_path, tiny, name):
     options = [*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.OPTIMIZER.NAME"]
     train([*options, "Adam"], tmp_path / "run", 32)

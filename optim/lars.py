@@ -1,0 +1,44 @@
+"""LARS."""
+
+from typing import Any
+
+import paddle
+
+
+class Lars(paddle.optimizer.Optimizer):
+    """LARS (You et al. 2017, arXiv:1708.03888) as MoCo v3 and MAE have it: momentum over gradients that were scaled.
+
+    A matrix's gradient, its weight decay included, gets a norm of ``trust_coefficient`` times the matrix's own. Biases
+    and norms keep theirs. Where one of the two norms is 0, the gradient stays as it is.
+
+    Paddle's ``lars_momentum`` isn't this: it adds the two norms of gradient and decay, scales every parameter, and has
+    the rate within its momentum.
+
+    Args:
+        learning_rate: rate; a parameter's ``optimize_attr["learning_rate"]`` is a factor on it.
+        parameters: what it updates; a parameter's ``regularizer`` is its weight decay.
+        momentum: share of the old momentum that stays in the new one.
+        trust_coefficient: a scaled gradient's norm over its matrix's.
+    """
+
+    def __init__(
+        self, learning_rate: float, parameters: list[paddle.Tensor], momentum: float, trust_coefficient: float
+    ) -> None:
+        super().__init__(learning_rate, parameters)
+        self._momentum, self._trust_coefficient = momentum, trust_coefficient
+
+    def _create_accumulators(self, block: Any, parameters: list[paddle.Tensor]) -> None:
+        for parameter in parameters:
+            self._add_accumulator("momentum", parameter)
+
+    def _append_optimize_op(self, block: Any, param_and_grad: tuple[paddle.Tensor, paddle.Tensor]) -> None:
+        parameter, gradient = param_and_grad
+        momentum = self._get_accumulator("momentum", parameter)
+        if parameter.ndim > 1:
+            norm, size = parameter.square().sum().sqrt(), gradient.square().sum().sqrt()
+            known = paddle.logical_and(norm > 0, size > 0)
+            ratio = self._trust_coefficient * norm / paddle.where(known, size, paddle.ones_like(size))
+            gradient = gradient * paddle.where(known, ratio, paddle.ones_like(ratio))
+        momentum.scale_(self._momentum)
+        momentum.add_(gradient)
+        parameter.subtract_(momentum * (self.get_lr() * parameter.optimize_attr["learning_rate"]))
