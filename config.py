@@ -77,6 +77,7 @@ _C.MODEL.PATCH_DROP = 0.0  # share of the patch tokens that training leaves out
 _C.MODEL.RECOMPUTE = False  # training: compute each block's activations again in the backward pass, to save memory
 _C.MODEL.HEAD_INIT_SCALE = 1.0  # factor on the fresh classifier's weights
 _C.MODEL.HEAD_INIT_BIAS = 0.0  # the fresh classifier's bias; with LOSS bce, -log(classes) is a start at the mean target
+_C.MODEL.HEAD_BATCH_NORM = False  # ViT, BEiT: a batch norm without scale and shift before the classifier (MAE's probe)
 _C.MODEL.PATCH_SIZE = 16  # pixels
 _C.MODEL.EMBED_DIM = 768
 _C.MODEL.NUM_HEADS = 12  # or one number per stage

@@ -7,7 +7,7 @@ import paddle
 from paddle import nn
 
 from errors import InputError
-from models.layers.batch_norm import statistics_kept
+from models.layers.batch_norm import ClassifierNorm, statistics_kept
 from models.layers.linear import Linear
 from utils import recompute
 
@@ -27,6 +27,8 @@ class ImageModel(nn.Layer):
 
     Attributes:
         head_init_bias: what a fresh classifier's bias starts at, besides its own initialisation.
+        head_batch_norm: a batch norm without scale and shift before each classifier, and frozen as it is: "head" is
+            then "head.0", the norm, and "head.1", the Linear (the linear probe of MAE, arXiv:2111.06377).
         first_conv: name of the convolution that reads the image.
         min_image_size: least H and W of an architecture that takes images of any size; None: it takes image_size only.
 
@@ -35,6 +37,7 @@ class ImageModel(nn.Layer):
     """
 
     head_init_bias = 0.0
+    head_batch_norm = False
     first_conv = "patch_embed.proj"
     min_image_size: int | None = None
     num_features: int
@@ -103,6 +106,8 @@ class ImageModel(nn.Layer):
         for name in self.classifier_names():
             parent, _, last = name.rpartition(".")
             classifier = Linear(self.num_features, self.num_classes) if self.num_classes else nn.Identity()
+            if self.num_classes and self.head_batch_norm:
+                classifier = nn.Sequential(ClassifierNorm(self.num_features), classifier)
             setattr(sublayer(self, parent), last, classifier)
 
     @paddle.no_grad()

@@ -113,6 +113,7 @@ class Beit(ImageModel):
         drop, attn_drop: dropout of the tokens before the first block, after the attention's projection and in the MLP;
             and of the attention weights.
         drop_path: rate of stochastic depth at the last block; linear from 0 at the first.
+        head_batch_norm: see ``ImageModel``.
 
     Attributes:
         num_prefix_tokens: tokens before the patches, which ``pos_embed`` (pos_embed_prefix) has, too.
@@ -144,12 +145,13 @@ class Beit(ImageModel):
         attn_drop: float = 0.0,
         drop_path: float = 0.0,
         head_init_scale: float = 0.001,
+        head_batch_norm: bool = False,
         recompute: bool = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         if embed_dim % num_heads:
             raise InputError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; choose one that is")
-        self.num_features, self.global_pool = embed_dim, global_pool
+        self.num_features, self.global_pool, self.head_batch_norm = embed_dim, global_pool, head_batch_norm
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)
         grid = self.patch_embed.grid_size
         self.cls_token = self.create_parameter([1, 1, embed_dim], default_initializer=Normal(std=0.02))

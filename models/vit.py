@@ -62,7 +62,7 @@ class VisionTransformer(ImageModel):
         distilled: a distillation token with a head of its own; the output is the mean of both heads.
         drop, attn_drop, patch_drop: dropout rates; patch_drop is of whole patch tokens.
         drop_path, drop_path_shape: rate of stochastic depth at the last block; see ``drop_path_rates``.
-        head_init_bias: see ``ImageModel``.
+        head_init_bias, head_batch_norm: see ``ImageModel``.
 
     Attributes:
         num_prefix_tokens: tokens before the patches.
@@ -101,6 +101,7 @@ class VisionTransformer(ImageModel):
         drop_path_shape: str = "linear",
         head_init_scale: float = 1.0,
         head_init_bias: float = 0.0,
+        head_batch_norm: bool = False,
         recompute: bool = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
@@ -113,7 +114,7 @@ class VisionTransformer(ImageModel):
         if distilled and reg_tokens:
             raise InputError(f"REG_TOKENS is {reg_tokens}, expected 0: DISTILLED models have none")
         self.num_features, self.global_pool, self.no_embed_class = embed_dim, global_pool, no_embed_class
-        self.head_init_bias = head_init_bias
+        self.head_init_bias, self.head_batch_norm = head_init_bias, head_batch_norm
         self.distilled, self.distilled_training = distilled, False
         self.num_prefix_tokens = class_token + distilled + reg_tokens
         self.pos_embed_prefix = 0 if no_embed_class else self.num_prefix_tokens

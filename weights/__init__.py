@@ -18,7 +18,7 @@ from errors import InputError
 from models import model_type
 from models.base import ImageModel
 from models.layers import file_name, linear_weights
-from weights.fit import fit_classifiers, fit_sizes
+from weights.fit import classifiers_of, fit_classifiers, fit_sizes
 from weights.formats import read_weights, write_weights
 from weights.hub import find_weights
 from weights.names import differences, switches, timm_names, unstored
@@ -100,12 +100,13 @@ def load_weights(
     arrays |= computed
     report.notes += [f"{name} computed: its toolkit's files leave it out" for name in computed]
     report.notes += _other_switches(model, switches(kind, stored.arrays))
-    told = differences(kind, arrays, state)
     if not strict:
         report.fresh, report.reason = fit_classifiers(model, state, arrays)
     for name in report.fresh:
-        arrays.pop(name, None)
         del state[name]
+    for name in classifiers_of(model, list(arrays)) if report.fresh else ():
+        del arrays[name]
+    told = differences(kind, arrays, state)
     report.resized = fit_sizes(model, state, arrays)
     report.missing = [name for name in state if name not in arrays]
     report.unexpected = [name for name in arrays if name not in state]

@@ -5,6 +5,7 @@ The results are timm's (``weights.resize``). Tensors are in the model's layout h
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 import paddle
@@ -12,6 +13,7 @@ import paddle
 from models.base import ImageModel, sublayer
 from weights.resize import adapt_input_channels, resample_patch_kernel, resize_pos_embed, resize_rel_pos_bias_table
 
+STATISTICS = (".running_mean", ".running_var")  # of a batch norm before a classifier
 TABLE = "relative_position_bias_table"
 Tensors = dict[str, paddle.Tensor]
 Arrays = dict[str, np.ndarray]
@@ -19,15 +21,22 @@ Arrays = dict[str, np.ndarray]
 
 def fit_classifiers(model: ImageModel, state: Tensors, arrays: Arrays) -> tuple[list[str], str]:
     """Returns the classifiers' tensors, and why, if the file has none of them, or all for another number of classes."""
-    names = [name for name in state if name.rpartition(".")[0] in model.classifier_names()]
+    names = classifiers_of(model, state)
     if not any(name in arrays for name in names):
-        return names, f"none in the file, {model.num_classes} in the model"
+        other = names and classifiers_of(model, arrays)
+        return names, "another kind in the file" if other else f"none in the file, {model.num_classes} in the model"
     if not all(name in arrays and arrays[name].shape[:-1] == tuple(state[name].shape[:-1]) for name in names):
         return [], ""
-    classes = {arrays[name].shape[-1:] for name in names}
+    classes = {arrays[name].shape[-1:] for name in names if not name.endswith(STATISTICS)}
     if len(classes) > 1 or classes & {(), (model.num_classes,)}:
         return [], ""
     return names, f"{classes.pop()[0]} classes in the file, {model.num_classes} in the model"
+
+
+def classifiers_of(model: ImageModel, names: Iterable[str]) -> list[str]:
+    """Returns those of ``names`` that are a tensor of the model's classifiers, or of another kind in their place."""
+    prefixes = tuple(f"{name}." for name in model.classifier_names())
+    return [name for name in names if name.startswith(prefixes)]
 
 
 def fit_sizes(model: ImageModel, state: Tensors, arrays: Arrays) -> list[str]:

@@ -8,7 +8,7 @@ from paddle import nn
 from errors import InputError
 from utils import num_gpus
 
-BATCH_NORMS = (nn.BatchNorm2D, nn.SyncBatchNorm)
+BATCH_NORMS = (nn.BatchNorm1D, nn.BatchNorm2D, nn.SyncBatchNorm)
 
 
 def statistics_as_buffers(layer: nn.Layer) -> None:
@@ -19,6 +19,14 @@ def statistics_as_buffers(layer: nn.Layer) -> None:
     if isinstance(layer, BATCH_NORMS):
         for name in ("_mean", "_variance"):
             layer.register_buffer(name, layer._parameters.pop(name).detach())
+
+
+class ClassifierNorm(nn.BatchNorm1D):
+    """Batch norm of what a classifier reads, [B, C], without scale and shift; of one process's images."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__(num_features, epsilon=1e-6, weight_attr=False, bias_attr=False)
+        statistics_as_buffers(self)
 
 
 @contextmanager
@@ -37,11 +45,13 @@ def statistics_kept(layer: nn.Layer) -> Iterator[None]:
 
 def hold_frozen_statistics(model: nn.Layer) -> None:
     """Lets the batch norms of ``model`` whose parameters are frozen (TRAIN.FREEZE) normalise as in evaluation, by
-    statistics that stay as they are.
+    statistics that stay as they are. One without parameters is frozen with the layers beside it, the classifier.
     """
-    for layer in model.sublayers():
-        if isinstance(layer, BATCH_NORMS) and all(parameter.stop_gradient for parameter in layer.parameters()):
-            layer.eval()
+    for parent in model.sublayers(include_self=True):
+        for layer in parent.children():
+            parameters = layer.parameters() or parent.parameters()
+            if isinstance(layer, BATCH_NORMS) and all(parameter.stop_gradient for parameter in parameters):
+                layer.eval()
 
 
 def synchronise(model: nn.Layer) -> None:
@@ -51,8 +61,8 @@ def synchronise(model: nn.Layer) -> None:
     Raises:
         InputError: there is no batch norm, or no GPU: Paddle's kernel runs on GPUs alone.
     """
-    if not any(isinstance(layer, BATCH_NORMS) for layer in model.sublayers()):
-        raise InputError(f"TRAIN.SYNC_BN is True, but {type(model).__name__} has no batch norm; set it False")
+    if not any(isinstance(layer, nn.BatchNorm2D) for layer in model.sublayers()):
+        raise InputError(f"TRAIN.SYNC_BN is True, but {type(model).__name__} has no batch norm of images; set it False")
     if not num_gpus():
         raise InputError(
             "TRAIN.SYNC_BN is True, but no GPU is visible and Paddle's SyncBatchNorm runs on GPUs alone; set it False:"

@@ -44,6 +44,8 @@ def computes(arrays: Collection[str]) -> dict[str, Any]:
         "USE_SHARED_REL_POS_BIAS": f"rel_pos_bias.{_TABLE}" in arrays,
         "INIT_VALUES": 0.1 if "blocks.0.gamma_1" in arrays else None,
     }
+    if any(name.startswith("head.") for name in arrays):
+        told["HEAD_BATCH_NORM"] = "head.0.running_mean" in arrays
     if "blocks.0.attn.qkv.weight" in arrays:
         told["QKV_BIAS"] = "blocks.0.attn.q_bias" in arrays
     if "norm.weight" in arrays or "fc_norm.weight" in arrays:

@@ -14,7 +14,9 @@ _RULES = (
     # MAE's pre-training and PaddleViT's: what reconstructs the image. DINO's and DINOv2's: their projection heads.
     (r"^(decoder|mask_token$|linear_projection\.|reconstruction_layer\.)", None),
     (r"^(head\.(mlp|last_layer)|dino_head|ibot_head)\.", None),
-    (r"^backbone\.", ""),
+    # MoCo v3: of its two encoders the one that gradients train, without what projects its features.
+    (r"^(momentum_encoder|predictor|base_encoder\.head)\.", None),
+    (r"^(backbone|base_encoder)\.", ""),
     (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),  # DINOv2: chunks of blocks that are numbered through
     (r"\.gamma_([12])$", r".ls\1.gamma"),  # DeiT-III
     # PaddleViT
@@ -55,9 +57,10 @@ _GOOGLE = (
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``VisionTransformer`` and ``VisionTransformerDistilled``.
 
-    Sources: the files of Google's ViT and AugReg (.npz), DeiT, DeiT-III, MAE, DINO, DINOv2, older timm, and of
-    PaddleViT's ViT, DeiT and MAE, old and new; PaddleClas uses timm's names. Dropped: MAE's decoder, DINO's
-    projection heads, mask tokens, and ``pre_logits`` with the head that reads it (timm has no such layer).
+    Sources: the files of Google's ViT and AugReg (.npz), DeiT, DeiT-III, MAE, MoCo v3, DINO, DINOv2, older timm, and
+    of PaddleViT's ViT, DeiT and MAE, old and new; PaddleClas uses timm's names. Dropped: MAE's decoder, MoCo's momentum
+    encoder and predictor, projection heads, mask tokens, and ``pre_logits`` with the head that reads it (timm has no
+    such layer).
 
     MAE's pre-training has a ``norm`` where a fine-tuned model has an ``fc_norm``. That starts from ``norm`` here, and
     afresh in MAE's own fine-tuning.
@@ -96,6 +99,8 @@ def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]
         "INIT_VALUES": 1e-5 if "blocks.0.ls1.gamma" in arrays else None,
         "QK_NORM": "blocks.0.attn.q_norm.weight" in arrays,
     }
+    if any(name.startswith("head.") for name in arrays):
+        told["HEAD_BATCH_NORM"] = "head.0.running_mean" in arrays
     if "blocks.0.attn.qkv.weight" in arrays:
         told["QKV_BIAS"] = "blocks.0.attn.qkv.bias" in arrays
     if {"norm.weight", "fc_norm.weight"} & set(arrays):
