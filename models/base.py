@@ -7,7 +7,8 @@ import paddle
 from paddle import nn
 
 from errors import InputError
-from models.layers.batch_norm import ClassifierNorm, statistics_kept
+from models.layers.batch_norm import statistics_kept
+from models.layers.classifier_norm import ClassifierNorm
 from models.layers.linear import Linear
 from utils import recompute
 

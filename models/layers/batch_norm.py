@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from paddle import nn
 
 from errors import InputError
+from models.layers.classifier_norm import ClassifierNorm
 from utils import num_gpus
 
-BATCH_NORMS = (nn.BatchNorm1D, nn.BatchNorm2D, nn.SyncBatchNorm)
+BATCH_NORMS = (nn.BatchNorm2D, nn.SyncBatchNorm, ClassifierNorm)
 
 
 def statistics_as_buffers(layer: nn.Layer) -> None:
@@ -19,14 +20,6 @@ def statistics_as_buffers(layer: nn.Layer) -> None:
     if isinstance(layer, BATCH_NORMS):
         for name in ("_mean", "_variance"):
             layer.register_buffer(name, layer._parameters.pop(name).detach())
-
-
-class ClassifierNorm(nn.BatchNorm1D):
-    """Batch norm of what a classifier reads, [B, C], without scale and shift; of one process's images."""
-
-    def __init__(self, num_features: int) -> None:
-        super().__init__(num_features, epsilon=1e-6, weight_attr=False, bias_attr=False)
-        statistics_as_buffers(self)
 
 
 @contextmanager
