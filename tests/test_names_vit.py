@@ -120,6 +120,14 @@ def test_what_serves_pre_training_is_dropped():
     heads = ("head.mlp.0.weight", "head.last_layer.weight_g", "dino_head.mlp.0.bias", "ibot_head.mlp.0.bias")
     teacher |= dict.fromkeys(heads, np.ones(1))
     assert_same(timm_names("ViT", teacher, "torch", backbone), backbone)
+    encoders = ("base_encoder", "momentum_encoder")  # MoCo v3's
+    moco = {
+        f"{encoder}.{name}": value + index for index, encoder in enumerate(encoders) for name, value in backbone.items()
+    }
+    moco |= {
+        f"{name}.{layer}": np.ones(1) for name in ("predictor", "base_encoder.head") for layer in ("0.weight", "1.bias")
+    }
+    assert_same(timm_names("ViT", moco, "torch", backbone), backbone)
     chunked = {name.replace("blocks.1.", "blocks.0.1."): value for name, value in backbone.items()}
     assert_same(timm_names("ViT", chunked, "torch", backbone), backbone)
 

@@ -79,6 +79,8 @@ def test_rates_follow_the_batch_where_the_source_scales_them():
         ("deit_base_patch16_384", 64, 6.25e-7),
         ("finetune_layer_decay", 256, 5e-4),
         ("linear_probe", 256, 3.0),
+        ("mae_linear_probe", 256, 0.1),
+        ("transfer_pets", 512, 1e-5 + (3e-4 - 1e-5) * (1 + math.cos(math.pi * 0.03)) / 2),
         ("deit3_base_patch16_224", 256, 3e-3),
         ("augreg_vit_base_patch16_224", 1024, 1e-3),
         ("cifar10", 512, 2e-3),
@@ -98,7 +100,7 @@ def test_a_recipe_builds_all_that_trains(name):
     frozen = freeze(config, model)
     build_optimizer(config, model)
     TrainTransform(config), BatchTransform(config, 0, 1), build_criterion(config)
-    scales, weight = layer_scales(config, model), model.head.weight.numpy()
+    scales, (weight, _) = layer_scales(config, model), [parameter.numpy() for parameter in model.head.parameters()]
     depth = config.MODEL.DEPTH
     if name == "finetune_layer_decay":
         found = [scales[key] for key in ("pos_embed", "blocks.0.attn.qkv.weight", "fc_norm.weight", "head.weight")]
@@ -108,9 +110,10 @@ def test_a_recipe_builds_all_that_trains(name):
         assert set(scales.values()) == {1.0}
     if name.startswith("augreg"):
         assert not weight.any()
-    if name == "linear_probe":
+    if "linear_probe" in name:
+        head = "head.1" if name.startswith("mae") else "head"
         assert weight.std() == pytest.approx(0.01, rel=0.2)
-        assert {key for key, _ in model.named_parameters()} - set(frozen) == {"head.weight", "head.bias"}
+        assert {key for key, _ in model.named_parameters()} - set(frozen) == {f"{head}.weight", f"{head}.bias"}
     else:
         assert not frozen
 
