@@ -138,6 +138,8 @@ def check(config: CfgNode) -> None:
         "auto with -pretrained, which a run then starts from, or one of both",
     )
     require(not (config.TO_STATIC and config.MODEL.RECOMPUTE), "TO_STATIC", "False with MODEL.RECOMPUTE")
+    several = config.EVAL or not config.MODEL.HEAD_BATCH_NORM or config.DATA.BATCH_SIZE > 1
+    require(several, "DATA.BATCH_SIZE", "2 or more with MODEL.HEAD_BATCH_NORM: one image has no variance")
     anew = config.OUTPUT and config.MODEL.RESUME in (None, "auto") and not config.TRAIN.LAST_EPOCH
     require(
         not config.DIST.MAX_RESTART or config.EVAL or anew,

@@ -17,6 +17,7 @@ from models import build_model, create_model
 from models.layers.batch_norm import hold_frozen_statistics, synchronise
 from models.layers.classifier_norm import ClassifierNorm
 from optim import freeze
+from prepare import share_batch
 from utils import seed_everything
 from weights import file_arrays, load_weights, save_weights
 
@@ -70,6 +71,13 @@ def test_its_gradient_is_that_of_a_batch_norm():
 def test_one_image_has_no_variance():
     with pytest.raises(InputError, match="^HEAD_BATCH_NORM got a batch of 1 image in training, expected two or more"):
         ClassifierNorm(4)(paddle.ones([1, 4]))
+    alone = ["DATA.BATCH_SIZE", "1", "MODEL.HEAD_BATCH_NORM", "True"]
+    with pytest.raises(InputError, match="^DATA.BATCH_SIZE is 1, expected 2 or more with MODEL.HEAD_BATCH_NORM: one"):
+        get_config(None, alone)
+    assert get_config(None, [*alone, "EVAL", "True"]).DATA.BATCH_SIZE == 1
+    shared = get_config(None, ["DATA.GLOBAL_BATCH", "2", "MODEL.HEAD_BATCH_NORM", "True"])
+    with pytest.raises(InputError, match="^DATA.BATCH_SIZE is 1, expected 2 or more with MODEL.HEAD_BATCH_NORM: one"):
+        share_batch(shared, 2)
 
 
 @pytest.mark.parametrize(
