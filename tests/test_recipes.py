@@ -147,11 +147,12 @@ def trained(folder, program, *flags):
     return record, result
 
 
-def test_cifar10_trains_on_its_original_archive(tmp_path, program):
+@pytest.mark.parametrize(("cfg", "model"), [("cifar10", "vit_cifar10"), ("transfer_cifar10", "vit_base_patch16_224")])
+def test_cifar10_trains_on_its_original_archive(tmp_path, program, cfg, model):
     cifar_archive(tmp_path, *CIFAR10, b"labels", ("batches.meta", b"label_names"))
-    record, result = trained(tmp_path, program, "-cfg=cifar10", "-data_path=.", "MODEL.NUM_CLASSES", "10")
+    record, result = trained(tmp_path, program, f"-cfg={cfg}", "-data_path=.", *SMALL)
     assert record["samples"] == 8  # of 15
-    assert (result["model"], result["num_samples"]) == ("vit_cifar10", 3)
+    assert (result["model"], result["num_samples"]) == (model, 3)
 
 
 @pytest.mark.smoke
