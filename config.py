@@ -123,6 +123,7 @@ _C.TRAIN.LR_SCALING = "linear"  # how they scale; "sqrt": with the square root o
 _C.TRAIN.LR_SCALED = "all"  # which of them; "base": BASE_LR alone
 _C.TRAIN.RECIPE_BATCH = None  # batch that a recipe's rates are for where they don't scale: a run far from it is told
 _C.TRAIN.LAYER_DECAY = None  # factor on the rate per block, from the classifier (1) down to the patch embedding
+_C.TRAIN.LAYER_DECAY_GROUPS = "authors"  # which parameters have a rate in common: the authors' groups, or "timm"'s
 _C.TRAIN.HEAD_LR = 1.0  # factor on the rate of the classifier
 _C.TRAIN.FREEZE = None  # patterns of parameters that stay as they are: ["patch_embed.*", "blocks.[0-5].*"]; "backbone"
 _C.TRAIN.GRAD_CLIP = None  # bound on the gradients: of GRAD_CLIP_MODE

@@ -202,11 +202,12 @@ TRIED = [
         {
             f"{O}EPS": 0.5, f"{O}BETAS": [0.3, 0.7], f"{O}MOMENTUM": 0.2, f"{O}NESTEROV": False,
             "TRAIN.GRAD_CLIP_MODE": "value", "TRAIN.MODEL_EMA_DECAY": 0.1, "TRAIN.MODEL_EMA_WARMUP": False,
+            "TRAIN.LAYER_DECAY_GROUPS": "timm",
         },
         [
             *([(f"{O}NAME", name)] for name in ("AdamW", "Adam", "SGD", "LAMB", "Lion", "Muon")),
             [(f"{O}NAME", "SGD"), (f"{O}MOMENTUM", 0.0)], [(f"{O}NAME", "SGD"), ("TRAIN.GRAD_CLIP", 0.01)],
-            [("TRAIN.MODEL_EMA", True)],
+            [("TRAIN.MODEL_EMA", True)], [("TRAIN.LAYER_DECAY", 0.5)],
         ],
     ),
     (
