@@ -68,6 +68,7 @@ _C.MODEL.NAME = "vit_base_patch16_224"
 _C.MODEL.RESUME = None  # checkpoint to go on from; "auto": the newest whole one in OUTPUT, or none: from the start
 _C.MODEL.PRETRAINED = None  # weights to start from or to evaluate: a file, a folder or hf-hub:org/name
 _C.MODEL.PRETRAINED_ALLOW = None  # patterns of names that may be missing in them, or in the model: ["fc_norm.*"]
+_C.MODEL.PRETRAINED_CLASSES = None  # their classifier's order: of imagenet22k, or imagenet22k_swin, 1k's classes stay
 _C.MODEL.NUM_CLASSES = 1000  # or "auto": the dataset's; 0: no classifier (create_model)
 _C.MODEL.DROPOUT = 0.0  # after the position embedding, the attention's projection and in the MLP
 _C.MODEL.ATTENTION_DROPOUT = 0.0
@@ -235,6 +236,7 @@ _TYPES = {
     "MODEL.RESUME": str,
     "MODEL.PRETRAINED": str,
     "MODEL.PRETRAINED_ALLOW": [str],
+    "MODEL.PRETRAINED_CLASSES": str,
     "MODEL.ATTN_HEAD_SIZE": int,
     "MODEL.NUM_HEADS": (int, [int]),
     "MODEL.MLP_RATIO": (float, [float]),

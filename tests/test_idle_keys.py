@@ -98,6 +98,14 @@ def test_an_idle_key_is_refused_at_its_default_too(evaluating):
             ["TRAIN.OPTIMIZER.NAME", "SGD", "TRAIN.OPTIMIZER.BETAS", "[0.9,0.99]"],
             "with TRAIN.OPTIMIZER.NAME SGD; leave",
         ),
+        (
+            ["MODEL.PRETRAINED_CLASSES", "imagenet22k"],
+            "PRETRAINED_CLASSES does nothing without MODEL.PRETRAINED; leave",
+        ),
+        (
+            ["TRAIN.LAYER_DECAY_GROUPS", "timm"],
+            "LAYER_DECAY_GROUPS does nothing without TRAIN.LAYER_DECAY; leave it out",
+        ),
         (["EVAL_ENGINE", "inference"], "EVAL_ENGINE does nothing without EVAL True; leave it out, or set that"),
         (
             ["EVAL", "True", "TRAIN.MIXUP_ALPHA", "0.2"],

@@ -1,5 +1,5 @@
-"""Writes layer_groups.json beside this file: timm's factor on the rate of each parameter of reduced models, with a layer
-decay of 0.5 (made with timm 1.0.31).
+"""Writes layer_groups.json beside this file: timm's factor on each parameter's rate, with a layer decay of 0.5 (timm
+1.0.31).
 
 PYTHONPATH=tests python tests/golden/make_layer_groups.py
 """
