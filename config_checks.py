@@ -372,8 +372,8 @@ def refuse_idle(config: CfgNode, given: Mapping[str, Any]) -> None:
     """Raises InputError for a key that was set and does nothing, whatever its value.
 
     It is no error where what takes its use away was set over it: ``-o TRAIN.OPTIMIZER.NAME SGD`` over a recipe's BETAS.
-    EVAL may also stand in the file that trains, and a file may say how weights are read where none are given. None takes
-    back what a lower file set, and isn't asked for a use.
+    EVAL may also stand in the file that trains, and a file may say how weights are read where none are given. None
+    takes back what a lower file set, and isn't asked for a use.
 
     Args:
         given: {key: (level, source)} of what somebody set; of two levels, the higher one was read later.
