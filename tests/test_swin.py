@@ -13,6 +13,7 @@ from errors import InputError
 from models import build_model, create_model
 from models.layers.relative import relative_position_index
 from models.swin import Block, SwinTransformer, shift_mask
+from weights import load_weights, save_weights
 
 
 # timm 1.0.31's.
@@ -167,3 +168,36 @@ def test_the_shipped_models_are_built_by_name():
     assert type(model) is SwinTransformer
     assert model.layers[1].blocks[0].drop_path1.drop_prob == 0.2
     assert model.layers[0].blocks[0].attn.window_size == (7, 7)
+
+
+def test_fine_tuning_from_22k_keeps_1ks_classes_and_others_classifiers_start_at_zero(tmp_path, program):
+    sizes = [
+        "MODEL.EMBED_DIM",
+        "16",
+        "MODEL.STAGE_DEPTHS",
+        "[1,1]",
+        "MODEL.NUM_HEADS",
+        "[1,2]",
+        "DATA.IMAGE_SIZE",
+        "32",
+    ]
+    name = "swin_tiny_patch4_window7_224_21k_1k"
+    source = build_model(get_config(name, [*sizes, "MODEL.NUM_CLASSES", "21841"]))
+    for parameter in source.head.parameters():  # at zero otherwise
+        parameter.set_value(paddle.randn(parameter.shape))
+    save_weights(source, tmp_path / "22k.safetensors")
+    options = ["-batch_size=8", "-o", *sizes, "DATA.SYNTHETIC_SIZE", "16", "DATA.NUM_WORKERS", "0"]
+    command = ["main_single_gpu.py", f"-cfg={name}", "-dataset=synthetic", "-pretrained=22k.safetensors", "-output=run"]
+    status, _, errors = program(*command, "-eval", *options)
+    assert status == 0, errors
+    assert "classifier: 1,000 of its 21,841 classes kept (imagenet22k_swin)" in (tmp_path / "run/log.txt").read_text()
+    status, _, errors = program(*command[:-1], "-output=own", *options, "MODEL.NUM_CLASSES", "7")
+    assert status == 2
+    assert (
+        "imagenet22k_swin, which keeps ImageNet-1k's 1000 classes, but the data has 7 classes; set it with -o" in errors
+    )
+    assert not (tmp_path / "own").exists()
+    own = build_model(get_config(name, [*sizes, "MODEL.NUM_CLASSES", "7"]))
+    report = load_weights(own, tmp_path / "22k.safetensors", strict=False)
+    assert report.changes == ["classifier left fresh: 21841 classes in the file, 7 in the model"]
+    assert not own.head.fc.weight.numpy().any()
