@@ -68,6 +68,7 @@ _C.MODEL.NAME = "vit_base_patch16_224"
 _C.MODEL.RESUME = None  # checkpoint to go on from; "auto": the newest whole one in OUTPUT, or none: from the start
 _C.MODEL.PRETRAINED = None  # weights to start from or to evaluate: a file, a folder or hf-hub:org/name
 _C.MODEL.PRETRAINED_ALLOW = None  # patterns of names that may be missing in them, or in the model: ["fc_norm.*"]
+_C.MODEL.PRETRAINED_CLASSES = None  # their classifier's order: of imagenet22k, or imagenet22k_swin, 1k's classes stay
 _C.MODEL.NUM_CLASSES = 1000  # or "auto": the dataset's; 0: no classifier (create_model)
 _C.MODEL.DROPOUT = 0.0  # after the position embedding, the attention's projection and in the MLP
 _C.MODEL.ATTENTION_DROPOUT = 0.0
@@ -124,6 +125,7 @@ _C.TRAIN.LR_SCALING = "linear"  # how they scale; "sqrt": with the square root o
 _C.TRAIN.LR_SCALED = "all"  # which of them; "base": BASE_LR alone
 _C.TRAIN.RECIPE_BATCH = None  # batch that a recipe's rates are for where they don't scale: a run far from it is told
 _C.TRAIN.LAYER_DECAY = None  # factor on the rate per block, from the classifier (1) down to the patch embedding
+_C.TRAIN.LAYER_DECAY_GROUPS = "authors"  # which parameters have a rate in common: the authors' groups, or "timm"'s
 _C.TRAIN.HEAD_LR = 1.0  # factor on the rate of the classifier
 _C.TRAIN.FREEZE = None  # patterns of parameters that stay as they are: ["patch_embed.*", "blocks.[0-5].*"]; "backbone"
 _C.TRAIN.GRAD_CLIP = None  # bound on the gradients: of GRAD_CLIP_MODE
@@ -236,6 +238,7 @@ _TYPES = {
     "MODEL.RESUME": str,
     "MODEL.PRETRAINED": str,
     "MODEL.PRETRAINED_ALLOW": [str],
+    "MODEL.PRETRAINED_CLASSES": str,
     "MODEL.ATTN_HEAD_SIZE": int,
     "MODEL.NUM_HEADS": (int, [int]),
     "MODEL.MLP_RATIO": (float, [float]),

@@ -23,6 +23,7 @@ _CHOICES = {
     "DATA.SAMPLER": ("shuffle", "balanced"),
     "DATA.SHUFFLE_MODE": ("global", "shard"),
     "MODEL.GLOBAL_POOL": ("token", "avg"),
+    "MODEL.PRETRAINED_CLASSES": (None, "imagenet22k", "imagenet22k_swin"),
     "MODEL.ACT": (None, "gelu", "relu"),
     "MODEL.DROPPATH_SHAPE": (None, "linear", "constant"),
     "TRAIN.OPTIMIZER.NAME": ("AdamW", "Adam", "SGD", "LAMB", "LARS", "Lion", "Muon"),
@@ -39,6 +40,7 @@ _CHOICES = {
     ),
     "TRAIN.LR_SCALING": ("linear", "sqrt"),
     "TRAIN.LR_SCALED": ("all", "base"),
+    "TRAIN.LAYER_DECAY_GROUPS": ("authors", "timm"),
     "TRAIN.GRAD_CLIP_MODE": ("norm", "value", "agc"),
     "TRAIN.LOSS": ("auto", "cross_entropy", "soft_target", "bce"),
     "TRAIN.DISTILLATION_TYPE": (None, "hard", "soft"),
@@ -262,6 +264,7 @@ def _above_zero(key: str) -> Need:
     return Need(f"without {key} above 0", (key,), lambda found: found[key] > 0)
 
 
+_WEIGHTS = _is_set("MODEL.PRETRAINED")
 _TRAINING = Need("under EVAL", ("EVAL",), lambda found: not found["EVAL"])
 _FLEET, _NO_SHARDING = _is("DIST.ENGINE", "fleet"), _is_unset("DIST.STRATEGY.sharding")
 _FILES, _NO_CACHE = _is("DATA.DATASET", "folder", "imagenet2012", "shards"), _is_unset("DATA.CACHE")
@@ -325,10 +328,11 @@ _DECLARED = (
     ((_TRAINING, _FILES), ("DATA.SKIP_BROKEN",)),
     ((_TRAINING, _is("DATA.DATASET", "shards"), _is("DATA.SAMPLER", "shuffle"), _NO_CACHE), ("DATA.SHARD_SHUFFLE",)),
     ((_LOADED_AHEAD,), ("DATA.PREFETCH",)),
-    ((_is_set("MODEL.PRETRAINED"),), ("MODEL.PRETRAINED_ALLOW",)),
+    ((_WEIGHTS,), ("MODEL.PRETRAINED_ALLOW", "MODEL.PRETRAINED_CLASSES")),
     ((_TRAINING, _above_zero("TRAIN.WARMUP_EPOCHS")), ("TRAIN.WARMUP_START_LR",)),
     ((_TRAINING, _is_not(_SCHEDULE, "constant")), ("TRAIN.END_LR", "TRAIN.COOLDOWN_EPOCHS")),
     ((_TRAINING, _is_set("TRAIN.LINEAR_SCALED_LR")), ("TRAIN.LR_SCALING", "TRAIN.LR_SCALED")),
+    ((_TRAINING, _is_set("TRAIN.LAYER_DECAY")), ("TRAIN.LAYER_DECAY_GROUPS",)),
     ((_TRAINING, _is_unset("TRAIN.LINEAR_SCALED_LR")), ("TRAIN.RECIPE_BATCH",)),
     ((_TRAINING, _is_set("TRAIN.GRAD_CLIP")), ("TRAIN.GRAD_CLIP_MODE",)),
     ((_TRAINING, _is(_SCHEDULE, "multistep", "multi-step")), ("TRAIN.LR_SCHEDULER.MILESTONES",)),
@@ -371,7 +375,8 @@ def refuse_idle(config: CfgNode, given: Mapping[str, Any]) -> None:
     """Raises InputError for a key that was set and does nothing, whatever its value.
 
     It is no error where what takes its use away was set over it: ``-o TRAIN.OPTIMIZER.NAME SGD`` over a recipe's BETAS.
-    EVAL may also stand in the file that trains. None takes back what a lower file set, and isn't asked for a use.
+    EVAL may also stand in the file that trains, and a file may say how weights are read where none are given. None
+    takes back what a lower file set, and isn't asked for a use.
 
     Args:
         given: {key: (level, source)} of what somebody set; of two levels, the higher one was read later.
@@ -380,7 +385,7 @@ def refuse_idle(config: CfgNode, given: Mapping[str, Any]) -> None:
     for key, where in given.items():
         for need in NEEDS.get(key, ()) if values[key] is not None else ():
             above = any(given[k].level > where.level for k in need.keys if k in given)
-            in_file = need is _TRAINING and where.source != COMMAND_LINE
+            in_file = need in (_TRAINING, _WEIGHTS) and where.source != COMMAND_LINE
             if not (above or in_file or need.met(values)):
                 change = ", or set that" if need.said.startswith("without") else ""
                 raise InputError(f"{where.source}: {key} does nothing {need.said}; leave it out{change}")

@@ -16,7 +16,7 @@ from yacs.config import CfgNode
 import sources
 from cache import Decoded, MappedImages, cached, fingerprint
 from errors import InputError, RunError
-from label_spaces import check_evaluation, check_training
+from label_spaces import check_evaluation, check_pretrained_classes, check_training
 from loader import Loader, ProcessLoader
 from samplers import EvalBatchSampler, TrainBatchSampler
 from shards import Shards, read_shards
@@ -270,7 +270,9 @@ def get_datasets(
     """
     if config.EVAL:
         val = get_dataset(config, "val")
-        return check_evaluation(config, val, trained), None, val
+        config = check_evaluation(config, val, trained)
+        check_pretrained_classes(config, val)
+        return config, None, val
     train, val = get_dataset(config, "train"), get_dataset(config, "val")
     unknown = sorted(set(np.unique(val.labels).tolist()) - set(np.unique(train.labels).tolist()))
     if unknown:
@@ -278,7 +280,9 @@ def get_datasets(
         raise InputError(
             f"validation has {len(unknown)} classes that no training image has: {names}{'...' * (len(unknown) > 3)}"
         )
-    return check_training(config, train, val), train, val
+    config = check_training(config, train, val)
+    check_pretrained_classes(config, train)
+    return config, train, val
 
 
 def _class_name(dataset: ImageDataset, label: int) -> str:

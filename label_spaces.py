@@ -77,6 +77,25 @@ def check_evaluation(config: CfgNode, val: Labelled, trained: Sequence[str] | No
     return _resolved(config, len(val.classes), "the data has")
 
 
+def check_pretrained_classes(config: CfgNode, dataset: Labelled) -> None:
+    """Raises InputError where PRETRAINED_CLASSES keeps ImageNet-1k's classes for data that has others.
+
+    Args:
+        config: with NUM_CLASSES resolved.
+    """
+    order, outputs = config.MODEL.PRETRAINED_CLASSES, config.MODEL.NUM_CLASSES
+    if not (order and config.MODEL.PRETRAINED):
+        return
+    places = imagenet_places(dataset.classes)[0]
+    others = dataset.classes and [places.get(name) for name in dataset.classes] != list(range(1000))
+    if outputs != 1000 or others:
+        found = f"{outputs} classes" if outputs != 1000 else f"others: {_some(dataset.classes)}"
+        raise InputError(
+            f"MODEL.PRETRAINED_CLASSES is {order}, which keeps ImageNet-1k's 1000 classes, but the data has {found};"
+            " set it with -o MODEL.PRETRAINED_CLASSES null for a fresh classifier"
+        )
+
+
 def imagenet_synsets() -> list[str]:
     """Returns ImageNet-1k's 1,000 WordNet synsets, in the order of a model's outputs."""
     return [synset for synset, _ in _imagenet()]

@@ -118,7 +118,8 @@ def _trace(model: nn.Layer) -> None:
 
 def load_pretrained(config: CfgNode, model: nn.Layer, run: Run, strict: bool) -> None:
     """Loads MODEL.PRETRAINED; tells what was loaded, and where images aren't prepared as the weights were made for."""
-    report = load_weights(model, config.MODEL.PRETRAINED, strict, config.MODEL.PRETRAINED_ALLOW)
+    settings = config.MODEL
+    report = load_weights(model, settings.PRETRAINED, strict, settings.PRETRAINED_ALLOW, settings.PRETRAINED_CLASSES)
     run.info(str(report))
     for warning in disagreements(config, report.config):
         run.info(warning)

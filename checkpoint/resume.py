@@ -25,8 +25,9 @@ AUTO = "auto"
 # What may change without being named: where things lie, how the work is shared out, what a resume replaces.
 _FREE = (
     "DATA.BATCH_SIZE", "DATA.GLOBAL_BATCH", "DATA.BATCH_SIZE_EVAL", "DATA.NUM_WORKERS", "DATA.PREFETCH",
-    "DATA.DATA_PATH", "DATA.CACHE", "MODEL.RESUME", "MODEL.PRETRAINED", "MODEL.PRETRAINED_ALLOW", "MODEL.RECOMPUTE",
-    "TRAIN.ACCUM_ITER", "TRAIN.LAST_EPOCH", "TRAIN.RECIPE_BATCH", "AMP_EVAL",
+    "DATA.DATA_PATH", "DATA.CACHE", "MODEL.RESUME", "MODEL.PRETRAINED", "MODEL.PRETRAINED_ALLOW",
+    "MODEL.PRETRAINED_CLASSES", "MODEL.RECOMPUTE", "TRAIN.ACCUM_ITER", "TRAIN.LAST_EPOCH",
+    "TRAIN.RECIPE_BATCH", "AMP_EVAL",
 )  # fmt: skip
 _SAME_STATE = ("AdamW", "Adam", "LAMB")  # optimizers that keep the same moments
 _COMPARED = ("DATA.", "MODEL.", "TRAIN.", "SEED", "AMP")

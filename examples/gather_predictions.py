@@ -63,7 +63,8 @@ def worker(config: CfgNode, dataset: Any, file: Path) -> None:
     utils.seed_everything(config.SEED)  # fresh weights are the same on every rank
     model = build_model(config)
     if config.MODEL.PRETRAINED:
-        load_weights(model, config.MODEL.PRETRAINED, allow=config.MODEL.PRETRAINED_ALLOW)
+        allow, classes = config.MODEL.PRETRAINED_ALLOW, config.MODEL.PRETRAINED_CLASSES
+        load_weights(model, config.MODEL.PRETRAINED, allow=allow, classes=classes)
     shares = utils.all_gather(predictions(config, model, dataset, utils.rank(), utils.world_size()))
     if utils.rank() == 0:
         rows = sorted(row for share in shares for row in share)

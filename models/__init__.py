@@ -49,7 +49,7 @@ _ARGUMENTS = {
     "DROPPATH_SHAPE": "drop_path_shape",
     "ATTN_HEAD_SIZE": "head_dim",
 }
-_NO_ARGUMENTS = ("TYPE", "NAME", "RESUME", "PRETRAINED", "PRETRAINED_ALLOW")
+_NO_ARGUMENTS = ("TYPE", "NAME", "RESUME", "PRETRAINED", "PRETRAINED_ALLOW", "PRETRAINED_CLASSES")
 
 
 def build_model(config: CfgNode, **arguments: Any) -> ImageModel:
@@ -154,5 +154,5 @@ def create_model(name: str, pretrained: str | None = None, **overrides: Any) -> 
     from weights.preprocessing import with_switches
 
     model = build_model(with_switches(config, pretrained), **arguments)
-    load_weights(model, pretrained)
+    load_weights(model, pretrained, classes=config.MODEL.PRETRAINED_CLASSES)
     return model

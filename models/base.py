@@ -88,6 +88,16 @@ class ImageModel(nn.Layer):
         """
         raise NotImplementedError
 
+    def timm_layer_groups(self) -> list[tuple[str, ...]]:
+        """The groups that timm's ``param_groups_layer_decay`` makes, as ``layer_groups`` tells the authors'.
+
+        Here: the authors', but ``norm``, the last one, is in the last block's group. Others define their own.
+        """
+        *groups, last = self.layer_groups()
+        if "norm" in last:
+            groups[-1] += ("norm",)
+        return [*groups, tuple(name for name in last if name != "norm")]
+
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that weight decay leaves alone, besides biases and norms."""
         return set()

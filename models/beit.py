@@ -194,9 +194,14 @@ class Beit(ImageModel):
         blocks = [(f"blocks.{i}",) for i in range(len(self.blocks))]
         return [("cls_token", "pos_embed", "patch_embed"), *blocks, ("rel_pos_bias", "norm", "fc_norm", "head")]
 
+    def timm_layer_groups(self) -> list[tuple[str, ...]]:
+        """The shared bias is in the embedding's group, the last norm in the last block's."""
+        first, *blocks, last = super().timm_layer_groups()
+        return [(*first, "rel_pos_bias"), *blocks, tuple(name for name in last if name != "rel_pos_bias")]
+
     def no_weight_decay(self) -> set[str]:
-        tables = {name for name, _ in self.named_parameters() if name.endswith("relative_position_bias_table")}
-        return {"pos_embed", "cls_token"} | tables
+        """The authors'; timm leaves the tables of relative positions out, too."""
+        return {"pos_embed", "cls_token"}
 
     def _init_last_layers(self) -> None:
         """What the i-th block adds to its input begins smaller by sqrt(2 i), i from 1, as in the paper."""

@@ -126,6 +126,15 @@ class ConvNeXt(ImageModel):
                 groups.append(blocks if first else (f"stages.{i}.downsample", *blocks))
         return [*groups, ("head",)]
 
+    def timm_layer_groups(self) -> list[tuple[str, ...]]:
+        """The stem, each block (the first of a stage with what downsamples before it), the head with its norm."""
+        groups: list[tuple[str, ...]] = [("stem",)]
+        for i, stage in enumerate(self.stages):
+            blocks = [(f"stages.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
+            blocks[0] += (f"stages.{i}.downsample",)
+            groups += blocks
+        return [*groups, ("head",)]
+
     def _init_weights(self, layer: nn.Layer) -> None:
         init_linear(layer)
         if isinstance(layer, nn.Conv2D):

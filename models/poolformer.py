@@ -163,6 +163,12 @@ class PoolFormer(ImageModel):
             groups += blocks
         return [*groups, ("norm", "head")]
 
+    def timm_layer_groups(self) -> list[tuple[str, ...]]:
+        """Twelve parameters after twelve, whatever they belong to, then the classifier: timm has no groups for it."""
+        classifier = tuple(f"{name}." for name in self.classifier_names())
+        names = [name for name, _ in self.named_parameters() if not name.startswith(classifier)]
+        return [*(tuple(names[first : first + 12]) for first in range(0, len(names), 12)), ("head.fc",)]
+
     def _init_weights(self, layer: nn.Layer) -> None:
         init_linear(layer)
         if isinstance(layer, nn.Conv2D):

@@ -218,6 +218,10 @@ class PyramidVisionTransformerV2(ImageModel):
             groups += blocks
         return [*groups, ("stages.3.norm", "head")]
 
+    def timm_layer_groups(self) -> list[tuple[str, ...]]:
+        """The first embedding, each stage whole, the classifier."""
+        return [("patch_embed",), *((f"stages.{i}",) for i in range(len(self.stages))), ("head",)]
+
     def _init_weights(self, layer: nn.Layer) -> None:
         init_linear(layer)
         init_convolution(layer)

@@ -259,6 +259,18 @@ class SwinTransformer(ImageModel):
             groups += [(f"layers.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
         return [*groups, ("norm", "head")]
 
+    def timm_layer_groups(self) -> list[tuple[str, ...]]:
+        """The embedding, each block (the first of a stage with the merging before it, the last of all with the last
+        norm), the head.
+        """
+        groups: list[tuple[str, ...]] = [("patch_embed",)]
+        for i, stage in enumerate(self.layers):
+            blocks = [(f"layers.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
+            blocks[0] += (f"layers.{i}.downsample",)
+            groups += blocks
+        groups[-1] += ("norm",)
+        return [*groups, ("head",)]
+
     def no_weight_decay(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if name.endswith("relative_position_bias_table")}
 

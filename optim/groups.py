@@ -54,15 +54,16 @@ def layer_scales(config: CfgNode, model: nn.Layer) -> dict[str, float]:
     """Returns each parameter's factor on the learning rate, by structured name.
 
     LAYER_DECAY ** (layer groups after its own), as in BEiT (Bao et al. 2021, arXiv:2106.08254) and MAE, times HEAD_LR
-    for the classifier.
+    for the classifier. LAYER_DECAY_GROUPS says whose groups: the architecture's authors' or timm's.
 
     Raises:
-        ValueError: the model's ``layer_groups()`` don't hold each parameter once.
+        ValueError: the model's groups don't hold each parameter once.
     """
     decay, head_rate = config.TRAIN.LAYER_DECAY, config.TRAIN.HEAD_LR
     scales = {name: 1.0 for name, _ in model.named_parameters()}
     if decay is not None:
-        groups = model.layer_groups()
+        timm = config.TRAIN.LAYER_DECAY_GROUPS == "timm"
+        groups = model.timm_layer_groups() if timm else model.layer_groups()
         for name in scales:
             holders = [index for index, prefixes in enumerate(groups) if within(name, prefixes)]
             if len(holders) != 1:

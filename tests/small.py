@@ -28,6 +28,9 @@ class Small(nn.Layer):
     def layer_groups(self):
         return [("embed", "conv"), ("fc",), ("head",)]
 
+    def timm_layer_groups(self):
+        return [("embed",), ("conv", "fc"), ("head",)]
+
     def classifier_names(self):
         return ("head",)
 

@@ -98,6 +98,14 @@ def test_an_idle_key_is_refused_at_its_default_too(evaluating):
             ["TRAIN.OPTIMIZER.NAME", "SGD", "TRAIN.OPTIMIZER.BETAS", "[0.9,0.99]"],
             "with TRAIN.OPTIMIZER.NAME SGD or LARS; leave",
         ),
+        (
+            ["MODEL.PRETRAINED_CLASSES", "imagenet22k"],
+            "PRETRAINED_CLASSES does nothing without MODEL.PRETRAINED; leave",
+        ),
+        (
+            ["TRAIN.LAYER_DECAY_GROUPS", "timm"],
+            "LAYER_DECAY_GROUPS does nothing without TRAIN.LAYER_DECAY; leave it out",
+        ),
         (["EVAL_ENGINE", "inference"], "EVAL_ENGINE does nothing without EVAL True; leave it out, or set that"),
         (
             ["EVAL", "True", "TRAIN.MIXUP_ALPHA", "0.2"],
@@ -203,11 +211,12 @@ TRIED = [
             f"{O}EPS": 0.5, f"{O}BETAS": [0.3, 0.7], f"{O}MOMENTUM": 0.2, f"{O}NESTEROV": False,
             f"{O}TRUST_COEFFICIENT": 0.1,
             "TRAIN.GRAD_CLIP_MODE": "value", "TRAIN.MODEL_EMA_DECAY": 0.1, "TRAIN.MODEL_EMA_WARMUP": False,
+            "TRAIN.LAYER_DECAY_GROUPS": "timm",
         },
         [
             *([(f"{O}NAME", name)] for name in ("AdamW", "Adam", "SGD", "LAMB", "LARS", "Lion", "Muon")),
             [(f"{O}NAME", "SGD"), (f"{O}MOMENTUM", 0.0)], [(f"{O}NAME", "SGD"), ("TRAIN.GRAD_CLIP", 0.01)],
-            [("TRAIN.MODEL_EMA", True)],
+            [("TRAIN.MODEL_EMA", True)], [("TRAIN.LAYER_DECAY", 0.5)],
         ],
     ),
     (

@@ -14,7 +14,7 @@ import engine
 from config import CONFIG_DIR, get_config, with_values
 from datasets import get_datasets
 from errors import InputError
-from label_spaces import check_evaluation, imagenet_places, imagenet_synsets
+from label_spaces import check_evaluation, check_pretrained_classes, imagenet_places, imagenet_synsets
 from models import build_model
 from options import WRITTEN_OUT, given, notes
 from records import Run
@@ -134,6 +134,32 @@ def test_a_folder_in_imagenets_names_gets_the_models_labels():
     five = labelled(["tench", "goldfish"], [0, 1])
     assert check_evaluation(evaluation("MODEL.NUM_CLASSES", "2"), five, None).MODEL.NUM_CLASSES == 2
     assert five.labels.tolist() == [0, 1]  # a model of two outputs isn't ImageNet's
+
+
+WEIGHTS = ["MODEL.PRETRAINED", "weights.pdparams", "MODEL.PRETRAINED_CLASSES", "imagenet22k"]
+
+
+@pytest.mark.parametrize("mode", [[], ["EVAL", "True"]])
+def test_imagenet1ks_rows_are_kept_for_imagenet1k_alone(tmp_path, mode):
+    kept = "MODEL.PRETRAINED_CLASSES is imagenet22k, which keeps ImageNet-1k's 1000 classes, but the data has "
+    instead = "; set it with -o MODEL.PRETRAINED_CLASSES null for a fresh classifier"
+    for part in ("train", "val"):
+        write_images(tmp_path / part, {"n01440764": 1, "pear": 1})
+    for outputs, found in (("auto", "2 classes"), ("1000", "others: n01440764, pear (2)")):
+        with pytest.raises(InputError) as error:
+            get_datasets(configured(tmp_path, *mode, *WEIGHTS, "MODEL.NUM_CLASSES", outputs))
+        assert str(error.value) == kept + found + instead
+        get_datasets(configured(tmp_path, *mode, *WEIGHTS, "MODEL.NUM_CLASSES", outputs, *WEIGHTS[2:3], "null"))
+        get_datasets(
+            configured(tmp_path, *mode, "MODEL.NUM_CLASSES", outputs, cfg="swin_base_patch4_window7_224_21k_1k")
+        )
+    synthetic = ["DATA.DATASET", "synthetic", "DATA.SYNTHETIC_SIZE", "1000", *mode]
+    assert get_datasets(get_config(None, [*synthetic, *WEIGHTS]))[0].MODEL.NUM_CLASSES == 1000
+    numbers = labelled(sorted(map(str, range(1000))), [0])  # "10" comes after "1": another order
+    with pytest.raises(InputError, match=r"but the data has others: 0, 1, 10, 100, 101, \.\.\. \(1000\); set"):
+        check_pretrained_classes(get_config(None, [*mode, *WEIGHTS]), numbers)
+    check_pretrained_classes(get_config(None, [*mode, *WEIGHTS]), labelled(imagenet_synsets(), [0]))
+    check_pretrained_classes(get_config(None, [*mode, *WEIGHTS]), labelled([], [0]))  # a list of files
 
 
 GREYS = {"n01440764": 0, "n02099601": 60, "n03000684": 120, "n03888257": 180, "tabby": 240}

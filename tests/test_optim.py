@@ -207,12 +207,15 @@ def test_the_muon_update_is_nearly_orthogonal():
 # ---------------------------------------------------------------------- groups
 
 
-def test_layer_decay_is_timms_for_twelve_blocks():
+@pytest.mark.parametrize("groups", ["authors", "timm"])
+def test_layer_decay_is_the_authors_or_timms_for_twelve_blocks(groups):
     model = create_model("vit_base_patch16_224", embed_dim=12, num_heads=3, num_classes=10, image_size=32)
-    found = layer_scales(get_config(None, ["TRAIN.LAYER_DECAY", "0.75"]), model)
+    decay = ["TRAIN.LAYER_DECAY", "0.75", "TRAIN.LAYER_DECAY_GROUPS", groups]
+    found = layer_scales(get_config(None, decay), model)
     expected = json.loads((FOLDER / "layer_scales.json").read_text())
-    assert {expected.pop(name) for name in ("norm.weight", "norm.bias")} == {0.75}  # the last block's, in timm
-    assert {found.pop(name) for name in ("norm.weight", "norm.bias")} == {1.0}  # the classifier's, in BEiT and MAE
+    if groups == "authors":
+        assert {expected.pop(name) for name in ("norm.weight", "norm.bias")} == {0.75}  # the last block's, in timm
+        assert {found.pop(name) for name in ("norm.weight", "norm.bias")} == {1.0}  # the classifier's, in BEiT and MAE
     assert found == pytest.approx(expected, rel=1e-12)
     assert set(layer_scales(get_config(None), model).values()) == {1.0}
 

@@ -14,6 +14,7 @@ from test_datasets import CIFAR10, cifar_archive, write_idx
 from config import find_config, get_config, shipped_configs
 from losses import build_criterion
 from models import build_model
+from models.base import sublayer
 from optim import build_optimizer, build_schedule, freeze, layer_scales
 from transforms import BatchTransform, TrainTransform
 from weights import load_weights, save_weights
@@ -90,17 +91,24 @@ def test_rates_follow_the_batch_where_the_source_scales_them():
 
 # ------------------------------------------------------------------ they train
 
+PYRAMIDS = {
+    "swin_22k_": ["MODEL.EMBED_DIM", "8", "MODEL.NUM_HEADS", "[1,1,1,1]", "MODEL.NUM_CLASSES", "10"],
+    "convnext_22k_": ["MODEL.EMBED_DIMS", "[4,4,4,4]", "MODEL.NUM_CLASSES", "10"],
+}
+
 
 @pytest.mark.parametrize("name", sorted({*RECIPES, *PAPERS} - {RESNET}))
 def test_a_recipe_builds_all_that_trains(name):
     headless = name.startswith(("gmlp", "mixer", "resmlp"))
     small = [*SMALL[:2], *SMALL[4:]] if headless else SMALL
+    small = next((sizes for start, sizes in PYRAMIDS.items() if name.startswith(start)), small)
     config = get_config(name, [*small, "TRAIN.DISTILLATION_TYPE", "null"])
     model = build_model(config)
     frozen = freeze(config, model)
     build_optimizer(config, model)
     TrainTransform(config), BatchTransform(config, 0, 1), build_criterion(config)
-    scales, (weight, _) = layer_scales(config, model), [parameter.numpy() for parameter in model.head.parameters()]
+    head = sublayer(model, model.classifier_names()[0])
+    scales, (weight, _) = layer_scales(config, model), [parameter.numpy() for parameter in head.parameters()]
     depth = config.MODEL.DEPTH
     if name == "finetune_layer_decay":
         found = [scales[key] for key in ("pos_embed", "blocks.0.attn.qkv.weight", "fc_norm.weight", "head.weight")]

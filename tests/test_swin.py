@@ -13,7 +13,7 @@ from errors import InputError
 from models import build_model, create_model
 from models.layers.relative import relative_position_index
 from models.swin import Block, SwinTransformer, shift_mask
-from optim import build_schedule
+from weights import load_weights, save_weights
 
 
 # timm 1.0.31's.
@@ -170,24 +170,34 @@ def test_the_shipped_models_are_built_by_name():
     assert model.layers[0].blocks[0].attn.window_size == (7, 7)
 
 
-@pytest.mark.parametrize(
-    ("name", "epochs", "warmup", "rates", "weight_decay", "drop_path"),
-    [
-        ("swin_tiny_patch4_window7_224", 300, 20, (1e-6, 1e-3, 1e-5), 0.05, 0.2),
-        ("swin_small_patch4_window7_224", 300, 20, (1e-6, 1e-3, 1e-5), 0.05, 0.3),
-        ("swin_base_patch4_window7_224", 300, 20, (1e-6, 1e-3, 1e-5), 0.05, 0.5),
-        ("swin_base_patch4_window12_384", 30, 5, (4e-8, 4e-5, 4e-7), 1e-8, 0.5),
-        ("swin_base_patch4_window7_224_21k_1k", 30, 5, (4e-8, 4e-5, 4e-7), 1e-8, 0.2),
-        ("swin_base_patch4_window12_384_21k_1k", 30, 5, (4e-8, 4e-5, 4e-7), 1e-8, 0.2),
-        ("swin_large_patch4_window7_224", 30, 5, (4e-8, 4e-5, 4e-7), 1e-8, 0.2),
-        ("swin_large_patch4_window12_384", 30, 5, (4e-8, 4e-5, 4e-7), 1e-8, 0.2),
-    ],
-)
-def test_recipes_have_their_sources_numbers(name, epochs, warmup, rates, weight_decay, drop_path):
-    config = get_config(name)
-    schedule = build_schedule(config, 10, 1024)
-    np.testing.assert_allclose([schedule(10 * epoch) for epoch in (0, warmup, epochs)], rates, rtol=1e-9)
-    expected = {"NUM_EPOCHS": epochs, "WARMUP_EPOCHS": warmup, "WEIGHT_DECAY": weight_decay, "GRAD_CLIP": 5.0}
-    expected |= {"MIXUP_ALPHA": 0.8, "CUTMIX_ALPHA": 1.0, "SMOOTHING": 0.1, "RANDOM_ERASE_PROB": 0.25}
-    assert {key: config.TRAIN[key] for key in expected} == expected
-    assert config.MODEL["DROPPATH"] == drop_path
+def test_fine_tuning_from_22k_keeps_1ks_classes_and_others_classifiers_start_at_zero(tmp_path, program):
+    sizes = [
+        "MODEL.EMBED_DIM",
+        "16",
+        "MODEL.STAGE_DEPTHS",
+        "[1,1]",
+        "MODEL.NUM_HEADS",
+        "[1,2]",
+        "DATA.IMAGE_SIZE",
+        "32",
+    ]
+    name = "swin_tiny_patch4_window7_224_21k_1k"
+    source = build_model(get_config(name, [*sizes, "MODEL.NUM_CLASSES", "21841"]))
+    for parameter in source.head.parameters():  # at zero otherwise
+        parameter.set_value(paddle.randn(parameter.shape))
+    save_weights(source, tmp_path / "22k.safetensors")
+    options = ["-batch_size=8", "-o", *sizes, "DATA.SYNTHETIC_SIZE", "16", "DATA.NUM_WORKERS", "0"]
+    command = ["main_single_gpu.py", f"-cfg={name}", "-dataset=synthetic", "-pretrained=22k.safetensors", "-output=run"]
+    status, _, errors = program(*command, "-eval", *options)
+    assert status == 0, errors
+    assert "classifier: 1,000 of its 21,841 classes kept (imagenet22k_swin)" in (tmp_path / "run/log.txt").read_text()
+    status, _, errors = program(*command[:-1], "-output=own", *options, "MODEL.NUM_CLASSES", "7")
+    assert status == 2
+    assert (
+        "imagenet22k_swin, which keeps ImageNet-1k's 1000 classes, but the data has 7 classes; set it with -o" in errors
+    )
+    assert not (tmp_path / "own").exists()
+    own = build_model(get_config(name, [*sizes, "MODEL.NUM_CLASSES", "7"]))
+    report = load_weights(own, tmp_path / "22k.safetensors", strict=False)
+    assert report.changes == ["classifier left fresh: 21841 classes in the file, 7 in the model"]
+    assert not own.head.fc.weight.numpy().any()

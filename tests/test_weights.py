@@ -1,13 +1,19 @@
 """Saving and loading weights, into another class count or resolution too; what is refused."""
 
+import re
+
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from errors import InputError
+from label_spaces import imagenet_synsets
 from models import create_model
 from weights import find_weights, load_weights, save_weights
+from weights.classes import imagenet1k_rows
 from weights.resize import resize_pos_embed
+
+HEAD = ("head.weight", "head.bias")
 
 
 @pytest.fixture
@@ -115,6 +121,57 @@ def test_a_classifier_of_the_same_classes_is_loaded_when_fine_tuning(saved):
     fresh = create_model("vit_digits")
     assert str(load_weights(fresh, folder, strict=False)) == str(load_weights(fresh, folder))
     assert (fresh.head.weight.numpy() == model.head.weight.numpy()).all()
+
+
+def test_imagenet1ks_rows_are_those_of_their_synsets():
+    """Rows of Swin's own map; its list has two synsets more than that of fall 2011, and neither has the teddy bear."""
+    fall, swin = imagenet1k_rows("imagenet22k"), imagenet1k_rows("imagenet22k_swin")
+    synsets = imagenet_synsets()
+    assert [swin[place] for place in (0, 1, 2, 850, 997, 998, 999)] == [359, 368, 460, 5564, 21200, 21369, 21817]
+    assert (len(fall), len(swin), len(set(swin.values()))) == (999, 1000, 1000)
+    assert synsets[850] == "n04399382"
+    assert 850 not in fall
+    for place, row in fall.items():
+        more = sum(synsets[place] > extra for extra in ("n03931044", "n09859684"))
+        assert swin[place] == row + more, synsets[place]
+    assert list(fall.values()) == sorted(fall.values())  # as the synsets
+
+
+@pytest.mark.parametrize(("order", "kept"), [("imagenet22k", 999), ("imagenet22k_swin", 1000)])
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_classifier_of_imagenet22k_keeps_imagenet1ks_rows(tmp_path, order, kept, strict):
+    source = create_model("vit_digits", num_classes=21841)
+    file = save(source, tmp_path)
+    model = create_model("vit_digits", num_classes=1000)
+    fresh, stored = values(model), values(source)
+    report = load_weights(model, file, strict=strict, classes=order)
+    told = f"classifier: {kept:,} of its 21,841 classes kept ({order}), those of ImageNet-1k"
+    assert report.changes == [told + ", 1 fresh" * (kept < 1000)]
+    assert set(report.loaded) == set(fresh)
+    rows = imagenet1k_rows(order)
+    found = values(model)
+    for place in range(1000):
+        expected = {name: stored[name][..., rows[place]] if place in rows else fresh[name][..., place] for name in HEAD}
+        assert all((found[name][..., place] == expected[name]).all() for name in HEAD), place
+    assert (found["blocks.0.attn.qkv.weight"] == stored["blocks.0.attn.qkv.weight"]).all()
+    with pytest.raises(InputError, match=r"head.weight is \[64, 21841\], the model's \[64, 1000\]"):
+        load_weights(model, file)  # never without being asked
+
+
+def test_another_number_of_rows_isnt_imagenet22ks(tmp_path):
+    model = create_model("vit_digits", num_classes=1000)
+    told = (
+        "its classifier has 21843 classes, expected 21841 (MODEL.PRETRAINED_CLASSES imagenet22k) or 1000; set that to"
+    )
+    with pytest.raises(InputError, match=re.escape(told)):
+        load_weights(model, save(create_model("vit_digits", num_classes=21843), tmp_path), False, classes="imagenet22k")
+    whole = save(create_model("vit_digits", num_classes=1000), tmp_path)  # fine-tuned already
+    assert load_weights(model, whole, classes="imagenet22k").changes == []
+    backbone = save(create_model("vit_digits", num_classes=0), tmp_path)
+    report = load_weights(model, backbone, strict=False, classes="imagenet22k")
+    assert report.changes == ["classifier left fresh: none in the file, 1000 in the model"]
+    other = create_model("vit_digits", num_classes=21841)  # a model of all classes takes all of them
+    assert load_weights(other, save(other, tmp_path), classes="imagenet22k").changes == []
 
 
 @pytest.mark.parametrize("strict", [True, False])

@@ -1,6 +1,7 @@
 """What holds for every architecture: all that is shipped is in docs/parity.md, and trains on two ranks."""
 
 import inspect
+import json
 import math
 import re
 
@@ -28,7 +29,7 @@ from models.base import sublayer
 from models.layers import file_name
 from models.lenet import LeNet
 from models.resnet import ResNet
-from optim.groups import within
+from optim.groups import layer_scales, within
 from weights import file_arrays, load_weights, save_weights
 from weights.formats import write_weights
 
@@ -47,6 +48,7 @@ SMALL = {
     "gmlp": lambda **options: test_mixer.small("gmlp", **options),
     "resmlp": lambda **options: test_mixer.small("resmlp", **options),
 }
+TIMM_SCALES = json.loads((ROOT / "tests" / "golden" / "layer_groups.json").read_text())  # with a decay of 0.5
 PARITY = re.findall(
     r"^\| (\S+) \| \S+ \| ([\d,]+) \| (\S+) \|", (ROOT / "docs" / "parity.md").read_text(), re.MULTILINE
 )
@@ -66,6 +68,14 @@ def test_every_model_is_in_the_table_of_parity_with_its_parameters():
         assert sum(math.prod(p.shape) for p in model.parameters()) == int(parameters.replace(",", "")), name
 
 
+@pytest.mark.parametrize("case", TIMM_SCALES)
+def test_timms_layer_groups_give_timms_rates(case):
+    kind, _, variant = case.partition("_")
+    model = create_model(case) if case in list_models() else SMALL[kind](case) if variant else SMALL[kind]()
+    config = get_config(None, ["TRAIN.LAYER_DECAY", "0.5", "TRAIN.LAYER_DECAY_GROUPS", "timm"])
+    assert layer_scales(config, model) == TIMM_SCALES[case]
+
+
 @pytest.mark.parametrize("kind", SMALL)
 def test_an_architecture_keeps_its_interface(kind, tmp_path):
     paddle.seed(0)
@@ -77,6 +87,8 @@ def test_an_architecture_keeps_its_interface(kind, tmp_path):
     assert model.no_weight_decay() <= {*names, "pos_embed", "cls_token", "dist_token", "reg_token"}
     heads = model.classifier_names()
     assert all(within(f"{head}.weight", model.layer_groups()[-1]) for head in heads)
+    for name in names:
+        assert sum(within(name, group) for group in model.timm_layer_groups()) == 1, name
     assert sublayer(model, model.first_conv).weight.shape[1] == 3
     images = paddle.to_tensor(array("images", (2, 3, *model.image_size)))
     model.eval()

@@ -43,7 +43,8 @@ def reference(name: str) -> tuple[str, dict[str, Any]]:
         return _NAMES[name], _DIGITS if name == "vit_digits" else {}
     if name.endswith("_finetune"):  # MAE's
         return name.removesuffix("_finetune"), {"global_pool": "avg"}
-    return name.replace("pvtv2", "pvt_v2").removesuffix("_21k_1k"), {}
+    name = name.replace("pvtv2", "pvt_v2").removesuffix("_21k_1k")
+    return name.removesuffix("_384") if name.startswith("convnext") else name, {}
 
 
 def compare(name: str, timm: subprocess.Popen, folder: Path) -> dict[str, Any]:

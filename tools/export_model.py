@@ -33,7 +33,8 @@ def main() -> None:
     options = [*arguments.o, "MODEL.PRETRAINED", arguments.pretrained]
     config = with_preprocessing(get_config(arguments.cfg, options))
     model = build_model(config)
-    print(load_weights(model, arguments.pretrained, allow=config.MODEL.PRETRAINED_ALLOW))
+    allow, classes = config.MODEL.PRETRAINED_ALLOW, config.MODEL.PRETRAINED_CLASSES
+    print(load_weights(model, arguments.pretrained, allow=allow, classes=classes))
     differs = write_export(config, model, arguments.output, classes_of(arguments.pretrained) or [])
     print(f"{arguments.output}: on random images, logits differ from the eager ones by {differs:.1e} of their range")
 

@@ -18,6 +18,7 @@ from errors import InputError
 from models import model_type
 from models.base import ImageModel
 from models.layers import file_name, linear_weights
+from weights.classes import keep_imagenet1k
 from weights.fit import classifiers_of, fit_classifiers, fit_sizes
 from weights.formats import read_weights, write_weights
 from weights.hub import find_weights
@@ -65,7 +66,11 @@ class LoadReport:
 
 
 def load_weights(
-    model: ImageModel, path: str | Path, strict: bool = True, allow: Sequence[str] | None = None
+    model: ImageModel,
+    path: str | Path,
+    strict: bool = True,
+    allow: Sequence[str] | None = None,
+    classes: str | None = None,
 ) -> LoadReport:
     """Loads every parameter and buffer of ``model``; the model is changed only if all of them fit.
 
@@ -77,6 +82,7 @@ def load_weights(
         strict: False, for fine-tuning: the layers ``model.classifier_names()`` stay fresh where the file has none, or
             has them for another number of classes.
         allow: shell patterns of names that may be missing in the file or in the model.
+        classes: MODEL.PRETRAINED_CLASSES: of a classifier of ImageNet-22k's classes ImageNet-1k's are kept.
 
     Returns:
         the report, to be shown.
@@ -100,6 +106,7 @@ def load_weights(
     arrays |= computed
     report.notes += [f"{name} computed: its toolkit's files leave it out" for name in computed]
     report.notes += _other_switches(model, switches(kind, stored.arrays))
+    report.resized = keep_imagenet1k(model, state, arrays, classes, stored.path) if classes else []
     if not strict:
         report.fresh, report.reason = fit_classifiers(model, state, arrays)
     for name in report.fresh:
@@ -107,7 +114,7 @@ def load_weights(
     for name in classifiers_of(model, list(arrays)) if report.fresh else ():
         del arrays[name]
     told = differences(kind, arrays, state)
-    report.resized = fit_sizes(model, state, arrays)
+    report.resized += fit_sizes(model, state, arrays)
     report.missing = [name for name in state if name not in arrays]
     report.unexpected = [name for name in arrays if name not in state]
     _check(report, state, arrays, allow or (), told)
