@@ -23,6 +23,8 @@ _CHOICES = {
     "DATA.SAMPLER": ("shuffle", "balanced"),
     "DATA.SHUFFLE_MODE": ("global", "shard"),
     "MODEL.GLOBAL_POOL": ("token", "avg"),
+    "MODEL.POS_EMBED": ("learn", "sincos2d"),
+    "MODEL.WEIGHT_INIT": ("timm", "big_vision"),
     "MODEL.ACT": (None, "gelu", "relu"),
     "MODEL.DROPPATH_SHAPE": (None, "linear", "constant"),
     "TRAIN.OPTIMIZER.NAME": ("AdamW", "Adam", "SGD", "LAMB", "Lion", "Muon"),

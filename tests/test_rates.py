@@ -16,7 +16,7 @@ def test_a_warm_up_that_fills_the_run_is_an_error(warmup, epochs):
     with pytest.raises(InputError) as error:
         get_config(None, options)
     assert str(error.value) == (
-        f"TRAIN.WARMUP_EPOCHS is {warmup}, expected fewer than TRAIN.NUM_EPOCHS, {epochs}: a tenth of them, say; the"
+        f"TRAIN.WARMUP_EPOCHS is {warmup}.0, expected fewer than TRAIN.NUM_EPOCHS, {epochs}: a tenth of them, say; the"
         " run would end before BASE_LR"
     )
     assert get_config(None, ["TRAIN.NUM_EPOCHS", "1", "TRAIN.WARMUP_EPOCHS", "0"]).TRAIN.NUM_EPOCHS == 1
