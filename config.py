@@ -297,7 +297,10 @@ def get_config(cfg_file: str | os.PathLike | None = None, options: Sequence[str]
         if not is_given(config, key):
             _set(config, key, value, Given(WRITTEN_OUT, "DIST.STRATEGY"))
     check(config)
-    refuse_idle(config, set_by_someone(config))
+    # A shipped recipe may say a default again: it takes back what the file below it set.
+    default = default_values()
+    again = {key for key, value in leaves(config) if value == default[key] and not is_users(config, key)}
+    refuse_idle(config, {key: where for key, where in set_by_someone(config).items() if key not in again})
     if "family" in config.__dict__ and not config.EVAL:
         for line in reading.differences_told(config.__dict__["family"], config):
             add_note(config, line)

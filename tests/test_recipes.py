@@ -15,12 +15,14 @@ from config import find_config, get_config, shipped_configs
 from losses import build_criterion
 from models import build_model
 from optim import build_optimizer, build_schedule, freeze, layer_scales
+from options import leaves
 from transforms import BatchTransform, TrainTransform
 from weights import load_weights, save_weights
 
 FILES = shipped_configs()
 RECIPES = [file.stem for file in FILES if file.parent.name == "recipes"]
 PAPERS = [file.stem for file in FILES if file.parent.name in ("deit", "deit3", "gmlp", "mae", "mixer", "resmlp")]
+VITS = [file for file in FILES if file.parent.name == "vit" and file.stem != "vit_digits"]
 RESNET = "resnet18_fashion_mnist"
 OWN_IMAGES = [name for name in RECIPES if name.startswith(("small_data", "finetune")) and "layer_decay" not in name]
 SMALL = ["MODEL.EMBED_DIM", "24", "MODEL.NUM_HEADS", "3", "MODEL.MLP_RATIO", "1", "MODEL.NUM_CLASSES", "10"]
@@ -73,6 +75,22 @@ def test_a_recipe_for_ones_own_images_is_in_proportion(name):
     assert (0.75 if name.startswith("finetune") else None) == config.TRAIN.LAYER_DECAY
 
 
+@pytest.mark.parametrize("file", VITS, ids=lambda file: file.stem)
+def test_a_recipe_over_a_vits_file_takes_back_that_ones_own(tmp_path, file):
+    """Only the network and the size of its images are left of AugReg's, the paper's and fine-tuning's settings."""
+    sizes = "".join(line for line in file.read_text().splitlines(True) if not line.startswith("#"))
+    sizes = sizes.split("TRAIN:")[0].replace(re.search("BASE: .*", sizes)[0], 'BASE: ""')
+    (tmp_path / "sizes.yaml").write_text(sizes)
+    for name in ("finetune", "small_data", "plain"):
+        found = []
+        for model in (file, tmp_path / "sizes.yaml"):
+            (tmp_path / "over.yaml").write_text(f"BASE: ['{model}', '{name}']\n")
+            found.append(dict(leaves(get_config(tmp_path / "over.yaml"))))
+        changed = {key for key in found[0] if found[0][key] != found[1][key]} - {"BASE"}
+        rates = {f"TRAIN.{key}" for key in ("NUM_EPOCHS", "WARMUP_EPOCHS", "WEIGHT_DECAY", "BASE_LR")}
+        assert changed <= (rates if name == "plain" else set()), name
+
+
 def test_rates_follow_the_batch_where_the_source_scales_them():
     for name, batch, peak in (
         ("deit_small_patch16_224", 256, 2.5e-4),  # 5e-4 x batch / 512
@@ -81,6 +99,9 @@ def test_rates_follow_the_batch_where_the_source_scales_them():
         ("linear_probe", 256, 3.0),
         ("deit3_base_patch16_224", 256, 3e-3),
         ("augreg_vit_base_patch16_224", 1024, 1e-3),
+        ("vit_base_patch16_224", 1024, 1e-3),
+        ("vit_huge_patch14_224", 1024, 3e-3),
+        ("vit_large_patch16_384", 64, 0.01),
         ("cifar10", 512, 2e-3),
     ):
         assert rates(get_config(name), batch)[1] == pytest.approx(peak)
@@ -106,8 +127,11 @@ def test_a_recipe_builds_all_that_trains(name):
         assert weight.std() == pytest.approx(2e-5, rel=0.2)
     elif config.TRAIN.LAYER_DECAY is None:
         assert set(scales.values()) == {1.0}
-    if name.startswith("augreg"):
+    if name.startswith(("augreg", "vit_small", "vit_base_patch16_384_cifar")):
         assert not weight.any()
+        bias = config.MODEL.HEAD_INIT_BIAS
+        assert bias == (-6.9 if name.startswith("augreg") else 0)
+        assert (model.head.bias.numpy() == np.float32(bias)).all()
     if name == "linear_probe":
         assert weight.std() == pytest.approx(0.01, rel=0.2)
         assert {key for key, _ in model.named_parameters()} - set(frozen) == {"head.weight", "head.bias"}
