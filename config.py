@@ -34,7 +34,9 @@ from options import (
 CONFIG_DIR = Path(__file__).resolve().parent / "configs"
 
 _C = CfgNode()
-_C.BASE = [""]  # YAML files, relative to the one that names them, merged before it
+# YAML files, relative to the one that names them, merged before it. WITHOUT: [TRAIN, MODEL.DROPOUT] beside BASE takes
+# back what those files said of these keys and sections.
+_C.BASE = [""]
 
 _C.DATA = CfgNode()
 _C.DATA.BATCH_SIZE = 256  # training samples per device and step
@@ -297,10 +299,7 @@ def get_config(cfg_file: str | os.PathLike | None = None, options: Sequence[str]
         if not is_given(config, key):
             _set(config, key, value, Given(WRITTEN_OUT, "DIST.STRATEGY"))
     check(config)
-    # A shipped recipe may say a default again: it takes back what the file below it set.
-    default = default_values()
-    again = {key for key, value in leaves(config) if value == default[key] and not is_users(config, key)}
-    refuse_idle(config, {key: where for key, where in set_by_someone(config).items() if key not in again})
+    refuse_idle(config, set_by_someone(config))
     if "family" in config.__dict__ and not config.EVAL:
         for line in reading.differences_told(config.__dict__["family"], config):
             add_note(config, line)
@@ -374,7 +373,9 @@ def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -
     if path in including:
         raise InputError(f"{path}: BASE leads back to this file")
     content = read_yaml(path)
-    levels = _levels(content, path)
+    levels, without = _levels(content, path), content.pop("WITHOUT", None) or []
+    if without and "BASE" not in content:
+        raise InputError(f"{path}: WITHOUT takes back what a BASE said, and there is no BASE; add it")
     if reading.is_family(path, content) or "BASE" not in content:
         theirs, note = reading.read(path, content, dict(_set_in(content)), default_values())
         if note:
@@ -392,12 +393,25 @@ def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -
         if parent:
             beside = path.parent / parent
             _merge_file(config, beside if beside.is_file() else find_config(parent), (*including, path))
+    _take_back(config, without, path)
     level = _next_level(config)
     # A key of nobody's is named before one of PaddleViT's, which the file may have because it is meant as PaddleViT's.
     for key, value in sorted(_set_in(content), key=lambda item: reading.has_key(item[0])):
         known = reading.own_key(key, value)
         own = 0 if levels is None else levels.get(known, WRITTEN_OUT)
         _set(config, known, value, Given(WRITTEN_OUT if own == WRITTEN_OUT else level + own, str(path)))
+
+
+def _take_back(config: CfgNode, names: Any, path: Path) -> None:
+    """Gives these keys, and those of these sections, their defaults again, as if nobody had set them."""
+    default = default_values()
+    for name in names if isinstance(names, list) else [names]:
+        keys = [key for key in default if f"{key}.".startswith(f"{name}.")]
+        if not keys:
+            raise InputError(f"{path}: WITHOUT names {str(name)[:40]!r}, expected keys or sections such as TRAIN")
+        for key in keys:
+            _set(config, key, default[key], Given(WRITTEN_OUT, str(path)))
+            del config.__dict__["given"][key]
 
 
 def _levels(content: dict[str, Any], path: Path) -> dict[str, int] | None:
