@@ -59,7 +59,8 @@ def test_a_distilled_model_trains_both_heads_when_told(tmp_path):
 
 def test_initialisation_is_timms():
     paddle.seed(0)
-    model = create_model("vit_tiny_patch16_224", num_classes=10)
+    timm = {"weight_init": "timm", "head_init_scale": 1.0, "head_init_bias": 0.0, "num_classes": 10}
+    model = create_model("vit_tiny_patch16_224", **timm)
     assert abs(float(model.blocks[0].mlp.fc1.weight.std()) - 0.02) < 2e-4
     assert abs(float(model.pos_embed.std()) - 0.02) < 5e-4
     assert float(model.cls_token.abs().max()) < 1e-5
@@ -67,7 +68,7 @@ def test_initialisation_is_timms():
     bound = (3 * 16 * 16) ** -0.5
     assert bound * 0.99 < float(model.patch_embed.proj.weight.abs().max()) <= bound
     assert 0 < float(model.patch_embed.proj.bias.abs().max()) <= bound
-    model = create_model("vit_tiny_patch16_224", num_classes=10, depth=1, distilled=True, init_values=1e-5)
+    model = create_model("vit_tiny_patch16_224", depth=1, distilled=True, init_values=1e-5, **timm)
     assert abs(float(model.dist_token.std()) - 0.02) < 3e-3
     assert abs(float(model.head_dist.weight.std()) - 0.02) < 2e-3
     assert (model.blocks[0].ls1.gamma.numpy() == np.float32(1e-5)).all()
