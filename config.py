@@ -34,7 +34,9 @@ from options import (
 CONFIG_DIR = Path(__file__).resolve().parent / "configs"
 
 _C = CfgNode()
-_C.BASE = [""]  # YAML files, relative to the one that names them, merged before it
+# YAML files, relative to the one that names them, merged before it. WITHOUT: [TRAIN, MODEL.DROPOUT] beside BASE takes
+# back what those files said of these keys and sections.
+_C.BASE = [""]
 
 _C.DATA = CfgNode()
 _C.DATA.BATCH_SIZE = 256  # training samples per device and step
@@ -91,6 +93,8 @@ _C.MODEL.PRE_NORM = False  # a norm before the first block, and no bias in the p
 _C.MODEL.INIT_VALUES = None  # layer scale: its initial value (CaiT, DeiT-III)
 _C.MODEL.GLOBAL_POOL = "token"  # the classifier reads the class token; "avg": the patch tokens' mean, normalised after
 _C.MODEL.NO_EMBED_CLASS = False  # the position embedding is added to patch tokens only (DeiT-III)
+_C.MODEL.POS_EMBED = "learn"  # ViT's position embedding; "sincos2d": fixed sines and cosines, of patches only
+_C.MODEL.WEIGHT_INIT = "timm"  # ViT: how fresh weights are drawn; or "big_vision" (Google's), wider by far
 _C.MODEL.FC_NORM = None  # the last norm comes after the pooling; None: for GLOBAL_POOL avg, and PoolFormer
 _C.MODEL.NORM_EPS = None  # MLP-Mixer, gMLP, PVTv2: epsilon of all layer norms; None: timm's
 _C.MODEL.CLASS_TOKEN = True
@@ -113,7 +117,7 @@ _C.MODEL.ACT = None  # ConvMixer: activation: gelu, relu
 _C.TRAIN = CfgNode()
 _C.TRAIN.LAST_EPOCH = 0  # the last epoch already done; a resumed run takes it from its checkpoint
 _C.TRAIN.NUM_EPOCHS = 300
-_C.TRAIN.WARMUP_EPOCHS = 32  # linear from WARMUP_START_LR to BASE_LR
+_C.TRAIN.WARMUP_EPOCHS = 32.0  # linear from WARMUP_START_LR to BASE_LR; 0.2: a fifth of the first epoch's updates
 _C.TRAIN.COOLDOWN_EPOCHS = 0  # the last of NUM_EPOCHS, at the schedule's last rate
 _C.TRAIN.WEIGHT_DECAY = 0.3
 _C.TRAIN.DECAY_ALL = False  # weight decay of biases, norms and tokens, too (PaddleViT); False: of matrices alone
@@ -374,7 +378,9 @@ def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -
     if path in including:
         raise InputError(f"{path}: BASE leads back to this file")
     content = read_yaml(path)
-    levels = _levels(content, path)
+    levels, without = _levels(content, path), content.pop("WITHOUT", None) or []
+    if without and "BASE" not in content:
+        raise InputError(f"{path}: WITHOUT takes back what a BASE said, and there is no BASE; add it")
     if reading.is_family(path, content) or "BASE" not in content:
         theirs, note = reading.read(path, content, dict(_set_in(content)), default_values())
         if note:
@@ -392,12 +398,25 @@ def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -
         if parent:
             beside = path.parent / parent
             _merge_file(config, beside if beside.is_file() else find_config(parent), (*including, path))
+    _take_back(config, without, path)
     level = _next_level(config)
     # A key of nobody's is named before one of PaddleViT's, which the file may have because it is meant as PaddleViT's.
     for key, value in sorted(_set_in(content), key=lambda item: reading.has_key(item[0])):
         known = reading.own_key(key, value)
         own = 0 if levels is None else levels.get(known, WRITTEN_OUT)
         _set(config, known, value, Given(WRITTEN_OUT if own == WRITTEN_OUT else level + own, str(path)))
+
+
+def _take_back(config: CfgNode, names: Any, path: Path) -> None:
+    """Gives these keys, and those of these sections, their defaults again, as if nobody had set them."""
+    default = default_values()
+    for name in names if isinstance(names, list) else [names]:
+        keys = [key for key in default if f"{key}.".startswith(f"{name}.")]
+        if not keys:
+            raise InputError(f"{path}: WITHOUT names {str(name)[:40]!r}, expected keys or sections such as TRAIN")
+        for key in keys:
+            _set(config, key, default[key], Given(WRITTEN_OUT, str(path)))
+            del config.__dict__["given"][key]
 
 
 def _levels(content: dict[str, Any], path: Path) -> dict[str, int] | None:

@@ -1,5 +1,6 @@
 """Vision Transformer (Dosovitskiy et al. 2020, arXiv:2010.11929), and what DeiT (arXiv:2012.12877) and DeiT-III
-(arXiv:2204.07118) add: a distillation token, layer scale, a position embedding of the patches alone.
+(arXiv:2204.07118) add: a distillation token, layer scale, a position embedding of the patches alone; of "Better plain
+ViT baselines" (arXiv:2205.01580) the fixed positions.
 
 Parameter names, order of operations and initialisation are those of timm's ``VisionTransformer`` and
 ``VisionTransformerDistilled``; a Linear's weight is [in, out] here and [out, in] there.
@@ -9,11 +10,13 @@ from collections.abc import Sequence
 
 import paddle
 from paddle import nn
-from paddle.nn.initializer import Normal
+from paddle.nn.initializer import Constant, Normal
 
 from errors import InputError
 from models.base import ImageModel
 from models.layers import Attention, DropPath, LayerNorm, LayerScale, Mlp, PatchDropout, PatchEmbed, init_linear
+from models.layers.init import init_as_big_vision
+from models.layers.positions import sincos_2d
 from models.layers.stages import drop_path_rates
 
 
@@ -58,6 +61,8 @@ class VisionTransformer(ImageModel):
         class_token: whether there is one.
         reg_tokens: number of register tokens, after the class token (Darcet et al. 2023, arXiv:2309.16588).
         no_embed_class: the position embedding has patches only.
+        pos_embed: "learn", or "sincos2d": fixed (``sincos_2d``), of patches only, and in no weight file.
+        weight_init: how fresh weights are drawn: "timm", or "big_vision" (``init_as_big_vision``).
         pre_norm: a norm before the first block, and patches without a bias (CLIP, arXiv:2103.00020).
         distilled: a distillation token with a head of its own; the output is the mean of both heads.
         drop, attn_drop, patch_drop: dropout rates; patch_drop is of whole patch tokens.
@@ -92,6 +97,8 @@ class VisionTransformer(ImageModel):
         class_token: bool = True,
         reg_tokens: int = 0,
         no_embed_class: bool = False,
+        pos_embed: str = "learn",
+        weight_init: str = "timm",
         pre_norm: bool = False,
         distilled: bool = False,
         drop: float = 0.0,
@@ -113,20 +120,22 @@ class VisionTransformer(ImageModel):
             raise InputError("GLOBAL_POOL is 'token', expected 'avg': without CLASS_TOKEN there is none to read")
         if distilled and reg_tokens:
             raise InputError(f"REG_TOKENS is {reg_tokens}, expected 0: DISTILLED models have none")
-        self.num_features, self.global_pool, self.no_embed_class = embed_dim, global_pool, no_embed_class
-        self.head_init_bias, self.head_batch_norm = head_init_bias, head_batch_norm
+        self.num_features, self.global_pool, self.head_init_bias = embed_dim, global_pool, head_init_bias
+        self.no_embed_class = no_embed_class or pos_embed == "sincos2d"
+        self.head_batch_norm = head_batch_norm
         self.distilled, self.distilled_training = distilled, False
         self.num_prefix_tokens = class_token + distilled + reg_tokens
-        self.pos_embed_prefix = 0 if no_embed_class else self.num_prefix_tokens
+        self.pos_embed_prefix = 0 if self.no_embed_class else self.num_prefix_tokens
+        self.weight_init = weight_init
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim, bias=not pre_norm)
-        positions = self.patch_embed.num_patches + self.pos_embed_prefix
         if class_token:
-            self.cls_token = self.create_parameter([1, 1, embed_dim], default_initializer=Normal(std=1e-6))
+            start = Constant(0.0) if weight_init == "big_vision" else Normal(std=1e-6)
+            self.cls_token = self.create_parameter([1, 1, embed_dim], default_initializer=start)
         if distilled:
             self.dist_token = self.create_parameter([1, 1, embed_dim], default_initializer=Normal(std=0.02))
         if reg_tokens:
             self.reg_token = self.create_parameter([1, reg_tokens, embed_dim], default_initializer=Normal(std=1e-6))
-        self.pos_embed = self.create_parameter([1, positions, embed_dim], default_initializer=Normal(std=0.02))
+        self._add_positions(pos_embed)
         self.pos_drop = nn.Dropout(drop)
         self.patch_drop = PatchDropout(patch_drop, self.num_prefix_tokens)
         self.norm_pre = LayerNorm(embed_dim, epsilon=1e-6) if pre_norm else nn.Identity()
@@ -175,5 +184,17 @@ class VisionTransformer(ImageModel):
     def no_weight_decay(self) -> set[str]:
         return {"pos_embed", "cls_token", "dist_token", "reg_token"}
 
+    def _add_positions(self, kind: str) -> None:
+        if kind == "sincos2d":
+            values = paddle.to_tensor(sincos_2d(*self.patch_embed.grid_size, self.num_features))
+            self.register_buffer("pos_embed", values, persistable=False)
+        else:
+            shape = [1, self.patch_embed.num_patches + self.pos_embed_prefix, self.num_features]
+            std = self.num_features**-0.5 if self.weight_init == "big_vision" else 0.02
+            self.pos_embed = self.create_parameter(shape, default_initializer=Normal(std=std))
+
     def _init_weights(self, layer: nn.Layer) -> None:
-        init_linear(layer)
+        if self.weight_init == "big_vision":
+            init_as_big_vision(layer)
+        else:
+            init_linear(layer)

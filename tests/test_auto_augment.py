@@ -291,3 +291,18 @@ def test_an_unknown_policy_is_named_with_those_that_there_are(text, part):
     assert f"TRAIN.AUTO_AUGMENT is '{text}'" in str(caught.value)
     assert part in str(caught.value)
     assert "expected rand-m9-n2-p0.5-mstd0.5-mmax10-inc1-tweights, original" in str(caught.value)
+
+
+def test_magnitude_0_is_no_weak_augmentation():
+    """AugReg's light1, randaug(2,0): autoaugment.py:473-527 of big_vision gives each operation the same argument."""
+    policy = build_auto_augment(get_config(None, ["TRAIN.AUTO_AUGMENT", "rand-m0-n2-p1.0"]))
+    image = picture()
+    before = np.asarray(image)
+    after = {augment.name: np.asarray(augment(image, np.random.default_rng(0))) for augment in policy.augments}
+    same = {name for name, pixels in after.items() if (pixels == before).all()}
+    assert same >= {"Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel", "SolarizeAdd"}
+    assert not same & {"Equalize", "Invert", "Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness"}
+    assert (after["Invert"] == 255 - before).all()
+    assert (after["Solarize"] == 255 - before).all()
+    assert not after["Posterize"].any()
+    np.testing.assert_allclose(after["Brightness"], before * 0.1, atol=1)

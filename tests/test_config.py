@@ -13,7 +13,7 @@ from command_line import config_from_arguments
 from config import CONFIG_DIR, differences, get_config, resolved, with_values
 from errors import InputError
 from models import build_model
-from options import WRITTEN_OUT, given
+from options import WRITTEN_OUT, given, is_given
 
 # As in PaddleViT's configs/ of each model: (TYPE, MODEL), and parameters of timm's.
 PADDLEVIT = {
@@ -260,3 +260,35 @@ def test_a_base_that_names_no_file_is_one_line(tmp_path, base):
     (tmp_path / "c.yaml").write_text(f"BASE: {base}\n")
     with pytest.raises(InputError, match=r"c.yaml: BASE is \[.*\], expected a file, or a list of files$"):
         get_config(tmp_path / "c.yaml")
+
+
+def test_without_takes_back_what_the_files_before_said(tmp_path):
+    """As if nobody had set it: TRAIN.BCE_SUM would do nothing without its loss."""
+    base = "BASE: ''\nTRAIN: {LOSS: bce, BCE_SUM: True, BASE_LR: 1e-4}\nMODEL: {DROPOUT: 0.1, DROPPATH: 0.2}\n"
+    (tmp_path / "base.yaml").write_text(base)
+    own = tmp_path / "own.yaml"
+    own.write_text("BASE: base.yaml\nWITHOUT: [TRAIN, MODEL.DROPOUT]\nTRAIN: {BASE_LR: 2e-4}\n")
+    config = get_config(own)
+    changed = {line.split(":")[0] for line in differences(config)} - {"BASE"}
+    assert changed == {"TRAIN.BASE_LR", "MODEL.DROPPATH"}
+    assert (config.TRAIN.BASE_LR, config.MODEL.DROPPATH) == (2e-4, 0.2)
+    assert not is_given(config, "TRAIN.BCE_SUM")
+    (tmp_path / "run.yaml").write_text(resolved(config))
+    assert differences(get_config(tmp_path / "run.yaml")) == differences(config)
+    own.write_text("BASE: base.yaml\nWITHOUT: TRAIN.BCE_SUM\n")
+    assert get_config(own).TRAIN.BCE_SUM is False
+    own.write_text("BASE: base.yaml\nWITHOUT:\n")
+    assert get_config(own).TRAIN.BCE_SUM is True
+    for wrong, named in (
+        ("[TRAIN.BCE_SUMS]", "'TRAIN.BCE_SUMS'"),
+        ("[3]", "'3'"),
+        ("{a: 1}", "\"{'a': 1}\""),
+        ("['']", "''"),
+    ):
+        own.write_text(f"BASE: base.yaml\nWITHOUT: {wrong}\n")
+        with pytest.raises(InputError) as error:
+            get_config(own)
+        assert str(error.value) == f"{own}: WITHOUT names {named}, expected keys or sections such as TRAIN"
+    own.write_text("MODEL: {TYPE: ViT}\nWITHOUT: [TRAIN]\n")
+    with pytest.raises(InputError, match="own.yaml: WITHOUT takes back what a BASE said, and there is no BASE; add it"):
+        get_config(own)

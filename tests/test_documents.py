@@ -94,7 +94,7 @@ def test_every_option_that_is_shown_is_taken():
                 continue
             checked += 1
             try:
-                get_config("vit_small_patch16_224", ["OUTPUT", "RUN", *words])
+                get_config(None, ["OUTPUT", "RUN", *words])
             except InputError as error:
                 if f"{words[0]} does nothing without " not in str(error):  # the text around it names the other key
                     refused.append((file.name, words, str(error)))

@@ -16,7 +16,7 @@ def test_a_warm_up_that_fills_the_run_is_an_error(warmup, epochs):
     with pytest.raises(InputError) as error:
         get_config(None, options)
     assert str(error.value) == (
-        f"TRAIN.WARMUP_EPOCHS is {warmup}, expected fewer than TRAIN.NUM_EPOCHS, {epochs}: a tenth of them, say; the"
+        f"TRAIN.WARMUP_EPOCHS is {warmup}.0, expected fewer than TRAIN.NUM_EPOCHS, {epochs}: a tenth of them, say; the"
         " run would end before BASE_LR"
     )
     assert get_config(None, ["TRAIN.NUM_EPOCHS", "1", "TRAIN.WARMUP_EPOCHS", "0"]).TRAIN.NUM_EPOCHS == 1
@@ -27,7 +27,8 @@ def test_a_warm_up_that_fills_the_run_is_an_error(warmup, epochs):
 
 def test_who_said_for_which_batch_the_rates_are(tmp_path):
     for name, batch in {
-        "vit_small_patch16_224": 4096, "augreg_vit_small_patch16_224": 4096, "deit3_small_patch16_224": 2048,
+        "vit_small_patch16_224": 4096, "vit_small_patch16_384": 512, "vit_huge_patch14_224": 4096,
+        "augreg_vit_small_patch16_224": 4096, "deit3_small_patch16_224": 2048,
         "deit3_finetune_base": 512, "beit_base_patch16_224": 1024, "beit_large_patch16_512": 512,
         "vit_digits": None, "swin_tiny_patch4_window7_224": None, "cifar10": None, "small_data": None,
     }.items():  # fmt: skip
@@ -42,17 +43,17 @@ def test_who_said_for_which_batch_the_rates_are(tmp_path):
 def test_rates_of_a_far_batch_are_told_with_what_they_would_scale_to(tmp_path, tiny):
     vit = get_config("vit_small_patch16_224")
     told = (
-        "warning: the recipe's rates are for a batch of 4096, the effective batch is {}: BASE_LR 0.003 would scale to"
+        "warning: the recipe's rates are for a batch of 4096, the effective batch is {}: BASE_LR {} would scale to"
         " {}; set TRAIN.BASE_LR, or TRAIN.LINEAR_SCALED_LR 4096, which scales the rates"
     )
-    assert far_batch(vit, 64) == told.format(64, "4.69e-05")
-    assert far_batch(vit, 1023) == told.format(1023, "0.000749")
+    assert far_batch(vit, 64) == told.format(64, "0.001", "1.56e-05")
+    assert far_batch(vit, 1023) == told.format(1023, "0.001", "0.00025")
     assert far_batch(vit, 1024) == far_batch(vit, 4096) == far_batch(vit, 16384) == ""
-    assert far_batch(vit, 16385) == told.format(16385, "0.012")
-    assert far_batch(get_config("vit_small_patch16_224", ["TRAIN.BASE_LR", "0.003"]), 64) == ""  # the user's
+    assert far_batch(vit, 16385) == told.format(16385, "0.001", "0.004")
+    assert far_batch(get_config("vit_small_patch16_224", ["TRAIN.BASE_LR", "0.001"]), 64) == ""  # the user's
     assert far_batch(get_config("vit_digits"), 64) == ""
     train([*tiny, "DATA.BATCH_SIZE", "8", "TRAIN.ACCUM_ITER", "2"], tmp_path, 16)
-    assert told.format(16, "1.17e-05") in (tmp_path / "log.txt").read_text()
+    assert told.format(16, "0.003", "1.17e-05") in (tmp_path / "log.txt").read_text()
 
 
 # ------------------------------------------------------------ binary targets

@@ -55,6 +55,19 @@ def test_the_cosine_takes_known_values():
     assert build_schedule(get_config(None, ["TRAIN.WARMUP_EPOCHS", "0", "TRAIN.BASE_LR", "1"]), 10, 1)(0) == 1
 
 
+def test_a_warm_up_may_be_a_part_of_an_epoch():
+    """500 of 20,016 updates, as in fine-tuning ViTs: 0.2 of the first of 8 epochs."""
+    options = ["TRAIN.NUM_EPOCHS", "8", "TRAIN.WARMUP_EPOCHS", "0.2", "TRAIN.BASE_LR", "0.03"]
+    schedule = build_schedule(get_config(None, [*options, "TRAIN.WARMUP_START_LR", "0"]), 2500, 512)
+    expected = [0, 0.015, 0.03 * 499 / 500, 0.03, 0.03 * 0.5 * (1 + math.cos(math.pi * 9_500 / 19_500)), 0]
+    np.testing.assert_allclose([schedule(update) for update in (0, 250, 499, 500, 10_000, 20_000)], expected)
+    assert get_config(None, ["TRAIN.WARMUP_EPOCHS", "7"]).TRAIN.WARMUP_EPOCHS == 7
+    with pytest.raises(InputError, match=r"TRAIN.WARMUP_EPOCHS is -0.5, expected 0 or more"):
+        get_config(None, ["TRAIN.WARMUP_EPOCHS", "-0.5"])
+    with pytest.raises(InputError, match=r"WARMUP_EPOCHS takes float, found 'two' \(str\)"):
+        get_config(None, ["TRAIN.WARMUP_EPOCHS", "two"])
+
+
 def test_a_constant_rate_is_warmed_up():
     found = curve([*COMMON, "TRAIN.LR_SCHEDULER.NAME", "constant"])
     np.testing.assert_allclose(found[:11], np.linspace(0.01, 0.5, 11))
@@ -88,8 +101,10 @@ def test_one_cycle_is_convmixers():
     options += ["TRAIN.END_LR", "0.001", "TRAIN.LR_SCHEDULER.NAME", "onecycle", "TRAIN.LR_SCHEDULER.DECAY_RATE", "0.05"]
     expected = np.interp(np.arange(61), [0, 20, 40, 60], [0, 0.5, 0.025, 0.001])
     np.testing.assert_allclose(curve(options), expected, rtol=1e-12)
-    for epochs, said in ((0, "WARMUP_EPOCHS is 0"), (6, "WARMUP_EPOCHS is 6")):
-        with pytest.raises(InputError, match=f"{said}, expected more than 0 and less than half of the 12 epochs"):
+    for epochs in (0, 6):
+        with pytest.raises(
+            InputError, match=f"WARMUP_EPOCHS is {epochs}.0, expected more than 0 and less than half of the 12 epochs"
+        ):
             get_config(None, [*options, "TRAIN.WARMUP_EPOCHS", str(epochs)])
 
 

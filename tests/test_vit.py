@@ -1,6 +1,7 @@
 """The ViT and its options against their definitions and timm's outputs."""
 
 import contextlib
+import math
 
 import numpy as np
 import paddle
@@ -16,11 +17,13 @@ from config import get_config
 from errors import InputError
 from models import build_model, create_model
 from models.vit import VisionTransformer
+from weights import load_weights, save_weights
 
 OPTIONS = [
     {},
     {"init_values": 0.1, "no_embed_class": True},
     {"global_pool": "avg", "class_token": False},
+    {"pos_embed": "sincos2d"},
     {"distilled": True},
     {"reg_tokens": 2, "pre_norm": True, "qk_norm": True},
 ]
@@ -56,7 +59,8 @@ def test_a_distilled_model_trains_both_heads_when_told(tmp_path):
 
 def test_initialisation_is_timms():
     paddle.seed(0)
-    model = create_model("vit_tiny_patch16_224", num_classes=10)
+    timm = {"weight_init": "timm", "head_init_scale": 1.0, "head_init_bias": 0.0, "num_classes": 10}
+    model = create_model("vit_tiny_patch16_224", **timm)
     assert abs(float(model.blocks[0].mlp.fc1.weight.std()) - 0.02) < 2e-4
     assert abs(float(model.pos_embed.std()) - 0.02) < 5e-4
     assert float(model.cls_token.abs().max()) < 1e-5
@@ -64,11 +68,80 @@ def test_initialisation_is_timms():
     bound = (3 * 16 * 16) ** -0.5
     assert bound * 0.99 < float(model.patch_embed.proj.weight.abs().max()) <= bound
     assert 0 < float(model.patch_embed.proj.bias.abs().max()) <= bound
-    model = create_model("vit_tiny_patch16_224", num_classes=10, depth=1, distilled=True, init_values=1e-5)
+    model = create_model("vit_tiny_patch16_224", depth=1, distilled=True, init_values=1e-5, **timm)
     assert abs(float(model.dist_token.std()) - 0.02) < 3e-3
     assert abs(float(model.head_dist.weight.std()) - 0.02) < 2e-3
     assert (model.blocks[0].ls1.gamma.numpy() == np.float32(1e-5)).all()
     assert (model.blocks[0].ls2.gamma.numpy() == np.float32(1e-5)).all()
+
+
+def test_initialisation_is_big_visions():
+    """Flax's defaults: xavier_uniform for each of query, key and value, lecun_normal for the patches."""
+    paddle.seed(0)
+    model = create_model("vit_tiny_patch16_224", weight_init="big_vision", num_classes=10, head_init_scale=0)
+    block, dim = model.blocks[0], 192
+    for weight, fan in (
+        (block.attn.qkv.weight, 2 * dim), (block.attn.proj.weight, 2 * dim), (block.mlp.fc1.weight, 5 * dim),
+        (block.mlp.fc2.weight, 5 * dim),
+    ):  # fmt: skip
+        bound = (6 / fan) ** 0.5
+        assert bound * 0.999 < float(weight.abs().max()) <= bound
+        assert float(weight.std()) == pytest.approx((2 / fan) ** 0.5, rel=0.01)
+    patches = model.patch_embed.proj
+    assert float(patches.weight.std()) == pytest.approx(768**-0.5, rel=0.01)
+    assert float(patches.weight.abs().max()) == pytest.approx(2 * 768**-0.5 / 0.87962566, rel=0.01)
+    assert float(model.pos_embed.std()) == pytest.approx(dim**-0.5, rel=0.01)
+    for bias in (patches.bias, block.attn.qkv.bias, block.attn.proj.bias, model.cls_token, model.head.weight):
+        assert not bias.numpy().any()
+    for bias in (block.mlp.fc1.bias, block.mlp.fc2.bias):
+        assert float(bias.std()) == pytest.approx(1e-6, rel=0.15)
+    model.reset_classifier(7)
+    assert (model.head.weight.shape, float(model.head.weight.abs().max())) == ([192, 7], 0.0)
+
+
+def positions(rows, columns, channels):
+    """By the formula of big_vision/models/vit.py:34-44 (0127fb6), value by value."""
+    quarter = channels // 4
+    table = np.zeros((rows * columns, channels))
+    for place in range(rows * columns):
+        row, column = divmod(place, columns)
+        for i in range(quarter):
+            frequency = 10_000 ** (-i / (quarter - 1))
+            x, y = column * frequency, row * frequency
+            table[place, i::quarter] = math.sin(x), math.cos(x), math.sin(y), math.cos(y)
+    return table
+
+
+def test_fixed_positions_are_big_visions(tmp_path):
+    for size, rows, columns in ((16, 4, 4), ((8, 20), 2, 5)):
+        model = small(img_size=size, pos_embed="sincos2d", class_token=False, global_pool="avg")
+        found = model.pos_embed.numpy()
+        assert (found.shape, found.dtype) == ((1, rows * columns, 24), np.float32)
+        np.testing.assert_allclose(found[0], positions(rows, columns, 24), atol=1e-6)
+    assert "pos_embed" not in {*model.state_dict(), *dict(model.named_parameters())}
+    # The class token has no position: the patches' are those of a model without one.
+    model = small(pos_embed="sincos2d")
+    assert (model.num_prefix_tokens, model.pos_embed_prefix) == (1, 0)
+    images = paddle.to_tensor(array("images", (2, 3, 16, 16)))
+    model.blocks, model.norm = paddle.nn.LayerList(), paddle.nn.Identity()
+    tokens = model.forward_features(images).numpy()
+    np.testing.assert_allclose(tokens[:, 1:], (model.patch_embed(images) + model.pos_embed).numpy(), atol=1e-6)
+    np.testing.assert_array_equal(tokens[:, 0], np.repeat(model.cls_token.numpy()[0], 2, axis=0))
+
+
+def test_weights_with_fixed_positions_go_to_another_size_and_learned_ones_do_not_fit(tmp_path):
+    sincos = {"pos_embed": "sincos2d", "class_token": False, "global_pool": "avg"}
+    source = small(**sincos)
+    save_weights(source, tmp_path / "fixed.safetensors")
+    larger = small(img_size=32, **sincos)
+    report = load_weights(larger, tmp_path / "fixed.safetensors")
+    assert (report.resized, larger.pos_embed.shape) == ([], [1, 64, 24])
+    np.testing.assert_allclose(larger.pos_embed.numpy()[0], positions(8, 8, 24), atol=1e-6)
+    save_weights(small(**sincos | {"pos_embed": "learn"}), tmp_path / "learned.safetensors")
+    with pytest.raises(InputError, match="unexpected pos_embed"):
+        load_weights(source, tmp_path / "learned.safetensors")
+    with pytest.raises(InputError, match="missing pos_embed"):
+        load_weights(small(**sincos | {"pos_embed": "learn"}), tmp_path / "fixed.safetensors")
 
 
 @pytest.mark.parametrize("distilled", [False, True])
@@ -122,6 +195,12 @@ def test_reset_classifier_replaces_every_head():
         (["MODEL.DISTILLED", "True", "MODEL.GLOBAL_POOL", "avg"], "GLOBAL_POOL is 'avg', expected 'token'"),
         (["MODEL.DISTILLED", "True", "MODEL.REG_TOKENS", "4"], "REG_TOKENS is 4, expected 0"),
         (["MODEL.CLASS_TOKEN", "False"], "GLOBAL_POOL is 'token', expected 'avg'"),
+        (
+            ["MODEL.POS_EMBED", "sincos2d", "MODEL.EMBED_DIM", "6", "MODEL.NUM_HEADS", "1"],
+            "EMBED_DIM is 6, expected a multiple of 4, 8 or more, with POS_EMBED sincos2d",
+        ),
+        (["MODEL.POS_EMBED", "sine"], "MODEL.POS_EMBED is 'sine', expected one of learn, sincos2d"),
+        (["MODEL.WEIGHT_INIT", "jax"], "MODEL.WEIGHT_INIT is 'jax', expected one of timm, big_vision"),
         (["MODEL.WINDOW_SIZE", "7"], "MODEL.WINDOW_SIZE is 7, but ViT takes no WINDOW_SIZE; leave it out"),
     ],
 )
