@@ -120,7 +120,7 @@ class PoolFormer(ImageModel):
         stage_depths: Sequence[int] = (2, 2, 6, 2),
         embed_dims: Sequence[int] = (64, 128, 320, 512),
         init_values: float = 1e-5,
-        fc_norm: bool = True,
+        fc_norm: bool = False,
         drop: float = 0.0,
         drop_path: float = 0.0,
         head_init_scale: float = 1.0,

@@ -48,6 +48,13 @@ def stored(kind, case, folder):
     return file
 
 
+def timms_poolformer(folder):
+    """A file of a reduced PoolFormer in timm's names: its norm comes after the pooling."""
+    file = folder / "timm.safetensors"
+    save_weights(pyramid("poolformer", "poolformer", fc_norm=True), file)
+    return file
+
+
 def evaluated(config, size):
     """The logits of a configuration's model with its weights, of the golden images."""
     model = build_model(config, image_size=size)
@@ -70,11 +77,18 @@ def test_poolformers_norm_is_where_the_file_has_it(tmp_path, case):
     file = stored("poolformer", case, tmp_path)
     options = [*SIZES["poolformer"], "MODEL.PRETRAINED", str(file)]
     config = with_preprocessing(get_config("poolformer_s12", options))
-    assert config.MODEL.FC_NORM is False
-    assert notes(config) == [f"MODEL.FC_NORM False, as the names in {file} tell"]
+    assert (config.MODEL.FC_NORM, notes(config)) == (None, [])  # the authors' place is the recipe's
     assert_golden(evaluated(config, GOLDEN["poolformer"][case]["size"]), "poolformer", case)
-    given = with_preprocessing(get_config("poolformer_s12", [*options, "MODEL.FC_NORM", "False"]))
-    assert (given.MODEL.FC_NORM, notes(given)) == (False, [])
+    timms = timms_poolformer(tmp_path)
+    options = [*SIZES["poolformer"], "MODEL.PRETRAINED", str(timms)]
+    config = with_preprocessing(get_config("poolformer_s12", options))
+    assert config.MODEL.FC_NORM is True
+    assert notes(config) == [f"MODEL.FC_NORM True, as the names in {timms} tell"]
+    size = GOLDEN["poolformer"][case]["size"]
+    expected = evaluated(get_config("poolformer_s12", [*options, "MODEL.FC_NORM", "True"]), size)
+    assert (evaluated(config, size) == expected).all()
+    given = with_preprocessing(get_config("poolformer_s12", [*options, "MODEL.FC_NORM", "True"]))
+    assert (given.MODEL.FC_NORM, notes(given)) == (True, [])
 
 
 def test_a_norm_at_another_place_is_refused_with_the_key(tmp_path):
@@ -90,10 +104,8 @@ def test_a_norm_at_another_place_is_refused_with_the_key(tmp_path):
         load_weights(build_model(given), theirs)
     with pytest.raises(InputError, match="its names tell MODEL.FC_NORM False: set that"):
         load_weights(build_model(given), theirs, strict=False)  # for fine-tuning, too
-    timms = tmp_path / "timm.safetensors"
-    save_weights(pyramid("poolformer", "poolformer", fc_norm=True), timms)
     with pytest.raises(InputError, match="its names tell MODEL.FC_NORM True: set that"):
-        load_weights(pyramid("poolformer", "poolformer"), timms)
+        load_weights(pyramid("poolformer", "poolformer"), timms_poolformer(tmp_path))
 
 
 def test_what_this_toolkit_writes_tells_it_too(tmp_path):
@@ -199,7 +211,7 @@ def test_an_activation_that_only_the_name_of_the_model_tells_is_refused(tmp_path
 
 
 def test_the_command_line_evaluates_and_trains_with_what_the_names_tell(program, tmp_path):
-    file = stored("poolformer", "PaddleViT", tmp_path)
+    file = timms_poolformer(tmp_path)
     words = [*SIZES["poolformer"], "DATA.SYNTHETIC_SIZE", "4", "DATA.IMAGE_SIZE", "64", "DATA.NUM_WORKERS", "0"]
     short = ["TRAIN.NUM_EPOCHS", "1", "TRAIN.WARMUP_EPOCHS", "0", "TRAIN.COOLDOWN_EPOCHS", "0"]
     flags = ["-cfg=poolformer_s12", "-dataset=synthetic", "-batch_size=4", f"-pretrained={file}"]
@@ -207,11 +219,11 @@ def test_the_command_line_evaluates_and_trains_with_what_the_names_tell(program,
         status, _, errors = program("main_single_gpu.py", *flags, *others, "-o", *words, *more)
         assert status == 0, errors
         run = tmp_path / others[-1].partition("=")[2]
-        assert f"MODEL.FC_NORM False, as the names in {file} tell" in (run / "log.txt").read_text()
-        assert json.loads((run / "result.json").read_text())["config"]["MODEL"]["FC_NORM"] is False
-    status, _, errors = program("main_single_gpu.py", *flags, "-eval", "-o", *words, "MODEL.FC_NORM", "True")
+        assert f"MODEL.FC_NORM True, as the names in {file} tell" in (run / "log.txt").read_text()
+        assert json.loads((run / "result.json").read_text())["config"]["MODEL"]["FC_NORM"] is True
+    status, _, errors = program("main_single_gpu.py", *flags, "-eval", "-o", *words, "MODEL.FC_NORM", "False")
     assert (status, errors.count("error: ")) == (2, 1)
-    assert "its names tell MODEL.FC_NORM False: set that" in errors
+    assert "its names tell MODEL.FC_NORM True: set that" in errors
 
 
 # ---------------------------------------------------------- PaddleViT's MAE

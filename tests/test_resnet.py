@@ -1,4 +1,4 @@
-"""ResNet against timm's outputs, and the recipe of 90 epochs."""
+"""ResNet against timm's outputs."""
 
 import numpy as np
 import paddle
@@ -17,8 +17,6 @@ from models import build_model, create_model, list_models
 from models.layers import batch_norm
 from models.layers.batch_norm import synchronise
 from models.resnet import ResNet
-from optim import build_schedule
-from options import leaves
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -115,21 +113,3 @@ def test_dropout_comes_before_the_classifier():
 def test_depths_that_do_not_exist_are_named():
     with pytest.raises(InputError, match="DEPTH is 20, expected one of 18, 34, 50, 101, 152"):
         build_model(get_config("resnet18", ["MODEL.DEPTH", "20"]))
-
-
-TRAIN = {
-    "NUM_EPOCHS": 90, "WARMUP_EPOCHS": 0, "WEIGHT_DECAY": 1e-4, "OPTIMIZER.NAME": "SGD", "OPTIMIZER.MOMENTUM": 0.9,
-    "OPTIMIZER.NESTEROV": False, "SMOOTHING": 0.0, "AUTO_AUGMENT": None, "MIXUP_ALPHA": 0.0, "CUTMIX_ALPHA": 0.0,
-    "GRAD_CLIP": None,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", list_models("resnet*"))
-def test_the_recipe_has_its_sources_numbers(name):
-    config = get_config(name)
-    values = dict(leaves(config))
-    assert {key: values[f"TRAIN.{key}"] for key in TRAIN} == TRAIN
-    schedule = build_schedule(config, 10, 256)
-    assert [schedule(step) for step in (0, 299, 300, 600, 899)] == pytest.approx([0.1, 0.1, 0.01, 0.001, 0.001])
-    data = config.DATA
-    assert (data.INTERPOLATION, data.CROP_PCT, data.IMAGENET_MEAN) == ("bilinear", 0.875, [0.485, 0.456, 0.406])

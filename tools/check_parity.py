@@ -57,7 +57,8 @@ def compare(name: str, timm: subprocess.Popen, folder: Path) -> dict[str, Any]:
     from models import create_model
     from weights import load_weights
 
-    model = create_model(name, head_init_scale=1.0)
+    place = {"fc_norm": True} if name.startswith("poolformer") else {}  # timm's, which isn't its authors'
+    model = create_model(name, head_init_scale=1.0, **place)
     model.eval()
     theirs, options = reference(name)
     options = options | {"num_classes": model.num_classes, "in_chans": model.in_channels}
