@@ -50,6 +50,23 @@ def test_training_leaves_timms_statistics_and_logits(tmp_path, name, monkeypatch
         np.testing.assert_allclose(found[key], value, atol=1e-5 * np.ptp(value), rtol=0, err_msg=key)
 
 
+@pytest.mark.smoke
+def test_a_traced_network_and_one_that_recomputes_leave_the_same_statistics():
+    found = []
+    for changes in ({}, {"recompute": True}, "traced"):
+        paddle.seed(0)
+        model = test_regnet.small(**({} if changes == "traced" else changes))
+        if changes == "traced":
+            paddle.jit.to_static(model, full_graph=True)
+        for step in range(2):
+            model(paddle.to_tensor(array(f"images {step}", (2, 3, 64, 64)))).square().sum().backward()
+        found.append({name: buffer.numpy() for name, buffer in model.named_buffers()})
+    eager, again, traced = found
+    for name, value in eager.items():
+        assert (again[name] == value).all(), name
+        np.testing.assert_allclose(traced[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
 def batch(step, *shape):
     """A batch of different means and deviations by channel."""
     channels = np.arange(shape[1]).reshape([1, -1] + [1] * (len(shape) - 2))
