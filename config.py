@@ -110,6 +110,7 @@ _C.MODEL.SR_RATIO = None  # PVTv2: reduction of keys and values along a side, pe
 _C.MODEL.LINEAR = None  # PVTv2: keys and values pooled to 7 x 7 instead
 _C.MODEL.KERNEL_SIZE = None  # ConvMixer: pixels
 _C.MODEL.SMALL_STEM = None  # ResNet, small images: the first convolution 3 x 3 of stride 1, no pooling after it
+_C.MODEL.ZERO_INIT_LAST = None  # ResNet, RegNet: a block's last norm starts at 0 (timm); False: at 1 (the papers)
 _C.MODEL.GROUP_WIDTH = None  # RegNet: channels of a group
 _C.MODEL.SE_RATIO = None  # RegNet: channels of the squeeze over the block's input; 0: no squeeze
 _C.MODEL.ACT = None  # ConvMixer: activation: gelu, relu
@@ -260,6 +261,7 @@ _TYPES = {
     "MODEL.LINEAR": bool,
     "MODEL.KERNEL_SIZE": int,
     "MODEL.SMALL_STEM": bool,
+    "MODEL.ZERO_INIT_LAST": bool,
     "MODEL.GROUP_WIDTH": int,
     "MODEL.SE_RATIO": float,
     "MODEL.ACT": str,

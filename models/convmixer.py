@@ -9,7 +9,7 @@ import paddle
 from paddle import nn
 
 from models.base import ImageModel
-from models.layers.batch_norm import statistics_as_buffers
+from models.layers.batch_norm import BatchNorm2D
 from models.layers.init import init_as_torch
 
 
@@ -61,7 +61,7 @@ class ConvMixer(ImageModel):
         activation = {"gelu": nn.GELU, "relu": nn.ReLU}[act]
 
         def convolution(channels: int, kernel: int, **options: object) -> list[nn.Layer]:
-            return [nn.Conv2D(channels, embed_dim, kernel, **options), activation(), nn.BatchNorm2D(embed_dim)]
+            return [nn.Conv2D(channels, embed_dim, kernel, **options), activation(), BatchNorm2D(embed_dim)]
 
         def block() -> nn.Sequential:
             places = convolution(embed_dim, kernel_size, groups=embed_dim, padding="same")
@@ -71,7 +71,6 @@ class ConvMixer(ImageModel):
         self.blocks = nn.LayerList(block() for _ in range(depth))
         self.head_drop = nn.Dropout(drop)
         self._add_classifiers()
-        self.apply(statistics_as_buffers)
         self.apply(self._init_weights)
         self._scale_classifiers()
 

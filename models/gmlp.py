@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import paddle
 from paddle import nn
-from paddle.nn.initializer import Constant, Normal
+from paddle.nn.initializer import Constant, Normal, XavierUniform
 
 from errors import InputError
 from models.layers import DropPath, LayerNorm, Linear
+from models.layers.init import init_lecun
 from models.mixer import MlpMixer
 
 
@@ -73,7 +74,14 @@ class GMlp(MlpMixer):
         return SpatialGatingBlock(*sizes, **rates)
 
     def _init_weights(self, layer: nn.Layer) -> None:
-        super()._init_weights(layer)
-        if isinstance(layer, SpatialGatingUnit):  # begins as a plain MLP: the gate is 1
+        """timm's, the authors' code being unpublished; the gate's is the paper's."""
+        if isinstance(layer, nn.Conv2D):
+            init_lecun(layer)
+        elif layer is self.head:
+            self._init_head()
+        elif isinstance(layer, nn.Linear):
+            XavierUniform()(layer.weight)
+            Normal(std=1e-6)(layer.bias)
+        elif isinstance(layer, SpatialGatingUnit):  # begins as a plain MLP: the gate is 1
             Normal(std=1e-6)(layer.proj.weight)
             Constant(1.0)(layer.proj.bias)

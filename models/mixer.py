@@ -1,19 +1,19 @@
 """MLP-Mixer (Tolstikhin et al. 2021, arXiv:2105.01601), and what gMLP and ResMLP share with it.
 
-Parameter names, order of operations and initialisation are those of timm's ``MlpMixer``; a Linear's weight is [in, out]
-here and [out, in] there.
+Parameter names and order of operations are those of timm's ``MlpMixer``; a Linear's weight is [in, out] here and
+[out, in] there. The initialisation is the authors' (google-research/big_vision); timm's Linear layers have Xavier's.
 """
 
-import math
 from collections.abc import Sequence
 
 import paddle
 from paddle import nn
-from paddle.nn.initializer import Constant, Normal, XavierUniform
+from paddle.nn.initializer import Constant
 
 from errors import InputError
 from models.base import ImageModel
 from models.layers import DropPath, LayerNorm, Mlp, PatchEmbed, set_norm_eps
+from models.layers.init import init_lecun
 from models.layers.stages import drop_path_rates
 
 
@@ -96,8 +96,6 @@ class MlpMixer(ImageModel):
         self.norm = self._norm(embed_dim)
         self._add_classifiers()
         set_norm_eps(self, norm_eps)
-        for name, layer in self.named_sublayers():
-            _init_layer(name, layer)
         self.apply(self._init_weights)
         self._scale_classifiers()
 
@@ -122,16 +120,11 @@ class MlpMixer(ImageModel):
         return [("stem",), *((f"blocks.{i}",) for i in range(len(self.blocks))), ("norm", "head")]
 
     def _init_weights(self, layer: nn.Layer) -> None:
-        if layer is self.head:  # starts at zero: head_init_scale has nothing to scale
-            for parameter in layer.parameters():
-                Constant(0.0)(parameter)
+        """The authors': Flax's own, but for the classifier, which starts at 0."""
+        init_lecun(layer)
+        if layer is self.head:
+            self._init_head()
 
-
-def _init_layer(name: str, layer: nn.Layer) -> None:
-    if isinstance(layer, nn.Conv2D):
-        # LeCun's deviation. timm cuts the normal at two of them; Paddle 2.6 cuts at deviations, Paddle 3 at values.
-        Normal(std=math.prod(layer.weight.shape[1:]) ** -0.5)(layer.weight)
-        Constant(0.0)(layer.bias)
-    elif isinstance(layer, nn.Linear):
-        XavierUniform()(layer.weight)
-        (Normal(std=1e-6) if "mlp" in name else Constant(0.0))(layer.bias)
+    def _init_head(self) -> None:  # head_init_scale has nothing to scale
+        for parameter in self.head.parameters():
+            Constant(0.0)(parameter)

@@ -14,7 +14,7 @@ from paddle.nn.initializer import Constant, Normal
 from errors import InputError
 from models.base import ImageModel
 from models.layers import DropPath
-from models.layers.batch_norm import statistics_as_buffers
+from models.layers.batch_norm import BatchNorm2D
 from models.layers.init import init_convolution
 from models.layers.stages import check_stages, drop_path_rates
 
@@ -27,7 +27,7 @@ class ConvNorm(nn.Layer):
     def __init__(self, in_dim: int, dim: int, kernel_size: int, act: bool = True, **options: int) -> None:
         super().__init__()
         self.conv = nn.Conv2D(in_dim, dim, kernel_size, padding=kernel_size // 2, bias_attr=False, **options)
-        self.bn = nn.BatchNorm2D(dim)
+        self.bn = BatchNorm2D(dim)
         self.act = act
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -79,6 +79,8 @@ class RegNet(ImageModel):
         se_ratio: channels that squeeze and excitation reduces to, over its block's input's; 0: none (RegNetX).
         drop: dropout before the classifier.
         drop_path: rate of stochastic depth at the last block; linear from 0 at the first.
+        zero_init_last: whether the weight of a block's last norm starts at 0 (timm's), so that a fresh block is its
+            shortcut alone, or at 1 (the authors').
 
     Raises:
         InputError: not four stages, or a width that isn't a multiple of group_width.
@@ -100,8 +102,10 @@ class RegNet(ImageModel):
         drop_path: float = 0.0,
         head_init_scale: float = 1.0,
         recompute: bool = False,
+        zero_init_last: bool = True,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
+        self.zero_init_last = zero_init_last
         check_stages(stage_depths, embed_dims)
         for dim in embed_dims:
             if dim % min(group_width, dim):
@@ -118,7 +122,6 @@ class RegNet(ImageModel):
             self.add_sublayer(f"s{i + 1}", stage)
         self.head = nn.Sequential(("drop", nn.Dropout(drop)), ("fc", nn.Identity()))
         self._add_classifiers()
-        self.apply(statistics_as_buffers)
         self.apply(self._init_weights)
         self._scale_classifiers()
 
@@ -146,5 +149,5 @@ class RegNet(ImageModel):
         init_convolution(layer)
         if isinstance(layer, nn.Linear):
             Normal(std=0.01)(layer.weight)
-        elif isinstance(layer, Block):  # a fresh block is its shortcut alone
-            Constant(0.0)(layer.conv3.bn.weight)
+        elif isinstance(layer, Block):
+            Constant(0.0 if self.zero_init_last else 1.0)(layer.conv3.bn.weight)

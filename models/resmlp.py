@@ -1,6 +1,7 @@
 """ResMLP (Touvron et al. 2021, arXiv:2105.03404).
 
-Parameter names, order of operations and initialisation are those of timm's ``MlpMixer`` with ``ResBlock``.
+Parameter names and order of operations are those of timm's ``MlpMixer`` with ``ResBlock``. The initialisation is the
+authors' (facebookresearch/deit); timm's is Xavier's, and its classifier starts at 0.
 """
 
 from collections.abc import Sequence
@@ -9,7 +10,8 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant
 
-from models.layers import DropPath, Linear, Mlp
+from models.layers import DropPath, Linear, Mlp, init_linear
+from models.layers.init import init_as_torch
 from models.mixer import MlpMixer
 
 
@@ -82,6 +84,12 @@ class ResMlp(MlpMixer):
 
     def _norm(self, dim: int) -> nn.Layer:
         return Affine(dim)
+
+    def _init_weights(self, layer: nn.Layer) -> None:
+        """The authors': PyTorch's own for the stem, N(0, 0.02) for the classifier too."""
+        if isinstance(layer, nn.Conv2D):
+            init_as_torch(layer)
+        init_linear(layer)
 
     def no_weight_decay(self) -> set[str]:
         """Alpha and beta: the authors have them as vectors and leave them alone; timm's have three axes and decay."""

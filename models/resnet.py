@@ -1,23 +1,86 @@
-"""ResNet (He et al. 2015, arXiv:1512.03385): ``paddle.vision``'s layers as an ``ImageModel``.
+"""ResNet (He et al. 2015, arXiv:1512.03385).
 
-Their parameter names, and their strides on the 3 x 3 convolutions, are those of timm's ``ResNet``; the initialisation
-is made timm's.
+Parameter names, strides (on the 3 x 3 convolutions), order of operations and initialisation are those of timm's
+``ResNet``.
 """
 
 from collections.abc import Sequence
 
 import paddle
 from paddle import nn
+from paddle.nn import functional as F
 from paddle.nn.initializer import Constant
-from paddle.vision.models.resnet import BasicBlock, BottleneckBlock
-from paddle.vision.models.resnet import ResNet as PaddleResNet
 
 from errors import InputError
 from models.base import ImageModel
-from models.layers.batch_norm import statistics_as_buffers
+from models.layers import DropPath
+from models.layers.batch_norm import BatchNorm2D
 from models.layers.init import init_as_torch, init_convolution
+from models.layers.stages import drop_path_rates
 
-BLOCKS = {18: BasicBlock, 34: BasicBlock, 50: BottleneckBlock, 101: BottleneckBlock, 152: BottleneckBlock}
+
+class _Block(nn.Layer):
+    """relu(shortcut(x) + branch(x)), the branch with drop path. [B, in_dim, H, W] -> [B, expansion x dim, H / stride,
+    W / stride], rounded up.
+    """
+
+    expansion: int
+
+    def __init__(self, in_dim: int, dim: int, stride: int, drop_path: float) -> None:
+        super().__init__()
+        self._add_branch(in_dim, dim, stride)
+        dim = dim * self.expansion
+        same = in_dim == dim and stride == 1
+        self.downsample = nn.Identity() if same else nn.Sequential(*convolution(in_dim, dim, 1, stride))
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return F.relu(self.drop_path(self._branch(x)) + self.downsample(x))
+
+
+class BasicBlock(_Block):
+    """Two convolutions of 3 x 3."""
+
+    expansion = 1
+
+    def _add_branch(self, in_dim: int, dim: int, stride: int) -> None:
+        self.conv1, self.bn1 = convolution(in_dim, dim, 3, stride)
+        self.conv2, self.bn2 = convolution(dim, dim, 3)
+        self.last_norm = "bn2"
+
+    def _branch(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+
+
+class Bottleneck(_Block):
+    """A convolution of 3 x 3 between two of 1 x 1, over a quarter of the block's channels."""
+
+    expansion = 4
+
+    def _add_branch(self, in_dim: int, dim: int, stride: int) -> None:
+        self.conv1, self.bn1 = convolution(in_dim, dim, 1)
+        self.conv2, self.bn2 = convolution(dim, dim, 3, stride)
+        self.conv3, self.bn3 = convolution(dim, dim * 4, 1)
+        self.last_norm = "bn3"
+
+    def _branch(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        return self.bn3(self.conv3(F.relu(self.bn2(self.conv2(x)))))
+
+
+def convolution(in_dim: int, dim: int, kernel_size: int, stride: int = 1) -> tuple[nn.Layer, nn.Layer]:
+    """Returns a convolution without a bias, and its batch norm."""
+    conv = nn.Conv2D(in_dim, dim, kernel_size, stride, padding=kernel_size // 2, bias_attr=False)
+    return conv, BatchNorm2D(dim)
+
+
+SIZES = {  # by depth: the kind of block, and how many of each stage
+    18: (BasicBlock, (2, 2, 2, 2)),
+    34: (BasicBlock, (3, 4, 6, 3)),
+    50: (Bottleneck, (3, 4, 6, 3)),
+    101: (Bottleneck, (3, 4, 23, 3)),
+    152: (Bottleneck, (3, 8, 36, 3)),
+}
 
 
 class ResNet(ImageModel):
@@ -29,6 +92,9 @@ class ResNet(ImageModel):
         drop: dropout before the classifier.
         small_stem: for small images: the first convolution is 3 x 3 with stride 1, and there is no pooling after it
             (section 4.2 of the paper, on CIFAR-10, begins so).
+        drop_path, drop_path_shape: rate of stochastic depth at the last block; see ``drop_path_rates``.
+        zero_init_last: whether the weight of a block's last norm starts at 0 (timm's), so that a fresh block is its
+            shortcut alone, or at 1 (the paper's, torchvision's).
 
     Raises:
         InputError: another depth.
@@ -47,20 +113,28 @@ class ResNet(ImageModel):
         small_stem: bool = False,
         head_init_scale: float = 1.0,
         recompute: bool = False,
+        drop_path: float = 0.0,
+        drop_path_shape: str = "linear",
+        zero_init_last: bool = True,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
-        if depth not in BLOCKS:
-            raise InputError(f"DEPTH is {depth}, expected one of {', '.join(map(str, BLOCKS))}")
-        for name, layer in PaddleResNet(BLOCKS[depth], depth, num_classes=0, with_pool=False).named_children():
-            self.add_sublayer(name, layer)
+        if depth not in SIZES:
+            raise InputError(f"DEPTH is {depth}, expected one of {', '.join(map(str, SIZES))}")
+        self.zero_init_last = zero_init_last
+        block, stage_depths = SIZES[depth]
         kernel, stride = (3, 1) if small_stem else (7, 2)
-        self.conv1 = nn.Conv2D(in_channels, 64, kernel, stride, padding=kernel // 2, bias_attr=False)
-        if small_stem:
-            self.maxpool = nn.Identity()
-        self.num_features = 512 * BLOCKS[depth].expansion
+        self.conv1, self.bn1 = convolution(in_channels, 64, kernel, stride)
+        self.maxpool = nn.Identity() if small_stem else nn.MaxPool2D(3, 2, 1)
+        in_dim = 64
+        for i, rates in enumerate(drop_path_rates(drop_path, stage_depths, drop_path_shape)):
+            stage = nn.Sequential()
+            for j, rate in enumerate(rates):
+                stage.add_sublayer(str(j), block(in_dim, 64 << i, 1 if j or i == 0 else 2, rate))
+                in_dim = (64 << i) * block.expansion
+            self.add_sublayer(f"layer{i + 1}", stage)
+        self.num_features = in_dim
         self.drop = nn.Dropout(drop)
         self._add_classifiers()
-        self.apply(statistics_as_buffers)
         self.apply(self._init_weights)
         self._scale_classifiers()
 
@@ -68,7 +142,7 @@ class ResNet(ImageModel):
         """Returns the last block's channels [B, num_features, H / 32, W / 32], rounded up; with ``small_stem``
         H / 8 and W / 8.
         """
-        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
         for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
             for block in stage:
                 x = self._run(block, x)
@@ -90,5 +164,5 @@ class ResNet(ImageModel):
         init_convolution(layer)
         if isinstance(layer, nn.Linear):
             init_as_torch(layer)
-        elif isinstance(layer, (BasicBlock, BottleneckBlock)):  # a fresh block is its shortcut alone
-            Constant(0.0)((layer.bn3 if isinstance(layer, BottleneckBlock) else layer.bn2).weight)
+        elif isinstance(layer, _Block):
+            Constant(0.0 if self.zero_init_last else 1.0)(getattr(layer, layer.last_norm).weight)

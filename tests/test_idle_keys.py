@@ -390,12 +390,12 @@ def test_a_size_that_an_architecture_does_not_take_is_refused_at_its_default_too
 
 def test_a_recipe_serves_an_architecture_that_does_not_take_all_of_it(tmp_path):
     (tmp_path / "recipe.yaml").write_text("MODEL: {DROPPATH: 0.1}\n")
-    (tmp_path / "mine.yaml").write_text("BASE: recipe.yaml\nMODEL: {TYPE: ResNet, DEPTH: 18}\n")
+    (tmp_path / "mine.yaml").write_text("BASE: recipe.yaml\nMODEL: {TYPE: ConvMixer, DEPTH: 18}\n")
     config = get_config(tmp_path / "mine.yaml")
     check_keys(config)
     (tmp_path / "config.yaml").write_text(resolved(config))
     check_keys(get_config(tmp_path / "config.yaml"))
-    with pytest.raises(InputError, match=r"MODEL.DROPPATH is 0.0, but ResNet takes no DROPPATH; leave it out"):
+    with pytest.raises(InputError, match=r"MODEL.DROPPATH is 0.0, but ConvMixer takes no DROPPATH; leave it out"):
         check_keys(get_config(tmp_path / "mine.yaml", ["MODEL.DROPPATH", "0"]))
 
 

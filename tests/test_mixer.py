@@ -34,31 +34,50 @@ def test_logits_features_and_gradients_are_timms(tmp_path, name):
     assert_parity(small(name), name, tmp_path)
 
 
+def assert_lecun(layer, fan_in):
+    """Flax's own: deviation 1 / sqrt(fan in) after a cut at two deviations, which makes it 0.88 of the uncut one."""
+    bound = 2 * fan_in**-0.5 / 0.8796256610342398
+    assert float(layer.weight.std()) == pytest.approx(fan_in**-0.5, rel=0.03)
+    assert 0.97 * bound < float(layer.weight.abs().max()) <= bound * 1.000001
+    assert not layer.bias.numpy().any()
+
+
+def assert_uniform(parameter, bound):
+    assert 0.95 * bound < float(parameter.abs().max()) <= bound * 1.000001
+    assert float(parameter.std()) == pytest.approx(bound / math.sqrt(3), rel=0.1)
+
+
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_initialisation_is_timms(name):
+def test_initialisation_is_its_sources(name):
     paddle.seed(0)
     model = small(name, image_size=56, embed_dim=128, num_classes=50)  # 196 places
-    block, places = model.blocks[1], 196
-    assert not model.head.weight.numpy().any()
-    assert not model.head.bias.numpy().any()
-    deviation = (3 * 16) ** -0.5  # LeCun's, of 3 x 4 x 4 inputs
-    assert float(model.stem.proj.weight.std()) == pytest.approx(deviation, rel=0.03)
-    assert not model.stem.proj.bias.numpy().any()
+    block, stem, head = model.blocks[1], model.stem.proj, model.head  # the stem reads 3 x 4 x 4 = 48 values
     hidden = block.mlp_channels.fc1.weight.shape[1]
-    bound = math.sqrt(6 / (128 + hidden))  # Xavier's
-    assert 0.99 * bound < float(block.mlp_channels.fc1.weight.abs().max()) <= bound
-    assert 0 < float(block.mlp_channels.fc1.bias.abs().max()) < 1e-5
-    if name == "gmlp":
+    if name == "mixer":  # big_vision's, of Flax
+        assert_lecun(stem, 48)
+        assert_lecun(block.mlp_tokens.fc1, 196)
+        assert_lecun(block.mlp_channels.fc2, hidden)
+    elif name == "gmlp":  # timm's
+        assert_lecun(stem, 48)
+        assert_uniform(block.mlp_channels.fc1.weight, math.sqrt(6 / (128 + hidden)))  # Xavier's
+        assert 0 < float(block.mlp_channels.fc1.bias.abs().max()) < 1e-5
         assert float(block.mlp_channels.gate.proj.weight.std()) == pytest.approx(1e-6, rel=0.05)
         assert (block.mlp_channels.gate.proj.bias.numpy() == 1).all()
-    if name == "resmlp":
-        bound = math.sqrt(6 / (2 * places))
-        assert 0.99 * bound < float(block.linear_tokens.weight.abs().max()) <= bound
-        assert not block.linear_tokens.bias.numpy().any()
+    else:  # deit's
+        assert_uniform(stem.weight, 48**-0.5)
+        assert_uniform(stem.bias, 48**-0.5)
+        for layer in (block.linear_tokens, block.mlp_channels.fc1, block.mlp_channels.fc2, head):
+            assert float(layer.weight.std()) == pytest.approx(0.02, rel=0.03)
+            assert not layer.bias.numpy().any()
+        halved = small(name, embed_dim=128, num_classes=50, head_init_scale=0.5)
+        assert float(halved.head.weight.std()) == pytest.approx(0.01, rel=0.05)
         assert (block.ls1.numpy() == np.float32(1e-4)).all()
         assert (small(name, init_values=0.3).blocks[0].ls2.numpy() == np.float32(0.3)).all()
         assert (block.norm1.alpha.numpy() == 1).all()
         assert not block.norm1.beta.numpy().any()
+    assert head.weight.numpy().any() == (name == "resmlp")
+    assert not head.bias.numpy().any()
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -79,7 +98,7 @@ def test_the_classifier_is_exchangeable(name):
     features = model.forward_features(images)
     model.reset_classifier(3)
     assert model(images).shape == [2, 3]
-    assert not model.head.weight.numpy().any()
+    assert model.head.weight.numpy().any() == (name == "resmlp")
     model.reset_classifier(0)
     np.testing.assert_allclose(model(images).numpy(), features.mean(axis=1).numpy(), atol=1e-6)
 

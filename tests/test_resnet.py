@@ -8,15 +8,15 @@ from golden.convolutions import array
 from golden.resnet import CASES, GRADIENTS, SIZES
 from paddle import nn
 from paddle.vision.models import ResNet as PaddleResNet
-from paddle.vision.models.resnet import BasicBlock
+from paddle.vision.models.resnet import BasicBlock as PaddleBasicBlock
 from parity import assert_parity, load_formula
 
 from config import get_config
 from errors import InputError
 from models import build_model, create_model, list_models
-from models.layers import batch_norm
+from models.layers import DropPath, batch_norm
 from models.layers.batch_norm import synchronise
-from models.resnet import ResNet
+from models.resnet import BasicBlock, Bottleneck, ResNet
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -58,7 +58,7 @@ def test_the_stem_for_small_images_changes_nothing_else():
     paddle.seed(0)
     model = create_model("resnet18", num_classes=10, image_channels=1, small_stem=True)
     model.eval()
-    theirs = PaddleResNet(BasicBlock, 18, num_classes=10)
+    theirs = PaddleResNet(PaddleBasicBlock, 18, num_classes=10)
     theirs.conv1, theirs.maxpool = nn.Conv2D(1, 64, 3, padding=1, bias_attr=False), nn.Identity()
     theirs.set_state_dict(model.state_dict())
     theirs.eval()
@@ -102,6 +102,39 @@ def test_the_classifier_is_exchangeable_and_images_are_of_any_size():
     model.reset_classifier(0)
     np.testing.assert_allclose(model(images).numpy(), features.mean(axis=[2, 3]).numpy(), atol=1e-6)
     assert model(paddle.zeros([1, 1, 1, 1])).shape == [1, 512]
+
+
+@pytest.mark.parametrize(("kind", "last"), [("resnet18", "bn2"), ("resnet50", "bn3"), ("regnety_160", "conv3.bn")])
+def test_a_blocks_last_norm_starts_at_1_where_asked(kind, last):
+    small = {"embed_dims": [112] * 4, "stage_depths": [1] * 4} if kind == "regnety_160" else {}
+    model = create_model(kind, zero_init_last=False, num_classes=5, **small)
+    norms = {name: layer for name, layer in model.named_sublayers() if isinstance(layer, nn.BatchNorm2D)}
+    assert len([name for name in norms if name.endswith(last)]) >= 4
+    assert all((norm.weight.numpy() == 1).all() for norm in norms.values())
+    by_key = build_model(get_config("resnet18", ["MODEL.ZERO_INIT_LAST", "False"]))
+    assert (by_key.layer4[1].bn2.weight.numpy() == 1).all()
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("resnet18", 8), ("resnet50", 16)])
+def test_drop_path_rises_linearly_over_all_blocks(name, blocks):
+    model = build_model(get_config(name, ["MODEL.DROPPATH", "0.3", "MODEL.NUM_CLASSES", "5"]))
+    rates = [layer.drop_prob for layer in model.sublayers() if isinstance(layer, DropPath)]
+    assert rates == pytest.approx(np.linspace(0, 0.3, blocks))
+
+
+@pytest.mark.parametrize(("kind", "in_dim"), [(BasicBlock, 8), (Bottleneck, 32), (BasicBlock, 5)])
+def test_drop_path_drops_the_branch_before_the_addition(kind, in_dim, monkeypatch):
+    paddle.seed(0)
+    block = kind(in_dim, 8, 1, drop_path=0.2)
+    images = paddle.to_tensor(array("images", (4, in_dim, 3, 3)))
+    branch, shortcut = block._branch(images).numpy(), block.downsample(images).numpy()
+    kept = np.float32([1, 0, 1, 0]).reshape([4, 1, 1, 1])
+    monkeypatch.setattr(paddle, "bernoulli", lambda rates: paddle.to_tensor(kept * (rates.numpy() == np.float32(0.8))))
+    np.testing.assert_allclose(block(images).numpy(), np.maximum(branch * kept / 0.8 + shortcut, 0), atol=1e-6)
+    monkeypatch.undo()
+    block.eval()
+    held = np.maximum((block._branch(images) + block.downsample(images)).numpy(), 0)
+    np.testing.assert_allclose(block(images).numpy(), held, atol=1e-6)
 
 
 def test_dropout_comes_before_the_classifier():

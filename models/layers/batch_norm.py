@@ -1,25 +1,88 @@
-"""Batch norm's statistics."""
+"""Batch norm as PyTorch's: its statistics are buffers, and the running variance takes in n / (n - 1) of the batch's.
 
+Paddle's layers hold the statistics as parameters that want no gradient: they would be counted, frozen and averaged as
+such. And they take in the batch's variance over n values as it is, a smaller one than PyTorch's.
+"""
+
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 
+import paddle
 from paddle import nn
+from paddle.nn import functional as F
 
 from errors import InputError
 from models.layers.classifier_norm import ClassifierNorm
-from utils import num_gpus
+from utils import num_gpus, world_size
 
 BATCH_NORMS = (nn.BatchNorm2D, nn.SyncBatchNorm, ClassifierNorm)
 
 
-def statistics_as_buffers(layer: nn.Layer) -> None:
-    """Makes a batch norm's running mean and variance buffers, as PyTorch's are; leaves other layers alone.
+class _Statistics:
+    """What makes a batch norm of Paddle's PyTorch's."""
 
-    Paddle holds them as parameters that want no gradient: they would be counted, frozen and averaged as such.
-    """
-    if isinstance(layer, BATCH_NORMS):
+    def __init__(self, num_features: int, momentum: float = 0.9, epsilon: float = 1e-5) -> None:
+        super().__init__(num_features, momentum, epsilon)
         for name in ("_mean", "_variance"):
-            layer.register_buffer(name, layer._parameters.pop(name).detach())
+            self.register_buffer(name, self._parameters.pop(name).detach())
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Returns x [B, C, H, W] normalised by channel; in training by its own statistics, which are taken in.
+
+        Raises:
+            InputError: in training, when a channel has one value.
+        """
+        if not self.training or self._momentum == 1.0:
+            return self._normalise(x, self._variance)
+        count = _values_of_a_channel(x, self._processes())
+        # Paddle adds (1 - momentum) x the variance over n to momentum x v. With v (n - 1) / n in v's place, n / (n - 1)
+        # of the sum is PyTorch's. The gradient keeps what was handed in, and fails if that is changed: it gets a copy.
+        with paddle.no_grad():
+            scaled = self._variance * ((count - 1) / count)
+        out = self._normalise(x, scaled)
+        with paddle.no_grad():
+            paddle.assign(scaled * (count / (count - 1)), self._variance)
+        return out
+
+
+class BatchNorm2D(_Statistics, nn.BatchNorm2D):
+    """Batch norm over the images of one process."""
+
+    def _processes(self) -> int:
+        return 1
+
+    def _normalise(self, x: paddle.Tensor, variance: paddle.Tensor) -> paddle.Tensor:
+        return F.batch_norm(
+            x, self._mean, variance, self.weight, self.bias, self.training, self._momentum, self._epsilon
+        )
+
+
+class SyncBatchNorm(_Statistics, nn.SyncBatchNorm):
+    """Batch norm over the images of all processes, of equally many each. For GPUs: not run on one."""
+
+    def _processes(self) -> int:
+        return world_size()
+
+    def _normalise(self, x: paddle.Tensor, variance: paddle.Tensor) -> paddle.Tensor:
+        shown = copy(self)  # the layer reads its own variance alone
+        shown._buffers = {**self._buffers, "_variance": variance}
+        return nn.SyncBatchNorm.forward(shown, x)
+
+
+@paddle.jit.not_to_static  # there shapes would become tensors
+def _values_of_a_channel(x: paddle.Tensor, processes: int) -> int | paddle.Tensor:
+    """Returns how many values x [B, C, ...] has by channel on all processes: a tensor in a graph for any size."""
+    if -1 in x.shape:
+        return paddle.numel(x).astype("float32") * (processes / x.shape[1])
+    count = math.prod(x.shape) // x.shape[1] * processes
+    if count == 1:
+        raise InputError(
+            "batch norm got one value of a channel in training (1 image of 1 x 1), expected two or more: take a larger"
+            " DATA.BATCH_SIZE or DATA.IMAGE_SIZE; if an epoch's last batch is 1 image, DATA.DROP_LAST True"
+        )
+    return count
 
 
 @contextmanager
@@ -48,8 +111,8 @@ def hold_frozen_statistics(model: nn.Layer) -> None:
 
 
 def synchronise(model: nn.Layer) -> None:
-    """Makes every batch norm of ``model`` a ``paddle.nn.SyncBatchNorm``, whose statistics are of all processes' images,
-    with the same parameters and names.
+    """Makes every batch norm of ``model`` a ``SyncBatchNorm``, whose statistics are of all processes' images, with the
+    same parameters and names.
 
     Raises:
         InputError: there is no batch norm, or no GPU: Paddle's kernel runs on GPUs alone.
@@ -65,7 +128,6 @@ def synchronise(model: nn.Layer) -> None:
     for parent in model.sublayers(include_self=True):
         for name, norm in parent.named_children():
             if isinstance(norm, nn.BatchNorm2D):
-                ours = nn.SyncBatchNorm(norm._num_features, norm._momentum, norm._epsilon)
-                statistics_as_buffers(ours)
+                ours = SyncBatchNorm(norm._num_features, norm._momentum, norm._epsilon)
                 ours.weight, ours.bias, ours._mean, ours._variance = norm.weight, norm.bias, norm._mean, norm._variance
                 setattr(parent, name, ours)

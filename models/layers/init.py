@@ -1,26 +1,45 @@
 """Initialisations that several architectures share."""
 
+import inspect
 import math
 
 import paddle
 from paddle import nn
-from paddle.nn.initializer import Constant, Normal, Uniform
+from paddle.nn.initializer import Constant, Normal, TruncatedNormal, Uniform
 
 from models.layers.attention import Attention
 from models.layers.mlp import Mlp
 from models.layers.patch_embed import PatchEmbed
 
+# Of a normal distribution of deviation 1 that is cut at +-2.
+_DEVIATION_OF_CUT = 0.87962566103423978
+
+
+def fan_in(layer: nn.Layer) -> int:
+    """Returns how many inputs an output of a convolution or Linear reads."""
+    return layer.weight.shape[0] if isinstance(layer, nn.Linear) else math.prod(layer.weight.shape[1:])
+
 
 def init_as_torch(layer: nn.Layer) -> None:
     """Initialises a convolution or Linear as PyTorch does by itself: uniform within 1 / sqrt(fan in), its bias too."""
-    if isinstance(layer, nn.Conv2D):
-        fan_in = math.prod(layer.weight.shape[1:])
-    elif isinstance(layer, nn.Linear):
-        fan_in = layer.weight.shape[0]
-    else:
-        return
-    for parameter in layer.parameters():
-        Uniform(-(fan_in**-0.5), fan_in**-0.5)(parameter)
+    if isinstance(layer, (nn.Conv2D, nn.Linear)):
+        bound = fan_in(layer) ** -0.5
+        for parameter in layer.parameters():
+            Uniform(-bound, bound)(parameter)
+
+
+def init_lecun(layer: nn.Layer) -> None:
+    """Initialises a convolution or Linear as Flax does by itself: weights of deviation 1 / sqrt(fan in), normal, cut at
+    two deviations of the uncut; bias 0.
+    """
+    if isinstance(layer, (nn.Conv2D, nn.Linear)):
+        deviation = fan_in(layer) ** -0.5 / _DEVIATION_OF_CUT
+        # Paddle 2.6 cuts at two deviations; Paddle 3 at the values a and b.
+        by_value = "a" in inspect.signature(TruncatedNormal.__init__).parameters
+        bounds = {"a": -2 * deviation, "b": 2 * deviation} if by_value else {}
+        TruncatedNormal(std=deviation, **bounds)(layer.weight)
+        if layer.bias is not None:
+            Constant(0.0)(layer.bias)
 
 
 def init_convolution(layer: nn.Layer) -> None:
@@ -37,7 +56,7 @@ def init_as_big_vision(layer: nn.Layer) -> None:
     """Initialises one layer of a ViT as Flax does in big_vision; of a layer that has others, it comes after them.
 
     Linears are uniform with variance 2 / (fan in + fan out) (Glorot and Bengio 2010), queries, keys and values each by
-    themselves. Patches have variance 1 / fan in, cut at two deviations. Biases are 0, those of an MLP N(0, 1e-6).
+    themselves. Patches are ``init_lecun``'s. Biases are 0, those of an MLP N(0, 1e-6).
     """
     if isinstance(layer, nn.Linear):
         _glorot(layer, *layer.weight.shape)
@@ -47,13 +66,7 @@ def init_as_big_vision(layer: nn.Layer) -> None:
         for linear in (layer.fc1, layer.fc2):
             Normal(std=1e-6)(linear.bias)
     elif isinstance(layer, PatchEmbed):
-        weight = layer.proj.weight
-        within = math.erf(2 / math.sqrt(2))  # the share of a normal distribution within two deviations
-        cut = paddle.erfinv(paddle.uniform(weight.shape, min=-within, max=within)) * math.sqrt(2)
-        # Cutting leaves a deviation of 0.8796.
-        weight.set_value(cut * (math.prod(weight.shape[1:]) ** -0.5 / 0.87962566103423978))
-        if layer.proj.bias is not None:
-            Constant(0.0)(layer.proj.bias)
+        init_lecun(layer.proj)
 
 
 def _glorot(linear: nn.Linear, fan_in: int, fan_out: int) -> None:

@@ -1,0 +1,73 @@
+"""Networks with batch norm after a few steps of training; run with torch and timm it records them:
+PYTHONPATH=tests python -m golden.trained
+"""
+
+import zlib
+
+import numpy as np
+
+from golden import convmixer, regnet, resnet
+
+STEPS, RATE, MOMENTUM, BATCH = 3, 1e-2, 0.9, 8
+CASES = {
+    "resnet18": (32, 32),  # the last stage is 1 x 1: n is the batch
+    "bottleneck": (40, 33),
+    "regnety": regnet.SIZES["regnety"],
+    "regnetx": regnet.SIZES["regnetx"],
+    "convmixer": convmixer.SIZES["convmixer"],
+}
+BOTTLENECK = (1, 1, 1, 1)  # blocks: ResNet-50's 16 magnify rounding too much
+MOST = 24  # channels that are kept of a norm
+
+
+def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns random values that keep a deep network's channels apart: the formula's waves would cancel out, and steps
+    would magnify what is left. A norm's weight and a variance are about 1, a convolution's variance is 2 / fan in.
+    """
+    values = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
+    if len(shape) < 2:
+        ones = 0.3 * name.endswith("weight") + name.endswith("running_var")
+        values = np.clip(values, -2, 2) / 10 + ones
+    elif name != "images":
+        values *= np.sqrt(2 / np.prod(shape[1:]))
+    return np.asarray(values, np.float32)
+
+
+def batches(size: tuple[int, int]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns the images [8, 3, H, W] and labels of each step, and a batch to evaluate."""
+    images = array("images", (STEPS + 1, BATCH, 3, *size))
+    return [(batch, (np.arange(BATCH) * (step + 2) + step) % 5) for step, batch in enumerate(images)]
+
+
+if __name__ == "__main__":
+    import timm
+    import torch
+    from timm.models.convmixer import ConvMixer
+    from timm.models.regnet import RegNet, RegNetCfg
+
+    from golden.record import FOLDER, with_formula
+
+    def build(name: str) -> torch.nn.Module:
+        if name.startswith("regnet"):
+            return RegNet(RegNetCfg(**regnet.CASES[name]), num_classes=5)
+        if name == "convmixer":
+            return ConvMixer(**convmixer.CASES[name])
+        if name == "bottleneck":
+            return timm.models.resnet.ResNet(timm.models.resnet.Bottleneck, BOTTLENECK, num_classes=5)
+        return timm.create_model(name, **resnet.CASES[name])
+
+    arrays = {}
+    for name, size in CASES.items():
+        model = with_formula(build(name), array).train()
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
+        *training, (images, _) = batches(size)
+        for batch, labels in training:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(torch.from_numpy(batch)), torch.from_numpy(labels)).backward()
+            optimizer.step()
+        with torch.no_grad():
+            arrays[f"{name}/logits"] = model.eval()(torch.from_numpy(images))
+        for key, tensor in model.state_dict().items():
+            if "running_" in key:
+                arrays[f"{name}/{key}"] = tensor[:MOST]
+    np.savez_compressed(FOLDER / "trained.npz", **{key: tensor.numpy() for key, tensor in arrays.items()})
