@@ -153,7 +153,9 @@ def test_a_model_uses_them_and_trains_alike():
     for enabled in (True, False):
         ops.enable(enabled)
         paddle.seed(0)
-        model = create_model("vit_tiny_patch16_224", num_classes=7, image_size=32, depth=2)
+        # A classifier that starts at zero would hide the first gradients of the rest.
+        head = {"num_classes": 7, "head_init_scale": 1.0}
+        model = create_model("vit_tiny_patch16_224", **head, weight_init="timm", image_size=32, depth=2)
         optimizer = paddle.optimizer.AdamW(1e-3, parameters=model.parameters())
         images, labels = paddle.to_tensor(normal(4, 3, 32, 32)), paddle.arange(4)
         with mock.patch.object(F, "gelu", wraps=F.gelu) as gelu:
