@@ -40,7 +40,7 @@ def test_gradients_are_timms(tmp_path):
 @pytest.mark.parametrize("name", list_models("resnet*"))
 def test_initialisation_is_timms(name):
     paddle.seed(0)
-    model = create_model(name)
+    model = create_model(name, zero_init_last=True)  # the recipes' is torchvision's
     block, last = model.layer3[1], "bn3" if name == "resnet50" else "bn2"
     for layer, fan_out in ((model.conv1, 49 * 64), (block.conv2, 9 * 256), (model.layer2[0].downsample[0], None)):
         fan_out = fan_out or layer.weight.shape[0]
