@@ -34,6 +34,7 @@ def test_drop_path_layer_scale_and_positions_are_the_authors(name):
         scales = [scale.gamma.numpy() for scale in (block.ls1, block.ls2) if hasattr(scale, "gamma")]
         assert len(scales) == (2 if name in DEIT3 else 0)
         assert all((scale == np.float32(1e-4)).all() for scale in scales)
+    assert 0.01 < float(model.cls_token.std()) < 0.03  # models_v2.py:217
     tokens = 0 if name in DEIT3 else 1 + config.MODEL.DISTILLED
     assert model.pos_embed.shape[1] == model.patch_embed.num_patches + tokens
 
