@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import paddle
 import pytest
 from documents import REGIONS, write_data
 from test_recipes import SMALL
@@ -26,6 +27,7 @@ def test_every_file_but_the_shared_ones_has_a_model():
 def test_drop_path_layer_scale_and_positions_are_the_authors(name):
     """DeiT-III: models_v2.py:200, 182 and 198; DeiT: timm 0.3.2's, linear, without scales, of all tokens."""
     config = get_config(name, [*SMALL, "TRAIN.DISTILLATION_TYPE", "null", "MODEL.DEPTH", "5"])
+    paddle.seed(0)
     model = build_model(config)
     shares = [1, 1, 1, 1, 1] if name in DEIT3 else [0, 0.25, 0.5, 0.75, 1]
     for share, block in zip(shares, model.blocks, strict=True):
@@ -34,7 +36,7 @@ def test_drop_path_layer_scale_and_positions_are_the_authors(name):
         scales = [scale.gamma.numpy() for scale in (block.ls1, block.ls2) if hasattr(scale, "gamma")]
         assert len(scales) == (2 if name in DEIT3 else 0)
         assert all((scale == np.float32(1e-4)).all() for scale in scales)
-    assert 0.01 < float(model.cls_token.std()) < 0.03  # models_v2.py:217
+    assert 0.012 < float(model.cls_token.std()) < 0.028  # models_v2.py:217
     tokens = 0 if name in DEIT3 else 1 + config.MODEL.DISTILLED
     assert model.pos_embed.shape[1] == model.patch_embed.num_patches + tokens
 
