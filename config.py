@@ -94,8 +94,8 @@ _C.MODEL.INIT_VALUES = None  # layer scale: its initial value (CaiT, DeiT-III)
 _C.MODEL.GLOBAL_POOL = "token"  # the classifier reads the class token; "avg": the patch tokens' mean, normalised after
 _C.MODEL.NO_EMBED_CLASS = False  # the position embedding is added to patch tokens only (DeiT-III)
 _C.MODEL.POS_EMBED = "learn"  # ViT's position embedding; "sincos2d": fixed sines and cosines, of patches only
-_C.MODEL.WEIGHT_INIT = "timm"  # ViT: how fresh weights are drawn; or "big_vision" (Google's), wider by far
 _C.MODEL.FC_NORM = None  # the last norm comes after the pooling; None: for GLOBAL_POOL avg
+_C.MODEL.WEIGHT_INIT = "timm"  # ViT: how fresh weights are drawn; "deit": a wider class token; "big_vision": all wider
 _C.MODEL.NORM_EPS = None  # MLP-Mixer, gMLP, PVTv2: epsilon of all layer norms; None: timm's
 _C.MODEL.CLASS_TOKEN = True
 _C.MODEL.REG_TOKENS = 0  # register tokens beside the class token
@@ -146,7 +146,8 @@ _C.TRAIN.LR_SCHEDULER.MILESTONES = [30, 60, 90]  # multistep: epochs at which th
 _C.TRAIN.LR_SCHEDULER.DECAY_EPOCHS = 30  # step: epochs between two such steps
 _C.TRAIN.LR_SCHEDULER.DECAY_RATE = 0.1  # onecycle: the share of BASE_LR at which its fall slows down
 _C.TRAIN.LR_SCHEDULER.POWER = 2.0  # poly: exponent of the share that is left
-_C.TRAIN.LR_SCHEDULER.PER_EPOCH = False  # "start" (timm), "end" (PaddleViT): of an epoch, where its updates' rate is
+_C.TRAIN.LR_SCHEDULER.PER_EPOCH = False  # all an epoch's updates have the rate of its "start" (timm), its "end"
+# (PaddleViT; True), or "late", of the start of the epoch before (DeiT, PVT)
 
 _C.TRAIN.OPTIMIZER = CfgNode()
 _C.TRAIN.OPTIMIZER.NAME = "AdamW"  # or Adam, SGD, LAMB, LARS, Lion, Muon (AdamW where a parameter is no matrix)
@@ -284,7 +285,7 @@ _TYPES = {
 _WORDS = {  # values besides those of the type
     "MODEL.NUM_CLASSES": ("auto",),
     "TRAIN.CLASS_WEIGHTS": ("auto",),
-    "TRAIN.LR_SCHEDULER.PER_EPOCH": ("start", "end"),
+    "TRAIN.LR_SCHEDULER.PER_EPOCH": ("start", "late", "end"),
 }
 
 

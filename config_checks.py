@@ -25,7 +25,7 @@ _CHOICES = {
     "MODEL.GLOBAL_POOL": ("token", "avg"),
     "MODEL.PRETRAINED_CLASSES": (None, "imagenet22k", "imagenet22k_swin"),
     "MODEL.POS_EMBED": ("learn", "sincos2d"),
-    "MODEL.WEIGHT_INIT": ("timm", "big_vision"),
+    "MODEL.WEIGHT_INIT": ("timm", "deit", "big_vision"),
     "MODEL.ACT": (None, "gelu", "relu"),
     "MODEL.DROPPATH_SHAPE": (None, "linear", "constant"),
     "TRAIN.OPTIMIZER.NAME": ("AdamW", "Adam", "SGD", "LAMB", "LARS", "Lion", "Muon"),

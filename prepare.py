@@ -229,13 +229,14 @@ def _tell_steps(config: CfgNode, images: int, steps: int, schedule: Callable[[in
     rates = [f"{schedule(epoch * updates):.3g}" for epoch in (0, train.WARMUP_EPOCHS, train.NUM_EPOCHS)]
     kept = "GLOBAL_BATCH" if config.DATA.GLOBAL_BATCH else "BATCH_SIZE"
     how = {"linear": "linearly", "sqrt": "by the square root"}[train.LR_SCALING]
-    scaled = f"scale {how} from a batch of {train.LINEAR_SCALED_LR}" if train.LINEAR_SCALED_LR else "stay"
+    which = "the rates scale" if train.LR_SCALED == "all" else "BASE_LR scales"
+    scaled = f"{which} {how} from a batch of {train.LINEAR_SCALED_LR}" if train.LINEAR_SCALED_LR else "the rates stay"
     run.info(
         f"{images:,} images, {steps} steps an epoch, the tail {'dropped' if config.DATA.DROP_LAST else 'padded'};"
         f" global batch {batch} x {world_size()} = {batch * world_size()}, accumulation {accum},"
         f" effective batch {effective};"
         f" learning rate {rates[0]}, after warm-up {rates[1]}, at the end {rates[2]};"
-        f" on another number of processes DATA.{kept} is kept and the rates {scaled}"
+        f" on another number of processes DATA.{kept} is kept and {scaled}"
     )
     if warning := far_batch(config, effective):
         run.info(warning)

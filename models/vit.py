@@ -62,7 +62,8 @@ class VisionTransformer(ImageModel):
         reg_tokens: number of register tokens, after the class token (Darcet et al. 2023, arXiv:2309.16588).
         no_embed_class: the position embedding has patches only.
         pos_embed: "learn", or "sincos2d": fixed (``sincos_2d``), of patches only, and in no weight file.
-        weight_init: how fresh weights are drawn: "timm", or "big_vision" (``init_as_big_vision``).
+        weight_init: how fresh weights are drawn: "timm"; "deit": the class token as the positions, with a deviation of
+            0.02 instead of 1e-6; or "big_vision" (``init_as_big_vision``).
         pre_norm: a norm before the first block, and patches without a bias (CLIP, arXiv:2103.00020).
         distilled: a distillation token with a head of its own; the output is the mean of both heads.
         drop, attn_drop, patch_drop: dropout rates; patch_drop is of whole patch tokens.
@@ -129,7 +130,8 @@ class VisionTransformer(ImageModel):
         self.weight_init = weight_init
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim, bias=not pre_norm)
         if class_token:
-            start = Constant(0.0) if weight_init == "big_vision" else Normal(std=1e-6)
+            starts = {"timm": Normal(std=1e-6), "deit": Normal(std=0.02), "big_vision": Constant(0.0)}
+            start = starts[weight_init]
             self.cls_token = self.create_parameter([1, 1, embed_dim], default_initializer=start)
         if distilled:
             self.dist_token = self.create_parameter([1, 1, embed_dim], default_initializer=Normal(std=0.02))

@@ -18,8 +18,8 @@ def build_schedule(config: CfgNode, updates_per_epoch: int, effective_batch: int
     form of Smith and Topin 2017, arXiv:1708.07120).
 
     Without WARMUP_PREFIX the falling ones began at update 0, and warm-up covers their beginning (timm's default).
-    With PER_EPOCH an epoch's updates all have the rate of its "start", as timm's own script and DeiT's give, or of its
-    "end", as PaddleViT's schedulers give.
+    With PER_EPOCH an epoch's updates all have the rate of its "start" (timm's own script), of its "end" (PaddleViT's
+    schedulers), or "late", of the start of the epoch before: DeiT's script steps to the epoch that is over.
     With LINEAR_SCALED_LR the three rates are for a batch of that size and scale with ``effective_batch``: linearly
     (Goyal et al. 2017, arXiv:1706.02677), or with LR_SCALING "sqrt" by the square root of the ratio. LR_SCALED "base"
     scales BASE_LR alone.
@@ -45,8 +45,8 @@ def build_schedule(config: CfgNode, updates_per_epoch: int, effective_batch: int
 
     def schedule(update: int) -> float:
         if options.PER_EPOCH:
-            update -= update % updates_per_epoch
-            update += 0 if options.PER_EPOCH == "start" else updates_per_epoch
+            shift = {"start": 0, "late": -1}.get(options.PER_EPOCH, 1)
+            update = max(0, update // updates_per_epoch + shift) * updates_per_epoch
         if update < warmup:
             return start_lr + (base_lr - start_lr) * update / warmup
         if options.NAME in falling:

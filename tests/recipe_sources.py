@@ -79,7 +79,8 @@ def values(name: str, batch: int) -> dict[str, Any]:
     """Returns a recipe's values by key, with the rates that its schedule gives at an effective batch of ``batch``."""
     config = get_config(name)
     schedule = build_schedule(config, 1000, batch)
-    ends = {"RATE.START": 0, "RATE.PEAK": config.TRAIN.WARMUP_EPOCHS, "RATE.END": config.TRAIN.NUM_EPOCHS}
+    late = config.TRAIN.LR_SCHEDULER.PER_EPOCH == "late"  # by an epoch
+    ends = {"RATE.START": 0, "RATE.PEAK": config.TRAIN.WARMUP_EPOCHS + late, "RATE.END": config.TRAIN.NUM_EPOCHS + late}
     rates = {key: schedule(round(1000 * epoch)) for key, epoch in ends.items()}
     return dict(leaves(config)) | rates | {"BATCH": batch}
 

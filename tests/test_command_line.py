@@ -178,7 +178,7 @@ def test_the_line_is_the_whole_output(program):
         ("DeiT_base_distilled_patch16_224", "deit_base_distilled_patch16_224"),
         ("PVT_V2_B2_Linear", "pvtv2_b2_linear"),
         ("ConvNeXt_tiny", "convnext_tiny"),
-        ("beit_base_patch16_224_ft22kto1k", "beit_base_patch16_224"),
+        ("beit_base_patch16_224_ft22kto1k", "beit_base_patch16_224_21k_1k"),
         ("vit_tiny", "vit_tiny_patch16_224"),
     ],
 )

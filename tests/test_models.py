@@ -16,6 +16,7 @@ def test_every_model_of_paddlevit_is_shipped_under_its_name():
     names |= {f"deit_{size}_patch16_224" for size in ("tiny", "small", "base")} | {"deit_base_patch16_384"}
     names |= {name.replace("_patch", "_distilled_patch") for name in names if name.startswith("deit")}
     names |= {f"deit3_{size}_patch16_224" for size in ("small", "medium", "base", "large")} | {"deit3_huge_patch14_224"}
+    names |= {f"deit3_{size}_patch16_384" for size in ("small", "base", "large")}
     assert {*list_models("vit_*"), *list_models("deit*")} == names
     for name in list_models():
         assert name == get_config(name).MODEL.NAME
@@ -33,10 +34,12 @@ def test_recipes_are_configurations_but_no_models(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", list_models("deit*"))
-def test_images_are_read_as_timm_reads_them(name):
+def test_images_are_read_as_the_authors_read_them(name):
+    """main.py:174 of facebookresearch/deit, and --eval-crop-ratio 1.0 of each command in its README_revenge.md."""
     data = get_config(name).DATA
-    assert (data.IMAGE_SIZE, data.CROP_PCT) in ((224, 0.9), (384, 1.0))
-    assert str(data.IMAGE_SIZE) in name
+    expected = 1.0 if name.startswith("deit3") else 0.875
+    assert expected == data.CROP_PCT
+    assert name.endswith(f"_{data.IMAGE_SIZE}")
     assert (data.IMAGENET_MEAN, data.IMAGENET_STD) == ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
     assert data.INTERPOLATION == "bicubic"
 

@@ -96,6 +96,10 @@ def test_the_global_batch_is_kept_or_the_batch_per_device():
             " warm-up 0.02, at the end 0; on another number of processes DATA.GLOBAL_BATCH is kept and the rates scale"
             " by the square root from a batch of 2",
         ),
+        (
+            ["TRAIN.LINEAR_SCALED_LR", "8", "TRAIN.LR_SCALED", "base", "DATA.BATCH_SIZE", "16"],
+            "DATA.BATCH_SIZE is kept and BASE_LR scales linearly from a batch of 8",
+        ),
         (["DATA.GLOBAL_BATCH", "8"], "DATA.GLOBAL_BATCH is kept and the rates stay"),
     ],
 )

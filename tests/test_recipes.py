@@ -61,8 +61,13 @@ def test_every_configuration_is_valid_and_its_head_tells_how_to_run_it(file, mon
 
 def rates(config, batch):
     """The rate at the start, after warm-up and at the end."""
-    schedule = build_schedule(config, 10, batch)
-    return [schedule(10 * epoch) for epoch in (0, config.TRAIN.WARMUP_EPOCHS, config.TRAIN.NUM_EPOCHS)]
+    schedule, late = build_schedule(config, 10, batch), config.TRAIN.LR_SCHEDULER.PER_EPOCH == "late"
+    return [schedule(10 * epoch) for epoch in (0, config.TRAIN.WARMUP_EPOCHS + late, config.TRAIN.NUM_EPOCHS + late)]
+
+
+def fallen(base, end, share):
+    """A cosine's rate after that share of the run, from base to end."""
+    return end + (base - end) * 0.5 * (1 + math.cos(math.pi * share))
 
 
 @pytest.mark.parametrize("name", OWN_IMAGES)
@@ -93,13 +98,13 @@ def test_a_recipe_over_a_vits_file_takes_back_that_ones_own(tmp_path, file):
 
 def test_rates_follow_the_batch_where_the_source_scales_them():
     for name, batch, peak in (
-        ("deit_small_patch16_224", 256, 2.5e-4),  # 5e-4 x batch / 512
-        ("deit_base_patch16_384", 64, 6.25e-7),
+        ("deit_small_patch16_224", 256, fallen(2.5e-4, 1e-5, 5 / 300)),  # 5e-4 x batch / 512; the lowest stays
+        ("deit_base_patch16_384", 64, fallen(6.25e-7, 5e-6, 5 / 30)),
         ("finetune_layer_decay", 256, 5e-4),
         ("linear_probe", 256, 3.0),
         ("mae_linear_probe", 256, 0.1),
-        ("transfer_pets", 512, 1e-5 + (3e-4 - 1e-5) * (1 + math.cos(math.pi * 0.03)) / 2),
-        ("deit3_base_patch16_224", 256, 3e-3),
+        ("transfer_pets", 512, fallen(3e-4, 1e-5, 0.03)),
+        ("deit3_base_patch16_224", 256, fallen(3e-3, 1e-5, 5 / 800)),
         ("augreg_vit_base_patch16_224", 1024, 1e-3),
         ("vit_base_patch16_224", 1024, 1e-3),
         ("vit_huge_patch14_224", 1024, 3e-3),

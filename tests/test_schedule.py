@@ -45,6 +45,14 @@ def test_the_whole_curve_is_timms(name, golden, options):
     np.testing.assert_allclose(found, CURVES[golden], rtol=1e-9, atol=1e-15)
 
 
+def test_a_late_schedule_is_an_epoch_behind():
+    """main.py of facebookresearch/deit: epoch 0 has the warm-up's rate, and step(epoch) comes after the epoch."""
+    found = curve([*FALLING, *BY_EPOCH[:-1], "late"])
+    np.testing.assert_allclose(found[:5], CURVES["epochs"][:5], rtol=1e-9)
+    np.testing.assert_allclose(found[5:], CURVES["epochs"][:-5], rtol=1e-9)
+    assert set(found[:10]) == {0.01}
+
+
 def test_the_cosine_takes_known_values():
     options = [*COMMON, "TRAIN.BASE_LR", "1", "TRAIN.WARMUP_START_LR", "0.1", "TRAIN.END_LR", "0.2"]
     rate = curve(options, updates_per_epoch=10)

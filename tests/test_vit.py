@@ -200,7 +200,7 @@ def test_reset_classifier_replaces_every_head():
             "EMBED_DIM is 6, expected a multiple of 4, 8 or more, with POS_EMBED sincos2d",
         ),
         (["MODEL.POS_EMBED", "sine"], "MODEL.POS_EMBED is 'sine', expected one of learn, sincos2d"),
-        (["MODEL.WEIGHT_INIT", "jax"], "MODEL.WEIGHT_INIT is 'jax', expected one of timm, big_vision"),
+        (["MODEL.WEIGHT_INIT", "jax"], "MODEL.WEIGHT_INIT is 'jax', expected one of timm, deit, big_vision"),
         (["MODEL.WINDOW_SIZE", "7"], "MODEL.WINDOW_SIZE is 7, but ViT takes no WINDOW_SIZE; leave it out"),
     ],
 )
