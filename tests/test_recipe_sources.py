@@ -1,8 +1,10 @@
 """Recipes against what their sources say (tests/sources/)."""
 
 import re
+import subprocess
 
 import pytest
+import recipe_sources
 from recipe_sources import PAGE, page, quotations, sources, values
 
 from config import get_config, shipped_configs
@@ -83,3 +85,16 @@ def test_quotations_have_a_place():
         assert file
         assert 0 < first <= last < first + 40
         assert text.strip()
+
+
+def test_a_quotation_is_looked_up_at_its_line(tmp_path, monkeypatch):
+    clone = tmp_path / "someone+theirs"
+    clone.mkdir()
+    (clone / "main.py").write_text("first\nlr = 5e-4\nlast\n")
+    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "one"]):
+        subprocess.run(["git", "-C", clone, *words], check=True)
+    asked = [
+        ("someone/theirs", "HEAD", "main.py", first, last, "lr = 5e-4") for first, last in ((2, 2), (1, 3), (3, 3))
+    ]
+    monkeypatch.setattr(recipe_sources, "quotations", lambda: iter(asked))
+    assert recipe_sources.differences(tmp_path) == ["someone/theirs@HEAD main.py:3-3 has no 'lr = 5e-4'"]
