@@ -381,8 +381,8 @@ def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -
     if path in including:
         raise InputError(f"{path}: BASE leads back to this file")
     content = read_yaml(path)
-    levels, without = _levels(content, path), content.pop("WITHOUT", None) or []
-    if without and "BASE" not in content:
+    levels, without = _levels(content, path), content.pop("WITHOUT", None)
+    if without is not None and content.get("BASE", "") in ("", [], [""]):
         raise InputError(f"{path}: WITHOUT takes back what a BASE said, and there is no BASE; add it")
     if reading.is_family(path, content) or "BASE" not in content:
         theirs, note = reading.read(path, content, dict(_set_in(content)), default_values())
@@ -413,8 +413,9 @@ def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -
 def _take_back(config: CfgNode, names: Any, path: Path) -> None:
     """Gives these keys, and those of these sections, their defaults again, as if nobody had set them."""
     default = default_values()
+    names = [] if names is None else names
     for name in names if isinstance(names, list) else [names]:
-        keys = [key for key in default if f"{key}.".startswith(f"{name}.")]
+        keys = [key for key in default if f"{key}.".startswith(f"{name}.") and key != "BASE"]
         if not keys:
             raise InputError(f"{path}: WITHOUT names {str(name)[:40]!r}, expected keys or sections such as TRAIN")
         for key in keys:

@@ -202,6 +202,7 @@ def coerce(
         values = [item(v) for v in values]
         return values if isinstance(kind, list) else values[0]
     expected = f"a list of {item.__name__}s" if isinstance(kind, list) else item.__name__
+    expected = " or ".join([expected, *words])
     raise InputError(f"{source}: {key} takes {expected}, found {value!r} ({type(value).__name__})")
 
 

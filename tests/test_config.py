@@ -156,7 +156,7 @@ def test_batch_size_with_eval_alone_is_the_evaluation_batch():
         (["TRAIN.CUTMIX_ALPHA", "1", "DATA.BATCH_SIZE", "7"], "DATA.BATCH_SIZE is 7, expected an even number: mixup"),
         (["TRAIN.MIXUP_MODE", "half"], "TRAIN.MIXUP_MODE is 'half', expected one of batch, pair, elem"),
         (["TRAIN.LAYER_DECAY", "1.5"], "TRAIN.LAYER_DECAY is 1.5, expected 0 to 1"),
-        (["TRAIN.CLASS_WEIGHTS", "even"], "TRAIN.CLASS_WEIGHTS takes a list of floats, found 'even' (str)"),
+        (["TRAIN.CLASS_WEIGHTS", "even"], "TRAIN.CLASS_WEIGHTS takes a list of floats or auto, found 'even' (str)"),
         (["AMP_EVAL", "True"], "AMP_EVAL does nothing without AMP True; leave it out"),
         (["SEED"], "'SEED' has no value; write SEED VALUE or SEED=VALUE"),
     ],
@@ -284,11 +284,26 @@ def test_without_takes_back_what_the_files_before_said(tmp_path):
         ("[3]", "'3'"),
         ("{a: 1}", "\"{'a': 1}\""),
         ("['']", "''"),
+        ("''", "''"),
+        ("0", "'0'"),
+        ("false", "'False'"),
+        ("BASE", "'BASE'"),
+        ("[[TRAIN]]", "\"['TRAIN']\""),
     ):
         own.write_text(f"BASE: base.yaml\nWITHOUT: {wrong}\n")
         with pytest.raises(InputError) as error:
             get_config(own)
         assert str(error.value) == f"{own}: WITHOUT names {named}, expected keys or sections such as TRAIN"
-    own.write_text("MODEL: {TYPE: ViT}\nWITHOUT: [TRAIN]\n")
-    with pytest.raises(InputError, match="own.yaml: WITHOUT takes back what a BASE said, and there is no BASE; add it"):
-        get_config(own)
+    for none in ("", "BASE: ''\n", "BASE: ['']\n"):
+        own.write_text(f"{none}MODEL: {{TYPE: ViT}}\nWITHOUT: [TRAIN]\n")
+        with pytest.raises(InputError, match="own.yaml: WITHOUT takes back what a BASE said, and there is no BASE; add"):
+            get_config(own)
+
+
+def test_an_error_tells_the_words_that_a_key_takes():
+    found = "command line: TRAIN.LR_SCHEDULER.PER_EPOCH takes bool or start or late or end, found 'begin' (str)"
+    with pytest.raises(InputError) as error:
+        get_config(None, ["TRAIN.LR_SCHEDULER.PER_EPOCH", "begin"])
+    assert str(error.value) == found
+    with pytest.raises(InputError, match="MODEL.NUM_CLASSES takes int or auto, found 'all'"):
+        get_config(None, ["MODEL.NUM_CLASSES", "all"])
