@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from checkpoint.saver import FORMAT, Progress, own_statistics, versions
 from config import get_config
 from config_checks import COMMAND_LINE
 from errors import InputError
+from models.layers.batch_norm import BATCH_NORMS
+from optim.groups import decayed_parameters
 from options import given, leaves, plain
 from prepare import Training
 from utils import all_gather, rank, sync_directory, world_size
 from weights import load_weights
+from weights.fit import TABLE
 
 AUTO = "auto"
 # What may change without being named: where things lie, how the work is shared out, what a resume replaces.
@@ -152,6 +156,8 @@ def _restore(training: Training, chosen: Path) -> Progress:
         window = [{**total, "skips": sum(own["skips"] for own in window), **shared}, *[nothing] * (world_size() - 1)]
     if state["versions"] != versions():
         training.run.info(f"saved under {state['versions']}, this is {versions()}: last digits may differ")
+    for line in train_otherwise(config, training.model, state.get("behaviour", 1)):
+        training.run.info(line)
     told = f", {state['samples']} samples into the next" if state["samples"] else ""
     training.run.info(f"resumed after epoch {epoch}{told}, from {chosen}")
     return Progress(epoch, state["samples"], state["step"], state["best"], window)
@@ -177,6 +183,16 @@ def _compare(config: CfgNode, state: dict[str, Any], chosen: Path) -> None:
             f"{chosen} was trained with other settings: {', '.join(changed)}; leave them as they were, or name what is"
             " meant to change with -o KEY VALUE"
         )
+
+
+def train_otherwise(config: CfgNode, model: paddle.nn.Layer, behaviour: int) -> Iterator[str]:
+    """Yields a line for each thing that a run of an older ``saver.BEHAVIOUR`` did otherwise with the same settings."""
+    if behaviour < 2:
+        if any(isinstance(layer, BATCH_NORMS) for layer in model.sublayers()):
+            yield "its batch norms took in variances over n values; from here on, over n - 1, as PyTorch's"
+        tables = [name for name in decayed_parameters(config, model) if name.endswith(TABLE)]
+        if tables and config.TRAIN.WEIGHT_DECAY and not config.TRAIN.DECAY_ALL:
+            yield "its tables of relative positions had no weight decay; from here on they have, as BEiT's authors'"
 
 
 def _some(names: list[str]) -> str:

@@ -23,6 +23,7 @@ from utils import all_gather, rank, world_size
 from weights import file_arrays
 
 FORMAT = 1  # of state.json
+BEHAVIOUR = 2  # raised when the same settings train otherwise than before; ``resume.train_otherwise`` says how
 BUSY = "busy"
 
 
@@ -83,7 +84,8 @@ class Saver:
         train: ImageDataset,
     ) -> None:
         self.config, self.run, self.parts, self.optimizer, self.scaler = config, run, parts, optimizer, scaler
-        self.constant = {"format": FORMAT, "versions": versions(), "ranks": world_size(), "images": len(train)}
+        self.constant = {"format": FORMAT, "behaviour": BEHAVIOUR, "versions": versions(), "ranks": world_size()}
+        self.constant["images"] = len(train)
         self.constant |= {"classes": train.classes, "model": config.MODEL.NAME, "config": plain(config)}
         self.thread: threading.Thread | None = None
         self.failure: Exception | None = None

@@ -5,12 +5,14 @@ import shutil
 from collections import Counter
 
 import pytest
+from conftest import without
 from ranks import run_ranks
 from runs import assert_same_run, records, train, weights, work
 from test_engine import assert_same
 
 import samplers
-from checkpoint.resume import load_checkpoint
+from checkpoint import saver
+from checkpoint.resume import load_checkpoint, train_otherwise
 from command_line import config_from_arguments
 from config import get_config, with_values
 from datasets import ArrayDataset, get_datasets
@@ -328,3 +330,47 @@ def test_the_best_is_by_the_metric_that_was_chosen(tmp_path, tiny):
         best = max(found, key=lambda r, metric=metric, sign=sign: sign * r[metric])
         link = (tmp_path / metric / "checkpoints" / "best").resolve()
         assert link.name == f"epoch_{best['epoch']:04d}"
+
+
+# -------------------------------------------------------------------- upgrades
+
+NORMS = "its batch norms took in variances over n values; from here on, over n - 1, as PyTorch's"
+TABLES = "its tables of relative positions had no weight decay; from here on they have, as BEiT's authors'"
+BEIT = [
+    "MODEL.TYPE", "BEiT", "MODEL.EMBED_DIM", "8", "MODEL.DEPTH", "1", "MODEL.NUM_HEADS", "1",
+    "DATA.IMAGE_SIZE", "16", "MODEL.PATCH_SIZE", "8", "MODEL.USE_REL_POS_BIAS", "True",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        (["MODEL.TYPE", "ConvMixer", "MODEL.EMBED_DIM", "8", "MODEL.DEPTH", "1"], [NORMS]),
+        (["MODEL.TYPE", "ResNet", "MODEL.DEPTH", "18"], [NORMS]),
+        (BEIT, [TABLES]),
+        ([*BEIT, "TRAIN.DECAY_ALL", "True"], []),
+        ([*BEIT, "TRAIN.WEIGHT_DECAY", "0.0"], []),
+        (["MODEL.TYPE", "ViT", "MODEL.EMBED_DIM", "8", "MODEL.DEPTH", "1", "MODEL.NUM_HEADS", "1"], []),
+    ],
+)
+def test_what_an_older_release_trained_otherwise_is_told(options, lines):
+    config = get_config(None, [*options, "MODEL.NUM_CLASSES", "2"])
+    model = build_model(config)
+    assert list(train_otherwise(config, model, 1)) == lines
+    assert list(train_otherwise(config, model, 2)) == []
+
+
+def test_a_run_of_an_older_release_tells_it_when_it_goes_on(tmp_path, tiny, capsys, monkeypatch):
+    options = [*without(tiny, "MODEL.NUM_HEADS"), "MODEL.TYPE", "ConvMixer", "DATA.BATCH_SIZE", "16"]
+    monkeypatch.setattr(saver, "BEHAVIOUR", 1)
+    train(options, tmp_path / "run", 32)
+    monkeypatch.undo()
+    last = str(tmp_path / "run" / "checkpoints" / "last")
+    options += ["TRAIN.NUM_EPOCHS", "2", "MODEL.RESUME", last]
+    config = with_values(get_config(None, options), OUTPUT=str(tmp_path / "more"))
+    config.__dict__["named"] = {"TRAIN.NUM_EPOCHS"}
+    _, dataset, val = get_datasets(config)
+    dataset = ArrayDataset(config, "train", dataset.images[:32], dataset.labels[:32], dataset.classes)
+    capsys.readouterr()
+    work(config, dataset, val)
+    assert NORMS in capsys.readouterr().out
