@@ -159,6 +159,8 @@ def test_gmlps_gates_have_the_files_epsilon(tmp_path):
         ({}, {"global_pool": "avg"}, "MODEL.GLOBAL_POOL token"),
         ({"no_embed_class": True}, {}, "MODEL.NO_EMBED_CLASS True"),
         ({}, {"no_embed_class": True}, "MODEL.NO_EMBED_CLASS False"),
+        ({"pos_embed": "sincos2d"}, {}, "MODEL.POS_EMBED sincos2d"),
+        ({}, {"pos_embed": "sincos2d"}, "MODEL.POS_EMBED learn and MODEL.NO_EMBED_CLASS False"),
         ({"pre_norm": True}, {}, "MODEL.PRE_NORM True"),
         ({"init_values": 0.1}, {}, "MODEL.INIT_VALUES 1e-05"),
         ({"qk_norm": True}, {}, "MODEL.QK_NORM True"),

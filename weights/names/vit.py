@@ -87,7 +87,7 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
 
 
 def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]:
-    """Tells the tokens, what the head reads (``fc_norm`` comes after a mean), layer scale, norms and biases."""
+    """Tells tokens, positions, what the head reads (``fc_norm`` comes after a mean), layer scale, norms and biases."""
     if "blocks.0.norm1.weight" not in arrays:  # another family's
         return {}
     token, registers = "cls_token" in arrays, arrays.get("reg_token")
@@ -98,6 +98,7 @@ def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]
         "PRE_NORM": "norm_pre.weight" in arrays,
         "INIT_VALUES": 1e-5 if "blocks.0.ls1.gamma" in arrays else None,
         "QK_NORM": "blocks.0.attn.q_norm.weight" in arrays,
+        "POS_EMBED": "learn" if "pos_embed" in arrays else "sincos2d",
     }
     if any(name.startswith("head.") for name in arrays):
         told["HEAD_BATCH_NORM"] = "head.0.running_mean" in arrays
