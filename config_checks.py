@@ -159,7 +159,7 @@ def _check_data(config: CfgNode, require: Callable[[bool, str, str], None]) -> N
         require(len(values) in (1, channels), key, f"1 or {channels} values, as IMAGE_CHANNELS")
     require(all(std > 0 for std in data.IMAGENET_STD), "DATA.IMAGENET_STD", "values above 0")
     for key, share in (("DATA.CROP_PCT", data.CROP_PCT), ("TRAIN.CROP_PCT", train.CROP_PCT)):
-        require(0 < share <= 1, key, "0 < value <= 1")
+        require(0.1 <= share <= 1, key, "0.1 <= value <= 1: images are resized to IMAGE_SIZE / it")
     require(0 < train.CROP_SCALE[0] <= train.CROP_SCALE[1] <= 1, "TRAIN.CROP_SCALE", "0 < low <= high <= 1")
     require(0 < train.CROP_RATIO[0] <= train.CROP_RATIO[1], "TRAIN.CROP_RATIO", "0 < low <= high")
     plain = data.SAMPLER == "shuffle" and data.SHARD_SHUFFLE is None and train.REPEATED_AUGMENT == 1

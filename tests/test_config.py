@@ -296,7 +296,7 @@ def test_without_takes_back_what_the_files_before_said(tmp_path):
         assert str(error.value) == f"{own}: WITHOUT names {named}, expected keys or sections such as TRAIN"
     for none in ("", "BASE: ''\n", "BASE: ['']\n"):
         own.write_text(f"{none}MODEL: {{TYPE: ViT}}\nWITHOUT: [TRAIN]\n")
-        with pytest.raises(InputError, match="own.yaml: WITHOUT takes back what a BASE said, and there is no BASE; add"):
+        with pytest.raises(InputError, match="own.yaml: WITHOUT takes back what a BASE said, and there is no BASE"):
             get_config(own)
 
 
@@ -307,3 +307,12 @@ def test_an_error_tells_the_words_that_a_key_takes():
     assert str(error.value) == found
     with pytest.raises(InputError, match="MODEL.NUM_CLASSES takes int or auto, found 'all'"):
         get_config(None, ["MODEL.NUM_CLASSES", "all"])
+
+
+@pytest.mark.parametrize("key", ["DATA.CROP_PCT", "TRAIN.CROP_PCT"])
+@pytest.mark.parametrize("value", [1e-9, 0.001, -0.5, 1.01])
+def test_a_crop_is_of_an_image_that_memory_holds(key, value):
+    """At 0.001 each image would be resized to 1,000 times IMAGE_SIZE, a million times its memory."""
+    told = rf"{key} is {value}, expected 0.1 <= value <= 1: images are resized to IMAGE_SIZE / it"
+    with pytest.raises(InputError, match=told):
+        get_config(None, ["TRAIN.CROP", "squash", key, str(value)])

@@ -85,7 +85,7 @@ def test_the_crop_mode_is_the_weights(configured):
     ("changes", "message"),
     [
         ({"crop_pct": "wide"}, "DATA.CROP_PCT takes float, found 'wide'"),
-        ({"crop_pct": 1.5}, "DATA.CROP_PCT is 1.5, expected 0 < value <= 1"),
+        ({"crop_pct": 1.5}, "DATA.CROP_PCT is 1.5, expected 0.1 <= value <= 1"),
         ({"interpolation": "lanczos"}, "DATA.INTERPOLATION is 'lanczos', expected one of bicubic"),
         (
             {"crop_mode": "border"},
