@@ -204,6 +204,8 @@ def _check_recipe(config: CfgNode, require: Callable[[bool, str, str], None]) ->
         "TRAIN.WARMUP_EPOCHS",
         f"more than 0 and less than half of the {train.NUM_EPOCHS - train.COOLDOWN_EPOCHS} epochs of onecycle",
     )
+    falls = train.LR_SCHEDULER.NAME != "onecycle" or train.LR_SCHEDULER.DECAY_RATE <= 1
+    require(falls, "TRAIN.LR_SCHEDULER.DECAY_RATE", "1 or less with onecycle: it is a share of BASE_LR")
     mixed = train.MIXUP_ALPHA > 0 or train.CUTMIX_ALPHA > 0 or train.CUTMIX_MINMAX is not None
     if mixed:
         require(

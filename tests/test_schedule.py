@@ -119,3 +119,10 @@ def test_one_cycle_is_convmixers():
 def test_a_warm_up_and_cool_down_that_fill_the_run_are_an_error():
     with pytest.raises(InputError, match="COOLDOWN_EPOCHS is 11, expected NUM_EPOCHS 12 to hold"):
         get_config(None, [*COMMON, "TRAIN.COOLDOWN_EPOCHS", "11"])
+
+
+def test_onecycle_falls():
+    words = ["TRAIN.LR_SCHEDULER.NAME", "onecycle", "TRAIN.LR_SCHEDULER.DECAY_RATE"]
+    with pytest.raises(InputError, match="DECAY_RATE is 3.0, expected 1 or less with onecycle: it is a share of BASE_L"):
+        get_config(None, [*words, "3.0"])
+    assert get_config(None, [*words, "1.0"]).TRAIN.LR_SCHEDULER.DECAY_RATE == 1.0
