@@ -382,7 +382,7 @@ def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -
         raise InputError(f"{path}: BASE leads back to this file")
     content = read_yaml(path)
     levels, without = _levels(content, path), content.pop("WITHOUT", None)
-    if without is not None and content.get("BASE", "") in ("", [], [""]):
+    if without is not None and "BASE" not in content:  # empty: another file has it beside its own BASE
         raise InputError(f"{path}: WITHOUT takes back what a BASE said, and there is no BASE; add it")
     if reading.is_family(path, content) or "BASE" not in content:
         theirs, note = reading.read(path, content, dict(_set_in(content)), default_values())

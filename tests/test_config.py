@@ -294,10 +294,12 @@ def test_without_takes_back_what_the_files_before_said(tmp_path):
         with pytest.raises(InputError) as error:
             get_config(own)
         assert str(error.value) == f"{own}: WITHOUT names {named}, expected keys or sections such as TRAIN"
-    for none in ("", "BASE: ''\n", "BASE: ['']\n"):
-        own.write_text(f"{none}MODEL: {{TYPE: ViT}}\nWITHOUT: [TRAIN]\n")
-        with pytest.raises(InputError, match="own.yaml: WITHOUT takes back what a BASE said, and there is no BASE"):
-            get_config(own)
+    own.write_text("MODEL: {TYPE: ViT}\nWITHOUT: [TRAIN]\n")
+    with pytest.raises(InputError, match="own.yaml: WITHOUT takes back what a BASE said, and there is no BASE; add it"):
+        get_config(own)
+    own.write_text("BASE: ''\nWITHOUT: [TRAIN]\n")
+    (tmp_path / "both.yaml").write_text("BASE: [base.yaml, own.yaml]\n")
+    assert get_config(tmp_path / "both.yaml").TRAIN.LOSS == "auto"
 
 
 def test_an_error_tells_the_words_that_a_key_takes():
