@@ -49,6 +49,7 @@ class ImageDataset(paddle.io.Dataset):
         self.erasing = RandomErasing(config) if train and config.TRAIN.RANDOM_ERASE_PROB else None
         self.mode = "L" if config.DATA.IMAGE_CHANNELS == 1 else "RGB"
         self.skip_broken = config.DATA.SKIP_BROKEN and train
+        self.advice = ", or train with DATA.SKIP_BROKEN True" if train else ""  # an evaluation skips nothing
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -65,9 +66,9 @@ class ImageDataset(paddle.io.Dataset):
                     image = image.convert(self.mode)
                 pixels = self.transform(image, rng)
                 break
-            except RunError:
+            except RunError as error:
                 if not self.skip_broken:
-                    raise
+                    raise RunError(f"{error}{self.advice}") from None
                 skipped = index
         else:
             raise RunError(f"none of the {len(self)} training images can be read")

@@ -238,7 +238,7 @@ def _tell_steps(config: CfgNode, images: int, steps: int, schedule: Callable[[in
         f" learning rate {rates[0]}, after warm-up {rates[1]}, at the end {rates[2]};"
         f" on another number of processes DATA.{kept} is kept and {scaled}"
     )
-    if warning := far_batch(config, effective):
+    for warning in filter(None, (far_batch(config, effective), rising(config, effective))):
         run.info(warning)
 
 
@@ -251,6 +251,21 @@ def far_batch(config: CfgNode, effective: int) -> str:
         f"warning: the recipe's rates are for a batch of {batch}, the effective batch is {effective}: BASE_LR {rate:g}"
         f" would scale to {rate * effective / batch:.3g}; set TRAIN.BASE_LR, or TRAIN.LINEAR_SCALED_LR {batch}, which"
         " scales the rates"
+    )
+
+
+def rising(config: CfgNode, effective: int) -> str:
+    """Returns a warning if BASE_LR, which alone scales, is below END_LR for the effective batch, else ""."""
+    train = config.TRAIN
+    if not train.LINEAR_SCALED_LR or train.LR_SCALED == "all" or train.LR_SCHEDULER.NAME == "constant":
+        return ""
+    ratio = effective / train.LINEAR_SCALED_LR
+    rate = train.BASE_LR * (ratio**0.5 if train.LR_SCALING == "sqrt" else ratio)
+    if rate >= train.END_LR * (1 - 1e-9):
+        return ""
+    return (
+        f"warning: for the effective batch of {effective} BASE_LR scales to {rate:.3g}, below END_LR {train.END_LR:g},"
+        " which doesn't scale: the rate rises; take a larger batch, or set TRAIN.END_LR"
     )
 
 

@@ -112,7 +112,8 @@ class Window:
             values |= {"peak_memory_gpu": max(peaks[world_size() :])}
         self.training.run.report("train", **values)
         if skipped:
-            self.training.run.info(f"{skipped:.0f} unreadable images were skipped; log_<rank>.txt lists each rank's")
+            images = "unreadable image was" if skipped == 1 else "unreadable images were"
+            self.training.run.info(f"{skipped:.0f} {images} skipped; log_<rank>.txt lists each rank's")
         self._restart()
 
     def _gradients(self, state: dict[str, Any]) -> dict[str, float]:

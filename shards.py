@@ -64,7 +64,7 @@ class Shards:
         found = f"the shard ends {length - len(data)} bytes early" if len(data) < length else "another header is there"
         raise RunError(
             f"{self.name(index)}: not where the index says ({found}); restore the shard (sha256sum -c SHA256SUMS tells"
-            " which is damaged), or train with DATA.SKIP_BROKEN True"
+            " which is damaged)"
         )
 
 

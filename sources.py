@@ -105,13 +105,14 @@ def read_folder(root: Path, mode: str) -> Files:
     if known and set(own) - set(known):
         raise InputError(f"{root / mode}: classes that train/ lacks: {', '.join(sorted(set(own) - set(known))[:3])}")
     classes = known or own
+    places = {name: place for place, name in enumerate(classes)}  # of ImageNet-22k there are 21,841
     paths, labels = [], []
     for name in own:
         for folder, subfolders, files in os.walk(root / mode / name):
             subfolders.sort()
             images = sorted(file for file in files if file.lower().endswith(IMAGE_SUFFIXES))
             paths += [os.path.relpath(os.path.join(folder, file), root) for file in images]
-            labels += [classes.index(name)] * len(images)
+            labels += [places[name]] * len(images)
     empty = sorted(set(own) - {classes[label] for label in set(labels)})
     if empty:
         raise InputError(

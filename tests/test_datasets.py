@@ -247,6 +247,21 @@ def test_a_broken_image_is_named_or_skipped_and_listed(tmp_path):
         tolerant[0]
 
 
+@pytest.mark.parametrize(
+    ("mode", "options", "advised"),
+    [("train", [], True), ("val", [], False), ("val", ["DATA.SKIP_BROKEN", "True"], False),
+     ("val", ["DATA.FAST_EVAL", "True"], False), ("train", ["DATA.CACHE", "cache"], False)],
+)  # fmt: skip
+def test_a_broken_images_error_advises_only_what_helps(tmp_path, monkeypatch, mode, options, advised):
+    monkeypatch.chdir(tmp_path)
+    for split in ("train", "val"):
+        write_images(tmp_path / split, {"a": 2})
+    (tmp_path / mode / "a/1.png").write_bytes(b"\x89PNG broken")
+    with pytest.raises(RunError, match=r"; repair or remove it(.*)$") as caught:
+        get_dataset(configured("folder", tmp_path, *options), mode)[1]
+    assert str(caught.value).endswith(", or train with DATA.SKIP_BROKEN True") == advised
+
+
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_errors_while_loading_reach_the_loop(workers):
     config = configured("digits", "", "DATA.NUM_WORKERS", workers, "DATA.BATCH_SIZE_EVAL", "4")

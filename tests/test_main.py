@@ -245,7 +245,7 @@ def test_broken_images_are_skipped_counted_and_listed_when_asked(tmp_path, progr
         "main_multi_gpu.py", *flags, "DATA.SKIP_BROKEN", "True", "MODEL.NUM_CLASSES", "auto"
     )
     assert status == 0, errors
-    assert "1 unreadable images were skipped" in printed
+    assert "1 unreadable image was skipped; log_<rank>.txt" in printed
     listed = [(tmp_path / "run" / f"log_{rank}.txt").read_text() for rank in (0, 1)]
     assert sum(text.count("b/3.png") for text in listed) == 1
     assert "acc5 counts the first 2: there are no five classes" in printed

@@ -5,7 +5,7 @@ from runs import train
 
 from config import get_config
 from errors import InputError
-from prepare import far_batch, recipe_batch
+from prepare import far_batch, recipe_batch, rising
 
 # ------------------------------------------------------------------ warm-up
 
@@ -54,6 +54,26 @@ def test_rates_of_a_far_batch_are_told_with_what_they_would_scale_to(tmp_path, t
     assert far_batch(get_config("vit_digits"), 64) == ""
     train([*tiny, "DATA.BATCH_SIZE", "8", "TRAIN.ACCUM_ITER", "2"], tmp_path, 16)
     assert told.format(16, "0.003", "1.17e-05") in (tmp_path / "log.txt").read_text()
+
+
+def test_a_highest_rate_that_scales_below_the_lowest_is_told(tmp_path, tiny):
+    deit = get_config("deit_base_patch16_384")
+    told = (
+        "warning: for the effective batch of {} BASE_LR scales to {}, below END_LR {}, which doesn't scale: the rate"
+        " rises; take a larger batch, or set TRAIN.END_LR"
+    )
+    assert rising(deit, 64) == told.format(64, "6.25e-07", "5e-06")
+    assert rising(deit, 512) == ""  # the source's: all its rates are equal
+    for options in (
+        ["TRAIN.LR_SCALED", "all"],
+        ["TRAIN.END_LR", "0"],
+        ["TRAIN.LR_SCALING", "sqrt", "TRAIN.END_LR", "1e-6"],
+    ):
+        assert rising(get_config("deit_base_patch16_384", options), 64) == ""
+    assert rising(get_config("deit3_finetune_base"), 8) == rising(get_config("swin_tiny_patch4_window7_224"), 8) == ""
+    scaled = ["TRAIN.LINEAR_SCALED_LR", "4096", "TRAIN.LR_SCALED", "base", "TRAIN.END_LR", "1e-5"]
+    train([*tiny, "DATA.BATCH_SIZE", "8", *scaled], tmp_path, 16)
+    assert told.format(8, "5.86e-06", "1e-05") in (tmp_path / "log.txt").read_text()
 
 
 # ------------------------------------------------------------ binary targets

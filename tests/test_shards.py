@@ -276,7 +276,7 @@ def test_damage_that_is_met_while_training_names_shard_and_member(packed, out):
         raw.write(b"000000070.png")  # another member's name, of the same sum of bytes
     tolerant = get_dataset(configured("shards", out, "DATA.SKIP_BROKEN", "True"), "train")
     name = rf"train-00000{shard}.tar: 000000007.png"
-    with pytest.raises(RunError, match=rf"{name}: not where the index says \(another header is there\); restore"):
+    with pytest.raises(RunError, match=rf"{name}: not where .* \(another header is there\); restore .*, or train with"):
         data[7]
     assert tolerant[7][-1] == 7
     shutil.copy(packed / "out" / os.path.basename(file), out / "restored")

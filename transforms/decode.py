@@ -55,7 +55,7 @@ class EncodedImage:
         with readable(name):
             self._image = Image.open(io.BytesIO(data))
         if reason := unscaled(self._image):
-            raise RunError(f"{name}: {reason}, or train with DATA.SKIP_BROKEN True")
+            raise RunError(f"{name}: {reason}")
         self.size = self._image.size
 
     def decoded(self) -> Image.Image:
@@ -108,7 +108,7 @@ def unscaled(image: Image.Image) -> str | None:
     kind = {"I": "32-bit integers", "F": "floats"}.get(image.mode)
     if kind is None or (image.mode == "I" and image.format in _SIXTEEN_BITS):
         return None
-    return f"its pixels are {kind}, and nothing tells which value is white; convert it to 8 or 16 bits, remove it"
+    return f"its pixels are {kind}, and nothing tells which value is white; convert it to 8 or 16 bits, or remove it"
 
 
 def converted(image: Image.Image, mode: str) -> Image.Image:
@@ -142,8 +142,7 @@ def readable(name: str) -> Iterator[None]:
         unknown = isinstance(error, UnidentifiedImageError)  # its text has the buffer's address
         reason = "of no known format" if unknown else " ".join(str(error).split())
         raise RunError(
-            f"{name}: not readable as an image ({type(error).__name__}: {reason});"
-            " repair or remove it, or train with DATA.SKIP_BROKEN True"
+            f"{name}: not readable as an image ({type(error).__name__}: {reason}); repair or remove it"
         ) from None
 
 
