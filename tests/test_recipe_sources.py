@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 import recipe_sources
+from conftest import ROOT
 from recipe_sources import PAGE, page, quotations, sources, values
 
 from config import get_config, shipped_configs
@@ -77,6 +78,13 @@ def _base_of(file):
 
 def test_the_page_shows_the_sources():
     assert PAGE.read_text() == page(), "make it anew: tests/recipe_sources.py tells how"
+
+
+def test_the_documents_count_what_there_is():
+    rows = [row for recipe in SOURCES.values() for row in recipe.rows.values()]
+    equal, asked = sum(row.source == row.ours for row in rows), len(list(quotations()))
+    told = f"{len(SOURCES)} recipes have {len(rows):,} rows; {equal:,} are equal. {asked:,} quotations were compared"
+    assert told in (ROOT / "docs" / "recipes.md").read_text()
 
 
 def test_quotations_have_a_place():
