@@ -115,12 +115,7 @@ class VisionTransformer(ImageModel):
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         if head_dim is None and embed_dim % num_heads:
             raise InputError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; or set ATTN_HEAD_SIZE")
-        if distilled and global_pool != "token":
-            raise InputError(f"GLOBAL_POOL is {global_pool!r}, expected 'token': DISTILLED heads read their tokens")
-        if not class_token and global_pool == "token":
-            raise InputError("GLOBAL_POOL is 'token', expected 'avg': without CLASS_TOKEN there is none to read")
-        if distilled and reg_tokens:
-            raise InputError(f"REG_TOKENS is {reg_tokens}, expected 0: DISTILLED models have none")
+        _check_tokens(global_pool, class_token, reg_tokens, distilled)
         self.num_features, self.global_pool, self.head_init_bias = embed_dim, global_pool, head_init_bias
         self.no_embed_class = no_embed_class or pos_embed == "sincos2d"
         self.head_batch_norm = head_batch_norm
@@ -129,14 +124,7 @@ class VisionTransformer(ImageModel):
         self.pos_embed_prefix = 0 if self.no_embed_class else self.num_prefix_tokens
         self.weight_init = weight_init
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim, bias=not pre_norm)
-        if class_token:
-            starts = {"timm": Normal(std=1e-6), "deit": Normal(std=0.02), "big_vision": Constant(0.0)}
-            start = starts[weight_init]
-            self.cls_token = self.create_parameter([1, 1, embed_dim], default_initializer=start)
-        if distilled:
-            self.dist_token = self.create_parameter([1, 1, embed_dim], default_initializer=Normal(std=0.02))
-        if reg_tokens:
-            self.reg_token = self.create_parameter([1, reg_tokens, embed_dim], default_initializer=Normal(std=1e-6))
+        self._add_tokens(class_token, reg_tokens)
         self._add_positions(pos_embed)
         self.pos_drop = nn.Dropout(drop)
         self.patch_drop = PatchDropout(patch_drop, self.num_prefix_tokens)
@@ -186,6 +174,17 @@ class VisionTransformer(ImageModel):
     def no_weight_decay(self) -> set[str]:
         return {"pos_embed", "cls_token", "dist_token", "reg_token"}
 
+    def _add_tokens(self, class_token: bool, reg_tokens: int) -> None:
+        starts = {"timm": Normal(std=1e-6), "deit": Normal(std=0.02), "big_vision": Constant(0.0)}
+        for name, count, start in (
+            ("cls_token", int(class_token), starts[self.weight_init]),
+            ("dist_token", int(self.distilled), Normal(std=0.02)),
+            ("reg_token", reg_tokens, Normal(std=1e-6)),
+        ):
+            if count:
+                token = self.create_parameter([1, count, self.num_features], default_initializer=start)
+                self.add_parameter(name, token)
+
     def _add_positions(self, kind: str) -> None:
         if kind == "sincos2d":
             values = paddle.to_tensor(sincos_2d(*self.patch_embed.grid_size, self.num_features))
@@ -200,3 +199,12 @@ class VisionTransformer(ImageModel):
             init_as_big_vision(layer)
         else:
             init_linear(layer)
+
+
+def _check_tokens(global_pool: str, class_token: bool, reg_tokens: int, distilled: bool) -> None:
+    if distilled and global_pool != "token":
+        raise InputError(f"GLOBAL_POOL is {global_pool!r}, expected 'token': DISTILLED heads read their tokens")
+    if not class_token and global_pool == "token":
+        raise InputError("GLOBAL_POOL is 'token', expected 'avg': without CLASS_TOKEN there is none to read")
+    if distilled and reg_tokens:
+        raise InputError(f"REG_TOKENS is {reg_tokens}, expected 0: DISTILLED models have none")
