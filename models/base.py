@@ -123,6 +123,8 @@ class ImageModel(nn.Layer):
 
     @paddle.no_grad()
     def _scale_classifiers(self) -> None:
+        if not paddle.in_dynamic_mode():  # a graph's parameters have no values yet (tools/list_models.py)
+            return
         for name in self.classifier_names():
             for parameter in sublayer(self, name).parameters():
                 bias = self.head_init_bias if parameter.ndim == 1 else 0.0

@@ -74,7 +74,7 @@ def describe(name: str) -> dict[str, Any]:
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")  # that a graph's tensors are nowhere
-            model = create_model(name, head_init_scale=1.0)  # a graph can't scale parameters in place
+            model = create_model(name)
             model.eval()
             for layer in model.sublayers():
                 if isinstance(layer, nn.Conv2D):
