@@ -77,58 +77,57 @@ def remedy(error: OSError) -> str:
     return _DISK.get(error.errno, "check the disk")
 
 
-# What Paddle raises where a GPU's memory ran out: its allocator a MemoryError; CUDA, cuBLAS and cuDNN an OSError.
-_ASKED = re.compile(
-    r"[Cc]annot allocate (\S+) memory.*?, (?:(\S+) memory has been allocated and )?available memory is only (\S+?)\.\s",
-    re.S,
-)
+# Paddle's words for memory that ran out. Its allocators raise a MemoryError; CUDA, cuBLAS and cuDNN raise an OSError.
 _GPU_MEMORY = re.compile(
-    r"Out of memory error on GPU (\d+)|CUDA error\(2\), out of memory|CU error\(2\)|CU\w+_STATUS_ALLOC_FAILED"
+    r"Out of memory error on GPU (\d+)|CUDA error\(2\), out of memory|CU[A-Z]+_STATUS_ALLOC_FAILED"
+)
+_SIZES = re.compile(
+    r"annot allocate (\S+) memory on GPU \d+, (?:(\S+) memory has been.* and )?available memory is only (\S+)\."
 )
 _CPU_MEMORY = re.compile(r"Fail to alloc memory of (\d+) size")
-LESS_MEMORY = "take smaller batches, or free what other processes hold"
-# CUDA's numbers of what no run can get over, and what to do.
+_IN_WORKER = re.compile(
+    r"^(?:[\w.]+\.)?_?(?:Array)?MemoryError\b:? ?(.*)", re.MULTILINE
+)  # the last line of a traceback
+# CUDA's numbers of what no further start gets over, and what to do.
 _CUDA = re.compile(r"CUDA error\((\d+)\), (.*?)\.\s")
-_CUDA_ADVICE = {35: "install a newer driver, or a Paddle that is built for an older CUDA"}
-_CUDA_ADVICE |= {46: "another process has the GPU for itself: end it, or name another GPU in CUDA_VISIBLE_DEVICES"}
-_CUDA_ADVICE |= dict.fromkeys((100, 101), "name GPUs that nvidia-smi -L lists in CUDA_VISIBLE_DEVICES, or unset it")
-_CUDA_ADVICE |= {209: "this Paddle isn't built for this GPU's compute capability: install one that is"}
-_CUDA_ADVICE |= {803: "the driver's parts are of two versions: restart the machine", 999: "see nvidia-smi and dmesg"}
+_CUDA_ADVICE = {
+    35: "install a newer driver, or a Paddle that is built for an older CUDA",
+    46: "another process has the GPU for itself: end it, or name another GPU in CUDA_VISIBLE_DEVICES",
+    100: "name GPUs that nvidia-smi -L lists in CUDA_VISIBLE_DEVICES, or unset it",
+    101: "name GPUs that nvidia-smi -L lists in CUDA_VISIBLE_DEVICES, or unset it",
+    209: "this Paddle isn't built for this GPU's compute capability: install one that is",
+    803: "the driver's parts are of two versions: restart the machine",
+}
 
 
 def gpu_failure(error: BaseException) -> str:
-    """Returns what CUDA failed for and what to do, where ``error`` says so and no run can get over it; else ""."""
-    found = _CUDA.search(f"{error} ") if isinstance(error, OSError | RuntimeError | SystemError) else None
+    """Returns why the GPU can't be used, and what to do, where that is what ``error`` says; otherwise nothing."""
+    found = _CUDA.search(f"{error} ")
     advice = found and _CUDA_ADVICE.get(int(found[1]))
     return f"the GPU can't be used: {found[2]} (CUDA error {found[1]}); {advice}" if advice else ""
 
 
 def out_of_memory(error: BaseException) -> str:
-    """Returns whose memory ran out, and the sizes that are told, where that is why ``error`` was raised; else ""."""
+    """Returns which memory ran out, with the sizes that are told, where that is why ``error`` was raised; otherwise
+    nothing.
+    """
     text = str(error)
-    on_gpu = _GPU_MEMORY.search(text)
-    if not (isinstance(error, MemoryError) or (on_gpu and isinstance(error, OSError | RuntimeError | SystemError))):
-        in_worker = isinstance(error, RuntimeError) and re.search(
-            r"^(?:[\w.]+\.)?_?\w*MemoryError\b:? ?(.*)", text, re.M
-        )
-        if not (in_worker or getattr(error, "errno", None) == errno.ENOMEM):
-            return ""
-        text = in_worker[1] if in_worker else text
-    if on_gpu:
-        told = f"GPU {on_gpu[1]}" if on_gpu[1] else "the GPU"
-        if sizes := _ASKED.search(text):
-            asked, used, free = (size and _rounded(size) for size in sizes.groups())
-            used = f"{used} are in use, " if used else ""
-            return f"{told} is out of memory: {asked} were asked for, {used}{free} are free"
-        return f"{told} is out of memory ({on_gpu[0]})"
-    if asked := _CPU_MEMORY.search(text):
-        text = f"{int(asked[1]) / 2**30:,.2f}GB were asked for"
-    return f"out of memory{': ' * bool(text)}{text.splitlines()[0] if text else ''}"
-
-
-def _rounded(size: str) -> str:
-    """3.814697GB as 3.81GB."""
-    return re.sub(r"(\.\d\d)\d+", r"\1", size)
+    if found := _GPU_MEMORY.search(text):
+        gpu = f"GPU {found[1]}" if found[1] else "the GPU"
+        if not (sizes := _SIZES.search(text)):
+            return f"{gpu} is out of memory ({found[0]})"
+        asked, used, free = (re.sub(r"(\.\d\d)\d+", r"\1", size or "") for size in sizes.groups())
+        return f"{gpu} is out of memory: {asked} were asked for, {f'{used} are in use, ' * bool(used)}{free} are free"
+    worker = _IN_WORKER.search(text) if isinstance(error, RuntimeError) else None
+    if not (worker or isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM):
+        return ""
+    asked = _CPU_MEMORY.search(text)
+    what = (
+        f"{int(asked[1]) / 2**30:,.2f}GB were asked for"
+        if asked
+        else (worker[1] if worker else text).partition("\n")[0]
+    )
+    return f"out of memory{f': {what}' * bool(what)}"
 
 
 @contextlib.contextmanager
@@ -166,7 +165,7 @@ def reported(failed: Any = None) -> Iterator[None]:
         if line := missing(error):
             _end(InputError.exit_status, line, failed)
         memory = out_of_memory(error)
-        if line := (memory and f"{memory}; {LESS_MEMORY}") or gpu_failure(error):
+        if line := (memory and f"{memory}; take smaller batches, or end what else holds it") or gpu_failure(error):
             _end(1, f"{_speaker()}error: {line}", failed)
         if isinstance(error, OSError) and error.errno in _DISK:
             _end(1, f"{_speaker()}error: {error}; {remedy(error)}, then -resume=auto goes on", failed)
