@@ -20,6 +20,9 @@ from startup import missing
 # What has to stand before Paddle's import; every program imports this module first. Paddle 2.6 carries a zlib of its
 # own that crashes Python's, unless Python's (above) is loaded already; and its notes on sockets are no news for users.
 os.environ.setdefault("GLOG_minloglevel", "2")
+# CUDA takes -1 for "none"; asked how many that are, it answers with an error. Of "" Paddle doesn't ask.
+if os.environ.get("CUDA_VISIBLE_DEVICES", "").strip().startswith("-1"):
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # Ranks that are ended together leave their loaders' semaphores to Python's tracker, a process that would say so.
 if "resource_tracker" not in os.environ.get("PYTHONWARNINGS", ""):
     os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]))
@@ -121,13 +124,10 @@ def out_of_memory(error: BaseException) -> str:
     worker = _IN_WORKER.search(text) if isinstance(error, RuntimeError) else None
     if not (worker or isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM):
         return ""
-    asked = _CPU_MEMORY.search(text)
-    what = (
-        f"{int(asked[1]) / 2**30:,.2f}GB were asked for"
-        if asked
-        else (worker[1] if worker else text).partition("\n")[0]
-    )
-    return f"out of memory{f': {what}' * bool(what)}"
+    if asked := _CPU_MEMORY.search(text):
+        return f"out of memory: {int(asked[1]) / 2**30:,.2f}GB were asked for"
+    said = worker[1] if worker else re.sub(r"(?s)^.*?ResourceExhausted(?:Error)?[):]\s*", "", text).partition("\n")[0]
+    return f"out of memory: {said}" if said else "out of memory"
 
 
 @contextlib.contextmanager

@@ -93,6 +93,13 @@ def visible_gpus() -> int:
     return 0 if re.search(r"^cuda_version\s*=\s*'False'", version, re.MULTILINE) else found
 
 
+def check_seen(gpus_seen: int) -> None:
+    """Raises InputError where Paddle sees no GPU though there are some: it would take the CPU without a word."""
+    if not gpus_seen and (there := visible_gpus()):
+        found = f"{there} GPU{'s are' if there > 1 else ' is'} visible, but Paddle's CUDA sees none"
+        raise InputError(f"{found}; tools/doctor.py compares driver and build, CUDA_VISIBLE_DEVICES=-1 runs on the CPU")
+
+
 def expand_hosts(nodelist: str) -> list[str]:
     """Returns the names of SLURM's ``node[01-03,7],gpu-a``: node01, node02, node03, node7, gpu-a.
 

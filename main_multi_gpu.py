@@ -19,12 +19,16 @@ from supervision import launched, progress, signals, spawned
 def import_paddle():
     """Signals wait meanwhile. Paddle's import takes SIGTERM and others for its C++, whose dumps, also where a peer is
     lost, hide the line that matters; and what it gives them back to isn't Python.
+
+    Raises:
+        InputError: it sees no GPU though there are some.
     """
     signals.block_signals()
     import paddle
 
     paddle.disable_signal_handler()
     signals.stop_at_once()
+    launchers.check_seen(paddle.device.cuda.device_count() if paddle.device.is_compiled_with_cuda() else 0)
 
 
 def main_worker(config, dataset_train, dataset_val):

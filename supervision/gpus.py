@@ -1,6 +1,7 @@
 """The machine's GPUs and CUDA_VISIBLE_DEVICES, read as CUDA does: without Paddle, and without opening a GPU."""
 
 import ctypes
+import functools
 import os
 import re
 from pathlib import Path
@@ -17,8 +18,8 @@ _VARIABLE, _SELECTED = "CUDA_VISIBLE_DEVICES", "FLAGS_selected_gpus"
 def installed() -> list[str]:
     """Returns the UUID of each GPU that this process may use, by PCI address; "" for one that isn't told.
 
-    NVML counts: in a container or a job's cgroup it knows which GPUs belong to it, /proc may list the machine's. A GPU
-    counts once, however many MIG slices it has.
+    NVML counts, once, for it takes up to a second. In a container or a job's cgroup it knows which GPUs belong to it,
+    where /proc may list the machine's. A GPU counts once, however many MIG slices it has.
     """
     found = _by_nvml()
     return found if found is not None else [_uuid_in(entry) for entry in sorted(DRIVER.glob("*"))]
@@ -83,6 +84,7 @@ def own() -> str:
     return next((uuid for uuid in uuids if name and uuid.startswith(name)), name)
 
 
+@functools.cache
 def _by_nvml() -> list[str] | None:
     """The UUIDs by NVML, which opens no GPU and may be asked before a fork; None where it doesn't answer."""
     for name in _LIBRARIES:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import ROOT
 from ranks import free_ports
+from test_launched_runs import printed, start, statuses
 from test_launchers import LAUNCHERS, TORCHRUN, environment  # noqa: F401
 
 import launchers
@@ -58,6 +59,7 @@ def machine(nvml, monkeypatch, tmp_path, environment):  # noqa: F811
     monkeypatch.setattr(gpus, "_LIBRARIES", ("libnvidia-ml.no", str(nvml / "libnvidia-ml.so.1")))
 
     def machine(*uuids, visible=None):
+        gpus._by_nvml.cache_clear()
         os.putenv("STANDIN_GPUS", ",".join(uuids))  # for C: os.environ is a copy
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         if visible is not None:
@@ -65,6 +67,7 @@ def machine(nvml, monkeypatch, tmp_path, environment):  # noqa: F811
 
     yield machine
     os.unsetenv("STANDIN_GPUS")
+    gpus._by_nvml.cache_clear()
 
 
 def paddle_of(tmp_path, monkeypatch, cuda="11.8"):
@@ -163,6 +166,14 @@ def test_what_cuda_would_not_show_is_refused(machine, visible, message):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
 
 
+def test_no_gpu_by_minus_one_keeps_paddle_from_asking_cuda():
+    """In every program, for errors.py comes before Paddle: CUDA would answer with an error."""
+    for given, left in (("-1", "''"), (" -1,0", "''"), ("0,-1", "'0,-1'"), ("", "''")):
+        told = [sys.executable, "-c", "import os, errors; print(repr(os.environ['CUDA_VISIBLE_DEVICES']))"]
+        kept = os.environ | {"CUDA_VISIBLE_DEVICES": given}
+        assert subprocess.run(told, cwd=ROOT, env=kept, capture_output=True, text=True).stdout.strip() == left
+
+
 def test_without_a_driver_names_are_taken_as_they_are(machine):
     """On a CPU, Paddle's launcher counts processes by them."""
     machine(visible="0, 7,GPU-c")
@@ -206,6 +217,25 @@ def test_paddles_launcher_numbers_its_ranks_as_the_visible_gpus(machine, environ
     environment(FLAGS_selected_gpus="b")
     with pytest.raises(InputError, match="FLAGS_selected_gpus is 'b', expected a GPU's place among the visible ones"):
         gpus.own()
+
+
+@pytest.mark.smoke
+def test_a_build_for_gpus_that_sees_none_of_them_takes_no_cpu_instead(nvml, tmp_path):
+    """As with a driver that is too old. Where Paddle is built for CPUs, nothing is missing."""
+    import paddle
+
+    def run(program, **given):
+        command = (sys.executable, str(ROOT / program), "-cfg=vit_digits", "-output=run", "-eval", "-pretrained=no")
+        run = start(tmp_path, *command, LD_LIBRARY_PATH=nvml, STANDIN_GPUS="GPU-a,GPU-b", **given)
+        return statuses(run), printed(run).splitlines()[-1]
+
+    seen = "error: no weights at no"
+    line = "error: 2 GPUs are visible, but Paddle's CUDA sees none; tools/doctor.py compares driver and build, CUDA_VIS"
+    for program in ("main_single_gpu.py", "main_multi_gpu.py"):
+        status, said = run(program)
+        assert status == [2]
+        assert said.startswith(line if paddle.device.is_compiled_with_cuda() else seen)
+    assert run("main_single_gpu.py", CUDA_VISIBLE_DEVICES="-1")[1].startswith(seen)
 
 
 MEET = """

@@ -56,6 +56,8 @@ TWO = CUDA.format(2, "out of memory")
         (OSError(TWO), "the GPU is out of memory (CUDA error(2), out of memory)"),
         (OSError(12, "Cannot allocate memory"), "out of memory: [Errno 12] Cannot allocate memory"),
         (MemoryError(), "out of memory"),
+        (MemoryError("(ResourceExhausted) No pinned memory. \n  [Hint: so]"), "out of memory: No pinned memory. "),
+        (MemoryError("\n\n---\nC++ Traceback\n---\nResourceExhaustedError: No more.\n"), "out of memory: No more."),
         (ValueError("out of memory"), ""),
         (OSError("(External) CUBLAS error(13). \n  [Hint: 'CUBLAS_STATUS_EXECUTION_FAILED'.]"), ""),
     ],
