@@ -142,6 +142,8 @@ def check(config: CfgNode) -> None:
         "auto with -pretrained, which a run then starts from, or one of both",
     )
     require(not (config.TO_STATIC and config.MODEL.RECOMPUTE), "TO_STATIC", "False with MODEL.RECOMPUTE")
+    chosen = not (config.CUDNN_BENCHMARK and config.DETERMINISTIC)
+    require(chosen, "CUDNN_BENCHMARK", "False with DETERMINISTIC: which algorithm is fastest changes from run to run")
     several = config.EVAL or not config.MODEL.HEAD_BATCH_NORM or config.DATA.BATCH_SIZE > 1
     require(several, "DATA.BATCH_SIZE", "2 or more with MODEL.HEAD_BATCH_NORM: one image has no variance")
     anew = config.OUTPUT and config.MODEL.RESUME in (None, "auto") and not config.TRAIN.LAST_EPOCH
@@ -306,7 +308,7 @@ _DECLARED = (
         "DATA.CROP_MODE", "DATA.INTERPOLATION", "DATA.NUM_WORKERS", "DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD",
         "MODEL.TYPE", "MODEL.NAME", "MODEL.RESUME", "MODEL.PRETRAINED", "TRAIN.LAST_EPOCH", "TRAIN.ACCUM_ITER",
         "OUTPUT", "TAG", "SAVE_ON_ERROR", "SEED", "EVAL", "AMP", "NGPUS", "DETERMINISTIC", "CUDNN_BENCHMARK",
-        "TUNE_CPU", "DIST.TIMEOUT", "DIST.INIT_TIMEOUT",
+        "TF32", "TUNE_CPU", "DIST.TIMEOUT", "DIST.INIT_TIMEOUT",
     )),
     ((_TRAINING,), (
         "DATA.GLOBAL_BATCH", "DATA.LOADER", "DATA.DROP_LAST", "DATA.SHUFFLE_MODE", "DATA.SAMPLER", "MODEL.DROPOUT",

@@ -5,13 +5,14 @@ import errno
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import time
 import traceback
 import warnings
 import zlib  # noqa: F401
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from startup import missing
@@ -19,6 +20,9 @@ from startup import missing
 # What has to stand before Paddle's import; every program imports this module first. Paddle 2.6 carries a zlib of its
 # own that crashes Python's, unless Python's (above) is loaded already; and its notes on sockets are no news for users.
 os.environ.setdefault("GLOG_minloglevel", "2")
+# CUDA takes -1 for "none"; asked how many that are, it answers with an error. Of "" Paddle doesn't ask.
+if os.environ.get("CUDA_VISIBLE_DEVICES", "").strip().startswith("-1"):
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # Ranks that are ended together leave their loaders' semaphores to Python's tracker, a process that would say so.
 if "resource_tracker" not in os.environ.get("PYTHONWARNINGS", ""):
     os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]))
@@ -76,6 +80,67 @@ def remedy(error: OSError) -> str:
     return _DISK.get(error.errno, "check the disk")
 
 
+# Paddle's words for memory that ran out. Its allocators raise a MemoryError; CUDA, cuBLAS and cuDNN raise an OSError.
+_GPU_MEMORY = re.compile(
+    r"Out of memory error on GPU (\d+)|CUDA error\(2\), out of memory|CU[A-Z]+_STATUS_ALLOC_FAILED"
+)
+_SIZES = re.compile(
+    r"annot allocate (\S+) memory on GPU \d+, (?:(\S+) memory has been.* and )?available memory is only (\S+)\."
+)
+_CPU_MEMORY = re.compile(r"Fail to alloc memory of (\d+) size")
+_IN_WORKER = re.compile(
+    r"^(?:[\w.]+\.)?_?(?:Array)?MemoryError\b:? ?(.*)", re.MULTILINE
+)  # the last line of a traceback
+# CUDA's numbers of what no further start gets over, and what to do.
+_CUDA = re.compile(r"CUDA error\((\d+)\), (.*?)\.\s")
+_CUDA_ADVICE = {
+    35: "install a newer driver, or a Paddle that is built for an older CUDA",
+    46: "another process has the GPU for itself: end it, or name another GPU in CUDA_VISIBLE_DEVICES",
+    100: "name GPUs that nvidia-smi -L lists in CUDA_VISIBLE_DEVICES, or unset it",
+    101: "name GPUs that nvidia-smi -L lists in CUDA_VISIBLE_DEVICES, or unset it",
+    209: "this Paddle isn't built for this GPU's compute capability: install one that is",
+    803: "the driver's parts are of two versions: restart the machine",
+}
+
+
+def gpu_failure(error: BaseException) -> str:
+    """Returns why the GPU can't be used, and what to do, where that is what ``error`` says; otherwise nothing."""
+    found = _CUDA.search(f"{error} ")
+    advice = found and _CUDA_ADVICE.get(int(found[1]))
+    return f"the GPU can't be used: {found[2]} (CUDA error {found[1]}); {advice}" if advice else ""
+
+
+def out_of_memory(error: BaseException) -> str:
+    """Returns which memory ran out, with the sizes that are told, where that is why ``error`` was raised; otherwise
+    nothing.
+    """
+    text = str(error)
+    if found := _GPU_MEMORY.search(text):
+        gpu = f"GPU {found[1]}" if found[1] else "the GPU"
+        if not (sizes := _SIZES.search(text)):
+            return f"{gpu} is out of memory ({found[0]})"
+        asked, used, free = (re.sub(r"(\.\d\d)\d+", r"\1", size or "") for size in sizes.groups())
+        return f"{gpu} is out of memory: {asked} were asked for, {f'{used} are in use, ' * bool(used)}{free} are free"
+    worker = _IN_WORKER.search(text) if isinstance(error, RuntimeError) else None
+    if not (worker or isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM):
+        return ""
+    if asked := _CPU_MEMORY.search(text):
+        return f"out of memory: {int(asked[1]) / 2**30:,.2f}GB were asked for"
+    said = worker[1] if worker else re.sub(r"(?s)^.*?ResourceExhausted(?:Error)?[):]\s*", "", text).partition("\n")[0]
+    return f"out of memory: {said}" if said else "out of memory"
+
+
+@contextlib.contextmanager
+def memory_reported(advice: Callable[[], str]) -> Iterator[None]:
+    """Turns memory that ran out into a RunError of one line, which ends in what to do."""
+    try:
+        yield
+    except Exception as error:
+        if line := out_of_memory(error):
+            raise RunError(f"{line}; {advice()}") from None
+        raise
+
+
 @contextlib.contextmanager
 def reported(failed: Any = None) -> Iterator[None]:
     """Turns what ends this process into one line on stderr and its exit status: 1, 2, or 130 after Ctrl-C.
@@ -99,6 +164,9 @@ def reported(failed: Any = None) -> Iterator[None]:
     except Exception as error:
         if line := missing(error):
             _end(InputError.exit_status, line, failed)
+        memory = out_of_memory(error)
+        if line := (memory and f"{memory}; take smaller batches, or end what else holds it") or gpu_failure(error):
+            _end(1, f"{_speaker()}error: {line}", failed)
         if isinstance(error, OSError) and error.errno in _DISK:
             _end(1, f"{_speaker()}error: {error}; {remedy(error)}, then -resume=auto goes on", failed)
         if _rank()[1] > 1:

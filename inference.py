@@ -24,7 +24,7 @@ from yacs.config import CfgNode
 import ops
 from errors import InputError, RunError
 from models.base import ImageModel
-from utils import num_gpus, sync_directory
+from utils import exact_float32, num_gpus, sync_directory
 
 TOLERANCE = 1e-4  # largest difference from eager logits, over their range, in float32
 PREPROCESSING = "preprocessing.json"
@@ -89,7 +89,7 @@ def difference(model: ImageModel, predictor: Predictor) -> float:
     """
     shape = (4, model.in_channels, *model.image_size)
     images = paddle.to_tensor(np.random.default_rng(0).normal(size=shape).astype(np.float32))
-    with paddle.no_grad():
+    with paddle.no_grad(), exact_float32():
         expected = model(images).numpy()
     with _refused("run by Paddle Inference" + " in bfloat16" * predictor.bfloat16), _quiet():
         found = predictor(images).numpy()

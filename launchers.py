@@ -16,6 +16,7 @@ from pathlib import Path
 
 import rendezvous
 from errors import InputError, reported
+from supervision import gpus
 
 PADDLE = ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM", "PADDLE_CURRENT_ENDPOINT", "PADDLE_TRAINER_ENDPOINTS")
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -24,17 +25,18 @@ SLURM_NTASKS = "SLURM_STEP_NUM_TASKS SLURM_NTASKS"
 SLURM_HOSTS = "SLURM_STEP_NODELIST SLURM_NODELIST SLURM_JOB_NODELIST"
 SLURM_SIZES = "SLURM_STEP_TASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_NTASKS_PER_NODE"
 NODE = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
-DRIVER = Path("/proc/driver/nvidia/gpus")  # an entry per GPU
 
 
 def launched() -> bool:
     """Whether this process was started as one of a run: by Paddle's launcher, torchrun or SLURM's srun.
 
-    What torchrun or srun set is translated to what ``paddle.distributed.init_parallel_env`` reads, in ``os.environ``.
+    What torchrun or srun set is translated to what ``paddle.distributed.init_parallel_env`` reads, in ``os.environ``,
+    and CUDA_VISIBLE_DEVICES to what Paddle reads.
 
     Raises:
         InputError: only some of a launcher's variables are set, or one makes no sense.
     """
+    gpus.check()
     if not _complete(PADDLE, "start with python -m paddle.distributed.launch, or unset them", PADDLE):
         if all(map(os.environ.get, TORCHRUN)):
             _translate_torchrun()
@@ -49,8 +51,9 @@ def meet(limit: float) -> rendezvous.Meeting:
     """Waits until all ranks of a launched run are there, for ``limit`` seconds at most; ``ready`` of what it returns
     waits until they have read their data, too.
 
-    Between machines, gloo is told the network interface by which rank 0 is reached: by itself it takes the address that
-    the machine's own name stands for, which in many an /etc/hosts is 127.0.1.1, where no other machine finds it.
+    Between machines, gloo and NCCL are told the network interface by which rank 0 is reached. By itself gloo takes the
+    address that the machine's own name stands for, which in many an /etc/hosts is 127.0.1.1, where no other machine
+    finds it; NCCL takes the first interface, which may lead nowhere.
 
     Raises:
         InputError, RunError: as ``rendezvous.meet``.
@@ -59,10 +62,12 @@ def meet(limit: float) -> rendezvous.Meeting:
     master = os.environ.get("PADDLE_MASTER") or os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
     here, job = _number("PADDLE_LOCAL_SIZE", 1), _first("SLURM_JOB_ID TORCHELASTIC_RUN_ID") or ""
     first = _number("PADDLE_LOCAL_RANK", 0) == 0
-    meeting = rendezvous.meet(master, rank, ranks, limit, job=job, here=here, first=first)
+    seat = gpus.own() if visible_gpus() and os.environ.get("PADDLE_DISTRI_BACKEND") != "gloo" else ""
+    meeting = rendezvous.meet(master, rank, ranks, limit, job=job, here=here, first=first, seat=seat)
     names = {address: name for name, address in rendezvous.addresses().items()}
     if ranks > here and (name := names.get(meeting.own_address)):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # "=": this name, not any that begins with it
     return meeting
 
 
@@ -80,15 +85,19 @@ def take_port() -> None:
 
 def visible_gpus() -> int:
     """Returns the number of GPUs that Paddle will find; 0 for its CPU build."""
-    found = len(list(DRIVER.glob("*")))
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        listed = map(str.strip, os.environ["CUDA_VISIBLE_DEVICES"].split(","))
-        found = min(found, len(list(itertools.takewhile(lambda device: device not in ("", "-1"), listed))))
+    found = gpus.visible()
     paddle = importlib.util.find_spec("paddle")
     if not found or not paddle or not paddle.submodule_search_locations:
         return 0
     version = Path(paddle.submodule_search_locations[0], "version", "__init__.py").read_text()
     return 0 if re.search(r"^cuda_version\s*=\s*'False'", version, re.MULTILINE) else found
+
+
+def check_seen(gpus_seen: int) -> None:
+    """Raises InputError where Paddle sees no GPU though there are some: it would take the CPU without a word."""
+    if not gpus_seen and (there := visible_gpus()):
+        found = f"{there} GPU{'s are' if there > 1 else ' is'} visible, but Paddle's CUDA sees none"
+        raise InputError(f"{found}; tools/doctor.py compares driver and build, CUDA_VISIBLE_DEVICES=-1 runs on the CPU")
 
 
 def expand_hosts(nodelist: str) -> list[str]:
@@ -118,6 +127,7 @@ def node_flags() -> list[str]:
         InputError: some are missing or make no sense.
         InputError, RunError: as ``rendezvous.meet``.
     """
+    gpus.check()
     processes = os.environ.get("NPROC_PER_NODE") or str(visible_gpus() or num_cores())
     flags = ["--nproc_per_node", processes]
     if master := os.environ.get("MASTER"):  # etcd://HOST:PORT: nodes come and go there, and are numbered by it
@@ -248,13 +258,14 @@ def _set(rank: int, local_rank: int, here: int, hosts: list[str], master: str) -
 
 def _select_device(local_rank: int) -> None:
     """Where Paddle's launcher hasn't: this process's GPU, or gloo where there is none."""
-    gpus = visible_gpus()
-    if not gpus:
+    found = visible_gpus()
+    if not found:
         os.environ.setdefault("PADDLE_DISTRI_BACKEND", "gloo")
-    elif local_rank >= gpus > 1:
-        raise InputError(f"local rank {local_rank} has no GPU: {gpus} are visible; start {gpus} processes per machine")
-    else:  # one alone is this process's own: SLURM shows each task its share
-        os.environ.setdefault("FLAGS_selected_gpus", str(local_rank if gpus > 1 else 0))
+    elif local_rank >= found > 1:
+        what = f"local rank {local_rank} has no GPU: {found} are visible"
+        raise InputError(f"{what}; start {found} processes per machine")
+    else:  # one alone is this process's own: SLURM shows each task its share; where ranks meet, that is checked
+        os.environ.setdefault("FLAGS_selected_gpus", str(local_rank if found > 1 else 0))
 
 
 def _check_rank(name: str, rank: int, ranks: int) -> None:

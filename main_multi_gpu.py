@@ -12,19 +12,23 @@ import os
 
 import launchers
 from command_line import config_from_arguments
-from errors import reported
+from errors import memory_reported, reported
 from supervision import launched, progress, signals, spawned
 
 
 def import_paddle():
     """Signals wait meanwhile. Paddle's import takes SIGTERM and others for its C++, whose dumps, also where a peer is
     lost, hide the line that matters; and what it gives them back to isn't Python.
+
+    Raises:
+        InputError: it sees no GPU though there are some.
     """
     signals.block_signals()
     import paddle
 
     paddle.disable_signal_handler()
     signals.stop_at_once()
+    launchers.check_seen(paddle.device.cuda.device_count() if paddle.device.is_compiled_with_cuda() else 0)
 
 
 def main_worker(config, dataset_train, dataset_val):
@@ -40,23 +44,43 @@ def main_worker(config, dataset_train, dataset_val):
     from prepare import check_same, share_batch
     from records import Run
 
-    ranks = utils.world_size()
-    settings = utils.set_device_flags(config, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)))
-    parallel.init(config)
-    launched.meet(utils.all_gather)
-    check_same(config)
-    config = share_batch(config, ranks)
-    run = Run(config, dataset_val.classes)
-    devices = ", ".join(utils.all_gather(paddle.device.get_device()))
-    run.info(f"{ranks} process{f'es over {dist.get_backend()}' if ranks > 1 else ''} on {devices}: {settings}")
-    utils.seed_everything(config.SEED)
-    model = build_model(config)
+    run = None
+    with memory_reported(lambda: less_memory(config, run and run.directory)):
+        ranks = utils.world_size()
+        settings = utils.set_device_flags(config, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)))
+        parallel.init(config)
+        launched.meet(utils.all_gather)
+        check_same(config)
+        config = share_batch(config, ranks)
+        run = Run(config, dataset_val.classes)
+        devices = ", ".join(utils.all_gather(paddle.device.get_device()))
+        run.info(f"{ranks} process{f'es over {dist.get_backend()}' if ranks > 1 else ''} on {devices}: {settings}")
+        utils.seed_everything(config.SEED)
+        model = build_model(config)
+        if config.EVAL:
+            engine.evaluate_only(config, model, dataset_val, run)
+        else:
+            freeze(config, model)  # before the wrapper, which waits for the gradients of what trains
+            engine.fit(config, parallel.wrap_model(config, model), dataset_train, dataset_val, run)
+        signals.end_workers()
+
+
+def less_memory(config, directory):
+    """Returns what to do where memory ran out: what takes less of it, and how a training goes on with that."""
     if config.EVAL:
-        engine.evaluate_only(config, model, dataset_val, run)
-    else:
-        freeze(config, model)  # before the wrapper, which waits for the gradients of what trains
-        engine.fit(config, parallel.wrap_model(config, model), dataset_train, dataset_val, run)
-    signals.end_workers()
+        return f"lower -batch_size_eval (now {config.DATA.BATCH_SIZE_EVAL})"
+    if progress.doing() == progress.STARTING:
+        return "the model alone takes more than there is: take a smaller one, or end what else holds memory"
+    whole = config.DATA.GLOBAL_BATCH
+    batch = f"DATA.GLOBAL_BATCH (now {whole})" if whole else f"-batch_size (now {config.DATA.BATCH_SIZE})"
+    ways = [f"lower {batch} and raise -accum_iter (now {config.TRAIN.ACCUM_ITER}) by the same factor"]
+    if progress.doing() == progress.EVALUATING:
+        ways = [f"lower -batch_size_eval (now {config.DATA.BATCH_SIZE_EVAL})"]
+    elif not (config.MODEL.RECOMPUTE or config.TO_STATIC):
+        ways.append("or set MODEL.RECOMPUTE True")
+    if directory and any((directory / "checkpoints").glob("epoch_*")):
+        ways.append(f"-resume=auto -output={directory} goes on with it from the last checkpoint")
+    return "; ".join(ways)
 
 
 def watched_worker(failed, beats, handed):

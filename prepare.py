@@ -19,7 +19,7 @@ from options import leaves, set_by_someone
 from parallel import ShardedOptimizer, wrap_optimizer
 from records import Run
 from transforms import BatchTransform
-from utils import all_gather, num_gpus, rank, world_size
+from utils import all_gather, float32_told, num_gpus, rank, world_size
 from weights import load_weights
 from weights.preprocessing import disagreements, with_switches
 
@@ -145,8 +145,8 @@ def precision_told(config: CfgNode) -> str:
         reason = " (-amp: Paddle's autocast has no effect on a CPU)"
     elif config.AMP and not config.AMP_EVAL:
         reason = " (-amp is for training; -o AMP_EVAL True for evaluations, too)"
-        reason = reason if config.EVAL else f", evaluations in float32{reason}"
-    return precision(config, config.EVAL) + reason
+        reason = reason if config.EVAL else f", evaluations in {float32_told()}{reason}"
+    return precision(config, config.EVAL).replace("float32", float32_told()) + reason
 
 
 def _build_teacher(config: CfgNode, run: Run) -> Teacher | None:

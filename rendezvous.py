@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from errors import InputError, RunError
 
-GREETING = "paddle-vit-toolkit"
+GREETING, WRONG = "paddle-vit-toolkit", "wrong"
 CONNECT, ANSWER, STRANGER = 5.0, 10.0, 2.0  # seconds: to connect, for rank 0's first word, for a guest's
 LIMITS = {"rank": "DIST.INIT_TIMEOUT", "node": "INIT_TIMEOUT"}  # what sets the limit
 
@@ -67,6 +67,7 @@ def meet(
     kind: str = "rank",
     here: int = 1,
     first: bool = True,
+    seat: str = "",
 ) -> Meeting:
     """Waits until all ``count`` ranks have come to ``address``.
 
@@ -77,9 +78,10 @@ def meet(
         job: what tells this run from another; the same on all ranks.
         kind: "rank", or "node" where it is machines that meet.
         here: the number of ranks on this machine, for which the ``first`` speaks where nothing answers.
+        seat: the UUID of this rank's GPU, which no other may have; "" where there is none.
 
     Raises:
-        InputError: the address is none, its port is taken, or two ranks contradict each other.
+        InputError: the address is none, its port is taken, two ranks contradict each other, or have one GPU.
         RunError: nothing answered, or not all ranks came.
     """
     host, port = parsed(address)
@@ -88,14 +90,16 @@ def meet(
         return Meeting(address, kind, host, connection, {0: guest})
     party = f"{count} {kind}s{f' of job {job}' if job else ''}"
     guests: dict[int, socket.socket] = {}
+    machine = socket.gethostname().replace(" ", "")
     if place == 0:
         given = (_listen(host, port), guests, party, count, limit, kind)
         threading.Thread(target=_receive, args=given, daemon=True).start()
         print(f"{kind} 0 waits at {address} for {count - 1} more", file=sys.stderr, flush=True)
+    hello = f"{GREETING} {party} {place} {seat}@{machine}\n"
     try:
-        connection, answer = _attend(host, port, f"{GREETING} {party} {place}\n", ANSWER if place == 0 else limit)
+        connection, answer = _attend(host, port, hello, ANSWER if place == 0 else limit)
     except OSError as error:
-        reason, machine = error.strerror or str(error), socket.gethostname()
+        reason = error.strerror or str(error)
         if place == 0:  # it listens: what doesn't answer is the address
             found = f"{kind} 0 runs on {machine}, which doesn't reach itself as {address} ({reason})"
             raise InputError(f"{found}; MASTER_ADDR has to be an address of that machine") from None
@@ -161,28 +165,48 @@ def _receive(
     listener: socket.socket, guests: dict[int, socket.socket], party: str, count: int, limit: float, kind: str
 ) -> None:
     """Rank 0's part: hears who comes, then tells all of them what came of it."""
-    deadline = time.monotonic() + limit
+    deadline, seats = time.monotonic() + limit, {}
     while len(guests) < count and (left := deadline - time.monotonic()) > 0:
         listener.settimeout(left)
         with contextlib.suppress(OSError):  # nobody came in time
             connection = listener.accept()[0]
-            if not _admit(connection, guests, party):
+            if not _admit(connection, guests, seats, party):
                 connection.close()
     listener.close()  # before anybody goes on to look for Paddle there
     if missing := [place for place in range(count) if place not in guests]:
         found = f"{kind} {_listed(missing)} of {count} didn't come in {limit:g} s ({LIMITS[kind]})"
-        _tell(guests, f"{found}; start what is missing, or see what it said")
-        for connection in guests.values():
-            connection.close()
+        _dismiss(guests, f"{found}; start what is missing, or see what it said")
+    elif same := _same_seat(seats):
+        _dismiss(guests, f"{WRONG} {same}")
     else:
         addresses = [guest.getsockname()[0] for guest in guests.values()]
         _tell(guests, f"ok {min(addresses, key=lambda own: own.startswith('127.'))}")
 
 
-def _admit(connection: socket.socket, guests: dict[int, socket.socket], party: str) -> bool:
+def _same_seat(seats: dict[int, str]) -> str:
+    """Returns which ranks have one GPU, and what to do; "" where none have."""
+    ranks: dict[str, list[int]] = {}
+    for place, seat in sorted(seats.items()):
+        if gpu := seat.rpartition("@")[0]:
+            ranks.setdefault(gpu, []).append(place)
+    for gpu, places in ranks.items():
+        if len(places) > 1:
+            who = f"ranks {_listed(places)} on {seats[places[0]].rpartition('@')[2]} have one GPU, {gpu}"
+            advice = "start a process per GPU, or give each its own (CUDA_VISIBLE_DEVICES; srun --gpus-per-task=1)"
+            return f"{who}, and NCCL needs one for each: {advice}"
+    return ""
+
+
+def _dismiss(guests: dict[int, socket.socket], verdict: str) -> None:
+    _tell(guests, verdict)
+    for connection in guests.values():
+        connection.close()
+
+
+def _admit(connection: socket.socket, guests: dict[int, socket.socket], seats: dict[int, str], party: str) -> bool:
     """Answers who connected; whether it is one of the party."""
     try:
-        theirs, place = _line(connection, STRANGER).rsplit(" ", 1)
+        theirs, place, seat = _line(connection, STRANGER).rsplit(" ", 2)
         answer = "wait"
         if theirs != f"{GREETING} {party}":
             answer = f"differs {party}"
@@ -193,7 +217,7 @@ def _admit(connection: socket.socket, guests: dict[int, socket.socket], party: s
         return False
     if answer == "wait":
         _keep_alive(connection)
-        guests[int(place)] = connection
+        guests[int(place)], seats[int(place)] = connection, seat
     return answer == "wait"
 
 
@@ -205,9 +229,9 @@ def _keep_alive(connection: socket.socket) -> None:
 
 
 def _tell(guests: dict[int, socket.socket], verdict: str) -> None:
-    for connection in guests.values():
+    for place in sorted(guests, reverse=True):  # rank 0 last: what it hears may end this process
         with contextlib.suppress(OSError):  # it has left: Meeting.ready will tell
-            connection.sendall(f"{verdict}\n".encode())
+            guests[place].sendall(f"{verdict}\n".encode())
 
 
 def _listed(places: list[int]) -> str:
@@ -215,9 +239,11 @@ def _listed(places: list[int]) -> str:
 
 
 def _verdict(connection: socket.socket, host: str, limit: float | None) -> str:
-    """Returns what ``host`` (rank 0) adds to its "ok"; a RunError, unless it says that."""
+    """Returns what ``host`` (rank 0) adds to its "ok"; a RunError, unless it says that: an InputError after WRONG."""
     said = _line(connection, limit, lost=f"{host} ended before the start; it says why")
     verdict, _, rest = said.partition(" ")
+    if verdict == WRONG:
+        raise InputError(rest)
     if verdict != "ok":
         raise RunError(said, shared=True)
     return rest

@@ -163,7 +163,7 @@ def seed_step(seed: int, step: int) -> None:
 
 
 def set_device_flags(config: CfgNode, local_processes: int) -> str:
-    """Applies DETERMINISTIC, CUDNN_BENCHMARK and TUNE_CPU to this process; returns one line that tells what was set."""
+    """Applies DETERMINISTIC, CUDNN_BENCHMARK, TF32 and TUNE_CPU to this process; returns one line that tells it."""
     if paddle.device.is_compiled_with_cuda():
         flags = {
             "FLAGS_cudnn_deterministic": config.DETERMINISTIC,
@@ -171,9 +171,46 @@ def set_device_flags(config: CfgNode, local_processes: int) -> str:
             "FLAGS_cudnn_exhaustive_search": config.CUDNN_BENCHMARK,
         }
         paddle.set_flags(flags)
+    if config.TF32 is not None:
+        set_tf32(config.TF32)
     if num_gpus():
         return f"DETERMINISTIC={config.DETERMINISTIC} CUDNN_BENCHMARK={config.CUDNN_BENCHMARK}"
     return tune_cpu(local_processes) if config.TUNE_CPU else "Paddle's defaults (TUNE_CPU is off)"
+
+
+def set_tf32(allowed: bool) -> None:
+    """Lets GPUs, or not, round the factors of float32 matrix products and convolutions to TF32's 10 bits of mantissa.
+
+    Paddle's default: in both (2.6.2), in convolutions alone (3.3.1). It is called before the first operator.
+    """
+    paddle.base.core.set_cublas_switch(allowed)
+    paddle.base.core.set_cudnn_switch(allowed)
+    if not allowed:  # read by cuBLAS and cuDNN themselves: Paddle's newer convolutions go by a flag of their own
+        os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
+
+
+@contextlib.contextmanager
+def exact_float32() -> Iterator[None]:
+    """Without TF32, where figures are held to another program's."""
+    core = paddle.base.core
+    before = core.get_cublas_switch(), core.get_cudnn_switch()
+    core.set_cublas_switch(False)
+    core.set_cudnn_switch(False)
+    try:
+        yield
+    finally:
+        core.set_cublas_switch(before[0])
+        core.set_cudnn_switch(before[1])
+
+
+def float32_told() -> str:
+    """Returns "float32", and what of it is computed by TF32: GPUs from Ampere on can."""
+    if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0" or not num_gpus():
+        return "float32"
+    core, capability = paddle.base.core, paddle.device.cuda.get_device_capability()
+    uses = {"matrix products": core.get_cublas_switch(), "convolutions": core.get_cudnn_switch()}
+    by_tf32 = [name for name, used in uses.items() if used and capability >= (8, 0)]
+    return f"float32 ({' and '.join(by_tf32)} by TF32)" if by_tf32 else "float32"
 
 
 def tune_cpu(local_processes: int) -> str:

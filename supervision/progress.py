@@ -10,7 +10,7 @@ DOING = ("starting", "waiting for data", "computing", "evaluating")
 STARTING, LOADING, COMPUTING, EVALUATING = range(4)
 FIELDS = 4  # shared doubles per rank: time of the last beat (0: none yet), step, what it does, batches asked for
 _beats: Any = None
-_first, _asked = 0, 0
+_first, _asked, _doing = 0, 0, STARTING
 
 
 def share_beats(beats: Any, first: int) -> None:
@@ -24,9 +24,15 @@ def is_watched() -> bool:
     return _beats is not None
 
 
+def doing() -> int:
+    """Returns what this rank does, as the last beat told it."""
+    return _doing
+
+
 def beat(doing: int, step: int | None = None) -> None:
     """Tells what this rank does, at ``step`` if that is another one."""
-    global _asked
+    global _asked, _doing
+    _doing = doing
     if _beats is None:
         return
     _asked += doing == LOADING

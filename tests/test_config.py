@@ -158,6 +158,11 @@ def test_batch_size_with_eval_alone_is_the_evaluation_batch():
         (["TRAIN.LAYER_DECAY", "1.5"], "TRAIN.LAYER_DECAY is 1.5, expected 0 to 1"),
         (["TRAIN.CLASS_WEIGHTS", "even"], "TRAIN.CLASS_WEIGHTS takes a list of floats or auto, found 'even' (str)"),
         (["AMP_EVAL", "True"], "AMP_EVAL does nothing without AMP True; leave it out"),
+        (
+            ["DETERMINISTIC", "True", "CUDNN_BENCHMARK", "True"],
+            "CUDNN_BENCHMARK is True, expected False with DETERMINISTIC: which algorithm is fastest changes from run",
+        ),
+        (["TF32", "1"], "command line: TF32 takes bool, found 1 (int)"),
         (["SEED"], "'SEED' has no value; write SEED VALUE or SEED=VALUE"),
     ],
 )

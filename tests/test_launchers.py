@@ -11,9 +11,10 @@ from ranks import free_ports
 import launchers
 from errors import InputError
 from launchers import expand_counts, expand_hosts, launched
+from supervision import gpus
 
 LAUNCHERS = ("PADDLE_", "SLURM_", "MASTER_", "NODE_RANK", "NNODES", "RANK", "WORLD_SIZE", "LOCAL_", "FLAGS_selected")
-LAUNCHERS += ("TORCHELASTIC", "CUDA_VISIBLE", "GLOO_", "NPROC_PER", "MASTER", "HOST", "INIT_TIMEOUT")
+LAUNCHERS += ("TORCHELASTIC", "CUDA_VISIBLE", "GLOO_", "NCCL_SOCKET", "NPROC_PER", "MASTER", "HOST", "INIT_TIMEOUT")
 
 
 @pytest.fixture
@@ -188,7 +189,8 @@ def test_each_rank_takes_its_gpu_among_the_visible_ones(environment, monkeypatch
     build.write_text("cuda_version     = '11.8'\n")
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path / "paddle")])
     monkeypatch.setattr(launchers.importlib.util, "find_spec", lambda name: spec)
-    monkeypatch.setattr(launchers, "DRIVER", tmp_path / "gpus")
+    monkeypatch.setattr(gpus, "DRIVER", tmp_path / "gpus")
+    monkeypatch.setattr(gpus, "_LIBRARIES", ())
     assert launchers.visible_gpus() == 0
     for number in range(4):
         (tmp_path / "gpus" / str(number)).mkdir(parents=True)
@@ -260,3 +262,19 @@ def test_the_scripts_flags_for_paddles_launcher(environment):
     environment(NODE_RANK=1)
     with pytest.raises(InputError, match="NODE_RANK is 1, but there are 1; it counts from 0"):
         launchers.node_flags()
+
+
+def test_between_machines_gloo_and_nccl_take_the_interface_that_reaches_rank_0(environment, monkeypatch):
+    meeting = SimpleNamespace(own_address="127.0.0.1")
+    monkeypatch.setattr(launchers.rendezvous, "meet", lambda *_, **__: meeting)
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    environment(**TORCHRUN, LOCAL_WORLD_SIZE=4)
+    assert launched()
+    assert launchers.meet(1.0) is meeting
+    assert not any(name in os.environ for name in names)  # one machine: they find their way
+    environment(PADDLE_LOCAL_SIZE=2)
+    launchers.meet(1.0)
+    assert [os.environ[name] for name in names] == ["lo", "=lo"]  # "=": NCCL takes no other that begins so
+    environment(GLOO_SOCKET_IFNAME="ib0", NCCL_SOCKET_IFNAME="ib")
+    launchers.meet(1.0)
+    assert [os.environ[name] for name in names] == ["ib0", "ib"]

@@ -44,6 +44,8 @@ def test_on_a_gpu_evaluations_are_in_float32_as_paddlevits(monkeypatch, words, t
     config = get_config(None, words.split())
     assert (precision(config), precision(config, evaluation=True)) == (training, evaluation)
     assert precision_told(config) == told
+    monkeypatch.setattr("prepare.float32_told", lambda: "float32 (convolutions by TF32)")
+    assert precision_told(config) == told.replace("float32", "float32 (convolutions by TF32)")
 
 
 @pytest.mark.parametrize("halved", [False, True])

@@ -109,6 +109,48 @@ def test_device_flags_are_the_frameworks_own():
         assert list(map(bool, paddle.get_flags(flags).values())) == [wanted, wanted, not wanted]
 
 
+@pytest.fixture
+def switches(monkeypatch):
+    """Returns a function that tells whether cuBLAS and cuDNN may use TF32; both are restored."""
+    core = paddle.base.core
+    before = core.get_cublas_switch(), core.get_cudnn_switch()
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")  # restored, too
+    yield lambda: (core.get_cublas_switch(), core.get_cudnn_switch())
+    core.set_cublas_switch(before[0])
+    core.set_cudnn_switch(before[1])
+
+
+@pytest.mark.smoke
+def test_tf32_is_switched_in_both_libraries_where_asked(switches, monkeypatch):
+    default = switches()
+    utils.set_device_flags(get_config(), 1)
+    assert switches() == default
+    for allowed, override in ((True, "1"), (False, "0")):
+        utils.set_device_flags(get_config(None, ["TF32", str(allowed)]), 1)
+        assert switches() == (allowed, allowed)
+        assert os.environ["NVIDIA_TF32_OVERRIDE"] == override  # of 3.3.1's newer convolutions, too
+    utils.set_tf32(True)
+    with utils.exact_float32():
+        assert switches() == (False, False)
+    assert switches() == (True, True)
+
+
+@pytest.mark.smoke
+def test_float32_by_tf32_is_told(switches, monkeypatch):
+    utils.set_tf32(True)
+    assert utils.float32_told() == "float32"  # a CPU's
+    monkeypatch.setattr(utils, "num_gpus", lambda: 1)
+    for capability, told in (((7, 5), "float32"), ((8, 0), "float32 (matrix products and convolutions by TF32)")):
+        monkeypatch.setattr(paddle.device.cuda, "get_device_capability", lambda capability=capability: capability)
+        assert utils.float32_told() == told
+    paddle.base.core.set_cublas_switch(False)  # 3.3.1's default
+    assert utils.float32_told() == "float32 (convolutions by TF32)"
+    utils.set_tf32(False)
+    assert utils.float32_told() == "float32"
+    utils.set_tf32(True)
+    assert utils.float32_told() == "float32"  # NVIDIA_TF32_OVERRIDE=0 goes before all
+
+
 def test_cpu_settings_leave_alone_what_the_environment_sets(monkeypatch):
     monkeypatch.delenv("FLAGS_use_stride_kernel", raising=False)
     paddle.set_flags({"FLAGS_use_stride_kernel": True})

@@ -10,7 +10,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 
 from errors import InputError, RunError
 from launchers import launched
@@ -84,15 +83,20 @@ def devices() -> Finding:
     """What this Paddle computes on, and whether it sees the GPUs it is told to."""
     import paddle
 
+    from supervision.gpus import check, installed, named
     from utils import num_gpus
 
-    gpus, visible = num_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    named = [part for part in (visible or "").split(",") if part.strip() not in ("", "-1")]
+    visible, listed = os.environ.get("CUDA_VISIBLE_DEVICES"), named() or []
+    try:
+        check()  # before Paddle counts
+    except InputError as error:
+        return False, str(error)
+    gpus = num_gpus()
     build = "a GPU build" if paddle.device.is_compiled_with_cuda() else "a CPU build"
-    if len(named) > gpus:
-        names = f"CUDA_VISIBLE_DEVICES={visible} names {len(named)} GPUs, Paddle ({build}) sees {gpus}"
+    if len(listed) > gpus:
+        names = f"CUDA_VISIBLE_DEVICES={visible} names {len(listed)} GPUs, Paddle ({build}) sees {gpus}"
         return False, f"{names}; name GPUs that nvidia-smi -L lists, or unset it"
-    here = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    here = len(installed())
     if here and not paddle.device.is_compiled_with_cuda():
         return False, f"{here} GPUs, but Paddle is a CPU build; make install PADDLE=... (README, Paddle for a GPU)"
     if not gpus:

@@ -1,0 +1,117 @@
+"""The machine's GPUs and CUDA_VISIBLE_DEVICES, read as CUDA does: without Paddle, and without opening a GPU."""
+
+import ctypes
+import functools
+import os
+import re
+from pathlib import Path
+
+from errors import InputError
+
+DRIVER = Path("/proc/driver/nvidia/gpus")  # a folder per GPU; on WSL2 and in some containers there is none
+_LIBRARIES = ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1")  # NVML, which comes with the driver
+_NONE = ("", "-1", "NoDevFiles")  # NoDevFiles: SLURM's word for a job without GPUs
+_NAME = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")
+_VARIABLE, _SELECTED = "CUDA_VISIBLE_DEVICES", "FLAGS_selected_gpus"
+
+
+def installed() -> list[str]:
+    """Returns the UUID of each GPU that this process may use, by PCI address; "" for one that isn't told.
+
+    NVML counts, once, for it takes up to a second. In a container or a job's cgroup it knows which GPUs belong to it,
+    where /proc may list the machine's. A GPU counts once, however many MIG slices it has.
+    """
+    found = _by_nvml()
+    return found if found is not None else [_uuid_in(entry) for entry in sorted(DRIVER.glob("*"))]
+
+
+def named() -> list[str] | None:
+    """Returns what CUDA_VISIBLE_DEVICES names; None where it is unset. CUDA reads it up to the first that is none."""
+    if _VARIABLE not in os.environ:
+        return None
+    listed = [part.strip() for part in os.environ[_VARIABLE].split(",")]
+    return listed[: next((place for place, part in enumerate(listed) if part in _NONE), None)]
+
+
+def visible() -> int:
+    """Returns how many GPUs CUDA gives a process. Of MIG slices it gives one."""
+    listed, found = named(), len(installed())
+    if listed is None:
+        return found
+    return min(found, 1 if any(part.startswith("MIG-") for part in listed) else len(listed))
+
+
+def check() -> None:
+    """Writes CUDA_VISIBLE_DEVICES back as Paddle reads it, which compares its parts as they are written and counts them
+    to the end: "0, 1" is "0,1" from here on, "0,-1,1" is "0", and "-1" is "".
+
+    Raises:
+        InputError: CUDA would see fewer GPUs than it names, or none.
+    """
+    listed = named()
+    if listed is None:
+        return
+    found = f"{_VARIABLE} is {os.environ[_VARIABLE]!r}"
+    for part in listed:
+        if not _NAME.fullmatch(part):
+            expected = "numbers from 0 or names that nvidia-smi -L shows (GPU-..., MIG-...), separated by commas"
+            raise InputError(f"{found}, expected {expected}; unset it for all GPUs, or set it to -1 for none")
+        if listed.count(part) > 1:
+            raise InputError(f"{found}, which names {part} twice; name each GPU once")
+    slices = [part for part in listed if part.startswith("MIG-")]
+    if slices and len(listed) > 1:
+        raise InputError(f"{found}, but CUDA gives a process one MIG slice alone; name one")
+    uuids = installed()
+    for part in listed if uuids else ():  # without a driver nothing is known, and the CPU takes its place as ever
+        matching = [uuid for uuid in uuids if uuid.startswith(part)]
+        known = int(part) < len(uuids) if part.isdecimal() else len(matching) == 1 or "" in uuids
+        if not (known or part in slices):
+            here = f"this machine gives {len(uuids)} GPU{'s' * (len(uuids) > 1)}"
+            raise InputError(f"{found}, but {part} is none of them: {here}; nvidia-smi -L lists them")
+    os.environ[_VARIABLE] = ",".join(listed)
+
+
+def own() -> str:
+    """Returns which GPU FLAGS_selected_gpus leaves to this process: its UUID, or its MIG slice; "" if nothing tells."""
+    chosen = (os.environ.get(_SELECTED) or "0").split(",")[0].strip()
+    if not chosen.isdecimal():
+        raise InputError(f"{_SELECTED} is {chosen!r}, expected a GPU's place among the visible ones, from 0")
+    listed, uuids = named(), installed()
+    names = [str(place) for place in range(len(uuids))] if listed is None else listed
+    name = dict(enumerate(names)).get(int(chosen), "")
+    if name.isdecimal():
+        return dict(enumerate(uuids)).get(int(name), "")
+    return next((uuid for uuid in uuids if name and uuid.startswith(name)), name)
+
+
+@functools.cache
+def _by_nvml() -> list[str] | None:
+    """The UUIDs by NVML, which opens no GPU and may be asked before a fork; None where it doesn't answer."""
+    for name in _LIBRARIES:
+        try:
+            nvml = ctypes.CDLL(name)
+            if nvml.nvmlInit_v2() != 0:  # the driver isn't loaded, or is of another version
+                return None
+        except (OSError, AttributeError):
+            continue
+        count, uuids = ctypes.c_uint(), []
+        try:
+            if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+                return None
+            for place in range(count.value):
+                device, uuid = ctypes.c_void_p(), ctypes.create_string_buffer(96)
+                told = nvml.nvmlDeviceGetHandleByIndex_v2(place, ctypes.byref(device)) == 0
+                told = told and nvml.nvmlDeviceGetUUID(device, uuid, len(uuid)) == 0
+                uuids.append(uuid.value.decode(errors="replace") if told else "")
+        finally:
+            nvml.nvmlShutdown()
+        return uuids
+    return None
+
+
+def _uuid_in(entry: Path) -> str:
+    try:
+        told = re.search(r"^GPU UUID:\s*(GPU-[\w-]+)", (entry / "information").read_text(), re.MULTILINE)
+    except OSError:
+        return ""
+    return told[1] if told else ""
