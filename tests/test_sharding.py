@@ -182,10 +182,6 @@ def test_buckets_are_of_one_owner_and_one_type_up_to_their_size():
     places = {p.name: place for place, p in enumerate(parameters)}
     alone = [[4], [3], [2], [1], [0]]
     for megabytes, expected in ((1, alone), (2, alone), (4, [[2], [1], [4, 3, 0]])):
-        (1, [[4], [3], [2], [1], [0]]),
-        (2, [[4], [3], [2], [1], [0]]),
-        (4, [[2], [1], [4, 3, 0]]),
-    ):
         buckets = parallel._buckets(parameters, owners, megabytes)
         assert [[places[p.name] for p in bucket.parameters] for bucket in buckets] == expected
 
