@@ -22,7 +22,7 @@ from yacs.config import CfgNode
 
 from errors import InputError
 from models.layers.batch_norm import synchronise
-from utils import all_gather, on_device, rank, world_size
+from utils import all_gather, rank, to_device, world_size
 
 UNDER_WAY = 2  # buckets that travel at a time: what they take of memory is bounded
 PIECE = 8 << 20  # elements of a state's piece
@@ -294,20 +294,20 @@ def reduce_gradients(optimizer: Any) -> None:
         optimizer.reduce_gradients()
 
 
-def whole_state(optimizer: Any, state: dict[str, paddle.Tensor]) -> dict[str, np.ndarray]:
-    """Returns on rank 0 the state of all parameters, on other ranks nothing; every rank calls it with its own state.
+def others_state(optimizer: Any, state: dict[str, paddle.Tensor]) -> dict[str, np.ndarray]:
+    """Returns on rank 0 the other ranks' shares of the state, elsewhere nothing; every rank calls it with its own.
 
     Shares travel in flat pieces, to every rank: with more than two, gloo loses messages from one to another.
     """
-    arrays = {key: tensor.numpy() for key, tensor in state.items()} if rank() == 0 else {}
     if not isinstance(optimizer, ShardedOptimizer):
-        return arrays
+        return {}
+    arrays = {}
     shares = all_gather({key: (tensor.shape, tensor.dtype) for key, tensor in state.items()})
     for owner, share in enumerate(shares[1:], start=1):
         for keys in _pieces(share):
             sizes = [math.prod(share[key][0]) for key in keys]
             if owner == rank():
-                flat = paddle.concat([on_device(state[key]).reshape([-1]) for key in keys])
+                flat = paddle.concat([to_device(state[key]).reshape([-1]) for key in keys])
             else:
                 flat = paddle.empty([sum(sizes)], share[keys[0]][1])
             dist.broadcast(flat, owner)

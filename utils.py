@@ -79,7 +79,7 @@ def free_memory() -> int:
 # -------------------------------------------------------------- collectives
 
 
-def on_device(tensor: paddle.Tensor) -> paddle.Tensor:
+def to_device(tensor: paddle.Tensor) -> paddle.Tensor:
     """Returns ``tensor`` where this process computes, from where NCCL takes it. Paddle keeps some elsewhere: the powers
     of Adam's betas are on the CPU.
     """
@@ -92,7 +92,7 @@ def all_reduce_sum(tensor: paddle.Tensor) -> paddle.Tensor:
     """Returns the sum of ``tensor`` over all processes; every process calls it, with the same shape and dtype."""
     if world_size() == 1:
         return tensor
-    total = on_device(tensor).clone().detach()
+    total = to_device(tensor).clone().detach()
     dist.all_reduce(total)
     return total
 
