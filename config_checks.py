@@ -369,9 +369,9 @@ _DECLARED = (
     ((_TRAINING, _FLEET), tuple(f"DIST.STRATEGY.{key}" for key in ("gradient_merge", "recompute", "amp", "sharding"))),
     ((_TRAINING, _FLEET, _is("DIST.STRATEGY.gradient_merge", True)), ("DIST.STRATEGY.gradient_merge_configs.k_steps",)),
     ((_TRAINING, _FLEET, _is("DIST.STRATEGY.sharding", True)), ("DIST.STRATEGY.sharding_configs.stage",)),
+    ((_TRAINING, _FLEET), ("DIST.STRATEGY.fuse_grad_size_in_MB",)),
     ((_TRAINING, _FLEET, _NO_SHARDING), (
-        "DIST.STRATEGY.fuse_grad_size_in_MB", "DIST.STRATEGY.last_comm_group_size_MB",
-        "DIST.STRATEGY.find_unused_parameters",
+        "DIST.STRATEGY.last_comm_group_size_MB", "DIST.STRATEGY.find_unused_parameters",
     )),
 )  # fmt: skip
 NEEDS: dict[str, tuple[Need, ...]] = {key: needs for needs, keys in _DECLARED for key in keys}

@@ -211,7 +211,7 @@ def _accumulate(
         closes: the update follows: now the ranks bring their gradients together.
     """
     network = training.network
-    with contextlib.nullcontext() if closes else without_sync(network):
+    with contextlib.nullcontext() if closes else without_sync(network, training.optimizer):
         with autocast(training.config):
             outputs = network(images)
             losses = training.criterion(images, outputs, targets)  # here for the teacher: losses are float32

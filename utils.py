@@ -79,11 +79,20 @@ def free_memory() -> int:
 # -------------------------------------------------------------- collectives
 
 
+def to_device(tensor: paddle.Tensor) -> paddle.Tensor:
+    """Returns ``tensor`` where this process computes, from where NCCL takes it. Paddle keeps some elsewhere: the powers
+    of Adam's betas are on the CPU.
+    """
+    here = paddle.framework._current_expected_place()
+    # Not Tensor.to: in Paddle 2.6 it moves the tensor itself.
+    return tensor if tensor.place._equals(here) else tensor._copy_to(here, True)
+
+
 def all_reduce_sum(tensor: paddle.Tensor) -> paddle.Tensor:
     """Returns the sum of ``tensor`` over all processes; every process calls it, with the same shape and dtype."""
     if world_size() == 1:
         return tensor
-    total = tensor.clone().detach()
+    total = to_device(tensor).clone().detach()
     dist.all_reduce(total)
     return total
 

@@ -1,8 +1,9 @@
-"""When a run saves, and how it goes on meanwhile: the copy is taken at the step, a thread writes it."""
+"""When a run saves, and how it goes on meanwhile: the copy is begun at the step, a thread writes it."""
 
 import platform
 import threading
 import time
+from collections.abc import Callable, Hashable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,9 +18,9 @@ from datasets import ImageDataset
 from errors import RunError, remedy
 from models.layers import file_name
 from options import plain
-from parallel import whole_state
+from parallel import others_state
 from records import Run
-from utils import all_gather, rank, world_size
+from utils import all_gather, num_gpus, rank, world_size
 from weights import file_arrays
 
 FORMAT = 1  # of state.json
@@ -158,23 +159,29 @@ class Saver:
         self.wait()
         ranks = all_gather({key: t.numpy() for key, t in statistics.items()} if statistics else {})
         self.begin(progress)
-        optimizer = optimizer_arrays(self.parts["val"], self.optimizer)
+        own = optimizer_state(self.parts["val"], self.optimizer)
+        others = others_state(self.optimizer, own)
         if rank():
             return
         if self.path.exists():  # the same step, asked for once more
             return
-        files = self._copy(ranks) | {folder.OPTIMIZER: optimizer}
+        parts = {split: model.state_dict() for split, model in self.parts.items()} | {folder.OPTIMIZER: own}
+        copied = host_copies({(part, key): t for part, tensors in parts.items() for key, t in tensors.items()})
         state = asdict(progress) | {"lr": self.optimizer.get_lr(), "scaler": self.scaler.state_dict()} | self.constant
         stall = time.perf_counter() - asked
         self.thread = threading.Thread(
-            target=self._write, args=(progress.name, files, state, improved, stall), daemon=True
+            target=self._write, args=(progress.name, copied, ranks, others, state, improved, stall), daemon=True
         )
         self.thread.start()
 
-    def _copy(self, statistics: list[Arrays]) -> dict[str, Arrays]:
-        """The arrays of each file, in memory of their own."""
+    def _files(self, copied: Callable[[], dict], statistics: list[Arrays], others: Arrays) -> dict[str, Arrays]:
+        """The arrays of each file."""
         names = {"val": folder.MODEL, "ema": folder.EMA}
-        files = {names[split]: file_arrays(model) for split, model in self.parts.items()}
+        parts = {split: {} for split in (*self.parts, folder.OPTIMIZER)}
+        for (part, key), array in copied().items():
+            parts[part][key] = array
+        files = {names[split]: file_arrays(model, parts[split]) for split, model in self.parts.items()}
+        files[folder.OPTIMIZER] = parts[folder.OPTIMIZER] | others
         # A checkpoint serves for evaluation as well: it gets the ranks' mean, as at an epoch's end.
         for key, own in statistics[0].items():
             split, name = key.split("/", 1)
@@ -186,10 +193,18 @@ class Saver:
         return files
 
     def _write(
-        self, name: str, files: dict[str, Arrays], state: dict[str, Any], improved: tuple[str, ...], stall: float
+        self,
+        name: str,
+        copied: Callable[[], dict],
+        statistics: list[Arrays],
+        others: Arrays,
+        state: dict[str, Any],
+        improved: tuple[str, ...],
+        stall: float,
     ) -> None:
         started, directory = time.perf_counter(), self.run.checkpoints
         try:
+            files = self._files(copied, statistics, others)
             folder.write_checkpoint(directory, name, files, state)
             if "val" in improved:
                 folder.point(directory / folder.BEST, name)
@@ -205,10 +220,31 @@ class Saver:
             self.failure = error
 
 
-def optimizer_arrays(model: nn.Layer, optimizer: paddle.optimizer.Optimizer) -> Arrays:
-    """Returns the optimizer's accumulators by structured name (``blocks.0.norm1.weight/moment1_0``): Paddle's own names
-    count the layers made in a process, and another process may count differently. Every rank calls it: rank 0 gets
-    them whole, however they are shared out, the others nothing.
+def host_copies(tensors: dict[Hashable, paddle.Tensor]) -> Callable[[], dict[Hashable, np.ndarray]]:
+    """Begins a copy of what ``tensors`` hold now; returns what waits for it and gives the arrays, in any thread.
+
+    On a GPU it goes to pinned memory, in its turn on the stream that computes: what changes the tensors comes after it,
+    and this process goes on. (A stream of its own would save the GPU the time of the copy, but Paddle lets one choose
+    the stream by exchanging that of the whole process.)
+    """
+    if not num_gpus():
+        arrays = {key: tensor.numpy() for key, tensor in tensors.items()}
+        return lambda: arrays
+    pinned = {key: tensor.pin_memory(blocking=False) for key, tensor in tensors.items()}
+    done = paddle.device.Event()
+    done.record()
+
+    def arrived() -> dict[Hashable, np.ndarray]:
+        while not done.query():  # which, unlike synchronize, leaves the interpreter's lock to the training
+            time.sleep(0.005)
+        return {key: pinned.pop(key).numpy() for key in tensors}
+
+    return arrived
+
+
+def optimizer_state(model: nn.Layer, optimizer: paddle.optimizer.Optimizer) -> dict[str, paddle.Tensor]:
+    """Returns this rank's accumulators by structured name (``blocks.0.norm1.weight/moment1_0``): Paddle's own names
+    count the layers made in a process, and another process may count differently.
     """
     structured = {parameter.name: name for name, parameter in model.named_parameters()}
     own = {}
@@ -218,4 +254,4 @@ def optimizer_arrays(model: nn.Layer, optimizer: paddle.optimizer.Optimizer) -> 
         owner = next((name for name in structured if key.startswith(f"{name}_")), None)
         if owner is not None:
             own[f"{structured[owner]}/{key[len(owner) + 1 :]}"] = value
-    return whole_state(optimizer, own)
+    return own

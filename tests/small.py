@@ -6,6 +6,17 @@ from golden.formula import array
 from golden.optim_problem import SHAPES
 from paddle import nn
 
+from checkpoint.saver import optimizer_state
+from parallel import others_state
+from utils import rank
+
+
+def whole_state(model, optimizer):
+    """The optimizer's state on rank 0, however it is shared out; on other ranks nothing. Every rank calls it."""
+    own = optimizer_state(model, optimizer)
+    others = others_state(optimizer, own)
+    return {key: tensor.numpy() for key, tensor in own.items()} | others if rank() == 0 else {}
+
 
 class Small(nn.Layer):
     """Holds parameters, made by the golden file's formula, and takes gradients; arrays are in torch's layout."""

@@ -8,12 +8,11 @@ from programs import start, wait_for_first_step
 from ranks import run_ranks
 from runs import assert_same_run, train, weights
 from safetensors.numpy import load_file
-from small import Small
+from small import Small, whole_state
 from test_engine import assert_same
 
 import parallel
 from checkpoint.resume import load_checkpoint
-from checkpoint.saver import optimizer_arrays
 from command_line import config_from_arguments
 from config import get_config
 from errors import InputError
@@ -192,7 +191,7 @@ def updates(optimizer, scale, engine=(), mode="norm"):
         wrapped.step()
         wrapped.clear_grad()
     here = sum(int(np.prod(value.shape)) for value in wrapped.state_dict().values() if hasattr(value, "shape"))
-    return model.arrays(), norms, optimizer_arrays(model, wrapped), here, held, left
+    return model.arrays(), norms, whole_state(model, wrapped), here, held, left
 
 
 def all_updates():

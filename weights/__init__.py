@@ -125,10 +125,11 @@ def load_weights(
     return report
 
 
-def file_arrays(model: nn.Layer) -> dict[str, np.ndarray]:
-    """Returns every parameter and buffer of ``model`` in timm's names and layout."""
+def file_arrays(model: nn.Layer, state: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+    """Returns every parameter and buffer of ``model`` in timm's names and layout; ``state``: as they were before."""
     transposed = linear_weights(model)
-    state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    if state is None:
+        state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     return {file_name(name): array.T if name in transposed else array for name, array in state.items()}
 
 
