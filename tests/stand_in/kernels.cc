@@ -1,5 +1,8 @@
-// The stand-in's kernels, as few as do: `full`, which Paddle calls on the device's memory without asking whether it is
-// there; and the optimizers whose powers of beta stay on the CPU where they began there, as on a GPU.
+// The stand-in's kernels, as few as do. For any other operator Paddle copies the inputs to the CPU, runs the kernel there
+// and copies the results back. These can't go that way:
+// - full, fill, contiguous, strided_copy, add: Paddle calls them on the device's memory from within its own code;
+// - split, embedding_grad: Paddle would leave the results on the CPU;
+// - adam, adamw, lamb: the powers of beta stay on the CPU, where they began, as the kernels for GPUs leave them.
 
 #include "memory.h"
 #include "paddle/phi/backends/context_pool.h"
@@ -11,6 +14,7 @@
 #include "paddle/phi/kernels/adam_kernel.h"
 #include "paddle/phi/kernels/adamw_kernel.h"
 #include "paddle/phi/kernels/contiguous_kernel.h"
+#include "paddle/phi/kernels/elementwise_add_kernel.h"
 #include "paddle/phi/kernels/embedding_grad_kernel.h"
 #include "paddle/phi/kernels/lamb_kernel.h"
 #include "paddle/phi/kernels/split_kernel.h"
@@ -79,6 +83,12 @@ void strided_copy(const Context&, const DenseTensor& input, const std::vector<in
   Output host = on_host(out);
   phi::StridedCopyKernel<T, phi::CPUContext>(cpu(), on_host(input), dims, strides, offset, host);
   out->set_meta(host.host.meta());
+}
+
+template <typename T, typename Context>
+void add(const Context& context, const DenseTensor& x, const DenseTensor& y, DenseTensor* out) {
+  context.template Alloc<T>(out);
+  phi::AddKernel<T, phi::CPUContext>(cpu(), on_host(x), on_host(y), on_host(out));
 }
 
 template <typename T, typename Context>
@@ -163,6 +173,7 @@ PD_REGISTER_PLUGIN_KERNEL(contiguous, stand_in, ALL_LAYOUT, stand_in::contiguous
                           bool, phi::dtype::float16, phi::dtype::bfloat16) {}
 PD_REGISTER_PLUGIN_KERNEL(strided_copy, stand_in, ALL_LAYOUT, stand_in::strided_copy, float, double, int, int64_t,
                           uint8_t, bool, phi::dtype::float16, phi::dtype::bfloat16) {}
+PD_REGISTER_PLUGIN_KERNEL(add, stand_in, ALL_LAYOUT, stand_in::add, float, double, int, int64_t) {}
 PD_REGISTER_PLUGIN_KERNEL(split, stand_in, ALL_LAYOUT, stand_in::split, float, double, int, int64_t, uint8_t, bool) {}
 PD_REGISTER_PLUGIN_KERNEL(embedding_grad, stand_in, ALL_LAYOUT, stand_in::embedding_grad, float, double) {}
 PD_REGISTER_PLUGIN_KERNEL(adamw, stand_in, ALL_LAYOUT, stand_in::adamw, float, double) {
