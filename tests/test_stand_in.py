@@ -170,3 +170,23 @@ def test_sharded_runs_on_the_device_have_the_bits_of_those_on_the_cpu(tmp_path, 
         assert there == {name: {"beta1_pow", "beta2_pow"} if name in ADAMS else set() for name in there}
     for name in ("stage 1", "stage 2", "resumed", *ADAMS, "SGD", "Lion"):
         assert_same_run(tmp_path / "cpu" / name, tmp_path / "device" / name)
+
+
+@pytest.mark.slow
+def test_the_command_line_trains_and_evaluates_on_the_device(tmp_path, program):
+    """Paddle takes a plugin's device for its default; a run needs nothing but the environment."""
+    plain = ["TUNE_CPU", "False"]  # whose compiled operators are the CPU's
+    short = ["MODEL.DEPTH", "1", "TRAIN.NUM_EPOCHS", "1", "TRAIN.WARMUP_EPOCHS", "0"]
+    told = []
+    for place, environment in (("cpu", {}), ("device", stand_in.environment())):
+        flags = ["-cfg=vit_digits", f"-output={place}", "-o", *plain, *short, "TRAIN.MODEL_EMA", "True"]
+        status, _, errors = program("main_multi_gpu.py", *flags, **environment)
+        assert status == 0, errors
+        flags = ["-cfg=vit_digits", "-eval", f"-pretrained={place}/checkpoints/last", f"-output={place}-evaluated"]
+        status, _, errors = program("main_multi_gpu.py", *flags, "-o", *plain, *short[:2], **environment)
+        assert status == 0, errors
+        result = json.loads((tmp_path / f"{place}-evaluated" / "result.json").read_text())
+        told.append({key: result[key] for key in ("loss", "acc1", "acc5", "num_samples")})
+    assert "2 processes over XCCL on stand_in:0, stand_in:1" in (tmp_path / "device" / "log.txt").read_text()
+    assert_same_run(tmp_path / "cpu", tmp_path / "device")
+    assert told[0] == told[1]

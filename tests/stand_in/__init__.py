@@ -1,7 +1,10 @@
 """A device that isn't the CPU, on a CPU: a plugin of Paddle's, compiled on first use. The tests run on it what, by its
 place, would fail on a GPU alone: a collective on a tensor of the CPU, a device's tensor read by its host.
 
-Where the environment names the plugin's folder as Paddle is imported, "stand_in:0" is the default device.
+Where the environment names the plugin's folder as Paddle is imported, "stand_in:0" is the default device. Two more
+variables are its own: STAND_IN_MEMORY, the bytes of a device (8 GiB), and STAND_IN_DEVICES, how many there are (2).
+
+It isn't a GPU: it draws random numbers from the CPU's generator, has no stream of its own, and no kernel of a GPU runs.
 """
 
 import ctypes

@@ -149,7 +149,7 @@ constexpr size_t kName = 64;
 
 inline C_Status unique_id_size(size_t* size) { return *size = kName, C_SUCCESS; }
 
-// The file's name; the last of the ranks to open it removes it.
+// The file's name. Once all ranks have it open, rank 0 removes it.
 inline C_Status unique_id(C_CCLRootId* id) {
   static std::atomic<int> groups{0};
   auto* name = static_cast<char*>(id->data);

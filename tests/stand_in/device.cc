@@ -1,7 +1,6 @@
 // A device beside the CPU: Paddle's plugin interface, by the memory of memory.h and the collectives of collectives.h.
 //
-// It has no kernels: Paddle copies an operator's inputs to the CPU, runs the CPU's kernel, and copies the results back.
-// Everything is done when its call returns, so streams and events are names.
+// It has few kernels (kernels.cc). Everything is done when its call returns, so streams and events are names.
 
 #include "collectives.h"
 
@@ -137,8 +136,6 @@ extern "C" {
 
 // How many copies were made: 0 to the device, 1 to the host, 2 within the device.
 size_t stand_in_copies(int kind) { return copies[kind]; }
-
-size_t stand_in_used() { return stand_in::memory().used; }
 
 void InitPlugin(CustomRuntimeParams* params) {
   PADDLE_CUSTOM_RUNTIME_CHECK_VERSION(params);
