@@ -1,4 +1,4 @@
-"""Real processes for the tests: ``run_ranks`` calls a function in N of them, joined by gloo."""
+"""Real processes for the tests: ``run_ranks`` calls a function in N of them, joined by gloo or by another backend."""
 
 import multiprocessing
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 
-def run_ranks(function: Callable, *args: Any, ranks: int = 2) -> list[Any]:
+def run_ranks(function: Callable, *args: Any, ranks: int = 2, backend: str = "gloo") -> list[Any]:
     """Returns what ``function(*args)`` returned (or the RunError it raised) on each of ``ranks`` processes, by rank.
 
     One rank runs here, without a process group, as a run of one process does.
@@ -21,7 +21,7 @@ def run_ranks(function: Callable, *args: Any, ranks: int = 2) -> list[Any]:
     endpoints = ",".join(f"127.0.0.1:{port}" for port in free_ports(ranks))
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        given = (endpoints, function, args, folder)
+        given = (endpoints, backend, function, args, folder)
         processes = [context.Process(target=_call, args=(rank, *given), daemon=True) for rank in range(ranks)]
         for process in processes:
             process.start()
@@ -42,11 +42,11 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def _call(rank: int, endpoints: str, function: Callable, args: tuple, folder: str) -> None:
+def _call(rank: int, endpoints: str, backend: str, function: Callable, args: tuple, folder: str) -> None:
     own = endpoints.split(",")[rank]
     os.environ |= {"PADDLE_TRAINER_ID": str(rank), "PADDLE_TRAINERS_NUM": str(endpoints.count(",") + 1)}
     os.environ |= {"PADDLE_TRAINER_ENDPOINTS": endpoints, "PADDLE_CURRENT_ENDPOINT": own}
-    os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"
+    os.environ |= {"PADDLE_DISTRI_BACKEND": backend, "FLAGS_selected_stand_ins": str(rank)}  # (tests/stand_in)
     import paddle.distributed as dist
 
     from errors import RunError
