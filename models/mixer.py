@@ -108,6 +108,8 @@ class MlpMixer(ImageModel):
     def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
         """Returns the normalised patch tokens [B, N, embed_dim]."""
         x = self.stem(x)
+        if x.dtype in (paddle.float16, paddle.bfloat16):  # autocast's: what blocks add to stays float32, as in ViTs
+            x = x.astype("float32")
         for block in self.blocks:
             x = self._run(block, x)
         return self.norm(x)
