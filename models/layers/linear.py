@@ -30,6 +30,13 @@ def add_bias(product: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:
     return product + (bias if bias.dtype == product.dtype else bias.astype(product.dtype))
 
 
+def in_float32(x: paddle.Tensor) -> paddle.Tensor:
+    """Returns x, autocast's half types as float32: for what blocks add to, where no norm or float32 position comes
+    between a Linear and the blocks. PyTorch's autocast would round each sum to half there.
+    """
+    return x.astype("float32") if x.dtype in (paddle.float16, paddle.bfloat16) else x
+
+
 @functools.cache
 def _bias_is_fused() -> bool:
     """Whether F.linear is one operator that autocast casts whole: Paddle 3.3's on GPUs. Before, it is two."""
