@@ -202,6 +202,21 @@ def types_of(graph):
     return {key: " and ".join(sorted({half.get(t, t) for t in types} - {"?"})) for key, types in found.items() if types}
 
 
+def half_operators():
+    """Returns the names of all operators that some variant computes in half, forward or backward."""
+
+    def half(operators):
+        """Those of half inputs; of a list of inputs the output tells."""
+        return {op.name for op in operators if "bfloat16" in (op.outputs if "?" in op.inputs else op.inputs)}
+
+    found = set().union(*map(half, loss_graphs()))
+    for one in [*map(graph, variants()), graph("vit, QK_NORM", flash=False)]:
+        found |= half(one.operators)
+        for name in {name for name, *types in one.replaced if "bfloat16" in types}:
+            found |= {name, f"{name}_grad"}
+    return sorted(found)
+
+
 def _types(graph, *names):
     return [op.inputs[0] for op in graph.operators if op.name in names]
 

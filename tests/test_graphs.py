@@ -10,13 +10,14 @@ from paddle.amp import amp_lists
 
 if not hasattr(paddle.nn.functional, "sdpa"):
     pytest.skip("autocast needs a device in the graphs of Paddle 2", allow_module_level=True)
-from graphs import EXTRAS, graph, loss_graphs, types_of, variants
+from graphs import EXTRAS, graph, half_operators, loss_graphs, types_of, variants
 
 from config import get_config
 
 GOLDEN = ROOT / "tests" / "golden"
 TYPES = yaml.safe_load((GOLDEN / "types.yaml").read_text())
 GRADIENTS = yaml.safe_load((GOLDEN / "gradients.yaml").read_text())
+HALF = (GOLDEN / "half_operators.txt").read_text().split()
 FLASH = ("vit", "deit")
 
 
@@ -67,6 +68,11 @@ def test_gradients_that_add_atomically_are_where_it_makes_no_difference():
         # Paddle has ordered gradients of pooling for float32 and float16 alone.
         pooled = {op.inputs[0] for op in graph(variant).operators if op.name == "pool2d_grad"}
         assert pooled <= {"float32"}, variant
+
+
+def test_the_list_of_half_operators_is_whole():
+    """test_kernels.py looks for their GPU kernels, where there is a build with GPUs."""
+    assert half_operators() == HALF
 
 
 @pytest.mark.smoke
