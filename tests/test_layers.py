@@ -186,6 +186,6 @@ def test_max_pooling_is_in_float32_and_gives_its_inputs_type():
     images = paddle.randn([2, 3, 9, 9])
     pool = MaxPool2D(3, 2, 1)
     assert (pool(images) == nn.MaxPool2D(3, 2, 1)(images)).all()
-    with mock.patch.object(nn.MaxPool2D, "forward", side_effect=lambda x: x) as called:
+    with mock.patch.object(nn.MaxPool2D, "forward", side_effect=lambda layer, x: x) as called:
         assert pool(images.astype("bfloat16")).dtype == paddle.bfloat16
-    assert called.call_args.args[0].dtype == paddle.float32
+    assert called.call_args.args[1].dtype == paddle.float32

@@ -21,5 +21,5 @@ class MaxPool2D(nn.MaxPool2D):
     """
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        pooled = super().forward(in_float32(x))
+        pooled = nn.MaxPool2D.forward(self, in_float32(x))  # (Paddle 2.6 traces no super())
         return pooled if pooled.dtype == x.dtype else pooled.astype(x.dtype)
