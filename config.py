@@ -215,7 +215,7 @@ _C.AMP = False  # GPU: autocast to bfloat16, or to float16 with a loss scaler wh
 # takes EVAL_ENGINE inference: bfloat16
 _C.AMP_EVAL = False  # with AMP on a GPU: evaluations too; False: they are in float32, as PaddleViT's
 _C.NGPUS = -1  # processes; -1: one per visible GPU, or without a GPU one per core
-_C.DETERMINISTIC = False  # GPU: cuDNN's deterministic algorithms (the CPU's are)
+_C.DETERMINISTIC = False  # GPU: the same bits twice: ordered sums in convolutions, pooling, attention (the CPU's are)
 _C.CUDNN_BENCHMARK = False  # GPU: let cuDNN search for its fastest algorithm; not with DETERMINISTIC
 _C.TF32 = None  # GPU, from Ampere on: float32 products and convolutions by TF32, of 10 bits; None: as this Paddle does
 _C.TUNE_CPU = True  # CPU: threads, stride kernels, allocator and compiled operators set for speed (utils.tune_cpu)

@@ -15,6 +15,7 @@ from paddle.nn.initializer import Constant, Normal
 from errors import InputError
 from models.base import ImageModel
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
+from models.layers.linear import plain_linear
 from models.layers.relative import RelativePositionBias
 
 
@@ -54,7 +55,7 @@ class Attention(RelativePositionBias):
     def forward(self, x: paddle.Tensor, shared_bias: paddle.Tensor | None = None) -> paddle.Tensor:
         _, length, dim = x.shape
         bias = paddle.concat([self.q_bias, paddle.zeros_like(self.q_bias), self.v_bias]) if self.qkv_bias else None
-        qkv = F.linear(x, self.qkv.weight, bias).reshape([-1, length, 3, self.num_heads, self.head_dim])
+        qkv = plain_linear(x, self.qkv.weight, bias).reshape([-1, length, 3, self.num_heads, self.head_dim])
         q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, H, N, head_dim]
         attn = paddle.matmul(q * self.scale, k, transpose_y=True)
         if self.window_size is not None:

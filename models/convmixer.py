@@ -10,6 +10,7 @@ from paddle import nn
 
 from models.base import ImageModel
 from models.layers.batch_norm import BatchNorm2D
+from models.layers.conv import Conv2D
 from models.layers.init import init_as_torch
 
 
@@ -61,7 +62,7 @@ class ConvMixer(ImageModel):
         activation = {"gelu": nn.GELU, "relu": nn.ReLU}[act]
 
         def convolution(channels: int, kernel: int, **options: object) -> list[nn.Layer]:
-            return [nn.Conv2D(channels, embed_dim, kernel, **options), activation(), BatchNorm2D(embed_dim)]
+            return [Conv2D(channels, embed_dim, kernel, **options), activation(), BatchNorm2D(embed_dim)]
 
         def block() -> nn.Sequential:
             places = convolution(embed_dim, kernel_size, groups=embed_dim, padding="same")

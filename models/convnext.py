@@ -11,6 +11,7 @@ from paddle.nn.initializer import Constant, Normal
 
 from models.base import ImageModel
 from models.layers import DropPath, LayerNorm, Mlp, init_linear
+from models.layers.conv import Conv2D
 from models.layers.stages import check_stages, drop_path_rates
 
 
@@ -29,7 +30,7 @@ class Block(nn.Layer):
 
     def __init__(self, dim: int, init_values: float | None, drop_path: float) -> None:
         super().__init__()
-        self.conv_dw = nn.Conv2D(dim, dim, 7, padding=3, groups=dim)
+        self.conv_dw = Conv2D(dim, dim, 7, padding=3, groups=dim)
         self.norm = LayerNorm(dim, epsilon=1e-6)
         self.mlp = Mlp(dim, 4 * dim)
         self.gamma = None
@@ -51,7 +52,7 @@ class Stage(nn.Layer):
         super().__init__()
         self.downsample = nn.Identity()
         if in_dim:
-            self.downsample = nn.Sequential(ChannelNorm(in_dim, epsilon=1e-6), nn.Conv2D(in_dim, dim, 2, stride=2))
+            self.downsample = nn.Sequential(ChannelNorm(in_dim, epsilon=1e-6), Conv2D(in_dim, dim, 2, stride=2))
         self.blocks = nn.LayerList(Block(dim, init_values, rate) for rate in rates)
 
 
@@ -88,7 +89,7 @@ class ConvNeXt(ImageModel):
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         check_stages(stage_depths, embed_dims)
         self.num_features = embed_dims[-1]
-        patches = nn.Conv2D(in_channels, embed_dims[0], 4, stride=4)
+        patches = Conv2D(in_channels, embed_dims[0], 4, stride=4)
         self.stem = nn.Sequential(patches, ChannelNorm(embed_dims[0], epsilon=1e-6))
         sizes = zip((0, *embed_dims), embed_dims, drop_path_rates(drop_path, stage_depths), strict=False)
         self.stages = nn.LayerList(Stage(in_dim, dim, init_values, rates) for in_dim, dim, rates in sizes)

@@ -7,6 +7,7 @@ from paddle import nn
 
 from errors import InputError
 from models.base import ImageModel
+from models.layers.conv import Conv2D, MaxPool2D
 
 
 class LeNet(ImageModel):
@@ -35,12 +36,12 @@ class LeNet(ImageModel):
             raise InputError(f"IMAGE_SIZE is {image_size}, LeNet takes images of at least 12 x 12; choose a larger one")
         self.num_features = 84
         self.features = nn.Sequential(
-            nn.Conv2D(in_channels, 6, 3, padding=1),
+            Conv2D(in_channels, 6, 3, padding=1),
             nn.ReLU(),
-            nn.MaxPool2D(2, 2),
-            nn.Conv2D(6, 16, 5),
+            MaxPool2D(2, 2),
+            Conv2D(6, 16, 5),
             nn.ReLU(),
-            nn.MaxPool2D(2, 2),
+            MaxPool2D(2, 2),
         )
         self.fc = nn.Sequential(nn.Linear(16 * height * width, 120), nn.Linear(120, 84), nn.Identity())
         self._add_classifiers()

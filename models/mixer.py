@@ -14,6 +14,7 @@ from errors import InputError
 from models.base import ImageModel
 from models.layers import DropPath, LayerNorm, Mlp, PatchEmbed, set_norm_eps
 from models.layers.init import init_lecun
+from models.layers.linear import in_float32
 from models.layers.stages import drop_path_rates
 
 
@@ -107,7 +108,7 @@ class MlpMixer(ImageModel):
 
     def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
         """Returns the normalised patch tokens [B, N, embed_dim]."""
-        x = self.stem(x)
+        x = in_float32(self.stem(x))
         for block in self.blocks:
             x = self._run(block, x)
         return self.norm(x)

@@ -11,6 +11,7 @@ from paddle.nn.initializer import Constant, Normal
 
 from models.base import ImageModel
 from models.layers import DropPath, LayerNorm, init_linear
+from models.layers.conv import Conv2D
 from models.layers.stages import check_stages, drop_path_rates
 
 
@@ -19,7 +20,7 @@ class Downsampling(nn.Layer):
 
     def __init__(self, in_channels: int, dim: int, kernel_size: int, stride: int, padding: int) -> None:
         super().__init__()
-        self.conv = nn.Conv2D(in_channels, dim, kernel_size, stride=stride, padding=padding)
+        self.conv = Conv2D(in_channels, dim, kernel_size, stride=stride, padding=padding)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.conv(x)
@@ -41,10 +42,10 @@ class ChannelMlp(nn.Layer):
 
     def __init__(self, dim: int, hidden_dim: int, drop: float) -> None:
         super().__init__()
-        self.fc1 = nn.Conv2D(dim, hidden_dim, 1)
+        self.fc1 = Conv2D(dim, hidden_dim, 1)
         self.act = nn.GELU()
         self.drop = nn.Dropout(drop)
-        self.fc2 = nn.Conv2D(hidden_dim, dim, 1)
+        self.fc2 = Conv2D(hidden_dim, dim, 1)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.drop(self.fc2(self.drop(self.act(self.fc1(x)))))

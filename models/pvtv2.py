@@ -13,6 +13,7 @@ from paddle.nn import functional as F
 from errors import InputError
 from models.base import ImageModel
 from models.layers import DropPath, LayerNorm, Linear, init_linear, set_norm_eps
+from models.layers.conv import Conv2D
 from models.layers.init import init_convolution
 from models.layers.stages import check_stages, drop_path_rates
 
@@ -22,7 +23,7 @@ class OverlapPatchEmbed(nn.Layer):
 
     def __init__(self, in_channels: int, dim: int, patch_size: int, stride: int) -> None:
         super().__init__()
-        self.proj = nn.Conv2D(in_channels, dim, patch_size, stride=stride, padding=patch_size // 2)
+        self.proj = Conv2D(in_channels, dim, patch_size, stride=stride, padding=patch_size // 2)
         self.norm = LayerNorm(dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -65,7 +66,7 @@ class Attention(nn.Layer):
         if self.reduces:
             side = 1 if linear else sr_ratio
             self.pool = nn.AdaptiveAvgPool2D(7) if linear else nn.Identity()
-            self.sr = nn.Conv2D(dim, dim, side, stride=side)
+            self.sr = Conv2D(dim, dim, side, stride=side)
             self.norm = LayerNorm(dim)
             self.act = nn.GELU() if linear else nn.Identity()
 
@@ -92,7 +93,7 @@ class ConvMlp(nn.Layer):
         super().__init__()
         self.fc1 = Linear(dim, hidden_dim)
         self.relu = nn.ReLU() if relu else nn.Identity()
-        self.dwconv = nn.Conv2D(hidden_dim, hidden_dim, 3, padding=1, groups=hidden_dim)
+        self.dwconv = Conv2D(hidden_dim, hidden_dim, 3, padding=1, groups=hidden_dim)
         self.act = nn.GELU()
         self.drop = nn.Dropout(drop)
         self.fc2 = Linear(hidden_dim, dim)

@@ -15,6 +15,7 @@ from errors import InputError
 from models.base import ImageModel
 from models.layers import DropPath
 from models.layers.batch_norm import BatchNorm2D
+from models.layers.conv import Conv2D
 from models.layers.init import init_convolution
 from models.layers.stages import check_stages, drop_path_rates
 
@@ -40,8 +41,8 @@ class SqueezeExcite(nn.Layer):
 
     def __init__(self, dim: int, hidden_dim: int) -> None:
         super().__init__()
-        self.fc1 = nn.Conv2D(dim, hidden_dim, 1)
-        self.fc2 = nn.Conv2D(hidden_dim, dim, 1)
+        self.fc1 = Conv2D(dim, hidden_dim, 1)
+        self.fc2 = Conv2D(hidden_dim, dim, 1)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         means = x.mean(axis=[2, 3], keepdim=True)

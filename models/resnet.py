@@ -15,6 +15,7 @@ from errors import InputError
 from models.base import ImageModel
 from models.layers import DropPath
 from models.layers.batch_norm import BatchNorm2D
+from models.layers.conv import MaxPool2D
 from models.layers.init import init_as_torch, init_convolution
 from models.layers.stages import drop_path_rates
 
@@ -124,7 +125,7 @@ class ResNet(ImageModel):
         block, stage_depths = SIZES[depth]
         kernel, stride = (3, 1) if small_stem else (7, 2)
         self.conv1, self.bn1 = convolution(in_channels, 64, kernel, stride)
-        self.maxpool = nn.Identity() if small_stem else nn.MaxPool2D(3, 2, 1)
+        self.maxpool = nn.Identity() if small_stem else MaxPool2D(3, 2, 1)
         in_dim = 64
         for i, rates in enumerate(drop_path_rates(drop_path, stage_depths, drop_path_shape)):
             stage = nn.Sequential()

@@ -14,6 +14,7 @@ from paddle.nn import functional as F
 from errors import InputError
 from models.base import ImageModel
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
+from models.layers.linear import in_float32
 from models.layers.relative import RelativePositionBias
 from models.layers.stages import drop_path_rates
 
@@ -155,7 +156,7 @@ class PatchMerging(nn.Layer):
             x = F.pad(x, [0, width % 2, 0, height % 2], data_format="NHWC")
         height, width = (height + 1) // 2, (width + 1) // 2
         x = x.reshape([-1, height, 2, width, 2, dim]).transpose([0, 1, 3, 4, 2, 5])
-        return self.reduction(self.norm(x.reshape([-1, height, width, 4 * dim])))
+        return in_float32(self.reduction(self.norm(x.reshape([-1, height, width, 4 * dim]))))
 
 
 class Stage(nn.Layer):

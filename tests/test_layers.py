@@ -1,11 +1,17 @@
 """Layers that several architectures share."""
 
+from unittest import mock
+
 import numpy as np
 import paddle
 import pytest
+from paddle import nn
+from paddle.nn import functional as F
 
 from models import create_model
-from models.layers import DropPath, PatchDropout
+from models.layers import Attention, DropPath, PatchDropout, linear
+from models.layers.conv import Conv2D, MaxPool2D
+from models.layers.relative import RelativePositionBias
 
 
 def test_drop_path_drops_whole_samples_and_keeps_the_mean():
@@ -76,3 +82,110 @@ def test_patch_dropout_keeps_every_patch_equally_often():
 def test_autocast_leaves_softmax_and_layer_norm_in_float32():
     for dtype in ("float16", "bfloat16"):
         assert {"softmax", "layer_norm"} <= set(paddle.amp.black_list()[dtype]["O1"])
+
+
+def outputs_and_gradients(function, *arrays):
+    tensors = [paddle.to_tensor(array, stop_gradient=False) for array in arrays]
+    out = function(*tensors)
+    (out * paddle.arange(out.size, dtype="float32").reshape(out.shape)).sum().backward()
+    return [out.numpy(), *(tensor.grad.numpy() for tensor in tensors)]
+
+
+def assert_same_bits(one, two):
+    assert len(one) == len(two)
+    assert all((a == b).all() for a, b in zip(one, two, strict=True))
+
+
+@pytest.mark.smoke
+def test_a_bias_that_is_added_apart_gives_the_same_bits():
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape, np.float32) for shape in ((2, 7, 24), (24, 40), (40,))]
+    assert not linear._bias_is_fused()  # it is on GPUs alone
+    assert_same_bits(outputs_and_gradients(linear.plain_linear, *arrays), outputs_and_gradients(F.linear, *arrays))
+    images = rng.standard_normal((2, 6, 9, 9), np.float32)
+    for options in ({"padding": 1}, {"stride": 2}, {"padding": "same", "groups": 6}, {"bias_attr": False}):
+        layer = Conv2D(6, 12, 3, **options)
+        bias = [] if layer.bias is None else [layer.bias]
+        for parameter in bias:
+            parameter.set_value(rng.standard_normal(12, np.float32))
+        found = []
+        for forward in (Conv2D.forward, nn.Conv2D.forward):
+            layer.clear_gradients()
+            found.append(outputs_and_gradients(lambda x, layer=layer, forward=forward: forward(layer, x), images))
+            found[-1] += [parameter.grad.numpy() for parameter in (layer.weight, *bias)]
+        assert_same_bits(*found)
+
+
+@pytest.mark.smoke
+def test_a_bias_takes_the_products_type():
+    product, bias = paddle.ones([2, 3], "float64"), paddle.to_tensor([1.0, 2.0, 3.0])  # no half sums on a CPU
+    total = linear.add_bias(product, bias)
+    assert total.dtype == paddle.float64
+    assert total.tolist() == [[2.0, 3.0, 4.0]] * 2
+    assert linear.add_bias(bias, bias).dtype == paddle.float32
+
+
+@pytest.mark.smoke
+def test_where_linear_is_one_operator_it_is_left_alone(monkeypatch):
+    monkeypatch.setattr(linear, "_bias_is_fused", lambda: True)
+    with mock.patch.object(linear.F, "linear", return_value="out") as called:
+        assert linear.plain_linear("x", "weight", "bias") == "out"
+    called.assert_called_once_with("x", "weight", "bias")
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("legacy", [False, True, None])
+def test_linear_is_one_operator_on_gpus_from_paddle_3_3_on(legacy, monkeypatch):
+    def get_flags(name):
+        if legacy is None:
+            raise ValueError(f"Flag {name} cannot get its value through this function.")
+        return {name: legacy}
+
+    monkeypatch.setattr("paddle.get_flags", get_flags)
+    for cuda in (True, False):
+        monkeypatch.setattr("paddle.is_compiled_with_cuda", lambda cuda=cuda: cuda)
+        assert linear._bias_is_fused.__wrapped__() == (cuda and legacy is False)
+
+
+@pytest.mark.smoke
+def test_flash_attention_drops_in_training_alone_and_gets_one_type(monkeypatch):
+    """Paddle 2.6 doesn't hand ``training`` on, and its kernel takes queries, keys and values of one type."""
+    paddle.seed(0)
+    monkeypatch.setattr("ops.usable", lambda x: False)
+    monkeypatch.setattr("ops.flash_attention_takes", lambda qkv: True)
+    layer, x = Attention(16, 2, attn_drop=0.25, qk_norm=True), paddle.randn([2, 5, 16])
+    for norm in (layer.q_norm, layer.k_norm):  # under autocast norms give a wider type
+        norm.register_forward_post_hook(lambda layer, inputs, out: out.astype("float64"))
+    for training in (True, False):
+        layer.train() if training else layer.eval()
+        with mock.patch.object(F, "scaled_dot_product_attention", side_effect=lambda q, k, v, **_: v) as called:
+            layer(x)
+        (q, k, v), options = called.call_args
+        assert q.shape == k.shape == v.shape == [2, 5, 2, 8]
+        assert q.dtype == k.dtype == v.dtype == paddle.float32
+        assert options["dropout_p"] == (0.25 if training else 0.0)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("class_token", [False, True])
+def test_the_gradient_of_relative_positions_has_the_bits_of_a_gather(class_token):
+    layer = RelativePositionBias((3, 4), 2, class_token, std=0.02)
+    index = layer.relative_position_index
+
+    def gathered(table):
+        return paddle.gather(table, index.flatten()).reshape([*index.shape, -1]).transpose([2, 0, 1])
+
+    expected = outputs_and_gradients(gathered, layer.relative_position_bias_table.numpy())
+    bias = layer.position_bias()
+    (bias * paddle.arange(bias.size, dtype="float32").reshape(bias.shape)).sum().backward()
+    assert_same_bits([bias.numpy(), layer.relative_position_bias_table.grad.numpy()], expected)
+
+
+@pytest.mark.smoke
+def test_max_pooling_is_in_float32_and_gives_its_inputs_type():
+    images = paddle.randn([2, 3, 9, 9])
+    pool = MaxPool2D(3, 2, 1)
+    assert (pool(images) == nn.MaxPool2D(3, 2, 1)(images)).all()
+    with mock.patch.object(nn.MaxPool2D, "forward", side_effect=lambda layer, x: x) as called:
+        assert pool(images.astype("bfloat16")).dtype == paddle.bfloat16
+    assert called.call_args.args[1].dtype == paddle.float32

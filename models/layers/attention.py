@@ -50,7 +50,9 @@ class Attention(nn.Layer):
             x = ops.attention(qkv, self.scale)
         elif ops.flash_attention_takes(qkv):
             q, k, v = qkv.unbind(2)
-            q, k, dropout = self.q_norm(q), self.k_norm(k), self.attn_drop.p
+            if self.qk_norm:  # layer norms give float32 under autocast, which flash attention refuses
+                q, k = self.q_norm(q).astype(v.dtype), self.k_norm(k).astype(v.dtype)
+            dropout = self.attn_drop.p if self.training else 0.0  # Paddle 2.6 forgets ``training``
             x = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, training=self.training)
         else:
             q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, H, N, head_dim]

@@ -1,5 +1,7 @@
 """Linear and LayerNorm, by the compiled operators (ops/) where there are any."""
 
+import functools
+
 import paddle
 from paddle import nn
 from paddle.nn import functional as F
@@ -9,7 +11,40 @@ import ops
 
 def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
     """x [..., K] weight [K, N] + bias [N] -> [..., N]."""
-    return (ops.linear if ops.usable(x) else F.linear)(x, weight, bias)
+    return (ops.linear if ops.usable(x) else plain_linear)(x, weight, bias)
+
+
+def plain_linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
+    """``linear`` by Paddle's own operators."""
+    if bias is None or _bias_is_fused():
+        return F.linear(x, weight, bias)
+    return add_bias(F.linear(x, weight), bias)
+
+
+def add_bias(product: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:
+    """Returns product + bias in the product's type, as PyTorch's Linear and convolutions do under autocast.
+
+    Under Paddle's autocast a half product plus a float32 bias would be float32. Flash attention refuses that, and all
+    that follows would take twice the memory.
+    """
+    return product + (bias if bias.dtype == product.dtype else bias.astype(product.dtype))
+
+
+def in_float32(x: paddle.Tensor) -> paddle.Tensor:
+    """Returns x, autocast's half types as float32: for what blocks add to, where no norm or float32 position comes
+    between a Linear and the blocks. PyTorch's autocast would round each sum to half there.
+    """
+    return x.astype("float32") if x.dtype in (paddle.float16, paddle.bfloat16) else x
+
+
+@functools.cache
+def _bias_is_fused() -> bool:
+    """Whether F.linear is one operator that autocast casts whole: Paddle 3.3's on GPUs. Before, it is two."""
+    try:
+        [legacy] = paddle.get_flags("FLAGS_use_legacy_linear").values()
+    except ValueError:  # a Paddle that hasn't got it
+        return False
+    return paddle.is_compiled_with_cuda() and not legacy
 
 
 class Linear(nn.Linear):

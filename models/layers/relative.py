@@ -3,6 +3,7 @@
 import numpy as np
 import paddle
 from paddle import nn
+from paddle.nn import functional as F
 from paddle.nn.initializer import Normal
 
 
@@ -35,9 +36,9 @@ class RelativePositionBias(nn.Layer):
 
     def position_bias(self) -> paddle.Tensor:
         """Returns [H, N, N]: head, query, key; N counts the window's tokens and the class token."""
-        length = self.relative_position_index.shape[0]
-        rows = paddle.gather(self.relative_position_bias_table, self.relative_position_index.flatten())
-        return rows.reshape([length, length, -1]).transpose([2, 0, 1])
+        # On a GPU the gradient of paddle.gather adds in no order; that of an embedding has an ordered form, which
+        # DETERMINISTIC asks for.
+        return F.embedding(self.relative_position_index, self.relative_position_bias_table).transpose([2, 0, 1])
 
 
 def relative_position_index(window_size: tuple[int, int], class_token: bool = False) -> np.ndarray:

@@ -1,0 +1,25 @@
+"""Convolution and max pooling."""
+
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+
+from models.layers.linear import add_bias, in_float32
+
+
+class Conv2D(nn.Conv2D):
+    """``paddle.nn.Conv2D`` of [B, C, H, W], padded by zeros, whose bias keeps the product's type: see ``add_bias``."""
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        product = F.conv2d(x, self.weight, None, self._stride, self._padding, self._dilation, self._groups)
+        return product if self.bias is None else add_bias(product, self.bias.reshape([1, -1, 1, 1]))
+
+
+class MaxPool2D(nn.MaxPool2D):
+    """``paddle.nn.MaxPool2D``, in float32 whatever the type of x: for bfloat16 cuDNN has no gradient in Paddle, and
+    Paddle's own adds in no order, also where DETERMINISTIC is set.
+    """
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        pooled = nn.MaxPool2D.forward(self, in_float32(x))  # (Paddle 2.6 traces no super())
+        return pooled if pooled.dtype == x.dtype else pooled.astype(x.dtype)

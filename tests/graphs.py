@@ -1,0 +1,225 @@
+"""Training steps as graphs (PIR, Paddle 3), traced on a CPU under autocast as a GPU would have it.
+
+In a graph ``paddle.amp.auto_cast`` asks for no device, and by the same lists and rules as eagerly.
+"""
+
+import inspect
+import warnings
+from functools import cache
+from typing import NamedTuple
+from unittest import mock
+
+import paddle
+from paddle import _C_ops, nn
+from paddle.nn.functional import sdpa
+
+import ops
+from config import get_config
+from losses import BinaryCrossEntropy, CrossEntropy, SoftTargetCrossEntropy, TrainingLoss
+from models import architecture, build_model, list_models
+
+# Keys that change no operator: sizes, initial values, and rates, which are all on here.
+SIZES = ("NUM_CLASSES", "DEPTH", "EMBED_DIM", "EMBED_DIMS", "NUM_HEADS", "PATCH_SIZE", "MLP_RATIO", "STAGE_DEPTHS")
+SIZES += ("WINDOW_SIZE", "SR_RATIO", "KERNEL_SIZE", "GROUP_WIDTH", "NORM_EPS", "WEIGHT_INIT", "HEAD_INIT_SCALE")
+SIZES += ("HEAD_INIT_BIAS", "DROPOUT", "ATTENTION_DROPOUT", "DROPPATH", "DROPPATH_SHAPE", "ZERO_INIT_LAST")
+SIZES += ("NAME", "PRETRAINED", "PRETRAINED_ALLOW", "PRETRAINED_CLASSES", "RESUME")
+RATES = {"drop": 0.1, "attn_drop": 0.1, "drop_path": 0.1}
+# What no shipped model has.
+EXTRAS = {
+    "vit, QK_NORM": ("vit_base_patch16_384", {"qk_norm": True}),
+    "vit, PRE_NORM": ("vit_base_patch16_384", {"pre_norm": True}),
+    "vit, REG_TOKENS": ("vit_base_patch16_384", {"reg_tokens": 4}),
+    "vit, POS_EMBED sincos2d": ("vit_base_patch16_384", {"pos_embed": "sincos2d"}),
+    "vit, PATCH_DROP": ("vit_base_patch16_384", {"patch_drop": 0.5}),
+    "vit, HEAD_BATCH_NORM": ("vit_base_patch16_384", {"head_batch_norm": True}),
+    "beit, USE_SHARED_REL_POS_BIAS": ("beit_base_patch16_224", {"use_shared_rel_pos_bias": True}),
+    "swin, padded windows": ("swin_tiny_patch4_window7_224", {"image_size": 232}),
+    "poolformer, FC_NORM": ("poolformer_s12", {"fc_norm": True}),
+    "resnet, SMALL_STEM": ("resnet18", {"small_stem": True}),
+}
+
+
+class Op(NamedTuple):
+    """An operator of a graph; types are those of dense tensors, "?" for lists of them.
+
+    data: of each input, whether it depends on the images; backward: it belongs to the backward pass.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    data: tuple[bool, ...]
+    backward: bool
+
+
+class Graph(NamedTuple):
+    operators: list[Op]
+    logits: str
+    loss: str
+    replaced: list[tuple[str, ...]]  # (name, types): see _stand_ins
+
+
+@cache
+def variants():
+    """Returns {name: (model, arguments)}: the first shipped model of each set of features, then what none has."""
+    found = {}
+    for name in list_models():
+        model = get_config(name).MODEL
+        features = {k: v if isinstance(v, bool | str) else bool(v) for k, v in model.items() if k not in SIZES}
+        found.setdefault(tuple(sorted(features.items())), name)
+    return {name: (name, {}) for name in found.values()} | EXTRAS
+
+
+@cache
+def graph(variant, flash=True):
+    """Returns the graph of a training step of a small form of ``variant``, from images to all gradients.
+
+    It is of autocast to bfloat16: a CPU build has no products of float16. flash: the device has flash attention.
+    """
+    name, arguments = variants()[variant]
+    config = get_config(name)
+    taken = inspect.signature(architecture(config)).parameters
+    small = {"stage_depths": [2, *[1] * 3], "embed_dims": [16, 32, 80, 128], "group_width": 8, "num_classes": 10}
+    small |= {"head_init_scale": 1.0, "head_init_bias": 0.0}  # a graph can't change parameters in place
+    small |= {"depth": 18 if config.MODEL.TYPE.lower() == "resnet" else 2, **RATES}
+    small = {key: value for key, value in small.items() if key in taken}
+    replaced = []
+    with (
+        mock.patch.multiple(_C_ops, **_stand_ins(replaced)),
+        mock.patch.object(ops, "_capability", return_value=8 if flash else 0),
+        mock.patch.object(sdpa, "select_sdp_for_sdpa", return_value="flash_attn"),
+        mock.patch.object(nn.Layer, "register_buffer", _keep),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        paddle.enable_static()
+        try:
+            return _trace(lambda: build_model(config, **small | arguments), replaced)
+        finally:
+            paddle.disable_static()
+
+
+def loss_graphs():
+    """Returns the operators of each criterion, forward and backward: with labels, distributions, and distillation."""
+    paddle.enable_static()
+    try:
+        for base in (CrossEntropy(0.1), CrossEntropy(), SoftTargetCrossEntropy(), BinaryCrossEntropy(0.1)):
+            for kind in (None, "hard", "soft"):
+                program = paddle.static.Program()
+                with paddle.static.program_guard(program, paddle.static.Program()):
+                    logits = paddle.static.data("logits", [4, 10], "bfloat16")
+                    logits.stop_gradient = False
+                    taught = paddle.static.data("taught", [4, 10], "bfloat16")
+                    soft = isinstance(base, SoftTargetCrossEntropy)
+                    targets = paddle.static.data("targets", [4, 10] if soft else [4], "float32" if soft else "int64")
+                    with paddle.amp.auto_cast(dtype="bfloat16", level="O1"):
+                        criterion = TrainingLoss(base, kind and (lambda _, taught=taught: taught), kind, tau=2.0)
+                        loss = criterion(None, logits, targets)
+                    forward = len(program.global_block().ops)
+                    paddle.static.gradients([loss.sum()], [logits])
+                    yield list(_operators(program.global_block().ops, 0, forward))
+    finally:
+        paddle.disable_static()
+
+
+def _stand_ins(replaced):
+    """What stands for operators that a CPU build has no half kernel of, and so refuses in a graph; they are noted."""
+
+    def flash_attn(q, k, v, *others):
+        replaced.append(("flash_attn", _type(q), _type(k), _type(v)))
+        return _C_ops.multiply(_C_ops.multiply(q, k), v), None, None, None
+
+    def in_float32(name):
+        real = getattr(_C_ops, name)
+
+        def stand_in(x, *others, **named):
+            replaced.append((name.strip("_"), _type(x)))
+            if _type(x) == "float32":
+                return real(x, *others, **named)
+            out = real(paddle.cast(x, "float32"), *others, **named)
+            first, *rest = out if isinstance(out, list | tuple) else [out]
+            first = paddle.cast(first, x.dtype)
+            return [first, *rest] if isinstance(out, list | tuple) else first
+
+        return stand_in
+
+    return {"flash_attn": flash_attn} | {name: in_float32(name) for name in ("batch_norm_", "roll")}
+
+
+def _trace(build, replaced):
+    program, startup = paddle.static.Program(), paddle.static.Program()
+    with paddle.static.program_guard(program, startup):
+        model = build()
+        model.train()
+        first = len(program.global_block().ops)
+        images = paddle.static.data("images", [4, model.in_channels, *model.image_size], "float32")
+        targets = paddle.static.data("targets", [4, 10], "float32")
+        with paddle.amp.auto_cast(dtype="bfloat16", level="O1"):
+            logits = model(images)
+            loss = SoftTargetCrossEntropy()(logits, targets)
+        forward = len(program.global_block().ops)
+        paddle.static.append_backward(loss.sum())
+        names = [_type(logits), _type(loss)]
+        return Graph(list(_operators(program.global_block().ops, first, forward)), *names, replaced)
+
+
+def _operators(operators, first, forward):
+    from_data = set()
+    for index, op in enumerate(operators):
+        inputs = [value for value in op.operands_source() if value.initialized()]  # optional ones may be absent
+        outputs = [value for value in op.results() if value.initialized()]
+        data = tuple(value.id in from_data for value in inputs)
+        if op.name() == "pd_op.data" or any(data):
+            from_data.update(value.id for value in outputs)
+        if index >= first and op.name().startswith("pd_op."):
+            types = (tuple(map(_type, values)) for values in (inputs, outputs))
+            yield Op(op.name().removeprefix("pd_op."), *types, data, index >= forward)
+
+
+def _type(value):
+    try:
+        return str(value.dtype).rpartition(".")[2].lower()
+    except ValueError:  # a list
+        return "?"
+
+
+def types_of(graph):
+    """Returns what a graph computes in which type: half, float32, or both where it differs."""
+    products = ("matmul", "conv2d", "matmul_grad", "conv2d_grad")
+    found = {
+        "products": [t for op in graph.operators if op.name in products for t in op.inputs],
+        "depthwise": _types(graph, "depthwise_conv2d"),
+        "flash attention": [t for name, *types in graph.replaced if name == "flash_attn" for t in types],
+        "softmax": _types(graph, "softmax"),
+        "norms": _types(graph, "layer_norm", "group_norm"),
+        "batch norms": [t for name, *types in graph.replaced if name == "batch_norm" for t in types],
+        "activations": _types(graph, "gelu", "relu", "sigmoid"),
+        "residual sums": [op.inputs[0] for op in graph.operators if op.name == "add" and all(op.data)],
+        "logits": [graph.logits],
+        "loss": [graph.loss],
+    }
+    half = {"bfloat16": "half"}
+    return {key: " and ".join(sorted({half.get(t, t) for t in types} - {"?"})) for key, types in found.items() if types}
+
+
+def half_operators():
+    """Returns the names of all operators that some variant computes in half, forward or backward."""
+
+    def half(operators):
+        """Those of half inputs; of a list of inputs the output tells."""
+        return {op.name for op in operators if "bfloat16" in (op.outputs if "?" in op.inputs else op.inputs)}
+
+    found = set().union(*map(half, loss_graphs()))
+    for one in [*map(graph, variants()), graph("vit, QK_NORM", flash=False)]:
+        found |= half(one.operators)
+        for name in {name for name, *types in one.replaced if "bfloat16" in types}:
+            found |= {name, f"{name}_grad"}
+    return sorted(found)
+
+
+def _types(graph, *names):
+    return [op.inputs[0] for op in graph.operators if op.name in names]
+
+
+def _keep(layer, name, tensor, persistable=True):
+    object.__setattr__(layer, name, tensor)  # a graph's tensors aren't taken as buffers
