@@ -18,12 +18,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import errors  # noqa: E402  (before Paddle)
+from tools.gpu_watch import counted, watched  # noqa: E402
 
 Answer = dict[str, Any]
 # Paddle's operators that compute attention in one kernel, by the names of ``paddle._C_ops``.
 BACKENDS = ("flash_attn", "flash_attn_v3", "memory_efficient_attention")
-# Each makes the host wait for the device, and copies from it.
-READS = ("numpy", "item", "tolist", "cpu", "__float__", "__int__", "__bool__", "__index__", "__array__", "pin_memory")
 
 
 def about(request: Answer) -> Answer:
@@ -40,7 +39,15 @@ def about(request: Answer) -> Answer:
         "built": built,
         "gpus": num_gpus(),
     }
-    found |= {"name": "", "capability": 0.0, "memory": 0.0, "kinds": "none", "precision": "float32", "cuda": "none"}
+    found |= {
+        "name": "",
+        "capability": 0.0,
+        "memory": 0.0,
+        "kinds": "none",
+        "precision": "float32",
+        "cuda": "none",
+        "tf32": False,
+    }
     if not found["gpus"]:
         return found
     kinds = collections.Counter()
@@ -50,32 +57,12 @@ def about(request: Answer) -> Answer:
     found |= {"name": gpu.name, "capability": gpu.major + gpu.minor / 10, "memory": gpu.total_memory / 1e9}
     found["kinds"] = "; ".join(f"{count} x {kind}" for kind, count in kinds.items())
     found["precision"] = "bfloat16" if paddle.amp.is_bfloat16_supported() else "float16"
+    found["tf32"] = bool(paddle.base.core.get_cublas_switch())  # of matrix products
     found["cuda"] = f"{machine.cuda()[1]}; cuDNN {paddle.device.get_cudnn_version()}"
     return found
 
 
 # ------------------------------------------------------------------ attention
-
-
-@contextlib.contextmanager
-def watched(owner: Any, names: tuple[str, ...], note: Callable[..., None]) -> Iterator[None]:
-    """Calls ``note(name, *args)`` before each call of the functions ``owner.name``."""
-    kept = {name: getattr(owner, name) for name in names if hasattr(owner, name)}
-
-    def noting(name: str, function: Callable) -> Callable:
-        def noted(*args: Any, **keywords: Any) -> Any:
-            note(name, *args)
-            return function(*args, **keywords)
-
-        return noted
-
-    for name, function in kept.items():
-        setattr(owner, name, noting(name, function))
-    try:
-        yield
-    finally:
-        for name, function in kept.items():
-            setattr(owner, name, function)
 
 
 def route(request: Answer) -> Answer:
@@ -254,48 +241,6 @@ def _limited(timed: Callable, request: Answer, answer: Answer) -> Callable:
     return limited
 
 
-@contextlib.contextmanager
-def counted() -> Iterator[collections.Counter]:
-    """Counts copies to the device (``to_tensor``) and from it by who asks for them: "to transforms/batch.py:61".
-
-    Copies that Paddle makes in C++ for an operator aren't seen.
-    """
-    import paddle
-
-    count, depth = collections.Counter(), [0]
-    creation = paddle.tensor.creation
-
-    def counting(kind: str, function: Callable) -> Callable:
-        def counts(*args: Any, **keywords: Any) -> Any:
-            if not depth[0]:  # item calls numpy: that is one
-                count[f"{kind} {_asked_by()}"] += 1
-            depth[0] += 1
-            try:
-                return function(*args, **keywords)
-            finally:
-                depth[0] -= 1
-
-        return counts
-
-    places = [(creation, "_to_tensor_non_static", "to"), *((paddle.Tensor, name, "from") for name in READS)]
-    kept = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
-    for owner, name, kind in places:
-        setattr(owner, name, counting(kind, getattr(owner, name)))
-    try:
-        yield count
-    finally:
-        for owner, name, function in kept:
-            setattr(owner, name, function)
-
-
-def _asked_by() -> str:
-    """file:line of the innermost of the toolkit's frames."""
-    frame = sys._getframe(2)
-    while frame and not (frame.f_code.co_filename.startswith(str(ROOT)) and ".venv" not in frame.f_code.co_filename):
-        frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).relative_to(ROOT)}:{frame.f_lineno}" if frame else "elsewhere"
-
-
 # ---------------------------------------------------------------------- logits
 
 
@@ -303,12 +248,12 @@ def logits(request: Answer) -> Answer:
     """Logits of random weights; the first call, on the CPU by Paddle's own operators, keeps them, later ones compare.
 
     Args:
-        request: ``words``: of main_single_gpu.py's command line; ``file``: where they are kept; ``compiled``: on a CPU
-            by the toolkit's compiled operators.
+        request: ``jobs``: {name: words of main_single_gpu.py's command line}; ``folder``: where they are kept;
+            ``compiled``: on a CPU by the toolkit's compiled operators.
 
     Returns:
-        ``difference``: the largest one over the range of the kept logits; ``varies``: how much they differ from image
-        to image over that range, which has to be far above it.
+        by name ``difference``: the largest one over the range of the kept logits; ``varies``: how much they differ from
+        image to image over that range, which has to be far above it.
     """
     import numpy as np
     import paddle
@@ -317,30 +262,41 @@ def logits(request: Answer) -> Answer:
     from command_line import config_from_arguments
     from models import build_model
 
-    file = Path(request["file"])
-    if not file.exists():
+    files = {name: Path(request["folder"]) / f"{name}.npy" for name in request["jobs"]}
+    first = not any(file.exists() for file in files.values())
+    if first:
         paddle.set_device("cpu")
-    elif request.get("compiled"):
+    elif request["compiled"]:
         ops.load()
-    config = config_from_arguments("main_single_gpu.py", request["words"])
-    model = build_model(config)
-    model.eval()
-    draw = np.random.default_rng(0)
-    for name, parameter in model.named_parameters():  # every one counts: fresh biases would be 0, fresh scales 1
+    answers = {}
+    for name, words in request["jobs"].items():
+        config = config_from_arguments("main_single_gpu.py", words)
+        model, draw = build_model(config), np.random.default_rng(0)
+        model.eval()
+        _randomise(model, draw)
+        images = draw.standard_normal([8, 3, config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE]).astype(np.float32)
+        with paddle.no_grad():
+            found = model(paddle.to_tensor(images)).numpy()
+        if first:
+            np.save(files[name], found)
+        kept = np.load(files[name])
+        size = np.ptp(kept)
+        answers[name] = {"difference": np.abs(found - kept).max() / size, "varies": kept.std(0).mean() / size}
+        answers[name] = {key: float(value) for key, value in answers[name].items()}
+    return answers
+
+
+def _randomise(model: Any, draw: Any) -> None:
+    """Gives every parameter a value that counts: fresh biases would be 0, and fresh scales 1."""
+    import numpy as np
+
+    for name, parameter in model.named_parameters():
         noise = draw.standard_normal(parameter.shape).astype(np.float32)
         if parameter.ndim > 1:
             fan_in = parameter.shape[0] if parameter.ndim == 2 else max(1, parameter.size // parameter.shape[0])
             parameter.set_value(noise * np.float32(fan_in**-0.5))
         else:
             parameter.set_value(np.float32(name.endswith(("weight", "variance"))) + np.float32(0.1) * noise)
-    images = draw.standard_normal([8, 3, config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE]).astype(np.float32)
-    with paddle.no_grad():
-        found = model(paddle.to_tensor(images)).numpy()
-    if not file.exists():
-        np.save(file, found)
-    kept = np.load(file)
-    size = np.ptp(kept)
-    return {"difference": float(np.abs(found - kept).max() / size), "varies": float(kept.std(0).mean() / size)}
 
 
 PROBES = {probe.__name__: probe for probe in (about, route, sdpa, train, logits)}
