@@ -1,4 +1,4 @@
-"""Watches which of Paddle's functions are called, by patching them: attention's kernels, copies to and from a device."""
+"""Watches which of Paddle's functions are called, by patching them: attention kernels, copies to and from a device."""
 
 import collections
 import contextlib
