@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -78,8 +79,12 @@ def counted() -> Iterator[collections.Counter]:
 
 
 def _asked_by() -> str:
-    """file:line of the innermost of the toolkit's frames."""
+    """file:line of the innermost of the toolkit's frames, but for this file's."""
     frame = sys._getframe(2)
-    while frame and not (frame.f_code.co_filename.startswith(str(ROOT)) and ".venv" not in frame.f_code.co_filename):
+    while frame and not _is_ours(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).relative_to(ROOT)}:{frame.f_lineno}" if frame else "elsewhere"
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith(f"{ROOT}{os.sep}") and "site-packages" not in file and file != __file__
