@@ -53,7 +53,9 @@ def test_all_is_well_here(tmp_path):
     ]  # fmt: skip
     assert {name: text for name, (ok, text) in found.items() if not ok} == {}
     assert (status, last.splitlines()[0]) == ((0, "all is well") if COMPILED else (1, "1 to do"))
-    assert re.fullmatch(r"88 MB between 2 ranks over GLOO: \d+ ms, median of 5", found["all-reduce"][1])
+    assert re.fullmatch(
+        r"88 MB between 2 ranks over GLOO: [\d.]+ ms, median of 5 \([\d.]+ GB/s\)", found["all-reduce"][1]
+    )
     assert re.fullmatch(r"digits, 8 pixels: \d+ images/s per worker", found["loader"][1])
     assert found["port"][1] == f"127.0.0.1:{free} is free on this machine"
 
@@ -77,14 +79,17 @@ def test_ranks_that_dont_answer_are_named_and_ended():
 
 def test_an_all_reduce_is_judged():
     hosts = [("a", [], 1000.0), ("b", [], 1004.0)]
-    found = "88 MB between 2 ranks over NCCL: 60 ms, median of 5"
+    found = "88 MB between 2 ranks over NCCL: 60.0 ms, median of 5 (1.47 GB/s)"
     assert doctor.judged(2, "NCCL", 0.06, True, hosts) == (True, found)
     assert doctor.judged(2, "NCCL", 0.06, False, hosts) == (
         False,
         f"{found}, but the sums are wrong; check memory and network hardware",
     )
     ok, text = doctor.judged(2, "NCCL", 0.9, True, hosts)
-    assert (ok, text.endswith(": 900 ms, median of 5: less than 0.1 GB/s; choose a faster interface")) == (False, True)
+    assert (
+        ok,
+        text.endswith(": 900.0 ms, median of 5 (0.098 GB/s): less than 0.1 GB/s; choose a faster interface"),
+    ) == (False, True)
     ok, text = doctor.judged(2, "NCCL", 0.06, True, [*hosts, ("c", [], 990.0)])
     assert (ok, text) == (False, f"{found}; the hosts' clocks differ by 14 s: let NTP set them")
 

@@ -2,10 +2,12 @@
 
     python tools/doctor.py [-ngpus N] [-master HOST:PORT] [-cfg FILE] [-dataset NAME] [-data_path DIR] ...
     python -m paddle.distributed.launch --nnodes 2 --master HOST:PORT ... tools/doctor.py     (on each machine)
+    python tools/doctor.py --gpu [--rehearse] [--only NAME ...] [-ngpus N]
 
 The first starts N ranks here (default: one per visible GPU, or 2) and times an all-reduce between them. Launched on
 several machines it is one of their ranks, and the all-reduce is over all; rank 0 tells what is wrong on any.
-Exit status 0: all is well; 1: something is to do. On GPUs (NCCL) not run.
+With --gpu it makes the first steps on this machine's GPUs, in about ten minutes (docs/gpu.md); --rehearse makes them
+on the CPU, small. Exit status 0: all is well; 1: something is to do. On GPUs (NCCL) not run.
 """
 
 import argparse
@@ -28,7 +30,7 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 
 import launchers  # noqa: E402
 from errors import RunError, reported  # noqa: E402
-from tools import machine  # noqa: E402
+from tools import gpu_first_steps, machine  # noqa: E402
 
 ELEMENTS = 22_050_664  # float32: the gradients of ViT-S/16
 REPEATS = 5
@@ -124,7 +126,8 @@ def all_reduce(processes: list[Any], answers: Any, first: int, timeout: float) -
 def judged(ranks: int, backend: str, seconds: float, right: bool, hosts: list[tuple]) -> machine.Finding:
     """Returns what to say of an all-reduce of so many seconds; ``hosts`` as ``rank_of`` gathers them."""
     size = 4 * ELEMENTS
-    found = f"{size / 1e6:.0f} MB between {ranks} ranks over {backend}: {1e3 * seconds:.0f} ms, median of {REPEATS}"
+    found = f"{size / 1e6:.0f} MB between {ranks} ranks over {backend}: {1e3 * seconds:.1f} ms, median of {REPEATS}"
+    found += f" ({size / seconds / 1e9:.3g} GB/s)"
     if not right:
         return False, f"{found}, but the sums are wrong; check memory and network hardware"
     if size / seconds < LEAST_RATE:
@@ -140,6 +143,8 @@ def judged(ranks: int, backend: str, seconds: float, right: bool, hosts: list[tu
 
 def main() -> None:
     arguments = _arguments()
+    if arguments.gpu or arguments.rehearse or arguments.only:
+        sys.exit(gpu_first_steps.main(arguments, _tell))
     meeting = absent = None
     if launchers.launched():
         try:
@@ -196,7 +201,12 @@ def _arguments() -> argparse.Namespace:
     flag("dataset", str, "the loader's dataset")
     flag("data_path", str, "the dataset's folder")
     flag("o", str, "any keys of config.py, for the loader", [], nargs="+", action="extend", metavar="KEY VALUE")
-    return parser.parse_args()
+    parser.add_argument("-gpu", "--gpu", action="store_true", help="make the first steps on this machine's GPUs")
+    parser.add_argument("-rehearse", "--rehearse", action="store_true", help="with --gpu: on the CPU instead, small")
+    flag("only", str, "with --gpu: these checks alone", nargs="+", metavar="NAME", choices=gpu_first_steps.CHECKS)
+    arguments = parser.parse_args()
+    arguments.changed = [a for a in vars(arguments) if getattr(arguments, a) != parser.get_default(a)]
+    return arguments
 
 
 if __name__ == "__main__":

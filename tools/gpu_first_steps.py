@@ -1,0 +1,137 @@
+"""``tools/doctor.py --gpu``: which checks are made, in which order, and what stands above them to be pasted."""
+
+import argparse
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from errors import InputError, RunError
+from launchers import launched
+from tools import gpu_checks, gpu_rates
+from tools.gpu_checks import LIMIT, ROOT, Bench
+from tools.machine import Finding
+
+REHEARSAL = "rehearsal on a CPU: says nothing about a GPU"
+CHECKS: dict[str, Callable[[Bench], Finding]] = {
+    "attention": gpu_checks.attention,
+    "flash": gpu_checks.flash,
+    "transfers": gpu_checks.transfers,
+    "parity": gpu_checks.parity,
+    "same-bits": gpu_checks.same_bits,
+    "resumed": gpu_checks.resumed,
+    "sharded": gpu_checks.sharded,
+    "all-reduce": gpu_checks.all_reduce,
+    "rate": gpu_rates.rate,
+    "rate-large": gpu_rates.rate_large,
+    "float32": gpu_rates.float32,
+    "loader": gpu_rates.loader,
+    "host": gpu_rates.host,
+}
+
+
+def main(arguments: argparse.Namespace, tell: Callable[[str, Finding, bool], None]) -> int:
+    """Makes the checks and tells each as soon as it is made; returns the exit status.
+
+    Args:
+        arguments: the doctor's: ``gpu``, ``rehearse``, ``only``, ``ngpus``; ``changed`` are those that were given.
+
+    Raises:
+        InputError: there is no GPU, or a flag that does nothing here.
+    """
+    _refuse(arguments)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # by way of all that has to be ended
+    begun, todo = time.monotonic(), 0
+    with tempfile.TemporaryDirectory(prefix="doctor-", ignore_cleanup_errors=True) as folder:
+        bench = Bench(Path(folder), arguments.rehearse, {}, arguments.ngpus)
+        bench.about = bench.ask("about", {})
+        if not (bench.about["gpus"] or arguments.rehearse):
+            raise InputError(no_gpu(bench.about))
+        print("\n".join(header(bench)), flush=True)
+        for name in arguments.only or CHECKS:
+            finding = made(CHECKS[name], bench)
+            todo += not finding[0]
+            tell(name, finding, True)
+    took = f"{time.monotonic() - begun:.0f} s{f'; {REHEARSAL}' if arguments.rehearse else ''}"
+    print(f"{f'{todo} to do' if todo else 'all is well'}, {took}")
+    return 1 if todo else 0
+
+
+def _refuse(arguments: argparse.Namespace) -> None:
+    if not arguments.gpu:
+        raise InputError("--rehearse and --only go with --gpu; write that, too, or leave them out")
+    if idle := [flag for flag in arguments.changed if flag not in ("gpu", "rehearse", "only", "ngpus")]:
+        raise InputError(f"-{idle[0]} does nothing with --gpu; leave it out")
+    if launched():
+        raise InputError("--gpu starts ranks by itself, but a launcher started this; run python tools/doctor.py --gpu")
+
+
+def no_gpu(about: dict[str, Any]) -> str:
+    """The line that says what stands in the way of a GPU."""
+    advice = "look at nvidia-smi, the driver and CUDA_VISIBLE_DEVICES" if about["built"] else "install paddlepaddle-gpu"
+    found = f"--gpu: Paddle {about['paddle']} sees no GPU, expected at least one"
+    return f"{found}; {advice} (docs/gpu.md), or rehearse on the CPU with --gpu --rehearse"
+
+
+def made(check: Callable[[Bench], Finding], bench: Bench) -> Finding:
+    """What a check finds, within its time; a check that fails is something to do."""
+    bench.deadline = time.monotonic() + LIMIT
+    try:
+        return check(bench)
+    except RunError as error:
+        return False, f"failed: {error}"
+    except Exception as error:  # the others go on
+        return False, f"failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+# ---------------------------------------------------------------------- header
+
+
+def header(bench: Bench) -> list[str]:
+    """The lines above the checks: what they were made with."""
+    about = bench.about
+    told = {"toolkit": toolkit(), "paddle": about["paddle"], "gpus": about["kinds"], "cuda": about["cuda"]}
+    told |= {"driver": driver(), "host": host()}
+    if bench.rehearsing:
+        told = {key: told[key] for key in ("toolkit", "paddle", "host")}
+    title = f"first steps on a GPU, {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}"
+    first = [f"{title}: {REHEARSAL}" if bench.rehearsing else title]
+    return first + [f"      {name:10}  {text}" for name, text in told.items()]
+
+
+def toolkit() -> str:
+    """The commit of this toolkit, and whether files of it were changed."""
+    commit = _printed("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD")
+    changed = _printed("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no")
+    return f"{commit}{', with changes' if changed else ''}" if commit else "no git checkout"
+
+
+def driver() -> str:
+    """The driver's version."""
+    found = _printed("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return ", ".join(sorted(set(found.split()))) or "nvidia-smi isn't there"
+
+
+def host() -> str:
+    """Python, processor, memory."""
+    fields = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
+    cpu = next((value.strip() for key, _, value in fields if key.strip() == "model name"), platform.machine())
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
+    cores = len(os.sched_getaffinity(0))
+    system = f"{platform.system()} {platform.release()}"
+    return f"Python {platform.python_version()}, {cpu}, {cores} cores, {memory:.0f} GB, {system}"
+
+
+def _printed(*command: str) -> str:
+    """What a command prints; nothing where it isn't there, fails or hangs."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
