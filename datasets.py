@@ -4,6 +4,7 @@
 labels in a few arrays, so that handing it to a process costs little: 65 MB for the 1.3 million files of ImageNet.
 """
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from label_spaces import check_evaluation, check_pretrained_classes, check_train
 from loader import Loader, ProcessLoader
 from samplers import EvalBatchSampler, TrainBatchSampler
 from shards import Shards, read_shards
-from transforms import EncodedImage, EvalTransform, RandomErasing, TrainTransform, readable
+from transforms import EncodedImage, EvalTransform, Mixup, RandomErasing, TrainTransform, mixes, readable
 
 _DECODING = "2"  # part of a cache's name: another where the same files give other pixels (2: 16-bit grey isn't white)
 
@@ -28,7 +29,8 @@ _DECODING = "2"  # part of a cache's name: another where the same files give oth
 
 
 class ImageDataset(paddle.io.Dataset):
-    """Images with labels. ``dataset[index]`` or ``dataset[epoch, index, copy]`` is (pixels [S, S, C] uint8, label).
+    """Images with labels. ``dataset[index]`` or ``dataset[epoch, index, copy]`` is (pixels [S, S, C] uint8, label);
+    ``columns`` names the items.
 
     An augmented sample is a pure function of (seed, epoch, index) and, where an epoch holds an image several times, of
     which time it is (``copy``, from 0), whoever loads it. Two items may follow, in this order: with RANDOM_ERASE_PROB
@@ -49,6 +51,8 @@ class ImageDataset(paddle.io.Dataset):
         self.erasing = RandomErasing(config) if train and config.TRAIN.RANDOM_ERASE_PROB else None
         self.mode = "L" if config.DATA.IMAGE_CHANNELS == 1 else "RGB"
         self.skip_broken = config.DATA.SKIP_BROKEN and train
+        erased, skipped = ("erased",) * (self.erasing is not None), ("skipped",) * self.skip_broken
+        self.columns = ("pixels", "labels", *erased, *skipped)
         self.advice = ", or train with DATA.SKIP_BROKEN True" if train else ""  # an evaluation skips nothing
 
     def __len__(self) -> int:
@@ -299,15 +303,18 @@ def get_dataloader(config: CfgNode, dataset: ImageDataset, mode: str, rank: int 
     Raises:
         InputError: memory is short, DALI isn't installed or can't serve the dataset.
     """
+    draw = None
     if mode == "train":
         sampler = TrainBatchSampler(config, dataset, rank, ranks)
+        if mixes(config):
+            draw = functools.partial(Mixup(config).draw, rank=rank, ranks=ranks)
         if config.DATA.LOADER == "dali":
             if not isinstance(dataset, EncodedDataset):
                 kind = "DATA.CACHE" if config.DATA.CACHE else config.DATA.DATASET
                 raise InputError(f"DATA.LOADER is 'dali', which decodes files; {kind} gives images; set it to paddle")
             from loader_dali import DaliLoader  # slow to import, and an extra
 
-            return DaliLoader(config, dataset, sampler)
+            return DaliLoader(config, dataset, sampler, draw)
     else:
         sampler = EvalBatchSampler(dataset, config.DATA.BATCH_SIZE_EVAL, rank, ranks)
-    return ProcessLoader(config, dataset, sampler, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)))
+    return ProcessLoader(config, dataset, sampler, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)), draw)

@@ -175,7 +175,7 @@ def train_one_epoch(training: Training, progress: Progress, heed: Callable[..., 
         f"{split}/{name}": t for split, model in training.evaluated.items() for name, t in own_statistics(model).items()
     }
     held = _held(statistics, accum)
-    for index, (pixels, labels, *extra) in enumerate(window.timed(loader, (epoch - 1) * steps + first + 1), first):
+    for index, batch in enumerate(window.timed(loader, (epoch - 1) * steps + first + 1), first):
         step = (epoch - 1) * steps + index + 1
         group = index // accum
         # This rank's samples in the update: an epoch's last group may be short, and the first after a resume.
@@ -183,10 +183,10 @@ def train_one_epoch(training: Training, progress: Progress, heed: Callable[..., 
         group_samples = (sampler.taken(end) - sampler.taken(begin)) // world_size()
         closes = index + 1 == end
         update = (epoch - 1) * updates + group
-        erased = extra.pop(0) if config.TRAIN.RANDOM_ERASE_PROB else None
+        columns = dict(zip(loader.columns, batch, strict=True))
         seed_step(config.SEED, step)
-        images, targets = training.transform(pixels, labels, erased, epoch, index + 1)
-        window.add(step, _accumulate(training, images, targets, group_samples, closes), extra)
+        images, targets = training.transform(columns, epoch)
+        window.add(step, _accumulate(training, images, targets, group_samples, closes), columns.get("skipped"))
         if closes:
             window.norms.append(_update(training, update))
         if index + 1 == steps or (index + 1) % config.REPORT_FREQ == 0:

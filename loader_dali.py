@@ -15,7 +15,7 @@ from PIL import Image
 from yacs.config import CfgNode
 
 from errors import InputError
-from loader import Loader
+from loader import Draw, Loader, with_draws
 from samplers import TrainBatchSampler
 from utils import num_gpus
 
@@ -39,12 +39,19 @@ class DaliLoader(Loader):
         dataset: has ``data(index)``, ``labels`` and a ``TrainTransform`` that crops, resizes and flips, no more.
     """
 
-    def __init__(self, config: CfgNode, dataset: paddle.io.Dataset, sampler: TrainBatchSampler) -> None:
-        super().__init__(config, dataset, sampler)
+    def __init__(
+        self, config: CfgNode, dataset: paddle.io.Dataset, sampler: TrainBatchSampler, draw: Draw | None = None
+    ) -> None:
+        super().__init__(config, dataset, sampler, draw)
         self.threads, self.depth = max(1, config.DATA.NUM_WORKERS), config.DATA.PREFETCH
         self.size, self.channels = config.DATA.IMAGE_SIZE, config.DATA.IMAGE_CHANNELS
 
     def _open(self, keys: Iterator[list]) -> Iterator[list[paddle.Tensor]]:
+        for pixels, *others in with_draws(self._decoded(keys), self._passes(), self.draw):
+            yield [pixels, *map(paddle.to_tensor, others)]
+
+    def _decoded(self, keys: Iterator[list]) -> Iterator[list]:
+        """Yields the columns of each batch: pixels on the device, the others as arrays."""
         waiting: collections.deque[tuple] = collections.deque()  # what DALI doesn't see of the batches that it holds
         pipeline = self._pipeline(self._fed(keys, waiting))
         while True:
@@ -57,7 +64,7 @@ class DaliLoader(Loader):
                     self.dataset[key]  # it names the file, if that is broken for Pillow, too
                 raise
             _, columns = waiting.popleft()
-            yield [_shared(pixels.as_tensor()), *map(paddle.to_tensor, columns)]
+            yield [_shared(pixels.as_tensor()), *columns]
 
     def _pipeline(self, source: Iterator[tuple]) -> Pipeline:
         gpu = int(paddle.device.get_device().partition(":")[2]) if num_gpus() else None

@@ -96,7 +96,7 @@ def prepare(config: CfgNode, network: nn.Layer, train: ImageDataset, run: Run) -
         model=model,
         network=network,
         ema=ema,
-        transform=BatchTransform(config, rank(), world_size()),
+        transform=BatchTransform(config),
         criterion=build_criterion(config, train.labels, teacher),
         optimizer=optimizer,
         schedule=schedule,

@@ -59,11 +59,12 @@ class Window:
             yield batch
             step += 1
 
-    def add(self, step: int, row: paddle.Tensor, skipped: list[paddle.Tensor]) -> None:
-        """Takes in a step: ``engine.sums`` of its batch, and which of its images were skipped."""
+    def add(self, step: int, row: paddle.Tensor, skipped: paddle.Tensor | None = None) -> None:
+        """Takes in a step: ``engine.sums`` of its batch, and with SKIP_BROKEN which of its images were skipped."""
         self.step = step
         self.rows.append(row)
-        self.skipped += skipped
+        if skipped is not None:
+            self.skipped.append(skipped)
 
     def mark(self) -> None:
         """Remembers the window as it is, for ``state``."""

@@ -183,7 +183,9 @@ def set_device_flags(config: CfgNode, local_processes: int) -> str:
     if config.TF32 is not None:
         set_tf32(config.TF32)
     if num_gpus():
-        return f"DETERMINISTIC={config.DETERMINISTIC} CUDNN_BENCHMARK={config.CUDNN_BENCHMARK}"
+        kept = keep_buffers() if config.TUNE_CPU else ""
+        told = f"DETERMINISTIC={config.DETERMINISTIC} CUDNN_BENCHMARK={config.CUDNN_BENCHMARK}"
+        return f"{told}, {kept}" if kept else told
     return tune_cpu(local_processes) if config.TUNE_CPU else "Paddle's defaults (TUNE_CPU is off)"
 
 
@@ -240,13 +242,22 @@ def tune_cpu(local_processes: int) -> str:
     if "FLAGS_use_stride_kernel" not in os.environ:
         paddle.set_flags({"FLAGS_use_stride_kernel": False})
         told.append("stride kernels off")
+    if kept := keep_buffers():
+        told.append(kept)
+    told.append("compiled operators" if ops.load() else "compiled operators missing (python -m ops.build)")
+    return ", ".join(told)
+
+
+def keep_buffers() -> str:
+    """Tells glibc to keep large buffers instead of mapping and faulting them in anew, unless the user's environment
+    sets its allocator; returns what was set, or "".
+    """
     tuned_by_user = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     if platform.libc_ver()[0] == "glibc" and not tuned_by_user:
         mallopt, m_trim_threshold, m_mmap_threshold, gib = ctypes.CDLL(None).mallopt, -1, -3, 1 << 30
         if mallopt(m_mmap_threshold, gib) and mallopt(m_trim_threshold, gib):
-            told.append("large buffers kept by the allocator")
-    told.append("compiled operators" if ops.load() else "compiled operators missing (python -m ops.build)")
-    return ", ".join(told)
+            return "large buffers kept by the allocator"
+    return ""
 
 
 def _threads_chosen_by_user() -> int | None:

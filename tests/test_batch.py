@@ -9,7 +9,7 @@ import paddle
 import pytest
 from golden.formula import array
 
-from config import get_config
+from config import get_config, with_values
 from transforms import BatchTransform, Mixup, Normalize, RandomErasing, gives_distributions, mixes, smooth_one_hot
 from transforms.batch import areas, cutmix_boxes
 from transforms.erase import box_mask
@@ -28,6 +28,13 @@ RNG = np.random.default_rng
 
 def configured(*options):
     return get_config(None, ["MODEL.NUM_CLASSES", str(CLASSES), *map(str, options)])
+
+
+def mixed(config, images, labels, epoch, step, rank=0, ranks=1):
+    """What the loader draws and the device does with it: images and targets."""
+    config = with_values(config, DATA__IMAGE_SIZE=images.shape[-1])
+    mixup, targets = Mixup(config), smooth_one_hot(labels, config.MODEL.NUM_CLASSES, config.TRAIN.SMOOTHING)
+    return mixup(images, targets, paddle.to_tensor(mixup.draw(epoch, step, len(labels), rank, ranks)))
 
 
 def batch(count=COUNT, channels=CHANNELS, size=SIZE):
@@ -67,10 +74,9 @@ class Drawn:
 def test_mixing_is_timms(mode, kind, monkeypatch):
     golden = {key: GOLDEN[f"{kind}/{mode}/{key}"] for key in ("images", "targets", "lam", "cut", "integers")}
     options = [*KINDS[kind], "TRAIN.MIXUP_MODE", mode, "TRAIN.SMOOTHING", 0.1, "TRAIN.MIXUP_PROB", 0.8]
-    mixup = Mixup(configured(*options), 0, 1)
     (images, labels), (before, _) = batch(), batch()
     monkeypatch.setattr(np.random, "default_rng", lambda key: Drawn(golden, mode))
-    found, targets = mixup(images, labels, 1, 1)
+    found, targets = mixed(configured(*options), images, labels, 1, 1)
     assert found.dtype == targets.dtype == paddle.float32
     np.testing.assert_allclose(found.numpy(), golden["images"], atol=1e-6)
     np.testing.assert_allclose(targets.numpy(), golden["targets"], atol=1e-6)
@@ -84,16 +90,11 @@ def test_ranks_hold_parts_of_one_processs_batch(mode, kind):
     config = configured(*KINDS[kind], "TRAIN.MIXUP_MODE", mode, "TRAIN.MIXUP_PROB", 0.8)
     images, labels = batch(8)
     for step in range(1, 5):
-        whole = Mixup(config, 0, 1)(images, labels, 2, step)
-        again = Mixup(config, 0, 1)(images, labels, 2, step)
+        whole, again = (mixed(config, images, labels, 2, step) for _ in range(2))
         for ranks in (2, 4):
             share = 8 // ranks
-            parts = [
-                Mixup(config, r, ranks)(
-                    images[r * share : (r + 1) * share], labels[r * share : (r + 1) * share], 2, step
-                )
-                for r in range(ranks)
-            ]
+            own = [slice(r * share, (r + 1) * share) for r in range(ranks)]
+            parts = [mixed(config, images[s], labels[s], 2, step, r, ranks) for r, s in enumerate(own)]
             for which in (0, 1):
                 joined = np.concatenate([part[which].numpy() for part in parts])
                 assert (joined == whole[which].numpy()).all()
@@ -103,7 +104,7 @@ def test_ranks_hold_parts_of_one_processs_batch(mode, kind):
 def test_seed_epoch_and_step_decide_the_draw():
     images, labels = batch()
     found = [
-        Mixup(configured(*KINDS["mixup"], "SEED", seed), 0, 1)(images, labels, epoch, step)[0].numpy()
+        mixed(configured(*KINDS["mixup"], "SEED", seed), images, labels, epoch, step)[0].numpy()
         for seed, epoch, step in [(0, 1, 1), (1, 1, 1), (0, 2, 1), (0, 1, 2)]
     ]
     for i, first in enumerate(found):
@@ -117,7 +118,7 @@ def test_the_last_of_an_odd_number_stays(mode):
     for kind in ("mixup", "minmax"):
         config = configured(*KINDS[kind], "TRAIN.MIXUP_MODE", mode)
         for rank in (0, 1):
-            found, targets = Mixup(config, rank, 2)(images, labels, 1, 3)
+            found, targets = mixed(config, images, labels, 1, 3, rank, 2)
             assert (found[4].numpy() == images[4].numpy()).all()
             assert (targets[4].numpy() == np.eye(CLASSES)[labels[4].item()]).all()
             assert all((found[i].numpy() != images[i].numpy()).any() for i in range(4))
@@ -128,16 +129,16 @@ def test_what_is_not_mixed_keeps_its_bits_and_a_smoothed_target(kind):
     images, labels = batch()
     expected = np.eye(CLASSES)[labels.numpy()] * 0.9 + 0.02
     options = [*KINDS[kind], "TRAIN.SMOOTHING", 0.1]
-    never = Mixup(configured(*options, "TRAIN.MIXUP_PROB", 0), 0, 1)
-    off = Mixup(configured(*options, "TRAIN.MIXUP_OFF_EPOCH", 3), 0, 1)
-    for found, targets in (never(images, labels, 1, 1), off(images, labels, 4, 1)):
+    never, off = configured(*options, "TRAIN.MIXUP_PROB", 0), configured(*options, "TRAIN.MIXUP_OFF_EPOCH", 3)
+    for found, targets in (mixed(never, images, labels, 1, 1), mixed(off, images, labels, 4, 1)):
         assert (found.numpy() == images.numpy()).all()
         np.testing.assert_allclose(targets.numpy(), expected, atol=1e-7)
-    assert (off(images, labels, 3, 1)[0].numpy() != images.numpy()).any()
+    assert (mixed(off, images, labels, 3, 1)[0].numpy() != images.numpy()).any()
+    assert (Mixup(off).on(3), Mixup(off).on(4)) == (True, False)
 
 
 def draws(count, *options):
-    return Mixup(configured(*options), 0, 1)._draw(RNG(0), count, 32)
+    return Mixup(configured("DATA.IMAGE_SIZE", 32, *options))._draw(RNG(0), count)
 
 
 def test_draws_follow_their_distributions():
@@ -318,7 +319,7 @@ def test_one_hot_is_smoothed():
 
 
 @pytest.mark.parametrize(
-    ("options", "mixed", "distributions"),
+    ("options", "mixing", "distributions"),
     [
         ([], False, False),
         (["TRAIN.LOSS", "bce"], False, False),
@@ -326,13 +327,15 @@ def test_one_hot_is_smoothed():
         *[(options, True, True) for options in KINDS.values()],
     ],
 )
-def test_targets_are_what_the_loss_takes(options, mixed, distributions):
+def test_targets_are_what_the_loss_takes(options, mixing, distributions):
     config = configured("DATA.IMAGE_SIZE", 8, "TRAIN.SMOOTHING", 0.1, *options)
-    assert (mixes(config), gives_distributions(config)) == (mixed, distributions)
+    assert (mixes(config), gives_distributions(config)) == (mixing, distributions)
     pixels, labels = paddle.to_tensor(RNG(0).integers(0, 256, (4, 8, 8, 3), np.uint8)), paddle.to_tensor([0, 4, 2, 1])
-    images, targets = BatchTransform(config, 0, 1)(pixels, labels, None, 1, 1)
+    columns = {"pixels": pixels, "labels": labels}
+    columns |= {"mixed": paddle.to_tensor(Mixup(config).draw(1, 1, 4))} if mixing else {}
+    images, targets = BatchTransform(config)(columns, 1)
     plain = Normalize([0.5] * 3, [0.5] * 3)(pixels)
-    expected = Mixup(config, 0, 1)(plain, labels, 1, 1)[0] if mixed else plain
+    expected = mixed(config, plain, labels, 1, 1)[0] if mixing else plain
     assert (images.numpy() == expected.numpy()).all()
     if distributions:
         np.testing.assert_allclose(targets.numpy().sum(1), 1, atol=1e-6)
@@ -340,7 +343,7 @@ def test_targets_are_what_the_loss_takes(options, mixed, distributions):
     else:
         assert targets.dtype == paddle.int64
         assert targets.tolist() == [0, 4, 2, 1]
-    if distributions and not mixed:
+    if distributions and not mixing:
         np.testing.assert_allclose(targets.numpy(), np.eye(CLASSES)[[0, 4, 2, 1]] * 0.9 + 0.02, atol=1e-7)
 
 
@@ -351,9 +354,11 @@ def test_a_batch_is_normalised_then_erased_then_mixed():
     pixels, labels = RNG(0).integers(0, 256, (4, 8, 8, 3), np.uint8), paddle.to_tensor([0, 4, 2, 1])
     given, erase = paddle.to_tensor(pixels), RandomErasing(config)
     drawn = paddle.to_tensor(np.stack([erase.draw(RNG(seed)) for seed in range(4)]))
-    found, targets = BatchTransform(config, 1, 2)(given, labels, drawn, 3, 7)
+    columns = {"pixels": given, "labels": labels, "erased": drawn}
+    columns["mixed"] = paddle.to_tensor(Mixup(config).draw(3, 7, 4, 1, 2))
+    found, targets = BatchTransform(config)(columns, 3)
     erased = erase(Normalize([0.5] * 3, [0.5] * 3)(given), drawn)
-    images, expected = Mixup(config, 1, 2)(erased, labels, 3, 7)
+    images, expected = mixed(config, erased, labels, 3, 7, 1, 2)
     assert (found.numpy() == images.numpy()).all()
     assert (targets.numpy() == expected.numpy()).all()
     assert (given.numpy() == pixels).all()

@@ -297,15 +297,16 @@ def epoch_of(workers, ranks, epoch, *options):
     config = configured("digits", "", *sizes, "MODEL.NUM_CLASSES", "10", *RECIPE, *options)
     dataset = get_dataset(config, "train")
     loaders = [get_dataloader(config, dataset, "train", rank, ranks) for rank in range(ranks)]
-    transforms = [BatchTransform(config, rank, ranks) for rank in range(ranks)]
+    transform = BatchTransform(config)
     seen = []
     for wanted in range(1, epoch + 1):  # the loader's workers persist from epoch to epoch
         for loader in loaders:
             loader.batch_sampler.set_epoch(wanted)
         steps = list(zip(*loaders, strict=True))
         if wanted == epoch:
-            for number, step in enumerate(steps, 1):
-                mixed = [transform(*batch, epoch, number) for transform, batch in zip(transforms, step, strict=True)]
+            for step in steps:
+                named = [dict(zip(loaders[0].columns, batch, strict=True)) for batch in step]
+                mixed = [transform(batch, epoch) for batch in named]
                 seen += [(x.tobytes(), y.tobytes()) for m in mixed for x, y in zip(*map(np.asarray, m), strict=True)]
     return seen
 

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import itertools
 import time
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from losses import build_criterion
 from models import _ARGUMENTS, ARCHITECTURES, build_model, check_keys, create_model
 from optim import ModelEma, build_optimizer, build_schedule, clip_gradients
 from options import given, leaves
-from transforms import BatchTransform, RandomErasing, TrainTransform
+from transforms import BatchTransform, Mixup, RandomErasing, TrainTransform, mixes
 
 DEFAULTS = dict(leaves(get_config()))
 
@@ -164,10 +165,14 @@ def of_images(config):
 
 
 def of_batches(config):
-    batch = BatchTransform(config, 0, 1)
+    config = with_values(config, DATA__IMAGE_SIZE=16)
     pixels = paddle.to_tensor(np.random.default_rng(0).integers(0, 256, (8, 16, 16, 3), np.uint8))
-    made = [batch(pixels, paddle.arange(8) % 4, None, epoch, step) for epoch in (1, 2) for step in range(1, 5)]
-    return [tensor.numpy() for pair in made for tensor in pair]
+    columns, made = {"pixels": pixels, "labels": paddle.arange(8) % 4}, []
+    for epoch, step in itertools.product((1, 2), range(1, 5)):
+        if mixes(config):
+            columns["mixed"] = paddle.to_tensor(Mixup(config).draw(epoch, step, 8))
+        made += BatchTransform(config)(columns, epoch)
+    return [tensor.numpy() for tensor in made]
 
 
 def of_losses(config):

@@ -33,7 +33,7 @@ def reported(monkeypatch, gpus, others):
 
     monkeypatch.setattr(reports, "all_reduce_sum", all_reduce_sum)
     window = reports.Window(training, 1, Progress())
-    window.add(1, paddle.to_tensor([6.0, 1.0, 2.0, 4.0], dtype="float64"), [])
+    window.add(1, paddle.to_tensor([6.0, 1.0, 2.0, 4.0], dtype="float64"))
     window.report(0.1)
     assert len(collectives) == 1
     assert (found["loss"], found["acc1"], found["samples"]) == (1.5, 25.0, 4)

@@ -43,39 +43,33 @@ class Normalize:
 
 
 class BatchTransform:
-    """Normalises, erases and mixes a training batch.
+    """Normalises, erases and mixes a training batch; all that is random came with it, drawn by the loader."""
 
-    Args:
-        rank, ranks: this process and their number: it holds the rank-th of ``ranks`` equal parts of a global batch.
-    """
-
-    def __init__(self, config: CfgNode, rank: int, ranks: int) -> None:
+    def __init__(self, config: CfgNode) -> None:
         self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
         self.erase = RandomErasing(config) if config.TRAIN.RANDOM_ERASE_PROB else None
-        self.mixup = Mixup(config, rank, ranks) if mixes(config) else None
+        self.mixup = Mixup(config) if mixes(config) else None
         self.distributions = gives_distributions(config)
         self.num_classes, self.smoothing = config.MODEL.NUM_CLASSES, config.TRAIN.SMOOTHING
 
-    def __call__(
-        self, pixels: paddle.Tensor, labels: paddle.Tensor, erased: paddle.Tensor | None, epoch: int, step: int
-    ) -> tuple[paddle.Tensor, paddle.Tensor]:
+    def __call__(self, batch: dict[str, paddle.Tensor], epoch: int) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Returns images [B, C, S, S] float32 and targets: labels [B], or distributions [B, K] float32 where
         ``gives_distributions(config)``.
 
         Args:
-            pixels: [B, S, S, C] uint8.
-            labels: [B] int64.
-            erased: ``RandomErasing.draw`` of each sample, where RANDOM_ERASE_PROB isn't 0.
-            epoch, step: from 1; with SEED they decide how the batch is mixed.
+            batch: the loader's columns by their names: "pixels" [B, S, S, C] uint8, "labels" [B] int64; "erased",
+                ``RandomErasing.draw`` of each sample, where RANDOM_ERASE_PROB isn't 0; "mixed", ``Mixup.draw``, where
+                ``mixes(config)``.
+            epoch: from 1.
         """
-        images = self.normalize(pixels)
-        if self.erase is not None:
-            images = self.erase(images, erased)
-        if self.mixup is not None:
-            return self.mixup(images, labels, epoch, step)
+        images, targets = self.normalize(batch["pixels"]), batch["labels"]
         if self.distributions:
-            labels = smooth_one_hot(labels, self.num_classes, self.smoothing)
-        return images, labels
+            targets = smooth_one_hot(targets, self.num_classes, self.smoothing)
+        if self.erase is not None:
+            images = self.erase(images, batch["erased"])
+        if self.mixup is not None and self.mixup.on(epoch):
+            images, targets = self.mixup(images, targets, batch["mixed"])
+        return images, targets
 
 
 class Mixup:
@@ -88,50 +82,52 @@ class Mixup:
     part of it. Thus the mixed samples are the same for every number of processes. In mode "batch" one draw serves the
     global batch, where timm's serves one process's.
 
-    Args:
-        rank, ranks: rank r holds the positions r * B to r * B + B of a global batch of B * ranks samples.
+    The loader draws, and the draws travel to the device with the pixels: a copy within the step would hold it up.
     """
 
-    def __init__(self, config: CfgNode, rank: int, ranks: int) -> None:
+    def __init__(self, config: CfgNode) -> None:
         train = config.TRAIN
-        self.seed, self.rank, self.ranks = config.SEED, rank, ranks
+        self.seed, self.size = config.SEED, config.DATA.IMAGE_SIZE
         self.mode, self.minmax, self.off_epoch = train.MIXUP_MODE, train.CUTMIX_MINMAX, train.MIXUP_OFF_EPOCH
         self.mixup_alpha, self.cutmix_alpha = train.MIXUP_ALPHA, 1.0 if self.minmax else train.CUTMIX_ALPHA
         self.prob = train.MIXUP_PROB
         both = self.mixup_alpha > 0 and self.cutmix_alpha > 0
         self.switch_prob = train.MIXUP_SWITCH_PROB if both else float(self.cutmix_alpha > 0)
-        self.num_classes, self.smoothing = config.MODEL.NUM_CLASSES, train.SMOOTHING
 
-    def __call__(
-        self, images: paddle.Tensor, labels: paddle.Tensor, epoch: int, step: int
-    ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Returns mixed images [B, C, S, S] and targets [B, K] float32 (smoothed, each row's sum is 1).
+    def on(self, epoch: int) -> bool:
+        """Returns whether images are mixed in an epoch (from 1): none is after MIXUP_OFF_EPOCH."""
+        return not self.off_epoch or epoch <= self.off_epoch
 
-        After MIXUP_OFF_EPOCH nothing is mixed. The last of an odd number of samples stays as it is.
+    def draw(self, epoch: int, step: int, count: int, rank: int = 0, ranks: int = 1) -> np.ndarray:
+        """Returns how to mix a batch: float32 [B, 7].
+
+        A row is the sample with which this one is mixed; its own share of the target; its own share of the pixels
+        outside of its box; and the box (top, left, bottom, right) that it takes from the other, empty without CutMix.
+        The last of an odd number of samples stays as it is.
 
         Args:
-            images: [B, C, S, S] float32.
-            labels: [B] int64.
             epoch, step: from 1.
+            count: B, the samples of this process.
+            rank, ranks: of ``ranks`` equal parts of a global batch this process holds the rank-th.
         """
-        targets = smooth_one_hot(labels, self.num_classes, self.smoothing)
-        if self.off_epoch and epoch > self.off_epoch:
-            return images, targets
-        count = images.shape[0]
-        draws = 1 if self.mode == "batch" else count * self.ranks
-        rng = np.random.default_rng([self.seed, epoch, step, _MIXUP_TAG])
-        lam, boxes = self._draw(rng, draws, images.shape[-1])
         sample = np.arange(count)
+        rows = np.zeros((count, 7), np.float32)
+        rows[:, 0], rows[:, 1:3] = np.minimum(sample ^ 1, count - 1), 1
+        if not self.on(epoch):
+            return rows
+        draws = 1 if self.mode == "batch" else count * ranks
+        lam, boxes = self._draw(np.random.default_rng([self.seed, epoch, step, _MIXUP_TAG]), draws)
         if self.mode == "pair":
             sample -= sample % 2  # both take the draw of the first
-        drawn = (self.rank * count + sample) % draws
+        drawn = ((rank * count + sample) % draws)[: count - count % 2]
         lam, boxes = lam[drawn], boxes[drawn]
-        if count % 2:
-            lam[-1], boxes[-1] = 1, 0
-        return mix(images, targets, lam, boxes)
+        rows[: len(drawn), 1], rows[: len(drawn), 3:] = lam, boxes
+        rows[: len(drawn), 2] = np.where(areas(boxes) > 0, 1, lam)
+        return rows
 
-    def _draw(self, rng: np.random.Generator, count: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    def _draw(self, rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Draws lam [count], and boxes [count, 4], which are empty unless CutMix is to be done."""
+        size = self.size
         mixed, cut = rng.random(count) < self.prob, rng.random(count) < self.switch_prob
         alpha = np.where(cut, self.cutmix_alpha, self.mixup_alpha)
         lam = np.where(mixed, rng.beta(alpha, alpha), 1.0)
@@ -144,6 +140,23 @@ class Mixup:
             boxes = cutmix_boxes(lam, rng.integers(size, size=(count, 2)), size)
         boxes[~(mixed & cut)] = 0
         return np.where(mixed & cut, 1 - areas(boxes) / size**2, lam), boxes
+
+    def __call__(
+        self, images: paddle.Tensor, targets: paddle.Tensor, drawn: paddle.Tensor
+    ) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Returns mixed images [B, C, S, S] and targets [B, K].
+
+        Args:
+            images: [B, C, S, S] float32.
+            targets: [B, K] float32, each row's sum is 1.
+            drawn: [B, 7] float32: ``draw`` of the batch.
+        """
+        other, share = drawn[:, 0].astype("int64"), drawn[:, 1:2]
+        targets = targets * share + paddle.gather(targets, other) * (1 - share)
+        weight = drawn[:, 2].reshape([-1, 1, 1, 1])
+        if self.cutmix_alpha > 0:  # else no box is ever drawn; to ask these draws would wait for the device
+            weight = weight * (1 - box_mask(drawn[:, 3:], self.size).astype("float32"))
+        return images * weight + paddle.gather(images, other) * (1 - weight), targets
 
 
 def cutmix_boxes(lam: np.ndarray, centres: np.ndarray, size: int) -> np.ndarray:
@@ -161,26 +174,3 @@ def cutmix_boxes(lam: np.ndarray, centres: np.ndarray, size: int) -> np.ndarray:
 def areas(boxes: np.ndarray) -> np.ndarray:
     """Boxes [n, 4] (top, left, bottom, right) -> areas [n]."""
     return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
-
-
-def mix(
-    images: paddle.Tensor, targets: paddle.Tensor, lam: np.ndarray, boxes: np.ndarray
-) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Mixes each sample i with its neighbour i ^ 1; the last of an odd number has none but itself.
-
-    Args:
-        images: [B, C, S, S] float32.
-        targets: [B, K] float32.
-        lam: [B], a sample's own share: of its target, and of its pixels where its box is empty.
-        boxes: [B, 4], what a sample takes from its neighbour instead (top, left, bottom, right).
-    """
-    count = len(lam)
-    neighbour = paddle.to_tensor(np.minimum(np.arange(count) ^ 1, count - 1))
-    share = paddle.to_tensor(lam, dtype="float32").unsqueeze(1)
-    targets = targets * share + paddle.gather(targets, neighbour) * (1 - share)
-    cut = areas(boxes) > 0
-    weight = paddle.to_tensor(np.where(cut, 1, lam), dtype="float32").reshape([-1, 1, 1, 1])
-    if cut.any():
-        inside = box_mask(paddle.to_tensor(boxes, dtype="float32"), images.shape[-1])
-        weight = weight * (1 - inside.astype("float32"))
-    return images * weight + paddle.gather(images, neighbour) * (1 - weight), targets
