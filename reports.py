@@ -85,7 +85,7 @@ class Window:
         total, numbers = _added(sums, rows), _finite(norms)
         return {
             "sums": total.tolist(),
-            "skips": skips + sum(int((tensor.numpy() >= 0).sum()) for tensor in skipped),
+            "skips": skips + len(_listed(skipped)),
             "norm_sum": float(_added(norm_sum, numbers)),
             "finite": finite + len(numbers),
             "updates": updates + len(norms),
@@ -139,7 +139,7 @@ class Window:
 
     def _list_skipped(self) -> None:
         """Lists the images that DATA.SKIP_BROKEN replaced in this rank's log."""
-        for index in (int(index) for tensor in self.skipped for index in tensor.tolist() if index >= 0):
+        for index in _listed(self.skipped):
             name = self.training.loader.dataset.name(index)
             self.training.run.local.warning(f"epoch {self.epoch}: unreadable, replaced by the next image: {name}")
 
@@ -166,6 +166,11 @@ def _added(total: np.ndarray | float, rows: list[paddle.Tensor] | np.ndarray) ->
         return np.asarray(total)
     numbers = rows if isinstance(rows, np.ndarray) else paddle.stack(rows).numpy()
     return np.cumsum(np.concatenate([[total], numbers]), axis=0)[-1]
+
+
+def _listed(skipped: list[paddle.Tensor]) -> list[int]:
+    """The images that were skipped, of all the steps at once."""
+    return [index for index in (paddle.concat(skipped).tolist() if skipped else []) if index >= 0]
 
 
 def _finite(norms: list[paddle.Tensor]) -> np.ndarray:

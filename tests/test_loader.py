@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from programs import ROOT, assert_none_left
 
 import loader as loading
-from config import get_config
+from config import get_config, with_values
 from errors import InputError, RunError
 from loader import ProcessLoader, on_device
 from samplers import EvalBatchSampler, TrainBatchSampler
@@ -189,6 +190,55 @@ def test_memory_that_is_short_is_an_error_before_anything_starts(monkeypatch):
 def test_free_memory_is_what_the_machine_or_its_container_has():
     total = int(re.search(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())[1]) * 1024
     assert 1e8 < free_memory() < total
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("threaded", [0, 1])
+def test_draws_follow_epoch_and_step_and_come_with_their_batch(workers, threaded, monkeypatch):
+    monkeypatch.setattr(loading, "num_gpus", lambda: threaded)
+    config, dataset = configured(workers, epochs=3), Numbers()
+    config = with_values(config, DATA__DROP_LAST=False, DATA__BATCH_SIZE=6)
+    drawn = lambda epoch, step, count: np.full((count, 1), 100 * epoch + step, np.float32)  # noqa: E731
+    loader = ProcessLoader(config, dataset, TrainBatchSampler(config, dataset, 0, 1), draw=drawn)
+    dataset.columns = ("pixels", "labels", "epochs", "processes")
+    assert loader.columns == (*dataset.columns, "mixed")
+    for epoch, consumed, steps in ((1, 0, (1, 2, 3, 4)), (2, 0, (1, 2, 3, 4)), (2, 12, (3, 4)), (3, 0, (1, 2, 3, 4))):
+        loader.batch_sampler.set_epoch(epoch, consumed)
+        batches = list(loader)
+        assert [batch[4].flatten().tolist() for batch in batches] == [
+            [100 * epoch + step] * (2 if step == 4 else 6) for step in steps
+        ]
+        assert all(set(batch[2].tolist()) == {epoch} for batch in batches)
+    assert ProcessLoader(config, dataset, TrainBatchSampler(config, dataset, 0, 1)).columns == dataset.columns
+
+
+@pytest.mark.smoke
+def test_a_copy_for_the_gpu_lets_other_threads_run_and_shares_nothing():
+    interval = sys.getswitchinterval()
+    array, ticks, copies = np.ones(100_000_000, np.uint8), [], []
+
+    def tick():
+        while len(copies) < 8:
+            ticks.append(time.perf_counter())
+
+    thread = threading.Thread(target=tick)
+    sys.setswitchinterval(1e-5)
+    thread.start()
+    try:
+        while len(copies) < 8:
+            start = time.perf_counter()
+            loading._copied(array)
+            copies.append((start, time.perf_counter()))
+    finally:
+        copies += [(0, 0)] * 8
+        sys.setswitchinterval(interval)
+        thread.join()
+    quarters = [(start + (end - start) / 4, end - (end - start) / 4) for start, end in copies[:8]]
+    assert sum(any(low < moment < high for moment in ticks) for low, high in quarters) >= 4  # the other thread ran
+    copy = loading._copied(array[:4])
+    array[:4] = 7
+    assert copy.tolist() == [1] * 4
+    assert copy.place.is_cpu_place()
 
 
 def arrays(count, error=None):

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import platform
 
 import numpy as np
 import paddle
@@ -164,6 +165,18 @@ def test_cpu_settings_leave_alone_what_the_environment_sets(monkeypatch):
     told = utils.tune_cpu(10**6)
     assert told.split(", ")[:-1] == ["1 thread per process"]  # and what is said of the operators
     assert paddle.get_flags("FLAGS_use_stride_kernel")["FLAGS_use_stride_kernel"]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
+def test_a_gpu_machine_keeps_large_buffers_unless_told_otherwise(monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(utils, "num_gpus", lambda: 1)
+    told = "large buffers kept by the allocator"
+    assert told in utils.set_device_flags(get_config(None, []), 1).split(", ")
+    assert told not in utils.set_device_flags(get_config(None, ["TUNE_CPU", "False"]), 1)
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1")
+    assert told not in utils.set_device_flags(get_config(None, []), 1)
 
 
 def test_average_meter_weighs_by_samples():
