@@ -51,15 +51,18 @@ def test_its_samples_are_those_of_the_other_loader(photographs, options):
     if options:
         options = [*options, "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5"]
         options += ["TRAIN.CROP", "random_resized_once"]
-    options = [*options, "TRAIN.VFLIP", "0.5", "TRAIN.RANDOM_ERASE_PROB", "0.5"]
+    options = [*options, "TRAIN.VFLIP", "0.5", "TRAIN.RANDOM_ERASE_PROB", "0.5", "TRAIN.MIXUP_ALPHA", "0.8"]
+    options += ["TRAIN.MIXUP_MODE", "elem", "DATA.BATCH_SIZE", "4"]
     ours, theirs = (taken(configured(photographs, kind, *options), (1, 2, 4)) for kind in ("paddle", "dali"))
     for own, other in zip(ours, theirs, strict=True):
-        (pixels, labels, erased), (dali_pixels, dali_labels, dali_erased) = own, other
+        (pixels, labels, erased, mixed), (dali_pixels, dali_labels, dali_erased, dali_mixed) = own, other
         assert len(labels) == 12  # 11, and one to fill the ranks' last batches
         assert pixels.shape == dali_pixels.shape
         assert dali_pixels.dtype == np.uint8
         assert (labels == dali_labels).all()
         assert (erased == dali_erased).all()
+        assert (mixed == dali_mixed).all()
+        assert len(np.unique(mixed[:, 1])) > 8
         apart = np.abs(pixels.astype(int) - dali_pixels).mean((1, 2, 3))
         assert apart.max() < 1.5
 
