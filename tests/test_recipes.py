@@ -131,7 +131,7 @@ def test_a_recipe_builds_all_that_trains(name):
     model = build_model(config)
     frozen = freeze(config, model)
     build_optimizer(config, model)
-    TrainTransform(config), BatchTransform(config, 0, 1), build_criterion(config)
+    TrainTransform(config), BatchTransform(config), build_criterion(config)
     head = sublayer(model, model.classifier_names()[0])
     scales, (weight, _) = layer_scales(config, model), [parameter.numpy() for parameter in head.parameters()]
     depth = config.MODEL.DEPTH

@@ -1,14 +1,11 @@
 """What travels between host and device in a step: the columns of its batch, which the loader sends, and nothing else.
 
 On a GPU any other copy makes the host wait until all is done that was asked of the device before. Here each is counted
-by patching what makes it, in the thread that trains.
+by patching what makes it, in the thread that trains (tools/gpu_watch.py, as ``tools/doctor.py --gpu`` does).
 """
 
 import itertools
-import sys
-import threading
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import paddle
@@ -25,18 +22,8 @@ from datasets import ArrayDataset, get_dataloader, get_datasets
 from models import build_model
 from optim import LossScaler, freeze
 from records import Run
+from tools import gpu_watch
 
-ROOT = Path(engine.__file__).parent
-# How a tensor's values come to the host, or a tensor to another place ...
-METHODS = (
-    "numpy", "item", "tolist", "_getitem_from_offset", "__array__", "__float__", "__int__", "__index__", "__bool__",
-    "__nonzero__", "_copy_to", "cpu", "cuda", "pin_memory", "set_value", "__getitem__", "__setitem__",
-)  # fmt: skip
-# ... and the operators that copy values from the host, or ask the device for a number: how large their result is, say.
-OPERATORS = (
-    "assign_value", "assign_value_", "nonzero", "masked_select", "unique", "unique_consecutive", "bincount",
-    "histogram", "repeat_interleave_with_tensor_index", "memcpy_d2h", "memcpy_h2d", "allclose", "equal_all",
-)  # fmt: skip
 MIXED = ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.CUTMIX_ALPHA", "1.0"]
 DROPPED = ["MODEL.DROPPATH", "0.2", "MODEL.DROPOUT", "0.1", "MODEL.ATTENTION_DROPOUT", "0.1"]
 OPTIMIZERS = {name: ["TRAIN.OPTIMIZER.NAME", name] for name in ("Adam", "SGD", "LAMB", "LARS", "Lion", "Muon")}
@@ -71,56 +58,20 @@ STEPS = {
 }
 
 
-class Transfers(Counter):
-    """Counts copies of this thread by kind and by the toolkit's function that asked for them; of calls within each
-    other the outermost.
-    """
-
-    def __init__(self, monkeypatch):
-        super().__init__()
-        self.thread, self.inside, self.monkeypatch = threading.get_ident(), False, monkeypatch
-        self._watch(sys.modules["paddle.tensor.creation"], "_to_tensor_non_static")
-        for owner, names in ((paddle.Tensor, METHODS), (paddle._C_ops, OPERATORS)):
-            for name in names:
-                if hasattr(owner, name):
-                    self._watch(owner, name)
-
-    def _watch(self, owner, name):
-        function = getattr(owner, name)
-
-        def call(*args, **kwargs):
-            if self.inside or threading.get_ident() != self.thread or not _copies(name, args):
-                return function(*args, **kwargs)
-            self.inside = True
-            self[f"{name} in {_asking()}"] += 1
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.inside = False
-
-        self.monkeypatch.setattr(owner, name, call)
-
-
-def _copies(name, args):
-    if name == "set_value":
-        return not isinstance(args[1], paddle.Tensor)
-    if name in ("__getitem__", "__setitem__"):  # the places where a mask is true: how many are they?
-        parts = args[1] if isinstance(args[1], tuple) else (args[1],)
-        return any(isinstance(part, paddle.Tensor) and part.dtype == paddle.bool for part in parts)
-    return True
-
-
-def _asking():
-    frame = sys._getframe(2)
-    while frame.f_back and (ROOT not in Path(frame.f_code.co_filename).parents or "site-packages" in str(frame.f_code)):
-        frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_code.co_name}"
-
-
 @pytest.fixture
 def transfers(monkeypatch):
+    """The running count of copies by what is called and by which file of the toolkit."""
     monkeypatch.setattr(loader, "num_gpus", lambda: 1)  # the loader's own copies are made in its thread
-    return Transfers(monkeypatch)
+    with gpu_watch.counted() as count:
+        yield count
+
+
+def by_file(counts):
+    """Counts without lines' numbers."""
+    found = Counter()
+    for asked, number in counts.items():
+        found[asked.rpartition(":")[0] or asked] += number
+    return dict(found)
 
 
 def of_steps(transfers, options, output, steps=7):
@@ -134,7 +85,7 @@ def of_steps(transfers, options, output, steps=7):
     run.start_bar(steps, 0)
     counts = []
     engine.train_one_epoch(training, Progress(), lambda *_: counts.append(Counter(transfers)))
-    return [dict(after - before) for before, after in itertools.pairwise(counts[1:])]
+    return [by_file(after - before) for before, after in itertools.pairwise(counts[1:])]
 
 
 @pytest.mark.smoke
@@ -148,7 +99,7 @@ def test_a_step_copies_nothing_but_its_batch(tmp_path, tiny, transfers, step):
 
 def test_the_scale_of_float16_is_read_once_per_update(tmp_path, tiny, transfers, monkeypatch):
     monkeypatch.setattr(prepare, "LossScaler", lambda enabled: LossScaler(scale=4.0))
-    read = {"item in gradients.py:step": 1}
+    read = {"item optim/gradients.py": 1}
     assert of_steps(transfers, tiny, tmp_path / "1") == [read] * 4
     assert of_steps(transfers, [*tiny, "TRAIN.ACCUM_ITER", "2"], tmp_path / "2") == [{}, read, {}, read]
 
@@ -174,7 +125,7 @@ def test_skipped_images_are_fetched_once_per_report(tmp_path, tiny, transfers):
     for epochs in ("1", "2"):
         transfers.clear()
         train([*without(options, "TRAIN.NUM_EPOCHS"), "TRAIN.NUM_EPOCHS", epochs], tmp_path / epochs)
-        found.append({kind: count for kind, count in transfers.items() if "reports.py" in kind})
+        found.append({kind: count for kind, count in by_file(transfers).items() if "reports.py" in kind})
     assert found[1] == {kind: 2 * count for kind, count in found[0].items()}
     # The rows, the norms, the skipped images (for their number and for their names), their sum there and back.
     assert sum(found[0].values()) == 6, found[0]
@@ -200,13 +151,9 @@ def test_a_step_of_an_evaluation_copies_nothing(tiny, transfers, options):
         batches = get_dataloader(data, val, "val")
         transfers.clear()
         engine.evaluate(data, model, batches, len(val))
-        found.append((len(batches), dict(transfers)))
+        found.append((len(batches), by_file(transfers)))
     assert [steps for steps, _ in found] == [2, 13]
-    assert (
-        found[0][1]
-        == found[1][1]
-        == {"_to_tensor_non_static in batch.py:__init__": 2, "numpy in engine.py:evaluate": 1}
-    )
+    assert found[0][1] == found[1][1] == {"to_tensor transforms/batch.py": 2, "numpy engine.py": 1}
 
 
 def test_every_way_to_the_host_and_back_is_seen(transfers):

@@ -17,7 +17,7 @@ METHODS = ("numpy", "item", "tolist", "_getitem_from_offset", "__array__", "__fl
 METHODS += ("__bool__", "__nonzero__", "_copy_to", "cpu", "cuda", "pin_memory", "set_value")
 OPERATORS = ("assign_value", "assign_value_", "nonzero", "masked_select", "unique", "unique_consecutive", "bincount")
 OPERATORS += ("histogram", "repeat_interleave_with_tensor_index", "memcpy_d2h", "memcpy_h2d", "allclose", "equal_all")
-OPERATORS += ("set_value_with_tensor_",)
+INDEXED = ("__getitem__", "__setitem__")  # by a mask: the device is asked how many of its places are true
 
 
 @contextlib.contextmanager
@@ -54,8 +54,7 @@ def counted() -> Iterator[collections.Counter]:
 
     def counting(name: str, function: Callable) -> Callable:
         def counts(*args: Any, **keywords: Any) -> Any:
-            here = name != "set_value" or not isinstance(args[1], paddle.Tensor)
-            if inside[0] or not here or threading.get_ident() != thread:
+            if inside[0] or not _copies(name, args) or threading.get_ident() != thread:
                 return function(*args, **keywords)
             count[f"{'to_tensor' if name == TO_TENSOR else name} {_asked_by()}"] += 1
             inside[0] = True
@@ -67,7 +66,7 @@ def counted() -> Iterator[collections.Counter]:
         return counts
 
     places = [(paddle.tensor.creation, TO_TENSOR)]
-    places += [(paddle.Tensor, name) for name in METHODS] + [(paddle._C_ops, name) for name in OPERATORS]
+    places += [(paddle.Tensor, name) for name in METHODS + INDEXED] + [(paddle._C_ops, name) for name in OPERATORS]
     kept = [(owner, name, getattr(owner, name)) for owner, name in places if hasattr(owner, name)]
     for owner, name, function in kept:
         setattr(owner, name, counting(name, function))
@@ -76,6 +75,17 @@ def counted() -> Iterator[collections.Counter]:
     finally:
         for owner, name, function in kept:
             setattr(owner, name, function)
+
+
+def _copies(name: str, args: tuple) -> bool:
+    import paddle
+
+    if name == "set_value":
+        return not isinstance(args[1], paddle.Tensor)
+    if name in INDEXED:
+        parts = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return any(isinstance(part, paddle.Tensor) and part.dtype == paddle.bool for part in parts)
+    return True
 
 
 def _asked_by() -> str:
