@@ -6,7 +6,7 @@
     python tools/benchmark.py scale [--processes 1 2]
     python tools/benchmark.py startup [--processes 1 2]
     python tools/benchmark.py checkpoint [-output DIR]
-    python tools/benchmark.py host [--steps N]
+    python tools/benchmark.py host [--steps 100]
 
 and with each: [-cfg NAME] [-batch_size N] [-repeats N] [--threads N] [--json FILE] [-o KEY VALUE ...]
 
