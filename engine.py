@@ -228,11 +228,11 @@ def _held(statistics: dict[str, paddle.Tensor], accum: int) -> dict[str, paddle.
 def _update(training: Training, update: int) -> paddle.Tensor:
     """Makes one update of the gradients that were accumulated; returns their global norm, before clipping."""
     reduce_gradients(training.optimizer)
-    training.scaler.unscale(training.model.parameters())
-    norm = clip_gradients(training.config, training.model)
+    training.scaler.unscale(training.trained)
+    norm = clip_gradients(training.config, training.model, training.trained)
     training.optimizer.set_lr(training.schedule(update))
     training.scaler.step(training.optimizer, norm)
-    training.optimizer.clear_grad()
+    training.optimizer.clear_grad(False)  # zeros would cost each parameter a kernel, and an addition later
     if training.ema:
         training.ema.update(training.model, update)
     return norm

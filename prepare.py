@@ -1,6 +1,7 @@
 """What a training run is made of, built from its configuration, checked, and told: sizes, rates, what decays."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -54,6 +55,11 @@ class Training:
     scaler: LossScaler
     loader: Loader
     run: Run
+
+    @functools.cached_property
+    def trained(self) -> list[paddle.Tensor]:
+        """The parameters that aren't frozen; walking the model's layers takes as long as measuring their gradients."""
+        return [parameter for parameter in self.model.parameters() if not parameter.stop_gradient]
 
     @property
     def averaged(self) -> nn.Layer | None:

@@ -3,7 +3,7 @@
 import copy
 
 import paddle
-from paddle import nn
+from paddle import _C_ops, nn
 
 
 class ModelEma:
@@ -27,6 +27,7 @@ class ModelEma:
         for parameter in self.model.parameters():
             parameter.stop_gradient = True
         self.decay, self.warmup = decay, warmup
+        self._paired_with: nn.Layer | None = None
 
     def decay_at(self, update: int) -> float:
         """Returns d at an update, counted from 0: a pure function, so that there is nothing to save."""
@@ -35,10 +36,28 @@ class ModelEma:
 
     @paddle.no_grad()
     def update(self, model: nn.Layer, update: int) -> None:
-        """Takes in the weights that update number ``update`` (from 0) has led to."""
-        weight, new = 1 - self.decay_at(update), model.state_dict()
-        for name, average in self.model.state_dict().items():
+        """Takes in the weights that update number ``update`` (from 0) has led to.
+
+        Args:
+            model: the same every time, with the tensors that it had at first; new values come by ``set_value``.
+        """
+        if self._paired_with is not model:
+            self._pair(model)
+        weight = 1 - self.decay_at(update)
+        for dtype, pairs in self._floating.items():
+            share = paddle.full([], weight, dtype)  # one for all: a number would become a tensor for each
+            for average, new in pairs:
+                _C_ops.lerp_(average, new, share)
+        for average, new in self._others:
+            paddle.assign(new, average)
+
+    def _pair(self, model: nn.Layer) -> None:
+        """Finds the model's tensor of each average; a tensor of several names is averaged once."""
+        new = model.state_dict()
+        pairs = {id(average): (average, new[name]) for name, average in self.model.state_dict().items()}
+        self._floating: dict[paddle.dtype, list[tuple[paddle.Tensor, paddle.Tensor]]] = {}
+        for average, tensor in pairs.values():
             if average.is_floating_point():
-                average.lerp_(new[name], weight)
-            else:
-                paddle.assign(new[name], average)
+                self._floating.setdefault(average.dtype, []).append((average, tensor))
+        self._others = [pair for pair in pairs.values() if not pair[0].is_floating_point()]
+        self._paired_with = model

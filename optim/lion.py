@@ -28,7 +28,8 @@ class Lion(paddle.optimizer.Optimizer):
         apply_decay_param_fun: Callable[[str], bool],
     ) -> None:
         super().__init__(learning_rate, parameters)
-        self._beta1, self._beta2 = beta1, beta2
+        # Tensors: a number would become one for each parameter.
+        self._new_in_update, self._new_in_momentum = paddle.full([], 1 - beta1), paddle.full([], 1 - beta2)
         self._weight_decay, self._decays = weight_decay, apply_decay_param_fun
 
     def _create_accumulators(self, block: Any, parameters: list[paddle.Tensor]) -> None:
@@ -41,5 +42,5 @@ class Lion(paddle.optimizer.Optimizer):
         rate = self.get_lr() * parameter.optimize_attr["learning_rate"]
         if self._decays(parameter.name):
             parameter.scale_(1 - rate * self._weight_decay)
-        parameter.subtract_(paddle.sign(paddle.lerp(momentum, gradient, 1 - self._beta1)) * rate)
-        momentum.lerp_(gradient, 1 - self._beta2)
+        parameter.subtract_(paddle.sign(paddle.lerp(momentum, gradient, self._new_in_update)) * rate)
+        momentum.lerp_(gradient, self._new_in_momentum)

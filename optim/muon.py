@@ -20,7 +20,9 @@ class Muon(paddle.optimizer.AdamW):
 
     def __init__(self, momentum: float, nesterov: bool, **adamw: Any) -> None:
         super().__init__(**adamw)
-        self._momentum, self._nesterov = momentum, nesterov
+        self._nesterov = nesterov
+        # Tensors: a number would become one for each matrix.
+        self._old, self._new = paddle.full([], momentum), paddle.full([], 1 - momentum)
 
     def _create_accumulators(self, block: Any, parameters: list[paddle.Tensor]) -> None:
         super()._create_accumulators(block, [parameter for parameter in parameters if parameter.ndim != 2])
@@ -34,8 +36,8 @@ class Muon(paddle.optimizer.AdamW):
             super()._append_optimize_op(block, param_and_grad)
             return
         momentum = self._get_accumulator("momentum", parameter)
-        momentum.lerp_(gradient, 1 - self._momentum)
-        direction = paddle.lerp(gradient, momentum, self._momentum) if self._nesterov else momentum
+        momentum.lerp_(gradient, self._new)
+        direction = paddle.lerp(gradient, momentum, self._old) if self._nesterov else momentum
         rate = self.get_lr() * parameter.optimize_attr["learning_rate"]
         if self._apply_decay_param_fun(parameter.name):
             parameter.scale_(1 - rate * self._weight_decay)

@@ -5,6 +5,7 @@ from paddle import nn
 from paddle.regularizer import L2Decay
 from yacs.config import CfgNode
 
+from optim.adamw import AdamW
 from optim.groups import decayed_parameters, layer_scales
 from optim.lars import Lars
 from optim.lion import Lion
@@ -33,7 +34,7 @@ def build_optimizer(config: CfgNode, model: nn.Layer) -> paddle.optimizer.Optimi
     decoupled = {"weight_decay": train.WEIGHT_DECAY, "apply_decay_param_fun": names.__contains__}
     match options.NAME:
         case "AdamW":
-            return paddle.optimizer.AdamW(**adam, **decoupled)
+            return AdamW(**adam, **decoupled)
         case "Adam":
             return paddle.optimizer.Adam(**adam)
         case "SGD":

@@ -1,5 +1,6 @@
 """What several test files share."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,9 +12,10 @@ import pytest
 from PIL import Image
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of the CPU, whatever the machine has
+import paddle
 import programs
 
-import ops  # (Paddle's import)
+import ops
 
 ops.load()  # as runs do; tests/test_ops.py compares
 
@@ -69,6 +71,28 @@ def program(tmp_path):
         return done.returncode, done.stdout, done.stderr
 
     return run
+
+
+@pytest.fixture
+def counted_tensors(monkeypatch):
+    """Returns a context that lists which of Paddle's functions made a tensor of numbers, call by call: each would be a
+    copy to a GPU, or a kernel.
+    """
+
+    @contextlib.contextmanager
+    def counted():
+        made = []
+        with monkeypatch.context() as patched:
+            for name in ("full", "ones", "to_tensor", "zeros"):
+                function = getattr(paddle, name)
+                patched.setattr(
+                    paddle,
+                    name,
+                    lambda *args, _of=(name, function), **how: (made.append(_of[0]), _of[1](*args, **how))[1],
+                )
+            yield made
+
+    return counted
 
 
 def write_images(folder: Path, classes: dict[str, int], size: int = 12, seed: int = 0) -> None:

@@ -15,7 +15,7 @@ import tools.benchmark
 import tools.make_photographs
 from errors import InputError, RunError
 from sources import read_archive
-from tools.benchmarks import measure, rates, startup, training
+from tools.benchmarks import measure, our_host, rates, startup, training
 from tools.benchmarks.measure import Benchmark, Ratio
 
 TIMM = os.environ.get("TIMM_PYTHON", sys.executable)  # an interpreter with torch and timm
@@ -279,6 +279,38 @@ def test_the_parts_of_a_start_make_the_whole(benchmark):
 
 
 @pytest.mark.smoke
+def test_the_parts_of_a_step_make_its_host_time(benchmark, tmp_path):
+    report, printed = benchmark("host", "-repeats=1", "--steps=3", "-o", "MODEL.DEPTH", "2")
+    assert [file.name for file in tmp_path.iterdir()] == ["found.json"]
+    figures = report["figures"]["a step"]
+    found = {what: s["values"][0] for what, s in figures.items()}
+    parts = list(found)[2:]
+    assert list(found)[:2] == ["whole step", "whole step, by the clock"]
+    assert {"forward", "backward", "clipping", "optimizer", "average of the weights", "seeding"} < set(parts)
+    assert len(parts) == 11
+    assert all(found[part] > 0 for part in parts)
+    # Medians of three steps: their sum is near the median of the sums.
+    assert sum(found[part] for part in parts) == pytest.approx(found["whole step"], rel=0.5)
+    assert {s["unit"] for s in figures.values()} == {"CPU ms", "ms"}
+    assert "batch 2, 3 steps a run: host time on this CPU" in printed[0]
+    assert printed[0].endswith("not run on a GPU")
+
+
+def test_a_stopwatch_counts_a_step_from_a_batch_to_the_next():
+    stopwatch = our_host.Stopwatch()
+    busy = stopwatch.timed("part", lambda: sum(range(20000)))
+    for index, batch in enumerate(stopwatch.batches(iter("abc"))):
+        assert batch == "abc"[index]
+        busy()
+        busy()
+    assert len(stopwatch.steps) == 3
+    for step in stopwatch.steps:
+        assert list(step) == [our_host.WHOLE, our_host.WHOLE_WALL, "part", our_host.REST]
+        assert step["part"] + step[our_host.REST] == pytest.approx(step[our_host.WHOLE])
+        assert 0 < step["part"] < step[our_host.WHOLE]
+
+
+@pytest.mark.smoke
 def test_saving_is_measured_in_rounds_and_nothing_stays_behind(benchmark, tmp_path):
     report, _ = benchmark("checkpoint", "-cfg=vit_digits", "-repeats=1", "-saves=2", "-o", "TRAIN.MODEL_EMA", "True")
     assert [file.name for file in tmp_path.iterdir()] == ["found.json"]
@@ -318,6 +350,8 @@ def test_saving_is_measured_in_rounds_and_nothing_stays_behind(benchmark, tmp_pa
         (["train", "-o", "TUNE_CPU", "False", "OUTPUT", "x"], "-o OUTPUT TUNE_CPU: this benchmark sets it itself"),
         (["checkpoint", "-o", "KEEP_LAST", "3"], "-o KEEP_LAST: this benchmark sets it itself"),
         (["checkpoint", "-o", "KEEP_LAST=3", "-o", "SEED=1"], "-o KEEP_LAST: this benchmark sets it itself"),
+        (["host", "-o", "REPORT_FREQ", "1"], "-o REPORT_FREQ: this benchmark sets it itself"),
+        (["host", "--steps=0"], "-steps 0: expected at least 1"),
         (["startup", "-o", "TRAIN.EMA", "True"], "unknown key TRAIN.EMA"),
         (["eval", "-cfg=vit_digit"], "no configuration file vit_digit; did you mean vit_digits"),
         (["loader", "-data_path=absent"], "absent: no images train/<class>/"),

@@ -106,6 +106,24 @@ def test_micro_batches_are_one_batch(tmp_path, tiny):
         assert_same(weights(tmp_path / "20"), weights(tmp_path / batch), atol=1e-6)
 
 
+def test_an_update_lets_its_gradients_go_and_finds_the_parameters_once(tmp_path, tiny, monkeypatch):
+    left, walked = [], []
+    clear, walk = paddle.optimizer.Optimizer.clear_grad, paddle.nn.Layer.parameters
+
+    def cleared(optimizer, *args):
+        clear(optimizer, *args)
+        left.extend(p.grad for p in optimizer._parameter_list)
+        walked.append(len(calls))
+
+    calls = []
+    monkeypatch.setattr(paddle.optimizer.Optimizer, "clear_grad", cleared)
+    monkeypatch.setattr(paddle.nn.Layer, "parameters", lambda *args, **how: (calls.append(1), walk(*args, **how))[1])
+    train([*tiny, "DATA.BATCH_SIZE", "8", "TRAIN.GRAD_CLIP", "0.5"], tmp_path, 32)
+    assert len(walked) == 4
+    assert left == [None] * len(left)
+    assert len(set(walked)) == 1  # updates after the first don't walk the layers
+
+
 def train_scaled(options, output, length):
     """Trains as on a GPU in float16, with a loss scale that is too much for float32 until it has come to 2 ** 127."""
     prepare.LossScaler = lambda enabled: LossScaler(scale=2.0**130)

@@ -61,6 +61,53 @@ def test_the_norm_of_many_small_gradients_is_exact():
     assert clip_gradients(get_config(None), layer).item() == pytest.approx(exact, rel=1e-6)
 
 
+def strided_gradients():
+    """A parameter whose gradient is a view of other strides, and one whose gradient is plain; the values of both."""
+    parameters, value = [paddle.create_parameter(shape, "float32") for shape in ([4, 6], [3])], np.arange(24.0)
+    wanted = paddle.to_tensor(value.reshape(6, 4), dtype="float32")
+    ((parameters[0].t() * wanted).sum() + parameters[1].sum()).backward()
+    return parameters, [value.reshape(6, 4).T, np.ones(3)]
+
+
+def test_gradients_of_other_strides_are_measured_and_scaled():
+    (strided, plain), values = strided_gradients()
+    assert not strided.grad.is_contiguous()
+    LossScaler(scale=4.0).unscale([strided, plain])
+    np.testing.assert_array_equal(strided.grad.numpy(), values[0] / 4)
+    np.testing.assert_array_equal(plain.grad.numpy(), values[1] / 4)
+    layer = nn.Layer()
+    layer.strided, layer.plain = strided, plain
+    exact = np.sqrt(sum((value**2).sum() for value in values)) / 4
+    assert clip_gradients(get_config(None, ["TRAIN.GRAD_CLIP", "0.5"]), layer).item() == pytest.approx(exact, rel=1e-6)
+    np.testing.assert_allclose(strided.grad.numpy(), values[0] / 4 * 0.5 / exact, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_a_gradient_that_is_not_finite_shows_in_the_norm_after_scaling(bad):
+    for place in ("embed", "head.bias"):
+        model, values = Small(), dict(gradients(0))
+        values[place] = np.full_like(values[place], bad)
+        model.set_gradients(values)
+        LossScaler().unscale(model.parameters())
+        norm = clip_gradients(get_config(None, ["TRAIN.GRAD_CLIP", "0.5"]), model).item()
+        assert not np.isfinite(norm)
+
+
+def test_all_gradients_are_scaled_by_one_operator(monkeypatch, counted_tensors):
+    called = []
+    scale = paddle._C_ops.check_finite_and_unscale_
+    monkeypatch.setattr(
+        paddle._C_ops, "check_finite_and_unscale_", lambda xs, by: (called.append(len(xs)), scale(xs, by))[1]
+    )
+    model = Small()
+    model.set_gradients(gradients(0))
+    with counted_tensors() as made:
+        LossScaler().unscale(model.parameters())
+        clip_gradients(get_config(None, ["TRAIN.GRAD_CLIP", "0.5"]), model)
+    assert called == [7, 7]
+    assert made == ["full", "zeros"]
+
+
 # ------------------------------------------------------------------ the scaler
 
 

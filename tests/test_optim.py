@@ -28,6 +28,7 @@ from config import get_config, with_values
 from errors import InputError
 from models import create_model
 from optim import build_optimizer, decayed_parameters, freeze, layer_scales
+from optim.adamw import AdamW
 from optim.muon import orthogonalize
 
 FOLDER = Path(__file__).parent / "golden"
@@ -182,6 +183,95 @@ def test_frozen_parameters_stay_and_keep_no_state(case):
     arrays = model.arrays()
     assert [n for n in arrays if np.array_equal(arrays[n], array(n, arrays[n].shape))] == ["fc.weight", "fc.bias"]
     assert not [key for key in optimizer.state_dict() if key.startswith(model.fc.weight.name)]
+
+
+@pytest.fixture
+def fused(monkeypatch):
+    """The numbers of parameters that each call of the operator for several updates."""
+    sizes, operator = [], paddle._C_ops.fused_adam_
+
+    def call(parameters, *others):
+        sizes.append(len(parameters))
+        return operator(parameters, *others)
+
+    monkeypatch.setattr(paddle._C_ops, "fused_adam_", call)
+    return sizes
+
+
+def adamw_of(cls, model):
+    """AdamW of the problem, by Paddle's class or the toolkit's."""
+    optimizer = problem("AdamW", model)
+    if cls is AdamW:
+        return optimizer
+    keys = {"beta1": optimizer._beta1, "beta2": optimizer._beta2, "epsilon": optimizer._epsilon}
+    keys |= {"weight_decay": WEIGHT_DECAY, "apply_decay_param_fun": optimizer._apply_decay_param_fun}
+    return cls(learning_rate=0.1, parameters=optimizer._parameter_list, **keys)
+
+
+# Six groups: decayed or not, at each of three rates. Where another set of parameters has gradients than in the step
+# before, the step is Paddle's. A bias that has missed an update is alone, until its like has missed one, too.
+@pytest.mark.parametrize(
+    ("without", "groups"),
+    [({}, [6] * 9), ({2: ["conv.bias"], 5: ["fc.weight", "embed"], 6: ["fc.weight"]}, [6, 7, 6, 6])],
+)
+def test_adamw_in_groups_has_the_bits_of_paddles(without, groups, fused):
+    left = []
+    for cls in (paddle.optimizer.AdamW, AdamW):
+        model = Small()
+        optimizer = adamw_of(cls, model)
+        for step in range(10):
+            optimizer.clear_grad()
+            optimizer.set_lr(rate(step))
+            model.set_gradients(gradients(step))
+            for name, parameter in model.named_parameters():
+                if name in without.get(step, ()):
+                    parameter.clear_gradient(False)
+            optimizer.step()
+        names = {parameter.name: name for name, parameter in model.named_parameters()}
+        state = {(kind, names[name]): t for kind, of in optimizer._accumulators.items() for name, t in of.items()}
+        left.append(model.arrays() | {key: tensor.numpy() for key, tensor in state.items()})
+    paddles, ours = left
+    assert paddles.keys() == ours.keys()
+    for key, value in paddles.items():
+        np.testing.assert_array_equal(ours[key], value, err_msg=str(key))
+    assert len(fused) == sum(groups)
+    assert sorted(fused[:6]) == [1, 1, 1, 1, 1, 2]
+
+
+def test_groups_are_made_anew_after_a_state_was_set(fused):
+    model = Small()
+    optimizer = problem("AdamW", model)
+    run_steps(optimizer, model, range(3))
+    state = {key: paddle.to_tensor(value.numpy()) for key, value in optimizer.state_dict().items()}
+    late = model.fc.bias.name
+    for kind, beta in (("beta1_pow_acc", BETAS[0]), ("beta2_pow_acc", BETAS[1])):
+        state[optimizer._accumulators[kind][late].name] *= beta  # it has one update more
+    optimizer.set_state_dict(state)
+    fused.clear()
+    run_steps(optimizer, model, range(3, 4))
+    assert fused == []  # Paddle's own step
+    run_steps(optimizer, model, range(4, 5))
+    assert sorted(fused) == [1, 1, 1, 1, 1, 2]
+
+
+def test_gradients_that_a_gpu_could_not_read_in_fours_are_left_to_paddle(fused, monkeypatch):
+    model = Small()
+    optimizer = problem("AdamW", model)
+    run_steps(optimizer, model, range(2))
+    fused.clear()
+    monkeypatch.setattr(paddle.Tensor, "data_ptr", lambda tensor: 4)
+    run_steps(optimizer, model, range(2, 4))
+    assert fused == []
+
+
+@pytest.mark.parametrize("case", ["AdamW", "Lion", "Muon nesterov", "LARS"])
+def test_a_step_makes_no_tensor_of_a_number(case, counted_tensors):
+    model = Small()
+    optimizer = problem(case, model)
+    run_steps(optimizer, model, range(2))
+    with counted_tensors() as made:
+        optimizer.step()
+    assert made == []
 
 
 def test_an_optimizer_built_again_leaves_nothing_of_the_last():

@@ -6,6 +6,7 @@
     python tools/benchmark.py scale [--processes 1 2]
     python tools/benchmark.py startup [--processes 1 2]
     python tools/benchmark.py checkpoint [-output DIR]
+    python tools/benchmark.py host [--steps 100]
 
 and with each: [-cfg NAME] [-batch_size N] [-repeats N] [--threads N] [--json FILE] [-o KEY VALUE ...]
 
@@ -26,6 +27,7 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 
 from errors import reported  # noqa: E402
 from tools.benchmarks.evaluation import evaluation  # noqa: E402
+from tools.benchmarks.host import host  # noqa: E402
 from tools.benchmarks.loading import loader  # noqa: E402
 from tools.benchmarks.saving import checkpoint  # noqa: E402
 from tools.benchmarks.startup import startup  # noqa: E402
@@ -40,6 +42,7 @@ _SUBJECTS = {
     "scale": (scale, {"cfg": "vit_digits", "batch_size": None, "repeats": 5, "threads": 1, "processes": [1, 2]}),
     "startup": (startup, {"cfg": _VIT, "batch_size": 8, "repeats": 5, "processes": [1, 2]}),
     "checkpoint": (checkpoint, {"cfg": "vit_base_patch16_224", "batch_size": 2, "repeats": 2}),
+    "host": (host, {"cfg": _VIT, "batch_size": 2, "repeats": 5, "threads": 1}),
 }
 _PEERS = {"loader": ("timm", "paddlevit"), "train": ("default", "timm"), "eval": ("timm",)}
 
@@ -86,6 +89,8 @@ def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
     elif what == "scale":
         flag("epochs", 3, help="in each run, after the first")
         flag("steps", 8, help="of the largest number of processes in an epoch of synthetic images")
+    elif what == "host":
+        flag("steps", 100, help="in each run, after the first ten")
     elif what == "checkpoint":
         flag("saves", 2, help="in each run")
         flag("output", kind=Path, metavar="DIR", help="a folder on the disk to write to; default: the temporary one")

@@ -1,0 +1,139 @@
+"""A training step's time on the host, part by part, for tools/benchmark.py.
+
+It takes a request as one word of JSON: ``cfg``, ``options``, ``warm_up`` (steps that don't count). It answers in one
+line: {what: [the median over the steps]}, in ms of the training thread's CPU time, which other programs disturb less,
+and the whole step's by the clock besides. The steps are ``engine.train_one_epoch``'s own, from the moment that a batch
+is there to that at which the next is asked for: all but the loader.
+"""
+
+import json
+import statistics
+import sys
+import time
+import zlib  # noqa: F401  (before Paddle: errors.py says why)
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+
+WHOLE, WHOLE_WALL, REST = "whole step", "whole step, by the clock", "the rest: reports' sums, bar, Python"
+
+
+class Stopwatch:
+    """Adds up, step by step, what each part takes.
+
+    Attributes:
+        steps: {what: CPU seconds} of each step that ended.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, float]] = []
+        self.current: defaultdict[str, float] = defaultdict(float)
+
+    def timed(self, what: str, function: Callable) -> Callable:
+        """Returns ``function``, whose time is added to ``what``."""
+
+        def call(*args: Any, **options: Any) -> Any:
+            begun = time.thread_time()
+            found = function(*args, **options)
+            self.current[what] += time.thread_time() - begun
+            return found
+
+        return call
+
+    def batches(self, loader: Any) -> Iterator:
+        """Yields the loader's batches; a step is from one's yielding to the next's asking."""
+        for batch in loader:
+            self.current = defaultdict(float)
+            begun, wall = time.thread_time(), time.perf_counter()
+            yield batch
+            whole = {WHOLE: time.thread_time() - begun, WHOLE_WALL: time.perf_counter() - wall}
+            rest = whole[WHOLE] - sum(self.current.values())
+            self.steps.append(whole | self.current | {REST: rest})
+
+
+class Replaced:
+    """Stands for an object of the training: has its own attributes, and the object's where it has none."""
+
+    def __init__(self, of: Any, **own: Any) -> None:
+        self.__dict__.update(own, _of=of)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of, name)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.call(*args)
+
+    def __iter__(self) -> Iterator:
+        return self.iterate()
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+
+def watch(training: Any, engine: Any, stopwatch: Stopwatch) -> None:
+    """Lets a stopwatch time the parts of ``engine``'s steps with ``training``."""
+    timed = stopwatch.timed
+    scaler, optimizer, loader = training.scaler, training.optimizer, training.loader
+
+    def scale(loss: Any) -> Replaced:
+        return Replaced(loss, backward=timed("backward", scaler.scale(loss).backward))
+
+    unscale = timed("clipping", scaler.unscale)
+    training.scaler = Replaced(scaler, scale=scale, unscale=unscale, step=timed("optimizer", scaler.step))
+    calls = {name: timed("optimizer", getattr(optimizer, name)) for name in ("set_lr", "clear_grad")}
+    training.optimizer = Replaced(optimizer, **calls)
+    training.loader = Replaced(loader, iterate=lambda: stopwatch.batches(loader))
+    training.network = Replaced(training.network, call=timed("forward", training.network))
+    training.transform = timed("transform: normalise, erase, mix", training.transform)
+    training.criterion = timed("loss", training.criterion)
+    if training.ema:
+        training.ema.update = timed("average of the weights", training.ema.update)
+    engine.clip_gradients = timed("clipping", engine.clip_gradients)
+    engine.sums = timed("hits and sums", engine.sums)
+    engine.seed_step = timed("seeding", engine.seed_step)
+
+
+def main() -> None:
+    import engine
+    import ops
+    from checkpoint import Progress, Saver
+    from config import get_config
+    from datasets import SyntheticDataset
+    from models import build_model
+    from optim import freeze
+    from prepare import prepare
+    from records import Run
+    from supervision.requests import Requests
+    from utils import seed_everything
+
+    request = json.loads(sys.argv[1])
+    config = get_config(request["cfg"], request["options"])
+    ops.enable(False)  # and no tune_cpu: what a GPU's run calls
+    seed_everything(config.SEED)
+    dataset = SyntheticDataset(config, "train")
+    run = Run(config, [])
+    run.begin()
+    model = build_model(config)
+    freeze(config, model)
+    training, progress, stopwatch = prepare(config, model, dataset, run), Progress(), Stopwatch()
+    saver = Saver(config, run, training.evaluated, training.optimizer, training.scaler, dataset)
+    requests = Requests(config.SAVE_MINUTES)
+    watch(training, engine, stopwatch)
+    saver.begin(progress)
+
+    def heed(*state: Any) -> None:
+        engine._heed(progress, saver, requests, *state)
+
+    engine.train_one_epoch(training, progress, stopwatch.timed("heeding signals and clock", heed))
+    steps = stopwatch.steps[request["warm_up"] : -1]
+    print(json.dumps({what: [1000 * statistics.median(step[what] for step in steps)] for what in steps[0]}))
+
+
+if __name__ == "__main__":
+    from errors import reported
+
+    with reported():
+        main()
