@@ -218,7 +218,7 @@ _C.NGPUS = -1  # processes; -1: one per visible GPU, or without a GPU one per co
 _C.DETERMINISTIC = False  # GPU: the same bits twice: ordered sums in convolutions, pooling, attention (the CPU's are)
 _C.CUDNN_BENCHMARK = False  # GPU: let cuDNN search for its fastest algorithm; not with DETERMINISTIC
 _C.TF32 = None  # GPU, from Ampere on: float32 products and convolutions by TF32, of 10 bits; None: as this Paddle does
-_C.TUNE_CPU = True  # CPU: threads, stride kernels, compiled operators; CPU and GPU: allocator (utils.tune_cpu)
+_C.TUNE_CPU = True  # CPU: threads, stride kernels, compiled operators; CPU and GPU: allocator (ops.settings)
 _C.TO_STATIC = False  # GPU, training: the model as a compiled graph (paddle.jit.to_static); a CPU is faster without
 
 _C.DIST = CfgNode()

@@ -24,7 +24,8 @@ from yacs.config import CfgNode
 import ops
 from errors import InputError, RunError
 from models.base import ImageModel
-from utils import exact_float32, num_gpus, sync_directory
+from ops.settings import exact_float32
+from utils import num_gpus, sync_directory
 
 TOLERANCE = 1e-4  # largest difference from eager logits, over their range, in float32
 PREPROCESSING = "preprocessing.json"
@@ -63,7 +64,7 @@ class Predictor:
 
 
 def num_threads() -> int:
-    """Returns how many threads this process computes with, as ``utils.tune_cpu`` or OMP_NUM_THREADS set it."""
+    """Returns how many threads this process computes with, as ``ops.settings.tune_cpu`` or OMP_NUM_THREADS set it."""
     return max((pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "openmp"), default=1)
 
 

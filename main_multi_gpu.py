@@ -40,6 +40,7 @@ def main_worker(config, dataset_train, dataset_val):
     import parallel
     import utils
     from models import build_model
+    from ops.settings import set_device_flags
     from optim import freeze
     from prepare import check_same, share_batch
     from records import Run
@@ -47,7 +48,7 @@ def main_worker(config, dataset_train, dataset_val):
     run = None
     with memory_reported(lambda: less_memory(config, run and run.directory)):
         ranks = utils.world_size()
-        settings = utils.set_device_flags(config, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)))
+        settings = set_device_flags(config, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)))
         parallel.init(config)
         launched.meet(utils.all_gather)
         check_same(config)

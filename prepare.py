@@ -15,12 +15,13 @@ from errors import InputError
 from loader import Loader
 from losses import Teacher, TrainingLoss, build_criterion
 from models import architecture, build_model
+from ops.settings import float32_told
 from optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters
 from options import leaves, set_by_someone
 from parallel import ShardedOptimizer, wrap_optimizer
 from records import Run
 from transforms import BatchTransform
-from utils import all_gather, float32_told, num_gpus, rank, world_size
+from utils import all_gather, num_gpus, rank, world_size
 from weights import load_weights
 from weights.preprocessing import disagreements, with_switches
 

@@ -1,13 +1,10 @@
-"""What every room stands on: this process's place among the others, seeds, CPU settings, loggers, files."""
+"""What every room stands on: this process's place among the others, seeds, loggers, files."""
 
 import contextlib
-import ctypes
 import io
 import logging
-import multiprocessing
 import os
 import pickle
-import platform
 import random
 import re
 import sys
@@ -19,13 +16,10 @@ from typing import Any, ClassVar, TextIO
 import numpy as np
 import paddle
 import paddle.distributed as dist
-from threadpoolctl import threadpool_limits
 from tqdm import tqdm
-from yacs.config import CfgNode
 
-import ops
 from errors import InputError, RunError
-from launchers import cores_each, num_cores
+from launchers import num_cores
 
 logging.getLogger().setLevel(logging.WARNING)  # Paddle's import sets INFO: its notes on ports are no news for users
 tqdm.set_lock(threading.RLock())  # its default is a semaphore of the system, left behind by a process that is killed
@@ -154,7 +148,7 @@ def main_process_first() -> Iterator[None]:
         yield
 
 
-# ------------------------------------------------------- seeds and settings
+# ------------------------------------------------------------------- seeds
 
 
 def seed_everything(seed: int) -> None:
@@ -169,110 +163,6 @@ def seed_step(seed: int, step: int) -> None:
     rank): there is no generator's state to save for a resume.
     """
     seed_everything(int(np.random.SeedSequence([seed, step, rank()]).generate_state(1)[0]))
-
-
-def set_device_flags(config: CfgNode, local_processes: int) -> str:
-    """Applies DETERMINISTIC, CUDNN_BENCHMARK, TF32 and TUNE_CPU to this process; returns one line that tells it."""
-    if paddle.device.is_compiled_with_cuda():
-        flags = {
-            "FLAGS_cudnn_deterministic": config.DETERMINISTIC,
-            "FLAGS_embedding_deterministic": int(config.DETERMINISTIC),
-            "FLAGS_cudnn_exhaustive_search": config.CUDNN_BENCHMARK,
-        }
-        paddle.set_flags(flags)
-    if config.TF32 is not None:
-        set_tf32(config.TF32)
-    if num_gpus():
-        kept = keep_buffers() if config.TUNE_CPU else ""
-        told = f"DETERMINISTIC={config.DETERMINISTIC} CUDNN_BENCHMARK={config.CUDNN_BENCHMARK}"
-        return f"{told}, {kept}" if kept else told
-    return tune_cpu(local_processes) if config.TUNE_CPU else "Paddle's defaults (TUNE_CPU is off)"
-
-
-def set_tf32(allowed: bool) -> None:
-    """Lets GPUs, or not, round the factors of float32 matrix products and convolutions to TF32's 10 bits of mantissa.
-
-    Paddle's default: in both (2.6.2), in convolutions alone (3.3.1). It is called before the first operator.
-    """
-    paddle.base.core.set_cublas_switch(allowed)
-    paddle.base.core.set_cudnn_switch(allowed)
-    if not allowed:  # read by cuBLAS and cuDNN themselves: Paddle's newer convolutions go by a flag of their own
-        os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
-
-
-@contextlib.contextmanager
-def exact_float32() -> Iterator[None]:
-    """Without TF32, where figures are held to another program's."""
-    core = paddle.base.core
-    before = core.get_cublas_switch(), core.get_cudnn_switch()
-    core.set_cublas_switch(False)
-    core.set_cudnn_switch(False)
-    try:
-        yield
-    finally:
-        core.set_cublas_switch(before[0])
-        core.set_cudnn_switch(before[1])
-
-
-def float32_told() -> str:
-    """Returns "float32", and what of it is computed by TF32: GPUs from Ampere on can."""
-    if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0" or not num_gpus():
-        return "float32"
-    core, capability = paddle.base.core, paddle.device.cuda.get_device_capability()
-    uses = {"matrix products": core.get_cublas_switch(), "convolutions": core.get_cudnn_switch()}
-    by_tf32 = [name for name, used in uses.items() if used and capability >= (8, 0)]
-    return f"float32 ({' and '.join(by_tf32)} by TF32)" if by_tf32 else "float32"
-
-
-def tune_cpu(local_processes: int) -> str:
-    """Sets this process up for speed on a CPU, without touching what the user's environment sets.
-
-    Four settings (measured in docs/performance.md): the machine's cores shared out as threads; stride kernels off,
-    whose views are copied element by element on a CPU; glibc told to keep large buffers instead of mapping and
-    faulting them in anew at each operator; the compiled operators of ops/, where they were built.
-
-    Returns:
-        one line that tells what was set and what was left.
-    """
-    told = []
-    chosen = _threads_chosen_by_user()
-    threads = chosen or cores_each(local_processes)
-    threadpool_limits(threads)
-    told.append(f"{threads} thread{'s' * (threads > 1)}{' (OMP_NUM_THREADS)' if chosen else ''} per process")
-    if "FLAGS_use_stride_kernel" not in os.environ:
-        paddle.set_flags({"FLAGS_use_stride_kernel": False})
-        told.append("stride kernels off")
-    if kept := keep_buffers():
-        told.append(kept)
-    told.append("compiled operators" if ops.load() else "compiled operators missing (python -m ops.build)")
-    return ", ".join(told)
-
-
-def keep_buffers() -> str:
-    """Tells glibc to keep large buffers instead of mapping and faulting them in anew, unless the user's environment
-    sets its allocator; returns what was set, or "".
-    """
-    tuned_by_user = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
-    if platform.libc_ver()[0] == "glibc" and not tuned_by_user:
-        mallopt, m_trim_threshold, m_mmap_threshold, gib = ctypes.CDLL(None).mallopt, -1, -3, 1 << 30
-        if mallopt(m_mmap_threshold, gib) and mallopt(m_trim_threshold, gib):
-            return "large buffers kept by the allocator"
-    return ""
-
-
-def _threads_chosen_by_user() -> int | None:
-    """OMP_NUM_THREADS as the user set it. Paddle's import sets it to 1 where it is unset, torchrun does, too, and the
-    processes they start inherit that: what counts then is the environment in which the user started the parent.
-    """
-    with contextlib.suppress(OSError):
-        own = Path("/proc/self/environ").read_bytes()
-        started = re.search(rb"(?:^|\0)(PADDLE_TRAINER_ID|TORCHELASTIC_RUN_ID)=", own)
-        inherits = started or multiprocessing.parent_process()
-        parent = os.environ.get("LAUNCHER_PID") or os.getppid()  # (supervision.launched sets it)
-        environment = Path(f"/proc/{parent}/environ").read_bytes() if inherits else own
-        found = re.search(rb"(?:^|\0)OMP_NUM_THREADS=(\d+)(?:\0|$)", environment)
-        return int(found[1]) if found else None
-    return None
 
 
 def recompute(

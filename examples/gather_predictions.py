@@ -56,10 +56,11 @@ def worker(config: CfgNode, dataset: Any, file: Path) -> None:
     import parallel
     import utils
     from models import build_model
+    from ops.settings import set_device_flags
     from weights import load_weights
 
     parallel.init(config)
-    utils.set_device_flags(config, utils.world_size())
+    set_device_flags(config, utils.world_size())
     utils.seed_everything(config.SEED)  # fresh weights are the same on every rank
     model = build_model(config)
     if config.MODEL.PRETRAINED:

@@ -91,7 +91,7 @@ def main() -> None:
     import paddle
 
     from models import list_models
-    from utils import set_tf32, tune_cpu
+    from ops.settings import set_tf32, tune_cpu
 
     names = list_models(arguments.pattern)
     if not names:

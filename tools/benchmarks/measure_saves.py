@@ -27,11 +27,12 @@ from datasets import SyntheticDataset
 from engine import train_one_epoch
 from errors import reported
 from models import build_model
+from ops.settings import tune_cpu
 from optim import freeze
 from prepare import prepare
 from records import Run
 from reports import peak_memory
-from utils import seed_everything, tune_cpu
+from utils import seed_everything
 
 WARM_UP, QUIET, MEANWHILE = 2, 2, 3  # steps: at the start; then before each save, and beside the writing
 
