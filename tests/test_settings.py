@@ -18,8 +18,6 @@ def test_device_flags_are_the_frameworks_own():
     for wanted in (True, False):
         keys = ["DETERMINISTIC", str(wanted), "CUDNN_BENCHMARK", str(not wanted)]
         settings.set_device_flags(get_config(None, keys), 1)
-            get_config(None, ["DETERMINISTIC", str(wanted), "CUDNN_BENCHMARK", str(not wanted)]), 1
-        )
         flags = ["FLAGS_cudnn_deterministic", "FLAGS_embedding_deterministic", "FLAGS_cudnn_exhaustive_search"]
         assert list(map(bool, paddle.get_flags(flags).values())) == [wanted, wanted, not wanted]
 
