@@ -1,9 +1,16 @@
 """AdamW."""
 
+import functools
+import inspect
 from dataclasses import dataclass
 
+import numpy as np
 import paddle
 from paddle import _C_ops
+
+_CHUNK = 65536  # elements that a block of a GPU's threads updates
+_HAS_AMSGRAD = "amsgrad" in inspect.signature(paddle.optimizer.AdamW).parameters  # Paddle 2.6 hasn't
+_MAXIMA, _AMSGRAD = ((None,), (False,)) if _HAS_AMSGRAD else ((), ())
 
 
 @dataclass
@@ -24,7 +31,6 @@ class AdamW(paddle.optimizer.AdamW):
     run on a GPU, where it is one launch for up to 60 tensors.
     """
 
-    _CHUNK = 65536  # elements that a block of a GPU's threads updates
     _KINDS = ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc")
     _grouped: list[int] | None = None  # the parameters of the groups, by id; None: there are no groups
     _groups: list[_Group]
@@ -36,34 +42,18 @@ class AdamW(paddle.optimizer.AdamW):
         found = [(parameter, gradient) for parameter, gradient in found if gradient is not None]
         # A GPU's threads read four elements at a time.
         aligned = all(gradient.data_ptr() % 16 == 0 for _, gradient in found)
-        if not aligned or [id(parameter) for parameter, _ in found] != self._grouped:
+        if not (aligned and [id(parameter) for parameter, _ in found] == self._grouped):
             super().step()
-            self._group(found)
+            self._grouped = None
+            if found and _fused_step_is_right(self._create_param_lr(found[0]).dtype):
+                self._group(found)
             return
-        maxima, amsgrad = ((None,), (False,)) if hasattr(self, "_amsgrad") else ((), ())  # Paddle 2.6 has no AMSGrad
         for group in self._groups:
             gradients = [found[place][1] for place in group.places]
-            moment1, moment2, *powers = group.accumulators
-            _C_ops.fused_adam_(
-                group.parameters,
-                gradients,
-                self._create_param_lr((group.parameters[0], None)),
-                moment1,
-                moment2,
-                *maxima,
-                *powers,
-                None,  # no weights of another precision, and no update to skip
-                None,
-                self._beta1,
-                self._beta2,
-                self._epsilon,
-                self._CHUNK,
-                self._weight_decay,
-                group.decays,
-                False,
-                False,
-                *amsgrad,
-            )
+            rate = self._create_param_lr((group.parameters[0], None))
+            decay = self._weight_decay if group.decays else 0.0
+            hyper = (self._beta1, self._beta2, self._epsilon)
+            _fused_step(group.parameters, gradients, rate, group.accumulators, hyper, decay)
 
     def set_state_dict(self, state_dict: dict[str, paddle.Tensor]) -> None:
         """Goes on from a state; the numbers of updates in it may differ by parameter."""
@@ -84,3 +74,35 @@ class AdamW(paddle.optimizer.AdamW):
             accumulators = [[self._get_accumulator(kind, p) for p in parameters] for kind in self._KINDS]
             self._groups.append(_Group(places, parameters, accumulators, decays))
         self._grouped = [id(parameter) for parameter, _ in found]
+
+
+def _fused_step(
+    parameters: list[paddle.Tensor],
+    gradients: list[paddle.Tensor],
+    rate: paddle.Tensor,
+    accumulators: list[list[paddle.Tensor]],
+    hyper: tuple[float, float, float],
+    decay: float,
+) -> None:
+    """One step for all ``parameters``; ``hyper`` is beta1, beta2, epsilon; ``accumulators`` as ``AdamW._KINDS``."""
+    moment1, moment2, *powers = accumulators
+    # The two None: no weights of another precision, and no update to skip.
+    where = (parameters, gradients, rate, moment1, moment2, *_MAXIMA, *powers, None, None)
+    _C_ops.fused_adam_(*where, *hyper, _CHUNK, decay, True, False, False, *_AMSGRAD)
+
+
+@functools.cache
+def _fused_step_is_right(rate_type: paddle.dtype) -> bool:
+    """Whether the operator, an internal one of Paddle's, does here what AdamW is; if not, Paddle's own step serves.
+
+    Powers of beta that are on the CPU, as Paddle's optimizers have them, have to go on there.
+    """
+    parameter, gradient, rate = paddle.ones([4]), paddle.ones([4]), paddle.full([1], 0.1, rate_type)
+    moments = [paddle.zeros([4]), paddle.zeros([4])]
+    powers = [paddle.to_tensor([0.5], place=paddle.CPUPlace()) for _ in range(2)]
+    try:
+        _fused_step([parameter], [gradient], rate, [[tensor] for tensor in moments + powers], (0.5, 0.5, 0.0), 0.5)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError):  # it takes other arguments, or has no kernel
+        return False
+    values = [float(power.item()) for power in powers]
+    return values == [0.25, 0.25] and np.allclose(parameter.numpy(), 1 * (1 - 0.1 * 0.5) - 0.1)

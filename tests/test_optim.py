@@ -27,7 +27,7 @@ from small import Small
 from config import get_config, with_values
 from errors import InputError
 from models import create_model
-from optim import build_optimizer, decayed_parameters, freeze, layer_scales
+from optim import adamw, build_optimizer, decayed_parameters, freeze, layer_scales
 from optim.adamw import AdamW
 from optim.muon import orthogonalize
 
@@ -188,6 +188,7 @@ def test_frozen_parameters_stay_and_keep_no_state(case):
 @pytest.fixture
 def fused(monkeypatch):
     """The numbers of parameters that each call of the operator for several updates."""
+    assert adamw._fused_step_is_right(paddle.float32)  # which calls it once in a process
     sizes, operator = [], paddle._C_ops.fused_adam_
 
     def call(parameters, *others):
@@ -252,6 +253,32 @@ def test_groups_are_made_anew_after_a_state_was_set(fused):
     assert fused == []  # Paddle's own step
     run_steps(optimizer, model, range(4, 5))
     assert sorted(fused) == [1, 1, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("fault", ["other arguments", "updates not counted", "other values"])
+def test_an_operator_that_is_not_as_expected_is_left_for_paddles_step(fused, monkeypatch, fault):
+    operator = paddle._C_ops.fused_adam_
+
+    def changed(parameters, *others):
+        if fault == "other arguments":
+            raise TypeError("fused_adam_(): takes others")
+        powers = [kind for kind in others if isinstance(kind, list)][-2:]
+        counted = [kind[0].clone() for kind in powers]
+        operator(parameters, *others)
+        if fault == "other values":
+            parameters[0].scale_(2.0)
+        else:
+            for kind, before in zip(powers, counted, strict=True):
+                paddle.assign(before, kind[0])
+
+    monkeypatch.setattr(paddle._C_ops, "fused_adam_", changed)
+    adamw._fused_step_is_right.cache_clear()
+    assert not adamw._fused_step_is_right(paddle.float32)
+    fused.clear()
+    model = Small()
+    run_steps(problem("AdamW", model), model, range(3))
+    assert fused == []  # Paddle's own step
+    adamw._fused_step_is_right.cache_clear()
 
 
 def test_gradients_that_a_gpu_could_not_read_in_fours_are_left_to_paddle(fused, monkeypatch):
