@@ -1,5 +1,6 @@
 """The machine's GPUs and CUDA_VISIBLE_DEVICES, read as CUDA does: without Paddle, and without opening a GPU."""
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -10,8 +11,9 @@ from errors import InputError
 
 DRIVER = Path("/proc/driver/nvidia/gpus")  # a folder per GPU; on WSL2 and in some containers there is none
 _LIBRARIES = ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1")  # NVML, which comes with the driver
-_NONE = ("", "-1", "NoDevFiles")  # NoDevFiles: SLURM's word for a job without GPUs
-_NAME = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")
+_NONE = ("-1", "NoDevFiles")  # NoDevFiles: SLURM's word for a job without GPUs
+_NUMBER = re.compile(r"[0-9]{1,4}")  # int takes other scripts' digits, too, and raises at 4,301 of them
+_NAME = re.compile(r"[0-9]{1,4}|(GPU|MIG)-[A-Za-z0-9_/-]{1,90}")  # NVML's have 95 bytes at most
 _VARIABLE, _SELECTED = "CUDA_VISIBLE_DEVICES", "FLAGS_selected_gpus"
 
 
@@ -26,11 +28,14 @@ def installed() -> list[str]:
 
 
 def named() -> list[str] | None:
-    """Returns what CUDA_VISIBLE_DEVICES names; None where it is unset. CUDA reads it up to the first that is none."""
+    """Returns what CUDA_VISIBLE_DEVICES names, "00" as "0"; None where it is unset. CUDA reads it up to the first that
+    is none.
+    """
     if _VARIABLE not in os.environ:
         return None
-    listed = [part.strip() for part in os.environ[_VARIABLE].split(",")]
-    return listed[: next((place for place, part in enumerate(listed) if part in _NONE), None)]
+    listed = [part.strip() for part in os.environ[_VARIABLE].rstrip(", ").split(",")]
+    listed = listed[: next((place for place, part in enumerate(listed) if part in _NONE), None)]
+    return [str(int(part)) if _NUMBER.fullmatch(part) else part for part in listed if listed != [""]]
 
 
 def visible() -> int:
@@ -51,20 +56,21 @@ def check() -> None:
     listed = named()
     if listed is None:
         return
-    found = f"{_VARIABLE} is {os.environ[_VARIABLE]!r}"
+    whole, uuids = os.environ[_VARIABLE], installed()
+    found = f"{_VARIABLE} is {whole if len(whole) <= 100 else f'{whole[:100]}...'!r}"
+    places = [next((str(at) for at, uuid in enumerate(uuids) if uuid.startswith(part)), part) for part in listed]
     for part in listed:
         if not _NAME.fullmatch(part):
             expected = "numbers from 0 or names that nvidia-smi -L shows (GPU-..., MIG-...), separated by commas"
             raise InputError(f"{found}, expected {expected}; unset it for all GPUs, or set it to -1 for none")
-        if listed.count(part) > 1:
-            raise InputError(f"{found}, which names {part} twice; name each GPU once")
+    if same := [part for place, part in zip(places, listed, strict=True) if places.count(place) > 1]:
+        raise InputError(f"{found}, which names {same[0]} twice; name each GPU once")
     slices = [part for part in listed if part.startswith("MIG-")]
     if slices and len(listed) > 1:
         raise InputError(f"{found}, but CUDA gives a process one MIG slice alone; name one")
-    uuids = installed()
     for part in listed if uuids else ():  # without a driver nothing is known, and the CPU takes its place as ever
         matching = [uuid for uuid in uuids if uuid.startswith(part)]
-        known = int(part) < len(uuids) if part.isdecimal() else len(matching) == 1 or "" in uuids
+        known = int(part) < len(uuids) if _NUMBER.fullmatch(part) else len(matching) == 1 or "" in uuids
         if not (known or part in slices):
             here = f"this machine gives {len(uuids)} GPU{'s' * (len(uuids) > 1)}"
             raise InputError(f"{found}, but {part} is none of them: {here}; nvidia-smi -L lists them")
@@ -74,12 +80,12 @@ def check() -> None:
 def own() -> str:
     """Returns which GPU FLAGS_selected_gpus leaves to this process: its UUID, or its MIG slice; "" if nothing tells."""
     chosen = (os.environ.get(_SELECTED) or "0").split(",")[0].strip()
-    if not chosen.isdecimal():
-        raise InputError(f"{_SELECTED} is {chosen!r}, expected a GPU's place among the visible ones, from 0")
+    if not _NUMBER.fullmatch(chosen):
+        raise InputError(f"{_SELECTED} is {chosen[:100]!r}, expected a GPU's place among the visible ones, from 0")
     listed, uuids = named(), installed()
     names = [str(place) for place in range(len(uuids))] if listed is None else listed
     name = dict(enumerate(names)).get(int(chosen), "")
-    if name.isdecimal():
+    if _NUMBER.fullmatch(name):
         return dict(enumerate(uuids)).get(int(name), "")
     return next((uuid for uuid in uuids if name and uuid.startswith(name)), name)
 
@@ -88,25 +94,26 @@ def own() -> str:
 def _by_nvml() -> list[str] | None:
     """The UUIDs by NVML, which opens no GPU and may be asked before a fork; None where it doesn't answer."""
     for name in _LIBRARIES:
-        try:
-            nvml = ctypes.CDLL(name)
-            if nvml.nvmlInit_v2() != 0:  # the driver isn't loaded, or is of another version
-                return None
-        except (OSError, AttributeError):
-            continue
-        count, uuids = ctypes.c_uint(), []
-        try:
-            if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-                return None
-            for place in range(count.value):
-                device, uuid = ctypes.c_void_p(), ctypes.create_string_buffer(96)
-                told = nvml.nvmlDeviceGetHandleByIndex_v2(place, ctypes.byref(device)) == 0
-                told = told and nvml.nvmlDeviceGetUUID(device, uuid, len(uuid)) == 0
-                uuids.append(uuid.value.decode(errors="replace") if told else "")
-        finally:
-            nvml.nvmlShutdown()
-        return uuids
+        with contextlib.suppress(OSError, AttributeError):  # no such library, or one that lacks a function
+            return _asked(ctypes.CDLL(name))
     return None
+
+
+def _asked(nvml: ctypes.CDLL) -> list[str] | None:
+    if nvml.nvmlInit_v2() != 0:  # the driver isn't loaded, or is of another version
+        return None
+    count, uuids = ctypes.c_uint(), []
+    try:
+        if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+            return None
+        for place in range(count.value):
+            device, uuid = ctypes.c_void_p(), ctypes.create_string_buffer(96)
+            told = nvml.nvmlDeviceGetHandleByIndex_v2(place, ctypes.byref(device)) == 0
+            told = told and nvml.nvmlDeviceGetUUID(device, uuid, len(uuid)) == 0
+            uuids.append(uuid.value.decode(errors="replace") if told else "")
+    finally:
+        nvml.nvmlShutdown()
+    return uuids
 
 
 def _uuid_in(entry: Path) -> str:

@@ -94,6 +94,15 @@ def test_gpus_are_counted_where_proc_has_none(nvml, tmp_path):
         assert (told.stdout.strip(), told.stderr) == (expected, "")
 
 
+def test_a_library_that_lacks_nvmls_functions_counts_nothing(tmp_path, monkeypatch, machine):
+    """A stub of the CUDA toolkit's, say."""
+    machine("GPU-a")
+    (tmp_path / "stub.c").write_text("int nvmlInit_v2(void) { return 0; } int nvmlShutdown(void) { return 0; }")
+    subprocess.run(["gcc", "-shared", "-o", str(tmp_path / "stub.so"), str(tmp_path / "stub.c")], check=True)
+    monkeypatch.setattr(gpus, "_LIBRARIES", (str(tmp_path / "stub.so"),))
+    assert gpus.installed() == []
+
+
 def test_without_nvml_proc_counts(monkeypatch, tmp_path, machine):
     monkeypatch.setattr(gpus, "DRIVER", tmp_path)
     monkeypatch.setattr(gpus, "_LIBRARIES", ())
@@ -130,6 +139,9 @@ def test_launched_ranks_take_nccl_where_nvml_alone_knows_the_gpus(machine, monke
         ("", "", 0),
         (" ", "", 0),
         ("NoDevFiles", "", 0),
+        (",", "", 0),
+        ("0,", "0", 1),
+        ("00,3", "0,3", 2),
         ("GPU-b2, GPU-a0", "GPU-b2,GPU-a0", 2),
         ("GPU-b3", "GPU-b3", 1),
         ("MIG-GPU-a0/1/0", "MIG-GPU-a0/1/0", 1),
@@ -148,6 +160,12 @@ def test_what_cuda_shows_is_written_as_paddle_reads_it(machine, visible, written
     ("visible", "message"),
     [
         ("0,0", "'0,0', which names 0 twice; name each GPU once"),
+        ("0,00", "'0,00', which names 0 twice; name each GPU once"),
+        ("GPU-b2,2", "'GPU-b2,2', which names GPU-b2 twice; name each GPU once"),
+        ("0,,1", "'0,,1', expected numbers from 0"),
+        ("\u0663", "'\u0663', expected numbers from 0"),  # three, in Arabic: a number to int
+        ("0" * 10_000, f"'{'0' * 100}...', expected numbers from 0"),
+        ("-10", "'-10', expected numbers from 0"),
         ("0,4", "'0,4', but 4 is none of them: this machine gives 4 GPUs; nvidia-smi -L lists them"),
         ("GPU-b", "'GPU-b', but GPU-b is none of them: this machine gives 4 GPUs; nvidia-smi"),  # two begin so
         ("GPU-c", "'GPU-c', but GPU-c is none of them: this machine gives 4 GPUs; nvidia-smi"),
@@ -168,7 +186,7 @@ def test_what_cuda_would_not_show_is_refused(machine, visible, message):
 
 def test_no_gpu_by_minus_one_keeps_paddle_from_asking_cuda():
     """In every program, for errors.py comes before Paddle: CUDA would answer with an error."""
-    for given, left in (("-1", "''"), (" -1,0", "''"), ("0,-1", "'0,-1'"), ("", "''")):
+    for given, left in (("-1", "''"), (" -1,0", "''"), ("0,-1", "'0,-1'"), ("-10", "'-10'"), ("", "''")):
         told = [sys.executable, "-c", "import os, errors; print(repr(os.environ['CUDA_VISIBLE_DEVICES']))"]
         kept = os.environ | {"CUDA_VISIBLE_DEVICES": given}
         assert subprocess.run(told, cwd=ROOT, env=kept, capture_output=True, text=True).stdout.strip() == left
@@ -214,9 +232,10 @@ def test_paddles_launcher_numbers_its_ranks_as_the_visible_gpus(machine, environ
     environment(FLAGS_selected_gpus=selected[0])
     gpus.check()
     assert gpus.own() == "GPU-b3"
-    environment(FLAGS_selected_gpus="b")
-    with pytest.raises(InputError, match="FLAGS_selected_gpus is 'b', expected a GPU's place among the visible ones"):
-        gpus.own()
+    for wrong in ("b", "\u00b2", "9" * 5000):
+        environment(FLAGS_selected_gpus=wrong)
+        with pytest.raises(InputError, match=f"FLAGS_selected_gpus is '{wrong[:100]}', expected a GPU's place among"):
+            gpus.own()
 
 
 @pytest.mark.smoke
