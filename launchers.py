@@ -282,8 +282,9 @@ def _number(names: str, default: int | None = None) -> int:
     text = _first(names)
     if text is None and default is not None:
         return default
-    if text is None or not text.isdecimal():
-        raise InputError(f"{names.split()[0]} is {text!r}; expected a whole number")
+    if text is None or not re.fullmatch("[0-9]{1,18}", text):
+        found = f"{text[:100]}..." if text and len(text) > 100 else text
+        raise InputError(f"{names.split()[0]} is {found!r}; expected a whole number")
     return int(text)
 
 

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import socket
 import struct
 import sys
@@ -88,14 +89,14 @@ def meet(
     if count == 1:  # no network needed
         connection, guest = socket.socketpair()
         return Meeting(address, kind, host, connection, {0: guest})
-    party = f"{count} {kind}s{f' of job {job}' if job else ''}"
+    party = f"{count} {kind}s{f' of job {_printable(job)}' if job else ''}"
     guests: dict[int, socket.socket] = {}
-    machine = socket.gethostname().replace(" ", "")
+    machine = _printable(socket.gethostname(), "")  # without blanks, as the seat, for they end the greeting
     if place == 0:
         given = (_listen(host, port), guests, party, count, limit, kind)
         threading.Thread(target=_receive, args=given, daemon=True).start()
         print(f"{kind} 0 waits at {address} for {count - 1} more", file=sys.stderr, flush=True)
-    hello = f"{GREETING} {party} {place} {seat}@{machine}\n"
+    hello = f"{GREETING} {party} {place} {_printable(seat, '').replace('@', '-')}@{machine}\n"
     try:
         connection, answer = _attend(host, port, hello, ANSWER if place == 0 else limit)
     except OSError as error:
@@ -115,6 +116,11 @@ def meet(
     own = connection.getsockname()[0]
     # On rank 0's machine its name may stand for 127.0.1.1 (Debian's /etc/hosts), where no other finds it.
     return Meeting(address, kind, common if own.startswith("127.") else own, connection, guests)
+
+
+def _printable(text: str, blank: str = " ") -> str:
+    """Returns a name that others chose as a part of one line: up to 200 characters that UTF-8 has."""
+    return blank.join(text.encode(errors="backslashreplace").decode().split())[:200]
 
 
 def addresses() -> dict[str, str]:
@@ -137,7 +143,7 @@ def parsed(address: str) -> tuple[str, int]:
         InputError: it is none.
     """
     host, _, port = address.rpartition(":")
-    if not host or ":" in host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or ":" in host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         raise InputError(f"the master's address is {address!r}; expected HOST:PORT, a name or IPv4 and 1 to 65535")
     return host, int(port)
 
@@ -187,11 +193,12 @@ def _same_seat(seats: dict[int, str]) -> str:
     """Returns which ranks have one GPU, and what to do; "" where none have."""
     ranks: dict[str, list[int]] = {}
     for place, seat in sorted(seats.items()):
-        if gpu := seat.rpartition("@")[0]:
+        if gpu := seat.partition("@")[0]:
             ranks.setdefault(gpu, []).append(place)
     for gpu, places in ranks.items():
         if len(places) > 1:
-            who = f"ranks {_listed(places)} on {seats[places[0]].rpartition('@')[2]} have one GPU, {gpu}"
+            machines = dict.fromkeys(seats[place].partition("@")[2] for place in places)  # several: containers
+            who = f"ranks {_listed(places)} on {', '.join(machines)} have one GPU, {gpu}"
             advice = "start a process per GPU, or give each its own (CUDA_VISIBLE_DEVICES; srun --gpus-per-task=1)"
             return f"{who}, and NCCL needs one for each: {advice}"
     return ""
@@ -206,9 +213,12 @@ def _dismiss(guests: dict[int, socket.socket], verdict: str) -> None:
 def _admit(connection: socket.socket, guests: dict[int, socket.socket], seats: dict[int, str], party: str) -> bool:
     """Answers who connected; whether it is one of the party."""
     try:
-        theirs, place, seat = _line(connection, STRANGER).rsplit(" ", 2)
+        said = _line(connection, STRANGER)
+        theirs, place, seat = said.rsplit(" ", 2)
         answer = "wait"
-        if theirs != f"{GREETING} {party}":
+        if re.fullmatch(rf"{re.escape(f'{GREETING} {party}')} [0-9]+", said):  # as ranks greeted before they had a seat
+            answer = f"differs {party} with another version of this toolkit"
+        elif theirs != f"{GREETING} {party}":
             answer = f"differs {party}"
         elif int(place) in guests:
             answer = "twice"
@@ -280,7 +290,11 @@ def _understand(connection: socket.socket, answer: str, address: str, kind: str,
     if answer == "twice":
         raise InputError(f"one of the same number came to {address} before; each {kind} needs its own", shared=False)
     if answer.startswith("differs "):
-        found = f"at {address} meet {answer.removeprefix('differs ')}, this is one of {party}"
+        there = answer.removeprefix("differs ")
+        if there == party:  # it didn't take this greeting
+            found = f"{kind} 0 at {address} runs another version of this toolkit"
+            raise InputError(f"{found}; install the same on all machines", shared=False)
+        found = f"at {address} meet {there}, this is one of {party}"
         advice = "another run has the port (choose another MASTER_PORT), or this one was started with other numbers"
         raise InputError(f"{found}: {advice}", shared=False)
     found = f"another run or program answers at {address}, not this run's {kind} 0"

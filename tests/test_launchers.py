@@ -151,6 +151,8 @@ def test_a_shell_under_slurm_is_no_task_of_srun(environment, capfd, changed):
         (TORCHRUN | {"RANK": "4", "LOCAL_RANK": 0}, "^RANK is 4, but there are 4; it counts from 0"),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": 1}, "LOCAL_RANK is 1, but there are 1; it counts from 0"),
         (TORCHRUN | {"LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1'; expected a whole number"),
+        (TORCHRUN | {"RANK": "\u0661"}, "RANK is '\u0661'; expected a whole number"),  # one, in Arabic
+        (TORCHRUN | {"RANK": "1" * 5000}, f"RANK is '{'1' * 100}...'; expected a whole number"),
     ],
 )
 def test_an_environment_that_makes_no_sense(environment, given, message):

@@ -66,6 +66,47 @@ def test_all_ranks_meet_whatever_the_order_and_whoever_else_knocks(port, capfd):
         pass
 
 
+@pytest.mark.parametrize("job", ["a b", "night\nly\tbuild ", "caf\udce9", "7" * 5000], ids=range(4))
+@pytest.mark.parametrize("host", ["node1", "me@lab", "a\tb\n", "caf\udce9"], ids=range(4))
+def test_names_that_others_chose_dont_break_the_greeting(port, monkeypatch, host, job):
+    """SLURM's, torchrun's and the user's. Without GPUs none is the same, whatever the machine's name looks like."""
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    for seats in (("", ""), ("GPU a\n0", "GPU a\n1"), ("GPU-\ufffd@x", "GPU-\ufffd"), ("9" * 200, "")):
+        calls = [{"address": f"127.0.0.1:{port}", "place": n, "count": 2, "job": job, "seat": seats[n]} for n in (0, 1)]
+        assert together(*calls) == ["127.0.0.1"] * 2
+
+
+def test_a_gpu_that_two_containers_have_is_named_with_both(port, monkeypatch):
+    hosts = iter(["one", "two"])
+    monkeypatch.setattr(socket, "gethostname", lambda: next(hosts))
+    calls = [{"address": f"127.0.0.1:{port}", "place": n, "count": 2, "seat": "GPU-a"} for n in (0, 1)]
+    for error in together(*calls):
+        assert re.match(
+            "ranks 0, 1 on (one, two|two, one) have one GPU, GPU-a, and NCCL needs one for each", str(error)
+        )
+
+
+def test_ranks_of_another_version_are_told_so(port):
+    """Whose greeting has no GPU, or another form."""
+    address = f"127.0.0.1:{port}"
+    waiting = ThreadPoolExecutor(1).submit(together, {"address": address, "place": 0, "count": 2, "limit": 3.0})
+    for said, answer in (
+        ("2 ranks 1", "differs 2 ranks with another version of this toolkit"),
+        ("2 ranks of job 7 1 @b", "differs 2 ranks"),
+        ("2 ranks of job 7 1", "differs 2 ranks"),
+    ):
+        connection, heard = rendezvous._attend("127.0.0.1", port, f"{rendezvous.GREETING} {said}\n", 5.0)
+        connection.close()
+        assert heard == answer
+    assert str(waiting.result()[0]).startswith("rank 1 of 2 didn't come in 3 s")
+    with pytest.raises(InputError) as caught:
+        rendezvous._understand(None, "differs 2 ranks", address, "rank", "2 ranks", 1)
+    assert (
+        str(caught.value)
+        == f"rank 0 at {address} runs another version of this toolkit; install the same on all machines"
+    )
+
+
 def test_ranks_that_never_come_are_named_on_all_that_did(port):
     address = f"127.0.0.1:{port}"
     found = together(*({"address": address, "place": place, "count": 5, "limit": 0.3} for place in (0, 3)))
@@ -170,7 +211,9 @@ def test_one_rank_alone_needs_no_network(port):
         assert together({"address": f"127.0.0.1:{port}", "place": 0, "count": 1}) == ["127.0.0.1"]
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1", "host:", ":29500", "host:0", "host:65536", "::1:29500", "host:http"])
+@pytest.mark.parametrize(
+    "address", ["10.0.0.1", "host:", ":29500", "host:0", "host:65536", "::1:29500", "host:http", "host:\u00b2"]
+)
 def test_an_address_that_is_none(address):
     with pytest.raises(InputError, match=f"the master's address is '{address}'; expected HOST:PORT"):
         rendezvous.meet(address, 1, 2, limit=1)
