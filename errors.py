@@ -21,7 +21,7 @@ from startup import missing
 # own that crashes Python's, unless Python's (above) is loaded already; and its notes on sockets are no news for users.
 os.environ.setdefault("GLOG_minloglevel", "2")
 # CUDA takes -1 for "none"; asked how many that are, it answers with an error. Of "" Paddle doesn't ask.
-if os.environ.get("CUDA_VISIBLE_DEVICES", "").strip().startswith("-1"):
+if os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip() == "-1":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # Ranks that are ended together leave their loaders' semaphores to Python's tracker, a process that would say so.
 if "resource_tracker" not in os.environ.get("PYTHONWARNINGS", ""):
@@ -81,11 +81,12 @@ def remedy(error: OSError) -> str:
 
 
 # Paddle's words for memory that ran out. Its allocators raise a MemoryError; CUDA, cuBLAS and cuDNN raise an OSError.
+_DEVICE = r"(GPU \d+|[\w-]+:\d+)"  # a plugin's is "npu:0"
 _GPU_MEMORY = re.compile(
-    r"Out of memory error on GPU (\d+)|CUDA error\(2\), out of memory|CU[A-Z]+_STATUS_ALLOC_FAILED"
+    rf"Out of memory error on {_DEVICE}|CUDA error\(2\), out of memory|CU[A-Z]+_STATUS_ALLOC_FAILED"
 )
 _SIZES = re.compile(
-    r"annot allocate (\S+) memory on GPU \d+, (?:(\S+) memory has been.* and )?available memory is only (\S+)\."
+    rf"annot allocate (\S+) memory on {_DEVICE}, (?:(\S+) memory has been.* and )?available memory is only (\S+)\."
 )
 _CPU_MEMORY = re.compile(r"Fail to alloc memory of (\d+) size")
 _IN_WORKER = re.compile(
@@ -115,11 +116,12 @@ def out_of_memory(error: BaseException) -> str:
     nothing.
     """
     text = str(error)
-    if found := _GPU_MEMORY.search(text):
-        gpu = f"GPU {found[1]}" if found[1] else "the GPU"
+    paddles = isinstance(error, (MemoryError, OSError)) and not getattr(error, "errno", None)  # not a file's
+    if paddles and (found := _GPU_MEMORY.search(text)):
+        gpu = found[1] or "the GPU"
         if not (sizes := _SIZES.search(text)):
             return f"{gpu} is out of memory ({found[0]})"
-        asked, used, free = (re.sub(r"(\.\d\d)\d+", r"\1", size or "") for size in sizes.groups())
+        asked, _, used, free = (re.sub(r"(\.\d\d)\d+", r"\1", size or "") for size in sizes.groups())
         return f"{gpu} is out of memory: {asked} were asked for, {f'{used} are in use, ' * bool(used)}{free} are free"
     worker = _IN_WORKER.search(text) if isinstance(error, RuntimeError) else None
     if not (worker or isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM):

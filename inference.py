@@ -165,7 +165,7 @@ def _refused(what: str) -> Iterator[None]:
     """Turns Paddle's errors, pages of C++ and Python, into one line."""
     try:
         yield
-    except OSError:  # the disk's
+    except (OSError, MemoryError):  # the disk's, and what errors.out_of_memory tells
         raise
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

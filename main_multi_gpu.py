@@ -68,15 +68,20 @@ def main_worker(config, dataset_train, dataset_val):
 
 def less_memory(config, directory):
     """Returns what to do where memory ran out: what takes less of it, and how a training goes on with that."""
-    if config.EVAL:
-        return f"lower -batch_size_eval (now {config.DATA.BATCH_SIZE_EVAL})"
+    smaller = "take a smaller one, or end what else holds memory"
     if progress.doing() == progress.STARTING:
-        return "the model alone takes more than there is: take a smaller one, or end what else holds memory"
+        return f"the model alone takes more than there is: {smaller}"
+    evaluates = config.EVAL or progress.doing() == progress.EVALUATING
+    size = config.DATA.BATCH_SIZE_EVAL if evaluates else config.DATA.BATCH_SIZE
+    if size == 1:
+        return f"the batch is one image already: lower -image_size, or the model is too large: {smaller}"
+    if config.EVAL:
+        return f"lower -batch_size_eval (now {size})"
     whole = config.DATA.GLOBAL_BATCH
     batch = f"DATA.GLOBAL_BATCH (now {whole})" if whole else f"-batch_size (now {config.DATA.BATCH_SIZE})"
     ways = [f"lower {batch} and raise -accum_iter (now {config.TRAIN.ACCUM_ITER}) by the same factor"]
-    if progress.doing() == progress.EVALUATING:
-        ways = [f"lower -batch_size_eval (now {config.DATA.BATCH_SIZE_EVAL})"]
+    if evaluates:
+        ways = [f"lower -batch_size_eval (now {size})"]
     elif not (config.MODEL.RECOMPUTE or config.TO_STATIC):
         ways.append("or set MODEL.RECOMPUTE True")
     if directory and any((directory / "checkpoints").glob("epoch_*")):

@@ -51,6 +51,12 @@ TWO = CUDA.format(2, "out of memory")
             "GPU 3 is out of memory: 1.50GB were asked for, 38.91GB are in use, 412.62MB are free",
         ),
         (MemoryError(GPU.format("")), "GPU 3 is out of memory: 1.50GB were asked for, 412.62MB are free"),
+        (
+            MemoryError(GPU.replace("GPU 3", "stand_in:1").format("")),
+            "stand_in:1 is out of memory: 1.50GB were asked for, 412.62MB are free",
+        ),
+        (FileNotFoundError(2, "No such file", "CUDA error(2), out of memory.jpg"), ""),
+        (RunError("what: Out of memory error on GPU 0"), ""),
         (OSError(CUBLAS), "the GPU is out of memory (CUBLAS_STATUS_ALLOC_FAILED)"),
         (OSError(CUDNN), "the GPU is out of memory (CUDNN_STATUS_ALLOC_FAILED)"),
         (OSError(TWO), "the GPU is out of memory (CUDA error(2), out of memory)"),
@@ -108,7 +114,10 @@ def test_what_to_do_about_it(monkeypatch, tmp_path):
         return less_memory(get_config(None, words), directory)
 
     assert told("EVAL", "True") == "lower -batch_size_eval (now 64)"
+    assert told("EVAL", "True", "DATA.BATCH_SIZE_EVAL", "1").startswith("the batch is one image already: lower -image_")
+    assert told("DATA.BATCH_SIZE", "1").startswith("the batch is one image already: lower -image_size, or the model")
     monkeypatch.setattr(progress, "_doing", progress.STARTING)
+    assert told("EVAL", "True").startswith("the model alone takes more than there is: take a smaller one")
     assert told().startswith("the model alone takes more than there is: take a smaller one")
     progress.beat(progress.COMPUTING)
     both = "lower -batch_size (now 256) and raise -accum_iter (now 1) by the same factor"
