@@ -47,6 +47,9 @@ def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType 
     if line := missing(error):
         print(line, file=sys.stderr, flush=True)
         os._exit(2)
+    if isinstance(error, KeyboardInterrupt):  # a tool's imports take a second, too
+        print("interrupted", file=sys.stderr, flush=True)
+        os._exit(128 + signal.SIGINT)
     sys.__excepthook__(kind, error, trace)
 
 

@@ -55,6 +55,8 @@ def test_flags_that_would_do_nothing_are_refused(tmp_path):
         (["--rehearse"], {}, apart),
         (["--only", "flash"], {}, apart),
         (["--gpu", "-cfg=vit_digits_x"], {}, "-cfg does nothing with --gpu; leave it out"),
+        (["--gpu", "--rehearse", "-ngpus=0"], {}, "-ngpus is 0, expected -1 (all) or at least 1"),
+        (["-ngpus=-3"], {}, "-ngpus is -3, expected -1 (all) or at least 1"),
         (["--gpu", "-timeout", "3"], {}, "-timeout does nothing with --gpu; leave it out"),
         (
             ["--gpu"],
@@ -113,6 +115,12 @@ def test_a_signal_ends_it_and_what_it_started(tmp_path, number, said):
     assert "sharded  " not in printed
     assert_none_left(left)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_while_a_tool_is_imported_is_no_traceback():
+    tool = f"import sys; sys.argv[0] = {str(ROOT / 'tools' / 'doctor.py')!r}; import startup; raise KeyboardInterrupt"
+    done = subprocess.run([sys.executable, "-c", tool], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
 # -------------------------------------------------------------------- its means

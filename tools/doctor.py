@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launchers  # noqa: E402
-from errors import RunError, reported  # noqa: E402
+from errors import InputError, RunError, reported  # noqa: E402
 from tools import gpu_first_steps, machine  # noqa: E402
 
 ELEMENTS = 22_050_664  # float32: the gradients of ViT-S/16
@@ -143,6 +143,8 @@ def judged(ranks: int, backend: str, seconds: float, right: bool, hosts: list[tu
 
 def main() -> None:
     arguments = _arguments()
+    if arguments.ngpus is not None and arguments.ngpus < 1 and arguments.ngpus != -1:
+        raise InputError(f"-ngpus is {arguments.ngpus}, expected -1 (all) or at least 1")
     if arguments.gpu or arguments.rehearse or arguments.only:
         sys.exit(gpu_first_steps.main(arguments, _tell))
     meeting = absent = None
