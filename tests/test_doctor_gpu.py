@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT
 from programs import assert_none_left, descendants, wait_for
 
-from errors import RunError
+from errors import InputError, RunError
 from tools import gpu_checks, gpu_first_steps, gpu_probe, gpu_watch
 
 REHEARSAL = "rehearsal on a CPU: says nothing about a GPU"
@@ -115,6 +115,21 @@ def test_a_signal_ends_it_and_what_it_started(tmp_path, number, said):
     assert "sharded  " not in printed
     assert_none_left(left)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_where_nothing_can_be_written_one_line_says_so(monkeypatch):
+    def none():
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(gpu_first_steps.tempfile, "gettempdir", none)
+    monkeypatch.setattr(gpu_first_steps, "_refuse", lambda arguments: None)
+    with pytest.raises(InputError, match=r"^No usable .* found in \['/tmp'\]; let TMPDIR name a folder that can be"):
+        gpu_first_steps.main(None, print)
+
+
+def test_a_host_without_proc_is_told_by_what_else_is_known(monkeypatch):
+    monkeypatch.setattr(gpu_first_steps, "Path", lambda *_: Path("/no/cpuinfo"))
+    assert re.fullmatch(r"Python \S+, \S+, \d+ cores, \d+ GB, Linux .*", gpu_first_steps.host())
 
 
 def test_ctrl_c_while_a_tool_is_imported_is_no_traceback():

@@ -46,6 +46,10 @@ def main(arguments: argparse.Namespace, tell: Callable[[str, Finding, bool], Non
         InputError: there is no GPU, or a flag that does nothing here.
     """
     _refuse(arguments)
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        raise InputError(f"{error.strerror}; let TMPDIR name a folder that can be written") from None
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # by way of all that has to be ended
     begun, todo = time.monotonic(), 0
     with tempfile.TemporaryDirectory(prefix="doctor-", ignore_cleanup_errors=True) as folder:
@@ -120,7 +124,8 @@ def driver() -> str:
 
 def host() -> str:
     """Python, processor, memory."""
-    fields = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
+    described = Path("/proc/cpuinfo")  # Linux has it, where a sandbox hides nothing
+    fields = [line.partition(":") for line in described.read_text().splitlines()] if described.is_file() else []
     cpu = next((value.strip() for key, _, value in fields if key.strip() == "model name"), platform.machine())
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
     cores = len(os.sched_getaffinity(0))
