@@ -1,7 +1,7 @@
 """What travels between host and device in a step: the columns of its batch, which the loader sends, and nothing else.
 
 On a GPU any other copy makes the host wait until all is done that was asked of the device before. Here each is counted
-by patching what makes it, in the thread that trains (tools/gpu_watch.py, as ``tools/doctor.py --gpu`` does).
+by patching what makes it, in the thread that trains (tools/gpu_probe.py, as ``tools/doctor.py --gpu`` does).
 """
 
 import itertools
@@ -22,7 +22,7 @@ from datasets import ArrayDataset, get_dataloader, get_datasets
 from models import build_model
 from optim import LossScaler, freeze
 from records import Run
-from tools import gpu_watch
+from tools import gpu_probe
 
 MIXED = ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.CUTMIX_ALPHA", "1.0"]
 DROPPED = ["MODEL.DROPPATH", "0.2", "MODEL.DROPOUT", "0.1", "MODEL.ATTENTION_DROPOUT", "0.1"]
@@ -62,7 +62,7 @@ STEPS = {
 def transfers(monkeypatch):
     """The running count of copies by what is called and by which file of the toolkit."""
     monkeypatch.setattr(loader, "num_gpus", lambda: 1)  # the loader's own copies are made in its thread
-    with gpu_watch.counted() as count:
+    with gpu_probe.counted() as count:
         yield count
 
 
