@@ -26,6 +26,7 @@ STAGE_2 = [*STAGE_1, "DIST.STRATEGY.sharding_configs.stage", "2"]
 RECIPE = [
     "DATA.BATCH_SIZE", "8", "TRAIN.NUM_EPOCHS", "2", "TRAIN.BASE_LR", "0.01", "TRAIN.GRAD_CLIP", "0.5",
     "TRAIN.MODEL_EMA", "True", "TRAIN.MIXUP_ALPHA", "0.2", "SAVE_STEPS", "2", "KEEP_LAST", "1000",
+    "DATA.BATCH_SIZE_EVAL", "180",
 ]  # fmt: skip
 # Without recomputation, which asks the device for its generator's state: the stand-in draws from the CPU's.
 DROPS = ["MODEL.DROPOUT", "0.1", "MODEL.DROPPATH", "0.2", "TRAIN.ACCUM_ITER", "2"]
@@ -86,7 +87,7 @@ ADAMS = ("AdamW", "Adam", "LAMB", "Muon")
 SHARDED = {
     "stage 1": [*RECIPE, *STAGE_1, "MODEL.RECOMPUTE", "True"],
     "on stage 2": [*RECIPE, *STAGE_2, "MODEL.RECOMPUTE", "True"],  # from the middle of the one before
-    "Muon": ["DATA.BATCH_SIZE", "8", *STAGE_1, "TRAIN.OPTIMIZER.NAME", "Muon"],
+    "Muon": ["DATA.BATCH_SIZE", "32", "DATA.BATCH_SIZE_EVAL", "180", *STAGE_1, "TRAIN.OPTIMIZER.NAME", "Muon"],
 }
 OTHERS = {"stage 2": SHARDED["on stage 2"]}
 OTHERS |= {name: [*SHARDED["Muon"][:-1], name] for name in ("Adam", "LAMB", "SGD", "Lion")}

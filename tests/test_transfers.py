@@ -27,7 +27,7 @@ from tools import gpu_probe
 MIXED = ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.CUTMIX_ALPHA", "1.0"]
 DROPPED = ["MODEL.DROPPATH", "0.2", "MODEL.DROPOUT", "0.1", "MODEL.ATTENTION_DROPOUT", "0.1"]
 OPTIMIZERS = {name: ["TRAIN.OPTIMIZER.NAME", name] for name in ("Adam", "SGD", "LAMB", "LARS", "Lion", "Muon")}
-RESNET = ["MODEL.TYPE", "ResNet", "MODEL.DEPTH", "18", "MODEL.SMALL_STEM", "True", "DATA.IMAGE_SIZE", "16"]
+CONVMIXER = ["MODEL.TYPE", "ConvMixer", "MODEL.KERNEL_SIZE", "3"]  # convolutions and batch norms
 # What changes a step, by its options: none of them may copy anything. A key that changes a step belongs here.
 STEPS = {
     "plain": [],
@@ -54,7 +54,7 @@ STEPS = {
     "patches dropped": ["MODEL.PATCH_DROP", "0.5"],
     "augmented anew": ["TRAIN.REPEATED_AUGMENT", "2", "DATA.SAMPLER", "balanced"],
     "registers, scales": ["MODEL.REG_TOKENS", "2", "MODEL.INIT_VALUES", "0.1", "MODEL.QK_NORM", "True"],
-    "ResNet": RESNET,
+    "ConvMixer": CONVMIXER,
 }
 
 
@@ -92,8 +92,8 @@ def of_steps(transfers, options, output, steps=7):
 @pytest.mark.parametrize("step", STEPS)
 def test_a_step_copies_nothing_but_its_batch(tmp_path, tiny, transfers, step):
     options = [*without(tiny, *STEPS[step][::2]), *STEPS[step]]
-    if step == "ResNet":
-        options = without(options, "MODEL.PATCH_SIZE", "MODEL.EMBED_DIM", "MODEL.NUM_HEADS")
+    if step == "ConvMixer":
+        options = without(options, "MODEL.NUM_HEADS")
     assert of_steps(transfers, options, tmp_path) == [{}] * 4
 
 
