@@ -1,7 +1,8 @@
 """Which tensors Paddle would keep on the CPU while a GPU computes, on a machine that has the CPU alone.
 
 Paddle's optimizers fill some accumulators with ``device="cpu"``. Within ``elsewhere()`` these, and what is computed
-from them alone, have a place that isn't the process's device. A collective that is given one is noted: NCCL's fail.
+from them alone, have a place that isn't the process's device. A collective that is given one is noted: NCCL's would
+fail. It works in every build of Paddle; tests/stand_in sees more, in builds that load plugins.
 """
 
 import contextlib

@@ -4,6 +4,7 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 import pytest
+import stand_in
 from places import elsewhere
 from ranks import run_ranks
 from runs import train
@@ -32,6 +33,7 @@ def train_elsewhere(runs):
 
 
 @pytest.mark.smoke
+@pytest.mark.skipif(not stand_in.why_not(), reason="tests/test_stand_in.py sees every place here, not these alone")
 def test_every_collective_takes_its_tensors_from_the_device(tmp_path, tiny):
     """A fresh run's first checkpoint, and a resumed one's: Adam's beta powers are on the CPU, beside a GPU."""
     engines = {
@@ -72,6 +74,18 @@ def test_what_paddle_keeps_on_the_cpu_is_copied_to_the_device_and_stays():
 # ------------------------------------------------------------------- buckets
 
 
+def questions():
+    """What is asked of one pair of ranks, for each takes seconds to start."""
+    return {ask.__name__: ask() for ask in (count_collectives, all_uneven_updates, pieces_of_state, second_pass)}
+
+
+@pytest.fixture(scope="module")
+def found():
+    """{question: (what rank 0 answers, what rank 1 answers)}"""
+    one, other = run_ranks(questions)
+    return {name: (one[name], other[name]) for name in one}
+
+
 def count_collectives():
     """By stage, the collectives of two updates of ViT-S: (name, elements)."""
     found = {}
@@ -91,8 +105,8 @@ def count_collectives():
     return found
 
 
-def test_an_update_of_vit_s_takes_a_handful_of_collectives():
-    one, other = run_ranks(count_collectives)
+def test_an_update_of_vit_s_takes_a_handful_of_collectives(found):
+    one, other = found["count_collectives"]
     assert one == other
     count, elements = one.pop("parameters")
     assert (count, elements) == (152, 22_050_664)
@@ -155,7 +169,7 @@ def all_uneven_updates():
     return [uneven_updates(*case) for case in CASES]
 
 
-def test_ranks_may_use_other_parameters_in_another_order():
+def test_ranks_may_use_other_parameters_in_another_order(found):
     names = _used(0, 0)
     expected = {name: (array, 0.0) for name, array in Small().arrays().items()}
     for update in range(2):
@@ -164,7 +178,7 @@ def test_ranks_may_use_other_parameters_in_another_order():
             gradients = [3 + 2 * place for place in (0, 1) if name in _used(place, update)]
             momentum = sum(gradients) / 2 + 0.5 * momentum
             expected[name] = array - 0.1 * momentum, momentum
-    for case, one, other in zip(CASES, *run_ranks(all_uneven_updates), strict=True):
+    for case, one, other in zip(CASES, *found["all_uneven_updates"], strict=True):
         (arrays, reduced, most), (others, others_reduced, _) = one, other
         assert reduced == others_reduced, case
         assert most <= parallel.UNDER_WAY, case
@@ -198,8 +212,8 @@ def second_pass():
         return str(error)
 
 
-def test_a_second_backward_pass_before_the_update_is_told():
-    for told in run_ranks(second_pass):
+def test_a_second_backward_pass_before_the_update_is_told(found):
+    for told in found["second_pass"]:
         assert told.endswith(" had two backward passes before an update; the first has to be accumulating")
 
 
@@ -223,8 +237,8 @@ def pieces_of_state():
     return found
 
 
-def test_the_whole_state_is_the_same_in_pieces_of_any_size():
-    ((whole, one), (parts, several)), others = run_ranks(pieces_of_state)
+def test_the_whole_state_is_the_same_in_pieces_of_any_size(found):
+    ((whole, one), (parts, several)), others = found["pieces_of_state"]
     assert [arrays for arrays, _ in others] == [{}, {}]
     assert one == 1
     assert several > 4

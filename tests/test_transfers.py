@@ -1,7 +1,7 @@
 """What travels between host and device in a step: the columns of its batch, which the loader sends, and nothing else.
 
 On a GPU any other copy makes the host wait until all is done that was asked of the device before. Here each is counted
-by patching what makes it, in the thread that trains (tools/gpu_watch.py, as ``tools/doctor.py --gpu`` does).
+by patching what makes it, in the thread that trains (tools/gpu_probe.py, as ``tools/doctor.py --gpu`` does).
 """
 
 import itertools
@@ -22,12 +22,12 @@ from datasets import ArrayDataset, get_dataloader, get_datasets
 from models import build_model
 from optim import LossScaler, freeze
 from records import Run
-from tools import gpu_watch
+from tools import gpu_probe
 
 MIXED = ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.CUTMIX_ALPHA", "1.0"]
 DROPPED = ["MODEL.DROPPATH", "0.2", "MODEL.DROPOUT", "0.1", "MODEL.ATTENTION_DROPOUT", "0.1"]
 OPTIMIZERS = {name: ["TRAIN.OPTIMIZER.NAME", name] for name in ("Adam", "SGD", "LAMB", "LARS", "Lion", "Muon")}
-RESNET = ["MODEL.TYPE", "ResNet", "MODEL.DEPTH", "18", "MODEL.SMALL_STEM", "True", "DATA.IMAGE_SIZE", "16"]
+CONVMIXER = ["MODEL.TYPE", "ConvMixer", "MODEL.KERNEL_SIZE", "3"]  # convolutions and batch norms
 # What changes a step, by its options: none of them may copy anything. A key that changes a step belongs here.
 STEPS = {
     "plain": [],
@@ -54,7 +54,7 @@ STEPS = {
     "patches dropped": ["MODEL.PATCH_DROP", "0.5"],
     "augmented anew": ["TRAIN.REPEATED_AUGMENT", "2", "DATA.SAMPLER", "balanced"],
     "registers, scales": ["MODEL.REG_TOKENS", "2", "MODEL.INIT_VALUES", "0.1", "MODEL.QK_NORM", "True"],
-    "ResNet": RESNET,
+    "ConvMixer": CONVMIXER,
 }
 
 
@@ -62,7 +62,7 @@ STEPS = {
 def transfers(monkeypatch):
     """The running count of copies by what is called and by which file of the toolkit."""
     monkeypatch.setattr(loader, "num_gpus", lambda: 1)  # the loader's own copies are made in its thread
-    with gpu_watch.counted() as count:
+    with gpu_probe.counted() as count:
         yield count
 
 
@@ -92,8 +92,8 @@ def of_steps(transfers, options, output, steps=7):
 @pytest.mark.parametrize("step", STEPS)
 def test_a_step_copies_nothing_but_its_batch(tmp_path, tiny, transfers, step):
     options = [*without(tiny, *STEPS[step][::2]), *STEPS[step]]
-    if step == "ResNet":
-        options = without(options, "MODEL.PATCH_SIZE", "MODEL.EMBED_DIM", "MODEL.NUM_HEADS")
+    if step == "ConvMixer":
+        options = without(options, "MODEL.NUM_HEADS")
     assert of_steps(transfers, options, tmp_path) == [{}] * 4
 
 

@@ -1,7 +1,6 @@
 """``tools/doctor.py --gpu``: which checks are made, in which order, and what stands above them to be pasted."""
 
 import argparse
-import os
 import platform
 import signal
 import subprocess
@@ -9,12 +8,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from errors import InputError, RunError
 from launchers import launched
-from tools import gpu_checks, gpu_rates
+from tools import gpu_checks
+from tools.benchmarks import measure
 from tools.gpu_checks import LIMIT, ROOT, Bench
 from tools.machine import Finding
 
@@ -28,11 +29,11 @@ CHECKS: dict[str, Callable[[Bench], Finding]] = {
     "resumed": gpu_checks.resumed,
     "sharded": gpu_checks.sharded,
     "all-reduce": gpu_checks.all_reduce,
-    "rate": gpu_rates.rate,
-    "rate-large": gpu_rates.rate_large,
-    "float32": gpu_rates.float32,
-    "loader": gpu_rates.loader,
-    "host": gpu_rates.host,
+    "rate": gpu_checks.rate,
+    "rate-large": partial(gpu_checks.rate, name="ViT-B", share=2),
+    "float32": partial(gpu_checks.rate, amp=False),
+    "loader": gpu_checks.loader,
+    "host": gpu_checks.host,
 }
 
 
@@ -45,7 +46,12 @@ def main(arguments: argparse.Namespace, tell: Callable[[str, Finding, bool], Non
     Raises:
         InputError: there is no GPU, or a flag that does nothing here.
     """
-    _refuse(arguments)
+    if not arguments.gpu:
+        raise InputError("--rehearse and --only go with --gpu; write that, too, or leave them out")
+    if idle := [flag for flag in arguments.changed if flag not in ("gpu", "rehearse", "only", "ngpus")]:
+        raise InputError(f"-{idle[0]} does nothing with --gpu; leave it out")
+    if launched():
+        raise InputError("--gpu starts ranks by itself, but a launcher started this; run python tools/doctor.py --gpu")
     try:
         tempfile.gettempdir()
     except OSError as error:
@@ -67,15 +73,6 @@ def main(arguments: argparse.Namespace, tell: Callable[[str, Finding, bool], Non
     return 1 if todo else 0
 
 
-def _refuse(arguments: argparse.Namespace) -> None:
-    if not arguments.gpu:
-        raise InputError("--rehearse and --only go with --gpu; write that, too, or leave them out")
-    if idle := [flag for flag in arguments.changed if flag not in ("gpu", "rehearse", "only", "ngpus")]:
-        raise InputError(f"-{idle[0]} does nothing with --gpu; leave it out")
-    if launched():
-        raise InputError("--gpu starts ranks by itself, but a launcher started this; run python tools/doctor.py --gpu")
-
-
 def no_gpu(about: dict[str, Any]) -> str:
     """The line that says what stands in the way of a GPU."""
     advice = "look at nvidia-smi, the driver and CUDA_VISIBLE_DEVICES" if about["built"] else "install paddlepaddle-gpu"
@@ -84,53 +81,31 @@ def no_gpu(about: dict[str, Any]) -> str:
 
 
 def made(check: Callable[[Bench], Finding], bench: Bench) -> Finding:
-    """What a check finds, within its time; a check that fails is something to do."""
+    """What a check finds, within its time; a check that fails is something to do, and the others go on."""
     bench.deadline = time.monotonic() + LIMIT
     try:
         return check(bench)
-    except RunError as error:
-        return False, f"failed: {error}"
-    except Exception as error:  # the others go on
-        return False, f"failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
-# ---------------------------------------------------------------------- header
+    except Exception as error:
+        kind = "" if isinstance(error, RunError) else f"{type(error).__name__}: "
+        return False, f"failed: {kind}{' '.join(str(error).split())[:300]}"
 
 
 def header(bench: Bench) -> list[str]:
     """The lines above the checks: what they were made with."""
-    about = bench.about
-    told = {"toolkit": toolkit(), "paddle": about["paddle"], "gpus": about["kinds"], "cuda": about["cuda"]}
-    told |= {"driver": driver(), "host": host()}
-    if bench.rehearsing:
-        told = {key: told[key] for key in ("toolkit", "paddle", "host")}
+    about, git = bench.about, ("git", "-C", str(ROOT))
+    commit = _printed(*git, "rev-parse", "--short", "HEAD")
+    changed = _printed(*git, "status", "--porcelain", "--untracked-files=no")
+    told = {"toolkit": f"{commit}{', with changes' * bool(changed)}" if commit else "no git checkout"}
+    told["paddle"] = about["paddle"]
+    if not bench.rehearsing:
+        driver = _printed("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        told |= {"gpus": about["kinds"], "cuda": about["cuda"]}
+        told["driver"] = ", ".join(sorted(set(driver.split()))) or "nvidia-smi isn't there"
+    here = measure.machine()
+    told["host"] = f"Python {platform.python_version()}, {here['cpu']}, {here['cores']} cores, {platform.platform()}"
     title = f"first steps on a GPU, {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}"
     first = [f"{title}: {REHEARSAL}" if bench.rehearsing else title]
     return first + [f"      {name:10}  {text}" for name, text in told.items()]
-
-
-def toolkit() -> str:
-    """The commit of this toolkit, and whether files of it were changed."""
-    commit = _printed("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD")
-    changed = _printed("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no")
-    return f"{commit}{', with changes' if changed else ''}" if commit else "no git checkout"
-
-
-def driver() -> str:
-    """The driver's version."""
-    found = _printed("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return ", ".join(sorted(set(found.split()))) or "nvidia-smi isn't there"
-
-
-def host() -> str:
-    """Python, processor, memory."""
-    described = Path("/proc/cpuinfo")  # Linux has it, where a sandbox hides nothing
-    fields = [line.partition(":") for line in described.read_text().splitlines()] if described.is_file() else []
-    cpu = next((value.strip() for key, _, value in fields if key.strip() == "model name"), platform.machine())
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
-    cores = len(os.sched_getaffinity(0))
-    system = f"{platform.system()} {platform.release()}"
-    return f"Python {platform.python_version()}, {cpu}, {cores} cores, {memory:.0f} GB, {system}"
 
 
 def _printed(*command: str) -> str:

@@ -8,9 +8,11 @@ import collections
 import contextlib
 import hashlib
 import json
+import os
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,22 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import errors  # noqa: E402  (before Paddle)
-from tools.gpu_watch import counted, watched  # noqa: E402
 
 Answer = dict[str, Any]
 # Paddle's operators that compute attention in one kernel, by the names of ``paddle._C_ops``.
 BACKENDS = ("flash_attn", "flash_attn_v3", "memory_efficient_attention")
+TO_TENSOR = "_to_tensor_non_static"  # what paddle.to_tensor does, under all of its names
+# How a tensor's values come to the host, or a tensor to another place, and the operators that copy values from the host
+# or ask the device for a number.
+METHODS = ("numpy", "item", "tolist", "_getitem_from_offset", "__array__", "__float__", "__int__", "__index__")
+METHODS += ("__bool__", "__nonzero__", "_copy_to", "cpu", "cuda", "pin_memory", "set_value")
+OPERATORS = ("assign_value", "assign_value_", "nonzero", "masked_select", "unique", "unique_consecutive", "bincount")
+OPERATORS += ("histogram", "repeat_interleave_with_tensor_index", "memcpy_d2h", "memcpy_h2d", "allclose", "equal_all")
+INDEXED = ("__getitem__", "__setitem__")  # by a mask: the device is asked how many of its places are true
 
 
 def about(request: Answer) -> Answer:
-    """What Paddle says of itself and of the GPUs it sees; ``memory`` in GB."""
+    """What Paddle says of itself and of the GPUs it sees; ``memory`` in GB, of the first."""
     import paddle
 
     from tools import machine
@@ -34,32 +43,91 @@ def about(request: Answer) -> Answer:
 
     version, built = paddle.version, paddle.device.is_compiled_with_cuda()
     how = f"built for CUDA {version.cuda()} and cuDNN {version.cudnn()}" if built else "a CPU build"
-    found = {
-        "paddle": f"{version.full_version}, {how}, commit {version.commit[:10]}",
-        "built": built,
-        "gpus": num_gpus(),
-    }
-    found |= {
-        "name": "",
-        "capability": 0.0,
-        "memory": 0.0,
-        "kinds": "none",
-        "precision": "float32",
-        "cuda": "none",
-        "tf32": False,
-    }
+    found = {"paddle": f"{version.full_version}, {how}, commit {version.commit[:10]}", "built": built}
+    found |= {"gpus": num_gpus(), "capability": 0.0, "precision": "float32"}
     if not found["gpus"]:
         return found
-    kinds = collections.Counter()
-    for number in reversed(range(found["gpus"])):
-        gpu = paddle.device.cuda.get_device_properties(number)
-        kinds[f"{gpu.name}, compute capability {gpu.major}.{gpu.minor}, {gpu.total_memory / 1e9:.1f} GB"] += 1
-    found |= {"name": gpu.name, "capability": gpu.major + gpu.minor / 10, "memory": gpu.total_memory / 1e9}
-    found["kinds"] = "; ".join(f"{count} x {kind}" for kind, count in kinds.items())
-    found["precision"] = "bfloat16" if paddle.amp.is_bfloat16_supported() else "float16"
-    found["tf32"] = bool(paddle.base.core.get_cublas_switch())  # of matrix products
-    found["cuda"] = f"{machine.cuda()[1]}; cuDNN {paddle.device.get_cudnn_version()}"
-    return found
+    gpus = [paddle.device.cuda.get_device_properties(number) for number in range(found["gpus"])]
+    kinds = collections.Counter(
+        f"{gpu.name}, compute capability {gpu.major}.{gpu.minor}, {gpu.total_memory / 1e9:.1f} GB" for gpu in gpus
+    )
+    return found | {
+        "name": gpus[0].name,
+        "capability": gpus[0].major + gpus[0].minor / 10,
+        "memory": gpus[0].total_memory / 1e9,
+        "kinds": "; ".join(f"{count} x {kind}" for kind, count in kinds.items()),
+        "precision": "bfloat16" if paddle.amp.is_bfloat16_supported() else "float16",
+        "tf32": bool(paddle.base.core.get_cublas_switch()),  # of matrix products
+        "cuda": f"{machine.cuda()[1]}; cuDNN {paddle.device.get_cudnn_version()}",
+    }
+
+
+# --------------------------------------------------------------------- watching
+
+
+@contextlib.contextmanager
+def replaced(places: Iterable[tuple[Any, str]], by: Callable[[str, Callable], Callable]) -> Iterator[None]:
+    """Has the functions ``owner.name`` of ``places`` replaced by ``by(name, function)``."""
+    kept = [(owner, name, getattr(owner, name)) for owner, name in places if hasattr(owner, name)]
+    for owner, name, function in kept:
+        setattr(owner, name, by(name, function))
+    try:
+        yield
+    finally:
+        for owner, name, function in kept:
+            setattr(owner, name, function)
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[collections.Counter]:
+    """Counts copies to the device and from it by who asks for them: "to_tensor transforms/batch.py:61".
+
+    Of calls within each other the outermost counts, and only this thread's: another one copies batches to a GPU. Copies
+    that Paddle makes in C++ for an operator aren't seen.
+    """
+    import paddle
+
+    count, inside, thread = collections.Counter(), [False], threading.get_ident()
+
+    def counting(name: str, function: Callable) -> Callable:
+        def counts(*args: Any, **keywords: Any) -> Any:
+            if inside[0] or not _copies(name, args) or threading.get_ident() != thread:
+                return function(*args, **keywords)
+            count[f"{'to_tensor' if name == TO_TENSOR else name} {_asked_by()}"] += 1
+            inside[0] = True
+            try:
+                return function(*args, **keywords)
+            finally:
+                inside[0] = False
+
+        return counts
+
+    places = [(paddle.tensor.creation, TO_TENSOR)]
+    places += [(paddle.Tensor, name) for name in METHODS + INDEXED] + [(paddle._C_ops, name) for name in OPERATORS]
+    with replaced(places, counting):
+        yield count
+
+
+def _copies(name: str, args: tuple) -> bool:
+    import paddle
+
+    if name == "set_value":
+        return not isinstance(args[1], paddle.Tensor)
+    if name in INDEXED:
+        parts = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return any(isinstance(part, paddle.Tensor) and part.dtype == paddle.bool for part in parts)
+    return True
+
+
+def _asked_by() -> str:
+    """file:line of the innermost of the toolkit's frames, but for this file's."""
+    frame = sys._getframe(2)
+    while frame:
+        file = frame.f_code.co_filename
+        if file.startswith(f"{ROOT}{os.sep}") and "site-packages" not in file and file != __file__:
+            return f"{Path(file).relative_to(ROOT)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "elsewhere"
 
 
 # ------------------------------------------------------------------ attention
@@ -83,19 +151,25 @@ def route(request: Answer) -> Answer:
     config = config_from_arguments("main_single_gpu.py", request["words"])
     model = build_model(config)
     types, backends = [], []
+
+    def noted(name: str, function: Callable) -> Callable:
+        def note(q: paddle.Tensor, *others: Any, **keywords: Any) -> Any:
+            (backends if name in BACKENDS else types).append((name, str(q.dtype).removeprefix("paddle.")))
+            return function(q, *others, **keywords)
+
+        return note
+
     images = paddle.rand([2, 3, config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE])
-    with (
-        watched(F, ("scaled_dot_product_attention",), lambda _, q, *others: types.append(str(q.dtype))),
-        watched(paddle._C_ops, BACKENDS, lambda name, *_: backends.append(name)),
-    ):
+    places = [(F, "scaled_dot_product_attention"), *((paddle._C_ops, name) for name in BACKENDS)]
+    with replaced(places, noted):
         with autocast(config):
             logits = model(images)
         logits.astype("float32").sum().backward()
     return {
         "attentions": sum(isinstance(layer, Attention) for layer in model.sublayers()),
         "fused": len(types),
-        "types": sorted({kind.removeprefix("paddle.") for kind in types}),
-        "backends": dict(collections.Counter(backends)),
+        "types": sorted({dtype for _, dtype in types}),
+        "backends": dict(collections.Counter(name for name, _ in backends)),
         "precision": precision(config),
     }
 
@@ -113,65 +187,44 @@ def sdpa(request: Answer) -> Answer:
     import paddle
     from paddle.nn import functional as F
 
-    paddle.seed(0)
-    exact = [paddle.randn(request["shape"]) for _ in range(4)]  # q, k, v and the output's gradient
-
     def plain(q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor) -> paddle.Tensor:
         q, k, v = (x.transpose([0, 2, 1, 3]) for x in (q * q.shape[-1] ** -0.5, k, v))
         return paddle.matmul(F.softmax(paddle.matmul(q, k, transpose_y=True), -1), v).transpose([0, 2, 1, 3])
 
-    def fused(q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor) -> paddle.Tensor:
-        return F.scaled_dot_product_attention(q, k, v)
-
+    paddle.seed(0)
+    exact = [paddle.randn(request["shape"]) for _ in range(4)]  # q, k, v and the output's gradient
     wanted, _ = _both_ways(plain, exact)
     given = [x.astype(request["dtype"]) for x in exact]
     answer = {}
-    for name, function in (("fused", fused), ("plain", plain)):
-        found, kept = _both_ways(function, given)
-        worst = [
-            float((a.astype("float32") - b).abs().max() / b.abs().max()) for a, b in zip(found, wanted, strict=True)
-        ]
-        seconds = _timed(lambda function=function: _both_ways(function, given), request["repeats"])
-        answer[name] = {"ms": 1e3 * seconds, "MB": kept / 1e6, "error": max(worst)}
+    for name, function in (("fused", F.scaled_dot_product_attention), ("plain", plain)):
+        for number in range(request["repeats"] + 2):
+            if number == 2:  # the first two don't count
+                start = time.perf_counter()
+            found, kept = _both_ways(function, given)
+            if number in (1, request["repeats"] + 1):
+                found[-1].flatten()[0].item()  # waits for the device
+        seconds = (time.perf_counter() - start) / request["repeats"]
+        worst = [((a.astype("float32") - b).abs().max() / b.abs().max()) for a, b in zip(found, wanted, strict=True)]
+        answer[name] = {"ms": 1e3 * seconds, "MB": kept / 1e6, "error": max(map(float, worst))}
     return answer
 
 
 def _both_ways(function: Callable, given: list) -> tuple[list, int]:
-    """([the output, the gradients of q, k, v], bytes kept between the forward and the backward pass)."""
+    """([the output, the gradients of q, k, v], bytes that a GPU keeps between the forward and the backward pass)."""
     import paddle
+
+    from utils import num_gpus
+
+    def allocated() -> int:
+        return paddle.device.cuda.memory_allocated() if num_gpus() else 0
 
     q, k, v = (x.detach() for x in given[:3])
     for x in (q, k, v):
         x.stop_gradient = False
-    before = _allocated()
+    before = allocated()
     output = function(q, k, v)
-    kept = _allocated() - before
-    gradients = paddle.grad([output], [q, k, v], [given[3]])
-    return [output.detach(), *gradients], kept
-
-
-def _allocated() -> int:
-    import paddle
-
-    return paddle.device.cuda.memory_allocated() if paddle.device.get_device().startswith("gpu") else 0
-
-
-def _timed(function: Callable[[], Any], repeats: int) -> float:
-    """The seconds of one call, of ``repeats`` after two that don't count."""
-    import paddle
-
-    def wait() -> None:
-        if paddle.device.get_device().startswith("gpu"):
-            paddle.device.cuda.synchronize()
-
-    for _ in range(2):
-        function()
-    wait()
-    start = time.perf_counter()
-    for _ in range(repeats):
-        function()
-    wait()
-    return (time.perf_counter() - start) / repeats
+    kept = allocated() - before
+    return [output.detach(), *paddle.grad([output], [q, k, v], [given[3]])], kept
 
 
 # ------------------------------------------------------------------- training
@@ -199,22 +252,17 @@ def train(request: Answer) -> Answer:
     from command_line import config_from_arguments
 
     answers: Answer = {}
-    original = reports.Window.timed
     for name, words in request["jobs"].items():
         config = config_from_arguments("main_single_gpu.py", words)
-        answers[name] = {}
-        reports.Window.timed = _limited(original, request, answers[name])
+        answer = answers[name] = {}
         try:
-            main_worker(*built(config))
+            with replaced([(reports.Window, "timed")], lambda _, timed, told=answer: _limited(timed, request, told)):
+                main_worker(*built(config))
         except Enough:
             file = Path(config.OUTPUT) / "metrics.jsonl"
-            lines = file.read_text().splitlines() if file.exists() else []
-            answers[name]["reports"] = [json.loads(line) for line in lines]
+            answer["reports"] = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         except Exception as error:
-            told = [line.strip() for line in str(error).splitlines() if line.strip()]
-            answers[name] = {"error": f"{type(error).__name__}: {told[-1] if told else ''}"}
-        finally:
-            reports.Window.timed = original
+            answer["error"] = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1].strip()}"
     return answers
 
 
@@ -226,14 +274,13 @@ def _limited(timed: Callable, request: Answer, answer: Answer) -> Callable:
         batch = next(batches)
         answer["columns"] = len(batch)
         with counted() if request.get("transfers") else contextlib.nullcontext(collections.Counter()) as count:
-            begun = None
-            for number in range(request["steps"]):
-                if number == request["steps"] // 2:
-                    begun = count.copy()
+            half = request["steps"] // 2  # which is even
+            for number in range(2 * half):
+                if number == half:
+                    count.clear()
                 yield batch
                 batch = batch if request.get("keep") else next(batches)
-            steps = request["steps"] - request["steps"] // 2
-            answer["transfers"] = {where: many / steps for where, many in (count - begun).items()}
+            answer["transfers"] = {where: many / half for where, many in count.items()}
         state = window.training.model.state_dict()
         answer["weights"] = {key: hashlib.sha256(t.numpy().tobytes()).hexdigest()[:16] for key, t in state.items()}
         raise Enough
@@ -241,15 +288,12 @@ def _limited(timed: Callable, request: Answer, answer: Answer) -> Callable:
     return limited
 
 
-# ---------------------------------------------------------------------- logits
-
-
 def logits(request: Answer) -> Answer:
-    """Logits of random weights; the first call, on the CPU by Paddle's own operators, keeps them, later ones compare.
+    """Logits of random weights: the CPU's, which are kept, or others, which are compared with those.
 
     Args:
-        request: ``jobs``: {name: words of main_single_gpu.py's command line}; ``folder``: where they are kept;
-            ``compiled``: on a CPU by the toolkit's compiled operators.
+        request: ``jobs``: {name: words of main_single_gpu.py's command line}; ``folder``: where they are kept; ``cpu``:
+            on the CPU by Paddle's own operators. Without it, and without a GPU, by the toolkit's compiled operators.
 
     Returns:
         by name ``difference``: the largest one over the range of the kept logits; ``varies``: how much they differ from
@@ -261,12 +305,11 @@ def logits(request: Answer) -> Answer:
     import ops
     from command_line import config_from_arguments
     from models import build_model
+    from utils import num_gpus
 
-    files = {name: Path(request["folder"]) / f"{name}.npy" for name in request["jobs"]}
-    first = not any(file.exists() for file in files.values())
-    if first:
+    if request.get("cpu"):
         paddle.set_device("cpu")
-    elif request["compiled"]:
+    elif not num_gpus():
         ops.load()
     answers = {}
     for name, words in request["jobs"].items():
@@ -277,12 +320,12 @@ def logits(request: Answer) -> Answer:
         images = draw.standard_normal([8, 3, config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE]).astype(np.float32)
         with paddle.no_grad():
             found = model(paddle.to_tensor(images)).numpy()
-        if first:
-            np.save(files[name], found)
-        kept = np.load(files[name])
-        size = np.ptp(kept)
-        answers[name] = {"difference": np.abs(found - kept).max() / size, "varies": kept.std(0).mean() / size}
-        answers[name] = {key: float(value) for key, value in answers[name].items()}
+        file = Path(request["folder"]) / f"{name}.npy"
+        if request.get("cpu"):
+            np.save(file, found)
+        kept = np.load(file)
+        difference, varies = np.abs(found - kept).max() / np.ptp(kept), kept.std(0).mean() / np.ptp(kept)
+        answers[name] = {"difference": float(difference), "varies": float(varies)}
     return answers
 
 

@@ -91,7 +91,8 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
 
 def machine() -> dict[str, Any]:
     """Returns ``cpu`` (the model), ``cores`` (that this process may use) and ``load`` (the last minute's average)."""
-    model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()) if sys.platform == "linux" else None
+    described = Path("/proc/cpuinfo")  # Linux has it, where a sandbox hides nothing
+    model = re.search(r"model name\s*: (.*)", described.read_text()) if described.is_file() else None
     cpu = model[1] if model else platform.processor() or platform.machine()
     return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "load": round(os.getloadavg()[0], 2)}
 
