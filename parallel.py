@@ -257,7 +257,8 @@ class ShardedOptimizer:
         """Leaves each rank the ranks' mean gradients of its own parameters, and no others."""
         if self.twice:
             raise RuntimeError(
-                f"{self.twice} had two backward passes before an update; the first has to be accumulating"
+                f"{self.twice} had two gradients before an update: stage 2 takes one, but for passes within"
+                " accumulating(); with MODEL.RECOMPUTE, what several blocks share needs stage 1"
             )
         while self.begun < len(self.buckets):
             self._reduce_next()

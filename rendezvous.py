@@ -190,15 +190,15 @@ def _receive(
 
 
 def _same_seat(seats: dict[int, str]) -> str:
-    """Returns which ranks have one GPU, and what to do; "" where none have."""
+    """Returns which ranks of a machine have one GPU, and what to do; "" where none have. Containers of several names
+    may share one: NCCL, too, tells machines by name.
+    """
     ranks: dict[str, list[int]] = {}
     for place, seat in sorted(seats.items()):
-        if gpu := seat.partition("@")[0]:
-            ranks.setdefault(gpu, []).append(place)
-    for gpu, places in ranks.items():
-        if len(places) > 1:
-            machines = dict.fromkeys(seats[place].partition("@")[2] for place in places)  # several: containers
-            who = f"ranks {_listed(places)} on {', '.join(machines)} have one GPU, {gpu}"
+        ranks.setdefault(seat, []).append(place)
+    for (gpu, _, machine), places in [(seat.partition("@"), places) for seat, places in ranks.items()]:
+        if gpu and len(places) > 1:
+            who = f"ranks {_listed(places)} on {machine} have one GPU, {gpu}"
             advice = "start a process per GPU, or give each its own (CUDA_VISIBLE_DEVICES; srun --gpus-per-task=1)"
             return f"{who}, and NCCL needs one for each: {advice}"
     return ""

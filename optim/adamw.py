@@ -62,14 +62,14 @@ class AdamW(paddle.optimizer.AdamW):
 
     def _group(self, found: list[tuple[paddle.Tensor, paddle.Tensor]]) -> None:
         """Groups what was updated just now."""
-        groups: dict[tuple[float, bool, float], list[int]] = {}
+        groups: dict[tuple[float, bool, float, float], list[int]] = {}
         for place, (parameter, _) in enumerate(found):
             rate, decays = parameter.optimize_attr["learning_rate"], self._apply_decay_param_fun(parameter.name)
-            # By it the operator knows the number of updates; it is on the CPU.
-            power = self._get_accumulator("beta2_pow_acc", parameter).item()
-            groups.setdefault((rate, decays, power), []).append(place)
+            # By them the operator knows the number of updates; they are on the CPU.
+            power1, power2 = (self._get_accumulator(kind, parameter).item() for kind in self._KINDS[2:])
+            groups.setdefault((rate, decays, power1, power2), []).append(place)
         self._groups = []
-        for (_, decays, _), places in groups.items():
+        for (_, decays, *_), places in groups.items():
             parameters = [found[place][0] for place in places]
             accumulators = [[self._get_accumulator(kind, p) for p in parameters] for kind in self._KINDS]
             self._groups.append(_Group(places, parameters, accumulators, decays))
