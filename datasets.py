@@ -14,14 +14,14 @@ import paddle
 from PIL import Image
 from yacs.config import CfgNode
 
-import sources
-from cache import Decoded, MappedImages, cached, fingerprint
 from errors import InputError, RunError
-from label_spaces import check_evaluation, check_pretrained_classes, check_training
-from loader import Loader, ProcessLoader
-from samplers import EvalBatchSampler, TrainBatchSampler
-from shards import Shards, read_shards
-from transforms import EncodedImage, EvalTransform, Mixup, RandomErasing, TrainTransform, mixes, readable
+from loading import sources
+from loading.cache import Decoded, MappedImages, cached, fingerprint
+from loading.label_spaces import check_evaluation, check_pretrained_classes, check_training
+from loading.samplers import EvalBatchSampler, TrainBatchSampler
+from loading.shards import Shards, read_shards
+from loading.transforms import EncodedImage, EvalTransform, Mixup, RandomErasing, TrainTransform, mixes, readable
+from loading.workers import Loader, ProcessLoader
 
 _DECODING = "2"  # part of a cache's name: another where the same files give other pixels (2: 16-bit grey isn't white)
 
@@ -312,7 +312,7 @@ def get_dataloader(config: CfgNode, dataset: ImageDataset, mode: str, rank: int 
             if not isinstance(dataset, EncodedDataset):
                 kind = "DATA.CACHE" if config.DATA.CACHE else config.DATA.DATASET
                 raise InputError(f"DATA.LOADER is 'dali', which decodes files; {kind} gives images; set it to paddle")
-            from loader_dali import DaliLoader  # slow to import, and an extra
+            from loading.dali import DaliLoader  # slow to import, and an extra
 
             return DaliLoader(config, dataset, sampler, draw)
     else:

@@ -13,9 +13,14 @@ import traceback
 import warnings
 import zlib  # noqa: F401
 from collections.abc import Callable, Iterator
+from types import TracebackType
 from typing import Any, NamedTuple
 
-from startup import missing
+# What make install installs, by the names under which it is imported.
+NEEDED = ("numpy", "paddle", "yaml", "yacs", "PIL", "simplejpeg", "cykooz_resizer", "safetensors", "sklearn")
+NEEDED += ("matplotlib", "threadpoolctl", "tqdm")
+_HERE = os.path.dirname(os.path.realpath(__file__))
+_FOLDER, _PROGRAM = os.path.split(os.path.realpath(getattr(sys, "argv", [""])[0]))
 
 # What has to stand before Paddle's import; every program imports this module first. Paddle 2.6 carries a zlib of its
 # own that crashes Python's, unless Python's (above) is loaded already; and its notes on sockets are no news for users.
@@ -33,6 +38,34 @@ for _message in (
     "When training, we now always track global mean and variance",
 ):
     warnings.filterwarnings("ignore", message=_message)
+
+
+def missing(error: BaseException) -> str:
+    """Returns the line that says what isn't installed, where that is why ``error`` was raised; otherwise nothing."""
+    if not isinstance(error, ModuleNotFoundError) or error.name not in NEEDED:
+        return ""
+    from importlib.util import find_spec
+
+    names = [name for name in NEEDED if not find_spec(name)]
+    lacks = ", ".join(names[:3]) + f" and {len(names) - 3} more packages" * (len(names) > 3)
+    script = ", or sh run_train_multi.sh ..." if _PROGRAM == "main_multi_gpu.py" else ""
+    how = f".venv/bin/python {os.path.relpath(sys.argv[0], _HERE)} ...{script}"
+    return f"error: {sys.executable} lacks {lacks}; in {_HERE} run make install once, then {how}"
+
+
+def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """For what is imported outside of ``reported``."""
+    if line := missing(error):
+        print(line, file=sys.stderr, flush=True)
+        os._exit(2)
+    if isinstance(error, KeyboardInterrupt):  # a tool's imports take a second, too
+        print("interrupted", file=sys.stderr, flush=True)
+        os._exit(128 + signal.SIGINT)
+    sys.__excepthook__(kind, error, trace)
+
+
+if _FOLDER in (_HERE, os.path.join(_HERE, "tools"), os.path.join(_HERE, "examples")):
+    sys.excepthook = _tell
 
 
 class RunError(Exception):

@@ -4,16 +4,17 @@ python main_multi_gpu.py -cfg=configs/vit/vit_digits.yaml -dataset=digits
 python -m paddle.distributed.launch --nproc_per_node 2 main_multi_gpu.py -cfg=... (the same flags)
 """
 
-import startup  # noqa: F401  (signals, from the first moment on)
+import launch.startup  # noqa: F401  (signals, from the first moment on)
 
 # isort: split
 import multiprocessing
 import os
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
-import launchers
-from command_line import config_from_arguments
 from errors import memory_reported, reported
-from supervision import launched, progress, signals, spawned
+from launch import environment, launched, progress, signals, spawned
+from training.command_line import config_from_arguments
 
 
 def import_paddle():
@@ -28,7 +29,7 @@ def import_paddle():
 
     paddle.disable_signal_handler()
     signals.stop_at_once()
-    launchers.check_seen(paddle.device.cuda.device_count() if paddle.device.is_compiled_with_cuda() else 0)
+    environment.check_seen(paddle.device.cuda.device_count() if paddle.device.is_compiled_with_cuda() else 0)
 
 
 def main_worker(config, dataset_train, dataset_val):
@@ -36,14 +37,13 @@ def main_worker(config, dataset_train, dataset_val):
     import paddle
     import paddle.distributed as dist
 
-    import engine
-    import parallel
     import utils
     from models import build_model
     from ops.settings import set_device_flags
-    from optim import freeze
-    from prepare import check_same, share_batch
-    from records import Run
+    from training import engine, parallel
+    from training.optim import freeze
+    from training.run import Run
+    from training.setup import check_same, share_batch
 
     run = None
     with memory_reported(lambda: less_memory(config, run and run.directory)):
@@ -106,7 +106,7 @@ def watched_worker(failed, beats, handed):
             import_paddle()
             main_worker(*handed.open())
         else:
-            meeting = launchers.meet(handed.DIST.INIT_TIMEOUT)  # before Paddle's import
+            meeting = environment.meet(handed.DIST.INIT_TIMEOUT)  # before Paddle's import
             import_paddle()
             found = built(handed)
             meeting.ready()
@@ -116,19 +116,37 @@ def watched_worker(failed, beats, handed):
 def built(config):
     """(configuration, training set, validation set)."""
     import datasets
-    from checkpoint import classes_of
     from models import check_keys
-    from weights.preprocessing import with_preprocessing
+    from models.pretrained import with_preprocessing
+    from training.checkpoint import classes_of
 
     check_keys(config)
     trained = classes_of(config.MODEL.PRETRAINED) if config.EVAL and config.MODEL.PRETRAINED else None
     return datasets.get_datasets(with_preprocessing(config), trained)
 
 
+def next_start(config, count):
+    """Returns (configuration, number of processes, words for both) of a restart of ``count`` spawned processes."""
+    from config import with_values
+    from training.checkpoint import newest_whole
+    from utils import num_gpus, num_processes
+
+    if num_gpus():  # counted in another process: in this one CUDA remembers how many there were
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            found = pool.submit(num_processes, -1).result()
+    else:
+        found = num_processes(-1)
+    now = found if config.NGPUS == -1 else min(found, config.NGPUS)
+    checkpoint = newest_whole(Path(config.OUTPUT) / "checkpoints")
+    fewer = f" instead of {count}, as many as there are devices now," if now < count else ""
+    told = f"with {now} process{'es' * (now > 1)}{fewer} from {checkpoint or 'the beginning'}"
+    return with_values(config, MODEL__RESUME="auto"), now, told
+
+
 def main():
     """Builds the datasets once and spawns a worker per device, or, where a launcher started it, becomes one of them."""
     config = config_from_arguments("main_multi_gpu.py")
-    if launchers.launched():  # and what it sets: before Paddle's import
+    if environment.launched():  # and what it sets: before Paddle's import
         launched.watch(watched_worker, config)
     import_paddle()
     import paddle.distributed as dist
@@ -137,14 +155,14 @@ def main():
 
     ranks = utils.num_processes(config.NGPUS)
     if ranks > 1:
-        launchers.take_port()
+        environment.take_port()
     config, *datasets_ = built(config)
 
     def start(config, ranks, failed, beats):
         handed = spawned.Handed(config, *datasets_)
         return dist.spawn(watched_worker, args=(failed, beats, handed), nprocs=ranks, join=False)
 
-    spawned.run(config, ranks, start)
+    spawned.run(config, ranks, start, next_start)
 
 
 if __name__ == "__main__":

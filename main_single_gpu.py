@@ -3,21 +3,21 @@
 python main_single_gpu.py -cfg=configs/vit/vit_digits.yaml -dataset=digits
 """
 
-import startup  # noqa: F401  (signals, from the first moment on)
+import launch.startup  # noqa: F401  (signals, from the first moment on)
 
 # isort: split
 import os
 
-import launchers
-from command_line import config_from_arguments
 from errors import InputError, reported
+from launch import environment
 from main_multi_gpu import built, import_paddle, main_worker
+from training.command_line import config_from_arguments
 
 
 def main():
     """The same worker as every process of main_multi_gpu.py, here as the only one."""
     config = config_from_arguments("main_single_gpu.py")
-    if launchers.launched() and int(os.environ["PADDLE_TRAINERS_NUM"]) > 1:
+    if environment.launched() and int(os.environ["PADDLE_TRAINERS_NUM"]) > 1:
         raise InputError("main_single_gpu.py is one process, but a launcher started several; launch main_multi_gpu.py")
     if config.NGPUS > 1:
         raise InputError(f"main_single_gpu.py is one process, found NGPUS {config.NGPUS}; run main_multi_gpu.py")

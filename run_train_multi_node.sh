@@ -20,7 +20,8 @@
 here=$(dirname "$0")
 [ -z "$VIRTUAL_ENV" ] && [ -x "$here/.venv/bin/python" ] && PATH="$here/.venv/bin:$PATH"
 # Paddle's launcher would hang where the port is taken or the address wrong.
-flags=$(python "$here/launchers.py") || exit
+environment="import runpy, sys; sys.path[0] = sys.argv.pop(1); runpy.run_module('launch.environment', run_name='__main__')"
+flags=$(python -c "$environment" "$here") || exit
 case $MASTER in etcd://*)
     export PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python  # etcd3's messages were made for protobuf 3
     export PADDLE_ELASTIC_LEVEL=1 PADDLE_MAX_RESTART="${MAX_RESTART:-3}"

@@ -19,7 +19,7 @@ import paddle.distributed as dist
 from tqdm import tqdm
 
 from errors import InputError, RunError
-from launchers import num_cores
+from launch.environment import num_cores
 
 logging.getLogger().setLevel(logging.WARNING)  # Paddle's import sets INFO: its notes on ports are no news for users
 tqdm.set_lock(threading.RLock())  # its default is a semaphore of the system, left behind by a process that is killed

@@ -20,7 +20,7 @@ from errors import InputError, reported  # first: it says what isn't installed
 # isort: split
 from yacs.config import CfgNode
 
-from command_line import config_from_arguments
+from training.command_line import config_from_arguments
 
 COLUMNS = ("index", "label", "prediction", "probability")
 
@@ -31,8 +31,8 @@ def predictions(config: CfgNode, model: Any, dataset: Any, rank: int, ranks: int
     from paddle.nn import functional as F
 
     from datasets import get_dataloader
-    from supervision.progress import EVALUATING, beat
-    from transforms import Normalize
+    from launch.progress import EVALUATING, beat
+    from loading.transforms import Normalize
 
     loader = get_dataloader(config, dataset, "val", rank, ranks)
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
@@ -53,10 +53,10 @@ def predictions(config: CfgNode, model: Any, dataset: Any, rank: int, ranks: int
 
 def worker(config: CfgNode, dataset: Any, file: Path) -> None:
     """What each process does."""
-    import parallel
     import utils
     from models import build_model
     from ops.settings import set_device_flags
+    from training import parallel
     from weights import load_weights
 
     parallel.init(config)
@@ -80,7 +80,7 @@ def worker(config: CfgNode, dataset: Any, file: Path) -> None:
 def spawned(failed: Any, beats: Any, *args: Any) -> None:
     """``worker`` in a process of its own: where it fails, one line on stderr, and the others are ended."""
     import utils
-    from supervision import progress, signals
+    from launch import progress, signals
 
     signals.stop_at_once()
     progress.share_beats(beats, progress.FIELDS * utils.rank())
@@ -96,11 +96,11 @@ def main() -> None:
     import paddle.distributed as dist
 
     import utils
-    from checkpoint import classes_of
     from config import with_values
     from datasets import get_datasets
-    from supervision.spawned import run
-    from weights.preprocessing import with_preprocessing
+    from launch.spawned import run
+    from models.pretrained import with_preprocessing
+    from training.checkpoint import classes_of
 
     trained = classes_of(config.MODEL.PRETRAINED) if config.MODEL.PRETRAINED else None
     config, _, dataset = get_datasets(with_preprocessing(with_values(config, EVAL=True)), trained)

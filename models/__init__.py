@@ -3,11 +3,12 @@
 import fnmatch
 import inspect
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from yacs.config import CfgNode
 
-from config import get_config, shipped_configs
+from config import get_config, shipped_configs, with_values
 from errors import InputError
 from models.base import ImageModel
 from models.beit import Beit
@@ -23,7 +24,10 @@ from models.resmlp import ResMlp
 from models.resnet import ResNet
 from models.swin import SwinTransformer
 from models.vit import VisionTransformer
-from options import nearest_model, set_by_someone
+from options import add_note, nearest_model, set_by_someone
+from weights import load_weights
+from weights.formats import read_weights
+from weights.names import has_switches, switches
 
 ARCHITECTURES: dict[str, type[ImageModel]] = {
     "vit": VisionTransformer,
@@ -109,11 +113,6 @@ def architecture(config: CfgNode) -> type[ImageModel]:
     return kind
 
 
-def model_type(model: ImageModel) -> str:
-    """Returns the MODEL.TYPE of a model, in lower case: the first of those that its class has."""
-    return next(name for name, architecture in ARCHITECTURES.items() if type(model) is architecture)
-
-
 def list_models(pattern: str | Sequence[str] = "*") -> list[str]:
     """Returns the names of the shipped models, sorted, that match a shell pattern, or one of several, in any case.
 
@@ -125,6 +124,30 @@ def list_models(pattern: str | Sequence[str] = "*") -> list[str]:
     patterns = [pattern.lower()] if isinstance(pattern, str) else [one.lower() for one in pattern]
     names = sorted(file.stem for file in shipped_configs() if file.parent.name != "recipes")
     return [name for name in names if any(fnmatch.fnmatchcase(name, one) for one in patterns)]
+
+
+def with_switches(config: CfgNode, path: str | Path) -> CfgNode:
+    """Returns ``config`` with the keys of MODEL that the names of the weights' tensors tell, where they are None.
+
+    These are keys that change what a model computes, but none of its tensors' shapes (``weights.names.switches``). A
+    note tells of each. Where the configuration has another value, ``load_weights`` refuses or tells it.
+
+    Args:
+        path: what ``find_weights`` takes.
+
+    Raises:
+        InputError: the weights can't be read.
+    """
+    kind = architecture(config)
+    if not has_switches(kind.weight_names):
+        return config
+    told = switches(kind.weight_names, read_weights(path).arrays)
+    defaults = inspect.signature(kind).parameters
+    for key, value in told.items():
+        if config.MODEL[key] is None and defaults[key.lower()].default != value:
+            config = with_values(config, **{f"MODEL__{key}": value})
+            add_note(config, f"MODEL.{key} {value}, as the names in {path} tell")
+    return config
 
 
 def create_model(name: str, pretrained: str | None = None, **overrides: Any) -> ImageModel:
@@ -150,9 +173,6 @@ def create_model(name: str, pretrained: str | None = None, **overrides: Any) -> 
     config = get_config(name, options)
     if pretrained is None:
         return build_model(config, **arguments)
-    from weights import load_weights  # weights stand above models: only this shortcut looks up
-    from weights.preprocessing import with_switches
-
     model = build_model(with_switches(config, pretrained), **arguments)
     load_weights(model, pretrained, classes=config.MODEL.PRETRAINED_CLASSES)
     return model

@@ -1,6 +1,7 @@
 """What every architecture is: a classifier of images with exchangeable classifier layers."""
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import paddle
@@ -11,6 +12,7 @@ from models.layers.batch_norm import statistics_kept
 from models.layers.classifier_norm import ClassifierNorm
 from models.layers.linear import Linear
 from utils import recompute
+from weights.layout import sublayer
 
 
 class ImageModel(nn.Layer):
@@ -30,6 +32,7 @@ class ImageModel(nn.Layer):
         head_init_bias: what a fresh classifier's bias starts at, besides its own initialisation.
         head_batch_norm: a batch norm without scale and shift before each classifier, and frozen as it is: "head" is
             then "head.0", the norm, and "head.1", the Linear (the linear probe of MAE, arXiv:2111.06377).
+        weight_names: the module of ``weights.names`` that knows other toolkits' names of its tensors, if there are any.
         first_conv: name of the convolution that reads the image.
         min_image_size: least H and W of an architecture that takes images of any size; None: it takes image_size only.
 
@@ -39,6 +42,7 @@ class ImageModel(nn.Layer):
 
     head_init_bias = 0.0
     head_batch_norm = False
+    weight_names: ModuleType | None = None
     first_conv = "patch_embed.proj"
     min_image_size: int | None = None
     num_features: int
@@ -141,10 +145,3 @@ class ImageModel(nn.Layer):
 def pair(size: int | Sequence[int]) -> tuple[int, int]:
     """Returns (height, width) of a size given as one number or as two."""
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-
-
-def sublayer(model: nn.Layer, name: str) -> nn.Layer:
-    """Returns the layer of a dotted name; "" is the model."""
-    for part in filter(None, name.split(".")):
-        model = getattr(model, part)
-    return model

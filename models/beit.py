@@ -17,6 +17,7 @@ from models.base import ImageModel
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
 from models.layers.linear import plain_linear
 from models.layers.relative import RelativePositionBias
+from weights.names import beit as names
 
 
 class Attention(RelativePositionBias):
@@ -123,6 +124,7 @@ class Beit(ImageModel):
         InputError: sizes that don't fit together.
     """
 
+    weight_names = names
     num_prefix_tokens = pos_embed_prefix = 1
 
     def __init__(

@@ -12,6 +12,7 @@ from models.base import ImageModel
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D
 from models.layers.init import init_as_torch
+from weights.names import convmixer as names
 
 
 class Residual(nn.Layer):
@@ -39,6 +40,7 @@ class ConvMixer(ImageModel):
         drop: dropout before the classifier.
     """
 
+    weight_names = names
     first_conv = "stem.0"
     min_image_size = 1  # a model's own is its patch
 

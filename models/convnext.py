@@ -13,6 +13,7 @@ from models.base import ImageModel
 from models.layers import DropPath, LayerNorm, Mlp, init_linear
 from models.layers.conv import Conv2D
 from models.layers.stages import check_stages, drop_path_rates
+from weights.names import convnext as names
 
 
 class ChannelNorm(LayerNorm):
@@ -70,6 +71,7 @@ class ConvNeXt(ImageModel):
         InputError: not four stages.
     """
 
+    weight_names = names
     first_conv = "stem.0"
     min_image_size = 32
 

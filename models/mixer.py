@@ -16,6 +16,7 @@ from models.layers import DropPath, LayerNorm, Mlp, PatchEmbed, set_norm_eps
 from models.layers.init import init_lecun
 from models.layers.linear import in_float32
 from models.layers.stages import drop_path_rates
+from weights.names import mixer as names
 
 
 class MixerBlock(nn.Layer):
@@ -68,6 +69,7 @@ class MlpMixer(ImageModel):
         norm_eps: epsilon of all layer norms; None: timm's, 1e-6, and 1e-5 in gMLP's gates.
     """
 
+    weight_names = names
     first_conv = "stem.proj"
     default_mlp_ratio: float | Sequence[float] = (0.5, 4.0)
 

@@ -13,6 +13,7 @@ from models.base import ImageModel
 from models.layers import DropPath, LayerNorm, init_linear
 from models.layers.conv import Conv2D
 from models.layers.stages import check_stages, drop_path_rates
+from weights.names import poolformer as names
 
 
 class Downsampling(nn.Layer):
@@ -110,6 +111,7 @@ class PoolFormer(ImageModel):
         InputError: not four stages.
     """
 
+    weight_names = names
     first_conv = "stem.conv"
     min_image_size = 3
 

@@ -16,6 +16,7 @@ from models.layers import DropPath, LayerNorm, Linear, init_linear, set_norm_eps
 from models.layers.conv import Conv2D
 from models.layers.init import init_convolution
 from models.layers.stages import check_stages, drop_path_rates
+from weights.names import pvtv2 as names
 
 
 class OverlapPatchEmbed(nn.Layer):
@@ -151,6 +152,8 @@ class PyramidVisionTransformerV2(ImageModel):
     Raises:
         InputError: sizes that don't fit together.
     """
+
+    weight_names = names
 
     def __init__(
         self,

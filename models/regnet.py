@@ -18,6 +18,7 @@ from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D
 from models.layers.init import init_convolution
 from models.layers.stages import check_stages, drop_path_rates
+from weights.names import regnet as names
 
 STEM_DIM = 32
 
@@ -87,6 +88,7 @@ class RegNet(ImageModel):
         InputError: not four stages, or a width that isn't a multiple of group_width.
     """
 
+    weight_names = names
     first_conv = "stem.conv"
     min_image_size = 1
 

@@ -17,6 +17,7 @@ from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_lin
 from models.layers.linear import in_float32
 from models.layers.relative import RelativePositionBias
 from models.layers.stages import drop_path_rates
+from weights.names import swin as names
 
 
 class WindowAttention(RelativePositionBias):
@@ -188,6 +189,8 @@ class SwinTransformer(ImageModel):
     Raises:
         InputError: sizes that don't fit together.
     """
+
+    weight_names = names
 
     def __init__(
         self,

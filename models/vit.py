@@ -18,6 +18,7 @@ from models.layers import Attention, DropPath, LayerNorm, LayerScale, Mlp, Patch
 from models.layers.init import init_as_big_vision
 from models.layers.positions import sincos_2d
 from models.layers.stages import drop_path_rates
+from weights.names import vit as names
 
 
 class Block(nn.Layer):
@@ -78,6 +79,8 @@ class VisionTransformer(ImageModel):
     Raises:
         InputError: sizes or options that don't fit together.
     """
+
+    weight_names = names
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 from yacs.config import CfgNode
 
 import ops
-from launchers import cores_each
+from launch.environment import cores_each
 from utils import num_gpus
 
 
@@ -115,7 +115,7 @@ def _threads_chosen_by_user() -> int | None:
         own = Path("/proc/self/environ").read_bytes()
         started = re.search(rb"(?:^|\0)(PADDLE_TRAINER_ID|TORCHELASTIC_RUN_ID)=", own)
         inherits = started or multiprocessing.parent_process()
-        parent = os.environ.get("LAUNCHER_PID") or os.getppid()  # (supervision.launched sets it)
+        parent = os.environ.get("LAUNCHER_PID") or os.getppid()  # (launch.launched sets it)
         environment = Path(f"/proc/{parent}/environ").read_bytes() if inherits else own
         found = re.search(rb"(?:^|\0)OMP_NUM_THREADS=(\d+)(?:\0|$)", environment)
         return int(found[1]) if found else None

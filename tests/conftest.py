@@ -17,7 +17,7 @@ import programs
 
 import ops
 
-ops.load()  # as runs do; tests/test_ops.py compares
+ops.load()  # as runs do; tests/ops/test_ops.py compares
 
 os.environ.pop("OMP_NUM_THREADS", None)  # set by that import; the programs that tests start would take it for a wish
 ROOT = programs.ROOT

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from supervision import launched, progress, signals
+from launch import launched, progress, signals
 
 
 def wait():

@@ -15,8 +15,8 @@ from paddle.nn.functional import sdpa
 
 import ops
 from config import get_config
-from losses import BinaryCrossEntropy, CrossEntropy, SoftTargetCrossEntropy, TrainingLoss
 from models import architecture, build_model, list_models
+from training.losses import BinaryCrossEntropy, CrossEntropy, SoftTargetCrossEntropy, TrainingLoss
 
 # Keys that change no operator: sizes, initial values, and rates, which are all on here.
 SIZES = ("NUM_CLASSES", "DEPTH", "EMBED_DIM", "EMBED_DIMS", "NUM_HEADS", "PATCH_SIZE", "MLP_RATIO", "STAGE_DEPTHS")

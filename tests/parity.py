@@ -6,8 +6,8 @@ from conftest import ROOT
 from golden.formula import array
 from safetensors.numpy import save_file
 
-from models.layers import file_name, linear_weights
 from weights import load_weights
+from weights.layout import file_name, linear_weights
 
 
 def load_formula(model, folder, array=array):

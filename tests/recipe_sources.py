@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from config import get_config
-from optim import build_schedule
 from options import leaves, parsed
+from training.optim import build_schedule
 
 FOLDER = Path(__file__).resolve().parent / "sources"
 PAGE = FOLDER.parent.parent / "docs" / "recipe_sources.md"

@@ -7,15 +7,14 @@ import numpy as np
 from paddle.distributed.fleet.base import topology
 from safetensors.numpy import load_file
 
-import engine
-import parallel
 import utils
 from config import get_config
 from datasets import ArrayDataset, get_datasets
 from models import build_model
-from optim import freeze
-from prepare import share_batch
-from records import Run
+from training import engine, parallel
+from training.optim import freeze
+from training.run import Run
+from training.setup import share_batch
 
 
 def train(options, output, length=None):

@@ -6,8 +6,8 @@ from golden.formula import array
 from golden.optim_problem import SHAPES
 from paddle import nn
 
-from checkpoint.saver import optimizer_state
-from parallel import others_state
+from training.checkpoint.saver import optimizer_state
+from training.parallel import others_state
 from utils import rank
 
 

@@ -9,8 +9,8 @@ from unittest import mock
 
 from runs import train
 
-import engine
-from supervision import requests, signals
+from launch import signals
+from training import engine, requests
 from utils import rank, world_size
 
 

@@ -9,11 +9,11 @@ import paddle
 import pytest
 from conftest import ROOT
 
-from command_line import config_from_arguments
 from config import CONFIG_DIR, differences, get_config, resolved, with_values
 from errors import InputError
 from models import build_model
 from options import WRITTEN_OUT, given, is_given
+from training.command_line import config_from_arguments
 
 # As in PaddleViT's configs/ of each model: (TYPE, MODEL), and parameters of timm's.
 PADDLEVIT = {

@@ -20,7 +20,7 @@ from datasets import (
     get_datasets,
 )
 from errors import InputError, RunError
-from transforms import BatchTransform
+from loading.transforms import BatchTransform
 
 
 def configured(dataset, path="", *options, classes="auto"):

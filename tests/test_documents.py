@@ -21,11 +21,11 @@ from safetensors.numpy import load_file
 
 import tools.benchmark
 import tools.check_parity
-from command_line import FLAGS, config_from_arguments
 from config import find_config, get_config, shipped_configs
 from errors import InputError
 from models import create_model
 from options import leaves
+from training.command_line import FLAGS, config_from_arguments
 from weights import save_weights
 
 TABLE = yaml.safe_load((ROOT / "tests" / "documents.yaml").read_text())

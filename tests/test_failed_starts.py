@@ -13,11 +13,11 @@ from ranks import free_ports, run_ranks
 from runs import work
 from test_launched_runs import printed, statuses, torchrun
 
-from command_line import config_from_arguments
 from config import get_config
 from errors import InputError
 from main_multi_gpu import built
-from records import Run
+from training.command_line import config_from_arguments
+from training.run import Run
 
 SMALL = """
 DATA: {DATASET: folder, DATA_PATH: data, BATCH_SIZE: 8, BATCH_SIZE_EVAL: 7, IMAGE_SIZE: 8, NUM_WORKERS: 0}

@@ -15,16 +15,16 @@ from PIL import Image
 from small import Small
 from test_losses import Fixed
 
-from command_line import config_from_arguments
 from config import get_config, resolved, with_values
 from config_checks import NEEDS, carried_out
 from datasets import get_dataloader, get_dataset
 from errors import InputError
-from losses import build_criterion
+from loading.transforms import BatchTransform, Mixup, RandomErasing, TrainTransform, mixes
 from models import _ARGUMENTS, ARCHITECTURES, build_model, check_keys, create_model
-from optim import ModelEma, build_optimizer, build_schedule, clip_gradients
 from options import given, leaves
-from transforms import BatchTransform, Mixup, RandomErasing, TrainTransform, mixes
+from training.command_line import config_from_arguments
+from training.losses import build_criterion
+from training.optim import ModelEma, build_optimizer, build_schedule, clip_gradients
 
 DEFAULTS = dict(leaves(get_config()))
 

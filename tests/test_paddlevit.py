@@ -11,8 +11,8 @@ from conftest import write_images
 from config import get_config
 from errors import InputError
 from models import build_model
-from optim import build_optimizer, build_schedule, decayed_parameters
 from options import WRITTEN_OUT, given, notes
+from training.optim import build_optimizer, build_schedule, decayed_parameters
 
 HALF, IMAGENET = [0.5] * 3, [0.485, 0.456, 0.406]
 NOTHING = {"TRAIN.MIXUP_ALPHA": 0.0, "TRAIN.CUTMIX_ALPHA": 0.0, "TRAIN.AUTO_AUGMENT": None, "TRAIN.SMOOTHING": 0.0}

@@ -34,11 +34,10 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
         InputError: the model isn't known, the weights aren't exactly its, or it has no file of that kind.
     """
     from config import get_config
-    from models import build_model
+    from models import build_model, with_switches
     from weights import file_arrays, load_weights
     from weights.formats import write_weights
     from weights.names import google_names
-    from weights.preprocessing import with_switches
 
     if target.suffix not in ENDINGS:
         raise InputError(f"{target}: the ending tells what to write; expected {', '.join(ENDINGS)}")

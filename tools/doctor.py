@@ -28,8 +28,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-import launchers  # noqa: E402
 from errors import InputError, RunError, reported  # noqa: E402
+from launch import environment  # noqa: E402
 from tools import gpu_first_steps, machine  # noqa: E402
 
 ELEMENTS = 22_050_664  # float32: the gradients of ViT-S/16
@@ -48,7 +48,7 @@ def rank_of(answers: Any, told: list[str]) -> None:
         import paddle.distributed as dist
 
         import utils
-        from supervision.signals import die_with_parent
+        from launch.signals import die_with_parent
 
         die_with_parent()
         paddle.disable_signal_handler()
@@ -81,7 +81,7 @@ def start_ranks(ngpus: int | None, told: list[str]) -> tuple[Any, Any]:
     spawn = multiprocessing.get_context("spawn")
     answers = spawn.Queue()
     ranks = machine.ranks_here(ngpus)
-    if not launchers.launched() and ranks > 1:
+    if not environment.launched() and ranks > 1:
         return dist.spawn(rank_of, args=(answers, []), nprocs=ranks, join=False), answers  # they are of this host
     own = spawn.Process(target=rank_of, args=(answers, told), daemon=True)
     own.start()
@@ -148,9 +148,9 @@ def main() -> None:
     if arguments.gpu or arguments.rehearse or arguments.only:
         sys.exit(gpu_first_steps.main(arguments, _tell))
     meeting = absent = None
-    if launchers.launched():
+    if environment.launched():
         try:
-            meeting = launchers.meet(arguments.timeout)  # gloo is told the network by which rank 0 is reached
+            meeting = environment.meet(arguments.timeout)  # gloo is told the network by which rank 0 is reached
         except RunError as error:
             absent = str(error)
     rank = int(os.environ.get("PADDLE_TRAINER_ID") or 0)

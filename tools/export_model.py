@@ -23,12 +23,12 @@ def main() -> None:
     parser.add_argument("-output", "--output", required=True, type=Path, metavar="DIR", help="a folder that is new")
     parser.add_argument("-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
     arguments = parser.parse_args()
-    from checkpoint import classes_of  # after the command line: these import Paddle
     from config import get_config
-    from inference import write_export
     from models import build_model
+    from models.inference import write_export
+    from models.pretrained import with_preprocessing
+    from training.checkpoint import classes_of  # after the command line: these import Paddle
     from weights import load_weights
-    from weights.preprocessing import with_preprocessing
 
     options = [*arguments.o, "MODEL.PRETRAINED", arguments.pretrained]
     config = with_preprocessing(get_config(arguments.cfg, options))

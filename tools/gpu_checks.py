@@ -155,8 +155,8 @@ def transfers(bench: Bench) -> Finding:
     mixed = "TRAIN.MIXUP_ALPHA 0.8 TRAIN.CUTMIX_ALPHA 1.0 TRAIN.MODEL_EMA True REPORT_FREQ 1000"
     job = bench.model("ViT-S", "transfers", f"-batch_size=8 -amp {_SYNTHETIC} 256 {mixed}")
     answer = bench.train(job, steps=16, transfers=True)
-    loaded = sum(number for where, number in answer["transfers"].items() if " loader.py:" in where)
-    others = {where: number for where, number in answer["transfers"].items() if " loader.py:" not in where}
+    loaded = sum(number for where, number in answer["transfers"].items() if " loading/workers.py:" in where)
+    others = {where: number for where, number in answer["transfers"].items() if " loading/workers.py:" not in where}
     found = f"a step brings the {answer['columns']} columns of its batch to the device"
     if loaded <= answer["columns"] and not others:
         return True, f"{found}, and nothing else goes there or back"

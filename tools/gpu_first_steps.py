@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from errors import InputError, RunError
-from launchers import launched
+from launch.environment import launched
 from tools import gpu_checks
 from tools.benchmarks import measure
 from tools.gpu_checks import LIMIT, ROOT, Bench

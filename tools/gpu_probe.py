@@ -80,7 +80,7 @@ def replaced(places: Iterable[tuple[Any, str]], by: Callable[[str, Callable], Ca
 
 @contextlib.contextmanager
 def counted() -> Iterator[collections.Counter]:
-    """Counts copies to the device and from it by who asks for them: "to_tensor transforms/batch.py:61".
+    """Counts copies to the device and from it by who asks for them: "to_tensor loading/transforms/batch.py:61".
 
     Of calls within each other the outermost counts, and only this thread's: another one copies batches to a GPU. Copies
     that Paddle makes in C++ for an operator aren't seen.
@@ -142,11 +142,11 @@ def route(request: Answer) -> Answer:
     import paddle
     from paddle.nn import functional as F
 
-    from command_line import config_from_arguments
-    from engine import autocast
     from models import build_model
     from models.layers.attention import Attention
-    from prepare import precision
+    from training.command_line import config_from_arguments
+    from training.engine import autocast
+    from training.setup import precision
 
     config = config_from_arguments("main_single_gpu.py", request["words"])
     model = build_model(config)
@@ -248,15 +248,15 @@ def train(request: Answer) -> Answer:
     from main_multi_gpu import built, import_paddle, main_worker
 
     import_paddle()
-    import reports
-    from command_line import config_from_arguments
+    from training import window
+    from training.command_line import config_from_arguments
 
     answers: Answer = {}
     for name, words in request["jobs"].items():
         config = config_from_arguments("main_single_gpu.py", words)
         answer = answers[name] = {}
         try:
-            with replaced([(reports.Window, "timed")], lambda _, timed, told=answer: _limited(timed, request, told)):
+            with replaced([(window.Window, "timed")], lambda _, timed, told=answer: _limited(timed, request, told)):
                 main_worker(*built(config))
         except Enough:
             file = Path(config.OUTPUT) / "metrics.jsonl"
@@ -303,8 +303,8 @@ def logits(request: Answer) -> Answer:
     import paddle
 
     import ops
-    from command_line import config_from_arguments
     from models import build_model
+    from training.command_line import config_from_arguments
     from utils import num_gpus
 
     if request.get("cpu"):

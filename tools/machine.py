@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from errors import InputError, RunError
-from launchers import launched
-from rendezvous import addresses
+from launch.environment import launched
+from launch.rendezvous import addresses
 
 Finding = tuple[bool, str]
 
@@ -83,7 +83,7 @@ def devices() -> Finding:
     """What this Paddle computes on, and whether it sees the GPUs it is told to."""
     import paddle
 
-    from supervision.gpus import check, installed, named
+    from launch.gpus import check, installed, named
     from utils import num_gpus
 
     visible, listed = os.environ.get("CUDA_VISIBLE_DEVICES"), named() or []

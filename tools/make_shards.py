@@ -51,7 +51,7 @@ def encoded(path: str, resize: int | None, quality: int) -> tuple[bytes, str]:
     Raises:
         InputError: the file can't be read as an image.
     """
-    from transforms import converted
+    from loading.transforms import converted
 
     try:
         data = Path(path).read_bytes()
@@ -74,7 +74,7 @@ def write_shard(file: Path, samples: Iterable[tuple[int, str, int]], resize: int
     """Writes a shard of ``samples`` (index in the dataset, path, label); returns its SHA-256 and what
     ``shards.scan_shard`` reads of it.
     """
-    from shards import scan_shard
+    from loading.shards import scan_shard
 
     sha256 = hashlib.sha256()
     with open(file, "wb") as shard:
@@ -101,8 +101,8 @@ def write_shard(file: Path, samples: Iterable[tuple[int, str, int]], resize: int
 
 def inspect(path: str) -> int:
     """Returns an image's file size in bytes; raises InputError where its header is no image's that can be taken."""
-    from sources import IMAGE_SUFFIXES
-    from transforms import unscaled
+    from loading.sources import IMAGE_SUFFIXES
+    from loading.transforms import unscaled
 
     try:
         if not path.lower().endswith(IMAGE_SUFFIXES):
@@ -130,7 +130,7 @@ def plan(sizes: Sequence[int], order: Iterable[int], limit: int) -> list[list[in
 
 def pack(mode: str, files: tuple, root: Path, output: Path, pool: Executor, options: argparse.Namespace) -> list[str]:
     """Writes the shards, index and list of one mode into ``output``; returns their lines of SHA256SUMS."""
-    from shards import make_index, write_index
+    from loading.shards import make_index, write_index
 
     paths, labels, classes = files
     full = [os.path.join(root, path) for path in paths]
@@ -163,7 +163,7 @@ def make_shards(options: argparse.Namespace) -> str:
     root, output, start = Path(options.data_path), Path(options.output), time.monotonic()
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise InputError(f"-output {output} is there already and isn't an empty folder; choose another")
-    import sources
+    from loading import sources
     from utils import sync_directory
 
     read = {"folder": sources.read_folder, "imagenet2012": functools.partial(sources.read_list, num_classes="auto")}

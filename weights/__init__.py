@@ -15,13 +15,11 @@ import paddle
 from paddle import nn
 
 from errors import InputError
-from models import model_type
-from models.base import ImageModel
-from models.layers import file_name, linear_weights
 from weights.classes import keep_imagenet1k
 from weights.fit import classifiers_of, fit_classifiers, fit_sizes
 from weights.formats import read_weights, write_weights
 from weights.hub import find_weights
+from weights.layout import Target, file_name, linear_weights
 from weights.names import differences, switches, timm_names, unstored
 
 __all__ = ["SUFFIX", "LoadReport", "file_arrays", "find_weights", "load_weights", "save_weights"]
@@ -66,7 +64,7 @@ class LoadReport:
 
 
 def load_weights(
-    model: ImageModel,
+    model: Target,
     path: str | Path,
     strict: bool = True,
     allow: Sequence[str] | None = None,
@@ -90,14 +88,14 @@ def load_weights(
     Raises:
         InputError: no such file, a damaged or dangerous one, or names or shapes that differ from the model's.
     """
-    stored, kind = read_weights(path), model_type(model)
+    stored, family = read_weights(path), model.weight_names
     report = LoadReport(stored.path, notes=list(stored.notes), config=stored.config)
     if "quickgelu" in str(stored.config.get("architecture")):  # its names are those of the model with GELU
         raise InputError(f"{stored.path}: its model has the quick GELU, which no model here has; take other weights")
     state = {file_name(name): tensor for name, tensor in model.state_dict().items()}
     try:
-        arrays = timm_names(kind, stored.arrays, stored.layout, state)
-        computed = unstored(kind, stored.arrays, state)
+        arrays = timm_names(family, stored.arrays, stored.layout, state)
+        computed = unstored(family, stored.arrays, state)
     except (InputError, ValueError, IndexError) as error:  # shapes that no such file has, too
         raise InputError(f"{stored.path}: its tensors don't go together ({error})") from None
     if stored.layout != "paddle":
@@ -105,7 +103,7 @@ def load_weights(
         arrays = {name: array.T if name in transposed else array for name, array in arrays.items()}
     arrays |= computed
     report.notes += [f"{name} computed: its toolkit's files leave it out" for name in computed]
-    report.notes += _other_switches(model, switches(kind, stored.arrays))
+    report.notes += _other_switches(model, switches(family, stored.arrays))
     report.resized = keep_imagenet1k(model, state, arrays, classes, stored.path) if classes else []
     if not strict:
         report.fresh, report.reason = fit_classifiers(model, state, arrays)
@@ -113,7 +111,7 @@ def load_weights(
         del state[name]
     for name in classifiers_of(model, list(arrays)) if report.fresh else ():
         del arrays[name]
-    told = differences(kind, arrays, state)
+    told = differences(family, arrays, state)
     report.resized += fit_sizes(model, state, arrays)
     report.missing = [name for name in state if name not in arrays]
     report.unexpected = [name for name in arrays if name not in state]
@@ -138,7 +136,7 @@ def save_weights(model: nn.Layer, file: Path) -> None:
     write_weights(file, file_arrays(model))
 
 
-def _other_switches(model: ImageModel, told: dict[str, Any]) -> list[str]:
+def _other_switches(model: Target, told: dict[str, Any]) -> list[str]:
     """Returns a note for each key that the file's names tell, and that the model has otherwise."""
     found = {key: getattr(model, key.lower()) for key in told}
     return [

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-from config import CONFIG_DIR
 from errors import InputError
-from models.base import ImageModel
+from weights.layout import Target
 
 CLASSES, KEPT = 21_841, 1000
 _COLUMNS = {"imagenet22k": 1, "imagenet22k_swin": 2}
@@ -21,13 +20,13 @@ _ABSENT = "-"
 
 def imagenet1k_rows(order: str) -> dict[int, int]:
     """Returns the row of each of ImageNet-1k's classes, by its place; one that has no row is left out."""
-    lines = (CONFIG_DIR / "imagenet22k_rows.txt").read_text(encoding="utf-8").splitlines()
+    lines = Path(__file__).with_name("imagenet22k_rows.txt").read_text(encoding="utf-8").splitlines()
     rows = [line.split()[_COLUMNS[order]] for line in lines if not line.startswith("#")]
     return {place: int(row) for place, row in enumerate(rows) if row != _ABSENT}
 
 
 def keep_imagenet1k(
-    model: ImageModel, state: dict[str, paddle.Tensor], arrays: dict[str, np.ndarray], order: str, file: Path
+    model: Target, state: dict[str, paddle.Tensor], arrays: dict[str, np.ndarray], order: str, file: Path
 ) -> list[str]:
     """Leaves ImageNet-1k's classes in the classifiers of ``arrays`` (of ``file``, in the model's layout).
 

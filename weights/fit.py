@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 import paddle
 
-from models.base import ImageModel, sublayer
+from weights.layout import Target, sublayer
 from weights.resize import adapt_input_channels, resample_patch_kernel, resize_pos_embed, resize_rel_pos_bias_table
 
 STATISTICS = (".running_mean", ".running_var")  # of a batch norm before a classifier
@@ -19,7 +19,7 @@ Tensors = dict[str, paddle.Tensor]
 Arrays = dict[str, np.ndarray]
 
 
-def fit_classifiers(model: ImageModel, state: Tensors, arrays: Arrays) -> tuple[list[str], str]:
+def fit_classifiers(model: Target, state: Tensors, arrays: Arrays) -> tuple[list[str], str]:
     """Returns the classifiers' tensors, and why, if the file has none of them, or all for another number of classes."""
     names = classifiers_of(model, state)
     if not any(name in arrays for name in names):
@@ -33,20 +33,20 @@ def fit_classifiers(model: ImageModel, state: Tensors, arrays: Arrays) -> tuple[
     return names, f"{classes.pop()[0]} classes in the file, {model.num_classes} in the model"
 
 
-def classifiers_of(model: ImageModel, names: Iterable[str]) -> list[str]:
+def classifiers_of(model: Target, names: Iterable[str]) -> list[str]:
     """Returns those of ``names`` that are a tensor of the model's classifiers, or of another kind in their place."""
     prefixes = tuple(f"{name}." for name in model.classifier_names())
     return [name for name in names if name.startswith(prefixes)]
 
 
-def fit_sizes(model: ImageModel, state: Tensors, arrays: Arrays) -> list[str]:
+def fit_sizes(model: Target, state: Tensors, arrays: Arrays) -> list[str]:
     """Adapts in ``arrays`` what differs from the model's size and can be adapted; returns what it did, in words."""
     told = _fit_stem(model, state, arrays)
     told += _fit_pos_embed(model, state, arrays)
     return told + _fit_tables(model, state, arrays)
 
 
-def _fit_stem(model: ImageModel, state: Tensors, arrays: Arrays) -> list[str]:
+def _fit_stem(model: Target, state: Tensors, arrays: Arrays) -> list[str]:
     name = f"{model.first_conv}.weight"
     array, told = arrays.get(name), []
     if array is None or name not in state or array.ndim != 4:
@@ -63,7 +63,7 @@ def _fit_stem(model: ImageModel, state: Tensors, arrays: Arrays) -> list[str]:
     return told
 
 
-def _fit_pos_embed(model: ImageModel, state: Tensors, arrays: Arrays) -> list[str]:
+def _fit_pos_embed(model: Target, state: Tensors, arrays: Arrays) -> list[str]:
     array, tensor = arrays.get("pos_embed"), state.get("pos_embed")
     if array is None or tensor is None or array.ndim != 3 or array.shape[::2] != tuple(tensor.shape[::2]):
         return []
@@ -75,7 +75,7 @@ def _fit_pos_embed(model: ImageModel, state: Tensors, arrays: Arrays) -> list[st
     return ["pos_embed resized from {0} x {0} to {1} x {2}".format(side, *grid)]
 
 
-def _fit_tables(model: ImageModel, state: Tensors, arrays: Arrays) -> list[str]:
+def _fit_tables(model: Target, state: Tensors, arrays: Arrays) -> list[str]:
     told: Counter[str] = Counter()
     for name in [name for name in arrays if name.endswith(TABLE) and name in state and arrays[name].ndim == 2]:
         window = sublayer(model, name.rpartition(".")[0]).window_size

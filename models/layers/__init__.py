@@ -19,21 +19,9 @@ __all__ = [
     "Mlp",
     "PatchDropout",
     "PatchEmbed",
-    "file_name",
     "init_linear",
-    "linear_weights",
     "set_norm_eps",
 ]
-
-
-def linear_weights(model: nn.Layer) -> set[str]:
-    """Returns the structured names of the Linear weights: [in, out] here, [out, in] in PyTorch and in weight files."""
-    return {f"{name}.weight" for name, layer in model.named_sublayers() if isinstance(layer, nn.Linear)}
-
-
-def file_name(name: str) -> str:
-    """Returns the name that a tensor has in PyTorch and in weight files; it differs for batch norm's statistics."""
-    return name.replace("._mean", ".running_mean").replace("._variance", ".running_var")
 
 
 def init_linear(layer: nn.Layer) -> None:

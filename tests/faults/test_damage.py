@@ -15,8 +15,8 @@ from runs import assert_same_run, train
 from safetensors.numpy import load_file, save_file
 from short import assert_fails
 
-from checkpoint.folder import find_checkpoints, verify
 from errors import InputError, RunError
+from training.checkpoint.folder import find_checkpoints, verify
 
 FILES = ["model.safetensors", "ema.safetensors", "optimizer.safetensors", "state.json", "SHA256SUMS"]
 OPTIONS = [

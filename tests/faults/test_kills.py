@@ -18,7 +18,7 @@ import pytest
 from programs import assert_none_left, ranks_of, start, wait_for, wait_for_first_step, workers_of
 from runs import assert_same_run, records
 
-from checkpoint import folder
+from training.checkpoint import folder
 
 RUN = [
     "-cfg=vit_digits", "-output=run", "-resume=auto", "-o", "TRAIN.NUM_EPOCHS", "3", "TRAIN.WARMUP_EPOCHS", "2",

@@ -13,10 +13,10 @@ from programs import assert_none_left, descendants, start, wait_for, wait_for_fi
 from safetensors.numpy import load_file
 from short import RUN, assert_ends_like, assert_fails, finish
 
-from checkpoint.folder import find_checkpoints, verify
 from config import get_config
 from datasets import get_dataset
-from samplers import TrainBatchSampler
+from loading.samplers import TrainBatchSampler
+from training.checkpoint.folder import find_checkpoints, verify
 
 IMAGES = [
     "-cfg=vit_digits", "-output=run", "-resume=auto", "-dataset=folder", "-data_path=data", "-o", "DATA.BATCH_SIZE",

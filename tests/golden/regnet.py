@@ -1,6 +1,6 @@
 """Reduced RegNets; run with torch and timm it records them: PYTHONPATH=tests python -m golden.regnet"""
 
-# The paper's parameters, of which timm makes four stages (tests/test_regnet.py tells which).
+# The paper's parameters, of which timm makes four stages (tests/models/test_regnet.py tells which).
 CASES = {
     "regnety": {"w0": 8, "wa": 8.0, "wm": 1.8, "depth": 5, "group_size": 8, "se_ratio": 0.25},
     "regnetx": {"w0": 8, "wa": 8.0, "wm": 1.8, "depth": 5, "group_size": 16, "se_ratio": 0.0},

@@ -19,19 +19,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 import paddle
 
-from checkpoint import Progress, Saver
-from checkpoint.folder import verify
-from checkpoint.resume import load_checkpoint
 from config import get_config
 from datasets import SyntheticDataset
-from engine import train_one_epoch
 from errors import reported
 from models import build_model
 from ops.settings import tune_cpu
-from optim import freeze
-from prepare import prepare
-from records import Run
-from reports import peak_memory
+from training.checkpoint import Progress, Saver
+from training.checkpoint.folder import verify
+from training.checkpoint.resume import load_checkpoint
+from training.engine import train_one_epoch
+from training.optim import freeze
+from training.run import Run
+from training.setup import prepare
+from training.window import peak_memory
 from utils import seed_everything
 
 WARM_UP, QUIET, MEANWHILE = 2, 2, 3  # steps: at the start; then before each save, and beside the writing

@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 import main_single_gpu
 from config import get_config
 from errors import RunError, reported
+from launch import progress
 from models import build_model
-from supervision import progress
 from weights import save_weights
 
 

@@ -97,16 +97,16 @@ def watch(training: Any, engine: Any, stopwatch: Stopwatch) -> None:
 
 
 def main() -> None:
-    import engine
     import ops
-    from checkpoint import Progress, Saver
     from config import get_config
     from datasets import SyntheticDataset
     from models import build_model
-    from optim import freeze
-    from prepare import prepare
-    from records import Run
-    from supervision.requests import Requests
+    from training import engine
+    from training.checkpoint import Progress, Saver
+    from training.optim import freeze
+    from training.requests import Requests
+    from training.run import Run
+    from training.setup import prepare
     from utils import seed_everything
 
     request = json.loads(sys.argv[1])

@@ -11,8 +11,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 IMPORTS = {
-    "main_single_gpu": "supervision.signals datasets utils weights.preprocessing engine models optim records",
-    "main_multi_gpu": "paddle.distributed supervision.spawned datasets utils weights.preprocessing",
+    "main_single_gpu": "launch.signals datasets utils models.pretrained training.engine training.optim training.run",
+    "main_multi_gpu": "paddle.distributed launch.spawned datasets utils models.pretrained",
 }
 
 

@@ -1,4 +1,5 @@
-"""Names that other toolkits give a model's tensors, turned into timm's. One module per family of architectures.
+"""Names that other toolkits give a model's tensors, turned into timm's. One module per family of architectures, which a
+model's class names (``ImageModel.weight_names``).
 
 Names also tell how the model computes whose tensors they are. Besides ``timm_names`` a family may have:
 
@@ -9,13 +10,13 @@ it says of a file and of a model shows which keys make the model the file's.
 """
 
 from collections.abc import Collection
+from types import ModuleType
 from typing import Any
 
 import paddle
 
-from models.base import ImageModel
-from models.vit import VisionTransformer
-from weights.names import beit, convmixer, convnext, mixer, poolformer, pvtv2, regnet, swin, vit
+from weights.layout import Target
+from weights.names import mixer, vit
 from weights.names.rules import Arrays, rename
 
 # Paddle's names of batch norm's statistics; PyTorch's count of batches, which only an average over all of them needs.
@@ -24,24 +25,9 @@ _BATCH_NORM = (
     (r"\._variance$", ".running_var"),
     (r"\.num_batches_tracked$", None),
 )
-# By MODEL.TYPE in lower case; ResNet and LeNet have no other names than these.
-FAMILIES = {
-    "vit": vit,
-    "deit": vit,
-    "convnext": convnext,
-    "mixer": mixer,
-    "gmlp": mixer,
-    "resmlp": mixer,
-    "convmixer": convmixer,
-    "regnet": regnet,
-    "beit": beit,
-    "swin": swin,
-    "poolformer": poolformer,
-    "pvtv2": pvtv2,
-}
 
 
-def timm_names(model_type: str, arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
+def timm_names(family: ModuleType | None, arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns a file's arrays under timm 1.0.31's names.
 
     Arrays under timm's names pass untouched, names that the family doesn't know are left as they are, and what only
@@ -49,7 +35,7 @@ def timm_names(model_type: str, arrays: Arrays, layout: str, wanted: Collection[
     tells. Batch norm's statistics have PyTorch's names before the family sees them.
 
     Args:
-        model_type: MODEL.TYPE.
+        family: the model's ``weight_names``.
         arrays: by name; wrappers and "module." are removed already.
         layout: of the Linear weights: "torch": [out, in], "paddle": [in, out], "jax": Flax's kernels.
         wanted: the model's own names, which decide where a file may be meant in two ways.
@@ -61,58 +47,55 @@ def timm_names(model_type: str, arrays: Arrays, layout: str, wanted: Collection[
         InputError: two arrays come to the same name.
     """
     arrays = rename(arrays, _BATCH_NORM)
-    family = FAMILIES.get(model_type.lower())
     return arrays if family is None else family.timm_names(arrays, layout, wanted)
 
 
-def differences(model_type: str, arrays: Arrays, state: dict[str, paddle.Tensor]) -> dict[str, Any]:
+def differences(family: ModuleType | None, arrays: Arrays, state: dict[str, paddle.Tensor]) -> dict[str, Any]:
     """Returns MODEL's keys, with the file's values, that the names tell to be otherwise in the file than in the model.
 
     Args:
-        model_type: MODEL.TYPE.
+        family: the model's ``weight_names``.
         arrays, state: the file's and the model's, both by timm's names.
     """
-    computes = getattr(FAMILIES.get(model_type.lower()), "computes", None)
+    computes = getattr(family, "computes", None)
     if computes is None:
         return {}
     ours = computes(state)
     return {key: value for key, value in computes(arrays).items() if key not in ours or ours[key] != value}
 
 
-def switches(model_type: str, arrays: Arrays) -> dict[str, Any]:
+def switches(family: ModuleType | None, arrays: Arrays) -> dict[str, Any]:
     """Returns MODEL's keys that a file's own names tell, and that need no other tensors.
 
     Args:
-        model_type: MODEL.TYPE.
+        family: the model's ``weight_names``.
         arrays: by the file's names.
     """
-    family = FAMILIES.get(model_type.lower())
-    return family.switches(arrays) if has_switches(model_type) else {}
+    return family.switches(arrays) if has_switches(family) else {}
 
 
-def has_switches(model_type: str) -> bool:
-    """Whether a file's names can tell ``switches`` of this MODEL.TYPE."""
-    return hasattr(FAMILIES.get(model_type.lower()), "switches")
+def has_switches(family: ModuleType | None) -> bool:
+    """Whether a file's names can tell ``switches`` of models of this family."""
+    return hasattr(family, "switches")
 
 
-def unstored(model_type: str, arrays: Arrays, state: dict[str, paddle.Tensor]) -> Arrays:
+def unstored(family: ModuleType | None, arrays: Arrays, state: dict[str, paddle.Tensor]) -> Arrays:
     """Returns arrays, by timm's names, that the file's toolkit computes instead of storing, for the model's size.
 
     Args:
-        model_type: MODEL.TYPE.
+        family: the model's ``weight_names``.
         arrays: by the file's names.
         state: the model's, by timm's names.
     """
-    family = FAMILIES.get(model_type.lower())
     return family.unstored(arrays, state) if hasattr(family, "unstored") else {}
 
 
-def google_names(model: ImageModel, arrays: Arrays) -> Arrays:
+def google_names(model: Target, arrays: Arrays) -> Arrays:
     """Returns a model's arrays (timm's names, torch's layout) as Google's .npz files have them.
 
     Raises:
         InputError: it is neither a plain ViT nor an MLP-Mixer.
     """
-    if isinstance(model, VisionTransformer):
+    if model.weight_names is vit:
         return vit.google_names(arrays, model.blocks[0].attn.num_heads)
     return mixer.google_names(arrays)

@@ -1,0 +1,307 @@
+"""What started this process, told in one way: by the PADDLE_* variables of Paddle's launcher.
+
+It doesn't import Paddle, which reads some of them as it is imported. As a program it is run_train_multi_node.sh's first
+half: it waits for the other machines and prints the flags for Paddle's launcher.
+"""
+
+import contextlib
+import importlib.util
+import itertools
+import os
+import re
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from errors import InputError, reported
+from launch import gpus, rendezvous
+
+PADDLE = ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM", "PADDLE_CURRENT_ENDPOINT", "PADDLE_TRAINER_ENDPOINTS")
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+# A job's variables also describe what a step, srun's tasks, doesn't take of it: where there are a step's, they count.
+SLURM_NTASKS = "SLURM_STEP_NUM_TASKS SLURM_NTASKS"
+SLURM_HOSTS = "SLURM_STEP_NODELIST SLURM_NODELIST SLURM_JOB_NODELIST"
+SLURM_SIZES = "SLURM_STEP_TASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_NTASKS_PER_NODE"
+NODE = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def launched() -> bool:
+    """Whether this process was started as one of a run: by Paddle's launcher, torchrun or SLURM's srun.
+
+    What torchrun or srun set is translated to what ``paddle.distributed.init_parallel_env`` reads, in ``os.environ``,
+    and CUDA_VISIBLE_DEVICES to what Paddle reads.
+
+    Raises:
+        InputError: only some of a launcher's variables are set, or one makes no sense.
+    """
+    gpus.check()
+    if not _complete(PADDLE, "start with python -m paddle.distributed.launch, or unset them", PADDLE):
+        if all(map(os.environ.get, TORCHRUN)):
+            _translate_torchrun()
+        elif not _translate_slurm():
+            # MASTER_ADDR and MASTER_PORT alone say where, not that anything was launched.
+            return _complete(TORCHRUN, "start with torchrun or run_train_multi_node.sh, or unset them", TORCHRUN[:3])
+    _select_device(_number("PADDLE_LOCAL_RANK", 0))
+    return True
+
+
+def meet(limit: float) -> rendezvous.Meeting:
+    """Waits until all ranks of a launched run are there, for ``limit`` seconds at most; ``ready`` of what it returns
+    waits until they have read their data, too.
+
+    Between machines, gloo and NCCL are told the network interface by which rank 0 is reached. By itself gloo takes the
+    address that the machine's own name stands for, which in many an /etc/hosts is 127.0.1.1, where no other machine
+    finds it; NCCL takes the first interface, which may lead nowhere.
+
+    Raises:
+        InputError, RunError: as ``rendezvous.meet``.
+    """
+    rank, ranks = _number("PADDLE_TRAINER_ID"), _number("PADDLE_TRAINERS_NUM")
+    master = os.environ.get("PADDLE_MASTER") or os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
+    here, job = _number("PADDLE_LOCAL_SIZE", 1), _first("SLURM_JOB_ID TORCHELASTIC_RUN_ID") or ""
+    first = _number("PADDLE_LOCAL_RANK", 0) == 0
+    seat = gpus.own() if visible_gpus() and os.environ.get("PADDLE_DISTRI_BACKEND") != "gloo" else ""
+    meeting = rendezvous.meet(master, rank, ranks, limit, job=job, here=here, first=first, seat=seat)
+    names = {address: name for name, address in rendezvous.addresses().items()}
+    if ranks > here and (name := names.get(meeting.own_address)):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # "=": this name, not any that begins with it
+    return meeting
+
+
+def take_port() -> None:
+    """Lets the ranks that this process will spawn meet at MASTER_PORT, if that is set; Paddle alone takes any free one.
+
+    Raises:
+        InputError: it is taken.
+    """
+    if port := os.environ.get("MASTER_PORT"):
+        address = f"127.0.0.1:{port}"
+        rendezvous.check_free(address)
+        os.environ["PADDLE_MASTER"] = address
+
+
+def visible_gpus() -> int:
+    """Returns the number of GPUs that Paddle will find; 0 for its CPU build."""
+    found = gpus.visible()
+    paddle = importlib.util.find_spec("paddle")
+    if not found or not paddle or not paddle.submodule_search_locations:
+        return 0
+    version = Path(paddle.submodule_search_locations[0], "version", "__init__.py").read_text()
+    return 0 if re.search(r"^cuda_version\s*=\s*'False'", version, re.MULTILINE) else found
+
+
+def check_seen(gpus_seen: int) -> None:
+    """Raises InputError where Paddle sees no GPU though there are some: it would take the CPU without a word."""
+    if not gpus_seen and (there := visible_gpus()):
+        found = f"{there} GPU{'s are' if there > 1 else ' is'} visible, but Paddle's CUDA sees none"
+        raise InputError(f"{found}; tools/doctor.py compares driver and build, CUDA_VISIBLE_DEVICES=-1 runs on the CPU")
+
+
+def expand_hosts(nodelist: str) -> list[str]:
+    """Returns the names of SLURM's ``node[01-03,7],gpu-a``: node01, node02, node03, node7, gpu-a.
+
+    Raises:
+        InputError: a bracket without its other half, or a range that isn't one.
+    """
+    parts = re.findall(r"(?:[^,\[\]]|\[[-\d,]+\])+", nodelist)
+    if not parts or ",".join(parts) != nodelist:
+        raise InputError(f"SLURM's list of nodes is {nodelist!r}; expected one like node[01-03,7],gpu-a")
+    return [host for part in parts for host in _expand(part)]
+
+
+def expand_counts(text: str) -> list[int]:
+    """Returns the numbers of SLURM's ``4(x2),3``: 4, 4, 3."""
+    found = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
+    if not all(found):
+        raise InputError(f"SLURM's tasks per node are {text!r}; expected a list like 4(x2),3")
+    return [int(match[1]) for match in found for _ in range(int(match[2] or 1))]
+
+
+def node_flags() -> list[str]:
+    """Waits for the other machines and returns Paddle's launcher's flags, from run_train_multi_node.sh's variables.
+
+    Raises:
+        InputError: some are missing or make no sense.
+        InputError, RunError: as ``rendezvous.meet``.
+    """
+    gpus.check()
+    processes = os.environ.get("NPROC_PER_NODE") or str(visible_gpus() or num_cores())
+    flags = ["--nproc_per_node", processes]
+    if master := os.environ.get("MASTER"):  # etcd://HOST:PORT: nodes come and go there, and are numbered by it
+        _check_etcd(master)
+        named = {"--nnodes": "NNODES", "--rank": "NODE_RANK", "--host": "HOST"}
+        given = [(flag, os.environ[name]) for flag, name in named.items() if os.environ.get(name)]
+        return [*flags, "--master", master, *itertools.chain(*given)]
+    _complete(NODE, "run_train_multi_node.sh's first lines tell what each is", signs=None)
+    node, nodes, port = _number("NODE_RANK"), _number("NNODES"), os.environ["MASTER_PORT"]
+    _check_rank("NODE_RANK", node, nodes)
+    address = f"{os.environ['MASTER_ADDR']}:{port}"
+    meeting = rendezvous.meet(address, node, nodes, _number("INIT_TIMEOUT", 300), kind="node")
+    # As numbers: Paddle's launcher becomes the master where --master begins with --host, and by itself takes for that
+    # what the machine's name stands for.
+    host = os.environ.get("HOST") or meeting.own_address
+    master = host if node == 0 else meeting.connection.getpeername()[0]
+    meeting.ready()
+    return [*flags, "--nnodes", str(nodes), "--rank", str(node), "--master", f"{master}:{port}", "--host", host]
+
+
+def _check_etcd(master: str) -> None:
+    """Raises InputError where Paddle's launcher would fail over its etcd server."""
+    if not importlib.util.find_spec("etcd3"):
+        raise InputError(f"MASTER is {master}, but etcd3 isn't installed; pip install -r requirements-elastic.txt")
+    host, port = rendezvous.parsed(master.removeprefix("etcd://"))
+    try:
+        socket.create_connection((host, port), rendezvous.CONNECT).close()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(
+            f"no etcd server answers at MASTER {master} ({reason}); start it there, or correct it"
+        ) from None
+
+
+def num_cores() -> int:
+    """The number of cores this process may use, by its affinity and its container's quota (cgroup v2)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no quota
+        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
+        cores = min(cores, max(1, quota // period))
+    return cores
+
+
+def cores_each(processes: int) -> int:
+    """The number of cores for each of a run's ``processes`` on this machine; SLURM may have dealt them out already."""
+    cores = num_cores()
+    dealt = _number("SLURM_CPUS_PER_TASK", 0) >= cores and _first(SLURM_NTASKS) == os.environ.get("PADDLE_TRAINERS_NUM")
+    return cores if dealt else max(1, cores // processes)
+
+
+def _complete(names: Sequence[str], advice: str, signs: Sequence[str] | None) -> bool:
+    """Whether all ``names`` are set (of several in one: any).
+
+    Raises:
+        InputError: they aren't, but one of ``signs`` is; with None, in any case.
+    """
+    missing = [name for name in names if not _first(name)]
+    if missing and (signs is None or any(map(_first, signs))):
+        found = [f"{name.split()[0]}={_first(name)}" for name in names if name not in missing]
+        absent = [name.replace(" ", " or ") for name in missing]
+        raise InputError(
+            f"a distributed run's environment is incomplete: found {', '.join(found) or 'none'},"
+            f" missing {', '.join(absent)}; {advice}"
+        )
+    return not missing
+
+
+def _translate_torchrun() -> None:
+    """torchrun tells no names but the master's; what stands for the others is as good (see ``_set``)."""
+    rank, ranks, local_rank = map(_number, TORCHRUN[:3])
+    _check_rank("RANK", rank, ranks)
+    here = _number("LOCAL_WORLD_SIZE", ranks - (rank - local_rank))
+    _check_rank("LOCAL_RANK", local_rank, here)
+    master, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        port += 1  # torchrun itself listens at its MASTER_PORT, for its own workers
+    hosts = [f"node{place // here}" if place >= here else master for place in range(ranks)]
+    _set(rank, local_rank, here, hosts, f"{master}:{port}")
+
+
+def _translate_slurm() -> bool:
+    """Whether srun started this process as one of several.
+
+    The shell of sbatch and salloc has rank 0's variables, too (SLURM_PROCID=0, the job's SLURM_NTASKS), but is none:
+    only srun's have a SLURM_STEP_ID. A shell that srun started (srun --pty, an interactive step) is a step of one.
+    """
+    job, tasks = _first("SLURM_JOB_ID SLURM_JOBID"), _number(SLURM_NTASKS, 0)
+    is_task = bool(os.environ.get("SLURM_STEP_ID") or (os.environ.get("SLURM_PROCID") and not job))
+    if tasks == 1 or not is_task:
+        if tasks > 1:
+            found = f"SLURM gave this job {tasks} tasks, but srun didn't start this process (no SLURM_STEP_ID)"
+            print(f"note: {found}: it runs on this machine alone", file=sys.stderr, flush=True)
+        return False
+    _complete(("SLURM_PROCID", SLURM_NTASKS, "SLURM_LOCALID", SLURM_HOSTS), "start with srun", signs=None)
+    rank, local_rank = _number("SLURM_PROCID"), _number("SLURM_LOCALID")
+    _check_rank("SLURM_PROCID", rank, tasks)
+    nodes = expand_hosts(_first(SLURM_HOSTS))
+    sizes = expand_counts(_first(SLURM_SIZES) or "1")
+    if (len(sizes), sum(sizes)) != (len(nodes), tasks):  # SLURM_NTASKS_PER_NODE is one number for all
+        sizes = [tasks // len(nodes) + (node < tasks % len(nodes)) for node in range(len(nodes))]
+    hosts = [host for host, size in zip(nodes, sizes, strict=True) for _ in range(size)]
+    node = _number("SLURM_NODEID", nodes.index(hosts[rank]))
+    port = os.environ.get("MASTER_PORT") or 20000 + int(job or 0) % 10000
+    _set(rank, local_rank, sizes[node], hosts, f"{os.environ.get('MASTER_ADDR') or nodes[0]}:{port}")
+    return True
+
+
+def _set(rank: int, local_rank: int, here: int, hosts: list[str], master: str) -> None:
+    """Sets what Paddle's launcher would.
+
+    Nothing connects to the endpoints: ranks find one another through the store at PADDLE_MASTER (NCCL's and gloo's own
+    addresses are exchanged there), and fleet only counts machines by them. So their ports are made up, and the names of
+    torchrun's machines but the first.
+    """
+    endpoints = [f"{host}:{6170 + place}" for place, host in enumerate(hosts)]
+    os.environ |= {
+        "PADDLE_MASTER": master,
+        "PADDLE_TRAINER_ID": str(rank),
+        "PADDLE_TRAINERS_NUM": str(len(hosts)),
+        "PADDLE_LOCAL_RANK": str(local_rank),
+        "PADDLE_RANK_IN_NODE": str(local_rank),
+        "PADDLE_LOCAL_SIZE": str(here),
+        "PADDLE_NNODES": str(len(set(hosts))),
+        "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+    }
+
+
+def _select_device(local_rank: int) -> None:
+    """Where Paddle's launcher hasn't: this process's GPU, or gloo where there is none."""
+    found = visible_gpus()
+    if not found:
+        os.environ.setdefault("PADDLE_DISTRI_BACKEND", "gloo")
+    elif local_rank >= found > 1:
+        what = f"local rank {local_rank} has no GPU: {found} are visible"
+        raise InputError(f"{what}; start {found} processes per machine")
+    else:  # one alone is this process's own: SLURM shows each task its share; where ranks meet, that is checked
+        os.environ.setdefault("FLAGS_selected_gpus", str(local_rank if found > 1 else 0))
+
+
+def _check_rank(name: str, rank: int, ranks: int) -> None:
+    if rank >= ranks:
+        raise InputError(f"{name} is {rank}, but there are {ranks}; it counts from 0")
+
+
+def _first(names: str) -> str | None:
+    """Returns the value of the first of these variables (separated by spaces) that is set."""
+    return next((os.environ[name] for name in names.split() if os.environ.get(name)), None)
+
+
+def _number(names: str, default: int | None = None) -> int:
+    text = _first(names)
+    if text is None and default is not None:
+        return default
+    if text is None or not re.fullmatch("[0-9]{1,18}", text):
+        found = f"{text[:100]}..." if text and len(text) > 100 else text
+        raise InputError(f"{names.split()[0]} is {found!r}; expected a whole number")
+    return int(text)
+
+
+def _expand(part: str) -> list[str]:
+    before, bracket, after = part.partition("[")
+    if not bracket:
+        return [part]
+    inside, _, after = after.partition("]")
+    numbers = []
+    for item in inside.split(","):
+        low, _, high = item.partition("-")
+        high = high or low
+        if not (low.isdecimal() and high.isdecimal() and int(low) <= int(high)):
+            raise InputError(f"SLURM's list of nodes has the range {item!r}; expected one like 01-03")
+        numbers += [f"{number:0{len(low)}d}" for number in range(int(low), int(high) + 1)]
+    return [f"{before}{number}{rest}" for number in numbers for rest in _expand(after)]
+
+
+if __name__ == "__main__":
+    with reported():
+        print(*node_flags())

@@ -1,0 +1,87 @@
+"""SIGTERM, SIGINT and SIGUSR1: noted in a rank, for ``Requests``; passed on by the process that watches ranks."""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from launch import progress, startup
+
+STOPS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (*STOPS, signal.SIGUSR1)
+noted: dict[int, float] = {}  # signals that came, and when
+
+
+def hold_signals() -> None:
+    """SIGTERM, SIGINT and SIGUSR1 wait in the processes that this one starts, until ``catch_signals``; here they are
+    noted: threads that libraries have started would let them through.
+    """
+    for number in SIGNALS:
+        signal.signal(number, note)
+    block_signals()
+
+
+def block_signals() -> None:
+    """They wait, until ``catch_signals`` or ``stop_at_once``."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def catch_signals(handler: Any) -> None:
+    """Lets ``handler`` have them."""
+    for number in SIGNALS:
+        signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def stop_at_once() -> None:
+    """Until ``begin``, a signal to stop ends this process: there is nothing to save."""
+    startup.stop_at_once()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def begin() -> None:
+    """There is something to save from now on: signals are noted, for ``Requests``, and the watching process passes
+    them on instead of ending the ranks.
+    """
+    if signal.getsignal(signal.SIGTERM) is startup.end_at_once:  # not in a program that has handlers of its own
+        note_signals()
+    progress.beat(progress.STARTING)
+
+
+def note_signals() -> None:
+    """From now on signals are noted, for ``Requests``; where no parent does it, a second SIGINT ends this process."""
+    catch_signals(note)
+
+
+def ignore_signals() -> None:
+    """In a loader's worker: a signal to the whole group is its rank's to heed, which still needs the worker."""
+    if signal.getsignal(signal.SIGTERM) is note:
+        catch_signals(signal.SIG_IGN)
+
+
+def end_workers() -> None:
+    """Ends the loaders' workers, at a run's end: Python would send SIGTERM, which they ignore, and wait for ever."""
+    catch_signals(signal.SIG_IGN)  # nothing is left to stop, and Python, as it ends, would let them kill this process
+    for worker in multiprocessing.active_children():
+        worker.kill()
+
+
+def die_with_parent() -> None:
+    """Asks Linux to kill this process when the one that started it ends, however it ends: no orphans."""
+    parent = multiprocessing.parent_process()
+    if sys.platform == "linux":
+        set_parent_death_signal, sigkill = 1, 9
+        ctypes.CDLL(None).prctl(set_parent_death_signal, sigkill)
+    if parent and not parent.is_alive():  # it ended before that
+        os._exit(1)
+
+
+def note(number: int, _: Any) -> None:
+    """Notes a signal, as its handler."""
+    again = time.monotonic() - noted.get(number, time.monotonic()) > 0.5  # not the same one by two ways
+    if number == signal.SIGINT and again and not progress.is_watched():
+        raise KeyboardInterrupt
+    noted.setdefault(number, time.monotonic())

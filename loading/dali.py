@@ -1,0 +1,132 @@
+"""NVIDIA DALI as the loader of training images (DATA.LOADER dali): it decodes, crops, resizes and flips.
+
+On the GPU where there is one (documented API; not run there yet). Imported only where it is asked for.
+"""
+
+import collections
+import io
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import paddle
+from PIL import Image
+from yacs.config import CfgNode
+
+from errors import InputError
+from loading.samplers import TrainBatchSampler
+from loading.workers import Draw, Loader, with_draws
+from utils import num_gpus
+
+try:
+    from nvidia.dali import Pipeline, fn, types
+except ImportError as error:
+    raise InputError(f"DATA.LOADER dali: {error}; pip install -r requirements-dali.txt") from None
+
+_INTERPOLATION = {
+    Image.Resampling.BICUBIC: types.INTERP_CUBIC,
+    Image.Resampling.BILINEAR: types.INTERP_TRIANGULAR,
+    Image.Resampling.NEAREST: types.INTERP_NN,
+}
+
+
+class DaliLoader(Loader):
+    """The samples of ``ProcessLoader``, in its order, with the same crops and flips: they are drawn here, by the same
+    generators; the pixels are DALI's. DATA.NUM_WORKERS threads read files, as many decode.
+
+    Args:
+        dataset: has ``data(index)``, ``labels`` and a ``TrainTransform`` that crops, resizes and flips, no more.
+    """
+
+    def __init__(
+        self, config: CfgNode, dataset: paddle.io.Dataset, sampler: TrainBatchSampler, draw: Draw | None = None
+    ) -> None:
+        super().__init__(config, dataset, sampler, draw)
+        self.threads, self.depth = max(1, config.DATA.NUM_WORKERS), config.DATA.PREFETCH
+        self.size, self.channels = config.DATA.IMAGE_SIZE, config.DATA.IMAGE_CHANNELS
+
+    def _open(self, keys: Iterator[list]) -> Iterator[list[paddle.Tensor]]:
+        for pixels, *others in with_draws(self._decoded(keys), self._passes(), self.draw):
+            yield [pixels, *map(paddle.to_tensor, others)]
+
+    def _decoded(self, keys: Iterator[list]) -> Iterator[list]:
+        """Yields the columns of each batch: pixels on the device, the others as arrays."""
+        waiting: collections.deque[tuple] = collections.deque()  # what DALI doesn't see of the batches that it holds
+        pipeline = self._pipeline(self._fed(keys, waiting))
+        while True:
+            try:
+                (pixels,) = pipeline.run()
+            except StopIteration:
+                return
+            except RuntimeError:
+                for key in waiting[0][0]:
+                    self.dataset[key]  # it names the file, if that is broken for Pillow, too
+                raise
+            _, columns = waiting.popleft()
+            yield [_shared(pixels.as_tensor()), *columns]
+
+    def _pipeline(self, source: Iterator[tuple]) -> Pipeline:
+        gpu = int(paddle.device.get_device().partition(":")[2]) if num_gpus() else None
+        pipeline = Pipeline(self.batch_sampler.batch_size, self.threads, gpu, prefetch_queue_depth=self.depth)
+        with pipeline:
+            files, start, shape, mirrored, turned = fn.external_source(source, num_outputs=5, batch=True)
+            pixels = fn.decoders.image_slice(
+                files,
+                device="cpu" if gpu is None else "mixed",
+                start=start,
+                shape=shape,
+                axis_names="WH",
+                output_type=types.GRAY if self.channels == 1 else types.RGB,
+                adjust_orientation=False,  # as Pillow's decoding
+                jpeg_fancy_upsampling=True,  # on a GPU, too
+            )
+            kind = _INTERPOLATION[self.dataset.transform.resampling[0]]
+            pixels = fn.resize(pixels, size=[self.size, self.size], interp_type=kind, antialias=True)
+            pipeline.set_outputs(fn.flip(pixels, horizontal=mirrored, vertical=turned))
+        pipeline.build()
+        return pipeline
+
+    def _fed(self, keys: Iterator[list], waiting: collections.deque) -> Iterator[tuple[list[np.ndarray], ...]]:
+        """Yields what the pipeline takes of each batch; the next batch's files are read meanwhile."""
+        reading: collections.deque[tuple[list, list[Future]]] = collections.deque()
+        with ThreadPoolExecutor(self.threads) as pool:
+            for batch in keys:
+                reading.append((batch, [pool.submit(self._sample, key) for key in batch]))
+                if len(reading) > 1:
+                    yield _columns(*reading.popleft(), waiting)
+            for batch, samples in reading:
+                yield _columns(batch, samples, waiting)
+
+    def _sample(self, key: tuple[int, int, int]) -> tuple[tuple, list]:
+        """Returns (file, start and shape of the crop, whether it is mirrored, turned), and what else the sample has."""
+        index, rng = key[1], self.dataset.generator(*key)
+        try:
+            data = self.dataset.data(index)
+            with Image.open(io.BytesIO(data)) as image:
+                box, *flips = self.dataset.transform.draw(*image.size, rng)
+                plain = image.mode in ("RGB", "L")
+            if not plain:  # palettes, inks, 16 bits: Pillow's conversion, of which DALI gets the pixels
+                file = io.BytesIO()
+                self.dataset.image(index).save(file, "PPM")
+                data = file.getvalue()
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+            self.dataset[key]  # it names the file
+            raise
+        start, end = np.array(box, np.int32).reshape(2, 2)
+        others = [self.dataset.labels[index]]
+        if self.dataset.erasing is not None:
+            others.append(self.dataset.erasing.draw(rng))
+        return (np.frombuffer(data, np.uint8), start, end - start, *map(np.int32, flips)), others
+
+
+def _columns(batch: list, samples: list[Future], waiting: collections.deque) -> tuple[list[np.ndarray], ...]:
+    inputs, others = zip(*(sample.result() for sample in samples), strict=True)
+    waiting.append((batch, [np.stack(column) for column in zip(*others, strict=True)]))
+    return tuple(map(list, zip(*inputs, strict=True)))
+
+
+def _shared(tensor: Any) -> paddle.Tensor:
+    """Returns a tensor on the same memory, which DALI then leaves alone."""
+    stream = {"stream": paddle.device.cuda.current_stream().cuda_stream} if num_gpus() else {}
+    return paddle.utils.dlpack.from_dlpack(tensor.__dlpack__(**stream))

@@ -1,0 +1,263 @@
+"""Augmentation policies by name, in timm's language: RandAugment, AutoAugment, TrivialAugment, 3-Augment, AugMix."""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+from PIL import Image
+from yacs.config import CfgNode
+
+from errors import InputError
+from loading.transforms.ops import (
+    OPERATIONS,
+    Augment,
+    Fill,
+    posterize,
+    rotate,
+    shear_x,
+    shear_y,
+    solarize,
+    translate_x,
+    translate_y,
+)
+
+Policy = Callable[[Image.Image, np.random.Generator], Image.Image]
+
+FORMS = (
+    "rand-m9-n2-p0.5-mstd0.5-mmax10-inc1-tweights, original-mstd0.5 (or originalr, v0, v0r, 3a), trivial, "
+    "or augmix-m3-w3-d2-a1-b1-mstd0.5"
+)
+_WHOLE = ("n", "inc", "w", "d", "b")
+_LEAST, _MOST = {"n": 1, "mmax": 1, "w": 1, "a": 0.01}, {"p": 1}  # of others: 0 and no bound
+_RAND = (
+    "AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "SolarizeAdd", "Color", "Contrast",
+    "Brightness", "Sharpness", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel",
+)  # fmt: skip
+_GROWING = ("Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness")
+_INCREASING = tuple(f"{name}Increasing" if name in _GROWING else name for name in _RAND)
+_WEIGHTED = {
+    "weights": {
+        "Rotate": 3, "ShearX": 2, "ShearY": 2, "TranslateXRel": 1, "TranslateYRel": 1, "ColorIncreasing": 0.25,
+        "SharpnessIncreasing": 0.25, "AutoContrast": 0.25, "SolarizeIncreasing": 0.05, "SolarizeAdd": 0.05,
+        "ContrastIncreasing": 0.05, "BrightnessIncreasing": 0.05, "Equalize": 0.05, "PosterizeIncreasing": 0.05,
+        "Invert": 0.05,
+    },
+    "3aw": {
+        "SolarizeIncreasing": 6, "Desaturate": 6, "GaussianBlur": 6, "Rotate": 3, "ShearX": 2, "ShearY": 2,
+        "PosterizeIncreasing": 1, "AutoContrast": 1, "ColorIncreasing": 1, "SharpnessIncreasing": 1,
+        "ContrastIncreasing": 1, "BrightnessIncreasing": 1, "Equalize": 1, "Invert": 1,
+    },
+}  # fmt: skip
+_AUGMIX = tuple(name for name in _INCREASING if name not in ("Invert", "SolarizeAdd"))
+# Pairs of (operation, probability in tenths, level), one pair to a line of the papers' tables.
+_V0 = """
+Equalize 8 1 ShearY 8 4, Color 4 9 Equalize 6 3, Color 4 1 Rotate 6 8, Solarize 8 3 Equalize 4 7,
+Solarize 4 2 Solarize 6 2, Color 2 0 Equalize 8 8, Equalize 4 8 SolarizeAdd 8 3, ShearX 2 9 Rotate 6 8,
+Color 6 1 Equalize 10 2, Invert 4 9 Rotate 6 0, Equalize 10 9 ShearY 6 3, Color 4 7 Equalize 6 0,
+Posterize 4 6 AutoContrast 4 7, Solarize 6 8 Color 6 9, Solarize 2 4 Rotate 8 9, Rotate 10 7 TranslateYRel 8 9,
+ShearX 0 0 Solarize 8 4, ShearY 8 0 Color 6 4, Color 10 0 Rotate 6 2, Equalize 8 4 Equalize 0 8,
+Equalize 10 4 AutoContrast 6 2, ShearY 4 7 SolarizeAdd 6 7, Posterize 8 2 Solarize 6 10, Solarize 6 8 Equalize 6 1,
+Color 8 6 Rotate 4 5
+"""
+_ORIGINAL = """
+PosterizeOriginal 4 8 Rotate 6 9, Solarize 6 5 AutoContrast 6 5, Equalize 8 8 Equalize 6 3,
+PosterizeOriginal 6 7 PosterizeOriginal 6 6, Equalize 4 7 Solarize 2 4, Equalize 4 4 Rotate 8 8,
+Solarize 6 3 Equalize 6 7, PosterizeOriginal 8 5 Equalize 10 2, Rotate 2 3 Solarize 6 8,
+Equalize 6 8 PosterizeOriginal 4 6, Rotate 8 8 Color 4 0, Rotate 4 9 Equalize 6 2, Equalize 0 7 Equalize 8 8,
+Invert 6 4 Equalize 10 8, Color 6 4 Contrast 10 8, Rotate 8 8 Color 10 2, Color 8 8 Solarize 8 7,
+Sharpness 4 7 Invert 6 8, ShearX 6 5 Equalize 10 9, Color 4 0 Equalize 6 3, Equalize 4 7 Solarize 2 4,
+Solarize 6 5 AutoContrast 6 5, Invert 6 4 Equalize 10 8, Color 6 4 Contrast 10 8, Equalize 8 8 Equalize 6 3
+"""
+_POLICIES = {
+    "v0": _V0,  # of TensorFlow's TPU EfficientNet
+    "v0r": _V0.replace("Posterize ", "PosterizeIncreasing "),
+    "original": _ORIGINAL,  # Cubuk et al. 2018, arXiv:1805.09501
+    "originalr": _ORIGINAL.replace("PosterizeOriginal", "PosterizeIncreasing"),
+    "3a": "Solarize 10 5, Desaturate 10 10, GaussianBlurRand 10 10",  # DeiT-III
+}
+
+
+def build_auto_augment(config: CfgNode) -> Policy:
+    """Returns the policy (image, generator) -> image of TRAIN.AUTO_AUGMENT.
+
+    Behaviour is that of timm's ``transforms_imagenet_train``: the colour from outside is the mean colour, geometric
+    operations resample as the crop does. ``trivial`` is torchvision's TrivialAugmentWide (Mueller and Hutter 2021,
+    arXiv:2103.10158), which takes the nearest pixel and fills with black.
+
+    Raises:
+        InputError: no such policy, or a setting that it doesn't have.
+    """
+    text, data = config.TRAIN.AUTO_AUGMENT, config.DATA
+    mean = [min(255, round(255 * value)) for value in data.IMAGENET_MEAN]
+    fill = mean[0] if data.IMAGE_CHANNELS == 1 else tuple(mean * (3 // len(mean)))
+    chosen = config.TRAIN.INTERPOLATION or data.INTERPOLATION
+    resampling = tuple(Image.Resampling[name.upper()] for name in interpolations(chosen))
+    name, *settings = text.split("-")
+    if name == "trivial":
+        _settings(text, settings, ())
+        return TrivialAugmentWide()
+    if name == "rand":
+        return _rand(_settings(text, settings, ("m", "n", "p", "mstd", "mmax", "inc", "t")), text, resampling, fill)
+    if name == "augmix":
+        return _augmix(_settings(text, settings, ("m", "w", "d", "a", "b", "mstd")), resampling, fill)
+    if name in _POLICIES:
+        std = float(_settings(text, settings, ("mstd",)).get("mstd", 0))
+        augment = partial(Augment, level_std=std, level_max=10.0, resampling=resampling, fill=fill, translate=0.45)
+        return AutoAugment([_augments(line, augment) for line in _POLICIES[name].split(",")])
+    raise _unknown(text)
+
+
+class RandAugment:
+    """Applies ``n`` operations, chosen alike, or by weight and once each (Cubuk et al. 2019, arXiv:1909.13719)."""
+
+    def __init__(self, augments: Sequence[Augment], n: int, weights: Sequence[float] | None = None) -> None:
+        self.augments, self.n = augments, n
+        self.probabilities = None if weights is None else np.asarray(weights) / np.sum(weights)
+
+    def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+        repeat = self.probabilities is None
+        for index in rng.choice(len(self.augments), self.n, replace=repeat, p=self.probabilities):
+            image = self.augments[index](image, rng)
+        return image
+
+
+class AutoAugment:
+    """Applies one of its lines of operations, chosen alike."""
+
+    def __init__(self, lines: Sequence[Sequence[Augment]]) -> None:
+        self.lines = lines
+
+    def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+        for augment in self.lines[rng.integers(len(self.lines))]:
+            image = augment(image, rng)
+        return image
+
+
+class TrivialAugmentWide:
+    """Applies one operation, at one of 31 magnitudes."""
+
+    _SPACE = (
+        "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",
+        "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize",
+    )  # fmt: skip
+
+    def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+        name, step = self._SPACE[rng.integers(len(self._SPACE))], int(rng.integers(31))
+        return self.apply(image, name, step, -1 if rng.integers(2) else 1)
+
+    def apply(self, image: Image.Image, name: str, step: int, sign: int) -> Image.Image:
+        """Applies an operation at ``step`` (0 to 30) of its widest range, in the direction of ``sign``.
+
+        torchvision's magnitudes are float32, ours exact: at step 15 it shifts by 15.99.. cut to 15 pixels, we by 16.
+        """
+        how, share = (Image.Resampling.NEAREST, 0), step / 30
+        if name in ("ShearX", "ShearY"):
+            return (shear_x if name == "ShearX" else shear_y)(image, sign * 0.99 * share, *how)
+        if name in ("TranslateX", "TranslateY"):
+            return (translate_x if name == "TranslateX" else translate_y)(image, -sign * (32 * step // 30), *how)
+        if name == "Rotate":
+            return rotate(image, sign * 135 * share, *how)
+        if name == "Posterize":
+            return posterize(image, 8 - round(share * 6))
+        if name == "Solarize":
+            return solarize(image, 255 - 8.5 * step)
+        return image if name == "Identity" else OPERATIONS[name].apply(image, 1 + sign * 0.99 * share, *how)
+
+
+class AugMix:
+    """Mixes ``width`` chains of operations with the image (Hendrycks et al. 2020, arXiv:1912.02781), as timm does.
+
+    Args:
+        depth: operations of a chain; 0: 1 to 3, drawn.
+        alpha: of the Dirichlet and Beta distributions of the shares.
+        blended: blend each chain into the result in turn, without floating point: faster, a few levels apart.
+    """
+
+    def __init__(self, augments: Sequence[Augment], width: int, depth: int, alpha: float, blended: bool) -> None:
+        self.augments, self.width, self.depth, self.alpha, self.blended = augments, width, depth, alpha, blended
+
+    def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+        shares, share = rng.dirichlet([self.alpha] * self.width), rng.beta(self.alpha, self.alpha)
+        chains = [self._chain(image, rng) for _ in shares]
+        if self.blended:
+            mixed = image
+            # What is blended in last keeps its whole share: those before it need a larger one.
+            rest = 1 - share * np.append(np.cumsum(shares[::-1])[::-1][1:], 0)
+            for chain, own, left in zip(chains, share * shares, rest, strict=True):
+                mixed = Image.blend(mixed, chain, float(own / left))
+            return mixed
+        total = sum(own * np.asarray(chain, np.float32) for own, chain in zip(shares, chains, strict=True))
+        return Image.blend(image, Image.fromarray(np.clip(total, 0, 255).astype(np.uint8)), float(share))
+
+    def _chain(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+        depth = self.depth or rng.integers(1, 4)
+        for index in rng.integers(len(self.augments), size=depth):
+            image = self.augments[index](image, rng)
+        return image
+
+
+def _rand(given: dict[str, str], text: str, resampling: tuple, fill: Fill) -> RandAugment:
+    increasing, kind = int(given.get("inc", 0)), given.get("t")
+    sets = {None: _INCREASING if increasing else _RAND, "3a": ("SolarizeIncreasing", "Desaturate", "GaussianBlur")}
+    names = (sets | _WEIGHTED).get(kind)
+    if names is None:
+        raise _unknown(text, f"t{kind}")
+    n, std = int(given.get("n", 2)), float(given.get("mstd", 0))
+    if isinstance(names, dict) and n > len(names):  # each is taken once
+        raise _unknown(text, f"n{n}")
+    augments = [
+        Augment(
+            name,
+            probability=float(given.get("p", 0.5)),
+            level=float(given.get("m", 10)),
+            level_std=std if std <= 100 else float("inf"),
+            level_max=float(given.get("mmax", 10)),
+            resampling=resampling,
+            fill=fill,
+            translate=0.45,
+        )
+        for name in names
+    ]
+    return RandAugment(augments, n, list(names.values()) if isinstance(names, dict) else None)
+
+
+def _augmix(given: dict[str, str], resampling: tuple, fill: Fill) -> AugMix:
+    std, level = float(given.get("mstd", "inf")), float(given.get("m", 3))
+    augments = [Augment(name, 1.0, level, std, 10.0, resampling, fill, translate=0.3) for name in _AUGMIX]
+    depth, alpha = int(given.get("d", 0)), float(given.get("a", 1))
+    return AugMix(augments, int(given.get("w", 3)), depth, alpha, blended=bool(int(given.get("b", 0))))
+
+
+def _augments(line: str, augment: Callable[..., Augment]) -> list[Augment]:
+    words = line.split()
+    found = zip(words[::3], words[1::3], words[2::3], strict=True)
+    return [augment(name, probability=int(tenths) / 10, level=float(level)) for name, tenths, level in found]
+
+
+def _settings(text: str, parts: list[str], known: tuple[str, ...]) -> dict[str, str]:
+    """Returns the settings of a policy, ``["m9", "mstd0.5"]``, by letter: ``{"m": "9", "mstd": "0.5"}``."""
+    found = {}
+    for part in parts:
+        named = re.fullmatch(r"(t)(\w+)|([a-z]+)(\d+(?:\.\d+)?)", part)
+        key, value = [group for group in named.groups() if group] if named else ("", "")
+        if (
+            key not in known
+            or key in found
+            or (key in _WHOLE and not value.isdigit())
+            or (key != "t" and not _LEAST.get(key, 0) <= float(value) <= _MOST.get(key, math.inf))
+        ):
+            raise _unknown(text, part)
+        found[key] = value
+    return found
+
+
+def interpolations(name: str) -> tuple[str, ...]:
+    """Returns the ways of resampling to draw from, for a value of INTERPOLATION."""
+    return ("bilinear", "bicubic") if name == "random" else (name,)
+
+
+def _unknown(text: str, part: str = "") -> InputError:
+    found = f", and {part!r} in it is unknown or out of range" if part else ""
+    return InputError(f"TRAIN.AUTO_AUGMENT is {text!r}{found}; expected {FORMS}")

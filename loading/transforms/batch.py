@@ -1,0 +1,176 @@
+"""Transforms of a batch, on the device: normalise, erase, mix."""
+
+import numpy as np
+import paddle
+from paddle.nn import functional as F
+from yacs.config import CfgNode
+
+from loading.transforms.erase import RandomErasing, box_mask
+
+_MIXUP_TAG = 0x6D69787570  # keeps the seeds of these draws apart from the samples'
+
+
+def mixes(config: CfgNode) -> bool:
+    """Returns whether training mixes its images: mixup or CutMix is on."""
+    train = config.TRAIN
+    return train.MIXUP_ALPHA > 0 or train.CUTMIX_ALPHA > 0 or train.CUTMIX_MINMAX is not None
+
+
+def gives_distributions(config: CfgNode) -> bool:
+    """Returns whether training targets are distributions [B, K] rather than labels [B]."""
+    return mixes(config) or config.TRAIN.LOSS == "soft_target"
+
+
+def smooth_one_hot(labels: paddle.Tensor, num_classes: int, smoothing: float) -> paddle.Tensor:
+    """Labels [B] -> distributions [B, K] float32: 1 - smoothing on the label, plus smoothing / K everywhere."""
+    return F.one_hot(labels, num_classes) * (1 - smoothing) + smoothing / num_classes
+
+
+class Normalize:
+    """Pixels [B, S, S, C] uint8 -> (pixels / 255 - mean) / std as [B, C, S, S] float32.
+
+    Args:
+        mean, std: one value per channel, or one for all, of pixels in 0..1.
+    """
+
+    def __init__(self, mean: list[float], std: list[float]) -> None:
+        scale, shift = 1 / (255 * np.asarray(std)), -np.asarray(mean) / np.asarray(std)
+        self.scale = paddle.to_tensor(scale, dtype="float32").reshape([1, -1, 1, 1])
+        self.shift = paddle.to_tensor(shift, dtype="float32").reshape([1, -1, 1, 1])
+
+    def __call__(self, pixels: paddle.Tensor) -> paddle.Tensor:
+        return pixels.transpose([0, 3, 1, 2]).astype("float32") * self.scale + self.shift
+
+
+class BatchTransform:
+    """Normalises, erases and mixes a training batch; all that is random came with it, drawn by the loader."""
+
+    def __init__(self, config: CfgNode) -> None:
+        self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
+        self.erase = RandomErasing(config) if config.TRAIN.RANDOM_ERASE_PROB else None
+        self.mixup = Mixup(config) if mixes(config) else None
+        self.distributions = gives_distributions(config)
+        self.num_classes, self.smoothing = config.MODEL.NUM_CLASSES, config.TRAIN.SMOOTHING
+
+    def __call__(self, batch: dict[str, paddle.Tensor], epoch: int) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Returns images [B, C, S, S] float32 and targets: labels [B], or distributions [B, K] float32 where
+        ``gives_distributions(config)``.
+
+        Args:
+            batch: the loader's columns by their names: "pixels" [B, S, S, C] uint8, "labels" [B] int64; "erased",
+                ``RandomErasing.draw`` of each sample, where RANDOM_ERASE_PROB isn't 0; "mixed", ``Mixup.draw``, where
+                ``mixes(config)``.
+            epoch: from 1.
+        """
+        images, targets = self.normalize(batch["pixels"]), batch["labels"]
+        if self.distributions:
+            targets = smooth_one_hot(targets, self.num_classes, self.smoothing)
+        if self.erase is not None:
+            images = self.erase(images, batch["erased"])
+        if self.mixup is not None and self.mixup.on(epoch):
+            images, targets = self.mixup(images, targets, batch["mixed"])
+        return images, targets
+
+
+class Mixup:
+    """Mixup (Zhang et al. 2017, arXiv:1710.09412) and CutMix (Yun et al. 2019, arXiv:1905.04899), with the options and
+    distributions of timm's ``Mixup``.
+
+    CutMix's share is corrected to the area of its box once that is clipped. Two deliberate differences from timm:
+    (a) sample i is mixed with its neighbour i ^ 1, not with B - 1 - i;
+    (b) every draw is made on the host for the whole global batch, from (SEED, epoch, step), and each rank takes its
+    part of it. Thus the mixed samples are the same for every number of processes. In mode "batch" one draw serves the
+    global batch, where timm's serves one process's.
+
+    The loader draws, and the draws travel to the device with the pixels: a copy within the step would hold it up.
+    """
+
+    def __init__(self, config: CfgNode) -> None:
+        train = config.TRAIN
+        self.seed, self.size = config.SEED, config.DATA.IMAGE_SIZE
+        self.mode, self.minmax, self.off_epoch = train.MIXUP_MODE, train.CUTMIX_MINMAX, train.MIXUP_OFF_EPOCH
+        self.mixup_alpha, self.cutmix_alpha = train.MIXUP_ALPHA, 1.0 if self.minmax else train.CUTMIX_ALPHA
+        self.prob = train.MIXUP_PROB
+        both = self.mixup_alpha > 0 and self.cutmix_alpha > 0
+        self.switch_prob = train.MIXUP_SWITCH_PROB if both else float(self.cutmix_alpha > 0)
+
+    def on(self, epoch: int) -> bool:
+        """Returns whether images are mixed in an epoch (from 1): none is after MIXUP_OFF_EPOCH."""
+        return not self.off_epoch or epoch <= self.off_epoch
+
+    def draw(self, epoch: int, step: int, count: int, rank: int = 0, ranks: int = 1) -> np.ndarray:
+        """Returns how to mix a batch: float32 [B, 7].
+
+        A row is the sample with which this one is mixed; its own share of the target; its own share of the pixels
+        outside of its box; and the box (top, left, bottom, right) that it takes from the other, empty without CutMix.
+        The last of an odd number of samples stays as it is.
+
+        Args:
+            epoch, step: from 1.
+            count: B, the samples of this process.
+            rank, ranks: of ``ranks`` equal parts of a global batch this process holds the rank-th.
+        """
+        sample = np.arange(count)
+        rows = np.zeros((count, 7), np.float32)
+        rows[:, 0], rows[:, 1:3] = np.minimum(sample ^ 1, count - 1), 1
+        if not self.on(epoch):
+            return rows
+        draws = 1 if self.mode == "batch" else count * ranks
+        lam, boxes = self._draw(np.random.default_rng([self.seed, epoch, step, _MIXUP_TAG]), draws)
+        if self.mode == "pair":
+            sample -= sample % 2  # both take the draw of the first
+        drawn = ((rank * count + sample) % draws)[: count - count % 2]
+        lam, boxes = lam[drawn], boxes[drawn]
+        rows[: len(drawn), 1], rows[: len(drawn), 3:] = lam, boxes
+        rows[: len(drawn), 2] = np.where(areas(boxes) > 0, 1, lam)
+        return rows
+
+    def _draw(self, rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Draws lam [count], and boxes [count, 4], which are empty unless CutMix is to be done."""
+        size = self.size
+        mixed, cut = rng.random(count) < self.prob, rng.random(count) < self.switch_prob
+        alpha = np.where(cut, self.cutmix_alpha, self.mixup_alpha)
+        lam = np.where(mixed, rng.beta(alpha, alpha), 1.0)
+        if self.minmax:
+            low, high = (int(size * share) for share in self.minmax)
+            sides = rng.integers(low, max(high, low + 1), (count, 2))
+            start = rng.integers(size - sides + 1)
+            boxes = np.concatenate([start, start + sides], 1)
+        else:
+            boxes = cutmix_boxes(lam, rng.integers(size, size=(count, 2)), size)
+        boxes[~(mixed & cut)] = 0
+        return np.where(mixed & cut, 1 - areas(boxes) / size**2, lam), boxes
+
+    def __call__(
+        self, images: paddle.Tensor, targets: paddle.Tensor, drawn: paddle.Tensor
+    ) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Returns mixed images [B, C, S, S] and targets [B, K].
+
+        Args:
+            images: [B, C, S, S] float32.
+            targets: [B, K] float32, each row's sum is 1.
+            drawn: [B, 7] float32: ``draw`` of the batch.
+        """
+        other, share = drawn[:, 0].astype("int64"), drawn[:, 1:2]
+        targets = targets * share + paddle.gather(targets, other) * (1 - share)
+        weight = drawn[:, 2].reshape([-1, 1, 1, 1])
+        if self.cutmix_alpha > 0:  # else no box is ever drawn; to ask these draws would wait for the device
+            weight = weight * (1 - box_mask(drawn[:, 3:], self.size).astype("float32"))
+        return images * weight + paddle.gather(images, other) * (1 - weight), targets
+
+
+def cutmix_boxes(lam: np.ndarray, centres: np.ndarray, size: int) -> np.ndarray:
+    """Returns CutMix's boxes [n, 4] (top, left, bottom, right): share 1 - lam of the image, clipped at its border.
+
+    Args:
+        lam: [n], the share that an image keeps.
+        centres: [n, 2] integers, row and column.
+        size: of the image, in pixels.
+    """
+    side = (size * np.sqrt(1 - lam)).astype(np.int64)[:, None]
+    return np.clip(np.concatenate([centres - side // 2, centres + (side + 1) // 2], 1), 0, size)
+
+
+def areas(boxes: np.ndarray) -> np.ndarray:
+    """Boxes [n, 4] (top, left, bottom, right) -> areas [n]."""
+    return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])

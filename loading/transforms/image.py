@@ -1,0 +1,154 @@
+"""Transforms of one image: a Pillow image or an encoded one in, pixels [S, S, C] uint8 out.
+
+Pixels stay uint8 until they are on the device: a quarter of the bytes through the loader's pipes.
+"""
+
+import math
+
+import numpy as np
+from PIL import Image, ImageEnhance
+from yacs.config import CfgNode
+
+from loading.transforms.auto import build_auto_augment, interpolations
+from loading.transforms.decode import Box, EncodedImage, resized_crop
+
+_BORDER = 4  # pixels that "simple" adds on each side
+_JITTERED = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+RESAMPLING = {
+    "bicubic": Image.Resampling.BICUBIC,
+    "bilinear": Image.Resampling.BILINEAR,
+    "nearest": Image.Resampling.NEAREST,
+}
+
+
+class TrainTransform:
+    """Crop, affine jitter, flips, TRAIN.AUTO_AUGMENT and colour jitter, all drawn from the generator that is passed in.
+
+    CROP "random_resized" has the distribution of torchvision's ``RandomResizedCrop`` (Szegedy et al. 2014): ten
+    attempts at an area and a ratio (log-uniform), then the largest central crop of a permitted ratio.
+    "random_resized_once" is that of BYOL (Grill et al. 2020) and of MAE's linear probe: the first box, clipped to the
+    image. "simple" is DeiT-III's (arXiv:2204.07118): the short side to the crop's size, 4 mirrored pixels around, a
+    crop at random. "short_side" and "squash" resize the short side, or both, to IMAGE_SIZE / CROP_PCT and crop at
+    random.
+
+    Raises:
+        InputError: an AUTO_AUGMENT that there isn't.
+    """
+
+    def __init__(self, config: CfgNode) -> None:
+        train = config.TRAIN
+        self.size, self.crop = config.DATA.IMAGE_SIZE, train.CROP
+        self.resize_to = self.size if self.crop == "simple" else math.floor(self.size / train.CROP_PCT)
+        names = interpolations(train.INTERPOLATION or config.DATA.INTERPOLATION)
+        self.resampling = [RESAMPLING[name] for name in names]
+        self.scale, self.ratio = train.CROP_SCALE, train.CROP_RATIO
+        self.hflip, self.vflip, self.affine = train.HFLIP, train.VFLIP, train.AFFINE
+        self.augment = build_auto_augment(config) if train.AUTO_AUGMENT else None
+        self.color_jitter = train.COLOR_JITTER
+
+    def __call__(self, image: Image.Image | EncodedImage, rng: np.random.Generator) -> np.ndarray:
+        pixels = self._crop(image, rng)
+        if any(self.affine):
+            pixels = self._jitter(pixels, rng)
+        if rng.random() < self.hflip:
+            pixels = _mirrored(pixels)
+        if self.vflip and rng.random() < self.vflip:
+            pixels = pixels[::-1]
+        if self.augment is not None or self.color_jitter:
+            pixels = self._recolored(Image.fromarray(pixels), rng)
+        return _pixels(pixels)
+
+    def _recolored(self, image: Image.Image, rng: np.random.Generator) -> np.ndarray:
+        if self.augment is not None:
+            image = self.augment(image, rng)
+        if self.color_jitter:
+            low, high = max(0.0, 1 - self.color_jitter), 1 + self.color_jitter
+            factors = rng.uniform(low, high, len(_JITTERED))
+            for index in rng.permutation(len(_JITTERED)):
+                image = _JITTERED[index](image).enhance(factors[index])
+        return np.asarray(image)
+
+    def _crop(self, image: Image.Image | EncodedImage, rng: np.random.Generator) -> np.ndarray:
+        resample = self.resampling[rng.integers(len(self.resampling)) if len(self.resampling) > 1 else 0]
+        if self.crop.startswith("random_resized"):
+            return resized_crop(image, self._crop_box(*image.size, rng), (self.size, self.size), resample)
+        pixels = (_squashed if self.crop == "squash" else _short_side)(image, self.resize_to, resample)
+        if self.crop == "simple":
+            border = ((_BORDER, _BORDER), (_BORDER, _BORDER), (0, 0))
+            pixels = np.pad(pixels, border[: pixels.ndim], "reflect")
+        top, left = (int(rng.integers(side - self.size + 1)) for side in pixels.shape[:2])
+        return pixels[top : top + self.size, left : left + self.size]
+
+    def _crop_box(self, width: int, height: int, rng: np.random.Generator) -> Box:
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for _ in range(10):
+            area = width * height * rng.uniform(*self.scale)
+            ratio = math.exp(rng.uniform(low, high))
+            w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if self.crop == "random_resized_once":
+                w, h = min(w, width), min(h, height)
+            if 0 < w <= width and 0 < h <= height:
+                left, top = int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1))
+                return left, top, left + w, top + h
+        ratio = min(max(width / height, self.ratio[0]), self.ratio[1])
+        w, h = min(width, max(1, round(height * ratio))), min(height, max(1, round(width / ratio)))
+        left, top = (width - w) // 2, (height - h) // 2
+        return left, top, left + w, top + h
+
+    def draw(self, width: int, height: int, rng: np.random.Generator) -> tuple[Box, bool, bool]:
+        """Draws (the crop's box, whether it is flipped horizontally, vertically), as a call does that does no more."""
+        box = self._crop_box(width, height, rng)
+        return box, rng.random() < self.hflip, self.vflip > 0 and rng.random() < self.vflip
+
+    def _jitter(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        degrees, shift, scaling = self.affine
+        angle = math.radians(rng.uniform(-degrees, degrees))
+        dx, dy = rng.uniform(-shift, shift, 2) * self.size
+        scale = 1 / (1 + rng.uniform(-scaling, scaling))
+        # Pillow maps output to input: the inverse rotation and scaling about the centre, then the shift.
+        cos, sin, centre = math.cos(angle) * scale, math.sin(angle) * scale, self.size / 2
+        row_x = (cos, sin, centre - cos * (centre + dx) - sin * (centre + dy))
+        row_y = (-sin, cos, centre + sin * (centre + dx) - cos * (centre + dy))
+        image, rows = Image.fromarray(pixels), row_x + row_y
+        return np.asarray(image.transform(image.size, Image.Transform.AFFINE, rows, Image.Resampling.BILINEAR))
+
+
+class EvalTransform:
+    """Resizes to IMAGE_SIZE / CROP_PCT and cuts the centre, as timm and torchvision do.
+
+    CROP_MODE "center" resizes the short side and keeps the ratio. "squash" resizes both sides: at CROP_PCT 1.0 nothing
+    of the image is lost (the evaluation of Swin and ConvNeXt at 384).
+    """
+
+    def __init__(self, config: CfgNode) -> None:
+        self.size = config.DATA.IMAGE_SIZE
+        self.resize_to = math.floor(config.DATA.IMAGE_SIZE / config.DATA.CROP_PCT)
+        self.resized = _squashed if config.DATA.CROP_MODE == "squash" else _short_side
+        self.resample = RESAMPLING[config.DATA.INTERPOLATION]
+
+    def __call__(self, image: Image.Image | EncodedImage, rng: np.random.Generator | None = None) -> np.ndarray:
+        pixels = self.resized(image, self.resize_to, self.resample)
+        top, left = (round((side - self.size) / 2) for side in pixels.shape[:2])
+        return _pixels(pixels[top : top + self.size, left : left + self.size])
+
+
+def _short_side(image: Image.Image | EncodedImage, to: int, resample: Image.Resampling) -> np.ndarray:
+    width, height = (to * side // min(image.size) for side in image.size)
+    return resized_crop(image, (0, 0, *image.size), (width, height), resample)
+
+
+def _squashed(image: Image.Image | EncodedImage, to: int, resample: Image.Resampling) -> np.ndarray:
+    return resized_crop(image, (0, 0, *image.size), (to, to), resample)
+
+
+def _mirrored(pixels: np.ndarray) -> np.ndarray:
+    if pixels.ndim == 2:
+        return pixels[:, ::-1]
+    mirrored = np.empty_like(pixels)
+    for channel in range(pixels.shape[2]):  # a third of the time of all at once, or less
+        mirrored[:, :, channel] = pixels[:, ::-1, channel]
+    return mirrored
+
+
+def _pixels(pixels: np.ndarray) -> np.ndarray:
+    return pixels if pixels.ndim == 3 else pixels[:, :, None]

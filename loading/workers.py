@@ -1,0 +1,271 @@
+"""Batches for the device, pass after pass, loaded by worker processes that share their memory with this one.
+
+``paddle.io.DataLoader``'s own workers sleep half a second before each epoch, send batches through a pipe, or through
+files in /dev/shm, which outlive a killed run and are often limited to 64 MB, and lose the errors of the thread that
+reads them. Here the memory is an anonymous mapping from before the fork: it has no name, needs no /dev/shm, and is gone
+with its last process.
+"""
+
+import collections
+import contextlib
+import itertools
+import mmap
+import multiprocessing
+import signal
+import sys
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+
+import numpy as np
+import paddle
+from threadpoolctl import threadpool_limits
+from yacs.config import CfgNode
+
+from errors import InputError, RunError
+from launch.signals import die_with_parent, ignore_signals
+from loading.samplers import EvalBatchSampler, TrainBatchSampler
+from utils import free_memory, num_gpus
+
+Sampler = TrainBatchSampler | EvalBatchSampler
+Draw = Callable[[int, int, int], np.ndarray]
+
+
+class Loader:
+    """This rank's batches on the device: columns of the dataset's samples, such as (pixels [B, S, S, C] uint8, labels
+    [B] int64). Each iteration is one pass of ``batch_sampler``, from where that stands.
+
+    At a pass's end the next one is being loaded already. An iteration that is given up costs a new start.
+
+    Args:
+        draw: (epoch, step of the epoch from 1, samples) -> one more column, "mixed", of a training batch.
+
+    Raises:
+        RunError: in an iteration: a sample can't be read, or a worker was lost.
+        RuntimeError: in an iteration: anything else that went wrong while loading, with its traceback.
+    """
+
+    def __init__(self, config: CfgNode, dataset: paddle.io.Dataset, sampler: Sampler, draw: Draw | None = None) -> None:
+        self.dataset, self.batch_sampler, self.draw = dataset, sampler, draw
+        self._only_one = config.EVAL
+        self._expected: Iterator[Sampler] = iter(())
+        self._batches: Iterator[list[paddle.Tensor]] = iter(())
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Iterator[list[paddle.Tensor]]:
+        following, self._expected = self._expected, iter(())
+        expected = next(following, None)
+        if expected is None or expected.place != self.batch_sampler.place:
+            self.close()
+            self._batches = self._open(itertools.chain.from_iterable(self._passes()))
+            following = self._passes()
+            next(following)
+        yield from itertools.islice(self._batches, len(self) - self.batch_sampler.first())
+        self._expected = following
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of a batch's columns."""
+        return (*self.dataset.columns, *(("mixed",) if self.draw else ()))
+
+    def _passes(self) -> Iterator[Sampler]:
+        return itertools.islice(self.batch_sampler.passes(), 1 if self._only_one else None)
+
+    def _open(self, keys: Iterator[list]) -> Iterator[list[paddle.Tensor]]:
+        """Returns the batches of ``keys``, in their order."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Gives up what was loaded ahead."""
+
+
+class ProcessLoader(Loader):
+    """DATA.NUM_WORKERS processes load, each DATA.PREFETCH batches ahead; without any, this one does.
+
+    Args:
+        dataset: its items are tuples that begin with pixels [S, S, C] uint8.
+        processes: of the run on this machine: they share its memory.
+
+    Raises:
+        InputError: the memory doesn't hold the batches.
+    """
+
+    def __init__(
+        self,
+        config: CfgNode,
+        dataset: paddle.io.Dataset,
+        sampler: Sampler,
+        processes: int = 1,
+        draw: Draw | None = None,
+    ) -> None:
+        super().__init__(config, dataset, sampler, draw)
+        data = config.DATA
+        self.num_workers = min(data.NUM_WORKERS, len(sampler))
+        self.shape = (sampler.batch_size, data.IMAGE_SIZE, data.IMAGE_SIZE, data.IMAGE_CHANNELS)
+        self.slots = self.num_workers * data.PREFETCH + 1
+        self._workers: _Workers | None = None
+        need, free = int(np.prod(self.shape)) * self.slots * processes, free_memory()
+        if need > free:
+            raise InputError(
+                f"{self.slots} batches of {self.shape[0]} images for each of {processes} processes take"
+                f" {need / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free;"
+                " lower DATA.PREFETCH, DATA.NUM_WORKERS or the batch size"
+            )
+
+    def _open(self, keys: Iterator[list]) -> Iterator[list[paddle.Tensor]]:
+        if self.num_workers:
+            self._workers = _Workers(self.dataset, self.num_workers, (self.slots, *self.shape))
+            batches = self._workers.batches(keys)
+        else:
+            batches = _loaded_here(self.dataset, keys, self.shape)
+        return on_device(with_draws(batches, self._passes(), self.draw))
+
+    def close(self) -> None:
+        if self._workers:
+            self._workers.kill()
+        self._workers, self._batches = None, iter(())
+
+
+class _Workers:
+    """Forked processes that load batches into ``slots``; batch n is of worker n modulo their number.
+
+    Args:
+        shape: of the slots: [slots, B, S, S, C].
+    """
+
+    def __init__(self, dataset: paddle.io.Dataset, count: int, shape: tuple[int, ...]) -> None:
+        self.slots = np.frombuffer(mmap.mmap(-1, int(np.prod(shape))), np.uint8).reshape(shape)
+        self.processes, self.connections = [], []
+        context = multiprocessing.get_context("fork")  # a spawned process would import Paddle anew
+        with threadpool_limits(1):  # the workers inherit it; set there, it would start OpenBLAS's threads
+            for _ in range(count):
+                ours, theirs = context.Pipe()
+                self.processes.append(context.Process(target=_work, args=(dataset, self.slots, theirs), daemon=True))
+                self.processes[-1].start()
+                theirs.close()  # now only the worker holds it, and its end is told by ``ours``
+                self.connections.append(ours)
+        self.kill = weakref.finalize(self, _kill, self.processes)  # and at exit, where Python would wait for them
+
+    def batches(self, keys: Iterator[list]) -> Iterator[list[np.ndarray]]:
+        """Yields the columns of each batch; the first is its slot, overwritten once the next batch is asked for."""
+        numbered, sent = enumerate(keys), collections.deque()
+        while True:
+            for number, batch in itertools.islice(numbered, len(self.slots) - len(sent)):
+                self._ask(number % len(self.processes), (number % len(self.slots), batch))
+                sent.append((number, len(batch)))
+            if not sent:
+                return
+            number, size = sent.popleft()
+            columns = self._ask(number % len(self.processes))
+            if isinstance(columns, Exception):
+                raise columns
+            yield [self.slots[number % len(self.slots), :size], *columns]
+
+    def _ask(self, worker: int, message: tuple | None = None) -> list[np.ndarray] | Exception | None:
+        """Sends a message to a worker, or returns its next answer."""
+        connection, process = self.connections[worker], self.processes[worker]
+        try:
+            return connection.send(message) if message else connection.recv()
+        except (EOFError, OSError):
+            process.join(1)
+            code = process.exitcode or 0
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"lost, with exit status {code}"
+            raise RunError(f"loader worker {process.pid} was {how}; is memory short?") from None
+
+
+def _kill(processes: list[multiprocessing.Process]) -> None:
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
+
+
+def _work(dataset: paddle.io.Dataset, slots: np.ndarray, connection: Connection) -> None:
+    """What a worker does, as long as its rank lives."""
+    die_with_parent()
+    ignore_signals()
+    if "cv2" in sys.modules:  # its threads aren't threadpoolctl's
+        sys.modules["cv2"].setNumThreads(1)
+    with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):  # the rank has gone, or goes
+        while True:
+            slot, keys = connection.recv()
+            connection.send(_load(dataset, keys, slots[slot]))
+
+
+def _load(dataset: paddle.io.Dataset, keys: list, pixels: np.ndarray) -> list[np.ndarray] | Exception:
+    """Loads samples: puts their pixels in place and returns their other columns, or what went wrong."""
+    others = []
+    try:
+        for place, key in enumerate(keys):
+            pixels[place], *rest = dataset[key]
+            others.append(rest)
+    except RunError as error:
+        return error
+    except Exception:
+        return RuntimeError(traceback.format_exc())
+    return [np.stack(column) for column in zip(*others, strict=True)]
+
+
+def _loaded_here(
+    dataset: paddle.io.Dataset, keys: Iterator[list], shape: tuple[int, ...]
+) -> Iterator[list[np.ndarray]]:
+    for batch in keys:
+        pixels = np.empty(shape, np.uint8)[: len(batch)]
+        columns = _load(dataset, batch, pixels)
+        if isinstance(columns, Exception):
+            raise columns
+        yield [pixels, *columns]
+
+
+def with_draws(batches: Iterator[list], passes: Iterator[Sampler], draw: Draw | None) -> Iterator[list]:
+    """Adds ``draw``'s column to the batches, whose second column is the labels and which are those of ``passes``."""
+    if draw is None:
+        yield from batches
+        return
+    steps = ((own.epoch, step) for own in passes for step in range(own.first() + 1, len(own) + 1))
+    for place, batch in zip(steps, batches, strict=True):
+        yield [*batch, draw(*place, len(batch[1]))]
+
+
+def on_device(batches: Iterator[list[np.ndarray]], threaded: bool | None = None) -> Iterator[list[paddle.Tensor]]:
+    """Copies batches to the device; each may be overwritten once the next is asked for.
+
+    On a GPU a thread of ``paddle.io.DataLoader`` does it, by pinned memory and a stream of its own, two batches ahead
+    (its ``use_buffer_reader``, with ``places`` this process's device).
+    """
+    if not (num_gpus() if threaded is None else threaded):
+        yield from ([paddle.to_tensor(column) for column in batch] for batch in batches)
+        return
+    source = _Source(batches)
+    yield from paddle.io.DataLoader(source, batch_size=None)
+    if source.error:
+        raise source.error
+
+
+class _Source(paddle.io.IterableDataset):
+    """Keeps the error that ends its batches: raised in Paddle's thread, it would be lost and the run would hang."""
+
+    def __init__(self, batches: Iterator[list[np.ndarray]]) -> None:
+        super().__init__()
+        self.batches, self.error = batches, None
+
+    def __iter__(self) -> Iterator[list[paddle.Tensor]]:
+        try:
+            for batch in self.batches:
+                yield [_copied(column) for column in batch]
+        except Exception as error:
+            self.error = error
+
+
+def _copied(column: np.ndarray) -> paddle.Tensor:
+    """Returns a copy in Paddle's memory on the host, made while other threads run.
+
+    ``paddle.io.DataLoader`` holds the interpreter's lock while it copies an array, which stops the step: by 15 ms for
+    256 pictures. An operator lets the lock go. To hand over the array's own memory would be wrong: it is written again,
+    and its end takes the lock, for which Paddle's threads could wait without end.
+    """
+    shared = paddle.Tensor(value=column, place=paddle.CPUPlace(), zero_copy=True)
+    return shared.clone()

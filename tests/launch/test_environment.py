@@ -1,0 +1,281 @@
+"""Each launcher's environment, told as Paddle's."""
+
+import importlib.util
+import os
+import socket
+from types import SimpleNamespace
+
+import pytest
+from ranks import free_ports
+
+from errors import InputError
+from launch import environment, gpus
+from launch.environment import expand_counts, expand_hosts, launched
+
+LAUNCHERS = ("PADDLE_", "SLURM_", "MASTER_", "NODE_RANK", "NNODES", "RANK", "WORLD_SIZE", "LOCAL_", "FLAGS_selected")
+LAUNCHERS += ("TORCHELASTIC", "CUDA_VISIBLE", "GLOO_", "NCCL_SOCKET", "NPROC_PER", "MASTER", "HOST", "INIT_TIMEOUT")
+
+
+@pytest.fixture
+def variables(monkeypatch):
+    """``os.environ`` without a launcher's variables, but for those that the test sets; it is restored afterwards."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
+        del os.environ[name]
+    return lambda **values: os.environ.update({name: str(value) for name, value in values.items()})
+
+
+def told():
+    """What ``launched`` set."""
+    return {name.removeprefix("PADDLE_"): value for name, value in os.environ.items() if name.startswith("PADDLE_")}
+
+
+TORCHRUN = {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": 29500}
+SLURM = {"SLURM_JOB_ID": 1234567, "SLURM_STEP_ID": 0, "SLURM_PROCID": 5, "SLURM_NTASKS": 7, "SLURM_LOCALID": 1}
+SLURM |= {"SLURM_NODELIST": "node[09-10]", "SLURM_TASKS_PER_NODE": "4,3"}
+
+
+@pytest.mark.smoke
+def test_torchruns_environment_as_paddles(variables):
+    assert not launched()
+    variables(**TORCHRUN, LOCAL_WORLD_SIZE=2)
+    assert launched()
+    assert told() == {
+        "TRAINER_ID": "3",
+        "TRAINERS_NUM": "4",
+        "MASTER": "10.0.0.1:29500",
+        "LOCAL_RANK": "1",
+        "RANK_IN_NODE": "1",
+        "LOCAL_SIZE": "2",
+        "NNODES": "2",
+        "CURRENT_ENDPOINT": "node1:6173",
+        "TRAINER_ENDPOINTS": "10.0.0.1:6170,10.0.0.1:6171,node1:6172,node1:6173",
+        "DISTRI_BACKEND": "gloo",
+    }
+    variables(RANK="0")  # Paddle's variables, there by now, come first
+    assert launched()
+    assert told()["TRAINER_ID"] == "3"
+
+
+def test_torchrun_itself_listens_at_its_port(variables):
+    variables(**TORCHRUN, TORCHELASTIC_USE_AGENT_STORE="True")
+    assert launched()
+    assert told()["MASTER"] == "10.0.0.1:29501"
+
+
+def test_torchrun_without_a_local_size_takes_the_most_there_can_be(variables):
+    variables(**TORCHRUN)
+    assert launched()
+    assert (told()["LOCAL_SIZE"], told()["NNODES"]) == ("2", "2")
+
+
+@pytest.mark.smoke
+def test_slurms_environment_as_paddles(variables):
+    variables(**SLURM)
+    assert launched()
+    hosts = ["node09"] * 4 + ["node10"] * 3
+    assert told() == {
+        "TRAINER_ID": "5",
+        "TRAINERS_NUM": "7",
+        "MASTER": "node09:24567",
+        "LOCAL_RANK": "1",
+        "RANK_IN_NODE": "1",
+        "LOCAL_SIZE": "3",
+        "NNODES": "2",
+        "CURRENT_ENDPOINT": "node10:6175",
+        "TRAINER_ENDPOINTS": ",".join(f"{host}:{6170 + rank}" for rank, host in enumerate(hosts)),
+        "DISTRI_BACKEND": "gloo",
+    }
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"MASTER_PORT": 29500}, {"MASTER": "node09:29500"}),
+        ({"MASTER_PORT": 29500, "MASTER_ADDR": "ib-node09"}, {"MASTER": "ib-node09:29500"}),
+        ({"SLURM_JOB_ID": 40000}, {"MASTER": "node09:20000"}),
+        ({"SLURM_JOB_ID": 49999}, {"MASTER": "node09:29999"}),
+        ({"SLURM_NODEID": 0, "SLURM_LOCALID": 2}, {"LOCAL_RANK": "2", "LOCAL_SIZE": "4"}),  # --distribution=cyclic
+        ({"SLURM_TASKS_PER_NODE": "", "SLURM_NTASKS_PER_NODE": 4}, {"LOCAL_SIZE": "3"}),
+        # the step takes a part of the job
+        ({"SLURM_STEP_NODELIST": "node10", "SLURM_STEP_NUM_TASKS": 6, "SLURM_STEP_TASKS_PER_NODE": "6"},
+         {"MASTER": "node10:24567", "TRAINERS_NUM": "6", "LOCAL_SIZE": "6", "NNODES": "1"}),
+        # the four of them alone, without a job
+        ({"SLURM_JOB_ID": "", "SLURM_STEP_ID": "", "SLURM_TASKS_PER_NODE": ""}, {"MASTER": "node09:20000"}),
+    ],
+)  # fmt: skip
+def test_what_else_slurm_may_say(variables, changed, expected):
+    variables(**SLURM | changed)
+    assert launched()
+    assert {name: told()[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"SLURM_PROCID": 0, "SLURM_LOCALID": 0, "SLURM_STEP_ID": ""},  # sbatch's own shell
+        {"SLURM_PROCID": "", "SLURM_LOCALID": "", "SLURM_STEP_ID": ""},  # salloc's
+        {"SLURM_PROCID": 0, "SLURM_STEP_ID": 4294967290, "SLURM_STEP_NUM_TASKS": 1},  # its interactive step
+        {"SLURM_PROCID": 0, "SLURM_NTASKS": 1},
+    ],
+)
+def test_a_shell_under_slurm_is_no_task_of_srun(variables, capfd, changed):
+    variables(**SLURM | changed)
+    assert not launched()
+    assert not told()
+    note = "note: SLURM gave this job 7 tasks, but srun didn't start this process (no SLURM_STEP_ID): it runs on this"
+    assert capfd.readouterr().err.startswith("" if changed.get("SLURM_STEP_ID", 0) or len(changed) == 2 else note)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"PADDLE_TRAINER_ID": 0}, "found PADDLE_TRAINER_ID=0, missing PADDLE_TRAINERS_NUM, PADDLE_CURRENT_ENDPOINT"),
+        (
+            {"RANK": 0, "WORLD_SIZE": 2},
+            "found RANK=0, WORLD_SIZE=2, missing LOCAL_RANK, MASTER_ADDR, MASTER_PORT; start",
+        ),
+        (
+            SLURM | {"SLURM_LOCALID": "", "SLURM_NODELIST": ""},
+            "missing SLURM_LOCALID, SLURM_STEP_NODELIST or SLURM_NODEL",
+        ),
+        (SLURM | {"SLURM_PROCID": "7"}, "SLURM_PROCID is 7, but there are 7; it counts from 0"),
+        (SLURM | {"SLURM_NODELIST": "node[3-1]"}, "SLURM's list of nodes has the range '3-1'; expected one like 01-03"),
+        (
+            SLURM | {"SLURM_NODELIST": "node[1-3"},
+            r"SLURM's list of nodes is 'node\[1-3'; expected one like node\[01-03",
+        ),
+        (SLURM | {"SLURM_TASKS_PER_NODE": "4*2"}, r"SLURM's tasks per node are '4\*2'; expected a list like 4\(x2\),3"),
+        (SLURM | {"SLURM_NTASKS": ""}, "missing SLURM_STEP_NUM_TASKS or SLURM_NTASKS; start with srun"),
+        (TORCHRUN | {"RANK": "4", "LOCAL_RANK": 0}, "^RANK is 4, but there are 4; it counts from 0"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": 1}, "LOCAL_RANK is 1, but there are 1; it counts from 0"),
+        (TORCHRUN | {"LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1'; expected a whole number"),
+        (TORCHRUN | {"RANK": "\u0661"}, "RANK is '\u0661'; expected a whole number"),  # one, in Arabic
+        (TORCHRUN | {"RANK": "1" * 5000}, f"RANK is '{'1' * 100}...'; expected a whole number"),
+    ],
+)
+def test_an_environment_that_makes_no_sense(variables, given, message):
+    variables(**given)
+    with pytest.raises(InputError, match=message):
+        launched()
+
+
+def test_a_masters_address_alone_launches_nothing(variables):
+    variables(MASTER_ADDR="10.0.0.1", MASTER_PORT=29500)
+    assert not launched()
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "hosts"),
+    [
+        ("gpu-a", ["gpu-a"]),
+        ("node[01-03,7],gpu-a", ["node01", "node02", "node03", "node7", "gpu-a"]),
+        ("n[098-101]", ["n098", "n099", "n100", "n101"]),
+        ("r[1-2]n[8-9]-ib,x", ["r1n8-ib", "r1n9-ib", "r2n8-ib", "r2n9-ib", "x"]),
+    ],
+)
+def test_slurms_list_of_nodes(nodelist, hosts):
+    assert expand_hosts(nodelist) == hosts
+
+
+def test_slurms_tasks_per_node():
+    assert expand_counts("4(x2),3") == [4, 4, 3]
+    assert expand_counts("1(x3)") == [1, 1, 1]
+
+
+def test_each_rank_takes_its_gpu_among_the_visible_ones(variables, monkeypatch, tmp_path):
+    selected = "FLAGS_selected_gpus"
+    build = tmp_path / "paddle" / "version" / "__init__.py"
+    build.parent.mkdir(parents=True)
+    build.write_text("cuda_version     = '11.8'\n")
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path / "paddle")])
+    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(gpus, "DRIVER", tmp_path / "gpus")
+    monkeypatch.setattr(gpus, "_LIBRARIES", ())
+    assert environment.visible_gpus() == 0
+    for number in range(4):
+        (tmp_path / "gpus" / str(number)).mkdir(parents=True)
+    for visible, count in ((None, 4), ("0,2", 2), ("GPU-8a, GPU-9b,-1,3", 2), ("", 0), ("3", 1)):
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        variables(**{"CUDA_VISIBLE_DEVICES": visible} if visible is not None else {})
+        assert environment.visible_gpus() == count
+    for visible, local_rank, expected in (("0,1,2,3", 3, "3"), ("2", 1, "0")):
+        for name in (selected, *map("PADDLE_{}".format, told())):
+            os.environ.pop(name, None)
+        variables(**TORCHRUN | {"LOCAL_RANK": local_rank}, LOCAL_WORLD_SIZE=4, CUDA_VISIBLE_DEVICES=visible)
+        assert launched()
+        assert os.environ[selected] == expected
+        assert "DISTRI_BACKEND" not in told()
+    del os.environ[selected]
+    variables(PADDLE_LOCAL_RANK=3, CUDA_VISIBLE_DEVICES="0,1")
+    with pytest.raises(InputError, match="local rank 3 has no GPU: 2 are visible; start 2 processes per machine"):
+        launched()
+    build.write_text("cuda_version     = 'False'\n")
+    assert environment.visible_gpus() == 0
+
+
+def test_cores_that_slurm_dealt_out_are_not_divided_again(variables, monkeypatch):
+    monkeypatch.setattr(environment, "num_cores", lambda: 8)
+    variables(**SLURM)
+    assert launched()
+    assert environment.cores_each(4) == 2
+    variables(SLURM_CPUS_PER_TASK=8)
+    assert environment.cores_each(4) == 8
+    variables(PADDLE_TRAINERS_NUM=28)  # Paddle's launcher in each task
+    assert (environment.cores_each(4), environment.cores_each(16)) == (2, 1)
+
+
+def test_spawned_ranks_meet_at_the_port_that_is_asked_for(variables):
+    variables()
+    environment.take_port()
+    assert "PADDLE_MASTER" not in os.environ
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        variables(MASTER_PORT=server.getsockname()[1])
+        with pytest.raises(InputError, match="port .* on 127.0.0.1 is taken"):
+            environment.take_port()
+    environment.take_port()
+    assert os.environ["PADDLE_MASTER"] == f"127.0.0.1:{os.environ['MASTER_PORT']}"
+
+
+def test_the_scripts_flags_for_paddles_elastic_launcher(variables, monkeypatch):
+    installed = importlib.util.find_spec
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        master = f"etcd://127.0.0.1:{server.getsockname()[1]}"
+        variables(NNODES="2:4", MASTER=master, NPROC_PER_NODE=4)
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "etcd3" or installed(name))
+        assert environment.node_flags() == ["--nproc_per_node", "4", "--master", master, "--nnodes", "2:4"]
+    with pytest.raises(
+        InputError, match=rf"no etcd server answers at MASTER {master} \(Connection refused\); start it"
+    ):
+        environment.node_flags()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name != "etcd3" and installed(name))
+    with pytest.raises(
+        InputError, match=f"MASTER is {master}, but etcd3 isn't installed; pip install -r requirements-e"
+    ):
+        environment.node_flags()
+
+
+def test_the_scripts_flags_for_paddles_launcher(variables):
+    port = free_ports(1)[0]
+    variables(NNODES=1, NODE_RANK=0, MASTER_ADDR="localhost", MASTER_PORT=port)
+    flags = f"--nproc_per_node {environment.num_cores()} --nnodes 1 --rank 0 --master localhost:{port} --host localhost"
+    assert environment.node_flags() == flags.split()
+    variables(NODE_RANK=1)
+    with pytest.raises(InputError, match="NODE_RANK is 1, but there are 1; it counts from 0"):
+        environment.node_flags()
+
+
+def test_between_machines_gloo_and_nccl_take_the_interface_that_reaches_rank_0(variables, monkeypatch):
+    meeting = SimpleNamespace(own_address="127.0.0.1")
+    monkeypatch.setattr(environment.rendezvous, "meet", lambda *_, **__: meeting)
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    variables(**TORCHRUN, LOCAL_WORLD_SIZE=4)
+    assert launched()
+    assert environment.meet(1.0) is meeting
+    assert not any(name in os.environ for name in names)  # one machine: they find their way
+    variables(PADDLE_LOCAL_SIZE=2)
+    environment.meet(1.0)
+    assert [os.environ[name] for name in names] == ["lo", "=lo"]  # "=": NCCL takes no other that begins so
+    variables(GLOO_SOCKET_IFNAME="ib0", NCCL_SOCKET_IFNAME="ib")
+    environment.meet(1.0)
+    assert [os.environ[name] for name in names] == ["ib0", "ib"]

@@ -1,0 +1,223 @@
+"""Ranks that meet, over real sockets: all come, some don't, somebody else is there."""
+
+import contextlib
+import http.server
+import itertools
+import re
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+import pytest
+from ranks import free_ports
+
+from errors import InputError, RunError
+from launch import rendezvous
+
+
+def together(*calls):
+    """What each call of ``meet`` raised, or else its address; each runs in a thread of its own."""
+
+    def call(keywords):
+        try:
+            meeting = rendezvous.meet(**{"limit": 20.0, **keywords})
+            meeting.ready()
+            return meeting.own_address
+        except RunError as error:
+            return error
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(call, calls))
+
+
+@pytest.fixture
+def port():
+    return free_ports(1)[0]
+
+
+@contextlib.contextmanager
+def listening(port):
+    """A program that listens and says nothing, as another run's store does."""
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        yield
+
+
+@pytest.mark.smoke
+def test_all_ranks_meet_whatever_the_order_and_whoever_else_knocks(port, capfd):
+    address = f"127.0.0.1:{port}"
+    late, words = threading.Event(), itertools.cycle([b"GET / HTTP/1.0\r\n\r\n", b"?\n", b"", b"\xff \n"])
+
+    def knock():
+        while not late.wait(0.02):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as stranger:
+                stranger.sendall(next(words))
+
+    stranger = threading.Thread(target=knock)
+    stranger.start()
+    calls = [{"address": address, "place": place, "count": 3, "job": "a b"} for place in (2, 1, 0)]
+    assert together(*calls) == ["127.0.0.1"] * 3
+    late.set()
+    stranger.join()
+    assert capfd.readouterr().err == f"rank 0 waits at {address} for 2 more\n"
+    with listening(port):  # it is free for Paddle's store
+        pass
+
+
+@pytest.mark.parametrize("job", ["a b", "night\nly\tbuild ", "caf\udce9", "7" * 5000], ids=range(4))
+@pytest.mark.parametrize("host", ["node1", "me@lab", "a\tb\n", "caf\udce9"], ids=range(4))
+def test_names_that_others_chose_dont_break_the_greeting(port, monkeypatch, host, job):
+    """SLURM's, torchrun's and the user's. Without GPUs none is the same, whatever the machine's name looks like."""
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    for seats in (("", ""), ("GPU a\n0", "GPU a\n1"), ("GPU-\ufffd@x", "GPU-\ufffd"), ("9" * 200, "")):
+        calls = [{"address": f"127.0.0.1:{port}", "place": n, "count": 2, "job": job, "seat": seats[n]} for n in (0, 1)]
+        assert together(*calls) == ["127.0.0.1"] * 2
+
+
+def test_a_gpu_is_one_ranks_on_a_machine_and_may_be_that_of_two_containers(port, monkeypatch):
+    calls = [{"address": f"127.0.0.1:{port}", "place": n, "count": 2, "seat": "GPU-a"} for n in (0, 1)]
+    monkeypatch.setattr(socket, "gethostname", lambda: "one")
+    for error in together(*calls):
+        assert re.match("ranks 0, 1 on one have one GPU, GPU-a, and NCCL needs one for each", str(error))
+    hosts = iter(["one", "two"])
+    monkeypatch.setattr(socket, "gethostname", lambda: next(hosts))
+    assert together(*calls) == ["127.0.0.1"] * 2
+
+
+def test_ranks_of_another_version_are_told_so(port):
+    """Whose greeting has no GPU, or another form."""
+    address = f"127.0.0.1:{port}"
+    waiting = ThreadPoolExecutor(1).submit(together, {"address": address, "place": 0, "count": 2, "limit": 3.0})
+    for said, answer in (
+        ("2 ranks 1", "differs 2 ranks with another version of this toolkit"),
+        ("2 ranks of job 7 1 @b", "differs 2 ranks"),
+        ("2 ranks of job 7 1", "differs 2 ranks"),
+    ):
+        connection, heard = rendezvous._attend("127.0.0.1", port, f"{rendezvous.GREETING} {said}\n", 5.0)
+        connection.close()
+        assert heard == answer
+    assert str(waiting.result()[0]).startswith("rank 1 of 2 didn't come in 3 s")
+    with pytest.raises(InputError) as caught:
+        rendezvous._understand(None, "differs 2 ranks", address, "rank", "2 ranks", 1)
+    assert (
+        str(caught.value)
+        == f"rank 0 at {address} runs another version of this toolkit; install the same on all machines"
+    )
+
+
+def test_ranks_that_never_come_are_named_on_all_that_did(port):
+    address = f"127.0.0.1:{port}"
+    found = together(*({"address": address, "place": place, "count": 5, "limit": 0.3} for place in (0, 3)))
+    message = "rank 1, 2, 4 of 5 didn't come in 0.3 s (DIST.INIT_TIMEOUT); start what is missing, or see what it said"
+    assert [(str(error), error.exit_status, error.shared) for error in found] == [(message, 1, True)] * 2
+
+
+def test_a_taken_port_is_named_by_rank_0_and_no_other_rank_hangs(port, monkeypatch):
+    monkeypatch.setattr(rendezvous, "ANSWER", 0.2)
+    with listening(port):
+        first, second = together(*({"address": f"127.0.0.1:{port}", "place": place, "count": 2} for place in (0, 1)))
+    assert isinstance(first, InputError)
+    assert str(first) == f"port {port} on 127.0.0.1 is taken (by another run?); choose another MASTER_PORT"
+    message = f"another run or program answers at 127.0.0.1:{port}, not this run's rank 0; choose another MASTER_PORT"
+    assert (str(second), second.exit_status) == (message, 2)
+
+
+def test_a_web_server_is_no_rank_0(port):
+    with http.server.HTTPServer(("127.0.0.1", port), http.server.SimpleHTTPRequestHandler) as server:
+        server.RequestHandlerClass.log_message = lambda *_: None
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        with pytest.raises(InputError, match="another run or program answers at"):
+            rendezvous.meet(f"127.0.0.1:{port}", 1, 2, limit=5)
+        server.shutdown()
+
+
+def test_an_address_that_never_answers_is_named_with_who_waits(port):
+    machine = re.escape(socket.gethostname())
+    with pytest.raises(RunError) as caught:
+        rendezvous.meet(f"127.0.0.1:{port}", 2, 4, limit=0.2, here=2)
+    assert re.fullmatch(
+        rf"no rank 0 answered at 127.0.0.1:{port} in 0.2 s \(Connection refused; DIST.INIT_TIMEOUT\); 2 ranks"
+        rf" on {machine} waited for it: start it there, correct MASTER_ADDR and MASTER_PORT, or let the .*",
+        str(caught.value),
+    )
+    assert (caught.value.exit_status, caught.value.shared) == (1, False)
+    with pytest.raises(RunError, match=rf"\(.*; INIT_TIMEOUT\); node 1 on {machine} waited for it: ") as caught:
+        rendezvous.meet(f"no.such.host.invalid:{port}", 1, 2, limit=0.2, kind="node", first=False)
+    assert caught.value.shared
+
+
+def test_rank_0_elsewhere_than_the_address_says(port, monkeypatch):
+    monkeypatch.setattr(rendezvous, "ANSWER", 0.2)
+    with pytest.raises(InputError, match=r"rank 0 runs on .* doesn't reach itself as no.such.host.*MASTER_ADDR"):
+        rendezvous.meet(f"no.such.host.invalid:{port}", 0, 2, limit=0.2)
+
+
+def test_ranks_of_two_runs_and_two_of_one_number_are_told_apart(port):
+    address = f"127.0.0.1:{port}"
+
+    def come(place, count=3, job="7"):
+        return pool.submit(rendezvous.meet, address, place, count, 20.0, job)
+
+    with ThreadPoolExecutor(5) as pool:
+        first, ranks = come(0), [come(1), come(1)]
+        for stranger, party in ((come(1, count=4), "4 ranks of job 7"), (come(1, job=""), "3 ranks")):
+            with pytest.raises(InputError) as caught:
+                stranger.result()
+            expected = f"at {address} meet 3 ranks of job 7, this is one of {party}: another run has the port (choose"
+            assert str(caught.value).startswith(expected)
+        refused = next(as_completed(ranks))
+        with pytest.raises(InputError, match="one of the same number came to .* before; each rank needs its own"):
+            refused.result()
+        ranks.remove(refused)
+        meetings = [come(2).result(), ranks[0].result(), first.result()]
+        list(pool.map(rendezvous.Meeting.ready, meetings))
+
+
+def test_a_rank_that_ends_before_the_start_is_named_on_the_others(port):
+    address = f"127.0.0.1:{port}"
+    with ThreadPoolExecutor(3) as pool:
+        first, second, third = pool.map(lambda place: rendezvous.meet(address, place, 3, 20.0), range(3))
+        waiting = [pool.submit(meeting.ready) for meeting in (first, third)]
+        second.connection.close()  # as its process ends
+        for rank in waiting:
+            with pytest.raises(RunError, match="rank 1 ended before the start; see what it said") as caught:
+                rank.result()
+            assert caught.value.shared
+        first, second = pool.map(lambda place: rendezvous.meet(address, place, 2, 20.0), range(2))
+        waiting = pool.submit(second.ready)
+        for connection in (first.connection, *first.guests.values()):
+            connection.close()
+        with pytest.raises(RunError, match=f"rank 0 at {address} ended before the start; it says why"):
+            waiting.result()
+
+
+def test_rank_0s_machine_takes_the_address_at_which_others_found_it(port):
+    with socket.socket() as host:
+        host.bind(("127.0.0.1", port))
+        host.listen()
+        with ThreadPoolExecutor(1) as pool:
+            meeting = pool.submit(rendezvous.meet, f"127.0.0.1:{port}", 1, 2, 20.0)
+            with host.accept()[0] as guest:
+                guest.sendall(b"wait\nok 10.0.0.1\n")
+                assert meeting.result().own_address == "10.0.0.1"
+                guest.sendall(b"ok\n")
+                meeting.result().ready()
+
+
+def test_one_rank_alone_needs_no_network(port):
+    with listening(port):
+        assert together({"address": f"127.0.0.1:{port}", "place": 0, "count": 1}) == ["127.0.0.1"]
+
+
+@pytest.mark.parametrize(
+    "address", ["10.0.0.1", "host:", ":29500", "host:0", "host:65536", "::1:29500", "host:http", "host:\u00b2"]
+)
+def test_an_address_that_is_none(address):
+    with pytest.raises(InputError, match=f"the master's address is '{address}'; expected HOST:PORT"):
+        rendezvous.meet(address, 1, 2, limit=1)
+
+
+def test_interfaces_have_addresses():
+    assert rendezvous.addresses()["lo"] == "127.0.0.1"

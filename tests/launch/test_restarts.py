@@ -1,0 +1,96 @@
+"""DIST.MAX_RESTART: ranks that are lost are started again, with what they had, and not for ever."""
+
+import multiprocessing
+import signal
+import time
+from types import SimpleNamespace
+
+import dummies
+import pytest
+
+from config import get_config
+from errors import InputError
+from launch import signals, spawned
+from launch.progress import COMPUTING
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def restarted(monkeypatch, capsys, tmp_path, starts, **keys):
+    """What ``spawned.run`` did of ``starts``: per start the dummies' calls and what the first rank's beats begin as.
+
+    Returns (exit status or None, lines it said, the configurations and numbers of processes it started with).
+    """
+    given, configurations = iter(starts), []
+    monkeypatch.setattr(signals, "noted", {})
+
+    def start(config, count, failed, beats):
+        calls, asked = next(given)
+        beats[:] = [time.monotonic(), 7.0, float(COMPUTING), asked] * count
+        configurations.append((config.MODEL.RESUME, count))
+        calls = [
+            (function, failed, *args) if function is dummies.fail else (function, *args) for function, *args in calls
+        ]
+        processes = [SPAWN.Process(target=function, args=args, daemon=True) for function, *args in calls]
+        for process in processes:
+            process.start()
+        return SimpleNamespace(processes=processes)
+
+    options = ["OUTPUT", str(tmp_path), *(word for key, value in keys.items() for word in (f"DIST.{key}", str(value)))]
+    handlers = {number: signal.getsignal(number) for number in signals.SIGNALS}
+    try:
+        spawned.run(get_config(None, [*options, "NGPUS", "2"]), 2, start)
+        status = None
+    except SystemExit as end:
+        status = end.code
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return status, capsys.readouterr().err.splitlines(), configurations
+
+
+KILLED = [(dummies.wait,), (dummies.kill, signal.SIGKILL)]
+AGAIN = "(DIST.MAX_RESTART) with 2 processes from the beginning"
+
+
+def test_lost_ranks_are_started_again_until_all_is_done(monkeypatch, capsys, tmp_path):
+    done = [(dummies.leave, 0), (dummies.leave, 0)]
+    starts = [(KILLED, 5), (KILLED, 5), (done, 5)]
+    told = [f"rank 1 was killed by SIGKILL at step 7; restart {k} of 3 {AGAIN}" for k in (1, 2)]
+    found = restarted(monkeypatch, capsys, tmp_path, starts, MAX_RESTART=3)
+    assert found == (None, told, [(None, 2), ("auto", 2), ("auto", 2)])
+    assert [line[14:] for line in (tmp_path / "log.txt").read_text().splitlines()] == told
+
+
+@pytest.mark.parametrize(
+    ("starts", "last"),
+    [
+        ([(KILLED, 5), (KILLED, 5)], "error: rank 1 was killed by SIGKILL at step 7"),  # as often as was allowed
+        (
+            [(KILLED, 1), (KILLED, 1)],
+            "error: rank 1 was killed by SIGKILL at step 7; no further restart: the last two starts made no step",
+        ),
+    ],
+)
+def test_restarts_come_to_an_end(monkeypatch, capsys, tmp_path, starts, last):
+    times = 1 if starts[0][1] > 1 else 9
+    status, told, configurations = restarted(monkeypatch, capsys, tmp_path, starts, MAX_RESTART=times)
+    assert (status, told[1:], len(configurations)) == (1, [last], 2)
+
+
+def test_a_run_that_reported_its_failure_is_not_started_again(monkeypatch, capsys, tmp_path):
+    starts = [([(dummies.fail, 2, "error: so"), (dummies.wait,)], 5)]
+    status, told, configurations = restarted(monkeypatch, capsys, tmp_path, starts, MAX_RESTART=3)
+    assert (status, told, len(configurations)) == (2, ["error: so"], 1)
+
+
+def test_a_restart_before_the_run_began_makes_no_folder(tmp_path, capsys):
+    spawned._tell(get_config(None, ["OUTPUT", str(tmp_path / "run")]), "restart 1 of 3")
+    assert capsys.readouterr().err == "restart 1 of 3\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_restarts_need_a_folder_and_nothing_that_a_restart_would_undo():
+    for options in ([], ["OUTPUT", "run", "MODEL.RESUME", "x"], ["OUTPUT", "run", "TRAIN.LAST_EPOCH", "1"]):
+        with pytest.raises(InputError, match="DIST.MAX_RESTART is 1, expected 0, or -output with it"):
+            get_config(None, [*options, "DIST.MAX_RESTART", "1"])

@@ -1,0 +1,194 @@
+"""The cache of decoded images: made once, shared by name, and never of other sources or damaged in silence."""
+
+import multiprocessing
+import os
+import pickle
+
+import numpy as np
+import pytest
+from conftest import write_images
+from PIL import Image
+from test_datasets import CIFAR10, cifar_archive, configured, write_idx
+
+from datasets import get_dataloader, get_dataset, get_datasets
+from errors import InputError, RunError
+from loading import cache
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Small images, as files."""
+    write_images(tmp_path / "in/train", {"a": 5, "b": 4})
+    write_images(tmp_path / "in/val", {"b": 2}, seed=1)
+    return tmp_path / "in"
+
+
+def with_cache(kind, root, *options):
+    return configured(kind, root, "DATA.CACHE", str(root / "cache"), *options)
+
+
+def columns(config, dataset):
+    config.DATA.defrost()
+    config.DATA.BATCH_SIZE = 2
+    return [c.numpy().tobytes() for batch in get_dataloader(config, dataset, "train") for c in batch]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_cached_files_give_the_same_samples_and_are_decoded_once(folder, capfd, monkeypatch, workers):
+    options = ("DATA.NUM_WORKERS", workers, "TRAIN.AUTO_AUGMENT", "rand-m9", "DATA.BATCH_SIZE", "2")
+    plain = get_dataset(configured("folder", folder, *options), "train")
+    config, train, val = get_datasets(with_cache("folder", folder, *options))
+    assert capfd.readouterr().out.count("isn't there yet: decoding") == 2
+    assert (train.classes, train.labels.tolist(), val.labels.tolist()) == (["a", "b"], [0] * 5 + [1] * 4, [1, 1])
+    expected = columns(config, plain)
+    monkeypatch.setattr("datasets.Image.open", None)  # nothing is decoded any more
+    hit = get_dataset(with_cache("folder", folder, *options), "train")
+    sent = pickle.dumps(hit.images)
+    assert len(sent) < 500  # to other processes goes the name
+    assert isinstance(pickle.loads(sent).pixels, np.memmap)
+    assert columns(config, train) == columns(config, hit) == expected
+    assert capfd.readouterr().out == ""
+
+
+def test_another_decoding_of_the_same_files_has_another_cache(folder, capfd, monkeypatch):
+    get_dataset(with_cache("folder", folder), "val")
+    monkeypatch.setattr("datasets._DECODING", "1")  # under which 16-bit grey was white
+    get_dataset(with_cache("folder", folder), "val")
+    assert capfd.readouterr().out.count("isn't there yet: decoding") == 2
+
+
+@pytest.mark.parametrize("first", ["center", "squash"])
+def test_a_cache_serves_both_ways_to_crop(tmp_path, capfd, first):
+    """It holds whole images: what one mode wrote, the other reads, and crops as it does itself."""
+    for mode in ("train", "val"):
+        (tmp_path / mode / "a").mkdir(parents=True)
+        pixels = np.random.default_rng(0).integers(0, 256, (12, 30, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / mode / "a" / "0.png")
+    (tmp_path / "cache").mkdir()
+    found = {}
+    for crop in (first, "squash" if first == "center" else "center"):
+        options = ("DATA.CROP_MODE", crop)
+        cached = get_dataset(with_cache("folder", tmp_path, *options), "val")[0][0]
+        assert (cached == get_dataset(configured("folder", tmp_path, *options), "val")[0][0]).all()
+        found[crop] = cached
+    assert (found["center"] != found["squash"]).any()
+    assert (found["squash"] == np.asarray(Image.fromarray(pixels).resize((8, 8), Image.Resampling.BICUBIC))).all()
+    assert capfd.readouterr().out.count("isn't there yet: decoding") == 1
+
+
+def test_cached_archives_keep_labels_and_class_names(tmp_path, capfd):
+    cifar_archive(tmp_path, *CIFAR10, b"labels", ("batches.meta", b"label_names"))
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 5), ("t10k", 2)):
+        write_idx(tmp_path / f"{part}-images-idx3-ubyte", rng.integers(0, 256, (count, 28, 28), np.uint8), True)
+        write_idx(tmp_path / f"{part}-labels-idx1-ubyte", np.arange(count).astype(np.uint8), False)
+    for kind in ("cifar10", "mnist", "digits"):
+        for mode in ("train", "val"):
+            plain = get_dataset(configured(kind, tmp_path), mode)
+            for _ in range(2):
+                found = get_dataset(with_cache(kind, tmp_path), mode)
+                assert (found.images.pixels == plain.images).all()
+                assert (found.labels.tolist(), found.classes) == (plain.labels.tolist(), plain.classes)
+            assert capfd.readouterr().out.count(": decoding") == 1
+    for kind, source in (("cifar10", CIFAR10[0]), ("mnist", "t10k-labels-idx1-ubyte")):
+        os.utime(tmp_path / source, ns=(0, 1))
+        get_dataset(with_cache(kind, tmp_path), "val")
+        assert capfd.readouterr().out.count(": decoding") == 1
+
+
+def test_processes_that_write_at_once_do_not_meet(folder):
+    config = with_cache("folder", folder)
+    context = multiprocessing.get_context("fork")
+    ready, found = context.Barrier(3), context.SimpleQueue()
+    writers = [context.Process(target=write_at_once, args=(config, ready, found)) for _ in range(3)]
+    for writer in writers:
+        writer.start()
+    expected = np.stack([image_of(folder, index) for index in range(9)]).tobytes()
+    assert [found.get() for _ in writers] == [expected] * 3
+    for writer in writers:
+        writer.join(60)
+    assert get_dataset(config, "train").images.pixels.tobytes() == expected
+    assert len(list((folder / "cache").iterdir())) == 2
+
+
+def write_at_once(config, ready, found):
+    ready.wait(60)
+    found.put(get_dataset(config, "train").images.pixels.tobytes())
+
+
+def image_of(folder, index):
+    return np.asarray(get_dataset(configured("folder", folder), "train").image(index))
+
+
+def test_other_or_changed_sources_have_another_cache(folder, capfd):
+    def decoded(*options, mode="train"):
+        get_dataset(with_cache("folder", folder, *options), mode)
+        return "decoding" in capfd.readouterr().out
+
+    assert decoded()
+    assert not decoded()
+    assert decoded("DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5")
+    write_images(folder / "train", {"a": 1}, seed=2)
+    assert decoded()
+    os.utime(folder / "train/a/0.png", ns=(0, 1))
+    assert decoded()
+    (folder / "train/b").rename(folder / "train/c")
+    (folder / "val/b").rename(folder / "val/c")
+    assert decoded()
+    assert not decoded()
+    assert decoded(mode="val")
+    write_images(folder / "train", {"z": 1})
+    assert decoded(mode="val")  # whose class names have become more
+
+
+def test_the_fingerprint_depends_on_each_part(tmp_path):
+    (tmp_path / "x").write_bytes(b"1")
+    (tmp_path / "y").write_bytes(b"1")
+    os.utime(tmp_path / "x", ns=(0, 5))
+    os.utime(tmp_path / "y", ns=(0, 5))
+    found = [cache.fingerprint([tmp_path / "x"]), cache.fingerprint([tmp_path / "y"]), cache.fingerprint([])]
+    found += [cache.fingerprint([tmp_path / "x"], part) for part in ("L", b"labels")]
+    (tmp_path / "x").write_bytes(b"12")
+    os.utime(tmp_path / "x", ns=(0, 5))
+    found.append(cache.fingerprint([tmp_path / "x"]))
+    assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize("damage", ["pixel", "short", "gone", "labels"])
+def test_a_damaged_cache_is_told_and_made_again(folder, capfd, damage):
+    expected = get_dataset(with_cache("folder", folder), "train").images.pixels.tolist()
+    capfd.readouterr()
+    pixels = next((folder / "cache").glob("folder-train-*.npy"))
+    if damage == "gone":
+        pixels.unlink()
+    else:
+        file = pixels.with_suffix(".npz") if damage == "labels" else pixels
+        content = bytearray(file.read_bytes())
+        content[len(content) // 3 if damage == "labels" else -5] ^= 1
+        file.write_bytes(content[:-40] if damage == "short" else content)
+    again = get_dataset(with_cache("folder", folder), "train")
+    printed = capfd.readouterr().out
+    assert f"{pixels} is damaged (" in printed
+    assert "decoding" in printed
+    assert again.images.pixels.tolist() == expected
+    get_dataset(with_cache("folder", folder), "train")
+    assert capfd.readouterr().out == ""
+    assert len(list((folder / "cache").iterdir())) == 2  # no temporary file is left
+
+
+def test_what_cannot_be_cached_is_an_error(folder):
+    write_images(folder / "val", {"a": 1}, size=13)
+    with pytest.raises(InputError, match="DATA.CACHE holds images of one size: found 12 x 12 after 13 x 13"):
+        get_dataset(with_cache("folder", folder), "val")
+    assert not any((folder / "cache").iterdir())
+    (folder / "train/a/2.png").write_bytes(b"broken")
+    with pytest.raises(RunError, match=r"train/a/2.png: not readable as an image"):
+        get_dataset(with_cache("folder", folder), "train")
+    (folder / "file").touch()
+    with pytest.raises(InputError, match=r"DATA.CACHE .*file: can't be written \(File exists\); choose another folder"):
+        get_dataset(configured("folder", folder, "DATA.CACHE", str(folder / "file")), "val")
+    with pytest.raises(InputError, match="DATA.CACHE is 'x', expected None with SKIP_BROKEN"):
+        configured("folder", "", "DATA.SKIP_BROKEN", "True", "DATA.CACHE", "x")
+    with pytest.raises(InputError, match="DATA.CACHE does nothing with DATA.DATASET synthetic; leave it out"):
+        configured("synthetic", "", "DATA.CACHE", "x")

@@ -1,0 +1,180 @@
+"""Evaluation by Paddle Inference gives the eager model's numbers; what it can't do is an error."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import paddle
+import pytest
+from conftest import ROOT, without
+from golden.formula import array
+from paddle import nn
+from test_zoo import SMALL
+from threadpoolctl import threadpool_limits
+
+from config import get_config
+from datasets import get_datasets
+from errors import InputError, RunError
+from models import build_model
+from models.inference import Predictor, difference, export, inference_engine, num_threads, write_export
+from training import engine
+from training.run import Run
+from weights import save_weights
+from weights.layout import sublayer
+
+HAS_BFLOAT16 = paddle.base.core.supports_bfloat16_fast_performance()
+
+
+def small(kind):
+    paddle.seed(0)
+    model = SMALL[kind]()
+    for name in model.classifier_names():  # some begin at zero
+        weight = sublayer(model, name).weight
+        weight.set_value(array(name, tuple(weight.shape)))
+    model.eval()
+    return model
+
+
+def images_of(model):
+    return paddle.to_tensor(30 * array("images", (3, model.in_channels, *model.image_size)))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("kind", SMALL)
+def test_every_architecture_gives_the_eager_logits(kind, tmp_path):
+    model = small(kind)
+    images = images_of(model)
+    expected = model(images).numpy()
+    span = np.ptp(expected)
+    assert np.abs(np.diff(expected, axis=0)).max() > 1e-3 * span  # the images matter
+    export(model, tmp_path)
+    predictor = Predictor(tmp_path)
+    for count in (3, 1):
+        np.testing.assert_allclose(predictor(images[:count]).numpy(), expected[:count], atol=1e-5 * span, rtol=0)
+
+
+@pytest.mark.skipif(not HAS_BFLOAT16, reason="the CPU has no bfloat16")
+def test_bfloat16_is_near_float32_and_isnt_it(tmp_path):
+    model = small("vit")
+    export(model, tmp_path)
+    assert 1e-5 < difference(model, Predictor(tmp_path, bfloat16=True)) < 0.03
+    assert difference(model, Predictor(tmp_path)) < 1e-5
+
+
+def test_the_predictor_computes_with_this_processs_threads():
+    for threads in (1, 2):
+        with threadpool_limits(threads):
+            assert num_threads() == threads
+
+
+@pytest.fixture
+def weights(tmp_path, tiny):
+    paddle.seed(3)
+    model = build_model(get_config(None, tiny))
+    model.head.weight.set_value(array("head", (16, 10)))
+    save_weights(model, tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+def result_of(folder):
+    result = json.loads((folder / "result.json").read_text())
+    return {key: result[key] for key in ("loss", "acc1", "acc5", "mean_class_acc", "num_samples", "class_acc")}
+
+
+@pytest.mark.smoke
+def test_one_process_and_two_give_the_result_of_the_eager_engine(weights, tiny, program, tmp_path, monkeypatch):
+    calls, run = [], Predictor.__call__
+    monkeypatch.setattr(Predictor, "__call__", lambda self, images: calls.append(len(images)) or run(self, images))
+    options = [*without(tiny, "TRAIN."), "EVAL", "True", "MODEL.PRETRAINED", str(weights)]
+    options += ["DATA.BATCH_SIZE_EVAL", "7"]
+    for kind in ("eager", "inference"):
+        config, _, val = get_datasets(get_config(None, [*options, "EVAL_ENGINE", kind, "OUTPUT", str(tmp_path / kind)]))
+        engine.evaluate_only(config, build_model(config), val, Run(config, val.classes))
+    assert calls == [4, *[7] * 52]  # the check, and the batches of one engine
+    status, printed, errors = program("main_multi_gpu.py", "-output=pair", "-o", *options, "EVAL_ENGINE", "inference")
+    assert status == 0, errors
+    assert "float32 by Paddle Inference, exported in " in printed
+    eager = result_of(tmp_path / "eager")
+    assert eager["num_samples"] == 364
+    assert 0 < eager["acc1"] < 100
+    for other in ("inference", "pair"):
+        found = result_of(tmp_path / other)
+        assert found.pop("loss") == pytest.approx(eager["loss"], rel=1e-6)
+        assert found == {key: value for key, value in eager.items() if key != "loss"}
+
+
+def test_what_it_cant_do_is_refused(monkeypatch, tmp_path):
+    with pytest.raises(InputError, match="EVAL_ENGINE does nothing without EVAL True; leave it out"):
+        get_config(None, ["EVAL_ENGINE", "inference"])
+    config = get_config(None, ["EVAL", "True", "EVAL_ENGINE", "inference", "AMP", "True"])
+    monkeypatch.setattr("paddle.base.core.supports_bfloat16_fast_performance", lambda: False)
+    with pytest.raises(InputError, match="-amp with EVAL_ENGINE inference needs a CPU with bfloat16"):
+        inference_engine(config, None, print)
+    monkeypatch.setattr("models.inference.num_gpus", lambda: 2)
+    with pytest.raises(InputError, match="EVAL_ENGINE inference runs on the CPU, found 2 GPUs"):
+        inference_engine(config, None, print)
+
+
+class ReadsValues(nn.Layer):
+    """A model that reads values, which a graph hasn't: NumPy finds no axis to sort."""
+
+    image_size, in_channels = (4, 4), 3
+
+    def forward(self, x):
+        return paddle.to_tensor(np.sort(x.numpy()))[:, 0, 0]
+
+
+def test_a_model_that_cant_be_exported_is_an_error_of_one_line_and_leaves_nothing(tmp_path):
+    with pytest.raises(InputError, match=r"^the model can't be exported \(.*AxisError: .+\); use EVAL_ENGINE eager$"):
+        write_export(get_config(), ReadsValues(), tmp_path / "out", [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_program_that_differs_is_never_written(monkeypatch, tmp_path):
+    model = small("lenet")
+    monkeypatch.setattr(Predictor, "__call__", lambda self, images: self._predictor.run([images])[0] * 1.001)
+    with pytest.raises(RunError, match=r"the exported model's logits differ from eager by [\d.]+e-04 of their range"):
+        write_export(get_config(), model, tmp_path / "out", [])
+    assert list(tmp_path.iterdir()) == []
+    model.fc[0].weight.set_value(paddle.full_like(model.fc[0].weight, float("nan")))
+    with pytest.raises(RunError, match="the weights give no finite logits"):
+        write_export(get_config(), model, tmp_path / "out", [])
+
+
+def test_exporting_leaves_the_model_as_it_was_and_prints_nothing(tmp_path, capfd):
+    model = small("resnet")
+    before = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
+    images = images_of(model)
+    expected = model(images).numpy()
+    export(model, tmp_path)
+    difference(model, Predictor(tmp_path))
+    assert capfd.readouterr() == ("", "")  # Paddle's C++ would tell of ReduceMean
+    assert (model(images).numpy() == expected).all()
+    assert {
+        name: (tensor.numpy() == before[name]).all() for name, tensor in model.state_dict().items()
+    } == dict.fromkeys(before, True)
+
+
+def test_the_tool_writes_what_runs_without_the_toolkit(weights, tiny, tmp_path):
+    words = [*tiny, "DATA.INTERPOLATION", "bilinear", "DATA.CROP_MODE", "squash"]
+    (tmp_path / "tiny.yaml").write_text("TAG: of a test\n")
+    command = [sys.executable, str(ROOT / "tools" / "export_model.py"), "-cfg=tiny.yaml", f"-pretrained={weights}"]
+    command += ["-output=out", "-o", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "out: on random images, logits differ from the eager ones by " in done.stdout
+    content = json.loads((tmp_path / "out" / "preprocessing.json").read_text())
+    assert content.items() >= {
+        "image_size": 8, "channels": 1, "mean": [0.5], "std": [0.5], "crop_pct": 1.0, "crop_mode": "squash",
+        "interpolation": "bilinear",
+        "num_classes": 10, "classes": [],
+    }.items()  # fmt: skip
+    config = get_config(None, words)
+    paddle.seed(3)
+    model = build_model(config)
+    model.head.weight.set_value(array("head", (16, 10)))
+    images = images_of(model)
+    np.testing.assert_allclose(Predictor(tmp_path / "out")(images).numpy(), model(images).numpy(), atol=1e-5, rtol=0)
+    with pytest.raises(InputError, match="out exists; choose another -output"):
+        write_export(config, model, tmp_path / "out", [])

@@ -1,0 +1,200 @@
+"""What holds for every architecture: all that is shipped is in docs/parity.md, and trains on two ranks."""
+
+import inspect
+import json
+import math
+import re
+
+import numpy as np
+import paddle
+import pytest
+import test_beit
+import test_convmixer
+import test_convnext
+import test_mixer
+import test_poolformer
+import test_pvtv2
+import test_regnet
+import test_swin
+import test_vit
+from conftest import ROOT
+from golden.formula import array
+from ranks import run_ranks
+
+import utils
+from config import get_config
+from errors import InputError
+from models import ARCHITECTURES, create_model, list_models
+from models.lenet import LeNet
+from models.resnet import ResNet
+from training.optim.groups import layer_scales, within
+from weights import file_arrays, load_weights, save_weights
+from weights.formats import write_weights
+from weights.layout import file_name, sublayer
+
+SMALL = {
+    "vit": test_vit.small,
+    "beit": test_beit.small,
+    "swin": test_swin.small,
+    "pvtv2": test_pvtv2.small,
+    "poolformer": test_poolformer.small,
+    "convnext": test_convnext.small,
+    "convmixer": test_convmixer.small,
+    "regnet": test_regnet.small,
+    "resnet": lambda **options: ResNet(**{"image_size": 33, "depth": 18, "num_classes": 5} | options),
+    "lenet": lambda **options: LeNet(**{"in_channels": 3} | options),
+    "mixer": lambda **options: test_mixer.small("mixer", **options),
+    "gmlp": lambda **options: test_mixer.small("gmlp", **options),
+    "resmlp": lambda **options: test_mixer.small("resmlp", **options),
+}
+TIMM_SCALES = json.loads((ROOT / "tests" / "golden" / "layer_groups.json").read_text())  # with a decay of 0.5
+PARITY = re.findall(
+    r"^\| (\S+) \| \S+ \| ([\d,]+) \| (\S+) \|", (ROOT / "docs" / "parity.md").read_text(), re.MULTILINE
+)
+
+
+def test_every_architecture_is_tested_here():
+    assert SMALL.keys() | {"deit"} == ARCHITECTURES.keys()
+    assert {get_config(name).MODEL.TYPE.lower() for name in list_models()} == ARCHITECTURES.keys()
+
+
+def test_every_model_is_in_the_table_of_parity_with_its_parameters():
+    assert sorted(name for name, *_ in PARITY) == list_models()
+    for name, parameters, difference in PARITY:
+        assert float(difference) <= 1e-4, name
+        bias = {"head_init_bias": 0.0} if get_config(name).MODEL.HEAD_INIT_BIAS else {}
+        with paddle.LazyGuard():  # no memory, no values
+            model = create_model(name, head_init_scale=1.0, **bias)
+        assert sum(math.prod(p.shape) for p in model.parameters()) == int(parameters.replace(",", "")), name
+
+
+@pytest.mark.parametrize("case", TIMM_SCALES)
+def test_timms_layer_groups_give_timms_rates(case):
+    kind, _, variant = case.partition("_")
+    names = {"fc_norm": True} if kind == "poolformer" else {}  # timm's
+    model = create_model(case, **names) if case in list_models() else SMALL[kind](case) if variant else SMALL[kind]()
+    config = get_config(None, ["TRAIN.LAYER_DECAY", "0.5", "TRAIN.LAYER_DECAY_GROUPS", "timm"])
+    assert layer_scales(config, model) == TIMM_SCALES[case]
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_an_architecture_keeps_its_interface(kind, tmp_path):
+    paddle.seed(0)
+    model = SMALL[kind]()
+    assert type(model) is ARCHITECTURES[kind]
+    names = [name for name, _ in model.named_parameters()]
+    for name in names:
+        assert sum(within(name, group) for group in model.layer_groups()) == 1, name
+    assert model.no_weight_decay() <= {*names, "pos_embed", "cls_token", "dist_token", "reg_token"}
+    heads = model.classifier_names()
+    assert all(within(f"{head}.weight", model.layer_groups()[-1]) for head in heads)
+    for name in names:
+        assert sum(within(name, group) for group in model.timm_layer_groups()) == 1, name
+    assert sublayer(model, model.first_conv).weight.shape[1] == 3
+    images = paddle.to_tensor(array("images", (2, 3, *model.image_size)))
+    model.eval()
+    height, width = model.image_size
+    if model.min_image_size:
+        assert model.input_sizes == f"images of at least {model.min_image_size} x {model.min_image_size}"
+        assert model(paddle.zeros([1, 3, height + 1, width + 2])).shape == [1, model.num_classes]
+    else:
+        assert model.input_sizes == f"images of {height} x {width}"
+        with pytest.raises(InputError, match=f"the model takes images of {height} x {width}, found 52 x 52"):
+            model(paddle.zeros([1, 3, 52, 52]))
+    logits = model(images)
+    assert logits.shape == [2, model.num_classes]
+    np.testing.assert_allclose(model.forward_head(model.forward_features(images)).numpy(), logits.numpy(), atol=1e-6)
+    # Saved, read into a model of other classes whose classifier stays, and into one of the same classes.
+    save_weights(model, tmp_path / "model.safetensors")
+    other = SMALL[kind](num_classes=3)
+    fresh = {name: sublayer(other, name).weight.numpy().copy() for name in heads}
+    report = load_weights(other, tmp_path, strict=False)
+    assert {name.rpartition(".")[0] for name in report.fresh} == set(heads)
+    assert all((sublayer(other, name).weight.numpy() == fresh[name]).all() for name in heads)
+    assert set(report.loaded) | set(report.fresh) == {file_name(name) for name in model.state_dict()}
+    same = SMALL[kind]()
+    load_weights(same, tmp_path)
+    same.eval()
+    assert (same(images).numpy() == logits.numpy()).all()
+    model.reset_classifier(0)
+    assert model(images).shape == [2, model.num_features]
+    grey = SMALL[kind](in_channels=1)
+    assert load_weights(grey, tmp_path).resized == [f"{model.first_conv}.weight adapted from 3 channels to 1"]
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_an_array_of_another_rank_is_named(kind, tmp_path):
+    model = SMALL[kind]()
+    arrays = file_arrays(model)
+    for name in {tuple(name.split(".")[-2:]): name for name in arrays}.values():  # one of each kind
+        for shape in ((), (3,), (1, 2, 3, 4, 5)):
+            write_weights(tmp_path / "a.safetensors", arrays | {name: np.ones(shape, np.float32)})
+            with pytest.raises(InputError, match=rf"a\.safetensors.*{re.escape(name)}|don't go together"):
+                load_weights(model, tmp_path / "a.safetensors")
+
+
+def step_of_each():
+    """One training step of each architecture in DataParallel: sums of gradients after it, by architecture."""
+    sums = {}
+    for kind, small in SMALL.items():
+        paddle.seed(0)
+        model = small()
+        for name in model.classifier_names():  # some begin at zero and would send back nothing
+            weight = sublayer(model, name).weight
+            weight.set_value(array(name, tuple(weight.shape)))
+        paddle.seed(1 + utils.rank())
+        network = paddle.DataParallel(model)
+        network(paddle.randn([4, 3, *model.image_size])).square().mean().backward()
+        gradients = {name: p.grad for name, p in model.named_parameters() if not p.stop_gradient}
+        absent = [name for name, gradient in gradients.items() if gradient is None]
+        sums[kind] = absent or [float(gradient.abs().sum()) for gradient in gradients.values()]
+    return sums
+
+
+def test_every_architecture_trains_on_two_ranks():
+    first, second = run_ranks(step_of_each)
+    assert first == second
+    for kind, found in first.items():
+        assert all(isinstance(value, float) for value in found), f"{kind}: no gradients for {found}"
+        assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "beit_base_patch16_224"])
+def test_tables_of_relative_positions_fit_another_image(name, tmp_path):
+    sizes = {"embed_dim": 24, "num_heads": 3} if "beit" in name else {"embed_dim": 12, "num_heads": [1, 2, 3, 4]}
+    sizes |= {"depth": 1} if "beit" in name else {"stage_depths": [1, 1, 1, 1]}
+    window = {} if "beit" in name else {"window_size": 8}
+    save_weights(create_model(name, **sizes), tmp_path / "model.safetensors")
+    report = load_weights(create_model(name, image_size=256, **sizes, **window), tmp_path)
+    from_to = "14 x 14 to 16 x 16" if "beit" in name else "7 x 7 to 8 x 8"
+    assert report.resized == [f"{1 if 'beit' in name else 4} relative_position_bias_table resized from {from_to}"]
+
+
+def after_a_step(kind, recompute):
+    """A step with all that is random: (gradients, buffers)."""
+    taken = inspect.signature(ARCHITECTURES[kind]).parameters
+    random = {name: rate for name, rate in (("drop", 0.2), ("attn_drop", 0.2), ("drop_path", 0.4)) if name in taken}
+    paddle.seed(0)
+    model = SMALL[kind](recompute=recompute, **random)
+    for name in model.classifier_names():
+        weight = sublayer(model, name).weight
+        weight.set_value(array(name, tuple(weight.shape)))
+    paddle.seed(1)
+    model(paddle.randn([4, 3, *model.image_size])).square().mean().backward()
+    gradients = {name: p.grad.numpy() for name, p in model.named_parameters()}
+    return gradients, {name: buffer.numpy() for name, buffer in model.named_buffers()}
+
+
+@pytest.mark.parametrize("kind", sorted(SMALL.keys() - {"lenet"}))
+def test_recompute_gives_the_same_gradients_and_statistics(kind, monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        "models.base.recompute", lambda *args, **named: calls.append(1) or utils.recompute(*args, **named)
+    )
+    expected = after_a_step(kind, False)
+    assert not calls
+    found = after_a_step(kind, True)
+    assert len(calls) > 1  # one a block
+    for one, two in zip(expected, found, strict=True):
+        assert one.keys() == two.keys()
+        assert all((two[name] == value).all() for name, value in one.items())

@@ -1,0 +1,91 @@
+"""Flags, TF32, threads and allocator of a process."""
+
+import os
+import platform
+
+import paddle
+import pytest
+
+from config import get_config
+from launch.environment import num_cores
+from ops import settings
+
+
+@pytest.mark.smoke
+def test_device_flags_are_the_frameworks_own():
+    if not paddle.device.is_compiled_with_cuda():
+        pytest.skip("a CPU build has no cuDNN flags; the smoke run under paddlepaddle-gpu has")
+    for wanted in (True, False):
+        keys = ["DETERMINISTIC", str(wanted), "CUDNN_BENCHMARK", str(not wanted)]
+        settings.set_device_flags(get_config(None, keys), 1)
+        flags = ["FLAGS_cudnn_deterministic", "FLAGS_embedding_deterministic", "FLAGS_cudnn_exhaustive_search"]
+        assert list(map(bool, paddle.get_flags(flags).values())) == [wanted, wanted, not wanted]
+
+
+@pytest.fixture
+def switches(monkeypatch):
+    """Returns a function that tells whether cuBLAS and cuDNN may use TF32; both are restored."""
+    core = paddle.base.core
+    before = core.get_cublas_switch(), core.get_cudnn_switch()
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")  # restored, too
+    yield lambda: (core.get_cublas_switch(), core.get_cudnn_switch())
+    core.set_cublas_switch(before[0])
+    core.set_cudnn_switch(before[1])
+
+
+@pytest.mark.smoke
+def test_tf32_is_switched_in_both_libraries_where_asked(switches, monkeypatch):
+    default = switches()
+    settings.set_device_flags(get_config(), 1)
+    assert switches() == default
+    for allowed, override in ((True, "1"), (False, "0")):
+        settings.set_device_flags(get_config(None, ["TF32", str(allowed)]), 1)
+        assert switches() == (allowed, allowed)
+        assert os.environ["NVIDIA_TF32_OVERRIDE"] == override  # of 3.3.1's newer convolutions, too
+    settings.set_tf32(True)
+    with settings.exact_float32():
+        assert switches() == (False, False)
+    assert switches() == (True, True)
+
+
+@pytest.mark.smoke
+def test_float32_by_tf32_is_told(switches, monkeypatch):
+    settings.set_tf32(True)
+    assert settings.float32_told() == "float32"  # a CPU's
+    monkeypatch.setattr(settings, "num_gpus", lambda: 1)
+    for capability, told in (((7, 5), "float32"), ((8, 0), "float32 (matrix products and convolutions by TF32)")):
+        monkeypatch.setattr(paddle.device.cuda, "get_device_capability", lambda capability=capability: capability)
+        assert settings.float32_told() == told
+    paddle.base.core.set_cublas_switch(False)  # 3.3.1's default
+    assert settings.float32_told() == "float32 (convolutions by TF32)"
+    settings.set_tf32(False)
+    assert settings.float32_told() == "float32"
+    settings.set_tf32(True)
+    assert settings.float32_told() == "float32"  # NVIDIA_TF32_OVERRIDE=0 goes before all
+
+
+def test_cpu_settings_leave_alone_what_the_environment_sets(monkeypatch):
+    monkeypatch.delenv("FLAGS_use_stride_kernel", raising=False)
+    paddle.set_flags({"FLAGS_use_stride_kernel": True})
+    told = settings.tune_cpu(1)
+    assert told.startswith(f"{num_cores()} thread")
+    assert "stride kernels off" in told
+    assert not paddle.get_flags("FLAGS_use_stride_kernel")["FLAGS_use_stride_kernel"]
+    paddle.set_flags({"FLAGS_use_stride_kernel": True})
+    monkeypatch.setenv("FLAGS_use_stride_kernel", "1")
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    told = settings.tune_cpu(10**6)
+    assert told.split(", ")[:-1] == ["1 thread per process"]  # and what is said of the operators
+    assert paddle.get_flags("FLAGS_use_stride_kernel")["FLAGS_use_stride_kernel"]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
+def test_a_gpu_machine_keeps_large_buffers_unless_told_otherwise(monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(paddle.device, "get_device", lambda: "gpu:0")
+    told = "large buffers kept by the allocator"
+    assert told in settings.set_device_flags(get_config(None, []), 1).split(", ")
+    assert told not in settings.set_device_flags(get_config(None, ["TUNE_CPU", "False"]), 1)
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1")
+    assert told not in settings.set_device_flags(get_config(None, []), 1)

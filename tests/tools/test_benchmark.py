@@ -1,0 +1,410 @@
+"""tools/benchmark.py: figures, ratios and table by value; each benchmark once, on models that take no time."""
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import write_images
+
+import tools.benchmark
+import tools.make_photographs
+from errors import InputError, RunError
+from loading.sources import read_archive
+from tools.benchmarks import measure, our_host, rates, startup, training
+from tools.benchmarks.measure import Benchmark, Ratio
+
+TIMM = os.environ.get("TIMM_PYTHON", sys.executable)  # an interpreter with torch and timm
+has_timm = "TIMM_PYTHON" in os.environ or all(importlib.util.find_spec(name) for name in ("torch", "timm"))
+
+
+@pytest.fixture
+def benchmark(monkeypatch, tmp_path, capsys):
+    """Returns a function that runs the tool in this process: (the JSON that it wrote, the lines that it printed)."""
+
+    def call(*words):
+        file = tmp_path / "found.json"
+        monkeypatch.setattr(sys, "argv", ["tools/benchmark.py", *map(str, words), f"--json={file}"])
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        tools.benchmark.main()
+        return json.loads(file.read_text()), capsys.readouterr().out.splitlines()
+
+    return call
+
+
+def medians(report, what):
+    return {kind: found[what]["median"] for kind, found in report["figures"].items() if what in found}
+
+
+# ------------------------------------------------------------ figures
+
+
+def test_the_sides_take_turns_and_each_adds_to_its_lists():
+    made = []
+
+    def side(name, *values):
+        rows = iter(values)
+
+        def run():
+            made.append(name)
+            return next(rows)
+
+        return run
+
+    kinds = {"a": side("a", {"x": [1.0], "y": [5.0, 6.0]}, {"x": [2.0]}), "b": side("b", {"x": [3.0]}, {"x": [4.0]})}
+    assert measure.alternate(kinds, 2) == {"a": {"x": [1.0, 2.0], "y": [5.0, 6.0]}, "b": {"x": [3.0, 4.0]}}
+    assert made == ["a", "b", "a", "b"]
+
+
+def test_ratios_are_taken_run_by_run_and_the_table_says_what_the_file_holds(tmp_path, capsys):
+    runs = {"ours": iter([10.0, 30.0, 2000.0]), "theirs": iter([20.0, 20.0, 1000.0])}
+    kinds = {kind: lambda values=values: {"speed": [next(values)]} for kind, values in runs.items()}
+    compared = [Ratio("speed", "ours", "theirs"), Ratio("speed", "ours", "theirs", 0.5, "efficiency")]
+    arguments = argparse.Namespace(what="train", repeats=3, json=tmp_path / "found.json")
+    measure.measure(Benchmark("a title", kinds, {"speed": "images/s"}, compared, {"torch": "2"}), arguments)
+    found = json.loads((tmp_path / "found.json").read_text())
+    values = {"median": 30.0, "min": 10.0, "max": 2000.0, "values": [10.0, 30.0, 2000.0]}
+    assert found["figures"]["ours"] == {"speed": {"unit": "images/s"} | values}
+    pair = {"of": "ours", "over": "theirs"}
+    assert found["ratios"] == [
+        {"what": "speed", **pair, "median": 1.5, "min": 0.5, "max": 2.0, "values": [0.5, 1.5, 2.0]},
+        {"what": "efficiency", **pair, "median": 0.75, "min": 0.25, "max": 1.0, "values": [0.25, 0.75, 1.0]},
+    ]
+    assert (found["benchmark"], found["title"], found["peer_versions"]) == ("train", "a title", {"torch": "2"})
+    assert found["machine"].keys() == {"cpu", "cores", "load"}
+    assert {"python", "numpy", "pillow"} < found["versions"].keys()
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "train: a title"
+    assert printed[2].endswith(", their torch 2")
+    assert printed[4:] == [
+        "                                 median    min    max  of",
+        "ours           speed (images/s)   30.00  10.00   2000   3",
+        "theirs         speed (images/s)   20.00  20.00   1000   3",
+        "ours / theirs  speed              1.500  0.500  2.000   3",
+        "ours / theirs  efficiency         0.750  0.250  1.000   3",
+    ]
+
+
+def test_a_rate_counts_neither_the_warm_up_nor_what_comes_after(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(rates.time, "perf_counter", lambda: clock[0])
+
+    def batches(count):
+        for _ in range(count):
+            clock[0] += 0.5
+            yield 8
+
+    # The clock starts with the second batch, at 1.0; 24 images are there with the fifth, at 2.5.
+    assert rates.images_per_second(batches(9), 16, 20, lambda: 3 * clock[0]) == (24 / 1.5, 24 / 4.5)
+    with pytest.raises(ValueError, match="end before 16 images to warm up and 20"):
+        rates.images_per_second(batches(4), 16, 20, lambda: 0.0)
+
+
+def test_workers_cpu_is_that_of_living_children():
+    code = "import time\nwhile time.process_time() < 0.3: pass\nprint(time.process_time(), flush=True); input()"
+    before = rates.workers_cpu()
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], **streams) as child:
+        told = float(child.stdout.readline())
+        assert rates.workers_cpu() - before == pytest.approx(told, abs=0.05)
+        child.communicate("\n")
+    assert rates.workers_cpu() == pytest.approx(before, abs=0.05)
+
+
+# ------------------------------------------------------------ benchmarks
+
+
+@pytest.fixture
+def canned_runs(monkeypatch):
+    """Runs of the mains that only leave reports; returns what they were called with."""
+    called = []
+
+    def run(command, threads, **variables):
+        flags = [str(word) for word in command]
+        options = dict(zip(flags[flags.index("-o") + 1 :: 2], flags[flags.index("-o") + 2 :: 2], strict=True))
+        called.append((os.path.basename(flags[1]), threads, options))
+        folder = next(flag.partition("=")[2] for flag in flags if flag.startswith("-output="))
+        ranks = 2 if "-ngpus=2" in flags else 1
+        speed = 1.0 if options.get("TUNE_CPU") == "False" else 1.5
+        os.makedirs(folder)
+        with open(f"{folder}/metrics.jsonl", "w") as file:
+            for epoch, (samples, rate) in enumerate([(64, 1.0), (64, 32.0), (32, 64.0), (64, 16.0)]):
+                for part in (0.25, 0.75):
+                    rates = {"images_per_s": rate * speed * (1.6 if ranks == 2 else 1)}
+                    record = {"split": "train", "epoch": epoch + 1, "samples": samples * part, **rates}
+                    file.write(json.dumps(record) + '\n{"split": "val"}\n')
+        return ""
+
+    monkeypatch.setattr(training, "run", run)
+    return called
+
+
+def test_scale_tells_seconds_rate_and_efficiency(benchmark, canned_runs):
+    report, printed = benchmark("scale", "-repeats=2", "--epochs=3", "-o", "MODEL.DEPTH", "2")
+    # Epochs 2, 3 and 4 take 64/48, 32/96 and 64/24 s.
+    assert medians(report, "an epoch") == pytest.approx({"1 process": 4 / 3, "2 processes": 4 / 4.8})
+    assert medians(report, "training") == pytest.approx({"1 process": 48, "2 processes": 76.8})
+    assert [(r["what"], r["of"], r["over"]) for r in report["ratios"]] == [
+        ("training", "2 processes", "1 process"),
+        ("efficiency", "2 processes", "1 process"),
+    ]
+    for ratio, expected in zip(report["ratios"], (1.6, 0.8), strict=True):
+        assert ratio["values"] == pytest.approx([expected] * 2)
+    assert (
+        printed[0] == "scale: vit_digits, batch 32 per process, threads per process 1, 3 epochs a run after the first"
+    )
+    assert [call[:2] for call in canned_runs] == [("main_single_gpu.py", 1), ("main_multi_gpu.py", 1)] * 2
+    assert canned_runs[0][2] == canned_runs[1][2]
+    wanted = {"DATA.DATASET": "digits", "DATA.BATCH_SIZE": "32", "TRAIN.NUM_EPOCHS": "4", "MODEL.DEPTH": "2"}
+    assert wanted.items() <= canned_runs[0][2].items()
+
+
+@pytest.mark.parametrize(("part", "count"), [("train", 24), ("val", 10)])
+def test_scales_random_images_are_in_fashion_mnists_files(tmp_path, part, count):
+    training.write_mnist(tmp_path, 24)
+    images, labels, _ = read_archive("fashion_mnist", tmp_path, part)
+    assert np.asarray(images).reshape(count, -1).shape == (count, 784)
+    assert len(np.unique(images)) == 256
+    assert list(labels) == [index % 10 for index in range(count)]
+
+
+def test_train_is_the_median_of_the_reports_after_the_first(benchmark, canned_runs):
+    report, printed = benchmark("train", "-cfg=vit_digits", "-repeats=2", "--threads=3", "-batch_size=4")
+    assert medians(report, "training") == {"tuned": 48.0, "default": 32.0}
+    assert report["ratios"][0]["values"] == [1.5, 1.5]
+    assert [(call[1], call[2]["TUNE_CPU"]) for call in canned_runs] == [(3, "True"), (None, "False")] * 2
+    assert canned_runs[0][2]["DATA.SYNTHETIC_SIZE"] == str(4 * 2 * 4)
+    assert "tuned / default  training" in printed[-1]
+
+
+def fake_timm(folder, answer):
+    """An interpreter that tells its versions, answers every other request alike, and keeps the last."""
+    file = folder / "python"
+    versions = """case "$2" in *versions*) echo '{"torch": "2", "timm": "1"}'; exit;; esac"""
+    kept = f"""printf %s "$2" > {folder}/request.json"""
+    file.write_text(f"#!/bin/sh\n{versions}\n{kept}\necho 'a line'\necho '{answer}'\n")
+    file.chmod(0o755)
+    return file
+
+
+def test_train_against_timm_gives_both_sides_the_same_work(benchmark, canned_runs, tmp_path):
+    fake = fake_timm(tmp_path, "[10.0, 12.0, 14.0]")
+    flags = ("--against=timm", f"--timm_python={fake}", "--processes=2", "--threads=2", "-repeats=1", "-batch_size=4")
+    report, printed = benchmark("train", "-cfg=vit_digits", *flags)
+    assert report["figures"]["timm"]["training"]["values"] == [12.0]
+    assert report["peer_versions"] == {"torch": "2", "timm": "1"}
+    assert report["ratios"][0]["values"] == pytest.approx([76.8 / 12])
+    assert "batch 4 per process, 2 processes of 1 thread, float32; timm: eager, batch 4, 1 process of 2 " in printed[0]
+    script, threads, options = canned_runs[0]
+    assert (script, threads) == ("main_multi_gpu.py", 1)
+    # The recipe's own mixup and clipping are no part of timm's step.
+    plain = {"TRAIN.MIXUP_ALPHA": "0", "TRAIN.GRAD_CLIP": "None", "TRAIN.SMOOTHING": "0"}
+    assert plain.items() <= options.items()
+    request = json.loads((tmp_path / "request.json").read_text())
+    assert request == {
+        "measure": "train", "model": "vit_tiny_patch16_224", "image": [1, 8, 8], "mean": [0.5], "std": [0.5],
+        "steps": 2, "reports": 3, "batch_size": 4, "threads": 2, "weight_decay": 0.05,
+        "options": {
+            "img_size": 8, "patch_size": 2, "embed_dim": 64, "depth": 4, "num_heads": 4, "mlp_ratio": 2.0,
+            "num_classes": 10, "in_chans": 1,
+        },
+    }  # fmt: skip
+
+
+@pytest.mark.smoke
+def test_a_real_run_is_measured(benchmark, tmp_path):
+    fake = fake_timm(tmp_path, "[2.0]")
+    flags = ("--against=timm", f"--timm_python={fake}", "-repeats=1", "--reports=1", "-batch_size=4")
+    report, _ = benchmark("train", "-cfg=vit_digits", *flags)
+    rate = report["figures"]["ours"]["training"]["values"]
+    assert report["ratios"][0]["values"] == [rate[0] / 2]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["found.json", "python", "request.json"]
+
+
+def test_evaluation_is_timed_from_batch_to_batch(benchmark, tmp_path):
+    fake = fake_timm(tmp_path, "[4.0]")
+    flags = (
+        "--against=timm",
+        f"--timm_python={fake}",
+        "-repeats=1",
+        "--batches=2",
+        "-batch_size=2",
+        "--timm_modes=eager",
+    )
+    report, _ = benchmark("eval", "-cfg=vit_digits", *flags)
+    request = json.loads((tmp_path / "request.json").read_text())
+    expected = {"measure": "eval", "batches": 2, "warm_up": 3, "batch_size": 2, "amp": False, "compile": False}
+    assert expected.items() <= request.items()
+    assert next(iter(report["figures"])) == "ours, eager"
+    assert list(report["figures"])[-1] == "timm, eager"
+    for ratio in report["ratios"]:
+        assert ratio["values"] == [report["figures"][ratio["of"]]["evaluation"]["values"][0] / 4]
+
+
+@pytest.mark.smoke
+def test_the_loader_is_measured_alone_and_by_its_workers(benchmark, tmp_path):
+    write_images(tmp_path / "images" / "train", {"a": 3, "b": 2})
+    size = ("-o", "DATA.IMAGE_SIZE", "8")
+    flags = ("--against=paddlevit", f"-data_path={tmp_path}/images", "-repeats=1", "--images=64", "-batch_size=16")
+    report, printed = benchmark("loader", *flags, *size)
+    units = {
+        "dataset alone": "images/s", "dataset alone, CPU": "images/CPU s", "loader, per worker": "images/s",
+        "loader, workers' CPU": "images/CPU s",
+    }  # fmt: skip
+    for kind in ("ours", "paddlevit"):
+        assert {what: s["unit"] for what, s in report["figures"][kind].items()} == units
+    for ratio in report["ratios"]:
+        ours, theirs = (report["figures"][ratio[side]][ratio["what"]]["values"][0] for side in ("of", "over"))
+        assert ratio["values"] == [ours / theirs]
+    assert [ratio["what"] for ratio in report["ratios"]] == list(units)
+    assert printed[0].startswith("loader: 8 pixels, workers 1, batch 16, 64 images a run of ")
+
+
+def test_the_parts_of_a_start_make_the_whole(benchmark):
+    report, _ = benchmark("startup", "-cfg=vit_digits", "-repeats=1", "--processes=1")
+    found = {what: s["values"][0] for what, s in report["figures"]["1 process"].items()}
+    parts = [*startup._PARTS, "waiting for the first batch", "first step"]
+    assert list(found) == ["all", *parts]
+    assert sum(found[part] for part in parts) == pytest.approx(found["all"])
+    assert all(found[part] > 0 for part in parts)
+    packages = {what: s["values"][0] for what, s in report["figures"]["1 process, -X importtime"].items()}
+    assert len(packages) == 11
+    assert {"imports", "paddle", "numpy"} < packages.keys()
+    assert packages["imports"] > sum(seconds for name, seconds in packages.items() if name != "imports")
+
+
+@pytest.mark.smoke
+def test_the_parts_of_a_step_make_its_host_time(benchmark, tmp_path):
+    report, printed = benchmark("host", "-repeats=1", "--steps=3", "-o", "MODEL.DEPTH", "2")
+    assert [file.name for file in tmp_path.iterdir()] == ["found.json"]
+    figures = report["figures"]["a step"]
+    found = {what: s["values"][0] for what, s in figures.items()}
+    parts = list(found)[2:]
+    assert list(found)[:2] == ["whole step", "whole step, by the clock"]
+    assert {"forward", "backward", "clipping", "optimizer", "average of the weights", "seeding"} < set(parts)
+    assert len(parts) == 11
+    assert all(found[part] > 0 for part in parts)
+    # Medians of three steps: their sum is near the median of the sums.
+    assert sum(found[part] for part in parts) == pytest.approx(found["whole step"], rel=0.5)
+    assert {s["unit"] for s in figures.values()} == {"CPU ms", "ms"}
+    assert "batch 2, 3 steps a run: host time on this CPU" in printed[0]
+    assert printed[0].endswith("not run on a GPU")
+
+
+def test_a_stopwatch_counts_a_step_from_a_batch_to_the_next():
+    stopwatch = our_host.Stopwatch()
+    busy = stopwatch.timed("part", lambda: sum(range(20000)))
+    for index, batch in enumerate(stopwatch.batches(iter("abc"))):
+        assert batch == "abc"[index]
+        busy()
+        busy()
+    assert len(stopwatch.steps) == 3
+    for step in stopwatch.steps:
+        assert list(step) == [our_host.WHOLE, our_host.WHOLE_WALL, "part", our_host.REST]
+        assert step["part"] + step[our_host.REST] == pytest.approx(step[our_host.WHOLE])
+        assert 0 < step["part"] < step[our_host.WHOLE]
+
+
+@pytest.mark.smoke
+def test_saving_is_measured_in_rounds_and_nothing_stays_behind(benchmark, tmp_path):
+    report, _ = benchmark("checkpoint", "-cfg=vit_digits", "-repeats=1", "-saves=2", "-o", "TRAIN.MODEL_EMA", "True")
+    assert [file.name for file in tmp_path.iterdir()] == ["found.json"]
+    figures = {kind: {what: s["values"] for what, s in of.items()} for kind, of in report["figures"].items()}
+    # What depends on the time: whether the writing outlives a step.
+    counts = {kind: {what: len(of) for what, of in found.items()} for kind, found in figures.items()}
+    counts["Saver"].pop("a step beside the writing", None)
+    assert counts == {
+        "Saver": {
+            "a step": 4, "memory": 1, "training waits, first save": 1, "training waits, later saves": 1, "written": 2,
+            "training loses": 2, "memory with saves": 1, "written, no step beside it": 1, "verified": 2, "restored": 2,
+        },
+        "paddle.save": {
+            "a step": 4, "memory": 1, "training waits, first save": 1, "training waits, later saves": 1,
+            "synced (paddle.save doesn't)": 2, "training loses": 2, "memory with saves": 1, "restored": 2,
+        },
+    }  # fmt: skip
+    # paddle.save has no thread: what training loses is what it waits.
+    foreground = figures["paddle.save"]
+    waits = foreground["training waits, first save"] + foreground["training waits, later saves"]
+    assert foreground["training loses"] == waits
+    for kind, found in figures.items():
+        assert found["memory with saves"] >= found["memory"]
+        assert {s["unit"] for what, s in report["figures"][kind].items() if what.startswith("memory")} == {"MB"}
+
+
+# ------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "-repeats=0"], "-repeats 0: expected at least 1"),
+        (["checkpoint", "-saves=0"], "-saves 0: expected at least 1"),
+        (["scale", "--processes", "1", "0"], "-processes 1 0: expected at least 1"),
+        (["scale", "--processes", "2", "2"], "--processes 2: expected two numbers or more"),
+        (["train", "-o", "TUNE_CPU", "False", "OUTPUT", "x"], "-o OUTPUT TUNE_CPU: this benchmark sets it itself"),
+        (["checkpoint", "-o", "KEEP_LAST", "3"], "-o KEEP_LAST: this benchmark sets it itself"),
+        (["checkpoint", "-o", "KEEP_LAST=3", "-o", "SEED=1"], "-o KEEP_LAST: this benchmark sets it itself"),
+        (["host", "-o", "REPORT_FREQ", "1"], "-o REPORT_FREQ: this benchmark sets it itself"),
+        (["host", "--steps=0"], "-steps 0: expected at least 1"),
+        (["startup", "-o", "TRAIN.EMA", "True"], "unknown key TRAIN.EMA"),
+        (["eval", "-cfg=vit_digit"], "no configuration file vit_digit; did you mean vit_digits"),
+        (["loader", "-data_path=absent"], "absent: no images train/<class>/"),
+        (["loader", "--against", "paddlevit", "--auto_augment=rand-m9"], "--auto_augment: paddle.vision has none"),
+        (["loader", "-data_path=x", "-o", "DATA.DATASET", "digits"], "-o DATA.DATASET measures that data set alone"),
+        (
+            ["loader", "--against=timm", "-data_path=IMAGES", "-o", "TRAIN.VFLIP", "1"],
+            "peers' images have no TRAIN.VFLIP",
+        ),
+        (["train", "--against=timm", "--timm_python=absent"], "--against timm: absent gave no torch and timm"),
+        (["eval", "--against=timm", "--timm_python=/bin/false"], "with --timm_python PATH (tools/check_parity.py -h"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_before_anything_runs(benchmark, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    write_images(tmp_path / "images" / "train", {"a": 1})
+    monkeypatch.setattr(measure, "alternate", None)
+    if words[0] == "eval":  # which makes its weights first
+        monkeypatch.setattr("tools.benchmarks.evaluation.ask", lambda *_: [])
+    with pytest.raises(InputError) as error:
+        benchmark(*(word.replace("IMAGES", "images") for word in words))
+    assert message in str(error.value)
+
+
+def test_a_run_that_fails_is_told_by_its_last_line(capsys):
+    fail = "import sys; print('a\\nerror: b', file=sys.stderr); sys.exit({})"
+    with pytest.raises(InputError, match=r"^b$"):
+        measure.run([sys.executable, "-c", fail.format(2)], None)
+    with pytest.raises(RunError, match=r"^-c ended with status 1: error: b$"):
+        measure.run([sys.executable, "-c", fail.format(1)], None)
+    assert capsys.readouterr().err == "a\nerror: b\n\n"
+    assert measure.environment(3)["OMP_NUM_THREADS"] == "3"
+    assert "OMP_NUM_THREADS" not in measure.environment(None)
+
+
+# ------------------------------------------------------------ timm itself
+
+
+@pytest.mark.skipif(not has_timm, reason="torch and timm aren't installed; TIMM_PYTHON names an interpreter with them")
+def test_timm_trains_evaluates_and_loads(tmp_path):
+    assert measure.timm_versions(TIMM).keys() == {"torch", "timm", "python"}
+    common = training.timm_request("vit_digits", []) | {"batch_size": 2, "threads": 1, "warm_up": 1}
+    asked = {"measure": "train", "steps": 2, "reports": 2, "weight_decay": 0.1}
+    assert len(measure.ask("timm_peer.py", common | asked, 1, TIMM)) == 2
+    for amp in (False, True):
+        asked = {"measure": "eval", "batches": 2, "compile": False, "amp": amp}
+        assert measure.ask("timm_peer.py", common | asked, 1, TIMM)[0] > 0
+    write_images(tmp_path, {"a": 4})
+    files = sorted(tmp_path.glob("a/*"))
+    (tmp_path / "list").write_text("".join(f"{file} 0\n" for file in files * 8))
+    asked = {"measure": "loader", "list": str(tmp_path / "list"), "images": 8, "warm_up": 4, "size": 8, "workers": 1}
+    asked |= {"scale": [0.1, 1], "ratio": [0.75, 1.33], "hflip": 0.5, "interpolation": "bicubic"}
+    asked |= {"auto_augment": "rand-m9-mstd0.5", "mean": [0.5] * 3, "std": [0.5] * 3}
+    found = measure.ask("timm_peer.py", common | asked, 1, TIMM)
+    assert found.keys() == {"dataset", "loader"}
+    assert all(rate > 0 for pair in found.values() for rate in pair)

@@ -1,0 +1,230 @@
+"""The words that users of PaddleViT, PaddleClas, timm and Hydra type, and what they get for them."""
+
+import re
+import shlex
+
+import pytest
+
+import options
+from config import CONFIG_DIR, get_config
+from errors import InputError
+from models import create_model, list_models
+from options import leaves, nearest_model
+from tools import list_models as list_models_tool
+from training.command_line import FLAGS, config_from_arguments
+
+KEYS = dict(leaves(get_config()))
+
+
+def config_of(*argv):
+    return config_from_arguments("test", argv)
+
+
+def refused(*argv):
+    with pytest.raises(InputError) as caught:
+        config_of(*argv)
+    assert "\n" not in str(caught.value)
+    return str(caught.value).removeprefix("command line: ")
+
+
+@pytest.mark.smoke
+def test_options_are_written_with_a_space_or_an_equals_sign():
+    config = config_of(
+        "-o", "SEED=3", "TRAIN.BASE_LR", "1e-4", "TAG=a=b c", "-amp", "-o", "DATA.IMAGENET_MEAN=[0.1,0.2,0.3]",
+        "DATA.IMAGENET_STD", "[0.1, 0.2, 0.3]", "TRAIN.FREEZE=[head.*,blocks.0.*]", "NGPUS", "-1",
+    )  # fmt: skip
+    assert (config.SEED, config.TRAIN.BASE_LR, config.TAG, config.AMP, config.NGPUS) == (3, 1e-4, "a=b c", True, -1)
+    assert (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD) == ([0.1, 0.2, 0.3], [0.1, 0.2, 0.3])
+    assert config.TRAIN.FREEZE == ["head.*", "blocks.0.*"]
+    named = "SEED TRAIN.BASE_LR TAG DATA.IMAGENET_MEAN DATA.IMAGENET_STD TRAIN.FREEZE NGPUS"
+    assert config.__dict__["named"] == set(named.split())  # what a resumed run may change
+    assert get_config(None, ["SEED=3", "TAG", "SEEDS=1"]).TAG == "SEEDS=1"
+    assert config_of("-o", "SEED=3", "SEED=4", "-o", "SEED", "5").SEED == 5
+    assert config_of("-output=AMP", "-data_path", "EVAL=1").OUTPUT == "AMP"  # a flag's value, not a key
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("SEED", "'SEED' has no value; write SEED VALUE or SEED=VALUE"),
+        ("SEED=1 2", "'2' has no value; write 2 VALUE or 2=VALUE"),
+        ("TRAIN.BASE_LR=", "'TRAIN.BASE_LR=' has no value; write TRAIN.BASE_LR VALUE or TRAIN.BASE_LR=VALUE"),
+        ("TAG = x", "'TAG' has no value; write TAG VALUE or TAG=VALUE"),
+        ("TAG SEED 3", "TAG has no value: the next word is 'SEED'; write TAG=VALUE"),
+        ("TAG SEED=3", "TAG has no value: the next word is 'SEED=3'; write TAG=VALUE"),
+        ("TAG ''", "TAG is followed by an empty value; is a variable of the script unset?"),
+        ("SEED=x", "SEED takes int, found 'x' (str)"),
+        ("SEED={[]:1}", "SEED takes int, found '{[]:1}' (str)"),
+        ("Global.epochs=10", "unknown key Global.epochs; did you mean TRAIN.NUM_EPOCHS?"),
+        ("Optimizer.lr.learning_rate=0.1", "unknown key Optimizer.lr.learning_rate; did you mean TRAIN.BASE_LR?"),
+        ("Optimizer.name=SGD", "unknown key Optimizer.name; did you mean TRAIN.OPTIMIZER.NAME?"),
+        ("Global.seed=1", "unknown key Global.seed; did you mean SEED?"),
+        ("Arch.name=ViT", "unknown key Arch.name; write -cfg=VALUE"),
+        ("train.num_epochs=10", "unknown key train.num_epochs; did you mean TRAIN.NUM_EPOCHS?"),
+        ("+SEED=1", "unknown key +SEED; did you mean SEED?"),
+    ],
+)
+def test_a_wrong_option_is_one_line_that_names_the_word(words, message):
+    assert refused("-o", *shlex.split(words)) == message
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        # timm's
+        ("--epochs 10", "-o TRAIN.NUM_EPOCHS 10"),
+        ("--epochs=10", "-o TRAIN.NUM_EPOCHS 10"),
+        ("--epochs", "-o TRAIN.NUM_EPOCHS VALUE"),
+        ("--lr 1e-3", "-o TRAIN.BASE_LR 1e-3"),
+        ("-b 64", "-batch_size=64"),
+        ("--model vit_tiny_patch16_224", "-cfg=vit_tiny_patch16_224"),
+        ("--data-dir '/a b'", "-data_path='/a b'"),
+        ("--opt adamw", "-o TRAIN.OPTIMIZER.NAME adamw"),
+        ("--weight-decay 0.05", "-o TRAIN.WEIGHT_DECAY 0.05"),
+        ("--mixup 0.8 -eval", "-o TRAIN.MIXUP_ALPHA 0.8"),
+        ("--workers -1", "-o DATA.NUM_WORKERS -1"),
+        ("--seed 1", "-o SEED 1"),
+        ("--drop-path 0.1", "-o MODEL.DROPPATH 0.1"),
+        ("--smoothing 0.1", "-o TRAIN.SMOOTHING 0.1"),
+        ("--mean 0.1 0.2 0.3", "-o DATA.IMAGENET_MEAN '[0.1,0.2,0.3]'"),
+        ("--input-size 3 224 224", "-image_size=224"),
+        ("--model-ema", "-o TRAIN.MODEL_EMA True"),
+        ("--grad-checkpointing", "-o MODEL.RECOMPUTE True"),
+        ("--num-classes 10", "-o MODEL.NUM_CLASSES 10"),
+        # PaddleClas's
+        ("-c vit.yaml", "-cfg=vit.yaml"),
+        # PaddleViT's
+        ("-num_classes=10", "-o MODEL.NUM_CLASSES 10"),
+        ("-teacher_model='./regnety_160'", "-o TRAIN.TEACHER_MODEL regnety_160 TRAIN.TEACHER_PATH ./regnety_160"),
+        ("-teacher_model_path=r.pdparams", "-o TRAIN.TEACHER_MODEL regnety_160 TRAIN.TEACHER_PATH r.pdparams"),
+        # others'
+        ("--TRAIN.NUM_EPOCHS 3", "-o TRAIN.NUM_EPOCHS 3"),
+        ("--gpus 0,1", "CUDA_VISIBLE_DEVICES=0,1 before the command"),
+    ],
+)
+def test_a_flag_of_another_toolkit_is_answered_by_what_to_write(words, instead):
+    flag = re.match(r"[^ =]+", words)[0]
+    assert refused(*shlex.split(words)) == f"unknown flag {flag}; write {instead}"
+
+
+def test_all_unknown_flags_are_in_the_one_line():
+    told = refused("--epochs", "10", "-mae_pretrain", "-batchsize=3", "-no_such_flag", "-amp")
+    assert told == (
+        "unknown flag --epochs; write -o TRAIN.NUM_EPOCHS 10; unknown flag -mae_pretrain; write"
+        " -cfg=vit_base_patch16_224_finetune -pretrained=FILE: MAE's weights are fine-tuned here, not made;"
+        " unknown flag -batchsize; did you mean -batch_size?; unknown flag -no_such_flag; -h lists the flags,"
+        " config.py the keys of -o"
+    )
+
+
+def test_every_entry_of_other_toolkits_names_leads_to_a_key_that_exists():
+    for target in options._FOREIGN:
+        key, *value = target.split()
+        assert key in KEYS or target.startswith(("-cfg=", "CUDA_VISIBLE_DEVICES="))
+        if len(value) == 1:
+            get_config(None, [key, *value])
+    names = [name for listed in options._FOREIGN.values() for name in listed.split()]
+    assert len(names) == len(set(names))
+    assert not set(names) & {*FLAGS, "cfg", "o", "h", "help"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-eval", " ", "-amp"], "found the word ' '; in a script nothing may follow the backslash at a line's end"),
+        (["-eval", "-amp\\"], r"found the word '-amp\\\\'; in a script nothing may follow the backslash"),
+        (["-data_path=/data\r"], r"found the word '-data_path=/data\\r'; in a script nothing may follow"),
+        (["-output", ""], "-output is followed by an empty value; is a variable of the script unset?"),
+        (["-pretrained="], "-pretrained is followed by an empty value; is a variable of the script unset?"),
+        (["-pretrained", "-eval"], "-pretrained has no value; -h says what it takes"),
+        (["-o", "-eval"], "-o has no value; -h says what it takes"),
+        (["vit_tiny"], "no flag takes the word 'vit_tiny'"),
+        (["SEED=4"], "no flag takes the word 'SEED=4'; write -o before KEY=VALUE"),
+    ],
+)
+def test_what_a_script_gets_wrong_is_one_line(words, message):
+    assert refused(*words).startswith(message.replace(r"\\\\", r"\\").replace(r"\\r", r"\r"))
+
+
+def test_paddlevits_flags_are_taken():
+    config = config_of(
+        *shlex.split(
+            "-cfg='./configs/vit_base_patch16_224.yaml' -dataset='imagenet2012' -data_path='/dataset/imagenet'"
+            " --batch-size 8 -batch_size_eval=4 -image_size=384 -accum_iter=2 -ngpus=4 -pretrained='./vit'"
+            " -last_epoch=12 -output=./out -amp"
+        )
+    )
+    assert (config.DATA.BATCH_SIZE, config.DATA.BATCH_SIZE_EVAL, config.DATA.IMAGE_SIZE, config.NGPUS) == (8, 4, 384, 4)
+    assert (config.TRAIN.ACCUM_ITER, config.TRAIN.LAST_EPOCH, config.AMP) == (2, 12, True)
+    assert (config.MODEL.PRETRAINED, config.OUTPUT, config.DATA.DATA_PATH) == ("./vit", "./out", "/dataset/imagenet")
+
+
+def test_the_line_is_the_whole_output(program):
+    status, output, errors = program("main_single_gpu.py", "--epochs", "10", "-lr=1e-3")
+    message = "unknown flag --epochs; write -o TRAIN.NUM_EPOCHS 10; unknown flag -lr; write -o TRAIN.BASE_LR 1e-3"
+    assert (status, output, errors) == (2, "", f"error: command line: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("pvt_v2_b0", "pvtv2_b0"),
+        ("pvt_v2_b2_li", "pvtv2_b2_linear"),
+        ("convmixer_1024_20_ks9_p14", "convmixer_1024_20"),
+        ("mixer_base_patch16_224", "mixer_b16_224"),
+        ("mixer_large_patch16_224", "mixer_l16_224"),
+        ("ViT_base_patch16_224", "vit_base_patch16_224"),
+        ("SwinTransformer_tiny_patch4_window7_224", "swin_tiny_patch4_window7_224"),
+        ("DeiT_base_distilled_patch16_224", "deit_base_distilled_patch16_224"),
+        ("PVT_V2_B2_Linear", "pvtv2_b2_linear"),
+        ("ConvNeXt_tiny", "convnext_tiny"),
+        ("beit_base_patch16_224_ft22kto1k", "beit_base_patch16_224_21k_1k"),
+        ("vit_tiny", "vit_tiny_patch16_224"),
+    ],
+)
+def test_a_models_name_elsewhere_is_answered_by_the_name_here(name, own):
+    for ask in (create_model, get_config, lambda name: get_config(f"./configs/{name}.yaml")):
+        with pytest.raises(InputError, match=rf"{name}(\.yaml)?; did you mean {own}\?$"):
+            ask(name)
+
+
+def test_timms_names_of_the_shipped_models_are_ours_or_lead_to_ours():
+    """docs/parity.md has timm's name of each model."""
+    rows = re.findall(r"^\| (\w+) \| (\w+) \|", (CONFIG_DIR.parent / "docs" / "parity.md").read_text(), re.MULTILINE)
+    rows = [(own, theirs) for own, theirs in rows if own != "model"]
+    assert {own for own, _ in rows} == set(list_models())
+    for own, theirs in rows:
+        if theirs not in list_models():
+            assert nearest_model(theirs, list_models()) == f"; did you mean {own}?"
+
+
+@pytest.mark.parametrize("name", ["pvt_v2_b0.in1k", "hf-hub:timm/pvt_v2_b0.in1k"])
+def test_a_tag_of_timms_names_weights(name):
+    for ask in (create_model, get_config):
+        with pytest.raises(
+            InputError, match=r"; the model is pvtv2_b0, its weights are -pretrained=hf-hub:timm/pvt_v2_b0.in1k$"
+        ):
+            ask(name)
+
+
+def test_models_are_listed_by_patterns_in_any_case():
+    assert list_models("ViT_Tiny*") == ["vit_tiny_patch16_224", "vit_tiny_patch16_384"]
+    assert list_models(["vit_tiny*384", "lenet", "*digits"]) == ["lenet", "vit_digits", "vit_tiny_patch16_384"]
+    assert list_models("vit_tiny") == list_models([]) == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wider"),
+    [
+        ("vit_tiny", "; did you mean 'vit_tiny*'?"),
+        ("Distilled", "; did you mean '*Distilled*'?"),
+        ("pvt_v2_b0", "; did you mean pvtv2_b0?"),
+        ("nothing_like_it", ""),
+    ],
+)
+def test_the_tool_suggests_a_wider_pattern(pattern, wider, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["list_models.py", pattern])
+    with pytest.raises(InputError) as caught:
+        list_models_tool.main()
+    number = len(list_models())
+    assert str(caught.value) == f"no model matches '{pattern}'{wider}; without a pattern all {number} are listed"

@@ -1,0 +1,201 @@
+"""Losses per sample against torch's, timm's and DeiT's (golden/make_losses.py)."""
+
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+from golden.formula import array
+from paddle import nn
+
+from config import get_config
+from errors import InputError
+from loading.transforms import Normalize, smooth_one_hot
+from training.losses import (
+    BinaryCrossEntropy,
+    CrossEntropy,
+    SoftTargetCrossEntropy,
+    Teacher,
+    TrainingLoss,
+    build_criterion,
+    class_weights,
+)
+
+COUNT, CLASSES = 6, 5
+GOLDEN = np.load(Path(__file__).parent.with_name("golden") / "losses.npz")
+LOGITS, STUDENT, TEACHER = (
+    paddle.to_tensor(array(name, (COUNT, CLASSES)) * 20) for name in ("logits", "student", "teacher")
+)
+LABELS = paddle.arange(COUNT) * 3 % CLASSES
+SOFT = nn.functional.softmax(paddle.to_tensor(array("targets", (COUNT, CLASSES)) * 10))
+WEIGHTS = {"": None, "/weight": [0.5, 1.0, 1.5, 2.0, 2.5]}
+
+
+def configured(*options):
+    return get_config(None, ["MODEL.NUM_CLASSES", "5", *options])
+
+
+def assert_golden(found, name):
+    assert found.dtype == paddle.float32
+    np.testing.assert_allclose(found.numpy(), GOLDEN[name], rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+class Fixed(nn.Layer):
+    """A teacher that has made up its mind."""
+
+    def forward(self, images):
+        return TEACHER
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_cross_entropies_are_torchs(weight):
+    for smoothing in (0.0, 0.1):
+        criterion = CrossEntropy(smoothing, WEIGHTS[weight])
+        assert_golden(criterion(LOGITS, LABELS), f"cross_entropy/{smoothing}{weight}")
+        same = SoftTargetCrossEntropy(WEIGHTS[weight])(LOGITS, smooth_one_hot(LABELS, CLASSES, smoothing))
+        assert_golden(same, f"cross_entropy/{smoothing}{weight}")
+    assert_golden(SoftTargetCrossEntropy(WEIGHTS[weight])(LOGITS, SOFT), f"soft_target{weight}")
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("sums", [False, True])
+@pytest.mark.parametrize("threshold", [None, 0.2])
+def test_binary_cross_entropy_is_timms(threshold, sums, weight):
+    for smoothing in (0.0, 0.1):
+        criterion = BinaryCrossEntropy(smoothing, threshold, sums, WEIGHTS[weight])
+        assert_golden(criterion(LOGITS, LABELS), f"bce/labels/{smoothing}/{threshold}/{sums}{weight}")
+        assert_golden(criterion(LOGITS, SOFT), f"bce/soft/{smoothing}/{threshold}/{sums}{weight}")
+
+
+def test_a_target_at_the_threshold_is_0():
+    found = BinaryCrossEntropy(0.0, 0.5, True)(paddle.to_tensor([[3.0, 2.0]]), paddle.to_tensor([[0.5, 0.75]]))
+    np.testing.assert_allclose(found.numpy(), [np.log1p(np.exp(3)) + np.log1p(np.exp(-2))], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["hard", "soft"])
+@pytest.mark.parametrize("tau", [1.0, 3.0])
+def test_distillation_is_deits(kind, tau):
+    golden = GOLDEN["hard" if kind == "hard" else f"soft/{tau}"]
+    base = CrossEntropy(0.1)
+    loss = TrainingLoss(base, Fixed(), kind, 0.3, tau)
+    found = loss(None, (LOGITS, STUDENT), LABELS).numpy()
+    np.testing.assert_allclose(found, 0.7 * GOLDEN["cross_entropy/0.1"] + 0.3 * golden, rtol=1e-6, atol=1e-6)
+    plain = loss(None, STUDENT, LABELS).numpy()  # no distillation token: one classifier for both
+    np.testing.assert_allclose(plain, 0.7 * base(STUDENT, LABELS).numpy() + 0.3 * golden, rtol=1e-6, atol=1e-6)
+    alone = TrainingLoss(base, Fixed(), kind, 1.0, tau)(None, (LOGITS, STUDENT), LABELS).numpy()
+    np.testing.assert_allclose(alone, golden, rtol=1e-6, atol=1e-6)
+
+
+def test_half_precision_logits_are_lost_in_float32():
+    low = (LOGITS / 5).astype("bfloat16")
+    wide = low.astype("float32")
+    criteria = [(CrossEntropy(0.1), LABELS), (SoftTargetCrossEntropy(), SOFT), (BinaryCrossEntropy(0.1), LABELS)]
+    for criterion, targets in criteria:
+        found = criterion(low, targets)
+        assert found.dtype == paddle.float32
+        assert (found.numpy() == criterion(wide, targets).numpy()).all()
+    for kind in ("hard", "soft"):
+        loss = TrainingLoss(CrossEntropy(), Fixed(), kind, 1.0)
+        assert loss(None, low, LABELS).dtype == paddle.float32
+        assert (loss(None, low, LABELS).numpy() == loss(None, wide, LABELS).numpy()).all()
+
+
+def test_a_teacher_sees_its_own_normalisation_in_eval_mode_without_gradient():
+    pixels = paddle.to_tensor(np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3), np.uint8))
+    student, own = ([0.5], [0.5, 0.4, 0.6]), ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(48, 3))
+    images = Normalize(*student)(pixels)
+    images.stop_gradient = False
+    teacher = Teacher(model, *student, *own)
+    loss = TrainingLoss(CrossEntropy(), teacher, "hard")
+    loss.train()
+    assert not model[1].training
+    assert not loss.parameters()
+    found = teacher(images)
+    np.testing.assert_allclose(found.numpy(), model(Normalize(*own)(pixels)).numpy(), atol=1e-5)
+    assert found.stop_gradient
+    assert all(parameter.stop_gradient for parameter in model.parameters())
+    assert (Teacher(model, *own, *own)(images).numpy() == model(images).numpy()).all()
+
+
+def test_gradients_reach_the_student_by_both_classifiers():
+    logits, distilled = paddle.zeros([COUNT, CLASSES]), paddle.zeros([COUNT, CLASSES])
+    logits.stop_gradient = distilled.stop_gradient = False
+    TrainingLoss(CrossEntropy(), Fixed(), "hard", 0.25)(None, (logits, distilled), LABELS).sum().backward()
+    choice = np.eye(CLASSES)[TEACHER.numpy().argmax(1)]
+    np.testing.assert_allclose(logits.grad.numpy(), 0.75 * (0.2 - np.eye(CLASSES)[LABELS.numpy()]), atol=1e-6)
+    np.testing.assert_allclose(distilled.grad.numpy(), 0.25 * (0.2 - choice), atol=1e-6)
+
+
+def test_class_weights_are_given_or_inverse_to_the_number_of_images():
+    labels = np.array([0] * 6 + [1] * 2 + [3] * 1 + [4] * 1)
+    automatic = class_weights(configured("TRAIN.CLASS_WEIGHTS", "auto"), labels)
+    np.testing.assert_allclose(automatic, [10 / 24, 10 / 8, 0, 10 / 4, 10 / 4])
+    np.testing.assert_allclose(np.array(automatic)[labels].mean(), 1)
+    assert class_weights(configured("TRAIN.CLASS_WEIGHTS", "[1,2,3,4,0.5]"), None) == [1, 2, 3, 4, 0.5]
+    assert class_weights(configured(), labels) is None
+    with pytest.raises(InputError, match=r"CLASS_WEIGHTS has 2 values, expected 5, one per class of MODEL.NUM_CLASSES"):
+        class_weights(configured("TRAIN.CLASS_WEIGHTS", "[1,2]"), labels)
+    for missing in (None, labels[:0]):
+        with pytest.raises(InputError, match="CLASS_WEIGHTS is 'auto' and there are no training labels; give a factor"):
+            class_weights(configured("TRAIN.CLASS_WEIGHTS", "auto"), missing)
+
+
+@pytest.mark.parametrize(
+    ("options", "targets", "name"),
+    [
+        ([], LABELS, "cross_entropy/0.0"),
+        (["TRAIN.SMOOTHING", "0.1"], LABELS, "cross_entropy/0.1"),
+        (
+            ["TRAIN.LOSS", "cross_entropy", "TRAIN.CLASS_WEIGHTS", "[0.5,1,1.5,2,2.5]"],
+            LABELS,
+            "cross_entropy/0.0/weight",
+        ),
+        (["TRAIN.LOSS", "soft_target"], SOFT, "soft_target"),
+        (["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.SMOOTHING", "0.1"], SOFT, "soft_target"),
+        (["TRAIN.CUTMIX_ALPHA", "1", "TRAIN.CLASS_WEIGHTS", "[0.5,1,1.5,2,2.5]"], SOFT, "soft_target/weight"),
+        (["TRAIN.LOSS", "bce", "TRAIN.SMOOTHING", "0.1"], LABELS, "bce/labels/0.1/None/False"),
+        (
+            [
+                "TRAIN.LOSS",
+                "bce",
+                "TRAIN.CUTMIX_MINMAX",
+                "[0.2,0.8]",
+                "TRAIN.BCE_TARGET_THRESH",
+                "0.2",
+                "TRAIN.BCE_SUM",
+                "True",
+                "TRAIN.CLASS_WEIGHTS",
+                "[0.5,1,1.5,2,2.5]",
+            ],
+            SOFT,
+            "bce/soft/0.0/0.2/True/weight",
+        ),
+    ],
+)
+def test_the_criterion_is_the_configurations(options, targets, name):
+    assert_golden(build_criterion(configured(*options))(None, LOGITS, targets), name)
+
+
+def test_the_criterion_distils_as_configured():
+    options = ["TRAIN.DISTILLATION_TYPE", "soft", "TRAIN.DISTILLATION_ALPHA", "1.0", "TRAIN.DISTILLATION_TAU", "3.0"]
+    criterion = build_criterion(configured(*options), teacher=Fixed())
+    assert_golden(criterion(None, (LOGITS, STUDENT), LABELS), "soft/3.0")
+    weighted = configured("TRAIN.CLASS_WEIGHTS", "auto")
+    found = build_criterion(weighted, labels=np.array([0, 0, 1, 2, 3, 4]))(None, LOGITS, LABELS).numpy()
+    factors = np.array([0.6, 1.2, 1.2, 1.2, 1.2])[LABELS.numpy()]
+    np.testing.assert_allclose(found, GOLDEN["cross_entropy/0.0"] * factors, rtol=1e-6)
+
+
+def test_what_does_not_fit_is_refused():
+    hard = configured("TRAIN.DISTILLATION_TYPE", "hard")
+    with pytest.raises(
+        InputError, match="DISTILLATION_TYPE is 'hard' and there is no teacher; set TRAIN.TEACHER_MODEL"
+    ):
+        build_criterion(hard)
+    with pytest.raises(InputError, match="DISTILLATION_TYPE is None and there is a teacher; set it to hard or soft"):
+        build_criterion(configured(), teacher=Fixed())
+    criterion = build_criterion(hard, teacher=Fixed())
+    with pytest.raises(InputError, match="the teacher has 5 classes, expected the student's 7"):
+        criterion(None, paddle.zeros([COUNT, 7]), LABELS)

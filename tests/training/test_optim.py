@@ -1,0 +1,382 @@
+"""Optimizers against torch and timm, parameter groups."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+from golden.formula import array
+from golden.optim_problem import (
+    BETAS,
+    CASES,
+    DECAYED,
+    EPS,
+    MOMENTUM,
+    SCALES,
+    SHAPES,
+    STEPS,
+    WEIGHT_DECAY,
+    gradients,
+    rate,
+)
+from paddle import nn
+from small import Small
+
+from config import get_config, with_values
+from errors import InputError
+from models import create_model
+from training.optim import adamw, build_optimizer, decayed_parameters, freeze, layer_scales
+from training.optim.adamw import AdamW
+from training.optim.muon import orthogonalize
+
+FOLDER = Path(__file__).parent.parent / "golden"
+GOLDEN = np.load(FOLDER / "optim.npz")
+
+
+def test_weight_decay_leaves_biases_norms_and_embeddings_alone():
+    model = create_model("vit_digits")
+    decayed = decayed_parameters(get_config(), model)
+    assert len(decayed) == 2 + 4 * 4  # patch projection, head, and four matrices in each of four blocks
+    assert not {"pos_embed", "cls_token", "norm.weight", "blocks.0.norm1.weight", "head.bias"} & set(decayed)
+    optimizer = build_optimizer(get_config("vit_digits", ["TRAIN.WEIGHT_DECAY", "0.5", "TRAIN.BASE_LR", "0.1"]), model)
+    before = {name: parameter.numpy().copy() for name, parameter in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = paddle.zeros_like(parameter)
+    optimizer.step()
+    for name, parameter in model.named_parameters():  # with no gradient, decay is all that AdamW does
+        factor = 1 - 0.1 * 0.5 if name in decayed else 1.0
+        np.testing.assert_allclose(parameter.numpy(), before[name] * factor, rtol=1e-6, atol=1e-9, err_msg=name)
+
+
+def test_adamw_is_the_papers():
+    config = get_config(
+        None, ["TRAIN.BASE_LR", "0.01", "TRAIN.WEIGHT_DECAY", "0.1", "TRAIN.OPTIMIZER.BETAS", "[0.8,0.9]"]
+    )
+
+    class Model(nn.Linear):
+        def no_weight_decay(self):
+            return set()
+
+    model = Model(3, 2)
+    w, m, v = model.weight.numpy().astype(np.float64), 0.0, 0.0
+    optimizer = build_optimizer(config, model)
+    for t in range(1, 5):
+        g = np.random.default_rng(t).normal(size=(3, 2))
+        (model.weight * paddle.to_tensor(g, dtype="float32")).sum().backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g * g
+        w = w * (1 - 0.01 * 0.1)
+        w -= 0.01 * (m / (1 - 0.8**t)) / (np.sqrt(v / (1 - 0.9**t)) + 1e-8)
+    np.testing.assert_allclose(model.weight.numpy(), w, rtol=1e-5)
+
+
+# ------------------------------------------------------------------ optimizers
+
+PROBLEM = {  # for every optimizer: not all are of one
+    "TRAIN.WEIGHT_DECAY": WEIGHT_DECAY, "TRAIN.OPTIMIZER.BETAS": list(BETAS), "TRAIN.OPTIMIZER.EPS": EPS,
+    "TRAIN.OPTIMIZER.MOMENTUM": MOMENTUM, "TRAIN.LAYER_DECAY": 0.5, "TRAIN.HEAD_LR": 3,
+}  # fmt: skip
+
+
+def configured(values):
+    return with_values(get_config(), **{key.replace(".", "__"): value for key, value in values.items()})
+
+
+def problem(case, model, *options):
+    """The optimizer of a case of the golden file, over ``model``."""
+    name, *nesterov = case.split()
+    chosen = {"TRAIN.OPTIMIZER.NAME": name, "TRAIN.OPTIMIZER.NESTEROV": bool(nesterov)}
+    return build_optimizer(configured(PROBLEM | chosen | dict(zip(options[::2], options[1::2], strict=True))), model)
+
+
+def run_steps(optimizer, model, steps):
+    for step in steps:
+        optimizer.clear_grad()
+        optimizer.set_lr(rate(step))
+        model.set_gradients(gradients(step))
+        optimizer.step()
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("case", CASES)
+def test_ten_steps_are_the_references(case):
+    model = Small()
+    run_steps(problem(case, model), model, range(STEPS))
+    for name, found in model.arrays().items():
+        expected = GOLDEN[f"{case}/{name}"]
+        assert np.abs(expected - array(name, expected.shape)).max() > 1e-3  # it has moved
+        assert np.abs(found - expected).max() < 1e-6 * np.abs(expected).max(), name
+
+
+def lars(steps, momentum=0.9, trust=0.001, zero=()):
+    """The parameters after MAE's LARS (main_linprobe.py, util/lars.py), in float64; those in ``zero`` start at 0."""
+    arrays = {name: array(name, shape) * (name not in zero) for name, shape in SHAPES.items()}
+    arrays = {name: value.astype(np.float64) for name, value in arrays.items()}
+    sums = dict.fromkeys(arrays, 0.0)
+    for step in range(steps):
+        for name, gradient in gradients(step).items():
+            value, size = arrays[name], np.linalg.norm
+            update = gradient + WEIGHT_DECAY * value * (name in DECAYED)
+            if value.ndim > 1 and size(value) > 0:
+                update = update * (trust * size(value) / size(update))
+            sums[name] = momentum * sums[name] + update
+            arrays[name] = value - rate(step) * SCALES[name] * sums[name]
+    return arrays
+
+
+@pytest.mark.parametrize(("momentum", "trust", "zero"), [(0.9, 0.001, ()), (0.5, 0.1, ("head.weight", "conv.bias"))])
+def test_ten_steps_of_lars_are_maes(momentum, trust, zero):
+    model = Small()
+    for name, parameter in model.named_parameters():
+        if name in zero:
+            parameter.set_value(paddle.zeros_like(parameter))
+    start = model.arrays()
+    options = ["TRAIN.OPTIMIZER.MOMENTUM", momentum, "TRAIN.OPTIMIZER.TRUST_COEFFICIENT", trust]
+    run_steps(problem("LARS", model, *options), model, range(STEPS))
+    for name, expected in lars(STEPS, momentum, trust, zero).items():
+        moved = np.abs(expected - start[name]).max()
+        assert moved > 1e-5
+        assert np.abs(model.arrays()[name] - expected).max() < 1e-6 * np.abs(expected).max(), name
+        if trust == 0.001 and expected.ndim > 1:  # the updates' norms are the parameters': the steps' too
+            assert moved < 0.02, name
+
+
+def test_lars_leaves_a_gradient_of_zero_alone():
+    model = Small()
+    optimizer = problem("LARS", model, "TRAIN.WEIGHT_DECAY", 0.0)
+    model.set_gradients({name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()})
+    optimizer.step()
+    for name, found in model.arrays().items():
+        np.testing.assert_array_equal(found, array(name, found.shape))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("case", [*CASES, "LARS"])
+def test_saved_state_goes_on_under_other_names_with_the_same_bits(case):
+    straight, first, second = Small(), Small(), Small()
+    run_steps(problem(case, straight), straight, range(6))
+    saved = problem(case, first)
+    run_steps(saved, first, range(3))
+    names = {p.name: q.name for p, q in zip(first.parameters(), second.parameters(), strict=True)}
+    state = {}
+    for key, value in saved.state_dict().items():  # as a checkpoint does: each key starts with its parameter's name
+        (own,) = [name for name in names if key.startswith(f"{name}_")]
+        state[names[own] + key[len(own) :]] = paddle.to_tensor(value.numpy())
+    assert state.keys().isdisjoint(saved.state_dict())
+    loaded = problem(case, second)
+    loaded.set_state_dict(state)
+    second.set_state_dict({name: p.clone() for name, p in first.state_dict().items()})
+    run_steps(loaded, second, range(3, 6))
+    for name, expected in straight.arrays().items():
+        np.testing.assert_array_equal(second.arrays()[name], expected, err_msg=name)
+
+
+@pytest.mark.parametrize("case", [*CASES, "LARS"])
+def test_frozen_parameters_stay_and_keep_no_state(case):
+    model = Small()
+    freeze(get_config(None, ["TRAIN.FREEZE", "['fc.*']"]), model)
+    optimizer = problem(case, model)
+    run_steps(optimizer, model, range(2))
+    arrays = model.arrays()
+    assert [n for n in arrays if np.array_equal(arrays[n], array(n, arrays[n].shape))] == ["fc.weight", "fc.bias"]
+    assert not [key for key in optimizer.state_dict() if key.startswith(model.fc.weight.name)]
+
+
+@pytest.fixture
+def fused(monkeypatch):
+    """The numbers of parameters that each call of the operator for several updates."""
+    assert adamw._fused_step_is_right(paddle.float32)  # which calls it once in a process
+    sizes, operator = [], paddle._C_ops.fused_adam_
+
+    def call(parameters, *others):
+        sizes.append(len(parameters))
+        return operator(parameters, *others)
+
+    monkeypatch.setattr(paddle._C_ops, "fused_adam_", call)
+    return sizes
+
+
+def adamw_of(cls, model):
+    """AdamW of the problem, by Paddle's class or the toolkit's."""
+    optimizer = problem("AdamW", model)
+    if cls is AdamW:
+        return optimizer
+    keys = {"beta1": optimizer._beta1, "beta2": optimizer._beta2, "epsilon": optimizer._epsilon}
+    keys |= {"weight_decay": WEIGHT_DECAY, "apply_decay_param_fun": optimizer._apply_decay_param_fun}
+    return cls(learning_rate=0.1, parameters=optimizer._parameter_list, **keys)
+
+
+# Six groups: decayed or not, at each of three rates. Where another set of parameters has gradients than in the step
+# before, the step is Paddle's. A bias that has missed an update is alone, until its like has missed one, too.
+@pytest.mark.parametrize(
+    ("without", "groups"),
+    [({}, [6] * 9), ({2: ["conv.bias"], 5: ["fc.weight", "embed"], 6: ["fc.weight"]}, [6, 7, 6, 6])],
+)
+def test_adamw_in_groups_has_the_bits_of_paddles(without, groups, fused):
+    left = []
+    for cls in (paddle.optimizer.AdamW, AdamW):
+        model = Small()
+        optimizer = adamw_of(cls, model)
+        for step in range(10):
+            optimizer.clear_grad()
+            optimizer.set_lr(rate(step))
+            model.set_gradients(gradients(step))
+            for name, parameter in model.named_parameters():
+                if name in without.get(step, ()):
+                    parameter.clear_gradient(False)
+            optimizer.step()
+        names = {parameter.name: name for name, parameter in model.named_parameters()}
+        state = {(kind, names[name]): t for kind, of in optimizer._accumulators.items() for name, t in of.items()}
+        left.append(model.arrays() | {key: tensor.numpy() for key, tensor in state.items()})
+    paddles, ours = left
+    assert paddles.keys() == ours.keys()
+    for key, value in paddles.items():
+        np.testing.assert_array_equal(ours[key], value, err_msg=str(key))
+    assert len(fused) == sum(groups)
+    assert sorted(fused[:6]) == [1, 1, 1, 1, 1, 2]
+
+
+def test_groups_are_made_anew_after_a_state_was_set(fused):
+    model = Small()
+    optimizer = problem("AdamW", model)
+    run_steps(optimizer, model, range(3))
+    state = {key: paddle.to_tensor(value.numpy()) for key, value in optimizer.state_dict().items()}
+    late = model.fc.bias.name
+    for kind, beta in (("beta1_pow_acc", BETAS[0]), ("beta2_pow_acc", BETAS[1])):
+        state[optimizer._accumulators[kind][late].name] *= beta  # it has one update more
+    optimizer.set_state_dict(state)
+    fused.clear()
+    run_steps(optimizer, model, range(3, 4))
+    assert fused == []  # Paddle's own step
+    run_steps(optimizer, model, range(4, 5))
+    assert sorted(fused) == [1, 1, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("fault", ["other arguments", "updates not counted", "other values"])
+def test_an_operator_that_is_not_as_expected_is_left_for_paddles_step(fused, monkeypatch, fault):
+    operator = paddle._C_ops.fused_adam_
+
+    def changed(parameters, *others):
+        if fault == "other arguments":
+            raise TypeError("fused_adam_(): takes others")
+        powers = [kind for kind in others if isinstance(kind, list)][-2:]
+        counted = [kind[0].clone() for kind in powers]
+        operator(parameters, *others)
+        if fault == "other values":
+            parameters[0].scale_(2.0)
+        else:
+            for kind, before in zip(powers, counted, strict=True):
+                paddle.assign(before, kind[0])
+
+    monkeypatch.setattr(paddle._C_ops, "fused_adam_", changed)
+    adamw._fused_step_is_right.cache_clear()
+    assert not adamw._fused_step_is_right(paddle.float32)
+    fused.clear()
+    model = Small()
+    run_steps(problem("AdamW", model), model, range(3))
+    assert fused == []  # Paddle's own step
+    adamw._fused_step_is_right.cache_clear()
+
+
+def test_gradients_that_a_gpu_could_not_read_in_fours_are_left_to_paddle(fused, monkeypatch):
+    model = Small()
+    optimizer = problem("AdamW", model)
+    run_steps(optimizer, model, range(2))
+    fused.clear()
+    monkeypatch.setattr(paddle.Tensor, "data_ptr", lambda tensor: 4)
+    run_steps(optimizer, model, range(2, 4))
+    assert fused == []
+
+
+@pytest.mark.parametrize("case", ["AdamW", "Lion", "Muon nesterov", "LARS"])
+def test_a_step_makes_no_tensor_of_a_number(case, counted_tensors):
+    model = Small()
+    optimizer = problem(case, model)
+    run_steps(optimizer, model, range(2))
+    with counted_tensors() as made:
+        optimizer.step()
+    assert made == []
+
+
+def test_an_optimizer_built_again_leaves_nothing_of_the_last():
+    model, fresh = Small(), Small()
+    problem("SGD", model)  # which leaves an L2 term and factors on the parameters
+    plain = ["TRAIN.LAYER_DECAY", "None", "TRAIN.HEAD_LR", "1"]
+    for one in (model, fresh):
+        run_steps(problem("AdamW", one, *plain), one, range(2))
+    for name, expected in fresh.arrays().items():
+        np.testing.assert_array_equal(model.arrays()[name], expected)
+
+
+def test_the_muon_update_is_nearly_orthogonal():
+    for shape in ((8, 30), (30, 8)):
+        matrix = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+        u, _, v = np.linalg.svd(matrix, full_matrices=False)
+        found = orthogonalize(paddle.to_tensor(matrix)).numpy()
+        singular = np.diag(u.T @ found @ v.T)
+        assert 0.6 < singular.min() < singular.max() < 1.25
+        np.testing.assert_allclose(found, (u * singular) @ v, atol=1e-5)  # the same directions
+
+
+# ---------------------------------------------------------------------- groups
+
+
+@pytest.mark.parametrize("groups", ["authors", "timm"])
+def test_layer_decay_is_the_authors_or_timms_for_twelve_blocks(groups):
+    model = create_model("vit_base_patch16_224", embed_dim=12, num_heads=3, num_classes=10, image_size=32)
+    decay = ["TRAIN.LAYER_DECAY", "0.75", "TRAIN.LAYER_DECAY_GROUPS", groups]
+    found = layer_scales(get_config(None, decay), model)
+    expected = json.loads((FOLDER / "layer_scales.json").read_text())
+    if groups == "authors":
+        assert {expected.pop(name) for name in ("norm.weight", "norm.bias")} == {0.75}  # the last block's, in timm
+        assert {found.pop(name) for name in ("norm.weight", "norm.bias")} == {1.0}  # the classifier's, in BEiT and MAE
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert set(layer_scales(get_config(None), model).values()) == {1.0}
+
+
+def test_the_classifier_has_a_rate_of_its_own():
+    model = Small()
+    assert layer_scales(configured(PROBLEM), model) == SCALES
+    alone = layer_scales(get_config(None, ["TRAIN.HEAD_LR", "10"]), model)
+    assert alone == {name: 10.0 if name.startswith("head.") else 1.0 for name in SCALES}
+
+
+@pytest.mark.parametrize(("groups", "count"), [([("fc",), ("head",)], 0), ([("embed", "conv"), ("embed",)], 2)])
+def test_a_parameter_belongs_to_one_layer_group(groups, count):
+    model = Small()
+    model.layer_groups = lambda: groups
+    with pytest.raises(ValueError, match=f"embed is in {count} of the model's layer groups, expected one"):
+        layer_scales(get_config(None, ["TRAIN.LAYER_DECAY", "0.5"]), model)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "frozen"),
+    [
+        (None, []),
+        ("backbone", ["embed", "conv.weight", "conv.bias", "fc.weight", "fc.bias"]),
+        ("['*.bias', 'embed']", ["embed", "conv.bias", "fc.bias", "head.bias"]),
+        ("[cf]*.weight", ["conv.weight", "fc.weight"]),
+    ],
+)
+def test_freezing_takes_patterns_and_returns_names(patterns, frozen):
+    model = Small()
+    assert freeze(get_config(None, ["TRAIN.FREEZE", str(patterns)]), model) == frozen
+    assert [name for name, p in model.named_parameters() if p.stop_gradient] == frozen
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        ("cnv.*", "'cnv.*' matches no parameter, expected a pattern of names from embed to head.bias; .*mean conv.*?"),
+        ("['backbone', 'hed.bias']", "'hed.bias' matches no parameter, .*; did you mean head.bias?"),
+        ("backbon", "did you mean backbone?"),
+        ("*", re.escape("TRAIN.FREEZE ['*'] leaves none of 7 parameters to train")),
+        ("['backbone', 'head.*']", "leaves none of 7"),
+    ],
+)
+def test_freezing_nothing_or_everything_is_an_error(patterns, message):
+    with pytest.raises(InputError, match=message):
+        freeze(get_config(None, ["TRAIN.FREEZE", patterns]), Small())

@@ -1,0 +1,376 @@
+"""Going on from a checkpoint: the same bits as a run that was never stopped, or one line that says why not."""
+
+import json
+import shutil
+from collections import Counter
+
+import pytest
+from conftest import without
+from ranks import run_ranks
+from runs import assert_same_run, records, train, weights, work
+from test_engine import assert_same
+
+from config import get_config, with_values
+from datasets import ArrayDataset, get_datasets
+from errors import InputError
+from loading import samplers
+from models import build_model
+from training.checkpoint import saver
+from training.checkpoint.resume import load_checkpoint, train_otherwise
+from training.command_line import config_from_arguments
+from training.optim import build_optimizer
+
+RECIPE = [
+    "DATA.BATCH_SIZE", "8", "TRAIN.NUM_EPOCHS", "2", "TRAIN.ACCUM_ITER", "3", "TRAIN.MIXUP_ALPHA", "0.8",
+    "TRAIN.CUTMIX_ALPHA", "1.0", "MODEL.DROPOUT", "0.1", "MODEL.DROPPATH", "0.2", "TRAIN.MODEL_EMA", "True",
+    "TRAIN.MODEL_EMA_DECAY", "0.9", "TRAIN.AFFINE", "[10.0,0.1,0.1]", "TRAIN.WARMUP_EPOCHS", "1",
+    "TRAIN.BASE_LR", "0.01", "TRAIN.GRAD_CLIP", "1.0", "REPORT_FREQ", "4",
+]  # fmt: skip
+EVERY_STEP = ["SAVE_STEPS", "1", "KEEP_LAST", "1000"]
+
+
+def train_all(runs):
+    """Trains several times in the same processes: [(options, output, length)]."""
+    for run in runs:
+        train(*run)
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.smoke)])
+def test_a_run_goes_on_from_every_update_in_the_same_bits(tmp_path, tiny, ranks):
+    options, length = [*tiny, *RECIPE, *EVERY_STEP], 8 * 8 * ranks
+    # Eight steps an epoch make updates after 3, 6 and 8 of them.
+    middles = [f"epoch_{epoch:04d}_sample_{24 * ranks * part:09d}" for epoch in (1, 2) for part in (1, 2)]
+    runs = [(options, tmp_path / "whole", length)]
+    for name in (*middles, "epoch_0001"):
+        path = str(tmp_path / "whole" / "checkpoints" / name)
+        runs.append(([*options, "MODEL.RESUME", path], tmp_path / name, length))
+    run_ranks(train_all, runs, ranks=ranks)
+    found = sorted(folder.name for folder in (tmp_path / "whole" / "checkpoints").glob("epoch_*"))
+    assert found == sorted([*middles, "epoch_0001", "epoch_0002"])
+    for _, output, _ in runs[1:]:
+        assert_same_run(tmp_path / "whole", output)
+
+
+# -------------------------------------------------------------------- recipes
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        ["TRAIN.OPTIMIZER.NAME", "SGD"],
+        ["TRAIN.OPTIMIZER.NAME", "LAMB"],
+        ["TRAIN.OPTIMIZER.NAME", "LARS", "TRAIN.OPTIMIZER.TRUST_COEFFICIENT", "0.02"],
+        ["TRAIN.OPTIMIZER.NAME", "Lion"],
+        ["TRAIN.OPTIMIZER.NAME", "Muon", "TRAIN.LAYER_DECAY", "0.7"],
+        ["TRAIN.REPEATED_AUGMENT", "3", "TRAIN.RANDOM_ERASE_PROB", "0.5", "TRAIN.AUTO_AUGMENT", "rand-m9-mstd0.5-inc1"],
+        ["DATA.SAMPLER", "balanced", "DATA.DROP_LAST", "False", "TRAIN.LR_SCHEDULER.NAME", "poly"],
+    ],
+)
+def test_every_recipe_is_resumed_in_the_same_bits(tmp_path, tiny, recipe):
+    options = [*tiny, "DATA.BATCH_SIZE", "8", "TRAIN.BASE_LR", "0.01", "REPORT_FREQ", "3", *EVERY_STEP, *recipe]
+    train(options, tmp_path / "whole", 37)
+    middle = tmp_path / "whole" / "checkpoints" / "epoch_0001_sample_000000016"
+    train([*options, "MODEL.RESUME", str(middle)], tmp_path / "resumed", 37)
+    assert_same_run(tmp_path / "whole", tmp_path / "resumed")
+
+
+# --------------------------------------------------- other processes, other batches
+
+
+def train_seen(options, output, length):
+    """Trains; returns (epoch, index) of each sample that this rank was dealt."""
+    seen = []
+    taken = samplers.TrainBatchSampler.__iter__
+
+    def spied(self):
+        for batch in taken(self):
+            seen.extend((epoch, index) for epoch, index, _ in batch)
+            yield batch
+
+    samplers.TrainBatchSampler.__iter__ = spied
+    try:
+        train(options, output, length)
+    finally:
+        samplers.TrainBatchSampler.__iter__ = taken
+    return seen
+
+
+def train_all_seen(runs):
+    return [train_seen(*run) for run in runs]
+
+
+def test_two_ranks_go_on_as_one_and_one_as_two(tmp_path, tiny):
+    options = [*tiny, "TRAIN.NUM_EPOCHS", "2", "TRAIN.BASE_LR", "0.01", "TRAIN.OPTIMIZER.NAME", "SGD", *EVERY_STEP]
+    options += ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.AFFINE", "[10.0,0.1,0.1]", "REPORT_FREQ", "3"]
+    options += ["DATA.DROP_LAST", "False", "DATA.GLOBAL_BATCH", "16"]
+
+    def resumed(ranks, others):
+        middle = tmp_path / str(others) / "checkpoints" / "epoch_0001_sample_000000032"
+        return ([*options, "MODEL.RESUME", str(middle)], tmp_path / f"on {ranks}", 72)
+
+    train(options, tmp_path / "1", 72)
+    on_two = run_ranks(train_all_seen, [(options, tmp_path / "2", 72), resumed(2, 1)])
+    on_one = [train_all_seen([resumed(1, 2)])]
+    sampler = samplers.TrainBatchSampler(get_config(None, [*options[:-2], "DATA.BATCH_SIZE", "16"]), range(72), 0, 1)
+    sampler.set_epoch(1)
+    order = [index for batch in sampler for _, index, _ in batch]
+    expected = records(tmp_path / "1")
+    for ranks, seen in ((1, on_one), (2, on_two)):
+        first = sorted(index for own in seen for epoch, index in own[-1] if epoch == 1)
+        assert first == sorted(order[32:])  # what hadn't been taken, each once
+        found = records(tmp_path / f"on {ranks}")
+        assert [(r["step"], r["split"]) for r in found] == [(r["step"], r["split"]) for r in expected]
+        assert found[-1]["loss"] == pytest.approx(expected[-1]["loss"], abs=1e-5)
+        assert found[0]["samples"] == 48  # the whole window, that part of it which the others did among it
+        assert_same(weights(tmp_path / "1"), weights(tmp_path / f"on {ranks}"), atol=1e-6)
+
+
+def test_ranks_go_on_with_their_own_parts_and_no_other_number_of_ranks_does(tmp_path, tiny):
+    options = [*tiny, "DATA.GLOBAL_BATCH", "16", "DATA.SHUFFLE_MODE", "shard", *EVERY_STEP]
+    middle = tmp_path / "whole" / "checkpoints" / "epoch_0001_sample_000000032"
+    going_on = [*options, "MODEL.RESUME", str(middle)]
+    run_ranks(train_all, [(options, tmp_path / "whole", 72), (going_on, tmp_path / "resumed", 72)])
+    assert_same_run(tmp_path / "whole", tmp_path / "resumed")
+    message = "is within an epoch of 2 processes' own parts (DATA.SHUFFLE_MODE shard), found 1; go on with 2, or from a"
+    refused(message, going_on, tmp_path / "alone", 72)
+
+
+@pytest.mark.parametrize(("batch", "accumulation"), [(8, 2), (12, 3), (64, 1)])
+def test_another_batch_size_goes_on_after_the_last_sample(tmp_path, tiny, batch, accumulation):
+    options = [*tiny, "TRAIN.NUM_EPOCHS", "2", *EVERY_STEP]
+    train([*options, "DATA.BATCH_SIZE", "16"], tmp_path / "whole", 100)
+    middle = tmp_path / "whole" / "checkpoints" / "epoch_0001_sample_000000048"
+    other = ["DATA.BATCH_SIZE", str(batch), "TRAIN.ACCUM_ITER", str(accumulation), "MODEL.RESUME", str(middle)]
+    seen = train_seen([*options, *other], tmp_path / "resumed", 100)
+    counts = Counter(index for epoch, index in seen if epoch == 1)
+    assert sum(counts.values()) == max(0, 100 // batch * batch - 48) // batch * batch
+    assert not counts or max(counts.values()) == 1
+    assert sum(epoch == 2 for epoch, _ in seen) == 100 // batch * batch
+    assert [r["epoch"] for r in records(tmp_path / "resumed") if r["split"] == "val"] == [1, 2]
+
+
+# ------------------------------------------------------------- what doesn't belong
+
+
+def refused(message, options, output, length=32):
+    with pytest.raises(InputError) as caught:
+        train(options, output, length)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_not_the_runs_own_is_refused(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.NUM_EPOCHS", "2", *EVERY_STEP]
+    train(options, tmp_path / "run", 32)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    last, first = str(checkpoints / "last"), str(checkpoints / "epoch_0001")
+    refused("already holds a run; go on from it with -resume", options, tmp_path / "run")
+    refused("epoch 2 is done already and TRAIN.NUM_EPOCHS is 2", [*options, "MODEL.RESUME", last], tmp_path / "a")
+    refused("no checkpoint at", [*options, "MODEL.RESUME", str(tmp_path)], tmp_path / "b")
+    late = [*options, "MODEL.RESUME", first, "TRAIN.LAST_EPOCH", "2"]
+    refused("TRAIN.LAST_EPOCH is 2, the checkpoint's last epoch is 1", late, tmp_path / "c")
+    refused("its run had 32 training images, the data has 48", [*options, "MODEL.RESUME", first], tmp_path / "d", 48)
+    message = "later checkpoints are in the same folder (epoch_0002_sample_000000016, epoch_0002)"
+    refused(message, [*options, "MODEL.RESUME", first], tmp_path / "run")
+    train(options, tmp_path / "other", 32)
+    refused("holds another run than", [*options, "MODEL.RESUME", last], tmp_path / "other")
+    with pytest.raises(InputError, match="MODEL.RESUME is 'auto', expected -output with it"):
+        get_config(None, ["MODEL.RESUME", "auto"])
+
+
+def test_settings_that_changed_are_listed_unless_they_are_named(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.NUM_EPOCHS", "2", *EVERY_STEP]
+    train(options, tmp_path / "run", 32)
+    resumed = ["MODEL.RESUME", str(tmp_path / "run" / "checkpoints" / "epoch_0001")]
+    changed = ["TRAIN.BASE_LR", "0.5", "SEED", "3", "TRAIN.HFLIP", "0.0"]
+    message = (
+        "epoch_0001 was trained with other settings: TRAIN.BASE_LR 0.003 -> 0.5, TRAIN.HFLIP 0.5 -> 0.0, SEED 0 -> 3;"
+        " leave them as they were, or name what is meant to change with -o KEY VALUE"
+    )
+    refused(message, [*options, *resumed, *changed], tmp_path / "a")
+    free = ["DATA.BATCH_SIZE", "8", "DATA.BATCH_SIZE_EVAL", "7", "TRAIN.ACCUM_ITER", "2", "TAG", "b", "SAVE_STEPS", "0"]
+    free += ["DATA.NUM_WORKERS", "1", "DATA.PREFETCH", "1"]
+    train([*options, *resumed, *free], tmp_path / "b", 32)
+    flags = ["-image_size=12", f"-resume={resumed[1]}"]
+    config = config_from_arguments("main_multi_gpu.py", [*flags, "-o", *options[2:], *changed])
+    assert config.__dict__["named"] >= {"TRAIN.BASE_LR", "SEED", "TRAIN.HFLIP"}
+    assert "DATA.IMAGE_SIZE" not in config.__dict__["named"]  # a script's flags aren't what someone meant to change
+
+
+def test_another_model_is_refused(tmp_path, tiny):
+    train([*tiny, "DATA.BATCH_SIZE", "16"], tmp_path / "run", 32)
+    last = tmp_path / "run" / "checkpoints" / "last"
+    for other, message in (
+        (["MODEL.DEPTH", "1"], r"doesn't fit the model: unexpected blocks.1"),
+        (["DATA.IMAGE_SIZE", "12"], r"can't go on with another model \(pos_embed resized from 2 x 2 to 3 x 3\)"),
+    ):
+        model = build_model(get_config(None, [*tiny, *other]))
+        with pytest.raises(InputError, match=message):
+            load_checkpoint(last, model, build_optimizer(get_config(), model))
+
+
+@pytest.mark.parametrize("name", ["SGD", "LARS", "Lion", "Muon", "AdamW", "LAMB"])
+def test_another_optimizer_goes_on_only_where_it_keeps_the_same_moments(tmp_path, tiny, name):
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.OPTIMIZER.NAME"]
+    train([*options, "Adam"], tmp_path / "run", 32)
+    before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
+    config = get_config(None, [*options, name, "OUTPUT", str(tmp_path / "run"), "MODEL.RESUME", "auto"])
+    longer = with_values(config, TRAIN__NUM_EPOCHS=config.TRAIN.NUM_EPOCHS + 1)
+    longer.__dict__["named"] = {"TRAIN.OPTIMIZER.NAME", "TRAIN.NUM_EPOCHS"}
+    _, dataset, val = get_datasets(longer)
+    dataset = ArrayDataset(longer, "train", dataset.images[:32], dataset.labels[:32], dataset.classes)
+    if name in ("AdamW", "LAMB"):
+        work(longer, dataset, val)
+        return
+    with pytest.raises(InputError, match=f"holds the state of Adam, with which {name} can't go on; leave TRAIN.OPT"):
+        work(longer, dataset, val)
+    assert before == {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
+
+
+def test_a_parameter_that_did_not_train_is_named(tmp_path, tiny):
+    train([*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.FREEZE", "backbone"], tmp_path / "run", 32)
+    model = build_model(get_config(None, tiny))
+    message = (
+        r"cls_token didn't train in its run, and has no optimizer state \(\d+ such parameters\); leave TRAIN.FREEZE"
+    )
+    with pytest.raises(InputError, match=message):
+        load_checkpoint(tmp_path / "run" / "checkpoints" / "last", model, build_optimizer(get_config(), model))
+
+
+def test_data_of_other_classes_are_refused(tmp_path, tiny):
+    train([*tiny, "DATA.BATCH_SIZE", "16"], tmp_path / "run", 32)
+    resumed = [*tiny, "DATA.BATCH_SIZE", "16", "MODEL.RESUME", str(tmp_path / "run" / "checkpoints" / "last")]
+    config, dataset, val = get_datasets(get_config(None, [*resumed, "OUTPUT", str(tmp_path / "new")]))
+    val.classes = ["zero", *val.classes[1:]]
+    dataset = ArrayDataset(config, "train", dataset.images[:32], dataset.labels[:32], val.classes)
+    with pytest.raises(InputError, match=r"its run had the classes 0, 1, 2, 3, 4, ... \(10\), the data has zero, 1, 2"):
+        work(config, dataset, val)
+    assert not (tmp_path / "new").exists()
+
+
+# ------------------------------------------------------------------------- auto
+
+
+def test_auto_begins_afresh_where_there_is_nothing_and_ends_where_all_is_done(tmp_path, tiny, capsys):
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "MODEL.RESUME", "auto"]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"split": "train", "step": 1, "epoch": 1}\n{"split": "tr')
+    train(options, tmp_path / "run", 32)
+    assert (
+        f"-resume=auto: no checkpoint in {tmp_path}/run/checkpoints; the run starts afresh" in capsys.readouterr().out
+    )
+    assert [(r["split"], r["step"]) for r in records(tmp_path / "run")] == [("train", 2), ("val", 2)]
+    result = tmp_path / "run" / "result.json"
+    first = json.loads(result.read_text())
+    result.unlink()
+    train(options, tmp_path / "run", 32)
+    second = json.loads(result.read_text())
+    for key in ("loss", "acc1", "best", "weights"):
+        assert second[key] == first[key]
+
+
+def test_auto_takes_the_newest_whole_checkpoint_and_sets_damaged_ones_aside(tmp_path, tiny, capsys):
+    options = [*tiny, *RECIPE, *EVERY_STEP]
+    train(options, tmp_path / "whole", 64)
+    shutil.copytree(tmp_path / "whole", tmp_path / "run", symlinks=True)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    (checkpoints / "epoch_0002" / "ema.safetensors").unlink()
+    (checkpoints / ".epoch_0002.4711").mkdir()  # of a writing that was cut short
+    (checkpoints / ".last.4711").symlink_to("nowhere")
+    for link in ("best", "best_ema.safetensors"):
+        (checkpoints / link).unlink()
+    (checkpoints / "best").symlink_to("epoch_0002")
+    train([*options, "MODEL.RESUME", "auto"], tmp_path / "run", 64)
+    told = capsys.readouterr().out
+    assert "epoch_0002: damaged checkpoint: ema.safetensors can't be read (No such file or directory)\n" in told
+    assert f"resumed after epoch 1, 48 samples into the next, from {checkpoints}/epoch_0002_sample_000000048" in told
+    assert (checkpoints / "damaged_epoch_0002").is_dir()
+    assert not list(checkpoints.glob(".*"))
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+    assert records(tmp_path / "run") == records(tmp_path / "whole")
+    for link in ("last", "best", "best_ema.safetensors"):
+        expected = (tmp_path / "whole" / "checkpoints" / link).resolve().relative_to(tmp_path / "whole")
+        assert (checkpoints / link).resolve().relative_to(tmp_path / "run") == expected
+    for folder in checkpoints.glob("epoch_*"):
+        (folder / "state.json").write_text("{}")
+    refused("none of its 6 checkpoints is whole", [*options, "MODEL.RESUME", "auto"], tmp_path / "run", 64)
+
+
+def test_a_new_folder_gets_the_best_along(tmp_path, tiny):
+    options = [
+        *tiny,
+        "DATA.BATCH_SIZE",
+        "16",
+        "TRAIN.NUM_EPOCHS",
+        "3",
+        "TRAIN.BASE_LR",
+        "0.0",
+        "TRAIN.MODEL_EMA",
+        "True",
+    ]
+    options += ["SAVE_FREQ", "1"]  # nothing is learnt: the first epoch's remains the best
+    train(options, tmp_path / "run", 32)
+    middle = tmp_path / "run" / "checkpoints" / "epoch_0002"
+    train([*options, "MODEL.RESUME", str(middle)], tmp_path / "new", 32)
+    new = tmp_path / "new" / "checkpoints"
+    assert (new / "best").resolve() == new / "epoch_0001"
+    assert (new / "best_ema.safetensors").resolve() == new / "epoch_0001" / "ema.safetensors"
+    result = json.loads((tmp_path / "new" / "result.json").read_text())
+    assert (result["best"]["epoch"], result["best"]["checkpoint"]) == (1, "epoch_0001")
+    (tmp_path / "run" / "checkpoints" / "epoch_0001" / "state.json").unlink()
+    train([*options, "MODEL.RESUME", str(middle)], tmp_path / "alone", 32)  # the best there is from now on
+    assert (tmp_path / "alone" / "checkpoints" / "best").resolve().name == "epoch_0003"
+
+
+def test_the_best_is_by_the_metric_that_was_chosen(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.NUM_EPOCHS", "6", "TRAIN.BASE_LR", "0.01"]
+    for metric, sign in (("loss", -1), ("acc5", 1)):
+        train([*options, "BEST_METRIC", metric], tmp_path / metric, 64)
+        found = [r for r in records(tmp_path / metric) if r["split"] == "val"]
+        best = max(found, key=lambda r, metric=metric, sign=sign: sign * r[metric])
+        link = (tmp_path / metric / "checkpoints" / "best").resolve()
+        assert link.name == f"epoch_{best['epoch']:04d}"
+
+
+# -------------------------------------------------------------------- upgrades
+
+NORMS = "its batch norms took in variances over n values; from here on, over n - 1, as PyTorch's"
+TABLES = "its tables of relative positions had no weight decay; from here on they have, as BEiT's authors'"
+BEIT = [
+    "MODEL.TYPE", "BEiT", "MODEL.EMBED_DIM", "8", "MODEL.DEPTH", "1", "MODEL.NUM_HEADS", "1",
+    "DATA.IMAGE_SIZE", "16", "MODEL.PATCH_SIZE", "8", "MODEL.USE_REL_POS_BIAS", "True",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        (["MODEL.TYPE", "ConvMixer", "MODEL.EMBED_DIM", "8", "MODEL.DEPTH", "1"], [NORMS]),
+        (["MODEL.TYPE", "ResNet", "MODEL.DEPTH", "18"], [NORMS]),
+        (BEIT, [TABLES]),
+        ([*BEIT, "TRAIN.DECAY_ALL", "True"], []),
+        ([*BEIT, "TRAIN.WEIGHT_DECAY", "0.0"], []),
+        (["MODEL.TYPE", "ViT", "MODEL.EMBED_DIM", "8", "MODEL.DEPTH", "1", "MODEL.NUM_HEADS", "1"], []),
+    ],
+)
+def test_what_an_older_release_trained_otherwise_is_told(options, lines):
+    config = get_config(None, [*options, "MODEL.NUM_CLASSES", "2"])
+    model = build_model(config)
+    assert list(train_otherwise(config, model, 1)) == lines
+    assert list(train_otherwise(config, model, 2)) == []
+
+
+def test_a_run_of_an_older_release_tells_it_when_it_goes_on(tmp_path, tiny, capsys, monkeypatch):
+    options = [*without(tiny, "MODEL.NUM_HEADS"), "MODEL.TYPE", "ConvMixer", "DATA.BATCH_SIZE", "16"]
+    monkeypatch.setattr(saver, "BEHAVIOUR", 1)
+    train(options, tmp_path / "run", 32)
+    monkeypatch.undo()
+    last = str(tmp_path / "run" / "checkpoints" / "last")
+    options += ["TRAIN.NUM_EPOCHS", "2", "MODEL.RESUME", last]
+    config = with_values(get_config(None, options), OUTPUT=str(tmp_path / "more"))
+    config.__dict__["named"] = {"TRAIN.NUM_EPOCHS"}
+    _, dataset, val = get_datasets(config)
+    dataset = ArrayDataset(config, "train", dataset.images[:32], dataset.labels[:32], dataset.classes)
+    capsys.readouterr()
+    work(config, dataset, val)
+    assert NORMS in capsys.readouterr().out

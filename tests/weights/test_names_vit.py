@@ -1,0 +1,165 @@
+"""Names that other toolkits give a ViT's tensors: their files give their logits; what is dropped, what is left."""
+
+import json
+
+import numpy as np
+import paddle
+import pytest
+from conftest import ROOT
+from golden.make_names_vit import IMAGES, SIZES, values
+
+from errors import InputError
+from models.vit import VisionTransformer
+from weights.layout import linear_weights
+from weights.names import timm_names, vit
+from weights.names.vit import google_names
+
+CASES = {}
+for file in ("names_vit", "names_vit_timm"):
+    CASES |= json.loads((ROOT / "tests" / "golden" / f"{file}.json").read_text())
+SMALL = SIZES | {"image_size": 16}
+
+
+def stored(case):
+    return {name: values(name, shape) for name, shape in CASES[case]["shapes"].items()}
+
+
+def plain(**options):
+    """The small model's arrays by ``values``, in torch's layout."""
+    model = VisionTransformer(**SMALL | options)
+    linear = linear_weights(model)
+    state = {name: tuple(t.shape) for name, t in model.state_dict().items()}
+    return {name: values(name, shape[::-1] if name in linear else shape) for name, shape in state.items()}
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    assert all((found[name] == value).all() for name, value in expected.items())
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("case", CASES)
+def test_weights_of_other_toolkits_give_their_logits(case):
+    golden = CASES[case]
+    model = VisionTransformer(**SMALL | golden["model"])
+    state, linear = model.state_dict(), linear_weights(model)
+    arrays = stored(case)
+    before = {name: value.copy() for name, value in arrays.items()}
+    named = timm_names(vit, arrays, golden["layout"], state.keys())
+    assert named.keys() == state.keys()
+    assert_same(arrays, before)
+    for name, tensor in state.items():
+        turned = golden["layout"] != "paddle" and name in linear
+        tensor.set_value(np.ascontiguousarray(named[name].T if turned else named[name]))
+    model.eval()
+    logits, expected = model(paddle.to_tensor(IMAGES)).numpy(), np.array(golden["logits"])
+    span = np.ptp(expected)
+    assert np.abs(np.diff(expected, axis=0)).max() > 1e-2 * span  # the images matter
+    np.testing.assert_allclose(logits, expected, atol=1e-5 * span, rtol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"distilled": True}, {"init_values": 1, "reg_tokens": 2, "qk_norm": True}])
+def test_timms_names_and_unknown_ones_pass_untouched(options):
+    arrays = plain(**options) | {"classifier.0.weight": np.ones(2), "extra": np.ones(1)}
+    assert_same(timm_names(vit, arrays, "torch", plain(**options)), arrays)
+    assert_same(timm_names(None, arrays, "torch", ()), arrays)
+
+
+def test_queries_keys_and_values_are_joined_in_this_order():
+    arrays = stored("Google")
+    named = timm_names(vit, arrays, "jax", ())
+    for i in range(2):
+        layer = f"Transformer/encoderblock_{i}/MultiHeadDotProductAttention_1"
+        parts = [arrays[f"{layer}/{part}/kernel"].reshape(24, 24).T for part in ("query", "key", "value")]
+        assert (named[f"blocks.{i}.attn.qkv.weight"] == np.concatenate(parts)).all()
+        parts = [arrays[f"{layer}/{part}/bias"].reshape(24) for part in ("query", "key", "value")]
+        assert (named[f"blocks.{i}.attn.qkv.bias"] == np.concatenate(parts)).all()
+        assert (named[f"blocks.{i}.attn.proj.weight"] == arrays[f"{layer}/out/kernel"].reshape(24, 24).T).all()
+
+
+@pytest.mark.parametrize("shape", [None, (24, 2, 8), ()])
+def test_queries_keys_and_values_that_do_not_fit_together_are_left(shape):
+    arrays = stored("Google")
+    key = arrays.pop("Transformer/encoderblock_0/MultiHeadDotProductAttention_1/key/kernel")
+    if shape is not None:
+        arrays["Transformer/encoderblock_0/MultiHeadDotProductAttention_1/key/kernel"] = np.resize(key, shape)
+    named = timm_names(vit, arrays, "jax", ())
+    assert {"blocks.0.attn.q.weight", "blocks.0.attn.v.weight", "blocks.0.attn.qkv.bias"} < named.keys()
+    assert ("blocks.0.attn.k.weight" in named) == (shape is not None)
+
+
+@pytest.mark.smoke
+def test_googles_names_come_back():
+    arrays = stored("Google")
+    assert_same(google_names(timm_names(vit, arrays, "jax", ()), num_heads=3), arrays)
+    assert_same(timm_names(vit, google_names(plain(), num_heads=3), "jax", ()), plain())
+    target = {f"opt/target/{name}": value for name, value in google_names(plain(num_classes=0), num_heads=3).items()}
+    assert_same(timm_names(vit, target, "jax", ()), plain(num_classes=0))
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"distilled": True}, "dist_token"),
+        ({"init_values": 1}, r"blocks\.0\.ls1\.gamma"),
+        ({"qk_norm": True}, r"blocks\.0\.attn\.q_norm\.weight"),
+        ({"global_pool": "avg"}, r"fc_norm\.weight"),
+    ],
+)
+def test_only_a_plain_vit_is_written_under_googles_names(options, name):
+    with pytest.raises(InputError, match=f"{name} has no place in Google's files"):
+        google_names(plain(**options), num_heads=3)
+
+
+def test_what_serves_pre_training_is_dropped():
+    backbone = plain(num_classes=0)
+    others = ("mask_token", "decoder_pos_embed", "decoder_embed.weight", "decoder_blocks.0.norm1.bias")
+    others += ("decoder_norm.weight", "decoder_pred.bias", "reconstruction_layer.bias")
+    assert_same(timm_names(vit, backbone | dict.fromkeys(others, np.ones(1)), "torch", backbone), backbone)
+    teacher = {f"backbone.{name}": value for name, value in backbone.items()}
+    heads = ("head.mlp.0.weight", "head.last_layer.weight_g", "dino_head.mlp.0.bias", "ibot_head.mlp.0.bias")
+    teacher |= dict.fromkeys(heads, np.ones(1))
+    assert_same(timm_names(vit, teacher, "torch", backbone), backbone)
+    encoders = ("base_encoder", "momentum_encoder")  # MoCo v3's
+    moco = {
+        f"{encoder}.{name}": value + index for index, encoder in enumerate(encoders) for name, value in backbone.items()
+    }
+    moco |= {
+        f"{name}.{layer}": np.ones(1) for name in ("predictor", "base_encoder.head") for layer in ("0.weight", "1.bias")
+    }
+    assert_same(timm_names(vit, moco, "torch", backbone), backbone)
+    chunked = {name.replace("blocks.1.", "blocks.0.1."): value for name, value in backbone.items()}
+    assert_same(timm_names(vit, chunked, "torch", backbone), backbone)
+
+
+@pytest.mark.parametrize("layer", ["pre_logits.fc.weight", "pre_logits.0.weight"])
+def test_a_head_behind_another_layer_is_dropped_with_it(layer):
+    assert_same(timm_names(vit, plain() | {layer: np.ones(1)}, "torch", plain()), plain(num_classes=0))
+    google = google_names(plain(), num_heads=3) | {"pre_logits/kernel": np.ones((24, 24))}
+    assert_same(timm_names(vit, google, "jax", plain()), plain(num_classes=0))
+
+
+def test_a_backbones_norm_serves_as_fc_norm_and_a_classifiers_does_not():
+    pooled = plain(global_pool="avg")
+    backbone = plain(num_classes=0)
+    found = timm_names(vit, backbone, "torch", pooled)
+    assert pooled.keys() - found.keys() == {"head.weight", "head.bias"}
+    assert (found["fc_norm.bias"] == backbone["norm.bias"]).all()
+    assert "norm.weight" not in found
+    assert timm_names(vit, plain(), "torch", pooled).keys() == plain().keys()
+    assert timm_names(vit, pooled, "torch", plain()).keys() == pooled.keys()
+
+
+def test_linear_patches_become_a_convolution():
+    kernel = values("kernel", (24, 48))
+    for layout, value in (("torch", kernel), ("paddle", kernel.T)):
+        found = timm_names(vit, {"patch_embed.proj.weight": value}, layout, ())["patch_embed.proj.weight"]
+        assert (found == kernel.reshape(24, 3, 4, 4)).all()
+    for shape, expected in (((24, 16), (24, 1, 4, 4)), ((24, 20), (24, 20)), ((24, 0), (24, 0))):
+        found = timm_names(vit, {"patch_embed.proj.weight": np.zeros(shape)}, "torch", ())
+        assert found["patch_embed.proj.weight"].shape == expected
+
+
+def test_two_arrays_of_one_meaning_are_refused():
+    with pytest.raises(InputError, match=r"head\.bias and classifier\.bias both mean head\.bias; remove one of them"):
+        timm_names(vit, {"head.bias": np.ones(7), "classifier.bias": np.ones(7)}, "paddle", ())

@@ -1,0 +1,301 @@
+"""How a run goes on from a checkpoint: which one, whether it belongs to this configuration, and what it restores."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+from safetensors import safe_open
+from safetensors.numpy import load_file
+from yacs.config import CfgNode
+
+from config import get_config
+from config_checks import COMMAND_LINE
+from errors import InputError
+from models.layers.batch_norm import BATCH_NORMS
+from options import given, leaves, plain
+from training.checkpoint import folder
+from training.checkpoint.saver import FORMAT, Progress, own_statistics, versions
+from training.optim.groups import decayed_parameters
+from training.setup import Training
+from utils import all_gather, rank, sync_directory, world_size
+from weights import load_weights
+from weights.fit import TABLE
+
+AUTO = "auto"
+# What may change without being named: where things lie, how the work is shared out, what a resume replaces.
+_FREE = (
+    "DATA.BATCH_SIZE", "DATA.GLOBAL_BATCH", "DATA.BATCH_SIZE_EVAL", "DATA.NUM_WORKERS", "DATA.PREFETCH",
+    "DATA.DATA_PATH", "DATA.CACHE", "MODEL.RESUME", "MODEL.PRETRAINED", "MODEL.PRETRAINED_ALLOW",
+    "MODEL.PRETRAINED_CLASSES", "MODEL.RECOMPUTE", "TRAIN.ACCUM_ITER", "TRAIN.LAST_EPOCH",
+    "TRAIN.RECIPE_BATCH", "AMP_EVAL",
+)  # fmt: skip
+_SAME_STATE = ("AdamW", "Adam", "LAMB")  # optimizers that keep the same moments
+_COMPARED = ("DATA.", "MODEL.", "TRAIN.", "SEED", "AMP")
+
+
+def resume(training: Training) -> tuple[Progress, Path | None]:
+    """Restores what MODEL.RESUME names into ``training``; nothing on the disk changes.
+
+    Returns:
+        (how far the run is: nowhere, without a checkpoint; the checkpoint).
+
+    Raises:
+        InputError: on every rank: no checkpoint, a damaged one, of other settings, of another model or training set.
+    """
+    config, run = training.config, training.run
+    notes, problem, chosen = [], None, None
+    if rank() == 0:  # one reads the hashes and sees the folder as it is
+        try:
+            chosen = _choose(config, run.checkpoints, notes)
+        except InputError as error:
+            problem = str(error)
+    notes, problem, chosen = all_gather((notes, problem, chosen and str(chosen)))[0]
+    if problem:
+        raise InputError(problem)
+    for note in notes:
+        run.info(note)
+    chosen = Path(chosen) if chosen else None
+    progress = _restore(training, chosen) if chosen else Progress(epoch=config.TRAIN.LAST_EPOCH)
+    # A job that is started again and again finds a run done, perhaps without its result.
+    if progress.epoch >= config.TRAIN.NUM_EPOCHS + (config.MODEL.RESUME == AUTO):
+        raise InputError(
+            f"epoch {progress.epoch} is done already and TRAIN.NUM_EPOCHS is {config.TRAIN.NUM_EPOCHS}; raise it"
+        )
+    return progress, chosen
+
+
+def settle(training: Training, progress: Progress, chosen: Path | None) -> None:
+    """Makes the run's folder what it was at ``chosen``: what came after it is taken out of metrics.jsonl, a folder of
+    its own gets the checkpoint's best.
+    """
+    run = training.run
+    if rank() == 0:
+        for lost in _settle(run.checkpoints, chosen, progress):
+            run.info(f"the best so far, {lost}, isn't whole; the best from now on takes its place")
+        run.rewind(progress.epoch, progress.step if progress.samples else 0)
+    progress.best = all_gather(progress.best)[0]  # of which rank 0 has left out what isn't whole
+
+
+def _choose(config: CfgNode, own: Path, notes: list[str]) -> Path | None:
+    """The checkpoint to go on from, verified."""
+    asked, own = config.MODEL.RESUME, own.resolve()
+    if asked is None:
+        return None
+    found = folder.find_checkpoints(own)
+    if asked != AUTO:
+        chosen = Path(asked).resolve()
+        folder.verify(chosen)
+        if not all(_is_copy(own_one, chosen.parent / own_one.name) for own_one in found):  # the best may be
+            raise InputError(f"{own} holds another run than {chosen}; go on from its own, or choose another -output")
+        if later := [own_one for own_one in found if folder.position(own_one) > folder.position(chosen)]:
+            raise InputError(
+                f"{chosen}: later checkpoints are in the same folder ({', '.join(f.name for f in later)});"
+                " remove them, or choose another -output"
+            )
+        return chosen
+    for candidate in reversed(found):
+        try:
+            folder.verify(candidate)
+            return candidate
+        except InputError as error:
+            notes.append(str(error).partition("; take an earlier one")[0])
+    if found:
+        raise InputError(
+            f"{own}: none of its {len(found)} checkpoints is whole ({notes[0]}); remove them to start afresh"
+        )
+    notes.append(f"-resume=auto: no checkpoint in {own}; the run starts afresh")
+    return None
+
+
+def _is_copy(one: Path, other: Path) -> bool:
+    sums = [place / folder.SUMS for place in (one, other)]
+    return one == other or (all(file.is_file() for file in sums) and sums[0].read_bytes() == sums[1].read_bytes())
+
+
+def _restore(training: Training, chosen: Path) -> Progress:
+    if not chosen.is_dir():
+        raise InputError(f"{chosen} isn't seen by rank {rank()}; all machines need the same folder", shared=False)
+    config, state = training.config, folder.read_state(chosen)
+    if state["format"] != FORMAT:
+        raise InputError(f"{chosen} has the format {state['format']}, this release reads {FORMAT}")
+    _compare(config, state, chosen)
+    images = len(training.loader.dataset)
+    if state["images"] != images:
+        raise InputError(f"{chosen}: its run had {state['images']} training images, the data has {images}")
+    classes, theirs = training.run.classes, state.get("classes")
+    if classes and theirs and classes != theirs:
+        raise InputError(
+            f"{chosen}: its run had the classes {_some(theirs)}, the data has {_some(classes)};"
+            " give its own data, or start from its weights with -pretrained"
+        )
+    epoch = state["epoch"]
+    if config.DATA.SHUFFLE_MODE == "shard" and state["samples"] and state["ranks"] != world_size():
+        raise InputError(
+            f"{chosen} is within an epoch of {state['ranks']} processes' own parts (DATA.SHUFFLE_MODE shard), found"
+            f" {world_size()}; go on with {state['ranks']}, or from a checkpoint at an epoch's end"
+        )
+    asked = given(config).get("TRAIN.LAST_EPOCH")  # in the run's own file it says where the run began
+    if config.TRAIN.LAST_EPOCH not in (0, epoch) and asked and asked.source == COMMAND_LINE:
+        raise InputError(
+            f"TRAIN.LAST_EPOCH is {config.TRAIN.LAST_EPOCH}, the checkpoint's last epoch is {epoch}; leave it out"
+        )
+    load_checkpoint(chosen, training.model, training.optimizer, training.averaged)
+    training.scaler.load_state_dict(state["scaler"])
+    training.optimizer.set_lr(state["lr"])
+    window = state["window"]
+    if state["ranks"] == world_size():
+        _restore_statistics(chosen, training.evaluated)
+    elif window:  # what all ranks had summed up goes on at rank 0
+        shared = {key: window[0][key] for key in ("norm_sum", "finite", "updates")}
+        total = {"sums": [sum(column) for column in zip(*(own["sums"] for own in window), strict=True)]}
+        nothing = {"sums": [0.0] * 4, "skips": 0, **shared}
+        window = [{**total, "skips": sum(own["skips"] for own in window), **shared}, *[nothing] * (world_size() - 1)]
+    if state["versions"] != versions():
+        training.run.info(f"saved under {state['versions']}, this is {versions()}: last digits may differ")
+    for line in train_otherwise(config, training.model, state.get("behaviour", 1)):
+        training.run.info(line)
+    told = f", {state['samples']} samples into the next" if state["samples"] else ""
+    training.run.info(f"resumed after epoch {epoch}{told}, from {chosen}")
+    return Progress(epoch, state["samples"], state["step"], state["best"], window)
+
+
+def _compare(config: CfgNode, state: dict[str, Any], chosen: Path) -> None:
+    """Raises InputError that lists what the run was trained with and is otherwise now, unless -o names it."""
+    then, now = dict(leaves(plain(get_config()))) | dict(leaves(state["config"])), dict(leaves(plain(config)))
+    names = [settings["TRAIN.OPTIMIZER.NAME"] for settings in (then, now)]
+    if names[0] != names[1] and not set(names) <= set(_SAME_STATE):
+        raise InputError(
+            f"{chosen} holds the state of {names[0]}, with which {names[1]} can't go on; leave TRAIN.OPTIMIZER.NAME as"
+            " it was, or start from its weights with -pretrained"
+        )
+    named = config.__dict__.get("named", ())
+    changed = [
+        f"{key} {then[key]} -> {value}"
+        for key, value in now.items()
+        if key.startswith(_COMPARED) and key not in _FREE and key not in named and then[key] != value
+    ]
+    if changed:
+        raise InputError(
+            f"{chosen} was trained with other settings: {', '.join(changed)}; leave them as they were, or name what is"
+            " meant to change with -o KEY VALUE"
+        )
+
+
+def train_otherwise(config: CfgNode, model: paddle.nn.Layer, behaviour: int) -> Iterator[str]:
+    """Yields a line for each thing that a run of an older ``saver.BEHAVIOUR`` did otherwise with the same settings."""
+    if behaviour < 2:
+        if any(isinstance(layer, BATCH_NORMS) for layer in model.sublayers()):
+            yield "its batch norms took in variances over n values; from here on, over n - 1, as PyTorch's"
+        tables = [name for name in decayed_parameters(config, model) if name.endswith(TABLE)]
+        if tables and config.TRAIN.WEIGHT_DECAY and not config.TRAIN.DECAY_ALL:
+            yield "its tables of relative positions had no weight decay; from here on they have, as BEiT's authors'"
+
+
+def _some(names: list[str]) -> str:
+    return f"{', '.join(names[:5])}{', ...' * (len(names) > 5)} ({len(names)})"
+
+
+def load_checkpoint(
+    chosen: Path, model: paddle.nn.Layer, optimizer: paddle.optimizer.Optimizer, ema: paddle.nn.Layer | None = None
+) -> None:
+    """Restores the model, the optimizer and the averaged model from a verified checkpoint.
+
+    Raises:
+        InputError: it is another model's.
+    """
+    files = [(model, folder.MODEL)] if ema is None else [(model, folder.MODEL), (ema, folder.EMA)]
+    for layer, name in files:
+        report = load_weights(layer, chosen / name)
+        if report.changes:
+            raise InputError(f"{chosen}: can't go on with another model ({report.changes[0]})")
+    names = {name: parameter.name for name, parameter in model.named_parameters()}
+    moments, known = {}, set()
+    own = {parameter.name for parameter in optimizer._parameter_list}  # sharded: this rank's share
+    with safe_open(chosen / folder.OPTIMIZER, "numpy") as stored:
+        for key in stored.keys():  # noqa: SIM118 (no dict)
+            value = stored.get_tensor(key)
+            if not np.isfinite(value).all():
+                problem = f"{key} holds NaN or infinite values; take an earlier one"
+                raise InputError(f"{chosen}: {folder.OPTIMIZER}: {problem}")
+            parameter, kind = key.split("/")
+            if parameter not in names:
+                raise InputError(f"{chosen}: its optimizer state belongs to another model ({parameter})")
+            known.add(parameter)
+            if names[parameter] in own:
+                moments[f"{names[parameter]}_{kind}"] = paddle.to_tensor(value)
+    new = [name for name in names if names[name] in own and name not in known]
+    if known and new:  # Paddle takes the state of all parameters, or of none
+        raise InputError(
+            f"{chosen}: {new[0]} didn't train in its run, and has no optimizer state ({len(new)} such parameters);"
+            " leave TRAIN.FREEZE as it was, or start from its weights with -pretrained"
+        )
+    optimizer.set_state_dict(moments)
+
+
+def _restore_statistics(chosen: Path, models: dict[str, paddle.nn.Layer]) -> None:
+    if not (chosen / folder.STATISTICS).exists():
+        return
+    by_rank = load_file(chosen / folder.STATISTICS)
+    for split, model in models.items():
+        for name, tensor in own_statistics(model).items():
+            tensor.set_value(by_rank[f"{rank()}/{split}/{name}"])
+
+
+def _settle(own: Path, chosen: Path | None, progress: Progress) -> list[str]:
+    """Makes the run's folder what it was when ``chosen`` was written: no leftovers, no damaged ones, links in place.
+
+    Returns:
+        the best checkpoints that aren't whole, which ``progress`` then names no more.
+    """
+    own = own.resolve()
+    own.mkdir(parents=True, exist_ok=True)
+    for left in own.glob(".*"):  # of a writing that was cut short
+        shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+    if chosen is None:
+        return []
+    lost = []
+    if chosen.parent == own:
+        found = folder.find_checkpoints(own)
+        for damaged in found[found.index(chosen) + 1 :]:
+            aside = own / f"damaged_{damaged.name}"
+            shutil.rmtree(aside, ignore_errors=True)  # of an earlier time
+            os.rename(damaged, aside)
+        folder.point(own / folder.LAST, chosen.name)
+    for split, link, file in (("val", folder.BEST, ""), ("ema", folder.BEST_EMA, f"/{folder.EMA}")):
+        if split not in progress.best:
+            (own / link).unlink(missing_ok=True)
+            continue
+        name = progress.best[split]["checkpoint"]
+        if _brought(chosen.parent / name, own):
+            folder.point(own / link, name + file)
+        else:  # the best there is from now on
+            del progress.best[split]
+            (own / link).unlink(missing_ok=True)
+            lost.append(name)
+    return list(dict.fromkeys(lost))
+
+
+def _copied(source: str, target: str) -> None:
+    shutil.copyfile(source, target)
+    with open(target, "rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _brought(best: Path, own: Path) -> bool:
+    """Copies a whole checkpoint into the run's folder, unless it lies there; returns whether it is there now."""
+    try:
+        folder.verify(best)
+    except InputError:
+        return False
+    target = own / best.name
+    if not target.exists():
+        temporary = own / f".{best.name}.{os.getpid()}"
+        shutil.copytree(best, temporary, copy_function=_copied)
+        sync_directory(temporary)
+        os.rename(temporary, target)
+        sync_directory(own)
+    return True

@@ -1,0 +1,257 @@
+"""When a run saves, and how it goes on meanwhile: the copy is begun at the step, a thread writes it."""
+
+import platform
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+from yacs.config import CfgNode
+
+from datasets import ImageDataset
+from errors import RunError, remedy
+from options import plain
+from training.checkpoint import folder
+from training.checkpoint.folder import Arrays
+from training.parallel import others_state
+from training.run import Run
+from utils import all_gather, num_gpus, rank, world_size
+from weights import file_arrays
+from weights.layout import file_name
+
+FORMAT = 1  # of state.json
+BEHAVIOUR = 2  # raised when the same settings train otherwise than before; ``resume.train_otherwise`` says how
+BUSY = "busy"
+
+
+@dataclass
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        epoch: epochs done, their evaluation included.
+        samples: of the epoch after it that all processes together have taken; all of them: the evaluation is to come.
+        step: steps done.
+        best: the best evaluation of each split, and the checkpoint's name.
+        window: what each rank has summed up since the last report, by rank (``reports.Window.state``).
+    """
+
+    epoch: int = 0
+    samples: int = 0
+    step: int = 0
+    best: dict[str, dict[str, Any]] = field(default_factory=dict)
+    window: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The folder's name of its checkpoint."""
+        return folder.folder_name(self.epoch, self.samples)
+
+
+def own_statistics(model: nn.Layer) -> dict[str, paddle.Tensor]:
+    """Returns what a rank holds by itself: batch norm's running statistics, which no gradient brings together."""
+    parameters = {name for name, _ in model.named_parameters()}
+    return {name: t for name, t in model.state_dict().items() if name not in parameters and t.is_floating_point()}
+
+
+def versions() -> dict[str, str]:
+    """Returns what computes."""
+    return {"python": platform.python_version(), "paddle": paddle.__version__, "numpy": np.__version__}
+
+
+class Saver:
+    """Saves checkpoints of a run; every rank calls its methods, rank 0 writes.
+
+    Args:
+        parts: the model as "val", with MODEL_EMA the averaged one as "ema".
+        train: the training set; a run can't go on with another number of images.
+
+    Attributes:
+        path: the newest checkpoint's folder.
+        saved_step: the step of the last save, or that the run began with.
+    """
+
+    def __init__(
+        self,
+        config: CfgNode,
+        run: Run,
+        parts: dict[str, nn.Layer],
+        optimizer: paddle.optimizer.Optimizer,
+        scaler: Any,
+        train: ImageDataset,
+    ) -> None:
+        self.config, self.run, self.parts, self.optimizer, self.scaler = config, run, parts, optimizer, scaler
+        self.constant = {"format": FORMAT, "behaviour": BEHAVIOUR, "versions": versions(), "ranks": world_size()}
+        self.constant["images"] = len(train)
+        self.constant |= {"classes": train.classes, "model": config.MODEL.NAME, "config": plain(config)}
+        self.thread: threading.Thread | None = None
+        self.failure: Exception | None = None
+        self.begin(Progress())
+
+    def begin(self, progress: Progress) -> None:
+        """From here on: there is a checkpoint of ``progress``, or nothing that one would hold."""
+        self.path, self.saved_step = self.run.checkpoints / progress.name, progress.step
+
+    @property
+    def failed(self) -> bool:
+        """Whether the background writing failed, which ``wait`` is to tell."""
+        return self.failure is not None
+
+    def due(self, progress: Progress) -> bool:
+        """Whether SAVE_STEPS asks for a checkpoint."""
+        every = self.config.SAVE_STEPS
+        return bool(every) and progress.step // every > self.saved_step // every
+
+    def wait(self, last: bool = False) -> None:
+        """Waits until nothing is being written.
+
+        Args:
+            last: nothing will be saved after this.
+
+        Raises:
+            RunError: on every rank, when the writing failed, unless there is more to come and SAVE_ON_ERROR goes on.
+        """
+        # The ranks meet again and again: in one long wait gloo would lose patience after 30 s.
+        while (status := all_gather(self._status())[0]) == BUSY:
+            pass
+        if status is None:
+            return
+        problem, fatal = status
+        if fatal or last:
+            raise RunError(problem, shared=True)
+        self.run.info(f"{problem}; the run goes on (SAVE_ON_ERROR)")
+        self.failure = None
+
+    def _status(self) -> str | tuple[str, bool] | None:
+        """On rank 0: BUSY, None, or (what went wrong, whether the run has to end)."""
+        if self.thread is not None:
+            self.thread.join(0.2 if world_size() > 1 else None)
+            if self.thread.is_alive():
+                return BUSY
+        self.thread = None
+        if isinstance(self.failure, OSError):
+            text = f"{self.path.name} wasn't saved ({self.failure}): {remedy(self.failure)}; {self._last()}"
+            return text, self.config.SAVE_ON_ERROR == "stop"
+        return None if self.failure is None else (str(self.failure), True)
+
+    def _last(self) -> str:
+        last = self.run.checkpoints / folder.LAST
+        return f"the last whole checkpoint is {last.resolve()}" if last.exists() else "there is none before it"
+
+    def save(
+        self,
+        progress: Progress,
+        statistics: dict[str, paddle.Tensor] | None = None,
+        improved: tuple[str, ...] = (),
+    ) -> None:
+        """Takes a copy of the state and begins to write it; before that, the writing of the last one has to end.
+
+        Args:
+            progress: at an update: what came of the steps since isn't in the state.
+            statistics: this rank's, within an epoch; None: they are the same on every rank.
+            improved: which of "val" (the model) and "ema" is the best so far: its link moves, too.
+        """
+        asked = time.perf_counter()
+        self.wait()
+        ranks = all_gather({key: t.numpy() for key, t in statistics.items()} if statistics else {})
+        self.begin(progress)
+        own = optimizer_state(self.parts["val"], self.optimizer)
+        others = others_state(self.optimizer, own)
+        if rank():
+            return
+        if self.path.exists():  # the same step, asked for once more
+            return
+        parts = {split: model.state_dict() for split, model in self.parts.items()} | {folder.OPTIMIZER: own}
+        copied = host_copies({(part, key): t for part, tensors in parts.items() for key, t in tensors.items()})
+        state = asdict(progress) | {"lr": self.optimizer.get_lr(), "scaler": self.scaler.state_dict()} | self.constant
+        stall = time.perf_counter() - asked
+        self.thread = threading.Thread(
+            target=self._write, args=(progress.name, copied, ranks, others, state, improved, stall), daemon=True
+        )
+        self.thread.start()
+
+    def _files(self, copied: Callable[[], dict], statistics: list[Arrays], others: Arrays) -> dict[str, Arrays]:
+        """The arrays of each file."""
+        names = {"val": folder.MODEL, "ema": folder.EMA}
+        parts = {split: {} for split in (*self.parts, folder.OPTIMIZER)}
+        for (part, key), array in copied().items():
+            parts[part][key] = array
+        files = {names[split]: file_arrays(model, parts[split]) for split, model in self.parts.items()}
+        files[folder.OPTIMIZER] = parts[folder.OPTIMIZER] | others
+        # A checkpoint serves for evaluation as well: it gets the ranks' mean, as at an epoch's end.
+        for key, own in statistics[0].items():
+            split, name = key.split("/", 1)
+            mean = np.mean([arrays[key] for arrays in statistics], axis=0, dtype=np.float64)
+            files[names[split]][file_name(name)] = mean.astype(own.dtype)
+        if statistics[0] and len(statistics) > 1:
+            by_rank = {f"{place}/{key}": a for place, arrays in enumerate(statistics) for key, a in arrays.items()}
+            files[folder.STATISTICS] = by_rank
+        return files
+
+    def _write(
+        self,
+        name: str,
+        copied: Callable[[], dict],
+        statistics: list[Arrays],
+        others: Arrays,
+        state: dict[str, Any],
+        improved: tuple[str, ...],
+        stall: float,
+    ) -> None:
+        started, directory = time.perf_counter(), self.run.checkpoints
+        try:
+            files = self._files(copied, statistics, others)
+            folder.write_checkpoint(directory, name, files, state)
+            if "val" in improved:
+                folder.point(directory / folder.BEST, name)
+            if "ema" in improved:
+                folder.point(directory / folder.BEST_EMA, f"{name}/{folder.EMA}")
+            folder.remove_superseded(directory, self.config.KEEP_LAST, self.config.SAVE_FREQ)
+            size = sum(array.nbytes for arrays in files.values() for array in arrays.values())
+            took = time.perf_counter() - started
+            self.run.local.info(
+                f"saved {name}: {size / 1e6:.1f} MB, written in {took:.2f} s; the training waited {stall:.3f} s"
+            )
+        except Exception as error:
+            self.failure = error
+
+
+def host_copies(tensors: dict[Hashable, paddle.Tensor]) -> Callable[[], dict[Hashable, np.ndarray]]:
+    """Begins a copy of what ``tensors`` hold now; returns what waits for it and gives the arrays, in any thread.
+
+    On a GPU it goes to pinned memory, in its turn on the stream that computes: what changes the tensors comes after it,
+    and this process goes on. (A stream of its own would save the GPU the time of the copy, but Paddle lets one choose
+    the stream by exchanging that of the whole process.)
+    """
+    if not num_gpus():
+        arrays = {key: tensor.numpy() for key, tensor in tensors.items()}
+        return lambda: arrays
+    pinned = {key: tensor.pin_memory(blocking=False) for key, tensor in tensors.items()}
+    done = paddle.device.Event()
+    done.record()
+
+    def arrived() -> dict[Hashable, np.ndarray]:
+        while not done.query():  # which, unlike synchronize, leaves the interpreter's lock to the training
+            time.sleep(0.005)
+        return {key: pinned.pop(key).numpy() for key in tensors}
+
+    return arrived
+
+
+def optimizer_state(model: nn.Layer, optimizer: paddle.optimizer.Optimizer) -> dict[str, paddle.Tensor]:
+    """Returns this rank's accumulators by structured name (``blocks.0.norm1.weight/moment1_0``): Paddle's own names
+    count the layers made in a process, and another process may count differently.
+    """
+    structured = {parameter.name: name for name, parameter in model.named_parameters()}
+    own = {}
+    # Until a step, Paddle 2.6 holds what was restored apart.
+    state = {**optimizer._accumulators_holder, **optimizer.state_dict()}
+    for key, value in state.items():
+        owner = next((name for name in structured if key.startswith(f"{name}_")), None)
+        if owner is not None:
+            own[f"{structured[owner]}/{key[len(owner) + 1 :]}"] = value
+    return own

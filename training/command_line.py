@@ -1,0 +1,257 @@
+"""What a command line asks for: its flags, the configuration that it names or means, what to write for unknown flags.
+
+Without -cfg it is that of the run the command is about, or a script's own.
+"""
+
+import argparse
+import itertools
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from yacs.config import CfgNode
+
+from config import default_values, get_config, named_keys
+from config_checks import DATASETS
+from errors import InputError
+from options import add_note, meant_by, nearest, pairs, read_yaml
+
+FILE = "config.yaml"  # in a run's folder
+AUTO = "auto"
+FLAGS: dict[str, tuple[str, type, str]] = {
+    "dataset": ("DATA.DATASET", str, "one of " + ", ".join(DATASETS)),
+    "data_path": ("DATA.DATA_PATH", str, "the dataset's folder"),
+    "output": ("OUTPUT", str, "the run's folder (default: output/<train|eval>-<model>-<time>)"),
+    "batch_size": ("DATA.BATCH_SIZE", int, "training samples per device; with -eval alone, evaluation's"),
+    "batch_size_eval": ("DATA.BATCH_SIZE_EVAL", int, "evaluation samples per device"),
+    "image_size": ("DATA.IMAGE_SIZE", int, "pixels"),
+    "accum_iter": ("TRAIN.ACCUM_ITER", int, "steps whose gradients make one update"),
+    "pretrained": ("MODEL.PRETRAINED", str, "weights to start from or to evaluate"),
+    "resume": ("MODEL.RESUME", str, "checkpoint to go on from, or auto: the newest in -output"),
+    "last_epoch": ("TRAIN.LAST_EPOCH", int, "the last epoch already done"),
+    "ngpus": ("NGPUS", int, "processes; -1: one per visible GPU, or without a GPU one per core"),
+    "eval": ("EVAL", bool, "evaluate only"),
+    "amp": ("AMP", bool, "mixed precision; evaluations stay in float32 (AMP_EVAL)"),
+}
+
+
+def config_from_arguments(program: str, argv: Sequence[str] | None = None) -> CfgNode:
+    """Returns the frozen configuration that a command line asks for (``argv``: None takes the process's)."""
+    arguments = parse_command_line(program, argv, FLAGS, default_values())
+    # KEY=VALUE: what a flag gives is its value, even where it is the name of a key.
+    options = [
+        f"{key}={getattr(arguments, flag)}"
+        for flag, (key, _, _) in FLAGS.items()
+        if getattr(arguments, flag) is not None
+    ]
+    asked = dict(pairs(options + arguments.o, default_values()))
+    default = arguments.default_cfg if arguments.cfg is None else None
+    choice = choose(arguments.cfg, default, default and get_config(default).DATA.DATASET, asked)
+    began_with = get_config(choice.file).MODEL.PRETRAINED if choice.of_run and _has_weights(asked) else None
+    if began_with:  # its file may be gone; training/run.py writes it down again
+        options.append("MODEL.PRETRAINED=None")
+    config = get_config(choice.file, options + arguments.o)
+    if choice.of_run and (config.EVAL or program == "main_single_gpu.py") and "NGPUS" not in asked:
+        options.append("NGPUS=-1")  # how many processes the run has is nothing to these
+        config = get_config(choice.file, options + arguments.o)
+    # The guide's evaluation command gives -batch_size alone; it is the evaluation's batch there.
+    if config.EVAL and arguments.batch_size is not None and arguments.batch_size_eval is None:
+        options.append(f"DATA.BATCH_SIZE_EVAL={arguments.batch_size}")
+        config = get_config(choice.file, options + arguments.o)
+    if choice.note:
+        add_note(config, choice.note)
+    config.__dict__["named"] = named_keys(arguments.o)
+    config.__dict__["began_with"] = began_with
+    return config
+
+
+class Choice(NamedTuple):
+    """A configuration's file, or its name (None: config.py's defaults), and the line that says why it was taken."""
+
+    file: str | Path | None
+    note: str = ""
+    of_run: bool = False
+
+
+def choose(cfg: str | None, default: str | None, own_data: str | None, asked: Mapping[str, str]) -> Choice:
+    """Returns the configuration to read.
+
+    ``-cfg`` counts where it is given. Otherwise it is that of the run to go on with (MODEL.RESUME), or of the run whose
+    weights are asked for (MODEL.PRETRAINED), or ``default``: in this order.
+
+    Args:
+        cfg, default: what -cfg and -default_cfg give.
+        own_data: the dataset of ``default``.
+        asked: the values of flags and -o, by dotted key.
+
+    Raises:
+        InputError: there is no run to go on with, or what is asked for isn't what ``default`` is made for.
+    """
+    if cfg is not None:
+        return Choice(cfg)
+    words = {key: value for key, value in asked.items() if str(value).lower() not in ("none", "null")}
+    resume, pretrained = words.get("MODEL.RESUME"), words.get("MODEL.PRETRAINED")
+    if resume and (found := _resumed(resume, words.get("OUTPUT"))):
+        return Choice(found, f"configuration: {found}, of the run that goes on (no -cfg is given)", of_run=True)
+    if resume and resume != AUTO:
+        raise InputError(f"-resume={resume}: no {FILE} of its run (RUN/checkpoints/...) is there; give -cfg")
+    if pretrained and (found := run_file(pretrained)):
+        return Choice(
+            found, f"configuration: {found}, of the run that -pretrained names (no -cfg is given)", of_run=True
+        )
+    if pretrained and (Path(pretrained) / FILE).is_file():
+        raise InputError(f"-pretrained={pretrained} is a run's folder; its weights are {pretrained}/checkpoints/best")
+    output = words.get("OUTPUT")
+    if resume and output and (default is None or (Path(output) / "checkpoints").exists()):
+        raise InputError(f"-resume=auto: no {FILE} in {output} to go on with; give -cfg, as for a first start")
+    if default is None:
+        return Choice(None)
+    for key, flag in (
+        ("DATA.DATASET", "-dataset"),
+        ("DATA.DATA_PATH", "-data_path"),
+        ("MODEL.PRETRAINED", "-pretrained"),
+    ):
+        if key in words and (key, words[key]) != ("DATA.DATASET", own_data):
+            raise InputError(
+                f"{flag}={words[key]} needs -cfg, a model for it (python tools/list_models.py lists them);"
+                f" {default}, which is trained where nothing is given, is made for {own_data} alone"
+            )
+    return Choice(default, f"configuration: {default}, for neither -cfg nor a run is given")
+
+
+def run_file(path: str | os.PathLike) -> Path | None:
+    """Returns the configuration of the run that saved ``path``, a checkpoint or a file of one; None: no run did."""
+    for place in (Path(os.path.normpath(path)), Path(path).resolve()):
+        for folder in place.parents:
+            if folder.name == "checkpoints" and (folder.parent / FILE).is_file():
+                return folder.parent / FILE
+    return None
+
+
+def _resumed(resume: str, output: str | None) -> Path | None:
+    if resume != AUTO:
+        return run_file(resume)
+    file = Path(output or "") / FILE
+    if not output or not file.is_file():
+        return None
+    if read_yaml(file).get("EVAL"):
+        raise InputError(f"{file} is an evaluation's: there is no training to go on with; choose another -output")
+    return file
+
+
+def _has_weights(asked: Mapping[str, str]) -> bool:
+    """Whether the run that goes on takes its weights from a checkpoint, not from MODEL.PRETRAINED."""
+    resume = asked.get("MODEL.RESUME")
+    if not resume or "MODEL.PRETRAINED" in asked:
+        return False
+    return resume != AUTO or any(Path(asked.get("OUTPUT", ""), "checkpoints").glob("epoch_*"))
+
+
+class _Parser(argparse.ArgumentParser):
+    """Of a wrong command line it makes one line, as every other error is."""
+
+    def error(self, message: str) -> None:
+        found = re.match(r"argument (-\w+)\S*: expected .*one argument", message)
+        raise InputError(f"command line: {found[1] + ' has no value; -h says what it takes' if found else message}")
+
+
+def parse_command_line(
+    program: str, argv: Sequence[str] | None, flags: Mapping[str, tuple[str, type, str]], defaults: Mapping[str, Any]
+) -> argparse.Namespace:
+    """Returns what a command line says: ``cfg``, each flag, or None, and ``o``, the list of words after -o.
+
+    A flag may have one dash or two, and dashes for underscores within.
+
+    Args:
+        argv: its words; None: the process's.
+        flags: (key, type, help) by name.
+        defaults: by dotted key.
+
+    Raises:
+        InputError: it has flags or words that aren't known; the line says what to write instead.
+    """
+    parser = _Parser(
+        program,
+        allow_abbrev=False,
+        description="Train or evaluate a Vision Transformer.",
+        epilog="Flags may be written with one dash or two. config.py describes every KEY: the epochs are -o"
+        " TRAIN.NUM_EPOCHS 100, the learning rate TRAIN.BASE_LR, the classes MODEL.NUM_CLASSES. A flag of timm's,"
+        " PaddleClas's or PaddleViT's that isn't here is answered by what to write instead.",
+    )
+    parser.add_argument("-cfg", "--cfg", metavar="FILE", help="YAML file, or a model's name under configs/")
+    default = "the same, where neither -cfg is given nor a run (-resume, -pretrained): what scripts begin with"
+    parser.add_argument("-default_cfg", "--default_cfg", metavar="FILE", help=default)
+    for flag, (_, kind, text) in flags.items():
+        takes = (
+            {"nargs": "?", "const": "True", "metavar": "BOOL"} if kind is bool else {"metavar": kind.__name__.upper()}
+        )
+        parser.add_argument(f"-{flag}", f"--{flag}", help=text, **takes)
+    parser.add_argument(
+        "-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys; KEY=VALUE as well"
+    )
+    words = _known_words(
+        sys.argv[1:] if argv is None else argv, {key: flag for flag, (key, _, _) in flags.items()}, defaults
+    )
+    parsed, rest = parser.parse_known_args(words)
+    if rest:
+        example = "; write -o before KEY=VALUE" if "=" in rest[0] else ""
+        raise InputError(f"command line: no flag takes the word {rest[0]!r}{example}")
+    return parsed
+
+
+def _known_words(words: Sequence[str], flag_of: Mapping[str, str], defaults: Mapping[str, Any]) -> list[str]:
+    """The words with each flag as the parser spells it; the line for those that aren't known has all of them."""
+    known, taken, problems = {"cfg", "default_cfg", "o", "h", "help", *flag_of.values()}, [], []
+    for position, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if word.endswith(("\r", "\\")) or (word and not word.strip()):
+            raise InputError(
+                f"command line: found the word {word!r}; in a script nothing may follow the backslash at a line's end,"
+                " the last line has none, and lines don't end as on Windows"
+            )
+        if not word or (_is_flag(word) and equals and not value):
+            before = name or (words[position - 1] if position else "the command")
+            raise InputError(
+                f"command line: {before} is followed by an empty value; is a variable of the script unset?"
+            )
+        spelled = name.lstrip("-").replace("-", "_")
+        if not _is_flag(word):
+            taken.append(word)
+        elif spelled in known:
+            taken.append(f"-{spelled}{equals}{value}")
+        else:
+            values = [value] if equals else list(itertools.takewhile(lambda w: not _is_flag(w), words[position + 1 :]))
+            instead = _instead(spelled, values, flag_of, defaults) or nearest(
+                f"-{spelled}", [f"-{own}" for own in known]
+            )
+            problems.append(f"unknown flag {name}{instead or '; -h lists the flags, config.py the keys of -o'}")
+    if problems:
+        raise InputError(f"command line: {'; '.join(problems)}")
+    return taken
+
+
+def _is_flag(word: str) -> bool:
+    return bool(re.match(r"--?[^\W\d][^\s=]*(=|$)", word))
+
+
+def _instead(name: str, values: list[str], flag_of: Mapping[str, str], defaults: Mapping[str, Any]) -> str:
+    """What to write instead of a flag of somebody else's: "; write -o TRAIN.NUM_EPOCHS 10", or nothing."""
+    meant = meant_by(name, defaults)
+    if meant is None:
+        return ""
+    default = defaults.get(meant)
+    if isinstance(default, list) and len(values) > 1:
+        value = f"[{','.join(values)}]"
+    else:  # --input-size 3 224 224
+        sizes = list(itertools.takewhile(str.isdecimal, values))
+        value = sizes[-1] if sizes else values[0] if values else "True" if isinstance(default, bool) else "VALUE"
+    value = shlex.quote(value) if values else value
+    if meant in flag_of:
+        return f"; write -{flag_of[meant]}" + ("" if isinstance(default, bool) and value == "True" else f"={value}")
+    if meant in defaults:
+        return f"; write -o {meant} {value}"
+    return f"; write {'-o ' if meant.split()[0] in defaults else ''}{meant.format(value)}"

@@ -1,0 +1,18 @@
+"""Optimizers, parameter groups, gradient clipping, loss scaling, schedules, and averages of the weights."""
+
+from training.optim.ema import ModelEma
+from training.optim.gradients import LossScaler, clip_gradients
+from training.optim.groups import decayed_parameters, freeze, layer_scales
+from training.optim.optimizer import build_optimizer
+from training.optim.schedule import build_schedule
+
+__all__ = [
+    "LossScaler",
+    "ModelEma",
+    "build_optimizer",
+    "build_schedule",
+    "clip_gradients",
+    "decayed_parameters",
+    "freeze",
+    "layer_scales",
+]

@@ -1,0 +1,322 @@
+"""What a run leaves behind: its folder with config.yaml, classes.json, logs, metrics.jsonl, result.json, curves.png."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+from yacs.config import CfgNode
+
+from config import differences, resolved, with_values
+from errors import InputError, remedy
+from launch.progress import keep_native_errors
+from options import notes
+from utils import all_gather, get_loggers, num_cores, open_logs, rank, written_whole
+
+LOCK = ".lock"  # in a run's folder
+# What a run's last line names.
+FILES = ("config.yaml", "result.json", "metrics.jsonl", "curves.png")
+FILES += ("checkpoints/best", "checkpoints/best_ema.safetensors", "checkpoints/last")
+INPUT_BOUND = 0.2  # share of the training time that waits for data, from which on a run says so
+
+
+class Run:
+    """A run's folder and voice. Every process makes one; rank 0 alone writes shared files and speaks on the console.
+
+    Nothing is written before ``begin``, not even the folder: a start that fails leaves none, and changes none.
+
+    Args:
+        config: the resolved configuration; OUTPUT is the folder, or SAVE/<train|eval>-<model>-<time>.
+        classes: class names to keep with the run; empty: none are known.
+
+    Raises:
+        InputError: on every rank, when the folder can't be written, already holds a training run, or another run
+            writes there.
+    """
+
+    def __init__(self, config: CfgNode, classes: list[str]) -> None:
+        self.config, self.classes = config, classes
+        self.local, self.main = get_loggers()
+        # One process chooses, so that the clocks of several machines can't disagree about the name.
+        self.folder = RunFolder(config) if rank() == 0 else None
+        self._agree(self.folder.check if self.folder else None)
+        self.started, self.on_error = time.time(), config.SAVE_ON_ERROR
+        self.bar = tqdm(disable=True)
+        self.total, self.first, self.clock = 0, 0, 0.0  # steps in all, done at the beginning, and when that was
+        self.workers, self.epochs = config.DATA.NUM_WORKERS, config.TRAIN.NUM_EPOCHS
+        self.awaited: tuple[int, float, float] | None = None  # epoch, its seconds of waiting, its seconds
+        self.told_input_bound = False
+        for note in notes(config):
+            self.info(note)
+        changed = differences(config)
+        self.info("configuration, where it isn't the default:" + "".join(f"\n  {line}" for line in changed))
+
+    def _agree(self, action: Callable[[], str | None] | None) -> None:
+        """Lets rank 0 do ``action``, which returns what stands against it; all ranks learn of that, and the folder."""
+        problem = action() if action else None
+        problem, directory = all_gather((problem, self.folder and str(self.folder.path)))[0]
+        if problem:
+            raise InputError(problem)
+        self.directory = Path(directory)
+        self.checkpoints = self.directory / "checkpoints"
+
+    def begin(self) -> None:
+        """Makes the folder, with what was told so far; every rank calls it, once all that can be checked was checked.
+
+        Raises:
+            InputError: on every rank, when the folder can't be made, or another run has taken it meanwhile.
+        """
+        all_gather(None)  # unless every rank came this far, there is no run
+        self._agree(self.folder.make if self.folder else None)
+        self.directory.mkdir(parents=True, exist_ok=True)  # on another machine, whose disk isn't shared
+        open_logs(self.directory)
+        keep_native_errors(self.directory / f"log_{rank()}.txt")
+        if rank() == 0:
+            # The file serves other runs, by itself: where this one lies and what it went on from are its command's.
+            own = {"BASE": [""], "OUTPUT": None, "MODEL__RESUME": None, "DIST__MAX_RESTART": 0}
+            for key in ("DATA_PATH", "CACHE"):  # found from another folder, too
+                if self.config.DATA[key] and not os.path.isabs(self.config.DATA[key]):
+                    own[f"DATA__{key}"] = os.path.abspath(self.config.DATA[key])
+            if began_with := self.config.__dict__.get("began_with"):
+                own["MODEL__PRETRAINED"] = began_with
+            with written_whole(self.directory / "config.yaml") as file:
+                file.write(resolved(with_values(self.config, **own)))
+            if self.classes:
+                self._write_json("classes.json", self.classes)
+        self.info(f"run: {self.directory}")
+
+    def info(self, message: str) -> None:
+        """Tells the console and log.txt (rank 0)."""
+        self.main.info(message)
+
+    def start_bar(self, total: int, done: int) -> None:
+        """Shows a progress bar over ``total`` steps, on rank 0 and only on a terminal."""
+        self.total, self.first, self.clock = total, done, time.monotonic()
+        hidden = rank() != 0 or not sys.stderr.isatty()
+        self.bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, disable=hidden, smoothing=0.1)
+
+    def report(self, split: str, **values: Any) -> None:
+        """Adds a line to metrics.jsonl and shows it; ``split`` is "train", "val", or "ema": the averaged weights."""
+        if rank() != 0:
+            return
+        record = {
+            "split": split,
+            **{k: round(v, 6) if isinstance(v, float) and k != "lr" else v for k, v in values.items()},
+        }
+        self._append(json.dumps(record) + "\n")
+        shown = [f"loss: {values['loss']:.4f}", f"acc1: {values['acc1']:.2f}"]
+        if split == "train":
+            self.bar.set_postfix_str(f"epoch {values['epoch']}, {', '.join(shown)}")
+            shown += [f"grad_norm: {values['grad_norm']:.3g}"] if "grad_norm" in values else []
+            shown += [f"loss_scale: {values['loss_scale']:g}"] if "loss_scale" in values else []
+            shown += [
+                f"lr: {values['lr']:.3g}",
+                f"images/s: {values['images_per_s']:.0f}",
+                f"wait: {values['data_wait']:.0%}",
+            ]
+            shown += self._left(values["step"])
+            self.info(f"epoch {values['epoch']}/{self.epochs} step {values['step']}: {', '.join(shown)}")
+            self._tell_input_bound(values)
+        else:
+            kind = "validation" if split == "val" else "validation of the average"
+            shown += [f"acc5: {values['acc5']:.2f}"]
+            self.info(f"epoch {values['epoch']}/{self.epochs} {kind}: {', '.join(shown)}")
+
+    def _left(self, step: int) -> list[str]:
+        """The time that is left, as if each step, with its share of evaluations and saves, took as long as so far."""
+        if not self.first < step < self.total:
+            return []
+        seconds = (time.monotonic() - self.clock) / (step - self.first) * (self.total - step)
+        hours, minutes = divmod(round(seconds / 60), 60)
+        return [f"left: {f'{hours} h {minutes} min' if hours else f'{minutes} min' if minutes else f'{seconds:.0f} s'}"]
+
+    def _tell_input_bound(self, values: dict[str, Any]) -> None:
+        """Says once in a run that an epoch waits for its data; the run's first report, in which workers start and
+        compilers and caches warm up, doesn't count.
+        """
+        if self.awaited is None:
+            self.awaited = (values["epoch"], 0.0, 0.0)
+            return
+        epoch, waited, elapsed = self.awaited
+        if epoch != values["epoch"]:
+            waited = elapsed = 0.0
+        seconds = values["samples"] / values["images_per_s"]
+        self.awaited = values["epoch"], waited + values["data_wait"] * seconds, elapsed + seconds
+        share = self.awaited[1] / self.awaited[2]
+        if share > INPUT_BOUND and not self.told_input_bound:
+            self.told_input_bound = True
+            self.info(
+                f"input-bound: {share:.0%} of the time in epoch {values['epoch']} so far is spent waiting for data;"
+                f" DATA.NUM_WORKERS is {self.workers} per process on {num_cores()} cores: more of them,"
+                " or smaller images, make training faster"
+            )
+
+    def _append(self, line: str) -> None:
+        file = self.directory / "metrics.jsonl"
+        size = file.stat().st_size if file.exists() else 0
+        try:
+            with open(file, "a", encoding="utf-8") as metrics:
+                metrics.write(line)
+        except OSError as error:  # a full disk
+            with contextlib.suppress(OSError):
+                os.truncate(file, size)  # no half line
+            if self.on_error == "stop":
+                error.filename = str(file)
+                raise
+            self.info(f"{file}: a line is lost ({error.strerror}); the run goes on (SAVE_ON_ERROR)")
+
+    def rewind(self, epoch: int, step: int) -> None:
+        """Takes out of metrics.jsonl what came after ``epoch``, but for the next one's training up to ``step``.
+
+        Steps of other epochs aren't compared: they may have been of another batch size.
+        """
+        file = self.directory / "metrics.jsonl"
+        if not file.exists():
+            return
+        kept = []
+        for line in file.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError):  # the last one, of a machine that went down
+                record = json.loads(line)
+                going_on = record["split"] == "train" and record["epoch"] == epoch + 1 and record["step"] <= step
+                if record["epoch"] <= epoch or going_on:
+                    kept.append(line + "\n")
+        with written_whole(file) as rewound:
+            rewound.writelines(kept)
+
+    def result(self, result: dict[str, Any]) -> None:
+        """Writes result.json, the last evaluation, prints the summary and names the run's files."""
+        self.bar.close()
+        self.bar = tqdm(disable=True)
+        if rank() != 0:
+            return
+        result["seconds"] = round(time.time() - self.started, 1)
+        self._write_json("result.json", result)
+        lines = [f"{key}: {result[key]:.2f}" for key in ("acc1", "acc5", "mean_class_acc")] + [
+            f"loss: {result['loss']:.4f}"
+        ]
+        lines += [f"samples: {result['num_samples']}", f"time: {result['seconds']} s", f"run: {self.directory}"]
+        self.info("summary: " + ", ".join(lines))
+        self.info("files: " + ", ".join(name for name in FILES if (self.directory / name).exists()))
+
+    def _write_json(self, name: str, content: Any) -> None:
+        with written_whole(self.directory / name) as file:
+            file.write(json.dumps(content, indent=2) + "\n")
+
+
+class RunFolder:
+    """The folder of a run on rank 0: chosen and looked at by ``check``, made and locked by ``make``.
+
+    Attributes:
+        path: the folder.
+    """
+
+    def __init__(self, config: CfgNode) -> None:
+        name = f"{'eval' if config.EVAL else 'train'}-{config.MODEL.NAME}-{time.strftime('%Y%m%d-%H-%M-%S')}"
+        self.named, self.resumes = bool(config.OUTPUT), bool(config.MODEL.RESUME)
+        self.path = self.base = Path(config.OUTPUT) if config.OUTPUT else Path(config.SAVE) / name
+        self.lock: int | None = None
+        self.new = False
+
+    def check(self) -> str | None:
+        """Returns what stands against a run here; changes nothing. A run's folder is locked from now on."""
+        try:
+            there = next(place for place in (self.path, *self.path.absolute().parents) if place.exists())
+            if not there.is_dir():
+                return self._cannot("make", f"{there} is a file")
+            if not os.access(there, os.W_OK) and there == self.path:
+                return f"{self.path}: not writable; choose another folder with -output"
+            if not os.access(there, os.W_OK):
+                read_only = os.statvfs(there).f_flag & os.ST_RDONLY
+                return self._cannot("make", os.strerror(errno.EROFS if read_only else errno.EACCES))
+            locked = self._take_lock(os.O_RDWR) if (self.path / LOCK).exists() else None
+            return locked or self._taken()
+        except OSError as error:
+            return self._cannot("read", error.strerror)
+
+    def make(self) -> str | None:
+        """Makes the folder, if there is none, and locks it; returns what stands against it."""
+        attempt, self.new = 1, not (self.named and self.path.exists())
+        try:
+            while not self.named and self.path.exists():  # two runs in one second
+                self.path, attempt = self.base.with_name(f"{self.base.name}-{attempt}"), attempt + 1
+            self.path.mkdir(parents=True, exist_ok=self.named)
+        except OSError as error:
+            return self._cannot("make", error.strerror)
+        if self.lock is None:
+            locked = (self.path / LOCK).exists()
+            if problem := self._take_lock(os.O_RDWR | os.O_CREAT) or self._taken():
+                return problem
+            if locked:  # not when the checkpoints were looked at
+                return f"{self.path}: another run was there meanwhile; give the command again"
+        return self._sign()
+
+    def _taken(self) -> str | None:
+        if self.resumes or not any((self.path / name).exists() for name in ("checkpoints", "metrics.jsonl")):
+            return None
+        return f"{self.path} already holds a run; go on from it with -resume, or choose another -output"
+
+    def _cannot(self, what: str, why: str | None) -> str:
+        return f"{self.path}: can't {what} the run's folder ({why}); choose another with -output"
+
+    def _take_lock(self, flags: int) -> str | None:
+        """Locks the folder as long as this process lives; returns what stands against it."""
+        try:
+            lock = os.open(self.path / LOCK, flags)
+            try:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):  # which of the two, systems differ
+                owner = os.read(lock, 200).decode(errors="replace")
+                return f"{self.path}: another run writes there ({owner}); wait for it, or choose another -output"
+        except OSError as error:  # a full disk, or one that has no locks
+            return self._cannot_lock(error)
+        self.lock = lock
+        return None
+
+    def _sign(self) -> str | None:
+        """Writes into the lock whose it is."""
+        try:
+            os.truncate(self.lock, 0)
+            os.pwrite(self.lock, f"process {os.getpid()} on {platform.node()}".encode(), 0)
+        except OSError as error:
+            return self._cannot_lock(error)
+        return None
+
+    def _cannot_lock(self, error: OSError) -> str:
+        if self.new:
+            shutil.rmtree(self.path, ignore_errors=True)
+        why = f"({error.strerror}); {remedy(error)}, or choose another -output"
+        return f"{self.path}: can't lock the run's folder {why}"
+
+
+def plot_curves(metrics: Path, picture: Path) -> None:
+    """Draws loss, accuracy and learning rate over steps from metrics.jsonl into a PNG."""
+    import matplotlib  # takes a second to import, once, at a run's end
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    figure, axes = plt.subplots(3, 1, figsize=(8, 9), sharex=True, layout="constrained")
+    for axis, key, label in zip(
+        axes, ("loss", "acc1", "lr"), ("loss", "top-1 accuracy (%)", "learning rate"), strict=True
+    ):
+        for split in ("train", "val", "ema"):
+            points = [(r["step"], r[key]) for r in records if r["split"] == split and key in r]
+            if points:
+                axis.plot(*zip(*points, strict=True), label=split, marker=None if split == "train" else ".")
+        axis.set_ylabel(label)
+        axis.grid(alpha=0.3)
+        axis.legend()
+    axes[-1].set_xlabel("step")
+    with written_whole(picture, "wb") as file:
+        figure.savefig(file, format="png", dpi=120)
+    plt.close(figure)

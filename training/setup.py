@@ -1,0 +1,288 @@
+"""What a training run is made of, built from its configuration, checked, and told: sizes, rates, what decays."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import paddle
+from paddle import nn
+from yacs.config import CfgNode
+
+from config import default_values, get_config, is_users, with_values
+from datasets import ImageDataset, get_dataloader
+from errors import InputError
+from loading.transforms import BatchTransform
+from loading.workers import Loader
+from models import architecture, build_model, with_switches
+from models.pretrained import disagreements
+from ops.settings import float32_told
+from options import leaves, set_by_someone
+from training.losses import Teacher, TrainingLoss, build_criterion
+from training.optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters
+from training.parallel import ShardedOptimizer, wrap_optimizer
+from training.run import Run
+from utils import all_gather, num_gpus, rank, world_size
+from weights import load_weights
+
+_DEFAULT_BATCH = 4096  # what config.py's own rates are for: ImageNet from scratch (arXiv:2010.11929, table 3)
+_FAR = 4  # a batch so many times larger or smaller than the recipe's asks for another rate
+_SAME = ("DATA.", "MODEL.", "TRAIN.", "DIST.ENGINE", "DIST.STRATEGY", "SEED", "EVAL", "AMP")  # for every rank
+# But where things lie, and what loads them, may differ from machine to machine.
+_PLACES = (
+    "DATA.DATA_PATH",
+    "DATA.CACHE",
+    "DATA.NUM_WORKERS",
+    "DATA.PREFETCH",
+    "MODEL.RESUME",
+    "MODEL.PRETRAINED",
+    "TRAIN.TEACHER_MODEL",
+    "TRAIN.TEACHER_PATH",
+)
+
+
+@dataclass
+class Training:
+    """The parts of a training run; ``network`` is ``model``, or what ``parallel`` wrapped it in, as the optimizer."""
+
+    config: CfgNode
+    model: nn.Layer
+    network: nn.Layer
+    ema: ModelEma | None
+    transform: BatchTransform
+    criterion: TrainingLoss
+    optimizer: paddle.optimizer.Optimizer
+    schedule: Callable[[int], float]
+    scaler: LossScaler
+    loader: Loader
+    run: Run
+
+    @functools.cached_property
+    def trained(self) -> list[paddle.Tensor]:
+        """The parameters that aren't frozen; walking the model's layers takes as long as measuring their gradients."""
+        return [parameter for parameter in self.model.parameters() if not parameter.stop_gradient]
+
+    @property
+    def averaged(self) -> nn.Layer | None:
+        """The model of averaged weights, where there is one."""
+        return self.ema.model if self.ema else None
+
+    @property
+    def evaluated(self) -> dict[str, nn.Layer]:
+        """The models to evaluate, by the name of their split in metrics.jsonl."""
+        return {"val": self.model} | ({"ema": self.averaged} if self.ema else {})
+
+
+def prepare(config: CfgNode, network: nn.Layer, train: ImageDataset, run: Run) -> Training:
+    """Builds what trains, loads MODEL.PRETRAINED and the teacher, and tells what results.
+
+    Raises:
+        InputError: weights, batch, accumulation or teacher don't fit.
+    """
+    model = getattr(network, "_layers", network)
+    if config.MODEL.PRETRAINED:
+        load_pretrained(config, model, run, strict=False)
+    teacher = _build_teacher(config, run)
+    model.distilled_training = teacher is not None
+    loader = get_dataloader(config, train, "train", rank(), world_size())
+    steps, accum = len(loader), config.TRAIN.ACCUM_ITER
+    if accum > steps:
+        raise InputError(f"TRAIN.ACCUM_ITER is {accum}, but an epoch has {steps} steps: it would end without an update")
+    schedule = build_schedule(config, -(-steps // accum), config.DATA.BATCH_SIZE * world_size() * accum)
+    scaler = LossScaler(enabled=precision(config) == "float16")
+    _tell_model(config, model, run)
+    _tell_steps(config, len(train), steps, schedule, run)
+    settings = (config.TRAIN.MODEL_EMA_DECAY, config.TRAIN.MODEL_EMA_WARMUP)
+    ema = ModelEma(model, *settings) if config.TRAIN.MODEL_EMA else None  # a copy, made before the model is traced
+    if config.TO_STATIC:
+        _trace(model)
+    optimizer = wrap_optimizer(config, build_optimizer(config, model))
+    _tell_shares(optimizer, run)
+    return Training(
+        config=config,
+        model=model,
+        network=network,
+        ema=ema,
+        transform=BatchTransform(config),
+        criterion=build_criterion(config, train.labels, teacher),
+        optimizer=optimizer,
+        schedule=schedule,
+        scaler=scaler,
+        loader=loader,
+        run=run,
+    )
+
+
+def _trace(model: nn.Layer) -> None:
+    """Makes the model's forward pass a graph, traced at its first batch of a shape. Its random operators may draw in
+    another order.
+    """
+    with contextlib.suppress(ValueError):  # Paddle 2.6 hasn't got it
+        # It takes two equal calls of a random operator for one: all drop paths of a rate would drop the same samples.
+        paddle.set_flags({"FLAGS_enable_cse_in_dy2st": False})
+    paddle.jit.to_static(model, full_graph=True)
+
+
+def load_pretrained(config: CfgNode, model: nn.Layer, run: Run, strict: bool) -> None:
+    """Loads MODEL.PRETRAINED; tells what was loaded, and where images aren't prepared as the weights were made for."""
+    settings = config.MODEL
+    report = load_weights(model, settings.PRETRAINED, strict, settings.PRETRAINED_ALLOW, settings.PRETRAINED_CLASSES)
+    run.info(str(report))
+    for warning in disagreements(config, report.config):
+        run.info(warning)
+
+
+def precision(config: CfgNode, evaluation: bool = False) -> str:
+    """Returns the forward pass's type: "float32", or with AMP on a GPU "bfloat16", or "float16" where it has none.
+
+    On a CPU it is float32: Paddle's autocast has no effect there, nor has it a matrix product of bfloat16.
+
+    Args:
+        evaluation: of an evaluation, within a training as well: float32 unless AMP_EVAL is on.
+    """
+    if not (config.AMP and num_gpus()) or (evaluation and not config.AMP_EVAL):
+        return "float32"
+    return "bfloat16" if paddle.amp.is_bfloat16_supported() else "float16"
+
+
+def precision_told(config: CfgNode) -> str:
+    """Returns ``precision`` of a training, or with EVAL of an evaluation, with the reason where AMP asks for more."""
+    reason = ""
+    if config.AMP and not num_gpus():
+        reason = " (-amp: Paddle's autocast has no effect on a CPU)"
+    elif config.AMP and not config.AMP_EVAL:
+        reason = " (-amp is for training; -o AMP_EVAL True for evaluations, too)"
+        reason = reason if config.EVAL else f", evaluations in {float32_told()}{reason}"
+    return precision(config, config.EVAL).replace("float32", float32_told()) + reason
+
+
+def _build_teacher(config: CfgNode, run: Run) -> Teacher | None:
+    train = config.TRAIN
+    if train.DISTILLATION_TYPE is None:
+        return None
+    if not (train.TEACHER_MODEL and train.TEACHER_PATH):
+        raise InputError(
+            f"DISTILLATION_TYPE is {train.DISTILLATION_TYPE}, but TEACHER_MODEL is {train.TEACHER_MODEL} and"
+            f" TEACHER_PATH {train.TEACHER_PATH}; give the teacher's YAML and weights, or set DISTILLATION_TYPE none"
+        )
+    theirs = get_config(train.TEACHER_MODEL)
+    if architecture(theirs).min_image_size:  # it takes images of any size
+        theirs = with_values(theirs, DATA__IMAGE_SIZE=config.DATA.IMAGE_SIZE)
+    for key, own, other in (
+        ("MODEL.NUM_CLASSES", config.MODEL.NUM_CLASSES, theirs.MODEL.NUM_CLASSES),
+        ("DATA.IMAGE_SIZE", config.DATA.IMAGE_SIZE, theirs.DATA.IMAGE_SIZE),
+        ("DATA.IMAGE_CHANNELS", config.DATA.IMAGE_CHANNELS, theirs.DATA.IMAGE_CHANNELS),
+    ):
+        if own != other:
+            raise InputError(f"the teacher {train.TEACHER_MODEL} has {key} {other}, the student {own}; make them one")
+    theirs = with_switches(theirs, train.TEACHER_PATH)
+    teacher = build_model(theirs)
+    run.info(f"teacher {theirs.MODEL.NAME}: {load_weights(teacher, train.TEACHER_PATH)}")
+    scales = [c.DATA[name] for c in (config, theirs) for name in ("IMAGENET_MEAN", "IMAGENET_STD")]
+    return Teacher(teacher, *scales)
+
+
+def _tell_model(config: CfgNode, model: nn.Layer, run: Run) -> None:
+    trained = {name: p for name, p in model.named_parameters() if not p.stop_gradient}
+    decayed = len(set(decayed_parameters(config, model)) & trained.keys())
+    frozen = [p.size for p in model.parameters() if p.stop_gradient]
+    count = sum(p.size for p in trained.values()) + sum(frozen)
+    run.info(
+        f"{config.MODEL.NAME}: {count:,} parameters, {precision_told(config)}; {config.TRAIN.OPTIMIZER.NAME},"
+        f" weight decay on {decayed} tensors, off on {len(trained) - decayed}"
+        + (f"; frozen: {len(frozen)} tensors ({sum(frozen):,} parameters)" if frozen else "")
+    )
+
+
+def _tell_shares(optimizer: paddle.optimizer.Optimizer | ShardedOptimizer, run: Run) -> None:
+    if isinstance(optimizer, ShardedOptimizer):
+        shares = ", ".join(f"{size:,}" for size in optimizer.sizes)
+        run.info(f"fleet, sharding stage {optimizer.stage}: the optimizer's state by rank is of {shares} parameters")
+
+
+def check_same(config: CfgNode) -> None:
+    """Raises InputError, on every rank, where ranks that a launcher started were told to do different things.
+
+    Which configuration a command means may follow from a run's folder, which a machine may not see.
+    """
+    own = {key: value for key, value in leaves(config) if key.startswith(_SAME) and key not in _PLACES}
+    told = all_gather(own)
+    for place, theirs in enumerate(told):
+        for key, value in theirs.items():
+            if value != told[0][key]:
+                raise InputError(
+                    f"rank {place} has {key} {value}, rank 0 has {told[0][key]}; give every rank the same flags,"
+                    " and an -output that all machines see"
+                )
+
+
+def share_batch(config: CfgNode, ranks: int) -> CfgNode:
+    """Returns the configuration whose DATA.BATCH_SIZE is one of ``ranks`` shares of DATA.GLOBAL_BATCH, if that is set.
+
+    Raises:
+        InputError: it can't be shared out equally.
+    """
+    batch = config.DATA.GLOBAL_BATCH
+    if batch is None:
+        return config
+    if batch % ranks:
+        raise InputError(f"DATA.GLOBAL_BATCH is {batch}, found {ranks} processes; make it a multiple of their number")
+    return with_values(config, DATA__BATCH_SIZE=batch // ranks)
+
+
+def _tell_steps(config: CfgNode, images: int, steps: int, schedule: Callable[[int], float], run: Run) -> None:
+    train, accum, batch = config.TRAIN, config.TRAIN.ACCUM_ITER, config.DATA.BATCH_SIZE
+    updates, effective = -(-steps // accum), batch * world_size() * accum
+    rates = [f"{schedule(epoch * updates):.3g}" for epoch in (0, train.WARMUP_EPOCHS, train.NUM_EPOCHS)]
+    kept = "GLOBAL_BATCH" if config.DATA.GLOBAL_BATCH else "BATCH_SIZE"
+    how = {"linear": "linearly", "sqrt": "by the square root"}[train.LR_SCALING]
+    which = "the rates scale" if train.LR_SCALED == "all" else "BASE_LR scales"
+    scaled = f"{which} {how} from a batch of {train.LINEAR_SCALED_LR}" if train.LINEAR_SCALED_LR else "the rates stay"
+    run.info(
+        f"{images:,} images, {steps} steps an epoch, the tail {'dropped' if config.DATA.DROP_LAST else 'padded'};"
+        f" global batch {batch} x {world_size()} = {batch * world_size()}, accumulation {accum},"
+        f" effective batch {effective};"
+        f" learning rate {rates[0]}, after warm-up {rates[1]}, at the end {rates[2]};"
+        f" on another number of processes DATA.{kept} is kept and {scaled}"
+    )
+    for warning in filter(None, (far_batch(config, effective), rising(config, effective))):
+        run.info(warning)
+
+
+def far_batch(config: CfgNode, effective: int) -> str:
+    """Returns a warning if the rates are for a batch that is far from the effective one, else ""."""
+    batch, rate = recipe_batch(config), config.TRAIN.BASE_LR
+    if batch is None or batch / _FAR <= effective <= batch * _FAR:
+        return ""
+    return (
+        f"warning: the recipe's rates are for a batch of {batch}, the effective batch is {effective}: BASE_LR {rate:g}"
+        f" would scale to {rate * effective / batch:.3g}; set TRAIN.BASE_LR, or TRAIN.LINEAR_SCALED_LR {batch}, which"
+        " scales the rates"
+    )
+
+
+def rising(config: CfgNode, effective: int) -> str:
+    """Returns a warning if BASE_LR, which alone scales, is below END_LR for the effective batch, else ""."""
+    train = config.TRAIN
+    if not train.LINEAR_SCALED_LR or train.LR_SCALED == "all" or train.LR_SCHEDULER.NAME == "constant":
+        return ""
+    ratio = effective / train.LINEAR_SCALED_LR
+    rate = train.BASE_LR * (ratio**0.5 if train.LR_SCALING == "sqrt" else ratio)
+    if rate >= train.END_LR * (1 - 1e-9):
+        return ""
+    return (
+        f"warning: for the effective batch of {effective} BASE_LR scales to {rate:.3g}, below END_LR {train.END_LR:g},"
+        " which doesn't scale: the rate rises; take a larger batch, or set TRAIN.END_LR"
+    )
+
+
+def recipe_batch(config: CfgNode) -> int | None:
+    """Returns the batch that rates which don't scale are for; None where they do, or where nobody said it.
+
+    A rate that the user wrote is the user's: for the batch at hand.
+    """
+    train = config.TRAIN
+    if train.LINEAR_SCALED_LR or is_users(config, "TRAIN.BASE_LR"):
+        return None
+    from_recipe = "TRAIN.BASE_LR" in set_by_someone(config) or default_values()["TRAIN.BASE_LR"] != train.BASE_LR
+    return train.RECIPE_BATCH or (None if from_recipe else _DEFAULT_BATCH)
