@@ -127,7 +127,7 @@ def run(
     config: CfgNode,
     count: int,
     start: Callable[..., Any],
-    next_start: Callable[[CfgNode, int], tuple[CfgNode, int, str]],
+    next_start: Callable[[CfgNode, int], tuple[CfgNode, int, str]] | None = None,
 ) -> None:
     """Starts the ranks and waits for them; those that are lost or stall are started again, DIST.MAX_RESTART times.
 
@@ -137,10 +137,11 @@ def run(
     Args:
         count: how many.
         start: given the configuration, how many, ``failed`` and ``beats``, starts them and returns their context.
-        next_start: given the configuration and how many there were, returns both for a restart, and words for them.
+        next_start: given the configuration and how many there were, returns both for a restart, and words for them;
+            None: nothing is started again.
     """
-    context, restarts = multiprocessing.get_context("spawn"), 0 if config.EVAL else config.DIST.MAX_RESTART
-    stepped = True
+    context, stepped = multiprocessing.get_context("spawn"), True
+    restarts = config.DIST.MAX_RESTART if next_start and not config.EVAL else 0
     for attempt in itertools.count(1):
         signals.hold_signals()  # until the ranks listen; this process passes signals on
         failed, beats = context.Array("c", FAILURE), context.Array("d", FIELDS * count, lock=False)

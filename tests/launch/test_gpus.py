@@ -80,7 +80,7 @@ def paddle_of(tmp_path, monkeypatch, cuda="11.8"):
 
 def test_gpus_are_counted_where_proc_has_none(nvml, tmp_path):
     """On WSL2 and in some containers: the library is found as any program finds it."""
-    count = "from supervision import gpus; print(gpus.installed(), gpus.visible())"
+    count = "from launch import gpus; print(gpus.installed(), gpus.visible())"
     for given, expected in (
         ({"STANDIN_GPUS": "GPU-a,lost"}, "['GPU-a', ''] 2"),
         ({"STANDIN_GPUS": "GPU-a,lost", "CUDA_VISIBLE_DEVICES": "1"}, "['GPU-a', ''] 1"),
@@ -257,9 +257,9 @@ def test_a_build_for_gpus_that_sees_none_of_them_takes_no_cpu_instead(nvml, tmp_
 
 
 MEET = """
-import json, sys, launchers
+import json, sys
 from errors import reported
-from launch import gpus
+from launch import environment, gpus
 environment.importlib.util.find_spec = lambda name: type("spec", (), {"submodule_search_locations": [sys.argv[1]]})
 with reported():
     assert environment.launched()

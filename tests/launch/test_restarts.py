@@ -12,6 +12,7 @@ from config import get_config
 from errors import InputError
 from launch import signals, spawned
 from launch.progress import COMPUTING
+from main_multi_gpu import next_start
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -39,7 +40,7 @@ def restarted(monkeypatch, capsys, tmp_path, starts, **keys):
     options = ["OUTPUT", str(tmp_path), *(word for key, value in keys.items() for word in (f"DIST.{key}", str(value)))]
     handlers = {number: signal.getsignal(number) for number in signals.SIGNALS}
     try:
-        spawned.run(get_config(None, [*options, "NGPUS", "2"]), 2, start)
+        spawned.run(get_config(None, [*options, "NGPUS", "2"]), 2, start, next_start)
         status = None
     except SystemExit as end:
         status = end.code

@@ -195,7 +195,7 @@ def test_colour_jitter_draws_its_order_and_its_factors_evenly(monkeypatch):
     def kind(name):
         return lambda image: SimpleNamespace(enhance=lambda factor: seen.append((name, factor)) or image)
 
-    monkeypatch.setattr("transforms.image._JITTERED", [kind(name) for name in names])
+    monkeypatch.setattr("loading.transforms.image._JITTERED", [kind(name) for name in names])
     transform, rng = TrainTransform(configured(*FIXED, "TRAIN.COLOR_JITTER", "1.5")), RNG(0)
     for _ in range(1200):
         transform(image, rng)

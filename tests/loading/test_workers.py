@@ -15,9 +15,9 @@ import paddle
 import pytest
 from programs import ROOT, assert_none_left
 
+import loading.workers
 from config import get_config, with_values
 from errors import InputError, RunError
-from loading import workers
 from loading.samplers import EvalBatchSampler, TrainBatchSampler
 from loading.workers import ProcessLoader, on_device
 from utils import free_memory
@@ -176,11 +176,11 @@ def test_a_process_leaves_no_worker_and_no_file(last):
 
 
 def test_memory_that_is_short_is_an_error_before_anything_starts(monkeypatch):
-    monkeypatch.setattr(workers, "free_memory", lambda: 10_000)
+    monkeypatch.setattr(loading.workers, "free_memory", lambda: 10_000)
     config = configured(8, prefetch=2, batch_size=20)
     sampler = TrainBatchSampler(config, Numbers(), 0, 1)
     ProcessLoader(config, Numbers(), sampler, 4)  # one batch: one worker; 3 slots x 20 x 12 bytes x 4
-    monkeypatch.setattr(workers, "free_memory", lambda: 2879)
+    monkeypatch.setattr(loading.workers, "free_memory", lambda: 2879)
     with pytest.raises(
         InputError, match=r"^3 batches of 20 images for each of 4 processes take 0\.0 GB .* lower DATA\."
     ):
@@ -195,7 +195,7 @@ def test_free_memory_is_what_the_machine_or_its_container_has():
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("threaded", [0, 1])
 def test_draws_follow_epoch_and_step_and_come_with_their_batch(workers, threaded, monkeypatch):
-    monkeypatch.setattr(workers, "num_gpus", lambda: threaded)
+    monkeypatch.setattr(loading.workers, "num_gpus", lambda: threaded)
     config, dataset = configured(workers, epochs=3), Numbers()
     config = with_values(config, DATA__DROP_LAST=False, DATA__BATCH_SIZE=6)
     drawn = lambda epoch, step, count: np.full((count, 1), 100 * epoch + step, np.float32)  # noqa: E731
@@ -227,7 +227,7 @@ def test_a_copy_for_the_gpu_lets_other_threads_run_and_shares_nothing():
     try:
         while len(copies) < 8:
             start = time.perf_counter()
-            workers._copied(array)
+            loading.workers._copied(array)
             copies.append((start, time.perf_counter()))
     finally:
         copies += [(0, 0)] * 8
@@ -235,7 +235,7 @@ def test_a_copy_for_the_gpu_lets_other_threads_run_and_shares_nothing():
         thread.join()
     quarters = [(start + (end - start) / 4, end - (end - start) / 4) for start, end in copies[:8]]
     assert sum(any(low < moment < high for moment in ticks) for low, high in quarters) >= 4  # the other thread ran
-    copy = workers._copied(array[:4])
+    copy = loading.workers._copied(array[:4])
     array[:4] = 7
     assert copy.tolist() == [1] * 4
     assert copy.place.is_cpu_place()

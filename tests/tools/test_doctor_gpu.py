@@ -139,7 +139,7 @@ def test_copies_are_counted_by_who_asks_for_them():
         tensor[0].item()
         tensor = tensor * 2 + 1  # nothing
     assert (paddle.Tensor.item, paddle.tensor.creation._to_tensor_non_static) == before
-    here = f"tests/{Path(__file__).name}:"
+    here = f"{Path(__file__).relative_to(ROOT)}:"
     found = {where.partition(here)[0]: number for where, number in count.items()}
     assert found == {"to_tensor ": 3, "__float__ ": 1, "item ": 1}
 

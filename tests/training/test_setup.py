@@ -52,7 +52,7 @@ def test_on_a_gpu_evaluations_are_in_float32_as_paddlevits(monkeypatch, words, t
 def test_a_training_with_amp_evaluates_without_unless_asked(monkeypatch, tmp_path, tiny, halved):
     asked = []
     monkeypatch.setattr("training.setup.num_gpus", lambda: 1)
-    monkeypatch.setattr("engine.precision", lambda *a, **k: asked.append(precision(*a, **k)) or "float32")
+    monkeypatch.setattr("training.engine.precision", lambda *a, **k: asked.append(precision(*a, **k)) or "float32")
     monkeypatch.setattr("paddle.amp.is_bfloat16_supported", lambda: True)
     train([*tiny, "DATA.BATCH_SIZE=16", "AMP=True", f"AMP_EVAL={halved}"], tmp_path, 16)
     assert asked[0] == "bfloat16"  # the only step, then the evaluation

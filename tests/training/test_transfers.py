@@ -98,7 +98,7 @@ def test_a_step_copies_nothing_but_its_batch(tmp_path, tiny, transfers, step):
 
 def test_the_scale_of_float16_is_read_once_per_update(tmp_path, tiny, transfers, monkeypatch):
     monkeypatch.setattr(setup, "LossScaler", lambda enabled: LossScaler(scale=4.0))
-    read = {"item optim/gradients.py": 1}
+    read = {"item training/optim/gradients.py": 1}
     assert of_steps(transfers, tiny, tmp_path / "1") == [read] * 4
     assert of_steps(transfers, [*tiny, "TRAIN.ACCUM_ITER", "2"], tmp_path / "2") == [{}, read, {}, read]
 
@@ -152,7 +152,7 @@ def test_a_step_of_an_evaluation_copies_nothing(tiny, transfers, options):
         engine.evaluate(data, model, batches, len(val))
         found.append((len(batches), by_file(transfers)))
     assert [steps for steps, _ in found] == [2, 13]
-    assert found[0][1] == found[1][1] == {"to_tensor transforms/batch.py": 2, "numpy engine.py": 1}
+    assert found[0][1] == found[1][1] == {"to_tensor loading/transforms/batch.py": 2, "numpy training/engine.py": 1}
 
 
 def test_every_way_to_the_host_and_back_is_seen(transfers):
