@@ -55,6 +55,7 @@ test-faults: $(VENV)/installed-test ops
 lint: $(VENV)/installed-test
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+	$(RUN) -m codespell_lib
 
 # The newest GPU build that PyPI has; it runs on the CPU where there is no GPU.
 test-paddle26:
