@@ -56,6 +56,7 @@ lint: $(VENV)/installed-test
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m codespell_lib
+	$(RUN) -m basedpyright --pythonpath $(RUN)
 
 # The newest GPU build that PyPI has; it runs on the CPU where there is no GPU.
 test-paddle26:

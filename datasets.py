@@ -16,7 +16,7 @@ from yacs.config import CfgNode
 
 from errors import InputError, RunError
 from loading import sources
-from loading.cache import Decoded, MappedImages, cached, fingerprint
+from loading.cache import Decoded, Labels, MappedImages, cached, fingerprint
 from loading.label_spaces import check_evaluation, check_pretrained_classes, check_training
 from loading.samplers import EvalBatchSampler, TrainBatchSampler
 from loading.shards import Shards, read_shards
@@ -42,7 +42,7 @@ class ImageDataset(paddle.io.Dataset):
         classes: names, in the order of labels.
     """
 
-    def __init__(self, config: CfgNode, mode: str, labels: Sequence[int], classes: Sequence[str]) -> None:
+    def __init__(self, config: CfgNode, mode: str, labels: Labels, classes: Sequence[str]) -> None:
         super().__init__()
         train = mode == "train"
         self.labels, self.classes = np.asarray(labels, np.int64), list(classes)
@@ -66,7 +66,7 @@ class ImageDataset(paddle.io.Dataset):
             rng = self.generator(epoch, index, copy)
             try:
                 image = self.picture(read)
-                if image.mode != self.mode:
+                if isinstance(image, Image.Image) and image.mode != self.mode:
                     image = image.convert(self.mode)
                 pixels = self.transform(image, rng)
                 break
@@ -108,7 +108,7 @@ class ArrayDataset(ImageDataset):
         config: CfgNode,
         mode: str,
         images: np.ndarray | MappedImages,
-        labels: Sequence[int],
+        labels: Labels,
         classes: Sequence[str],
     ) -> None:
         super().__init__(config, mode, labels, classes)
@@ -124,7 +124,7 @@ class EncodedDataset(ImageDataset):
     Evaluation takes Pillow's pixels, unless DATA.FAST_EVAL.
     """
 
-    def __init__(self, config: CfgNode, mode: str, labels: Sequence[int], classes: Sequence[str]) -> None:
+    def __init__(self, config: CfgNode, mode: str, labels: Labels, classes: Sequence[str]) -> None:
         super().__init__(config, mode, labels, classes)
         self.exact = mode != "train" and not config.DATA.FAST_EVAL
 
@@ -158,7 +158,7 @@ class FileDataset(EncodedDataset):
         mode: str,
         root: Path,
         paths: Sequence[str],
-        labels: Sequence[int],
+        labels: Labels,
         classes: Sequence[str],
     ) -> None:
         super().__init__(config, mode, labels, classes)

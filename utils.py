@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, TextIO
+from typing import IO, Any, ClassVar
 
 import numpy as np
 import paddle
@@ -65,8 +65,8 @@ def free_memory() -> int:
     with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
         group = Path("/sys/fs/cgroup")
         limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-        files = re.search(r"^inactive_file (\d+)", (group / "memory.stat").read_text(), re.MULTILINE)
-        free = min(free, limit - used + int(files[1]))
+        files = re.findall(r"^inactive_file (\d+)", (group / "memory.stat").read_text(), re.MULTILINE)
+        free = min(free, limit - used + sum(map(int, files)))
     return free
 
 
@@ -224,11 +224,11 @@ class _ConsoleHandler(logging.StreamHandler):
 
 
 class _Held(logging.Handler):
-    """Keeps the lines for the file ``name`` until there is a folder to write it in."""
+    """Keeps the lines for ``file`` until there is a folder to write it in."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, file: str) -> None:
         super().__init__()
-        self.name, self.records = name, []
+        self.file, self.records = file, []
 
     def emit(self, record: logging.LogRecord) -> None:
         self.records.append(record)
@@ -273,7 +273,7 @@ def open_logs(directory: Path) -> None:
     """Writes what ``get_loggers``'s two hold to their files in ``directory``, and from now on each line at once."""
     for logger in map(logging.getLogger, ("local", "main")):
         for held in [handler for handler in logger.handlers if isinstance(handler, _Held)]:
-            file = _LogFile(directory / held.name)
+            file = _LogFile(directory / held.file)
             file.setFormatter(_LINE)
             logger.removeHandler(held)
             logger.addHandler(file)
@@ -282,7 +282,7 @@ def open_logs(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def written_whole(path: Path, mode: str = "w") -> Iterator[TextIO | Any]:
+def written_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     """Opens a file that replaces ``path`` only when the body has ended well: whole or absent, never half."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

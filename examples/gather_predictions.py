@@ -25,7 +25,7 @@ from training.command_line import config_from_arguments
 COLUMNS = ("index", "label", "prediction", "probability")
 
 
-def predictions(config: CfgNode, model: Any, dataset: Any, rank: int, ranks: int) -> list[tuple[int, int, int, float]]:
+def predictions(config: CfgNode, model: Any, dataset: Any, rank: int, ranks: int) -> list[tuple]:
     """Returns the rows of this rank's share of ``dataset``."""
     import paddle
     from paddle.nn import functional as F

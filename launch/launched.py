@@ -183,7 +183,7 @@ class Other(Launched):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.host = os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0].rpartition(":")[0]
-        self.line: Line | None = None
+        self.line: Line  # since it isn't alone any more
         self.decided: Verdict | None = None
         self.failed_at = 0.0
 

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from errors import InputError, RunError
 from loading.sources import IMAGE_SUFFIXES
 from utils import written_whole
 
-Arrays = dict[str, np.ndarray]
+Arrays = dict[str, Any]  # NumPy's
 
 _FORMAT = 1  # of the index
 _HEADER = 512  # bytes of tar's header, which stands before a member's own

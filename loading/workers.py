@@ -17,6 +17,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 import paddle
@@ -46,7 +47,7 @@ class Loader:
         RuntimeError: in an iteration: anything else that went wrong while loading, with its traceback.
     """
 
-    def __init__(self, config: CfgNode, dataset: paddle.io.Dataset, sampler: Sampler, draw: Draw | None = None) -> None:
+    def __init__(self, config: CfgNode, dataset: Any, sampler: Any, draw: Draw | None = None) -> None:
         self.dataset, self.batch_sampler, self.draw = dataset, sampler, draw
         self._only_one = config.EVAL
         self._expected: Iterator[Sampler] = iter(())
@@ -164,7 +165,7 @@ class _Workers:
                 raise columns
             yield [self.slots[number % len(self.slots), :size], *columns]
 
-    def _ask(self, worker: int, message: tuple | None = None) -> list[np.ndarray] | Exception | None:
+    def _ask(self, worker: int, message: tuple | None = None) -> Any:
         """Sends a message to a worker, or returns its next answer."""
         connection, process = self.connections[worker], self.processes[worker]
         try:
@@ -240,7 +241,7 @@ def on_device(batches: Iterator[list[np.ndarray]], threaded: bool | None = None)
         yield from ([paddle.to_tensor(column) for column in batch] for batch in batches)
         return
     source = _Source(batches)
-    yield from paddle.io.DataLoader(source, batch_size=None)
+    yield from paddle.io.DataLoader(source, batch_size=None)  # pyright: ignore[reportArgumentType]: None is documented
     if source.error:
         raise source.error
 
@@ -250,7 +251,8 @@ class _Source(paddle.io.IterableDataset):
 
     def __init__(self, batches: Iterator[list[np.ndarray]]) -> None:
         super().__init__()
-        self.batches, self.error = batches, None
+        self.batches = batches
+        self.error: Exception | None = None
 
     def __iter__(self) -> Iterator[list[paddle.Tensor]]:
         try:

@@ -74,7 +74,7 @@ def build_model(config: CfgNode, **arguments: Any) -> ImageModel:
     if model.NUM_CLASSES == "auto":
         raise InputError("MODEL.NUM_CLASSES is 'auto' where no dataset tells it; give a number")
     taken = inspect.signature(kind).parameters
-    values = {"image_size": config.DATA.IMAGE_SIZE, "in_channels": config.DATA.IMAGE_CHANNELS}
+    values: dict[str, Any] = {"image_size": config.DATA.IMAGE_SIZE, "in_channels": config.DATA.IMAGE_CHANNELS}
     for key, value in model.items():
         name = _ARGUMENTS.get(key, key.lower())
         if name in taken and value is not None:

@@ -6,6 +6,7 @@ here and [out, in] there.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import paddle
 from paddle import nn
@@ -75,7 +76,7 @@ class Block(nn.Layer):
     """
 
     def __init__(
-        self, dim: int, mlp_ratio: float, init_values: float | None, drop: float, drop_path: float, **attention: object
+        self, dim: int, mlp_ratio: float, init_values: float | None, drop: float, drop_path: float, **attention: Any
     ) -> None:
         super().__init__()
         self.norm1 = LayerNorm(dim, epsilon=1e-6)

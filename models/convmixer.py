@@ -4,6 +4,7 @@ Parameter names, order of operations and initialisation (PyTorch's own) are thos
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import paddle
 from paddle import nn
@@ -63,7 +64,7 @@ class ConvMixer(ImageModel):
         self.num_features = embed_dim
         activation = {"gelu": nn.GELU, "relu": nn.ReLU}[act]
 
-        def convolution(channels: int, kernel: int, **options: object) -> list[nn.Layer]:
+        def convolution(channels: int, kernel: int, **options: Any) -> list[nn.Layer]:
             return [Conv2D(channels, embed_dim, kernel, **options), activation(), BatchNorm2D(embed_dim)]
 
         def block() -> nn.Sequential:

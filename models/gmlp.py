@@ -4,6 +4,7 @@ Parameter names, order of operations and initialisation are those of timm's ``Ml
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import paddle
 from paddle import nn
@@ -70,7 +71,7 @@ class GMlp(MlpMixer):
 
     default_mlp_ratio = 6.0
 
-    def _block(self, *sizes: object, **rates: float) -> nn.Layer:
+    def _block(self, *sizes: Any, **rates: float) -> nn.Layer:
         return SpatialGatingBlock(*sizes, **rates)
 
     def _init_weights(self, layer: nn.Layer) -> None:

@@ -5,6 +5,7 @@ Parameter names and order of operations are those of timm's ``MlpMixer``; a Line
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import paddle
 from paddle import nn
@@ -102,7 +103,7 @@ class MlpMixer(ImageModel):
         self.apply(self._init_weights)
         self._scale_classifiers()
 
-    def _block(self, *sizes: object, **rates: float) -> nn.Layer:
+    def _block(self, *sizes: Any, **rates: float) -> nn.Layer:
         return MixerBlock(*sizes, **rates)
 
     def _norm(self, dim: int) -> nn.Layer:

@@ -161,7 +161,7 @@ class PoolFormer(ImageModel):
         """The stem, each block (the first of a stage with the downsampling before it), the head with its norm."""
         groups: list[tuple[str, ...]] = [("stem",)]
         for i, stage in enumerate(self.stages):
-            blocks = [(f"stages.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
+            blocks: list[tuple[str, ...]] = [(f"stages.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
             blocks[0] += (f"stages.{i}.downsample",)
             groups += blocks
         return [*groups, ("norm", "head")]

@@ -5,6 +5,7 @@ weight is [in, out] here and [out, in] there.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import paddle
 from paddle import nn
@@ -108,7 +109,7 @@ class Block(nn.Layer):
     """x + attn(norm1(x)), then x + mlp(norm2(x)), each branch with drop path. Shape: [B, H, W, D] -> the same."""
 
     def __init__(
-        self, dim: int, mlp_ratio: float, linear: bool, drop: float, drop_path: float, **attention: object
+        self, dim: int, mlp_ratio: float, linear: bool, drop: float, drop_path: float, **attention: Any
     ) -> None:
         super().__init__()
         self.norm1 = LayerNorm(dim, epsilon=1e-6)
@@ -126,7 +127,7 @@ class Block(nn.Layer):
 class Stage(nn.Layer):
     """Blocks of one width and a norm; ``downsample`` halves height and width before them, but in the first stage."""
 
-    def __init__(self, in_dim: int, dim: int, rates: Sequence[float], **block: object) -> None:
+    def __init__(self, in_dim: int, dim: int, rates: Sequence[float], **block: Any) -> None:
         super().__init__()
         if in_dim:
             self.downsample = OverlapPatchEmbed(in_dim, dim, 3, stride=2)
@@ -216,7 +217,7 @@ class PyramidVisionTransformerV2(ImageModel):
         """
         groups: list[tuple[str, ...]] = [("patch_embed",)]
         for i, stage in enumerate(self.stages):
-            blocks = [(f"stages.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
+            blocks: list[tuple[str, ...]] = [(f"stages.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
             if i:
                 blocks[0] += (f"stages.{i - 1}.norm", f"stages.{i}.downsample")
             groups += blocks

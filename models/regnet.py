@@ -5,6 +5,7 @@ stages, which timm computes from the paper's parameters, are given as they are.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import paddle
 from paddle import nn
@@ -26,7 +27,7 @@ STEM_DIM = 32
 class ConvNorm(nn.Layer):
     """Convolution without a bias, batch norm, and ReLU where ``act`` (timm's ``ConvNormAct``)."""
 
-    def __init__(self, in_dim: int, dim: int, kernel_size: int, act: bool = True, **options: int) -> None:
+    def __init__(self, in_dim: int, dim: int, kernel_size: int, act: bool = True, **options: Any) -> None:
         super().__init__()
         self.conv = nn.Conv2D(in_dim, dim, kernel_size, padding=kernel_size // 2, bias_attr=False, **options)
         self.bn = BatchNorm2D(dim)

@@ -5,6 +5,7 @@ authors' (facebookresearch/deit); timm's is Xavier's, and its classifier starts 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import paddle
 from paddle import nn
@@ -79,7 +80,7 @@ class ResMlp(MlpMixer):
         sizes = (image_size, patch_size, in_channels, num_classes, embed_dim, depth, mlp_ratio)
         super().__init__(*sizes, drop, drop_path, head_init_scale, recompute)
 
-    def _block(self, *sizes: object, **rates: float) -> nn.Layer:
+    def _block(self, *sizes: Any, **rates: float) -> nn.Layer:
         return ResBlock(*sizes, init_values=self.init_values, **rates)
 
     def _norm(self, dim: int) -> nn.Layer:

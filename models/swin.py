@@ -5,6 +5,7 @@ Parameter names, order of operations and initialisation are those of timm's ``Sw
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import paddle
@@ -89,11 +90,11 @@ class Block(nn.Layer):
         mlp_ratio: float,
         drop: float,
         drop_path: float,
-        **attention: object,
+        **attention: Any,
     ) -> None:
         super().__init__()
         self.resolution = resolution
-        self.window_size = tuple(min(side, window_size) for side in resolution)
+        self.window_size = (min(resolution[0], window_size), min(resolution[1], window_size))
         self.shift_size = tuple(window_size // 2 if shift and side > window_size else 0 for side in resolution)
         self.norm1 = LayerNorm(dim)
         self.attn = WindowAttention(dim, num_heads, self.window_size, proj_drop=drop, **attention)
@@ -101,8 +102,10 @@ class Block(nn.Layer):
         self.norm2 = LayerNorm(dim)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), drop)
         self.drop_path2 = DropPath(drop_path)
-        mask = shift_mask(resolution, self.window_size, self.shift_size) if any(self.shift_size) else None
-        self.register_buffer("attn_mask", None if mask is None else paddle.to_tensor(mask), persistable=False)
+        mask: Any = None
+        if any(self.shift_size):
+            mask = paddle.to_tensor(shift_mask(resolution, self.window_size, self.shift_size))
+        self.register_buffer("attn_mask", mask, persistable=False)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         x = x + self.drop_path1(self._attend(self.norm1(x)))
@@ -163,7 +166,7 @@ class PatchMerging(nn.Layer):
 class Stage(nn.Layer):
     """Blocks of one resolution, every second with shifted windows; ``downsample`` comes before them."""
 
-    def __init__(self, dim: int, rates: Sequence[float], merges: bool, **block: object) -> None:
+    def __init__(self, dim: int, rates: Sequence[float], merges: bool, **block: Any) -> None:
         super().__init__()
         self.downsample = PatchMerging(dim // 2) if merges else nn.Identity()
         self.blocks = nn.LayerList(
@@ -269,7 +272,7 @@ class SwinTransformer(ImageModel):
         """
         groups: list[tuple[str, ...]] = [("patch_embed",)]
         for i, stage in enumerate(self.layers):
-            blocks = [(f"layers.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
+            blocks: list[tuple[str, ...]] = [(f"layers.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
             blocks[0] += (f"layers.{i}.downsample",)
             groups += blocks
         groups[-1] += ("norm",)

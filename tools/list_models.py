@@ -70,7 +70,7 @@ def _traced() -> Iterator[None]:
         # Paddle 2.6 refuses more than 2 ** 20 values in a graph, and Swin's masks at 384 have more. Shapes are enough.
         array = np.asarray(data)
         if array.size > 1 << 20:
-            return paddle.zeros(array.shape, array.dtype.name)
+            return paddle.zeros(array.shape, array.dtype)
         return to_tensor(data, *others, **named)
 
     paddle.enable_static()

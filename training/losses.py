@@ -154,8 +154,7 @@ class Teacher(nn.Layer):
             parameter.stop_gradient = True
         # In a tuple: a sublayer would follow the criterion into train mode, and lend it its parameters.
         self._model = (model,)
-        student_mean, student_std, mean, std = map(np.asarray, (student_mean, student_std, mean, std))
-        scale, shift = student_std / std, (student_mean - mean) / std
+        scale, shift = np.divide(student_std, std), np.subtract(student_mean, mean) / std
         self.same = bool((scale == 1).all() and (shift == 0).all())
         self.scale = paddle.to_tensor(scale, dtype="float32").reshape([1, -1, 1, 1])
         self.shift = paddle.to_tensor(shift, dtype="float32").reshape([1, -1, 1, 1])
@@ -208,10 +207,14 @@ class TrainingLoss(nn.Layer):
         """
         logits, distilled = outputs if isinstance(outputs, list | tuple) else (outputs, outputs)
         loss = self.base(logits, targets)
-        return loss if self.teacher is None else (1 - self.alpha) * loss + self.alpha * self._distil(images, distilled)
+        return (
+            loss
+            if self.teacher is None
+            else (1 - self.alpha) * loss + self.alpha * self._distil(self.teacher(images), distilled)
+        )
 
-    def _distil(self, images: paddle.Tensor, logits: paddle.Tensor) -> paddle.Tensor:
-        wanted = self.teacher(images).astype("float32")
+    def _distil(self, wanted: paddle.Tensor, logits: paddle.Tensor) -> paddle.Tensor:
+        wanted = wanted.astype("float32")
         classes = logits.shape[-1]
         if wanted.shape[-1] != classes:
             raise InputError(f"the teacher has {wanted.shape[-1]} classes, expected the student's {classes}")

@@ -9,7 +9,8 @@ checkpoint's other tensors (its optimizer's) cost nothing. Opcodes: CPython's pi
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from io import BufferedIOBase
+from typing import Any
 
 from weights.arrays import Array, Span, Unreadable, contiguous, is_count, item_size, shown, sizes
 
@@ -63,7 +64,7 @@ class DataUnpickler:
         storage: maps a torch storage's (key, bytes) to its place; None where there are none.
     """
 
-    def __init__(self, file: BinaryIO, end: int, storage: Callable[[str, int], Span] | None = None) -> None:
+    def __init__(self, file: BufferedIOBase, end: int, storage: Callable[[str, int], Span] | None = None) -> None:
         self.file, self.end, self.storage = file, end, storage
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []

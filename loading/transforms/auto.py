@@ -130,7 +130,7 @@ class AutoAugment:
         self.lines = lines
 
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
-        for augment in self.lines[rng.integers(len(self.lines))]:
+        for augment in self.lines[int(rng.integers(len(self.lines)))]:
             image = augment(image, rng)
         return image
 

@@ -3,6 +3,7 @@
 Each works on mode RGB and on mode L, where Color and Desaturate change nothing.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -45,7 +46,7 @@ def rotate(image: Image.Image, degrees: float, resample: Image.Resampling, fill:
 
 
 def solarize(image: Image.Image, threshold: float, *_: object) -> Image.Image:
-    return ImageOps.solarize(image, threshold)
+    return ImageOps.solarize(image, math.ceil(threshold))  # pixels are whole numbers
 
 
 def solarize_add(image: Image.Image, value: float, *_: object) -> Image.Image:

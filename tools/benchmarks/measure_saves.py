@@ -121,6 +121,7 @@ class BySaver:
         started = time.perf_counter()
         self.saver.save(progress, statistics)
         begun, writer = time.perf_counter(), self.saver.thread
+        assert writer
 
         def note() -> None:
             writer.join()

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,13 @@ class AdamW(paddle.optimizer.AdamW):
     _KINDS = ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc")
     _grouped: list[int] | None = None  # the parameters of the groups, by id; None: there are no groups
     _groups: list[_Group]
+    # What the base has; its stub says less.
+    _parameter_list: list[paddle.Tensor]
+    _create_param_lr: Callable[[tuple], paddle.Tensor]
+    _apply_decay_param_fun: Callable[[str], bool]
+    _beta1: float
+    _beta2: float
+    _epsilon: float
 
     @paddle.no_grad()
     def step(self) -> None:
@@ -104,5 +112,6 @@ def _fused_step_is_right(rate_type: paddle.dtype) -> bool:
         _fused_step([parameter], [gradient], rate, [[tensor] for tensor in moments + powers], (0.5, 0.5, 0.0), 0.5)
     except (TypeError, ValueError, RuntimeError, NotImplementedError):  # it takes other arguments, or has no kernel
         return False
-    values = [float(power.item()) for power in powers]
-    return values == [0.25, 0.25] and np.allclose(parameter.numpy(), 1 * (1 - 0.1 * 0.5) - 0.1)
+    return [power.item() for power in powers] == [0.25, 0.25] and np.allclose(
+        parameter.numpy(), 1 * (1 - 0.1 * 0.5) - 0.1
+    )

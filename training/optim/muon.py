@@ -1,5 +1,6 @@
 """Muon."""
 
+from collections.abc import Callable
 from typing import Any
 
 import paddle
@@ -17,6 +18,8 @@ class Muon(paddle.optimizer.AdamW):
         nesterov: whether the gradient is mixed in once more.
         adamw: as for ``paddle.optimizer.AdamW``; the matrices share rate, decay and ``apply_decay_param_fun``.
     """
+
+    _apply_decay_param_fun: Callable[[str], bool]  # the base's stub: or None
 
     def __init__(self, momentum: float, nesterov: bool, **adamw: Any) -> None:
         super().__init__(**adamw)
