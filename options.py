@@ -196,8 +196,8 @@ def coerce(
     is_list = isinstance(value, list | tuple)
     if isinstance(kind, tuple):
         kind = kind[1] if is_list else kind[0]
-    item = kind[0] if isinstance(kind, list) else kind
-    values = list(value) if isinstance(kind, list) and is_list else [value]
+    item: Any = kind[0] if isinstance(kind, list) else kind
+    values: list[Any] = list(value) if isinstance(kind, list) and is_list else [value]
     if all(type(v) is item or (item is float and type(v) is int) for v in values):
         values = [item(v) for v in values]
         return values if isinstance(kind, list) else values[0]

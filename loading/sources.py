@@ -12,6 +12,7 @@ import tarfile
 import zlib
 from collections import defaultdict
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
@@ -35,7 +36,7 @@ _CIFAR = {
 }  # fmt: skip
 
 
-def read_list(root: Path, mode: str, num_classes: int | str) -> Files:
+def read_list(root: Path, mode: str, num_classes: int | Literal["auto"]) -> Files:
     """Reads PaddleViT's ``<mode>_list.txt``: on each line a path (which may hold spaces), then a label.
 
     Args:
@@ -151,7 +152,7 @@ def _digits_file() -> Path:
     # The file that sklearn.datasets.load_digits reads: importing scikit-learn takes most of a second, and leaves
     # semaphores in /dev/shm when the process is killed.
     spec = importlib.util.find_spec("sklearn")
-    if spec is None:
+    if spec is None or not spec.submodule_search_locations:
         raise InputError("DATASET digits needs scikit-learn; pip install scikit-learn")
     return Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
 
@@ -180,7 +181,8 @@ def _cifar(dataset: str, root: Path, mode: str) -> Arrays:
         else:
             with tarfile.open(root / archive) as tar:
                 for name in [*members, meta]:
-                    contents[name] = load_array_pickle(tar.extractfile(f"{folder}/{name}").read())
+                    file: Any = tar.extractfile(f"{folder}/{name}")  # None, where it is no file
+                    contents[name] = load_array_pickle(file.read())
     except (OSError, KeyError, AttributeError, tarfile.TarError, EOFError, zlib.error) as error:
         raise InputError(
             f"{root / archive}: can't be read ({error}); DATASET {dataset} needs it under -data_path"

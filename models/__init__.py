@@ -76,7 +76,7 @@ def build_model(config: CfgNode, **arguments: Any) -> ImageModel:
     taken = inspect.signature(kind).parameters
     values: dict[str, Any] = {"image_size": config.DATA.IMAGE_SIZE, "in_channels": config.DATA.IMAGE_CHANNELS}
     for key, value in model.items():
-        name = _ARGUMENTS.get(key, key.lower())
+        name: Any = _ARGUMENTS.get(key, key.lower())
         if name in taken and value is not None:
             if isinstance(value, list) and "Sequence" not in str(taken[name].annotation):
                 raise InputError(f"MODEL.{key} is {value}, but {model.TYPE} takes one number")

@@ -186,7 +186,7 @@ def parse_command_line(
     default = "the same, where neither -cfg is given nor a run (-resume, -pretrained): what scripts begin with"
     parser.add_argument("-default_cfg", "--default_cfg", metavar="FILE", help=default)
     for flag, (_, kind, text) in flags.items():
-        takes = (
+        takes: dict[str, Any] = (
             {"nargs": "?", "const": "True", "metavar": "BOOL"} if kind is bool else {"metavar": kind.__name__.upper()}
         )
         parser.add_argument(f"-{flag}", f"--{flag}", help=text, **takes)

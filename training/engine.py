@@ -21,6 +21,7 @@ from launch import signals
 from launch.progress import EVALUATING, beat
 from loading.transforms import Normalize
 from loading.workers import Loader
+from models.base import ImageModel
 from models.inference import inference_engine
 from models.layers.batch_norm import hold_frozen_statistics
 from options import plain
@@ -139,7 +140,7 @@ def _heed(
     if number is None and not (closed and (requests.save or saver.due(progress))):
         return
     progress.window = all_gather(window.state()) if window else []
-    if not all(math.isfinite(own["sums"][0]) for own in progress.window):
+    if window and not all(math.isfinite(own["sums"][0]) for own in progress.window):
         window.raise_not_finite()
     saver.save(progress, statistics)
     progress.window = []
@@ -299,7 +300,7 @@ def evaluate(
     return metrics | {"num_samples": int(count), "class_acc": class_acc}
 
 
-def evaluate_only(config: CfgNode, model: nn.Layer, val: ImageDataset, run: Run) -> None:
+def evaluate_only(config: CfgNode, model: ImageModel, val: ImageDataset, run: Run) -> None:
     """The run of ``-eval``: loads MODEL.PRETRAINED, evaluates, leaves result.json.
 
     Raises:
@@ -345,7 +346,7 @@ def sums(losses: paddle.Tensor, logits: paddle.Tensor, targets: paddle.Tensor) -
 
 def autocast(config: CfgNode, evaluation: bool = False) -> contextlib.AbstractContextManager:
     """The forward pass's context: level O1 (softmax, norms and losses stay in float32), or none for float32."""
-    dtype = precision(config, evaluation)
+    dtype: Any = precision(config, evaluation)
     return contextlib.nullcontext() if dtype == "float32" else paddle.amp.auto_cast(dtype=dtype, level="O1")
 
 

@@ -60,7 +60,7 @@ class Requests:
         saving = due or signals.noted.pop(signal.SIGUSR1, None) is not None
         asked = [*(number in signals.noted for number in STOPS), saving, failed, now - self.met]
         if world_size() > 1:
-            asked = all_reduce_sum(paddle.to_tensor(asked, dtype="float64")).tolist()
+            asked = all_reduce_sum(paddle.to_tensor(asked, dtype="float64")).numpy().tolist()
         *stops, saving, failed, seconds = asked
         per_step = seconds / world_size() / self.steps
         self.until_meeting = int(min(self.MOST_STEPS, max(1, self.SECONDS / max(per_step, 1e-9))))

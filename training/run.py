@@ -283,6 +283,7 @@ class RunFolder:
 
     def _sign(self) -> str | None:
         """Writes into the lock whose it is."""
+        assert self.lock is not None
         try:
             os.truncate(self.lock, 0)
             os.pwrite(self.lock, f"process {os.getpid()} on {platform.node()}".encode(), 0)

@@ -4,6 +4,7 @@ import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import paddle
 from paddle import nn
@@ -15,6 +16,7 @@ from errors import InputError
 from loading.transforms import BatchTransform
 from loading.workers import Loader
 from models import architecture, build_model, with_switches
+from models.base import ImageModel
 from models.pretrained import disagreements
 from ops.settings import float32_told
 from options import leaves, set_by_someone
@@ -46,7 +48,7 @@ class Training:
     """The parts of a training run; ``network`` is ``model``, or what ``parallel`` wrapped it in, as the optimizer."""
 
     config: CfgNode
-    model: nn.Layer
+    model: ImageModel
     network: nn.Layer
     ema: ModelEma | None
     transform: BatchTransform
@@ -63,14 +65,14 @@ class Training:
         return [parameter for parameter in self.model.parameters() if not parameter.stop_gradient]
 
     @property
-    def averaged(self) -> nn.Layer | None:
+    def averaged(self) -> ImageModel | None:
         """The model of averaged weights, where there is one."""
         return self.ema.model if self.ema else None
 
     @property
     def evaluated(self) -> dict[str, nn.Layer]:
         """The models to evaluate, by the name of their split in metrics.jsonl."""
-        return {"val": self.model} | ({"ema": self.averaged} if self.ema else {})
+        return {"val": self.model, **({"ema": self.ema.model} if self.ema else {})}
 
 
 def prepare(config: CfgNode, network: nn.Layer, train: ImageDataset, run: Run) -> Training:
@@ -79,7 +81,7 @@ def prepare(config: CfgNode, network: nn.Layer, train: ImageDataset, run: Run) -
     Raises:
         InputError: weights, batch, accumulation or teacher don't fit.
     """
-    model = getattr(network, "_layers", network)
+    model: Any = getattr(network, "_layers", network)
     if config.MODEL.PRETRAINED:
         load_pretrained(config, model, run, strict=False)
     teacher = _build_teacher(config, run)
@@ -123,7 +125,7 @@ def _trace(model: nn.Layer) -> None:
     paddle.jit.to_static(model, full_graph=True)
 
 
-def load_pretrained(config: CfgNode, model: nn.Layer, run: Run, strict: bool) -> None:
+def load_pretrained(config: CfgNode, model: ImageModel, run: Run, strict: bool) -> None:
     """Loads MODEL.PRETRAINED; tells what was loaded, and where images aren't prepared as the weights were made for."""
     settings = config.MODEL
     report = load_weights(model, settings.PRETRAINED, strict, settings.PRETRAINED_ALLOW, settings.PRETRAINED_CLASSES)

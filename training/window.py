@@ -100,7 +100,7 @@ class Window:
         state, elapsed = self._summed(self._now()), time.perf_counter() - self.start
         self._list_skipped()
         own = [*state["sums"], self.wait / elapsed, state["skips"], state["sums"][3] - self.carried_count]
-        reduced = all_reduce_sum(paddle.to_tensor([*own, *_peaks()], dtype="float64")).tolist()
+        reduced = all_reduce_sum(paddle.to_tensor([*own, *_peaks()], dtype="float64")).numpy().tolist()
         loss, top1, top5, count, wait, skipped, fresh, *peaks = reduced
         if not math.isfinite(loss):
             self.raise_not_finite()
@@ -165,12 +165,12 @@ def _added(total: np.ndarray | float, rows: list[paddle.Tensor] | np.ndarray) ->
     if not len(rows):
         return np.asarray(total)
     numbers = rows if isinstance(rows, np.ndarray) else paddle.stack(rows).numpy()
-    return np.cumsum(np.concatenate([[total], numbers]), axis=0)[-1]
+    return np.cumsum(np.concatenate([np.asarray(total)[None], numbers]), axis=0)[-1]
 
 
 def _listed(skipped: list[paddle.Tensor]) -> list[int]:
     """The images that were skipped, of all the steps at once."""
-    return [index for index in (paddle.concat(skipped).tolist() if skipped else []) if index >= 0]
+    return [index for index in (paddle.concat(skipped).numpy().tolist() if skipped else []) if index >= 0]
 
 
 def _finite(norms: list[paddle.Tensor]) -> np.ndarray:

@@ -15,6 +15,7 @@ from yacs.config import CfgNode
 from config import get_config
 from config_checks import COMMAND_LINE
 from errors import InputError
+from models.base import ImageModel
 from models.layers.batch_norm import BATCH_NORMS
 from options import given, leaves, plain
 from training.checkpoint import folder
@@ -199,9 +200,7 @@ def _some(names: list[str]) -> str:
     return f"{', '.join(names[:5])}{', ...' * (len(names) > 5)} ({len(names)})"
 
 
-def load_checkpoint(
-    chosen: Path, model: paddle.nn.Layer, optimizer: paddle.optimizer.Optimizer, ema: paddle.nn.Layer | None = None
-) -> None:
+def load_checkpoint(chosen: Path, model: ImageModel, optimizer: Any, ema: ImageModel | None = None) -> None:
     """Restores the model, the optimizer and the averaged model from a verified checkpoint.
 
     Raises:
