@@ -192,6 +192,13 @@ def test_free_memory_is_what_the_machine_or_its_container_has():
     assert 1e8 < free_memory() < total
 
 
+def test_free_memory_does_without_a_containers_count_of_files(tmp_path, monkeypatch):
+    for name, text in {"max": "100\n", "current": "90\n", "stat": "anon 7\n"}.items():
+        (tmp_path / f"memory.{name}").write_text(text)
+    monkeypatch.setattr("utils.Path", lambda path: tmp_path if path == "/sys/fs/cgroup" else Path(path))
+    assert free_memory() == 10
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("threaded", [0, 1])
 def test_draws_follow_epoch_and_step_and_come_with_their_batch(workers, threaded, monkeypatch):
