@@ -1,17 +1,15 @@
 """What every room stands on: this process's place among the others, seeds, loggers, files."""
 
 import contextlib
-import io
 import logging
 import os
-import pickle
 import random
 import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 import paddle
@@ -307,37 +305,3 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-class _ArrayUnpickler(pickle.Unpickler):
-    """Admits NumPy arrays and plain containers; a pickle that names anything else is refused, not run."""
-
-    _ADMITTED: ClassVar[dict[tuple[str, str], Any]] = {
-        ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
-        ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-        ("_codecs", "encode"): lambda text, encoding="latin1": text.encode("latin1"),
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        try:
-            return self._ADMITTED[module, name]
-        except KeyError:
-            raise InputError(
-                f"the file asks to load {module}.{name}; only arrays and plain containers are read"
-            ) from None
-
-
-def load_array_pickle(data: bytes) -> Any:
-    """Unpickles arrays and plain containers (Python 2's strings as bytes) without running code from the file.
-
-    Raises:
-        InputError: the pickle names a class or function, or is damaged.
-    """
-    try:
-        return _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"not a readable pickle ({type(error).__name__}: {error})") from None

@@ -1,7 +1,6 @@
-"""Collectives over two real processes; launch environment, loggers, files, unpickler."""
+"""Collectives over two real processes; seeds, files."""
 
 import os
-import pickle
 
 import numpy as np
 import paddle
@@ -130,25 +129,3 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
         handle.write("new")
     assert file.read_text() == "new"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
-
-
-class Shell:
-    def __init__(self, command):
-        self.command = command
-
-    def __reduce__(self):
-        return os.system, (self.command,)
-
-
-@pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_the_unpickler_reads_arrays_and_runs_nothing(tmp_path, protocol):
-    content = {b"data": np.arange(6, dtype=np.uint8).reshape(2, 3), b"labels": [1, 2], "name": "x"}
-    loaded = utils.load_array_pickle(pickle.dumps(content, protocol))
-    assert loaded[b"data"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert loaded[b"labels"] == [1, 2]
-    evil = pickle.dumps({"a": [Shell(f"touch {tmp_path}/ran")]}, protocol)
-    with pytest.raises(InputError, match=r"asks to load (posix|nt|os)\.system"):
-        utils.load_array_pickle(evil)
-    assert not (tmp_path / "ran").exists()
-    with pytest.raises(InputError, match="not a readable pickle"):
-        utils.load_array_pickle(pickle.dumps(content, protocol)[:-5])
