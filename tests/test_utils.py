@@ -1,7 +1,5 @@
 """Collectives over two real processes; seeds, files."""
 
-import os
-
 import numpy as np
 import paddle
 import pytest
@@ -63,30 +61,6 @@ def test_collectives_on_one_process():
     assert {key: value.tolist() for key, value in utils.reduce_dict(tensors).items()} == {"a": 3.0, "b": [2.0]}
     assert utils.reduce_dict({}) == {}
     assert utils.all_gather("x") == ["x"]
-    with utils.main_process_first():
-        pass
-
-
-def cache_built_first(folder):
-    with utils.main_process_first():
-        found = os.path.exists(f"{folder}/cache")
-        if not found:
-            open(f"{folder}/cache", "w").close()
-    return found
-
-
-def cache_that_fails():
-    with utils.main_process_first():
-        if utils.rank() == 0:
-            raise RunError("the disk is full")
-        return "ran"
-
-
-def test_main_process_first(tmp_path):
-    assert run_ranks(cache_built_first, str(tmp_path)) == [False, True]
-    first, second = run_ranks(cache_that_fails)
-    assert str(first) == "the disk is full"
-    assert str(second) == "rank 0 failed in what it had to do first"
 
 
 def test_more_processes_than_there_are_is_an_error():
