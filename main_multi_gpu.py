@@ -50,7 +50,6 @@ def main_worker(config, dataset_train, dataset_val):
         ranks = utils.world_size()
         settings = set_device_flags(config, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)))
         parallel.init(config)
-        launched.meet(utils.all_gather)
         check_same(config)
         config = share_batch(config, ranks)
         run = Run(config, dataset_val.classes)
@@ -106,10 +105,9 @@ def watched_worker(failed, beats, handed):
             import_paddle()
             main_worker(*handed.open())
         else:
-            meeting = environment.meet(handed.DIST.INIT_TIMEOUT)  # before Paddle's import
             import_paddle()
             found = built(handed)
-            meeting.ready()
+            launched.wait_for_all()
             main_worker(*found)
 
 
