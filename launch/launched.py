@@ -57,7 +57,7 @@ def watch(target: Callable[..., None], config: Any) -> NoReturn:
     _stage = context.Array("b", [READING], lock=False)
     meeting = environment.meet(config.DIST.INIT_TIMEOUT)
     signals.hold_signals()
-    process = context.Process(target=_alone, args=(meeting, target, failed, beats, config))
+    process = context.Process(target=_become_rank, args=(meeting, target, failed, beats, config))
     watcher = (First if rank == 0 else Other)(meeting, process, failed, beats, config.DIST.TIMEOUT)
     verdict = watcher.wait()
     if verdict and (rank == 0 or separate or watcher.alone):
@@ -65,7 +65,7 @@ def watch(target: Callable[..., None], config: Any) -> NoReturn:
     sys.exit(verdict.status if verdict else 0)
 
 
-def _alone(meeting: Meeting, target: Callable[..., None], *args: Any) -> None:
+def _become_rank(meeting: Meeting, target: Callable[..., None], *args: Any) -> None:
     meeting.close()  # the parent's: as that ends, the others' are to hear it
     target(*args)
 
