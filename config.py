@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from yacs.config import CfgNode
 
-from config_checks import COMMAND_LINE, carried_out, check, refuse_idle
+from config_checks import COMMAND_LINE, check, refuse_idle
 from configs.paddlevit import reading
 from errors import InputError
 from options import (
@@ -21,7 +21,6 @@ from options import (
     add_note,
     coerce,
     given,
-    is_given,
     leaves,
     nearest_key,
     nearest_model,
@@ -227,14 +226,9 @@ _C.DIST.INIT_TIMEOUT = 300.0  # seconds that ranks which a launcher started wait
 _C.DIST.MAX_RESTART = 0  # times that spawned processes which are lost or stall are started again, by themselves
 _C.DIST.ENGINE = "data_parallel"  # paddle.DataParallel; "fleet": paddle.distributed.fleet, with STRATEGY
 _C.DIST.STRATEGY = CfgNode()  # keys of fleet's DistributedStrategy, spelled as there
-_C.DIST.STRATEGY.gradient_merge = False  # sets TRAIN.ACCUM_ITER
-_C.DIST.STRATEGY.gradient_merge_configs = CfgNode({"k_steps": 1})  # steps whose gradients' mean makes one update
-_C.DIST.STRATEGY.recompute = False  # sets MODEL.RECOMPUTE
-_C.DIST.STRATEGY.amp = False  # sets AMP
 _C.DIST.STRATEGY.sharding = False  # each process keeps a share of the optimizer's state (ZeRO)
 _C.DIST.STRATEGY.sharding_configs = CfgNode({"stage": 1})  # 2: and of the gradients
 _C.DIST.STRATEGY.fuse_grad_size_in_MB = 32  # gradients that processes bring together at a time
-_C.DIST.STRATEGY.last_comm_group_size_MB = 1.0  # and those of the last time, which no computation hides
 _C.DIST.STRATEGY.find_unused_parameters = False  # for a model that leaves parameters out of a step
 
 # What a key takes whose default doesn't tell it; each takes None (YAML: null) too.
@@ -284,6 +278,14 @@ _TYPES = {
     "SAVE_MINUTES": float,
     "TF32": bool,
 }
+# Keys that were, with their defaults: runs wrote these out into their config.yaml, whoever had set them.
+_REMOVED = {
+    "DIST.STRATEGY.gradient_merge": False,
+    "DIST.STRATEGY.gradient_merge_configs.k_steps": 1,
+    "DIST.STRATEGY.recompute": False,
+    "DIST.STRATEGY.amp": False,
+    "DIST.STRATEGY.last_comm_group_size_MB": 1.0,
+}
 _WORDS = {  # values besides those of the type
     "MODEL.NUM_CLASSES": ("auto",),
     "TRAIN.CLASS_WEIGHTS": ("auto",),
@@ -305,9 +307,6 @@ def get_config(cfg_file: str | os.PathLike | None = None, options: Sequence[str]
     if cfg_file is not None:
         _merge_file(config, find_config(cfg_file))
     _merge_options(config, options)
-    for key, value in carried_out(config).items():
-        if not is_given(config, key):
-            _set(config, key, value, Given(WRITTEN_OUT, "DIST.STRATEGY"))
     check(config)
     refuse_idle(config, set_by_someone(config))
     if "family" in config.__dict__ and not config.EVAL:
@@ -407,6 +406,8 @@ def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -
     level = _next_level(config)
     # A key of nobody's is named before one of PaddleViT's, which the file may have because it is meant as PaddleViT's.
     for key, value in sorted(_set_in(content), key=lambda item: reading.has_key(item[0])):
+        if levels is not None and key in _REMOVED and value == _REMOVED[key]:
+            continue
         known = reading.own_key(key, value)
         own = 0 if levels is None else levels.get(known, WRITTEN_OUT)
         _set(config, known, value, Given(WRITTEN_OUT if own == WRITTEN_OUT else level + own, str(path)))

@@ -63,7 +63,6 @@ _AT_LEAST_ONE = (
     "REPORT_FREQ", "VALIDATE_FREQ", "MODEL.ATTN_HEAD_SIZE", "TRAIN.LINEAR_SCALED_LR", "TRAIN.RECIPE_BATCH",
     "DATA.PREFETCH", "TRAIN.RANDOM_ERASE_COUNT", "TRAIN.REPEATED_AUGMENT", "TRAIN.LR_SCHEDULER.DECAY_EPOCHS",
     "DATA.SHARD_SHUFFLE", "DATA.GLOBAL_BATCH", "DIST.STRATEGY.fuse_grad_size_in_MB",
-    "DIST.STRATEGY.gradient_merge_configs.k_steps",
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "DATA.NUM_WORKERS", "TRAIN.LAST_EPOCH", "TRAIN.WARMUP_EPOCHS", "TRAIN.COOLDOWN_EPOCHS", "TRAIN.WEIGHT_DECAY",
@@ -74,7 +73,7 @@ _NOT_NEGATIVE = (
 _ABOVE_ZERO = (
     "TRAIN.GRAD_CLIP", "TRAIN.LR_SCHEDULER.DECAY_RATE", "TRAIN.LR_SCHEDULER.POWER", "TRAIN.DISTILLATION_TAU",
     "TRAIN.LAYER_DECAY", "MODEL.INIT_VALUES", "MODEL.NORM_EPS", "TRAIN.OPTIMIZER.EPS", "SAVE_MINUTES", "DIST.TIMEOUT",
-    "DIST.INIT_TIMEOUT", "DIST.STRATEGY.last_comm_group_size_MB", "TRAIN.OPTIMIZER.TRUST_COEFFICIENT",
+    "DIST.INIT_TIMEOUT", "TRAIN.OPTIMIZER.TRUST_COEFFICIENT",
 )  # fmt: skip
 _BELOW_ONE = (
     "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH", "MODEL.PATCH_DROP", "TRAIN.SMOOTHING",
@@ -91,16 +90,6 @@ _LENGTHS = {
     "TRAIN.AFFINE": 3,
     "TRAIN.CUTMIX_MINMAX": 2,
 }
-
-
-def carried_out(config: CfgNode) -> dict[str, Any]:
-    """Returns what DIST.STRATEGY asks of other keys: options that fleet, in dynamic graph mode, takes and ignores."""
-    options = config.DIST.STRATEGY
-    if config.DIST.ENGINE != "fleet":
-        return {}
-    asked = {"TRAIN.ACCUM_ITER": options.gradient_merge_configs.k_steps} if options.gradient_merge else {}
-    asked |= {"MODEL.RECOMPUTE": True} if options.recompute else {}
-    return asked | ({"AMP": True} if options.amp else {})
 
 
 def check(config: CfgNode) -> None:
@@ -131,8 +120,6 @@ def check(config: CfgNode) -> None:
         require(len(values[key]) == _LENGTHS[key], key, f"{_LENGTHS[key]} values")
     _check_data(config, require)
     _check_recipe(config, require)
-    for key, value in carried_out(config).items():
-        require(values[key] == value, key, f"{value}, as DIST.STRATEGY asks; give one of the two, or the same")
     require(config.NGPUS == -1 or config.NGPUS >= 1, "NGPUS", "-1 (all) or at least 1")
     require(not (config.MODEL.RESUME and config.EVAL), "MODEL.RESUME", "-pretrained FILE with -eval")
     automatic = config.MODEL.RESUME == "auto"
@@ -366,13 +353,9 @@ _DECLARED = (
     ((_TRAINING, _is_unset("TRAIN.CUTMIX_MINMAX")), ("TRAIN.CUTMIX_ALPHA",)),
     ((_TRAINING, _MIXING), ("TRAIN.MIXUP_PROB", "TRAIN.MIXUP_MODE", "TRAIN.MIXUP_OFF_EPOCH")),
     ((_TRAINING, _MIXUP, _CUTMIX), ("TRAIN.MIXUP_SWITCH_PROB",)),
-    ((_TRAINING, _FLEET), tuple(f"DIST.STRATEGY.{key}" for key in ("gradient_merge", "recompute", "amp", "sharding"))),
-    ((_TRAINING, _FLEET, _is("DIST.STRATEGY.gradient_merge", True)), ("DIST.STRATEGY.gradient_merge_configs.k_steps",)),
     ((_TRAINING, _FLEET, _is("DIST.STRATEGY.sharding", True)), ("DIST.STRATEGY.sharding_configs.stage",)),
-    ((_TRAINING, _FLEET), ("DIST.STRATEGY.fuse_grad_size_in_MB",)),
-    ((_TRAINING, _FLEET, _NO_SHARDING), (
-        "DIST.STRATEGY.last_comm_group_size_MB", "DIST.STRATEGY.find_unused_parameters",
-    )),
+    ((_TRAINING, _FLEET), ("DIST.STRATEGY.sharding", "DIST.STRATEGY.fuse_grad_size_in_MB")),
+    ((_TRAINING, _FLEET, _NO_SHARDING), ("DIST.STRATEGY.find_unused_parameters",)),
 )  # fmt: skip
 NEEDS: dict[str, tuple[Need, ...]] = {key: needs for needs, keys in _DECLARED for key in keys}
 

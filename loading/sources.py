@@ -1,23 +1,26 @@
 """What datasets are read from: lists of files, folders of classes, and the archives of CIFAR, MNIST and Fashion-MNIST.
 
-Nothing is downloaded, and nothing in a file is run: CIFAR's pickles are read as arrays and plain containers only.
+Nothing is downloaded, and nothing in a file is run: CIFAR's pickles are read as data.
 """
 
 import gzip
 import importlib.util
+import io
 import os
 import re
 import struct
 import tarfile
 import zlib
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from errors import InputError
-from utils import load_array_pickle
+from weights.arrays import Unreadable, shown
+from weights.unpickle import DataUnpickler
 
 Files = tuple[list[str], list[int], list[str]]  # paths below the root, labels, class names (empty: none are known)
 Arrays = tuple[np.ndarray, np.ndarray, list[str]]  # images, labels, class names
@@ -28,12 +31,13 @@ FASHION = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shi
 _CIFAR = {
     "cifar10": (
         "cifar-10-python.tar.gz", "cifar-10-batches-py",
-        [f"data_batch_{i}" for i in range(1, 6)], ["test_batch"], b"labels", "batches.meta", b"label_names",
+        [f"data_batch_{i}" for i in range(1, 6)], ["test_batch"], "labels", "batches.meta", "label_names",
     ),
     "cifar100": (
-        "cifar-100-python.tar.gz", "cifar-100-python", ["train"], ["test"], b"fine_labels", "meta", b"fine_label_names",
+        "cifar-100-python.tar.gz", "cifar-100-python", ["train"], ["test"], "fine_labels", "meta", "fine_label_names",
     ),
 }  # fmt: skip
+_LARGEST_MEMBER = 1 << 28  # bytes; CIFAR-100's training images are 155 million
 
 
 def read_list(root: Path, mode: str, num_classes: int | Literal["auto"]) -> Files:
@@ -173,31 +177,46 @@ def _digits(mode: str) -> Arrays:
 
 def _cifar(dataset: str, root: Path, mode: str) -> Arrays:
     archive, folder, train, val, label_key, meta, names_key = _CIFAR[dataset]
-    members = train if mode == "train" else val
-    contents: dict[str, dict] = {}
+    images, labels, names = [], [], []
     try:
-        if (root / folder).is_dir():
-            contents = {name: load_array_pickle((root / folder / name).read_bytes()) for name in [*members, meta]}
-        else:
-            with tarfile.open(root / archive) as tar:
-                for name in [*members, meta]:
-                    file: Any = tar.extractfile(f"{folder}/{name}")  # None, where it is no file
-                    contents[name] = load_array_pickle(file.read())
-    except (OSError, KeyError, AttributeError, tarfile.TarError, EOFError, zlib.error) as error:
+        for name, data in _members(root, archive, folder, [*(train if mode == "train" else val), meta]):
+            content = DataUnpickler(io.BytesIO(data), len(data)).load()
+            if name == meta:
+                names = _all_of(str, content[names_key], names_key)
+            else:
+                images.append(content["data"].read())
+                labels += _all_of(int, content[label_key], label_key)
+        pixels, classes = np.concatenate(images).reshape(-1, 3, 32, 32), np.array(labels, np.int64)
+        if pixels.dtype != np.uint8 or len(pixels) != len(classes):
+            raise ValueError(f"{len(pixels)} images of {pixels.dtype}, {len(classes)} labels")
+    except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
         raise InputError(
             f"{root / archive}: can't be read ({error}); DATASET {dataset} needs it under -data_path"
         ) from None
-    except InputError as error:
+    except Unreadable as error:
         raise InputError(f"{root / archive}: {error}") from None
-    try:
-        images = np.concatenate([contents[name][b"data"] for name in members]).reshape(-1, 3, 32, 32)
-        labels = np.concatenate([contents[name][label_key] for name in members])
-        names = [name.decode() for name in contents[meta][names_key]]
-        if images.dtype != np.uint8 or len(images) != len(labels):
-            raise ValueError(f"{len(images)} images of {images.dtype}, {len(labels)} labels")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{root / archive}: not {dataset}'s layout ({type(error).__name__}: {error})") from None
-    return np.ascontiguousarray(images.transpose(0, 2, 3, 1)), labels, names
+    except Exception as error:  # whatever a damaged or hostile file leads to
+        what = f"{type(error).__name__}: {shown(str(error))}"
+        raise InputError(f"{root / archive}: not {dataset}'s layout ({what})") from None
+    return np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)), classes, names
+
+
+def _members(root: Path, archive: str, folder: str, names: list[str]) -> Iterator[tuple[str, bytes]]:
+    if (root / folder).is_dir():
+        yield from ((name, (root / folder / name).read_bytes()) for name in names)
+        return
+    with tarfile.open(root / archive) as tar:
+        for name in names:
+            member = tar.getmember(f"{folder}/{name}")
+            if not member.isreg() or member.size > _LARGEST_MEMBER:
+                raise Unreadable(f"its {name} is no file, or has {member.size} bytes; {_LARGEST_MEMBER} are read")
+            yield name, tar.extractfile(member).read()
+
+
+def _all_of(kind: type, values: Any, key: str) -> list[Any]:  # NumPy would unfold lists of lists, however many
+    if type(values) is not list or any(type(value) is not kind for value in values):
+        raise Unreadable(f"its {key} are no list of {'names' if kind is str else 'whole numbers'}")
+    return values
 
 
 def _mnist(dataset: str, root: Path, mode: str) -> Arrays:

@@ -11,7 +11,7 @@ from errors import InputError
 from models.layers.batch_norm import statistics_kept
 from models.layers.classifier_norm import ClassifierNorm
 from models.layers.linear import Linear
-from utils import recompute
+from models.layers.recompute import recompute
 from weights.layout import sublayer
 
 

@@ -329,5 +329,5 @@ def test_distributeds_strategy_is_a_configuration(tmp_path):
         (text,) = snippets(name, "yaml")
         (tmp_path / "strategy.yaml").write_text(text)
         config = get_config(tmp_path / "strategy.yaml")
-        assert (config.DIST.ENGINE, config.TRAIN.ACCUM_ITER, config.MODEL.RECOMPUTE) == ("fleet", 4, True)
+        assert config.DIST.ENGINE == "fleet"
         assert (config.DIST.STRATEGY.sharding, config.DIST.STRATEGY.sharding_configs.stage) == (True, 1)

@@ -94,6 +94,17 @@ def test_distribution_is_where_the_page_says():
     assert {name if "/" not in name or name in told else f"{name.partition('/')[0]}/" for name in found} == told
 
 
+def test_the_changelog_leads_to_modules_that_are_there_and_ends_at_this_version():
+    page, project = ((ROOT / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "pyproject.toml"))
+    rows = re.findall(r"^\| (`.*`) \| (`.*)\|$", page, re.M)
+    paths = [path for row in rows for path in re.findall(r"`([\w.]+)`", row[1])]
+    assert len(rows) > 10
+    assert not [path for path in paths if path not in MODULES and path.rpartition(".")[0] not in MODULES]
+    old = [path for row in rows for path in re.findall(r"`([\w.]+)`", row[0])]
+    assert not set(old) & MODULES.keys()
+    assert re.findall(r"^## \[(.*)\]", page, re.M)[:2] == ["Unreleased", re.search('version = "(.*)"', project)[1]]
+
+
 def test_a_room_has_its_own_folder_of_tests():
     folders = {name.split("/")[1] for name in TREES if name.startswith("tests/") and name.count("/") > 1}
     assert folders - {"faults", "golden", "stand_in"} <= {name.rstrip("/") for name in ROOMS}

@@ -13,10 +13,10 @@ from test_idle_keys import DEFAULTS, met
 from test_losses import Fixed
 
 from config import get_config, with_values
-from config_checks import carried_out
 from datasets import get_dataloader, get_dataset
 from loading.transforms import BatchTransform, Mixup, RandomErasing, TrainTransform, mixes
 from options import leaves
+from training import parallel
 from training.losses import build_criterion
 from training.optim import ModelEma, build_optimizer, build_schedule, clip_gradients
 
@@ -80,13 +80,8 @@ def of_data(config):
     return [loader.slots, len(train), getattr(val, "exact", None), getattr(val, "root", None), order[:40]]
 
 
-def of_strategies(config):
-    return list(carried_out(config).items())
-
-
 O, S = "TRAIN.OPTIMIZER.", "TRAIN.LR_SCHEDULER."  # noqa: E741
 MIXUP, CUTMIX, MINMAX = (("TRAIN.MIXUP_ALPHA", 0.8), ("TRAIN.CUTMIX_ALPHA", 1.0), ("TRAIN.CUTMIX_MINMAX", [0.2, 0.5]))
-FLEET = ("DIST.ENGINE", "fleet")
 # what shows an effect, the keys with a value that isn't the default, and where to try each of them
 TRIED = [
     (
@@ -150,14 +145,6 @@ TRIED = [
         },
         [*([("DATA.DATASET", name)] for name in ("digits", "synthetic", "folder")), [("DATA.NUM_WORKERS", 0)]],
     ),
-    (
-        of_strategies,
-        {
-            "DIST.STRATEGY.gradient_merge": True, "DIST.STRATEGY.recompute": True, "DIST.STRATEGY.amp": True,
-            "DIST.STRATEGY.gradient_merge_configs.k_steps": 3,
-        },
-        [[], [FLEET], [FLEET, ("DIST.STRATEGY.gradient_merge", True)]],
-    ),
 ]  # fmt: skip
 SMALL = {
     "DATA.DATASET": "digits", "DATA.NUM_WORKERS": 1, "DATA.BATCH_SIZE": 4, "DATA.IMAGE_SIZE": 16,
@@ -173,7 +160,6 @@ def changed_by(config, **values):
 @pytest.mark.parametrize(("effects", "keys", "places"), TRIED, ids=lambda of: getattr(of, "__name__", ""))
 def test_a_key_acts_where_it_says_and_nowhere_else(effects, keys, places, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("config.check", lambda config: None)  # DIST.STRATEGY asks other keys to be as it says
     for folder in (".", "other"):
         for part in ("train", "val"):
             write_images(tmp_path / folder / part, {"a": 6, "b": 6})
@@ -202,9 +188,9 @@ def test_a_shard_shuffle_over_which_files_were_chosen_does_nothing(tmp_path):
     assert of_data(config) == of_data(changed_by(config, **{"DATA.SHARD_SHUFFLE": None}))
 
 
-def test_sharding_over_which_another_engine_was_chosen_does_nothing(tmp_path):
-    (tmp_path / "recipe.yaml").write_text(
-        "DIST: {ENGINE: fleet, STRATEGY: {gradient_merge: true, gradient_merge_configs: {k_steps: 4}}}\n"
-    )
-    config = get_config(tmp_path / "recipe.yaml", ["DIST.ENGINE", "data_parallel"])
-    assert (carried_out(config), config.TRAIN.ACCUM_ITER) == ({}, 1)
+def test_sharding_over_which_another_engine_was_chosen_does_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(parallel, "world_size", lambda: 2)
+    (tmp_path / "recipe.yaml").write_text("DIST: {ENGINE: fleet, STRATEGY: {sharding: true}}\n")
+    config, optimizer = get_config(tmp_path / "recipe.yaml", ["DIST.ENGINE", "data_parallel"]), object()
+    assert config.DIST.STRATEGY.sharding
+    assert parallel.wrap_optimizer(config, optimizer) is optimizer

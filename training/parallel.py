@@ -57,10 +57,10 @@ def _groups_of_gloo() -> Iterator[None]:
 
 
 def _strategy(config: CfgNode) -> fleet.DistributedStrategy:
-    """What fleet itself carries out of DIST.STRATEGY; ``config_checks.carried_out`` has the rest."""
+    """What fleet itself carries out of DIST.STRATEGY."""
     options, strategy = config.DIST.STRATEGY, fleet.DistributedStrategy()
-    for key in ("fuse_grad_size_in_MB", "last_comm_group_size_MB", "find_unused_parameters"):
-        setattr(strategy, key, options[key])
+    strategy.fuse_grad_size_in_MB = options.fuse_grad_size_in_MB
+    strategy.find_unused_parameters = options.find_unused_parameters
     if options.sharding:
         strategy.hybrid_configs = {"dp_degree": 1, "mp_degree": 1, "pp_degree": 1, "sharding_degree": world_size()}
     return strategy

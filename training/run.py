@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 import time
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import paddle
 from tqdm import tqdm
 from yacs.config import CfgNode
 
@@ -198,7 +201,7 @@ class Run:
         self.bar = tqdm(disable=True)
         if rank() != 0:
             return
-        result["seconds"] = round(time.time() - self.started, 1)
+        result |= {"seconds": round(time.time() - self.started, 1), "versions": versions()}
         self._write_json("result.json", result)
         lines = [f"{key}: {result[key]:.2f}" for key in ("acc1", "acc5", "mean_class_acc")] + [
             f"loss: {result['loss']:.4f}"
@@ -210,6 +213,13 @@ class Run:
     def _write_json(self, name: str, content: Any) -> None:
         with written_whole(self.directory / name) as file:
             file.write(json.dumps(content, indent=2) + "\n")
+
+
+def versions() -> dict[str, str]:
+    """Returns what computes: the toolkit itself, by its pyproject.toml, and what it stands on."""
+    project = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    own = re.search(r'^version = "(.+)"', project, re.MULTILINE)[1]
+    return {"toolkit": own, "python": platform.python_version(), "paddle": paddle.__version__, "numpy": np.__version__}
 
 
 class RunFolder:

@@ -25,6 +25,7 @@ import utils
 from config import get_config
 from errors import InputError
 from models import ARCHITECTURES, create_model, list_models
+from models.layers.recompute import recompute
 from models.lenet import LeNet
 from models.resnet import ResNet
 from training.optim.groups import layer_scales, within
@@ -188,9 +189,7 @@ def after_a_step(kind, recompute):
 @pytest.mark.parametrize("kind", sorted(SMALL.keys() - {"lenet"}))
 def test_recompute_gives_the_same_gradients_and_statistics(kind, monkeypatch):
     calls = []
-    monkeypatch.setattr(
-        "models.base.recompute", lambda *args, **named: calls.append(1) or utils.recompute(*args, **named)
-    )
+    monkeypatch.setattr("models.base.recompute", lambda *args, **named: calls.append(1) or recompute(*args, **named))
     expected = after_a_step(kind, False)
     assert not calls
     found = after_a_step(kind, True)

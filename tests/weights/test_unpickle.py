@@ -114,6 +114,8 @@ def test_every_other_name_is_refused_in_one_line(tmp_path, module, name):
         (b"K\x01K\x02a", "appends to what is no list"),
         (b"](K\x01K\x02u", "sets items of what is no dictionary"),
         (b"K\x01K\x02\x93", "names a global by what is no text"),
+        (b"T\xff\xff\xff\xff", "it ends early: 4294967295 bytes are announced"),
+        (b"U\xff", "it ends early"),
         (b"K\x01Q", "refers to an object outside"),
         (b"ccollections\nOrderedDict\n]\x85R", "made from something else"),
         (opcodes(Call("_codecs", "encode", ("a", "utf-8"))), "an encoding other than Latin-1"),

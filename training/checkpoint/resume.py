@@ -19,8 +19,9 @@ from models.base import ImageModel
 from models.layers.batch_norm import BATCH_NORMS
 from options import given, leaves, plain
 from training.checkpoint import folder
-from training.checkpoint.saver import FORMAT, Progress, own_statistics, versions
+from training.checkpoint.saver import FORMAT, Progress, own_statistics
 from training.optim.groups import decayed_parameters
+from training.run import versions
 from training.setup import Training
 from utils import all_gather, rank, sync_directory, world_size
 from weights import load_weights
@@ -155,8 +156,9 @@ def _restore(training: Training, chosen: Path) -> Progress:
         total = {"sums": [sum(column) for column in zip(*(own["sums"] for own in window), strict=True)]}
         nothing = {"sums": [0.0] * 4, "skips": 0, **shared}
         window = [{**total, "skips": sum(own["skips"] for own in window), **shared}, *[nothing] * (world_size() - 1)]
-    if state["versions"] != versions():
-        training.run.info(f"saved under {state['versions']}, this is {versions()}: last digits may differ")
+    here = {name: version for name, version in versions().items() if name in state["versions"]}  # once no toolkit's
+    if state["versions"] != here:
+        training.run.info(f"saved under {state['versions']}, this is {here}: last digits may differ")
     for line in train_otherwise(config, training.model, state.get("behaviour", 1)):
         training.run.info(line)
     told = f", {state['samples']} samples into the next" if state["samples"] else ""

@@ -1,6 +1,5 @@
 """When a run saves, and how it goes on meanwhile: the copy is begun at the step, a thread writes it."""
 
-import platform
 import threading
 import time
 from collections.abc import Callable, Hashable
@@ -18,7 +17,7 @@ from options import plain
 from training.checkpoint import folder
 from training.checkpoint.folder import Arrays
 from training.parallel import others_state
-from training.run import Run
+from training.run import Run, versions
 from utils import all_gather, num_gpus, rank, world_size
 from weights import file_arrays
 from weights.layout import file_name
@@ -56,11 +55,6 @@ def own_statistics(model: nn.Layer) -> dict[str, paddle.Tensor]:
     """Returns what a rank holds by itself: batch norm's running statistics, which no gradient brings together."""
     parameters = {name for name, _ in model.named_parameters()}
     return {name: t for name, t in model.state_dict().items() if name not in parameters and t.is_floating_point()}
-
-
-def versions() -> dict[str, str]:
-    """Returns what computes."""
-    return {"python": platform.python_version(), "paddle": paddle.__version__, "numpy": np.__version__}
 
 
 class Saver:
