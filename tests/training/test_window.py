@@ -1,11 +1,13 @@
 """What reports say of the steps since the last one, of memory, and of waiting for data."""
 
+import hashlib
 import json
 from types import SimpleNamespace
 
 import numpy as np
 import paddle
 import pytest
+from runs import assert_same_run, train
 
 import utils
 from config import get_config
@@ -69,6 +71,33 @@ def test_ranks_records_come_to_means_totals_and_the_highest(monkeypatch):
     expected = {"loss": 1.5, "acc1": 37.5, "acc5": 87.5, "grad_norm": 1.5}
     expected |= {"samples": 8, "skipped": 1, "skipped_updates": 1}
     assert records[0].over_ranks({"peak": 3.0, "low": -1.0}) == {**expected, "peak": 4.0, "low": -1.0}
+
+
+def rewrite_as_format_1(checkpoint):
+    """Gives a checkpoint of one rank the state of releases that knew no names."""
+    state = json.loads((checkpoint / "state.json").read_text())
+    [own] = state["window"]
+    (loss, samples), (first, _), (five, _), (norm, finite) = (
+        own["means"][name] for name in ("loss", "acc1", "acc5", "grad_norm")
+    )
+    updates, skips = own["totals"]["skipped_updates"] + finite, own["totals"]["skipped"]
+    sums = {"sums": [loss, first / 100, five / 100, float(samples)], "skips": skips, "norm_sum": norm}
+    state |= {"format": 1, "window": [{**sums, "finite": finite, "updates": updates}]}
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    lines = (checkpoint / "SHA256SUMS").read_text().splitlines(keepends=True)
+    digest = hashlib.sha256((checkpoint / "state.json").read_bytes()).hexdigest()
+    lines = [f"{digest}  state.json\n" if "state.json" in line else line for line in lines]
+    (checkpoint / "SHA256SUMS").write_text("".join(lines))
+
+
+@pytest.mark.smoke
+def test_a_checkpoint_without_names_goes_on_in_the_same_bits(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "8", "TRAIN.ACCUM_ITER", "2", "SAVE_STEPS", "1", "KEEP_LAST", "99"]
+    train(options, tmp_path / "whole", 64)
+    middle = tmp_path / "whole" / "checkpoints" / "epoch_0001_sample_000000032"
+    rewrite_as_format_1(middle)
+    train([*options, "MODEL.RESUME", str(middle)], tmp_path / "resumed", 64)
+    assert_same_run(tmp_path / "whole", tmp_path / "resumed")
 
 
 # ---------------------------------------------------------------- a window
