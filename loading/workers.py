@@ -34,8 +34,8 @@ Draw = Callable[[int, int, int], np.ndarray]
 
 
 class Loader:
-    """This rank's batches on the device: columns of the dataset's samples, such as (pixels [B, S, S, C] uint8, labels
-    [B] int64). Each iteration is one pass of ``batch_sampler``, from where that stands.
+    """This rank's batches on the device: the columns of the dataset's samples by their names, such as "pixels"
+    [B, S, S, C] uint8 and "labels" [B] int64. Each iteration is one pass of ``batch_sampler``, from where that stands.
 
     At a pass's end the next one is being loaded already. An iteration that is given up costs a new start.
 
@@ -56,7 +56,7 @@ class Loader:
     def __len__(self) -> int:
         return len(self.batch_sampler)
 
-    def __iter__(self) -> Iterator[list[paddle.Tensor]]:
+    def __iter__(self) -> Iterator[dict[str, paddle.Tensor]]:
         following, self._expected = self._expected, iter(())
         expected = next(following, None)
         if expected is None or expected.place != self.batch_sampler.place:
@@ -64,7 +64,8 @@ class Loader:
             self._batches = self._open(itertools.chain.from_iterable(self._passes()))
             following = self._passes()
             next(following)
-        yield from itertools.islice(self._batches, len(self) - self.batch_sampler.first())
+        for columns in itertools.islice(self._batches, len(self) - self.batch_sampler.first()):
+            yield dict(zip(self.columns, columns, strict=True))
         self._expected = following
 
     @property
@@ -222,13 +223,13 @@ def _loaded_here(
 
 
 def with_draws(batches: Iterator[list], passes: Iterator[Sampler], draw: Draw | None) -> Iterator[list]:
-    """Adds ``draw``'s column to the batches, whose second column is the labels and which are those of ``passes``."""
+    """Adds ``draw``'s column to the batches, which are those of ``passes``."""
     if draw is None:
         yield from batches
         return
     steps = ((own.epoch, step) for own in passes for step in range(own.first() + 1, len(own) + 1))
     for place, batch in zip(steps, batches, strict=True):
-        yield [*batch, draw(*place, len(batch[1]))]
+        yield [*batch, draw(*place, len(batch[0]))]
 
 
 def on_device(batches: Iterator[list[np.ndarray]], threaded: bool | None = None) -> Iterator[list[paddle.Tensor]]:

@@ -286,7 +286,7 @@ def loader(cfg: str, options: Sequence[str], least: float = LEAST_IMAGES) -> Fin
         next(batches)  # the worker starts
         start, images = time.perf_counter(), 0
         while time.perf_counter() - start < LOADER_SECONDS:
-            images += len(next(batches)[0])
+            images += len(next(batches)["pixels"])
         rate = images / (time.perf_counter() - start)
         found.close()
     except RunError as error:
@@ -297,7 +297,7 @@ def loader(cfg: str, options: Sequence[str], least: float = LEAST_IMAGES) -> Fin
     return True, told
 
 
-def _batches(found: Any) -> Iterator[list]:
+def _batches(found: Any) -> Iterator[dict]:
     for epoch in itertools.count(1):
         found.batch_sampler.set_epoch(epoch)
         yield from found

@@ -30,7 +30,7 @@ def with_cache(kind, root, *options):
 def columns(config, dataset):
     config.DATA.defrost()
     config.DATA.BATCH_SIZE = 2
-    return [c.numpy().tobytes() for batch in get_dataloader(config, dataset, "train") for c in batch]
+    return [c.numpy().tobytes() for batch in get_dataloader(config, dataset, "train") for c in batch.values()]
 
 
 @pytest.mark.smoke

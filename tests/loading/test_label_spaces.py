@@ -16,7 +16,7 @@ from errors import InputError
 from loading.label_spaces import check_evaluation, check_pretrained_classes, imagenet_places, imagenet_synsets
 from models import build_model
 from options import WRITTEN_OUT, given, notes
-from training import engine
+from training.checkpoint import classes_of
 from training.run import Run
 from weights import save_weights
 
@@ -280,4 +280,4 @@ def test_a_checkpoint_whose_state_is_no_state_is_one_line(tmp_path):
     for text in ("{", "{}", '{"classes": 3}', '{"classes": [1]}', "[" * 100_000):
         (tmp_path / "state.json").write_text(text)
         with pytest.raises(InputError, match=r"damaged checkpoint: state\.json tells no classes"):
-            engine.classes_of(tmp_path)
+            classes_of(tmp_path)

@@ -17,6 +17,7 @@ from errors import RunError
 from models import build_model
 from training import engine
 from training.checkpoint import Progress, Saver, folder
+from training.classification import Classification
 from training.optim import LossScaler, ModelEma, build_optimizer
 from training.run import Run
 
@@ -88,7 +89,7 @@ def test_a_checkpoint_holds_the_state_at_its_step(tmp_path, tiny, held_writing):
     training.saver.wait()
     training.assert_saved("epoch_0001_sample_000000008", expected)
     state = folder.read_state(tmp_path / "checkpoints" / "last")
-    assert (state["epoch"], state["samples"], state["step"], state["ranks"], state["format"]) == (0, 8, 1, 1, 1)
+    assert (state["epoch"], state["samples"], state["step"], state["ranks"], state["format"]) == (0, 8, 1, 1, 2)
     assert (state["images"], state["classes"], state["lr"]) == (1433, training.train.classes, 0.003)
     assert state["config"]["MODEL"]["EMBED_DIM"] == 16
 
@@ -180,11 +181,11 @@ def test_save_steps_counts_multiples_passed(tmp_path, tiny, every, saved, step, 
     [("acc1", [True, True, False, False], 2), ("loss", [True, True, False, True], 4)],
 )
 def test_the_best_is_by_the_metric_asked_for(metric, improved, best):
-    config, progress, found = get_config(None, ["BEST_METRIC", metric]), Progress(), []
+    task, progress, found = Classification(get_config(None, ["BEST_METRIC", metric])), Progress(), []
     for epoch, (acc1, loss) in enumerate([(50.0, 2.0), (60.0, 1.5), (60.0, 1.5), (55.0, 1.0)], 1):
-        progress.epoch = epoch
-        metrics = {"val": {"acc1": acc1, "loss": loss, "class_acc": [acc1]}}
-        found.append(engine._note_best(config, metrics, progress) == ("val",))
+        progress.end_epoch(epoch)
+        metrics = {"val": {"acc1": acc1, "loss": loss, "class_acc": {"a": acc1}}}
+        found.append(engine._keep_best(task, progress, metrics) == ("val",))
     assert found == improved
     assert (progress.best["val"]["epoch"], progress.best["val"]["checkpoint"]) == (best, f"epoch_000{best}")
     assert "class_acc" not in progress.best["val"]

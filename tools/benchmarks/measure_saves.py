@@ -27,6 +27,7 @@ from ops.settings import tune_cpu
 from training.checkpoint import Progress, Saver
 from training.checkpoint.folder import verify
 from training.checkpoint.resume import load_checkpoint
+from training.classification import Classification
 from training.engine import train_one_epoch
 from training.optim import freeze
 from training.run import Run
@@ -59,7 +60,7 @@ def measure_saves(kind: str, cfg: str, options: list[str], saves: int) -> Figure
     run.begin()
     model = build_model(config)
     freeze(config, model)
-    training, progress, figures = prepare(config, model, dataset, run), Progress(), defaultdict(list)
+    training, progress, figures = prepare(Classification(config), model, dataset, run), Progress(), defaultdict(list)
     way = way_type(training, dataset, figures)
     train_one_epoch(training, progress, Rounds(way, progress, figures))
     figures["memory with saves"].append(peak_memory())
@@ -72,14 +73,14 @@ def measure_saves(kind: str, cfg: str, options: list[str], saves: int) -> Figure
 
 
 class Rounds:
-    """The ``heed`` of ``engine.train_one_epoch``: QUIET steps, a save, ``way.meanwhile`` steps, and again."""
+    """The ``after_step`` of ``engine.train_one_epoch``: QUIET steps, a save, ``way.meanwhile`` steps, and again."""
 
     def __init__(self, way: "BySaver | ByPaddle", progress: Progress, figures: Figures) -> None:
         self.way, self.progress, self.figures = way, progress, figures
         self.count, self.quiet, self.after = -WARM_UP, [], []
         self.left = time.perf_counter()
 
-    def __call__(self, window: Any, statistics: dict[str, paddle.Tensor], closed: bool) -> None:
+    def __call__(self, window: Any, statistics: dict[str, paddle.Tensor], updated: bool) -> None:
         if self.count >= 0:
             self._step(time.perf_counter() - self.left, statistics)
         self.count += 1
