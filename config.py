@@ -4,6 +4,7 @@ Precedence, lowest first: the defaults below, the YAML file (its BASE files firs
 Key names are PaddleViT's. This module doesn't import Paddle, so that ``-h`` and a typing error answer at once.
 """
 
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from yacs.config import CfgNode
 
 from config_checks import COMMAND_LINE, carried_out, check, refuse_idle
 from configs.paddlevit import reading
+from configs.registry import own_keys
 from errors import InputError
 from options import (
     WRITTEN_OUT,
@@ -43,7 +45,7 @@ _C.DATA.BATCH_SIZE = 256  # training samples per device and step
 _C.DATA.GLOBAL_BATCH = None  # training samples of all devices together per step, instead: BATCH_SIZE is its share
 _C.DATA.BATCH_SIZE_EVAL = 64  # evaluation samples per device and step
 _C.DATA.DATA_PATH = "/dataset/imagenet/"  # the dataset's folder
-_C.DATA.DATASET = "imagenet2012"  # one of config_checks.DATASETS
+_C.DATA.DATASET = "imagenet2012"  # a reader in loading/, such as folder, imagenet2012, shards, digits
 _C.DATA.IMAGE_SIZE = 224  # pixels, height = width
 _C.DATA.IMAGE_CHANNELS = 3  # 3: RGB, 1: grey
 _C.DATA.CROP_PCT = 0.875  # evaluation: the central crop's share of the resized side
@@ -61,7 +63,6 @@ _C.DATA.SAMPLER = "shuffle"  # training: each image once an epoch; "balanced": e
 _C.DATA.SHARD_SHUFFLE = None  # shards: so many at a time, in random order, their samples mixed; None: all at random
 _C.DATA.CACHE = None  # folder for the decoded images, of one size, that processes then share (memory-mapped)
 _C.DATA.SKIP_BROKEN = False  # training: replace an unreadable image by the next one, count and list it
-_C.DATA.SYNTHETIC_SIZE = 1024  # images of the dataset "synthetic"
 
 _C.MODEL = CfgNode()
 # Sizes: which of them an architecture takes, its constructor in models/ says; None leaves its own default.
@@ -142,10 +143,9 @@ _C.TRAIN.LR_SCHEDULER = CfgNode()
 _C.TRAIN.LR_SCHEDULER.NAME = "warmupcosine"  # or cosine (the same), linear, poly, step, multistep (or multi-step),
 # onecycle, constant; each begins with WARMUP_EPOCHS, also where PaddleViT's (cosine, multi-step) doesn't: set them to 0
 _C.TRAIN.LR_SCHEDULER.WARMUP_PREFIX = True  # it begins after warm-up; False: at epoch 0, warm-up in its place
-_C.TRAIN.LR_SCHEDULER.MILESTONES = [30, 60, 90]  # multistep: epochs at which the rate is multiplied by DECAY_RATE
-_C.TRAIN.LR_SCHEDULER.DECAY_EPOCHS = 30  # step: epochs between two such steps
-_C.TRAIN.LR_SCHEDULER.DECAY_RATE = 0.1  # onecycle: the share of BASE_LR at which its fall slows down
-_C.TRAIN.LR_SCHEDULER.POWER = 2.0  # poly: exponent of the share that is left
+_C.TRAIN.LR_SCHEDULER.DECAY_RATE = (
+    0.1  # step, multistep: a factor on the rate; onecycle: the share of BASE_LR at which its fall slows down
+)
 _C.TRAIN.LR_SCHEDULER.PER_EPOCH = False  # all an epoch's updates have the rate of its "start" (timm), its "end"
 # (PaddleViT; True), or "late", of the start of the epoch before (DeiT, PVT)
 
@@ -155,7 +155,6 @@ _C.TRAIN.OPTIMIZER.EPS = 1e-8
 _C.TRAIN.OPTIMIZER.BETAS = [0.9, 0.999]  # Lion's paper: [0.9, 0.99]
 _C.TRAIN.OPTIMIZER.MOMENTUM = 0.9  # SGD, LARS, Muon
 _C.TRAIN.OPTIMIZER.NESTEROV = True  # SGD, Muon
-_C.TRAIN.OPTIMIZER.TRUST_COEFFICIENT = 0.001  # LARS: the norm of a matrix's update over the matrix's own
 
 _C.TRAIN.MODEL_EMA = False  # an exponential moving average of the weights, evaluated and saved beside them
 _C.TRAIN.MODEL_EMA_DECAY = 0.9999  # per update
@@ -163,8 +162,6 @@ _C.TRAIN.MODEL_EMA_WARMUP = True  # a decay of 1 - (1 + updates) ** -(2 / 3) unt
 
 _C.TRAIN.LOSS = "auto"  # cross_entropy (of labels), soft_target (of distributions), bce; auto: what mixup calls for
 _C.TRAIN.SMOOTHING = 0.0  # label smoothing of the training loss
-_C.TRAIN.BCE_TARGET_THRESH = None  # bce: targets above it are 1, others 0
-_C.TRAIN.BCE_SUM = False  # bce: sum over the classes; False: mean
 _C.TRAIN.CLASS_WEIGHTS = None  # a factor per class; "auto": inverse to its number of training images, 1 on average
 
 _C.TRAIN.DISTILLATION_TYPE = None  # hard: the teacher's choice as label; soft: its distribution
@@ -237,6 +234,10 @@ _C.DIST.STRATEGY.fuse_grad_size_in_MB = 32  # gradients that processes bring tog
 _C.DIST.STRATEGY.last_comm_group_size_MB = 1.0  # and those of the last time, which no computation hides
 _C.DIST.STRATEGY.find_unused_parameters = False  # for a model that leaves parameters out of a step
 
+for _key, _own in own_keys().items():  # what components have for themselves, declared beside them
+    _section, _, _name = _key.rpartition(".")
+    functools.reduce(getattr, _section.split("."), _C)[_name] = _own.default
+
 # What a key takes whose default doesn't tell it; each takes None (YAML: null) too.
 _TYPES = {
     "DATA.GLOBAL_BATCH": int,
@@ -272,7 +273,6 @@ _TYPES = {
     "TRAIN.LAYER_DECAY": float,
     "TRAIN.FREEZE": [str],
     "TRAIN.GRAD_CLIP": float,
-    "TRAIN.BCE_TARGET_THRESH": float,
     "TRAIN.CLASS_WEIGHTS": [float],
     "TRAIN.DISTILLATION_TYPE": str,
     "TRAIN.TEACHER_MODEL": str,
@@ -283,7 +283,7 @@ _TYPES = {
     "OUTPUT": str,
     "SAVE_MINUTES": float,
     "TF32": bool,
-}
+} | {key: own.kind for key, own in own_keys().items() if own.optional}
 _WORDS = {  # values besides those of the type
     "MODEL.NUM_CLASSES": ("auto",),
     "TRAIN.CLASS_WEIGHTS": ("auto",),

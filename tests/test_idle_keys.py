@@ -16,10 +16,10 @@ from small import Small
 from test_losses import Fixed
 
 from config import get_config, resolved, with_values
-from config_checks import NEEDS, carried_out
+from config_checks import NEEDS, carried_out, mixes
 from datasets import get_dataloader, get_dataset
 from errors import InputError
-from loading.transforms import BatchTransform, Mixup, RandomErasing, TrainTransform, mixes
+from loading.transforms import BatchTransform, Mixup, RandomErasing, TrainTransform
 from models import _ARGUMENTS, ARCHITECTURES, build_model, check_keys, create_model
 from options import given, leaves
 from training.command_line import config_from_arguments
@@ -97,7 +97,7 @@ def test_an_idle_key_is_refused_at_its_default_too(evaluating):
         ),
         (
             ["TRAIN.OPTIMIZER.NAME", "SGD", "TRAIN.OPTIMIZER.BETAS", "[0.9,0.99]"],
-            "with TRAIN.OPTIMIZER.NAME SGD or LARS; leave",
+            "with TRAIN.OPTIMIZER.NAME LARS or SGD; leave",
         ),
         (
             ["MODEL.PRETRAINED_CLASSES", "imagenet22k"],
