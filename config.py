@@ -180,7 +180,8 @@ _C.TRAIN.INTERPOLATION = None  # None: DATA.INTERPOLATION; "random": bilinear or
 _C.TRAIN.HFLIP = 0.5  # probability of a horizontal flip
 _C.TRAIN.VFLIP = 0.0  # probability of a vertical flip
 _C.TRAIN.AFFINE = [0.0, 0.0, 0.0]  # largest rotation (degrees), shift (share of the size), scaling (share)
-_C.TRAIN.AUTO_AUGMENT = None  # rand-m9-mstd0.5-inc1, original, v0, trivial, 3a or augmix-m3-w3-d2, timm's way
+_C.TRAIN.AUTO_AUGMENT = None  # rand-m9-mstd0.5-inc1 (-tRotate+Invert: of these operations alone), original, v0,
+# trivial, 3a or augmix-m3-w3-d2, timm's way
 _C.TRAIN.COLOR_JITTER = 0.0  # strength of brightness, contrast and saturation jitter, after AUTO_AUGMENT
 _C.TRAIN.RANDOM_ERASE_PROB = 0.0
 _C.TRAIN.RANDOM_ERASE_MODE = "pixel"  # filled by noise; "rand": one random colour; "const": the mean colour

@@ -8,17 +8,8 @@ from typing import Any, NamedTuple
 
 from yacs.config import CfgNode
 
-from configs.registry import (
-    KINDS,
-    Count,
-    Positive,
-    Registry,
-    Share,
-    datasets,
-    losses,
-    ranged,
-    refuse_other,
-)
+from configs import registry
+from configs.registry import KINDS, datasets
 from errors import InputError
 from options import leaves
 
@@ -59,7 +50,7 @@ _AT_LEAST_ONE = (
     "REPORT_FREQ", "VALIDATE_FREQ", "MODEL.ATTN_HEAD_SIZE", "TRAIN.LINEAR_SCALED_LR", "TRAIN.RECIPE_BATCH",
     "DATA.PREFETCH", "TRAIN.RANDOM_ERASE_COUNT", "TRAIN.REPEATED_AUGMENT",
     "DATA.SHARD_SHUFFLE", "DATA.GLOBAL_BATCH", "DIST.STRATEGY.fuse_grad_size_in_MB",
-    "DIST.STRATEGY.gradient_merge_configs.k_steps", *ranged(Count),
+    "DIST.STRATEGY.gradient_merge_configs.k_steps", *registry.ranged(registry.Count),
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "DATA.NUM_WORKERS", "TRAIN.LAST_EPOCH", "TRAIN.WARMUP_EPOCHS", "TRAIN.COOLDOWN_EPOCHS", "TRAIN.WEIGHT_DECAY",
@@ -70,7 +61,7 @@ _NOT_NEGATIVE = (
 _ABOVE_ZERO = (
     "TRAIN.GRAD_CLIP", "TRAIN.LR_SCHEDULER.DECAY_RATE", "TRAIN.DISTILLATION_TAU",
     "TRAIN.LAYER_DECAY", "MODEL.INIT_VALUES", "MODEL.NORM_EPS", "TRAIN.OPTIMIZER.EPS", "SAVE_MINUTES", "DIST.TIMEOUT",
-    "DIST.INIT_TIMEOUT", "DIST.STRATEGY.last_comm_group_size_MB", *ranged(Positive),
+    "DIST.INIT_TIMEOUT", "DIST.STRATEGY.last_comm_group_size_MB", *registry.ranged(registry.Positive),
 )  # fmt: skip
 _BELOW_ONE = (
     "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH", "MODEL.PATCH_DROP", "TRAIN.SMOOTHING",
@@ -78,7 +69,7 @@ _BELOW_ONE = (
 )  # fmt: skip
 _PROBABILITIES = (
     "TRAIN.HFLIP", "TRAIN.VFLIP", "TRAIN.RANDOM_ERASE_PROB", "TRAIN.MIXUP_PROB", "TRAIN.MIXUP_SWITCH_PROB",
-    "TRAIN.DISTILLATION_ALPHA", "TRAIN.LAYER_DECAY", *ranged(Share),
+    "TRAIN.DISTILLATION_ALPHA", "TRAIN.LAYER_DECAY", *registry.ranged(registry.Share),
 )  # fmt: skip
 _LENGTHS = {
     "TRAIN.OPTIMIZER.BETAS": 2,
@@ -116,7 +107,7 @@ def check(config: CfgNode) -> None:
         return [key for key in keys if values[key] not in (None, "auto")]
 
     for key, choices in _CHOICES.items():
-        refuse_other(key, values[key], choices)
+        registry.refuse_other(key, values[key], choices)
     for key in given(_AT_LEAST_ONE):
         numbers = values[key] if isinstance(values[key], list) else [values[key]]
         require(len(numbers) > 0 and min(numbers) >= 1, key, "at least 1")
@@ -210,7 +201,9 @@ def _check_recipe(config: CfgNode, require: Callable[[bool, str, str], None]) ->
     falls = train.LR_SCHEDULER.NAME != "onecycle" or train.LR_SCHEDULER.DECAY_RATE <= 1
     require(falls, "TRAIN.LR_SCHEDULER.DECAY_RATE", "1 or less with onecycle: it is a share of BASE_LR")
     if mixes(config):
-        *others, last = (name for name, loss in losses.components.items() if loss.given.get("takes") != "labels")
+        *others, last = (
+            name for name, loss in registry.losses.components.items() if loss.given.get("takes") != "labels"
+        )
         require(
             train.LOSS in (*others, last),
             "TRAIN.LOSS",
@@ -271,7 +264,7 @@ def _above_zero(key: str) -> Need:
     return Need(f"without {key} above 0", (key,), lambda found: found[key] > 0)
 
 
-def _chosen(kind: Registry, names: tuple[str, ...]) -> tuple[Need, ...]:
+def _chosen(kind: registry.Registry, names: tuple[str, ...]) -> tuple[Need, ...]:
     """One of these components; nothing where they are all of their kind."""
     others = tuple(name for name in kind.names() if name not in names)
     if 2 * len(others) < len(names):

@@ -231,38 +231,36 @@ def _digits(mode: str) -> Decoded:
 
 
 def _cifar(dataset: str, layout: tuple, root: Path, mode: str) -> Arrays:
-    archive, folder, train, val, _, meta, _ = layout
-    members = [root / folder / name for name in [*(train if mode == "train" else val), meta]]
-    files = members if (root / folder).is_dir() else [root / archive]
-    return Arrays(files, functools.partial(_read_cifar, dataset, layout, root, mode))
-
-
-def _read_cifar(dataset: str, layout: tuple, root: Path, mode: str) -> Decoded:
     archive, folder, train, val, label_key, meta, names_key = layout
     members = train if mode == "train" else val
-    contents: dict[str, dict] = {}
-    try:
-        if (root / folder).is_dir():
-            contents = {name: load_array_pickle((root / folder / name).read_bytes()) for name in [*members, meta]}
-        else:
-            with tarfile.open(root / archive) as tar:
-                for name in [*members, meta]:
-                    contents[name] = load_array_pickle(tar.extractfile(f"{folder}/{name}").read())
-    except (OSError, KeyError, AttributeError, tarfile.TarError, EOFError, zlib.error) as error:
-        raise InputError(
-            f"{root / archive}: can't be read ({error}); DATASET {dataset} needs it under -data_path"
-        ) from None
-    except InputError as error:
-        raise InputError(f"{root / archive}: {error}") from None
-    try:
-        images = np.concatenate([contents[name][b"data"] for name in members]).reshape(-1, 3, 32, 32)
-        labels = np.concatenate([contents[name][label_key] for name in members])
-        names = [name.decode() for name in contents[meta][names_key]]
-        if images.dtype != np.uint8 or len(images) != len(labels):
-            raise ValueError(f"{len(images)} images of {images.dtype}, {len(labels)} labels")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{root / archive}: not {dataset}'s layout ({type(error).__name__}: {error})") from None
-    return np.ascontiguousarray(images.transpose(0, 2, 3, 1)), labels, names
+    unpacked = (root / folder).is_dir()
+
+    def read() -> Decoded:
+        contents: dict[str, dict] = {}
+        try:
+            if unpacked:
+                contents = {name: load_array_pickle((root / folder / name).read_bytes()) for name in [*members, meta]}
+            else:
+                with tarfile.open(root / archive) as tar:
+                    for name in [*members, meta]:
+                        contents[name] = load_array_pickle(tar.extractfile(f"{folder}/{name}").read())
+        except (OSError, KeyError, AttributeError, tarfile.TarError, EOFError, zlib.error) as error:
+            raise InputError(
+                f"{root / archive}: can't be read ({error}); DATASET {dataset} needs it under -data_path"
+            ) from None
+        except InputError as error:
+            raise InputError(f"{root / archive}: {error}") from None
+        try:
+            images = np.concatenate([contents[name][b"data"] for name in members]).reshape(-1, 3, 32, 32)
+            labels = np.concatenate([contents[name][label_key] for name in members])
+            names = [name.decode() for name in contents[meta][names_key]]
+            if images.dtype != np.uint8 or len(images) != len(labels):
+                raise ValueError(f"{len(images)} images of {images.dtype}, {len(labels)} labels")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(f"{root / archive}: not {dataset}'s layout ({type(error).__name__}: {error})") from None
+        return np.ascontiguousarray(images.transpose(0, 2, 3, 1)), labels, names
+
+    return Arrays([root / folder / name for name in [*members, meta]] if unpacked else [root / archive], read)
 
 
 def _mnist(root: Path, mode: str, classes: list[str]) -> Arrays:

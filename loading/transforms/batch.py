@@ -14,7 +14,7 @@ _MIXUP_TAG = 0x6D69787570  # keeps the seeds of these draws apart from the sampl
 
 def gives_distributions(config: CfgNode) -> bool:
     """Returns whether training targets are distributions [B, K] rather than labels [B]."""
-    return mixes(config) or losses.components[config.TRAIN.LOSS].given["takes"] == "distributions"
+    return mixes(config) or losses.components[config.TRAIN.LOSS].given.get("takes") == "distributions"
 
 
 def smooth_one_hot(labels: paddle.Tensor, num_classes: int, smoothing: float) -> paddle.Tensor:
