@@ -50,7 +50,7 @@ _AT_LEAST_ONE = (
     "REPORT_FREQ", "VALIDATE_FREQ", "MODEL.ATTN_HEAD_SIZE", "TRAIN.LINEAR_SCALED_LR", "TRAIN.RECIPE_BATCH",
     "DATA.PREFETCH", "TRAIN.RANDOM_ERASE_COUNT", "TRAIN.REPEATED_AUGMENT",
     "DATA.SHARD_SHUFFLE", "DATA.GLOBAL_BATCH", "DIST.STRATEGY.fuse_grad_size_in_MB",
-    "DIST.STRATEGY.gradient_merge_configs.k_steps", *registry.ranged(registry.Count),
+    "DIST.STRATEGY.gradient_merge_configs.k_steps", *registry.ranged(registry.Size),
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "DATA.NUM_WORKERS", "TRAIN.LAST_EPOCH", "TRAIN.WARMUP_EPOCHS", "TRAIN.COOLDOWN_EPOCHS", "TRAIN.WEIGHT_DECAY",

@@ -4,13 +4,14 @@
     def poly(at: At, *, warmup_prefix: bool, power: Positive = 2.0) -> float:
 
 Its keywords are the keys that it reads, in its kind's section: TRAIN.LR_SCHEDULER.WARMUP_PREFIX and .POWER. One with a
-default is the component's own key, and is declared there alone; the others are config.py's. All of this is read from
+default is the component's own key, which its docstring describes; the others are config.py's. All of this is read from
 the sources: a component is imported when it is asked for, and a typing error is told before Paddle is imported.
 """
 
 import ast
 import functools
 import importlib
+import re
 from collections.abc import Callable, Collection, Iterator
 from operator import getitem
 from pathlib import Path
@@ -27,12 +28,9 @@ Definition = ast.FunctionDef | ast.ClassDef
 # What the values of a component's key may be, as its annotation.
 Positive = Annotated[float, "above 0"]
 Share = Annotated[float, "0 to 1"]
-Count = Annotated[int, "at least 1"]
-_KINDS = {kind.__name__: kind for kind in (bool, int, float, str)} | {
-    "Positive": Positive,
-    "Share": Share,
-    "Count": Count,
-}
+Size = Annotated[int, "at least 1"]
+_PLAIN = {kind.__name__: kind for kind in (bool, int, float, str)}
+_KINDS = _PLAIN | {"Positive": Positive, "Share": Share, "Size": Size}
 
 
 class Key(NamedTuple):
@@ -42,6 +40,7 @@ class Key(NamedTuple):
     kind: type | list[type]  # of its values; [type]: a list of it
     optional: bool  # None is a value
     values: str  # which of them, in words; "": all
+    text: str  # what the docstring's Args say of it
 
 
 class Component(NamedTuple):
@@ -76,13 +75,13 @@ class Registry:
 
     @functools.cached_property
     def components(self) -> dict[str, Component]:
-        """What the sources say, by name; nothing is imported."""
+        """What the sources say, by name; raises InputError for a definition that can't be read so."""
         found: dict[str, Component] = {}
         for file, node, names, given in decorated(ROOT / self.room, f"{self.name}.register"):
             one = Component(".".join(file.relative_to(ROOT).with_suffix("").parts), given, *_signature(file, node))
             for name in names:
                 if name in found:
-                    raise ValueError(f"{file}, line {node.lineno}: {found[name].module} registers {name}, too")
+                    raise InputError(f"{file}, line {node.lineno}: {found[name].module} registers {name}, too")
                 found[name] = one
         return found
 
@@ -127,13 +126,13 @@ KINDS = (datasets, optimizers, schedules, losses)
 
 @functools.cache
 def own_keys() -> dict[str, Key]:
-    """Returns the keys that components bring along, by dotted name; several may bring the same, if they do so alike."""
+    """Returns the keys that components bring along, by dotted name; raises InputError where two mean others by one."""
     found: dict[str, Key] = {}
     for kind in KINDS:
         for name, one in kind.components.items():
             for word, key in one.reads.items():
                 if key and found.setdefault(kind.key_of(word), key) != key:
-                    raise ValueError(f"{one.module}: {name}'s {kind.key_of(word)} has another default elsewhere")
+                    raise InputError(f"{one.module}: {name}'s {kind.key_of(word)} has another default elsewhere")
     return found
 
 
@@ -170,24 +169,27 @@ def _definitions(file: Path) -> list[Definition]:
 
 def _signature(file: Path, node: Definition) -> tuple[str, dict[str, Key | None]]:
     """Returns what a definition returns, and what its keywords say."""
+    text = ast.get_docstring(node) or ""
     if isinstance(node, ast.ClassDef):
         [node] = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
     words = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
-    reads = {word.arg: default and _key(file, word, ast.literal_eval(default)) for word, default in words}
+    reads = {word.arg: default and _key(file, word, ast.literal_eval(default), text) for word, default in words}
     return ast.unparse(node.returns) if node.returns else "", reads
 
 
-def _key(file: Path, word: ast.arg, default: Any) -> Key:
+def _key(file: Path, word: ast.arg, default: Any, text: str) -> Key:
     said = ast.unparse(word.annotation) if word.annotation else "nothing"
     one = said.removesuffix(" | None")
     item = one.removeprefix("Sequence[").removesuffix("]")
     if item not in _KINDS:
         expected = f"one of {', '.join(_KINDS)}, maybe in Sequence[...], maybe with | None"
-        raise ValueError(f"{file}, line {word.lineno}: {word.arg} is annotated by {said}, expected {expected}")
+        raise InputError(f"{file}, line {word.lineno}: {word.arg} is annotated by {said}, expected {expected}")
     kind, values = get_args(_KINDS[item]) or (_KINDS[item], "")
+    told = re.search(rf"^    {word.arg}: (.*(?:\n     .*)*)", text, re.M)
+    rest = said != one, values, " ".join(told[1].split()) if told else ""
     if item != one:
-        return Key(default and [kind(value) for value in default], [kind], said != one, values)
-    return Key(default if default is None else kind(default), kind, said != one, values)
+        return Key(default and [kind(value) for value in default], [kind], *rest)
+    return Key(default if default is None else kind(default), kind, *rest)
 
 
 def _value(config: CfgNode, key: str) -> Any:

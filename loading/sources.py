@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from configs.registry import Count, datasets
+from configs.registry import Size, datasets
 from errors import InputError
 from utils import load_array_pickle
 
@@ -202,8 +202,12 @@ def digits(split: Split) -> Arrays:
 @datasets.register(
     "synthetic", holds="nothing: fixed random images are made, `DATA.SYNTHETIC_SIZE` of them, for measuring"
 )
-def synthetic(split: Split, *, synthetic_size: Count = 1024) -> Drawn:
-    """Fixed random images, ``synthetic_size`` of them."""
+def synthetic(split: Split, *, synthetic_size: Size = 1024) -> Drawn:
+    """Fixed random images.
+
+    Args:
+        synthetic_size: how many.
+    """
     return Drawn(synthetic_size)
 
 

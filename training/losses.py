@@ -53,7 +53,12 @@ def soft_target(targets: Targets) -> nn.Layer:
 
 @losses.register("bce", takes="both")
 def bce(targets: Targets, *, bce_target_thresh: Share | None = None, bce_sum: bool = False) -> nn.Layer:
-    """``bce_target_thresh``: targets above it are 1, others 0; ``bce_sum``: over the classes, no mean."""
+    """A yes-or-no loss of each class.
+
+    Args:
+        bce_target_thresh: targets above it are 1, others 0; None: they stay as they are.
+        bce_sum: sum over the classes; False: mean.
+    """
     return BinaryCrossEntropy(targets.smoothing, bce_target_thresh, bce_sum, targets.weight)
 
 

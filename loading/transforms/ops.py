@@ -187,6 +187,9 @@ class Augment:
     fill: Fill
     translate: float
 
+    def __post_init__(self) -> None:
+        operations.load(self.name)  # here, not at a worker's first image
+
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
         if self.probability < 1 and rng.random() > self.probability:
             return image

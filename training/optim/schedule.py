@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from yacs.config import CfgNode
 
-from configs.registry import Count, Positive, schedules
+from configs.registry import Positive, Size, schedules
 
 
 class At(NamedTuple):
@@ -81,19 +81,31 @@ def linear(at: At, *, warmup_prefix: bool) -> float:
 
 @schedules.register("poly")
 def poly(at: At, *, warmup_prefix: bool, power: Positive = 2.0) -> float:
-    """``power``: exponent of the share that is left."""
+    """A power of what is left of the way.
+
+    Args:
+        power: its exponent.
+    """
     return at.fallen(warmup_prefix, lambda share: (1 - share) ** power)
 
 
 @schedules.register("step")
-def step(at: At, *, decay_rate: float, decay_epochs: Count = 30) -> float:
-    """Multiplied by ``decay_rate`` every ``decay_epochs`` of the run; END_LR is the lowest."""
+def step(at: At, *, decay_rate: float, decay_epochs: Size = 30) -> float:
+    """Multiplied by ``decay_rate`` again and again; END_LR is the lowest.
+
+    Args:
+        decay_epochs: epochs between two such steps, from the run's start.
+    """
     return max(at.end, at.base * decay_rate ** (at.epoch // decay_epochs))
 
 
 @schedules.register("multistep", "multi-step")
 def multistep(at: At, *, decay_rate: float, milestones: Sequence[int] = (30, 60, 90)) -> float:
-    """Multiplied by ``decay_rate`` at the epochs ``milestones`` of the run; END_LR is the lowest."""
+    """Multiplied by ``decay_rate`` at given epochs; END_LR is the lowest.
+
+    Args:
+        milestones: these epochs, from the run's start.
+    """
     return max(at.end, at.base * decay_rate ** sum(at.epoch >= milestone for milestone in milestones))
 
 
