@@ -4,7 +4,6 @@ Precedence, lowest first: the defaults below, the YAML file (its BASE files firs
 Key names are PaddleViT's. This module doesn't import Paddle, so that ``-h`` and a typing error answer at once.
 """
 
-import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from yacs.config import CfgNode
 
 from config_checks import COMMAND_LINE, carried_out, check, refuse_idle
 from configs.paddlevit import reading
-from configs.registry import own_keys
+from configs.registry import add_keys, own_keys
 from errors import InputError
 from options import (
     WRITTEN_OUT,
@@ -143,9 +142,7 @@ _C.TRAIN.LR_SCHEDULER = CfgNode()
 _C.TRAIN.LR_SCHEDULER.NAME = "warmupcosine"  # or cosine (the same), linear, poly, step, multistep (or multi-step),
 # onecycle, constant; each begins with WARMUP_EPOCHS, also where PaddleViT's (cosine, multi-step) doesn't: set them to 0
 _C.TRAIN.LR_SCHEDULER.WARMUP_PREFIX = True  # it begins after warm-up; False: at epoch 0, warm-up in its place
-_C.TRAIN.LR_SCHEDULER.DECAY_RATE = (
-    0.1  # step, multistep: a factor on the rate; onecycle: the share of BASE_LR at which its fall slows down
-)
+_C.TRAIN.LR_SCHEDULER.DECAY_RATE = 0.1  # each step's factor; onecycle: the share of BASE_LR where its fall slows down
 _C.TRAIN.LR_SCHEDULER.PER_EPOCH = False  # all an epoch's updates have the rate of its "start" (timm), its "end"
 # (PaddleViT; True), or "late", of the start of the epoch before (DeiT, PVT)
 
@@ -235,9 +232,7 @@ _C.DIST.STRATEGY.fuse_grad_size_in_MB = 32  # gradients that processes bring tog
 _C.DIST.STRATEGY.last_comm_group_size_MB = 1.0  # and those of the last time, which no computation hides
 _C.DIST.STRATEGY.find_unused_parameters = False  # for a model that leaves parameters out of a step
 
-for _key, _own in own_keys().items():  # what components have for themselves, declared beside them
-    _section, _, _name = _key.rpartition(".")
-    functools.reduce(getattr, _section.split("."), _C)[_name] = _own.default
+add_keys(_C)  # of single optimizers, schedules, losses and datasets: declared beside them
 
 # What a key takes whose default doesn't tell it; each takes None (YAML: null) too.
 _TYPES = {

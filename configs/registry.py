@@ -136,6 +136,24 @@ def own_keys() -> dict[str, Key]:
     return found
 
 
+def add_keys(tree: CfgNode) -> None:
+    """Adds the components' own keys to those of config.py.
+
+    Raises:
+        InputError: config.py has one of them, or lacks one that a component reads and brings no default for.
+    """
+    for kind in KINDS:
+        section = functools.reduce(getitem, kind.key.split(".")[:-1], tree)
+        for name, one in kind.components.items():
+            for word in one.reads:
+                if (word.upper() in section) == (kind.key_of(word) in own_keys()):
+                    found = "is config.py's, too" if word.upper() in section else "has a default nowhere"
+                    raise InputError(f"{one.module}: {name}'s {kind.key_of(word)} {found}")
+    for key, own in own_keys().items():
+        section, _, name = key.rpartition(".")
+        functools.reduce(getitem, section.split("."), tree)[name] = own.default
+
+
 def ranged(kind: Any) -> tuple[str, ...]:
     """Returns the components' keys of an annotation: ``ranged(Positive)``."""
     return tuple(name for name, key in own_keys().items() if key.values == get_args(kind)[1])

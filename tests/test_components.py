@@ -1,5 +1,6 @@
 """What is chosen by name: declared where it is defined. CONTRIBUTING's steps are taken literally, in a copy."""
 
+import functools
 import inspect
 import json
 import re
@@ -15,7 +16,18 @@ from documents import snippets
 from PIL import Image
 
 from config import default_values, get_config
-from configs.registry import KINDS, Positive, Registry, datasets, losses, operations, own_keys, ranged, schedules
+from configs.registry import (
+    KINDS,
+    Positive,
+    Registry,
+    add_keys,
+    datasets,
+    losses,
+    operations,
+    own_keys,
+    ranged,
+    schedules,
+)
 from datasets import get_dataset
 from errors import InputError
 
@@ -151,6 +163,26 @@ def test_a_key_has_one_default(monkeypatch):
     try:
         with pytest.raises(InputError, match=r"POWER has another default elsewhere$"):
             own_keys()
+    finally:
+        own_keys.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("word", "has_default", "found"),
+    [("powers", False, "POWERS has a default nowhere"), ("decay_rate", True, "DECAY_RATE is config.py's, too")],
+)
+def test_a_key_is_config_pys_or_a_components(monkeypatch, word, has_default, found):
+    tree = get_config().clone()
+    tree.defrost()
+    for key in own_keys():
+        section, _, name = key.rpartition(".")
+        del functools.reduce(getattr, section.split("."), tree)[name]
+    key = schedules.components["poly"].reads["power"] if has_default else None
+    monkeypatch.setitem(schedules.components["linear"].reads, word, key)
+    own_keys.cache_clear()
+    try:
+        with pytest.raises(InputError, match=f"^training.optim.schedule: linear's TRAIN.LR_SCHEDULER.{found}$"):
+            add_keys(tree)
     finally:
         own_keys.cache_clear()
 
