@@ -222,7 +222,7 @@ def copy(tmp_path_factory):
 
 def run(copy: Path, *words: str):
     command = [sys.executable, *words]
-    return subprocess.run(command, cwd=copy / "toolkit", capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=copy / "toolkit", capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.smoke
