@@ -14,6 +14,7 @@ from yacs.config import CfgNode
 
 from config_checks import COMMAND_LINE, check, refuse_idle
 from configs.paddlevit import reading
+from configs.registry import add_keys, own_keys
 from errors import InputError
 from options import (
     WRITTEN_OUT,
@@ -42,7 +43,7 @@ _C.DATA.BATCH_SIZE = 256  # training samples per device and step
 _C.DATA.GLOBAL_BATCH = None  # training samples of all devices together per step, instead: BATCH_SIZE is its share
 _C.DATA.BATCH_SIZE_EVAL = 64  # evaluation samples per device and step
 _C.DATA.DATA_PATH = "/dataset/imagenet/"  # the dataset's folder
-_C.DATA.DATASET = "imagenet2012"  # one of config_checks.DATASETS
+_C.DATA.DATASET = "imagenet2012"  # a reader in loading/, such as folder, imagenet2012, shards, digits
 _C.DATA.IMAGE_SIZE = 224  # pixels, height = width
 _C.DATA.IMAGE_CHANNELS = 3  # 3: RGB, 1: grey
 _C.DATA.CROP_PCT = 0.875  # evaluation: the central crop's share of the resized side
@@ -60,7 +61,6 @@ _C.DATA.SAMPLER = "shuffle"  # training: each image once an epoch; "balanced": e
 _C.DATA.SHARD_SHUFFLE = None  # shards: so many at a time, in random order, their samples mixed; None: all at random
 _C.DATA.CACHE = None  # folder for the decoded images, of one size, that processes then share (memory-mapped)
 _C.DATA.SKIP_BROKEN = False  # training: replace an unreadable image by the next one, count and list it
-_C.DATA.SYNTHETIC_SIZE = 1024  # images of the dataset "synthetic"
 
 _C.MODEL = CfgNode()
 # Sizes: which of them an architecture takes, its constructor in models/ says; None leaves its own default.
@@ -141,10 +141,7 @@ _C.TRAIN.LR_SCHEDULER = CfgNode()
 _C.TRAIN.LR_SCHEDULER.NAME = "warmupcosine"  # or cosine (the same), linear, poly, step, multistep (or multi-step),
 # onecycle, constant; each begins with WARMUP_EPOCHS, also where PaddleViT's (cosine, multi-step) doesn't: set them to 0
 _C.TRAIN.LR_SCHEDULER.WARMUP_PREFIX = True  # it begins after warm-up; False: at epoch 0, warm-up in its place
-_C.TRAIN.LR_SCHEDULER.MILESTONES = [30, 60, 90]  # multistep: epochs at which the rate is multiplied by DECAY_RATE
-_C.TRAIN.LR_SCHEDULER.DECAY_EPOCHS = 30  # step: epochs between two such steps
-_C.TRAIN.LR_SCHEDULER.DECAY_RATE = 0.1  # onecycle: the share of BASE_LR at which its fall slows down
-_C.TRAIN.LR_SCHEDULER.POWER = 2.0  # poly: exponent of the share that is left
+_C.TRAIN.LR_SCHEDULER.DECAY_RATE = 0.1  # each step's factor; onecycle: the share of BASE_LR where its fall slows down
 _C.TRAIN.LR_SCHEDULER.PER_EPOCH = False  # all an epoch's updates have the rate of its "start" (timm), its "end"
 # (PaddleViT; True), or "late", of the start of the epoch before (DeiT, PVT)
 
@@ -154,7 +151,6 @@ _C.TRAIN.OPTIMIZER.EPS = 1e-8
 _C.TRAIN.OPTIMIZER.BETAS = [0.9, 0.999]  # Lion's paper: [0.9, 0.99]
 _C.TRAIN.OPTIMIZER.MOMENTUM = 0.9  # SGD, LARS, Muon
 _C.TRAIN.OPTIMIZER.NESTEROV = True  # SGD, Muon
-_C.TRAIN.OPTIMIZER.TRUST_COEFFICIENT = 0.001  # LARS: the norm of a matrix's update over the matrix's own
 
 _C.TRAIN.MODEL_EMA = False  # an exponential moving average of the weights, evaluated and saved beside them
 _C.TRAIN.MODEL_EMA_DECAY = 0.9999  # per update
@@ -162,8 +158,6 @@ _C.TRAIN.MODEL_EMA_WARMUP = True  # a decay of 1 - (1 + updates) ** -(2 / 3) unt
 
 _C.TRAIN.LOSS = "auto"  # cross_entropy (of labels), soft_target (of distributions), bce; auto: what mixup calls for
 _C.TRAIN.SMOOTHING = 0.0  # label smoothing of the training loss
-_C.TRAIN.BCE_TARGET_THRESH = None  # bce: targets above it are 1, others 0
-_C.TRAIN.BCE_SUM = False  # bce: sum over the classes; False: mean
 _C.TRAIN.CLASS_WEIGHTS = None  # a factor per class; "auto": inverse to its number of training images, 1 on average
 
 _C.TRAIN.DISTILLATION_TYPE = None  # hard: the teacher's choice as label; soft: its distribution
@@ -182,7 +176,8 @@ _C.TRAIN.INTERPOLATION = None  # None: DATA.INTERPOLATION; "random": bilinear or
 _C.TRAIN.HFLIP = 0.5  # probability of a horizontal flip
 _C.TRAIN.VFLIP = 0.0  # probability of a vertical flip
 _C.TRAIN.AFFINE = [0.0, 0.0, 0.0]  # largest rotation (degrees), shift (share of the size), scaling (share)
-_C.TRAIN.AUTO_AUGMENT = None  # rand-m9-mstd0.5-inc1, original, v0, trivial, 3a or augmix-m3-w3-d2, timm's way
+_C.TRAIN.AUTO_AUGMENT = None  # rand-m9-mstd0.5-inc1 (-tRotate+Invert: of these operations alone), original, v0,
+# trivial, 3a or augmix-m3-w3-d2, timm's way
 _C.TRAIN.COLOR_JITTER = 0.0  # strength of brightness, contrast and saturation jitter, after AUTO_AUGMENT
 _C.TRAIN.RANDOM_ERASE_PROB = 0.0
 _C.TRAIN.RANDOM_ERASE_MODE = "pixel"  # filled by noise; "rand": one random colour; "const": the mean colour
@@ -231,6 +226,8 @@ _C.DIST.STRATEGY.sharding_configs = CfgNode({"stage": 1})  # 2: and of the gradi
 _C.DIST.STRATEGY.fuse_grad_size_in_MB = 32  # gradients that processes bring together at a time
 _C.DIST.STRATEGY.find_unused_parameters = False  # for a model that leaves parameters out of a step
 
+add_keys(_C)  # of single optimizers, schedules, losses and datasets: declared beside them
+
 # What a key takes whose default doesn't tell it; each takes None (YAML: null) too.
 _TYPES = {
     "DATA.GLOBAL_BATCH": int,
@@ -266,7 +263,6 @@ _TYPES = {
     "TRAIN.LAYER_DECAY": float,
     "TRAIN.FREEZE": [str],
     "TRAIN.GRAD_CLIP": float,
-    "TRAIN.BCE_TARGET_THRESH": float,
     "TRAIN.CLASS_WEIGHTS": [float],
     "TRAIN.DISTILLATION_TYPE": str,
     "TRAIN.TEACHER_MODEL": str,
@@ -277,7 +273,7 @@ _TYPES = {
     "OUTPUT": str,
     "SAVE_MINUTES": float,
     "TF32": bool,
-}
+} | {key: own.kind for key, own in own_keys().items() if own.optional}
 # Keys that were, with their defaults: runs wrote these out into their config.yaml, whoever had set them.
 _REMOVED = {
     "DIST.STRATEGY.gradient_merge": False,

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from yacs.config import CfgNode
 
+from configs import registry
+from configs.registry import KINDS, datasets
 from errors import InputError
 from options import leaves
 
 COMMAND_LINE = "command line"  # the source of what a flag or -o sets
 
-DATASETS = ("imagenet2012", "folder", "shards", "cifar10", "cifar100", "mnist", "fashion_mnist", "digits", "synthetic")
-_CHOICES = {
-    "DATA.DATASET": DATASETS,
+_CHOICES = {kind.key: kind.names() for kind in KINDS} | {
     "DATA.IMAGE_CHANNELS": (1, 3),
     "DATA.CROP_MODE": ("center", "squash"),
     "DATA.INTERPOLATION": ("bicubic", "bilinear", "nearest"),
@@ -28,23 +28,10 @@ _CHOICES = {
     "MODEL.WEIGHT_INIT": ("timm", "deit", "big_vision"),
     "MODEL.ACT": (None, "gelu", "relu"),
     "MODEL.DROPPATH_SHAPE": (None, "linear", "constant"),
-    "TRAIN.OPTIMIZER.NAME": ("AdamW", "Adam", "SGD", "LAMB", "LARS", "Lion", "Muon"),
-    "TRAIN.LR_SCHEDULER.NAME": (
-        "warmupcosine",
-        "cosine",
-        "linear",
-        "poly",
-        "step",
-        "multistep",
-        "multi-step",
-        "onecycle",
-        "constant",
-    ),
     "TRAIN.LR_SCALING": ("linear", "sqrt"),
     "TRAIN.LR_SCALED": ("all", "base"),
     "TRAIN.LAYER_DECAY_GROUPS": ("authors", "timm"),
     "TRAIN.GRAD_CLIP_MODE": ("norm", "value", "agc"),
-    "TRAIN.LOSS": ("auto", "cross_entropy", "soft_target", "bce"),
     "TRAIN.DISTILLATION_TYPE": (None, "hard", "soft"),
     "TRAIN.CROP": ("random_resized", "random_resized_once", "simple", "short_side", "squash"),
     "TRAIN.INTERPOLATION": (None, "bicubic", "bilinear", "nearest", "random"),
@@ -57,12 +44,13 @@ _CHOICES = {
     "DIST.STRATEGY.sharding_configs.stage": (1, 2),
 }
 _AT_LEAST_ONE = (
-    "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL", "DATA.IMAGE_SIZE", "DATA.SYNTHETIC_SIZE", "MODEL.PATCH_SIZE",
+    "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL", "DATA.IMAGE_SIZE", "MODEL.PATCH_SIZE",
     "MODEL.EMBED_DIM", "MODEL.NUM_HEADS", "MODEL.DEPTH", "MODEL.STAGE_DEPTHS", "MODEL.EMBED_DIMS", "MODEL.WINDOW_SIZE",
     "MODEL.SR_RATIO", "MODEL.KERNEL_SIZE", "MODEL.GROUP_WIDTH", "TRAIN.NUM_EPOCHS", "TRAIN.ACCUM_ITER", "KEEP_LAST",
     "REPORT_FREQ", "VALIDATE_FREQ", "MODEL.ATTN_HEAD_SIZE", "TRAIN.LINEAR_SCALED_LR", "TRAIN.RECIPE_BATCH",
-    "DATA.PREFETCH", "TRAIN.RANDOM_ERASE_COUNT", "TRAIN.REPEATED_AUGMENT", "TRAIN.LR_SCHEDULER.DECAY_EPOCHS",
+    "DATA.PREFETCH", "TRAIN.RANDOM_ERASE_COUNT", "TRAIN.REPEATED_AUGMENT",
     "DATA.SHARD_SHUFFLE", "DATA.GLOBAL_BATCH", "DIST.STRATEGY.fuse_grad_size_in_MB",
+    *registry.ranged(registry.Size),
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "DATA.NUM_WORKERS", "TRAIN.LAST_EPOCH", "TRAIN.WARMUP_EPOCHS", "TRAIN.COOLDOWN_EPOCHS", "TRAIN.WEIGHT_DECAY",
@@ -71,9 +59,9 @@ _NOT_NEGATIVE = (
     "MODEL.REG_TOKENS", "MODEL.SE_RATIO", "SEED", "SAVE_FREQ", "SAVE_STEPS", "DIST.MAX_RESTART",
 )  # fmt: skip
 _ABOVE_ZERO = (
-    "TRAIN.GRAD_CLIP", "TRAIN.LR_SCHEDULER.DECAY_RATE", "TRAIN.LR_SCHEDULER.POWER", "TRAIN.DISTILLATION_TAU",
+    "TRAIN.GRAD_CLIP", "TRAIN.LR_SCHEDULER.DECAY_RATE", "TRAIN.DISTILLATION_TAU",
     "TRAIN.LAYER_DECAY", "MODEL.INIT_VALUES", "MODEL.NORM_EPS", "TRAIN.OPTIMIZER.EPS", "SAVE_MINUTES", "DIST.TIMEOUT",
-    "DIST.INIT_TIMEOUT", "TRAIN.OPTIMIZER.TRUST_COEFFICIENT",
+    "DIST.INIT_TIMEOUT", *registry.ranged(registry.Positive),
 )  # fmt: skip
 _BELOW_ONE = (
     "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH", "MODEL.PATCH_DROP", "TRAIN.SMOOTHING",
@@ -81,7 +69,7 @@ _BELOW_ONE = (
 )  # fmt: skip
 _PROBABILITIES = (
     "TRAIN.HFLIP", "TRAIN.VFLIP", "TRAIN.RANDOM_ERASE_PROB", "TRAIN.MIXUP_PROB", "TRAIN.MIXUP_SWITCH_PROB",
-    "TRAIN.DISTILLATION_ALPHA", "TRAIN.BCE_TARGET_THRESH", "TRAIN.LAYER_DECAY",
+    "TRAIN.DISTILLATION_ALPHA", "TRAIN.LAYER_DECAY", *registry.ranged(registry.Share),
 )  # fmt: skip
 _LENGTHS = {
     "TRAIN.OPTIMIZER.BETAS": 2,
@@ -90,6 +78,11 @@ _LENGTHS = {
     "TRAIN.AFFINE": 3,
     "TRAIN.CUTMIX_MINMAX": 2,
 }
+
+
+def mixes(config: CfgNode) -> bool:
+    """Returns whether training mixes its images: mixup or CutMix is on."""
+    return _MIXING.met(dict(leaves(config)))
 
 
 def check(config: CfgNode) -> None:
@@ -104,7 +97,7 @@ def check(config: CfgNode) -> None:
         return [key for key in keys if values[key] not in (None, "auto")]
 
     for key, choices in _CHOICES.items():
-        require(values[key] in choices, key, "one of " + ", ".join(map(str, choices)))
+        registry.refuse_other(key, values[key], choices)
     for key in given(_AT_LEAST_ONE):
         numbers = values[key] if isinstance(values[key], list) else [values[key]]
         require(len(numbers) > 0 and min(numbers) >= 1, key, "at least 1")
@@ -195,12 +188,14 @@ def _check_recipe(config: CfgNode, require: Callable[[bool, str, str], None]) ->
     )
     falls = train.LR_SCHEDULER.NAME != "onecycle" or train.LR_SCHEDULER.DECAY_RATE <= 1
     require(falls, "TRAIN.LR_SCHEDULER.DECAY_RATE", "1 or less with onecycle: it is a share of BASE_LR")
-    mixed = train.MIXUP_ALPHA > 0 or train.CUTMIX_ALPHA > 0 or train.CUTMIX_MINMAX is not None
-    if mixed:
+    if mixes(config):
+        *others, last = (
+            name for name, loss in registry.losses.components.items() if loss.given.get("takes") != "labels"
+        )
         require(
-            train.LOSS != "cross_entropy",
+            train.LOSS in (*others, last),
             "TRAIN.LOSS",
-            "auto, soft_target or bce: mixup and CutMix make distributions, not labels",
+            f"{', '.join(others)} or {last}: mixup and CutMix make distributions, not labels",
         )
         require(
             config.EVAL or config.DATA.BATCH_SIZE % 2 == 0,
@@ -257,10 +252,19 @@ def _above_zero(key: str) -> Need:
     return Need(f"without {key} above 0", (key,), lambda found: found[key] > 0)
 
 
+def _chosen(kind: registry.Registry, names: tuple[str, ...]) -> tuple[Need, ...]:
+    """One of these components; nothing where they are all of their kind."""
+    others = tuple(name for name in kind.names() if name not in names)
+    if 2 * len(others) < len(names):
+        return (_is_not(kind.key, *others),) if others else ()
+    return (_is(kind.key, *names),)
+
+
 _WEIGHTS = _is_set("MODEL.PRETRAINED")
 _TRAINING = Need("under EVAL", ("EVAL",), lambda found: not found["EVAL"])
 _FLEET, _NO_SHARDING = _is("DIST.ENGINE", "fleet"), _is_unset("DIST.STRATEGY.sharding")
-_FILES, _NO_CACHE = _is("DATA.DATASET", "folder", "imagenet2012", "shards"), _is_unset("DATA.CACHE")
+_FILES, _SHARDS = (_chosen(datasets, datasets.names(returns=kinds)) for kinds in (("Files", "Shards"), ("Shards",)))
+_STORED, _NO_CACHE = _chosen(datasets, datasets.names(returns=("Files", "Shards", "Arrays"))), _is_unset("DATA.CACHE")
 _LOADED_AHEAD = Need(
     "without DATA.NUM_WORKERS above 0 or DATA.LOADER dali",
     ("DATA.NUM_WORKERS", "DATA.LOADER", "EVAL"),
@@ -283,10 +287,10 @@ _MIXING = Need(
     (*_MIXUP.keys, *_CUTMIX.keys),
     lambda found: _MIXUP.met(found) or _CUTMIX.met(found),
 )
-_MOMENTUM = _above_zero("TRAIN.OPTIMIZER.MOMENTUM")
 
 # Every key of config.py, with what it needs. Keys of MODEL that aren't here are an architecture's: those that its
 # constructor takes (``models.check_keys``). A key whose loss would be missed conflicts instead, and needs nothing.
+# A key that components read, as their keyword, needs one of these as well.
 _DECLARED = (
     # What a script for both hands to training and evaluation alike (-batch_size, -accum_iter, -last_epoch, -amp)
     # needs no training; nor does what depends on the machine need that.
@@ -314,12 +318,10 @@ _DECLARED = (
     ((_is("AMP", True),), ("AMP_EVAL",)),
     ((_is_unset("OUTPUT"),), ("SAVE",)),
     ((_OWN_BATCH,), ("DATA.BATCH_SIZE",)),
-    ((_is_not("DATA.DATASET", "digits", "synthetic"),), ("DATA.DATA_PATH",)),
-    ((_is_not("DATA.DATASET", "synthetic"),), ("DATA.CACHE",)),
-    ((_is("DATA.DATASET", "synthetic"),), ("DATA.SYNTHETIC_SIZE",)),
-    ((_FILES, _NO_CACHE), ("DATA.FAST_EVAL",)),
-    ((_TRAINING, _FILES), ("DATA.SKIP_BROKEN",)),
-    ((_TRAINING, _is("DATA.DATASET", "shards"), _is("DATA.SAMPLER", "shuffle"), _NO_CACHE), ("DATA.SHARD_SHUFFLE",)),
+    (_STORED, ("DATA.CACHE",)),
+    ((*_FILES, _NO_CACHE), ("DATA.FAST_EVAL",)),
+    ((_TRAINING, *_FILES), ("DATA.SKIP_BROKEN",)),
+    ((_TRAINING, *_SHARDS, _is("DATA.SAMPLER", "shuffle"), _NO_CACHE), ("DATA.SHARD_SHUFFLE",)),
     ((_LOADED_AHEAD,), ("DATA.PREFETCH",)),
     ((_WEIGHTS,), ("MODEL.PRETRAINED_ALLOW", "MODEL.PRETRAINED_CLASSES")),
     ((_TRAINING, _above_zero("TRAIN.WARMUP_EPOCHS")), ("TRAIN.WARMUP_START_LR",)),
@@ -328,21 +330,10 @@ _DECLARED = (
     ((_TRAINING, _is_set("TRAIN.LAYER_DECAY")), ("TRAIN.LAYER_DECAY_GROUPS",)),
     ((_TRAINING, _is_unset("TRAIN.LINEAR_SCALED_LR")), ("TRAIN.RECIPE_BATCH",)),
     ((_TRAINING, _is_set("TRAIN.GRAD_CLIP")), ("TRAIN.GRAD_CLIP_MODE",)),
-    ((_TRAINING, _is(_SCHEDULE, "multistep", "multi-step")), ("TRAIN.LR_SCHEDULER.MILESTONES",)),
-    ((_TRAINING, _is(_SCHEDULE, "step")), ("TRAIN.LR_SCHEDULER.DECAY_EPOCHS",)),
-    ((_TRAINING, _is(_SCHEDULE, "step", "multistep", "multi-step", "onecycle")), ("TRAIN.LR_SCHEDULER.DECAY_RATE",)),
-    ((_TRAINING, _is(_SCHEDULE, "warmupcosine", "cosine", "linear", "poly"), _above_zero("TRAIN.WARMUP_EPOCHS")), (
-        "TRAIN.LR_SCHEDULER.WARMUP_PREFIX",
-    )),
+    ((_above_zero("TRAIN.WARMUP_EPOCHS"),), ("TRAIN.LR_SCHEDULER.WARMUP_PREFIX",)),
+    ((_above_zero("TRAIN.OPTIMIZER.MOMENTUM"),), ("TRAIN.OPTIMIZER.NESTEROV",)),
     ((_TRAINING, _above_zero("MODEL.DROPPATH")), ("MODEL.DROPPATH_SHAPE",)),
-    ((_TRAINING, _is(_SCHEDULE, "poly")), ("TRAIN.LR_SCHEDULER.POWER",)),
-    ((_TRAINING, _is(_OPTIMIZER, "AdamW", "Adam", "LAMB", "Muon")), ("TRAIN.OPTIMIZER.EPS",)),
-    ((_TRAINING, _is_not(_OPTIMIZER, "SGD", "LARS")), ("TRAIN.OPTIMIZER.BETAS",)),
-    ((_TRAINING, _is(_OPTIMIZER, "SGD", "LARS", "Muon")), ("TRAIN.OPTIMIZER.MOMENTUM",)),
-    ((_TRAINING, _is(_OPTIMIZER, "SGD", "Muon"), _MOMENTUM), ("TRAIN.OPTIMIZER.NESTEROV",)),
-    ((_TRAINING, _is(_OPTIMIZER, "LARS")), ("TRAIN.OPTIMIZER.TRUST_COEFFICIENT",)),
     ((_TRAINING, _is("TRAIN.MODEL_EMA", True)), ("TRAIN.MODEL_EMA_DECAY", "TRAIN.MODEL_EMA_WARMUP")),
-    ((_TRAINING, _is("TRAIN.LOSS", "bce")), ("TRAIN.BCE_TARGET_THRESH", "TRAIN.BCE_SUM")),
     ((_TRAINING, _is("TRAIN.DISTILLATION_TYPE", "hard", "soft")), (
         "TRAIN.DISTILLATION_ALPHA", "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PATH",
     )),
@@ -358,6 +349,9 @@ _DECLARED = (
     ((_TRAINING, _FLEET, _NO_SHARDING), ("DIST.STRATEGY.find_unused_parameters",)),
 )  # fmt: skip
 NEEDS: dict[str, tuple[Need, ...]] = {key: needs for needs, keys in _DECLARED for key in keys}
+for _kind in KINDS:
+    _first = () if _kind is datasets else (_TRAINING,)
+    NEEDS |= {key: (*_first, *_chosen(_kind, names), *NEEDS.get(key, ())) for key, names in _kind.readers().items()}
 
 
 def refuse_idle(config: CfgNode, given: Mapping[str, Any]) -> None:

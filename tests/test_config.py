@@ -147,7 +147,7 @@ def test_batch_size_with_eval_alone_is_the_evaluation_batch():
         (["DATA.BATCH_SIZE", "0"], "DATA.BATCH_SIZE is 0, expected at least 1"),
         (["NGPUS", "0"], "NGPUS is 0, expected -1 (all) or at least 1"),
         (["MODEL.DROPPATH", "1.0"], "MODEL.DROPPATH is 1.0, expected 0 <= value < 1"),
-        (["DATA.DATASET", "imagenet"], "DATA.DATASET is 'imagenet', expected one of imagenet2012, folder"),
+        (["DATA.DATASET", "imagenet"], "synthetic; did you mean imagenet2012?"),
         (["DATA.IMAGE_CHANNELS", "1"], "DATA.IMAGENET_MEAN is [0.5, 0.5, 0.5], expected 1 or 1 values"),
         (
             ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.LOSS", "cross_entropy"],

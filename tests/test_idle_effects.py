@@ -13,8 +13,9 @@ from test_idle_keys import DEFAULTS, met
 from test_losses import Fixed
 
 from config import get_config, with_values
+from config_checks import mixes
 from datasets import get_dataloader, get_dataset
-from loading.transforms import BatchTransform, Mixup, RandomErasing, TrainTransform, mixes
+from loading.transforms import BatchTransform, Mixup, RandomErasing, TrainTransform
 from options import leaves
 from training import parallel
 from training.losses import build_criterion

@@ -85,7 +85,7 @@ def test_an_idle_key_is_refused_at_its_default_too(evaluating):
         ),
         (
             ["TRAIN.OPTIMIZER.NAME", "SGD", "TRAIN.OPTIMIZER.BETAS", "[0.9,0.99]"],
-            "with TRAIN.OPTIMIZER.NAME SGD or LARS; leave",
+            "with TRAIN.OPTIMIZER.NAME LARS or SGD; leave",
         ),
         (
             ["MODEL.PRETRAINED_CLASSES", "imagenet22k"],

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 from yacs.config import CfgNode
 
 from config import default_values, get_config, named_keys
-from config_checks import DATASETS
+from configs.registry import datasets
 from errors import InputError
 from options import add_note, meant_by, nearest, pairs, read_yaml
 
 FILE = "config.yaml"  # in a run's folder
 AUTO = "auto"
 FLAGS: dict[str, tuple[str, type, str]] = {
-    "dataset": ("DATA.DATASET", str, "one of " + ", ".join(DATASETS)),
+    "dataset": ("DATA.DATASET", str, "one of " + ", ".join(datasets.names())),
     "data_path": ("DATA.DATA_PATH", str, "the dataset's folder"),
     "output": ("OUTPUT", str, "the run's folder (default: output/<train|eval>-<model>-<time>)"),
     "batch_size": ("DATA.BATCH_SIZE", int, "training samples per device; with -eval alone, evaluation's"),

@@ -6,6 +6,7 @@ in float32. Class weights are a factor per class on its term of the sum, also wh
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import paddle
@@ -13,10 +14,52 @@ from paddle import nn
 from paddle.nn import functional as F
 from yacs.config import CfgNode
 
+from configs.registry import Share, losses
 from errors import InputError
 from loading.transforms import gives_distributions, smooth_one_hot
 
 # ----------------------------------------------------------------- criteria
+
+
+class Targets(NamedTuple):
+    """What every loss gets.
+
+    Args:
+        distributions: targets are distributions [B, K], which are smoothed; else labels [B].
+        smoothing: of labels.
+        weight: a factor per class, or None.
+    """
+
+    distributions: bool
+    smoothing: float
+    weight: Sequence[float] | None
+
+
+@losses.register("auto", takes="both")
+def auto(targets: Targets) -> nn.Layer:
+    """The cross-entropy of what mixup, or its absence, makes of the labels."""
+    return soft_target(targets) if targets.distributions else cross_entropy(targets)
+
+
+@losses.register("cross_entropy", takes="labels")
+def cross_entropy(targets: Targets) -> nn.Layer:
+    return CrossEntropy(targets.smoothing, targets.weight)
+
+
+@losses.register("soft_target", takes="distributions")
+def soft_target(targets: Targets) -> nn.Layer:
+    return SoftTargetCrossEntropy(targets.weight)
+
+
+@losses.register("bce", takes="both")
+def bce(targets: Targets, *, bce_target_thresh: Share | None = None, bce_sum: bool = False) -> nn.Layer:
+    """A yes-or-no loss of each class.
+
+    Args:
+        bce_target_thresh: targets above it are 1, others 0; None: they stay as they are.
+        bce_sum: sum over the classes; False: mean.
+    """
+    return BinaryCrossEntropy(targets.smoothing, bce_target_thresh, bce_sum, targets.weight)
 
 
 class CrossEntropy(nn.Layer):
@@ -242,11 +285,5 @@ def build_criterion(config: CfgNode, labels: np.ndarray | None = None, teacher: 
     if (kind is None) != (teacher is None):
         found = "no teacher; set TRAIN.TEACHER_MODEL" if teacher is None else "a teacher; set it to hard or soft"
         raise InputError(f"TRAIN.DISTILLATION_TYPE is {kind!r} and there is {found}")
-    weight = class_weights(config, labels)
-    if train.LOSS == "bce":
-        base = BinaryCrossEntropy(train.SMOOTHING, train.BCE_TARGET_THRESH, train.BCE_SUM, weight)
-    elif gives_distributions(config):
-        base = SoftTargetCrossEntropy(weight)
-    else:
-        base = CrossEntropy(train.SMOOTHING, weight)
-    return TrainingLoss(base, teacher, kind, train.DISTILLATION_ALPHA, train.DISTILLATION_TAU)
+    targets = Targets(gives_distributions(config), train.SMOOTHING, class_weights(config, labels))
+    return TrainingLoss(losses.chosen(config)(targets), teacher, kind, train.DISTILLATION_ALPHA, train.DISTILLATION_TAU)

@@ -8,13 +8,13 @@ import pytest
 from golden.formula import array
 
 from config import get_config, with_values
+from config_checks import mixes
 from loading.transforms import (
     BatchTransform,
     Mixup,
     Normalize,
     RandomErasing,
     gives_distributions,
-    mixes,
     smooth_one_hot,
 )
 from loading.transforms.batch import areas, cutmix_boxes

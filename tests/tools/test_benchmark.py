@@ -12,7 +12,7 @@ from conftest import write_images
 import tools.benchmark
 import tools.make_photographs
 from errors import InputError
-from loading.sources import read_archive
+from loading.sources import Split, fashion_mnist
 from tools.benchmarks import measure, startup, training
 
 TIMM = os.environ.get("TIMM_PYTHON", sys.executable)  # an interpreter with torch and timm
@@ -89,7 +89,7 @@ def test_scale_tells_seconds_rate_and_efficiency(benchmark, canned_runs):
 @pytest.mark.parametrize(("part", "count"), [("train", 24), ("val", 10)])
 def test_scales_random_images_are_in_fashion_mnists_files(tmp_path, part, count):
     training.write_mnist(tmp_path, 24)
-    images, labels, _ = read_archive("fashion_mnist", tmp_path, part)
+    images, labels, _ = fashion_mnist(Split(part), data_path=str(tmp_path)).read()
     assert np.asarray(images).reshape(count, -1).shape == (count, 784)
     assert len(np.unique(images)) == 256
     assert list(labels) == [index % 10 for index in range(count)]

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 import paddle
 
 from config import get_config
-from datasets import SyntheticDataset
+from datasets import ImageDataset, get_dataset
 from errors import reported
 from models import build_model
 from ops.settings import tune_cpu
@@ -55,7 +55,7 @@ def measure_saves(kind: str, cfg: str, options: list[str], saves: int) -> Figure
     config = get_config(cfg, [*options, "DATA.SYNTHETIC_SIZE", str(images)])
     tune_cpu(1)
     seed_everything(config.SEED)
-    dataset = SyntheticDataset(config, "train")
+    dataset = get_dataset(config, "train")
     run = Run(config, [])
     run.begin()
     model = build_model(config)
@@ -112,7 +112,7 @@ class BySaver:
 
     meanwhile = MEANWHILE
 
-    def __init__(self, training: Any, dataset: SyntheticDataset, figures: Figures) -> None:
+    def __init__(self, training: Any, dataset: ImageDataset, figures: Figures) -> None:
         self.training, self.figures = training, figures
         parts = (training.evaluated, training.optimizer, training.scaler, dataset)
         self.saver = Saver(training.config, training.run, *parts)
@@ -157,7 +157,7 @@ class ByPaddle:
 
     meanwhile = 0
 
-    def __init__(self, training: Any, dataset: SyntheticDataset, figures: Figures) -> None:
+    def __init__(self, training: Any, dataset: ImageDataset, figures: Figures) -> None:
         self.figures, self.folder = figures, Path(training.run.directory)
         self.parts = {"model": training.model, "optimizer": training.optimizer}
         self.parts |= {"ema": training.averaged} if training.ema else {}

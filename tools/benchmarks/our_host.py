@@ -102,7 +102,7 @@ def watch(training: Any, stopwatch: Stopwatch) -> None:
 def main() -> None:
     import ops
     from config import get_config
-    from datasets import SyntheticDataset
+    from datasets import get_dataset
     from models import build_model
     from training import engine
     from training.checkpoint import Progress, Saver
@@ -117,7 +117,7 @@ def main() -> None:
     config = get_config(request["cfg"], request["options"])
     ops.enable(False)  # and no tune_cpu: what a GPU's run calls
     seed_everything(config.SEED)
-    dataset = SyntheticDataset(config, "train")
+    dataset = get_dataset(config, "train")
     run = Run(config, [])
     run.begin()
     model = build_model(config)

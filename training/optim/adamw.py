@@ -2,16 +2,25 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import paddle
 from paddle import _C_ops
 
+from configs.registry import optimizers
+from training.optim.frame import Trained
+
 _CHUNK = 65536  # elements that a block of a GPU's threads updates
 _HAS_AMSGRAD = "amsgrad" in inspect.signature(paddle.optimizer.AdamW).parameters  # Paddle 2.6 hasn't
 _MAXIMA, _AMSGRAD = ((None,), (False,)) if _HAS_AMSGRAD else ((), ())
+
+
+@optimizers.register("AdamW")
+def adamw(trained: Trained, *, betas: Sequence[float], eps: float) -> paddle.optimizer.Optimizer:
+    """torch.optim.AdamW."""
+    return AdamW(**trained.decoupled(), beta1=betas[0], beta2=betas[1], epsilon=eps)
 
 
 @dataclass

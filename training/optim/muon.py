@@ -1,9 +1,21 @@
 """Muon."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import paddle
+
+from configs.registry import optimizers
+from training.optim.frame import Trained
+
+
+@optimizers.register("Muon")
+def muon(
+    trained: Trained, *, betas: Sequence[float], eps: float, momentum: float, nesterov: bool
+) -> paddle.optimizer.Optimizer:
+    """torch.optim.Muon with ``adjust_lr_fn="match_rms_adamw"``; torch.optim.AdamW for what is no matrix."""
+    adamw = {**trained.decoupled(), "beta1": betas[0], "beta2": betas[1], "epsilon": eps}
+    return Muon(momentum, nesterov, **adamw)
 
 
 class Muon(paddle.optimizer.AdamW):
