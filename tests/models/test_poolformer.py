@@ -59,7 +59,7 @@ def test_initialisation_is_timms():
 
 
 def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
-    model, calls = small(drop_path=0.4, drop=0.1), []
+    model, calls = small(droppath=0.4, dropout=0.1), []
     blocks = [block for stage in model.stages for block in stage.blocks]
     for block in blocks:
         for layer in (block.mlp.drop, block.drop_path1, block.drop_path2):

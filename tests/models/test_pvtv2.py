@@ -55,7 +55,7 @@ def test_initialisation_is_timms():
 
 
 def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
-    model = small(drop_path=0.4, drop=0.1, attn_drop=0.2)
+    model = small(droppath=0.4, dropout=0.1, attention_dropout=0.2)
     blocks = [block for stage in model.stages for block in stage.blocks]
     calls = []
     for block in blocks:

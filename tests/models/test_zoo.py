@@ -173,7 +173,7 @@ def test_tables_of_relative_positions_fit_another_image(name, tmp_path):
 def after_a_step(kind, recompute):
     """A step with all that is random: (gradients, buffers)."""
     taken = inspect.signature(ARCHITECTURES[kind]).parameters
-    random = {name: rate for name, rate in (("drop", 0.2), ("attn_drop", 0.2), ("drop_path", 0.4)) if name in taken}
+    random = {name: rate for name, rate in (("dropout", 0.2), ("attention_dropout", 0.2), ("droppath", 0.4)) if name in taken}
     paddle.seed(0)
     model = SMALL[kind](recompute=recompute, **random)
     for name in model.classifier_names():
