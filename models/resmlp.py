@@ -5,6 +5,7 @@ authors' (facebookresearch/deit); timm's is Xavier's, and its classifier starts 
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import paddle
 from paddle import nn
@@ -77,10 +78,11 @@ class ResMlp(MlpMixer):
         droppath: Rate = 0.0,
         head_init_scale: Factor = 1.0,
         recompute: bool = False,
+        droppath_shape: Literal["linear", "constant"] = "constant",
     ) -> None:
         self.init_values = init_values  # before MlpMixer builds the blocks
         sizes = (image_size, patch_size, in_channels, num_classes, embed_dim, depth, mlp_ratio)
-        super().__init__(*sizes, dropout, droppath, head_init_scale, recompute)
+        super().__init__(*sizes, dropout, droppath, head_init_scale, recompute, droppath_shape=droppath_shape)
 
     def _block(self, dim: int, num_patches: int, mlp_ratio: float, drop: float, drop_path: float) -> nn.Layer:
         return ResBlock(dim, num_patches, mlp_ratio, self.init_values, drop, drop_path)

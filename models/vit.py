@@ -128,11 +128,10 @@ class VisionTransformer(ImageModel):
         _check_tokens(global_pool, class_token, reg_tokens, distilled)
         self.num_features, self.global_pool, self.head_init_bias = embed_dim, global_pool, head_init_bias
         self.no_embed_class = no_embed_class or pos_embed == "sincos2d"
-        self.head_batch_norm = head_batch_norm
+        self.head_batch_norm, self.weight_init = head_batch_norm, weight_init
         self.distilled, self.distilled_training = distilled, False
         self.num_prefix_tokens = class_token + distilled + reg_tokens
         self.pos_embed_prefix = 0 if self.no_embed_class else self.num_prefix_tokens
-        self.weight_init = weight_init
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim, bias=not pre_norm)
         self._add_tokens(class_token, reg_tokens)
         self._add_positions(pos_embed)
