@@ -350,10 +350,10 @@ def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -
             beside = path.parent / parent
             _merge_file(config, beside if beside.is_file() else find_config(parent), (*including, path))
     _take_back(config, without, path)
-    level = _next_level(config)
+    level, defaults = _next_level(config), default_values()
     # A key of nobody's is named before one of PaddleViT's, which the file may have because it is meant as PaddleViT's.
     for key, value in sorted(_set_in(content), key=lambda item: reading.has_key(item[0])):
-        known = reading.own_key(key, value)
+        known = key if key in defaults else reading.own_key(key, value)
         own = 0 if levels is None else levels.get(known, WRITTEN_OUT)
         _set(config, known, value, Given(WRITTEN_OUT if own == WRITTEN_OUT else level + own, str(path)))
 

@@ -61,7 +61,6 @@ class ResMlp(MlpMixer):
     Args:
         init_values: layer scale's initial value.
         mlp_ratio: hidden width over embed_dim, of the MLP over channels.
-        others: see ``MlpMixer``.
     """
 
     def __init__(
