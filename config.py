@@ -66,7 +66,7 @@ _C.DATA.SYNTHETIC_SIZE = 1024  # images of the dataset "synthetic"
 
 _C.MODEL = CfgNode()
 # Besides these: the keys of the architecture, which its constructor in models/ declares with their types and defaults.
-# python tools/list_models.py --keys MODEL lists them; null (None) is the constructor's default.
+# python tools/list_models.py --keys NAME lists them; null (None) is the constructor's default.
 _C.MODEL.TYPE = "ViT"  # the architecture, in any case: a name that a class of models/ registers
 _C.MODEL.NAME = "vit_base_patch16_224"
 _C.MODEL.RESUME = None  # checkpoint to go on from; "auto": the newest whole one in OUTPUT, or none: from the start
