@@ -109,7 +109,7 @@ def test_the_least_images_are_those_that_fill_a_patch_of_keys():
     ("options", "message"),
     [
         (["MODEL.STAGE_DEPTHS", "[2, 2]"], r"STAGE_DEPTHS is \[2, 2\], expected four numbers"),
-        (["MODEL.NUM_HEADS", "8"], "NUM_HEADS is 8, expected four numbers: one per stage"),
+        (["MODEL.NUM_HEADS", "8"], r"NUM_HEADS is \[8\], expected four numbers: one per stage"),
         (["MODEL.SR_RATIO", "[8, 4]"], r"SR_RATIO is \[8, 4\], expected four numbers"),
         (["MODEL.MLP_RATIO", "[8, 4]"], r"MLP_RATIO is \[8.0, 4.0\], expected four numbers"),
         (["MODEL.NUM_HEADS", "[1, 2, 5, 7]"], "NUM_HEADS has 7 where EMBED_DIMS has 256, no multiple of it"),

@@ -143,7 +143,7 @@ def test_reset_classifier_replaces_the_head():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["MODEL.NUM_HEADS", "3"], "NUM_HEADS is 3, expected 4 numbers: one per stage, as in STAGE_DEPTHS"),
+        (["MODEL.NUM_HEADS", "3"], r"NUM_HEADS is \[3\], expected 4 numbers: one per stage, as in STAGE_DEPTHS"),
         (["MODEL.NUM_HEADS", "[3, 6, 12]"], r"NUM_HEADS is \[3, 6, 12\], expected 4 numbers"),
         (["MODEL.MLP_RATIO", "[4, 4]"], r"MLP_RATIO is \[4.0, 4.0\], expected 4 numbers"),
         (["MODEL.NUM_HEADS", "[3, 6, 12, 25]"], "NUM_HEADS has 25 where there are 768 channels, no multiple of it"),
