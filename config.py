@@ -13,6 +13,7 @@ import yaml
 from yacs.config import CfgNode
 
 from config_checks import COMMAND_LINE, check, refuse_idle
+from configs.architectures import all_keys, architecture, settle
 from configs.paddlevit import reading
 from configs.registry import add_keys, own_keys
 from errors import InputError
@@ -63,56 +64,15 @@ _C.DATA.CACHE = None  # folder for the decoded images, of one size, that process
 _C.DATA.SKIP_BROKEN = False  # training: replace an unreadable image by the next one, count and list it
 
 _C.MODEL = CfgNode()
-# Sizes: which of them an architecture takes, its constructor in models/ says; None leaves its own default.
-_C.MODEL.TYPE = "ViT"  # the architecture (models.ARCHITECTURES), in any case
+# Besides these: the keys of the architecture, which its constructor in models/ declares with their types and defaults.
+# python tools/list_models.py --keys NAME lists them; null (None) is the constructor's default.
+_C.MODEL.TYPE = "ViT"  # the architecture, in any case: a name that a class of models/ registers
 _C.MODEL.NAME = "vit_base_patch16_224"
 _C.MODEL.RESUME = None  # checkpoint to go on from; "auto": the newest whole one in OUTPUT, or none: from the start
 _C.MODEL.PRETRAINED = None  # weights to start from or to evaluate: a file, a folder or hf-hub:org/name
 _C.MODEL.PRETRAINED_ALLOW = None  # patterns of names that may be missing in them, or in the model: ["fc_norm.*"]
 _C.MODEL.PRETRAINED_CLASSES = None  # imagenet22k(_swin): their classes' order; ImageNet-1k's are kept
 _C.MODEL.NUM_CLASSES = 1000  # or "auto": the dataset's; 0: no classifier (create_model)
-_C.MODEL.DROPOUT = 0.0  # after the position embedding, the attention's projection and in the MLP
-_C.MODEL.ATTENTION_DROPOUT = 0.0
-_C.MODEL.DROPPATH = 0.0  # of the last block
-_C.MODEL.DROPPATH_SHAPE = None  # "linear": from 0 at the first block; "constant": all blocks'; None: the architecture's
-_C.MODEL.PATCH_DROP = 0.0  # share of the patch tokens that training leaves out
-_C.MODEL.RECOMPUTE = False  # training: compute each block's activations again in the backward pass, to save memory
-_C.MODEL.HEAD_INIT_SCALE = 1.0  # factor on the fresh classifier's weights
-_C.MODEL.HEAD_INIT_BIAS = 0.0  # ViT, Mixer: start of the fresh classifier's bias: big_vision's -6.9, for LOSS bce
-_C.MODEL.HEAD_BATCH_NORM = False  # ViT, BEiT: a batch norm without scale and shift before the classifier (MAE's probe)
-_C.MODEL.PATCH_SIZE = 16  # pixels
-_C.MODEL.EMBED_DIM = 768
-_C.MODEL.NUM_HEADS = 12  # or one number per stage
-_C.MODEL.ATTN_HEAD_SIZE = None  # None: EMBED_DIM / NUM_HEADS
-_C.MODEL.DEPTH = 12
-_C.MODEL.MLP_RATIO = None  # hidden width of the MLP over its input's; or one per stage, one for each of Mixer's two
-_C.MODEL.QKV_BIAS = True
-_C.MODEL.QK_NORM = False  # normalise each head's queries and keys
-_C.MODEL.PRE_NORM = False  # a norm before the first block, and no bias in the patch embedding (CLIP)
-_C.MODEL.INIT_VALUES = None  # layer scale: its initial value (CaiT, DeiT-III)
-_C.MODEL.GLOBAL_POOL = "token"  # the classifier reads the class token; "avg": the patch tokens' mean, normalised after
-_C.MODEL.NO_EMBED_CLASS = False  # the position embedding is added to patch tokens only (DeiT-III)
-_C.MODEL.POS_EMBED = "learn"  # ViT's position embedding; "sincos2d": fixed sines and cosines, of patches only
-_C.MODEL.FC_NORM = None  # the last norm comes after the pooling; None: for GLOBAL_POOL avg
-_C.MODEL.WEIGHT_INIT = "timm"  # ViT: how fresh weights are drawn; "deit": a wider class token; "big_vision": all wider
-_C.MODEL.NORM_EPS = None  # MLP-Mixer, gMLP, PVTv2: epsilon of all layer norms; None: timm's
-_C.MODEL.CLASS_TOKEN = True
-_C.MODEL.REG_TOKENS = 0  # register tokens beside the class token
-_C.MODEL.DISTILLED = False  # a distillation token with a classifier of its own (DeiT)
-_C.MODEL.USE_ABS_POS_EMB = None  # BEiT: a position embedding
-_C.MODEL.USE_REL_POS_BIAS = None  # BEiT: a table of relative positions per block
-_C.MODEL.USE_SHARED_REL_POS_BIAS = None  # BEiT: one table for all blocks
-_C.MODEL.STAGE_DEPTHS = None  # blocks per stage
-_C.MODEL.EMBED_DIMS = None  # channels per stage
-_C.MODEL.WINDOW_SIZE = None  # Swin: patches along a window's side
-_C.MODEL.SR_RATIO = None  # PVTv2: reduction of keys and values along a side, per stage
-_C.MODEL.LINEAR = None  # PVTv2: keys and values pooled to 7 x 7 instead
-_C.MODEL.KERNEL_SIZE = None  # ConvMixer: pixels
-_C.MODEL.SMALL_STEM = None  # ResNet, small images: the first convolution 3 x 3 of stride 1, no pooling after it
-_C.MODEL.ZERO_INIT_LAST = None  # ResNet, RegNet: a block's last norm starts at 0 (timm); False: at 1 (the papers)
-_C.MODEL.GROUP_WIDTH = None  # RegNet: channels of a group
-_C.MODEL.SE_RATIO = None  # RegNet: channels of the squeeze over the block's input; 0: no squeeze
-_C.MODEL.ACT = None  # ConvMixer: activation: gelu, relu
 
 _C.TRAIN = CfgNode()
 _C.TRAIN.LAST_EPOCH = 0  # the last epoch already done; a resumed run takes it from its checkpoint
@@ -237,27 +197,6 @@ _TYPES = {
     "MODEL.PRETRAINED": str,
     "MODEL.PRETRAINED_ALLOW": [str],
     "MODEL.PRETRAINED_CLASSES": str,
-    "MODEL.ATTN_HEAD_SIZE": int,
-    "MODEL.NUM_HEADS": (int, [int]),
-    "MODEL.MLP_RATIO": (float, [float]),
-    "MODEL.DROPPATH_SHAPE": str,
-    "MODEL.INIT_VALUES": float,
-    "MODEL.FC_NORM": bool,
-    "MODEL.NORM_EPS": float,
-    "MODEL.USE_ABS_POS_EMB": bool,
-    "MODEL.USE_REL_POS_BIAS": bool,
-    "MODEL.USE_SHARED_REL_POS_BIAS": bool,
-    "MODEL.STAGE_DEPTHS": [int],
-    "MODEL.EMBED_DIMS": [int],
-    "MODEL.WINDOW_SIZE": int,
-    "MODEL.SR_RATIO": [int],
-    "MODEL.LINEAR": bool,
-    "MODEL.KERNEL_SIZE": int,
-    "MODEL.SMALL_STEM": bool,
-    "MODEL.ZERO_INIT_LAST": bool,
-    "MODEL.GROUP_WIDTH": int,
-    "MODEL.SE_RATIO": float,
-    "MODEL.ACT": str,
     "TRAIN.LINEAR_SCALED_LR": int,
     "TRAIN.RECIPE_BATCH": int,
     "TRAIN.LAYER_DECAY": float,
@@ -303,6 +242,7 @@ def get_config(cfg_file: str | os.PathLike | None = None, options: Sequence[str]
     if cfg_file is not None:
         _merge_file(config, find_config(cfg_file))
     _merge_options(config, options)
+    settle(config)
     check(config)
     refuse_idle(config, set_by_someone(config))
     if "family" in config.__dict__ and not config.EVAL:
@@ -312,9 +252,14 @@ def get_config(cfg_file: str | os.PathLike | None = None, options: Sequence[str]
     return config
 
 
-def default_values() -> dict[str, Any]:
-    """Returns the defaults by dotted key."""
-    return dict(leaves(_C))
+def default_values(config: CfgNode | None = None) -> dict[str, Any]:
+    """Returns the defaults by dotted key.
+
+    Args:
+        config: whose architecture's keys of MODEL are meant; None: those of all, with the default of one of them.
+    """
+    own = all_keys() if config is None else architecture(config.MODEL.TYPE).arguments
+    return dict(leaves(_C)) | {key: argument.default for key, argument in own.items()}
 
 
 def named_keys(options: Sequence[str]) -> set[str]:
@@ -332,6 +277,7 @@ def with_values(config: CfgNode, **values: Any) -> CfgNode:
     changed.defrost()
     for key, value in values.items():
         _set(changed, key.replace("__", "."), value, Given(WRITTEN_OUT, "with_values"))
+    settle(changed)
     check(changed)
     changed.freeze()
     return changed
@@ -339,7 +285,7 @@ def with_values(config: CfgNode, **values: Any) -> CfgNode:
 
 def differences(config: CfgNode) -> list[str]:
     """Returns one line ``KEY: default -> value`` for each key that isn't at its default."""
-    default = default_values()
+    default = default_values(config)
     return [f"{key}: {default[key]} -> {value}" for key, value in leaves(config) if value != default[key]]
 
 
@@ -399,12 +345,12 @@ def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -
             beside = path.parent / parent
             _merge_file(config, beside if beside.is_file() else find_config(parent), (*including, path))
     _take_back(config, without, path)
-    level = _next_level(config)
+    level, defaults = _next_level(config), default_values()
     # A key of nobody's is named before one of PaddleViT's, which the file may have because it is meant as PaddleViT's.
     for key, value in sorted(_set_in(content), key=lambda item: reading.has_key(item[0])):
         if levels is not None and key in _REMOVED and value == _REMOVED[key]:
             continue
-        known = reading.own_key(key, value)
+        known = key if key in defaults else reading.own_key(key, value)
         own = 0 if levels is None else levels.get(known, WRITTEN_OUT)
         _set(config, known, value, Given(WRITTEN_OUT if own == WRITTEN_OUT else level + own, str(path)))
 
@@ -419,7 +365,7 @@ def _take_back(config: CfgNode, names: Any, path: Path) -> None:
             raise InputError(f"{path}: WITHOUT names {str(name)[:40]!r}, expected keys or sections such as TRAIN")
         for key in keys:
             _set(config, key, default[key], Given(WRITTEN_OUT, str(path)))
-            del config.__dict__["given"][key]
+            del config.__dict__["given"][key]  # an architecture's gets its own default in the end (settle)
 
 
 def _levels(content: dict[str, Any], path: Path) -> dict[str, int] | None:
@@ -465,6 +411,9 @@ def _set(config: CfgNode, key: str, value: Any, where: Given) -> None:
         node = node[part]
     # Beside the tree's keys, as yacs keeps its own marks: copied and pickled with the tree.
     config.__dict__.setdefault("given", {})[key] = where
+    if key in all_keys():  # what it takes depends on the TYPE (settle)
+        node[name] = value
+        return
     default = defaults[key]
     kind = _TYPES.get(key) or ([type(default[0])] if isinstance(default, list) else type(default))
     node[name] = coerce(key, value, kind, key in _TYPES, _WORDS.get(key, ()), where.source)

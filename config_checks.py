@@ -22,12 +22,7 @@ _CHOICES = {kind.key: kind.names() for kind in KINDS} | {
     "DATA.LOADER": ("paddle", "dali"),
     "DATA.SAMPLER": ("shuffle", "balanced"),
     "DATA.SHUFFLE_MODE": ("global", "shard"),
-    "MODEL.GLOBAL_POOL": ("token", "avg"),
     "MODEL.PRETRAINED_CLASSES": (None, "imagenet22k", "imagenet22k_swin"),
-    "MODEL.POS_EMBED": ("learn", "sincos2d"),
-    "MODEL.WEIGHT_INIT": ("timm", "deit", "big_vision"),
-    "MODEL.ACT": (None, "gelu", "relu"),
-    "MODEL.DROPPATH_SHAPE": (None, "linear", "constant"),
     "TRAIN.LR_SCALING": ("linear", "sqrt"),
     "TRAIN.LR_SCALED": ("all", "base"),
     "TRAIN.LAYER_DECAY_GROUPS": ("authors", "timm"),
@@ -44,29 +39,23 @@ _CHOICES = {kind.key: kind.names() for kind in KINDS} | {
     "DIST.STRATEGY.sharding_configs.stage": (1, 2),
 }
 _AT_LEAST_ONE = (
-    "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL", "DATA.IMAGE_SIZE", "MODEL.PATCH_SIZE",
-    "MODEL.EMBED_DIM", "MODEL.NUM_HEADS", "MODEL.DEPTH", "MODEL.STAGE_DEPTHS", "MODEL.EMBED_DIMS", "MODEL.WINDOW_SIZE",
-    "MODEL.SR_RATIO", "MODEL.KERNEL_SIZE", "MODEL.GROUP_WIDTH", "TRAIN.NUM_EPOCHS", "TRAIN.ACCUM_ITER", "KEEP_LAST",
-    "REPORT_FREQ", "VALIDATE_FREQ", "MODEL.ATTN_HEAD_SIZE", "TRAIN.LINEAR_SCALED_LR", "TRAIN.RECIPE_BATCH",
-    "DATA.PREFETCH", "TRAIN.RANDOM_ERASE_COUNT", "TRAIN.REPEATED_AUGMENT",
+    "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL", "DATA.IMAGE_SIZE", "TRAIN.NUM_EPOCHS", "TRAIN.ACCUM_ITER", "KEEP_LAST",
+    "REPORT_FREQ", "VALIDATE_FREQ", "TRAIN.LINEAR_SCALED_LR", "TRAIN.RECIPE_BATCH", "DATA.PREFETCH",
+    "TRAIN.RANDOM_ERASE_COUNT", "TRAIN.REPEATED_AUGMENT",
     "DATA.SHARD_SHUFFLE", "DATA.GLOBAL_BATCH", "DIST.STRATEGY.fuse_grad_size_in_MB",
     *registry.ranged(registry.Size),
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "DATA.NUM_WORKERS", "TRAIN.LAST_EPOCH", "TRAIN.WARMUP_EPOCHS", "TRAIN.COOLDOWN_EPOCHS", "TRAIN.WEIGHT_DECAY",
     "TRAIN.BASE_LR", "TRAIN.WARMUP_START_LR", "TRAIN.END_LR", "TRAIN.HEAD_LR", "TRAIN.COLOR_JITTER",
-    "TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA", "TRAIN.MIXUP_OFF_EPOCH", "MODEL.HEAD_INIT_SCALE", "MODEL.NUM_CLASSES",
-    "MODEL.REG_TOKENS", "MODEL.SE_RATIO", "SEED", "SAVE_FREQ", "SAVE_STEPS", "DIST.MAX_RESTART",
+    "TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA", "TRAIN.MIXUP_OFF_EPOCH", "MODEL.NUM_CLASSES", "SEED", "SAVE_FREQ",
+    "SAVE_STEPS", "DIST.MAX_RESTART",
 )  # fmt: skip
 _ABOVE_ZERO = (
-    "TRAIN.GRAD_CLIP", "TRAIN.LR_SCHEDULER.DECAY_RATE", "TRAIN.DISTILLATION_TAU",
-    "TRAIN.LAYER_DECAY", "MODEL.INIT_VALUES", "MODEL.NORM_EPS", "TRAIN.OPTIMIZER.EPS", "SAVE_MINUTES", "DIST.TIMEOUT",
-    "DIST.INIT_TIMEOUT", *registry.ranged(registry.Positive),
+    "TRAIN.GRAD_CLIP", "TRAIN.LR_SCHEDULER.DECAY_RATE", "TRAIN.DISTILLATION_TAU", "TRAIN.LAYER_DECAY",
+    "TRAIN.OPTIMIZER.EPS", "SAVE_MINUTES", "DIST.TIMEOUT", "DIST.INIT_TIMEOUT", *registry.ranged(registry.Positive),
 )  # fmt: skip
-_BELOW_ONE = (
-    "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH", "MODEL.PATCH_DROP", "TRAIN.SMOOTHING",
-    "TRAIN.MODEL_EMA_DECAY", "TRAIN.OPTIMIZER.MOMENTUM",
-)  # fmt: skip
+_BELOW_ONE = ("TRAIN.SMOOTHING", "TRAIN.MODEL_EMA_DECAY", "TRAIN.OPTIMIZER.MOMENTUM")
 _PROBABILITIES = (
     "TRAIN.HFLIP", "TRAIN.VFLIP", "TRAIN.RANDOM_ERASE_PROB", "TRAIN.MIXUP_PROB", "TRAIN.MIXUP_SWITCH_PROB",
     "TRAIN.DISTILLATION_ALPHA", "TRAIN.LAYER_DECAY", *registry.ranged(registry.Share),
@@ -91,7 +80,7 @@ def check(config: CfgNode) -> None:
 
     def require(valid: bool, key: str, expected: str) -> None:
         if not valid:
-            raise InputError(f"{key} is {values[key]!r}, expected {expected}")
+            raise InputError(f"{key} is {values.get(key)!r}, expected {expected}")
 
     def given(keys: tuple[str, ...]) -> list[str]:
         return [key for key in keys if values[key] not in (None, "auto")]
@@ -121,10 +110,10 @@ def check(config: CfgNode) -> None:
         "MODEL.RESUME",
         "auto with -pretrained, which a run then starts from, or one of both",
     )
-    require(not (config.TO_STATIC and config.MODEL.RECOMPUTE), "TO_STATIC", "False with MODEL.RECOMPUTE")
+    require(not (config.TO_STATIC and config.MODEL.get("RECOMPUTE")), "TO_STATIC", "False with MODEL.RECOMPUTE")
     chosen = not (config.CUDNN_BENCHMARK and config.DETERMINISTIC)
     require(chosen, "CUDNN_BENCHMARK", "False with DETERMINISTIC: which algorithm is fastest changes from run to run")
-    several = config.EVAL or not config.MODEL.HEAD_BATCH_NORM or config.DATA.BATCH_SIZE > 1
+    several = config.EVAL or not config.MODEL.get("HEAD_BATCH_NORM") or config.DATA.BATCH_SIZE > 1
     require(several, "DATA.BATCH_SIZE", "2 or more with MODEL.HEAD_BATCH_NORM: one image has no variance")
     anew = config.OUTPUT and config.MODEL.RESUME in (None, "auto") and not config.TRAIN.LAST_EPOCH
     require(
@@ -288,18 +277,18 @@ _MIXING = Need(
     lambda found: _MIXUP.met(found) or _CUTMIX.met(found),
 )
 
-# Every key of config.py, with what it needs. Keys of MODEL that aren't here are an architecture's: those that its
-# constructor takes (``models.check_keys``). A key whose loss would be missed conflicts instead, and needs nothing.
-# A key that components read, as their keyword, needs one of these as well.
+# Every key of config.py, with what it needs, and keys of architectures: those that aren't here need nothing. A key
+# whose loss would be missed conflicts instead, and needs nothing. A key that components read, as their keyword, needs
+# one of these as well.
 _DECLARED = (
     # What a script for both hands to training and evaluation alike (-batch_size, -accum_iter, -last_epoch, -amp)
     # needs no training; nor does what depends on the machine need that.
     ((), (
         "BASE", "DATA.BATCH_SIZE_EVAL", "DATA.DATASET", "DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS", "DATA.CROP_PCT",
         "DATA.CROP_MODE", "DATA.INTERPOLATION", "DATA.NUM_WORKERS", "DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD",
-        "MODEL.TYPE", "MODEL.NAME", "MODEL.RESUME", "MODEL.PRETRAINED", "TRAIN.LAST_EPOCH", "TRAIN.ACCUM_ITER",
-        "OUTPUT", "TAG", "SAVE_ON_ERROR", "SEED", "EVAL", "AMP", "NGPUS", "DETERMINISTIC", "CUDNN_BENCHMARK",
-        "TF32", "TUNE_CPU", "DIST.TIMEOUT", "DIST.INIT_TIMEOUT",
+        "MODEL.TYPE", "MODEL.NAME", "MODEL.RESUME", "MODEL.PRETRAINED", "MODEL.NUM_CLASSES", "TRAIN.LAST_EPOCH",
+        "TRAIN.ACCUM_ITER", "OUTPUT", "TAG", "SAVE_ON_ERROR", "SEED", "EVAL", "AMP", "NGPUS", "DETERMINISTIC",
+        "CUDNN_BENCHMARK", "TF32", "TUNE_CPU", "DIST.TIMEOUT", "DIST.INIT_TIMEOUT",
     )),
     ((_TRAINING,), (
         "DATA.GLOBAL_BATCH", "DATA.LOADER", "DATA.DROP_LAST", "DATA.SHUFFLE_MODE", "DATA.SAMPLER", "MODEL.DROPOUT",

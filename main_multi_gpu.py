@@ -81,7 +81,7 @@ def less_memory(config, directory):
     ways = [f"lower {batch} and raise -accum_iter (now {config.TRAIN.ACCUM_ITER}) by the same factor"]
     if evaluates:
         ways = [f"lower -batch_size_eval (now {size})"]
-    elif not (config.MODEL.RECOMPUTE or config.TO_STATIC):
+    elif not (config.MODEL.get("RECOMPUTE", True) or config.TO_STATIC):  # which not every architecture takes
         ways.append("or set MODEL.RECOMPUTE True")
     if directory and any((directory / "checkpoints").glob("epoch_*")):
         ways.append(f"-resume=auto -output={directory} goes on with it from the last checkpoint")
@@ -114,11 +114,9 @@ def watched_worker(failed, beats, handed):
 def built(config):
     """(configuration, training set, validation set)."""
     import datasets
-    from models import check_keys
     from models.pretrained import with_preprocessing
     from training.checkpoint import classes_of
 
-    check_keys(config)
     trained = classes_of(config.MODEL.PRETRAINED) if config.EVAL and config.MODEL.PRETRAINED else None
     return datasets.get_datasets(with_preprocessing(config), trained)
 

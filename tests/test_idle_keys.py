@@ -1,7 +1,6 @@
 """A key that does nothing where it stands is an error: every key says what it needs."""
 
 import copy
-import inspect
 import time
 from pathlib import Path
 
@@ -9,8 +8,8 @@ import pytest
 
 from config import get_config, resolved, with_values
 from config_checks import NEEDS
+from configs.architectures import all_keys, architectures
 from errors import InputError
-from models import _ARGUMENTS, ARCHITECTURES, build_model, check_keys, create_model
 from options import given, leaves
 from training.command_line import config_from_arguments
 
@@ -26,11 +25,12 @@ def met(key, values):
 
 @pytest.mark.smoke
 def test_every_key_declares_what_it_needs():
-    taken = set().union(*(inspect.signature(kind).parameters for kind in ARCHITECTURES.values()))
-    models = {k for k in DEFAULTS if k.startswith("MODEL.") and _ARGUMENTS.get(k[6:], k[6:].lower()) in taken}
+    models = all_keys().keys()
     assert set(DEFAULTS) - models == set(NEEDS) - models
-    assert set(NEEDS) <= set(DEFAULTS)
-    assert {key for needs in NEEDS.values() for need in needs for key in need.keys} <= set(DEFAULTS)
+    assert set(NEEDS) <= set(DEFAULTS) | models
+    for one in architectures().values():  # an architecture that takes a key takes those that it needs
+        needed = {key for key in one.arguments for need in NEEDS.get(key, ()) for key in need.keys}
+        assert needed <= (set(DEFAULTS) - models) | one.arguments.keys()
 
 
 def test_what_is_of_training_does_nothing_under_eval():
@@ -151,10 +151,8 @@ def test_a_file_is_named_that_sets_an_idle_key(tmp_path):
 
 
 def test_none_takes_back_what_another_file_set(tmp_path):
-    (tmp_path / "mine.yaml").write_text("TRAIN: {LOSS: auto, BCE_TARGET_THRESH: null}\nMODEL: {WINDOW_SIZE: null}\n")
-    config = get_config(tmp_path / "mine.yaml", ["MODEL.EMBED_DIM", "24", "MODEL.DEPTH", "1"])
-    assert (config.TRAIN.BCE_TARGET_THRESH, config.MODEL.WINDOW_SIZE) == (None, None)
-    assert build_model(config).num_features == 24
+    (tmp_path / "mine.yaml").write_text("TRAIN: {LOSS: auto, BCE_TARGET_THRESH: null}\n")
+    assert get_config(tmp_path / "mine.yaml").TRAIN.BCE_TARGET_THRESH is None
 
 
 def test_the_configuration_that_a_run_writes_is_taken_again(recipe, tmp_path):
@@ -176,38 +174,6 @@ def test_evaluating_takes_files_and_flags_of_a_training(recipe):
     assert get_config(recipe.parent / "eval.yaml").EVAL
     with pytest.raises(InputError, match=r"command line: TRAIN.MIXUP_ALPHA does nothing under EVAL; leave it out$"):
         config_from_arguments("main", [f"-cfg={recipe}", "-eval", "-o", "TRAIN.MIXUP_ALPHA", "0.2"])
-
-
-# ------------------------------------------------------------ architectures
-
-
-def test_a_size_that_an_architecture_does_not_take_is_refused_at_its_default_too():
-    message = "command line: MODEL.EMBED_DIM is 768, but ConvNeXt takes no EMBED_DIM; leave it out"
-    with pytest.raises(InputError, match=message):
-        create_model("convnext_tiny", embed_dim=768)
-    with pytest.raises(InputError, match=message):
-        check_keys(get_config("convnext_tiny", ["MODEL.EMBED_DIM", "768"]))
-
-
-def test_a_recipe_serves_an_architecture_that_does_not_take_all_of_it(tmp_path):
-    (tmp_path / "recipe.yaml").write_text("MODEL: {DROPPATH: 0.1}\n")
-    (tmp_path / "mine.yaml").write_text("BASE: recipe.yaml\nMODEL: {TYPE: ConvMixer, DEPTH: 18}\n")
-    config = get_config(tmp_path / "mine.yaml")
-    check_keys(config)
-    (tmp_path / "config.yaml").write_text(resolved(config))
-    check_keys(get_config(tmp_path / "config.yaml"))
-    with pytest.raises(InputError, match=r"MODEL.DROPPATH is 0.0, but ConvMixer takes no DROPPATH; leave it out"):
-        check_keys(get_config(tmp_path / "mine.yaml", ["MODEL.DROPPATH", "0"]))
-
-
-@pytest.mark.parametrize("script", ["main_single_gpu.py", "main_multi_gpu.py"])
-def test_it_is_said_before_data_are_read_and_a_folder_is_made(program, tmp_path, script):
-    status, _, errors = program(
-        script, "-cfg=convnext_tiny", "-data_path=absent", "-output=run", "-o", "MODEL.EMBED_DIM", "768"
-    )
-    assert (status, errors.splitlines()[-1].split("; ")[-1]) == (2, "leave it out")
-    assert "error: command line: MODEL.EMBED_DIM is 768, but ConvNeXt takes no EMBED_DIM" in errors
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_configuration_stays_quick():

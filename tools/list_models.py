@@ -1,9 +1,10 @@
 """Lists the shipped models: name, parameters, GFLOPs, images, source.
 
     python tools/list_models.py ["vit_*_384"]
+    python tools/list_models.py --keys vit_base_patch16_224
 
 GFLOPs are billions of multiply-adds of one image's forward pass, in linear layers, convolutions and products of
-activations, as papers and timm count them.
+activations, as papers and timm count them. --keys lists the keys of MODEL that the architecture of a model takes.
 """
 
 import argparse
@@ -108,10 +109,30 @@ def describe(name: str) -> dict[str, Any]:
     return {"name": name, "parameters": parameters, "macs": macs.total(), "images": images, "source": source}
 
 
+def print_keys(name: str) -> None:
+    """Prints the keys of MODEL that a model's architecture takes: type, default, its own value, meaning."""
+    from config import get_config
+    from configs.architectures import architecture
+
+    model = get_config(name).MODEL
+    rows = [("key", "takes", "default", "here", "")]
+    for key, argument in sorted(architecture(model.TYPE).arguments.items()):
+        rows.append((key, argument.takes, argument.default, model[key.removeprefix("MODEL.")], argument.text))
+    widths = [max(len(str(row[column])) for row in rows) for column in range(4)]
+    for row in rows:
+        cells = [f"{cell!s:{width}}" for cell, width in zip(row, widths, strict=False)]
+        print("  ".join([*cells, row[-1]]).rstrip())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pattern", nargs="?", default="*", help="a shell pattern of names")
-    pattern = parser.parse_args().pattern
+    parser.add_argument("-keys", "--keys", metavar="NAME", help="a model, or its YAML file")
+    arguments = parser.parse_args()
+    pattern = arguments.pattern
+    if arguments.keys:
+        print_keys(arguments.keys)
+        return
     from models import list_models
     from options import nearest_model
 

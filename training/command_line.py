@@ -178,9 +178,10 @@ def parse_command_line(
         program,
         allow_abbrev=False,
         description="Train or evaluate a Vision Transformer.",
-        epilog="Flags may be written with one dash or two. config.py describes every KEY: the epochs are -o"
-        " TRAIN.NUM_EPOCHS 100, the learning rate TRAIN.BASE_LR, the classes MODEL.NUM_CLASSES. A flag of timm's,"
-        " PaddleClas's or PaddleViT's that isn't here is answered by what to write instead.",
+        epilog="Flags may be written with one dash or two. config.py describes every KEY but an architecture's own,"
+        " which python tools/list_models.py --keys NAME lists: the epochs are -o TRAIN.NUM_EPOCHS 100, the learning"
+        " rate TRAIN.BASE_LR, the classes MODEL.NUM_CLASSES. A flag of timm's, PaddleClas's or PaddleViT's that isn't"
+        " here is answered by what to write instead.",
     )
     parser.add_argument("-cfg", "--cfg", metavar="FILE", help="YAML file, or a model's name under configs/")
     default = "the same, where neither -cfg is given nor a run (-resume, -pretrained): what scripts begin with"

@@ -105,7 +105,7 @@ def test_the_classifier_is_exchangeable(name):
 
 @pytest.mark.parametrize(("name", "branches", "dropouts"), [("mixer", 2, 4), ("gmlp", 1, 2), ("resmlp", 2, 2)])
 def test_stochastic_depth_has_one_rate_and_dropout_is_in_the_mlps(name, branches, dropouts):
-    model, calls = small(name, drop=0.25, drop_path=0.3), []
+    model, calls = small(name, dropout=0.25, droppath=0.3), []
     for layer in model.sublayers():
         if isinstance(layer, (nn.Dropout, DropPath)):
             rate = layer.p if isinstance(layer, nn.Dropout) else layer.drop_prob

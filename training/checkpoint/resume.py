@@ -12,8 +12,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 from yacs.config import CfgNode
 
-from config import get_config
+from config import default_values
 from config_checks import COMMAND_LINE
+from configs.architectures import kept_values
 from errors import InputError
 from models.base import ImageModel
 from models.layers.batch_norm import BATCH_NORMS
@@ -166,7 +167,7 @@ def _restore(training: Training, chosen: Path) -> Progress:
 
 def _compare(config: CfgNode, state: dict[str, Any], chosen: Path) -> None:
     """Raises InputError that lists what the run was trained with and is otherwise now, unless -o names it."""
-    then, now = dict(leaves(plain(get_config()))) | dict(leaves(state["config"])), dict(leaves(plain(config)))
+    then, now = default_values(config) | kept_values(state["config"]), dict(leaves(plain(config)))
     names = [settings["TRAIN.OPTIMIZER.NAME"] for settings in (then, now)]
     if names[0] != names[1] and not set(names) <= set(_SAME_STATE):
         raise InputError(
