@@ -1,0 +1,140 @@
+"""Tests that can't fail: changes a file at random places, one at a time, and runs the tests that mirror it.
+
+    .venv/bin/pip install cosmic-ray==8.7.0
+    .venv/bin/python tests/mutants.py loading/samplers.py tests/loading/test_samplers.py
+    .venv/bin/python tests/mutants.py -n 8 -seed 1 FILE TEST [TEST ...]
+
+cosmic-ray says what may be changed and how; a place is drawn once. Types aren't changed: nothing reads them. Neither is
+``==`` made ``is``, which is the same for small numbers. The tests run on a copy of the working tree, each time in a
+fork of this process, which has imported what takes long. A test that fails, or takes much longer than before, kills the
+mutant. Printed is the change that survived, then one line: the file, how many were killed, how long it took.
+"""
+
+import argparse
+import ast
+import contextlib
+import difflib
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import cosmic_ray.plugins
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as in conftest.py, before Paddle
+import paddle
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+assert paddle.__version__  # imported for the forks
+IDENTITY = ("_Is", "_IsNot")
+MEMORY = 12 << 30  # bytes of addresses that a mutant may take
+
+
+def annotations(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """The places, from and to, where types stand."""
+    nodes = [
+        node
+        for top in ast.walk(ast.parse(source))
+        for node in (getattr(top, "annotation", None), getattr(top, "returns", None))
+    ]
+    return [((n.lineno, n.col_offset), (n.end_lineno, n.end_col_offset)) for n in nodes if n]
+
+
+def places(source: str) -> list[tuple[tuple[int, int], list[tuple[str, int]]]]:
+    """Returns each place that can be changed, with its changes: cosmic-ray's operator, and which of its occurrences."""
+    types, found = annotations(source), {}
+    nodes = list(ast_nodes(get_ast(source)))
+    for name in sorted(cosmic_ray.plugins.operator_names()):
+        operator = cosmic_ray.plugins.get_operator(name)
+        if operator.arguments() or name.endswith(IDENTITY):
+            continue
+        spans = [span for node in nodes for span in operator().mutation_positions(node)]
+        for occurrence, (start, _) in enumerate(spans):
+            if not any(first <= start < last for first, last in types):
+                found.setdefault(start, []).append((name, occurrence))
+    return sorted(found.items())
+
+
+def drawn(source: str, count: int, seed: str) -> list[str]:
+    """Returns up to ``count`` changed sources, each at another place: a pure function of the source and ``seed``."""
+    generator = random.Random(seed)
+    chosen, mutants = places(source), []
+    generator.shuffle(chosen)
+    for _, changes in chosen:
+        name, occurrence = generator.choice(changes)
+        with contextlib.suppress(AttributeError):  # cosmic-ray finds no way to replace ``except module.Error``
+            mutants.append(mutate_code(source, cosmic_ray.plugins.get_operator(name)(), occurrence))
+    return mutants[:count]
+
+
+def passes(copy: Path, tests: list[str], limit: float) -> bool:
+    """Whether the tests pass in the copy within ``limit`` seconds; what they print goes to a file beside it."""
+    child = os.fork()
+    if not child:
+        os.setsid()
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        output = os.open(copy / "mutants.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        for stream in (1, 2):
+            os.dup2(output, stream)
+        os.chdir(copy)
+        sys.path[:] = [path for path in sys.path if path != str(ROOT / "tests")]  # this program's own
+        os._exit(
+            pytest.main(["-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--basetemp", str(copy / "tmp"), *tests])
+        )
+    end = time.monotonic() + limit
+    while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
+        time.sleep(0.02)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # whom it started, too
+    return (done if done[0] else os.waitpid(child, 0))[1] == 0
+
+
+def survivors(file: str, tests: list[str], count: int, seed: int, copy: Path) -> tuple[int, list[str]]:
+    """Returns how many mutants of ``file`` were tested, and the sources of those that the tests let pass."""
+    path = copy / file
+    source = path.read_text(encoding="utf-8")
+    start = time.monotonic()
+    if not passes(copy, tests, 600):
+        sys.exit(f"{(copy / 'mutants.txt').read_text()}\nerror: the tests fail without any change")
+    limit = 10 + 4 * (time.monotonic() - start)
+    for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
+        compiled.unlink()  # Python goes by its seconds
+    os.environ["PYTHONDONTWRITEBYTECODE"], sys.dont_write_bytecode = "1", True
+    mutants = drawn(source, count, f"{seed} {file}")
+    left = []
+    for mutant in mutants:
+        path.write_text(mutant, encoding="utf-8")
+        if passes(copy, tests, limit):
+            left.append(mutant)
+    path.write_text(source, encoding="utf-8")
+    return len(mutants), left
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", help="what is changed, from the root on")
+    parser.add_argument("tests", nargs="+", help="what has to notice")
+    parser.add_argument("-n", type=int, default=20, help="how many places are changed, one at a time (20)")
+    parser.add_argument("-seed", type=int, default=0, help="which (0)")
+    given = parser.parse_args()
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mutants") as folder:
+        copy = Path(folder) / "copy"
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "output", "log", "logs"))
+        source = (copy / given.file).read_text(encoding="utf-8").splitlines()
+        tested, left = survivors(given.file, given.tests, given.n, given.seed, copy)
+    for mutant in left:
+        print(*difflib.unified_diff(source, mutant.splitlines(), given.file, "survived", n=0, lineterm=""), sep="\n")
+    print(f"{given.file}: {tested - len(left)} of {tested} killed in {time.monotonic() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
