@@ -1,13 +1,14 @@
 """Tests that can't fail: changes a file at random places, one at a time, and runs the tests that mirror it.
 
     .venv/bin/pip install cosmic-ray==8.7.0
-    .venv/bin/python tests/mutants.py loading/samplers.py tests/loading/test_samplers.py
-    .venv/bin/python tests/mutants.py -n 8 -seed 1 FILE TEST [TEST ...]
+    .venv/bin/python tests/mutants.py loading/samplers.py weights/fit.py
+    .venv/bin/python tests/mutants.py loading/samplers.py -n 40 -seed 1
 
-cosmic-ray says what may be changed and how; a place is drawn once. Types aren't changed: nothing reads them. Neither is
-``==`` made ``is``, which is the same for small numbers. The tests run on a copy of the working tree, each time in a
-fork of this process, which has imported what takes long. A test that fails, or takes much longer than before, kills the
-mutant. Printed is the change that survived, then one line: the file, how many were killed, how long it took.
+tests/mutants.yaml says which tests, at how many places, and what earlier runs left. cosmic-ray says what may be
+changed, and how; a place is drawn once. Types aren't changed: nothing reads them. Neither is ``==`` made ``is``, which
+is the same for small numbers. The tests run on a copy of the working tree, each time in a fork of this process, which
+has imported what takes long. A test that fails, or takes much longer than before, kills the mutant. Printed is each
+change that survived, then a line: the file, how many were killed, how long it took.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from cosmic_ray.mutating import mutate_code
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as in conftest.py, before Paddle
 import paddle
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 assert paddle.__version__  # imported for the forks
@@ -119,21 +121,23 @@ def survivors(file: str, tests: list[str], count: int, seed: int, copy: Path) ->
 
 
 def main() -> None:
+    rows = yaml.safe_load((ROOT / "tests" / "mutants.yaml").read_text(encoding="utf-8"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", help="what is changed, from the root on")
-    parser.add_argument("tests", nargs="+", help="what has to notice")
-    parser.add_argument("-n", type=int, default=20, help="how many places are changed, one at a time (20)")
+    parser.add_argument("files", nargs="+", metavar="FILE", choices=rows, help="what is changed: a row of mutants.yaml")
+    parser.add_argument("-n", type=int, help="at how many places, one at a time (the row's number)")
     parser.add_argument("-seed", type=int, default=0, help="which (0)")
     given = parser.parse_args()
-    start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="mutants") as folder:
-        copy = Path(folder) / "copy"
-        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "output", "log", "logs"))
-        source = (copy / given.file).read_text(encoding="utf-8").splitlines()
-        tested, left = survivors(given.file, given.tests, given.n, given.seed, copy)
-    for mutant in left:
-        print(*difflib.unified_diff(source, mutant.splitlines(), given.file, "survived", n=0, lineterm=""), sep="\n")
-    print(f"{given.file}: {tested - len(left)} of {tested} killed in {time.monotonic() - start:.0f} s")
+    for file in given.files:
+        start, row = time.monotonic(), rows[file]
+        tests, count = [f"tests/{name}" for name in row["tests"].split()], given.n or row["places"]
+        with tempfile.TemporaryDirectory(prefix="mutants") as folder:
+            copy = Path(folder) / "copy"
+            shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "output", "log", "logs"))
+            source = (copy / file).read_text(encoding="utf-8").splitlines()
+            tested, left = survivors(file, tests, count, given.seed, copy)
+        for mutant in left:
+            print(*difflib.unified_diff(source, mutant.splitlines(), file, "survived", n=0, lineterm=""), sep="\n")
+        print(f"{file}: {tested - len(left)} of {tested} killed in {time.monotonic() - start:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

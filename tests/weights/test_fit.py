@@ -32,13 +32,15 @@ def saved(tmp_path):
     return model, tmp_path / "model.safetensors"
 
 
-def test_a_grid_that_is_no_square(saved):
+@pytest.mark.parametrize("grid", [(3, 5), (5, 6)])
+def test_a_grid_that_is_no_square(saved, grid):
     source, file = saved
-    model = vit(img_size=(12, 20))
+    size = tuple(4 * side for side in grid)
+    model = vit(img_size=size)
     report = load_weights(model, file)
-    assert report.resized == ["pos_embed resized from 4 x 4 to 3 x 5"]
-    np.testing.assert_array_equal(model.pos_embed.numpy(), resize_pos_embed(source.pos_embed.numpy(), 1, (3, 5)))
-    assert model(paddle.zeros([1, 3, 12, 20])).shape == [1, 7]
+    assert report.resized == ["pos_embed resized from 4 x 4 to {} x {}".format(*grid)]
+    np.testing.assert_array_equal(model.pos_embed.numpy(), resize_pos_embed(source.pos_embed.numpy(), 1, grid))
+    assert model(paddle.zeros([1, 3, *size])).shape == [1, 7]
 
 
 @pytest.mark.parametrize("extra", [0, 3])  # BEiT's three, of the class token

@@ -65,6 +65,18 @@ def test_timms_names_and_unknown_ones_pass_untouched(options):
     assert_same(timm_names(None, arrays, "torch", ()), arrays)
 
 
+@pytest.mark.parametrize(("length", "alone"), [(1, True), (2, False), (3, False), (4, True), (16, True), (17, False)])
+def test_positions_that_make_a_square_without_the_class_token_are_of_patches_alone(length, alone):
+    arrays = {
+        "blocks.0.norm1.weight": np.ones(8),
+        "cls_token": np.ones((1, 1, 8)),
+        "pos_embed": np.ones((1, length, 8)),
+    }
+    assert vit.computes(arrays)["NO_EMBED_CLASS"] is alone
+    del arrays["cls_token"]
+    assert vit.computes(arrays)["NO_EMBED_CLASS"] is False
+
+
 def test_queries_keys_and_values_are_joined_in_this_order():
     arrays = stored("Google")
     named = timm_names(vit, arrays, "jax", ())
