@@ -181,6 +181,7 @@ def test_a_vit_that_computes_otherwise_is_refused_with_the_keys(tmp_path, file, 
         ({"use_rel_pos_bias": True}, "MODEL.USE_REL_POS_BIAS True"),
         ({"use_shared_rel_pos_bias": True}, "MODEL.USE_SHARED_REL_POS_BIAS True"),
         ({"init_values": 1.0}, "MODEL.INIT_VALUES 0.1"),
+        ({"qkv_bias": False}, "MODEL.QKV_BIAS False"),
     ],
 )
 def test_a_beit_that_computes_otherwise_is_refused_with_the_keys(tmp_path, file, keys):
