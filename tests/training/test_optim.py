@@ -290,6 +290,15 @@ def test_an_optimizer_built_again_leaves_nothing_of_the_last():
         np.testing.assert_array_equal(model.arrays()[name], expected)
 
 
+def test_muons_momentum_keeps_the_share_that_is_asked():
+    model = Small()
+    optimizer = problem("Muon", model, "TRAIN.OPTIMIZER.MOMENTUM", 0.3)
+    run_steps(optimizer, model, range(2))
+    found = optimizer._accumulators["momentum"][model.fc.weight.name].numpy().T
+    first, second = (gradients(step)["fc.weight"] for step in range(2))
+    np.testing.assert_allclose(found, 0.3 * 0.7 * first + 0.7 * second, rtol=1e-5, atol=1e-7)
+
+
 def test_the_muon_update_is_nearly_orthogonal():
     for shape in ((8, 30), (30, 8)):
         matrix = np.random.default_rng(0).normal(size=shape).astype(np.float32)
