@@ -10,6 +10,7 @@ from golden.make_names_vit import IMAGES, SIZES, values
 
 from errors import InputError
 from models.vit import VisionTransformer
+from weights import names
 from weights.layout import linear_weights
 from weights.names import timm_names, vit
 from weights.names.vit import google_names
@@ -105,6 +106,8 @@ def test_googles_names_come_back():
     arrays = stored("Google")
     assert_same(google_names(timm_names(vit, arrays, "jax", ()), num_heads=3), arrays)
     assert_same(timm_names(vit, google_names(plain(), num_heads=3), "jax", ()), plain())
+    one = VisionTransformer(**SMALL | {"depth": 1})
+    assert_same(names.google_names(one, plain(depth=1)), google_names(plain(depth=1), num_heads=3))
     target = {f"opt/target/{name}": value for name, value in google_names(plain(num_classes=0), num_heads=3).items()}
     assert_same(timm_names(vit, target, "jax", ()), plain(num_classes=0))
 
