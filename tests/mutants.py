@@ -8,7 +8,7 @@ tests/mutants.yaml says which tests, at how many places, and what earlier runs l
 changed, and how; a place is drawn once. Types aren't changed: nothing reads them. Neither is ``==`` made ``is``, which
 is the same for small numbers. The tests run on a copy of the working tree, each time in a fork of this process, which
 has imported what takes long. A test that fails, or takes much longer than before, kills the mutant. Printed is each
-change that survived, then a line: the file, how many were killed, how long it took.
+change that survived, then a line: the file, how many were killed, by time alone among them, how long it took.
 """
 
 import argparse
@@ -77,8 +77,8 @@ def drawn(source: str, count: int, seed: str) -> list[str]:
     return mutants[:count]
 
 
-def passes(copy: Path, tests: list[str], limit: float) -> bool:
-    """Whether the tests pass in the copy within ``limit`` seconds; what they print goes to a file beside it."""
+def passes(copy: Path, tests: list[str], limit: float) -> bool | None:
+    """Whether the tests pass in the copy; None: not within ``limit`` seconds. What they print goes to a file in it."""
     child = os.fork()
     if not child:
         os.setsid()
@@ -96,11 +96,13 @@ def passes(copy: Path, tests: list[str], limit: float) -> bool:
         time.sleep(0.02)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # whom it started, too
-    return (done if done[0] else os.waitpid(child, 0))[1] == 0
+    if not done[0]:
+        os.waitpid(child, 0)
+    return done[1] == 0 if done[0] else None
 
 
-def survivors(file: str, tests: list[str], count: int, seed: int, copy: Path) -> tuple[int, list[str]]:
-    """Returns how many mutants of ``file`` were tested, and the sources of those that the tests let pass."""
+def survivors(file: str, tests: list[str], count: int, seed: int, copy: Path) -> tuple[list[str], int, int]:
+    """Returns the changed sources that the tests let pass, of how many, and how many others took too long."""
     path = copy / file
     source = path.read_text(encoding="utf-8")
     start = time.monotonic()
@@ -111,13 +113,13 @@ def survivors(file: str, tests: list[str], count: int, seed: int, copy: Path) ->
         compiled.unlink()  # Python goes by its seconds
     os.environ["PYTHONDONTWRITEBYTECODE"], sys.dont_write_bytecode = "1", True
     mutants = drawn(source, count, f"{seed} {file}")
-    left = []
+    outcomes = []
     for mutant in mutants:
         path.write_text(mutant, encoding="utf-8")
-        if passes(copy, tests, limit):
-            left.append(mutant)
+        outcomes.append(passes(copy, tests, limit))
     path.write_text(source, encoding="utf-8")
-    return len(mutants), left
+    left = [mutant for mutant, passed in zip(mutants, outcomes, strict=True) if passed]
+    return left, len(mutants), outcomes.count(None)
 
 
 def main() -> None:
@@ -134,10 +136,11 @@ def main() -> None:
             copy = Path(folder) / "copy"
             shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "output", "log", "logs"))
             source = (copy / file).read_text(encoding="utf-8").splitlines()
-            tested, left = survivors(file, tests, count, given.seed, copy)
+            left, tested, late = survivors(file, tests, count, given.seed, copy)
         for mutant in left:
             print(*difflib.unified_diff(source, mutant.splitlines(), file, "survived", n=0, lineterm=""), sep="\n")
-        print(f"{file}: {tested - len(left)} of {tested} killed in {time.monotonic() - start:.0f} s", flush=True)
+        seconds = time.monotonic() - start
+        print(f"{file}: {tested - len(left)} of {tested} killed ({late} by time) in {seconds:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
