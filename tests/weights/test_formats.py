@@ -240,3 +240,21 @@ def test_what_describes_an_array_is_bounded():
     ):  # fmt: skip
         assert Array(dtype, shape, strides).cost() == cost
     assert len({Array(), Array()}) == 2  # each is itself
+
+
+@pytest.mark.parametrize(("depth", "read"), [(1, True), (3, True), (4, False)])
+def test_weights_lie_in_three_dictionaries_at_most(tmp_path, depth, read):
+    content = {"a": ONE}
+    for _ in range(depth):
+        content = {"model": content}
+    file = write_pickle(tmp_path / "weights", program(content))
+    if read:
+        assert read_weights(file).arrays.keys() == {"a"}
+    else:
+        with pytest.raises(InputError, match="holds no array"):
+            read_weights(file)
+
+
+def test_pdparams_are_written_for_large_arrays(tmp_path):
+    write_weights(tmp_path / "a.pdparams", {"a": np.zeros(2, np.float32)})
+    assert (tmp_path / "a.pdparams").read_bytes()[:2] == b"\x80\x04"  # protocol 4: more than 4 GB fit
