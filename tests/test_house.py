@@ -4,6 +4,7 @@ import ast
 import re
 
 import pytest
+import yaml
 from programs import ROOT
 
 FILES = sorted(
@@ -103,6 +104,14 @@ def test_the_changelog_leads_to_modules_that_are_there_and_ends_at_this_version(
     old = [path for row in rows for path in re.findall(r"`([\w.]+)`", row[0])]
     assert not set(old) & MODULES.keys()
     assert re.findall(r"^## \[(.*)\]", page, re.M)[:2] == ["Unreleased", re.search('version = "(.*)"', project)[1]]
+
+
+def test_what_random_changes_are_tried_on_is_there():
+    rows = yaml.safe_load((ROOT / "tests" / "mutants.yaml").read_text(encoding="utf-8"))
+    assert rows.keys() <= HOUSE.keys()
+    for name, row in rows.items():
+        assert {f"tests/{test}" for test in row["tests"].split()} <= TREES.keys()
+        assert row["killed"][-1] + len(row.get("same", [])) <= row["places"], name
 
 
 def test_a_room_has_its_own_folder_of_tests():

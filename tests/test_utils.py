@@ -1,5 +1,7 @@
 """Collectives over two real processes; seeds, files."""
 
+import sys
+
 import numpy as np
 import paddle
 import pytest
@@ -103,3 +105,17 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
         handle.write("new")
     assert file.read_text() == "new"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_free_memory_is_the_least_of_the_machines_and_its_containers(monkeypatch, tmp_path):
+    monkeypatch.setattr(utils, "Path", lambda path: tmp_path / path[1:])
+    group = tmp_path / "sys" / "fs" / "cgroup"
+    group.mkdir(parents=True)
+    (tmp_path / "proc").mkdir()
+    assert utils.free_memory() == sys.maxsize  # no /proc: unknown
+    (group / "memory.current").write_text("20000\n")
+    (group / "memory.stat").write_text("anon 5\nfile 7000\ninactive_file 1000\n")
+    for available, limit, free in ((30, "40000", 21_000), (20, "40000", 20 * 1024), (30, "max", 30 * 1024)):
+        (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: 90 kB\nMemFree: 10 kB\nMemAvailable: {available} kB\n")
+        (group / "memory.max").write_text(f"{limit}\n")
+        assert utils.free_memory() == free

@@ -217,9 +217,9 @@ def test_augmix_draws_the_depth_of_a_chain_and_the_shares(applied):
     assert min(depths.values()) > 900
     assert {len(image) for image in applied("augmix-w3-d2", count=50)} == {6}
     rng = Mock(wraps=np.random.default_rng(0))
-    policy("augmix-w4-a2")(picture(), rng)
-    rng.dirichlet.assert_called_once_with([2.0] * 4)
-    rng.beta.assert_called_once_with(2.0, 2.0)
+    policy("augmix-w4-a0.01")(picture(), rng)  # the least that there is
+    rng.dirichlet.assert_called_once_with([0.01] * 4)
+    rng.beta.assert_called_once_with(0.01, 0.01)
 
 
 def test_trivial_augment_wide_draws_operation_step_and_sign_alike(monkeypatch):
@@ -283,7 +283,7 @@ def test_colours_from_outside_and_resampling_follow_the_data():
         ("rand-n1.5", "'n1.5' in it"), ("rand-tno", "'tno' in it"), ("rand-n0", "'n0' in it"),
         ("rand-p1.5", "'p1.5' in it"), ("rand-n16-tweights", "'n16' in it"), ("original-m9", "'m9' in it"),
         ("trivial-m9", "'m9' in it"), ("augmix-n3", "'n3' in it"), ("augmix-w0", "'w0' in it"),
-        ("augmix-a0", "'a0' in it"), ("augmix-m3-w3-d-1-b1", "'d' in it"),
+        ("augmix-a0.009", "'a0.009' in it"), ("augmix-m3-w3-d-1-b1", "'d' in it"),
     ],
 )  # fmt: skip
 def test_an_unknown_policy_is_named_with_those_that_there_are(text, part):

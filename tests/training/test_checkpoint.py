@@ -91,6 +91,14 @@ def test_damaged_sums_are_named(tmp_path, change, message):
         folder.verify(tmp_path / "epoch_0001")
 
 
+def test_a_state_that_is_none_is_one_line(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    for text in ("{", "{}", '{"classes": 3}', '{"classes": [1]}', "[" * 100_000):
+        (tmp_path / "state.json").write_text(text)
+        with pytest.raises(InputError, match=r"damaged checkpoint: state\.json tells no classes"):
+            folder.classes_of(tmp_path)
+
+
 def test_what_is_no_checkpoint_is_told_from_a_damaged_one(tmp_path):
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(InputError, match=f"no checkpoint at {path}: expected a folder that holds state.json"):

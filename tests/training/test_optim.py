@@ -290,6 +290,27 @@ def test_an_optimizer_built_again_leaves_nothing_of_the_last():
         np.testing.assert_array_equal(model.arrays()[name], expected)
 
 
+def test_lions_momentum_keeps_the_shares_that_are_asked():
+    model = Small()
+    optimizer = problem("Lion", model, "TRAIN.OPTIMIZER.BETAS", [0.3, 0.4], "TRAIN.WEIGHT_DECAY", 0.0)
+    value, momentum = array("fc.weight", SHAPES["fc.weight"]), 0.0
+    for step in range(3):
+        run_steps(optimizer, model, [step])
+        gradient = gradients(step)["fc.weight"]
+        value = value - rate(step) * SCALES["fc.weight"] * np.sign(0.3 * momentum + 0.7 * gradient)
+        momentum = 0.4 * momentum + 0.6 * gradient
+    np.testing.assert_allclose(model.arrays()["fc.weight"], value, rtol=1e-5, atol=1e-7)
+
+
+def test_muons_momentum_keeps_the_share_that_is_asked():
+    model = Small()
+    optimizer = problem("Muon", model, "TRAIN.OPTIMIZER.MOMENTUM", 0.3)
+    run_steps(optimizer, model, range(2))
+    found = optimizer._accumulators["momentum"][model.fc.weight.name].numpy().T
+    first, second = (gradients(step)["fc.weight"] for step in range(2))
+    np.testing.assert_allclose(found, 0.3 * 0.7 * first + 0.7 * second, rtol=1e-5, atol=1e-7)
+
+
 def test_the_muon_update_is_nearly_orthogonal():
     for shape in ((8, 30), (30, 8)):
         matrix = np.random.default_rng(0).normal(size=shape).astype(np.float32)

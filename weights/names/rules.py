@@ -34,12 +34,9 @@ def rename(arrays: Arrays, rules: Rules) -> Arrays:
     return renamed
 
 
-def join_qkv(arrays: Arrays, layout: str) -> Arrays:
-    """Joins each ``X.q``, ``X.k`` and ``X.v`` to the ``X.qkv`` of timm's attention; incomplete ones are left.
-
-    Args:
-        arrays: weights [out, in] ("paddle": [in, out]) and biases [out].
-        layout: "torch" or "paddle".
+def join_qkv(arrays: Arrays) -> Arrays:
+    """Joins each ``X.q``, ``X.k`` and ``X.v`` ([out, in], biases [out]) to the ``X.qkv`` of timm's attention;
+    incomplete ones are left.
     """
     joined = {}
     for name, array in arrays.items():
@@ -49,7 +46,7 @@ def join_qkv(arrays: Arrays, layout: str) -> Arrays:
         if not match or len(parts) < 3 or any(part.shape != array.shape for part in parts):
             joined[name] = array
         elif match[2] == "q":
-            joined[f"{match[1]}qkv{match[3]}"] = np.concatenate(parts, axis=-1 if layout == "paddle" else 0)
+            joined[f"{match[1]}qkv{match[3]}"] = np.concatenate(parts)
     return joined
 
 
