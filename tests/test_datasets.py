@@ -106,12 +106,12 @@ def test_folder_names_what_is_wrong(tmp_path):
         get_dataset(configured("folder", tmp_path), "train")
 
 
-def cifar_archive(folder, name, directory, members, label_key, meta, evil=False):
+def cifar_archive(folder, name, directory, members, label_key, meta, evil=False, labels=(0, 1, 1)):
     rng = np.random.default_rng(0)
     contents = {}
     for member in members:
         data = rng.integers(0, 256, (3, 3072), np.uint8)
-        contents[member] = {b"data": data, label_key: [0, 1, 1]}
+        contents[member] = {b"data": data, label_key: list(labels)}
     contents[meta[0]] = {meta[1]: [b"zero", b"one"]}
     with tarfile.open(folder / name, "w:gz") as tar:
         for member, content in contents.items():
@@ -158,6 +158,10 @@ def test_cifar_names_what_is_wrong(tmp_path):
     cifar_archive(tmp_path, *CIFAR10, b"other", ("batches.meta", b"label_names"))
     with pytest.raises(InputError, match="not cifar10's layout"):
         get_dataset(config, "train")
+    for labels in ((0, 1), (0, 1, 1, 0)):  # of three images
+        cifar_archive(tmp_path, *CIFAR10, b"labels", ("batches.meta", b"label_names"), labels=labels)
+        with pytest.raises(InputError, match="not cifar10's layout"):
+            get_dataset(config, "train")
 
 
 def write_idx(file, array, zipped):
