@@ -2,6 +2,7 @@
 
 import os
 import platform
+from types import SimpleNamespace
 
 import paddle
 import pytest
@@ -123,3 +124,21 @@ def test_a_gpu_machine_keeps_large_buffers_unless_told_otherwise(monkeypatch):
     assert told not in settings.set_device_flags(get_config(None, ["TUNE_CPU", "False"]), 1)
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1")
     assert told not in settings.set_device_flags(get_config(None, []), 1)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
+@pytest.mark.parametrize("refused", [None, -1, -3])
+def test_the_allocator_is_told_both_thresholds(monkeypatch, refused):
+    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
+        monkeypatch.delenv(name)
+    told = {}
+    libc = SimpleNamespace(mallopt=lambda which, size: told.update({which: size}) or which != refused)
+    monkeypatch.setattr(settings.ctypes, "CDLL", lambda name: libc)
+    assert settings.keep_buffers() == ("" if refused else "large buffers kept by the allocator")
+    assert told == ({-3: 1 << 30} if refused == -3 else {-3: 1 << 30, -1: 1 << 30})  # malloc.h: mmap, then trim
+
+
+def test_a_cpu_is_set_up_as_one_unless_told_otherwise():
+    assert settings.set_device_flags(get_config(), 1) == settings.tune_cpu(1)
+    off = settings.set_device_flags(get_config(None, ["TUNE_CPU", "False"]), 1)
+    assert off == "Paddle's defaults (TUNE_CPU is off)"
