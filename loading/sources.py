@@ -16,7 +16,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -49,7 +49,7 @@ class Split(NamedTuple):
     """
 
     mode: str
-    num_classes: int | str = "auto"
+    num_classes: int | Literal["auto"] = "auto"
 
 
 class Files(NamedTuple):
