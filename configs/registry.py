@@ -172,9 +172,10 @@ def decorated(folder: Path, decorator: str) -> Iterator[tuple[Path, Definition, 
         for node in _definitions(file):
             for call in node.decorator_list:
                 if isinstance(call, ast.Call) and ast.unparse(call.func) == decorator:
-                    literals = {word.arg: word.value for word in call.keywords if isinstance(word.value, ast.Constant)}
+                    given = {word.arg: word.value for word in call.keywords if word.arg}
+                    literals = {word: value.value for word, value in given.items() if isinstance(value, ast.Constant)}
                     names = [ast.literal_eval(name) for name in call.args]
-                    yield file, node, names, {word: value.value for word, value in literals.items()}
+                    yield file, node, names, literals
 
 
 @functools.cache
@@ -202,7 +203,8 @@ def _key(file: Path, word: ast.arg, default: Any, text: str) -> Key:
     if item not in _KINDS:
         expected = f"one of {', '.join(_KINDS)}, maybe in Sequence[...], maybe with | None"
         raise InputError(f"{file}, line {word.lineno}: {word.arg} is annotated by {said}, expected {expected}")
-    kind, values = get_args(_KINDS[item]) or (_KINDS[item], "")
+    found: Any = _KINDS[item]
+    kind, values = get_args(found) or (found, "")
     told = re.search(rf"^    {word.arg}: (.*(?:\n     .*)*)", text, re.M)
     rest = said != one, values, " ".join(told[1].split()) if told else ""
     if item != one:

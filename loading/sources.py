@@ -16,7 +16,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -49,7 +49,7 @@ class Split(NamedTuple):
     """
 
     mode: str
-    num_classes: int | str = "auto"
+    num_classes: int | Literal["auto"] = "auto"
 
 
 class Files(NamedTuple):
@@ -272,7 +272,8 @@ def _members(root: Path, archive: str, folder: str, names: list[str]) -> Iterato
             member = tar.getmember(f"{folder}/{name}")
             if not member.isreg() or member.size > _LARGEST_MEMBER:
                 raise Unreadable(f"its {name} is no file, or has {member.size} bytes; {_LARGEST_MEMBER} are read")
-            yield name, tar.extractfile(member).read()
+            file: Any = tar.extractfile(member)  # None only where it is no file
+            yield name, file.read()
 
 
 def _all_of(kind: type, values: Any, key: str) -> list[Any]:  # NumPy would unfold lists of lists, however many

@@ -51,7 +51,9 @@ class SpatialGatingBlock(nn.Layer):
         InputError: several ratios, or an odd hidden width, which can't be halved.
     """
 
-    def __init__(self, dim: int, num_patches: int, mlp_ratio: float, drop: float, drop_path: float) -> None:
+    def __init__(
+        self, dim: int, num_patches: int, mlp_ratio: float | Sequence[float], drop: float, drop_path: float
+    ) -> None:
         super().__init__()
         if isinstance(mlp_ratio, Sequence):
             raise InputError(f"MLP_RATIO is {mlp_ratio}, but gMLP takes one number")

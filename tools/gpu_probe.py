@@ -143,7 +143,6 @@ def route(request: Answer) -> Answer:
     """
     import paddle
     from paddle import _C_ops
-    from paddle.nn import functional as F
 
     from models import build_model
     from models.layers.attention import Attention
@@ -152,8 +151,7 @@ def route(request: Answer) -> Answer:
     from training.setup import precision
 
     config = config_from_arguments("main_single_gpu.py", request["words"])
-    model = build_model(config)
-    types, backends = [], []
+    model, types, backends = build_model(config), [], []
 
     def noted(name: str, function: Callable) -> Callable:
         def note(q: paddle.Tensor, *others: Any, **keywords: Any) -> Any:
@@ -163,7 +161,7 @@ def route(request: Answer) -> Answer:
         return note
 
     images = paddle.rand([2, 3, config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE])
-    places = [(F, "scaled_dot_product_attention"), *((_C_ops, name) for name in BACKENDS)]
+    places = [(paddle.nn.functional, "scaled_dot_product_attention"), *((_C_ops, name) for name in BACKENDS)]
     with replaced(places, noted):
         with autocast(config):
             logits = model(images)

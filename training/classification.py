@@ -71,7 +71,7 @@ class Classification(Task):
         reduced = all_reduce_sum(paddle.concat([total, by_class.flatten()])).numpy()
         right, counts = reduced[3:].reshape(-1, 2).T
         count = counts.sum()
-        metrics = dict(zip(("loss", "acc1", "acc5"), (reduced[:3] / count).tolist(), strict=True))
+        metrics: dict[str, float] = dict(zip(("loss", "acc1", "acc5"), (reduced[:3] / count).tolist(), strict=True))
         shares = [100 * float(h / n) if n else None for h, n in zip(right, counts, strict=True)]
         metrics["mean_class_acc"] = float(np.mean([share for share in shares if share is not None]))
         names = self.classes or map(str, range(outputs))

@@ -220,7 +220,7 @@ class Run:
 def versions() -> dict[str, str]:
     """Returns what computes: the toolkit itself, by its pyproject.toml, and what it stands on."""
     project = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
-    own = re.search(r'^version = "(.+)"', project, re.MULTILINE)[1]
+    [own] = re.findall(r'^version = "(.+)"', project, re.MULTILINE)
     return {"toolkit": own, "python": platform.python_version(), "paddle": paddle.__version__, "numpy": np.__version__}
 
 

@@ -70,7 +70,7 @@ class Record:
         own = [number for pair in self.means.values() for number in pair] + list(self.totals.values())
         # Each rank's has its own place among zeros: one collective serves sums and maxima.
         own += [high * (place == rank()) for high in highest.values() for place in range(world_size())]
-        reduced = iter(all_reduce_sum(paddle.to_tensor(own, dtype="float64")).tolist())
+        reduced = iter(all_reduce_sum(paddle.to_tensor(own, dtype="float64")).numpy().tolist())
         pairs = {name: (next(reduced), next(reduced)) for name in self.means}
         found = {name: total / count for name, (total, count) in pairs.items() if count}
         found |= {name: next(reduced) for name in self.totals}

@@ -202,7 +202,7 @@ class AugMix:
 def _rand(given: dict[str, str], text: str, resampling: tuple, fill: Fill) -> RandAugment:
     increasing, kind = int(given.get("inc", 0)), given.get("t")
     sets = {None: _INCREASING if increasing else _RAND, "3a": ("SolarizeIncreasing", "Desaturate", "GaussianBlur")}
-    names = (sets | _WEIGHTED).get(kind) or kind.split("+")
+    names = (sets | _WEIGHTED).get(kind) or str(kind).split("+")
     if other := [name for name in names if name not in operations.names()]:
         raise _unknown(text, f"t{kind}", nearest(other[0], [*operations.names(), *_WEIGHTED]))
     n, std = int(given.get("n", 2)), float(given.get("mstd", 0))
