@@ -27,6 +27,10 @@ def write(folder, contents):
             tar.addfile(info, io.BytesIO(data))
 
 
+def read(folder, mode="val"):
+    return sources.cifar10(sources.Split(mode), data_path=str(folder)).read()
+
+
 def batch(images=40, seed=0):
     rng = np.random.default_rng(seed)
     return {
@@ -47,7 +51,7 @@ def test_every_writers_pickles_give_the_same_arrays(tmp_path, writer):
     assert pickle.loads(pickled["test_batch"], encoding="bytes")[b"labels"] == contents["test_batch"][b"labels"]
     write(tmp_path, pickled | {"batches.meta": WRITERS[writer](NAMES)})
     for mode, members in (("train", MEMBERS[:5]), ("val", MEMBERS[5:])):
-        images, labels, names = sources.read_archive("cifar10", tmp_path, mode)
+        images, labels, names = read(tmp_path, mode)
         expected = np.concatenate([contents[name][b"data"] for name in members]).reshape(-1, 3, 32, 32)
         np.testing.assert_array_equal(images, expected.transpose(0, 2, 3, 1))
         assert (images.dtype, labels.dtype) == (np.uint8, np.int64)
@@ -93,7 +97,7 @@ def test_hostile_pickles_give_one_line_and_run_nothing(tmp_path, place):
     line, content = list(hostile(tmp_path).items())[place]
     write(tmp_path, {"test_batch": program(content), "batches.meta": python2(NAMES)})
     with LittleMemory(), pytest.raises(InputError, match=line) as caught:
-        sources.read_archive("cifar10", tmp_path, "val")
+        read(tmp_path)
     assert str(caught.value).startswith(f"{tmp_path / ARCHIVE}: ")
     assert len(str(caught.value)) < 400
     assert str(caught.value).isprintable()
@@ -105,10 +109,10 @@ def test_damaged_pickles_give_one_line(tmp_path):
     for data in (b"", whole[:-5], whole[:1000], b"\x80\x02}." * 2, pickle.dumps(batch(), 0), b"\x93" + whole):
         write(tmp_path, {"test_batch": data, "batches.meta": python2(NAMES)})
         with pytest.raises(InputError, match=f"{ARCHIVE}: (it ends early|its pickle uses|not cifar10's layout)"):
-            sources.read_archive("cifar10", tmp_path, "val")
+            read(tmp_path)
     write(tmp_path, {"test_batch": whole, "batches.meta": python2({b"label_names": b"airplane"})})
     with pytest.raises(InputError, match="its label_names are no list of names"):
-        sources.read_archive("cifar10", tmp_path, "val")
+        read(tmp_path)
 
 
 def test_a_member_is_read_only_where_it_has_cifars_size(tmp_path, monkeypatch):
@@ -116,7 +120,7 @@ def test_a_member_is_read_only_where_it_has_cifars_size(tmp_path, monkeypatch):
     line = "its test_batch is no file, or has 33554432 bytes; 1048576 are read"
     with monkeypatch.context() as patch, LittleMemory(), pytest.raises(InputError, match=line):
         patch.setattr(sources, "_LARGEST_MEMBER", 1 << 20)
-        sources.read_archive("cifar10", tmp_path, "val")
+        read(tmp_path)
     (tmp_path / ARCHIVE).write_bytes((tmp_path / ARCHIVE).read_bytes()[:-1000])
     with LittleMemory(), pytest.raises(InputError, match="can't be read"):
-        sources.read_archive("cifar10", tmp_path, "val")
+        read(tmp_path)
