@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 from yacs.config import CfgNode
 
 from errors import InputError
-from options import leaves
-
-COMMAND_LINE = "command line"  # the source of what a flag or -o sets
+from options import COMMAND_LINE, leaves
 
 DATASETS = ("imagenet2012", "folder", "shards", "cifar10", "cifar100", "mnist", "fashion_mnist", "digits", "synthetic")
 _CHOICES = {

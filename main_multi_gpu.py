@@ -140,7 +140,7 @@ def next_start(config, count):
     checkpoint = newest_whole(Path(config.OUTPUT) / "checkpoints")
     fewer = f" instead of {count}, as many as there are devices now," if now < count else ""
     told = f"with {now} process{'es' * (now > 1)}{fewer} from {checkpoint or 'the beginning'}"
-    return with_values(config, MODEL__RESUME="auto"), now, told
+    return with_values(config, "a restart", MODEL__RESUME="auto"), now, told
 
 
 def main():

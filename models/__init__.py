@@ -145,7 +145,7 @@ def with_switches(config: CfgNode, path: str | Path) -> CfgNode:
     defaults = inspect.signature(kind).parameters
     for key, value in told.items():
         if config.MODEL[key] is None and defaults[key.lower()].default != value:
-            config = with_values(config, **{f"MODEL__{key}": value})
+            config = with_values(config, "the names in the weights", **{f"MODEL__{key}": value})
             add_note(config, f"MODEL.{key} {value}, as the names in {path} tell")
     return config
 

@@ -13,15 +13,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from yacs.config import CfgNode
-
-from config import default_values, get_config, named_keys
+from config import asked_config, default_values, get_config
 from config_checks import DATASETS
+from configs.merging import Option
 from errors import InputError
-from options import add_note, meant_by, nearest, pairs, read_yaml
+from options import NAMED, Configuration, add_note, meant_by, nearest, pairs, read_yaml
 
 FILE = "config.yaml"  # in a run's folder
 AUTO = "auto"
+CHECKPOINT = "the checkpoint, which has the weights"  # takes the place of MODEL.PRETRAINED, whose file may be gone
 FLAGS: dict[str, tuple[str, type, str]] = {
     "dataset": ("DATA.DATASET", str, "one of " + ", ".join(DATASETS)),
     "data_path": ("DATA.DATA_PATH", str, "the dataset's folder"),
@@ -39,33 +39,26 @@ FLAGS: dict[str, tuple[str, type, str]] = {
 }
 
 
-def config_from_arguments(program: str, argv: Sequence[str] | None = None) -> CfgNode:
+def config_from_arguments(program: str, argv: Sequence[str] | None = None) -> Configuration:
     """Returns the frozen configuration that a command line asks for (``argv``: None takes the process's)."""
     arguments = parse_command_line(program, argv, FLAGS, default_values())
-    # KEY=VALUE: what a flag gives is its value, even where it is the name of a key.
-    options = [
-        f"{key}={getattr(arguments, flag)}"
-        for flag, (key, _, _) in FLAGS.items()
-        if getattr(arguments, flag) is not None
-    ]
-    asked = dict(pairs(options + arguments.o, default_values()))
+    given = {flag: getattr(arguments, flag) for flag in FLAGS}
+    flags = [Option(FLAGS[flag][0], value, f"flag -{flag}") for flag, value in given.items() if value is not None]
+    named = [Option(key, value, NAMED) for key, value in pairs(arguments.o, default_values())]
+    asked = {option.key: option.value for option in (*flags, *named)}
     default = arguments.default_cfg if arguments.cfg is None else None
     choice = choose(arguments.cfg, default, default and get_config(default).DATA.DATASET, asked)
-    began_with = get_config(choice.file).MODEL.PRETRAINED if choice.of_run and _has_weights(asked) else None
-    if began_with:  # its file may be gone; training/run.py writes it down again
-        options.append("MODEL.PRETRAINED=None")
-    config = get_config(choice.file, options + arguments.o)
+    if choice.of_run and _has_weights(asked):
+        flags.append(Option("MODEL.PRETRAINED", None, CHECKPOINT))
+    config = asked_config(choice.file, [*flags, *named])
     if choice.of_run and (config.EVAL or program == "main_single_gpu.py") and "NGPUS" not in asked:
-        options.append("NGPUS=-1")  # how many processes the run has is nothing to these
-        config = get_config(choice.file, options + arguments.o)
+        flags.append(Option("NGPUS", -1, "this command: how many processes the run has is nothing to it"))
     # The guide's evaluation command gives -batch_size alone; it is the evaluation's batch there.
     if config.EVAL and arguments.batch_size is not None and arguments.batch_size_eval is None:
-        options.append(f"DATA.BATCH_SIZE_EVAL={arguments.batch_size}")
-        config = get_config(choice.file, options + arguments.o)
+        flags.append(Option("DATA.BATCH_SIZE_EVAL", arguments.batch_size, "flag -batch_size, as -eval is given"))
+    config = asked_config(choice.file, [*flags, *named])
     if choice.note:
         add_note(config, choice.note)
-    config.__dict__["named"] = named_keys(arguments.o)
-    config.__dict__["began_with"] = began_with
     return config
 
 
