@@ -6,11 +6,13 @@ Key names are PaddleViT's. This module doesn't import Paddle, so that ``-h`` and
 
 import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from yacs.config import CfgNode
 
 from config_checks import carried_out, check, refuse_idle
+from configs import explaining
 from configs.merging import Keys, Option, find_config, shipped_configs
 from configs.paddlevit import reading
 from options import (
@@ -50,7 +52,7 @@ _C.DATA.NUM_WORKERS = 2  # loader processes per device; 0: load in the training 
 _C.DATA.PREFETCH = 2  # batches that each of them loads ahead
 _C.DATA.LOADER = "paddle"  # training: "dali": NVIDIA DALI decodes, on the GPU where there is one
 _C.DATA.IMAGENET_MEAN = [0.5, 0.5, 0.5]  # per channel, of pixels in 0..1 (one value serves all channels)
-_C.DATA.IMAGENET_STD = [0.5, 0.5, 0.5]
+_C.DATA.IMAGENET_STD = [0.5, 0.5, 0.5]  # as many values
 _C.DATA.DROP_LAST = True  # training: drop the tail that fills no global batch; False: pad it to a multiple of devices
 _C.DATA.SHUFFLE_MODE = "global"  # the epoch is shuffled, then split; "shard": split once, each device shuffles its own
 _C.DATA.SAMPLER = "shuffle"  # training: each image once an epoch; "balanced": each class equally often
@@ -113,13 +115,13 @@ _C.MODEL.ACT = None  # ConvMixer: activation: gelu, relu
 
 _C.TRAIN = CfgNode()
 _C.TRAIN.LAST_EPOCH = 0  # the last epoch already done; a resumed run takes it from its checkpoint
-_C.TRAIN.NUM_EPOCHS = 300
+_C.TRAIN.NUM_EPOCHS = 300  # passes over the training images
 _C.TRAIN.WARMUP_EPOCHS = 32.0  # linear from WARMUP_START_LR to BASE_LR; 0.2: a fifth of the first epoch's updates
 _C.TRAIN.COOLDOWN_EPOCHS = 0  # the last of NUM_EPOCHS, at the schedule's last rate
-_C.TRAIN.WEIGHT_DECAY = 0.3
+_C.TRAIN.WEIGHT_DECAY = 0.3  # times the rate, per update; Adam, SGD, LARS: an L2 term of the gradient
 _C.TRAIN.DECAY_ALL = False  # weight decay of biases, norms and tokens, too (PaddleViT); False: of matrices alone
-_C.TRAIN.BASE_LR = 3e-3
-_C.TRAIN.WARMUP_START_LR = 1e-6
+_C.TRAIN.BASE_LR = 3e-3  # the highest learning rate, where warm-up ends
+_C.TRAIN.WARMUP_START_LR = 1e-6  # where warm-up begins
 _C.TRAIN.END_LR = 0.0  # where the schedule ends (step, multistep: its lower bound)
 _C.TRAIN.LINEAR_SCALED_LR = None  # batch that the three rates are meant for; they scale with the effective batch
 _C.TRAIN.LR_SCALING = "linear"  # how they scale; "sqrt": with the square root of the batches' ratio
@@ -147,7 +149,7 @@ _C.TRAIN.LR_SCHEDULER.PER_EPOCH = False  # all an epoch's updates have the rate 
 
 _C.TRAIN.OPTIMIZER = CfgNode()
 _C.TRAIN.OPTIMIZER.NAME = "AdamW"  # or Adam, SGD, LAMB, LARS, Lion, Muon (AdamW where a parameter is no matrix)
-_C.TRAIN.OPTIMIZER.EPS = 1e-8
+_C.TRAIN.OPTIMIZER.EPS = 1e-8  # of the denominator
 _C.TRAIN.OPTIMIZER.BETAS = [0.9, 0.999]  # Lion's paper: [0.9, 0.99]
 _C.TRAIN.OPTIMIZER.MOMENTUM = 0.9  # SGD, LARS, Muon
 _C.TRAIN.OPTIMIZER.NESTEROV = True  # SGD, Muon
@@ -181,7 +183,7 @@ _C.TRAIN.VFLIP = 0.0  # probability of a vertical flip
 _C.TRAIN.AFFINE = [0.0, 0.0, 0.0]  # largest rotation (degrees), shift (share of the size), scaling (share)
 _C.TRAIN.AUTO_AUGMENT = None  # rand-m9-mstd0.5-inc1, original, v0, trivial, 3a or augmix-m3-w3-d2, timm's way
 _C.TRAIN.COLOR_JITTER = 0.0  # strength of brightness, contrast and saturation jitter, after AUTO_AUGMENT
-_C.TRAIN.RANDOM_ERASE_PROB = 0.0
+_C.TRAIN.RANDOM_ERASE_PROB = 0.0  # probability that boxes of an image are erased
 _C.TRAIN.RANDOM_ERASE_MODE = "pixel"  # filled by noise; "rand": one random colour; "const": the mean colour
 _C.TRAIN.RANDOM_ERASE_COUNT = 1  # at most so many boxes, which share the area
 _C.TRAIN.REPEATED_AUGMENT = 1  # copies of an image in a global batch, each augmented anew (DeiT: 3)
@@ -204,7 +206,7 @@ _C.BEST_METRIC = "acc1"  # what makes a checkpoint the best: acc1, acc5, mean_cl
 _C.SAVE_ON_ERROR = "stop"  # when a checkpoint can't be written (a full disk): end the run; "continue": say so, go on
 _C.REPORT_FREQ = 20  # steps between reports
 _C.VALIDATE_FREQ = 1  # epochs between evaluations
-_C.SEED = 0
+_C.SEED = 0  # of weights, order and augmentation
 _C.EVAL = False  # evaluate only
 _C.EVAL_ENGINE = "eager"  # with EVAL on a CPU: "inference" exports the model and runs it by Paddle Inference (oneDNN)
 _C.AMP = False  # GPU: autocast to bfloat16, or to float16 with a loss scaler where there is no bfloat16; on a CPU it
@@ -354,6 +356,15 @@ def differences(config: Configuration) -> list[str]:
     """Returns one line ``KEY: default -> value`` for each key that isn't at its default."""
     default = _KEYS.defaults
     return [f"{key}: {default[key]} -> {value}" for key, value in leaves(config) if value != default[key]]
+
+
+def explained(config: Configuration, names: Sequence[str]) -> str:
+    """Returns what there is to know of keys, sections and shell patterns of keys: values, sources, meanings, needs.
+
+    Raises:
+        InputError: there is no such key.
+    """
+    return explaining.explained(config, names, _KEYS.defaults, Path(__file__))
 
 
 def resolved(config: Configuration) -> str:

@@ -245,7 +245,7 @@ class Need(NamedTuple):
 
     said: str  # goes on after "does nothing"
     keys: tuple[str, ...]  # that decide whether it is met
-    met: Callable[[dict[str, Any]], bool]  # of the values by dotted key
+    met: Callable[[Mapping[str, Any]], bool]  # of the values by dotted key
 
 
 def _is(key: str, *values: Any) -> Need:
@@ -373,6 +373,11 @@ _DECLARED = (
     )),
 )  # fmt: skip
 NEEDS: dict[str, tuple[Need, ...]] = {key: needs for needs, keys in _DECLARED for key in keys}
+
+
+def unmet(key: str, values: Mapping[str, Any]) -> Need | None:
+    """Returns the first thing that a key lacks so as to do something, of all keys' values, or None."""
+    return next((need for need in NEEDS.get(key, ()) if not need.met(values)), None)
 
 
 def refuse_idle(config: CfgNode, given: Mapping[str, Any]) -> None:

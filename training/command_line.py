@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from config import asked_config, default_values, get_config
+from config import asked_config, default_values, explained, get_config
 from config_checks import DATASETS
 from configs.merging import Option
 from errors import InputError
@@ -52,13 +52,16 @@ def config_from_arguments(program: str, argv: Sequence[str] | None = None) -> Co
         flags.append(Option("MODEL.PRETRAINED", None, CHECKPOINT))
     config = asked_config(choice.file, [*flags, *named])
     if choice.of_run and (config.EVAL or program == "main_single_gpu.py") and "NGPUS" not in asked:
-        flags.append(Option("NGPUS", -1, "this command: how many processes the run has is nothing to it"))
+        flags.append(Option("NGPUS", -1, "this command, for any run"))
     # The guide's evaluation command gives -batch_size alone; it is the evaluation's batch there.
     if config.EVAL and arguments.batch_size is not None and arguments.batch_size_eval is None:
         flags.append(Option("DATA.BATCH_SIZE_EVAL", arguments.batch_size, "flag -batch_size, as -eval is given"))
     config = asked_config(choice.file, [*flags, *named])
     if choice.note:
         add_note(config, choice.note)
+    if arguments.explain:
+        print(explained(config, arguments.explain))
+        raise SystemExit(0)
     return config
 
 
@@ -186,6 +189,9 @@ def parse_command_line(
     parser.add_argument(
         "-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys; KEY=VALUE as well"
     )
+    parser.add_argument(
+        "-explain", "--explain", nargs="+", action="extend", metavar="KEY", help="print where values came from, and end"
+    )
     words = _known_words(
         sys.argv[1:] if argv is None else argv, {key: flag for flag, (key, _, _) in flags.items()}, defaults
     )
@@ -198,7 +204,7 @@ def parse_command_line(
 
 def _known_words(words: Sequence[str], flag_of: Mapping[str, str], defaults: Mapping[str, Any]) -> list[str]:
     """The words with each flag as the parser spells it; the line for those that aren't known has all of them."""
-    known, taken, problems = {"cfg", "default_cfg", "o", "h", "help", *flag_of.values()}, [], []
+    known, taken, problems = {"cfg", "default_cfg", "explain", "o", "h", "help", *flag_of.values()}, [], []
     for position, word in enumerate(words):
         name, equals, value = word.partition("=")
         if word.endswith(("\r", "\\")) or (word and not word.strip()):
