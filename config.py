@@ -6,28 +6,15 @@ Key names are PaddleViT's. This module doesn't import Paddle, so that ``-h`` and
 
 import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from yacs.config import CfgNode
 
-from config_checks import carried_out, check, refuse_idle
-from configs import explaining
+from config_checks import NEEDS, carried_out, check
 from configs.merging import Keys, Option, find_config, shipped_configs
+from configs.needs import refuse_idle
 from configs.paddlevit import reading
-from options import (
-    CONFIG_DIR,
-    WITH_VALUES,
-    WRITTEN_OUT,
-    Configuration,
-    Given,
-    add_note,
-    is_given,
-    is_users,
-    leaves,
-    pairs,
-    set_by_someone,
-)
+from options import CONFIG_DIR, WITH_VALUES, Configuration, add_note, is_given, is_users, leaves, pairs, set_by_someone
 
 __all__ = ["CONFIG_DIR", "find_config", "is_users", "shipped_configs"]  # besides what is defined here
 
@@ -311,11 +298,10 @@ def asked_config(cfg_file: str | os.PathLike | None, options: Iterable[Option]) 
     if cfg_file is not None:
         _KEYS.merge_file(config, find_config(cfg_file))
     _KEYS.merge_options(config, options)
-    for key, value in carried_out(config).items():
-        if not is_given(config, key):
-            _KEYS.set(config, key, value, Given(WRITTEN_OUT, "DIST.STRATEGY"))
+    asked = {key: value for key, value in carried_out(config).items() if not is_given(config, key)}
+    _KEYS.write_out(config, asked, "DIST.STRATEGY")
     check(config)
-    refuse_idle(config, set_by_someone(config))
+    refuse_idle(config, set_by_someone(config), NEEDS)
     if config.families and not config.EVAL:
         for line in reading.differences_told(config.families[-1], config):
             add_note(config, line)
@@ -345,8 +331,7 @@ def with_values(config: Configuration, why: str = "", /, **values: Any) -> Confi
     """
     changed = config.clone()
     changed.defrost()
-    for key, value in values.items():
-        _KEYS.set(changed, key.replace("__", "."), value, Given(WRITTEN_OUT, WITH_VALUES, why))
+    _KEYS.write_out(changed, {key.replace("__", "."): value for key, value in values.items()}, WITH_VALUES, why)
     check(changed)
     changed.freeze()
     return changed
@@ -356,15 +341,6 @@ def differences(config: Configuration) -> list[str]:
     """Returns one line ``KEY: default -> value`` for each key that isn't at its default."""
     default = _KEYS.defaults
     return [f"{key}: {default[key]} -> {value}" for key, value in leaves(config) if value != default[key]]
-
-
-def explained(config: Configuration, names: Sequence[str]) -> str:
-    """Returns what there is to know of keys, sections and shell patterns of keys: values, sources, meanings, needs.
-
-    Raises:
-        InputError: there is no such key.
-    """
-    return explaining.explained(config, names, _KEYS.defaults, Path(__file__))
 
 
 def resolved(config: Configuration) -> str:

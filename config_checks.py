@@ -1,15 +1,16 @@
 """What the values of a configuration may be: choices, ranges, keys that have to fit each other, or need each other.
 
-Two keys that can't both be had are a conflict (``check``). A key that has nothing to act on is idle (``refuse_idle``).
+Two keys that can't both be had are a conflict (``check``). A key that has nothing to act on is idle (``NEEDS``).
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 from yacs.config import CfgNode
 
+from configs.needs import Need
 from errors import InputError
-from options import COMMAND_LINE, leaves
+from options import leaves
 
 DATASETS = ("imagenet2012", "folder", "shards", "cifar10", "cifar100", "mnist", "fashion_mnist", "digits", "synthetic")
 _CHOICES = {
@@ -28,15 +29,7 @@ _CHOICES = {
     "MODEL.DROPPATH_SHAPE": (None, "linear", "constant"),
     "TRAIN.OPTIMIZER.NAME": ("AdamW", "Adam", "SGD", "LAMB", "LARS", "Lion", "Muon"),
     "TRAIN.LR_SCHEDULER.NAME": (
-        "warmupcosine",
-        "cosine",
-        "linear",
-        "poly",
-        "step",
-        "multistep",
-        "multi-step",
-        "onecycle",
-        "constant",
+        "warmupcosine", "cosine", "linear", "poly", "step", "multistep", "multi-step", "onecycle", "constant",
     ),
     "TRAIN.LR_SCALING": ("linear", "sqrt"),
     "TRAIN.LR_SCALED": ("all", "base"),
@@ -53,7 +46,7 @@ _CHOICES = {
     "EVAL_ENGINE": ("eager", "inference"),
     "DIST.ENGINE": ("data_parallel", "fleet"),
     "DIST.STRATEGY.sharding_configs.stage": (1, 2),
-}
+}  # fmt: skip
 _AT_LEAST_ONE = (
     "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL", "DATA.IMAGE_SIZE", "DATA.SYNTHETIC_SIZE", "MODEL.PATCH_SIZE",
     "MODEL.EMBED_DIM", "MODEL.NUM_HEADS", "MODEL.DEPTH", "MODEL.STAGE_DEPTHS", "MODEL.EMBED_DIMS", "MODEL.WINDOW_SIZE",
@@ -82,13 +75,8 @@ _PROBABILITIES = (
     "TRAIN.HFLIP", "TRAIN.VFLIP", "TRAIN.RANDOM_ERASE_PROB", "TRAIN.MIXUP_PROB", "TRAIN.MIXUP_SWITCH_PROB",
     "TRAIN.DISTILLATION_ALPHA", "TRAIN.BCE_TARGET_THRESH", "TRAIN.LAYER_DECAY",
 )  # fmt: skip
-_LENGTHS = {
-    "TRAIN.OPTIMIZER.BETAS": 2,
-    "TRAIN.CROP_SCALE": 2,
-    "TRAIN.CROP_RATIO": 2,
-    "TRAIN.AFFINE": 3,
-    "TRAIN.CUTMIX_MINMAX": 2,
-}
+_LENGTHS = {"TRAIN.OPTIMIZER.BETAS": 2, "TRAIN.CROP_SCALE": 2, "TRAIN.CROP_RATIO": 2, "TRAIN.CUTMIX_MINMAX": 2}
+_LENGTHS |= {"TRAIN.AFFINE": 3}
 
 
 def carried_out(config: CfgNode) -> dict[str, Any]:
@@ -134,11 +122,8 @@ def check(config: CfgNode) -> None:
     require(config.NGPUS == -1 or config.NGPUS >= 1, "NGPUS", "-1 (all) or at least 1")
     require(not (config.MODEL.RESUME and config.EVAL), "MODEL.RESUME", "-pretrained FILE with -eval")
     automatic = config.MODEL.RESUME == "auto"
-    require(
-        automatic or not (config.MODEL.RESUME and config.MODEL.PRETRAINED),
-        "MODEL.RESUME",
-        "auto with -pretrained, which a run then starts from, or one of both",
-    )
+    one = automatic or not (config.MODEL.RESUME and config.MODEL.PRETRAINED)
+    require(one, "MODEL.RESUME", "auto with -pretrained, which a run then starts from, or one of both")
     require(not (config.TO_STATIC and config.MODEL.RECOMPUTE), "TO_STATIC", "False with MODEL.RECOMPUTE")
     chosen = not (config.CUDNN_BENCHMARK and config.DETERMINISTIC)
     require(chosen, "CUDNN_BENCHMARK", "False with DETERMINISTIC: which algorithm is fastest changes from run to run")
@@ -187,11 +172,9 @@ def _check_recipe(config: CfgNode, require: Callable[[bool, str, str], None]) ->
     require(all(0 <= beta < 1 for beta in train.OPTIMIZER.BETAS), "TRAIN.OPTIMIZER.BETAS", "0 <= values < 1")
     weights = train.CLASS_WEIGHTS if isinstance(train.CLASS_WEIGHTS, list) else []
     require(all(weight >= 0 for weight in weights), "TRAIN.CLASS_WEIGHTS", "values of 0 or more")
-    require(
-        train.WARMUP_EPOCHS + train.COOLDOWN_EPOCHS <= train.NUM_EPOCHS or not train.COOLDOWN_EPOCHS,
-        "TRAIN.COOLDOWN_EPOCHS",
-        f"NUM_EPOCHS {train.NUM_EPOCHS} to hold WARMUP_EPOCHS {train.WARMUP_EPOCHS} and it",
-    )
+    held = train.WARMUP_EPOCHS + train.COOLDOWN_EPOCHS <= train.NUM_EPOCHS or not train.COOLDOWN_EPOCHS
+    expected = f"NUM_EPOCHS {train.NUM_EPOCHS} to hold WARMUP_EPOCHS {train.WARMUP_EPOCHS} and it"
+    require(held, "TRAIN.COOLDOWN_EPOCHS", expected)
     require(
         config.EVAL or not 0 < train.NUM_EPOCHS <= train.WARMUP_EPOCHS,
         "TRAIN.WARMUP_EPOCHS",
@@ -213,11 +196,8 @@ def _check_recipe(config: CfgNode, require: Callable[[bool, str, str], None]) ->
             "TRAIN.LOSS",
             "auto, soft_target or bce: mixup and CutMix make distributions, not labels",
         )
-        require(
-            config.EVAL or config.DATA.BATCH_SIZE % 2 == 0,
-            "DATA.BATCH_SIZE",
-            "an even number: mixup and CutMix mix pairs of neighbours",
-        )
+        even = config.EVAL or config.DATA.BATCH_SIZE % 2 == 0
+        require(even, "DATA.BATCH_SIZE", "an even number: mixup and CutMix mix pairs of neighbours")
     _check_threshold(config, require)
 
 
@@ -240,14 +220,6 @@ def _check_threshold(config: CfgNode, require: Callable[[bool, str, str], None])
 # ----------------------------------------------------------------- idle keys
 
 
-class Need(NamedTuple):
-    """What a key needs so as to do something."""
-
-    said: str  # goes on after "does nothing"
-    keys: tuple[str, ...]  # that decide whether it is met
-    met: Callable[[Mapping[str, Any]], bool]  # of the values by dotted key
-
-
 def _is(key: str, *values: Any) -> Need:
     return Need(f"without {key} {' or '.join(map(str, values))}", (key,), lambda found: found[key] in values)
 
@@ -268,8 +240,8 @@ def _above_zero(key: str) -> Need:
     return Need(f"without {key} above 0", (key,), lambda found: found[key] > 0)
 
 
-_WEIGHTS = _is_set("MODEL.PRETRAINED")
-_TRAINING = Need("under EVAL", ("EVAL",), lambda found: not found["EVAL"])
+_WEIGHTS = _is_set("MODEL.PRETRAINED")._replace(files_wait=True)
+_TRAINING = Need("under EVAL", ("EVAL",), lambda found: not found["EVAL"], files_wait=True)
 _FLEET, _NO_SHARDING = _is("DIST.ENGINE", "fleet"), _is_unset("DIST.STRATEGY.sharding")
 _FILES, _NO_CACHE = _is("DATA.DATASET", "folder", "imagenet2012", "shards"), _is_unset("DATA.CACHE")
 _LOADED_AHEAD = Need(
@@ -373,28 +345,3 @@ _DECLARED = (
     )),
 )  # fmt: skip
 NEEDS: dict[str, tuple[Need, ...]] = {key: needs for needs, keys in _DECLARED for key in keys}
-
-
-def unmet(key: str, values: Mapping[str, Any]) -> Need | None:
-    """Returns the first thing that a key lacks so as to do something, of all keys' values, or None."""
-    return next((need for need in NEEDS.get(key, ()) if not need.met(values)), None)
-
-
-def refuse_idle(config: CfgNode, given: Mapping[str, Any]) -> None:
-    """Raises InputError for a key that was set and does nothing, whatever its value.
-
-    It is no error where what takes its use away was set over it: ``-o TRAIN.OPTIMIZER.NAME SGD`` over a recipe's BETAS.
-    EVAL may also stand in the file that trains, and a file may say how weights are read where none are given. None
-    takes back what a lower file set, and isn't asked for a use.
-
-    Args:
-        given: {key: (level, source)} of what somebody set; of two levels, the higher one was read later.
-    """
-    values = dict(leaves(config))
-    for key, where in given.items():
-        for need in NEEDS.get(key, ()) if values[key] is not None else ():
-            above = any(given[k].level > where.level for k in need.keys if k in given)
-            in_file = need in (_TRAINING, _WEIGHTS) and where.source != COMMAND_LINE
-            if not (above or in_file or need.met(values)):
-                change = ", or set that" if need.said.startswith("without") else ""
-                raise InputError(f"{where.source}: {key} does nothing {need.said}; leave it out{change}")

@@ -3,32 +3,37 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
-from config_checks import NEEDS, unmet
+from configs.needs import Need, unmet
 from errors import InputError
-from options import COMMAND_LINE, Configuration, leaves, nearest_key
+from options import COMMAND_LINE, CONFIG_DIR, Configuration, leaves, nearest_key
+
+Needs = Mapping[str, tuple[Need, ...]]
 
 _LINE = re.compile(r"_C\.(\S+) = .*?(?:  # (.*))?")  # of config.py
 
 
-def explained(config: Configuration, names: Sequence[str], defaults: Mapping[str, Any], page: Path) -> str:
+def explained(config: Configuration, names: Sequence[str], defaults: Mapping[str, Any], needs: Needs) -> str:
     """Returns a paragraph for each key that ``names`` name.
 
     Args:
         names: keys, sections, or shell patterns of keys.
-        defaults: by dotted key.
-        page: config.py, whose comments say what keys mean.
+        defaults, needs: by dotted key.
 
     Raises:
         InputError: there is no such key.
     """
-    meant, values = meanings(page.read_text(encoding="utf-8")), dict(leaves(config))
-    keys = dict.fromkeys(key for name in names for key in _keys(name, defaults))
-    return "\n\n".join(
-        "\n  ".join([f"{key}: {values[key]}", *_told(config, key, values, defaults, meant)]) for key in keys
-    )
+    meant = meanings((CONFIG_DIR.parent / "config.py").read_text(encoding="utf-8"))
+    values, parts = dict(leaves(config)), []
+    for key in dict.fromkeys(key for name in names for key in _keys(name, defaults)):
+        found = config.origins.get(key, ())
+        lines = [f"{key}: {values[key]}", f"from     {found[-1].told() if found else 'the default in config.py'}"]
+        lines += [f"over     {where.value}, from {where.told()}" for where in reversed(found[:-1])]
+        text = meant.get(key, meant.get(key.rpartition(".")[0], ""))
+        lines += [f"means    {text}"] if text else []
+        parts.append("\n  ".join([*lines, f"default  {defaults[key]}", *_use(needs.get(key), values)]))
+    return "\n\n".join(parts)
 
 
 def meanings(page: str) -> dict[str, str]:
@@ -54,19 +59,10 @@ def _keys(name: str, known: Iterable[str]) -> list[str]:
     return found
 
 
-def _told(
-    config: Configuration, key: str, values: Mapping[str, Any], defaults: Mapping[str, Any], meant: Mapping[str, str]
-) -> list[str]:
-    """The lines under a key."""
-    found = config.origins.get(key, ())
-    lines = [f"from     {found[-1].told() if found else 'the default in config.py'}"]
-    lines += [f"over     {where.value}, from {where.told()}" for where in reversed(found[:-1])]
-    text = meant.get(key, meant.get(key.rpartition(".")[0], ""))
-    lines += [f"means    {text}"] if text else []
-    lines.append(f"default  {defaults[key]}")
-    needs = NEEDS.get(key)
+def _use(needs: tuple[Need, ...] | None, values: Mapping[str, Any]) -> list[str]:
+    """What a key needs so as to do something, and whether it does."""
     if needs is None:
-        return [*lines, "needs    an architecture that takes it"]
-    lines += [f"needs    does nothing {', or '.join(need.said for need in needs)}"] if needs else []
-    idle = unmet(key, values)
-    return [*lines, f"here     {f'does nothing {idle.said}' if idle else 'does something'}"]
+        return ["needs    an architecture that takes it"]
+    idle = unmet(needs, values)
+    told = [f"needs    does nothing {', or '.join(need.said for need in needs)}"] if needs else []
+    return [*told, f"here     {f'does nothing {idle.said}' if idle else 'does something'}"]

@@ -81,6 +81,11 @@ class Keys:
         value = coerce(key, value, kind, key in self.types, self.words.get(key, ()), where.source)
         config.put(key, value, where)
 
+    def write_out(self, config: Configuration, values: Mapping[str, Any], source: str, first: str = "") -> None:
+        """Sets dotted keys to what follows from others, as if nobody had set them."""
+        for key, value in values.items():
+            self.set(config, key, value, Given(WRITTEN_OUT, source, first))
+
     def merge_options(self, config: Configuration, options: Iterable[Option]) -> None:
         """Sets what the command line says."""
         level = _next_level(config)
@@ -147,10 +152,11 @@ class Keys:
 
     def written(self, config: Configuration) -> str:
         """Returns the YAML of every key, and as GIVEN where the values came from, but for those that nobody set."""
+        values = dict(leaves(config))
         sources = {
             key: [where.level, where.origin()]
             for key, where in given(config).items()
-            if where.level > WRITTEN_OUT or where.value != self.defaults[key]
+            if where.level > WRITTEN_OUT or values[key] != self.defaults[key]
         }
         return (
             f"{yaml.safe_dump(plain(config), allow_unicode=True)}# Where each value came from that isn't a default:"

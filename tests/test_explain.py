@@ -9,8 +9,9 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from config import default_values, explained, get_config, resolved, with_values
-from configs.explaining import meanings
+from config import default_values, get_config, resolved, with_values
+from config_checks import NEEDS
+from configs.explaining import explained, meanings
 from errors import InputError
 from options import given, named
 from training.command_line import config_from_arguments
@@ -205,7 +206,7 @@ SEED: 0
     ],
 )
 def test_a_section_and_a_pattern_stand_for_their_keys(name, keys):
-    text = explained(get_config(), [name, keys[0]])
+    text = explained(get_config(), [name, keys[0]], default_values(), NEEDS)
     assert re.findall(r"^(\S+):", text, re.M) == keys
 
 

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from config import asked_config, default_values, explained, get_config
-from config_checks import DATASETS
+from config import asked_config, default_values, get_config
+from config_checks import DATASETS, NEEDS
+from configs.explaining import explained
 from configs.merging import Option
 from errors import InputError
 from options import NAMED, Configuration, add_note, meant_by, nearest, pairs, read_yaml
@@ -60,7 +61,7 @@ def config_from_arguments(program: str, argv: Sequence[str] | None = None) -> Co
     if choice.note:
         add_note(config, choice.note)
     if arguments.explain:
-        print(explained(config, arguments.explain))
+        print(explained(config, arguments.explain, default_values(), NEEDS))
         raise SystemExit(0)
     return config
 

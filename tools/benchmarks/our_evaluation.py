@@ -6,13 +6,13 @@ it, it answers in one line: [images/s], from the beginning of batch ``warm_up`` 
 """
 
 import json
+import runpy
 import sys
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-import main_single_gpu
 from config import get_config
 from errors import RunError, reported
 from launch import progress
@@ -39,7 +39,7 @@ def main() -> None:
     progress.share_beats(times, 0)
     flags = [f"-cfg={request['cfg']}", "-eval", f"-pretrained={request['weights']}", f"-output={request['output']}"]
     sys.argv[1:] = [*flags, "-o", *request["options"]]
-    main_single_gpu.main()
+    runpy.run_path(f"{sys.path[0]}/main_single_gpu.py")["main"]()
     timed = times[request["warm_up"] :]
     if len(timed) < 2:
         raise RunError(f"the evaluation noted {len(times)} batches, expected {request['warm_up'] + 2} or more")
