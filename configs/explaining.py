@@ -26,7 +26,7 @@ def explained(config: Configuration, names: Sequence[str], defaults: Mapping[str
     """
     meant = meanings((CONFIG_DIR.parent / "config.py").read_text(encoding="utf-8"))
     values, parts = dict(leaves(config)), []
-    for key in dict.fromkeys(key for name in names for key in _keys(name, defaults)):
+    for key in dict.fromkeys(key for name in names for key in _keys(name, values)):
         found = config.origins.get(key, ())
         lines = [f"{key}: {values[key]}", f"from     {found[-1].told() if found else 'the default in config.py'}"]
         lines += [f"over     {where.value}, from {where.told()}" for where in reversed(found[:-1])]
