@@ -66,12 +66,14 @@ def test_copies_and_pickles_know_it_and_do_not_share_it(recipe):
 
 
 def test_a_file_of_paddlevits_tells_its_own_values_from_its_familys(tmp_path):
-    (tmp_path / "swin.yaml").write_text("MODEL: {TYPE: swin, DROP_PATH: 0.5}\nTRAIN: {BASE_LR: 0.1}\n")
+    text = "MODEL: {TYPE: swin, DROP_PATH: 0.5}\nTRAIN: {BASE_LR: 0.1, NUM_EPOCHS: 300}\n"  # 300 is the family's, too
+    (tmp_path / "swin.yaml").write_text(text)
     config = get_config(tmp_path / "swin.yaml")
     family = f"{tmp_path}/swin.yaml, which had it from PaddleViT's defaults (configs/paddlevit/swin_2021.yaml)"
     for key, source in (
         ("MODEL.DROPPATH", str(tmp_path / "swin.yaml")),
         ("TRAIN.BASE_LR", str(tmp_path / "swin.yaml")),
+        ("TRAIN.NUM_EPOCHS", str(tmp_path / "swin.yaml")),
         ("TRAIN.WEIGHT_DECAY", family),
         ("TRAIN.AUTO_AUGMENT", family),
     ):
