@@ -41,8 +41,8 @@ train: install
 	sh run_train_multi.sh
 
 # Two files at a time; the fixtures of a file are shared within it. What measures time has the machine to itself.
-ALONE := tests/tools/test_benchmark.py
-PYTEST := -m pytest -n 2 --dist loadfile --ignore $(ALONE)
+ALONE := tests/tools/test_benchmark.py tests/tools/test_measure.py
+PYTEST := -m pytest -n 2 --dist loadfile $(addprefix --ignore ,$(ALONE))
 
 test: $(VENV)/installed-test ops lint
 	$(RUN) $(PYTEST)
@@ -55,6 +55,8 @@ test-faults: $(VENV)/installed-test ops
 lint: $(VENV)/installed-test
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+	$(RUN) -m codespell_lib
+	$(RUN) -m basedpyright --pythonpath $(RUN)
 
 # The newest GPU build that PyPI has; it runs on the CPU where there is no GPU.
 test-paddle26:

@@ -10,11 +10,13 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from config_checks import NEEDS, carried_out, check
+from config_checks import NEEDS, check
+from configs.architectures import settle
 from configs.merging import Keys, Option, find_config, shipped_configs
 from configs.needs import refuse_idle
 from configs.paddlevit import reading
-from options import CONFIG_DIR, WITH_VALUES, Configuration, add_note, is_given, is_users, leaves, pairs, set_by_someone
+from configs.registry import add_keys, own_keys
+from options import CONFIG_DIR, Configuration, add_note, is_users, leaves, pairs, set_by_someone
 
 __all__ = ["CONFIG_DIR", "find_config", "is_users", "shipped_configs"]  # besides what is defined here
 
@@ -28,7 +30,7 @@ _C.DATA.BATCH_SIZE = 256  # training samples per device and step
 _C.DATA.GLOBAL_BATCH = None  # training samples of all devices together per step, instead: BATCH_SIZE is its share
 _C.DATA.BATCH_SIZE_EVAL = 64  # evaluation samples per device and step
 _C.DATA.DATA_PATH = "/dataset/imagenet/"  # the dataset's folder
-_C.DATA.DATASET = "imagenet2012"  # one of config_checks.DATASETS
+_C.DATA.DATASET = "imagenet2012"  # a reader in loading/, such as folder, imagenet2012, shards, digits
 _C.DATA.IMAGE_SIZE = 224  # pixels, height = width
 _C.DATA.IMAGE_CHANNELS = 3  # 3: RGB, 1: grey
 _C.DATA.CROP_PCT = 0.875  # evaluation: the central crop's share of the resized side
@@ -46,59 +48,17 @@ _C.DATA.SAMPLER = "shuffle"  # training: each image once an epoch; "balanced": e
 _C.DATA.SHARD_SHUFFLE = None  # shards: so many at a time, in random order, their samples mixed; None: all at random
 _C.DATA.CACHE = None  # folder for the decoded images, of one size, that processes then share (memory-mapped)
 _C.DATA.SKIP_BROKEN = False  # training: replace an unreadable image by the next one, count and list it
-_C.DATA.SYNTHETIC_SIZE = 1024  # images of the dataset "synthetic"
 
 _C.MODEL = CfgNode()
-# Sizes: which of them an architecture takes, its constructor in models/ says; None leaves its own default.
-_C.MODEL.TYPE = "ViT"  # the architecture (models.ARCHITECTURES), in any case
+# Besides these: the keys of the architecture, which its constructor in models/ declares with their types and defaults.
+# python tools/list_models.py --keys NAME lists them; null (None) is the constructor's default.
+_C.MODEL.TYPE = "ViT"  # the architecture, in any case: a name that a class of models/ registers
 _C.MODEL.NAME = "vit_base_patch16_224"
 _C.MODEL.RESUME = None  # checkpoint to go on from; "auto": the newest whole one in OUTPUT, or none: from the start
 _C.MODEL.PRETRAINED = None  # weights to start from or to evaluate: a file, a folder or hf-hub:org/name
 _C.MODEL.PRETRAINED_ALLOW = None  # patterns of names that may be missing in them, or in the model: ["fc_norm.*"]
 _C.MODEL.PRETRAINED_CLASSES = None  # imagenet22k(_swin): their classes' order; ImageNet-1k's are kept
 _C.MODEL.NUM_CLASSES = 1000  # or "auto": the dataset's; 0: no classifier (create_model)
-_C.MODEL.DROPOUT = 0.0  # after the position embedding, the attention's projection and in the MLP
-_C.MODEL.ATTENTION_DROPOUT = 0.0
-_C.MODEL.DROPPATH = 0.0  # of the last block
-_C.MODEL.DROPPATH_SHAPE = None  # "linear": from 0 at the first block; "constant": all blocks'; None: the architecture's
-_C.MODEL.PATCH_DROP = 0.0  # share of the patch tokens that training leaves out
-_C.MODEL.RECOMPUTE = False  # training: compute each block's activations again in the backward pass, to save memory
-_C.MODEL.HEAD_INIT_SCALE = 1.0  # factor on the fresh classifier's weights
-_C.MODEL.HEAD_INIT_BIAS = 0.0  # ViT, Mixer: start of the fresh classifier's bias: big_vision's -6.9, for LOSS bce
-_C.MODEL.HEAD_BATCH_NORM = False  # ViT, BEiT: a batch norm without scale and shift before the classifier (MAE's probe)
-_C.MODEL.PATCH_SIZE = 16  # pixels
-_C.MODEL.EMBED_DIM = 768
-_C.MODEL.NUM_HEADS = 12  # or one number per stage
-_C.MODEL.ATTN_HEAD_SIZE = None  # None: EMBED_DIM / NUM_HEADS
-_C.MODEL.DEPTH = 12
-_C.MODEL.MLP_RATIO = None  # hidden width of the MLP over its input's; or one per stage, one for each of Mixer's two
-_C.MODEL.QKV_BIAS = True
-_C.MODEL.QK_NORM = False  # normalise each head's queries and keys
-_C.MODEL.PRE_NORM = False  # a norm before the first block, and no bias in the patch embedding (CLIP)
-_C.MODEL.INIT_VALUES = None  # layer scale: its initial value (CaiT, DeiT-III)
-_C.MODEL.GLOBAL_POOL = "token"  # the classifier reads the class token; "avg": the patch tokens' mean, normalised after
-_C.MODEL.NO_EMBED_CLASS = False  # the position embedding is added to patch tokens only (DeiT-III)
-_C.MODEL.POS_EMBED = "learn"  # ViT's position embedding; "sincos2d": fixed sines and cosines, of patches only
-_C.MODEL.FC_NORM = None  # the last norm comes after the pooling; None: for GLOBAL_POOL avg
-_C.MODEL.WEIGHT_INIT = "timm"  # ViT: how fresh weights are drawn; "deit": a wider class token; "big_vision": all wider
-_C.MODEL.NORM_EPS = None  # MLP-Mixer, gMLP, PVTv2: epsilon of all layer norms; None: timm's
-_C.MODEL.CLASS_TOKEN = True
-_C.MODEL.REG_TOKENS = 0  # register tokens beside the class token
-_C.MODEL.DISTILLED = False  # a distillation token with a classifier of its own (DeiT)
-_C.MODEL.USE_ABS_POS_EMB = None  # BEiT: a position embedding
-_C.MODEL.USE_REL_POS_BIAS = None  # BEiT: a table of relative positions per block
-_C.MODEL.USE_SHARED_REL_POS_BIAS = None  # BEiT: one table for all blocks
-_C.MODEL.STAGE_DEPTHS = None  # blocks per stage
-_C.MODEL.EMBED_DIMS = None  # channels per stage
-_C.MODEL.WINDOW_SIZE = None  # Swin: patches along a window's side
-_C.MODEL.SR_RATIO = None  # PVTv2: reduction of keys and values along a side, per stage
-_C.MODEL.LINEAR = None  # PVTv2: keys and values pooled to 7 x 7 instead
-_C.MODEL.KERNEL_SIZE = None  # ConvMixer: pixels
-_C.MODEL.SMALL_STEM = None  # ResNet, small images: the first convolution 3 x 3 of stride 1, no pooling after it
-_C.MODEL.ZERO_INIT_LAST = None  # ResNet, RegNet: a block's last norm starts at 0 (timm); False: at 1 (the papers)
-_C.MODEL.GROUP_WIDTH = None  # RegNet: channels of a group
-_C.MODEL.SE_RATIO = None  # RegNet: channels of the squeeze over the block's input; 0: no squeeze
-_C.MODEL.ACT = None  # ConvMixer: activation: gelu, relu
 
 _C.TRAIN = CfgNode()
 _C.TRAIN.LAST_EPOCH = 0  # the last epoch already done; a resumed run takes it from its checkpoint
@@ -127,10 +87,7 @@ _C.TRAIN.LR_SCHEDULER = CfgNode()
 _C.TRAIN.LR_SCHEDULER.NAME = "warmupcosine"  # or cosine (the same), linear, poly, step, multistep (or multi-step),
 # onecycle, constant; each begins with WARMUP_EPOCHS, also where PaddleViT's (cosine, multi-step) doesn't: set them to 0
 _C.TRAIN.LR_SCHEDULER.WARMUP_PREFIX = True  # it begins after warm-up; False: at epoch 0, warm-up in its place
-_C.TRAIN.LR_SCHEDULER.MILESTONES = [30, 60, 90]  # multistep: epochs at which the rate is multiplied by DECAY_RATE
-_C.TRAIN.LR_SCHEDULER.DECAY_EPOCHS = 30  # step: epochs between two such steps
-_C.TRAIN.LR_SCHEDULER.DECAY_RATE = 0.1  # onecycle: the share of BASE_LR at which its fall slows down
-_C.TRAIN.LR_SCHEDULER.POWER = 2.0  # poly: exponent of the share that is left
+_C.TRAIN.LR_SCHEDULER.DECAY_RATE = 0.1  # each step's factor; onecycle: the share of BASE_LR where its fall slows down
 _C.TRAIN.LR_SCHEDULER.PER_EPOCH = False  # all an epoch's updates have the rate of its "start" (timm), its "end"
 # (PaddleViT; True), or "late", of the start of the epoch before (DeiT, PVT)
 
@@ -140,7 +97,6 @@ _C.TRAIN.OPTIMIZER.EPS = 1e-8  # of the denominator
 _C.TRAIN.OPTIMIZER.BETAS = [0.9, 0.999]  # Lion's paper: [0.9, 0.99]
 _C.TRAIN.OPTIMIZER.MOMENTUM = 0.9  # SGD, LARS, Muon
 _C.TRAIN.OPTIMIZER.NESTEROV = True  # SGD, Muon
-_C.TRAIN.OPTIMIZER.TRUST_COEFFICIENT = 0.001  # LARS: the norm of a matrix's update over the matrix's own
 
 _C.TRAIN.MODEL_EMA = False  # an exponential moving average of the weights, evaluated and saved beside them
 _C.TRAIN.MODEL_EMA_DECAY = 0.9999  # per update
@@ -148,8 +104,6 @@ _C.TRAIN.MODEL_EMA_WARMUP = True  # a decay of 1 - (1 + updates) ** -(2 / 3) unt
 
 _C.TRAIN.LOSS = "auto"  # cross_entropy (of labels), soft_target (of distributions), bce; auto: what mixup calls for
 _C.TRAIN.SMOOTHING = 0.0  # label smoothing of the training loss
-_C.TRAIN.BCE_TARGET_THRESH = None  # bce: targets above it are 1, others 0
-_C.TRAIN.BCE_SUM = False  # bce: sum over the classes; False: mean
 _C.TRAIN.CLASS_WEIGHTS = None  # a factor per class; "auto": inverse to its number of training images, 1 on average
 
 _C.TRAIN.DISTILLATION_TYPE = None  # hard: the teacher's choice as label; soft: its distribution
@@ -168,7 +122,8 @@ _C.TRAIN.INTERPOLATION = None  # None: DATA.INTERPOLATION; "random": bilinear or
 _C.TRAIN.HFLIP = 0.5  # probability of a horizontal flip
 _C.TRAIN.VFLIP = 0.0  # probability of a vertical flip
 _C.TRAIN.AFFINE = [0.0, 0.0, 0.0]  # largest rotation (degrees), shift (share of the size), scaling (share)
-_C.TRAIN.AUTO_AUGMENT = None  # rand-m9-mstd0.5-inc1, original, v0, trivial, 3a or augmix-m3-w3-d2, timm's way
+_C.TRAIN.AUTO_AUGMENT = None  # rand-m9-mstd0.5-inc1 (-tRotate+Invert: of these operations alone), original, v0,
+# trivial, 3a or augmix-m3-w3-d2, timm's way
 _C.TRAIN.COLOR_JITTER = 0.0  # strength of brightness, contrast and saturation jitter, after AUTO_AUGMENT
 _C.TRAIN.RANDOM_ERASE_PROB = 0.0  # probability that boxes of an image are erased
 _C.TRAIN.RANDOM_ERASE_MODE = "pixel"  # filled by noise; "rand": one random colour; "const": the mean colour
@@ -212,15 +167,12 @@ _C.DIST.INIT_TIMEOUT = 300.0  # seconds that ranks which a launcher started wait
 _C.DIST.MAX_RESTART = 0  # times that spawned processes which are lost or stall are started again, by themselves
 _C.DIST.ENGINE = "data_parallel"  # paddle.DataParallel; "fleet": paddle.distributed.fleet, with STRATEGY
 _C.DIST.STRATEGY = CfgNode()  # keys of fleet's DistributedStrategy, spelled as there
-_C.DIST.STRATEGY.gradient_merge = False  # sets TRAIN.ACCUM_ITER
-_C.DIST.STRATEGY.gradient_merge_configs = CfgNode({"k_steps": 1})  # steps whose gradients' mean makes one update
-_C.DIST.STRATEGY.recompute = False  # sets MODEL.RECOMPUTE
-_C.DIST.STRATEGY.amp = False  # sets AMP
 _C.DIST.STRATEGY.sharding = False  # each process keeps a share of the optimizer's state (ZeRO)
 _C.DIST.STRATEGY.sharding_configs = CfgNode({"stage": 1})  # 2: and of the gradients
 _C.DIST.STRATEGY.fuse_grad_size_in_MB = 32  # gradients that processes bring together at a time
-_C.DIST.STRATEGY.last_comm_group_size_MB = 1.0  # and those of the last time, which no computation hides
 _C.DIST.STRATEGY.find_unused_parameters = False  # for a model that leaves parameters out of a step
+
+add_keys(_C)  # of single optimizers, schedules, losses and datasets: declared beside them
 
 # What a key takes whose default doesn't tell it; each takes None (YAML: null) too.
 _TYPES = {
@@ -231,33 +183,11 @@ _TYPES = {
     "MODEL.PRETRAINED": str,
     "MODEL.PRETRAINED_ALLOW": [str],
     "MODEL.PRETRAINED_CLASSES": str,
-    "MODEL.ATTN_HEAD_SIZE": int,
-    "MODEL.NUM_HEADS": (int, [int]),
-    "MODEL.MLP_RATIO": (float, [float]),
-    "MODEL.DROPPATH_SHAPE": str,
-    "MODEL.INIT_VALUES": float,
-    "MODEL.FC_NORM": bool,
-    "MODEL.NORM_EPS": float,
-    "MODEL.USE_ABS_POS_EMB": bool,
-    "MODEL.USE_REL_POS_BIAS": bool,
-    "MODEL.USE_SHARED_REL_POS_BIAS": bool,
-    "MODEL.STAGE_DEPTHS": [int],
-    "MODEL.EMBED_DIMS": [int],
-    "MODEL.WINDOW_SIZE": int,
-    "MODEL.SR_RATIO": [int],
-    "MODEL.LINEAR": bool,
-    "MODEL.KERNEL_SIZE": int,
-    "MODEL.SMALL_STEM": bool,
-    "MODEL.ZERO_INIT_LAST": bool,
-    "MODEL.GROUP_WIDTH": int,
-    "MODEL.SE_RATIO": float,
-    "MODEL.ACT": str,
     "TRAIN.LINEAR_SCALED_LR": int,
     "TRAIN.RECIPE_BATCH": int,
     "TRAIN.LAYER_DECAY": float,
     "TRAIN.FREEZE": [str],
     "TRAIN.GRAD_CLIP": float,
-    "TRAIN.BCE_TARGET_THRESH": float,
     "TRAIN.CLASS_WEIGHTS": [float],
     "TRAIN.DISTILLATION_TYPE": str,
     "TRAIN.TEACHER_MODEL": str,
@@ -268,6 +198,14 @@ _TYPES = {
     "OUTPUT": str,
     "SAVE_MINUTES": float,
     "TF32": bool,
+} | {key: own.kind for key, own in own_keys().items() if own.optional}
+# Keys that were, with their defaults: runs wrote these out into their config.yaml, whoever had set them.
+_REMOVED = {
+    "DIST.STRATEGY.gradient_merge": False,
+    "DIST.STRATEGY.gradient_merge_configs.k_steps": 1,
+    "DIST.STRATEGY.recompute": False,
+    "DIST.STRATEGY.amp": False,
+    "DIST.STRATEGY.last_comm_group_size_MB": 1.0,
 }
 _WORDS = {  # values besides those of the type
     "MODEL.NUM_CLASSES": ("auto",),
@@ -276,7 +214,7 @@ _WORDS = {  # values besides those of the type
 }
 
 
-_KEYS = Keys(_C, _TYPES, _WORDS)
+_KEYS = Keys(_C, _TYPES, _WORDS, _REMOVED)
 
 
 def get_config(cfg_file: str | os.PathLike | None = None, options: Sequence[str] = ()) -> Configuration:
@@ -298,8 +236,7 @@ def asked_config(cfg_file: str | os.PathLike | None, options: Iterable[Option]) 
     if cfg_file is not None:
         _KEYS.merge_file(config, find_config(cfg_file))
     _KEYS.merge_options(config, options)
-    asked = {key: value for key, value in carried_out(config).items() if not is_given(config, key)}
-    _KEYS.write_out(config, asked, "DIST.STRATEGY")
+    settle(config)
     check(config)
     refuse_idle(config, set_by_someone(config), NEEDS)
     if config.families and not config.EVAL:
@@ -309,9 +246,13 @@ def asked_config(cfg_file: str | os.PathLike | None, options: Iterable[Option]) 
     return config
 
 
-def default_values() -> dict[str, Any]:
-    """Returns the defaults by dotted key."""
-    return dict(_KEYS.defaults)
+def default_values(config: Configuration | None = None) -> dict[str, Any]:
+    """Returns the defaults by dotted key.
+
+    Args:
+        config: whose architecture's keys of MODEL are meant; None: those of all, with the default of one of them.
+    """
+    return _KEYS.defaults if config is None else _KEYS.defaults_of(config)
 
 
 def named_keys(options: Sequence[str]) -> set[str]:
@@ -331,7 +272,8 @@ def with_values(config: Configuration, why: str = "", /, **values: Any) -> Confi
     """
     changed = config.clone()
     changed.defrost()
-    _KEYS.write_out(changed, {key.replace("__", "."): value for key, value in values.items()}, WITH_VALUES, why)
+    _KEYS.write_out(changed, {key.replace("__", "."): value for key, value in values.items()}, why)
+    settle(changed)
     check(changed)
     changed.freeze()
     return changed
@@ -339,7 +281,7 @@ def with_values(config: Configuration, why: str = "", /, **values: Any) -> Confi
 
 def differences(config: Configuration) -> list[str]:
     """Returns one line ``KEY: default -> value`` for each key that isn't at its default."""
-    default = _KEYS.defaults
+    default = default_values(config)
     return [f"{key}: {default[key]} -> {value}" for key, value in leaves(config) if value != default[key]]
 
 

@@ -8,34 +8,24 @@ from typing import Any
 
 from yacs.config import CfgNode
 
+from configs import registry
 from configs.needs import Need
+from configs.registry import KINDS, datasets
 from errors import InputError
 from options import leaves
 
-DATASETS = ("imagenet2012", "folder", "shards", "cifar10", "cifar100", "mnist", "fashion_mnist", "digits", "synthetic")
-_CHOICES = {
-    "DATA.DATASET": DATASETS,
+_CHOICES = {kind.key: kind.names() for kind in KINDS} | {
     "DATA.IMAGE_CHANNELS": (1, 3),
     "DATA.CROP_MODE": ("center", "squash"),
     "DATA.INTERPOLATION": ("bicubic", "bilinear", "nearest"),
     "DATA.LOADER": ("paddle", "dali"),
     "DATA.SAMPLER": ("shuffle", "balanced"),
     "DATA.SHUFFLE_MODE": ("global", "shard"),
-    "MODEL.GLOBAL_POOL": ("token", "avg"),
     "MODEL.PRETRAINED_CLASSES": (None, "imagenet22k", "imagenet22k_swin"),
-    "MODEL.POS_EMBED": ("learn", "sincos2d"),
-    "MODEL.WEIGHT_INIT": ("timm", "deit", "big_vision"),
-    "MODEL.ACT": (None, "gelu", "relu"),
-    "MODEL.DROPPATH_SHAPE": (None, "linear", "constant"),
-    "TRAIN.OPTIMIZER.NAME": ("AdamW", "Adam", "SGD", "LAMB", "LARS", "Lion", "Muon"),
-    "TRAIN.LR_SCHEDULER.NAME": (
-        "warmupcosine", "cosine", "linear", "poly", "step", "multistep", "multi-step", "onecycle", "constant",
-    ),
     "TRAIN.LR_SCALING": ("linear", "sqrt"),
     "TRAIN.LR_SCALED": ("all", "base"),
     "TRAIN.LAYER_DECAY_GROUPS": ("authors", "timm"),
     "TRAIN.GRAD_CLIP_MODE": ("norm", "value", "agc"),
-    "TRAIN.LOSS": ("auto", "cross_entropy", "soft_target", "bce"),
     "TRAIN.DISTILLATION_TYPE": (None, "hard", "soft"),
     "TRAIN.CROP": ("random_resized", "random_resized_once", "simple", "short_side", "squash"),
     "TRAIN.INTERPOLATION": (None, "bicubic", "bilinear", "nearest", "random"),
@@ -48,45 +38,34 @@ _CHOICES = {
     "DIST.STRATEGY.sharding_configs.stage": (1, 2),
 }  # fmt: skip
 _AT_LEAST_ONE = (
-    "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL", "DATA.IMAGE_SIZE", "DATA.SYNTHETIC_SIZE", "MODEL.PATCH_SIZE",
-    "MODEL.EMBED_DIM", "MODEL.NUM_HEADS", "MODEL.DEPTH", "MODEL.STAGE_DEPTHS", "MODEL.EMBED_DIMS", "MODEL.WINDOW_SIZE",
-    "MODEL.SR_RATIO", "MODEL.KERNEL_SIZE", "MODEL.GROUP_WIDTH", "TRAIN.NUM_EPOCHS", "TRAIN.ACCUM_ITER", "KEEP_LAST",
-    "REPORT_FREQ", "VALIDATE_FREQ", "MODEL.ATTN_HEAD_SIZE", "TRAIN.LINEAR_SCALED_LR", "TRAIN.RECIPE_BATCH",
-    "DATA.PREFETCH", "TRAIN.RANDOM_ERASE_COUNT", "TRAIN.REPEATED_AUGMENT", "TRAIN.LR_SCHEDULER.DECAY_EPOCHS",
+    "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL", "DATA.IMAGE_SIZE", "TRAIN.NUM_EPOCHS", "TRAIN.ACCUM_ITER", "KEEP_LAST",
+    "REPORT_FREQ", "VALIDATE_FREQ", "TRAIN.LINEAR_SCALED_LR", "TRAIN.RECIPE_BATCH", "DATA.PREFETCH",
+    "TRAIN.RANDOM_ERASE_COUNT", "TRAIN.REPEATED_AUGMENT",
     "DATA.SHARD_SHUFFLE", "DATA.GLOBAL_BATCH", "DIST.STRATEGY.fuse_grad_size_in_MB",
-    "DIST.STRATEGY.gradient_merge_configs.k_steps",
+    *registry.ranged(registry.Size),
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "DATA.NUM_WORKERS", "TRAIN.LAST_EPOCH", "TRAIN.WARMUP_EPOCHS", "TRAIN.COOLDOWN_EPOCHS", "TRAIN.WEIGHT_DECAY",
     "TRAIN.BASE_LR", "TRAIN.WARMUP_START_LR", "TRAIN.END_LR", "TRAIN.HEAD_LR", "TRAIN.COLOR_JITTER",
-    "TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA", "TRAIN.MIXUP_OFF_EPOCH", "MODEL.HEAD_INIT_SCALE", "MODEL.NUM_CLASSES",
-    "MODEL.REG_TOKENS", "MODEL.SE_RATIO", "SEED", "SAVE_FREQ", "SAVE_STEPS", "DIST.MAX_RESTART",
+    "TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA", "TRAIN.MIXUP_OFF_EPOCH", "MODEL.NUM_CLASSES", "SEED", "SAVE_FREQ",
+    "SAVE_STEPS", "DIST.MAX_RESTART",
 )  # fmt: skip
 _ABOVE_ZERO = (
-    "TRAIN.GRAD_CLIP", "TRAIN.LR_SCHEDULER.DECAY_RATE", "TRAIN.LR_SCHEDULER.POWER", "TRAIN.DISTILLATION_TAU",
-    "TRAIN.LAYER_DECAY", "MODEL.INIT_VALUES", "MODEL.NORM_EPS", "TRAIN.OPTIMIZER.EPS", "SAVE_MINUTES", "DIST.TIMEOUT",
-    "DIST.INIT_TIMEOUT", "DIST.STRATEGY.last_comm_group_size_MB", "TRAIN.OPTIMIZER.TRUST_COEFFICIENT",
+    "TRAIN.GRAD_CLIP", "TRAIN.LR_SCHEDULER.DECAY_RATE", "TRAIN.DISTILLATION_TAU", "TRAIN.LAYER_DECAY",
+    "TRAIN.OPTIMIZER.EPS", "SAVE_MINUTES", "DIST.TIMEOUT", "DIST.INIT_TIMEOUT", *registry.ranged(registry.Positive),
 )  # fmt: skip
-_BELOW_ONE = (
-    "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH", "MODEL.PATCH_DROP", "TRAIN.SMOOTHING",
-    "TRAIN.MODEL_EMA_DECAY", "TRAIN.OPTIMIZER.MOMENTUM",
-)  # fmt: skip
+_BELOW_ONE = ("TRAIN.SMOOTHING", "TRAIN.MODEL_EMA_DECAY", "TRAIN.OPTIMIZER.MOMENTUM")
 _PROBABILITIES = (
     "TRAIN.HFLIP", "TRAIN.VFLIP", "TRAIN.RANDOM_ERASE_PROB", "TRAIN.MIXUP_PROB", "TRAIN.MIXUP_SWITCH_PROB",
-    "TRAIN.DISTILLATION_ALPHA", "TRAIN.BCE_TARGET_THRESH", "TRAIN.LAYER_DECAY",
+    "TRAIN.DISTILLATION_ALPHA", "TRAIN.LAYER_DECAY", *registry.ranged(registry.Share),
 )  # fmt: skip
 _LENGTHS = {"TRAIN.OPTIMIZER.BETAS": 2, "TRAIN.CROP_SCALE": 2, "TRAIN.CROP_RATIO": 2, "TRAIN.CUTMIX_MINMAX": 2}
 _LENGTHS |= {"TRAIN.AFFINE": 3}
 
 
-def carried_out(config: CfgNode) -> dict[str, Any]:
-    """Returns what DIST.STRATEGY asks of other keys: options that fleet, in dynamic graph mode, takes and ignores."""
-    options = config.DIST.STRATEGY
-    if config.DIST.ENGINE != "fleet":
-        return {}
-    asked = {"TRAIN.ACCUM_ITER": options.gradient_merge_configs.k_steps} if options.gradient_merge else {}
-    asked |= {"MODEL.RECOMPUTE": True} if options.recompute else {}
-    return asked | ({"AMP": True} if options.amp else {})
+def mixes(config: CfgNode) -> bool:
+    """Returns whether training mixes its images: mixup or CutMix is on."""
+    return _MIXING.met(dict(leaves(config)))
 
 
 def check(config: CfgNode) -> None:
@@ -95,13 +74,13 @@ def check(config: CfgNode) -> None:
 
     def require(valid: bool, key: str, expected: str) -> None:
         if not valid:
-            raise InputError(f"{key} is {values[key]!r}, expected {expected}")
+            raise InputError(f"{key} is {values.get(key)!r}, expected {expected}")
 
     def given(keys: tuple[str, ...]) -> list[str]:
         return [key for key in keys if values[key] not in (None, "auto")]
 
     for key, choices in _CHOICES.items():
-        require(values[key] in choices, key, "one of " + ", ".join(map(str, choices)))
+        registry.refuse_other(key, values[key], choices)
     for key in given(_AT_LEAST_ONE):
         numbers = values[key] if isinstance(values[key], list) else [values[key]]
         require(len(numbers) > 0 and min(numbers) >= 1, key, "at least 1")
@@ -117,17 +96,15 @@ def check(config: CfgNode) -> None:
         require(len(values[key]) == _LENGTHS[key], key, f"{_LENGTHS[key]} values")
     _check_data(config, require)
     _check_recipe(config, require)
-    for key, value in carried_out(config).items():
-        require(values[key] == value, key, f"{value}, as DIST.STRATEGY asks; give one of the two, or the same")
     require(config.NGPUS == -1 or config.NGPUS >= 1, "NGPUS", "-1 (all) or at least 1")
     require(not (config.MODEL.RESUME and config.EVAL), "MODEL.RESUME", "-pretrained FILE with -eval")
     automatic = config.MODEL.RESUME == "auto"
     one = automatic or not (config.MODEL.RESUME and config.MODEL.PRETRAINED)
     require(one, "MODEL.RESUME", "auto with -pretrained, which a run then starts from, or one of both")
-    require(not (config.TO_STATIC and config.MODEL.RECOMPUTE), "TO_STATIC", "False with MODEL.RECOMPUTE")
+    require(not (config.TO_STATIC and config.MODEL.get("RECOMPUTE")), "TO_STATIC", "False with MODEL.RECOMPUTE")
     chosen = not (config.CUDNN_BENCHMARK and config.DETERMINISTIC)
     require(chosen, "CUDNN_BENCHMARK", "False with DETERMINISTIC: which algorithm is fastest changes from run to run")
-    several = config.EVAL or not config.MODEL.HEAD_BATCH_NORM or config.DATA.BATCH_SIZE > 1
+    several = config.EVAL or not config.MODEL.get("HEAD_BATCH_NORM") or config.DATA.BATCH_SIZE > 1
     require(several, "DATA.BATCH_SIZE", "2 or more with MODEL.HEAD_BATCH_NORM: one image has no variance")
     anew = config.OUTPUT and config.MODEL.RESUME in (None, "auto") and not config.TRAIN.LAST_EPOCH
     require(
@@ -189,12 +166,14 @@ def _check_recipe(config: CfgNode, require: Callable[[bool, str, str], None]) ->
     )
     falls = train.LR_SCHEDULER.NAME != "onecycle" or train.LR_SCHEDULER.DECAY_RATE <= 1
     require(falls, "TRAIN.LR_SCHEDULER.DECAY_RATE", "1 or less with onecycle: it is a share of BASE_LR")
-    mixed = train.MIXUP_ALPHA > 0 or train.CUTMIX_ALPHA > 0 or train.CUTMIX_MINMAX is not None
-    if mixed:
+    if mixes(config):
+        *others, last = (
+            name for name, loss in registry.losses.components.items() if loss.given.get("takes") != "labels"
+        )
         require(
-            train.LOSS != "cross_entropy",
+            train.LOSS in (*others, last),
             "TRAIN.LOSS",
-            "auto, soft_target or bce: mixup and CutMix make distributions, not labels",
+            f"{', '.join(others)} or {last}: mixup and CutMix make distributions, not labels",
         )
         even = config.EVAL or config.DATA.BATCH_SIZE % 2 == 0
         require(even, "DATA.BATCH_SIZE", "an even number: mixup and CutMix mix pairs of neighbours")
@@ -240,10 +219,19 @@ def _above_zero(key: str) -> Need:
     return Need(f"without {key} above 0", (key,), lambda found: found[key] > 0)
 
 
+def _chosen(kind: registry.Registry, names: tuple[str, ...]) -> tuple[Need, ...]:
+    """One of these components; nothing where they are all of their kind."""
+    others = tuple(name for name in kind.names() if name not in names)
+    if 2 * len(others) < len(names):
+        return (_is_not(kind.key, *others),) if others else ()
+    return (_is(kind.key, *names),)
+
+
 _WEIGHTS = _is_set("MODEL.PRETRAINED")._replace(files_wait=True)
 _TRAINING = Need("under EVAL", ("EVAL",), lambda found: not found["EVAL"], files_wait=True)
 _FLEET, _NO_SHARDING = _is("DIST.ENGINE", "fleet"), _is_unset("DIST.STRATEGY.sharding")
-_FILES, _NO_CACHE = _is("DATA.DATASET", "folder", "imagenet2012", "shards"), _is_unset("DATA.CACHE")
+_FILES, _SHARDS = (_chosen(datasets, datasets.names(returns=kinds)) for kinds in (("Files", "Shards"), ("Shards",)))
+_STORED, _NO_CACHE = _chosen(datasets, datasets.names(returns=("Files", "Shards", "Arrays"))), _is_unset("DATA.CACHE")
 _LOADED_AHEAD = Need(
     "without DATA.NUM_WORKERS above 0 or DATA.LOADER dali",
     ("DATA.NUM_WORKERS", "DATA.LOADER", "EVAL"),
@@ -266,19 +254,19 @@ _MIXING = Need(
     (*_MIXUP.keys, *_CUTMIX.keys),
     lambda found: _MIXUP.met(found) or _CUTMIX.met(found),
 )
-_MOMENTUM = _above_zero("TRAIN.OPTIMIZER.MOMENTUM")
 
-# Every key of config.py, with what it needs. Keys of MODEL that aren't here are an architecture's: those that its
-# constructor takes (``models.check_keys``). A key whose loss would be missed conflicts instead, and needs nothing.
+# Every key of config.py, with what it needs, and keys of architectures: those that aren't here need nothing. A key
+# whose loss would be missed conflicts instead, and needs nothing. A key that components read, as their keyword, needs
+# one of these as well.
 _DECLARED = (
     # What a script for both hands to training and evaluation alike (-batch_size, -accum_iter, -last_epoch, -amp)
     # needs no training; nor does what depends on the machine need that.
     ((), (
         "BASE", "DATA.BATCH_SIZE_EVAL", "DATA.DATASET", "DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS", "DATA.CROP_PCT",
         "DATA.CROP_MODE", "DATA.INTERPOLATION", "DATA.NUM_WORKERS", "DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD",
-        "MODEL.TYPE", "MODEL.NAME", "MODEL.RESUME", "MODEL.PRETRAINED", "TRAIN.LAST_EPOCH", "TRAIN.ACCUM_ITER",
-        "OUTPUT", "TAG", "SAVE_ON_ERROR", "SEED", "EVAL", "AMP", "NGPUS", "DETERMINISTIC", "CUDNN_BENCHMARK",
-        "TF32", "TUNE_CPU", "DIST.TIMEOUT", "DIST.INIT_TIMEOUT",
+        "MODEL.TYPE", "MODEL.NAME", "MODEL.RESUME", "MODEL.PRETRAINED", "MODEL.NUM_CLASSES", "TRAIN.LAST_EPOCH",
+        "TRAIN.ACCUM_ITER", "OUTPUT", "TAG", "SAVE_ON_ERROR", "SEED", "EVAL", "AMP", "NGPUS", "DETERMINISTIC",
+        "CUDNN_BENCHMARK", "TF32", "TUNE_CPU", "DIST.TIMEOUT", "DIST.INIT_TIMEOUT",
     )),
     ((_TRAINING,), (
         "DATA.GLOBAL_BATCH", "DATA.LOADER", "DATA.DROP_LAST", "DATA.SHUFFLE_MODE", "DATA.SAMPLER", "MODEL.DROPOUT",
@@ -297,12 +285,10 @@ _DECLARED = (
     ((_is("AMP", True),), ("AMP_EVAL",)),
     ((_is_unset("OUTPUT"),), ("SAVE",)),
     ((_OWN_BATCH,), ("DATA.BATCH_SIZE",)),
-    ((_is_not("DATA.DATASET", "digits", "synthetic"),), ("DATA.DATA_PATH",)),
-    ((_is_not("DATA.DATASET", "synthetic"),), ("DATA.CACHE",)),
-    ((_is("DATA.DATASET", "synthetic"),), ("DATA.SYNTHETIC_SIZE",)),
-    ((_FILES, _NO_CACHE), ("DATA.FAST_EVAL",)),
-    ((_TRAINING, _FILES), ("DATA.SKIP_BROKEN",)),
-    ((_TRAINING, _is("DATA.DATASET", "shards"), _is("DATA.SAMPLER", "shuffle"), _NO_CACHE), ("DATA.SHARD_SHUFFLE",)),
+    (_STORED, ("DATA.CACHE",)),
+    ((*_FILES, _NO_CACHE), ("DATA.FAST_EVAL",)),
+    ((_TRAINING, *_FILES), ("DATA.SKIP_BROKEN",)),
+    ((_TRAINING, *_SHARDS, _is("DATA.SAMPLER", "shuffle"), _NO_CACHE), ("DATA.SHARD_SHUFFLE",)),
     ((_LOADED_AHEAD,), ("DATA.PREFETCH",)),
     ((_WEIGHTS,), ("MODEL.PRETRAINED_ALLOW", "MODEL.PRETRAINED_CLASSES")),
     ((_TRAINING, _above_zero("TRAIN.WARMUP_EPOCHS")), ("TRAIN.WARMUP_START_LR",)),
@@ -311,21 +297,10 @@ _DECLARED = (
     ((_TRAINING, _is_set("TRAIN.LAYER_DECAY")), ("TRAIN.LAYER_DECAY_GROUPS",)),
     ((_TRAINING, _is_unset("TRAIN.LINEAR_SCALED_LR")), ("TRAIN.RECIPE_BATCH",)),
     ((_TRAINING, _is_set("TRAIN.GRAD_CLIP")), ("TRAIN.GRAD_CLIP_MODE",)),
-    ((_TRAINING, _is(_SCHEDULE, "multistep", "multi-step")), ("TRAIN.LR_SCHEDULER.MILESTONES",)),
-    ((_TRAINING, _is(_SCHEDULE, "step")), ("TRAIN.LR_SCHEDULER.DECAY_EPOCHS",)),
-    ((_TRAINING, _is(_SCHEDULE, "step", "multistep", "multi-step", "onecycle")), ("TRAIN.LR_SCHEDULER.DECAY_RATE",)),
-    ((_TRAINING, _is(_SCHEDULE, "warmupcosine", "cosine", "linear", "poly"), _above_zero("TRAIN.WARMUP_EPOCHS")), (
-        "TRAIN.LR_SCHEDULER.WARMUP_PREFIX",
-    )),
+    ((_above_zero("TRAIN.WARMUP_EPOCHS"),), ("TRAIN.LR_SCHEDULER.WARMUP_PREFIX",)),
+    ((_above_zero("TRAIN.OPTIMIZER.MOMENTUM"),), ("TRAIN.OPTIMIZER.NESTEROV",)),
     ((_TRAINING, _above_zero("MODEL.DROPPATH")), ("MODEL.DROPPATH_SHAPE",)),
-    ((_TRAINING, _is(_SCHEDULE, "poly")), ("TRAIN.LR_SCHEDULER.POWER",)),
-    ((_TRAINING, _is(_OPTIMIZER, "AdamW", "Adam", "LAMB", "Muon")), ("TRAIN.OPTIMIZER.EPS",)),
-    ((_TRAINING, _is_not(_OPTIMIZER, "SGD", "LARS")), ("TRAIN.OPTIMIZER.BETAS",)),
-    ((_TRAINING, _is(_OPTIMIZER, "SGD", "LARS", "Muon")), ("TRAIN.OPTIMIZER.MOMENTUM",)),
-    ((_TRAINING, _is(_OPTIMIZER, "SGD", "Muon"), _MOMENTUM), ("TRAIN.OPTIMIZER.NESTEROV",)),
-    ((_TRAINING, _is(_OPTIMIZER, "LARS")), ("TRAIN.OPTIMIZER.TRUST_COEFFICIENT",)),
     ((_TRAINING, _is("TRAIN.MODEL_EMA", True)), ("TRAIN.MODEL_EMA_DECAY", "TRAIN.MODEL_EMA_WARMUP")),
-    ((_TRAINING, _is("TRAIN.LOSS", "bce")), ("TRAIN.BCE_TARGET_THRESH", "TRAIN.BCE_SUM")),
     ((_TRAINING, _is("TRAIN.DISTILLATION_TYPE", "hard", "soft")), (
         "TRAIN.DISTILLATION_ALPHA", "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PATH",
     )),
@@ -336,12 +311,11 @@ _DECLARED = (
     ((_TRAINING, _is_unset("TRAIN.CUTMIX_MINMAX")), ("TRAIN.CUTMIX_ALPHA",)),
     ((_TRAINING, _MIXING), ("TRAIN.MIXUP_PROB", "TRAIN.MIXUP_MODE", "TRAIN.MIXUP_OFF_EPOCH")),
     ((_TRAINING, _MIXUP, _CUTMIX), ("TRAIN.MIXUP_SWITCH_PROB",)),
-    ((_TRAINING, _FLEET), tuple(f"DIST.STRATEGY.{key}" for key in ("gradient_merge", "recompute", "amp", "sharding"))),
-    ((_TRAINING, _FLEET, _is("DIST.STRATEGY.gradient_merge", True)), ("DIST.STRATEGY.gradient_merge_configs.k_steps",)),
     ((_TRAINING, _FLEET, _is("DIST.STRATEGY.sharding", True)), ("DIST.STRATEGY.sharding_configs.stage",)),
-    ((_TRAINING, _FLEET), ("DIST.STRATEGY.fuse_grad_size_in_MB",)),
-    ((_TRAINING, _FLEET, _NO_SHARDING), (
-        "DIST.STRATEGY.last_comm_group_size_MB", "DIST.STRATEGY.find_unused_parameters",
-    )),
+    ((_TRAINING, _FLEET), ("DIST.STRATEGY.sharding", "DIST.STRATEGY.fuse_grad_size_in_MB")),
+    ((_TRAINING, _FLEET, _NO_SHARDING), ("DIST.STRATEGY.find_unused_parameters",)),
 )  # fmt: skip
 NEEDS: dict[str, tuple[Need, ...]] = {key: needs for needs, keys in _DECLARED for key in keys}
+for _kind in KINDS:
+    _first = () if _kind is datasets else (_TRAINING,)
+    NEEDS |= {key: (*_first, *_chosen(_kind, names), *NEEDS.get(key, ())) for key, names in _kind.readers().items()}

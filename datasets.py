@@ -14,13 +14,15 @@ import paddle
 from PIL import Image
 from yacs.config import CfgNode
 
+from config_checks import mixes
+from configs.registry import datasets
 from errors import InputError, RunError
-from loading import sources
-from loading.cache import Decoded, MappedImages, cached, fingerprint
+from loading.cache import Decoded, Labels, MappedImages, cached, fingerprint
 from loading.label_spaces import check_evaluation, check_pretrained_classes, check_training
 from loading.samplers import EvalBatchSampler, TrainBatchSampler
-from loading.shards import Shards, read_shards
-from loading.transforms import EncodedImage, EvalTransform, Mixup, RandomErasing, TrainTransform, mixes, readable
+from loading.shards import Shards
+from loading.sources import Arrays, Drawn, Files, Split
+from loading.transforms import EncodedImage, EvalTransform, Mixup, RandomErasing, TrainTransform, readable
 from loading.workers import Loader, ProcessLoader
 
 _DECODING = "2"  # part of a cache's name: another where the same files give other pixels (2: 16-bit grey isn't white)
@@ -42,7 +44,7 @@ class ImageDataset(paddle.io.Dataset):
         classes: names, in the order of labels.
     """
 
-    def __init__(self, config: CfgNode, mode: str, labels: Sequence[int], classes: Sequence[str]) -> None:
+    def __init__(self, config: CfgNode, mode: str, labels: Labels, classes: Sequence[str]) -> None:
         super().__init__()
         train = mode == "train"
         self.labels, self.classes = np.asarray(labels, np.int64), list(classes)
@@ -66,7 +68,7 @@ class ImageDataset(paddle.io.Dataset):
             rng = self.generator(epoch, index, copy)
             try:
                 image = self.picture(read)
-                if image.mode != self.mode:
+                if isinstance(image, Image.Image) and image.mode != self.mode:
                     image = image.convert(self.mode)
                 pixels = self.transform(image, rng)
                 break
@@ -108,7 +110,7 @@ class ArrayDataset(ImageDataset):
         config: CfgNode,
         mode: str,
         images: np.ndarray | MappedImages,
-        labels: Sequence[int],
+        labels: Labels,
         classes: Sequence[str],
     ) -> None:
         super().__init__(config, mode, labels, classes)
@@ -124,7 +126,7 @@ class EncodedDataset(ImageDataset):
     Evaluation takes Pillow's pixels, unless DATA.FAST_EVAL.
     """
 
-    def __init__(self, config: CfgNode, mode: str, labels: Sequence[int], classes: Sequence[str]) -> None:
+    def __init__(self, config: CfgNode, mode: str, labels: Labels, classes: Sequence[str]) -> None:
         super().__init__(config, mode, labels, classes)
         self.exact = mode != "train" and not config.DATA.FAST_EVAL
 
@@ -158,7 +160,7 @@ class FileDataset(EncodedDataset):
         mode: str,
         root: Path,
         paths: Sequence[str],
-        labels: Sequence[int],
+        labels: Labels,
         classes: Sequence[str],
     ) -> None:
         super().__init__(config, mode, labels, classes)
@@ -201,10 +203,10 @@ class ShardDataset(EncodedDataset):
 class SyntheticDataset(ImageDataset):
     """Fixed random images of IMAGE_SIZE, made when they are asked for; sample i has class i modulo the classes."""
 
-    def __init__(self, config: CfgNode, mode: str) -> None:
+    def __init__(self, config: CfgNode, mode: str, size: int) -> None:
         count = 1000 if config.MODEL.NUM_CLASSES == "auto" else config.MODEL.NUM_CLASSES
         classes = [str(c) for c in range(count)]
-        super().__init__(config, mode, np.arange(config.DATA.SYNTHETIC_SIZE) % count, classes)
+        super().__init__(config, mode, np.arange(size) % count, classes)
         self.shape = (config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE, 3)
 
     def image(self, index: int) -> Image.Image:
@@ -221,21 +223,7 @@ def get_dataset(config: CfgNode, mode: str) -> ImageDataset:
         InputError: files that are missing, empty or damaged, labels outside the range.
     """
     kind, root, limit = config.DATA.DATASET, Path(config.DATA.DATA_PATH), config.MODEL.NUM_CLASSES
-    if kind == "synthetic":
-        return SyntheticDataset(config, mode)
-    if kind == "imagenet2012":
-        dataset = FileDataset(config, mode, root, *sources.read_list(root, mode, limit))
-    elif kind == "folder":
-        dataset = FileDataset(config, mode, root, *sources.read_folder(root, mode))
-    elif kind == "shards":
-        dataset = ShardDataset(config, mode, read_shards(root, mode))
-    elif config.DATA.CACHE:
-        made_of = fingerprint(sources.archive_files(kind, root, mode))
-        dataset = _cached(config, mode, made_of, lambda: sources.read_archive(kind, root, mode))
-    else:
-        dataset = ArrayDataset(config, mode, *sources.read_archive(kind, root, mode))
-    if config.DATA.CACHE and isinstance(dataset, EncodedDataset):
-        dataset = _decoded(config, mode, dataset)
+    dataset = _made(config, mode, datasets.chosen(config)(Split(mode, limit)))
     if not len(dataset):
         raise InputError(f"the {mode} set of '{kind}' at {root} is empty")
     low, high = dataset.labels.min(), dataset.labels.max()
@@ -245,6 +233,28 @@ def get_dataset(config: CfgNode, mode: str) -> ImageDataset:
     if limit != "auto" and known > limit and not config.EVAL:  # an evaluation may match names: get_datasets
         raise InputError(f"the data has {known} classes, MODEL.NUM_CLASSES is {limit}; set it to 'auto'")
     return dataset
+
+
+def _made(config: CfgNode, mode: str, source: Files | Shards | Arrays | Drawn) -> ImageDataset:
+    """Returns the dataset of what its reader gave; DATA.CACHE holds what is decoded."""
+    said = datasets.components[config.DATA.DATASET].returns
+    if said != type(source).__name__:
+        raise TypeError(
+            f"the reader of {config.DATA.DATASET} gave {type(source).__name__}, its annotation says {said!r}"
+        )
+    match source:
+        case Drawn():
+            return SyntheticDataset(config, mode, source.count)
+        case Arrays() if config.DATA.CACHE:
+            made_of = fingerprint(file for file in source.files if file.is_file())
+            return _cached(config, mode, made_of, source.read)
+        case Arrays():
+            return ArrayDataset(config, mode, *source.read())
+        case Shards():
+            dataset: EncodedDataset = ShardDataset(config, mode, source)
+        case _:
+            dataset = FileDataset(config, mode, *source)
+    return _decoded(config, mode, dataset) if config.DATA.CACHE else dataset
 
 
 def _cached(config: CfgNode, mode: str, made_of: str, decode: Callable[[], Decoded]) -> ArrayDataset:

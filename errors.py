@@ -110,7 +110,7 @@ _DISK |= {errno.EFBIG: "raise the limit on a file's size", errno.EIO: "check the
 
 def remedy(error: OSError) -> str:
     """Returns what to do about a file that can't be written."""
-    return _DISK.get(error.errno, "check the disk")
+    return _DISK.get(error.errno or 0, "check the disk")
 
 
 # Paddle's words for memory that ran out. Its allocators raise a MemoryError; CUDA, cuBLAS and cuDNN raise an OSError.
@@ -140,8 +140,9 @@ _CUDA_ADVICE = {
 def gpu_failure(error: BaseException) -> str:
     """Returns why the GPU can't be used, and what to do, where that is what ``error`` says; otherwise nothing."""
     found = _CUDA.search(f"{error} ")
-    advice = found and _CUDA_ADVICE.get(int(found[1]))
-    return f"the GPU can't be used: {found[2]} (CUDA error {found[1]}); {advice}" if advice else ""
+    if not found or int(found[1]) not in _CUDA_ADVICE:
+        return ""
+    return f"the GPU can't be used: {found[2]} (CUDA error {found[1]}); {_CUDA_ADVICE[int(found[1])]}"
 
 
 def out_of_memory(error: BaseException) -> str:

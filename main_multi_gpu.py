@@ -50,7 +50,6 @@ def main_worker(config, dataset_train, dataset_val):
         ranks = utils.world_size()
         settings = set_device_flags(config, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)))
         parallel.init(config)
-        launched.meet(utils.all_gather)
         check_same(config)
         config = share_batch(config, ranks)
         run = Run(config, dataset_val.classes)
@@ -82,7 +81,7 @@ def less_memory(config, directory):
     ways = [f"lower {batch} and raise -accum_iter (now {config.TRAIN.ACCUM_ITER}) by the same factor"]
     if evaluates:
         ways = [f"lower -batch_size_eval (now {size})"]
-    elif not (config.MODEL.RECOMPUTE or config.TO_STATIC):
+    elif not (config.MODEL.get("RECOMPUTE", True) or config.TO_STATIC):  # which not every architecture takes
         ways.append("or set MODEL.RECOMPUTE True")
     if directory and any((directory / "checkpoints").glob("epoch_*")):
         ways.append(f"-resume=auto -output={directory} goes on with it from the last checkpoint")
@@ -106,41 +105,44 @@ def watched_worker(failed, beats, handed):
             import_paddle()
             main_worker(*handed.open())
         else:
-            meeting = environment.meet(handed.DIST.INIT_TIMEOUT)  # before Paddle's import
             import_paddle()
             found = built(handed)
-            meeting.ready()
+            launched.wait_for_all()
             main_worker(*found)
 
 
 def built(config):
     """(configuration, training set, validation set)."""
     import datasets
-    from models import check_keys
     from models.pretrained import with_preprocessing
     from training.checkpoint import classes_of
 
-    check_keys(config)
     trained = classes_of(config.MODEL.PRETRAINED) if config.EVAL and config.MODEL.PRETRAINED else None
     return datasets.get_datasets(with_preprocessing(config), trained)
 
 
 def next_start(config, count):
-    """Returns (configuration, number of processes, words for both) of a restart of ``count`` spawned processes."""
+    """Returns (configuration, number of processes, words for both) to start spawned ranks again; so far: ``count``."""
     from config import with_values
     from training.checkpoint import newest_whole
+
+    devices = devices_now()
+    now = devices if config.NGPUS == -1 else min(devices, config.NGPUS)
+    processes = f"{now} process{'es' * (now > 1)}"
+    if now < count:
+        processes += f" instead of {count}, as many as there are devices now,"
+    checkpoint = newest_whole(Path(config.OUTPUT) / "checkpoints") or "the beginning"
+    return with_values(config, "a restart", MODEL__RESUME="auto"), now, f"with {processes} from {checkpoint}"
+
+
+def devices_now():
+    """GPUs are counted in another process: in this one CUDA remembers how many there were."""
     from utils import num_gpus, num_processes
 
-    if num_gpus():  # counted in another process: in this one CUDA remembers how many there were
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            found = pool.submit(num_processes, -1).result()
-    else:
-        found = num_processes(-1)
-    now = found if config.NGPUS == -1 else min(found, config.NGPUS)
-    checkpoint = newest_whole(Path(config.OUTPUT) / "checkpoints")
-    fewer = f" instead of {count}, as many as there are devices now," if now < count else ""
-    told = f"with {now} process{'es' * (now > 1)}{fewer} from {checkpoint or 'the beginning'}"
-    return with_values(config, "a restart", MODEL__RESUME="auto"), now, told
+    if not num_gpus():
+        return num_processes(-1)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(num_processes, -1).result()
 
 
 def main():

@@ -27,6 +27,7 @@ _FOREIGN = {
     "DATA.IMAGE_CHANNELS": "in_chans",
     "DATA.IMAGE_SIZE": "img_size input_size",
     "DATA.NUM_WORKERS": "j workers",
+    "DIST.STRATEGY.fuse_grad_size_in_MB": "last_comm_group_size_mb",
     "KEEP_LAST": "checkpoint_hist",
     "MODEL.DROPOUT": "drop",
     "MODEL.DROPPATH": "drop_path drop_path_rate",
@@ -39,7 +40,7 @@ _FOREIGN = {
     "REPORT_FREQ": "log_interval print_batch_step print_freq",
     "SAVE_FREQ": "save_interval",
     "TO_STATIC True": "torchcompile",
-    "TRAIN.ACCUM_ITER": "grad_accum_steps",
+    "TRAIN.ACCUM_ITER": "grad_accum_steps gradient_merge k_steps",
     "TRAIN.AUTO_AUGMENT": "aa",
     "TRAIN.BASE_LR": "learning_rate lr lr_base",
     "TRAIN.CROP": "train_crop_mode",
@@ -197,8 +198,8 @@ def coerce(
     is_list = isinstance(value, list | tuple)
     if isinstance(kind, tuple):
         kind = kind[1] if is_list else kind[0]
-    item = kind[0] if isinstance(kind, list) else kind
-    values = list(value) if isinstance(kind, list) and is_list else [value]
+    item: Any = kind[0] if isinstance(kind, list) else kind
+    values: list[Any] = list(value) if isinstance(kind, list) and is_list else [value]
     if all(type(v) is item or (item is float and type(v) is int) for v in values):
         values = [item(v) for v in values]
         return values if isinstance(kind, list) else values[0]

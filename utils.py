@@ -1,17 +1,15 @@
 """What every room stands on: this process's place among the others, seeds, loggers, files."""
 
 import contextlib
-import io
 import logging
 import os
-import pickle
 import random
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, TextIO
+from typing import IO, Any
 
 import numpy as np
 import paddle
@@ -65,8 +63,8 @@ def free_memory() -> int:
     with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
         group = Path("/sys/fs/cgroup")
         limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-        files = re.search(r"^inactive_file (\d+)", (group / "memory.stat").read_text(), re.MULTILINE)
-        free = min(free, limit - used + int(files[1]))
+        files = re.findall(r"^inactive_file (\d+)", (group / "memory.stat").read_text(), re.MULTILINE)
+        free = min(free, limit - used + sum(map(int, files)))
     return free
 
 
@@ -128,26 +126,6 @@ def all_gather(data: Any) -> list[Any]:
     return gathered
 
 
-@contextlib.contextmanager
-def main_process_first() -> Iterator[None]:
-    """Runs the body on rank 0, then on the others (which find its cache, say).
-
-    Raises:
-        RunError: on the others, when rank 0's body failed; they don't wait for ever.
-    """
-    if rank() == 0:
-        try:
-            yield
-        except BaseException:
-            all_gather(False)
-            raise
-        all_gather(True)
-    else:
-        if not all_gather(None)[0]:
-            raise RunError("rank 0 failed in what it had to do first")
-        yield
-
-
 # ------------------------------------------------------------------- seeds
 
 
@@ -163,35 +141,6 @@ def seed_step(seed: int, step: int) -> None:
     rank): there is no generator's state to save for a resume.
     """
     seed_everything(int(np.random.SeedSequence([seed, step, rank()]).generate_state(1)[0]))
-
-
-def recompute(
-    function: Callable[..., Any],
-    *args: paddle.Tensor,
-    again: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
-) -> Any:
-    """Returns ``function(*args)``, whose activations aren't kept: the backward pass computes them again within
-    ``again()``, drawing the same random numbers. Where no argument needs a gradient (what came before is frozen) they
-    are kept.
-    """
-    if all(tensor.stop_gradient for tensor in args):  # Paddle would warn at each step
-        return function(*args)
-    first: list[Any] = []  # the generators' state at the first call
-
-    def replayed(*args: paddle.Tensor) -> Any:
-        state = paddle.get_rng_state()
-        if not first:
-            first.extend(state)
-            return function(*args)
-        paddle.set_rng_state(first)
-        try:
-            with again():
-                return function(*args)
-        finally:
-            paddle.set_rng_state(state)
-
-    # Reentrant, parameters would be hidden from DataParallel, which fails; and Paddle 2.6 keeps no state on a CPU.
-    return dist.fleet.utils.recompute(replayed, *args, use_reentrant=False, preserve_rng_state=False)
 
 
 # ------------------------------------------------------------ logs and files
@@ -224,11 +173,11 @@ class _ConsoleHandler(logging.StreamHandler):
 
 
 class _Held(logging.Handler):
-    """Keeps the lines for the file ``name`` until there is a folder to write it in."""
+    """Keeps the lines for ``file`` until there is a folder to write it in."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, file: str) -> None:
         super().__init__()
-        self.name, self.records = name, []
+        self.file, self.records = file, []
 
     def emit(self, record: logging.LogRecord) -> None:
         self.records.append(record)
@@ -273,7 +222,7 @@ def open_logs(directory: Path) -> None:
     """Writes what ``get_loggers``'s two hold to their files in ``directory``, and from now on each line at once."""
     for logger in map(logging.getLogger, ("local", "main")):
         for held in [handler for handler in logger.handlers if isinstance(handler, _Held)]:
-            file = _LogFile(directory / held.name)
+            file = _LogFile(directory / held.file)
             file.setFormatter(_LINE)
             logger.removeHandler(held)
             logger.addHandler(file)
@@ -282,7 +231,7 @@ def open_logs(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def written_whole(path: Path, mode: str = "w") -> Iterator[TextIO | Any]:
+def written_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     """Opens a file that replaces ``path`` only when the body has ended well: whole or absent, never half."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -307,37 +256,3 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-class _ArrayUnpickler(pickle.Unpickler):
-    """Admits NumPy arrays and plain containers; a pickle that names anything else is refused, not run."""
-
-    _ADMITTED: ClassVar[dict[tuple[str, str], Any]] = {
-        ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
-        ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-        ("_codecs", "encode"): lambda text, encoding="latin1": text.encode("latin1"),
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        try:
-            return self._ADMITTED[module, name]
-        except KeyError:
-            raise InputError(
-                f"the file asks to load {module}.{name}; only arrays and plain containers are read"
-            ) from None
-
-
-def load_array_pickle(data: bytes) -> Any:
-    """Unpickles arrays and plain containers (Python 2's strings as bytes) without running code from the file.
-
-    Raises:
-        InputError: the pickle names a class or function, or is damaged.
-    """
-    try:
-        return _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"not a readable pickle ({type(error).__name__}: {error})") from None

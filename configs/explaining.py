@@ -5,7 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from configs.architectures import all_keys, architecture
 from configs.needs import Need, unmet
+from configs.registry import own_keys
 from errors import InputError
 from options import COMMAND_LINE, CONFIG_DIR, Configuration, leaves, nearest_key
 
@@ -24,15 +26,20 @@ def explained(config: Configuration, names: Sequence[str], defaults: Mapping[str
     Raises:
         InputError: there is no such key.
     """
-    meant = meanings((CONFIG_DIR.parent / "config.py").read_text(encoding="utf-8"))
+    kind = config.MODEL.TYPE
+    own = architecture(kind).arguments
+    if foreign := next((name for name in names if name in all_keys().keys() - own.keys()), None):
+        raise InputError(f"{COMMAND_LINE}: {kind} takes no {foreign.removeprefix('MODEL.')}")
+    meant = {key: declared.text for key, declared in (own | own_keys()).items()}
+    meant |= meanings((CONFIG_DIR.parent / "config.py").read_text(encoding="utf-8"))
     values, parts = dict(leaves(config)), []
     for key in dict.fromkeys(key for name in names for key in _keys(name, values)):
         found = config.origins.get(key, ())
-        lines = [f"{key}: {values[key]}", f"from     {found[-1].told() if found else 'the default in config.py'}"]
+        lines = [f"{key}: {values[key]}", f"from     {found[-1].told() if found else 'the default'}"]
         lines += [f"over     {where.value}, from {where.told()}" for where in reversed(found[:-1])]
         text = meant.get(key, meant.get(key.rpartition(".")[0], ""))
         lines += [f"means    {text}"] if text else []
-        parts.append("\n  ".join([*lines, f"default  {defaults[key]}", *_use(needs.get(key), values)]))
+        parts.append("\n  ".join([*lines, f"default  {defaults[key]}", *_use(needs.get(key, ()), values)]))
     return "\n\n".join(parts)
 
 
@@ -59,10 +66,8 @@ def _keys(name: str, known: Iterable[str]) -> list[str]:
     return found
 
 
-def _use(needs: tuple[Need, ...] | None, values: Mapping[str, Any]) -> list[str]:
+def _use(needs: tuple[Need, ...], values: Mapping[str, Any]) -> list[str]:
     """What a key needs so as to do something, and whether it does."""
-    if needs is None:
-        return ["needs    an architecture that takes it"]
     idle = unmet(needs, values)
     told = [f"needs    does nothing {', or '.join(need.said for need in needs)}"] if needs else []
     return [*told, f"here     {f'does nothing {idle.said}' if idle else 'does something'}"]

@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from configs.architectures import all_keys, architecture
 from configs.paddlevit import reading
 from errors import InputError
 from options import (
     COMMAND_LINE,
     CONFIG_DIR,
+    WITH_VALUES,
     WRITTEN_OUT,
     Configuration,
     Given,
@@ -62,29 +64,45 @@ class Keys:
         tree: each key with its default.
         types: what a key takes whose default doesn't tell it; each takes None, too.
         words: values besides those of the type.
+        removed: keys that were, with their defaults, which runs wrote out into their files.
     """
 
-    def __init__(self, tree: Configuration, types: Mapping[str, Any], words: Mapping[str, tuple[str, ...]]) -> None:
-        self.tree, self.types, self.words = tree, types, words
-        self.defaults = dict(leaves(tree))
-        self.sections = {key[:dot] for key in self.defaults for dot, letter in enumerate(key) if letter == "."}
+    def __init__(
+        self, tree: Configuration, types: Mapping[str, Any], words: Mapping[str, tuple], removed: Mapping[str, Any]
+    ) -> None:
+        self.types, self.words, self.removed = types, words, removed
+        self.shared = dict(leaves(tree))
+        self.sections = {key[:dot] for key in self.shared for dot, letter in enumerate(key) if letter == "."}
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Every key's default; of a key that several architectures take, one's."""
+        return self.shared | {key: argument.default for key, argument in all_keys().items()}
+
+    def defaults_of(self, config: Configuration) -> dict[str, Any]:
+        """The defaults of the keys that a configuration has: its architecture's own among them."""
+        own = architecture(config.MODEL.TYPE).arguments
+        return self.shared | {key: argument.default for key, argument in own.items()}
 
     def set(self, config: Configuration, key: str, value: Any, where: Given) -> None:
         """Sets one dotted key to the value, coerced to the key's type; errors name ``where.source``."""
         if where.source != COMMAND_LINE and key in self.sections:
             raise InputError(f"{where.source}: {key} is a section, which takes keys; found {value!r}")
-        if key not in self.defaults:
+        if key in all_keys():  # what it takes depends on the TYPE (settle)
+            config.put(key, value, where)
+            return
+        if key not in self.shared:
             instead = "; " + reading.PLACE if reading.has_key(key) else nearest_key(key, self.defaults)
             raise InputError(f"{where.source}: unknown key {key}{instead}")
-        default = self.defaults[key]
+        default = self.shared[key]
         kind = self.types.get(key) or ([type(default[0])] if isinstance(default, list) else type(default))
         value = coerce(key, value, kind, key in self.types, self.words.get(key, ()), where.source)
         config.put(key, value, where)
 
-    def write_out(self, config: Configuration, values: Mapping[str, Any], source: str, first: str = "") -> None:
+    def write_out(self, config: Configuration, values: Mapping[str, Any], why: str) -> None:
         """Sets dotted keys to what follows from others, as if nobody had set them."""
         for key, value in values.items():
-            self.set(config, key, value, Given(WRITTEN_OUT, source, first))
+            self.set(config, key, value, Given(WRITTEN_OUT, WITH_VALUES, why))
 
     def merge_options(self, config: Configuration, options: Iterable[Option]) -> None:
         """Sets what the command line says."""
@@ -113,13 +131,15 @@ class Keys:
                 beside = path.parent / parent
                 self.merge_file(config, beside if beside.is_file() else find_config(parent), (*including, path))
         self._take_back(config, without, path)
-        level = _next_level(config)
+        level, default = _next_level(config), self.defaults
         # A key of nobody's is named before one of PaddleViT's, which the file may have because it is meant as theirs.
         for key, value in sorted(self._set_in(content), key=lambda item: reading.has_key(item[0])):
-            known = reading.own_key(key, value)
+            if others == WRITTEN_OUT and key in self.removed and value == self.removed[key]:
+                continue
+            known = key if key in default else reading.own_key(key, value)
             own, first = kept.get(known, (others, ""))
             if own == WRITTEN_OUT:
-                first = first or DEFAULT * (value == self.defaults.get(known))
+                first = first or DEFAULT * (value == default.get(known))
             self.set(config, known, value, Given(own if own == WRITTEN_OUT else level + own, str(path), first))
 
     def _merge_theirs(self, config: Configuration, path: Path, content: dict[str, Any]) -> bool:
@@ -152,11 +172,11 @@ class Keys:
 
     def written(self, config: Configuration) -> str:
         """Returns the YAML of every key, and as GIVEN where the values came from, but for those that nobody set."""
-        values = dict(leaves(config))
+        values, default = dict(leaves(config)), self.defaults_of(config)
         sources = {
             key: [where.level, where.origin()]
             for key, where in given(config).items()
-            if where.level > WRITTEN_OUT or values[key] != self.defaults[key]
+            if where.level > WRITTEN_OUT or values[key] != default[key]
         }
         return (
             f"{yaml.safe_dump(plain(config), allow_unicode=True)}# Where each value came from that isn't a default:"
@@ -166,14 +186,14 @@ class Keys:
 
     def _take_back(self, config: Configuration, names: Any, path: Path) -> None:
         """Gives these keys, and those of these sections, their defaults again, as if nobody had set them."""
-        names = [] if names is None else names
+        names, default = [] if names is None else names, self.defaults
         for name in names if isinstance(names, list) else [names]:
-            keys = [key for key in self.defaults if f"{key}.".startswith(f"{name}.") and key != "BASE"]
+            keys = [key for key in default if f"{key}.".startswith(f"{name}.") and key != "BASE"]
             if not keys:
                 raise InputError(f"{path}: WITHOUT names {str(name)[:40]!r}, expected keys or sections such as TRAIN")
             for key in keys:
-                self.set(config, key, self.defaults[key], Given(WRITTEN_OUT, str(path)))
-                del config.origins[key]
+                self.set(config, key, default[key], Given(WRITTEN_OUT, str(path)))
+                del config.origins[key]  # an architecture's gets its own default in the end (settle)
 
     def _set_in(self, content: dict[str, Any]) -> list[tuple[str, Any]]:
         """(dotted key, value) of a file's content; a section that is empty sets nothing."""

@@ -87,6 +87,7 @@ def train_by_hand(params: Params, batches: list[Batch], lr: float, rank: int, ra
         with paddle.no_grad():
             for p in params:
                 gradient = p.grad
+                assert gradient is not None
                 if ranks > 1:
                     dist.all_reduce(gradient)
                 p.subtract_(lr * gradient)
@@ -111,7 +112,7 @@ def difference(ours: Params, theirs: Params) -> float:
     """Returns the largest difference of any parameter on any rank."""
     largest = paddle.stack([(a - b).abs().max() for a, b in zip(ours, theirs, strict=True)]).max().detach()
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return largest.item()
+    return float(largest)
 
 
 def worker(size: int, steps: int, lr: float) -> None:

@@ -12,6 +12,7 @@ Every rank takes equally many steps, or those with more would wait for ever: the
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run by its path: only examples/ is there
 
@@ -48,7 +49,7 @@ class RandomDataset(Dataset):
         return self.num_samples
 
 
-def learning_rate(base_lr: float, global_batch: int, warmup_steps: int) -> paddle.optimizer.lr.LRScheduler:
+def learning_rate(base_lr: float, global_batch: int, warmup_steps: int) -> paddle.optimizer.lr.LinearWarmup:
     """Returns a rate proportional to the global batch, to which it rises from a tenth in ``warmup_steps``."""
     peak = base_lr * global_batch / BASE_BATCH
     return paddle.optimizer.lr.LinearWarmup(peak, warmup_steps, start_lr=peak / 10, end_lr=peak)
@@ -63,7 +64,7 @@ def largest_difference(model: nn.Layer) -> float:
         found.append((parameter.detach() - first).abs().max())
     largest = paddle.stack(found).max()
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return largest.item()
+    return float(largest)
 
 
 def train_model(args: argparse.Namespace) -> None:
@@ -78,7 +79,7 @@ def train_model(args: argparse.Namespace) -> None:
     loader = DataLoader(dataset, batch_sampler=sampler, num_workers=args.num_workers)
     rate = learning_rate(args.base_lr, args.batch_size * ranks, warmup_steps=len(sampler))
     decay = paddle.regularizer.L2Decay(L2_DECAY)
-    optimizer = paddle.optimizer.Momentum(rate, MOMENTUM, parameters=model.parameters(), weight_decay=decay)
+    optimizer: Any = paddle.optimizer.Momentum(rate, MOMENTUM, parameters=model.parameters(), weight_decay=decay)
     if ranks > 1:  # Paddle 3.3's distributed_model takes one process for a pipeline, and fails
         model = fleet.distributed_model(model)
         optimizer = fleet.distributed_optimizer(optimizer)

@@ -25,7 +25,7 @@ from training.command_line import config_from_arguments
 COLUMNS = ("index", "label", "prediction", "probability")
 
 
-def predictions(config: CfgNode, model: Any, dataset: Any, rank: int, ranks: int) -> list[tuple[int, int, int, float]]:
+def predictions(config: CfgNode, model: Any, dataset: Any, rank: int, ranks: int) -> list[tuple]:
     """Returns the rows of this rank's share of ``dataset``."""
     import paddle
     from paddle.nn import functional as F
@@ -39,10 +39,10 @@ def predictions(config: CfgNode, model: Any, dataset: Any, rank: int, ranks: int
     model.eval()
     labels, predicted, probable = [], [], []  # they stay on the device until the end: no step waits for a copy
     with paddle.no_grad():
-        for pixels, label in loader:
+        for batch in loader:
             beat(EVALUATING)
-            probabilities = F.softmax(model(normalize(pixels)), axis=1)
-            labels.append(label)
+            probabilities = F.softmax(model(normalize(batch["pixels"])), axis=1)
+            labels.append(batch["labels"])
             predicted.append(probabilities.argmax(1))
             probable.append(probabilities.max(1))
     if not labels:  # fewer samples than ranks

@@ -55,14 +55,14 @@ def compute_accuracy(network: nn.Layer, dataset: Points) -> float:
     Ranks may have different numbers of samples, so hits and samples are summed over the ranks and divided once.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    own = list(range(rank, len(dataset), ranks))
+    own = paddle.arange(rank, len(dataset), ranks)
     counts = paddle.to_tensor([0.0, len(own)])
-    if own:
+    if len(own):
         hits = network(dataset.features[own]).argmax(1) == dataset.labels[own]
         counts[0] = hits.astype("float32").sum()
     if ranks > 1:
         dist.all_reduce(counts)
-    hits, samples = counts.tolist()
+    hits, samples = counts.numpy().tolist()
     return hits / samples
 
 

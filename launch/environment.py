@@ -113,8 +113,9 @@ def expand_hosts(nodelist: str) -> list[str]:
 
 def expand_counts(text: str) -> list[int]:
     """Returns the numbers of SLURM's ``4(x2),3``: 4, 4, 3."""
-    found = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
-    if not all(found):
+    parts = text.split(",")
+    found = [match for part in parts if (match := re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part))]
+    if len(found) < len(parts):
         raise InputError(f"SLURM's tasks per node are {text!r}; expected a list like 4(x2),3")
     return [int(match[1]) for match in found for _ in range(int(match[2] or 1))]
 
@@ -223,7 +224,7 @@ def _translate_slurm() -> bool:
     _complete(("SLURM_PROCID", SLURM_NTASKS, "SLURM_LOCALID", SLURM_HOSTS), "start with srun", signs=None)
     rank, local_rank = _number("SLURM_PROCID"), _number("SLURM_LOCALID")
     _check_rank("SLURM_PROCID", rank, tasks)
-    nodes = expand_hosts(_first(SLURM_HOSTS))
+    nodes = expand_hosts(_first(SLURM_HOSTS) or "")
     sizes = expand_counts(_first(SLURM_SIZES) or "1")
     if (len(sizes), sum(sizes)) != (len(nodes), tasks):  # SLURM_NTASKS_PER_NODE is one number for all
         sizes = [tasks // len(nodes) + (node < tasks % len(nodes)) for node in range(len(nodes))]

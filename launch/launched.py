@@ -1,19 +1,17 @@
 """A rank that a launcher started, and the process that watches it: the same lines and statuses as of spawned ranks.
 
-The launcher's process forks before it imports Paddle: the child is the rank, the parent (13 MB) watches it. The parents
-tell that of rank 0 once a second, over TCP, what they see; it judges for all, and sends each its verdict. None of this
-needs the ranks' threads, which may be suspended, or wait in C++. Where the ranks meet, rank 0 tells the port and a
-password; before that, each parent judges its own rank.
+The launcher's processes meet (``environment.meet``), then fork before they import Paddle: the child is the rank, the
+parent (13 MB) watches it. Over the connections of the meeting the parents tell that of rank 0 once a second what they
+see; it judges for all, and sends each its verdict. None of this needs the ranks' threads, which may be suspended, or
+wait in C++.
 """
 
 import contextlib
-import hmac
 import json
 import math
 import multiprocessing
 import os
 import platform
-import secrets
 import socket
 import sys
 import time
@@ -23,8 +21,9 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from errors import FAILURE, Failure, InputError
-from launch import signals
+from launch import environment, signals
 from launch.progress import FIELDS
+from launch.rendezvous import Meeting
 from launch.spawned import Ranks, leave
 from launch.verdict import Seen, Verdict, judge
 
@@ -33,7 +32,8 @@ SILENCE = 10.0  # seconds without a word after which a rank counts as not answer
 PATIENT = 5.0  # seconds after its own rank's failure in which a parent awaits the verdict of rank 0's
 SILENT = "isn't answering (is its machine down, or out of reach?)"
 LOST = "was lost (its machine went down, or its launcher killed it)"
-_door: Any = None  # shared bytes: JSON [port, password] of rank 0's parent
+READING, READY, GO = range(3)  # what a rank waits for before Paddle's start: its data, the others, nothing
+_stage: Any = None  # a shared number, one of these
 
 
 def watch(target: Callable[..., None], config: Any) -> NoReturn:
@@ -43,8 +43,9 @@ def watch(target: Callable[..., None], config: Any) -> NoReturn:
 
     Raises:
         InputError: DIST.MAX_RESTART is set.
+        InputError, RunError: as ``environment.meet``.
     """
-    global _door
+    global _stage
     if config.DIST.MAX_RESTART:
         raise InputError("DIST.MAX_RESTART is for ranks that this program spawns; a launcher restarts its own")
     context, rank = multiprocessing.get_context("fork"), int(os.environ["PADDLE_TRAINER_ID"])
@@ -53,20 +54,27 @@ def watch(target: Callable[..., None], config: Any) -> NoReturn:
     if separate:
         signals.die_with_parent()
     failed, beats = context.Array("c", FAILURE), context.Array("d", FIELDS, lock=False)
-    _door = context.Array("c", 200)
+    _stage = context.Array("b", [READING], lock=False)
+    meeting = environment.meet(config.DIST.INIT_TIMEOUT)
     signals.hold_signals()
-    role = First if rank == 0 else Other
-    watcher = role(context.Process(target=target, args=(failed, beats, config)), failed, beats, config.DIST.TIMEOUT)
+    process = context.Process(target=_become_rank, args=(meeting, target, failed, beats, config))
+    watcher = (First if rank == 0 else Other)(meeting, process, failed, beats, config.DIST.TIMEOUT)
     verdict = watcher.wait()
     if verdict and (rank == 0 or separate or watcher.alone):
         leave(verdict)
     sys.exit(verdict.status if verdict else 0)
 
 
-def meet(all_gather: Callable[[Any], list[Any]]) -> None:
-    """Tells this rank's parent where rank 0's is; every rank of a run calls it, once collectives work."""
-    if _door is not None:
-        _door.value = all_gather(_door.value)[0]
+def _become_rank(meeting: Meeting, target: Callable[..., None], *args: Any) -> None:
+    meeting.close()  # the parent's: as that ends, the others' are to hear it
+    target(*args)
+
+
+def wait_for_all() -> None:
+    """Returns when every launched rank has called it. Paddle waits 900 s and no longer for one that reads its data."""
+    _stage[0] = READY
+    while _stage[0] != GO:
+        time.sleep(0.02)
 
 
 class Launched(Ranks):
@@ -101,54 +109,49 @@ class Launched(Ranks):
 class First(Launched):
     """Rank 0's parent: it hears the others and judges for all."""
 
-    def __init__(self, *args: Any) -> None:
-        self.listener = socket.create_server(("", 0), backlog=1024)
-        self.password = secrets.token_hex(8)
-        _door.value = json.dumps([self.listener.getsockname()[1], self.password]).encode()
+    def __init__(self, meeting: Meeting, *args: Any) -> None:
         super().__init__(*args)
-        self.listener.setblocking(False)
-        self.all = [self.own, *map(Seen, range(1, int(os.environ["PADDLE_TRAINERS_NUM"])))]
-        self.lines: dict[Line, int | None] = {}  # to the others; whose (None: of somebody who hasn't told)
+        self.all = [self.own, *map(Seen, range(1, len(meeting.guests)))]
+        self.lines = {Line(guest): place for place, guest in meeting.guests.items() if place}
+        self.ready: set[int] = set()  # whose rank has read its data
         self.over: set[int] = set()  # whose rank has ended well, or was lost
         self.beat: dict[int, float] = {}  # when the others' last ones were, by their clocks
 
     def exchange(self, done: bool) -> None:
-        self._accept()
         due = self.due()
-        for line in list(self.lines):
+        for line, place in list(self.lines.items()):
             for message in line.receive():
-                self._hear(line, message)
-            place = self.lines[line]
+                with line.closing():
+                    self._hear(place, message)
             if line.closed:
                 del self.lines[line]
-                if place is not None and place not in self.over:
+                if place not in self.over:
                     self._lose(self.all[place])
-            elif place is not None:
-                self.all[place].trouble = self.all[place].trouble or SILENT * (self.now - line.heard > SILENCE)
-                if due:
-                    line.send({})
+                continue
+            self.all[place].trouble = self.all[place].trouble or SILENT * (self.now - line.heard > SILENCE)
+            if due:
+                line.send({})
+        if _stage[0] == READY and len(self.ready) == len(self.all) - 1:
+            _stage[0] = GO
+            for line in self.lines:
+                line.send({"go": True})
         if done:
             self._part({"parted": True})
 
-    def _hear(self, line: "Line", message: dict[str, Any]) -> None:
-        password = message.get("password") if isinstance(message, dict) else ""  # strangers send anything
-        if not hmac.compare_digest(str(password).encode(errors="replace"), self.password.encode()):
-            line.close()
-            return
-        seen = Seen(**message["seen"])
-        place = self.lines[line] = seen.place
-        known, self.all[place] = self.all[place], seen
+    def _hear(self, place: int, message: dict[str, Any]) -> None:
+        seen, known = Seen(**message["seen"]), self.all[place]
+        seen.failure, failure = None, seen.failure and Failure(*seen.failure)
+        if seen.place != place or [*map(type, vars(seen).values())] != [*map(type, vars(Seen(0)).values())]:
+            raise ValueError("it is none of ours")
+        seen.failure = failure
         moved = self.beat.get(place, 0.0) != seen.time
         self.beat[place], seen.time = seen.time, self.now if moved else known.time
         seen.gone_at = known.gone_at or self.now * bool(seen.gone)
-        seen.failure = seen.failure and Failure(*seen.failure)
+        self.all[place] = seen
+        if message["ready"]:
+            self.ready.add(place)
         if message["done"]:
             self.over.add(place)
-
-    def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                self.lines[Line(self.listener.accept()[0])] = None
 
     def _lose(self, seen: Seen) -> None:
         self.over.add(seen.place)
@@ -163,53 +166,39 @@ class First(Launched):
         self._part({"verdict": verdict})
 
     def _part(self, message: dict[str, Any]) -> None:
-        """Tells the others, also those that are about to connect; unless all they sent is read, they might lose it."""
-        until, told = time.monotonic() + 1, set()
-        while time.monotonic() < until:
-            self._accept()
+        """Tells the others; unless all they sent is read, they might lose it."""
+        until = time.monotonic() + 1
+        for line in self.lines:
+            line.send(message)
+        while time.monotonic() < until and not all(line.closed for line in self.lines):
             for line in self.lines:
-                if line not in told:
-                    line.send(message)
-                    told.add(line)
                 line.receive()
-            if len(told) + len(self.over) >= len(self.all) - 1 and all(line.closed for line in self.lines):
-                break
             time.sleep(0.02)
 
 
 class Other(Launched):
     """The parent of another rank: it tells rank 0's what it sees, and does what that decides."""
 
-    def __init__(self, *args: Any) -> None:
+    alone = False
+
+    def __init__(self, meeting: Meeting, *args: Any) -> None:
         super().__init__(*args)
         self.host = os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0].rpartition(":")[0]
-        self.line: Line | None = None
+        self.line = Line(meeting.connection)
         self.decided: Verdict | None = None
         self.failed_at = 0.0
 
     def exchange(self, done: bool) -> None:
-        if self.alone and _door.value:
-            self._connect(*json.loads(_door.value))
-        if self.alone:
-            return
         for message in self.line.receive():
             self.decided = self.decided or (message.get("verdict") and Verdict(*message["verdict"]))
+            if message.get("go"):
+                _stage[0] = GO
             if message.get("parted"):
                 self.alone = True
                 self.line.close()
-        if self.due() or done or self.own.gone or self.own.failure:
-            self.line.send({"password": self.password, "seen": asdict(self.own), "done": done})
-
-    def _connect(self, port: int, password: str) -> None:
-        _door.value, self.password = b"", password
-        try:
-            self.line = Line(socket.create_connection((self.host, port), timeout=5))
-            self.alone = False
-        except ConnectionRefusedError:  # it has ended, and told all that had connected
-            pass
-        except OSError as error:
-            what = f"{self.own.name} can't reach {self.host}:{port} ({error}), where rank 0 watches all"
-            print(f"note: {what}: other ranks won't hear what happens to it", file=sys.stderr, flush=True)
+        ready = _stage[0] == READY
+        if not self.alone and (self.due() or done or ready or self.own.gone or self.own.failure):
+            self.line.send({"seen": asdict(self.own), "ready": ready, "done": done})
 
     def verdict(self) -> Verdict | None:
         if self.decided or self.alone:
@@ -237,13 +226,13 @@ class Line:
         self.connection, self.rest, self.closed, self.heard = connection, b"", False, time.monotonic()
 
     def send(self, message: dict[str, Any]) -> None:
-        with self._closing():
+        with self.closing():
             self.connection.settimeout(1)
             self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> list[dict[str, Any]]:
         """Returns the messages that have come, without waiting."""
-        with self._closing(), contextlib.suppress(BlockingIOError):
+        with self.closing(), contextlib.suppress(BlockingIOError):
             while not self.closed:
                 self.connection.settimeout(0)
                 data = self.connection.recv(1 << 16)
@@ -251,7 +240,7 @@ class Line:
                 if not data or len(self.rest) > self.LONGEST:
                     self.close()
         *lines, self.rest = self.rest.split(b"\n")
-        with self._closing():
+        with self.closing():
             return [json.loads(line) for line in lines]
         return []
 
@@ -260,8 +249,9 @@ class Line:
         self.connection.close()
 
     @contextlib.contextmanager
-    def _closing(self) -> Iterator[None]:
+    def closing(self) -> Iterator[None]:
+        """Closes the connection if the other end is gone, or isn't one of ours."""
         try:
             yield
-        except (OSError, ValueError):  # the other end is gone, or isn't one of ours
+        except (OSError, ValueError, TypeError, KeyError):
             self.close()

@@ -2,8 +2,8 @@
 
 Paddle's own start (its TCPStore, in 3.3.1 and 2.6.2) tries an address that doesn't answer for ever, hangs where another
 program listens there, and waits 900 s for a rank that never comes, without naming it. So the ranks first meet at the
-same address: rank 0 listens, each tells its number, and all hear what came of it. Then the port is Paddle's, and the
-ranks, which read their data now, stay connected until all of them are ready: of one that ends they hear at once.
+same address: rank 0 listens, each tells its number, and all hear what came of it. Then the port is Paddle's. They stay
+connected: the processes that watch ranks for the whole run (``launched``), others until all are ready.
 """
 
 import contextlib
@@ -47,9 +47,7 @@ class Meeting:
         Raises:
             RunError: a rank has ended meanwhile.
         """
-        with self.connection, contextlib.ExitStack() as connections:
-            for guest in self.guests.values():
-                connections.enter_context(guest)
+        with contextlib.closing(self):
             with contextlib.suppress(OSError):  # which _verdict meets, too
                 self.connection.sendall(b"ready\n")
             if gone := [place for place, guest in self.guests.items() if _line(guest, None, lost="") != "ready"]:
@@ -57,6 +55,11 @@ class Meeting:
             else:
                 _tell(self.guests, "ok")
             _verdict(self.connection, f"{self.kind} 0 at {self.address}", None)
+
+    def close(self) -> None:
+        """Closes this process's connections."""
+        for connection in (self.connection, *self.guests.values()):
+            connection.close()
 
 
 def meet(
@@ -94,7 +97,8 @@ def meet(
     machine = _printable(socket.gethostname(), "")  # without blanks, as the seat, for they end the greeting
     if place == 0:
         given = (_listen(host, port), guests, party, count, limit, kind)
-        threading.Thread(target=_receive, args=given, daemon=True).start()
+        receiver = threading.Thread(target=_receive, args=given, daemon=True)
+        receiver.start()
         print(f"{kind} 0 waits at {address} for {count - 1} more", file=sys.stderr, flush=True)
     hello = f"{GREETING} {party} {place} {_printable(seat, '').replace('@', '-')}@{machine}\n"
     try:
@@ -113,6 +117,8 @@ def meet(
     except RunError:
         connection.close()
         raise
+    if place == 0:
+        receiver.join()  # it has told all: this process may fork
     own = connection.getsockname()[0]
     # On rank 0's machine its name may stand for 127.0.1.1 (Debian's /etc/hosts), where no other finds it.
     return Meeting(address, kind, common if own.startswith("127.") else own, connection, guests)

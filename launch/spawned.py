@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from yacs.config import CfgNode
 
@@ -116,7 +116,7 @@ class Ranks:
                 process.kill()
 
 
-def leave(verdict: Verdict) -> None:
+def leave(verdict: Verdict) -> NoReturn:
     """Says why the run ends, and exits with its status, whatever is asked from now on."""
     signals.catch_signals(signal.SIG_IGN)  # Python, as it ends, would let them kill this process
     print(verdict.text, file=sys.stderr, flush=True)
@@ -141,7 +141,7 @@ def run(
             None: nothing is started again.
     """
     context, stepped = multiprocessing.get_context("spawn"), True
-    restarts = config.DIST.MAX_RESTART if next_start and not config.EVAL else 0
+    restarts = config.DIST.MAX_RESTART if not config.EVAL else 0
     for attempt in itertools.count(1):
         signals.hold_signals()  # until the ranks listen; this process passes signals on
         failed, beats = context.Array("c", FAILURE), context.Array("d", FIELDS * count, lock=False)
@@ -150,7 +150,7 @@ def run(
             signals.catch_signals(signal.SIG_IGN)  # as in ``leave``
             return
         before, stepped = stepped, ranks.stepped()
-        if not verdict.lost or ranks.asked or attempt > restarts:
+        if not verdict.lost or ranks.asked or next_start is None or attempt > restarts:
             leave(verdict)
         if not (before or stepped):
             leave(verdict._replace(text=f"{verdict.text}; no further restart: the last two starts made no step"))

@@ -1,4 +1,4 @@
-"""What to say of ranks that fail, are lost or stall, and who is to blame; it imports no Paddle."""
+"""What to say of ranks that fail, are lost or stall, and who is to blame."""
 
 import json
 import signal

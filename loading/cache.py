@@ -10,13 +10,15 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from errors import InputError
 from utils import written_whole
 
-Decoded = tuple[Iterable[np.ndarray], Sequence[int], Sequence[str]]  # images of one shape, labels, class names
+Labels = Sequence[int] | np.ndarray
+Decoded = tuple[Iterable[np.ndarray], Labels, Sequence[str]]  # images of one shape, labels, class names
 
 
 class MappedImages:
@@ -32,7 +34,7 @@ class MappedImages:
         return MappedImages, (self.file,)
 
 
-def fingerprint(files: Iterable[Path], *parts: str | bytes) -> str:
+def fingerprint(files: Iterable[str | Path], *parts: str | bytes) -> str:
     """Returns a hash of the files' paths, sizes and times of change, and of ``parts``."""
     found = hashlib.sha256()
     for file in files:
@@ -79,12 +81,12 @@ def _read(pixels: Path, rest: Path) -> tuple[MappedImages, np.ndarray, list[str]
     images = MappedImages(pixels)
     with np.load(rest) as file:
         labels, classes, crc = file["labels"], file["classes"].tolist(), int(file["crc"])
-    if len(images.pixels) != len(labels) or zlib.crc32(images.pixels) != crc:
+    if len(images.pixels) != len(labels) or zlib.crc32(images.pixels.data) != crc:
         raise ValueError("not what was written")
     return images, labels, classes
 
 
-def _write(file, images: Iterable[np.ndarray], count: int) -> int:
+def _write(file: IO[bytes], images: Iterable[np.ndarray], count: int) -> int:
     """Writes a .npy file of ``count`` images, one by one, and returns the CRC-32 of their pixels."""
     crc, shape = 0, None
     for image in images:
@@ -97,7 +99,7 @@ def _write(file, images: Iterable[np.ndarray], count: int) -> int:
                 f"DATA.CACHE holds images of one size: found {_size(image.shape)} after {_size(shape)}; make them of"
                 " one size, or set it to None"
             )
-        crc = zlib.crc32(np.ascontiguousarray(image), crc)
+        crc = zlib.crc32(np.ascontiguousarray(image).data, crc)
         file.write(image.tobytes())
     return crc
 

@@ -20,7 +20,7 @@ from loading.workers import Draw, Loader, with_draws
 from utils import num_gpus
 
 try:
-    from nvidia.dali import Pipeline, fn, types
+    from nvidia.dali import Pipeline, fn, types  # pyright: ignore[reportMissingImports]: an extra
 except ImportError as error:
     raise InputError(f"DATA.LOADER dali: {error}; pip install -r requirements-dali.txt") from None
 
@@ -39,9 +39,7 @@ class DaliLoader(Loader):
         dataset: has ``data(index)``, ``labels`` and a ``TrainTransform`` that crops, resizes and flips, no more.
     """
 
-    def __init__(
-        self, config: CfgNode, dataset: paddle.io.Dataset, sampler: TrainBatchSampler, draw: Draw | None = None
-    ) -> None:
+    def __init__(self, config: CfgNode, dataset: Any, sampler: TrainBatchSampler, draw: Draw | None = None) -> None:
         super().__init__(config, dataset, sampler, draw)
         self.threads, self.depth = max(1, config.DATA.NUM_WORKERS), config.DATA.PREFETCH
         self.size, self.channels = config.DATA.IMAGE_SIZE, config.DATA.IMAGE_CHANNELS
@@ -128,5 +126,6 @@ def _columns(batch: list, samples: list[Future], waiting: collections.deque) -> 
 
 def _shared(tensor: Any) -> paddle.Tensor:
     """Returns a tensor on the same memory, which DALI then leaves alone."""
-    stream = {"stream": paddle.device.cuda.current_stream().cuda_stream} if num_gpus() else {}
+    current: Any = paddle.device.cuda.current_stream
+    stream = {"stream": current().cuda_stream} if num_gpus() else {}
     return paddle.utils.dlpack.from_dlpack(tensor.__dlpack__(**stream))

@@ -3,6 +3,7 @@
 import copy
 import itertools
 from collections.abc import Iterator, Sized
+from typing import Any
 
 import numpy as np
 import paddle
@@ -32,15 +33,17 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         InputError: DROP_LAST leaves no batch.
     """
 
-    def __init__(self, config: CfgNode, dataset: Sized, rank: int, ranks: int) -> None:
+    def __init__(self, config: CfgNode, dataset: Any, rank: int, ranks: int) -> None:
         batch_size, drop_last = config.DATA.BATCH_SIZE, config.DATA.DROP_LAST
         super().__init__(dataset, batch_size, num_replicas=ranks, rank=rank, shuffle=True, drop_last=drop_last)
         self.seed, self.rank, self.ranks = config.SEED, rank, ranks
         self.consumed, self.epochs = 0, config.TRAIN.NUM_EPOCHS
         self.own = config.DATA.SHUFFLE_MODE == "shard"
         shards = getattr(dataset, "shards", None)  # without any, SHARD_SHUFFLE does nothing
-        self.shards = shards and config.DATA.SHARD_SHUFFLE and (shards.shard, config.DATA.SHARD_SHUFFLE)
-        self.balanced, self.repeats = config.DATA.SAMPLER == "balanced", config.TRAIN.REPEATED_AUGMENT
+        together = config.DATA.SHARD_SHUFFLE
+        self.shards = (shards.shard, together) if shards is not None and together else None
+        self.balanced = dataset.labels if config.DATA.SAMPLER == "balanced" else None
+        self.repeats = config.TRAIN.REPEATED_AUGMENT
         batches = len(dataset) // (batch_size * ranks)
         self.num_samples = batches * batch_size if drop_last else -(-len(dataset) // ranks)  # of this rank
         if not self.num_samples:
@@ -91,14 +94,15 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         if self.own:
             part = np.arange(self.rank, len(self.dataset), self.ranks)
             order = np.random.default_rng([self.seed, self.epoch, self.rank]).permutation(part)
-        elif self.balanced:
-            order = _balanced(self.dataset.labels, rng)
+        elif self.balanced is not None:
+            order = _balanced(self.balanced, rng)
         elif self.shards:
             order = _by_shards(*self.shards, rng)
         else:
             order = rng.permutation(len(self.dataset))
         order = self._repeated(order)
-        copies = _occurrences(order) if self.balanced or self.repeats > 1 else np.zeros(len(order), np.int64)
+        several = self.balanced is not None or self.repeats > 1
+        copies = _occurrences(order) if several else np.zeros(len(order), np.int64)
         for batch in range(self.first(), len(self)):
             start = self.taken(batch)
             share = (self.taken(batch + 1) - start) // self.ranks

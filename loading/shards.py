@@ -13,14 +13,16 @@ import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from configs.registry import datasets
 from errors import InputError, RunError
-from loading.sources import IMAGE_SUFFIXES
+from loading.sources import IMAGE_SUFFIXES, Split
 from utils import written_whole
 
-Arrays = dict[str, np.ndarray]
+Arrays = dict[str, Any]  # NumPy's
 
 _FORMAT = 1  # of the index
 _HEADER = 512  # bytes of tar's header, which stands before a member's own
@@ -83,13 +85,17 @@ def _opened(file: str) -> _Opened:
     return _Opened(os.open(file, os.O_RDONLY))
 
 
-def read_shards(root: Path, mode: str) -> Shards:
+@datasets.register(
+    "shards", holds="`train-*.tar` and `val-*.tar` in WebDataset's layout (images and `.cls`), uncompressed"
+)
+def shards(split: Split, *, data_path: str) -> Shards:
     """Returns the shards ``<mode>-*.tar``, by their index; a missing one is made, which reads every tar header.
 
     Raises:
         InputError: there are none, an index that is damaged or of other shards, or, without an index, a shard that is.
     """
     _opened.cache_clear()  # a name may be another file's by now
+    root, mode = Path(data_path), split.mode
     files, path = _shard_files(root, mode), root / f"{mode}.index.npz"
     if path.exists():
         index = _read_index(path)

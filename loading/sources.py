@@ -1,50 +1,92 @@
-"""What datasets are read from: lists of files, folders of classes, and the archives of CIFAR, MNIST and Fashion-MNIST.
+"""The readers of datasets: lists of files, folders of classes, and the archives of CIFAR, MNIST and Fashion-MNIST.
 
-Nothing is downloaded, and nothing in a file is run: CIFAR's pickles are read as arrays and plain containers only.
+Nothing is downloaded, and nothing in a file is run: CIFAR's pickles are read as data. What a reader gives is one of
+``Files``, ``Arrays``, ``shards.Shards`` and ``Drawn``.
 """
 
+import functools
 import gzip
 import importlib.util
+import io
 import os
 import re
 import struct
 import tarfile
 import zlib
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from configs.registry import Size, datasets
 from errors import InputError
-from utils import load_array_pickle
+from weights.arrays import Unreadable, shown
+from weights.unpickle import DataUnpickler
 
-Files = tuple[list[str], list[int], list[str]]  # paths below the root, labels, class names (empty: none are known)
-Arrays = tuple[np.ndarray, np.ndarray, list[str]]  # images, labels, class names
+Decoded = tuple[np.ndarray, np.ndarray, list[str]]  # images, labels, class names
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
 FASHION = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
 # archive, folder in it, training members, validation members, key of the labels, member and key of the names
-_CIFAR = {
-    "cifar10": (
-        "cifar-10-python.tar.gz", "cifar-10-batches-py",
-        [f"data_batch_{i}" for i in range(1, 6)], ["test_batch"], b"labels", "batches.meta", b"label_names",
-    ),
-    "cifar100": (
-        "cifar-100-python.tar.gz", "cifar-100-python", ["train"], ["test"], b"fine_labels", "meta", b"fine_label_names",
-    ),
-}  # fmt: skip
+_CIFAR10 = (
+    "cifar-10-python.tar.gz", "cifar-10-batches-py",
+    [f"data_batch_{i}" for i in range(1, 6)], ["test_batch"], "labels", "batches.meta", "label_names",
+)  # fmt: skip
+_CIFAR100 = (
+    "cifar-100-python.tar.gz", "cifar-100-python", ["train"], ["test"], "fine_labels", "meta", "fine_label_names",
+)  # fmt: skip
+_LARGEST_MEMBER = 1 << 28  # bytes; CIFAR-100's training images are 155 million
 
 
-def read_list(root: Path, mode: str, num_classes: int | str) -> Files:
-    """Reads PaddleViT's ``<mode>_list.txt``: on each line a path (which may hold spaces), then a label.
+class Split(NamedTuple):
+    """What is to be read.
 
     Args:
+        mode: "train" or "val".
         num_classes: labels are below it; "auto": they may be any.
+    """
+
+    mode: str
+    num_classes: int | str = "auto"
+
+
+class Files(NamedTuple):
+    """Images in files: their ``paths`` below ``root``, labels, class names (empty: none are known)."""
+
+    root: Path
+    paths: Sequence[str]
+    labels: Sequence[int]
+    classes: Sequence[str]
+
+
+class Arrays(NamedTuple):
+    """Decoded images: ``read()`` gives images [n, H, W] or [n, H, W, 3] uint8, labels [n] and class names. A cache of
+    them serves as long as ``files`` stay as they are.
+    """
+
+    files: Sequence[Path]
+    read: Callable[[], Decoded]
+
+
+class Drawn(NamedTuple):
+    """``count`` random images."""
+
+    count: int
+
+
+@datasets.register(
+    "imagenet2012", holds="`train_list.txt` and `val_list.txt`: on each line a path (it may hold spaces), then a label"
+)
+def imagenet2012(split: Split, *, data_path: str) -> Files:
+    """Reads PaddleViT's ``<mode>_list.txt``.
 
     Raises:
         InputError: the list or files are missing, a line is wrong (which), a label is outside the range.
     """
-    file = root / f"{mode}_list.txt"
+    root, num_classes = Path(data_path), split.num_classes
+    file = root / f"{split.mode}_list.txt"
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -65,7 +107,7 @@ def read_list(root: Path, mode: str, num_classes: int | str) -> Files:
     if not paths:
         raise InputError(f"{file}: the list is empty")
     _check_files(root, paths, file)
-    return paths, labels, []
+    return Files(root, paths, labels, [])
 
 
 def _check_files(root: Path, paths: list[str], file: Path) -> None:
@@ -87,12 +129,14 @@ def _check_files(root: Path, paths: list[str], file: Path) -> None:
         raise InputError(f"{file}: {missing} of {len(paths)} files are missing, the first is {first}")
 
 
-def read_folder(root: Path, mode: str) -> Files:
-    """Reads ``<root>/<mode>/<class>/**``: class names sorted, images at any depth; the training folder's classes count.
+@datasets.register("folder", holds="`train/<class>/**` and `val/<class>/**`")
+def folder(split: Split, *, data_path: str) -> Files:
+    """Reads class names, sorted, and images at any depth; the training folder's classes count.
 
     Raises:
         InputError: no class folders, one without images, or one that the training folder lacks.
     """
+    root, mode = Path(data_path), split.mode
 
     def classes_of(folder: Path) -> list[str]:
         return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
@@ -119,44 +163,61 @@ def read_folder(root: Path, mode: str) -> Files:
             f"{root / mode / empty[0]}: holds no image ({len(empty)} such classes);"
             f" images end in {' '.join(IMAGE_SUFFIXES)}"
         )
-    return paths, labels, classes
+    return Files(root, paths, labels, classes)
 
 
-def read_archive(dataset: str, root: Path, mode: str) -> Arrays:
-    """Returns (images [n, H, W] or [n, H, W, 3] uint8, labels [n], class names) of "train" or "val".
+@datasets.register("cifar10", holds="`cifar-10-python.tar.gz`, or its unpacked folder")
+def cifar10(split: Split, *, data_path: str) -> Arrays:
+    """CIFAR-10; raises InputError, as the archives below, for a file that is missing or not what its name says."""
+    return _cifar("cifar10", _CIFAR10, Path(data_path), split.mode)
 
-    Raises:
-        InputError: a file is missing, or isn't what its name says.
+
+@datasets.register("cifar100", holds="`cifar-100-python.tar.gz`, or its unpacked folder")
+def cifar100(split: Split, *, data_path: str) -> Arrays:
+    """CIFAR-100."""
+    return _cifar("cifar100", _CIFAR100, Path(data_path), split.mode)
+
+
+@datasets.register("mnist", holds="the four `*-ubyte` files, gzipped or not")
+def mnist(split: Split, *, data_path: str) -> Arrays:
+    """MNIST."""
+    return _mnist(Path(data_path), split.mode, [str(digit) for digit in range(10)])
+
+
+@datasets.register("fashion_mnist", holds="the four `*-ubyte` files, gzipped or not")
+def fashion_mnist(split: Split, *, data_path: str) -> Arrays:
+    """Fashion-MNIST."""
+    return _mnist(Path(data_path), split.mode, FASHION)
+
+
+@datasets.register("digits", holds="nothing: scikit-learn brings them along")
+def digits(split: Split) -> Arrays:
+    """scikit-learn's handwritten digits."""
+    return Arrays([_digits_file()], functools.partial(_digits, split.mode))
+
+
+@datasets.register(
+    "synthetic", holds="nothing: fixed random images are made, `DATA.SYNTHETIC_SIZE` of them, for measuring"
+)
+def synthetic(split: Split, *, synthetic_size: Size = 1024) -> Drawn:
+    """Fixed random images.
+
+    Args:
+        synthetic_size: how many.
     """
-    if dataset == "digits":
-        return _digits(mode)
-    return _cifar(dataset, root, mode) if dataset in _CIFAR else _mnist(dataset, root, mode)
-
-
-def archive_files(dataset: str, root: Path, mode: str) -> list[Path]:
-    """Returns the files that ``read_archive`` reads, of those that there are."""
-    if dataset == "digits":
-        files = [_digits_file()]
-    elif dataset in _CIFAR:
-        archive, folder, train, val, _, meta, _ = _CIFAR[dataset]
-        members = [root / folder / name for name in [*(train if mode == "train" else val), meta]]
-        files = members if (root / folder).is_dir() else [root / archive]
-    else:
-        prefix = "train" if mode == "train" else "t10k"
-        files = [_idx_file(root, f"{prefix}-{part}-ubyte") for part in ("images-idx3", "labels-idx1")]
-    return [file for file in files if file.is_file()]
+    return Drawn(synthetic_size)
 
 
 def _digits_file() -> Path:
     # The file that sklearn.datasets.load_digits reads: importing scikit-learn takes most of a second, and leaves
     # semaphores in /dev/shm when the process is killed.
     spec = importlib.util.find_spec("sklearn")
-    if spec is None:
+    if spec is None or not spec.submodule_search_locations:
         raise InputError("DATASET digits needs scikit-learn; pip install scikit-learn")
     return Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
 
 
-def _digits(mode: str) -> Arrays:
+def _digits(mode: str) -> Decoded:
     """scikit-learn's 1,797 digits of 8 x 8 pixels; the split is fixed and stratified: of each class, every fifth image
     in the file's order is for validation (364 in all), the others (1,433) for training.
     """
@@ -170,41 +231,67 @@ def _digits(mode: str) -> Arrays:
     return images[chosen], labels[chosen], [str(digit) for digit in range(10)]
 
 
-def _cifar(dataset: str, root: Path, mode: str) -> Arrays:
-    archive, folder, train, val, label_key, meta, names_key = _CIFAR[dataset]
-    members = train if mode == "train" else val
-    contents: dict[str, dict] = {}
-    try:
-        if (root / folder).is_dir():
-            contents = {name: load_array_pickle((root / folder / name).read_bytes()) for name in [*members, meta]}
-        else:
-            with tarfile.open(root / archive) as tar:
-                for name in [*members, meta]:
-                    contents[name] = load_array_pickle(tar.extractfile(f"{folder}/{name}").read())
-    except (OSError, KeyError, AttributeError, tarfile.TarError, EOFError, zlib.error) as error:
-        raise InputError(
-            f"{root / archive}: can't be read ({error}); DATASET {dataset} needs it under -data_path"
-        ) from None
-    except InputError as error:
-        raise InputError(f"{root / archive}: {error}") from None
-    try:
-        images = np.concatenate([contents[name][b"data"] for name in members]).reshape(-1, 3, 32, 32)
-        labels = np.concatenate([contents[name][label_key] for name in members])
-        names = [name.decode() for name in contents[meta][names_key]]
-        if images.dtype != np.uint8 or len(images) != len(labels):
-            raise ValueError(f"{len(images)} images of {images.dtype}, {len(labels)} labels")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{root / archive}: not {dataset}'s layout ({type(error).__name__}: {error})") from None
-    return np.ascontiguousarray(images.transpose(0, 2, 3, 1)), labels, names
+def _cifar(dataset: str, layout: tuple, root: Path, mode: str) -> Arrays:
+    archive, folder, train, val, label_key, meta, names_key = layout
+    members = [*(train if mode == "train" else val), meta]
+    unpacked = (root / folder).is_dir()
+
+    def read() -> Decoded:
+        images, labels, names = [], [], []
+        try:
+            for name, data in _members(root, archive, folder, members):
+                content = DataUnpickler(io.BytesIO(data), len(data)).load()
+                if name == meta:
+                    names = _all_of(str, content[names_key], names_key)
+                else:
+                    images.append(content["data"].read())
+                    labels += _all_of(int, content[label_key], label_key)
+            pixels, classes = np.concatenate(images).reshape(-1, 3, 32, 32), np.array(labels, np.int64)
+            if pixels.dtype != np.uint8 or len(pixels) != len(classes):
+                raise ValueError(f"{len(pixels)} images of {pixels.dtype}, {len(classes)} labels")
+        except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
+            raise InputError(
+                f"{root / archive}: can't be read ({error}); DATASET {dataset} needs it under -data_path"
+            ) from None
+        except Unreadable as error:
+            raise InputError(f"{root / archive}: {error}") from None
+        except Exception as error:  # whatever a damaged or hostile file leads to
+            what = f"{type(error).__name__}: {shown(str(error))}"
+            raise InputError(f"{root / archive}: not {dataset}'s layout ({what})") from None
+        return np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)), classes, names
+
+    return Arrays([root / folder / name for name in members] if unpacked else [root / archive], read)
 
 
-def _mnist(dataset: str, root: Path, mode: str) -> Arrays:
+def _members(root: Path, archive: str, folder: str, names: list[str]) -> Iterator[tuple[str, bytes]]:
+    if (root / folder).is_dir():
+        yield from ((name, (root / folder / name).read_bytes()) for name in names)
+        return
+    with tarfile.open(root / archive) as tar:
+        for name in names:
+            member = tar.getmember(f"{folder}/{name}")
+            if not member.isreg() or member.size > _LARGEST_MEMBER:
+                raise Unreadable(f"its {name} is no file, or has {member.size} bytes; {_LARGEST_MEMBER} are read")
+            yield name, tar.extractfile(member).read()
+
+
+def _all_of(kind: type, values: Any, key: str) -> list[Any]:  # NumPy would unfold lists of lists, however many
+    if type(values) is not list or any(type(value) is not kind for value in values):
+        raise Unreadable(f"its {key} are no list of {'names' if kind is str else 'whole numbers'}")
+    return values
+
+
+def _mnist(root: Path, mode: str, classes: list[str]) -> Arrays:
     prefix = "train" if mode == "train" else "t10k"
-    images = _idx(root, f"{prefix}-images-idx3-ubyte", 3)
-    labels = _idx(root, f"{prefix}-labels-idx1-ubyte", 1)
-    if len(images) != len(labels):
-        raise InputError(f"{root}: {len(images)} {mode} images, but {len(labels)} labels")
-    return images, labels, FASHION if dataset == "fashion_mnist" else [str(digit) for digit in range(10)]
+    names = [f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"]
+
+    def read() -> Decoded:
+        images, labels = _idx(root, names[0], 3), _idx(root, names[1], 1)
+        if len(images) != len(labels):
+            raise InputError(f"{root}: {len(images)} {mode} images, but {len(labels)} labels")
+        return images, labels, classes
+
+    return Arrays([_idx_file(root, name) for name in names], read)
 
 
 def _idx_file(root: Path, name: str) -> Path:

@@ -17,6 +17,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 import paddle
@@ -33,8 +34,8 @@ Draw = Callable[[int, int, int], np.ndarray]
 
 
 class Loader:
-    """This rank's batches on the device: columns of the dataset's samples, such as (pixels [B, S, S, C] uint8, labels
-    [B] int64). Each iteration is one pass of ``batch_sampler``, from where that stands.
+    """This rank's batches on the device: the columns of the dataset's samples by their names, such as "pixels"
+    [B, S, S, C] uint8 and "labels" [B] int64. Each iteration is one pass of ``batch_sampler``, from where that stands.
 
     At a pass's end the next one is being loaded already. An iteration that is given up costs a new start.
 
@@ -46,7 +47,7 @@ class Loader:
         RuntimeError: in an iteration: anything else that went wrong while loading, with its traceback.
     """
 
-    def __init__(self, config: CfgNode, dataset: paddle.io.Dataset, sampler: Sampler, draw: Draw | None = None) -> None:
+    def __init__(self, config: CfgNode, dataset: Any, sampler: Any, draw: Draw | None = None) -> None:
         self.dataset, self.batch_sampler, self.draw = dataset, sampler, draw
         self._only_one = config.EVAL
         self._expected: Iterator[Sampler] = iter(())
@@ -55,7 +56,7 @@ class Loader:
     def __len__(self) -> int:
         return len(self.batch_sampler)
 
-    def __iter__(self) -> Iterator[list[paddle.Tensor]]:
+    def __iter__(self) -> Iterator[dict[str, paddle.Tensor]]:
         following, self._expected = self._expected, iter(())
         expected = next(following, None)
         if expected is None or expected.place != self.batch_sampler.place:
@@ -63,7 +64,8 @@ class Loader:
             self._batches = self._open(itertools.chain.from_iterable(self._passes()))
             following = self._passes()
             next(following)
-        yield from itertools.islice(self._batches, len(self) - self.batch_sampler.first())
+        for columns in itertools.islice(self._batches, len(self) - self.batch_sampler.first()):
+            yield dict(zip(self.columns, columns, strict=True))
         self._expected = following
 
     @property
@@ -164,7 +166,7 @@ class _Workers:
                 raise columns
             yield [self.slots[number % len(self.slots), :size], *columns]
 
-    def _ask(self, worker: int, message: tuple | None = None) -> list[np.ndarray] | Exception | None:
+    def _ask(self, worker: int, message: tuple | None = None) -> Any:
         """Sends a message to a worker, or returns its next answer."""
         connection, process = self.connections[worker], self.processes[worker]
         try:
@@ -221,13 +223,13 @@ def _loaded_here(
 
 
 def with_draws(batches: Iterator[list], passes: Iterator[Sampler], draw: Draw | None) -> Iterator[list]:
-    """Adds ``draw``'s column to the batches, whose second column is the labels and which are those of ``passes``."""
+    """Adds ``draw``'s column to the batches, which are those of ``passes``."""
     if draw is None:
         yield from batches
         return
     steps = ((own.epoch, step) for own in passes for step in range(own.first() + 1, len(own) + 1))
     for place, batch in zip(steps, batches, strict=True):
-        yield [*batch, draw(*place, len(batch[1]))]
+        yield [*batch, draw(*place, len(batch[0]))]
 
 
 def on_device(batches: Iterator[list[np.ndarray]], threaded: bool | None = None) -> Iterator[list[paddle.Tensor]]:
@@ -240,7 +242,7 @@ def on_device(batches: Iterator[list[np.ndarray]], threaded: bool | None = None)
         yield from ([paddle.to_tensor(column) for column in batch] for batch in batches)
         return
     source = _Source(batches)
-    yield from paddle.io.DataLoader(source, batch_size=None)
+    yield from paddle.io.DataLoader(source, batch_size=None)  # pyright: ignore[reportArgumentType]: None is documented
     if source.error:
         raise source.error
 
@@ -250,7 +252,8 @@ class _Source(paddle.io.IterableDataset):
 
     def __init__(self, batches: Iterator[list[np.ndarray]]) -> None:
         super().__init__()
-        self.batches, self.error = batches, None
+        self.batches = batches
+        self.error: Exception | None = None
 
     def __iter__(self) -> Iterator[list[paddle.Tensor]]:
         try:

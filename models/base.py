@@ -1,18 +1,38 @@
 """What every architecture is: a classifier of images with exchangeable classifier layers."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import paddle
 from paddle import nn
 
+from configs.architectures import add_file
 from errors import InputError
 from models.layers.batch_norm import statistics_kept
 from models.layers.classifier_norm import ClassifierNorm
 from models.layers.linear import Linear
-from utils import recompute
+from models.layers.recompute import recompute
 from weights.layout import sublayer
+
+ARCHITECTURES: dict[str, type["ImageModel"]] = {}  # what ``register`` called them, in lower case: MODEL.TYPE
+_Kind = TypeVar("_Kind", bound="type[ImageModel]")
+
+
+def register(*names: str) -> Callable[[_Kind], _Kind]:
+    """Makes a class an architecture: MODEL.TYPE takes ``names``, MODEL the arguments of its constructor, in capitals.
+
+    Each argument has a default, and a type of ``configs.architectures``; the docstring's Args describe it. A class of
+    any file may be registered: files of models/ are found by themselves, another has to be imported first.
+    """
+
+    def registered(kind: _Kind) -> _Kind:
+        ARCHITECTURES.update(dict.fromkeys(names, kind))
+        add_file(inspect.getfile(kind))
+        return kind
+
+    return registered
 
 
 class ImageModel(nn.Layer):
@@ -26,7 +46,7 @@ class ImageModel(nn.Layer):
         in_channels: C.
         num_classes: outputs; 0: no classifier, the pooled features [B, num_features] are returned.
         head_init_scale: factor on a fresh classifier's weight and bias.
-        recompute: training computes each block's activations again in the backward pass instead of keeping them.
+        recompute: training computes each block's activations again in the backward pass, to save memory.
 
     Attributes:
         head_init_bias: what a fresh classifier's bias starts at, besides its own initialisation.

@@ -6,14 +6,16 @@ here and [out, in] there.
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import paddle
 from paddle import nn
 from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Normal
 
+from configs.architectures import Factor, Positive, Rate, Size
 from errors import InputError
-from models.base import ImageModel
+from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
 from models.layers.linear import plain_linear
 from models.layers.relative import RelativePositionBias
@@ -75,11 +77,11 @@ class Block(nn.Layer):
     """
 
     def __init__(
-        self, dim: int, mlp_ratio: float, init_values: float | None, drop: float, drop_path: float, **attention: object
+        self, dim: int, attn: nn.Layer, mlp_ratio: float, init_values: float | None, drop: float, drop_path: float
     ) -> None:
         super().__init__()
         self.norm1 = LayerNorm(dim, epsilon=1e-6)
-        self.attn = Attention(dim, proj_drop=drop, **attention)
+        self.attn = attn
         self.drop_path1 = DropPath(drop_path)
         self.norm2 = LayerNorm(dim, epsilon=1e-6)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), drop)
@@ -96,14 +98,16 @@ class Block(nn.Layer):
         return x + self.drop_path2(branch if self.gamma_2 is None else branch * self.gamma_2)
 
 
+@register("beit")
 class Beit(ImageModel):
     """BEiT's classifier; images of other sizes than image_size aren't taken.
 
     Args:
         image_size: pixels, or (height, width): multiples of patch_size.
-        patch_size: pixels.
-        in_channels, num_classes, head_init_scale, recompute: see ``ImageModel``.
-        embed_dim, depth, num_heads: width, blocks, heads per block.
+        patch_size: pixels along a patch's side.
+        embed_dim: channels of a token.
+        depth: blocks.
+        num_heads: heads of each block.
         mlp_ratio: hidden width of the MLP over embed_dim.
         qkv_bias: whether queries and values have a bias.
         init_values: layer scale's initial value; None: no layer scale.
@@ -112,10 +116,9 @@ class Beit(ImageModel):
         use_shared_rel_pos_bias: one for all blocks.
         global_pool: what the head reads: "avg": the mean of the patch tokens; "token": the class token.
         fc_norm: whether the last norm comes after the pooling; None: for "avg".
-        drop, attn_drop: dropout of the tokens before the first block, after the attention's projection and in the MLP;
-            and of the attention weights.
-        drop_path: rate of stochastic depth at the last block; linear from 0 at the first.
-        head_batch_norm: see ``ImageModel``.
+        dropout: of the tokens before the first block, after the attention's projection and in the MLP.
+        attention_dropout: of the attention weights.
+        droppath: rate of stochastic depth at the last block; linear from 0 at the first.
 
     Attributes:
         num_prefix_tokens: tokens before the patches, which ``pos_embed`` (pos_embed_prefix) has, too.
@@ -130,24 +133,24 @@ class Beit(ImageModel):
     def __init__(
         self,
         image_size: int | Sequence[int] = 224,
-        patch_size: int = 16,
+        patch_size: Size = 16,
         in_channels: int = 3,
         num_classes: int = 1000,
-        embed_dim: int = 768,
-        depth: int = 12,
-        num_heads: int = 12,
-        mlp_ratio: float = 4.0,
+        embed_dim: Size = 768,
+        depth: Size = 12,
+        num_heads: Size = 12,
+        mlp_ratio: Positive = 4.0,
         qkv_bias: bool = True,
-        init_values: float | None = None,
+        init_values: Positive | None = None,
         use_abs_pos_emb: bool = True,
         use_rel_pos_bias: bool = False,
         use_shared_rel_pos_bias: bool = False,
-        global_pool: str = "avg",
+        global_pool: Literal["token", "avg"] = "avg",
         fc_norm: bool | None = None,
-        drop: float = 0.0,
-        attn_drop: float = 0.0,
-        drop_path: float = 0.0,
-        head_init_scale: float = 0.001,
+        dropout: Rate = 0.0,
+        attention_dropout: Rate = 0.0,
+        droppath: Rate = 0.0,
+        head_init_scale: Factor = 0.001,
         head_batch_norm: bool = False,
         recompute: bool = False,
     ) -> None:
@@ -162,12 +165,13 @@ class Beit(ImageModel):
         if use_abs_pos_emb:
             positions = [1, self.patch_embed.num_patches + self.pos_embed_prefix, embed_dim]
             self.pos_embed = self.create_parameter(positions, default_initializer=Normal(std=0.02))
-        self.pos_drop = nn.Dropout(drop)
+        self.pos_drop = nn.Dropout(dropout)
         self.rel_pos_bias = RelativePositionBias(grid, num_heads, class_token=True) if use_shared_rel_pos_bias else None
-        shared = {"mlp_ratio": mlp_ratio, "init_values": init_values, "drop": drop, "attn_drop": attn_drop}
-        shared |= {"num_heads": num_heads, "qkv_bias": qkv_bias, "window_size": grid if use_rel_pos_bias else None}
-        rates = [drop_path * i / max(1, depth - 1) for i in range(depth)]
-        self.blocks = nn.LayerList(Block(embed_dim, drop_path=rate, **shared) for rate in rates)
+        heads = (num_heads, grid if use_rel_pos_bias else None, qkv_bias, attention_dropout, dropout)
+        rates = [droppath * i / max(1, depth - 1) for i in range(depth)]
+        self.blocks = nn.LayerList(
+            Block(embed_dim, Attention(embed_dim, *heads), mlp_ratio, init_values, dropout, rate) for rate in rates
+        )
         after = global_pool == "avg" if fc_norm is None else fc_norm
         self.norm = nn.Identity() if after else LayerNorm(embed_dim, epsilon=1e-6)
         self.fc_norm = LayerNorm(embed_dim, epsilon=1e-6) if after else nn.Identity()

@@ -4,11 +4,13 @@ Parameter names, order of operations and initialisation (PyTorch's own) are thos
 """
 
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import paddle
 from paddle import nn
 
-from models.base import ImageModel
+from configs.architectures import Factor, Rate, Size
+from models.base import ImageModel, register
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D
 from models.layers.init import init_as_torch
@@ -26,18 +28,19 @@ class Residual(nn.Layer):
         return self.fn(x) + x
 
 
+@register("convmixer")
 class ConvMixer(ImageModel):
     """Patches, then blocks of two convolutions: over places, channel by channel, and over channels, place by place.
 
     Each convolution is followed by its activation and batch norm. It takes images of any size from one patch.
 
     Args:
-        image_size, in_channels, num_classes, head_init_scale, recompute: see ``ImageModel``.
-        embed_dim, depth: channels, blocks.
+        embed_dim: channels.
+        depth: blocks.
         kernel_size: places along a side that a block's first convolution mixes.
-        patch_size: pixels.
-        act: "gelu" or "relu".
-        drop: dropout before the classifier.
+        patch_size: pixels along a patch's side.
+        act: activation after each convolution.
+        dropout: before the classifier.
     """
 
     weight_names = names
@@ -49,13 +52,13 @@ class ConvMixer(ImageModel):
         image_size: int | Sequence[int] = 224,
         in_channels: int = 3,
         num_classes: int = 1000,
-        embed_dim: int = 1536,
-        depth: int = 20,
-        kernel_size: int = 9,
-        patch_size: int = 7,
-        act: str = "gelu",
-        drop: float = 0.0,
-        head_init_scale: float = 1.0,
+        embed_dim: Size = 1536,
+        depth: Size = 20,
+        kernel_size: Size = 9,
+        patch_size: Size = 7,
+        act: Literal["gelu", "relu"] = "gelu",
+        dropout: Rate = 0.0,
+        head_init_scale: Factor = 1.0,
         recompute: bool = False,
     ) -> None:
         self.min_image_size = patch_size  # before ImageModel checks image_size
@@ -63,7 +66,7 @@ class ConvMixer(ImageModel):
         self.num_features = embed_dim
         activation = {"gelu": nn.GELU, "relu": nn.ReLU}[act]
 
-        def convolution(channels: int, kernel: int, **options: object) -> list[nn.Layer]:
+        def convolution(channels: int, kernel: int, **options: Any) -> list[nn.Layer]:
             return [Conv2D(channels, embed_dim, kernel, **options), activation(), BatchNorm2D(embed_dim)]
 
         def block() -> nn.Sequential:
@@ -72,7 +75,7 @@ class ConvMixer(ImageModel):
 
         self.stem = nn.Sequential(*convolution(in_channels, patch_size, stride=patch_size))
         self.blocks = nn.LayerList(block() for _ in range(depth))
-        self.head_drop = nn.Dropout(drop)
+        self.head_drop = nn.Dropout(dropout)
         self._add_classifiers()
         self.apply(self._init_weights)
         self._scale_classifiers()

@@ -9,7 +9,8 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant, Normal
 
-from models.base import ImageModel
+from configs.architectures import Factor, Positive, Rate, Size
+from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Mlp, init_linear
 from models.layers.conv import Conv2D
 from models.layers.stages import check_stages, drop_path_rates
@@ -57,15 +58,16 @@ class Stage(nn.Layer):
         self.blocks = nn.LayerList(Block(dim, init_values, rate) for rate in rates)
 
 
+@register("convnext")
 class ConvNeXt(ImageModel):
     """ConvNeXt: images of any size from 32 x 32.
 
     Args:
-        image_size, in_channels, num_classes, head_init_scale, recompute: see ``ImageModel``.
-        stage_depths, embed_dims: blocks and channels of each of four stages.
+        stage_depths: blocks of each of four stages.
+        embed_dims: channels of each of four stages.
         init_values: layer scale's initial value; None: no layer scale.
-        drop: dropout before the classifier.
-        drop_path: rate of stochastic depth at the last block; linear from 0 at the first.
+        dropout: before the classifier.
+        droppath: rate of stochastic depth at the last block; linear from 0 at the first.
 
     Raises:
         InputError: not four stages.
@@ -80,12 +82,12 @@ class ConvNeXt(ImageModel):
         image_size: int | Sequence[int] = 224,
         in_channels: int = 3,
         num_classes: int = 1000,
-        stage_depths: Sequence[int] = (3, 3, 9, 3),
-        embed_dims: Sequence[int] = (96, 192, 384, 768),
-        init_values: float | None = 1e-6,
-        drop: float = 0.0,
-        drop_path: float = 0.0,
-        head_init_scale: float = 1.0,
+        stage_depths: Sequence[Size] = (3, 3, 9, 3),
+        embed_dims: Sequence[Size] = (96, 192, 384, 768),
+        init_values: Positive | None = 1e-6,
+        dropout: Rate = 0.0,
+        droppath: Rate = 0.0,
+        head_init_scale: Factor = 1.0,
         recompute: bool = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
@@ -93,10 +95,10 @@ class ConvNeXt(ImageModel):
         self.num_features = embed_dims[-1]
         patches = Conv2D(in_channels, embed_dims[0], 4, stride=4)
         self.stem = nn.Sequential(patches, ChannelNorm(embed_dims[0], epsilon=1e-6))
-        sizes = zip((0, *embed_dims), embed_dims, drop_path_rates(drop_path, stage_depths), strict=False)
+        sizes = zip((0, *embed_dims), embed_dims, drop_path_rates(droppath, stage_depths), strict=False)
         self.stages = nn.LayerList(Stage(in_dim, dim, init_values, rates) for in_dim, dim, rates in sizes)
         norm = LayerNorm(self.num_features, epsilon=1e-6)
-        self.head = nn.Sequential(("norm", norm), ("drop", nn.Dropout(drop)), ("fc", nn.Identity()))
+        self.head = nn.Sequential(("norm", norm), ("drop", nn.Dropout(dropout)), ("fc", nn.Identity()))
         self._add_classifiers()
         self.apply(self._init_weights)
         self._scale_classifiers()
@@ -133,7 +135,7 @@ class ConvNeXt(ImageModel):
         """The stem, each block (the first of a stage with what downsamples before it), the head with its norm."""
         groups: list[tuple[str, ...]] = [("stem",)]
         for i, stage in enumerate(self.stages):
-            blocks = [(f"stages.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
+            blocks: list[tuple[str, ...]] = [(f"stages.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
             blocks[0] += (f"stages.{i}.downsample",)
             groups += blocks
         return [*groups, ("head",)]

@@ -10,6 +10,7 @@ from paddle import nn
 from paddle.nn.initializer import Constant, Normal, XavierUniform
 
 from errors import InputError
+from models.base import register
 from models.layers import DropPath, LayerNorm, Linear
 from models.layers.init import init_lecun
 from models.mixer import MlpMixer
@@ -65,13 +66,20 @@ class SpatialGatingBlock(nn.Layer):
         return x + self.drop_path(self.mlp_channels(self.norm(x)))
 
 
+@register("gmlp")
 class GMlp(MlpMixer):
-    """``MlpMixer`` with gated blocks; mlp_ratio is one number."""
+    """``MlpMixer`` with gated blocks.
+
+    Args:
+        mlp_ratio: hidden width of the MLP over its input's, one number; None: 6, the paper's.
+    """
 
     default_mlp_ratio = 6.0
 
-    def _block(self, *sizes: object, **rates: float) -> nn.Layer:
-        return SpatialGatingBlock(*sizes, **rates)
+    def _block(
+        self, dim: int, num_patches: int, mlp_ratio: float | Sequence[float], drop: float, drop_path: float
+    ) -> nn.Layer:
+        return SpatialGatingBlock(dim, num_patches, mlp_ratio, drop, drop_path)
 
     def _init_weights(self, layer: nn.Layer) -> None:
         """timm's, the authors' code being unpublished; the gate's is the paper's."""

@@ -5,17 +5,18 @@ from collections.abc import Sequence
 import paddle
 from paddle import nn
 
+from configs.architectures import Factor
 from errors import InputError
-from models.base import ImageModel
+from models.base import ImageModel, register
 from models.layers.conv import Conv2D, MaxPool2D
 
 
+@register("lenet")
 class LeNet(ImageModel):
     """Two convolutions and three Linears, with nothing between the Linears.
 
     Args:
         image_size: pixels, or (height, width): at least 12 each; the first Linear fixes it.
-        in_channels, num_classes, head_init_scale: see ``ImageModel``.
 
     Raises:
         InputError: images that are too small, or of another size than image_size.
@@ -28,7 +29,7 @@ class LeNet(ImageModel):
         image_size: int | Sequence[int] = 28,
         in_channels: int = 1,
         num_classes: int = 10,
-        head_init_scale: float = 1.0,
+        head_init_scale: Factor = 1.0,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale)
         height, width = ((side // 2 - 4) // 2 for side in self.image_size)

@@ -5,13 +5,15 @@ Parameter names and order of operations are those of timm's ``MlpMixer``; a Line
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant
 
+from configs.architectures import Factor, Positive, Rate, Size
 from errors import InputError
-from models.base import ImageModel
+from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Mlp, PatchEmbed, set_norm_eps
 from models.layers.init import init_lecun
 from models.layers.linear import in_float32
@@ -55,17 +57,19 @@ class MixerBlock(nn.Layer):
         return x + self.drop_path(self.mlp_channels(self.norm2(x)))
 
 
+@register("mixer")
 class MlpMixer(ImageModel):
     """Patches, then blocks without attention. A layer over places has its size: other images aren't taken.
 
     Args:
-        image_size, in_channels, num_classes, head_init_scale, recompute: see ``ImageModel``.
-        patch_size: pixels.
-        embed_dim, depth: channels, blocks.
-        mlp_ratio: see ``MixerBlock``; None: the paper's.
-        drop: dropout in the MLPs.
-        drop_path, drop_path_shape: rate of stochastic depth at the last block; see ``drop_path_rates``.
-        head_init_bias: see ``ImageModel``.
+        patch_size: pixels along a patch's side.
+        embed_dim: channels.
+        depth: blocks.
+        mlp_ratio: hidden width of the MLP over its input's: over places and over channels, or one number for both;
+            None: 0.5 and 4, the paper's.
+        dropout: in the MLPs.
+        droppath: rate of stochastic depth at the last block.
+        droppath_shape: "linear": from 0 at the first block; "constant": all blocks have the last one's rate.
         norm_eps: epsilon of all layer norms; None: timm's, 1e-6, and 1e-5 in gMLP's gates.
     """
 
@@ -76,34 +80,38 @@ class MlpMixer(ImageModel):
     def __init__(
         self,
         image_size: int | Sequence[int] = 224,
-        patch_size: int = 16,
+        patch_size: Size = 16,
         in_channels: int = 3,
         num_classes: int = 1000,
-        embed_dim: int = 768,
-        depth: int = 12,
-        mlp_ratio: float | Sequence[float] | None = None,
-        drop: float = 0.0,
-        drop_path: float = 0.0,
-        head_init_scale: float = 1.0,
+        embed_dim: Size = 768,
+        depth: Size = 12,
+        mlp_ratio: Positive | Sequence[Positive] | None = None,
+        dropout: Rate = 0.0,
+        droppath: Rate = 0.0,
+        head_init_scale: Factor = 1.0,
         recompute: bool = False,
-        norm_eps: float | None = None,
-        drop_path_shape: str = "constant",
+        norm_eps: Positive | None = None,
+        droppath_shape: Literal["linear", "constant"] = "constant",
         head_init_bias: float = 0.0,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         self.num_features, self.norm_eps, self.head_init_bias = embed_dim, norm_eps, head_init_bias
         self.stem = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)
-        sizes = (embed_dim, self.stem.num_patches, mlp_ratio or self.default_mlp_ratio)
-        [rates] = drop_path_rates(drop_path, [depth], drop_path_shape)
-        self.blocks = nn.LayerList(self._block(*sizes, drop=drop, drop_path=rate) for rate in rates)
+        ratio = mlp_ratio or self.default_mlp_ratio
+        [rates] = drop_path_rates(droppath, [depth], droppath_shape)
+        self.blocks = nn.LayerList(
+            self._block(embed_dim, self.stem.num_patches, ratio, dropout, rate) for rate in rates
+        )
         self.norm = self._norm(embed_dim)
         self._add_classifiers()
         set_norm_eps(self, norm_eps)
         self.apply(self._init_weights)
         self._scale_classifiers()
 
-    def _block(self, *sizes: object, **rates: float) -> nn.Layer:
-        return MixerBlock(*sizes, **rates)
+    def _block(
+        self, dim: int, num_patches: int, mlp_ratio: float | Sequence[float], drop: float, drop_path: float
+    ) -> nn.Layer:
+        return MixerBlock(dim, num_patches, mlp_ratio, drop, drop_path)
 
     def _norm(self, dim: int) -> nn.Layer:
         return LayerNorm(dim, epsilon=1e-6)

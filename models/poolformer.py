@@ -9,7 +9,8 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant, Normal
 
-from models.base import ImageModel
+from configs.architectures import Factor, Positive, Rate, Size
+from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, init_linear
 from models.layers.conv import Conv2D
 from models.layers.stages import check_stages, drop_path_rates
@@ -94,18 +95,19 @@ class Stage(nn.Layer):
         self.blocks = nn.LayerList(Block(dim, init_values, drop, rate) for rate in rates)
 
 
+@register("poolformer")
 class PoolFormer(ImageModel):
     """PoolFormer: images of any size from 3 x 3.
 
     Args:
-        image_size, in_channels, num_classes, head_init_scale, recompute: see ``ImageModel``.
-        stage_depths, embed_dims: blocks and channels of each of four stages.
+        stage_depths: blocks of each of four stages.
+        embed_dims: channels of each of four stages.
         init_values: layer scale's initial value.
         fc_norm: whether the last norm comes after the pooling: ``head.norm``, a layer norm, as in timm. False: before
             it: ``norm``, a group norm over channels and places, as in the authors' code and PaddleViT. The same weights
             give other logits there, so the norm has another name.
-        drop: dropout in the MLP.
-        drop_path: rate of stochastic depth at the last block; linear from 0 at the first.
+        dropout: in the MLP.
+        droppath: rate of stochastic depth at the last block; linear from 0 at the first.
 
     Raises:
         InputError: not four stages.
@@ -120,21 +122,21 @@ class PoolFormer(ImageModel):
         image_size: int | Sequence[int] = 224,
         in_channels: int = 3,
         num_classes: int = 1000,
-        stage_depths: Sequence[int] = (2, 2, 6, 2),
-        embed_dims: Sequence[int] = (64, 128, 320, 512),
-        init_values: float = 1e-5,
+        stage_depths: Sequence[Size] = (2, 2, 6, 2),
+        embed_dims: Sequence[Size] = (64, 128, 320, 512),
+        init_values: Positive = 1e-5,
         fc_norm: bool = False,
-        drop: float = 0.0,
-        drop_path: float = 0.0,
-        head_init_scale: float = 1.0,
+        dropout: Rate = 0.0,
+        droppath: Rate = 0.0,
+        head_init_scale: Factor = 1.0,
         recompute: bool = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         check_stages(stage_depths, embed_dims)
         self.num_features, self.fc_norm = embed_dims[-1], fc_norm
         self.stem = Downsampling(in_channels, embed_dims[0], 7, stride=4, padding=2)
-        sizes = zip((0, *embed_dims[:-1]), embed_dims, drop_path_rates(drop_path, stage_depths), strict=True)
-        self.stages = nn.LayerList(Stage(in_dim, dim, init_values, drop, rates) for in_dim, dim, rates in sizes)
+        sizes = zip((0, *embed_dims[:-1]), embed_dims, drop_path_rates(droppath, stage_depths), strict=True)
+        self.stages = nn.LayerList(Stage(in_dim, dim, init_values, dropout, rates) for in_dim, dim, rates in sizes)
         self.norm = nn.Identity() if fc_norm else nn.GroupNorm(1, self.num_features)
         norm = LayerNorm(self.num_features, epsilon=1e-6) if fc_norm else nn.Identity()
         self.head = nn.Sequential(("norm", norm), ("fc", nn.Identity()))
@@ -161,7 +163,7 @@ class PoolFormer(ImageModel):
         """The stem, each block (the first of a stage with the downsampling before it), the head with its norm."""
         groups: list[tuple[str, ...]] = [("stem",)]
         for i, stage in enumerate(self.stages):
-            blocks = [(f"stages.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
+            blocks: list[tuple[str, ...]] = [(f"stages.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
             blocks[0] += (f"stages.{i}.downsample",)
             groups += blocks
         return [*groups, ("norm", "head")]

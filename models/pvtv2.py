@@ -4,14 +4,16 @@ Parameter names, order of operations and initialisation are those of timm's ``Py
 weight is [in, out] here and [out, in] there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
+from configs.architectures import Factor, Positive, Rate, Size
 from errors import InputError
-from models.base import ImageModel
+from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, init_linear, set_norm_eps
 from models.layers.conv import Conv2D
 from models.layers.init import init_convolution
@@ -108,11 +110,20 @@ class Block(nn.Layer):
     """x + attn(norm1(x)), then x + mlp(norm2(x)), each branch with drop path. Shape: [B, H, W, D] -> the same."""
 
     def __init__(
-        self, dim: int, mlp_ratio: float, linear: bool, drop: float, drop_path: float, **attention: object
+        self,
+        dim: int,
+        num_heads: int,
+        sr_ratio: int,
+        linear: bool,
+        qkv_bias: bool,
+        mlp_ratio: float,
+        drop: float,
+        attn_drop: float,
+        drop_path: float,
     ) -> None:
         super().__init__()
         self.norm1 = LayerNorm(dim, epsilon=1e-6)
-        self.attn = Attention(dim, linear=linear, proj_drop=drop, **attention)
+        self.attn = Attention(dim, num_heads, sr_ratio, linear, qkv_bias, attn_drop, proj_drop=drop)
         self.drop_path1 = DropPath(drop_path)
         self.norm2 = LayerNorm(dim, epsilon=1e-6)
         self.mlp = ConvMlp(dim, int(dim * mlp_ratio), linear, drop)
@@ -126,26 +137,29 @@ class Block(nn.Layer):
 class Stage(nn.Layer):
     """Blocks of one width and a norm; ``downsample`` halves height and width before them, but in the first stage."""
 
-    def __init__(self, in_dim: int, dim: int, rates: Sequence[float], **block: object) -> None:
+    def __init__(self, in_dim: int, dim: int, rates: Sequence[float], block: Callable[..., Block]) -> None:
         super().__init__()
         if in_dim:
             self.downsample = OverlapPatchEmbed(in_dim, dim, 3, stride=2)
-        self.blocks = nn.LayerList(Block(dim, drop_path=rate, **block) for rate in rates)
+        self.blocks = nn.LayerList(block(dim, drop_path=rate) for rate in rates)
         self.norm = LayerNorm(dim, epsilon=1e-6)
 
 
+@register("pvtv2")
 class PyramidVisionTransformerV2(ImageModel):
     """PVTv2: images of any size from that at which the first keys fill a patch, 29 x 29 for sr_ratio (8, 4, 2, 1).
 
     Args:
-        image_size, in_channels, num_classes, head_init_scale, recompute: see ``ImageModel``.
-        stage_depths, embed_dims, num_heads: blocks, channels and heads of each of four stages.
+        stage_depths: blocks of each of four stages.
+        embed_dims: channels of each of four stages.
+        num_heads: heads of each of four stages.
         sr_ratio: side of the patches that each make one key and value, per stage.
         linear: keys and values are averaged to 7 x 7 instead, and the MLPs have a ReLU (the paper's linear attention).
         mlp_ratio: hidden width of the MLP over its input's; one number, or one per stage.
         qkv_bias: whether the queries, keys and values have a bias.
-        drop, attn_drop: dropout after the attention's projection and in the MLP, and of the attention weights.
-        drop_path: rate of stochastic depth at the last block; linear from 0 at the first.
+        dropout: after the attention's projection and in the MLP.
+        attention_dropout: of the attention weights.
+        droppath: rate of stochastic depth at the last block; linear from 0 at the first.
         norm_eps: epsilon of all layer norms; None: timm's and the authors', 1e-6, and 1e-5 in the embeddings and in the
             attention.
 
@@ -160,19 +174,19 @@ class PyramidVisionTransformerV2(ImageModel):
         image_size: int | Sequence[int] = 224,
         in_channels: int = 3,
         num_classes: int = 1000,
-        stage_depths: Sequence[int] = (3, 4, 6, 3),
-        embed_dims: Sequence[int] = (64, 128, 320, 512),
-        num_heads: Sequence[int] = (1, 2, 5, 8),
-        sr_ratio: Sequence[int] = (8, 4, 2, 1),
+        stage_depths: Sequence[Size] = (3, 4, 6, 3),
+        embed_dims: Sequence[Size] = (64, 128, 320, 512),
+        num_heads: Sequence[Size] = (1, 2, 5, 8),
+        sr_ratio: Sequence[Size] = (8, 4, 2, 1),
         linear: bool = False,
-        mlp_ratio: float | Sequence[float] = (8, 8, 4, 4),
+        mlp_ratio: Positive | Sequence[Positive] = (8, 8, 4, 4),
         qkv_bias: bool = True,
-        drop: float = 0.0,
-        attn_drop: float = 0.0,
-        drop_path: float = 0.0,
-        head_init_scale: float = 1.0,
+        dropout: Rate = 0.0,
+        attention_dropout: Rate = 0.0,
+        droppath: Rate = 0.0,
+        head_init_scale: Factor = 1.0,
         recompute: bool = False,
-        norm_eps: float | None = None,
+        norm_eps: Positive | None = None,
     ) -> None:
         check_stages(stage_depths, embed_dims)
         mlp_ratio = [mlp_ratio] * 4 if isinstance(mlp_ratio, int | float) else mlp_ratio
@@ -188,11 +202,12 @@ class PyramidVisionTransformerV2(ImageModel):
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         self.num_features, self.norm_eps = embed_dims[-1], norm_eps
         self.patch_embed = OverlapPatchEmbed(in_channels, embed_dims[0], 7, stride=4)
-        shared = {"linear": linear, "qkv_bias": qkv_bias, "drop": drop, "attn_drop": attn_drop}
+        block = partial(Block, linear=linear, qkv_bias=qkv_bias, drop=dropout, attn_drop=attention_dropout)
         self.stages = nn.LayerList()
-        for i, rates in enumerate(drop_path_rates(drop_path, stage_depths)):
+        for i, rates in enumerate(drop_path_rates(droppath, stage_depths)):
             sizes = {"num_heads": num_heads[i], "sr_ratio": sr_ratio[i], "mlp_ratio": mlp_ratio[i]}
-            self.stages.append(Stage(embed_dims[i - 1] if i else 0, embed_dims[i], rates, **sizes, **shared))
+            in_dim = embed_dims[i - 1] if i else 0
+            self.stages.append(Stage(in_dim, embed_dims[i], rates, partial(block, **sizes)))
         self._add_classifiers()
         set_norm_eps(self, norm_eps)
         self.apply(self._init_weights)
@@ -216,7 +231,7 @@ class PyramidVisionTransformerV2(ImageModel):
         """
         groups: list[tuple[str, ...]] = [("patch_embed",)]
         for i, stage in enumerate(self.stages):
-            blocks = [(f"stages.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
+            blocks: list[tuple[str, ...]] = [(f"stages.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
             if i:
                 blocks[0] += (f"stages.{i - 1}.norm", f"stages.{i}.downsample")
             groups += blocks

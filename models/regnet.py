@@ -5,14 +5,16 @@ stages, which timm computes from the paper's parameters, are given as they are.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import paddle
 from paddle import nn
 from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Normal
 
+from configs.architectures import Factor, Rate, Size
 from errors import InputError
-from models.base import ImageModel
+from models.base import ImageModel, register
 from models.layers import DropPath
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D
@@ -26,7 +28,7 @@ STEM_DIM = 32
 class ConvNorm(nn.Layer):
     """Convolution without a bias, batch norm, and ReLU where ``act`` (timm's ``ConvNormAct``)."""
 
-    def __init__(self, in_dim: int, dim: int, kernel_size: int, act: bool = True, **options: int) -> None:
+    def __init__(self, in_dim: int, dim: int, kernel_size: int, act: bool = True, **options: Any) -> None:
         super().__init__()
         self.conv = nn.Conv2D(in_dim, dim, kernel_size, padding=kernel_size // 2, bias_attr=False, **options)
         self.bn = BatchNorm2D(dim)
@@ -71,16 +73,17 @@ class Block(nn.Layer):
         return F.relu(self.drop_path(branch) + self.downsample(x))
 
 
+@register("regnet")
 class RegNet(ImageModel):
     """RegNet: images of any size.
 
     Args:
-        image_size, in_channels, num_classes, head_init_scale, recompute: see ``ImageModel``.
-        stage_depths, embed_dims: blocks and channels of each of four stages.
+        stage_depths: blocks of each of four stages.
+        embed_dims: channels of each of four stages.
         group_width: channels of a group of the 3 x 3 convolutions; in narrower stages all.
         se_ratio: channels that squeeze and excitation reduces to, over its block's input's; 0: none (RegNetX).
-        drop: dropout before the classifier.
-        drop_path: rate of stochastic depth at the last block; linear from 0 at the first.
+        dropout: before the classifier.
+        droppath: rate of stochastic depth at the last block; linear from 0 at the first.
         zero_init_last: whether the weight of a block's last norm starts at 0 (timm's), so that a fresh block is its
             shortcut alone, or at 1 (the authors').
 
@@ -97,13 +100,13 @@ class RegNet(ImageModel):
         image_size: int | Sequence[int] = 224,
         in_channels: int = 3,
         num_classes: int = 1000,
-        stage_depths: Sequence[int] = (2, 4, 11, 1),
-        embed_dims: Sequence[int] = (224, 448, 1232, 3024),
-        group_width: int = 112,
-        se_ratio: float = 0.25,
-        drop: float = 0.0,
-        drop_path: float = 0.0,
-        head_init_scale: float = 1.0,
+        stage_depths: Sequence[Size] = (2, 4, 11, 1),
+        embed_dims: Sequence[Size] = (224, 448, 1232, 3024),
+        group_width: Size = 112,
+        se_ratio: Factor = 0.25,
+        dropout: Rate = 0.0,
+        droppath: Rate = 0.0,
+        head_init_scale: Factor = 1.0,
         recompute: bool = False,
         zero_init_last: bool = True,
     ) -> None:
@@ -116,14 +119,14 @@ class RegNet(ImageModel):
         self.num_features = embed_dims[-1]
         self.stem = ConvNorm(in_channels, STEM_DIM, 3, stride=2)
         in_dim = STEM_DIM
-        for i, (dim, rates) in enumerate(zip(embed_dims, drop_path_rates(drop_path, stage_depths), strict=True)):
+        for i, (dim, rates) in enumerate(zip(embed_dims, drop_path_rates(droppath, stage_depths), strict=True)):
             stage = nn.Sequential()
             for j, rate in enumerate(rates):
                 block = Block(in_dim, dim, 1 if j else 2, min(group_width, dim), se_ratio, rate)
                 stage.add_sublayer(f"b{j + 1}", block)
                 in_dim = dim
             self.add_sublayer(f"s{i + 1}", stage)
-        self.head = nn.Sequential(("drop", nn.Dropout(drop)), ("fc", nn.Identity()))
+        self.head = nn.Sequential(("drop", nn.Dropout(dropout)), ("fc", nn.Identity()))
         self._add_classifiers()
         self.apply(self._init_weights)
         self._scale_classifiers()

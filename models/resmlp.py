@@ -5,11 +5,14 @@ authors' (facebookresearch/deit); timm's is Xavier's, and its classifier starts 
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant
 
+from configs.architectures import Factor, Positive, Rate, Size
+from models.base import register
 from models.layers import DropPath, Linear, Mlp, init_linear
 from models.layers.init import init_as_torch
 from models.mixer import MlpMixer
@@ -51,36 +54,37 @@ class ResBlock(nn.Layer):
         return x + self.drop_path(self.ls2 * self.mlp_channels(self.norm2(x)))
 
 
+@register("resmlp")
 class ResMlp(MlpMixer):
     """``MlpMixer`` with residual blocks that know no statistics.
 
     Args:
         init_values: layer scale's initial value.
         mlp_ratio: hidden width over embed_dim, of the MLP over channels.
-        others: see ``MlpMixer``.
     """
 
     def __init__(
         self,
         image_size: int | Sequence[int] = 224,
-        patch_size: int = 16,
+        patch_size: Size = 16,
         in_channels: int = 3,
         num_classes: int = 1000,
-        embed_dim: int = 384,
-        depth: int = 12,
-        mlp_ratio: float = 4.0,
-        init_values: float = 1e-4,
-        drop: float = 0.0,
-        drop_path: float = 0.0,
-        head_init_scale: float = 1.0,
+        embed_dim: Size = 384,
+        depth: Size = 12,
+        mlp_ratio: Positive = 4.0,
+        init_values: Positive = 1e-4,
+        dropout: Rate = 0.0,
+        droppath: Rate = 0.0,
+        head_init_scale: Factor = 1.0,
         recompute: bool = False,
+        droppath_shape: Literal["linear", "constant"] = "constant",
     ) -> None:
         self.init_values = init_values  # before MlpMixer builds the blocks
         sizes = (image_size, patch_size, in_channels, num_classes, embed_dim, depth, mlp_ratio)
-        super().__init__(*sizes, drop, drop_path, head_init_scale, recompute)
+        super().__init__(*sizes, dropout, droppath, head_init_scale, recompute, droppath_shape=droppath_shape)
 
-    def _block(self, *sizes: object, **rates: float) -> nn.Layer:
-        return ResBlock(*sizes, init_values=self.init_values, **rates)
+    def _block(self, dim: int, num_patches: int, mlp_ratio: float, drop: float, drop_path: float) -> nn.Layer:
+        return ResBlock(dim, num_patches, mlp_ratio, self.init_values, drop, drop_path)
 
     def _norm(self, dim: int) -> nn.Layer:
         return Affine(dim)

@@ -5,14 +5,16 @@ Parameter names, strides (on the 3 x 3 convolutions), order of operations and in
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import paddle
 from paddle import nn
 from paddle.nn import functional as F
 from paddle.nn.initializer import Constant
 
+from configs.architectures import Factor, Rate, Size
 from errors import InputError
-from models.base import ImageModel
+from models.base import ImageModel, register
 from models.layers import DropPath
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import MaxPool2D
@@ -84,16 +86,17 @@ SIZES = {  # by depth: the kind of block, and how many of each stage
 }
 
 
+@register("resnet")
 class ResNet(ImageModel):
     """ResNet: images of any size.
 
     Args:
-        image_size, in_channels, num_classes, head_init_scale, recompute: see ``ImageModel``.
         depth: layers: 18, 34, 50, 101 or 152.
-        drop: dropout before the classifier.
+        dropout: before the classifier.
         small_stem: for small images: the first convolution is 3 x 3 with stride 1, and there is no pooling after it
             (section 4.2 of the paper, on CIFAR-10, begins so).
-        drop_path, drop_path_shape: rate of stochastic depth at the last block; see ``drop_path_rates``.
+        droppath: rate of stochastic depth at the last block.
+        droppath_shape: "linear": from 0 at the first block; "constant": all blocks have the last one's rate.
         zero_init_last: whether the weight of a block's last norm starts at 0 (timm's), so that a fresh block is its
             shortcut alone, or at 1 (the paper's, torchvision's).
 
@@ -109,13 +112,13 @@ class ResNet(ImageModel):
         image_size: int | Sequence[int] = 224,
         in_channels: int = 3,
         num_classes: int = 1000,
-        depth: int = 50,
-        drop: float = 0.0,
+        depth: Size = 50,
+        dropout: Rate = 0.0,
         small_stem: bool = False,
-        head_init_scale: float = 1.0,
+        head_init_scale: Factor = 1.0,
         recompute: bool = False,
-        drop_path: float = 0.0,
-        drop_path_shape: str = "linear",
+        droppath: Rate = 0.0,
+        droppath_shape: Literal["linear", "constant"] = "linear",
         zero_init_last: bool = True,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
@@ -127,14 +130,14 @@ class ResNet(ImageModel):
         self.conv1, self.bn1 = convolution(in_channels, 64, kernel, stride)
         self.maxpool = nn.Identity() if small_stem else MaxPool2D(3, 2, 1)
         in_dim = 64
-        for i, rates in enumerate(drop_path_rates(drop_path, stage_depths, drop_path_shape)):
+        for i, rates in enumerate(drop_path_rates(droppath, stage_depths, droppath_shape)):
             stage = nn.Sequential()
             for j, rate in enumerate(rates):
                 stage.add_sublayer(str(j), block(in_dim, 64 << i, 1 if j or i == 0 else 2, rate))
                 in_dim = (64 << i) * block.expansion
             self.add_sublayer(f"layer{i + 1}", stage)
         self.num_features = in_dim
-        self.drop = nn.Dropout(drop)
+        self.drop = nn.Dropout(dropout)
         self._add_classifiers()
         self.apply(self._init_weights)
         self._scale_classifiers()

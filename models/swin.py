@@ -4,15 +4,18 @@ Parameter names, order of operations and initialisation are those of timm's ``Sw
 [in, out] here and [out, in] there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
+from configs.architectures import Factor, Positive, Rate, Size
 from errors import InputError
-from models.base import ImageModel
+from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
 from models.layers.linear import in_float32
 from models.layers.relative import RelativePositionBias
@@ -74,7 +77,8 @@ class Block(nn.Layer):
         resolution: (height, width) of the feature map.
         window_size: tokens along a window's side.
         shift: whether windows are shifted.
-        mlp_ratio, drop, drop_path, qkv_bias, attn_drop: see ``SwinTransformer``.
+        mlp_ratio, qkv_bias: see ``SwinTransformer``.
+        drop, attn_drop, drop_path: its dropout, attention_dropout, and the block's rate of stochastic depth.
 
     Shape: [B, height, width, D] -> the same.
     """
@@ -89,20 +93,23 @@ class Block(nn.Layer):
         mlp_ratio: float,
         drop: float,
         drop_path: float,
-        **attention: object,
+        qkv_bias: bool,
+        attn_drop: float,
     ) -> None:
         super().__init__()
         self.resolution = resolution
-        self.window_size = tuple(min(side, window_size) for side in resolution)
+        self.window_size = (min(resolution[0], window_size), min(resolution[1], window_size))
         self.shift_size = tuple(window_size // 2 if shift and side > window_size else 0 for side in resolution)
         self.norm1 = LayerNorm(dim)
-        self.attn = WindowAttention(dim, num_heads, self.window_size, proj_drop=drop, **attention)
+        self.attn = WindowAttention(dim, num_heads, self.window_size, qkv_bias, attn_drop, proj_drop=drop)
         self.drop_path1 = DropPath(drop_path)
         self.norm2 = LayerNorm(dim)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), drop)
         self.drop_path2 = DropPath(drop_path)
-        mask = shift_mask(resolution, self.window_size, self.shift_size) if any(self.shift_size) else None
-        self.register_buffer("attn_mask", None if mask is None else paddle.to_tensor(mask), persistable=False)
+        mask: Any = None
+        if any(self.shift_size):
+            mask = paddle.to_tensor(shift_mask(resolution, self.window_size, self.shift_size))
+        self.register_buffer("attn_mask", mask, persistable=False)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         x = x + self.drop_path1(self._attend(self.norm1(x)))
@@ -163,28 +170,28 @@ class PatchMerging(nn.Layer):
 class Stage(nn.Layer):
     """Blocks of one resolution, every second with shifted windows; ``downsample`` comes before them."""
 
-    def __init__(self, dim: int, rates: Sequence[float], merges: bool, **block: object) -> None:
+    def __init__(self, dim: int, rates: Sequence[float], merges: bool, block: Callable[..., Block]) -> None:
         super().__init__()
         self.downsample = PatchMerging(dim // 2) if merges else nn.Identity()
-        self.blocks = nn.LayerList(
-            Block(dim, shift=i % 2 == 1, drop_path=rate, **block) for i, rate in enumerate(rates)
-        )
+        self.blocks = nn.LayerList(block(dim, shift=i % 2 == 1, drop_path=rate) for i, rate in enumerate(rates))
 
 
+@register("swin")
 class SwinTransformer(ImageModel):
     """Swin Transformer; images of other sizes than image_size aren't taken.
 
     Args:
         image_size: pixels, or (height, width): multiples of patch_size.
-        patch_size: pixels.
-        in_channels, num_classes, head_init_scale, recompute: see ``ImageModel``.
+        patch_size: pixels along a patch's side.
         embed_dim: channels of the first stage; each further stage has twice its predecessor's.
-        stage_depths, num_heads: blocks and heads of each stage.
+        stage_depths: blocks of each stage.
+        num_heads: heads of each stage.
         window_size: patches along a window's side.
         mlp_ratio: hidden width of the MLP over its input's; one number, or one per stage.
         qkv_bias: whether the queries, keys and values have a bias.
-        drop, attn_drop: dropout after the attention's projection and in the MLP, and of the attention weights.
-        drop_path: rate of stochastic depth at the last block; linear from 0 at the first.
+        dropout: after the attention's projection and in the MLP.
+        attention_dropout: of the attention weights.
+        droppath: rate of stochastic depth at the last block; linear from 0 at the first.
 
     Raises:
         InputError: sizes that don't fit together.
@@ -195,19 +202,19 @@ class SwinTransformer(ImageModel):
     def __init__(
         self,
         image_size: int | Sequence[int] = 224,
-        patch_size: int = 4,
+        patch_size: Size = 4,
         in_channels: int = 3,
         num_classes: int = 1000,
-        embed_dim: int = 96,
-        stage_depths: Sequence[int] = (2, 2, 6, 2),
-        num_heads: Sequence[int] = (3, 6, 12, 24),
-        window_size: int = 7,
-        mlp_ratio: float | Sequence[float] = 4.0,
+        embed_dim: Size = 96,
+        stage_depths: Sequence[Size] = (2, 2, 6, 2),
+        num_heads: Sequence[Size] = (3, 6, 12, 24),
+        window_size: Size = 7,
+        mlp_ratio: Positive | Sequence[Positive] = 4.0,
         qkv_bias: bool = True,
-        drop: float = 0.0,
-        attn_drop: float = 0.0,
-        drop_path: float = 0.0,
-        head_init_scale: float = 1.0,
+        dropout: Rate = 0.0,
+        attention_dropout: Rate = 0.0,
+        droppath: Rate = 0.0,
+        head_init_scale: Factor = 1.0,
         recompute: bool = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
@@ -223,13 +230,13 @@ class SwinTransformer(ImageModel):
         self.num_features = dims[-1]
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)
         self.patch_embed.norm = LayerNorm(embed_dim)
-        shared = {"window_size": window_size, "qkv_bias": qkv_bias, "drop": drop, "attn_drop": attn_drop}
+        block = partial(Block, window_size=window_size, qkv_bias=qkv_bias, drop=dropout, attn_drop=attention_dropout)
         resolution, self.layers = self.patch_embed.grid_size, nn.LayerList()
-        for i, rates in enumerate(drop_path_rates(drop_path, stage_depths)):
+        for i, rates in enumerate(drop_path_rates(droppath, stage_depths)):
             if i:
                 resolution = tuple((side + 1) // 2 for side in resolution)
             sizes = {"resolution": resolution, "num_heads": num_heads[i], "mlp_ratio": mlp_ratio[i]}
-            self.layers.append(Stage(dims[i], rates, merges=i > 0, **sizes, **shared))
+            self.layers.append(Stage(dims[i], rates, merges=i > 0, block=partial(block, **sizes)))
         self.norm = LayerNorm(self.num_features)
         self.head = nn.Sequential(("fc", nn.Identity()))
         self._add_classifiers()
@@ -269,7 +276,7 @@ class SwinTransformer(ImageModel):
         """
         groups: list[tuple[str, ...]] = [("patch_embed",)]
         for i, stage in enumerate(self.layers):
-            blocks = [(f"layers.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
+            blocks: list[tuple[str, ...]] = [(f"layers.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
             blocks[0] += (f"layers.{i}.downsample",)
             groups += blocks
         groups[-1] += ("norm",)

@@ -7,13 +7,15 @@ Parameter names, order of operations and initialisation are those of timm's ``Vi
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant, Normal
 
+from configs.architectures import Count, Factor, Positive, Rate, Size
 from errors import InputError
-from models.base import ImageModel
+from models.base import ImageModel, register
 from models.layers import Attention, DropPath, LayerNorm, LayerScale, Mlp, PatchDropout, PatchEmbed, init_linear
 from models.layers.init import init_as_big_vision
 from models.layers.positions import sincos_2d
@@ -28,11 +30,11 @@ class Block(nn.Layer):
     """
 
     def __init__(
-        self, dim: int, mlp_ratio: float, init_values: float | None, drop: float, drop_path: float, **attention: object
+        self, dim: int, attn: nn.Layer, mlp_ratio: float, init_values: float | None, drop: float, drop_path: float
     ) -> None:
         super().__init__()
         self.norm1 = LayerNorm(dim, epsilon=1e-6)
-        self.attn = Attention(dim, proj_drop=drop, **attention)
+        self.attn = attn
         self.ls1 = LayerScale(dim, init_values) if init_values else nn.Identity()
         self.drop_path1 = DropPath(drop_path)
         self.norm2 = LayerNorm(dim, epsilon=1e-6)
@@ -45,21 +47,24 @@ class Block(nn.Layer):
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
 
 
+@register("vit", "deit")
 class VisionTransformer(ImageModel):
     """The Vision Transformer and its variants; images of other sizes than image_size aren't taken.
 
     Args:
         image_size: pixels, or (height, width): multiples of patch_size.
-        patch_size: pixels.
-        in_channels, num_classes, head_init_scale, recompute: see ``ImageModel``.
-        embed_dim, depth, num_heads: width, blocks, heads per block.
-        head_dim: channels of a head; None: embed_dim / num_heads.
+        patch_size: pixels along a patch's side.
+        embed_dim: channels of a token.
+        depth: blocks.
+        num_heads: heads of each block.
+        attn_head_size: channels of a head; None: embed_dim / num_heads.
         mlp_ratio: hidden width of the MLP over embed_dim.
-        qkv_bias, qk_norm: see ``Attention``.
+        qkv_bias: whether the queries, keys and values have a bias.
+        qk_norm: normalise each head's queries and keys.
         init_values: layer scale's initial value; None: no layer scale.
         global_pool: what the head reads: "token": the class token; "avg": the mean of the patch tokens.
         fc_norm: whether the last norm comes after the pooling; None: for "avg".
-        class_token: whether there is one.
+        class_token: whether there is a class token.
         reg_tokens: number of register tokens, after the class token (Darcet et al. 2023, arXiv:2309.16588).
         no_embed_class: the position embedding has patches only.
         pos_embed: "learn", or "sincos2d": fixed (``sincos_2d``), of patches only, and in no weight file.
@@ -67,9 +72,11 @@ class VisionTransformer(ImageModel):
             0.02 instead of 1e-6; or "big_vision" (``init_as_big_vision``).
         pre_norm: a norm before the first block, and patches without a bias (CLIP, arXiv:2103.00020).
         distilled: a distillation token with a head of its own; the output is the mean of both heads.
-        drop, attn_drop, patch_drop: dropout rates; patch_drop is of whole patch tokens.
-        drop_path, drop_path_shape: rate of stochastic depth at the last block; see ``drop_path_rates``.
-        head_init_bias, head_batch_norm: see ``ImageModel``.
+        dropout: after the position embedding, after the attention's projection and in the MLP.
+        attention_dropout: of the attention weights.
+        patch_drop: share of the patch tokens that training leaves out.
+        droppath: rate of stochastic depth at the last block.
+        droppath_shape: "linear": from 0 at the first block; "constant": all blocks have the last one's rate.
 
     Attributes:
         num_prefix_tokens: tokens before the patches.
@@ -85,57 +92,57 @@ class VisionTransformer(ImageModel):
     def __init__(
         self,
         image_size: int | Sequence[int] = 224,
-        patch_size: int = 16,
+        patch_size: Size = 16,
         in_channels: int = 3,
         num_classes: int = 1000,
-        embed_dim: int = 768,
-        depth: int = 12,
-        num_heads: int = 12,
-        head_dim: int | None = None,
-        mlp_ratio: float = 4.0,
+        embed_dim: Size = 768,
+        depth: Size = 12,
+        num_heads: Size = 12,
+        attn_head_size: Size | None = None,
+        mlp_ratio: Positive = 4.0,
         qkv_bias: bool = True,
         qk_norm: bool = False,
-        init_values: float | None = None,
-        global_pool: str = "token",
+        init_values: Positive | None = None,
+        global_pool: Literal["token", "avg"] = "token",
         fc_norm: bool | None = None,
         class_token: bool = True,
-        reg_tokens: int = 0,
+        reg_tokens: Count = 0,
         no_embed_class: bool = False,
-        pos_embed: str = "learn",
-        weight_init: str = "timm",
+        pos_embed: Literal["learn", "sincos2d"] = "learn",
+        weight_init: Literal["timm", "deit", "big_vision"] = "timm",
         pre_norm: bool = False,
         distilled: bool = False,
-        drop: float = 0.0,
-        attn_drop: float = 0.0,
-        patch_drop: float = 0.0,
-        drop_path: float = 0.0,
-        drop_path_shape: str = "linear",
-        head_init_scale: float = 1.0,
+        dropout: Rate = 0.0,
+        attention_dropout: Rate = 0.0,
+        patch_drop: Rate = 0.0,
+        droppath: Rate = 0.0,
+        droppath_shape: Literal["linear", "constant"] = "linear",
+        head_init_scale: Factor = 1.0,
         head_init_bias: float = 0.0,
         head_batch_norm: bool = False,
         recompute: bool = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
-        if head_dim is None and embed_dim % num_heads:
+        if attn_head_size is None and embed_dim % num_heads:
             raise InputError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; or set ATTN_HEAD_SIZE")
         _check_tokens(global_pool, class_token, reg_tokens, distilled)
         self.num_features, self.global_pool, self.head_init_bias = embed_dim, global_pool, head_init_bias
         self.no_embed_class = no_embed_class or pos_embed == "sincos2d"
-        self.head_batch_norm = head_batch_norm
+        self.head_batch_norm, self.weight_init = head_batch_norm, weight_init
         self.distilled, self.distilled_training = distilled, False
         self.num_prefix_tokens = class_token + distilled + reg_tokens
         self.pos_embed_prefix = 0 if self.no_embed_class else self.num_prefix_tokens
-        self.weight_init = weight_init
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim, bias=not pre_norm)
         self._add_tokens(class_token, reg_tokens)
         self._add_positions(pos_embed)
-        self.pos_drop = nn.Dropout(drop)
+        self.pos_drop = nn.Dropout(dropout)
         self.patch_drop = PatchDropout(patch_drop, self.num_prefix_tokens)
         self.norm_pre = LayerNorm(embed_dim, epsilon=1e-6) if pre_norm else nn.Identity()
-        shared = {"mlp_ratio": mlp_ratio, "init_values": init_values, "drop": drop, "attn_drop": attn_drop}
-        shared |= {"num_heads": num_heads, "head_dim": head_dim, "qkv_bias": qkv_bias, "qk_norm": qk_norm}
-        [rates] = drop_path_rates(drop_path, [depth], drop_path_shape)
-        self.blocks = nn.LayerList(Block(embed_dim, drop_path=rate, **shared) for rate in rates)
+        [rates] = drop_path_rates(droppath, [depth], droppath_shape)
+        heads = (num_heads, attn_head_size, qkv_bias, qk_norm, attention_dropout, dropout)
+        self.blocks = nn.LayerList(
+            Block(embed_dim, Attention(embed_dim, *heads), mlp_ratio, init_values, dropout, rate) for rate in rates
+        )
         after = global_pool == "avg" if fc_norm is None else fc_norm
         self.norm = nn.Identity() if after else LayerNorm(embed_dim, epsilon=1e-6)
         self.fc_norm = LayerNorm(embed_dim, epsilon=1e-6) if after else nn.Identity()

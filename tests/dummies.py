@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+from errors import reported
 from launch import launched, progress, signals
 
 
@@ -54,40 +55,36 @@ def ignore(ready):
     time.sleep(60)
 
 
-def launch(place, count, folder, acts, timeout, separate):
+def launch(place, count, port, folder, acts, timeout, separate):
     """Does as a launcher's process of rank ``place`` of ``count``; it says what it says in the file ``place``.
 
     Args:
-        acts: what the ranks do once they have met, and are at step 7: (function, *args), by rank.
+        acts: what the ranks do once all are ready, and are at step 7: (function, *args), by rank.
         separate: whether each rank's stderr is a file of its own, as under Paddle's launcher.
     """
     os.environ |= {"PADDLE_TRAINER_ID": str(place), "PADDLE_TRAINERS_NUM": str(count)}
-    os.environ |= {"PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:1,127.0.0.1:2"}
+    os.environ |= {"PADDLE_MASTER": f"127.0.0.1:{port}", "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:1,127.0.0.1:2"}
     os.environ |= {"PADDLE_LOG_DIR": "log"} if separate else {}
     sys.stderr = open(Path(folder) / str(place), "w")  # noqa: SIM115
     launched.EVERY, launched.SILENCE, launched.PATIENT = 0.1, 0.5, 1.0
-    launched.watch(
-        _launched, SimpleNamespace(DIST=SimpleNamespace(TIMEOUT=timeout, MAX_RESTART=0), folder=folder, act=acts[place])
-    )
+    keys = SimpleNamespace(TIMEOUT=timeout, MAX_RESTART=0, INIT_TIMEOUT=20.0)
+    with reported():
+        launched.watch(_launched, SimpleNamespace(DIST=keys, act=acts[place]))
 
 
 def _launched(failed, beats, config):
     signals.die_with_parent()
-    door, place = Path(config.folder) / "door", int(os.environ["PADDLE_TRAINER_ID"])
-    if place == 0:
-        door.with_suffix(".part").write_bytes(launched._door.value)
-        os.rename(door.with_suffix(".part"), door)
-    while not door.exists():
-        time.sleep(0.01)
-    launched.meet(lambda _: [door.read_bytes()])
     progress.share_beats(beats, 0)
     function, *args = config.act
-    if function is stop_early:
-        stop_early()
+    args = [failed, *args] if function in (fail, fail_early) else args
+    if function in (stop_early, fail_early, read_slowly):
+        function(*args)
+    launched.wait_for_all()
     progress.beat(progress.COMPUTING, 7)
-    if function is not leave:
-        time.sleep(0.5)  # until the parents have met, too
-    function(failed, *args) if function is fail else function(*args)
+    if function in (leave, read_slowly):
+        return
+    time.sleep(0.5)  # until the parents have told that
+    function(*args)
 
 
 def stay_behind():
@@ -99,6 +96,14 @@ def stay_behind():
 def stop_early():
     os.kill(os.getppid(), signal.SIGTERM)
     time.sleep(60)
+
+
+def fail_early(failed, *failure):
+    fail(failed, *failure)
+
+
+def read_slowly():
+    time.sleep(3)
 
 
 def suspend_parent():

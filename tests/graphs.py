@@ -23,7 +23,7 @@ SIZES = ("NUM_CLASSES", "DEPTH", "EMBED_DIM", "EMBED_DIMS", "NUM_HEADS", "PATCH_
 SIZES += ("WINDOW_SIZE", "SR_RATIO", "KERNEL_SIZE", "GROUP_WIDTH", "NORM_EPS", "WEIGHT_INIT", "HEAD_INIT_SCALE")
 SIZES += ("HEAD_INIT_BIAS", "DROPOUT", "ATTENTION_DROPOUT", "DROPPATH", "DROPPATH_SHAPE", "ZERO_INIT_LAST")
 SIZES += ("NAME", "PRETRAINED", "PRETRAINED_ALLOW", "PRETRAINED_CLASSES", "RESUME")
-RATES = {"drop": 0.1, "attn_drop": 0.1, "drop_path": 0.1}
+RATES = {"dropout": 0.1, "attention_dropout": 0.1, "droppath": 0.1}
 # What no shipped model has.
 EXTRAS = {
     "vit, QK_NORM": ("vit_base_patch16_384", {"qk_norm": True}),

@@ -1,12 +1,14 @@
 """Weight files assembled by hand: pickles, hostile ones too, the files of torch and Paddle around them, safetensors."""
 
+import io
 import json
+import pickle
 import struct
 import tracemalloc
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -84,6 +86,24 @@ def opcodes(value: Any) -> bytes:
 
 def program(value: Any, protocol: int = 2) -> bytes:
     return b"\x80" + bytes([protocol]) + opcodes(value) + b"."
+
+
+class _Python2(pickle._Pickler):
+    dispatch: ClassVar = dict(pickle._Pickler.dispatch)
+
+    def save_text(self, value: str | bytes) -> None:
+        data = value.encode("latin-1") if isinstance(value, str) else value
+        head = b"U" + bytes([len(data)]) if len(data) < 256 else b"T" + struct.pack("<i", len(data))
+        self.write(head + data)
+        self.memoize(value)
+
+    dispatch[str] = dispatch[bytes] = save_text
+
+
+def python2(value: Any) -> bytes:
+    """Returns what Python 2 wrote in protocol 2: text is bytes, SHORT_BINSTRING or BINSTRING."""
+    _Python2(file := io.BytesIO(), 2).dump(value)
+    return file.getvalue()
 
 
 FLOATS = Named("torch", "FloatStorage")

@@ -4,12 +4,14 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 from paddle.distributed.fleet.base import topology
 from safetensors.numpy import load_file
 
 import utils
 from config import get_config
 from datasets import ArrayDataset, get_datasets
+from errors import InputError
 from models import build_model
 from training import engine, parallel
 from training.optim import freeze
@@ -24,6 +26,14 @@ def train(options, output, length=None):
         dataset = ArrayDataset(config, "train", dataset.images[:length], dataset.labels[:length], dataset.classes)
     model = work(config, dataset, val)
     return float(sum(np.abs(p.numpy().astype(np.float64)).sum() for p in model.state_dict().values()))
+
+
+def refused(message, options, output, length=32):
+    """Training is refused in one line that holds ``message``."""
+    with pytest.raises(InputError) as caught:
+        train(options, output, length)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def work(config, dataset, val):

@@ -10,7 +10,7 @@ from unittest import mock
 from runs import train
 
 from launch import signals
-from training import engine, requests
+from training import requests
 from utils import rank, world_size
 
 
@@ -25,16 +25,17 @@ def stop_at(call, options, output, length, number=signal.SIGTERM):
     Steps but an epoch's last, each epoch's end and evaluated batches heed requests. Returns (exit status, name of the
     last checkpoint).
     """
-    calls, heed = itertools.count(1), engine._heed
+    calls, asked = itertools.count(1), requests.Keeper._asked
 
-    def signalled(*args):
+    def signalled(keeper):
         if next(calls) == call and rank() == world_size() - 1:
             signals.noted[number] = time.monotonic()
-        heed(*args)
+        return asked(keeper)
 
     try:
         # Ranks meet at every step.
-        with mock.patch.object(engine, "_heed", signalled), mock.patch.object(requests.Requests, "MOST_STEPS", 1):
+        patched = mock.patch.object(requests.Keeper, "_asked", signalled)
+        with patched, mock.patch.object(requests.Requests, "MOST_STEPS", 1):
             train(options, output, length)
     except requests.Stopped as stopped:
         return stopped.exit_status, os.readlink(Path(output) / "checkpoints" / "last")

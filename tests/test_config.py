@@ -106,12 +106,6 @@ def test_paddlevits_swin_loads(tmp_path):
     model = get_config(tmp_path / "swin.yaml", ["MODEL.MLP_RATIO", "[4,2.5]"]).MODEL
     assert (model.DROPPATH, model.WINDOW_SIZE) == (0.5, 7)
     assert (model.STAGE_DEPTHS, model.NUM_HEADS, model.MLP_RATIO) == ([2, 2, 18, 2], [4, 8, 16, 32], [4.0, 2.5])
-    with pytest.raises(InputError, match=r"MODEL.NUM_HEADS takes int, found 'many'"):
-        get_config(None, ["MODEL.NUM_HEADS", "many"])
-    with pytest.raises(InputError, match=r"MODEL.NUM_HEADS takes a list of ints, found \[1, 2.5\]"):
-        get_config(None, ["MODEL.NUM_HEADS", "[1, 2.5]"])
-    with pytest.raises(InputError, match=r"MODEL.NUM_HEADS is \[4, 0\], expected at least 1"):
-        get_config(None, ["MODEL.NUM_HEADS", "[4, 0]"])
 
 
 def test_a_paddlevit_file_loads(files):
@@ -142,12 +136,12 @@ def test_batch_size_with_eval_alone_is_the_evaluation_batch():
         (["DATA.BATCH_SIZE", "1.5"], "command line: DATA.BATCH_SIZE takes int, found 1.5 (float)"),
         (["AMP", "1"], "command line: AMP takes bool, found 1 (int)"),
         (["TRAIN.BASE_LR", "fast"], "command line: TRAIN.BASE_LR takes float, found 'fast' (str)"),
-        (["MODEL.DROPOUT", "None"], "command line: MODEL.DROPOUT takes float, found None (NoneType)"),
+        (["TRAIN.SMOOTHING", "None"], "command line: TRAIN.SMOOTHING takes float, found None (NoneType)"),
         (["TRAIN.OPTIMIZER.BETAS", "[1, 'a']"], "TRAIN.OPTIMIZER.BETAS takes a list of floats, found [1, 'a'] (list)"),
         (["DATA.BATCH_SIZE", "0"], "DATA.BATCH_SIZE is 0, expected at least 1"),
         (["NGPUS", "0"], "NGPUS is 0, expected -1 (all) or at least 1"),
         (["MODEL.DROPPATH", "1.0"], "MODEL.DROPPATH is 1.0, expected 0 <= value < 1"),
-        (["DATA.DATASET", "imagenet"], "DATA.DATASET is 'imagenet', expected one of imagenet2012, folder"),
+        (["DATA.DATASET", "imagenet"], "synthetic; did you mean imagenet2012?"),
         (["DATA.IMAGE_CHANNELS", "1"], "DATA.IMAGENET_MEAN is [0.5, 0.5, 0.5], expected 1 or 1 values"),
         (
             ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.LOSS", "cross_entropy"],

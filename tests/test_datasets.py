@@ -305,8 +305,7 @@ def epoch_of(workers, ranks, epoch, *options):
         steps = list(zip(*loaders, strict=True))
         if wanted == epoch:
             for step in steps:
-                named = [dict(zip(loaders[0].columns, batch, strict=True)) for batch in step]
-                mixed = [transform(batch, epoch) for batch in named]
+                mixed = [transform(batch, epoch) for batch in step]
                 seen += [(x.tobytes(), y.tobytes()) for m in mixed for x, y in zip(*map(np.asarray, m), strict=True)]
     return seen
 

@@ -4,6 +4,7 @@ import ast
 import re
 
 import pytest
+import yaml
 from programs import ROOT
 
 FILES = sorted(
@@ -92,6 +93,25 @@ def test_distribution_is_where_the_page_says():
     told = set(re.findall(r"`([\w/.]+)`", said))
     found = {name for name, tree in HOUSE.items() if any(d.startswith("paddle.distributed") for d in imported(tree))}
     assert {name if "/" not in name or name in told else f"{name.partition('/')[0]}/" for name in found} == told
+
+
+def test_the_changelog_leads_to_modules_that_are_there_and_ends_at_this_version():
+    page, project = ((ROOT / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "pyproject.toml"))
+    rows = re.findall(r"^\| (`.*`) \| (`.*)\|$", page, re.M)
+    paths = [path for row in rows for path in re.findall(r"`([\w.]+)`", row[1])]
+    assert len(rows) > 10
+    assert not [path for path in paths if path not in MODULES and path.rpartition(".")[0] not in MODULES]
+    old = [path for row in rows for path in re.findall(r"`([\w.]+)`", row[0])]
+    assert not set(old) & MODULES.keys()
+    assert re.findall(r"^## \[(.*)\]", page, re.M)[:2] == ["Unreleased", re.search('version = "(.*)"', project)[1]]
+
+
+def test_what_random_changes_are_tried_on_is_there():
+    rows = yaml.safe_load((ROOT / "tests" / "mutants.yaml").read_text(encoding="utf-8"))
+    assert rows.keys() <= HOUSE.keys()
+    for name, row in rows.items():
+        assert {f"tests/{test}" for test in row["tests"].split()} <= TREES.keys()
+        assert row["killed"][-1] + len(row.get("same", [])) <= row["places"], name
 
 
 def test_a_room_has_its_own_folder_of_tests():

@@ -49,6 +49,7 @@ def test_the_digits_run_reaches_95_percent_and_leaves_its_record(digits):
     assert result["model"] == "vit_digits"
     assert result["weights"].endswith("epoch_0060")
     assert result["config"]["TRAIN"]["NUM_EPOCHS"] == 60
+    assert f'version = "{result["versions"]["toolkit"]}"' in (ROOT / "pyproject.toml").read_text().splitlines()
     threads = max(1, num_cores() // 2)
     assert f"2 processes over GLOO on cpu, cpu: {threads} thread{'s' * (threads > 1)} per process, stride" in printed
     assert "global batch 32 x 2 = 64, accumulation 1, effective batch 64; learning rate 1e-06, after" in printed

@@ -34,10 +34,10 @@ FAMILIES = {
     "TYPE: Mixer": ("mixer", {**RECIPE, "DATA.IMAGENET_MEAN": HALF, "TRAIN.WEIGHT_DECAY": 0.1, "MODEL.TYPE": "Mixer"}),
     "TYPE: GatedMLP": ("gmlp", {**RECIPE, "MODEL.TYPE": "gMLP", "MODEL.MLP_RATIO": 6.0, "TRAIN.GRAD_CLIP": None}),
     "TYPE: ResMLP": ("resmlp", {**RECIPE, "DATA.CROP_PCT": 0.875, "MODEL.DROPPATH": 0.1}),
-    "{TYPE: convmixer, CNN: {ACTIVATION: ReLU}}": ("convmixer", {**RECIPE, "MODEL.ACT": "relu", "MODEL.DROPPATH": 0.0}),
+    "{TYPE: convmixer, CNN: {ACTIVATION: ReLU}}": ("convmixer", {**RECIPE, "MODEL.ACT": "relu", "MODEL.DROPOUT": 0.0}),
     "TYPE: poolformer": ("poolformer", {**RECIPE, "MODEL.FC_NORM": False, "TRAIN.LINEAR_SCALED_LR": 1024}),
     "{TYPE: MAE, TRANS: {ENCODER: {DEPTH: 7}}}": ("mae", {"MODEL.TYPE": "ViT", "MODEL.DEPTH": 7, "TRAIN.HFLIP": 0.0}),
-    "TYPE: RegNet": ("regnet", {"MODEL.GROUP_WIDTH": 112, "DATA.IMAGENET_MEAN": IMAGENET, "MODEL.DISTILLED": False}),
+    "TYPE: RegNet": ("regnet", {"MODEL.GROUP_WIDTH": 112, "DATA.IMAGENET_MEAN": IMAGENET}),
     # as they were named in 2021
     "{TYPE: ViT, TRANS: {DEPTH: 3}}": ("vit_2021", {"MODEL.DEPTH": 3, "MODEL.DROPOUT": 0.1, "MODEL.PATCH_SIZE": 32}),
     "{TYPE: DeiT, TRANS: {DEPTH: 3}}": ("deit_2021", {**AUTO_512, "MODEL.DISTILLED": True}),

@@ -35,7 +35,7 @@ def required(config):
     found |= {"TRAIN.LR_SCALED"} if train.LINEAR_SCALED_LR else set()
     if train.WARMUP_EPOCHS and train.LR_SCHEDULER.NAME in ("warmupcosine", "cosine", "linear", "poly"):
         found |= {"TRAIN.LR_SCHEDULER.WARMUP_PREFIX"}
-    if "drop_path" in architecture(config).__init__.__annotations__:
+    if "droppath" in architecture(config).__init__.__annotations__:
         found |= {"MODEL.DROPPATH"}
     return found
 

@@ -1,7 +1,6 @@
-"""Collectives over two real processes; launch environment, loggers, files, unpickler."""
+"""Collectives over two real processes; seeds, files."""
 
-import os
-import pickle
+import sys
 
 import numpy as np
 import paddle
@@ -64,30 +63,6 @@ def test_collectives_on_one_process():
     assert {key: value.tolist() for key, value in utils.reduce_dict(tensors).items()} == {"a": 3.0, "b": [2.0]}
     assert utils.reduce_dict({}) == {}
     assert utils.all_gather("x") == ["x"]
-    with utils.main_process_first():
-        pass
-
-
-def cache_built_first(folder):
-    with utils.main_process_first():
-        found = os.path.exists(f"{folder}/cache")
-        if not found:
-            open(f"{folder}/cache", "w").close()
-    return found
-
-
-def cache_that_fails():
-    with utils.main_process_first():
-        if utils.rank() == 0:
-            raise RunError("the disk is full")
-        return "ran"
-
-
-def test_main_process_first(tmp_path):
-    assert run_ranks(cache_built_first, str(tmp_path)) == [False, True]
-    first, second = run_ranks(cache_that_fails)
-    assert str(first) == "the disk is full"
-    assert str(second) == "rank 0 failed in what it had to do first"
 
 
 def test_more_processes_than_there_are_is_an_error():
@@ -132,23 +107,15 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
 
 
-class Shell:
-    def __init__(self, command):
-        self.command = command
-
-    def __reduce__(self):
-        return os.system, (self.command,)
-
-
-@pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_the_unpickler_reads_arrays_and_runs_nothing(tmp_path, protocol):
-    content = {b"data": np.arange(6, dtype=np.uint8).reshape(2, 3), b"labels": [1, 2], "name": "x"}
-    loaded = utils.load_array_pickle(pickle.dumps(content, protocol))
-    assert loaded[b"data"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert loaded[b"labels"] == [1, 2]
-    evil = pickle.dumps({"a": [Shell(f"touch {tmp_path}/ran")]}, protocol)
-    with pytest.raises(InputError, match=r"asks to load (posix|nt|os)\.system"):
-        utils.load_array_pickle(evil)
-    assert not (tmp_path / "ran").exists()
-    with pytest.raises(InputError, match="not a readable pickle"):
-        utils.load_array_pickle(pickle.dumps(content, protocol)[:-5])
+def test_free_memory_is_the_least_of_the_machines_and_its_containers(monkeypatch, tmp_path):
+    monkeypatch.setattr(utils, "Path", lambda path: tmp_path / path[1:])
+    group = tmp_path / "sys" / "fs" / "cgroup"
+    group.mkdir(parents=True)
+    (tmp_path / "proc").mkdir()
+    assert utils.free_memory() == sys.maxsize  # no /proc: unknown
+    (group / "memory.current").write_text("20000\n")
+    (group / "memory.stat").write_text("anon 5\nfile 7000\ninactive_file 1000\n")
+    for available, limit, free in ((30, "40000", 21_000), (20, "40000", 20 * 1024), (30, "max", 30 * 1024)):
+        (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: 90 kB\nMemFree: 10 kB\nMemAvailable: {available} kB\n")
+        (group / "memory.max").write_text(f"{limit}\n")
+        assert utils.free_memory() == free

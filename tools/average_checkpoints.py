@@ -63,7 +63,7 @@ def _check_same(first: Path, expected: dict[str, np.ndarray], file: Path, found:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("tools/average_checkpoints.py", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser("tools/average_checkpoints.py", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkpoints", nargs="+", help="folders of checkpoints, or files in timm's layout")
     parser.add_argument("-output", "--output", required=True, metavar="FILE", help="the .safetensors file to write")
     arguments = parser.parse_args()

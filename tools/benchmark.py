@@ -21,6 +21,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
@@ -57,7 +58,7 @@ def main() -> None:
 
 
 def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
-    def flag(name: str, default: object = None, kind: type = int, **how: object) -> None:
+    def flag(name: str, default: object = None, kind: type = int, **how: Any) -> None:
         command.add_argument(f"-{name}", f"--{name}", default=defaults.get(name, default), type=kind, **how)
 
     flag("cfg", kind=str, help="YAML file, or a model's name")
@@ -73,7 +74,7 @@ def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
         flag("against", kind=str, nargs="+" if what == "loader" else 1, choices=_PEERS[what])
         flag("timm_python", sys.executable, str, metavar="PATH", help="an interpreter with torch and timm")
     if "processes" in defaults:
-        several = {"nargs": "+"} if isinstance(defaults["processes"], list) else {}
+        several: dict[str, Any] = {"nargs": "+"} if isinstance(defaults["processes"], list) else {}
         flag("processes", **several)
     if what == "loader":
         flag("data_path", kind=str, metavar="FOLDER", help="train/<class>/*.jpg; default: tools/make_photographs.py's")

@@ -47,7 +47,7 @@ def reference(name: str) -> tuple[str, dict[str, Any]]:
     return name.removesuffix("_384") if name.startswith("convnext") else name, {}
 
 
-def compare(name: str, timm: subprocess.Popen, folder: Path) -> dict[str, Any]:
+def compare(name: str, timm: subprocess.Popen[str], python: str, folder: Path) -> dict[str, Any]:
     """Returns ``timm`` (its name), ``parameters``, ``expected`` (timm's count), ``difference`` of the
     logits from timm's and ``change`` from one image to the other (both over their range), ``versions``.
     """
@@ -57,19 +57,23 @@ def compare(name: str, timm: subprocess.Popen, folder: Path) -> dict[str, Any]:
     from models import create_model
     from weights import load_weights
 
-    place = {"fc_norm": True} if name.startswith("poolformer") else {}  # timm's, which isn't its authors'
+    place: dict[str, Any] = (
+        {"fc_norm": True} if name.startswith("poolformer") else {}
+    )  # timm's, which isn't its authors'
     model = create_model(name, head_init_scale=1.0, **place)
     model.eval()
     theirs, options = reference(name)
     options = options | {"num_classes": model.num_classes, "in_chans": model.in_channels}
     images = (model.in_channels, *model.image_size)
     request = {"model": theirs, "options": options, "images": images, "folder": str(folder)}
+    assert timm.stdin is not None
+    assert timm.stdout is not None
     try:
         timm.stdin.write(json.dumps(request) + "\n")
         timm.stdin.flush()
         answer = json.loads(timm.stdout.readline())
     except (OSError, ValueError):
-        raise RunError(f"{timm.args[0]} gave no logits of {theirs}: it needs torch and timm (this tool's -h)") from None
+        raise RunError(f"{python} gave no logits of {theirs}: it needs torch and timm (this tool's -h)") from None
     load_weights(model, folder / "weights.safetensors")
     outputs = np.load(folder / "outputs.npz")
     with paddle.no_grad():
@@ -107,7 +111,7 @@ def main() -> None:
         print("| model | timm's | parameters | difference | change | s |\n|---|---|---|---|---|---|")
         for name in names:
             start = time.monotonic()
-            found = compare(name, timm, Path(folder))
+            found = compare(name, timm, arguments.python, Path(folder))
             same = found["parameters"] == found["expected"]
             count = f"{found['parameters']:,}" + ("" if same else f", timm's {found['expected']:,}")
             seconds = time.monotonic() - start
@@ -115,7 +119,6 @@ def main() -> None:
             print(f"| {name} | {found['model']} | {count} | {figures} |", flush=True)
             if not (same and found["difference"] <= TOLERANCE < found["change"]):
                 failed.append(name)
-        timm.stdin.close()
     print(f"\n{len(names)} models; paddle {paddle.__version__}, {found['versions']}; tolerance {TOLERANCE:g}")
     if failed:
         raise RunError(f"{len(failed)} of {len(names)} models differ from timm's: {', '.join(failed)}")

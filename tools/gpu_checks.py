@@ -64,7 +64,7 @@ class Bench:
         file, tiny = MODELS[name]
         return [f"-cfg={file}", f"-output={self.folder / folder}", *(tiny * self.rehearsing).split(), *options.split()]
 
-    def ask(self, probe: str, request: Mapping[str, Any], **environment: str) -> dict[str, Any]:
+    def ask(self, probe: str, request: Mapping[str, Any], **environment: Any) -> dict[str, Any]:
         """The answer of a probe (``tools/gpu_probe.py``)."""
         printed = self.run("tools/gpu_probe.py", probe, json.dumps(request), **environment)
         return json.loads(printed.splitlines()[-1])

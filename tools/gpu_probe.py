@@ -37,11 +37,12 @@ INDEXED = ("__getitem__", "__setitem__")  # by a mask: the device is asked how m
 def about(request: Answer) -> Answer:
     """What Paddle says of itself and of the GPUs it sees; ``memory`` in GB, of the first."""
     import paddle
+    from paddle import version
 
     from tools import machine
     from utils import num_gpus
 
-    version, built = paddle.version, paddle.device.is_compiled_with_cuda()
+    built = paddle.device.is_compiled_with_cuda()
     how = f"built for CUDA {version.cuda()} and cuDNN {version.cudnn()}" if built else "a CPU build"
     found = {"paddle": f"{version.full_version}, {how}, commit {version.commit[:10]}", "built": built}
     found |= {"gpus": num_gpus(), "capability": 0.0, "precision": "float32"}
@@ -86,6 +87,7 @@ def counted() -> Iterator[collections.Counter]:
     that Paddle makes in C++ for an operator aren't seen.
     """
     import paddle
+    from paddle import _C_ops
 
     count, inside, thread = collections.Counter(), [False], threading.get_ident()
 
@@ -103,7 +105,7 @@ def counted() -> Iterator[collections.Counter]:
         return counts
 
     places = [(paddle.tensor.creation, TO_TENSOR)]
-    places += [(paddle.Tensor, name) for name in METHODS + INDEXED] + [(paddle._C_ops, name) for name in OPERATORS]
+    places += [(paddle.Tensor, name) for name in METHODS + INDEXED] + [(_C_ops, name) for name in OPERATORS]
     with replaced(places, counting):
         yield count
 
@@ -140,6 +142,7 @@ def route(request: Answer) -> Answer:
         request: ``words``: the command line of main_single_gpu.py.
     """
     import paddle
+    from paddle import _C_ops
     from paddle.nn import functional as F
 
     from models import build_model
@@ -160,7 +163,7 @@ def route(request: Answer) -> Answer:
         return note
 
     images = paddle.rand([2, 3, config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE])
-    places = [(F, "scaled_dot_product_attention"), *((paddle._C_ops, name) for name in BACKENDS)]
+    places = [(F, "scaled_dot_product_attention"), *((_C_ops, name) for name in BACKENDS)]
     with replaced(places, noted):
         with autocast(config):
             logits = model(images)

@@ -9,7 +9,8 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from errors import InputError, RunError
 from launch.environment import launched
@@ -109,10 +110,11 @@ def devices() -> Finding:
 def cuda() -> Finding:
     """The CUDA that Paddle was built for, against the driver's; NCCL."""
     import paddle
+    from paddle import version
 
     from utils import num_gpus
 
-    built = str(paddle.version.cuda())
+    built = str(version.cuda())
     if not paddle.device.is_compiled_with_cuda():
         return True, "not needed by a CPU build"
     try:
@@ -130,7 +132,8 @@ def cuda() -> Finding:
     if not num_gpus():
         return True, f"Paddle is built for {built}, the driver is of {theirs}"
     try:
-        nccl = paddle.base.core.nccl_version()
+        core: Any = paddle.base.core
+        nccl = core.nccl_version()
     except RuntimeError:
         return False, "libnccl.so isn't found: no more than one GPU works; pip install nvidia-nccl-cu11 or -cu12"
     return True, f"Paddle is built for {built}, the driver is of {theirs}, NCCL {nccl}"
@@ -283,7 +286,7 @@ def loader(cfg: str, options: Sequence[str], least: float = LEAST_IMAGES) -> Fin
         next(batches)  # the worker starts
         start, images = time.perf_counter(), 0
         while time.perf_counter() - start < LOADER_SECONDS:
-            images += len(next(batches)[0])
+            images += len(next(batches)["pixels"])
         rate = images / (time.perf_counter() - start)
         found.close()
     except RunError as error:
@@ -294,7 +297,7 @@ def loader(cfg: str, options: Sequence[str], least: float = LEAST_IMAGES) -> Fin
     return True, told
 
 
-def _batches(found: Iterable) -> Iterator[list]:
+def _batches(found: Any) -> Iterator[dict]:
     for epoch in itertools.count(1):
         found.batch_sampler.set_epoch(epoch)
         yield from found

@@ -40,8 +40,9 @@ def photographs() -> dict[str, Image.Image]:
     found = {}
     for package, (folder, names) in _BUNDLED.items():
         spec = importlib.util.find_spec(package)  # importing it would take a second, for a few files
-        for name in names if spec else ():
-            with Image.open(Path(spec.submodule_search_locations[0]) / folder / name) as image:
+        places = (spec and spec.submodule_search_locations) or []
+        for name in names if places else ():
+            with Image.open(Path(places[0]) / folder / name) as image:
                 found[Path(name).stem] = image.convert("RGB")
     if "china" not in found:
         raise InputError("the photographs are scikit-learn's; pip install -r requirements-base.txt")

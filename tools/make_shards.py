@@ -37,6 +37,8 @@ import numpy as np  # noqa: E402
 from PIL import Image  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
+from configs.registry import datasets  # noqa: E402
+
 _UNITS = {None: 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -128,11 +130,11 @@ def plan(sizes: Sequence[int], order: Iterable[int], limit: int) -> list[list[in
     return shards
 
 
-def pack(mode: str, files: tuple, root: Path, output: Path, pool: Executor, options: argparse.Namespace) -> list[str]:
+def pack(mode: str, files: tuple, output: Path, pool: Executor, options: argparse.Namespace) -> list[str]:
     """Writes the shards, index and list of one mode into ``output``; returns their lines of SHA256SUMS."""
     from loading.shards import make_index, write_index
 
-    paths, labels, classes = files
+    root, paths, labels, classes = files
     full = [os.path.join(root, path) for path in paths]
     sizes = list(_shown(f"{mode}: checking", pool.map(inspect, full, chunksize=64), len(full)))
     order = np.random.default_rng(options.seed).permutation(len(full)) if mode == "train" else np.arange(len(full))
@@ -160,20 +162,21 @@ def make_shards(options: argparse.Namespace) -> str:
         InputError: a dataset or image that can't be read, an output that holds something already.
         RunError: a worker was killed.
     """
-    root, output, start = Path(options.data_path), Path(options.output), time.monotonic()
+    output, start = Path(options.output), time.monotonic()
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise InputError(f"-output {output} is there already and isn't an empty folder; choose another")
-    from loading import sources
+    from config import get_config
+    from loading.sources import Split
     from utils import sync_directory
 
-    read = {"folder": sources.read_folder, "imagenet2012": functools.partial(sources.read_list, num_classes="auto")}
-    files = {mode: read[options.dataset](root, mode) for mode in options.modes}
+    config = get_config(None, ["DATA.DATASET", options.dataset, "DATA.DATA_PATH", options.data_path])
+    files = {mode: datasets.chosen(config)(Split(mode)) for mode in options.modes}
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
     fork = multiprocessing.get_context("fork")  # a spawned process would import Paddle
     pool = ProcessPoolExecutor(options.workers, fork, signal.signal, (signal.SIGINT, signal.SIG_IGN))
     try:
         temporary.mkdir(parents=True)
-        lines = [line for mode in files for line in pack(mode, files[mode], root, temporary, pool, options)]
+        lines = [line for mode in files for line in pack(mode, files[mode], temporary, pool, options)]
         (temporary / "SHA256SUMS").write_text("".join(lines))
         size = sum(file.stat().st_size for file in temporary.iterdir())
         sync_directory(temporary)
@@ -186,7 +189,7 @@ def make_shards(options: argparse.Namespace) -> str:
     finally:
         pool.shutdown(cancel_futures=True)
         shutil.rmtree(temporary, ignore_errors=True)
-    images = " and ".join(f"{len(labels):,} {mode} images" for mode, (_, labels, _) in files.items())
+    images = " and ".join(f"{len(labels):,} {mode} images" for mode, (_, _, labels, _) in files.items())
     shards = sum(".tar\n" in line for line in lines)
     return f"{output}: {images} in {shards} shards, {size / 1e6:,.1f} MB, {time.monotonic() - start:.1f} s"
 
@@ -212,7 +215,7 @@ def main() -> None:
     def option(name: str, **settings: Any) -> None:
         parser.add_argument(f"-{name}", f"--{name}", **settings)
 
-    option("dataset", choices=("folder", "imagenet2012"), required=True, help="what -data_path holds (README)")
+    option("dataset", choices=datasets.names(returns=("Files",)), required=True, help="what -data_path holds (README)")
     option("data_path", required=True, metavar="IN", help="the dataset's folder")
     option("output", required=True, metavar="OUT", help="a folder that isn't there yet, or is empty")
     option("modes", nargs="+", choices=("train", "val"), default=["train", "val"], help="what to pack; default: both")

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+import torch  # pyright: ignore[reportMissingImports]: another interpreter runs this
 from safetensors.torch import save_file
 
 try:
-    import timm
+    import timm  # pyright: ignore[reportMissingImports]: likewise
 except (RuntimeError, ImportError):  # torchvision's compiled operators don't load beside a torch without CUDA
     for name in [name for name in sys.modules if name.partition(".")[0] in ("timm", "torchvision")]:
         del sys.modules[name]

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from config import asked_config, default_values, get_config
-from config_checks import DATASETS, NEEDS
+from config_checks import NEEDS
 from configs.explaining import explained
 from configs.merging import Option
+from configs.registry import datasets
 from errors import InputError
 from options import NAMED, Configuration, add_note, meant_by, nearest, pairs, read_yaml
 
@@ -24,7 +25,7 @@ FILE = "config.yaml"  # in a run's folder
 AUTO = "auto"
 CHECKPOINT = "the checkpoint, which has the weights"  # takes the place of MODEL.PRETRAINED, whose file may be gone
 FLAGS: dict[str, tuple[str, type, str]] = {
-    "dataset": ("DATA.DATASET", str, "one of " + ", ".join(DATASETS)),
+    "dataset": ("DATA.DATASET", str, "one of " + ", ".join(datasets.names())),
     "data_path": ("DATA.DATA_PATH", str, "the dataset's folder"),
     "output": ("OUTPUT", str, "the run's folder (default: output/<train|eval>-<model>-<time>)"),
     "batch_size": ("DATA.BATCH_SIZE", int, "training samples per device; with -eval alone, evaluation's"),
@@ -61,7 +62,7 @@ def config_from_arguments(program: str, argv: Sequence[str] | None = None) -> Co
     if choice.note:
         add_note(config, choice.note)
     if arguments.explain:
-        print(explained(config, arguments.explain, default_values(), NEEDS))
+        print(explained(config, arguments.explain, default_values(config), NEEDS))
         raise SystemExit(0)
     return config
 
@@ -175,15 +176,16 @@ def parse_command_line(
         program,
         allow_abbrev=False,
         description="Train or evaluate a Vision Transformer.",
-        epilog="Flags may be written with one dash or two. config.py describes every KEY: the epochs are -o"
-        " TRAIN.NUM_EPOCHS 100, the learning rate TRAIN.BASE_LR, the classes MODEL.NUM_CLASSES. A flag of timm's,"
-        " PaddleClas's or PaddleViT's that isn't here is answered by what to write instead.",
+        epilog="Flags may be written with one dash or two. config.py describes every KEY but an architecture's own,"
+        " which python tools/list_models.py --keys NAME lists: the epochs are -o TRAIN.NUM_EPOCHS 100, the learning"
+        " rate TRAIN.BASE_LR, the classes MODEL.NUM_CLASSES. A flag of timm's, PaddleClas's or PaddleViT's that isn't"
+        " here is answered by what to write instead.",
     )
     parser.add_argument("-cfg", "--cfg", metavar="FILE", help="YAML file, or a model's name under configs/")
     default = "the same, where neither -cfg is given nor a run (-resume, -pretrained): what scripts begin with"
     parser.add_argument("-default_cfg", "--default_cfg", metavar="FILE", help=default)
     for flag, (_, kind, text) in flags.items():
-        takes = (
+        takes: dict[str, Any] = (
             {"nargs": "?", "const": "True", "metavar": "BOOL"} if kind is bool else {"metavar": kind.__name__.upper()}
         )
         parser.add_argument(f"-{flag}", f"--{flag}", help=text, **takes)

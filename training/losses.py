@@ -6,6 +6,7 @@ in float32. Class weights are a factor per class on its term of the sum, also wh
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import paddle
@@ -13,10 +14,52 @@ from paddle import nn
 from paddle.nn import functional as F
 from yacs.config import CfgNode
 
+from configs.registry import Share, losses
 from errors import InputError
 from loading.transforms import gives_distributions, smooth_one_hot
 
 # ----------------------------------------------------------------- criteria
+
+
+class Targets(NamedTuple):
+    """What every loss gets.
+
+    Args:
+        distributions: targets are distributions [B, K], which are smoothed; else labels [B].
+        smoothing: of labels.
+        weight: a factor per class, or None.
+    """
+
+    distributions: bool
+    smoothing: float
+    weight: Sequence[float] | None
+
+
+@losses.register("auto", takes="both")
+def auto(targets: Targets) -> nn.Layer:
+    """The cross-entropy of what mixup, or its absence, makes of the labels."""
+    return soft_target(targets) if targets.distributions else cross_entropy(targets)
+
+
+@losses.register("cross_entropy", takes="labels")
+def cross_entropy(targets: Targets) -> nn.Layer:
+    return CrossEntropy(targets.smoothing, targets.weight)
+
+
+@losses.register("soft_target", takes="distributions")
+def soft_target(targets: Targets) -> nn.Layer:
+    return SoftTargetCrossEntropy(targets.weight)
+
+
+@losses.register("bce", takes="both")
+def bce(targets: Targets, *, bce_target_thresh: Share | None = None, bce_sum: bool = False) -> nn.Layer:
+    """A yes-or-no loss of each class.
+
+    Args:
+        bce_target_thresh: targets above it are 1, others 0; None: they stay as they are.
+        bce_sum: sum over the classes; False: mean.
+    """
+    return BinaryCrossEntropy(targets.smoothing, bce_target_thresh, bce_sum, targets.weight)
 
 
 class CrossEntropy(nn.Layer):
@@ -154,8 +197,7 @@ class Teacher(nn.Layer):
             parameter.stop_gradient = True
         # In a tuple: a sublayer would follow the criterion into train mode, and lend it its parameters.
         self._model = (model,)
-        student_mean, student_std, mean, std = map(np.asarray, (student_mean, student_std, mean, std))
-        scale, shift = student_std / std, (student_mean - mean) / std
+        scale, shift = np.divide(student_std, std), np.subtract(student_mean, mean) / std
         self.same = bool((scale == 1).all() and (shift == 0).all())
         self.scale = paddle.to_tensor(scale, dtype="float32").reshape([1, -1, 1, 1])
         self.shift = paddle.to_tensor(shift, dtype="float32").reshape([1, -1, 1, 1])
@@ -208,10 +250,14 @@ class TrainingLoss(nn.Layer):
         """
         logits, distilled = outputs if isinstance(outputs, list | tuple) else (outputs, outputs)
         loss = self.base(logits, targets)
-        return loss if self.teacher is None else (1 - self.alpha) * loss + self.alpha * self._distil(images, distilled)
+        return (
+            loss
+            if self.teacher is None
+            else (1 - self.alpha) * loss + self.alpha * self._distil(self.teacher(images), distilled)
+        )
 
-    def _distil(self, images: paddle.Tensor, logits: paddle.Tensor) -> paddle.Tensor:
-        wanted = self.teacher(images).astype("float32")
+    def _distil(self, wanted: paddle.Tensor, logits: paddle.Tensor) -> paddle.Tensor:
+        wanted = wanted.astype("float32")
         classes = logits.shape[-1]
         if wanted.shape[-1] != classes:
             raise InputError(f"the teacher has {wanted.shape[-1]} classes, expected the student's {classes}")
@@ -239,11 +285,5 @@ def build_criterion(config: CfgNode, labels: np.ndarray | None = None, teacher: 
     if (kind is None) != (teacher is None):
         found = "no teacher; set TRAIN.TEACHER_MODEL" if teacher is None else "a teacher; set it to hard or soft"
         raise InputError(f"TRAIN.DISTILLATION_TYPE is {kind!r} and there is {found}")
-    weight = class_weights(config, labels)
-    if train.LOSS == "bce":
-        base = BinaryCrossEntropy(train.SMOOTHING, train.BCE_TARGET_THRESH, train.BCE_SUM, weight)
-    elif gives_distributions(config):
-        base = SoftTargetCrossEntropy(weight)
-    else:
-        base = CrossEntropy(train.SMOOTHING, weight)
-    return TrainingLoss(base, teacher, kind, train.DISTILLATION_ALPHA, train.DISTILLATION_TAU)
+    targets = Targets(gives_distributions(config), train.SMOOTHING, class_weights(config, labels))
+    return TrainingLoss(losses.chosen(config)(targets), teacher, kind, train.DISTILLATION_ALPHA, train.DISTILLATION_TAU)

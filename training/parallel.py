@@ -57,10 +57,10 @@ def _groups_of_gloo() -> Iterator[None]:
 
 
 def _strategy(config: CfgNode) -> fleet.DistributedStrategy:
-    """What fleet itself carries out of DIST.STRATEGY; ``config_checks.carried_out`` has the rest."""
+    """What fleet itself carries out of DIST.STRATEGY."""
     options, strategy = config.DIST.STRATEGY, fleet.DistributedStrategy()
-    for key in ("fuse_grad_size_in_MB", "last_comm_group_size_MB", "find_unused_parameters"):
-        setattr(strategy, key, options[key])
+    strategy.fuse_grad_size_in_MB = options.fuse_grad_size_in_MB
+    strategy.find_unused_parameters = options.find_unused_parameters
     if options.sharding:
         strategy.hybrid_configs = {"dp_degree": 1, "mp_degree": 1, "pp_degree": 1, "sharding_degree": world_size()}
     return strategy
@@ -113,7 +113,8 @@ class _Bucket:
     def __init__(self, owner: int, parameters: list[paddle.Tensor]) -> None:
         self.owner, self.parameters, self.own = owner, parameters, owner == rank()
         self.sizes, self.dtype = [parameter.size for parameter in parameters], parameters[0].dtype
-        self.flat = self.task = None
+        self.flat: Any = None
+        self.task: Any = None
         self.expect()
 
     def expect(self) -> None:
@@ -122,10 +123,11 @@ class _Bucket:
 
     def begin_reduce(self) -> None:
         """Sends the gradients to the owner; elsewhere they are let go."""
-        there = [parameter.grad is not None for parameter in self.parameters]
+        gradients = [parameter.grad for parameter in self.parameters]
+        there = [gradient is not None for gradient in gradients]
         pieces = [
-            p.grad.reshape([-1]) if found else paddle.zeros([p.size], self.dtype)
-            for p, found in zip(self.parameters, there, strict=True)
+            paddle.zeros([size], self.dtype) if gradient is None else gradient.reshape([-1])
+            for gradient, size in zip(gradients, self.sizes, strict=True)
         ]
         # Made on the device, but in the odd case.
         counts = paddle.ones([len(there)], self.dtype) if all(there) else paddle.to_tensor(there).astype(self.dtype)
@@ -211,7 +213,8 @@ class ShardedOptimizer:
     """
 
     def __init__(self, optimizer: paddle.optimizer.Optimizer, stage: int, megabytes: float = 32) -> None:
-        self.parameters, self.stage = optimizer._parameter_list, stage
+        self.parameters: Any = optimizer._parameter_list
+        self.stage = stage
         if len(self.parameters) < world_size():
             raise InputError(
                 f"DIST.STRATEGY.sharding: {world_size()} processes, but only {len(self.parameters)} parameters train;"
@@ -219,7 +222,8 @@ class ShardedOptimizer:
             )
         with warnings.catch_warnings():  # of an option of NCCL's that isn't used
             warnings.simplefilter("ignore")
-            shares = fleet.distributed_optimizer(optimizer)._rank2params
+            sharded: Any = fleet.distributed_optimizer(optimizer)
+        shares = sharded._rank2params
         self.inner = optimizer  # it has this rank's share alone, now
         self.sizes = [sum(parameter.size for parameter in share) for share in shares.values()]
         owners = {parameter.name: owner for owner, share in shares.items() for parameter in share}

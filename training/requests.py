@@ -2,12 +2,15 @@
 
 import signal
 import time
+from typing import Any
 
 import paddle
 
 from errors import RunError
 from launch import signals
 from launch.signals import STOPS
+from training.checkpoint import Progress, Saver
+from training.window import Window
 from utils import all_reduce_sum, rank, world_size
 
 
@@ -60,10 +63,71 @@ class Requests:
         saving = due or signals.noted.pop(signal.SIGUSR1, None) is not None
         asked = [*(number in signals.noted for number in STOPS), saving, failed, now - self.met]
         if world_size() > 1:
-            asked = all_reduce_sum(paddle.to_tensor(asked, dtype="float64")).tolist()
+            asked = all_reduce_sum(paddle.to_tensor(asked, dtype="float64")).numpy().tolist()
         *stops, saving, failed, seconds = asked
         per_step = seconds / world_size() / self.steps
         self.until_meeting = int(min(self.MOST_STEPS, max(1, self.SECONDS / max(per_step, 1e-9))))
         self.steps, self.met = 0, now
         self.save, self.failed = self.save or bool(saving), bool(failed)
         return next((number for number, asked in zip(STOPS, stops, strict=True) if asked), None)
+
+
+class Keeper:
+    """Saves a run where that is asked for, or due, and ends it, saved, where a signal asks that.
+
+    Every rank calls its methods, equally often: after each step but an epoch's last, at each epoch's end, and after
+    evaluated batches.
+
+    Raises:
+        Stopped: on every rank, when the run was asked to stop; it is saved.
+        RunError: on every rank, when saving failed, or when the loss isn't finite.
+    """
+
+    def __init__(self, progress: Progress, saver: Saver, requests: Requests) -> None:
+        self.progress, self.saver, self.requests = progress, saver, requests
+
+    def after_step(self, window: Window, statistics: dict[str, paddle.Tensor], updated: bool) -> None:
+        """Saves, at the last update, and stops.
+
+        Args:
+            statistics: what ``Saver.save`` takes, of the last update.
+            updated: whether this step made an update: only there a run saves and goes on.
+        """
+        stop = self._asked()
+        if stop is not None or (updated and self.due):
+            self._save(stop, statistics=statistics, windows=window.gathered())
+
+    def after_epoch(self) -> None:
+        """Stops, before the evaluation: what else is asked for comes after it."""
+        if (stop := self._asked()) is not None:
+            self._save(stop)
+
+    def in_evaluation(self) -> None:
+        """Stops; the evaluation will be done anew."""
+        self.after_epoch()
+
+    def end_epoch(self, improved: tuple[str, ...], wanted: bool) -> None:
+        """Saves where the evaluation gave a best one, where that is ``wanted``, asked for, or due."""
+        if improved or wanted or self.due:
+            self._save(None, improved=improved)
+
+    @property
+    def due(self) -> bool:
+        """Whether a checkpoint is asked for, or due by the steps."""
+        return self.requests.save or self.saver.due(self.progress)
+
+    def _asked(self) -> int | None:
+        """The signal that asks the run to stop, if there is one."""
+        stop = self.requests.poll(self.saver.failed)
+        if self.requests.failed:
+            self.requests.failed = False
+            self.saver.wait()
+        return stop
+
+    def _save(self, stop: int | None, **state: Any) -> None:
+        self.saver.save(self.progress, **state)
+        self.requests.saved()
+        if stop is not None:
+            self.saver.wait(last=True)
+            where = f"-resume=auto -output={self.saver.run.directory} goes on from there"
+            raise Stopped(stop, f"after step {self.progress.step}, saved in {self.saver.path}; {where}")

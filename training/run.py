@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 import time
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import paddle
 from tqdm import tqdm
 from yacs.config import CfgNode
 
@@ -98,8 +101,12 @@ class Run:
         hidden = rank() != 0 or not sys.stderr.isatty()
         self.bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, disable=hidden, smoothing=0.1)
 
-    def report(self, split: str, **values: Any) -> None:
-        """Adds a line to metrics.jsonl and shows it; ``split`` is "train", "val", or "ema": the averaged weights."""
+    def report(self, split: str, shown: str, **values: Any) -> None:
+        """Adds a line to metrics.jsonl and shows the metrics, which are ``shown`` in the task's words.
+
+        Args:
+            split: "train", "val", or "ema": the averaged weights.
+        """
         if rank() != 0:
             return
         record = {
@@ -107,23 +114,22 @@ class Run:
             **{k: round(v, 6) if isinstance(v, float) and k != "lr" else v for k, v in values.items()},
         }
         self._append(json.dumps(record) + "\n")
-        shown = [f"loss: {values['loss']:.4f}", f"acc1: {values['acc1']:.2f}"]
         if split == "train":
-            self.bar.set_postfix_str(f"epoch {values['epoch']}, {', '.join(shown)}")
-            shown += [f"grad_norm: {values['grad_norm']:.3g}"] if "grad_norm" in values else []
-            shown += [f"loss_scale: {values['loss_scale']:g}"] if "loss_scale" in values else []
-            shown += [
+            self.bar.set_postfix_str(f"epoch {values['epoch']}, {shown}")
+            parts = [shown]
+            parts += [f"grad_norm: {values['grad_norm']:.3g}"] if "grad_norm" in values else []
+            parts += [f"loss_scale: {values['loss_scale']:g}"] if "loss_scale" in values else []
+            parts += [
                 f"lr: {values['lr']:.3g}",
                 f"images/s: {values['images_per_s']:.0f}",
                 f"wait: {values['data_wait']:.0%}",
             ]
-            shown += self._left(values["step"])
-            self.info(f"epoch {values['epoch']}/{self.epochs} step {values['step']}: {', '.join(shown)}")
+            parts += self._left(values["step"])
+            self.info(f"epoch {values['epoch']}/{self.epochs} step {values['step']}: {', '.join(parts)}")
             self._tell_input_bound(values)
         else:
             kind = "validation" if split == "val" else "validation of the average"
-            shown += [f"acc5: {values['acc5']:.2f}"]
-            self.info(f"epoch {values['epoch']}/{self.epochs} {kind}: {', '.join(shown)}")
+            self.info(f"epoch {values['epoch']}/{self.epochs} {kind}: {shown}")
 
     def _left(self, step: int) -> list[str]:
         """The time that is left, as if each step, with its share of evaluations and saves, took as long as so far."""
@@ -186,19 +192,18 @@ class Run:
         with written_whole(file) as rewound:
             rewound.writelines(kept)
 
-    def result(self, result: dict[str, Any]) -> None:
-        """Writes result.json, the last evaluation, prints the summary and names the run's files."""
+    def result(self, result: dict[str, Any], shown: str) -> None:
+        """Writes result.json, the last evaluation, prints the summary, with its metrics as ``shown``, and names the
+        run's files.
+        """
         self.bar.close()
         self.bar = tqdm(disable=True)
         if rank() != 0:
             return
-        result["seconds"] = round(time.time() - self.started, 1)
+        result |= {"seconds": round(time.time() - self.started, 1), "versions": versions()}
         self._write_json("result.json", result)
-        lines = [f"{key}: {result[key]:.2f}" for key in ("acc1", "acc5", "mean_class_acc")] + [
-            f"loss: {result['loss']:.4f}"
-        ]
-        lines += [f"samples: {result['num_samples']}", f"time: {result['seconds']} s", f"run: {self.directory}"]
-        self.info("summary: " + ", ".join(lines))
+        told = f"samples: {result['num_samples']}, time: {result['seconds']} s, run: {self.directory}"
+        self.info(f"summary: {shown}, {told}")
         self.info("files: " + ", ".join(name for name in FILES if (self.directory / name).exists()))
 
     def _write_json(self, name: str, content: Any) -> None:
@@ -218,6 +223,13 @@ def for_others(config: Configuration) -> Configuration:
             path = {f"DATA__{key}": os.path.abspath(config.DATA[key])}
             config = with_values(config, where.origin() if where else "", **path)
     return config
+
+
+def versions() -> dict[str, str]:
+    """Returns what computes: the toolkit itself, by its pyproject.toml, and what it stands on."""
+    project = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    own = re.search(r'^version = "(.+)"', project, re.MULTILINE)[1]
+    return {"toolkit": own, "python": platform.python_version(), "paddle": paddle.__version__, "numpy": np.__version__}
 
 
 class RunFolder:
@@ -291,6 +303,7 @@ class RunFolder:
 
     def _sign(self) -> str | None:
         """Writes into the lock whose it is."""
+        assert self.lock is not None
         try:
             os.truncate(self.lock, 0)
             os.pwrite(self.lock, f"process {os.getpid()} on {platform.node()}".encode(), 0)
@@ -305,18 +318,17 @@ class RunFolder:
         return f"{self.path}: can't lock the run's folder {why}"
 
 
-def plot_curves(metrics: Path, picture: Path) -> None:
-    """Draws loss, accuracy and learning rate over steps from metrics.jsonl into a PNG."""
+def plot_curves(metrics: Path, picture: Path, curves: dict[str, str]) -> None:
+    """Draws values over steps from metrics.jsonl into a PNG; ``curves`` gives the axis' label of each."""
     import matplotlib  # takes a second to import, once, at a run's end
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    figure, axes = plt.subplots(3, 1, figsize=(8, 9), sharex=True, layout="constrained")
-    for axis, key, label in zip(
-        axes, ("loss", "acc1", "lr"), ("loss", "top-1 accuracy (%)", "learning rate"), strict=True
-    ):
+    size = (8, 3 * len(curves))
+    figure, axes = plt.subplots(len(curves), 1, figsize=size, sharex=True, squeeze=False, layout="constrained")
+    for axis, (key, label) in zip(axes[:, 0], curves.items(), strict=True):
         for split in ("train", "val", "ema"):
             points = [(r["step"], r[key]) for r in records if r["split"] == split and key in r]
             if points:
@@ -324,7 +336,7 @@ def plot_curves(metrics: Path, picture: Path) -> None:
         axis.set_ylabel(label)
         axis.grid(alpha=0.3)
         axis.legend()
-    axes[-1].set_xlabel("step")
+    axes[-1, 0].set_xlabel("step")
     with written_whole(picture, "wb") as file:
         figure.savefig(file, format="png", dpi=120)
     plt.close(figure)

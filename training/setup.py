@@ -4,24 +4,24 @@ import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import paddle
 from paddle import nn
 from yacs.config import CfgNode
 
-from config import default_values, get_config, is_users, with_values
+from config import default_values, is_users, with_values
 from datasets import ImageDataset, get_dataloader
 from errors import InputError
-from loading.transforms import BatchTransform
 from loading.workers import Loader
-from models import architecture, build_model, with_switches
+from models.base import ImageModel
 from models.pretrained import disagreements
 from ops.settings import float32_told
 from options import leaves, set_by_someone
-from training.losses import Teacher, TrainingLoss, build_criterion
 from training.optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters
 from training.parallel import ShardedOptimizer, wrap_optimizer
 from training.run import Run
+from training.task import Task
 from utils import all_gather, num_gpus, rank, world_size
 from weights import load_weights
 
@@ -46,11 +46,10 @@ class Training:
     """The parts of a training run; ``network`` is ``model``, or what ``parallel`` wrapped it in, as the optimizer."""
 
     config: CfgNode
-    model: nn.Layer
+    task: Task
+    model: ImageModel
     network: nn.Layer
     ema: ModelEma | None
-    transform: BatchTransform
-    criterion: TrainingLoss
     optimizer: paddle.optimizer.Optimizer
     schedule: Callable[[int], float]
     scaler: LossScaler
@@ -63,27 +62,27 @@ class Training:
         return [parameter for parameter in self.model.parameters() if not parameter.stop_gradient]
 
     @property
-    def averaged(self) -> nn.Layer | None:
+    def averaged(self) -> ImageModel | None:
         """The model of averaged weights, where there is one."""
         return self.ema.model if self.ema else None
 
     @property
     def evaluated(self) -> dict[str, nn.Layer]:
         """The models to evaluate, by the name of their split in metrics.jsonl."""
-        return {"val": self.model} | ({"ema": self.averaged} if self.ema else {})
+        return {"val": self.model, **({"ema": self.ema.model} if self.ema else {})}
 
 
-def prepare(config: CfgNode, network: nn.Layer, train: ImageDataset, run: Run) -> Training:
-    """Builds what trains, loads MODEL.PRETRAINED and the teacher, and tells what results.
+def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Training:
+    """Builds what trains, loads MODEL.PRETRAINED, lets the task prepare, and tells what results.
 
     Raises:
-        InputError: weights, batch, accumulation or teacher don't fit.
+        InputError: weights, batch, accumulation or what the task needs don't fit.
     """
-    model = getattr(network, "_layers", network)
+    config = task.config
+    model: Any = getattr(network, "_layers", network)
     if config.MODEL.PRETRAINED:
         load_pretrained(config, model, run, strict=False)
-    teacher = _build_teacher(config, run)
-    model.distilled_training = teacher is not None
+    task.prepare(model, train, run)
     loader = get_dataloader(config, train, "train", rank(), world_size())
     steps, accum = len(loader), config.TRAIN.ACCUM_ITER
     if accum > steps:
@@ -100,11 +99,10 @@ def prepare(config: CfgNode, network: nn.Layer, train: ImageDataset, run: Run) -
     _tell_shares(optimizer, run)
     return Training(
         config=config,
+        task=task,
         model=model,
         network=network,
         ema=ema,
-        transform=BatchTransform(config),
-        criterion=build_criterion(config, train.labels, teacher),
         optimizer=optimizer,
         schedule=schedule,
         scaler=scaler,
@@ -123,7 +121,7 @@ def _trace(model: nn.Layer) -> None:
     paddle.jit.to_static(model, full_graph=True)
 
 
-def load_pretrained(config: CfgNode, model: nn.Layer, run: Run, strict: bool) -> None:
+def load_pretrained(config: CfgNode, model: ImageModel, run: Run, strict: bool) -> None:
     """Loads MODEL.PRETRAINED; tells what was loaded, and where images aren't prepared as the weights were made for."""
     settings = config.MODEL
     report = load_weights(model, settings.PRETRAINED, strict, settings.PRETRAINED_ALLOW, settings.PRETRAINED_CLASSES)
@@ -154,32 +152,6 @@ def precision_told(config: CfgNode) -> str:
         reason = " (-amp is for training; -o AMP_EVAL True for evaluations, too)"
         reason = reason if config.EVAL else f", evaluations in {float32_told()}{reason}"
     return precision(config, config.EVAL).replace("float32", float32_told()) + reason
-
-
-def _build_teacher(config: CfgNode, run: Run) -> Teacher | None:
-    train = config.TRAIN
-    if train.DISTILLATION_TYPE is None:
-        return None
-    if not (train.TEACHER_MODEL and train.TEACHER_PATH):
-        raise InputError(
-            f"DISTILLATION_TYPE is {train.DISTILLATION_TYPE}, but TEACHER_MODEL is {train.TEACHER_MODEL} and"
-            f" TEACHER_PATH {train.TEACHER_PATH}; give the teacher's YAML and weights, or set DISTILLATION_TYPE none"
-        )
-    theirs = get_config(train.TEACHER_MODEL)
-    if architecture(theirs).min_image_size:  # it takes images of any size
-        theirs = with_values(theirs, DATA__IMAGE_SIZE=config.DATA.IMAGE_SIZE)
-    for key, own, other in (
-        ("MODEL.NUM_CLASSES", config.MODEL.NUM_CLASSES, theirs.MODEL.NUM_CLASSES),
-        ("DATA.IMAGE_SIZE", config.DATA.IMAGE_SIZE, theirs.DATA.IMAGE_SIZE),
-        ("DATA.IMAGE_CHANNELS", config.DATA.IMAGE_CHANNELS, theirs.DATA.IMAGE_CHANNELS),
-    ):
-        if own != other:
-            raise InputError(f"the teacher {train.TEACHER_MODEL} has {key} {other}, the student {own}; make them one")
-    theirs = with_switches(theirs, train.TEACHER_PATH)
-    teacher = build_model(theirs)
-    run.info(f"teacher {theirs.MODEL.NAME}: {load_weights(teacher, train.TEACHER_PATH)}")
-    scales = [c.DATA[name] for c in (config, theirs) for name in ("IMAGENET_MEAN", "IMAGENET_STD")]
-    return Teacher(teacher, *scales)
 
 
 def _tell_model(config: CfgNode, model: nn.Layer, run: Run) -> None:

@@ -1,48 +1,121 @@
 """What the training loop reports: sums over the steps since the last report, reduced and divided once."""
 
+import itertools
 import math
 import resource
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
 
 from errors import RunError
 from launch.progress import COMPUTING, LOADING, beat
-from training.checkpoint import Progress
 from training.setup import Training
+from training.task import Batch, summed
 from utils import all_gather, all_reduce_sum, num_gpus, rank, world_size
 
 
+class Record:
+    """What a rank has summed up since the last report, by name: ``means`` as [sum, count], ``totals`` as a sum.
+
+    The ranks' records add up: what is the same on all ranks (an update's gradients) is in rank 0's, beside zeros.
+
+    Args:
+        state: what ``state`` returned, or what a release of format 1 wrote.
+    """
+
+    def __init__(self, state: dict[str, Any] | None = None) -> None:
+        state = _named(state) if state and "sums" in state else state or {"means": {}, "totals": {}}
+        self.means = {name: tuple(pair) for name, pair in state["means"].items()}
+        self.totals = dict(state["totals"])
+
+    @classmethod
+    def of_rank(cls, states: list[dict[str, Any]]) -> "Record":
+        """Returns the record that this rank goes on with, of those of all ranks; of another number of ranks, the sum
+        goes on at rank 0.
+        """
+        if states and "sums" in states[0]:  # format 1: each rank had the gradients'
+            states = [states[0], *({**own, "norm_sum": 0.0, "finite": 0, "updates": 0} for own in states[1:])]
+        records = [cls(state) for state in states]
+        if len(records) == world_size():
+            return records[rank()]
+        whole, here = cls(), rank() == 0
+        for own in records:
+            for name, (total, count) in own.means.items():
+                whole.add_mean(name, [total * here], count * here)
+            for name, number in own.totals.items():
+                whole.add_total(name, number * here)
+        return whole
+
+    def add_mean(self, name: str, numbers: Iterable[float], count: float) -> None:
+        """Takes in the sums of ``count`` things, one after the other: the same bits wherever that was interrupted."""
+        total, before = self.means.get(name, (0.0, 0))
+        self.means[name] = float(np.cumsum([total, *numbers])[-1]), before + count
+
+    def add_total(self, name: str, number: float) -> None:
+        """Takes in a number of what is reported as a sum."""
+        self.totals[name] = self.totals.get(name, 0) + number
+
+    def state(self) -> dict[str, Any]:
+        """Returns the record as plain numbers."""
+        return {"means": self.means, "totals": self.totals}
+
+    def over_ranks(self, highest: dict[str, float]) -> dict[str, float]:
+        """Returns what all ranks' records come to, by one collective: means (of a count that isn't 0), totals, and the
+        ranks' ``highest``.
+        """
+        own = [number for pair in self.means.values() for number in pair] + list(self.totals.values())
+        # Each rank's has its own place among zeros: one collective serves sums and maxima.
+        own += [high * (place == rank()) for high in highest.values() for place in range(world_size())]
+        reduced = iter(all_reduce_sum(paddle.to_tensor(own, dtype="float64")).tolist())
+        pairs = {name: (next(reduced), next(reduced)) for name in self.means}
+        found = {name: total / count for name, (total, count) in pairs.items() if count}
+        found |= {name: next(reduced) for name in self.totals}
+        return found | {name: max(itertools.islice(reduced, world_size())) for name in highest}
+
+
+def _named(state: dict[str, Any]) -> dict[str, Any]:
+    """A record of format 1, which knew classification alone, by position: with names."""
+    loss, first, five, samples = state["sums"]
+    means = {"loss": (loss, samples), "acc1": (100 * first, samples), "acc5": (100 * five, samples)}
+    means |= {"grad_norm": (state["norm_sum"], state["finite"])}
+    skipped = {"skipped": state["skips"], "skipped_updates": state["updates"] - state["finite"]}
+    return {"means": means, "totals": {"samples": samples, **skipped}}
+
+
+class Step(NamedTuple):
+    """What a step leaves on the device until the report: sums by name, an update's norm of the gradients, and with
+    SKIP_BROKEN which images were skipped.
+    """
+
+    number: int
+    samples: int
+    sums: paddle.Tensor
+    norm: paddle.Tensor | None
+    skipped: paddle.Tensor | None
+
+
 class Window:
-    """The steps since the last report: their sums stay on the device until they are reported.
+    """The steps since the last report. A value more to report is an entry more of what ``Task.step`` returns, for each
+    sample, or of ``_record``.
 
     Args:
         epoch: the one that is trained.
-        progress: where it begins; ``window`` holds what ``state`` returned when the run was saved within a window.
+        step: where it begins.
+        states: what ``gathered`` returned when the run was saved within a window.
     """
 
-    def __init__(self, training: Training, epoch: int, progress: Progress) -> None:
-        self.training, self.epoch, self.step = training, epoch, progress.step
-        self._restart()
-        if progress.window:
-            carried = progress.window[rank()]
-            progress.window = []
-            self.sums, self.skips = np.array(carried["sums"]), carried["skips"]
-            self.norm_sum, self.finite, self.updates = (carried[key] for key in ("norm_sum", "finite", "updates"))
-            self.carried_count = self.sums[3]
+    def __init__(self, training: Training, epoch: int, step: int, states: list[dict[str, Any]]) -> None:
+        self.training, self.epoch, self.step = training, epoch, step
+        self._restart(Record.of_rank(states) if states else Record())
         self.mark()
 
-    def _restart(self) -> None:
-        self.rows: list[paddle.Tensor] = []
-        self.norms: list[paddle.Tensor] = []  # of the gradients, per update; the same on every rank
-        self.skipped: list[paddle.Tensor] = []
-        # What was carried over from before a resume.
-        self.sums, self.skips, self.carried_count = np.zeros(4), 0, 0.0
-        self.norm_sum, self.finite, self.updates = 0.0, 0, 0
+    def _restart(self, carried: Record) -> None:
+        """Begins anew, with what is carried over from before a resume."""
+        self.carried, self.steps, self.names = carried, [], ()
         self.wait, self.start = 0.0, time.perf_counter()
 
     def timed(self, loader: Iterable, step: int) -> Iterator:
@@ -59,37 +132,43 @@ class Window:
             yield batch
             step += 1
 
-    def add(self, step: int, row: paddle.Tensor, skipped: paddle.Tensor | None = None) -> None:
-        """Takes in a step: ``engine.sums`` of its batch, and with SKIP_BROKEN which of its images were skipped."""
-        self.step = step
-        self.rows.append(row)
-        if skipped is not None:
-            self.skipped.append(skipped)
+    def add(
+        self, step: int, values: Batch, norm: paddle.Tensor | None = None, skipped: paddle.Tensor | None = None
+    ) -> None:
+        """Takes in a step: what ``Task.step`` returned, and what ``Step`` says."""
+        self.step, self.names = step, tuple(values)
+        self.steps.append(Step(step, len(values["loss"]), summed(values), norm, skipped))
 
     def mark(self) -> None:
-        """Remembers the window as it is, for ``state``."""
-        self.marked = self._now()
+        """Remembers the window as it is, for ``gathered``."""
+        self.marked = self.carried, self.names, self.steps, len(self.steps)
 
-    def _now(self) -> tuple:
-        carried = (self.sums, self.skips, self.norm_sum, self.finite, self.updates)
-        return (carried, *((part, len(part)) for part in (self.rows, self.norms, self.skipped)))
+    def gathered(self) -> list[dict[str, Any]]:
+        """Returns every rank's record at the last mark, as plain numbers, by rank; every rank calls it.
 
-    def state(self) -> dict[str, Any]:
-        """Returns this rank's sums at the last mark, as plain numbers."""
-        return self._summed(self.marked)
+        Raises:
+            RunError: on every rank, when a loss is not finite.
+        """
+        carried, names, steps, count = self.marked
+        states = all_gather(self._record(carried, names, steps[:count]).state())
+        if not all(math.isfinite(state["means"].get("loss", (0.0,))[0]) for state in states):
+            self._raise_not_finite()
+        return states
 
-    @staticmethod
-    def _summed(marked: tuple) -> dict[str, Any]:
-        (sums, skips, norm_sum, finite, updates), *parts = marked
-        rows, norms, skipped = (part[:length] for part, length in parts)
-        total, numbers = _added(sums, rows), _finite(norms)
-        return {
-            "sums": total.tolist(),
-            "skips": skips + len(_listed(skipped)),
-            "norm_sum": float(_added(norm_sum, numbers)),
-            "finite": finite + len(numbers),
-            "updates": updates + len(norms),
-        }
+    def _record(self, carried: Record, names: tuple[str, ...], steps: list[Step]) -> Record:
+        """What was carried over, and these steps."""
+        record = Record(carried.state())
+        if steps:
+            samples = sum(step.samples for step in steps)
+            for name, sums in zip(names, _fetched([step.sums for step in steps]).T, strict=True):
+                record.add_mean(name, sums, samples)
+            record.add_total("samples", samples)
+        norms = _fetched([step.norm for step in steps if step.norm is not None]) if rank() == 0 else np.zeros(0)
+        finite = norms[np.isfinite(norms)]  # those that float16 held
+        record.add_mean("grad_norm", finite, len(finite))
+        record.add_total("skipped_updates", len(norms) - len(finite))
+        record.add_total("skipped", len(_skipped(steps)))
+        return record
 
     def report(self, lr: float) -> None:
         """Reports what all ranks have summed up, and begins anew.
@@ -97,51 +176,39 @@ class Window:
         Raises:
             RunError: on every rank, when a loss is not finite.
         """
-        state, elapsed = self._summed(self._now()), time.perf_counter() - self.start
-        self._list_skipped()
-        own = [*state["sums"], self.wait / elapsed, state["skips"], state["sums"][3] - self.carried_count]
-        reduced = all_reduce_sum(paddle.to_tensor([*own, *_peaks()], dtype="float64")).tolist()
-        loss, top1, top5, count, wait, skipped, fresh, *peaks = reduced
-        if not math.isfinite(loss):
-            self.raise_not_finite()
-        values = {"step": self.step, "epoch": self.epoch, "samples": int(count), "lr": lr, "loss": loss / count}
-        values |= {"acc1": 100 * top1 / count, "acc5": 100 * top5 / count}
-        values |= self._gradients(state)
-        values |= {"images_per_s": fresh / elapsed, "data_wait": wait / world_size()}
-        values |= {"peak_memory": max(peaks[: world_size()])}
-        if len(peaks) > world_size():
-            values |= {"peak_memory_gpu": max(peaks[world_size() :])}
-        self.training.run.report("train", **values)
-        if skipped:
-            images = "unreadable image was" if skipped == 1 else "unreadable images were"
-            self.training.run.info(f"{skipped:.0f} {images} skipped; log_<rank>.txt lists each rank's")
-        self._restart()
-
-    def _gradients(self, state: dict[str, Any]) -> dict[str, float]:
-        """The mean norm of the updates' gradients (of those that float16 held), and in float16 the loss scale."""
-        scaler, finite = self.training.scaler, state["finite"]
-        values = {"grad_norm": state["norm_sum"] / finite} if finite else {}
+        run, task, scaler = self.training.run, self.training.task, self.training.scaler
+        elapsed = time.perf_counter() - self.start
+        record = self._record(self.carried, self.names, self.steps)
+        record.add_mean("data_wait", [self.wait / elapsed], 1)
+        record.add_total("fresh", sum(step.samples for step in self.steps))
+        found = record.over_ranks(_peaks())
+        if not math.isfinite(found["loss"]):
+            self._raise_not_finite()
+        values = {"step": self.step, "epoch": self.epoch, "samples": int(found.pop("samples")), "lr": lr}
+        images, updates, fresh = (found.pop(name) for name in ("skipped", "skipped_updates", "fresh"))
+        values |= found | {"images_per_s": fresh / elapsed}
         if scaler.enabled:
-            values |= {"loss_scale": scaler.loss_scale, "skipped_updates": state["updates"] - finite}
-        return values
+            values |= {"loss_scale": scaler.loss_scale, "skipped_updates": int(updates)}
+        run.report("train", task.line("train", values), **values)
+        if images:
+            were = "unreadable image was" if images == 1 else "unreadable images were"
+            run.info(f"{images:.0f} {were} skipped; log_<rank>.txt lists each rank's")
+        for index in _skipped(self.steps):
+            name = self.training.loader.dataset.name(index)
+            run.local.warning(f"epoch {self.epoch}: unreadable, replaced by the next image: {name}")
+        self._restart(Record())
 
-    def raise_not_finite(self) -> None:
+    def _raise_not_finite(self) -> None:
         """Raises RunError that names the first step of this window whose loss isn't finite; every rank calls it."""
-        losses = [float(row[0]) for row in self.rows]
-        bad = next((place for place, loss in enumerate(losses) if not math.isfinite(loss)), None)
-        first = None if bad is None else (self.step - len(losses) + 1 + bad, rank(), losses[bad])
+        place = self.names.index("loss")
+        losses = [(step.number, rank(), float(step.sums[place])) for step in self.steps]
+        first = next((own for own in losses if not math.isfinite(own[-1])), None)
         at, where, value = min(found for found in all_gather(first) if found)
         raise RunError(
             f"the loss is {value} at step {at} (epoch {self.epoch}, rank {where});"
             " lower TRAIN.BASE_LR, or set TRAIN.GRAD_CLIP, and go on from a checkpoint before it went wrong",
             shared=True,
         )
-
-    def _list_skipped(self) -> None:
-        """Lists the images that DATA.SKIP_BROKEN replaced in this rank's log."""
-        for index in _listed(self.skipped):
-            name = self.training.loader.dataset.name(index)
-            self.training.run.local.warning(f"epoch {self.epoch}: unreadable, replaced by the next image: {name}")
 
 
 def peak_memory() -> float:
@@ -150,29 +217,18 @@ def peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
-def _peaks() -> list[float]:
-    """This rank's peak of memory in MB, and on a GPU its peak there, each among zeros for the other ranks: in the sum
-    over the ranks each has its own place, so that one collective serves sums and maxima.
-    """
-    found = [peak_memory()]
-    if num_gpus():
-        found.append(paddle.device.cuda.max_memory_allocated() / 1e6)
-    return [peak * (place == rank()) for peak in found for place in range(world_size())]
+def _peaks() -> dict[str, float]:
+    """This rank's peak of memory in MB, and on a GPU its peak there."""
+    on_gpu = {"peak_memory_gpu": paddle.device.cuda.max_memory_allocated() / 1e6} if num_gpus() else {}
+    return {"peak_memory": peak_memory(), **on_gpu}
 
 
-def _added(total: np.ndarray | float, rows: list[paddle.Tensor] | np.ndarray) -> np.ndarray:
-    """``total`` and the rows, added one after the other: the same bits wherever the sum was interrupted."""
-    if not len(rows):
-        return np.asarray(total)
-    numbers = rows if isinstance(rows, np.ndarray) else paddle.stack(rows).numpy()
-    return np.cumsum(np.concatenate([[total], numbers]), axis=0)[-1]
+def _fetched(tensors: list[paddle.Tensor]) -> np.ndarray:
+    """The tensors' values in float64, all at once; none of an empty list."""
+    return paddle.stack(tensors).numpy().astype(np.float64) if tensors else np.zeros(0)
 
 
-def _listed(skipped: list[paddle.Tensor]) -> list[int]:
+def _skipped(steps: list[Step]) -> list[int]:
     """The images that were skipped, of all the steps at once."""
-    return [index for index in (paddle.concat(skipped).tolist() if skipped else []) if index >= 0]
-
-
-def _finite(norms: list[paddle.Tensor]) -> np.ndarray:
-    numbers = paddle.stack(norms).numpy().astype(np.float64) if norms else np.zeros(0)
-    return numbers[np.isfinite(numbers)]
+    columns = [step.skipped for step in steps if step.skipped is not None]
+    return [index for index in (paddle.concat(columns).numpy().tolist() if columns else []) if index >= 0]

@@ -3,7 +3,8 @@
 import math
 import zlib
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from io import BufferedIOBase
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +58,7 @@ def native(array: np.ndarray, is_bfloat16: bool = False) -> np.ndarray:
 class Span:
     """Bytes of an open file that weren't read yet."""
 
-    file: BinaryIO
+    file: BufferedIOBase
     offset: int
     length: int
     is_text: bool = False  # UTF-8 whose Latin-1 form is meant
@@ -69,9 +70,9 @@ class Span:
         if self.is_text:
             return from_latin1(self.file.read(self.length).decode())
         data = np.empty(count, np.uint8)
-        if self.file.readinto(data) != count:
+        if self.file.readinto(data.data) != count:
             raise Unreadable("it ends early")
-        if self.crc is not None and count == self.length and zlib.crc32(data) != self.crc:
+        if self.crc is not None and count == self.length and zlib.crc32(data.data) != self.crc:
             raise Unreadable("its content doesn't match its checksum; copy it again")
         return data
 
@@ -111,7 +112,9 @@ class Array:
     def read(self) -> np.ndarray:
         """Returns the array: floats as float32, integers and booleans as they are."""
         size, extent = item_size(self.dtype), self.extent()
-        data = from_latin1(self.data) if type(self.data) is str else self.data.read(self.first * size, extent * size)
+        data = (
+            from_latin1(self.data) if isinstance(self.data, str) else self.data.read(self.first * size, extent * size)
+        )
         if data.size != extent * size:
             raise Unreadable(f"it holds an array of shape {list(self.shape)} with {data.size} bytes")
         is_bfloat16 = self.dtype == "bfloat16"

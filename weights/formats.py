@@ -12,8 +12,9 @@ import struct
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -93,14 +94,18 @@ def write_weights(path: Path, arrays: dict[str, np.ndarray]) -> None:
         if path.suffix == ".safetensors":
             write_safetensors(file, arrays)
             return
-        arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+        ordered: dict[str, Any] = {name: np.asarray(array, order="C") for name, array in arrays.items()}
         if path.suffix == ".pdparams":
-            pickle.dump(arrays, file, protocol=4)
+            pickle.dump(ordered, file, protocol=4)
         else:
-            np.savez(file, **arrays)
+            np.savez(file, **ordered)
 
 
-def write_safetensors(file: BinaryIO, arrays: dict[str, np.ndarray]) -> None:
+class Writable(Protocol):
+    def write(self, data: Any, /) -> Any: ...
+
+
+def write_safetensors(file: Writable, arrays: dict[str, np.ndarray]) -> None:
     """Writes what ``safetensors.numpy.save`` returns, array by array: that holds all of them twice more."""
     dtypes = {np.dtype(code): name for name, code in SAFETENSORS_DTYPES.items() if code != "bfloat16"}
     ordered = sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0]))  # so that all lie aligned
@@ -119,7 +124,7 @@ def write_safetensors(file: BinaryIO, arrays: dict[str, np.ndarray]) -> None:
 # ------------------------------------------------------------ kinds of files
 
 
-def _reader(head: bytes) -> Callable[[BinaryIO, int], tuple[Content, str]]:
+def _reader(head: bytes) -> Callable[[BufferedIOBase, int], tuple[Content, str]]:
     if head[:2] == b"PK":
         return _read_zip
     if head[8:9] == b"{":
@@ -138,7 +143,7 @@ def _reader(head: bytes) -> Callable[[BinaryIO, int], tuple[Content, str]]:
     raise Unreadable(f"{found}; expected safetensors, torch's .pth or .bin, Paddle's .pdparams, or .npz")
 
 
-def _read_safetensors(file: BinaryIO, size: int) -> tuple[Content, str]:
+def _read_safetensors(file: BufferedIOBase, size: int) -> tuple[Content, str]:
     (length,) = struct.unpack("<Q", file.read(8))
     start = 8 + length
     if start > size or length > LONGEST_HEADER:
@@ -167,7 +172,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return entries
 
 
-def _read_zip(file: BinaryIO, size: int) -> tuple[Content, str]:
+def _read_zip(file: BufferedIOBase, size: int) -> tuple[Content, str]:
     with zipfile.ZipFile(file) as archive:
         names = archive.namelist()
         roots = [name[: -len("data.pkl")] for name in names if name.endswith("/data.pkl")]
@@ -179,7 +184,7 @@ def _read_zip(file: BinaryIO, size: int) -> tuple[Content, str]:
     raise Unreadable("it is a zip archive with neither torch's data.pkl nor .npy arrays")
 
 
-def _read_torch_zip(file: BinaryIO, size: int, archive: zipfile.ZipFile, root: str) -> Content:
+def _read_torch_zip(file: BufferedIOBase, size: int, archive: zipfile.ZipFile, root: str) -> Content:
     if root + "byteorder" in archive.namelist() and _member(archive, root + "byteorder", size) != b"little":
         raise Unreadable("it was written on a big-endian machine, which isn't read")
     spans: dict[str, Span] = {}
@@ -202,7 +207,7 @@ def _member(archive: zipfile.ZipFile, name: str, size: int) -> bytes:
         return stream.read(info.file_size)  # the count bounds what is decompressed
 
 
-def _stored(file: BinaryIO, info: zipfile.ZipInfo) -> Span:
+def _stored(file: BufferedIOBase, info: zipfile.ZipInfo) -> Span:
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
         raise Unreadable("its tensors are compressed or encrypted, which torch doesn't write")
     file.seek(info.header_offset)
@@ -228,14 +233,14 @@ def _read_npy(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
     return native(array.view("<u2"), is_bfloat16=True) if dtype.kind == "V" else native(array)
 
 
-def _read_pickle(file: BinaryIO, size: int) -> tuple[Content, str]:
+def _read_pickle(file: BufferedIOBase, size: int) -> tuple[Content, str]:
     first = DataUnpickler(file, size).load()
     if first == TORCH_MAGIC:
         return _read_torch_legacy(file, size), "torch"
     return first, "paddle"
 
 
-def _read_torch_legacy(file: BinaryIO, size: int) -> Content:
+def _read_torch_legacy(file: BufferedIOBase, size: int) -> Content:
     """Reads torch's format before 1.6: pickles of two constants, the machine, the object and its storages' keys; then
     each storage, its length before it.
     """
@@ -309,7 +314,7 @@ def _check_growth(wanted: int, size: int) -> None:
 
 
 def _read(entry: Array | np.ndarray, layout: str) -> np.ndarray:
-    if type(entry) is not Array:
+    if not isinstance(entry, Array):
         return entry
     if layout == "paddle" and entry.dtype == "<u2":  # which Paddle has no type for: its bfloat16, saved by way of NumPy
         entry.dtype = "bfloat16"

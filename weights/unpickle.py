@@ -9,7 +9,8 @@ checkpoint's other tensors (its optimizer's) cost nothing. Opcodes: CPython's pi
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from io import BufferedIOBase
+from typing import Any
 
 from weights.arrays import Array, Span, Unreadable, contiguous, is_count, item_size, shown, sizes
 
@@ -63,7 +64,7 @@ class DataUnpickler:
         storage: maps a torch storage's (key, bytes) to its place; None where there are none.
     """
 
-    def __init__(self, file: BinaryIO, end: int, storage: Callable[[str, int], Span] | None = None) -> None:
+    def __init__(self, file: BufferedIOBase, end: int, storage: Callable[[str, int], Span] | None = None) -> None:
         self.file, self.end, self.storage = file, end, storage
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
@@ -73,7 +74,7 @@ class DataUnpickler:
         """Returns dictionaries of their text keys alone, lists (sets too), tuples, text, numbers, ``Array``, blanks.
 
         Raises:
-            Unreadable: the pickle names what isn't admitted, or uses an opcode that no weights need.
+            Unreadable: the pickle names what isn't admitted, or uses an opcode that no arrays need.
             Exception: of other kinds, for damaged ones.
         """
         for _ in range(LARGEST_PROGRAM):
@@ -89,7 +90,7 @@ class DataUnpickler:
             elif opcode in _NUMBERS:
                 self.stack.append(self._number(_NUMBERS[opcode]))
             elif opcode in _TEXTS:
-                self.stack.append(self._text(self._number(_TEXTS[opcode])))
+                self.stack.append(self._text(*_TEXTS[opcode]))
             elif opcode in _BYTES:
                 self.stack.append(self._span(self._number(_BYTES[opcode])))
             elif opcode in _TUPLES:
@@ -101,7 +102,7 @@ class DataUnpickler:
             elif opcode in _ACTIONS:
                 _ACTIONS[opcode](self)
             else:
-                raise Unreadable(f"its pickle uses the opcode {opcode!r}, which no weights need")
+                raise Unreadable(f"its pickle uses the opcode {opcode!r}, which no arrays need")
         raise Unreadable(f"its pickle has more than {LARGEST_PROGRAM} opcodes")
 
     def _take(self, count: int) -> bytes:
@@ -120,11 +121,12 @@ class DataUnpickler:
         self.file.seek(length, 1)
         return Span(self.file, offset, length)
 
-    def _text(self, length: int) -> str | Span:
+    def _text(self, form: str, encoding: str) -> str | Span:
+        length = self._number(form)
         if length <= LONGEST_TEXT:
-            return self._take(length).decode("utf-8", "surrogatepass")
+            return self._take(length).decode(encoding, "surrogatepass")
         span = self._span(length)
-        span.is_text = True
+        span.is_text = encoding == "utf-8"
         return span
 
     def _long(self) -> None:
@@ -200,8 +202,11 @@ _SKIPPED = {b"\x80": 1, b"\x95": 8}  # PROTO, FRAME
 _FIXED = {b"N": None, b"\x88": True, b"\x89": False, b")": ()}
 _NEW = {b"]": list, b"}": dict, b"\x8f": list}  # the last is EMPTY_SET: what would be hashed is only listed
 _NUMBERS = {b"K": "<B", b"M": "<H", b"J": "<i", b"G": ">d"}
-_TEXTS = {b"\x8c": "<B", b"X": "<I", b"\x8d": "<Q"}
-_BYTES = {b"C": "<B", b"B": "<I", b"\x8e": "<Q", b"\x96": "<Q"}
+_TEXTS = {
+    b"\x8c": ("<B", "utf-8"), b"X": ("<I", "utf-8"), b"\x8d": ("<Q", "utf-8"),
+    b"U": ("<B", "latin-1"), b"T": ("<I", "latin-1"), b"C": ("<B", "latin-1"),  # Python 2's; short bytes may be a key
+}  # fmt: skip
+_BYTES = {b"B": "<I", b"\x8e": "<Q", b"\x96": "<Q"}
 _TUPLES = {b"\x85": 1, b"\x86": 2, b"\x87": 3}
 _PUTS = {b"q": "<B", b"r": "<I"}
 _GETS = {b"h": "<B", b"j": "<I"}

@@ -1,6 +1,6 @@
 """File -> pixels (``decode``), image -> augmented image (``image``), batch -> what the model takes (``batch``)."""
 
-from loading.transforms.batch import BatchTransform, Mixup, Normalize, gives_distributions, mixes, smooth_one_hot
+from loading.transforms.batch import BatchTransform, Mixup, Normalize, gives_distributions, smooth_one_hot
 from loading.transforms.decode import EncodedImage, converted, readable, unscaled
 from loading.transforms.erase import RandomErasing
 from loading.transforms.image import EvalTransform, TrainTransform
@@ -15,7 +15,6 @@ __all__ = [
     "TrainTransform",
     "converted",
     "gives_distributions",
-    "mixes",
     "readable",
     "smooth_one_hot",
     "unscaled",

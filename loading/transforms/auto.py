@@ -9,9 +9,9 @@ import numpy as np
 from PIL import Image
 from yacs.config import CfgNode
 
+from configs.registry import operations
 from errors import InputError
 from loading.transforms.ops import (
-    OPERATIONS,
     Augment,
     Fill,
     posterize,
@@ -22,12 +22,13 @@ from loading.transforms.ops import (
     translate_x,
     translate_y,
 )
+from options import nearest
 
 Policy = Callable[[Image.Image, np.random.Generator], Image.Image]
 
 FORMS = (
-    "rand-m9-n2-p0.5-mstd0.5-mmax10-inc1-tweights, original-mstd0.5 (or originalr, v0, v0r, 3a), trivial, "
-    "or augmix-m3-w3-d2-a1-b1-mstd0.5"
+    "rand-m9-n2-p0.5-mstd0.5-mmax10-inc1-tweights (or tRotate+Invert), original-mstd0.5 (or originalr, v0, v0r, 3a), "
+    "trivial, or augmix-m3-w3-d2-a1-b1-mstd0.5"
 )
 _WHOLE = ("n", "inc", "w", "d", "b")
 _LEAST, _MOST = {"n": 1, "mmax": 1, "w": 1, "a": 0.01}, {"p": 1}  # of others: 0 and no bound
@@ -130,7 +131,7 @@ class AutoAugment:
         self.lines = lines
 
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
-        for augment in self.lines[rng.integers(len(self.lines))]:
+        for augment in self.lines[int(rng.integers(len(self.lines)))]:
             image = augment(image, rng)
         return image
 
@@ -163,7 +164,7 @@ class TrivialAugmentWide:
             return posterize(image, 8 - round(share * 6))
         if name == "Solarize":
             return solarize(image, 255 - 8.5 * step)
-        return image if name == "Identity" else OPERATIONS[name].apply(image, 1 + sign * 0.99 * share, *how)
+        return image if name == "Identity" else operations.load(name)[0](image, 1 + sign * 0.99 * share, *how)
 
 
 class AugMix:
@@ -201,9 +202,9 @@ class AugMix:
 def _rand(given: dict[str, str], text: str, resampling: tuple, fill: Fill) -> RandAugment:
     increasing, kind = int(given.get("inc", 0)), given.get("t")
     sets = {None: _INCREASING if increasing else _RAND, "3a": ("SolarizeIncreasing", "Desaturate", "GaussianBlur")}
-    names = (sets | _WEIGHTED).get(kind)
-    if names is None:
-        raise _unknown(text, f"t{kind}")
+    names = (sets | _WEIGHTED).get(kind) or kind.split("+")
+    if other := [name for name in names if name not in operations.names()]:
+        raise _unknown(text, f"t{kind}", nearest(other[0], [*operations.names(), *_WEIGHTED]))
     n, std = int(given.get("n", 2)), float(given.get("mstd", 0))
     if isinstance(names, dict) and n > len(names):  # each is taken once
         raise _unknown(text, f"n{n}")
@@ -240,7 +241,7 @@ def _settings(text: str, parts: list[str], known: tuple[str, ...]) -> dict[str, 
     """Returns the settings of a policy, ``["m9", "mstd0.5"]``, by letter: ``{"m": "9", "mstd": "0.5"}``."""
     found = {}
     for part in parts:
-        named = re.fullmatch(r"(t)(\w+)|([a-z]+)(\d+(?:\.\d+)?)", part)
+        named = re.fullmatch(r"(t)([\w+]+)|([a-z]+)(\d+(?:\.\d+)?)", part)
         key, value = [group for group in named.groups() if group] if named else ("", "")
         if (
             key not in known
@@ -258,6 +259,6 @@ def interpolations(name: str) -> tuple[str, ...]:
     return ("bilinear", "bicubic") if name == "random" else (name,)
 
 
-def _unknown(text: str, part: str = "") -> InputError:
+def _unknown(text: str, part: str = "", meant: str = "") -> InputError:
     found = f", and {part!r} in it is unknown or out of range" if part else ""
-    return InputError(f"TRAIN.AUTO_AUGMENT is {text!r}{found}; expected {FORMS}")
+    return InputError(f"TRAIN.AUTO_AUGMENT is {text!r}{found}; expected {FORMS}{meant}")

@@ -5,20 +5,16 @@ import paddle
 from paddle.nn import functional as F
 from yacs.config import CfgNode
 
+from config_checks import mixes
+from configs.registry import losses
 from loading.transforms.erase import RandomErasing, box_mask
 
 _MIXUP_TAG = 0x6D69787570  # keeps the seeds of these draws apart from the samples'
 
 
-def mixes(config: CfgNode) -> bool:
-    """Returns whether training mixes its images: mixup or CutMix is on."""
-    train = config.TRAIN
-    return train.MIXUP_ALPHA > 0 or train.CUTMIX_ALPHA > 0 or train.CUTMIX_MINMAX is not None
-
-
 def gives_distributions(config: CfgNode) -> bool:
     """Returns whether training targets are distributions [B, K] rather than labels [B]."""
-    return mixes(config) or config.TRAIN.LOSS == "soft_target"
+    return mixes(config) or losses.components[config.TRAIN.LOSS].given.get("takes") == "distributions"
 
 
 def smooth_one_hot(labels: paddle.Tensor, num_classes: int, smoothing: float) -> paddle.Tensor:

@@ -10,6 +10,7 @@ import io
 import math
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import simplejpeg
@@ -149,7 +150,7 @@ def readable(name: str) -> Iterator[None]:
 def _decode(data: bytes, size: tuple[int, int], mode: str, scale: int) -> np.ndarray | None:
     """Returns a JPEG of the given (height, width) at 1 / ``scale``, or None if it isn't that or has a flaw."""
     height, width = (math.ceil(side / scale) for side in size)
-    least = {"min_height": height, "min_width": width, "min_factor": scale} if scale > 1 else {}
+    least: dict[str, Any] = {"min_height": height, "min_width": width, "min_factor": scale} if scale > 1 else {}
     pixels = np.empty((height, width, len(mode)), np.uint8)
     try:
         if simplejpeg.decode_jpeg_header(data, **least)[:2] != (height, width):

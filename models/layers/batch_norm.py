@@ -12,6 +12,7 @@ from copy import copy
 import paddle
 from paddle import nn
 from paddle.nn import functional as F
+from paddle.nn.layer.norm import _BatchNormBase
 
 from errors import InputError
 from models.layers.classifier_norm import ClassifierNorm
@@ -20,8 +21,11 @@ from utils import num_gpus, world_size
 BATCH_NORMS = (nn.BatchNorm2D, nn.SyncBatchNorm, ClassifierNorm)
 
 
-class _Statistics:
+class _Statistics(_BatchNormBase):
     """What makes a batch norm of Paddle's PyTorch's."""
+
+    weight: paddle.Tensor
+    bias: paddle.Tensor
 
     def __init__(self, num_features: int, momentum: float = 0.9, epsilon: float = 1e-5) -> None:
         super().__init__(num_features, momentum, epsilon)
@@ -45,6 +49,14 @@ class _Statistics:
         with paddle.no_grad():
             paddle.assign(scaled * (count / (count - 1)), self._variance)
         return out
+
+    def _processes(self) -> int:
+        """Whose images the statistics are of."""
+        raise NotImplementedError
+
+    def _normalise(self, x: paddle.Tensor, variance: paddle.Tensor) -> paddle.Tensor:
+        """Returns x normalised by its own statistics in training, else by the mean held and ``variance``."""
+        raise NotImplementedError
 
 
 class BatchNorm2D(_Statistics, nn.BatchNorm2D):
@@ -117,7 +129,7 @@ def synchronise(model: nn.Layer) -> None:
     Raises:
         InputError: there is no batch norm, or no GPU: Paddle's kernel runs on GPUs alone.
     """
-    if not any(isinstance(layer, nn.BatchNorm2D) for layer in model.sublayers()):
+    if not any(isinstance(layer, BatchNorm2D) for layer in model.sublayers()):
         raise InputError(f"TRAIN.SYNC_BN is True, but {type(model).__name__} has no batch norm of images; set it False")
     if not num_gpus():
         raise InputError(
@@ -127,7 +139,7 @@ def synchronise(model: nn.Layer) -> None:
     # Not convert_sync_batchnorm, which takes the statistics for parameters, as Paddle's own layers hold them.
     for parent in model.sublayers(include_self=True):
         for name, norm in parent.named_children():
-            if isinstance(norm, nn.BatchNorm2D):
+            if isinstance(norm, BatchNorm2D):
                 ours = SyncBatchNorm(norm._num_features, norm._momentum, norm._epsilon)
                 ours.weight, ours.bias, ours._mean, ours._variance = norm.weight, norm.bias, norm._mean, norm._variance
                 setattr(parent, name, ours)

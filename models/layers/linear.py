@@ -57,6 +57,9 @@ class Linear(nn.Linear):
 class LayerNorm(nn.LayerNorm):
     """Normalises over the last axis, as ``paddle.nn.LayerNorm``."""
 
+    weight: paddle.Tensor
+    bias: paddle.Tensor
+
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if ops.usable(x):
             return ops.layer_norm(x, self.weight, self.bias, self._epsilon)
@@ -65,6 +68,6 @@ class LayerNorm(nn.LayerNorm):
 
 def set_norm_eps(model: nn.Layer, epsilon: float | None) -> None:
     """Gives every layer norm of ``model`` this epsilon; None leaves them as they are."""
-    for layer in model.sublayers() if epsilon is not None else ():
-        if isinstance(layer, LayerNorm):
+    for layer in model.sublayers():
+        if isinstance(layer, LayerNorm) and epsilon is not None:
             layer._epsilon = epsilon

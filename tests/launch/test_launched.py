@@ -9,13 +9,16 @@ import signal
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import dummies
 import pytest
+from ranks import free_ports
 
 from errors import InputError
 from launch import launched
+from launch.verdict import Seen
 
 SPAWN = multiprocessing.get_context("spawn")
 HOST = re.escape(platform.node())
@@ -32,7 +35,7 @@ def run(tmp_path):
     def run(*acts, timeout=60.0, separate=True):
         folder = tmp_path / str(next(places))
         folder.mkdir()
-        common = (len(acts), str(folder), acts, timeout, separate)
+        common = (len(acts), free_ports(1)[0], str(folder), acts, timeout, separate)
         processes = [SPAWN.Process(target=dummies.launch, args=(place, *common)) for place in range(len(acts))]
         started.extend(processes)
         for process in processes:
@@ -42,7 +45,7 @@ def run(tmp_path):
         for process in ending:
             process.join(60)
             assert process.exitcode is not None
-        said = [(folder / str(place)).read_text() for place in range(len(acts))]
+        said = [re.sub("^rank 0 waits .*\n", "", (folder / str(place)).read_text()) for place in range(len(acts))]
         return [process.exitcode for process in processes], said
 
     yield run
@@ -80,7 +83,7 @@ def test_where_ranks_share_a_console_one_speaks(run):
 
 def test_ranks_that_end_well_say_nothing_whoever_is_first(run):
     with ThreadPoolExecutor(2) as pool:
-        ends = [((dummies.leave, 0), (time.sleep, 0.5)), ((time.sleep, 0.5), (dummies.leave, 0))]
+        ends = [((dummies.leave,), (time.sleep, 0.5)), ((time.sleep, 0.5), (dummies.leave,))]
         assert list(pool.map(lambda acts: run(*acts), ends)) == [([0, 0], ["", ""])] * 2
 
 
@@ -122,26 +125,33 @@ def test_restarts_are_a_launchers_own():
         launched.watch(dummies.wait, SimpleNamespace(DIST=SimpleNamespace(MAX_RESTART=1)))
 
 
-def test_strangers_are_not_listened_to(monkeypatch):
-    monkeypatch.setattr(launched, "_door", SimpleNamespace(value=b""))
+def test_a_rank_that_fails_before_the_others_are_ready_ends_all_with_its_line(run):
+    statuses, said = run(WAIT, (dummies.fail_early, 2, "rank 1: error: so"), WAIT)
+    assert (statuses, set(said)) == ([2, 2, 2], {"rank 1: error: so\n"})
+
+
+def test_a_rank_that_is_slow_to_be_ready_is_waited_for(run):
+    began = time.monotonic()
+    assert run((dummies.leave,), (dummies.read_slowly,)) == ([0, 0], ["", ""])
+    assert time.monotonic() - began > 3
+
+
+SEEN = asdict(Seen(1, 7, "far", 1.0, 3.0)) | {"failure": [2, "error: so", False]}
+NONSENSE = [1, [], {}, {"seen": 1}, {"seen": {}}, {"seen": SEEN | {"more": 1}}, {"seen": SEEN | {"place": 2}}]
+NONSENSE += [{"seen": SEEN | {"time": "now"}}, {"seen": SEEN | {"failure": 3}}, {"seen": SEEN | {"failure": [1]}}]
+
+
+@pytest.mark.parametrize("told", [*NONSENSE, {"seen": SEEN, "ready": False, "done": False}])
+def test_nonsense_is_not_listened_to(monkeypatch, told):
+    monkeypatch.setattr(launched, "_stage", [launched.READING])
     monkeypatch.setenv("PADDLE_TRAINER_ID", "0")
-    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
     own = SimpleNamespace(pid=1, exitcode=None, start=lambda: None)
-    first = launched.First(own, SimpleNamespace(value=b""), [0.0] * 4, 60.0)
-    port, password = json.loads(launched._door.value)
-    told = {"place": 1, "pid": 7, "host": "far", "step": 3.0, "time": 1.0, "failure": [2, "error: so", False]}
-    for given, text in (("nö", None), (None, None), (password, "error: so")):
-        with socket.create_connection(("127.0.0.1", port)) as stranger:
-            stranger.sendall(json.dumps({"password": given, "seen": told, "done": False}).encode() + b"\n")
-            stranger.sendall(b"{\n" if given is None else b"")
-            time.sleep(0.05)
-            first.look()
-            assert (first.verdict() or SimpleNamespace(text=None)).text == text
-    for line in (b"1\n", b"[]\n", b"GET / HTTP/1.0\r\n"):
-        with socket.create_connection(("127.0.0.1", port)) as stranger:
-            stranger.sendall(line)
-            time.sleep(0.05)
-            first.look()
-            assert first.verdict().text == "error: so"
-    for connection in (*first.lines, first.listener):
-        connection.close()
+    ours, theirs = socket.socketpair()
+    first = launched.First(SimpleNamespace(guests={0: None, 1: ours}), own, SimpleNamespace(value=b""), [0.0] * 4, 60.0)
+    with theirs:
+        theirs.sendall(json.dumps(told).encode() + b"\n")
+        first.look()
+        assert ours.fileno() == -1 or told not in NONSENSE
+    assert first.all[1].failure == (None if told in NONSENSE else (2, "error: so", False))
+    assert first.all[1].gone == (launched.LOST if told in NONSENSE else "")
+    ours.close()

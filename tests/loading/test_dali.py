@@ -42,7 +42,7 @@ def taken(config, epochs, ranks=2):
         for loader in loaders:
             loader.batch_sampler.set_epoch(epoch)
         found.append([batch for loader in loaders for batch in loader])
-    return [[np.concatenate([t.numpy() for t in column]) for column in zip(*batches, strict=True)] for batches in found]
+    return [[np.concatenate([batch[name].numpy() for batch in batches]) for name in batches[0]] for batches in found]
 
 
 @pytest.mark.parametrize("options", [[], ["DATA.INTERPOLATION", "bilinear", "DATA.IMAGE_CHANNELS", "1"]])

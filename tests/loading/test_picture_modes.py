@@ -166,11 +166,11 @@ def test_dali_gets_the_same_pixels(folder, channels):
     config = configured(folder, channels, *options)
     dataset = get_dataset(config, "train")
     dataset.labels = np.arange(count)  # which of them it is
-    ((pixels, numbers),) = get_dataloader(config, dataset, "train")
-    for index, number in enumerate(numbers.tolist()):
+    (batch,) = get_dataloader(config, dataset, "train")
+    for index, number in enumerate(batch["labels"].tolist()):
         name, picture = list(PICTURES.items())[number]
         expected = picture.colours if channels == 3 else picture.grey[..., None]
-        assert np.abs(pixels[index].numpy().astype(int) - expected).max() <= 1, name
+        assert np.abs(batch["pixels"][index].numpy().astype(int) - expected).max() <= 1, name
 
 
 def test_dali_refuses_what_has_no_white(tmp_path):

@@ -46,6 +46,7 @@ def test_the_tail_is_dropped_or_padded_so_that_the_ranks_stay_together(length, r
     padded = sum(order(length, 2, ranks), [])
     assert set(padded) == set(range(length))
     assert len(padded) == -(-length // ranks) * ranks
+    assert {copy for step in keys(range(length), 2, ranks) for _, _, copy in step} == {0}
     dropped = order(length, 2, ranks, drop_last=True)
     assert all(len(step) == 2 * ranks for step in dropped)
     assert len(dropped) == length // (2 * ranks)
@@ -114,6 +115,15 @@ def test_an_epochs_padded_tail_goes_on_on_any_number_of_ranks(padded, ranks):
     assert left(range(padded), 2, ranks, -(-padded // 2) * 2) == []
 
 
+def test_passes_are_of_this_epoch_and_of_each_one_after_it():
+    sampler = TrainBatchSampler(
+        get_config(None, ["TRAIN.NUM_EPOCHS", 4, "TRAIN.WARMUP_EPOCHS", 0, "DATA.BATCH_SIZE", 2]), range(16), 0, 1
+    )
+    sampler.set_epoch(2, consumed=6)
+    assert [one.place for one in sampler.passes()] == [(2, 6), (3, 0), (4, 0)]
+    assert sampler.place == (2, 6)
+
+
 def test_a_training_set_smaller_than_a_global_batch_is_an_error():
     with pytest.raises(InputError, match="7 training images don't fill one global batch of 4 x 2 processes"):
         order(7, 4, 2, drop_last=True)
@@ -138,7 +148,10 @@ def test_repeated_augmentation_holds_copies_apart_in_each_global_batch(ranks):
 def test_repeated_augmentation_with_a_padded_tail_keeps_every_rank_going():
     steps = keys(range(10), 4, 2, "TRAIN.REPEATED_AUGMENT", 3)
     assert [len(step) for step in steps] == [8, 2]
+    assert [(index == steps[1][0][1], copy) for _, index, copy in steps[1]] == [(True, 0), (True, 1)]  # of one image
     assert len(keys(range(11), 4, 2, "TRAIN.REPEATED_AUGMENT", 3)[1]) == 4
+    two = keys(range(10), 4, 2, "TRAIN.REPEATED_AUGMENT", 2)
+    assert [sorted(copy for _, _, copy in step) for step in two] == [[0, 0, 0, 0, 1, 1, 1, 1], [0, 1]]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -153,6 +166,11 @@ def test_the_balanced_sampler_draws_every_class_equally_often(ranks):
     times = [sum(index == wanted for index, _ in drawn) for wanted in range(45, 48)]
     assert max(times) - min(times) <= 1  # the images of a class in turn
     assert drawn != [(i, c) for step in keys(labels, 16, 1, "DATA.SAMPLER", "balanced", epoch=2) for _, i, c in step]
+    uneven = Labels([0] * 40 + [3] * 5 + [1] * 5)
+    for epoch in range(5):
+        steps = keys(uneven, 10, 1, "DATA.SAMPLER", "balanced", epoch=epoch)
+        drawn = [uneven[index] for step in steps for _, index, _ in step]
+        assert sorted(map(drawn.count, (0, 1, 3))) == [16, 17, 17]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

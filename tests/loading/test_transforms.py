@@ -235,9 +235,10 @@ def test_later_draws_leave_the_earlier_ones_as_they_were(monkeypatch):
 def test_what_is_off_draws_nothing():
     image, transform = picture(60, 40), TrainTransform(configured())
     for seed in range(10):
-        rng, replayed = RNG(seed), RNG(seed)
+        rng, alone, replayed = RNG(seed), RNG(seed), RNG(seed)
         box = transform._crop_box(60, 40, replayed)
         expected = np.asarray(image.crop(box).resize((32, 32), Image.Resampling.BICUBIC))
-        expected = expected[:, ::-1] if replayed.random() < 0.5 else expected
-        assert (transform(image, rng) == expected).all()
-        assert rng.bit_generator.state == replayed.bit_generator.state
+        flipped = replayed.random() < 0.5
+        assert (transform(image, rng) == (expected[:, ::-1] if flipped else expected)).all()
+        assert transform.draw(60, 40, alone) == (box, flipped, False)
+        assert rng.bit_generator.state == alone.bit_generator.state == replayed.bit_generator.state

@@ -27,6 +27,7 @@ class Numbers(paddle.io.Dataset):
     """Sample i is 2 x 2 pixels of value i, i itself, its epoch and the process that loaded it."""
 
     labels = np.arange(20)
+    columns = ("pixels", "labels", "epochs", "processes")
 
     def __len__(self):
         return 20
@@ -63,12 +64,12 @@ def read(loader, epoch, consumed=0):
     loader.batch_sampler.set_epoch(epoch, consumed)
     expected = [[index for _, index, _ in keys] for keys in loader.batch_sampler]
     batches = list(loader)
-    assert [batch[1].tolist() for batch in batches] == expected
-    for pixels, indices, epochs, _ in batches:
-        assert pixels.dtype == paddle.uint8
-        assert (pixels.numpy() == indices.numpy()[:, None, None, None]).all()
-        assert set(epochs.tolist()) == {epoch}
-    return {process for batch in batches for process in batch[3].tolist()}
+    assert [batch["labels"].tolist() for batch in batches] == expected
+    for batch in batches:
+        assert batch["pixels"].dtype == paddle.uint8
+        assert (batch["pixels"].numpy() == batch["labels"].numpy()[:, None, None, None]).all()
+        assert set(batch["epochs"].tolist()) == {epoch}
+    return {process for batch in batches for process in batch["processes"].tolist()}
 
 
 # ---------------------------------------------------------------------- order
@@ -108,7 +109,7 @@ def test_evaluations_repeat_themselves_and_one_alone_loads_once():
         config.DATA.IMAGE_CHANNELS = 3
         loader = ProcessLoader(config, Numbers(), EvalBatchSampler(Numbers(), 3, 1, 2))
         for _ in range(1 if once else 3):
-            assert [index for batch in loader for index in batch[1].tolist()] == list(range(1, 20, 2))
+            assert [index for batch in loader for index in batch["labels"].tolist()] == list(range(1, 20, 2))
         following = next(loader._batches, None)
         assert (following and then) == then
         assert (following is None) == once
@@ -192,6 +193,13 @@ def test_free_memory_is_what_the_machine_or_its_container_has():
     assert 1e8 < free_memory() < total
 
 
+def test_free_memory_does_without_a_containers_count_of_files(tmp_path, monkeypatch):
+    for name, text in {"max": "100\n", "current": "90\n", "stat": "anon 7\n"}.items():
+        (tmp_path / f"memory.{name}").write_text(text)
+    monkeypatch.setattr("utils.Path", lambda path: tmp_path if path == "/sys/fs/cgroup" else Path(path))
+    assert free_memory() == 10
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("threaded", [0, 1])
 def test_draws_follow_epoch_and_step_and_come_with_their_batch(workers, threaded, monkeypatch):
@@ -200,15 +208,14 @@ def test_draws_follow_epoch_and_step_and_come_with_their_batch(workers, threaded
     config = with_values(config, DATA__DROP_LAST=False, DATA__BATCH_SIZE=6)
     drawn = lambda epoch, step, count: np.full((count, 1), 100 * epoch + step, np.float32)  # noqa: E731
     loader = ProcessLoader(config, dataset, TrainBatchSampler(config, dataset, 0, 1), draw=drawn)
-    dataset.columns = ("pixels", "labels", "epochs", "processes")
     assert loader.columns == (*dataset.columns, "mixed")
     for epoch, consumed, steps in ((1, 0, (1, 2, 3, 4)), (2, 0, (1, 2, 3, 4)), (2, 12, (3, 4)), (3, 0, (1, 2, 3, 4))):
         loader.batch_sampler.set_epoch(epoch, consumed)
         batches = list(loader)
-        assert [batch[4].flatten().tolist() for batch in batches] == [
+        assert [batch["mixed"].flatten().tolist() for batch in batches] == [
             [100 * epoch + step] * (2 if step == 4 else 6) for step in steps
         ]
-        assert all(set(batch[2].tolist()) == {epoch} for batch in batches)
+        assert all(set(batch["epochs"].tolist()) == {epoch} for batch in batches)
     assert ProcessLoader(config, dataset, TrainBatchSampler(config, dataset, 0, 1)).columns == dataset.columns
 
 

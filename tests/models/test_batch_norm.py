@@ -122,7 +122,7 @@ def test_two_values_of_a_channel_are_the_least():
     assert_statistics(norm, [pair])
     held = norm._variance.numpy()
     with pytest.raises(
-        InputError, match=r"batch norm got one value of a channel in training .1 image of 1 x 1., expec"
+        InputError, match=r"batch norm got one value of a channel in training .1 image of 1 x 1., expected"
     ):
         norm(paddle.to_tensor(pair[:1]))
     assert (norm._variance.numpy() == held).all()

@@ -63,7 +63,7 @@ def test_initialisation_is_timms():
 
 
 def test_drop_path_rises_over_the_blocks_and_dropout_is_theirs_alike():
-    model = small(drop_path=0.4, drop=0.1, attn_drop=0.2, depth=3)
+    model = small(droppath=0.4, dropout=0.1, attention_dropout=0.2, depth=3)
     blocks = model.blocks
     assert {(b.attn.attn_drop.p, b.attn.proj_drop.p, b.mlp.drop.p) for b in blocks} == {(0.2, 0.1, 0.1)}
     assert model.pos_drop.p == 0.1

@@ -68,7 +68,7 @@ def test_the_classifier_is_exchangeable_and_images_are_of_any_size():
 
 def test_dropout_comes_before_the_classifier():
     paddle.seed(0)
-    head = small(drop=0.5, num_classes=0).forward_head
+    head = small(dropout=0.5, num_classes=0).forward_head
     assert np.unique(head(paddle.ones([8, 16, 2, 2])).numpy()).tolist() == [0, 2]
 
 
@@ -76,7 +76,7 @@ def test_dropout_comes_before_the_classifier():
     ("options", "message"),
     [
         (["DATA.IMAGE_SIZE", "6"], "IMAGE_SIZE is 6, ConvMixer takes images of at least 7 x 7"),
-        (["MODEL.ACT", "silu"], "MODEL.ACT is 'silu', expected one of None, gelu, relu"),
+        (["MODEL.ACT", "silu"], "MODEL.ACT is 'silu', expected one of gelu, relu"),
         (["MODEL.DROPPATH", "0.1"], "MODEL.DROPPATH is 0.1, but ConvMixer takes no DROPPATH"),
     ],
 )

@@ -40,7 +40,7 @@ def test_initialisation_is_timms():
 
 
 def test_drop_path_rises_linearly_over_all_blocks():
-    blocks = [block for stage in small(stage_depths=(1, 2, 1, 1), drop_path=0.4).stages for block in stage.blocks]
+    blocks = [block for stage in small(stage_depths=(1, 2, 1, 1), droppath=0.4).stages for block in stage.blocks]
     assert [block.drop_path.drop_prob for block in blocks] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
 
 
@@ -92,7 +92,7 @@ def test_drop_path_drops_the_branch_of_whole_samples():
 
 def test_dropout_comes_between_norm_and_classifier():
     paddle.seed(0)
-    model, features = small(drop=0.5, num_classes=0), paddle.randn([8, 16, 2, 2])
+    model, features = small(dropout=0.5, num_classes=0), paddle.randn([8, 16, 2, 2])
     found = model.forward_head(features).numpy()
     model.eval()
     expected = 2 * model.forward_head(features).numpy()

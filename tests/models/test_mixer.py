@@ -105,7 +105,7 @@ def test_the_classifier_is_exchangeable(name):
 
 @pytest.mark.parametrize(("name", "branches", "dropouts"), [("mixer", 2, 4), ("gmlp", 1, 2), ("resmlp", 2, 2)])
 def test_stochastic_depth_has_one_rate_and_dropout_is_in_the_mlps(name, branches, dropouts):
-    model, calls = small(name, drop=0.25, drop_path=0.3), []
+    model, calls = small(name, dropout=0.25, droppath=0.3), []
     for layer in model.sublayers():
         if isinstance(layer, (nn.Dropout, DropPath)):
             rate = layer.p if isinstance(layer, nn.Dropout) else layer.drop_prob
@@ -119,7 +119,11 @@ def test_stochastic_depth_has_one_rate_and_dropout_is_in_the_mlps(name, branches
     [
         ("mixer_b16_224", ["DATA.IMAGE_SIZE", "225"], "IMAGE_SIZE 225 is not a multiple of PATCH_SIZE 16"),
         ("mixer_b16_224", ["MODEL.INIT_VALUES", "0.1"], "INIT_VALUES is 0.1, but Mixer takes no INIT_VALUES"),
-        ("gmlp_s16_224", ["MODEL.EMBED_DIM", "5", "MODEL.MLP_RATIO", "1.0"], "MLP_RATIO 1.0 x EMBED_DIM 5 is 5, expec"),
+        (
+            "gmlp_s16_224",
+            ["MODEL.EMBED_DIM", "5", "MODEL.MLP_RATIO", "1.0"],
+            "MLP_RATIO 1.0 x EMBED_DIM 5 is 5, expected",
+        ),
         ("gmlp_s16_224", ["MODEL.MLP_RATIO", "[0.5, 4.0]"], r"MLP_RATIO is \[0.5, 4.0\], but gMLP takes one number"),
         ("mixer_b16_224", ["MODEL.MLP_RATIO", "[1, 2, 3]"], r"MLP_RATIO is \[1.0, 2.0, 3.0\], expected one number"),
     ],

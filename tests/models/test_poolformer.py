@@ -59,7 +59,7 @@ def test_initialisation_is_timms():
 
 
 def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
-    model, calls = small(drop_path=0.4, drop=0.1), []
+    model, calls = small(droppath=0.4, dropout=0.1), []
     blocks = [block for stage in model.stages for block in stage.blocks]
     for block in blocks:
         for layer in (block.mlp.drop, block.drop_path1, block.drop_path2):
@@ -111,7 +111,7 @@ def test_images_of_any_size_from_three_pixels():
     [
         (["MODEL.STAGE_DEPTHS", "[2, 2]"], r"STAGE_DEPTHS is \[2, 2\], expected four numbers"),
         (["MODEL.EMBED_DIMS", "[64]"], r"EMBED_DIMS is \[64\], expected four numbers"),
-        (["MODEL.MLP_RATIO", "2"], "MODEL.MLP_RATIO is 2.0, but PoolFormer takes no MLP_RATIO"),
+        (["MODEL.MLP_RATIO", "2"], "MODEL.MLP_RATIO is 2, but PoolFormer takes no MLP_RATIO"),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(options, message):

@@ -55,7 +55,7 @@ def test_initialisation_is_timms():
 
 
 def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
-    model = small(drop_path=0.4, drop=0.1, attn_drop=0.2)
+    model = small(droppath=0.4, dropout=0.1, attention_dropout=0.2)
     blocks = [block for stage in model.stages for block in stage.blocks]
     calls = []
     for block in blocks:
@@ -109,7 +109,7 @@ def test_the_least_images_are_those_that_fill_a_patch_of_keys():
     ("options", "message"),
     [
         (["MODEL.STAGE_DEPTHS", "[2, 2]"], r"STAGE_DEPTHS is \[2, 2\], expected four numbers"),
-        (["MODEL.NUM_HEADS", "8"], "NUM_HEADS is 8, expected four numbers: one per stage"),
+        (["MODEL.NUM_HEADS", "8"], r"NUM_HEADS is \[8\], expected four numbers: one per stage"),
         (["MODEL.SR_RATIO", "[8, 4]"], r"SR_RATIO is \[8, 4\], expected four numbers"),
         (["MODEL.MLP_RATIO", "[8, 4]"], r"MLP_RATIO is \[8.0, 4.0\], expected four numbers"),
         (["MODEL.NUM_HEADS", "[1, 2, 5, 7]"], "NUM_HEADS has 7 where EMBED_DIMS has 256, no multiple of it"),

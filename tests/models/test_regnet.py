@@ -69,7 +69,7 @@ def test_initialisation_is_timms():
 
 
 def test_drop_path_rises_linearly_over_all_blocks():
-    model = small(drop_path=0.4)
+    model = small(droppath=0.4)
     blocks = [block for stage in (model.s1, model.s2, model.s3, model.s4) for block in stage]
     assert [block.drop_path.drop_prob for block in blocks] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
 
@@ -99,7 +99,7 @@ def test_the_classifier_is_exchangeable_and_images_are_of_any_size():
 
 def test_dropout_comes_before_the_classifier():
     paddle.seed(0)
-    head = small(drop=0.5, num_classes=0).forward_head
+    head = small(dropout=0.5, num_classes=0).forward_head
     assert np.unique(head(paddle.ones([8, 48, 2, 2])).numpy()).tolist() == [0, 2]
 
 

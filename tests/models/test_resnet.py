@@ -139,7 +139,7 @@ def test_drop_path_drops_the_branch_before_the_addition(kind, in_dim, monkeypatc
 
 def test_dropout_comes_before_the_classifier():
     paddle.seed(0)
-    head = ResNet(depth=18, drop=0.5, num_classes=0).forward_head
+    head = ResNet(depth=18, dropout=0.5, num_classes=0).forward_head
     assert np.unique(head(paddle.ones([8, 512, 2, 2])).numpy()).tolist() == [0, 2]
 
 

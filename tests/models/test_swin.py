@@ -93,7 +93,7 @@ def test_initialisation_is_timms():
 
 
 def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
-    model = small(drop_path=0.4, drop=0.1, attn_drop=0.2)
+    model = small(droppath=0.4, dropout=0.1, attention_dropout=0.2)
     blocks = [block for stage in model.layers for block in stage.blocks]
     assert {(b.attn.attn_drop.p, b.attn.proj_drop.p, b.mlp.drop.p) for b in blocks} == {(0.2, 0.1, 0.1)}
     for rates in ([block.drop_path1.drop_prob for block in blocks], [block.drop_path2.drop_prob for block in blocks]):
@@ -143,7 +143,7 @@ def test_reset_classifier_replaces_the_head():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["MODEL.NUM_HEADS", "3"], "NUM_HEADS is 3, expected 4 numbers: one per stage, as in STAGE_DEPTHS"),
+        (["MODEL.NUM_HEADS", "3"], r"NUM_HEADS is \[3\], expected 4 numbers: one per stage, as in STAGE_DEPTHS"),
         (["MODEL.NUM_HEADS", "[3, 6, 12]"], r"NUM_HEADS is \[3, 6, 12\], expected 4 numbers"),
         (["MODEL.MLP_RATIO", "[4, 4]"], r"MLP_RATIO is \[4.0, 4.0\], expected 4 numbers"),
         (["MODEL.NUM_HEADS", "[3, 6, 12, 25]"], "NUM_HEADS has 25 where there are 768 channels, no multiple of it"),

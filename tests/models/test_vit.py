@@ -227,7 +227,7 @@ def gradients(recompute, parallel=False, frozen=("nothing",)):
     synchronisation.
     """
     paddle.seed(0)
-    random = {"drop": 0.2, "attn_drop": 0.2, "drop_path": 0.4, "patch_drop": 0.3}
+    random = {"dropout": 0.2, "attention_dropout": 0.2, "droppath": 0.4, "patch_drop": 0.3}
     model = small(init_values=0.5, recompute=recompute, **random)
     calls = []
     model.blocks[2].register_forward_post_hook(lambda *_: calls.append(1))

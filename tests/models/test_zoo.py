@@ -25,6 +25,7 @@ import utils
 from config import get_config
 from errors import InputError
 from models import ARCHITECTURES, create_model, list_models
+from models.layers.recompute import recompute
 from models.lenet import LeNet
 from models.resnet import ResNet
 from training.optim.groups import layer_scales, within
@@ -62,7 +63,7 @@ def test_every_model_is_in_the_table_of_parity_with_its_parameters():
     assert sorted(name for name, *_ in PARITY) == list_models()
     for name, parameters, difference in PARITY:
         assert float(difference) <= 1e-4, name
-        bias = {"head_init_bias": 0.0} if get_config(name).MODEL.HEAD_INIT_BIAS else {}
+        bias = {"head_init_bias": 0.0} if get_config(name).MODEL.get("HEAD_INIT_BIAS") else {}
         with paddle.LazyGuard():  # no memory, no values
             model = create_model(name, head_init_scale=1.0, **bias)
         assert sum(math.prod(p.shape) for p in model.parameters()) == int(parameters.replace(",", "")), name
@@ -173,7 +174,8 @@ def test_tables_of_relative_positions_fit_another_image(name, tmp_path):
 def after_a_step(kind, recompute):
     """A step with all that is random: (gradients, buffers)."""
     taken = inspect.signature(ARCHITECTURES[kind]).parameters
-    random = {name: rate for name, rate in (("drop", 0.2), ("attn_drop", 0.2), ("drop_path", 0.4)) if name in taken}
+    rates = {"dropout": 0.2, "attention_dropout": 0.2, "droppath": 0.4}
+    random = {name: rate for name, rate in rates.items() if name in taken}
     paddle.seed(0)
     model = SMALL[kind](recompute=recompute, **random)
     for name in model.classifier_names():
@@ -188,9 +190,7 @@ def after_a_step(kind, recompute):
 @pytest.mark.parametrize("kind", sorted(SMALL.keys() - {"lenet"}))
 def test_recompute_gives_the_same_gradients_and_statistics(kind, monkeypatch):
     calls = []
-    monkeypatch.setattr(
-        "models.base.recompute", lambda *args, **named: calls.append(1) or utils.recompute(*args, **named)
-    )
+    monkeypatch.setattr("models.base.recompute", lambda *args, **named: calls.append(1) or recompute(*args, **named))
     expected = after_a_step(kind, False)
     assert not calls
     found = after_a_step(kind, True)

@@ -79,6 +79,40 @@ def test_cpu_settings_leave_alone_what_the_environment_sets(monkeypatch):
     assert paddle.get_flags("FLAGS_use_stride_kernel")["FLAGS_use_stride_kernel"]
 
 
+def test_threads_that_the_user_chose_are_those_of_the_environment_he_started(monkeypatch, tmp_path):
+    """Paddle's import and launchers set OMP_NUM_THREADS, too: a rank goes by its parent's environment."""
+    limits = []
+    monkeypatch.setattr(settings, "threadpool_limits", limits.append)
+    monkeypatch.setattr(settings, "Path", lambda path: tmp_path / path[1:])
+    monkeypatch.setattr(os, "getppid", lambda: 7)
+    monkeypatch.delenv("LAUNCHER_PID", raising=False)
+    for process, environment in (
+        ("7", b"A=1\0OMP_NUM_THREADS=2\0"),
+        ("8", b"OMP_NUM_THREADS=4"),
+        ("9", b"NOT_OMP_NUM_THREADS=5"),
+    ):
+        (tmp_path / "proc" / process).mkdir(parents=True)
+        (tmp_path / "proc" / process / "environ").write_bytes(environment)
+    own = tmp_path / "proc" / "self" / "environ"
+    own.parent.mkdir()
+    assert settings._threads_chosen_by_user() is None  # no /proc
+    for environment, launcher, chosen in (
+        (b"A=1\0OMP_NUM_THREADS=3\0B=2\0", None, 3),
+        (b"OMP_NUM_THREADS=many\0", None, None),
+        (b"OMP_NUM_THREADS=3\0PADDLE_TRAINER_ID=0\0", None, 2),
+        (b"TORCHELASTIC_RUN_ID=a\0OMP_NUM_THREADS=3\0", "8", 4),
+        (b"PADDLE_TRAINER_ID=0\0OMP_NUM_THREADS=3\0", "9", None),
+        (b"OMP_NUM_THREADS=3\0", "8", 3),  # no rank
+    ):
+        own.write_bytes(environment)
+        monkeypatch.setenv("LAUNCHER_PID", launcher) if launcher else None
+        assert settings._threads_chosen_by_user() == chosen
+    assert settings.tune_cpu(1).startswith("3 threads (OMP_NUM_THREADS) per process, ")
+    assert limits == [3]
+    monkeypatch.setattr(settings.multiprocessing, "parent_process", lambda: object())  # a spawned rank
+    assert settings._threads_chosen_by_user() == 4
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
 def test_a_gpu_machine_keeps_large_buffers_unless_told_otherwise(monkeypatch):
     for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:

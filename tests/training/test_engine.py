@@ -17,6 +17,7 @@ from errors import InputError, RunError
 from models import build_model
 from training import engine, requests, setup
 from training.checkpoint import classes_of
+from training.classification import Classification, hits
 from training.optim import LossScaler
 from training.run import Run
 from weights import load_weights
@@ -185,7 +186,7 @@ def evaluations(options):
         config = with_values(config, DATA__BATCH_SIZE_EVAL=batch)
         part = ArrayDataset(config, "val", val.images[:length], val.labels[:length], val.classes)
         loader = get_dataloader(config, part, "val", utils.rank(), utils.world_size())
-        found[length, batch] = engine.evaluate(config, model, loader, length)
+        found[length, batch] = engine.evaluate(Classification(config), model, loader)
     return found
 
 
@@ -212,10 +213,13 @@ def test_evaluation_counts_every_sample_once_for_every_world_length_and_batch(ti
         assert metrics == {name: pytest.approx(value, abs=1e-5) for name, value in single[key].items()}
 
 
-def test_sums_clamp_top5_and_keep_nan_from_counting():
+def test_hits_are_in_the_first_and_in_the_first_five_or_all():
     logits = paddle.to_tensor([[0.0, 2.0, 1.0], [3.0, 0.0, 1.0], [0.0, 1.0, 2.0]])
-    labels = paddle.to_tensor([1, 1, 0])
-    assert engine.sums(paddle.to_tensor([1.0, 2.0, 4.0]), logits, labels).tolist() == [7.0, 1.0, 3.0, 3.0]
+    found = hits(logits, paddle.to_tensor([1, 1, 0]))
+    assert {name: values.tolist() for name, values in found.items()} == {"acc1": [100, 0, 0], "acc5": [100, 100, 100]}
+    shares = paddle.to_tensor([[0.0] * 6 + [1.0], [0.6] + [0.0] * 5 + [0.4]])
+    found = hits(paddle.arange(7.0).expand([2, 7]), shares)
+    assert {name: values.tolist() for name, values in found.items()} == {"acc1": [100, 0], "acc5": [100, 0]}
 
 
 def nan_weights(options):
@@ -223,7 +227,7 @@ def nan_weights(options):
     model = build_model(config)
     model.head.weight.set_value(paddle.full_like(model.head.weight, float("nan")))
     loader = get_dataloader(config, val, "val", utils.rank(), utils.world_size())
-    engine.evaluate(config, model, loader, len(val))
+    engine.evaluate(Classification(config), model, loader)
 
 
 def test_weights_without_finite_logits_have_no_accuracy(tiny):
@@ -318,7 +322,7 @@ def test_the_average_is_evaluated_saved_and_has_a_best_of_its_own(tmp_path, tiny
     config, _, val = get_datasets(get_config(None, options))
     model = build_model(config)
     load_weights(model, tmp_path / "checkpoints" / "best_ema")
-    metrics = engine.evaluate(config, model, get_dataloader(config, val, "val"), len(val))
+    metrics = engine.evaluate(Classification(config), model, get_dataloader(config, val, "val"))
     assert metrics["acc1"] == pytest.approx(best["acc1"], abs=1e-5)
     assert metrics["loss"] == pytest.approx(best["loss"], abs=1e-5)
     assert classes_of(tmp_path / "checkpoints" / "best_ema") == [str(digit) for digit in range(10)]
@@ -330,11 +334,11 @@ def test_the_result_tells_each_class(tmp_path, tiny):
     part = ArrayDataset(config, "val", val.images[keep], val.labels[keep], val.classes)
     utils.seed_everything(0)
     model = build_model(config)
-    metrics = engine.evaluate(config, model, get_dataloader(config, part, "val"), 40)
+    metrics = engine.evaluate(Classification(config, part.classes), model, get_dataloader(config, part, "val"))
     pixels = paddle.to_tensor(np.stack([part[i][0] for i in range(40)]).astype(np.float32) / 255)
     predicted = model(((pixels - 0.5) / 0.5).transpose([0, 3, 1, 2])).numpy().argmax(1)
     expected = [100 * (predicted[part.labels == c] == c).mean() if c != 3 else None for c in range(10)]
-    assert metrics["class_acc"] == pytest.approx(expected)
+    assert metrics["class_acc"] == pytest.approx(dict(zip(part.classes, expected, strict=True)))
     assert metrics["mean_class_acc"] == pytest.approx(np.mean([e for e in expected if e is not None]))
 
 

@@ -48,9 +48,24 @@ def test_parameters_without_a_gradient_are_passed_over(mode):
     model = Small()
     model.fc.weight.stop_gradient = True
     model.set_gradients(gradients(0))
+    model.conv.bias.clear_gradient(False)  # trained, and not used in this update
     norm = clip_gradients(get_config(None, ["TRAIN.GRAD_CLIP", "0.01", "TRAIN.GRAD_CLIP_MODE", mode]), model)
-    rest = [g for name, g in gradients(0).items() if name != "fc.weight"]
+    rest = [g for name, g in gradients(0).items() if name not in ("fc.weight", "conv.bias")]
     assert norm.item() == pytest.approx(np.sqrt(sum((g**2).sum() for g in rest)), rel=1e-6)
+
+
+def test_ranks_that_share_out_gradients_add_squares_parameter_by_parameter(monkeypatch):
+    model, seen = Small(), []
+    model.set_gradients(gradients(0))
+    model.conv.bias.clear_gradient(False)  # its owner has it
+    monkeypatch.setattr(
+        "training.optim.gradients.all_reduce_sum", lambda squares: (seen.append(squares), 4 * squares)[1]
+    )
+    alone = clip_gradients(get_config(), model)
+    config = with_values(get_config(), DIST__ENGINE="fleet", DIST__STRATEGY__sharding=True)
+    assert clip_gradients(config, model).item() == pytest.approx(2 * alone.item(), rel=1e-6)
+    expected = [0 if name == "conv.bias" else (gradients(0)[name] ** 2).sum() for name, _ in model.named_parameters()]
+    np.testing.assert_allclose(seen[0].numpy(), expected, rtol=1e-6)
 
 
 def test_the_norm_of_many_small_gradients_is_exact():

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import paddle
 import pytest
-from test_checkpoint import Training
+from test_saver import Training
 
 from training.checkpoint import Progress, folder, saver
 

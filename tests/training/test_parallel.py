@@ -1,8 +1,12 @@
 """Fleet and its sharding train to the very bits of ``paddle.DataParallel``, and keep a share of the state each."""
 
+import functools
+import re
+
 import numpy as np
 import paddle
 import pytest
+import yaml
 from golden.optim_problem import gradients
 from programs import start, wait_for_first_step
 from ranks import run_ranks
@@ -11,45 +15,63 @@ from safetensors.numpy import load_file
 from small import Small, whole_state
 from test_engine import assert_same
 
-from config import get_config
+import config as config_module
+from config import get_config, resolved
 from errors import InputError
 from models import build_model
+from options import plain
 from training import parallel
 from training.checkpoint.resume import load_checkpoint
-from training.command_line import config_from_arguments
 from training.optim import build_optimizer, clip_gradients, freeze
 from utils import rank
 
 FLEET = ["DIST.ENGINE", "fleet"]
 STAGE_1 = [*FLEET, "DIST.STRATEGY.sharding", "True"]
 STAGE_2 = [*STAGE_1, "DIST.STRATEGY.sharding_configs.stage", "2"]
-MERGE = [*FLEET, "DIST.STRATEGY.gradient_merge", "True", "DIST.STRATEGY.gradient_merge_configs.k_steps", "2"]
 
 # -------------------------------------------------------------- configuration
 
 
-def test_what_fleet_would_ignore_sets_the_keys_that_do_it(tmp_path):
-    options = [*MERGE, "DIST.STRATEGY.recompute", "True", "DIST.STRATEGY.amp", "True"]
-    config = get_config(None, options)
-    assert (config.TRAIN.ACCUM_ITER, config.MODEL.RECOMPUTE, config.AMP) == (2, True, True)
-    (tmp_path / "config.yaml").write_text(config.dump())  # as a run does
-    assert get_config(tmp_path / "config.yaml") == config
-    assert get_config(None, [*options, "TRAIN.ACCUM_ITER", "2"]) == config
-    assert config_from_arguments("main", ["-accum_iter=2", "-o", *options]) == config
-    text = "DIST: {ENGINE: fleet, STRATEGY: {gradient_merge: true, gradient_merge_configs: {k_steps: 2}}}"
-    (tmp_path / "merge.yaml").write_text(text)
-    merged = get_config(tmp_path / "merge.yaml")
-    assert (merged.TRAIN.ACCUM_ITER, merged.MODEL.RECOMPUTE, merged.AMP) == (2, False, False)
+REMOVED = {
+    "gradient_merge": (True, "did you mean TRAIN.ACCUM_ITER?"),
+    "gradient_merge_configs.k_steps": (4, "did you mean TRAIN.ACCUM_ITER?"),
+    "recompute": (True, "did you mean MODEL.RECOMPUTE?"),
+    "amp": (True, "did you mean AMP?"),
+    "last_comm_group_size_MB": (2.0, "did you mean DIST.STRATEGY.fuse_grad_size_in_MB?"),
+}
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_what_fleet_ignores_is_no_key_and_the_line_says_which_does_it(tmp_path, name):
+    key, (value, line) = f"DIST.STRATEGY.{name}", REMOVED[name]
+    was = config_module._REMOVED[key]
+    file = tmp_path / "some.yaml"
+    for given in (value, was):
+        with pytest.raises(InputError, match=re.escape(f"command line: unknown key {key}; {line}")):
+            get_config(None, [*FLEET, key, str(given)])
+        tree = functools.reduce(lambda inner, part: {part: inner}, reversed(key.split(".")), given)
+        file.write_text(yaml.safe_dump(tree))
+        with pytest.raises(InputError, match=re.escape(f"{file}: unknown key {key}; {line}")):
+            get_config(file)
+
+
+def test_what_an_earlier_run_wrote_out_is_read_unless_it_did_something(tmp_path):
+    file, config = tmp_path / "config.yaml", get_config(None, [*STAGE_1, "SEED", "3"])
+    for generation in (plain(config), yaml.safe_load(resolved(config))):  # before GIVEN was written, and since
+        generation["DIST"]["STRATEGY"] |= {"gradient_merge": False, "gradient_merge_configs": {"k_steps": 1}}
+        generation["DIST"]["STRATEGY"] |= {"recompute": False, "amp": False, "last_comm_group_size_MB": 1.0}
+        file.write_text(yaml.safe_dump(generation))
+        assert get_config(file) == config
+    generation["DIST"]["STRATEGY"]["amp"] = True
+    file.write_text(yaml.safe_dump(generation))
+    with pytest.raises(InputError, match=r"config.yaml: unknown key DIST\.STRATEGY\.amp; did you mean AMP\?"):
+        get_config(file)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([*MERGE, "TRAIN.ACCUM_ITER", "4"], "TRAIN.ACCUM_ITER is 4, expected 2, as DIST.STRATEGY asks"),
-        ([*MERGE, "TRAIN.ACCUM_ITER", "1"], "TRAIN.ACCUM_ITER is 1, expected 2, as DIST.STRATEGY asks"),
-        ([*FLEET, "DIST.STRATEGY.recompute", "1"], "DIST.STRATEGY.recompute takes bool, found 1 (int)"),
-        ([*FLEET, "DIST.STRATEGY.amp", "True", "AMP", "False"], "AMP is False, expected True, as DIST.STRATEGY asks"),
-        (MERGE[2:], "DIST.STRATEGY.gradient_merge does nothing without DIST.ENGINE fleet"),
+        ([*FLEET, "DIST.STRATEGY.sharding", "1"], "DIST.STRATEGY.sharding takes bool, found 1 (int)"),
         (STAGE_1[2:], "DIST.STRATEGY.sharding does nothing without DIST.ENGINE fleet"),
         (["DIST.STRATEGY.fuse_grad_size_in_MB", "8"], "fuse_grad_size_in_MB does nothing without DIST.ENGINE"),
         (
@@ -57,8 +79,6 @@ def test_what_fleet_would_ignore_sets_the_keys_that_do_it(tmp_path):
             "stage does nothing without DIST.STRATEGY.sharding True",
         ),
         ([*STAGE_1, "DIST.STRATEGY.sharding_configs.stage", "3"], "stage is 3, expected one of 1, 2"),
-        ([*MERGE[:2], *MERGE[4:]], "k_steps does nothing without DIST.STRATEGY.gradient_merge True"),
-        ([*MERGE[:5], "0"], "TRAIN.ACCUM_ITER is 0, expected at least 1"),
         (
             [*STAGE_1, "DIST.STRATEGY.find_unused_parameters", "True"],
             "find_unused_parameters does nothing with DIST.STRATEGY.sharding",
@@ -75,7 +95,7 @@ def test_what_would_have_no_effect_is_refused(options, message):
 
 
 def test_what_fleet_carries_out_reaches_its_strategy():
-    keys = {"fuse_grad_size_in_MB": 8, "last_comm_group_size_MB": 2.5, "find_unused_parameters": True}
+    keys = {"fuse_grad_size_in_MB": 8, "find_unused_parameters": True}
     options = [word for key, value in keys.items() for word in (f"DIST.STRATEGY.{key}", str(value))]
     strategy = parallel._strategy(get_config(None, [*FLEET, *options]))
     assert {key: getattr(strategy, key) for key in keys} == keys
@@ -112,7 +132,7 @@ def test_fleet_and_sharding_train_to_the_bits_of_data_parallel_and_go_on_from_ea
     drops = ["MODEL.DROPOUT", "0.1", "MODEL.DROPPATH", "0.2"]
     engines = {
         "parallel": ACCUMULATED,
-        "fleet": [*MERGE, "DIST.STRATEGY.recompute", "True"],
+        "fleet": [*FLEET, *ACCUMULATED],
         "stage 1": [*STAGE_1, *ACCUMULATED],
         "stage 2": [*STAGE_2, *ACCUMULATED],
         "on stage 1": [*STAGE_1, *ACCUMULATED, "MODEL.RESUME", str(tmp_path / "parallel" / MIDDLE)],

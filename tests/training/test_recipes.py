@@ -134,8 +134,8 @@ def test_a_recipe_builds_all_that_trains(name):
     TrainTransform(config), BatchTransform(config), build_criterion(config)
     head = sublayer(model, model.classifier_names()[0])
     scales, (weight, _) = layer_scales(config, model), [parameter.numpy() for parameter in head.parameters()]
-    depth = config.MODEL.DEPTH
     if name == "finetune_layer_decay":
+        depth = config.MODEL.DEPTH
         found = [scales[key] for key in ("pos_embed", "blocks.0.attn.qkv.weight", "fc_norm.weight", "head.weight")]
         assert found == pytest.approx([0.65 ** (depth + 1), 0.65**depth, 1, 1])
         assert weight.std() == pytest.approx(2e-5, rel=0.2)

@@ -45,12 +45,14 @@ def test_the_whole_curve_is_timms(name, golden, options):
     np.testing.assert_allclose(found, CURVES[golden], rtol=1e-9, atol=1e-15)
 
 
-def test_a_late_schedule_is_an_epoch_behind():
+def test_a_late_schedule_is_an_epoch_behind_and_one_by_its_ends_ahead():
     """main.py of facebookresearch/deit: epoch 0 has the warm-up's rate, and step(epoch) comes after the epoch."""
     found = curve([*FALLING, *BY_EPOCH[:-1], "late"])
     np.testing.assert_allclose(found[:5], CURVES["epochs"][:5], rtol=1e-9)
     np.testing.assert_allclose(found[5:], CURVES["epochs"][:-5], rtol=1e-9)
     assert set(found[:10]) == {0.01}
+    ahead = curve([*FALLING, *BY_EPOCH[:-1], "end"])  # PaddleViT's
+    np.testing.assert_allclose(ahead[:-5], CURVES["epochs"][5:], rtol=1e-9)
 
 
 def test_the_cosine_takes_known_values():

@@ -20,6 +20,7 @@ from models import build_model
 from tools import gpu_probe
 from training import engine, setup
 from training.checkpoint import Progress
+from training.classification import Classification
 from training.optim import LossScaler, freeze
 from training.run import Run
 
@@ -79,7 +80,7 @@ def of_steps(transfers, options, output, steps=7):
     data = ArrayDataset(config, "train", data.images[: 4 * steps], data.labels[: 4 * steps], data.classes)
     run, model = Run(config, val.classes), build_model(config)
     freeze(config, model)
-    training = setup.prepare(config, model, data, run)
+    training = setup.prepare(Classification(config), model, data, run)
     run.begin()
     run.start_bar(steps, 0)
     counts = []
@@ -149,7 +150,7 @@ def test_a_step_of_an_evaluation_copies_nothing(tiny, transfers, options):
         data = get_config(None, [*tiny, *options, "DATA.BATCH_SIZE_EVAL", str(size)])
         batches = get_dataloader(data, val, "val")
         transfers.clear()
-        engine.evaluate(data, model, batches, len(val))
+        engine.evaluate(Classification(data), model, batches)
         found.append((len(batches), by_file(transfers)))
     assert [steps for steps, _ in found] == [2, 13]
     assert found[0][1] == found[1][1] == {"to_tensor loading/transforms/batch.py": 2, "numpy training/engine.py": 1}

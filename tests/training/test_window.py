@@ -1,24 +1,123 @@
-"""What reports say of memory and of waiting for data."""
+"""What reports say of the steps since the last one, of memory, and of waiting for data."""
 
+import hashlib
 import json
 from types import SimpleNamespace
 
 import numpy as np
 import paddle
 import pytest
+from runs import assert_same_run, train
 
 import utils
 from config import get_config
+from errors import RunError
 from training import window
-from training.checkpoint import Progress
 from training.run import Run
+from training.task import Task
+
+# ---------------------------------------------------------------- a record
+
+# Of releases that knew no names: the loss, hits in the first and in the first five, samples, by rank.
+BEFORE = [
+    {"sums": [7.0, 1.0, 3.0, 4.0], "skips": 1, "norm_sum": 3.0, "finite": 2, "updates": 3},
+    {"sums": [5.0, 2.0, 4.0, 4.0], "skips": 0, "norm_sum": 3.0, "finite": 2, "updates": 3},
+]
+NAMED = [
+    {
+        "means": {"loss": (7.0, 4), "acc1": (100.0, 4), "acc5": (300.0, 4), "grad_norm": (3.0, 2)},
+        "totals": {"samples": 4, "skipped": 1, "skipped_updates": 1},
+    },
+    {
+        "means": {"loss": (5.0, 4), "acc1": (200.0, 4), "acc5": (400.0, 4), "grad_norm": (0.0, 0)},
+        "totals": {"samples": 4, "skipped": 0, "skipped_updates": 0},
+    },
+]
+WHOLE = {
+    "means": {"loss": (12.0, 8), "acc1": (300.0, 8), "acc5": (700.0, 8), "grad_norm": (3.0, 2)},
+    "totals": {"samples": 8, "skipped": 1, "skipped_updates": 1},
+}
+
+
+def of_ranks(monkeypatch, states, ranks):
+    monkeypatch.setattr(window, "world_size", lambda: ranks)
+    found = []
+    for own in range(ranks):
+        monkeypatch.setattr(window, "rank", lambda own=own: own)
+        found.append(window.Record.of_rank(states).state())
+    return found
+
+
+@pytest.mark.parametrize("states", [BEFORE, NAMED])
+def test_each_rank_goes_on_with_its_own_record_or_the_first_with_all(monkeypatch, states):
+    nothing = {"means": dict.fromkeys(WHOLE["means"], (0.0, 0)), "totals": dict.fromkeys(WHOLE["totals"], 0)}
+    assert of_ranks(monkeypatch, states, 2) == NAMED
+    assert of_ranks(monkeypatch, states, 1) == [WHOLE]
+    assert of_ranks(monkeypatch, states, 3) == [WHOLE, nothing, nothing]
+
+
+def test_a_record_is_what_was_read_from_json(monkeypatch):
+    assert of_ranks(monkeypatch, json.loads(json.dumps(NAMED)), 2) == NAMED
+
+
+def test_ranks_records_come_to_means_totals_and_the_highest(monkeypatch):
+    records, sent = [window.Record(state) for state in NAMED], []
+    monkeypatch.setattr(window, "world_size", lambda: 2)
+    monkeypatch.setattr(window, "all_reduce_sum", lambda tensor: sent.append(tensor) or tensor)
+    for own, record in enumerate(records):
+        monkeypatch.setattr(window, "rank", lambda own=own: own)
+        record.over_ranks({"peak": 3.0 + own, "low": -1.0 - own})
+    monkeypatch.setattr(window, "all_reduce_sum", lambda tensor: sent[0] + sent[1])
+    expected = {"loss": 1.5, "acc1": 37.5, "acc5": 87.5, "grad_norm": 1.5}
+    expected |= {"samples": 8, "skipped": 1, "skipped_updates": 1}
+    assert records[0].over_ranks({"peak": 3.0, "low": -1.0}) == {**expected, "peak": 4.0, "low": -1.0}
+
+
+def rewrite_as_format_1(checkpoint):
+    """Gives a checkpoint of one rank the state of releases that knew no names."""
+    state = json.loads((checkpoint / "state.json").read_text())
+    [own] = state["window"]
+    (loss, samples), (first, _), (five, _), (norm, finite) = (
+        own["means"][name] for name in ("loss", "acc1", "acc5", "grad_norm")
+    )
+    updates, skips = own["totals"]["skipped_updates"] + finite, own["totals"]["skipped"]
+    sums = {"sums": [loss, first / 100, five / 100, float(samples)], "skips": skips, "norm_sum": norm}
+    state |= {"format": 1, "window": [{**sums, "finite": finite, "updates": updates}]}
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    lines = (checkpoint / "SHA256SUMS").read_text().splitlines(keepends=True)
+    digest = hashlib.sha256((checkpoint / "state.json").read_bytes()).hexdigest()
+    lines = [f"{digest}  state.json\n" if "state.json" in line else line for line in lines]
+    (checkpoint / "SHA256SUMS").write_text("".join(lines))
+
+
+@pytest.mark.smoke
+def test_a_checkpoint_without_names_goes_on_in_the_same_bits(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "8", "TRAIN.ACCUM_ITER", "2", "SAVE_STEPS", "1", "KEEP_LAST", "99"]
+    train(options, tmp_path / "whole", 64)
+    middle = tmp_path / "whole" / "checkpoints" / "epoch_0001_sample_000000032"
+    rewrite_as_format_1(middle)
+    train([*options, "MODEL.RESUME", str(middle)], tmp_path / "resumed", 64)
+    assert_same_run(tmp_path / "whole", tmp_path / "resumed")
+
+
+# ---------------------------------------------------------------- a window
+
+
+def opened(states=(), scaler=False):
+    """A window, and what it reports."""
+    found = {}
+    run = SimpleNamespace(report=lambda split, line, **values: found.update(values), info=print)
+    scaler = SimpleNamespace(enabled=scaler, loss_scale=8.0)
+    training = SimpleNamespace(run=run, scaler=scaler, task=Task(get_config()))
+    return window.Window(training, 1, 0, list(states)), found
+
+
+def values(**by_name):
+    return {name: paddle.to_tensor(each, dtype="float32") for name, each in by_name.items()}
 
 
 def reported(monkeypatch, gpus, others):
     """The report of rank 1 of 3, to whose sums the other ranks add ``others``: their peaks of memory."""
-    found = {}
-    run = SimpleNamespace(report=lambda split, **values: found.update(values), info=print)
-    training = SimpleNamespace(run=run, scaler=SimpleNamespace(enabled=False))
     monkeypatch.setattr(window, "rank", lambda: 1)
     monkeypatch.setattr(window, "world_size", lambda: 3)
     monkeypatch.setattr(window, "peak_memory", lambda: 250.0)
@@ -29,15 +128,71 @@ def reported(monkeypatch, gpus, others):
     def all_reduce_sum(tensor):
         collectives.append(tensor)
         assert tensor.dtype == paddle.float64
-        return tensor + paddle.to_tensor([0.0] * 7 + others, dtype="float64")
+        # Pairs of loss, acc1, grad_norm and data_wait; samples, skipped updates and images, samples since a resume.
+        return tensor + paddle.to_tensor([0.0] * 12 + others, dtype="float64")
 
     monkeypatch.setattr(window, "all_reduce_sum", all_reduce_sum)
-    own = window.Window(training, 1, Progress())
-    own.add(1, paddle.to_tensor([6.0, 1.0, 2.0, 4.0], dtype="float64"))
+    own, found = opened()
+    own.add(1, values(loss=[1.0, 2.0, 0.0, 3.0], acc1=[100.0, 0.0, 0.0, 0.0]))
     own.report(0.1)
     assert len(collectives) == 1
     assert (found["loss"], found["acc1"], found["samples"]) == (1.5, 25.0, 4)
     return {key: value for key, value in found.items() if key.startswith("peak")}
+
+
+def test_a_report_goes_on_from_what_was_carried_over():
+    """In float16: of four updates one overflowed before the resume, and one after it."""
+    before = {"means": {"loss": (7.0, 4), "grad_norm": (3.0, 1)}, "totals": {"samples": 4, "skipped_updates": 1}}
+    own, found = opened([before], scaler=True)
+    assert own.gathered()[0]["means"] == {"loss": (7.0, 4), "grad_norm": (3.0, 1)}
+    own.add(5, values(loss=[1.0, 2.0], new=[4.0, 8.0]), paddle.to_tensor(float("inf")))
+    own.add(6, values(loss=[0.5, 1.5], new=[0.0, 0.0]), paddle.to_tensor(2.0))
+    own.report(0.1)
+    assert {key: found[key] for key in ("step", "samples", "loss", "grad_norm", "skipped_updates", "loss_scale")} == {
+        "step": 6, "samples": 8, "loss": 1.5, "grad_norm": 2.5, "skipped_updates": 1 + 1, "loss_scale": 8.0,
+    }  # fmt: skip
+    assert found["new"] == 3.0  # of its own samples: those before have none
+    found.clear()
+    own.add(7, values(loss=[3.0]), paddle.to_tensor(4.0))
+    own.report(0.1)
+    assert (found["loss"], found["samples"], found["grad_norm"], found["skipped_updates"]) == (3.0, 1, 4.0, 0)
+
+
+def test_a_window_without_an_update_has_no_norm():
+    own, found = opened()
+    own.add(1, values(loss=[1.0]))
+    own.report(0.1)
+    assert "grad_norm" not in found
+    assert "skipped_updates" not in found
+
+
+def test_what_is_saved_is_the_window_at_the_last_mark():
+    own, _ = opened()
+    own.add(1, values(loss=[1.0, 2.0]), paddle.to_tensor(5.0))
+    own.mark()
+    own.add(2, values(loss=[4.0, 4.0]))
+    expected = [{
+        "means": {"loss": (3.0, 2), "grad_norm": (5.0, 1)},
+        "totals": {"samples": 2, "skipped_updates": 0, "skipped": 0},
+    }]  # fmt: skip
+    assert own.gathered() == expected
+    own.report(0.1)  # its steps are those after an update: what is saved is from before
+    assert own.gathered() == expected
+
+
+@pytest.mark.parametrize("ask", [lambda own: own.report(0.1), lambda own: (own.mark(), own.gathered())])
+def test_only_the_loss_is_judged_not_finite_and_its_first_step_is_named(ask):
+    own, found = opened()
+    own.add(4, values(acc1=[float("nan")], loss=[1.0]), paddle.to_tensor(float("inf")))
+    own.report(0.1)
+    assert found["loss"] == 1.0
+    assert np.isnan(found["acc1"])
+    own.add(5, values(acc1=[float("nan")], loss=[1.0]))
+    own.add(6, values(acc1=[0.0], loss=[float("inf")]))
+    own.add(7, values(acc1=[0.0], loss=[float("nan")]))
+    with pytest.raises(RunError) as raised:
+        ask(own)
+    assert str(raised.value).startswith("the loss is inf at step 6 (epoch 1, rank 0); lower TRAIN.BASE_LR, or set")
 
 
 def test_the_largest_peak_of_memory_comes_with_the_sums(monkeypatch):
@@ -68,7 +223,7 @@ def report(tmp_path, tiny):
 
     def call(epoch, wait, rate=32.0):
         values = {"step": 1, "samples": 32, "lr": 0.1, "loss": 1.0, "acc1": 0.0, "acc5": 0.0, "images_per_s": rate}
-        run.report("train", epoch=epoch, **values, data_wait=wait)
+        run.report("train", "", epoch=epoch, **values, data_wait=wait)
         lines = (tmp_path / "run" / "log.txt").read_text().splitlines()
         return [line.split("input-bound: ")[1] for line in lines if "input-bound: " in line]
 

@@ -1,6 +1,7 @@
 """Weights for another patch size, grid, window or number of channels, and what may be missing: through whole models."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import paddle
@@ -14,7 +15,8 @@ from errors import InputError
 from models import build_model, create_model
 from models.vit import VisionTransformer
 from weights import load_weights, save_weights
-from weights.resize import resample_patch_kernel, resize_pos_embed
+from weights.fit import TABLE, fit_classifiers, fit_sizes
+from weights.resize import resample_patch_kernel, resize_pos_embed, resize_rel_pos_bias_table
 
 
 def vit(**changes):
@@ -30,13 +32,45 @@ def saved(tmp_path):
     return model, tmp_path / "model.safetensors"
 
 
-def test_a_grid_that_is_no_square(saved):
+@pytest.mark.parametrize("grid", [(3, 5), (5, 6)])
+def test_a_grid_that_is_no_square(saved, grid):
     source, file = saved
-    model = vit(img_size=(12, 20))
+    size = tuple(4 * side for side in grid)
+    model = vit(img_size=size)
     report = load_weights(model, file)
-    assert report.resized == ["pos_embed resized from 4 x 4 to 3 x 5"]
-    np.testing.assert_array_equal(model.pos_embed.numpy(), resize_pos_embed(source.pos_embed.numpy(), 1, (3, 5)))
-    assert model(paddle.zeros([1, 3, 12, 20])).shape == [1, 7]
+    assert report.resized == ["pos_embed resized from 4 x 4 to {} x {}".format(*grid)]
+    np.testing.assert_array_equal(model.pos_embed.numpy(), resize_pos_embed(source.pos_embed.numpy(), 1, grid))
+    assert model(paddle.zeros([1, 3, *size])).shape == [1, 7]
+
+
+@pytest.mark.parametrize("extra", [0, 3])  # BEiT's three, of the class token
+def test_tables_of_relative_positions_are_resized_to_their_layers_window(extra):
+    names = [f"{block}.{TABLE}" for block in "abcdefg"]
+    windows = dict(zip("abcdefg", [(3, 5), (3, 5), (4, 4), *[(3, 5)] * 4], strict=True))
+    model = SimpleNamespace(first_conv="stem", **{k: SimpleNamespace(window_size=w) for k, w in windows.items()})
+    rows = {block: (2 * height - 1) * (2 * width - 1) for block, (height, width) in windows.items()}
+    state = {name: paddle.zeros([rows[name[0]] + extra, 2]) for name in names}
+    shapes = [(49, 2), (49, 2), (49, 2), (49, 1), (49, 3), (36, 2), (50, 2)]  # c's window stays; the others don't fit
+    stored = {name: array(name, (rows + extra, heads)) for name, (rows, heads) in zip(names, shapes, strict=True)}
+    stored["h"] = stored[f"h.{TABLE}"] = np.zeros((49, 2), np.float32)
+    arrays = dict(stored)
+    assert fit_sizes(model, state, arrays) == [f"2 {TABLE} resized from 4 x 4 to 3 x 5"]
+    for name, found in arrays.items():
+        resized = name[0] in "ab"
+        expected = resize_rel_pos_bias_table(stored[name], (4, 4), (3, 5)) if resized else stored[name]
+        np.testing.assert_array_equal(found, expected, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "fresh"),
+    [((4, 7), (7,), True), ((4, 5), (5,), False), ((4, 7), (5,), False), ((4, 7), (6,), False), ((3, 7), (7,), False)],
+)
+def test_classifiers_are_left_fresh_if_all_are_of_one_other_number_of_classes(weight, bias, fresh):
+    model = SimpleNamespace(num_classes=5, classifier_names=lambda: ("head",))
+    state = {"head.weight": paddle.zeros([4, 5]), "head.bias": paddle.zeros([5])}
+    arrays = {"head.weight": np.zeros(weight), "head.bias": np.zeros(bias)}
+    expected = (list(state), "7 classes in the file, 5 in the model") if fresh else ([], "")
+    assert fit_classifiers(model, state, arrays) == expected
 
 
 def test_another_patch_size_resamples_the_kernel(saved):

@@ -12,6 +12,7 @@ from pickles import ONE, TWO, Call, made, program, write_pickle, write_zip
 from safetensors.numpy import load_file, save, save_file
 
 from errors import InputError
+from weights.arrays import Array, Unreadable, is_count, sizes
 from weights.formats import read_weights, write_weights
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -220,3 +221,40 @@ def test_a_write_that_fails_leaves_the_file_before_it(tmp_path, ending):
 def test_only_known_kinds_are_written(tmp_path):
     with pytest.raises(InputError, match=r"expected \.safetensors, \.pdparams or \.npz$"):
         write_weights(tmp_path / "a.pth", {})
+
+
+def test_what_describes_an_array_is_bounded():
+    counts = {0: True, (1 << 48) - 1: True, 1 << 48: False, (1 << 48) + 1: False, -1: False, 1.0: False}
+    assert {value: is_count(value) for value in counts} == counts
+    assert not is_count(True)
+    assert sizes((1,) * 32) == (1,) * 32  # as many as NumPy 1 has
+    for wrong in ((1,) * 33, [1], (1, -1)):
+        with pytest.raises(Unreadable, match="whose shape or strides are no tuple of sizes"):
+            sizes(wrong)
+    for shape, strides, first in (((2,), (), 0), ((), (1,), 0), ((2,), (1,), -1)):
+        with pytest.raises(Unreadable, match="whose shape, strides and offset don't agree"):
+            Array("<f4", shape, strides, "", first)
+    for dtype, shape, strides, cost in (
+        ("|u1", (3,), (1,), 12), ("bfloat16", (3,), (1,), 12), ("<f8", (3,), (1,), 24),  # as float32, or as they are
+        ("<f4", (5,), (0,), 20), ("<f4", (2,), (9,), 40),
+    ):  # fmt: skip
+        assert Array(dtype, shape, strides).cost() == cost
+    assert len({Array(), Array()}) == 2  # each is itself
+
+
+@pytest.mark.parametrize(("depth", "read"), [(1, True), (3, True), (4, False)])
+def test_weights_lie_in_three_dictionaries_at_most(tmp_path, depth, read):
+    content = {"a": ONE}
+    for _ in range(depth):
+        content = {"model": content}
+    file = write_pickle(tmp_path / "weights", program(content))
+    if read:
+        assert read_weights(file).arrays.keys() == {"a"}
+    else:
+        with pytest.raises(InputError, match="holds no array"):
+            read_weights(file)
+
+
+def test_pdparams_are_written_for_large_arrays(tmp_path):
+    write_weights(tmp_path / "a.pdparams", {"a": np.zeros(2, np.float32)})
+    assert (tmp_path / "a.pdparams").read_bytes()[:2] == b"\x80\x04"  # protocol 4: more than 4 GB fit

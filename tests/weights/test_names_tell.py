@@ -9,6 +9,7 @@ from conftest import ROOT
 from golden.make_names_vit import values
 from pickles import Call, Named, numpy_array, program, write_pickle
 from test_beit import small as beit
+from test_convnext import small as convnext
 from test_names_pyramids import build as pyramid
 from test_vit import small as vit
 
@@ -77,7 +78,7 @@ def test_poolformers_norm_is_where_the_file_has_it(tmp_path, case):
     file = stored("poolformer", case, tmp_path)
     options = [*SIZES["poolformer"], "MODEL.PRETRAINED", str(file)]
     config = with_preprocessing(get_config("poolformer_s12", options))
-    assert (config.MODEL.FC_NORM, notes(config)) == (None, [])  # the authors' place is the recipe's
+    assert (config.MODEL.FC_NORM, notes(config)) == (False, [])  # the authors' place is the recipe's
     assert_golden(evaluated(config, GOLDEN["poolformer"][case]["size"]), "poolformer", case)
     timms = timms_poolformer(tmp_path)
     options = [*SIZES["poolformer"], "MODEL.PRETRAINED", str(timms)]
@@ -181,6 +182,7 @@ def test_a_vit_that_computes_otherwise_is_refused_with_the_keys(tmp_path, file, 
         ({"use_rel_pos_bias": True}, "MODEL.USE_REL_POS_BIAS True"),
         ({"use_shared_rel_pos_bias": True}, "MODEL.USE_SHARED_REL_POS_BIAS True"),
         ({"init_values": 1.0}, "MODEL.INIT_VALUES 0.1"),
+        ({"qkv_bias": False}, "MODEL.QKV_BIAS False"),
     ],
 )
 def test_a_beit_that_computes_otherwise_is_refused_with_the_keys(tmp_path, file, keys):
@@ -191,15 +193,27 @@ def test_a_beit_that_computes_otherwise_is_refused_with_the_keys(tmp_path, file,
         load_weights(beit(**plain), tmp_path / "file.safetensors")
 
 
-def test_pvtv2s_linear_attention_is_told(tmp_path):
-    save_weights(pyramid("pvtv2", "linear"), tmp_path / "file.safetensors")
-    with pytest.raises(InputError, match="; its names tell MODEL.LINEAR True: set that$"):
+@pytest.mark.parametrize(
+    ("case", "options", "key"),
+    [("linear", {}, "MODEL.LINEAR True"), ("pvtv2", {"qkv_bias": False}, "MODEL.QKV_BIAS False")],
+)
+def test_pvtv2s_attention_is_told(tmp_path, case, options, key):
+    save_weights(pyramid("pvtv2", case, **options), tmp_path / "file.safetensors")
+    with pytest.raises(InputError, match=f"; its names tell {key}: set that$"):
         load_weights(pyramid("pvtv2", "pvtv2"), tmp_path / "file.safetensors")
 
 
+@pytest.mark.parametrize(("file", "model"), [(1e-6, None), (None, 1e-6)])
+def test_convnexts_layer_scale_is_told(tmp_path, file, model):
+    save_weights(convnext(init_values=file), tmp_path / "file.safetensors")
+    with pytest.raises(InputError, match=f"; its names tell MODEL.INIT_VALUES {file}: set that$"):
+        load_weights(convnext(init_values=model), tmp_path / "file.safetensors")
+
+
 def test_a_file_of_another_family_tells_no_keys(tmp_path):
-    save_weights(pyramid("poolformer", "poolformer"), tmp_path / "file.safetensors")
-    for model in (vit(), beit()):
+    poolformer, pvtv2 = pyramid("poolformer", "poolformer"), pyramid("pvtv2", "pvtv2")
+    for source, model in ((poolformer, vit()), (poolformer, beit()), (pvtv2, poolformer)):
+        save_weights(source, tmp_path / "file.safetensors")
         with pytest.raises(InputError) as refusal:
             load_weights(model, tmp_path / "file.safetensors")
         assert "its names tell" not in str(refusal.value)

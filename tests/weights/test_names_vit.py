@@ -10,6 +10,7 @@ from golden.make_names_vit import IMAGES, SIZES, values
 
 from errors import InputError
 from models.vit import VisionTransformer
+from weights import names
 from weights.layout import linear_weights
 from weights.names import timm_names, vit
 from weights.names.vit import google_names
@@ -65,6 +66,18 @@ def test_timms_names_and_unknown_ones_pass_untouched(options):
     assert_same(timm_names(None, arrays, "torch", ()), arrays)
 
 
+@pytest.mark.parametrize(("length", "alone"), [(1, True), (2, False), (3, False), (4, True), (16, True), (17, False)])
+def test_positions_that_make_a_square_without_the_class_token_are_of_patches_alone(length, alone):
+    arrays = {
+        "blocks.0.norm1.weight": np.ones(8),
+        "cls_token": np.ones((1, 1, 8)),
+        "pos_embed": np.ones((1, length, 8)),
+    }
+    assert vit.computes(arrays)["NO_EMBED_CLASS"] is alone
+    del arrays["cls_token"]
+    assert vit.computes(arrays)["NO_EMBED_CLASS"] is False
+
+
 def test_queries_keys_and_values_are_joined_in_this_order():
     arrays = stored("Google")
     named = timm_names(vit, arrays, "jax", ())
@@ -93,6 +106,8 @@ def test_googles_names_come_back():
     arrays = stored("Google")
     assert_same(google_names(timm_names(vit, arrays, "jax", ()), num_heads=3), arrays)
     assert_same(timm_names(vit, google_names(plain(), num_heads=3), "jax", ()), plain())
+    one = VisionTransformer(**SMALL | {"depth": 1})
+    assert_same(names.google_names(one, plain(depth=1)), google_names(plain(depth=1), num_heads=3))
     target = {f"opt/target/{name}": value for name, value in google_names(plain(num_classes=0), num_heads=3).items()}
     assert_same(timm_names(vit, target, "jax", ()), plain(num_classes=0))
 

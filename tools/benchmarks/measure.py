@@ -199,7 +199,7 @@ def environment(threads: int | None) -> dict[str, str]:
     return unset if threads is None else unset | {"OMP_NUM_THREADS": str(threads)}
 
 
-def run(command: Sequence[str], threads: int | None, **variables: str) -> str:
+def run(command: Sequence[str | Path], threads: int | None, **variables: str) -> str:
     """Runs a program to its end and returns what it printed.
 
     Raises:
@@ -216,7 +216,7 @@ def run(command: Sequence[str], threads: int | None, **variables: str) -> str:
     return done.stdout
 
 
-def ask(script: str, request: dict[str, Any], threads: int | None, python: str = sys.executable) -> dict[str, Any]:
+def ask(script: str, request: dict[str, Any], threads: int | None, python: str = sys.executable) -> Any:
     """Runs a script of this folder in a process of its own: a request in JSON, an answer in the last line it prints."""
     return json.loads(run([python, str(HERE / script), json.dumps(request)], threads).splitlines()[-1])
 

@@ -20,13 +20,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 import paddle
 
 from config import get_config
-from datasets import SyntheticDataset
+from datasets import ImageDataset, get_dataset
 from errors import reported
 from models import build_model
 from ops.settings import tune_cpu
 from training.checkpoint import Progress, Saver
 from training.checkpoint.folder import verify
 from training.checkpoint.resume import load_checkpoint
+from training.classification import Classification
 from training.engine import train_one_epoch
 from training.optim import freeze
 from training.run import Run
@@ -54,12 +55,12 @@ def measure_saves(kind: str, cfg: str, options: list[str], saves: int) -> Figure
     config = get_config(cfg, [*options, "DATA.SYNTHETIC_SIZE", str(images)])
     tune_cpu(1)
     seed_everything(config.SEED)
-    dataset = SyntheticDataset(config, "train")
+    dataset = get_dataset(config, "train")
     run = Run(config, [])
     run.begin()
     model = build_model(config)
     freeze(config, model)
-    training, progress, figures = prepare(config, model, dataset, run), Progress(), defaultdict(list)
+    training, progress, figures = prepare(Classification(config), model, dataset, run), Progress(), defaultdict(list)
     way = way_type(training, dataset, figures)
     train_one_epoch(training, progress, Rounds(way, progress, figures))
     figures["memory with saves"].append(peak_memory())
@@ -72,14 +73,14 @@ def measure_saves(kind: str, cfg: str, options: list[str], saves: int) -> Figure
 
 
 class Rounds:
-    """The ``heed`` of ``engine.train_one_epoch``: QUIET steps, a save, ``way.meanwhile`` steps, and again."""
+    """The ``after_step`` of ``engine.train_one_epoch``: QUIET steps, a save, ``way.meanwhile`` steps, and again."""
 
     def __init__(self, way: "BySaver | ByPaddle", progress: Progress, figures: Figures) -> None:
         self.way, self.progress, self.figures = way, progress, figures
         self.count, self.quiet, self.after = -WARM_UP, [], []
         self.left = time.perf_counter()
 
-    def __call__(self, window: Any, statistics: dict[str, paddle.Tensor], closed: bool) -> None:
+    def __call__(self, window: Any, statistics: dict[str, paddle.Tensor], updated: bool) -> None:
         if self.count >= 0:
             self._step(time.perf_counter() - self.left, statistics)
         self.count += 1
@@ -111,7 +112,7 @@ class BySaver:
 
     meanwhile = MEANWHILE
 
-    def __init__(self, training: Any, dataset: SyntheticDataset, figures: Figures) -> None:
+    def __init__(self, training: Any, dataset: ImageDataset, figures: Figures) -> None:
         self.training, self.figures = training, figures
         parts = (training.evaluated, training.optimizer, training.scaler, dataset)
         self.saver = Saver(training.config, training.run, *parts)
@@ -121,6 +122,7 @@ class BySaver:
         started = time.perf_counter()
         self.saver.save(progress, statistics)
         begun, writer = time.perf_counter(), self.saver.thread
+        assert writer
 
         def note() -> None:
             writer.join()
@@ -155,7 +157,7 @@ class ByPaddle:
 
     meanwhile = 0
 
-    def __init__(self, training: Any, dataset: SyntheticDataset, figures: Figures) -> None:
+    def __init__(self, training: Any, dataset: ImageDataset, figures: Figures) -> None:
         self.figures, self.folder = figures, Path(training.run.directory)
         self.parts = {"model": training.model, "optimizer": training.optimizer}
         self.parts |= {"ema": training.averaged} if training.ema else {}

@@ -73,10 +73,12 @@ class Replaced:
         return len(self._of)
 
 
-def watch(training: Any, engine: Any, stopwatch: Stopwatch) -> None:
-    """Lets a stopwatch time the parts of ``engine``'s steps with ``training``."""
+def watch(training: Any, stopwatch: Stopwatch) -> None:
+    """Lets a stopwatch time the parts of the engine's steps with ``training``."""
+    from training import classification, engine, window
+
     timed = stopwatch.timed
-    scaler, optimizer, loader = training.scaler, training.optimizer, training.loader
+    scaler, optimizer, loader, task = training.scaler, training.optimizer, training.loader, training.task
 
     def scale(loss: Any) -> Replaced:
         return Replaced(loss, backward=timed("backward", scaler.scale(loss).backward))
@@ -87,24 +89,26 @@ def watch(training: Any, engine: Any, stopwatch: Stopwatch) -> None:
     training.optimizer = Replaced(optimizer, **calls)
     training.loader = Replaced(loader, iterate=lambda: stopwatch.batches(loader))
     training.network = Replaced(training.network, call=timed("forward", training.network))
-    training.transform = timed("transform: normalise, erase, mix", training.transform)
-    training.criterion = timed("loss", training.criterion)
+    task.transform = timed("transform: normalise, erase, mix", task.transform)
+    task.criterion = timed("loss", task.criterion)
     if training.ema:
         training.ema.update = timed("average of the weights", training.ema.update)
     engine.clip_gradients = timed("clipping", engine.clip_gradients)
-    engine.sums = timed("hits and sums", engine.sums)
+    classification.hits = timed("hits and sums", classification.hits)
+    window.summed = timed("hits and sums", window.summed)
     engine.seed_step = timed("seeding", engine.seed_step)
 
 
 def main() -> None:
     import ops
     from config import get_config
-    from datasets import SyntheticDataset
+    from datasets import get_dataset
     from models import build_model
     from training import engine
     from training.checkpoint import Progress, Saver
+    from training.classification import Classification
     from training.optim import freeze
-    from training.requests import Requests
+    from training.requests import Keeper, Requests
     from training.run import Run
     from training.setup import prepare
     from utils import seed_everything
@@ -113,21 +117,17 @@ def main() -> None:
     config = get_config(request["cfg"], request["options"])
     ops.enable(False)  # and no tune_cpu: what a GPU's run calls
     seed_everything(config.SEED)
-    dataset = SyntheticDataset(config, "train")
+    dataset = get_dataset(config, "train")
     run = Run(config, [])
     run.begin()
     model = build_model(config)
     freeze(config, model)
-    training, progress, stopwatch = prepare(config, model, dataset, run), Progress(), Stopwatch()
+    training, progress, stopwatch = prepare(Classification(config), model, dataset, run), Progress(), Stopwatch()
     saver = Saver(config, run, training.evaluated, training.optimizer, training.scaler, dataset)
-    requests = Requests(config.SAVE_MINUTES)
-    watch(training, engine, stopwatch)
+    keeper = Keeper(progress, saver, Requests(config.SAVE_MINUTES))
+    watch(training, stopwatch)
     saver.begin(progress)
-
-    def heed(*state: Any) -> None:
-        engine._heed(progress, saver, requests, *state)
-
-    engine.train_one_epoch(training, progress, stopwatch.timed("heeding signals and clock", heed))
+    engine.train_one_epoch(training, progress, stopwatch.timed("heeding signals and clock", keeper.after_step))
     steps = stopwatch.steps[request["warm_up"] : -1]
     print(json.dumps({what: [1000 * statistics.median(step[what] for step in steps)] for what in steps[0]}))
 

@@ -9,12 +9,13 @@ own, for telling takes time too.
 """
 
 import argparse
+import collections
 import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from errors import RunError
@@ -54,7 +55,7 @@ def startup(arguments: argparse.Namespace) -> None:
     fixed |= {"DATA.DATASET": "synthetic", "DATA.BATCH_SIZE": batch}
     fixed |= {"DATA.SYNTHETIC_SIZE": batch * max(arguments.processes)}
     options = checked(arguments, fixed)
-    kinds = {
+    kinds: dict[str, Callable[[], dict[str, list[float]]]] = {
         f"{n} process{'es' * (n > 1)}": lambda n=n: {what: [s] for what, s in start(arguments.cfg, n, options).items()}
         for n in dict.fromkeys(arguments.processes)
     }
@@ -77,6 +78,8 @@ def start(cfg: str, processes: int, options: list[str]) -> dict[str, float]:
         moments, awaited = [time.perf_counter()], list(_PARTS.values())
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         with subprocess.Popen(command, env=environment(None), **streams) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
             for line in process.stdout:
                 if awaited and re.search(awaited[0], line.rstrip()):
                     moments.append(time.perf_counter())
@@ -99,8 +102,9 @@ def import_times(count: int = 10) -> dict[str, list[float]]:
     modules = ", ".join(["main_single_gpu", *IMPORTS["main_single_gpu"].split()])
     command = [sys.executable, "-X", "importtime", "-c", f"import {modules}"]
     done = subprocess.run(command, env=environment(None), cwd=ROOT, capture_output=True, text=True, check=True)
-    seconds: Counter[str] = Counter()
+    seconds: dict[str, float] = collections.defaultdict(float)
     for line in done.stderr.splitlines():
         if found := re.match(r"import time: +(\d+) \| +\d+ \| +([\w.]+)", line):
             seconds[found[2].partition(".")[0]] += int(found[1]) / 1e6
-    return {"imports": [sum(seconds.values())]} | {name: [taken] for name, taken in seconds.most_common(count)}
+    longest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:count]
+    return {"imports": [sum(seconds.values())]} | {name: [seconds[name]] for name in longest}

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
+import torch  # pyright: ignore[reportMissingImports]: another interpreter runs this
 from rates import images_per_second, workers_cpu
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))

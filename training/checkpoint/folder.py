@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
@@ -53,7 +53,9 @@ def newest_whole(directory: Path) -> Path | None:
 
 def position(folder: Path) -> tuple[int, float]:
     """Returns what orders checkpoints: (epoch, samples of it; infinity at its end)."""
-    epoch, samples = _NAME.fullmatch(folder.name).groups()
+    found = _NAME.fullmatch(folder.name)
+    assert found is not None
+    epoch, samples = found.groups()
     return int(epoch), int(samples) if samples else float("inf")
 
 
@@ -102,7 +104,7 @@ def _written(file: Path, content: Arrays | bytes) -> str:
 class _Hashed:
     """A file that is hashed as it is written."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self.file, self.sha256 = file, hashlib.sha256()
 
     def write(self, data: bytes | memoryview) -> None:

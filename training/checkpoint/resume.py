@@ -12,13 +12,17 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 from yacs.config import CfgNode
 
-from config import get_config
+from config import default_values
+from configs.architectures import kept_values
 from errors import InputError
+from models.base import ImageModel
 from models.layers.batch_norm import BATCH_NORMS
 from options import COMMAND_LINE, given, leaves, named, plain
 from training.checkpoint import folder
-from training.checkpoint.saver import FORMAT, Progress, own_statistics, versions
+from training.checkpoint.progress import Progress
+from training.checkpoint.saver import FORMATS, own_statistics
 from training.optim.groups import decayed_parameters
+from training.run import versions
 from training.setup import Training
 from utils import all_gather, rank, sync_directory, world_size
 from weights import load_weights
@@ -72,11 +76,13 @@ def settle(training: Training, progress: Progress, chosen: Path | None) -> None:
     its own gets the checkpoint's best.
     """
     run = training.run
+    lost = {}
     if rank() == 0:
-        for lost in _settle(run.checkpoints, chosen, progress):
-            run.info(f"the best so far, {lost}, isn't whole; the best from now on takes its place")
+        lost = _settle(run.checkpoints, chosen, progress)
+        for name in dict.fromkeys(lost.values()):
+            run.info(f"the best so far, {name}, isn't whole; the best from now on takes its place")
         run.rewind(progress.epoch, progress.step if progress.samples else 0)
-    progress.best = all_gather(progress.best)[0]  # of which rank 0 has left out what isn't whole
+    progress.forget_best(all_gather(lost)[0])
 
 
 def _choose(config: CfgNode, own: Path, notes: list[str]) -> Path | None:
@@ -119,8 +125,9 @@ def _restore(training: Training, chosen: Path) -> Progress:
     if not chosen.is_dir():
         raise InputError(f"{chosen} isn't seen by rank {rank()}; all machines need the same folder", shared=False)
     config, state = training.config, folder.read_state(chosen)
-    if state["format"] != FORMAT:
-        raise InputError(f"{chosen} has the format {state['format']}, this release reads {FORMAT}")
+    if state["format"] not in FORMATS:
+        read = " and ".join(map(str, FORMATS))
+        raise InputError(f"{chosen} has the format {state['format']}, this release reads {read}")
     _compare(config, state, chosen)
     images = len(training.loader.dataset)
     if state["images"] != images:
@@ -145,26 +152,21 @@ def _restore(training: Training, chosen: Path) -> Progress:
     load_checkpoint(chosen, training.model, training.optimizer, training.averaged)
     training.scaler.load_state_dict(state["scaler"])
     training.optimizer.set_lr(state["lr"])
-    window = state["window"]
     if state["ranks"] == world_size():
         _restore_statistics(chosen, training.evaluated)
-    elif window:  # what all ranks had summed up goes on at rank 0
-        shared = {key: window[0][key] for key in ("norm_sum", "finite", "updates")}
-        total = {"sums": [sum(column) for column in zip(*(own["sums"] for own in window), strict=True)]}
-        nothing = {"sums": [0.0] * 4, "skips": 0, **shared}
-        window = [{**total, "skips": sum(own["skips"] for own in window), **shared}, *[nothing] * (world_size() - 1)]
-    if state["versions"] != versions():
-        training.run.info(f"saved under {state['versions']}, this is {versions()}: last digits may differ")
+    here = {name: version for name, version in versions().items() if name in state["versions"]}  # once no toolkit's
+    if state["versions"] != here:
+        training.run.info(f"saved under {state['versions']}, this is {here}: last digits may differ")
     for line in train_otherwise(config, training.model, state.get("behaviour", 1)):
         training.run.info(line)
     told = f", {state['samples']} samples into the next" if state["samples"] else ""
     training.run.info(f"resumed after epoch {epoch}{told}, from {chosen}")
-    return Progress(epoch, state["samples"], state["step"], state["best"], window)
+    return Progress(epoch, state["samples"], state["step"], state["best"], state["window"])
 
 
 def _compare(config: CfgNode, state: dict[str, Any], chosen: Path) -> None:
     """Raises InputError that lists what the run was trained with and is otherwise now, unless -o names it."""
-    then, now = dict(leaves(plain(get_config()))) | dict(leaves(state["config"])), dict(leaves(plain(config)))
+    then, now = default_values(config) | kept_values(state["config"]), dict(leaves(plain(config)))
     names = [settings["TRAIN.OPTIMIZER.NAME"] for settings in (then, now)]
     if names[0] != names[1] and not set(names) <= set(_SAME_STATE):
         raise InputError(
@@ -198,9 +200,7 @@ def _some(names: list[str]) -> str:
     return f"{', '.join(names[:5])}{', ...' * (len(names) > 5)} ({len(names)})"
 
 
-def load_checkpoint(
-    chosen: Path, model: paddle.nn.Layer, optimizer: paddle.optimizer.Optimizer, ema: paddle.nn.Layer | None = None
-) -> None:
+def load_checkpoint(chosen: Path, model: ImageModel, optimizer: Any, ema: ImageModel | None = None) -> None:
     """Restores the model, the optimizer and the averaged model from a verified checkpoint.
 
     Raises:
@@ -244,19 +244,19 @@ def _restore_statistics(chosen: Path, models: dict[str, paddle.nn.Layer]) -> Non
             tensor.set_value(by_rank[f"{rank()}/{split}/{name}"])
 
 
-def _settle(own: Path, chosen: Path | None, progress: Progress) -> list[str]:
+def _settle(own: Path, chosen: Path | None, progress: Progress) -> dict[str, str]:
     """Makes the run's folder what it was when ``chosen`` was written: no leftovers, no damaged ones, links in place.
 
     Returns:
-        the best checkpoints that aren't whole, which ``progress`` then names no more.
+        by split, the best checkpoints that aren't whole.
     """
     own = own.resolve()
     own.mkdir(parents=True, exist_ok=True)
     for left in own.glob(".*"):  # of a writing that was cut short
         shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
     if chosen is None:
-        return []
-    lost = []
+        return {}
+    lost = {}
     if chosen.parent == own:
         found = folder.find_checkpoints(own)
         for damaged in found[found.index(chosen) + 1 :]:
@@ -272,10 +272,9 @@ def _settle(own: Path, chosen: Path | None, progress: Progress) -> list[str]:
         if _brought(chosen.parent / name, own):
             folder.point(own / link, name + file)
         else:  # the best there is from now on
-            del progress.best[split]
             (own / link).unlink(missing_ok=True)
-            lost.append(name)
-    return list(dict.fromkeys(lost))
+            lost[split] = name
+    return lost
 
 
 def _copied(source: str, target: str) -> None:

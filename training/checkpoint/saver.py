@@ -1,10 +1,9 @@
 """When a run saves, and how it goes on meanwhile: the copy is begun at the step, a thread writes it."""
 
-import platform
 import threading
 import time
-from collections.abc import Callable, Hashable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -17,50 +16,22 @@ from errors import RunError, remedy
 from options import plain
 from training.checkpoint import folder
 from training.checkpoint.folder import Arrays
+from training.checkpoint.progress import Progress
 from training.parallel import others_state
-from training.run import Run
+from training.run import Run, versions
 from utils import all_gather, num_gpus, rank, world_size
 from weights import file_arrays
 from weights.layout import file_name
 
-FORMAT = 1  # of state.json
+FORMATS = (1, 2)  # of state.json, the last one is written; in 1, ``window.Record`` had no names
 BEHAVIOUR = 2  # raised when the same settings train otherwise than before; ``resume.train_otherwise`` says how
 BUSY = "busy"
-
-
-@dataclass
-class Progress:
-    """How far a run is.
-
-    Attributes:
-        epoch: epochs done, their evaluation included.
-        samples: of the epoch after it that all processes together have taken; all of them: the evaluation is to come.
-        step: steps done.
-        best: the best evaluation of each split, and the checkpoint's name.
-        window: what each rank has summed up since the last report, by rank (``reports.Window.state``).
-    """
-
-    epoch: int = 0
-    samples: int = 0
-    step: int = 0
-    best: dict[str, dict[str, Any]] = field(default_factory=dict)
-    window: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        """The folder's name of its checkpoint."""
-        return folder.folder_name(self.epoch, self.samples)
 
 
 def own_statistics(model: nn.Layer) -> dict[str, paddle.Tensor]:
     """Returns what a rank holds by itself: batch norm's running statistics, which no gradient brings together."""
     parameters = {name for name, _ in model.named_parameters()}
     return {name: t for name, t in model.state_dict().items() if name not in parameters and t.is_floating_point()}
-
-
-def versions() -> dict[str, str]:
-    """Returns what computes."""
-    return {"python": platform.python_version(), "paddle": paddle.__version__, "numpy": np.__version__}
 
 
 class Saver:
@@ -85,7 +56,7 @@ class Saver:
         train: ImageDataset,
     ) -> None:
         self.config, self.run, self.parts, self.optimizer, self.scaler = config, run, parts, optimizer, scaler
-        self.constant = {"format": FORMAT, "behaviour": BEHAVIOUR, "versions": versions(), "ranks": world_size()}
+        self.constant = {"format": FORMATS[-1], "behaviour": BEHAVIOUR, "versions": versions(), "ranks": world_size()}
         self.constant["images"] = len(train)
         self.constant |= {"classes": train.classes, "model": config.MODEL.NAME, "config": plain(config)}
         self.thread: threading.Thread | None = None
@@ -146,6 +117,7 @@ class Saver:
         self,
         progress: Progress,
         statistics: dict[str, paddle.Tensor] | None = None,
+        windows: Sequence[dict[str, Any]] = (),
         improved: tuple[str, ...] = (),
     ) -> None:
         """Takes a copy of the state and begins to write it; before that, the writing of the last one has to end.
@@ -153,6 +125,7 @@ class Saver:
         Args:
             progress: at an update: what came of the steps since isn't in the state.
             statistics: this rank's, within an epoch; None: they are the same on every rank.
+            windows: within an epoch: what each rank has summed up since the last report (``Window.gathered``).
             improved: which of "val" (the model) and "ema" is the best so far: its link moves, too.
         """
         asked = time.perf_counter()
@@ -167,7 +140,8 @@ class Saver:
             return
         parts = {split: model.state_dict() for split, model in self.parts.items()} | {folder.OPTIMIZER: own}
         copied = host_copies({(part, key): t for part, tensors in parts.items() for key, t in tensors.items()})
-        state = asdict(progress) | {"lr": self.optimizer.get_lr(), "scaler": self.scaler.state_dict()} | self.constant
+        state = asdict(progress) | {"window": list(windows), "lr": self.optimizer.get_lr()}
+        state |= {"scaler": self.scaler.state_dict()} | self.constant
         stall = time.perf_counter() - asked
         self.thread = threading.Thread(
             target=self._write, args=(progress.name, copied, ranks, others, state, improved, stall), daemon=True

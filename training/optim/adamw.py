@@ -2,15 +2,25 @@
 
 import functools
 import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import paddle
 from paddle import _C_ops
 
+from configs.registry import optimizers
+from training.optim.frame import Trained
+
 _CHUNK = 65536  # elements that a block of a GPU's threads updates
 _HAS_AMSGRAD = "amsgrad" in inspect.signature(paddle.optimizer.AdamW).parameters  # Paddle 2.6 hasn't
 _MAXIMA, _AMSGRAD = ((None,), (False,)) if _HAS_AMSGRAD else ((), ())
+
+
+@optimizers.register("AdamW")
+def adamw(trained: Trained, *, betas: Sequence[float], eps: float) -> paddle.optimizer.Optimizer:
+    """torch.optim.AdamW."""
+    return AdamW(**trained.decoupled(), beta1=betas[0], beta2=betas[1], epsilon=eps)
 
 
 @dataclass
@@ -34,6 +44,13 @@ class AdamW(paddle.optimizer.AdamW):
     _KINDS = ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc")
     _grouped: list[int] | None = None  # the parameters of the groups, by id; None: there are no groups
     _groups: list[_Group]
+    # What the base has; its stub says less.
+    _parameter_list: list[paddle.Tensor]
+    _create_param_lr: Callable[[tuple], paddle.Tensor]
+    _apply_decay_param_fun: Callable[[str], bool]
+    _beta1: float
+    _beta2: float
+    _epsilon: float
 
     @paddle.no_grad()
     def step(self) -> None:
@@ -104,5 +121,6 @@ def _fused_step_is_right(rate_type: paddle.dtype) -> bool:
         _fused_step([parameter], [gradient], rate, [[tensor] for tensor in moments + powers], (0.5, 0.5, 0.0), 0.5)
     except (TypeError, ValueError, RuntimeError, NotImplementedError):  # it takes other arguments, or has no kernel
         return False
-    values = [float(power.item()) for power in powers]
-    return values == [0.25, 0.25] and np.allclose(parameter.numpy(), 1 * (1 - 0.1 * 0.5) - 0.1)
+    return [power.item() for power in powers] == [0.25, 0.25] and np.allclose(
+        parameter.numpy(), 1 * (1 - 0.1 * 0.5) - 0.1
+    )

@@ -1,6 +1,7 @@
 """Averages of a model's weights."""
 
 import copy
+from typing import Any
 
 import paddle
 from paddle import _C_ops, nn
@@ -13,7 +14,7 @@ class ModelEma:
     1 - (1 + n) ** (-2 / 3) at update n. Integer buffers are copied.
 
     Args:
-        model: not wrapped.
+        model: a layer, not wrapped.
         decay: d, per update.
         warmup: whether d grows to ``decay``, so that the first, poor weights are soon forgotten.
 
@@ -21,7 +22,7 @@ class ModelEma:
         model: the average, in evaluation mode.
     """
 
-    def __init__(self, model: nn.Layer, decay: float, warmup: bool = False) -> None:
+    def __init__(self, model: Any, decay: float, warmup: bool = False) -> None:
         self.model = copy.deepcopy(model)
         self.model.eval()
         for parameter in self.model.parameters():

@@ -5,6 +5,7 @@ Per update: ``scaler.unscale(parameters)``, ``norm = clip_gradients(config, mode
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import paddle
 from paddle import _C_ops, nn
@@ -73,10 +74,11 @@ def _divide(gradients: list[paddle.Tensor], divisor: paddle.Tensor) -> None:
 def _clip_adaptively(parameter: paddle.Tensor, limit: float, is_linear: bool) -> None:
     # Output units are the columns of a Linear's [in, out], and the first dimension of any other tensor.
     axis = 0 if is_linear else list(range(1, parameter.ndim)) or None
-    norm, gradient_norm = (t.square().sum(axis, keepdim=True).sqrt() for t in (parameter, parameter.grad))
+    gradient: Any = parameter.grad
+    norm, gradient_norm = (t.square().sum(axis, keepdim=True).sqrt() for t in (parameter, gradient))
     bound = norm.clip(min=1e-3) * limit
     factor = bound / gradient_norm.clip(min=1e-6)
-    parameter.grad.multiply_(paddle.where(gradient_norm < bound, paddle.ones_like(factor), factor))
+    gradient.multiply_(paddle.where(gradient_norm < bound, paddle.ones_like(factor), factor))
 
 
 class LossScaler:
@@ -122,7 +124,8 @@ class LossScaler:
         if not self.enabled:
             optimizer.step()
             return True
-        finite = math.isfinite(norm.item())
+        size: Any = norm.item()
+        finite = math.isfinite(size)
         if finite:
             optimizer.step()
         self._adapt(finite)

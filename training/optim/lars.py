@@ -1,11 +1,22 @@
 """LARS."""
 
-from typing import Any
-
 import paddle
 
+from configs.registry import Positive, optimizers
+from training.optim.frame import Trained, WithMomentum
 
-class Lars(paddle.optimizer.Optimizer):
+
+@optimizers.register("LARS")
+def lars(trained: Trained, *, momentum: float, trust_coefficient: Positive = 0.001) -> paddle.optimizer.Optimizer:
+    """MAE's LARS.
+
+    Args:
+        trust_coefficient: the norm of a matrix's update over the matrix's own.
+    """
+    return Lars(**trained.coupled(), momentum=momentum, trust_coefficient=trust_coefficient)
+
+
+class Lars(WithMomentum):
     """LARS (You et al. 2017, arXiv:1708.03888) as MoCo v3 and MAE have it: momentum over gradients that were scaled.
 
     A matrix's gradient, its weight decay included, gets a norm of ``trust_coefficient`` times the matrix's own. Biases
@@ -27,13 +38,7 @@ class Lars(paddle.optimizer.Optimizer):
         super().__init__(learning_rate, parameters)
         self._momentum, self._trust_coefficient = momentum, trust_coefficient
 
-    def _create_accumulators(self, block: Any, parameters: list[paddle.Tensor]) -> None:
-        for parameter in parameters:
-            self._add_accumulator("momentum", parameter)
-
-    def _append_optimize_op(self, block: Any, param_and_grad: tuple[paddle.Tensor, paddle.Tensor]) -> None:
-        parameter, gradient = param_and_grad
-        momentum = self._get_accumulator("momentum", parameter)
+    def update(self, parameter: paddle.Tensor, gradient: paddle.Tensor, momentum: paddle.Tensor, rate: float) -> None:
         if parameter.ndim > 1:
             norm, size = parameter.square().sum().sqrt(), gradient.square().sum().sqrt()
             known = paddle.logical_and(norm > 0, size > 0)
@@ -41,4 +46,4 @@ class Lars(paddle.optimizer.Optimizer):
             gradient = gradient * paddle.where(known, ratio, paddle.ones_like(ratio))
         momentum.scale_(self._momentum)
         momentum.add_(gradient)
-        parameter.subtract_(momentum * (self.get_lr() * parameter.optimize_attr["learning_rate"]))
+        parameter.subtract_(momentum * rate)

@@ -1,12 +1,20 @@
 """Lion."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import paddle
 
+from configs.registry import optimizers
+from training.optim.frame import Trained, WithMomentum
 
-class Lion(paddle.optimizer.Optimizer):
+
+@optimizers.register("Lion")
+def lion(trained: Trained, *, betas: Sequence[float]) -> paddle.optimizer.Optimizer:
+    """timm.optim.Lion; its paper has betas of 0.9 and 0.99."""
+    return Lion(**trained.decoupled(), beta1=betas[0], beta2=betas[1])
+
+
+class Lion(WithMomentum):
     """Lion (Chen et al. 2023, arXiv:2302.06675, algorithm 2), with timm.optim.Lion's behaviour.
 
     Args:
@@ -32,14 +40,7 @@ class Lion(paddle.optimizer.Optimizer):
         self._new_in_update, self._new_in_momentum = paddle.full([], 1 - beta1), paddle.full([], 1 - beta2)
         self._weight_decay, self._decays = weight_decay, apply_decay_param_fun
 
-    def _create_accumulators(self, block: Any, parameters: list[paddle.Tensor]) -> None:
-        for parameter in parameters:
-            self._add_accumulator("momentum", parameter)
-
-    def _append_optimize_op(self, block: Any, param_and_grad: tuple[paddle.Tensor, paddle.Tensor]) -> None:
-        parameter, gradient = param_and_grad
-        momentum = self._get_accumulator("momentum", parameter)
-        rate = self.get_lr() * parameter.optimize_attr["learning_rate"]
+    def update(self, parameter: paddle.Tensor, gradient: paddle.Tensor, momentum: paddle.Tensor, rate: float) -> None:
         if self._decays(parameter.name):
             parameter.scale_(1 - rate * self._weight_decay)
         parameter.subtract_(paddle.sign(paddle.lerp(momentum, gradient, self._new_in_update)) * rate)

@@ -1,8 +1,21 @@
 """Muon."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import paddle
+
+from configs.registry import optimizers
+from training.optim.frame import Trained
+
+
+@optimizers.register("Muon")
+def muon(
+    trained: Trained, *, betas: Sequence[float], eps: float, momentum: float, nesterov: bool
+) -> paddle.optimizer.Optimizer:
+    """torch.optim.Muon with ``adjust_lr_fn="match_rms_adamw"``; torch.optim.AdamW for what is no matrix."""
+    adamw = {**trained.decoupled(), "beta1": betas[0], "beta2": betas[1], "epsilon": eps}
+    return Muon(momentum, nesterov, **adamw)
 
 
 class Muon(paddle.optimizer.AdamW):
@@ -17,6 +30,8 @@ class Muon(paddle.optimizer.AdamW):
         nesterov: whether the gradient is mixed in once more.
         adamw: as for ``paddle.optimizer.AdamW``; the matrices share rate, decay and ``apply_decay_param_fun``.
     """
+
+    _apply_decay_param_fun: Callable[[str], bool]  # the base's stub: or None
 
     def __init__(self, momentum: float, nesterov: bool, **adamw: Any) -> None:
         super().__init__(**adamw)

@@ -71,7 +71,7 @@ def switches(family: ModuleType | None, arrays: Arrays) -> dict[str, Any]:
         family: the model's ``weight_names``.
         arrays: by the file's names.
     """
-    return family.switches(arrays) if has_switches(family) else {}
+    return family.switches(arrays) if family and has_switches(family) else {}
 
 
 def has_switches(family: ModuleType | None) -> bool:
@@ -87,7 +87,7 @@ def unstored(family: ModuleType | None, arrays: Arrays, state: dict[str, paddle.
         arrays: by the file's names.
         state: the model's, by timm's names.
     """
-    return family.unstored(arrays, state) if hasattr(family, "unstored") else {}
+    return family.unstored(arrays, state) if family and hasattr(family, "unstored") else {}
 
 
 def google_names(model: Target, arrays: Arrays) -> Arrays:

@@ -1,14 +1,14 @@
 """What the families' tables of names share."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from errors import InputError
 
 Arrays = dict[str, np.ndarray]
-Rules = Sequence[tuple[str, str | None]]
+Rules = Sequence[tuple[str, str | Callable[[re.Match[str]], str] | None]]
 
 
 def rename(arrays: Arrays, rules: Rules) -> Arrays:
@@ -34,21 +34,19 @@ def rename(arrays: Arrays, rules: Rules) -> Arrays:
     return renamed
 
 
-def join_qkv(arrays: Arrays, layout: str) -> Arrays:
-    """Joins each ``X.q``, ``X.k`` and ``X.v`` to the ``X.qkv`` of timm's attention; incomplete ones are left.
-
-    Args:
-        arrays: weights [out, in] ("paddle": [in, out]) and biases [out].
-        layout: "torch" or "paddle".
+def join_qkv(arrays: Arrays) -> Arrays:
+    """Joins each ``X.q``, ``X.k`` and ``X.v`` ([out, in], biases [out]) to the ``X.qkv`` of timm's attention;
+    incomplete ones are left.
     """
     joined = {}
     for name, array in arrays.items():
         match = re.fullmatch(r"(.*\.)([qkv])(\.weight|\.bias)", name)
-        parts = [arrays.get(match[1] + part + match[3]) for part in "qkv"] if match else [None]
-        if any(part is None or part.shape != array.shape for part in parts):
+        names = [match[1] + part + match[3] for part in "qkv"] if match else []
+        parts = [arrays[part] for part in names if part in arrays]
+        if not match or len(parts) < 3 or any(part.shape != array.shape for part in parts):
             joined[name] = array
         elif match[2] == "q":
-            joined[f"{match[1]}qkv{match[3]}"] = np.concatenate(parts, axis=-1 if layout == "paddle" else 0)
+            joined[f"{match[1]}qkv{match[3]}"] = np.concatenate(parts)
     return joined
 
 

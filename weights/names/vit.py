@@ -164,7 +164,7 @@ def _from_google(arrays: Arrays) -> Arrays:
         elif name.endswith("attn.proj.weight"):
             array = array.reshape(-1, *array.shape[-1:])  # [heads, head_dim, out]
         named[name] = torch_kernel(array) if name.endswith(".weight") else array
-    return join_qkv(named, "torch")
+    return join_qkv(named)
 
 
 def _is_square(number: int) -> bool:

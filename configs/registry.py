@@ -1,0 +1,214 @@
+"""What a configuration chooses by name: readers of datasets, optimizers, schedules, losses, operations on images.
+
+    @schedules.register("poly")
+    def poly(at: At, *, warmup_prefix: bool, power: Positive = 2.0) -> float:
+
+Its keywords are the keys that it reads, in its kind's section: TRAIN.LR_SCHEDULER.WARMUP_PREFIX and .POWER. One with a
+default is the component's own key, which its docstring describes; the others are config.py's. All of this is read from
+the sources: a component is imported when it is asked for, and a typing error is told before Paddle is imported.
+"""
+
+import ast
+import functools
+import importlib
+import re
+from collections.abc import Callable, Collection, Iterator
+from operator import getitem
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, get_args
+
+from yacs.config import CfgNode
+
+from errors import InputError
+from options import nearest
+
+ROOT = Path(__file__).resolve().parent.parent
+Definition = ast.FunctionDef | ast.ClassDef
+
+# What the values of a component's key may be, as its annotation.
+Positive = Annotated[float, "above 0"]
+Share = Annotated[float, "0 to 1"]
+Size = Annotated[int, "at least 1"]
+_PLAIN = {kind.__name__: kind for kind in (bool, int, float, str)}
+_KINDS = _PLAIN | {"Positive": Positive, "Share": Share, "Size": Size}
+
+
+class Key(NamedTuple):
+    """A key that a component brings along."""
+
+    default: Any
+    kind: type | list[type]  # of its values; [type]: a list of it
+    optional: bool  # None is a value
+    values: str  # which of them, in words; "": all
+    text: str  # what the docstring's Args say of it
+
+
+class Component(NamedTuple):
+    """What a source says of a component."""
+
+    module: str
+    given: dict[str, Any]  # the keywords of its registration that are literals
+    returns: str  # its annotation
+    reads: dict[str, Key | None]  # by keyword; None: a key of config.py
+
+
+class Registry:
+    """The components of one kind, by name, in the order of their files and lines.
+
+    Args:
+        key: chooses one of them; the keys that they read stand beside it.
+        room: the folder below which their files are.
+    """
+
+    def __init__(self, name: str, key: str, room: str) -> None:
+        self.name, self.key, self.room = name, key, room
+        self.registered: dict[str, tuple[Callable, dict[str, Any]]] = {}
+
+    def register(self, *names: str, **given: Any) -> Callable[[Callable], Callable]:
+        """Registers what is defined below under ``names``; ``given`` is what else its kind wants to know of it."""
+
+        def keep(component: Callable) -> Callable:
+            self.registered |= dict.fromkeys(names, (component, given))
+            return component
+
+        return keep
+
+    @functools.cached_property
+    def components(self) -> dict[str, Component]:
+        """What the sources say, by name; raises InputError for a definition that can't be read so."""
+        found: dict[str, Component] = {}
+        for file, node, names, given in decorated(ROOT / self.room, f"{self.name}.register"):
+            one = Component(".".join(file.relative_to(ROOT).with_suffix("").parts), given, *_signature(file, node))
+            for name in names:
+                if name in found:
+                    raise InputError(f"{file}, line {node.lineno}: {found[name].module} registers {name}, too")
+                found[name] = one
+        return found
+
+    def names(self, returns: Collection[str] | None = None) -> tuple[str, ...]:
+        """Returns the components' names; ``returns``: of those whose annotation says that they return one of these."""
+        return tuple(name for name, one in self.components.items() if returns is None or one.returns in returns)
+
+    def load(self, name: str) -> tuple[Callable, dict[str, Any]]:
+        """Imports a component; returns (it, the keywords of its registration); raises InputError: there is none."""
+        if name not in self.registered:
+            refuse_other(self.key, name, self.names())
+            importlib.import_module(self.components[name].module)
+        return self.registered[name]
+
+    def chosen(self, config: CfgNode) -> Callable:
+        """Returns the component that ``key`` names, with the values of the keys that it reads."""
+        name = _value(config, self.key)
+        component, _ = self.load(name)
+        values = {word: _value(config, self.key_of(word)) for word in self.components[name].reads}
+        return functools.partial(component, **values)
+
+    def key_of(self, word: str) -> str:
+        """Returns the dotted key of a keyword."""
+        return f"{self.key.rpartition('.')[0]}.{word.upper()}"
+
+    def readers(self) -> dict[str, tuple[str, ...]]:
+        """Returns by dotted key the names of the components that read it."""
+        words = dict.fromkeys(word for one in self.components.values() for word in one.reads)
+        return {
+            self.key_of(word): tuple(name for name, one in self.components.items() if word in one.reads)
+            for word in words
+        }
+
+
+datasets = Registry("datasets", "DATA.DATASET", "loading")
+operations = Registry("operations", "TRAIN.AUTO_AUGMENT", "loading")
+optimizers = Registry("optimizers", "TRAIN.OPTIMIZER.NAME", "training")
+schedules = Registry("schedules", "TRAIN.LR_SCHEDULER.NAME", "training")
+losses = Registry("losses", "TRAIN.LOSS", "training")
+KINDS = (datasets, optimizers, schedules, losses)
+
+
+@functools.cache
+def own_keys() -> dict[str, Key]:
+    """Returns the keys that components bring along, by dotted name; raises InputError where two mean others by one."""
+    found: dict[str, Key] = {}
+    for kind in KINDS:
+        for name, one in kind.components.items():
+            for word, key in one.reads.items():
+                if key and found.setdefault(kind.key_of(word), key) != key:
+                    raise InputError(f"{one.module}: {name}'s {kind.key_of(word)} has another default elsewhere")
+    return found
+
+
+def add_keys(tree: CfgNode) -> None:
+    """Adds the components' own keys to those of config.py.
+
+    Raises:
+        InputError: config.py has one of them, or lacks one that a component reads and brings no default for.
+    """
+    for kind in KINDS:
+        section = functools.reduce(getitem, kind.key.split(".")[:-1], tree)
+        for name, one in kind.components.items():
+            for word in one.reads:
+                if (word.upper() in section) == (kind.key_of(word) in own_keys()):
+                    found = "is config.py's, too" if word.upper() in section else "has a default nowhere"
+                    raise InputError(f"{one.module}: {name}'s {kind.key_of(word)} {found}")
+    for key, own in own_keys().items():
+        section, _, name = key.rpartition(".")
+        functools.reduce(getitem, section.split("."), tree)[name] = own.default
+
+
+def ranged(kind: Any) -> tuple[str, ...]:
+    """Returns the components' keys of an annotation: ``ranged(Positive)``."""
+    return tuple(name for name, key in own_keys().items() if key.values == get_args(kind)[1])
+
+
+def refuse_other(key: str, value: Any, choices: Collection[Any]) -> None:
+    """Raises InputError, naming the nearest, unless ``value`` is one of the choices."""
+    if value not in choices:
+        known = [str(choice) for choice in choices]
+        raise InputError(f"{key} is {value!r}, expected one of {', '.join(known)}{nearest(str(value), known)}")
+
+
+def decorated(folder: Path, decorator: str) -> Iterator[tuple[Path, Definition, list[str], dict[str, Any]]]:
+    """Yields (file, definition, names, literal keywords) of each ``@decorator("name", keyword=...)`` below a folder."""
+    for file in sorted(folder.rglob("*.py")):
+        for node in _definitions(file):
+            for call in node.decorator_list:
+                if isinstance(call, ast.Call) and ast.unparse(call.func) == decorator:
+                    literals = {word.arg: word.value for word in call.keywords if isinstance(word.value, ast.Constant)}
+                    names = [ast.literal_eval(name) for name in call.args]
+                    yield file, node, names, {word: value.value for word, value in literals.items()}
+
+
+@functools.cache
+def _definitions(file: Path) -> list[Definition]:
+    text = file.read_text(encoding="utf-8")
+    if ".register(" not in text:  # most files: to parse them all would take a tenth of a second
+        return []
+    return [node for node in ast.parse(text, file).body if isinstance(node, Definition)]
+
+
+def _signature(file: Path, node: Definition) -> tuple[str, dict[str, Key | None]]:
+    """Returns what a definition returns, and what its keywords say."""
+    text = ast.get_docstring(node) or ""
+    if isinstance(node, ast.ClassDef):
+        [node] = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
+    words = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+    reads = {word.arg: default and _key(file, word, ast.literal_eval(default), text) for word, default in words}
+    return ast.unparse(node.returns) if node.returns else "", reads
+
+
+def _key(file: Path, word: ast.arg, default: Any, text: str) -> Key:
+    said = ast.unparse(word.annotation) if word.annotation else "nothing"
+    one = said.removesuffix(" | None")
+    item = one.removeprefix("Sequence[").removesuffix("]")
+    if item not in _KINDS:
+        expected = f"one of {', '.join(_KINDS)}, maybe in Sequence[...], maybe with | None"
+        raise InputError(f"{file}, line {word.lineno}: {word.arg} is annotated by {said}, expected {expected}")
+    kind, values = get_args(_KINDS[item]) or (_KINDS[item], "")
+    told = re.search(rf"^    {word.arg}: (.*(?:\n     .*)*)", text, re.M)
+    rest = said != one, values, " ".join(told[1].split()) if told else ""
+    if item != one:
+        return Key(default and [kind(value) for value in default], [kind], *rest)
+    return Key(default if default is None else kind(default), kind, *rest)
+
+
+def _value(config: CfgNode, key: str) -> Any:
+    return functools.reduce(getitem, key.split("."), config)

@@ -1,0 +1,299 @@
+"""What is chosen by name: declared where it is defined. CONTRIBUTING's steps are taken literally, in a copy."""
+
+import functools
+import inspect
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from documents import snippets
+from PIL import Image
+
+from config import default_values, get_config
+from configs.registry import (
+    KINDS,
+    Positive,
+    Registry,
+    add_keys,
+    datasets,
+    losses,
+    operations,
+    own_keys,
+    ranged,
+    schedules,
+)
+from datasets import get_dataset
+from errors import InputError
+
+# ------------------------------------------------------------- what is here
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("kind", [*KINDS, operations], ids=lambda kind: kind.name)
+def test_what_the_sources_say_is_what_is_registered(kind):
+    for name, said in kind.components.items():
+        component, given = kind.load(name)
+        parameters = inspect.signature(component).parameters.values()
+        words = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        assert words.keys() == said.reads.keys()
+        own = {word: key.default for word, key in said.reads.items() if key}
+        assert own == {
+            word: list(default) if isinstance(default, tuple) else default
+            for word, default in words.items()
+            if default is not inspect.Parameter.empty
+        }
+        assert said.given == {word: value for word, value in given.items() if isinstance(value, str)}
+        assert component.__module__ == said.module
+        assert all(key.text for key in said.reads.values() if key)
+
+
+def test_the_keys_of_components_are_those_that_config_had():
+    defaults = default_values()
+    assert {key: defaults[key] for key in own_keys()} == {
+        "DATA.SYNTHETIC_SIZE": 1024,
+        "TRAIN.OPTIMIZER.TRUST_COEFFICIENT": 0.001,
+        "TRAIN.LR_SCHEDULER.POWER": 2.0,
+        "TRAIN.LR_SCHEDULER.DECAY_EPOCHS": 30,
+        "TRAIN.LR_SCHEDULER.MILESTONES": [30, 60, 90],
+        "TRAIN.BCE_TARGET_THRESH": None,
+        "TRAIN.BCE_SUM": False,
+    }
+    assert {key for kind in KINDS for key in kind.readers()} <= set(defaults)
+    assert {kind.key: defaults[kind.key] in kind.names() for kind in KINDS} == dict.fromkeys(
+        (k.key for k in KINDS), True
+    )
+
+
+def test_a_dataset_has_a_row_in_the_readme():
+    rows = {}
+    for name in datasets.names():
+        rows.setdefault(datasets.components[name].given["holds"], []).append(f"`{name}`")
+    table = (ROOT / "README.md").read_text().split("what `-data_path` holds |\n|---|---|\n")[1].split("\n\n")[0]
+    assert set(table.splitlines()) == {f"| {', '.join(names)} | {holds} |" for holds, names in rows.items()}
+
+
+def test_an_unknown_dataset_never_becomes_another_one():
+    config = get_config(None, ["DATA.DATASET", "digits"]).clone()
+    config.defrost()
+    config.DATA.DATASET = "fashion_mnits"
+    with pytest.raises(InputError, match=r"'fashion_mnits', expected one of .*; did you mean fashion_mnist\?$"):
+        get_dataset(config, "train")
+
+
+def test_a_loss_that_takes_labels_is_refused_with_mixup_by_its_declaration(monkeypatch):
+    options = ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.LOSS"]
+    with pytest.raises(
+        InputError, match=r"^TRAIN.LOSS is 'cross_entropy', expected auto, soft_target or bce: mixup and"
+    ):
+        get_config(None, [*options, "cross_entropy"])
+    monkeypatch.setitem(losses.components["bce"].given, "takes", "labels")
+    with pytest.raises(InputError, match=r"^TRAIN.LOSS is 'bce', expected auto or soft_target: mixup and CutMix"):
+        get_config(None, [*options, "bce"])
+
+
+# ---------------------------------------------------------- what is declared
+
+
+def registry(tmp_path, monkeypatch, **files):
+    monkeypatch.setattr("configs.registry.ROOT", tmp_path)
+    for name, text in files.items():
+        (tmp_path / "room").mkdir(exist_ok=True)
+        (tmp_path / "room" / f"{name}.py").write_text(text)
+    return Registry("losses", "TRAIN.LOSS", "room")
+
+
+def test_a_declaration_is_read_in_each_of_its_forms(tmp_path, monkeypatch):
+    forms = (
+        '@losses.register("a", "b", takes="labels", scale=lambda: 1)\n@losses.register("c")\n'
+        "def a(of, *, plain, whole: int = 3, share: Share = 1, some: Sequence[Positive] = (1, 2.5),\n"
+        "      none: Sequence[int] | None = None, word: str | None = 'x') -> Kind:\n"
+        '    """Text.\n\n    Args:\n        whole: a number\n        share: one of\n            two lines\n    """\n'
+        '@losses.register("d")\nclass D:\n    def __init__(self, of, *, other: Size = 5): ...\n'
+        "@unknown.register('e')\n@losses.register\n@plain\ndef e(): ...\n"
+    )
+    found = registry(tmp_path, monkeypatch, one=forms, two="raise ImportError\n")
+    assert found.names() == ("a", "b", "c", "d")
+    assert found.names(returns=("Kind",)) == ("a", "b", "c")
+    assert found.components["b"].given == {"takes": "labels"}
+    assert found.components["a"].module == "room.one"
+    assert found.components["a"].reads == {
+        "plain": None,
+        "whole": (3, int, False, "", "a number"),
+        "share": (1.0, float, False, "0 to 1", "one of two lines"),
+        "some": ([1.0, 2.5], [float], False, "above 0", ""),
+        "none": (None, [int], True, "", ""),
+        "word": ("x", str, True, "", ""),
+    }
+    assert found.readers()["TRAIN.OTHER"] == ("d",)
+    assert type(found.components["a"].reads["share"].default) is float
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '@losses.register("a")\ndef a(of, *, b=1): ...\n',
+            "two.py, line 2: b is annotated by nothing, expected one of",
+        ),
+        (
+            '@losses.register("a")\ndef a(of, *, b: Any = 1): ...\n',
+            "two.py, line 2: b is annotated by Any, expected one of",
+        ),
+        ('@losses.register("known")\ndef a(of): ...\n', "two.py, line 2: room.one registers known, too"),
+    ],
+)
+def test_what_a_declaration_lacks_is_told(tmp_path, monkeypatch, text, message):
+    found = registry(tmp_path, monkeypatch, one='@losses.register("known")\ndef known(of): ...\n', two=text)
+    with pytest.raises(InputError, match=re.escape(message)):
+        found.names()
+
+
+def test_a_key_has_one_default(monkeypatch):
+    """A file that is added to a room may have the name of a key that another has."""
+    assert ranged(Positive) == ("TRAIN.OPTIMIZER.TRUST_COEFFICIENT", "TRAIN.LR_SCHEDULER.POWER")
+    own_keys.cache_clear()
+    key = schedules.components["poly"].reads["power"]
+    monkeypatch.setitem(schedules.components["linear"].reads, "power", key._replace(default=3.0))
+    try:
+        with pytest.raises(InputError, match=r"POWER has another default elsewhere$"):
+            own_keys()
+    finally:
+        own_keys.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("word", "has_default", "found"),
+    [("powers", False, "POWERS has a default nowhere"), ("decay_rate", True, "DECAY_RATE is config.py's, too")],
+)
+def test_a_key_is_config_pys_or_a_components(monkeypatch, word, has_default, found):
+    tree = get_config().clone()
+    tree.defrost()
+    for key in own_keys():
+        section, _, name = key.rpartition(".")
+        del functools.reduce(getattr, section.split("."), tree)[name]
+    key = schedules.components["poly"].reads["power"] if has_default else None
+    monkeypatch.setitem(schedules.components["linear"].reads, word, key)
+    own_keys.cache_clear()
+    try:
+        with pytest.raises(InputError, match=f"^training.optim.schedule: linear's TRAIN.LR_SCHEDULER.{found}$"):
+            add_keys(tree)
+    finally:
+        own_keys.cache_clear()
+
+
+# ------------------------------------------------- CONTRIBUTING's steps, taken
+
+SHOWN = {
+    block.partition("\n")[0].removeprefix("# "): block
+    for block in snippets("CONTRIBUTING.md", "python")
+    if re.match(r"# \S+\.py\n", block)
+}
+CHOSEN = [
+    "TRAIN.OPTIMIZER.NAME", "SignSGD", "TRAIN.OPTIMIZER.SIGN_SHARE", "0.5", "TRAIN.LR_SCHEDULER.NAME", "cubic",
+    "TRAIN.LR_SCHEDULER.CUBIC_FLOOR", "0.3", "TRAIN.LOSS", "focal", "TRAIN.FOCAL_GAMMA", "1",
+    "TRAIN.AUTO_AUGMENT", "rand-n1-p1-tFog", "DATA.FLOWERS_EVERY", "2",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """A copy of the toolkit with the files that CONTRIBUTING shows, and pictures for the dataset among them."""
+    folder = tmp_path_factory.mktemp("copy")
+    shutil.copytree(
+        ROOT, folder / "toolkit", ignore=shutil.ignore_patterns(".*", "output", "log*", "docs", "tests", "__pycache__")
+    )
+    for name, text in SHOWN.items():
+        assert not (folder / "toolkit" / name).exists()
+        (folder / "toolkit" / name).write_text(text)
+    rng = np.random.default_rng(0)
+    for mode, count in (("train", 16), ("val", 8)):
+        (folder / "data" / mode).mkdir(parents=True)
+        for index in range(count):
+            pixels = rng.integers(0, 256, (8, 8), np.uint8)
+            Image.fromarray(pixels).save(folder / "data" / mode / f"{'rose' if index % 4 < 2 else 'tulip'}-{index}.png")
+    return folder
+
+
+def run(copy: Path, *words: str):
+    command = [sys.executable, *words]
+    return subprocess.run(command, cwd=copy / "toolkit", capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.smoke
+def test_one_of_each_is_added_and_trained_with(copy, tiny):
+    assert sorted(SHOWN) == [
+        "loading/flowers.py", "loading/transforms/fog.py", "training/focal.py", "training/optim/cubic.py",
+        "training/optim/sign.py",
+    ]  # fmt: skip
+    options = [*tiny, "DATA.DATASET", "flowers", "DATA.DATA_PATH", str(copy / "data"), "MODEL.NUM_CLASSES", "auto"]
+    options += ["DATA.BATCH_SIZE", "4", "TRAIN.NUM_EPOCHS", "2", "REPORT_FREQ", "1", "TRAIN.BASE_LR", "0.1", *CHOSEN]
+    done = run(copy, "main_single_gpu.py", f"-output={copy / 'run'}", "-o", *options)
+    assert (done.returncode, "SignSGD" in done.stdout) == (0, True), done.stderr
+    assert json.loads((copy / "run/result.json").read_text())["num_samples"] == 4  # of 8 every second one
+    lines = [json.loads(line) for line in (copy / "run/metrics.jsonl").read_text().splitlines()]
+    rates = [line["lr"] for line in lines if line["split"] == "train"]
+    expected = [0.1 * max(0.3, (1 - update / 4) ** 3) for update in range(4)]
+    assert rates == pytest.approx(expected, rel=1e-9)
+    # The run is evaluated by its own configuration, which has the new keys.
+    done = run(
+        copy, "main_single_gpu.py", "-eval", f"-pretrained={copy / 'run/checkpoints/last'}", f"-output={copy / 'eval'}"
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads((copy / "eval/result.json").read_text())["num_samples"] == 4
+    done = run(
+        copy, "tools/make_shards.py", "-dataset=flowers", f"-data_path={copy / 'data'}", f"-output={copy / 'shards'}"
+    )
+    assert "16 train images and 8 val images" in done.stdout, done.stderr
+
+
+REFUSED = [
+    (["DATA.DATASET", "flower"], r"DATA.DATASET is 'flower', expected one of flowers, .*; did you mean flowers\?"),
+    (["TRAIN.OPTIMIZER.NAME", "SignSDG"], r"NAME is 'SignSDG', expected one of .*SignSGD.*; did you mean SignSGD\?"),
+    (["TRAIN.LR_SCHEDULER.NAME", "cubik"], r"NAME is 'cubik', expected one of cubic, .*; did you mean cubic\?"),
+    (["TRAIN.LOSS", "focl"], r"TRAIN.LOSS is 'focl', expected one of focal, .*; did you mean focal\?"),
+    (["TRAIN.FOCAL_GAMA", "1"], r"command line: unknown key TRAIN.FOCAL_GAMA; did you mean TRAIN.FOCAL_GAMMA\?"),
+    (["TRAIN.FOCAL_GAMMA", "1"], r"command line: TRAIN.FOCAL_GAMMA does nothing without TRAIN.LOSS focal; leave it"),
+    (["TRAIN.LOSS", "focal", "TRAIN.FOCAL_GAMMA", "no"], r"TRAIN.FOCAL_GAMMA takes float, found 'no' \(str\)"),
+    (["TRAIN.LOSS", "focal", "TRAIN.FOCAL_GAMMA", "0"], r"TRAIN.FOCAL_GAMMA is 0.0, expected above 0"),
+    (["TRAIN.LOSS", "focal", "TRAIN.MIXUP_ALPHA", "1"], r"'focal', expected auto, soft_target or bce: mixup"),
+    (["DATA.DATASET", "flowers", "DATA.FLOWERS_EVERY", "0"], r"DATA.FLOWERS_EVERY is 0, expected at least 1"),
+    (["DATA.DATASET", "digits", "DATA.FLOWERS_EVERY", "2"], r"FLOWERS_EVERY does nothing without DATA.DATASET flowers"),
+    (["TRAIN.OPTIMIZER.NAME", "SignSGD", "TRAIN.OPTIMIZER.EPS", "1"], r"EPS does nothing without .*NAME AdamW or Muon"),
+    (["EVAL", "True", "TRAIN.FOCAL_GAMMA", "1"], r"TRAIN.FOCAL_GAMMA does nothing under EVAL"),
+]  # fmt: skip
+
+
+def test_new_names_and_keys_are_checked_before_paddle_is_imported(copy):
+    code = (
+        "import json, sys\nfrom config import get_config\nfrom errors import InputError\n"
+        "for options in json.loads(sys.argv[1]):\n    try: print(get_config(None, options) and 'taken')\n"
+        "    except InputError as error: print(error)\n"
+        "print('paddle' in sys.modules)\n"
+    )
+    done = run(copy, "-c", code, json.dumps([options for options, _ in REFUSED] + [CHOSEN[:-2]]))
+    *found, taken, imported = done.stdout.splitlines()
+    assert (taken, imported) == ("taken", "False"), done.stderr
+    for line, (_, message) in zip(found, REFUSED, strict=True):
+        assert re.search(message, line)
+
+
+def test_an_operation_that_there_isnt_is_named(copy):
+    done = run(
+        copy,
+        "main_single_gpu.py",
+        f"-output={copy / 'absent'}",
+        "-cfg=vit_digits",
+        "-o",
+        "TRAIN.AUTO_AUGMENT",
+        "rand-tFogg",
+    )
+    assert done.returncode == 2
+    assert "and 'tFogg' in it is unknown" in done.stderr
+    assert done.stderr.strip().endswith("; did you mean Fog?")
+    assert not (copy / "absent").exists()

@@ -1,0 +1,197 @@
+"""What each key declares that it needs is true to the code: it acts there, and nowhere else."""
+
+import itertools
+
+import numpy as np
+import paddle
+import pytest
+from conftest import write_images
+from golden.optim_problem import gradients
+from PIL import Image
+from small import Small
+from test_idle_keys import DEFAULTS, met
+from test_losses import Fixed
+
+from config import get_config, with_values
+from config_checks import mixes
+from datasets import get_dataloader, get_dataset
+from loading.transforms import BatchTransform, Mixup, RandomErasing, TrainTransform
+from options import leaves
+from training import parallel
+from training.losses import build_criterion
+from training.optim import ModelEma, build_optimizer, build_schedule, clip_gradients
+
+
+def image():
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 56, 3), np.uint8))
+
+
+def of_schedules(config):
+    schedule = build_schedule(config, 10, 64)
+    return [schedule(update) for update in range(60)]
+
+
+def of_updates(config):
+    model, train = Small(), config.TRAIN
+    ema = ModelEma(model, train.MODEL_EMA_DECAY, train.MODEL_EMA_WARMUP) if train.MODEL_EMA else None
+    optimizer, norms = build_optimizer(config, model), []
+    for update in range(3):
+        optimizer.clear_grad()
+        model.set_gradients(gradients(update))
+        norms.append(clip_gradients(config, model).numpy())
+        optimizer.step()
+        if ema:
+            ema.update(model, update)
+    return [*model.arrays().values(), *norms, *(p.numpy() for p in ema.model.parameters() if ema)] if ema else [
+        *model.arrays().values(), *norms,
+    ]  # fmt: skip
+
+
+def of_images(config):
+    transform, found = TrainTransform(config), []
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        found.append(transform(image(), rng))
+        if config.TRAIN.RANDOM_ERASE_PROB:
+            found.append(RandomErasing(config).draw(rng))
+    return found
+
+
+def of_batches(config):
+    config = with_values(config, DATA__IMAGE_SIZE=16)
+    pixels = paddle.to_tensor(np.random.default_rng(0).integers(0, 256, (8, 16, 16, 3), np.uint8))
+    columns, made = {"pixels": pixels, "labels": paddle.arange(8) % 4}, []
+    for epoch, step in itertools.product((1, 2), range(1, 5)):
+        if mixes(config):
+            columns["mixed"] = paddle.to_tensor(Mixup(config).draw(epoch, step, 8))
+        made += BatchTransform(config)(columns, epoch)
+    return [tensor.numpy() for tensor in made]
+
+
+def of_losses(config):
+    kind = config.TRAIN.DISTILLATION_TYPE
+    logits = paddle.to_tensor(np.random.default_rng(1).normal(size=(6, 5)).astype("float32"))
+    return build_criterion(config, None, Fixed() if kind else None)(None, logits, paddle.arange(6) % 5).numpy()
+
+
+def of_data(config):
+    train, val = get_dataset(config, "train"), get_dataset(config, "val")
+    loader = get_dataloader(config, train, "train")
+    order = [key for batch in loader.batch_sampler for key in batch]
+    return [loader.slots, len(train), getattr(val, "exact", None), getattr(val, "root", None), order[:40]]
+
+
+O, S = "TRAIN.OPTIMIZER.", "TRAIN.LR_SCHEDULER."  # noqa: E741
+MIXUP, CUTMIX, MINMAX = (("TRAIN.MIXUP_ALPHA", 0.8), ("TRAIN.CUTMIX_ALPHA", 1.0), ("TRAIN.CUTMIX_MINMAX", [0.2, 0.5]))
+# what shows an effect, the keys with a value that isn't the default, and where to try each of them
+TRIED = [
+    (
+        of_schedules,
+        {
+            "TRAIN.WARMUP_START_LR": 0.5, "TRAIN.END_LR": 0.5, "TRAIN.COOLDOWN_EPOCHS": 2, "TRAIN.LR_SCALING": "sqrt",
+            f"{S}MILESTONES": [3], f"{S}DECAY_EPOCHS": 2, f"{S}DECAY_RATE": 0.3, f"{S}POWER": 1.0,
+        },
+        [
+            *([(f"{S}NAME", name)] for name in ("cosine", "linear", "poly", "constant")),
+            *([(f"{S}NAME", name), (f"{S}DECAY_EPOCHS", 1)] for name in ("step",)),
+            *([(f"{S}NAME", name), (f"{S}MILESTONES", [1, 2, 3, 4, 5])] for name in ("multistep", "multi-step")),
+            [("TRAIN.WARMUP_EPOCHS", 0)], [("TRAIN.LINEAR_SCALED_LR", 32)],
+        ],
+    ),
+    (
+        of_updates,
+        {
+            f"{O}EPS": 0.5, f"{O}BETAS": [0.3, 0.7], f"{O}MOMENTUM": 0.2, f"{O}NESTEROV": False,
+            f"{O}TRUST_COEFFICIENT": 0.1,
+            "TRAIN.GRAD_CLIP_MODE": "value", "TRAIN.MODEL_EMA_DECAY": 0.1, "TRAIN.MODEL_EMA_WARMUP": False,
+            "TRAIN.LAYER_DECAY_GROUPS": "timm",
+        },
+        [
+            *([(f"{O}NAME", name)] for name in ("AdamW", "Adam", "SGD", "LAMB", "LARS", "Lion", "Muon")),
+            [(f"{O}NAME", "SGD"), (f"{O}MOMENTUM", 0.0)], [(f"{O}NAME", "SGD"), ("TRAIN.GRAD_CLIP", 0.01)],
+            [("TRAIN.MODEL_EMA", True)], [("TRAIN.LAYER_DECAY", 0.5)],
+        ],
+    ),
+    (
+        of_images,
+        {
+            "TRAIN.CROP_SCALE": [0.3, 0.4], "TRAIN.CROP_RATIO": [1.0, 1.0], "TRAIN.RANDOM_ERASE_MODE": "rand",
+            "TRAIN.RANDOM_ERASE_COUNT": 3, "TRAIN.CROP_PCT": 0.6,
+        },
+        [
+            *([("TRAIN.CROP", crop)] for crop in ("simple", "random_resized_once", "short_side", "squash")),
+            [], [("TRAIN.RANDOM_ERASE_PROB", 1.0)],
+        ],
+    ),
+    (
+        of_batches,
+        {
+            "TRAIN.MIXUP_PROB": 0.5, "TRAIN.MIXUP_MODE": "elem", "TRAIN.MIXUP_OFF_EPOCH": 1,
+            "TRAIN.MIXUP_SWITCH_PROB": 0.1, "TRAIN.CUTMIX_ALPHA": 0.3,
+        },
+        [[], [MIXUP], [CUTMIX], [MIXUP, CUTMIX], [MINMAX], [MIXUP, MINMAX]],
+    ),
+    (
+        of_losses,
+        {
+            "TRAIN.BCE_TARGET_THRESH": 0.5, "TRAIN.BCE_SUM": True, "TRAIN.DISTILLATION_ALPHA": 0.2,
+            "TRAIN.DISTILLATION_TAU": 3.0,
+        },
+        [[], *([("TRAIN.DISTILLATION_TYPE", kind)] for kind in ("hard", "soft")), [("TRAIN.LOSS", "bce")]],
+    ),
+    (
+        of_data,
+        {
+            "DATA.PREFETCH": 5, "DATA.SYNTHETIC_SIZE": 24, "DATA.DATA_PATH": "other", "DATA.FAST_EVAL": True,
+        },
+        [*([("DATA.DATASET", name)] for name in ("digits", "synthetic", "folder")), [("DATA.NUM_WORKERS", 0)]],
+    ),
+]  # fmt: skip
+SMALL = {
+    "DATA.DATASET": "digits", "DATA.NUM_WORKERS": 1, "DATA.BATCH_SIZE": 4, "DATA.IMAGE_SIZE": 16,
+    "MODEL.NUM_CLASSES": "auto", "TRAIN.NUM_EPOCHS": 6, "TRAIN.WARMUP_EPOCHS": 1, "TRAIN.BASE_LR": 0.1,
+    "TRAIN.SMOOTHING": 0.1,
+}  # fmt: skip
+
+
+def changed_by(config, **values):
+    return with_values(config, **{key.replace(".", "__"): value for key, value in values.items()})
+
+
+@pytest.mark.parametrize(("effects", "keys", "places"), TRIED, ids=lambda of: getattr(of, "__name__", ""))
+def test_a_key_acts_where_it_says_and_nowhere_else(effects, keys, places, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in (".", "other"):
+        for part in ("train", "val"):
+            write_images(tmp_path / folder / part, {"a": 6, "b": 6})
+    classes = {"of_losses": 5, "of_batches": 4}.get(effects.__name__, "auto")
+    base = changed_by(get_config(), **SMALL | {"DATA.DATA_PATH": ".", "MODEL.NUM_CLASSES": classes})
+    seen = set()
+    for place in places:
+        config = changed_by(base, **dict(place))
+        before = effects(config)
+        for key, value in keys.items():
+            assert DEFAULTS[key] != value
+            if dict(place).get(key) == value:
+                continue
+            after = effects(changed_by(config, **{key: value}))
+            acts = len(before) != len(after) or not all(map(np.array_equal, before, after))
+            assert acts == met(key, dict(leaves(config)) | {key: value}), (place, key)
+            seen.add((key, acts))
+    assert {key for key, acts in seen if acts} == {key for key, acts in seen if not acts} == set(keys)
+
+
+def test_a_shard_shuffle_over_which_files_were_chosen_does_nothing(tmp_path):
+    write_images(tmp_path / "train", {"a": 6, "b": 6})
+    write_images(tmp_path / "val", {"a": 6, "b": 6})
+    (tmp_path / "recipe.yaml").write_text("DATA: {DATASET: shards, SHARD_SHUFFLE: 2, NUM_WORKERS: 0, BATCH_SIZE: 4}\n")
+    config = get_config(tmp_path / "recipe.yaml", ["DATA.DATASET", "folder", "DATA.DATA_PATH", str(tmp_path)])
+    assert of_data(config) == of_data(changed_by(config, **{"DATA.SHARD_SHUFFLE": None}))
+
+
+def test_sharding_over_which_another_engine_was_chosen_does_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(parallel, "world_size", lambda: 2)
+    (tmp_path / "recipe.yaml").write_text("DIST: {ENGINE: fleet, STRATEGY: {sharding: true}}\n")
+    config, optimizer = get_config(tmp_path / "recipe.yaml", ["DIST.ENGINE", "data_parallel"]), object()
+    assert config.DIST.STRATEGY.sharding
+    assert parallel.wrap_optimizer(config, optimizer) is optimizer

@@ -1,0 +1,102 @@
+"""A run that can't go on says why not in one line, and changes nothing."""
+
+import pytest
+from runs import refused, train, work
+from test_resume import EVERY_STEP
+
+from config import get_config
+from datasets import ArrayDataset, get_datasets
+from errors import InputError
+from models import build_model
+from options import named
+from training.checkpoint.resume import load_checkpoint
+from training.command_line import config_from_arguments
+from training.optim import build_optimizer
+
+
+def test_what_is_not_the_runs_own_is_refused(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.NUM_EPOCHS", "2", *EVERY_STEP]
+    train(options, tmp_path / "run", 32)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    last, first = str(checkpoints / "last"), str(checkpoints / "epoch_0001")
+    refused("already holds a run; go on from it with -resume", options, tmp_path / "run")
+    refused("epoch 2 is done already and TRAIN.NUM_EPOCHS is 2", [*options, "MODEL.RESUME", last], tmp_path / "a")
+    refused("no checkpoint at", [*options, "MODEL.RESUME", str(tmp_path)], tmp_path / "b")
+    late = [*options, "MODEL.RESUME", first, "TRAIN.LAST_EPOCH", "2"]
+    refused("TRAIN.LAST_EPOCH is 2, the checkpoint's last epoch is 1", late, tmp_path / "c")
+    refused("its run had 32 training images, the data has 48", [*options, "MODEL.RESUME", first], tmp_path / "d", 48)
+    message = "later checkpoints are in the same folder (epoch_0002_sample_000000016, epoch_0002)"
+    refused(message, [*options, "MODEL.RESUME", first], tmp_path / "run")
+    train(options, tmp_path / "other", 32)
+    refused("holds another run than", [*options, "MODEL.RESUME", last], tmp_path / "other")
+    with pytest.raises(InputError, match="MODEL.RESUME is 'auto', expected -output with it"):
+        get_config(None, ["MODEL.RESUME", "auto"])
+
+
+def test_settings_that_changed_are_listed_unless_they_are_named(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.NUM_EPOCHS", "2", *EVERY_STEP]
+    train(options, tmp_path / "run", 32)
+    resumed = ["MODEL.RESUME", str(tmp_path / "run" / "checkpoints" / "epoch_0001")]
+    changed = ["TRAIN.BASE_LR", "0.5", "SEED", "3", "TRAIN.HFLIP", "0.0"]
+    message = (
+        "epoch_0001 was trained with other settings: TRAIN.BASE_LR 0.003 -> 0.5, TRAIN.HFLIP 0.5 -> 0.0, SEED 0 -> 3;"
+        " leave them as they were, or name what is meant to change with -o KEY VALUE"
+    )
+    refused(message, [*options, *resumed, *changed], tmp_path / "a")
+    free = ["DATA.BATCH_SIZE", "8", "DATA.BATCH_SIZE_EVAL", "7", "TRAIN.ACCUM_ITER", "2", "TAG", "b", "SAVE_STEPS", "0"]
+    free += ["DATA.NUM_WORKERS", "1", "DATA.PREFETCH", "1"]
+    train([*options, *resumed, *free], tmp_path / "b", 32)
+    flags = ["-image_size=12", f"-resume={resumed[1]}"]
+    config = config_from_arguments("main_multi_gpu.py", [*flags, "-o", *options[2:], *changed])
+    assert named(config) >= {"TRAIN.BASE_LR", "SEED", "TRAIN.HFLIP"}
+    assert "DATA.IMAGE_SIZE" not in named(config)  # a script's flags aren't what someone meant to change
+
+
+def test_another_model_is_refused(tmp_path, tiny):
+    train([*tiny, "DATA.BATCH_SIZE", "16"], tmp_path / "run", 32)
+    last = tmp_path / "run" / "checkpoints" / "last"
+    for other, message in (
+        (["MODEL.DEPTH", "1"], r"doesn't fit the model: unexpected blocks.1"),
+        (["DATA.IMAGE_SIZE", "12"], r"can't go on with another model \(pos_embed resized from 2 x 2 to 3 x 3\)"),
+    ):
+        model = build_model(get_config(None, [*tiny, *other]))
+        with pytest.raises(InputError, match=message):
+            load_checkpoint(last, model, build_optimizer(get_config(), model))
+
+
+@pytest.mark.parametrize("name", ["SGD", "LARS", "Lion", "Muon", "AdamW", "LAMB"])
+def test_another_optimizer_goes_on_only_where_it_keeps_the_same_moments(tmp_path, tiny, name):
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.OPTIMIZER.NAME"]
+    train([*options, "Adam"], tmp_path / "run", 32)
+    before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
+    words = [*options, name, "OUTPUT", str(tmp_path / "run"), "MODEL.RESUME", "auto", "TRAIN.NUM_EPOCHS", "2"]
+    longer = config_from_arguments("main_multi_gpu.py", ["-o", *words])
+    _, dataset, val = get_datasets(longer)
+    dataset = ArrayDataset(longer, "train", dataset.images[:32], dataset.labels[:32], dataset.classes)
+    if name in ("AdamW", "LAMB"):
+        work(longer, dataset, val)
+        return
+    with pytest.raises(InputError, match=f"holds the state of Adam, with which {name} can't go on; leave TRAIN.OPT"):
+        work(longer, dataset, val)
+    assert before == {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
+
+
+def test_a_parameter_that_did_not_train_is_named(tmp_path, tiny):
+    train([*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.FREEZE", "backbone"], tmp_path / "run", 32)
+    model = build_model(get_config(None, tiny))
+    message = (
+        r"cls_token didn't train in its run, and has no optimizer state \(\d+ such parameters\); leave TRAIN.FREEZE"
+    )
+    with pytest.raises(InputError, match=message):
+        load_checkpoint(tmp_path / "run" / "checkpoints" / "last", model, build_optimizer(get_config(), model))
+
+
+def test_data_of_other_classes_are_refused(tmp_path, tiny):
+    train([*tiny, "DATA.BATCH_SIZE", "16"], tmp_path / "run", 32)
+    resumed = [*tiny, "DATA.BATCH_SIZE", "16", "MODEL.RESUME", str(tmp_path / "run" / "checkpoints" / "last")]
+    config, dataset, val = get_datasets(get_config(None, [*resumed, "OUTPUT", str(tmp_path / "new")]))
+    val.classes = ["zero", *val.classes[1:]]
+    dataset = ArrayDataset(config, "train", dataset.images[:32], dataset.labels[:32], val.classes)
+    with pytest.raises(InputError, match=r"its run had the classes 0, 1, 2, 3, 4, ... \(10\), the data has zero, 1, 2"):
+        work(config, dataset, val)
+    assert not (tmp_path / "new").exists()

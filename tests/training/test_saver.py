@@ -1,0 +1,191 @@
+"""Checkpoints are written while the run goes on, one at a time; a failure is told once."""
+
+import errno
+import threading
+
+import numpy as np
+import paddle
+import pytest
+from ranks import run_ranks
+from safetensors.numpy import load_file
+from test_checkpoint import entries
+
+import utils
+from config import get_config
+from datasets import get_datasets
+from errors import RunError
+from models import build_model
+from training import engine
+from training.checkpoint import Progress, Saver, folder
+from training.classification import Classification
+from training.optim import LossScaler, ModelEma, build_optimizer
+from training.run import Run
+
+
+class Training:
+    """A saver and what it saves."""
+
+    def __init__(self, output, options):
+        self.config, self.train, _ = get_datasets(get_config(None, [*options, "OUTPUT", str(output)]))
+        utils.seed_everything(0)
+        self.model = build_model(self.config)
+        self.ema, self.optimizer = ModelEma(self.model, 0.5, False), build_optimizer(self.config, self.model)
+        self.run = Run(self.config, self.train.classes)
+        self.run.begin()
+        parts = {"val": self.model, "ema": self.ema.model}
+        self.saver = Saver(self.config, self.run, parts, self.optimizer, LossScaler(False), self.train)
+
+    def update(self, update):
+        self.model(paddle.ones([2, 1, 8, 8])).square().sum().backward()
+        self.optimizer.step()
+        self.optimizer.clear_grad()
+        self.ema.update(self.model, update)
+
+    def held(self):
+        return {
+            folder.MODEL: {k: v.numpy().copy() for k, v in self.model.state_dict().items()},
+            folder.EMA: {k: v.numpy().copy() for k, v in self.ema.model.state_dict().items()},
+            folder.OPTIMIZER: {
+                f"{name}/moment1_0": self.optimizer.state_dict()[f"{parameter.name}_moment1_0"].numpy().copy()
+                for name, parameter in self.model.named_parameters()
+            },
+        }
+
+    def assert_saved(self, name, held):
+        for file, expected in held.items():
+            found = load_file(self.run.checkpoints / name / file)
+            for key, value in expected.items():
+                value = value if found[key].shape == value.shape else value.T
+                same = np.array_equal(found[key], value) or np.array_equal(found[key], value.T)
+                assert same, f"{file} {key}"
+
+
+@pytest.fixture
+def held_writing(monkeypatch):
+    """Holds writing until it is set; ``begun`` lists the names of what was begun."""
+    may, written = threading.Event(), folder.write_checkpoint
+    may.begun = []
+
+    def writing(directory, name, *rest):
+        may.begun.append(name)
+        assert may.wait(60)
+        return written(directory, name, *rest)
+
+    monkeypatch.setattr(folder, "write_checkpoint", writing)
+    yield may
+    may.set()
+
+
+@pytest.mark.smoke
+def test_a_checkpoint_holds_the_state_at_its_step(tmp_path, tiny, held_writing):
+    training = Training(tmp_path, tiny)
+    training.update(0)
+    expected = training.held()
+    training.saver.save(Progress(samples=8, step=1))
+    training.update(1)
+    for file, now in training.held().items():
+        assert any(not np.array_equal(now[key], value) for key, value in expected[file].items()), file
+    held_writing.set()
+    training.saver.wait()
+    training.assert_saved("epoch_0001_sample_000000008", expected)
+    state = folder.read_state(tmp_path / "checkpoints" / "last")
+    assert (state["epoch"], state["samples"], state["step"], state["ranks"], state["format"]) == (0, 8, 1, 1, 2)
+    assert (state["images"], state["classes"], state["lr"]) == (1433, training.train.classes, 0.003)
+    assert state["config"]["MODEL"]["EMBED_DIM"] == 16
+
+
+def test_one_checkpoint_is_written_at_a_time(tmp_path, tiny, held_writing):
+    saver = Training(tmp_path, tiny).saver
+    saver.save(Progress(epoch=1, step=8))
+    second = threading.Thread(target=saver.save, args=[Progress(epoch=2, step=16)])
+    second.start()
+    second.join(0.3)
+    assert second.is_alive()
+    assert held_writing.begun == ["epoch_0001"]
+    held_writing.set()
+    second.join(60)
+    saver.save(Progress(epoch=2, step=16))  # is there already
+    saver.wait()
+    assert held_writing.begun == ["epoch_0001", "epoch_0002"]
+    assert entries(tmp_path / "checkpoints") == {"epoch_0001", "epoch_0002", "last"}
+
+
+def fail_once(monkeypatch_target, error):
+    """The next checkpoint fails; those after it don't."""
+    written = monkeypatch_target.write_checkpoint
+
+    def failing(*args):
+        monkeypatch_target.write_checkpoint = written
+        raise error
+
+    monkeypatch_target.write_checkpoint = failing
+
+
+def told_by(output, options, error):
+    """What each rank is told of a failure: by ``wait`` twice, after a good save, and by the last ``wait``."""
+    training, told = Training(output, options), []
+
+    def wait(**last):
+        try:
+            told.append(training.saver.wait(**last))
+        except RunError as raised:
+            told.append(str(raised))
+
+    training.saver.save(Progress(epoch=1, step=8))
+    wait()
+    for epoch in (2, 3):
+        fail_once(folder, error)
+        training.saver.save(Progress(epoch=epoch, step=8 * epoch))
+        wait(last=epoch == 3)
+        if "stop" in options:
+            return told
+        wait()
+        training.saver.save(Progress(epoch=epoch + 2, step=8 * epoch + 16))
+        wait()
+    return told
+
+
+def test_a_failure_is_told_once_or_ends_the_run_on_every_rank(tmp_path, tiny):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    problem = "{} wasn't saved ([Errno 28] No space left on device): free some space; the last whole checkpoint is {}"
+    runs = [(told_by, tmp_path / how, [*tiny, "SAVE_ON_ERROR", how], full) for how in ("stop", "continue")]
+    nan = RunError("epoch_0002 isn't saved: NaN")
+    runs.append((told_by, tmp_path / "nan", [*tiny, "SAVE_ON_ERROR", "stop"], nan))
+    for stopped, went_on, not_finite in run_ranks(each, runs):
+        assert stopped == [None, problem.format("epoch_0002", f"{tmp_path}/stop/checkpoints/epoch_0001")]
+        assert went_on[:4] == [None, None, None, None]
+        assert went_on[4] == problem.format("epoch_0003", f"{tmp_path}/continue/checkpoints/epoch_0004")
+        assert not_finite == [None, str(nan)]
+    log = (tmp_path / "continue" / "log.txt").read_text()
+    first = problem.format("epoch_0002", f"{tmp_path}/continue/checkpoints/epoch_0001")
+    assert log.count(f"{first}; the run goes on (SAVE_ON_ERROR)") == 1
+    assert entries(tmp_path / "continue" / "checkpoints") == {"epoch_0004", "epoch_0005", "last"}
+
+
+def each(calls):
+    return [function(*args) for function, *args in calls]
+
+
+@pytest.mark.parametrize(
+    ("every", "saved", "step", "due"),
+    [(0, 0, 100, False), (5, 0, 4, False), (5, 0, 5, True), (5, 5, 9, False), (5, 4, 6, True)],
+)
+def test_save_steps_counts_multiples_passed(tmp_path, tiny, every, saved, step, due):
+    saver = Training(tmp_path, [*tiny, "SAVE_STEPS", str(every)]).saver
+    saver.begin(Progress(step=saved))
+    assert saver.due(Progress(step=step)) == due
+
+
+@pytest.mark.parametrize(
+    ("metric", "improved", "best"),
+    [("acc1", [True, True, False, False], 2), ("loss", [True, True, False, True], 4)],
+)
+def test_the_best_is_by_the_metric_asked_for(metric, improved, best):
+    task, progress, found = Classification(get_config(None, ["BEST_METRIC", metric])), Progress(), []
+    for epoch, (acc1, loss) in enumerate([(50.0, 2.0), (60.0, 1.5), (60.0, 1.5), (55.0, 1.0)], 1):
+        progress.end_epoch(epoch)
+        metrics = {"val": {"acc1": acc1, "loss": loss, "class_acc": {"a": acc1}}}
+        found.append(engine._keep_best(task, progress, metrics) == ("val",))
+    assert found == improved
+    assert (progress.best["val"]["epoch"], progress.best["val"]["checkpoint"]) == (best, f"epoch_000{best}")
+    assert "class_acc" not in progress.best["val"]

@@ -1,0 +1,129 @@
+"""A second task, of batches without labels, goes through the same ``fit``: nothing of it is known to the engine."""
+
+import json
+
+import numpy as np
+import paddle
+import pytest
+from conftest import without
+from paddle import nn
+from ranks import run_ranks
+from runs import assert_same_run, records, weights
+
+import utils
+from config import get_config
+from datasets import ArrayDataset, get_datasets
+from training import engine, parallel
+from training.run import Run
+from training.task import Task
+
+
+class Pixels(ArrayDataset):
+    """Images alone."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.columns = ("pixels",)
+
+    def __getitem__(self, key):
+        return super().__getitem__(key)[:1]
+
+
+class Narrow(nn.Layer):
+    """64 pixels through 4 numbers and back."""
+
+    weight_names, first_conv = None, "none"
+
+    def __init__(self):
+        super().__init__()
+        self.encode, self.decode = nn.Linear(64, 4), nn.Linear(4, 64)
+
+    def forward(self, x):
+        return self.decode(self.encode(x))
+
+    def classifier_names(self):
+        return ()
+
+    def no_weight_decay(self):
+        return set()
+
+
+class Reconstruction(Task):
+    """The pixels from themselves, with some of them hidden."""
+
+    note = "pixels are hidden"
+
+    def step(self, network, batch, epoch):
+        seen = flat(batch["pixels"])
+        return {"loss": errors(network(seen * (paddle.rand(seen.shape) > 0.25).astype("float32")), seen)}
+
+    def evaluate(self, forward, batches):
+        total = paddle.zeros([2], "float64")
+        for batch in batches:
+            seen = flat(batch["pixels"])
+            losses = errors(forward(seen), seen)
+            total += paddle.stack([losses, paddle.ones_like(losses)]).astype("float64").sum(1)
+        loss, count = utils.all_reduce_sum(total).tolist()
+        return {"loss": loss / count, "num_samples": int(count)}
+
+
+def flat(pixels):
+    return pixels.flatten(1).astype("float32") / 255
+
+
+def errors(found, wanted):
+    return (found - wanted).square().mean(1)
+
+
+def train(options, output):
+    config, train, val = get_datasets(get_config(None, [*options, "OUTPUT", str(output)]))
+    data = [
+        Pixels(config, mode, own.images[:count], own.labels[:count], [])
+        for mode, own, count in (("train", train, 64), ("val", val, 37))
+    ]
+    utils.seed_everything(0)
+    network, run = parallel.wrap_model(config, Narrow()), Run(config, [])
+    engine.fit(config, network, *data, run, kind=Reconstruction)
+    return [np.stack([own[i][0] for i in range(len(own))]) for own in data][1]
+
+
+def train_and_go_on(options, output):
+    pixels = train(options, output / "whole")
+    middle = output / "whole" / "checkpoints" / "epoch_0002_sample_000000032"
+    train([*options, "MODEL.RESUME", str(middle)], output / "resumed")
+    return pixels
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.smoke)])
+def test_a_task_without_labels_trains_evaluates_keeps_the_best_and_goes_on(tmp_path, tiny, ranks):
+    options = [*without(tiny, "TRAIN.NUM_EPOCHS"), "TRAIN.NUM_EPOCHS", "3", "TRAIN.MODEL_EMA", "True"]
+    options += ["TRAIN.BASE_LR", "0.01", "DATA.BATCH_SIZE", str(16 // ranks), "REPORT_FREQ", "3"]
+    options += ["SAVE_STEPS", "1", "KEEP_LAST", "99"]
+    pixels, *_ = run_ranks(train_and_go_on, options, tmp_path, ranks=ranks)
+    assert_same_run(tmp_path / "whole", tmp_path / "resumed")
+    found = {split: [r for r in records(tmp_path / "whole") if r["split"] == split] for split in ("train", "val")}
+    assert [(r["step"], r["samples"]) for r in found["train"][:3]] == [(3, 48), (4, 16), (7, 48)]
+    assert found["train"][0].keys() == {"split", "step", "epoch", "samples", "lr", "loss", "grad_norm"}
+    assert found["val"][0].keys() == {"split", "step", "epoch", "loss", "num_samples"}
+    saved, seen = weights(tmp_path / "whole"), pixels.reshape(37, -1) / 255
+    decoded = (seen @ saved["encode.weight"].T + saved["encode.bias"]) @ saved["decode.weight"].T + saved["decode.bias"]
+    losses = [r["loss"] for r in found["val"]]
+    assert losses[-1] == pytest.approx(((decoded - seen) ** 2).mean(), abs=1e-6)
+    result = json.loads((tmp_path / "whole" / "result.json").read_text())
+    assert (result["num_samples"], result["best"]["epoch"]) == (37, 1 + int(np.argmin(losses)))
+    assert result["best"]["loss"] == pytest.approx(min(losses), abs=1e-6)
+    assert result["ema"]["best"]["epoch"] in (1, 2, 3)
+    log = (tmp_path / "whole" / "log.txt").read_text()
+    assert "pixels are hidden\n" in log
+    assert f"epoch 3/3 validation: loss: {losses[-1]:.4f}\n" in log
+    assert f"best val: loss: {min(losses):.4f} after epoch {result['best']['epoch']}\n" in log
+    assert f"summary: loss: {losses[-1]:.4f}, samples: 37, time: " in log
+    assert "acc" not in log.partition("run: ")[2]
+
+
+def test_the_best_of_a_task_is_of_the_lowest_loss_unless_it_scores_otherwise():
+    task = Task(get_config(None, ["BEST_METRIC", "acc1"]))
+    assert task.score({"loss": 1.0, "acc1": 0.0}) > task.score({"loss": 2.0, "acc1": 100.0})
+    for undefined in (lambda: task.step(None, {}, 1), lambda: task.evaluate(None, iter(()))):
+        with pytest.raises(NotImplementedError):
+            undefined()

@@ -1,0 +1,65 @@
+"""How far a run is: written here alone, by what has happened."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from loading.workers import Loader
+from training.checkpoint import folder
+
+
+@dataclass
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        epoch: epochs done, their evaluation included.
+        samples: of the epoch after it that all processes together have taken; all of them: the evaluation is to come.
+        step: steps done.
+        best: the best evaluation of each split, and the checkpoint's name.
+        window: by rank, what a checkpoint holds of the steps since the last report, until ``take_window``.
+    """
+
+    epoch: int = 0
+    samples: int = 0
+    step: int = 0
+    best: dict[str, dict[str, Any]] = field(default_factory=dict)
+    window: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The folder's name of its checkpoint."""
+        return folder.folder_name(self.epoch, self.samples)
+
+    def count_steps(self, loader: Loader) -> None:
+        """Counts the steps anew, of ``loader``'s batches: before, they may have been of another size."""
+        self.step = len(loader) * self.epoch + loader.batch_sampler.first(self.samples)
+
+    def take_window(self) -> list[dict[str, Any]]:
+        """Returns ``window``, which nobody gets a second time."""
+        window, self.window = self.window, []
+        return window
+
+    def updated(self, step: int, samples: int) -> None:
+        """An update was made at ``step``, after ``samples`` of its epoch."""
+        self.step, self.samples = step, samples
+
+    def end_epoch(self, epoch: int) -> None:
+        """An epoch is done, with its evaluation."""
+        self.epoch, self.samples = epoch, 0
+
+    def keep_best(
+        self, metrics: dict[str, dict[str, Any]], score: Callable[[dict[str, Any]], float]
+    ) -> tuple[str, ...]:
+        """Keeps the best of each split's metrics, at an epoch's end; returns the splits that are better than before."""
+        improved = []
+        for split, found in metrics.items():
+            if split not in self.best or score(found) > score(self.best[split]):
+                self.best[split] = {"epoch": self.epoch, "checkpoint": self.name, **found}
+                improved.append(split)
+        return tuple(improved)
+
+    def forget_best(self, splits: Iterable[str]) -> None:
+        """The best checkpoints of these splits are lost: the next ones take their places."""
+        for split in splits:
+            del self.best[split]

@@ -1,0 +1,126 @@
+"""The task of classifiers: pixels and labels, a cross-entropy, hits in the first one and the first five."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+from yacs.config import CfgNode
+
+from config import get_config, with_values
+from datasets import ImageDataset
+from errors import InputError
+from loading.transforms import BatchTransform, Normalize
+from models import architecture, build_model, with_switches
+from training.losses import CrossEntropy, Teacher, build_criterion
+from training.run import Run
+from training.task import Batch, Metrics, Task, summed
+from utils import all_reduce_sum
+from weights import load_weights
+
+
+class Classification(Task):
+    """Images of one class each. BEST_METRIC says which checkpoint is the best."""
+
+    lines: ClassVar[dict[str, str]] = {
+        "train": "loss: {loss:.4f}, acc1: {acc1:.2f}",
+        "val": "loss: {loss:.4f}, acc1: {acc1:.2f}, acc5: {acc5:.2f}",
+        "best": "acc1: {acc1:.2f}",
+        "result": "acc1: {acc1:.2f}, acc5: {acc5:.2f}, mean_class_acc: {mean_class_acc:.2f}, loss: {loss:.4f}",
+    }
+    curves: ClassVar[dict[str, str]] = {"loss": "loss", "acc1": "top-1 accuracy (%)", "lr": "learning rate"}
+
+    def __init__(self, config: CfgNode, classes: Sequence[str] = ()) -> None:
+        super().__init__(config, classes)
+        self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
+        if config.MODEL.NUM_CLASSES < 5:
+            self.note = f"acc5 counts the first {config.MODEL.NUM_CLASSES}: there are no five classes"
+
+    def prepare(self, model: nn.Layer, train: ImageDataset, run: Run) -> None:
+        """Builds the batches' transform and the loss, with its teacher.
+
+        Raises:
+            InputError: the teacher or the keys of the loss don't fit.
+        """
+        teacher = build_teacher(self.config, run)
+        model.distilled_training = teacher is not None
+        self.transform = BatchTransform(self.config)
+        self.criterion = build_criterion(self.config, train.labels, teacher)
+
+    def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
+        images, targets = self.transform(batch, epoch)
+        outputs = network(images)
+        losses = self.criterion(images, outputs, targets)
+        logits = outputs[0] if isinstance(outputs, tuple | list) else outputs
+        return {"loss": losses, **hits(logits.detach(), targets)}
+
+    def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
+        """Returns ``loss``, ``acc1``, ``acc5``, ``mean_class_acc``, ``class_acc`` (percent) and ``num_samples``.
+
+        ``class_acc`` is by name, with None for a class without a sample; ``mean_class_acc`` the mean over the others.
+        """
+        criterion, outputs = CrossEntropy(), self.config.MODEL.NUM_CLASSES
+        total, by_class = paddle.zeros([3], "float64"), paddle.zeros([outputs, 2], "float64")
+        for batch in batches:
+            logits, labels = forward(self.normalize(batch["pixels"])), batch["labels"]
+            found = hits(logits, labels)
+            total += summed({"loss": criterion(logits, labels), **found})
+            hit = (found["acc1"] > 0).astype("float64")
+            by_class = paddle.index_add(by_class, labels, 0, paddle.stack([hit, paddle.ones_like(hit)], 1))
+        reduced = all_reduce_sum(paddle.concat([total, by_class.flatten()])).numpy()
+        right, counts = reduced[3:].reshape(-1, 2).T
+        count = counts.sum()
+        metrics = dict(zip(("loss", "acc1", "acc5"), (reduced[:3] / count).tolist(), strict=True))
+        shares = [100 * float(h / n) if n else None for h, n in zip(right, counts, strict=True)]
+        metrics["mean_class_acc"] = float(np.mean([share for share in shares if share is not None]))
+        names = self.classes or map(str, range(outputs))
+        return metrics | {"num_samples": int(count), "class_acc": dict(zip(names, shares, strict=False))}
+
+    def score(self, metrics: Metrics) -> float:
+        key = self.config.BEST_METRIC
+        return -metrics[key] if key == "loss" else metrics[key]
+
+
+def hits(logits: paddle.Tensor, targets: paddle.Tensor) -> Batch:
+    """Returns, by name, which samples are right in the first one and in the first five (or all, of fewer classes):
+    each [B] float32, 100 or 0.
+
+    Args:
+        targets: labels [B], or distributions [B, K], whose largest share counts as the label.
+    """
+    labels = targets if targets.ndim == 1 else targets.argmax(1)
+    best = paddle.topk(logits.astype("float32"), min(5, logits.shape[1]))[1] == labels.unsqueeze(1)
+    right = best.astype("float32") * 100
+    return {"acc1": right[:, 0], "acc5": right.sum(1)}
+
+
+def build_teacher(config: CfgNode, run: Run) -> Teacher | None:
+    """Returns the trained teacher of TRAIN.DISTILLATION_TYPE, or None without one.
+
+    Raises:
+        InputError: its weights, its classes or its images don't fit.
+    """
+    train = config.TRAIN
+    if train.DISTILLATION_TYPE is None:
+        return None
+    if not (train.TEACHER_MODEL and train.TEACHER_PATH):
+        raise InputError(
+            f"DISTILLATION_TYPE is {train.DISTILLATION_TYPE}, but TEACHER_MODEL is {train.TEACHER_MODEL} and"
+            f" TEACHER_PATH {train.TEACHER_PATH}; give the teacher's YAML and weights, or set DISTILLATION_TYPE none"
+        )
+    theirs = get_config(train.TEACHER_MODEL)
+    if architecture(theirs).min_image_size:  # it takes images of any size
+        theirs = with_values(theirs, DATA__IMAGE_SIZE=config.DATA.IMAGE_SIZE)
+    for key, own, other in (
+        ("MODEL.NUM_CLASSES", config.MODEL.NUM_CLASSES, theirs.MODEL.NUM_CLASSES),
+        ("DATA.IMAGE_SIZE", config.DATA.IMAGE_SIZE, theirs.DATA.IMAGE_SIZE),
+        ("DATA.IMAGE_CHANNELS", config.DATA.IMAGE_CHANNELS, theirs.DATA.IMAGE_CHANNELS),
+    ):
+        if own != other:
+            raise InputError(f"the teacher {train.TEACHER_MODEL} has {key} {other}, the student {own}; make them one")
+    theirs = with_switches(theirs, train.TEACHER_PATH)
+    teacher = build_model(theirs)
+    run.info(f"teacher {theirs.MODEL.NAME}: {load_weights(teacher, train.TEACHER_PATH)}")
+    scales = [c.DATA[name] for c in (config, theirs) for name in ("IMAGENET_MEAN", "IMAGENET_STD")]
+    return Teacher(teacher, *scales)

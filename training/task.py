@@ -1,0 +1,79 @@
+"""What kinds of training differ in. The rest the loop (``engine``) knows: a loss, updates, windows, evaluations.
+
+A task defines ``step`` and ``evaluate``; one with a loss alone (pre-training) needs no more.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import paddle
+from paddle import nn
+from yacs.config import CfgNode
+
+from datasets import ImageDataset
+from training.run import Run
+
+Batch = dict[str, paddle.Tensor]
+Metrics = dict[str, Any]
+
+
+class Task:
+    """A kind of training.
+
+    Args:
+        classes: names of the validation set's classes; empty: none are known.
+
+    Attributes:
+        lines: how metrics are shown: "train" of a report, "val" of an evaluation within a run, "best", "result".
+        curves: what curves.png draws over the steps, with the axis' label.
+        note: what a run tells at its beginning; "": nothing.
+    """
+
+    lines: ClassVar[dict[str, str]] = dict.fromkeys(("train", "val", "best", "result"), "loss: {loss:.4f}")
+    curves: ClassVar[dict[str, str]] = {"loss": "loss", "lr": "learning rate"}
+    note = ""
+
+    def __init__(self, config: CfgNode, classes: Sequence[str] = ()) -> None:
+        self.config, self.classes = config, classes
+
+    def prepare(self, model: nn.Layer, train: ImageDataset, run: Run) -> None:
+        """Builds what a training needs besides: an evaluation does without."""
+
+    def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
+        """Returns what a batch gives, by name, each [B] float32: "loss", whose mean is made less, and what is reported
+        beside it, as means over the samples. It is called within autocast, and may not wait for the device.
+
+        Args:
+            batch: the loader's columns by name.
+            epoch: from 1.
+        """
+        raise NotImplementedError
+
+    def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
+        """Returns what all ranks' batches give, among it ``loss`` (a mean) and ``num_samples``.
+
+        What is a number is reported; the rest is for result.json alone.
+
+        Args:
+            forward: the model, within autocast.
+            batches: this rank's; ranks may have different numbers of them: no collective before the last.
+        """
+        raise NotImplementedError
+
+    def score(self, metrics: Metrics) -> float:
+        """Returns how good metrics are: the best checkpoint has the highest."""
+        return -metrics["loss"]
+
+    def line(self, place: str, metrics: Metrics) -> str:
+        """Returns what is shown of metrics at a place of ``lines``."""
+        return self.lines[place].format(**metrics)
+
+
+def numbers(metrics: Metrics) -> dict[str, float]:
+    """Returns those of the metrics that are numbers."""
+    return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+
+
+def summed(values: Batch) -> paddle.Tensor:
+    """Returns the sum of each of the values [B]: [len(values)] float64, on the device."""
+    return paddle.stack(list(values.values())).astype("float64").sum(1)
