@@ -5,36 +5,22 @@ Key names are PaddleViT's. This module doesn't import Paddle, so that ``-h`` and
 """
 
 import os
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import yaml
 from yacs.config import CfgNode
 
-from config_checks import COMMAND_LINE, check, refuse_idle
-from configs.architectures import all_keys, architecture, settle
+from config_checks import NEEDS, check
+from configs.architectures import settle
+from configs.merging import Keys, Option, find_config, shipped_configs
+from configs.needs import refuse_idle
 from configs.paddlevit import reading
 from configs.registry import add_keys, own_keys
-from errors import InputError
-from options import (
-    WRITTEN_OUT,
-    Given,
-    add_note,
-    coerce,
-    given,
-    leaves,
-    nearest_key,
-    nearest_model,
-    pairs,
-    plain,
-    read_yaml,
-    set_by_someone,
-)
+from options import CONFIG_DIR, Configuration, add_note, is_users, leaves, pairs, set_by_someone
 
-CONFIG_DIR = Path(__file__).resolve().parent / "configs"
+__all__ = ["CONFIG_DIR", "find_config", "is_users", "shipped_configs"]  # besides what is defined here
 
-_C = CfgNode()
+_C = Configuration()
 # YAML files, relative to the one that names them, merged before it. WITHOUT: [TRAIN, MODEL.DROPOUT] beside BASE takes
 # back what those files said of these keys and sections.
 _C.BASE = [""]
@@ -55,7 +41,7 @@ _C.DATA.NUM_WORKERS = 2  # loader processes per device; 0: load in the training 
 _C.DATA.PREFETCH = 2  # batches that each of them loads ahead
 _C.DATA.LOADER = "paddle"  # training: "dali": NVIDIA DALI decodes, on the GPU where there is one
 _C.DATA.IMAGENET_MEAN = [0.5, 0.5, 0.5]  # per channel, of pixels in 0..1 (one value serves all channels)
-_C.DATA.IMAGENET_STD = [0.5, 0.5, 0.5]
+_C.DATA.IMAGENET_STD = [0.5, 0.5, 0.5]  # as many values
 _C.DATA.DROP_LAST = True  # training: drop the tail that fills no global batch; False: pad it to a multiple of devices
 _C.DATA.SHUFFLE_MODE = "global"  # the epoch is shuffled, then split; "shard": split once, each device shuffles its own
 _C.DATA.SAMPLER = "shuffle"  # training: each image once an epoch; "balanced": each class equally often
@@ -76,13 +62,13 @@ _C.MODEL.NUM_CLASSES = 1000  # or "auto": the dataset's; 0: no classifier (creat
 
 _C.TRAIN = CfgNode()
 _C.TRAIN.LAST_EPOCH = 0  # the last epoch already done; a resumed run takes it from its checkpoint
-_C.TRAIN.NUM_EPOCHS = 300
+_C.TRAIN.NUM_EPOCHS = 300  # passes over the training images
 _C.TRAIN.WARMUP_EPOCHS = 32.0  # linear from WARMUP_START_LR to BASE_LR; 0.2: a fifth of the first epoch's updates
 _C.TRAIN.COOLDOWN_EPOCHS = 0  # the last of NUM_EPOCHS, at the schedule's last rate
-_C.TRAIN.WEIGHT_DECAY = 0.3
+_C.TRAIN.WEIGHT_DECAY = 0.3  # times the rate, per update; Adam, SGD, LARS: an L2 term of the gradient
 _C.TRAIN.DECAY_ALL = False  # weight decay of biases, norms and tokens, too (PaddleViT); False: of matrices alone
-_C.TRAIN.BASE_LR = 3e-3
-_C.TRAIN.WARMUP_START_LR = 1e-6
+_C.TRAIN.BASE_LR = 3e-3  # the highest learning rate, where warm-up ends
+_C.TRAIN.WARMUP_START_LR = 1e-6  # where warm-up begins
 _C.TRAIN.END_LR = 0.0  # where the schedule ends (step, multistep: its lower bound)
 _C.TRAIN.LINEAR_SCALED_LR = None  # batch that the three rates are meant for; they scale with the effective batch
 _C.TRAIN.LR_SCALING = "linear"  # how they scale; "sqrt": with the square root of the batches' ratio
@@ -107,7 +93,7 @@ _C.TRAIN.LR_SCHEDULER.PER_EPOCH = False  # all an epoch's updates have the rate 
 
 _C.TRAIN.OPTIMIZER = CfgNode()
 _C.TRAIN.OPTIMIZER.NAME = "AdamW"  # or Adam, SGD, LAMB, LARS, Lion, Muon (AdamW where a parameter is no matrix)
-_C.TRAIN.OPTIMIZER.EPS = 1e-8
+_C.TRAIN.OPTIMIZER.EPS = 1e-8  # of the denominator
 _C.TRAIN.OPTIMIZER.BETAS = [0.9, 0.999]  # Lion's paper: [0.9, 0.99]
 _C.TRAIN.OPTIMIZER.MOMENTUM = 0.9  # SGD, LARS, Muon
 _C.TRAIN.OPTIMIZER.NESTEROV = True  # SGD, Muon
@@ -139,7 +125,7 @@ _C.TRAIN.AFFINE = [0.0, 0.0, 0.0]  # largest rotation (degrees), shift (share of
 _C.TRAIN.AUTO_AUGMENT = None  # rand-m9-mstd0.5-inc1 (-tRotate+Invert: of these operations alone), original, v0,
 # trivial, 3a or augmix-m3-w3-d2, timm's way
 _C.TRAIN.COLOR_JITTER = 0.0  # strength of brightness, contrast and saturation jitter, after AUTO_AUGMENT
-_C.TRAIN.RANDOM_ERASE_PROB = 0.0
+_C.TRAIN.RANDOM_ERASE_PROB = 0.0  # probability that boxes of an image are erased
 _C.TRAIN.RANDOM_ERASE_MODE = "pixel"  # filled by noise; "rand": one random colour; "const": the mean colour
 _C.TRAIN.RANDOM_ERASE_COUNT = 1  # at most so many boxes, which share the area
 _C.TRAIN.REPEATED_AUGMENT = 1  # copies of an image in a global batch, each augmented anew (DeiT: 3)
@@ -162,7 +148,7 @@ _C.BEST_METRIC = "acc1"  # what makes a checkpoint the best: acc1, acc5, mean_cl
 _C.SAVE_ON_ERROR = "stop"  # when a checkpoint can't be written (a full disk): end the run; "continue": say so, go on
 _C.REPORT_FREQ = 20  # steps between reports
 _C.VALIDATE_FREQ = 1  # epochs between evaluations
-_C.SEED = 0
+_C.SEED = 0  # of weights, order and augmentation
 _C.EVAL = False  # evaluate only
 _C.EVAL_ENGINE = "eager"  # with EVAL on a CPU: "inference" exports the model and runs it by Paddle Inference (oneDNN)
 _C.AMP = False  # GPU: autocast to bfloat16, or to float16 with a loss scaler where there is no bfloat16; on a CPU it
@@ -228,7 +214,10 @@ _WORDS = {  # values besides those of the type
 }
 
 
-def get_config(cfg_file: str | os.PathLike | None = None, options: Sequence[str] = ()) -> CfgNode:
+_KEYS = Keys(_C, _TYPES, _WORDS, _REMOVED)
+
+
+def get_config(cfg_file: str | os.PathLike | None = None, options: Sequence[str] = ()) -> Configuration:
     """Returns the frozen configuration: defaults, then ``cfg_file``, then ``options``.
 
     Args:
@@ -238,28 +227,32 @@ def get_config(cfg_file: str | os.PathLike | None = None, options: Sequence[str]
     Raises:
         InputError: an unknown key, a wrong type, a value out of range, an unreadable file.
     """
+    return asked_config(cfg_file, [Option(key, value) for key, value in pairs(options, _KEYS.defaults)])
+
+
+def asked_config(cfg_file: str | os.PathLike | None, options: Iterable[Option]) -> Configuration:
+    """Returns ``get_config``'s configuration, which knows by what each option was given."""
     config = _C.clone()
     if cfg_file is not None:
-        _merge_file(config, find_config(cfg_file))
-    _merge_options(config, options)
+        _KEYS.merge_file(config, find_config(cfg_file))
+    _KEYS.merge_options(config, options)
     settle(config)
     check(config)
-    refuse_idle(config, set_by_someone(config))
-    if "family" in config.__dict__ and not config.EVAL:
-        for line in reading.differences_told(config.__dict__["family"], config):
+    refuse_idle(config, set_by_someone(config), NEEDS)
+    if config.families and not config.EVAL:
+        for line in reading.differences_told(config.families[-1], config):
             add_note(config, line)
     config.freeze()
     return config
 
 
-def default_values(config: CfgNode | None = None) -> dict[str, Any]:
+def default_values(config: Configuration | None = None) -> dict[str, Any]:
     """Returns the defaults by dotted key.
 
     Args:
         config: whose architecture's keys of MODEL are meant; None: those of all, with the default of one of them.
     """
-    own = all_keys() if config is None else architecture(config.MODEL.TYPE).arguments
-    return dict(leaves(_C)) | {key: argument.default for key, argument in own.items()}
+    return _KEYS.defaults if config is None else _KEYS.defaults_of(config)
 
 
 def named_keys(options: Sequence[str]) -> set[str]:
@@ -268,152 +261,30 @@ def named_keys(options: Sequence[str]) -> set[str]:
     Raises:
         InputError: one has no value.
     """
-    return {key for key, _ in pairs(options, default_values())}
+    return {key for key, _ in pairs(options, _KEYS.defaults)}
 
 
-def with_values(config: CfgNode, **values: Any) -> CfgNode:
-    """Returns a frozen copy of ``config`` in which each KEY (dots written as ``__``) has its new value."""
+def with_values(config: Configuration, why: str = "", /, **values: Any) -> Configuration:
+    """Returns a frozen copy of ``config`` in which each KEY (dots written as ``__``) has its new value.
+
+    Args:
+        why: where the values come from, in words.
+    """
     changed = config.clone()
     changed.defrost()
-    for key, value in values.items():
-        _set(changed, key.replace("__", "."), value, Given(WRITTEN_OUT, "with_values"))
+    _KEYS.write_out(changed, {key.replace("__", "."): value for key, value in values.items()}, why)
     settle(changed)
     check(changed)
     changed.freeze()
     return changed
 
 
-def differences(config: CfgNode) -> list[str]:
+def differences(config: Configuration) -> list[str]:
     """Returns one line ``KEY: default -> value`` for each key that isn't at its default."""
     default = default_values(config)
     return [f"{key}: {default[key]} -> {value}" for key, value in leaves(config) if value != default[key]]
 
 
-def is_users(config: CfgNode, key: str) -> bool:
-    """Returns whether the user set the dotted key: the command line, or a YAML file that isn't one of configs/."""
-    where = given(config).get(key)
-    return where is not None and where.level > WRITTEN_OUT and not Path(where.source).is_relative_to(CONFIG_DIR)
-
-
-def resolved(config: CfgNode) -> str:
-    """Returns YAML that ``-cfg`` takes again: every key, and as GIVEN the levels of those that were set."""
-    tree = plain(config) | {"GIVEN": {key: where.level for key, where in set_by_someone(config).items()}}
-    return yaml.safe_dump(tree, sort_keys=True, allow_unicode=True)
-
-
-def find_config(cfg_file: str | os.PathLike) -> Path:
-    """Returns the path of a configuration: a file, the name of a model's, or one relative to configs/."""
-    path = Path(cfg_file)
-    for place in (path, CONFIG_DIR / path, CONFIG_DIR / f"{path}.yaml"):
-        if place.is_file():
-            return place
-    shipped = {file.stem: file for file in shipped_configs()}
-    # PaddleViT keeps its files in configs/ itself: configs/NAME.yaml finds configs/<family>/NAME.yaml here.
-    if path.stem in shipped and path.suffix in ("", ".yaml") and path.parent.name in ("", "configs"):
-        return shipped[path.stem]
-    raise InputError(f"no configuration file {path}{nearest_model(path.name, shipped)}")
-
-
-def shipped_configs() -> list[Path]:
-    """Returns the files of models and recipes under configs/."""
-    return sorted(file for file in CONFIG_DIR.glob("*/*.yaml") if file.parent != reading.FOLDER)
-
-
-def _merge_file(config: CfgNode, path: Path, including: tuple[Path, ...] = ()) -> None:
-    path = path.resolve()
-    if path in including:
-        raise InputError(f"{path}: BASE leads back to this file")
-    content = read_yaml(path)
-    levels, without = _levels(content, path), content.pop("WITHOUT", None)
-    if without is not None and "BASE" not in content:  # empty: another file has it beside its own BASE
-        raise InputError(f"{path}: WITHOUT takes back what a BASE said, and there is no BASE; add it")
-    if reading.is_family(path, content) or "BASE" not in content:
-        theirs, note = reading.read(path, content, dict(_set_in(content)), default_values())
-        if note:
-            add_note(config, note)
-        if theirs:
-            config.__dict__["family"] = theirs.family
-            for key, value in theirs.values.items():
-                _set(config, key, value, Given(WRITTEN_OUT, str(path)))
-            return
-    base = content.get("BASE") or []
-    base = base if isinstance(base, list) else [base]
-    if not all(isinstance(parent, str) for parent in base):
-        raise InputError(f"{path}: BASE is {str(base)[:40]}, expected a file, or a list of files")
-    for parent in base:
-        if parent:
-            beside = path.parent / parent
-            _merge_file(config, beside if beside.is_file() else find_config(parent), (*including, path))
-    _take_back(config, without, path)
-    level, defaults = _next_level(config), default_values()
-    # A key of nobody's is named before one of PaddleViT's, which the file may have because it is meant as PaddleViT's.
-    for key, value in sorted(_set_in(content), key=lambda item: reading.has_key(item[0])):
-        if levels is not None and key in _REMOVED and value == _REMOVED[key]:
-            continue
-        known = key if key in defaults else reading.own_key(key, value)
-        own = 0 if levels is None else levels.get(known, WRITTEN_OUT)
-        _set(config, known, value, Given(WRITTEN_OUT if own == WRITTEN_OUT else level + own, str(path)))
-
-
-def _take_back(config: CfgNode, names: Any, path: Path) -> None:
-    """Gives these keys, and those of these sections, their defaults again, as if nobody had set them."""
-    default = default_values()
-    names = [] if names is None else names
-    for name in names if isinstance(names, list) else [names]:
-        keys = [key for key in default if f"{key}.".startswith(f"{name}.") and key != "BASE"]
-        if not keys:
-            raise InputError(f"{path}: WITHOUT names {str(name)[:40]!r}, expected keys or sections such as TRAIN")
-        for key in keys:
-            _set(config, key, default[key], Given(WRITTEN_OUT, str(path)))
-            del config.__dict__["given"][key]  # an architecture's gets its own default in the end (settle)
-
-
-def _levels(content: dict[str, Any], path: Path) -> dict[str, int] | None:
-    """Takes GIVEN out of a file: the levels of the keys that were set, where a run wrote the file; else None."""
-    levels = content.pop("GIVEN", None)
-    if levels is None:
-        # Older runs wrote no GIVEN, but every key they had; nobody writes half of them by hand.
-        return {} if 2 * len(dict(leaves(content))) > len(default_values()) else None
-    if isinstance(levels, dict) and all(type(level) is int and 0 <= level < 1000 for level in levels.values()):
-        return levels
-    raise InputError(f"{path}: GIVEN is {str(levels)[:40]}, expected the {{key: level}} that a run wrote; remove it")
-
-
-def _set_in(content: dict[str, Any]) -> list[tuple[str, Any]]:
-    """(dotted key, value) of a file's content; a section that is empty sets nothing."""
-    sections = {key[:dot] for key, _ in leaves(_C) for dot, letter in enumerate(key) if letter == "."}
-    return [
-        (key, value) for key, value in leaves(content) if value is not None or key not in sections | reading.sections()
-    ]
-
-
-def _merge_options(config: CfgNode, options: Sequence[str]) -> None:
-    where = Given(_next_level(config), COMMAND_LINE)
-    for key, value in pairs(options, default_values()):
-        _set(config, key, value, where)
-
-
-def _next_level(config: CfgNode) -> int:
-    return 1 + max((where.level for where in given(config).values()), default=WRITTEN_OUT)
-
-
-def _set(config: CfgNode, key: str, value: Any, where: Given) -> None:
-    """Sets one dotted key; the value is coerced to the key's type, and ``where.source`` is named in errors."""
-    defaults = default_values()
-    if where.source != COMMAND_LINE and any(known.startswith(f"{key}.") for known in defaults):
-        raise InputError(f"{where.source}: {key} is a section, which takes keys; found {value!r}")
-    if key not in defaults:
-        instead = "; " + reading.PLACE if reading.has_key(key) else nearest_key(key, defaults)
-        raise InputError(f"{where.source}: unknown key {key}{instead}")
-    parent, _, name = key.rpartition(".")
-    node = config
-    for part in filter(None, parent.split(".")):
-        node = node[part]
-    # Beside the tree's keys, as yacs keeps its own marks: copied and pickled with the tree.
-    config.__dict__.setdefault("given", {})[key] = where
-    if key in all_keys():  # what it takes depends on the TYPE (settle)
-        node[name] = value
-        return
-    default = defaults[key]
-    kind = _TYPES.get(key) or ([type(default[0])] if isinstance(default, list) else type(default))
-    node[name] = coerce(key, value, kind, key in _TYPES, _WORDS.get(key, ()), where.source)
+def resolved(config: Configuration) -> str:
+    """Returns YAML that ``-cfg`` takes again: every key, and where its value came from."""
+    return _KEYS.written(config)

@@ -1,19 +1,18 @@
 """What the values of a configuration may be: choices, ranges, keys that have to fit each other, or need each other.
 
-Two keys that can't both be had are a conflict (``check``). A key that has nothing to act on is idle (``refuse_idle``).
+Two keys that can't both be had are a conflict (``check``). A key that has nothing to act on is idle (``NEEDS``).
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 from yacs.config import CfgNode
 
 from configs import registry
+from configs.needs import Need
 from configs.registry import KINDS, datasets
 from errors import InputError
 from options import leaves
-
-COMMAND_LINE = "command line"  # the source of what a flag or -o sets
 
 _CHOICES = {kind.key: kind.names() for kind in KINDS} | {
     "DATA.IMAGE_CHANNELS": (1, 3),
@@ -37,7 +36,7 @@ _CHOICES = {kind.key: kind.names() for kind in KINDS} | {
     "EVAL_ENGINE": ("eager", "inference"),
     "DIST.ENGINE": ("data_parallel", "fleet"),
     "DIST.STRATEGY.sharding_configs.stage": (1, 2),
-}
+}  # fmt: skip
 _AT_LEAST_ONE = (
     "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL", "DATA.IMAGE_SIZE", "TRAIN.NUM_EPOCHS", "TRAIN.ACCUM_ITER", "KEEP_LAST",
     "REPORT_FREQ", "VALIDATE_FREQ", "TRAIN.LINEAR_SCALED_LR", "TRAIN.RECIPE_BATCH", "DATA.PREFETCH",
@@ -60,13 +59,8 @@ _PROBABILITIES = (
     "TRAIN.HFLIP", "TRAIN.VFLIP", "TRAIN.RANDOM_ERASE_PROB", "TRAIN.MIXUP_PROB", "TRAIN.MIXUP_SWITCH_PROB",
     "TRAIN.DISTILLATION_ALPHA", "TRAIN.LAYER_DECAY", *registry.ranged(registry.Share),
 )  # fmt: skip
-_LENGTHS = {
-    "TRAIN.OPTIMIZER.BETAS": 2,
-    "TRAIN.CROP_SCALE": 2,
-    "TRAIN.CROP_RATIO": 2,
-    "TRAIN.AFFINE": 3,
-    "TRAIN.CUTMIX_MINMAX": 2,
-}
+_LENGTHS = {"TRAIN.OPTIMIZER.BETAS": 2, "TRAIN.CROP_SCALE": 2, "TRAIN.CROP_RATIO": 2, "TRAIN.CUTMIX_MINMAX": 2}
+_LENGTHS |= {"TRAIN.AFFINE": 3}
 
 
 def mixes(config: CfgNode) -> bool:
@@ -105,11 +99,8 @@ def check(config: CfgNode) -> None:
     require(config.NGPUS == -1 or config.NGPUS >= 1, "NGPUS", "-1 (all) or at least 1")
     require(not (config.MODEL.RESUME and config.EVAL), "MODEL.RESUME", "-pretrained FILE with -eval")
     automatic = config.MODEL.RESUME == "auto"
-    require(
-        automatic or not (config.MODEL.RESUME and config.MODEL.PRETRAINED),
-        "MODEL.RESUME",
-        "auto with -pretrained, which a run then starts from, or one of both",
-    )
+    one = automatic or not (config.MODEL.RESUME and config.MODEL.PRETRAINED)
+    require(one, "MODEL.RESUME", "auto with -pretrained, which a run then starts from, or one of both")
     require(not (config.TO_STATIC and config.MODEL.get("RECOMPUTE")), "TO_STATIC", "False with MODEL.RECOMPUTE")
     chosen = not (config.CUDNN_BENCHMARK and config.DETERMINISTIC)
     require(chosen, "CUDNN_BENCHMARK", "False with DETERMINISTIC: which algorithm is fastest changes from run to run")
@@ -158,11 +149,9 @@ def _check_recipe(config: CfgNode, require: Callable[[bool, str, str], None]) ->
     require(all(0 <= beta < 1 for beta in train.OPTIMIZER.BETAS), "TRAIN.OPTIMIZER.BETAS", "0 <= values < 1")
     weights = train.CLASS_WEIGHTS if isinstance(train.CLASS_WEIGHTS, list) else []
     require(all(weight >= 0 for weight in weights), "TRAIN.CLASS_WEIGHTS", "values of 0 or more")
-    require(
-        train.WARMUP_EPOCHS + train.COOLDOWN_EPOCHS <= train.NUM_EPOCHS or not train.COOLDOWN_EPOCHS,
-        "TRAIN.COOLDOWN_EPOCHS",
-        f"NUM_EPOCHS {train.NUM_EPOCHS} to hold WARMUP_EPOCHS {train.WARMUP_EPOCHS} and it",
-    )
+    held = train.WARMUP_EPOCHS + train.COOLDOWN_EPOCHS <= train.NUM_EPOCHS or not train.COOLDOWN_EPOCHS
+    expected = f"NUM_EPOCHS {train.NUM_EPOCHS} to hold WARMUP_EPOCHS {train.WARMUP_EPOCHS} and it"
+    require(held, "TRAIN.COOLDOWN_EPOCHS", expected)
     require(
         config.EVAL or not 0 < train.NUM_EPOCHS <= train.WARMUP_EPOCHS,
         "TRAIN.WARMUP_EPOCHS",
@@ -186,11 +175,8 @@ def _check_recipe(config: CfgNode, require: Callable[[bool, str, str], None]) ->
             "TRAIN.LOSS",
             f"{', '.join(others)} or {last}: mixup and CutMix make distributions, not labels",
         )
-        require(
-            config.EVAL or config.DATA.BATCH_SIZE % 2 == 0,
-            "DATA.BATCH_SIZE",
-            "an even number: mixup and CutMix mix pairs of neighbours",
-        )
+        even = config.EVAL or config.DATA.BATCH_SIZE % 2 == 0
+        require(even, "DATA.BATCH_SIZE", "an even number: mixup and CutMix mix pairs of neighbours")
     _check_threshold(config, require)
 
 
@@ -211,14 +197,6 @@ def _check_threshold(config: CfgNode, require: Callable[[bool, str, str], None])
 
 
 # ----------------------------------------------------------------- idle keys
-
-
-class Need(NamedTuple):
-    """What a key needs so as to do something."""
-
-    said: str  # goes on after "does nothing"
-    keys: tuple[str, ...]  # that decide whether it is met
-    met: Callable[[dict[str, Any]], bool]  # of the values by dotted key
 
 
 def _is(key: str, *values: Any) -> Need:
@@ -249,8 +227,8 @@ def _chosen(kind: registry.Registry, names: tuple[str, ...]) -> tuple[Need, ...]
     return (_is(kind.key, *names),)
 
 
-_WEIGHTS = _is_set("MODEL.PRETRAINED")
-_TRAINING = Need("under EVAL", ("EVAL",), lambda found: not found["EVAL"])
+_WEIGHTS = _is_set("MODEL.PRETRAINED")._replace(files_wait=True)
+_TRAINING = Need("under EVAL", ("EVAL",), lambda found: not found["EVAL"], files_wait=True)
 _FLEET, _NO_SHARDING = _is("DIST.ENGINE", "fleet"), _is_unset("DIST.STRATEGY.sharding")
 _FILES, _SHARDS = (_chosen(datasets, datasets.names(returns=kinds)) for kinds in (("Files", "Shards"), ("Shards",)))
 _STORED, _NO_CACHE = _chosen(datasets, datasets.names(returns=("Files", "Shards", "Arrays"))), _is_unset("DATA.CACHE")
@@ -341,23 +319,3 @@ NEEDS: dict[str, tuple[Need, ...]] = {key: needs for needs, keys in _DECLARED fo
 for _kind in KINDS:
     _first = () if _kind is datasets else (_TRAINING,)
     NEEDS |= {key: (*_first, *_chosen(_kind, names), *NEEDS.get(key, ())) for key, names in _kind.readers().items()}
-
-
-def refuse_idle(config: CfgNode, given: Mapping[str, Any]) -> None:
-    """Raises InputError for a key that was set and does nothing, whatever its value.
-
-    It is no error where what takes its use away was set over it: ``-o TRAIN.OPTIMIZER.NAME SGD`` over a recipe's BETAS.
-    EVAL may also stand in the file that trains, and a file may say how weights are read where none are given. None
-    takes back what a lower file set, and isn't asked for a use.
-
-    Args:
-        given: {key: (level, source)} of what somebody set; of two levels, the higher one was read later.
-    """
-    values = dict(leaves(config))
-    for key, where in given.items():
-        for need in NEEDS.get(key, ()) if values[key] is not None else ():
-            above = any(given[k].level > where.level for k in need.keys if k in given)
-            in_file = need in (_TRAINING, _WEIGHTS) and where.source != COMMAND_LINE
-            if not (above or in_file or need.met(values)):
-                change = ", or set that" if need.said.startswith("without") else ""
-                raise InputError(f"{where.source}: {key} does nothing {need.said}; leave it out{change}")

@@ -132,7 +132,7 @@ def next_start(config, count):
     if now < count:
         processes += f" instead of {count}, as many as there are devices now,"
     checkpoint = newest_whole(Path(config.OUTPUT) / "checkpoints") or "the beginning"
-    return with_values(config, MODEL__RESUME="auto"), now, f"with {processes} from {checkpoint}"
+    return with_values(config, "a restart", MODEL__RESUME="auto"), now, f"with {processes} from {checkpoint}"
 
 
 def devices_now():

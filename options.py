@@ -75,6 +75,7 @@ _FOREIGN = {
     "AMP": "use_amp",
 }
 _MEANT = {name: target for target, names in _FOREIGN.items() for name in names.split()}
+CONFIG_DIR = Path(__file__).resolve().parent / "configs"
 _MOST_VALUES = 50_000  # in a YAML file; CLASS_WEIGHTS may have one per class
 # From the names of models in timm, PaddleViT and PaddleClas to those here.
 _MODEL_NAMES = (
@@ -244,35 +245,91 @@ def nearest(name: str, known: Iterable[str]) -> str:
 # ------------------------------------------------- where values come from
 
 WRITTEN_OUT = -1  # the level of what a resolved configuration holds only because it holds every key
+COMMAND_LINE, WITH_VALUES = "command line", "with_values"  # sources that are no files
+NAMED = "-o"  # by this, somebody names the key that is set: a script's flags are there in any case
 
 
 class Given(NamedTuple):
-    """Where a value came from: a file, or the command line. Of two levels, the higher one was read later."""
+    """A value that a key was given, and where it came from. Of two levels, the higher one was read later."""
 
     level: int
-    source: str
+    source: str  # named in errors: a file, or the command line
+    first: str = ""  # the flag; or from whom the file had it: a run's file had it from somebody
+    value: Any = None
+
+    def told(self) -> str:
+        """Returns where the value came from, in words."""
+        if self.source in (COMMAND_LINE, WITH_VALUES) or not self.first:
+            return self.origin()
+        return f"{_shown(self.source)}, which had it from {self.first}"
+
+    def origin(self) -> str:
+        """Returns where it came from first, as a run's file keeps it."""
+        return self.first or _shown(self.source)
 
 
-def is_given(config: CfgNode, key: str) -> bool:
-    """Returns whether a file, a flag or an option set the dotted key, be it to the default."""
-    return key in given(config)
+def _shown(source: str) -> str:
+    path = Path(source)
+    shown = str(path.relative_to(CONFIG_DIR.parent)) if path.is_relative_to(CONFIG_DIR) else source
+    return shown if shown.isprintable() else ascii(shown)
 
 
-def given(config: CfgNode) -> dict[str, Given]:
+class Configuration(CfgNode):
+    """The tree of all keys, which knows where its values came from; so do its copies and pickles.
+
+    Attributes:
+        origins: by dotted key, all that the key was given, the value that holds last; without a key that nobody gave.
+        notes: lines that the run is to tell once, when it starts, about how its configuration was read.
+        families: of PaddleViT's, as whose files its files were read.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Beside the tree's keys, as yacs keeps its own marks.
+        self.__dict__.update(origins={}, notes=[], families=[])
+
+    def put(self, key: str, value: Any, where: Given) -> None:
+        """Sets a dotted key, whose value is of its type already."""
+        section, _, name = key.rpartition(".")
+        node = self
+        for part in filter(None, section.split(".")):
+            node = node[part]
+        node[name] = value
+        self.origins.setdefault(key, []).append(where._replace(value=value))
+
+
+def given(config: Configuration) -> dict[str, Given]:
     """Returns where the value of each dotted key came from that isn't at its default untouched."""
-    return config.__dict__.get("given", {})
+    return {key: found[-1] for key, found in config.origins.items()}
 
 
-def set_by_someone(config: CfgNode) -> dict[str, Given]:
+def is_given(config: Configuration, key: str) -> bool:
+    """Returns whether a file, a flag or an option set the dotted key, be it to the default."""
+    return key in config.origins
+
+
+def set_by_someone(config: Configuration) -> dict[str, Given]:
     """Returns ``given`` without what is only written out: what a file, a flag or an option set."""
     return {key: where for key, where in given(config).items() if where.level > WRITTEN_OUT}
 
 
-def add_note(config: CfgNode, note: str) -> None:
+def is_users(config: Configuration, key: str) -> bool:
+    """Returns whether the user set the dotted key: the command line, or a YAML file that isn't one of configs/."""
+    where = given(config).get(key)
+    return where is not None and where.level > WRITTEN_OUT and not Path(where.source).is_relative_to(CONFIG_DIR)
+
+
+def named(config: Configuration) -> set[str]:
+    """Returns the keys that -o names on the command line: what a run that goes on may change."""
+    by_name = (COMMAND_LINE, NAMED)
+    return {key for key, found in config.origins.items() if any(where[1:3] == by_name for where in found)}
+
+
+def add_note(config: Configuration, note: str) -> None:
     """Adds a line that the run is to tell once, when it starts, about how its configuration was read."""
-    config.__dict__.setdefault("notes", []).append(note)
+    config.notes.append(note)
 
 
-def notes(config: CfgNode) -> list[str]:
+def notes(config: Configuration) -> list[str]:
     """Returns the lines of ``add_note``."""
-    return config.__dict__.get("notes", [])
+    return config.notes

@@ -129,7 +129,7 @@ def settle(config: CfgNode) -> None:
         elif where and value is not None and where.level >= own:
             raise InputError(f"{where.source}: {key} is {value!r}, but {model.TYPE} takes no {name}; leave it out")
         else:
-            found.pop(key, None)
+            config.origins.pop(key, None)
     for key, value in values.items():
         model[key.removeprefix("MODEL.")] = list(value) if isinstance(value, list) else value
 

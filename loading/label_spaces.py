@@ -175,7 +175,7 @@ def _resolved(config: CfgNode, classes: int, who_has: str) -> CfgNode:
     outputs = config.MODEL.NUM_CLASSES
     if outputs in ("auto", classes):
         # The number is the data's now: in a run's config.yaml it isn't one that somebody meant for any data.
-        return with_values(config, MODEL__NUM_CLASSES=classes)
+        return with_values(config, f"the number of classes that {who_has}", MODEL__NUM_CLASSES=classes)
     if outputs < classes or not is_users(config, "MODEL.NUM_CLASSES"):
         raise InputError(
             f"{who_has} {classes} classes, the model {outputs} outputs (MODEL.NUM_CLASSES); set it with"

@@ -75,7 +75,7 @@ def with_switches(config: CfgNode, path: str | Path) -> CfgNode:
     default, found = default_values(config), set_by_someone(config)
     for key, value in switches(kind.weight_names, read_weights(path).arrays).items():
         if f"MODEL.{key}" not in found and config.MODEL[key] == default[f"MODEL.{key}"] != value:
-            config = with_values(config, **{f"MODEL__{key}": value})
+            config = with_values(config, "the names in the weights", **{f"MODEL__{key}": value})
             add_note(config, f"MODEL.{key} {value}, as the names in {path} tell")
     return config
 

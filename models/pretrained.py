@@ -35,7 +35,8 @@ def with_preprocessing(config: CfgNode) -> CfgNode:
     config = with_switches(config, config.MODEL.PRETRAINED)
     found = _wanted(config, read_config(config.MODEL.PRETRAINED))
     try:
-        return with_values(config, **{k.replace(".", "__"): v for k, v in found.items() if not is_given(config, k)})
+        told = {key.replace(".", "__"): value for key, value in found.items() if not is_given(config, key)}
+        return with_values(config, "the weights' config.json", **told)
     except InputError as error:
         raise InputError(
             f"the config.json of {config.MODEL.PRETRAINED}: {error}; with -o KEY VALUE yours is taken"

@@ -250,7 +250,9 @@ def test_a_resolved_configuration_keeps_what_was_set_by_whom(tmp_path):
 @pytest.mark.parametrize("found", ["5", "[SEED]", "{SEED: true}", "{SEED: -2}", "{SEED: 1000000}"])
 def test_levels_of_given_keys_that_are_none_are_one_line(tmp_path, found):
     (tmp_path / "config.yaml").write_text(f"GIVEN: {found}\nSEED: 1\n")
-    with pytest.raises(InputError, match=r"config.yaml: GIVEN is .*, expected the \{key: level\} that a run wrote"):
+    with pytest.raises(
+        InputError, match=r"config.yaml: GIVEN is .*, expected the \{key: \[level, source\]\} that a run"
+    ):
         get_config(tmp_path / "config.yaml")
 
 

@@ -13,15 +13,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from yacs.config import CfgNode
-
-from config import default_values, get_config, named_keys
+from config import asked_config, default_values, get_config
+from config_checks import NEEDS
+from configs.explaining import explained
+from configs.merging import Option
 from configs.registry import datasets
 from errors import InputError
-from options import add_note, meant_by, nearest, pairs, read_yaml
+from options import NAMED, Configuration, add_note, meant_by, nearest, pairs, read_yaml
 
 FILE = "config.yaml"  # in a run's folder
 AUTO = "auto"
+CHECKPOINT = "the checkpoint, which has the weights"  # takes the place of MODEL.PRETRAINED, whose file may be gone
 FLAGS: dict[str, tuple[str, type, str]] = {
     "dataset": ("DATA.DATASET", str, "one of " + ", ".join(datasets.names())),
     "data_path": ("DATA.DATA_PATH", str, "the dataset's folder"),
@@ -39,33 +41,29 @@ FLAGS: dict[str, tuple[str, type, str]] = {
 }
 
 
-def config_from_arguments(program: str, argv: Sequence[str] | None = None) -> CfgNode:
+def config_from_arguments(program: str, argv: Sequence[str] | None = None) -> Configuration:
     """Returns the frozen configuration that a command line asks for (``argv``: None takes the process's)."""
     arguments = parse_command_line(program, argv, FLAGS, default_values())
-    # KEY=VALUE: what a flag gives is its value, even where it is the name of a key.
-    options = [
-        f"{key}={getattr(arguments, flag)}"
-        for flag, (key, _, _) in FLAGS.items()
-        if getattr(arguments, flag) is not None
-    ]
-    asked = dict(pairs(options + arguments.o, default_values()))
+    given = {flag: getattr(arguments, flag) for flag in FLAGS}
+    flags = [Option(FLAGS[flag][0], value, f"flag -{flag}") for flag, value in given.items() if value is not None]
+    named = [Option(key, value, NAMED) for key, value in pairs(arguments.o, default_values())]
+    asked = {option.key: option.value for option in (*flags, *named)}
     default = arguments.default_cfg if arguments.cfg is None else None
     choice = choose(arguments.cfg, default, default and get_config(default).DATA.DATASET, asked)
-    began_with = get_config(choice.file).MODEL.PRETRAINED if choice.of_run and _has_weights(asked) else None
-    if began_with:  # its file may be gone; training/run.py writes it down again
-        options.append("MODEL.PRETRAINED=None")
-    config = get_config(choice.file, options + arguments.o)
+    if choice.of_run and _has_weights(asked):
+        flags.append(Option("MODEL.PRETRAINED", None, CHECKPOINT))
+    config = asked_config(choice.file, [*flags, *named])
     if choice.of_run and (config.EVAL or program == "main_single_gpu.py") and "NGPUS" not in asked:
-        options.append("NGPUS=-1")  # how many processes the run has is nothing to these
-        config = get_config(choice.file, options + arguments.o)
+        flags.append(Option("NGPUS", -1, "this command, which counts the devices itself"))
     # The guide's evaluation command gives -batch_size alone; it is the evaluation's batch there.
     if config.EVAL and arguments.batch_size is not None and arguments.batch_size_eval is None:
-        options.append(f"DATA.BATCH_SIZE_EVAL={arguments.batch_size}")
-        config = get_config(choice.file, options + arguments.o)
+        flags.append(Option("DATA.BATCH_SIZE_EVAL", arguments.batch_size, "flag -batch_size, as -eval is given"))
+    config = asked_config(choice.file, [*flags, *named])
     if choice.note:
         add_note(config, choice.note)
-    config.__dict__["named"] = named_keys(arguments.o)
-    config.__dict__["began_with"] = began_with
+    if arguments.explain:
+        print(explained(config, arguments.explain, default_values(config), NEEDS))
+        raise SystemExit(0)
     return config
 
 
@@ -194,6 +192,9 @@ def parse_command_line(
     parser.add_argument(
         "-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys; KEY=VALUE as well"
     )
+    parser.add_argument(
+        "-explain", "--explain", nargs="+", action="extend", metavar="KEY", help="print where values came from, and end"
+    )
     words = _known_words(
         sys.argv[1:] if argv is None else argv, {key: flag for flag, (key, _, _) in flags.items()}, defaults
     )
@@ -206,7 +207,7 @@ def parse_command_line(
 
 def _known_words(words: Sequence[str], flag_of: Mapping[str, str], defaults: Mapping[str, Any]) -> list[str]:
     """The words with each flag as the parser spells it; the line for those that aren't known has all of them."""
-    known, taken, problems = {"cfg", "default_cfg", "o", "h", "help", *flag_of.values()}, [], []
+    known, taken, problems = {"cfg", "default_cfg", "explain", "o", "h", "help", *flag_of.values()}, [], []
     for position, word in enumerate(words):
         name, equals, value = word.partition("=")
         if word.endswith(("\r", "\\")) or (word and not word.strip()):

@@ -22,7 +22,8 @@ from yacs.config import CfgNode
 from config import differences, resolved, with_values
 from errors import InputError, remedy
 from launch.progress import keep_native_errors
-from options import notes
+from options import Configuration, given, notes
+from training.command_line import CHECKPOINT
 from utils import all_gather, get_loggers, num_cores, open_logs, rank, written_whole
 
 LOCK = ".lock"  # in a run's folder
@@ -84,15 +85,8 @@ class Run:
         open_logs(self.directory)
         keep_native_errors(self.directory / f"log_{rank()}.txt")
         if rank() == 0:
-            # The file serves other runs, by itself: where this one lies and what it went on from are its command's.
-            own = {"BASE": [""], "OUTPUT": None, "MODEL__RESUME": None, "DIST__MAX_RESTART": 0}
-            for key in ("DATA_PATH", "CACHE"):  # found from another folder, too
-                if self.config.DATA[key] and not os.path.isabs(self.config.DATA[key]):
-                    own[f"DATA__{key}"] = os.path.abspath(self.config.DATA[key])
-            if began_with := self.config.__dict__.get("began_with"):
-                own["MODEL__PRETRAINED"] = began_with
             with written_whole(self.directory / "config.yaml") as file:
-                file.write(resolved(with_values(self.config, **own)))
+                file.write(resolved(for_others(self.config)))
             if self.classes:
                 self._write_json("classes.json", self.classes)
         self.info(f"run: {self.directory}")
@@ -215,6 +209,20 @@ class Run:
     def _write_json(self, name: str, content: Any) -> None:
         with written_whole(self.directory / name) as file:
             file.write(json.dumps(content, indent=2) + "\n")
+
+
+def for_others(config: Configuration) -> Configuration:
+    """Returns what a run's file says, by itself: where the run lies and what it went on from are its command's."""
+    config = with_values(config, BASE=[""], OUTPUT=None, MODEL__RESUME=None, DIST__MAX_RESTART=0)
+    found = config.origins.get("MODEL.PRETRAINED", ())
+    if len(found) > 1 and found[-1].first == CHECKPOINT:
+        config = with_values(config, found[-2].origin(), MODEL__PRETRAINED=found[-2].value)
+    for key in ("DATA_PATH", "CACHE"):  # found from another folder, too
+        if config.DATA[key] and not os.path.isabs(config.DATA[key]):
+            where = given(config).get(f"DATA.{key}")
+            path = {f"DATA__{key}": os.path.abspath(config.DATA[key])}
+            config = with_values(config, where.origin() if where else "", **path)
+    return config
 
 
 def versions() -> dict[str, str]:

@@ -199,7 +199,7 @@ def share_batch(config: CfgNode, ranks: int) -> CfgNode:
         return config
     if batch % ranks:
         raise InputError(f"DATA.GLOBAL_BATCH is {batch}, found {ranks} processes; make it a multiple of their number")
-    return with_values(config, DATA__BATCH_SIZE=batch // ranks)
+    return with_values(config, f"DATA.GLOBAL_BATCH, shared by {ranks}", DATA__BATCH_SIZE=batch // ranks)
 
 
 def _tell_steps(config: CfgNode, images: int, steps: int, schedule: Callable[[int], float], run: Run) -> None:

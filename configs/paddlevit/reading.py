@@ -122,6 +122,7 @@ class Reading(NamedTuple):
 
     family: str
     values: dict[str, Any]
+    defaults: frozenset[str] = frozenset()  # the keys of which the file itself says nothing
 
 
 def read(
@@ -151,7 +152,9 @@ def read(
         return None, ""
     values, ignored = translated(one, own, path)
     told = f"; of no effect there, and ignored: {', '.join(ignored)}" if ignored else ""
-    return Reading(one.name, values), (
+    unsaid, said = translated(one, {}, path)[0], {own_key(key, value) for key, value in own.items()}
+    defaults = frozenset(key for key, value in values.items() if key not in said and unsaid.get(key) == value)
+    return Reading(one.name, values, defaults), (
         f"{path} is read as PaddleViT's, with the defaults of configs/paddlevit/{one.name}.yaml{told}"
     )
 

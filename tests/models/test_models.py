@@ -26,7 +26,7 @@ def test_recipes_are_configurations_but_no_models(tmp_path, monkeypatch):
     for folder in ("vit", "recipes"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / f"of_{folder}.yaml").write_text("MODEL:\n  DEPTH: 3\n")
-    monkeypatch.setattr("config.CONFIG_DIR", tmp_path)
+    monkeypatch.setattr("configs.merging.CONFIG_DIR", tmp_path)
     assert list_models() == ["of_vit"]
     assert get_config("of_recipes").MODEL.DEPTH == 3
     with pytest.raises(InputError, match="no model of_recipes"):

@@ -10,12 +10,13 @@ from ranks import run_ranks
 from runs import assert_same_run, records, refused, train, weights, work
 from test_engine import assert_same
 
-from config import get_config, with_values
+from config import get_config
 from datasets import ArrayDataset, get_datasets
 from loading import samplers
 from models import build_model
 from training.checkpoint import saver
 from training.checkpoint.resume import train_otherwise
+from training.command_line import config_from_arguments
 
 RECIPE = [
     "DATA.BATCH_SIZE", "8", "TRAIN.NUM_EPOCHS", "2", "TRAIN.ACCUM_ITER", "3", "TRAIN.MIXUP_ALPHA", "0.8",
@@ -265,8 +266,7 @@ def test_a_run_of_an_older_release_tells_it_when_it_goes_on(tmp_path, tiny, caps
     monkeypatch.undo()
     last = str(tmp_path / "run" / "checkpoints" / "last")
     options += ["TRAIN.NUM_EPOCHS", "2", "MODEL.RESUME", last]
-    config = with_values(get_config(None, options), OUTPUT=str(tmp_path / "more"))
-    config.__dict__["named"] = {"TRAIN.NUM_EPOCHS"}
+    config = config_from_arguments("main_multi_gpu.py", ["-o", *options, "OUTPUT", str(tmp_path / "more")])
     _, dataset, val = get_datasets(config)
     dataset = ArrayDataset(config, "train", dataset.images[:32], dataset.labels[:32], dataset.classes)
     capsys.readouterr()

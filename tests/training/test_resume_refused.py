@@ -4,10 +4,11 @@ import pytest
 from runs import refused, train, work
 from test_resume import EVERY_STEP
 
-from config import get_config, with_values
+from config import get_config
 from datasets import ArrayDataset, get_datasets
 from errors import InputError
 from models import build_model
+from options import named
 from training.checkpoint.resume import load_checkpoint
 from training.command_line import config_from_arguments
 from training.optim import build_optimizer
@@ -47,8 +48,8 @@ def test_settings_that_changed_are_listed_unless_they_are_named(tmp_path, tiny):
     train([*options, *resumed, *free], tmp_path / "b", 32)
     flags = ["-image_size=12", f"-resume={resumed[1]}"]
     config = config_from_arguments("main_multi_gpu.py", [*flags, "-o", *options[2:], *changed])
-    assert config.__dict__["named"] >= {"TRAIN.BASE_LR", "SEED", "TRAIN.HFLIP"}
-    assert "DATA.IMAGE_SIZE" not in config.__dict__["named"]  # a script's flags aren't what someone meant to change
+    assert named(config) >= {"TRAIN.BASE_LR", "SEED", "TRAIN.HFLIP"}
+    assert "DATA.IMAGE_SIZE" not in named(config)  # a script's flags aren't what someone meant to change
 
 
 def test_another_model_is_refused(tmp_path, tiny):
@@ -68,9 +69,8 @@ def test_another_optimizer_goes_on_only_where_it_keeps_the_same_moments(tmp_path
     options = [*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.OPTIMIZER.NAME"]
     train([*options, "Adam"], tmp_path / "run", 32)
     before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
-    config = get_config(None, [*options, name, "OUTPUT", str(tmp_path / "run"), "MODEL.RESUME", "auto"])
-    longer = with_values(config, TRAIN__NUM_EPOCHS=config.TRAIN.NUM_EPOCHS + 1)
-    longer.__dict__["named"] = {"TRAIN.OPTIMIZER.NAME", "TRAIN.NUM_EPOCHS"}
+    words = [*options, name, "OUTPUT", str(tmp_path / "run"), "MODEL.RESUME", "auto", "TRAIN.NUM_EPOCHS", "2"]
+    longer = config_from_arguments("main_multi_gpu.py", ["-o", *words])
     _, dataset, val = get_datasets(longer)
     dataset = ArrayDataset(longer, "train", dataset.images[:32], dataset.labels[:32], dataset.classes)
     if name in ("AdamW", "LAMB"):

@@ -13,6 +13,7 @@ from config import get_config, resolved
 from errors import InputError
 from options import notes
 from training.command_line import config_from_arguments
+from training.run import for_others
 
 SMALL = """
 DATA: {DATASET: mnist, DATA_PATH: data, BATCH_SIZE: 20, BATCH_SIZE_EVAL: 7, IMAGE_SIZE: 12, IMAGE_CHANNELS: 1,
@@ -179,7 +180,7 @@ def test_a_run_that_goes_on_does_not_ask_for_its_first_weights(run, flags, weigh
     Path("begun/config.yaml").write_text(text)
     config = config_from_arguments("main_multi_gpu.py", flags)
     assert weights == config.MODEL.PRETRAINED
-    assert config.__dict__.get("began_with") == (None if weights else "gone.npz")
+    assert (weights or "gone.npz") == for_others(config).MODEL.PRETRAINED
 
 
 def test_one_process_takes_what_several_trained(run):

@@ -13,12 +13,11 @@ from safetensors.numpy import load_file
 from yacs.config import CfgNode
 
 from config import default_values
-from config_checks import COMMAND_LINE
 from configs.architectures import kept_values
 from errors import InputError
 from models.base import ImageModel
 from models.layers.batch_norm import BATCH_NORMS
-from options import given, leaves, plain
+from options import COMMAND_LINE, given, leaves, named, plain
 from training.checkpoint import folder
 from training.checkpoint.progress import Progress
 from training.checkpoint.saver import FORMATS, own_statistics
@@ -174,11 +173,11 @@ def _compare(config: CfgNode, state: dict[str, Any], chosen: Path) -> None:
             f"{chosen} holds the state of {names[0]}, with which {names[1]} can't go on; leave TRAIN.OPTIMIZER.NAME as"
             " it was, or start from its weights with -pretrained"
         )
-    named = config.__dict__.get("named", ())
+    free = {*_FREE, *named(config)}
     changed = [
         f"{key} {then[key]} -> {value}"
         for key, value in now.items()
-        if key.startswith(_COMPARED) and key not in _FREE and key not in named and then[key] != value
+        if key.startswith(_COMPARED) and key not in free and then[key] != value
     ]
     if changed:
         raise InputError(

@@ -1,0 +1,213 @@
+"""How YAML files and options become one configuration, which knows where each value came from."""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from configs.architectures import all_keys, architecture
+from configs.paddlevit import reading
+from errors import InputError
+from options import (
+    COMMAND_LINE,
+    CONFIG_DIR,
+    WITH_VALUES,
+    WRITTEN_OUT,
+    Configuration,
+    Given,
+    add_note,
+    coerce,
+    given,
+    leaves,
+    nearest_key,
+    nearest_model,
+    plain,
+    read_yaml,
+)
+
+DEFAULT = "the defaults"  # whom a run's file had a value from that nobody set
+_LONGEST = 5000  # letters of a source: a path has 4,096 at most
+
+
+class Option(NamedTuple):
+    """A key's value as the command line gives it."""
+
+    key: str
+    value: Any
+    by: str = ""  # a flag, or -o
+
+
+def find_config(cfg_file: str | os.PathLike) -> Path:
+    """Returns the path of a configuration: a file, the name of a model's, or one relative to configs/."""
+    path = Path(cfg_file)
+    for place in (path, CONFIG_DIR / path, CONFIG_DIR / f"{path}.yaml"):
+        if place.is_file():
+            return place
+    shipped = {file.stem: file for file in shipped_configs()}
+    # PaddleViT keeps its files in configs/ itself: configs/NAME.yaml finds configs/<family>/NAME.yaml here.
+    if path.stem in shipped and path.suffix in ("", ".yaml") and path.parent.name in ("", "configs"):
+        return shipped[path.stem]
+    raise InputError(f"no configuration file {path}{nearest_model(path.name, shipped)}")
+
+
+def shipped_configs() -> list[Path]:
+    """Returns the files of models and recipes under configs/."""
+    return sorted(file for file in CONFIG_DIR.glob("*/*.yaml") if file.parent != reading.FOLDER)
+
+
+class Keys:
+    """All keys that there are, and how a configuration is given values for them.
+
+    Args:
+        tree: each key with its default.
+        types: what a key takes whose default doesn't tell it; each takes None, too.
+        words: values besides those of the type.
+        removed: keys that were, with their defaults, which runs wrote out into their files.
+    """
+
+    def __init__(
+        self, tree: Configuration, types: Mapping[str, Any], words: Mapping[str, tuple], removed: Mapping[str, Any]
+    ) -> None:
+        self.types, self.words, self.removed = types, words, removed
+        self.shared = dict(leaves(tree))
+        self.sections = {key[:dot] for key in self.shared for dot, letter in enumerate(key) if letter == "."}
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Every key's default; of a key that several architectures take, one's."""
+        return self.shared | {key: argument.default for key, argument in all_keys().items()}
+
+    def defaults_of(self, config: Configuration) -> dict[str, Any]:
+        """The defaults of the keys that a configuration has: its architecture's own among them."""
+        own = architecture(config.MODEL.TYPE).arguments
+        return self.shared | {key: argument.default for key, argument in own.items()}
+
+    def set(self, config: Configuration, key: str, value: Any, where: Given) -> None:
+        """Sets one dotted key to the value, coerced to the key's type; errors name ``where.source``."""
+        if where.source != COMMAND_LINE and key in self.sections:
+            raise InputError(f"{where.source}: {key} is a section, which takes keys; found {value!r}")
+        if key in all_keys():  # what it takes depends on the TYPE (settle)
+            config.put(key, value, where)
+            return
+        if key not in self.shared:
+            instead = "; " + reading.PLACE if reading.has_key(key) else nearest_key(key, self.defaults)
+            raise InputError(f"{where.source}: unknown key {key}{instead}")
+        default = self.shared[key]
+        kind = self.types.get(key) or ([type(default[0])] if isinstance(default, list) else type(default))
+        value = coerce(key, value, kind, key in self.types, self.words.get(key, ()), where.source)
+        config.put(key, value, where)
+
+    def write_out(self, config: Configuration, values: Mapping[str, Any], why: str) -> None:
+        """Sets dotted keys to what follows from others, as if nobody had set them."""
+        for key, value in values.items():
+            self.set(config, key, value, Given(WRITTEN_OUT, WITH_VALUES, why))
+
+    def merge_options(self, config: Configuration, options: Iterable[Option]) -> None:
+        """Sets what the command line says."""
+        level = _next_level(config)
+        for key, value, by in options:
+            self.set(config, key, value, Given(level, COMMAND_LINE, by))
+
+    def merge_file(self, config: Configuration, path: Path, including: tuple[Path, ...] = ()) -> None:
+        """Sets what a YAML file says, and before it what its BASE files say."""
+        path = path.resolve()
+        if path in including:
+            raise InputError(f"{path}: BASE leads back to this file")
+        content = read_yaml(path)
+        kept, others = self._kept(content, path)
+        without = content.pop("WITHOUT", None)
+        if without is not None and "BASE" not in content:  # empty: another file has it beside its own BASE
+            raise InputError(f"{path}: WITHOUT takes back what a BASE said, and there is no BASE; add it")
+        if (reading.is_family(path, content) or "BASE" not in content) and self._merge_theirs(config, path, content):
+            return
+        base = content.get("BASE") or []
+        base = base if isinstance(base, list) else [base]
+        if not all(isinstance(parent, str) for parent in base):
+            raise InputError(f"{path}: BASE is {str(base)[:40]}, expected a file, or a list of files")
+        for parent in base:
+            if parent:
+                beside = path.parent / parent
+                self.merge_file(config, beside if beside.is_file() else find_config(parent), (*including, path))
+        self._take_back(config, without, path)
+        level, default = _next_level(config), self.defaults
+        # A key of nobody's is named before one of PaddleViT's, which the file may have because it is meant as theirs.
+        for key, value in sorted(self._set_in(content), key=lambda item: reading.has_key(item[0])):
+            if others == WRITTEN_OUT and key in self.removed and value == self.removed[key]:
+                continue
+            known = key if key in default else reading.own_key(key, value)
+            own, first = kept.get(known, (others, ""))
+            if own == WRITTEN_OUT:
+                first = first or DEFAULT * (value == default.get(known))
+            self.set(config, known, value, Given(own if own == WRITTEN_OUT else level + own, str(path), first))
+
+    def _merge_theirs(self, config: Configuration, path: Path, content: dict[str, Any]) -> bool:
+        """Sets what a file of PaddleViT's says, and what its family's defaults are; returns whether it is one."""
+        theirs, note = reading.read(path, content, dict(self._set_in(content)), self.defaults)
+        if note:
+            add_note(config, note)
+        if theirs is None:
+            return False
+        config.families.append(theirs.family)
+        family = f"PaddleViT's defaults (configs/paddlevit/{theirs.family}.yaml)"
+        for key, value in theirs.values.items():
+            self.set(config, key, value, Given(WRITTEN_OUT, str(path), family if key in theirs.defaults else ""))
+        return True
+
+    def _kept(self, content: dict[str, Any], path: Path) -> tuple[dict[str, tuple[int, str]], int]:
+        """Takes GIVEN out of a file: (the level and the source of the keys that it names, the other keys' level).
+
+        A run's file has GIVEN, and every key; earlier releases wrote no sources into it, the first ones no GIVEN.
+        """
+        named = content.pop("GIVEN", None)
+        if named is None:  # nobody writes half of the keys by hand
+            return {}, WRITTEN_OUT if 2 * len(dict(leaves(content))) > len(self.defaults) else 0
+        found = {k: v if isinstance(v, list) else [v, ""] for k, v in named.items()} if isinstance(named, dict) else {}
+        if isinstance(named, dict) and all(map(_is_source, found.values())):
+            return {key: (level, first) for key, (level, first) in found.items()}, WRITTEN_OUT
+        raise InputError(
+            f"{path}: GIVEN is {str(named)[:40]}, expected the {{key: [level, source]}} that a run wrote; remove it"
+        )
+
+    def written(self, config: Configuration) -> str:
+        """Returns the YAML of every key, and as GIVEN where the values came from, but for those that nobody set."""
+        values, default = dict(leaves(config)), self.defaults_of(config)
+        sources = {
+            key: [where.level, where.origin()]
+            for key, where in given(config).items()
+            if where.level > WRITTEN_OUT or values[key] != default[key]
+        }
+        return (
+            f"{yaml.safe_dump(plain(config), allow_unicode=True)}# Where each value came from that isn't a default:"
+            " [level, source]. Of two levels, the higher was read later.\n"
+            f"{yaml.safe_dump({'GIVEN': sources}, allow_unicode=True, default_flow_style=None, width=2 * _LONGEST)}"
+        )
+
+    def _take_back(self, config: Configuration, names: Any, path: Path) -> None:
+        """Gives these keys, and those of these sections, their defaults again, as if nobody had set them."""
+        names, default = [] if names is None else names, self.defaults
+        for name in names if isinstance(names, list) else [names]:
+            keys = [key for key in default if f"{key}.".startswith(f"{name}.") and key != "BASE"]
+            if not keys:
+                raise InputError(f"{path}: WITHOUT names {str(name)[:40]!r}, expected keys or sections such as TRAIN")
+            for key in keys:
+                self.set(config, key, default[key], Given(WRITTEN_OUT, str(path)))
+                del config.origins[key]  # an architecture's gets its own default in the end (settle)
+
+    def _set_in(self, content: dict[str, Any]) -> list[tuple[str, Any]]:
+        """(dotted key, value) of a file's content; a section that is empty sets nothing."""
+        sections = self.sections | reading.sections()
+        return [(key, value) for key, value in leaves(content) if value is not None or key not in sections]
+
+
+def _is_source(found: list[Any]) -> bool:
+    """Whether it is [level, source], as a run's file has it."""
+    if len(found) != 2 or type(found[0]) is not int or not isinstance(found[1], str):
+        return False
+    level, first = found
+    return (WRITTEN_OUT if first else 0) <= level < 1000 and first.isprintable() and len(first) <= _LONGEST
+
+
+def _next_level(config: Configuration) -> int:
+    return 1 + max((where.level for where in given(config).values()), default=WRITTEN_OUT)
