@@ -6,13 +6,11 @@ Two keys that can't both be had are a conflict (``check``). A key that has nothi
 from collections.abc import Callable
 from typing import Any
 
-from yacs.config import CfgNode
-
 from configs import registry
 from configs.needs import Need
 from configs.registry import KINDS, datasets
 from errors import InputError
-from options import leaves
+from options import Configuration, leaves
 
 _CHOICES = {kind.key: kind.names() for kind in KINDS} | {
     "DATA.IMAGE_CHANNELS": (1, 3),
@@ -63,12 +61,12 @@ _LENGTHS = {"TRAIN.OPTIMIZER.BETAS": 2, "TRAIN.CROP_SCALE": 2, "TRAIN.CROP_RATIO
 _LENGTHS |= {"TRAIN.AFFINE": 3}
 
 
-def mixes(config: CfgNode) -> bool:
+def mixes(config: Configuration) -> bool:
     """Returns whether training mixes its images: mixup or CutMix is on."""
     return _MIXING.met(dict(leaves(config)))
 
 
-def check(config: CfgNode) -> None:
+def check(config: Configuration) -> None:
     """Raises InputError, naming the key, what it is and what it may be, for a configuration that can't be meant."""
     values = dict(leaves(config))
 
@@ -115,7 +113,7 @@ def check(config: CfgNode) -> None:
     require(not automatic or config.OUTPUT, "MODEL.RESUME", "-output with it: the folder in which to look")
 
 
-def _check_data(config: CfgNode, require: Callable[[bool, str, str], None]) -> None:
+def _check_data(config: Configuration, require: Callable[[bool, str, str], None]) -> None:
     data, train, channels = config.DATA, config.TRAIN, config.DATA.IMAGE_CHANNELS
     for key, values in (("DATA.IMAGENET_MEAN", data.IMAGENET_MEAN), ("DATA.IMAGENET_STD", data.IMAGENET_STD)):
         require(len(values) in (1, channels), key, f"1 or {channels} values, as IMAGE_CHANNELS")
@@ -144,7 +142,7 @@ def _check_data(config: CfgNode, require: Callable[[bool, str, str], None]) -> N
     require(0 <= box[0] <= box[1] <= 1, "TRAIN.CUTMIX_MINMAX", "0 <= low <= high <= 1")
 
 
-def _check_recipe(config: CfgNode, require: Callable[[bool, str, str], None]) -> None:
+def _check_recipe(config: Configuration, require: Callable[[bool, str, str], None]) -> None:
     train = config.TRAIN
     require(all(0 <= beta < 1 for beta in train.OPTIMIZER.BETAS), "TRAIN.OPTIMIZER.BETAS", "0 <= values < 1")
     weights = train.CLASS_WEIGHTS if isinstance(train.CLASS_WEIGHTS, list) else []
@@ -180,7 +178,7 @@ def _check_recipe(config: CfgNode, require: Callable[[bool, str, str], None]) ->
     _check_threshold(config, require)
 
 
-def _check_threshold(config: CfgNode, require: Callable[[bool, str, str], None]) -> None:
+def _check_threshold(config: Configuration, require: Callable[[bool, str, str], None]) -> None:
     """BCE_TARGET_THRESH has to lie between a target's two values: else all of them are 1, or all are 0."""
     train, classes = config.TRAIN, config.MODEL.NUM_CLASSES
     threshold, smoothing = train.BCE_TARGET_THRESH, train.SMOOTHING

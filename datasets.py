@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import paddle
 from PIL import Image
-from yacs.config import CfgNode
 
 from config_checks import mixes
 from configs.registry import datasets
@@ -24,6 +23,7 @@ from loading.shards import Shards
 from loading.sources import Arrays, Drawn, Files, Split
 from loading.transforms import EncodedImage, EvalTransform, Mixup, RandomErasing, TrainTransform, readable
 from loading.workers import Loader, ProcessLoader
+from options import Configuration
 
 _DECODING = "2"  # part of a cache's name: another where the same files give other pixels (2: 16-bit grey isn't white)
 
@@ -44,7 +44,7 @@ class ImageDataset(paddle.io.Dataset):
         classes: names, in the order of labels.
     """
 
-    def __init__(self, config: CfgNode, mode: str, labels: Labels, classes: Sequence[str]) -> None:
+    def __init__(self, config: Configuration, mode: str, labels: Labels, classes: Sequence[str]) -> None:
         super().__init__()
         train = mode == "train"
         self.labels, self.classes = np.asarray(labels, np.int64), list(classes)
@@ -107,7 +107,7 @@ class ArrayDataset(ImageDataset):
 
     def __init__(
         self,
-        config: CfgNode,
+        config: Configuration,
         mode: str,
         images: np.ndarray | MappedImages,
         labels: Labels,
@@ -126,7 +126,7 @@ class EncodedDataset(ImageDataset):
     Evaluation takes Pillow's pixels, unless DATA.FAST_EVAL.
     """
 
-    def __init__(self, config: CfgNode, mode: str, labels: Labels, classes: Sequence[str]) -> None:
+    def __init__(self, config: Configuration, mode: str, labels: Labels, classes: Sequence[str]) -> None:
         super().__init__(config, mode, labels, classes)
         self.exact = mode != "train" and not config.DATA.FAST_EVAL
 
@@ -156,7 +156,7 @@ class FileDataset(EncodedDataset):
 
     def __init__(
         self,
-        config: CfgNode,
+        config: Configuration,
         mode: str,
         root: Path,
         paths: Sequence[str],
@@ -186,7 +186,7 @@ class ShardDataset(EncodedDataset):
     the dataset that it packs has them: a run on its shards is, bit by bit, the run on the files.
     """
 
-    def __init__(self, config: CfgNode, mode: str, shards: Shards) -> None:
+    def __init__(self, config: Configuration, mode: str, shards: Shards) -> None:
         super().__init__(config, mode, shards.labels, shards.classes)
         self.shards = shards
 
@@ -203,7 +203,7 @@ class ShardDataset(EncodedDataset):
 class SyntheticDataset(ImageDataset):
     """Fixed random images of IMAGE_SIZE, made when they are asked for; sample i has class i modulo the classes."""
 
-    def __init__(self, config: CfgNode, mode: str, size: int) -> None:
+    def __init__(self, config: Configuration, mode: str, size: int) -> None:
         count = 1000 if config.MODEL.NUM_CLASSES == "auto" else config.MODEL.NUM_CLASSES
         classes = [str(c) for c in range(count)]
         super().__init__(config, mode, np.arange(size) % count, classes)
@@ -213,7 +213,7 @@ class SyntheticDataset(ImageDataset):
         return Image.fromarray(np.random.default_rng([self.seed, index]).integers(0, 256, self.shape, np.uint8))
 
 
-def get_dataset(config: CfgNode, mode: str) -> ImageDataset:
+def get_dataset(config: Configuration, mode: str) -> ImageDataset:
     """Returns the dataset of DATA.DATASET.
 
     Args:
@@ -235,7 +235,7 @@ def get_dataset(config: CfgNode, mode: str) -> ImageDataset:
     return dataset
 
 
-def _made(config: CfgNode, mode: str, source: Files | Shards | Arrays | Drawn) -> ImageDataset:
+def _made(config: Configuration, mode: str, source: Files | Shards | Arrays | Drawn) -> ImageDataset:
     """Returns the dataset of what its reader gave; DATA.CACHE holds what is decoded."""
     said = datasets.components[config.DATA.DATASET].returns
     if said != type(source).__name__:
@@ -257,12 +257,12 @@ def _made(config: CfgNode, mode: str, source: Files | Shards | Arrays | Drawn) -
     return _decoded(config, mode, dataset) if config.DATA.CACHE else dataset
 
 
-def _cached(config: CfgNode, mode: str, made_of: str, decode: Callable[[], Decoded]) -> ArrayDataset:
+def _cached(config: Configuration, mode: str, made_of: str, decode: Callable[[], Decoded]) -> ArrayDataset:
     name = f"{config.DATA.DATASET}-{mode}-{made_of}"
     return ArrayDataset(config, mode, *cached(Path(config.DATA.CACHE), name, decode))
 
 
-def _decoded(config: CfgNode, mode: str, dataset: EncodedDataset) -> ArrayDataset:
+def _decoded(config: Configuration, mode: str, dataset: EncodedDataset) -> ArrayDataset:
     made_of = fingerprint(
         dataset.files(), _DECODING, dataset.mode, dataset.labels.tobytes(), "\0".join(dataset.classes)
     )
@@ -271,8 +271,8 @@ def _decoded(config: CfgNode, mode: str, dataset: EncodedDataset) -> ArrayDatase
 
 
 def get_datasets(
-    config: CfgNode, trained: Sequence[str] | None = None
-) -> tuple[CfgNode, ImageDataset | None, ImageDataset]:
+    config: Configuration, trained: Sequence[str] | None = None
+) -> tuple[Configuration, ImageDataset | None, ImageDataset]:
     """Returns (config with NUM_CLASSES resolved, training set or None under EVAL, validation set).
 
     Args:
@@ -307,7 +307,7 @@ def _class_name(dataset: ImageDataset, label: int) -> str:
 # ------------------------------------------------------------------ loader
 
 
-def get_dataloader(config: CfgNode, dataset: ImageDataset, mode: str, rank: int = 0, ranks: int = 1) -> Loader:
+def get_dataloader(config: Configuration, dataset: ImageDataset, mode: str, rank: int = 0, ranks: int = 1) -> Loader:
     """Returns the loader of this rank's batches.
 
     Raises:

@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from yacs.config import CfgNode
-
 from errors import InputError
-from options import coerce, given, leaves, parsed
+from options import Configuration, coerce, given, leaves, parsed
 
 
 class Range(NamedTuple):
@@ -108,7 +106,7 @@ def kept_values(tree: dict[str, Any]) -> dict[str, Any]:
     return {key: argument.default for key, argument in own.items()} | kept
 
 
-def settle(config: CfgNode) -> None:
+def settle(config: Configuration) -> None:
     """Leaves in MODEL the keys that all share and the architecture's: as they were set, or as its constructor has them.
 
     Raises:

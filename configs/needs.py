@@ -3,10 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from yacs.config import CfgNode
-
 from errors import InputError
-from options import COMMAND_LINE, Given, leaves
+from options import COMMAND_LINE, Configuration, Given, leaves
 
 
 class Need(NamedTuple):
@@ -23,7 +21,7 @@ def unmet(needs: tuple[Need, ...], values: Mapping[str, Any]) -> Need | None:
     return next((need for need in needs if not need.met(values)), None)
 
 
-def refuse_idle(config: CfgNode, given: Mapping[str, Given], needs: Mapping[str, tuple[Need, ...]]) -> None:
+def refuse_idle(config: Configuration, given: Mapping[str, Given], needs: Mapping[str, tuple[Need, ...]]) -> None:
     """Raises InputError for a key that was set and does nothing, whatever its value.
 
     It is no error where what takes its use away was set over it: ``-o TRAIN.OPTIMIZER.NAME SGD`` over a recipe's BETAS.

@@ -17,10 +17,8 @@ from operator import getitem
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args
 
-from yacs.config import CfgNode
-
 from errors import InputError
-from options import nearest
+from options import Configuration, nearest
 
 ROOT = Path(__file__).resolve().parent.parent
 Definition = ast.FunctionDef | ast.ClassDef
@@ -96,7 +94,7 @@ class Registry:
             importlib.import_module(self.components[name].module)
         return self.registered[name]
 
-    def chosen(self, config: CfgNode) -> Callable:
+    def chosen(self, config: Configuration) -> Callable:
         """Returns the component that ``key`` names, with the values of the keys that it reads."""
         name = _value(config, self.key)
         component, _ = self.load(name)
@@ -136,7 +134,7 @@ def own_keys() -> dict[str, Key]:
     return found
 
 
-def add_keys(tree: CfgNode) -> None:
+def add_keys(tree: Configuration) -> None:
     """Adds the components' own keys to those of config.py.
 
     Raises:
@@ -212,5 +210,5 @@ def _key(file: Path, word: ast.arg, default: Any, text: str) -> Key:
     return Key(default if default is None else kind(default), kind, *rest)
 
 
-def _value(config: CfgNode, key: str) -> Any:
+def _value(config: Configuration, key: str) -> Any:
     return functools.reduce(getitem, key.split("."), config)

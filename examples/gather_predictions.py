@@ -18,14 +18,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run by its pa
 from errors import InputError, reported  # first: it says what isn't installed
 
 # isort: split
-from yacs.config import CfgNode
-
+from options import Configuration
 from training.command_line import config_from_arguments
 
 COLUMNS = ("index", "label", "prediction", "probability")
 
 
-def predictions(config: CfgNode, model: Any, dataset: Any, rank: int, ranks: int) -> list[tuple]:
+def predictions(config: Configuration, model: Any, dataset: Any, rank: int, ranks: int) -> list[tuple]:
     """Returns the rows of this rank's share of ``dataset``."""
     import paddle
     from paddle.nn import functional as F
@@ -51,7 +50,7 @@ def predictions(config: CfgNode, model: Any, dataset: Any, rank: int, ranks: int
     return list(zip(loader.batch_sampler.indices, *columns, strict=True))
 
 
-def worker(config: CfgNode, dataset: Any, file: Path) -> None:
+def worker(config: Configuration, dataset: Any, file: Path) -> None:
     """What each process does."""
     import utils
     from models import build_model
@@ -105,7 +104,7 @@ def main() -> None:
     trained = classes_of(config.MODEL.PRETRAINED) if config.MODEL.PRETRAINED else None
     config, _, dataset = get_datasets(with_preprocessing(with_values(config, EVAL=True)), trained)
 
-    def start(config: CfgNode, ranks: int, failed: Any, beats: Any) -> Any:
+    def start(config: Configuration, ranks: int, failed: Any, beats: Any) -> Any:
         arguments = (failed, beats, config, dataset, Path(config.OUTPUT))
         return dist.spawn(spawned, args=arguments, nprocs=ranks, join=False)
 

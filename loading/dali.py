@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import paddle
 from PIL import Image
-from yacs.config import CfgNode
 
 from errors import InputError
 from loading.samplers import TrainBatchSampler
 from loading.workers import Draw, Loader, with_draws
+from options import Configuration
 from utils import num_gpus
 
 try:
@@ -39,7 +39,9 @@ class DaliLoader(Loader):
         dataset: has ``data(index)``, ``labels`` and a ``TrainTransform`` that crops, resizes and flips, no more.
     """
 
-    def __init__(self, config: CfgNode, dataset: Any, sampler: TrainBatchSampler, draw: Draw | None = None) -> None:
+    def __init__(
+        self, config: Configuration, dataset: Any, sampler: TrainBatchSampler, draw: Draw | None = None
+    ) -> None:
         super().__init__(config, dataset, sampler, draw)
         self.threads, self.depth = max(1, config.DATA.NUM_WORKERS), config.DATA.PREFETCH
         self.size, self.channels = config.DATA.IMAGE_SIZE, config.DATA.IMAGE_CHANNELS

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-from yacs.config import CfgNode
 
 from config import CONFIG_DIR, is_users, with_values
 from errors import InputError
-from options import add_note
+from options import Configuration, add_note
 
 _IMAGENET = CONFIG_DIR / "imagenet1k_classes.txt"
 _SYNSET = re.compile(r"n\d{8}(?!\d)")
@@ -27,7 +26,7 @@ class Labelled(Protocol):
     classes: list[str]
 
 
-def check_training(config: CfgNode, train: Labelled, val: Labelled) -> CfgNode:
+def check_training(config: Configuration, train: Labelled, val: Labelled) -> Configuration:
     """Returns ``config`` with NUM_CLASSES resolved.
 
     Raises:
@@ -43,7 +42,7 @@ def check_training(config: CfgNode, train: Labelled, val: Labelled) -> CfgNode:
     return _resolved(config, classes, "the data has")
 
 
-def check_evaluation(config: CfgNode, val: Labelled, trained: Sequence[str] | None) -> CfgNode:
+def check_evaluation(config: Configuration, val: Labelled, trained: Sequence[str] | None) -> Configuration:
     """Returns ``config`` with NUM_CLASSES resolved; gives ``val`` the labels and class names of the weights' outputs.
 
     Args:
@@ -77,7 +76,7 @@ def check_evaluation(config: CfgNode, val: Labelled, trained: Sequence[str] | No
     return _resolved(config, len(val.classes), "the data has")
 
 
-def check_pretrained_classes(config: CfgNode, dataset: Labelled) -> None:
+def check_pretrained_classes(config: Configuration, dataset: Labelled) -> None:
     """Raises InputError where PRETRAINED_CLASSES keeps ImageNet-1k's classes for data that has others.
 
     Args:
@@ -159,7 +158,9 @@ def _folded(name: str) -> str:
     return " ".join(name.replace("_", " ").replace("-", " ").casefold().split())
 
 
-def _matched(config: CfgNode, val: Labelled, places: dict[str, int], names: list[str], whose: str) -> CfgNode:
+def _matched(
+    config: Configuration, val: Labelled, places: dict[str, int], names: list[str], whose: str
+) -> Configuration:
     """Gives ``val`` the labels of ``places`` and ``names`` for outputs, with the data's own names where it has one."""
     config = with_values(config)  # a copy: the note is this start's
     add_note(config, f"the data's {len(_present(val))} classes are matched by name with {whose}: {len(names)} outputs")
@@ -170,7 +171,7 @@ def _matched(config: CfgNode, val: Labelled, places: dict[str, int], names: list
     return config
 
 
-def _resolved(config: CfgNode, classes: int, who_has: str) -> CfgNode:
+def _resolved(config: Configuration, classes: int, who_has: str) -> Configuration:
     """Returns ``config`` with NUM_CLASSES ``classes``, or as the user set it; ``who_has`` begins the error."""
     outputs = config.MODEL.NUM_CLASSES
     if outputs in ("auto", classes):

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import paddle
-from yacs.config import CfgNode
 
 from errors import InputError
+from options import Configuration
 
 
 class TrainBatchSampler(paddle.io.DistributedBatchSampler):
@@ -33,7 +33,7 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         InputError: DROP_LAST leaves no batch.
     """
 
-    def __init__(self, config: CfgNode, dataset: Any, rank: int, ranks: int) -> None:
+    def __init__(self, config: Configuration, dataset: Any, rank: int, ranks: int) -> None:
         batch_size, drop_last = config.DATA.BATCH_SIZE, config.DATA.DROP_LAST
         super().__init__(dataset, batch_size, num_replicas=ranks, rank=rank, shuffle=True, drop_last=drop_last)
         self.seed, self.rank, self.ranks = config.SEED, rank, ranks

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 import paddle
 from threadpoolctl import threadpool_limits
-from yacs.config import CfgNode
 
 from errors import InputError, RunError
 from launch.signals import die_with_parent, ignore_signals
 from loading.samplers import EvalBatchSampler, TrainBatchSampler
+from options import Configuration
 from utils import free_memory, num_gpus
 
 Sampler = TrainBatchSampler | EvalBatchSampler
@@ -47,7 +47,7 @@ class Loader:
         RuntimeError: in an iteration: anything else that went wrong while loading, with its traceback.
     """
 
-    def __init__(self, config: CfgNode, dataset: Any, sampler: Any, draw: Draw | None = None) -> None:
+    def __init__(self, config: Configuration, dataset: Any, sampler: Any, draw: Draw | None = None) -> None:
         self.dataset, self.batch_sampler, self.draw = dataset, sampler, draw
         self._only_one = config.EVAL
         self._expected: Iterator[Sampler] = iter(())
@@ -97,7 +97,7 @@ class ProcessLoader(Loader):
 
     def __init__(
         self,
-        config: CfgNode,
+        config: Configuration,
         dataset: paddle.io.Dataset,
         sampler: Sampler,
         processes: int = 1,

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from yacs.config import CfgNode
-
 from config import default_values, get_config, shipped_configs, with_values
 from configs.architectures import architectures
 from errors import InputError
 from models.base import ARCHITECTURES, ImageModel
-from options import add_note, nearest_model, set_by_someone
+from options import Configuration, add_note, nearest_model, set_by_someone
 from weights import load_weights
 from weights.formats import read_weights
 from weights.names import has_switches, switches
@@ -22,7 +20,7 @@ for _one in architectures().values():  # each registers itself
     importlib.import_module(f"models.{_one.module}")
 
 
-def build_model(config: CfgNode, **arguments: Any) -> ImageModel:
+def build_model(config: Configuration, **arguments: Any) -> ImageModel:
     """Builds the model of a configuration, with fresh weights.
 
     Args:
@@ -39,7 +37,7 @@ def build_model(config: CfgNode, **arguments: Any) -> ImageModel:
     return kind(**values | arguments)
 
 
-def architecture(config: CfgNode) -> type[ImageModel]:
+def architecture(config: Configuration) -> type[ImageModel]:
     """Returns the class that MODEL.TYPE names, in any case."""
     return ARCHITECTURES[config.MODEL.TYPE.lower()]
 
@@ -57,7 +55,7 @@ def list_models(pattern: str | Sequence[str] = "*") -> list[str]:
     return [name for name in names if any(fnmatch.fnmatchcase(name, one) for one in patterns)]
 
 
-def with_switches(config: CfgNode, path: str | Path) -> CfgNode:
+def with_switches(config: Configuration, path: str | Path) -> Configuration:
     """Returns ``config`` with the keys of MODEL that the names of the weights' tensors tell, where nobody set them.
 
     These are keys that change what a model computes, but none of its tensors' shapes (``weights.names.switches``). A

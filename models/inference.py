@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 import paddle
 from threadpoolctl import threadpool_info
-from yacs.config import CfgNode
 
 import ops
 from errors import InputError, RunError
 from models.base import ImageModel
 from ops.settings import exact_float32
+from options import Configuration
 from utils import num_gpus, sync_directory
 
 TOLERANCE = 1e-4  # largest difference from eager logits, over their range, in float32
@@ -102,7 +102,7 @@ def difference(model: ImageModel, predictor: Predictor) -> float:
     return differs
 
 
-def inference_engine(config: CfgNode, model: ImageModel, tell: Callable[[str], None]) -> Predictor:
+def inference_engine(config: Configuration, model: ImageModel, tell: Callable[[str], None]) -> Predictor:
     """Returns the predictor for EVAL_ENGINE inference, checked against ``model``; tells what that took.
 
     Raises:
@@ -125,7 +125,7 @@ def inference_engine(config: CfgNode, model: ImageModel, tell: Callable[[str], N
     return predictor
 
 
-def write_export(config: CfgNode, model: ImageModel, target: Path, classes: list[str]) -> float:
+def write_export(config: Configuration, model: ImageModel, target: Path, classes: list[str]) -> float:
     """Writes the folder ``target``, whole or not at all: program, weights and PREPROCESSING; returns ``difference``.
 
     Args:

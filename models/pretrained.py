@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from yacs.config import CfgNode
 
 from config import with_values
 from errors import InputError
 from models import with_switches
-from options import is_given
+from options import Configuration, is_given
 from weights.hub import read_config
 
 _KEYS = {  # timm's: ours
@@ -23,7 +22,7 @@ _KEYS = {  # timm's: ours
 }
 
 
-def with_preprocessing(config: CfgNode) -> CfgNode:
+def with_preprocessing(config: Configuration) -> Configuration:
     """Returns ``config`` with the crop, interpolation and normalisation of MODEL.PRETRAINED, where it sets none itself,
     and with what ``with_switches`` adds.
 
@@ -43,7 +42,7 @@ def with_preprocessing(config: CfgNode) -> CfgNode:
         ) from None
 
 
-def disagreements(config: CfgNode, stored: dict[str, Any]) -> Iterator[str]:
+def disagreements(config: Configuration, stored: dict[str, Any]) -> Iterator[str]:
     """Yields a warning for each setting in which ``config`` and the weights' config.json (``stored``) differ."""
     for key, value in _wanted(config, stored).items():
         own = config[key.partition(".")[0]][key.partition(".")[2]]
@@ -51,7 +50,7 @@ def disagreements(config: CfgNode, stored: dict[str, Any]) -> Iterator[str]:
             yield f"warning: {key} is {own}, the weights were made for {value}"
 
 
-def _wanted(config: CfgNode, stored: dict[str, Any]) -> dict[str, Any]:
+def _wanted(config: Configuration, stored: dict[str, Any]) -> dict[str, Any]:
     """Returns the keys of a configuration that ``stored`` tells, by their dotted names."""
     wanted = {key: stored[name] for name, key in _KEYS.items() if stored.get(name) is not None}
     if config.DATA.IMAGE_CHANNELS == 1:  # grey is what the colours are on average

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import paddle
 from threadpoolctl import threadpool_limits
-from yacs.config import CfgNode
 
 import ops
 from launch.environment import cores_each
+from options import Configuration
 from utils import num_gpus
 
 
-def set_device_flags(config: CfgNode, local_processes: int) -> str:
+def set_device_flags(config: Configuration, local_processes: int) -> str:
     """Applies DETERMINISTIC, CUDNN_BENCHMARK, TF32 and TUNE_CPU to this process; returns one line that tells it."""
     if paddle.device.is_compiled_with_cuda():
         flags = {

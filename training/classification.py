@@ -6,13 +6,13 @@ from typing import Any, ClassVar
 import numpy as np
 import paddle
 from paddle import nn
-from yacs.config import CfgNode
 
 from config import get_config, with_values
 from datasets import ImageDataset
 from errors import InputError
 from loading.transforms import BatchTransform, Normalize
 from models import architecture, build_model, with_switches
+from options import Configuration
 from training.losses import CrossEntropy, Teacher, build_criterion
 from training.run import Run
 from training.task import Batch, Metrics, Task, summed
@@ -31,7 +31,7 @@ class Classification(Task):
     }
     curves: ClassVar[dict[str, str]] = {"loss": "loss", "acc1": "top-1 accuracy (%)", "lr": "learning rate"}
 
-    def __init__(self, config: CfgNode, classes: Sequence[str] = ()) -> None:
+    def __init__(self, config: Configuration, classes: Sequence[str] = ()) -> None:
         super().__init__(config, classes)
         self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
         if config.MODEL.NUM_CLASSES < 5:
@@ -95,7 +95,7 @@ def hits(logits: paddle.Tensor, targets: paddle.Tensor) -> Batch:
     return {"acc1": right[:, 0], "acc5": right.sum(1)}
 
 
-def build_teacher(config: CfgNode, run: Run) -> Teacher | None:
+def build_teacher(config: Configuration, run: Run) -> Teacher | None:
     """Returns the trained teacher of TRAIN.DISTILLATION_TYPE, or None without one.
 
     Raises:

@@ -12,7 +12,6 @@ from typing import Any
 
 import paddle
 from paddle import nn
-from yacs.config import CfgNode
 
 from datasets import ImageDataset, get_dataloader
 from errors import InputError, RunError
@@ -22,7 +21,7 @@ from loading.workers import Loader
 from models.base import ImageModel
 from models.inference import inference_engine
 from models.layers.batch_norm import hold_frozen_statistics
-from options import plain
+from options import Configuration, plain
 from training.checkpoint import Progress, Saver, own_statistics
 from training.checkpoint.resume import resume, settle
 from training.classification import Classification
@@ -37,7 +36,7 @@ from utils import rank, reduce_dict, seed_step, world_size
 
 
 def fit(
-    config: CfgNode,
+    config: Configuration,
     network: nn.Layer,
     train: ImageDataset,
     val: ImageDataset,
@@ -253,7 +252,7 @@ def _watched(loader: Loader, after_batch: Callable[[], None]) -> Iterator[Batch]
 
 
 def evaluate_only(
-    config: CfgNode, model: ImageModel, val: ImageDataset, run: Run, kind: type[Task] = Classification
+    config: Configuration, model: ImageModel, val: ImageDataset, run: Run, kind: type[Task] = Classification
 ) -> None:
     """The run of ``-eval``: loads MODEL.PRETRAINED, evaluates, leaves result.json.
 
@@ -288,7 +287,7 @@ def _result(task: Task, metrics: Metrics, weights: str) -> dict[str, Any]:
     return {**metrics, "model": task.config.MODEL.NAME, "weights": weights, "config": plain(task.config)}
 
 
-def autocast(config: CfgNode, evaluation: bool = False) -> contextlib.AbstractContextManager:
+def autocast(config: Configuration, evaluation: bool = False) -> contextlib.AbstractContextManager:
     """The forward pass's context: level O1 (softmax, norms and losses stay in float32), or none for float32."""
     dtype: Any = precision(config, evaluation)
     return contextlib.nullcontext() if dtype == "float32" else paddle.amp.auto_cast(dtype=dtype, level="O1")

@@ -12,11 +12,11 @@ import numpy as np
 import paddle
 from paddle import nn
 from paddle.nn import functional as F
-from yacs.config import CfgNode
 
 from configs.registry import Share, losses
 from errors import InputError
 from loading.transforms import gives_distributions, smooth_one_hot
+from options import Configuration
 
 # ----------------------------------------------------------------- criteria
 
@@ -145,7 +145,7 @@ def _factors(weight: Sequence[float] | None) -> paddle.Tensor | None:
     return None if weight is None else paddle.to_tensor(weight, dtype="float32")
 
 
-def class_weights(config: CfgNode, labels: np.ndarray | None) -> list[float] | None:
+def class_weights(config: Configuration, labels: np.ndarray | None) -> list[float] | None:
     """Returns a factor per class, or None without TRAIN.CLASS_WEIGHTS.
 
     "auto" gives n / (number of classes present * images of the class), whose mean over the n training images is 1. A
@@ -271,7 +271,9 @@ class TrainingLoss(nn.Layer):
 # ------------------------------------------------------------------ factory
 
 
-def build_criterion(config: CfgNode, labels: np.ndarray | None = None, teacher: nn.Layer | None = None) -> TrainingLoss:
+def build_criterion(
+    config: Configuration, labels: np.ndarray | None = None, teacher: nn.Layer | None = None
+) -> TrainingLoss:
     """Returns the training loss of a configuration; it takes the targets that ``BatchTransform`` gives.
 
     Args:

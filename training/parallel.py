@@ -18,17 +18,17 @@ import paddle.distributed as dist
 from paddle import nn
 from paddle.distributed import fleet
 from paddle.distributed.fleet.utils.log_util import set_log_level
-from yacs.config import CfgNode
 
 from errors import InputError
 from models.layers.batch_norm import synchronise
+from options import Configuration
 from utils import all_gather, rank, to_device, world_size
 
 UNDER_WAY = 2  # buckets that travel at a time: what they take of memory is bounded
 PIECE = 8 << 20  # elements of a state's piece
 
 
-def init(config: CfgNode) -> None:
+def init(config: Configuration) -> None:
     """Joins this process to the run's others, which its launcher's environment names."""
     if world_size() == 1:
         return
@@ -56,7 +56,7 @@ def _groups_of_gloo() -> Iterator[None]:
         dist.new_group = new_group
 
 
-def _strategy(config: CfgNode) -> fleet.DistributedStrategy:
+def _strategy(config: Configuration) -> fleet.DistributedStrategy:
     """What fleet itself carries out of DIST.STRATEGY."""
     options, strategy = config.DIST.STRATEGY, fleet.DistributedStrategy()
     strategy.fuse_grad_size_in_MB = options.fuse_grad_size_in_MB
@@ -66,7 +66,7 @@ def _strategy(config: CfgNode) -> fleet.DistributedStrategy:
     return strategy
 
 
-def wrap_model(config: CfgNode, model: nn.Layer) -> nn.Layer:
+def wrap_model(config: Configuration, model: nn.Layer) -> nn.Layer:
     """Returns the network to train: its parameters are rank 0's; what is frozen has to be so already.
 
     Raises:
@@ -86,7 +86,7 @@ def without_sync(network: nn.Layer, optimizer: Any) -> contextlib.AbstractContex
     return network.no_sync() if isinstance(network, paddle.DataParallel) else contextlib.nullcontext()
 
 
-def wrap_optimizer(config: CfgNode, optimizer: paddle.optimizer.Optimizer) -> Any:
+def wrap_optimizer(config: Configuration, optimizer: paddle.optimizer.Optimizer) -> Any:
     """Returns the optimizer to train with, which has a ``paddle.optimizer.Optimizer``'s methods.
 
     Raises:

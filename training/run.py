@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import paddle
 from tqdm import tqdm
-from yacs.config import CfgNode
 
 from config import differences, resolved, with_values
 from errors import InputError, remedy
@@ -47,7 +46,7 @@ class Run:
             writes there.
     """
 
-    def __init__(self, config: CfgNode, classes: list[str]) -> None:
+    def __init__(self, config: Configuration, classes: list[str]) -> None:
         self.config, self.classes = config, classes
         self.local, self.main = get_loggers()
         # One process chooses, so that the clocks of several machines can't disagree about the name.
@@ -239,7 +238,7 @@ class RunFolder:
         path: the folder.
     """
 
-    def __init__(self, config: CfgNode) -> None:
+    def __init__(self, config: Configuration) -> None:
         name = f"{'eval' if config.EVAL else 'train'}-{config.MODEL.NAME}-{time.strftime('%Y%m%d-%H-%M-%S')}"
         self.named, self.resumes = bool(config.OUTPUT), bool(config.MODEL.RESUME)
         self.path = self.base = Path(config.OUTPUT) if config.OUTPUT else Path(config.SAVE) / name

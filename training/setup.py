@@ -8,7 +8,6 @@ from typing import Any
 
 import paddle
 from paddle import nn
-from yacs.config import CfgNode
 
 from config import default_values, is_users, with_values
 from datasets import ImageDataset, get_dataloader
@@ -17,7 +16,7 @@ from loading.workers import Loader
 from models.base import ImageModel
 from models.pretrained import disagreements
 from ops.settings import float32_told
-from options import leaves, set_by_someone
+from options import Configuration, leaves, set_by_someone
 from training.optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters
 from training.parallel import ShardedOptimizer, wrap_optimizer
 from training.run import Run
@@ -45,7 +44,7 @@ _PLACES = (
 class Training:
     """The parts of a training run; ``network`` is ``model``, or what ``parallel`` wrapped it in, as the optimizer."""
 
-    config: CfgNode
+    config: Configuration
     task: Task
     model: ImageModel
     network: nn.Layer
@@ -121,7 +120,7 @@ def _trace(model: nn.Layer) -> None:
     paddle.jit.to_static(model, full_graph=True)
 
 
-def load_pretrained(config: CfgNode, model: ImageModel, run: Run, strict: bool) -> None:
+def load_pretrained(config: Configuration, model: ImageModel, run: Run, strict: bool) -> None:
     """Loads MODEL.PRETRAINED; tells what was loaded, and where images aren't prepared as the weights were made for."""
     settings = config.MODEL
     report = load_weights(model, settings.PRETRAINED, strict, settings.PRETRAINED_ALLOW, settings.PRETRAINED_CLASSES)
@@ -130,7 +129,7 @@ def load_pretrained(config: CfgNode, model: ImageModel, run: Run, strict: bool) 
         run.info(warning)
 
 
-def precision(config: CfgNode, evaluation: bool = False) -> str:
+def precision(config: Configuration, evaluation: bool = False) -> str:
     """Returns the forward pass's type: "float32", or with AMP on a GPU "bfloat16", or "float16" where it has none.
 
     On a CPU it is float32: Paddle's autocast has no effect there, nor has it a matrix product of bfloat16.
@@ -143,7 +142,7 @@ def precision(config: CfgNode, evaluation: bool = False) -> str:
     return "bfloat16" if paddle.amp.is_bfloat16_supported() else "float16"
 
 
-def precision_told(config: CfgNode) -> str:
+def precision_told(config: Configuration) -> str:
     """Returns ``precision`` of a training, or with EVAL of an evaluation, with the reason where AMP asks for more."""
     reason = ""
     if config.AMP and not num_gpus():
@@ -154,7 +153,7 @@ def precision_told(config: CfgNode) -> str:
     return precision(config, config.EVAL).replace("float32", float32_told()) + reason
 
 
-def _tell_model(config: CfgNode, model: nn.Layer, run: Run) -> None:
+def _tell_model(config: Configuration, model: nn.Layer, run: Run) -> None:
     trained = {name: p for name, p in model.named_parameters() if not p.stop_gradient}
     decayed = len(set(decayed_parameters(config, model)) & trained.keys())
     frozen = [p.size for p in model.parameters() if p.stop_gradient]
@@ -172,7 +171,7 @@ def _tell_shares(optimizer: paddle.optimizer.Optimizer | ShardedOptimizer, run: 
         run.info(f"fleet, sharding stage {optimizer.stage}: the optimizer's state by rank is of {shares} parameters")
 
 
-def check_same(config: CfgNode) -> None:
+def check_same(config: Configuration) -> None:
     """Raises InputError, on every rank, where ranks that a launcher started were told to do different things.
 
     Which configuration a command means may follow from a run's folder, which a machine may not see.
@@ -188,7 +187,7 @@ def check_same(config: CfgNode) -> None:
                 )
 
 
-def share_batch(config: CfgNode, ranks: int) -> CfgNode:
+def share_batch(config: Configuration, ranks: int) -> Configuration:
     """Returns the configuration whose DATA.BATCH_SIZE is one of ``ranks`` shares of DATA.GLOBAL_BATCH, if that is set.
 
     Raises:
@@ -202,7 +201,7 @@ def share_batch(config: CfgNode, ranks: int) -> CfgNode:
     return with_values(config, f"DATA.GLOBAL_BATCH, shared by {ranks}", DATA__BATCH_SIZE=batch // ranks)
 
 
-def _tell_steps(config: CfgNode, images: int, steps: int, schedule: Callable[[int], float], run: Run) -> None:
+def _tell_steps(config: Configuration, images: int, steps: int, schedule: Callable[[int], float], run: Run) -> None:
     train, accum, batch = config.TRAIN, config.TRAIN.ACCUM_ITER, config.DATA.BATCH_SIZE
     updates, effective = -(-steps // accum), batch * world_size() * accum
     rates = [f"{schedule(epoch * updates):.3g}" for epoch in (0, train.WARMUP_EPOCHS, train.NUM_EPOCHS)]
@@ -221,7 +220,7 @@ def _tell_steps(config: CfgNode, images: int, steps: int, schedule: Callable[[in
         run.info(warning)
 
 
-def far_batch(config: CfgNode, effective: int) -> str:
+def far_batch(config: Configuration, effective: int) -> str:
     """Returns a warning if the rates are for a batch that is far from the effective one, else ""."""
     batch, rate = recipe_batch(config), config.TRAIN.BASE_LR
     if batch is None or batch / _FAR <= effective <= batch * _FAR:
@@ -233,7 +232,7 @@ def far_batch(config: CfgNode, effective: int) -> str:
     )
 
 
-def rising(config: CfgNode, effective: int) -> str:
+def rising(config: Configuration, effective: int) -> str:
     """Returns a warning if BASE_LR, which alone scales, is below END_LR for the effective batch, else ""."""
     train = config.TRAIN
     if not train.LINEAR_SCALED_LR or train.LR_SCALED == "all" or train.LR_SCHEDULER.NAME == "constant":
@@ -248,7 +247,7 @@ def rising(config: CfgNode, effective: int) -> str:
     )
 
 
-def recipe_batch(config: CfgNode) -> int | None:
+def recipe_batch(config: Configuration) -> int | None:
     """Returns the batch that rates which don't scale are for; None where they do, or where nobody said it.
 
     A rate that the user wrote is the user's: for the batch at hand.

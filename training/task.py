@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import paddle
 from paddle import nn
-from yacs.config import CfgNode
 
 from datasets import ImageDataset
+from options import Configuration
 from training.run import Run
 
 Batch = dict[str, paddle.Tensor]
@@ -33,7 +33,7 @@ class Task:
     curves: ClassVar[dict[str, str]] = {"loss": "loss", "lr": "learning rate"}
     note = ""
 
-    def __init__(self, config: CfgNode, classes: Sequence[str] = ()) -> None:
+    def __init__(self, config: Configuration, classes: Sequence[str] = ()) -> None:
         self.config, self.classes = config, classes
 
     def prepare(self, model: nn.Layer, train: ImageDataset, run: Run) -> None:

@@ -21,10 +21,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from yacs.config import CfgNode
-
 from errors import InputError
-from options import leaves, parsed, read_yaml
+from options import Configuration, leaves, parsed, read_yaml
 
 FOLDER = Path(__file__).resolve().parent
 # PaddleViT's groups in MODEL, and its keys that have another name here.
@@ -255,7 +253,7 @@ def own_key(key: str, value: Any = None) -> str:
     return f"MODEL.{name}S" if name == "EMBED_DIM" and isinstance(value, list) else f"MODEL.{name}"
 
 
-def differences_told(name: str, config: CfgNode) -> list[str]:
+def differences_told(name: str, config: Configuration) -> list[str]:
     """Returns one line, or none: where PaddleViT's training of a family differs, with the keys for its way."""
     told = [*family(name).differs, "average", "policy"]
     lines = [line for what, (matters, line) in _OTHERWISE.items() if what in told and matters(config.TRAIN)]

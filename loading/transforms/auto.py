@@ -7,7 +7,6 @@ from functools import partial
 
 import numpy as np
 from PIL import Image
-from yacs.config import CfgNode
 
 from configs.registry import operations
 from errors import InputError
@@ -22,7 +21,7 @@ from loading.transforms.ops import (
     translate_x,
     translate_y,
 )
-from options import nearest
+from options import Configuration, nearest
 
 Policy = Callable[[Image.Image, np.random.Generator], Image.Image]
 
@@ -80,7 +79,7 @@ _POLICIES = {
 }
 
 
-def build_auto_augment(config: CfgNode) -> Policy:
+def build_auto_augment(config: Configuration) -> Policy:
     """Returns the policy (image, generator) -> image of TRAIN.AUTO_AUGMENT.
 
     Behaviour is that of timm's ``transforms_imagenet_train``: the colour from outside is the mean colour, geometric

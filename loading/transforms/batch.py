@@ -3,16 +3,16 @@
 import numpy as np
 import paddle
 from paddle.nn import functional as F
-from yacs.config import CfgNode
 
 from config_checks import mixes
 from configs.registry import losses
 from loading.transforms.erase import RandomErasing, box_mask
+from options import Configuration
 
 _MIXUP_TAG = 0x6D69787570  # keeps the seeds of these draws apart from the samples'
 
 
-def gives_distributions(config: CfgNode) -> bool:
+def gives_distributions(config: Configuration) -> bool:
     """Returns whether training targets are distributions [B, K] rather than labels [B]."""
     return mixes(config) or losses.components[config.TRAIN.LOSS].given.get("takes") == "distributions"
 
@@ -41,7 +41,7 @@ class Normalize:
 class BatchTransform:
     """Normalises, erases and mixes a training batch; all that is random came with it, drawn by the loader."""
 
-    def __init__(self, config: CfgNode) -> None:
+    def __init__(self, config: Configuration) -> None:
         self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
         self.erase = RandomErasing(config) if config.TRAIN.RANDOM_ERASE_PROB else None
         self.mixup = Mixup(config) if mixes(config) else None
@@ -81,7 +81,7 @@ class Mixup:
     The loader draws, and the draws travel to the device with the pixels: a copy within the step would hold it up.
     """
 
-    def __init__(self, config: CfgNode) -> None:
+    def __init__(self, config: Configuration) -> None:
         train = config.TRAIN
         self.seed, self.size = config.SEED, config.DATA.IMAGE_SIZE
         self.mode, self.minmax, self.off_epoch = train.MIXUP_MODE, train.CUTMIX_MINMAX, train.MIXUP_OFF_EPOCH

@@ -5,7 +5,8 @@ import math
 
 import numpy as np
 import paddle
-from yacs.config import CfgNode
+
+from options import Configuration
 
 AREA = (0.02, 1 / 3)  # of a box, as a share of the image, before an image's boxes share it
 RATIO = (0.3, 1 / 0.3)  # height / width
@@ -24,7 +25,7 @@ class RandomErasing:
     the sample's generator alone.
     """
 
-    def __init__(self, config: CfgNode) -> None:
+    def __init__(self, config: Configuration) -> None:
         train = config.TRAIN
         self.probability, self.mode = train.RANDOM_ERASE_PROB, train.RANDOM_ERASE_MODE
         self.max_count = train.RANDOM_ERASE_COUNT

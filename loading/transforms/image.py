@@ -7,10 +7,10 @@ import math
 
 import numpy as np
 from PIL import Image, ImageEnhance
-from yacs.config import CfgNode
 
 from loading.transforms.auto import build_auto_augment, interpolations
 from loading.transforms.decode import Box, EncodedImage, resized_crop
+from options import Configuration
 
 _BORDER = 4  # pixels that "simple" adds on each side
 _JITTERED = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
@@ -35,7 +35,7 @@ class TrainTransform:
         InputError: an AUTO_AUGMENT that there isn't.
     """
 
-    def __init__(self, config: CfgNode) -> None:
+    def __init__(self, config: Configuration) -> None:
         train = config.TRAIN
         self.size, self.crop = config.DATA.IMAGE_SIZE, train.CROP
         self.resize_to = self.size if self.crop == "simple" else math.floor(self.size / train.CROP_PCT)
@@ -120,7 +120,7 @@ class EvalTransform:
     of the image is lost (the evaluation of Swin and ConvNeXt at 384).
     """
 
-    def __init__(self, config: CfgNode) -> None:
+    def __init__(self, config: Configuration) -> None:
         self.size = config.DATA.IMAGE_SIZE
         self.resize_to = math.floor(config.DATA.IMAGE_SIZE / config.DATA.CROP_PCT)
         self.resized = _squashed if config.DATA.CROP_MODE == "squash" else _short_side

@@ -13,10 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from yacs.config import CfgNode
-
 from config import get_config, named_keys
 from errors import InputError
+from options import Configuration
 from tools.benchmarks.measure import HERE, Benchmark, ask, checked, each, measure, positive, timm_versions
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -79,7 +78,7 @@ _UNITS = {
 }
 
 
-def _crop(config: CfgNode) -> dict[str, Any]:
+def _crop(config: Configuration) -> dict[str, Any]:
     data, train = config.DATA, config.TRAIN
     found = {"size": data.IMAGE_SIZE, "mean": data.IMAGENET_MEAN, "std": data.IMAGENET_STD, "hflip": train.HFLIP}
     found |= {"scale": train.CROP_SCALE, "ratio": train.CROP_RATIO}

@@ -10,14 +10,13 @@ import numpy as np
 import paddle
 from safetensors import safe_open
 from safetensors.numpy import load_file
-from yacs.config import CfgNode
 
 from config import default_values
 from configs.architectures import kept_values
 from errors import InputError
 from models.base import ImageModel
 from models.layers.batch_norm import BATCH_NORMS
-from options import COMMAND_LINE, given, leaves, named, plain
+from options import COMMAND_LINE, Configuration, given, leaves, named, plain
 from training.checkpoint import folder
 from training.checkpoint.progress import Progress
 from training.checkpoint.saver import FORMATS, own_statistics
@@ -85,7 +84,7 @@ def settle(training: Training, progress: Progress, chosen: Path | None) -> None:
     progress.forget_best(all_gather(lost)[0])
 
 
-def _choose(config: CfgNode, own: Path, notes: list[str]) -> Path | None:
+def _choose(config: Configuration, own: Path, notes: list[str]) -> Path | None:
     """The checkpoint to go on from, verified."""
     asked, own = config.MODEL.RESUME, own.resolve()
     if asked is None:
@@ -164,7 +163,7 @@ def _restore(training: Training, chosen: Path) -> Progress:
     return Progress(epoch, state["samples"], state["step"], state["best"], state["window"])
 
 
-def _compare(config: CfgNode, state: dict[str, Any], chosen: Path) -> None:
+def _compare(config: Configuration, state: dict[str, Any], chosen: Path) -> None:
     """Raises InputError that lists what the run was trained with and is otherwise now, unless -o names it."""
     then, now = default_values(config) | kept_values(state["config"]), dict(leaves(plain(config)))
     names = [settings["TRAIN.OPTIMIZER.NAME"] for settings in (then, now)]
@@ -186,7 +185,7 @@ def _compare(config: CfgNode, state: dict[str, Any], chosen: Path) -> None:
         )
 
 
-def train_otherwise(config: CfgNode, model: paddle.nn.Layer, behaviour: int) -> Iterator[str]:
+def train_otherwise(config: Configuration, model: paddle.nn.Layer, behaviour: int) -> Iterator[str]:
     """Yields a line for each thing that a run of an older ``saver.BEHAVIOUR`` did otherwise with the same settings."""
     if behaviour < 2:
         if any(isinstance(layer, BATCH_NORMS) for layer in model.sublayers()):

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle import nn
-from yacs.config import CfgNode
 
 from datasets import ImageDataset
 from errors import RunError, remedy
-from options import plain
+from options import Configuration, plain
 from training.checkpoint import folder
 from training.checkpoint.folder import Arrays
 from training.checkpoint.progress import Progress
@@ -48,7 +47,7 @@ class Saver:
 
     def __init__(
         self,
-        config: CfgNode,
+        config: Configuration,
         run: Run,
         parts: dict[str, nn.Layer],
         optimizer: paddle.optimizer.Optimizer,

@@ -9,16 +9,18 @@ from typing import Any
 
 import paddle
 from paddle import _C_ops, nn
-from yacs.config import CfgNode
 
 from errors import RunError
+from options import Configuration
 from training.optim.groups import within
 from utils import all_reduce_sum
 from weights.layout import linear_weights
 
 
 @paddle.no_grad()
-def clip_gradients(config: CfgNode, model: nn.Layer, trained: Sequence[paddle.Tensor] | None = None) -> paddle.Tensor:
+def clip_gradients(
+    config: Configuration, model: nn.Layer, trained: Sequence[paddle.Tensor] | None = None
+) -> paddle.Tensor:
     """Clips the gradients of ``model`` in place by GRAD_CLIP_MODE, and returns the global L2 norm they had before.
 
     "norm": as torch's ``clip_grad_norm_``; "value": each element within +-GRAD_CLIP; "agc": each output unit's norm

@@ -3,15 +3,14 @@
 from fnmatch import fnmatchcase
 
 from paddle import nn
-from yacs.config import CfgNode
 
 from errors import InputError
-from options import nearest
+from options import Configuration, nearest
 
 BACKBONE = "backbone"
 
 
-def decayed_parameters(config: CfgNode, model: nn.Layer) -> list[str]:
+def decayed_parameters(config: Configuration, model: nn.Layer) -> list[str]:
     """Returns the structured names of the parameters that weight decay applies to: no biases, no norms, none of the
     model's own ``no_weight_decay()``; with DECAY_ALL every one.
     """
@@ -19,7 +18,7 @@ def decayed_parameters(config: CfgNode, model: nn.Layer) -> list[str]:
     return [name for name, parameter in model.named_parameters() if every or (parameter.ndim > 1 and name not in kept)]
 
 
-def freeze(config: CfgNode, model: nn.Layer) -> list[str]:
+def freeze(config: Configuration, model: nn.Layer) -> list[str]:
     """Freezes the parameters that TRAIN.FREEZE names, and returns their structured names.
 
     A pattern is the shell's (``blocks.[0-5].*``); "backbone" is every parameter but the classifier's. It comes before
@@ -50,7 +49,7 @@ def freeze(config: CfgNode, model: nn.Layer) -> list[str]:
     return [name for name in parameters if name in frozen]
 
 
-def layer_scales(config: CfgNode, model: nn.Layer) -> dict[str, float]:
+def layer_scales(config: Configuration, model: nn.Layer) -> dict[str, float]:
     """Returns each parameter's factor on the learning rate, by structured name.
 
     LAYER_DECAY ** (layer groups after its own), as in BEiT (Bao et al. 2021, arXiv:2106.08254) and MAE, times HEAD_LR

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import paddle
 from paddle import nn
-from yacs.config import CfgNode
 
 from configs.registry import optimizers
+from options import Configuration
 from training.optim.frame import Trained
 from training.optim.groups import decayed_parameters, layer_scales
 
 
-def build_optimizer(config: CfgNode, model: nn.Layer) -> paddle.optimizer.Optimizer:
+def build_optimizer(config: Configuration, model: nn.Layer) -> paddle.optimizer.Optimizer:
     """Returns the optimizer over the model's parameters (frozen ones stay); ``set_lr`` gives each update its rate.
 
     Weight decay is on ``decayed_parameters``: an L2 term of the gradient (Adam, SGD, LARS), part of the update (LAMB),

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from yacs.config import CfgNode
 
 from configs.registry import Positive, Size, schedules
+from options import Configuration
 
 
 class At(NamedTuple):
@@ -37,7 +37,7 @@ class At(NamedTuple):
         return self.end + (self.base - self.end) * left(min(1.0, (self.update - began) / max(1, self.total - began)))
 
 
-def build_schedule(config: CfgNode, updates_per_epoch: int, effective_batch: int) -> Callable[[int], float]:
+def build_schedule(config: Configuration, updates_per_epoch: int, effective_batch: int) -> Callable[[int], float]:
     """Returns update (from 0) -> learning rate, by LR_SCHEDULER.
 
     Linear from WARMUP_START_LR at update 0 to BASE_LR after WARMUP_EPOCHS; then as the schedule NAME says.
