@@ -9,6 +9,7 @@ from typing import Any
 from configs import registry
 from configs.needs import Need
 from configs.registry import KINDS, datasets
+from configs.signatures import Positive, Share, Size
 from errors import InputError
 from options import Configuration, leaves
 
@@ -40,7 +41,7 @@ _AT_LEAST_ONE = (
     "REPORT_FREQ", "VALIDATE_FREQ", "TRAIN.LINEAR_SCALED_LR", "TRAIN.RECIPE_BATCH", "DATA.PREFETCH",
     "TRAIN.RANDOM_ERASE_COUNT", "TRAIN.REPEATED_AUGMENT",
     "DATA.SHARD_SHUFFLE", "DATA.GLOBAL_BATCH", "DIST.STRATEGY.fuse_grad_size_in_MB",
-    *registry.ranged(registry.Size),
+    *registry.ranged(Size),
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "DATA.NUM_WORKERS", "TRAIN.LAST_EPOCH", "TRAIN.WARMUP_EPOCHS", "TRAIN.COOLDOWN_EPOCHS", "TRAIN.WEIGHT_DECAY",
@@ -50,12 +51,12 @@ _NOT_NEGATIVE = (
 )  # fmt: skip
 _ABOVE_ZERO = (
     "TRAIN.GRAD_CLIP", "TRAIN.LR_SCHEDULER.DECAY_RATE", "TRAIN.DISTILLATION_TAU", "TRAIN.LAYER_DECAY",
-    "TRAIN.OPTIMIZER.EPS", "SAVE_MINUTES", "DIST.TIMEOUT", "DIST.INIT_TIMEOUT", *registry.ranged(registry.Positive),
+    "TRAIN.OPTIMIZER.EPS", "SAVE_MINUTES", "DIST.TIMEOUT", "DIST.INIT_TIMEOUT", *registry.ranged(Positive),
 )  # fmt: skip
 _BELOW_ONE = ("TRAIN.SMOOTHING", "TRAIN.MODEL_EMA_DECAY", "TRAIN.OPTIMIZER.MOMENTUM")
 _PROBABILITIES = (
     "TRAIN.HFLIP", "TRAIN.VFLIP", "TRAIN.RANDOM_ERASE_PROB", "TRAIN.MIXUP_PROB", "TRAIN.MIXUP_SWITCH_PROB",
-    "TRAIN.DISTILLATION_ALPHA", "TRAIN.LAYER_DECAY", *registry.ranged(registry.Share),
+    "TRAIN.DISTILLATION_ALPHA", "TRAIN.LAYER_DECAY", *registry.ranged(Share),
 )  # fmt: skip
 _LENGTHS = {"TRAIN.OPTIMIZER.BETAS": 2, "TRAIN.CROP_SCALE": 2, "TRAIN.CROP_RATIO": 2, "TRAIN.CUTMIX_MINMAX": 2}
 _LENGTHS |= {"TRAIN.AFFINE": 3}

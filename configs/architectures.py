@@ -7,67 +7,16 @@ holds this reading to what Python says of the classes.
 
 import ast
 import functools
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from configs.signatures import Argument, argument, told
 from errors import InputError
-from options import Configuration, coerce, given, leaves, parsed
+from options import Configuration, given, leaves, parsed
 
-
-class Range(NamedTuple):
-    """The values that a number may have."""
-
-    said: str
-    holds: Callable[[float], bool]
-
-
-# What a constructor's annotation may say besides bool, int, float, str, Literal and Sequence.
-Size = Annotated[int, Range("at least 1", lambda value: value >= 1)]
-Count = Annotated[int, Range("0 or more", lambda value: value >= 0)]
-Factor = Annotated[float, Range("0 or more", lambda value: value >= 0)]
-Positive = Annotated[float, Range("above 0", lambda value: value > 0)]
-Rate = Annotated[float, Range("0 <= value < 1", lambda value: 0 <= value < 1)]
-_NAMES = {"bool": bool, "int": int, "float": float, "str": str, "Size": Size, "Count": Count, "Factor": Factor,
-          "Positive": Positive, "Rate": Rate}  # fmt: skip
 _SHARED = ("self", "image_size", "in_channels", "num_classes")  # keys of DATA, and what config.py has
 _FILES = sorted((Path(__file__).resolve().parent.parent / "models").glob("*.py"))
-
-
-class Argument(NamedTuple):
-    """A key of MODEL, as a constructor has it."""
-
-    key: str  # dotted
-    kind: type | list[type] | tuple  # as ``options.coerce`` takes it
-    optional: bool  # None is the default, and a value
-    choices: tuple[str, ...]
-    range: Range | None
-    default: Any
-    text: str  # what the docstring says of it
-
-    @property
-    def takes(self) -> str:
-        """What the constructor takes, in words."""
-        kinds = self.kind if isinstance(self.kind, tuple) else (self.kind,)
-        words = [f"list of {kind[0].__name__}s" if isinstance(kind, list) else kind.__name__ for kind in kinds]
-        words = list(self.choices) or words + ["None"] * self.optional
-        return " or ".join(words) + (f", {self.range.said}" if self.range else "")
-
-    def value(self, found: Any, source: str) -> Any:
-        """Returns ``found`` as the constructor takes it.
-
-        Raises:
-            InputError: it doesn't; ``source`` is where it was found.
-        """
-        value = coerce(self.key, found, self.kind, self.optional, (), source)
-        numbers = value if isinstance(value, list) else [value]
-        expected = "one of " + ", ".join(self.choices) if self.choices and value not in self.choices else ""
-        if self.range and value is not None and not (numbers and all(map(self.range.holds, numbers))):
-            expected = self.range.said
-        if expected:
-            raise InputError(f"{source}: {self.key} is {value!r}, expected {expected}")
-        return value
 
 
 class Architecture(NamedTuple):
@@ -92,7 +41,7 @@ def architecture(kind: str) -> Architecture:
 @functools.cache
 def all_keys() -> dict[str, Argument]:
     """Returns the keys of all architectures by dotted key; of several that take a key, one's argument."""
-    return {key: argument for one in architectures().values() for key, argument in one.arguments.items()}
+    return {key: found for one in architectures().values() for key, found in one.arguments.items()}
 
 
 def kept_values(tree: dict[str, Any]) -> dict[str, Any]:
@@ -167,20 +116,16 @@ def _names(node: ast.ClassDef) -> list[str]:
 def _arguments(node: ast.ClassDef, classes: dict[str, ast.ClassDef], file: Path) -> Iterator[tuple[str, Argument]]:
     line = list(_line(node, classes))
     made = next(f for one in line for f in one.body if isinstance(f, ast.FunctionDef) and f.name == "__init__")
-    told: dict[str, str] = {}
+    meant: dict[str, str] = {}
     for one in reversed(line):
-        told |= _told(ast.get_docstring(one) or "")
+        meant |= told(ast.get_docstring(one) or "")
     found = made.args.args + made.args.kwonlyargs
     defaults = [None] * (len(made.args.args) - len(made.args.defaults)) + made.args.defaults + made.args.kw_defaults
-    for argument, default in zip(found, defaults, strict=True):
-        if argument.arg in _SHARED:
+    for word, default in zip(found, defaults, strict=True):
+        if word.arg in _SHARED:
             continue
-        key, where = f"MODEL.{argument.arg.upper()}", f"{file}:{argument.lineno}: {node.name}'s {argument.arg}"
-        if default is None or argument.annotation is None:
-            raise InputError(f"{where} has no {'type' if default else 'default'}; as a key of MODEL it needs one")
-        value = ast.literal_eval(default)
-        value = list(value) if isinstance(value, tuple) else value
-        yield key, Argument(key, *_kind(argument.annotation, where), value, told.get(argument.arg, ""))
+        key, where = f"MODEL.{word.arg.upper()}", f"{file}:{word.lineno}: {node.name}'s {word.arg}"
+        yield key, argument(key, word, default, meant, where)
 
 
 def _line(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator[ast.ClassDef]:
@@ -189,36 +134,3 @@ def _line(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator[ast.
     for base in node.bases:
         if isinstance(base, ast.Name) and base.id in classes:
             yield from _line(classes[base.id], classes)
-
-
-def _kind(annotation: ast.expr, where: str) -> tuple[Any, bool, tuple[str, ...], Range | None]:
-    """(kind, optional, choices, range) of an annotation such as ``Size | Sequence[Size] | None``."""
-    found: list[Any] = []
-    optional, choices, limits = False, (), None
-    parts, left = [], annotation
-    while isinstance(left, ast.BinOp):
-        parts, left = [left.right, *parts], left.left
-    for part in [left, *parts]:
-        several = isinstance(part, ast.Subscript) and ast.unparse(part.value) == "Sequence"
-        item = part.slice if several else part
-        if ast.unparse(part) == "None":
-            optional = True
-        elif isinstance(part, ast.Subscript) and ast.unparse(part.value) == "Literal":
-            values = ast.literal_eval(part.slice)
-            choices, found = values if isinstance(values, tuple) else (values,), [*found, str]
-        elif ast.unparse(item) in _NAMES:
-            named = _NAMES[ast.unparse(item)]
-            [limits] = getattr(named, "__metadata__", [limits])
-            plain = getattr(named, "__origin__", named)
-            found.append([plain] if several else plain)
-        else:
-            raise InputError(f"{where} is {ast.unparse(annotation)}; a key of MODEL takes {', '.join(_NAMES)}, Literal")
-    found.sort(key=lambda kind: isinstance(kind, list))
-    return (tuple(found) if len(found) > 1 else found[0]), optional, choices, limits
-
-
-def _told(docstring: str) -> dict[str, str]:
-    """What the parts Attributes and Args of a docstring say of each name, on one line."""
-    parts = sorted(re.findall(r"^(Args|Attributes):\n((?: +.*\n?)+)", docstring, re.M), reverse=True)
-    entries = [e for _, part in parts for e in re.findall(r"^    (\w+(?:, \w+)*): (.*(?:\n     .*)*)", part, re.M)]
-    return {name: " ".join(text.split()) for names, text in entries for name in names.split(", ")}

@@ -11,34 +11,17 @@ the sources: a component is imported when it is asked for, and a typing error is
 import ast
 import functools
 import importlib
-import re
 from collections.abc import Callable, Collection, Iterator
 from operator import getitem
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
+from configs.signatures import Argument, argument, told
 from errors import InputError
 from options import Configuration, nearest
 
 ROOT = Path(__file__).resolve().parent.parent
 Definition = ast.FunctionDef | ast.ClassDef
-
-# What the values of a component's key may be, as its annotation.
-Positive = Annotated[float, "above 0"]
-Share = Annotated[float, "0 to 1"]
-Size = Annotated[int, "at least 1"]
-_PLAIN = {kind.__name__: kind for kind in (bool, int, float, str)}
-_KINDS = _PLAIN | {"Positive": Positive, "Share": Share, "Size": Size}
-
-
-class Key(NamedTuple):
-    """A key that a component brings along."""
-
-    default: Any
-    kind: type | list[type]  # of its values; [type]: a list of it
-    optional: bool  # None is a value
-    values: str  # which of them, in words; "": all
-    text: str  # what the docstring's Args say of it
 
 
 class Component(NamedTuple):
@@ -47,7 +30,7 @@ class Component(NamedTuple):
     module: str
     given: dict[str, Any]  # the keywords of its registration that are literals
     returns: str  # its annotation
-    reads: dict[str, Key | None]  # by keyword; None: a key of config.py
+    reads: dict[str, Argument | None]  # by keyword; None: a key of config.py
 
 
 class Registry:
@@ -76,12 +59,24 @@ class Registry:
         """What the sources say, by name; raises InputError for a definition that can't be read so."""
         found: dict[str, Component] = {}
         for file, node, names, given in decorated(ROOT / self.room, f"{self.name}.register"):
-            one = Component(".".join(file.relative_to(ROOT).with_suffix("").parts), given, *_signature(file, node))
+            one = Component(".".join(file.relative_to(ROOT).with_suffix("").parts), given, *self._signature(file, node))
             for name in names:
                 if name in found:
                     raise InputError(f"{file}, line {node.lineno}: {found[name].module} registers {name}, too")
                 found[name] = one
         return found
+
+    def _signature(self, file: Path, node: Definition) -> tuple[str, dict[str, Argument | None]]:
+        """Returns what a definition returns, and what its keywords say."""
+        meant = told(ast.get_docstring(node) or "")
+        if isinstance(node, ast.ClassDef):
+            [node] = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
+        reads = {
+            word.arg: default
+            and argument(self.key_of(word.arg), word, default, meant, f"{file}, line {word.lineno}: {word.arg}")
+            for word, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+        }
+        return ast.unparse(node.returns) if node.returns else "", reads
 
     def names(self, returns: Collection[str] | None = None) -> tuple[str, ...]:
         """Returns the components' names; ``returns``: of those whose annotation says that they return one of these."""
@@ -123,9 +118,9 @@ KINDS = (datasets, optimizers, schedules, losses)
 
 
 @functools.cache
-def own_keys() -> dict[str, Key]:
+def own_keys() -> dict[str, Argument]:
     """Returns the keys that components bring along, by dotted name; raises InputError where two mean others by one."""
-    found: dict[str, Key] = {}
+    found: dict[str, Argument] = {}
     for kind in KINDS:
         for name, one in kind.components.items():
             for word, key in one.reads.items():
@@ -154,7 +149,7 @@ def add_keys(tree: Configuration) -> None:
 
 def ranged(kind: Any) -> tuple[str, ...]:
     """Returns the components' keys of an annotation: ``ranged(Positive)``."""
-    return tuple(name for name, key in own_keys().items() if key.values == get_args(kind)[1])
+    return tuple(key for key, own in own_keys().items() if own.range in kind.__metadata__)
 
 
 def refuse_other(key: str, value: Any, choices: Collection[Any]) -> None:
@@ -182,32 +177,6 @@ def _definitions(file: Path) -> list[Definition]:
     if ".register(" not in text:  # most files: to parse them all would take a tenth of a second
         return []
     return [node for node in ast.parse(text, file).body if isinstance(node, Definition)]
-
-
-def _signature(file: Path, node: Definition) -> tuple[str, dict[str, Key | None]]:
-    """Returns what a definition returns, and what its keywords say."""
-    text = ast.get_docstring(node) or ""
-    if isinstance(node, ast.ClassDef):
-        [node] = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
-    words = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
-    reads = {word.arg: default and _key(file, word, ast.literal_eval(default), text) for word, default in words}
-    return ast.unparse(node.returns) if node.returns else "", reads
-
-
-def _key(file: Path, word: ast.arg, default: Any, text: str) -> Key:
-    said = ast.unparse(word.annotation) if word.annotation else "nothing"
-    one = said.removesuffix(" | None")
-    item = one.removeprefix("Sequence[").removesuffix("]")
-    if item not in _KINDS:
-        expected = f"one of {', '.join(_KINDS)}, maybe in Sequence[...], maybe with | None"
-        raise InputError(f"{file}, line {word.lineno}: {word.arg} is annotated by {said}, expected {expected}")
-    found: Any = _KINDS[item]
-    kind, values = get_args(found) or (found, "")
-    told = re.search(rf"^    {word.arg}: (.*(?:\n     .*)*)", text, re.M)
-    rest = said != one, values, " ".join(told[1].split()) if told else ""
-    if item != one:
-        return Key(default and [kind(value) for value in default], [kind], *rest)
-    return Key(default if default is None else kind(default), kind, *rest)
 
 
 def _value(config: Configuration, key: str) -> Any:

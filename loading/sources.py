@@ -20,7 +20,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from configs.registry import Size, datasets
+from configs.registry import datasets
+from configs.signatures import Size
 from errors import InputError
 from weights.arrays import Unreadable, shown
 from weights.unpickle import DataUnpickler

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import paddle
 from paddle import nn
 
-from configs.architectures import Factor, Rate, Size
+from configs.signatures import Factor, Rate, Size
 from models.base import ImageModel, register
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D

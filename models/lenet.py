@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import paddle
 from paddle import nn
 
-from configs.architectures import Factor
+from configs.signatures import Factor
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers.conv import Conv2D, MaxPool2D

@@ -11,7 +11,7 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant
 
-from configs.architectures import Factor, Positive, Rate, Size
+from configs.signatures import Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Mlp, PatchEmbed, set_norm_eps

@@ -9,7 +9,7 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant, Normal
 
-from configs.architectures import Factor, Positive, Rate, Size
+from configs.signatures import Factor, Positive, Rate, Size
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, init_linear
 from models.layers.conv import Conv2D

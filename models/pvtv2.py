@@ -11,7 +11,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from configs.architectures import Factor, Positive, Rate, Size
+from configs.signatures import Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, init_linear, set_norm_eps

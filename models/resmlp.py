@@ -11,7 +11,7 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant
 
-from configs.architectures import Factor, Positive, Rate, Size
+from configs.signatures import Factor, Positive, Rate, Size
 from models.base import register
 from models.layers import DropPath, Linear, Mlp, init_linear
 from models.layers.init import init_as_torch

@@ -12,7 +12,7 @@ from paddle import nn
 from paddle.nn import functional as F
 from paddle.nn.initializer import Constant
 
-from configs.architectures import Factor, Rate, Size
+from configs.signatures import Factor, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath

@@ -13,7 +13,7 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant, Normal
 
-from configs.architectures import Count, Factor, Positive, Rate, Size
+from configs.signatures import Count, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import Attention, DropPath, LayerNorm, LayerScale, Mlp, PatchDropout, PatchEmbed, init_linear

@@ -13,7 +13,8 @@ from conftest import ROOT
 from runs import assert_same_run, train
 
 from config import default_values, differences, get_config, resolved, with_values
-from configs.architectures import Range, all_keys, architecture, architectures, kept_values
+from configs.architectures import all_keys, architecture, architectures, kept_values
+from configs.signatures import Range
 from errors import InputError
 from models import ARCHITECTURES, create_model
 from options import leaves, plain, set_by_someone

@@ -16,18 +16,8 @@ from documents import snippets
 from PIL import Image
 
 from config import default_values, get_config
-from configs.registry import (
-    KINDS,
-    Positive,
-    Registry,
-    add_keys,
-    datasets,
-    losses,
-    operations,
-    own_keys,
-    ranged,
-    schedules,
-)
+from configs.registry import KINDS, Registry, add_keys, datasets, losses, operations, own_keys, ranged, schedules
+from configs.signatures import Positive, Share
 from datasets import get_dataset
 from errors import InputError
 
@@ -124,11 +114,11 @@ def test_a_declaration_is_read_in_each_of_its_forms(tmp_path, monkeypatch):
     assert found.components["a"].module == "room.one"
     assert found.components["a"].reads == {
         "plain": None,
-        "whole": (3, int, False, "", "a number"),
-        "share": (1.0, float, False, "0 to 1", "one of two lines"),
-        "some": ([1.0, 2.5], [float], False, "above 0", ""),
-        "none": (None, [int], True, "", ""),
-        "word": ("x", str, True, "", ""),
+        "whole": ("TRAIN.WHOLE", int, False, (), None, 3, "a number"),
+        "share": ("TRAIN.SHARE", float, False, (), Share.__metadata__[0], 1.0, "one of two lines"),
+        "some": ("TRAIN.SOME", [float], False, (), Positive.__metadata__[0], [1.0, 2.5], ""),
+        "none": ("TRAIN.NONE", [int], True, (), None, None, ""),
+        "word": ("TRAIN.WORD", str, True, (), None, "x", ""),
     }
     assert found.readers()["TRAIN.OTHER"] == ("d",)
     assert type(found.components["a"].reads["share"].default) is float
@@ -139,11 +129,11 @@ def test_a_declaration_is_read_in_each_of_its_forms(tmp_path, monkeypatch):
     [
         (
             '@losses.register("a")\ndef a(of, *, b=1): ...\n',
-            "two.py, line 2: b is annotated by nothing, expected one of",
+            "two.py, line 2: b has no type; as a key it needs one",
         ),
         (
             '@losses.register("a")\ndef a(of, *, b: Any = 1): ...\n',
-            "two.py, line 2: b is annotated by Any, expected one of",
+            "two.py, line 2: b is Any; a key takes bool, int, float, str",
         ),
         ('@losses.register("known")\ndef a(of): ...\n', "two.py, line 2: room.one registers known, too"),
     ],

@@ -13,7 +13,8 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from configs.registry import Share, losses
+from configs.registry import losses
+from configs.signatures import Share
 from errors import InputError
 from loading.transforms import gives_distributions, smooth_one_hot
 from options import Configuration

@@ -18,7 +18,7 @@ from typing import Literal
 
 from paddle import nn
 
-from configs.architectures import Rate, Size
+from configs.signatures import Rate, Size
 from models.base import ImageModel, register
 
 
@@ -80,7 +80,7 @@ def test_a_new_architecture_is_one_file(tmp_path, own_file, monkeypatch, capsys)
     (tmp_path / "configs" / "tiny").mkdir(parents=True)
     file = tmp_path / "configs" / "tiny" / "tiny_blue.yaml"
     file.write_text("BASE: ''\nMODEL: {TYPE: Tiny, HUE: blue, DEPTHS: [3, 4]}\nDATA: {IMAGE_SIZE: 8}\n")
-    monkeypatch.setattr("config.CONFIG_DIR", tmp_path / "configs")
+    monkeypatch.setattr("configs.merging.CONFIG_DIR", tmp_path / "configs")
     assert list_models() == ["tiny_blue"]
     model = create_model("tiny_blue", num_classes=5)
     assert (type(model), model.hue, model.depths, model.num_classes) == (module.Tiny, "blue", [3, 4], 5)
@@ -105,9 +105,9 @@ def test_a_new_architecture_is_one_file(tmp_path, own_file, monkeypatch, capsys)
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("hue: str", "hue has no default; as a key of MODEL it needs one"),
-        ("hue='red'", "hue has no type; as a key of MODEL it needs one"),
-        ("hue: dict = None", "hue is dict; a key of MODEL takes bool, int, float, str"),
+        ("hue: str", "hue has no default; as a key it needs one"),
+        ("hue='red'", "hue has no type; as a key it needs one"),
+        ("hue: dict = None", "hue is dict; a key takes bool, int, float, str"),
     ],
 )
 def test_an_argument_that_can_be_no_key_is_named_with_its_line(own_file, argument, message):

@@ -2,7 +2,8 @@
 
 import paddle
 
-from configs.registry import Positive, optimizers
+from configs.registry import optimizers
+from configs.signatures import Positive
 from training.optim.frame import Trained, WithMomentum
 
 

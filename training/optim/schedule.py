@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from configs.registry import Positive, Size, schedules
+from configs.registry import schedules
+from configs.signatures import Positive, Size
 from options import Configuration
 
 
