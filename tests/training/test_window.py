@@ -188,6 +188,8 @@ def test_only_the_loss_is_judged_not_finite_and_its_first_step_is_named(ask):
     assert found["loss"] == 1.0
     assert np.isnan(found["acc1"])
     own.add(5, values(acc1=[float("nan")], loss=[1.0]))
+    own.mark()
+    assert own.gathered()[0]["means"]["loss"] == (1.0, 1)
     own.add(6, values(acc1=[0.0], loss=[float("inf")]))
     own.add(7, values(acc1=[0.0], loss=[float("nan")]))
     with pytest.raises(RunError) as raised:
