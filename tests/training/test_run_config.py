@@ -12,7 +12,7 @@ from runs import assert_same_run
 from config import get_config, resolved
 from errors import InputError
 from options import notes
-from training.command_line import config_from_arguments
+from training.command_line import config_from_arguments, run_file
 from training.run import for_others
 
 SMALL = """
@@ -235,3 +235,11 @@ def test_every_script_leaves_its_default_to_the_program():
         assert " \\\n-default_cfg=vit_digits \\\n" in text
         assert not any(line.startswith(("-cfg", "-dataset", "-data_path")) for line in text.splitlines())
         assert '\n"$@"\n' in text
+
+
+@pytest.mark.parametrize(("file", "beside"), [("checkpoints/a.pdparams", "other"), ("weights/a.pdparams", ".")])
+def test_weights_of_no_run_bring_no_configuration(tmp_path, file, beside):
+    """A folder of anybody's may be called checkpoints, and a run's folder may hold other weights."""
+    (tmp_path / beside).mkdir(exist_ok=True)
+    (tmp_path / beside / "config.yaml").write_text("SEED: 1\n")
+    assert run_file(tmp_path / file) is None
