@@ -68,6 +68,22 @@ if _FOLDER in (_HERE, os.path.join(_HERE, "tools"), os.path.join(_HERE, "example
     sys.excepthook = _tell
 
 
+LONGEST_LINE = 500  # characters of an error
+
+
+def shown(text: str, most: int = 160) -> str:
+    """Returns a stranger's text as a message may show it: what can't be printed as escapes, at most ``most`` of it."""
+    cut = text if len(text) <= most else f"{text[:most]} ..."
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in cut)
+
+
+def one_line(text: str) -> str:
+    """Returns text as one line without control characters; of a long one the middle is left out: advice ends it."""
+    line = shown(" ".join(text.split()), len(text))
+    half = LONGEST_LINE // 2 - 3
+    return line if len(line) <= LONGEST_LINE else f"{line[:half]} ... {line[-half:]}"
+
+
 class RunError(Exception):
     """A failure inside a run (exit status 1). The message is one line: found, expected, what to do.
 
@@ -79,7 +95,7 @@ class RunError(Exception):
     prefix = "error: "
 
     def __init__(self, message: str, shared: bool = False) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(one_line(message))
         self.shared = shared
 
 
@@ -90,6 +106,50 @@ class InputError(RunError):
 
     def __init__(self, message: str, shared: bool = True) -> None:
         super().__init__(message, shared)
+
+
+class Unreadable(ValueError):
+    """What a stranger wrote can't be read; the message says why, without the file's name."""
+
+
+class Allowance:
+    """What reading a stranger's file of ``size`` bytes may take: 64 MiB and three times that; 10 s and 1 s per 100 MB.
+
+    Each reader counts what it is about to hold.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size, self.left = size, (64 << 20) + 3 * size
+        self.until = time.monotonic() + 10 + size / 100e6
+
+    def take(self, count: int) -> None:
+        """Raises Unreadable where ``count`` more bytes of memory are out of proportion, or the time is up."""
+        self.left -= count
+        if self.left < 0:
+            raise Unreadable(f"its content would take more than 64 MiB and three times its {self.size} bytes")
+        if time.monotonic() > self.until:
+            raise Unreadable(f"reading its {self.size} bytes takes too long")
+
+
+@contextlib.contextmanager
+def reading(file: Any, what: str, advice: str = "", kind: type[RunError] = InputError) -> Iterator[None]:
+    """Turns whatever reading a stranger's file leads to into one line: every reader of one goes through here.
+
+    Args:
+        file: its name, or its path.
+        what: what it should be: "weights", "an image".
+        advice: ends the line: "; repair or remove it".
+        kind: of the error that is raised.
+    """
+    try:
+        yield
+    except RunError:
+        raise
+    except Unreadable as error:
+        raise kind(f"{file}: {error}{advice}") from None
+    except Exception as error:
+        said = out_of_memory(error) or f"{type(error).__name__}: {shown(' '.join(str(error).split()))}"
+        raise kind(f"{file}: can't be read as {what} ({said}){advice}") from None
 
 
 FAILURE = 1 << 15  # bytes for one

@@ -22,8 +22,7 @@ import numpy as np
 
 from configs.registry import datasets
 from configs.signatures import Size
-from errors import InputError
-from weights.arrays import Unreadable, shown
+from errors import InputError, Unreadable, shown
 from weights.unpickle import DataUnpickler
 
 Decoded = tuple[np.ndarray, np.ndarray, list[str]]  # images, labels, class names

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of the CPU, whatever the machine has
+import hostile
 import paddle
 import programs
 
@@ -33,6 +34,11 @@ def without(options, *beginnings):
     """The options but for those whose keys begin so: a key that would do nothing is an error."""
     pairs = zip(options[::2], options[1::2], strict=True)
     return [word for pair in pairs if not pair[0].startswith(beginnings) for word in pair]
+
+
+def pytest_terminal_summary(terminalreporter):
+    for kind, counts in sorted(hostile.tried.items()):
+        terminalreporter.write_line(f"{kind}: {sum(counts.values())} tried, {dict(counts)}")
 
 
 @pytest.fixture(autouse=True)

@@ -8,14 +8,7 @@ from typing import Any
 
 import numpy as np
 
-
-class Unreadable(ValueError):
-    """The content can't be read; the message says why, without the file's name."""
-
-
-def shown(text: str) -> str:
-    """Returns text of a file as a message may show it: without control characters, and not too long."""
-    return ascii(text[:160])[1:-1] + (" ..." if len(text) > 160 else "")
+from errors import Unreadable
 
 
 def item_size(dtype: str) -> int:

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from errors import InputError
+from errors import InputError, Unreadable, reading, shown
 from utils import written_whole
-from weights.arrays import Array, Span, Unreadable, contiguous, item_size, native, shown, sizes
+from weights.arrays import Array, Span, contiguous, item_size, native, sizes
 from weights.hub import find_weights, read_config
 from weights.unpickle import DataUnpickler
 
@@ -66,17 +66,12 @@ def read_weights(path: str | Path) -> WeightFile:
             memory out of proportion to its size; a value is NaN or infinite.
     """
     file = find_weights(path)
-    try:
-        with open(file, "rb") as stream:
-            size = file.stat().st_size
-            content, layout = _reader(stream.peek(512)[:512])(stream, size)
-            entries, notes = _weights(content)
-            _check_growth(sum(entry.cost() for entry in entries.values() if type(entry) is Array), size)
-            arrays = {name: _finite(name, _read(entry, layout)) for name, entry in entries.items()}
-    except Unreadable as error:
-        raise InputError(f"{file}: {error}") from None
-    except Exception as error:  # whatever a damaged or hostile file leads to
-        raise InputError(f"{file}: can't be read as weights ({type(error).__name__}: {shown(str(error))})") from None
+    with reading(file, "weights"), open(file, "rb") as stream:
+        size = file.stat().st_size
+        content, layout = _reader(stream.peek(512)[:512])(stream, size)
+        entries, notes = _weights(content)
+        _check_growth(sum(entry.cost() for entry in entries.values() if type(entry) is Array), size)
+        arrays = {name: _finite(name, _read(entry, layout)) for name, entry in entries.items()}
     return WeightFile(file, arrays, layout, read_config(path), notes)
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from io import BufferedIOBase
 from typing import Any
 
-from weights.arrays import Array, Span, Unreadable, contiguous, is_count, item_size, shown, sizes
+from errors import Unreadable, shown
+from weights.arrays import Array, Span, contiguous, is_count, item_size, sizes
 
 LARGEST_PROGRAM = 1_000_000  # opcodes; a checkpoint of ViT-B with its optimizer has some 20,000
 LONGEST_TEXT = 1 << 16  # bytes; longer texts are an array's content in protocol 2, and stay in the file

@@ -11,8 +11,8 @@ from golden.stored import SHAPES, values
 from pickles import ONE, TWO, Call, made, program, write_pickle, write_zip
 from safetensors.numpy import load_file, save, save_file
 
-from errors import InputError
-from weights.arrays import Array, Unreadable, is_count, sizes
+from errors import InputError, Unreadable
+from weights.arrays import Array, is_count, sizes
 from weights.formats import read_weights, write_weights
 
 GOLDEN = ROOT / "tests" / "golden"

@@ -1,0 +1,133 @@
+"""What a stranger's file may do to its reader, measured; and files damaged in every way, for Hypothesis.
+
+How much is tried: about a minute in ``make test``, an hour in ``make fuzz``, fixed seeds in ``make campaign``.
+"""
+
+import collections
+import gc
+import os
+import re
+import resource
+import select
+import signal
+import struct
+import time
+import traceback
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from errors import LONGEST_LINE, RunError
+
+FREE_BYTES, BYTES_PER_BYTE = 64 << 20, 3
+FREE_SECONDS, BYTES_PER_SECOND = 10.0, 100e6
+_COMMON = {"deadline": None, "database": None, "print_blob": True, "suppress_health_check": list(HealthCheck)}
+settings.register_profile("suite", max_examples=100, derandomize=True, **_COMMON)
+settings.register_profile("campaign", max_examples=1000, derandomize=True, **_COMMON)
+settings.register_profile("fuzz", max_examples=1000, **_COMMON)
+settings.load_profile("suite")  # --hypothesis-profile chooses another
+tried = collections.defaultdict(collections.Counter)  # by kind: "read", "refused"
+
+
+def attempt(kind, size, read):
+    """Calls ``read()`` in a forked process, and holds it to the rule: it ends well, or with one line, within its memory
+    and time.
+
+    Args:
+        kind: of file, for the table (``tried``).
+        size: of the files that it reads, in bytes.
+
+    Returns:
+        The error's line; "" where it was read.
+
+    Raises:
+        AssertionError: a crash, a hang, a traceback, a line that is none, or too much memory or time.
+    """
+    seconds = FREE_SECONDS + size / BYTES_PER_SECOND
+    reader, writer = os.pipe()
+    started = time.monotonic()
+    pid = os.fork()
+    if not pid:
+        os.close(reader)
+        _become_child(writer, read)
+    os.close(writer)
+    told = b""
+    while select.select([reader], [], [], max(0.0, started + 2 * seconds - time.monotonic()))[0]:
+        part = os.read(reader, 1 << 16)
+        told += part
+        if not part:
+            break
+    else:
+        os.kill(pid, signal.SIGKILL)
+    os.close(reader)
+    status, took = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), time.monotonic() - started
+    assert took <= seconds, f"{kind}: {took:.1f} s instead of {seconds:.1f} for {size} bytes"
+    assert not status, f"{kind}: crashed with status {status}"
+    grown, _, line = told.decode().partition("\n")
+    most = FREE_BYTES + BYTES_PER_BYTE * size
+    assert int(grown) <= most, f"{kind}: {int(grown) >> 20} MiB instead of {most >> 20} for {size} bytes ({line})"
+    check_line(line)
+    tried[kind]["refused" if line else "read"] += 1
+    return line
+
+
+def check_line(line):
+    """An error's line is one, printable, short, and no traceback."""
+    assert not line or line.isprintable(), line
+    assert len(line) <= LONGEST_LINE, line
+    assert "Traceback" not in line, line
+
+
+def _become_child(writer, read):
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    gc.freeze()  # a collection would copy every page that the parent shares
+    _reset_peak()
+    before = _memory("VmRSS")
+    try:
+        read()
+        line = ""
+    except RunError as error:
+        line = str(error)
+    except BaseException:
+        line = traceback.format_exc()
+    os.write(writer, f"{max(0, _memory('VmHWM') - before)}\n{line}".encode()[: 1 << 15])
+    os._exit(0)
+
+
+def _reset_peak():
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # VmHWM begins anew
+
+
+def _memory(field):
+    with open("/proc/self/status") as file:
+        return int(re.search(rf"{field}:\s+(\d+) kB", file.read())[1]) << 10
+
+
+_EXTREMES = (0, 1, -1, 0x7F, 0x80, 1 << 15, 0xFFFF, 1 << 31, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 40, (1 << 63) - 1)
+
+
+@st.composite
+def damaged(draw, data):
+    """Bytes with one to four edits: a byte, a number at an extreme, a piece that is removed, doubled or moved."""
+    for _ in range(draw(st.integers(1, 4))):
+        place = draw(st.integers(0, max(0, len(data) - 1)))
+        length = draw(st.integers(1, 64))
+        match draw(st.sampled_from(["byte", "number", "remove", "double", "move", "end"])):
+            case "byte":
+                data = data[:place] + bytes([draw(st.integers(0, 255))]) + data[place + 1 :]
+            case "number":
+                form = draw(st.sampled_from(["<B", "<H", "<I", "<Q", ">H", ">I", ">Q"]))
+                width = struct.calcsize(form)
+                number = draw(st.sampled_from(_EXTREMES)) % (1 << 8 * width)
+                data = data[:place] + struct.pack(form, number) + data[place + width :]
+            case "remove":
+                data = data[:place] + data[place + length :]
+            case "double":
+                data = data[:place] + data[place : place + length] * 2 + data[place + length :]
+            case "move":
+                other = draw(st.integers(0, len(data)))
+                data = data[:other] + data[place : place + length] + data[other:]
+            case "end":
+                data = data[:place]
+    return data
