@@ -1,5 +1,7 @@
 # make train    a first training run, from nothing: .venv, requirements, digits
 # make test     the tests, from nothing; make test-faults: the slow ones, which kill and stop runs
+# make fuzz     an hour of files, settings and messages that nobody thought of (MINUTES=5: less)
+# make campaign every attack and every fault from fixed seeds, with a table of what was tried (SECURITY.md)
 # make ops      compiles the operators that make CPUs fast (ops/), where there is g++; install and test do so, too
 # make install  .venv with the pinned requirements; PADDLE=... chooses another Paddle (README, "Paddle for a GPU")
 PYTHON ?= python3
@@ -18,7 +20,7 @@ endif
 WITH := $(if $(findstring 2.6.,$(PADDLE)),numpy==1.26.4 setuptools==80.9.0 protobuf==6.33.1,numpy==2.2.6)
 WANTED := $(if $(PADDLE),$(PADDLE) $(WITH) -r requirements-base.txt,-r requirements.txt)
 
-.PHONY: install ops train test test-faults test-paddle26 lint clean
+.PHONY: install ops train test test-faults fuzz campaign test-paddle26 lint clean
 
 install: ops
 
@@ -51,6 +53,17 @@ test: $(VENV)/installed-test ops lint
 # Every fault that docs/reliability.md reports, injected anew.
 test-faults: $(VENV)/installed-test ops
 	$(RUN) -m pytest -m slow -s
+
+# Another seed each time; what is found prints how to repeat it, and becomes an @example of its test.
+MINUTES ?= 60
+fuzz: $(VENV)/installed-test ops
+	end=$$(($$(date +%s) + 60 * $(MINUTES))); \
+	while [ $$(date +%s) -lt $$end ]; do \
+	  $(RUN) -m pytest tests/fuzz -m "" --hypothesis-profile=fuzz || exit 1; \
+	done
+
+campaign: $(VENV)/installed-test ops
+	$(RUN) -m pytest tests/fuzz tests/faults -m "" --hypothesis-profile=campaign
 
 lint: $(VENV)/installed-test
 	$(RUN) -m ruff check .

@@ -37,8 +37,16 @@ def without(options, *beginnings):
 
 
 def pytest_terminal_summary(terminalreporter):
-    for kind, counts in sorted(hostile.tried.items()):
-        terminalreporter.write_line(f"{kind}: {sum(counts.values())} tried, {dict(counts)}")
+    """The table of what was tried on readers, and of the faults that were injected into runs."""
+    table = {kind: dict(counts) for kind, counts in hostile.tried.items()}
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            if report.nodeid.startswith("tests/faults/"):
+                kind = table.setdefault(report.nodeid.partition("::")[0], {})
+                kind[outcome] = kind.get(outcome, 0) + 1
+    for kind, counts in sorted(table.items()):
+        words = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
+        terminalreporter.write_line(f"{kind:<40} {sum(counts.values()):6} tried: {words}")
 
 
 @pytest.fixture(autouse=True)
