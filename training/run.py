@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ LOCK = ".lock"  # in a run's folder
 # What a run's last line names.
 FILES = ("config.yaml", "result.json", "metrics.jsonl", "curves.png")
 FILES += ("checkpoints/best", "checkpoints/best_ema.safetensors", "checkpoints/last")
+_RECORD = {"split": str, "epoch": int, "step": int}  # what a line of metrics.jsonl has, besides its numbers
 INPUT_BOUND = 0.2  # share of the training time that waits for data, from which on a run says so
 
 
@@ -182,12 +183,9 @@ class Run:
         if not file.exists():
             return
         kept = []
-        for line in file.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError):  # the last one, of a machine that went down
-                record = json.loads(line)
-                going_on = record["split"] == "train" and record["epoch"] == epoch + 1 and record["step"] <= step
-                if record["epoch"] <= epoch or going_on:
-                    kept.append(line + "\n")
+        for line, record in _records(file):
+            over = epoch if record["split"] != "train" or record["step"] > step else epoch + 1
+            kept += [line + "\n"] * (record["epoch"] <= over)
         with written_whole(file) as rewound:
             rewound.writelines(kept)
 
@@ -317,6 +315,15 @@ class RunFolder:
         return f"{self.path}: can't lock the run's folder {why}"
 
 
+def _records(metrics: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields each line of metrics.jsonl that is a record, with the record: a crash leaves half a one."""
+    for line in metrics.read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            record = json.loads(line)
+            if type(record) is dict and all(type(record.get(key)) is kind for key, kind in _RECORD.items()):
+                yield line, record
+
+
 def plot_curves(metrics: Path, picture: Path, curves: dict[str, str]) -> None:
     """Draws values over steps from metrics.jsonl into a PNG; ``curves`` gives the axis' label of each."""
     import matplotlib  # takes a second to import, once, at a run's end
@@ -324,12 +331,14 @@ def plot_curves(metrics: Path, picture: Path, curves: dict[str, str]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    records = [record for _, record in _records(metrics)]
     size = (8, 3 * len(curves))
     figure, axes = plt.subplots(len(curves), 1, figsize=size, sharex=True, squeeze=False, layout="constrained")
     for axis, (key, label) in zip(axes[:, 0], curves.items(), strict=True):
         for split in ("train", "val", "ema"):
-            points = [(r["step"], r[key]) for r in records if r["split"] == split and key in r]
+            points = [
+                (r["step"], r[key]) for r in records if r["split"] == split and isinstance(r.get(key), int | float)
+            ]
             if points:
                 axis.plot(*zip(*points, strict=True), label=split, marker=None if split == "train" else ".")
         axis.set_ylabel(label)

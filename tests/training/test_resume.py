@@ -153,7 +153,11 @@ def test_another_batch_size_goes_on_after_the_last_sample(tmp_path, tiny, batch,
 def test_auto_begins_afresh_where_there_is_nothing_and_ends_where_all_is_done(tmp_path, tiny, capsys):
     options = [*tiny, "DATA.BATCH_SIZE", "16", "MODEL.RESUME", "auto"]
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "metrics.jsonl").write_text('{"split": "train", "step": 1, "epoch": 1}\n{"split": "tr')
+    (tmp_path / "run" / "metrics.jsonl").write_bytes(
+        b'{"split": "train", "step": 1, "epoch": 1}\n[1]\n\xff\n{"split": 1, "step": [], "epoch": 1}\n'
+        + b"[" * 100_000
+        + b'\n{"split": "tr'  # of a machine that went down
+    )
     train(options, tmp_path / "run", 32)
     assert (
         f"-resume=auto: no checkpoint in {tmp_path}/run/checkpoints; the run starts afresh" in capsys.readouterr().out
