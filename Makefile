@@ -17,7 +17,7 @@ ifneq ($(PADDLE),$(CHOSEN))
 endif
 # Paddle 2.6 was built against NumPy 1, doesn't declare the setuptools that it imports, and its fleet asks protobuf for
 # what version 7 has no more.
-WITH := $(if $(findstring 2.6.,$(PADDLE)),numpy==1.26.4 setuptools==80.9.0 protobuf==6.33.1,numpy==2.2.6)
+WITH := $(if $(findstring 2.6.,$(PADDLE)),numpy==1.26.4 setuptools==80.9.0 protobuf==6.33.6,numpy==2.2.6)
 WANTED := $(if $(PADDLE),$(PADDLE) $(WITH) -r requirements-base.txt,-r requirements.txt)
 
 .PHONY: install ops train test test-faults fuzz campaign test-paddle26 lint clean
