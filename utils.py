@@ -16,7 +16,7 @@ import paddle
 import paddle.distributed as dist
 from tqdm import tqdm
 
-from errors import InputError, RunError
+from errors import InputError, RunError, shown
 from launch.environment import num_cores
 
 logging.getLogger().setLevel(logging.WARNING)  # Paddle's import sets INFO: its notes on ports are no news for users
@@ -161,7 +161,14 @@ class AverageMeter:
         return self.sum / self.count if self.count else 0.0
 
 
-_LINE = logging.Formatter("%(asctime)s %(message)s", "%m%d %H:%M:%S")
+class _Printable(logging.Formatter):
+    """Shows what can't be printed as escapes: a class's name may hold what a terminal acts on."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(shown(line, len(line)) for line in super().format(record).split("\n"))
+
+
+_LINE = _Printable("%(asctime)s %(message)s", "%m%d %H:%M:%S")
 
 
 class _ConsoleHandler(logging.StreamHandler):

@@ -119,3 +119,13 @@ def test_free_memory_is_the_least_of_the_machines_and_its_containers(monkeypatch
         (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: 90 kB\nMemFree: 10 kB\nMemAvailable: {available} kB\n")
         (group / "memory.max").write_text(f"{limit}\n")
         assert utils.free_memory() == free
+
+
+def test_a_log_line_holds_nothing_that_a_terminal_acts_on(tmp_path, capsys):
+    _, log = utils.get_loggers()
+    utils.open_logs(tmp_path)
+    log.info("class \x1b[2J\r\u202e犬\nthe next line")
+    for text in (capsys.readouterr().out, (tmp_path / "log.txt").read_text(encoding="utf-8")):
+        first, second = text.splitlines()
+        assert first.endswith(r" class \x1b[2J\r\u202e犬")
+        assert second == "the next line"
