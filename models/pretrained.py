@@ -46,8 +46,14 @@ def disagreements(config: Configuration, stored: dict[str, Any]) -> Iterator[str
     """Yields a warning for each setting in which ``config`` and the weights' config.json (``stored``) differ."""
     for key, value in _wanted(config, stored).items():
         own = config[key.partition(".")[0]][key.partition(".")[2]]
-        if own != value if isinstance(own, str) else not np.allclose(own, value, atol=1e-6):
+        if own != value if isinstance(own, str) else not _is_close(own, value):
             yield f"warning: {key} is {own}, the weights were made for {value}"
+
+
+def _is_close(own: Any, value: Any) -> bool:
+    """Whether numbers agree; one serves all channels."""
+    own, value = np.atleast_1d(own), np.atleast_1d(value)
+    return len({len(own), len(value), 1}) <= 2 and np.allclose(own, value, atol=1e-6)
 
 
 def _wanted(config: Configuration, stored: dict[str, Any]) -> dict[str, Any]:

@@ -151,7 +151,7 @@ WRITERS = {"zip": write_zip, "legacy": write_legacy, "pdparams": write_pickle}
 
 
 class LittleMemory:
-    """Asserts that its body never holds more than 64 MiB at once; what a small file may take is 16 MiB."""
+    """Asserts that its body never holds more than 64 MiB at once, which a small file may take."""
 
     def __enter__(self) -> None:
         tracemalloc.start()

@@ -40,11 +40,16 @@ def contiguous(shape: tuple[int, ...], fortran: bool = False) -> tuple[int, ...]
 
 
 def native(array: np.ndarray, is_bfloat16: bool = False) -> np.ndarray:
-    """Returns floats as float32 (``is_bfloat16``: from their 16 bits), others in this machine's byte order."""
+    """Returns floats as float32 (``is_bfloat16``: from their 16 bits), others in this machine's byte order; in C's
+    order of axes. One copy is made at most.
+    """
     if is_bfloat16:
-        return (array.astype(np.uint32) << 16).view(np.float32)
+        bits = array.astype(np.uint32, order="C")
+        bits <<= 16
+        return bits.view(np.float32)
     with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite, which is refused as such
-        return array.astype(np.float32 if array.dtype.kind == "f" else array.dtype.newbyteorder("="), copy=False)
+        dtype = np.float32 if array.dtype.kind == "f" else array.dtype.newbyteorder("=")
+        return array.astype(dtype, order="C", copy=False)
 
 
 @dataclass(eq=False, slots=True)
@@ -88,7 +93,7 @@ class Array:
     def __post_init__(self) -> None:
         if len(sizes(self.shape)) != len(sizes(self.strides)) or not is_count(self.first):
             raise Unreadable("it holds an array whose shape, strides and offset don't agree")
-        if type(self.data) is not Span or self.data.is_text:  # its length shows when it is read
+        if not isinstance(self.data, Span) or self.data.is_text:  # its length shows when it is read
             return
         if (self.first + self.extent()) * item_size(self.dtype) > self.data.length:
             raise Unreadable(f"it holds an array of shape {list(self.shape)} that reaches beyond its storage")
@@ -98,9 +103,15 @@ class Array:
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
         return 1 + last if all(self.shape) else 0
 
-    def cost(self) -> int:
-        """Returns about how many bytes reading it takes."""
-        return max(math.prod(self.shape), self.extent()) * max(4, item_size(self.dtype))
+    def held(self) -> int:
+        """Returns how many bytes the array takes that ``read`` returns."""
+        is_float = self.dtype == "bfloat16" or np.dtype(self.dtype).kind == "f"
+        return math.prod(self.shape) * (4 if is_float else item_size(self.dtype))
+
+    def passing(self) -> int:
+        """Returns how many bytes more there are at most while it is read."""
+        text = 2 * self.data.length if isinstance(self.data, Span) and self.data.is_text else 0
+        return text + max(self.extent(), math.prod(self.shape)) * item_size(self.dtype)
 
     def read(self) -> np.ndarray:
         """Returns the array: floats as float32, integers and booleans as they are."""
@@ -113,4 +124,4 @@ class Array:
         is_bfloat16 = self.dtype == "bfloat16"
         flat = data.view("<u2" if is_bfloat16 else self.dtype)
         strided = np.lib.stride_tricks.as_strided(flat, self.shape, [stride * size for stride in self.strides])
-        return native(np.asarray(strided, order="C"), is_bfloat16)
+        return native(strided, is_bfloat16)

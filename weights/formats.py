@@ -1,15 +1,15 @@
 """Reads and writes the weight files of torch, timm, Paddle and Google; no code from a file is run.
 
 The content decides what a file is, not its ending. Safetensors and torch's, Paddle's and NumPy's arrays are read one by
-one, so a file is never in memory twice. Only ``arrays``, ``unpickle`` and this file touch what a file says.
+one, so a file is never in memory twice. Only ``archives``, ``arrays``, ``unpickle``, ``plain`` and this file touch what
+a file says. All of them count what they hold (``errors.Allowance``).
 """
 
-import io
 import json
 import math
+import os
 import pickle
 import struct
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BufferedIOBase
@@ -18,10 +18,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from errors import InputError, Unreadable, reading, shown
+from errors import Allowance, InputError, Unreadable, opened, reading, shown
 from utils import written_whole
-from weights.arrays import Array, Span, contiguous, item_size, native, sizes
+from weights.archives import read_zip
+from weights.arrays import Array, Span, contiguous, item_size, sizes
 from weights.hub import find_weights, read_config
+from weights.plain import Rule, check_form, is_list, is_name, is_whole, optional, parsed_json
 from weights.unpickle import DataUnpickler
 
 # Where a checkpoint keeps its weights: timm's order (load_state_dict, the average first), then others' names.
@@ -32,9 +34,9 @@ SAFETENSORS_DTYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "bfloat16", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
 }  # fmt: skip
-LONGEST_HEADER = 100_000_000  # bytes; the safetensors library's limit
+LONGEST_NAME = 256  # characters of a tensor's
 TORCH_MAGIC, TORCH_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # torch.serialization, before 1.6
-LARGEST_GROWTH, FREE_GROWTH = 20, 16 << 20  # what a file of n bytes may take: 20 n + 16 MiB
+ARRAY = 1000  # bytes that an array takes at most besides its numbers
 
 Content = dict[str, Any]  # arrays, and whatever else a checkpoint holds
 
@@ -66,13 +68,25 @@ def read_weights(path: str | Path) -> WeightFile:
             memory out of proportion to its size; a value is NaN or infinite.
     """
     file = find_weights(path)
-    with reading(file, "weights"), open(file, "rb") as stream:
-        size = file.stat().st_size
-        content, layout = _reader(stream.peek(512)[:512])(stream, size)
+    with reading(file, "weights"), opened(file) as stream:
+        allowance = Allowance(os.fstat(stream.fileno()).st_size)
+        content, layout = _reader(stream.peek(512)[:512])(stream, allowance)
         entries, notes = _weights(content)
-        _check_growth(sum(entry.cost() for entry in entries.values() if type(entry) is Array), size)
-        arrays = {name: _finite(name, _read(entry, layout)) for name, entry in entries.items()}
+        arrays = _read(entries, layout, allowance)
+        for name, array in arrays.items():
+            _check_finite(name, array)
     return WeightFile(file, arrays, layout, read_config(path), notes)
+
+
+def read_arrays(file: Path) -> dict[str, np.ndarray]:
+    """Reads the arrays of a .safetensors file under any names, without a wrapper; NaN are let be, floats are float32.
+
+    Raises:
+        InputError: it can't be read, or would take memory out of proportion to its size.
+    """
+    with reading(file, "tensors"), opened(file) as stream:
+        allowance = Allowance(os.fstat(stream.fileno()).st_size)
+        return _read(_read_safetensors(stream, allowance)[0], "torch", allowance)
 
 
 def write_weights(path: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -119,9 +133,9 @@ def write_safetensors(file: Writable, arrays: dict[str, np.ndarray]) -> None:
 # ------------------------------------------------------------ kinds of files
 
 
-def _reader(head: bytes) -> Callable[[BufferedIOBase, int], tuple[Content, str]]:
+def _reader(head: bytes) -> Callable[[BufferedIOBase, Allowance], tuple[Content, str]]:
     if head[:2] == b"PK":
-        return _read_zip
+        return read_zip
     if head[8:9] == b"{":
         return _read_safetensors
     if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
@@ -138,17 +152,19 @@ def _reader(head: bytes) -> Callable[[BufferedIOBase, int], tuple[Content, str]]
     raise Unreadable(f"{found}; expected safetensors, torch's .pth or .bin, Paddle's .pdparams, or .npz")
 
 
-def _read_safetensors(file: BufferedIOBase, size: int) -> tuple[Content, str]:
+def _read_safetensors(file: BufferedIOBase, allowance: Allowance) -> tuple[dict[str, Array], str]:
+    size = allowance.size
     (length,) = struct.unpack("<Q", file.read(8))
     start = 8 + length
-    if start > size or length > LONGEST_HEADER:
+    if start > size:
         raise Unreadable(f"its safetensors header claims {length} bytes, the file has {size}")
-    header = json.loads(file.read(length), object_pairs_hook=_without_duplicates)
-    form = header.pop("__metadata__", {}).get("format")
+    header = parsed_json(_header(file, length, allowance), allowance)
+    check_form(header, _HEADER)
+    form = (header.pop("__metadata__", None) or {}).get("format")
+    for name, entry in header.items():
+        check_form(entry, _ENTRY, tuple(_ENTRY), f"{shown(name, 60)}.")
     content, end = {}, 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        if entry["dtype"] not in SAFETENSORS_DTYPES:
-            raise Unreadable(f"{shown(name)} has the dtype {shown(entry['dtype'])}, which isn't read")
         dtype, shape = SAFETENSORS_DTYPES[entry["dtype"]], sizes(tuple(entry["shape"]))
         begin, after = entry["data_offsets"]
         if begin != end or after - begin != math.prod(shape) * item_size(dtype):
@@ -160,86 +176,36 @@ def _read_safetensors(file: BufferedIOBase, size: int) -> tuple[Content, str]:
     return content, "paddle" if form == "pd" else "torch"  # "pd" is PaddleNLP's mark
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) != len(pairs):
-        raise Unreadable("its safetensors header has the same name twice")
-    return entries
+def _header(file: BufferedIOBase, length: int, allowance: Allowance) -> bytes:
+    allowance.take(length)
+    header = file.read(length)
+    if len(header) != length:
+        raise Unreadable("it ends early")
+    return header
 
 
-def _read_zip(file: BufferedIOBase, size: int) -> tuple[Content, str]:
-    with zipfile.ZipFile(file) as archive:
-        names = archive.namelist()
-        roots = [name[: -len("data.pkl")] for name in names if name.endswith("/data.pkl")]
-        if len(roots) == 1:
-            return _read_torch_zip(file, size, archive, roots[0]), "torch"
-        if names and all(name.endswith(".npy") for name in names):
-            _check_growth(sum(info.file_size for info in archive.infolist()), size)
-            return {info.filename[: -len(".npy")]: _read_npy(archive, info) for info in archive.infolist()}, "jax"
-    raise Unreadable("it is a zip archive with neither torch's data.pkl nor .npy arrays")
+_OFFSETS = Rule("two places, the first one first", lambda value: is_list(value, is_whole, 2, 2))
+_ENTRY = {
+    "dtype": Rule(f"one of {', '.join(SAFETENSORS_DTYPES)}", lambda v: type(v) is str and v in SAFETENSORS_DTYPES),
+    "shape": Rule("a list of sizes", lambda value: is_list(value, is_whole, 0, 32)),
+    "data_offsets": _OFFSETS,
+}
+_HEADER = {"__metadata__": optional(Rule("a dictionary", lambda value: type(value) is dict))}
 
 
-def _read_torch_zip(file: BufferedIOBase, size: int, archive: zipfile.ZipFile, root: str) -> Content:
-    if root + "byteorder" in archive.namelist() and _member(archive, root + "byteorder", size) != b"little":
-        raise Unreadable("it was written on a big-endian machine, which isn't read")
-    spans: dict[str, Span] = {}
-
-    def storage(key: str, length: int) -> Span:
-        if key not in spans:
-            spans[key] = _stored(file, archive.getinfo(f"{root}data/{key}"))
-        if spans[key].length != length:
-            raise Unreadable(f"its storage {shown(key)} has {spans[key].length} bytes instead of {length}")
-        return spans[key]
-
-    program = _member(archive, root + "data.pkl", size)
-    return DataUnpickler(io.BytesIO(program), len(program), storage).load()
-
-
-def _member(archive: zipfile.ZipFile, name: str, size: int) -> bytes:
-    info = archive.getinfo(name)
-    _check_growth(info.file_size, size)
-    with archive.open(info) as stream:
-        return stream.read(info.file_size)  # the count bounds what is decompressed
-
-
-def _stored(file: BufferedIOBase, info: zipfile.ZipInfo) -> Span:
-    if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-        raise Unreadable("its tensors are compressed or encrypted, which torch doesn't write")
-    file.seek(info.header_offset)
-    header = file.read(30)  # of the member; it ends with the lengths of the name and of the extra field after it
-    start = info.header_offset + 30 + sum(struct.unpack("<2H", header[26:]))
-    return Span(file, start, info.file_size, crc=info.CRC)
-
-
-def _read_npy(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise Unreadable(f"{shown(info.filename)} is compressed in a way that NumPy doesn't write")
-    with archive.open(info) as stream:
-        version = np.lib.format.read_magic(stream)
-        readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        shape, fortran, dtype = readers[version](stream)
-        if dtype.kind not in "fiub" and dtype != np.dtype("V2"):  # V2: bfloat16, as JAX's arrays are saved
-            raise Unreadable(f"{shown(info.filename)} has the dtype {shown(str(dtype))}; expected numbers")
-        length = math.prod(sizes(shape)) * dtype.itemsize
-        if stream.tell() + length != info.file_size:
-            raise Unreadable(f"{shown(info.filename)} claims the shape {list(shape)}, which isn't its size")
-        array = np.frombuffer(bytearray(stream.read(length)), dtype).reshape(shape, order="F" if fortran else "C")
-    array = np.asarray(array, order="C")
-    return native(array.view("<u2"), is_bfloat16=True) if dtype.kind == "V" else native(array)
-
-
-def _read_pickle(file: BufferedIOBase, size: int) -> tuple[Content, str]:
-    first = DataUnpickler(file, size).load()
+def _read_pickle(file: BufferedIOBase, allowance: Allowance) -> tuple[Content, str]:
+    first = DataUnpickler(file, allowance.size, allowance=allowance).load()
     if first == TORCH_MAGIC:
-        return _read_torch_legacy(file, size), "torch"
+        return _read_torch_legacy(file, allowance), "torch"
     return first, "paddle"
 
 
-def _read_torch_legacy(file: BufferedIOBase, size: int) -> Content:
+def _read_torch_legacy(file: BufferedIOBase, allowance: Allowance) -> Content:
     """Reads torch's format before 1.6: pickles of two constants, the machine, the object and its storages' keys; then
     each storage, its length before it.
     """
-    protocol, machine = (DataUnpickler(file, size).load() for _ in range(2))
+    size = allowance.size
+    protocol, machine = (DataUnpickler(file, size, allowance=allowance).load() for _ in range(2))
     if protocol != TORCH_PROTOCOL or machine.get("little_endian") is not True:
         raise Unreadable("it was written by an unknown torch, or on a big-endian machine")
     spans: dict[str, Span] = {}
@@ -249,8 +215,8 @@ def _read_torch_legacy(file: BufferedIOBase, size: int) -> Content:
             raise Unreadable(f"its storage {shown(key)} has two lengths")
         return spans[key]
 
-    content = DataUnpickler(file, size, storage).load()
-    keys = DataUnpickler(file, size).load()
+    content = DataUnpickler(file, size, storage, allowance).load()
+    keys = DataUnpickler(file, size, allowance=allowance).load()
     if type(keys) is not list or not all(type(key) is str for key in keys) or sorted(keys) != sorted(spans):
         raise Unreadable("its storages aren't those that its tensors need")
     start = file.tell()
@@ -267,7 +233,7 @@ def _read_torch_legacy(file: BufferedIOBase, size: int) -> Content:
 # ------------------------------------------------------- what the weights are
 
 
-def _weights(content: Any) -> tuple[dict[str, Array | np.ndarray], list[str]]:
+def _weights(content: Any) -> tuple[dict[str, Array], list[str]]:
     """Returns the arrays of a checkpoint by their clean names, and what there is to tell."""
     notes = []
     for _ in range(3):  # one inside the other
@@ -287,37 +253,39 @@ def _weights(content: Any) -> tuple[dict[str, Array | np.ndarray], list[str]]:
         if name.startswith(PREFIXES):
             for prefix in PREFIXES:
                 clean = clean.removeprefix(prefix)
-        if not isinstance(value, (Array, np.ndarray)):
+        if not isinstance(value, Array):
             others.append(name)
-        elif not name.isprintable():
-            raise Unreadable(f"it holds an array under the name {shown(name)}, which can't be printed")
+        elif not is_name(name, LONGEST_NAME):
+            raise Unreadable(f"it holds an array under the name {shown(name)}, which can't be printed in a line")
         elif clean in found:
             raise Unreadable(f"it holds {shown(clean)} twice, with a prefix and without")
         else:
             found[clean] = value
     others = [name for name in others if name != "StructuredToParameterName@@"]  # Paddle's own names
+    told = shown(", ".join(name[:LONGEST_NAME] for name in others[:40]))
     if not found:
-        raise Unreadable(f"it holds no arrays, but {shown(', '.join(others)) or 'nothing'}")
+        raise Unreadable(f"it holds no arrays, but {told or 'nothing'}")
     if others:
-        notes.append(f"left out, being no arrays: {shown(', '.join(others))}")
+        notes.append(f"left out, being no arrays: {told}")
     return found, notes
 
 
-def _check_growth(wanted: int, size: int) -> None:
-    if wanted > LARGEST_GROWTH * size + FREE_GROWTH:
-        raise Unreadable(f"its content would take {wanted} bytes, out of proportion to the file's {size}")
+def _read(entries: dict[str, Array], layout: str, allowance: Allowance) -> dict[str, np.ndarray]:
+    """Reads what was described, once it is known that all of it together isn't out of proportion."""
+    for entry in entries.values():
+        if layout == "paddle" and entry.dtype == "<u2":  # which Paddle has no type for: its bfloat16, by way of NumPy
+            entry.dtype = "bfloat16"
+    allowance.take(sum(entry.held() + ARRAY for entry in entries.values()))
+    arrays = {}
+    for name, entry in entries.items():
+        passing = entry.passing()
+        allowance.take(passing)
+        arrays[name] = entry.read()
+        allowance.take(-passing)
+    return arrays
 
 
-def _read(entry: Array | np.ndarray, layout: str) -> np.ndarray:
-    if not isinstance(entry, Array):
-        return entry
-    if layout == "paddle" and entry.dtype == "<u2":  # which Paddle has no type for: its bfloat16, saved by way of NumPy
-        entry.dtype = "bfloat16"
-    return entry.read()
-
-
-def _finite(name: str, array: np.ndarray) -> np.ndarray:
-    bad = array.size - np.count_nonzero(np.isfinite(array))
+def _check_finite(name: str, array: np.ndarray) -> None:
+    bad = array.size - np.count_nonzero(np.isfinite(array)) if array.dtype.kind == "f" else 0
     if bad:
         raise Unreadable(f"{bad} of the {array.size} values of {shown(name)} are NaN or infinite; take other weights")
-    return array

@@ -1,15 +1,54 @@
 """Where weights are: files, folders, and names on the Hugging Face Hub, for which alone huggingface_hub is imported."""
 
-import json
+import os
 from pathlib import Path
 from typing import Any
 
-from errors import InputError
+from errors import InputError, reading, shown
+from weights.plain import (
+    FLAG,
+    NAME,
+    Rule,
+    check_form,
+    is_list,
+    is_name,
+    is_real,
+    is_whole,
+    optional,
+    parsed_json,
+    whole_file,
+)
 
 HUB_PREFIXES = ("hf-hub:", "hf_hub:")  # timm's ways of writing it
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".pdparams", ".npz")
 IN_FOLDER = ("model.safetensors", "pytorch_model.bin")  # of our checkpoints and of timm's folders, the better first
 CONFIG = "config.json"
+LONGEST_CONFIG = 4 << 20  # bytes; one that names and describes the 21,841 classes of ImageNet-22k has 1.5 million
+
+_SIZE = Rule("three sizes (channels, height, width)", lambda v: is_list(v, lambda n: is_whole(n, 1, 1 << 16), 3, 3))
+_SIDE = Rule("a size, or two", lambda v: is_whole(v, 1, 1 << 16) or is_list(v, lambda n: is_whole(n, 1, 1 << 16), 2, 2))
+_NAMES = Rule("a list of names", lambda value: is_list(value, lambda name: type(name) is str))
+# What is used of timm's configuration; null stands for what isn't told.
+_MODEL_ARGS = {
+    "img_size": optional(_SIDE),
+    "in_chans": optional(Rule("a number of channels", lambda value: is_whole(value, 1, 1 << 16))),
+    "dynamic_img_size": optional(FLAG),
+    "strict_img_size": optional(FLAG),
+    "use_naflex": optional(FLAG),
+}
+_SETTINGS = {
+    "architecture": Rule("a model's name", is_name),
+    "model_args": optional(Rule("a dictionary", lambda value: type(value) is dict)),
+    "num_classes": optional(Rule("a number of classes", lambda value: is_whole(value, 0, 1 << 24))),
+    "label_names": optional(_NAMES),
+    **dict.fromkeys(("input_size", "test_input_size", "min_input_size"), optional(_SIZE)),
+    "fixed_input_size": optional(FLAG),
+    "crop_pct": optional(Rule("a share", lambda value: is_real(value, 0, 100))),
+    "crop_mode": optional(NAME),
+    "interpolation": optional(NAME),
+    "mean": optional(Rule("a number per channel", lambda v: is_list(v, lambda n: is_real(n, -1e3, 1e3), 1, 64))),
+    "std": optional(Rule("a number above 0 per channel", lambda v: is_list(v, lambda n: is_real(n, 1e-6, 1e3), 1, 64))),
+}
 
 
 def find_weights(path: str | Path) -> Path:
@@ -31,9 +70,11 @@ def find_weights(path: str | Path) -> Path:
     if path.suffix == ".pdopt":
         raise InputError(f"{path}: an optimizer's state; its weights are in {path.with_suffix('.pdparams')}")
     candidates = [path / name for name in IN_FOLDER] + [path] + [path.parent / (path.name + end) for end in ENDINGS]
-    found = next((file for file in candidates if file.is_file()), None)
+    found = next((file for file in candidates if os.path.isfile(file)), None)  # never raises, unlike Path's
     if found is None:
-        where = f"a folder without {' or '.join(IN_FOLDER)}" if path.is_dir() else "no such file or folder"
+        where = f"a folder without {' or '.join(IN_FOLDER)}" if os.path.isdir(path) else "no such file or folder"
+        if os.path.exists(path) and not os.path.isdir(path):
+            where = "it is no regular file"
         raise InputError(f"no weights at {path}: {where}, nor a file of that name with {', '.join(ENDINGS)}")
     return found
 
@@ -48,23 +89,26 @@ def read_config(path: str | Path) -> dict[str, Any]:
         path: what ``find_weights`` takes; nothing but config.json is read.
 
     Raises:
-        InputError: it can't be read.
+        InputError: it can't be read, or a key that is used here has another type or range than timm's.
     """
     if _is_hub_name(path):
         file = _download(path, (CONFIG,))
     else:
-        file = (Path(path) if Path(path).is_dir() else Path(path).parent) / CONFIG
-    if file is None or not file.is_file():
+        file = (Path(path) if os.path.isdir(path) else Path(path).parent) / CONFIG
+    if file is None or not os.path.lexists(file):
         return {}
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-        if "architecture" not in config:  # another library's
+    with reading(file, "a configuration of timm's", "; repair it, or remove it and set its keys of DATA by -o"):
+        config = parsed_json(whole_file(file, LONGEST_CONFIG))
+        if type(config) is not dict or "architecture" not in config:  # another library's
             return {}
         if "pretrained_cfg" not in config and "labels" in config:  # the old form
             config["label_names"] = config.pop("labels")
-        return _with_model_args({**config.pop("pretrained_cfg", {}), **config})
-    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-        raise InputError(f"{file}: not a configuration of timm's ({type(error).__name__}: {error})") from None
+        settings = config.pop("pretrained_cfg", {})
+        check_form(settings, _SETTINGS, where="pretrained_cfg.")
+        config = {**settings, **config}
+        check_form(config, _SETTINGS)
+        check_form(config.get("model_args") or {}, _MODEL_ARGS, where="model_args.")
+        return _with_model_args(config)
 
 
 def _with_model_args(config: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +123,8 @@ def _with_model_args(config: dict[str, Any]) -> dict[str, Any]:
                 config[key] = [made["in_chans"], *config[key][1:]]
     if made.get("img_size") is not None and config.get("fixed_input_size"):
         size = made["img_size"]
-        config["input_size"] = [config["input_size"][0], *([size, size] if isinstance(size, int) else size)]
+        channels = (config.get("input_size") or [3])[0]
+        config["input_size"] = [channels, *([size, size] if isinstance(size, int) else size)]
     return config
 
 
@@ -120,4 +165,4 @@ def _download(name: str | Path, filenames: tuple[str, ...]) -> Path | None:
 
 
 def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return shown(next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__))

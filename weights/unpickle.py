@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from io import BufferedIOBase
 from typing import Any
 
-from errors import Unreadable, shown
+from errors import Allowance, Unreadable, shown
 from weights.arrays import Array, Span, contiguous, is_count, item_size, sizes
 
-LARGEST_PROGRAM = 1_000_000  # opcodes; a checkpoint of ViT-B with its optimizer has some 20,000
+OPCODE, CALL = 160, 2000  # bytes that they take at most; of ViT-B with its optimizer there are 20,000 and 3,000
 LONGEST_TEXT = 1 << 16  # bytes; longer texts are an array's content in protocol 2, and stay in the file
 
 NUMPY_CODES = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1")
@@ -29,6 +29,7 @@ TORCH_DTYPES = {
     "torch.int32": "<i4", "torch.int64": "<i8", "torch.uint8": "|u1", "torch.uint16": "<u2", "torch.uint32": "<u4",
     "torch.uint64": "<u8", "torch.bool": "|b1", "torch.bfloat16": "bfloat16",
 }  # fmt: skip
+Places = Callable[[str, int], Span]
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,15 @@ class DataUnpickler:
 
     Args:
         file: stands at the pickle's first byte; after ``load``, behind its last.
-        end: where the file ends.
+        end: where the file ends; without an ``allowance``, what it may take goes by that.
         storage: maps a torch storage's (key, bytes) to its place; None where there are none.
     """
 
-    def __init__(self, file: BufferedIOBase, end: int, storage: Callable[[str, int], Span] | None = None) -> None:
+    def __init__(
+        self, file: BufferedIOBase, end: int, storage: Places | None = None, allowance: Allowance | None = None
+    ) -> None:
         self.file, self.end, self.storage = file, end, storage
+        self.allowance = allowance or Allowance(end)
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
@@ -75,13 +79,11 @@ class DataUnpickler:
         """Returns dictionaries of their text keys alone, lists (sets too), tuples, text, numbers, ``Array``, blanks.
 
         Raises:
-            Unreadable: the pickle names what isn't admitted, or uses an opcode that no arrays need.
+            Unreadable: the pickle names what isn't admitted, uses an opcode that no arrays need, or takes too much.
             Exception: of other kinds, for damaged ones.
         """
-        for _ in range(LARGEST_PROGRAM):
-            opcode = self._take(1)
-            if opcode == b".":
-                return self.stack.pop()
+        while (opcode := self._take(1)) != b".":
+            self.allowance.take(CALL if opcode in _CALLS else OPCODE)
             if opcode in _SKIPPED:
                 self._take(_SKIPPED[opcode])
             elif opcode in _FIXED:
@@ -104,7 +106,7 @@ class DataUnpickler:
                 _ACTIONS[opcode](self)
             else:
                 raise Unreadable(f"its pickle uses the opcode {opcode!r}, which no arrays need")
-        raise Unreadable(f"its pickle has more than {LARGEST_PROGRAM} opcodes")
+        return self.stack.pop()
 
     def _take(self, count: int) -> bytes:
         data = self.file.read(count)
@@ -125,6 +127,7 @@ class DataUnpickler:
     def _text(self, form: str, encoding: str) -> str | Span:
         length = self._number(form)
         if length <= LONGEST_TEXT:
+            self.allowance.take(4 * length)
             return self._take(length).decode(encoding, "surrogatepass")
         span = self._span(length)
         span.is_text = encoding == "utf-8"
@@ -200,6 +203,7 @@ class DataUnpickler:
 
 
 _SKIPPED = {b"\x80": 1, b"\x95": 8}  # PROTO, FRAME
+_CALLS = b"R\x81bQ"
 _FIXED = {b"N": None, b"\x88": True, b"\x89": False, b")": ()}
 _NEW = {b"]": list, b"}": dict, b"\x8f": list}  # the last is EMPTY_SET: what would be hashed is only listed
 _NUMBERS = {b"K": "<B", b"M": "<H", b"J": "<i", b"G": ">d"}
@@ -247,8 +251,7 @@ def _describe(function: Any, arguments: Any) -> Any:
 def _fill_array(array: Array, state: Any) -> None:
     _, shape, dtype, fortran, data = state
     if type(dtype) is not _DType or dtype.code not in NUMPY_CODES:
-        code = shown(dtype.code) if type(dtype) is _DType else "unknown"
-        raise Unreadable(f"it holds an array of dtype {code}; expected numbers")
+        raise Unreadable(f"it holds an array of dtype {shown(getattr(dtype, 'code', 'unknown'))}; expected numbers")
     if type(data) not in (Span, str):
         raise Unreadable("it holds an array without content")
     array.__init__(dtype.order + dtype.code, shape, contiguous(sizes(shape), fortran is True), data)

@@ -84,7 +84,6 @@ def test_the_crop_mode_is_the_weights(configured):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"crop_pct": "wide"}, "DATA.CROP_PCT takes float, found 'wide'"),
         ({"crop_pct": 1.5}, "DATA.CROP_PCT is 1.5, expected 0.1 <= value <= 1"),
         ({"interpolation": "lanczos"}, "DATA.INTERPOLATION is 'lanczos', expected one of bicubic"),
         (
@@ -97,6 +96,12 @@ def test_the_crop_mode_is_the_weights(configured):
 def test_what_a_configuration_cannot_hold_is_named(configured, changes, message):
     with pytest.raises(InputError, match=r"^the config\.json of .*" + message):
         with_preprocessing(configured(**changes))
+
+
+def test_means_of_other_lengths_disagree(configured):
+    config = with_preprocessing(configured())
+    for mean, count in (([0.485, 0.456], 1), ([0.485] * 4, 1), ([0.485], 1), ([0.485, 0.456, 0.406], 0)):
+        assert len(list(disagreements(config, {"mean": mean}))) == count
 
 
 def test_without_weights_or_their_config_nothing_changes(tmp_path):

@@ -53,17 +53,96 @@ def test_other_configurations(tmp_path):
     assert read_config(tmp_path) == {}
     (tmp_path / "config.json").write_text('{"architectures": ["ViTForImageClassification"]}')
     assert read_config(tmp_path) == {}
-    for text in (
-        "",
-        "[" * 100_000,
-        "[1]",
-        '{"architecture": "a", "pretrained_cfg": 3}',
-        '{"architecture": "a", "x": \xff',
-    ):
-        (tmp_path / "config.json").write_text(text, encoding="latin-1")
-        if text != "[1]":
-            with pytest.raises(InputError, match=r"config\.json: not a configuration of timm's"):
+    (tmp_path / "config.json").write_text("[1]")
+    assert read_config(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "can't be read as a configuration of timm's (JSONDecodeError: Expecting value"),
+        ("[" * 100_000, "can't be read as a configuration of timm's (RecursionError"),
+        ('{"architecture": "a", "x": \xff', "UnicodeDecodeError"),
+        ('{"architecture": "a", "architecture": "b"}', "it has the same name twice"),
+        ('{"architecture": "a", "mean": [NaN, 0, 0]}', "it holds NaN, which is no number"),
+        ('{"architecture": "a", "crop_pct": 1e999}', "it holds the number 1e999, which is too large"),
+        ('{"architecture": "a", "x": ' + "9" * 5000 + "}", "it holds a number of 5000 digits"),
+        ("{}," * 200_000, "its content would take more than 64 MiB and three times its 600000 bytes"),
+        (" " * (4 << 20) + "{}", "it has more than 4194304 bytes"),
+    ],
+)
+def test_a_config_that_is_no_json_of_timms_is_one_line(tmp_path, text, message):
+    (tmp_path / "config.json").write_text(text, encoding="latin-1")
+    with pytest.raises(InputError) as caught:
+        read_config(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path}/config.json: ")
+    assert message in str(caught.value)
+    assert str(caught.value).endswith("; repair it, or remove it and set its keys of DATA by -o")
+
+
+BAD = {
+    "architecture": [3, None, [], "", "a\nb", "x" * 1000],
+    "pretrained_cfg": [3, None, [], "a"],
+    "model_args": [3, [], "a", {"img_size": "a"}, {"img_size": [1]}, {"in_chans": -1}, {"use_naflex": 1}],
+    "num_classes": [-1, "a", 1.5, True, 10**30],
+    "label_names": ["a", {}, [1], [["a"]]],
+    "input_size": [3, [3], [3, 224], [3, 224, -1], [3, 224, 10**9], ["a"] * 3, {}],
+    "test_input_size": [224],
+    "fixed_input_size": [1, "a"],
+    "crop_pct": ["wide", [], {}, -1, 10**30, True],
+    "crop_mode": [1, []],
+    "interpolation": [1, {}, "a\x1b[2J"],
+    "mean": ["abc", 0.5, [], {}, [[1]], [None], ["a"], [1e300], [1e-3] * 65],
+    "std": [[0], [-1.0], [1e-300, 1, 1], "abc"],
+}
+
+
+@pytest.mark.parametrize("key", BAD)
+def test_a_key_of_another_type_or_range_is_named(tmp_path, key):
+    for value in BAD[key]:
+        nested = key != "pretrained_cfg" and type(value) is not dict
+        for config in ({key: value}, {"pretrained_cfg": {key: value}})[: 1 + nested]:
+            (tmp_path / "config.json").write_text(json.dumps({"architecture": "a"} | config))
+            with pytest.raises(InputError) as caught:
                 read_config(tmp_path)
+            assert str(caught.value).isprintable()
+            found = str(caught.value).removeprefix(f"{tmp_path}/config.json: ")
+            assert found.startswith((f"its {key}", f"its pretrained_cfg.{key}")), found
+            assert ", expected a" in found or ", expected three" in found or ", expected true" in found, found
+
+
+def test_a_config_of_null_tells_nothing(tmp_path):
+    config = dict.fromkeys(BAD) | {"architecture": "a", "pretrained_cfg": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_config(tmp_path)["mean"] is None
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a folder", "a device", "a link to itself", "unreadable"])
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path, kind):
+    for name in ("weights.pth", "config.json"):
+        file = tmp_path / name
+        if kind == "a pipe":
+            os.mkfifo(file)
+        elif kind == "a folder":
+            file.mkdir()
+        elif kind == "a device":
+            file.symlink_to("/dev/zero")
+        elif kind == "a link to itself":
+            file.symlink_to(file)
+        else:
+            file.write_bytes(b"")
+    with pytest.raises(InputError, match="no weights at|it is empty"):
+        read_weights(tmp_path / "weights.pth")
+    with pytest.raises(InputError, match="it is no regular file|can't be read as a configuration"):
+        read_config(tmp_path)
+
+
+def test_names_that_no_file_can_have(tmp_path):
+    for name in ("a\0b", "x" * 300, "x/" * 3000, "\ud800", "a\nb\x1b[2J"):
+        with pytest.raises(InputError, match=r"^no weights at ") as caught:
+            read_weights(f"{tmp_path}/{name}")
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) <= 500
 
 
 ASK = """

@@ -1,0 +1,141 @@
+"""Small text files that a stranger wrote: read whole up to a limit, as JSON, and held to a declared form."""
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from errors import Allowance, Unreadable, opened, shown
+
+LONGEST_NUMBER = 40  # characters; whole numbers of thousands of digits take time, and no line has room for them
+
+
+class Rule(NamedTuple):
+    """What a value has to be: in words, and what tells."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+Form = Mapping[str, Rule]
+
+
+def whole_file(path: str | os.PathLike[str], most: int) -> bytes:
+    """Returns the content of a regular file.
+
+    Raises:
+        Unreadable: it has more than ``most`` bytes.
+        OSError: it can't be read.
+    """
+    with opened(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise Unreadable(f"it has more than {most} bytes")
+    return data
+
+
+def parsed_json(text: bytes, allowance: Allowance | None = None) -> Any:
+    """Returns what a JSON text says: in UTF-8, with finite numbers, no name twice in an object.
+
+    Args:
+        allowance: of the file that the text is in; None: the text is the file.
+
+    Raises:
+        Unreadable: it says something else, or would take too much.
+        ValueError, RecursionError: it is no JSON, or nested too deep.
+    """
+    # An object takes 250 bytes at most, and so does each of its entries; what is in a list 160; a character up to 4.
+    cost = 5 * len(text) + 160 * (text.count(b",") + text.count(b"[")) + 250 * (text.count(b"{") + text.count(b":"))
+    (allowance or Allowance(len(text))).take(cost)
+    return json.loads(
+        text.decode("utf-8"),
+        object_pairs_hook=_object,
+        parse_int=_whole,
+        parse_float=_real,
+        parse_constant=_constant,
+    )
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
+        raise Unreadable("it has the same name twice")
+    return entries
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > LONGEST_NUMBER:
+        raise Unreadable(f"it holds a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _real(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise Unreadable(f"it holds the number {shown(digits, LONGEST_NUMBER)}, which is too large")
+    return number
+
+
+def _constant(name: str) -> Any:
+    raise Unreadable(f"it holds {name}, which is no number")
+
+
+def check_form(values: Any, form: Form, needed: tuple[str, ...] = (), where: str = "") -> None:
+    """Holds a dictionary to a form: each of its entries that the form knows; others are let be.
+
+    Args:
+        needed: names that have to be there.
+        where: the dictionary's own name, with a dot behind it.
+
+    Raises:
+        Unreadable: names the entry, what it is and what was expected.
+    """
+    if type(values) is not dict:
+        raise Unreadable(f"its {where.rstrip('.') or 'content'} is {told(values)}, expected a dictionary")
+    for name in needed:
+        if name not in values:
+            raise Unreadable(f"its {where}{name} is missing, expected {form[name].words}")
+    for name, rule in form.items():
+        if name in values and not rule.holds(values[name]):
+            raise Unreadable(f"its {where}{name} is {told(values[name])}, expected {rule.words}")
+
+
+def told(value: Any) -> str:
+    """Returns a stranger's value as a line may show it, however large or deep it is."""
+    if type(value) is dict:
+        return f"a dictionary of {len(value)}"
+    if type(value) in (list, tuple) and (len(value) > 4 or any(type(item) in (dict, list, tuple) for item in value)):
+        return f"a list of {len(value)}"
+    if type(value) in (list, tuple):
+        return f"[{', '.join(map(told, value))}]"
+    return shown(repr(value[:60] if type(value) is str else value), 60)
+
+
+def is_whole(value: Any, low: int = 0, high: int = 1 << 48) -> bool:
+    """Whether a value is a whole number within bounds, both included."""
+    return type(value) is int and low <= value <= high
+
+
+def is_real(value: Any, low: float = -1e300, high: float = 1e300) -> bool:
+    """Whether a value is a finite number within bounds, both included."""
+    return type(value) in (int, float) and low <= value <= high
+
+
+def is_name(value: Any, most: int = 256) -> bool:
+    """Whether a value is a text that fits a line: printable, with something in it, at most so many characters."""
+    return type(value) is str and 0 < len(value) <= most and value.isprintable()
+
+
+def is_list(value: Any, holds: Callable[[Any], bool], low: int = 0, high: int = 1 << 20) -> bool:
+    """Whether a value is a list of so many of what ``holds``."""
+    return type(value) is list and low <= len(value) <= high and all(map(holds, value))
+
+
+def optional(rule: Rule) -> Rule:
+    """Returns the rule that admits null, too."""
+    return Rule(f"{rule.words}, or null", lambda value: value is None or rule.holds(value))
+
+
+FLAG = Rule("true or false", lambda value: type(value) is bool)
+NAME = Rule("a short text", is_name)
