@@ -163,7 +163,8 @@ def reading(file: Any, what: str, advice: str = "", kind: type[RunError] = Input
     except Unreadable as error:
         raise kind(f"{file}: {error}{advice}") from None
     except Exception as error:
-        said = out_of_memory(error) or f"{type(error).__name__}: {shown(' '.join(str(error).split()))}"
+        text = getattr(error, "strerror", None) or str(error)  # an OSError's would name the file a second time
+        said = out_of_memory(error) or f"{type(error).__name__}: {shown(' '.join(text.split()))}"
         raise kind(f"{file}: can't be read as {what} ({said}){advice}") from None
 
 

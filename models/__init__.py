@@ -9,7 +9,7 @@ from typing import Any
 
 from config import default_values, get_config, shipped_configs, with_values
 from configs.architectures import architectures
-from errors import InputError
+from errors import InputError, reading
 from models.base import ARCHITECTURES, ImageModel
 from options import Configuration, add_note, nearest_model, set_by_someone
 from weights import load_weights
@@ -71,7 +71,10 @@ def with_switches(config: Configuration, path: str | Path) -> Configuration:
     if not has_switches(kind.weight_names):
         return config
     default, found = default_values(config), set_by_someone(config)
-    for key, value in switches(kind.weight_names, read_weights(path).arrays).items():
+    stored = read_weights(path)
+    with reading(stored.path, "weights of this model"):
+        told = switches(kind.weight_names, stored.arrays)
+    for key, value in told.items():
         if f"MODEL.{key}" not in found and config.MODEL[key] == default[f"MODEL.{key}"] != value:
             config = with_values(config, "the names in the weights", **{f"MODEL__{key}": value})
             add_note(config, f"MODEL.{key} {value}, as the names in {path} tell")

@@ -53,7 +53,7 @@ NEW = [
     (["-resume=run/checkpoints/epoch_0001", "-image_size=12"], "trained with other settings: DATA.IMAGE_SIZE 8 -> 12"),
     (["-resume=run/checkpoints/epoch_0001", "-data_path=more"], "its run had 48 training images, the data has 60"),
     (["-resume=run/checkpoints/epoch_0001", "-last_epoch=2"], "TRAIN.LAST_EPOCH is 2, the checkpoint's last"),
-    (["-resume=damaged/checkpoints/epoch_0001"], "damaged checkpoint: model.safetensors can't be read"),
+    (["-resume=damaged/checkpoints/epoch_0001"], "damaged checkpoint: model.safetensors: can't be read"),
     ([CFG, "-eval"], "-eval needs -pretrained FILE"),
     (["-eval", "-pretrained=run/checkpoints/epoch_0009"], "no weights at run/checkpoints/epoch_0009"),
     (

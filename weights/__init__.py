@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from errors import InputError
+from errors import InputError, reading, shown
 from weights.classes import keep_imagenet1k
 from weights.fit import classifiers_of, fit_classifiers, fit_sizes
 from weights.formats import read_weights, write_weights
@@ -93,29 +93,30 @@ def load_weights(
     if "quickgelu" in str(stored.config.get("architecture")):  # its names are those of the model with GELU
         raise InputError(f"{stored.path}: its model has the quick GELU, which no model here has; take other weights")
     state = {file_name(name): tensor for name, tensor in model.state_dict().items()}
-    try:
-        arrays = timm_names(family, stored.arrays, stored.layout, state)
-        computed = unstored(family, stored.arrays, state)
-    except (InputError, ValueError, IndexError) as error:  # shapes that no such file has, too
-        raise InputError(f"{stored.path}: its tensors don't go together ({error})") from None
-    if stored.layout != "paddle":
-        transposed = linear_weights(model)
-        arrays = {name: array.T if name in transposed else array for name, array in arrays.items()}
-    arrays |= computed
-    report.notes += [f"{name} computed: its toolkit's files leave it out" for name in computed]
-    report.notes += _other_switches(model, switches(family, stored.arrays))
-    report.resized = keep_imagenet1k(model, state, arrays, classes, stored.path) if classes else []
-    if not strict:
-        report.fresh, report.reason = fit_classifiers(model, state, arrays)
-    for name in report.fresh:
-        del state[name]
-    for name in classifiers_of(model, list(arrays)) if report.fresh else ():
-        del arrays[name]
-    told = differences(family, arrays, state)
-    report.resized += fit_sizes(model, state, arrays)
-    report.missing = [name for name in state if name not in arrays]
-    report.unexpected = [name for name in arrays if name not in state]
-    _check(report, state, arrays, allow or (), told)
+    with reading(stored.path, "weights of this model"):  # shapes that no such file has, too
+        try:
+            arrays = timm_names(family, stored.arrays, stored.layout, state)
+            computed = unstored(family, stored.arrays, state)
+        except InputError as error:
+            raise InputError(f"{stored.path}: its tensors don't go together ({error})") from None
+        if stored.layout != "paddle":
+            transposed = linear_weights(model)
+            arrays = {name: array.T if name in transposed else array for name, array in arrays.items()}
+        arrays |= computed
+        report.notes += [f"{name} computed: its toolkit's files leave it out" for name in computed]
+        report.notes += _other_switches(model, switches(family, stored.arrays))
+        report.resized = keep_imagenet1k(model, state, arrays, classes, stored.path) if classes else []
+        if not strict:
+            report.fresh, report.reason = fit_classifiers(model, state, arrays)
+        for name in report.fresh:
+            del state[name]
+        for name in classifiers_of(model, list(arrays)) if report.fresh else ():
+            del arrays[name]
+        told = differences(family, arrays, state)
+        report.resized += fit_sizes(model, state, arrays)
+        report.missing = [name for name in state if name not in arrays]
+        report.unexpected = [name for name in arrays if name not in state]
+        _check(report, state, arrays, allow or (), told)
     report.loaded = [name for name in state if name in arrays]
     with paddle.no_grad():
         for name in report.loaded:
@@ -178,6 +179,6 @@ def _check(
         raise InputError(f"{report.file}{of} doesn't fit the model: {'; '.join(problems)}")
 
 
-def _some(names: list[str], shown: int = 4) -> str:
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
+def _some(names: list[str], most: int = 4) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(shown(name, 80) for name in names[:most]) + more

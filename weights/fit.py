@@ -49,14 +49,14 @@ def fit_sizes(model: Target, state: Tensors, arrays: Arrays) -> list[str]:
 def _fit_stem(model: Target, state: Tensors, arrays: Arrays) -> list[str]:
     name = f"{model.first_conv}.weight"
     array, told = arrays.get(name), []
-    if array is None or name not in state or array.ndim != 4:
+    if array is None or name not in state or array.ndim != 4 or not array.size:
         return []
-    _, channels, *kernel = state[name].shape
+    out, channels, *kernel = state[name].shape
     if array.shape[1] == 3 != channels:
         array = adapt_input_channels(array, channels)
         told.append(f"{name} adapted from 3 channels to {channels}")
     patches = hasattr(sublayer(model, model.first_conv.rpartition(".")[0]), "grid_size")
-    if patches and array.shape[2:] != tuple(kernel):
+    if patches and array.shape[:2] == (out, channels) and array.shape[2:] != tuple(kernel):
         told.append("{} resampled from {} x {} to {} x {} pixels".format(name, *array.shape[2:], *kernel))
         array = resample_patch_kernel(array, tuple(kernel))
     arrays[name] = array

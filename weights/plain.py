@@ -1,13 +1,15 @@
 """Small text files that a stranger wrote: read whole up to a limit, as JSON, and held to a declared form."""
 
+import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from errors import Allowance, Unreadable, opened, shown
+from errors import Allowance, Unreadable, opened, reading, shown
 
+LONGEST_LINE = 1 << 16  # bytes of a line of JSON
 LONGEST_NUMBER = 40  # characters; whole numbers of thousands of digits take time, and no line has room for them
 
 
@@ -35,11 +37,12 @@ def whole_file(path: str | os.PathLike[str], most: int) -> bytes:
     return data
 
 
-def parsed_json(text: bytes, allowance: Allowance | None = None) -> Any:
-    """Returns what a JSON text says: in UTF-8, with finite numbers, no name twice in an object.
+def parsed_json(text: bytes, allowance: Allowance | None = None, finite: bool = True) -> Any:
+    """Returns what a JSON text says: in UTF-8, no name twice in an object.
 
     Args:
         allowance: of the file that the text is in; None: the text is the file.
+        finite: refuse NaN, infinity, and numbers that are as good as that.
 
     Raises:
         Unreadable: it says something else, or would take too much.
@@ -52,8 +55,8 @@ def parsed_json(text: bytes, allowance: Allowance | None = None) -> Any:
         text.decode("utf-8"),
         object_pairs_hook=_object,
         parse_int=_whole,
-        parse_float=_real,
-        parse_constant=_constant,
+        parse_float=_real if finite else float,
+        parse_constant=_constant if finite else float,
     )
 
 
@@ -110,6 +113,21 @@ def told(value: Any) -> str:
     if type(value) in (list, tuple):
         return f"[{', '.join(map(told, value))}]"
     return shown(repr(value[:60] if type(value) is str else value), 60)
+
+
+def json_lines(file: str | os.PathLike[str], form: Form) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the lines of a file that are a dictionary of ``form``, and what they say. Others are passed over: the last
+    one of a machine that went down, say.
+
+    Raises:
+        InputError: the file can't be read.
+    """
+    with reading(file, "lines of JSON"), opened(file) as stream:
+        while line := stream.readline(LONGEST_LINE):
+            with contextlib.suppress(Unreadable, ValueError, RecursionError):
+                record = parsed_json(line, finite=False)
+                check_form(record, form, tuple(form))
+                yield line.decode().rstrip("\n") + "\n", record
 
 
 def is_whole(value: Any, low: int = 0, high: int = 1 << 48) -> bool:

@@ -55,22 +55,26 @@ def cut(checkpoints, newest):
     (checkpoints / "last").symlink_to(newest)
 
 
+OTHER = "it isn't what was written (its SHA-256 differs)"
+
+
 def truncate(file):
     os.truncate(file, file.stat().st_size // 2)
-    sums = "has no line for optimizer.safetensors"
-    return sums if file.name == "SHA256SUMS" else "isn't what was written (its SHA-256 differs)"
+    return "it has no line for optimizer.safetensors" if file.name == "SHA256SUMS" else OTHER
 
 
 def flip(file):
     data = bytearray(file.read_bytes())
     data[64 if file.name == "SHA256SUMS" else len(data) // 2] ^= 1  # a space, there
     file.write_bytes(data)
-    return "can't be read (ValueError)" if file.name == "SHA256SUMS" else "isn't what was written (its SHA-256 differs)"
+    sums = "its line 1 isn't a SHA-256 and the name of a file beside it"
+    return sums if file.name == "SHA256SUMS" else OTHER
 
 
 def delete(file):
     file.unlink()
-    return f"can't be read ({'FileNotFoundError' if file.name == 'SHA256SUMS' else 'No such file or directory'})"
+    what = "a list of files" if file.name == "SHA256SUMS" else "a file"
+    return f"can't be read as {what} (FileNotFoundError: No such file or directory)"
 
 
 @pytest.mark.parametrize("damage", [truncate, flip, delete])
@@ -78,7 +82,7 @@ def delete(file):
 def test_a_damaged_file_is_named_and_auto_takes_the_checkpoint_before(damaged, whole, tmp_path, tiny, name, damage):
     chosen = damaged / "checkpoints" / "epoch_0002_sample_000000016"
     what = damage(chosen / name)
-    expected = f"{chosen}: damaged checkpoint: {name} {what}"
+    expected = f"{chosen}: damaged checkpoint: {name}: {what}"
     with pytest.raises(InputError, match=rf"^{re.escape(expected)}; take an earlier one, or -resume=auto, which"):
         train([*tiny, *OPTIONS, "MODEL.RESUME", str(chosen)], tmp_path / "other", 32)
     train([*tiny, *OPTIONS, "MODEL.RESUME", "auto"], damaged, 32)
@@ -116,7 +120,7 @@ def test_the_statistics_of_each_rank_are_verified(tmp_path):
     shutil.copytree(chosen, spare)
     for damage in (truncate, delete, flip):
         shutil.copy(spare / "statistics.safetensors", chosen)
-        expected = re.escape(f"damaged checkpoint: statistics.safetensors {damage(chosen / 'statistics.safetensors')}")
+        expected = re.escape(f"damaged checkpoint: statistics.safetensors: {damage(chosen / 'statistics.safetensors')}")
         with pytest.raises(InputError, match=expected):
             train([*BATCH_NORM, "MODEL.RESUME", str(chosen)], tmp_path / "other", 64)
     run_ranks(train, [*BATCH_NORM, "MODEL.RESUME", "auto"], tmp_path / "run", 64)
@@ -132,7 +136,7 @@ def test_auto_goes_back_as_far_as_it_has_to_and_no_further(damaged, whole, tiny)
         train([*tiny, *OPTIONS, "MODEL.RESUME", str(damaged / "checkpoints" / "last")], damaged, 32)
     train([*tiny, *OPTIONS, "MODEL.RESUME", "auto"], damaged, 32)
     told = (damaged / "log.txt").read_text()
-    assert told.count("damaged checkpoint: optimizer.safetensors isn't what was written") == len(found) - 1
+    assert told.count("damaged checkpoint: optimizer.safetensors: it isn't what was written") == len(found) - 1
     assert f"resumed after epoch 0, 8 samples into the next, from {found[0]}\n" in told
     assert_same_run(whole, damaged)
 
@@ -218,6 +222,6 @@ def test_the_command_refuses_in_one_line(damaged):
     flags = ["-cfg=vit_digits", "-output=run", "-resume=run/checkpoints/last"]
     what = flip(damaged / "checkpoints" / "last" / "ema.safetensors")
     expected = re.escape(
-        f"{damaged}/checkpoints/epoch_0002_sample_000000016: damaged checkpoint: ema.safetensors {what};"
+        f"{damaged}/checkpoints/epoch_0002_sample_000000016: damaged checkpoint: ema.safetensors: {what};"
     )
     assert_fails(start(damaged.parent, *flags), 2, re.compile(f"error: {expected} take an earlier one, .*\n"))

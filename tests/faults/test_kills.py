@@ -19,6 +19,7 @@ from programs import assert_none_left, ranks_of, start, wait_for, wait_for_first
 from runs import assert_same_run, records
 
 from training.checkpoint import folder
+from training.checkpoint.state import read_state
 
 RUN = [
     "-cfg=vit_digits", "-output=run", "-resume=auto", "-o", "TRAIN.NUM_EPOCHS", "3", "TRAIN.WARMUP_EPOCHS", "2",
@@ -82,7 +83,7 @@ def newest(run):
     found = folder.find_checkpoints(run / "checkpoints")
     for checkpoint in found:
         folder.verify(checkpoint)
-    return (found[-1].name, folder.read_state(found[-1])["step"]) if found else ("nothing", 0)
+    return (found[-1].name, read_state(found[-1])["step"]) if found else ("nothing", 0)
 
 
 def assert_went_on(run, checkpoint):

@@ -10,8 +10,13 @@ from safetensors.numpy import load_file
 
 from errors import InputError, RunError
 from training.checkpoint import folder
+from training.checkpoint.state import classes_of, read_state
 
-STATE = {"epoch": 1, "classes": ["one", "two"]}
+STATE = {
+    "epoch": 1, "samples": 0, "step": 9, "images": 99, "ranks": 1, "lr": 0.1, "window": [], "format": 2,
+    "versions": {"toolkit": "1"}, "best": {"val": {"epoch": 1, "checkpoint": "epoch_0001", "acc1": 50.0}},
+    "scaler": {"loss_scale": 65536.0, "good_updates": 0}, "classes": ["one", "two"], "config": {"SEED": 0},
+}  # fmt: skip
 
 
 def arrays(value=1.0):
@@ -38,8 +43,8 @@ def test_what_is_written_is_found_whole(tmp_path):
     written = write(tmp_path, value=2.0)
     folder.verify(written)
     assert {file.name for file in written.iterdir()} == {*arrays(), "state.json", "SHA256SUMS"}
-    assert folder.read_state(written) == STATE
-    assert folder.classes_of(tmp_path / "last") == ["one", "two"]
+    assert read_state(written) == STATE
+    assert classes_of(tmp_path / "last") == ["one", "two"]
     for name, expected in arrays(2.0).items():
         found = load_file(written / name)
         assert found.keys() == expected.keys()
@@ -65,20 +70,33 @@ def flip(file):
 def test_a_damaged_file_is_named(tmp_path, name, damage):
     written = write(tmp_path)
     damage(written / name)
-    what = "can't be read (No such file" if damage is os.unlink else "isn't what was written (its SHA-256 differs)"
+    what = "can't be read as a file (FileNotFoundError: No such file"
+    what = what if damage is os.unlink else "it isn't what was written (its SHA-256 differs)"
     with pytest.raises(InputError) as caught:
         folder.verify(written)
-    assert f"{written}: damaged checkpoint: {name} {what}" in str(caught.value)
+    assert f"{written}: damaged checkpoint: {name}: {what}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: None, r"SHA256SUMS can't be read \(FileNotFoundError\)"),
-        (lambda text: text.splitlines(True)[0], r"SHA256SUMS has no line for optimizer.safetensors"),
-        (lambda text: "".join(text.splitlines(True)[:-1]), r"SHA256SUMS has no line for state.json"),
-        (lambda text: "é" + text, r"SHA256SUMS can't be read \(UnicodeDecodeError\)"),
-        (lambda text: f"{text}{'0' * 64}  ../other\n", r"SHA256SUMS names a file elsewhere"),
+        (lambda text: None, r"SHA256SUMS: can't be read as a list of files \(FileNotFoundError"),
+        (lambda text: text.splitlines(True)[0], r"SHA256SUMS: it has no line for optimizer.safetensors"),
+        (lambda text: "".join(text.splitlines(True)[:-1]), r"SHA256SUMS: it has no line for state.json"),
+        (lambda text: "é" + text, r"SHA256SUMS: can't be read as a list of files \(UnicodeDecodeError"),
+        *(
+            (
+                lambda text, name=name: f"{text}{'0' * 64}  {name}\n",
+                r"SHA256SUMS: its line 5 isn't a SHA-256 and the name",
+            )
+            for name in ("../other", "/dev/zero", "..", ".", "", ".hidden", "a/b", "a\0b", "a\x1b[2J", "x  y")
+        ),
+        (lambda text: text + text.splitlines(True)[0], "SHA256SUMS: it names a file twice"),
+        (lambda text: text * 1000, "SHA256SUMS: it has more than 16384 bytes"),
+        (
+            lambda text: f"{text}{'0' * 64}  {'x' * 300}\n",
+            "x+.*File name too long",
+        ),
     ],
 )
 def test_damaged_sums_are_named(tmp_path, change, message):
@@ -95,8 +113,8 @@ def test_a_state_that_is_none_is_one_line(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"")
     for text in ("{", "{}", '{"classes": 3}', '{"classes": [1]}', "[" * 100_000):
         (tmp_path / "state.json").write_text(text)
-        with pytest.raises(InputError, match=r"damaged checkpoint: state\.json tells no classes"):
-            folder.classes_of(tmp_path)
+        with pytest.raises(InputError, match=r"damaged checkpoint: state\.json: "):
+            classes_of(tmp_path)
 
 
 def test_what_is_no_checkpoint_is_told_from_a_damaged_one(tmp_path):

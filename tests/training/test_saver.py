@@ -17,6 +17,7 @@ from errors import RunError
 from models import build_model
 from training import engine
 from training.checkpoint import Progress, Saver, folder
+from training.checkpoint.state import read_state
 from training.classification import Classification
 from training.optim import LossScaler, ModelEma, build_optimizer
 from training.run import Run
@@ -88,7 +89,7 @@ def test_a_checkpoint_holds_the_state_at_its_step(tmp_path, tiny, held_writing):
     held_writing.set()
     training.saver.wait()
     training.assert_saved("epoch_0001_sample_000000008", expected)
-    state = folder.read_state(tmp_path / "checkpoints" / "last")
+    state = read_state(tmp_path / "checkpoints" / "last")
     assert (state["epoch"], state["samples"], state["step"], state["ranks"], state["format"]) == (0, 8, 1, 1, 2)
     assert (state["images"], state["classes"], state["lr"]) == (1433, training.train.classes, 0.003)
     assert state["config"]["MODEL"]["EMBED_DIM"] == 16

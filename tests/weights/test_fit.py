@@ -16,6 +16,7 @@ from models import build_model, create_model
 from models.vit import VisionTransformer
 from weights import load_weights, save_weights
 from weights.fit import TABLE, fit_classifiers, fit_sizes
+from weights.formats import write_weights
 from weights.resize import resample_patch_kernel, resize_pos_embed, resize_rel_pos_bias_table
 
 
@@ -154,8 +155,36 @@ def test_tensors_that_do_not_go_together_are_an_error_of_the_file(saved):
     arrays = load_file(file)
     for extra, message in (
         ({"backbone.norm.bias": arrays["norm.bias"]}, r"norm\.bias both mean norm\.bias; remove one"),
-        ({"register_tokens": np.zeros(3, np.float32), "pos_embed": np.zeros(5, np.float32)}, "index"),
+        (
+            {
+                "register_tokens": np.zeros(3, np.float32),
+                "cls_token": np.zeros((9, 1, 1), np.float32),
+                "pos_embed": np.zeros((1, 5, 9), np.float32),
+            },
+            r"cls_token and its position are \[9, 1, 1\] and \[1, 1, 9\], expected one shape",
+        ),
     ):
         save_file(arrays | extra, file)
         with pytest.raises(InputError, match=rf"model\.safetensors: its tensors don't go together \(.*{message}"):
             load_weights(vit(), file)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"register_tokens": (3,), "pos_embed": (5,)}, "can't be read as weights of this model .IndexError"),
+        ({"reg_token": (3,)}, "can't be read as weights of this model .IndexError"),
+        ({"patch_embed.proj.weight": (8, 3, 1 << 40, 0)}, r"patch_embed\.proj\.weight is \[8, 3, 1099511627776, 0\]"),
+        (
+            {"patch_embed.proj.weight": (1, 1, 1 << 20, 1)},
+            r"patch_embed\.proj\.weight is \[1, 1, 1048576, 1\]",
+        ),
+        ({"pos_embed": (1, 1, 0)}, r"pos_embed is \[1, 1, 0\], the model's"),
+    ],
+)
+def test_shapes_that_no_such_file_has_are_one_line(saved, extra, message):
+    _, file = saved
+    arrays = load_file(file) | {name: np.zeros(shape, np.float32) for name, shape in extra.items()}
+    write_weights(file, arrays)
+    with pytest.raises(InputError, match=rf"model\.safetensors.*{message}"):
+        load_weights(vit(), file)

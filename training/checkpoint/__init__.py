@@ -1,7 +1,8 @@
 """A run's state: saved, verified, found again, and gone on from."""
 
-from training.checkpoint.folder import classes_of, newest_whole
+from training.checkpoint.folder import newest_whole
 from training.checkpoint.progress import Progress
 from training.checkpoint.saver import Saver, own_statistics
+from training.checkpoint.state import classes_of
 
 __all__ = ["Progress", "Saver", "classes_of", "newest_whole", "own_statistics"]

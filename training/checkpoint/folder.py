@@ -18,15 +18,19 @@ from typing import IO, Any
 
 import numpy as np
 
-from errors import InputError, RunError
+from errors import InputError, RunError, Unreadable, opened, reading
 from utils import sync_directory
 from weights import find_weights
 from weights.formats import write_safetensors
+from weights.plain import whole_file
 
 SUMS, STATE = "SHA256SUMS", "state.json"
 MODEL, EMA, OPTIMIZER, STATISTICS = (f"{part}.safetensors" for part in ("model", "ema", "optimizer", "statistics"))
 LAST, BEST, BEST_EMA = "last", "best", "best_ema.safetensors"
-_NAME = re.compile(r"epoch_(\d+)(?:_sample_(\d+))?")
+_NAME = re.compile(r"epoch_([0-9]+)(?:_sample_([0-9]+))?")
+_LINE = re.compile(r"([0-9a-f]{64})  (\w[\w.]*)\n?", re.ASCII)
+LONGEST_SUMS = 1 << 14  # bytes; a checkpoint has five files
+_ADVICE = "; take an earlier one, or -resume=auto, which takes the newest whole one"
 
 Arrays = dict[str, np.ndarray]
 
@@ -36,9 +40,14 @@ def folder_name(epoch: int, samples: int) -> str:
     return f"epoch_{epoch + 1:04d}_sample_{samples:09d}" if samples else f"epoch_{epoch:04d}"
 
 
+def is_name(value: Any) -> bool:
+    """Whether a value is the name of a checkpoint's folder."""
+    return type(value) is str and _NAME.fullmatch(value) is not None
+
+
 def find_checkpoints(directory: Path) -> list[Path]:
     """Returns the checkpoints under ``directory``, the oldest first."""
-    folders = [folder for folder in directory.glob("epoch_*") if _NAME.fullmatch(folder.name)]
+    folders = [folder for folder in directory.glob("epoch_*") if is_name(folder.name)]
     return sorted(folders, key=position)
 
 
@@ -132,12 +141,24 @@ def remove_superseded(directory: Path, keep_last: int, save_freq: int) -> None:
         if folder.name not in kept and not freely:
             gone = folder.with_name(f".{folder.name}.{os.getpid()}")
             os.rename(folder, gone)  # so that what is left of it, if this is cut short, isn't taken for a damaged one
-            shutil.rmtree(gone)
+            removed(gone)
 
 
-def verify(folder: Path) -> None:
-    """Raises InputError, naming the file, unless every file of a checkpoint is what was written."""
-    if not folder.is_dir() or not any((folder / name).exists() for name in (SUMS, STATE, MODEL)):
+def removed(path: Path) -> None:
+    """Removes a folder, or a link or a file that stands for one: what it leads to stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def verify(folder: Path) -> list[str]:
+    """Returns the names of a checkpoint's files.
+
+    Raises:
+        InputError: one isn't what was written; it is named.
+    """
+    if not os.path.isdir(folder) or not any(os.path.lexists(folder / name) for name in (SUMS, STATE, MODEL)):
         expected = "expected a folder that holds state.json, such as <run>/checkpoints/last"
         with contextlib.suppress(InputError):
             expected += (
@@ -145,23 +166,22 @@ def verify(folder: Path) -> None:
             )
             expected += " goes on with the schedule, without the optimizer's state"
         raise InputError(f"no checkpoint at {folder}: {expected}")
-    try:
-        lines = (folder / SUMS).read_text(encoding="ascii").splitlines()
-        sums = {name: digest for digest, name in (line.split("  ") for line in lines)}
-    except (OSError, ValueError) as error:
-        raise _damaged(folder, SUMS, f"can't be read ({type(error).__name__})") from None
-    for name in (MODEL, OPTIMIZER, STATE):
-        if name not in sums:
-            raise _damaged(folder, SUMS, f"has no line for {name}")
+    with whole(folder, SUMS, "a list of files"):
+        lines = whole_file(folder / SUMS, LONGEST_SUMS).decode("ascii").splitlines()
+        found = [_LINE.fullmatch(line) for line in lines]
+        if None in found:
+            raise Unreadable(f"its line {found.index(None) + 1} isn't a SHA-256 and the name of a file beside it")
+        sums = {line[2]: line[1] for line in found if line}
+        if len(sums) != len(lines):
+            raise Unreadable("it names a file twice")
+        for name in (MODEL, OPTIMIZER, STATE):
+            if name not in sums:
+                raise Unreadable(f"it has no line for {name}")
     for name, digest in sums.items():
-        if Path(name).name != name:
-            raise _damaged(folder, SUMS, "names a file elsewhere")
-        try:
-            found = _digest(folder / name)
-        except OSError as error:
-            raise _damaged(folder, name, f"can't be read ({error.strerror})") from None
-        if found != digest:
-            raise _damaged(folder, name, "isn't what was written (its SHA-256 differs)")
+        with whole(folder, name, "a file"):
+            if _digest(folder / name) != digest:
+                raise Unreadable("it isn't what was written (its SHA-256 differs)")
+    return [SUMS, *sums]
 
 
 def _epoch(file: Path) -> str:
@@ -170,35 +190,14 @@ def _epoch(file: Path) -> str:
     return found[1] if found else "N"
 
 
-def _damaged(folder: Path, file: str, what: str) -> InputError:
-    return InputError(
-        f"{folder}: damaged checkpoint: {file} {what}; take an earlier one, or -resume=auto, which takes the newest"
-        " whole one"
-    )
+def whole(folder: Path, file: str, what: str) -> contextlib.AbstractContextManager[None]:
+    """Says of what goes wrong while a checkpoint's file is read that it is damaged, and what to do (``reading``)."""
+    return reading(f"{folder}: damaged checkpoint: {file}", what, _ADVICE)
 
 
 def _digest(file: Path) -> str:
     sha256, block = hashlib.sha256(), memoryview(bytearray(1 << 20))
-    with open(file, "rb", buffering=0) as stream:
+    with opened(file) as stream:
         while count := stream.readinto(block):
             sha256.update(block[:count])
     return sha256.hexdigest()
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    """Returns a verified checkpoint's state.json."""
-    return json.loads((folder / STATE).read_text(encoding="utf-8"))
-
-
-def classes_of(weights: str | Path) -> list[str] | None:
-    """Returns the class names of the run that saved ``weights``; None where no checkpoint tells."""
-    folder = find_weights(weights).resolve().parent
-    if not (folder / STATE).is_file():
-        return None
-    try:
-        classes = read_state(folder)["classes"]
-        if not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
-            raise TypeError("expected a list of names")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _damaged(folder, STATE, f"tells no classes ({type(error).__name__})") from None
-    return classes

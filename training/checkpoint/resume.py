@@ -8,24 +8,25 @@ from typing import Any
 
 import numpy as np
 import paddle
-from safetensors import safe_open
-from safetensors.numpy import load_file
 
 from config import default_values
 from configs.architectures import kept_values
-from errors import InputError
+from errors import InputError, Unreadable, reading
 from models.base import ImageModel
 from models.layers.batch_norm import BATCH_NORMS
 from options import COMMAND_LINE, Configuration, given, leaves, named, plain
 from training.checkpoint import folder
 from training.checkpoint.progress import Progress
-from training.checkpoint.saver import FORMATS, own_statistics
+from training.checkpoint.saver import own_statistics
+from training.checkpoint.state import read_state
 from training.optim.groups import decayed_parameters
 from training.run import versions
 from training.setup import Training
 from utils import all_gather, rank, sync_directory, world_size
 from weights import load_weights
 from weights.fit import TABLE
+from weights.formats import read_arrays
+from weights.plain import told, whole_file
 
 AUTO = "auto"
 # What may change without being named: where things lie, how the work is shared out, what a resume replaces.
@@ -86,13 +87,16 @@ def settle(training: Training, progress: Progress, chosen: Path | None) -> None:
 
 def _choose(config: Configuration, own: Path, notes: list[str]) -> Path | None:
     """The checkpoint to go on from, verified."""
-    asked, own = config.MODEL.RESUME, own.resolve()
+    asked = config.MODEL.RESUME
     if asked is None:
         return None
+    with reading(asked, "the path of a checkpoint"):
+        own, chosen = (Path(os.path.realpath(path)) for path in (own, asked))  # which goes round no loop of links
     found = folder.find_checkpoints(own)
     if asked != AUTO:
-        chosen = Path(asked).resolve()
         folder.verify(chosen)
+        if (found or chosen.parent == own) and not folder.is_name(chosen.name):
+            raise InputError(f"{chosen}: a checkpoint of a run is called epoch_<number>; give it its name back")
         if not all(_is_copy(own_one, chosen.parent / own_one.name) for own_one in found):  # the best may be
             raise InputError(f"{own} holds another run than {chosen}; go on from its own, or choose another -output")
         if later := [own_one for own_one in found if folder.position(own_one) > folder.position(chosen)]:
@@ -116,18 +120,25 @@ def _choose(config: Configuration, own: Path, notes: list[str]) -> Path | None:
 
 
 def _is_copy(one: Path, other: Path) -> bool:
-    sums = [place / folder.SUMS for place in (one, other)]
-    return one == other or (all(file.is_file() for file in sums) and sums[0].read_bytes() == sums[1].read_bytes())
+    if one == other:
+        return True
+    try:
+        sums = [whole_file(place / folder.SUMS, folder.LONGEST_SUMS) for place in (one, other)]
+    except (OSError, Unreadable):
+        return False
+    return sums[0] == sums[1]
 
 
 def _restore(training: Training, chosen: Path) -> Progress:
     if not chosen.is_dir():
         raise InputError(f"{chosen} isn't seen by rank {rank()}; all machines need the same folder", shared=False)
-    config, state = training.config, folder.read_state(chosen)
-    if state["format"] not in FORMATS:
-        read = " and ".join(map(str, FORMATS))
-        raise InputError(f"{chosen} has the format {state['format']}, this release reads {read}")
-    _compare(config, state, chosen)
+    config, state = training.config, read_state(chosen)
+    then = _settings(config, state, chosen)
+    with folder.whole(chosen, folder.STATE, "the state of a run of this task"):
+        for found in state["best"].values():
+            training.task.score(found)
+            training.task.line("best", found)
+    _compare(config, then, chosen)
     images = len(training.loader.dataset)
     if state["images"] != images:
         raise InputError(f"{chosen}: its run had {state['images']} training images, the data has {images}")
@@ -158,14 +169,26 @@ def _restore(training: Training, chosen: Path) -> Progress:
         training.run.info(f"saved under {state['versions']}, this is {here}: last digits may differ")
     for line in train_otherwise(config, training.model, state.get("behaviour", 1)):
         training.run.info(line)
-    told = f", {state['samples']} samples into the next" if state["samples"] else ""
-    training.run.info(f"resumed after epoch {epoch}{told}, from {chosen}")
+    within = f", {state['samples']} samples into the next" if state["samples"] else ""
+    training.run.info(f"resumed after epoch {epoch}{within}, from {chosen}")
     return Progress(epoch, state["samples"], state["step"], state["best"], state["window"])
 
 
-def _compare(config: Configuration, state: dict[str, Any], chosen: Path) -> None:
+def _settings(config: Configuration, state: dict[str, Any], chosen: Path) -> dict[str, Any]:
+    """Returns the settings that the checkpoint's run had, by dotted key, with today's keys."""
+    with folder.whole(chosen, folder.STATE, "a run's state"):
+        try:
+            then = default_values(config) | kept_values(state["config"])
+        except InputError as error:
+            raise Unreadable(f"its configuration can't be one: {error}") from None
+        if type(name := then["TRAIN.OPTIMIZER.NAME"]) is not str:
+            raise Unreadable(f"its TRAIN.OPTIMIZER.NAME is {told(name)}, expected a text")
+        return then
+
+
+def _compare(config: Configuration, then: dict[str, Any], chosen: Path) -> None:
     """Raises InputError that lists what the run was trained with and is otherwise now, unless -o names it."""
-    then, now = default_values(config) | kept_values(state["config"]), dict(leaves(plain(config)))
+    now = dict(leaves(plain(config)))
     names = [settings["TRAIN.OPTIMIZER.NAME"] for settings in (then, now)]
     if names[0] != names[1] and not set(names) <= set(_SAME_STATE):
         raise InputError(
@@ -174,9 +197,9 @@ def _compare(config: Configuration, state: dict[str, Any], chosen: Path) -> None
         )
     free = {*_FREE, *named(config)}
     changed = [
-        f"{key} {then[key]} -> {value}"
+        f"{key} {then.get(key)} -> {value}"
         for key, value in now.items()
-        if key.startswith(_COMPARED) and key not in free and then[key] != value
+        if key.startswith(_COMPARED) and key not in free and then.get(key) != value
     ]
     if changed:
         raise InputError(
@@ -210,37 +233,47 @@ def load_checkpoint(chosen: Path, model: ImageModel, optimizer: Any, ema: ImageM
         report = load_weights(layer, chosen / name)
         if report.changes:
             raise InputError(f"{chosen}: can't go on with another model ({report.changes[0]})")
-    names = {name: parameter.name for name, parameter in model.named_parameters()}
+    parameters = dict(model.named_parameters())
     moments, known = {}, set()
     own = {parameter.name for parameter in optimizer._parameter_list}  # sharded: this rank's share
-    with safe_open(chosen / folder.OPTIMIZER, "numpy") as stored:
-        for key in stored.keys():  # noqa: SIM118 (no dict)
-            value = stored.get_tensor(key)
-            if not np.isfinite(value).all():
-                problem = f"{key} holds NaN or infinite values; take an earlier one"
-                raise InputError(f"{chosen}: {folder.OPTIMIZER}: {problem}")
-            parameter, kind = key.split("/")
-            if parameter not in names:
-                raise InputError(f"{chosen}: its optimizer state belongs to another model ({parameter})")
-            known.add(parameter)
-            if names[parameter] in own:
-                moments[f"{names[parameter]}_{kind}"] = paddle.to_tensor(value)
-    new = [name for name in names if names[name] in own and name not in known]
+    for key, value in read_arrays(chosen / folder.OPTIMIZER).items():
+        if not np.isfinite(value).all():
+            problem = f"{key} holds NaN or infinite values; take an earlier one"
+            raise InputError(f"{chosen}: {folder.OPTIMIZER}: {problem}")
+        name, _, kind = key.partition("/")
+        if name not in parameters:
+            raise InputError(f"{chosen}: its optimizer state belongs to another model ({name})")
+        shape = list(parameters[name].shape)
+        if (list(value.shape) != shape and value.size != 1) or value.dtype != np.float32:  # a power is one number
+            raise InputError(
+                f"{chosen}: {folder.OPTIMIZER}: {key} is {value.dtype} {list(value.shape)}, expected float32 {shape};"
+                " take another checkpoint"
+            )
+        known.add(name)
+        if parameters[name].name in own:
+            moments[f"{parameters[name].name}_{kind}"] = paddle.to_tensor(value)
+    new = [name for name, parameter in parameters.items() if parameter.name in own and name not in known]
     if known and new:  # Paddle takes the state of all parameters, or of none
         raise InputError(
             f"{chosen}: {new[0]} didn't train in its run, and has no optimizer state ({len(new)} such parameters);"
             " leave TRAIN.FREEZE as it was, or start from its weights with -pretrained"
         )
-    optimizer.set_state_dict(moments)
+    with reading(chosen / folder.OPTIMIZER, "this optimizer's state"):
+        optimizer.set_state_dict(moments)
 
 
 def _restore_statistics(chosen: Path, models: dict[str, paddle.nn.Layer]) -> None:
-    if not (chosen / folder.STATISTICS).exists():
+    file = chosen / folder.STATISTICS
+    if not os.path.lexists(file):
         return
-    by_rank = load_file(chosen / folder.STATISTICS)
+    by_rank = read_arrays(file)
     for split, model in models.items():
         for name, tensor in own_statistics(model).items():
-            tensor.set_value(by_rank[f"{rank()}/{split}/{name}"])
+            found = by_rank.get(key := f"{rank()}/{split}/{name}")
+            if found is None or list(found.shape) != list(tensor.shape) or not np.isfinite(found).all():
+                is_ = "missing" if found is None else f"{list(found.shape)}"
+                raise InputError(f"{file}: {key} is {is_}, expected {list(tensor.shape)} and finite numbers")
+            tensor.set_value(found.astype(tensor.numpy().dtype, copy=False))
 
 
 def _settle(own: Path, chosen: Path | None, progress: Progress) -> dict[str, str]:
@@ -260,7 +293,7 @@ def _settle(own: Path, chosen: Path | None, progress: Progress) -> dict[str, str
         found = folder.find_checkpoints(own)
         for damaged in found[found.index(chosen) + 1 :]:
             aside = own / f"damaged_{damaged.name}"
-            shutil.rmtree(aside, ignore_errors=True)  # of an earlier time
+            folder.removed(aside)  # of an earlier time
             os.rename(damaged, aside)
         folder.point(own / folder.LAST, chosen.name)
     for split, link, file in (("val", folder.BEST, ""), ("ema", folder.BEST_EMA, f"/{folder.EMA}")):
@@ -276,22 +309,20 @@ def _settle(own: Path, chosen: Path | None, progress: Progress) -> dict[str, str
     return lost
 
 
-def _copied(source: str, target: str) -> None:
-    shutil.copyfile(source, target)
-    with open(target, "rb+") as file:
-        os.fsync(file.fileno())
-
-
 def _brought(best: Path, own: Path) -> bool:
     """Copies a whole checkpoint into the run's folder, unless it lies there; returns whether it is there now."""
     try:
-        folder.verify(best)
+        names = folder.verify(best)
     except InputError:
         return False
     target = own / best.name
     if not target.exists():
         temporary = own / f".{best.name}.{os.getpid()}"
-        shutil.copytree(best, temporary, copy_function=_copied)
+        temporary.mkdir()
+        for name in names:
+            shutil.copyfile(best / name, temporary / name)
+            with open(temporary / name, "rb+") as file:
+                os.fsync(file.fileno())
         sync_directory(temporary)
         os.rename(temporary, target)
         sync_directory(own)

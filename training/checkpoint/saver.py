@@ -16,13 +16,13 @@ from options import Configuration, plain
 from training.checkpoint import folder
 from training.checkpoint.folder import Arrays
 from training.checkpoint.progress import Progress
+from training.checkpoint.state import FORMATS
 from training.parallel import others_state
 from training.run import Run, versions
 from utils import all_gather, num_gpus, rank, world_size
 from weights import file_arrays
 from weights.layout import file_name
 
-FORMATS = (1, 2)  # of state.json, the last one is written; in 1, ``window.Record`` had no names
 BEHAVIOUR = 2  # raised when the same settings train otherwise than before; ``resume.train_otherwise`` says how
 BUSY = "busy"
 

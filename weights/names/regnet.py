@@ -3,7 +3,9 @@
 import re
 from collections.abc import Collection
 
-from weights.names.rules import Arrays, rename
+import numpy as np
+
+from weights.names.rules import Arrays, rename, same_shape
 
 
 def _place(match: re.Match[str]) -> str:
@@ -49,5 +51,5 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     for name in [name for name in arrays if name.endswith("conv3.conv.bias")]:
         mean = name.replace("conv.bias", "bn.running_mean")
         if mean in arrays:
-            arrays[mean] = arrays[mean] - arrays.pop(name)
+            arrays[mean] = np.subtract(*same_shape(arrays[mean], arrays.pop(name), f"{mean} and {name}"))
     return arrays

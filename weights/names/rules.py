@@ -50,6 +50,17 @@ def join_qkv(arrays: Arrays) -> Arrays:
     return joined
 
 
+def same_shape(one: np.ndarray, other: np.ndarray, names: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns two arrays that are to be added up; of other shapes they might spread to any size.
+
+    Raises:
+        InputError: their shapes differ.
+    """
+    if one.shape != other.shape:
+        raise InputError(f"{names} are {list(one.shape)} and {list(other.shape)}, expected one shape")
+    return one, other
+
+
 def torch_kernel(kernel: np.ndarray) -> np.ndarray:
     """Returns Flax's Dense kernel [in, out] as [out, in], its Conv kernel [h, w, in, out] as [out, in, h, w]."""
     return kernel.transpose(3, 2, 0, 1) if kernel.ndim == 4 else kernel.T

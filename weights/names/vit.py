@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from weights.names.rules import Arrays, from_flax, jax_kernel, join_qkv, rename, to_flax, torch_kernel
+from weights.names.rules import Arrays, from_flax, jax_kernel, join_qkv, rename, same_shape, to_flax, torch_kernel
 
 _RULES = (
     # MAE's pre-training and PaddleViT's: what reconstructs the image. DINO's and DINOv2's: their projection heads.
@@ -78,7 +78,7 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
         arrays = rename(arrays, [(r"^norm\.", last_norm)])
     if arrays.keys() >= {"register_tokens", "cls_token", "pos_embed"}:  # DINOv2 adds no position to registers
         position, arrays["pos_embed"] = np.split(arrays["pos_embed"], [1], axis=1)
-        arrays["cls_token"] = arrays["cls_token"] + position
+        arrays["cls_token"] = np.add(*same_shape(arrays["cls_token"], position, "cls_token and its position"))
         arrays["reg_token"] = arrays.pop("register_tokens")
     kernel = arrays.get("patch_embed.proj.weight")
     if kernel is not None and kernel.ndim == 2:
