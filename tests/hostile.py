@@ -29,6 +29,11 @@ settings.load_profile("suite")  # --hypothesis-profile chooses another
 tried = collections.defaultdict(collections.Counter)  # by kind: "read", "refused"
 
 
+def a_share(part):
+    """Settings for one of ``part`` tests that share what the profile tries."""
+    return settings(max_examples=max(1, settings.default.max_examples // part))
+
+
 def attempt(kind, size, read):
     """Calls ``read()`` in a forked process, and holds it to the rule: it ends well, or with one line, within its memory
     and time.

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from golden.vit import CASES
-from hostile import attempt, damaged
+from hostile import a_share, attempt, damaged
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pickles import MAGIC, WRITERS, Built, Call, Named, Outside, Raw, numpy_array, program, storage, tensor
+from pickles import MAGIC, ONE, WRITERS, Built, Call, Named, Outside, Raw, numpy_array, program, storage, tensor
 
 from models.vit import VisionTransformer
 from weights import file_arrays, load_weights
+from weights.arrays import item_size
 from weights.formats import SAFETENSORS_DTYPES, read_weights
 from weights.hub import read_config
 from weights.unpickle import ADMITTED
@@ -31,6 +32,7 @@ def test_a_damaged_weight_file_is_read_or_refused(name, tmp_path):
     path.write_bytes(whole)
     assert attempt(name, len(whole), lambda: read_weights(path)) == ""
 
+    @a_share(6)
     @given(st.data())
     def try_one(data):
         path.write_bytes(data.draw(damaged(whole)))
@@ -81,9 +83,10 @@ VALUES = st.recursive(LEAVES, grown, max_leaves=12)
 def test_a_pickle_built_of_what_is_admitted_is_read_or_refused(kind, tmp_path):
     path = tmp_path / "file"
 
-    @given(VALUES, st.sampled_from([2, 3, 4, 5]), st.binary(max_size=64))
-    def try_one(value, protocol, data):
-        WRITERS[kind](path, program({"weight": value}, protocol), {"0": data, "1": bytes(8)})
+    @a_share(6)
+    @given(VALUES, st.sampled_from([2, 3, 4, 5]), st.sampled_from(["weight", "other"]))
+    def try_one(value, protocol, name):
+        WRITERS[kind](path, program({"weight": ONE, name: value}, protocol), {"0": bytes(16), "1": bytes(8)})
         attempt(f"pickles, {kind}", path.stat().st_size, lambda: read_weights(path))
 
     try_one()
@@ -109,11 +112,19 @@ ENTRIES = st.fixed_dictionaries(
 def test_a_safetensors_header_of_any_tree_is_read_or_refused(tmp_path):
     path = tmp_path / "file"
 
-    @given(st.dictionaries(st.one_of(st.text(max_size=9), st.just("__metadata__")), st.one_of(ENTRIES, JSON)), SIZES)
-    def try_one(header, more):
-        text = json.dumps(header).encode()
+    names = st.one_of(st.text(max_size=9), st.just("__metadata__"))
+    sound = st.dictionaries(st.text("abc.", min_size=1), st.tuples(DTYPES, st.lists(st.integers(0, 3), max_size=3)))
+
+    @a_share(6)
+    @given(sound, st.dictionaries(names, st.one_of(ENTRIES, JSON), max_size=2), SIZES, st.booleans())
+    def try_one(arrays, others, more, mixed):
+        header, end = {}, 0
+        for name, (dtype, shape) in arrays.items():
+            after = end + int(np.prod(shape)) * item_size(SAFETENSORS_DTYPES[dtype])
+            header[name], end = {"dtype": dtype, "shape": shape, "data_offsets": [end, after]}, after
+        text = json.dumps(header | (others if mixed else {})).encode()
         length = len(text) if more < 6 else more % (1 << 64)
-        path.write_bytes(struct.pack("<Q", length) + text + bytes(max(0, min(more, 64))))
+        path.write_bytes(struct.pack("<Q", length) + text + bytes(end + (0 if more < 4 else 1)))
         attempt("safetensors headers", path.stat().st_size, lambda: read_weights(path))
 
     try_one()
@@ -129,6 +140,7 @@ def test_tensors_of_a_models_names_and_any_shapes_are_loaded_or_refused(tmp_path
     side = st.sampled_from([0, 1, 2, 3, 5, 16, 17, 8, 1 << 10, 1 << 40])
     shapes = st.lists(side, max_size=4).filter(lambda shape: np.prod(shape, dtype=float) < 1 << 16)
 
+    @a_share(6)
     @given(st.dictionaries(st.sampled_from([*own, *more]), shapes, max_size=4), st.booleans())
     def try_one(changed, strict):
         header, end = {}, 0
@@ -181,6 +193,11 @@ def npy(draw):
     return b"\x93NUMPY" + version + size + text + draw(st.binary(max_size=64))
 
 
+def saved(array):
+    np.save(file := io.BytesIO(), array)
+    return file.getvalue()
+
+
 def lying(data, edits):
     """An archive's bytes, with numbers of its directory, and of the headers that it leads to, changed."""
     data = bytearray(data)
@@ -201,6 +218,7 @@ def test_an_archive_whose_directory_lies_is_read_or_refused(tmp_path):
     kinds = st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
     edits = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(_FIELDS), SIZES), max_size=3)
 
+    @a_share(6)
     @given(members, kinds, edits)
     @example([("a.npy", b"\x93NUMPY\x01\x00\x10\x00" + b"{" * 16)], zipfile.ZIP_STORED, [])
     def try_one(members, kind, edits):
@@ -229,6 +247,7 @@ def test_any_config_beside_weights_is_read_or_refused(tmp_path):
         st.one_of(st.just({}), st.builds(lambda value: {"pretrained_cfg": value}, st.one_of(keys, JSON))),
     )
 
+    @a_share(6)
     @given(trees, st.data())
     def try_one(tree, data):
         text = json.dumps(tree).encode()
