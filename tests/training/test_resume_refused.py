@@ -1,5 +1,8 @@
 """A run that can't go on says why not in one line, and changes nothing."""
 
+import os
+import shutil
+
 import pytest
 from runs import refused, train, work
 from test_resume import EVERY_STEP
@@ -100,3 +103,36 @@ def test_data_of_other_classes_are_refused(tmp_path, tiny):
     with pytest.raises(InputError, match=r"its run had the classes 0, 1, 2, 3, 4, ... \(10\), the data has zero, 1, 2"):
         work(config, dataset, val)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("link", ["last", "best"])
+def test_a_folder_in_a_links_place_is_named_before_anything_changes(tmp_path, tiny, link):
+    """As in a copy that followed the links."""
+    options = [*tiny, "DATA.BATCH_SIZE", "16", *EVERY_STEP]
+    train(options, tmp_path / "run", 32)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    (checkpoints / link).unlink()
+    shutil.copytree(checkpoints / "epoch_0001", checkpoints / link)
+    before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
+    resumed = [*options, "TRAIN.NUM_EPOCHS", "2", "MODEL.RESUME", "auto"]
+    message = f"{checkpoints / link} is a folder, expected a link to one of its checkpoints; remove it"
+    refused(message, resumed, tmp_path / "run")
+    assert before == {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
+
+
+def test_auto_sets_aside_what_has_another_epochs_name(tmp_path, tiny, capsys):
+    options = [*tiny, "DATA.BATCH_SIZE", "16", *EVERY_STEP]
+    train(options, tmp_path / "run", 32)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    (checkpoints / "epoch_0001").rename(checkpoints / "epoch_9999999999")
+    (checkpoints / "epoch_0007").symlink_to("/etc")
+    (checkpoints / "epoch_0008").symlink_to("epoch_0008")
+    os.mkfifo(checkpoints / "epoch_0009")
+    train([*options, "MODEL.RESUME", "auto"], tmp_path / "run", 32)
+    told = capsys.readouterr().out
+    message = "epoch_9999999999: damaged checkpoint: state.json: it is of epoch_0001: the folder has another's name\n"
+    assert message in told
+    assert "resumed after epoch 0, 16 samples into the next" in told
+    assert (checkpoints / "last").resolve() == checkpoints / "epoch_0001"
+    aside = {path.name for path in checkpoints.glob("damaged_*")}
+    assert aside == {f"damaged_epoch_{number}" for number in ("0007", "0008", "0009", "9999999999")}

@@ -51,15 +51,6 @@ def find_checkpoints(directory: Path) -> list[Path]:
     return sorted(folders, key=position)
 
 
-def newest_whole(directory: Path) -> Path | None:
-    """Returns the newest checkpoint under ``directory`` that isn't damaged, which ``-resume=auto`` takes."""
-    for folder in reversed(find_checkpoints(directory)):
-        with contextlib.suppress(InputError):
-            verify(folder)
-            return folder
-    return None
-
-
 def position(folder: Path) -> tuple[int, float]:
     """Returns what orders checkpoints: (epoch, samples of it; infinity at its end)."""
     found = _NAME.fullmatch(folder.name)

@@ -92,9 +92,13 @@ def _choose(config: Configuration, own: Path, notes: list[str]) -> Path | None:
         return None
     with reading(asked, "the path of a checkpoint"):
         own, chosen = (Path(os.path.realpath(path)) for path in (own, asked))  # which goes round no loop of links
+    for link in (folder.LAST, folder.BEST):  # as a copy has it that follows links
+        if (own / link).is_dir() and not (own / link).is_symlink():
+            raise InputError(f"{own / link} is a folder, expected a link to one of its checkpoints; remove it")
     found = folder.find_checkpoints(own)
     if asked != AUTO:
         folder.verify(chosen)
+        read_state(chosen)
         if (found or chosen.parent == own) and not folder.is_name(chosen.name):
             raise InputError(f"{chosen}: a checkpoint of a run is called epoch_<number>; give it its name back")
         if not all(_is_copy(own_one, chosen.parent / own_one.name) for own_one in found):  # the best may be
@@ -108,6 +112,7 @@ def _choose(config: Configuration, own: Path, notes: list[str]) -> Path | None:
     for candidate in reversed(found):
         try:
             folder.verify(candidate)
+            read_state(candidate)
             return candidate
         except InputError as error:
             notes.append(str(error).partition("; take an earlier one")[0])

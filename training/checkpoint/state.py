@@ -1,5 +1,6 @@
 """What a checkpoint's state.json says, held to a declared form before anything takes a value of it."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,16 @@ def read_state(chosen: Path) -> dict[str, Any]:
         if folder.is_name(chosen.name) and chosen.name != name:
             raise Unreadable(f"it is of {name}: the folder has another's name")
     return state
+
+
+def newest_whole(directory: Path) -> Path | None:
+    """Returns the newest checkpoint under ``directory`` that isn't damaged, which ``-resume=auto`` takes."""
+    for found in reversed(folder.find_checkpoints(directory)):
+        with contextlib.suppress(InputError):
+            folder.verify(found)
+            read_state(found)
+            return found
+    return None
 
 
 def classes_of(weights: str | Path) -> list[str] | None:
