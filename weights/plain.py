@@ -1,15 +1,13 @@
 """Small text files that a stranger wrote: read whole up to a limit, as JSON, and held to a declared form."""
 
-import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from errors import Allowance, Unreadable, opened, reading, shown
+from errors import Allowance, Unreadable, opened, shown
 
-LONGEST_LINE = 1 << 16  # bytes of a line of JSON
 LONGEST_NUMBER = 40  # characters; whole numbers of thousands of digits take time, and no line has room for them
 
 
@@ -113,21 +111,6 @@ def told(value: Any) -> str:
     if type(value) in (list, tuple):
         return f"[{', '.join(map(told, value))}]"
     return shown(repr(value[:60] if type(value) is str else value), 60)
-
-
-def json_lines(file: str | os.PathLike[str], form: Form) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the lines of a file that are a dictionary of ``form``, and what they say. Others are passed over: the last
-    one of a machine that went down, say.
-
-    Raises:
-        InputError: the file can't be read.
-    """
-    with reading(file, "lines of JSON"), opened(file) as stream:
-        while line := stream.readline(LONGEST_LINE):
-            with contextlib.suppress(Unreadable, ValueError, RecursionError):
-                record = parsed_json(line, finite=False)
-                check_form(record, form, tuple(form))
-                yield line.decode().rstrip("\n") + "\n", record
 
 
 def is_whole(value: Any, low: int = 0, high: int = 1 << 48) -> bool:
