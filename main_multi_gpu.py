@@ -157,7 +157,7 @@ def main():
 
     ranks = utils.num_processes(config.NGPUS)
     if ranks > 1:
-        environment.take_port()
+        environment.prepare_spawn()
     config, *datasets_ = built(config)
 
     def start(config, ranks, failed, beats):

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import pickle
 import random
 import re
 import sys
@@ -17,6 +18,7 @@ import paddle.distributed as dist
 from tqdm import tqdm
 
 from errors import InputError, RunError, shown
+from launch import secret
 from launch.environment import num_cores
 
 logging.getLogger().setLevel(logging.WARNING)  # Paddle's import sets INFO: its notes on ports are no news for users
@@ -117,13 +119,39 @@ def reduce_dict(input_dict: dict[str, paddle.Tensor], average: bool = True) -> d
     return {key: reduced[key] for key in input_dict}
 
 
+_gathered = 0  # by ``all_gather``, which every rank calls as often
+
+
 def all_gather(data: Any) -> list[Any]:
-    """Returns every process's ``data`` (any picklable object; sizes may differ), in the order of ranks."""
+    """Returns every process's ``data`` (any picklable object; sizes may differ), in the order of ranks.
+
+    A pickle can run code. So only a rank's own is read: each has a proof, by the run's key, of the pickle, its rank and
+    its turn (``launch.secret``).
+
+    Raises:
+        RunError: what came isn't a rank's.
+    """
+    global _gathered
     if world_size() == 1:
         return [data]
-    gathered: list[Any] = []
-    dist.all_gather_object(gathered, data)
-    return gathered
+    key, _gathered, pickled = secret.of_run(), _gathered + 1, pickle.dumps(data, pickle.HIGHEST_PROTOCOL)
+    sealed = secret.mac(key, f"{rank()} {_gathered}".encode(), pickled) + pickled
+    sizes: list[paddle.Tensor] = []
+    dist.all_gather(sizes, paddle.to_tensor([len(sealed)], dtype="int64"))
+    longest = max(size.item() for size in sizes)
+    flat = np.frombuffer(sealed.ljust(longest, b"\0"), np.uint8)
+    parts: list[paddle.Tensor] = []
+    dist.all_gather(parts, paddle.to_tensor(flat))
+    found = []
+    for place, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+        said = part.numpy()[: size.item()].tobytes()
+        proof, pickled = said[: secret.SIZE], said[secret.SIZE :]
+        if not secret.same(proof, secret.mac(key, f"{place} {_gathered}".encode(), pickled)):
+            raise RunError(
+                f"what came as rank {place}'s isn't proved: {secret.VARIABLE} differs, or a stranger said it"
+            )
+        found.append(pickle.loads(pickled))
+    return found
 
 
 # ------------------------------------------------------------------- seeds

@@ -13,9 +13,10 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from errors import InputError, reported
-from launch import gpus, rendezvous
+from launch import gpus, rendezvous, secret
 
 PADDLE = ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM", "PADDLE_CURRENT_ENDPOINT", "PADDLE_TRAINER_ENDPOINTS")
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -23,7 +24,11 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 SLURM_NTASKS = "SLURM_STEP_NUM_TASKS SLURM_NTASKS"
 SLURM_HOSTS = "SLURM_STEP_NODELIST SLURM_NODELIST SLURM_JOB_NODELIST"
 SLURM_SIZES = "SLURM_STEP_TASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_NTASKS_PER_NODE"
+JOBS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE")  # what tells a run from others
+LOOPBACK = "127.0.0.1"
 NODE = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+_held: Any = None  # the hold of MASTER_PORT, for as long as this process lives
 
 
 def launched() -> bool:
@@ -59,10 +64,15 @@ def meet(limit: float) -> rendezvous.Meeting:
     """
     rank, ranks = _number("PADDLE_TRAINER_ID"), _number("PADDLE_TRAINERS_NUM")
     master = os.environ.get("PADDLE_MASTER") or os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
-    here, job = _number("PADDLE_LOCAL_SIZE", 1), _first("SLURM_JOB_ID TORCHELASTIC_RUN_ID") or ""
+    here, job = _number("PADDLE_LOCAL_SIZE", 1), " ".join(filter(None, map(os.environ.get, JOBS)))
+    if here == ranks > 1 and not (os.environ.get("RANK") and not os.environ.get("LOCAL_WORLD_SIZE")):  # for certain
+        master = os.environ["PADDLE_MASTER"] = f"{LOOPBACK}:{rendezvous.parsed(master)[1]}"
+        stay_inside()
     first = _number("PADDLE_LOCAL_RANK", 0) == 0
     seat = gpus.own() if visible_gpus() and os.environ.get("PADDLE_DISTRI_BACKEND") != "gloo" else ""
     meeting = rendezvous.meet(master, rank, ranks, limit, job=job, here=here, first=first, seat=seat)
+    if ranks > 1:
+        secret.take_run(meeting.run_key)
     names = {address: name for name, address in rendezvous.addresses().items()}
     if ranks > here and (name := names.get(meeting.own_address)):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
@@ -70,15 +80,26 @@ def meet(limit: float) -> rendezvous.Meeting:
     return meeting
 
 
-def take_port() -> None:
-    """Lets the ranks that this process will spawn meet at MASTER_PORT, if that is set; Paddle alone takes any free one.
+def stay_inside() -> None:
+    """Lets gloo, between ranks that are all on this machine, listen on loopback alone."""
+    for name, address in rendezvous.addresses().items():
+        if address == LOOPBACK:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+def prepare_spawn() -> None:
+    """Prepares for the ranks that this process will spawn: a key of their run, loopback, and MASTER_PORT, if that is
+    set, as where they meet. Paddle alone takes any free one.
 
     Raises:
         InputError: it is taken.
     """
+    global _held
+    secret.take_run()
+    stay_inside()
     if port := os.environ.get("MASTER_PORT"):
-        address = f"127.0.0.1:{port}"
-        rendezvous.check_free(address)
+        address = f"{LOOPBACK}:{port}"
+        _held = rendezvous.check_free(address)
         os.environ["PADDLE_MASTER"] = address
 
 
@@ -128,6 +149,7 @@ def node_flags() -> list[str]:
         InputError, RunError: as ``rendezvous.meet``.
     """
     gpus.check()
+    secret.keep_from_logs()
     processes = os.environ.get("NPROC_PER_NODE") or str(visible_gpus() or num_cores())
     flags = ["--nproc_per_node", processes]
     if master := os.environ.get("MASTER"):  # etcd://HOST:PORT: nodes come and go there, and are numbered by it
@@ -143,7 +165,7 @@ def node_flags() -> list[str]:
     # As numbers: Paddle's launcher becomes the master where --master begins with --host, and by itself takes for that
     # what the machine's name stands for.
     host = os.environ.get("HOST") or meeting.own_address
-    master = host if node == 0 else meeting.connection.getpeername()[0]
+    master = host if node == 0 else meeting.connection.socket.getpeername()[0]
     meeting.ready()
     return [*flags, "--nnodes", str(nodes), "--rank", str(node), "--master", f"{master}:{port}", "--host", host]
 

@@ -12,7 +12,6 @@ import math
 import multiprocessing
 import os
 import platform
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from typing import Any, NoReturn
 
 from errors import FAILURE, Failure, InputError
 from launch import environment, signals
+from launch.channel import Channel
 from launch.progress import FIELDS
 from launch.rendezvous import Meeting
 from launch.spawned import Ranks, leave
@@ -214,44 +214,43 @@ class Other(Launched):
 
 
 class Line:
-    """A connection over which lines of JSON go.
+    """A proved connection over which JSON goes, a message to a line.
 
     Attributes:
         heard: when something came the last time.
     """
 
-    LONGEST = 1 << 20
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
 
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection, self.rest, self.closed, self.heard = connection, b"", False, time.monotonic()
+    @property
+    def closed(self) -> bool:
+        return self.channel.closed
+
+    @property
+    def heard(self) -> float:
+        return self.channel.heard
 
     def send(self, message: dict[str, Any]) -> None:
         with self.closing():
-            self.connection.settimeout(1)
-            self.connection.sendall(json.dumps(message).encode() + b"\n")
+            self.channel.send(json.dumps(message))
 
     def receive(self) -> list[dict[str, Any]]:
         """Returns the messages that have come, without waiting."""
-        with self.closing(), contextlib.suppress(BlockingIOError):
-            while not self.closed:
-                self.connection.settimeout(0)
-                data = self.connection.recv(1 << 16)
-                self.rest, self.heard = self.rest + data, time.monotonic()
-                if not data or len(self.rest) > self.LONGEST:
-                    self.close()
-        *lines, self.rest = self.rest.split(b"\n")
-        with self.closing():
-            return [json.loads(line) for line in lines]
+        if not self.closed:
+            with self.closing():
+                return [json.loads(line) for line in self.channel.receive()]
         return []
 
     def close(self) -> None:
-        self.closed = True
-        self.connection.close()
+        self.channel.close()
 
     @contextlib.contextmanager
     def closing(self) -> Iterator[None]:
-        """Closes the connection if the other end is gone, or isn't one of ours."""
+        """Closes the connection if the other end is gone, or isn't one of ours: whatever a message leads to, it ends no
+        more than that.
+        """
         try:
             yield
-        except (OSError, ValueError, TypeError, KeyError):
+        except Exception:
             self.close()

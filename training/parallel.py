@@ -20,6 +20,7 @@ from paddle.distributed import fleet
 from paddle.distributed.fleet.utils.log_util import set_log_level
 
 from errors import InputError
+from launch import fence
 from models.layers.batch_norm import synchronise
 from options import Configuration
 from utils import all_gather, rank, to_device, world_size
@@ -39,6 +40,8 @@ def init(config: Configuration) -> None:
             set_log_level("ERROR")
             with _groups_of_gloo() if dist.get_backend() == "GLOO" else contextlib.nullcontext():
                 fleet.init(is_collective=True, strategy=_strategy(config), log_level="ERROR")
+    all_gather(None)  # every rank is connected
+    fence.shut_store()
 
 
 @contextlib.contextmanager

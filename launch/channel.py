@@ -1,0 +1,174 @@
+"""A connection between two that hold one secret: each line on it is proved.
+
+Who comes says HELLO and a nonce. Who waits answers with a nonce of its own. From both and the secret each derives the
+connection's key. From then on each line begins with its MAC. Under it are the direction, and how many lines went before:
+a line can't be made up, sent again, sent back or left out.
+"""
+
+import contextlib
+import errno
+import os
+import secrets
+import socket
+import time
+from collections import deque
+
+from launch.secret import SIZE, mac, same
+
+HELLO, CHALLENGE = "paddle-vit-toolkit", "challenge"
+VERSION = 2  # of what is said here. Version 1 had no secret: its greeting had a party, a rank and a seat
+OTHER_SECRET = "secret"  # what the host says, unproved, where a guest's first line isn't of its own secret
+LONGEST = 1 << 17  # bytes of a line
+LONGEST_HELLO = 1024  # of version 1's, too
+
+
+class Forged(ConnectionError):
+    """A line came that who holds the secret didn't say; ``line`` is it."""
+
+    def __init__(self, line: bytes) -> None:
+        super().__init__("a line without its proof came")
+        self.line, self.strerror = line, "what came isn't proved"
+
+
+class Channel:
+    """A proved connection.
+
+    Args:
+        key: of this connection (``key``).
+        host: whether this is the end that was waited at.
+        longest: bytes of a line; who sends more is cut off.
+
+    Attributes:
+        closed: whether this end is.
+        heard: when something came the last time.
+    """
+
+    def __init__(self, connection: socket.socket, key: bytes, host: bool, longest: int = LONGEST) -> None:
+        self.socket, self.key, self.longest = connection, key, longest
+        self.ours, self.theirs = (b"host", b"guest") if host else (b"guest", b"host")
+        self.sent = self.taken = 0
+        self.rest, self.lines = b"", deque[str]()
+        self.closed, self.heard = False, time.monotonic()
+
+    def send(self, text: str) -> None:
+        """Sends a line; one that doesn't go within a second ends the connection.
+
+        Raises:
+            OSError: it didn't go.
+        """
+        said = text.replace("\n", " ").encode(errors="backslashreplace")
+        proof = mac(self.key, self.ours, self.sent.to_bytes(8, "big"), said).hex()
+        self.sent += 1
+        self.socket.settimeout(1)
+        self.socket.sendall(f"{proof} ".encode() + said + b"\n")
+
+    def receive(self) -> list[str]:
+        """Returns the lines that have come, without waiting.
+
+        Raises:
+            OSError: the other end is gone, and all that it said has been returned; or what came isn't proved.
+        """
+        self._hear(0)
+        lines = [*self.lines]
+        self.lines.clear()
+        return lines
+
+    def wait(self, limit: float | None) -> str:
+        """Returns the next line, which comes within ``limit`` seconds; None: whenever.
+
+        Raises:
+            OSError: as ``receive``; TimeoutError: none came.
+        """
+        until = limit and time.monotonic() + limit
+        while not self.lines:
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError(errno.ETIMEDOUT, "timed out")
+            self._hear(left)
+        return self.lines.popleft()
+
+    def _hear(self, limit: float | None) -> None:
+        """Takes what comes within ``limit`` seconds, or with 0, what has come."""
+        self.socket.settimeout(limit)
+        try:
+            while data := self.socket.recv(1 << 16):
+                self.rest, self.heard = self.rest + data, time.monotonic()
+                self._take()
+                self.socket.settimeout(0)
+        except (BlockingIOError, TimeoutError):
+            return
+        if not self.lines:
+            raise _gone()
+
+    def _take(self) -> None:
+        *lines, self.rest = self.rest.split(b"\n")
+        for line in lines:
+            proof, _, said = line.partition(b" ")
+            if not same(proof, mac(self.key, self.theirs, self.taken.to_bytes(8, "big"), said).hex().encode()):
+                raise Forged(line)
+            self.taken += 1
+            self.lines.append(said.decode(errors="replace"))
+        if len(self.rest) > self.longest:
+            raise Forged(self.rest[:100])
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self.closed = True
+        self.socket.close()
+
+
+def _gone() -> ConnectionResetError:
+    return ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+
+
+def key(secret: bytes, guest: bytes, host: bytes) -> bytes:
+    """Returns a connection's key, by the nonces of both."""
+    return mac(secret, b"connection", guest, host)
+
+
+def pair() -> tuple[Channel, Channel]:
+    """Returns the two ends of a connection within this process: the guest's, the host's."""
+    guest, host = socket.socketpair()
+    common = os.urandom(SIZE)
+    return Channel(guest, common, False), Channel(host, common, True)
+
+
+def nonce(text: str) -> bytes:
+    """Returns the nonce that ``text`` tells, or raises ValueError."""
+    found = bytes.fromhex(text)
+    if len(found) != SIZE or len(text) != 2 * SIZE:
+        raise ValueError
+    return found
+
+
+def introduce(connection: socket.socket, secret: bytes, limit: float) -> Channel | str:
+    """A guest's part: returns the proved connection, or, where no challenge came, what did ("": nothing).
+
+    Raises:
+        OSError: the other end is gone.
+    """
+    own = secrets.token_bytes(SIZE)
+    connection.sendall(f"{HELLO} {VERSION} {own.hex()} -\n".encode())  # in as many words as version 1's
+    said = _plain(connection, limit)
+    word, _, theirs = said.partition(" ")
+    with contextlib.suppress(ValueError):
+        if word == CHALLENGE:
+            return Channel(connection, key(secret, own, nonce(theirs)), False)
+    return said
+
+
+def _plain(connection: socket.socket, limit: float) -> str:
+    """Returns the line that comes within ``limit`` seconds; "" where none does. What follows it is the channel's: so it
+    is read byte by byte.
+    """
+    until, said = time.monotonic() + limit, b""
+    with contextlib.suppress(TimeoutError):
+        while not said.endswith(b"\n") and len(said) < LONGEST_HELLO:
+            connection.settimeout(max(until - time.monotonic(), 0.001))
+            if not (byte := connection.recv(1)):
+                raise _gone()
+            said += byte
+            if time.monotonic() > until:
+                return ""
+        return said.decode(errors="replace").rstrip()
+    return ""

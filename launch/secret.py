@@ -1,0 +1,155 @@
+"""What the ranks of a run hold in common, and a stranger doesn't.
+
+It is in a variable, or in a file of the user's own, made at first use. Ranks prove by HMACs that they hold it; it is never
+sent. Where they meet they derive a key of this run alone from it, as who spawns ranks makes one.
+"""
+
+import hmac
+import os
+import secrets
+import stat
+import time
+from hashlib import sha256
+from pathlib import Path
+
+from errors import InputError
+
+VARIABLE, FILE = "PADDLE_VIT_SECRET", "PADDLE_VIT_SECRET_FILE"
+RUN = "PADDLE_VIT_RUN_KEY"  # for the processes of a run alone: who starts ranks sets it
+NAME = ".paddle_vit_secret"  # in the user's home
+LEAST = 16  # characters: a shorter one can be guessed from what is sent
+MOST = 4096
+WAIT = 2.0  # seconds for another process to end writing
+SIZE = 32  # bytes of a MAC, and of a nonce
+
+
+def mac(key: bytes, *parts: bytes) -> bytes:
+    """Returns the HMAC-SHA256 of the parts, each behind its length: no two lists of parts have one text."""
+    return hmac.digest(key, b"".join(len(part).to_bytes(8, "big") + part for part in parts), sha256)
+
+
+def same(one: bytes, other: bytes) -> bool:
+    """Whether two MACs are the same, in a time that doesn't tell how much of them is."""
+    return hmac.compare_digest(one, other)
+
+
+def of_run() -> bytes:
+    """Returns this run's own key; without one, of ranks that another program spawned, what all of its user's hold."""
+    return mac(key.encode(), b"run") if (key := os.environ.get(RUN)) else shared()
+
+
+def take_run(key: str | None = None) -> None:
+    """From now on ``of_run`` goes by ``key``, or by a new one, in this process and in those that it starts."""
+    os.environ[RUN] = key or secrets.token_hex(SIZE)
+
+
+def shared() -> bytes:
+    """Returns what the user's processes hold in common: the variable's, or the file's.
+
+    Raises:
+        InputError: it is too short, others may read it, or it can be neither read nor made.
+    """
+    if text := os.environ.get(VARIABLE):
+        if "PADDLE_LOG_DIR" in os.environ:
+            keep_from_logs()
+        return _long_enough(text, VARIABLE)
+    path = file()
+    try:
+        return _long_enough(_read(path), str(path))
+    except FileNotFoundError:
+        if os.environ.get(FILE):
+            raise InputError(
+                f"{FILE} names {path}, which isn't there; write {2 * LEAST} random characters there"
+            ) from None
+    except OSError as error:
+        raise InputError(f"{path}: the secret can't be read ({error.strerror}); {_otherwise()}") from None
+    try:
+        return _long_enough(_make(path), str(path))
+    except OSError as error:
+        found = f"{path}: the secret that ranks prove to one another can't be made ({error.strerror})"
+        raise InputError(f"{found}; {_otherwise()}") from None
+
+
+def keep_from_logs() -> None:
+    """Raises InputError where Paddle's launcher would write the variable to its logs, which others may read."""
+    if os.environ.get(VARIABLE):
+        found = f"{VARIABLE} is set, but Paddle's launcher writes its environment to envlog.*, which others may read"
+        raise InputError(f"{found}; unset it, and name a file that holds a new one in {FILE}")
+
+
+def file() -> Path:
+    """Returns where the secret lies.
+
+    Raises:
+        InputError: this user has no home.
+    """
+    if named := os.environ.get(FILE):
+        return Path(named)
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home):
+        raise InputError(f"the secret that ranks prove to one another has no place: no HOME is set; {_otherwise()}")
+    return Path(home, NAME)
+
+
+def differs(where: str) -> str:
+    """Returns what to do where the other end, at ``where``, holds another secret."""
+    if os.environ.get(VARIABLE):
+        return f"set {VARIABLE} to the same on all machines"
+    return (
+        f"copy {file()} from {where} to the same place here (mode 600), or set {VARIABLE} to the same on all machines"
+    )
+
+
+def _otherwise() -> str:
+    return (
+        f"set {VARIABLE} to the same {2 * LEAST} random characters for all ranks, or name a file of mode 600 in {FILE}"
+    )
+
+
+def _long_enough(text: str, where: str) -> bytes:
+    if len(text) < LEAST:
+        raise InputError(f"{where} holds a secret of {len(text)} characters; expected at least {LEAST}, random ones")
+    return mac(text.encode(errors="surrogateescape"), b"paddle-vit-toolkit")
+
+
+def _read(path: Path) -> str:
+    """Returns what the file says, once it is whole.
+
+    Raises:
+        InputError: it isn't this user's, or others may read it.
+        OSError: it can't be read.
+    """
+    until = time.monotonic() + WAIT
+    while True:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would be waited for
+        try:
+            state = os.fstat(descriptor)
+            if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid():
+                what = f"belongs to user {state.st_uid}" if stat.S_ISREG(state.st_mode) else "is no file"
+                raise InputError(f"{path}: the secret of user {os.geteuid()} {what}; remove it, or {_otherwise()}")
+            if state.st_mode & 0o077:
+                raise InputError(
+                    f"{path}: others may read the secret (mode {state.st_mode & 0o777:o}); remove it, then chmod 600 the next"
+                )
+            text = os.read(descriptor, MOST).decode(errors="surrogateescape")
+        finally:
+            os.close(descriptor)
+        if text.endswith("\n") or (text and time.monotonic() > until):  # who wrote it by hand may have left that out
+            return text.strip()
+        if time.monotonic() > until:
+            raise InputError(f"{path}: the secret's file is empty; remove it")
+        time.sleep(0.02)
+
+
+def _make(path: Path) -> str:
+    """Makes the file, unless another process of the user does at this moment; returns what it says."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return _read(path)
+    try:
+        os.write(descriptor, f"{secrets.token_hex(SIZE)}\n".encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return _read(path)
