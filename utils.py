@@ -147,9 +147,7 @@ def all_gather(data: Any) -> list[Any]:
         said = part.numpy()[: size.item()].tobytes()
         proof, pickled = said[: secret.SIZE], said[secret.SIZE :]
         if not secret.same(proof, secret.mac(key, f"{place} {_gathered}".encode(), pickled)):
-            raise RunError(
-                f"what came as rank {place}'s isn't proved: {secret.VARIABLE} differs, or a stranger said it"
-            )
+            raise RunError(f"what came as rank {place}'s is unproved: a stranger said it, or {secret.VARIABLE} differs")
         found.append(pickle.loads(pickled))
     return found
 

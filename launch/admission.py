@@ -53,7 +53,7 @@ class Door:
         self.listener, self.secret, self.party, self.count, self.kind = listener, secret, party, count, kind
         self.guests: dict[int, Channel] = {}
         self.seats: dict[int, tuple[str, str]] = {}
-        self.others = 0
+        self.others, self.closed = 0, False
         self.strangers: dict[int, Stranger] = {}  # by their files, the oldest first
         self.selector = selectors.DefaultSelector()
 
@@ -63,7 +63,7 @@ class Door:
         self.listener.settimeout(0)
         with self.selector, self.listener:  # closed before anybody goes on to look for Paddle there
             self.selector.register(self.listener, selectors.EVENT_READ)
-            while len(self.guests) < self.count and (left := until - time.monotonic()) > 0:
+            while not self.closed and len(self.guests) < self.count and (left := until - time.monotonic()) > 0:
                 for found, _ in self.selector.select(min(left, 0.5)):
                     self._welcome() if found.fileobj is self.listener else self._hear(found.fd)
                 for file in [file for file, one in self.strangers.items() if time.monotonic() - one.since > PATIENCE]:
@@ -71,6 +71,10 @@ class Door:
             for file in list(self.strangers):
                 self._drop(file)
         self._conclude(limit)
+
+    def close(self) -> None:
+        """Ends ``receive_all``, within half a second."""
+        self.closed = True
 
     def _welcome(self) -> None:
         """Lets one in. Where there are too many, or no more files, the oldest stranger goes."""

@@ -1,8 +1,8 @@
 """A connection between two that hold one secret: each line on it is proved.
 
 Who comes says HELLO and a nonce. Who waits answers with a nonce of its own. From both and the secret each derives the
-connection's key. From then on each line begins with its MAC. Under it are the direction, and how many lines went before:
-a line can't be made up, sent again, sent back or left out.
+connection's key. From then on each line begins with its MAC. Under it are the direction, and how many lines went
+before: a line can't be made up, sent again, sent back or left out.
 """
 
 import contextlib

@@ -112,33 +112,44 @@ def meet(
     own_secret = secret.shared()
     party = f"{count} {kind}s{f' of job {_printable(job)}' if job else ''}"
     machine = _printable(socket.gethostname())
-    door, receiver, held = None, None, None
-    if place == 0:
-        listener, held = listen(host, port)
-        door = Door(listener, own_secret, party, count, kind)
-        receiver = threading.Thread(target=door.receive_all, args=(limit,), daemon=True)
-        receiver.start()
-        print(f"{kind} 0 waits at {address} for {count - 1} more", file=sys.stderr, flush=True)
     greeting = {"party": party, "place": place, "gpu": _printable(seat), "machine": machine}
-    try:
-        found = _attend(host, port, own_secret, json.dumps(greeting), ANSWER if place == 0 else limit)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        if place == 0:  # it listens: what doesn't answer is the address
-            found = f"{kind} 0 runs on {machine}, which doesn't reach itself as {address} ({reason})"
-            raise InputError(f"{found}; MASTER_ADDR has to be an address of that machine") from None
-        found = f"no {kind} 0 answered at {address} in {limit:g} s ({reason}; {LIMITS[kind]})"
-        waiting = f"{here} ranks" if here > 1 else f"{kind} {place}"
-        advice = "start it there, correct MASTER_ADDR and MASTER_PORT, or let the firewall pass the port"
-        raise RunError(f"{found}; {waiting} on {machine} waited for it: {advice}", shared=not first) from None
-    connection, common, key = _understand(found, address, kind, party, limit)
-    run_key = secret.mac(own_secret, b"run", key.encode()).hex()
-    if receiver:
-        receiver.join()  # it has told all: this process may fork
+    door, held = None, None
+    with contextlib.ExitStack() as undone:  # where it fails
+        if place == 0:
+            listener, held = listen(host, port)
+            door = Door(listener, own_secret, party, count, kind)
+            undone.callback(door.close)
+            undone.push(held or listener)
+            receiver = threading.Thread(target=door.receive_all, args=(limit,), daemon=True)
+            receiver.start()
+            print(f"{kind} 0 waits at {address} for {count - 1} more", file=sys.stderr, flush=True)
+        try:
+            found = _attend(host, port, own_secret, json.dumps(greeting), limit if place else ANSWER)
+        except OSError as error:
+            raise _unanswered(address, kind, place, limit, machine, error, here, first) from None
+        connection, common, key = _understand(found, address, kind, party, limit)
+        if door:
+            receiver.join()  # it has told all: this process may fork
+        undone.pop_all()
     own = connection.socket.getsockname()[0]
     # On rank 0's machine its name may stand for 127.0.1.1 (Debian's /etc/hosts), where no other finds it.
     own = common if own.startswith("127.") else own
+    run_key = secret.mac(own_secret, b"run", key.encode()).hex()
     return Meeting(address, kind, own, connection, door.guests if door else {}, run_key, held)
+
+
+def _unanswered(
+    address: str, kind: str, place: int, limit: float, machine: str, error: OSError, here: int, first: bool
+) -> RunError:
+    """Returns what to say where nothing answered."""
+    reason = error.strerror or str(error)
+    if place == 0:  # it listens: what doesn't answer is the address
+        found = f"{kind} 0 runs on {machine}, which doesn't reach itself as {address} ({reason})"
+        return InputError(f"{found}; MASTER_ADDR has to be an address of that machine")
+    found = f"no {kind} 0 answered at {address} in {limit:g} s ({reason}; {LIMITS[kind]})"
+    waiting = f"{here} ranks" if here > 1 else f"{kind} {place}"
+    advice = "start it there, correct MASTER_ADDR and MASTER_PORT, or let the firewall pass the port"
+    return RunError(f"{found}; {waiting} on {machine} waited for it: {advice}", shared=not first)
 
 
 def _printable(text: str) -> str:
@@ -174,8 +185,7 @@ def parsed(address: str) -> tuple[str, int]:
 def check_free(address: str) -> socket.socket | None:
     """Returns the hold of HOST:PORT, of this machine (``claim``); raises InputError where it is none or taken."""
     host, port = parsed(address)
-    with _port_errors(host, port):
-        held = claim(port)
+    with _claimed(host, port) as held:
         _bound("", port).close()  # as Paddle's store will
     return held
 
@@ -208,8 +218,7 @@ def listen(host: str, port: int) -> tuple[socket.socket, socket.socket | None]:
     A name may stand for 127.0.1.1 here and for an address elsewhere; behind NAT the address is none of this machine's.
     Then it listens on all, and says so.
     """
-    with _port_errors(host, port):
-        held = claim(port)
+    with _claimed(host, port) as held:
         listener = _bound("", port)
         with contextlib.suppress(OSError):  # of a name that stands for nothing: ``_attend`` tells
             found = socket.gethostbyname(host)
@@ -238,11 +247,15 @@ def _bound(address: str, port: int, instead: str | None = None) -> socket.socket
 
 
 @contextlib.contextmanager
-def _port_errors(host: str, port: int) -> Iterator[None]:
-    """Turns why a port can't be had into an InputError."""
+def _claimed(host: str, port: int) -> Iterator[socket.socket | None]:
+    """Holds the port, and where it can't be had turns the reason into an InputError."""
+    held = None
     try:
-        yield
+        held = claim(port)
+        yield held
     except OSError as error:
+        if held:
+            held.close()
         taken = error.errno == errno.EADDRINUSE
         reason = "is taken (by another run?)" if taken else f"can't be listened on ({error.strerror})"
         raise InputError(f"port {port} on {host} {reason}; choose another MASTER_PORT") from None

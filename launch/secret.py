@@ -1,7 +1,7 @@
 """What the ranks of a run hold in common, and a stranger doesn't.
 
-It is in a variable, or in a file of the user's own, made at first use. Ranks prove by HMACs that they hold it; it is never
-sent. Where they meet they derive a key of this run alone from it, as who spawns ranks makes one.
+It is in a variable, or in a file of the user's own, made at first use. Ranks prove by HMACs that they hold it; it is
+never sent. Where they meet they derive a key of this run alone from it. Who spawns ranks makes one.
 """
 
 import hmac
@@ -58,9 +58,8 @@ def shared() -> bytes:
         return _long_enough(_read(path), str(path))
     except FileNotFoundError:
         if os.environ.get(FILE):
-            raise InputError(
-                f"{FILE} names {path}, which isn't there; write {2 * LEAST} random characters there"
-            ) from None
+            advice = f"write {2 * LEAST} random characters there"
+            raise InputError(f"{FILE} names {path}, which isn't there; {advice}") from None
     except OSError as error:
         raise InputError(f"{path}: the secret can't be read ({error.strerror}); {_otherwise()}") from None
     try:
@@ -95,15 +94,13 @@ def differs(where: str) -> str:
     """Returns what to do where the other end, at ``where``, holds another secret."""
     if os.environ.get(VARIABLE):
         return f"set {VARIABLE} to the same on all machines"
-    return (
-        f"copy {file()} from {where} to the same place here (mode 600), or set {VARIABLE} to the same on all machines"
-    )
+    copy = f"copy {file()} from {where}'s machine to this one (mode 600)"
+    return f"{copy}, or set {VARIABLE} to the same on all machines"
 
 
 def _otherwise() -> str:
-    return (
-        f"set {VARIABLE} to the same {2 * LEAST} random characters for all ranks, or name a file of mode 600 in {FILE}"
-    )
+    one = f"the same {2 * LEAST} random characters for all ranks"
+    return f"set {VARIABLE} to {one}, or name a file of mode 600 that holds them in {FILE}"
 
 
 def _long_enough(text: str, where: str) -> bytes:
@@ -128,9 +125,8 @@ def _read(path: Path) -> str:
                 what = f"belongs to user {state.st_uid}" if stat.S_ISREG(state.st_mode) else "is no file"
                 raise InputError(f"{path}: the secret of user {os.geteuid()} {what}; remove it, or {_otherwise()}")
             if state.st_mode & 0o077:
-                raise InputError(
-                    f"{path}: others may read the secret (mode {state.st_mode & 0o777:o}); remove it, then chmod 600 the next"
-                )
+                what = f"others may read the secret (mode {state.st_mode & 0o777:o})"
+                raise InputError(f"{path}: {what}; remove it for a new one, or chmod 600 it")
             text = os.read(descriptor, MOST).decode(errors="surrogateescape")
         finally:
             os.close(descriptor)

@@ -225,16 +225,25 @@ def test_cores_that_slurm_dealt_out_are_not_divided_again(variables, monkeypatch
     assert (environment.cores_each(4), environment.cores_each(16)) == (2, 1)
 
 
-def test_spawned_ranks_meet_at_the_port_that_is_asked_for(variables):
+def test_spawned_ranks_meet_at_the_port_that_is_asked_for(variables, monkeypatch):
     variables()
-    environment.take_port()
+    environment.prepare_spawn()
     assert "PADDLE_MASTER" not in os.environ
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    first = told()["VIT_RUN_KEY"]
+    environment.prepare_spawn()
+    assert len(first) == 64
+    assert told()["VIT_RUN_KEY"] != first
     with socket.create_server(("127.0.0.1", 0)) as server:
         variables(MASTER_PORT=server.getsockname()[1])
         with pytest.raises(InputError, match="port .* on 127.0.0.1 is taken"):
-            environment.take_port()
-    environment.take_port()
+            environment.prepare_spawn()
+    environment.prepare_spawn()
     assert os.environ["PADDLE_MASTER"] == f"127.0.0.1:{os.environ['MASTER_PORT']}"
+    monkeypatch.setattr(environment.rendezvous, "ENDING", 0.1)
+    with pytest.raises(InputError, match="port .* on 127.0.0.1 is taken"):  # held for this run, though nobody listens
+        environment.rendezvous.check_free(os.environ["PADDLE_MASTER"])
+    environment._held.close()
 
 
 def test_the_scripts_flags_for_paddles_elastic_launcher(variables, monkeypatch):
@@ -266,13 +275,15 @@ def test_the_scripts_flags_for_paddles_launcher(variables):
 
 
 def test_between_machines_gloo_and_nccl_take_the_interface_that_reaches_rank_0(variables, monkeypatch):
-    meeting = SimpleNamespace(own_address="127.0.0.1")
+    meeting = SimpleNamespace(own_address="127.0.0.1", run_key="ab")
     monkeypatch.setattr(environment.rendezvous, "meet", lambda *_, **__: meeting)
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     variables(**TORCHRUN, LOCAL_WORLD_SIZE=4)
     assert launched()
     assert environment.meet(1.0) is meeting
-    assert not any(name in os.environ for name in names)  # one machine: they find their way
+    assert [os.environ.get(name) for name in names] == ["lo", None]  # one machine: NCCL finds its way
+    assert (told()["MASTER"], told()["VIT_RUN_KEY"]) == ("127.0.0.1:29500", "ab")
+    del os.environ["GLOO_SOCKET_IFNAME"]
     variables(PADDLE_LOCAL_SIZE=2)
     environment.meet(1.0)
     assert [os.environ[name] for name in names] == ["lo", "=lo"]  # "=": NCCL takes no other that begins so

@@ -6,7 +6,6 @@ import multiprocessing
 import platform
 import re
 import signal
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -17,7 +16,7 @@ import pytest
 from ranks import free_ports
 
 from errors import InputError
-from launch import launched
+from launch import channel, launched
 from launch.verdict import Seen
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -139,19 +138,22 @@ def test_a_rank_that_is_slow_to_be_ready_is_waited_for(run):
 SEEN = asdict(Seen(1, 7, "far", 1.0, 3.0)) | {"failure": [2, "error: so", False]}
 NONSENSE = [1, [], {}, {"seen": 1}, {"seen": {}}, {"seen": SEEN | {"more": 1}}, {"seen": SEEN | {"place": 2}}]
 NONSENSE += [{"seen": SEEN | {"time": "now"}}, {"seen": SEEN | {"failure": 3}}, {"seen": SEEN | {"failure": [1]}}]
+NONSENSE += ["[" * 100_000, "{", "\ud800", '{"seen": 1e999}']
 
 
-@pytest.mark.parametrize("told", [*NONSENSE, {"seen": SEEN, "ready": False, "done": False}])
+@pytest.mark.parametrize(
+    "told", [*NONSENSE, {"seen": SEEN, "ready": False, "done": False}], ids=lambda told: str(told)[:40]
+)
 def test_nonsense_is_not_listened_to(monkeypatch, told):
     monkeypatch.setattr(launched, "_stage", [launched.READING])
     monkeypatch.setenv("PADDLE_TRAINER_ID", "0")
     own = SimpleNamespace(pid=1, exitcode=None, start=lambda: None)
-    ours, theirs = socket.socketpair()
+    theirs, ours = channel.pair()
     first = launched.First(SimpleNamespace(guests={0: None, 1: ours}), own, SimpleNamespace(value=b""), [0.0] * 4, 60.0)
-    with theirs:
-        theirs.sendall(json.dumps(told).encode() + b"\n")
+    with theirs.socket:
+        theirs.send(told if isinstance(told, str) else json.dumps(told))
         first.look()
-        assert ours.fileno() == -1 or told not in NONSENSE
+        assert ours.closed == (told in NONSENSE)
     assert first.all[1].failure == (None if told in NONSENSE else (2, "error: so", False))
     assert first.all[1].gone == (launched.LOST if told in NONSENSE else "")
     ours.close()

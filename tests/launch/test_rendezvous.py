@@ -3,16 +3,18 @@
 import contextlib
 import http.server
 import itertools
+import json
 import re
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import pytest
 from ranks import free_ports
 
 from errors import InputError, RunError
-from launch import rendezvous
+from launch import channel, rendezvous, secret
 
 
 def together(*calls):
@@ -33,6 +35,15 @@ def together(*calls):
 @pytest.fixture
 def port():
     return free_ports(1)[0]
+
+
+def wait_until_somebody_listens(port):
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        time.sleep(0.01)
 
 
 @contextlib.contextmanager
@@ -86,25 +97,30 @@ def test_a_gpu_is_one_ranks_on_a_machine_and_may_be_that_of_two_containers(port,
     assert together(*calls) == ["127.0.0.1"] * 2
 
 
+def said_to(port, words):
+    """What rank 0 answers to a line."""
+    with socket.create_connection(("127.0.0.1", port), 5) as connection:
+        connection.sendall(words.encode() + b"\n")
+        return connection.makefile().readline()
+
+
 def test_ranks_of_another_version_are_told_so(port):
-    """Whose greeting has no GPU, or another form."""
+    """Version 1's greeting was its party, its rank and its seat; it takes what it is answered for another party's."""
     address = f"127.0.0.1:{port}"
     waiting = ThreadPoolExecutor(1).submit(together, {"address": address, "place": 0, "count": 2, "limit": 3.0})
-    for said, answer in (
-        ("2 ranks 1", "differs 2 ranks with another version of this toolkit"),
-        ("2 ranks of job 7 1 @b", "differs 2 ranks"),
-        ("2 ranks of job 7 1", "differs 2 ranks"),
-    ):
-        connection, heard = rendezvous._attend("127.0.0.1", port, f"{rendezvous.GREETING} {said}\n", 5.0)
-        connection.close()
-        assert heard == answer
-    assert str(waiting.result()[0]).startswith("rank 1 of 2 didn't come in 3 s")
-    with pytest.raises(InputError) as caught:
-        rendezvous._understand(None, "differs 2 ranks", address, "rank", "2 ranks", 1)
-    assert (
-        str(caught.value)
-        == f"rank 0 at {address} runs another version of this toolkit; install the same on all machines"
-    )
+    wait_until_somebody_listens(port)
+    assert said_to(port, f"{channel.HELLO} 2 ranks of job a b 1 @host") == "differs 2 ranks of job a b\n"
+    assert said_to(port, f"{channel.HELLO} 3 {'0' * 64} - -") == f"differs 3 {'0' * 64}\n"
+    assert str(waiting.result()[0]).startswith("rank 1 of 2 didn't come in 3 s (DIST.INIT_TIMEOUT); start")
+    with socket.create_server(("127.0.0.1", port)) as host, ThreadPoolExecutor(1) as pool:
+        guest = pool.submit(together, {"address": address, "place": 1, "count": 2})
+        with host.accept()[0] as connection:
+            theirs, _, _ = connection.makefile().readline().rsplit(" ", 2)  # as version 1 took a greeting apart
+            assert theirs == f"{channel.HELLO} 2"
+            connection.sendall(b"differs 2 ranks\n")
+        [error] = guest.result()
+    expected = f"rank 0 at {address} runs another version of this toolkit; install the same on all machines"
+    assert (str(error), error.exit_status) == (expected, 2)
 
 
 def test_ranks_that_never_come_are_named_on_all_that_did(port):
@@ -187,23 +203,25 @@ def test_a_rank_that_ends_before_the_start_is_named_on_the_others(port):
             assert caught.value.shared
         first, second = pool.map(lambda place: rendezvous.meet(address, place, 2, 20.0), range(2))
         waiting = pool.submit(second.ready)
-        for connection in (first.connection, *first.guests.values()):
-            connection.close()
+        first.close()
         with pytest.raises(RunError, match=f"rank 0 at {address} ended before the start; it says why"):
             waiting.result()
 
 
 def test_rank_0s_machine_takes_the_address_at_which_others_found_it(port):
-    with socket.socket() as host:
-        host.bind(("127.0.0.1", port))
-        host.listen()
-        with ThreadPoolExecutor(1) as pool:
-            meeting = pool.submit(rendezvous.meet, f"127.0.0.1:{port}", 1, 2, 20.0)
-            with host.accept()[0] as guest:
-                guest.sendall(b"wait\nok 10.0.0.1\n")
-                assert meeting.result().own_address == "10.0.0.1"
-                guest.sendall(b"ok\n")
-                meeting.result().ready()
+    with socket.create_server(("127.0.0.1", port)) as host, ThreadPoolExecutor(1) as pool:
+        meeting = pool.submit(rendezvous.meet, f"127.0.0.1:{port}", 1, 2, 20.0)
+        with host.accept()[0] as connection:
+            theirs, own = connection.makefile().readline().split()[2], "0" * 64
+            connection.sendall(f"challenge {own}\n".encode())
+            key = channel.key(secret.shared(), bytes.fromhex(theirs), bytes.fromhex(own))
+            guest = channel.Channel(connection, key, host=True)
+            assert json.loads(guest.wait(5))["place"] == 1
+            for line in ("wait", "ok 10.0.0.1 abc", "ok"):
+                guest.send(line)
+            assert meeting.result().own_address == "10.0.0.1"
+            assert meeting.result().run_key == secret.mac(secret.shared(), b"run", b"abc").hex()
+            meeting.result().ready()
 
 
 def test_one_rank_alone_needs_no_network(port):
