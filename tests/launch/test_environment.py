@@ -9,7 +9,7 @@ import pytest
 from ranks import free_ports
 
 from errors import InputError
-from launch import environment, gpus
+from launch import environment, gpus, secret
 from launch.environment import expand_counts, expand_hosts, launched
 
 LAUNCHERS = ("PADDLE_", "SLURM_", "MASTER_", "NODE_RANK", "NNODES", "RANK", "WORLD_SIZE", "LOCAL_", "FLAGS_selected")
@@ -20,14 +20,15 @@ LAUNCHERS += ("TORCHELASTIC", "CUDA_VISIBLE", "GLOO_", "NCCL_SOCKET", "NPROC_PER
 def variables(monkeypatch):
     """``os.environ`` without a launcher's variables, but for those that the test sets; it is restored afterwards."""
     monkeypatch.setattr(os, "environ", os.environ.copy())
-    for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
+    for name in [name for name in os.environ if name.startswith(LAUNCHERS) and name != secret.FILE]:
         del os.environ[name]
     return lambda **values: os.environ.update({name: str(value) for name, value in values.items()})
 
 
 def told():
     """What ``launched`` set."""
-    return {name.removeprefix("PADDLE_"): value for name, value in os.environ.items() if name.startswith("PADDLE_")}
+    found = {name.removeprefix("PADDLE_"): value for name, value in os.environ.items() if name.startswith("PADDLE_")}
+    return {name: value for name, value in found.items() if name != "VIT_SECRET_FILE"}
 
 
 TORCHRUN = {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": 29500}

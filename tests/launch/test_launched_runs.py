@@ -24,7 +24,11 @@ def start(folder, *command, inside=(), **given):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     path = os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]])
     # Ranks on one machine would each take all of its cores, where they are told to be on two, and sum in other orders.
-    given = kept | {"PATH": path, "VIRTUAL_ENV": "1", "OMP_NUM_THREADS": "1"} | {k: str(v) for k, v in given.items()}
+    given = (
+        kept
+        | {"PATH": path, "VIRTUAL_ENV": "1", "OMP_NUM_THREADS": "1", "HOME": str(folder)}
+        | {k: str(v) for k, v in given.items()}
+    )
     log = folder / f"printed{len(list(folder.glob('printed*')))}.txt"
     with open(log, "w") as out:
         streams = {"stdout": out, "stderr": out, "start_new_session": True}

@@ -1,0 +1,79 @@
+"""A launched run whose every port is attacked, from its start to its end, goes on to the same bits."""
+
+import multiprocessing
+import time
+
+import strangers
+from ranks import free_ports
+from runs import assert_same_run
+from test_launched_runs import printed, statuses, torchrun
+
+FLAGS = [
+    "-output=run",
+    "-cfg=vit_digits",
+    "-o",
+    "TRAIN.NUM_EPOCHS",
+    "2",
+    "TRAIN.WARMUP_EPOCHS",
+    "0",
+    "MODEL.DEPTH",
+    "2",
+]
+SPAWN = multiprocessing.get_context("spawn")
+
+
+class Targets:
+    """The ports of ``pids``, two watchers, and of their ranks.
+
+    Paddle's store is left out while Paddle starts: it answers anybody then (docs/reliability.md, The network).
+    """
+
+    def __init__(self, pids, log):
+        self.pids, self.log = pids, log
+
+    def __call__(self):
+        watchers = {str(pid) for pid in self.pids}
+        ranks = {line for pid in watchers for line in _children(pid)}
+        ports = strangers.listening(watchers | ranks if self.log.exists() else watchers)
+        return {port for _, port in ports}
+
+
+def _children(pid):
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            return file.read().split()
+    except OSError:
+        return []
+
+
+def run(folder, attacked=False):
+    """Trains on two ranks, the second of which comes 3 s after the first; returns what the attacker has done."""
+    folder.mkdir()
+    [port] = free_ports(1)
+    first = torchrun(folder, 0, port, *FLAGS)
+    started, ended, done = [first], SPAWN.Event(), SPAWN.Array("l", 3)
+    attacker = None
+    if attacked:
+        targets = Targets([first[0].pid], folder / "run" / "log.txt")
+        attacker = SPAWN.Process(target=strangers.attack, args=(targets, ended, done), daemon=True)
+        attacker.start()
+        time.sleep(5)
+    started.append(torchrun(folder, 1, port, *FLAGS))
+    assert statuses(*started) == [0, 0], printed(*started)
+    ended.set()
+    if attacker:
+        attacker.join(20)
+        assert attacker.exitcode == 0
+    return list(done), printed(*started)
+
+
+def test_a_run_whose_ports_are_attacked_does_not_notice(tmp_path):
+    _, quiet = run(tmp_path / "quiet")
+    (tries, taken, most), loud = run(tmp_path / "attacked", attacked=True)
+    print(f"{tries} attacks, {taken} connected, up to {most} open")
+    assert tries > 100
+    assert taken > 30
+    assert most > 1000
+    assert_same_run(tmp_path / "quiet" / "run", tmp_path / "attacked" / "run")
+    assert [line for line in loud.splitlines() if "rror" in line] == []
+    assert len(loud.splitlines()) == len(quiet.splitlines())
