@@ -53,7 +53,7 @@ def attack(targets, ended, done):
         targets: returns the ports to attack now.
         done: shared numbers: tries, connections that were taken, the most that were open.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096) if hard > 0 else 4096, hard))
     ways = itertools.cycle([_say, _many, _slowly, _say, _half, _reset, _answered, _say])
     held, words = [], itertools.cycle(WORDS)
