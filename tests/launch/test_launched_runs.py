@@ -111,10 +111,10 @@ def test_a_batch_that_was_stopped_in_time_is_queued_again(tmp_path, status, queu
     assert not queued or (tmp_path / "scontrol.txt").read_text() == "requeue 4242\n"
 
 
-def torchrun(folder, rank, port, *flags, machines=1):
+def torchrun(folder, rank, port, *flags, machines=1, **more):
     """Starts one process of two as torchrun does."""
     given = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank // machines, "LOCAL_WORLD_SIZE": 2 // machines}
-    return start(folder, *MAIN, *flags, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **given)
+    return start(folder, *MAIN, *flags, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **given, **more)
 
 
 @pytest.fixture(scope="module")

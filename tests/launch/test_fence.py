@@ -1,0 +1,116 @@
+"""Paddle's store, once all ranks are connected: it serves them, and nobody else connects."""
+
+import os
+import socket
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+import pytest
+from ranks import run_ranks
+
+import utils
+from errors import RunError
+from launch import fence, secret
+
+
+def connects(address):
+    try:
+        socket.create_connection(address, 0.3).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_a_shut_listener_keeps_its_connections_and_takes_no_more():
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as other:
+        address = listener.getsockname()
+        with socket.create_connection(address) as guest, listener.accept()[0] as host:
+            copies = {found.getsockname() for found in fence.listeners()}
+            assert {address, other.getsockname()} <= copies
+            os.environ["PADDLE_MASTER"] = f"127.0.0.1:{address[1]}"
+            assert fence.shut_store()
+            del os.environ["PADDLE_MASTER"]
+            assert not connects(address)
+            assert connects(other.getsockname())
+            guest.sendall(b"still here")
+            assert host.recv(20) == b"still here"
+
+
+def _shut():
+    utils.all_gather(None)
+    store = [found.getsockname() for found in fence.listeners()]
+    before = [connects(("127.0.0.1", port)) for _, port in store]
+    shut = fence.shut_store()
+    after = [connects(("127.0.0.1", port)) for _, port in store]
+    total = utils.all_reduce_sum(paddle.to_tensor([1.0])).item()
+    dist.barrier()
+    return shut, before, after, total, utils.all_gather({"rank": utils.rank()})
+
+
+def test_paddles_store_is_shut_and_the_ranks_go_on():
+    first, second = run_ranks(_shut)
+    assert first == (True, [True], [False], 2.0, [{"rank": 0}, {"rank": 1}])
+    assert second == (True, [], [], 2.0, [{"rank": 0}, {"rank": 1}])
+
+
+class Planted:
+    """A pickle that runs code."""
+
+    def __reduce__(self):
+        return os.mkdir, (os.environ["PLANTED"],)
+
+
+def _gather(folder):
+    os.environ["PLANTED"] = f"{folder}/planted{utils.rank()}"
+    sizes = [utils.all_gather("x" * (1 + 1000 * utils.rank())), utils.all_gather(np.arange(3)), utils.all_gather(None)]
+    if utils.rank():
+        secret.take_run("another")  # as who holds no secret of this run's
+        utils.pickle.dumps = lambda *_: b"cposix\nmkdir\n(V" + os.environ["PLANTED"].encode() + b"\ntR."
+    try:
+        utils.all_gather(Planted() if utils.rank() else None)
+    except RunError as error:
+        return sizes, str(error)
+    return sizes, "taken"
+
+
+def test_only_a_ranks_own_pickle_is_read(tmp_path):
+    (sizes, first), (same, second) = run_ranks(_gather, str(tmp_path))
+    assert [*map(len, sizes[0])] == [1, 1001] == [*map(len, same[0])]
+    assert [array.tolist() for array in sizes[1]] == [[0, 1, 2]] * 2
+    assert sizes[2] == [None, None]
+    message = "what came as rank {}'s is unproved: a stranger said it, or PADDLE_VIT_SECRET differs"
+    assert (first, second) == (message.format(1), message.format(0))
+    assert not list(tmp_path.iterdir())
+
+
+def _replay():
+    """What a rank said at one turn is said again at another."""
+    say, said = secret.mac, {}
+
+    def again(key, turn, *parts):
+        return said.setdefault(turn.split()[0], say(key, turn, *parts))
+
+    secret.mac = again if utils.rank() else say
+    try:
+        return [utils.all_gather("a"), utils.all_gather("a")]
+    except RunError as error:
+        return str(error)
+
+
+def test_what_was_gathered_before_is_not_taken_again():
+    first, _ = run_ranks(_replay)
+    assert first.startswith("what came as rank 1's is unproved")
+
+
+def test_a_kernel_without_filters_says_no(monkeypatch):
+    monkeypatch.setattr(fence, "SO_ATTACH_FILTER", 60000)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert not fence.shut(listener)
+        assert connects(listener.getsockname())
+
+
+@pytest.mark.parametrize("master", ["", "10.0.0.1:1", "nonsense", "host:http"])
+def test_no_store_here_is_nothing_to_shut(monkeypatch, master):
+    monkeypatch.setenv("PADDLE_MASTER", master)
+    assert fence.shut_store()

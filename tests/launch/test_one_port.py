@@ -1,0 +1,91 @@
+"""Two runs that want one port, and ranks that are killed while they meet: each ends well or with a line."""
+
+import re
+import signal
+import time
+
+import pytest
+from ranks import free_ports
+from test_launched_runs import MAIN, printed, start, statuses, torchrun
+
+FLAGS = [
+    "-output=run",
+    "-cfg=vit_digits",
+    "-o",
+    "TRAIN.NUM_EPOCHS",
+    "1",
+    "TRAIN.WARMUP_EPOCHS",
+    "0",
+    "MODEL.DEPTH",
+    "2",
+]
+
+
+def folders(path, *names):
+    for name in names:
+        (path / name).mkdir()
+    return [path / name for name in names]
+
+
+def test_of_two_spawned_runs_on_one_port_one_goes_on(tmp_path):
+    [port] = free_ports(1)
+    runs = [start(folder, *MAIN, "-ngpus=2", *FLAGS, MASTER_PORT=port) for folder in folders(tmp_path, "a", "b")]
+    assert sorted(statuses(*runs)) == [0, 2]
+    [said] = [printed(run) for run in runs if run[0].returncode]
+    assert said == f"error: port {port} on 127.0.0.1 is taken (by another run?); choose another MASTER_PORT\n"
+
+
+def test_of_two_launched_runs_on_one_port_one_goes_on(tmp_path):
+    """The second's rank 1 tells a wrong number of ranks from a wrong run by the job, where the launcher names one."""
+    [port] = free_ports(1)
+    a, b = folders(tmp_path, "a", "b")
+    flags = [*FLAGS, "DIST.INIT_TIMEOUT", "12"]
+    runs = [
+        (folder, rank, torchrun(folder, rank, port, *flags, TORCHELASTIC_RUN_ID=folder.name))
+        for rank in (0, 1)
+        for folder in (a, b)
+    ]
+    found = {(folder.name, rank): (*statuses(run), printed(run)) for folder, rank, run in runs}
+    goes, stays = ("a", "b") if found["a", 0][0] == 0 else ("b", "a")
+    assert [found[goes, rank][0] for rank in (0, 1)] == [0, 0]
+    taken = f"error: port {port} on 127.0.0.1 is taken (by another run?); choose another MASTER_PORT\n"
+    assert found[stays, 0] == (2, taken)
+    meet = f"at 127.0.0.1:{port} meet 2 ranks of job {goes}, this is one of 2 ranks of job {stays}: another run has"
+    late = f"no rank 0 answered at 127.0.0.1:{port} in 12 s"  # it came when the others had met
+    assert found[stays, 1][0] in (1, 2)
+    assert found[stays, 1][1].startswith((f"rank 1: error: {meet}", f"rank 1: error: {late}"))
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("after", [0.4, 1.0, 2.0])
+def test_a_rank_that_is_killed_as_ranks_meet_ends_the_others(tmp_path, killed, after):
+    [port] = free_ports(1)
+    runs = [torchrun(tmp_path, rank, port, *FLAGS, "DIST.INIT_TIMEOUT", "6") for rank in (0, 1)]
+    time.sleep(after)
+    runs[killed][0].send_signal(signal.SIGKILL)
+    assert statuses(*runs)[killed] == -signal.SIGKILL
+    other = runs[1 - killed]
+    assert other[0].returncode in (1, 2)
+    lines = [line for line in printed(other).splitlines() if not line.startswith("rank 0 waits")]
+    assert len(lines) == 1, lines
+    assert re.match(
+        rf"(rank 1: )?error: (rank 1 of 2 didn't come in 6 s|no rank 0 answered at 127.0.0.1:{port} in 6 s"
+        rf"|rank 0 at 127.0.0.1:{port} ended before the start|rank {killed} .* was lost)",
+        lines[0],
+    )
+
+
+def test_ranks_of_two_secrets_are_told_what_to_copy(tmp_path):
+    [port] = free_ports(1)
+    a, b = folders(tmp_path, "a", "b")  # two homes
+    flags = ["-cfg=vit_digits", "-o", "DIST.INIT_TIMEOUT", "6"]
+    runs = [torchrun(folder, rank, port, *flags) for rank, folder in enumerate((a, b))]
+    assert statuses(*runs) == [1, 2]
+    assert f"rank 1: error: rank 0 at 127.0.0.1:{port} holds another secret than " in printed(runs[1])
+    assert f"; copy {b}/.paddle_vit_secret from rank 0's machine to this one (mode 600), or set PADD" in printed(
+        runs[1]
+    )
+    said = (
+        "error: rank 1 of 2 didn't come in 6 s (DIST.INIT_TIMEOUT), 1 came with another secret; start what is missing"
+    )
+    assert said in printed(runs[0])
