@@ -10,6 +10,7 @@
 # NPROC_PER_NODE  processes on this machine; unset: one per visible GPU, or without one, per core
 # INIT_TIMEOUT    seconds to wait for the other machines; unset: 300
 # HOST            this machine's own address; unset: the one by which it reaches machine 0
+# PADDLE_VIT_SECRET_FILE  what all machines hold in common, of mode 600; unset: ~/.paddle_vit_secret, made at first use
 # LOG_DIR         where each process's output goes; unset: output/launch_<NODE_RANK, or the host's name>
 # Elastic runs, in which the launcher starts again what was lost, need an etcd server that all machines reach and
 # requirements-elastic.txt (docs/distributed.md):

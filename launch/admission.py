@@ -121,10 +121,10 @@ class Door:
             raise ValueError
         if not one.said.endswith(b"\n"):
             return
-        said = one.said.decode("ascii", "replace").rstrip()
+        said = one.said.decode(errors="replace").rstrip()
         if not (found := re.fullmatch(rf"{HELLO} {VERSION} ([0-9a-f]{{{2 * SIZE}}}) -", said)):
-            if said.startswith(f"{HELLO} ") and said.count(" ") > 2:  # of another version, which takes this for that
-                one.connection.sendall(f"differs {said.removeprefix(HELLO).rsplit(' ', 2)[0].strip()}\n".encode())
+            if said.isprintable() and (other := re.fullmatch(rf"{HELLO} (\S.*) \S+ \S+", said)):  # of another version
+                one.connection.sendall(f"differs {other[1]}\n".encode())  # which takes its own party for that
             raise ValueError
         own = secrets.token_bytes(SIZE)
         one.connection.sendall(f"{CHALLENGE} {own.hex()}\n".encode())

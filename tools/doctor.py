@@ -82,6 +82,7 @@ def start_ranks(ngpus: int | None, told: list[str]) -> tuple[Any, Any]:
     answers = spawn.Queue()
     ranks = machine.ranks_here(ngpus)
     if not environment.launched() and ranks > 1:
+        environment.prepare_spawn()
         return dist.spawn(rank_of, args=(answers, []), nprocs=ranks, join=False), answers  # they are of this host
     own = spawn.Process(target=rank_of, args=(answers, told), daemon=True)
     own.start()

@@ -15,6 +15,7 @@ from typing import Any
 from errors import InputError, RunError
 from launch.environment import launched
 from launch.rendezvous import addresses
+from tools import network
 
 Finding = tuple[bool, str]
 
@@ -320,6 +321,8 @@ def checks(arguments: argparse.Namespace, several: bool) -> Iterator[tuple[str, 
         "interfaces": interfaces,
         "host": lambda: host(socket.gethostname(), several or is_far(arguments.master)),
         "port": lambda: port(arguments.master),
+        "secret": network.common_secret,
+        "store": network.fenced,
         "shm": lambda: shared_memory(arguments.shm),
         "memory": lambda: memory(ranks_here(arguments.ngpus)),
         "files": open_files,

@@ -36,7 +36,7 @@ def changed(draw, base):
     text = json.dumps(found)
     if draw(st.booleans()):
         text = draw(hostile.damaged(text.encode())).decode(errors="replace")
-    return draw(st.sampled_from([text, text, text, "[" * 50_000, '{"a":' * 50_000, "9" * 5000, "-", "1e999", ""]))
+    return draw(st.sampled_from([text, text, text, "[" * 10_000, '{"a":' * 10_000, "9" * 5000, "-", "1e999", ""]))
 
 
 @contextlib.contextmanager
@@ -54,7 +54,7 @@ def a_door():
         yield door, ours.fileno(), theirs
 
 
-@settings(max_examples=hostile.settings.default.max_examples * 4)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(st.lists(st.sampled_from(WORDS) | hostile.damaged(HELLO) | hostile.damaged(HELLO + REPLAYED), max_size=4))
 @example([HELLO, REPLAYED])
 def test_no_bytes_let_a_stranger_in(words):

@@ -19,7 +19,7 @@ from ranks import free_ports
 
 import ops
 from errors import InputError
-from tools import doctor, machine
+from tools import doctor, machine, network
 
 ABSENT = "/no/such/folder"
 ELSEWHERE = "198.51.100.7"  # of a network for documentation (RFC 5737)
@@ -48,8 +48,8 @@ def test_all_is_well_here(tmp_path):
     (free,) = free_ports(1)
     status, found, last = end(start(tmp_path, "-ngpus=2", f"-master=127.0.0.1:{free}"))
     assert list(found) == [
-        "python", "paddle", "libraries", "devices", "cuda", "interfaces", "host", "port", "shm", "memory", "files",
-        "clock", "loader", "all-reduce",
+        "python", "paddle", "libraries", "devices", "cuda", "interfaces", "host", "port", "secret", "store", "shm",
+        "memory", "files", "clock", "loader", "all-reduce",
     ]  # fmt: skip
     assert {name: text for name, (ok, text) in found.items() if not ok} == {}
     assert (status, last.splitlines()[0]) == ((0, "all is well") if COMPILED else (1, "1 to do"))
@@ -189,6 +189,23 @@ def test_gpus_that_paddle_doesnt_see(monkeypatch):
     assert machine.devices()[1].endswith("unset the empty CUDA_VISIBLE_DEVICES for paddle.distributed.launch")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert machine.devices()[1].endswith("on the CPU, over gloo")
+
+
+def test_the_secret_and_the_store_that_strangers_find_open(monkeypatch, tmp_path):
+    monkeypatch.setenv("PADDLE_VIT_SECRET_FILE", str(tmp_path / "none"))
+    assert network.common_secret() == (
+        False,
+        f"PADDLE_VIT_SECRET_FILE names {tmp_path}/none, which isn't there; write 32 random characters there",
+    )
+    monkeypatch.setenv("PADDLE_VIT_SECRET", "a" * 32)
+    assert network.common_secret() == (True, "PADDLE_VIT_SECRET, mark f2f6f3bb: the same on all machines of a run")
+    ok, text = network.fenced()
+    assert ok
+    assert re.fullmatch("Paddle's store listens at .* until all ranks are connected, then nobody else connects", text)
+    monkeypatch.setattr(network.fence, "SO_ATTACH_FILTER", 60000)
+    ok, text = network.fenced()
+    assert not ok
+    assert text.startswith("this kernel filters no sockets: Paddle's store answers anybody for the whole run (at ")
 
 
 def test_interfaces_and_addresses(monkeypatch):
