@@ -141,27 +141,24 @@ class Door:
             raise
         if not lines:
             return
-        answer, place = self._judge(json.loads(lines[0]))
+        answer, place, seat = self._judge(json.loads(lines[0]))
+        keep_alive(one.connection)
         one.channel.send(answer)
         if answer != "wait":
             raise ValueError
         self.selector.unregister(one.connection)
         del self.strangers[one.connection.fileno()]
         one.channel.longest = channel.LONGEST
-        keep_alive(one.connection)
-        self.guests[place] = one.channel
+        self.guests[place], self.seats[place] = one.channel, seat
 
-    def _judge(self, greeting: dict[str, Any]) -> tuple[str, int]:
-        """Returns what to answer, and the rank's number, or raises what shows that it is no greeting."""
+    def _judge(self, greeting: dict[str, Any]) -> tuple[str, int, tuple[str, str]]:
+        """Returns what to answer, the rank's number and its seat, or raises what shows that it is no greeting."""
         party, place, gpu, machine = (greeting[key] for key in ("party", "place", "gpu", "machine"))
         if [*map(type, (party, place, gpu, machine))] != [str, int, str, str] or not 0 <= place < self.count:
             raise ValueError
         if party != self.party:
-            return f"differs {self.party}", place
-        if place in self.guests:
-            return "twice", place
-        self.seats[place] = gpu, machine
-        return "wait", place
+            return f"differs {self.party}", place, (gpu, machine)
+        return "twice" if place in self.guests else "wait", place, (gpu, machine)
 
     def _conclude(self, limit: float) -> None:
         """Tells all what came of it: "ok", the address at which rank 0 is found, and what the run's key is made of."""
