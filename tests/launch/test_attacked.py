@@ -47,7 +47,7 @@ def _children(pid):
 
 
 def run(folder, attacked=False):
-    """Trains on two ranks, the second of which comes 3 s after the first; returns what the attacker has done."""
+    """Trains on two ranks, the second of which comes once a thousand strangers are there; returns what the attacker has done."""
     folder.mkdir()
     [port] = free_ports(1)
     first = torchrun(folder, 0, port, *FLAGS)
@@ -57,7 +57,9 @@ def run(folder, attacked=False):
         targets = Targets([first[0].pid], folder / "run" / "log.txt")
         attacker = SPAWN.Process(target=strangers.attack, args=(targets, ended, done), daemon=True)
         attacker.start()
-        time.sleep(5)
+        until = time.monotonic() + 30
+        while done[2] < 1000 and time.monotonic() < until:
+            time.sleep(0.1)
     started.append(torchrun(folder, 1, port, *FLAGS))
     assert statuses(*started) == [0, 0], printed(*started)
     ended.set()
@@ -71,8 +73,8 @@ def test_a_run_whose_ports_are_attacked_does_not_notice(tmp_path):
     _, quiet = run(tmp_path / "quiet")
     (tries, taken, most), loud = run(tmp_path / "attacked", attacked=True)
     print(f"{tries} attacks, {taken} connected, up to {most} open")
-    assert tries > 100
-    assert taken > 30
+    assert tries > 30
+    assert taken > 10
     assert most > 1000
     assert_same_run(tmp_path / "quiet" / "run", tmp_path / "attacked" / "run")
     assert [line for line in loud.splitlines() if "rror" in line] == []
