@@ -47,7 +47,7 @@ def _children(pid):
 
 
 def run(folder, attacked=False):
-    """Trains on two ranks, the second of which comes once a thousand strangers are there; returns what the attacker has done."""
+    """Trains on two ranks, the second after a thousand strangers; returns what the attacker did, and the output."""
     folder.mkdir()
     [port] = free_ports(1)
     first = torchrun(folder, 0, port, *FLAGS)
@@ -70,7 +70,7 @@ def run(folder, attacked=False):
 
 
 def test_a_run_whose_ports_are_attacked_does_not_notice(tmp_path):
-    _, quiet = run(tmp_path / "quiet")
+    run(tmp_path / "quiet")
     (tries, taken, most), loud = run(tmp_path / "attacked", attacked=True)
     print(f"{tries} attacks, {taken} connected, up to {most} open")
     assert tries > 30
@@ -78,4 +78,3 @@ def test_a_run_whose_ports_are_attacked_does_not_notice(tmp_path):
     assert most > 1000
     assert_same_run(tmp_path / "quiet" / "run", tmp_path / "attacked" / "run")
     assert [line for line in loud.splitlines() if "rror" in line] == []
-    assert len(loud.splitlines()) == len(quiet.splitlines())
