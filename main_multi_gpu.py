@@ -4,7 +4,7 @@ python main_multi_gpu.py -cfg=configs/vit/vit_digits.yaml -dataset=digits
 python -m paddle.distributed.launch --nproc_per_node 2 main_multi_gpu.py -cfg=... (the same flags)
 """
 
-import launch.startup  # noqa: F401  (signals, from the first moment on)
+import launch.startup  # noqa: F401  (signals and streams, from the first moment on)
 
 # isort: split
 import multiprocessing
@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from errors import memory_reported, reported
-from launch import environment, launched, progress, signals, spawned
+from launch import environment, launched, progress, signals, spawned, streams
 from training.command_line import config_from_arguments
 
 
@@ -24,6 +24,7 @@ def import_paddle():
     Raises:
         InputError: it sees no GPU though there are some.
     """
+    streams.hurry()
     signals.block_signals()
     import paddle
 
@@ -149,6 +150,7 @@ def main():
     """Builds the datasets once and spawns a worker per device, or, where a launcher started it, becomes one of them."""
     config = config_from_arguments("main_multi_gpu.py")
     if environment.launched():  # and what it sets: before Paddle's import
+        streams.hurry()
         launched.watch(watched_worker, config)
     import_paddle()
     import paddle.distributed as dist

@@ -3,7 +3,7 @@
 python main_single_gpu.py -cfg=configs/vit/vit_digits.yaml -dataset=digits
 """
 
-import launch.startup  # noqa: F401  (signals, from the first moment on)
+import launch.startup  # noqa: F401  (signals and streams, from the first moment on)
 
 # isort: split
 import os

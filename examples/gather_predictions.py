@@ -15,6 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run by its path: only examples/ is there
 
+import launch.startup  # noqa: F401  (streams)
 from errors import InputError, reported  # first: it says what isn't installed
 
 # isort: split

@@ -12,6 +12,7 @@ import math
 import multiprocessing
 import os
 import platform
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -51,8 +52,8 @@ def watch(target: Callable[..., None], config: Any) -> NoReturn:
     context, rank = multiprocessing.get_context("fork"), int(os.environ["PADDLE_TRAINER_ID"])
     os.environ["LAUNCHER_PID"] = str(os.getppid())
     separate = "PADDLE_LOG_DIR" in os.environ  # Paddle's launcher: each rank's stderr is a file of its own
-    if separate:
-        signals.die_with_parent()
+    if separate or "TORCHELASTIC_RUN_ID" in os.environ:  # but a shell may end, and leave its ranks at work
+        signals.die_with_parent(signal.SIGTERM)
     failed, beats = context.Array("c", FAILURE), context.Array("d", FIELDS, lock=False)
     _stage = context.Array("b", [READING], lock=False)
     meeting = environment.meet(config.DIST.INIT_TIMEOUT)

@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from launch import streams
+
 DOING = ("starting", "waiting for data", "computing", "evaluating")
 STARTING, LOADING, COMPUTING, EVALUATING = range(4)
 FIELDS = 4  # shared doubles per rank: time of the last beat (0: none yet), step, what it does, batches asked for
@@ -46,6 +48,6 @@ def keep_native_errors(log: Path) -> None:
     tells the cause. Python's stderr stays what it is, and so do both of a rank that isn't watched.
     """
     if is_watched():
-        sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+        sys.stderr = streams.lasting(os.dup(2), lines=True)
         with open(log, "ab") as file:
             os.dup2(file.fileno(), 2)

@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT and SIGUSR1: noted in a rank, for ``Requests``; passed on by the process that watches ranks."""
+"""Signals to stop or to save: noted in a rank, for ``Requests``; passed on by the process that watches ranks."""
 
 import ctypes
 import multiprocessing
@@ -10,13 +10,13 @@ from typing import Any
 
 from launch import progress, startup
 
-STOPS = (signal.SIGTERM, signal.SIGINT)
-SIGNALS = (*STOPS, signal.SIGUSR1)
+STOPS = startup.STOPS
+SIGNALS = [number for number in (*STOPS, signal.SIGUSR1) if number not in startup.IGNORED]  # that are heeded
 noted: dict[int, float] = {}  # signals that came, and when
 
 
 def hold_signals() -> None:
-    """SIGTERM, SIGINT and SIGUSR1 wait in the processes that this one starts, until ``catch_signals``; here they are
+    """SIGNALS wait in the processes that this one starts, until ``catch_signals``; here they are
     noted: threads that libraries have started would let them through.
     """
     for number in SIGNALS:
@@ -25,7 +25,7 @@ def hold_signals() -> None:
 
 
 def block_signals() -> None:
-    """They wait, until ``catch_signals`` or ``stop_at_once``."""
+    """SIGNALS wait, until ``catch_signals`` or ``stop_at_once``."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
@@ -69,12 +69,12 @@ def end_workers() -> None:
         worker.kill()
 
 
-def die_with_parent() -> None:
-    """Asks Linux to kill this process when the one that started it ends, however it ends: no orphans."""
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Asks Linux for a signal to this process when the one that started it ends, however it ends: no orphans."""
     parent = multiprocessing.parent_process()
     if sys.platform == "linux":
-        set_parent_death_signal, sigkill = 1, 9
-        ctypes.CDLL(None).prctl(set_parent_death_signal, sigkill)
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, int(number))
     if parent and not parent.is_alive():  # it ended before that
         os._exit(1)
 

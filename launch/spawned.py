@@ -19,6 +19,8 @@ from launch import signals
 from launch.progress import FIELDS
 from launch.verdict import Seen, Verdict, failure_in, how_it_ended, judge, trouble
 
+SUSPENDED = 5.0  # seconds between two looks after which the watching process itself must have been suspended
+
 
 class Handed:
     """Objects in shared memory, for spawned ranks.
@@ -51,7 +53,8 @@ class Ranks:
         self.context, self.processes = context, context.processes
         self.failed, self.beats, self.timeout = failed, beats, timeout
         self.seen = [Seen(place, process.pid) for place, process in enumerate(self.processes)]
-        self.started, self.asked, self.asked_at = time.monotonic(), 0, 0.0  # by which signal to stop, and when
+        self.started = self.looked = time.monotonic()
+        self.asked, self.asked_at = 0, 0.0  # by which signal to stop, and when
 
     def wait(self) -> Verdict | None:
         """Waits for the ranks and passes signals on; when one fails or stalls, ends all and says why (None: none did).
@@ -71,6 +74,9 @@ class Ranks:
 
     def look(self) -> bool:
         """Takes in how far the ranks are; returns whether all have ended well."""
+        before, self.looked = self.looked, time.monotonic()
+        if self.looked - before > SUSPENDED:  # with the ranks, by Ctrl-Z: they have their time anew
+            self.started = self.looked
         for place, (seen, process) in enumerate(zip(self.seen, self.processes, strict=True)):
             seen.time, seen.step, seen.doing, _ = self.beats[FIELDS * place : FIELDS * (place + 1)]
             seen.trouble = "" if process.exitcode is not None else trouble(process.pid)

@@ -119,6 +119,8 @@ def how_it_ended(code: int) -> str:
     number = -code if code < 0 else code - 128
     if number in STOPS:
         return f"was stopped by {signal.Signals(number).name}"
+    if number == signal.SIGKILL and code < 0:
+        return "was killed by SIGKILL (is memory short?)"
     return f"was killed by {signal.Signals(number).name}" if code < 0 else f"ended with status {code}"
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
+import launch.startup  # noqa: E402, F401  (streams)
 from errors import InputError, reported  # noqa: E402
 
 ENDINGS = (".safetensors", ".pdparams", ".npz")

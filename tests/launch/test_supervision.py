@@ -172,7 +172,7 @@ def test_a_rank_that_reported_its_failure_ends_all_with_its_status(ranks, capsys
 @pytest.mark.parametrize(
     ("calls", "message"),
     [
-        ([(dummies.wait,), (dummies.kill, signal.SIGKILL)], "error: rank 1 was killed by SIGKILL at step 7\n"),
+        ([(dummies.wait,), (dummies.kill, signal.SIGKILL)], "error: rank 1 was killed by SIGKILL (is memory short?) at step 7\n"),
         ([(dummies.leave, 3), (dummies.wait,)], "error: rank 0 ended with status 3 at step 7\n"),
         (
             [(dummies.kill, signal.SIGABRT), (dummies.kill, signal.SIGSEGV)],  # the first: its peer was gone

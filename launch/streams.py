@@ -1,0 +1,108 @@
+"""Standard streams that end no program: where one is closed, broken, full or blocked, lines are lost, and that is all.
+
+A run's lines are in its log files, too. So a run doesn't wait for whoever reads its output: a terminal that is stopped
+by Ctrl-S, or a pipe that nobody empties. Other commands wait, as everywhere: what they print is what they are for.
+"""
+
+import atexit
+import contextlib
+import io
+import os
+import select
+import stat
+import sys
+import time
+from typing import Any
+
+WAIT = 1.0  # seconds that a run waits for its reader, once until that reads again
+AT_END = 5.0  # seconds that it waits for it at its end
+MOST = 1 << 20  # bytes that are kept for it meanwhile; of more, the oldest go
+_hurried = False
+
+
+def hurry() -> None:
+    """From now on this process doesn't wait for its readers: a run has begun, which has log files."""
+    global _hurried
+    _hurried = True
+
+
+class Lasting(io.RawIOBase):
+    """Takes whatever is written to a descriptor, and hands on as much of it as that takes."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor, self.kept, self.stalled = descriptor, bytearray(), False
+        self.end = _not_waiting(descriptor)
+        os.register_at_fork(after_in_child=self.kept.clear)  # it is the parent's to say
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self.descriptor)
+
+    def write(self, data: Any) -> int:
+        self.kept += data
+        self.offer((0.0 if self.stalled else WAIT) if _hurried else None)
+        return len(data)
+
+    def offer(self, seconds: float | None) -> None:
+        """Writes what is kept; waits ``seconds`` at most for the reader (None: as long as it takes)."""
+        until = seconds if seconds is None else time.monotonic() + seconds
+        while self.kept:
+            self.stalled = not self._ready(until)
+            if self.stalled:
+                break
+            try:
+                del self.kept[: os.write(self.end, self.kept[: select.PIPE_BUF])]
+            except BlockingIOError:  # its room is less than this
+                if until is not None and time.monotonic() > until:
+                    break
+                time.sleep(0.01)
+            except OSError:  # its reader is gone, its disk is full: nobody will miss this
+                self.kept.clear()
+        if len(self.kept) > MOST:
+            del self.kept[: self.kept.find(b"\n", len(self.kept) - MOST) + 1]
+
+    def _ready(self, until: float | None) -> bool:
+        poll = select.poll()
+        poll.register(self.end, select.POLLOUT)
+        return bool(poll.poll(None if until is None else max(0.0, 1000 * (until - time.monotonic()))))
+
+
+def _not_waiting(descriptor: int) -> int:
+    """Returns a descriptor of the same pipe or terminal that never waits; others, who share the first, still may."""
+    kind = os.fstat(descriptor).st_mode
+    with contextlib.suppress(OSError):  # another user's; no /proc
+        if stat.S_ISFIFO(kind) or os.isatty(descriptor):
+            return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    return descriptor
+
+
+def lasting(descriptor: int, lines: bool) -> io.TextIOWrapper:
+    """Returns a stream of text for a descriptor: what its encoding lacks comes as escapes.
+
+    Args:
+        lines: whether each line is handed on at once.
+    """
+    raw = Lasting(descriptor)
+    atexit.register(raw.offer, AT_END)
+    encoding = getattr(sys.__stderr__, "encoding", None) or "utf-8"
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding, errors="backslashreplace", line_buffering=lines or raw.isatty()
+    )
+
+
+def keep() -> None:
+    """Makes this process's standard streams lasting. A closed one is /dev/null from now on: the next file that is
+    opened would take its number, and with it what is printed.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # of the lowest number that is free
+    sys.stdout, sys.stderr = lasting(1, lines=False), lasting(2, lines=True)
+    atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush()))  # before what they lead to is offered
