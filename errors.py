@@ -181,6 +181,7 @@ class Failure(NamedTuple):
 
 # What a disk does to a run that is no mistake of the program.
 _DISK = {errno.ENOSPC: "free some space", errno.EDQUOT: "free some of the quota", errno.EROFS: "make it writable"}
+_DISK |= {errno.EACCES: "give this user the right to it", errno.EPERM: "give this user the right to it"}
 _DISK |= {errno.EFBIG: "raise the limit on a file's size", errno.EIO: "check the disk", errno.ESTALE: "mount it again"}
 
 
@@ -198,6 +199,11 @@ _SIZES = re.compile(
     rf"annot allocate (\S+) memory on {_DEVICE}, (?:(\S+) memory has been.* and )?available memory is only (\S+)\."
 )
 _CPU_MEMORY = re.compile(r"Fail to alloc memory of (\d+) size")
+# A limit of the system's, in the words of Python and of C++; and what to raise.
+_LIMITS = {"Too many open files": "open files (ulimit -n)"}
+_LIMITS |= dict.fromkeys(
+    ("Resource temporarily unavailable", "can't start new thread"), "this user's processes (ulimit -u)"
+)
 _IN_WORKER = re.compile(
     r"^(?:[\w.]+\.)?_?(?:Array)?MemoryError\b:? ?(.*)", re.MULTILINE
 )  # the last line of a traceback
@@ -242,6 +248,14 @@ def out_of_memory(error: BaseException) -> str:
     return f"out of memory: {said}" if said else "out of memory"
 
 
+def limit_reached(error: BaseException) -> str:
+    """Returns which limit of the system is reached, where that is why ``error`` was raised; otherwise nothing."""
+    found = next((said for said in _LIMITS if said in str(error)), "")
+    return (
+        found and isinstance(error, (OSError, RuntimeError)) and f"{found}: raise the limit on {_LIMITS[found]}"
+    ) or ""
+
+
 @contextlib.contextmanager
 def memory_reported(advice: Callable[[], str]) -> Iterator[None]:
     """Turns memory that ran out into a RunError of one line, which ends in what to do."""
@@ -277,7 +291,8 @@ def reported(failed: Any = None) -> Iterator[None]:
         if line := missing(error):
             _end(InputError.exit_status, line, failed)
         memory = out_of_memory(error)
-        if line := (memory and f"{memory}; take smaller batches, or end what else holds it") or gpu_failure(error):
+        line = memory and f"{memory}; take smaller batches, or end what else holds it"
+        if line := line or gpu_failure(error) or limit_reached(error):
             _end(1, f"{_speaker()}error: {line}", failed)
         if isinstance(error, OSError) and error.errno in _DISK:
             _end(1, f"{_speaker()}error: {error}; {remedy(error)}, then -resume=auto goes on", failed)

@@ -22,6 +22,7 @@ from launch import secret
 from launch.environment import num_cores
 
 logging.getLogger().setLevel(logging.WARNING)  # Paddle's import sets INFO: its notes on ports are no news for users
+tqdm.monitor_interval = 0  # a thread that wakes bars that nobody updates: ours are, at each step
 tqdm.set_lock(threading.RLock())  # its default is a semaphore of the system, left behind by a process that is killed
 
 # ---------------------------------------------------------------- processes

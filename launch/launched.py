@@ -20,12 +20,11 @@ from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from errors import FAILURE, Failure, InputError
+from errors import Failure, InputError
 from launch import environment, signals
 from launch.channel import Channel
-from launch.progress import FIELDS
 from launch.rendezvous import Meeting
-from launch.spawned import Ranks, leave
+from launch.spawned import Ranks, leave, shared_with_ranks
 from launch.verdict import Seen, Verdict, judge
 
 EVERY = 1.0  # seconds between what parents tell each other
@@ -54,7 +53,7 @@ def watch(target: Callable[..., None], config: Any) -> NoReturn:
     separate = "PADDLE_LOG_DIR" in os.environ  # Paddle's launcher: each rank's stderr is a file of its own
     if separate or "TORCHELASTIC_RUN_ID" in os.environ:  # but a shell may end, and leave its ranks at work
         signals.die_with_parent(signal.SIGTERM)
-    failed, beats = context.Array("c", FAILURE), context.Array("d", FIELDS, lock=False)
+    failed, beats = shared_with_ranks(context, 1)
     _stage = context.Array("b", [READING], lock=False)
     meeting = environment.meet(config.DIST.INIT_TIMEOUT)
     signals.hold_signals()

@@ -1,5 +1,6 @@
 """Signals to stop or to save: noted in a rank, for ``Requests``; passed on by the process that watches ranks."""
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -75,6 +76,8 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, int(number))
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+            score.write("500")  # where memory is short, not the one that could tell of it
     if parent and not parent.is_alive():  # it ended before that
         os._exit(1)
 

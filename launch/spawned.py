@@ -1,42 +1,78 @@
 """The process that spawned the ranks: passes signals on, ends all when one fails or stalls, and starts them again."""
 
 import itertools
+import mmap
 import multiprocessing
 import os
 import pickle
 import signal
 import sys
 import time
+import weakref
 from collections.abc import Callable
+from multiprocessing import reduction
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
 from yacs.config import CfgNode
 
-from errors import FAILURE
+from errors import FAILURE, InputError
 from launch import signals
 from launch.progress import FIELDS
 from launch.verdict import Seen, Verdict, failure_in, how_it_ended, judge, trouble
 
+SHARED = "/dev/shm"
 SUSPENDED = 5.0  # seconds between two looks after which the watching process itself must have been suspended
 
 
 class Handed:
-    """Objects in shared memory, for spawned ranks.
+    """Objects in shared memory without a name, for spawned ranks: /dev/shm is often too small.
 
     What a rank is given as an argument goes through a pipe, which 64 kB fill. Whoever fills it waits until the rank has
     imported Paddle, before it starts the next; or for ever, where the rank has ended.
     """
 
     def __init__(self, *objects: Any) -> None:
-        data = pickle.dumps(objects, pickle.HIGHEST_PROTOCOL)
-        self.shared = multiprocessing.get_context("spawn").RawArray("c", len(data))
-        memoryview(self.shared).cast("B")[:] = data
+        self._keep(os.memfd_create("handed"))
+        with open(self.descriptor, "wb", closefd=False) as file:
+            pickle.dump(objects, file, pickle.HIGHEST_PROTOCOL)
+
+    def _keep(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+
+    def __getstate__(self) -> Any:
+        return reduction.DupFd(self.descriptor)
+
+    def __setstate__(self, descriptor: Any) -> None:
+        self._keep(descriptor.detach())
 
     def open(self) -> tuple[Any, ...]:
         """Returns copies of the objects."""
-        return pickle.loads(memoryview(self.shared).cast("B"))
+        with mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ) as data:  # ranks share the file's position
+            return pickle.loads(data)
+
+
+def shared_with_ranks(context: Any, count: int) -> tuple[Any, Any]:
+    """Returns what ranks tell the process that watches them by: bytes for a failure, and FIELDS numbers for each.
+
+    Raises:
+        InputError: /dev/shm, where that and Python's locks are, has no room. It would be a crash.
+    """
+    need = FAILURE + 64 * 1024 * (1 + count)
+    try:
+        disk = os.statvfs(SHARED)
+        free = 0 if disk.f_flag & os.ST_RDONLY else disk.f_bavail * disk.f_frsize
+    except OSError:
+        free = 0
+    if free < need:
+        what = f"{count} process{'es' * (count > 1)}"
+        raise InputError(
+            f"{SHARED} has {free >> 10} kB to write to, {what} need {need >> 10}; free some, or mount a larger one"
+            " (docker run --shm-size=1g)"
+        )
+    return context.Array("c", FAILURE), context.Array("d", FIELDS * count, lock=False)
 
 
 class Ranks:
@@ -150,7 +186,7 @@ def run(
     restarts = config.DIST.MAX_RESTART if not config.EVAL else 0
     for attempt in itertools.count(1):
         signals.hold_signals()  # until the ranks listen; this process passes signals on
-        failed, beats = context.Array("c", FAILURE), context.Array("d", FIELDS * count, lock=False)
+        failed, beats = shared_with_ranks(context, count)
         ranks = Ranks(start(config, count, failed, beats), failed, beats, config.DIST.TIMEOUT)
         if not (verdict := ranks.wait()):
             signals.catch_signals(signal.SIG_IGN)  # as in ``leave``

@@ -3,10 +3,14 @@ and no standard stream ends it. It imports next to nothing.
 """
 
 import os
+import resource
 import signal
 import sys
 
 from launch import streams
+
+LEAST_MEMORY = 1200 << 20  # bytes of addresses that Paddle's libraries alone take; with less it hangs, or crashes
+LEAST_FILES = 64  # that a process has open, with a few ranks and loader workers
 
 # Ctrl-C; a closed terminal; a limit on the processor's time, of which the system tells a while before it kills.
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
@@ -41,8 +45,40 @@ def speak_utf8() -> None:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
+def unfit() -> str:
+    """Returns what of this process's surroundings no program can work in, and what to do; nothing, if all is well.
+
+    Of open files it takes as many as the administrator allows.
+    """
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and files < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    memory, mask = resource.getrlimit(resource.RLIMIT_AS)[0], os.umask(0o77)
+    os.umask(mask)
+    if not _there():
+        return "the folder in which this was started is gone; change to another one"
+    if mask & 0o700:
+        return f"umask {mask:03o} takes away this user's right to its own files; umask 022 doesn't"
+    if 0 <= most < LEAST_FILES:
+        return f"the limit on open files is {most}, expected {LEAST_FILES} at least; raise it (ulimit -n)"
+    if 0 <= memory < LEAST_MEMORY:
+        expected = f"expected {LEAST_MEMORY >> 20} MB at least, for Paddle alone"
+        return f"the limit on memory is {memory >> 20} MB, {expected}; raise it (ulimit -v)"
+    return ""
+
+
+def _there() -> bool:
+    try:
+        return bool(os.getcwd())
+    except OSError:
+        return False
+
+
 if _FOLDER == _ROOT and _PROGRAM.startswith("main_"):
     stop_at_once()
 if _FOLDER in (_ROOT, os.path.join(_ROOT, "tools"), os.path.join(_ROOT, "examples")):
     streams.keep()
     speak_utf8()
+    if problem := unfit():
+        print(f"error: {problem}", file=sys.stderr, flush=True)
+        os._exit(2)

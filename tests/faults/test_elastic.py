@@ -147,7 +147,9 @@ def test_a_launchers_console_tells_the_cause(tmp_path):
     os.kill(victim, signal.SIGKILL)
     assert process.wait(60) == 1
     (told,) = losses(tmp_path / "console")
-    assert re.fullmatch(rf"error: rank 1 \(process {victim} on \S+\) was killed by SIGKILL \(is memory short\?\) at step \d+", told)
+    assert re.fullmatch(
+        rf"error: rank 1 \(process {victim} on \S+\) was killed by SIGKILL \(is memory short\?\) at step \d+", told
+    )
     assert "terminate called" not in (tmp_path / "console").read_text()
     assert_none_left(pids)
 
@@ -210,7 +212,9 @@ def test_a_rank_that_is_killed_is_started_again_by_the_launcher(tmp_path, whole,
     took = time.time() - asked
     assert process.wait(120) == 0
     (told,) = losses(tmp_path / "console")
-    assert re.fullmatch(rf"error: rank 1 \(process {killed} on \S+\) was killed by SIGKILL \(is memory short\?\) at step \d+", told)
+    assert re.fullmatch(
+        rf"error: rank 1 \(process {killed} on \S+\) was killed by SIGKILL \(is memory short\?\) at step \d+", told
+    )
     assert_same_run(whole, tmp_path / "run")
     assert set(samples_by_epoch(tmp_path / "run").values()) == {1408}
     print(f"went on after {took:.0f} s, acc1 {result(tmp_path / 'run')['acc1']:.2f}, the same bits as left alone")

@@ -54,7 +54,9 @@ def stopped(name):
 
 KILL, TERM = signal.SIGKILL, signal.SIGTERM
 LOST_WORKER = r"rank \d: error: loader worker \d+ was killed by SIGKILL; is memory short\?\n"
-KILL_RANK = Fault("kill a rank", KILL, ranks_of, 1, r"error: rank \d was killed by SIGKILL \(is memory short\?\) at step \d+\n")
+KILL_RANK = Fault(
+    "kill a rank", KILL, ranks_of, 1, r"error: rank \d was killed by SIGKILL \(is memory short\?\) at step \d+\n"
+)
 KILL_PARENT = Fault("kill the parent", KILL, the_parent, -KILL, "")
 TERMINATE = Fault("SIGTERM", TERM, the_parent, 143, stopped("SIGTERM"))
 SAVE = Fault("SIGUSR1, kill", signal.SIGUSR1, the_parent, -KILL, "")

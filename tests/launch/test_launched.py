@@ -54,8 +54,16 @@ def run(tmp_path):
 
 
 CAUSES = [
-    ([WAIT, (dummies.kill, signal.SIGKILL), WAIT], 1, "error: rank 1 {} was killed by SIGKILL \\(is memory short\\?\\) at step 7"),
-    ([(dummies.kill, signal.SIGKILL), WAIT], 1, "error: rank 0 {} was killed by SIGKILL \\(is memory short\\?\\) at step 7"),
+    (
+        [WAIT, (dummies.kill, signal.SIGKILL), WAIT],
+        1,
+        "error: rank 1 {} was killed by SIGKILL \\(is memory short\\?\\) at step 7",
+    ),
+    (
+        [(dummies.kill, signal.SIGKILL), WAIT],
+        1,
+        "error: rank 0 {} was killed by SIGKILL \\(is memory short\\?\\) at step 7",
+    ),
     ([(dummies.kill, signal.SIGABRT), (dummies.kill, signal.SIGSEGV)], 1, "error: rank 1 {} was killed by SIGSEGV .*"),
     ([WAIT, (dummies.fail, 2, "error: so")], 2, "error: so"),
     (

@@ -51,13 +51,14 @@ def restarted(monkeypatch, capsys, tmp_path, starts, **keys):
 
 
 KILLED = [(dummies.wait,), (dummies.kill, signal.SIGKILL)]
+LOST = "rank 1 was killed by SIGKILL (is memory short?) at step 7"
 AGAIN = "(DIST.MAX_RESTART) with 2 processes from the beginning"
 
 
 def test_lost_ranks_are_started_again_until_all_is_done(monkeypatch, capsys, tmp_path):
     done = [(dummies.leave, 0), (dummies.leave, 0)]
     starts = [(KILLED, 5), (KILLED, 5), (done, 5)]
-    told = [f"rank 1 was killed by SIGKILL (is memory short?) at step 7; restart {k} of 3 {AGAIN}" for k in (1, 2)]
+    told = [f"{LOST}; restart {k} of 3 {AGAIN}" for k in (1, 2)]
     found = restarted(monkeypatch, capsys, tmp_path, starts, MAX_RESTART=3)
     assert found == (None, told, [(None, 2), ("auto", 2), ("auto", 2)])
     assert [line[14:] for line in (tmp_path / "log.txt").read_text().splitlines()] == told
@@ -66,10 +67,13 @@ def test_lost_ranks_are_started_again_until_all_is_done(monkeypatch, capsys, tmp
 @pytest.mark.parametrize(
     ("starts", "last"),
     [
-        ([(KILLED, 5), (KILLED, 5)], "error: rank 1 was killed by SIGKILL (is memory short?) at step 7"),  # as often as was allowed
+        (
+            [(KILLED, 5), (KILLED, 5)],
+            f"error: {LOST}",
+        ),  # as often as was allowed
         (
             [(KILLED, 1), (KILLED, 1)],
-            "error: rank 1 was killed by SIGKILL (is memory short?) at step 7; no further restart: the last two starts made no step",
+            f"error: {LOST}; no further restart: the last two starts made no step",
         ),
     ],
 )
