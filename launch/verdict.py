@@ -81,7 +81,7 @@ def judge(ranks: list[Seen], started: float, timeout: float) -> Verdict | None:
             return Verdict(1, f"error: {hung[0]}, and the others waited for it in vain", lost=True)
         if failures:
             return Verdict(failures[0].status, failures[0].text, lost=True)
-        return _lost(gone[0]) if now - gone[0].gone_at > GRACE else None
+        return _gave_up(gone) if now - gone[0].gone_at > GRACE else None
     return _stalled(ranks, started, timeout, now)
 
 
@@ -93,6 +93,14 @@ def _stopped(seen: Seen, number: signal.Signals) -> Verdict:
 def _lost(seen: Seen) -> Verdict:
     name = seen.name if seen.host else f"rank {seen.place}"
     return Verdict(1, f"error: {name} {seen.gone} at step {seen.step:.0f}", lost=True)
+
+
+def _gave_up(aborted: list[Seen]) -> Verdict:
+    """Of ranks that C++ ended it isn't known which is to blame; what it said as it ended them may tell."""
+    names = " and ".join(str(seen.place) for seen in aborted)
+    logs = " and ".join(f"log_{seen.place}.txt" for seen in aborted)
+    who = f"rank{'s' * (len(aborted) > 1)} {names} gave up (SIGABRT) at step {aborted[0].step:.0f}"
+    return Verdict(1, f"error: {who}; the end of {logs} tells why" if aborted[0].time else f"error: {who}", lost=True)
 
 
 def _stalled(ranks: list[Seen], started: float, timeout: float, now: float) -> Verdict | None:

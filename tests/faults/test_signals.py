@@ -44,7 +44,7 @@ def training(folder, *flags):
 def test_a_terminal_that_is_closed(tmp_path, whole, how):
     command = [*SCRIPT, *RUN]
     if how == "a shell's job":
-        command = ["bash", "-ic", " ".join(f"'{word}'" for word in command) + "; true"]
+        command = ["bash", "--norc", "-ic", " ".join(f"'{word}'" for word in command) + "; true"]
     pid, terminal = in_a_terminal(tmp_path, *command)
     wait_for_steps(tmp_path / "run", 1, terminal)
     pids = list(descendants(pid))
@@ -107,7 +107,7 @@ def test_ctrl_backslash_ends_a_run_at_once(tmp_path, whole, to):
 
 LAUNCHER = """
 import os, subprocess, sys
-ranks = [subprocess.Popen(sys.argv[1:], env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in (0, 1)]
+ranks = [subprocess.Popen(sys.argv[1:], env=os.environ | {"RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
 sys.exit(max(rank.wait() for rank in ranks))
 """
 

@@ -35,7 +35,14 @@ WAITING = "rank 1 (process 41) is waiting for data at step 7"
             f"error: {WAITING}, and the others",
         ),
         ([{"failure": UNFORESEEN}, {"doing": LOADING, "age": PATIENCE - 1}], "rank 0: Traceback"),
-        ([ABORTED | {"gone_at": -GRACE}, {}], "error: rank 0 was killed by SIGABRT at step 7"),
+        (
+            [ABORTED | {"gone_at": -GRACE}, {}],
+            "error: rank 0 gave up (SIGABRT) at step 7; the end of log_0.txt tells why",
+        ),
+        (
+            [ABORTED | {"gone_at": -GRACE}, ABORTED | {"gone_at": -GRACE}],
+            "error: ranks 0 and 1 gave up (SIGABRT) at step 7; the end of log_0.txt and log_1.txt tells why",
+        ),
         ([ABORTED | {"gone_at": 1e9}, {}], None),  # a cause may turn up
         ([{"age": 61}, {"age": 61, "doing": LOADING}], f"error: no progress in 60 s (DIST.TIMEOUT): {WAITING}"),
         ([{"age": 61}, {"age": 59, "doing": LOADING}], None),
