@@ -1,13 +1,11 @@
-"""How options are read: YAML files and words, one coercion for both; what others call them; where values come from."""
+"""How options are named: their words on the command line, what others call them, where their values come from."""
 
-import ast
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from yacs.config import CfgNode
 
 from errors import InputError
@@ -76,7 +74,7 @@ _FOREIGN = {
 }
 _MEANT = {name: target for target, names in _FOREIGN.items() for name in names.split()}
 CONFIG_DIR = Path(__file__).resolve().parent / "configs"
-_MOST_VALUES = 50_000  # in a YAML file; CLASS_WEIGHTS may have one per class
+_LONGEST_NAME = 200  # letters that are compared; to compare takes the square of that
 # From the names of models in timm, PaddleViT and PaddleClas to those here.
 _MODEL_NAMES = (
     (r"^swintransformer_", "swin_"),
@@ -89,7 +87,7 @@ _MODEL_NAMES = (
 
 def meant_by(name: str, known: Iterable[str]) -> str | None:
     """Returns the key, or the entry of ``_FOREIGN``, that somebody else's flag or dotted key stands for, or None."""
-    lower = name.lower().replace("-", "_")
+    lower = name[-_LONGEST_NAME:].lower().replace("-", "_")
     last = lower.rpartition(".")[2]
     if entry := _MEANT.get(lower) or _MEANT.get(last):
         return entry
@@ -113,7 +111,7 @@ def nearest_model(name: str, known: Iterable[str]) -> str:
         name: it may be a file's; after a dot timm has the name of weights (``vit_base_patch16_224.augreg_in1k``).
         known: the names of the shipped models.
     """
-    name = name.rpartition("/")[2]  # of hf-hub:timm/NAME
+    name = name[-_LONGEST_NAME:].rpartition("/")[2]  # of hf-hub:timm/NAME
     given, _, tag = name.removesuffix(".yaml").removesuffix(".yml").partition(".")
     own = given.lower()
     for theirs, ours in _MODEL_NAMES:
@@ -148,79 +146,6 @@ def pairs(words: Sequence[Any], known: Iterable[str]) -> list[tuple[str, Any]]:
     return found
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Returns the mapping in a YAML file.
-
-    Raises:
-        InputError: the file can't be read, isn't YAML or isn't a mapping.
-    """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: can't be read ({error})") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that there isn't
-        raise InputError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
-    except RecursionError:
-        raise InputError(f"{path}: not valid YAML (it is nested too deeply)") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: expected a mapping of keys, found {type(content).__name__}")
-    _check_size(content, path)
-    return content
-
-
-def _check_size(content: dict[str, Any], path: Path) -> None:
-    """Raises InputError for more values than a configuration can have: aliases make a short file long, or endless."""
-    nodes: list[Any] = [content]
-    for seen, node in enumerate(nodes):
-        if seen == _MOST_VALUES:
-            raise InputError(f"{path}: has more than {_MOST_VALUES} values, or an alias leads back to where it stands")
-        nodes += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-
-
-def coerce(
-    key: str, value: Any, kind: type | list[type] | tuple, optional: bool, words: Iterable[str], source: str
-) -> Any:
-    """Returns ``value`` in the type of ``key``; a whole number serves as a float, a single value as a list of one.
-
-    Args:
-        kind: a type, [type] for a list of it, or (type, [type]) for either.
-        optional: whether None is a value.
-        words: strings that are values whatever ``kind`` is, such as "auto".
-        source: where the value was found, named in errors.
-
-    Raises:
-        InputError: the value is of another type.
-    """
-    if isinstance(value, str) and (kind is not str or value.lower() in ("none", "null")):
-        value = parsed(value)
-    if (value is None and optional) or (isinstance(value, str) and value in words):
-        return value
-    is_list = isinstance(value, list | tuple)
-    if isinstance(kind, tuple):
-        kind = kind[1] if is_list else kind[0]
-    item: Any = kind[0] if isinstance(kind, list) else kind
-    values: list[Any] = list(value) if isinstance(kind, list) and is_list else [value]
-    if all(type(v) is item or (item is float and type(v) is int) for v in values):
-        values = [item(v) for v in values]
-        return values if isinstance(kind, list) else values[0]
-    expected = f"a list of {item.__name__}s" if isinstance(kind, list) else item.__name__
-    expected = " or ".join([expected, *words])
-    raise InputError(f"{source}: {key} takes {expected}, found {value!r} ({type(value).__name__})")
-
-
-def parsed(text: str) -> Any:
-    """The value that a word means: on the command line, or in YAML, whose version 1.1 takes 1e-6 for a string."""
-    words = {"true": True, "false": False, "none": None, "null": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        if text.startswith("[") and text.endswith("]"):  # as Hydra writes words: [head.*,norm.*]
-            return [parsed(item.strip()) for item in text[1:-1].split(",")]
-        return text
-
-
 def leaves(node: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields (dotted key, value) for every leaf of a tree."""
     for key, value in node.items():
@@ -238,7 +163,7 @@ def plain(node: CfgNode) -> dict[str, Any]:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns "; did you mean ...?" for the known name that is nearest, in any case, or nothing."""
     spelled = {other.lower(): other for other in known}
-    found = difflib.get_close_matches(name.lower(), list(spelled), 1, 0.5)
+    found = difflib.get_close_matches(name[:_LONGEST_NAME].lower(), list(spelled), 1, 0.5)
     return f"; did you mean {spelled[found[0]]}?" if found else ""
 
 

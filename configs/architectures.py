@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.signatures import Argument, argument, told
+from configs.values import parsed, quoted
 from errors import InputError
-from options import Configuration, given, leaves, parsed
+from options import Configuration, given, leaves
 
 _SHARED = ("self", "image_size", "in_channels", "num_classes")  # keys of DATA, and what config.py has
 _FILES = sorted((Path(__file__).resolve().parent.parent / "models").glob("*.py"))
@@ -34,7 +35,7 @@ def architecture(kind: str) -> Architecture:
     """
     found = architectures().get(kind.lower())
     if found is None:
-        raise InputError(f"MODEL.TYPE is {kind!r}, expected one of {', '.join(sorted(architectures()))}")
+        raise InputError(f"MODEL.TYPE is {quoted(kind)}, expected one of {', '.join(sorted(architectures()))}")
     return found
 
 
@@ -74,7 +75,9 @@ def settle(config: Configuration) -> None:
         if where and value is not None and key in taken:
             values[key] = taken[key].value(value, where.source)
         elif where and value is not None and where.level >= own:
-            raise InputError(f"{where.source}: {key} is {value!r}, but {model.TYPE} takes no {name}; leave it out")
+            raise InputError(
+                f"{where.source}: {key} is {quoted(value)}, but {model.TYPE} takes no {name}; leave it out"
+            )
         else:
             config.origins.pop(key, None)
     for key, value in values.items():

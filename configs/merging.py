@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import yaml
 
 from configs.architectures import all_keys, architecture
+from configs.documents import read_yaml
 from configs.paddlevit import reading
-from errors import InputError
+from configs.values import coerce, quoted
+from errors import InputError, shown
 from options import (
     COMMAND_LINE,
     CONFIG_DIR,
@@ -18,17 +20,16 @@ from options import (
     Configuration,
     Given,
     add_note,
-    coerce,
     given,
     leaves,
     nearest_key,
     nearest_model,
     plain,
-    read_yaml,
 )
 
 DEFAULT = "the defaults"  # whom a run's file had a value from that nobody set
 _LONGEST = 5000  # letters of a source: a path has 4,096 at most
+_MOST_FILES = 100  # of one configuration
 
 
 class Option(NamedTuple):
@@ -43,13 +44,13 @@ def find_config(cfg_file: str | os.PathLike) -> Path:
     """Returns the path of a configuration: a file, the name of a model's, or one relative to configs/."""
     path = Path(cfg_file)
     for place in (path, CONFIG_DIR / path, CONFIG_DIR / f"{path}.yaml"):
-        if place.is_file():
+        if os.path.isfile(place):  # Path.is_file raises for names that are too long
             return place
     shipped = {file.stem: file for file in shipped_configs()}
     # PaddleViT keeps its files in configs/ itself: configs/NAME.yaml finds configs/<family>/NAME.yaml here.
     if path.stem in shipped and path.suffix in ("", ".yaml") and path.parent.name in ("", "configs"):
         return shipped[path.stem]
-    raise InputError(f"no configuration file {path}{nearest_model(path.name, shipped)}")
+    raise InputError(f"no configuration file {shown(str(path))}{nearest_model(path.name, shipped)}")
 
 
 def shipped_configs() -> list[Path]:
@@ -87,13 +88,13 @@ class Keys:
     def set(self, config: Configuration, key: str, value: Any, where: Given) -> None:
         """Sets one dotted key to the value, coerced to the key's type; errors name ``where.source``."""
         if where.source != COMMAND_LINE and key in self.sections:
-            raise InputError(f"{where.source}: {key} is a section, which takes keys; found {value!r}")
+            raise InputError(f"{where.source}: {key} is a section, which takes keys; found {quoted(value)}")
         if key in all_keys():  # what it takes depends on the TYPE (settle)
             config.put(key, value, where)
             return
         if key not in self.shared:
             instead = "; " + reading.PLACE if reading.has_key(key) else nearest_key(key, self.defaults)
-            raise InputError(f"{where.source}: unknown key {key}{instead}")
+            raise InputError(f"{where.source}: unknown key {shown(key)}{instead}")
         default = self.shared[key]
         kind = self.types.get(key) or ([type(default[0])] if isinstance(default, list) else type(default))
         value = coerce(key, value, kind, key in self.types, self.words.get(key, ()), where.source)
@@ -110,9 +111,19 @@ class Keys:
         for key, value, by in options:
             self.set(config, key, value, Given(level, COMMAND_LINE, by))
 
-    def merge_file(self, config: Configuration, path: Path, including: tuple[Path, ...] = ()) -> None:
-        """Sets what a YAML file says, and before it what its BASE files say."""
-        path = path.resolve()
+    def merge_file(
+        self, config: Configuration, path: Path, including: tuple[Path, ...] = (), read: list[Path] | None = None
+    ) -> None:
+        """Sets what a YAML file says, and before it what its BASE files say.
+
+        Args:
+            including: the files whose BASE leads here.
+            read: all files so far, each as often as it was read.
+        """
+        path, read = path.resolve(), [] if read is None else read
+        read.append(path)
+        if len(read) > _MOST_FILES:
+            raise InputError(f"{path}: BASE leads to more than {_MOST_FILES} files, some of them maybe again and again")
         if path in including:
             raise InputError(f"{path}: BASE leads back to this file")
         content = read_yaml(path)
@@ -125,11 +136,12 @@ class Keys:
         base = content.get("BASE") or []
         base = base if isinstance(base, list) else [base]
         if not all(isinstance(parent, str) for parent in base):
-            raise InputError(f"{path}: BASE is {str(base)[:40]}, expected a file, or a list of files")
+            raise InputError(f"{path}: BASE is {quoted(base)}, expected a file, or a list of files")
         for parent in base:
             if parent:
                 beside = path.parent / parent
-                self.merge_file(config, beside if beside.is_file() else find_config(parent), (*including, path))
+                file = beside if os.path.isfile(beside) else find_config(parent)
+                self.merge_file(config, file, (*including, path), read)
         self._take_back(config, without, path)
         level, default = _next_level(config), self.defaults
         # A key of nobody's is named before one of PaddleViT's, which the file may have because it is meant as theirs.
@@ -165,9 +177,13 @@ class Keys:
             return {}, WRITTEN_OUT if 2 * len(dict(leaves(content))) > len(self.defaults) else 0
         found = {k: v if isinstance(v, list) else [v, ""] for k, v in named.items()} if isinstance(named, dict) else {}
         if isinstance(named, dict) and all(map(_is_source, found.values())):
+            if absent := next((key for key in found if key not in dict(leaves(content))), None):
+                raise InputError(
+                    f"{path}: GIVEN names {shown(absent)}, for which the file has no value; remove it there"
+                )
             return {key: (level, first) for key, (level, first) in found.items()}, WRITTEN_OUT
         raise InputError(
-            f"{path}: GIVEN is {str(named)[:40]}, expected the {{key: [level, source]}} that a run wrote; remove it"
+            f"{path}: GIVEN is {quoted(named)}, expected the {{key: [level, source]}} that a run wrote; remove it"
         )
 
     def written(self, config: Configuration) -> str:
@@ -190,7 +206,7 @@ class Keys:
         for name in names if isinstance(names, list) else [names]:
             keys = [key for key in default if f"{key}.".startswith(f"{name}.") and key != "BASE"]
             if not keys:
-                raise InputError(f"{path}: WITHOUT names {str(name)[:40]!r}, expected keys or sections such as TRAIN")
+                raise InputError(f"{path}: WITHOUT names {quoted(name)}, expected keys or sections such as TRAIN")
             for key in keys:
                 self.set(config, key, default[key], Given(WRITTEN_OUT, str(path)))
                 del config.origins[key]  # an architecture's gets its own default in the end (settle)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.signatures import Argument, argument, told
+from configs.values import quoted
 from errors import InputError
 from options import Configuration, nearest
 
@@ -147,16 +148,11 @@ def add_keys(tree: Configuration) -> None:
         functools.reduce(getitem, section.split("."), tree)[name] = own.default
 
 
-def ranged(kind: Any) -> tuple[str, ...]:
-    """Returns the components' keys of an annotation: ``ranged(Positive)``."""
-    return tuple(key for key, own in own_keys().items() if own.range in kind.__metadata__)
-
-
 def refuse_other(key: str, value: Any, choices: Collection[Any]) -> None:
     """Raises InputError, naming the nearest, unless ``value`` is one of the choices."""
     if value not in choices:
         known = [str(choice) for choice in choices]
-        raise InputError(f"{key} is {value!r}, expected one of {', '.join(known)}{nearest(str(value), known)}")
+        raise InputError(f"{key} is {quoted(value)}, expected one of {', '.join(known)}{nearest(str(value), known)}")
 
 
 def decorated(folder: Path, decorator: str) -> Iterator[tuple[Path, Definition, list[str], dict[str, Any]]]:

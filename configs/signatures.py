@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
+from configs.values import coerce, quoted
 from errors import InputError
-from options import coerce
 
 
 class Range(NamedTuple):
@@ -16,15 +16,22 @@ class Range(NamedTuple):
     holds: Callable[[float], bool]
 
 
-# What an annotation may say besides bool, int, float, str, Literal and Sequence.
-Size = Annotated[int, Range("at least 1", lambda value: value >= 1)]
-Count = Annotated[int, Range("0 or more", lambda value: value >= 0)]
-Factor = Annotated[float, Range("0 or more", lambda value: value >= 0)]
-Positive = Annotated[float, Range("above 0", lambda value: value > 0)]
-Share = Annotated[float, Range("0 to 1", lambda value: 0 <= value <= 1)]
+def between(low: float, high: float) -> Range:
+    """Returns the range of both bounds and what lies between them."""
+    return Range(f"{low} to {high}", lambda value: low <= value <= high)
+
+
+# What an annotation may say besides bool, int, float, str, Literal and Sequence. Ranges end where nobody means it any
+# more, and before a run fails of it, or never ends, without naming the key.
+Size = Annotated[int, between(1, 1_000_000)]
+Depth = Annotated[int, between(1, 1000)]  # of layers, each of which takes time to build
+Count = Annotated[int, between(0, 1_000_000)]
+Factor = Annotated[float, between(0, 1_000_000)]
+Positive = Annotated[float, between(1e-12, 1_000_000)]
+Share = Annotated[float, between(0, 1)]
 Rate = Annotated[float, Range("0 <= value < 1", lambda value: 0 <= value < 1)]
-_NAMES = {"bool": bool, "int": int, "float": float, "str": str, "Size": Size, "Count": Count, "Factor": Factor,
-          "Positive": Positive, "Rate": Rate, "Share": Share}  # fmt: skip
+_NAMES = {"bool": bool, "int": int, "float": float, "str": str, "Size": Size, "Depth": Depth, "Count": Count,
+          "Factor": Factor, "Positive": Positive, "Rate": Rate, "Share": Share}  # fmt: skip
 
 
 class Argument(NamedTuple):
@@ -58,7 +65,7 @@ class Argument(NamedTuple):
         if self.range and value is not None and not (numbers and all(map(self.range.holds, numbers))):
             expected = self.range.said
         if expected:
-            raise InputError(f"{source}: {self.key} is {value!r}, expected {expected}")
+            raise InputError(f"{source}: {self.key} is {quoted(value)}, expected {expected}")
         return value
 
 

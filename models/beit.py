@@ -13,7 +13,7 @@ from paddle import nn
 from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Normal
 
-from configs.signatures import Factor, Positive, Rate, Size
+from configs.signatures import Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
@@ -137,7 +137,7 @@ class Beit(ImageModel):
         in_channels: int = 3,
         num_classes: int = 1000,
         embed_dim: Size = 768,
-        depth: Size = 12,
+        depth: Depth = 12,
         num_heads: Size = 12,
         mlp_ratio: Positive = 4.0,
         qkv_bias: bool = True,

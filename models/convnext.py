@@ -9,7 +9,7 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant, Normal
 
-from configs.signatures import Factor, Positive, Rate, Size
+from configs.signatures import Depth, Factor, Positive, Rate, Size
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Mlp, init_linear
 from models.layers.conv import Conv2D
@@ -82,7 +82,7 @@ class ConvNeXt(ImageModel):
         image_size: int | Sequence[int] = 224,
         in_channels: int = 3,
         num_classes: int = 1000,
-        stage_depths: Sequence[Size] = (3, 3, 9, 3),
+        stage_depths: Sequence[Depth] = (3, 3, 9, 3),
         embed_dims: Sequence[Size] = (96, 192, 384, 768),
         init_values: Positive | None = 1e-6,
         dropout: Rate = 0.0,

@@ -11,7 +11,7 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant
 
-from configs.signatures import Factor, Positive, Rate, Size
+from configs.signatures import Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Mlp, PatchEmbed, set_norm_eps
@@ -84,7 +84,7 @@ class MlpMixer(ImageModel):
         in_channels: int = 3,
         num_classes: int = 1000,
         embed_dim: Size = 768,
-        depth: Size = 12,
+        depth: Depth = 12,
         mlp_ratio: Positive | Sequence[Positive] | None = None,
         dropout: Rate = 0.0,
         droppath: Rate = 0.0,

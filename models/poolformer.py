@@ -9,7 +9,7 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant, Normal
 
-from configs.signatures import Factor, Positive, Rate, Size
+from configs.signatures import Depth, Factor, Positive, Rate, Size
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, init_linear
 from models.layers.conv import Conv2D
@@ -122,7 +122,7 @@ class PoolFormer(ImageModel):
         image_size: int | Sequence[int] = 224,
         in_channels: int = 3,
         num_classes: int = 1000,
-        stage_depths: Sequence[Size] = (2, 2, 6, 2),
+        stage_depths: Sequence[Depth] = (2, 2, 6, 2),
         embed_dims: Sequence[Size] = (64, 128, 320, 512),
         init_values: Positive = 1e-5,
         fc_norm: bool = False,

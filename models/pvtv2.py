@@ -11,7 +11,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from configs.signatures import Factor, Positive, Rate, Size
+from configs.signatures import Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, init_linear, set_norm_eps
@@ -174,7 +174,7 @@ class PyramidVisionTransformerV2(ImageModel):
         image_size: int | Sequence[int] = 224,
         in_channels: int = 3,
         num_classes: int = 1000,
-        stage_depths: Sequence[Size] = (3, 4, 6, 3),
+        stage_depths: Sequence[Depth] = (3, 4, 6, 3),
         embed_dims: Sequence[Size] = (64, 128, 320, 512),
         num_heads: Sequence[Size] = (1, 2, 5, 8),
         sr_ratio: Sequence[Size] = (8, 4, 2, 1),

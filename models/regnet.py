@@ -12,7 +12,7 @@ from paddle import nn
 from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Normal
 
-from configs.signatures import Factor, Rate, Size
+from configs.signatures import Depth, Factor, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath
@@ -100,7 +100,7 @@ class RegNet(ImageModel):
         image_size: int | Sequence[int] = 224,
         in_channels: int = 3,
         num_classes: int = 1000,
-        stage_depths: Sequence[Size] = (2, 4, 11, 1),
+        stage_depths: Sequence[Depth] = (2, 4, 11, 1),
         embed_dims: Sequence[Size] = (224, 448, 1232, 3024),
         group_width: Size = 112,
         se_ratio: Factor = 0.25,

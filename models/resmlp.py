@@ -11,7 +11,7 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant
 
-from configs.signatures import Factor, Positive, Rate, Size
+from configs.signatures import Depth, Factor, Positive, Rate, Size
 from models.base import register
 from models.layers import DropPath, Linear, Mlp, init_linear
 from models.layers.init import init_as_torch
@@ -70,7 +70,7 @@ class ResMlp(MlpMixer):
         in_channels: int = 3,
         num_classes: int = 1000,
         embed_dim: Size = 384,
-        depth: Size = 12,
+        depth: Depth = 12,
         mlp_ratio: Positive = 4.0,
         init_values: Positive = 1e-4,
         dropout: Rate = 0.0,

@@ -12,7 +12,7 @@ from paddle import nn
 from paddle.nn import functional as F
 from paddle.nn.initializer import Constant
 
-from configs.signatures import Factor, Rate, Size
+from configs.signatures import Depth, Factor, Rate
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath
@@ -112,7 +112,7 @@ class ResNet(ImageModel):
         image_size: int | Sequence[int] = 224,
         in_channels: int = 3,
         num_classes: int = 1000,
-        depth: Size = 50,
+        depth: Depth = 50,
         dropout: Rate = 0.0,
         small_stem: bool = False,
         head_init_scale: Factor = 1.0,

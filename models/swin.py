@@ -13,7 +13,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from configs.signatures import Factor, Positive, Rate, Size
+from configs.signatures import Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
@@ -206,7 +206,7 @@ class SwinTransformer(ImageModel):
         in_channels: int = 3,
         num_classes: int = 1000,
         embed_dim: Size = 96,
-        stage_depths: Sequence[Size] = (2, 2, 6, 2),
+        stage_depths: Sequence[Depth] = (2, 2, 6, 2),
         num_heads: Sequence[Size] = (3, 6, 12, 24),
         window_size: Size = 7,
         mlp_ratio: Positive | Sequence[Positive] = 4.0,

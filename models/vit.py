@@ -13,7 +13,7 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant, Normal
 
-from configs.signatures import Count, Factor, Positive, Rate, Size
+from configs.signatures import Count, Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import Attention, DropPath, LayerNorm, LayerScale, Mlp, PatchDropout, PatchEmbed, init_linear
@@ -96,7 +96,7 @@ class VisionTransformer(ImageModel):
         in_channels: int = 3,
         num_classes: int = 1000,
         embed_dim: Size = 768,
-        depth: Size = 12,
+        depth: Depth = 12,
         num_heads: Size = 12,
         attn_head_size: Size | None = None,
         mlp_ratio: Positive = 4.0,

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from config import get_config
-from options import leaves, parsed
+from configs.values import parsed
+from options import leaves
 from training.optim import build_schedule
 
 FOLDER = Path(__file__).resolve().parent / "sources"

@@ -82,21 +82,21 @@ def test_what_a_docstring_says_is_found_in_the_class_and_above_it():
 
 KINDS = [
     ("ViT", "DEPTH", "1.5", 1.5, "takes int, found 1.5 (float)"),
-    ("ViT", "DEPTH", "0", 0, "is 0, expected at least 1"),
-    ("ViT", "REG_TOKENS", "-1", -1, "is -1, expected 0 or more"),
+    ("ViT", "DEPTH", "0", 0, "is 0, expected 1 to 1000"),
+    ("ViT", "REG_TOKENS", "-1", -1, "is -1, expected 0 to 1000000"),
     ("ViT", "NUM_HEADS", "[1,2]", [1, 2], "takes int, found [1, 2] (list)"),
     ("ViT", "QKV_BIAS", "1", 1, "takes bool, found 1 (int)"),
     ("ViT", "DROPPATH", "much", "much", "takes float, found 'much' (str)"),
     ("ViT", "DROPPATH", "1.0", 1.0, "is 1.0, expected 0 <= value < 1"),
-    ("ViT", "INIT_VALUES", "0", 0, "is 0.0, expected above 0"),
+    ("ViT", "INIT_VALUES", "0", 0, "is 0.0, expected 1e-12 to 1000000"),
     ("ViT", "GLOBAL_POOL", "max", "max", "is 'max', expected one of token, avg"),
     ("ViT", "GLOBAL_POOL", "3", 3, "takes str, found 3 (int)"),
-    ("ViT", "HEAD_INIT_SCALE", "-1", -1, "is -1.0, expected 0 or more"),
+    ("ViT", "HEAD_INIT_SCALE", "-1", -1, "is -1.0, expected 0 to 1000000"),
     ("Swin", "NUM_HEADS", "many", "many", "takes a list of ints, found 'many' (str)"),
     ("Swin", "NUM_HEADS", "[1,2.5]", [1, 2.5], "takes a list of ints, found [1, 2.5] (list)"),
-    ("Swin", "NUM_HEADS", "[4,0]", [4, 0], "is [4, 0], expected at least 1"),
-    ("Swin", "NUM_HEADS", "[]", [], "is [], expected at least 1"),
-    ("Swin", "MLP_RATIO", "[4,-2.5]", [4, -2.5], "is [4.0, -2.5], expected above 0"),
+    ("Swin", "NUM_HEADS", "[4,0]", [4, 0], "is [4, 0], expected 1 to 1000000"),
+    ("Swin", "NUM_HEADS", "[]", [], "is [], expected 1 to 1000000"),
+    ("Swin", "MLP_RATIO", "[4,-2.5]", [4, -2.5], "is [4.0, -2.5], expected 1e-12 to 1000000"),
     ("ConvMixer", "ACT", "swish", "swish", "is 'swish', expected one of gelu, relu"),
 ]
 
@@ -264,13 +264,13 @@ def test_the_keys_of_a_model_are_listed_without_importing_paddle():
         "float, 0 <= value < 1", "0.0", "0.2",
         "rate of stochastic depth at the last block; linear from 0 at the first.",
     ]  # fmt: skip
-    assert found["MODEL.NUM_HEADS"][1:4] == ["list of ints, at least 1", "[3, 6, 12, 24]", "[3, 6, 12, 24]"]
-    assert found["MODEL.MLP_RATIO"][1] == "float or list of floats, above 0"
+    assert found["MODEL.NUM_HEADS"][1:4] == ["list of ints, 1 to 1000000", "[3, 6, 12, 24]", "[3, 6, 12, 24]"]
+    assert found["MODEL.MLP_RATIO"][1] == "float or list of floats, 1e-12 to 1000000"
 
 
 def test_what_a_key_takes_is_said_in_words():
     vit, mixer = architecture("vit").arguments, architecture("mixer").arguments
     assert vit["MODEL.WEIGHT_INIT"].takes == "timm or deit or big_vision"
     assert vit["MODEL.FC_NORM"].takes == "bool or None"
-    assert mixer["MODEL.MLP_RATIO"].takes == "float or list of floats or None, above 0"
+    assert mixer["MODEL.MLP_RATIO"].takes == "float or list of floats or None, 1e-12 to 1000000"
     assert isinstance(vit["MODEL.DEPTH"].range, Range)

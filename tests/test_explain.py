@@ -146,7 +146,7 @@ def test_a_source_that_no_run_wrote_is_one_line(tmp_path, source):
     (tmp_path / "config.yaml").write_text(f"GIVEN: {{SEED: {source}}}\nSEED: 1\n")
     with pytest.raises(InputError) as caught:
         get_config(tmp_path / "config.yaml")
-    expected = r"config.yaml: GIVEN is .{1,60}, expected the \{key: \[level, source\]\} that a run wrote; remove it"
+    expected = r"config.yaml: GIVEN is .{1,200}, expected the \{key: \[level, source\]\} that a run wrote; remove it"
     assert re.search(rf"{expected}$", str(caught.value))
     assert str(caught.value).isprintable()
 

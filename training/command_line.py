@@ -15,14 +15,16 @@ from typing import Any, NamedTuple
 
 from config import asked_config, default_values, get_config
 from config_checks import NEEDS
+from configs.documents import read_yaml
 from configs.explaining import explained
 from configs.merging import Option
 from configs.registry import datasets
 from errors import InputError
-from options import NAMED, Configuration, add_note, meant_by, nearest, pairs, read_yaml
+from options import NAMED, Configuration, add_note, meant_by, nearest, pairs
 
 FILE = "config.yaml"  # in a run's folder
 AUTO = "auto"
+_MOST_PROBLEMS = 8  # of a command line, in its error
 CHECKPOINT = "the checkpoint, which has the weights"  # takes the place of MODEL.PRETRAINED, whose file may be gone
 FLAGS: dict[str, tuple[str, type, str]] = {
     "dataset": ("DATA.DATASET", str, "one of " + ", ".join(datasets.names())),
@@ -206,7 +208,7 @@ def parse_command_line(
 
 
 def _known_words(words: Sequence[str], flag_of: Mapping[str, str], defaults: Mapping[str, Any]) -> list[str]:
-    """The words with each flag as the parser spells it; the line for those that aren't known has all of them."""
+    """The words with each flag as the parser spells it; the line for those that aren't known has several of them."""
     known, taken, problems = {"cfg", "default_cfg", "explain", "o", "h", "help", *flag_of.values()}, [], []
     for position, word in enumerate(words):
         name, equals, value = word.partition("=")
@@ -225,7 +227,7 @@ def _known_words(words: Sequence[str], flag_of: Mapping[str, str], defaults: Map
             taken.append(word)
         elif spelled in known:
             taken.append(f"-{spelled}{equals}{value}")
-        else:
+        elif len(problems) < _MOST_PROBLEMS:
             values = [value] if equals else list(itertools.takewhile(lambda w: not _is_flag(w), words[position + 1 :]))
             instead = _instead(spelled, values, flag_of, defaults) or nearest(
                 f"-{spelled}", [f"-{own}" for own in known]

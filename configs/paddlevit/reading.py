@@ -21,8 +21,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from configs.documents import read_yaml
+from configs.values import parsed, quoted
 from errors import InputError
-from options import Configuration, leaves, parsed, read_yaml
+from options import Configuration, leaves
 
 FOLDER = Path(__file__).resolve().parent
 # PaddleViT's groups in MODEL, and its keys that have another name here.
@@ -230,8 +232,8 @@ def _check_kind(key: str, value: Any, default: Any, path: Path) -> None:
     if None in (value, default) or value == "auto" or found == expected:
         return
     raise InputError(
-        f"{path}: {key} takes {expected} in PaddleViT's files, found {value!r}; a file with BASE is your own, and has"
-        " this toolkit's keys and values"
+        f"{path}: {key} takes {expected} in PaddleViT's files, found {quoted(value)}; a file with BASE is your own,"
+        " and has this toolkit's keys and values"
     )
 
 

@@ -341,7 +341,7 @@ def test_keys_that_would_do_nothing_are_refused():
             r"SHARD_SHUFFLE does nothing with DATA.CACHE; leave",
         ),
         ("folder", ("DATA.FAST_EVAL", "True", "DATA.CACHE", "x"), r"FAST_EVAL does nothing with DATA.CACHE; leave"),
-        ("shards", ("DATA.SHARD_SHUFFLE", "0"), r"DATA.SHARD_SHUFFLE is 0, expected at least 1"),
+        ("shards", ("DATA.SHARD_SHUFFLE", "0"), r"DATA.SHARD_SHUFFLE is 0, expected 1 to 2147483647"),
     ]:
         with pytest.raises(InputError, match=message):
             configured(kind, "", *options)

@@ -88,7 +88,7 @@ def test_a_new_architecture_is_one_file(tmp_path, own_file, monkeypatch, capsys)
     for options, message in (
         (["MODEL.HUEE", "red"], "unknown key MODEL.HUEE; did you mean MODEL.HUE?"),
         (["MODEL.HUE", "green"], "MODEL.HUE is 'green', expected one of red, blue"),
-        (["MODEL.DEPTHS", "[0]"], "MODEL.DEPTHS is [0], expected at least 1"),
+        (["MODEL.DEPTHS", "[0]"], "MODEL.DEPTHS is [0], expected 1 to 1000000"),
         (["MODEL.DROPPATH", "1"], "MODEL.DROPPATH is 1.0, expected 0 <= value < 1"),
         (["MODEL.EMBED_DIM", "8"], "MODEL.EMBED_DIM is 8, but Tiny takes no EMBED_DIM; leave it out"),
     ):

@@ -132,7 +132,7 @@ def test_batch_norms_statistics_are_buffers():
     [
         (["MODEL.STAGE_DEPTHS", "[2, 4]"], r"STAGE_DEPTHS is \[2, 4\], expected four numbers"),
         (["MODEL.GROUP_WIDTH", "100"], "EMBED_DIMS holds 224, which is not a multiple of GROUP_WIDTH 100"),
-        (["MODEL.SE_RATIO", "-1"], "MODEL.SE_RATIO is -1.0, expected 0 or more"),
+        (["MODEL.SE_RATIO", "-1"], "MODEL.SE_RATIO is -1.0, expected 0 to 1000000"),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(options, message):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from configs.registry import schedules
-from configs.signatures import Positive, Size
+from configs.signatures import Count, Positive, Size
 from options import Configuration
 
 
@@ -101,7 +101,7 @@ def step(at: At, *, decay_rate: float, decay_epochs: Size = 30) -> float:
 
 
 @schedules.register("multistep", "multi-step")
-def multistep(at: At, *, decay_rate: float, milestones: Sequence[int] = (30, 60, 90)) -> float:
+def multistep(at: At, *, decay_rate: float, milestones: Sequence[Count] = (30, 60, 90)) -> float:
     """Multiplied by ``decay_rate`` at given epochs; END_LR is the lowest.
 
     Args:

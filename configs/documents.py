@@ -1,0 +1,128 @@
+"""YAML files of strangers, read: plain values by text keys, each key once, within bounds.
+
+Anchors may be used; what they stand for counts wherever it is used, so that a short file can't become a long one.
+"""
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from configs.values import LONGEST_TEXT, quoted
+from errors import Allowance, InputError, Unreadable, reading, shown
+
+MOST_BYTES = 1 << 20  # of a file
+_MOST_VALUES = 50_000  # in one; CLASS_WEIGHTS may have one per class
+_DEEPEST = 20
+_LONGEST_NUMBER = 100  # letters
+_TAG = "tag:yaml.org,2002:"
+_SCALARS = {f"{_TAG}{name}" for name in ("null", "bool", "int", "float", "timestamp", "str")}
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Returns the mapping in a YAML file.
+
+    Raises:
+        InputError: the file can't be read, isn't YAML, isn't a mapping, or is more than a configuration can be.
+    """
+    with reading(path, "a configuration"):
+        try:
+            content = _Reader(_text(path)).read()
+        except yaml.YAMLError as error:
+            raise Unreadable(f"not valid YAML ({shown(' '.join(str(error).split()), 240)})") from None
+        except RecursionError:
+            raise Unreadable("not valid YAML (it is nested too deeply)") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected a mapping of keys, found {type(content).__name__}")
+    return content
+
+
+def _text(path: Path) -> str:
+    """What a regular file holds; nothing else is waited for, and no more is read than a configuration has."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise Unreadable("isn't a regular file; name a YAML file")
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise Unreadable(f"has more than {MOST_BYTES} bytes, which no configuration has; name a YAML file")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        found = "UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else f"the byte {data[error.start]:#04x}"
+        raise Unreadable(f"isn't text in UTF-8: found {found} at {error.start}; save it as UTF-8") from None
+
+
+class _Reader(yaml.SafeLoader):
+    """One document: its nodes within a depth, then its values, which are counted."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.depth, self.left, self.letters = 0, _MOST_VALUES, 8 * MOST_BYTES
+        self.allowance = Allowance(len(text))
+
+    def read(self) -> Any:
+        """Returns what the document holds."""
+        try:
+            node = self.get_single_node()
+            return None if node is None else self._value(node, ())
+        finally:
+            self.dispose()
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Stops at a depth and at an age that no configuration has."""
+        self.allowance.take(0)
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            raise Unreadable(f"not valid YAML ({_place(parent)}it is nested too deeply)")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def _value(self, node: yaml.Node, above: tuple[yaml.Node, ...]) -> Any:
+        self.left -= 1
+        if self.left < 0 or node in above:
+            raise Unreadable(f"has more than {_MOST_VALUES} values, or an alias leads back to where it stands")
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node)
+        if node.tag == f"{_TAG}seq" and isinstance(node, yaml.SequenceNode):
+            return [self._value(item, (*above, node)) for item in node.value]
+        if node.tag != f"{_TAG}map" or not isinstance(node, yaml.MappingNode):
+            raise Unreadable(f"not valid YAML ({_place(node)}found the tag {node.tag}; write plain values)")
+        found: dict[str, Any] = {}
+        for key, value in node.value:
+            name = self._key(key)
+            if name in found:
+                raise Unreadable(f"{_place(key)}found the key {name} a second time; leave one of them out")
+            found[name] = self._value(value, (*above, node))
+        return found
+
+    def _key(self, node: yaml.Node) -> str:
+        if node.tag == f"{_TAG}merge":
+            raise Unreadable(f"{_place(node)}found the merge key <<, which isn't read; write the keys, or use BASE")
+        name = self._scalar(node) if isinstance(node, yaml.ScalarNode) else node
+        if not isinstance(name, str):
+            told = f"{quoted(name)} ({type(name).__name__})" if name is not node else f"a {node.id}"
+            raise Unreadable(f"{_place(node)}found the key {told}, expected text")
+        return name
+
+    def _scalar(self, node: yaml.ScalarNode) -> Any:
+        if node.tag not in _SCALARS:
+            raise Unreadable(f"not valid YAML ({_place(node)}found the tag {node.tag}; write plain values)")
+        most = LONGEST_TEXT if node.tag == f"{_TAG}str" else _LONGEST_NUMBER
+        self.letters -= len(node.value)
+        if len(node.value) > most or self.letters < 0:
+            raise Unreadable(f"{_place(node)}found {len(node.value)} letters, expected a value of at most {most}")
+        try:
+            return self.construct_object(node)
+        except (ValueError, LookupError, OverflowError, AttributeError) as error:
+            # What PyYAML raises of its own accord where a tag and its text don't fit: !!int '', !!timestamp abc.
+            said = f"{quoted(node.value)}: {error}" if isinstance(error, ValueError) else quoted(node.value)
+            kind = node.tag.removeprefix(_TAG)
+            raise Unreadable(f"not valid YAML ({_place(node)}found no {kind} in {said})") from None
+
+
+def _place(node: Any) -> str:
+    return f"line {node.start_mark.line + 1}: " if node is not None else ""

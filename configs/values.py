@@ -1,0 +1,136 @@
+"""What a value is: the word of a command line, or the text of a YAML file, in the type of its key; and how it is shown.
+
+None of this recurses into what a stranger wrote, and none of it grows out of proportion to that.
+"""
+
+import math
+import re
+import reprlib
+import unicodedata
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from errors import InputError
+
+LARGEST_INT = 2**31 - 1  # what every library takes, and Paddle's kernels count with
+LARGEST_FLOAT = 1e9
+LONGEST_TEXT = 10_000  # letters of a value: a path has 4,096 at most
+_DEEPEST = 5  # lists within lists
+_LONGEST_NUMBER = 40
+_INT = re.compile(r"[-+]?\d[\dA-Za-z_]*")
+_FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?")
+_WORDS = {"true": True, "false": False, "none": None, "null": None}
+_STRANGE = ("Cc", "Cs", "Zl", "Zp")  # control characters, halves of characters, ends of lines
+_BRACKETS = {"[": "]", "(": ")"}
+
+
+class _Shown(reprlib.Repr):
+    """A value as a line can hold it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother, self.maxlong = 3, 160, 160, 60
+        self.maxlist = self.maxtuple = self.maxdict = 12
+
+
+quoted = _Shown().repr  # repr, but for the middle of what is long
+
+
+def parsed(text: str, depth: int = 0) -> Any:
+    """The value that a word means: on the command line, or in YAML, whose version 1.1 takes 1e-6 for a string.
+
+    Numbers and lists are written as Python's. Whatever isn't one is the word itself.
+    """
+    stripped = text.strip()
+    if stripped.lower() in _WORDS:
+        return _WORDS[stripped.lower()]
+    if len(stripped) <= _LONGEST_NUMBER and (number := _number(stripped)) is not None:
+        return number
+    if len(stripped) > 1 and stripped[0] in "'\"" and stripped[-1] == stripped[0] not in stripped[1:-1]:
+        return stripped[1:-1]
+    if depth < _DEEPEST and len(stripped) > 1 and _BRACKETS.get(stripped[0]) == stripped[-1]:
+        items = list(_items(stripped[1:-1]))
+        if stripped[0] == "[" or len(items) != 1:  # ( 3 ) isn't a list
+            return [parsed(item, depth + 1) for item in items]
+        return parsed(items[0], depth + 1)
+    if "," in stripped and stripped[0] not in "[({":
+        values = [_number(item.strip()) for item in _items(stripped)]
+        if None not in values:
+            return values
+    return text
+
+
+def _number(text: str) -> int | float | None:
+    try:
+        if _INT.fullmatch(text):
+            return int(text, 0)
+        return float(text) if _FLOAT.fullmatch(text) else None
+    except ValueError:  # 007, 0xyz
+        return float(text) if _FLOAT.fullmatch(text) and "e" in text.lower() else None
+
+
+def _items(text: str) -> Iterator[str]:
+    """What stands between the commas that aren't within brackets or quotes; the last may be empty: [1, 2, ]."""
+    depth, begun, quote = 0, 0, ""
+    for place, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"" and not text[begun:place].strip():
+            quote = letter
+        elif letter in "[(":
+            depth += 1
+        elif letter in "])":
+            depth -= 1
+        elif letter == "," and depth <= 0:
+            yield text[begun:place]
+            begun = place + 1
+    if text[begun:].strip():
+        yield text[begun:]
+
+
+def coerce(
+    key: str, value: Any, kind: type | list[type] | tuple, optional: bool, words: Iterable[str], source: str
+) -> Any:
+    """Returns ``value`` in the type of ``key``; a whole number serves as a float, a single value as a list of one.
+
+    Args:
+        kind: a type, [type] for a list of it, or (type, [type]) for either.
+        optional: whether None is a value.
+        words: strings that are values whatever ``kind`` is, such as "auto".
+        source: where the value was found, named in errors.
+
+    Raises:
+        InputError: the value is of another type, or no configuration has one like it: a number that isn't finite, or
+            is of another order; a text with control characters, or without an end.
+    """
+    if isinstance(value, str) and (kind is not str or value.lower() in ("none", "null")):
+        value = parsed(value)
+    if (value is None and optional) or (isinstance(value, str) and value in words):
+        return value
+    is_list = isinstance(value, list | tuple)
+    if isinstance(kind, tuple):
+        kind = kind[1] if is_list else kind[0]
+    item: Any = kind[0] if isinstance(kind, list) else kind
+    values: list[Any] = list(value) if isinstance(kind, list) and is_list else [value]
+    if all(type(v) is item or (item is float and type(v) is int) for v in values):
+        if problem := next(filter(None, map(_problem, values)), ""):
+            raise InputError(f"{source}: {key} is {quoted(value)}, expected {problem}")
+        values = [item(v) for v in values]
+        return values if isinstance(kind, list) else values[0]
+    expected = f"a list of {item.__name__}s" if isinstance(kind, list) else item.__name__
+    expected = " or ".join([expected, *words])
+    raise InputError(f"{source}: {key} takes {expected}, found {quoted(value)} ({type(value).__name__})")
+
+
+def _problem(value: Any) -> str:
+    """What is expected instead of a value that is of the right type."""
+    if isinstance(value, str):
+        if len(value) > LONGEST_TEXT:
+            return f"at most {LONGEST_TEXT} letters, found {len(value)}"
+        strange = next((letter for letter in value if unicodedata.category(letter) in _STRANGE), "")
+        return f"text without control characters, found {strange!a}" if strange else ""
+    if isinstance(value, float) and not (math.isfinite(value) and abs(value) <= LARGEST_FLOAT):
+        return f"a number of at most {LARGEST_FLOAT:g}"
+    if type(value) is int and abs(value) > LARGEST_INT:
+        return f"a whole number of at most {LARGEST_INT}"
+    return ""
