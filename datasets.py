@@ -223,6 +223,8 @@ def get_dataset(config: Configuration, mode: str) -> ImageDataset:
         InputError: files that are missing, empty or damaged, labels outside the range.
     """
     kind, root, limit = config.DATA.DATASET, Path(config.DATA.DATA_PATH), config.MODEL.NUM_CLASSES
+    if limit == 0:
+        raise InputError("MODEL.NUM_CLASSES is 0, a model without a classifier; give the classes' number, or auto")
     dataset = _made(config, mode, datasets.chosen(config)(Split(mode, limit)))
     if not len(dataset):
         raise InputError(f"the {mode} set of '{kind}' at {root} is empty")

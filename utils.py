@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import re
+import resource
 import sys
 import threading
 from collections.abc import Iterator
@@ -69,6 +70,23 @@ def free_memory() -> int:
         files = re.findall(r"^inactive_file (\d+)", (group / "memory.stat").read_text(), re.MULTILINE)
         free = min(free, limit - used + sum(map(int, files)))
     return free
+
+
+@contextlib.contextmanager
+def within_memory() -> Iterator[None]:
+    """On a CPU: what is allocated within fails with a MemoryError where the machine hasn't got it. Else the kernel would
+    promise it, and end some process later.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    with contextlib.suppress(OSError, ValueError):  # another kernel, or a limit that is lower already
+        if not num_gpus():
+            used = re.search(r"^VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+            most = 1024 * int(used[1] if used else "none") + free_memory()
+            resource.setrlimit(resource.RLIMIT_DATA, (most if soft < 0 else min(most, soft), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 # -------------------------------------------------------------- collectives

@@ -90,6 +90,11 @@ _RANGES = (
     (Range("-1 (all), or 1 to 10000", lambda value: value == -1 or 1 <= value <= 10_000), ("NGPUS",)),
     *((own.range, (key,)) for key, own in registry.own_keys().items() if own.range),
 )  # fmt: skip
+_PATHS = (
+    "DATA.DATA_PATH", "DATA.CACHE", "MODEL.RESUME", "MODEL.PRETRAINED", "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PATH",
+    "OUTPUT", "SAVE",
+)  # fmt: skip
+_LONGEST_PATH, _LONGEST_NAME = 3500, 200  # bytes: below Linux's 4,096 and 255, for what a run adds
 _LENGTHS = {"TRAIN.OPTIMIZER.BETAS": 2, "TRAIN.CROP_SCALE": 2, "TRAIN.CROP_RATIO": 2, "TRAIN.CUTMIX_MINMAX": 2}
 _LENGTHS |= {"TRAIN.AFFINE": 3}
 
@@ -107,6 +112,11 @@ def check_values(values: Mapping[str, Any]) -> None:
             numbers = values[key] if isinstance(values[key], list) else [values[key]]
             if not numbers or not all(map(allowed.holds, numbers)):
                 raise InputError(f"{key} is {quoted(values[key])}, expected {allowed.said}")
+    for key in _given(values, _PATHS):
+        path = values[key].encode()
+        if len(path) > _LONGEST_PATH or max(map(len, path.split(b"/"))) > _LONGEST_NAME:
+            expected = f"a path of at most {_LONGEST_PATH} bytes, {_LONGEST_NAME} a name"
+            raise InputError(f"{key} is {quoted(values[key])}, expected {expected}")
     for key in _given(values, tuple(_LENGTHS)):
         if len(values[key]) != _LENGTHS[key]:
             raise InputError(f"{key} is {quoted(values[key])}, expected {_LENGTHS[key]} values")

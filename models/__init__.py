@@ -12,6 +12,7 @@ from configs.architectures import architectures
 from errors import InputError, reading
 from models.base import ARCHITECTURES, ImageModel
 from options import Configuration, add_note, nearest_model, set_by_someone
+from utils import within_memory
 from weights import load_weights
 from weights.formats import read_weights
 from weights.names import has_switches, switches
@@ -28,13 +29,15 @@ def build_model(config: Configuration, **arguments: Any) -> ImageModel:
 
     Raises:
         InputError: sizes that don't fit together, or an unresolved NUM_CLASSES.
+        MemoryError: the machine hasn't got the memory.
     """
     model, kind = config.MODEL, architecture(config)
     if model.NUM_CLASSES == "auto":
         raise InputError("MODEL.NUM_CLASSES is 'auto' where no dataset tells it; give a number")
     values: dict[str, Any] = {"image_size": config.DATA.IMAGE_SIZE, "in_channels": config.DATA.IMAGE_CHANNELS}
     values |= {name: model[name.upper()] for name in inspect.signature(kind).parameters if name not in values}
-    return kind(**values | arguments)
+    with within_memory():
+        return kind(**values | arguments)
 
 
 def architecture(config: Configuration) -> type[ImageModel]:

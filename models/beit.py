@@ -18,6 +18,7 @@ from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
 from models.layers.linear import plain_linear
+from models.layers.mlp import hidden_width
 from models.layers.relative import RelativePositionBias
 from weights.names import beit as names
 
@@ -84,7 +85,7 @@ class Block(nn.Layer):
         self.attn = attn
         self.drop_path1 = DropPath(drop_path)
         self.norm2 = LayerNorm(dim, epsilon=1e-6)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop)
+        self.mlp = Mlp(dim, hidden_width(dim, mlp_ratio), drop)
         self.drop_path2 = DropPath(drop_path)
         self.gamma_1 = self.gamma_2 = None
         if init_values:

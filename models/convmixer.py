@@ -9,7 +9,7 @@ from typing import Any, Literal
 import paddle
 from paddle import nn
 
-from configs.signatures import Depth, Factor, Rate, Size
+from configs.signatures import Depth, Factor, Kernel, Rate, Size
 from models.base import ImageModel, register
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D
@@ -54,7 +54,7 @@ class ConvMixer(ImageModel):
         num_classes: int = 1000,
         embed_dim: Size = 1536,
         depth: Depth = 20,
-        kernel_size: Size = 9,
+        kernel_size: Kernel = 9,
         patch_size: Size = 7,
         act: Literal["gelu", "relu"] = "gelu",
         dropout: Rate = 0.0,

@@ -13,6 +13,7 @@ from errors import InputError
 from models.base import register
 from models.layers import DropPath, LayerNorm, Linear
 from models.layers.init import init_lecun
+from models.layers.mlp import hidden_width
 from models.mixer import MlpMixer
 
 
@@ -57,7 +58,7 @@ class SpatialGatingBlock(nn.Layer):
         super().__init__()
         if isinstance(mlp_ratio, Sequence):
             raise InputError(f"MLP_RATIO is {mlp_ratio}, but gMLP takes one number")
-        hidden_dim = int(dim * mlp_ratio)
+        hidden_dim = hidden_width(dim, mlp_ratio)
         if hidden_dim % 2:
             raise InputError(f"MLP_RATIO {mlp_ratio} x EMBED_DIM {dim} is {hidden_dim}, expected an even number")
         self.norm = LayerNorm(dim, epsilon=1e-6)

@@ -11,12 +11,13 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant
 
-from configs.signatures import Depth, Factor, Positive, Rate, Size
+from configs.signatures import Depth, Epsilon, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Mlp, PatchEmbed, set_norm_eps
 from models.layers.init import init_lecun
 from models.layers.linear import in_float32
+from models.layers.mlp import hidden_width
 from models.layers.stages import drop_path_rates
 from weights.names import mixer as names
 
@@ -46,10 +47,10 @@ class MixerBlock(nn.Layer):
             raise InputError(f"MLP_RATIO is {mlp_ratio}, expected one number, or two: over places and over channels")
         tokens, channels = ratios
         self.norm1 = LayerNorm(dim, epsilon=1e-6)
-        self.mlp_tokens = Mlp(num_patches, int(dim * tokens), drop)
+        self.mlp_tokens = Mlp(num_patches, hidden_width(dim, tokens), drop)
         self.drop_path = DropPath(drop_path)
         self.norm2 = LayerNorm(dim, epsilon=1e-6)
-        self.mlp_channels = Mlp(dim, int(dim * channels), drop)
+        self.mlp_channels = Mlp(dim, hidden_width(dim, channels), drop)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         mixed = self.mlp_tokens(self.norm1(x).transpose([0, 2, 1])).transpose([0, 2, 1])
@@ -90,7 +91,7 @@ class MlpMixer(ImageModel):
         droppath: Rate = 0.0,
         head_init_scale: Factor = 1.0,
         recompute: bool = False,
-        norm_eps: Positive | None = None,
+        norm_eps: Epsilon | None = None,
         droppath_shape: Literal["linear", "constant"] = "constant",
         head_init_bias: float = 0.0,
     ) -> None:

@@ -11,12 +11,13 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from configs.signatures import Depth, Factor, Positive, Rate, Size
+from configs.signatures import Depth, Epsilon, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, init_linear, set_norm_eps
 from models.layers.conv import Conv2D
 from models.layers.init import init_convolution
+from models.layers.mlp import hidden_width
 from models.layers.stages import check_stages, drop_path_rates
 from weights.names import pvtv2 as names
 
@@ -126,7 +127,7 @@ class Block(nn.Layer):
         self.attn = Attention(dim, num_heads, sr_ratio, linear, qkv_bias, attn_drop, proj_drop=drop)
         self.drop_path1 = DropPath(drop_path)
         self.norm2 = LayerNorm(dim, epsilon=1e-6)
-        self.mlp = ConvMlp(dim, int(dim * mlp_ratio), linear, drop)
+        self.mlp = ConvMlp(dim, hidden_width(dim, mlp_ratio), linear, drop)
         self.drop_path2 = DropPath(drop_path)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -186,7 +187,7 @@ class PyramidVisionTransformerV2(ImageModel):
         droppath: Rate = 0.0,
         head_init_scale: Factor = 1.0,
         recompute: bool = False,
-        norm_eps: Positive | None = None,
+        norm_eps: Epsilon | None = None,
     ) -> None:
         check_stages(stage_depths, embed_dims)
         mlp_ratio = [mlp_ratio] * 4 if isinstance(mlp_ratio, int | float) else mlp_ratio

@@ -62,7 +62,7 @@ class Block(nn.Layer):
         super().__init__()
         self.conv1 = ConvNorm(in_dim, dim, 1)
         self.conv2 = ConvNorm(dim, dim, 3, stride=stride, groups=dim // group_width)
-        self.se = SqueezeExcite(dim, round(in_dim * se_ratio)) if se_ratio else nn.Identity()
+        self.se = SqueezeExcite(dim, max(1, round(in_dim * se_ratio))) if se_ratio else nn.Identity()
         self.conv3 = ConvNorm(dim, dim, 1, act=False)
         same = in_dim == dim and stride == 1
         self.downsample = nn.Identity() if same else ConvNorm(in_dim, dim, 1, act=False, stride=stride)

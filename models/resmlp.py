@@ -15,6 +15,7 @@ from configs.signatures import Depth, Factor, Positive, Rate, Size
 from models.base import register
 from models.layers import DropPath, Linear, Mlp, init_linear
 from models.layers.init import init_as_torch
+from models.layers.mlp import hidden_width
 from models.mixer import MlpMixer
 
 
@@ -44,7 +45,7 @@ class ResBlock(nn.Layer):
         self.linear_tokens = Linear(num_patches, num_patches)
         self.drop_path = DropPath(drop_path)
         self.norm2 = Affine(dim)
-        self.mlp_channels = Mlp(dim, int(dim * mlp_ratio), drop)
+        self.mlp_channels = Mlp(dim, hidden_width(dim, mlp_ratio), drop)
         self.ls1 = self.create_parameter([dim], default_initializer=Constant(init_values))
         self.ls2 = self.create_parameter([dim], default_initializer=Constant(init_values))
 

@@ -18,6 +18,7 @@ from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
 from models.layers.linear import in_float32
+from models.layers.mlp import hidden_width
 from models.layers.relative import RelativePositionBias
 from models.layers.stages import drop_path_rates
 from weights.names import swin as names
@@ -104,7 +105,7 @@ class Block(nn.Layer):
         self.attn = WindowAttention(dim, num_heads, self.window_size, qkv_bias, attn_drop, proj_drop=drop)
         self.drop_path1 = DropPath(drop_path)
         self.norm2 = LayerNorm(dim)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop)
+        self.mlp = Mlp(dim, hidden_width(dim, mlp_ratio), drop)
         self.drop_path2 = DropPath(drop_path)
         mask: Any = None
         if any(self.shift_size):

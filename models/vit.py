@@ -18,6 +18,7 @@ from errors import InputError
 from models.base import ImageModel, register
 from models.layers import Attention, DropPath, LayerNorm, LayerScale, Mlp, PatchDropout, PatchEmbed, init_linear
 from models.layers.init import init_as_big_vision
+from models.layers.mlp import hidden_width
 from models.layers.positions import sincos_2d
 from models.layers.stages import drop_path_rates
 from weights.names import vit as names
@@ -38,7 +39,7 @@ class Block(nn.Layer):
         self.ls1 = LayerScale(dim, init_values) if init_values else nn.Identity()
         self.drop_path1 = DropPath(drop_path)
         self.norm2 = LayerNorm(dim, epsilon=1e-6)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop)
+        self.mlp = Mlp(dim, hidden_width(dim, mlp_ratio), drop)
         self.ls2 = LayerScale(dim, init_values) if init_values else nn.Identity()
         self.drop_path2 = DropPath(drop_path)
 

@@ -2,6 +2,8 @@
 //
 // Products are oneDNN's, which Paddle ships: its own go to an MKL of 2019, which takes a slow path on CPUs that aren't
 // Intel's. Memory-bound work is fused into as few passes as its neighbours allow.
+#include <omp.h>
+
 #include <vector>
 
 #include "kernels.h"
@@ -163,17 +165,18 @@ std::vector<Tensor> attention(const Tensor& qkv, float scale) {
   Tensor out = sized({batch, length, width});
   const float* in = qkv.data<float>();
   float* to = out.data<float>();
+  std::vector<float> weights(omp_get_max_threads() * length * length);  // here: within, memory's end would be a crash
 #pragma omp parallel
   {
-    std::vector<float> p(length * length);
+    float* p = weights.data() + omp_get_thread_num() * length * length;
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < batch * heads; ++item) {
       int64_t b = item / heads, head = item % heads;
       const float* q = in + b * length * step + head * d;
-      product('n', 't', length, length, d, scale, q, step, q + width, step, p.data(), length);
-      for (int64_t row = 0; row < length; ++row) softmax_row(length, p.data() + row * length);
+      product('n', 't', length, length, d, scale, q, step, q + width, step, p, length);
+      for (int64_t row = 0; row < length; ++row) softmax_row(length, p + row * length);
       float* o = to + b * length * width + head * d;
-      product('n', 'n', length, d, length, 1, p.data(), length, q + 2 * width, step, o, width);
+      product('n', 'n', length, d, length, 1, p, length, q + 2 * width, step, o, width);
     }
   }
   return {out};
@@ -185,23 +188,24 @@ std::vector<Tensor> attention_grad(const Tensor& qkv, const Tensor& dout, float 
   Tensor grad = like(qkv);
   const float *in = qkv.data<float>(), *from = dout.data<float>();
   float* to = grad.data<float>();
+  std::vector<float> weights(omp_get_max_threads() * 2 * length * length);
 #pragma omp parallel
   {
-    std::vector<float> p(length * length), dp(length * length);
+    float *p = weights.data() + omp_get_thread_num() * 2 * length * length, *dp = p + length * length;
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < batch * heads; ++item) {
       int64_t b = item / heads, head = item % heads;
       const float *q = in + b * length * step + head * d, *k = q + width, *v = k + width;
       const float* o = from + b * length * width + head * d;
       float* dq = to + b * length * step + head * d;
-      product('n', 't', length, length, d, scale, q, step, k, step, p.data(), length);
-      product('n', 't', length, length, d, 1, o, width, v, step, dp.data(), length);
-      for (int64_t row = 0; row < length; ++row) softmax_row(length, p.data() + row * length);
-      product('t', 'n', length, d, length, 1, p.data(), length, o, width, dq + 2 * width, step);
+      product('n', 't', length, length, d, scale, q, step, k, step, p, length);
+      product('n', 't', length, length, d, 1, o, width, v, step, dp, length);
+      for (int64_t row = 0; row < length; ++row) softmax_row(length, p + row * length);
+      product('t', 'n', length, d, length, 1, p, length, o, width, dq + 2 * width, step);
       for (int64_t row = 0; row < length; ++row)
-        softmax_grad_row(length, p.data() + row * length, dp.data() + row * length);
-      product('n', 'n', length, d, length, scale, dp.data(), length, k, step, dq, step);
-      product('t', 'n', length, d, length, scale, dp.data(), length, q, step, dq + width, step);
+        softmax_grad_row(length, p + row * length, dp + row * length);
+      product('n', 'n', length, d, length, scale, dp, length, k, step, dq, step);
+      product('t', 'n', length, d, length, scale, dp, length, q, step, dq + width, step);
     }
   }
   return {grad};

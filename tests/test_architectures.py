@@ -82,7 +82,7 @@ def test_what_a_docstring_says_is_found_in_the_class_and_above_it():
 
 KINDS = [
     ("ViT", "DEPTH", "1.5", 1.5, "takes int, found 1.5 (float)"),
-    ("ViT", "DEPTH", "0", 0, "is 0, expected 1 to 1000"),
+    ("ViT", "DEPTH", "0", 0, "is 0, expected 1 to 200"),
     ("ViT", "REG_TOKENS", "-1", -1, "is -1, expected 0 to 1000000"),
     ("ViT", "NUM_HEADS", "[1,2]", [1, 2], "takes int, found [1, 2] (list)"),
     ("ViT", "QKV_BIAS", "1", 1, "takes bool, found 1 (int)"),

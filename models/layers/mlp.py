@@ -4,7 +4,16 @@ import paddle
 from paddle import nn
 
 import ops
+from errors import InputError
 from models.layers.linear import Linear
+
+
+def hidden_width(dim: int, ratio: float) -> int:
+    """Returns the channels between an MLP's two layers; raises InputError where there are none."""
+    width = int(dim * ratio)
+    if not width:
+        raise InputError(f"MODEL.MLP_RATIO is {ratio:g}, which leaves nothing of {dim} channels; raise it")
+    return width
 
 
 class Mlp(nn.Layer):

@@ -125,6 +125,6 @@ def test_a_warm_up_and_cool_down_that_fill_the_run_are_an_error():
 
 def test_onecycle_falls():
     words = ["TRAIN.LR_SCHEDULER.NAME", "onecycle", "TRAIN.LR_SCHEDULER.DECAY_RATE"]
-    with pytest.raises(InputError, match="DECAY_RATE is 3.0, expected 1 or less with onecycle: it is a share"):
+    with pytest.raises(InputError, match="DECAY_RATE is 3.0, expected 1e-12 to 1"):
         get_config(None, [*words, "3.0"])
     assert get_config(None, [*words, "1.0"]).TRAIN.LR_SCHEDULER.DECAY_RATE == 1.0
