@@ -59,6 +59,9 @@ def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType 
     if line := missing(error):
         print(line, file=sys.stderr, flush=True)
         os._exit(2)
+    if isinstance(error, RunError):  # a component or a configuration that ships says what can't be
+        print(f"{error.prefix}{error}", file=sys.stderr, flush=True)
+        os._exit(error.exit_status)
     if isinstance(error, KeyboardInterrupt):  # a tool's imports take a second, too
         print("interrupted", file=sys.stderr, flush=True)
         os._exit(128 + signal.SIGINT)

@@ -74,8 +74,9 @@ def free_memory() -> int:
 
 @contextlib.contextmanager
 def within_memory() -> Iterator[None]:
-    """On a CPU: what is allocated within fails with a MemoryError where the machine hasn't got it. Else the kernel would
-    promise it, and end some process later.
+    """On a CPU: what is allocated within fails with a MemoryError where the machine hasn't got it.
+
+    Else the kernel would promise it, and end some process later.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     with contextlib.suppress(OSError, ValueError):  # another kernel, or a limit that is lower already

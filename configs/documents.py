@@ -5,6 +5,7 @@ Anchors may be used; what they stand for counts wherever it is used, so that a s
 
 import os
 import stat
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import yaml
 
 from configs.values import LONGEST_TEXT, quoted
 from errors import Allowance, InputError, Unreadable, reading, shown
+from options import leaves
 
 MOST_BYTES = 1 << 20  # of a file
 _MOST_VALUES = 50_000  # in one; CLASS_WEIGHTS may have one per class
@@ -36,6 +38,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
             raise Unreadable("not valid YAML (it is nested too deeply)") from None
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected a mapping of keys, found {type(content).__name__}")
+    counts = Counter(key for key, _ in leaves(content))  # TRAIN.LOSS: a, and TRAIN: {LOSS: b}
+    if twice := next((key for key, count in counts.items() if count > 1), None):
+        raise InputError(f"{path}: found the key {shown(twice)} a second time; leave one of them out")
     return content
 
 

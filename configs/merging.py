@@ -40,8 +40,12 @@ class Option(NamedTuple):
     by: str = ""  # a flag, or -o
 
 
-def find_config(cfg_file: str | os.PathLike) -> Path:
-    """Returns the path of a configuration: a file, the name of a model's, or one relative to configs/."""
+def find_config(cfg_file: str | os.PathLike, by: str = "") -> Path:
+    """Returns the path of a configuration: a file, the name of a model's, or one relative to configs/.
+
+    Args:
+        by: who names it, which begins the error.
+    """
     path = Path(cfg_file)
     for place in (path, CONFIG_DIR / path, CONFIG_DIR / f"{path}.yaml"):
         if os.path.isfile(place):  # Path.is_file raises for names that are too long
@@ -50,7 +54,7 @@ def find_config(cfg_file: str | os.PathLike) -> Path:
     # PaddleViT keeps its files in configs/ itself: configs/NAME.yaml finds configs/<family>/NAME.yaml here.
     if path.stem in shipped and path.suffix in ("", ".yaml") and path.parent.name in ("", "configs"):
         return shipped[path.stem]
-    raise InputError(f"no configuration file {shown(str(path))}{nearest_model(path.name, shipped)}")
+    raise InputError(f"{by}no configuration file {shown(str(path))}{nearest_model(path.name, shipped)}")
 
 
 def shipped_configs() -> list[Path]:
@@ -140,7 +144,7 @@ class Keys:
         for parent in base:
             if parent:
                 beside = path.parent / parent
-                file = beside if os.path.isfile(beside) else find_config(parent)
+                file = beside if os.path.isfile(beside) else find_config(parent, f"{path}: BASE: ")
                 self.merge_file(config, file, (*including, path), read)
         self._take_back(config, without, path)
         level, default = _next_level(config), self.defaults

@@ -32,7 +32,8 @@ Factor = Annotated[float, between(0, 1_000_000)]
 Positive = Annotated[float, between(1e-12, 1_000_000)]
 Share = Annotated[float, between(0, 1)]
 Rate = Annotated[float, Range("0 <= value < 1", lambda value: 0 <= value < 1)]
-_NAMES = {"bool": bool, "int": int, "float": float, "str": str, "Size": Size, "Depth": Depth, "Kernel": Kernel, "Epsilon": Epsilon, "Count": Count,
+_NAMES = {"bool": bool, "int": int, "float": float, "str": str, "Size": Size, "Depth": Depth, "Kernel": Kernel,
+          "Epsilon": Epsilon, "Count": Count,
           "Factor": Factor, "Positive": Positive, "Rate": Rate, "Share": Share}  # fmt: skip
 
 

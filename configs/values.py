@@ -51,8 +51,8 @@ def parsed(text: str, depth: int = 0) -> Any:
     if depth < _DEEPEST and len(stripped) > 1 and _BRACKETS.get(stripped[0]) == stripped[-1]:
         items = list(_items(stripped[1:-1]))
         if stripped[0] == "[" or len(items) != 1:  # ( 3 ) isn't a list
-            return [parsed(item, depth + 1) for item in items]
-        return parsed(items[0], depth + 1)
+            return [parsed(item.strip(), depth + 1) for item in items]
+        return parsed(items[0].strip(), depth + 1)
     if "," in stripped and stripped[0] not in "[({":
         values = [_number(item.strip()) for item in _items(stripped)]
         if None not in values:
