@@ -1,6 +1,5 @@
 """Augmentation policies by name, in timm's language: RandAugment, AutoAugment, TrivialAugment, 3-Augment, AugMix."""
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,7 +29,9 @@ FORMS = (
     "trivial, or augmix-m3-w3-d2-a1-b1-mstd0.5"
 )
 _WHOLE = ("n", "inc", "w", "d", "b")
-_LEAST, _MOST = {"n": 1, "mmax": 1, "w": 1, "a": 0.01}, {"p": 1}  # of others: 0 and no bound
+_LEAST = {"n": 1, "mmax": 1, "w": 1, "a": 0.01}  # of others: 0
+_MOST = {"p": 1, "n": 100, "w": 100, "d": 100}  # of others: _BOUND
+_BOUND = 1000
 _RAND = (
     "AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "SolarizeAdd", "Color", "Contrast",
     "Brightness", "Sharpness", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel",
@@ -246,7 +247,7 @@ def _settings(text: str, parts: list[str], known: tuple[str, ...]) -> dict[str, 
             key not in known
             or key in found
             or (key in _WHOLE and not value.isdigit())
-            or (key != "t" and not _LEAST.get(key, 0) <= float(value) <= _MOST.get(key, math.inf))
+            or (key != "t" and not _LEAST.get(key, 0) <= float(value) <= _MOST.get(key, _BOUND))
         ):
             raise _unknown(text, part)
         found[key] = value

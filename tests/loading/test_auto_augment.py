@@ -283,6 +283,7 @@ def test_colours_from_outside_and_resampling_follow_the_data():
         ("rand-n1.5", "'n1.5' in it"), ("rand-tno", "'tno' in it"), ("rand-n0", "'n0' in it"),
         ("rand-p1.5", "'p1.5' in it"), ("rand-n16-tweights", "'n16' in it"), ("original-m9", "'m9' in it"),
         ("trivial-m9", "'m9' in it"), ("augmix-n3", "'n3' in it"), ("augmix-w0", "'w0' in it"),
+        ("augmix-w999999999", "'w999999999' in it"), ("rand-n101", "'n101' in it"),
         ("augmix-a0.009", "'a0.009' in it"), ("augmix-m3-w3-d-1-b1", "'d' in it"),
     ],
 )  # fmt: skip
