@@ -3,8 +3,6 @@
 Anchors may be used; what they stand for counts wherever it is used, so that a short file can't become a long one.
 """
 
-import os
-import stat
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import yaml
 
 from configs.values import LONGEST_TEXT, quoted
-from errors import Allowance, InputError, Unreadable, reading, shown
+from errors import Allowance, InputError, Unreadable, opened, reading, shown
 from options import leaves
 
 MOST_BYTES = 1 << 20  # of a file
@@ -45,11 +43,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str:
-    """What a regular file holds; nothing else is waited for, and no more is read than a configuration has."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise Unreadable("isn't a regular file; name a YAML file")
+    """What the file holds; no more is read than a configuration has."""
+    with opened(path) as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise Unreadable(f"has more than {MOST_BYTES} bytes, which no configuration has; name a YAML file")
