@@ -41,7 +41,7 @@ def test_of_two_launched_runs_on_one_port_one_goes_on(tmp_path):
     a, b = folders(tmp_path, "a", "b")
     flags = [*FLAGS, "DIST.INIT_TIMEOUT", "12"]
     runs = [
-        (folder, rank, torchrun(folder, rank, port, *flags, TORCHELASTIC_RUN_ID=folder.name))
+        (folder, rank, torchrun(folder, rank, port, *flags, TORCHELASTIC_RUN_ID=folder.name, HOME=tmp_path))
         for rank in (0, 1)
         for folder in (a, b)
     ]
