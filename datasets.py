@@ -15,13 +15,14 @@ from PIL import Image
 
 from config_checks import mixes
 from configs.registry import datasets
-from errors import InputError, RunError
+from errors import InputError, RunError, Unreadable, shown
 from loading.cache import Decoded, Labels, MappedImages, cached, fingerprint
+from loading.files import Paths, contents
 from loading.label_spaces import check_evaluation, check_pretrained_classes, check_training
 from loading.samplers import EvalBatchSampler, TrainBatchSampler
 from loading.shards import Shards
 from loading.sources import Arrays, Drawn, Files, Split
-from loading.transforms import EncodedImage, EvalTransform, Mixup, RandomErasing, TrainTransform, readable
+from loading.transforms import EncodedImage, EvalTransform, Mixup, RandomErasing, TrainTransform, largest_file, readable
 from loading.workers import Loader, ProcessLoader
 from options import Configuration
 
@@ -67,10 +68,7 @@ class ImageDataset(paddle.io.Dataset):
             read %= len(self)
             rng = self.generator(epoch, index, copy)
             try:
-                image = self.picture(read)
-                if isinstance(image, Image.Image) and image.mode != self.mode:
-                    image = image.convert(self.mode)
-                pixels = self.transform(image, rng)
+                pixels = self._pixels(read, rng)
                 break
             except RunError as error:
                 if not self.skip_broken:
@@ -84,6 +82,15 @@ class ImageDataset(paddle.io.Dataset):
         if self.skip_broken:
             sample.append(skipped)
         return tuple(sample)
+
+    def _pixels(self, index: int, rng: np.random.Generator) -> np.ndarray:
+        image = self.picture(index)
+        if isinstance(image, Image.Image) and image.mode != self.mode:
+            image = image.convert(self.mode)
+        try:
+            return self.transform(image, rng)
+        except Unreadable as error:
+            raise RunError(f"{self.name(index)}: {error}; cut or remove it") from None
 
     def generator(self, epoch: int, index: int, copy: int) -> np.random.Generator:
         """Returns what a sample's augmentation is drawn from."""
@@ -129,9 +136,10 @@ class EncodedDataset(ImageDataset):
     def __init__(self, config: Configuration, mode: str, labels: Labels, classes: Sequence[str]) -> None:
         super().__init__(config, mode, labels, classes)
         self.exact = mode != "train" and not config.DATA.FAST_EVAL
+        self.most = config.DATA.MAX_PIXELS
 
     def data(self, index: int) -> bytes:
-        """Returns the file of an image; raises OSError or RunError where it can't be read."""
+        """Returns the file of an image; raises OSError, Unreadable or RunError where it can't be read."""
         raise NotImplementedError
 
     def files(self) -> Iterable[str]:
@@ -148,11 +156,11 @@ class EncodedDataset(ImageDataset):
         name = self.name(index)
         with readable(name):
             data = self.data(index)
-        return EncodedImage(data, self.mode, name)
+        return EncodedImage(data, self.mode, name, self.most)
 
 
 class FileDataset(EncodedDataset):
-    """Images in files: ``paths`` are relative to ``root`` and kept as one block of bytes with offsets."""
+    """Images in files: ``paths`` are relative to ``root``."""
 
     def __init__(
         self,
@@ -164,21 +172,21 @@ class FileDataset(EncodedDataset):
         classes: Sequence[str],
     ) -> None:
         super().__init__(config, mode, labels, classes)
-        encoded = [os.fsencode(path) for path in paths]
-        self.root = str(root)
-        self._offsets = np.concatenate([[0], np.cumsum([len(path) for path in encoded], dtype=np.int64)])
-        self._bytes = np.frombuffer(b"".join(encoded), np.uint8)
+        self.root, self.paths = str(root), paths if isinstance(paths, Paths) else Paths(paths)
 
     def name(self, index: int) -> str:
-        path = self._bytes[self._offsets[index] : self._offsets[index + 1]].tobytes()
-        return os.path.join(self.root, os.fsdecode(path))
+        path = self.path(index)
+        return path if path.isprintable() else shown(path, len(path))
+
+    def path(self, index: int) -> str:
+        """Returns an image's path."""
+        return os.path.join(self.root, self.paths[index])
 
     def data(self, index: int) -> bytes:
-        with open(self.name(index), "rb") as file:
-            return file.read()
+        return contents(self.path(index), largest_file(self.most))
 
     def files(self) -> Iterable[str]:
-        return map(self.name, range(len(self)))
+        return map(self.path, range(len(self)))
 
 
 class ShardDataset(EncodedDataset):
@@ -194,7 +202,7 @@ class ShardDataset(EncodedDataset):
         return self.shards.name(index)
 
     def data(self, index: int) -> bytes:
-        return self.shards.read(index)
+        return self.shards.read(index, largest_file(self.most))
 
     def files(self) -> Iterable[str]:
         return self.shards.files

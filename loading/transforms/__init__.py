@@ -3,6 +3,7 @@
 from loading.transforms.batch import BatchTransform, Mixup, Normalize, gives_distributions, smooth_one_hot
 from loading.transforms.decode import EncodedImage, converted, readable, unscaled
 from loading.transforms.erase import RandomErasing
+from loading.transforms.formats import largest_file, opened
 from loading.transforms.image import EvalTransform, TrainTransform
 
 __all__ = [
@@ -15,6 +16,8 @@ __all__ = [
     "TrainTransform",
     "converted",
     "gives_distributions",
+    "largest_file",
+    "opened",
     "readable",
     "smooth_one_hot",
     "unscaled",
