@@ -10,7 +10,7 @@ from pickles import Call, LittleMemory, Raw, numpy_array, program, python2
 from test_datasets import CIFAR10
 
 from errors import InputError
-from loading import sources
+from loading import archives, sources
 
 ARCHIVE, FOLDER, MEMBERS = CIFAR10
 WRITERS = {
@@ -28,7 +28,7 @@ def write(folder, contents):
 
 
 def read(folder, mode="val"):
-    return sources.cifar10(sources.Split(mode), data_path=str(folder)).read()
+    return archives.cifar10(sources.Split(mode), data_path=str(folder)).read()
 
 
 def batch(images=40, seed=0):

@@ -261,7 +261,9 @@ def test_what_pillow_takes_with_a_flaw_is_its_own_decode():
     for flawed in (bytes(data), encoded(PHOTOGRAPHS[0]) + b"trailing bytes"):
         for box in ((0, 0, 640, 427), (0, 0, 640, 250)):
             expected = resized_crop(pillows(flawed), box, (160, 160), BICUBIC)
-            assert distance(resized_crop(EncodedImage(flawed, "RGB", "", 10**8), box, (160, 160), BICUBIC), expected) < 0.3
+            assert (
+                distance(resized_crop(EncodedImage(flawed, "RGB", "", 10**8), box, (160, 160), BICUBIC), expected) < 0.3
+            )
 
 
 def test_evaluation_of_a_decoded_image_is_as_it_was():
