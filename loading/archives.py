@@ -18,7 +18,7 @@ import numpy as np
 
 from configs.registry import datasets
 from errors import Allowance, InputError, Unreadable, reading
-from loading.files import contents, opened_file
+from loading.files import TarBytes, contents, opened_file
 from loading.sources import Arrays, Decoded, Split
 from weights.unpickle import DataUnpickler
 
@@ -32,7 +32,6 @@ _CIFAR100 = (
     "cifar-100-python.tar.gz", "cifar-100-python", ["train"], ["test"], "fine_labels", "meta", "fine_label_names",
 )  # fmt: skip
 _LARGEST_MEMBER = 1 << 28  # bytes; CIFAR-100's training images are 155 million
-_LARGEST_HEADER = 1 << 16  # bytes: a member's long name and other extensions
 _CHUNK = 1 << 20  # bytes that are unpacked at once
 
 
@@ -58,27 +57,6 @@ def mnist(split: Split, *, data_path: str) -> Arrays:
 def fashion_mnist(split: Split, *, data_path: str) -> Arrays:
     """Fashion-MNIST."""
     return _mnist(Path(data_path), split.mode, FASHION)
-
-
-class _Bounded:
-    """An archive's bytes for tarfile: as many as an allowance gives, and few at once: headers can claim any size."""
-
-    def __init__(self, file: Any, allowance: Allowance) -> None:
-        self.file, self.allowance, self.tell = file, allowance, file.tell
-
-    def seek(self, place: int) -> None:
-        self.allowance.take(max(0, place - self.tell()))
-        self.file.seek(place)
-
-    def read(self, size: int) -> bytes:
-        if size > _LARGEST_HEADER:
-            raise Unreadable(f"it has a header of {size} bytes, up to {_LARGEST_HEADER} are read")
-        return self.content(size)
-
-    def content(self, size: int) -> bytes:
-        """Returns the next ``size`` bytes."""
-        self.allowance.take(size)
-        return self.file.read(size)
 
 
 def _cifar(dataset: str, layout: tuple, root: Path, mode: str) -> Arrays:
@@ -117,7 +95,7 @@ def _members(root: Path, archive: str, folder: str, names: list[str]) -> Iterato
         return
     wanted = {f"{folder}/{name}": name for name in names}
     with opened_file(root / archive) as packed, gzip.GzipFile(fileobj=packed) as unpacked:
-        file: Any = _Bounded(unpacked, Allowance(os.fstat(packed.fileno()).st_size))
+        file: Any = TarBytes(unpacked, Allowance(os.fstat(packed.fileno()).st_size))
         with tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 if member.size < 0:

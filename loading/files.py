@@ -13,6 +13,7 @@ import numpy as np
 
 from errors import Allowance, Unreadable
 
+_LARGEST_HEADER = 1 << 16  # bytes of a tar file: a member's long name and other extensions
 _NPZ_WAYS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # in which NumPy writes
 
 
@@ -46,9 +47,9 @@ class Paths(Sequence[str]):
     def __init__(self, paths: Iterable[str | bytes]) -> None:
         block, ends = bytearray(), array("q", [0])
         for path in paths:
-            block += os.fsencode(path)
+            block += path if isinstance(path, bytes) else os.fsencode(path)
             ends.append(len(block))
-        self._bytes, self._ends = np.frombuffer(block, np.uint8), np.frombuffer(ends, np.int64)
+        self._bytes, self._ends = bytes(block), np.frombuffer(ends, np.int64)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -60,7 +61,32 @@ class Paths(Sequence[str]):
 
     def encoded(self, index: int) -> bytes:
         """Returns a path as the file system has it."""
-        return self._bytes[self._ends[index] : self._ends[index + 1]].tobytes()
+        return self._bytes[self._ends[index] : self._ends[index + 1]]
+
+
+class TarBytes:
+    """An archive's bytes for tarfile: as many as an allowance gives, and few at once, whatever a header claims.
+
+    The allowance's clock is stopped: a slow disk isn't the file's fault, and the bytes bound the time.
+    """
+
+    def __init__(self, file: Any, allowance: Allowance) -> None:
+        self.file, self.allowance, self.tell = file, allowance, file.tell
+        allowance.until = math.inf
+
+    def seek(self, place: int) -> None:
+        self.allowance.take(max(0, place - self.tell()))
+        self.file.seek(place)
+
+    def read(self, size: int) -> bytes:
+        if size > _LARGEST_HEADER:
+            raise Unreadable(f"it has a header of {size} bytes, up to {_LARGEST_HEADER} are read")
+        return self.content(size)
+
+    def content(self, size: int) -> bytes:
+        """Returns the next ``size`` bytes."""
+        self.allowance.take(size)
+        return self.file.read(size)
 
 
 def npz(path: Path, wanted: dict[str, tuple[str, int]]) -> dict[str, np.ndarray]:

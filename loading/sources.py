@@ -1,5 +1,6 @@
-"""What the readers of datasets give, one of ``Files``, ``Arrays``, ``shards.Shards`` and ``Drawn``, and those of lists of
-files, of folders of classes and of what comes along. Nothing is downloaded.
+"""What readers of datasets give, and the readers of lists of files, of folders of classes and of what comes along.
+
+It is one of ``Files``, ``Arrays``, ``shards.Shards`` and ``Drawn``. Nothing is downloaded.
 """
 
 import functools
@@ -22,10 +23,10 @@ from loading.files import Paths, opened_file
 Decoded = tuple[np.ndarray, np.ndarray, list[str]]  # images, labels, class names
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
-_MOST_CLASSES = 10_000_000  # where any label may stand
+MOST_CLASSES = 10_000_000  # where any label may stand
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 # Characters that no class can have in its name: a message, a table or a JSON file would break at them.
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _LISTED = 32  # bytes that a line takes besides its path: label, ends, folder, its place in their order
 _UNLISTED = 10_000  # folders that aren't there, after which no more are looked for
 
@@ -91,7 +92,7 @@ def _listed(
     file: Path, lines: Any, classes: int | Literal["auto"], labels: array, folders: array, known: dict[bytes, int]
 ) -> Iterator[bytes]:
     """Yields a list's paths; appends their labels, and the numbers of their folders, which ``known`` gives."""
-    limit, left = (_MOST_CLASSES if classes == "auto" else classes), Allowance(os.fstat(lines.fileno()).st_size).left
+    limit, left = (MOST_CLASSES if classes == "auto" else classes), Allowance(os.fstat(lines.fileno()).st_size).left
     start = lines.peek(4)[:3]
     if start[:2] in _UTF16:
         raise Unreadable("it is in UTF-16; save it in UTF-8")
@@ -100,18 +101,18 @@ def _listed(
         if not (words := line.rsplit(None, 1)):
             continue
         path, label = words[0].strip(), words[-1]
-        digits = label[1:] if label[:1] == b"-" else label
-        if len(words) == 1 or not digits.isdigit():
+        if len(words) == 1 or not (label.isdigit() or (label[:1] == b"-" and label[1:].isdigit())):
             found = shown(os.fsdecode(line.strip()[:200]))
             raise InputError(f"{file}, line {number}: expected a path, then a label; found '{found}'")
-        if len(label) > 18 or not 0 <= int(label) < limit:
+        value = int(label) if len(label) <= 18 else limit
+        if not 0 <= value < limit:
             raise InputError(f"{file}, line {number}: label {shown(label.decode(), 30)} is outside 0..{limit - 1}")
         if b"\0" in path:
             raise InputError(f"{file}, line {number}: its path holds a NUL character")
         left -= len(path) + _LISTED
         if left < 0:
             raise Unreadable(f"its {number} lines would take more than 64 MiB and three times its size")
-        labels.append(int(label))
+        labels.append(value)
         folders.append(known.setdefault(path[: path.rfind(b"/") + 1], len(known)))
         yield path
 
@@ -126,9 +127,10 @@ def _missing(root: Path, paths: Paths, folders: np.ndarray, names: list[bytes]) 
             present = set(os.listdir(os.path.join(os.fsencode(root), folder)))
         except OSError:
             present, unlisted = set(), unlisted + 1
-        own = order[start : start + count].tolist()
-        absent = [place for place in own if paths.encoded(place)[len(folder) :] not in present]
-        missing, first, start = missing + len(absent), min([first, *absent[:1]]), start + count
+        for place in order[start : start + count]:
+            if paths.encoded(place)[len(folder) :] not in present:
+                missing, first = missing + 1, min(first, int(place))
+        start += count
         if unlisted == _UNLISTED:
             break
     if not missing:
@@ -181,7 +183,7 @@ def _classes(folder: Path) -> list[str]:
         return []
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries if entry.is_dir())
-    if bad := [name for name in names if _UNPRINTABLE.search(name)]:
+    if bad := [name for name in names if UNPRINTABLE.search(name)]:
         raise Unreadable(f"the name of its class folder '{shown(bad[0])}' can't be printed; rename it")
     holds = os.path.realpath(folder)
     for name in names:

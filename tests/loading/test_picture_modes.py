@@ -135,8 +135,8 @@ def test_what_has_no_white_is_refused_by_name(tmp_path, monkeypatch, name, way):
 def test_shards_hold_the_same_pixels_reduced_or_not(tmp_path, name):
     picture, path = PICTURES[name], tmp_path / f"0{PICTURES[name].suffix}"
     path.write_bytes(picture.data)
-    assert encoded(str(path), None, 95) == (picture.data, picture.suffix)
-    data, suffix = encoded(str(path), 16, 95)
+    assert encoded(str(path), None, 95, 10**8) == (picture.data, picture.suffix)
+    data, suffix = encoded(str(path), 16, 95, 10**8)
     assert suffix == ".png"
     for mode in ("RGB", "L"):
         source = Image.fromarray(picture.colours)
@@ -152,7 +152,7 @@ def test_what_has_no_white_is_not_packed(tmp_path, name):
     path = tmp_path / f"0{suffix}"
     path.write_bytes(data)
     with pytest.raises(InputError, match=rf"0{suffix}: its pixels are {kind}, and nothing tells .*, or remove it$"):
-        inspect(str(path))
+        inspect(str(path), 10**8)
 
 
 # ------------------------------------------------------------------- DALI
