@@ -21,21 +21,21 @@ SCANS = 10  # of a JPEG with MAX_PIXELS; smaller ones may have more: each scan p
 BYTES_PER_PIXEL = 8  # of a file: four channels of 16 bits, as they are
 _NOTES = 64 << 20  # bytes that a file may have besides
 _SIGNATURES = {
-    b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n\x1a\n": "PNG", b"GIF87a": "GIF", b"GIF89a": "GIF", b"BM": "BMP",
+    b"\x89PNG\r\n\x1a\n": "PNG", b"GIF87a": "GIF", b"GIF89a": "GIF", b"BM": "BMP",
     b"II*\0": "TIFF", b"MM\0*": "TIFF", b"II+\0": "TIFF", b"MM\0+": "TIFF",
 } | {f"P{kind}".encode(): "PPM" for kind in "123456f"}  # fmt: skip
 # JPEG's markers: those without a length, those that pixels depend on (frames, tables, JFIF's and Adobe's colours), and
 # the frames that are coded in one scan where it holds all channels.
-_ALONE, _END, _SCAN = (0x00, 0x01, *range(0xD0, 0xD8)), (0xD8, 0xD9), 0xDA
-_FRAMES = tuple(marker for marker in range(0xC0, 0xD0) if marker not in (0xC4, 0xC8, 0xCC))
-_JPEG_NEEDED, _SEQUENTIAL = frozenset((*range(0xC0, 0xD0), 0xDB, 0xDD, 0xE0, 0xEE)), (0xC0, 0xC1)
+_ALONE, _END, _SCAN = frozenset((0x00, 0x01, *range(0xD0, 0xD8))), (0xD8, 0xD9), 0xDA
+_FRAMES = frozenset(marker for marker in range(0xC0, 0xD0) if marker not in (0xC4, 0xC8, 0xCC))
+_JPEG_NEEDED, _SEQUENTIAL = frozenset((*_FRAMES, 0xC4, 0xCC, 0xDB, 0xDD, 0xE0, 0xEE)), (0xC0, 0xC1)
 # TIFF's bytes per value by type; tags that lead elsewhere, or are text, EXIF, ICC, XMP and the like, aren't needed.
 _TIFF_BYTES = {1: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 16: 8, 17: 8}
 _TIFF_PRIVATE, _TIFF_SUBFILES, _TIFF_TILE = 700, 330, (322, 323)
 _TIFF_VALUES = 500_000  # of all tags: a palette's 196,608, and the places of 150,000 strips or tiles
 _LARGEST_TEXT = 16 << 20  # bytes of a PPM that is written as text, which Pillow reads number by number in Python
 _READ = 16  # bytes that a read counts for besides: decoders in Python read byte by byte
-_PARTS = 10_000  # of a file, and one more per KiB
+_PARTS, _TOO_MANY = 10_000, "it is in too many parts; save it again"  # and one more per KiB
 
 
 def check_size(size: tuple[int, int], most: int) -> None:
@@ -59,12 +59,7 @@ def opened(data: bytes, most: int) -> tuple[Image.Image, bytes]:
     Raises:
         Unreadable, Exception: it can't be read, or costs too much: within ``errors.reading``.
     """
-    kind = next((kind for start, kind in _SIGNATURES.items() if data.startswith(start)), None)
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        kind = "WEBP"
-    if kind is None:
-        raise Unreadable("it is of no known format; BMP, GIF, JPEG, PNG, PPM, TIFF and WebP are read")
-    plain = True
+    kind, plain = _kind(data), True
     if kind == "JPEG":
         data, plain = _jpeg(data)
     elif kind in _NEEDED:
@@ -72,7 +67,7 @@ def opened(data: bytes, most: int) -> tuple[Image.Image, bytes]:
     elif kind == "PPM" and data[1:2] in b"123" and len(data) > _LARGEST_TEXT:
         raise Unreadable(f"it is a PPM of {len(data)} bytes of text; save it in binary form")
     try:
-        image = Image.open(_Counted(data), formats=[kind])
+        image = Image.open(io.BytesIO(data) if kind == "JPEG" else _Counted(data), formats=[kind])
     except UnidentifiedImageError:  # its text has the buffer's address
         raise Unreadable(f"its {kind} header is damaged") from None
     check_size(image.size, most)
@@ -85,6 +80,17 @@ def opened(data: bytes, most: int) -> tuple[Image.Image, bytes]:
             f" more than {SCANS} of DATA.MAX_PIXELS {most}"
         )
     return image, data
+
+
+def _kind(data: bytes) -> str:
+    if data.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WEBP"
+    for start, kind in _SIGNATURES.items():
+        if data.startswith(start):
+            return kind
+    raise Unreadable("it is of no known format; BMP, GIF, JPEG, PNG, PPM, TIFF and WebP are read")
 
 
 class _Counted(io.BytesIO):
@@ -102,48 +108,42 @@ class _Counted(io.BytesIO):
         return part
 
 
-def _check_parts(count: int, data: bytes) -> None:
-    if count > _PARTS + len(data) // 1024:
-        raise Unreadable(f"its {len(data)} bytes are in too many parts")
-
-
 def _jpeg(data: bytes) -> tuple[bytes, bool]:
     """Returns (the file without its notes, whether its pixels are certainly in one scan)."""
-    kept, place, frames = [data[:2]], 2, []
-    for count in range(len(data)):
-        _check_parts(count, data)
+    kept, start, place, frames = [], 0, 2, []  # data[start:] is to be kept so far
+    for _ in range(_PARTS + len(data) // 1024):
         place = data.find(b"\xff", place)  # what stands between segments is skipped, as by libjpeg
         while data[place + 1 : place + 2] == b"\xff":
             place += 1
         if place < 0 or place + 5 > len(data) or (marker := data[place + 1]) in _END:
-            break
+            raise Unreadable("it ends before its pixels")
         if marker == _SCAN:
-            kept.append(data[place:])
-            return b"".join(kept), len(frames) == 1 and frames[0] == data[place + 4]
+            plain = len(frames) == 1 and frames[0] == data[place + 4]
+            return (b"".join((*kept, data[start:])) if kept else data), plain
         if marker in _ALONE:
             place += 2
             continue
-        end = place + 2 + max(2, int.from_bytes(data[place + 2 : place + 4], "big"))
-        if marker in _JPEG_NEEDED:
-            kept.append(data[place:end])
-        if marker in _FRAMES:  # its channels; 0 where there may be several scans of each
+        end = place + 2 + max(2, (data[place + 2] << 8) + data[place + 3])
+        if marker not in _JPEG_NEEDED:
+            kept.append(data[start:place])
+            start = end
+        elif marker in _FRAMES:  # its channels; 0 where there may be several scans of each
             frames.append(data[place + 9] if marker in _SEQUENTIAL and place + 9 < len(data) else 0)
         place = end
-    raise Unreadable("it ends before its pixels")
+    raise Unreadable(_TOO_MANY)
 
 
 def _png(data: bytes) -> bytes:
     """Returns the chunks that a decoder has to know, and transparency: IDAT's frame alone."""
-    kept, place, count = [data[:8]], 8, 0
-    while place < len(data):
-        _check_parts(count := count + 1, data)
+    kept, place = [data[:8]], 8
+    for _ in range(_PARTS + len(data) // 1024):
         end, kind = place + 12 + int.from_bytes(data[place : place + 4], "big"), data[place + 4 : place + 8]
         if not kind[:1].islower() or kind == b"tRNS":
             kept.append(data[place:end])
         place = end
-        if kind == b"IEND":
-            break
-    return b"".join(kept)
+        if kind == b"IEND" or place >= len(data):
+            return b"".join(kept)
+    raise Unreadable(_TOO_MANY)
 
 
 def _gif(data: bytes) -> bytes:
