@@ -22,7 +22,16 @@ from loading.label_spaces import check_evaluation, check_pretrained_classes, che
 from loading.samplers import EvalBatchSampler, TrainBatchSampler
 from loading.shards import Shards
 from loading.sources import Arrays, Drawn, Files, Split
-from loading.transforms import EncodedImage, EvalTransform, Mixup, RandomErasing, TrainTransform, largest_file, readable
+from loading.transforms import (
+    Broken,
+    EncodedImage,
+    EvalTransform,
+    Mixup,
+    RandomErasing,
+    TrainTransform,
+    largest_file,
+    readable,
+)
 from loading.workers import Loader, ProcessLoader
 from options import Configuration
 
@@ -56,6 +65,7 @@ class ImageDataset(paddle.io.Dataset):
         self.skip_broken = config.DATA.SKIP_BROKEN and train
         erased, skipped = ("erased",) * (self.erasing is not None), ("skipped",) * self.skip_broken
         self.columns = ("pixels", "labels", *erased, *skipped)
+        self._broken: set[int] = set()  # what this process needn't decode again
         self.advice = ", or train with DATA.SKIP_BROKEN True" if train else ""  # an evaluation skips nothing
 
     def __len__(self) -> int:
@@ -66,6 +76,9 @@ class ImageDataset(paddle.io.Dataset):
         skipped = -1
         for read in range(index, index + len(self)):
             read %= len(self)
+            if read in self._broken:
+                skipped = index
+                continue
             rng = self.generator(epoch, index, copy)
             try:
                 pixels = self._pixels(read, rng)
@@ -74,6 +87,8 @@ class ImageDataset(paddle.io.Dataset):
                 if not self.skip_broken:
                     raise RunError(f"{error}{self.advice}") from None
                 skipped = index
+                if isinstance(error, Broken):
+                    self._broken.add(read)
         else:
             raise RunError(f"none of the {len(self)} training images can be read")
         sample = [pixels, self.labels[read]]
@@ -90,7 +105,7 @@ class ImageDataset(paddle.io.Dataset):
         try:
             return self.transform(image, rng)
         except Unreadable as error:
-            raise RunError(f"{self.name(index)}: {error}; cut or remove it") from None
+            raise Broken(f"{self.name(index)}: {error}; cut or remove it") from None
 
     def generator(self, epoch: int, index: int, copy: int) -> np.random.Generator:
         """Returns what a sample's augmentation is drawn from."""
@@ -154,7 +169,7 @@ class EncodedDataset(ImageDataset):
 
     def _encoded(self, index: int) -> EncodedImage:
         name = self.name(index)
-        with readable(name):
+        with readable(name, RunError):  # a disk may do better next time
             data = self.data(index)
         return EncodedImage(data, self.mode, name, self.most)
 

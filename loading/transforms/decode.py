@@ -35,6 +35,10 @@ _BASELINE, _SCAN = (0xC0, 0xC1), 0xDA  # markers: frames that are coded row by r
 _REST = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
 
 
+class Broken(RunError):
+    """What an image file holds can't be decoded, however often it is read."""
+
+
 class EncodedImage:
     """An image file in memory, of which the header alone is read at first.
 
@@ -56,7 +60,7 @@ class EncodedImage:
         with readable(name):
             self._image, self._data = opened(data, most)
         if reason := unscaled(self._image):
-            raise RunError(f"{name}: {reason}")
+            raise Broken(f"{name}: {reason}")
         self.size = self._image.size
 
     def decoded(self) -> Image.Image:
@@ -135,9 +139,9 @@ def converted(image: Image.Image, mode: str) -> Image.Image:
     return image if image.mode == mode else image.convert(mode)
 
 
-def readable(name: str) -> AbstractContextManager[None]:
-    """Turns what goes wrong while reading an image file into a RunError that names it."""
-    return reading(name, "an image", "; repair or remove it", RunError)
+def readable(name: str, kind: type[RunError] = Broken) -> AbstractContextManager[None]:
+    """Turns what goes wrong while reading an image file into an error of ``kind`` that names it."""
+    return reading(name, "an image", "; repair or remove it", kind)
 
 
 def _decode(data: bytes, size: tuple[int, int], mode: str, scale: int) -> np.ndarray | None:

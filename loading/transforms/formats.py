@@ -33,8 +33,8 @@ _JPEG_NEEDED, _SEQUENTIAL = frozenset((*_FRAMES, 0xC4, 0xCC, 0xDB, 0xDD, 0xE0, 0
 _TIFF_BYTES = {1: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 16: 8, 17: 8}
 _TIFF_PRIVATE, _TIFF_SUBFILES, _TIFF_TILE = 700, 330, (322, 323)
 _TIFF_VALUES = 500_000  # of all tags: a palette's 196,608, and the places of 150,000 strips or tiles
-_LARGEST_TEXT = 16 << 20  # bytes of a PPM that is written as text, which Pillow reads number by number in Python
-_READ = 16  # bytes that a read counts for besides: decoders in Python read byte by byte
+_LARGEST_TEXT = 4 << 20  # bytes of a PPM that is written as text, which Pillow reads number by number in Python
+_READ = 32  # bytes that a read counts for besides: decoders in Python read byte by byte
 _PARTS, _TOO_MANY = 10_000, "it is in too many parts; save it again"  # and one more per KiB
 
 
