@@ -10,7 +10,7 @@ import struct
 import tarfile
 import zipfile
 
-import images
+import forged
 import numpy as np
 import pytest
 from hostile import attempt, damaged
@@ -28,7 +28,7 @@ from loading.transforms import EncodedImage, EvalTransform, TrainTransform, read
 CONFIG = get_config(None, ["DATA.IMAGE_SIZE", "16", "DATA.MAX_PIXELS", "1000000"])
 PIXELS = CONFIG.DATA.MAX_PIXELS
 EVALUATED, TRAINED = EvalTransform(CONFIG), TrainTransform(CONFIG)
-NUMBERS = images.NUMBERS | st.sampled_from([1 << 40, (1 << 63) - 1, -1, -512])
+NUMBERS = forged.NUMBERS | st.sampled_from([1 << 40, (1 << 63) - 1, -1, -512])
 few = settings(max_examples=max(5, settings.default.max_examples * 3 // 10))
 
 
@@ -40,14 +40,14 @@ def load(data):
 
 
 FOUND = {  # what each took before it was mended
-    "EXIF of tags that overlap: 12.7 GB, 49 s": lambda: images.with_exif(images.tags_that_overlap(400_000)),
-    "TIFF of tags that overlap: 13.6 GB, 34 s": lambda: images.tags_that_overlap(300_000),
-    "texts of 68 kB: 263 MB": lambda: images.text_bombs(64),
-    "3,000 scans": lambda: images.with_scans(990, 990, 3000),
-    "a comment: 8 s": lambda: images.with_comment(8 << 20),
-    "177 bytes: 13.6 GB": lambda: images.png(1, 50_000),
+    "EXIF of tags that overlap: 12.7 GB, 49 s": lambda: forged.with_exif(forged.tags_that_overlap(400_000)),
+    "TIFF of tags that overlap: 13.6 GB, 34 s": lambda: forged.tags_that_overlap(300_000),
+    "texts of 68 kB: 263 MB": lambda: forged.text_bombs(64),
+    "3,000 scans": lambda: forged.with_scans(990, 990, 3000),
+    "a comment: 8 s": lambda: forged.with_comment(8 << 20),
+    "177 bytes: 13.6 GB": lambda: forged.png(1, 50_000),
     "Ghostscript": lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n",
-    "100,000 segments": lambda: b"\xff\xd8" + images.segment(0xFE) * 100_000 + images.saved("JPEG")[2:],
+    "100,000 segments": lambda: b"\xff\xd8" + forged.segment(0xFE) * 100_000 + forged.saved("JPEG")[2:],
 }
 
 
@@ -57,7 +57,7 @@ def test_what_was_found_costs_little(what):
     attempt("image", len(data), lambda: load(data))
 
 
-@given(images.ANY)
+@given(forged.ANY)
 def test_an_image_is_read_or_refused(data):
     attempt("image", len(data), lambda: load(data))
 
