@@ -73,11 +73,9 @@ class ImageDataset(paddle.io.Dataset):
 
     def __getitem__(self, key: int | tuple[int, int, int]) -> tuple:
         epoch, index, copy = key if isinstance(key, tuple) else (0, key, 0)
-        skipped = -1
         for read in range(index, index + len(self)):
             read %= len(self)
             if read in self._broken:
-                skipped = index
                 continue
             rng = self.generator(epoch, index, copy)
             try:
@@ -86,7 +84,6 @@ class ImageDataset(paddle.io.Dataset):
             except RunError as error:
                 if not self.skip_broken:
                     raise RunError(f"{error}{self.advice}") from None
-                skipped = index
                 if isinstance(error, Broken):
                     self._broken.add(read)
         else:
@@ -95,7 +92,7 @@ class ImageDataset(paddle.io.Dataset):
         if self.erasing is not None:
             sample.append(self.erasing.draw(rng))
         if self.skip_broken:
-            sample.append(skipped)
+            sample.append(-1 if read == index else index)
         return tuple(sample)
 
     def _pixels(self, index: int, rng: np.random.Generator) -> np.ndarray:

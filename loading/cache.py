@@ -42,12 +42,14 @@ class MappedImages:
 def fingerprint(files: Iterable[str | Path], *parts: str | bytes) -> str:
     """Returns a hash of the files' paths, sizes and times of change, and of ``parts``."""
     found = hashlib.sha256()
-    with reading("DATA.CACHE", "files to decode", "; repair or remove what is named"):
-        for file in files:
+    for file in files:
+        try:
             state = os.stat(file)
-            found.update(
-                f"{os.path.abspath(file)}\0{state.st_size}\0{state.st_mtime_ns}\n".encode(errors="surrogateescape")
-            )
+        except OSError as error:
+            raise InputError(f"{file}: can't be read ({error.strerror}); repair or remove it") from None
+        found.update(
+            f"{os.path.abspath(file)}\0{state.st_size}\0{state.st_mtime_ns}\n".encode(errors="surrogateescape")
+        )
     for part in parts:
         found.update(part.encode() if isinstance(part, str) else part)
     return found.hexdigest()[:16]

@@ -196,7 +196,7 @@ def _images(root: Path, below: str) -> Iterator[str]:
     """Yields the paths of the images in a folder, in the folders' order, relative to ``root``."""
 
     def refuse(error: OSError) -> None:
-        raise error
+        raise Unreadable(f"its folder '{shown(str(error.filename))}' can't be listed ({error.strerror})")
 
     for folder, subfolders, files in os.walk(root / below, onerror=refuse):
         subfolders.sort()

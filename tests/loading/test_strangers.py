@@ -132,5 +132,5 @@ def test_a_folder_that_cannot_be_listed_is_no_empty_one(tmp_path, monkeypatch):
         return whole(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    with pytest.raises(InputError, match=r"train: can't be read as class folders \(PermissionError: .*deep'\);"):
+    with pytest.raises(InputError, match=r"train: its folder '.*/train/a/deep' can't be listed \(Permission denied\);"):
         get_dataset(configured("folder", tmp_path), "train")
