@@ -187,8 +187,7 @@ class FileDataset(EncodedDataset):
         self.root, self.paths = str(root), paths if isinstance(paths, Paths) else Paths(paths)
 
     def name(self, index: int) -> str:
-        path = self.path(index)
-        return path if path.isprintable() else shown(path, len(path))
+        return shown(path := self.path(index), len(path))
 
     def path(self, index: int) -> str:
         """Returns an image's path."""
@@ -225,8 +224,7 @@ class SyntheticDataset(ImageDataset):
 
     def __init__(self, config: Configuration, mode: str, size: int) -> None:
         count = 1000 if config.MODEL.NUM_CLASSES == "auto" else config.MODEL.NUM_CLASSES
-        classes = [str(c) for c in range(count)]
-        super().__init__(config, mode, np.arange(size) % count, classes)
+        super().__init__(config, mode, np.arange(size) % count, [str(c) for c in range(count)])
         self.shape = (config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE, 3)
 
     def image(self, index: int) -> Image.Image:

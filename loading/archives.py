@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from configs.registry import datasets
-from errors import Allowance, InputError, Unreadable, reading
-from loading.files import TarBytes, contents, opened_file
+from errors import Allowance, InputError, Unreadable, opened, reading
+from loading.files import TarBytes, contents
 from loading.sources import Arrays, Decoded, Split
 from weights.unpickle import DataUnpickler
 
@@ -94,7 +94,7 @@ def _members(root: Path, archive: str, folder: str, names: list[str]) -> Iterato
         yield from ((name, contents(root / folder / name, _LARGEST_MEMBER)) for name in names)
         return
     wanted = {f"{folder}/{name}": name for name in names}
-    with opened_file(root / archive) as packed, gzip.GzipFile(fileobj=packed) as unpacked:
+    with opened(root / archive) as packed, gzip.GzipFile(fileobj=packed) as unpacked:
         file: Any = TarBytes(unpacked, Allowance(os.fstat(packed.fileno()).st_size))
         with tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
@@ -135,7 +135,7 @@ def _idx_file(root: Path, name: str) -> Path:
 def _idx(root: Path, name: str, dimensions: int) -> np.ndarray:
     """Reads an IDX file of unsigned bytes (LeCun's format), gzipped or not."""
     path = _idx_file(root, name)
-    with reading(path, "an IDX file", "; MNIST's files are needed under -data_path"), opened_file(path) as packed:
+    with reading(path, "an IDX file", "; MNIST's files are needed under -data_path"), opened(path) as packed:
         file = gzip.GzipFile(fileobj=packed) if path.suffix == ".gz" else packed
         head = file.read(4 + 4 * dimensions)
         if head[:4] != bytes([0, 0, 8, dimensions]) or len(head) != 4 + 4 * dimensions:

@@ -14,8 +14,8 @@ from typing import IO
 
 import numpy as np
 
-from errors import InputError, RunError, Unreadable, reading
-from loading.files import npz, opened_file
+from errors import InputError, RunError, Unreadable, opened, reading
+from loading.files import npz
 from utils import written_whole
 
 Labels = Sequence[int] | np.ndarray
@@ -26,7 +26,7 @@ class MappedImages:
     """Images [n, H, W] or [n, H, W, 3] uint8 in a .npy file, which goes to other processes by its name."""
 
     def __init__(self, file: Path) -> None:
-        opened_file(file).close()  # NumPy would wait for a pipe
+        opened(file).close()  # NumPy would wait for a pipe
         self.file, self.pixels = file, np.lib.format.open_memmap(file, mode="r")
         pixels = self.pixels
         if pixels.dtype != np.uint8 or 0 in pixels.shape[1:] or pixels.shape[3:] not in ((), (3,)) or pixels.ndim < 3:

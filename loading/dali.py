@@ -15,7 +15,7 @@ from PIL import Image
 
 from errors import InputError
 from loading.samplers import TrainBatchSampler
-from loading.transforms import opened, readable
+from loading.transforms import opened_image, readable
 from loading.workers import Draw, Loader, with_draws
 from options import Configuration
 from utils import num_gpus
@@ -103,7 +103,7 @@ class DaliLoader(Loader):
         """Returns (file, start and shape of the crop, whether it is mirrored, turned), and what else the sample has."""
         index, rng = key[1], self.dataset.generator(*key)
         with readable(self.dataset.name(index)):
-            image, data = opened(self.dataset.data(index), self.dataset.most)
+            image, data = opened_image(self.dataset.data(index), self.dataset.most)
             box, *flips = self.dataset.transform.draw(*image.size, rng)
             if image.mode not in ("RGB", "L"):  # palettes, inks, 16 bits: DALI gets the pixels of Pillow's conversion
                 file = io.BytesIO()

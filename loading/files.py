@@ -2,43 +2,26 @@
 
 import math
 import os
-import stat
 import zipfile
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from errors import Allowance, Unreadable
+from errors import Allowance, Unreadable, opened
 
 _LARGEST_HEADER = 1 << 16  # bytes of a tar file: a member's long name and other extensions
 _NPZ_WAYS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # in which NumPy writes
 
 
-def opened_file(path: str | Path) -> BinaryIO:
-    """Opens a regular file; raises Unreadable for a pipe, a folder or a device, which could block or never end."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise Unreadable("it is no regular file")
-    return os.fdopen(descriptor, "rb", buffering=1 << 16)
-
-
 def contents(path: str | Path, most: int) -> bytes:
     """Returns a regular file's bytes; raises Unreadable where there are more than ``most``."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        state = os.fstat(descriptor)
-        if not stat.S_ISREG(state.st_mode):
-            raise Unreadable("it is no regular file")
-        if state.st_size > most:
-            raise Unreadable(f"it has {state.st_size} bytes, up to {most} are read")
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read(most + 1)[:most]
-    finally:
-        os.close(descriptor)
+    with opened(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > most:
+            raise Unreadable(f"it has {size} bytes, up to {most} are read")
+        return file.read(most + 1)[:most]
 
 
 class Paths(Sequence[str]):
@@ -65,14 +48,10 @@ class Paths(Sequence[str]):
 
 
 class TarBytes:
-    """An archive's bytes for tarfile: as many as an allowance gives, and few at once, whatever a header claims.
-
-    The allowance's clock is stopped: a slow disk isn't the file's fault, and the bytes bound the time.
-    """
+    """An archive's bytes for tarfile: as many as an allowance gives, and few at once, whatever a header claims."""
 
     def __init__(self, file: Any, allowance: Allowance) -> None:
         self.file, self.allowance, self.tell = file, allowance, file.tell
-        allowance.until = math.inf
 
     def seek(self, place: int) -> None:
         self.allowance.take(max(0, place - self.tell()))
@@ -95,7 +74,7 @@ def npz(path: Path, wanted: dict[str, tuple[str, int]]) -> dict[str, np.ndarray]
     Raises:
         Unreadable, Exception: it is something else, or would take too much memory: within ``errors.reading``.
     """
-    with opened_file(path) as file, zipfile.ZipFile(file) as archive:
+    with opened(path) as file, zipfile.ZipFile(file) as archive:
         allowance = Allowance(os.fstat(file.fileno()).st_size)
         return {name: _array(archive, name, kind, dimensions, allowance) for name, (kind, dimensions) in wanted.items()}
 

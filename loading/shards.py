@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from configs.registry import datasets
-from errors import Allowance, InputError, RunError, Unreadable, reading, shown
-from loading.files import TarBytes, npz, opened_file
+from errors import Allowance, InputError, RunError, Unreadable, opened, reading, shown
+from loading.files import TarBytes, npz
 from loading.sources import IMAGE_SUFFIXES, MOST_CLASSES, UNPRINTABLE, Split
 from utils import written_whole
 
@@ -173,7 +173,7 @@ def scan_shard(file: Path) -> Arrays:
     """
     images: dict[str, tuple] = {}
     labels: dict[str, int] = {}
-    with reading(file, "an uncompressed tar shard", "; restore it"), opened_file(file) as raw:
+    with reading(file, "an uncompressed tar shard", "; restore it"), opened(file) as raw:
         for member in _plain_members(raw):
             folder, base = os.path.split(member.name)
             stem, _, suffix = base.partition(".")

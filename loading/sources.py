@@ -17,8 +17,8 @@ import numpy as np
 
 from configs.registry import datasets
 from configs.signatures import Size
-from errors import Allowance, InputError, Unreadable, reading, shown
-from loading.files import Paths, opened_file
+from errors import Allowance, InputError, Unreadable, opened, reading, shown
+from loading.files import Paths
 
 Decoded = tuple[np.ndarray, np.ndarray, list[str]]  # images, labels, class names
 
@@ -78,7 +78,7 @@ def imagenet2012(split: Split, *, data_path: str) -> Files:
     """
     root = Path(data_path)
     file = root / f"{split.mode}_list.txt"
-    with reading(file, "a list", "; DATASET imagenet2012 needs it under -data_path"), opened_file(file) as lines:
+    with reading(file, "a list", "; DATASET imagenet2012 needs it under -data_path"), opened(file) as lines:
         labels, folders, known = array("q"), array("i"), {}
         paths = Paths(_listed(file, lines, split.num_classes, labels, folders, known))
         if not labels:

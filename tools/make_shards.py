@@ -31,8 +31,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (streams)
+
 # First: it says what isn't installed.
-from errors import InputError, RunError, Unreadable, reading, remedy, reported  # noqa: E402
+from errors import InputError, RunError, Unreadable, opened, reading, remedy, reported  # noqa: E402
 
 # isort: split
 import numpy as np  # noqa: E402
@@ -58,12 +59,12 @@ def encoded(path: str, resize: int | None, quality: int, most: int) -> tuple[byt
         InputError: the file can't be read as an image.
     """
     from loading.files import contents
-    from loading.transforms import converted, largest_file, opened
+    from loading.transforms import converted, largest_file, opened_image
 
     with reading(path, "an image", _ADVICE):
         data = contents(path, largest_file(most))
         suffix = os.path.splitext(path)[1].lower().replace(".jpeg", ".jpg")
-        image, _ = opened(data, most)
+        image, _ = opened_image(data, most)
         short = min(image.size)
         if resize is None or short <= resize:
             return data, suffix
@@ -108,21 +109,20 @@ def write_shard(
 
 def inspect(path: str, most: int) -> int:
     """Returns an image's file size in bytes; raises InputError where its header is no image's that can be taken."""
-    from loading.files import opened_file
     from loading.sources import IMAGE_SUFFIXES
-    from loading.transforms import largest_file, opened, unscaled
+    from loading.transforms import largest_file, opened_image, unscaled
 
     with reading(path, "an image", _ADVICE):
         if not path.lower().endswith(IMAGE_SUFFIXES):
             raise Unreadable(f"its name doesn't end in {' '.join(IMAGE_SUFFIXES)}")
-        with opened_file(path) as file:
+        with opened(path) as file:
             size, data = os.fstat(file.fileno()).st_size, file.read(_HEAD)
             if size > largest_file(most):
                 raise Unreadable(f"it has {size} bytes, up to {largest_file(most)} are read")
             try:
-                image, _ = opened(data, most)
+                image, _ = opened_image(data, most)
             except Exception:  # its header is longer, or elsewhere: the whole file tells
-                image, _ = opened(data + file.read(largest_file(most)), most)
+                image, _ = opened_image(data + file.read(largest_file(most)), most)
     if reason := unscaled(image):
         raise InputError(f"{path}: {reason}")
     return size

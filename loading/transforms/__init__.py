@@ -3,7 +3,7 @@
 from loading.transforms.batch import BatchTransform, Mixup, Normalize, gives_distributions, smooth_one_hot
 from loading.transforms.decode import Broken, EncodedImage, converted, readable, unscaled
 from loading.transforms.erase import RandomErasing
-from loading.transforms.formats import largest_file, opened
+from loading.transforms.formats import largest_file, opened_image
 from loading.transforms.image import EvalTransform, TrainTransform
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "converted",
     "gives_distributions",
     "largest_file",
-    "opened",
+    "opened_image",
     "readable",
     "smooth_one_hot",
     "unscaled",

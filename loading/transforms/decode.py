@@ -16,7 +16,7 @@ from cykooz_resizer import CropBox, FilterType, ImageData, PixelType, ResizeAlg,
 from PIL import Image
 
 from errors import RunError, reading
-from loading.transforms.formats import opened
+from loading.transforms.formats import opened_image
 
 Box = tuple[int, int, int, int]  # left, top, right and bottom in pixels; right and bottom are outside
 _ALGORITHMS = {
@@ -58,7 +58,7 @@ class EncodedImage:
     def __init__(self, data: bytes, mode: str, name: str, most: int) -> None:
         self.mode, self._name = mode, name
         with readable(name):
-            self._image, self._data = opened(data, most)
+            self._image, self._data = opened_image(data, most)
         if reason := unscaled(self._image):
             raise Broken(f"{name}: {reason}")
         self.size = self._image.size

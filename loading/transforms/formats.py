@@ -49,7 +49,7 @@ def largest_file(most: int) -> int:
     return BYTES_PER_PIXEL * most + _NOTES
 
 
-def opened(data: bytes, most: int) -> tuple[Image.Image, bytes]:
+def opened_image(data: bytes, most: int) -> tuple[Image.Image, bytes]:
     """Returns (the image, of which the header alone was read; its file without what no pixel depends on).
 
     Args:
