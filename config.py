@@ -47,6 +47,7 @@ _C.DATA.SHUFFLE_MODE = "global"  # the epoch is shuffled, then split; "shard": s
 _C.DATA.SAMPLER = "shuffle"  # training: each image once an epoch; "balanced": each class equally often
 _C.DATA.SHARD_SHUFFLE = None  # shards: so many at a time, in random order, their samples mixed; None: all at random
 _C.DATA.CACHE = None  # folder for the decoded images, of one size, that processes then share (memory-mapped)
+_C.DATA.MAX_PIXELS = 100_000_000  # of an image file; one that has more is as one that can't be read
 _C.DATA.SKIP_BROKEN = False  # training: replace an unreadable image by the next one, count and list it
 
 _C.MODEL = CfgNode()

@@ -225,6 +225,7 @@ _DECLARED = (
     ((_OWN_BATCH,), ("DATA.BATCH_SIZE",)),
     (_STORED, ("DATA.CACHE",)),
     ((*_FILES, _NO_CACHE), ("DATA.FAST_EVAL",)),
+    (_FILES, ("DATA.MAX_PIXELS",)),
     ((_TRAINING, *_FILES), ("DATA.SKIP_BROKEN",)),
     ((_TRAINING, *_SHARDS, _is("DATA.SAMPLER", "shuffle"), _NO_CACHE), ("DATA.SHARD_SHUFFLE",)),
     ((_LOADED_AHEAD,), ("DATA.PREFETCH",)),

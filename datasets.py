@@ -15,13 +15,23 @@ from PIL import Image
 
 from config_checks import mixes
 from configs.registry import datasets
-from errors import InputError, RunError
+from errors import InputError, RunError, Unreadable, shown
 from loading.cache import Decoded, Labels, MappedImages, cached, fingerprint
+from loading.files import Paths, contents
 from loading.label_spaces import check_evaluation, check_pretrained_classes, check_training
 from loading.samplers import EvalBatchSampler, TrainBatchSampler
 from loading.shards import Shards
 from loading.sources import Arrays, Drawn, Files, Split
-from loading.transforms import EncodedImage, EvalTransform, Mixup, RandomErasing, TrainTransform, readable
+from loading.transforms import (
+    Broken,
+    EncodedImage,
+    EvalTransform,
+    Mixup,
+    RandomErasing,
+    TrainTransform,
+    largest_file,
+    readable,
+)
 from loading.workers import Loader, ProcessLoader
 from options import Configuration
 
@@ -55,6 +65,7 @@ class ImageDataset(paddle.io.Dataset):
         self.skip_broken = config.DATA.SKIP_BROKEN and train
         erased, skipped = ("erased",) * (self.erasing is not None), ("skipped",) * self.skip_broken
         self.columns = ("pixels", "labels", *erased, *skipped)
+        self._broken: set[int] = set()  # what this process needn't decode again
         self.advice = ", or train with DATA.SKIP_BROKEN True" if train else ""  # an evaluation skips nothing
 
     def __len__(self) -> int:
@@ -62,28 +73,36 @@ class ImageDataset(paddle.io.Dataset):
 
     def __getitem__(self, key: int | tuple[int, int, int]) -> tuple:
         epoch, index, copy = key if isinstance(key, tuple) else (0, key, 0)
-        skipped = -1
         for read in range(index, index + len(self)):
             read %= len(self)
+            if read in self._broken:
+                continue
             rng = self.generator(epoch, index, copy)
             try:
-                image = self.picture(read)
-                if isinstance(image, Image.Image) and image.mode != self.mode:
-                    image = image.convert(self.mode)
-                pixels = self.transform(image, rng)
+                pixels = self._pixels(read, rng)
                 break
             except RunError as error:
                 if not self.skip_broken:
                     raise RunError(f"{error}{self.advice}") from None
-                skipped = index
+                if isinstance(error, Broken):
+                    self._broken.add(read)
         else:
             raise RunError(f"none of the {len(self)} training images can be read")
         sample = [pixels, self.labels[read]]
         if self.erasing is not None:
             sample.append(self.erasing.draw(rng))
         if self.skip_broken:
-            sample.append(skipped)
+            sample.append(-1 if read == index else index)
         return tuple(sample)
+
+    def _pixels(self, index: int, rng: np.random.Generator) -> np.ndarray:
+        image = self.picture(index)
+        if isinstance(image, Image.Image) and image.mode != self.mode:
+            image = image.convert(self.mode)
+        try:
+            return self.transform(image, rng)
+        except Unreadable as error:
+            raise Broken(f"{self.name(index)}: {error}; cut or remove it") from None
 
     def generator(self, epoch: int, index: int, copy: int) -> np.random.Generator:
         """Returns what a sample's augmentation is drawn from."""
@@ -129,9 +148,10 @@ class EncodedDataset(ImageDataset):
     def __init__(self, config: Configuration, mode: str, labels: Labels, classes: Sequence[str]) -> None:
         super().__init__(config, mode, labels, classes)
         self.exact = mode != "train" and not config.DATA.FAST_EVAL
+        self.most = config.DATA.MAX_PIXELS
 
     def data(self, index: int) -> bytes:
-        """Returns the file of an image; raises OSError or RunError where it can't be read."""
+        """Returns the file of an image; raises OSError, Unreadable or RunError where it can't be read."""
         raise NotImplementedError
 
     def files(self) -> Iterable[str]:
@@ -146,13 +166,13 @@ class EncodedDataset(ImageDataset):
 
     def _encoded(self, index: int) -> EncodedImage:
         name = self.name(index)
-        with readable(name):
+        with readable(name, RunError):  # a disk may do better next time
             data = self.data(index)
-        return EncodedImage(data, self.mode, name)
+        return EncodedImage(data, self.mode, name, self.most)
 
 
 class FileDataset(EncodedDataset):
-    """Images in files: ``paths`` are relative to ``root`` and kept as one block of bytes with offsets."""
+    """Images in files: ``paths`` are relative to ``root``."""
 
     def __init__(
         self,
@@ -164,21 +184,20 @@ class FileDataset(EncodedDataset):
         classes: Sequence[str],
     ) -> None:
         super().__init__(config, mode, labels, classes)
-        encoded = [os.fsencode(path) for path in paths]
-        self.root = str(root)
-        self._offsets = np.concatenate([[0], np.cumsum([len(path) for path in encoded], dtype=np.int64)])
-        self._bytes = np.frombuffer(b"".join(encoded), np.uint8)
+        self.root, self.paths = str(root), paths if isinstance(paths, Paths) else Paths(paths)
 
     def name(self, index: int) -> str:
-        path = self._bytes[self._offsets[index] : self._offsets[index + 1]].tobytes()
-        return os.path.join(self.root, os.fsdecode(path))
+        return shown(path := self.path(index), len(path))
+
+    def path(self, index: int) -> str:
+        """Returns an image's path."""
+        return os.path.join(self.root, self.paths[index])
 
     def data(self, index: int) -> bytes:
-        with open(self.name(index), "rb") as file:
-            return file.read()
+        return contents(self.path(index), largest_file(self.most))
 
     def files(self) -> Iterable[str]:
-        return map(self.name, range(len(self)))
+        return map(self.path, range(len(self)))
 
 
 class ShardDataset(EncodedDataset):
@@ -194,7 +213,7 @@ class ShardDataset(EncodedDataset):
         return self.shards.name(index)
 
     def data(self, index: int) -> bytes:
-        return self.shards.read(index)
+        return self.shards.read(index, largest_file(self.most))
 
     def files(self) -> Iterable[str]:
         return self.shards.files
@@ -205,8 +224,7 @@ class SyntheticDataset(ImageDataset):
 
     def __init__(self, config: Configuration, mode: str, size: int) -> None:
         count = 1000 if config.MODEL.NUM_CLASSES == "auto" else config.MODEL.NUM_CLASSES
-        classes = [str(c) for c in range(count)]
-        super().__init__(config, mode, np.arange(size) % count, classes)
+        super().__init__(config, mode, np.arange(size) % count, [str(c) for c in range(count)])
         self.shape = (config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE, 3)
 
     def image(self, index: int) -> Image.Image:

@@ -78,7 +78,7 @@ LONGEST_LINE = 500  # characters of an error
 def shown(text: str, most: int = 160) -> str:
     """Returns a stranger's text as a message may show it: what can't be printed as escapes, at most ``most`` of it."""
     cut = text if len(text) <= most else f"{text[:most]} ..."
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in cut)
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
 
 
 def one_line(text: str) -> str:

@@ -4,9 +4,9 @@
 they were made of, so that other sources, or changed ones, have other files; old ones may be removed at any time.
 """
 
+import contextlib
 import hashlib
 import os
-import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -14,7 +14,8 @@ from typing import IO
 
 import numpy as np
 
-from errors import InputError
+from errors import InputError, RunError, Unreadable, opened, reading
+from loading.files import npz
 from utils import written_whole
 
 Labels = Sequence[int] | np.ndarray
@@ -25,7 +26,11 @@ class MappedImages:
     """Images [n, H, W] or [n, H, W, 3] uint8 in a .npy file, which goes to other processes by its name."""
 
     def __init__(self, file: Path) -> None:
-        self.file, self.pixels = file, np.load(file, mmap_mode="r")
+        opened(file).close()  # NumPy would wait for a pipe
+        self.file, self.pixels = file, np.lib.format.open_memmap(file, mode="r")
+        pixels = self.pixels
+        if pixels.dtype != np.uint8 or 0 in pixels.shape[1:] or pixels.shape[3:] not in ((), (3,)) or pixels.ndim < 3:
+            raise Unreadable(f"it holds {pixels.dtype} of the shape {list(pixels.shape)}, which are no images")
 
     def __getitem__(self, index: int) -> np.ndarray:
         return self.pixels[index]
@@ -38,7 +43,10 @@ def fingerprint(files: Iterable[str | Path], *parts: str | bytes) -> str:
     """Returns a hash of the files' paths, sizes and times of change, and of ``parts``."""
     found = hashlib.sha256()
     for file in files:
-        state = os.stat(file)
+        try:
+            state = os.stat(file)
+        except OSError as error:
+            raise InputError(f"{file}: can't be read ({error.strerror}); repair or remove it") from None
         found.update(
             f"{os.path.abspath(file)}\0{state.st_size}\0{state.st_mtime_ns}\n".encode(errors="surrogateescape")
         )
@@ -53,37 +61,49 @@ def cached(folder: Path, name: str, decode: Callable[[], Decoded]) -> tuple[Mapp
     Several processes may do so at once: each writes all of it, under a name of its own, then renames.
 
     Raises:
-        InputError: images of several shapes; a folder that can't be written.
+        InputError: an image that can't be read; images of several shapes; a folder that can't be written.
     """
     pixels, rest = folder / f"{name}.npy", folder / f"{name}.npz"
     damage = "isn't there yet"
     if rest.exists():
         try:
-            return _read(pixels, rest)
-        except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+            with reading(rest, "a cache"):
+                return _read(pixels, rest)
+        except InputError as error:
             damage = f"is damaged ({error})"
     print(f"cache: {pixels} {damage}: decoding", flush=True)
     images, labels, classes = decode()
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with written_whole(pixels, "wb") as file:
             crc = _write(file, images, len(labels))
         with written_whole(rest, "wb") as file:
-            np.savez(file, crc=np.array(crc), labels=np.asarray(labels), classes=np.array(classes, np.str_))
+            np.savez(file, crc=np.array(crc), labels=np.asarray(labels, np.int64), classes=np.array(classes, np.str_))
+        with reading(rest, "a cache"):
+            return _read(pixels, rest)
     except OSError as error:
+        _remove(made)
         raise InputError(
             f"DATA.CACHE {folder}: can't be written ({error.strerror}); choose another folder, or None"
         ) from None
-    return _read(pixels, rest)
+    except RunError as error:
+        _remove(made)
+        raise InputError(str(error)) from None
+
+
+def _remove(folders: list[Path]) -> None:
+    for folder in folders:
+        with contextlib.suppress(OSError):  # another process has put something there
+            folder.rmdir()
 
 
 def _read(pixels: Path, rest: Path) -> tuple[MappedImages, np.ndarray, list[str]]:
     images = MappedImages(pixels)
-    with np.load(rest) as file:
-        labels, classes, crc = file["labels"], file["classes"].tolist(), int(file["crc"])
-    if len(images.pixels) != len(labels) or zlib.crc32(images.pixels.data) != crc:
-        raise ValueError("not what was written")
-    return images, labels, classes
+    found = npz(rest, {"labels": ("i", 1), "classes": ("U", 1), "crc": ("i", 0)})
+    if len(images.pixels) != len(found["labels"]) or zlib.crc32(images.pixels.data) != found["crc"]:
+        raise Unreadable("not what was written")
+    return images, found["labels"], found["classes"].tolist()
 
 
 def _write(file: IO[bytes], images: Iterable[np.ndarray], count: int) -> int:

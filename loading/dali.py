@@ -15,6 +15,7 @@ from PIL import Image
 
 from errors import InputError
 from loading.samplers import TrainBatchSampler
+from loading.transforms import opened_image, readable
 from loading.workers import Draw, Loader, with_draws
 from options import Configuration
 from utils import num_gpus
@@ -101,18 +102,13 @@ class DaliLoader(Loader):
     def _sample(self, key: tuple[int, int, int]) -> tuple[tuple, list]:
         """Returns (file, start and shape of the crop, whether it is mirrored, turned), and what else the sample has."""
         index, rng = key[1], self.dataset.generator(*key)
-        try:
-            data = self.dataset.data(index)
-            with Image.open(io.BytesIO(data)) as image:
-                box, *flips = self.dataset.transform.draw(*image.size, rng)
-                plain = image.mode in ("RGB", "L")
-            if not plain:  # palettes, inks, 16 bits: Pillow's conversion, of which DALI gets the pixels
+        with readable(self.dataset.name(index)):
+            image, data = opened_image(self.dataset.data(index), self.dataset.most)
+            box, *flips = self.dataset.transform.draw(*image.size, rng)
+            if image.mode not in ("RGB", "L"):  # palettes, inks, 16 bits: DALI gets the pixels of Pillow's conversion
                 file = io.BytesIO()
                 self.dataset.image(index).save(file, "PPM")
                 data = file.getvalue()
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
-            self.dataset[key]  # it names the file
-            raise
         start, end = np.array(box, np.int32).reshape(2, 2)
         others = [self.dataset.labels[index]]
         if self.dataset.erasing is not None:

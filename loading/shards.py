@@ -7,19 +7,20 @@ as an ASCII integer. The library streams shards, so that its epochs end where a 
 
 import functools
 import os
+import re
 import tarfile
-import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from configs.registry import datasets
-from errors import InputError, RunError
-from loading.sources import IMAGE_SUFFIXES, Split
+from errors import Allowance, InputError, RunError, Unreadable, opened, reading, shown
+from loading.files import TarBytes, npz
+from loading.sources import IMAGE_SUFFIXES, MOST_CLASSES, UNPRINTABLE, Split
 from utils import written_whole
 
 Arrays = dict[str, Any]  # NumPy's
@@ -27,6 +28,11 @@ Arrays = dict[str, Any]  # NumPy's
 _FORMAT = 1  # of the index
 _HEADER = 512  # bytes of tar's header, which stands before a member's own
 _OPEN = 256  # shards that a process holds open; the usual limit is 1,024 files
+_LONGEST_LABEL = 64  # bytes of a .cls
+_LABEL = re.compile(rb"(?:\xef\xbb\xbf)?\s*(-?\d{1,18})\s*")
+_KINDS = {"format": ("i", 0), "classes": ("U", 1), "shards": ("S", 1), "sizes": ("i", 1), "names": ("S", 1)} | {
+    "headers": ("u", 1), **dict.fromkeys(("shard", "offsets", "lengths", "labels"), ("i", 1))
+}  # fmt: skip
 _THREADS = 8  # that read headers: slower than one where nothing waits for the disk, faster where all do
 
 
@@ -48,16 +54,20 @@ class Shards:
 
     def name(self, index: int) -> str:
         """Returns the shard and the member of an image."""
-        return f"{self.files[self.shard[index]]}: {os.fsdecode(self.names[index])}"
+        name = f"{self.files[self.shard[index]]}: {os.fsdecode(self.names[index])}"
+        return name if name.isprintable() else shown(name, len(name))
 
-    def read(self, index: int) -> bytes:
-        """Returns an image's file.
+    def read(self, index: int, most: int) -> bytes:
+        """Returns an image's file, which may have ``most`` bytes.
 
         Raises:
             RunError: the shard isn't what the index was made of.
+            Unreadable: there are more.
             OSError: the shard can't be opened or read.
         """
         length = _HEADER + int(self.lengths[index])
+        if length > _HEADER + most:
+            raise Unreadable(f"it has {length - _HEADER} bytes, up to {most} are read")
         # Not seek and read: forked workers share a descriptor's position.
         shard = _opened(self.files[self.shard[index]])
         data = os.pread(shard.descriptor, length, int(self.offsets[index]) - _HEADER)
@@ -82,7 +92,7 @@ class _Opened:
 
 @functools.lru_cache(_OPEN)
 def _opened(file: str) -> _Opened:
-    return _Opened(os.open(file, os.O_RDONLY))
+    return _Opened(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))  # a pipe would block
 
 
 @datasets.register(
@@ -98,9 +108,10 @@ def shards(split: Split, *, data_path: str) -> Shards:
     root, mode = Path(data_path), split.mode
     files, path = _shard_files(root, mode), root / f"{mode}.index.npz"
     if path.exists():
-        index = _read_index(path)
-        _check_files(path, index, files)
-        return Shards(root, index)
+        with reading(path, "an index", "; restore it, or remove it: it is made anew"):
+            index = _read_index(path)
+            _check_files(path, index, files)
+            return Shards(root, index)
     print(f"{path} is missing: reading the headers of {len(files)} shards; class names aren't known", flush=True)
     with ThreadPoolExecutor(_THREADS) as pool:
         index = make_index(files, list(pool.map(scan_shard, files)), [])
@@ -123,13 +134,22 @@ def _shard_files(root: Path, mode: str) -> list[Path]:
 
 
 def _read_index(path: Path) -> Arrays:
-    try:
-        with np.load(path) as file:
-            index = dict(file)  # the archive's own CRC of each array is checked
-        if index.pop("format") != _FORMAT:
-            raise ValueError("of another format")
-    except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(f"{path}: not a whole index ({error}); restore it, or remove it: it is made anew") from None
+    index = npz(path, _KINDS)
+    if index.pop("format") != _FORMAT:
+        raise Unreadable("it is of another format")
+    places = {len(index[name]) for name in ("names", "shard", "headers", "offsets", "lengths", "labels")}
+    if len(places) != 1 or len(index["shards"]) != len(index["sizes"]):
+        raise Unreadable("its arrays differ in length")
+    shard, offsets, lengths = index["shard"], index["offsets"], index["lengths"]
+    if ((shard < 0) | (shard >= len(index["sizes"]))).any():
+        raise Unreadable("it places an image in a shard that it doesn't name")
+    sizes = index["sizes"][shard]
+    if ((offsets < _HEADER) | (lengths < 0) | (lengths > sizes) | (offsets > sizes - lengths)).any():
+        raise Unreadable("it places an image outside of its shard")
+    if index["labels"].max(initial=0) >= MOST_CLASSES:
+        raise Unreadable(f"it holds the label {index['labels'].max()}, expected 0..{MOST_CLASSES - 1}")
+    if bad := [name for name in index["classes"].tolist() if UNPRINTABLE.search(name)]:
+        raise Unreadable(f"the name of its class '{shown(bad[0])}' can't be printed")
     return index
 
 
@@ -153,36 +173,60 @@ def scan_shard(file: Path) -> Arrays:
     """
     images: dict[str, tuple] = {}
     labels: dict[str, int] = {}
-    try:
-        with open(file, "rb") as raw, tarfile.open(fileobj=raw, mode="r:") as tar:
-            for member in tar:
-                folder, base = os.path.split(member.name)
-                stem, _, suffix = base.partition(".")
-                key, start = os.path.join(folder, stem), member.offset_data
-                if suffix.lower() == "cls":
-                    labels[key] = int(os.pread(raw.fileno(), member.size, start))
-                elif f".{suffix.lower()}" in IMAGE_SUFFIXES:
-                    if key in images:
-                        raise ValueError(f"{key} has two images")
-                    header = zlib.crc32(os.pread(raw.fileno(), _HEADER, start - _HEADER))
-                    images[key] = (os.fsencode(member.name), start, member.size, header)
-            # A header that is no header ends the iteration, as the blocks of zeros do that end a whole tar file.
-            if os.pread(raw.fileno(), 2 * _HEADER, tar.offset) != bytes(2 * _HEADER):
-                raise ValueError(f"damaged or cut short at byte {tar.offset}")
-    except (OSError, ValueError, tarfile.TarError) as error:
-        raise InputError(f"{file}: not readable as an uncompressed tar shard ({error}); restore it") from None
-    alone = sorted(images.keys() ^ labels.keys())
-    if alone:
-        has, lacks = ("an image", ".cls, its label") if alone[0] in images else ("a label", "image")
-        raise InputError(f"{file}: {alone[0]} has {has} but no {lacks}; {len(alone)} samples are like that")
-    names, offsets, lengths, headers = zip(*images.values(), strict=True) if images else ((), (), (), ())
-    return {
-        "names": np.array(names, np.bytes_),
-        "offsets": np.array(offsets, np.int64),
-        "lengths": np.array(lengths, np.int64),
-        "headers": np.array(headers, np.uint32),
-        "labels": np.array([labels[key] for key in images], np.int64),
-    }
+    with reading(file, "an uncompressed tar shard", "; restore it"), opened(file) as raw:
+        for member in _plain_members(raw):
+            folder, base = os.path.split(member.name)
+            stem, _, suffix = base.partition(".")
+            key, start = os.path.join(folder, stem), member.offset_data
+            if suffix.lower() == "cls":
+                if key in labels:
+                    raise Unreadable(f"{key} has two labels")
+                labels[key] = _label(raw.fileno(), member)
+            elif f".{suffix.lower()}" in IMAGE_SUFFIXES:
+                if key in images:
+                    raise Unreadable(f"{key} has two images")
+                header = zlib.crc32(os.pread(raw.fileno(), _HEADER, start - _HEADER))
+                images[key] = (os.fsencode(member.name), start, member.size, header)
+        alone = sorted(images.keys() ^ labels.keys())
+        if alone:
+            has, lacks = ("an image", ".cls, its label") if alone[0] in images else ("a label", "image")
+            raise Unreadable(f"{alone[0]} has {has} but no {lacks}; {len(alone)} samples are like that")
+        names, offsets, lengths, headers = zip(*images.values(), strict=True) if images else ((), (), (), ())
+        return {
+            "names": np.array(names, np.bytes_),
+            "offsets": np.array(offsets, np.int64),
+            "lengths": np.array(lengths, np.int64),
+            "headers": np.array(headers, np.uint32),
+            "labels": np.array([labels[key] for key in images], np.int64),
+        }
+
+
+def _plain_members(raw: BinaryIO) -> Iterator[tarfile.TarInfo]:
+    """Yields the files of a tar file; raises Unreadable for what isn't whole, or isn't where its header is."""
+    size = os.fstat(raw.fileno()).st_size
+    bounded: Any = TarBytes(raw, Allowance(size))
+    with tarfile.open(fileobj=bounded, mode="r:") as tar:
+        for member in tar:
+            tar.members.clear()  # it would keep them all
+            if not 0 <= member.size <= size - member.offset_data:
+                raise Unreadable(f"damaged or cut short at byte {member.offset}")
+            if member.isdir():
+                continue
+            if not member.isreg() or member.issparse():
+                raise Unreadable(f"its {member.name} is a link, a device or sparse; pack plain files")
+            yield member
+        # A header that is no header ends the iteration, as the blocks of zeros do that end a whole tar file.
+        if os.pread(raw.fileno(), 2 * _HEADER, tar.offset) != bytes(2 * _HEADER):
+            raise Unreadable(f"damaged or cut short at byte {tar.offset}")
+
+
+def _label(descriptor: int, member: tarfile.TarInfo) -> int:
+    text = os.pread(descriptor, _LONGEST_LABEL, member.offset_data)[: member.size]
+    found = _LABEL.fullmatch(text)
+    if not found or member.size > _LONGEST_LABEL or int(found[1]) >= MOST_CLASSES:
+        wanted = f"expected a number from 0 to {MOST_CLASSES - 1}"
+        raise Unreadable(f"its {member.name} is '{shown(text.decode('latin-1'))}', {wanted}")
+    return int(found[1])
 
 
 def make_index(files: Sequence[Path], parts: Sequence[Arrays], classes: Sequence[str]) -> Arrays:

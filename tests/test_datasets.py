@@ -156,11 +156,15 @@ def test_cifar_names_what_is_wrong(tmp_path):
     with pytest.raises(InputError, match=r"asks to load os\.system"):
         get_dataset(config, "train")
     cifar_archive(tmp_path, *CIFAR10, b"other", ("batches.meta", b"label_names"))
-    with pytest.raises(InputError, match="not cifar10's layout"):
+    with pytest.raises(
+        InputError, match="(can't be read as cifar10's archive|it holds (3|15) images of uint8, (2|4|10|20) labels)"
+    ):
         get_dataset(config, "train")
     for labels in ((0, 1), (0, 1, 1, 0)):  # of three images
         cifar_archive(tmp_path, *CIFAR10, b"labels", ("batches.meta", b"label_names"), labels=labels)
-        with pytest.raises(InputError, match="not cifar10's layout"):
+        with pytest.raises(
+            InputError, match="(can't be read as cifar10's archive|it holds (3|15) images of uint8, (2|4|10|20) labels)"
+        ):
             get_dataset(config, "train")
 
 
@@ -241,7 +245,9 @@ def test_a_broken_image_is_named_or_skipped_and_listed(tmp_path):
     write_images(tmp_path / "train", {"a": 4})
     (tmp_path / "train/a/2.png").write_bytes(b"\x89PNG broken")
     dataset = get_dataset(configured("folder", tmp_path), "train")
-    with pytest.raises(RunError, match=r"train/a/2.png: not readable as an image \(UnidentifiedImageError"):
+    with pytest.raises(
+        RunError, match=r"train/a/2.png: it is of no known format; BMP.* are read; repair or remove it, or train"
+    ):
         dataset[2]
     tolerant = get_dataset(configured("folder", tmp_path, "DATA.SKIP_BROKEN", "True"), "train")
     assert [tolerant[i][2] for i in range(4)] == [-1, -1, 2, -1]

@@ -31,7 +31,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (streams)
-from errors import InputError, RunError, remedy, reported  # noqa: E402  (first: it says what isn't installed)
+
+# First: it says what isn't installed.
+from errors import InputError, RunError, Unreadable, opened, reading, remedy, reported  # noqa: E402
 
 # isort: split
 import numpy as np  # noqa: E402
@@ -41,39 +43,42 @@ from tqdm import tqdm  # noqa: E402
 from configs.registry import datasets  # noqa: E402
 
 _UNITS = {None: 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_ADVICE, _HEAD = "; repair or remove it", 1 << 17  # bytes of a file, among which its header mostly is
 
 
-def encoded(path: str, resize: int | None, quality: int) -> tuple[bytes, str]:
+def encoded(path: str, resize: int | None, quality: int, most: int) -> tuple[bytes, str]:
     """Returns an image's file and the suffix of its format.
 
     Args:
         resize: pixels of the short side, to which a larger image is reduced: antialiased bicubic, JPEG from JPEG,
             otherwise PNG, grey or RGB; None, or an image that is no larger: the file as it is.
         quality: of JPEG.
+        most: pixels that an image may have.
 
     Raises:
         InputError: the file can't be read as an image.
     """
-    from loading.transforms import converted
+    from loading.files import contents
+    from loading.transforms import converted, largest_file, opened_image
 
-    try:
-        data = Path(path).read_bytes()
+    with reading(path, "an image", _ADVICE):
+        data = contents(path, largest_file(most))
         suffix = os.path.splitext(path)[1].lower().replace(".jpeg", ".jpg")
-        with Image.open(io.BytesIO(data)) as image:
-            short = min(image.size)
-            if resize is None or short <= resize:
-                return data, suffix
-            kind = "JPEG" if image.format == "JPEG" else "PNG"
-            pixels = converted(image, "L" if image.mode.startswith(("1", "L", "I")) else "RGB")
-            pixels = pixels.resize([resize * side // short for side in image.size], Image.Resampling.BICUBIC)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InputError(f"{path}: not readable as an image ({error}); repair or remove it") from None
+        image, _ = opened_image(data, most)
+        short = min(image.size)
+        if resize is None or short <= resize:
+            return data, suffix
+        kind = "JPEG" if image.format == "JPEG" else "PNG"
+        pixels = converted(image, "L" if image.mode.startswith(("1", "L", "I")) else "RGB")
+        pixels = pixels.resize([resize * side // short for side in image.size], Image.Resampling.BICUBIC)
     file = io.BytesIO()
     pixels.save(file, kind, quality=quality)
     return file.getvalue(), {"JPEG": ".jpg", "PNG": ".png"}[kind]
 
 
-def write_shard(file: Path, samples: Iterable[tuple[int, str, int]], resize: int | None, quality: int) -> tuple:
+def write_shard(
+    file: Path, samples: Iterable[tuple[int, str, int]], resize: int | None, quality: int, most: int
+) -> tuple:
     """Writes a shard of ``samples`` (index in the dataset, path, label); returns its SHA-256 and what
     ``shards.scan_shard`` reads of it.
     """
@@ -92,7 +97,7 @@ def write_shard(file: Path, samples: Iterable[tuple[int, str, int]], resize: int
             write(member.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % tarfile.BLOCKSIZE))
 
         for index, path, label in samples:
-            data, suffix = encoded(path, resize, quality)
+            data, suffix = encoded(path, resize, quality, most)
             add(f"{index:09d}{suffix}", data)
             add(f"{index:09d}.cls", str(label).encode())
         write(bytes(2 * tarfile.BLOCKSIZE))
@@ -102,21 +107,25 @@ def write_shard(file: Path, samples: Iterable[tuple[int, str, int]], resize: int
     return sha256.hexdigest(), scan_shard(file)
 
 
-def inspect(path: str) -> int:
+def inspect(path: str, most: int) -> int:
     """Returns an image's file size in bytes; raises InputError where its header is no image's that can be taken."""
     from loading.sources import IMAGE_SUFFIXES
-    from loading.transforms import unscaled
+    from loading.transforms import largest_file, opened_image, unscaled
 
-    try:
+    with reading(path, "an image", _ADVICE):
         if not path.lower().endswith(IMAGE_SUFFIXES):
-            raise ValueError(f"its name doesn't end in {' '.join(IMAGE_SUFFIXES)}")
-        with Image.open(path) as image:
-            reason = unscaled(image)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InputError(f"{path}: not readable as an image ({error}); repair or remove it") from None
-    if reason:
+            raise Unreadable(f"its name doesn't end in {' '.join(IMAGE_SUFFIXES)}")
+        with opened(path) as file:
+            size, data = os.fstat(file.fileno()).st_size, file.read(_HEAD)
+            if size > largest_file(most):
+                raise Unreadable(f"it has {size} bytes, up to {largest_file(most)} are read")
+            try:
+                image, _ = opened_image(data, most)
+            except Exception:  # its header is longer, or elsewhere: the whole file tells
+                image, _ = opened_image(data + file.read(largest_file(most)), most)
+    if reason := unscaled(image):
         raise InputError(f"{path}: {reason}")
-    return os.path.getsize(path)
+    return size
 
 
 def plan(sizes: Sequence[int], order: Iterable[int], limit: int) -> list[list[int]]:
@@ -131,19 +140,21 @@ def plan(sizes: Sequence[int], order: Iterable[int], limit: int) -> list[list[in
     return shards
 
 
-def pack(mode: str, files: tuple, output: Path, pool: Executor, options: argparse.Namespace) -> list[str]:
+def pack(mode: str, files: tuple, output: Path, pool: Executor, options: argparse.Namespace, most: int) -> list[str]:
     """Writes the shards, index and list of one mode into ``output``; returns their lines of SHA256SUMS."""
     from loading.shards import make_index, write_index
 
     root, paths, labels, classes = files
     full = [os.path.join(root, path) for path in paths]
-    sizes = list(_shown(f"{mode}: checking", pool.map(inspect, full, chunksize=64), len(full)))
+    sizes = list(
+        _shown(f"{mode}: checking", pool.map(functools.partial(inspect, most=most), full, chunksize=64), len(full))
+    )
     order = np.random.default_rng(options.seed).permutation(len(full)) if mode == "train" else np.arange(len(full))
     limit, counted = options.shard_size
     planned = plan([1] * len(full) if counted else sizes, order.tolist(), limit)
     shards = [output / f"{mode}-{number:06d}.tar" for number in range(len(planned))]
     samples = [[(index, full[index], labels[index]) for index in shard] for shard in planned]
-    write = functools.partial(write_shard, resize=options.resize, quality=options.quality)
+    write = functools.partial(write_shard, resize=options.resize, quality=options.quality, most=most)
     done = list(_shown(f"{mode}: packing", pool.map(write, shards, samples), len(shards)))
     lines = [f"{digest}  {shard.name}\n" for shard, (digest, _) in zip(shards, done, strict=True)]
     index, listed = output / f"{mode}.index.npz", output / f"{mode}.txt"
@@ -170,14 +181,17 @@ def make_shards(options: argparse.Namespace) -> str:
     from loading.sources import Split
     from utils import sync_directory
 
-    config = get_config(None, ["DATA.DATASET", options.dataset, "DATA.DATA_PATH", options.data_path])
+    limit = ["DATA.MAX_PIXELS", str(options.max_pixels)] if options.max_pixels else []
+    config = get_config(None, ["DATA.DATASET", options.dataset, "DATA.DATA_PATH", options.data_path, *limit])
     files = {mode: datasets.chosen(config)(Split(mode)) for mode in options.modes}
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
     fork = multiprocessing.get_context("fork")  # a spawned process would import Paddle
     pool = ProcessPoolExecutor(options.workers, fork, signal.signal, (signal.SIGINT, signal.SIG_IGN))
     try:
         temporary.mkdir(parents=True)
-        lines = [line for mode in files for line in pack(mode, files[mode], temporary, pool, options)]
+        lines = [
+            line for mode in files for line in pack(mode, files[mode], temporary, pool, options, config.DATA.MAX_PIXELS)
+        ]
         (temporary / "SHA256SUMS").write_text("".join(lines))
         size = sum(file.stat().st_size for file in temporary.iterdir())
         sync_directory(temporary)
@@ -224,6 +238,7 @@ def main() -> None:
     option("shard_size", type=shard_size, default="256MB", metavar="SIZE", help=text)
     option("resize", type=positive, metavar="SIDE", help="pixels of the short side that larger images are reduced to")
     option("quality", type=positive, default=95, help="of the JPEG images that are resized, to 100; default: 95")
+    option("max_pixels", type=positive, metavar="N", help="of an image, at most; default: DATA.MAX_PIXELS's")
     option("workers", type=positive, default=len(os.sched_getaffinity(0)), help="processes; default: one per core")
     option("seed", type=int, default=0, help="of the order in which training images are packed; default: 0")
     options = parser.parse_args()

@@ -1,12 +1,14 @@
 """File -> pixels (``decode``), image -> augmented image (``image``), batch -> what the model takes (``batch``)."""
 
 from loading.transforms.batch import BatchTransform, Mixup, Normalize, gives_distributions, smooth_one_hot
-from loading.transforms.decode import EncodedImage, converted, readable, unscaled
+from loading.transforms.decode import Broken, EncodedImage, converted, readable, unscaled
 from loading.transforms.erase import RandomErasing
+from loading.transforms.formats import largest_file, opened_image
 from loading.transforms.image import EvalTransform, TrainTransform
 
 __all__ = [
     "BatchTransform",
+    "Broken",
     "EncodedImage",
     "EvalTransform",
     "Mixup",
@@ -15,6 +17,8 @@ __all__ = [
     "TrainTransform",
     "converted",
     "gives_distributions",
+    "largest_file",
+    "opened_image",
     "readable",
     "smooth_one_hot",
     "unscaled",

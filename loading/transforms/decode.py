@@ -5,19 +5,18 @@ of its size if the crop is much larger than what becomes of it, and through Pill
 Both work in the calling thread. Anything else is Pillow's to decode, or to refuse.
 """
 
-import contextlib
-import io
 import math
 import re
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import simplejpeg
 from cykooz_resizer import CropBox, FilterType, ImageData, PixelType, ResizeAlg, ResizeOptions, Resizer
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from errors import RunError
+from errors import RunError, reading
+from loading.transforms.formats import opened_image
 
 Box = tuple[int, int, int, int]  # left, top, right and bottom in pixels; right and bottom are outside
 _ALGORITHMS = {
@@ -36,6 +35,10 @@ _BASELINE, _SCAN = (0xC0, 0xC1), 0xDA  # markers: frames that are coded row by r
 _REST = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
 
 
+class Broken(RunError):
+    """What an image file holds can't be decoded, however often it is read."""
+
+
 class EncodedImage:
     """An image file in memory, of which the header alone is read at first.
 
@@ -43,6 +46,7 @@ class EncodedImage:
         data: the file.
         mode: of its pixels, once they are decoded: "RGB" or "L".
         name: what a person calls it.
+        most: pixels that it may have (DATA.MAX_PIXELS).
 
     Attributes:
         size: (width, height) in pixels.
@@ -51,12 +55,12 @@ class EncodedImage:
         RunError: it can't be read; from every method.
     """
 
-    def __init__(self, data: bytes, mode: str, name: str) -> None:
-        self.mode, self._data, self._name = mode, data, name
+    def __init__(self, data: bytes, mode: str, name: str, most: int) -> None:
+        self.mode, self._name = mode, name
         with readable(name):
-            self._image = Image.open(io.BytesIO(data))
+            self._image, self._data = opened_image(data, most)
         if reason := unscaled(self._image):
-            raise RunError(f"{name}: {reason}")
+            raise Broken(f"{name}: {reason}")
         self.size = self._image.size
 
     def decoded(self) -> Image.Image:
@@ -68,13 +72,14 @@ class EncodedImage:
         """As the function, of a plain JPEG within 1.5 grey levels in the mean, of all else exactly."""
         room = min((box[2] - box[0]) / size[0], (box[3] - box[1]) / size[1])
         scale = max(scale for scale in (1, 2, 4, 8) if scale == 1 or room >= scale * _GAP)
-        pixels = self._jpeg(box[3], scale)
-        if pixels is None:
-            return resized_crop(self.decoded(), box, size, resample)
-        left, top, right, bottom = (edge / scale for edge in box)
-        x, y = int(left), int(top)
-        pixels = pixels[y : math.ceil(bottom), x : math.ceil(right)]
-        return _resized(pixels, CropBox(left - x, top - y, right - left, bottom - top), size, resample)
+        with readable(self._name):
+            pixels = self._jpeg(box[3], scale)
+            if pixels is None:
+                return resized_crop(converted(self._image, self.mode), box, size, resample)
+            left, top, right, bottom = (edge / scale for edge in box)
+            x, y = int(left), int(top)
+            pixels = pixels[y : math.ceil(bottom), x : math.ceil(right)]
+            return _resized(pixels, CropBox(left - x, top - y, right - left, bottom - top), size, resample)
 
     def _jpeg(self, rows: int, scale: int) -> np.ndarray | None:
         """Returns at least the first ``rows`` at 1 / ``scale``, [H, W, C] uint8, or None if this is no sound JPEG."""
@@ -134,17 +139,9 @@ def converted(image: Image.Image, mode: str) -> Image.Image:
     return image if image.mode == mode else image.convert(mode)
 
 
-@contextlib.contextmanager
-def readable(name: str) -> Iterator[None]:
-    """Turns what goes wrong while reading an image file into a RunError that names it."""
-    try:
-        yield
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        unknown = isinstance(error, UnidentifiedImageError)  # its text has the buffer's address
-        reason = "of no known format" if unknown else " ".join(str(error).split())
-        raise RunError(
-            f"{name}: not readable as an image ({type(error).__name__}: {reason}); repair or remove it"
-        ) from None
+def readable(name: str, kind: type[RunError] = Broken) -> AbstractContextManager[None]:
+    """Turns what goes wrong while reading an image file into an error of ``kind`` that names it."""
+    return reading(name, "an image", "; repair or remove it", kind)
 
 
 def _decode(data: bytes, size: tuple[int, int], mode: str, scale: int) -> np.ndarray | None:

@@ -8,6 +8,7 @@ import math
 import numpy as np
 from PIL import Image, ImageEnhance
 
+from errors import Unreadable
 from loading.transforms.auto import build_auto_augment, interpolations
 from loading.transforms.decode import Box, EncodedImage, resized_crop
 from options import Configuration
@@ -33,11 +34,12 @@ class TrainTransform:
 
     Raises:
         InputError: an AUTO_AUGMENT that there isn't.
+        Unreadable: from a call: an image so narrow that it would have more than MAX_PIXELS, resized.
     """
 
     def __init__(self, config: Configuration) -> None:
         train = config.TRAIN
-        self.size, self.crop = config.DATA.IMAGE_SIZE, train.CROP
+        self.size, self.crop, self.most = config.DATA.IMAGE_SIZE, train.CROP, config.DATA.MAX_PIXELS
         self.resize_to = self.size if self.crop == "simple" else math.floor(self.size / train.CROP_PCT)
         names = interpolations(train.INTERPOLATION or config.DATA.INTERPOLATION)
         self.resampling = [RESAMPLING[name] for name in names]
@@ -72,7 +74,7 @@ class TrainTransform:
         resample = self.resampling[rng.integers(len(self.resampling)) if len(self.resampling) > 1 else 0]
         if self.crop.startswith("random_resized"):
             return resized_crop(image, self._crop_box(*image.size, rng), (self.size, self.size), resample)
-        pixels = (_squashed if self.crop == "squash" else _short_side)(image, self.resize_to, resample)
+        pixels = (_squashed if self.crop == "squash" else _short_side)(image, self.resize_to, resample, self.most)
         if self.crop == "simple":
             border = ((_BORDER, _BORDER), (_BORDER, _BORDER), (0, 0))
             pixels = np.pad(pixels, border[: pixels.ndim], "reflect")
@@ -118,26 +120,32 @@ class EvalTransform:
 
     CROP_MODE "center" resizes the short side and keeps the ratio. "squash" resizes both sides: at CROP_PCT 1.0 nothing
     of the image is lost (the evaluation of Swin and ConvNeXt at 384).
+
+    Raises:
+        Unreadable: from a call: as ``TrainTransform``.
     """
 
     def __init__(self, config: Configuration) -> None:
-        self.size = config.DATA.IMAGE_SIZE
+        self.size, self.most = config.DATA.IMAGE_SIZE, config.DATA.MAX_PIXELS
         self.resize_to = math.floor(config.DATA.IMAGE_SIZE / config.DATA.CROP_PCT)
         self.resized = _squashed if config.DATA.CROP_MODE == "squash" else _short_side
         self.resample = RESAMPLING[config.DATA.INTERPOLATION]
 
     def __call__(self, image: Image.Image | EncodedImage, rng: np.random.Generator | None = None) -> np.ndarray:
-        pixels = self.resized(image, self.resize_to, self.resample)
+        pixels = self.resized(image, self.resize_to, self.resample, self.most)
         top, left = (round((side - self.size) / 2) for side in pixels.shape[:2])
         return _pixels(pixels[top : top + self.size, left : left + self.size])
 
 
-def _short_side(image: Image.Image | EncodedImage, to: int, resample: Image.Resampling) -> np.ndarray:
+def _short_side(image: Image.Image | EncodedImage, to: int, resample: Image.Resampling, most: int) -> np.ndarray:
     width, height = (to * side // min(image.size) for side in image.size)
+    if width * height > max(most, to * to):
+        sides = f"{image.size[0]} x {image.size[1]} pixels"
+        raise Unreadable(f"it has {sides}, resized {width} x {height}: more than DATA.MAX_PIXELS {most}")
     return resized_crop(image, (0, 0, *image.size), (width, height), resample)
 
 
-def _squashed(image: Image.Image | EncodedImage, to: int, resample: Image.Resampling) -> np.ndarray:
+def _squashed(image: Image.Image | EncodedImage, to: int, resample: Image.Resampling, _: int) -> np.ndarray:
     return resized_crop(image, (0, 0, *image.size), (to, to), resample)
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from test_datasets import CIFAR10, cifar_archive, configured, write_idx
 
 from datasets import get_dataloader, get_dataset, get_datasets
-from errors import InputError, RunError
+from errors import InputError
 from loading import cache
 
 
@@ -182,7 +182,7 @@ def test_a_cache_is_read_only_as_it_was_written(tmp_path, capfd):
 
     def decoded():
         made.append(True)
-        return [np.full((2, 3, 1), value, np.uint8) for value in (7, 8)], labels, ["a", "b"]
+        return [np.full((2, 3, 3), value, np.uint8) for value in (7, 8)], labels, ["a", "b"]
 
     cache.cached(folder, "some", decoded)
     crc = int(np.load(folder / "some.npz")["crc"])
@@ -190,7 +190,10 @@ def test_a_cache_is_read_only_as_it_was_written(tmp_path, capfd):
         np.savez(folder / "some.npz", **{"crc": crc, "labels": labels, "classes": ["a", "b"]} | others)
         images, found, _ = cache.cached(folder, "some", decoded)
         assert (images.pixels[:, 0, 0, 0].tolist(), found.tolist()) == ([7, 8], [1, 0])
-        assert f"{folder / 'some.npy'} is damaged (not what was written): decoding" in capfd.readouterr().out
+        assert (
+            f"{folder / 'some.npy'} is damaged ({folder / 'some.npz'}: not what was written): decoding"
+            in capfd.readouterr().out
+        )
     cache.cached(folder, "some", decoded)
     assert len(made) == 5
     with pytest.raises(InputError, match="found 4 x 2 after 3 x 2;"):
@@ -201,10 +204,11 @@ def test_what_cannot_be_cached_is_an_error(folder):
     write_images(folder / "val", {"a": 1}, size=13)
     with pytest.raises(InputError, match="DATA.CACHE holds images of one size: found 12 x 12 after 13 x 13"):
         get_dataset(with_cache("folder", folder), "val")
-    assert not any((folder / "cache").iterdir())
+    assert not (folder / "cache").exists()
     (folder / "train/a/2.png").write_bytes(b"broken")
-    with pytest.raises(RunError, match=r"train/a/2.png: not readable as an image"):
+    with pytest.raises(InputError, match=r"train/a/2.png: it is of no known format; .* repair or remove it$"):
         get_dataset(with_cache("folder", folder), "train")
+    assert not (folder / "cache").exists()
     (folder / "file").touch()
     with pytest.raises(InputError, match=r"DATA.CACHE .*file: can't be written \(File exists\); choose another folder"):
         get_dataset(configured("folder", folder, "DATA.CACHE", str(folder / "file")), "val")

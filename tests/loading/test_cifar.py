@@ -10,7 +10,7 @@ from pickles import Call, LittleMemory, Raw, numpy_array, program, python2
 from test_datasets import CIFAR10
 
 from errors import InputError
-from loading import sources
+from loading import archives, sources
 
 ARCHIVE, FOLDER, MEMBERS = CIFAR10
 WRITERS = {
@@ -28,7 +28,7 @@ def write(folder, contents):
 
 
 def read(folder, mode="val"):
-    return sources.cifar10(sources.Split(mode), data_path=str(folder)).read()
+    return archives.cifar10(sources.Split(mode), data_path=str(folder)).read()
 
 
 def batch(images=40, seed=0):
@@ -67,7 +67,7 @@ def test_the_few_bytes_of_a_small_array_are_read_too():
     ):  # U, T, and one that stays in the file
         array = np.arange(images * columns).astype(np.uint8).reshape(images, columns)
         data = python2({b"data": array})
-        read = sources.DataUnpickler(io.BytesIO(data), len(data)).load()["data"].read()
+        read = archives.DataUnpickler(io.BytesIO(data), len(data)).load()["data"].read()
         np.testing.assert_array_equal(read, array)
 
 
@@ -108,7 +108,9 @@ def test_damaged_pickles_give_one_line(tmp_path):
     whole = python2(batch())
     for data in (b"", whole[:-5], whole[:1000], b"\x80\x02}." * 2, pickle.dumps(batch(), 0), b"\x93" + whole):
         write(tmp_path, {"test_batch": data, "batches.meta": python2(NAMES)})
-        with pytest.raises(InputError, match=f"{ARCHIVE}: (it ends early|its pickle uses|not cifar10's layout)"):
+        with pytest.raises(
+            InputError, match=f"{ARCHIVE}: (it ends early|its pickle uses|can't be read as cifar10's archive)"
+        ):
             read(tmp_path)
     write(tmp_path, {"test_batch": whole, "batches.meta": python2({b"label_names": b"airplane"})})
     with pytest.raises(InputError, match="its label_names are no list of names"):
@@ -119,7 +121,7 @@ def test_a_member_is_read_only_where_it_has_cifars_size(tmp_path, monkeypatch):
     write(tmp_path, {"test_batch": bytes(1 << 25), "batches.meta": python2(NAMES)})
     line = "its test_batch is no file, or has 33554432 bytes; 1048576 are read"
     with monkeypatch.context() as patch, LittleMemory(), pytest.raises(InputError, match=line):
-        patch.setattr(sources, "_LARGEST_MEMBER", 1 << 20)
+        patch.setattr(archives, "_LARGEST_MEMBER", 1 << 20)
         read(tmp_path)
     (tmp_path / ARCHIVE).write_bytes((tmp_path / ARCHIVE).read_bytes()[:-1000])
     with LittleMemory(), pytest.raises(InputError, match="can't be read"):

@@ -69,7 +69,7 @@ def test_crops_agree_with_pillows(photograph, decoded_sizes):
     for way in WAYS:
         data = encoded(photograph, **way)
         for box in boxes(*photograph.size, 6):
-            found = resized_crop(EncodedImage(data, "RGB", ""), box, (224, 224), BICUBIC)
+            found = resized_crop(EncodedImage(data, "RGB", "", 10**8), box, (224, 224), BICUBIC)
             assert distance(found, resized_crop(pillows(data), box, (224, 224), BICUBIC)) < 0.3
     assert decoded_sizes[0] == (boxes(*photograph.size, 1)[0][3] + 16, 640)
 
@@ -81,7 +81,7 @@ def test_large_crops_are_scaled_while_decoding(photograph, decoded_sizes):
     decoded, scales = pillows(data), set()
     for size in (64, 96, 224):
         for box in ((0, 0, 2400, 1600), *boxes(*image.size, 5)):
-            found = resized_crop(EncodedImage(data, "RGB", ""), box, (size, size), BICUBIC)
+            found = resized_crop(EncodedImage(data, "RGB", "", 10**8), box, (size, size), BICUBIC)
             assert distance(found, resized_crop(decoded, box, (size, size), BICUBIC)) < 1.0
             scale, room = 2400 // decoded_sizes[-1][1], min(box[2] - box[0], box[3] - box[1]) / size
             assert scale == max(k for k in (1, 2, 4, 8) if k == 1 or room >= 2.5 * k)
@@ -96,7 +96,7 @@ def test_grey_crops_agree_too(photograph, name):
     for source, mode in ((photograph, "L"), (photograph.convert("L"), "L"), (photograph.convert("L"), "RGB")):
         data = encoded(source)
         for box in boxes(*source.size, 4):
-            found = resized_crop(EncodedImage(data, mode, ""), box, (96, 64), way)
+            found = resized_crop(EncodedImage(data, mode, "", 10**8), box, (96, 64), way)
             assert distance(found, resized_crop(pillows(data, mode), box, (96, 64), way)) < 0.5
 
 
@@ -111,12 +111,12 @@ def test_rows_are_written_into_a_baseline_frame_alone():
 @pytest.mark.parametrize("scale", [1, 2, 8])
 def test_the_rows_that_are_left_out_change_no_other(way, scale):
     data = encoded(PHOTOGRAPHS[0], **way)
-    whole = EncodedImage(data, "RGB", "")._jpeg(427, scale)
+    whole = EncodedImage(data, "RGB", "", 10**8)._jpeg(427, scale)
     assert whole.shape == (-(-427 // scale), 640 // scale, 3)
     if scale == 1:
         assert (whole == np.asarray(pillows(data))).all()
     for rows in (1, 15, 16, 17, 200, 410, 411, 412, 426):
-        part = EncodedImage(data, "RGB", "")._jpeg(rows, scale)
+        part = EncodedImage(data, "RGB", "", 10**8)._jpeg(rows, scale)
         needed = -(-rows // scale)
         assert (part[:needed] == whole[:needed]).all()
 
@@ -133,7 +133,7 @@ def test_training_draws_the_same_for_an_encoded_image_and_a_decoded_one(options)
     transform = TrainTransform(get_config(None, ["DATA.IMAGE_SIZE", "128", "TRAIN.HFLIP", "0.5", *options]))
     for seed in range(8):
         one, other = RNG(seed), RNG(seed)
-        assert distance(transform(EncodedImage(data, "RGB", ""), one), transform(pillows(data), other)) < 0.5
+        assert distance(transform(EncodedImage(data, "RGB", "", 10**8), one), transform(pillows(data), other)) < 0.5
         assert one.bit_generator.state == other.bit_generator.state
 
 
@@ -205,7 +205,7 @@ OTHERS = {
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_what_is_no_plain_jpeg_is_pillows(kind, mode, decoded_sizes):
     data = OTHERS[kind]()
-    image = EncodedImage(data, mode, "")
+    image = EncodedImage(data, mode, "", 10**8)
     width, height = image.size
     for box in ((0, 0, width, height), (3, 5, width // 2, height - 7)):
         expected = pillows(data, mode).crop(box).resize((48, 32), BICUBIC)
@@ -215,7 +215,7 @@ def test_what_is_no_plain_jpeg_is_pillows(kind, mode, decoded_sizes):
 
 def test_an_orientation_is_left_as_pillow_leaves_it():
     data = turned()
-    image, box = EncodedImage(data, "RGB", ""), (0, 0, 640, 427)
+    image, box = EncodedImage(data, "RGB", "", 10**8), (0, 0, 640, 427)
     assert image.size == (640, 427)
     found = resized_crop(image, box, (90, 60), BICUBIC)
     assert distance(found, np.asarray(pillows(data).resize((90, 60), BICUBIC))) < 0.5
@@ -240,7 +240,10 @@ def test_what_pillow_refuses_is_refused_in_the_same_words(tmp_path, what, capfd)
     config = folder(tmp_path, {"0.jpg": data, "1.jpg": encoded(PHOTOGRAPHS[1])})
     train, val = get_dataset(config, "train"), get_dataset(config, "val")
     train.transform._crop_box = lambda *_: (0, 0, 100, 50)  # above the damage
-    with pytest.raises(RunError, match=r"train/a/0.jpg: not readable as an image \(\w+: .*\); repair") as found:
+    with pytest.raises(
+        RunError,
+        match=r"train/a/0.jpg: (can't be read as an image \(\w+: .*\)|it ends before .*|it is of no known .*); repair",
+    ) as found:
         train[0]
     with pytest.raises(RunError) as expected:
         val[0]
@@ -250,7 +253,7 @@ def test_what_pillow_refuses_is_refused_in_the_same_words(tmp_path, what, capfd)
                                   "DATA.SKIP_BROKEN", "True"), "train")  # fmt: skip
     sample = tolerant[0]
     assert (sample[-1], tolerant[1][-1]) == (0, -1)
-    image = EncodedImage(encoded(PHOTOGRAPHS[1]), "RGB", "")
+    image = EncodedImage(encoded(PHOTOGRAPHS[1]), "RGB", "", 10**8)
     assert (sample[0] == tolerant.transform(image, RNG([tolerant.seed, 0, 0]))).all()
     assert capfd.readouterr().err == ""
 
@@ -261,7 +264,9 @@ def test_what_pillow_takes_with_a_flaw_is_its_own_decode():
     for flawed in (bytes(data), encoded(PHOTOGRAPHS[0]) + b"trailing bytes"):
         for box in ((0, 0, 640, 427), (0, 0, 640, 250)):
             expected = resized_crop(pillows(flawed), box, (160, 160), BICUBIC)
-            assert distance(resized_crop(EncodedImage(flawed, "RGB", ""), box, (160, 160), BICUBIC), expected) < 0.3
+            assert (
+                distance(resized_crop(EncodedImage(flawed, "RGB", "", 10**8), box, (160, 160), BICUBIC), expected) < 0.3
+            )
 
 
 def test_evaluation_of_a_decoded_image_is_as_it_was():

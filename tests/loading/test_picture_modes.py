@@ -61,18 +61,18 @@ def test_but_for_grey_of_more_bits_they_are_pillows(name):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             expected = Image.open(io.BytesIO(PICTURES[name].data)).convert(mode)
-        found = EncodedImage(PICTURES[name].data, mode, "").decoded()
+        found = EncodedImage(PICTURES[name].data, mode, "", 10**8).decoded()
         assert found.mode == mode
         assert (np.asarray(found) == np.asarray(expected)).all()
 
 
 def test_one_picture_is_the_same_as_8_bits_as_16_and_as_48():
-    eight = EncodedImage(saved(Image.fromarray(GREY), "PNG"), "RGB", "").decoded()
+    eight = EncodedImage(saved(Image.fromarray(GREY), "PNG"), "RGB", "", 10**8).decoded()
     for times in (256, 257):
         wide = GREY.astype(np.uint16) * times
         for data in (saved(Image.fromarray(wide), "PNG"), png(np.repeat(wide[..., None], 3, 2), 2)):
-            assert EncodedImage(data, "RGB", "").decoded().tobytes() == eight.tobytes()
-    assert (np.asarray(EncodedImage(png(WIDE, 2), "RGB", "").decoded()) == COLOURS).all()
+            assert EncodedImage(data, "RGB", "", 10**8).decoded().tobytes() == eight.tobytes()
+    assert (np.asarray(EncodedImage(png(WIDE, 2), "RGB", "", 10**8).decoded()) == COLOURS).all()
 
 
 def adobe(data: bytes, transform: int | None) -> bytes:
@@ -87,7 +87,7 @@ def adobe(data: bytes, transform: int | None) -> bytes:
 def test_a_jpeg_of_inks_is_pillows_to_the_bit(transform, mode):
     data = adobe(saved(Image.fromarray(COLOURS).convert("CMYK"), "JPEG", quality=95), transform)
     expected = Image.open(io.BytesIO(data)).convert(mode)
-    found = EncodedImage(data, mode, "").resized_crop((0, 0, 32, 32), (32, 32), Image.Resampling.BICUBIC)
+    found = EncodedImage(data, mode, "", 10**8).resized_crop((0, 0, 32, 32), (32, 32), Image.Resampling.BICUBIC)
     assert (found == np.asarray(expected)).all()
     if transform != 2:  # the picture, not its negative
         shown = Image.fromarray(COLOURS).convert(mode)
@@ -99,7 +99,7 @@ def test_a_jpeg_of_inks_is_pillows_to_the_bit(transform, mode):
 def test_other_jpegs_are_pillows_within_the_tolerance(options, mode):
     data = saved(Image.fromarray(COLOURS), "JPEG", quality=95, **options)
     expected = np.asarray(Image.open(io.BytesIO(data)).convert(mode)).astype(int)
-    found = EncodedImage(data, mode, "").resized_crop((0, 0, 32, 32), (32, 32), Image.Resampling.BICUBIC)
+    found = EncodedImage(data, mode, "", 10**8).resized_crop((0, 0, 32, 32), (32, 32), Image.Resampling.BICUBIC)
     assert np.abs(found - expected).mean() < 0.5
 
 
@@ -135,15 +135,15 @@ def test_what_has_no_white_is_refused_by_name(tmp_path, monkeypatch, name, way):
 def test_shards_hold_the_same_pixels_reduced_or_not(tmp_path, name):
     picture, path = PICTURES[name], tmp_path / f"0{PICTURES[name].suffix}"
     path.write_bytes(picture.data)
-    assert encoded(str(path), None, 95) == (picture.data, picture.suffix)
-    data, suffix = encoded(str(path), 16, 95)
+    assert encoded(str(path), None, 95, 10**8) == (picture.data, picture.suffix)
+    data, suffix = encoded(str(path), 16, 95, 10**8)
     assert suffix == ".png"
     for mode in ("RGB", "L"):
         source = Image.fromarray(picture.colours)
         if (picture.colours == picture.grey[..., None]).all():
             source = Image.fromarray(picture.grey)
         expected = source.resize((16, 16), Image.Resampling.BICUBIC).convert(mode)
-        assert EncodedImage(data, mode, "").decoded().tobytes() == expected.tobytes()
+        assert EncodedImage(data, mode, "", 10**8).decoded().tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("name", UNSCALED)
@@ -152,7 +152,7 @@ def test_what_has_no_white_is_not_packed(tmp_path, name):
     path = tmp_path / f"0{suffix}"
     path.write_bytes(data)
     with pytest.raises(InputError, match=rf"0{suffix}: its pixels are {kind}, and nothing tells .*, or remove it$"):
-        inspect(str(path))
+        inspect(str(path), 10**8)
 
 
 # ------------------------------------------------------------------- DALI

@@ -12,7 +12,8 @@ from conftest import write_images
 import tools.benchmark
 import tools.make_photographs
 from errors import InputError
-from loading.sources import Split, fashion_mnist
+from loading.archives import fashion_mnist
+from loading.sources import Split
 from tools.benchmarks import measure, startup, training
 
 TIMM = os.environ.get("TIMM_PYTHON", sys.executable)  # an interpreter with torch and timm

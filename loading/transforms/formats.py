@@ -1,0 +1,203 @@
+"""Image files that strangers wrote, as a decoder may see them: of a known format, of few enough pixels, without notes.
+
+Pillow takes a file's notes apart (EXIF, ICC, XMP, comments, text) before the pixels can be counted: 400 kB of EXIF
+take 12 GB, a comment of 8 MB takes seconds. No pixel depends on them. They are left out before it opens the file. Of
+the formats that Pillow knows, those that people train on are opened: an EPS file would be run by Ghostscript.
+"""
+
+import io
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from PIL import Image, UnidentifiedImageError
+
+from errors import Unreadable
+
+# Pillow's own limit is MAX_PIXELS here: it would warn at 89 million, and refuse twice that whatever the key says.
+Image.MAX_IMAGE_PIXELS = None
+
+SCANS = 10  # of a JPEG with MAX_PIXELS; smaller ones may have more: each scan passes over all pixels
+BYTES_PER_PIXEL = 8  # of a file: four channels of 16 bits, as they are
+_NOTES = 64 << 20  # bytes that a file may have besides
+_SIGNATURES = {
+    b"\x89PNG\r\n\x1a\n": "PNG", b"GIF87a": "GIF", b"GIF89a": "GIF", b"BM": "BMP",
+    b"II*\0": "TIFF", b"MM\0*": "TIFF", b"II+\0": "TIFF", b"MM\0+": "TIFF",
+} | {f"P{kind}".encode(): "PPM" for kind in "123456f"}  # fmt: skip
+# JPEG's markers: those without a length, those that pixels depend on (frames, tables, JFIF's and Adobe's colours), and
+# the frames that are coded in one scan where it holds all channels.
+_ALONE, _END, _SCAN = frozenset((0x00, 0x01, *range(0xD0, 0xD8))), (0xD8, 0xD9), 0xDA
+_FRAMES = frozenset(marker for marker in range(0xC0, 0xD0) if marker not in (0xC4, 0xC8, 0xCC))
+_JPEG_NEEDED, _SEQUENTIAL = frozenset((*_FRAMES, 0xC4, 0xCC, 0xDB, 0xDD, 0xE0, 0xEE)), (0xC0, 0xC1)
+# TIFF's bytes per value by type; tags that lead elsewhere, or are text, EXIF, ICC, XMP and the like, aren't needed.
+_TIFF_BYTES = {1: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 16: 8, 17: 8}
+_TIFF_PRIVATE, _TIFF_SUBFILES, _TIFF_TILE = 700, 330, (322, 323)
+_TIFF_VALUES = 500_000  # of all tags: a palette's 196,608, and the places of 150,000 strips or tiles
+_LARGEST_TEXT = 4 << 20  # bytes of a PPM that is written as text, which Pillow reads number by number in Python
+_READ = 32  # bytes that a read counts for besides: decoders in Python read byte by byte
+_PARTS, _TOO_MANY = 10_000, "it is in too many parts; save it again"  # and one more per KiB
+
+
+def check_size(size: tuple[int, int], most: int) -> None:
+    """Raises Unreadable where an image (width, height) has more than ``most`` pixels."""
+    if size[0] * size[1] > most:
+        raise Unreadable(f"it has {size[0]} x {size[1]} pixels, DATA.MAX_PIXELS is {most}")
+
+
+def largest_file(most: int) -> int:
+    """Returns how many bytes the file of an image of ``most`` pixels may have."""
+    return BYTES_PER_PIXEL * most + _NOTES
+
+
+def opened_image(data: bytes, most: int) -> tuple[Image.Image, bytes]:
+    """Returns (the image, of which the header alone was read; its file without what no pixel depends on).
+
+    Args:
+        data: the file.
+        most: pixels that it may have (DATA.MAX_PIXELS).
+
+    Raises:
+        Unreadable, Exception: it can't be read, or costs too much: within ``errors.reading``.
+    """
+    kind, plain = _kind(data), True
+    if kind == "JPEG":
+        data, plain = _jpeg(data)
+    elif kind in _NEEDED:
+        data = _NEEDED[kind](data)
+    elif kind == "PPM" and data[1:2] in b"123" and len(data) > _LARGEST_TEXT:
+        raise Unreadable(f"it is a PPM of {len(data)} bytes of text; save it in binary form")
+    try:
+        image = Image.open(io.BytesIO(data) if kind == "JPEG" else _Counted(data), formats=[kind])
+    except UnidentifiedImageError:  # its text has the buffer's address
+        raise Unreadable(f"its {kind} header is damaged") from None
+    check_size(image.size, most)
+    if kind == "TIFF":
+        tags: Any = image
+        check_size(tuple(tags.tag_v2.get(tag, 1) for tag in _TIFF_TILE), most)
+    if not plain and (scans := data.count(bytes((0xFF, _SCAN)))) * image.width * image.height > SCANS * most:
+        raise Unreadable(
+            f"decoding its {scans} scans of {image.width} x {image.height} pixels takes too long:"
+            f" more than {SCANS} of DATA.MAX_PIXELS {most}"
+        )
+    return image, data
+
+
+def _kind(data: bytes) -> str:
+    if data.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WEBP"
+    for start, kind in _SIGNATURES.items():
+        if data.startswith(start):
+            return kind
+    raise Unreadable("it is of no known format; BMP, GIF, JPEG, PNG, PPM, TIFF and WebP are read")
+
+
+class _Counted(io.BytesIO):
+    """A file in memory that may be read about three times, in parts of a few bytes at least."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.left = _NOTES + 3 * len(data)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        part = super().read(size)
+        self.left -= len(part) + _READ
+        if self.left < 0:
+            raise Unreadable("reading it takes too long; save it again, in a common format")
+        return part
+
+
+def _jpeg(data: bytes) -> tuple[bytes, bool]:
+    """Returns (the file without its notes, whether its pixels are certainly in one scan)."""
+    kept, start, place, frames = [], 0, 2, []  # data[start:] is to be kept so far
+    for _ in range(_PARTS + len(data) // 1024):
+        place = data.find(b"\xff", place)  # what stands between segments is skipped, as by libjpeg
+        while data[place + 1 : place + 2] == b"\xff":
+            place += 1
+        if place < 0 or place + 5 > len(data) or (marker := data[place + 1]) in _END:
+            raise Unreadable("it ends before its pixels")
+        if marker == _SCAN:
+            plain = len(frames) == 1 and frames[0] == data[place + 4]
+            return (b"".join((*kept, data[start:])) if kept else data), plain
+        if marker in _ALONE:
+            place += 2
+            continue
+        end = place + 2 + max(2, (data[place + 2] << 8) + data[place + 3])
+        if marker not in _JPEG_NEEDED:
+            kept.append(data[start:place])
+            start = end
+        elif marker in _FRAMES:  # its channels; 0 where there may be several scans of each
+            frames.append(data[place + 9] if marker in _SEQUENTIAL and place + 9 < len(data) else 0)
+        place = end
+    raise Unreadable(_TOO_MANY)
+
+
+def _png(data: bytes) -> bytes:
+    """Returns the chunks that a decoder has to know, and transparency: IDAT's frame alone."""
+    kept, place = [data[:8]], 8
+    for _ in range(_PARTS + len(data) // 1024):
+        end, kind = place + 12 + int.from_bytes(data[place : place + 4], "big"), data[place + 4 : place + 8]
+        if not kind[:1].islower() or kind == b"tRNS":
+            kept.append(data[place:end])
+        place = end
+        if kind == b"IEND" or place >= len(data):
+            return b"".join(kept)
+    raise Unreadable(_TOO_MANY)
+
+
+def _gif(data: bytes) -> bytes:
+    """Returns the header, the first image and what follows it, without comments."""
+    place = _behind_palette(data, 10)
+    head, control = data[:place], b""
+    while data[place : place + 1] == b"!":
+        start, place = place, place + 2
+        while place < len(data) and data[place]:
+            place += 1 + data[place]
+        place += 1
+        if data[start + 1 : start + 2] == b"\xf9":
+            control = data[start:place]
+    if data[place : place + 1] != b",":
+        raise Unreadable("it ends before its pixels, or is damaged")
+    return head + control + data[place:]
+
+
+def _behind_palette(data: bytes, flags: int) -> int:
+    """The header ends with ``flags``, a background and a ratio; then the palette follows, if there is one."""
+    bits = int.from_bytes(data[flags : flags + 1], "big")
+    return flags + 3 + (3 * (2 << (bits & 7)) if bits & 0x80 else 0)
+
+
+def _tiff(data: bytes) -> bytes:
+    """Returns the file with a directory of its first image's tags that are needed, at its end, instead of its own."""
+    order, big = "<" if data[:1] == b"I" else ">", b"+" in data[2:4]
+    offset, count_form, entry_form = ("Q", "Q", "HHQ8s") if big else ("I", "H", "HHI4s")
+    at, width = (8, 8) if big else (4, 4)
+    start = struct.unpack_from(order + offset, data, at)[0]
+    tags, values = {}, 0
+    for tag, kind, count, value in _entries(data, start, order + count_form, order + entry_form):
+        if tag >= _TIFF_PRIVATE or tag == _TIFF_SUBFILES or tag in tags or kind not in _TIFF_BYTES:
+            continue
+        length = count * _TIFF_BYTES[kind]
+        if length > width and struct.unpack(order + offset, value)[0] + length > len(data):
+            raise Unreadable(f"its tag {tag} says that {count} values lie beyond its end")
+        values += count if kind not in (1, 6, 7) else 0
+        if values > _TIFF_VALUES:
+            raise Unreadable(f"its tags hold more than {_TIFF_VALUES} values")
+        tags[tag] = struct.pack(order + entry_form, tag, kind, count, value)
+    directory = struct.pack(order + count_form, len(tags)) + b"".join(tags.values()) + bytes(width)
+    place = -len(data) % 8
+    return b"".join(
+        (data[:at], struct.pack(order + offset, len(data) + place), data[at + width :], bytes(place), directory)
+    )
+
+
+def _entries(data: bytes, start: int, count_form: str, form: str) -> Iterator[tuple[int, int, int, bytes]]:
+    (count,) = struct.unpack_from(count_form, data, start)
+    first, length = start + struct.calcsize(count_form), struct.calcsize(form)
+    if first + count * length > len(data) or count > 1 << 16:
+        raise Unreadable(f"its directory of {count} tags reaches beyond its end")
+    return struct.iter_unpack(form, data[first : first + count * length])
+
+
+_NEEDED: dict[str, Callable[[bytes], bytes]] = {"PNG": _png, "GIF": _gif, "TIFF": _tiff}
