@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ import warnings
 import zlib  # noqa: F401
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 # What make install installs, by the names under which it is imported.
 NEEDED = ("numpy", "paddle", "yaml", "yacs", "PIL", "simplejpeg", "cykooz_resizer", "safetensors", "sklearn")
@@ -135,7 +136,7 @@ class Allowance:
             raise Unreadable(f"reading its {self.size} bytes takes too long")
 
 
-def opened(path: str | os.PathLike[str]) -> BinaryIO:
+def opened(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Opens a regular file to be read. ``open`` would wait at a pipe, and read from a device without end.
 
     Raises:

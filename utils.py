@@ -158,13 +158,13 @@ def all_gather(data: Any) -> list[Any]:
     sealed = secret.mac(key, f"{rank()} {_gathered}".encode(), pickled) + pickled
     sizes: list[paddle.Tensor] = []
     dist.all_gather(sizes, paddle.to_tensor([len(sealed)], dtype="int64"))
-    longest = max(size.item() for size in sizes)
+    longest = max(map(int, sizes))
     flat = np.frombuffer(sealed.ljust(longest, b"\0"), np.uint8)
     parts: list[paddle.Tensor] = []
     dist.all_gather(parts, paddle.to_tensor(flat))
     found = []
     for place, (part, size) in enumerate(zip(parts, sizes, strict=True)):
-        said = part.numpy()[: size.item()].tobytes()
+        said = part.numpy()[: int(size)].tobytes()
         proof, pickled = said[: secret.SIZE], said[secret.SIZE :]
         if not secret.same(proof, secret.mac(key, f"{place} {_gathered}".encode(), pickled)):
             raise RunError(f"what came as rank {place}'s is unproved: a stranger said it, or {secret.VARIABLE} differs")

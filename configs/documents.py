@@ -104,7 +104,7 @@ class _Reader(yaml.SafeLoader):
             raise Unreadable(f"{_place(node)}found the merge key <<, which isn't read; write the keys, or use BASE")
         name = self._scalar(node) if isinstance(node, yaml.ScalarNode) else node
         if not isinstance(name, str):
-            told = f"{quoted(name)} ({type(name).__name__})" if name is not node else f"a {node.id}"
+            told = f"{quoted(name)} ({type(name).__name__})" if name is not node else "a list or a mapping"
             raise Unreadable(f"{_place(node)}found the key {told}, expected text")
         return name
 

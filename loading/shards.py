@@ -206,8 +206,9 @@ def _plain_members(raw: BinaryIO) -> Iterator[tarfile.TarInfo]:
     size = os.fstat(raw.fileno()).st_size
     bounded: Any = TarBytes(raw, Allowance(size))
     with tarfile.open(fileobj=bounded, mode="r:") as tar:
+        kept: Any = tar
         for member in tar:
-            tar.members.clear()  # it would keep them all
+            kept.members.clear()  # it would keep them all
             if not 0 <= member.size <= size - member.offset_data:
                 raise Unreadable(f"damaged or cut short at byte {member.offset}")
             if member.isdir():

@@ -109,7 +109,8 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, allowance: Allowanc
     """Describes a whole member. zipfile bounds what deflate unpacks, but not what bzip2 and LZMA do."""
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise Unreadable(f"{shown(info.filename)} is compressed in a way that neither torch nor NumPy writes")
-    return Member(archive.fp, 0, info.file_size, archive=archive, info=info, allowance=allowance)
+    file: Any = archive.fp
+    return Member(file, 0, info.file_size, archive=archive, info=info, allowance=allowance)
 
 
 def _content(archive: zipfile.ZipFile, info: zipfile.ZipInfo, allowance: Allowance) -> bytes:

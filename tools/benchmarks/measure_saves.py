@@ -141,7 +141,7 @@ class BySaver:
         self.noting.join()
         self.saver.wait(last=True)
 
-    def readers(self) -> dict[str, Callable[[], None]]:
+    def readers(self) -> dict[str, Callable[[], Any]]:
         """Saves once more, with no step beside it, and returns the parts of going on from there."""
         self.save(Progress(epoch=1), {}, written="written, no step beside it")
         self.settle()
@@ -184,7 +184,7 @@ class ByPaddle:
                 os.fsync(stream.fileno())
         self.figures["synced (paddle.save doesn't)"].append(time.perf_counter() - started)
 
-    def readers(self) -> dict[str, Callable[[], None]]:
+    def readers(self) -> dict[str, Callable[[], Any]]:
         """Returns the parts of going on from the last save."""
 
         def restore() -> None:
