@@ -19,7 +19,7 @@ import paddle
 from tqdm import tqdm
 
 from config import differences, resolved, with_values
-from errors import InputError, remedy
+from errors import InputError, opened, reading, remedy
 from launch.progress import keep_native_errors
 from options import Configuration, given, notes
 from training.command_line import CHECKPOINT
@@ -180,14 +180,13 @@ class Run:
         Steps of other epochs aren't compared: they may have been of another batch size.
         """
         file = self.directory / "metrics.jsonl"
-        if not file.exists():
-            return
-        kept = []
-        for line, record in _records(file):
-            over = epoch if record["split"] != "train" or record["step"] > step else epoch + 1
-            kept += [line + "\n"] * (record["epoch"] <= over)
-        with written_whole(file) as rewound:
-            rewound.writelines(kept)
+        if file.exists():
+            kept: list[str] = []
+            for line, record in _records(file):
+                over = epoch if record["split"] != "train" or record["step"] > step else epoch + 1
+                kept += [line] * (record["epoch"] <= over)
+            with written_whole(file) as rewound:
+                rewound.writelines(kept)
 
     def result(self, result: dict[str, Any], shown: str) -> None:
         """Writes result.json, the last evaluation, prints the summary, with its metrics as ``shown``, and names the
@@ -317,11 +316,12 @@ class RunFolder:
 
 def _records(metrics: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields each line of metrics.jsonl that is a record, with the record: a crash leaves half a one."""
-    for line in metrics.read_text(encoding="utf-8", errors="replace").splitlines():
-        with contextlib.suppress(ValueError, RecursionError):
-            record = json.loads(line)
-            if type(record) is dict and all(type(record.get(key)) is kind for key, kind in _RECORD.items()):
-                yield line, record
+    with reading(metrics, "a run's records"), opened(metrics) as file:
+        for line in file:
+            with contextlib.suppress(ValueError, RecursionError):
+                record = json.loads(line)
+                if type(record) is dict and all(type(record.get(key)) is kind for key, kind in _RECORD.items()):
+                    yield line.decode().rstrip() + "\n", record
 
 
 def plot_curves(metrics: Path, picture: Path, curves: dict[str, str]) -> None:
