@@ -57,7 +57,7 @@ def attempt(kind, size, read):
         _become_child(writer, read)
     os.close(writer)
     told = b""
-    while select.select([reader], [], [], max(0.0, started + 2 * seconds - time.monotonic()))[0]:
+    while select.select([reader], [], [], max(0.0, started + 10 * seconds - time.monotonic()))[0]:
         part = os.read(reader, 1 << 16)
         told += part
         if not part:
@@ -65,7 +65,8 @@ def attempt(kind, size, read):
     else:
         os.kill(pid, signal.SIGKILL)
     os.close(reader)
-    status, took = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), time.monotonic() - started
+    _, ended, used = os.wait4(pid, 0)
+    status, took = os.waitstatus_to_exitcode(ended), used.ru_utime + used.ru_stime  # of a core: others may be busy
     assert took <= seconds, f"{kind}: {took:.1f} s instead of {seconds:.1f} for {size} bytes"
     assert not status, f"{kind}: crashed with status {status}"
     grown, _, line = told.decode().partition("\n")

@@ -243,7 +243,7 @@ def test_one_of_each_is_added_and_trained_with(copy, tiny):
 
 
 REFUSED = [
-    (["DATA.DATASET", "flower"], r"DATA.DATASET is 'flower', expected one of flowers, .*; did you mean flowers\?"),
+    (["DATA.DATASET", "flower"], r"DATA.DATASET is 'flower', expected one of .*flowers, .*; did you mean flowers\?"),
     (["TRAIN.OPTIMIZER.NAME", "SignSDG"], r"NAME is 'SignSDG', expected one of .*SignSGD.*; did you mean SignSGD\?"),
     (["TRAIN.LR_SCHEDULER.NAME", "cubik"], r"NAME is 'cubik', expected one of cubic, .*; did you mean cubic\?"),
     (["TRAIN.LOSS", "focl"], r"TRAIN.LOSS is 'focl', expected one of focal, .*; did you mean focal\?"),

@@ -253,7 +253,7 @@ def test_what_was_told_before_the_folder_was_made_is_in_its_log(tmp_path, capsys
     [
         ("file", r"file: can't make the run's folder \(file is a file\); choose another with -output"),
         ("file/in/it", r"file/in/it: can't make the run's folder \(.*file is a file\); choose"),
-        ("x" * 300, r"x+: can't read the run's folder \(File name too long\); choose"),
+        ("x" * 300, r"OUTPUT is 'x+\.\.\.x+', expected a path of at most 3500 bytes, 200 a name"),
     ],
 )
 def test_a_folder_that_can_not_be_is_refused_at_once(tmp_path, monkeypatch, output, message):

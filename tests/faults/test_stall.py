@@ -110,13 +110,15 @@ def test_an_image_that_vanishes_is_named(tmp_path, images):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rate", ["1e4", "1e30"])
+@pytest.mark.parametrize("rate", ["1e4", "1e6"])
 def test_a_rate_that_gives_nan_ends_the_run_and_no_checkpoint_holds_it(tmp_path, whole, rate):
     process, pids = saving(tmp_path, *RUN)
     process.terminate()
     process.communicate(timeout=60)
     before = find_checkpoints(tmp_path / "run" / "checkpoints")[-1]
-    process = start(tmp_path, *RUN, "TRAIN.BASE_LR", rate, "SAVE_STEPS", "1", "KEEP_LAST", "9")
+    process = start(
+        tmp_path, *RUN, "TRAIN.BASE_LR", rate, "TRAIN.WEIGHT_DECAY", rate, "SAVE_STEPS", "1", "KEEP_LAST", "9"
+    )
     told = r"the loss is (nan|inf) at step \d+ \(epoch \d, rank [01]\)|epoch_\w+ isn't saved: \S+ of \S+ holds .*"
     assert_fails(process, 1, re.compile(rf"error: ({told}); lower TRAIN\.BASE_LR.*\n"), pids)
     found = find_checkpoints(tmp_path / "run" / "checkpoints")

@@ -179,8 +179,9 @@ def test_without_the_environment_every_program_says_how_to_get_it():
         done = subprocess.run([sys.executable, "-S", *words], cwd=ROOT, capture_output=True, text=True)
         return done.returncode, done.stdout, done.stderr
 
-    # machine.py and gpu_*.py are parts of doctor.py, which has a line of its own; timm_reference.py has an environment.
-    others = {"machine.py", "doctor.py", "timm_reference.py", "gpu_checks.py", "gpu_first_steps.py", "gpu_probe.py"}
+    # doctor.py has a line of its own, and the others are its parts; timm_reference.py has an environment.
+    others = {"machine.py", "network.py", "doctor.py", "timm_reference.py"}
+    others |= {"gpu_checks.py", "gpu_first_steps.py", "gpu_probe.py"}
     programs = [str(path.relative_to(ROOT)) for path in LACKING if path.name not in others]
     with ThreadPoolExecutor(2) as pool:
         found = dict(zip(programs, pool.map(printed, ([name, "-h"] for name in programs)), strict=True))

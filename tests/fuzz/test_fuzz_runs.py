@@ -130,7 +130,7 @@ def resumed(run, checkpoint, output):
 def test_a_run_goes_on_from_a_state_that_passed_or_says_why_not(run, checkpoint, tmp_path):
     state = json.loads((checkpoint / "state.json").read_text())
 
-    @a_share(12)
+    @a_share(25)
     @given(altered(state))
     def try_one(tree):
         size = sealed(checkpoint, state_json=json.dumps(tree).encode())

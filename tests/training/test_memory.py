@@ -198,9 +198,9 @@ def test_one_of_two_ranks_runs_out_of_memory_and_the_run_goes_on_with_smaller_ba
 
 def test_a_model_too_large_for_this_machine(tmp_path):
     process = start(
-        tmp_path, MAIN[0], str(ROOT / "main_single_gpu.py"), "-cfg=vit_digits", "-o", "MODEL.EMBED_DIM=4194304"
+        tmp_path, MAIN[0], str(ROOT / "main_single_gpu.py"), "-cfg=vit_digits", "-o", "MODEL.EMBED_DIM=983040"
     )
     assert statuses(process) == [1]
-    line = "error: out of memory: 196,608.00GB were asked for; the model alone takes more than there is: take a smaller"
+    line = "error: out of memory: 10,800.00GB were asked for; the model alone takes more than there is: take a smaller"
     assert printed(process).splitlines()[-1].startswith(line)
     assert not (tmp_path / "output").exists()
