@@ -10,7 +10,7 @@ import math
 import os
 import pickle
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
@@ -72,21 +72,22 @@ def read_weights(path: str | Path) -> WeightFile:
         allowance = Allowance(os.fstat(stream.fileno()).st_size)
         content, layout = _reader(stream.peek(512)[:512])(stream, allowance)
         entries, notes = _weights(content)
-        arrays = _read(entries, layout, allowance)
-        for name, array in arrays.items():
+        arrays = {}
+        for name, array in _read(entries, layout, allowance):
             _check_finite(name, array)
+            arrays[name] = array
     return WeightFile(file, arrays, layout, read_config(path), notes)
 
 
-def read_arrays(file: Path) -> dict[str, np.ndarray]:
-    """Reads the arrays of a .safetensors file under any names, without a wrapper; NaN are let be, floats are float32.
+def read_arrays(file: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields names and arrays of a .safetensors file, one read after the other; NaN are let be, floats are float32.
 
     Raises:
         InputError: it can't be read, or would take memory out of proportion to its size.
     """
     with reading(file, "tensors"), opened(file) as stream:
         allowance = Allowance(os.fstat(stream.fileno()).st_size)
-        return _read(_read_safetensors(stream, allowance)[0], "torch", allowance)
+        yield from _read(_read_safetensors(stream, allowance)[0], "torch", allowance)
 
 
 def write_weights(path: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -270,19 +271,17 @@ def _weights(content: Any) -> tuple[dict[str, Array], list[str]]:
     return found, notes
 
 
-def _read(entries: dict[str, Array], layout: str, allowance: Allowance) -> dict[str, np.ndarray]:
-    """Reads what was described, once it is known that all of it together isn't out of proportion."""
+def _read(entries: dict[str, Array], layout: str, allowance: Allowance) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields what was described, once it is known that all of it together isn't out of proportion."""
     for entry in entries.values():
         if layout == "paddle" and entry.dtype == "<u2":  # which Paddle has no type for: its bfloat16, by way of NumPy
             entry.dtype = "bfloat16"
     allowance.take(sum(entry.held() + ARRAY for entry in entries.values()))
-    arrays = {}
     for name, entry in entries.items():
         passing = entry.passing()
         allowance.take(passing)
-        arrays[name] = entry.read()
+        yield name, entry.read()
         allowance.take(-passing)
-    return arrays
 
 
 def _check_finite(name: str, array: np.ndarray) -> None:

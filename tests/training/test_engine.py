@@ -242,9 +242,7 @@ def test_a_loss_that_is_not_finite_stops_every_rank_and_names_the_step(tmp_path,
     errors = run_ranks(train, options, tmp_path, 320)
     assert str(errors[0]) == str(errors[1])
     assert "the loss is " in str(errors[0])
-    assert re.search(
-        r" at step [2-7] \(epoch 1, rank ", str(errors[0])
-    )  # long before the epoch ends
+    assert re.search(r" at step [2-7] \(epoch 1, rank ", str(errors[0]))  # long before the epoch ends
     assert not (tmp_path / "checkpoints").exists()
 
 

@@ -241,7 +241,7 @@ def load_checkpoint(chosen: Path, model: ImageModel, optimizer: Any, ema: ImageM
     parameters = dict(model.named_parameters())
     moments, known = {}, set()
     own = {parameter.name for parameter in optimizer._parameter_list}  # sharded: this rank's share
-    for key, value in read_arrays(chosen / folder.OPTIMIZER).items():
+    for key, value in read_arrays(chosen / folder.OPTIMIZER):
         if not np.isfinite(value).all():
             problem = f"{key} holds NaN or infinite values; take an earlier one"
             raise InputError(f"{chosen}: {folder.OPTIMIZER}: {problem}")
@@ -271,7 +271,7 @@ def _restore_statistics(chosen: Path, models: dict[str, paddle.nn.Layer]) -> Non
     file = chosen / folder.STATISTICS
     if not os.path.lexists(file):
         return
-    by_rank = read_arrays(file)
+    by_rank = dict(read_arrays(file))
     for split, model in models.items():
         for name, tensor in own_statistics(model).items():
             found = by_rank.get(key := f"{rank()}/{split}/{name}")
