@@ -76,7 +76,8 @@ def _there() -> bool:
 
 if _FOLDER == _ROOT and _PROGRAM.startswith("main_"):
     stop_at_once()
-if _FOLDER in (_ROOT, os.path.join(_ROOT, "tools"), os.path.join(_ROOT, "examples")):
+_OURS = _FOLDER in (_ROOT, os.path.join(_ROOT, "tools"), os.path.join(_ROOT, "examples"))
+if _OURS and _PROGRAM.endswith(".py"):  # not python -c, nor a program that comes by stdin, which is read only once
     streams.keep()
     speak_utf8()
     if problem := unfit():

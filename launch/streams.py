@@ -31,6 +31,7 @@ class Lasting(io.RawIOBase):
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.kept, self.stalled = descriptor, bytearray(), False
+        self.name = "<stdout>" if descriptor == 1 else "<stderr>"  # which some libraries ask for
         self.end = _not_waiting(descriptor)
         os.register_at_fork(after_in_child=self.kept.clear)  # it is the parent's to say
 
@@ -81,28 +82,37 @@ def _not_waiting(descriptor: int) -> int:
     return descriptor
 
 
-def lasting(descriptor: int, lines: bool) -> io.TextIOWrapper:
+def lasting(descriptor: int, lines: bool, at_once: bool = False) -> io.TextIOWrapper:
     """Returns a stream of text for a descriptor: what its encoding lacks comes as escapes.
 
     Args:
         lines: whether each line is handed on at once.
+        at_once: whether everything is (python -u).
     """
     raw = Lasting(descriptor)
     atexit.register(raw.offer, AT_END)
     encoding = getattr(sys.__stderr__, "encoding", None) or "utf-8"
     return io.TextIOWrapper(
-        io.BufferedWriter(raw), encoding, errors="backslashreplace", line_buffering=lines or raw.isatty()
+        raw if at_once else io.BufferedWriter(raw),  # type: ignore[arg-type]  # as Python's own of -u
+        encoding,
+        errors="backslashreplace",
+        line_buffering=lines or raw.isatty(),
+        write_through=at_once,
     )
 
 
 def keep() -> None:
     """Makes this process's standard streams lasting. A closed one is /dev/null from now on: the next file that is
-    opened would take its number, and with it what is printed.
+    opened would take its number, and with it what is printed. What another program has put in their place (a notebook,
+    whose cells show it) stays.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # of the lowest number that is free
-    sys.stdout, sys.stderr = lasting(1, lines=False), lasting(2, lines=True)
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = lasting(1, lines=False, at_once=getattr(sys.stdout, "write_through", False))
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = lasting(2, lines=True, at_once=getattr(sys.stderr, "write_through", False))
     atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush()))  # before what they lead to is offered

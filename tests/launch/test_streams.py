@@ -96,6 +96,35 @@ def test_no_stream_ends_a_program(tmp_path, command):
         assert (done.returncode, said) in [(0, ""), (0, "0\n")]
 
 
+@pytest.mark.parametrize("mine", [False, True])
+def test_what_only_imports_a_module_keeps_its_own_streams(tmp_path, mine):
+    """A program that comes by stdin would be started anew without it, where the locale isn't UTF-8; a notebook's
+    streams lead to its cells.
+    """
+    code = "import io, sys; before = sys.stdout; import launch.startup; assert sys.stdout is before; print('came')"
+    if mine:  # %run main_single_gpu.py
+        code = f"import io, sys; sys.argv = ['{ROOT}/tools/doctor.py']; sys.stdout = sys.stderr = io.StringIO(); {code}"
+        code += "; sys.__stdout__.write(sys.stdout.getvalue())"
+    environment = os.environ | {"LC_ALL": "POSIX", "PYTHONUTF8": "0" if not mine else "1", "PYTHONCOERCECLOCALE": "0"}
+    for arguments, given in ((["-c", code], ""), (["-"], code)):
+        command = [sys.executable, *arguments]
+        done = subprocess.run(
+            command, input=given, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "came\n", "")
+
+
+@pytest.mark.parametrize(("unbuffered", "first"), [("1", b"."), ("", b".. end\n")])
+def test_python_that_does_not_buffer_hands_everything_on_at_once(unbuffered, first):
+    code = f"import sys; sys.argv = ['{ROOT}/tools/doctor.py']; import launch.startup, os, time; print('.', end='')"
+    code += "; time.sleep(0.5); print('. end'); assert sys.stdout.name == '<stdout>'"
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=environment, stdout=subprocess.PIPE) as running:
+        assert running.stdout
+        assert os.read(running.stdout.fileno(), 100) == first
+    assert running.returncode == 0
+
+
 def test_a_file_that_is_opened_is_never_standard_output(tmp_path):
     """With a descriptor closed, the next file would get its number, and with it what a library prints."""
     code = (
