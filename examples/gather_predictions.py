@@ -98,6 +98,7 @@ def main() -> None:
     import utils
     from config import with_values
     from datasets import get_datasets
+    from launch import environment
     from launch.spawned import run
     from models.pretrained import with_preprocessing
     from training.checkpoint import classes_of
@@ -109,7 +110,9 @@ def main() -> None:
         arguments = (failed, beats, config, dataset, Path(config.OUTPUT))
         return dist.spawn(spawned, args=arguments, nprocs=ranks, join=False)
 
-    run(config, utils.num_processes(config.NGPUS), start)  # signals, failures and stalls
+    if (ranks := utils.num_processes(config.NGPUS)) > 1:
+        environment.prepare_spawn()
+    run(config, ranks, start)  # signals, failures and stalls
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from errors import InputError
 VARIABLE, FILE = "PADDLE_VIT_SECRET", "PADDLE_VIT_SECRET_FILE"
 RUN = "PADDLE_VIT_RUN_KEY"  # for the processes of a run alone: who starts ranks sets it
 NAME = ".paddle_vit_secret"  # in the user's home
+MEMORY = "/dev/shm"  # instead of a home that isn't there or can't be written to, as in many a container
 LEAST = 16  # characters: a shorter one can be guessed from what is sent
 MOST = 4096
 WAIT = 2.0  # seconds for another process to end writing
@@ -77,17 +78,13 @@ def keep_from_logs() -> None:
 
 
 def file() -> Path:
-    """Returns where the secret lies.
-
-    Raises:
-        InputError: this user has no home.
-    """
+    """Returns where the secret lies: in the home, or where it can't be there, in memory, for one machine."""
     if named := os.environ.get(FILE):
         return Path(named)
-    home = os.path.expanduser("~")
-    if not os.path.isabs(home):
-        raise InputError(f"the secret that ranks prove to one another has no place: no HOME is set; {_otherwise()}")
-    return Path(home, NAME)
+    home = Path(os.path.expanduser("~"), NAME)
+    if home.is_absolute() and (os.path.lexists(home) or os.access(home.parent, os.W_OK | os.X_OK)):
+        return home
+    return Path(MEMORY, f"{NAME}.{os.geteuid()}")
 
 
 def differs(where: str) -> str:
@@ -121,12 +118,15 @@ def _read(path: Path) -> str:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would be waited for
         try:
             state = os.fstat(descriptor)
-            if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid():
+            # Who names a file may name one that the system's administrator hands to its group (Kubernetes).
+            given = bool(os.environ.get(FILE)) and state.st_uid == 0 != os.geteuid()
+            if not stat.S_ISREG(state.st_mode) or (state.st_uid != os.geteuid() and not given):
                 what = f"belongs to user {state.st_uid}" if stat.S_ISREG(state.st_mode) else "is no file"
                 raise InputError(f"{path}: the secret of user {os.geteuid()} {what}; remove it, or {_otherwise()}")
-            if state.st_mode & 0o077:
+            if state.st_mode & (0o037 if given else 0o077):
                 what = f"others may read the secret (mode {state.st_mode & 0o777:o})"
-                raise InputError(f"{path}: {what}; remove it for a new one, or chmod 600 it")
+                ways = "give it mode 440" if given else "remove it for a new one, or chmod 600 it"
+                raise InputError(f"{path}: {what}; {ways}")
             text = os.read(descriptor, MOST).decode(errors="surrogateescape")
         finally:
             os.close(descriptor)
@@ -144,6 +144,10 @@ def _make(path: Path) -> str:
     except FileExistsError:
         return _read(path)
     try:
+        if os.fstat(descriptor).st_mode & 0o077:  # a file system with fixed modes (vfat, drives under WSL, some shares)
+            os.unlink(path)
+            what = f"others may read what is written to {path.parent}, which keeps no modes of files"
+            raise InputError(f"the secret that ranks prove to one another has no place: {what}; {_otherwise()}")
         os.write(descriptor, f"{secrets.token_hex(SIZE)}\n".encode())
         os.fsync(descriptor)
     finally:

@@ -79,19 +79,60 @@ def test_what_others_may_read_or_have_written_is_refused(home, monkeypatch):
 
 def test_where_there_is_no_place_for_it_one_line_says_what_to_set(home, monkeypatch):
     (home / "file").touch()
-    monkeypatch.setenv("HOME", str(home / "file"))
-    assert refusal().startswith(
-        f"{home}/file/{secret.NAME}: the secret can't be read (Not a directory); set PADDLE_VIT_S"
-    )
-    monkeypatch.setenv("HOME", str(home / "none"))
-    expected = (
-        f"{home}/none/{secret.NAME}: the secret that ranks prove to one another can't be made (No such file or dir"
-    )
-    assert refusal().startswith(expected)
+    monkeypatch.setattr(secret, "MEMORY", str(home / "file"))
     monkeypatch.setenv("HOME", "somewhere")
-    assert "has no place: no HOME is set; set PADDLE_VIT_SECRET to the same 32 random characters for all" in refusal()
+    where = f"{home}/file/{secret.NAME}.{os.geteuid()}"
+    assert refusal().startswith(f"{where}: the secret can't be read (Not a directory); set PADDLE_VIT_SECRET to the")
+    monkeypatch.setattr(secret, "MEMORY", str(home / "none"))
+    expected = f"{home}/none/{secret.NAME}.{os.geteuid()}: the secret that ranks prove to one another can't be made (No"
+    assert refusal().startswith(expected)
     monkeypatch.setenv(secret.FILE, str(home / "gone"))
     assert refusal() == f"{secret.FILE} names {home}/gone, which isn't there; write 32 random characters there"
+
+
+@pytest.mark.parametrize("place", ["unset", "gone", "locked"])
+def test_a_container_without_a_home_needs_nothing(home, monkeypatch, tmp_path, place):
+    """HOME of a user that isn't in passwd, of another user, or on a read-only disk."""
+    monkeypatch.setattr(secret, "MEMORY", str(tmp_path))
+    monkeypatch.setenv("HOME", {"unset": "~", "gone": str(home / "none"), "locked": str(home / "locked")}[place])
+    (home / "locked").mkdir()
+    real = os.access  # root may write everywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: "locked" not in str(path) and real(path, mode))
+    found = secret.shared()
+    file = tmp_path / f"{secret.NAME}.{os.geteuid()}"
+    assert secret.file() == file
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert secret.shared() == found
+    if place == "locked":  # what is there counts, though the disk is read-only
+        file.rename(home / "locked" / secret.NAME)
+        assert secret.file() == home / "locked" / secret.NAME
+        assert secret.shared() == found
+
+
+def test_a_file_system_without_modes_is_told_and_nothing_stays_there(home, monkeypatch):
+    real = os.fstat
+    monkeypatch.setattr(os, "fstat", lambda file: os.stat_result((real(file).st_mode | 0o777, *real(file)[1:])))
+    expected = f"has no place: others may read what is written to {home}, which keeps no modes of files; set PADDLE_VIT"
+    assert expected in refusal()
+    assert not (home / secret.NAME).exists()
+
+
+def test_a_named_file_may_be_the_administrators(home, monkeypatch):
+    """Kubernetes mounts secrets as root's files, which the group of a container may read."""
+    named = home / "named"
+    named.write_text("a" * 32 + "\n")
+    named.chmod(0o440)
+    real = os.fstat
+    monkeypatch.setattr(os, "fstat", lambda file: os.stat_result((*real(file)[:4], 0, *real(file)[5:])))
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    monkeypatch.setenv(secret.FILE, str(named))
+    assert secret.shared()
+    named.chmod(0o444)
+    assert refusal() == f"{named}: others may read the secret (mode 444); give it mode 440"
+    monkeypatch.delenv(secret.FILE)
+    named.chmod(0o440)
+    named.rename(home / secret.NAME)
+    assert refusal().startswith(f"{home}/{secret.NAME}: the secret of user 4711 belongs to user 0; remove it, or set")
 
 
 def test_paddles_launcher_would_write_the_variable_to_its_logs(home, monkeypatch):
