@@ -158,7 +158,18 @@ class Door:
             raise ValueError
         if party != self.party:
             return f"differs {self.party}", place, (gpu, machine)
-        return "twice" if place in self.guests else "wait", place, (gpu, machine)
+        return "twice" if self._is_here(place) else "wait", place, (gpu, machine)
+
+    def _is_here(self, place: int) -> bool:
+        """Whether a rank of this number has come and is still there: one that ended may be started again."""
+        if place not in self.guests:
+            return False
+        try:
+            self.guests[place].receive()
+        except OSError:
+            self.guests.pop(place).close()
+            return False
+        return True
 
     def _conclude(self, limit: float) -> None:
         """Tells all what came of it: "ok", the address at which rank 0 is found, and what the run's key is made of."""

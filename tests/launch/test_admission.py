@@ -69,6 +69,18 @@ def met(address, *places):
     return verdicts
 
 
+def test_a_rank_that_ended_may_be_started_again(door):
+    found, address, thread = door()
+    first, answer = come(address, 1)
+    assert answer == "wait"
+    assert come(address, 1)[1] == "twice"
+    first.close()
+    time.sleep(0.2)
+    assert met(address, 1, 0) == [["ok", "127.0.0.1"]] * 2
+    thread.join(5)
+    assert sorted(found.guests) == [0, 1]
+
+
 def test_silent_slow_and_many_strangers_hold_up_nobody(door):
     _, address, _ = door()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
