@@ -10,7 +10,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from multiprocessing import reduction
+from multiprocessing import reduction, resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
@@ -188,7 +188,9 @@ def run(
         signals.hold_signals()  # until the ranks listen; this process passes signals on
         failed, beats = shared_with_ranks(context, count)
         ranks = Ranks(start(config, count, failed, beats), failed, beats, config.DIST.TIMEOUT)
-        if not (verdict := ranks.wait()):
+        verdict = ranks.wait()
+        forget_lost_tracker()
+        if not verdict:
             signals.catch_signals(signal.SIG_IGN)  # as in ``leave``
             return
         before, stepped = stepped, ranks.stepped()
@@ -199,6 +201,15 @@ def run(
         config, count, where = next_start(config, count)
         what = verdict.text.strip().splitlines()[-1].removeprefix("error: ")
         _tell(config, f"{what}; restart {attempt} of {restarts} (DIST.MAX_RESTART) {where}")
+
+
+def forget_lost_tracker() -> None:
+    """Where Python's resource tracker was killed, Python would start another one as it ends, which complains of each
+    name that it doesn't know. This process removes its own, with or without it.
+    """
+    tracker: Any = resource_tracker._resource_tracker  # type: ignore[attr-defined]
+    if tracker._fd is not None and not tracker._check_alive():
+        resource_tracker.unregister = lambda name, rtype: None
 
 
 def _tell(config: CfgNode, line: str) -> None:
