@@ -67,7 +67,8 @@ def free_memory() -> int:
     with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
         group = Path("/sys/fs/cgroup")
         limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-        files = re.findall(r"^inactive_file (\d+)", (group / "memory.stat").read_text(), re.MULTILINE)
+        # What was read from files is let go where memory is short, also what was read twice, as a data set is.
+        files = re.findall(r"^(?:in)?active_file (\d+)", (group / "memory.stat").read_text(), re.MULTILINE)
         free = min(free, limit - used + sum(map(int, files)))
     return free
 
@@ -82,7 +83,8 @@ def within_memory() -> Iterator[None]:
     with contextlib.suppress(OSError, ValueError):  # another kernel, or a limit that is lower already
         if not num_gpus():
             used = re.search(r"^VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-            most = 1024 * int(used[1] if used else "none") + free_memory()
+            swap = re.search(r"^SwapFree:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+            most = 1024 * (int(used[1] if used else "none") + int(swap[1] if swap else 0)) + free_memory()
             resource.setrlimit(resource.RLIMIT_DATA, (most if soft < 0 else min(most, soft), hard))
     try:
         yield

@@ -114,11 +114,24 @@ def test_free_memory_is_the_least_of_the_machines_and_its_containers(monkeypatch
     (tmp_path / "proc").mkdir()
     assert utils.free_memory() == sys.maxsize  # no /proc: unknown
     (group / "memory.current").write_text("20000\n")
-    (group / "memory.stat").write_text("anon 5\nfile 7000\ninactive_file 1000\n")
+    (group / "memory.stat").write_text("anon 5\nfile 7000\ninactive_file 300\nactive_file 700\n")
     for available, limit, free in ((30, "40000", 21_000), (20, "40000", 20 * 1024), (30, "max", 30 * 1024)):
         (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: 90 kB\nMemFree: 10 kB\nMemAvailable: {available} kB\n")
         (group / "memory.max").write_text(f"{limit}\n")
         assert utils.free_memory() == free
+
+
+def test_a_model_may_take_what_is_free_and_swap(monkeypatch, tmp_path):
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "status").write_text("VmData:\t  900 kB\n")
+    (tmp_path / "proc" / "meminfo").write_text("MemAvailable: 30 kB\nSwapFree:  5000 kB\n")
+    monkeypatch.setattr(utils, "Path", lambda path: tmp_path / path[1:])
+    limits = []
+    monkeypatch.setattr(utils.resource, "setrlimit", lambda _, limit: limits.append(limit))
+    before = utils.resource.getrlimit(utils.resource.RLIMIT_DATA)
+    with utils.within_memory():
+        pass
+    assert limits == [((900 + 5000 + 30) * 1024, before[1]), before]
 
 
 def test_a_log_line_holds_nothing_that_a_terminal_acts_on(tmp_path, capsys):
