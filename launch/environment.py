@@ -99,6 +99,8 @@ def prepare_spawn() -> None:
     stay_inside()
     if port := os.environ.get("MASTER_PORT"):
         address = f"{LOOPBACK}:{port}"
+        if _held:  # by an earlier run of this process, a notebook's
+            _held.close()
         _held = rendezvous.check_free(address)
         os.environ["PADDLE_MASTER"] = address
 

@@ -116,7 +116,7 @@ def meet(
     door, held = None, None
     with contextlib.ExitStack() as undone:  # where it fails
         if place == 0:
-            listener, held = listen(host, port)
+            listener, held = listen(host, port, far=count > here)
             door = Door(listener, own_secret, party, count, kind)
             undone.callback(door.close)
             undone.push(held or listener)
@@ -212,21 +212,24 @@ def claim(port: int) -> socket.socket | None:
             time.sleep(0.1)
 
 
-def listen(host: str, port: int) -> tuple[socket.socket, socket.socket | None]:
+def listen(host: str, port: int, far: bool = False) -> tuple[socket.socket, socket.socket | None]:
     """Returns who listens at HOST:PORT, on no more of this machine's addresses than needed, and ``claim``'s hold.
 
-    A name may stand for 127.0.1.1 here and for an address elsewhere; behind NAT the address is none of this machine's.
-    Then it listens on all, and says so.
+    A name may stand for 127.0.1.1 here and for an address elsewhere; behind NAT the address is none of this machine's;
+    Kubeflow tells rank 0's machine "localhost". Then it listens on all, and says so.
+
+    Args:
+        far: whether ranks of other machines come.
     """
     with _claimed(host, port) as held:
         listener = _bound("", port)
         with contextlib.suppress(OSError):  # of a name that stands for nothing: ``_attend`` tells
             found = socket.gethostbyname(host)
-            if found != "0.0.0.0" and not (found.startswith("127.") and host not in (found, "localhost")):
+            if found != "0.0.0.0" and not (found.startswith("127.") and (far or host not in (found, "localhost"))):
                 listener.close()
                 listener = _bound(found, port, instead="")
         if listener.getsockname()[0] == "0.0.0.0":
-            note = f"{host} is no address of this machine alone: listening on all that it has"
+            note = f"{host} is no address of this machine that others reach for certain: listening on all that it has"
             print(f"note: {note} (docs/reliability.md, The network)", file=sys.stderr, flush=True)
         listener.listen(1024)
     return listener, held

@@ -56,6 +56,16 @@ def listening(port):
         yield
 
 
+@pytest.mark.parametrize(("far", "where"), [(False, "127.0.0.1"), (True, "0.0.0.0")])
+def test_rank_0_may_be_told_localhost_though_others_come_from_afar(port, capfd, far, where):
+    """As Kubeflow does, which tells the other machines its name."""
+    for host in ("localhost", "127.0.0.1"):
+        listener, held = rendezvous.listen(host, port, far=far)
+        with listener, held or listener:
+            assert listener.getsockname()[0] == where
+    assert capfd.readouterr().err.count("that others reach for certain: listening on all that it has") == 2 * far
+
+
 @pytest.mark.smoke
 def test_all_ranks_meet_whatever_the_order_and_whoever_else_knocks(port, capfd):
     address = f"127.0.0.1:{port}"
@@ -68,7 +78,7 @@ def test_all_ranks_meet_whatever_the_order_and_whoever_else_knocks(port, capfd):
 
     stranger = threading.Thread(target=knock)
     stranger.start()
-    calls = [{"address": address, "place": place, "count": 3, "job": "a b"} for place in (2, 1, 0)]
+    calls = [{"address": address, "place": place, "count": 3, "job": "a b", "here": 3} for place in (2, 1, 0)]
     assert together(*calls) == ["127.0.0.1"] * 3
     late.set()
     stranger.join()
