@@ -4,7 +4,6 @@
 // Intel's. Memory-bound work is fused into as few passes as its neighbours allow.
 #include <omp.h>
 
-#include <memory>
 #include <vector>
 
 #include "kernels.h"
@@ -166,11 +165,12 @@ std::vector<Tensor> attention(const Tensor& qkv, float scale) {
   Tensor out = sized({batch, length, width});
   const float* in = qkv.data<float>();
   float* to = out.data<float>();
-  // Here: within, memory's end would be a crash. And not filled: a thread's part is its own to touch first.
-  std::unique_ptr<float[]> weights(new float[omp_get_max_threads() * length * length]);
+  // Paddle's memory, and taken here: its end is Paddle's error, and not a crash, as of C++'s own or within the threads.
+  Tensor scratch = sized({omp_get_max_threads(), length, length});
+  float* weights = scratch.data<float>();
 #pragma omp parallel
   {
-    float* p = weights.get() + omp_get_thread_num() * length * length;
+    float* p = weights + omp_get_thread_num() * length * length;
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < batch * heads; ++item) {
       int64_t b = item / heads, head = item % heads;
@@ -190,10 +190,11 @@ std::vector<Tensor> attention_grad(const Tensor& qkv, const Tensor& dout, float 
   Tensor grad = like(qkv);
   const float *in = qkv.data<float>(), *from = dout.data<float>();
   float* to = grad.data<float>();
-  std::unique_ptr<float[]> weights(new float[omp_get_max_threads() * 2 * length * length]);
+  Tensor scratch = sized({omp_get_max_threads(), 2, length, length});
+  float* weights = scratch.data<float>();
 #pragma omp parallel
   {
-    float *p = weights.get() + omp_get_thread_num() * 2 * length * length, *dp = p + length * length;
+    float *p = weights + omp_get_thread_num() * 2 * length * length, *dp = p + length * length;
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < batch * heads; ++item) {
       int64_t b = item / heads, head = item % heads;
