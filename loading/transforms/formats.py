@@ -6,6 +6,7 @@ the formats that Pillow knows, those that people train on are opened: an EPS fil
 """
 
 import io
+import re
 import struct
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,6 +25,7 @@ _SIGNATURES = {
     b"\x89PNG\r\n\x1a\n": "PNG", b"GIF87a": "GIF", b"GIF89a": "GIF", b"BM": "BMP",
     b"II*\0": "TIFF", b"MM\0*": "TIFF", b"II+\0": "TIFF", b"MM\0+": "TIFF",
 } | {f"P{kind}".encode(): "PPM" for kind in "123456f"}  # fmt: skip
+_GIF_BLOCK = re.compile(rb"[!,;]")  # an extension, an image, the end
 # JPEG's markers: those without a length, those that pixels depend on (frames, tables, JFIF's and Adobe's colours), and
 # the frames that are coded in one scan where it holds all channels.
 _ALONE, _END, _SCAN = frozenset((0x00, 0x01, *range(0xD0, 0xD8))), (0xD8, 0xD9), 0xDA
@@ -32,6 +34,8 @@ _JPEG_NEEDED, _SEQUENTIAL = frozenset((*_FRAMES, 0xC4, 0xCC, 0xDB, 0xDD, 0xE0, 0
 # TIFF's bytes per value by type; tags that lead elsewhere, or are text, EXIF, ICC, XMP and the like, aren't needed.
 _TIFF_BYTES = {1: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 16: 8, 17: 8}
 _TIFF_PRIVATE, _TIFF_SUBFILES, _TIFF_TILE = 700, 330, (322, 323)
+# Where a TIFF has no tag of its orientation, Pillow takes XMP's, and turns the image.
+_TIFF_ORIENTATION, _TIFF_XMP, _TURNED = 274, 700, re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _TIFF_VALUES = 500_000  # of all tags: a palette's 196,608, and the places of 150,000 strips or tiles
 _LARGEST_TEXT = 4 << 20  # bytes of a PPM that is written as text, which Pillow reads number by number in Python
 _READ = 32  # bytes that a read counts for besides: decoders in Python read byte by byte
@@ -150,16 +154,16 @@ def _gif(data: bytes) -> bytes:
     """Returns the header, the first image and what follows it, without comments."""
     place = _behind_palette(data, 10)
     head, control = data[:place], b""
-    while data[place : place + 1] == b"!":
-        start, place = place, place + 2
+    while (found := _GIF_BLOCK.search(data, place)) and found[0] == b"!":  # Pillow skips what stands between blocks
+        start, place = found.start(), found.start() + 2
         while place < len(data) and data[place]:
             place += 1 + data[place]
         place += 1
         if data[start + 1 : start + 2] == b"\xf9":
             control = data[start:place]
-    if data[place : place + 1] != b",":
+    if not found or found[0] != b",":
         raise Unreadable("it ends before its pixels, or is damaged")
-    return head + control + data[place:]
+    return head + control + data[found.start() :]
 
 
 def _behind_palette(data: bytes, flags: int) -> int:
@@ -169,13 +173,19 @@ def _behind_palette(data: bytes, flags: int) -> int:
 
 
 def _tiff(data: bytes) -> bytes:
-    """Returns the file with a directory of its first image's tags that are needed, at its end, instead of its own."""
+    """Returns the file with the needed tags of its first image alone in its directory.
+
+    They stand where they stood: bytes behind the end would be read as pixels of a file that is cut short.
+    """
     order, big = "<" if data[:1] == b"I" else ">", b"+" in data[2:4]
     offset, count_form, entry_form = ("Q", "Q", "HHQ8s") if big else ("I", "H", "HHI4s")
     at, width = (8, 8) if big else (4, 4)
     start = struct.unpack_from(order + offset, data, at)[0]
-    tags, values = {}, 0
+    tags, values, xmp = {}, 0, b""
     for tag, kind, count, value in _entries(data, start, order + count_form, order + entry_form):
+        if tag == _TIFF_XMP and kind in (1, 7) and count > width:
+            place = struct.unpack(order + offset, value)[0]
+            xmp = data[place : place + count]
         if tag >= _TIFF_PRIVATE or tag == _TIFF_SUBFILES or tag in tags or kind not in _TIFF_BYTES:
             continue
         length = count * _TIFF_BYTES[kind]
@@ -185,11 +195,12 @@ def _tiff(data: bytes) -> bytes:
         if values > _TIFF_VALUES:
             raise Unreadable(f"its tags hold more than {_TIFF_VALUES} values")
         tags[tag] = struct.pack(order + entry_form, tag, kind, count, value)
-    directory = struct.pack(order + count_form, len(tags)) + b"".join(tags.values()) + bytes(width)
-    place = -len(data) % 8
-    return b"".join(
-        (data[:at], struct.pack(order + offset, len(data) + place), data[at + width :], bytes(place), directory)
-    )
+    if _TIFF_ORIENTATION not in tags and (turned := _TURNED.search(xmp)):
+        value = struct.pack(f"{order}H", int(turned[1])).ljust(width, b"\0")
+        tags[_TIFF_ORIENTATION] = struct.pack(order + entry_form, _TIFF_ORIENTATION, 3, 1, value)
+    entries = b"".join(tags[tag] for tag in sorted(tags))
+    directory = struct.pack(order + count_form, len(tags)) + entries + bytes(width)
+    return data[:start] + directory + data[start + len(directory) :]
 
 
 def _entries(data: bytes, start: int, count_form: str, form: str) -> Iterator[tuple[int, int, int, bytes]]:

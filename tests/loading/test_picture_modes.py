@@ -181,3 +181,37 @@ def test_dali_refuses_what_has_no_white(tmp_path):
     config = configured(tmp_path, 3, "DATA.LOADER", "dali", "DATA.BATCH_SIZE", "2", "DATA.NUM_WORKERS", "1")
     with pytest.raises(RunError, match=r"train/a/.*: its pixels are .*, and nothing tells which value is white"):
         list(get_dataloader(config, get_dataset(config, "train"), "train"))
+
+
+def _decoded(data):
+    return np.asarray(EncodedImage(data, "RGB", "picture", 10**6).decoded())
+
+
+def _noise(mode="RGB"):
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 32, 3), np.uint8)).convert(mode)
+
+
+@pytest.mark.parametrize("missing", [1, 40, 700])
+def test_a_tiff_that_is_cut_short_is_refused(missing):
+    """Its directory stands before its pixels, and nothing of it may be read as the rest of them."""
+    data = saved(_noise(), "TIFF")
+    with pytest.raises(RunError, match="^picture: can't be read as an image .*truncated"):
+        _decoded(data[:-missing])
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+@pytest.mark.parametrize("big", [False, True])
+def test_a_tiff_is_turned_as_its_xmp_says_like_pillows(turn, big):
+    xmp = f'<rdf:Description tiff:Orientation="{turn}"/>'.encode()
+    data = saved(_noise(), "TIFF", tiffinfo={700: xmp}, big_tiff=big)
+    image = EncodedImage(data, "RGB", "picture", 10**6)
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    np.testing.assert_array_equal(np.asarray(image.decoded()), expected)
+    assert image.size == expected.shape[1::-1] == ((32, 24) if turn < 5 else (24, 32))
+
+
+def test_what_stands_between_a_gifs_blocks_is_skipped_as_pillow_does():
+    data = saved(_noise("P"), "GIF")
+    place = data.index(b",", 13 + 768)
+    odd = data[:place] + b"\0\0" + data[place:]
+    np.testing.assert_array_equal(_decoded(odd), _decoded(data))
