@@ -313,10 +313,9 @@ def _blank(*_: Any) -> _Blank:
 
 
 _RENAMED = {
-    "__builtin__": "builtins",
-    "numpy.core.multiarray": "numpy._core.multiarray",
-    "numpy.core.numeric": "numpy._core.numeric",
-}
+    "__builtin__": "builtins", "numpy.core.multiarray": "numpy._core.multiarray",
+    "numpy.core.numeric": "numpy._core.numeric", "pathlib._local": "pathlib",  # the last: Python 3.13's
+}  # fmt: skip
 _PLAIN_DATA = (
     "argparse.Namespace", "yacs.config.CfgNode", "collections.Counter", "datetime.datetime", "pathlib.Path",
     "pathlib.PosixPath", "pathlib.PurePosixPath", "pathlib.WindowsPath", "pathlib.PureWindowsPath",

@@ -258,3 +258,10 @@ def test_weights_lie_in_three_dictionaries_at_most(tmp_path, depth, read):
 def test_pdparams_are_written_for_large_arrays(tmp_path):
     write_weights(tmp_path / "a.pdparams", {"a": np.zeros(2, np.float32)})
     assert (tmp_path / "a.pdparams").read_bytes()[:2] == b"\x80\x04"  # protocol 4: more than 4 GB fit
+
+
+def test_a_path_that_python_3_13_wrote_is_a_path(tmp_path):
+    """Its module is pathlib._local there; training scripts keep their arguments beside the weights."""
+    path = Call("pathlib._local", "PosixPath", ("/data",))
+    found = read_weights(write_zip(tmp_path / "a.pth", program({"model": {"a": ONE}, "args": path})))
+    assert list(found.arrays) == ["a"]
