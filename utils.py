@@ -277,6 +277,8 @@ def open_logs(directory: Path) -> None:
     """Writes what ``get_loggers``'s two hold to their files in ``directory``, and from now on each line at once."""
     for logger in map(logging.getLogger, ("local", "main")):
         for held in [handler for handler in logger.handlers if isinstance(handler, _Held)]:
+            if (directory / held.file).is_fifo():  # opening it would wait, and no signal be heard
+                raise InputError(f"{directory / held.file}: it is no regular file; move it away")
             file = _LogFile(directory / held.file)
             file.setFormatter(_LINE)
             logger.removeHandler(held)

@@ -24,6 +24,7 @@ from launch.progress import keep_native_errors
 from options import Configuration, given, notes
 from training.command_line import CHECKPOINT
 from utils import all_gather, get_loggers, num_cores, open_logs, rank, written_whole
+from weights.plain import parsed_json
 
 LOCK = ".lock"  # in a run's folder
 # What a run's last line names.
@@ -176,7 +177,6 @@ class Run:
 
     def rewind(self, epoch: int, step: int) -> None:
         """Takes out of metrics.jsonl what came after ``epoch``, but for the next one's training up to ``step``.
-
         Steps of other epochs aren't compared: they may have been of another batch size.
         """
         file = self.directory / "metrics.jsonl"
@@ -316,10 +316,10 @@ class RunFolder:
 
 def _records(metrics: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields each line of metrics.jsonl that is a record, with the record: a crash leaves half a one."""
-    with reading(metrics, "a run's records"), opened(metrics) as file:
+    with reading(metrics, "a run's records", "; move it away"), opened(metrics) as file:
         for line in file:
             with contextlib.suppress(ValueError, RecursionError):
-                record = json.loads(line)
+                record = parsed_json(line, finite=False)
                 if type(record) is dict and all(type(record.get(key)) is kind for key, kind in _RECORD.items()):
                     yield line.decode().rstrip() + "\n", record
 
