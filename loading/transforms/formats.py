@@ -30,6 +30,8 @@ _GIF_BLOCK = re.compile(rb"[!,;]")  # an extension, an image, the end
 # the frames that are coded in one scan where it holds all channels.
 _ALONE, _END, _SCAN = frozenset((0x00, 0x01, *range(0xD0, 0xD8))), (0xD8, 0xD9), 0xDA
 _FRAMES = frozenset(marker for marker in range(0xC0, 0xD0) if marker not in (0xC4, 0xC8, 0xCC))
+# A scan's start with the lengths that libjpeg takes: the bytes of a film that phones append hold few of these.
+_SCANS = re.compile(rb"\xff\xda\x00[\x08\x0a\x0c\x0e]")
 _JPEG_NEEDED, _SEQUENTIAL = frozenset((*_FRAMES, 0xC4, 0xCC, 0xDB, 0xDD, 0xE0, 0xEE)), (0xC0, 0xC1)
 # TIFF's bytes per value by type; tags that lead elsewhere, or are text, EXIF, ICC, XMP and the like, aren't needed.
 _TIFF_BYTES = {1: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 16: 8, 17: 8}
@@ -78,7 +80,7 @@ def opened_image(data: bytes, most: int) -> tuple[Image.Image, bytes]:
     if kind == "TIFF":
         tags: Any = image
         check_size(tuple(tags.tag_v2.get(tag, 1) for tag in _TIFF_TILE), most)
-    if not plain and (scans := data.count(bytes((0xFF, _SCAN)))) * image.width * image.height > SCANS * most:
+    if not plain and (scans := len(_SCANS.findall(data))) * image.width * image.height > SCANS * most:
         raise Unreadable(
             f"decoding its {scans} scans of {image.width} x {image.height} pixels takes too long:"
             f" more than {SCANS} of DATA.MAX_PIXELS {most}"

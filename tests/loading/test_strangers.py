@@ -134,3 +134,13 @@ def test_a_folder_that_cannot_be_listed_is_no_empty_one(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "scandir", scandir)
     with pytest.raises(InputError, match=r"train: its folder '.*/train/a/deep' can't be listed \(Permission denied\);"):
         get_dataset(configured("folder", tmp_path), "train")
+
+
+def test_a_film_behind_a_progressive_photograph_counts_as_no_scans():
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (600, 800, 3), np.uint8)).save(
+        file, "JPEG", progressive=True
+    )
+    film = np.random.default_rng(1).bytes(4_000_000)
+    assert film.count(b"\xff\xda") > 40
+    assert opened(file.getvalue() + film, 1_000_000).decoded().size == (800, 600)
