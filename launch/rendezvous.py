@@ -225,7 +225,8 @@ def listen(host: str, port: int, far: bool = False) -> tuple[socket.socket, sock
         listener = _bound("", port)
         with contextlib.suppress(OSError):  # of a name that stands for nothing: ``_attend`` tells
             found = socket.gethostbyname(host)
-            if found != "0.0.0.0" and not (found.startswith("127.") and (far or host not in (found, "localhost"))):
+            is_known = host in (found, "" if far else "localhost") or not found.startswith("127.")
+            if found != "0.0.0.0" and is_known:
                 listener.close()
                 listener = _bound(found, port, instead="")
         if listener.getsockname()[0] == "0.0.0.0":

@@ -10,7 +10,7 @@ import shutil
 
 import numpy as np
 import pytest
-from hostile import a_share, attempt, damaged
+from hostile import a_share, attempt, damaged, one_thread
 from hypothesis import given
 from hypothesis import strategies as st
 from runs import train
@@ -123,6 +123,7 @@ def test_sums_of_any_lines_are_read_or_refused(checkpoint):
 
 def resumed(run, checkpoint, output):
     """Goes on from a checkpoint by itself, as ``-resume=PATH`` does."""
+    one_thread()
     with contextlib.redirect_stdout(io.StringIO()):
         train([*run[1], "MODEL.RESUME", str(checkpoint), "OUTPUT", str(output)], output, 32)
 

@@ -118,6 +118,7 @@ def place_of(key):
 
 def start(config):
     """A run's start and its first step, in a process that gets a gigabyte."""
+    hostile.one_thread()
     limit = hostile._memory("VmData") + (900 << 20)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
