@@ -32,6 +32,11 @@ def png(width, height, *between, depth=8, colour=2, pixels=b""):
     return b"\x89PNG\r\n\x1a\n" + header + b"".join(between) + chunk(b"IDAT", pixels) + chunk(b"IEND")
 
 
+def black(width, height):
+    """PNG's compressed pixels of a black image in colour."""
+    return zlib.compress(bytes(height * (1 + 3 * width)))
+
+
 def segment(marker, data=b"", length=None):
     """A segment of JPEG."""
     return struct.pack(">BBH", 0xFF, marker, (len(data) if length is None else length) + 2 & 0xFFFF) + data
@@ -75,7 +80,8 @@ def with_comment(size):
 def text_bombs(count):
     """A PNG file of ``count`` texts of 1 MiB, of characters that take four bytes each."""
     text = zlib.compress(("\U0001f600" + "a" * 1_048_000).encode(), 9)
-    return png(8, 8, *(chunk(b"iTXt", b"k%d\0\1\0\0\0" % number + text) for number in range(count)))
+    texts = (chunk(b"iTXt", b"k%d\0\1\0\0\0" % number + text) for number in range(count))
+    return png(8, 8, *texts, pixels=black(8, 8))
 
 
 @st.composite

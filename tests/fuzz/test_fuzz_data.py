@@ -1,4 +1,4 @@
-"""Data sets that a stranger wrote: images, lists, archives, shards, their index, caches."""
+"""Data sets that a stranger wrote: lists, folders, archives, shards, their index, caches."""
 
 import contextlib
 import functools
@@ -9,6 +9,7 @@ import pickle
 import struct
 import tarfile
 import zipfile
+import zlib
 
 import forged
 import numpy as np
@@ -17,49 +18,15 @@ from hostile import attempt, damaged
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from config import get_config
 from loading.archives import cifar10, mnist
 from loading.cache import cached
 from loading.files import contents
 from loading.shards import shards
 from loading.sources import Split, folder, imagenet2012
-from loading.transforms import EncodedImage, EvalTransform, TrainTransform, readable
+from loading.transforms import readable
 
-CONFIG = get_config(None, ["DATA.IMAGE_SIZE", "16", "DATA.MAX_PIXELS", "1000000"])
-PIXELS = CONFIG.DATA.MAX_PIXELS
-EVALUATED, TRAINED = EvalTransform(CONFIG), TrainTransform(CONFIG)
 NUMBERS = forged.NUMBERS | st.sampled_from([1 << 40, (1 << 63) - 1, -1, -512])
 few = settings(max_examples=max(5, settings.default.max_examples * 3 // 10))
-
-
-def load(data):
-    """As an evaluation and as a training load it."""
-    with readable("file"):
-        EVALUATED(EncodedImage(data, "RGB", "file", PIXELS).decoded())
-        TRAINED(EncodedImage(data, "RGB", "file", PIXELS), np.random.default_rng(0))
-
-
-FOUND = {  # what each took before it was mended
-    "EXIF of tags that overlap: 12.7 GB, 49 s": lambda: forged.with_exif(forged.tags_that_overlap(400_000)),
-    "TIFF of tags that overlap: 13.6 GB, 34 s": lambda: forged.tags_that_overlap(300_000),
-    "texts of 68 kB: 263 MB": lambda: forged.text_bombs(64),
-    "3,000 scans": lambda: forged.with_scans(990, 990, 3000),
-    "a comment: 8 s": lambda: forged.with_comment(8 << 20),
-    "177 bytes: 13.6 GB": lambda: forged.png(1, 50_000),
-    "Ghostscript": lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n",
-    "100,000 segments": lambda: b"\xff\xd8" + forged.segment(0xFE) * 100_000 + forged.saved("JPEG")[2:],
-}
-
-
-@pytest.mark.parametrize("what", FOUND)
-def test_what_was_found_costs_little(what):
-    data = FOUND[what]()
-    attempt("image", len(data), lambda: load(data))
-
-
-@given(forged.ANY)
-def test_an_image_is_read_or_refused(data):
-    attempt("image", len(data), lambda: load(data))
 
 
 @st.composite
@@ -74,11 +41,38 @@ def lists(draw):
     return start + b"".join(b"".join(line) for line in lines)
 
 
-@given(lists() | st.binary(max_size=100))
-def test_a_list_is_read_or_refused(tmp_path_factory, data):
-    path = tmp_path_factory.getbasetemp() / "train_list.txt"
-    path.write_bytes(data)
-    attempt("list", len(data), lambda: imagenet2012(Split("train"), data_path=str(path.parent)))
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory):
+    """A folder with the two images that some lines of the lists name."""
+    root = tmp_path_factory.mktemp("listed")
+    (root / "a").mkdir()
+    for name in ("1.jpg", "x y.jpg"):
+        (root / "a" / name).write_bytes(forged.WHOLE["JPEG"])
+    return root
+
+
+def try_list(root, data):
+    (root / "train_list.txt").write_bytes(data)
+
+    def read():
+        found = imagenet2012(Split("train"), data_path=str(root))
+        assert len(found.paths) == len(found.labels) > 0
+        assert all((root / path).exists() for path in found.paths)
+        assert all(0 <= label < 10**7 for label in found.labels)
+
+    return attempt("list", len(data), read)
+
+
+SOUND = st.sampled_from([b"a/1.jpg 0\n", b"a/x y.jpg 1\r\n", b"a/1.jpg\t5\n", b"\n"])
+
+
+@given(lists() | st.lists(SOUND, max_size=4).map(b"".join) | st.binary(max_size=100))
+def test_a_list_is_read_or_refused(listed, data):
+    try_list(listed, data)
+
+
+def test_a_sound_list_is_read(listed):
+    assert try_list(listed, b"\xef\xbb\xbfa/1.jpg 0\r\na/x y.jpg\t1") == ""
 
 
 @pytest.mark.parametrize(
@@ -131,16 +125,38 @@ def tars(draw, names):
 @given(tars(["a.jpg", "a.cls", "a.png", "b.jpg", "b.cls", "../c.jpg", "x" * 90]))
 @example(member("a", b"x", [(156, b"L")]) * 30)
 def test_a_shard_is_read_or_refused(tmp_path_factory, data):
-    root = tmp_path_factory.mktemp("shard")
+    try_shard(tmp_path_factory.mktemp("shard"), data)
+
+
+def try_shard(root, data):
+    """Reads a shard's headers, or the index beside it, and each image."""
     (root / "train-0.tar").write_bytes(data)
-    attempt("shard", len(data), lambda: shards(Split("train"), data_path=str(root)))
+
+    def read():
+        found = shards(Split("train"), data_path=str(root))
+        for index in range(len(found.labels)):
+            with readable(found.name(index)):
+                assert len(found.read(index, 1 << 20)) == found.lengths[index]
+
+    size = len(data) + sum(path.stat().st_size for path in root.glob("*.npz"))
+    return attempt("index" if size > len(data) else "shard", size, read)
 
 
+SHARD = b"".join(
+    member(name, text) for name in ("a", "b") for name, text in ((f"{name}.jpg", b"x" * 9), (f"{name}.cls", b"0"))
+)
+SHARD += bytes(1024)
 INDEX = {
-    "format": np.array(1), "classes": np.array(["a"]), "shards": np.array([b"train-0.tar"]), "sizes": np.array([4096]),
-    "names": np.array([b"a.jpg", b"b.jpg"]), "shard": np.zeros(2, np.int32), "headers": np.zeros(2, np.uint32),
-    "offsets": np.array([512, 1024]), "lengths": np.array([9, 9]), "labels": np.array([0, 0]),
+    "format": np.array(1), "classes": np.array(["a"]), "shards": np.array([b"train-0.tar"]),
+    "sizes": np.array([len(SHARD)]), "names": np.array([b"a.jpg", b"b.jpg"]), "shard": np.zeros(2, np.int32),
+    "headers": np.array([zlib.crc32(SHARD[at : at + 512]) for at in (0, 2048)], np.uint32),
+    "offsets": np.array([512, 2560]), "lengths": np.array([9, 9]), "labels": np.array([0, 0]),
 }  # fmt: skip
+
+
+def test_a_sound_shard_and_its_index_are_read(tmp_path):
+    assert try_shard(tmp_path, SHARD) == ""  # by its headers; the index stays beside it
+    assert try_index(tmp_path, npz(INDEX)) == ""
 
 
 @st.composite
@@ -155,13 +171,11 @@ def arrays(draw, like):
 
 
 def npy(array, claims=None):
-    file = io.BytesIO()
-    np.lib.format.write_array(file, array, version=(1, 0), allow_pickle=True)
+    np.lib.format.write_array(file := io.BytesIO(), array, version=(1, 0), allow_pickle=True)
     if not claims:
         return file.getvalue()
     head = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False, "shape": claims}
-    file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, head)
+    np.lib.format.write_array_header_1_0(file := io.BytesIO(), head)
     return file.getvalue() + array.tobytes()
 
 
@@ -177,6 +191,12 @@ def npzs(draw, whole):
             if name not in changed or draw(st.booleans()):
                 archive.writestr(f"{name}.npy", npy(kept, claims))
     return draw(st.just(file.getvalue()) | damaged(file.getvalue()))
+
+
+def npz(arrays):
+    """The bytes of NumPy's own archive."""
+    np.savez(file := io.BytesIO(), **arrays)
+    return file.getvalue()
 
 
 def bomb(way):
@@ -197,20 +217,12 @@ def test_an_index_is_read_or_refused(tmp_path_factory, data):
 
 @pytest.mark.parametrize("way", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
 def test_an_index_of_zeros_is_refused(tmp_path, way):
-    try_index(tmp_path, bomb(way))
+    assert "train.index.npz: " in try_index(tmp_path, bomb(way))
 
 
 def try_index(root, data):
-    (root / "train-0.tar").write_bytes(bytes(4096))
     (root / "train.index.npz").write_bytes(data)
-
-    def read():
-        found = shards(Split("train"), data_path=str(root))
-        for index in range(len(found.labels)):
-            with readable(found.name(index)):
-                found.read(index, 1 << 20)
-
-    attempt("index", len(data) + 4096, read)
+    return try_shard(root, SHARD)
 
 
 @few
@@ -226,52 +238,82 @@ def test_a_cache_is_read_or_made_anew(tmp_path_factory, data):
     assert attempt("cache", len(pixels), lambda: cached(root, "some", lambda: made)) == ""
 
 
+def idx_file(*shape):
+    return bytes([0, 0, 8, len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + bytes(int(np.prod(shape)))
+
+
+IDX = [idx_file(2, 28, 28), idx_file(2)]  # images, labels
+
+
 @st.composite
 def idx(draw):
     dimensions = draw(st.sampled_from([3, 3, 1, 0, 255]))
     shape = [draw(NUMBERS) & 0xFFFFFFFF for _ in range(dimensions % 9)]
     body = bytes(draw(st.sampled_from([0, 1, 784, 1 << 20])))
     data = bytes([0, 0, draw(st.sampled_from([8, 9, 13])), dimensions]) + struct.pack(f">{len(shape)}I", *shape) + body
+    data = draw(st.just(data) | st.sampled_from(IDX) | damaged(IDX[0]))
     packed = gzip.compress(data, 1)
     return draw(st.sampled_from([packed, packed + packed, data]) | damaged(packed))
 
 
 @few
-@given(idx())
-def test_an_idx_file_is_read_or_refused(tmp_path_factory, data):
-    try_idx(tmp_path_factory.mktemp("idx"), data)
+@given(idx(), st.sampled_from([0, 1]))
+def test_an_idx_file_is_read_or_refused(tmp_path_factory, data, place):
+    files = [gzip.compress(whole) for whole in IDX]
+    files[place] = data
+    try_idx(tmp_path_factory.mktemp("idx"), *files)
+
+
+def test_sound_idx_files_are_read(tmp_path):
+    assert try_idx(tmp_path, *map(gzip.compress, IDX)) == ""
 
 
 @pytest.mark.parametrize("shape", [(1 << 14, 256, 256), (1, 1, 1), ((1 << 32) - 1,) * 3])
 def test_zeros_of_an_idx_file_are_refused(tmp_path, shape):
-    assert try_idx(tmp_path, gzip.compress(bytes([0, 0, 8, 3]) + struct.pack(">3I", *shape) + bytes(1 << 28), 1))
+    zeros = gzip.compress(bytes([0, 0, 8, 3]) + struct.pack(">3I", *shape) + bytes(1 << 28), 1)
+    assert try_idx(tmp_path, zeros, gzip.compress(IDX[1])).startswith(str(tmp_path / "train-images"))
 
 
-def try_idx(root, data):
-    for name in ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"):
+def try_idx(root, *files):
+    for name, data in zip(("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"), files, strict=True):
         (root / name).write_bytes(data)
-    return attempt("idx", len(data), mnist(Split("train"), data_path=str(root)).read)
+
+    def read():
+        images, labels, _ = mnist(Split("train"), data_path=str(root)).read()
+        assert (images.dtype, images.ndim, len(images)) == (np.uint8, 3, len(labels))
+
+    return attempt("idx", sum(map(len, files)), read)
 
 
 NAMES = ["cifar-10-batches-py/test_batch", "cifar-10-batches-py/batches.meta"]
 BATCH = {b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, 1]}
 
 
+WHOLE = [pickle.dumps(BATCH, 2), pickle.dumps({b"label_names": [b"a", b"b"]}, 2)]
+
+
 @few
 @given(st.data())
-@example(None)
 def test_cifars_archive_is_read_or_refused(tmp_path_factory, data):
-    root = tmp_path_factory.mktemp("cifar")
-    whole = [pickle.dumps(BATCH, 2), pickle.dumps({b"label_names": [b"a", b"b"]}, 2)]
-    if data is None:  # a name of 256 MB, which is none
-        parts = member("a", bytes(1 << 28), [(156, b"L")])
-    else:
-        members = [data.draw(st.just(one) | damaged(one)) for one in whole]
-        lies = [data.draw(LIES) for _ in members]
-        parts = b"".join(map(member, NAMES, members, lies)) + data.draw(tars(NAMES))
+    members = [data.draw(st.just(one) | damaged(one)) for one in WHOLE]
+    lies = [data.draw(LIES) for _ in members]
+    try_cifar(tmp_path_factory.mktemp("cifar"), b"".join(map(member, NAMES, members, lies)) + data.draw(tars(NAMES)))
+
+
+def test_cifars_sound_archive_is_read_and_a_name_of_256_mb_is_refused(tmp_path):
+    assert try_cifar(tmp_path, b"".join(map(member, NAMES, WHOLE))) == ""
+    assert "it has a header of " in try_cifar(tmp_path, member("a", bytes(1 << 28), [(156, b"L")]))
+
+
+def try_cifar(root, parts):
     packed = gzip.compress(parts + bytes(1024), 1)
     (root / "cifar-10-python.tar.gz").write_bytes(packed)
-    attempt("cifar", len(packed), cifar10(Split("val"), data_path=str(root)).read)
+
+    def read():
+        images, labels, _ = cifar10(Split("val"), data_path=str(root)).read()
+        assert images.shape == (len(labels), 32, 32, 3)
+
+    return attempt("cifar", len(packed), read)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from test_environment import LAUNCHERS
 
 MAIN = (sys.executable, str(ROOT / "main_multi_gpu.py"))
+FLAGS = ["-output=run", "-cfg=vit_digits", "-o", "TRAIN.NUM_EPOCHS=1", "TRAIN.WARMUP_EPOCHS=0", "MODEL.DEPTH=2"]
 
 
 def start(folder, *command, inside=(), **given):
@@ -121,32 +122,21 @@ def torchrun(folder, rank, port, *flags, machines=1, **more):
 def runs(tmp_path_factory):
     """One training by every launcher, all at once, for they mostly wait: each one's folder, and what it printed."""
     folders = {name: tmp_path_factory.mktemp(name) for name in ("spawned", "launched", "nodes", "slurm", "torchrun")}
-    flags = [
-        "-output=run",
-        "-cfg=vit_digits",
-        "-o",
-        "TRAIN.NUM_EPOCHS",
-        "1",
-        "TRAIN.WARMUP_EPOCHS",
-        "0",
-        "MODEL.DEPTH",
-        "2",
-    ]
     ports = free_ports(4)
     talking = {"MASTER_PORT": ports[3], "GLOG_minloglevel": 0}  # Paddle then tells where ranks meet
     with machines() as (insides, master):
-        started = {"spawned": [start(folders["spawned"], *MAIN, "-ngpus=2", *flags, **talking)]}
+        started = {"spawned": [start(folders["spawned"], *MAIN, "-ngpus=2", *FLAGS, **talking)]}
         # On a CPU, Paddle's launcher takes its devices from this variable alone.
-        launch = (sys.executable, "-m", "paddle.distributed.launch", "--devices=0,1", "--log_dir=log", MAIN[1], *flags)
+        launch = (sys.executable, "-m", "paddle.distributed.launch", "--devices=0,1", "--log_dir=log", MAIN[1], *FLAGS)
         started["launched"] = [start(folders["launched"], *launch, CUDA_VISIBLE_DEVICES="0,1")]
-        script, given = ("sh", str(ROOT / "run_train_multi_node.sh"), *flags), {"NNODES": 2, "NPROC_PER_NODE": 1}
+        script, given = ("sh", str(ROOT / "run_train_multi_node.sh"), *FLAGS), {"NNODES": 2, "NPROC_PER_NODE": 1}
         given |= {"MASTER_ADDR": master, "MASTER_PORT": ports[0]}
         started["nodes"] = [
             start(folders["nodes"], *script, inside=inside, NODE_RANK=node, LOG_DIR=f"log{node}", **given)
             for node, inside in enumerate(insides)
         ]
-        started["slurm"] = [sbatch(folders["slurm"], SRUN, *flags, MASTER_PORT=ports[1])]
-        started["torchrun"] = [torchrun(folders["torchrun"], rank, ports[2], *flags) for rank in (1, 0)]
+        started["slurm"] = [sbatch(folders["slurm"], SRUN, *FLAGS, MASTER_PORT=ports[1])]
+        started["torchrun"] = [torchrun(folders["torchrun"], rank, ports[2], *FLAGS) for rank in (1, 0)]
         for some in started.values():
             assert statuses(*some) == [0] * len(some), printed(*some)
     where = f"two nodes: {'network namespaces' if insides[0] else 'loopback, for want of network namespaces'}"

@@ -6,19 +6,7 @@ import time
 
 import pytest
 from ranks import free_ports
-from test_launched_runs import MAIN, printed, start, statuses, torchrun
-
-FLAGS = [
-    "-output=run",
-    "-cfg=vit_digits",
-    "-o",
-    "TRAIN.NUM_EPOCHS",
-    "1",
-    "TRAIN.WARMUP_EPOCHS",
-    "0",
-    "MODEL.DEPTH",
-    "2",
-]
+from test_launched_runs import FLAGS, MAIN, printed, start, statuses, torchrun
 
 
 def folders(path, *names):
