@@ -280,6 +280,23 @@ def with_values(config: Configuration, why: str = "", /, **values: Any) -> Confi
     return changed
 
 
+def with_options(config: Configuration, options: Sequence[str]) -> Configuration:
+    """Returns a frozen copy of ``config`` in which ``options`` count, words as after ``-o``.
+
+    Raises:
+        InputError: as ``get_config``.
+    """
+    changed = config.clone()
+    changed.defrost()
+    _KEYS.merge_options(changed, [Option(key, value) for key, value in pairs(options, _KEYS.defaults)])
+    settle(changed)
+    check(changed)
+    named = named_keys(options)
+    refuse_idle(changed, {key: by for key, by in set_by_someone(changed).items() if key in named}, NEEDS)
+    changed.freeze()
+    return changed
+
+
 def differences(config: Configuration) -> list[str]:
     """Returns one line ``KEY: default -> value`` for each key that isn't at its default."""
     default = default_values(config)

@@ -100,6 +100,11 @@ def imagenet_synsets() -> list[str]:
     return [synset for synset, _ in _imagenet()]
 
 
+def imagenet_names() -> list[str]:
+    """Returns the usual names of ImageNet-1k's 1,000 classes, in the order of a model's outputs; two are of two."""
+    return [names[0] for _, names in _imagenet()]
+
+
 def imagenet_places(names: Sequence[str]) -> tuple[dict[str, int], str]:
     """Returns (the output of each name that is one of ImageNet-1k's classes, what is wrong with the others or "").
 

@@ -32,7 +32,7 @@ def with_preprocessing(config: Configuration) -> Configuration:
     if not config.MODEL.PRETRAINED:
         return config
     config = with_switches(config, config.MODEL.PRETRAINED)
-    found = _wanted(config, read_config(config.MODEL.PRETRAINED))
+    found = preprocessing(config, read_config(config.MODEL.PRETRAINED))
     try:
         told = {key.replace(".", "__"): value for key, value in found.items() if not is_given(config, key)}
         return with_values(config, "the weights' config.json", **told)
@@ -44,7 +44,7 @@ def with_preprocessing(config: Configuration) -> Configuration:
 
 def disagreements(config: Configuration, stored: dict[str, Any]) -> Iterator[str]:
     """Yields a warning for each setting in which ``config`` and the weights' config.json (``stored``) differ."""
-    for key, value in _wanted(config, stored).items():
+    for key, value in preprocessing(config, stored).items():
         own = config[key.partition(".")[0]][key.partition(".")[2]]
         if own != value if isinstance(own, str) else not _is_close(own, value):
             yield f"warning: {key} is {own}, the weights were made for {value}"
@@ -56,8 +56,8 @@ def _is_close(own: Any, value: Any) -> bool:
     return len({len(own), len(value), 1}) <= 2 and np.allclose(own, value, atol=1e-6)
 
 
-def _wanted(config: Configuration, stored: dict[str, Any]) -> dict[str, Any]:
-    """Returns the keys of a configuration that ``stored`` tells, by their dotted names."""
+def preprocessing(config: Configuration, stored: dict[str, Any]) -> dict[str, Any]:
+    """Returns the keys of a configuration that the weights' config.json (``stored``) tells, by their dotted names."""
     wanted = {key: stored[name] for name, key in _KEYS.items() if stored.get(name) is not None}
     if config.DATA.IMAGE_CHANNELS == 1:  # grey is what the colours are on average
         for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):

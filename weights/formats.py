@@ -10,7 +10,7 @@ import math
 import os
 import pickle
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
@@ -90,10 +90,27 @@ def read_arrays(file: Path) -> Iterator[tuple[str, np.ndarray]]:
         yield from _read(_read_safetensors(stream, allowance)[0], "torch", allowance)
 
 
-def write_weights(path: Path, arrays: dict[str, np.ndarray]) -> None:
+def read_metadata(file: Path) -> dict[str, str]:
+    """Returns the texts that a .safetensors file holds beside its tensors; {} for a file of another kind.
+
+    Raises:
+        InputError: it can't be read.
+    """
+    with reading(file, "weights"), opened(file) as stream:
+        if _reader(stream.peek(512)[:512]) is not _read_safetensors:
+            return {}
+        header, _ = _header(stream, Allowance(os.fstat(stream.fileno()).st_size))
+        metadata = header.get("__metadata__") or {}
+        return {name: text for name, text in metadata.items() if type(text) is str}
+
+
+def write_weights(path: Path, arrays: dict[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> None:
     """Writes arrays as they are, whole or not at all; the ending tells the kind: .safetensors, .pdparams or .npz.
 
     A .pdparams file is a pickle of a dictionary of NumPy arrays, which ``paddle.load`` reads.
+
+    Args:
+        metadata: texts beside the tensors, which .safetensors alone holds.
 
     Raises:
         InputError: another ending.
@@ -102,7 +119,7 @@ def write_weights(path: Path, arrays: dict[str, np.ndarray]) -> None:
         raise InputError(f"{path}: the ending tells what to write; expected .safetensors, .pdparams or .npz")
     with written_whole(path, "wb") as file:
         if path.suffix == ".safetensors":
-            write_safetensors(file, arrays)
+            write_safetensors(file, arrays, metadata)
             return
         ordered: dict[str, Any] = {name: np.asarray(array, order="C") for name, array in arrays.items()}
         if path.suffix == ".pdparams":
@@ -115,11 +132,12 @@ class Writable(Protocol):
     def write(self, data: Any, /) -> Any: ...
 
 
-def write_safetensors(file: Writable, arrays: dict[str, np.ndarray]) -> None:
+def write_safetensors(file: Writable, arrays: dict[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> None:
     """Writes what ``safetensors.numpy.save`` returns, array by array: that holds all of them twice more."""
     dtypes = {np.dtype(code): name for name, code in SAFETENSORS_DTYPES.items() if code != "bfloat16"}
     ordered = sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0]))  # so that all lie aligned
-    header, end = {}, 0
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
     for name, array in ordered:
         offsets = [end, end + array.nbytes]
         header[name] = {"dtype": dtypes[array.dtype], "shape": array.shape, "data_offsets": offsets}
@@ -155,12 +173,7 @@ def _reader(head: bytes) -> Callable[[BufferedIOBase, Allowance], tuple[Content,
 
 def _read_safetensors(file: BufferedIOBase, allowance: Allowance) -> tuple[dict[str, Array], str]:
     size = allowance.size
-    (length,) = struct.unpack("<Q", file.read(8))
-    start = 8 + length
-    if start > size:
-        raise Unreadable(f"its safetensors header claims {length} bytes, the file has {size}")
-    header = parsed_json(_header(file, length, allowance), allowance)
-    check_form(header, _HEADER)
+    header, start = _header(file, allowance)
     form = (header.pop("__metadata__", None) or {}).get("format")
     for name, entry in header.items():
         check_form(entry, _ENTRY, tuple(_ENTRY), f"{shown(name, 60)}.")
@@ -177,12 +190,18 @@ def _read_safetensors(file: BufferedIOBase, allowance: Allowance) -> tuple[dict[
     return content, "paddle" if form == "pd" else "torch"  # "pd" is PaddleNLP's mark
 
 
-def _header(file: BufferedIOBase, length: int, allowance: Allowance) -> bytes:
+def _header(file: BufferedIOBase, allowance: Allowance) -> tuple[dict[str, Any], int]:
+    """Returns (the header of a .safetensors file, where its tensors begin)."""
+    (length,) = struct.unpack("<Q", file.read(8))
+    if 8 + length > allowance.size:
+        raise Unreadable(f"its safetensors header claims {length} bytes, the file has {allowance.size}")
     allowance.take(length)
-    header = file.read(length)
-    if len(header) != length:
+    text = file.read(length)
+    if len(text) != length:
         raise Unreadable("it ends early")
-    return header
+    header = parsed_json(text, allowance)
+    check_form(header, _HEADER)
+    return header, 8 + length
 
 
 _OFFSETS = Rule("two places, the first one first", lambda value: is_list(value, is_whole, 2, 2))

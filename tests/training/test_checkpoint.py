@@ -9,8 +9,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from errors import InputError, RunError
-from training.checkpoint import folder
-from training.checkpoint.state import classes_of, read_state
+from training.checkpoint import classes_of, folder
+from training.checkpoint.state import read_state
+from weights.formats import write_weights
 
 STATE = {
     "epoch": 1, "samples": 0, "step": 9, "images": 99, "ranks": 1, "lr": 0.1, "window": [], "format": 2,
@@ -25,7 +26,7 @@ def arrays(value=1.0):
 
 
 def write(directory, name="epoch_0001", value=1.0):
-    return folder.write_checkpoint(directory, name, arrays(value), STATE)
+    return folder.write_checkpoint(directory, name, arrays(value), STATE, {})
 
 
 def entries(directory):
@@ -110,7 +111,7 @@ def test_damaged_sums_are_named(tmp_path, change, message):
 
 
 def test_a_state_that_is_none_is_one_line(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"")
+    write_weights(tmp_path / "model.safetensors", {"a": np.zeros(1, np.float32)})
     for text in ("{", "{}", '{"classes": 3}', '{"classes": [1]}', "[" * 100_000):
         (tmp_path / "state.json").write_text(text)
         with pytest.raises(InputError, match=r"damaged checkpoint: state\.json: "):
@@ -165,7 +166,7 @@ def test_values_that_are_not_finite_are_not_saved(tmp_path, value):
     files = arrays()
     files[folder.EMA]["a"][1, 2] = value
     with pytest.raises(RunError, match=r"epoch_0002 isn't saved: a of ema.safetensors holds NaN or infinite values"):
-        folder.write_checkpoint(tmp_path, "epoch_0002", files, STATE)
+        folder.write_checkpoint(tmp_path, "epoch_0002", files, STATE, {})
     assert entries(tmp_path) == {"epoch_0001", "last"}
 
 

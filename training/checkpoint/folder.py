@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -59,8 +60,13 @@ def position(folder: Path) -> tuple[int, float]:
     return int(epoch), int(samples) if samples else float("inf")
 
 
-def write_checkpoint(directory: Path, name: str, files: dict[str, Arrays], state: dict[str, Any]) -> Path:
+def write_checkpoint(
+    directory: Path, name: str, files: dict[str, Arrays], state: dict[str, Any], metadata: Mapping[str, str]
+) -> Path:
     """Writes the folder ``name`` under ``directory`` and moves ``last`` to it.
+
+    Args:
+        metadata: of the files that hold a model.
 
     Raises:
         RunError: a value is NaN or infinite; nothing is written.
@@ -76,7 +82,10 @@ def write_checkpoint(directory: Path, name: str, files: dict[str, Arrays], state
                 )
     temporary.mkdir(parents=True)
     try:
-        sums = [_written(temporary / file, arrays) for file, arrays in files.items()]
+        sums = [
+            _written(temporary / file, arrays, metadata if file in (MODEL, EMA) else None)
+            for file, arrays in files.items()
+        ]
         sums.append(_written(temporary / STATE, json.dumps(state, indent=2).encode() + b"\n"))
         _written(temporary / SUMS, "".join(sums).encode())
         sync_directory(temporary)
@@ -88,14 +97,14 @@ def write_checkpoint(directory: Path, name: str, files: dict[str, Arrays], state
     return target
 
 
-def _written(file: Path, content: Arrays | bytes) -> str:
+def _written(file: Path, content: Arrays | bytes, metadata: Mapping[str, str] | None = None) -> str:
     """Writes and syncs a file; returns its line of SHA256SUMS."""
     with open(file, "wb") as raw:
         hashed = _Hashed(raw)
         if isinstance(content, bytes):
             hashed.write(content)
         else:
-            write_safetensors(hashed, content)
+            write_safetensors(hashed, content, metadata)
         raw.flush()
         os.fsync(raw.fileno())
     return f"{hashed.sha256.hexdigest()}  {file.name}\n"

@@ -14,6 +14,7 @@ from datasets import ImageDataset
 from errors import RunError, remedy
 from options import Configuration, plain
 from training.checkpoint import folder
+from training.checkpoint.description import METADATA, describe
 from training.checkpoint.folder import Arrays
 from training.checkpoint.progress import Progress
 from training.checkpoint.state import FORMATS
@@ -58,6 +59,7 @@ class Saver:
         self.constant = {"format": FORMATS[-1], "behaviour": BEHAVIOUR, "versions": versions(), "ranks": world_size()}
         self.constant["images"] = len(train)
         self.constant |= {"classes": train.classes, "model": config.MODEL.NAME, "config": plain(config)}
+        self.metadata = {METADATA: describe(config, train.classes).written()}
         self.thread: threading.Thread | None = None
         self.failure: Exception | None = None
         self.begin(Progress())
@@ -178,7 +180,7 @@ class Saver:
         started, directory = time.perf_counter(), self.run.checkpoints
         try:
             files = self._files(copied, statistics, others)
-            folder.write_checkpoint(directory, name, files, state)
+            folder.write_checkpoint(directory, name, files, state, self.metadata)
             if "val" in improved:
                 folder.point(directory / folder.BEST, name)
             if "ema" in improved:

@@ -7,7 +7,6 @@ from typing import Any
 
 from errors import InputError, Unreadable
 from training.checkpoint import folder
-from weights import find_weights
 from weights.plain import (
     NAME,
     Form,
@@ -63,6 +62,7 @@ def _is_record(value: Any) -> bool:
     return all(is_list(pair, _is_number, 2, 2) for pair in means.values()) and all(map(_is_number, totals.values()))
 
 
+_CLASSES = Rule("a list of names", lambda value: is_list(value, lambda name: type(name) is str))
 _TREE = Rule("a dictionary", lambda value: type(value) is dict)
 _FORM: Form = {
     "format": _count("a whole number"),
@@ -77,7 +77,7 @@ _FORM: Form = {
     "versions": Rule(
         "a dictionary of names", lambda v: type(v) is dict and len(v) < 64 and all(map(is_name, (*v, *v.values())))
     ),
-    "classes": optional(Rule("a list of names", lambda value: is_list(value, lambda name: type(name) is str))),
+    "classes": optional(_CLASSES),
     "model": NAME,
     "config": Rule("a configuration", lambda value: type(value) is dict and _is_setting(value)),
     "best": Rule(
@@ -127,21 +127,20 @@ def newest_whole(directory: Path) -> Path | None:
     return None
 
 
-def classes_of(weights: str | Path) -> list[str] | None:
-    """Returns the class names of the run that saved ``weights``; None where no checkpoint tells.
+def state_beside(weights: Path, *names: str) -> dict[str, Any] | None:
+    """Returns the state.json of the run that saved the file ``weights``, or None; its entries ``names`` are sound.
 
     Raises:
-        InputError: there is a state.json beside them that can't be read, or that isn't a run's.
+        InputError: it can't be read, or isn't a run's.
     """
-    beside = Path(os.path.realpath(find_weights(weights))).parent
+    beside = Path(os.path.realpath(weights)).parent
     if not os.path.lexists(beside / folder.STATE):
         return None
     with folder.whole(beside, folder.STATE, "a run's state"):
         state = _content(beside)
-        check_form(state, {"classes": Rule("a list of names", _FORM["classes"].holds)}, ("classes",))
-        if state["classes"] is None:
-            raise Unreadable("its classes are null, expected a list of names")
-    return state["classes"]
+        form = {**_FORM, "classes": _CLASSES}
+        check_form(state, {name: form[name] for name in names}, names)
+    return state
 
 
 def _content(chosen: Path) -> Any:

@@ -1,0 +1,87 @@
+"""Images that somebody asks about: files, bytes, Pillow's images or arrays, prepared as an evaluation prepares them."""
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import paddle
+from PIL import Image
+
+from datasets import EncodedDataset
+from errors import LONGEST_LINE, InputError, RunError
+from loading.files import Paths, contents
+from loading.samplers import EvalBatchSampler
+from loading.transforms import Broken, EncodedImage, largest_file
+from loading.transforms.decode import converted, unscaled
+from loading.workers import ProcessLoader
+from options import Configuration
+
+Picture = str | os.PathLike | bytes | Image.Image | np.ndarray
+_ROOM = 4 * LONGEST_LINE  # bytes of a problem's line, in UTF-8
+
+
+class Batch(NamedTuple):
+    """Some of the images: their places, ``pixels`` [B, S, S, C] uint8, and what is wrong with each ("": nothing).
+
+    The pixels of an image that can't be read are zeros.
+    """
+
+    places: list[int]
+    pixels: paddle.Tensor
+    problems: list[str]
+
+
+class Pictures(EncodedDataset):
+    """Images without labels. An item is (pixels [S, S, C] uint8, its place, what is wrong with it as bytes).
+
+    Args:
+        images: paths, the bytes of files, Pillow's images, or arrays [H, W] or [H, W, 3] uint8.
+    """
+
+    def __init__(self, config: Configuration, images: Sequence[Picture] | Paths) -> None:
+        super().__init__(config, "val", np.arange(len(images)), [])
+        self.images = images
+        self.columns = ("pixels", "places", "problems")
+
+    def __getitem__(self, key: int) -> tuple:  # pyright: ignore[reportIncompatibleMethodOverride]: no epochs here
+        try:
+            pixels, place = super().__getitem__(key)
+            return pixels, place, np.zeros(_ROOM, np.uint8)
+        except RunError as error:
+            blank = np.zeros((self.transform.size, self.transform.size, len(self.mode)), np.uint8)
+            said = str(error).encode()[:_ROOM].ljust(_ROOM, b"\0")
+            return blank, self.labels[key], np.frombuffer(said, np.uint8)
+
+    def name(self, index: int) -> str:
+        """Returns a path as it was given, and of another image its place, from 0."""
+        image = self.images[index]
+        return os.fspath(image) if isinstance(image, str | os.PathLike) else f"image {index}"
+
+    def data(self, index: int) -> bytes:
+        image = self.images[index]
+        return image if isinstance(image, bytes) else contents(self.name(index), largest_file(self.most))
+
+    def picture(self, index: int) -> Image.Image | EncodedImage:
+        image = self.images[index]
+        if isinstance(image, np.ndarray):
+            image = _from_array(image, self.name(index))
+        if not isinstance(image, Image.Image):
+            return super().picture(index)
+        if reason := unscaled(image):
+            raise Broken(f"{self.name(index)}: {reason}")
+        return converted(image.copy(), self.mode)  # of a copy: it takes notes out of what it is given
+
+    def batches(self, config: Configuration, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
+        """Yields this rank's share in the order of ``images``: DATA.BATCH_SIZE_EVAL at a time."""
+        sampler = EvalBatchSampler(self, config.DATA.BATCH_SIZE_EVAL, rank, ranks)
+        for batch in ProcessLoader(config, self, sampler, ranks):
+            problems = [bytes(line).rstrip(b"\0").decode(errors="ignore") for line in batch["problems"].numpy()]
+            yield Batch(list(map(int, batch["places"].numpy())), batch["pixels"], problems)
+
+
+def _from_array(array: np.ndarray, name: str) -> Image.Image:
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or array.shape[2:] not in ((), (1,), (3,), (4,)):
+        found = f"an array {list(array.shape)} of {array.dtype}"
+        raise InputError(f"{name}: found {found}, expected [H, W] or [H, W, 3] of uint8")
+    return Image.fromarray(array[:, :, 0] if array.shape[2:] == (1,) else array)

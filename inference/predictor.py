@@ -1,0 +1,183 @@
+"""A trained model that answers: from images to classes and probabilities, as ``-eval`` computes them, bit by bit."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import paddle
+
+from config import get_config, with_values
+from errors import InputError, RunError, shown
+from inference.pictures import Batch, Picture, Pictures
+from loading.files import Paths
+from loading.transforms import Normalize
+from models import build_model
+from models.pretrained import with_preprocessing
+from ops.settings import set_device_flags
+from options import Configuration
+from training.checkpoint import Description, classes_of, describe, description_of
+from training.checkpoint.description import TASKS
+from training.engine import autocast
+from weights import load_weights
+
+BEST = Path("checkpoints", "best")  # in a run's folder
+
+
+class Prediction(NamedTuple):
+    """What a model says of an image, the most probable class first.
+
+    Attributes:
+        name: the image's path, or its place.
+        outputs: numbers of the model's outputs.
+        classes: their names; of a model whose classes aren't known the numbers.
+        probabilities: 0 to 1.
+    """
+
+    name: str
+    outputs: list[int]
+    classes: list[str]
+    probabilities: list[float]
+
+
+class Failure(NamedTuple):
+    """An image that can't be read, and why, in one line."""
+
+    name: str
+    error: str
+
+
+class Predictor:
+    """Predicts the classes of images.
+
+    Args:
+        path: weights: a checkpoint's folder or file, a run's folder (its best checkpoint), or what ``find_weights``
+            takes besides.
+        cfg: the model's YAML file or name; None: what the weights tell themselves.
+        options: keys and values, as after ``-o``.
+        classes: the outputs' names; None: what the weights tell.
+        batch_size: images that are computed together.
+
+    Attributes:
+        config: of the model and its images.
+        model: the model; None for an exported one.
+        task: "classification" (probabilities sum up to 1) or "multi_label" (each by itself).
+        classes: names by output; empty: they aren't known.
+
+    Raises:
+        InputError: the weights can't be read, don't tell what they are of, or don't fit.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        cfg: str | None = None,
+        options: Sequence[str] = (),
+        classes: Sequence[str] | None = None,
+        batch_size: int = 32,
+    ) -> None:
+        if (Path(path) / BEST).is_dir():
+            path = Path(path) / BEST
+        options = [*options, "EVAL", "True", "DATA.BATCH_SIZE_EVAL", str(batch_size)]
+        self.config, description = _configured(str(path), cfg, options, classes)
+        self.task, self.classes = description.task, description.classes
+        settings = self.config.MODEL
+        set_device_flags(self.config, 1)
+        self.model = build_model(self.config)
+        allow, order = settings.PRETRAINED_ALLOW, settings.PRETRAINED_CLASSES
+        self.report = load_weights(self.model, path, allow=allow, classes=order)
+        self.model.eval()
+        if self.classes and len(self.classes) != settings.NUM_CLASSES:
+            found = f"found {len(self.classes)} names of classes"
+            raise InputError(f"{found}, the model has {settings.NUM_CLASSES} outputs; give one for each")
+        self._normalize = Normalize(self.config.DATA.IMAGENET_MEAN, self.config.DATA.IMAGENET_STD)
+
+    def __call__(self, images: Iterable[Picture], top: int = 5, threshold: float = 0.5) -> list[Prediction]:
+        """Returns the prediction of each image.
+
+        Args:
+            images: paths, the bytes of files, Pillow's images, or arrays [H, W] or [H, W, 3] uint8.
+            top: classes per image; of a multi-label model at most so many.
+            threshold: multi-label: least probability.
+
+        Raises:
+            RunError: one can't be read; it is named.
+        """
+        found = list(self.stream(list(images), top, threshold, workers=0))
+        for answer in found:
+            if isinstance(answer, Failure):
+                raise RunError(answer.error)
+        return found  # pyright: ignore[reportReturnType]: no Failure is left
+
+    def stream(
+        self, images: Sequence[Picture] | Paths, top: int = 5, threshold: float = 0.5, workers: int = 2
+    ) -> Iterator[Prediction | Failure]:
+        """Yields the prediction of each image in turn; as much memory is taken for many as for a few.
+
+        Args:
+            images, top, threshold: as of a call.
+            workers: processes that load; 0: this one does.
+        """
+        pictures = Pictures(self.config, images)
+        for batch in self.batches(pictures, workers):
+            found = self.probabilities(self.logits(batch.pixels))
+            for place, problem, shares in zip(batch.places, batch.problems, found, strict=True):
+                name = pictures.name(place)
+                yield Failure(name, problem) if problem else self.ranked(name, shares, top, threshold)
+
+    def batches(self, pictures: Pictures, workers: int = 2, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
+        """Yields the images of ``rank``, prepared, in their order."""
+        if len(pictures):
+            yield from pictures.batches(with_values(self.config, DATA__NUM_WORKERS=workers), rank, ranks)
+
+    def pixels(self, image: Picture) -> np.ndarray:
+        """Returns an image as the model sees it, [S, S, C] uint8.
+
+        Raises:
+            RunError: it can't be read.
+        """
+        pictures = Pictures(self.config, [image])
+        pixels, _, problem = pictures[0]
+        if problem.any():
+            raise RunError(bytes(problem).rstrip(b"\0").decode(errors="ignore"))
+        return pixels
+
+    def logits(self, pixels: np.ndarray | paddle.Tensor) -> np.ndarray:
+        """Returns the outputs for prepared images: [B, S, S, C] uint8 -> [B, K] float32."""
+        pixels = pixels if isinstance(pixels, paddle.Tensor) else paddle.to_tensor(pixels)
+        images = self._normalize(pixels)
+        with paddle.no_grad(), autocast(self.config, evaluation=True):
+            return self.model(images).astype("float32").numpy()
+
+    def probabilities(self, logits: np.ndarray) -> np.ndarray:
+        """Returns what the outputs mean, [B, K] float64: the softmax over the classes, or each output's sigmoid."""
+        logits = logits.astype(np.float64)
+        if self.task == "multi_label":
+            return 0.5 * (1 + np.tanh(logits / 2))  # the sigmoid, which doesn't overflow
+        shares = np.exp(logits - logits.max(1, keepdims=True))
+        return shares / shares.sum(1, keepdims=True)
+
+    def ranked(self, name: str, shares: np.ndarray, top: int = 5, threshold: float = 0.5) -> Prediction:
+        """Returns the prediction that probabilities [K] make; of equal ones the first output comes first."""
+        outputs = np.argsort(-shares, kind="stable")[:top].tolist()
+        if self.task == "multi_label":
+            outputs = [output for output in outputs if shares[output] >= threshold]
+        names = [self.classes[output] if self.classes else str(output) for output in outputs]
+        return Prediction(name, outputs, names, [float(shares[output]) for output in outputs])
+
+
+def _configured(
+    path: str, cfg: str | None, options: Sequence[str], classes: Sequence[str] | None
+) -> tuple[Configuration, Description]:
+    """The configuration of a model and its images, and what its weights are of."""
+    if cfg is None:
+        told = description_of(path)
+        if told is None:
+            raise InputError(f"{shown(path)} doesn't tell what model it is of; give its YAML file or name (-cfg)")
+        config, names, task = told.configured(options), classes or told.classes, told.task
+    else:
+        names, task = classes or classes_of(path) or [], TASKS[0]
+        config = with_preprocessing(get_config(cfg, [*options, "MODEL.PRETRAINED", path]))
+        if config.MODEL.NUM_CLASSES == "auto" and names:
+            config = with_values(config, "the classes' names", MODEL__NUM_CLASSES=len(names))
+    return config, describe(config, list(names), task)

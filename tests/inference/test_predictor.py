@@ -1,0 +1,179 @@
+"""A Predictor's answers are an evaluation's, whatever the weights' form; what can't be read is a line."""
+
+import io
+import json
+import shutil
+
+import numpy as np
+import paddle
+import pytest
+from PIL import Image
+from runs import train
+from safetensors.numpy import load_file, save_file
+from sklearn.datasets import load_sample_images
+
+from config import get_config
+from datasets import get_dataloader, get_datasets
+from errors import InputError, RunError
+from inference import Failure, Predictor
+from inference.pictures import Pictures
+from loading.transforms import Normalize
+from models import build_model
+from training.checkpoint import describe, description_of
+from training.checkpoint.description import METADATA
+from weights import load_weights, save_weights
+
+CLASSES = ("bridge", "flower, red")
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """A folder of the data set "folder": crops of two photographs, of several sizes, JPEG and PNG."""
+    root = tmp_path_factory.mktemp("photographs")
+    for label, photograph in enumerate(load_sample_images().images):
+        for place in range(9):
+            split = root / ("train" if place < 4 else "val") / CLASSES[label]
+            split.mkdir(parents=True, exist_ok=True)
+            crop = Image.fromarray(photograph[20 * place :, 30 * place : 400 + 10 * place])
+            crop.save(split / f"{place}.{('jpg', 'png')[place % 2]}")
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, photographs):
+    """A run on them: its folder."""
+    output = tmp_path_factory.mktemp("run")
+    options = ["DATA.DATASET", "folder", "DATA.DATA_PATH", str(photographs), "DATA.IMAGE_SIZE", "32"]
+    options += ["MODEL.NUM_CLASSES", "auto", "MODEL.PATCH_SIZE", "8", "MODEL.EMBED_DIM", "16", "MODEL.DEPTH", "2"]
+    options += ["MODEL.NUM_HEADS", "2", "TRAIN.NUM_EPOCHS", "1", "TRAIN.WARMUP_EPOCHS", "0", "DATA.BATCH_SIZE", "4"]
+    train([*options, "DATA.NUM_WORKERS", "0", "DATA.CROP_PCT", "0.9", "TRAIN.MODEL_EMA", "True"], output)
+    return output
+
+
+def evaluated(run, photographs):
+    """(files, logits) of the validation set, computed as ``engine.evaluate`` computes them, 4 at a time."""
+    options = ["EVAL", "True", "DATA.BATCH_SIZE_EVAL", "4", "DATA.DATA_PATH", str(photographs)]
+    config, _, val = get_datasets(get_config(str(run / "config.yaml"), options))
+    model = build_model(config)
+    load_weights(model, run / "checkpoints" / "best")
+    model.eval()
+    normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
+    with paddle.no_grad():
+        logits = [model(normalize(batch["pixels"])).numpy() for batch in get_dataloader(config, val, "val")]
+    return [val.path(index) for index in range(len(val))], np.concatenate(logits)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("workers", [0, 2])
+def test_answers_are_the_evaluations_to_the_bit(run, photographs, workers):
+    files, logits = evaluated(run, photographs)
+    predictor = Predictor(run, batch_size=4)
+    found = [predictor.logits(batch.pixels) for batch in predictor.batches(Pictures(predictor.config, files), workers)]
+    assert (np.concatenate(found) == logits).all()
+    answers = list(predictor.stream(files, top=2, workers=workers))
+    assert [answer.name for answer in answers] == files
+    expected = np.exp(logits - logits.max(1, keepdims=True), dtype=np.float64)
+    expected /= expected.sum(1, keepdims=True)
+    assert [answer.outputs[0] for answer in answers] == logits.argmax(1).tolist()
+    assert {answer.classes[answer.outputs.index(1)] for answer in answers} == {"flower, red"}
+    np.testing.assert_allclose([answer.probabilities for answer in answers], -np.sort(-expected), rtol=1e-6)
+
+
+@pytest.mark.smoke
+def test_one_file_carries_all(run, tmp_path):
+    shutil.copy(run / "checkpoints" / "last" / "ema.safetensors", tmp_path / "alone.safetensors")
+    told = description_of(tmp_path / "alone.safetensors")
+    assert told == description_of(run / "checkpoints" / "best")
+    assert (told.classes, told.values["DATA.CROP_PCT"], told.task) == (list(CLASSES), 0.9, "classification")
+    assert Predictor(tmp_path / "alone").classes == list(CLASSES)
+    assert not [value for value in told.values.values() if str(run) in str(value)]  # no path of this machine
+
+
+def test_an_earlier_releases_checkpoint_tells_the_same_by_its_state(run, tmp_path):
+    told = description_of(run / "checkpoints" / "best")
+    shutil.copytree(run / "checkpoints" / "best", tmp_path / "old")
+    save_file(load_file(tmp_path / "old" / "model.safetensors"), tmp_path / "old" / "model.safetensors")
+    assert description_of(tmp_path / "old") == told
+
+
+def test_timms_config_tells_of_timms_weights(tmp_path):
+    config = get_config("vit_tiny_patch16_224", ["MODEL.NUM_CLASSES", "3", "DATA.IMAGE_SIZE", "32"])
+    save_weights(build_model(config), tmp_path / "model.safetensors")
+    own = {"input_size": [3, 32, 32], "crop_pct": 0.95, "mean": [0.1, 0.2, 0.3], "interpolation": "bilinear"}
+    names = {"num_classes": 3, "label_names": ["a", "b", "c"]}
+    stored = {"architecture": "vit_tiny_patch16_224", **names, "pretrained_cfg": own}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    predictor = Predictor(tmp_path)
+    data = predictor.config.DATA
+    assert (data.IMAGE_SIZE, data.CROP_PCT, data.INTERPOLATION) == (32, 0.95, "bilinear")
+    assert data.IMAGENET_MEAN == [0.1, 0.2, 0.3]
+    assert predictor.classes == ["a", "b", "c"]
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(InputError, match=r"doesn't tell what model it is of; give its YAML file or name \(-cfg\)"):
+        Predictor(tmp_path)
+    with pytest.raises(InputError, match="found 2 names of classes, the model has 3 outputs"):
+        Predictor(tmp_path, "vit_tiny_patch16_224", ["MODEL.NUM_CLASSES=3", "DATA.IMAGE_SIZE=32"], ["x", "y"])
+
+
+def test_images_of_every_form_are_the_same_image(run):
+    predictor, pixels = Predictor(run), load_sample_images().images[0][::2, ::2]
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    forms = [pixels, Image.fromarray(pixels), file.getvalue()]
+    first, *others = predictor(forms)
+    assert all(other[1:] == first[1:] for other in others)
+    assert [answer.name for answer in (first, *others)] == ["image 0", "image 1", "image 2"]
+    assert predictor.pixels(pixels).shape == (32, 32, 3)
+    assert predictor([]) == []
+    for wrong in (pixels / 255.0, pixels[None]):
+        with pytest.raises(RunError, match=r"image 0: found an array \[.*\] of .*, expected \[H, W\] or \[H, W, 3\]"):
+            predictor([wrong])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_cant_be_read_is_a_line_in_its_place(run, photographs, tmp_path, workers):
+    (tmp_path / "cut.jpg").write_bytes(b"\xff\xd8\xff\xe0")
+    good = str(next((photographs / "val" / CLASSES[0]).iterdir()))
+    files = [good, str(tmp_path / "cut.jpg"), str(tmp_path / "none"), good, str(tmp_path)]
+    predictor = Predictor(run, batch_size=2)
+    answers = list(predictor.stream(files, workers=workers))
+    assert [answer.name for answer in answers] == files
+    assert [isinstance(answer, Failure) for answer in answers] == [False, True, True, False, True]
+    assert answers[1].error == f"{files[1]}: it ends before its pixels; repair or remove it"
+    assert answers[0][1:] == answers[3][1:]
+    with pytest.raises(RunError, match="cut.jpg: it ends before its pixels"):
+        predictor(files)
+
+
+def test_outputs_of_many_labels_are_each_for_itself(run, tmp_path):
+    stored = load_file(run / "checkpoints" / "best" / "model.safetensors")
+    config = description_of(run / "checkpoints" / "best").configured()
+    told = describe(config, list(CLASSES), "multi_label")
+    save_file(stored, tmp_path / "many.safetensors", {METADATA: told.written()})
+    predictor = Predictor(tmp_path / "many")
+    logits = np.array([[3.0, 1.0], [-800.0, 800.0]], np.float32)
+    shares = predictor.probabilities(logits)
+    np.testing.assert_allclose(shares, [[0.95257413, 0.73105858], [0, 1]], atol=1e-8)
+    assert predictor.ranked("x", shares[0], threshold=0.5).classes == list(CLASSES)
+    assert predictor.ranked("x", shares[0], threshold=0.9).classes == list(CLASSES[:1])
+    assert predictor.ranked("x", shares[0], threshold=0.99).classes == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d | {"task": "detection"}, "its task is 'detection', expected one of classification, multi_label"),
+        (lambda d: d | {"classes": "ab"}, "its classes is 'ab', expected a list of names"),
+        (lambda d: d | {"values": {"MODEL.EMBED_DIMS": 3}}, "it has the key MODEL.EMBED_DIMS, which ViT doesn't take"),
+        (lambda d: d | {"values": {"MODEL.NUM_HEADS": -1}}, "MODEL.NUM_HEADS is -1"),
+        (lambda d: {"model": "x"}, "its task is missing"),
+    ],
+)
+def test_a_description_that_is_none_is_refused(run, tmp_path, change, message):
+    file = tmp_path / "wrong.safetensors"
+    told = json.loads(description_of(run / "checkpoints" / "best").written())
+    save_file(load_file(run / "checkpoints" / "best" / "model.safetensors"), file, {METADATA: json.dumps(change(told))})
+    with pytest.raises(InputError) as caught:
+        Predictor(file)
+    assert message in str(caught.value)
+    assert "wrong.safetensors" in str(caught.value)

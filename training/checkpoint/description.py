@@ -1,0 +1,162 @@
+"""What weights are of: their model, its classes, how its images are prepared. It travels within their own file."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from config import default_values, get_config, shipped_configs, with_options, with_values
+from errors import InputError, reading, shown
+from loading.label_spaces import imagenet_names
+from models import with_switches
+from models.pretrained import preprocessing
+from options import Configuration, leaves, nearest_model
+from training.checkpoint.state import state_beside
+from weights import find_weights
+from weights.formats import read_metadata
+from weights.hub import read_config
+from weights.plain import NAME, Form, Rule, check_form, is_list, parsed_json
+
+METADATA = "paddle_vit_toolkit"  # the entry of a .safetensors file's metadata
+TASKS = ("classification", "multi_label")
+_IMAGES = ("IMAGE_SIZE", "IMAGE_CHANNELS", "CROP_PCT", "CROP_MODE", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD")
+_IMAGES += ("FAST_EVAL",)
+_OF_A_RUN = ("RESUME", "PRETRAINED", "PRETRAINED_ALLOW", "PRETRAINED_CLASSES")  # MODEL's keys that build nothing
+_CLASS = Rule("a list of names", lambda value: is_list(value, lambda name: type(name) is str))
+_VALUES = Rule("a dictionary of keys and their values", lambda v: type(v) is dict and len(v) < 500)
+_FORM: Form = {
+    "model": NAME,
+    "task": Rule(f"one of {', '.join(TASKS)}", lambda value: value in TASKS),
+    "classes": _CLASS,
+    "values": _VALUES,
+}
+
+
+@dataclass(frozen=True)
+class Description:
+    """What weights are of.
+
+    Attributes:
+        model: its name.
+        task: "classification" (one class per image) or "multi_label" (any number of them).
+        classes: the outputs' names, in their order; empty: they aren't known.
+        values: the keys that build the model and prepare its images, with their dots: ``{"MODEL.TYPE": "ViT", ...}``.
+    """
+
+    model: str
+    task: str
+    classes: list[str]
+    values: dict[str, Any]
+
+    def written(self) -> str:
+        """Returns it as JSON; ``read_description`` takes it."""
+        return json.dumps(vars(self), ensure_ascii=False)
+
+    def configured(self, options: Sequence[str] = ()) -> Configuration:
+        """Returns the frozen configuration of the model and its images; all else is at its default.
+
+        Args:
+            options: words as after ``-o``.
+
+        Raises:
+            InputError: a key or a value that this release doesn't take.
+        """
+        kind = [word for key in ("MODEL.TYPE", "MODEL.NAME") if key in self.values for word in (key, self.values[key])]
+        config = get_config(None, kind)
+        if unknown := sorted(self.values.keys() - default_values(config).keys()):
+            raise InputError(f"it has the key {shown(unknown[0])}, which {config.MODEL.TYPE} doesn't take")
+        values = {key.replace(".", "__"): value for key, value in self.values.items()}
+        config = with_values(config, "the weights' description", **values)
+        return with_options(config, options) if options else config
+
+
+def describe(config: Configuration, classes: list[str], task: str = "classification") -> Description:
+    """Returns what a model of ``config`` is, whose outputs are ``classes``."""
+    values = {key: value for key, value in leaves(config) if _describes(key)}
+    return Description(config.MODEL.NAME, task, list(classes), values)
+
+
+def _describes(key: str) -> bool:
+    section, _, name = key.partition(".")
+    return (section == "MODEL" and name not in _OF_A_RUN) or (section == "DATA" and name in _IMAGES)
+
+
+def read_description(text: bytes) -> Description:
+    """Returns what ``Description.written`` wrote.
+
+    Raises:
+        Unreadable, Exception: it is something else: within ``errors.reading``.
+    """
+    found = parsed_json(text)
+    check_form(found, _FORM, tuple(_FORM))
+    return Description(**{name: found[name] for name in _FORM})
+
+
+def description_of(path: str | Path) -> Description | None:
+    """Returns what weights are of, as they tell it themselves, or None.
+
+    A .safetensors file that this toolkit wrote has it in its metadata; earlier releases left a checkpoint's state.json;
+    beside timm's weights there is its config.json.
+
+    Args:
+        path: what ``find_weights`` takes.
+
+    Raises:
+        InputError: there are no weights, or what describes them can't be read.
+    """
+    file = find_weights(path)
+    told = _own(file) or _of_state(file)
+    if told is None:
+        return _of_timm(path)
+    try:
+        told.configured()
+    except InputError as error:
+        raise InputError(f"{file}: what it says of its model: {error}; give -cfg") from None
+    return told
+
+
+def classes_of(path: str | Path) -> list[str] | None:
+    """Returns the class names of the run that saved ``path``; None where no checkpoint tells.
+
+    Raises:
+        InputError: as ``description_of``.
+    """
+    file = find_weights(path)
+    if own := _own(file):
+        return own.classes
+    state = state_beside(file, "classes")
+    return state["classes"] if state else None
+
+
+def _own(file: Path) -> Description | None:
+    with reading(file, "weights that describe themselves"):
+        text = read_metadata(file).get(METADATA)
+        return None if text is None else read_description(text.encode())
+
+
+def _of_state(file: Path) -> Description | None:
+    """What the state.json beside a checkpoint's file tells."""
+    state = state_beside(file, "classes", "config")
+    if state is None:
+        return None
+    values = {key: value for key, value in leaves(state["config"]) if _describes(key)}
+    return Description(values.get("MODEL.NAME", file.stem), TASKS[0], state["classes"], values)
+
+
+def _of_timm(path: str | Path) -> Description | None:
+    """What timm's config.json beside weights tells."""
+    stored = read_config(path)
+    if "architecture" not in stored:
+        return None
+    name, known = stored["architecture"], [file.stem for file in shipped_configs()]
+    if name not in known:
+        raise InputError(f"{path}: its config.json names {name}, which is no model here{nearest_model(name, known)}")
+    outputs, size = stored.get("num_classes"), stored.get("input_size")
+    options = ["MODEL.PRETRAINED", str(path)] + ([] if outputs is None else ["MODEL.NUM_CLASSES", outputs])
+    options += ["DATA.IMAGE_CHANNELS", size[0], "DATA.IMAGE_SIZE", size[1]] if size else []
+    config = with_switches(get_config(name, options), path)
+    told = {key.replace(".", "__"): value for key, value in preprocessing(config, stored).items()}
+    config = with_values(config, "the weights' config.json", **told)
+    classes = stored.get("label_names") or (imagenet_names() if config.MODEL.NUM_CLASSES == 1000 else [])
+    return describe(config, classes)
