@@ -4,6 +4,7 @@
 
 Each checkpoint is a folder, or a file in timm's layout; names and shapes have to agree. Every real tensor becomes
 its mean (Izmailov et al. 2018, arXiv:1803.05407), taken in float64 and written as float32; others are the last file's.
+What the checkpoints say of their model, its classes and its images goes along, where they say the same.
 """
 
 import argparse
@@ -69,7 +70,7 @@ def main() -> None:
     parser.add_argument("-output", "--output", required=True, metavar="FILE", help="the .safetensors file to write")
     arguments = parser.parse_args()
     from weights import SUFFIX, find_weights  # after the command line: these import Paddle
-    from weights.formats import write_weights
+    from weights.formats import read_metadata, write_weights
 
     output = Path(arguments.output)
     if output.suffix != SUFFIX:
@@ -77,7 +78,8 @@ def main() -> None:
     files = [find_weights(path) for path in arguments.checkpoints]
     arrays = average(files)
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_weights(output, arrays)
+    told, *others = map(read_metadata, files)
+    write_weights(output, arrays, told if all(other == told for other in others) else None)
     print(f"{output}: the mean of {len(files)} checkpoints, {len(arrays)} tensors; from {', '.join(map(str, files))}")
 
 

@@ -5,7 +5,8 @@
 OUT's ending tells the kind: .safetensors has timm's names and layout, timm loads it as it is; .pdparams is what
 ``paddle.load`` and this toolkit's ``model.set_state_dict`` take; .npz is of ViT and MLP-Mixer alone, in Google's names,
 which timm's ``checkpoint_path`` takes. MODEL (a YAML file or a model's name) tells what the weights are of; it may be
-left out where a config.json of timm's beside IN, or IN's name, does. The weights have to be exactly that model's.
+left out where IN itself, a config.json of timm's beside it, or its name does. The weights have to be exactly that
+model's. A .safetensors file says what it is of, as a checkpoint's does.
 """
 
 import argparse
@@ -36,13 +37,18 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
     """
     from config import get_config
     from models import build_model, with_switches
+    from training.checkpoint import classes_of, describe, description_of
+    from training.checkpoint.description import METADATA
     from weights import file_arrays, load_weights
     from weights.formats import write_weights
     from weights.names import google_names
 
     if target.suffix not in ENDINGS:
         raise InputError(f"{target}: the ending tells what to write; expected {', '.join(ENDINGS)}")
-    model = build_model(with_switches(get_config(cfg or _model_of(source), options), source))
+    told = None if cfg else description_of(source)
+    config = told.configured(options) if told else get_config(cfg or _model_of(source), options)
+    config = with_switches(config, source)
+    model = build_model(config)
     report = load_weights(model, source)
     if report.changes:
         raise InputError(f"{report.file} isn't this model's ({'; '.join(report.changes)}); give its own by -cfg or -o")
@@ -52,19 +58,20 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
         arrays = file_arrays(model)
     if target.suffix == ".npz":
         arrays = google_names(model, arrays)
-    write_weights(target, arrays)
+    metadata = {METADATA: describe(config, told.classes if told else classes_of(source) or []).written()}
+    write_weights(target, arrays, metadata if target.suffix == ".safetensors" else None)
     return f"{len(arrays)} tensors of {report.file} written to {target}"
 
 
 def _model_of(source: str) -> str:
     from models import list_models
-    from weights.hub import find_weights, read_config
+    from weights import find_weights
 
     file, known = find_weights(source), list_models()
-    for name in (read_config(source).get("architecture", ""), file.stem, file.parent.name):
+    for name in (file.stem, file.parent.name):
         if name in known:
             return name
-    raise InputError(f"{file}: neither a config.json beside it nor its name tells which model it is of; add -cfg MODEL")
+    raise InputError(f"{file}: neither itself, nor a config.json, nor its name tells its model; add -cfg MODEL")
 
 
 def main() -> None:

@@ -71,10 +71,12 @@ def test_the_model_is_told_by_the_config_beside_the_weights_or_by_name(saved, tm
     folder = tmp_path / "hub"
     folder.mkdir()
     source.rename(folder / "model.safetensors")
-    with pytest.raises(InputError, match="neither a config.json beside it nor its name tells .* add -cfg MODEL"):
+    with pytest.raises(InputError, match="nor a config.json, nor its name tells its model; add -cfg MODEL"):
         convert(str(folder), tmp_path / "out.npz")
     (folder / "config.json").write_text(json.dumps({"architecture": "vit_digits"}))
     assert convert(str(folder), tmp_path / "out.npz").startswith("72 tensors of ")
+    convert(str(folder), tmp_path / "out.safetensors")  # which then says it itself
+    assert convert(str(tmp_path / "out"), tmp_path / "again.npz").startswith("72 tensors of ")
     assert set(np.load(tmp_path / "out.npz")) >= {"cls", "head/kernel", "Transformer/encoderblock_3/LayerNorm_2/scale"}
 
 

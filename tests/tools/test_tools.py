@@ -12,7 +12,8 @@ from config import get_config
 from errors import InputError
 from models import build_model
 from tools.average_checkpoints import average
-from weights import load_weights, save_weights
+from weights import file_arrays, load_weights
+from weights.formats import read_metadata, write_weights
 
 
 def run(folder, *arguments):
@@ -82,7 +83,7 @@ def test_the_command_averages_checkpoints_and_a_model_takes_the_result(tmp_path,
     models = [build_model(get_config(None, tiny)) for _ in range(3)]
     for number, model in enumerate(models[:2]):
         (tmp_path / f"epoch_{number}").mkdir()
-        save_weights(model, tmp_path / f"epoch_{number}" / "model.safetensors")
+        write_weights(tmp_path / f"epoch_{number}" / "model.safetensors", file_arrays(model), {"of": "two"})
     for dash in ("-", "--"):
         status, printed, errors = run(tmp_path, f"{dash}output=new/{dash}.safetensors", "epoch_0", "epoch_1/model")
         assert status == 0, errors
@@ -92,6 +93,7 @@ def test_the_command_averages_checkpoints_and_a_model_takes_the_result(tmp_path,
             " from epoch_0/model.safetensors, epoch_1/model.safetensors\n"
         )
         load_weights(models[2], tmp_path / "new" / f"{dash}.safetensors")
+        assert read_metadata(tmp_path / "new" / f"{dash}.safetensors") == {"of": "two"}
         for first, second, mean in zip(*(model.parameters() for model in models), strict=True):
             np.testing.assert_allclose(mean.numpy(), (first.numpy() + second.numpy()) / 2, rtol=1e-6, atol=1e-8)
     assert [file.name for file in sorted((tmp_path / "new").iterdir())] == ["--.safetensors", "-.safetensors"]
