@@ -1,9 +1,9 @@
 """What every architecture is: a classifier of images with exchangeable classifier layers."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import paddle
 from paddle import nn
@@ -39,7 +39,8 @@ class ImageModel(nn.Layer):
     """A classifier of normalised images [B, C, H, W] into logits [B, num_classes].
 
     An architecture adds its layers, then calls ``_add_classifiers``; it defines ``num_features`` (channels that its
-    classifiers read), ``forward_features``, ``forward_head`` and ``layer_groups``.
+    classifiers read), ``feature_info``, ``_embed``, ``forward_head`` and ``layer_groups``, and ``_stages`` and
+    ``_stage`` where it has more than ``blocks``.
 
     Args:
         image_size: pixels, H = W, or (H, W).
@@ -55,6 +56,10 @@ class ImageModel(nn.Layer):
         weight_names: the module of ``weights.names`` that knows other toolkits' names of its tensors, if there are any.
         first_conv: name of the convolution that reads the image.
         min_image_size: least H and W of an architecture that takes images of any size; None: it takes image_size only.
+        feature_info: of each intermediate: ``module`` (the layer that gives it), ``num_chs`` (channels), ``reduction``
+            (pixels along a side that make one place), as timm's.
+        layout: axes of what a stage gives: "NCHW", "NHWC", or "NLC": tokens, row by row.
+        num_prefix_tokens: tokens before those of the places.
 
     Raises:
         InputError: images that are too small.
@@ -65,6 +70,9 @@ class ImageModel(nn.Layer):
     weight_names: ModuleType | None = None
     first_conv = "patch_embed.proj"
     min_image_size: int | None = None
+    feature_info: Sequence[dict[str, Any]] = ()
+    layout: Literal["NCHW", "NHWC", "NLC"] = "NCHW"
+    num_prefix_tokens = 0
     num_features: int
 
     def __init__(
@@ -95,7 +103,117 @@ class ImageModel(nn.Layer):
 
     def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
         """Returns what the last block makes of the images, normalised where the architecture does so before pooling."""
+        x, shared = self._embed(x), self._shared()
+        for stage in self._stages():
+            x = self._stage(stage, x, shared)
+        return self._last_norm(x)
+
+    def forward_intermediates(
+        self,
+        images: paddle.Tensor,
+        indices: int | Sequence[int] | None = None,
+        *,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_format: Literal["NCHW", "NLC"] = "NCHW",
+        intermediates_only: bool = False,
+        return_prefix_tokens: bool = False,
+        output_dict: bool = False,
+        output_fmt: Literal["NCHW", "NLC"] | None = None,
+    ) -> Any:
+        """Returns what ``forward_features`` does, and the intermediates that ``feature_info`` lists: timm's.
+
+        Args:
+            images: [B, C, H, W], normalised.
+            indices: which intermediates, in the order of depth whatever theirs: a number: so many of the last; numbers:
+                those, from the end if negative; None: all.
+            norm: the last norm is applied to each that it fits: to all where all have one shape, else to the last one.
+            stop_early: nothing is computed beyond the last of ``indices``; the features are of that one, then.
+            output_format: "NCHW": maps [B, channels, rows, columns]; "NLC": [B, rows * columns, channels].
+            intermediates_only: the list of intermediates alone is returned.
+            return_prefix_tokens: where there are such tokens, each intermediate is (map, prefix tokens [B,
+                num_prefix_tokens, channels]).
+            output_dict: a dictionary is returned: ``image_features``, ``image_intermediates``, and with
+                ``return_prefix_tokens`` ``image_intermediates_prefix``.
+            output_fmt: timm's name of ``output_format``.
+
+        Raises:
+            InputError: indices that aren't there, an unknown format, or tokens that make no map.
+        """
+        taken, output_format = self._taken(indices), output_fmt or output_format
+        if output_format not in ("NCHW", "NLC"):
+            raise InputError(f"output_format is {output_format!r}, expected 'NCHW' or 'NLC'")
+        uniform = len({(one["num_chs"], one["reduction"]) for one in self.feature_info}) == 1
+        stages, last = list(self._stages()), len(self.feature_info) - 1
+        x, shared = self._embed(images), self._shared()
+        index = last - len(stages)  # 0 where the first intermediate is what the first stage reads, else -1
+        found = [x] if index in taken else []
+        for stage in stages[: taken[-1] - index if stop_early else None]:
+            x, index = self._stage(stage, x, shared), index + 1
+            if index in taken:
+                found.append(self._last_norm(x) if norm and (uniform or index == last) else x)
+        answer: dict[str, Any] = {"image_intermediates": [self._as_map(one, output_format) for one in found]}
+        if return_prefix_tokens and self.num_prefix_tokens:
+            answer["image_intermediates_prefix"] = [one[:, : self.num_prefix_tokens] for one in found]
+        if not intermediates_only:
+            answer["image_features"] = self._last_norm(x) if uniform or index == last else x
+        if output_dict:
+            return answer
+        maps, *prefixes = (answer[key] for key in answer if key != "image_features")
+        given = list(zip(maps, *prefixes, strict=True)) if prefixes else maps
+        return given if intermediates_only else (answer["image_features"], given)
+
+    def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Returns what the first stage reads."""
         raise NotImplementedError
+
+    def _stages(self) -> Iterable[Any]:
+        """Returns what gives the intermediates, in order; a first one more in ``feature_info`` is ``_embed``'s."""
+        return self.blocks
+
+    def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
+        """Returns what one of ``_stages`` makes of the last one's output; ``shared``: what ``_shared`` returned."""
+        return self._run(stage, x)
+
+    def _shared(self) -> Any:
+        """Returns what is computed once for all stages."""
+        return None
+
+    def _last_norm(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.norm(x) if "norm" in self._sub_layers else x
+
+    def _taken(self, indices: int | Sequence[int] | None) -> list[int]:
+        """Returns the places in ``feature_info`` that ``indices`` mean, from the first to the last."""
+        name, count = type(self).__name__, len(self.feature_info)
+        if not count:
+            raise InputError(f"{name} has no intermediates; it defines no feature_info")
+        if indices is None:
+            return list(range(count))
+        if isinstance(indices, int):
+            if not 0 < indices <= count:
+                raise InputError(f"indices is {indices}, expected how many of the last: 1 to {count} of {name}")
+            return list(range(count - indices, count))
+        chosen = list(indices)
+        if not chosen:
+            raise InputError(f"indices is empty, expected numbers of {-count} to {count - 1}, or None for all")
+        for index in chosen:
+            if not isinstance(index, int) or not -count <= index < count:
+                raise InputError(f"indices has {index!r}, {name} has intermediates {-count} to {count - 1}")
+        return sorted({index % count for index in chosen})
+
+    def _as_map(self, x: paddle.Tensor, output_format: str) -> paddle.Tensor:
+        if self.layout == "NLC":
+            x = x[:, self.num_prefix_tokens :]
+            if output_format == "NLC":
+                return x
+            rows, columns = sublayer(self, self.first_conv.rpartition(".")[0]).grid_size
+            if x.shape[1] != rows * columns:
+                found = f"{x.shape[1]} tokens make no map of {rows} x {columns}"
+                raise InputError(f"{found}: PATCH_DROP leaves some out in training; call model.eval() before")
+            x = x.reshape([-1, rows, columns, x.shape[-1]])
+        if output_format == "NLC":
+            return (x.transpose([0, 2, 3, 1]) if self.layout == "NCHW" else x).flatten(1, 2)
+        return x if self.layout == "NCHW" else x.transpose([0, 3, 1, 2])
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
         """Pools and classifies what ``forward_features`` returns."""
@@ -154,6 +272,11 @@ class ImageModel(nn.Layer):
                 bias = self.head_init_bias if parameter.ndim == 1 else 0.0
                 if (self.head_init_scale, bias) != (1, 0):
                     parameter.set_value(parameter * self.head_init_scale + bias)
+
+    def _run_all(self, blocks: Iterable[nn.Layer], x: paddle.Tensor) -> paddle.Tensor:
+        for block in blocks:
+            x = self._run(block, x)
+        return x
 
     def _run(self, block: nn.Layer, x: paddle.Tensor, *others: Any) -> Any:
         """Returns ``block(x, ...)``, in training with RECOMPUTE without keeping its activations."""

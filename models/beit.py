@@ -6,7 +6,7 @@ here and [out, in] there.
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import paddle
 from paddle import nn
@@ -20,6 +20,7 @@ from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_lin
 from models.layers.linear import plain_linear
 from models.layers.mlp import hidden_width
 from models.layers.relative import RelativePositionBias
+from models.layers.stages import feature_info
 from weights.names import beit as names
 
 
@@ -103,6 +104,8 @@ class Block(nn.Layer):
 class Beit(ImageModel):
     """BEiT's classifier; images of other sizes than image_size aren't taken.
 
+    Features: all tokens [B, 1 + patches, embed_dim], normalised unless that comes after the pooling.
+
     Args:
         image_size: pixels, or (height, width): multiples of patch_size.
         patch_size: pixels along a patch's side.
@@ -129,6 +132,7 @@ class Beit(ImageModel):
     """
 
     weight_names = names
+    layout = "NLC"
     num_prefix_tokens = pos_embed_prefix = 1
 
     def __init__(
@@ -173,6 +177,7 @@ class Beit(ImageModel):
         self.blocks = nn.LayerList(
             Block(embed_dim, Attention(embed_dim, *heads), mlp_ratio, init_values, dropout, rate) for rate in rates
         )
+        self.feature_info = feature_info([f"blocks.{i}" for i in range(depth)], embed_dim, patch_size)
         after = global_pool == "avg" if fc_norm is None else fc_norm
         self.norm = nn.Identity() if after else LayerNorm(embed_dim, epsilon=1e-6)
         self.fc_norm = LayerNorm(embed_dim, epsilon=1e-6) if after else nn.Identity()
@@ -181,17 +186,18 @@ class Beit(ImageModel):
         self._init_last_layers()
         self._scale_classifiers()
 
-    def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Returns all tokens [B, 1 + patches, embed_dim], normalised unless that comes after the pooling."""
+    def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         x = self.patch_embed(x)
         x = paddle.concat([self.cls_token.expand([x.shape[0], -1, -1]), x], axis=1)
         if self.pos_embed is not None:
             x = x + self.pos_embed
-        x = self.pos_drop(x)
-        shared_bias = () if self.rel_pos_bias is None else (self.rel_pos_bias.position_bias(),)
-        for block in self.blocks:
-            x = self._run(block, x, *shared_bias)
-        return self.norm(x)
+        return self.pos_drop(x)
+
+    def _shared(self) -> paddle.Tensor | None:
+        return None if self.rel_pos_bias is None else self.rel_pos_bias.position_bias()
+
+    def _stage(self, stage: Any, x: paddle.Tensor, shared: paddle.Tensor | None) -> paddle.Tensor:
+        return self._run(stage, x) if shared is None else self._run(stage, x, shared)
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
         x = x[:, 0] if self.global_pool == "token" else x[:, self.num_prefix_tokens :].mean(axis=1)

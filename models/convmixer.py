@@ -14,6 +14,7 @@ from models.base import ImageModel, register
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D
 from models.layers.init import init_as_torch
+from models.layers.stages import feature_info
 from weights.names import convmixer as names
 
 
@@ -33,6 +34,7 @@ class ConvMixer(ImageModel):
     """Patches, then blocks of two convolutions: over places, channel by channel, and over channels, place by place.
 
     Each convolution is followed by its activation and batch norm. It takes images of any size from one patch.
+    Features: the last block's channels [B, embed_dim, H / patch_size, W / patch_size].
 
     Args:
         embed_dim: channels.
@@ -75,17 +77,14 @@ class ConvMixer(ImageModel):
 
         self.stem = nn.Sequential(*convolution(in_channels, patch_size, stride=patch_size))
         self.blocks = nn.LayerList(block() for _ in range(depth))
+        self.feature_info = feature_info([f"blocks.{i}" for i in range(depth)], embed_dim, patch_size)
         self.head_drop = nn.Dropout(dropout)
         self._add_classifiers()
         self.apply(self._init_weights)
         self._scale_classifiers()
 
-    def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Returns the last block's channels [B, embed_dim, H / patch_size, W / patch_size]."""
-        x = self.stem(x)
-        for block in self.blocks:
-            x = self._run(block, x)
-        return x
+    def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.stem(x)
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.head(self.head_drop(x.mean(axis=[2, 3])))

@@ -3,7 +3,8 @@
 Parameter names, order of operations and initialisation are those of timm's ``ConvNeXt``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import paddle
 from paddle import nn
@@ -13,7 +14,7 @@ from configs.signatures import Depth, Factor, Positive, Rate, Size
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Mlp, init_linear
 from models.layers.conv import Conv2D
-from models.layers.stages import check_stages, drop_path_rates
+from models.layers.stages import check_stages, drop_path_rates, feature_info
 from weights.names import convnext as names
 
 
@@ -62,6 +63,8 @@ class Stage(nn.Layer):
 class ConvNeXt(ImageModel):
     """ConvNeXt: images of any size from 32 x 32.
 
+    Features: the last stage's channels [B, embed_dims[3], H / 32, W / 32], not normalised.
+
     Args:
         stage_depths: blocks of each of four stages.
         embed_dims: channels of each of four stages.
@@ -97,20 +100,21 @@ class ConvNeXt(ImageModel):
         self.stem = nn.Sequential(patches, ChannelNorm(embed_dims[0], epsilon=1e-6))
         sizes = zip((0, *embed_dims), embed_dims, drop_path_rates(droppath, stage_depths), strict=False)
         self.stages = nn.LayerList(Stage(in_dim, dim, init_values, rates) for in_dim, dim, rates in sizes)
+        self.feature_info = feature_info([f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32))
         norm = LayerNorm(self.num_features, epsilon=1e-6)
         self.head = nn.Sequential(("norm", norm), ("drop", nn.Dropout(dropout)), ("fc", nn.Identity()))
         self._add_classifiers()
         self.apply(self._init_weights)
         self._scale_classifiers()
 
-    def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Returns the last stage's channels [B, embed_dims[3], H / 32, W / 32], not normalised."""
-        x = self.stem(x)
-        for stage in self.stages:
-            x = stage.downsample(x)
-            for block in stage.blocks:
-                x = self._run(block, x)
-        return x
+    def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.stem(x)
+
+    def _stages(self) -> Iterable[Any]:
+        return self.stages
+
+    def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
+        return self._run_all(stage.blocks, stage.downsample(x))
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.head(x.mean(axis=[2, 3]))

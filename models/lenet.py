@@ -1,6 +1,7 @@
 """LeNet (LeCun et al. 1998), as ``paddle.vision.models.LeNet`` has it: its layers, names and initialisation."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import paddle
 from paddle import nn
@@ -9,11 +10,14 @@ from configs.signatures import Factor
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers.conv import Conv2D, MaxPool2D
+from models.layers.stages import feature_info
 
 
 @register("lenet")
 class LeNet(ImageModel):
     """Two convolutions and three Linears, with nothing between the Linears.
+
+    Features: the convolutions' channels [B, 16, h, w]: 5 x 5 places of 28 x 28 pixels.
 
     Args:
         image_size: pixels, or (height, width): at least 12 each; the first Linear fixes it.
@@ -36,6 +40,7 @@ class LeNet(ImageModel):
         if min(height, width) < 1:
             raise InputError(f"IMAGE_SIZE is {image_size}, LeNet takes images of at least 12 x 12; choose a larger one")
         self.num_features = 84
+        self.feature_info = feature_info(["features.2", "features.5"], (6, 16), (2, 4))
         self.features = nn.Sequential(
             Conv2D(in_channels, 6, 3, padding=1),
             nn.ReLU(),
@@ -48,11 +53,18 @@ class LeNet(ImageModel):
         self._add_classifiers()
         self._scale_classifiers()
 
-    def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Returns the convolutions' channels [B, 16, h, w]: 5 x 5 places of 28 x 28 pixels."""
+    def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         if tuple(x.shape[2:]) != self.image_size:
             raise InputError(f"the model takes {self.input_sizes}, found {x.shape[2]} x {x.shape[3]}")
-        return self.features(x)
+        return x
+
+    def _stages(self) -> Iterable[Any]:
+        """Each convolution with the pooling after it."""
+        layers = list(self.features)
+        return (layers[:3], layers[3:])
+
+    def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
+        return self._run_all(stage, x)
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.fc(x.flatten(1))

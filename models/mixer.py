@@ -18,7 +18,7 @@ from models.layers import DropPath, LayerNorm, Mlp, PatchEmbed, set_norm_eps
 from models.layers.init import init_lecun
 from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
-from models.layers.stages import drop_path_rates
+from models.layers.stages import drop_path_rates, feature_info
 from weights.names import mixer as names
 
 
@@ -62,6 +62,8 @@ class MixerBlock(nn.Layer):
 class MlpMixer(ImageModel):
     """Patches, then blocks without attention. A layer over places has its size: other images aren't taken.
 
+    Features: the normalised patch tokens [B, N, embed_dim].
+
     Args:
         patch_size: pixels along a patch's side.
         embed_dim: channels.
@@ -76,6 +78,7 @@ class MlpMixer(ImageModel):
 
     weight_names = names
     first_conv = "stem.proj"
+    layout = "NLC"
     default_mlp_ratio: float | Sequence[float] = (0.5, 4.0)
 
     def __init__(
@@ -103,6 +106,7 @@ class MlpMixer(ImageModel):
         self.blocks = nn.LayerList(
             self._block(embed_dim, self.stem.num_patches, ratio, dropout, rate) for rate in rates
         )
+        self.feature_info = feature_info([f"blocks.{i}" for i in range(depth)], embed_dim, patch_size)
         self.norm = self._norm(embed_dim)
         self._add_classifiers()
         set_norm_eps(self, norm_eps)
@@ -117,12 +121,8 @@ class MlpMixer(ImageModel):
     def _norm(self, dim: int) -> nn.Layer:
         return LayerNorm(dim, epsilon=1e-6)
 
-    def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Returns the normalised patch tokens [B, N, embed_dim]."""
-        x = in_float32(self.stem(x))
-        for block in self.blocks:
-            x = self._run(block, x)
-        return self.norm(x)
+    def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
+        return in_float32(self.stem(x))
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.head(x.mean(axis=1))

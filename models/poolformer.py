@@ -3,7 +3,8 @@
 Parameter names, order of operations and initialisation are those of the PoolFormers of timm's ``MetaFormer``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import paddle
 from paddle import nn
@@ -13,7 +14,7 @@ from configs.signatures import Depth, Factor, Positive, Rate, Size
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, init_linear
 from models.layers.conv import Conv2D
-from models.layers.stages import check_stages, drop_path_rates
+from models.layers.stages import check_stages, drop_path_rates, feature_info
 from weights.names import poolformer as names
 
 
@@ -99,6 +100,8 @@ class Stage(nn.Layer):
 class PoolFormer(ImageModel):
     """PoolFormer: images of any size from 3 x 3.
 
+    Features: the last stage's channels [B, embed_dims[3], about H / 32, about W / 32], normalised or not.
+
     Args:
         stage_depths: blocks of each of four stages.
         embed_dims: channels of each of four stages.
@@ -137,6 +140,7 @@ class PoolFormer(ImageModel):
         self.stem = Downsampling(in_channels, embed_dims[0], 7, stride=4, padding=2)
         sizes = zip((0, *embed_dims[:-1]), embed_dims, drop_path_rates(droppath, stage_depths), strict=True)
         self.stages = nn.LayerList(Stage(in_dim, dim, init_values, dropout, rates) for in_dim, dim, rates in sizes)
+        self.feature_info = feature_info([f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32))
         self.norm = nn.Identity() if fc_norm else nn.GroupNorm(1, self.num_features)
         norm = LayerNorm(self.num_features, epsilon=1e-6) if fc_norm else nn.Identity()
         self.head = nn.Sequential(("norm", norm), ("fc", nn.Identity()))
@@ -144,14 +148,14 @@ class PoolFormer(ImageModel):
         self.apply(self._init_weights)
         self._scale_classifiers()
 
-    def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Returns the last stage's channels [B, embed_dims[3], about H / 32, about W / 32], normalised or not."""
-        x = self.stem(x)
-        for stage in self.stages:
-            x = stage.downsample(x)
-            for block in stage.blocks:
-                x = self._run(block, x)
-        return self.norm(x)
+    def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.stem(x)
+
+    def _stages(self) -> Iterable[Any]:
+        return self.stages
+
+    def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
+        return self._run_all(stage.blocks, stage.downsample(x))
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.head(x.mean(axis=[2, 3]))

@@ -4,8 +4,9 @@ Parameter names, order of operations and initialisation are those of timm's ``Py
 weight is [in, out] here and [out, in] there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import paddle
 from paddle import nn
@@ -18,7 +19,7 @@ from models.layers import DropPath, LayerNorm, Linear, init_linear, set_norm_eps
 from models.layers.conv import Conv2D
 from models.layers.init import init_convolution
 from models.layers.mlp import hidden_width
-from models.layers.stages import check_stages, drop_path_rates
+from models.layers.stages import check_stages, drop_path_rates, feature_info
 from weights.names import pvtv2 as names
 
 
@@ -140,8 +141,7 @@ class Stage(nn.Layer):
 
     def __init__(self, in_dim: int, dim: int, rates: Sequence[float], block: Callable[..., Block]) -> None:
         super().__init__()
-        if in_dim:
-            self.downsample = OverlapPatchEmbed(in_dim, dim, 3, stride=2)
+        self.downsample = OverlapPatchEmbed(in_dim, dim, 3, stride=2) if in_dim else nn.Identity()
         self.blocks = nn.LayerList(block(dim, drop_path=rate) for rate in rates)
         self.norm = LayerNorm(dim, epsilon=1e-6)
 
@@ -149,6 +149,8 @@ class Stage(nn.Layer):
 @register("pvtv2")
 class PyramidVisionTransformerV2(ImageModel):
     """PVTv2: images of any size from that at which the first keys fill a patch, 29 x 29 for sr_ratio (8, 4, 2, 1).
+
+    Features: the last stage's channels, normalised: [B, embed_dims[3], ceil(H / 32), ceil(W / 32)].
 
     Args:
         stage_depths: blocks of each of four stages.
@@ -204,6 +206,7 @@ class PyramidVisionTransformerV2(ImageModel):
         self.num_features, self.norm_eps = embed_dims[-1], norm_eps
         self.patch_embed = OverlapPatchEmbed(in_channels, embed_dims[0], 7, stride=4)
         block = partial(Block, linear=linear, qkv_bias=qkv_bias, drop=dropout, attn_drop=attention_dropout)
+        self.feature_info = feature_info([f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32))
         self.stages = nn.LayerList()
         for i, rates in enumerate(drop_path_rates(droppath, stage_depths)):
             sizes = {"num_heads": num_heads[i], "sr_ratio": sr_ratio[i], "mlp_ratio": mlp_ratio[i]}
@@ -214,14 +217,14 @@ class PyramidVisionTransformerV2(ImageModel):
         self.apply(self._init_weights)
         self._scale_classifiers()
 
-    def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Returns the last stage's channels, normalised: [B, embed_dims[3], ceil(H / 32), ceil(W / 32)]."""
-        for i, stage in enumerate(self.stages):
-            x = stage.downsample(x) if i else self.patch_embed(x)
-            for block in stage.blocks:
-                x = self._run(block, x)
-            x = stage.norm(x).transpose([0, 3, 1, 2])
-        return x
+    def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.patch_embed(x)
+
+    def _stages(self) -> Iterable[Any]:
+        return self.stages
+
+    def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
+        return stage.norm(self._run_all(stage.blocks, stage.downsample(x))).transpose([0, 3, 1, 2])
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.head(x.mean(axis=[2, 3]))

@@ -4,7 +4,7 @@ Parameter names, order of operations and initialisation are those of timm's ``Re
 stages, which timm computes from the paper's parameters, are given as they are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import paddle
@@ -19,7 +19,7 @@ from models.layers import DropPath
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D
 from models.layers.init import init_convolution
-from models.layers.stages import check_stages, drop_path_rates
+from models.layers.stages import check_stages, drop_path_rates, feature_info
 from weights.names import regnet as names
 
 STEM_DIM = 32
@@ -77,6 +77,8 @@ class Block(nn.Layer):
 class RegNet(ImageModel):
     """RegNet: images of any size.
 
+    Features: the last stage's channels [B, embed_dims[3], H / 32, W / 32], rounded up.
+
     Args:
         stage_depths: blocks of each of four stages.
         embed_dims: channels of each of four stages.
@@ -126,18 +128,21 @@ class RegNet(ImageModel):
                 stage.add_sublayer(f"b{j + 1}", block)
                 in_dim = dim
             self.add_sublayer(f"s{i + 1}", stage)
+        modules = ["stem", *(f"s{i + 1}" for i in range(4))]
+        self.feature_info = feature_info(modules, [STEM_DIM, *embed_dims], (2, 4, 8, 16, 32))
         self.head = nn.Sequential(("drop", nn.Dropout(dropout)), ("fc", nn.Identity()))
         self._add_classifiers()
         self.apply(self._init_weights)
         self._scale_classifiers()
 
-    def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Returns the last stage's channels [B, embed_dims[3], H / 32, W / 32], rounded up."""
-        x = self.stem(x)
-        for stage in (self.s1, self.s2, self.s3, self.s4):
-            for block in stage:
-                x = self._run(block, x)
-        return x
+    def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.stem(x)
+
+    def _stages(self) -> Iterable[Any]:
+        return (self.s1, self.s2, self.s3, self.s4)
+
+    def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
+        return self._run_all(stage, x)
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.head(x.mean(axis=[2, 3]))

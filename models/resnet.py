@@ -4,8 +4,8 @@ Parameter names, strides (on the 3 x 3 convolutions), order of operations and in
 ``ResNet``.
 """
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 import paddle
 from paddle import nn
@@ -19,7 +19,7 @@ from models.layers import DropPath
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import MaxPool2D
 from models.layers.init import init_as_torch, init_convolution
-from models.layers.stages import drop_path_rates
+from models.layers.stages import drop_path_rates, feature_info
 
 
 class _Block(nn.Layer):
@@ -90,6 +90,8 @@ SIZES = {  # by depth: the kind of block, and how many of each stage
 class ResNet(ImageModel):
     """ResNet: images of any size.
 
+    Features: the last block's channels [B, num_features, H / 32, W / 32], rounded up; with ``small_stem`` H / 8, W / 8.
+
     Args:
         depth: layers: 18, 34, 50, 101 or 152.
         dropout: before the classifier.
@@ -128,6 +130,7 @@ class ResNet(ImageModel):
         block, stage_depths = SIZES[depth]
         kernel, stride = (3, 1) if small_stem else (7, 2)
         self.conv1, self.bn1 = convolution(in_channels, 64, kernel, stride)
+        self.act1 = nn.ReLU()
         self.maxpool = nn.Identity() if small_stem else MaxPool2D(3, 2, 1)
         in_dim = 64
         for i, rates in enumerate(drop_path_rates(droppath, stage_depths, droppath_shape)):
@@ -137,20 +140,22 @@ class ResNet(ImageModel):
                 in_dim = (64 << i) * block.expansion
             self.add_sublayer(f"layer{i + 1}", stage)
         self.num_features = in_dim
+        dims = [64, *((64 << i) * block.expansion for i in range(4))]
+        reductions = (1, 1, 2, 4, 8) if small_stem else (2, 4, 8, 16, 32)
+        self.feature_info = feature_info(["act1", *(f"layer{i + 1}" for i in range(4))], dims, reductions)
         self.drop = nn.Dropout(dropout)
         self._add_classifiers()
         self.apply(self._init_weights)
         self._scale_classifiers()
 
-    def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Returns the last block's channels [B, num_features, H / 32, W / 32], rounded up; with ``small_stem``
-        H / 8 and W / 8.
-        """
-        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
-        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
-            for block in stage:
-                x = self._run(block, x)
-        return x
+    def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.act1(self.bn1(self.conv1(x)))
+
+    def _stages(self) -> Iterable[Any]:
+        return (self.layer1, self.layer2, self.layer3, self.layer4)
+
+    def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
+        return self._run_all(stage, self.maxpool(x) if stage is self.layer1 else x)
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.fc(self.drop(x.mean(axis=[2, 3])))

@@ -4,7 +4,7 @@ Parameter names, order of operations and initialisation are those of timm's ``Sw
 [in, out] here and [out, in] there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_lin
 from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
 from models.layers.relative import RelativePositionBias
-from models.layers.stages import drop_path_rates
+from models.layers.stages import drop_path_rates, feature_info
 from weights.names import swin as names
 
 
@@ -181,6 +181,8 @@ class Stage(nn.Layer):
 class SwinTransformer(ImageModel):
     """Swin Transformer; images of other sizes than image_size aren't taken.
 
+    Features: the last stage's tokens, normalised: [B, height, width, num_features].
+
     Args:
         image_size: pixels, or (height, width): multiples of patch_size.
         patch_size: pixels along a patch's side.
@@ -199,6 +201,7 @@ class SwinTransformer(ImageModel):
     """
 
     weight_names = names
+    layout = "NHWC"
 
     def __init__(
         self,
@@ -238,21 +241,23 @@ class SwinTransformer(ImageModel):
                 resolution = tuple((side + 1) // 2 for side in resolution)
             sizes = {"resolution": resolution, "num_heads": num_heads[i], "mlp_ratio": mlp_ratio[i]}
             self.layers.append(Stage(dims[i], rates, merges=i > 0, block=partial(block, **sizes)))
+        modules = [f"layers.{i}" for i in range(stages)]
+        self.feature_info = feature_info(modules, dims, [patch_size * 2**i for i in range(stages)])
         self.norm = LayerNorm(self.num_features)
         self.head = nn.Sequential(("fc", nn.Identity()))
         self._add_classifiers()
         self.apply(self._init_weights)
         self._scale_classifiers()
 
-    def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Returns the last stage's tokens, normalised: [B, height, width, num_features]."""
+    def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         x = self.patch_embed.norm(self.patch_embed(x))
-        x = x.reshape([-1, *self.patch_embed.grid_size, x.shape[-1]])
-        for stage in self.layers:
-            x = stage.downsample(x)
-            for block in stage.blocks:
-                x = self._run(block, x)
-        return self.norm(x)
+        return x.reshape([-1, *self.patch_embed.grid_size, x.shape[-1]])
+
+    def _stages(self) -> Iterable[Any]:
+        return self.layers
+
+    def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
+        return self._run_all(stage.blocks, stage.downsample(x))
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.head(x.mean(axis=[1, 2]))

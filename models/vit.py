@@ -20,7 +20,7 @@ from models.layers import Attention, DropPath, LayerNorm, LayerScale, Mlp, Patch
 from models.layers.init import init_as_big_vision
 from models.layers.mlp import hidden_width
 from models.layers.positions import sincos_2d
-from models.layers.stages import drop_path_rates
+from models.layers.stages import drop_path_rates, feature_info
 from weights.names import vit as names
 
 
@@ -51,6 +51,8 @@ class Block(nn.Layer):
 @register("vit", "deit")
 class VisionTransformer(ImageModel):
     """The Vision Transformer and its variants; images of other sizes than image_size aren't taken.
+
+    Features: all tokens [B, prefix + patches, embed_dim], normalised unless that comes after the pooling.
 
     Args:
         image_size: pixels, or (height, width): multiples of patch_size.
@@ -89,6 +91,8 @@ class VisionTransformer(ImageModel):
     """
 
     weight_names = names
+    layout = "NLC"
+    distilled_training = False
 
     def __init__(
         self,
@@ -129,8 +133,7 @@ class VisionTransformer(ImageModel):
         _check_tokens(global_pool, class_token, reg_tokens, distilled)
         self.num_features, self.global_pool, self.head_init_bias = embed_dim, global_pool, head_init_bias
         self.no_embed_class = no_embed_class or pos_embed == "sincos2d"
-        self.head_batch_norm, self.weight_init = head_batch_norm, weight_init
-        self.distilled, self.distilled_training = distilled, False
+        self.head_batch_norm, self.weight_init, self.distilled = head_batch_norm, weight_init, distilled
         self.num_prefix_tokens = class_token + distilled + reg_tokens
         self.pos_embed_prefix = 0 if self.no_embed_class else self.num_prefix_tokens
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim, bias=not pre_norm)
@@ -144,6 +147,7 @@ class VisionTransformer(ImageModel):
         self.blocks = nn.LayerList(
             Block(embed_dim, Attention(embed_dim, *heads), mlp_ratio, init_values, dropout, rate) for rate in rates
         )
+        self.feature_info = feature_info([f"blocks.{i}" for i in range(depth)], embed_dim, patch_size)
         after = global_pool == "avg" if fc_norm is None else fc_norm
         self.norm = nn.Identity() if after else LayerNorm(embed_dim, epsilon=1e-6)
         self.fc_norm = LayerNorm(embed_dim, epsilon=1e-6) if after else nn.Identity()
@@ -151,8 +155,7 @@ class VisionTransformer(ImageModel):
         self.apply(self._init_weights)
         self._scale_classifiers()
 
-    def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Returns all tokens [B, prefix + patches, embed_dim], normalised unless that comes after the pooling."""
+    def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         x = self.patch_embed(x)
         if self.no_embed_class:
             x = x + self.pos_embed
@@ -161,10 +164,7 @@ class VisionTransformer(ImageModel):
         x = paddle.concat([*(token.expand([x.shape[0], -1, -1]) for token in prefix), x], axis=1)
         if not self.no_embed_class:
             x = x + self.pos_embed
-        x = self.norm_pre(self.patch_drop(self.pos_drop(x)))
-        for block in self.blocks:
-            x = self._run(block, x)
-        return self.norm(x)
+        return self.norm_pre(self.patch_drop(self.pos_drop(x)))
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor | tuple[paddle.Tensor, paddle.Tensor]:
         if self.distilled:

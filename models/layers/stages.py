@@ -1,6 +1,7 @@
 """What models of several stages share."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from errors import InputError
 
@@ -25,3 +26,15 @@ def drop_path_rates(rate: float, depths: Sequence[int], shape: str = "linear") -
     last = max(1, sum(depths) - 1)
     starts = [sum(depths[:stage]) for stage in range(len(depths))]
     return [[rate * (start + i) / last for i in range(depth)] for start, depth in zip(starts, depths, strict=True)]
+
+
+def feature_info(
+    modules: Sequence[str], channels: int | Sequence[int], reductions: int | Sequence[int]
+) -> list[dict[str, Any]]:
+    """Returns ``ImageModel.feature_info`` of what ``modules`` give: one number for all of them, or one for each."""
+    count = len(modules)
+    columns = ([one] * count if isinstance(one, int) else one for one in (channels, reductions))
+    return [
+        {"module": module, "num_chs": channels, "reduction": reduction}
+        for module, channels, reduction in zip(modules, *columns, strict=True)
+    ]
