@@ -3,7 +3,7 @@
 import numpy as np
 import paddle
 from conftest import ROOT
-from golden.formula import array
+from golden.formula import array, places
 from safetensors.numpy import save_file
 
 from weights import load_weights
@@ -24,7 +24,7 @@ def load_formula(model, folder, array=array):
 
 
 def assert_parity(model, name, folder, array=array):
-    """Logits within 1e-5 of their range, features and gradients within 1e-5 of theirs; two images must differ."""
+    """Logits within 1e-5 of their range; features, intermediates and gradients of theirs; two images must differ."""
     golden = np.load(ROOT / "tests" / "golden" / f"{name}.npz")
     images = paddle.to_tensor(array("images", (2, model.in_channels, *model.image_size)))
     logits = load_formula(model, folder, array)(images)
@@ -33,6 +33,7 @@ def assert_parity(model, name, folder, array=array):
     np.testing.assert_allclose(logits.numpy(), golden["logits"], atol=1e-5 * span, rtol=0)
     features = model.forward_features(images).numpy()
     np.testing.assert_allclose(features, golden["features"], atol=1e-5 * np.ptp(golden["features"]), rtol=0)
+    assert_intermediates(model, name, images)
     expected = {key.removeprefix("grad/"): golden[key] for key in golden if key.startswith("grad/")}
     if expected:
         (logits * paddle.to_tensor(array("loss", tuple(logits.shape)))).sum().backward()
@@ -45,3 +46,24 @@ def assert_parity(model, name, folder, array=array):
         least = 1e-2 * max(np.ptp(value) for value in expected.values())  # what cancels out is only rounding
         for key, value in expected.items():
             np.testing.assert_allclose(found[key], value, atol=1e-5 * max(np.ptp(value), least), rtol=0, err_msg=key)
+
+
+@paddle.no_grad()
+def assert_intermediates(model, name, images):
+    """Shapes, channels, reductions; values with and without the last norm, of prefix tokens, and of an early stop."""
+    stored = np.load(ROOT / "tests" / "golden" / "intermediates.npz")
+    golden = {key.partition("/")[2]: stored[key] for key in stored if key.partition("/")[0] == name}
+    plain = model.forward_intermediates(images, intermediates_only=True)
+    assert [one.shape for one in plain] == golden["shapes"].tolist()
+    assert [[one["num_chs"], one["reduction"]] for one in model.feature_info] == golden["info"].tolist()
+    found = {"plain": plain, "normed": model.forward_intermediates(images, norm=True, intermediates_only=True)}
+    found["early"] = [model.forward_intermediates(images, [min(1, len(plain) - 1)], stop_early=True)[0]]
+    if "prefix" in golden:
+        pairs = model.forward_intermediates(images, return_prefix_tokens=True, intermediates_only=True)
+        found["prefix"] = [prefix for _, prefix in pairs]
+    assert found.keys() == golden.keys() - {"shapes", "info"}
+    for key, tensors in found.items():
+        assert len(tensors) == len(golden[key])
+        for tensor, expected in zip(tensors, golden[key], strict=True):
+            values = tensor.numpy()
+            np.testing.assert_allclose(places(values), expected, atol=1e-5 * np.ptp(values), rtol=0, err_msg=key)

@@ -14,6 +14,11 @@ def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
     return values.reshape(shape).astype(np.float32)
 
 
+def places(values: np.ndarray, count: int = 64) -> np.ndarray:
+    """Returns ``count`` values of an array, from the first to the last."""
+    return values.reshape(-1)[np.linspace(0, values.size - 1, count).astype(int)]
+
+
 LEVELS = (0, 3, 7.5, 10)  # of augmentation operations
 TRIVIAL_STEPS = (0, 7, 21, 30)  # of TrivialAugmentWide's 31 magnitudes
 

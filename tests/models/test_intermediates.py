@@ -1,0 +1,167 @@
+"""What ``forward_intermediates`` gives, of every architecture; tests/parity.py holds its values to timm's."""
+
+import numpy as np
+import paddle
+import pytest
+from golden.formula import array
+from test_beit import small as beit
+from test_vit import small as vit
+from test_zoo import SMALL
+
+from errors import InputError
+from models.base import ImageModel
+from weights.layout import sublayer
+
+NORMED_THROUGHOUT = {"vit", "beit", "mixer", "gmlp", "resmlp"}  # blocks of one shape, and a last norm
+FIRST_IS_THE_STEMS = {"resnet", "regnet"}
+
+
+def built(kind):
+    """(the small model in evaluation mode, two images that leave pixels over where the architecture takes them)."""
+    paddle.seed(0)
+    # Else their last norms come after the pooling.
+    model = SMALL[kind](**{"beit": {"global_pool": "token"}, "poolformer": {"fc_norm": False}}.get(kind, {}))
+    for parameter in getattr(model, "norm", paddle.nn.Identity()).parameters():
+        parameter.set_value(parameter + 0.5)  # ResMLP's is the identity at first
+    model.eval()
+    height, width = model.image_size
+    extra = (3, 5) if model.min_image_size else (0, 0)
+    return model, paddle.to_tensor(array("images", (2, 3, height + extra[0], width + extra[1])))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("kind", SMALL)
+@paddle.no_grad()
+def test_an_architecture_gives_its_intermediates(kind):
+    model, images = built(kind)
+    count = len(model.feature_info)
+    features, maps = model.forward_intermediates(images)
+    np.testing.assert_array_equal(features.numpy(), model.forward_features(images).numpy())
+    assert len(maps) == count > 1
+    for info, one in zip(model.feature_info, maps, strict=True):
+        assert one.shape[:2] == [2, info["num_chs"]]
+        # A window without padding, and LeNet's convolutions, leave out what is at the border.
+        for side, places in zip(images.shape[2:], one.shape[2:], strict=True):
+            least = side // info["reduction"] - (2 if kind == "lenet" else 1)
+            assert least <= places <= -(-side // info["reduction"])
+        assert sublayer(model, info["module"]) is not None
+    # Indices: the last n, some from either end in any order and twice.
+    for indices, chosen in ((1, [-1]), (count, range(count)), ([-1, 0, 0], [0, -1]), ((count - 1,), [-1])):
+        found = model.forward_intermediates(images, indices, intermediates_only=True)
+        assert len(found) == len(chosen)
+        assert all((one.numpy() == maps[i].numpy()).all() for one, i in zip(found, chosen, strict=True))
+    # The same as a sequence of places, by timm's name of the option, too.
+    for word in ("output_format", "output_fmt"):
+        rows = model.forward_intermediates(images, [-1], intermediates_only=True, **{word: "NLC"})[0]
+        np.testing.assert_array_equal(rows.numpy(), maps[-1].flatten(2).transpose([0, 2, 1]).numpy())
+
+
+@pytest.mark.parametrize("kind", SMALL)
+@paddle.no_grad()
+def test_the_last_norm_leads_to_the_features(kind):
+    model, images = built(kind)
+    plain = model.forward_intermediates(images, intermediates_only=True)
+    features, normed = model.forward_intermediates(images, norm=True)
+    changed = [bool((one.numpy() != two.numpy()).any()) for one, two in zip(plain, normed, strict=True)]
+    last = kind in ("swin", "poolformer")
+    assert changed == [kind in NORMED_THROUGHOUT or (last and i == len(plain) - 1) for i in range(len(plain))]
+    rows = normed[-1].transpose([0, 2, 3, 1]).numpy()
+    if features.ndim == 3:
+        features = features[:, model.num_prefix_tokens :].reshape(rows.shape)
+    elif kind != "swin":
+        features = features.transpose([0, 2, 3, 1])
+    np.testing.assert_array_equal(rows, features.numpy())
+
+
+@pytest.mark.parametrize("kind", SMALL)
+@paddle.no_grad()
+def test_an_early_stop_computes_nothing_beyond(kind, monkeypatch):
+    model, images = built(kind)
+    calls, through = [], type(model)._stage
+    monkeypatch.setattr(type(model), "_stage", lambda self, *given: calls.append(1) or through(self, *given))
+    whole = model.forward_intermediates(images, [0], intermediates_only=True)
+    assert len(calls) == len(model.feature_info) - (kind in FIRST_IS_THE_STEMS)
+    calls.clear()
+    features, found = model.forward_intermediates(images, [0], stop_early=True)
+    assert len(calls) == (kind not in FIRST_IS_THE_STEMS)
+    np.testing.assert_array_equal(found[0].numpy(), whole[0].numpy())
+    assert features.shape[0] == 2
+    assert paddle.numel(features) == paddle.numel(found[0]) + 2 * model.num_prefix_tokens * model.num_features
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_bad_indices_are_refused_in_a_line(kind):
+    model, images = built(kind)
+    count, name = len(model.feature_info), type(model).__name__
+    for indices, message in (
+        (0, f"indices is 0, expected how many of the last: 1 to {count} of {name}"),
+        (count + 1, f"indices is {count + 1}, expected how many of the last: 1 to {count} of {name}"),
+        ([0, count], f"indices has {count}, {name} has intermediates {-count} to {count - 1}"),
+        ([-count - 1], f"indices has {-count - 1}, {name} has intermediates {-count} to {count - 1}"),
+        ([1.0], f"indices has 1.0, {name} has intermediates {-count} to {count - 1}"),
+        ([], f"indices is empty, expected numbers of {-count} to {count - 1}, or None for all"),
+        ("12", f"indices has '1', {name} has intermediates {-count} to {count - 1}"),
+    ):
+        with pytest.raises(InputError) as raised:
+            model.forward_intermediates(images, indices)
+        assert str(raised.value) == message
+    with pytest.raises(InputError, match="output_format is 'NHWC', expected 'NCHW' or 'NLC'"):
+        model.forward_intermediates(images, output_format="NHWC")
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_gradients_come_through_the_intermediates(kind):
+    model, images = built(kind)
+    model.train()
+    first = model.forward_intermediates(images, [0], stop_early=True, intermediates_only=True)[0]
+    first.square().mean().backward()
+    gradient = sublayer(model, model.first_conv).weight.grad
+    assert float(gradient.abs().max()) > 0
+
+
+@pytest.mark.parametrize("small", [vit, beit])
+@paddle.no_grad()
+def test_prefix_tokens_are_given_beside_the_maps(small):
+    model = small(**({"reg_tokens": 2} if small is vit else {}))
+    model.eval()
+    images = paddle.to_tensor(array("images", (2, 3, *model.image_size)))
+    prefix = 3 if small is vit else 1
+    assert model.num_prefix_tokens == prefix
+    features, pairs = model.forward_intermediates(images, [-1], norm=True, return_prefix_tokens=True)
+    [(found, tokens)] = pairs
+    assert tokens.shape == [2, prefix, 24]
+    rows = paddle.concat([tokens, found.flatten(2).transpose([0, 2, 1])], axis=1)
+    np.testing.assert_array_equal(rows.numpy(), features.numpy())
+    keys = {"image_features", "image_intermediates", "image_intermediates_prefix"}
+    named = model.forward_intermediates(images, [-1], norm=True, return_prefix_tokens=True, output_dict=True)
+    assert named.keys() == keys
+    np.testing.assert_array_equal(named["image_intermediates_prefix"][0].numpy(), tokens.numpy())
+    np.testing.assert_array_equal(named["image_intermediates"][0].numpy(), found.numpy())
+    np.testing.assert_array_equal(named["image_features"].numpy(), features.numpy())
+    only = model.forward_intermediates(images, output_dict=True, intermediates_only=True)
+    assert only.keys() == {"image_intermediates"}
+
+
+@paddle.no_grad()
+def test_without_prefix_tokens_there_are_maps_alone():
+    model, images = built("mixer")
+    for one in model.forward_intermediates(images, return_prefix_tokens=True, intermediates_only=True):
+        assert one.shape == [2, 24, 4, 4]
+
+
+def test_patches_that_training_leaves_out_make_no_map():
+    model, images = built("vit")
+    model = vit(patch_drop=0.5)
+    with pytest.raises(InputError, match="8 tokens make no map of 4 x 4: PATCH_DROP leaves some out in training"):
+        model.forward_intermediates(images)
+    assert model.forward_intermediates(images, [-1], output_format="NLC", intermediates_only=True)[0].shape == [
+        2,
+        8,
+        24,
+    ]
+
+
+def test_a_model_that_names_no_features_says_so():
+    model = ImageModel(8, 3, 2)
+    with pytest.raises(InputError, match="ImageModel has no intermediates; it defines no feature_info"):
+        model.forward_intermediates(paddle.zeros([1, 3, 8, 8]))
