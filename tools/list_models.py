@@ -3,20 +3,15 @@
     python tools/list_models.py ["vit_*_384"]
     python tools/list_models.py --keys vit_base_patch16_224
 
-GFLOPs are billions of multiply-adds of one image's forward pass, in linear layers, convolutions and products of
-activations, as papers and timm count them. --keys lists the keys of MODEL that the architecture of a model takes.
+GFLOPs are billions of multiply-adds of one image's forward pass, as papers and timm count them (models/costs.py says
+what is counted; tools/model_info.py tells more of one model). --keys lists the keys of MODEL that the architecture of a
+model takes.
 """
 
 import argparse
-import contextlib
-import math
 import sys
-import warnings
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
@@ -25,89 +20,19 @@ import launch.startup  # noqa: E402, F401  (streams)
 from errors import InputError, reported  # noqa: E402
 
 
-@contextlib.contextmanager
-def _counted() -> Iterator[Counter[str]]:
-    """Yields the multiply-adds that are computed meanwhile, by kind."""
-    import paddle
-    from paddle import nn
-
-    macs: Counter[str] = Counter()
-    call, linear, matmul = nn.Layer.__call__, nn.functional.linear, paddle.matmul
-
-    def count_convolution(layer: Any, x: Any) -> Any:
-        output = call(layer, x)
-        macs["convolutions"] += math.prod(output.shape) * math.prod(layer.weight.shape[1:])
-        return output
-
-    def count_linear(x: Any, weight: Any, *others: Any, **named: Any) -> Any:
-        output = linear(x, weight, *others, **named)
-        macs["linear layers"] += math.prod(output.shape) * weight.shape[0]
-        return output
-
-    def count_product(x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False) -> Any:
-        output = matmul(x, y, transpose_x, transpose_y)
-        macs["products"] += math.prod(output.shape) * x.shape[-2 if transpose_x else -1]
-        return output
-
-    with (
-        mock.patch.object(nn.Conv2D, "__call__", count_convolution),
-        mock.patch("paddle.nn.functional.linear", count_linear),
-        mock.patch("paddle.matmul", count_product),
-    ):
-        yield macs
-
-
-@contextlib.contextmanager
-def _traced() -> Iterator[None]:
-    """Models that are built and called meanwhile become a static graph, which computes nothing and has no weights."""
-    import numpy as np
-    import paddle
-
-    to_tensor = paddle.to_tensor
-
-    def keep_buffer(layer: Any, name: str, tensor: Any, persistable: bool = True) -> None:
-        object.__setattr__(layer, name, tensor)  # a graph's tensors aren't taken as buffers
-
-    def constant(data: Any, *others: Any, **named: Any) -> Any:
-        # Paddle 2.6 refuses more than 2 ** 20 values in a graph, and Swin's masks at 384 have more. Shapes are enough.
-        array = np.asarray(data)
-        if array.size > 1 << 20:
-            return paddle.zeros(array.shape, array.dtype)
-        return to_tensor(data, *others, **named)
-
-    paddle.enable_static()
-    try:
-        with (
-            paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()),
-            mock.patch("paddle.to_tensor", constant),
-            mock.patch.object(paddle.nn.Layer, "register_buffer", keep_buffer),
-            warnings.catch_warnings(),
-        ):
-            warnings.simplefilter("ignore")  # that a graph's tensors are nowhere
-            yield
-    finally:
-        paddle.disable_static()
-
-
 def describe(name: str) -> dict[str, Any]:
     """Returns ``name``, ``parameters``, ``macs`` (multiply-adds of one image), ``images`` (C, H, W) and ``source``.
 
     The model is traced, not run: a fraction of a second.
     """
-    import paddle
+    from config import find_config, get_config
+    from models.costs import cost
 
-    from config import find_config
-    from models import create_model
-
-    with _traced(), _counted() as macs:
-        model = create_model(name)
-        model.eval()
-        images = (model.in_channels, *model.image_size)
-        model(paddle.static.data("images", [1, *images], "float32"))
-        parameters = sum(math.prod(parameter.shape) for parameter in model.parameters())
+    found = cost(get_config(name))
     first = find_config(name).read_text(encoding="utf-8").partition("\n")[0]
     source = first.partition(": ")[2].rstrip(".")
-    return {"name": name, "parameters": parameters, "macs": macs.total(), "images": images, "source": source}
+    told = {"name": name, "parameters": found.parameters, "macs": found.macs}
+    return told | {"images": found.images, "source": source}
 
 
 def print_keys(name: str) -> None:

@@ -1,0 +1,154 @@
+"""What an image costs: parameters, multiply-adds and activations of a model, layer by layer.
+
+Counted as fvcore counts, and so timm's published GMACs and activations:
+
+- Multiply-adds of convolutions, linear layers and products of activations (attention's two, a mixer's one).
+- An operation as one: 5 per element of a layer norm or group norm, 2 of a batch norm.
+- Not counted: softmax, activation functions, pooling, sums, biases.
+- Activations: the elements of what convolutions, linear layers and products put out.
+
+The model is traced as a static graph, which computes nothing: a fraction of a second, and no memory for its weights.
+"""
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from models import build_model
+from options import Configuration
+
+_BATCH_NORMS = nn.layer.norm._BatchNormBase
+_NORMS = (nn.LayerNorm, nn.GroupNorm, _BATCH_NORMS)
+
+
+class Layer(NamedTuple):
+    """A layer's own cost, without that of the layers within it."""
+
+    name: str  # as in the names of its parameters; "": the model itself
+    kind: str  # its class
+    output: tuple[int, ...]  # shape, for one image; (): it returned no tensor
+    parameters: int
+    macs: int
+    activations: int
+
+
+class Cost(NamedTuple):
+    """What one image costs. ``layers``: those that have parameters or cost something, in the order of definition."""
+
+    images: tuple[int, int, int]  # C, H, W
+    parameters: int
+    macs: int
+    activations: int
+    layers: list[Layer]
+
+
+def cost(config: Configuration, **arguments: Any) -> Cost:
+    """Returns what an image costs the model of a configuration.
+
+    Args:
+        arguments: of the constructor, instead of the configuration's: ``image_size=(224, 160)``.
+
+    Raises:
+        InputError: sizes that don't fit together.
+    """
+    with _traced(), _Counter() as counter:
+        model = build_model(config, **arguments)
+        model.eval()
+        images = (model.in_channels, *model.image_size)
+        model(paddle.static.data("images", [1, *images], "float32"))
+        layers = list(counter.layers(model))
+    parameters, macs, activations = (sum(layer[place] for layer in layers) for place in (3, 4, 5))
+    return Cost(images, parameters, macs, activations, layers)
+
+
+class _Counter(contextlib.ExitStack):
+    """Counts what is called meanwhile for the layer that calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.within: list[int] = []  # the layers that are being called
+        self.found: dict[int, list[Any]] = {}  # by a layer's id: output's shape, multiply-adds, activations
+
+    def __enter__(self) -> "_Counter":
+        call, linear, matmul = nn.Layer.__call__, nn.functional.linear, paddle.matmul
+
+        def count_layer(layer: Any, *inputs: Any, **named: Any) -> Any:
+            self.within.append(id(layer))
+            found = self.found.setdefault(id(layer), [(), 0, 0])
+            output = call(layer, *inputs, **named)
+            self.within.pop()
+            found[0] = tuple(getattr(output, "shape", ()))
+            if isinstance(layer, nn.Conv2D):
+                found[1] += math.prod(output.shape) * math.prod(layer.weight.shape[1:])
+                found[2] += math.prod(output.shape)
+            elif isinstance(layer, _NORMS):
+                found[1] += math.prod(output.shape) * (2 if isinstance(layer, _BATCH_NORMS) else 5)
+            return output
+
+        def count_linear(x: Any, weight: Any, *others: Any, **named: Any) -> Any:
+            return self._product(linear(x, weight, *others, **named), weight.shape[0])
+
+        def count_product(x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False) -> Any:
+            return self._product(matmul(x, y, transpose_x, transpose_y), x.shape[-2 if transpose_x else -1])
+
+        self.enter_context(mock.patch.object(nn.Layer, "__call__", count_layer))
+        self.enter_context(mock.patch("paddle.nn.functional.linear", count_linear))
+        self.enter_context(mock.patch("paddle.matmul", count_product))
+        return self
+
+    def _product(self, output: Any, length: int) -> Any:
+        found = self.found[self.within[-1]]
+        found[1] += math.prod(output.shape) * length
+        found[2] += math.prod(output.shape)
+        return output
+
+    def layers(self, model: nn.Layer) -> Iterator[Layer]:
+        """Yields the layers of ``Cost``: a parameter counts once, for the first layer that holds it."""
+        counted: set[int] = set()
+        for name, layer in model.named_sublayers(include_self=True):
+            own = {
+                id(parameter): math.prod(parameter.shape)
+                for parameter in layer._parameters.values()
+                if parameter is not None
+            }
+            parameters = sum(size for parameter, size in own.items() if parameter not in counted)
+            counted |= own.keys()
+            output, macs, activations = self.found.get(id(layer), ((), 0, 0))
+            if parameters or macs:
+                yield Layer(name, type(layer).__name__, output, parameters, macs, activations)
+
+
+@contextlib.contextmanager
+def _traced() -> Iterator[None]:
+    """Models that are built and called meanwhile become a static graph, which computes nothing and has no weights."""
+    to_tensor = paddle.to_tensor
+
+    def keep_buffer(layer: Any, name: str, tensor: Any, persistable: bool = True) -> None:
+        object.__setattr__(layer, name, tensor)  # a graph's tensors aren't taken as buffers
+
+    def constant(data: Any, *others: Any, **named: Any) -> Any:
+        # Paddle 2.6 refuses more than 2 ** 20 values in a graph, and Swin's masks at 384 have more. Shapes are enough.
+        array = np.asarray(data)
+        if array.size > 1 << 20:
+            return paddle.zeros(array.shape, array.dtype)
+        return to_tensor(data, *others, **named)
+
+    paddle.enable_static()
+    try:
+        with (
+            paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()),
+            mock.patch("paddle.to_tensor", constant),
+            mock.patch.object(paddle.nn.Layer, "register_buffer", keep_buffer),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")  # that a graph's tensors are nowhere
+            yield
+    finally:
+        paddle.disable_static()

@@ -1,0 +1,55 @@
+"""Writes costs.json beside this file: what fvcore 0.1.5 counts in timm 1.0.31's model of each shipped one.
+
+PYTHONPATH=.:tests python tests/golden/make_costs.py     # with torch, timm, fvcore, yacs; five minutes on two cores
+
+An entry holds the size of the images [C, H, W], the parameters, fvcore's "flops" (multiply-adds) in all, how many of
+these are norms' and pooling's, and its activations. Attention is computed step by step: fvcore sees no products in the
+fused operator. Nor does it see convolutions whose padding is "same" (ConvMixer's): they are added to all figures by its
+own function, and "unseen" says how many.
+"""
+
+import json
+import logging
+from pathlib import Path
+
+import torch
+from fvcore.nn import ActivationCountAnalysis, FlopCountAnalysis
+from fvcore.nn.jit_handles import conv_flop_count, generic_activation_jit, get_shape
+
+from config import get_config, shipped_configs
+from tools.check_parity import reference
+from tools.timm_reference import build, timm
+
+PRODUCTS = {"conv", "linear", "matmul", "einsum", "bmm", "addmm", "baddbmm"}
+
+
+def same_convolution(inputs: list, outputs: list) -> int:
+    return conv_flop_count(get_shape(inputs[0]), get_shape(inputs[1]), get_shape(outputs[0]))
+
+
+def cost(name: str) -> dict[str, object]:
+    config = get_config(name)
+    images = [config.DATA.IMAGE_CHANNELS, config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE]
+    theirs, options = reference(name)
+    options = options | {"num_classes": config.MODEL.NUM_CLASSES, "in_chans": images[0]}
+    sized = {"img_size": images[1]} if theirs.startswith("beit") or "_finetune" in name else {}
+    model, image = build(theirs, sized | options).eval(), torch.zeros(1, *images)
+    flops, activations = FlopCountAnalysis(model, image), ActivationCountAnalysis(model, image)
+    flops.set_op_handle("aten::_convolution_mode", same_convolution)
+    activations.set_op_handle("aten::_convolution_mode", generic_activation_jit("conv"))
+    others = {kind: int(count) for kind, count in flops.by_operator().items() if kind not in PRODUCTS}
+    unseen = others.pop("_convolution_mode", 0)
+    found = {"timm": theirs, "images": images, "parameters": sum(p.numel() for p in model.parameters())}
+    found |= {"flops": int(flops.total()), "unseen": unseen, "of_norms": sum(others.values())}
+    return found | {"activations": activations.total()}
+
+
+if __name__ == "__main__":
+    logging.getLogger("fvcore.nn.jit_analysis").setLevel(logging.ERROR)
+    timm.layers.set_fused_attn(False)
+    names = sorted(file.stem for file in shipped_configs() if file.parent.name != "recipes")
+    lines = []
+    for name in names:
+        lines.append(f'"{name}": {json.dumps(cost(name))}')
+        print(lines[-1], flush=True)
+    Path(__file__).with_name("costs.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -1,0 +1,169 @@
+"""Tells what a model costs: parameters, multiply-adds, activations, memory, and what each layer has of them.
+
+    python tools/model_info.py vit_base_patch16_224
+    python tools/model_info.py NAME [-image_size N] [-batch_size N] [-layers] [-json]
+
+NAME is a shipped model, or a YAML file, such as a run's config.yaml. Multiply-adds and activations are of one image,
+and counted as fvcore and timm count them (models/costs.py says what is). Memory is measured for a batch: a process of
+its own evaluates it twice, another one trains on it twice, in float32, with AdamW. What is told is its peak less what
+the process had before the model was built: on a CPU of resident memory (VmHWM), on a GPU of what Paddle allocated.
+"""
+
+import argparse
+import json
+import multiprocessing
+import re
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+
+import launch.startup  # noqa: E402, F401  (streams)
+from errors import InputError, RunError, memory_reported, reported  # noqa: E402
+
+COPIES = {"evaluation": 1, "training": 4}  # of the weights: themselves; their gradients and AdamW's two moments
+MOST_IMAGES = 100_000  # of a batch
+MIB = 1 << 20
+
+
+def peak(name: str, options: list[str], batch_size: int, training: bool) -> int:
+    """Returns the bytes that a batch takes at most in this process, which has done nothing before.
+
+    Raises:
+        RunError: the machine hasn't got them.
+    """
+    import numpy as np
+    import paddle
+    from paddle.nn import functional as F
+
+    from config import get_config
+    from models import build_model
+    from ops.settings import tune_cpu
+    from utils import num_gpus, within_memory
+
+    config, before = get_config(name, options), _resident("VmRSS")
+    with memory_reported(lambda: "a smaller -batch_size or -image_size takes less"), within_memory():
+        model = build_model(config)
+        tune_cpu(1)  # not before: the allocator would keep what the weights' initialisation has let go
+        model.train() if training else model.eval()
+        optimizer = paddle.optimizer.AdamW(1e-6, parameters=model.parameters())
+        shape, classes = (batch_size, model.in_channels, *model.image_size), model.num_classes
+        images = paddle.to_tensor(np.random.default_rng(0).standard_normal(shape, np.float32))
+        labels = paddle.zeros([len(images)], "int64")
+        for _ in range(2):  # the moments are there from the first update on
+            if training:
+                logits = model(images)
+                loss = F.cross_entropy(logits, labels) if classes else logits.mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.clear_grad()
+            else:
+                with paddle.no_grad():
+                    model(images)
+        return paddle.device.cuda.max_memory_allocated() if num_gpus() else _resident("VmHWM") - before
+
+
+def _resident(field: str) -> int:
+    """Returns bytes of this process's memory: VmRSS, what it has; VmHWM, the most that it had."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(re.findall(rf"^{field}:\s+(\d+) kB", status, re.MULTILINE)[0])
+
+
+def memory(name: str, options: list[str], batch_size: int, parameters: int) -> dict[str, Any]:
+    """Returns by "evaluation" and "training" the bytes that are measured, or why they aren't."""
+    from utils import free_memory
+
+    found: dict[str, Any] = {}
+    for kind, copies in COPIES.items():
+        least, free = 4 * copies * parameters, free_memory()
+        if least > free:
+            found[kind] = f"not measured: it takes {least // MIB:,} MiB at least, {free // MIB:,} MiB are free"
+            continue
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            try:
+                found[kind] = pool.submit(peak, name, options, batch_size, kind == "training").result()
+            except RunError as error:
+                found[kind] = f"not measured: {error}"
+            except BrokenProcessPool:
+                found[kind] = f"not measured: the process was ended; {free // MIB:,} MiB were free"
+    return found
+
+
+def describe(name: str, image_size: int | None, batch_size: int) -> dict[str, Any]:
+    """Returns what -json prints."""
+    import paddle
+
+    from config import get_config
+    from models.costs import cost
+
+    options = [] if image_size is None else ["DATA.IMAGE_SIZE", str(image_size)]
+    config = get_config(name, options)
+    found = cost(config)
+    told = {"name": config.MODEL.NAME, "images": found.images, "parameters": found.parameters, "macs": found.macs}
+    told |= {"activations": found.activations, "batch_size": batch_size, "device": paddle.get_device()}
+    told["memory"] = memory(name, options, batch_size, found.parameters)
+    return told | {"layers": [layer._asdict() for layer in found.layers]}
+
+
+def show(told: dict[str, Any], layers: bool) -> None:
+    """Prints what ``describe`` returns, the table of layers where it is asked for."""
+    weights = 4 * told["parameters"]
+    rows = [("model", f"{told['name']}, images of {' x '.join(map(str, told['images']))}")]
+    rows += [("parameters", f"{told['parameters']:,}"), ("multiply-adds", f"{_scaled(told['macs'])} per image")]
+    rows += [("activations", f"{_scaled(told['activations'])} per image")]
+    parts = {"evaluation": "weights", "training": "weights, gradients, AdamW's two moments"}
+    for kind, bytes_ in told["memory"].items():
+        text = bytes_
+        if not isinstance(bytes_, str):
+            text = f"{bytes_ // MIB:,} MiB, of which {COPIES[kind] * weights // MIB:,} MiB are {parts[kind]}"
+        rows.append((f"memory, {kind}", text))
+    rows.append(("", f"measured for a batch of {told['batch_size']} in float32 on this {told['device']}"))
+    for what, text in rows:
+        print(f"{what:20}{text}")
+    if layers:
+        print()
+        print_table(told)
+
+
+def _scaled(count: int) -> str:
+    return f"{count / 1e9:,.2f} G" if count >= 1e9 else f"{count / 1e6:,.2f} M"
+
+
+def print_table(told: dict[str, Any]) -> None:
+    """Prints a row for each layer, and their sums."""
+    rows = [("layer", "kind", "output", "parameters", "MACs (M)", "%")]
+    for layer in told["layers"]:
+        share = f"{100 * layer['macs'] / told['macs']:.1f}"
+        numbers = (f"{layer['parameters']:,}", f"{layer['macs'] / 1e6:,.2f}", share)
+        rows.append((layer["name"] or "(model)", layer["kind"], " x ".join(map(str, layer["output"])), *numbers))
+    rows.append(("all", "", "", f"{told['parameters']:,}", f"{told['macs'] / 1e6:,.2f}", "100.0"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [f"{cell:{'<' if place < 3 else '>'}{widths[place]}}" for place, cell in enumerate(row)]
+        print("  ".join(cells))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", metavar="NAME", help="a shipped model, or a YAML file")
+    parser.add_argument("-image_size", "--image_size", type=int, help="pixels, height = width (default: the model's)")
+    parser.add_argument("-batch_size", "--batch_size", type=int, default=1, help="images, for the memory (default: 1)")
+    parser.add_argument("-layers", "--layers", action="store_true", help="a table of the layers, too")
+    parser.add_argument("-json", "--json", action="store_true", help="one JSON object, with the layers")
+    arguments = parser.parse_args()
+    if not 1 <= arguments.batch_size <= MOST_IMAGES:
+        raise InputError(f"-batch_size is {arguments.batch_size}, expected 1 to {MOST_IMAGES} images")
+    told = describe(arguments.name, arguments.image_size, arguments.batch_size)
+    if arguments.json:
+        print(json.dumps(told))
+    else:
+        show(told, arguments.layers)
+
+
+if __name__ == "__main__":
+    with reported():
+        main()
