@@ -12,13 +12,13 @@ from yacs.config import CfgNode
 
 from config_checks import NEEDS, check
 from configs.architectures import settle
-from configs.merging import Keys, Option, find_config, shipped_configs
+from configs.merging import Keys, Option, find_config, shipped_configs, shipped_models
 from configs.needs import refuse_idle
 from configs.paddlevit import reading
 from configs.registry import add_keys, own_keys
 from options import CONFIG_DIR, Configuration, add_note, is_users, leaves, pairs, set_by_someone
 
-__all__ = ["CONFIG_DIR", "find_config", "is_users", "shipped_configs"]  # besides what is defined here
+__all__ = ["CONFIG_DIR", "find_config", "is_users", "shipped_configs", "shipped_models"]  # besides what is defined here
 
 _C = Configuration()
 # YAML files, relative to the one that names them, merged before it. WITHOUT: [TRAIN, MODEL.DROPOUT] beside BASE takes

@@ -25,21 +25,30 @@ _HERE = os.path.dirname(os.path.realpath(__file__))
 _FOLDER, _PROGRAM = os.path.split(os.path.realpath(getattr(sys, "argv", [""])[0]))
 
 # What has to stand before Paddle's import; every program imports this module first. Paddle 2.6 carries a zlib of its
-# own that crashes Python's, unless Python's (above) is loaded already; and its notes on sockets are no news for users.
-os.environ.setdefault("GLOG_minloglevel", "2")
+# own that crashes Python's, unless Python's (above) is loaded already.
 # CUDA takes -1 for "none"; asked how many that are, it answers with an error. Of "" Paddle doesn't ask.
 if os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip() == "-1":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-# Ranks that are ended together leave their loaders' semaphores to Python's tracker, a process that would say so.
-if "resource_tracker" not in os.environ.get("PYTHONWARNINGS", ""):
-    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]))
-for _message in (
-    "No ccache found",
-    "You are using GPU version Paddle, but",
-    "Your model will be trained under CPUONLY",
-    "When training, we now always track global mean and variance",
-):
-    warnings.filterwarnings("ignore", message=_message)
+
+
+def _keep_quiet() -> None:
+    """Leaves out what libraries tell that is no news for users: Paddle's notes on sockets; warnings; of ranks that are
+    ended together, what Python's tracker says of the semaphores that their loaders leave to it.
+    """
+    os.environ.setdefault("GLOG_minloglevel", "2")
+    if "resource_tracker" not in (told := os.environ.get("PYTHONWARNINGS", "")):
+        os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [told, "ignore:resource_tracker"]))
+    for message in (
+        "No ccache found",
+        "You are using GPU version Paddle, but",
+        "Your model will be trained under CPUONLY",
+        "When training, we now always track global mean and variance",
+    ):
+        warnings.filterwarnings("ignore", message=message)
+
+
+if __name__ == "errors":  # as a part of another program (tools/package) it leaves these to that one
+    _keep_quiet()
 
 
 def missing(error: BaseException) -> str:

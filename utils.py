@@ -22,9 +22,10 @@ from errors import InputError, RunError, shown
 from launch import secret
 from launch.environment import num_cores
 
-logging.getLogger().setLevel(logging.WARNING)  # Paddle's import sets INFO: its notes on ports are no news for users
-tqdm.monitor_interval = 0  # a thread that wakes bars that nobody updates: ours are, at each step
-tqdm.set_lock(threading.RLock())  # its default is a semaphore of the system, left behind by a process that is killed
+if __name__ == "utils":  # as a part of another program (tools/package) it leaves these to that one
+    logging.getLogger().setLevel(logging.WARNING)  # Paddle's import sets INFO: its notes on ports are no news for users
+    tqdm.monitor_interval = 0  # a thread that wakes bars that nobody updates: ours are, at each step
+    tqdm.set_lock(threading.RLock())  # its default is a semaphore of the system, left behind by a killed process
 
 # ---------------------------------------------------------------- processes
 

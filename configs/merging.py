@@ -62,6 +62,11 @@ def shipped_configs() -> list[Path]:
     return sorted(file for file in CONFIG_DIR.glob("*/*.yaml") if file.parent != reading.FOLDER)
 
 
+def shipped_models() -> list[str]:
+    """Returns the names of the models under configs/, sorted. Files of recipes/ train these; they are no others."""
+    return sorted(file.stem for file in shipped_configs() if file.parent.name != "recipes")
+
+
 class Keys:
     """All keys that there are, and how a configuration is given values for them.
 

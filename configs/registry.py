@@ -22,6 +22,7 @@ from errors import InputError
 from options import Configuration, nearest
 
 ROOT = Path(__file__).resolve().parent.parent
+_PACKAGE = __name__.removesuffix("configs.registry")  # "", or as part of another program's (tools/package) its name
 Definition = ast.FunctionDef | ast.ClassDef
 
 
@@ -87,7 +88,7 @@ class Registry:
         """Imports a component; returns (it, the keywords of its registration); raises InputError: there is none."""
         if name not in self.registered:
             refuse_other(self.key, name, self.names())
-            importlib.import_module(self.components[name].module)
+            importlib.import_module(f"{_PACKAGE}{self.components[name].module}")
         return self.registered[name]
 
     def chosen(self, config: Configuration) -> Callable:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from config import default_values, get_config, shipped_configs, with_values
+from config import default_values, get_config, shipped_models, with_values
 from configs.architectures import architectures
 from errors import InputError, reading
 from models.base import ARCHITECTURES, ImageModel
@@ -18,7 +18,7 @@ from weights.formats import read_weights
 from weights.names import has_switches, switches
 
 for _one in architectures().values():  # each registers itself
-    importlib.import_module(f"models.{_one.module}")
+    importlib.import_module(f"{__name__}.{_one.module}")
 
 
 def build_model(config: Configuration, **arguments: Any) -> ImageModel:
@@ -54,8 +54,7 @@ def list_models(pattern: str | Sequence[str] = "*") -> list[str]:
         pattern: ``vit_*_384``, ``["deit_*", "*beit*"]``.
     """
     patterns = [pattern.lower()] if isinstance(pattern, str) else [one.lower() for one in pattern]
-    names = sorted(file.stem for file in shipped_configs() if file.parent.name != "recipes")
-    return [name for name in names if any(fnmatch.fnmatchcase(name, one) for one in patterns)]
+    return [name for name in shipped_models() if any(fnmatch.fnmatchcase(name, one) for one in patterns)]
 
 
 def with_switches(config: Configuration, path: str | Path) -> Configuration:

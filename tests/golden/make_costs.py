@@ -16,7 +16,7 @@ import torch
 from fvcore.nn import ActivationCountAnalysis, FlopCountAnalysis
 from fvcore.nn.jit_handles import conv_flop_count, generic_activation_jit, get_shape
 
-from config import get_config, shipped_configs
+from config import get_config, shipped_models
 from tools.check_parity import reference
 from tools.timm_reference import build, timm
 
@@ -47,9 +47,8 @@ def cost(name: str) -> dict[str, object]:
 if __name__ == "__main__":
     logging.getLogger("fvcore.nn.jit_analysis").setLevel(logging.ERROR)
     timm.layers.set_fused_attn(False)
-    names = sorted(file.stem for file in shipped_configs() if file.parent.name != "recipes")
     lines = []
-    for name in names:
+    for name in shipped_models():
         lines.append(f'"{name}": {json.dumps(cost(name))}')
         print(lines[-1], flush=True)
     Path(__file__).with_name("costs.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")

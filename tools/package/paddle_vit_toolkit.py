@@ -1,0 +1,69 @@
+"""The toolkit as one package, for a program that stands elsewhere and has modules of its own.
+
+    from paddle_vit_toolkit.models import create_model, list_models
+
+It is found where this file's folder is on Python's path: by PYTHONPATH, by ``pip install -e``, or after a call of
+``paddle.hub`` (hubconf.py), which appends it. Nothing else of the toolkit gets onto the path.
+
+The toolkit's modules are called ``config``, ``utils``, ``models`` and the like, and import one another by these names.
+So do other programs' modules. Here each is a part of this package instead: ``config`` is ``paddle_vit_toolkit.config``.
+A statement ``from config import get_config`` in a file of the toolkit means that one, wherever it stands and whenever
+it runs: Python takes the function that carries out ``import`` from the builtins of the module in which the statement
+is, and modules of this package have one that puts the package's name before the toolkit's own. The program's modules
+keep their names in ``sys.modules``, and Python's ``import``.
+
+Ways that were left out. To set the program's modules aside while ours are imported goes wrong at the first import
+within a function, in threads, and for pickles, which name ``models.vit``. Relative imports everywhere would make the
+root a package, and its programs would no longer start by their paths. Renaming all rooms would break the scripts that
+import them today. Classes here are pickled by their full names, which a spawned process finds on the same path.
+"""
+
+import builtins
+import importlib.abc
+import importlib.machinery
+import pathlib
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+if not (ROOT / "models" / "__init__.py").is_file():
+    raise ImportError(f"{ROOT} isn't the toolkit, of which {__file__} is a part; install it by pip install -e FOLDER")
+__path__ = [str(ROOT)]  # which makes this module a package
+
+_OWN = {file.stem for file in ROOT.glob("*.py")} | {file.parent.name for file in ROOT.glob("*/*.py")}
+
+
+def _import(
+    name: str, globals: Mapping | None = None, locals: Mapping | None = None, fromlist: Sequence = (), level: int = 0
+) -> types.ModuleType:
+    """``__import__`` of this package's modules."""
+    first = name.partition(".")[0]
+    if level or first not in _OWN:
+        return builtins.__import__(name, globals, locals, fromlist, level)
+    found = builtins.__import__(f"{__name__}.{name}", globals, locals, fromlist)
+    return found if fromlist else sys.modules[f"{__name__}.{first}"]
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Runs a file of the toolkit as a part of this package."""
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__dict__["__builtins__"] = vars(builtins) | {"__import__": _import}
+        super().exec_module(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds this package's modules, and no others."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if not fullname.startswith(f"{__name__}."):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = _Loader(fullname, spec.loader.path)
+        return spec
+
+
+sys.meta_path.insert(0, _Finder())
