@@ -64,8 +64,8 @@ def cost(config: Configuration, **arguments: Any) -> Cost:
         images = (model.in_channels, *model.image_size)
         model(paddle.static.data("images", [1, *images], "float32"))
         layers = list(counter.layers(model))
-    parameters, macs, activations = (sum(layer[place] for layer in layers) for place in (3, 4, 5))
-    return Cost(images, parameters, macs, activations, layers)
+    parameters, macs = sum(layer.parameters for layer in layers), sum(layer.macs for layer in layers)
+    return Cost(images, parameters, macs, sum(layer.activations for layer in layers), layers)
 
 
 class _Counter(contextlib.ExitStack):

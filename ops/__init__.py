@@ -16,6 +16,7 @@ from paddle import _C_ops
 from paddle.base import core
 
 _HERE = Path(__file__).resolve().parent
+_REGISTERED = "_vit_ops"  # an attribute of Paddle's: all copies of this module find it
 _loaded = False
 _enabled = True
 _signal_stack = ctypes.create_string_buffer(1 << 16)
@@ -30,12 +31,19 @@ def library() -> Path:
 
 
 def load() -> bool:
-    """Loads the compiled operators into this process; returns whether there are any."""
+    """Loads the compiled operators into this process; returns whether there are any.
+
+    Paddle ends a process that registers a name twice. Of two copies of the toolkit in one (hubconf.py) the first does;
+    the second uses them, if they are made of the same sources.
+    """
     global _loaded
     if not _loaded and library().is_file():
         give_signals_a_stack()
-        paddle.utils.cpp_extension.load_op_meta_info_and_register_op(str(library()))
-        _loaded = True
+        here = library().parent.name
+        if not hasattr(core, _REGISTERED):
+            paddle.utils.cpp_extension.load_op_meta_info_and_register_op(str(library()))
+            setattr(core, _REGISTERED, here)
+        _loaded = getattr(core, _REGISTERED) == here
     return _loaded
 
 

@@ -1,0 +1,63 @@
+"""docs/models.md: what each shipped model costs, beside what fvcore counts in timm's model (golden/costs.json).
+
+Write the page anew (a minute):
+
+    PYTHONPATH=.:tests python tests/cost_table.py
+"""
+
+import json
+from pathlib import Path
+
+from config import get_config
+from models import list_models
+from models.costs import Cost, cost
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "models.md"
+REFERENCE = json.loads((HERE / "golden" / "costs.json").read_text(encoding="utf-8"))
+HEAD = """# What the models cost
+
+Multiply-adds (MACs) and activations of one image, beside what fvcore 0.1.5 counts in timm 1.0.31's model of the same
+name and size. timm's published GMACs and MActs are fvcore's, too. One model, with its memory and its layers:
+
+```sh
+python tools/model_info.py swin_tiny_patch4_window7_224 -layers
+```
+
+- *GMACs* are billions of multiply-adds of convolutions, linear layers and products of activations (attention's two). As
+  fvcore does, 5 operations are added per element of a layer norm or group norm, 2 of a batch norm. They are 2 % of the
+  sum in `vit_digits`, and less in all others.
+- Neither counts softmax, GELU and other activation functions, sums, biases, and averages over windows. fvcore counts
+  adaptive pooling, one per element that it reads. That, and where PoolFormer pools, makes the differences below.
+- *Activations* (M) are millions of elements that convolutions, linear layers and products put out.
+- timm's attention was computed step by step (`set_fused_attn(False)`): fvcore counts nothing in the fused operator.
+- fvcore by itself leaves out convolutions whose padding is "same", which are ConvMixer's depthwise ones. Its own
+  function for convolutions was set for them; without it, ConvMixer's figures would be 5 to 7 % lower.
+- `lenet` has no model in timm; the reference is the same layers in PyTorch. `vit_digits` is timm's ViT of these sizes.
+
+This page is written by:
+
+```sh
+PYTHONPATH=.:tests python tests/cost_table.py     # tests/golden/make_costs.py made the reference
+```
+
+| model | image | parameters | GMACs | fvcore's | difference | activations (M) | fvcore's |
+|---|---|---|---|---|---|---|---|
+"""
+
+
+def difference(found: Cost, name: str) -> float:
+    """Returns how far our multiply-adds are from the reference's, as a share of these."""
+    return found.macs / REFERENCE[name]["flops"] - 1
+
+
+def row(name: str, found: Cost) -> str:
+    theirs, (_, height, width) = REFERENCE[name], found.images
+    gmacs = f"{found.macs / 1e9:,.3f} | {theirs['flops'] / 1e9:,.3f} | {100 * difference(found, name):+.2f} %"
+    activations = f"{found.activations / 1e6:,.2f} | {theirs['activations'] / 1e6:,.2f}"
+    return f"| {name} | {height} x {width} | {found.parameters:,} | {gmacs} | {activations} |\n"
+
+
+if __name__ == "__main__":
+    rows = [row(name, cost(get_config(name))) for name in list_models()]
+    PAGE.write_text(HEAD + "".join(rows), encoding="utf-8")

@@ -1,0 +1,73 @@
+"""What models cost, against fvcore's figures of timm's models (golden/costs.json) and by hand."""
+
+import paddle
+import pytest
+from cost_table import HEAD, PAGE, REFERENCE, difference, row
+
+from config import get_config
+from models import ARCHITECTURES, create_model, list_models
+from models.costs import cost
+
+MOST = 0.02  # difference from the reference
+# Of each architecture one; and what is counted in a way of its own.
+ONE_EACH = [
+    "beit_base_patch16_224", "convmixer_1024_20", "convnext_tiny", "deit_tiny_distilled_patch16_224", "gmlp_ti16_224",
+    "lenet", "mixer_b16_224", "poolformer_s12", "pvtv2_b0", "pvtv2_b2_linear", "regnety_160", "resmlp_12_224",
+    "resnet18", "swin_tiny_patch4_window7_224", "vit_digits",
+]  # fmt: skip
+
+
+def assert_is_the_references(name):
+    found, theirs = cost(get_config(name)), REFERENCE[name]
+    assert list(found.images) == theirs["images"]
+    assert found.parameters == theirs["parameters"]
+    assert abs(difference(found, name)) < MOST
+    assert found.activations == theirs["activations"]
+    assert row(name, found) in PAGE.read_text()
+    for column in ("parameters", "macs", "activations"):
+        assert getattr(found, column) == sum(getattr(layer, column) for layer in found.layers)
+    return found
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_an_architecture_costs_what_the_reference_counts(name):
+    assert_is_the_references(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list_models())
+def test_every_shipped_model_costs_what_the_reference_counts(name):
+    assert_is_the_references(name)
+
+
+def test_all_models_have_a_reference_and_a_row():
+    assert {get_config(name).MODEL.TYPE.lower() for name in ONE_EACH} == ARCHITECTURES.keys()
+    assert list(REFERENCE) == list_models()
+    rows = PAGE.read_text().removeprefix(HEAD).splitlines()
+    assert [line.split(" | ")[0] for line in rows] == [f"| {name}" for name in list_models()]
+    assert max(abs(float(line.split(" | ")[5].removesuffix(" %"))) for line in rows) < 100 * MOST
+
+
+def test_layers_have_their_own_share():
+    found = cost(get_config("vit_digits"))
+    layers = {layer.name: layer for layer in found.layers}
+    block = ("blocks.0.norm1", "blocks.0.attn", "blocks.0.attn.qkv", "blocks.0.attn.proj", "blocks.0.norm2")
+    assert [name for name in layers if name.startswith("blocks.0.")] == [*block, "blocks.0.mlp.fc1", "blocks.0.mlp.fc2"]
+    assert layers["blocks.0.attn.qkv"][1:] == ("Linear", (1, 17, 192), 64 * 192 + 192, 17 * 64 * 192, 17 * 192)
+    attention = 4 * 17 * 17 * 16  # 4 heads of 16 channels: the weights, and what they bring together
+    assert layers["blocks.0.attn"][3:] == (0, 2 * attention, 4 * 17 * 17 + 17 * 64)
+    assert layers["blocks.0.norm1"][1:] == ("LayerNorm", (1, 17, 64), 128, 5 * 17 * 64, 0)
+    assert layers[""][1:] == ("VisionTransformer", (1, 10), 64 + 17 * 64, 0, 0)
+    assert layers["head"][2:] == ((1, 10), 650, 640, 10)
+
+
+def test_another_size_costs_more_and_nothing_stays_traced():
+    """Attention grows with the square of the tokens, of which there are 4 x 4 + 1 and 8 x 8 + 1."""
+    config = get_config("vit_digits")
+    small, large = cost(config), cost(config, image_size=16)
+    attention = [next(layer for layer in one.layers if layer.name == "blocks.0.attn") for one in (small, large)]
+    assert attention[1].macs / attention[0].macs == (65 / 17) ** 2
+    assert large.parameters == small.parameters + (65 - 17) * 64
+    assert paddle.in_dynamic_mode()
+    assert create_model("vit_digits")(paddle.zeros([1, 1, 8, 8])).shape == [1, 10]

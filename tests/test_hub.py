@@ -1,0 +1,211 @@
+"""hubconf.py and tools/package: the toolkit within a program that has modules of the same names."""
+
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import paddle
+import pytest
+from conftest import ROOT
+from test_house import IMPORTS, TREES, imported
+
+from models import create_model, list_models
+from weights import save_weights
+
+OWN = {
+    "utils.py": "import config\nNAME = config.NAME.replace('config', 'utils')\n",
+    "config.py": "NAME = 'their config'\n",
+    "errors.py": "NAME = 'their errors'\n",
+    "datasets.py": "NAME = 'their datasets'\ndef late():\n    import ops, options\n    return ops.NAME, options.NAME\n",
+    "options.py": "NAME = 'their options'\n",
+    "ops.py": "NAME = 'their ops'\n",
+    "models/__init__.py": "NAME = 'their models'\n",
+    "models/vit.py": "NAME = 'their vit'\n",
+}
+# Their modules are imported before ours, and others of them only afterwards.
+BEFORE = """
+    import json, logging, multiprocessing, os, pickle, signal, sys, warnings
+    import numpy as np, paddle
+    import config, errors, models, utils
+    HOUSE = sys.argv[1]
+
+    def surroundings():
+        return [
+            {name: value for name, value in os.environ.items() if name != "KMP_DUPLICATE_LIB_OK"},  # threadpoolctl's
+            list(sys.path), logging.getLogger().level, sys.excepthook, sys.stdout, sys.stderr, list(warnings.filters),
+            [signal.getsignal(number) for number in range(1, 32)], multiprocessing.get_start_method(allow_none=True),
+        ]
+
+    def theirs():
+        import datasets
+        from models import vit
+        named = [module.NAME for module in (config, utils, errors, models, vit, datasets)] + list(datasets.late())
+        assert all(name.startswith("their ") for name in named), named
+        for name in ("configs", "launch", "loading", "training", "weights"):
+            assert name not in sys.modules, name
+        return len(named)
+
+    def load(name, folder=HOUSE, **overrides):
+        model = paddle.hub.load(folder, name, source="local", **overrides)
+        model.eval()
+        return model
+"""
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    """A function that runs a program of another folder; returns what its variable ``told`` holds at its end."""
+    for name, text in OWN.items():
+        (tmp_path / "theirs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "theirs" / name).write_text(text)
+
+    def run(program, *arguments, house=ROOT):
+        file = tmp_path / "theirs" / "program.py"
+        file.write_text(textwrap.dedent(BEFORE) + textwrap.dedent(program))
+        command = [sys.executable, str(file), str(house), *map(str, arguments)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+@pytest.mark.smoke
+def test_another_program_and_ours_keep_their_modules(theirs, tmp_path):
+    """Computing, loading, configurations, lazy imports, workers that are forked and spawned, pickles."""
+    model = create_model("vit_digits")
+    model.head.weight.set_value(np.random.default_rng(0).normal(size=(64, 10)).astype(np.float32))
+    model.eval()
+    save_weights(model, tmp_path / "weights.safetensors")
+    images = np.random.default_rng(1).normal(size=(3, 1, 8, 8)).astype(np.float32)
+    np.save(tmp_path / "images.npy", images)
+    program = """
+        def count(config):  # in a spawned process: what it is given was unpickled
+            from paddle_vit_toolkit.models import build_model
+            return type(build_model(config)).__name__, theirs()
+
+        if __name__ == "__main__":
+            before = surroundings()
+            model = load("vit_digits", pretrained=sys.argv[2])
+            after = surroundings()
+            assert after[1] == before[1] + [f"{HOUSE}/tools/package"]
+            assert before[:1] + before[2:] == after[:1] + after[2:]
+            logits = model(paddle.to_tensor(np.load(sys.argv[3])))
+
+            from paddle_vit_toolkit.config import get_config, with_values
+            from paddle_vit_toolkit.datasets import get_dataloader, get_dataset
+            from paddle_vit_toolkit.models import create_model
+            from paddle_vit_toolkit.models.base import ImageModel
+            from paddle_vit_toolkit.ops.settings import tune_cpu
+            from paddle_vit_toolkit.weights import load_weights
+            theirs()
+            assert isinstance(model, ImageModel)
+            assert pickle.loads(pickle.dumps(type(model))) is type(model)
+            other = create_model("vit_digits", num_classes=10)
+            other.eval()
+            load_weights(other, sys.argv[2])
+            tune_cpu(1)
+            assert paddle.allclose(other(paddle.to_tensor(np.load(sys.argv[3]))), logits, atol=1e-5)
+            cfg = get_config("vit_digits", ["DATA.NUM_WORKERS", "1", "DATA.BATCH_SIZE_EVAL", "100"])
+            dataset = get_dataset(cfg, "val")  # of a component that is imported when it is asked for
+            seen = sum(len(batch["labels"]) for batch in get_dataloader(cfg, dataset, "val"))  # by a forked worker
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                spawned = pool.apply(count, [cfg])
+            print(json.dumps([logits.numpy().tolist(), seen, len(dataset), spawned, theirs()]))
+    """
+    logits, seen, length, spawned, named = theirs(program, tmp_path / "weights.safetensors", tmp_path / "images.npy")
+    with paddle.no_grad():
+        np.testing.assert_allclose(logits, model(paddle.to_tensor(images)).numpy(), rtol=0, atol=1e-5)
+    assert np.ptp(logits) > 1
+    assert seen == length > 100
+    assert (spawned, named) == (["VisionTransformer", len(OWN)], len(OWN))
+
+
+def test_every_shipped_model_is_an_entry_with_a_text_and_overrides(theirs):
+    program = """
+        told = [paddle.hub.list(HOUSE, source="local"), paddle.hub.help(HOUSE, "swin_tiny_patch4_window7_224", "local")]
+        told.append(paddle.hub.help(HOUSE, "predictor", "local"))
+        told.append(load("resnet18", num_classes=3, image_size=(64, 32))(paddle.zeros([1, 3, 64, 32])).shape)
+        again = paddle.hub.load(HOUSE, "lenet", source="local", force_reload=True, pretrained=False)
+        told.append(type(again) is type(load("lenet")))
+        for name, words in (
+            ("lenet", {"pretrained": True}), ("vit_digits", {"num_clases": 3}), ("vit_digits", {"pretrained": "/none"}),
+            ("vit_digit", {}), ("swin_tiny_patch4_window7_224", {"image_size": 230}),
+        ):
+            try:
+                told.append(str(load(name, **words)))
+            except Exception as error:
+                told.append(f"{type(error).__name__}: {error}")
+        theirs()
+        print(json.dumps(told))
+    """
+    entries, text, of_predictor, shape, same, *refused = theirs(program)
+    assert entries == sorted([*list_models(), "predictor"])
+    lines = text.splitlines()
+    assert lines[0].startswith("Swin-T (arXiv:2103.14030)")
+    assert "images [B, 3, 224, 224] float32 -> [B, 1000]" in lines[2]
+    words = {line.strip().partition(":")[0] for line in lines}
+    assert words >= {"pretrained", "num_classes", "image_size", "image_channels", "window_size", "droppath"}
+    assert of_predictor.startswith("A trained checkpoint that answers as ``-eval`` does")
+    assert (shape, same) == ([1, 3], True)
+    wanted = (
+        "InputError: pretrained is True, but no weights come with this repository; give a file, a folder or",
+        "InputError: command line: unknown key MODEL.NUM_CLASES; did you mean MODEL.NUM_CLASSES?",
+        "InputError: no weights at /none",
+        "RuntimeError: Cannot find callable vit_digit in hubconf",
+        "InputError: IMAGE_SIZE 230 is not a multiple of PATCH_SIZE 4",
+    )
+    assert [line[: len(start)] for line, start in zip(refused, wanted, strict=True)] == list(wanted)
+
+
+def test_two_copies_serve_one_program(theirs, tmp_path):
+    """And each has the operators, which Paddle takes once by their names."""
+    left_out = shutil.ignore_patterns(".*", "__pycache__", "tests", "docs", "output", "data")
+    shutil.copytree(ROOT, tmp_path / "copy", ignore=left_out)
+    (tmp_path / "copy" / "configs" / "vit" / "vit_own.yaml").write_text("BASE: vit_digits.yaml\n")
+    program = """
+        other, found = sys.argv[2], []
+        for folder, name in ((HOUSE, "vit_digits"), (other, "vit_own"), (HOUSE, "vit_digits")):
+            paddle.seed(0)
+            model = load(name, folder, head_init_scale=1.0)
+            package = type(model).__module__.partition(".")[0]
+            __import__(f"{package}.ops.settings")
+            sys.modules[f"{package}.ops.settings"].tune_cpu(1)
+            found.append([package, model(paddle.ones([1, 1, 8, 8])).numpy().tolist()])
+        theirs()
+        print(json.dumps(found))
+    """
+    (first, logits), (second, others), (third, again) = theirs(program, tmp_path / "copy")
+    assert first == third == "paddle_vit_toolkit"
+    assert second.startswith("paddle_vit_toolkit_")
+    assert again == logits
+    np.testing.assert_allclose(others, logits, rtol=0, atol=1e-6)
+
+
+def test_what_isnt_installed_is_named_by_paddle_hub(theirs, tmp_path):
+    (tmp_path / "theirs" / "yacs.py").write_text("raise ModuleNotFoundError('gone', name='yacs')\n")
+    program = """
+        told = [paddle.hub.list(HOUSE, source="local")]
+        try:
+            load("lenet")
+        except RuntimeError as error:
+            told.append(str(error))
+        print(json.dumps(told))
+    """
+    assert theirs(program) == [["predictor"], "Missing dependencies: yacs"]
+
+
+def test_the_dependencies_are_what_the_models_import():
+    import hubconf
+
+    optional = {"huggingface_hub", "threadpoolctl"}  # of hf-hub:... and of models.inference
+    needed, new = set(), {"models/__init__.py"} | {name for name in IMPORTS if name.startswith(("models/", "weights/"))}
+    while new:
+        needed |= new
+        new = {other for name in new for other in IMPORTS[name]} - needed
+    own = {name.partition("/")[0].removesuffix(".py") for name in IMPORTS} | set(sys.stdlib_module_names)
+    names = {dotted.partition(".")[0] for name in needed for dotted in imported(TREES[name])} - own
+    assert names == set(hubconf.dependencies) | optional
