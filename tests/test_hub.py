@@ -10,10 +10,17 @@ import numpy as np
 import paddle
 import pytest
 from conftest import ROOT
+from PIL import Image
+from safetensors.numpy import save_file
+from sklearn.datasets import load_sample_images
 from test_house import IMPORTS, TREES, imported
 
-from models import create_model, list_models
-from weights import save_weights
+from config import get_config
+from inference import Predictor
+from models import build_model, create_model, list_models
+from training.checkpoint import describe
+from training.checkpoint.description import METADATA
+from weights import file_arrays, save_weights
 
 OWN = {
     "utils.py": "import config\nNAME = config.NAME.replace('config', 'utils')\n",
@@ -159,6 +166,31 @@ def test_every_shipped_model_is_an_entry_with_a_text_and_overrides(theirs):
         "InputError: IMAGE_SIZE 230 is not a multiple of PATCH_SIZE 4",
     )
     assert [line[: len(start)] for line, start in zip(refused, wanted, strict=True)] == list(wanted)
+
+
+def test_a_checkpoint_answers_as_here(theirs, tmp_path):
+    """On photographs; given as the weights of a named model it is that model."""
+    size = ["DATA.IMAGE_SIZE", "32", "MODEL.EMBED_DIM", "16", "MODEL.DEPTH", "2", "MODEL.NUM_HEADS", "2"]
+    config = get_config("vit_tiny_patch16_224", [*size, "MODEL.NUM_CLASSES", "2", "MODEL.HEAD_INIT_SCALE", "1.0"])
+    described = {METADATA: describe(config, ["bridge", "flower"]).written()}
+    save_file(file_arrays(build_model(config)), tmp_path / "model.safetensors", described)
+    files = [tmp_path / "china.jpg", tmp_path / "flower.jpg"]
+    for file, photograph in zip(files, load_sample_images().images, strict=True):
+        Image.fromarray(photograph).save(file)
+    program = """
+        predictor = paddle.hub.load(HOUSE, "predictor", source="local", path=sys.argv[2])
+        sizes = {"num_classes": 2, "image_size": 32, "embed_dim": 16, "depth": 2, "num_heads": 2}
+        model = load("vit_tiny_patch16_224", pretrained=sys.argv[2], **sizes)
+        for one, other in zip(model.parameters(), predictor.model.parameters()):
+            assert paddle.equal_all(one, other)
+        theirs()
+        print(json.dumps(predictor(sys.argv[3:])))
+    """
+    found = theirs(program, tmp_path, *files)
+    expected = Predictor(tmp_path)(files)
+    assert [answer[0] for answer in found] == list(map(str, files))
+    assert [answer[2] for answer in found] == [answer.classes for answer in expected]
+    np.testing.assert_allclose([a[3] for a in found], [a.probabilities for a in expected], rtol=0, atol=1e-6)
 
 
 def test_two_copies_serve_one_program(theirs, tmp_path):
