@@ -7,6 +7,7 @@ python -m paddle.distributed.launch --nproc_per_node 2 main_multi_gpu.py -cfg=..
 import launch.startup  # noqa: F401  (signals and streams, from the first moment on)
 
 # isort: split
+import contextlib
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -89,12 +90,9 @@ def less_memory(config, directory):
     return "; ".join(ways)
 
 
-def watched_worker(failed, beats, handed):
-    """``main_worker`` in a process of its own, which doesn't outlive the one that watches it.
-
-    Args:
-        handed: the configuration, to read the data here, or ``spawned.Handed`` of it and the datasets.
-    """
+@contextlib.contextmanager
+def as_rank(failed, beats):
+    """Within, this process is a rank: watched by another, which it doesn't outlive; what it fails by is told to that."""
     signals.die_with_parent()
     # In the place of this rank, or, where each has an array of its own, in the only one.
     progress.share_beats(beats, progress.FIELDS * int(os.environ.get("PADDLE_TRAINER_ID") or 0) % len(beats))
@@ -102,14 +100,30 @@ def watched_worker(failed, beats, handed):
     multiprocessing.set_start_method("fork", force=True)
     signals.stop_at_once()
     with reported(failed):
+        import_paddle()
+        yield
+
+
+def watched_worker(failed, beats, handed):
+    """``main_worker`` in a process of its own.
+
+    Args:
+        handed: the configuration, to read the data here, or ``spawned.Handed`` of it and the datasets.
+    """
+    with as_rank(failed, beats):
         if isinstance(handed, spawned.Handed):
-            import_paddle()
             main_worker(*handed.open())
         else:
-            import_paddle()
             found = built(handed)
             launched.wait_for_all()
             main_worker(*found)
+
+
+def spawn(worker, count, failed, beats, *objects):
+    """Starts ``worker(failed, beats, spawned.Handed(*objects))`` in ``count`` processes, for ``spawned.run``."""
+    import paddle.distributed as dist
+
+    return dist.spawn(worker, args=(failed, beats, spawned.Handed(*objects)), nprocs=count, join=False)
 
 
 def built(config):
@@ -153,8 +167,6 @@ def main():
         streams.hurry()
         launched.watch(watched_worker, config)
     import_paddle()
-    import paddle.distributed as dist
-
     import utils
 
     ranks = utils.num_processes(config.NGPUS)
@@ -163,8 +175,7 @@ def main():
     config, *datasets_ = built(config)
 
     def start(config, ranks, failed, beats):
-        handed = spawned.Handed(config, *datasets_)
-        return dist.spawn(watched_worker, args=(failed, beats, handed), nprocs=ranks, join=False)
+        return spawn(watched_worker, ranks, failed, beats, config, *datasets_)
 
     spawned.run(config, ranks, start, next_start)
 

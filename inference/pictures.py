@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
@@ -24,12 +24,13 @@ _ROOM = 4 * LONGEST_LINE  # bytes of a problem's line, in UTF-8
 class Batch(NamedTuple):
     """Some of the images: their places, ``pixels`` [B, S, S, C] uint8, and what is wrong with each ("": nothing).
 
-    The pixels of an image that can't be read are zeros.
+    The pixels of an image that can't be read are zeros. Where they are asked for, ``corners`` are [B, 4, S, S, C].
     """
 
     places: list[int]
     pixels: paddle.Tensor
     problems: list[str]
+    corners: Any = None
 
 
 class Pictures(EncodedDataset):
@@ -77,7 +78,7 @@ class Pictures(EncodedDataset):
         sampler = EvalBatchSampler(self, config.DATA.BATCH_SIZE_EVAL, rank, ranks)
         for batch in ProcessLoader(config, self, sampler, ranks):
             problems = [bytes(line).rstrip(b"\0").decode(errors="ignore") for line in batch["problems"].numpy()]
-            yield Batch(list(map(int, batch["places"].numpy())), batch["pixels"], problems)
+            yield Batch(list(map(int, batch["places"].numpy())), batch["pixels"], problems, batch.get("corners"))
 
 
 def _from_array(array: np.ndarray, name: str) -> Image.Image:

@@ -1,5 +1,6 @@
 """A trained model that answers: from images to classes and probabilities, as ``-eval`` computes them, bit by bit."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +11,7 @@ import paddle
 from config import get_config, with_values
 from errors import InputError, RunError, shown
 from inference.pictures import Batch, Picture, Pictures
+from inference.tta import Views, pictures, views
 from loading.files import Paths
 from loading.transforms import Normalize
 from models import build_model
@@ -19,6 +21,7 @@ from options import Configuration
 from training.checkpoint import Description, classes_of, describe, description_of
 from training.checkpoint.description import TASKS
 from training.engine import autocast
+from utils import world_size
 from weights import load_weights
 
 BEST = Path("checkpoints", "best")  # in a run's folder
@@ -82,7 +85,7 @@ class Predictor:
         self.config, description = _configured(str(path), cfg, options, classes)
         self.task, self.classes = description.task, description.classes
         settings = self.config.MODEL
-        set_device_flags(self.config, 1)
+        set_device_flags(self.config, int(os.environ.get("PADDLE_LOCAL_SIZE", world_size())))
         self.model = build_model(self.config)
         allow, order = settings.PRETRAINED_ALLOW, settings.PRETRAINED_CLASSES
         self.report = load_weights(self.model, path, allow=allow, classes=order)
@@ -110,20 +113,52 @@ class Predictor:
         return found  # pyright: ignore[reportReturnType]: no Failure is left
 
     def stream(
-        self, images: Sequence[Picture] | Paths, top: int = 5, threshold: float = 0.5, workers: int = 2
+        self,
+        images: Sequence[Picture] | Paths,
+        top: int = 5,
+        threshold: float = 0.5,
+        workers: int = 2,
+        tta: Views = "",
     ) -> Iterator[Prediction | Failure]:
         """Yields the prediction of each image in turn; as much memory is taken for many as for a few.
 
         Args:
             images, top, threshold: as of a call.
             workers: processes that load; 0: this one does.
+            tta: views over which probabilities are averaged: "flip", "five", "ten" (``inference.tta``).
         """
-        pictures = Pictures(self.config, images)
-        for batch in self.batches(pictures, workers):
-            found = self.probabilities(self.logits(batch.pixels))
-            for place, problem, shares in zip(batch.places, batch.problems, found, strict=True):
-                name = pictures.name(place)
-                yield Failure(name, problem) if problem else self.ranked(name, shares, top, threshold)
+        for answers in self.answers(images, top, threshold, workers, tta):
+            yield from answers.values()
+
+    def answers(
+        self,
+        images: Sequence[Picture] | Paths,
+        top: int = 5,
+        threshold: float = 0.5,
+        workers: int = 2,
+        tta: Views = "",
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> Iterator[dict[int, Prediction | Failure]]:
+        """Yields, batch by batch, the answers to ``rank``'s share of the images (every ``ranks``-th), by their places.
+
+        Args:
+            images, top, threshold, workers, tta: as of ``stream``.
+        """
+        asked = pictures(self.config, images, tta)
+        for batch in self.batches(asked, workers, rank, ranks):
+            shares = np.mean([self.probabilities(self.logits(view)) for view in views(batch, tta)], 0)
+            yield {
+                place: self._answer(asked.name(place), problem, own, top, threshold)
+                for place, problem, own in zip(batch.places, batch.problems, shares, strict=True)
+            }
+
+    def _answer(
+        self, name: str, problem: str, shares: np.ndarray, top: int, threshold: float
+    ) -> Prediction | Failure:
+        if not problem and not np.isfinite(shares).all():
+            problem = f"{shown(name)}: the weights give no finite logits for it"
+        return Failure(name, problem) if problem else self.ranked(name, shares, top, threshold)
 
     def batches(self, pictures: Pictures, workers: int = 2, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
         """Yields the images of ``rank``, prepared, in their order."""

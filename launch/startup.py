@@ -6,6 +6,8 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from launch import streams
 
@@ -29,12 +31,12 @@ def end_at_once(number: int, _: object) -> None:
     os._exit(128 + number)
 
 
-def stop_at_once() -> None:
-    """From now on STOPS end this process. SIGUSR1, which asks for a save, is ignored: it would kill."""
+def stop_at_once(handler: Callable[[int, Any], None] = end_at_once) -> None:
+    """From now on STOPS end this process, by ``handler``. SIGUSR1, which asks for a save, is ignored: it would kill."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     for number in STOPS:
         if number not in IGNORED:
-            signal.signal(number, end_at_once)
+            signal.signal(number, handler)
 
 
 def speak_utf8() -> None:

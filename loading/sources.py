@@ -163,7 +163,7 @@ def folder(split: Split, *, data_path: str) -> Files:
 
         def found() -> Iterator[str]:
             for name in own:
-                for path in _images(root, f"{mode}/{name}"):
+                for path in images_below(root, f"{mode}/{name}"):
                     labels.append(places[name])
                     yield path
 
@@ -192,8 +192,14 @@ def _classes(folder: Path) -> list[str]:
     return names
 
 
-def _images(root: Path, below: str) -> Iterator[str]:
-    """Yields the paths of the images in a folder, in the folders' order, relative to ``root``."""
+def images_below(root: Path, below: str) -> Iterator[str]:
+    """Yields the paths of the images in a folder, in the folders' order, relative to ``root``.
+
+    Links to files are followed, links to folders aren't.
+
+    Raises:
+        Unreadable: a folder can't be listed: within ``errors.reading``.
+    """
 
     def refuse(error: OSError) -> None:
         raise Unreadable(f"its folder '{shown(str(error.filename))}' can't be listed ({error.strerror})")

@@ -1,0 +1,138 @@
+"""Pictures of answers: each image with its classes below it, in files or on one sheet."""
+
+import functools
+import os
+import re
+from pathlib import Path
+
+import matplotlib
+from PIL import Image, ImageDraw, ImageFont
+
+from errors import InputError, RunError, shown
+from inference.answers import Answer, reason, writing
+from inference.pictures import Pictures
+from inference.predictor import Failure
+from loading.files import Paths
+from options import Configuration
+
+SUFFIXES = (".png", ".jpg", ".jpeg")  # of a sheet
+MOST = 400  # images on a sheet
+_SIDE, _SHEET_SIDE, _GAP, _FONT = 384, 224, 8, 14  # pixels
+_LINE = _FONT + 5
+_NAME = 40  # letters of a file's name
+_PAPER, _INK, _FAINT, _WRONG = "white", "black", "#666666", "#b00020"
+
+
+class Captioned:
+    """Draws answers. EXIF's orientation is left alone: it is what the model saw.
+
+    Args:
+        side: pixels of the image's longer side.
+        top: classes below it, at most.
+    """
+
+    def __init__(self, config: Configuration, images: Paths, side: int, top: int) -> None:
+        self.pictures, self.side, self.top, self.place = Pictures(config, images), side, top, 0
+
+    def drawn(self, answer: Answer) -> Image.Image:
+        """Returns the next image with its name, and its classes or its error: [side + caption] x side pixels."""
+        image, problem = None, reason(answer) if isinstance(answer, Failure) else ""
+        if not problem:
+            try:
+                image = self.pictures.image(self.place).convert("RGB")
+                image.thumbnail((self.side, self.side))
+            except RunError as error:  # it was read before
+                problem = str(error)
+        self.place += 1
+        height = self.side + _LINE * (1 + self.top) + _GAP
+        paper = Image.new("RGB", (self.side, height), _PAPER)
+        draw = ImageDraw.Draw(paper)
+        if image:
+            paper.paste(image, ((self.side - image.width) // 2, (self.side - image.height) // 2))
+        else:
+            draw.rectangle((0, 0, self.side - 1, self.side - 1), fill="#eeeeee")
+            for row, line in enumerate(_wrapped(draw, problem, self.side - 2 * _GAP)):
+                draw.text((_GAP, _GAP + row * _LINE), line, _WRONG, _font())
+        name = _cut(draw, shown(os.path.basename(answer.name), 4000), self.side, from_left=True)
+        draw.text((0, self.side + 2), name, _FAINT, _font())
+        if not isinstance(answer, Failure):
+            self._list(draw, answer.classes, answer.probabilities)
+        return paper
+
+    def _list(self, draw: ImageDraw.ImageDraw, classes: list[str], probabilities: list[float]) -> None:
+        room = draw.textlength("100.0 %  ", _font())
+        for row, (kind, share) in enumerate(list(zip(classes, probabilities, strict=True))[: self.top], 1):
+            place = self.side + 2 + row * _LINE
+            told = f"{100 * share:.1f} %"
+            draw.text((room - draw.textlength(f"{told}  ", _font()), place), told, _INK, _font())
+            draw.text((room, place), _cut(draw, shown(kind, 4000), self.side - room), _INK, _font())
+
+
+class Folder:
+    """A file for each image in ``folder``: its place from 1, and its name."""
+
+    def __init__(self, config: Configuration, images: Paths, folder: Path, path: Path, top: int) -> None:
+        self.captioned, self.folder, self.path = Captioned(config, images, _SIDE, top), folder, path
+        self.digits = len(str(len(images)))
+        with writing(str(path)):
+            folder.mkdir()
+
+    def write(self, answer: Answer) -> None:
+        paper = self.captioned.drawn(answer)
+        stem = re.sub(r"[^\w.-]", "_", shown(Path(os.path.basename(answer.name)).stem, _NAME))
+        with writing(str(self.path)):
+            paper.save(self.folder / f"{self.captioned.place:0{self.digits}}-{stem}.jpg", quality=90)
+
+
+class Sheet:
+    """All images side by side, in one picture.
+
+    Raises:
+        InputError: there are too many.
+    """
+
+    def __init__(self, config: Configuration, images: Paths, top: int) -> None:
+        if len(images) > MOST:
+            raise InputError(f"-output: one picture holds up to {MOST} images, found {len(images)}; give a folder")
+        self.captioned, self.papers = Captioned(config, images, _SHEET_SIDE, top), []
+        self.count = len(images)
+
+    def write(self, answer: Answer) -> None:
+        self.papers.append(self.captioned.drawn(answer))
+
+    def save(self, file: Path, path: Path) -> None:
+        """Writes the sheet to ``file``, in the format that ``path`` names."""
+        across = next(n for n in range(1, MOST) if n * n * 3 >= self.count * 4 or n == self.count)
+        width, height = (side + _GAP for side in self.papers[0].size)
+        sheet = Image.new("RGB", (across * width + _GAP, -(-self.count // across) * height + _GAP), _PAPER)
+        for place, paper in enumerate(self.papers):
+            sheet.paste(paper, (_GAP + place % across * width, _GAP + place // across * height))
+        with writing(str(path)), open(file, "xb") as out:
+            sheet.save(out, "PNG" if path.suffix.lower() == ".png" else "JPEG", quality=90)
+            out.flush()
+            os.fsync(out.fileno())
+
+
+@functools.cache
+def _font() -> ImageFont.FreeTypeFont:
+    """DejaVu Sans, which has most alphabets; Pillow's own has Latin letters alone."""
+    return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf")), _FONT)
+
+
+def _cut(draw: ImageDraw.ImageDraw, text: str, room: float, from_left: bool = False) -> str:
+    """The text, or as much of it as there is room for: its end where it is cut from the left."""
+    text = text[-200:] if from_left else text[:200]
+    if draw.textlength(text, _font()) <= room:
+        return text
+    while text and draw.textlength(f"{text}...", _font()) > room:
+        text = text[1:] if from_left else text[:-1]
+    return f"...{text}" if from_left else f"{text}..."
+
+
+def _wrapped(draw: ImageDraw.ImageDraw, text: str, room: float) -> list[str]:
+    lines = [""]
+    for word in text.split():
+        if draw.textlength(f"{lines[-1]} {word}", _font()) > room and lines[-1]:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return [_cut(draw, line, room) for line in lines]

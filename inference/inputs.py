@@ -1,0 +1,135 @@
+"""Which images are asked about: words of a command line become paths, in order."""
+
+import glob
+import itertools
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from errors import Allowance, InputError, Unreadable, opened, reading, shown
+from loading.files import Paths
+from loading.sources import IMAGE_SUFFIXES, UNPRINTABLE, images_below
+
+STDIN, LIST = "-", ".txt"
+_LARGEST = 1 << 28  # bytes of a list on standard input
+_LISTED = 32  # bytes that a path takes besides its own
+_MOST_CLASSES, _LONGEST_CLASS = 1_000_000, 1000
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+def paths_of(words: Sequence[str], stdin: IO[bytes] | None = None) -> Paths:
+    """Returns the paths that words stand for, in the words' order.
+
+    A word is an image's file; a folder: the images at any depth below it, sorted, without links to folders; a pattern
+    with ``*``, ``?`` or ``[``, as a shell reads it (``**``: folders at any depth); a list of paths, which ends in .txt;
+    or ``-``: a list on standard input. A list has a path on each line, taken as it stands, from the current folder on.
+    Where it holds a NUL, NULs are between the paths (``find -print0``).
+
+    Args:
+        stdin: where ``-`` is read from; None: it may not be.
+
+    Raises:
+        InputError: a word stands for nothing, or can't be read. What is wrong with a path's file shows later.
+    """
+    found = Paths(itertools.chain.from_iterable(_meant(word, stdin) for word in words))
+    if not len(found):
+        raise InputError("there are no images: no path is in the lists")
+    return found
+
+
+def _meant(word: str, stdin: IO[bytes] | None) -> Iterable[str | bytes]:
+    if word == STDIN:
+        return _from_stdin(stdin)
+    if not os.path.lexists(word):
+        if not glob.has_magic(word):
+            raise InputError(f"{shown(word)!r}: there is no such file or folder")
+        matches = _matches(word)
+        if not matches:
+            raise InputError(f"{shown(word)!r}: no file has such a name")
+        return itertools.chain.from_iterable(_meant(match, None) for match in matches)
+    if os.path.isdir(word):
+        return _in_folder(word)
+    return _in_list(word) if word.lower().endswith(LIST) else [word]
+
+
+def _in_folder(word: str) -> Iterator[str]:
+    empty = True
+    with reading(shown(word), "a folder of images"):
+        for path in images_below(Path(word), "."):
+            empty = False
+            yield os.path.join(word, path.removeprefix("./"))
+    if empty:
+        raise InputError(f"{shown(word)}: holds no image; images end in {' '.join(IMAGE_SUFFIXES)}")
+
+
+def _matches(pattern: str) -> list[str]:
+    """What a pattern matches, sorted; of one with ``**`` files alone, links to folders aren't followed."""
+    with reading(f"'{shown(pattern)}'", "a pattern of paths"):
+        parts = pattern.split("/")
+        if "**" not in parts:
+            return sorted(glob.glob(pattern))
+        # glob.glob follows links to folders: two that lead to their own folder are 2 to the power of 40 folders.
+        plain = list(itertools.takewhile(lambda part: not glob.has_magic(part), parts))
+        rest = "/".join(parts[len(plain) :] + ["*"] * (parts[-1] == "**"))
+        root = "/".join(plain) or ("/" if plain else "")
+        found = (path for path in Path(root).glob(rest) if not path.is_dir())
+        shows = (path for path in found if not any(part.startswith(".") for part in path.relative_to(root).parts))
+        return sorted(map(str, shows))
+
+
+def _in_list(word: str) -> list[bytes]:
+    with reading(shown(word), "a list of paths"):
+        with opened(word) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > _LARGEST:
+                raise Unreadable(f"it has {size} bytes, up to {_LARGEST} are read; split it")
+            data = file.read(_LARGEST)
+        return _split(data)
+
+
+def _from_stdin(stdin: IO[bytes] | None) -> list[bytes]:
+    if stdin is None:
+        raise InputError("-: several processes have no standard input to share; write its paths into a list.txt")
+    with reading("standard input", "a list of paths"):
+        data = stdin.read(_LARGEST + 1)
+        if len(data) > _LARGEST:
+            raise Unreadable(f"it has more than {_LARGEST} bytes; split it")
+        return _split(data)
+
+
+def _split(data: bytes) -> list[bytes]:
+    """The paths of a list; its empty lines are none."""
+    if data[:2] in _UTF16:
+        raise Unreadable("it is in UTF-16; save it in UTF-8")
+    data, allowance = data.removeprefix(b"\xef\xbb\xbf"), Allowance(len(data))
+    end = b"\0" if b"\0" in data else b"\n"
+    allowance.take(_LISTED * data.count(end))
+    return [line for line in (line.removesuffix(b"\r") for line in data.split(end)) if line]
+
+
+def class_names(path: str) -> list[str]:
+    """Returns the names in a file, one a line, in the order of a model's outputs.
+
+    Raises:
+        InputError: it can't be read; a line is empty, too long, or can't be printed (which).
+    """
+    with reading(shown(path), "classes, one a line"):
+        with opened(path) as file:
+            allowance = Allowance(os.fstat(file.fileno()).st_size)
+            allowance.take(2 * allowance.size)
+            text = file.read().decode("utf-8-sig")
+        names = [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
+        if len(names) > _MOST_CLASSES:
+            raise Unreadable(f"it has {len(names)} lines, up to {_MOST_CLASSES} are read")
+        for number, name in enumerate(names, 1):
+            if not name.strip() or len(name) > _LONGEST_CLASS or UNPRINTABLE.search(name):
+                raise Unreadable(f"its line {number} is {shown(name, 40)!r}, expected a class's name")
+        return names
+
+
+def standard_input() -> IO[bytes] | None:
+    """Returns this process's standard input; None where it is closed."""
+    return sys.stdin.buffer if sys.stdin and not stat.S_ISDIR(os.fstat(0).st_mode) else None

@@ -1,0 +1,256 @@
+"""Says what trained weights see in images: classes with their probabilities, as -eval computes them.
+
+    python tools/predict.py CHECKPOINT IMAGE|FOLDER|"GLOB"|LIST.txt|- ... [-top 5] [-format csv] [-output FILE]
+    python tools/predict.py CHECKPOINT FOLDER -ngpus 2 (or python -m paddle.distributed.launch ... tools/predict.py)
+
+CHECKPOINT is a run's folder (its best), a checkpoint, or its model.safetensors alone; of other weights -cfg says what
+they are of. A folder's images are taken at any depth, sorted. A list has a path on each line; "-" is one on standard
+input. The answers come in the images' order. Exit status: 0; 1 where an image can't be read, whose row says why; 2 for
+a wrong command line or input; 130 or 143 after Ctrl-C or SIGTERM; 141 where the reader of standard output left.
+"""
+
+import argparse
+import contextlib
+import functools
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+
+from launch import environment, launched, signals, spawned, startup  # noqa: E402  (streams)
+
+startup.stop_at_once()  # the other imports take a second
+
+from errors import InputError, RunError, memory_reported, reported, shown  # noqa: E402
+
+# isort: split
+from config import default_values, get_config  # noqa: E402
+from main_multi_gpu import as_rank, import_paddle, spawn  # noqa: E402
+from options import Configuration, pairs  # noqa: E402
+
+FORMATS = ("table", "csv", "jsonl", "pictures")
+_SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".png": "pictures", ".jpg": "pictures", ".jpeg": "pictures"}
+
+
+def parsed_arguments() -> argparse.Namespace:
+    """Returns what the command line says; ``output`` and ``temporary`` are None for standard output."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="weights that -eval takes, or a run's folder")
+    parser.add_argument("inputs", nargs="+", metavar="IMAGES", help="files, folders, patterns, lists (.txt), or -")
+
+    def option(name: str, **settings: Any) -> None:
+        parser.add_argument(f"-{name}", f"--{name}", **settings)
+
+    option("cfg", metavar="FILE", help="the model's YAML file or name, where the weights don't tell it")
+    option("o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys; KEY=VALUE as well")
+    option("classes", metavar="FILE", help="names of the model's outputs, one a line, or imagenet1k")
+    option("top", type=_number(1), metavar="K", help="classes per image; default: 5, of several labels all")
+    option("threshold", type=_share, metavar="P", help="of several labels, the least probability; default: 0.5")
+    option("format", choices=FORMATS, help="default: what -output's ending says, or else table")
+    text = "where to write: a file, whole or absent; pictures: a new folder, or a .png or .jpg of all"
+    option("output", type=Path, metavar="PATH", help=text)
+    text = "average over views: flip (the mirror image, too), five (centre and corners), ten (both); default: flip"
+    option("tta", nargs="?", const="flip", default="", choices=("flip", "five", "ten"), help=text)
+    option("batch_size", type=_number(1), default=32, metavar="N", help="images per device; default: 32")
+    option("workers", type=_number(0), default=2, metavar="N", help="processes that load, per device; default: 2")
+    option("ngpus", type=int, metavar="N", help="processes, one per device; -1: all devices; default: 1")
+    option("amp", nargs="?", const="True", metavar="BOOL", help="as -eval takes it: on GPUs, with -o AMP_EVAL True")
+    arguments = parser.parse_args()
+    ends = arguments.output.suffix.lower() if arguments.output else ""
+    arguments.format = arguments.format or _SUFFIXES.get(ends, "table")
+    arguments.sheet = arguments.format == "pictures" and _SUFFIXES.get(ends) == "pictures"
+    arguments.options = [*arguments.o, *(["AMP", arguments.amp] if arguments.amp else [])]
+    arguments.temporary = _temporary(arguments)
+    return arguments
+
+
+def _number(least: int) -> Any:
+    def number(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) < 1 << 20:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} on")
+        return int(text)
+
+    return number
+
+
+def _share(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) <= 1:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no probability from 0 to 1")
+
+
+def _temporary(arguments: argparse.Namespace) -> Path | None:
+    """Where -output is written before it is whole, by whichever process; raises InputError where it can't be."""
+    if arguments.output is None:
+        if arguments.format == "pictures":
+            raise InputError("-format pictures needs -output: a new folder, or a file that ends in .png or .jpg")
+        return None
+    output = arguments.output = Path(os.path.realpath(arguments.output))  # of a link, what it leads to
+    told = f"-output {shown(str(output))}"
+    if not output.parent.is_dir():
+        raise InputError(f"{told}: there is no folder {shown(str(output.parent))}")
+    if not os.access(output.parent, os.W_OK):
+        raise InputError(f"{told}: its folder can't be written to; give this user the right to it")
+    if arguments.format == "pictures" and not arguments.sheet:
+        if os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir())):
+            raise InputError(f"{told} is there already, and is no empty folder; choose another")
+    elif os.path.lexists(output) and not output.is_file():
+        raise InputError(f"{told} is a folder, or no regular file; choose another")
+    return output.with_name(f".{output.name[:200]}.{os.getpid()}")
+
+
+def answer(arguments: argparse.Namespace, images: Any, config: Configuration) -> None:
+    """What each process does.
+
+    Raises:
+        RunError: an image can't be read; all others are answered.
+    """
+    import utils
+    from inference import Failure, Predictor
+    from inference.inputs import class_names
+    from inference.together import answered, check_same_images
+    from loading.label_spaces import imagenet_names
+    from training import parallel
+    from training.setup import precision_told
+
+    parallel.init(config)
+    check_same_images(images)
+    named = arguments.classes and (
+        imagenet_names() if arguments.classes == "imagenet1k" else class_names(arguments.classes)
+    )
+    how, failed = {"workers": arguments.workers, "tta": arguments.tta}, 0
+    with memory_reported(lambda: f"lower -batch_size (now {arguments.batch_size})"):
+        predictor = Predictor(arguments.checkpoint, arguments.cfg, arguments.options, named, arguments.batch_size)
+        several = predictor.task == "multi_label"
+        if arguments.threshold is not None and not several:
+            raise InputError("-threshold is for models of several labels per image; -top says how many classes")
+        how["threshold"] = 0.5 if arguments.threshold is None else arguments.threshold
+        how["top"] = top = arguments.top or (predictor.config.MODEL.NUM_CLASSES if several else 5)
+        if arguments.amp and utils.rank() == 0:
+            print(f"computes in {precision_told(predictor.config)}", file=sys.stderr)
+        with written(arguments, predictor, images, top) as (write, bar):
+            for part in answered(predictor, images, **how):
+                for each in part:
+                    write(each)
+                    failed += isinstance(each, Failure)
+                bar.update(len(part))
+    signals.end_workers()
+    if failed:
+        where = {"pictures": "its picture says"}.get(arguments.format, "its row says")
+        raise RunError(f"{failed} of {len(images)} images can't be read; {where.replace('its', 'each')} why")
+
+
+@contextlib.contextmanager
+def written(arguments: argparse.Namespace, predictor: Any, images: Any, top: int) -> Iterator[tuple[Any, Any]]:
+    """Gives what takes an answer, and a bar; other processes than the first have none."""
+    from tqdm import tqdm
+
+    import utils
+    from inference import answers
+
+    if utils.rank():
+        yield None, tqdm(disable=True)
+        return
+    path, temporary, config = arguments.output, arguments.temporary, predictor.config
+    seen = path is None and os.isatty(1)  # a bar would tear the lines
+    with contextlib.ExitStack() as stack:
+        bar = tqdm(total=len(images), unit=" images", disable=seen or None, dynamic_ncols=True)
+        stack.enter_context(contextlib.closing(bar))
+        if arguments.format != "pictures":
+            opened = answers.text_file(path, temporary) if path else answers.standard_output(utils.world_size() > 1)
+            out = stack.enter_context(opened)
+            writer = answers.text_writer(arguments.format, out, images, predictor.classes)
+            yield writer.write, bar
+            out.flush()
+            return
+        from inference import captions
+
+        if arguments.sheet:
+            sheet = captions.Sheet(config, images, top)
+            yield sheet.write, bar
+            sheet.save(temporary, path)
+        else:
+            yield captions.Folder(config, images, temporary, path, top).write, bar
+        answers.settle(temporary, path)
+
+
+def spawned_rank(failed: Any, beats: Any, handed: spawned.Handed) -> None:
+    """A rank that this program started."""
+    with as_rank(failed, beats), contextlib.suppress(BrokenPipeError):
+        answer(*handed.open())
+
+
+def launched_rank(arguments: argparse.Namespace, failed: Any, beats: Any, config: Configuration) -> None:
+    """A rank that a launcher started; it finds the images by itself."""
+    with as_rank(failed, beats), contextlib.suppress(BrokenPipeError):
+        from inference.inputs import paths_of
+
+        images = paths_of(arguments.inputs)
+        launched.wait_for_all()
+        answer(arguments, images, config)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Answers in one process or in several, however they are started."""
+    own = [word for pair in pairs(arguments.o, default_values()) if pair[0].startswith("DIST.") for word in pair]
+    config = get_config(None, ["EVAL", "True", *own])
+    if environment.launched():
+        if arguments.ngpus is not None:
+            raise InputError("-ngpus is for processes that this program starts; here a launcher did")
+        launched.watch(functools.partial(launched_rank, arguments), config)
+    import_paddle()
+    import utils
+    from inference.inputs import paths_of, standard_input
+
+    startup.stop_at_once(functools.partial(_stopped, arguments.temporary, os.getpid()))
+    ranks = utils.num_processes(1 if arguments.ngpus is None else arguments.ngpus)
+    images = paths_of(arguments.inputs, standard_input())
+    if ranks == 1:
+        answer(arguments, images, config)
+        return
+    environment.prepare_spawn()
+
+    def start(config: Configuration, count: int, failed: Any, beats: Any) -> Any:
+        return spawn(spawned_rank, count, failed, beats, arguments, images, config)
+
+    spawned.run(config, ranks, start)
+
+
+def _stopped(temporary: Path | None, program: int, number: int, _: Any) -> None:
+    """Ends this process, as a signal's handler; loaders' workers have it, too."""
+    if os.getpid() == program:
+        _remove(temporary)
+        os.write(2, f"{os.linesep * os.isatty(2)}stopped by {signal.Signals(number).name}\n".encode())
+    os._exit(128 + number)
+
+
+def _remove(temporary: Path | None) -> None:
+    if temporary:
+        with contextlib.suppress(OSError):
+            temporary.unlink() if not temporary.is_dir() else shutil.rmtree(temporary, ignore_errors=True)
+
+
+def main() -> None:
+    arguments = parsed_arguments()
+    try:
+        run(arguments)
+        if arguments.output:
+            print(f"{shown(str(arguments.output))}: written")
+    except BrokenPipeError:  # ``| head``
+        os._exit(128 + signal.SIGPIPE)
+    finally:
+        _remove(arguments.temporary)
+
+
+if __name__ == "__main__":
+    with reported():
+        main()
