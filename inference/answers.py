@@ -1,7 +1,6 @@
 """Answers on paper: a table for people, CSV and JSON lines for programs; pictures are ``captions``'s."""
 
 import contextlib
-import csv
 import io
 import json
 import os
@@ -69,17 +68,22 @@ class Csv:
     """
 
     def __init__(self, file: IO[str]) -> None:
-        self.rows = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
+        self.file = file
         file.write(",".join(COLUMNS) + "\n")
 
     def write(self, answer: Answer) -> None:
-        name = answer.name.encode(errors="backslashreplace").decode()
+        name = _quoted(answer.name)
         if isinstance(answer, Failure):
-            self.rows.writerow([name, None, None, None, None, reason(answer)])
+            self.file.write(f"{name},,,,,{_quoted(reason(answer))}\n")
             return
         ranked = enumerate(zip(answer.outputs, answer.classes, answer.probabilities, strict=True), 1)
-        rows = [[name, rank, output, kind, share, None] for rank, (output, kind, share) in ranked]
-        self.rows.writerows(rows or [[name, *[None] * (len(COLUMNS) - 1)]])
+        rows = [f"{name},{rank},{output},{_quoted(kind)},{share!r},\n" for rank, (output, kind, share) in ranked]
+        self.file.write("".join(rows) or f"{name},,,,,\n")
+
+
+def _quoted(text: str) -> str:
+    """As CSV has it (RFC 4180). Python's own writer leaves a carriage return as it is, at which readers break."""
+    return '"{}"'.format(text.replace('"', '""'))
 
 
 class Table:
@@ -124,8 +128,9 @@ def fitting(text: str, room: int) -> str:
     """Returns a text, or its end, in ``room`` columns."""
     if cells(text) <= room:
         return text
+    text = text[-room:]
     while cells(text) > room - 3:
-        text = text[1 + (cells(text) - room) // 4 :]
+        text = text[1:]
     return f"...{text}"
 
 

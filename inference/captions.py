@@ -48,7 +48,7 @@ class Captioned:
         paper = Image.new("RGB", (self.side, height), _PAPER)
         draw = ImageDraw.Draw(paper)
         if image:
-            paper.paste(image, ((self.side - image.width) // 2, (self.side - image.height) // 2))
+            paper.paste(image, ((self.side - image.width) // 2, self.side - image.height))
         else:
             draw.rectangle((0, 0, self.side - 1, self.side - 1), fill="#eeeeee")
             for row, line in enumerate(_wrapped(draw, problem, self.side - 2 * _GAP)):

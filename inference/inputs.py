@@ -45,10 +45,10 @@ def _meant(word: str, stdin: IO[bytes] | None) -> Iterable[str | bytes]:
         return _from_stdin(stdin)
     if not os.path.lexists(word):
         if not glob.has_magic(word):
-            raise InputError(f"{shown(word)!r}: there is no such file or folder")
+            raise InputError(f"'{shown(word)}': there is no such file or folder")
         matches = _matches(word)
         if not matches:
-            raise InputError(f"{shown(word)!r}: no file has such a name")
+            raise InputError(f"'{shown(word)}': no file has such a name")
         return itertools.chain.from_iterable(_meant(match, None) for match in matches)
     if os.path.isdir(word):
         return _in_folder(word)
@@ -126,7 +126,7 @@ def class_names(path: str) -> list[str]:
             raise Unreadable(f"it has {len(names)} lines, up to {_MOST_CLASSES} are read")
         for number, name in enumerate(names, 1):
             if not name.strip() or len(name) > _LONGEST_CLASS or UNPRINTABLE.search(name):
-                raise Unreadable(f"its line {number} is {shown(name, 40)!r}, expected a class's name")
+                raise Unreadable(f"its line {number} is '{shown(name, 40)}', expected a class's name")
         return names
 
 

@@ -52,7 +52,7 @@ def parsed_arguments() -> argparse.Namespace:
     option("cfg", metavar="FILE", help="the model's YAML file or name, where the weights don't tell it")
     option("o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys; KEY=VALUE as well")
     option("classes", metavar="FILE", help="names of the model's outputs, one a line, or imagenet1k")
-    option("top", type=_number(1), metavar="K", help="classes per image; default: 5, of several labels all")
+    option("top", type=_number(1), metavar="K", help="classes per image; default: 5; several labels: all")
     option("threshold", type=_share, metavar="P", help="of several labels, the least probability; default: 0.5")
     option("format", choices=FORMATS, help="default: what -output's ending says, or else table")
     text = "where to write: a file, whole or absent; pictures: a new folder, or a .png or .jpg of all"
@@ -134,7 +134,9 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
         if arguments.threshold is not None and not several:
             raise InputError("-threshold is for models of several labels per image; -top says how many classes")
         how["threshold"] = 0.5 if arguments.threshold is None else arguments.threshold
-        how["top"] = top = arguments.top or (predictor.config.MODEL.NUM_CLASSES if several else 5)
+        outputs = predictor.config.MODEL.NUM_CLASSES
+        all_of_them = several and arguments.format != "pictures"  # whose captions have room for some
+        how["top"] = top = min(outputs, arguments.top or (outputs if all_of_them else 5))
         if arguments.amp and utils.rank() == 0:
             print(f"computes in {precision_told(predictor.config)}", file=sys.stderr)
         with written(arguments, predictor, images, top) as (write, bar):
@@ -244,7 +246,7 @@ def main() -> None:
     try:
         run(arguments)
         if arguments.output:
-            print(f"{shown(str(arguments.output))}: written")
+            print(f"{shown(str(arguments.output))} is written")
     except BrokenPipeError:  # ``| head``
         os._exit(128 + signal.SIGPIPE)
     finally:

@@ -1,0 +1,183 @@
+"""tools/predict.py as people run it: its answers are -eval's, whoever computes them; what stops it leaves nothing."""
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import asked
+import pytest
+from programs import ROOT, assert_none_left, descendants, wait_for
+
+PREDICT = [sys.executable, str(ROOT / "tools" / "predict.py")]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with photographs/ and model.safetensors."""
+    root = tmp_path_factory.mktemp("place")
+    asked.write_photographs(root / "photographs")
+    asked.write_weights(root / "model.safetensors")
+    return root
+
+
+def begin(place, *words, command=PREDICT, weights="model.safetensors", **how):
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([*command, weights, *map(str, words)], cwd=place, **(streams | how))
+
+
+def predict(place, *words, stdin=None, **how):
+    """(exit status, standard output, standard error)."""
+    process = begin(place, *words, stdin=subprocess.PIPE, **how)
+    out, err = process.communicate(stdin, timeout=120)
+    return process.returncode, out.decode(), err.decode()
+
+
+def rows(text):
+    return list(csv.DictReader(text.splitlines()))
+
+
+VAL = "photographs/val"
+
+
+@pytest.mark.smoke
+def test_its_accuracy_is_the_evaluations(place, program):
+    flags = ["-cfg=vit_tiny_patch16_224", "-eval", "-dataset=folder", f"-data_path={place}/photographs"]
+    flags += [f"-pretrained={place}/model.safetensors", "-output=evaluated", "-batch_size=4", "-o", *asked.MODEL]
+    status, _, err = program("main_single_gpu.py", *flags)
+    assert not status, err
+    result = json.loads((place / "evaluated/result.json").read_text()) if (place / "evaluated").exists() else None
+    result = result or json.loads((_cwd(program) / "evaluated/result.json").read_text())
+    status, out, err = predict(place, VAL, "-format", "csv", "-batch_size", 4)
+    assert (status, err) == (0, "")
+    first = [row for row in rows(out) if row["rank"] == "1"]
+    right = [row["class"] == row["name"].split("/")[-2] for row in first]
+    assert len(first) == result["num_samples"] == 18
+    assert 0 < sum(right) < 18  # else any answer would do
+    assert result["acc1"] == pytest.approx(100 * sum(right) / 18)
+
+
+def _cwd(program):
+    return next(cell.cell_contents for cell in program.__closure__ if hasattr(cell.cell_contents, "joinpath"))
+
+
+def test_every_way_of_asking_gives_the_same(place):
+    """At one image a batch, whoever computes it: to the last bit."""
+    plain = predict(place, VAL, "-format=jsonl", "-batch_size=1")
+    files = [json.loads(line)["name"] for line in plain[1].splitlines()]
+    assert plain[0] == 0
+    assert len(files) == 18
+    (place / "list.txt").write_text("\n".join(files))
+    spawned = predict(place, VAL, "--format", "jsonl", "-batch_size=1", "-ngpus", "2")
+    assert spawned == plain
+    words = ["-batch_size=1", "--output=launched.jsonl"]
+    launcher = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", "logs"]
+    status, *said = predict(place, "list.txt", *words, command=[*launcher, PREDICT[1]])
+    assert (status, (place / "launched.jsonl").read_text()) == (0, plain[1]), said
+    assert predict(place, "-", "-format=jsonl", "-batch_size=1", stdin="\0".join(files).encode()) == plain
+    assert predict(place, f"{VAL}/**/*.*g", "-format=jsonl", "-batch_size=1", "-workers=0") == plain
+
+
+def test_an_image_that_cant_be_read_is_a_row_and_status_1(place):
+    (place / "cut.jpg").write_bytes(b"\xff\xd8\xff\xe0")
+    words = [f"{VAL}/bridge/0.jpg", "cut.jpg", f"{VAL}/bridge/0.jpg", "-top=1"]
+    for ngpus in ("1", "2"):
+        status, out, err = predict(place, *words, "-format=csv", "-ngpus", ngpus)
+        assert (status, err) == (1, "error: 1 of 3 images can't be read; each row says why\n")
+        first, cut, last = rows(out)
+        assert first["probability"] == last["probability"] != ""
+        assert (cut["class"], cut["error"]) == ("", "it ends before its pixels; repair or remove it")
+    status, out, err = predict(place, *words, "-output=sheet.png")
+    assert (status, out, err) == (1, "", "error: 1 of 3 images can't be read; each picture says why\n")
+    assert (place / "sheet.png").read_bytes()[:4] == b"\x89PNG"
+    status, out, _ = predict(place, *words)
+    assert (status, out.splitlines()[2]) == (1, f"{'cut.jpg':<32}        error  {cut['error']}")
+
+
+def test_several_labels_are_those_above_the_threshold(place):
+    asked.write_weights(place / "many.safetensors", "multi_label")
+    some, every = (
+        [json.loads(line)["predictions"] for line in predict(place, VAL, *flags, weights="many")[1].splitlines()]
+        for flags in (["-format=jsonl", "-threshold=0.55"], ["-format=jsonl", "-threshold=0"])
+    )
+    assert {len(found) for found in every} == {2}
+    assert some == [[one for one in found if one["probability"] >= 0.55] for found in every]
+    assert some != every
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([VAL, "-threshold=0.3"], "error: -threshold is for models of several labels per image; -top says how many"),
+        ([VAL, "-format=pictures"], "error: -format pictures needs -output: a new folder, or a file that ends in .png"),
+        ([VAL, "-output=none/a.csv"], "there is no folder "),
+        ([VAL, "-output=photographs"], "is a folder, or no regular file; choose another"),
+        ([VAL, "-output=/dev/null"], "-output /dev/null is a folder, or no regular file; choose another"),
+        ([VAL, "-output=photographs", "-format=pictures"], "is there already, and is no empty folder"),
+        (["none.jpg", "-output=new.csv"], "error: 'none.jpg': there is no such file or folder"),
+        ([VAL, "-classes=list.txt", "-output=new.csv"], "error: list.txt: can't be read as classes"),
+        ([VAL, "-classes=imagenet1k"], "found 1000 names of classes, the model has 2 outputs; give one for each"),
+        ([VAL, "-o", "DATA.IMAGE_SIZES", "3"], "unknown key DATA.IMAGE_SIZES; did you mean DATA.IMAGE_SIZE?"),
+        ([VAL, "-top=0"], "argument -top/--top: '0' is no number from 1 on"),
+        ([VAL, "-ngpus=99"], "NGPUS asks for 99 processes, found"),
+    ],
+)
+def test_what_cant_be_is_refused_and_leaves_nothing(place, words, message):
+    before = sorted(os.listdir(place))
+    status, out, err = predict(place, *words)
+    assert (status, out) == (2, "")
+    assert message in err.splitlines()[-1]
+    assert "Traceback" not in err
+    assert sorted(os.listdir(place)) == before
+
+
+@pytest.fixture
+def endless(place):
+    """A list of so many images that whoever stops it comes in time."""
+    (place / "endless.txt").write_text(f"{VAL}/bridge/0.jpg\n" * 300_000)
+    return "endless.txt"
+
+
+@pytest.mark.parametrize("flags", [["-workers=1"], ["-workers=0", "-format=pictures"], ["-ngpus=2"]])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_leaves_nothing(place, endless, flags, number):
+    process = begin(place, endless, "-output=stopped", *flags, start_new_session=True)
+    assert wait_for(lambda: [n for n in os.listdir(place) if n.startswith(".stopped") and _grown(place / n)], process)
+    left = list(descendants(process.pid))
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (128 + number, b""), err
+    assert re.fullmatch(rf"stopped by {number.name}( at step \d+)?\n", err.decode())
+    assert not [name for name in os.listdir(place) if "stopped" in name]
+    assert_none_left(left)
+
+
+def _grown(path):
+    return len(os.listdir(path)) if path.is_dir() else path.stat().st_size
+
+
+def test_a_rank_that_dies_ends_the_others(place, endless):
+    process = begin(place, endless, "-output=stopped", "-ngpus=2", "-workers=0")
+    assert wait_for(lambda: [n for n in os.listdir(place) if n.startswith(".stopped") and _grown(place / n)], process)
+    ranks = [pid for pid, (parent, args) in descendants(process.pid).items() if "spawn_main" in args]
+    started = time.monotonic()
+    os.kill(max(ranks), signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert time.monotonic() - started < 15
+    assert (process.returncode, out) == (1, b"")
+    assert re.fullmatch(r"error: rank \d was killed by SIGKILL \(is memory short\?\) at step \d+\n", err.decode())
+    assert not [name for name in os.listdir(place) if "stopped" in name]
+    assert_none_left(ranks)
+
+
+def test_a_reader_that_leaves_ends_it_quietly(place, endless):
+    process = begin(place, endless, "-top=1")
+    assert process.stdout.readline().split() == [b"image", b"probability", b"class"]
+    process.stdout.close()
+    assert process.wait(60) == 128 + signal.SIGPIPE
+    assert process.stderr.read() == b""
+    process.stderr.close()
