@@ -25,7 +25,8 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 
 from launch import environment, launched, signals, spawned, startup  # noqa: E402  (streams)
 
-startup.stop_at_once()  # the other imports take a second
+if "main" in __name__:  # also in a rank, which imports this anew
+    startup.stop_at_once()  # the other imports take a second
 
 from errors import InputError, RunError, memory_reported, reported, shown  # noqa: E402
 
@@ -147,8 +148,8 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
                 bar.update(len(part))
     signals.end_workers()
     if failed:
-        where = {"pictures": "its picture says"}.get(arguments.format, "its row says")
-        raise RunError(f"{failed} of {len(images)} images can't be read; {where.replace('its', 'each')} why")
+        where = "picture" if arguments.format == "pictures" else "row"
+        raise RunError(f"{failed} of {len(images)} images can't be read; each {where} says why", shared=True)
 
 
 @contextlib.contextmanager
