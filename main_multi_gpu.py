@@ -92,7 +92,7 @@ def less_memory(config, directory):
 
 @contextlib.contextmanager
 def as_rank(failed, beats):
-    """Within, this process is a rank: watched by another, which it doesn't outlive; what it fails by is told to that."""
+    """Within, this process is a rank: another watches it, hears what it fails by, and isn't outlived by it."""
     signals.die_with_parent()
     # In the place of this rank, or, where each has an array of its own, in the only one.
     progress.share_beats(beats, progress.FIELDS * int(os.environ.get("PADDLE_TRAINER_ID") or 0) % len(beats))

@@ -39,8 +39,8 @@ class Captioned:
         image, problem = None, reason(answer) if isinstance(answer, Failure) else ""
         if not problem:
             try:
-                image = self.pictures.image(self.place).convert("RGB")
-                image.thumbnail((self.side, self.side))
+                image = self.pictures.image(self.place)
+                image.thumbnail((self.side, self.side))  # in its place: a copy of it may take 400 MB
             except RunError as error:  # it was read before
                 problem = str(error)
         self.place += 1

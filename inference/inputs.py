@@ -36,7 +36,7 @@ def paths_of(words: Sequence[str], stdin: IO[bytes] | None = None) -> Paths:
     """
     found = Paths(itertools.chain.from_iterable(_meant(word, stdin) for word in words))
     if not len(found):
-        raise InputError("there are no images: no path is in the lists")
+        raise InputError("there are no images: the lists, or what the patterns match, hold no path of one")
     return found
 
 
@@ -49,20 +49,31 @@ def _meant(word: str, stdin: IO[bytes] | None) -> Iterable[str | bytes]:
         matches = _matches(word)
         if not matches:
             raise InputError(f"'{shown(word)}': no file has such a name")
-        return itertools.chain.from_iterable(_meant(match, None) for match in matches)
+        return itertools.chain.from_iterable(_matched(match) for match in matches)
     if os.path.isdir(word):
-        return _in_folder(word)
+        return _found(word)
     return _in_list(word) if word.lower().endswith(LIST) else [word]
 
 
-def _in_folder(word: str) -> Iterator[str]:
+def _matched(path: str) -> Iterable[str | bytes]:
+    """What a pattern's match stands for: of a folder without images nothing."""
+    return _in_folder(path) if os.path.isdir(path) else _meant(path, None)
+
+
+def _found(word: str) -> Iterator[str]:
+    """A folder's images, of which there has to be one."""
     empty = True
-    with reading(shown(word), "a folder of images"):
-        for path in images_below(Path(word), "."):
-            empty = False
-            yield os.path.join(word, path.removeprefix("./"))
+    for path in _in_folder(word):
+        empty = False
+        yield path
     if empty:
         raise InputError(f"{shown(word)}: holds no image; images end in {' '.join(IMAGE_SUFFIXES)}")
+
+
+def _in_folder(word: str) -> Iterator[str]:
+    with reading(shown(word), "a folder of images"):
+        for path in images_below(Path(word), "."):
+            yield os.path.join(word, path.removeprefix("./"))
 
 
 def _matches(pattern: str) -> list[str]:

@@ -153,9 +153,7 @@ class Predictor:
                 for place, problem, own in zip(batch.places, batch.problems, shares, strict=True)
             }
 
-    def _answer(
-        self, name: str, problem: str, shares: np.ndarray, top: int, threshold: float
-    ) -> Prediction | Failure:
+    def _answer(self, name: str, problem: str, shares: np.ndarray, top: int, threshold: float) -> Prediction | Failure:
         if not problem and not np.isfinite(shares).all():
             problem = f"{shown(name)}: the weights give no finite logits for it"
         return Failure(name, problem) if problem else self.ranked(name, shares, top, threshold)

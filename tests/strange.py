@@ -91,7 +91,14 @@ def write_all(folder):
     whole = sound()
     for name, data in (whole | refused() | spoilt()).items():
         (folder / name).write_bytes(data)
-    for name in (b"line\nbreak.jpg", b"\x1b[31mred\x07.jpg", b"\xff\xfe.jpg", b"a,\"b'.jpg", b"-o.jpg", b"x" * 250 + b".jpg"):
+    for name in (
+        b"line\nbreak.jpg",
+        b"\x1b[31mred\x07.jpg",
+        b"\xff\xfe.jpg",
+        b"a,\"b'.jpg",
+        b"-o.jpg",
+        b"x" * 250 + b".jpg",
+    ):
         with open(os.path.join(os.fsencode(folder), name), "wb") as file:
             file.write(whole["BMP.bmp"])
     (folder / "folder.jpg").mkdir()
@@ -99,7 +106,12 @@ def write_all(folder):
     with socket.socket(socket.AF_UNIX) as listening:
         os.chdir(folder)  # a socket's name may have 107 characters
         listening.bind("socket.jpg")
-    for name, target in (("loop.jpg", "loop.jpg"), ("gone.jpg", "none"), ("zero.jpg", "/dev/zero"), ("tty.jpg", "/dev/tty")):
+    for name, target in (
+        ("loop.jpg", "loop.jpg"),
+        ("gone.jpg", "none"),
+        ("zero.jpg", "/dev/zero"),
+        ("tty.jpg", "/dev/tty"),
+    ):
         (folder / name).symlink_to(target)
     (folder / "memory.jpg").symlink_to("/proc/self/mem")
     (folder / "around").symlink_to(".")

@@ -55,7 +55,9 @@ def test_hundreds_of_files_are_answered_or_refused_in_turn(predictor, tmp_path, 
     others = {"folder.jpg", "pipe.jpg", "socket.jpg", "loop.jpg", "gone.jpg", "zero.jpg", "memory.jpg", "around"}
     assert others <= errors.keys()
     assert len(paths) - len(errors) >= sound
-    assert errors["bomb.png"] == "bomb.png: it has 65500 x 65500 pixels, DATA.MAX_PIXELS is 100000000; repair or remove it"
+    assert (
+        errors["bomb.png"] == "bomb.png: it has 65500 x 65500 pixels, DATA.MAX_PIXELS is 100000000; repair or remove it"
+    )
     assert errors["heic.jpg"].startswith("heic.jpg: it is of no known format; BMP, GIF, JPEG")
     assert errors["pipe.jpg"] == "pipe.jpg: it is no regular file; repair or remove it"
     assert "Too many levels of symbolic links" in errors["loop.jpg"]

@@ -18,7 +18,9 @@ from inference import Failure, Prediction, captions
 from inference.answers import COLUMNS, Csv, JsonLines, Out, cells, fitting, text_file, text_writer, writing
 from loading.files import Paths
 
-NAMES = st.binary(min_size=1, max_size=40).map(lambda name: os.fsdecode(name.replace(b"\0", b"x"))) | st.text("a,\n\r\"'", min_size=1)
+NAMES = st.binary(min_size=1, max_size=40).map(lambda name: os.fsdecode(name.replace(b"\0", b"x"))) | st.text(
+    "a,\n\r\"'", min_size=1
+)
 SHARES = st.lists(st.floats(0, 1), max_size=3)
 
 
@@ -59,7 +61,10 @@ def test_json_lines_are_read_back(name, shares):
 
 
 def test_a_failures_name_isnt_told_twice():
-    assert json.loads(written(JsonLines, [Failure("a \n b\x1b.jpg", r"a b\x1b.jpg: it is empty")]))["error"] == "it is empty"
+    assert (
+        json.loads(written(JsonLines, [Failure("a \n b\x1b.jpg", r"a b\x1b.jpg: it is empty")]))["error"]
+        == "it is empty"
+    )
 
 
 def table(answers, names, classes=("cat", "dog"), columns="60"):
@@ -76,7 +81,11 @@ def table(answers, names, classes=("cat", "dog"), columns="60"):
 
 def test_a_table_is_aligned_and_cut_to_the_terminal():
     long = f"folder/{'x' * 60}/photo.jpg"
-    answers = [answer("数.jpg", ("cat", "dog"), (0.9721, 0.0279)), answer(long, ("cat",), (1.0,)), answer("none", (), ())]
+    answers = [
+        answer("数.jpg", ("cat", "dog"), (0.9721, 0.0279)),
+        answer(long, ("cat",), (1.0,)),
+        answer("none", (), ()),
+    ]
     assert table([*answers, Failure("b\n", "b: it is empty")], ["数.jpg", long, "none", "b\n"]) == (
         "image                                       probability  class\n"
         "数.jpg                                          97.21 %  cat\n"

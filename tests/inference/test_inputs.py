@@ -39,6 +39,8 @@ def test_files_folders_and_patterns_in_the_order_of_the_words(folder):
     assert found("b/**/*.jp*g") == ["b/around.jpg", "b/c/0.jpeg"]
     assert found(f"{folder}/b/c/**") == [f"{folder}/b/c/0.jpeg"]
     assert found("b/note.md") == ["b/note.md"]  # a file that is named is asked for, whatever it is
+    (folder / "b" / "empty").mkdir()
+    assert found("b/[ec]*") == ["b/c/0.jpeg"]
     (folder / "[x].jpg").touch()
     assert found("[x].jpg") == ["[x].jpg"]
 
@@ -59,7 +61,7 @@ def test_a_list_has_a_path_on_each_line(folder):
         (["a.jpg", "n\x1b*"], r"'n\x1b*': no file has such a name"),
         (["**/*.gif"], "'**/*.gif': no file has such a name"),
         (["empty"], "empty: holds no image; images end in .jpg .jpeg"),
-        (["blank.txt"], "there are no images: no path is in the lists"),
+        (["blank.txt"], "there are no images: the lists, or what the patterns match, hold no path of one"),
         (["wide.txt"], "wide.txt: it is in UTF-16; save it in UTF-8"),
         (["pipe.txt"], "pipe.txt: it is no regular file"),
         (["lines.txt"], "lines.txt: its content would take more than 64 MiB and three times its 4000000 bytes"),

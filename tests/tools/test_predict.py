@@ -1,6 +1,7 @@
 """tools/predict.py as people run it: its answers are -eval's, whoever computes them; what stops it leaves nothing."""
 
 import csv
+import importlib
 import json
 import os
 import re
@@ -11,8 +12,10 @@ import time
 
 import asked
 import pytest
+from hostile import attempt, one_thread
 from programs import ROOT, assert_none_left, descendants, wait_for
 
+SLOW = pytest.mark.slow
 PREDICT = [sys.executable, str(ROOT / "tools" / "predict.py")]
 
 
@@ -62,37 +65,40 @@ def test_its_accuracy_is_the_evaluations(place, program, tmp_path):
 
 def test_every_way_of_asking_gives_the_same(place):
     """At one image a batch, whoever computes it: to the last bit."""
-    plain = predict(place, VAL, "-format=jsonl", "-batch_size=1")
+    plain = predict(place, f"{VAL}/**/*.*g", "-workers=0", "-format=jsonl", "-batch_size=1")
     files = [json.loads(line)["name"] for line in plain[1].splitlines()]
     assert plain[0] == 0
     assert len(files) == 18
-    (place / "list.txt").write_text("\n".join(files))
     spawned = predict(place, VAL, "--format", "jsonl", "-batch_size=1", "-ngpus", "2")
     assert spawned == plain
+    assert predict(place, "-", "-format=jsonl", "-batch_size=1", stdin="\0".join(files).encode()) == plain
+
+
+@SLOW
+def test_a_launchers_processes_give_the_same(place):
+    plain = predict(place, VAL, "-format=jsonl", "-batch_size=1")
+    (place / "list.txt").write_text("\n".join(json.loads(line)["name"] for line in plain[1].splitlines()))
     words = ["-batch_size=1", "--output=launched.jsonl"]
     launcher = [sys.executable, "-m", "paddle.distributed.launch", "--devices=0,1", "--log_dir=logs", PREDICT[1]]
     # On a CPU, Paddle's launcher takes its devices from this variable alone.
     with_two = {"command": launcher, "env": os.environ | {"CUDA_VISIBLE_DEVICES": "0,1"}}
     status, *said = predict(place, "list.txt", *words, **with_two)
     assert (status, (place / "launched.jsonl").read_text()) == (0, plain[1]), said
-    assert predict(place, "-", "-format=jsonl", "-batch_size=1", stdin="\0".join(files).encode()) == plain
-    assert predict(place, f"{VAL}/**/*.*g", "-format=jsonl", "-batch_size=1", "-workers=0") == plain
 
 
 def test_an_image_that_cant_be_read_is_a_row_and_status_1(place):
     (place / "cut.jpg").write_bytes(b"\xff\xd8\xff\xe0")
     words = [f"{VAL}/bridge/0.jpg", "cut.jpg", f"{VAL}/bridge/0.jpg", "-top=1"]
-    for ngpus in ("1", "2"):
-        status, out, err = predict(place, *words, "-format=csv", "-ngpus", ngpus)
-        assert (status, err) == (1, "error: 1 of 3 images can't be read; each row says why\n")
-        first, cut, last = rows(out)
-        assert first["probability"] == last["probability"] != ""
-        assert (cut["class"], cut["error"]) == ("", "it ends before its pixels; repair or remove it")
+    status, out, err = predict(place, *words, "-format=csv", "-ngpus=2")
+    assert (status, err) == (1, "error: 1 of 3 images can't be read; each row says why\n")
+    first, cut, last = rows(out)
+    assert first["probability"][:8] == last["probability"][:8] != ""
+    assert (cut["class"], cut["error"]) == ("", "it ends before its pixels; repair or remove it")
     status, out, err = predict(place, *words, "-output=sheet.png")
     assert (status, out, err) == (1, "", "error: 1 of 3 images can't be read; each picture says why\n")
     assert (place / "sheet.png").read_bytes()[:4] == b"\x89PNG"
     status, out, _ = predict(place, *words)
-    assert (status, out.splitlines()[2]) == (1, f"{'cut.jpg':<32}        error  {cut['error']}")
+    assert (status, out.splitlines()[2]) == (1, f"{'cut.jpg':<28}        error  {cut['error']}")
 
 
 def test_several_labels_are_those_above_the_threshold(place):
@@ -106,30 +112,43 @@ def test_several_labels_are_those_above_the_threshold(place):
     assert some != every
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([VAL, "-threshold=0.3"], "error: -threshold is for models of several labels per image; -top says how many"),
-        ([VAL, "-format=pictures"], "error: -format pictures needs -output: a new folder, or a file that ends in .png"),
-        ([VAL, "-output=none/a.csv"], "there is no folder "),
-        ([VAL, "-output=photographs"], "is a folder, or no regular file; choose another"),
-        ([VAL, "-output=/dev/null"], "-output /dev/null is a folder, or no regular file; choose another"),
-        ([VAL, "-output=photographs", "-format=pictures"], "is there already, and is no empty folder"),
-        (["none.jpg", "-output=new.csv"], "error: 'none.jpg': there is no such file or folder"),
-        ([VAL, "-classes=list.txt", "-output=new.csv"], "error: list.txt: can't be read as classes"),
-        ([VAL, "-classes=imagenet1k"], "found 1000 names of classes, the model has 2 outputs; give one for each"),
-        ([VAL, "-o", "DATA.IMAGE_SIZES", "3"], "unknown key DATA.IMAGE_SIZES; did you mean DATA.IMAGE_SIZE?"),
-        ([VAL, "-top=0"], "argument -top/--top: '0' is no number from 1 on"),
-        ([VAL, "-ngpus=99"], "NGPUS asks for 99 processes, found"),
-    ],
-)
-def test_what_cant_be_is_refused_and_leaves_nothing(place, words, message):
+REFUSED = {
+    "-threshold=0.3": "-threshold is for models of several labels per image; -top says how many classes",
+    "-format=pictures": "-format pictures needs -output: a new folder, or a file that ends in .png or .jpg",
+    "-output=none/a.csv": "none/a.csv: there is no folder ",
+    "-output=photographs": "photographs is a folder, or no regular file; choose another",
+    "-output=/dev/null": "-output /dev/null is a folder, or no regular file; choose another",
+    "-output=photographs -format=pictures": "photographs is there already, and is no empty folder; choose another",
+    "none.jpg -output=new.csv": "'none.jpg': there is no such file or folder",
+    "-classes=photographs -output=new.csv": "photographs: it is no regular file",
+    "-classes=imagenet1k": "found 1000 names of classes, the model has 2 outputs; give one for each",
+    "-o DATA.IMAGE_SIZES 3": "unknown key DATA.IMAGE_SIZES; did you mean DATA.IMAGE_SIZE?",
+    "-ngpus=99": "NGPUS asks for 99 processes, found",
+    "-output=new.png -tta=five -o DATA.CROP_MODE squash DATA.CROP_PCT 1.0": "an image that is squashed to the crop's",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cant_be_is_refused_and_leaves_nothing(place, words, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "argv", ["predict.py", "model.safetensors", VAL, *words.split()])
     before = sorted(os.listdir(place))
-    status, out, err = predict(place, *words)
-    assert (status, out) == (2, "")
-    assert message in err.splitlines()[-1]
-    assert "Traceback" not in err
+
+    def asked_for():
+        one_thread()
+        sys.stdin = None  # pytest's can't be read
+        sys.path.insert(0, str(ROOT))
+        importlib.import_module("tools.predict").main()
+
+    line = attempt("command line", 0, asked_for)
+    assert REFUSED[words] in line
     assert sorted(os.listdir(place)) == before
+
+
+def test_a_wrong_flag_is_refused(place):
+    status, out, err = predict(place, VAL, "-top=0")
+    assert (status, out) == (2, "")
+    assert err.splitlines()[-1].endswith("argument -top/--top: '0' is no number from 1 on")
 
 
 @pytest.fixture
@@ -139,9 +158,17 @@ def endless(place):
     return "endless.txt"
 
 
-@pytest.mark.parametrize("flags", [["-workers=1"], ["-workers=0", "-format=pictures"], ["-ngpus=2"]])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_leaves_nothing(place, endless, flags, number):
+@pytest.mark.parametrize(
+    ("number", "flags"),
+    [
+        (signal.SIGINT, ["-workers=1"]),
+        pytest.param(signal.SIGTERM, ["-workers=1"], marks=SLOW),
+        (signal.SIGTERM, ["-workers=0", "-format=pictures"]),
+        pytest.param(signal.SIGINT, ["-ngpus=2"], marks=SLOW),
+        pytest.param(signal.SIGTERM, ["-ngpus=2"], marks=SLOW),
+    ],
+)
+def test_a_stop_leaves_nothing(place, endless, number, flags):
     process = begin(place, endless, "-output=stopped", *flags, start_new_session=True)
     assert wait_for(lambda: [n for n in os.listdir(place) if n.startswith(".stopped") and _grown(place / n)], process)
     left = list(descendants(process.pid))
@@ -157,6 +184,7 @@ def _grown(path):
     return len(os.listdir(path)) if path.is_dir() else path.stat().st_size
 
 
+@SLOW
 def test_a_rank_that_dies_ends_the_others(place, endless):
     process = begin(place, endless, "-output=stopped", "-ngpus=2", "-workers=0")
     assert wait_for(lambda: [n for n in os.listdir(place) if n.startswith(".stopped") and _grown(place / n)], process)
