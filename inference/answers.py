@@ -222,7 +222,8 @@ def standard_output(at_end: bool = False) -> Iterator[Out]:
         BrokenPipeError: its reader has gone.
     """
     what = "standard output"
-    with open(1, "wb", closefd=False) as out:
+    out = open(1, "wb", closefd=False)  # noqa: SIM115  (closed below)
+    try:
         if not at_end:
             yield Out(out, what)
         else:
@@ -233,3 +234,6 @@ def standard_output(at_end: bool = False) -> Iterator[Out]:
                     shutil.copyfileobj(kept, out)
         with writing(what):
             out.flush()
+    finally:
+        with contextlib.suppress(OSError):  # which was told
+            out.close()

@@ -5,8 +5,10 @@
 
 CHECKPOINT is a run's folder (its best), a checkpoint, or its model.safetensors alone; of other weights -cfg says what
 they are of. A folder's images are taken at any depth, sorted. A list has a path on each line; "-" is one on standard
-input. The answers come in the images' order. Exit status: 0; 1 where an image can't be read, whose row says why; 2 for
-a wrong command line or input; 130 or 143 after Ctrl-C or SIGTERM; 141 where the reader of standard output left.
+input. The answers come in the images' order. EXIF's orientation is left alone, as -eval and timm do.
+
+Exit status: 0; 1 where an image can't be read, whose row says why; 2 for a wrong command line or input; 130 or 143
+after Ctrl-C or SIGTERM; 141 where the reader of standard output left.
 """
 
 import argparse
@@ -95,6 +97,7 @@ def _temporary(arguments: argparse.Namespace) -> Path | None:
         if arguments.format == "pictures":
             raise InputError("-format pictures needs -output: a new folder, or a file that ends in .png or .jpg")
         return None
+    arguments.named = arguments.output
     output = arguments.output = Path(os.path.realpath(arguments.output))  # of a link, what it leads to
     told = f"-output {shown(str(output))}"
     if not output.parent.is_dir():
@@ -247,7 +250,7 @@ def main() -> None:
     try:
         run(arguments)
         if arguments.output:
-            print(f"{shown(str(arguments.output))} is written")
+            print(f"{shown(str(arguments.named))} is written")
     except BrokenPipeError:  # ``| head``
         os._exit(128 + signal.SIGPIPE)
     finally:

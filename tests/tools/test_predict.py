@@ -64,14 +64,15 @@ def test_its_accuracy_is_the_evaluations(place, program, tmp_path):
 
 
 def test_every_way_of_asking_gives_the_same(place):
-    """At one image a batch, whoever computes it: to the last bit."""
-    plain = predict(place, f"{VAL}/**/*.*g", "-workers=0", "-format=jsonl", "-batch_size=1")
+    """At one image a batch, whoever computes it: to the last bit, and with the same errors."""
+    (place / "none.jpg").touch()
+    words = ["--format", "jsonl", "-batch_size=1"]
+    plain = predict(place, f"{VAL}/**/*.*g", "none.jpg", "-workers=0", *words)
     files = [json.loads(line)["name"] for line in plain[1].splitlines()]
-    assert plain[0] == 0
-    assert len(files) == 18
-    spawned = predict(place, VAL, "--format", "jsonl", "-batch_size=1", "-ngpus", "2")
-    assert spawned == plain
-    assert predict(place, "-", "-format=jsonl", "-batch_size=1", stdin="\0".join(files).encode()) == plain
+    assert (plain[0], len(files)) == (1, 19)
+    assert predict(place, VAL, "none.jpg", *words, "-ngpus=2") == plain
+    assert predict(place, "-", *words, stdin="\0".join(files).encode()) == plain
+    (place / "none.jpg").unlink()
 
 
 @SLOW
@@ -89,7 +90,7 @@ def test_a_launchers_processes_give_the_same(place):
 def test_an_image_that_cant_be_read_is_a_row_and_status_1(place):
     (place / "cut.jpg").write_bytes(b"\xff\xd8\xff\xe0")
     words = [f"{VAL}/bridge/0.jpg", "cut.jpg", f"{VAL}/bridge/0.jpg", "-top=1"]
-    status, out, err = predict(place, *words, "-format=csv", "-ngpus=2")
+    status, out, err = predict(place, *words, "-format=csv")
     assert (status, err) == (1, "error: 1 of 3 images can't be read; each row says why\n")
     first, cut, last = rows(out)
     assert first["probability"][:8] == last["probability"][:8] != ""
@@ -206,3 +207,13 @@ def test_a_reader_that_leaves_ends_it_quietly(place, endless):
     assert process.wait(60) == 128 + signal.SIGPIPE
     assert process.stderr.read() == b""
     process.stderr.close()
+
+
+def test_what_cant_be_written_is_told(place):
+    with open("/dev/full", "wb") as full:
+        process = begin(place, VAL, stdout=full)
+        assert (
+            process.communicate()[1]
+            == b"error: standard output isn't written (No space left on device); free some space\n"
+        )
+    assert process.returncode == 1
