@@ -1,4 +1,4 @@
-"""Holds every shipped model, full size, to timm's of the same weights: logits and parameter counts.
+"""Holds every shipped model, full size, to timm's of the same weights: logits, features, intermediates, parameters.
 
     python tools/check_parity.py ["deit*"] [-python PYTHON]
 
@@ -11,7 +11,8 @@ PYTHON is an interpreter that has torch and timm, by default this one; they need
 
 For each model timm makes random weights and the logits of two random images; the weights are read here by
 ``load_weights`` and give logits again. The largest difference is told as a share of the logits' range, and so is how
-much they change from one image to the other, without which the difference would show nothing.
+much they change from one image to the other, without which the difference would show nothing. Likewise the features
+that the classifier reads, and the intermediate that differs most of its own range; LeNet has none there.
 """
 
 import argparse
@@ -49,8 +50,9 @@ def reference(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def compare(name: str, timm: subprocess.Popen[str], python: str, folder: Path) -> dict[str, Any]:
-    """Returns ``timm`` (its name), ``parameters``, ``expected`` (timm's count), ``difference`` of the
-    logits from timm's and ``change`` from one image to the other (both over their range), ``versions``.
+    """Returns ``model`` (timm's name), ``parameters``, ``expected`` (timm's count), ``difference`` of the logits from
+    timm's and ``change`` from one image to the other (both over their range), ``features`` and ``intermediates``: the
+    largest differences of those (0: timm has none), ``versions``.
     """
     import numpy as np
     import paddle
@@ -79,13 +81,28 @@ def compare(name: str, timm: subprocess.Popen[str], python: str, folder: Path) -
     outputs = np.load(folder / "outputs.npz")
     with paddle.no_grad():
         logits = model(paddle.to_tensor(outputs["images"])).numpy()
-    span = np.ptp(outputs["logits"])
-    change = float(np.abs(np.diff(outputs["logits"], axis=0)).max() / span)
-    difference = float(np.abs(logits - outputs["logits"]).max() / span)
+        maps = model.forward_intermediates(paddle.to_tensor(outputs["images"]), norm=True, intermediates_only=True)
     parameters = sum(parameter.size for parameter in model.parameters())
+    model.reset_classifier(0)
+    with paddle.no_grad():
+        features = model(paddle.to_tensor(outputs["images"])).numpy()
+    change = float(np.abs(np.diff(outputs["logits"], axis=0)).max() / np.ptp(outputs["logits"]))
+    differences = {"difference": _difference(logits, outputs["logits"]), "features": 0.0, "intermediates": 0.0}
+    if answer["info"]:
+        if answer["info"] != [[one["num_chs"], one["reduction"]] for one in model.feature_info]:
+            raise RunError(f"{name}'s feature_info differs from timm's {answer['info']}")
+        differences["features"] = _difference(features, outputs["features"])
+        found = (_difference(one.numpy(), outputs[str(i)]) for i, one in enumerate(maps))
+        differences["intermediates"] = max(found)
     found = {"model": theirs, "parameters": parameters, "expected": answer["parameters"]}
-    found |= {"difference": difference, "change": change}
+    found |= {"change": change, **differences}
     return found | {"versions": f"timm {answer['timm']}, torch {answer['torch']}"}
+
+
+def _difference(found: Any, expected: Any) -> float:
+    if found.shape != expected.shape:
+        raise RunError(f"found {list(found.shape)}, timm gives {list(expected.shape)}")
+    return float(abs(found - expected).max() / (expected.max() - expected.min()))
 
 
 def main() -> None:
@@ -109,16 +126,19 @@ def main() -> None:
         tempfile.TemporaryDirectory() as folder,
         subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as timm,
     ):
-        print("| model | timm's | parameters | difference | change | s |\n|---|---|---|---|---|---|")
+        print("| model | timm's | parameters | difference | change | features | intermediates | s |")
+        print("|---|---|---|---|---|---|---|---|")
         for name in names:
             start = time.monotonic()
             found = compare(name, timm, arguments.python, Path(folder))
             same = found["parameters"] == found["expected"]
             count = f"{found['parameters']:,}" + ("" if same else f", timm's {found['expected']:,}")
             seconds = time.monotonic() - start
-            figures = f"{found['difference']:.1e} | {found['change']:.3f} | {seconds:.0f}"
+            figures = f"{found['difference']:.1e} | {found['change']:.3f} | {found['features']:.1e} | "
+            figures += f"{found['intermediates']:.1e} | {seconds:.0f}"
             print(f"| {name} | {found['model']} | {count} | {figures} |", flush=True)
-            if not (same and found["difference"] <= TOLERANCE < found["change"]):
+            furthest = max(found["difference"], found["features"], found["intermediates"])
+            if not (same and furthest <= TOLERANCE < found["change"]):
                 failed.append(name)
     print(f"\n{len(names)} models; paddle {paddle.__version__}, {found['versions']}; tolerance {TOLERANCE:g}")
     if failed:

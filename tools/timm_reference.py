@@ -1,8 +1,9 @@
 """timm's side of tools/check_parity.py, in a process of its own: it needs torch and timm, and no Paddle.
 
 Each line of the input is a JSON object: ``model`` (timm's name, or "lenet"), ``options`` (of its constructor),
-``images`` (C, H, W) and ``folder``. There it leaves weights.safetensors, random, and outputs.npz (images, logits); the
-line that it answers holds ``parameters`` and the versions.
+``images`` (C, H, W) and ``folder``. There it leaves weights.safetensors, random, and outputs.npz: images, logits,
+features (what the classifier reads), and intermediates by their number. The line that it answers holds ``parameters``,
+``info`` (channels and reduction of each intermediate) and the versions.
 """
 
 import importlib
@@ -64,6 +65,15 @@ def randomise(model: torch.nn.Module, images: torch.Tensor) -> None:
         model.eval()
 
 
+def outputs(model: torch.nn.Module, images: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Returns the features that the classifier reads, and the intermediates with the last norm; of LeNet nothing."""
+    if not hasattr(model, "forward_intermediates"):
+        return {}
+    features, maps = model.forward_intermediates(images, norm=True)
+    pooled = model.forward_head(features, pre_logits=True)
+    return {"features": pooled, **{str(i): one for i, one in enumerate(maps)}}
+
+
 def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
@@ -77,9 +87,12 @@ def main() -> None:
         randomise(model, images)
         with torch.no_grad():
             logits = model(images)
+            kept = outputs(model, images)
         save_file({name: t.contiguous() for name, t in model.state_dict().items()}, folder / "weights.safetensors")
-        np.savez(folder / "outputs.npz", images=images.numpy(), logits=logits.numpy())
+        arrays = {"images": images, "logits": logits, **kept}
+        np.savez(folder / "outputs.npz", **{name: tensor.numpy() for name, tensor in arrays.items()})
         answer = {"parameters": sum(p.numel() for p in model.parameters()), "timm": timm.__version__}
+        answer["info"] = [(one["num_chs"], one["reduction"]) for one in getattr(model, "feature_info", ())]
         print(json.dumps(answer | {"torch": torch.__version__}), flush=True)
 
 
