@@ -1,0 +1,228 @@
+"""Features of images: what a model's classifier reads, or an intermediate of it, kept in files with an index."""
+
+import csv
+import io
+import json
+import math
+import os
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from errors import InputError, Unreadable, opened, reading, shown
+from inference.pictures import Picture, Pictures
+from inference.predictor import Predictor
+from loading.files import Paths
+from utils import written_whole
+from weights.plain import NAME, Form, Rule, check_form, is_list, is_whole, optional, parsed_json, whole_file
+
+Pool = Literal["avg", "token", "map"]
+POOLS = ("avg", "token", "map")
+INDEXES = ("csv", "jsonl")
+COLUMNS = ("row", "file", "error")
+_LARGEST_RECORD, _LARGEST_ROW = 1 << 20, 20_000  # bytes
+_FORM: Form = {
+    "checkpoint": NAME,
+    "cfg": optional(NAME),
+    "options": Rule("a list of words", lambda value: is_list(value, lambda word: type(word) is str)),
+    "layer": optional(Rule("a number", lambda value: type(value) is int)),
+    "pool": Rule(f"one of {', '.join(POOLS)}", lambda value: value in POOLS),
+    "norm": Rule("true or false", lambda value: type(value) is bool),
+    "shape": Rule("two to four sizes", lambda value: is_list(value, is_whole, 2, 4)),
+    "offset": Rule("a number of bytes", is_whole),
+    "index": Rule(f"one of {', '.join(INDEXES)}", lambda value: value in INDEXES),
+}
+
+
+class Rows(NamedTuple):
+    """Some images: their names, what is wrong with each ("": nothing), and ``values`` [B, ...], NaN where it can't be
+    read.
+    """
+
+    names: list[str]
+    errors: list[str]
+    values: np.ndarray
+
+
+class Features(Predictor):
+    """A predictor whose ``logits`` are features, float32.
+
+    Args:
+        path, cfg, options, batch_size: as a ``Predictor``'s.
+        layer: place in the model's ``feature_info``, from the end if negative; None: what the classifier reads, [B,
+            num_features] (timm's ``forward_head(..., pre_logits=True)``).
+        pool: of a layer: "avg": the mean of its places [B, channels]; "token": its class token; "map": all places [B,
+            channels, rows, columns].
+        norm: the model's last norm is applied to a layer that it fits.
+
+    Raises:
+        InputError: as a ``Predictor``'s; the model has no such layer, or no class token.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        cfg: str | None = None,
+        options: Sequence[str] = (),
+        batch_size: int = 32,
+        layer: int | None = None,
+        pool: Pool = "avg",
+        norm: bool = False,
+    ) -> None:
+        super().__init__(path, cfg, options, batch_size=batch_size)
+        if self.model is None:
+            raise InputError(f"{shown(str(path))} is an export, which gives logits alone; give the checkpoint")
+        self.made = {"checkpoint": os.path.abspath(path), "cfg": cfg, "options": list(options)}
+        self.made |= {"layer": layer, "pool": pool, "norm": norm}
+        if layer is None:
+            self.model.reset_classifier(0)
+            return
+        count, name = len(self.model.feature_info), self.config.MODEL.NAME
+        if not -count <= layer < count:
+            raise InputError(f"-layer is {layer}, {name} has the layers {-count} to {count - 1}")
+        if pool == "token" and not hasattr(self.model, "cls_token"):
+            raise InputError(f"-pool is token, {name} has no class token; choose avg or map")
+        self.model: Any = _Layer(self.model, layer, pool, norm)
+
+    def rows(self, images: Sequence[Picture] | Paths, workers: int = 2) -> Iterator[Rows]:
+        """Yields the features of all images in turn; as much memory is taken for many as for a few."""
+        pictures = Pictures(self.config, images)
+        for batch in self.batches(pictures, workers):
+            values = self.logits(batch.pixels)
+            values[[bool(problem) for problem in batch.problems]] = np.nan
+            yield Rows([pictures.name(place) for place in batch.places], batch.problems, values)
+
+
+class _Layer(nn.Layer):
+    def __init__(self, model: Any, layer: int, pool: Pool, norm: bool) -> None:
+        super().__init__()
+        self.model, self.layer, self.pool, self.norm = model, layer, pool, norm
+
+    def forward(self, images: paddle.Tensor) -> paddle.Tensor:
+        options = {"norm": self.norm, "stop_early": True, "intermediates_only": True}
+        token = self.pool == "token"
+        [found] = self.model.forward_intermediates(images, [self.layer], return_prefix_tokens=token, **options)
+        if token:
+            return found[1][:, 0]
+        return found if self.pool == "map" else found.mean(axis=[2, 3])
+
+
+def write_features(
+    features: Features,
+    images: Paths,
+    output: Path,
+    index: str = "csv",
+    workers: int = 2,
+    tell: Callable[[int], Any] = int,
+) -> dict[str, Any]:
+    """Writes the features of ``images``, row by row in their order, and beside them an index and how they were made.
+
+    FILE.npy or FILE.safetensors holds float32 [images, ...]; FILE.csv or FILE.jsonl has a row for each: ``row``,
+    ``file``, ``error``. Of an image with an error the features are NaN. FILE.json is what ``stored_features`` reads.
+    All three are written whole or not at all, FILE itself last.
+
+    Args:
+        index: "csv" or "jsonl".
+        tell: called with how many images were done now.
+
+    Returns:
+        ``shape`` of the features, ``failures``, how they were made.
+
+    Raises:
+        InputError: another ending, or a file that is there already.
+    """
+    if output.suffix not in (".npy", ".safetensors"):
+        raise InputError(f"{output}: the ending tells what to write; expected .npy or .safetensors")
+    rows, record = output.with_suffix(f".{index}"), output.with_suffix(".json")
+    for file in (output, rows, record):
+        if os.path.lexists(file):
+            raise InputError(f"{file} exists; choose another -output, or remove it")
+    if not output.parent.is_dir():
+        raise InputError(f"{output}: there is no folder {output.parent}; make it, or choose another -output")
+    made: dict[str, Any] = features.made | {"index": index, "failures": 0}
+    with written_whole(output, "wb") as values, written_whole(record) as told, written_whole(rows, "wb") as listed:
+        done = 0
+        if index == "csv":
+            listed.write(_line(index, *COLUMNS))
+        for found in features.rows(images, workers):
+            if not done:
+                made["shape"] = [len(images), *found.values.shape[1:]]
+                made["offset"] = values.write(_head(output.suffix, made["shape"]))
+            values.write(np.ascontiguousarray(found.values, "<f4").data)
+            for name, error in zip(found.names, found.errors, strict=True):
+                listed.write(_line(index, done, name, error))
+                made["failures"] += bool(error)
+                done += 1
+            tell(len(found.names))
+        json.dump(made, told, indent=1)
+    return made
+
+
+def _head(kind: str, shape: list[int]) -> bytes:
+    """What stands before the values, a multiple of 8 bytes."""
+    if kind == ".npy":
+        file = io.BytesIO()
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": tuple(shape)})
+        return file.getvalue()
+    entry = {"dtype": "F32", "shape": shape, "data_offsets": [0, 4 * math.prod(shape)]}
+    text = json.dumps({"features": entry}).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _line(kind: str, *row: Any) -> bytes:
+    """A row of the index. Bytes of a path that are no UTF-8 stay as they are in CSV; JSON has Python's surrogates."""
+    if kind == "jsonl":
+        return json.dumps(dict(zip(COLUMNS, row, strict=True))).encode() + b"\n"
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerow(row)
+    return out.getvalue().encode(errors="surrogateescape")
+
+
+class Stored(NamedTuple):
+    """What ``write_features`` wrote: ``values`` [n, channels] float32, mapped; ``made``: how, as in FILE.json."""
+
+    values: np.ndarray
+    made: dict[str, Any]
+    index: Path
+
+    def names(self) -> Iterator[str]:
+        """Yields the images' names, row by row.
+
+        Raises:
+            InputError: the index can't be read.
+        """
+        with reading(self.index, "an index of features"), opened(self.index) as file:
+            if os.fstat(file.fileno()).st_size > _LARGEST_ROW * (len(self.values) + 1):
+                raise Unreadable(f"it is larger than {len(self.values)} rows can be")
+            text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
+            if self.made["index"] == "jsonl":
+                yield from (str(parsed_json(line.encode())["file"]) for line in text)
+            else:
+                yield from (row["file"] for row in csv.DictReader(text))
+
+
+def stored_features(path: Path) -> Stored:
+    """Returns pooled features that ``write_features`` wrote.
+
+    Raises:
+        InputError: they can't be read, are maps, or aren't what was written.
+    """
+    record = path.with_suffix(".json")
+    with reading(record, "the record of tools/features.py"):
+        made = parsed_json(whole_file(record, _LARGEST_RECORD))
+        check_form(made, _FORM, tuple(_FORM))
+        shape, offset = made["shape"], made["offset"]
+        if len(shape) != 2:
+            raise Unreadable(f"its features are maps {shape}; a search needs them pooled")
+    with reading(path, "features"):
+        opened(path).close()  # NumPy would wait for a pipe
+        if os.path.getsize(path) != offset + 4 * math.prod(shape):
+            raise Unreadable(f"it isn't what {record.name} tells, {shape} of float32")
+        values = np.memmap(path, "<f4", "r", offset, tuple(shape))
+    return Stored(values, made, path.with_suffix(f".{made['index']}"))

@@ -1,0 +1,269 @@
+"""Features of images in files, and the images nearest to one."""
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import paddle
+import pytest
+from conftest import ROOT
+from PIL import Image
+from safetensors.numpy import load_file, save_file
+from sklearn.datasets import load_sample_images
+
+from config import get_config
+from errors import InputError
+from inference import Predictor
+from inference.features import Features, stored_features, write_features
+from inference.inputs import paths_of
+from inference.search import Neighbour, in_images, in_stored, nearest, of_image, write_grid
+from models import build_model
+from training.checkpoint import describe
+from training.checkpoint.description import METADATA
+from weights import file_arrays
+
+SIZES = ["DATA.IMAGE_SIZE", "32", "MODEL.PATCH_SIZE", "8", "MODEL.EMBED_DIM", "16", "MODEL.DEPTH", "3"]
+SIZES += ["MODEL.NUM_HEADS", "2", "MODEL.NUM_CLASSES", "3", "DATA.IMAGE_CHANNELS", "3"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """The file of a small ViT with two prefix tokens, whose classifier isn't zero."""
+    paddle.seed(0)
+    config = get_config("vit_digits", [*SIZES, "MODEL.REG_TOKENS", "1", "MODEL.GLOBAL_POOL", "token"])
+    model = build_model(config)
+    for parameter in model.parameters():
+        parameter.set_value(parameter + 0.2 * paddle.randn(parameter.shape))
+    file = tmp_path_factory.mktemp("weights") / "model.safetensors"
+    save_file(file_arrays(model), file, {METADATA: describe(config, ["a", "b", "c"]).written()})
+    return file
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Crops of two photographs: china's, a broken one, flower's in a subfolder; one name that is no UTF-8."""
+    root = tmp_path_factory.mktemp("pictures")
+    (root / "sub").mkdir()
+    for photograph, name in zip(load_sample_images().images, ("china", "sub/flower"), strict=True):
+        for place in range(4):
+            Image.fromarray(photograph[10 * place : 300, 5 * place : 400]).save(root / f"{name}{place}.jpg")
+    (root / "china9.jpg").write_bytes((root / "china0.jpg").read_bytes()[:300])
+    shutil.copy(root / "china0.jpg", str(root).encode() + b'/a\xff,"b".jpg')
+    return root
+
+
+@pytest.fixture(scope="module")
+def written(checkpoint, folder, tmp_path_factory):
+    """(the images' paths, FILE.npy, what ``write_features`` returned)."""
+    output = tmp_path_factory.mktemp("written") / "features.npy"
+    images = paths_of([str(folder)])
+    return images, output, write_features(Features(checkpoint, batch_size=4), images, output, workers=2)
+
+
+@pytest.mark.smoke
+def test_features_are_what_the_classifier_reads(checkpoint, written):
+    images, output, made = written
+    found = np.load(output)
+    assert (found.shape, found.dtype, made["shape"], made["failures"]) == ((10, 16), np.float32, [10, 16], 1)
+    features = Features(checkpoint)
+    weights = load_file(checkpoint)
+    logits = found @ weights["head.weight"].T + weights["head.bias"]
+    predictor = Predictor(checkpoint)
+    for place, path in enumerate(images):
+        if "china9" not in path:
+            expected = predictor.logits(predictor.pixels(path)[None])[0]
+            np.testing.assert_allclose(logits[place], expected, atol=1e-5)
+            np.testing.assert_allclose(of_image(features, path), found[place], atol=1e-5)
+    assert np.abs(np.diff(found[[0, 2]], axis=0)).max() > 0.01
+
+
+def test_the_index_has_a_row_for_each_image_in_order(written):
+    images, output, _ = written
+    with open(output.with_suffix(".csv"), newline="", errors="surrogateescape") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["file"] for row in rows] == list(images)
+    assert [int(row["row"]) for row in rows] == list(range(10))
+    broken = [row for row in rows if row["error"]]
+    assert len(broken) == 1
+    assert broken[0]["error"].startswith(f"{broken[0]['file']}: ")
+    assert broken[0]["file"].endswith("china9.jpg")
+    unread = np.isnan(np.load(output)).all(axis=1)
+    assert unread.tolist() == [bool(row["error"]) for row in rows]
+    assert np.isnan(np.load(output)).any(axis=1).tolist() == unread.tolist()
+
+
+def test_safetensors_and_json_lines_hold_the_same(checkpoint, written, tmp_path):
+    images, output, _ = written
+    file = tmp_path / "same.safetensors"
+    write_features(Features(checkpoint, batch_size=3), images, file, "jsonl", workers=0)
+    np.testing.assert_allclose(load_file(file)["features"], np.load(output), atol=1e-6)
+    rows = [json.loads(line) for line in (tmp_path / "same.jsonl").read_text().splitlines()]
+    assert [row["file"] for row in rows] == list(images)
+    assert [row["row"] for row in rows] == list(range(10))
+    assert [bool(row["error"]) for row in rows] == ["china9" in path for path in images]
+    stored = stored_features(file)
+    assert list(stored.names()) == list(images)
+    np.testing.assert_array_equal(stored.values, load_file(file)["features"])
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_layer_is_pooled_or_whole(checkpoint, folder, norm):
+    path = str(folder / "china0.jpg")
+    maps, mean, token = (Features(checkpoint, layer=-2, pool=pool, norm=norm) for pool in ("map", "avg", "token"))
+    images = maps._normalize(paddle.to_tensor(maps.pixels(path)[None]))
+    model = maps.model.model
+    options = {"norm": norm, "return_prefix_tokens": True, "intermediates_only": True}
+    [(one, prefix)] = model.forward_intermediates(images, [1], **options)
+    assert one.shape == [1, 16, 4, 4]
+    [rows] = maps.rows([path], workers=0)
+    np.testing.assert_allclose(rows.values, one.numpy(), atol=1e-6)
+    np.testing.assert_allclose(of_image(mean, path), one.numpy()[0].mean(axis=(1, 2)), atol=1e-6)
+    np.testing.assert_allclose(of_image(token, path), prefix.numpy()[0, 0], atol=1e-6)
+    with pytest.raises(InputError, match="-pool is map; a search needs pooled features"):
+        of_image(maps, path)
+
+
+def test_layers_that_arent_there_are_refused(checkpoint):
+    with pytest.raises(InputError, match="-layer is 3, vit_digits has the layers -3 to 2"):
+        Features(checkpoint, layer=3)
+
+
+def test_what_cant_be_written_is_said_before_anything_is_computed(checkpoint, folder, tmp_path, monkeypatch):
+    features = Features(checkpoint)
+    monkeypatch.setattr(features, "rows", lambda *_: pytest.fail("computed"))
+    (tmp_path / "there.json").touch()
+    for name, message in (
+        ("features.txt", r"the ending tells what to write; expected \.npy or \.safetensors"),
+        ("there.npy", r"there\.json exists; choose another -output, or remove it"),
+        ("nowhere/a.npy", "there is no folder .*nowhere; make it, or choose another -output"),
+    ):
+        with pytest.raises(InputError, match=message):
+            write_features(features, paths_of([str(folder)]), tmp_path / name)
+    assert [file.name for file in tmp_path.iterdir()] == ["there.json"]
+
+
+def test_features_that_stop_half_way_leave_no_file(checkpoint, folder, tmp_path):
+    def stop(_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        images = paths_of([str(folder)])
+        write_features(Features(checkpoint, batch_size=4), images, tmp_path / "a.npy", workers=0, tell=stop)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_nearest_are_by_cosine():
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(50, 6)).astype(np.float32)
+    values[7], values[9], values[30] = np.nan, 0, 3 * values[20]
+    query = values[20]
+    cosines = values @ query / (np.linalg.norm(values, axis=1) * np.linalg.norm(query) + 1e-30)
+    cosines[[7, 9]] = -2
+    expected = np.argsort(-cosines, kind="stable")
+    for size in (1, 7, 50):
+        found = nearest(query, (values[first : first + size] for first in range(0, 50, size)), 12)
+        assert {row for row, _ in found[:2]} == {20, 30}
+        assert [row for row, _ in found[2:]] == expected[2:12].tolist()
+        np.testing.assert_allclose([cosine for _, cosine in found], cosines[expected[:12]], atol=1e-6)
+    assert len(nearest(query, [values], 100)) == 48
+    assert [row for row, _ in nearest(query, [values], 1, {20})] == [30]
+
+
+def test_a_folder_and_its_stored_features_give_the_same_neighbours(checkpoint, folder, written, tmp_path):
+    images, output, _ = written
+    query = str(folder / "china1.jpg")
+    stored = stored_features(output)
+    found = in_stored(stored, query, 4)
+    again, errors = in_images(Features(checkpoint), query, images, 4)
+    assert [one.name for one in found] == [one.name for one in again]
+    np.testing.assert_allclose([one.similarity for one in found], [one.similarity for one in again], atol=1e-6)
+    assert query not in [one.name for one in found]
+    assert [one.similarity for one in found] == sorted((one.similarity for one in found), reverse=True)
+    assert len(errors) == 1
+    # An image that isn't among them is computed as they were.
+    other = shutil.copy(query, tmp_path / "other.jpg")
+    first, *_ = in_stored(stored, str(other), 1)
+    assert first.name == query
+    assert first.similarity == pytest.approx(1, abs=1e-6)
+
+
+def test_stored_features_that_arent_whole_are_refused(written, tmp_path):
+    _, output, _ = written
+    for file in output.parent.iterdir():
+        shutil.copy(file, tmp_path)
+    file, record = tmp_path / "features.npy", tmp_path / "features.json"
+    file.write_bytes(output.read_bytes()[:-4])
+    with pytest.raises(InputError, match=r"features\.npy.*it isn't what features\.json tells, \[10, 16\] of float32"):
+        stored_features(file)
+    file.write_bytes(output.read_bytes())
+    whole = json.loads(record.read_text())
+    for change, message in (
+        ({"shape": [10, 16, 2, 2]}, r"its features are maps \[10, 16, 2, 2\]; a search needs them pooled"),
+        ({"offset": -1}, "offset"),
+        ({"pool": "max"}, "pool"),
+        ({"shape": "x"}, "shape"),
+    ):
+        record.write_text(json.dumps(whole | change))
+        with pytest.raises(InputError, match=message):
+            stored_features(file)
+    record.write_text(json.dumps(whole))
+    lines = (tmp_path / "features.csv").read_bytes().splitlines(keepends=True)
+    (tmp_path / "features.csv").write_bytes(b"".join(lines[:3]))
+    with pytest.raises(InputError, match=r"features\.csv: has fewer rows than there are features"):
+        in_stored(stored_features(file), next(stored_features(file).names()), 9)
+
+
+def test_a_grid_shows_the_query_and_its_neighbours(folder, tmp_path):
+    names = [str(folder / "sub" / f"flower{i}.jpg") for i in range(3)] + [str(folder / "china9.jpg")]
+    write_grid(str(folder / "china0.jpg"), [Neighbour(name, 0.5) for name in names], tmp_path / "grid.png")
+    with Image.open(tmp_path / "grid.png") as grid:
+        assert grid.size == (5 * (192 + 8) + 8, 8 + 192 + 2 * 18 + 8)
+        centre = np.asarray(grid)[60:140]
+    assert len({centre[:, 8 + 200 * i : 200 + 200 * i].tobytes() for i in range(5)}) == 5
+    assert (centre[0, 8 + 800 + 5] == 0xEE).all()  # the broken one is an empty tile
+    with pytest.raises(InputError, match=r"the grid is a PNG; give it the ending \.png"):
+        write_grid(names[0], [], tmp_path / "grid.jpg")
+
+
+def run(tool, folder, *words):
+    command = [sys.executable, str(ROOT / "tools" / tool), *map(str, words)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, timeout=100)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def test_the_tools(checkpoint, folder, tmp_path):
+    status, printed, errors = run("features.py", tmp_path, checkpoint, folder, "-output", "f.npy", "-layer", 1)
+    assert (status, printed, errors) == (1, "f.npy: 10 x 16 float32; 1 images can't be read\n", "")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["f.csv", "f.json", "f.npy"]
+    query = folder / "china1.jpg"
+    status, printed, errors = run("search.py", tmp_path, query, "f.npy", "-top", 2, "-grid", "grid.png")
+    assert (status, errors) == (0, "")
+    assert printed.splitlines()[0] == "similarity  file"
+    assert len(printed.splitlines()) == 3
+    status, again, errors = run(
+        "search.py", tmp_path, query, folder, "-top", 2, "-checkpoint", checkpoint, "-layer", 1, "-workers", 0
+    )
+    assert (status, again) == (1, printed)
+    assert errors.count("\n") == 1
+    assert "china9.jpg" in errors
+
+
+@pytest.mark.parametrize(
+    ("tool", "words", "message"),
+    [
+        ("features.py", ["run", ".", "-output", "a.npy", "-pool", "map"], "error: -pool and -norm are of a layer"),
+        ("search.py", ["a.jpg", "."], "error: a folder's features are computed by a model; give -checkpoint"),
+        ("search.py", ["a.jpg", "b.npy", "-top", "0"], "error: -top is 0, expected a number from 1 on"),
+        ("search.py", ["a.jpg", "b.npy", "-grid", "g.jpg"], "error: g.jpg: the grid is a PNG; give it the ending .png"),
+        ("search.py", ["a.jpg", "b.npy", "-layer", "1"], "error: the features tell their model and layer themselves"),
+        ("search.py", ["a.jpg", "b.npy"], "error: b.json: can't be read as the record of tools/features.py"),
+    ],
+)
+def test_a_wrong_command_line_is_a_line(tool, words, message, tmp_path):
+    status, printed, errors = run(tool, tmp_path, *words)
+    assert (status, printed, errors.count("\n")) == (2, "", 1)
+    assert errors.startswith(message)
+    assert list(tmp_path.iterdir()) == []
