@@ -30,7 +30,8 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 import launch.startup  # noqa: E402, F401  (streams)
 from errors import InputError, RunError, reported  # noqa: E402
 
-TOLERANCE = 1e-4  # of the logits' range
+TOLERANCE = 1e-4  # of the range of logits and features
+WITHIN = 1e-3  # of an intermediate's: a single place holds the rounding that batch norms magnify, pooling averages it
 _NAMES = {
     "pvtv2_b2_linear": "pvt_v2_b2_li",
     "convmixer_1024_20": "convmixer_1024_20_ks9_p14",
@@ -137,10 +138,11 @@ def main() -> None:
             figures = f"{found['difference']:.1e} | {found['change']:.3f} | {found['features']:.1e} | "
             figures += f"{found['intermediates']:.1e} | {seconds:.0f}"
             print(f"| {name} | {found['model']} | {count} | {figures} |", flush=True)
-            furthest = max(found["difference"], found["features"], found["intermediates"])
-            if not (same and furthest <= TOLERANCE < found["change"]):
+            near = max(found["difference"], found["features"]) <= TOLERANCE and found["intermediates"] <= WITHIN
+            if not (same and near and found["change"] > TOLERANCE):
                 failed.append(name)
-    print(f"\n{len(names)} models; paddle {paddle.__version__}, {found['versions']}; tolerance {TOLERANCE:g}")
+    tolerances = f"tolerance {TOLERANCE:g}, of intermediates {WITHIN:g}"
+    print(f"\n{len(names)} models; paddle {paddle.__version__}, {found['versions']}; {tolerances}")
     if failed:
         raise RunError(f"{len(failed)} of {len(names)} models differ from timm's: {', '.join(failed)}")
 
