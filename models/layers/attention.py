@@ -1,4 +1,7 @@
-"""Multi-head self-attention."""
+"""Multi-head self-attention, and the weights of every kind of attention, to be looked at."""
+
+import contextlib
+from collections.abc import Collection, Iterator
 
 import paddle
 from paddle import nn
@@ -19,8 +22,13 @@ class Attention(nn.Layer):
         qk_norm: whether each head's queries and keys are normalised (Dehghani et al. 2023, arXiv:2302.05442).
         attn_drop, proj_drop: dropout of the attention weights and of the output.
 
+    Attributes:
+        fused: one operator may compute the weights and what they give; False: ``attn_drop`` sees the weights.
+
     Shape: [B, N, D] -> [B, N, D].
     """
+
+    fused = True
 
     def __init__(
         self,
@@ -46,9 +54,9 @@ class Attention(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         batch, length, _ = x.shape
         qkv = self.qkv(x).reshape([batch, length, 3, self.num_heads, self.head_dim])
-        if ops.usable(x) and not self.qk_norm and not (self.training and self.attn_drop.p):
+        if self.fused and ops.usable(x) and not self.qk_norm and not (self.training and self.attn_drop.p):
             x = ops.attention(qkv, self.scale)
-        elif ops.flash_attention_takes(qkv):
+        elif self.fused and ops.flash_attention_takes(qkv):
             q, k, v = qkv.unbind(2)
             if self.qk_norm:  # layer norms give float32 under autocast, which flash attention refuses
                 q, k = self.q_norm(q).astype(v.dtype), self.k_norm(k).astype(v.dtype)
@@ -60,3 +68,30 @@ class Attention(nn.Layer):
             attn = F.softmax(paddle.matmul(self.q_norm(q) * self.scale, self.k_norm(k), transpose_y=True), axis=-1)
             x = paddle.matmul(self.attn_drop(attn), v).transpose([0, 2, 1, 3])
         return self.proj_drop(self.proj(x.reshape([batch, length, self.num_heads * self.head_dim])))
+
+
+def attention_layers(model: nn.Layer) -> dict[str, nn.Layer]:
+    """Returns the layers that attend, by name, in the order of depth: those that have an ``attn_drop``."""
+    return {name: layer for name, layer in model.named_sublayers() if "attn_drop" in layer._sub_layers}
+
+
+@contextlib.contextmanager
+def kept_weights(model: nn.Layer, names: Collection[str]) -> Iterator[dict[str, paddle.Tensor]]:
+    """Yields a dictionary that fills with the attention weights [B, H, queries, keys] of ``names`` as the model runs.
+
+    They are what the softmax gives, before dropout; Swin's B counts the windows of each image. Every kind of attention
+    hands them to its ``attn_drop``, where a hook reads them. Without this context nothing is kept.
+    """
+    kept: dict[str, paddle.Tensor] = {}
+    layers = {name: layer for name, layer in attention_layers(model).items() if name in names}
+    before, hooks = {name: getattr(layer, "fused", True) for name, layer in layers.items()}, []
+    try:
+        for name, layer in layers.items():
+            layer.fused = False
+            hooks.append(layer.attn_drop.register_forward_pre_hook(lambda _, x, name=name: kept.update({name: x[0]})))
+        yield kept
+    finally:
+        for name, layer in layers.items():
+            layer.fused = before[name]
+        for hook in hooks:
+            hook.remove()

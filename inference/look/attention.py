@@ -1,0 +1,145 @@
+"""Where a model attends to: maps of its attention weights, and attention rollout (Abnar & Zuidema 2020,
+arXiv:2005.00928).
+"""
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from errors import InputError
+from models.base import ImageModel
+from models.layers.attention import attention_layers, kept_weights
+from models.pvtv2 import Attention as ReducedAttention
+from models.swin import WindowAttention
+from weights.layout import sublayer
+
+
+def attends(model: ImageModel) -> bool:
+    """Returns whether an architecture has attention weights."""
+    return bool(attention_layers(model))
+
+
+def rolls_out(model: ImageModel) -> bool:
+    """Returns whether rollout is defined: each block attends from all tokens to all."""
+    return attends(model) and model.layout == "NLC"
+
+
+def queries(model: ImageModel) -> str:
+    """Returns whose attention ``attention`` gives, in words."""
+    if model.layout == "NLC" and model.global_pool == "token":
+        return "of the class and distillation tokens" if getattr(model, "distilled", False) else "of the class token"
+    return "of the mean token"
+
+
+def attention(model: ImageModel, image: paddle.Tensor, block: int = -1) -> np.ndarray:
+    """Returns how much each head attends to each place of an image: [H, rows, columns] float32.
+
+    The queries are the tokens that the classifier reads: the class token (and the distillation token), or else all
+    patches, on average. Windows (Swin) share the map: each holds what its own tokens give, so each has the same sum.
+    Keys of several places (PVTv2) give their weight to each.
+
+    Args:
+        image: [1, C, H, W], normalised.
+        block: of all blocks that attend, from 0; negative: from the last.
+
+    Raises:
+        InputError: the architecture has no attention, or not so many blocks.
+    """
+    names = list(attention_layers(model))
+    if not names:
+        raise InputError(f"{type(model).__name__} has no attention; cam shows what it looks at, too")
+    if not -len(names) <= block < len(names):
+        raise InputError(
+            f"-block is {block}, the model has {len(names)}: give 0 to {len(names) - 1}, or -1: the last"
+        )
+    name = names[block]
+    weights, grid = _weights(model, image, [name])
+    return _received(model, name, weights[name], grid[name])
+
+
+def rollout(model: ImageModel, image: paddle.Tensor) -> np.ndarray:
+    """Returns the attention of all blocks together, from the tokens that the classifier reads: [rows, columns] float32.
+
+    With W_i the mean of the heads' weights in block i, it is the product of (W_i + 1) / 2 over the blocks.
+
+    Args:
+        image: [1, C, H, W], normalised.
+
+    Raises:
+        InputError: it isn't defined for the architecture.
+    """
+    if not rolls_out(model):
+        why = "its blocks don't attend from all tokens to all" if attends(model) else "it has no attention"
+        other = "attention or cam" if attends(model) else "cam"
+        raise InputError(f"rollout isn't defined for {type(model).__name__}: {why}; use {other}")
+    kept, _ = _weights(model, image, list(attention_layers(model)))
+    product = rolled_out([weights[0].mean(0) for weights in kept.values()])
+    return _read_by_head(model, product[None])[0].astype(np.float32)
+
+
+def rolled_out(weights: list[np.ndarray]) -> np.ndarray:
+    """Returns the product of (W + 1) / 2 over W of the first block to the last, each [N, N]: float64."""
+    product = np.eye(len(weights[0]))
+    for one in weights:
+        product = (one.astype(np.float64) + np.eye(len(one))) / 2 @ product
+    return product
+
+
+def _weights(
+    model: ImageModel, image: paddle.Tensor, names: list[str]
+) -> tuple[dict[str, np.ndarray], dict[str, tuple[int, ...]]]:
+    """The weights of layers [B, H, queries, keys], and the shape of what each reads."""
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def note(name: str, x: paddle.Tensor) -> None:
+        shapes[name] = tuple(x.shape)
+
+    hooks = [
+        sublayer(model, name).register_forward_pre_hook(lambda _, x, name=name: note(name, x[0])) for name in names
+    ]
+    try:
+        with paddle.no_grad(), kept_weights(model, names) as kept:
+            model(image)
+        return {name: tensor.numpy() for name, tensor in kept.items()}, shapes
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _received(model: ImageModel, name: str, weights: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """What each place gets of one image's weights [B, H, queries, keys], by a layer that reads ``shape``."""
+    layer = sublayer(model, name)
+    if isinstance(layer, WindowAttention):
+        return _joined(sublayer(model, name.rpartition(".")[0]), weights.mean(2))
+    if isinstance(layer, ReducedAttention):
+        return _spread(layer, weights[0].mean(1), shape[1:3])
+    return _read_by_head(model, weights[0])
+
+
+def _read_by_head(model: ImageModel, weights: np.ndarray) -> np.ndarray:
+    """The rows of the tokens that the classifier reads, on average, at the patches: [H, N, N] -> [H, rows, columns]."""
+    patches = slice(model.num_prefix_tokens, None)
+    tokens = slice(0, 1 + getattr(model, "distilled", False)) if model.global_pool == "token" else patches
+    return weights[:, tokens, patches].mean(1).reshape(-1, *model.patch_embed.grid_size)
+
+
+def _joined(block: nn.Layer, windows: np.ndarray) -> np.ndarray:
+    """Puts windows of a block of Swin [windows, H, height * width] to their places: [H, rows, columns]."""
+    (rows, columns), (height, width) = block.resolution, block.window_size
+    down, across = -(-rows // height), -(-columns // width)
+    maps = windows.reshape(down, across, -1, height, width).transpose(2, 0, 3, 1, 4)
+    maps = maps.reshape(-1, down * height, across * width)[:, :rows, :columns]  # without the padding
+    return np.roll(maps, block.shift_size, axis=(1, 2))
+
+
+def _spread(layer: ReducedAttention, keys: np.ndarray, grid: tuple[int, ...]) -> np.ndarray:
+    """Gives each place of ``grid`` the weight of its key: [H, keys] -> [H, rows, columns]; 0 where there is none."""
+    rows, columns = grid
+    if not layer.reduces:
+        return keys.reshape(-1, rows, columns)
+    side = layer.sr.weight.shape[-1]
+    if side == 1:  # keys of an average to 7 x 7
+        row, column = (np.arange(n) * 7 // n for n in grid)
+        return keys.reshape(-1, 7, 7)[:, row][:, :, column]
+    keys = keys.reshape(-1, rows // side, columns // side).repeat(side, 1).repeat(side, 2)
+    return np.pad(keys, ((0, 0), (0, rows - keys.shape[1]), (0, columns - keys.shape[2])))

@@ -1,0 +1,180 @@
+"""What a model looks at: attention weights against timm's, maps against formulas, what isn't defined is a line."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+import test_beit
+import test_convnext
+import test_pvtv2
+import test_swin
+import test_vit
+import test_zoo
+from golden.convolutions import array as convolutions
+from golden.formula import array
+from golden.look import ATTENTION, CAM
+from golden.make_names_vit import values
+from parity import load_formula
+
+from errors import InputError
+from inference.look.attention import attention, rolled_out, rollout
+from inference.look.cam import METHODS, cam
+from models.layers.attention import attention_layers, kept_weights
+
+GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "look.npz")
+SMALL = {"vit": test_vit, "bei": test_beit, "swi": test_swin, "pvt": test_pvtv2, "con": test_convnext}
+ATTEND = ("vit", "beit", "swin", "pvtv2")
+
+
+def golden(name, folder):
+    """The case's model with the formula's weights, and its first image."""
+    by = {"pvt": values, "con": convolutions}.get(name[:3], array)
+    model = load_formula(SMALL[name[:3]].small(name), folder, by)
+    return model, paddle.to_tensor(by("images", (2, 3, *model.image_size)))[:1]
+
+
+def drawn(kind, **options):
+    """A small model of an architecture whose weights matter, and an image."""
+    model = test_zoo.SMALL[kind](**options)
+    rng = np.random.default_rng(0)
+    for parameter in model.parameters():
+        shape = tuple(parameter.shape)
+        spread = 0.5 if len(shape) < 2 else 1.5 / math.sqrt(max(1, math.prod(shape) / max(shape[0], shape[-1])))
+        parameter.set_value((parameter.numpy() * (len(shape) < 2) + rng.normal(0, spread, shape)).astype("float32"))
+    model.eval()
+    return model, paddle.to_tensor(rng.normal(0, 1, (1, model.in_channels, *model.image_size)).astype("float32"))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_weights_are_timms(tmp_path, name):
+    model, image = golden(name, tmp_path)
+    expected = {key.split("/")[2]: GOLDEN[key] for key in GOLDEN if key.startswith(f"attention/{name}/")}
+    with paddle.no_grad(), kept_weights(model, list(attention_layers(model))) as kept:
+        model(image)
+    assert list(kept) == list(expected)
+    for key, weights in expected.items():
+        np.testing.assert_allclose(kept[key].numpy(), weights, atol=2e-6, rtol=0, err_msg=key)
+        np.testing.assert_allclose(kept[key].numpy().sum(-1), 1, atol=1e-6)
+
+
+def test_weights_are_kept_while_asked_for_alone():
+    model, image = drawn("vit")
+    with paddle.no_grad():
+        before = model(image).numpy()
+        with pytest.raises(KeyError), kept_weights(model, ["blocks.1.attn"]) as kept:
+            asked = model(image).numpy()
+            raise KeyError
+        assert list(kept) == ["blocks.1.attn"]
+        kept.clear()
+        assert (model(image).numpy() == before).all()
+    assert not kept
+    np.testing.assert_allclose(asked, before, atol=1e-5 * np.ptp(before))
+    assert all(layer.fused and not layer.attn_drop._forward_pre_hooks for layer in attention_layers(model).values())
+
+
+def test_a_map_is_what_the_tokens_that_the_classifier_reads_attend_to(tmp_path):
+    model, image = golden("vit", tmp_path)
+    for block in (0, 1, 2, -1):
+        weights = GOLDEN[f"attention/vit/blocks.{block % 3}.attn"][0]
+        np.testing.assert_allclose(attention(model, image, block), weights[:, 0, 1:].reshape(3, 4, 4), atol=2e-6)
+    model, image = golden("beit_shared", tmp_path)  # reads the mean of its 3 x 5 patches
+    weights = GOLDEN["attention/beit_shared/blocks.0.attn"][0]
+    np.testing.assert_allclose(attention(model, image, 0), weights[:, 1:, 1:].mean(1).reshape(3, 3, 5), atol=2e-6)
+    model, image = drawn("vit", distilled=True)
+    with kept_weights(model, ["blocks.2.attn"]) as kept:
+        model(image)
+    weights = kept["blocks.2.attn"].numpy()[0]
+    expected = (weights[:, 0, 2:] + weights[:, 1, 2:]).reshape(3, 4, 4) / 2
+    np.testing.assert_allclose(attention(model, image), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize(("name", "block"), [("swin", 1), ("swin_odd", 1), ("swin_odd", 3), ("swin", 4)])
+def test_windows_come_to_their_places(tmp_path, name, block):
+    model, image = golden(name, tmp_path)
+    key = list(attention_layers(model))[block]
+    layer, weights = model.layers[int(key[7])].blocks[int(key[16])], GOLDEN[f"attention/{name}/{key}"]
+    (rows, columns), (height, width), shift = layer.resolution, layer.window_size, layer.shift_size
+    expected = np.zeros((weights.shape[1], rows, columns))
+    for y, x in np.ndindex(rows, columns):  # of the shifted map
+        window = weights[y // height * -(-columns // width) + x // width].mean(1)
+        place = (y + shift[0]) % rows, (x + shift[1]) % columns
+        expected[(slice(None), *place)] = window[:, y % height * width + x % width]
+    np.testing.assert_allclose(attention(model, image, block), expected, atol=2e-6)
+
+
+def test_a_key_of_several_places_gives_its_weight_to_each(tmp_path):
+    model, image = golden("pvtv2_plain", tmp_path)  # 15 x 19 places, keys of 5 x 5: 3 x 3; 8 x 10, of 3 x 3: 2 x 3
+    found, weights = attention(model, image, 0), GOLDEN["attention/pvtv2_plain/stages.0.blocks.0.attn"][0].mean(1)
+    assert found.shape == (1, 15, 19)
+    for y, x in np.ndindex(15, 15):
+        assert found[0, y, x] == pytest.approx(weights[0, y // 5 * 3 + x // 5], abs=2e-6)
+    assert not found[:, :, 15:].any()  # these make no key
+    model, image = drawn("pvtv2", name="pvtv2_linear")
+    with kept_weights(model, ["stages.0.blocks.0.attn"]) as kept:  # 13 x 16 places, 7 x 7 keys
+        found = attention(model, image, 0)
+        model(image)
+    weights = kept["stages.0.blocks.0.attn"].numpy()[0].mean(1).reshape(-1, 7, 7)
+    expected = [[weights[0, y * 7 // 13, x * 7 // 16] for x in range(16)] for y in range(13)]
+    np.testing.assert_allclose(found[0], expected, atol=2e-6)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("kind", ["vit", "beit"])
+def test_rollout_is_its_formula(kind):
+    model, image = drawn(kind)
+    names = list(attention_layers(model))
+    with paddle.no_grad(), kept_weights(model, names) as kept:
+        model(image)
+    product = np.eye(17)
+    for name in names:
+        mean = kept[name].numpy()[0].mean(0)
+        product = (0.5 * mean + 0.5 * np.eye(17)) @ product
+    np.testing.assert_allclose(product.sum(1), 1, atol=1e-6)
+    rows = product[:1, 1:] if kind == "vit" else product[1:, 1:]
+    np.testing.assert_allclose(rollout(model, image), rows.mean(0).reshape(4, 4), atol=1e-7)
+    np.testing.assert_allclose(rolled_out([np.array([[0, 1], [0.5, 0.5]])] * 2), [[0.375, 0.625], [0.3125, 0.6875]])
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "message"),
+    [
+        (
+            "swin",
+            rollout,
+            "rollout isn't defined for SwinTransformer: its blocks don't attend from all tokens",
+        ),
+        ("pvtv2", rollout, "isn't defined for PyramidVisionTransformerV2: .*; use attention or cam"),
+        ("resnet", rollout, "rollout isn't defined for ResNet: it has no attention; use cam"),
+        ("mixer", attention, "MlpMixer has no attention; cam shows what it looks at, too"),
+        ("vit", lambda *a: attention(*a, 3), "-block is 3, the model has 3: give 0 to 2, or -1: the last"),
+        ("vit", lambda *a: attention(*a, -4), "-block is -4"),
+        ("vit", lambda *a: cam(*a, 7), "-class is 7, the model has the outputs 0 to 6"),
+    ],
+)
+def test_what_isnt_defined_is_a_line(kind, method, message):
+    with pytest.raises(InputError, match=message):
+        method(*drawn(kind))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", CAM)
+@pytest.mark.parametrize("method", METHODS)
+def test_maps_of_a_class_are_grad_cams(tmp_path, name, method):
+    model, image = golden(name, tmp_path)
+    expected = GOLDEN[f"{method.replace('++', 'plusplus')}/{name}"]
+    np.testing.assert_allclose(cam(model, image, CAM[name], method), expected, atol=2e-5 * expected.max(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", test_zoo.SMALL)
+def test_every_architecture_has_a_map_of_a_class(kind):
+    model, image = drawn(kind)
+    logits = model(image).numpy()[0]
+    found = [cam(model, image, output) for output in range(len(logits))]
+    assert (cam(model, image) == found[logits.argmax()]).all()
+    [last] = model.forward_intermediates(image, [-1], intermediates_only=True)
+    assert {one.shape for one in found} == {tuple(last.shape[2:])}
+    assert all(np.isfinite(one).all() and one.min() >= 0 for one in found)
+    assert any(np.ptp(one) > 0 for one in found) or found[0].size == 1
