@@ -1,0 +1,5 @@
+"""Pictures of what a model sees: attention, maps of classes, features, positions, predictions."""
+
+from inference.look.maps import overlay
+
+__all__ = ["overlay"]

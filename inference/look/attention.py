@@ -49,9 +49,7 @@ def attention(model: ImageModel, image: paddle.Tensor, block: int = -1) -> np.nd
     if not names:
         raise InputError(f"{type(model).__name__} has no attention; cam shows what it looks at, too")
     if not -len(names) <= block < len(names):
-        raise InputError(
-            f"-block is {block}, the model has {len(names)}: give 0 to {len(names) - 1}, or -1: the last"
-        )
+        raise InputError(f"-block is {block}, the model has {len(names)}: give 0 to {len(names) - 1}, or -1: the last")
     name = names[block]
     weights, grid = _weights(model, image, [name])
     return _received(model, name, weights[name], grid[name])

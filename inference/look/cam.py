@@ -56,9 +56,7 @@ def cam(model: ImageModel, image: paddle.Tensor, output: int | None = None, meth
         InputError: the model has no classifier, or not so many outputs.
     """
     if not model.num_classes:
-        raise InputError(
-            "the model has no classifier (NUM_CLASSES 0): no class has a map; use attention or features"
-        )
+        raise InputError("the model has no classifier (NUM_CLASSES 0): no class has a map; use attention or features")
     if output is not None and not 0 <= output < model.num_classes:
         raise InputError(f"-class is {output}, the model has the outputs 0 to {model.num_classes - 1}")
     activations, gradients = (_places(model, x)[0] for x in _traced(model, image, output))

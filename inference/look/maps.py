@@ -1,0 +1,159 @@
+"""The panels of an image: its attention, its rollout, what speaks for a class, its features."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import paddle
+
+from errors import InputError
+from inference.look.attention import attends, attention, queries, rollout
+from inference.look.cam import cam
+from inference.look.draw import Panel, enlarged, heat, png, resized
+from inference.look.sight import Sight, model_of, output_of, sight
+from inference.pictures import Picture
+from inference.predictor import Predictor
+from models.layers.attention import attention_layers
+
+STAGES = 4  # shown of a model that has more
+
+
+class Asked(NamedTuple):
+    """What somebody asked for: ``block`` of all that there are, ``method`` of a class's map, ``output``: its name."""
+
+    block: int | None = None
+    method: str = ""
+    output: str | None = None
+    original: bool = False
+
+
+def overlay(predictor: Predictor, image: Picture, kind: str = "auto") -> bytes:
+    """Returns a PNG: the image as the model sees it, in grey, and over it where the model looks.
+
+    The model is looked into meanwhile: no other thread may use it.
+
+    Args:
+        kind: "attention" (the last block's, the mean of its heads), "rollout", "cam" (Grad-CAM of the predicted
+            class), or "auto": attention where there is any, otherwise cam.
+
+    Raises:
+        InputError: the kind isn't defined for the architecture, or the model is an exported one.
+        RunError: the image can't be read.
+    """
+    seen, model = sight(predictor, image), model_of(predictor)
+    kind = ("attention" if attends(model) else "cam") if kind == "auto" else kind
+    if kind not in ("attention", "rollout", "cam"):
+        raise InputError(f"kind is {kind!r}, expected auto, attention, rollout or cam")
+    if kind == "attention":
+        values = attention(model, seen.image).mean(0)
+    else:
+        values = rollout(model, seen.image) if kind == "rollout" else cam(model, seen.image)
+    return png(heat(seen.base, values))
+
+
+def named(seen: Sight) -> Panel:
+    """The image itself, with its name and the most probable class."""
+    said = f"{seen.said.classes[0]} {seen.said.probabilities[0]:.0%}" if seen.said.classes else ""
+    return Panel(f"{_short(Path(seen.name).name)}\n{_short(said)}", seen.base)
+
+
+def attention_panels(predictor: Predictor, seen: Sight, asked: Asked) -> list[Panel]:
+    """The mean of a block's heads, and each."""
+    maps = attention(model_of(predictor), seen.image, -1 if asked.block is None else asked.block)
+    mean = Panel("mean of the heads", heat(seen.base, maps.mean(0), seen.box))
+    heads = [Panel(f"head {number}", heat(seen.base, one, seen.box)) for number, one in enumerate(maps)]
+    return [named(seen), mean, *(heads if len(heads) > 1 else ())]
+
+
+def rollout_panels(predictor: Predictor, seen: Sight, _: Asked) -> list[Panel]:
+    return [named(seen), Panel("rollout", heat(seen.base, rollout(model_of(predictor), seen.image), seen.box))]
+
+
+def cam_panels(predictor: Predictor, seen: Sight, asked: Asked) -> list[Panel]:
+    output = seen.said.outputs[0] if asked.output is None else output_of(predictor, asked.output)
+    values = cam(model_of(predictor), seen.image, output, asked.method)
+    name = _short(predictor.classes[output] if predictor.classes else f"output {output}")
+    title = f"for {name}" if values.any() else f"for {name}:\nnothing speaks for it"
+    return [named(seen), Panel(title, heat(seen.base, values, seen.box))]
+
+
+def title_of(kind: str, predictor: Predictor, asked: Asked) -> tuple[str, str]:
+    """Returns what a picture of that kind shows, and what its colours say."""
+    model = model_of(predictor)
+    name = predictor.config.MODEL.NAME or type(model).__name__
+    if kind == "attention":
+        count = len(attention_layers(model))
+        block = (-1 if asked.block is None else asked.block) % count
+        return f"{name}: attention {queries(model)}, block {block} of 0 to {count - 1}", "share of the attention"
+    if kind == "rollout":
+        return f"{name}: attention rollout {queries(model)}", "share of the attention, through all blocks"
+    if kind == "features":
+        return f"{name}: features", ""
+    words = {"gradcam": "Grad-CAM", "hirescam": "HiResCAM", "gradcam++": "Grad-CAM++", "layercam": "LayerCAM"}
+    return f"{name}: {words[asked.method]}", "speaks for the class"
+
+
+def feature_panels(predictor: Predictor, sights: Sequence[Sight], asked: Asked) -> list[list[Panel]]:
+    """Each image and, stage by stage, the three principal components of its features as red, green and blue.
+
+    The components are of all images together, as DINOv2's pictures (Oquab et al. 2023, arXiv:2304.07193): one colour
+    means the same in each. Method "channels": the channels of one stage that vary most, each by itself.
+    """
+    model = model_of(predictor)
+    count = len(model.feature_info)
+    stages = _stages(count, asked)
+    with paddle.no_grad():
+        found = [model.forward_intermediates(seen.image, stages, intermediates_only=True) for seen in sights]
+    maps = [[one[0].transpose([1, 2, 0]).astype("float32").numpy() for one in image] for image in found]
+    rows = [[named(seen)] for seen in sights]
+    for place, stage in enumerate(stages):
+        name = model.feature_info[stage]["module"]
+        if asked.method == "channels":
+            for row, one in zip(rows, maps, strict=True):
+                row.extend(_channels(one[place]))
+            continue
+        for row, colours in zip(rows, principal([one[place] for one in maps]), strict=True):
+            height, width = colours.shape[:2]
+            row.append(Panel(f"{name}\n{height} x {width}", enlarged((255 * colours + 0.5).astype(np.uint8))))
+    return rows
+
+
+def principal(maps: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Returns the first three principal components of maps [h, w, C], each from 0 to 1: [h, w, 3].
+
+    The largest weight of a component is positive; a hundredth of the values at either end is cut off.
+    """
+    flat = np.concatenate([one.reshape(-1, one.shape[-1]) for one in maps]).astype(np.float64)
+    flat -= flat.mean(0)
+    vectors = np.linalg.eigh(flat.T @ flat)[1][:, ::-1][:, :3]
+    vectors = vectors * np.sign(vectors[np.abs(vectors).argmax(0), range(vectors.shape[1])])
+    values = np.pad(flat @ vectors, ((0, 0), (0, 3 - vectors.shape[1])))
+    low, high = np.quantile(values, [0.01, 0.99], axis=0)
+    shares = np.clip((values - low) / np.maximum(high - low, 1e-12), 0, 1)
+    ends = np.cumsum([one.shape[0] * one.shape[1] for one in maps])[:-1]
+    return [part.reshape(*one.shape[:2], 3) for part, one in zip(np.split(shares, ends), maps, strict=True)]
+
+
+def _channels(values: np.ndarray, most: int = 20) -> list[Panel]:
+    chosen = np.argsort(-values.std((0, 1)), kind="stable")[:most]
+    panels = []
+    for channel in sorted(chosen.tolist()):
+        one = values[:, :, channel] - values[:, :, channel].min()
+        grey = np.full((*resized(one, 224, 224, False).shape, 3), 255, np.uint8)
+        panels.append(Panel(f"channel {channel}", heat(grey * 0, resized(one, 224, 224, False))))
+    return panels
+
+
+def _stages(count: int, asked: Asked) -> list[int]:
+    if asked.block is not None:
+        if not -count <= asked.block < count:
+            raise InputError(f"-block is {asked.block}, the model has {count} intermediates: give 0 to {count - 1}")
+        return [asked.block % count]
+    if asked.method == "channels":
+        return [count - 1]
+    return sorted({round(place) for place in np.linspace(count - 1, (count - 1) / STAGES, min(count, STAGES))})
+
+
+def _short(text: str, most: int = 24) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 2 + 3 :]}"

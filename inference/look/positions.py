@@ -1,0 +1,105 @@
+"""What a model has learnt of places: how alike its position embeddings are, and its tables of relative positions."""
+
+import matplotlib
+import numpy as np
+
+from errors import InputError
+from inference.look.draw import figure, figure_png, titled
+from inference.look.sight import model_of
+from inference.predictor import Predictor
+from models.base import ImageModel
+from models.layers.relative import RelativePositionBias
+
+_TILES = 16  # along a side, at most: of larger grids some are left out
+_HEADS, _BLOCKS = 12, 12
+
+
+def similarities(model: ImageModel) -> np.ndarray:
+    """Returns the cosine similarity of each place's embedding to each other's: [rows, columns, rows, columns]."""
+    embedding = model.pos_embed.numpy()[0].astype(np.float64)
+    places = embedding[len(embedding) - model.patch_embed.num_patches :]
+    places = places / np.maximum(np.linalg.norm(places, axis=1, keepdims=True), 1e-12)
+    grid = model.patch_embed.grid_size
+    return (places @ places.T).reshape(*grid, *grid)
+
+
+def tables(model: ImageModel) -> dict[str, np.ndarray]:
+    """Returns each table of relative positions by its layer's name: [H, 2 rows - 1, 2 columns - 1].
+
+    The middle is a token itself; a row above it is a key below the query. A class token's entries are left out.
+    """
+    found = {}
+    for name, layer in model.named_sublayers():
+        if isinstance(layer, RelativePositionBias) and layer.window_size is not None:
+            rows, columns = (2 * side - 1 for side in layer.window_size)
+            table = layer.relative_position_bias_table.numpy()[: rows * columns]
+            found[name] = table.T.reshape(-1, rows, columns)
+    return found
+
+
+def positions(predictor: Predictor, block: int | None = None) -> bytes:
+    """Returns a PNG: the figure 7 of the ViT paper (arXiv:2010.11929), or the tables of relative positions.
+
+    Args:
+        block: the table of one block, from 0, also of a model that has position embeddings besides.
+
+    Raises:
+        InputError: the model has neither, or no such block.
+    """
+    model = model_of(predictor)
+    kept, name = tables(model), predictor.config.MODEL.NAME
+    if getattr(model, "pos_embed", None) is not None and (block is None or not kept):
+        if block is not None:
+            raise InputError("-block is for tables of relative positions; the model has position embeddings alone")
+        return _embedding(similarities(model), f"{name}: cosine similarity of position embeddings")
+    if not kept:
+        raise InputError(
+            f"{type(model).__name__} has no position embeddings and no relative positions; "
+            "positions is for ViT, DeiT, BEiT and Swin"
+        )
+    chosen = list(kept)
+    if block is not None:
+        if not -len(chosen) <= block < len(chosen):
+            raise InputError(f"-block is {block}, the model has {len(chosen)} tables: give 0 to {len(chosen) - 1}")
+        chosen = [chosen[block]]
+    chosen = [chosen[i] for i in sorted({round(i) for i in np.linspace(0, len(chosen) - 1, _BLOCKS)})]
+    return _tables({one: kept[one][:_HEADS] for one in chosen}, f"{name}: bias by relative position, head by head")
+
+
+def _embedding(alike: np.ndarray, title: str) -> bytes:
+    rows, columns = alike.shape[:2]
+    step = -(-max(rows, columns) // _TILES)
+    tiles = np.pad(alike[::step, ::step], ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=np.nan)
+    down, across = tiles.shape[:2]
+    whole = tiles.transpose(0, 2, 1, 3).reshape(down * (rows + 1), across * (columns + 1))[:-1, :-1]
+    drawn = figure(7.4, 6.8 * down / across + 0.6)
+    axis = drawn.subplots()
+    picture = axis.imshow(whole, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
+    axis.set_xticks(np.arange(across) * (columns + 1) + (columns - 1) / 2, range(0, columns, step), fontsize=8)
+    axis.set_yticks(np.arange(down) * (rows + 1) + (rows - 1) / 2, range(0, rows, step), fontsize=8)
+    axis.tick_params(length=0)
+    axis.set_xlabel("column of the patch")
+    axis.set_ylabel("row of the patch")
+    titled(axis, title, fontsize=10)
+    drawn.colorbar(picture, ax=axis, shrink=0.8, label="cosine similarity to the patch of each tile")
+    return figure_png(drawn)
+
+
+def _tables(kept: dict[str, np.ndarray], title: str) -> bytes:
+    heads = max(len(table) for table in kept.values())
+    drawn = figure(max(5, 1.3 * heads + 1.2), 1.5 * len(kept) + 0.9)
+    axes = drawn.subplots(len(kept), heads, squeeze=False)
+    largest = max(float(np.abs(table).max()) for table in kept.values()) or 1.0
+    for places, (name, table) in zip(axes, kept.items(), strict=True):
+        for number, axis in enumerate(places):
+            if number >= len(table):
+                axis.axis("off")
+                continue
+            axis.imshow(table[number], cmap="cividis", vmin=-largest, vmax=largest, interpolation="nearest")
+            axis.set(xticks=[], yticks=[])
+            titled(axis, f"head {number}", fontsize=7)
+        places[0].set_ylabel(name.removesuffix(".attn"), fontsize=7)
+    drawn.suptitle(title, fontsize=10, parse_math=False)
+    scale = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(-largest, largest), "cividis")
+    drawn.colorbar(scale, ax=axes, shrink=min(1, 2 / len(kept)), label="added to the score")
+    return figure_png(drawn)

@@ -1,0 +1,88 @@
+"""An image as somebody looks at it: what the model sees, what it says, and where that lies in the original."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import paddle
+
+from errors import InputError, shown
+from inference.look.draw import Box, enlarged
+from inference.pictures import Picture, Pictures
+from inference.predictor import Prediction, Predictor
+from loading.transforms import EncodedImage, Normalize
+from models.base import ImageModel
+from options import nearest
+
+_WIDEST = 800  # pixels along the longer side of an original that is drawn
+
+
+class Sight(NamedTuple):
+    """An image: ``base`` [H, W, 3] uint8 to draw on, where the model's part of it lies (``box``), and what it says."""
+
+    name: str
+    image: paddle.Tensor  # [1, C, S, S], normalised
+    base: np.ndarray
+    box: Box | None
+    said: Prediction
+
+
+def model_of(predictor: Predictor) -> ImageModel:
+    """Returns the model.
+
+    Raises:
+        InputError: it is an exported one.
+    """
+    if predictor.model is None:
+        raise InputError("an exported model has no layers to look into; give the checkpoint that it was made from")
+    return predictor.model
+
+
+def sight(predictor: Predictor, picture: Picture, original: bool = False) -> Sight:
+    """Returns an image that is looked at, ``original``: on the whole image, as it is in the file.
+
+    Raises:
+        RunError: it can't be read.
+    """
+    model_of(predictor)
+    pixels = predictor.pixels(picture)
+    data = predictor.config.DATA
+    image = Normalize(data.IMAGENET_MEAN, data.IMAGENET_STD)(paddle.to_tensor(pixels[None]))
+    name = Pictures(predictor.config, [picture]).name(0)
+    [shares] = predictor.probabilities(predictor.logits(pixels[None]))
+    said = predictor.ranked(name, shares, top=1, threshold=0)
+    base, box = _original(predictor, picture) if original else (enlarged(pixels), None)
+    return Sight(name, image, base, box, said)
+
+
+def _original(predictor: Predictor, picture: Picture) -> tuple[np.ndarray, Box]:
+    """The whole image, and the part that ``EvalTransform`` cuts out of it."""
+    pictures = Pictures(predictor.config, [picture])
+    whole = pictures.picture(0)
+    whole = whole.decoded() if isinstance(whole, EncodedImage) else whole
+    data, size = predictor.config.DATA, whole.size
+    to = math.floor(data.IMAGE_SIZE / data.CROP_PCT)
+    sides = (to, to) if data.CROP_MODE == "squash" else tuple(to * side // min(size) for side in size)
+    whole.thumbnail((_WIDEST, _WIDEST))
+    base = enlarged(np.asarray(whole))
+    edges = []
+    for drawn, side in zip(base.shape[1::-1], sides, strict=True):
+        start = round((side - data.IMAGE_SIZE) / 2)
+        edges.append((start * drawn / side, (start + data.IMAGE_SIZE) * drawn / side))
+    (left, right), (top, bottom) = edges
+    return base, (left, top, right, bottom)
+
+
+def output_of(predictor: Predictor, name: str) -> int:
+    """Returns the output that a class's name, or a number, means.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name in predictor.classes:
+        return predictor.classes.index(name)
+    count = model_of(predictor).num_classes
+    if name.isdecimal() and len(name) < 10 and int(name) < count:
+        return int(name)
+    known = nearest(name, predictor.classes) or f"; give a name, or a number from 0 to {count - 1}"
+    raise InputError(f"-class is '{shown(name)}', which the model doesn't know{known}")

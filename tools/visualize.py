@@ -1,0 +1,233 @@
+"""Shows what a model looks at, and what it has learnt, as PNG pictures.
+
+    python tools/visualize.py attention CHECKPOINT photo.jpg -output attention.png
+
+attention    where each head of a block (-block) attends to            ViT, DeiT, BEiT, Swin, PVTv2
+rollout      attention through all blocks                              ViT, DeiT, BEiT
+cam          what speaks for a class (-class, -method)                 all
+features     principal components of each stage as colours             all
+embeddings   images of a folder in the plane, by t-SNE, with classes   all
+positions    what was learnt of places; needs no image                 ViT, DeiT, BEiT, Swin
+predictions  a grid of images with their classes, or of -mistakes      all
+
+IMAGES are files and folders; below a folder, the subfolders are the true classes. -output is one picture, FILE.png, or
+a new folder that gets one for each image. The model runs in float32.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+
+import launch.startup  # noqa: E402, F401  (streams)
+from errors import InputError, reading, reported  # noqa: E402
+
+ONE_BY_ONE = ("attention", "rollout", "cam", "features")
+TOGETHER = ("embeddings", "positions", "predictions")
+METHODS = {  # the first is the default
+    "cam": ("gradcam", "hirescam", "gradcam++", "layercam"),
+    "features": ("pca", "channels"),
+    "embeddings": ("tsne", "umap"),
+}
+FLAGS = {  # what each is for: elsewhere it would do nothing
+    "block": ("attention", "features", "positions"),
+    "output_class": ("cam",),
+    "original": ("attention", "rollout", "cam"),
+    "mistakes": ("predictions",),
+    "most": ("predictions",),
+    "seed": ("embeddings",),
+}
+ON_A_SHEET = 16  # images, at most
+
+
+def listed(paths: Sequence[str]) -> tuple[list[str], list[str | None]]:
+    """Returns the image files that paths name, and of those below a folder's subfolder its name: their class.
+
+    Raises:
+        InputError: a path that isn't there, or a folder without images.
+    """
+    from loading.sources import IMAGE_SUFFIXES
+
+    files: list[str] = []
+    truth: list[str | None] = []
+    for path in paths:
+        if not os.path.isdir(path):
+            if not os.path.exists(path):
+                raise InputError(f"{path}: found no image there, and no folder")
+            files.append(path)
+            truth.append(None)
+            continue
+        before = len(files)
+        with reading(path, "a folder of images"):
+            for folder, subfolders, names in os.walk(path, onerror=_refuse):
+                subfolders.sort()
+                own = [os.path.join(folder, name) for name in sorted(names) if name.lower().endswith(IMAGE_SUFFIXES)]
+                below = os.path.relpath(folder, path).split(os.sep)[0]
+                files.extend(own)
+                truth.extend([None if below == "." else below] * len(own))
+        if len(files) == before:
+            raise InputError(f"{path}: holds no image; they end in {' '.join(IMAGE_SUFFIXES)}")
+    return files, truth
+
+
+def _refuse(error: OSError) -> None:
+    raise error
+
+
+def one_by_one(kind: str, predictor: Any, files: Sequence[str], asked: Any, output: Path) -> str:
+    """Draws the panels of images, into one picture or a folder; returns where they are."""
+    from inference.look import maps
+    from inference.look.draw import sheet
+    from inference.look.sight import sight
+
+    whole = output.suffix == ".png"
+    if len(files) > ON_A_SHEET and (whole or kind == "features"):
+        advice = "give fewer" if kind == "features" else "give -output a folder: a picture for each"
+        raise InputError(f"found {len(files)} images, a picture shows {ON_A_SHEET} at most; {advice}")
+    panels: dict[str, Callable] = {
+        "attention": maps.attention_panels,
+        "rollout": maps.rollout_panels,
+        "cam": maps.cam_panels,
+    }
+    if kind == "features":
+        drawn = iter(maps.feature_panels(predictor, [sight(predictor, file) for file in files], asked))
+    else:
+        drawn = (panels[kind](predictor, sight(predictor, file, asked.original), asked) for file in files)
+    if whole:
+        rows = list(drawn)
+        _write(output, sheet(rows, *maps.title_of(kind, predictor, asked)))
+        return f"{output}: {kind} of {_count(len(files), 'image')}"
+    first = next(drawn)  # what isn't defined is said before there is a folder
+    output.mkdir(parents=True)
+    names = _names(files)
+    for name, row in zip(names, _after(first, drawn), strict=True):
+        _write(output / name, sheet([row], *maps.title_of(kind, predictor, asked)))
+    return f"{output}: {_count(len(files), 'picture')} of {kind}"
+
+
+def _after(first: Any, others: Any) -> Any:
+    yield first
+    yield from others
+
+
+def _names(files: Sequence[str]) -> list[str]:
+    """A name for the picture of each image: of two images of one name, the second's has a number."""
+    names: list[str] = []
+    taken: set[str] = set()
+    for file in files:
+        stem, number = Path(file).stem, 1
+        name = f"{stem}.png"
+        while name in taken:
+            number += 1
+            name = f"{stem}_{number}.png"
+        taken.add(name)
+        names.append(name)
+    return names
+
+
+def together(arguments: argparse.Namespace, predictor: Any, files: Sequence[str], truth: Sequence[str | None]) -> str:
+    """Draws one picture of all images, or of the model alone; returns where it is."""
+    from inference.look.embeddings import embeddings, predictions
+    from inference.look.positions import positions
+
+    output, kind = _file(arguments.output, arguments.kind), arguments.kind
+    if kind == "positions":
+        picture, told = positions(predictor, arguments.block), "positions"
+    elif kind == "embeddings":
+        how = (arguments.method, arguments.seed or 0, arguments.workers)
+        picture, told = embeddings(predictor, files, truth, *how), f"embeddings of {_count(len(files), 'image')}"
+    else:
+        picture, told = predictions(
+            predictor, files, truth, arguments.mistakes, arguments.most or 28, arguments.workers
+        )
+    _write(output, picture)
+    return f"{output}: {told}"
+
+
+def _file(output: Path, kind: str) -> Path:
+    return output if output.suffix == ".png" else output / f"{kind}.png"
+
+
+def _write(path: Path, picture: bytes) -> None:
+    from utils import written_whole
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(path, "wb") as file:
+        file.write(picture)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + "s" * (number != 1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=[*ONE_BY_ONE, *TOGETHER], metavar="WHAT", help="see above")
+    parser.add_argument("checkpoint", help="a checkpoint's folder or file, or a run's folder")
+    parser.add_argument("images", nargs="*", help="files and folders")
+    parser.add_argument("-output", "--output", required=True, type=Path, metavar="FILE.png|DIR", help="what is new")
+    parser.add_argument("-cfg", "--cfg", metavar="MODEL", help="the YAML file or name, if the weights don't tell")
+    parser.add_argument("-block", "--block", type=int, metavar="N", help="a block, from 0; -1: the last")
+    parser.add_argument("-class", "--class", dest="output_class", metavar="NAME|N", help="default: the predicted one")
+    methods = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in METHODS.items())
+    parser.add_argument("-method", "--method", help=methods)
+    parser.add_argument("-original", "--original", action="store_true", help="draw on the image as it is in the file")
+    parser.add_argument("-mistakes", "--mistakes", action="store_true", help="wrong ones alone, most certain first")
+    parser.add_argument("-most", "--most", type=int, metavar="N", help="images of a grid (28)")
+    parser.add_argument("-seed", "--seed", type=int, help="of the places in the plane (0)")
+    parser.add_argument("-workers", "--workers", type=int, default=0, help="processes that load images (0)")
+    parser.add_argument("-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
+    return parser
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Checks what can be known before a model is built, and fills in the method.
+
+    Raises:
+        InputError: what doesn't fit together, or an -output that is there.
+    """
+    kind, methods = arguments.kind, METHODS.get(arguments.kind, ())
+    for flag, kinds in FLAGS.items():
+        if getattr(arguments, flag) not in (None, False) and kind not in kinds:
+            name = "class" if flag == "output_class" else flag
+            raise InputError(f"-{name} does nothing for {kind}; it is for {', '.join(kinds)}")
+    if arguments.method is not None and arguments.method not in methods:
+        expected = f"expected {', '.join(methods)}" if methods else f"{kind} has no methods; leave it out"
+        raise InputError(f"-method is {arguments.method!r}, {expected}")
+    arguments.method = arguments.method or (methods[0] if methods else "")
+    if bool(arguments.images) == (kind == "positions"):
+        raise InputError("positions takes no images; leave them out" if arguments.images else f"{kind} needs images")
+    for flag, least in (("most", 1), ("seed", 0), ("workers", 0)):
+        value = getattr(arguments, flag)
+        if value is not None and not least <= value < 1 << 32:
+            raise InputError(f"-{flag} is {value}, expected {least} or more")
+    output = arguments.output
+    if output.suffix and output.suffix != ".png":
+        raise InputError(f"-output is {output}, expected a name that ends in .png, or a folder's")
+    if os.path.lexists(output):
+        raise InputError(f"-output is {output}, which is there already; choose a new name")
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    check(arguments)
+    files, truth = listed(arguments.images)
+    from inference import Predictor  # after the command line: it imports Paddle
+    from inference.look.maps import Asked
+
+    predictor = Predictor(arguments.checkpoint, arguments.cfg, arguments.o)
+    if arguments.kind in TOGETHER:
+        print(together(arguments, predictor, files, truth))
+        return
+    asked = Asked(arguments.block, arguments.method, arguments.output_class, arguments.original)
+    print(one_by_one(arguments.kind, predictor, files, asked, arguments.output))
+
+
+if __name__ == "__main__":
+    with reported():
+        main()
