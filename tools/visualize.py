@@ -102,7 +102,9 @@ def one_by_one(kind: str, predictor: Any, files: Sequence[str], asked: Any, outp
         rows = list(drawn)
         _write(output, sheet(rows, *maps.title_of(kind, predictor, asked)))
         return f"{output}: {kind} of {_count(len(files), 'image')}"
-    first = next(drawn)  # what isn't defined is said before there is a folder
+    for file in files:  # before there is a folder: so that it gets all pictures or none
+        predictor.pixels(file)
+    first = next(drawn)
     output.mkdir(parents=True)
     names = _names(files)
     for name, row in zip(names, _after(first, drawn), strict=True):

@@ -31,25 +31,30 @@ def enlarged(pixels: np.ndarray) -> np.ndarray:
     return np.broadcast_to(pixels, (*pixels.shape[:2], 3)).repeat(times, 0).repeat(times, 1)
 
 
-def resized(values: np.ndarray, height: int, width: int, smooth: bool = True) -> np.ndarray:
-    """Returns a map [h, w] at another size, float32."""
-    how = Image.Resampling.BILINEAR if smooth else Image.Resampling.NEAREST
-    return np.asarray(Image.fromarray(values.astype(np.float32)).resize((width, height), how))
+def resized(values: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Returns a map [h, w] at another size, float32, bilinear."""
+    image = Image.fromarray(values.astype(np.float32))
+    return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
 
 
-def heat(base: np.ndarray, values: np.ndarray, box: Box | None = None) -> np.ndarray:
+def heat(base: np.ndarray, values: np.ndarray, box: Box | None = None, least: float = 0.0) -> np.ndarray:
     """Returns an image [H, W, 3] uint8 in grey with a map [h, w] over it, from 0 to its largest value.
 
     Args:
         box: where of the image the map lies; None: everywhere. The rest is darkened.
+        least: the brightest colour is of this value, where none is larger.
     """
     left, top, right, bottom = (round(edge) for edge in box or (0, 0, base.shape[1], base.shape[0]))
     grey = base.mean(2, keepdims=True).repeat(3, 2) / 255
     drawn = grey / 3
-    shares = resized(values, bottom - top, right - left) / max(float(values.max()), 1e-12)
-    colours = matplotlib.colormaps[COLOURS](np.clip(shares, 0, 1))[:, :, :3]
-    drawn[top:bottom, left:right] = 0.4 * grey[top:bottom, left:right] + 0.6 * colours
+    shares = resized(values, bottom - top, right - left) / max(float(values.max()), least, 1e-12)
+    drawn[top:bottom, left:right] = 0.3 * grey[top:bottom, left:right] + 0.7 * coloured(shares)
     return (255 * drawn + 0.5).astype(np.uint8)
+
+
+def coloured(shares: np.ndarray) -> np.ndarray:
+    """Returns the colours of values from 0 to 1: [...] -> [..., 3]."""
+    return matplotlib.colormaps[COLOURS](np.clip(shares, 0, 1))[..., :3]
 
 
 def png(image: np.ndarray) -> bytes:
@@ -88,7 +93,8 @@ def sheet(rows: Sequence[Sequence[Panel]], title: str, bar: str = "", columns: i
     columns = min(columns, max(len(row) for row in rows))
     lines = [row[start : start + columns] for row in rows for start in range(0, len(row), columns)]
     text = max(panel.title.count("\n") + 1 for row in rows for panel in row)
-    drawn = figure(max(columns * side, 4.5), len(lines) * (side + 0.17 * text) + 0.4 + 0.5 * bool(bar))
+    high = side * min(2, max(panel.image.shape[0] / panel.image.shape[1] for row in rows for panel in row))
+    drawn = figure(max(columns * side, 4.5), len(lines) * (high + 0.17 * text) + 0.4 + 0.5 * bool(bar))
     axes = drawn.subplots(len(lines), columns, squeeze=False)
     for line, places in zip(lines, axes, strict=True):
         for axis in places:
@@ -104,7 +110,7 @@ def sheet(rows: Sequence[Sequence[Panel]], title: str, bar: str = "", columns: i
     drawn.suptitle(title, fontsize=10, parse_math=False)
     if bar:
         scale = matplotlib.cm.ScalarMappable(cmap=COLOURS)
-        made = drawn.colorbar(scale, ax=axes, location="bottom", shrink=min(1, 3 / columns), aspect=30, ticks=[0, 1])
-        made.ax.set_xticklabels(["0", "largest"], fontsize=8)
+        made = drawn.colorbar(scale, ax=axes, location="bottom", shrink=min(0.8, 2 / columns), aspect=25, ticks=[0, 1])
+        made.ax.set_xticklabels(["0", "most"], fontsize=8)
         made.set_label(bar, fontsize=8)
     return figure_png(drawn)

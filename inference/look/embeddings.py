@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-import matplotlib
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from errors import InputError, RunError, shown
 from inference.look.draw import Panel, enlarged, figure, figure_png, sheet, titled
@@ -17,7 +17,8 @@ from weights.layout import sublayer
 
 FEWEST = 5  # images that t-SNE can tell apart
 RIGHT, WRONG = "#0072B2", "#D55E00"  # blue and vermilion: told apart by the colour-blind
-_MARKERS = "osD^vP*X"
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")  # Okabe & Ito's palette
+_MARKERS = "osD^v*"  # of another length than the colours: 42 pairs
 _NAMED = 24  # classes of a legend, at most
 
 
@@ -61,7 +62,9 @@ def plane(features: np.ndarray, method: str = "tsne", seed: int = 0) -> np.ndarr
     from sklearn.manifold import TSNE
 
     perplexity = min(30.0, (len(features) - 1) / 3)
-    return TSNE(perplexity=perplexity, init="random", random_state=seed).fit_transform(features.astype(np.float64))
+    found = TSNE(perplexity=perplexity, init="random", random_state=seed)
+    with threadpool_limits(1):  # its steps are short: threads that wait for each other took 10 s instead of 1
+        return found.fit_transform(features.astype(np.float64))
 
 
 def embeddings(
@@ -82,12 +85,11 @@ def embeddings(
     places, classes = plane(features, method, seed), sorted(set(names))
     drawn = figure(8, 6)
     axis = drawn.subplots()
-    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.95, len(classes)))
     for number, name in enumerate(classes):
         own = places[[other == name for other in names]]
         label = name if number < _NAMED else None
-        how = {"marker": _MARKERS[number % len(_MARKERS)], "color": [colours[number]], "edgecolors": "white"}
-        axis.scatter(own[:, 0], own[:, 1], s=28, linewidths=0.4, label=label, **how)
+        how = {"marker": _MARKERS[number % len(_MARKERS)], "color": _COLOURS[number % len(_COLOURS)]}
+        axis.scatter(own[:, 0], own[:, 1], s=32, alpha=0.8, linewidths=0, label=label, **how)
     more = f" ({len(classes) - _NAMED} more)" if len(classes) > _NAMED else ""
     legend = axis.legend(
         loc="upper left", bbox_to_anchor=(1, 1), fontsize=8, title=f"{'class' if known else 'predicted'}{more}"
@@ -130,10 +132,10 @@ def predictions(
         raise InputError(f"there is no mistake to show: {line}")
     panels = []
     for i in chosen[:most]:
-        told = f"{said[i].classes[0]} {said[i].probabilities[0]:.0%}"
+        told = f"{said[i].classes[0][:22]} ({said[i].probabilities[0]:.0%})"
         under = f"it is {truth[i]}" if i in wrong else Path(said[i].name).name
         colour = "" if truth[i] is None else (WRONG if i in wrong else RIGHT)
-        panels.append(Panel(f"{told[:28]}\n{under[:28]}", enlarged(predictor.pixels(files[i])), colour))
+        panels.append(Panel(f"{told}\n{under[:28]}", enlarged(predictor.pixels(files[i])), colour))
     shown_of = f", {len(panels)} of {len(chosen)} shown" if len(chosen) > most else ""
     what = "mistakes, most certain first" if mistakes else "predictions"
     return sheet([panels], f"{predictor.config.MODEL.NAME}: {what} ({line}{shown_of})"), line

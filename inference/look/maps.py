@@ -10,13 +10,14 @@ import paddle
 from errors import InputError
 from inference.look.attention import attends, attention, queries, rollout
 from inference.look.cam import cam
-from inference.look.draw import Panel, enlarged, heat, png, resized
+from inference.look.draw import Panel, coloured, enlarged, heat, png
 from inference.look.sight import Sight, model_of, output_of, sight
 from inference.pictures import Picture
 from inference.predictor import Predictor
 from models.layers.attention import attention_layers
 
 STAGES = 4  # shown of a model that has more
+_BRIGHTEST = "attention; most: of the panel, and twice its mean at least"
 
 
 class Asked(NamedTuple):
@@ -45,29 +46,33 @@ def overlay(predictor: Predictor, image: Picture, kind: str = "auto") -> bytes:
     kind = ("attention" if attends(model) else "cam") if kind == "auto" else kind
     if kind not in ("attention", "rollout", "cam"):
         raise InputError(f"kind is {kind!r}, expected auto, attention, rollout or cam")
-    if kind == "attention":
-        values = attention(model, seen.image).mean(0)
-    else:
-        values = rollout(model, seen.image) if kind == "rollout" else cam(model, seen.image)
-    return png(heat(seen.base, values))
+    if kind == "cam":
+        return png(heat(seen.base, cam(model, seen.image)))
+    values = rollout(model, seen.image) if kind == "rollout" else attention(model, seen.image).mean(0)
+    return png(_attended(seen, values))
 
 
 def named(seen: Sight) -> Panel:
     """The image itself, with its name and the most probable class."""
-    said = f"{seen.said.classes[0]} {seen.said.probabilities[0]:.0%}" if seen.said.classes else ""
-    return Panel(f"{_short(Path(seen.name).name)}\n{_short(said)}", seen.base)
+    said = f"{_short(seen.said.classes[0])} ({seen.said.probabilities[0]:.0%})" if seen.said.classes else ""
+    return Panel(f"{_short(Path(seen.name).name)}\n{said}", seen.base)
 
 
 def attention_panels(predictor: Predictor, seen: Sight, asked: Asked) -> list[Panel]:
     """The mean of a block's heads, and each."""
     maps = attention(model_of(predictor), seen.image, -1 if asked.block is None else asked.block)
-    mean = Panel("mean of the heads", heat(seen.base, maps.mean(0), seen.box))
-    heads = [Panel(f"head {number}", heat(seen.base, one, seen.box)) for number, one in enumerate(maps)]
+    mean = Panel("mean of the heads", _attended(seen, maps.mean(0)))
+    heads = [Panel(f"head {number}", _attended(seen, one)) for number, one in enumerate(maps)]
     return [named(seen), mean, *(heads if len(heads) > 1 else ())]
 
 
 def rollout_panels(predictor: Predictor, seen: Sight, _: Asked) -> list[Panel]:
-    return [named(seen), Panel("rollout", heat(seen.base, rollout(model_of(predictor), seen.image), seen.box))]
+    return [named(seen), Panel("rollout", _attended(seen, rollout(model_of(predictor), seen.image)))]
+
+
+def _attended(seen: Sight, values: np.ndarray) -> np.ndarray:
+    """A map of attention over an image: where all places get the same, none is bright."""
+    return heat(seen.base, values, seen.box, 2 * float(values.mean()))
 
 
 def cam_panels(predictor: Predictor, seen: Sight, asked: Asked) -> list[Panel]:
@@ -85,13 +90,21 @@ def title_of(kind: str, predictor: Predictor, asked: Asked) -> tuple[str, str]:
     if kind == "attention":
         count = len(attention_layers(model))
         block = (-1 if asked.block is None else asked.block) % count
-        return f"{name}: attention {queries(model)}, block {block} of 0 to {count - 1}", "share of the attention"
+        return (
+            f"{name}: attention {queries(model)}, block {block} ({count} blocks, from 0)",
+            _BRIGHTEST,
+        )
     if kind == "rollout":
-        return f"{name}: attention rollout {queries(model)}", "share of the attention, through all blocks"
+        return (
+            f"{name}: attention rollout {queries(model)}",
+            _BRIGHTEST,
+        )
     if kind == "features":
-        return f"{name}: features", ""
+        stages = ", ".join(model.feature_info[stage]["module"] for stage in _stages(len(model.feature_info), asked))
+        what = "channels that vary most" if asked.method == "channels" else "principal components as colours"
+        return f"{name}: {what}, {stages}", ""
     words = {"gradcam": "Grad-CAM", "hirescam": "HiResCAM", "gradcam++": "Grad-CAM++", "layercam": "LayerCAM"}
-    return f"{name}: {words[asked.method]}", "speaks for the class"
+    return f"{name}: {words[asked.method]}", "speaks for the class; most: of the panel"
 
 
 def feature_panels(predictor: Predictor, sights: Sequence[Sight], asked: Asked) -> list[list[Panel]]:
@@ -110,8 +123,8 @@ def feature_panels(predictor: Predictor, sights: Sequence[Sight], asked: Asked) 
     for place, stage in enumerate(stages):
         name = model.feature_info[stage]["module"]
         if asked.method == "channels":
-            for row, one in zip(rows, maps, strict=True):
-                row.extend(_channels(one[place]))
+            for row, panels in zip(rows, _channels([one[place] for one in maps]), strict=True):
+                row.extend(panels)
             continue
         for row, colours in zip(rows, principal([one[place] for one in maps]), strict=True):
             height, width = colours.shape[:2]
@@ -135,14 +148,18 @@ def principal(maps: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [part.reshape(*one.shape[:2], 3) for part, one in zip(np.split(shares, ends), maps, strict=True)]
 
 
-def _channels(values: np.ndarray, most: int = 20) -> list[Panel]:
-    chosen = np.argsort(-values.std((0, 1)), kind="stable")[:most]
-    panels = []
-    for channel in sorted(chosen.tolist()):
-        one = values[:, :, channel] - values[:, :, channel].min()
-        grey = np.full((*resized(one, 224, 224, False).shape, 3), 255, np.uint8)
-        panels.append(Panel(f"channel {channel}", heat(grey * 0, resized(one, 224, 224, False))))
-    return panels
+def _channels(maps: Sequence[np.ndarray], most: int = 20) -> list[list[Panel]]:
+    """The channels that vary most over all maps [h, w, C], each from its smallest value in them to its largest."""
+    flat = np.concatenate([one.reshape(-1, one.shape[-1]) for one in maps])
+    low, span = flat.min(0), np.maximum(np.ptp(flat, 0), 1e-12)
+    chosen = sorted(np.argsort(-flat.std(0), kind="stable")[:most].tolist())
+    return [
+        [
+            Panel(f"channel {c}", enlarged((255 * coloured((one[:, :, c] - low[c]) / span[c])).astype(np.uint8)))
+            for c in chosen
+        ]
+        for one in maps
+    ]
 
 
 def _stages(count: int, asked: Asked) -> list[int]:
@@ -152,7 +169,8 @@ def _stages(count: int, asked: Asked) -> list[int]:
         return [asked.block % count]
     if asked.method == "channels":
         return [count - 1]
-    return sorted({round(place) for place in np.linspace(count - 1, (count - 1) / STAGES, min(count, STAGES))})
+    shown = min(count, STAGES)
+    return [(part + 1) * count // shown - 1 for part in range(shown)]
 
 
 def _short(text: str, most: int = 24) -> str:

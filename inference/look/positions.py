@@ -69,14 +69,16 @@ def positions(predictor: Predictor, block: int | None = None) -> bytes:
 def _embedding(alike: np.ndarray, title: str) -> bytes:
     rows, columns = alike.shape[:2]
     step = -(-max(rows, columns) // _TILES)
-    tiles = np.pad(alike[::step, ::step], ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=np.nan)
-    down, across = tiles.shape[:2]
-    whole = tiles.transpose(0, 2, 1, 3).reshape(down * (rows + 1), across * (columns + 1))[:-1, :-1]
-    drawn = figure(7.4, 6.8 * down / across + 0.6)
+    times = max(1, 24 // max(rows, columns))  # of a small grid the gaps would be wide
+    tiles = alike[::step, ::step].repeat(times, 2).repeat(times, 3)
+    tiles = np.pad(tiles, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=np.nan)
+    down, across, rows, columns = tiles.shape
+    whole = tiles.transpose(0, 2, 1, 3).reshape(down * rows, across * columns)[:-1, :-1]
+    drawn = figure(7.4, 5.6 * down / across + 0.7)
     axis = drawn.subplots()
     picture = axis.imshow(whole, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
-    axis.set_xticks(np.arange(across) * (columns + 1) + (columns - 1) / 2, range(0, columns, step), fontsize=8)
-    axis.set_yticks(np.arange(down) * (rows + 1) + (rows - 1) / 2, range(0, rows, step), fontsize=8)
+    axis.set_xticks(np.arange(across) * columns + columns / 2 - 1, range(0, across * step, step), fontsize=8)
+    axis.set_yticks(np.arange(down) * rows + rows / 2 - 1, range(0, down * step, step), fontsize=8)
     axis.tick_params(length=0)
     axis.set_xlabel("column of the patch")
     axis.set_ylabel("row of the patch")

@@ -21,7 +21,10 @@ from parity import load_formula
 from errors import InputError
 from inference.look.attention import attention, rolled_out, rollout
 from inference.look.cam import METHODS, cam
+from models.convmixer import ConvMixer
 from models.layers.attention import attention_layers, kept_weights
+from models.resnet import ResNet
+from models.vit import VisionTransformer
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "look.npz")
 SMALL = {"vit": test_vit, "bei": test_beit, "swi": test_swin, "pvt": test_pvtv2, "con": test_convnext}
@@ -178,3 +181,51 @@ def test_every_architecture_has_a_map_of_a_class(kind):
     assert {one.shape for one in found} == {tuple(last.shape[2:])}
     assert all(np.isfinite(one).all() and one.min() >= 0 for one in found)
     assert any(np.ptp(one) > 0 for one in found) or found[0].size == 1
+
+
+def squares(side, rng):
+    """32 images of noise with a square of a class's colour in a quadrant, of the last class with none."""
+    images, labels = rng.normal(0, 0.3, (32, 3, side, side)).astype("float32"), rng.integers(0, 4, 32)
+    length = side * 3 // 8
+    quadrants = rng.integers(0, 4, 32)
+    for image, label, quadrant in zip(images, labels, quadrants, strict=True):
+        y, x = side // 2 * np.array(divmod(quadrant, 2)) + rng.integers(0, side // 8 + 1, 2)
+        if label < 3:
+            image[label, y : y + length, x : x + length] += 2
+    return paddle.to_tensor(images), paddle.to_tensor(labels), quadrants
+
+
+def within(values, quadrant):
+    """The share of a map that lies in a quadrant."""
+    (y, x), half = divmod(int(quadrant), 2), np.array(values.shape) // 2
+    return values[y * half[0] : (y + 1) * half[0], x * half[1] : (x + 1) * half[1]].sum() / max(values.sum(), 1e-12)
+
+
+MODELS = {
+    "vit": (lambda: VisionTransformer(32, 4, 3, 4, embed_dim=32, depth=1, num_heads=2), 100, 3e-3),
+    "convmixer": (lambda: ConvMixer(16, num_classes=4, embed_dim=32, depth=1, patch_size=4, kernel_size=3), 60, 3e-3),
+    "resnet": (lambda: ResNet(16, 3, 4, 18, small_stem=True), 30, 1e-3),
+}
+
+
+@pytest.mark.parametrize("kind", ["vit", "convmixer", pytest.param("resnet", marks=pytest.mark.slow)])
+def test_a_trained_model_looks_where_the_class_is(kind):
+    paddle.seed(0)
+    rng = np.random.default_rng(0)
+    model, steps, rate = MODELS[kind][0](), *MODELS[kind][1:]
+    optimizer = paddle.optimizer.AdamW(rate, parameters=model.parameters())
+    for _ in range(steps):
+        images, labels, _ = squares(model.image_size[0], rng)
+        paddle.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        optimizer.clear_grad()
+    model.eval()
+    images, labels, quadrants = squares(model.image_size[0], rng)
+    assert (model(images).numpy().argmax(1) == labels.numpy()).mean() > (0.5 if kind == "resnet" else 0.9)
+    seen = [i for i in range(32) if int(labels[i]) < 3]
+    for method in ("gradcam", "hirescam") if kind == "resnet" else METHODS:  # its 30 steps are few
+        shares = [within(cam(model, images[i : i + 1], int(labels[i]), method), quadrants[i]) for i in seen]
+        assert np.mean(shares) > 0.5, method
+    if kind == "vit":
+        for values in (lambda image: attention(model, image).mean(0), lambda image: rollout(model, image)):
+            assert np.mean([within(values(images[i : i + 1]), quadrants[i]) for i in seen]) > 0.5
