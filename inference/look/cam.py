@@ -16,7 +16,7 @@ def grad_cam(activations: np.ndarray, gradients: np.ndarray) -> np.ndarray:
 
 
 def hires_cam(activations: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-    """Draelos & Carin 2020, arXiv:2011.08891: each activation times its own gradient."""
+    """Draelos et al. 2020, arXiv:2011.08891: each activation times its own gradient."""
     return (gradients * activations).sum(2)
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
+from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -109,7 +110,7 @@ def sheet(rows: Sequence[Sequence[Panel]], title: str, bar: str = "", columns: i
                     edge.set(color=panel.frame, linewidth=3)
     drawn.suptitle(title, fontsize=10, parse_math=False)
     if bar:
-        scale = matplotlib.cm.ScalarMappable(cmap=COLOURS)
+        scale = ScalarMappable(cmap=COLOURS)
         made = drawn.colorbar(scale, ax=axes, location="bottom", shrink=min(0.8, 2 / columns), aspect=25, ticks=[0, 1])
         made.ax.set_xticklabels(["0", "most"], fontsize=8)
         made.set_label(bar, fontsize=8)

@@ -88,8 +88,8 @@ def embeddings(
     for number, name in enumerate(classes):
         own = places[[other == name for other in names]]
         label = name if number < _NAMED else None
-        how = {"marker": _MARKERS[number % len(_MARKERS)], "color": _COLOURS[number % len(_COLOURS)]}
-        axis.scatter(own[:, 0], own[:, 1], s=32, alpha=0.8, linewidths=0, label=label, **how)
+        marker, colour = _MARKERS[number % len(_MARKERS)], _COLOURS[number % len(_COLOURS)]
+        axis.scatter(own[:, 0], own[:, 1], s=32, alpha=0.8, linewidths=0, label=label, marker=marker, color=colour)
     more = f" ({len(classes) - _NAMED} more)" if len(classes) > _NAMED else ""
     legend = axis.legend(
         loc="upper left", bbox_to_anchor=(1, 1), fontsize=8, title=f"{'class' if known else 'predicted'}{more}"

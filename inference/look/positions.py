@@ -1,7 +1,8 @@
 """What a model has learnt of places: how alike its position embeddings are, and its tables of relative positions."""
 
-import matplotlib
 import numpy as np
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 
 from errors import InputError
 from inference.look.draw import figure, figure_png, titled
@@ -77,14 +78,18 @@ def _embedding(alike: np.ndarray, title: str) -> bytes:
     drawn = figure(7.4, 5.6 * down / across + 0.7)
     axis = drawn.subplots()
     picture = axis.imshow(whole, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
-    axis.set_xticks(np.arange(across) * columns + columns / 2 - 1, range(0, across * step, step), fontsize=8)
-    axis.set_yticks(np.arange(down) * rows + rows / 2 - 1, range(0, down * step, step), fontsize=8)
+    axis.set_xticks(np.arange(across) * columns + columns / 2 - 1, _numbers(across, step), fontsize=8)
+    axis.set_yticks(np.arange(down) * rows + rows / 2 - 1, _numbers(down, step), fontsize=8)
     axis.tick_params(length=0)
     axis.set_xlabel("column of the patch")
     axis.set_ylabel("row of the patch")
     titled(axis, title, fontsize=10)
     drawn.colorbar(picture, ax=axis, shrink=0.8, label="cosine similarity to the patch of each tile")
     return figure_png(drawn)
+
+
+def _numbers(count: int, step: int) -> list[str]:
+    return [str(number * step) for number in range(count)]
 
 
 def _tables(kept: dict[str, np.ndarray], title: str) -> bytes:
@@ -102,6 +107,6 @@ def _tables(kept: dict[str, np.ndarray], title: str) -> bytes:
             titled(axis, f"head {number}", fontsize=7)
         places[0].set_ylabel(name.removesuffix(".attn"), fontsize=7)
     drawn.suptitle(title, fontsize=10, parse_math=False)
-    scale = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(-largest, largest), "cividis")
+    scale = ScalarMappable(Normalize(-largest, largest), "cividis")
     drawn.colorbar(scale, ax=axes, shrink=min(1, 2 / len(kept)), label="added to the score")
     return figure_png(drawn)

@@ -139,8 +139,8 @@ def test_the_part_of_the_original_is_what_the_model_sees(files, mode, box):
 def test_classes_are_meant_by_name_or_number(files):
     predictor = Predictor(files["convnext_tiny"])
     assert [output_of(predictor, name) for name in ("flower, red", "0", "1")] == [1, 0, 1]
-    with pytest.raises(InputError, match="-class is 'brige', which the model doesn't know; did you mean bridge\\?"):
-        output_of(predictor, "brige")
+    with pytest.raises(InputError, match="-class is 'fridge', which the model doesn't know; did you mean bridge\\?"):
+        output_of(predictor, "fridge")
     with pytest.raises(InputError, match="-class is '2', which .* know; give a name, or a number from 0 to 1"):
         output_of(predictor, "2")
     seen = sight(predictor, load_sample_images().images[0])
