@@ -15,9 +15,10 @@ a new folder that gets one for each image. The model runs in float32.
 """
 
 import argparse
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (streams)
-from errors import InputError, reading, reported  # noqa: E402
+from errors import InputError, RunError, reading, remedy, reported  # noqa: E402
 
 ONE_BY_ONE = ("attention", "rollout", "cam", "features")
 TOGETHER = ("embeddings", "positions", "predictions")
@@ -105,7 +106,8 @@ def one_by_one(kind: str, predictor: Any, files: Sequence[str], asked: Any, outp
     for file in files:  # before there is a folder: so that it gets all pictures or none
         predictor.pixels(file)
     first = next(drawn)
-    output.mkdir(parents=True)
+    with _said(output):
+        output.mkdir(parents=True)
     names = _names(files)
     for name, row in zip(names, _after(first, drawn), strict=True):
         _write(output / name, sheet([row], *maps.title_of(kind, predictor, asked)))
@@ -158,9 +160,19 @@ def _file(output: Path, kind: str) -> Path:
 def _write(path: Path, picture: bytes) -> None:
     from utils import written_whole
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(path, "wb") as file:
-        file.write(picture)
+    with _said(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(path, "wb") as file:
+            file.write(picture)
+
+
+@contextlib.contextmanager
+def _said(path: Path) -> Iterator[None]:
+    """What can't be written is a line."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{path} isn't written ({error.strerror}); {remedy(error)}, or choose another -output") from None
 
 
 def _count(number: int, what: str) -> str:
@@ -213,6 +225,9 @@ def check(arguments: argparse.Namespace) -> None:
         raise InputError(f"-output is {output}, expected a name that ends in .png, or a folder's")
     if os.path.lexists(output):
         raise InputError(f"-output is {output}, which is there already; choose a new name")
+    above = next(folder for folder in output.absolute().parents if os.path.lexists(folder))
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise InputError(f"-output is {output}, but {above} is no folder that can be written to; choose another")
 
 
 def main() -> None:
@@ -221,7 +236,9 @@ def main() -> None:
     files, truth = listed(arguments.images)
     from inference import Predictor  # after the command line: it imports Paddle
     from inference.look.maps import Asked
+    from inference.look.sight import check_checkpoint
 
+    check_checkpoint(Path(arguments.checkpoint))
     predictor = Predictor(arguments.checkpoint, arguments.cfg, arguments.o)
     if arguments.kind in TOGETHER:
         print(together(arguments, predictor, files, truth))

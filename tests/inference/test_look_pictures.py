@@ -20,9 +20,9 @@ from inference.look.draw import coloured, heat
 from inference.look.embeddings import plane, pooled, predictions
 from inference.look.maps import Asked, cam_panels, feature_panels, principal
 from inference.look.positions import positions, similarities, tables
-from inference.look.sight import output_of, sight
+from inference.look.sight import check_checkpoint, output_of, sight
 from models import build_model
-from tools.visualize import _parser, check, listed, one_by_one
+from tools.visualize import _parser, _write, check, listed, one_by_one
 from training.checkpoint import describe
 from training.checkpoint.description import METADATA
 from weights import file_arrays
@@ -39,12 +39,12 @@ MODELS = {
 }  # fmt: skip
 
 
-def saved(folder, name, classes=("bridge", "flower, red"), options=()):
+def saved(folder, name, classes=("bridge", "flower, red"), options=(), task="classification"):
     """A checkpoint's file of a small model that wasn't trained."""
     paddle.seed(0)
     config = get_config(name, [*(SIZES + MODELS[name] if name in MODELS else []), *options])
     file = folder / f"{name}.safetensors"
-    told = describe(config, list(classes), "classification")
+    told = describe(config, list(classes), task)
     write_weights(file, file_arrays(build_model(config)), {METADATA: told.written()})
     return file
 
@@ -264,6 +264,7 @@ def test_predictions_and_mistakes(files, photographs):
         ("cam M -output x.png", "cam needs images"),
         ("predictions M PHOTO -output x.png -most 0", "-most is 0, expected 1 or more"),
         ("cam M none.jpg -output x.png", "none.jpg: found no image there, and no folder"),
+        ("cam M PHOTO -output there.png/a/x.png", "there.png is no folder that can be written to; choose another"),
         ("cam M empty -output x.png", "empty: holds no image; they end in .jpg .jpeg .png"),
     ],
 )
@@ -295,3 +296,46 @@ def test_the_tool_draws_one_picture_or_one_for_each_image(files, photographs, tm
     with pytest.raises(InputError, match="found 17 images, a picture shows 16 at most; give -output a folder"):
         one_by_one("cam", swin, [str(one)] * 17, Asked(), tmp_path / "c.png")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "broken.png"]
+
+
+def test_an_exported_model_isnt_looked_into(files, tmp_path):
+    (tmp_path / "inference.pdiparams").touch()
+    (tmp_path / "model.onnx").touch()
+    for path in (tmp_path, tmp_path / "model.onnx"):
+        with pytest.raises(InputError, match="an exported model has no layers to look into; give the checkpoint"):
+            check_checkpoint(path)
+    check_checkpoint(files["convnext_tiny"])
+    check_checkpoint(tmp_path / "none")
+    predictor = Predictor(files["convnext_tiny"])
+    predictor.model = None
+    for look in (overlay, sight):
+        with pytest.raises(InputError, match="an exported model has no layers to look into"):
+            look(predictor, load_sample_images().images[0])
+    with pytest.raises(InputError, match="an exported model has no layers to look into"):
+        positions(predictor)
+
+
+def test_a_picture_that_cant_be_written_is_a_line(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(
+        RunError, match=r"a.png isn't written \(No space left on device\); .*, or choose another -output"
+    ):
+        _write(tmp_path / "a.png", b"x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_models_without_a_classifier_or_of_many_labels_are_looked_at(tmp_path):
+    none = Predictor(saved(tmp_path, "convnext_tiny", (), ["MODEL.NUM_CLASSES", "0"]))
+    photograph = load_sample_images().images[0]
+    with pytest.raises(InputError, match=r"the model has no classifier \(NUM_CLASSES 0\): no class has a map"):
+        overlay(none, photograph)
+    assert opened(
+        overlay(Predictor(saved(tmp_path, "vit_small_patch16_224", (), ["MODEL.NUM_CLASSES", "0"])), photograph)
+    ).any()
+    many = Predictor(saved(tmp_path, "vit_small_patch16_224", ("a", "b"), task="multi_label"))
+    seen = sight(many, photograph)
+    assert seen.said.classes == [["a", "b"][int(many.model(seen.image).numpy().argmax())]]
+    assert cam_panels(many, seen, Asked(method="layercam"))[1].title.startswith(f"for {seen.said.classes[0]}")
