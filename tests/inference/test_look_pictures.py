@@ -17,7 +17,7 @@ from inference import Predictor
 from inference.look import overlay
 from inference.look.attention import attention
 from inference.look.draw import coloured, heat
-from inference.look.embeddings import plane, pooled, predictions
+from inference.look.embeddings import WRONG, plane, pooled, predictions
 from inference.look.maps import Asked, cam_panels, feature_panels, principal
 from inference.look.positions import positions, similarities, tables
 from inference.look.sight import check_checkpoint, output_of, sight
@@ -227,7 +227,7 @@ def test_places_in_the_plane_keep_groups_together_and_hang_on_the_seed():
         plane(features, "umap")
 
 
-def test_predictions_and_mistakes(files, photographs):
+def test_predictions_and_mistakes(files, photographs, monkeypatch):
     predictor = Predictor(files["vit_small_patch16_224"], batch_size=3)
     images, truth = listed([str(photographs)])
     assert truth == ["bridge"] * 4 + ["flower, red"] * 4
@@ -239,6 +239,18 @@ def test_predictions_and_mistakes(files, photographs):
     right = sum(predictor.classes[row.argmax()] == name for row, name in zip(shares, truth, strict=True))
     assert predictions(predictor, images, truth)[1] == f"{right} of 8 right"
     said = [predictor.classes[row.argmax()] for row in shares]
+    drawn = []
+    monkeypatch.setattr("inference.look.embeddings.sheet", lambda *args: drawn.append(args) or b"")
+    wrong = [name for name in predictor.classes for _ in range(4)][::-1] if said == truth else truth
+    predictions(predictor, images, wrong, mistakes=True, most=2)
+    [([panels], title)] = drawn
+    certain = sorted(
+        (row.max() for row, one, name in zip(shares, said, wrong, strict=True) if one != name), reverse=True
+    )
+    assert [panel.title.partition("(")[2][:3] for panel in panels] == [f"{share:.0%}" for share in certain[:2]]
+    assert f"2 of {len(certain)} shown" in title
+    assert {panel.frame for panel in panels} == {WRONG}
+    assert all("\nit is " in panel.title for panel in panels)
     with pytest.raises(InputError, match="there is no mistake to show: 8 of 8 right"):
         predictions(predictor, images, said, mistakes=True)
     with pytest.raises(InputError, match="-mistakes needs the true classes"):
