@@ -17,7 +17,7 @@ from inference.predictor import Predictor
 from models.layers.attention import attention_layers
 
 STAGES = 4  # shown of a model that has more
-_BRIGHTEST = "attention; most: of the panel, and twice its mean at least"
+_BRIGHTEST = "attention, from 0 to the most in its panel (at least twice the mean)"
 
 
 class Asked(NamedTuple):
@@ -104,7 +104,7 @@ def title_of(kind: str, predictor: Predictor, asked: Asked) -> tuple[str, str]:
         what = "channels that vary most" if asked.method == "channels" else "principal components as colours"
         return f"{name}: {what}, {stages}", ""
     words = {"gradcam": "Grad-CAM", "hirescam": "HiResCAM", "gradcam++": "Grad-CAM++", "layercam": "LayerCAM"}
-    return f"{name}: {words[asked.method]}", "speaks for the class; most: of the panel"
+    return f"{name}: {words[asked.method]}", "how much speaks for the class, from 0 to the most in its panel"
 
 
 def feature_panels(predictor: Predictor, sights: Sequence[Sight], asked: Asked) -> list[list[Panel]]:
