@@ -85,13 +85,13 @@ def titled(axis: Any, text: str, **how: Any) -> None:
 
 
 def sheet(rows: Sequence[Sequence[Panel]], title: str, bar: str = "", columns: int = 7, side: float = 1.9) -> bytes:
-    """Returns a PNG of panels: each row begins on a new line, and goes on in the next after so many ``columns``.
+    """Returns a PNG of panels: each row begins on a new line, and goes on in the next after ``columns`` at most.
 
     Args:
         bar: what the colours of maps say; "": there are none.
         side: of a panel, in inches.
     """
-    columns = min(columns, max(len(row) for row in rows))
+    columns = max(math.ceil(len(row) / math.ceil(len(row) / columns)) for row in rows)  # lines of one length
     lines = [row[start : start + columns] for row in rows for start in range(0, len(row), columns)]
     text = max(panel.title.count("\n") + 1 for row in rows for panel in row)
     high = side * min(2, max(panel.image.shape[0] / panel.image.shape[1] for row in rows for panel in row))

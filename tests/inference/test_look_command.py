@@ -1,0 +1,124 @@
+"""tools/visualize.py: what it leaves, and that a wrong command, an export, a full disk are a line each."""
+
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+from looked import MODELS, cut, opened, saved
+from sklearn.datasets import load_sample_images
+
+from errors import InputError, RunError
+from inference import Predictor
+from inference.look import overlay
+from inference.look.maps import Asked, cam_panels
+from inference.look.positions import positions
+from inference.look.sight import check_checkpoint, sight
+from tools.visualize import _parser, _write, check, listed, one_by_one
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return {name: saved(folder, name) for name in MODELS}
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    return cut(tmp_path_factory.mktemp("photographs"))
+
+
+def visualize(*arguments):
+    command = [sys.executable, str(ROOT / "tools" / "visualize.py"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={"PATH": "/usr/bin:/bin"})
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("attention M PHOTO -output there.png", "-output is there.png, which is there already; choose a new name"),
+        ("attention M PHOTO -output x.jpg", "-output is x.jpg, expected a name that ends in .png, or a folder's"),
+        ("attention M PHOTO -output x.png -class 1", "-class does nothing for attention; it is for cam"),
+        ("rollout M PHOTO -output x.png -block 1", "-block does nothing for rollout; it is for attention, features"),
+        ("cam M PHOTO -output x.png -method cam", "-method is 'cam', expected gradcam, hirescam, gradcam++, layercam"),
+        ("rollout M PHOTO -output x.png -method a", "-method is 'a', rollout has no methods; leave it out"),
+        ("positions M PHOTO -output x.png", "positions takes no images; leave them out"),
+        ("cam M -output x.png", "cam needs images"),
+        ("predictions M PHOTO -output x.png -most 0", "-most is 0, expected 1 or more"),
+        ("cam M none.jpg -output x.png", "none.jpg: found no image there, and no folder"),
+        ("cam M PHOTO -output there.png/a/x.png", "there.png is no folder that can be written to; choose another"),
+        ("cam M empty -output x.png", "empty: holds no image; they end in .jpg .jpeg .png"),
+    ],
+)
+def test_a_wrong_command_line_is_a_line(tmp_path, monkeypatch, arguments, message):
+    (tmp_path / "there.png").touch()
+    (tmp_path / "photo.png").touch()
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as caught:
+        read = _parser().parse_args(arguments.replace("PHOTO", "photo.png").split())
+        check(read)
+        listed(read.images)
+    assert message in str(caught.value)
+
+
+def test_the_tool_draws_one_picture_or_one_for_each_image(files, photographs, tmp_path):
+    vit, one, other = files["vit_small_patch16_224"], photographs / "bridge/0.png", photographs / "flower, red/0.png"
+    status, said, errors = visualize("attention", vit, one, other, "-output", tmp_path / "a")
+    assert (status, said, errors) == (0, f"{tmp_path / 'a'}: 2 pictures of attention\n", "")
+    assert sorted(file.name for file in (tmp_path / "a").iterdir()) == ["0.png", "0_2.png"]
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    status, said, errors = visualize("cam", vit, one, tmp_path / "broken.png", "-output", tmp_path / "b")
+    assert (status, said) == (1, "")
+    assert errors.startswith(f"error: {tmp_path / 'broken.png'}: ")
+    assert errors.count("\n") == 1
+    swin = Predictor(files["swin_tiny_patch4_window7_224"])
+    with pytest.raises(InputError, match="rollout isn't defined for SwinTransformer"):
+        one_by_one("rollout", swin, [str(one)], Asked(), tmp_path / "c")
+    with pytest.raises(InputError, match="found 17 images, a picture shows 16 at most; give -output a folder"):
+        one_by_one("cam", swin, [str(one)] * 17, Asked(), tmp_path / "c.png")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "broken.png"]
+
+
+def test_an_exported_model_isnt_looked_into(files, tmp_path):
+    (tmp_path / "inference.pdiparams").touch()
+    (tmp_path / "model.onnx").touch()
+    for path in (tmp_path, tmp_path / "model.onnx"):
+        with pytest.raises(InputError, match="an exported model has no layers to look into; give the checkpoint"):
+            check_checkpoint(path)
+    check_checkpoint(files["convnext_tiny"])
+    check_checkpoint(tmp_path / "none")
+    predictor = Predictor(files["convnext_tiny"])
+    predictor.model = None
+    for look in (overlay, sight):
+        with pytest.raises(InputError, match="an exported model has no layers to look into"):
+            look(predictor, load_sample_images().images[0])
+    with pytest.raises(InputError, match="an exported model has no layers to look into"):
+        positions(predictor)
+
+
+def test_a_picture_that_cant_be_written_is_a_line(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(
+        RunError, match=r"a.png isn't written \(No space left on device\); .*, or choose another -output"
+    ):
+        _write(tmp_path / "a.png", b"x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_models_without_a_classifier_or_of_many_labels_are_looked_at(tmp_path):
+    none = Predictor(saved(tmp_path, "convnext_tiny", (), ["MODEL.NUM_CLASSES", "0"]))
+    photograph = load_sample_images().images[0]
+    with pytest.raises(InputError, match=r"the model has no classifier \(NUM_CLASSES 0\): no class has a map"):
+        overlay(none, photograph)
+    assert opened(
+        overlay(Predictor(saved(tmp_path, "vit_small_patch16_224", (), ["MODEL.NUM_CLASSES", "0"])), photograph)
+    ).any()
+    many = Predictor(saved(tmp_path, "vit_small_patch16_224", ("a", "b"), task="multi_label"))
+    seen = sight(many, photograph)
+    assert seen.said.classes == [["a", "b"][int(many.model(seen.image).numpy().argmax())]]
+    assert cam_panels(many, seen, Asked(method="layercam"))[1].title.startswith(f"for {seen.said.classes[0]}")
