@@ -1,14 +1,12 @@
 """A model as a program of Paddle Inference, run on a CPU by oneDNN.
 
 ``-eval -o EVAL_ENGINE inference`` evaluates by it (``inference_engine``), tools/export_model.py keeps it
-(``write_export``). Images come normalised: within the program, bfloat16 would round the normalisation too, which makes
+(inference/export.py). Images come normalised: within the program, bfloat16 would round the normalisation too, which makes
 ViT-S/16's logits differ by 2.4% of their range instead of 0.7%.
 """
 
 import contextlib
-import json
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -18,17 +16,18 @@ from pathlib import Path
 
 import numpy as np
 import paddle
+from paddle import nn
 from threadpoolctl import threadpool_info
 
 import ops
-from errors import InputError, RunError
+from errors import InputError, RunError, Unreadable
 from models.base import ImageModel
 from ops.settings import exact_float32
 from options import Configuration
-from utils import num_gpus, sync_directory
+from utils import num_gpus
 
 TOLERANCE = 1e-4  # largest difference from eager logits, over their range, in float32
-PREPROCESSING = "preprocessing.json"
+PROGRAM = "inference"  # the files' name, without their endings
 
 
 class Predictor:
@@ -37,13 +36,17 @@ class Predictor:
     Args:
         folder: where ``export`` has written.
         bfloat16: whether oneDNN computes in bfloat16 where it can.
+        name: of the program's files.
+
+    Raises:
+        Unreadable: the folder holds no program.
     """
 
-    def __init__(self, folder: Path, bfloat16: bool = False) -> None:
+    def __init__(self, folder: Path, bfloat16: bool = False, name: str = PROGRAM) -> None:
         self.bfloat16 = bfloat16
         ops.give_signals_a_stack()
-        program = next(file for file in folder.iterdir() if file.name in ("inference.json", "inference.pdmodel"))
-        settings = paddle.inference.Config(str(program), str(folder / "inference.pdiparams"))
+        program = program_in(folder, name)
+        settings = paddle.inference.Config(str(program), str(folder / f"{name}.pdiparams"))
         settings.disable_gpu()
         settings.disable_glog_info()
         settings.enable_mkldnn()
@@ -56,7 +59,7 @@ class Predictor:
             settings.delete_pass("operator_reshape_onednn_fuse_pass")
         if bfloat16:
             settings.enable_mkldnn_bfloat16()
-        with _quiet():
+        with quiet():
             self._predictor = paddle.inference.create_predictor(settings)
 
     def __call__(self, images: paddle.Tensor) -> paddle.Tensor:
@@ -74,11 +77,37 @@ def export(model: ImageModel, folder: Path) -> None:
     Raises:
         InputError: the model can't be exported.
     """
-    model.eval()
-    images = paddle.static.InputSpec([None, model.in_channels, *model.image_size], "float32", "images")
-    with warnings.catch_warnings(), _refused("exported"):
+    save_program(model, folder / PROGRAM, inputs_of(model))
+
+
+def inputs_of(model: ImageModel) -> paddle.static.InputSpec:
+    """Returns what a program of ``model`` takes: images of any number."""
+    return paddle.static.InputSpec([None, model.in_channels, *model.image_size], "float32", "images")
+
+
+def save_program(layer: nn.Layer, path: Path, inputs: paddle.static.InputSpec) -> None:
+    """Writes the program and weights of a layer: ``path`` with the endings .json (Paddle 2.6: .pdmodel), .pdiparams.
+
+    Raises:
+        InputError: it can't be exported.
+    """
+    layer.eval()
+    with warnings.catch_warnings(), refused("exported"):
         warnings.simplefilter("ignore")  # on what Paddle's own functions do in a static graph
-        paddle.jit.save(model, str(folder / "inference"), input_spec=[images])
+        paddle.jit.save(layer, str(path), input_spec=[inputs])
+
+
+def program_in(folder: Path, name: str = PROGRAM) -> Path:
+    """Returns the file of a program that ``save_program`` has written.
+
+    Raises:
+        Unreadable: there is none.
+    """
+    found = [folder / f"{name}{ending}" for ending in (".json", ".pdmodel")]
+    try:
+        return next(file for file in found if file.is_file())
+    except StopIteration:
+        raise Unreadable(f"it holds neither {found[0].name} nor {found[1].name}") from None
 
 
 def difference(model: ImageModel, predictor: Predictor) -> float:
@@ -92,7 +121,7 @@ def difference(model: ImageModel, predictor: Predictor) -> float:
     images = paddle.to_tensor(np.random.default_rng(0).normal(size=shape).astype(np.float32))
     with paddle.no_grad(), exact_float32():
         expected = model(images).numpy()
-    with _refused("run by Paddle Inference" + " in bfloat16" * predictor.bfloat16), _quiet():
+    with refused("run by Paddle Inference" + " in bfloat16" * predictor.bfloat16), quiet():
         found = predictor(images).numpy()
     if not np.isfinite(expected).all():
         raise RunError("the weights give no finite logits", shared=True)
@@ -125,43 +154,8 @@ def inference_engine(config: Configuration, model: ImageModel, tell: Callable[[s
     return predictor
 
 
-def write_export(config: Configuration, model: ImageModel, target: Path, classes: list[str]) -> float:
-    """Writes the folder ``target``, whole or not at all: program, weights and PREPROCESSING; returns ``difference``.
-
-    Args:
-        classes: names, by output; empty: none are known.
-
-    Raises:
-        InputError: ``target`` exists, or the model can't be exported.
-        RunError: the program's logits aren't the model's.
-    """
-    if target.exists():
-        raise InputError(f"{target} exists; choose another -output")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    temporary.mkdir(parents=True)
-    try:
-        export(model, temporary)
-        differs = difference(model, Predictor(temporary))
-        data = config.DATA
-        content = {
-            "model": config.MODEL.NAME, "input": "images [B, C, S, S] float32: (RGB / 255 - mean) / std",
-            "image_size": data.IMAGE_SIZE, "channels": data.IMAGE_CHANNELS, "crop_pct": data.CROP_PCT,
-            "crop_mode": data.CROP_MODE, "interpolation": data.INTERPOLATION, "mean": data.IMAGENET_MEAN,
-            "std": data.IMAGENET_STD, "num_classes": config.MODEL.NUM_CLASSES, "classes": classes,
-        }  # fmt: skip
-        (temporary / PREPROCESSING).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        for file in temporary.iterdir():
-            sync_directory(file)
-        sync_directory(temporary)
-        os.rename(temporary, target)
-        sync_directory(target.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return differs
-
-
 @contextlib.contextmanager
-def _refused(what: str) -> Iterator[None]:
+def refused(what: str, advice: str = "use EVAL_ENGINE eager") -> Iterator[None]:
     """Turns Paddle's errors, pages of C++ and Python, into one line."""
     try:
         yield
@@ -170,11 +164,11 @@ def _refused(what: str) -> Iterator[None]:
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         cause = next((line for line in reversed(lines) if "Error: " in line), lines[-1])
-        raise InputError(f"the model can't be {what} ({cause}); use EVAL_ENGINE eager") from None
+        raise InputError(f"the model can't be {what} ({cause}); {advice}") from None
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keeps off the console what Paddle's C++ prints of its passes and kernels; errors are Python's."""
     sys.stdout.flush()
     sys.stderr.flush()

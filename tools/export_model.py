@@ -1,9 +1,13 @@
-"""Exports a model for Paddle Inference, with what prepares its images.
+"""Exports a trained model, with what prepares its images, for Paddle Inference, ONNX Runtime or OpenVINO.
 
-    python tools/export_model.py -cfg MODEL -pretrained WEIGHTS -output DIR [-o KEY VALUE ...]
+    python tools/export_model.py -pretrained WEIGHTS -output DIR [-cfg MODEL] [-o KEY VALUE ...]
+        [-format paddle|paddle-legacy|onnx|openvino] [-precision float32|float16|bfloat16|int8]
+        [-data_path FOLDER] [-dataset NAME] [-calibration_images 300] [-least_agreement 0.8]
 
-DIR then holds inference.json (Paddle 2.6: inference.pdmodel), inference.pdiparams and preprocessing.json. The program
-takes normalised images [B, C, S, S] float32 and gives logits; it is run once, on random images, and held to the model.
+DIR then holds the model, which takes normalised images [B, C, S, S] float32 and gives logits; a graph from pixels
+[B, H, W, C] uint8 of any size to these images; and what tells of both: preprocess.json, labels.txt, timm's config.json
+and PaddleX's inference.yml. Before DIR is there, it is run and held to the model. -cfg is needed where the weights don't
+tell their model. int8 is calibrated on images of a training set. docs/inference.md has the table of what can be had.
 """
 
 import argparse
@@ -14,30 +18,64 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (streams)
-from errors import reported  # noqa: E402
+from errors import InputError, reported  # noqa: E402
+
+_FORMATS = ("paddle", "paddle-legacy", "onnx", "openvino")
+_PRECISIONS = ("float32", "float16", "bfloat16", "int8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-cfg", "--cfg", required=True, metavar="MODEL", help="the model's YAML file or name")
+    parser.add_argument("-cfg", "--cfg", metavar="MODEL", help="the model's YAML file or name")
     parser.add_argument("-pretrained", "--pretrained", required=True, help="a file, a folder or hf-hub:org/name")
     parser.add_argument("-output", "--output", required=True, type=Path, metavar="DIR", help="a folder that is new")
+    parser.add_argument("-format", "--format", choices=_FORMATS, default="paddle")
+    parser.add_argument("-precision", "--precision", choices=_PRECISIONS, default="float32")
+    parser.add_argument("-dataset", "--dataset", help="int8: one that main_single_gpu.py takes (default: folder)")
+    parser.add_argument("-data_path", "--data_path", metavar="FOLDER", help="int8: where its training set is")
+    parser.add_argument("-calibration_images", "--calibration_images", type=int, default=300, metavar="N")
+    parser.add_argument("-least_agreement", "--least_agreement", type=float, default=0.8, metavar="SHARE")
     parser.add_argument("-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
     arguments = parser.parse_args()
-    from config import get_config
-    from models import build_model
-    from models.inference import write_export
-    from models.pretrained import with_preprocessing
-    from training.checkpoint import classes_of  # after the command line: these import Paddle
-    from weights import load_weights
+    data = _data(arguments)
+    from inference import Predictor  # after the command line: these import Paddle
+    from inference.export import check_combination, write_export
+    from inference.quantise import training_images
 
-    options = [*arguments.o, "MODEL.PRETRAINED", arguments.pretrained]
-    config = with_preprocessing(get_config(arguments.cfg, options))
-    model = build_model(config)
-    allow, classes = config.MODEL.PRETRAINED_ALLOW, config.MODEL.PRETRAINED_CLASSES
-    print(load_weights(model, arguments.pretrained, allow=allow, classes=classes))
-    differs = write_export(config, model, arguments.output, classes_of(arguments.pretrained) or [])
-    print(f"{arguments.output}: on random images, logits differ from the eager ones by {differs:.1e} of their range")
+    check_combination(arguments.format, arguments.precision)
+    if arguments.output.exists():
+        raise InputError(f"{arguments.output} exists; choose another -output")
+    trained = Predictor(arguments.pretrained, arguments.cfg, arguments.o)
+    print(trained.report)
+    images = training_images(trained.config, data, arguments.calibration_images) if data else None
+    found = write_export(
+        trained.config,
+        trained.model,
+        arguments.output,
+        trained.classes,
+        arguments.format,
+        arguments.precision,
+        trained.task,
+        images,
+        arguments.least_agreement,
+    )
+    size = sum(file.stat().st_size for file in arguments.output.iterdir()) / 1e6
+    print(f"{arguments.output}: {arguments.format}, {arguments.precision}, {size:.1f} MB; {found}")
+
+
+def _data(arguments: argparse.Namespace) -> list[str]:
+    """Returns the keys that name the training set that calibrates int8, and their values."""
+    dataset = arguments.dataset or ("folder" if arguments.data_path else None)
+    if arguments.precision == "int8" and not dataset:
+        raise InputError("-precision int8 is calibrated on a training set: give its -data_path (and -dataset)")
+    if arguments.precision != "int8" and dataset:
+        raise InputError("-dataset and -data_path calibrate -precision int8 alone; leave them out")
+    if arguments.calibration_images < 1:
+        raise InputError(f"-calibration_images {arguments.calibration_images}: expected at least 1")
+    if not 0 <= arguments.least_agreement <= 1:
+        raise InputError(f"-least_agreement {arguments.least_agreement}: expected 0 to 1")
+    options = ["DATA.DATASET", dataset] if dataset else []
+    return options + (["DATA.DATA_PATH", arguments.data_path] if arguments.data_path else [])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,111 @@
+"""What runs an export: images [B, C, S, S] float32 -> logits [B, K] float32, on a CPU, by the format's own library.
+
+A runner computes in the precision that the export was made and checked for, whatever its library would take by default
+(OpenVINO: bfloat16 wherever the CPU has it).
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+
+from errors import InputError, reading
+from inference.folder import Export, read_export
+from models.inference import Predictor as Program
+from models.inference import num_threads, quiet
+
+Runner = Callable[[np.ndarray], np.ndarray]
+_ADVICE = "; export the model anew (tools/export_model.py)"
+
+
+def open_export(folder: str | Path) -> Runner:
+    """Returns what runs the model of an export's folder.
+
+    Raises:
+        InputError: it is no export, a file of it is missing, damaged or can't be run, or its library isn't installed.
+    """
+    export = read_export(folder)
+    export.check_files()
+    return opened(export)
+
+
+def opened(export: Export, stem: str = "", precision: str = "") -> Runner:
+    """Returns the runner of an export's model, or of another graph in its folder.
+
+    Args:
+        stem: the graph's name, without an ending; "": the model's.
+        precision: to compute in; "": the export's.
+    """
+    runner = RUNNERS[export.format]
+    with reading(export.folder, f"an export of format {export.format}", _ADVICE):
+        return runner(export.folder, stem or STEMS[export.format], precision or export.precision)
+
+
+def needed(package: str) -> Any:
+    """Returns an imported module of requirements-export.txt.
+
+    Raises:
+        InputError: it isn't installed.
+    """
+    import importlib
+
+    try:
+        with quiet():
+            return importlib.import_module(package)
+    except ImportError as error:
+        lacks = package.partition(".")[0]
+        found = "isn't installed" if error.name == lacks else f"can't be imported ({error})"
+        raise InputError(f"{lacks} {found}; pip install -r requirements-export.txt") from None
+
+
+class PaddleInference:
+    """Paddle Inference with oneDNN."""
+
+    def __init__(self, folder: Path, stem: str, precision: str) -> None:
+        self.predictor = Program(folder, precision == "bfloat16", stem)
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        return self.predictor(paddle.to_tensor(images)).numpy()
+
+
+class OnnxRuntime:
+    """ONNX Runtime's CPU provider."""
+
+    def __init__(self, folder: Path, stem: str, precision: str) -> None:
+        runtime = needed("onnxruntime")
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = num_threads(), 1
+        options.log_severity_level = 4  # its warnings are of its own passes; errors are raised
+        self.session = runtime.InferenceSession(str(folder / f"{stem}.onnx"), options, ["CPUExecutionProvider"])
+        self.name = self.session.get_inputs()[0].name
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        return self.session.run(None, {self.name: images})[0]
+
+
+class OpenVino:
+    """OpenVINO's CPU plugin."""
+
+    def __init__(self, folder: Path, stem: str, precision: str) -> None:
+        core = needed("openvino").Core()
+        settings = {
+            "INFERENCE_PRECISION_HINT": "bf16" if precision == "bfloat16" else "f32",
+            "PERFORMANCE_HINT": "LATENCY",  # one request at a time has all threads
+            "INFERENCE_NUM_THREADS": num_threads(),
+        }
+        self.compiled = core.compile_model(core.read_model(folder / f"{stem}.xml"), "CPU", settings)
+        self.request = self.compiled.create_infer_request()
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        return self.request.infer([images], share_inputs=True)[0].copy()
+
+
+RUNNERS: dict[str, Callable[[Path, str, str], Runner]] = {
+    "paddle": PaddleInference,
+    "paddle-legacy": PaddleInference,
+    "onnx": OnnxRuntime,
+    "openvino": OpenVino,
+}
+STEMS = {"paddle": "inference", "paddle-legacy": "inference", "onnx": "model", "openvino": "model"}

@@ -1,0 +1,146 @@
+"""Exporting: a folder that is whole or absent, run and held to the eager model before it is there.
+
+Beside the model stands ``preparation``, a graph from pixels of any size to what the model takes; of ONNX also both in
+one file. What tells of them, inference/folder.py and inference/conventions.py say.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+
+from errors import InputError
+from inference import formats
+from inference.backends import STEMS, needed, open_export
+from inference.conventions import write_conventions
+from inference.fidelity import LEAST_AGREEMENT, Fidelity, held_to_eager
+from inference.folder import MANIFEST, sha256
+from inference.preparation import Preparation
+from inference.quantise import check_calibration, quantised
+from models.base import ImageModel
+from models.inference import PROGRAM, inputs_of, save_program
+from options import Configuration
+from training.checkpoint import describe
+from utils import sync_directory
+
+PREPARATION, JOINED = "preparation", "model_with_preprocessing.onnx"
+_NO = {
+    ("paddle", "float16"): "Paddle Inference has no float16 on a CPU; use bfloat16, or -format openvino",
+    ("paddle", "int8"): "Paddle Inference runs no int8 program of Paddle 3 on a CPU; use -format onnx or openvino",
+    ("onnx", "bfloat16"): "ONNX Runtime has no bfloat16 on a CPU; use -format openvino or paddle",
+}
+_NO |= {("paddle-legacy", precision): why for (kind, precision), why in _NO.items() if kind == "paddle"}
+
+
+def check_combination(kind: str, precision: str) -> None:
+    """Raises InputError where a format can't have a precision on this CPU, or this Paddle can't write the format."""
+    if why := _NO.get((kind, precision)):
+        raise InputError(f"-format {kind} -precision {precision}: {why}")
+    if precision == "bfloat16" and not paddle.base.core.supports_bfloat16_fast_performance():
+        raise InputError("-precision bfloat16 needs a CPU with bfloat16 (avx512_bf16); use float32")
+    new = hasattr(paddle, "pir")
+    if kind == "paddle-legacy" and new:
+        why = f"Paddle {paddle.__version__} writes .json programs alone; export under Paddle 2.6, whose files it runs"
+        raise InputError(f"-format paddle-legacy: {why}")
+
+
+def write_export(
+    config: Configuration,
+    model: ImageModel,
+    target: Path,
+    classes: list[str],
+    kind: str = "paddle",
+    precision: str = "float32",
+    task: str = "classification",
+    calibration: np.ndarray | None = None,
+    least: float = LEAST_AGREEMENT,
+) -> Fidelity:
+    """Writes the folder ``target``, whole or not at all; returns what its logits differ from the model's.
+
+    Args:
+        classes: names, by output; empty: none are known.
+        kind, precision: of FORMATS and PRECISIONS.
+        calibration: images of the training set, [n, C, S, S] float32, for int8.
+        least: share of images on which the best class has to be the model's; float32 is held to TOLERANCE instead.
+
+    Raises:
+        InputError: ``target`` exists, the model can't be exported so, or a package isn't installed.
+        RunError: the export's logits aren't the model's.
+    """
+    check_combination(kind, precision)
+    if target.exists():
+        raise InputError(f"{target} exists; choose another -output")
+    if precision == "int8":
+        check_calibration(calibration)
+    model.eval()
+    description = describe(config, classes, task)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    temporary.mkdir(parents=True)
+    try:
+        with tempfile.TemporaryDirectory(dir=temporary) as scratch:
+            _write_graphs(config, model, temporary, Path(scratch), kind, precision, calibration)
+        write_conventions(temporary, config, description, model.num_features)
+        content = _manifest(config) | vars(description) | {"format": kind, "precision": precision}
+        content["files"] = {file.name: sha256(file) for file in sorted(temporary.iterdir())}
+        (temporary / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        found = held_to_eager(config, model, open_export(temporary), precision, calibration, least)
+        for file in temporary.iterdir():
+            sync_directory(file)
+        sync_directory(temporary)
+        os.rename(temporary, target)
+        sync_directory(target.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return found
+
+
+def _manifest(config: Configuration) -> dict[str, Any]:
+    """What preprocessing.json of earlier releases held."""
+    data = config.DATA
+    return {
+        "input": "images [B, C, S, S] float32: (RGB / 255 - mean) / std",
+        "image_size": data.IMAGE_SIZE, "channels": data.IMAGE_CHANNELS, "crop_pct": data.CROP_PCT,
+        "crop_mode": data.CROP_MODE, "interpolation": data.INTERPOLATION, "mean": data.IMAGENET_MEAN,
+        "std": data.IMAGENET_STD, "num_classes": config.MODEL.NUM_CLASSES,
+    }  # fmt: skip
+
+
+def _write_graphs(
+    config: Configuration,
+    model: ImageModel,
+    folder: Path,
+    scratch: Path,
+    kind: str,
+    precision: str,
+    calibration: np.ndarray | None,
+) -> None:
+    """Writes the model and its preparation in one format."""
+    preparation = Preparation(config)
+    pixels = paddle.static.InputSpec([None, None, None, config.DATA.IMAGE_CHANNELS], "uint8", "pixels")
+    if kind.startswith("paddle"):
+        save_program(model, folder / PROGRAM, inputs_of(model))
+        save_program(preparation, folder / PREPARATION, pixels)
+        return
+    graph = formats.simplified(formats.onnx_of(model, scratch, inputs_of(model), "logits"), scratch)
+    prepared = formats.simplified(formats.onnx_of(preparation, scratch, pixels, "prepared"), scratch)
+    name = STEMS[kind]
+    if kind == "onnx":
+        onnx = needed("onnx")
+        if precision == "int8":
+            graph = quantised(graph, check_calibration(calibration))
+        elif precision == "float16":
+            graph = formats.halved(graph)
+        onnx.save(graph, str(folder / f"{name}.onnx"))
+        onnx.save(prepared, str(folder / f"{PREPARATION}.onnx"))
+        onnx.save(formats.joined(prepared, graph), str(folder / JOINED))
+    else:
+        converted = formats.openvino_of(graph, scratch)
+        if precision == "int8":
+            converted = quantised(converted, check_calibration(calibration))
+        formats.save_openvino(converted, folder / f"{name}.xml", precision == "float16")
+        formats.save_openvino(formats.openvino_of(prepared, scratch), folder / f"{PREPARATION}.xml", False)

@@ -1,0 +1,121 @@
+"""How far an export's logits are from the eager model's: on real pictures, on noise, and in batches of several sizes."""
+
+import functools
+import importlib.util
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import paddle
+from PIL import Image
+
+from errors import RunError
+from inference.backends import Runner
+from loading.transforms import EvalTransform, Normalize
+from models.base import ImageModel
+from models.inference import TOLERANCE, quiet, refused
+from ops.settings import exact_float32
+from options import Configuration
+
+LEAST_AGREEMENT = 0.8  # share of pictures on which a half precision's or int8's best class is the model's
+_PICTURES, _NOISE, _CALIBRATION = 16, 4, 64
+_BATCHES = (1, 3, 8)  # of the first runs, so that an export of one fixed size is found out
+
+
+class Fidelity(NamedTuple):
+    """What an export's logits differ by.
+
+    Attributes:
+        difference: the largest of all, over the range of the model's logits.
+        agreement: share of images with the model's best class.
+        images: how many were compared.
+        kinds: which ones, in words.
+    """
+
+    difference: float
+    agreement: float
+    images: int
+    kinds: str
+
+    def __str__(self) -> str:
+        return (
+            f"on {self.kinds}, logits differ from the eager ones by {self.difference:.1e} of their range;"
+            f" the best class is the same on {round(self.agreement * self.images)} of {self.images}"
+        )
+
+
+def held_to_eager(
+    config: Configuration,
+    model: ImageModel,
+    runner: Runner,
+    precision: str,
+    calibration: np.ndarray | None = None,
+    least: float = LEAST_AGREEMENT,
+) -> Fidelity:
+    """Returns how an export differs from ``model``: on the images that calibrated it, or crops of two photographs, and
+    in float32 on noise, too.
+
+    Raises:
+        InputError: it can't be run.
+        RunError: logits aren't finite, or differ by too much.
+    """
+    if calibration is not None:
+        images, kinds = calibration[:_CALIBRATION], "images of the training set"
+    else:
+        images, kinds = photographs(config), "crops of photographs"
+    if precision == "float32":
+        noise = np.random.default_rng(0).normal(size=(_NOISE, *images.shape[1:])).astype(np.float32)
+        images, kinds = np.concatenate([images, noise]), f"{kinds} and random images"
+    expected = in_batches(functools.partial(_eager, model), images)
+    with refused("run as it was exported", "use another -format or -precision"), quiet():
+        found = in_batches(runner, images)
+    if not np.isfinite(expected).all():
+        raise RunError("the weights give no finite logits", shared=True)
+    if not np.isfinite(found).all():
+        raise RunError(f"the exported model's logits aren't finite in {precision}; use another -precision")
+    differs = float(np.abs(found - expected).max() / (np.ptp(expected) or 1))
+    agreement = float((found.argmax(1) == expected.argmax(1)).mean())
+    fidelity = Fidelity(differs, agreement, len(images), kinds)
+    if precision == "float32" and differs > TOLERANCE:
+        raise RunError(f"the exported model's logits differ from eager by {differs:.1e} of their range", shared=True)
+    if precision != "float32" and agreement < least:
+        raise RunError(f"{precision}: {fidelity}; expected {least:.0%} of them at least (-least_agreement)")
+    return fidelity
+
+
+def in_batches(runner: Runner, images: np.ndarray) -> np.ndarray:
+    """Returns the logits of all images: batches of 1, of 3 and of 8."""
+    found, start = [], 0
+    while start < len(images):
+        size = _BATCHES[min(len(found), len(_BATCHES) - 1)]
+        found.append(runner(np.ascontiguousarray(images[start : start + size])))
+        start += size
+    return np.concatenate(found)
+
+
+def _eager(model: ImageModel, images: np.ndarray) -> np.ndarray:
+    with paddle.no_grad(), exact_float32():
+        return model(paddle.to_tensor(images)).numpy()
+
+
+def photographs(config: Configuration, count: int = _PICTURES, seed: int = 0) -> np.ndarray:
+    """Returns crops of scikit-learn's two photographs, of many sizes, prepared: [n, C, S, S] float32."""
+    transform = EvalTransform(config)
+    normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
+    mode = "L" if config.DATA.IMAGE_CHANNELS == 1 else "RGB"
+    pixels = np.stack([transform(crop.convert(mode)) for crop in crops(count, seed)])
+    return normalize(paddle.to_tensor(pixels)).numpy()
+
+
+def crops(count: int, seed: int = 0) -> list[Image.Image]:
+    """Returns crops of scikit-learn's two photographs, of any sides from 40 to 427 pixels, RGB."""
+    spec = importlib.util.find_spec("sklearn")  # importing it would take a second
+    places = (spec and spec.submodule_search_locations) or [""]
+    found = []
+    for index in range(count):
+        rng = np.random.default_rng([seed, index])
+        with Image.open(Path(places[0]) / "datasets" / "images" / ("china.jpg", "flower.jpg")[index % 2]) as image:
+            width, height = (int(rng.integers(40, 428)) for _ in range(2))
+            left, top = (int(rng.integers(0, room + 1)) for room in (image.width - width, image.height - height))
+            found.append(image.crop((left, top, left + width, top + height)).convert("RGB"))
+    return found

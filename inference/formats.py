@@ -1,0 +1,122 @@
+"""A layer as a file of another format: ONNX from its Paddle program, by paddle2onnx; from that OpenVINO's IR."""
+
+from pathlib import Path
+from typing import Any
+
+import paddle
+from paddle import nn
+
+from errors import InputError
+from inference.backends import needed
+from models.inference import program_in, quiet, refused, save_program
+
+OPSET = 17  # of ONNX: the first with LayerNormalization
+_LARGEST = 2**31 - 1  # bytes of a protobuf file
+
+
+def onnx_of(layer: nn.Layer, scratch: Path, inputs: paddle.static.InputSpec, output: str) -> Any:
+    """Returns a layer as an ONNX ``ModelProto`` with names and free sizes that can be read.
+
+    Args:
+        scratch: a folder for the program that comes between.
+        output: name of what it returns.
+
+    Raises:
+        InputError: the model can't be converted, or a package isn't installed.
+    """
+    onnx, converter = needed("onnx"), needed("paddle2onnx")
+    save_program(layer, scratch / "program", inputs)
+    program = program_in(scratch, "program")
+    parameters = scratch / "program.pdiparams"
+    if parameters.is_file() and parameters.stat().st_size > _LARGEST:
+        size = parameters.stat().st_size / 2**30
+        raise InputError(f"the weights take {size:.1f} GiB, an ONNX file 2 at most; use -format paddle")
+    # Without a file to save, it doesn't fold constants by polygraphy, which would install packages by pip.
+    with refused("converted to ONNX", "use -format paddle"), quiet():
+        content = converter.export(str(program), str(parameters), None, opset_version=OPSET, verbose=False)
+        model = onnx.load_model_from_string(content)
+    _rename(model, output)
+    _mend_epsilons(model, layer)
+    with refused("converted to ONNX", "use -format paddle"):
+        onnx.checker.check_model(model)
+    return model
+
+
+def _rename(model: Any, output: str) -> None:
+    """Names the output, and what the first axes are free for: the converter numbers them."""
+    graph = model.graph
+    old = graph.output[0].name
+    for node in graph.node:
+        node.output[:] = [output if name == old else name for name in node.output]
+        node.input[:] = [output if name == old else name for name in node.input]
+    graph.output[0].name = output
+    del graph.value_info[:]  # they tell the sizes by the old names
+    for value, names in ((graph.input[0], ("batch", "height", "width")), (graph.output[0], ("batch",))):
+        free = iter(names)
+        for axis, size in enumerate(value.type.tensor_type.shape.dim):
+            if axis == 0 or not size.dim_value:
+                size.dim_param = next(free)
+
+
+def _mend_epsilons(model: Any, layer: nn.Layer) -> None:
+    """Gives each InstanceNormalization, as which group norm is written, the epsilon of the model's group norms.
+
+    paddle2onnx 2.1.0 reads it wrong from a program of Paddle 3: -9.7e-07 for 1e-05.
+    """
+    nodes = [node for node in model.graph.node if node.op_type == "InstanceNormalization"]
+    found = {norm._epsilon for norm in layer.sublayers() if isinstance(norm, nn.GroupNorm)}
+    if nodes and len(found) != 1:
+        raise InputError(f"the model's group norms have epsilons of {sorted(found)}: ONNX would get them wrong")
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.name == "epsilon":
+                attribute.f = next(iter(found))
+
+
+def simplified(model: Any, scratch: Path) -> Any:
+    """Returns an ONNX model after ONNX Runtime's basic passes: constants are folded, identities left out."""
+    onnx, runtime = needed("onnx"), needed("onnxruntime")
+    options = runtime.SessionOptions()
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath, options.log_severity_level = str(scratch / "simple.onnx"), 4
+    with refused("converted to ONNX", "use -format paddle"), quiet():
+        runtime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+        simple = onnx.load(str(scratch / "simple.onnx"))
+    for own in [entry for entry in simple.opset_import if entry.domain]:  # ONNX Runtime lists its own; none is used
+        simple.opset_import.remove(own)
+    return simple
+
+
+def halved(model: Any) -> Any:
+    """Returns an ONNX model whose weights are float16, and so are its products; what goes in and out is float32."""
+    convert = needed("onnxruntime.transformers.float16").convert_float_to_float16
+    with refused("converted to float16", "use another -precision"), quiet():
+        return convert(model, keep_io_types=True)
+
+
+def joined(preparation: Any, model: Any) -> Any:
+    """Returns one ONNX model of two: pixels [B, H, W, C] uint8 -> logits."""
+    compose = needed("onnx.compose")
+    with refused("joined with its preprocessing", "use another -format"):
+        preparation.ir_version = model.ir_version = max(preparation.ir_version, model.ir_version)
+        both = compose.merge_models(preparation, model, io_map=[("prepared", "images")], prefix1="preparation/")
+    taken = both.graph.input[0].name
+    for node in both.graph.node:
+        node.input[:] = ["pixels" if name == taken else name for name in node.input]
+    both.graph.input[0].name = "pixels"
+    return both
+
+
+def openvino_of(model: Any, scratch: Path) -> Any:
+    """Returns OpenVINO's ``Model`` of an ONNX one."""
+    openvino, onnx = needed("openvino"), needed("onnx")
+    file = scratch / "for_openvino.onnx"
+    onnx.save(model, str(file))
+    with refused("converted to OpenVINO", "use -format onnx"), quiet():
+        converted = openvino.Core().read_model(file)
+    return converted
+
+
+def save_openvino(model: Any, file: Path, half: bool) -> None:
+    """Writes OpenVINO's IR: ``file`` (.xml) and its .bin; ``half``: with weights of float16."""
+    needed("openvino").save_model(model, str(file), compress_to_fp16=half)

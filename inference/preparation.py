@@ -1,0 +1,79 @@
+"""What prepares images, as a graph: pixels [B, H, W, C] uint8 of any size -> what the model takes, [B, C, S, S] float32.
+
+A resize is two products with matrices of Pillow's weights, made in the graph from the image's size: so every format
+runs the same few operations, and none is left to a runtime's own idea of "bicubic". Pillow rounds to whole grey levels
+after each of its two passes, and so does this.
+"""
+
+import math
+
+import paddle
+from paddle import nn
+
+from errors import InputError
+from loading.transforms import Normalize
+from options import Configuration
+
+_KERNELS = ("bicubic", "bilinear", "nearest")
+
+
+class Preparation(nn.Layer):
+    """``EvalTransform`` and ``Normalize`` in one graph. Shape: [B, H, W, C] uint8 -> [B, C, S, S] float32.
+
+    Within a grey level of Pillow's pixels: where a value lies half way between two, the last bits of a float decide.
+
+    Raises:
+        InputError: CROP_PCT is above 1: a crop that is larger than the image has no such matrix.
+    """
+
+    def __init__(self, config: Configuration) -> None:
+        super().__init__()
+        data = config.DATA
+        if data.CROP_PCT > 1:
+            raise InputError(f"DATA.CROP_PCT is {data.CROP_PCT}; the graph of the preprocessing takes 1 at most")
+        self.size = data.IMAGE_SIZE
+        self.to, self.squash = math.floor(data.IMAGE_SIZE / data.CROP_PCT), data.CROP_MODE == "squash"
+        self.kernel = data.INTERPOLATION
+        assert self.kernel in _KERNELS
+        normalize = Normalize(data.IMAGENET_MEAN, data.IMAGENET_STD)
+        self.register_buffer("scale", normalize.scale)
+        self.register_buffer("shift", normalize.shift)
+
+    def forward(self, pixels: paddle.Tensor) -> paddle.Tensor:
+        return self.cropped(pixels) * self.scale + self.shift
+
+    def cropped(self, pixels: paddle.Tensor) -> paddle.Tensor:
+        """Returns the pixels that the model sees, [B, C, S, S] float32 of whole numbers."""
+        sides = paddle.shape(pixels).astype("int64")
+        height, width = sides[1:2], sides[2:3]
+        short = paddle.minimum(height, width)
+        x = pixels.astype("float32").transpose([0, 3, 1, 2])
+        x = _whole(paddle.matmul(x, self._weights(width, short), transpose_y=True))
+        return _whole(paddle.matmul(self._weights(height, short), x))
+
+    def _weights(self, side: paddle.Tensor, short: paddle.Tensor) -> paddle.Tensor:
+        """Returns the matrix [S, side] of what each pixel of the crop takes of each pixel along one axis."""
+        to = paddle.full([1], self.to, "int64") if self.squash else self.to * side // short
+        spare = to - self.size  # the crop begins at half of it; a half goes to the even neighbour, as Python rounds
+        half = spare // 2
+        begin = half + (spare - 2 * half) * (half - half // 2 * 2)
+        out = (paddle.arange(self.size, dtype="int64") + begin).unsqueeze(1)
+        source = paddle.arange(side, dtype="int64").unsqueeze(0)
+        if self.kernel == "nearest":
+            return (source == (2 * out + 1) * side // (2 * to)).astype("float32")
+        # In whole numbers, so that nothing is lost: between the pixels' centres, in pixels of the coarser of both.
+        offset = (2 * source + 1) * to - (2 * out + 1) * side
+        distance = (offset.astype("float32") / (2 * paddle.maximum(side, to)).astype("float32")).abs()
+        weights = _bicubic(distance) if self.kernel == "bicubic" else (1 - distance).clip(min=0)
+        return weights / weights.sum(1, keepdim=True)
+
+
+def _bicubic(x: paddle.Tensor) -> paddle.Tensor:
+    """Keys 1981 with a = -0.5, Pillow's. x: distances, not negative."""
+    near = (1.5 * x - 2.5) * x * x + 1
+    far = ((-0.5 * x + 2.5) * x - 4) * x + 2
+    return paddle.where(x < 1, near, paddle.where(x < 2, far, paddle.zeros_like(x)))
+
+
+def _whole(x: paddle.Tensor) -> paddle.Tensor:
+    return paddle.floor(x + 0.5).clip(0, 255)
