@@ -1,4 +1,4 @@
-"""How far an export's logits are from the eager model's: on real pictures, on noise, and in batches of several sizes."""
+"""How far an export's logits are from the eager model's: on real pictures and noise, in batches of several sizes."""
 
 import functools
 import importlib.util

@@ -104,7 +104,9 @@ def _of_earlier(folder: Path, content: Any) -> Export:
     check_form(content, _EARLIER, tuple(_EARLIER))
     values = {key: content[name] for name, key in _KEYS.items()}
     kind = "paddle" if (folder / "inference.json").is_file() else "paddle-legacy"
-    return Export(folder, kind, "float32", Description(content["model"], "classification", content["classes"], values), {})
+    return Export(
+        folder, kind, "float32", Description(content["model"], "classification", content["classes"], values), {}
+    )
 
 
 def sha256(file: Path) -> str:

@@ -35,20 +35,27 @@ def onnx_of(layer: nn.Layer, scratch: Path, inputs: paddle.static.InputSpec, out
     with refused("converted to ONNX", "use -format paddle"), quiet():
         content = converter.export(str(program), str(parameters), None, opset_version=OPSET, verbose=False)
         model = onnx.load_model_from_string(content)
-    _rename(model, output)
+    _rename(model, output, {tensor.name: name for name, tensor in layer.state_dict().items()})
     _mend_epsilons(model, layer)
     with refused("converted to ONNX", "use -format paddle"):
         onnx.checker.check_model(model)
     return model
 
 
-def _rename(model: Any, output: str) -> None:
-    """Names the output, and what the first axes are free for: the converter numbers them."""
+def _rename(model: Any, output: str, weights: dict[str, str]) -> None:
+    """Names the output, the weights as their files do, and what the first axes are free for.
+
+    Paddle and the converter number them; of weights the numbers depend on what the process has built before.
+    """
     graph = model.graph
-    old = graph.output[0].name
+    renamed = weights | {graph.output[0].name: output}
     for node in graph.node:
-        node.output[:] = [output if name == old else name for name in node.output]
-        node.input[:] = [output if name == old else name for name in node.input]
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+    # The weights come first, in the order of the names that they had.
+    nodes = sorted(graph.node, key=lambda node: node.output[0] if node.op_type == "Constant" else "~")
+    del graph.node[:]
+    graph.node.extend(nodes)
     graph.output[0].name = output
     del graph.value_info[:]  # they tell the sizes by the old names
     for value, names in ((graph.input[0], ("batch", "height", "width")), (graph.output[0], ("batch",))):
@@ -91,7 +98,26 @@ def halved(model: Any) -> Any:
     """Returns an ONNX model whose weights are float16, and so are its products; what goes in and out is float32."""
     convert = needed("onnxruntime.transformers.float16").convert_float_to_float16
     with refused("converted to float16", "use another -precision"), quiet():
-        return convert(model, keep_io_types=True)
+        half = convert(model, keep_io_types=True)
+    _sort(half.graph)
+    return half
+
+
+def _sort(graph: Any) -> None:
+    """Puts nodes behind those whose outputs they take: the conversion appends its casts."""
+    made_by = {name: node for node in graph.node for name in node.output}
+    done: dict[int, Any] = {}
+    waiting = list(reversed(graph.node))
+    while waiting:
+        node = waiting[-1]
+        before = [made_by[name] for name in node.input if name in made_by and id(made_by[name]) not in done]
+        if before:
+            waiting += before
+        else:
+            done.setdefault(id(waiting.pop()), node)
+    found = list(done.values())
+    del graph.node[:]
+    graph.node.extend(found)
 
 
 def joined(preparation: Any, model: Any) -> Any:
@@ -113,8 +139,7 @@ def openvino_of(model: Any, scratch: Path) -> Any:
     file = scratch / "for_openvino.onnx"
     onnx.save(model, str(file))
     with refused("converted to OpenVINO", "use -format onnx"), quiet():
-        converted = openvino.Core().read_model(file)
-    return converted
+        return openvino.Core().read_model(file)
 
 
 def save_openvino(model: Any, file: Path, half: bool) -> None:

@@ -1,4 +1,4 @@
-"""What prepares images, as a graph: pixels [B, H, W, C] uint8 of any size -> what the model takes, [B, C, S, S] float32.
+"""What prepares images, as a graph: pixels [B, H, W, C] uint8 of any size -> a model's input [B, C, S, S] float32.
 
 A resize is two products with matrices of Pillow's weights, made in the graph from the image's size: so every format
 runs the same few operations, and none is left to a runtime's own idea of "bicubic". Pillow rounds to whole grey levels

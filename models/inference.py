@@ -1,8 +1,8 @@
 """A model as a program of Paddle Inference, run on a CPU by oneDNN.
 
 ``-eval -o EVAL_ENGINE inference`` evaluates by it (``inference_engine``), tools/export_model.py keeps it
-(inference/export.py). Images come normalised: within the program, bfloat16 would round the normalisation too, which makes
-ViT-S/16's logits differ by 2.4% of their range instead of 0.7%.
+(inference/export.py). Images come normalised: within the program, bfloat16 would round the normalisation too, which
+makes ViT-S/16's logits differ by 2.4% of their range instead of 0.7%.
 """
 
 import contextlib
@@ -179,6 +179,8 @@ def quiet() -> Iterator[None]:
                 os.dup2(nowhere.fileno(), stream)
         yield
     finally:
+        sys.stdout.flush()  # Python's own lines of that time, too
+        sys.stderr.flush()
         for stream, own in kept.items():
             os.dup2(own, stream)
             os.close(own)

@@ -6,8 +6,8 @@
 
 DIR then holds the model, which takes normalised images [B, C, S, S] float32 and gives logits; a graph from pixels
 [B, H, W, C] uint8 of any size to these images; and what tells of both: preprocess.json, labels.txt, timm's config.json
-and PaddleX's inference.yml. Before DIR is there, it is run and held to the model. -cfg is needed where the weights don't
-tell their model. int8 is calibrated on images of a training set. docs/inference.md has the table of what can be had.
+and PaddleX's inference.yml. Before DIR is there, it is run and held to the model. -cfg is needed where the weights
+don't tell their model. int8 is calibrated on images of a training set.
 """
 
 import argparse

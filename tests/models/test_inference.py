@@ -1,23 +1,20 @@
 """Evaluation by Paddle Inference gives the eager model's numbers; what it can't do is an error."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import paddle
 import pytest
-from conftest import ROOT, without
+from conftest import without
 from golden.formula import array
-from paddle import nn
 from test_zoo import SMALL
 from threadpoolctl import threadpool_limits
 
 from config import get_config
 from datasets import get_datasets
-from errors import InputError, RunError
+from errors import InputError
 from models import build_model
-from models.inference import Predictor, difference, export, inference_engine, num_threads, write_export
+from models.inference import Predictor, difference, export, inference_engine, num_threads
 from training import engine
 from training.run import Run
 from weights import save_weights
@@ -116,32 +113,6 @@ def test_what_it_cant_do_is_refused(monkeypatch, tmp_path):
         inference_engine(config, None, print)
 
 
-class ReadsValues(nn.Layer):
-    """A model that reads values, which a graph hasn't: NumPy finds no axis to sort."""
-
-    image_size, in_channels = (4, 4), 3
-
-    def forward(self, x):
-        return paddle.to_tensor(np.sort(x.numpy()))[:, 0, 0]
-
-
-def test_a_model_that_cant_be_exported_is_an_error_of_one_line_and_leaves_nothing(tmp_path):
-    with pytest.raises(InputError, match=r"^the model can't be exported \(.*AxisError: .+\); use EVAL_ENGINE eager$"):
-        write_export(get_config(), ReadsValues(), tmp_path / "out", [])
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_program_that_differs_is_never_written(monkeypatch, tmp_path):
-    model = small("lenet")
-    monkeypatch.setattr(Predictor, "__call__", lambda self, images: self._predictor.run([images])[0] * 1.001)
-    with pytest.raises(RunError, match=r"the exported model's logits differ from eager by [\d.]+e-04 of their range"):
-        write_export(get_config(), model, tmp_path / "out", [])
-    assert list(tmp_path.iterdir()) == []
-    model.fc[0].weight.set_value(paddle.full_like(model.fc[0].weight, float("nan")))
-    with pytest.raises(RunError, match="the weights give no finite logits"):
-        write_export(get_config(), model, tmp_path / "out", [])
-
-
 def test_exporting_leaves_the_model_as_it_was_and_prints_nothing(tmp_path, capfd):
     model = small("resnet")
     before = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
@@ -154,27 +125,3 @@ def test_exporting_leaves_the_model_as_it_was_and_prints_nothing(tmp_path, capfd
     assert {
         name: (tensor.numpy() == before[name]).all() for name, tensor in model.state_dict().items()
     } == dict.fromkeys(before, True)
-
-
-def test_the_tool_writes_what_runs_without_the_toolkit(weights, tiny, tmp_path):
-    words = [*tiny, "DATA.INTERPOLATION", "bilinear", "DATA.CROP_MODE", "squash"]
-    (tmp_path / "tiny.yaml").write_text("TAG: of a test\n")
-    command = [sys.executable, str(ROOT / "tools" / "export_model.py"), "-cfg=tiny.yaml", f"-pretrained={weights}"]
-    command += ["-output=out", "-o", *words]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "out: on random images, logits differ from the eager ones by " in done.stdout
-    content = json.loads((tmp_path / "out" / "preprocessing.json").read_text())
-    assert content.items() >= {
-        "image_size": 8, "channels": 1, "mean": [0.5], "std": [0.5], "crop_pct": 1.0, "crop_mode": "squash",
-        "interpolation": "bilinear",
-        "num_classes": 10, "classes": [],
-    }.items()  # fmt: skip
-    config = get_config(None, words)
-    paddle.seed(3)
-    model = build_model(config)
-    model.head.weight.set_value(array("head", (16, 10)))
-    images = images_of(model)
-    np.testing.assert_allclose(Predictor(tmp_path / "out")(images).numpy(), model(images).numpy(), atol=1e-5, rtol=0)
-    with pytest.raises(InputError, match="out exists; choose another -output"):
-        write_export(config, model, tmp_path / "out", [])
