@@ -17,11 +17,14 @@ _THRESHOLD, _TOP = 0.5, 5
 
 
 def write_conventions(folder: Path, config: Configuration, description: Description, num_features: int) -> None:
-    """Writes the files into ``folder``; labels only where the classes' names are known."""
+    """Writes the files into ``folder``: labels where the classes' names are known, PaddleX's for colours alone, for
+    neither it nor PaddleClas takes anything else.
+    """
     timm = json.dumps(timm_config(config, description, num_features), indent=2, ensure_ascii=False)
     (folder / TIMM).write_text(timm + "\n", encoding="utf-8")
-    paddlex = yaml.safe_dump(paddlex_config(config, description), sort_keys=False, allow_unicode=True)
-    (folder / PADDLEX).write_text(paddlex, encoding="utf-8")
+    if config.DATA.IMAGE_CHANNELS == 3:
+        paddlex = yaml.safe_dump(paddlex_config(config, description), sort_keys=False, allow_unicode=True)
+        (folder / PADDLEX).write_text(paddlex, encoding="utf-8")
     if description.classes:
         (folder / LABELS).write_text("".join(f"{name}\n" for name in description.classes), encoding="utf-8")
 
@@ -57,13 +60,13 @@ def paddlex_config(config: Configuration, description: Description) -> dict[str,
     side, to = data.IMAGE_SIZE, math.floor(data.IMAGE_SIZE / data.CROP_PCT)
     resized: dict[str, Any] = {"size": [to, to]} if data.CROP_MODE == "squash" else {"resize_short": to}
     normalize = {"mean": _per_channel(config, data.IMAGENET_MEAN), "std": _per_channel(config, data.IMAGENET_STD)}
-    normalize |= {"scale": 1 / 255, "order": "", "channel_num": data.IMAGE_CHANNELS}
+    normalize |= {"scale": 1 / 255, "order": "", "channel_num": 3}
     labels = {"label_list": description.classes} if description.classes else {}
     if description.task == "multi_label":
         post = {"MultiLabelThreshOutput": {"threshold": _THRESHOLD, **labels}}
     else:
         post = {"Topk": {"topk": min(_TOP, config.MODEL.NUM_CLASSES), **labels}}
-    shapes = {"images": [[batch, data.IMAGE_CHANNELS, side, side] for batch in (1, 1, 8)]}  # least, usual, most
+    shapes = {"images": [[batch, 3, side, side] for batch in (1, 1, 8)]}  # least, usual, most
     return {
         "Global": {"model_name": config.MODEL.NAME},
         "Hpi": {"backend_configs": {"paddle_infer": {"trt_dynamic_shapes": shapes}}},

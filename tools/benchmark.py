@@ -3,6 +3,7 @@
     python tools/benchmark.py loader [--against timm paddlevit] [-data_path FOLDER] [--workers 1]
     python tools/benchmark.py train [--against default|timm] [--processes 1]
     python tools/benchmark.py eval [--against timm] [-amp]
+    python tools/benchmark.py infer [-cfg NAME ...] [-batch_size 1 8] [--against timm]
     python tools/benchmark.py scale [--processes 1 2]
     python tools/benchmark.py startup [--processes 1 2]
     python tools/benchmark.py checkpoint [-output DIR]
@@ -30,6 +31,7 @@ import launch.startup  # noqa: E402, F401  (streams)
 from errors import reported  # noqa: E402
 from tools.benchmarks.evaluation import evaluation  # noqa: E402
 from tools.benchmarks.host import host  # noqa: E402
+from tools.benchmarks.inference import MODELS, MODES, SIDES, infer  # noqa: E402
 from tools.benchmarks.loading import loader  # noqa: E402
 from tools.benchmarks.saving import checkpoint  # noqa: E402
 from tools.benchmarks.startup import startup  # noqa: E402
@@ -41,12 +43,13 @@ _SUBJECTS = {
     "loader": (loader, {"cfg": _VIT, "batch_size": 64, "repeats": 5, "threads": 1, "against": []}),
     "train": (train, {"cfg": _VIT, "batch_size": 8, "repeats": 5, "processes": 1, "against": ["default"]}),
     "eval": (evaluation, {"cfg": _VIT, "batch_size": 8, "repeats": 5, "against": []}),
+    "infer": (infer, {"cfg": MODELS, "batch_size": [1, 8], "repeats": 5, "threads": 2, "against": []}),
     "scale": (scale, {"cfg": "vit_digits", "batch_size": None, "repeats": 5, "threads": 1, "processes": [1, 2]}),
     "startup": (startup, {"cfg": _VIT, "batch_size": 8, "repeats": 5, "processes": [1, 2]}),
     "checkpoint": (checkpoint, {"cfg": "vit_base_patch16_224", "batch_size": 2, "repeats": 2}),
     "host": (host, {"cfg": _VIT, "batch_size": 2, "repeats": 5, "threads": 1}),
 }
-_PEERS = {"loader": ("timm", "paddlevit"), "train": ("default", "timm"), "eval": ("timm",)}
+_PEERS = {"loader": ("timm", "paddlevit"), "train": ("default", "timm"), "eval": ("timm",), "infer": ("timm",)}
 
 
 def main() -> None:
@@ -62,8 +65,9 @@ def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
     def flag(name: str, default: object = None, kind: type = int, **how: Any) -> None:
         command.add_argument(f"-{name}", f"--{name}", default=defaults.get(name, default), type=kind, **how)
 
-    flag("cfg", kind=str, help="YAML file, or a model's name")
-    flag("batch_size", help="per process")
+    many: dict[str, Any] = {"nargs": "+"} if what == "infer" else {}
+    flag("cfg", kind=str, help="YAML file, or a model's name", **many)
+    flag("batch_size", help="per process", **many)
     flag("repeats", help="runs of each side")
     flag("json", kind=Path, metavar="FILE", help="where to write every value")
     flag("o", [], str, nargs="*", action="extend", metavar="KEY VALUE", help="any keys, for the toolkit's side")
@@ -88,6 +92,10 @@ def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
         flag("batches", 20, help="in each run")
         flag("timm_modes", ["eager", "compile"], str, nargs="+", choices=("eager", "compile"))
         command.add_argument("-amp", "--amp", action="store_true", help="bfloat16")
+    elif what == "infer":
+        flag("seconds", 5.0, float, help="of each run")
+        flag("sides", list(SIDES), str, nargs="+", choices=SIDES, metavar="FORMAT, PRECISION", help="exports to run")
+        flag("timm_modes", list(MODES), str, nargs="+", choices=MODES)
     elif what == "scale":
         flag("epochs", 3, help="in each run, after the first")
         flag("steps", 8, help="of the largest number of processes in an epoch of synthetic images")

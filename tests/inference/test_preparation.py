@@ -1,0 +1,135 @@
+"""The graph that prepares images gives Pillow's pixels; the files of other toolkits' conventions tell the same."""
+
+import numpy as np
+import paddle
+import pytest
+import yaml
+from PIL import Image
+
+from config import get_config
+from inference.conventions import write_conventions
+from inference.fidelity import crops
+from inference.preparation import Preparation
+from loading.transforms import EvalTransform, Normalize
+from models.pretrained import with_preprocessing
+from training.checkpoint import describe
+from weights.hub import read_config
+
+# (width, height): smaller and larger than the model's images, odd, narrow, and as large.
+SIZES = [
+    (500, 375),
+    (375, 500),
+    (333, 217),
+    (224, 224),
+    (256, 256),
+    (101, 77),
+    (17, 23),
+    (64, 300),
+    (448, 448),
+    (427, 40),
+]
+
+
+def prepared_by(*words):
+    return get_config(None, ["DATA.IMAGE_SIZE", "64", *words])
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("kernel", ["bicubic", "bilinear"])
+@pytest.mark.parametrize("mode", [["DATA.CROP_MODE", "squash"], ["DATA.CROP_PCT", "0.9"], ["DATA.CROP_PCT", "0.72"]])
+def test_the_graphs_pixels_are_pillows(kernel, mode):
+    config = prepared_by("DATA.INTERPOLATION", kernel, *mode)
+    graph, transform = Preparation(config), EvalTransform(config)
+    for crop, size in zip(crops(len(SIZES)), SIZES, strict=True):
+        image = crop.resize(size)
+        found = graph.cropped(paddle.to_tensor(np.asarray(image)[None])).numpy()[0].transpose(1, 2, 0)
+        differs = np.abs(found - transform(image))
+        assert differs.max() <= 2, size  # a half that is rounded the other way, in both passes
+        assert differs.mean() < 0.05, size
+
+
+def test_nearest_takes_pillows_pixels_but_at_edges():
+    config = prepared_by("DATA.INTERPOLATION", "nearest")
+    graph, transform = Preparation(config), EvalTransform(config)
+    for size in [(500, 375), (101, 77), (333, 217)]:  # Pillow sums up its steps, which misses 64 of 512
+        image = crops(1)[0].resize(size)
+        found = graph.cropped(paddle.to_tensor(np.asarray(image)[None])).numpy()[0].transpose(1, 2, 0)
+        assert (found == transform(image)).mean() > 0.98
+
+
+def test_several_images_of_one_size_are_normalised_as_the_model_takes_them():
+    config = prepared_by("DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.4", "DATA.IMAGENET_STD", "0.3")
+    images = [crop.convert("L").resize((90, 70)) for crop in crops(3)]
+    found = Preparation(config)(paddle.to_tensor(np.stack([np.asarray(image)[:, :, None] for image in images])))
+    pixels = np.stack([EvalTransform(config)(image) for image in images])
+    expected = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)(paddle.to_tensor(pixels)).numpy()
+    assert np.abs(found.numpy() - expected).max() <= 2.01 / 255 / 0.3
+    assert np.abs(found.numpy() - expected).mean() < 0.05 / 255 / 0.3
+
+
+# --------------------------------------------------------- other toolkits
+
+
+@pytest.fixture(params=[["DATA.CROP_PCT", "0.8"], ["DATA.CROP_MODE", "squash", "DATA.CROP_PCT", "1.0"]])
+def config(request):
+    words = ["DATA.INTERPOLATION", "bilinear", "DATA.IMAGENET_MEAN", "[0.1,0.2,0.3]", "MODEL.NUM_CLASSES", "3"]
+    return prepared_by(*request.param, *words)
+
+
+def test_timms_config_tells_the_same_preparation(config, tmp_path):
+    write_conventions(tmp_path, config, describe(config, ["cat", "dög", "#3"]), 768)
+    told = read_config(tmp_path)
+    assert (told["architecture"], told["num_classes"], told["num_features"]) == (config.MODEL.NAME, 3, 768)
+    assert told["label_names"] == ["cat", "dög", "#3"]
+    assert told["input_size"] == [3, 64, 64]
+    (tmp_path / "model.safetensors").touch()
+    other = with_preprocessing(get_config(None, ["DATA.IMAGE_SIZE", "64", "MODEL.PRETRAINED", str(tmp_path)]))
+    image = crops(1)[0]
+    assert (EvalTransform(other)(image) == EvalTransform(config)(image)).all()
+    assert (other.DATA.IMAGENET_MEAN, other.DATA.IMAGENET_STD) == (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
+    assert (tmp_path / "labels.txt").read_text(encoding="utf-8") == "cat\ndög\n#3\n"
+
+
+def by_paddleclas(image, operations):
+    """What PaddleClas's operations make of an image, by their names and arguments (deploy/python/preprocess.py)."""
+    for operation in operations:
+        [(name, given)] = operation.items()
+        if name == "ResizeImage":
+            assert given["backend"] == "pil"
+            share = given.get("resize_short", 0) / min(image.size)
+            size = given.get("size") or [round(side * share) for side in image.size]
+            image = np.asarray(image.resize(size, Image.Resampling[given["interpolation"].upper()]))
+        elif name == "CropImage":
+            top, left = ((side - given["size"]) // 2 for side in image.shape[:2])
+            image = image[top : top + given["size"], left : left + given["size"]]
+        elif name == "NormalizeImage":
+            assert (given["order"], given["channel_num"]) == ("", 3)
+            image = (image * np.float32(given["scale"]) - np.float32(given["mean"])) / np.float32(given["std"])
+        else:
+            assert (name, given) == ("ToCHWImage", None)
+            image = image.transpose(2, 0, 1)
+    return image
+
+
+def test_paddlexs_file_tells_the_same_preparation(config, tmp_path):
+    write_conventions(tmp_path, config, describe(config, ["cat", "dog", "emu"]), 768)
+    told = yaml.safe_load((tmp_path / "inference.yml").read_text(encoding="utf-8"))
+    assert told["Global"] == {"model_name": config.MODEL.NAME}
+    assert told["PostProcess"] == {"Topk": {"topk": 3, "label_list": ["cat", "dog", "emu"]}}
+    assert told["Hpi"]["backend_configs"]["paddle_infer"]["trt_dynamic_shapes"]["images"][2] == [8, 3, 64, 64]
+    normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
+    for size in ((160, 80), (120, 240), (64, 64)):  # of others it rounds the sides, where timm and we cut them off
+        image = crops(1)[0].resize(size)
+        expected = normalize(paddle.to_tensor(EvalTransform(config)(image)[None])).numpy()[0]
+        np.testing.assert_allclose(by_paddleclas(image, told["PreProcess"]["transform_ops"]), expected, atol=1e-5)
+
+
+def test_a_multi_label_model_has_a_threshold_and_a_grey_one_no_file_of_paddlexs(config, tmp_path):
+    write_conventions(tmp_path, config, describe(config, [], "multi_label"), 768)
+    told = yaml.safe_load((tmp_path / "inference.yml").read_text(encoding="utf-8"))
+    assert told["PostProcess"] == {"MultiLabelThreshOutput": {"threshold": 0.5}}
+    assert not (tmp_path / "labels.txt").exists()
+    grey = prepared_by("DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.4", "DATA.IMAGENET_STD", "0.3")
+    (tmp_path / "grey").mkdir()
+    write_conventions(tmp_path / "grey", grey, describe(grey, []), 768)
+    assert [file.name for file in (tmp_path / "grey").iterdir()] == ["config.json"]
