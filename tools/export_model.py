@@ -1,8 +1,7 @@
 """Exports a trained model, with what prepares its images, for Paddle Inference, ONNX Runtime or OpenVINO.
 
-    python tools/export_model.py -pretrained WEIGHTS -output DIR [-cfg MODEL] [-o KEY VALUE ...]
-        [-format paddle|paddle-legacy|onnx|openvino] [-precision float32|float16|bfloat16|int8]
-        [-data_path FOLDER] [-dataset NAME] [-calibration_images 300] [-least_agreement 0.8]
+    python tools/export_model.py -cfg MODEL -pretrained WEIGHTS -output DIR [-o KEY VALUE ...]
+    python tools/export_model.py -pretrained CHECKPOINT -output DIR [-format openvino] [-precision bfloat16]
 
 DIR then holds the model, which takes normalised images [B, C, S, S] float32 and gives logits; a graph from pixels
 [B, H, W, C] uint8 of any size to these images; and what tells of both: preprocess.json, labels.txt, timm's config.json
