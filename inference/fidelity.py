@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 from PIL import Image
 
-from errors import RunError
+from errors import RunError, reading
 from inference.backends import Runner
 from loading.transforms import EvalTransform, Normalize
 from models.base import ImageModel
@@ -114,7 +114,8 @@ def crops(count: int, seed: int = 0) -> list[Image.Image]:
     found = []
     for index in range(count):
         rng = np.random.default_rng([seed, index])
-        with Image.open(Path(places[0]) / "datasets" / "images" / ("china.jpg", "flower.jpg")[index % 2]) as image:
+        file = Path(places[0]) / "datasets" / "images" / ("china.jpg", "flower.jpg")[index % 2]
+        with reading(file, "a photograph of scikit-learn's"), Image.open(file) as image:
             width, height = (int(rng.integers(40, 428)) for _ in range(2))
             left, top = (int(rng.integers(0, room + 1)) for room in (image.width - width, image.height - height))
             found.append(image.crop((left, top, left + width, top + height)).convert("RGB"))

@@ -1,7 +1,7 @@
 """A model as a program of Paddle Inference, run on a CPU by oneDNN.
 
 ``-eval -o EVAL_ENGINE inference`` evaluates by it (``inference_engine``), tools/export_model.py keeps it
-(inference/export.py). Images come normalised: within the program, bfloat16 would round the normalisation too, which
+(inference/exporting.py). Images come normalised: within the program, bfloat16 would round the normalisation too, which
 makes ViT-S/16's logits differ by 2.4% of their range instead of 0.7%.
 """
 

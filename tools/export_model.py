@@ -38,7 +38,7 @@ def main() -> None:
     arguments = parser.parse_args()
     data = _data(arguments)
     from inference import Predictor  # after the command line: these import Paddle
-    from inference.export import check_combination, write_export
+    from inference.exporting import check_combination, write_export
     from inference.quantise import training_images
 
     check_combination(arguments.format, arguments.precision)

@@ -18,7 +18,7 @@ from config import get_config
 from errors import InputError, RunError
 from inference import Predictor, formats
 from inference.backends import OnnxRuntime, OpenVino, open_export
-from inference.export import check_combination, write_export
+from inference.exporting import check_combination, write_export
 from inference.fidelity import crops, held_to_eager, in_batches
 from inference.folder import read_export
 from models import build_model

@@ -16,7 +16,7 @@ import paddle
 from config import get_config
 from errors import RunError, reported
 from inference.backends import open_export
-from inference.export import write_export
+from inference.exporting import write_export
 from inference.fidelity import photographs
 from models import build_model
 from ops.settings import set_device_flags
