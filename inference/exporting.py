@@ -43,8 +43,7 @@ def check_combination(kind: str, precision: str) -> None:
         raise InputError(f"-format {kind} -precision {precision}: {why}")
     if precision == "bfloat16" and not paddle.base.core.supports_bfloat16_fast_performance():
         raise InputError("-precision bfloat16 needs a CPU with bfloat16 (avx512_bf16); use float32")
-    new = hasattr(paddle, "pir")
-    if kind == "paddle-legacy" and new:
+    if kind == "paddle-legacy" and not paddle.__version__.startswith("2."):
         why = f"Paddle {paddle.__version__} writes .json programs alone; export under Paddle 2.6, whose files it runs"
         raise InputError(f"-format paddle-legacy: {why}")
 

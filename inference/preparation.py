@@ -36,10 +36,11 @@ class Preparation(nn.Layer):
 
     def cropped(self, pixels: paddle.Tensor) -> paddle.Tensor:
         """Returns the pixels that the model sees, [B, C, S, S] float32 of whole numbers."""
-        sides = paddle.shape(pixels).astype("int64")
+        x = pixels.astype("float32")
+        sides = paddle.shape(x).astype("int64")  # Paddle 2.6's takes no uint8
         height, width = sides[1:2], sides[2:3]
         short = paddle.minimum(height, width)
-        x = pixels.astype("float32").transpose([0, 3, 1, 2])
+        x = x.transpose([0, 3, 1, 2])
         x = _whole(paddle.matmul(x, self._weights(width, short), transpose_y=True))
         return _whole(paddle.matmul(self._weights(height, short), x))
 
