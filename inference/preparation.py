@@ -25,7 +25,7 @@ class Preparation(nn.Layer):
         super().__init__()
         data = config.DATA
         self.size = data.IMAGE_SIZE
-        self.to, self.squash = math.floor(data.IMAGE_SIZE / data.CROP_PCT), data.CROP_MODE == "squash"
+        self.resized_to, self.squash = math.floor(data.IMAGE_SIZE / data.CROP_PCT), data.CROP_MODE == "squash"
         self.kernel = data.INTERPOLATION
         normalize = Normalize(data.IMAGENET_MEAN, data.IMAGENET_STD)
         self.register_buffer("scale", normalize.scale)
@@ -46,7 +46,7 @@ class Preparation(nn.Layer):
 
     def _weights(self, side: paddle.Tensor, short: paddle.Tensor) -> paddle.Tensor:
         """Returns the matrix [S, side] of what each pixel of the crop takes of each pixel along one axis."""
-        to = paddle.full([1], self.to, "int64") if self.squash else self.to * side // short
+        to = paddle.full([1], self.resized_to, "int64") if self.squash else self.resized_to * side // short
         spare = to - self.size  # the crop begins at half of it; a half goes to the even neighbour, as Python rounds
         half = spare // 2
         begin = half + (spare - 2 * half) * (half - half // 2 * 2)
