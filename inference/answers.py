@@ -50,7 +50,7 @@ class JsonLines:
     (\\udc80 to \\udcff): ``os.fsencode`` of what is read back is the name.
     """
 
-    def __init__(self, file: IO[str]) -> None:
+    def __init__(self, file: IO[str] | io.TextIOBase) -> None:
         self.file = file
 
     def write(self, answer: Answer) -> None:
@@ -67,7 +67,7 @@ class Csv:
     with its error. Text is in quotes, numbers aren't. Of names, bytes that are no UTF-8 are escapes.
     """
 
-    def __init__(self, file: IO[str]) -> None:
+    def __init__(self, file: IO[str] | io.TextIOBase) -> None:
         self.file = file
         file.write(",".join(COLUMNS) + "\n")
 
@@ -95,7 +95,7 @@ class Table:
         width: columns of the terminal.
     """
 
-    def __init__(self, file: IO[str], names: Iterable[str], classes: Iterable[str], width: int) -> None:
+    def __init__(self, file: IO[str] | io.TextIOBase, names: Iterable[str], classes: Iterable[str], width: int) -> None:
         longest = max((cells(shown(kind, len(kind))) for kind in classes), default=5)
         self.room = max(_NAME, width - min(longest, _CLASS) - len("  probability  "))
         self.name = min(self.room, max((cells(shown(name, len(name))) for name in names), default=5))
@@ -139,7 +139,7 @@ def padded(text: str, room: int) -> str:
     return text + " " * (room - cells(text))
 
 
-def text_writer(kind: str, file: IO[str], names: Any, classes: Iterable[str]) -> Writer:
+def text_writer(kind: str, file: IO[str] | io.TextIOBase, names: Any, classes: Iterable[str]) -> Writer:
     """Returns what writes answers as ``kind``: table, csv or jsonl.
 
     Args:

@@ -31,7 +31,7 @@ from utils import sync_directory
 PREPARATION, JOINED = "preparation", "model_with_preprocessing.onnx"
 _NO = {
     ("paddle", "float16"): "Paddle Inference has no float16 on a CPU; use bfloat16, or -format openvino",
-    ("paddle", "int8"): "Paddle Inference runs no int8 program of Paddle 3 on a CPU; use -format onnx or openvino",
+    ("paddle", "int8"): "int8 is made for ONNX Runtime and OpenVINO; use -format onnx or openvino",
     ("onnx", "bfloat16"): "ONNX Runtime has no bfloat16 on a CPU; use -format openvino or paddle",
 }
 _NO |= {("paddle-legacy", precision): why for (kind, precision), why in _NO.items() if kind == "paddle"}

@@ -5,6 +5,7 @@ first release have ``preprocessing.json``, which tells less.
 """
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,7 +79,7 @@ class Export(NamedTuple):
 
 def is_export(folder: str | Path) -> bool:
     """Whether a path is a folder that an export was written into."""
-    return any((Path(folder) / name).is_file() for name in (MANIFEST, EARLIER))
+    return any(os.path.isfile(os.path.join(folder, name)) for name in (MANIFEST, EARLIER))  # which never raises
 
 
 def read_export(folder: str | Path) -> Export:

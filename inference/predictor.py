@@ -10,6 +10,8 @@ import paddle
 
 from config import get_config, with_values
 from errors import InputError, RunError, shown
+from inference.backends import open_export
+from inference.folder import Export, is_export, read_export
 from inference.pictures import Batch, Picture, Pictures
 from inference.tta import Views, pictures, views
 from loading.files import Paths
@@ -17,7 +19,7 @@ from loading.transforms import Normalize
 from models import build_model
 from models.pretrained import with_preprocessing
 from ops.settings import set_device_flags
-from options import Configuration
+from options import Configuration, leaves
 from training.checkpoint import Description, classes_of, describe, description_of
 from training.checkpoint.description import TASKS
 from training.engine import autocast
@@ -55,7 +57,7 @@ class Predictor:
 
     Args:
         path: weights: a checkpoint's folder or file, a run's folder (its best checkpoint), or what ``find_weights``
-            takes besides.
+            takes besides; or the folder of an export.
         cfg: the model's YAML file or name; None: what the weights tell themselves.
         options: keys and values, as after ``-o``.
         classes: the outputs' names; None: what the weights tell.
@@ -66,6 +68,7 @@ class Predictor:
         model: the model; None for an exported one.
         task: "classification" (probabilities sum up to 1) or "multi_label" (each by itself).
         classes: names by output; empty: they aren't known.
+        report: what was loaded, in a line.
 
     Raises:
         InputError: the weights can't be read, don't tell what they are of, or don't fit.
@@ -82,17 +85,26 @@ class Predictor:
         if (Path(path) / BEST).is_dir():
             path = Path(path) / BEST
         options = [*options, "EVAL", "True", "DATA.BATCH_SIZE_EVAL", str(batch_size)]
-        self.config, description = _configured(str(path), cfg, options, classes)
-        self.task, self.classes = description.task, description.classes
-        settings = self.config.MODEL
-        set_device_flags(self.config, int(os.environ.get("PADDLE_LOCAL_SIZE", world_size())))
-        self.model = build_model(self.config)
-        allow, order = settings.PRETRAINED_ALLOW, settings.PRETRAINED_CLASSES
-        self.report = load_weights(self.model, path, allow=allow, classes=order)
-        self.model.eval()
-        if self.classes and len(self.classes) != settings.NUM_CLASSES:
+        export = read_export(path) if is_export(path) else None
+        configured = (
+            _configured(str(path), cfg, options, classes) if export is None else _of_export(export, cfg, options)
+        )
+        self.config, description = configured
+        self.task, self.classes = description.task, list(classes or description.classes)
+        outputs = self.config.MODEL.NUM_CLASSES
+        if self.classes and len(self.classes) != outputs:
             found = f"found {len(self.classes)} names of classes"
-            raise InputError(f"{found}, the model has {settings.NUM_CLASSES} outputs; give one for each")
+            raise InputError(f"{found}, the model has {outputs} outputs; give one for each")
+        set_device_flags(self.config, int(os.environ.get("PADDLE_LOCAL_SIZE", world_size())))
+        self.model = None if export else build_model(self.config)
+        if export:
+            self._run = open_export(path)
+            self.report = f"{path}: {description.model}, {export.format}, {export.precision}"
+        elif self.model is not None:
+            settings = self.config.MODEL
+            allow, order = settings.PRETRAINED_ALLOW, settings.PRETRAINED_CLASSES
+            self.report = str(load_weights(self.model, path, allow=allow, classes=order))
+            self.model.eval()
         self._normalize = Normalize(self.config.DATA.IMAGENET_MEAN, self.config.DATA.IMAGENET_STD)
 
     def __call__(self, images: Iterable[Picture], top: int = 5, threshold: float = 0.5) -> list[Prediction]:
@@ -179,6 +191,8 @@ class Predictor:
         """Returns the outputs for prepared images: [B, S, S, C] uint8 -> [B, K] float32."""
         pixels = pixels if isinstance(pixels, paddle.Tensor) else paddle.to_tensor(pixels)
         images = self._normalize(pixels)
+        if self.model is None:
+            return self._run(images.numpy())
         with paddle.no_grad(), autocast(self.config, evaluation=True):
             return self.model(images).astype("float32").numpy()
 
@@ -214,3 +228,17 @@ def _configured(
         if config.MODEL.NUM_CLASSES == "auto" and names:
             config = with_values(config, "the classes' names", MODEL__NUM_CLASSES=len(names))
     return config, describe(config, list(names), task)
+
+
+def _of_export(export: Export, cfg: str | None, options: Sequence[str]) -> tuple[Configuration, Description]:
+    """The configuration of an export's images, and what it is; an export computes what it was made for."""
+    if cfg is not None:
+        raise InputError(f"{export.folder} is an export, which tells its model itself; leave out -cfg")
+    own, config = export.description.configured(), export.description.configured(options)
+    made_for = dict(leaves(own))
+    for key, value in leaves(config):
+        if (key == "AMP" or key in export.description.values) and value != made_for[key]:
+            raise InputError(
+                f"{export.folder} is an export, made for {key} {made_for[key]}; leave {key} out, or export anew"
+            )
+    return config, export.description

@@ -45,6 +45,8 @@ def main() -> None:
     if arguments.output.exists():
         raise InputError(f"{arguments.output} exists; choose another -output")
     trained = Predictor(arguments.pretrained, arguments.cfg, arguments.o)
+    if trained.model is None:
+        raise InputError(f"{arguments.pretrained} is an export already; give -pretrained what it was made from")
     print(trained.report)
     images = training_images(trained.config, data, arguments.calibration_images) if data else None
     found = write_export(

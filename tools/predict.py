@@ -166,13 +166,19 @@ def written(arguments: argparse.Namespace, predictor: Any, images: Any, top: int
     if utils.rank():
         yield None, tqdm(disable=True)
         return
-    path, temporary, config = arguments.output, arguments.temporary, predictor.config
-    seen = path is None and os.isatty(1)  # a bar would tear the lines
+    config = predictor.config
+    path: Any = arguments.output  # a Path, and so is the temporary one; of standard output both are None
+    temporary: Any = arguments.temporary
+    seen = not arguments.output and os.isatty(1)  # a bar would tear the lines
     with contextlib.ExitStack() as stack:
         bar = tqdm(total=len(images), unit=" images", disable=seen or None, dynamic_ncols=True)
         stack.enter_context(contextlib.closing(bar))
         if arguments.format != "pictures":
-            opened = answers.text_file(path, temporary) if path else answers.standard_output(utils.world_size() > 1)
+            opened = (
+                answers.text_file(path, temporary)
+                if arguments.output
+                else answers.standard_output(utils.world_size() > 1)
+            )
             out = stack.enter_context(opened)
             writer = answers.text_writer(arguments.format, out, images, predictor.classes)
             yield writer.write, bar

@@ -236,10 +236,10 @@ def main() -> None:
     files, truth = listed(arguments.images)
     from inference import Predictor  # after the command line: it imports Paddle
     from inference.look.maps import Asked
-    from inference.look.sight import check_checkpoint
+    from inference.look.sight import model_of
 
-    check_checkpoint(Path(arguments.checkpoint))
     predictor = Predictor(arguments.checkpoint, arguments.cfg, arguments.o)
+    model_of(predictor)
     if arguments.kind in TOGETHER:
         print(together(arguments, predictor, files, truth))
         return

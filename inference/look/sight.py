@@ -1,7 +1,6 @@
 """An image as somebody looks at it: what the model sees, what it says, and where that lies in the original."""
 
 import math
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +15,6 @@ from models.base import ImageModel
 from options import nearest
 
 _EXPORT = "an exported model has no layers to look into; give the checkpoint that it was made from"
-_EXPORTED = {".pdiparams", ".pdmodel", ".onnx", ".xml"}
 _WIDEST = 800  # pixels along the longer side of an original that is drawn
 
 
@@ -39,13 +37,6 @@ def model_of(predictor: Predictor) -> ImageModel:
     if predictor.model is None:
         raise InputError(_EXPORT)
     return predictor.model
-
-
-def check_checkpoint(path: Path) -> None:
-    """Raises InputError where a folder or a file is an exported model, whatever else it may be read as."""
-    suffixes = {path.suffix} if path.is_file() else {file.suffix for file in path.glob("*")}
-    if suffixes & _EXPORTED and not suffixes & {".safetensors", ".bin"}:
-        raise InputError(f"{path}: {_EXPORT}")
 
 
 def sight(predictor: Predictor, picture: Picture, original: bool = False) -> Sight:

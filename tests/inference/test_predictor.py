@@ -16,6 +16,7 @@ from config import get_config
 from datasets import get_dataloader, get_datasets
 from errors import InputError, RunError
 from inference import Failure, Predictor
+from inference.exporting import write_export
 from inference.pictures import Pictures
 from loading.transforms import Normalize
 from models import build_model
@@ -177,3 +178,20 @@ def test_a_description_that_is_none_is_refused(run, tmp_path, change, message):
         Predictor(file)
     assert message in str(caught.value)
     assert "wrong.safetensors" in str(caught.value)
+
+
+@pytest.mark.smoke
+def test_an_export_answers_as_its_checkpoint(run, photographs, tmp_path):
+    predictor, files = Predictor(run), sorted(map(str, photographs.glob("val/*/*")))
+    write_export(predictor.config, predictor.model, tmp_path / "export", predictor.classes)
+    exported = Predictor(tmp_path / "export")
+    assert (exported.model, exported.classes, exported.task) == (None, list(CLASSES), "classification")
+    assert exported.report == f"{tmp_path}/export: vit_base_patch16_224, paddle, float32"
+    for own, theirs in zip(predictor(files), exported(files), strict=True):
+        assert own.classes == theirs.classes
+        np.testing.assert_allclose(own.probabilities, theirs.probabilities, atol=1e-5)
+    assert (exported.pixels(files[0]) == predictor.pixels(files[0])).all()
+    with pytest.raises(InputError, match="an export, which tells its model itself; leave out -cfg"):
+        Predictor(tmp_path / "export", "vit_tiny_patch16_224")
+    with pytest.raises(InputError, match=r"an export, made for DATA.CROP_PCT 0.9; leave DATA.CROP_PCT out, or export"):
+        Predictor(tmp_path / "export", options=["DATA.CROP_PCT=0.5"])
