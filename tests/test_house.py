@@ -141,6 +141,7 @@ WITHIN = {
     "weights/formats.py: _read_pickle", "weights/formats.py: _read_torch_legacy", "weights/plain.py: parsed_json",
 }  # fmt: skip
 NO_STRANGERS = {
+    "inference/serve/frames.py: head_of": "what the server's own processes send each other",
     "launch/admission.py: _listen_to": "a line whose proof was right",
     "launch/launched.py: receive": "the same",
     "launch/spawned.py: open": "memory that the parent shares",

@@ -1,0 +1,121 @@
+"""Images that wait for a worker, and batches of them: by count, and by how long the first has waited."""
+
+import asyncio
+import collections
+import contextlib
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class Full(Exception):
+    """As many images wait as may; ``seconds``: until there may be room."""
+
+    def __init__(self, seconds: int) -> None:
+        super().__init__(f"as many images wait as may; try again in {seconds} s")
+        self.seconds = seconds
+
+
+class Lost(Exception):
+    """The worker that had an image ended, twice."""
+
+
+@dataclass(eq=False)
+class Item:
+    """An image of a request.
+
+    Attributes:
+        data: the image's file.
+        asked: what a worker is to do with it: "kind" ("predict" or "attention"), "top", "threshold".
+        answer: (what the worker says, in JSON's terms; a picture).
+        alone: it is computed by itself, as a map is, or an image whose worker ended.
+        tried: a worker ended that had it.
+    """
+
+    data: bytes
+    asked: dict[str, Any]
+    answer: asyncio.Future[tuple[dict[str, Any], bytes]]
+    alone: bool = False
+    tried: bool = False
+    since: float = field(default_factory=time.monotonic)
+
+
+class Batcher:
+    """The images that wait.
+
+    Args:
+        batch_size: of a batch, at most.
+        max_delay: seconds that the first of a batch waits for others.
+        most: images that may wait.
+    """
+
+    def __init__(self, batch_size: int, max_delay: float, most: int) -> None:
+        self.batch_size, self.max_delay, self.most = batch_size, max_delay, most
+        self.waiting: collections.deque[Item] = collections.deque()
+        self.rate = 1.0  # images per second, of late
+        self._arrived, self._one = asyncio.Event(), asyncio.Lock()
+
+    def put(self, items: Sequence[Item]) -> None:
+        """Lets the images of a request wait, all or none.
+
+        Raises:
+            Full: there is no room for them.
+        """
+        if len(self.waiting) + len(items) > self.most:
+            self._drop_given_up()
+        if len(self.waiting) + len(items) > self.most:
+            raise Full(min(60, max(1, math.ceil(len(self.waiting) / self.rate))))
+        self.waiting.extend(items)
+        self._arrived.set()
+
+    def put_back(self, items: Sequence[Item]) -> None:
+        """Images whose worker ended come first, each alone: if one of them ended it, the others aren't lost with it."""
+        for item in items:
+            item.alone = item.tried = True
+        self.waiting.extendleft(reversed(items))
+        self._arrived.set()
+
+    async def take(self) -> list[Item]:
+        """Returns the next batch, once there is one."""
+        async with self._one:
+            while True:
+                await self._first()
+                if not self.waiting[0].alone:
+                    await self._others(self.waiting[0].since + self.max_delay)
+                if batch := self._popped():
+                    return batch
+
+    async def _first(self) -> None:
+        while not self.waiting:
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    async def _others(self, until: float) -> None:
+        """Waits until the batch is full or the time has come; an image that comes alone isn't waited for."""
+        while len(self.waiting) < self.batch_size and (left := until - time.monotonic()) > 0:
+            self._arrived.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._arrived.wait(), left)
+
+    def _popped(self) -> list[Item]:
+        batch: list[Item] = []
+        while self.waiting and len(batch) < self.batch_size:
+            if batch and self.waiting[0].alone:
+                break
+            item = self.waiting.popleft()
+            if not item.answer.done():  # who asked has gone, or has waited too long
+                batch.append(item)
+            if item.alone and batch:
+                break
+        return batch
+
+    def _drop_given_up(self) -> None:
+        kept = [item for item in self.waiting if not item.answer.done()]
+        self.waiting.clear()
+        self.waiting.extend(kept)
+
+    def answered(self, images: int, seconds: float) -> None:
+        """Notes how fast a batch was answered: what ``Full`` tells goes by it."""
+        self.rate = 0.8 * self.rate + 0.2 * images / max(seconds, 1e-6)

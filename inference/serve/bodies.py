@@ -1,0 +1,108 @@
+"""The images of a request: uploads, base64 in JSON, or the body itself."""
+
+import asyncio
+import base64
+import binascii
+from collections.abc import AsyncGenerator
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from errors import shown
+
+_CHUNK = 1 << 16  # bytes of a form that are parsed before others have their turn
+_FIELDS = 20  # of a form that are no files; they are let be
+
+
+class Refused(Exception):
+    """A request that isn't answered as it wishes, with the status that says so."""
+
+    def __init__(self, status: int, text: str, retry: int | None = None) -> None:
+        super().__init__(text)
+        self.status, self.retry = status, retry
+
+
+class Upload(NamedTuple):
+    """An image: what to call it, and its file."""
+
+    name: str
+    data: bytes
+
+
+class Encoded(BaseModel):
+    """Images in JSON."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    images: list[str] = Field(description="each an image file (JPEG, PNG, ...) in base64", min_length=1)
+
+
+async def images_of(body: bytes, kind: str, most: int) -> list[Upload]:
+    """Returns a request's images.
+
+    Args:
+        kind: its Content-Type.
+        most: images that it may have.
+
+    Raises:
+        Refused: it is of another kind, malformed, empty, or has too many.
+    """
+    plain = kind.partition(";")[0].strip().lower()
+    if plain == "multipart/form-data":
+        found = await _uploads(body, kind, most)
+    elif plain == "application/json":
+        found = _encoded(body, most)
+    elif plain.startswith("image/") or plain == "application/octet-stream":
+        found = [Upload("image 0", body)] if body else []
+    else:
+        known = "multipart/form-data, application/json or an image's own type"
+        raise Refused(415, f"the Content-Type is {shown(kind, 60) or 'missing'}, expected {known}")
+    if not found:
+        raise Refused(400, "the request holds no image")
+    if len(found) > most:
+        raise Refused(413, f"the request holds {len(found)} images, at most {most} are taken")
+    return found
+
+
+async def _uploads(body: bytes, kind: str, most: int) -> list[Upload]:
+    class InMemory(MultiPartParser):
+        spool_max_size = len(body) + 1  # nothing is written to a disk
+
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        for start in range(0, len(body), _CHUNK):
+            yield body[start : start + _CHUNK]
+            await asyncio.sleep(0)
+
+    try:
+        parser = InMemory(Headers({"content-type": kind}), chunks(), max_files=most + 1, max_fields=_FIELDS)
+        form = await parser.parse()
+    except MultiPartException as error:
+        if "Too many files" in error.message:
+            raise Refused(413, f"the request holds more images than the {most} that are taken") from None
+        raise Refused(400, f"the form can't be read ({shown(error.message, 100)})") from None
+    except (ValueError, KeyError, AssertionError):  # a boundary, or a head of a part, that isn't one
+        raise Refused(400, "the form can't be read") from None
+    files = [file for _, file in form.multi_items() if isinstance(file, UploadFile)]
+    found = [Upload(shown(file.filename or f"image {place}"), await file.read()) for place, file in enumerate(files)]
+    await form.close()
+    return found
+
+
+def _encoded(body: bytes, most: int) -> list[Upload]:
+    # A text of a million small values takes a hundred times its size in memory. Base64 has none of these characters.
+    if sum(map(body.count, (b",", b"[", b"{", b":"))) > most + 100:
+        raise Refused(413, f"the JSON holds more than the {most} images that are taken")
+    try:
+        texts = Encoded.model_validate_json(body).images
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise Refused(400, f"the JSON can't be taken: {place and f'{shown(place, 60)}: '}{first['msg']}") from None
+    found = []
+    for place, text in enumerate(texts):
+        try:
+            found.append(Upload(f"image {place}", base64.b64decode(text, validate=True)))
+        except (binascii.Error, ValueError):
+            raise Refused(400, f"image {place} isn't in base64") from None
+    return found

@@ -1,0 +1,125 @@
+"""What a computing process does: it loads the model, decodes images, computes batches, and answers.
+
+A thread decodes the next batch while this one computes. The server starts it by its path, with two words: the number
+of its end of a socket, and what to load, in JSON. It ends with the server, however that ends.
+"""
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parent.parent.parent)  # not this folder: its names are the package's
+
+import numpy as np
+
+from errors import RunError, one_line, out_of_memory
+from inference.predictor import Predictor
+from inference.serve import frames
+from inference.serve.overlay import overlay
+from inference.serve.settings import LARGEST
+from launch.signals import STOPS, die_with_parent
+from ops.settings import set_device_flags
+
+_OURS = "image 0: "  # what a Predictor calls an image without a path
+
+
+def main() -> None:
+    die_with_parent()
+    for number in STOPS:  # a signal to the whole group is the server's to heed, which still needs this process
+        signal.signal(number, signal.SIG_IGN)
+    end = socket.socket(fileno=int(sys.argv[1]))
+    try:
+        predictor = load(frames.head_of(sys.argv[2].encode()))
+    except Exception as error:
+        if not isinstance(error, RunError):
+            traceback.print_exc()
+        said = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+        end.sendall(frames.packed({"error": one_line(said), "status": getattr(error, "exit_status", 1)}))
+        os._exit(getattr(error, "exit_status", 1))
+    end.sendall(frames.packed({"loaded": {"model": predictor.config.MODEL.NAME, "task": predictor.task}}))
+    batches: queue.Queue = queue.Queue(1)
+    threading.Thread(target=_decode, args=(predictor, end, batches), daemon=True).start()
+    while True:
+        head, pixels, parts = batches.get()
+        answers, pictures = answered(predictor, head["asked"], pixels, parts)
+        try:
+            end.sendall(frames.packed({"id": head["id"], "answers": answers}, pictures))
+        except OSError:  # the server has gone
+            os._exit(0)
+
+
+def load(told: dict[str, Any]) -> Predictor:
+    """Returns the model that a server was told of; it computes on this process's share of the cores."""
+    options = ["DATA.MAX_PIXELS", str(LARGEST), *told["options"]]
+    predictor = Predictor(told["path"], told["cfg"], options, batch_size=told["batch_size"])
+    set_device_flags(predictor.config, told["workers"])
+    data = predictor.config.DATA
+    blank = np.zeros((1, data.IMAGE_SIZE, data.IMAGE_SIZE, data.IMAGE_CHANNELS), np.uint8)
+    predictor.logits(blank)  # the first time is slow
+    return predictor
+
+
+def _decode(predictor: Predictor, end: socket.socket, batches: queue.Queue) -> None:
+    file: Any = end.makefile("rb", 1 << 20)
+    while True:
+        try:
+            head, parts = frames.read(file)
+        except (EOFError, OSError):
+            os._exit(0)
+        maps = [asked["kind"] == "attention" for asked in head["asked"]]
+        # A map's picture is decoded where it is drawn: here only whether it can be is found out.
+        pixels = [prepared(predictor, part) for part in parts]
+        batches.put((head, pixels, parts if any(maps) else []))
+
+
+def prepared(predictor: Predictor, data: bytes) -> np.ndarray | str:
+    """Returns an image's pixels as the model sees them, or what is wrong with it, in one line."""
+    try:
+        return predictor.pixels(data)
+    except RunError as error:
+        return str(error).removeprefix(_OURS).removesuffix("; repair or remove it")
+    except Exception as error:  # a decoder's mistake: this image's alone
+        traceback.print_exc()
+        return out_of_memory(error) or f"can't be read ({type(error).__name__})"
+
+
+def answered(
+    predictor: Predictor, asked: list[dict[str, Any]], pixels: list[np.ndarray | str], parts: list[bytes]
+) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """Returns what is said of each image of a batch, and a picture of each, which may be empty."""
+    answers = [{"error": found} if isinstance(found, str) else {} for found in pixels]
+    pictures = [b""] * len(answers)
+    good = [place for place, found in enumerate(pixels) if not isinstance(found, str)]
+    try:
+        if parts:
+            for place in good:
+                pictures[place] = overlay(predictor, parts[place])
+        elif good:
+            shares = predictor.probabilities(predictor.logits(np.stack([pixels[place] for place in good])))
+            for place, row in zip(good, shares, strict=True):
+                answers[place] = _said(predictor, row, asked[place])
+    except Exception as error:
+        if not isinstance(error, RunError):
+            traceback.print_exc()
+        line = out_of_memory(error) or (str(error) if isinstance(error, RunError) else "the model failed")
+        for place in good:
+            answers[place] = {"failed": line}
+    return answers, pictures
+
+
+def _said(predictor: Predictor, shares: np.ndarray, asked: dict[str, Any]) -> dict[str, Any]:
+    if not np.isfinite(shares).all():
+        return {"failed": "the model's outputs for it aren't finite"}
+    found = predictor.ranked("", shares, asked["top"], asked["threshold"])
+    return {"outputs": found.outputs, "classes": found.classes, "probabilities": found.probabilities}
+
+
+if __name__ == "__main__":
+    main()

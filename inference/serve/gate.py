@@ -1,0 +1,192 @@
+"""What every request goes through before the app sees it, and its answer after: token, limits, times, log, counts."""
+
+import asyncio
+import contextlib
+import hmac
+import sys
+import time
+import traceback
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from errors import one_line, shown
+from inference.serve.bodies import Refused
+from inference.serve.metrics import Metrics
+from inference.serve.settings import HELD, Settings
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+WORK = ("/predict", "/attention")  # what images are sent to
+_GUARDED = (*WORK, "/metrics")
+_OPEN = ("/", "/docs", "/openapi.json", "/health", "/ready")
+_BODY = 30.0  # seconds that a body may take
+_LINGER = 2.0  # seconds in which what a refused client still sends is read: it would miss the answer
+_GONE = 499  # in the log and the counts alone: nobody is there to read it
+_CLOSE = [(b"connection", b"close")]
+
+
+class Gone(Exception):
+    """The client has left."""
+
+
+class Gate:
+    """An ASGI application around another one.
+
+    Args:
+        app: the application.
+        loaded: whether the model was ever loaded.
+
+    Attributes:
+        active: requests of WORK that were begun and aren't answered yet.
+        draining: no new ones of WORK are taken.
+    """
+
+    def __init__(self, app: Any, settings: Settings, metrics: Metrics, loaded: Callable[[], bool]) -> None:
+        self.app, self.settings, self.metrics, self.loaded = app, settings, metrics, loaded
+        self.token = settings.token.encode() if settings.token else None
+        self.active, self.held, self.draining = 0, 0, False
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        started, status = time.perf_counter(), 0
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status, scope["answering"] = message["status"], True
+            await send(message)
+
+        try:
+            await self._let_in(scope, receive, noted)
+        except Refused as refused:
+            await _refuse(refused, scope, receive, noted)
+        except Gone:
+            pass
+        except Exception:
+            traceback.print_exc()
+            if not status:
+                await _refuse(Refused(500, "the server made a mistake; its log tells"), scope, receive, noted)
+        finally:
+            self._note(scope, status or _GONE, time.perf_counter() - started)
+
+    def _note(self, scope: Any, status: int, seconds: float) -> None:
+        path = scope["path"] if scope["path"] in _GUARDED + _OPEN else "other"
+        self.metrics.requests.labels(path, status).inc()
+        self.metrics.seconds.labels(path).observe(seconds)
+        if not self.settings.quiet:
+            images = scope.get("images", "")
+            asked = f"{(scope.get('client') or ['-'])[0]} {shown(scope['method'], 16)} {shown(scope['path'], 80)}"
+            when = time.strftime("%Y-%m-%d %H:%M:%S")
+            print(one_line(f"{when} {asked} {status} {1000 * seconds:.1f} ms {images}").rstrip(), flush=True)
+
+    async def _let_in(self, scope: Any, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        if scope["path"] in _GUARDED:
+            self._check_token(headers.get(b"authorization", b""))
+        if scope["path"] not in WORK or scope["method"] != "POST":
+            await self.app(scope, receive, send)
+            return
+        self._check(headers)
+        self.active += 1
+        body = bytearray()
+        try:
+            try:
+                await asyncio.wait_for(self._read(body, receive), _BODY)
+            except asyncio.TimeoutError:
+                raise Refused(408, f"the request's body took more than {_BODY:.0f} s") from None
+            scope["read"] = True
+            await self._run(scope, bytes(body), receive, send)
+        finally:
+            self.active -= 1
+            self.held -= len(body)
+
+    def _check_token(self, given: bytes) -> None:
+        kind, _, token = given.partition(b" ")
+        if self.token and not (hmac.compare_digest(token.strip(), self.token) and kind.lower() == b"bearer"):
+            raise Refused(401, "this server asks for a token: Authorization: Bearer TOKEN")
+
+    def _check(self, headers: dict[bytes, bytes]) -> None:
+        """Raises Refused for a request whose body needn't be read to know that it isn't taken."""
+        if self.draining:
+            raise Refused(503, "the server is ending", 5)
+        if not self.loaded():
+            raise Refused(503, "the model is being loaded", 2)
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise Refused(415, "the body is compressed (Content-Encoding); send it as it is")
+        length = headers.get(b"content-length", b"0")  # of which h11 has seen that it is a number
+        if int(length) > self.settings.largest_body:
+            raise Refused(413, self._too_large(f"{int(length)} bytes"))
+
+    def _too_large(self, found: str) -> str:
+        return f"the request has {found}, at most {self.settings.largest_body} are taken"
+
+    async def _read(self, body: bytearray, receive: Receive) -> None:
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Gone
+            part, more = message.get("body", b""), message.get("more_body", False)
+            if len(body) + len(part) > self.settings.largest_body:
+                raise Refused(413, self._too_large("more bytes than that"))
+            if self.held + len(part) > HELD:
+                raise Refused(429, "the requests that are being received take all the memory there is for them", 1)
+            body += part
+            self.held += len(part)
+
+    async def _run(self, scope: Any, body: bytes, receive: Receive, send: Send) -> None:
+        """Lets the app answer, as long as there is somebody who waits for it."""
+
+        async def given() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        work, left = asyncio.ensure_future(self.app(scope, given, send)), asyncio.ensure_future(receive())
+        try:
+            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done() and not scope.get("answering"):
+                raise Gone
+            await work
+        finally:
+            for task in (work, left):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await task
+
+
+async def _refuse(refused: Refused, scope: Any, receive: Receive, send: Send) -> None:
+    """Sends an answer of one line; where the body hasn't been read, reads it for a while, and closes."""
+    response = refusal(refused)
+    if scope.get("read"):
+        await response(scope, receive, send)
+        return
+    headers = response.raw_headers + _CLOSE
+    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+    await send({"type": "http.response.body", "body": response.body, "more_body": True})
+    names = dict(scope["headers"])
+    if names.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in names:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(_discard(receive), _LINGER)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _discard(receive: Receive) -> None:
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect" or not message.get("more_body"):
+            return
+
+
+def refusal(refused: Refused) -> JSONResponse:
+    """Returns the answer of a request that is refused."""
+    headers = {} if refused.retry is None else {"retry-after": str(refused.retry)}
+    if refused.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return JSONResponse({"error": one_line(str(refused))}, refused.status, headers)
+
+
+def log(line: str) -> None:
+    """Says something of the server's own."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,164 @@
+"""The processes that compute, as the HTTP process sees them: started, given batches, replaced when they end."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from errors import InputError, RunError, one_line
+from inference.serve import frames
+from inference.serve.batching import Batcher, Item, Lost
+from inference.serve.metrics import Metrics
+from inference.serve.settings import Settings
+
+_PROGRAM = Path(__file__).with_name("compute.py")
+_AHEAD = 2  # batches that a worker has: it decodes one while it computes another
+_LASTING = 60.0  # seconds after which an end isn't one of a row any more
+
+
+class Worker:
+    """A process that computes, of one life."""
+
+    def __init__(self, process: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.process, self.reader, self.writer = process, reader, writer
+        self.ready, self.born = False, time.monotonic()
+        self.slots = asyncio.Semaphore(_AHEAD)
+        self.pending: dict[int, tuple[float, list[Item]]] = {}
+        self.heard = self.born  # when it last answered, or was given something after it had nothing
+
+    def send(self, number: int, items: list[Item]) -> None:
+        if not self.pending:
+            self.heard = time.monotonic()
+        self.pending[number] = time.monotonic(), items
+        head = {"id": number, "asked": [item.asked for item in items]}
+        self.writer.write(frames.packed(head, [item.data for item in items]))
+
+
+class Pool:
+    """``settings.workers`` of them.
+
+    Attributes:
+        about: what the model says of itself ("model", "task"), once one is loaded.
+        ended: gets an exception once the server can't go on.
+    """
+
+    def __init__(self, settings: Settings, batcher: Batcher, metrics: Metrics) -> None:
+        self.settings, self.batcher, self.metrics = settings, batcher, metrics
+        self.workers: list[Worker | None] = [None] * settings.workers
+        self.about: dict[str, Any] = {}
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._deaths, self._sent = 0, 0
+        self._tasks = [asyncio.ensure_future(self._keep(place)) for place in range(settings.workers)]
+        self._tasks.append(asyncio.ensure_future(self._watch()))
+
+    def ready(self) -> int:
+        """Returns how many have loaded the model."""
+        return sum(worker is not None and worker.ready for worker in self.workers)
+
+    async def close(self) -> None:
+        """Ends all: there is nothing left that they could save."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _keep(self, place: int) -> None:
+        """Keeps one worker alive, life after life."""
+        try:
+            while not self.ended.done():
+                worker = self.workers[place] = await self._start()
+                code = await self._live(worker)
+                self.workers[place] = None
+                self._died(worker, code)
+                await asyncio.sleep(min(15.0, 0.25 * 2 ** min(self._deaths - 1, 10)) if self._deaths > 1 else 0)
+        except Exception as error:  # no process can be started
+            self._end(RunError(f"a worker can't be started ({one_line(str(error))}); is memory short?"))
+
+    async def _start(self) -> Worker:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            settings = self.settings
+            told = {key: getattr(settings, key) for key in ("path", "cfg", "workers", "batch_size")}
+            told["options"] = list(settings.options)
+            words = [sys.executable, "-X", "utf8", str(_PROGRAM), str(theirs.fileno()), json.dumps(told)]
+            process = await asyncio.create_subprocess_exec(
+                *words, stdin=asyncio.subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+            )
+        return Worker(process, *await asyncio.open_connection(sock=ours))
+
+    async def _live(self, worker: Worker) -> int:
+        """Gives a worker batches and takes its answers until it ends; returns its exit status."""
+        feeding = asyncio.ensure_future(self._feed(worker))
+        try:
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                while True:
+                    self._heard(worker, *await frames.receive(worker.reader))
+        finally:
+            worker.ready = False
+            feeding.cancel()
+            worker.writer.transport.abort()
+            with contextlib.suppress(ProcessLookupError):
+                worker.process.kill()
+            code = await worker.process.wait()
+        return code
+
+    async def _feed(self, worker: Worker) -> None:
+        while True:
+            await worker.slots.acquire()
+            while not worker.ready:
+                await asyncio.sleep(0.02)
+            items = await self.batcher.take()
+            self._sent += 1
+            self.metrics.batches.observe(len(items))
+            worker.send(self._sent, items)
+
+    def _heard(self, worker: Worker, head: dict[str, Any], parts: list[bytes]) -> None:
+        worker.heard = time.monotonic()
+        if "loaded" in head:
+            worker.ready, self.about = True, head["loaded"]
+        elif "error" in head:  # it can't load the model
+            if not self.about:
+                kind = InputError if head["status"] == InputError.exit_status else RunError
+                self._end(kind(head["error"]))
+            print(f"error: a worker: {head['error']}", file=sys.stderr, flush=True)
+        else:
+            sent, items = worker.pending.pop(head["id"])
+            worker.slots.release()
+            self._deaths = 0
+            self.batcher.answered(len(items), worker.heard - sent)
+            for item, answer, part in zip(items, head["answers"], parts, strict=True):
+                if not item.answer.done():
+                    item.answer.set_result((answer, part))
+
+    def _died(self, worker: Worker, code: int) -> None:
+        """Notes an end, and lets its images wait anew; those that had that once already are given up."""
+        self.metrics.restarts.inc()
+        self._deaths = 1 if time.monotonic() - worker.born > _LASTING else self._deaths + 1
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+        left = [item for _, items in worker.pending.values() for item in items if not item.answer.done()]
+        for item in left:
+            if item.tried:
+                item.answer.set_exception(Lost("the process that computed it ended, twice"))
+        again = [item for item in left if not item.answer.done()]
+        self.batcher.put_back(again)
+        print(f"a worker was {how}; another one starts, {len(again)} images go to it", file=sys.stderr, flush=True)
+        if self._deaths > 3 * self.settings.workers + 2:
+            self._end(RunError(f"{self._deaths} workers ended in a row, the last {how}; is memory short?"))
+
+    def _end(self, error: RunError) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error)
+
+    async def _watch(self) -> None:
+        """Kills a worker that answers nothing for twice the time that a request may take."""
+        while True:
+            await asyncio.sleep(0.5)
+            for worker in self.workers:
+                if worker and worker.pending and time.monotonic() - worker.heard > 2 * self.settings.timeout:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(worker.process.pid, signal.SIGKILL)

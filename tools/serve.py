@@ -1,0 +1,74 @@
+"""Serves a trained model over HTTP.
+
+    python tools/serve.py CHECKPOINT|EXPORT [-port 8000] [-workers 1] [-batch_size 32] [-max_delay_ms 5] [-o KEY VALUE ...]
+
+A browser finds a page at /, which takes an image; programs find /predict (POST: uploads, or base64 in JSON), /attention
+(a picture of where the model looks), /docs, /openapi.json, /health, /ready and /metrics. The server is reached from this
+machine alone, unless -host says otherwise. -token_file, or PADDLE_VIT_TOKEN, makes it ask for a token.
+"""
+
+import argparse
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+
+import launch.startup  # noqa: E402, F401  (streams)
+from errors import InputError, opened, reading, reported  # noqa: E402
+
+_EXTRA = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")
+_LEAST = 16  # characters of a token
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", help="a checkpoint's or run's folder, a weight file, or an export's folder")
+
+    def flag(name: str, default: object, kind: type, text: str) -> None:
+        parser.add_argument(f"-{name}", f"--{name}", default=default, type=kind, help=f"{text} (%(default)s)")
+
+    parser.add_argument("-cfg", "--cfg", metavar="MODEL", help="of weights that don't tell: YAML file or name")
+    flag("host", "127.0.0.1", str, "address to listen at; 0.0.0.0: all")
+    flag("port", 8000, int, "0: any that is free, which is printed")
+    flag("workers", 1, int, "processes that compute, each with its own model")
+    flag("batch_size", 32, int, "images that are computed together, at most")
+    flag("max_delay_ms", 5.0, float, "how long an image waits for others")
+    flag("max_queue", 256, int, "images that may wait; beyond them: 429")
+    flag("max_images", 64, int, "of one request")
+    flag("max_request_mb", 32.0, float, "MiB of one request")
+    flag("timeout", 30.0, float, "seconds until an answer; beyond them: 504")
+    parser.add_argument(
+        "-token_file", "--token_file", metavar="FILE", help="holds the token that requests have to bear"
+    )
+    parser.add_argument("-quiet", "--quiet", action="store_true", help="no line per request")
+    parser.add_argument("-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
+    arguments = vars(parser.parse_args())
+    if lacking := [name for name in _EXTRA if not importlib.util.find_spec(name)]:
+        raise InputError(f"{sys.executable} lacks {', '.join(lacking)}; install requirements-serve.txt with pip")
+    from inference.serve import Settings, serve
+
+    token = _token(arguments.pop("token_file"))
+    sys.exit(serve(Settings(options=arguments.pop("o"), token=token, **arguments)))
+
+
+def _token(file: str | None) -> str | None:
+    """Returns the token of the file, or of PADDLE_VIT_TOKEN."""
+    if file is None and "PADDLE_VIT_TOKEN" not in os.environ:
+        return None
+    where, text = file or "PADDLE_VIT_TOKEN", os.environ.get("PADDLE_VIT_TOKEN", "")
+    if file:
+        with reading(file, "a token"), opened(file) as stream:
+            text = stream.read(4096).decode()
+    token = text.strip()
+    if len(token) < _LEAST or not (token.isascii() and token.isprintable() and " " not in token):
+        expected = f"{_LEAST} printable ASCII characters or more, without blanks"
+        raise InputError(f"{where} holds a token of {len(token)} characters, expected {expected}")
+    return token
+
+
+if __name__ == "__main__":
+    with reported():
+        main()
