@@ -1,10 +1,10 @@
 """Serves a trained model over HTTP.
 
-    python tools/serve.py CHECKPOINT|EXPORT [-port 8000] [-workers 1] [-batch_size 32] [-max_delay_ms 5] [-o KEY VALUE ...]
+    python tools/serve.py CHECKPOINT|EXPORT [-port 8000] [-workers 1] [-batch_size 32] [-o KEY VALUE ...]
 
-A browser finds a page at /, which takes an image; programs find /predict (POST: uploads, or base64 in JSON), /attention
-(a picture of where the model looks), /docs, /openapi.json, /health, /ready and /metrics. The server is reached from this
-machine alone, unless -host says otherwise. -token_file, or PADDLE_VIT_TOKEN, makes it ask for a token.
+A browser finds a page at /, which takes an image. Programs find /predict (POST: uploads, or base64 in JSON), /attention
+(a picture of where the model looks), /docs, /openapi.json, /health, /ready and /metrics. The server is reached from
+this machine alone, unless -host says otherwise. -token_file, or PADDLE_VIT_TOKEN, makes it ask for a token.
 """
 
 import argparse
@@ -40,9 +40,7 @@ def main() -> None:
     flag("max_images", 64, int, "of one request")
     flag("max_request_mb", 32.0, float, "MiB of one request")
     flag("timeout", 30.0, float, "seconds until an answer; beyond them: 504")
-    parser.add_argument(
-        "-token_file", "--token_file", metavar="FILE", help="holds the token that requests have to bear"
-    )
+    parser.add_argument("-token_file", "--token_file", metavar="FILE", help="holds the token that requests bear")
     parser.add_argument("-quiet", "--quiet", action="store_true", help="no line per request")
     parser.add_argument("-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
     arguments = vars(parser.parse_args())

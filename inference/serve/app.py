@@ -85,6 +85,13 @@ def create_app(
     """Returns the application; ``gate.Gate`` stands before it."""
     app = FastAPI(title="paddle-vit", description=page.ABOUT, docs_url=None, redoc_url=None)
     _problems(app)
+    _answering(app, settings, batcher, pool, metrics)
+    _telling(app, batcher, pool, metrics, draining)
+    return app
+
+
+def _answering(app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, metrics: Metrics) -> None:
+    """What images are sent to (``gate.WORK``)."""
 
     async def asked(request: Request, kind: str, top: int, threshold: float) -> list[tuple[Upload, dict, bytes]]:
         most = settings.max_images if kind == "predict" else 1
@@ -119,6 +126,10 @@ def create_app(
             raise Refused(status, line)
         return Response(picture, media_type="image/png")
 
+
+def _telling(app: FastAPI, batcher: Batcher, pool: Pool, metrics: Metrics, draining: Callable[[], bool]) -> None:
+    """What tells of the server, and the pages."""
+
     @app.get("/health")
     async def health() -> dict[str, str]:
         """Whether the server is alive."""
@@ -145,8 +156,6 @@ def create_app(
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
         return HTMLResponse(page.documented(app.openapi()), headers=page.HEADERS)
-
-    return app
 
 
 async def _answers(items: list[Item], batcher: Batcher, timeout: float) -> list[tuple[dict[str, Any], bytes]]:

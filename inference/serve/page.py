@@ -30,14 +30,12 @@ def documented(described: dict[str, Any]) -> str:
     for path, methods in described["paths"].items():
         for method, said in methods.items():
             parts.append(f"<h2>{method.upper()} {escape(path)}</h2><p>{escape(said.get('description', ''))}</p>")
-            parts.append(_rows(_taken(said), ("takes", "", "")))
-            parts.append(_rows([(s, a.get("description", ""), "") for s, a in said["responses"].items()], ("answers",)))
-    head = (
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1"><title>paths</title>'
-    )
-    return (
-        f'<!doctype html><html lang="en"><head>{head}<style>{_STYLE}</style></head><body><main>{"".join(parts)}</main>'
-    )
+            parts.append(_rows(_taken(said), "takes"))
+            answers = [(status, answer.get("description", ""), "") for status, answer in said["responses"].items()]
+            parts.append(_rows(answers, "answers"))
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+    head += f"<title>Paths for programs</title><style>{_STYLE}</style>"
+    return f'<!doctype html><html lang="en"><head>{head}</head><body><main>{"".join(parts)}</main></body></html>'
 
 
 def _taken(said: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -51,8 +49,8 @@ def _taken(said: dict[str, Any]) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _rows(rows: list[tuple[str, str, str]], head: tuple[str, ...]) -> str:
+def _rows(rows: list[tuple[str, str, str]], head: str) -> str:
     if not rows:
         return ""
     cells = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><tr><th>{head[0]}</th></tr>{cells}</table>"
+    return f"<table><tr><th>{head}</th></tr>{cells}</table>"
