@@ -1,0 +1,180 @@
+"""What a server answers: a Predictor's own predictions, errors image by image, and one line where it refuses."""
+
+import base64
+import io
+import json
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from served import CLASSES, form, write_checkpoint
+
+from inference import Predictor
+from inference.serve.compute import answered, load, prepared
+
+JPEG = {"Content-Type": "image/jpeg"}
+JSON = {"Content-Type": "application/json"}
+
+
+def png_of(width, height):
+    """A PNG's head, that says so many pixels."""
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunk = b"IHDR" + head
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk)) + b"\0\0\0\0IDAT"
+
+
+@pytest.mark.smoke
+def test_answers_are_a_predictors_to_the_bit(server, checkpoint, photographs):
+    predictor = Predictor(checkpoint)
+    for photograph in photographs:
+        [expected] = predictor([photograph], top=2)
+        asked = {
+            "raw": (photograph, JPEG),
+            "upload": form(("image", "a photograph.jpg", photograph)),
+            "json": (json.dumps({"images": [base64.b64encode(photograph).decode()]}), JSON),
+        }
+        for way, (body, headers) in asked.items():
+            status, answer, _ = server.ask("POST", "/predict?top=2", body, headers)
+            assert status == 200
+            name = "a photograph.jpg" if way == "upload" else "image 0"
+            said = {"outputs": expected.outputs, "classes": expected.classes, "probabilities": expected.probabilities}
+            model = {"model": predictor.config.MODEL.NAME, "task": "classification"}
+            assert answer == model | {"predictions": [{"name": name, **said}]}
+
+
+def test_images_of_a_request_are_answered_in_their_order_and_a_broken_one_by_itself(server, checkpoint, photographs):
+    files = [("a", "1.jpg", photographs[0]), ("a", "no.txt", b"text"), ("b", "cut.jpg", photographs[0][:4])]
+    files.append(("a", "../../2.png", photographs[1]))
+    status, answer, _ = server.ask("POST", "/predict", *form(*files))
+    assert status == 200
+    found = answer["predictions"]
+    assert [one["name"] for one in found] == ["1.jpg", "no.txt", "cut.jpg", "../../2.png"]
+    assert found[1]["error"] == "it is of no known format; BMP, GIF, JPEG, PNG, PPM, TIFF and WebP are read"
+    assert found[2] == {"name": "cut.jpg", "error": "it ends before its pixels"}
+    expected = Predictor(checkpoint)([photographs[0], photographs[1]])
+    for one, other in zip([found[0], found[3]], expected, strict=True):
+        assert one["outputs"] == other.outputs
+        np.testing.assert_allclose(one["probabilities"], other.probabilities, rtol=1e-5)
+
+
+def test_where_no_image_can_be_read_the_status_says_so(server, photographs):
+    status, answer, _ = server.ask("POST", "/predict", b"%PDF-1.4", JPEG)
+    assert status == 422
+    assert answer["error"].startswith("image 0: it is of no known format")
+    status, answer, _ = server.ask("POST", "/predict", *form(("a", "x", b"1"), ("a", "y", b"2")))
+    assert (status, answer["error"]) == (422, "none of the 2 images can be read")
+    assert [one["name"] for one in answer["predictions"]] == ["x", "y"]
+    status, answer, _ = server.ask("POST", "/predict", png_of(10_000, 10_000), JPEG)
+    assert status == 413
+    assert answer["error"] == "image 0: it has 10000 x 10000 pixels, DATA.MAX_PIXELS is 50000000"
+    status, answer, _ = server.ask("POST", "/attention", b"GIF89a", JPEG)
+    assert (status, answer) == (422, {"error": "image 0: it ends before its pixels, or is damaged"})
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "status", "line"),
+    [
+        ("/predict?top=0", b"x", JPEG, 422, "top: Input should be greater than or equal to 1"),
+        ("/predict?threshold=nan", b"x", JPEG, 422, "threshold: Input should be"),
+        ("/predict", b"", JPEG, 400, "the request holds no image"),
+        ("/predict", b"x", {"Content-Type": "text/plain"}, 415, "the Content-Type is text/plain, expected multipart/"),
+        ("/predict", b"x", {}, 415, "the Content-Type is missing, expected multipart/form-data, application/json or"),
+        ("/predict", b"x", JPEG | {"Content-Encoding": "gzip"}, 415, "the body is compressed (Content-Encoding)"),
+        ("/predict", b"{", JSON, 400, "the JSON can't be taken: Invalid JSON: EOF while parsing"),
+        ("/predict", b"{}", JSON, 400, "the JSON can't be taken: images: Field required"),
+        ("/predict", b'{"images": []}', JSON, 400, "the JSON can't be taken: images: List should have at least 1 item"),
+        ("/predict", b'{"images": [1]}', JSON, 400, "images.0: Input should be a valid string"),
+        ("/predict", b'{"images": ["a"], "top": 1}', JSON, 400, "top: Extra inputs are not permitted"),
+        ("/predict", b'{"images": ["\xff"]}', JSON, 400, "the JSON can't be taken"),
+        ("/predict", b'{"images": ["a-b"]}', JSON, 400, "image 0 isn't in base64"),
+        ("/predict", b'{"images": [%s"YQ=="]}' % (b'"YQ==",' * 8), JSON, 413, "9 images, at most 8 are taken"),
+        ("/predict", b"[" * 1000, JSON, 413, "the JSON holds more than the 8 images"),
+        ("/predict", *form(*[("a", "b", b"c")] * 9), 413, "9 images, at most 8 are taken"),
+        ("/predict", *form(*[("a", "b", b"c")] * 20), 413, "more images than the 8 that are taken"),
+        ("/predict", *form(), 400, "the request holds no image"),
+        ("/predict", b"x", {"Content-Type": "multipart/form-data"}, 400, "the form can't be read (Missing boundary"),
+        ("/attention", *form(*[("a", "b", b"c")] * 2), 413, "2 images, at most 1 are taken"),
+    ],
+)
+def test_what_isnt_taken_is_refused_in_one_line(server, path, body, headers, status, line):
+    found, answer, _ = server.ask("POST", path, body, headers)
+    assert found == status
+    assert list(answer) == ["error"]
+    assert line in answer["error"]
+    assert len(answer["error"]) <= 500
+
+
+def test_too_much_is_refused_before_it_is_read(server):
+    status, answer, headers = server.ask("POST", "/predict", bytes(5 << 20), JPEG)
+    assert (status, headers["connection"]) == (413, "close")
+    assert answer["error"] == "the request has 5242880 bytes, at most 4194304 are taken"
+    chunks = (bytes(1 << 16) for _ in range(100))
+    status, answer, _ = server.ask("POST", "/predict", chunks, JPEG)  # chunked: its length isn't told
+    assert (status, answer["error"]) == (413, "the request has more bytes than that, at most 4194304 are taken")
+
+
+@pytest.mark.smoke
+def test_a_map_is_a_picture_of_what_the_model_sees(server, photographs):
+    status, answer, headers = server.ask("POST", "/attention", photographs[0], JPEG)
+    assert (status, headers["content-type"]) == (200, "image/png")
+    assert Image.open(io.BytesIO(answer)).size == (448, 448)
+
+
+def test_paths_that_tell(server):
+    assert server.ask("GET", "/health")[:2] == (200, {"status": "alive"})
+    assert server.ask("GET", "/ready")[:2] == (200, {"status": "ready", "workers": 1, "waiting": 0})
+    status, described, _ = server.ask("GET", "/openapi.json")
+    assert {"/predict", "/attention", "/health", "/ready", "/metrics"} == described["paths"].keys()
+    takes = described["paths"]["/predict"]["post"]["requestBody"]["content"].keys()
+    assert takes == {"multipart/form-data", "application/json", "image/*"}
+    status, page, _ = server.ask("GET", "/docs")
+    assert status == 200
+    assert b"POST /predict" in page
+    assert b"//" not in page.replace(b"http://127.0.0.1", b"")  # nothing from elsewhere
+    assert server.ask("GET", "/no")[:2] == (404, {"error": "Not Found"})
+    assert server.ask("BREW", "/predict")[:2] == (405, {"error": "Method Not Allowed"})
+
+
+def test_metrics_and_log_tell_of_each_request(server, photographs):
+    before = {name: server.metric(name) for name in ("paddle_vit_images_total", "paddle_vit_batch_images_sum")}
+    server.ask("POST", "/predict", *form(("a", "1", photographs[0]), ("a", "2", b"no")))
+    assert server.metric("paddle_vit_images_total") == before["paddle_vit_images_total"] + 2
+    assert server.metric("paddle_vit_batch_images_sum") == before["paddle_vit_batch_images_sum"] + 2
+    assert server.metric("paddle_vit_workers_ready") == 1
+    text = server.ask("GET", "/metrics")[1].decode()
+    assert 'paddle_vit_requests_total{path="/predict",status="200"}' in text
+    server.ask("GET", "/a%0Ab%1b[31m")
+    server.said(r"127\.0\.0\.1 GET /a\\nb\\x1b\[31m 404 ")
+    assert server.said(r"127\.0\.0\.1 POST /predict 200 [\d.]+ ms 2 images")
+
+
+def test_of_a_multi_label_model_classes_above_the_threshold_are_told(tmp_path, photographs):
+    checkpoint = write_checkpoint(tmp_path / "many.safetensors", "multi_label")
+    predictor = load({"path": str(checkpoint), "cfg": None, "options": [], "batch_size": 4, "workers": 1})
+    pixels = prepared(predictor, photographs[0])
+    shares = predictor.probabilities(predictor.logits(pixels[None]))[0]
+    order = np.argsort(-shares)
+    asked = [{"kind": "predict", "top": 5, "threshold": share} for share in (shares[order[1]], 1.0)]
+    answers, pictures = answered(predictor, asked, [pixels, pixels], [])
+    assert [answer["classes"] for answer in answers] == [[CLASSES[order[0]], CLASSES[order[1]]], []]
+    assert pictures == [b"", b""]
+
+
+def test_a_models_own_failure_isnt_an_answer(checkpoint, photographs, monkeypatch, capfd):
+    predictor = load({"path": str(checkpoint), "cfg": None, "options": [], "batch_size": 4, "workers": 1})
+    asked, pixels = [{"kind": "predict", "top": 5, "threshold": 0.5}] * 2, prepared(predictor, photographs[0])
+    monkeypatch.setattr(predictor, "logits", lambda pixels: np.full((len(pixels), 3), np.nan, np.float32))
+    answers, _ = answered(predictor, asked, ["it is no image", pixels], [])
+    assert answers == [{"error": "it is no image"}, {"failed": "the model's outputs for it aren't finite"}]
+    monkeypatch.setattr(predictor, "logits", lambda pixels: 1 / 0)
+    answers, _ = answered(predictor, asked, ["it is no image", pixels], [])
+    assert answers == [{"error": "it is no image"}, {"failed": "the model failed"}]
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_the_http_process_needs_no_paddle(server):
+    maps = (f"/proc/{server.process.pid}/maps", f"/proc/{server.workers()[0]}/maps")
+    assert ["libpaddle" in Path(name).read_text() for name in maps] == [False, True]

@@ -1,0 +1,139 @@
+"""Servers (tools/serve.py) as processes, and clients that behave, or don't."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import paddle
+from programs import ROOT, descendants
+
+from config import get_config
+from models import build_model
+from training.checkpoint import describe
+from training.checkpoint.description import METADATA
+from weights import file_arrays
+from weights.formats import write_weights
+
+TINY = ["DATA.IMAGE_SIZE", "32", "MODEL.PATCH_SIZE", "8", "MODEL.EMBED_DIM", "16", "MODEL.DEPTH", "2"]
+TINY += ["MODEL.NUM_HEADS", "2"]
+CLASSES = ("bridge", "<img src=x onerror=alert(1)>", "flower, red")
+
+
+def write_checkpoint(file, task="classification", classes=CLASSES):
+    """Weights of a small model, random ones, which tell what they are of."""
+    paddle.seed(0)
+    config = get_config(None, [*TINY, "MODEL.NUM_CLASSES", str(len(classes))])
+    told = {METADATA: describe(config, list(classes), task).written()}
+    write_weights(Path(file), file_arrays(build_model(config)), told)
+    return Path(file)
+
+
+class Served:
+    """A server that was started: its process, its port, and what it said so far."""
+
+    def __init__(self, path, *flags, folder, **environment):
+        self.log = Path(folder) / f"serve-{time.monotonic_ns()}"
+        command = [sys.executable, str(ROOT / "tools" / "serve.py"), str(path), "-port=0", *map(str, flags)]
+        with open(f"{self.log}.out", "w") as out, open(f"{self.log}.err", "w") as err:
+            self.process = subprocess.Popen(command, stdout=out, stderr=err, env=os.environ | environment, cwd=folder)
+        self.port = int(self.said(r"serving .* at http://[^ ]*:(\d+)/"))
+
+    def text(self, stream="out"):
+        return Path(f"{self.log}.{stream}").read_text(encoding="utf-8")
+
+    def said(self, pattern, stream="out", seconds=60, times=1):
+        """Waits until the server has said something; returns the pattern's group."""
+        until = time.monotonic() + seconds
+        while True:
+            found = re.findall(pattern, self.text(stream))
+            if len(found) >= times:
+                return found[times - 1]
+            assert self.process.poll() is None, f"it ended with {self.process.returncode}: {self.text('err')}"
+            assert time.monotonic() < until, f"no {pattern!r} within {seconds} s: {self.text('out')}{self.text('err')}"
+            time.sleep(0.02)
+
+    def ready(self):
+        self.said(r"ready after")
+        return self
+
+    def ask(self, method, path, body=None, headers=None, timeout=30):
+        """(status, answer, headers): JSON is parsed."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        try:
+            connection.request(method, path, body, headers or {})
+            answer = connection.getresponse()
+            data = answer.read()
+        finally:
+            connection.close()
+        told = dict((name.lower(), value) for name, value in answer.getheaders())
+        return answer.status, json.loads(data) if "json" in told.get("content-type", "") else data, told
+
+    def raw(self, data, timeout=5, half=False):
+        """Sends bytes as they are; returns all that comes until the server closes, or the time is up."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout) as client:
+            client.sendall(data)
+            if half:
+                client.shutdown(socket.SHUT_WR)
+            return read_all(client)
+
+    def workers(self):
+        return [pid for pid, (_, words) in descendants(self.process.pid).items() if "compute.py" in words]
+
+    def memory(self):
+        """Bytes of all its processes."""
+        pids = [self.process.pid, *self.workers()]
+        rows = [Path(f"/proc/{pid}/statm").read_text().split() for pid in pids]
+        return sum(int(row[1]) for row in rows) * os.sysconf("SC_PAGE_SIZE")
+
+    def metric(self, name):
+        """The sum of a metric's values."""
+        text = self.ask("GET", "/metrics")[1].decode()
+        return sum(float(row.rpartition(" ")[2]) for row in text.splitlines() if re.match(rf"{name}[{{ ]", row))
+
+    def end(self, number=signal.SIGTERM, seconds=30):
+        """Sends a signal; returns the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(seconds)
+        finally:
+            self.process.kill()
+
+
+def read_all(client):
+    parts = []
+    try:
+        while part := client.recv(1 << 16):
+            parts.append(part)
+    except (TimeoutError, ConnectionError):
+        pass
+    return b"".join(parts)
+
+
+@contextmanager
+def serving(path, *flags, folder, **environment):
+    server = Served(path, *flags, folder=folder, **environment)
+    try:
+        yield server
+    finally:
+        for pid in server.workers():
+            os.kill(pid, signal.SIGCONT)
+        server.end(signal.SIGKILL)
+
+
+def form(*files, boundary="frontier"):
+    """(body, headers) of an upload: files are (field, name, bytes)."""
+    parts = []
+    for field, name, data in files:
+        head = f'--{boundary}\r\nContent-Disposition: form-data; name="{field}"; filename="{name}"\r\n\r\n'
+        parts += [head.encode(), data, b"\r\n"]
+    body = b"".join([*parts, f"--{boundary}--\r\n".encode()])
+    return body, {"Content-Type": f"multipart/form-data; boundary={boundary}"}
