@@ -73,7 +73,7 @@ class Served:
             data = answer.read()
         finally:
             connection.close()
-        told = dict((name.lower(), value) for name, value in answer.getheaders())
+        told = {name.lower(): value for name, value in answer.getheaders()}
         return answer.status, json.loads(data) if "json" in told.get("content-type", "") else data, told
 
     def raw(self, data, timeout=5, half=False):

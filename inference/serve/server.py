@@ -85,7 +85,7 @@ def _listening(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        said = error.strerror or str(error)
+        said = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise InputError(f"can't listen at {host}, port {port} ({said}); choose another -host or -port") from None
 
 

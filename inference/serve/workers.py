@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -25,7 +25,7 @@ _LASTING = 60.0  # seconds after which an end isn't one of a row any more
 class Worker:
     """A process that computes, of one life."""
 
-    def __init__(self, process: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, process: subprocess.Popen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.process, self.reader, self.writer = process, reader, writer
         self.ready, self.born = False, time.monotonic()
         self.slots = asyncio.Semaphore(_AHEAD)
@@ -86,9 +86,7 @@ class Pool:
             told = {key: getattr(settings, key) for key in ("path", "cfg", "workers", "batch_size")}
             told["options"] = list(settings.options)
             words = [sys.executable, "-X", "utf8", str(_PROGRAM), str(theirs.fileno()), json.dumps(told)]
-            process = await asyncio.create_subprocess_exec(
-                *words, stdin=asyncio.subprocess.DEVNULL, pass_fds=[theirs.fileno()]
-            )
+            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
         return Worker(process, *await asyncio.open_connection(sock=ours))
 
     async def _live(self, worker: Worker) -> int:
@@ -102,9 +100,8 @@ class Pool:
             worker.ready = False
             feeding.cancel()
             worker.writer.transport.abort()
-            with contextlib.suppress(ProcessLookupError):
-                worker.process.kill()
-            code = await worker.process.wait()
+            worker.process.kill()
+            code = await asyncio.to_thread(worker.process.wait)
         return code
 
     async def _feed(self, worker: Worker) -> None:
@@ -139,16 +136,16 @@ class Pool:
         """Notes an end, and lets its images wait anew; those that had that once already are given up."""
         self.metrics.restarts.inc()
         self._deaths = 1 if time.monotonic() - worker.born > _LASTING else self._deaths + 1
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
         left = [item for _, items in worker.pending.values() for item in items if not item.answer.done()]
         for item in left:
             if item.tried:
                 item.answer.set_exception(Lost("the process that computed it ended, twice"))
         again = [item for item in left if not item.answer.done()]
         self.batcher.put_back(again)
-        print(f"a worker was {how}; another one starts, {len(again)} images go to it", file=sys.stderr, flush=True)
+        print(f"a worker {how}; another one starts, {len(again)} images go to it", file=sys.stderr, flush=True)
         if self._deaths > 3 * self.settings.workers + 2:
-            self._end(RunError(f"{self._deaths} workers ended in a row, the last {how}; is memory short?"))
+            self._end(RunError(f"{self._deaths} workers ended in a row, the last one {how}; is memory short?"))
 
     def _end(self, error: RunError) -> None:
         if not self.ended.done():
@@ -160,5 +157,4 @@ class Pool:
             await asyncio.sleep(0.5)
             for worker in self.workers:
                 if worker and worker.pending and time.monotonic() - worker.heard > 2 * self.settings.timeout:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(worker.process.pid, signal.SIGKILL)
+                    worker.process.kill()

@@ -1,0 +1,104 @@
+"""Batches of images that wait: their sizes, their order, and who is left out."""
+
+import asyncio
+import time
+
+import pytest
+
+from inference.serve.batching import Batcher, Full, Item
+
+
+def run(test):
+    asyncio.run(asyncio.wait_for(test(), 10))
+
+
+def item(number, alone=False):
+    return Item(b"", {"number": number}, asyncio.get_running_loop().create_future(), alone)
+
+
+def numbers(batch):
+    return [one.asked["number"] for one in batch]
+
+
+def test_a_batch_is_full_at_once_or_waits_for_others_as_long_as_told():
+    async def test():
+        batcher = Batcher(4, 0.2, 100)
+        batcher.put([item(n) for n in range(6)])
+        started = time.monotonic()
+        assert numbers(await batcher.take()) == [0, 1, 2, 3]
+        assert time.monotonic() - started < 0.1
+        asyncio.get_running_loop().call_later(0.05, batcher.put, [item(6)])
+        assert numbers(await batcher.take()) == [4, 5, 6]
+        assert time.monotonic() - started >= 0.19
+
+    run(test)
+
+
+def test_what_fills_a_batch_ends_its_waiting():
+    async def test():
+        batcher = Batcher(3, 5.0, 100)
+        batcher.put([item(0)])
+        asyncio.get_running_loop().call_later(0.05, batcher.put, [item(1), item(2), item(3)])
+        started = time.monotonic()
+        assert numbers(await batcher.take()) == [0, 1, 2]
+        assert time.monotonic() - started < 1
+
+    run(test)
+
+
+def test_takers_take_turns():
+    async def test():
+        batcher = Batcher(2, 0.01, 100)
+        takers = [asyncio.ensure_future(batcher.take()) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        batcher.put([item(n) for n in range(5)])
+        assert [numbers(await taker) for taker in takers] == [[0, 1], [2, 3], [4]]
+
+    run(test)
+
+
+def test_who_has_gone_is_left_out():
+    async def test():
+        batcher = Batcher(3, 0.01, 100)
+        items = [item(n) for n in range(5)]
+        batcher.put(items)
+        for gone in (0, 1, 3):
+            items[gone].answer.cancel()
+        assert numbers(await batcher.take()) == [2, 4]
+
+    run(test)
+
+
+def test_maps_and_second_tries_are_alone():
+    async def test():
+        batcher = Batcher(4, 0.01, 100)
+        batcher.put([item(0), item(1, alone=True), item(2), item(3)])
+        assert [numbers(await batcher.take()) for _ in range(3)] == [[0], [1], [2, 3]]
+        again = [item(4), item(5)]
+        batcher.put([item(6), item(7)])
+        batcher.put_back(again)
+        assert [numbers(await batcher.take()) for _ in range(3)] == [[4], [5], [6, 7]]
+        assert all(one.tried for one in again)
+
+    run(test)
+
+
+def test_the_queue_takes_all_of_a_request_or_nothing():
+    async def test():
+        batcher = Batcher(2, 0.01, 4)
+        first = [item(n) for n in range(3)]
+        batcher.put(first)
+        with pytest.raises(Full) as full:
+            batcher.put([item(3), item(4)])
+        assert len(batcher.waiting) == 3
+        assert full.value.seconds == 3  # at one image a second, as long as nothing is known
+        for _ in range(50):
+            batcher.answered(30, 1.0)
+        with pytest.raises(Full) as full:
+            batcher.put([item(3), item(4)])
+        assert full.value.seconds == 1
+        first[0].answer.cancel()  # nobody waits for it any more: there is room
+        batcher.put([item(3), item(4)])
+        assert numbers(batcher.waiting) == [1, 2, 3, 4]
+
+    run(test)
