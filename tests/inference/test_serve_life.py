@@ -79,7 +79,7 @@ def test_more_of_the_same(tmp_path, checkpoint):
 
 def test_weights_that_cant_be_read_end_the_server(tmp_path):
     (tmp_path / "no.safetensors").write_bytes(b"no")
-    status, out, err = started(tmp_path, "no.safetensors", "-port=0", "-workers=2")
+    status, out, err = started(tmp_path, "no.safetensors", "-port=0")
     assert status == 2
     assert "ready" not in out
     assert err.startswith("error: ")
