@@ -14,7 +14,7 @@ _COLOUR = np.array([230, 30, 60])
 
 
 def overlay(predictor: Predictor, data: bytes) -> bytes:
-    """Returns a PNG: the image as the model sees it, reddened where the first class depends on it.
+    """Returns a PNG: the image as the model sees it, grey, and red where the first class depends on it.
 
     By occlusion (Zeiler and Fergus 2014, arXiv:1311.2901): how far the class's probability falls where a square is
     grey. That needs neither attention nor gradients, so it works for exported models, too.
@@ -41,7 +41,8 @@ def _drawn(pixels: np.ndarray, heat: np.ndarray) -> bytes:
     """The PNG of pixels [S, S, C] under heat [n, n] of 0 to 1."""
     side = max(_SIDE, len(pixels)), max(_SIDE, len(pixels))
     grey = pixels.shape[2] == 1
-    image = Image.fromarray(pixels[:, :, 0] if grey else pixels).convert("RGB").resize(side, Image.Resampling.BICUBIC)
+    image = Image.fromarray(pixels[:, :, 0] if grey else pixels).convert("L").convert("RGB")
+    image = image.resize(side, Image.Resampling.BICUBIC)
     weight = Image.fromarray((255 * heat).astype(np.uint8)).resize(side, Image.Resampling.BICUBIC)
     weight = 0.7 * np.asarray(weight, np.float32)[..., None] / 255
     blended = np.asarray(image) * (1 - weight) + _COLOUR * weight

@@ -53,4 +53,4 @@ def _rows(rows: list[tuple[str, str, str]], head: str) -> str:
     if not rows:
         return ""
     cells = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><tr><th>{head}</th></tr>{cells}</table>"
+    return f"<table><caption>{head}</caption>{cells}</table>"
