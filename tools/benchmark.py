@@ -8,6 +8,7 @@
     python tools/benchmark.py startup [--processes 1 2]
     python tools/benchmark.py checkpoint [-output DIR]
     python tools/benchmark.py host [--steps 100]
+    python tools/benchmark.py serve [--clients 1 8 64] [--workers 1] [--seconds 20]
 
 and with each: [-cfg NAME] [-batch_size N] [-repeats N] [--threads N] [--json FILE] [-o KEY VALUE ...]
 
@@ -34,6 +35,7 @@ from tools.benchmarks.host import host  # noqa: E402
 from tools.benchmarks.inference import MODELS, MODES, SIDES, infer  # noqa: E402
 from tools.benchmarks.loading import loader  # noqa: E402
 from tools.benchmarks.saving import checkpoint  # noqa: E402
+from tools.benchmarks.serving import serving  # noqa: E402
 from tools.benchmarks.startup import startup  # noqa: E402
 from tools.benchmarks.training import scale, train  # noqa: E402
 
@@ -48,6 +50,7 @@ _SUBJECTS = {
     "startup": (startup, {"cfg": _VIT, "batch_size": 8, "repeats": 5, "processes": [1, 2]}),
     "checkpoint": (checkpoint, {"cfg": "vit_base_patch16_224", "batch_size": 2, "repeats": 2}),
     "host": (host, {"cfg": _VIT, "batch_size": 2, "repeats": 5, "threads": 1}),
+    "serve": (serving, {"cfg": _VIT, "batch_size": 32, "repeats": 3}),
 }
 _PEERS = {"loader": ("timm", "paddlevit"), "train": ("default", "timm"), "eval": ("timm",), "infer": ("timm",)}
 
@@ -101,6 +104,10 @@ def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
         flag("steps", 8, help="of the largest number of processes in an epoch of synthetic images")
     elif what == "host":
         flag("steps", 100, help="in each run, after the first ten")
+    elif what == "serve":
+        flag("clients", [1, 8, 64], nargs="+", help="that ask at once")
+        flag("workers", 1, help="of the server, which share the threads")
+        flag("seconds", 20, help="of each run")
     elif what == "checkpoint":
         flag("saves", 2, help="in each run")
         flag("output", kind=Path, metavar="DIR", help="a folder on the disk to write to; default: the temporary one")

@@ -38,7 +38,7 @@ def loader(arguments: argparse.Namespace) -> None:
         fixed |= {"TRAIN.AUTO_AUGMENT": arguments.auto_augment}
         warm_up = max(256, 4 * arguments.workers * arguments.batch_size)  # more than the workers load ahead
         if not own:
-            source = Path(arguments.data_path) if arguments.data_path else _photographs(Path(folder))
+            source = Path(arguments.data_path) if arguments.data_path else photographs(Path(folder))
             _list(source, Path(folder), warm_up + arguments.images + arguments.batch_size)
             fixed |= {"DATA.DATASET": "imagenet2012", "DATA.DATA_PATH": folder, "MODEL.NUM_CLASSES": "auto"}
         options = checked(arguments, fixed)
@@ -90,7 +90,8 @@ def _figures(answer: dict[str, tuple[float, float]], workers: int) -> dict[str, 
     return {what: [value] for what, value in zip(_UNITS, (*answer["dataset"], rate / workers, per_cpu), strict=True)}
 
 
-def _photographs(folder: Path) -> Path:
+def photographs(folder: Path) -> Path:
+    """Makes some; returns their folder."""
     script = HERE.parent / "make_photographs.py"
     done = subprocess.run([sys.executable, str(script), f"-output={folder / 'images'}"], capture_output=True, text=True)
     if done.returncode:
