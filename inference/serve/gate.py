@@ -24,7 +24,7 @@ WORK = ("/predict", "/attention")  # what images are sent to
 _GUARDED = (*WORK, "/metrics")
 _OPEN = ("/", "/docs", "/openapi.json", "/health", "/ready")
 _BODY = 30.0  # seconds that a body may take
-_LINGER = 2.0  # seconds in which what a refused client still sends is read: it would miss the answer
+_LINGER = 10.0  # seconds in which what a refused client still sends is read: it would miss the answer
 _GONE = 499  # in the log and the counts alone: nobody is there to read it
 _CLOSE = [(b"connection", b"close")]
 
