@@ -95,7 +95,7 @@ def _answering(app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, m
 
     async def asked(request: Request, kind: str, top: int, threshold: float) -> list[tuple[Upload, dict, bytes]]:
         most = settings.max_images if kind == "predict" else 1
-        uploads = await images_of(await request.body(), request.headers.get("content-type", ""), most)
+        uploads = await images_of(request.scope.pop("body"), request.headers.get("content-type", ""), most)
         request.scope["images"] = f"{len(uploads)} image{'s' * (len(uploads) > 1)}"
         loop, words = asyncio.get_running_loop(), {"kind": kind, "top": top, "threshold": threshold}
         items = [Item(data, words, loop.create_future(), kind != "predict") for _, data in uploads]

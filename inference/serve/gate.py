@@ -33,6 +33,14 @@ class Gone(Exception):
     """The client has left."""
 
 
+class Taken:
+    """A body as it comes."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.size = 0
+
+
 class Gate:
     """An ASGI application around another one.
 
@@ -91,17 +99,18 @@ class Gate:
             return
         self._check(headers)
         self.active += 1
-        body = bytearray()
+        taken = Taken()
         try:
             try:
-                await asyncio.wait_for(self._read(body, receive), _BODY)
+                await asyncio.wait_for(self._read(taken, receive), _BODY)
             except asyncio.TimeoutError:
                 raise Refused(408, f"the request's body took more than {_BODY:.0f} s") from None
-            scope["read"] = True
-            await self._run(scope, bytes(body), receive, send)
+            scope["read"], scope["body"] = True, b"".join(taken.parts)
+            taken.parts.clear()  # the app takes "body" out of the scope: nobody holds it for longer than it is needed
+            await self._run(scope, receive, send)
         finally:
             self.active -= 1
-            self.held -= len(body)
+            self.held -= taken.size
 
     def _check_token(self, given: bytes) -> None:
         kind, _, token = given.partition(b" ")
@@ -123,25 +132,26 @@ class Gate:
     def _too_large(self, found: str) -> str:
         return f"the request has {found}, at most {self.settings.largest_body} are taken"
 
-    async def _read(self, body: bytearray, receive: Receive) -> None:
+    async def _read(self, taken: Taken, receive: Receive) -> None:
         more = True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise Gone
             part, more = message.get("body", b""), message.get("more_body", False)
-            if len(body) + len(part) > self.settings.largest_body:
+            if taken.size + len(part) > self.settings.largest_body:
                 raise Refused(413, self._too_large("more bytes than that"))
             if self.held + len(part) > HELD:
                 raise Refused(429, "the requests that are being received take all the memory there is for them", 1)
-            body += part
+            taken.parts.append(part)
+            taken.size += len(part)
             self.held += len(part)
 
-    async def _run(self, scope: Any, body: bytes, receive: Receive, send: Send) -> None:
+    async def _run(self, scope: Any, receive: Receive, send: Send) -> None:
         """Lets the app answer, as long as there is somebody who waits for it."""
 
         async def given() -> Message:
-            return {"type": "http.request", "body": body, "more_body": False}
+            return {"type": "http.request", "body": b"", "more_body": False}
 
         work, left = asyncio.ensure_future(self.app(scope, given, send)), asyncio.ensure_future(receive())
         try:
