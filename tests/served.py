@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import paddle
@@ -79,9 +79,10 @@ class Served:
     def raw(self, data, timeout=5, half=False):
         """Sends bytes as they are; returns all that comes until the server closes, or the time is up."""
         with socket.create_connection(("127.0.0.1", self.port), timeout) as client:
-            client.sendall(data)
-            if half:
-                client.shutdown(socket.SHUT_WR)
+            with suppress(OSError):  # it may have closed already
+                client.sendall(data)
+                if half:
+                    client.shutdown(socket.SHUT_WR)
             return read_all(client)
 
     def workers(self):

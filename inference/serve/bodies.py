@@ -38,7 +38,7 @@ class Encoded(BaseModel):
     images: list[str] = Field(description="each an image file (JPEG, PNG, ...) in base64", min_length=1)
 
 
-async def images_of(body: bytes, kind: str, most: int) -> list[Upload]:
+async def images_of(body: bytes | bytearray, kind: str, most: int) -> list[Upload]:
     """Returns a request's images.
 
     Args:
@@ -54,7 +54,7 @@ async def images_of(body: bytes, kind: str, most: int) -> list[Upload]:
     elif plain == "application/json":
         found = _encoded(body, most)
     elif plain.startswith("image/") or plain == "application/octet-stream":
-        found = [Upload("image 0", body)] if body else []
+        found = [Upload("image 0", bytes(body))] if body else []
     else:
         known = "multipart/form-data, application/json or an image's own type"
         raise Refused(415, f"the Content-Type is {shown(kind, 60) or 'missing'}, expected {known}")
@@ -65,13 +65,13 @@ async def images_of(body: bytes, kind: str, most: int) -> list[Upload]:
     return found
 
 
-async def _uploads(body: bytes, kind: str, most: int) -> list[Upload]:
+async def _uploads(body: bytes | bytearray, kind: str, most: int) -> list[Upload]:
     class InMemory(MultiPartParser):
         spool_max_size = len(body) + 1  # nothing is written to a disk
 
     async def chunks() -> AsyncGenerator[bytes, None]:
         for start in range(0, len(body), _CHUNK):
-            yield body[start : start + _CHUNK]
+            yield bytes(body[start : start + _CHUNK])
             await asyncio.sleep(0)
 
     try:
@@ -89,7 +89,7 @@ async def _uploads(body: bytes, kind: str, most: int) -> list[Upload]:
     return found
 
 
-def _encoded(body: bytes, most: int) -> list[Upload]:
+def _encoded(body: bytes | bytearray, most: int) -> list[Upload]:
     # A text of a million small values takes a hundred times its size in memory. Base64 has none of these characters.
     if sum(map(body.count, (b",", b"[", b"{", b":"))) > most + 100:
         raise Refused(413, f"the JSON holds more than the {most} images that are taken")

@@ -33,14 +33,6 @@ class Gone(Exception):
     """The client has left."""
 
 
-class Taken:
-    """A body as it comes."""
-
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-        self.size = 0
-
-
 class Gate:
     """An ASGI application around another one.
 
@@ -99,18 +91,18 @@ class Gate:
             return
         self._check(headers)
         self.active += 1
-        taken = Taken()
+        scope["body"], scope["size"] = bytearray(), 0
         try:
             try:
-                await asyncio.wait_for(self._read(taken, receive), _BODY)
+                await asyncio.wait_for(self._read(scope, receive), _BODY)
             except asyncio.TimeoutError:
                 raise Refused(408, f"the request's body took more than {_BODY:.0f} s") from None
-            scope["read"], scope["body"] = True, b"".join(taken.parts)
-            taken.parts.clear()  # the app takes "body" out of the scope: nobody holds it for longer than it is needed
+            scope["read"] = True
             await self._run(scope, receive, send)
         finally:
             self.active -= 1
-            self.held -= taken.size
+            self.held -= scope["size"]
+            scope.pop("body", None)  # whose request was refused while it came
 
     def _check_token(self, given: bytes) -> None:
         kind, _, token = given.partition(b" ")
@@ -132,19 +124,20 @@ class Gate:
     def _too_large(self, found: str) -> str:
         return f"the request has {found}, at most {self.settings.largest_body} are taken"
 
-    async def _read(self, taken: Taken, receive: Receive) -> None:
+    async def _read(self, scope: Any, receive: Receive) -> None:
+        """Reads the body into the scope, out of which the app takes it: nobody holds it for longer than needed."""
         more = True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise Gone
             part, more = message.get("body", b""), message.get("more_body", False)
-            if taken.size + len(part) > self.settings.largest_body:
+            if scope["size"] + len(part) > self.settings.largest_body:
                 raise Refused(413, self._too_large("more bytes than that"))
             if self.held + len(part) > HELD:
                 raise Refused(429, "the requests that are being received take all the memory there is for them", 1)
-            taken.parts.append(part)
-            taken.size += len(part)
+            scope["body"] += part
+            scope["size"] += len(part)
             self.held += len(part)
 
     async def _run(self, scope: Any, receive: Receive, send: Send) -> None:

@@ -59,7 +59,8 @@ NO_REQUESTS = {
 def test_what_is_no_request_is_refused(server, case):
     sent, status = NO_REQUESTS[case]
     found = server.raw(sent, timeout=2, half=True)
-    assert found.startswith(b"HTTP/1.1 %d " % status), found[:100]
+    dropped = not found and len(sent) > 1 << 16  # what wasn't read takes the answer with it
+    assert found.startswith(b"HTTP/1.1 %d " % status) or dropped, found[:100]
     assert b"Traceback" not in found
     assert b"root:" not in found
 
@@ -159,7 +160,7 @@ def others_answered(server, photograph, shown):
         shown.append(line)
         # Two thousand images come first where as many are sent. Other work on the machine counts, too.
         assert p99 < (20 if "image" in what else 5), "\n".join(shown)
-        assert peak - idle < 1 << 30, line
+        assert peak - idle < 512 << 20, line
 
 
 @pytest.mark.slow

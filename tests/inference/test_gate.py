@@ -1,0 +1,120 @@
+"""What stands before a server's app: what it refuses, what it counts, and that it keeps nothing of what it refused."""
+
+import asyncio
+
+import pytest
+
+from inference.serve import gate as gates
+from inference.serve.gate import Gate
+from inference.serve.metrics import Metrics
+from inference.serve.settings import HELD, Settings
+
+
+class Client:
+    """Sends a body in parts, and takes the answer; with ``leaves``, it goes after so many parts."""
+
+    def __init__(self, *parts, leaves=None, path="/predict", **headers):
+        self.parts, self.leaves, self.answer, self.status = list(parts), leaves, b"", None
+        names = [(name.replace("_", "-").encode(), str(value).encode()) for name, value in headers.items()]
+        self.scope = {"type": "http", "method": "POST", "path": path, "client": ("here", 1)}
+        self.scope["headers"] = names or [(b"transfer-encoding", b"chunked")]
+
+    async def receive(self):
+        if self.leaves == 0:
+            return {"type": "http.disconnect"}
+        if self.leaves:
+            self.leaves -= 1
+        if not self.parts:
+            await asyncio.sleep(60)
+        return {"type": "http.request", "body": self.parts.pop(0), "more_body": bool(self.parts)}
+
+    async def send(self, message):
+        self.status = message.get("status", self.status)
+        self.answer += message.get("body", b"")
+
+
+def ask(client, app=None, loaded=True, before=lambda gate: None, **settings):
+    """Sends a client through a gate, before an app that answers what it got; returns the gate."""
+
+    async def echo(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(scope.pop("body", b""))})
+
+    async def main():
+        gate = Gate(app or echo, Settings("model", quiet=True, **settings), Metrics(), lambda: loaded)
+        before(gate)
+        held = gate.held
+        await asyncio.wait_for(gate(client.scope, client.receive, client.send), 20)
+        assert (gate.active, gate.held) == (0, held)
+        assert "body" not in client.scope
+        return gate
+
+    return asyncio.run(main())
+
+
+def counted(gate, status):
+    return gate.metrics.requests.labels("/predict", status)._value.get()
+
+
+def test_a_body_comes_to_the_app_whole():
+    client = Client(b"one", b"", b"two")
+    gate = ask(client)
+    assert (client.status, client.answer) == (200, b"onetwo")
+    assert counted(gate, 200) == 1
+
+
+@pytest.mark.parametrize(
+    ("client", "how", "status", "line"),
+    [
+        (Client(bytes(700_000), bytes(700_000)), {"max_request_mb": 1}, 413, b"the request has more bytes than that"),
+        (Client(b"x", content_length=2 << 20), {"max_request_mb": 1}, 413, b"the request has 2097152 bytes, at most"),
+        (Client(b"x", content_encoding="gzip"), {}, 415, b"the body is compressed (Content-Encoding)"),
+        (Client(b"x"), {"loaded": False}, 503, b"the model is being loaded"),
+        (Client(b"x"), {"before": lambda gate: setattr(gate, "draining", True)}, 503, b"the server is ending"),
+        (Client(b"x", b"y"), {"before": lambda gate: setattr(gate, "held", HELD - 1)}, 429, b"take all the memory"),
+        (Client(b"x", authorization="Bearer no"), {"token": "t" * 16}, 401, b"this server asks for a token"),
+        (Client(b"x", path="/metrics"), {"token": "t" * 16}, 401, b"this server asks for a token"),
+    ],
+)
+def test_what_is_refused_is_told_and_not_kept(client, how, status, line):
+    ask(client, **how)
+    assert client.status == status
+    assert line in client.answer
+
+
+def test_a_slow_body_is_refused(monkeypatch):
+    monkeypatch.setattr(gates, "_BODY", 0.1)
+    monkeypatch.setattr(gates, "_LINGER", 0.1)
+    client = Client(b"x", b"y", b"z")
+    client.parts, client.receive = [], lambda: asyncio.sleep(60)
+    ask(client)
+    assert client.status == 408
+
+
+@pytest.mark.parametrize("leaves", [1, 2])
+def test_who_leaves_isnt_worked_for(leaves):
+    """(Leaving after one part of two: while it is read; after both: while the app works.)"""
+    worked = []
+
+    async def app(scope, receive, send):
+        try:
+            await asyncio.sleep(60)
+        finally:
+            worked.append(scope.pop("body"))
+
+    client = Client(b"a", b"b", leaves=leaves)
+    gate = ask(client, app)
+    assert worked == ([b"ab"] if leaves == 2 else [])
+    assert client.status is None
+    assert counted(gate, 499) == 1
+
+
+def test_a_mistake_of_the_apps_is_told_to_nobody_but_the_log(capsys):
+    async def app(scope, receive, send):
+        raise ZeroDivisionError("secret")
+
+    client = Client(b"a")
+    gate = ask(client, app)
+    assert (client.status, client.answer) == (500, b'{"error":"the server made a mistake; its log tells"}')
+    assert "ZeroDivisionError: secret" in capsys.readouterr().err
+    assert counted(gate, 500) == 1
