@@ -20,7 +20,7 @@ class Client:
         self.scope["headers"] = names or [(b"transfer-encoding", b"chunked")]
 
     async def receive(self):
-        if self.leaves == 0:
+        if self.leaves == 0 or (self.status and not self.parts):
             return {"type": "http.disconnect"}
         if self.leaves:
             self.leaves -= 1
