@@ -87,6 +87,12 @@ def test_weights_that_cant_be_read_end_the_server(tmp_path):
     assert "Traceback" not in err
 
 
+def test_a_signal_while_the_model_loads_ends_it_at_once(checkpoint, tmp_path):
+    with serving(checkpoint, folder=tmp_path) as server:
+        assert server.end(signal.SIGTERM, 5) == 143
+        assert "Traceback" not in server.text("err")
+
+
 @pytest.fixture
 def patient(checkpoint, tmp_path):
     """A server with a token, a small queue, and one worker that takes two batches."""

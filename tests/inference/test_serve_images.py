@@ -1,0 +1,87 @@
+"""Images of every kind, and what only looks like some, are sent to a server: each is answered or refused in a line."""
+
+import io
+import random
+
+import numpy as np
+import pytest
+from PIL import Image
+from served import form
+from sklearn.datasets import load_sample_images
+
+
+def encoded(image, kind, **how):
+    file = io.BytesIO()
+    image.save(file, kind, **how)
+    return file.getvalue()
+
+
+def kinds():
+    photograph = Image.fromarray(load_sample_images().images[0][::4, ::4])
+    grey, wide = photograph.convert("L"), np.asarray(photograph.convert("L")).astype(np.uint16) * 257
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    return {
+        "progressive": encoded(photograph, "JPEG", progressive=True),
+        "CMYK": encoded(photograph.convert("CMYK"), "JPEG"),
+        "turned": encoded(photograph, "JPEG", exif=turned),
+        "grey": encoded(grey, "PNG"),
+        "16 bits": encoded(Image.fromarray(wide), "PNG"),
+        "palette": encoded(photograph.convert("P"), "PNG"),
+        "alpha": encoded(photograph.convert("RGBA"), "PNG"),
+        "animated": encoded(photograph, "GIF", save_all=True, append_images=[grey.convert("RGB")] * 3),
+        "WebP": encoded(photograph, "WEBP"),
+        "TIFF": encoded(photograph, "TIFF", compression="tiff_lzw"),
+        "BMP": encoded(photograph, "BMP"),
+        "PPM": encoded(photograph, "PPM"),
+    }
+
+
+NONE = {
+    "SVG": b"<svg xmlns='http://www.w3.org/2000/svg'><image href='file:///etc/passwd'/></svg>",
+    "HTML": b"<script>alert(1)</script>",
+    "PDF": b"%PDF-1.7\n" + bytes(100),
+    "EPS": b"%!PS-Adobe-3.0 EPSF-3.0\n(/etc/passwd) (r) file",
+    "zip": b"PK\3\4" + bytes(100),
+    "path": b"/etc/passwd",
+    "zeros": bytes(100_000),
+}
+
+
+def test_kinds_of_images_are_read_and_what_is_none_is_refused(server):
+    files = kinds()
+    for name, data in files.items():
+        status, answer, _ = server.ask("POST", "/predict", *form(("image", name, data)))
+        assert (status, answer["predictions"][0]["name"]) == (200, name), answer
+        assert sum(answer["predictions"][0]["probabilities"]) == pytest.approx(1)
+    for name, data in NONE.items():
+        status, answer, _ = server.ask("POST", "/predict", *form(("image", name, data)))
+        found = "it is of no known format; BMP, GIF, JPEG, PNG, PPM, TIFF and WebP are read"
+        assert (status, answer["error"].removeprefix(f"{name}: ")) == (422, found)
+
+
+def test_damaged_images_end_no_worker(server):
+    rng, before = random.Random(0), server.memory()
+    outcomes = {"read": 0, "refused": 0}
+    for name, data in kinds().items():
+        damaged = []
+        for _ in range(16):
+            damaged.append(data[: rng.randrange(len(data))])
+            spoilt = bytearray(data)
+            for _ in range(rng.choice((1, 10, 100))):
+                spoilt[rng.randrange(min(len(data), rng.choice((50, 1000, len(data)))))] = rng.randrange(256)
+            damaged.append(bytes(spoilt))
+        for start in range(0, len(damaged), 8):
+            files = [("image", name, one) for one in damaged[start : start + 8]]
+            status, answer, _ = server.ask("POST", "/predict", *form(*files), timeout=60)
+            assert status in (200, 413, 422), answer
+            for one in answer["predictions"]:
+                outcomes["refused" if "error" in one else "read"] += 1
+                assert len(one.get("error", "")) <= 500
+                assert "\n" not in one.get("error", "")
+    print(f"\ndamaged images: {outcomes}")
+    assert sum(outcomes.values()) == 12 * 32
+    assert min(outcomes.values()) > 20
+    assert server.metric("paddle_vit_worker_restarts_total") == 0
+    assert "Traceback" not in server.text("err")
+    assert server.memory() - before < 1 << 30
