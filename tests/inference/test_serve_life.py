@@ -120,6 +120,9 @@ def test_from_loading_to_the_drain(patient, photographs):
     assert patient.ask("POST", "/predict", photographs[0], bearing)[0] == 200
     assert TOKEN not in patient.text()
 
+    os.kill(patient.workers()[0], signal.SIGKILL)
+    patient.said("a worker was killed by SIGKILL; another one starts, 0 images go to it", "err")
+    assert patient.ask("POST", "/predict", photographs[0], bearing)[0] == 200  # it waits for the other one
     [worker] = patient.workers()
     os.kill(worker, signal.SIGSTOP)
     with ThreadPoolExecutor(16) as clients:
@@ -148,6 +151,7 @@ def waiting(server):
     return server.ask("GET", "/ready")[1]["waiting"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_costs_a_timeout_and_is_replaced(checkpoint, photographs, tmp_path):
     with serving(checkpoint, "-timeout=1", folder=tmp_path) as server:
         server.ready()
