@@ -159,9 +159,11 @@ def _telling(app: FastAPI, batcher: Batcher, pool: Pool, metrics: Metrics, drain
 
 
 async def _answers(items: list[Item], batcher: Batcher, timeout: float) -> list[tuple[dict[str, Any], bytes]]:
+    together = asyncio.gather(*(item.answer for item in items))
+    together.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # or asyncio says nobody asked
     try:
         batcher.put(items)
-        return await asyncio.wait_for(asyncio.gather(*(item.answer for item in items)), timeout)
+        return await asyncio.wait_for(together, timeout)
     except Full as full:
         raise Refused(429, str(full), full.seconds) from None
     except Lost as lost:

@@ -34,9 +34,11 @@ _FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 
 class Protocol(H11Protocol):
     """uvicorn's, which lets clients take as long as they like; here who is slow or silent loses the connection."""
 
+    _seen: Any = None  # the request of the last tick
+    _paused = False
+
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._seen, self._paused = self, False  # (no request yet)
         self._timer = self.loop.call_later(_HEAD, self._tick)
         if len(self.connections) > _CONNECTIONS:
             transport.write(_FULL)
@@ -50,7 +52,7 @@ class Protocol(H11Protocol):
         paused = self.flow.write_paused
         answering = self.cycle is not None and not self.cycle.response_complete
         unread = self._paused and paused  # it reads nothing of what was sent
-        if self.transport.is_closing() or unread or (not answering and self._seen in (self, self.cycle)):
+        if self.transport.is_closing() or unread or (not answering and self._seen is self.cycle):
             self.transport.abort()
             return
         self._seen, self._paused = self.cycle, paused

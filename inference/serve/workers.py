@@ -31,6 +31,7 @@ class Worker:
         self.slots = asyncio.Semaphore(_AHEAD)
         self.pending: dict[int, tuple[float, list[Item]]] = {}
         self.heard = self.born  # when it last answered, or was given something after it had nothing
+        self.usual = 0.0  # seconds that its last batch took
 
     def send(self, number: int, items: list[Item]) -> None:
         if not self.pending:
@@ -107,15 +108,20 @@ class Pool:
     async def _feed(self, worker: Worker) -> None:
         while True:
             await worker.slots.acquire()
-            while not worker.ready:
-                await asyncio.sleep(0.02)
+            while not worker.ready or self._can_wait(worker):
+                await asyncio.sleep(0.02 if not worker.ready else min(0.02, worker.usual / 20))
             items = await self.batcher.take()
             self._sent += 1
             self.metrics.batches.observe(len(items))
             worker.send(self._sent, items)
 
+    def _can_wait(self, worker: Worker) -> bool:
+        """Whether a busy worker's next batch may still grow: it is needed once the one before is half computed."""
+        early = time.monotonic() < worker.heard + worker.usual / 2
+        return bool(worker.pending) and early and len(self.batcher.waiting) < self.batcher.batch_size
+
     def _heard(self, worker: Worker, head: dict[str, Any], parts: list[bytes]) -> None:
-        worker.heard = time.monotonic()
+        before, worker.heard = worker.heard, time.monotonic()
         if "loaded" in head:
             worker.ready, self.about = True, head["loaded"]
         elif "error" in head:  # it can't load the model
@@ -126,6 +132,7 @@ class Pool:
         else:
             sent, items = worker.pending.pop(head["id"])
             worker.slots.release()
+            worker.usual = worker.heard - max(sent, before)
             self._deaths = 0
             self.batcher.answered(len(items), worker.heard - sent)
             for item, answer, part in zip(items, head["answers"], parts, strict=True):

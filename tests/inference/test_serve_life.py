@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from programs import ROOT
@@ -16,6 +17,7 @@ from served import form, serving
 
 from inference.serve.batching import Batcher, Item, Lost
 from inference.serve.metrics import Metrics
+from inference.serve.server import Protocol
 from inference.serve.settings import Settings
 from inference.serve.workers import Pool, Worker
 
@@ -191,6 +193,42 @@ def test_workers_killed_under_load_lose_no_request(checkpoint, photographs, tmp_
         assert statuses.count(503) <= 4
         assert server.metric("paddle_vit_worker_restarts_total") == 5
         assert server.end() == 143
+
+
+def test_who_is_slow_loses_the_connection_and_who_asks_keeps_it():
+    """(Ten seconds after another; a tick may come just when a request was answered.)"""
+
+    def ticks(*states):
+        aborted, protocol = [], object.__new__(Protocol)
+        protocol.transport = SimpleNamespace(is_closing=lambda: False, abort=lambda: aborted.append(True))
+        protocol.loop = SimpleNamespace(call_later=lambda *_: None)
+        for protocol.cycle, paused in states:
+            protocol.flow = SimpleNamespace(write_paused=paused)
+            protocol._tick()
+        return bool(aborted)
+
+    first, second, open_one = (SimpleNamespace(response_complete=done) for done in (True, True, False))
+    assert ticks((None, False))  # a silent one
+    assert not ticks((first, False), (second, False))
+    assert ticks((first, False), (first, False))  # the next head trickles in
+    assert not ticks((open_one, False), (open_one, False))  # it waits for its answer
+    assert ticks((open_one, True), (open_one, True))  # it reads nothing of it
+    assert not ticks((open_one, True), (open_one, False))
+
+
+def test_a_busy_workers_next_batch_grows_until_half_of_the_one_before_is_computed():
+    pool, worker = object.__new__(Pool), Worker(None, None, None)
+    pool.batcher = Batcher(2, 0.0, 10)
+    now = worker.heard = time.monotonic()
+    worker.usual = 100.0
+    assert not pool._can_wait(worker)  # it is idle
+    worker.pending = {1: (now, [])}
+    assert pool._can_wait(worker)
+    pool.batcher.waiting.extend([None, None])
+    assert not pool._can_wait(worker)  # a batch is full
+    pool.batcher.waiting.clear()
+    worker.heard = now - 51
+    assert not pool._can_wait(worker)
 
 
 def test_an_image_whose_worker_ends_is_tried_once_more_alone(capsys):
