@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 from PIL import Image
 
+from inference import look
 from inference.predictor import Predictor
 
 _CELLS = 7  # per side
@@ -14,13 +15,21 @@ _COLOUR = np.array([230, 30, 60])
 
 
 def overlay(predictor: Predictor, data: bytes) -> bytes:
-    """Returns a PNG: the image as the model sees it, grey, and red where the first class depends on it.
+    """Returns a PNG: the image as the model sees it, in grey, and over it where the model looks.
 
-    By occlusion (Zeiler and Fergus 2014, arXiv:1311.2901): how far the class's probability falls where a square is
-    grey. That needs neither attention nor gradients, so it works for exported models, too.
+    Attention, or Grad-CAM of a model without any; of an exported model, which shows neither, ``occlusion``.
 
     Raises:
         RunError: the image can't be read.
+    """
+    return occlusion(predictor, data) if predictor.model is None else look.overlay(predictor, data)
+
+
+def occlusion(predictor: Predictor, data: bytes) -> bytes:
+    """Returns a PNG: the image in grey, and red where the first class depends on it.
+
+    Red is how far the class's probability falls where a grey square hides the image (Zeiler and Fergus 2014,
+    arXiv:1311.2901).
     """
     pixels = predictor.pixels(data)
     size = len(pixels)

@@ -14,6 +14,7 @@ from served import CLASSES, form, write_checkpoint
 
 from inference import Predictor
 from inference.serve.compute import answered, load, prepared
+from inference.serve.overlay import occlusion
 
 JPEG = {"Content-Type": "image/jpeg"}
 JSON = {"Content-Type": "application/json"}
@@ -120,7 +121,21 @@ def test_too_much_is_refused_before_it_is_read(server):
 def test_a_map_is_a_picture_of_what_the_model_sees(server, photographs):
     status, answer, headers = server.ask("POST", "/attention", photographs[0], JPEG)
     assert (status, headers["content-type"]) == (200, "image/png")
-    assert Image.open(io.BytesIO(answer)).size == (448, 448)
+    width, height = Image.open(io.BytesIO(answer)).size
+    assert width == height >= 224
+
+
+def test_of_an_exported_model_a_map_shows_what_it_depends_on(checkpoint, photographs):
+    predictor = load({"path": str(checkpoint), "cfg": None, "options": [], "batch_size": 4, "workers": 1})
+    predictor.probabilities = lambda logits: np.stack([logits, 1 - logits], 1)
+    predictor.logits = lambda pixels: 0.5 + pixels[:, 0, 0, 0] / 1000.0  # it sees one corner alone
+    image = Image.fromarray(np.full((64, 64, 3), 255, np.uint8))
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    pixels = np.asarray(Image.open(io.BytesIO(occlusion(predictor, file.getvalue()))))
+    assert pixels.shape == (448, 448, 3)
+    assert pixels[10, 10, 0] > pixels[10, 10, 1] + 100  # red there
+    assert (pixels[200:, 200:] == 255).all()
 
 
 def test_paths_that_tell(server):

@@ -273,23 +273,6 @@ def test_saving_is_measured_in_rounds_and_nothing_stays_behind(benchmark, tmp_pa
         assert {s["unit"] for what, s in report["figures"][kind].items() if what.startswith("memory")} == {"MB"}
 
 
-def test_a_server_is_measured_against_the_plain_model(benchmark, tmp_path):
-    words = ["-cfg=vit_digits", "-repeats=1", "--seconds=1", "--clients", "1", "4", "-batch_size=4"]
-    report, printed = benchmark("serve", *words)
-    assert [file.name for file in tmp_path.iterdir()] == ["found.json"]
-    figures = {kind: {what: s["values"] for what, s in of.items()} for kind, of in report["figures"].items()}
-    assert {kind: list(found) for kind, found in figures.items()} == {
-        "plain model": ["images/s"],
-        "1 client": ["images/s", "p50", "p99"],
-        "4 clients": ["images/s", "p50", "p99"],
-    }
-    for name in ("1 client", "4 clients"):
-        assert 0 < figures[name]["p50"][0] <= figures[name]["p99"][0]
-    [one, _] = report["ratios"]
-    assert one["median"] == figures["1 client"]["images/s"][0] / figures["plain model"]["images/s"][0]
-    assert "batch 4, workers 1" in printed[0]
-
-
 # ------------------------------------------------------------ what is refused
 
 
