@@ -16,6 +16,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of the CPU, whatever th
 import hostile
 import paddle
 import programs
+from served import checkpoint, photographs, server  # noqa: F401  (fixtures of several files)
 
 import ops
 from launch import secret

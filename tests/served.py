@@ -1,6 +1,7 @@
 """Servers (tools/serve.py) as processes, and clients that behave, or don't."""
 
 import http.client
+import io
 import json
 import os
 import re
@@ -13,7 +14,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import paddle
+import pytest
+from PIL import Image
 from programs import ROOT, descendants
+from sklearn.datasets import load_sample_images
 
 from config import get_config
 from models import build_model
@@ -138,3 +142,28 @@ def form(*files, boundary="frontier"):
         parts += [head.encode(), data, b"\r\n"]
     body = b"".join([*parts, f"--{boundary}--\r\n".encode()])
     return body, {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+
+
+# ------------------------------------------------------------ fixtures, which tests/conftest.py gives to all
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("served") / "tiny.safetensors")
+
+
+@pytest.fixture(scope="session")
+def server(checkpoint):
+    with serving(checkpoint, "-max_images=8", "-max_request_mb=4", folder=checkpoint.parent) as server:
+        yield server.ready()
+
+
+@pytest.fixture(scope="session")
+def photographs():
+    """Image files: two photographs as JPEG and PNG."""
+    files = []
+    for photograph, kind in zip(load_sample_images().images, ("JPEG", "PNG"), strict=True):
+        file = io.BytesIO()
+        Image.fromarray(photograph[::2, ::2]).save(file, kind)
+        files.append(file.getvalue())
+    return files
