@@ -129,9 +129,7 @@ def serving(path, *flags, folder, **environment):
     try:
         yield server
     finally:
-        for pid in server.workers():
-            os.kill(pid, signal.SIGCONT)
-        server.end(signal.SIGKILL)
+        server.end(signal.SIGKILL)  # its workers end with it, stopped ones too
 
 
 def form(*files, boundary="frontier"):
