@@ -66,7 +66,9 @@ class Browser:
 
     def _next(self, until):
         while b"\0" not in self._rest:
-            assert select.select([self._answers], [], [], max(0, until - time.monotonic()))[0], "no answer"
+            ready = select.poll()  # select takes no descriptor from 1024 on
+            ready.register(self._answers, select.POLLIN)
+            assert ready.poll(max(0, 1000 * (until - time.monotonic()))), "no answer"
             part = os.read(self._answers, 1 << 20)
             assert part, "the browser has gone"
             self._rest += part

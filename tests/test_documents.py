@@ -301,7 +301,8 @@ def test_the_measuring_commands_are_accepted(monkeypatch):
             words = shlex.split(text.replace("=B ", "=8 ").replace("=NAME", "=vit_digits"))
             monkeypatch.setattr("sys.argv", words[1:])
             tools.benchmark.main()
-            get_config(called[-1].cfg, called[-1].o)
+            for cfg in called[-1].cfg if isinstance(called[-1].cfg, list) else [called[-1].cfg]:
+                get_config(cfg, called[-1].o)
     assert len(called) == 2 * len(shown) > 20
 
 

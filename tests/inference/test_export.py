@@ -142,7 +142,7 @@ def test_int8_of_the_same_images_has_the_same_weights(weights, tmp_path):
     ("kind", "precision", "line"),
     [
         ("paddle", "float16", "-format paddle -precision float16: Paddle Inference has no float16 on a CPU"),
-        ("paddle", "int8", "-format paddle -precision int8: Paddle Inference runs no int8 program of Paddle 3"),
+        ("paddle", "int8", "-format paddle -precision int8: int8 is made for ONNX Runtime and OpenVINO; use"),
         ("onnx", "bfloat16", "-format onnx -precision bfloat16: ONNX Runtime has no bfloat16 on a CPU"),
     ],
 )
