@@ -298,7 +298,7 @@ def test_the_measuring_commands_are_accepted(monkeypatch):
     shown = [c for c in COMMANDS if is_like(c, "python tools/benchmark.py *")]
     for command in shown:
         for text in (re.sub(r" \[[^\]]*\]", "", command), re.sub(r"[\[\]]", "", command).replace("default|", "")):
-            words = shlex.split(text.replace("=B ", "=8 ").replace("=NAME", "=vit_digits"))
+            words = shlex.split(re.sub(r"(?<=cfg[= ])NAME( \.\.\.)?", "vit_digits", text.replace("=B ", "=8 ")))
             monkeypatch.setattr("sys.argv", words[1:])
             tools.benchmark.main()
             for cfg in called[-1].cfg if isinstance(called[-1].cfg, list) else [called[-1].cfg]:
