@@ -11,6 +11,7 @@ from typing import IO
 
 from errors import Allowance, InputError, Unreadable, opened, reading, shown
 from loading.files import Paths
+from loading.label_spaces import imagenet_names
 from loading.sources import IMAGE_SUFFIXES, UNPRINTABLE, images_below
 
 STDIN, LIST = "-", ".txt"
@@ -122,11 +123,13 @@ def _split(data: bytes) -> list[bytes]:
 
 
 def class_names(path: str) -> list[str]:
-    """Returns the names in a file, one a line, in the order of a model's outputs.
+    """Returns the names in a file, one a line, in the order of a model's outputs; of "imagenet1k" ImageNet's.
 
     Raises:
         InputError: it can't be read; a line is empty, too long, or can't be printed (which).
     """
+    if path == "imagenet1k":
+        return imagenet_names()
     with reading(shown(path), "classes, one a line"):
         with opened(path) as file:
             allowance = Allowance(os.fstat(file.fileno()).st_size)

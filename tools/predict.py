@@ -122,15 +122,12 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
     from inference import Failure, Predictor
     from inference.inputs import class_names
     from inference.together import answered, check_same_images
-    from loading.label_spaces import imagenet_names
     from training import parallel
     from training.setup import precision_told
 
     parallel.init(config)
     check_same_images(images)
-    named = arguments.classes and (
-        imagenet_names() if arguments.classes == "imagenet1k" else class_names(arguments.classes)
-    )
+    named = arguments.classes and class_names(arguments.classes)
     how, failed = {"workers": arguments.workers, "tta": arguments.tta}, 0
     with memory_reported(lambda: f"lower -batch_size (now {arguments.batch_size})"):
         predictor = Predictor(arguments.checkpoint, arguments.cfg, arguments.options, named, arguments.batch_size)

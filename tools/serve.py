@@ -31,6 +31,8 @@ def main() -> None:
         parser.add_argument(f"-{name}", f"--{name}", default=default, type=kind, help=f"{text} (%(default)s)")
 
     parser.add_argument("-cfg", "--cfg", metavar="MODEL", help="of weights that don't tell: YAML file or name")
+    names = "names of the model's outputs, one a line, or imagenet1k"
+    parser.add_argument("-classes", "--classes", metavar="FILE", help=names)
     flag("host", "127.0.0.1", str, "address to listen at; 0.0.0.0: all")
     flag("port", 8000, int, "0: any that is free, which is printed")
     flag("workers", 1, int, "processes that compute, each with its own model")

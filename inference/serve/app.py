@@ -98,7 +98,8 @@ def _answering(app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, m
         uploads = await images_of(request.scope.pop("body"), request.headers.get("content-type", ""), most)
         request.scope["images"] = f"{len(uploads)} image{'s' * (len(uploads) > 1)}"
         loop, words = asyncio.get_running_loop(), {"kind": kind, "top": top, "threshold": threshold}
-        items = [Item(data, words, loop.create_future(), kind != "predict") for _, data in uploads]
+        client = (request.scope.get("client") or [""])[0]
+        items = [Item(data, words, loop.create_future(), client, kind != "predict") for _, data in uploads]
         answers = await _answers(items, batcher, settings.timeout)
         for answer, _ in answers:
             if "failed" in answer:
@@ -139,13 +140,13 @@ def _telling(app: FastAPI, batcher: Batcher, pool: Pool, metrics: Metrics, drain
     async def ready() -> Response:
         """Whether requests are taken."""
         status = "draining" if draining() else "ready" if pool.ready() else "loading"
-        told = {"status": status, "workers": pool.ready(), "waiting": len(batcher.waiting)}
+        told = {"status": status, "workers": pool.ready(), "waiting": len(batcher)}
         return JSONResponse(told, 200 if status == "ready" else 503)
 
     @app.get("/metrics", response_class=Response)
     async def measured() -> Response:
         """Counts, as Prometheus reads them."""
-        metrics.waiting.set(len(batcher.waiting))
+        metrics.waiting.set(len(batcher))
         metrics.ready.set(pool.ready())
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")
 

@@ -1,4 +1,7 @@
-"""Images that wait for a worker, and batches of them: by count, and by how long the first has waited."""
+"""Images that wait for a worker, and batches of them: by count, and by how long the first has waited.
+
+Each client (an address) has a line of its own, and the lines take turns: who sends thousands waits behind himself.
+"""
 
 import asyncio
 import collections
@@ -30,6 +33,7 @@ class Item:
         data: the image's file.
         asked: what a worker is to do with it: "kind" ("predict" or "attention"), "top", "threshold".
         answer: (what the worker says, in JSON's terms; a picture).
+        client: who asks.
         alone: it is computed by itself, as a map is, or an image whose worker ended.
         tried: a worker ended that had it.
     """
@@ -37,6 +41,7 @@ class Item:
     data: bytes
     asked: dict[str, Any]
     answer: asyncio.Future[tuple[dict[str, Any], bytes]]
+    client: str = ""
     alone: bool = False
     tried: bool = False
     since: float = field(default_factory=time.monotonic)
@@ -53,28 +58,41 @@ class Batcher:
 
     def __init__(self, batch_size: int, max_delay: float, most: int) -> None:
         self.batch_size, self.max_delay, self.most = batch_size, max_delay, most
-        self.waiting: collections.deque[Item] = collections.deque()
         self.rate = 1.0  # images per second, of late
+        self._lines: dict[str, collections.deque[Item]] = {}  # none is empty; the first has its turn
+        self._again: collections.deque[Item] = collections.deque()  # before all others
         self._arrived, self._one = asyncio.Event(), asyncio.Lock()
+
+    def __len__(self) -> int:
+        return len(self._again) + sum(map(len, self._lines.values()))
 
     def put(self, items: Sequence[Item]) -> None:
         """Lets the images of a request wait, all or none.
 
+        Where there is no room, the last images of the longest line lose their places to those of a shorter one.
+
         Raises:
             Full: there is no room for them.
         """
-        if len(self.waiting) + len(items) > self.most:
+        if len(self) + len(items) > self.most:
             self._drop_given_up()
-        if len(self.waiting) + len(items) > self.most:
-            raise Full(min(60, max(1, math.ceil(len(self.waiting) / self.rate))))
-        self.waiting.extend(items)
+        share = len(self._lines.get(items[0].client, ())) + len(items)
+        lacking = len(self) + len(items) - self.most
+        full = Full(min(60, max(1, math.ceil(len(self) / self.rate))))
+        if lacking > sum(max(0, len(line) - share) for line in self._lines.values()):
+            raise full
+        for _ in range(lacking):
+            lost = max(self._lines.values(), key=len).pop()
+            if not lost.answer.done():
+                lost.answer.set_exception(full)
+        self._lines.setdefault(items[0].client, collections.deque()).extend(items)
         self._arrived.set()
 
     def put_back(self, items: Sequence[Item]) -> None:
         """Images whose worker ended come first, each alone: if one of them ended it, the others aren't lost with it."""
         for item in items:
             item.alone = item.tried = True
-        self.waiting.extendleft(reversed(items))
+        self._again.extendleft(reversed(items))
         self._arrived.set()
 
     async def take(self) -> list[Item]:
@@ -82,39 +100,55 @@ class Batcher:
         async with self._one:
             while True:
                 await self._first()
-                if not self.waiting[0].alone:
-                    await self._others(self.waiting[0].since + self.max_delay)
+                first = self._line()[0]
+                if not first.alone:
+                    await self._others(first.since + self.max_delay)
                 if batch := self._popped():
                     return batch
 
     async def _first(self) -> None:
-        while not self.waiting:
+        while not len(self):
             self._arrived.clear()
             await self._arrived.wait()
 
     async def _others(self, until: float) -> None:
         """Waits until the batch is full or the time has come; an image that comes alone isn't waited for."""
-        while len(self.waiting) < self.batch_size and (left := until - time.monotonic()) > 0:
+        while len(self) < self.batch_size and (left := until - time.monotonic()) > 0:
             self._arrived.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._arrived.wait(), left)
 
     def _popped(self) -> list[Item]:
         batch: list[Item] = []
-        while self.waiting and len(batch) < self.batch_size:
-            if batch and self.waiting[0].alone:
+        while len(self) and len(batch) < self.batch_size:
+            if batch and self._line()[0].alone:
                 break
-            item = self.waiting.popleft()
+            item = self._next()
             if not item.answer.done():  # who asked has gone, or has waited too long
                 batch.append(item)
             if item.alone and batch:
                 break
         return batch
 
+    def _line(self) -> collections.deque[Item]:
+        """Returns the line that has its turn."""
+        return self._again or next(iter(self._lines.values()))
+
+    def _next(self) -> Item:
+        """Takes the first image of the line that has its turn; the others have theirs before it has another."""
+        if self._again:
+            return self._again.popleft()
+        client = next(iter(self._lines))
+        line = self._lines.pop(client)
+        item = line.popleft()
+        if line:
+            self._lines[client] = line
+        return item
+
     def _drop_given_up(self) -> None:
-        kept = [item for item in self.waiting if not item.answer.done()]
-        self.waiting.clear()
-        self.waiting.extend(kept)
+        self._again = collections.deque(item for item in self._again if not item.answer.done())
+        left = {client: [item for item in line if not item.answer.done()] for client, line in self._lines.items()}
+        self._lines = {client: collections.deque(line) for client, line in left.items() if line}
 
     def answered(self, images: int, seconds: float) -> None:
         """Notes how fast a batch was answered: what ``Full`` tells goes by it."""

@@ -20,12 +20,14 @@ if __name__ == "__main__":
 import numpy as np
 
 from errors import RunError, one_line, out_of_memory
+from inference.inputs import class_names
 from inference.predictor import Predictor
 from inference.serve import frames
 from inference.serve.overlay import overlay
 from inference.serve.settings import LARGEST
 from launch.signals import STOPS, die_with_parent
 from ops.settings import set_device_flags
+from utils import num_gpus
 
 _OURS = "image 0: "  # what a Predictor calls an image without a path
 
@@ -56,9 +58,14 @@ def main() -> None:
 
 
 def load(told: dict[str, Any]) -> Predictor:
-    """Returns the model that a server was told of; it computes on this process's share of the cores."""
+    """Returns the model that a server was told of; it computes on a GPU, in turn, or its share of the cores."""
+    import paddle  # not before errors, which silences a warning of its import
+
+    if gpus := num_gpus():
+        paddle.set_device(f"gpu:{told['place'] % gpus}")
     options = ["DATA.MAX_PIXELS", str(LARGEST), *told["options"]]
-    predictor = Predictor(told["path"], told["cfg"], options, batch_size=told["batch_size"])
+    classes = told["classes"] and class_names(told["classes"])
+    predictor = Predictor(told["path"], told["cfg"], options, classes, told["batch_size"])
     set_device_flags(predictor.config, told["workers"])
     data = predictor.config.DATA
     blank = np.zeros((1, data.IMAGE_SIZE, data.IMAGE_SIZE, data.IMAGE_CHANNELS), np.uint8)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hmac
+import re
 import sys
 import time
 import traceback
@@ -14,7 +15,7 @@ from starlette.responses import JSONResponse
 from errors import one_line, shown
 from inference.serve.bodies import Refused
 from inference.serve.metrics import Metrics
-from inference.serve.settings import HELD, Settings
+from inference.serve.settings import HELD, LOOPBACK, Settings
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -84,6 +85,7 @@ class Gate:
 
     async def _let_in(self, scope: Any, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
+        self._check_host(headers.get(b"host", b"").decode("latin-1"))
         if scope["path"] in _GUARDED:
             self._check_token(headers.get(b"authorization", b""))
         if scope["path"] not in WORK or scope["method"] != "POST":
@@ -103,6 +105,13 @@ class Gate:
             self.active -= 1
             self.held -= scope["size"]
             scope.pop("body", None)  # whose request was refused while it came
+
+    def _check_host(self, host: str) -> None:
+        """Refuses what a browser asks for a foreign site, whose name was made to lead to this machine."""
+        name = re.sub(r":\d*$", "", host).strip("[]").lower()
+        if self.settings.private and host and name not in LOOPBACK:
+            said = f"found the Host {shown(host, 80)}, expected localhost or 127.0.0.1"
+            raise Refused(403, f"{said}; to be asked by another name, start the server with -host or a token")
 
     def _check_token(self, given: bytes) -> None:
         kind, _, token = given.partition(b" ")

@@ -20,14 +20,13 @@ from inference.serve.app import create_app
 from inference.serve.batching import Batcher
 from inference.serve.gate import Gate, log
 from inference.serve.metrics import Metrics
-from inference.serve.settings import Settings
+from inference.serve.settings import LOOPBACK, Settings
 from inference.serve.workers import Pool
 from launch import startup, streams
 
 _HEAD = 10.0  # seconds that a request's head may take, and an answer to be read; twice that at most
 _LARGEST_HEAD = 16 << 10  # bytes
 _CONNECTIONS = 8192
-_SILENT = ("127.0.0.1", "::1", "localhost")  # hosts that no stranger reaches
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -83,7 +82,7 @@ def serve(settings: Settings) -> int:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     print(f"serving {settings.path} at http://{shown}:{port}/", flush=True)
-    if settings.host not in _SILENT and not settings.token:
+    if settings.host not in LOOPBACK and not settings.token:
         log(f"warning: whoever reaches {shown}:{port} may ask; -token_file asks for a token")
     return asyncio.run(_serve(settings, listener))
 

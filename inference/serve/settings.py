@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from errors import InputError
 
 LARGEST = 50_000_000  # pixels of an image, unless -o DATA.MAX_PIXELS: decoding takes up to 8 bytes for each
+LOOPBACK = ("127.0.0.1", "::1", "localhost")  # hosts that no stranger reaches
 HELD = 128 << 20  # bytes of all requests that are being received or answered
 
 
@@ -15,6 +16,7 @@ class Settings:
 
     Attributes:
         path, cfg, options: as a Predictor takes them.
+        classes: a file of the outputs' names, or imagenet1k; None: what the weights tell.
         host, port: where it listens; port 0: one that is free.
         workers: processes that compute.
         batch_size: images that are computed together, at most.
@@ -30,6 +32,7 @@ class Settings:
     path: str
     cfg: str | None = None
     options: Sequence[str] = ()
+    classes: str | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     workers: int = 1
@@ -52,6 +55,11 @@ class Settings:
                 raise InputError(f"-{name} is {getattr(self, name)}, expected more than 0, at most {high}")
         if not 0 <= self.port < 1 << 16:
             raise InputError(f"-port is {self.port}, expected 0 to 65535 (0: any that is free)")
+
+    @property
+    def private(self) -> bool:
+        """Whether only this machine's users may ask, and need no token."""
+        return self.host in LOOPBACK and not self.token
 
     @property
     def largest_body(self) -> int:

@@ -72,7 +72,7 @@ class Pool:
         """Keeps one worker alive, life after life."""
         try:
             while not self.ended.done():
-                worker = self.workers[place] = await self._start()
+                worker = self.workers[place] = await self._start(place)
                 code = await self._live(worker)
                 self.workers[place] = None
                 self._died(worker, code)
@@ -80,12 +80,12 @@ class Pool:
         except Exception as error:  # no process can be started
             self._end(RunError(f"a worker can't be started ({one_line(str(error))}); is memory short?"))
 
-    async def _start(self) -> Worker:
+    async def _start(self, place: int) -> Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             settings = self.settings
-            told = {key: getattr(settings, key) for key in ("path", "cfg", "workers", "batch_size")}
-            told["options"] = list(settings.options)
+            told = {key: getattr(settings, key) for key in ("path", "cfg", "classes", "workers", "batch_size")}
+            told |= {"options": list(settings.options), "place": place}
             words = [sys.executable, "-X", "utf8", str(_PROGRAM), str(theirs.fileno()), json.dumps(told)]
             process = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
         return Worker(process, *await asyncio.open_connection(sock=ours))
@@ -118,7 +118,7 @@ class Pool:
     def _can_wait(self, worker: Worker) -> bool:
         """Whether a busy worker's next batch may still grow: it is needed once the one before is half computed."""
         early = time.monotonic() < worker.heard + worker.usual / 2
-        return bool(worker.pending) and early and len(self.batcher.waiting) < self.batcher.batch_size
+        return bool(worker.pending) and early and len(self.batcher) < self.batcher.batch_size
 
     def _heard(self, worker: Worker, head: dict[str, Any], parts: list[bytes]) -> None:
         before, worker.heard = worker.heard, time.monotonic()

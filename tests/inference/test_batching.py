@@ -12,8 +12,8 @@ def run(test):
     asyncio.run(asyncio.wait_for(test(), 10))
 
 
-def item(number, alone=False):
-    return Item(b"", {"number": number}, asyncio.get_running_loop().create_future(), alone)
+def item(number, alone=False, client=""):
+    return Item(b"", {"number": number}, asyncio.get_running_loop().create_future(), client, alone)
 
 
 def numbers(batch):
@@ -90,7 +90,7 @@ def test_the_queue_takes_all_of_a_request_or_nothing():
         batcher.put(first)
         with pytest.raises(Full) as full:
             batcher.put([item(3), item(4)])
-        assert len(batcher.waiting) == 3
+        assert len(batcher) == 3
         assert full.value.seconds == 3  # at one image a second, as long as nothing is known
         for _ in range(50):
             batcher.answered(30, 1.0)
@@ -99,6 +99,46 @@ def test_the_queue_takes_all_of_a_request_or_nothing():
         assert full.value.seconds == 1
         first[0].answer.cancel()  # nobody waits for it any more: there is room
         batcher.put([item(3), item(4)])
-        assert numbers(batcher.waiting) == [1, 2, 3, 4]
+        assert [numbers(await batcher.take()) for _ in range(2)] == [[1, 2], [3, 4]]
+
+    run(test)
+
+
+def test_clients_take_turns():
+    async def test():
+        batcher = Batcher(3, 0.01, 100)
+        batcher.put([item(n, client="many") for n in range(6)])
+        batcher.put([item(n, client="some") for n in (10, 11)])
+        batcher.put([item(20, client="one")])
+        assert [numbers(await batcher.take()) for _ in range(3)] == [[0, 10, 20], [1, 11, 2], [3, 4, 5]]
+
+    run(test)
+
+
+def test_the_longest_line_gives_its_last_places_to_a_shorter_one():
+    async def test():
+        batcher = Batcher(10, 0.01, 6)
+        many = [item(n, client="many") for n in range(5)]
+        batcher.put(many)
+        batcher.put([item(10, client="some")])
+        batcher.put([item(20, client="one"), item(21, client="one")])
+        with pytest.raises(Full):
+            batcher.put([item(22, client="one")])  # its line would be as long as the longest
+        assert [one.answer.done() for one in many] == [False, False, False, True, True]
+        for lost in many[3:]:
+            with pytest.raises(Full, match="as many images wait as may; try again in 6 s"):
+                lost.answer.result()
+        assert numbers(await batcher.take()) == [0, 10, 20, 1, 21, 2]
+
+    run(test)
+
+
+def test_what_was_tried_once_keeps_its_place():
+    async def test():
+        batcher = Batcher(10, 0.01, 2)
+        batcher.put_back([item(0, client="many"), item(1, client="many")])
+        with pytest.raises(Full):
+            batcher.put([item(2, client="one")])
+        assert [numbers(await batcher.take()) for _ in range(2)] == [[0], [1]]
 
     run(test)

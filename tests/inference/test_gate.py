@@ -73,6 +73,7 @@ def test_a_body_comes_to_the_app_whole():
         (Client(b"x"), {"before": lambda gate: setattr(gate, "draining", True)}, 503, b"the server is ending"),
         (Client(b"x", b"y"), {"before": lambda gate: setattr(gate, "held", HELD - 1)}, 429, b"take all the memory"),
         (Client(b"x", authorization="Bearer no"), {"token": "t" * 16}, 401, b"this server asks for a token"),
+        (Client(b"x", host="evil.example:80"), {}, 403, b"found the Host evil.example:80, expected"),
         (Client(b"x", path="/metrics"), {"token": "t" * 16}, 401, b"this server asks for a token"),
     ],
 )
@@ -80,6 +81,18 @@ def test_what_is_refused_is_told_and_not_kept(client, how, status, line):
     ask(client, **how)
     assert client.status == status
     assert line in client.answer
+
+
+@pytest.mark.parametrize(
+    ("host", "how"),
+    [(name, {}) for name in ("localhost", "LOCALHOST:8000", "127.0.0.1:80", "[::1]", "[::1]:8000")]
+    + [("evil.example", {"token": "t" * 16}), ("evil.example", {"host": "0.0.0.0"})],
+)
+def test_a_private_server_is_asked_by_its_own_names_alone(host, how):
+    """(A page of a foreign site, whose name is made to lead to 127.0.0.1, could read the answers otherwise.)"""
+    client = Client(b"x", host=host, authorization="Bearer " + "t" * 16)
+    ask(client, **how)
+    assert client.status == 200
 
 
 def test_a_slow_body_is_refused(monkeypatch):

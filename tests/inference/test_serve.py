@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import paddle
 import pytest
 from PIL import Image
 from served import CLASSES, form, write_checkpoint
@@ -126,7 +127,7 @@ def test_a_map_is_a_picture_of_what_the_model_sees(server, photographs):
 
 
 def test_of_an_exported_model_a_map_shows_what_it_depends_on(checkpoint, photographs):
-    predictor = load({"path": str(checkpoint), "cfg": None, "options": [], "batch_size": 4, "workers": 1})
+    predictor = load(told(checkpoint))
     predictor.probabilities = lambda logits: np.stack([logits, 1 - logits], 1)
     predictor.logits = lambda pixels: 0.5 + pixels[:, 0, 0, 0] / 1000.0  # it sees one corner alone
     image = Image.fromarray(np.full((64, 64, 3), 255, np.uint8))
@@ -166,9 +167,25 @@ def test_metrics_and_log_tell_of_each_request(server, photographs):
     assert server.said(r"127\.0\.0\.1 POST /predict 200 [\d.]+ ms 2 images")
 
 
+def told(checkpoint, **more):
+    return {"path": str(checkpoint), "cfg": None, "options": [], "classes": None, "batch_size": 4, "workers": 1} | more
+
+
+def test_outputs_are_named_by_a_file_and_workers_take_gpus_in_turn(checkpoint, tmp_path, photographs, monkeypatch):
+    names, chosen = tmp_path / "names", []
+    names.write_text("one\ntwo\nthree\n")
+    monkeypatch.setattr("inference.serve.compute.num_gpus", lambda: 2)
+    monkeypatch.setattr(paddle, "set_device", chosen.append)
+    predictors = [load(told(checkpoint, classes=str(names), place=place)) for place in range(3)]
+    assert chosen == ["gpu:0", "gpu:1", "gpu:0"]
+    asked, pixels = {"kind": "predict", "top": 3, "threshold": 0}, prepared(predictors[0], photographs[0])
+    [answer], _ = answered(predictors[0], [asked], [pixels], [])
+    assert answer["classes"] == [("one", "two", "three")[output] for output in answer["outputs"]]
+
+
 def test_of_a_multi_label_model_classes_above_the_threshold_are_told(tmp_path, photographs):
     checkpoint = write_checkpoint(tmp_path / "many.safetensors", "multi_label")
-    predictor = load({"path": str(checkpoint), "cfg": None, "options": [], "batch_size": 4, "workers": 1})
+    predictor = load(told(checkpoint))
     pixels = prepared(predictor, photographs[0])
     shares = predictor.probabilities(predictor.logits(pixels[None]))[0]
     order = np.argsort(-shares)
@@ -179,7 +196,7 @@ def test_of_a_multi_label_model_classes_above_the_threshold_are_told(tmp_path, p
 
 
 def test_a_models_own_failure_isnt_an_answer(checkpoint, photographs, monkeypatch, capfd):
-    predictor = load({"path": str(checkpoint), "cfg": None, "options": [], "batch_size": 4, "workers": 1})
+    predictor = load(told(checkpoint))
     asked, pixels = [{"kind": "predict", "top": 5, "threshold": 0.5}] * 2, prepared(predictor, photographs[0])
     monkeypatch.setattr(predictor, "logits", lambda pixels: np.full((len(pixels), 3), np.nan, np.float32))
     answers, _ = answered(predictor, asked, ["it is no image", pixels], [])

@@ -14,7 +14,7 @@ from served import form, read_all, serving
 
 JPEG = {"Content-Type": "image/jpeg"}
 JSON = {"Content-Type": "application/json"}
-HOST = b"Host: a\r\n"
+HOST = b"Host: localhost\r\n"
 POST = b"POST /predict HTTP/1.1\r\n" + HOST
 FORM = {"Content-Type": "multipart/form-data; boundary=b"}
 PART = b'--b\r\nContent-Disposition: form-data; name="a"'

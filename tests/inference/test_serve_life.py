@@ -224,9 +224,9 @@ def test_a_busy_workers_next_batch_grows_until_half_of_the_one_before_is_compute
     assert not pool._can_wait(worker)  # it is idle
     worker.pending = {1: (now, [])}
     assert pool._can_wait(worker)
-    pool.batcher.waiting.extend([None, None])
+    pool.batcher.put([Item(b"", {}, None), Item(b"", {}, None)])
     assert not pool._can_wait(worker)  # a batch is full
-    pool.batcher.waiting.clear()
+    pool.batcher = Batcher(2, 0.0, 10)
     worker.heard = now - 51
     assert not pool._can_wait(worker)
 
@@ -241,13 +241,13 @@ def test_an_image_whose_worker_ends_is_tried_once_more_alone(capsys):
         worker = Worker(None, None, None)
         worker.pending = {1: (0.0, items)}
         pool._died(worker, -9)
-        assert list(pool.batcher.waiting) == items[:2]
+        assert list(pool.batcher._again) == items[:2]
         assert await pool.batcher.take() == items[:1]
         worker.pending = {2: (0.0, items[:1])}
         pool._died(worker, 1)
         with pytest.raises(Lost, match="the process that computed it ended, twice"):
             await items[0].answer
-        assert list(pool.batcher.waiting) == items[1:2]
+        assert list(pool.batcher._again) == items[1:2]
         assert not pool.ended.done()
         assert pool.metrics.restarts._value.get() == 2
 
