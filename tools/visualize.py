@@ -10,8 +10,8 @@ embeddings   images of a folder in the plane, by t-SNE, with classes   all
 positions    what was learnt of places; needs no image                 ViT, DeiT, BEiT, Swin
 predictions  a grid of images with their classes, or of -mistakes      all
 
-IMAGES are files and folders; below a folder, the subfolders are the true classes. -output is one picture, FILE.png, or
-a new folder that gets one for each image. The model runs in float32.
+IMAGES are files, folders, patterns and lists, as tools/predict.py takes them; a folder's subfolders are the true classes.
+-output is one picture, FILE.png, or a new folder that gets one for each image. The model runs in float32.
 """
 
 import argparse
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (streams)
-from errors import InputError, RunError, reading, remedy, reported  # noqa: E402
+from errors import InputError, RunError, remedy, reported  # noqa: E402
 
 ONE_BY_ONE = ("attention", "rollout", "cam", "features")
 TOGETHER = ("embeddings", "positions", "predictions")
@@ -46,38 +46,23 @@ FLAGS = {  # what each is for: elsewhere it would do nothing
 ON_A_SHEET = 16  # images, at most
 
 
-def listed(paths: Sequence[str]) -> tuple[list[str], list[str | None]]:
-    """Returns the image files that paths name, and of those below a folder's subfolder its name: their class.
+def listed(words: Sequence[str]) -> tuple[list[str], list[str | None]]:
+    """Returns the image files that words stand for, and of those below a folder's subfolder its name: their class.
 
     Raises:
-        InputError: a path that isn't there, or a folder without images.
+        InputError: a word stands for nothing.
     """
-    from loading.sources import IMAGE_SUFFIXES
+    from inference.inputs import paths_of, standard_input
 
     files: list[str] = []
     truth: list[str | None] = []
-    for path in paths:
-        if not os.path.isdir(path):
-            if not os.path.exists(path):
-                raise InputError(f"{path}: found no image there, and no folder")
-            files.append(path)
-            truth.append(None)
-            continue
-        before = len(files)
-        with reading(path, "a folder of images"):
-            for folder, subfolders, names in os.walk(path, onerror=_refuse):
-                subfolders.sort()
-                own = [os.path.join(folder, name) for name in sorted(names) if name.lower().endswith(IMAGE_SUFFIXES)]
-                below = os.path.relpath(folder, path).split(os.sep)[0]
-                files.extend(own)
-                truth.extend([None if below == "." else below] * len(own))
-        if len(files) == before:
-            raise InputError(f"{path}: holds no image; they end in {' '.join(IMAGE_SUFFIXES)}")
+    for word in words:
+        within = os.path.isdir(word)
+        for file in paths_of([word], standard_input()):
+            folders = os.path.relpath(file, word).split(os.sep)[:-1] if within else []
+            files.append(file)
+            truth.append(folders[0] if folders else None)
     return files, truth
-
-
-def _refuse(error: OSError) -> None:
-    raise error
 
 
 def one_by_one(kind: str, predictor: Any, files: Sequence[str], asked: Any, output: Path) -> str:

@@ -46,9 +46,9 @@ def visualize(*arguments):
         ("positions M PHOTO -output x.png", "positions takes no images; leave them out"),
         ("cam M -output x.png", "cam needs images"),
         ("predictions M PHOTO -output x.png -most 0", "-most is 0, expected 1 or more"),
-        ("cam M none.jpg -output x.png", "none.jpg: found no image there, and no folder"),
+        ("cam M none.jpg -output x.png", "'none.jpg': there is no such file or folder"),
         ("cam M PHOTO -output there.png/a/x.png", "there.png is no folder that can be written to; choose another"),
-        ("cam M empty -output x.png", "empty: holds no image; they end in .jpg .jpeg .png"),
+        ("cam M empty -output x.png", "empty: holds no image; images end in .jpg .jpeg .png"),
     ],
 )
 def test_a_wrong_command_line_is_a_line(tmp_path, monkeypatch, arguments, message):
