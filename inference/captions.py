@@ -1,8 +1,9 @@
-"""Pictures of answers: each image with its classes below it, in files or on one sheet."""
+"""Pictures of images with their classes below them, in files or on one sheet."""
 
 import functools
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -17,7 +18,8 @@ from options import Configuration
 
 SUFFIXES = (".png", ".jpg", ".jpeg")  # of a sheet
 MOST = 400  # images on a sheet
-_SIDE, _SHEET_SIDE, _GAP, _FONT = 384, 224, 8, 14  # pixels
+SHEET_SIDE = 224  # pixels of a tile on a sheet
+_SIDE, _GAP, _FONT = 384, 8, 14  # pixels
 _LINE = _FONT + 5
 _NAME = 40  # letters of a file's name
 _PAPER, _INK, _FAINT, _WRONG = "white", "black", "#666666", "#b00020"
@@ -35,37 +37,15 @@ class Captioned:
         self.pictures, self.side, self.top, self.place = Pictures(config, images), side, top, 0
 
     def drawn(self, answer: Answer) -> Image.Image:
-        """Returns the next image with its name, and its classes or its error: [side + caption] x side pixels."""
-        image, problem = None, reason(answer) if isinstance(answer, Failure) else ""
-        if not problem:
-            try:
-                image = self.pictures.image(self.place)
-                image.thumbnail((self.side, self.side))  # in its place: a copy of it may take 400 MB
-            except RunError as error:  # it was read before
-                problem = str(error)
+        """Returns the next image with its name, and its classes or its error."""
+        place, problem, rows = self.place, "", []
         self.place += 1
-        height = self.side + _LINE * (1 + self.top) + _GAP
-        paper = Image.new("RGB", (self.side, height), _PAPER)
-        draw = ImageDraw.Draw(paper)
-        if image:
-            paper.paste(image, ((self.side - image.width) // 2, self.side - image.height))
+        if isinstance(answer, Failure):
+            problem = reason(answer)
         else:
-            draw.rectangle((0, 0, self.side - 1, self.side - 1), fill="#eeeeee")
-            for row, line in enumerate(_wrapped(draw, problem, self.side - 2 * _GAP)):
-                draw.text((_GAP, _GAP + row * _LINE), line, _WRONG, _font())
-        name = _cut(draw, shown(os.path.basename(answer.name), 4000), self.side, from_left=True)
-        draw.text((0, self.side + 2), name, _FAINT, _font())
-        if not isinstance(answer, Failure):
-            self._list(draw, answer.classes, answer.probabilities)
-        return paper
-
-    def _list(self, draw: ImageDraw.ImageDraw, classes: list[str], probabilities: list[float]) -> None:
-        room = draw.textlength("100.0 %  ", _font())
-        for row, (kind, share) in enumerate(list(zip(classes, probabilities, strict=True))[: self.top], 1):
-            place = self.side + 2 + row * _LINE
-            told = f"{100 * share:.1f} %"
-            draw.text((room - draw.textlength(f"{told}  ", _font()), place), told, _INK, _font())
-            draw.text((room, place), _cut(draw, shown(kind, 4000), self.side - room), _INK, _font())
+            found = list(zip(answer.classes, answer.probabilities, strict=True))[: self.top]
+            rows = [(f"{100 * share:.1f} %", name) for name, share in found]
+        return tile(self.pictures, place, self.side, answer.name, rows, self.top, problem)
 
 
 class Folder:
@@ -94,7 +74,7 @@ class Sheet:
     def __init__(self, config: Configuration, images: Paths, top: int) -> None:
         if len(images) > MOST:
             raise InputError(f"-output: one picture holds up to {MOST} images, found {len(images)}; give a folder")
-        self.captioned, self.papers = Captioned(config, images, _SHEET_SIDE, top), []
+        self.captioned, self.papers = Captioned(config, images, SHEET_SIDE, top), []
         self.count = len(images)
 
     def write(self, answer: Answer) -> None:
@@ -103,14 +83,54 @@ class Sheet:
     def save(self, file: Path, path: Path) -> None:
         """Writes the sheet to ``file``, in the format that ``path`` names."""
         across = next(n for n in range(1, MOST) if n * n * 3 >= self.count * 4 or n == self.count)
-        width, height = (side + _GAP for side in self.papers[0].size)
-        sheet = Image.new("RGB", (across * width + _GAP, -(-self.count // across) * height + _GAP), _PAPER)
-        for place, paper in enumerate(self.papers):
-            sheet.paste(paper, (_GAP + place % across * width, _GAP + place // across * height))
+        sheet = joined(self.papers, across)
         with writing(str(path)), open(file, "xb") as out:
             sheet.save(out, "PNG" if path.suffix.lower() == ".png" else "JPEG", quality=90)
             out.flush()
             os.fsync(out.fileno())
+
+
+def tile(
+    pictures: Pictures, place: int, side: int, name: str, rows: Sequence[tuple[str, str]], room: int, problem: str = ""
+) -> Image.Image:
+    """Returns a picture, [side + caption] x side pixels, of an image, its name, and rows of a figure and a text.
+
+    Args:
+        room: rows that there is room for.
+        problem: what is wrong with the image, which is shown instead; "": it is found out.
+    """
+    image = None
+    if not problem:
+        try:
+            image = pictures.image(place)
+            image.thumbnail((side, side))  # in its place: a copy of it may take 400 MB
+        except RunError as error:  # it was read before
+            problem = str(error)
+    paper = Image.new("RGB", (side, side + _LINE * (1 + room) + _GAP), _PAPER)
+    draw = ImageDraw.Draw(paper)
+    if image:
+        paper.paste(image, ((side - image.width) // 2, side - image.height))
+    else:
+        draw.rectangle((0, 0, side - 1, side - 1), fill="#eeeeee")
+        for row, line in enumerate(_wrapped(draw, problem, side - 2 * _GAP)):
+            draw.text((_GAP, _GAP + row * _LINE), line, _WRONG, _font())
+    name = _cut(draw, shown(os.path.basename(name), 4000), side, from_left=True)
+    draw.text((0, side + 2), name, _FAINT, _font())
+    figures = draw.textlength("100.0 %  ", _font())
+    for row, (figure, text) in enumerate(rows, 1):
+        top = side + 2 + row * _LINE
+        draw.text((figures - draw.textlength(f"{figure}  ", _font()), top), figure, _INK, _font())
+        draw.text((figures, top), _cut(draw, shown(text, 4000), side - figures), _INK, _font())
+    return paper
+
+
+def joined(tiles: Sequence[Image.Image], across: int) -> Image.Image:
+    """Returns pictures of one size side by side, ``across`` in a row."""
+    width, height = (side + _GAP for side in tiles[0].size)
+    sheet = Image.new("RGB", (across * width + _GAP, -(-len(tiles) // across) * height + _GAP), _PAPER)
+    for place, paper in enumerate(tiles):
+        sheet.paste(paper, (_GAP + place % across * width, _GAP + place // across * height))
+    return sheet
 
 
 @functools.cache

@@ -1,24 +1,22 @@
 """The images most like one, by the cosine of their features, in a folder or among features that were kept."""
 
-import functools
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
 
 from config import get_config
-from errors import InputError, RunError, shown
+from errors import InputError
+from inference.captions import SHEET_SIDE, joined, tile
 from inference.features import Features, Stored
 from inference.pictures import Pictures
 from loading.files import Paths
 from utils import written_whole
 
 _ROWS = 8192  # of stored features at once
-_SIDE, _GAP, _FONT, _ACROSS = 192, 8, 13, 5  # pixels; tiles in a row
+_ACROSS = 5  # images in a row of a grid
 
 
 class Neighbour(NamedTuple):
@@ -115,44 +113,16 @@ def nearest(
 
 
 def write_grid(query: str, neighbours: Sequence[Neighbour], output: Path) -> None:
-    """Writes a PNG, whole or not at all: the query, then its neighbours, each above its similarity and its name.
+    """Writes a PNG, whole or not at all: the query, then its neighbours, each above its name and its similarity.
 
     Raises:
         InputError: another ending.
     """
     if output.suffix.lower() != ".png":
         raise InputError(f"{output}: the grid is a PNG; give it the ending .png")
-    tiles = [_tile(query, "query"), *(_tile(name, f"{similarity:.3f}") for name, similarity in neighbours)]
-    width, height = (side + _GAP for side in tiles[0].size)
-    across = min(_ACROSS, len(tiles))
-    grid = Image.new("RGB", (across * width + _GAP, -(-len(tiles) // across) * height + _GAP), "white")
-    for place, tile in enumerate(tiles):
-        grid.paste(tile, (_GAP + place % across * width, _GAP + place // across * height))
+    told = [(query, "query"), *((name, f"{similarity:.3f}") for name, similarity in neighbours)]
+    pictures = Pictures(get_config(None, ["DATA.IMAGE_CHANNELS", "3"]), [name for name, _ in told])
+    tiles = [tile(pictures, place, SHEET_SIDE, name, [(said, "")], 1) for place, (name, said) in enumerate(told)]
+    grid = joined(tiles, min(_ACROSS, len(tiles)))
     with written_whole(output, "wb") as file:
         grid.save(file, "PNG")
-
-
-def _tile(name: str, caption: str) -> Image.Image:
-    paper = Image.new("RGB", (_SIDE, _SIDE + 2 * (_FONT + 5)), "white")
-    draw = ImageDraw.Draw(paper)
-    try:
-        image = Pictures(get_config(None, ["DATA.IMAGE_CHANNELS", "3"]), [name]).image(0)
-        scale = _SIDE / max(image.size)
-        size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-        image = image.resize(size, Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.NEAREST)
-        paper.paste(image, ((_SIDE - size[0]) // 2, (_SIDE - size[1]) // 2))
-    except RunError:  # it was read before: it has gone, or was changed
-        draw.rectangle((0, 0, _SIDE - 1, _SIDE - 1), fill="#eeeeee")
-        draw.text((_GAP, _SIDE // 2), "can't be read", "#b00020", _font())
-    title = shown(os.path.basename(name), 200)
-    while draw.textlength(title, _font()) > _SIDE:
-        title = "..." + title.removeprefix("...")[1:]
-    draw.text((0, _SIDE + 2), caption, "black", _font())
-    draw.text((0, _SIDE + _FONT + 7), title, "#666666", _font())
-    return paper
-
-
-@functools.cache
-def _font() -> ImageFont.FreeTypeFont:
-    """DejaVu Sans, which has most alphabets; Pillow's own has Latin letters alone."""
-    return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf")), _FONT)

@@ -10,7 +10,7 @@ embeddings   images of a folder in the plane, by t-SNE, with classes   all
 positions    what was learnt of places; needs no image                 ViT, DeiT, BEiT, Swin
 predictions  a grid of images with their classes, or of -mistakes      all
 
-IMAGES are files, folders, patterns and lists, as tools/predict.py takes them; a folder's subfolders are the true classes.
+IMAGES are files, folders, patterns and lists, as of tools/predict.py; a folder's subfolders are the true classes.
 -output is one picture, FILE.png, or a new folder that gets one for each image. The model runs in float32.
 """
 

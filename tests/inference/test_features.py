@@ -220,10 +220,10 @@ def test_a_grid_shows_the_query_and_its_neighbours(folder, tmp_path):
     names = [str(folder / "sub" / f"flower{i}.jpg") for i in range(3)] + [str(folder / "china9.jpg")]
     write_grid(str(folder / "china0.jpg"), [Neighbour(name, 0.5) for name in names], tmp_path / "grid.png")
     with Image.open(tmp_path / "grid.png") as grid:
-        assert grid.size == (5 * (192 + 8) + 8, 8 + 192 + 2 * 18 + 8)
-        centre = np.asarray(grid)[60:140]
-    assert len({centre[:, 8 + 200 * i : 200 + 200 * i].tobytes() for i in range(5)}) == 5
-    assert (centre[0, 8 + 800 + 5] == 0xEE).all()  # the broken one is an empty tile
+        assert grid.size == (5 * (224 + 8) + 8, 8 + 224 + 2 * 19 + 8 + 8)
+        centre = np.asarray(grid)[100:200]
+    assert len({centre[:, 8 + 232 * i : 232 + 232 * i].tobytes() for i in range(5)}) == 5
+    assert (centre[0, 8 + 928 + 5] == 0xEE).all()  # the broken one is an empty tile
     with pytest.raises(InputError, match=r"the grid is a PNG; give it the ending \.png"):
         write_grid(names[0], [], tmp_path / "grid.jpg")
 
