@@ -104,6 +104,8 @@ def tile(
         try:
             image = pictures.image(place)
             image.thumbnail((side, side))  # in its place: a copy of it may take 400 MB
+            times = side // max(image.size)  # so that one sees something of a digit of 8 x 8
+            image = image.resize((times * image.width, times * image.height), Image.Resampling.NEAREST)
         except RunError as error:  # it was read before
             problem = str(error)
     paper = Image.new("RGB", (side, side + _LINE * (1 + room) + _GAP), _PAPER)

@@ -16,6 +16,7 @@ from config import get_config
 from errors import RunError
 from inference import Failure, Prediction, captions
 from inference.answers import COLUMNS, Csv, JsonLines, Out, cells, fitting, text_file, text_writer, writing
+from inference.pictures import Pictures
 from loading.files import Paths
 
 NAMES = st.binary(min_size=1, max_size=40).map(lambda name: os.fsdecode(name.replace(b"\0", b"x"))) | st.text(
@@ -141,3 +142,11 @@ def test_pictures_have_their_captions(tmp_path):
     assert (pixels[8 + 200, 240 + 112] == 0xEE).all()  # what can't be read is grey
     with Image.open(tmp_path / "out" / "1-a.jpg") as one:
         assert one.size == (384, 384 + 3 * 19 + 8)
+
+
+@pytest.mark.parametrize(("size", "drawn"), [((8, 8), (224, 224)), ((100, 30), (200, 60)), ((896, 448), (224, 112))])
+def test_a_tile_shows_small_images_enlarged_and_large_ones_reduced(size, drawn):
+    pictures = Pictures(get_config(None, ["DATA.IMAGE_CHANNELS", "3"]), [Image.new("RGB", size, "red")])
+    paper = np.asarray(captions.tile(pictures, 0, 224, "red", [], 0))
+    red = (paper == (255, 0, 0)).all(2)
+    assert (red.any(0).sum(), red.any(1).sum()) == drawn
