@@ -122,8 +122,7 @@ class Block(nn.Layer):
         below, right = -height % window_height, -width % window_width
         if any(self.shift_size):
             x = paddle.roll(x, [-shift for shift in self.shift_size], axis=[1, 2])
-        if below or right:
-            x = F.pad(x, [0, right, 0, below], data_format="NHWC")
+        x = padded(x, below, right)
         rows, columns = (height + below) // window_height, (width + right) // window_width
         x = x.reshape([-1, rows, window_height, columns, window_width, dim]).transpose([0, 1, 3, 2, 4, 5])
         x = self.attn(x.reshape([-1, window_height * window_width, dim]), self.attn_mask)
@@ -132,6 +131,16 @@ class Block(nn.Layer):
         if below or right:
             x = x[:, :height, :width]
         return paddle.roll(x, self.shift_size, axis=[1, 2]) if any(self.shift_size) else x
+
+
+def padded(x: paddle.Tensor, below: int, right: int) -> paddle.Tensor:
+    """Returns maps [B, H, W, D] with rows and columns of zeros added.
+
+    ``F.pad`` exports wrong: ONNX gets an arbitrary value, Paddle Inference another layout (Paddle 3.3.1).
+    """
+    if below:
+        x = paddle.concat([x, paddle.zeros_like(x[:, :below])], axis=1)
+    return paddle.concat([x, paddle.zeros_like(x[:, :, :right])], axis=2) if right else x
 
 
 def shift_mask(resolution: Sequence[int], window_size: Sequence[int], shift_size: Sequence[int]) -> np.ndarray:
@@ -161,8 +170,7 @@ class PatchMerging(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         height, width, dim = x.shape[1:]
-        if height % 2 or width % 2:
-            x = F.pad(x, [0, width % 2, 0, height % 2], data_format="NHWC")
+        x = padded(x, height % 2, width % 2)
         height, width = (height + 1) // 2, (width + 1) // 2
         x = x.reshape([-1, height, 2, width, 2, dim]).transpose([0, 1, 3, 4, 2, 5])
         return in_float32(self.reduction(self.norm(x.reshape([-1, height, width, 4 * dim]))))
