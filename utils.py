@@ -21,6 +21,7 @@ from tqdm import tqdm
 from errors import InputError, RunError, shown
 from launch import secret
 from launch.environment import num_cores
+from launch.startup import unfinished
 
 if __name__ == "utils":  # as a part of another program (tools/package) it leaves these to that one
     logging.getLogger().setLevel(logging.WARNING)  # Paddle's import sets INFO: its notes on ports are no news for users
@@ -291,7 +292,7 @@ def open_logs(directory: Path) -> None:
 @contextlib.contextmanager
 def written_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     """Opens a file that replaces ``path`` only when the body has ended well: whole or absent, never half."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = unfinished(path)
     try:
         with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
             yield file

@@ -5,6 +5,7 @@ A runner computes in the precision that the export was made and checked for, wha
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,18 @@ def opened(export: Export, stem: str = "", precision: str = "") -> Runner:
         stem: the graph's name, without an ending; "": the model's.
         precision: to compute in; "": the export's.
     """
-    runner = RUNNERS[export.format]
-    with reading(export.folder, f"an export of format {export.format}", _ADVICE):
-        return runner(export.folder, stem or STEMS[export.format], precision or export.precision)
+    with _as_export(export):
+        run = RUNNERS[export.format](export.folder, stem or STEMS[export.format], precision or export.precision)
+
+    def checked(images: np.ndarray) -> np.ndarray:
+        with _as_export(export):
+            return run(images)
+
+    return checked
+
+
+def _as_export(export: Export) -> AbstractContextManager[None]:
+    return reading(export.folder, f"an export of format {export.format}", _ADVICE)
 
 
 def needed(package: str) -> Any:

@@ -4,10 +4,13 @@ Beside the model stands ``preparation``, a graph from pixels of any size to what
 one file. What tells of them, inference/folder.py and inference/conventions.py say.
 """
 
+import contextlib
+import errno
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +19,14 @@ import paddle
 
 from errors import InputError
 from inference import formats
-from inference.backends import STEMS, needed, open_export
+from inference.answers import writing
+from inference.backends import RUNNERS, STEMS, needed, open_export
 from inference.conventions import write_conventions
 from inference.fidelity import LEAST_AGREEMENT, Fidelity, held_to_eager
 from inference.folder import MANIFEST, sha256
 from inference.preparation import Preparation
 from inference.quantise import check_calibration, quantised
+from launch.startup import remove, unfinished
 from models.base import ImageModel
 from models.inference import PROGRAM, inputs_of, save_program
 from options import Configuration
@@ -72,30 +77,50 @@ def write_export(
         RunError: the export's logits aren't the model's.
     """
     check_combination(kind, precision)
-    if target.exists():
-        raise InputError(f"{target} exists; choose another -output")
+    check_target(target)
     if precision == "int8":
         check_calibration(calibration)
     model.eval()
     description = describe(config, classes, task)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    temporary.mkdir(parents=True)
+    temporary = unfinished(target)
     try:
-        with tempfile.TemporaryDirectory(dir=temporary) as scratch:
-            _write_graphs(config, model, temporary, Path(scratch), kind, precision, calibration)
-        write_conventions(temporary, config, description, model.num_features)
-        content = _manifest(config) | vars(description) | {"format": kind, "precision": precision}
-        content["files"] = {file.name: sha256(file) for file in sorted(temporary.iterdir())}
-        (temporary / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        found = held_to_eager(config, model, open_export(temporary), precision, calibration, least)
-        for file in temporary.iterdir():
-            sync_directory(file)
-        sync_directory(temporary)
-        os.rename(temporary, target)
-        sync_directory(target.parent)
+        temporary.mkdir(parents=True)
+    except OSError as error:
+        raise InputError(f"{target} can't be made ({error.strerror}); choose another -output") from None
+    try:
+        with writing(str(target)):
+            with tempfile.TemporaryDirectory(dir=temporary) as scratch, _full_disk_told(temporary):
+                _write_graphs(config, model, temporary, Path(scratch), kind, precision, calibration)
+            write_conventions(temporary, config, description, model.num_features)
+            content = _manifest(config) | vars(description) | {"format": kind, "precision": precision}
+            content["files"] = {file.name: sha256(file) for file in sorted(temporary.iterdir())}
+            (temporary / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            found = held_to_eager(config, model, open_export(temporary), precision, calibration, least)
+            for file in temporary.iterdir():
+                sync_directory(file)
+            sync_directory(temporary)
+            os.rename(temporary, target)
+            sync_directory(target.parent)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove(temporary)
     return found
+
+
+@contextlib.contextmanager
+def _full_disk_told(folder: Path) -> Iterator[None]:
+    """Raises an OSError of a full disk in place of what the converters make of files that were cut off."""
+    try:
+        yield
+    except Exception:
+        if shutil.disk_usage(folder).free < 1 << 20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
+        raise
+
+
+def check_target(target: Path) -> None:
+    """Raises InputError where an export's folder is there already."""
+    if os.path.lexists(target):
+        raise InputError(f"{target} exists; choose another -output")
 
 
 def _manifest(config: Configuration) -> dict[str, Any]:
@@ -126,10 +151,13 @@ def _write_graphs(
         save_program(preparation, folder / PREPARATION, pixels)
         return
     graph = formats.simplified(formats.onnx_of(model, scratch, inputs_of(model), "logits"), scratch)
+    onnx = needed("onnx")
+    if precision != "float32":  # which hides what the conversion itself gets wrong
+        onnx.save(graph, str(scratch / "model.onnx"))
+        held_to_eager(config, model, RUNNERS["onnx"](scratch, "model", "float32"), "float32")
     prepared = formats.simplified(formats.onnx_of(preparation, scratch, pixels, "prepared"), scratch)
     name = STEMS[kind]
     if kind == "onnx":
-        onnx = needed("onnx")
         if precision == "int8":
             graph = quantised(graph, check_calibration(calibration))
         elif precision == "float16":

@@ -19,7 +19,7 @@ FORMATS = ("paddle", "paddle-legacy", "onnx", "openvino")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8")
 ADVICE = "; export the model anew (tools/export_model.py)"
 _LONGEST = 16 << 20  # bytes: the names of 21,841 classes take 1.5 million
-_SUM = Rule("a SHA-256 per file", lambda v: type(v) is dict and len(v) < 100 and all(map(_is_file, v.items())))
+_SUM = Rule("a SHA-256 per file", lambda v: type(v) is dict and 0 < len(v) < 100 and all(map(_is_file, v.items())))
 _FORM: Form = {
     "format": Rule(f"one of {', '.join(FORMATS)}", lambda value: value in FORMATS),
     "precision": Rule(f"one of {', '.join(PRECISIONS)}", lambda value: value in PRECISIONS),

@@ -1,5 +1,6 @@
 """Which images are asked about: words of a command line become paths, in order."""
 
+import contextlib
 import glob
 import itertools
 import os
@@ -120,6 +121,16 @@ def _split(data: bytes) -> list[bytes]:
     end = b"\0" if b"\0" in data else b"\n"
     allowance.take(_LISTED * data.count(end))
     return [line for line in (line.removesuffix(b"\r") for line in data.split(end)) if line]
+
+
+def check_output(output: Path | None, *read: Iterable[str]) -> None:
+    """Raises InputError where ``output`` is a file that is read: it would be replaced."""
+    if output is None or not output.exists():
+        return
+    for path in itertools.chain.from_iterable(read):
+        with contextlib.suppress(OSError, ValueError):
+            if output.samefile(path):
+                raise InputError(f"-output {shown(str(output))} is what is read; choose another")
 
 
 def class_names(path: str) -> list[str]:

@@ -38,7 +38,7 @@ def training_images(config: Configuration, data: Sequence[str], count: int, seed
     prepared = [word for key, value in leaves(config.DATA) if key in _PREPARED for word in (f"DATA.{key}", value)]
     config = get_config(None, [*data, *prepared, "MODEL.NUM_CLASSES", "auto"])
     dataset = get_dataset(config, "train")
-    dataset.transform, dataset.erasing = EvalTransform(config), None
+    dataset.transform, dataset.erasing, dataset.advice = EvalTransform(config), None, ""
     places = np.random.default_rng(seed).permutation(len(dataset))[:count]
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
     pixels = (dataset[int(place)][0] for place in places)

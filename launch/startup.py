@@ -2,11 +2,14 @@
 and no standard stream ends it. It imports next to nothing.
 """
 
+import contextlib
 import os
 import resource
+import shutil
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from launch import streams
@@ -37,6 +40,32 @@ def stop_at_once(handler: Callable[[int, Any], None] = end_at_once) -> None:
     for number in STOPS:
         if number not in IGNORED:
             signal.signal(number, handler)
+
+
+def unfinished(path: Path) -> Path:
+    """Returns where this process writes a file or folder until it is whole: a hidden one beside it."""
+    name = os.fsdecode(os.fsencode(path.name)[:200])  # a name has at most 255 bytes
+    return path.with_name(f".{name}.{os.getpid()}")
+
+
+def stop_by_removing(path: Path | None) -> None:
+    """From now on STOPS end this process with a line, and ``path``, which isn't whole yet, goes with it."""
+    program = os.getpid()
+
+    def end(number: int, _: object) -> None:
+        if os.getpid() == program:  # workers have this handler, too
+            remove(path)
+            os.write(2, f"{os.linesep * os.isatty(2)}stopped by {signal.Signals(number).name}\n".encode())
+        os._exit(128 + number)
+
+    stop_at_once(end)
+
+
+def remove(path: Path | None) -> None:
+    """Removes a file or a folder, if it is there."""
+    if path:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def speak_utf8() -> None:

@@ -61,9 +61,12 @@ class Predictor:
             settings.enable_mkldnn_bfloat16()
         with quiet():
             self._predictor = paddle.inference.create_predictor(settings)
+        self._first = True
 
     def __call__(self, images: paddle.Tensor) -> paddle.Tensor:
-        return self._predictor.run([images])[0]
+        with quiet() if self._first else contextlib.nullcontext():  # oneDNN says a word as it first runs
+            self._first = False
+            return self._predictor.run([images])[0]
 
 
 def num_threads() -> int:

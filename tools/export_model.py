@@ -10,13 +10,14 @@ don't tell their model. int8 is calibrated on images of a training set.
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-import launch.startup  # noqa: E402, F401  (streams)
+import launch.startup  # noqa: E402  (streams)
 from errors import InputError, reported  # noqa: E402
 
 _FORMATS = ("paddle", "paddle-legacy", "onnx", "openvino")
@@ -38,12 +39,13 @@ def main() -> None:
     arguments = parser.parse_args()
     data = _data(arguments)
     from inference import Predictor  # after the command line: these import Paddle
-    from inference.exporting import check_combination, write_export
+    from inference.exporting import check_combination, check_target, write_export
     from inference.quantise import training_images
 
     check_combination(arguments.format, arguments.precision)
-    if arguments.output.exists():
-        raise InputError(f"{arguments.output} exists; choose another -output")
+    arguments.output = Path(os.path.abspath(arguments.output))  # without ".."
+    check_target(arguments.output)
+    launch.startup.stop_by_removing(launch.startup.unfinished(arguments.output))
     trained = Predictor(arguments.pretrained, arguments.cfg, arguments.o)
     if trained.model is None:
         raise InputError(f"{arguments.pretrained} is an export already; give -pretrained what it was made from")

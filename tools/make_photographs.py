@@ -10,7 +10,6 @@ sources, count, seed and Pillow make the same bytes.
 
 import argparse
 import importlib.util
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-import launch.startup  # noqa: E402, F401  (streams)
+import launch.startup  # noqa: E402  (streams)
 from errors import InputError, reported  # noqa: E402  (first: it says what isn't installed)
 
 # isort: split
@@ -71,7 +70,7 @@ def write(output: Path, count: int, seed: int) -> str:
         raise InputError(f"{output} exists; choose another -output, or remove it")
     if count < 2 * len(sources):
         raise InputError(f"--count {count}: expected at least {2 * len(sources)}, two of each of the photographs")
-    temporary = output.with_name(f".{output.name}.{os.getpid()}")
+    temporary = launch.startup.unfinished(output)
     size = 0
     try:
         for index in range(count):

@@ -30,7 +30,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-import launch.startup  # noqa: E402, F401  (streams)
+import launch.startup  # noqa: E402  (streams)
 
 # First: it says what isn't installed.
 from errors import InputError, RunError, Unreadable, opened, reading, remedy, reported  # noqa: E402
@@ -184,7 +184,7 @@ def make_shards(options: argparse.Namespace) -> str:
     limit = ["DATA.MAX_PIXELS", str(options.max_pixels)] if options.max_pixels else []
     config = get_config(None, ["DATA.DATASET", options.dataset, "DATA.DATA_PATH", options.data_path, *limit])
     files = {mode: datasets.chosen(config)(Split(mode)) for mode in options.modes}
-    temporary = output.with_name(f".{output.name}.{os.getpid()}")
+    temporary = launch.startup.unfinished(output)
     fork = multiprocessing.get_context("fork")  # a spawned process would import Paddle
     pool = ProcessPoolExecutor(options.workers, fork, signal.signal, (signal.SIGINT, signal.SIG_IGN))
     try:

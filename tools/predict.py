@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import functools
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -109,7 +108,7 @@ def _temporary(arguments: argparse.Namespace) -> Path | None:
             raise InputError(f"{told} is there already, and is no empty folder; choose another")
     elif os.path.lexists(output) and not output.is_file():
         raise InputError(f"{told} is a folder, or no regular file; choose another")
-    return output.with_name(f".{output.name[:200]}.{os.getpid()}")
+    return startup.unfinished(output)
 
 
 def answer(arguments: argparse.Namespace, images: Any, config: Configuration) -> None:
@@ -201,9 +200,10 @@ def spawned_rank(failed: Any, beats: Any, handed: spawned.Handed) -> None:
 def launched_rank(arguments: argparse.Namespace, failed: Any, beats: Any, config: Configuration) -> None:
     """A rank that a launcher started; it finds the images by itself."""
     with as_rank(failed, beats), contextlib.suppress(BrokenPipeError):
-        from inference.inputs import paths_of
+        from inference.inputs import check_output, paths_of
 
         images = paths_of(arguments.inputs)
+        check_output(arguments.output, (arguments.checkpoint, *arguments.inputs), images)
         launched.wait_for_all()
         answer(arguments, images, config)
 
@@ -218,11 +218,12 @@ def run(arguments: argparse.Namespace) -> None:
         launched.watch(functools.partial(launched_rank, arguments), config)
     import_paddle()
     import utils
-    from inference.inputs import paths_of, standard_input
+    from inference.inputs import check_output, paths_of, standard_input
 
-    startup.stop_at_once(functools.partial(_stopped, arguments.temporary, os.getpid()))
+    startup.stop_by_removing(arguments.temporary)
     ranks = utils.num_processes(1 if arguments.ngpus is None else arguments.ngpus)
     images = paths_of(arguments.inputs, standard_input())
+    check_output(arguments.output, (arguments.checkpoint, *arguments.inputs), images)
     if ranks == 1:
         answer(arguments, images, config)
         return
@@ -234,20 +235,6 @@ def run(arguments: argparse.Namespace) -> None:
     spawned.run(config, ranks, start)
 
 
-def _stopped(temporary: Path | None, program: int, number: int, _: Any) -> None:
-    """Ends this process, as a signal's handler; loaders' workers have it, too."""
-    if os.getpid() == program:
-        _remove(temporary)
-        os.write(2, f"{os.linesep * os.isatty(2)}stopped by {signal.Signals(number).name}\n".encode())
-    os._exit(128 + number)
-
-
-def _remove(temporary: Path | None) -> None:
-    if temporary:
-        with contextlib.suppress(OSError):
-            temporary.unlink() if not temporary.is_dir() else shutil.rmtree(temporary, ignore_errors=True)
-
-
 def main() -> None:
     arguments = parsed_arguments()
     try:
@@ -257,7 +244,7 @@ def main() -> None:
     except BrokenPipeError:  # ``| head``
         os._exit(128 + signal.SIGPIPE)
     finally:
-        _remove(arguments.temporary)
+        startup.remove(arguments.temporary)
 
 
 if __name__ == "__main__":

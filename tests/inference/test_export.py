@@ -1,9 +1,12 @@
 """An export gives the eager model's logits in every format, whole or not at all; its graph gives Pillow's pixels."""
 
+import hashlib
 import json
 import shutil
+import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import paddle
@@ -11,8 +14,8 @@ import pytest
 from conftest import ROOT, without
 from golden.formula import array
 from paddle import nn
-from test_inference import images_of, small
-from test_zoo import SMALL
+from programs import wait_for
+from test_inference import EXPORTED, images_of, small
 
 from config import get_config
 from errors import InputError, RunError
@@ -26,7 +29,7 @@ from models.inference import Predictor as Program
 from models.inference import inputs_of
 from weights import save_weights
 
-pytest.importorskip("onnx", reason="requirements-export.txt isn't installed")
+onnx = pytest.importorskip("onnx", reason="requirements-export.txt isn't installed")
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +37,7 @@ def temporary(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 
-@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("kind", EXPORTED)
 def test_every_architecture_gives_the_eager_logits_in_onnx_and_openvino(kind, tmp_path):
     model = small(kind)
     images = images_of(model).numpy()
@@ -191,7 +194,8 @@ def test_batches_are_of_several_sizes():
 def test_a_damaged_export_is_a_line(kind, weights, tmp_path):
     exported(weights, tmp_path / "out", kind)
     manifest = tmp_path / "out" / "preprocess.json"
-    for name in json.loads(manifest.read_text())["files"]:
+    whole = manifest.read_text()
+    for name in json.loads(whole)["files"]:
         shutil.copytree(tmp_path / "out", tmp_path / "damaged")
         file = tmp_path / "damaged" / name
         file.write_bytes(file.read_bytes()[:-1])
@@ -210,6 +214,9 @@ def test_a_damaged_export_is_a_line(kind, weights, tmp_path):
         manifest.write_text(text)
         with pytest.raises(InputError, match=r"preprocess\.json: .*; export the model anew"):
             open_export(tmp_path / "out")
+    with pytest.raises(InputError, match="its files is a dictionary of 0, expected a SHA-256 per file"):
+        manifest.write_text(json.dumps(json.loads(whole) | {"files": {}}))
+        open_export(tmp_path / "out")
     with pytest.raises(InputError, match="no export: it holds no preprocess.json"):
         open_export(tmp_path)
 
@@ -217,14 +224,75 @@ def test_a_damaged_export_is_a_line(kind, weights, tmp_path):
 @pytest.mark.parametrize("kind", ["onnx", "openvino"])
 def test_a_model_that_is_none_is_a_line_though_its_sum_fits(kind, weights, tmp_path):
     exported(weights, tmp_path / "out", kind)
-    manifest = tmp_path / "out" / "preprocess.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"files": {}}))
     name = {"onnx": "model.onnx", "openvino": "model.xml"}[kind]
     whole = (tmp_path / "out" / name).read_bytes()
     for content in (b"", b"\0" * 100, whole[:-200], whole[: len(whole) // 2], whole[len(whole) // 2 :]):
-        (tmp_path / "out" / name).write_bytes(content)
+        replace_file(tmp_path / "out", name, content)
         with pytest.raises(InputError, match=rf"out: can't be read as an export of format {kind}"):
             open_export(tmp_path / "out")
+
+
+def replace_file(folder, name, content):
+    """Writes a file of an export, and its new sum."""
+    (folder / name).write_bytes(content)
+    manifest = json.loads((folder / "preprocess.json").read_text())
+    manifest["files"][name] = hashlib.sha256(content).hexdigest()
+    (folder / "preprocess.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("kind", ["onnx", "openvino"])
+def test_images_that_a_model_cant_take_are_a_line(kind, weights, tmp_path):
+    exported(weights, tmp_path / "out", kind)
+    run = open_export(tmp_path / "out")
+    with pytest.raises(InputError, match=rf"^{tmp_path}/out: can't be read as an export of format {kind} \(") as caught:
+        run(np.zeros((1, 3, 40, 40), np.float32))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_graph_that_is_wrong_is_refused_in_every_precision(weights, tmp_path, monkeypatch):
+    """(A half precision is held to its best classes alone, and a wrong graph may well have those.)"""
+    simplified = formats.simplified
+
+    def wrong(graph, scratch):
+        graph = simplified(graph, scratch)
+        for weight in graph.graph.initializer:
+            if weight.name == "head.bias":
+                weight.CopyFrom(onnx.numpy_helper.from_array(np.full(5, 0.01, np.float32), weight.name))
+        return graph
+
+    monkeypatch.setattr(formats, "simplified", wrong)
+    for kind in ("onnx", "openvino"):
+        with pytest.raises(RunError, match=r"the exported model's logits differ from eager by [\d.e-]+ of their range"):
+            exported(weights, tmp_path / "out", kind, "float16")
+
+
+@pytest.mark.parametrize(
+    ("target", "line"),
+    [
+        ("link", "link exists; choose another -output"),
+        ("file/out", r"file/out can't be made \(Not a directory\); choose another -output"),
+        ("/proc/out", r"/proc/out can't be made \(.*\); choose another -output"),
+    ],
+)
+def test_a_folder_that_cant_be_made_is_a_line(target, line, tmp_path):
+    (tmp_path / "link").symlink_to("nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=line):
+        write_export(get_config(), ReadsValues(), tmp_path / target, [])
+
+
+@pytest.mark.parametrize("kind", ["paddle", "onnx", "openvino"])
+def test_a_full_disk_is_told_whatever_the_converter_says(kind, weights, tmp_path, monkeypatch):
+    def cut_off(layer, path, inputs):
+        path.with_suffix(".json").write_text("{")
+        raise ValueError("is not output of any previous nodes.")
+
+    monkeypatch.setattr("inference.formats.save_program", cut_off)
+    monkeypatch.setattr("inference.exporting.save_program", cut_off)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    with pytest.raises(RunError, match=r"out isn't written \(No space left on device\); free some space"):
+        exported(weights, tmp_path / "out", kind)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["small.yaml"]
 
 
 def test_an_export_of_the_first_release_is_read(weights, tmp_path):
@@ -297,3 +365,17 @@ def test_the_tool_writes_what_runs_without_the_toolkit(tiny, tmp_path):
     np.testing.assert_allclose(Program(tmp_path / "out")(images).numpy(), model(images).numpy(), atol=1e-5, rtol=0)
     with pytest.raises(InputError, match="out exists; choose another -output"):
         write_export(config, model, tmp_path / "out", [])
+
+
+def test_a_stop_leaves_nothing(weights, tmp_path):
+    command = [sys.executable, str(ROOT / "tools" / "export_model.py"), "-cfg=small.yaml", f"-pretrained={weights[0]}"]
+    (tmp_path / "small.yaml").write_text("TAG: of a test\n")
+    command += ["-output=out", "-format=onnx", "-o", *weights[1]]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert wait_for(lambda: list(tmp_path.glob(".out.*")), process)
+    process.terminate()
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert b"Traceback" not in err
+    assert b"C++" not in out + err  # Paddle's own handler tells of its stack
+    assert [file.name for file in tmp_path.iterdir()] == ["small.yaml"]

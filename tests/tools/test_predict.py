@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -217,3 +218,17 @@ def test_what_cant_be_written_is_told(place):
             == b"error: standard output isn't written (No space left on device); free some space\n"
         )
     assert process.returncode == 1
+
+
+@pytest.mark.parametrize("output", ["list.txt", "photo.png", "link.png", "model.safetensors"])
+def test_what_is_read_isnt_replaced(place, tmp_path, output):
+    file = sorted((place / VAL).rglob("*.*"))[0]
+    shutil.copy(file, tmp_path / "photo.png")
+    shutil.copy(place / "model.safetensors", tmp_path)
+    (tmp_path / "link.png").symlink_to("photo.png")
+    (tmp_path / "list.txt").write_text("photo.png\n")
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    status, out, err = predict(tmp_path, "list.txt", "-format=csv", f"-output={output}")
+    assert (status, out) == (2, "")
+    assert err == f"error: -output {tmp_path / output.replace('link', 'photo')} is what is read; choose another\n"
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
