@@ -38,14 +38,13 @@ class Captioned:
 
     def drawn(self, answer: Answer) -> Image.Image:
         """Returns the next image with its name, and its classes or its error."""
-        place, problem, rows = self.place, "", []
+        place = self.place
         self.place += 1
         if isinstance(answer, Failure):
-            problem = reason(answer)
-        else:
-            found = list(zip(answer.classes, answer.probabilities, strict=True))[: self.top]
-            rows = [(f"{100 * share:.1f} %", name) for name, share in found]
-        return tile(self.pictures, place, self.side, answer.name, rows, self.top, problem)
+            return tile(reason(answer), self.side, answer.name, [], self.top)
+        found = list(zip(answer.classes, answer.probabilities, strict=True))[: self.top]
+        rows = [(f"{100 * share:.1f} %", name) for name, share in found]
+        return tile(small(self.pictures, place, self.side), self.side, answer.name, rows, self.top)
 
 
 class Folder:
@@ -90,31 +89,31 @@ class Sheet:
             os.fsync(out.fileno())
 
 
-def tile(
-    pictures: Pictures, place: int, side: int, name: str, rows: Sequence[tuple[str, str]], room: int, problem: str = ""
-) -> Image.Image:
+def small(pictures: Pictures, place: int, side: int) -> Image.Image | str:
+    """Returns an image at a tile's size, or what is wrong with it."""
+    try:
+        image = pictures.image(place)
+    except RunError as error:
+        return str(error)
+    image.thumbnail((side, side))  # in its place: a copy of it may take 400 MB
+    times = side // max(image.size)  # so that one sees something of a digit of 8 x 8
+    return image.resize((times * image.width, times * image.height), Image.Resampling.NEAREST)
+
+
+def tile(image: Image.Image | str, side: int, name: str, rows: Sequence[tuple[str, str]], room: int) -> Image.Image:
     """Returns a picture, [side + caption] x side pixels, of an image, its name, and rows of a figure and a text.
 
     Args:
+        image: what ``small`` returned.
         room: rows that there is room for.
-        problem: what is wrong with the image, which is shown instead; "": it is found out.
     """
-    image = None
-    if not problem:
-        try:
-            image = pictures.image(place)
-            image.thumbnail((side, side))  # in its place: a copy of it may take 400 MB
-            times = side // max(image.size)  # so that one sees something of a digit of 8 x 8
-            image = image.resize((times * image.width, times * image.height), Image.Resampling.NEAREST)
-        except RunError as error:  # it was read before
-            problem = str(error)
     paper = Image.new("RGB", (side, side + _LINE * (1 + room) + _GAP), _PAPER)
     draw = ImageDraw.Draw(paper)
-    if image:
+    if isinstance(image, Image.Image):
         paper.paste(image, ((side - image.width) // 2, side - image.height))
     else:
         draw.rectangle((0, 0, side - 1, side - 1), fill="#eeeeee")
-        for row, line in enumerate(_wrapped(draw, problem, side - 2 * _GAP)):
+        for row, line in enumerate(_wrapped(draw, image, side - 2 * _GAP)):
             draw.text((_GAP, _GAP + row * _LINE), line, _WRONG, _font())
     name = _cut(draw, shown(os.path.basename(name), 4000), side, from_left=True)
     draw.text((0, side + 2), name, _FAINT, _font())

@@ -15,20 +15,26 @@ import paddle
 from paddle import nn
 
 from errors import InputError, Unreadable, opened, reading, shown
+from inference.folder import sha256
 from inference.pictures import Picture, Pictures
 from inference.predictor import Predictor
 from loading.files import Paths
 from utils import written_whole
-from weights.plain import NAME, Form, Rule, check_form, is_list, is_whole, optional, parsed_json, whole_file
+from weights.hub import HUB_PREFIXES
+from weights.plain import Form, Rule, check_form, is_list, is_name, is_whole, optional, parsed_json, told, whole_file
 
 Pool = Literal["avg", "token", "map"]
 POOLS = ("avg", "token", "map")
 INDEXES = ("csv", "jsonl")
 COLUMNS = ("row", "file", "error")
+_ANEW = "restore it, or make the features anew (tools/features.py)"
 _LARGEST_RECORD, _LARGEST_ROW = 1 << 20, 20_000  # bytes
+_PATH = Rule("a path", lambda value: type(value) is str and 0 < len(value) <= 4096)
 _FORM: Form = {
-    "checkpoint": NAME,
-    "cfg": optional(NAME),
+    "checkpoint": _PATH,
+    "sha256": Rule("a SHA-256", lambda value: is_name(value, 64)),
+    "folder": _PATH,
+    "cfg": optional(_PATH),
     "options": Rule("a list of words", lambda value: is_list(value, lambda word: type(word) is str)),
     "layer": optional(Rule("a number", lambda value: type(value) is int)),
     "pool": Rule(f"one of {', '.join(POOLS)}", lambda value: value in POOLS),
@@ -77,7 +83,10 @@ class Features(Predictor):
         super().__init__(path, cfg, options, batch_size=batch_size)
         if self.model is None:
             raise InputError(f"{shown(str(path))} is an export, which gives logits alone; give the checkpoint")
-        self.made = {"checkpoint": os.path.abspath(path), "cfg": cfg, "options": list(options)}
+        path = str(path) if str(path).startswith(HUB_PREFIXES) else os.path.abspath(path)
+        assert self.weights is not None
+        cfg = os.path.abspath(cfg) if cfg and os.path.isfile(cfg) else cfg
+        self.made = {"checkpoint": path, "sha256": sha256(self.weights), "cfg": cfg, "options": list(options)}
         self.made |= {"layer": layer, "pool": pool, "norm": norm}
         if layer is None:
             self.model.reset_classifier(0)
@@ -123,8 +132,8 @@ def write_features(
     """Writes the features of ``images``, row by row in their order, and beside them an index and how they were made.
 
     FILE.npy or FILE.safetensors holds float32 [images, ...]; FILE.csv or FILE.jsonl has a row for each: ``row``,
-    ``file``, ``error``. Of an image with an error the features are NaN. FILE.json is what ``stored_features`` reads.
-    All three are written whole or not at all, FILE itself last.
+    ``file``, ``error``; relative paths count from this process's folder. Of an image with an error the features are
+    NaN. FILE.json is what ``stored_features`` reads. All three are written whole or not at all, FILE itself last.
 
     Args:
         index: "csv" or "jsonl".
@@ -144,7 +153,7 @@ def write_features(
             raise InputError(f"{file} exists; choose another -output, or remove it")
     if not output.parent.is_dir():
         raise InputError(f"{output}: there is no folder {output.parent}; make it, or choose another -output")
-    made: dict[str, Any] = features.made | {"index": index, "failures": 0}
+    made: dict[str, Any] = features.made | {"folder": os.getcwd(), "index": index, "failures": 0}
     with written_whole(output, "wb") as values, written_whole(record) as told, written_whole(rows, "wb") as listed:
         done = 0
         if index == "csv":
@@ -192,19 +201,27 @@ class Stored(NamedTuple):
     index: Path
 
     def names(self) -> Iterator[str]:
-        """Yields the images' names, row by row.
+        """Yields the images' absolute paths, row by row.
 
         Raises:
-            InputError: the index can't be read.
+            InputError: the index can't be read, or hasn't these rows in this order.
         """
+        count = 0
         with reading(self.index, "an index of features"), opened(self.index) as file:
             if os.fstat(file.fileno()).st_size > _LARGEST_ROW * (len(self.values) + 1):
                 raise Unreadable(f"it is larger than {len(self.values)} rows can be")
             text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
             if self.made["index"] == "jsonl":
-                yield from (str(parsed_json(line.encode())["file"]) for line in text)
+                rows: Iterator[dict[str, Any]] = (parsed_json(line.encode()) for line in text)
             else:
-                yield from (row["file"] for row in csv.DictReader(text))
+                rows = csv.DictReader(text)
+            for count, row in enumerate(rows, 1):
+                if str(row["row"]) != str(count - 1):
+                    found = f"its row {count - 1} is numbered {told(row['row'])}"
+                    raise Unreadable(f"{found}: rows were removed, added or moved; {_ANEW}")
+                yield os.path.join(self.made["folder"], row["file"])
+            if count != len(self.values):
+                raise Unreadable(f"it has {count} rows, the features have {len(self.values)}; {_ANEW}")
 
 
 def stored_features(path: Path) -> Stored:

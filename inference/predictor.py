@@ -69,6 +69,7 @@ class Predictor:
         task: "classification" (probabilities sum up to 1) or "multi_label" (each by itself).
         classes: names by output; empty: they aren't known.
         report: what was loaded, in a line.
+        weights: the file that was loaded; None: an export.
 
     Raises:
         InputError: the weights can't be read, don't tell what they are of, or don't fit.
@@ -96,14 +97,15 @@ class Predictor:
             found = f"found {len(self.classes)} names of classes"
             raise InputError(f"{found}, the model has {outputs} outputs; give one for each")
         set_device_flags(self.config, int(os.environ.get("PADDLE_LOCAL_SIZE", world_size())))
-        self.model = None if export else build_model(self.config)
+        self.model, self.weights = None if export else build_model(self.config), None
         if export:
             self._run = open_export(path)
             self.report = f"{path}: {description.model}, {export.format}, {export.precision}"
         elif self.model is not None:
             settings = self.config.MODEL
             allow, order = settings.PRETRAINED_ALLOW, settings.PRETRAINED_CLASSES
-            self.report = str(load_weights(self.model, path, allow=allow, classes=order))
+            loaded = load_weights(self.model, path, allow=allow, classes=order)
+            self.report, self.weights = str(loaded), loaded.file
             self.model.eval()
         self._normalize = Normalize(self.config.DATA.IMAGENET_MEAN, self.config.DATA.IMAGENET_STD)
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from config import get_config
-from errors import InputError
-from inference.captions import SHEET_SIDE, joined, tile
+from errors import InputError, shown
+from inference.captions import SHEET_SIDE, joined, small, tile
 from inference.features import Features, Stored
 from inference.pictures import Pictures
 from loading.files import Paths
@@ -62,26 +62,29 @@ def in_stored(stored: Stored, image: str, top: int, checkpoint: str | None = Non
     """Returns the ``top`` rows nearest to ``image``, the nearest first.
 
     Args:
-        checkpoint: computes the features of an image that isn't among those stored; None: the one that made them.
+        checkpoint: where the weights are now; None: where they were. They are read for an image that isn't among those
+            stored, and where this is given.
 
     Raises:
-        InputError: other features than the query's, or an index that can't be read.
+        InputError: other weights than those of the stored features, or an index that can't be read.
     """
     values, made = stored.values, stored.made
     own = _own(image, stored.names())
-    known = [row for row in own if row < len(values) and not np.isnan(values[row]).any()]
-    if known:
+    known = [row for row in own if not np.isnan(values[row]).any()]
+    if known and not checkpoint:
         query = values[known[0]]
     else:
-        layer = (made["layer"], made["pool"], made["norm"])
-        query = of_image(Features(checkpoint or made["checkpoint"], made["cfg"], made["options"], 1, *layer), image)
+        path, layer = checkpoint or made["checkpoint"], (made["layer"], made["pool"], made["norm"])
+        features = Features(path, made["cfg"], made["options"], 1, *layer)
+        if features.made["sha256"] != made["sha256"]:
+            found = f"{shown(str(features.weights))} isn't what the stored features were made by (another SHA-256)"
+            raise InputError(f"{found}; give those weights by -checkpoint, or make the features anew")
+        query = of_image(features, image)
     if values.shape[1:] != query.shape:
         raise InputError(f"the query has {query.shape[0]} features, those stored {values.shape[1]}; of another model?")
     best = nearest(query, (values[first : first + _ROWS] for first in range(0, len(values), _ROWS)), top, own)
     wanted = {row for row, _ in best}
     names = {row: name for row, name in enumerate(stored.names()) if row in wanted}
-    if len(names) != len(wanted):
-        raise InputError(f"{stored.index}: has fewer rows than there are features; make them again")
     return [Neighbour(names[row], similarity) for row, similarity in best]
 
 
@@ -112,8 +115,11 @@ def nearest(
     return list(zip(rows.tolist(), cosines.tolist(), strict=True))
 
 
-def write_grid(query: str, neighbours: Sequence[Neighbour], output: Path) -> None:
+def write_grid(query: str, neighbours: Sequence[Neighbour], output: Path) -> list[str]:
     """Writes a PNG, whole or not at all: the query, then its neighbours, each above its name and its similarity.
+
+    Returns:
+        what is wrong with those that can't be read.
 
     Raises:
         InputError: another ending.
@@ -122,7 +128,9 @@ def write_grid(query: str, neighbours: Sequence[Neighbour], output: Path) -> Non
         raise InputError(f"{output}: the grid is a PNG; give it the ending .png")
     told = [(query, "query"), *((name, f"{similarity:.3f}") for name, similarity in neighbours)]
     pictures = Pictures(get_config(None, ["DATA.IMAGE_CHANNELS", "3"]), [name for name, _ in told])
-    tiles = [tile(pictures, place, SHEET_SIDE, name, [(said, "")], 1) for place, (name, said) in enumerate(told)]
+    images = [small(pictures, place, SHEET_SIDE) for place in range(len(told))]
+    tiles = [tile(image, SHEET_SIDE, name, [(said, "")], 1) for image, (name, said) in zip(images, told, strict=True)]
     grid = joined(tiles, min(_ACROSS, len(tiles)))
     with written_whole(output, "wb") as file:
         grid.save(file, "PNG")
+    return [problem for problem in images if isinstance(problem, str)]

@@ -3,10 +3,10 @@
     python tools/search.py QUERY FOLDER -checkpoint CHECKPOINT [-top 10] [-grid FILE.png]
     python tools/search.py QUERY FEATURES.npy [-top 10] [-grid FILE.png]
 
-QUERY is an image. FEATURES is what tools/features.py wrote; it tells the model, and its images aren't read again. A
-folder's images are taken at any depth. The query's own file isn't listed. The table has a row for each neighbour, the
-nearest first: similarity (1: the same direction) and file; -grid draws them. Exit status: 0; 1 where an image of the
-folder can't be read; 2 for a wrong command line or input.
+QUERY is an image. FEATURES is what tools/features.py wrote; it tells the model, whose weights have to be the same
+still, and its images aren't read again. A folder's images are taken at any depth. The query's own file isn't listed.
+The table has a row for each neighbour, the nearest first: similarity (1: the same direction) and file; -grid draws
+them. Exit status: 0; 1 where an image of the folder can't be read; 2 for a wrong command line or input.
 """
 
 import argparse
@@ -25,7 +25,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("query", metavar="QUERY", help="an image")
     parser.add_argument("where", metavar="FOLDER|FEATURES", help="a folder of images, or features")
-    parser.add_argument("-checkpoint", "--checkpoint", metavar="CHECKPOINT", help="weights, for a folder")
+    parser.add_argument(
+        "-checkpoint", "--checkpoint", metavar="CHECKPOINT", help="weights: for a folder, or where they are now"
+    )
     parser.add_argument("-top", "--top", type=int, default=10, metavar="N", help="neighbours; default: 10")
     parser.add_argument("-grid", "--grid", type=Path, metavar="FILE.png", help="a picture of them")
     add_model(parser)
@@ -46,7 +48,10 @@ def main() -> int:
     for error in errors:
         print(error, file=sys.stderr)
     if arguments.grid:
-        write_grid(arguments.query, neighbours, arguments.grid)
+        unseen = write_grid(arguments.query, neighbours, arguments.grid)
+        if unseen:
+            which = f"{len(unseen)} of its {len(neighbours) + 1} images"
+            print(f"{arguments.grid}: {which} can't be read, the first: {unseen[0]}", file=sys.stderr)
     return 1 if errors else 0
 
 

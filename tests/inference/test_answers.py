@@ -148,6 +148,6 @@ def test_pictures_have_their_captions(tmp_path):
 def test_a_tile_shows_small_images_enlarged_and_large_ones_reduced(size, drawn):
     Image.new("RGB", size, "red").save(file := io.BytesIO(), "PNG")
     pictures = Pictures(get_config(None, ["DATA.IMAGE_CHANNELS", "3"]), [file.getvalue()])
-    paper = np.asarray(captions.tile(pictures, 0, 224, "red", [], 0))
+    paper = np.asarray(captions.tile(captions.small(pictures, 0, 224), 224, "red", [], 0))
     red = (paper == (255, 0, 0)).all(2)
     assert (red.any(0).sum(), red.any(1).sum()) == drawn

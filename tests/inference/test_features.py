@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from models import build_model
 from training.checkpoint import describe
 from training.checkpoint.description import METADATA
 from weights import file_arrays
+from weights.formats import read_metadata
 
 SIZES = ["DATA.IMAGE_SIZE", "32", "MODEL.PATCH_SIZE", "8", "MODEL.EMBED_DIM", "16", "MODEL.DEPTH", "3"]
 SIZES += ["MODEL.NUM_HEADS", "2", "MODEL.NUM_CLASSES", "3", "DATA.IMAGE_CHANNELS", "3"]
@@ -211,14 +213,61 @@ def test_stored_features_that_arent_whole_are_refused(written, tmp_path):
             stored_features(file)
     record.write_text(json.dumps(whole))
     lines = (tmp_path / "features.csv").read_bytes().splitlines(keepends=True)
-    (tmp_path / "features.csv").write_bytes(b"".join(lines[:3]))
-    with pytest.raises(InputError, match=r"features\.csv: has fewer rows than there are features"):
-        in_stored(stored_features(file), next(stored_features(file).names()), 9)
+    rows = lines[1:]
+    moved, gone = "its row 3 is numbered '4': rows were removed, added or moved", "it has 3 rows, the features have 10"
+    for kept, message in (
+        (rows[:3], f"{gone}; restore it, or make the features anew"),
+        (rows[:3] + rows[4:], moved),
+        ([*rows[:3], rows[4], rows[3], *rows[5:]], moved),
+        ([*rows, b"10,/a.jpg,\n"], "it has 11 rows, the features have 10"),
+        ([*rows[:3], b"3\n", *rows[4:]], "can't be read as an index of features"),
+    ):
+        (tmp_path / "features.csv").write_bytes(b"".join([lines[0], *kept]))
+        with pytest.raises(InputError, match=rf"features\.csv: {message}"):
+            in_stored(stored_features(file), str(tmp_path / "other.jpg"), 9)
+    (tmp_path / "features.csv").write_bytes(b"".join(rows))
+    with pytest.raises(InputError, match=r"features\.csv: can't be read as an index of features \(KeyError: 'row'\)"):
+        list(stored_features(file).names())
+
+
+def test_features_of_other_weights_arent_compared(checkpoint, folder, tmp_path):
+    weights, query = tmp_path / "model.safetensors", shutil.copy(folder / "china1.jpg", tmp_path / "query.jpg")
+    shutil.copy(checkpoint, weights)
+    images, file = paths_of([str(folder / "sub")]), tmp_path / "features.npy"
+    write_features(Features(weights), images, file, workers=0)
+    expected = in_stored(stored_features(file), query, 2)
+    other = load_file(weights)
+    save_file(other | {"cls_token": other["cls_token"] + 1}, weights, read_metadata(weights))
+    message = (
+        r"model\.safetensors isn't what the stored features were made by \(another SHA-256\); give those weights by"
+    )
+    with pytest.raises(InputError, match=message):
+        in_stored(stored_features(file), query, 2)
+    with pytest.raises(InputError, match=message):
+        in_stored(stored_features(file), images[0], 2, str(weights))
+    assert in_stored(stored_features(file), query, 2, str(checkpoint)) == expected
+    assert len(in_stored(stored_features(file), images[0], 9)) == 3  # its features are there: no weights are needed
+
+
+def test_relative_paths_count_from_where_the_features_were_made(checkpoint, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    file = tmp_path / "features.npy"
+    write_features(Features(os.path.relpath(checkpoint)), paths_of(["sub"]), file, "jsonl", workers=0)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    query = os.path.relpath(folder / "sub" / "flower1.jpg")
+    for checkpoint_now in (None, str(checkpoint)):
+        found = in_stored(stored_features(file), query, 9, checkpoint_now)
+        assert sorted(one.name for one in found) == [str(folder / "sub" / f"flower{i}.jpg") for i in (0, 2, 3)]
+        assert write_grid(query, found, tmp_path / "grid.png") == []
+    assert len(in_stored(stored_features(file), str(folder / "china0.jpg"), 9)) == 4
 
 
 def test_a_grid_shows_the_query_and_its_neighbours(folder, tmp_path):
     names = [str(folder / "sub" / f"flower{i}.jpg") for i in range(3)] + [str(folder / "china9.jpg")]
-    write_grid(str(folder / "china0.jpg"), [Neighbour(name, 0.5) for name in names], tmp_path / "grid.png")
+    problems = write_grid(str(folder / "china0.jpg"), [Neighbour(name, 0.5) for name in names], tmp_path / "grid.png")
+    [problem] = problems
+    assert problem.startswith(f"{names[3]}: ")
     with Image.open(tmp_path / "grid.png") as grid:
         assert grid.size == (5 * (224 + 8) + 8, 8 + 224 + 2 * 19 + 8 + 8)
         centre = np.asarray(grid)[100:200]
@@ -249,6 +298,12 @@ def test_the_tools(checkpoint, folder, tmp_path):
     assert (status, again) == (1, printed)
     assert errors.count("\n") == 1
     assert "china9.jpg" in errors
+    index = tmp_path / "f.csv"
+    index.write_bytes(index.read_bytes().replace(b"sub/", b"gone/"))
+    status, printed, errors = run("search.py", tmp_path, query, "f.npy", "-grid", "lost.png")
+    assert (status, printed.count("gone")) == (0, 4)
+    said = f"lost.png: 4 of its 9 images can't be read, the first: {folder / 'gone' / 'flower'}"
+    assert (errors.startswith(said), errors.count("\n")) == (True, 1)
 
 
 @pytest.mark.parametrize(
