@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
 from PIL import Image, ImageDraw, ImageFont
 
 from errors import InputError, RunError, shown
 from inference.answers import Answer, reason, writing
+from inference.fonts import file_for
 from inference.pictures import Pictures
 from inference.predictor import Failure
 from loading.files import Paths
@@ -21,6 +21,7 @@ MOST = 400  # images on a sheet
 SHEET_SIDE = 224  # pixels of a tile on a sheet
 _SIDE, _GAP, _FONT = 384, 8, 14  # pixels
 _LINE = _FONT + 5
+_RISE = _FONT - 1  # from a line's top to where its letters stand
 _NAME = 40  # letters of a file's name
 _PAPER, _INK, _FAINT, _WRONG = "white", "black", "#666666", "#b00020"
 
@@ -114,14 +115,14 @@ def tile(image: Image.Image | str, side: int, name: str, rows: Sequence[tuple[st
     else:
         draw.rectangle((0, 0, side - 1, side - 1), fill="#eeeeee")
         for row, line in enumerate(_wrapped(draw, image, side - 2 * _GAP)):
-            draw.text((_GAP, _GAP + row * _LINE), line, _WRONG, _font())
+            _write(draw, _GAP, _GAP + row * _LINE, line, _WRONG)
     name = _cut(draw, shown(os.path.basename(name), 4000), side, from_left=True)
-    draw.text((0, side + 2), name, _FAINT, _font())
-    figures = draw.textlength("100.0 %  ", _font())
+    _write(draw, 0, side + 2, name, _FAINT)
+    figures = _length(draw, "100.0 %  ")
     for row, (figure, text) in enumerate(rows, 1):
         top = side + 2 + row * _LINE
-        draw.text((figures - draw.textlength(f"{figure}  ", _font()), top), figure, _INK, _font())
-        draw.text((figures, top), _cut(draw, shown(text, 4000), side - figures), _INK, _font())
+        _write(draw, figures - _length(draw, f"{figure}  "), top, figure, _INK)
+        _write(draw, figures, top, _cut(draw, shown(text, 4000), side - figures), _INK)
     return paper
 
 
@@ -135,17 +136,24 @@ def joined(tiles: Sequence[Image.Image], across: int) -> Image.Image:
 
 
 @functools.cache
-def _font() -> ImageFont.FreeTypeFont:
-    """DejaVu Sans, which has most alphabets; Pillow's own has Latin letters alone."""
-    return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf")), _FONT)
+def _font(file: str) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(file, _FONT)
+
+
+def _write(draw: ImageDraw.ImageDraw, left: float, top: float, text: str, colour: str) -> None:
+    draw.text((left, top + _RISE), text, colour, _font(file_for(text)), "ls")
+
+
+def _length(draw: ImageDraw.ImageDraw, text: str) -> float:
+    return draw.textlength(text, _font(file_for(text)))
 
 
 def _cut(draw: ImageDraw.ImageDraw, text: str, room: float, from_left: bool = False) -> str:
     """The text, or as much of it as there is room for: its end where it is cut from the left."""
     text = text[-200:] if from_left else text[:200]
-    if draw.textlength(text, _font()) <= room:
+    if _length(draw, text) <= room:
         return text
-    while text and draw.textlength(f"{text}...", _font()) > room:
+    while text and _length(draw, f"{text}...") > room:
         text = text[1:] if from_left else text[:-1]
     return f"...{text}" if from_left else f"{text}..."
 
@@ -153,7 +161,7 @@ def _cut(draw: ImageDraw.ImageDraw, text: str, room: float, from_left: bool = Fa
 def _wrapped(draw: ImageDraw.ImageDraw, text: str, room: float) -> list[str]:
     lines = [""]
     for word in text.split():
-        if draw.textlength(f"{lines[-1]} {word}", _font()) > room and lines[-1]:
+        if _length(draw, f"{lines[-1]} {word}") > room and lines[-1]:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
     return [_cut(draw, line, room) for line in lines]

@@ -2,6 +2,8 @@
 
 import io
 import math
+import textwrap
+import unicodedata
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,9 +12,14 @@ import matplotlib
 import numpy as np
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
+from errors import shown
+from inference.fonts import families
+
 LEAST = 224  # pixels along an image's shorter side, so that one sees something
+LONGEST = 8 * LEAST  # pixels along its longer side, if it is enlarged
 COLOURS = "inferno"  # dark to bright: read in grey and by the colour-blind, too
 Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels
 
@@ -26,9 +33,11 @@ class Panel(NamedTuple):
 
 
 def enlarged(pixels: np.ndarray) -> np.ndarray:
-    """Returns an image [H, W] or [H, W, C] uint8 as [H', W', 3], each pixel repeated until LEAST is reached."""
+    """Returns an image [H, W] or [H, W, C] uint8 as [H', W', 3], each pixel repeated until LEAST is reached, or the
+    longer side would be beyond LONGEST.
+    """
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
-    times = max(1, math.ceil(LEAST / min(pixels.shape[:2])))
+    times = max(1, min(math.ceil(LEAST / min(pixels.shape[:2])), LONGEST // max(pixels.shape[:2])))
     return np.broadcast_to(pixels, (*pixels.shape[:2], 3)).repeat(times, 0).repeat(times, 1)
 
 
@@ -73,6 +82,10 @@ def figure(width: float, height: float) -> Figure:
 def figure_png(drawn: Figure) -> bytes:
     """Returns a figure as a PNG file."""
     file = io.BytesIO()
+    texts: list[Any] = drawn.findobj(Text)
+    names = families(text.get_text() for text in texts)
+    for text in texts:
+        text.set_fontfamily(names)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # letters that the font lacks become boxes
         drawn.savefig(file, format="png", dpi=110, metadata={"Software": None})
@@ -84,6 +97,13 @@ def titled(axis: Any, text: str, **how: Any) -> None:
     axis.set_title(text, parse_math=False, **how)
 
 
+def shortened(text: str, most: int = 24) -> str:
+    """Returns a stranger's text, and of one longer than ``most`` letters both ends; wide letters count twice."""
+    text = shown(text, len(text))
+    most = most * len(text) // max(1, sum(1 + (unicodedata.east_asian_width(letter) in "WF") for letter in text))
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 2 + 3 :]}"
+
+
 def sheet(rows: Sequence[Sequence[Panel]], title: str, bar: str = "", columns: int = 7, side: float = 1.9) -> bytes:
     """Returns a PNG of panels: each row begins on a new line, and goes on in the next after ``columns`` at most.
 
@@ -93,25 +113,34 @@ def sheet(rows: Sequence[Sequence[Panel]], title: str, bar: str = "", columns: i
     """
     columns = max(math.ceil(len(row) / math.ceil(len(row) / columns)) for row in rows)  # lines of one length
     lines = [row[start : start + columns] for row in rows for start in range(0, len(row), columns)]
-    text = max(panel.title.count("\n") + 1 for row in rows for panel in row)
-    high = side * min(2, max(panel.image.shape[0] / panel.image.shape[1] for row in rows for panel in row))
-    drawn = figure(max(columns * side, 4.5), len(lines) * (high + 0.17 * text) + 0.4 + 0.5 * bool(bar))
-    axes = drawn.subplots(len(lines), columns, squeeze=False)
-    for line, places in zip(lines, axes, strict=True):
-        for axis in places:
-            axis.axis("off")
-        for panel, axis in zip(line, places, strict=False):
-            axis.imshow(panel.image, interpolation="nearest")
-            titled(axis, panel.title, fontsize=8)
-            if panel.frame:
-                axis.axis("on")
-                axis.set(xticks=[], yticks=[])
-                for edge in axis.spines.values():
-                    edge.set(color=panel.frame, linewidth=3)
-    drawn.suptitle(title, fontsize=10, parse_math=False)
+    width = max(columns * side, 4.5)
+    words, told = textwrap.fill(title, int(13 * width)), textwrap.fill(bar, int(15 * width))
+    texts = [0.1 + 0.15 * max(panel.title.count("\n") + 1 for panel in line) for line in lines]
+    highs = [side * min(2, max(panel.image.shape[0] / panel.image.shape[1] for panel in line)) for line in lines]
+    above = 0.15 + 0.18 * (words.count("\n") + 1)
+    below = 0.6 + 0.15 * told.count("\n") if bar else 0.1
+    high = above + sum(texts) + sum(highs) + below
+    drawn = Figure((width, high))
+    drawn.text(0.5, 1 - 0.1 / high, words, fontsize=10, ha="center", va="top", parse_math=False)
+    bottom = high - above
+    for line, text, own in zip(lines, texts, highs, strict=True):
+        bottom -= text + own
+        for place, panel in enumerate(line):
+            left = (width - columns * side) / 2 + place * side
+            place = ((left + 0.05) / width, bottom / high, (side - 0.1) / width, own / high)
+            _draw(panel, drawn.add_axes(place, anchor="N"))
     if bar:
-        scale = ScalarMappable(cmap=COLOURS)
-        made = drawn.colorbar(scale, ax=axes, location="bottom", shrink=min(0.8, 2 / columns), aspect=25, ticks=[0, 1])
+        axis = drawn.add_axes((0.5 - 1.2 / width, (below - 0.2) / high, 2.4 / width, 0.1 / high))
+        made = drawn.colorbar(ScalarMappable(cmap=COLOURS), cax=axis, orientation="horizontal", ticks=[0, 1])
         made.ax.set_xticklabels(["0", "most"], fontsize=8)
-        made.set_label(bar, fontsize=8)
+        made.set_label(told, fontsize=8, labelpad=1)
     return figure_png(drawn)
+
+
+def _draw(panel: Panel, axis: Any) -> None:
+    axis.imshow(panel.image, interpolation="nearest")
+    titled(axis, panel.title, fontsize=8)
+    axis.axis("on" if panel.frame else "off")
+    axis.set(xticks=[], yticks=[])
+    for edge in axis.spines.values():
+        edge.set(color=panel.frame or "none", linewidth=3)

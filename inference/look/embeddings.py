@@ -8,7 +8,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from errors import InputError, RunError, shown
-from inference.look.draw import Panel, enlarged, figure, figure_png, sheet, titled
+from inference.look.draw import Panel, enlarged, figure, figure_png, sheet, shortened
 from inference.look.sight import model_of
 from inference.pictures import Pictures
 from inference.predictor import Predictor
@@ -87,19 +87,19 @@ def embeddings(
     axis = drawn.subplots()
     for number, name in enumerate(classes):
         own = places[[other == name for other in names]]
-        label = name if number < _NAMED else None
+        label = shortened(name) if number < _NAMED else None
         marker, colour = _MARKERS[number % len(_MARKERS)], _COLOURS[number % len(_COLOURS)]
         axis.scatter(own[:, 0], own[:, 1], s=32, alpha=0.8, linewidths=0, label=label, marker=marker, color=colour)
-    more = f" ({len(classes) - _NAMED} more)" if len(classes) > _NAMED else ""
-    legend = axis.legend(
-        loc="upper left", bbox_to_anchor=(1, 1), fontsize=8, title=f"{'class' if known else 'predicted'}{more}"
-    )
+    if len(classes) > _NAMED:
+        axis.scatter([], [], s=0, label=f"... and {len(classes) - _NAMED} more")
+    legend = axis.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8, title="class" if known else "predicted")
     for text in legend.get_texts():
         text.set_parse_math(False)
     axis.set(xticks=[], yticks=[])
     what = {"tsne": "t-SNE", "umap": "UMAP"}[method]
     channels = f"{features.shape[1]} pooled features"
-    titled(axis, f"{predictor.config.MODEL.NAME}: {what} of {channels}, {len(files)} images", fontsize=10)
+    title = f"{predictor.config.MODEL.NAME}: {what} of {channels}, {len(files)} images"
+    drawn.suptitle(title, fontsize=10, parse_math=False)  # over the legend, too
     return figure_png(drawn)
 
 
@@ -132,10 +132,10 @@ def predictions(
         raise InputError(f"there is no mistake to show: {line}")
     panels = []
     for i in chosen[:most]:
-        told = f"{said[i].classes[0][:22]} ({said[i].probabilities[0]:.0%})"
-        under = f"it is {truth[i]}" if i in wrong else Path(said[i].name).name
+        told = f"{shortened(said[i].classes[0])} ({said[i].probabilities[0]:.0%})"
+        under = f"it is {shortened(truth[i] or '')}" if i in wrong else shortened(Path(said[i].name).name, 28)
         colour = "" if truth[i] is None else (WRONG if i in wrong else RIGHT)
-        panels.append(Panel(f"{told}\n{under[:28]}", enlarged(predictor.pixels(files[i])), colour))
+        panels.append(Panel(f"{told}\n{under}", enlarged(predictor.pixels(files[i])), colour))
     shown_of = f", {len(panels)} of {len(chosen)} shown" if len(chosen) > most else ""
     what = "mistakes, most certain first" if mistakes else "predictions"
     return sheet([panels], f"{predictor.config.MODEL.NAME}: {what} ({line}{shown_of})"), line

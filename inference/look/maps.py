@@ -10,7 +10,7 @@ import paddle
 from errors import InputError
 from inference.look.attention import attends, attention, queries, rollout
 from inference.look.cam import cam
-from inference.look.draw import Panel, coloured, enlarged, heat, png
+from inference.look.draw import Panel, coloured, enlarged, heat, png, shortened
 from inference.look.sight import Sight, model_of, output_of, sight
 from inference.pictures import Picture
 from inference.predictor import Predictor
@@ -54,8 +54,8 @@ def overlay(predictor: Predictor, image: Picture, kind: str = "auto") -> bytes:
 
 def named(seen: Sight) -> Panel:
     """The image itself, with its name and the most probable class."""
-    said = f"{_short(seen.said.classes[0])} ({seen.said.probabilities[0]:.0%})" if seen.said.classes else ""
-    return Panel(f"{_short(Path(seen.name).name)}\n{said}", seen.base)
+    said = f"{shortened(seen.said.classes[0])} ({seen.said.probabilities[0]:.0%})" if seen.said.classes else ""
+    return Panel(f"{shortened(Path(seen.name).name)}\n{said}", seen.base)
 
 
 def attention_panels(predictor: Predictor, seen: Sight, asked: Asked) -> list[Panel]:
@@ -78,7 +78,7 @@ def _attended(seen: Sight, values: np.ndarray) -> np.ndarray:
 def cam_panels(predictor: Predictor, seen: Sight, asked: Asked) -> list[Panel]:
     output = seen.said.outputs[0] if asked.output is None else output_of(predictor, asked.output)
     values = cam(model_of(predictor), seen.image, output, asked.method)
-    name = _short(predictor.classes[output] if predictor.classes else f"output {output}")
+    name = shortened(predictor.classes[output] if predictor.classes else f"output {output}")
     title = f"for {name}" if values.any() else f"for {name}:\nnothing speaks for it"
     return [named(seen), Panel(title, heat(seen.base, values, seen.box))]
 
@@ -171,7 +171,3 @@ def _stages(count: int, asked: Asked) -> list[int]:
         return [count - 1]
     shown = min(count, STAGES)
     return [(part + 1) * count // shown - 1 for part in range(shown)]
-
-
-def _short(text: str, most: int = 24) -> str:
-    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 2 + 3 :]}"

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import paddle
+from PIL import ImageOps
 
 from errors import InputError, shown
 from inference.look.draw import Box, enlarged
@@ -16,6 +17,7 @@ from options import nearest
 
 _EXPORT = "an exported model has no layers to look into; give the checkpoint that it was made from"
 _WIDEST = 800  # pixels along the longer side of an original that is drawn
+_LONGEST = 8  # times as long as it is wide: of a longer one the middle is drawn; a squashed one is drawn wider
 
 
 class Sight(NamedTuple):
@@ -61,10 +63,14 @@ def _original(predictor: Predictor, picture: Picture) -> tuple[np.ndarray, Box]:
     pictures = Pictures(predictor.config, [picture])
     whole = pictures.picture(0)
     whole = whole.decoded() if isinstance(whole, EncodedImage) else whole
-    data, size = predictor.config.DATA, whole.size
+    data, most = predictor.config.DATA, _LONGEST * min(whole.size)
+    if data.CROP_MODE != "squash" and max(whole.size) > most:  # else a hair: of its middle one sees something
+        whole = ImageOps.fit(whole, tuple(min(side, most) for side in whole.size))
+    size = whole.size
     to = math.floor(data.IMAGE_SIZE / data.CROP_PCT)
     sides = (to, to) if data.CROP_MODE == "squash" else tuple(to * side // min(size) for side in size)
     whole.thumbnail((_WIDEST, _WIDEST))
+    whole = whole.resize(tuple(max(side, -(-max(whole.size) // _LONGEST)) for side in whole.size))
     base = enlarged(np.asarray(whole))
     edges = []
     for drawn, side in zip(base.shape[1::-1], sides, strict=True):
