@@ -65,12 +65,13 @@ def _original(predictor: Predictor, picture: Picture) -> tuple[np.ndarray, Box]:
     whole = whole.decoded() if isinstance(whole, EncodedImage) else whole
     data, most = predictor.config.DATA, _LONGEST * min(whole.size)
     if data.CROP_MODE != "squash" and max(whole.size) > most:  # else a hair: of its middle one sees something
-        whole = ImageOps.fit(whole, tuple(min(side, most) for side in whole.size))
+        whole = ImageOps.fit(whole, (min(whole.width, most), min(whole.height, most)))
     size = whole.size
     to = math.floor(data.IMAGE_SIZE / data.CROP_PCT)
     sides = (to, to) if data.CROP_MODE == "squash" else tuple(to * side // min(size) for side in size)
     whole.thumbnail((_WIDEST, _WIDEST))
-    whole = whole.resize(tuple(max(side, -(-max(whole.size) // _LONGEST)) for side in whole.size))
+    least = -(-max(whole.size) // _LONGEST)
+    whole = whole.resize((max(whole.width, least), max(whole.height, least)))
     base = enlarged(np.asarray(whole))
     edges = []
     for drawn, side in zip(base.shape[1::-1], sides, strict=True):
