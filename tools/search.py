@@ -37,9 +37,11 @@ def main() -> int:
         raise InputError(f"-top is {arguments.top}, expected a number from 1 on")
     if arguments.grid and arguments.grid.suffix.lower() != ".png":
         raise InputError(f"{arguments.grid}: the grid is a PNG; give it the ending .png")
+    from inference.inputs import check_output
     from inference.search import write_grid
     from ops.settings import tune_cpu
 
+    check_output(arguments.grid, (arguments.query, arguments.where))
     tune_cpu(1)
     neighbours, errors = (_in_folder if Path(arguments.where).is_dir() else _in_features)(arguments)
     print("similarity  file")

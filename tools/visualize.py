@@ -219,6 +219,9 @@ def main() -> None:
     arguments = _parser().parse_args()
     check(arguments)
     files, truth = listed(arguments.images)
+    from inference.inputs import check_output
+
+    check_output(arguments.output, (arguments.checkpoint, *arguments.images), files)
     from inference import Predictor  # after the command line: it imports Paddle
     from inference.look.maps import Asked
     from inference.look.sight import model_of
