@@ -230,8 +230,6 @@ def test_what_is_read_isnt_replaced(place, tmp_path, output):
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     status, out, err = predict(tmp_path, "list.txt", "-format=csv", f"-output={output}")
     assert (status, out) == (2, "")
-    assert (
-        err
-        == f"error: {tmp_path / output.replace('link', 'photo')} is to be written, and is what is read; choose another\n"
-    )
+    written = tmp_path / output.replace("link", "photo")
+    assert err == f"error: {written} is to be written, and is what is read; choose another\n"
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
