@@ -68,6 +68,7 @@ _PROBLEMS: Any = {
     for status, text in {
         400: "malformed",
         401: "no token, or a wrong one",
+        403: "a foreign Host, or a page of a foreign site",
         408: "the body came too slowly",
         413: "too many bytes, images or pixels",
         415: "a content type or encoding that isn't taken",
@@ -83,7 +84,7 @@ def create_app(
     settings: Settings, batcher: Batcher, pool: Pool, metrics: Metrics, draining: Callable[[], bool]
 ) -> FastAPI:
     """Returns the application; ``gate.Gate`` stands before it."""
-    app = FastAPI(title="paddle-vit", description=page.ABOUT, docs_url=None, redoc_url=None)
+    app = FastAPI(title="paddle-vit", description=page.ABOUT, docs_url=None, redoc_url=None, redirect_slashes=False)
     _problems(app)
     _answering(app, settings, batcher, pool, metrics)
     _telling(app, batcher, pool, metrics, draining)

@@ -3,17 +3,19 @@
 import asyncio
 import base64
 import binascii
+import re
 from collections.abc import AsyncGenerator
 from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import Headers, UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.formparsers import MultiPartException, MultiPartParser, parse_options_header
 
 from errors import shown
 
 _CHUNK = 1 << 16  # bytes of a form that are parsed before others have their turn
 _FIELDS = 20  # of a form that are no files; they are let be
+_EXTENDED = re.compile(rb";\s*filename\*", re.I)  # RFC 5987's, which RFC 7578 forbids in forms
 
 
 class Refused(Exception):
@@ -65,9 +67,25 @@ async def images_of(body: bytes | bytearray, kind: str, most: int) -> list[Uploa
     return found
 
 
+class _Form(MultiPartParser):
+    """starlette's, which takes a form that was cut off for a whole one, and a file without a plain name for text."""
+
+    whole = False
+
+    def on_end(self) -> None:
+        self.whole = True
+
+    def on_headers_finished(self) -> None:
+        super().on_headers_finished()
+        part = self._current_part
+        if part.file is None and _EXTENDED.search(part.content_disposition or b""):
+            raise MultiPartException("a file is named by filename* alone, expected filename")
+
+
 async def _uploads(body: bytes | bytearray, kind: str, most: int) -> list[Upload]:
-    class InMemory(MultiPartParser):
-        spool_max_size = len(body) + 1  # nothing is written to a disk
+    charset = parse_options_header(kind)[1].get(b"charset", b"utf-8").decode("latin-1")
+    if charset.lower() not in ("utf-8", "utf8"):  # Python knows some that take minutes
+        raise Refused(400, f"the form's charset is {shown(charset, 60)}, expected utf-8")
 
     async def chunks() -> AsyncGenerator[bytes, None]:
         for start in range(0, len(body), _CHUNK):
@@ -75,7 +93,8 @@ async def _uploads(body: bytes | bytearray, kind: str, most: int) -> list[Upload
             await asyncio.sleep(0)
 
     try:
-        parser = InMemory(Headers({"content-type": kind}), chunks(), max_files=most + 1, max_fields=_FIELDS)
+        parser = _Form(Headers({"content-type": kind}), chunks(), max_files=most + 1, max_fields=_FIELDS)
+        parser.spool_max_size = len(body) + 1  # nothing is written to a disk
         form = await parser.parse()
     except MultiPartException as error:
         if "Too many files" in error.message:
@@ -83,6 +102,9 @@ async def _uploads(body: bytes | bytearray, kind: str, most: int) -> list[Upload
         raise Refused(400, f"the form can't be read ({shown(error.message, 100)})") from None
     except (ValueError, KeyError, AssertionError):  # a boundary, or a head of a part, that isn't one
         raise Refused(400, "the form can't be read") from None
+    if not parser.whole:
+        await form.close()
+        raise Refused(400, "the form ends before its last boundary")
     files = [file for _, file in form.multi_items() if isinstance(file, UploadFile)]
     found = [Upload(shown(file.filename or f"image {place}"), await file.read()) for place, file in enumerate(files)]
     await form.close()

@@ -1,12 +1,13 @@
 """What a computing process does: it loads the model, decodes images, computes batches, and answers.
 
 A thread decodes the next batch while this one computes. The server starts it by its path, with two words: the number
-of its end of a socket, and what to load, in JSON. It ends with the server, however that ends.
+of its end of a socket, and what to load, in JSON. It ends with the server, however that ends, and by no other signal:
+the server has blocked those to stop before it started this process.
 """
 
+import hashlib
 import os
 import queue
-import signal
 import socket
 import sys
 import threading
@@ -16,45 +17,67 @@ from typing import Any
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent.parent)  # not this folder: its names are the package's
+    from launch.signals import die_with_parent
+
+    die_with_parent()  # before the other imports, which take a second
 
 import numpy as np
 
 from errors import RunError, one_line, out_of_memory
+from inference.folder import sha256
 from inference.inputs import class_names
 from inference.predictor import Predictor
 from inference.serve import frames
 from inference.serve.overlay import overlay
 from inference.serve.settings import LARGEST
-from launch.signals import STOPS, die_with_parent
 from ops.settings import set_device_flags
+from training.checkpoint import describe
 from utils import num_gpus
 
 _OURS = "image 0: "  # what a Predictor calls an image without a path
 
 
 def main() -> None:
-    die_with_parent()
-    for number in STOPS:  # a signal to the whole group is the server's to heed, which still needs this process
-        signal.signal(number, signal.SIG_IGN)
-    end = socket.socket(fileno=int(sys.argv[1]))
+    end, told = socket.socket(fileno=int(sys.argv[1])), frames.head_of(sys.argv[2].encode())
+    if os.getppid() != told["server"]:  # it was gone before ``die_with_parent``
+        os._exit(1)
     try:
-        predictor = load(frames.head_of(sys.argv[2].encode()))
+        predictor = load(told)
+        loaded = {"model": predictor.config.MODEL.NAME, "task": predictor.task}
+        loaded = frames.packed({"loaded": loaded, "sum": fingerprint(predictor, told["path"])})
     except Exception as error:
         if not isinstance(error, RunError):
             traceback.print_exc()
         said = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
-        end.sendall(frames.packed({"error": one_line(said), "status": getattr(error, "exit_status", 1)}))
+        _send(end, frames.packed({"error": one_line(said), "status": getattr(error, "exit_status", 1)}))
         os._exit(getattr(error, "exit_status", 1))
-    end.sendall(frames.packed({"loaded": {"model": predictor.config.MODEL.NAME, "task": predictor.task}}))
+    _send(end, loaded)
     batches: queue.Queue = queue.Queue(1)
     threading.Thread(target=_decode, args=(predictor, end, batches), daemon=True).start()
     while True:
         head, pixels, parts = batches.get()
         answers, pictures = answered(predictor, head["asked"], pixels, parts)
-        try:
-            end.sendall(frames.packed({"id": head["id"], "answers": answers}, pictures))
-        except OSError:  # the server has gone
-            os._exit(0)
+        _send(end, frames.packed({"id": head["id"], "answers": answers}, pictures))
+
+
+def _send(end: socket.socket, data: bytes) -> None:
+    try:
+        end.sendall(data)
+    except OSError:  # the server has gone
+        os._exit(0)
+
+
+def fingerprint(predictor: Predictor, path: str) -> str:
+    """Returns a sum of all that answers depend on: who answers beside others has to have loaded the same."""
+    total = hashlib.sha256(describe(predictor.config, predictor.classes, predictor.task).written().encode())
+    if predictor.model is None:
+        for file in sorted(Path(path).iterdir()):
+            total.update(f"{file.name} {sha256(file)}".encode())
+    else:
+        for name, value in sorted(predictor.model.state_dict().items()):
+            total.update(name.encode())
+            total.update(value.numpy().tobytes())
+    return total.hexdigest()
 
 
 def load(told: dict[str, Any]) -> Predictor:

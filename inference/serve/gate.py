@@ -86,6 +86,8 @@ class Gate:
     async def _let_in(self, scope: Any, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         self._check_host(headers.get(b"host", b"").decode("latin-1"))
+        if scope["path"] in WORK:
+            self._check_origin(headers)
         if scope["path"] in _GUARDED:
             self._check_token(headers.get(b"authorization", b""))
         if scope["path"] not in WORK or scope["method"] != "POST":
@@ -112,6 +114,14 @@ class Gate:
         if self.settings.private and host and name not in LOOPBACK:
             said = f"found the Host {shown(host, 80)}, expected localhost or 127.0.0.1"
             raise Refused(403, f"{said}; to be asked by another name, start the server with -host or a token")
+
+    def _check_origin(self, headers: dict[bytes, bytes]) -> None:
+        """Refuses what a page of a foreign site makes a browser send: such a page could keep the model busy."""
+        origin, own = headers.get(b"origin", b""), b"http://" + headers.get(b"host", b"")
+        foreign = origin and origin.lower() != own.lower()
+        if self.settings.private and (foreign or headers.get(b"sec-fetch-site") == b"cross-site"):
+            found = f"found the Origin {shown(origin.decode('latin-1'), 80) or 'of a foreign site'}"
+            raise Refused(403, f"{found}, expected this server's own page; for others, start the server with a token")
 
     def _check_token(self, given: bytes) -> None:
         kind, _, token = given.partition(b" ")

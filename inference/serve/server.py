@@ -2,23 +2,26 @@
 
 import asyncio
 import contextlib
-import ctypes
+import dataclasses
+import json
 import logging
 import os
-import platform
+import resource
 import signal
 import socket
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from errors import InputError
+from errors import InputError, one_line
 from inference.serve.app import create_app
 from inference.serve.batching import Batcher
 from inference.serve.gate import Gate, log
+from inference.serve.memory import give_back
 from inference.serve.metrics import Metrics
 from inference.serve.settings import LOOPBACK, Settings
 from inference.serve.workers import Pool
@@ -27,21 +30,74 @@ from launch import startup, streams
 _HEAD = 10.0  # seconds that a request's head may take, and an answer to be read; twice that at most
 _LARGEST_HEAD = 16 << 10  # bytes
 _CONNECTIONS = 8192
-_FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
+_RESERVE = 256  # files besides: workers, what is read, connections that are just being refused
+_AT_ONCE = 1 << 14  # bytes of a connection that are read before others have their turn
+_ACCEPTED = 32  # connections, likewise
+_QUEUE = 2048  # connections that wait to be accepted
+_CHUNKS, _LEAST_CHUNK = 256, 64  # of a body: so many, and one more for each so many bytes
+
+
+def _plain(head: str, error: str) -> bytes:
+    """Returns an answer to who isn't let through to the app."""
+    body = json.dumps({"error": error})
+    return (
+        f"HTTP/1.1 {head}\r\nconnection: close\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\n\r\n{body}".encode()
+    )
+
+
+_FULL = _plain("503 Service Unavailable\r\nretry-after: 1", "as many clients are connected as may; try again in 1 s")
+_NO_REQUEST = _plain("400 Bad Request", "this is no HTTP request that can be read")
+_CRUMBS = _plain("400 Bad Request", "the body comes in too many small chunks")
+
+
+class Connection(h11.Connection):
+    """h11's, which makes an event of each chunk of a body, however small it is: a byte takes it 20 µs."""
+
+    chunks, size = 0, 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self.chunks = self.size = 0
+        elif isinstance(event, h11.Data):
+            self.chunks, self.size = self.chunks + event.chunk_start, self.size + len(event.data)
+            if self.crumbs:
+                raise h11.RemoteProtocolError("too many chunks")
+        return event
+
+    @property
+    def crumbs(self) -> bool:
+        return self.chunks > _CHUNKS + self.size // _LEAST_CHUNK
 
 
 class Protocol(H11Protocol):
     """uvicorn's, which lets clients take as long as they like; here who is slow or silent loses the connection."""
 
+    metrics: Metrics
+    most = _CONNECTIONS
     _seen: Any = None  # the request of the last tick
     _paused = False
 
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.conn: Connection = Connection(h11.SERVER, _LARGEST_HEAD)
+
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        transport.max_size = _AT_ONCE
         self._timer = self.loop.call_later(_HEAD, self._tick)
-        if len(self.connections) > _CONNECTIONS:
-            transport.write(_FULL)
-            transport.close()
+        if len(self.connections) > self.most:
+            self._refuse(503, _FULL)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, _CRUMBS if self.conn.crumbs else _NO_REQUEST)
+
+    def _refuse(self, status: int, answer: bytes) -> None:
+        self.metrics.requests.labels("other", status).inc()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # no other answer was begun
+            self.transport.write(answer)
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
@@ -61,6 +117,11 @@ class Protocol(H11Protocol):
 class Server(uvicorn.Server):
     """uvicorn's, without its handlers of signals."""
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_QUEUE)  # of asyncio's words, "backlog" is what it accepts at once, too
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -77,35 +138,47 @@ def serve(settings: Settings) -> int:
         if number not in startup.IGNORED:
             signal.signal(number, lambda number, _: os._exit(128 + number))
     streams.hurry()
-    _give_memory_back()
+    give_back()
     listener = _listening(settings.host, settings.port)
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     print(f"serving {settings.path} at http://{shown}:{port}/", flush=True)
     if settings.host not in LOOPBACK and not settings.token:
         log(f"warning: whoever reaches {shown}:{port} may ask; -token_file asks for a token")
-    return asyncio.run(_serve(settings, listener))
+    return asyncio.run(_serve(dataclasses.replace(settings, path=_chosen(settings.path)), listener))
 
 
-def _give_memory_back() -> None:
-    """Tells glibc to return large buffers to the system at once. Left alone, it keeps ever larger ones for itself."""
-    if platform.libc_ver()[0] == "glibc":
-        mmap_threshold = -3
-        ctypes.CDLL(None).mallopt(mmap_threshold, 1 << 17)
+def _chosen(path: str) -> str:
+    """Returns the folder of a checkpoint itself: links to it, as "best", lead elsewhere once training has gone on."""
+    for folder in (os.path.join(path, "checkpoints", "best"), path):
+        if os.path.isdir(folder):
+            return os.path.realpath(folder)
+    return path
 
 
 def _listening(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=_QUEUE)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # its connections have it, too
+        return listener
     except OSError as error:
         said = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
-        raise InputError(f"can't listen at {host}, port {port} ({said}); choose another -host or -port") from None
+    except UnicodeError:  # two dots in a row, or a part that is too long
+        said = "this is no host's name"
+    raise InputError(f"can't listen at {host}, port {port} ({said}); choose another -host or -port")
+
+
+def _connections() -> int:
+    """Returns how many clients may be connected: each takes a file."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _CONNECTIONS if files < 0 else min(_CONNECTIONS, max(files // 2, files - _RESERVE))
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> int:
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).disabled = True  # the gate tells of requests, and of mistakes
+    asyncio.get_running_loop().set_exception_handler(_unaccepted())
     metrics = Metrics()
     batcher = Batcher(settings.batch_size, settings.max_delay_ms / 1000, settings.max_queue)
     pool = Pool(settings, batcher, metrics)
@@ -113,8 +186,8 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
     gate = Gate(app, settings, metrics, lambda: bool(pool.about))
     server = Server(
         uvicorn.Config(
-            gate, http=Protocol, ws="none", lifespan="off", loop="asyncio", log_config=None, access_log=False,
-            server_header=False, backlog=2048, h11_max_incomplete_event_size=_LARGEST_HEAD,
+            gate, http=type("Counted", (Protocol,), {"metrics": metrics, "most": _connections()}), ws="none",
+            lifespan="off", loop="asyncio", log_config=None, access_log=False, server_header=False, backlog=_ACCEPTED,
             timeout_keep_alive=5, timeout_graceful_shutdown=3,
         )
     )  # fmt: skip
@@ -134,6 +207,21 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
         await asyncio.wait({serving}, timeout=5)
         await pool.close()
     return 128 + stopped.result()
+
+
+def _unaccepted() -> Any:
+    """Returns what a loop does with its mistakes: of connections that it can't accept it tells once a minute."""
+    last = -60.0
+
+    def told(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal last
+        if "accept()" not in context["message"]:
+            loop.default_exception_handler(context)
+        elif time.monotonic() - last >= 60:
+            last = time.monotonic()
+            log(f"warning: connections can't be accepted ({one_line(str(context.get('exception')))})")
+
+    return told
 
 
 def _stopped() -> asyncio.Future[int]:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from inference.serve import frames
 from inference.serve.batching import Batcher, Item, Lost
 from inference.serve.metrics import Metrics
 from inference.serve.settings import Settings
+from launch.startup import STOPS
 
 _PROGRAM = Path(__file__).with_name("compute.py")
 _AHEAD = 2  # batches that a worker has: it decodes one while it computes another
@@ -27,7 +29,7 @@ class Worker:
 
     def __init__(self, process: subprocess.Popen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.process, self.reader, self.writer = process, reader, writer
-        self.ready, self.born = False, time.monotonic()
+        self.ready, self.unfit, self.born = False, False, time.monotonic()
         self.slots = asyncio.Semaphore(_AHEAD)
         self.pending: dict[int, tuple[float, list[Item]]] = {}
         self.heard = self.born  # when it last answered, or was given something after it had nothing
@@ -53,6 +55,7 @@ class Pool:
         self.settings, self.batcher, self.metrics = settings, batcher, metrics
         self.workers: list[Worker | None] = [None] * settings.workers
         self.about: dict[str, Any] = {}
+        self._sum, self._told = "", ""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._deaths, self._sent = 0, 0
         self._tasks = [asyncio.ensure_future(self._keep(place)) for place in range(settings.workers)]
@@ -70,13 +73,16 @@ class Pool:
 
     async def _keep(self, place: int) -> None:
         """Keeps one worker alive, life after life."""
+        unfit = 0
         try:
             while not self.ended.done():
                 worker = self.workers[place] = await self._start(place)
                 code = await self._live(worker)
                 self.workers[place] = None
+                unfit = unfit + 1 if worker.unfit else 0
                 self._died(worker, code)
-                await asyncio.sleep(min(15.0, 0.25 * 2 ** min(self._deaths - 1, 10)) if self._deaths > 1 else 0)
+                again = max(unfit, self._deaths - 1)
+                await asyncio.sleep(min(60.0 if unfit else 15.0, 0.25 * 2 ** min(again, 10)) if again else 0)
         except Exception as error:  # no process can be started
             self._end(RunError(f"a worker can't be started ({one_line(str(error))}); is memory short?"))
 
@@ -85,9 +91,14 @@ class Pool:
         with theirs:
             settings = self.settings
             told = {key: getattr(settings, key) for key in ("path", "cfg", "classes", "workers", "batch_size")}
-            told |= {"options": list(settings.options), "place": place}
+            told |= {"options": list(settings.options), "place": place, "server": os.getpid()}
             words = [sys.executable, "-X", "utf8", str(_PROGRAM), str(theirs.fileno()), json.dumps(told)]
-            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+            # One to the whole group is the server's to heed, which still needs the worker: there they stay blocked.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+            try:
+                process = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return Worker(process, *await asyncio.open_connection(sock=ours))
 
     async def _live(self, worker: Worker) -> int:
@@ -122,13 +133,14 @@ class Pool:
 
     def _heard(self, worker: Worker, head: dict[str, Any], parts: list[bytes]) -> None:
         before, worker.heard = worker.heard, time.monotonic()
-        if "loaded" in head:
-            worker.ready, self.about = True, head["loaded"]
-        elif "error" in head:  # it can't load the model
-            if not self.about:
-                kind = InputError if head["status"] == InputError.exit_status else RunError
-                self._end(kind(head["error"]))
-            print(f"error: a worker: {head['error']}", file=sys.stderr, flush=True)
+        if "loaded" in head and self._sum in ("", head["sum"]):
+            worker.ready, self.about, self._sum, self._told = True, head["loaded"], head["sum"], ""
+        elif "loaded" in head:
+            worker.process.kill()
+            found = f"{self.settings.path} isn't what it was as the server started"
+            self._unfit(worker, f"{found}; start the server anew", InputError.exit_status)
+        elif "error" in head:
+            self._unfit(worker, head["error"], head["status"])
         else:
             sent, items = worker.pending.pop(head["id"])
             worker.slots.release()
@@ -139,9 +151,21 @@ class Pool:
                 if not item.answer.done():
                     item.answer.set_result((answer, part))
 
+    def _unfit(self, worker: Worker, line: str, status: int) -> None:
+        """A worker can't load the model, or loaded another one: others go on, if there are any."""
+        worker.unfit = True
+        wrong = status == InputError.exit_status  # the next one will do no better
+        if not self.about or (wrong and not self.ready()):
+            self._end((RunError if self.about or not wrong else InputError)(line))
+        elif self._told != line:
+            self._told = line
+            print(f"error: a worker can't be replaced, {self.ready()} go on: {line}", file=sys.stderr, flush=True)
+
     def _died(self, worker: Worker, code: int) -> None:
         """Notes an end, and lets its images wait anew; those that had that once already are given up."""
         self.metrics.restarts.inc()
+        if worker.unfit and (self.ready() or self.ended.done()):  # it was told
+            return
         self._deaths = 1 if time.monotonic() - worker.born > _LASTING else self._deaths + 1
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
         left = [item for _, items in worker.pending.values() for item in items if not item.answer.done()]

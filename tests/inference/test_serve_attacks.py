@@ -83,6 +83,7 @@ def test_a_length_that_is_wrong_harms_its_own_connection_alone(server, photograp
     server.said(r"POST /predict 499 ")
 
 
+SLOW = (PART + b"\r\n\r\n" + b"a" * 20_000 + b"-" + b"ia" * 20_000 + b"\r\n") * 15 + b"--b--\r\n"
 COSTLY = {
     "only an end": (b"--b--", FORM, 400),
     "no boundary in it": (b"no boundary", FORM, 400),
@@ -97,6 +98,7 @@ COSTLY = {
     "long boundary": (b"x", {"Content-Type": "multipart/form-data; boundary=" + "b" * 1000}, 400),
     "foreign boundary": (b"x", {"Content-Type": "multipart/form-data; boundary=\xe9"}, 400),
     "foreign charset": (b"x", {"Content-Type": "multipart/form-data; boundary=b; charset=rot13"}, 400),
+    "slow charset": (SLOW, {"Content-Type": "multipart/form-data; boundary=b; charset=punycode"}, 400),
     "nested lists": (b"[" * 4_000_000, JSON, 413),
     "nested objects": (b'{"images":' * 300_000, JSON, 413),
     "long number": (b'{"images": [' + b"9" * 4_000_000 + b"]}", JSON, 400),
