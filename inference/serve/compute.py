@@ -23,18 +23,22 @@ if __name__ == "__main__":
 
 import numpy as np
 
-from errors import RunError, one_line, out_of_memory
+from errors import RunError, Unreadable, one_line, out_of_memory
 from inference.folder import sha256
 from inference.inputs import class_names
 from inference.predictor import Predictor
 from inference.serve import frames
+from inference.serve.memory import give_back
 from inference.serve.overlay import overlay
 from inference.serve.settings import LARGEST
+from loading.transforms.decode import readable
+from loading.transforms.formats import opened_image
 from ops.settings import set_device_flags
 from training.checkpoint import describe
 from utils import num_gpus
 
 _OURS = "image 0: "  # what a Predictor calls an image without a path
+_LARGE = 4_000_000  # pixels of an image whose memory goes back: less is soon needed for others
 
 
 def main() -> None:
@@ -111,13 +115,28 @@ def _decode(predictor: Predictor, end: socket.socket, batches: queue.Queue) -> N
 
 def prepared(predictor: Predictor, data: bytes) -> np.ndarray | str:
     """Returns an image's pixels as the model sees them, or what is wrong with it, in one line."""
+    large = False
     try:
+        large = _size(data, predictor.config.DATA.MAX_PIXELS) > _LARGE
         return predictor.pixels(data)
     except RunError as error:
         return str(error).removeprefix(_OURS).removesuffix("; repair or remove it")
     except Exception as error:  # a decoder's mistake: this image's alone
         traceback.print_exc()
         return out_of_memory(error) or f"can't be read ({type(error).__name__})"
+    finally:
+        if large:
+            give_back()
+
+
+def _size(data: bytes, most: int) -> int:
+    """Returns an image's pixels. Of a WebP's Pillow takes 16 bytes for each, of others' 8 at most."""
+    with readable(_OURS.removesuffix(": ")):
+        image = opened_image(data, most)[0]
+        if image.format == "WEBP" and image.width * image.height > most // 2:
+            found = f"it is a WebP of {image.width} x {image.height} pixels"
+            raise Unreadable(f"{found}, at most half of DATA.MAX_PIXELS {most} are read")
+        return image.width * image.height
 
 
 def answered(
@@ -131,6 +150,7 @@ def answered(
         if parts:
             for place in good:
                 pictures[place] = overlay(predictor, parts[place])
+            give_back()  # of its picture, which is decoded anew
         elif good:
             shares = predictor.probabilities(predictor.logits(np.stack([pixels[place] for place in good])))
             for place, row in zip(good, shares, strict=True):

@@ -1,11 +1,19 @@
-"""Memory that isn't needed any more goes back to the system."""
+"""Memory that isn't needed any more goes back to the system: of its own, glibc keeps ever more of it."""
 
 import ctypes
 import platform
 
+_GLIBC = platform.libc_ver()[0] == "glibc"
 
-def give_back(least: int = 1 << 17) -> None:
-    """Tells glibc to return buffers of ``least`` bytes at once. Left alone, it keeps ever larger ones for itself."""
-    if platform.libc_ver()[0] == "glibc":
+
+def hold_little() -> None:
+    """From now on large buffers go back at once, which is too slow for a process that computes."""
+    if _GLIBC:
         mmap_threshold = -3
-        ctypes.CDLL(None).mallopt(mmap_threshold, least)
+        ctypes.CDLL(None).mallopt(mmap_threshold, 1 << 17)
+
+
+def give_back() -> None:
+    """Gives back what is free now."""
+    if _GLIBC:
+        ctypes.CDLL(None).malloc_trim(0)

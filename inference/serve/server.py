@@ -21,7 +21,7 @@ from errors import InputError, one_line
 from inference.serve.app import create_app
 from inference.serve.batching import Batcher
 from inference.serve.gate import Gate, log
-from inference.serve.memory import give_back
+from inference.serve.memory import hold_little
 from inference.serve.metrics import Metrics
 from inference.serve.settings import LOOPBACK, Settings
 from inference.serve.workers import Pool
@@ -138,7 +138,7 @@ def serve(settings: Settings) -> int:
         if number not in startup.IGNORED:
             signal.signal(number, lambda number, _: os._exit(128 + number))
     streams.hurry()
-    give_back()
+    hold_little()
     listener = _listening(settings.host, settings.port)
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
