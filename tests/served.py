@@ -113,6 +113,13 @@ class Served:
             self.process.kill()
 
 
+def wait_until(condition, seconds=30):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, f"not within {seconds} s"
+        time.sleep(0.02)
+
+
 def read_all(client):
     parts = []
     try:

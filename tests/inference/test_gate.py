@@ -74,6 +74,25 @@ def test_a_body_comes_to_the_app_whole():
         (Client(b"x", b"y"), {"before": lambda gate: setattr(gate, "held", HELD - 1)}, 429, b"take all the memory"),
         (Client(b"x", authorization="Bearer no"), {"token": "t" * 16}, 401, b"this server asks for a token"),
         (Client(b"x", host="evil.example:80"), {}, 403, b"found the Host evil.example:80, expected"),
+        (
+            Client(b"x", host="localhost:1", origin="http://evil.example"),
+            {},
+            403,
+            b"found the Origin http://evil.example,",
+        ),
+        (
+            Client(b"x", host="localhost:1", origin="null"),
+            {},
+            403,
+            b"found the Origin null, expected this server's own",
+        ),
+        (
+            Client(b"x", host="localhost:1", origin="http://localhost:2"),
+            {},
+            403,
+            b"found the Origin http://localhost:2",
+        ),
+        (Client(b"x", host="localhost", sec_fetch_site="cross-site"), {}, 403, b"found the Origin of a foreign site,"),
         (Client(b"x", path="/metrics"), {"token": "t" * 16}, 401, b"this server asks for a token"),
     ],
 )
@@ -92,6 +111,15 @@ def test_a_private_server_is_asked_by_its_own_names_alone(host, how):
     """(A page of a foreign site, whose name is made to lead to 127.0.0.1, could read the answers otherwise.)"""
     client = Client(b"x", host=host, authorization="Bearer " + "t" * 16)
     ask(client, **how)
+    assert client.status == 200
+
+
+@pytest.mark.parametrize("how", [{"token": "t" * 16}, {"host": "0.0.0.0"}, {"origin": "http://localhost:1"}])
+def test_a_page_of_its_own_asks_and_any_page_where_strangers_may(how):
+    client = Client(
+        b"x", **{"origin": "http://evil", "host": "localhost:1", "authorization": "Bearer " + "t" * 16} | how
+    )
+    ask(client, **{key: value for key, value in how.items() if key != "origin"})
     assert client.status == 200
 
 

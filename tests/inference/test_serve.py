@@ -10,15 +10,18 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
+import safetensors.numpy
 from PIL import Image
 from served import CLASSES, form, write_checkpoint
 
 from inference import Predictor
-from inference.serve.compute import answered, load, prepared
+from inference.serve.compute import answered, fingerprint, load, prepared
 from inference.serve.overlay import occlusion
 
 JPEG = {"Content-Type": "image/jpeg"}
 JSON = {"Content-Type": "application/json"}
+FORM = form(("a", "one.jpg", b"1"), ("a", "two.jpg", b"2"))
+KIND = FORM[1]["Content-Type"]
 
 
 def png_of(width, height):
@@ -98,6 +101,23 @@ def test_where_no_image_can_be_read_the_status_says_so(server, photographs):
         ("/predict", *form(*[("a", "b", b"c")] * 20), 413, "more images than the 8 that are taken"),
         ("/predict", *form(), 400, "the request holds no image"),
         ("/predict", b"x", {"Content-Type": "multipart/form-data"}, 400, "the form can't be read (Missing boundary"),
+        ("/predict", FORM[0].removesuffix(b"--\r\n"), FORM[1], 400, "the form ends before its last boundary"),
+        ("/predict", FORM[0][: len(FORM[0]) // 2], FORM[1], 400, "the form ends before its last boundary"),
+        (
+            "/predict",
+            FORM[0].replace(b"filename=", b"FileName*=UTF-8''"),
+            FORM[1],
+            400,
+            "filename* alone, expected filename",
+        ),
+        (
+            "/predict",
+            FORM[0],
+            {"Content-Type": f"{KIND}; charset=punycode"},
+            400,
+            "charset is punycode, expected utf-8",
+        ),
+        ("/predict/", b"x", JPEG, 404, "Not Found"),
         ("/attention", *form(*[("a", "b", b"c")] * 2), 413, "2 images, at most 1 are taken"),
     ],
 )
@@ -165,6 +185,32 @@ def test_metrics_and_log_tell_of_each_request(server, photographs):
     server.ask("GET", "/a%0Ab%1b[31m")
     server.said(r"127\.0\.0\.1 GET /a\\nb\\x1b\[31m 404 ")
     assert server.said(r"127\.0\.0\.1 POST /predict 200 [\d.]+ ms 2 images")
+
+
+def test_of_a_webp_half_the_pixels_are_read(checkpoint):
+    predictor = load(told(checkpoint, options=["DATA.MAX_PIXELS", "20000"]))
+    line = "it is a WebP of 101 x 100 pixels, at most half of DATA.MAX_PIXELS 20000 are read"
+    for width, kind, expected in ((101, "WEBP", line), (101, "PNG", None), (100, "WEBP", None)):
+        file = io.BytesIO()
+        Image.new("RGB", (width, 100)).save(file, kind)
+        found = prepared(predictor, file.getvalue())
+        assert found == expected if expected else found.dtype == np.uint8
+
+
+def test_a_fingerprint_tells_weights_classes_and_preparation(checkpoint, tmp_path):
+    def of(file=checkpoint, **more):
+        return fingerprint(load(told(file, **more)), str(file))
+
+    other = write_checkpoint(tmp_path / "other.safetensors")
+    assert of() == of() == of(other)
+    names = tmp_path / "names"
+    names.write_text("one\ntwo\nthree\n")
+    tensors = safetensors.numpy.load_file(other)
+    tensors["head.bias"] = tensors["head.bias"] + np.float32(1e-6)
+    sums = {of(), of(classes=str(names)), of(options=["DATA.CROP_PCT", "0.5"])}
+    with safetensors.safe_open(other, "numpy") as file:
+        safetensors.numpy.save_file(tensors, other, file.metadata())
+    assert len(sums | {of(other)}) == 4
 
 
 def told(checkpoint, **more):

@@ -84,6 +84,39 @@ def test_a_length_that_is_wrong_harms_its_own_connection_alone(server, photograp
 
 
 SLOW = (PART + b"\r\n\r\n" + b"a" * 20_000 + b"-" + b"ia" * 20_000 + b"\r\n") * 15 + b"--b--\r\n"
+
+
+@pytest.mark.parametrize(
+    ("count", "chunk", "status"),
+    [(260, b"1\r\nA\r\n", 422), (261, b"1\r\nA\r\n", 400), (4000, b"40\r\n" + b"A" * 64 + b"\r\n", 422)],
+)
+def test_a_body_comes_in_chunks_that_arent_too_small(server, count, chunk, status):
+    head = POST + b"Content-Type: image/jpeg\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    before = server.metric('paddle_vit_requests_total{path="other",status="400"}')
+    found = server.raw(head + chunk * count + b"0\r\n\r\n")
+    assert found.startswith(b"HTTP/1.1 %d " % status)
+    refused = b'{"error": "the body comes in too many small chunks"}'
+    assert (refused in found) == (status == 400)
+    after = server.metric('paddle_vit_requests_total{path="other",status="400"}')
+    assert after - before == (status == 400)
+
+
+def test_crumbs_after_a_refusal_end_the_connection_alone(server):
+    """(The answer was begun: there can be no second one.)"""
+    head = POST + b"Content-Type: image/jpeg\r\nContent-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), 5) as client:
+        client.sendall(head)
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 415 ")
+        client.sendall(b"1\r\nA\r\n" * 300)
+        assert b"HTTP/1.1" not in read_all(client)
+
+
+def test_what_is_no_request_is_told_in_json(server):
+    head, _, body = server.raw(b"GET / HTP/1.1\r\n\r\n").partition(b"\r\n\r\n")
+    assert b"content-type: application/json" in head
+    assert json.loads(body) == {"error": "this is no HTTP request that can be read"}
+
+
 COSTLY = {
     "only an end": (b"--b--", FORM, 400),
     "no boundary in it": (b"no boundary", FORM, 400),

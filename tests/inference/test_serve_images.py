@@ -2,11 +2,13 @@
 
 import io
 import random
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from served import form
+from served import form, serving
 from sklearn.datasets import load_sample_images
 
 
@@ -46,6 +48,24 @@ NONE = {
     "path": b"/etc/passwd",
     "zeros": bytes(100_000),
 }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["/predict", "/attention"])
+def test_what_a_large_image_took_goes_back(checkpoint, tmp_path, path):
+    with serving(checkpoint, folder=tmp_path) as server:
+        [worker] = server.ready().workers()
+
+        def memory():
+            text = Path(f"/proc/{worker}/status").read_text()
+            return [int(re.search(rf"{name}:\s*(\d+)", text)[1]) >> 10 for name in ("VmRSS", "VmHWM")]  # MiB
+
+        before = memory()[0]
+        for kind in ("PNG", "TIFF", "WEBP"):
+            image = Image.new("RGB" if kind == "WEBP" else "RGBA", (5000, 5000) if kind == "WEBP" else (7000, 7000))
+            assert server.ask("POST", path, encoded(image, kind), {"Content-Type": "image/png"}, 60)[0] == 200
+            now, peak = memory()
+            assert (now - before < 100, peak - before < 550) == (True, True), (kind, before, now, peak)
 
 
 def test_kinds_of_images_are_read_and_what_is_none_is_refused(server):

@@ -1,25 +1,20 @@
 """A server's life: it starts or says why not, answers what it took, replaces workers, ends with a status that tells."""
 
-import asyncio
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 from programs import ROOT
-from served import form, serving
+from served import serving, wait_until
 
-from inference.serve.batching import Batcher, Item, Lost
-from inference.serve.metrics import Metrics
+from inference.serve import server
 from inference.serve.server import Protocol
-from inference.serve.settings import Settings
-from inference.serve.workers import Pool, Worker
 
 JPEG = {"Content-Type": "image/jpeg"}
 TOKEN = "a-token-of-the-tests"
@@ -34,13 +29,6 @@ def started(folder, *words, **environment):
     return run.returncode, run.stdout, run.stderr
 
 
-def wait_until(condition, seconds=30):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, f"not within {seconds} s"
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -50,6 +38,8 @@ def wait_until(condition, seconds=30):
         (["-max_request_mb=1000"], "-max_request_mb is 1000.0, expected more than 0, at most 128"),
         (["-timeout=nan"], "-timeout is nan, expected more than 0, at most 3600"),
         (["-host=256.0.0.1"], "can't listen at 256.0.0.1, port 8000 ("),
+        (["-host=a..b"], "can't listen at a..b, port 8000 (this is no host's name); choose another -host or -port"),
+        (["-token_file="], ": can't be read as a token (FileNotFoundError: No such file or directory)"),
         (["-token_file=none"], "none: can't be read as a token (FileNotFoundError: No such file or directory)"),
     ],
 )
@@ -153,46 +143,27 @@ def waiting(server):
     return server.ask("GET", "/ready")[1]["waiting"]
 
 
-@pytest.mark.slow
-def test_a_worker_that_hangs_costs_a_timeout_and_is_replaced(checkpoint, photographs, tmp_path):
-    with serving(checkpoint, "-timeout=1", folder=tmp_path) as server:
-        server.ready()
-        [worker] = server.workers()
-        os.kill(worker, signal.SIGSTOP)
-        status, answer, _ = server.ask("POST", "/predict", photographs[0], JPEG)
-        assert (status, answer) == (504, {"error": "there was no answer within 1 s"})
-        server.said("a worker was killed by SIGKILL; another one starts, 0 images go to it", "err")
-        wait_until(lambda: server.ask("GET", "/ready")[0] == 200)
-        assert server.ask("POST", "/predict", photographs[0], JPEG)[0] == 200
-        assert server.metric("paddle_vit_worker_restarts_total") == 1
-        assert server.end(signal.SIGINT) == 130
+def test_connections_answer_at_once_and_leave_files_for_other_needs(monkeypatch):
+    with server._listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    for files, most in ((-1, 8192), (1 << 20, 8192), (1024, 768), (64, 32)):
+        monkeypatch.setattr(server.resource, "getrlimit", lambda _, files=files: (files, files))
+        assert server._connections() == most
 
 
-@pytest.mark.slow
-def test_workers_killed_under_load_lose_no_request(checkpoint, photographs, tmp_path):
-    with serving(checkpoint, "-workers=2", "-batch_size=4", folder=tmp_path) as server:
-        wait_until(lambda: server.ready().ask("GET", "/ready")[1]["workers"] == 2)
-        statuses, over = [], threading.Event()
-
-        def ask():
-            while not over.is_set():
-                statuses.append(server.ask("POST", "/predict", *form(*[("a", "b", photographs[0])] * 2))[0])
-
-        with ThreadPoolExecutor(8) as clients:
-            asking = [clients.submit(ask) for _ in range(8)]
-            for turn in range(1, 6):
-                done = len(statuses)
-                wait_until(lambda done=done: len(statuses) > done + 50)
-                os.kill(server.workers()[turn % 2], signal.SIGKILL)
-                server.said("a worker was killed by SIGKILL", "err", times=turn)
-                wait_until(lambda: server.ask("GET", "/ready")[1]["workers"] == 2)
-            over.set()
-            for client in asking:
-                client.result(30)
-        assert set(statuses) <= {200, 503}
-        assert statuses.count(503) <= 4
-        assert server.metric("paddle_vit_worker_restarts_total") == 5
-        assert server.end() == 143
+def test_connections_that_cant_be_accepted_are_told_once_a_minute(capsys, monkeypatch):
+    told, now, left = server._unaccepted(), [0.0], []
+    monkeypatch.setattr(server.time, "monotonic", lambda: now[0])
+    loop = SimpleNamespace(default_exception_handler=left.append)
+    failed = {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many open files")}
+    for now[0] in (1000.0, 1001.0, 1059.0, 1061.0):
+        told(loop, failed)
+    told(loop, other := {"message": "another"})
+    assert left == [other]
+    line = "warning: connections can't be accepted ([Errno 24] Too many open files)"
+    assert capsys.readouterr().err.splitlines() == [line] * 2
 
 
 def test_who_is_slow_loses_the_connection_and_who_asks_keeps_it():
@@ -214,61 +185,3 @@ def test_who_is_slow_loses_the_connection_and_who_asks_keeps_it():
     assert not ticks((open_one, False), (open_one, False))  # it waits for its answer
     assert ticks((open_one, True), (open_one, True))  # it reads nothing of it
     assert not ticks((open_one, True), (open_one, False))
-
-
-def test_a_busy_workers_next_batch_grows_until_half_of_the_one_before_is_computed():
-    pool, worker = object.__new__(Pool), Worker(None, None, None)
-    pool.batcher = Batcher(2, 0.0, 10)
-    now = worker.heard = time.monotonic()
-    worker.usual = 100.0
-    assert not pool._can_wait(worker)  # it is idle
-    worker.pending = {1: (now, [])}
-    assert pool._can_wait(worker)
-    pool.batcher.put([Item(b"", {}, None), Item(b"", {}, None)])
-    assert not pool._can_wait(worker)  # a batch is full
-    pool.batcher = Batcher(2, 0.0, 10)
-    worker.heard = now - 51
-    assert not pool._can_wait(worker)
-
-
-def test_an_image_whose_worker_ends_is_tried_once_more_alone(capsys):
-    async def lives():
-        pool, loop = object.__new__(Pool), asyncio.get_running_loop()
-        pool.settings, pool.batcher, pool.metrics = Settings("model"), Batcher(4, 0.0, 10), Metrics()
-        pool.ended, pool._deaths = loop.create_future(), 0
-        items = [Item(b"", {}, loop.create_future()) for _ in range(3)]
-        items[2].answer.cancel()
-        worker = Worker(None, None, None)
-        worker.pending = {1: (0.0, items)}
-        pool._died(worker, -9)
-        assert list(pool.batcher._again) == items[:2]
-        assert await pool.batcher.take() == items[:1]
-        worker.pending = {2: (0.0, items[:1])}
-        pool._died(worker, 1)
-        with pytest.raises(Lost, match="the process that computed it ended, twice"):
-            await items[0].answer
-        assert list(pool.batcher._again) == items[1:2]
-        assert not pool.ended.done()
-        assert pool.metrics.restarts._value.get() == 2
-
-    asyncio.run(lives())
-    assert capsys.readouterr().err.splitlines() == [
-        "a worker was killed by SIGKILL; another one starts, 2 images go to it",
-        "a worker ended with exit status 1; another one starts, 0 images go to it",
-    ]
-
-
-@pytest.mark.slow
-def test_workers_that_end_again_and_again_end_the_server(checkpoint, tmp_path):
-    with serving(checkpoint, folder=tmp_path) as server:
-        server.ready()
-        gone = set()
-        until = time.monotonic() + 120
-        while server.process.poll() is None and time.monotonic() < until:
-            for pid in set(server.workers()) - gone:
-                os.kill(pid, signal.SIGKILL)
-                gone.add(pid)
-            time.sleep(0.05)
-        assert server.process.wait(5) == 1
-        last = server.text("err").splitlines()[-1]
-    assert last == "error: 6 workers ended in a row, the last one was killed by SIGKILL; is memory short?"

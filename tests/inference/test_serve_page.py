@@ -58,6 +58,16 @@ def test_a_picture_is_dropped_and_its_classes_and_map_are_seen(server, browser, 
     assert browser.said == []
 
 
+def test_a_long_name_leaves_the_buttons_below_the_picture(server, browser, photographs, tmp_path):
+    (tmp_path / ("W" * 200 + ".jpg")).write_bytes(photographs[0])
+    browser.open(f"http://127.0.0.1:{server.port}/", 360)
+    browser.choose("#file", tmp_path / ("W" * 200 + ".jpg"))
+    browser.wait("!document.getElementById('found').hidden")
+    assert browser.value("document.getElementById('name').offsetHeight") < 30  # pixels: a line
+    assert browser.value("document.getElementById('name').title") == "W" * 200 + ".jpg"
+    assert not browser.value(WIDER)
+
+
 def test_what_cant_be_read_is_told_in_the_page(server, browser, tmp_path):
     (tmp_path / "text.png").write_bytes(b"text")
     browser.open(f"http://127.0.0.1:{server.port}/", 390)
