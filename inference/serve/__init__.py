@@ -9,7 +9,7 @@ around it: an error per image, a lost worker replaced, a drain, limits on everyt
     app        the paths and their answers;  bodies: images out of a request;  page: what a browser sees
     batching   images that wait, and batches of them
     workers    the computing processes, as the HTTP process sees them;  frames: what goes between
-    compute    what such a process does;  overlay: where a model looks
+    compute    what such a process does;  overlay: where a model looks;  memory: what goes back
 """
 
 from inference.serve.server import serve
