@@ -52,7 +52,11 @@ def check(config: Configuration) -> None:
 def _check_data(config: Configuration, require: Callable[[bool, str, str], None]) -> None:
     data, train, channels = config.DATA, config.TRAIN, config.DATA.IMAGE_CHANNELS
     for key, values in (("DATA.IMAGENET_MEAN", data.IMAGENET_MEAN), ("DATA.IMAGENET_STD", data.IMAGENET_STD)):
-        require(len(values) in (1, channels), key, f"1 or {channels} values, as IMAGE_CHANNELS")
+        require(
+            len(values) in (1, channels),
+            key,
+            f"1 {f'or {channels} values' if channels > 1 else 'value'}, as IMAGE_CHANNELS",
+        )
     turn, shift, scale = train.AFFINE
     within = 0 <= turn <= 360 and 0 <= shift <= 1 and 0 <= scale < 1
     require(within, "TRAIN.AFFINE", "degrees of 0 to 360, a shift of 0 to 1, a scaling of 0 <= value < 1")

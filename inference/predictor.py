@@ -16,12 +16,11 @@ from inference.pictures import Batch, Picture, Pictures
 from inference.tta import Views, pictures, views
 from loading.files import Paths
 from loading.transforms import Normalize
-from models import build_model
+from models import build_described, build_model
 from models.pretrained import with_preprocessing
 from ops.settings import set_device_flags
 from options import Configuration, leaves
-from training.checkpoint import Description, classes_of, describe, description_of
-from training.checkpoint.description import TASKS
+from training.checkpoint import Description, classes_of, describe, description_of, task_of
 from training.engine import autocast
 from utils import world_size
 from weights import load_weights
@@ -97,7 +96,9 @@ class Predictor:
             found = f"found {len(self.classes)} names of classes"
             raise InputError(f"{found}, the model has {outputs} outputs; give one for each")
         set_device_flags(self.config, int(os.environ.get("PADDLE_LOCAL_SIZE", world_size())))
-        self.model, self.weights = None if export else build_model(self.config), None
+        self.model, self.weights = None, None
+        if not export:
+            self.model = build_model(self.config) if cfg else build_described(self.config, path)
         if export:
             self._run = open_export(path)
             self.report = f"{path}: {description.model}, {export.format}, {export.precision}"
@@ -220,12 +221,12 @@ def _configured(
 ) -> tuple[Configuration, Description]:
     """The configuration of a model and its images, and what its weights are of."""
     if cfg is None:
-        told = description_of(path)
+        told = description_of(path, options)
         if told is None:
             raise InputError(f"{shown(path)} doesn't tell what model it is of; give its YAML file or name (-cfg)")
         config, names, task = told.configured(options), classes or told.classes, told.task
     else:
-        names, task = classes or classes_of(path) or [], TASKS[0]
+        names, task = classes or classes_of(path) or [], task_of(path)
         config = with_preprocessing(get_config(cfg, [*options, "MODEL.PRETRAINED", path]))
         if config.MODEL.NUM_CLASSES == "auto" and names:
             config = with_values(config, "the classes' names", MODEL__NUM_CLASSES=len(names))

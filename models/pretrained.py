@@ -1,5 +1,5 @@
-"""What weights tell a configuration: timm's config.json beside them how images have to be prepared, and the names of
-their tensors how their model computes.
+"""What weights tell a configuration: timm's config.json beside them how images have to be prepared and the model was
+built, and the names of their tensors how their model computes.
 """
 
 from collections.abc import Iterator
@@ -10,41 +10,50 @@ import numpy as np
 from config import with_values
 from errors import InputError
 from models import with_switches
-from options import Configuration, is_given
+from options import Configuration, is_given, is_users
 from weights.hub import read_config
 
-_KEYS = {  # timm's: ours
-    "crop_pct": "DATA.CROP_PCT",
-    "crop_mode": "DATA.CROP_MODE",
-    "interpolation": "DATA.INTERPOLATION",
-    "mean": "DATA.IMAGENET_MEAN",
-    "std": "DATA.IMAGENET_STD",
+_IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+_KEYS: dict[str, tuple[str, Any]] = {  # timm's: ours, and what timm 1.0.31 takes where a file has none, null or 0
+    "crop_pct": ("DATA.CROP_PCT", 0.875),
+    "crop_mode": ("DATA.CROP_MODE", "center"),
+    "interpolation": ("DATA.INTERPOLATION", "bicubic"),
+    "mean": ("DATA.IMAGENET_MEAN", _IMAGENET[0]),
+    "std": ("DATA.IMAGENET_STD", _IMAGENET[1]),
 }
 
 
-def with_preprocessing(config: Configuration) -> Configuration:
+def with_preprocessing(config: Configuration, alone: bool = False) -> Configuration:
     """Returns ``config`` with the crop, interpolation and normalisation of MODEL.PRETRAINED, where it sets none itself,
     and with what ``with_switches`` adds.
+
+    Args:
+        alone: the weights alone say what they are of: their images' size and channels are taken as well, and shipped
+            YAML files count for less than they; the user's options count for more.
 
     Raises:
         InputError: the weights can't be read, or their config.json, or it holds what a configuration can't.
     """
-    if not config.MODEL.PRETRAINED:
+    path = config.MODEL.PRETRAINED
+    if not path:
         return config
-    config = with_switches(config, config.MODEL.PRETRAINED)
-    found = preprocessing(config, read_config(config.MODEL.PRETRAINED))
+    config, stored = with_switches(config, path), read_config(path)
     try:
-        told = {key.replace(".", "__"): value for key, value in found.items() if not is_given(config, key)}
-        return with_values(config, "the weights' config.json", **told)
+        told = {key: value for key, value in _images(stored).items() if alone and not is_users(config, key)}
+        told |= preprocessing(stored, told.get("DATA.IMAGE_CHANNELS", config.DATA.IMAGE_CHANNELS))
+        side = told.get("DATA.IMAGE_SIZE", config.DATA.IMAGE_SIZE)
+        if isinstance(side, list):
+            raise InputError(f"input_size is {stored['input_size']}, images here are square (DATA.IMAGE_SIZE)")
+        has = is_users if alone else is_given
+        values = {key.replace(".", "__"): value for key, value in told.items() if not has(config, key)}
+        return with_values(config, "the weights' config.json", **values)
     except InputError as error:
-        raise InputError(
-            f"the config.json of {config.MODEL.PRETRAINED}: {error}; with -o KEY VALUE yours is taken"
-        ) from None
+        raise InputError(f"the config.json of {path}: {error}; with -o KEY VALUE yours is taken") from None
 
 
 def disagreements(config: Configuration, stored: dict[str, Any]) -> Iterator[str]:
     """Yields a warning for each setting in which ``config`` and the weights' config.json (``stored``) differ."""
-    for key, value in preprocessing(config, stored).items():
+    for key, value in preprocessing(stored, config.DATA.IMAGE_CHANNELS).items():
         own = config[key.partition(".")[0]][key.partition(".")[2]]
         if own != value if isinstance(own, str) else not _is_close(own, value):
             yield f"warning: {key} is {own}, the weights were made for {value}"
@@ -56,11 +65,25 @@ def _is_close(own: Any, value: Any) -> bool:
     return len({len(own), len(value), 1}) <= 2 and np.allclose(own, value, atol=1e-6)
 
 
-def preprocessing(config: Configuration, stored: dict[str, Any]) -> dict[str, Any]:
-    """Returns the keys of a configuration that the weights' config.json (``stored``) tells, by their dotted names."""
-    wanted = {key: stored[name] for name, key in _KEYS.items() if stored.get(name) is not None}
-    if config.DATA.IMAGE_CHANNELS == 1:  # grey is what the colours are on average
+def preprocessing(stored: dict[str, Any], channels: int) -> dict[str, Any]:
+    """Returns the keys of a configuration that the weights' config.json (``stored``) tells, by their dotted names.
+
+    Args:
+        channels: of the images.
+    """
+    file = "architecture" in stored
+    wanted = {key: stored.get(name) or (default if file else None) for name, (key, default) in _KEYS.items()}
+    wanted = {key: value for key, value in wanted.items() if value is not None}
+    if channels == 1:  # grey is what the colours are on average
         for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):
             if key in wanted:
                 wanted[key] = [float(np.mean(wanted[key]))]
     return wanted
+
+
+def _images(stored: dict[str, Any]) -> dict[str, Any]:
+    """The images that config.json tells of, if it does; of other sides than a square's both."""
+    if not stored.get("input_size"):
+        return {}
+    channels, height, width = stored["input_size"]
+    return {"DATA.IMAGE_CHANNELS": channels, "DATA.IMAGE_SIZE": height if height == width else [height, width]}

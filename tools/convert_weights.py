@@ -36,8 +36,8 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
         InputError: the model isn't known, the weights aren't exactly its, or it has no file of that kind.
     """
     from config import get_config
-    from models import build_model, with_switches
-    from training.checkpoint import classes_of, describe, description_of
+    from models import build_described, build_model, with_switches
+    from training.checkpoint import classes_of, describe, description_of, task_of
     from training.checkpoint.description import METADATA
     from weights import file_arrays, load_weights
     from weights.formats import write_weights
@@ -45,10 +45,10 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
 
     if target.suffix not in ENDINGS:
         raise InputError(f"{target}: the ending tells what to write; expected {', '.join(ENDINGS)}")
-    told = None if cfg else description_of(source)
+    told = None if cfg else description_of(source, options)
     config = told.configured(options) if told else get_config(cfg or _model_of(source), options)
     config = with_switches(config, source)
-    model = build_model(config)
+    model = build_described(config, source) if told else build_model(config)
     report = load_weights(model, source)
     if report.changes:
         raise InputError(f"{report.file} isn't this model's ({'; '.join(report.changes)}); give its own by -cfg or -o")
@@ -58,7 +58,8 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
         arrays = file_arrays(model)
     if target.suffix == ".npz":
         arrays = google_names(model, arrays)
-    metadata = {METADATA: describe(config, told.classes if told else classes_of(source) or []).written()}
+    classes = told.classes if told else classes_of(source) or []
+    metadata = {METADATA: describe(config, classes, told.task if told else task_of(source)).written()}
     write_weights(target, arrays, metadata if target.suffix == ".safetensors" else None)
     return f"{len(arrays)} tensors of {report.file} written to {target}"
 

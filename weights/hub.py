@@ -41,6 +41,7 @@ _SETTINGS = {
     "model_args": optional(Rule("a dictionary", lambda value: type(value) is dict)),
     "num_classes": optional(Rule("a number of classes", lambda value: is_whole(value, 0, 1 << 24))),
     "label_names": optional(_NAMES),
+    "tag": optional(Rule("a text", lambda value: type(value) is str)),
     **dict.fromkeys(("input_size", "test_input_size", "min_input_size"), optional(_SIZE)),
     "fixed_input_size": optional(FLAG),
     "crop_pct": optional(Rule("a share", lambda value: is_real(value, 0, 100))),
@@ -49,6 +50,7 @@ _SETTINGS = {
     "mean": optional(Rule("a number per channel", lambda v: is_list(v, lambda n: is_real(n, -1e3, 1e3), 1, 64))),
     "std": optional(Rule("a number above 0 per channel", lambda v: is_list(v, lambda n: is_real(n, 1e-6, 1e3), 1, 64))),
 }
+_BESIDE = ("architecture", "model_args", "num_classes", "label_names")
 
 
 def find_weights(path: str | Path) -> Path:
@@ -103,6 +105,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
             return {}
         if "pretrained_cfg" not in config and "labels" in config:  # the old form
             config["label_names"] = config.pop("labels")
+        if "pretrained_cfg" in config:  # beside it, timm reads no other setting
+            config = {key: value for key, value in config.items() if key not in _SETTINGS or key in _BESIDE}
         settings = config.pop("pretrained_cfg", {})
         check_form(settings, _SETTINGS, where="pretrained_cfg.")
         config = {**settings, **config}

@@ -151,6 +151,7 @@ def test_outputs_of_many_labels_are_each_for_itself(run, tmp_path):
     config = description_of(run / "checkpoints" / "best").configured()
     told = describe(config, list(CLASSES), "multi_label")
     save_file(stored, tmp_path / "many.safetensors", {METADATA: told.written()})
+    assert Predictor(tmp_path / "many", str(run / "config.yaml")).task == "multi_label"
     predictor = Predictor(tmp_path / "many")
     logits = np.array([[3.0, 1.0], [-800.0, 800.0]], np.float32)
     shares = predictor.probabilities(logits)
@@ -165,6 +166,7 @@ def test_outputs_of_many_labels_are_each_for_itself(run, tmp_path):
     [
         (lambda d: d | {"task": "detection"}, "its task is 'detection', expected one of classification, multi_label"),
         (lambda d: d | {"classes": "ab"}, "its classes is 'ab', expected a list of names"),
+        (lambda d: d | {"classes": ["a\nb", "c"]}, r"its classes is ['a\nb', 'c'], expected a list of names that"),
         (lambda d: d | {"values": {"MODEL.EMBED_DIMS": 3}}, "it has the key MODEL.EMBED_DIMS, which ViT doesn't take"),
         (lambda d: d | {"values": {"MODEL.NUM_HEADS": -1}}, "MODEL.NUM_HEADS is -1"),
         (lambda d: {"model": "x"}, "its task is missing"),

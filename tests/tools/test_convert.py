@@ -8,12 +8,16 @@ import numpy as np
 import paddle
 import pytest
 from conftest import ROOT
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
+from config import get_config
 from errors import InputError
 from models import create_model
 from tools.convert_weights import convert
 from tools.list_models import describe
+from training.checkpoint import describe as of
+from training.checkpoint import description_of
+from training.checkpoint.description import METADATA
 from weights import file_arrays, load_weights, save_weights
 
 
@@ -64,6 +68,16 @@ def test_statistics_have_paddles_names_in_pdparams_and_torchs_in_safetensors(tmp
     fresh = create_model("resnet18", num_classes=3)
     load_weights(fresh, tmp_path / "two.pdparams")
     assert (fresh.bn1._mean.numpy() == np.arange(64)).all()
+
+
+def test_the_task_and_the_classes_go_along(saved, tmp_path):
+    source, arrays = saved
+    names = [f"label {number}" for number in range(10)]
+    told = of(get_config("vit_digits"), names, "multi_label")
+    save_file(arrays, source, {METADATA: told.written()})
+    for cfg in (None, "vit_digits"):
+        convert(str(source), tmp_path / "out.safetensors", cfg)
+        assert description_of(tmp_path / "out.safetensors") == told
 
 
 def test_the_model_is_told_by_the_config_beside_the_weights_or_by_name(saved, tmp_path):

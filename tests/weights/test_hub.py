@@ -49,6 +49,12 @@ def test_configurations_are_merged_as_timm_does(tmp_path, form):
         }
 
 
+def test_beside_pretrained_cfg_no_other_setting_counts(tmp_path):
+    config = {"architecture": "a", "mean": "no list", "crop_pct": 0.5, "pretrained_cfg": {"mean": [0.5]}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_config(tmp_path) == {"architecture": "a", "mean": [0.5]}
+
+
 def test_other_configurations(tmp_path):
     assert read_config(tmp_path) == {}
     (tmp_path / "config.json").write_text('{"architectures": ["ViTForImageClassification"]}')
@@ -114,7 +120,7 @@ def test_a_key_of_another_type_or_range_is_named(tmp_path, key):
 def test_a_config_of_null_tells_nothing(tmp_path):
     config = dict.fromkeys(BAD) | {"architecture": "a", "pretrained_cfg": {}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert read_config(tmp_path)["mean"] is None
+    assert read_config(tmp_path) == dict.fromkeys(("model_args", "num_classes", "label_names")) | {"architecture": "a"}
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a folder", "a device", "a link to itself", "unreadable"])

@@ -1,6 +1,7 @@
 """What weights are of: their model, its classes, how its images are prepared. It travels within their own file."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import Any
 from config import default_values, get_config, shipped_configs, with_options, with_values
 from errors import InputError, reading, shown
 from loading.label_spaces import imagenet_names
-from models import with_switches
-from models.pretrained import preprocessing
+from loading.sources import UNPRINTABLE
+from models.pretrained import with_preprocessing
 from options import Configuration, leaves, nearest_model
 from training.checkpoint.state import state_beside
 from weights import find_weights
@@ -23,8 +24,14 @@ TASKS = ("classification", "multi_label")
 _IMAGES = ("IMAGE_SIZE", "IMAGE_CHANNELS", "CROP_PCT", "CROP_MODE", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD")
 _IMAGES += ("FAST_EVAL",)
 _OF_A_RUN = ("RESUME", "PRETRAINED", "PRETRAINED_ALLOW", "PRETRAINED_CLASSES")  # MODEL's keys that build nothing
-_CLASS = Rule("a list of names", lambda value: is_list(value, lambda name: type(name) is str))
+_CLASS = Rule("a list of names that can be printed", lambda value: is_list(value, _is_class))
 _VALUES = Rule("a dictionary of keys and their values", lambda v: type(v) is dict and len(v) < 500)
+
+
+def _is_class(name: Any) -> bool:
+    return type(name) is str and not UNPRINTABLE.search(name)
+
+
 _FORM: Form = {
     "model": NAME,
     "task": Rule(f"one of {', '.join(TASKS)}", lambda value: value in TASKS),
@@ -93,7 +100,7 @@ def read_description(text: bytes) -> Description:
     return Description(**{name: found[name] for name in _FORM})
 
 
-def description_of(path: str | Path) -> Description | None:
+def description_of(path: str | Path, options: Sequence[str] = ()) -> Description | None:
     """Returns what weights are of, as they tell it themselves, or None.
 
     A .safetensors file that this toolkit wrote has it in its metadata; earlier releases left a checkpoint's state.json;
@@ -101,6 +108,7 @@ def description_of(path: str | Path) -> Description | None:
 
     Args:
         path: what ``find_weights`` takes.
+        options: words as after ``-o``; where they set a key, timm's config.json isn't asked for it.
 
     Raises:
         InputError: there are no weights, or what describes them can't be read.
@@ -108,7 +116,7 @@ def description_of(path: str | Path) -> Description | None:
     file = find_weights(path)
     told = _own(file) or _of_state(file)
     if told is None:
-        return _of_timm(path)
+        return _of_timm(path, options)
     try:
         told.configured()
     except InputError as error:
@@ -126,7 +134,17 @@ def classes_of(path: str | Path) -> list[str] | None:
     if own := _own(file):
         return own.classes
     state = state_beside(file, "classes")
-    return state["classes"] if state else None
+    return _printable(state["classes"], file) if state else None
+
+
+def task_of(path: str | Path) -> str:
+    """Returns what the weights are trained for: one of TASKS, as they tell it themselves.
+
+    Raises:
+        InputError: as ``description_of``.
+    """
+    own = _own(find_weights(path))
+    return own.task if own else TASKS[0]
 
 
 def _own(file: Path) -> Description | None:
@@ -141,22 +159,33 @@ def _of_state(file: Path) -> Description | None:
     if state is None:
         return None
     values = {key: value for key, value in leaves(state["config"]) if _describes(key)}
-    return Description(values.get("MODEL.NAME", file.stem), TASKS[0], state["classes"], values)
+    return Description(values.get("MODEL.NAME", file.stem), TASKS[0], _printable(state["classes"], file), values)
 
 
-def _of_timm(path: str | Path) -> Description | None:
-    """What timm's config.json beside weights tells."""
+def _printable(classes: list[str], file: Path | str) -> list[str]:
+    """Returns the names of classes; raises InputError where one can't be printed, as training and -classes do."""
+    if bad := [name for name in classes if not _is_class(name)]:
+        raise InputError(f"{file}: the name of its class '{shown(bad[0], 60)}' can't be printed; rename it there")
+    return classes
+
+
+def _of_timm(path: str | Path, options: Sequence[str]) -> Description | None:
+    """What timm's config.json beside weights tells.
+
+    Outputs without names there are ImageNet-1k's where they are 1,000, their tag ends in a training on it
+    (``augreg_in21k_ft_in1k``), and nobody asked for so many: timm keeps the tag and no names of what is fine-tuned, but
+    writes the arguments that it was built with.
+    """
     stored = read_config(path)
     if "architecture" not in stored:
         return None
     name, known = stored["architecture"], [file.stem for file in shipped_configs()]
     if name not in known:
         raise InputError(f"{path}: its config.json names {name}, which is no model here{nearest_model(name, known)}")
-    outputs, size = stored.get("num_classes"), stored.get("input_size")
-    options = ["MODEL.PRETRAINED", str(path)] + ([] if outputs is None else ["MODEL.NUM_CLASSES", outputs])
-    options += ["DATA.IMAGE_CHANNELS", size[0], "DATA.IMAGE_SIZE", size[1]] if size else []
-    config = with_switches(get_config(name, options), path)
-    told = {key.replace(".", "__"): value for key, value in preprocessing(config, stored).items()}
-    config = with_values(config, "the weights' config.json", **told)
-    classes = stored.get("label_names") or (imagenet_names() if config.MODEL.NUM_CLASSES == 1000 else [])
-    return describe(config, classes)
+    outputs, asked = stored.get("num_classes"), (stored.get("model_args") or {}).get("num_classes")
+    words = ["MODEL.PRETRAINED", str(path)] + ([] if outputs is None else ["MODEL.NUM_CLASSES", outputs])
+    config = with_preprocessing(get_config(name, [*words, *options]), alone=True)
+    trained = re.findall(r"in\d+k", stored.get("tag") or "")
+    imagenet = config.MODEL.NUM_CLASSES == 1000 and asked is None and trained[-1:] == ["in1k"]
+    classes = stored.get("label_names") or (imagenet_names() if imagenet else [])
+    return describe(config, _printable(classes, f"the config.json of {path}"))

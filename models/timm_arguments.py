@@ -1,0 +1,82 @@
+"""What timm's config.json says of the model beside how its images are prepared: the arguments that built it.
+
+Some change what a model computes, but none of its tensors, so that the weights would load and answer something else.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from config import with_values
+from configs.architectures import architecture
+from errors import InputError, shown
+from options import Configuration, add_note, is_users
+from weights.hub import read_config
+from weights.plain import told
+
+# The numbers of outputs, channels and pixels, which are compared elsewhere; what matters in training alone.
+_ELSEWHERE = {"num_classes", "in_chans", "img_size", "dynamic_img_size", "dynamic_img_pad", "strict_img_size"}
+_ELSEWHERE |= {f"{part}drop_rate" for part in ("", "pos_", "patch_", "proj_", "attn_")}
+_ELSEWHERE |= {"drop_path_rate", "drop_block_rate"}
+_ELSEWHERE |= {"weight_init", "fix_init", "zero_init_last", "head_init_scale", "scriptable", "exportable", "no_jit"}
+_OURS = {  # timm's: ours, where it isn't the same in capitals
+    "act_layer": "ACT",
+    "depths": "STAGE_DEPTHS",
+    "dim": "EMBED_DIM",
+    "dims": "EMBED_DIMS",
+    "layer_scale_init_values": "INIT_VALUES",
+    "ls_init_value": "INIT_VALUES",
+    "mlp_ratios": "MLP_RATIO",
+    "num_blocks": "DEPTH",
+    "sr_ratios": "SR_RATIO",
+    "use_fc_norm": "FC_NORM",
+}
+_ALONE = {"global_pool": "avg", "output_stride": 32, "proj_bias": True, "final_norm": True, "conv_bias": True}
+
+
+def with_arguments(config: Configuration, path: str | Path) -> Configuration:
+    """Returns ``config`` with the keys of MODEL that ``model_args`` in the weights' config.json tell.
+
+    The user's own values stay; a note tells of each that differs, and of each that is taken.
+
+    Args:
+        path: what ``find_weights`` takes.
+
+    Raises:
+        InputError: an argument that the architecture hasn't got, or hasn't got with this value; or the configuration is
+            of another model than the weights, with another value.
+    """
+    stored = read_config(path)
+    for name, value in (stored.get("model_args") or {}).items():
+        beside = f"the config.json of {path}: model_args.{shown(name, 60)} is {told(value)}"
+        key = _key(config.MODEL.TYPE, name, value, beside)
+        if key is None or config.MODEL[key] == value:
+            continue
+        if is_users(config, f"MODEL.{key}"):
+            add_note(config, f"{beside}, yours {config.MODEL[key]}")
+        elif stored["architecture"] != config.MODEL.NAME:
+            other = f"{config.MODEL.NAME} has MODEL.{key} {config.MODEL[key]}"
+            raise InputError(f"{beside}, but {other}; say by -o MODEL.{key} VALUE which it is")
+        else:
+            try:
+                config = with_values(config, "here", **{f"MODEL__{key}": value})
+            except InputError as error:
+                raise InputError(f"{beside}; {error}") from None
+            add_note(config, f"MODEL.{key} {told(value)}, as the config.json of {path} tells")
+    return config
+
+
+def _key(kind: str, name: str, value: Any, beside: str) -> str | None:
+    """Returns MODEL's key for an argument of timm's; None: with this value it changes nothing.
+
+    A flag that is off, or null, changes nothing either: where a model has what it is for, the tensors' names differ.
+    """
+    if name in _ELSEWHERE or value is None:
+        return None
+    key = _OURS.get(name, name.upper())
+    if f"MODEL.{key}" in architecture(kind).arguments:
+        return key
+    alone = _ALONE | {"act_layer": "relu" if kind.lower() in ("resnet", "regnet") else "gelu"}
+    if value is False or (name in alone and alone[name] == value):
+        return None
+    has = f"has {told(alone[name])} alone" if name in alone else "has no such argument"
+    raise InputError(f"{beside}, but {kind} here {has}; take other weights")

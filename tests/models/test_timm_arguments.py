@@ -1,0 +1,181 @@
+"""What timm's config.json says of the model: taken, refused, or the user's; weights never answer as another model."""
+
+import json
+
+import numpy as np
+import paddle
+import pytest
+from safetensors.numpy import save_file
+
+from config import get_config
+from errors import InputError
+from inference import Predictor
+from models import build_model, create_model
+from models.pretrained import with_preprocessing
+from models.timm_arguments import with_arguments
+from options import notes
+from training.checkpoint import describe, description_of
+from training.checkpoint.description import METADATA
+from weights import file_arrays, save_weights
+
+ANY = {"any": np.ones(1, np.float32)}
+TINY = ["MODEL.DEPTH", "2", "DATA.IMAGE_SIZE", "32", "MODEL.NUM_CLASSES", "3"]
+BUILT = {"depth": 2, "img_size": [32, 32], "num_classes": 3, "drop_rate": 0.5, "drop_path_rate": 0.1, "in_chans": 3}
+BUILT |= {"global_pool": "token", "qk_norm": False, "class_token": True, "init_values": None, "weight_init": "jax"}
+
+
+def stored(folder, model=None, name="vit_tiny_patch16_224", arguments=None, **settings):
+    """Writes config.json, of settings beside timm's arguments, and a model's weights."""
+    settings = {"fixed_input_size": True, "input_size": [3, 32, 32]} | settings
+    content = {"architecture": name, "num_classes": 3, "model_args": BUILT if arguments is None else arguments}
+    (folder / "config.json").write_text(json.dumps(content | {"pretrained_cfg": settings}))
+    if model is not None:
+        save_weights(model, folder / "model.safetensors")
+    else:
+        save_file(ANY, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("key", [[], ["MODEL.NUM_HEADS", "6"], ["MODEL.GLOBAL_POOL", "avg", "MODEL.FC_NORM", "False"]])
+def test_weights_answer_as_the_model_that_they_were_made_by(tmp_path, key):
+    own = build_model(get_config("vit_tiny_patch16_224", [*TINY, *key]))
+    own.eval()
+    changes = {name.removeprefix("MODEL.").lower(): value for name, value in zip(key[::2], key[1::2], strict=True)}
+    changes = {name: {"6": 6, "False": False}.get(value, value) for name, value in changes.items()}
+    stored(tmp_path, own, arguments=BUILT | changes)
+    image = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
+    predictor = Predictor(tmp_path)
+    pixels = predictor.pixels(image)[None]
+    data = predictor.config.DATA
+    with paddle.no_grad():
+        scaled = (pixels / 255 - data.IMAGENET_MEAN) / data.IMAGENET_STD
+        expected = own(paddle.to_tensor(scaled.astype("float32").transpose(0, 3, 1, 2))).numpy()
+    np.testing.assert_allclose(predictor.logits(pixels), expected, atol=1e-5)
+    by_name = Predictor(tmp_path, "vit_tiny_patch16_224", ["MODEL.NUM_CLASSES=3", "DATA.IMAGE_SIZE=32"])
+    np.testing.assert_allclose(
+        by_name.model(paddle.to_tensor(scaled.astype("float32").transpose(0, 3, 1, 2))), expected, atol=1e-5
+    )
+    created = create_model("vit_tiny_patch16_224", str(tmp_path), num_classes=3, image_size=32)
+    assert (created.blocks[0].attn.num_heads, created.global_pool) == (own.blocks[0].attn.num_heads, own.global_pool)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("vit_tiny_patch16_224", {"act_layer": "relu"}, "act_layer is 'relu', but ViT here has 'gelu' alone; take"),
+        ("vit_tiny_patch16_224", {"global_pool": "max"}, "global_pool is 'max'; .*expected one of token, avg"),
+        ("vit_tiny_patch16_224", {"num_heads": "x"}, "num_heads is 'x'; .*MODEL.NUM_HEADS"),
+        (
+            "vit_tiny_patch16_224",
+            {"scale_attn_norm": True},
+            "scale_attn_norm is True, but ViT here has no such argument",
+        ),
+        ("vit_tiny_patch16_224", {"a\nb": {"c": 1}}, r"a\\nb is a dictionary of 1, but ViT here has no such argument"),
+        ("swin_tiny_patch4_window7_224", {"global_pool": "max"}, "global_pool is 'max', but Swin here has 'avg' alone"),
+        ("resnet18", {"output_stride": 8}, "output_stride is 8, but ResNet here has 32 alone"),
+        ("resnet18", {"act_layer": "gelu"}, "act_layer is 'gelu', but ResNet here has 'relu' alone"),
+    ],
+)
+def test_what_no_model_here_computes_is_refused(tmp_path, name, arguments, message):
+    stored(tmp_path, name=name, arguments=arguments)
+    for cfg in (None, name):
+        with pytest.raises(InputError, match=r"^the config\.json of .*: model_args\." + message):
+            Predictor(tmp_path, cfg)
+
+
+def test_the_users_value_counts_and_another_models_isnt_guessed(tmp_path):
+    stored(tmp_path, arguments={"num_heads": 6})
+    taken = with_arguments(get_config("vit_tiny_patch16_224"), tmp_path)
+    assert (taken.MODEL.NUM_HEADS, notes(taken)) == (6, [f"MODEL.NUM_HEADS 6, as the config.json of {tmp_path} tells"])
+    mine = with_arguments(get_config("vit_tiny_patch16_224", ["MODEL.NUM_HEADS", "3"]), tmp_path)
+    assert mine.MODEL.NUM_HEADS == 3
+    assert notes(mine) == [f"the config.json of {tmp_path}: model_args.num_heads is 6, yours 3"]
+    with pytest.raises(InputError, match="num_heads is 6, but vit_base_patch16_224 has MODEL.NUM_HEADS 12; say by -o"):
+        with_arguments(get_config("vit_base_patch16_224"), tmp_path)
+    other = get_config("vit_base_patch16_224", ["MODEL.NUM_HEADS", "12"])
+    assert with_arguments(other, tmp_path).MODEL.NUM_HEADS == 12
+
+
+def test_what_config_json_leaves_out_is_as_timm_has_it(tmp_path):
+    imagenet = [0.485, 0.456, 0.406]
+    for settings in ({}, {"mean": None, "std": None, "crop_pct": 0, "interpolation": None, "crop_mode": None}):
+        data = description_of(stored(tmp_path, arguments={}, **settings)).configured().DATA
+        assert list(data.IMAGENET_MEAN) == imagenet
+        assert data.IMAGENET_STD == [0.229, 0.224, 0.225]
+        assert (data.CROP_PCT, data.CROP_MODE, data.INTERPOLATION) == (0.875, "center", "bicubic")
+        by_default = with_preprocessing(get_config(None, ["MODEL.PRETRAINED", str(tmp_path)]))
+        assert list(by_default.DATA.IMAGENET_MEAN) == imagenet
+    (tmp_path / "config.json").write_text('{"architecture": "resnet18"}')  # its YAML file has bilinear
+    assert description_of(tmp_path).values["DATA.INTERPOLATION"] == "bicubic"
+
+
+def test_images_of_another_shape_are_refused_and_options_come_first(tmp_path):
+    stored(tmp_path, arguments={}, input_size=[3, 32, 64], crop_mode="border", interpolation="lanczos")
+    options: list[str] = []
+    for key, value, message in (
+        ("DATA.IMAGE_SIZE", "32", r"input_size is \[3, 32, 64\], images here are square \(DATA.IMAGE_SIZE\)"),
+        ("DATA.CROP_MODE", "center", "DATA.CROP_MODE is 'border', expected one of center, squash"),
+        ("DATA.INTERPOLATION", "bicubic", "DATA.INTERPOLATION is 'lanczos', expected one of bicubic"),
+    ):
+        with pytest.raises(
+            InputError, match=rf"^the config.json of .*: {message}.*; with -o KEY VALUE yours is taken$"
+        ):
+            description_of(tmp_path, options)
+        options += [key, value]
+    data = description_of(tmp_path, options).configured().DATA
+    assert (data.IMAGE_SIZE, data.CROP_MODE, data.INTERPOLATION) == (32, "center", "bicubic")
+
+
+@pytest.mark.parametrize("mean", [[0.4], None])
+def test_weights_of_one_channel(tmp_path, mean):
+    own = build_model(get_config("vit_tiny_patch16_224", [*TINY, "DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=0.5",
+                                                          "DATA.IMAGENET_STD=0.5"]))  # fmt: skip
+    stored(tmp_path, own, arguments=BUILT | {"in_chans": 1}, mean=mean)
+    config = Predictor(tmp_path).config
+    assert config.DATA.IMAGE_CHANNELS == 1
+    np.testing.assert_allclose(config.DATA.IMAGENET_MEAN, [0.4 if mean else 0.449], atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("tag", "arguments", "named"),
+    [
+        ("augreg_in21k_ft_in1k", {}, True),
+        ("fb_in22k_ft_in1k_384", {"img_size": 384}, True),
+        ("a1_in1k", {"num_classes": 1000}, False),
+        ("in1k_ft_in22k", {}, False),
+        ("augreg_in21k", {}, False),
+        (None, {}, False),
+    ],
+)
+def test_outputs_are_imagenets_where_the_tag_says_so(tmp_path, tag, arguments, named):
+    content = {"architecture": "vit_tiny_patch16_224", "num_classes": 1000, "model_args": arguments}
+    save_file(ANY, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(content | {"pretrained_cfg": {"tag": tag}}))
+    assert description_of(tmp_path).classes[:1] == (["tench"] if named else [])
+    (tmp_path / "config.json").write_text(json.dumps(content | {"pretrained_cfg": {}, "label_names": ["a\nb"]}))
+    with pytest.raises(InputError, match=r"the name of its class 'a\\nb' can't be printed; rename it there$"):
+        description_of(tmp_path)
+
+
+@pytest.mark.parametrize("lie", [{"MODEL.EMBED_DIM": 9600}, {"MODEL.DEPTH": 200}, {"MODEL.NUM_CLASSES": 8_000_000}])
+def test_a_description_of_more_than_the_file_holds_is_refused_before_it_is_built(tmp_path, lie, monkeypatch):
+    config = get_config("vit_tiny_patch16_224", TINY)
+    told = describe(config, [])
+    told.values.update(lie)
+    file = tmp_path / "lie.safetensors"
+    save_file(file_arrays(build_model(config)), file, {METADATA: told.written()})
+    made = []
+    monkeypatch.setattr(paddle.nn.Layer, "create_parameter", _counted(paddle.nn.Layer.create_parameter, made))
+    with pytest.raises(
+        InputError, match=r"lie.safetensors: it describes a model of more than .* parameters, more than"
+    ):
+        Predictor(file)
+    assert sum(made) < 26e6
+
+
+def _counted(create, made):
+    def counted(layer, shape, *rest, **named):
+        made.append(int(np.prod(shape)))
+        return create(layer, shape, *rest, **named)
+
+    return counted
