@@ -44,6 +44,10 @@ def with_preprocessing(config: Configuration, alone: bool = False) -> Configurat
         side = told.get("DATA.IMAGE_SIZE", config.DATA.IMAGE_SIZE)
         if isinstance(side, list):
             raise InputError(f"input_size is {stored['input_size']}, images here are square (DATA.IMAGE_SIZE)")
+        built = (stored.get("model_args") or {}).get("img_size") or side
+        built = built[0] if isinstance(built, list) else built
+        if alone and "WINDOW_SIZE" in config.MODEL and "DATA.IMAGE_SIZE" in told and side != built:
+            raise InputError(f"input_size is {side}, but its windows stay those of {built} pixels (DATA.IMAGE_SIZE)")
         has = is_users if alone else is_given
         values = {key.replace(".", "__"): value for key, value in told.items() if not has(config, key)}
         return with_values(config, "the weights' config.json", **values)

@@ -126,6 +126,18 @@ def test_images_of_another_shape_are_refused_and_options_come_first(tmp_path):
     assert (data.IMAGE_SIZE, data.CROP_MODE, data.INTERPOLATION) == (32, "center", "bicubic")
 
 
+def test_windows_that_timm_keeps_for_other_images_are_refused(tmp_path):
+    name, made = "swin_tiny_patch4_window7_224", {"img_size": [224, 224], "strict_img_size": False}
+    stored(tmp_path, name=name, arguments=made, input_size=[3, 256, 256])
+    with pytest.raises(
+        InputError, match=r"input_size is 256, but its windows stay those of 224 pixels \(DATA.IMAGE_SI"
+    ):
+        description_of(tmp_path)
+    assert description_of(tmp_path, ["DATA.IMAGE_SIZE", "224"]).values["DATA.IMAGE_SIZE"] == 224
+    stored(tmp_path, name=name, arguments=made, input_size=[3, 224, 224])
+    assert description_of(tmp_path).values["DATA.IMAGE_SIZE"] == 224
+
+
 @pytest.mark.parametrize("mean", [[0.4], None])
 def test_weights_of_one_channel(tmp_path, mean):
     own = build_model(get_config("vit_tiny_patch16_224", [*TINY, "DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=0.5",
