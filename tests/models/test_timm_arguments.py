@@ -21,7 +21,14 @@ from weights import file_arrays, save_weights
 ANY = {"any": np.ones(1, np.float32)}
 TINY = ["MODEL.DEPTH", "2", "DATA.IMAGE_SIZE", "32", "MODEL.NUM_CLASSES", "3"]
 BUILT = {"depth": 2, "img_size": [32, 32], "num_classes": 3, "drop_rate": 0.5, "drop_path_rate": 0.1, "in_chans": 3}
-BUILT |= {"global_pool": "token", "qk_norm": False, "class_token": True, "init_values": None, "weight_init": "jax"}
+BUILT |= {
+    "global_pool": "token",
+    "qk_norm": False,
+    "class_token": True,
+    "init_values": None,
+    "weight_init": "jax",
+    "scale_mlp_norm": False,
+}
 
 
 def stored(folder, model=None, name="vit_tiny_patch16_224", arguments=None, **settings):
