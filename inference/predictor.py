@@ -16,8 +16,8 @@ from inference.pictures import Batch, Picture, Pictures
 from inference.tta import Views, pictures, views
 from loading.files import Paths
 from loading.transforms import Normalize
-from models import build_described, build_model
-from models.pretrained import with_preprocessing
+from models import build_model
+from models.pretrained import build_described, with_preprocessing
 from ops.settings import set_device_flags
 from options import Configuration, leaves
 from training.checkpoint import Description, classes_of, describe, description_of, task_of

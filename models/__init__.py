@@ -3,14 +3,9 @@
 import fnmatch
 import importlib
 import inspect
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
-
-import paddle
-from paddle import nn
 
 from config import default_values, get_config, shipped_models, with_values
 from configs.architectures import architectures
@@ -19,14 +14,12 @@ from models.base import ARCHITECTURES, ImageModel
 from models.timm_arguments import with_arguments
 from options import Configuration, add_note, nearest_model, set_by_someone
 from utils import within_memory
-from weights import find_weights, load_weights
+from weights import load_weights
 from weights.formats import read_weights
 from weights.names import has_switches, switches
 
 for _one in architectures().values():  # each registers itself
     importlib.import_module(f"{__name__}.{_one.module}")
-
-_SPARE = 16 << 20  # parameters; what is resized for larger images may have more than the file
 
 
 def build_model(config: Configuration, **arguments: Any) -> ImageModel:
@@ -46,29 +39,6 @@ def build_model(config: Configuration, **arguments: Any) -> ImageModel:
     values |= {name: model[name.upper()] for name in inspect.signature(kind).parameters if name not in values}
     with within_memory():
         return kind(**values | arguments)
-
-
-def build_described(config: Configuration, path: str | Path) -> ImageModel:
-    """Builds the model of which the weights ``path`` tell by themselves, as ``build_model`` does.
-
-    A few numbers in a small file could describe a model that takes all memory, and minutes to build.
-
-    Raises:
-        InputError: as ``build_model``, or the file has no room for so many parameters.
-    """
-    file, total = find_weights(path), 0
-    most = _SPARE + 2 * file.stat().st_size  # at one byte each or more, in a file that may be compressed
-    create = nn.Layer.create_parameter
-
-    def counted(layer: nn.Layer, shape: Sequence[int], *rest: Any, **named: Any) -> paddle.Tensor:
-        nonlocal total
-        total += math.prod(shape)
-        if total > most:
-            raise InputError(f"{file}: it describes a model of more than {most:,} parameters, more than it holds")
-        return create(layer, shape, *rest, **named)
-
-    with mock.patch.object(nn.Layer, "create_parameter", counted):
-        return build_model(config)
 
 
 def architecture(config: Configuration) -> type[ImageModel]:

@@ -2,17 +2,25 @@
 built, and the names of their tensors how their model computes.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import paddle
+from paddle import nn
 
 from config import with_values
 from errors import InputError
-from models import with_switches
+from models import build_model, with_switches
+from models.base import ImageModel
 from options import Configuration, is_given, is_users
+from weights import find_weights
 from weights.hub import read_config
 
+_SPARE = 16 << 20  # parameters; what is resized for larger images may have more than the file
 _IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 _KEYS: dict[str, tuple[str, Any]] = {  # timm's: ours, and what timm 1.0.31 takes where a file has none, null or 0
     "crop_pct": ("DATA.CROP_PCT", 0.875),
@@ -21,6 +29,29 @@ _KEYS: dict[str, tuple[str, Any]] = {  # timm's: ours, and what timm 1.0.31 take
     "mean": ("DATA.IMAGENET_MEAN", _IMAGENET[0]),
     "std": ("DATA.IMAGENET_STD", _IMAGENET[1]),
 }
+
+
+def build_described(config: Configuration, path: str | Path) -> ImageModel:
+    """Builds the model of which the weights ``path`` tell by themselves, as ``build_model`` does.
+
+    A few numbers in a small file could describe a model that takes all memory, and minutes to build.
+
+    Raises:
+        InputError: as ``build_model``, or the file has no room for so many parameters.
+    """
+    file, total = find_weights(path), 0
+    most = _SPARE + 2 * file.stat().st_size  # at one byte each or more, in a file that may be compressed
+    create = nn.Layer.create_parameter
+
+    def counted(layer: nn.Layer, shape: Sequence[int], *rest: Any, **named: Any) -> paddle.Tensor:
+        nonlocal total
+        total += math.prod(shape)
+        if total > most:
+            raise InputError(f"{file}: it describes a model of more than {most:,} parameters, more than it holds")
+        return create(layer, shape, *rest, **named)
+
+    with mock.patch.object(nn.Layer, "create_parameter", counted):
+        return build_model(config)
 
 
 def with_preprocessing(config: Configuration, alone: bool = False) -> Configuration:

@@ -36,7 +36,8 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
         InputError: the model isn't known, the weights aren't exactly its, or it has no file of that kind.
     """
     from config import get_config
-    from models import build_described, build_model, with_switches
+    from models import build_model, with_switches
+    from models.pretrained import build_described
     from training.checkpoint import classes_of, describe, description_of, task_of
     from training.checkpoint.description import METADATA
     from weights import file_arrays, load_weights
