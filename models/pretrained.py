@@ -3,10 +3,10 @@ built, and the names of their tensors how their model computes.
 """
 
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import paddle
@@ -29,6 +29,7 @@ _KEYS: dict[str, tuple[str, Any]] = {  # timm's: ours, and what timm 1.0.31 take
     "mean": ("DATA.IMAGENET_MEAN", _IMAGENET[0]),
     "std": ("DATA.IMAGENET_STD", _IMAGENET[1]),
 }
+_COUNTED, _create_parameter = threading.Lock(), nn.Layer.create_parameter
 
 
 def build_described(config: Configuration, path: str | Path) -> ImageModel:
@@ -39,19 +40,22 @@ def build_described(config: Configuration, path: str | Path) -> ImageModel:
     Raises:
         InputError: as ``build_model``, or the file has no room for so many parameters.
     """
-    file, total = find_weights(path), 0
+    file, total, own = find_weights(path), 0, threading.get_ident()
     most = _SPARE + 2 * file.stat().st_size  # at one byte each or more, in a file that may be compressed
-    create = nn.Layer.create_parameter
 
     def counted(layer: nn.Layer, shape: Sequence[int], *rest: Any, **named: Any) -> paddle.Tensor:
         nonlocal total
-        total += math.prod(shape)
+        total += math.prod(shape) if threading.get_ident() == own else 0
         if total > most:
             raise InputError(f"{file}: it describes a model of more than {most:,} parameters, more than it holds")
-        return create(layer, shape, *rest, **named)
+        return _create_parameter(layer, shape, *rest, **named)
 
-    with mock.patch.object(nn.Layer, "create_parameter", counted):
-        return build_model(config)
+    with _COUNTED:
+        nn.Layer.create_parameter = counted  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            return build_model(config)
+        finally:
+            nn.Layer.create_parameter = _create_parameter
 
 
 def with_preprocessing(config: Configuration, alone: bool = False) -> Configuration:
