@@ -11,7 +11,7 @@ from conftest import write_images
 
 import tools.benchmark
 import tools.make_photographs
-from errors import InputError
+from errors import InputError, RunError
 from loading.archives import fashion_mnist
 from loading.sources import Split
 from tools.benchmarks import measure, rates, startup, training
@@ -335,3 +335,11 @@ def test_timm_trains_evaluates_and_loads(tmp_path):
     found = measure.ask("timm_peer.py", common | asked, 1, TIMM)
     assert found.keys() == {"dataset", "loader"}
     assert all(rate > 0 for pair in found.values() for rate in pair)
+
+
+def test_an_answer_is_found_among_the_words_of_libraries(monkeypatch):
+    monkeypatch.setattr(measure, "run", lambda words, threads: 'a word\n{"rate": 2.5}\none more\n')
+    assert measure.ask("our_inference.py", {}, 1) == {"rate": 2.5}
+    monkeypatch.setattr(measure, "run", lambda words, threads: "words alone\n")
+    with pytest.raises(RunError, match=r"our_inference.py gave no answer; its output ends in 'words alone\\n'"):
+        measure.ask("our_inference.py", {}, 1)

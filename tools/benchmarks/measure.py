@@ -4,6 +4,7 @@ Figures are {kind: {what: values}}: a kind is a side of the comparison, and each
 """
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -217,8 +218,18 @@ def run(command: Sequence[str | Path], threads: int | None, **variables: str) ->
 
 
 def ask(script: str, request: dict[str, Any], threads: int | None, python: str = sys.executable) -> Any:
-    """Runs a script of this folder in a process of its own: a request in JSON, an answer in the last line it prints."""
-    return json.loads(run([python, str(HERE / script), json.dumps(request)], threads).splitlines()[-1])
+    """Runs a script of this folder in a process of its own: a request in JSON, an answer in the last line of JSON.
+
+    (Libraries print words of their own, at the process's end, too.)
+
+    Raises:
+        RunError: it gave no answer.
+    """
+    said = run([python, str(HERE / script), json.dumps(request)], threads)
+    for line in reversed(said.splitlines()):
+        with contextlib.suppress(ValueError):
+            return json.loads(line)
+    raise RunError(f"{script} gave no answer; its output ends in {said[-200:]!r}")
 
 
 def train_records(folder: Path) -> list[dict[str, Any]]:
