@@ -12,13 +12,24 @@ from yacs.config import CfgNode
 
 from config_checks import NEEDS, check
 from configs.architectures import settle
-from configs.merging import Keys, Option, find_config, shipped_configs, shipped_models
+from configs.merging import (
+    Keys,
+    Option,
+    find_config,
+    model_files,
+    shipped_configs,
+    shipped_model,
+    shipped_models,
+    tag_options,
+)
 from configs.needs import refuse_idle
 from configs.paddlevit import reading
 from configs.registry import add_keys, own_keys
 from options import CONFIG_DIR, Configuration, add_note, is_users, leaves, pairs, set_by_someone
 
-__all__ = ["CONFIG_DIR", "find_config", "is_users", "shipped_configs", "shipped_models"]  # besides what is defined here
+__all__ = [  # besides what is defined here
+    "CONFIG_DIR", "find_config", "is_users", "model_files", "shipped_configs", "shipped_model", "shipped_models",
+]  # fmt: skip
 
 _C = Configuration()
 # YAML files, relative to the one that names them, merged before it. WITHOUT: [TRAIN, MODEL.DROPOUT] beside BASE takes
@@ -233,10 +244,13 @@ def get_config(cfg_file: str | os.PathLike | None = None, options: Sequence[str]
 
 def asked_config(cfg_file: str | os.PathLike | None, options: Iterable[Option]) -> Configuration:
     """Returns ``get_config``'s configuration, which knows by what each option was given."""
-    config = _C.clone()
+    config, tagged = _C.clone(), [] if cfg_file is None else tag_options(cfg_file)
     if cfg_file is not None:
         _KEYS.merge_file(config, find_config(cfg_file))
-    _KEYS.merge_options(config, options)
+    _KEYS.merge_options(config, [*tagged, *options])
+    if tagged and not config.MODEL.PRETRAINED:
+        name = os.path.basename(cfg_file or "")
+        add_note(config, f"the weights {name} are -pretrained=hf-hub:timm/{name}")
     settle(config)
     check(config)
     refuse_idle(config, set_by_someone(config), NEEDS)

@@ -87,6 +87,14 @@ def predictor(path: str, **arguments: typing.Any) -> typing.Any:
     return _part("inference").Predictor(path, **arguments)
 
 
+def __getattr__(name: str) -> typing.Any:
+    """A model by timm's or PaddleViT's name, which ``paddle.hub.list`` doesn't repeat."""
+    own = None if name.startswith("_") else _part("configs.merging").shipped_model(name)
+    if own is None:
+        raise AttributeError(f"no model {name}")
+    return _Model(own)
+
+
 try:
     globals().update({_name: _Model(_name) for _name in _part("configs.merging").shipped_models()})
 except ModuleNotFoundError as _error:  # of which paddle.hub.load then says more, by ``dependencies``

@@ -9,6 +9,7 @@ import yaml
 
 from configs.architectures import all_keys, architecture
 from configs.documents import read_yaml
+from configs.names import TOOLKITS, images_of, meant, tags
 from configs.paddlevit import reading
 from configs.values import coerce, quoted
 from errors import InputError, shown
@@ -52,9 +53,18 @@ def find_config(cfg_file: str | os.PathLike, by: str = "") -> Path:
             return place
     shipped = {file.stem: file for file in shipped_configs()}
     # PaddleViT keeps its files in configs/ itself: configs/NAME.yaml finds configs/<family>/NAME.yaml here.
-    if path.stem in shipped and path.suffix in ("", ".yaml") and path.parent.name in ("", "configs"):
-        return shipped[path.stem]
+    if path.parent.name in ("", "configs") and (found := meant(path.name.removesuffix(".yaml"), shipped_configs())):
+        return found
+    plain, _, tag = path.name.partition(".")
+    if tag not in ("", "yaml", "yml") and tags(plain) and not path.parent.name:
+        raise InputError(f"{by}timm has no weights {shown(path.name)}; of {plain} it has {', '.join(tags(plain))}")
     raise InputError(f"{by}no configuration file {shown(str(path))}{nearest_model(path.name, shipped)}")
+
+
+def tag_options(cfg_file: str | os.PathLike) -> list[Option]:
+    """Returns how images are prepared for the weights that a name of timm's has the tag of; none without a tag."""
+    values = {} if os.path.isfile(cfg_file) else images_of(Path(cfg_file).name)
+    return [Option(key, value, f"-cfg={cfg_file}") for key, value in values.items()]
 
 
 def shipped_configs() -> list[Path]:
@@ -62,9 +72,21 @@ def shipped_configs() -> list[Path]:
     return sorted(file for file in CONFIG_DIR.glob("*/*.yaml") if file.parent != reading.FOLDER)
 
 
+def shipped_model(name: str) -> str | None:
+    """Returns what the model is called here that a name of ours, timm's or PaddleViT's means; None: there is none."""
+    found = meant(name, model_files())
+    return found and found.stem
+
+
+def model_files() -> list[Path]:
+    """Returns the files of the models under configs/, by name. Files of recipes/ train these; they are no others."""
+    files = (file for file in shipped_configs() if file.parent.name != "recipes")
+    return sorted(files, key=lambda file: file.stem)
+
+
 def shipped_models() -> list[str]:
-    """Returns the names of the models under configs/, sorted. Files of recipes/ train these; they are no others."""
-    return sorted(file.stem for file in shipped_configs() if file.parent.name != "recipes")
+    """Returns the names of the models under configs/, sorted."""
+    return [file.stem for file in model_files()]
 
 
 class Keys:
@@ -136,6 +158,7 @@ class Keys:
         if path in including:
             raise InputError(f"{path}: BASE leads back to this file")
         content = read_yaml(path)
+        _check_names(content.pop("NAMES", {}), path)
         kept, others = self._kept(content, path)
         without = content.pop("WITHOUT", None)
         if without is not None and "BASE" not in content:  # empty: another file has it beside its own BASE
@@ -224,6 +247,13 @@ class Keys:
         """(dotted key, value) of a file's content; a section that is empty sets nothing."""
         sections = self.sections | reading.sections()
         return [(key, value) for key, value in leaves(content) if value is not None or key not in sections]
+
+
+def _check_names(found: Any, path: Path) -> None:
+    """Raises InputError unless it is what ``configs.names`` reads in a shipped model's file."""
+    if not isinstance(found, dict) or not found.keys() <= set(TOOLKITS):
+        expected = ", ".join(f"{toolkit}: NAME" for toolkit in TOOLKITS)
+        raise InputError(f"{path}: NAMES is {quoted(found)}, expected {{{expected}}}; leave it out")
 
 
 def _is_source(found: list[Any]) -> bool:

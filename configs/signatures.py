@@ -25,6 +25,7 @@ def between(low: float, high: float) -> Range:
 # more, and before a run fails of it, or never ends, without naming the key.
 Size = Annotated[int, between(1, 1_000_000)]
 Depth = Annotated[int, between(1, 200)]  # layers; to build one takes time
+Blocks = Annotated[int, between(0, 200)]  # as Depth, or none
 Kernel = Annotated[int, between(1, 99)]  # a convolution's side
 Epsilon = Annotated[float, between(1e-12, 0.001)]  # of a norm; Paddle takes no larger one
 Count = Annotated[int, between(0, 1_000_000)]
@@ -32,8 +33,8 @@ Factor = Annotated[float, between(0, 1_000_000)]
 Positive = Annotated[float, between(1e-12, 1_000_000)]
 Share = Annotated[float, between(0, 1)]
 Rate = Annotated[float, Range("0 <= value < 1", lambda value: 0 <= value < 1)]
-_NAMES = {"bool": bool, "int": int, "float": float, "str": str, "Size": Size, "Depth": Depth, "Kernel": Kernel,
-          "Epsilon": Epsilon, "Count": Count,
+_NAMES = {"bool": bool, "int": int, "float": float, "str": str, "Size": Size, "Depth": Depth, "Blocks": Blocks,
+          "Kernel": Kernel, "Epsilon": Epsilon, "Count": Count,
           "Factor": Factor, "Positive": Positive, "Rate": Rate, "Share": Share}  # fmt: skip
 
 

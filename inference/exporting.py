@@ -90,7 +90,7 @@ def write_export(
     try:
         with writing(str(target)):
             with tempfile.TemporaryDirectory(dir=temporary) as scratch, _full_disk_told(temporary):
-                _write_graphs(config, model, temporary, Path(scratch), kind, precision, calibration)
+                _write_graphs(config, model.deployed(), temporary, Path(scratch), kind, precision, calibration)
             write_conventions(temporary, config, description, model.num_features)
             content = _manifest(config) | vars(description) | {"format": kind, "precision": precision}
             content["files"] = {file.name: sha256(file) for file in sorted(temporary.iterdir())}

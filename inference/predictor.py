@@ -1,4 +1,7 @@
-"""A trained model that answers: from images to classes and probabilities, as ``-eval`` computes them, bit by bit."""
+"""A trained model that answers: from images to classes and probabilities, as ``-eval`` computes them.
+
+The bits are those of ``-eval``. LeViT and MobileOne are folded (``ImageModel.deployed``): they agree to rounding.
+"""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -64,7 +67,7 @@ class Predictor:
 
     Attributes:
         config: of the model and its images.
-        model: the model; None for an exported one.
+        model: the model as it is ``deployed``; None for an exported one.
         task: "classification" (probabilities sum up to 1) or "multi_label" (each by itself).
         classes: names by output; empty: they aren't known.
         report: what was loaded, in a line.
@@ -108,6 +111,7 @@ class Predictor:
             loaded = load_weights(self.model, path, allow=allow, classes=order)
             self.report, self.weights = str(loaded), loaded.file
             self.model.eval()
+            self.model = self.model.deployed()
         self._normalize = Normalize(self.config.DATA.IMAGENET_MEAN, self.config.DATA.IMAGENET_STD)
 
     def __call__(self, images: Iterable[Picture], top: int = 5, threshold: float = 0.5) -> list[Prediction]:

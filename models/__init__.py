@@ -1,25 +1,21 @@
 """Models by name: a YAML file under configs/ is the variant, a class here the architecture."""
 
-import fnmatch
-import importlib
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from config import default_values, get_config, shipped_models, with_values
-from configs.architectures import architectures
+from config import default_values, get_config, model_files, shipped_model, with_values
+from configs.names import matches
 from errors import InputError, reading
 from models.base import ARCHITECTURES, ImageModel
 from models.timm_arguments import with_arguments
+from models.transformers_settings import with_settings
 from options import Configuration, add_note, nearest_model, set_by_someone
 from utils import within_memory
 from weights import load_weights
 from weights.formats import read_weights
 from weights.names import has_switches, switches
-
-for _one in architectures().values():  # each registers itself
-    importlib.import_module(f"{__name__}.{_one.module}")
 
 
 def build_model(config: Configuration, **arguments: Any) -> ImageModel:
@@ -49,18 +45,19 @@ def architecture(config: Configuration) -> type[ImageModel]:
 def list_models(pattern: str | Sequence[str] = "*") -> list[str]:
     """Returns the names of the shipped models, sorted, that match a shell pattern, or one of several, in any case.
 
-    Files of configs/recipes/ train these models; they are no models of their own.
+    What timm or PaddleViT calls a model may match, too. Files of configs/recipes/ train these models; they are no
+    models of their own.
 
     Args:
         pattern: ``vit_*_384``, ``["deit_*", "*beit*"]``.
     """
-    patterns = [pattern.lower()] if isinstance(pattern, str) else [one.lower() for one in pattern]
-    return [name for name in shipped_models() if any(fnmatch.fnmatchcase(name, one) for one in patterns)]
+    patterns = [pattern] if isinstance(pattern, str) else pattern
+    return [file.stem for file in model_files() if any(matches(file, one) for one in patterns)]
 
 
 def with_switches(config: Configuration, path: str | Path) -> Configuration:
-    """Returns ``config`` with the keys of MODEL that the weights' config.json tells (``with_arguments``), and that the
-    names of their tensors tell, where nobody set them.
+    """Returns ``config`` with the keys of MODEL that the weights' config.json tells (``with_arguments`` of timm's,
+    ``with_settings`` of transformers'), and that the names of their tensors tell, where nobody set them.
 
     These are keys that change what a model computes, but none of its tensors' shapes (``weights.names.switches``). A
     note tells of each. Where the configuration has another value, ``load_weights`` refuses or tells it.
@@ -71,7 +68,7 @@ def with_switches(config: Configuration, path: str | Path) -> Configuration:
     Raises:
         InputError: the weights can't be read, or config.json tells what no model here computes.
     """
-    config, kind = with_arguments(config, path), architecture(config)
+    config, kind = with_settings(with_arguments(config, path), path), architecture(config)
     if not has_switches(kind.weight_names):
         return config
     default, found = default_values(config), set_by_someone(config)
@@ -89,7 +86,7 @@ def create_model(name: str, pretrained: str | None = None, **overrides: Any) -> 
     """Builds a shipped model by name.
 
     Args:
-        name: one of ``list_models()``.
+        name: one of ``list_models()``, or what timm or PaddleViT calls it.
         pretrained: weights to load; they have to fit, as for an evaluation (``load_weights(..., strict=False)`` for
             another number of classes).
         overrides: keys of MODEL, or IMAGE_SIZE and IMAGE_CHANNELS of DATA, in lower case: ``num_classes=10``. An
@@ -98,7 +95,7 @@ def create_model(name: str, pretrained: str | None = None, **overrides: Any) -> 
     Raises:
         InputError: an unknown name or key, or weights that don't fit.
     """
-    if name not in list_models():
+    if shipped_model(name) is None:
         raise InputError(f"no model {name}{nearest_model(name, list_models())}")
     images = {"image_size": "image_size", "image_channels": "in_channels"}
     arguments = {images[key]: overrides.pop(key) for key in tuple(overrides) if key in images}

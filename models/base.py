@@ -1,14 +1,15 @@
 """What every architecture is: a classifier of images with exchangeable classifier layers."""
 
+import importlib
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Literal, TypeVar
 
 import paddle
 from paddle import nn
 
-from configs.architectures import add_file
+from configs.architectures import add_file, architectures
 from errors import InputError
 from models.layers.batch_norm import statistics_kept
 from models.layers.classifier_norm import ClassifierNorm
@@ -16,8 +17,28 @@ from models.layers.linear import Linear
 from models.layers.recompute import recompute
 from weights.layout import sublayer
 
-ARCHITECTURES: dict[str, type["ImageModel"]] = {}  # what ``register`` called them, in lower case: MODEL.TYPE
 _Kind = TypeVar("_Kind", bound="type[ImageModel]")
+
+
+class _Architectures(Mapping[str, "type[ImageModel]"]):
+    """The classes by what ``register`` called them, in lower case; a file is imported when its class is asked for."""
+
+    def __init__(self) -> None:
+        self.registered: dict[str, type[ImageModel]] = {}
+
+    def __getitem__(self, name: str) -> type["ImageModel"]:
+        if name not in self.registered:
+            importlib.import_module(f"{__package__}.{architectures()[name].module}")
+        return self.registered[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(architectures())
+
+    def __len__(self) -> int:
+        return len(architectures())
+
+
+ARCHITECTURES = _Architectures()
 
 
 def register(*names: str) -> Callable[[_Kind], _Kind]:
@@ -28,7 +49,7 @@ def register(*names: str) -> Callable[[_Kind], _Kind]:
     """
 
     def registered(kind: _Kind) -> _Kind:
-        ARCHITECTURES.update(dict.fromkeys(names, kind))
+        ARCHITECTURES.registered.update(dict.fromkeys(names, kind))
         add_file(inspect.getfile(kind))
         return kind
 
@@ -38,7 +59,7 @@ def register(*names: str) -> Callable[[_Kind], _Kind]:
 class ImageModel(nn.Layer):
     """A classifier of normalised images [B, C, H, W] into logits [B, num_classes].
 
-    An architecture adds its layers, then calls ``_add_classifiers``; it defines ``num_features`` (channels that its
+    An architecture adds its layers, then calls ``_finish``; it defines ``num_features`` (channels that its
     classifiers read), ``feature_info``, ``_embed``, ``forward_head`` and ``layer_groups``, and ``_stages`` and
     ``_stage`` where it has more than ``blocks``.
 
@@ -55,10 +76,12 @@ class ImageModel(nn.Layer):
             then "head.0", the norm, and "head.1", the Linear (the linear probe of MAE, arXiv:2111.06377).
         weight_names: the module of ``weights.names`` that knows other toolkits' names of its tensors, if there are any.
         first_conv: name of the convolution that reads the image.
+        beside_first_conv: names of others that read it, too.
         min_image_size: least H and W of an architecture that takes images of any size; None: it takes image_size only.
         feature_info: of each intermediate: ``module`` (the layer that gives it), ``num_chs`` (channels), ``reduction``
             (pixels along a side that make one place), as timm's.
         layout: axes of what a stage gives: "NCHW", "NHWC", or "NLC": tokens, row by row.
+        pos_embed_layout: axes of ``pos_embed``, where there is one.
         num_prefix_tokens: tokens before those of the places.
 
     Raises:
@@ -69,9 +92,11 @@ class ImageModel(nn.Layer):
     head_batch_norm = False
     weight_names: ModuleType | None = None
     first_conv = "patch_embed.proj"
+    beside_first_conv: tuple[str, ...] = ()
     min_image_size: int | None = None
     feature_info: Sequence[dict[str, Any]] = ()
     layout: Literal["NCHW", "NHWC", "NLC"] = "NCHW"
+    pos_embed_layout: str = "NLC"
     num_prefix_tokens = 0
     num_features: int
 
@@ -106,7 +131,7 @@ class ImageModel(nn.Layer):
         x, shared = self._embed(x), self._shared()
         for stage in self._stages():
             x = self._stage(stage, x, shared)
-        return self._last_norm(x)
+        return self._features(x, last=True)
 
     def forward_intermediates(
         self,
@@ -143,7 +168,20 @@ class ImageModel(nn.Layer):
         taken, output_format = self._taken(indices), output_fmt or output_format
         if output_format not in ("NCHW", "NLC"):
             raise InputError(f"output_format is {output_format!r}, expected 'NCHW' or 'NLC'")
-        uniform = len({(one["num_chs"], one["reduction"]) for one in self.feature_info}) == 1
+        features, found = self._collect(images, taken, norm, stop_early)
+        answer: dict[str, Any] = {"image_intermediates": [self._as_map(one, output_format) for one in found]}
+        if return_prefix_tokens and self.num_prefix_tokens:
+            answer["image_intermediates_prefix"] = [one[:, : self.num_prefix_tokens] for one in found]
+        if not intermediates_only:
+            answer["image_features"] = features
+        if output_dict:
+            return answer
+        maps, *prefixes = (answer[key] for key in answer if key != "image_features")
+        given = list(zip(maps, *prefixes, strict=True)) if prefixes else maps
+        return given if intermediates_only else (answer["image_features"], given)
+
+    def _collect(self, images: paddle.Tensor, taken: Sequence[int], norm: bool, stop_early: bool) -> Any:
+        """Returns the features, and the intermediates ``taken``; see ``forward_intermediates``."""
         stages, last = list(self._stages()), len(self.feature_info) - 1
         x, shared = self._embed(images), self._shared()
         index = last - len(stages)  # 0 where the first intermediate is what the first stage reads, else -1
@@ -151,17 +189,8 @@ class ImageModel(nn.Layer):
         for stage in stages[: taken[-1] - index if stop_early else None]:
             x, index = self._stage(stage, x, shared), index + 1
             if index in taken:
-                found.append(self._last_norm(x) if norm and (uniform or index == last) else x)
-        answer: dict[str, Any] = {"image_intermediates": [self._as_map(one, output_format) for one in found]}
-        if return_prefix_tokens and self.num_prefix_tokens:
-            answer["image_intermediates_prefix"] = [one[:, : self.num_prefix_tokens] for one in found]
-        if not intermediates_only:
-            answer["image_features"] = self._last_norm(x) if uniform or index == last else x
-        if output_dict:
-            return answer
-        maps, *prefixes = (answer[key] for key in answer if key != "image_features")
-        given = list(zip(maps, *prefixes, strict=True)) if prefixes else maps
-        return given if intermediates_only else (answer["image_features"], given)
+                found.append(self._last_norm(x) if norm and self._fits_last_norm(index) else x)
+        return self._features(x, last=self._uniform() or index == last), found
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         """Returns what the first stage reads."""
@@ -182,6 +211,22 @@ class ImageModel(nn.Layer):
     def _last_norm(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.norm(x) if "norm" in self._sub_layers else x
 
+    def _uniform(self) -> bool:
+        """Whether all intermediates have one shape."""
+        return len({(one["num_chs"], one["reduction"]) for one in self.feature_info}) == 1
+
+    def _fits_last_norm(self, index: int) -> bool:
+        """Whether the last norm is for this intermediate, of ``feature_info``, too."""
+        return self._uniform() or index == len(self.feature_info) - 1
+
+    def _features(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:
+        """Returns what ``forward_head`` reads of a stage's output; ``last``: the last norm fits it."""
+        return self._last_norm(x) if last else x
+
+    def grid(self, places: int) -> tuple[int, int]:
+        """Returns the rows and columns of so many tokens of places, where ``layout`` is "NLC"."""
+        return sublayer(self, self.first_conv.rpartition(".")[0]).grid_size
+
     def _taken(self, indices: int | Sequence[int] | None) -> list[int]:
         """Returns the places in ``feature_info`` that ``indices`` mean, from the first to the last."""
         name, count = type(self).__name__, len(self.feature_info)
@@ -201,12 +246,18 @@ class ImageModel(nn.Layer):
                 raise InputError(f"indices has {index!r}, {name} has intermediates {-count} to {count - 1}")
         return sorted({index % count for index in chosen})
 
+    def cam_layer(self) -> Any:
+        """Returns the layer whose output class maps are of, where a class token is read: the norm after which places
+        matter for that token alone. None: they are of what ``forward_head`` reads.
+        """
+        return self.blocks[-1].norm1 if getattr(self, "global_pool", None) == "token" else None
+
     def _as_map(self, x: paddle.Tensor, output_format: str) -> paddle.Tensor:
         if self.layout == "NLC":
             x = x[:, self.num_prefix_tokens :]
             if output_format == "NLC":
                 return x
-            rows, columns = sublayer(self, self.first_conv.rpartition(".")[0]).grid_size
+            rows, columns = self.grid(x.shape[1])
             if x.shape[1] != rows * columns:
                 found = f"{x.shape[1]} tokens make no map of {rows} x {columns}"
                 raise InputError(f"{found}: PATCH_DROP leaves some out in training; call model.eval() before")
@@ -215,9 +266,9 @@ class ImageModel(nn.Layer):
             return (x.transpose([0, 2, 3, 1]) if self.layout == "NCHW" else x).flatten(1, 2)
         return x if self.layout == "NCHW" else x.transpose([0, 3, 1, 2])
 
-    def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Pools and classifies what ``forward_features`` returns."""
-        raise NotImplementedError
+    def deployed(self) -> "ImageModel":
+        """Returns an equal model for inference, faster where some layers can be folded; itself otherwise."""
+        return self
 
     def classifier_names(self) -> tuple[str, ...]:
         """Names of the layers that depend on the number of classes."""
@@ -250,6 +301,12 @@ class ImageModel(nn.Layer):
         self._add_classifiers()
         for name in self.classifier_names():
             sublayer(self, name).apply(self._init_weights)
+        self._scale_classifiers()
+
+    def _finish(self) -> None:
+        """Adds the classifiers, and initialises all layers: a constructor's end."""
+        self._add_classifiers()
+        self.apply(self._init_weights)
         self._scale_classifiers()
 
     def _init_weights(self, layer: nn.Layer) -> None:

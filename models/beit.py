@@ -4,7 +4,6 @@ Parameter names, order of operations and initialisation are those of timm's ``Be
 here and [out, in] there.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -13,10 +12,11 @@ from paddle import nn
 from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Normal
 
-from configs.signatures import Depth, Factor, Positive, Rate, Size
+from configs.signatures import Depth, Epsilon, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
-from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
+from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear, set_norm_eps
+from models.layers.init import init_branches
 from models.layers.linear import plain_linear
 from models.layers.mlp import hidden_width
 from models.layers.relative import RelativePositionBias
@@ -114,6 +114,7 @@ class Beit(ImageModel):
         num_heads: heads of each block.
         mlp_ratio: hidden width of the MLP over embed_dim.
         qkv_bias: whether queries and values have a bias.
+        norm_eps: the layer norms' epsilon.
         init_values: layer scale's initial value; None: no layer scale.
         use_abs_pos_emb: a position embedding.
         use_rel_pos_bias: a bias by relative position, in each block its own.
@@ -146,6 +147,7 @@ class Beit(ImageModel):
         num_heads: Size = 12,
         mlp_ratio: Positive = 4.0,
         qkv_bias: bool = True,
+        norm_eps: Epsilon = 1e-6,
         init_values: Positive | None = None,
         use_abs_pos_emb: bool = True,
         use_rel_pos_bias: bool = False,
@@ -181,9 +183,10 @@ class Beit(ImageModel):
         after = global_pool == "avg" if fc_norm is None else fc_norm
         self.norm = nn.Identity() if after else LayerNorm(embed_dim, epsilon=1e-6)
         self.fc_norm = LayerNorm(embed_dim, epsilon=1e-6) if after else nn.Identity()
+        set_norm_eps(self, norm_eps)
         self._add_classifiers()
         self.apply(self._init_weights)
-        self._init_last_layers()
+        init_branches(self.blocks)
         self._scale_classifiers()
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -216,12 +219,6 @@ class Beit(ImageModel):
     def no_weight_decay(self) -> set[str]:
         """The authors'; timm leaves the tables of relative positions out, too."""
         return {"pos_embed", "cls_token"}
-
-    def _init_last_layers(self) -> None:
-        """What the i-th block adds to its input begins smaller by sqrt(2 i), i from 1, as in the paper."""
-        for i, block in enumerate(self.blocks, start=1):
-            for layer in (block.attn.proj, block.mlp.fc2):
-                Normal(std=0.02 / math.sqrt(2 * i))(layer.weight)
 
     def _init_weights(self, layer: nn.Layer) -> None:
         init_linear(layer)

@@ -79,9 +79,7 @@ class ConvMixer(ImageModel):
         self.blocks = nn.LayerList(block() for _ in range(depth))
         self.feature_info = feature_info([f"blocks.{i}" for i in range(depth)], embed_dim, patch_size)
         self.head_drop = nn.Dropout(dropout)
-        self._add_classifiers()
-        self.apply(self._init_weights)
-        self._scale_classifiers()
+        self._finish()
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.stem(x)

@@ -1,20 +1,21 @@
-"""ConvNeXt (Liu et al. 2022, arXiv:2201.03545).
+"""ConvNeXt (Liu et al. 2022, arXiv:2201.03545) and ConvNeXt V2 (Woo et al. 2023, arXiv:2301.00808).
 
 Parameter names, order of operations and initialisation are those of timm's ``ConvNeXt``.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant, Normal
 
-from configs.signatures import Depth, Factor, Positive, Rate, Size
+from configs.signatures import Depth, Epsilon, Factor, Rate, Size
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Mlp, init_linear
 from models.layers.conv import Conv2D
-from models.layers.stages import check_stages, drop_path_rates, feature_info
+from models.layers.linear import in_float32
+from models.layers.stages import check_stages, drop_path_rates, feature_info, groups_by_block
 from weights.names import convnext as names
 
 
@@ -31,44 +32,72 @@ class Block(nn.Layer):
     Shape: [B, C, H, W] -> [B, C, H, W].
     """
 
-    def __init__(self, dim: int, init_values: float | None, drop_path: float) -> None:
+    def __init__(
+        self, dim: int, init_values: float | None, drop_path: float, conv_mlp: bool = False, use_grn: bool = False
+    ) -> None:
         super().__init__()
         self.conv_dw = Conv2D(dim, dim, 7, padding=3, groups=dim)
-        self.norm = LayerNorm(dim, epsilon=1e-6)
-        self.mlp = Mlp(dim, 4 * dim)
-        self.gamma = None
-        if init_values is not None:
+        self.norm = (ChannelNorm if conv_mlp else LayerNorm)(dim, epsilon=1e-6)
+        self.mlp = Mlp(dim, 4 * dim, conv=conv_mlp, grn=use_grn)
+        self.gamma, self.conv_mlp = None, conv_mlp
+        if init_values:
             self.gamma = self.create_parameter([dim], default_initializer=Constant(init_values))
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        branch = self.mlp(self.norm(self.conv_dw(x).transpose([0, 2, 3, 1])))
+        branch = self.conv_dw(x)
+        branch = self.mlp(self.norm(branch if self.conv_mlp else branch.transpose([0, 2, 3, 1])))
         if self.gamma is not None:
-            branch = branch * self.gamma
-        return x + self.drop_path(branch.transpose([0, 3, 1, 2]))
+            branch = branch * (self.gamma.reshape([-1, 1, 1]) if self.conv_mlp else self.gamma)
+        return x + self.drop_path(branch if self.conv_mlp else branch.transpose([0, 3, 1, 2]))
 
 
 class Stage(nn.Layer):
-    """Blocks of one width; ``downsample`` halves height and width before them, but in the first stage."""
+    """Blocks of one width; ``downsample`` halves height and width before them, but in the first stage.
 
-    def __init__(self, in_dim: int, dim: int, init_values: float | None, rates: Sequence[float]) -> None:
+    Args:
+        options: of the blocks: ``conv_mlp``, ``use_grn``.
+    """
+
+    def __init__(
+        self, in_dim: int, dim: int, init_values: float | None, rates: Sequence[float], **options: bool
+    ) -> None:
         super().__init__()
         self.downsample = nn.Identity()
         if in_dim:
             self.downsample = nn.Sequential(ChannelNorm(in_dim, epsilon=1e-6), Conv2D(in_dim, dim, 2, stride=2))
-        self.blocks = nn.LayerList(Block(dim, init_values, rate) for rate in rates)
+        self.blocks = nn.LayerList(Block(dim, init_values, rate, **options) for rate in rates)
+
+
+def stem(in_channels: int, dim: int, kind: str) -> nn.Sequential:
+    """Returns what makes a place of 4 x 4 pixels, [B, in_channels, H, W] -> [B, dim, H / 4, W / 4], then the norm."""
+    if kind == "patch":
+        layers = [Conv2D(in_channels, dim, 4, stride=4)]
+    else:
+        between = dim
+        if kind == "overlap_tiered":  # half of them, as a multiple of 8
+            between = max(8, (dim // 2 + 4) // 8 * 8)
+            between += 8 if between < 0.9 * (dim // 2) else 0
+        layers = [Conv2D(*sizes, 3, stride=2, padding=1) for sizes in ((in_channels, between), (between, dim))]
+    return nn.Sequential(*layers, ChannelNorm(dim, epsilon=1e-6))
 
 
 @register("convnext")
 class ConvNeXt(ImageModel):
-    """ConvNeXt: images of any size from 32 x 32.
+    """ConvNeXt and ConvNeXt V2: images of any size from 32 x 32.
 
     Features: the last stage's channels [B, embed_dims[3], H / 32, W / 32], not normalised.
 
     Args:
         stage_depths: blocks of each of four stages.
         embed_dims: channels of each of four stages.
-        init_values: layer scale's initial value; None: no layer scale.
+        init_values: layer scale's initial value; 0 or None: no layer scale.
+        use_grn: whether the MLPs have a global response norm: ConvNeXt V2, which has no layer scale.
+        conv_mlp: whether the MLPs are 1 x 1 convolutions, as in timm's small models, or Linears. Both compute the same,
+            and weights of one are loaded into the other.
+        stem_type: what reads the image. "patch": 4 x 4 pixels by themselves; "overlap": two 3 x 3 convolutions of
+            stride 2; "overlap_tiered": the first of half the channels.
+        head_norm_eps: of the last norm. transformers has 1e-12 there.
         dropout: before the classifier.
         droppath: rate of stochastic depth at the last block; linear from 0 at the first.
 
@@ -87,7 +116,11 @@ class ConvNeXt(ImageModel):
         num_classes: int = 1000,
         stage_depths: Sequence[Depth] = (3, 3, 9, 3),
         embed_dims: Sequence[Size] = (96, 192, 384, 768),
-        init_values: Positive | None = 1e-6,
+        init_values: Factor | None = 1e-6,
+        use_grn: bool = False,
+        conv_mlp: bool = False,
+        stem_type: Literal["patch", "overlap", "overlap_tiered"] = "patch",
+        head_norm_eps: Epsilon = 1e-6,
         dropout: Rate = 0.0,
         droppath: Rate = 0.0,
         head_init_scale: Factor = 1.0,
@@ -95,17 +128,16 @@ class ConvNeXt(ImageModel):
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         check_stages(stage_depths, embed_dims)
-        self.num_features = embed_dims[-1]
-        patches = Conv2D(in_channels, embed_dims[0], 4, stride=4)
-        self.stem = nn.Sequential(patches, ChannelNorm(embed_dims[0], epsilon=1e-6))
-        sizes = zip((0, *embed_dims), embed_dims, drop_path_rates(droppath, stage_depths), strict=False)
-        self.stages = nn.LayerList(Stage(in_dim, dim, init_values, rates) for in_dim, dim, rates in sizes)
+        self.num_features, self.use_grn, self.head_norm_eps = embed_dims[-1], use_grn, head_norm_eps
+        self.stem = stem(in_channels, embed_dims[0], stem_type)
+        sizes = zip((0, *embed_dims[:-1]), embed_dims, drop_path_rates(droppath, stage_depths), strict=True)
+        self.stages = nn.LayerList(
+            Stage(in_dim, dim, init_values, rates, conv_mlp=conv_mlp, use_grn=use_grn) for in_dim, dim, rates in sizes
+        )
         self.feature_info = feature_info([f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32))
-        norm = LayerNorm(self.num_features, epsilon=1e-6)
+        norm = LayerNorm(self.num_features, epsilon=head_norm_eps)
         self.head = nn.Sequential(("norm", norm), ("drop", nn.Dropout(dropout)), ("fc", nn.Identity()))
-        self._add_classifiers()
-        self.apply(self._init_weights)
-        self._scale_classifiers()
+        self._finish()
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.stem(x)
@@ -114,7 +146,7 @@ class ConvNeXt(ImageModel):
         return self.stages
 
     def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
-        return self._run_all(stage.blocks, stage.downsample(x))
+        return self._run_all(stage.blocks, in_float32(stage.downsample(x)))
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.head(x.mean(axis=[2, 3]))
@@ -125,24 +157,23 @@ class ConvNeXt(ImageModel):
     def layer_groups(self) -> list[tuple[str, ...]]:
         """The stem, every three blocks of a stage (the first with what downsamples before them), the head: the
         authors' (appendix A and optim_factory.py in facebookresearch/ConvNeXt), 12 between stem and head for [3, 3,
-        27, 3] blocks.
+        27, 3] blocks. ConvNeXt V2's with fewer blocks, too, are its authors': single blocks, the first with the stem
+        (``layer_decay_type`` in TRAINING.md and optim_factory.py of facebookresearch/ConvNeXt-V2).
         """
+        single = self.use_grn and len(self.stages[2].blocks) < 27
         groups: list[tuple[str, ...]] = [("stem",)]
         for i, stage in enumerate(self.stages):
-            for first in range(0, len(stage.blocks), 3):
-                last = min(first + 3, len(stage.blocks))
+            for first in range(0, len(stage.blocks), 1 if single else 3):
+                last = min(first + (1 if single else 3), len(stage.blocks))
                 blocks = tuple(f"stages.{i}.blocks.{j}" for j in range(first, last))
                 groups.append(blocks if first else (f"stages.{i}.downsample", *blocks))
+        if single:
+            groups[:2] = [groups[0] + groups[1]]
         return [*groups, ("head",)]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
         """The stem, each block (the first of a stage with what downsamples before it), the head with its norm."""
-        groups: list[tuple[str, ...]] = [("stem",)]
-        for i, stage in enumerate(self.stages):
-            blocks: list[tuple[str, ...]] = [(f"stages.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
-            blocks[0] += (f"stages.{i}.downsample",)
-            groups += blocks
-        return [*groups, ("head",)]
+        return [*groups_by_block("stem", "stages", self.stages), ("head",)]
 
     def _init_weights(self, layer: nn.Layer) -> None:
         init_linear(layer)

@@ -12,7 +12,7 @@ from paddle.nn.initializer import Constant, Normal
 
 from configs.signatures import Depth, Factor, Positive, Rate, Size
 from models.base import ImageModel, register
-from models.layers import DropPath, LayerNorm, init_linear
+from models.layers import DropPath, LayerNorm, Mlp, init_linear
 from models.layers.conv import Conv2D
 from models.layers.stages import check_stages, drop_path_rates, feature_info
 from weights.names import poolformer as names
@@ -40,20 +40,6 @@ class Pooling(nn.Layer):
         return self.pool(x) - x
 
 
-class ChannelMlp(nn.Layer):
-    """The transformer's MLP over the channels of [B, C, H, W] at each place."""
-
-    def __init__(self, dim: int, hidden_dim: int, drop: float) -> None:
-        super().__init__()
-        self.fc1 = Conv2D(dim, hidden_dim, 1)
-        self.act = nn.GELU()
-        self.drop = nn.Dropout(drop)
-        self.fc2 = Conv2D(hidden_dim, dim, 1)
-
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.drop(self.fc2(self.drop(self.act(self.fc1(x)))))
-
-
 class Scale(nn.Layer):
     """Layer scale of channels (Touvron et al. 2021, CaiT). Shape: [B, dim, H, W] -> the same."""
 
@@ -78,7 +64,7 @@ class Block(nn.Layer):
         self.drop_path1 = DropPath(drop_path)
         self.layer_scale1 = Scale(dim, init_values)
         self.norm2 = nn.GroupNorm(1, dim)
-        self.mlp = ChannelMlp(dim, 4 * dim, drop)
+        self.mlp = Mlp(dim, 4 * dim, drop, conv=True)
         self.drop_path2 = DropPath(drop_path)
         self.layer_scale2 = Scale(dim, init_values)
 
@@ -144,9 +130,7 @@ class PoolFormer(ImageModel):
         self.norm = nn.Identity() if fc_norm else nn.GroupNorm(1, self.num_features)
         norm = LayerNorm(self.num_features, epsilon=1e-6) if fc_norm else nn.Identity()
         self.head = nn.Sequential(("norm", norm), ("fc", nn.Identity()))
-        self._add_classifiers()
-        self.apply(self._init_weights)
-        self._scale_classifiers()
+        self._finish()
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.stem(x)

@@ -19,6 +19,7 @@ from models.base import ImageModel
 from options import Configuration, is_given, is_users
 from weights import find_weights
 from weights.hub import read_config
+from weights.transformers import read_transformers
 
 _SPARE = 16 << 20  # parameters; what is resized for larger images may have more than the file
 _IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -72,7 +73,8 @@ def with_preprocessing(config: Configuration, alone: bool = False) -> Configurat
     path = config.MODEL.PRETRAINED
     if not path:
         return config
-    config, stored = with_switches(config, path), read_config(path)
+    config = with_switches(config, path)
+    stored = read_config(path) or read_transformers(path).get("images", {})
     try:
         told = {key: value for key, value in _images(stored).items() if alone and not is_users(config, key)}
         told |= preprocessing(stored, told.get("DATA.IMAGE_CHANNELS", config.DATA.IMAGE_CHANNELS))

@@ -16,40 +16,12 @@ from configs.signatures import Depth, Factor, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath
-from models.layers.batch_norm import BatchNorm2D
-from models.layers.conv import Conv2D
+from models.layers.conv_norm import ConvNorm, SqueezeExcite
 from models.layers.init import init_convolution
 from models.layers.stages import check_stages, drop_path_rates, feature_info
 from weights.names import regnet as names
 
 STEM_DIM = 32
-
-
-class ConvNorm(nn.Layer):
-    """Convolution without a bias, batch norm, and ReLU where ``act`` (timm's ``ConvNormAct``)."""
-
-    def __init__(self, in_dim: int, dim: int, kernel_size: int, act: bool = True, **options: Any) -> None:
-        super().__init__()
-        self.conv = nn.Conv2D(in_dim, dim, kernel_size, padding=kernel_size // 2, bias_attr=False, **options)
-        self.bn = BatchNorm2D(dim)
-        self.act = act
-
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = self.bn(self.conv(x))
-        return F.relu(x) if self.act else x
-
-
-class SqueezeExcite(nn.Layer):
-    """Scales each channel by a factor in 0..1 that all channels' means decide (Hu et al. 2018, arXiv:1709.01507)."""
-
-    def __init__(self, dim: int, hidden_dim: int) -> None:
-        super().__init__()
-        self.fc1 = Conv2D(dim, hidden_dim, 1)
-        self.fc2 = Conv2D(hidden_dim, dim, 1)
-
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        means = x.mean(axis=[2, 3], keepdim=True)
-        return x * F.sigmoid(self.fc2(F.relu(self.fc1(means))))
 
 
 class Block(nn.Layer):
@@ -60,12 +32,12 @@ class Block(nn.Layer):
 
     def __init__(self, in_dim: int, dim: int, stride: int, group_width: int, se_ratio: float, drop_path: float) -> None:
         super().__init__()
-        self.conv1 = ConvNorm(in_dim, dim, 1)
-        self.conv2 = ConvNorm(dim, dim, 3, stride=stride, groups=dim // group_width)
+        self.conv1 = ConvNorm(in_dim, dim, 1, F.relu)
+        self.conv2 = ConvNorm(dim, dim, 3, F.relu, stride=stride, groups=dim // group_width)
         self.se = SqueezeExcite(dim, max(1, round(in_dim * se_ratio))) if se_ratio else nn.Identity()
-        self.conv3 = ConvNorm(dim, dim, 1, act=False)
+        self.conv3 = ConvNorm(dim, dim, 1)
         same = in_dim == dim and stride == 1
-        self.downsample = nn.Identity() if same else ConvNorm(in_dim, dim, 1, act=False, stride=stride)
+        self.downsample = nn.Identity() if same else ConvNorm(in_dim, dim, 1, stride=stride)
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -119,7 +91,7 @@ class RegNet(ImageModel):
             if dim % min(group_width, dim):
                 raise InputError(f"EMBED_DIMS holds {dim}, which is not a multiple of GROUP_WIDTH {group_width}")
         self.num_features = embed_dims[-1]
-        self.stem = ConvNorm(in_channels, STEM_DIM, 3, stride=2)
+        self.stem = ConvNorm(in_channels, STEM_DIM, 3, F.relu, stride=2)
         in_dim = STEM_DIM
         for i, (dim, rates) in enumerate(zip(embed_dims, drop_path_rates(droppath, stage_depths), strict=True)):
             stage = nn.Sequential()
@@ -131,9 +103,7 @@ class RegNet(ImageModel):
         modules = ["stem", *(f"s{i + 1}" for i in range(4))]
         self.feature_info = feature_info(modules, [STEM_DIM, *embed_dims], (2, 4, 8, 16, 32))
         self.head = nn.Sequential(("drop", nn.Dropout(dropout)), ("fc", nn.Identity()))
-        self._add_classifiers()
-        self.apply(self._init_weights)
-        self._scale_classifiers()
+        self._finish()
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.stem(x)

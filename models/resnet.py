@@ -144,9 +144,7 @@ class ResNet(ImageModel):
         reductions = (1, 1, 2, 4, 8) if small_stem else (2, 4, 8, 16, 32)
         self.feature_info = feature_info(["act1", *(f"layer{i + 1}" for i in range(4))], dims, reductions)
         self.drop = nn.Dropout(dropout)
-        self._add_classifiers()
-        self.apply(self._init_weights)
-        self._scale_classifiers()
+        self._finish()
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.act1(self.bn1(self.conv1(x)))

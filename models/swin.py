@@ -20,7 +20,8 @@ from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_lin
 from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
 from models.layers.relative import RelativePositionBias
-from models.layers.stages import drop_path_rates, feature_info
+from models.layers.stages import drop_path_rates, feature_info, groups_by_block
+from models.layers.windows import in_windows, padded
 from weights.names import swin as names
 
 
@@ -54,9 +55,9 @@ class WindowAttention(RelativePositionBias):
 
     def forward(self, x: paddle.Tensor, mask: paddle.Tensor | None) -> paddle.Tensor:
         _, length, dim = x.shape
-        qkv = self.qkv(x).reshape([-1, length, 3, self.num_heads, self.head_dim])
+        qkv = self._project(x).reshape([-1, length, 3, self.num_heads, self.head_dim])
         q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B * windows, H, N, head_dim]
-        attn = paddle.matmul(q * self.scale, k, transpose_y=True)
+        attn = self._scores(q, k)
         bias = self.position_bias()
         if mask is not None:
             # One addition over all images, of what is the same for each.
@@ -65,6 +66,14 @@ class WindowAttention(RelativePositionBias):
         attn = F.softmax(attn + bias, axis=-1).reshape([-1, self.num_heads, length, length])
         x = paddle.matmul(self.attn_drop(attn), v)
         return self.proj_drop(self.proj(x.transpose([0, 2, 1, 3]).reshape([-1, length, dim])))
+
+    def _project(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Returns queries, keys and values: [..., D] -> [..., 3 D]."""
+        return self.qkv(x)
+
+    def _scores(self, q: paddle.Tensor, k: paddle.Tensor) -> paddle.Tensor:
+        """Returns the scores without their bias, of queries and keys [..., N, head_dim]: [..., N, N]."""
+        return paddle.matmul(q * self.scale, k, transpose_y=True)
 
 
 class Block(nn.Layer):
@@ -81,8 +90,13 @@ class Block(nn.Layer):
         mlp_ratio, qkv_bias: see ``SwinTransformer``.
         drop, attn_drop, drop_path: its dropout, attention_dropout, and the block's rate of stochastic depth.
 
+    Attributes:
+        attention: the class of ``attn``.
+
     Shape: [B, height, width, D] -> the same.
     """
+
+    attention: type[WindowAttention] = WindowAttention
 
     def __init__(
         self,
@@ -102,7 +116,7 @@ class Block(nn.Layer):
         self.window_size = (min(resolution[0], window_size), min(resolution[1], window_size))
         self.shift_size = tuple(window_size // 2 if shift and side > window_size else 0 for side in resolution)
         self.norm1 = LayerNorm(dim)
-        self.attn = WindowAttention(dim, num_heads, self.window_size, qkv_bias, attn_drop, proj_drop=drop)
+        self.attn = self.attention(dim, num_heads, self.window_size, qkv_bias, attn_drop, proj_drop=drop)
         self.drop_path1 = DropPath(drop_path)
         self.norm2 = LayerNorm(dim)
         self.mlp = Mlp(dim, hidden_width(dim, mlp_ratio), drop)
@@ -117,30 +131,14 @@ class Block(nn.Layer):
         return x + self.drop_path2(self.mlp(self.norm2(x)))
 
     def _attend(self, x: paddle.Tensor) -> paddle.Tensor:
-        height, width, dim = x.shape[1:]
-        window_height, window_width = self.window_size
-        below, right = -height % window_height, -width % window_width
-        if any(self.shift_size):
-            x = paddle.roll(x, [-shift for shift in self.shift_size], axis=[1, 2])
-        x = padded(x, below, right)
-        rows, columns = (height + below) // window_height, (width + right) // window_width
-        x = x.reshape([-1, rows, window_height, columns, window_width, dim]).transpose([0, 1, 3, 2, 4, 5])
-        x = self.attn(x.reshape([-1, window_height * window_width, dim]), self.attn_mask)
-        x = x.reshape([-1, rows, columns, window_height, window_width, dim]).transpose([0, 1, 3, 2, 4, 5])
-        x = x.reshape([-1, height + below, width + right, dim])
-        if below or right:
-            x = x[:, :height, :width]
-        return paddle.roll(x, self.shift_size, axis=[1, 2]) if any(self.shift_size) else x
+        if not any(self.shift_size):
+            return in_windows(x, self.window_size, self._attend_in_a_window)
+        x = paddle.roll(x, [-shift for shift in self.shift_size], axis=[1, 2])
+        x = in_windows(x, self.window_size, self._attend_in_a_window)
+        return paddle.roll(x, self.shift_size, axis=[1, 2])
 
-
-def padded(x: paddle.Tensor, below: int, right: int) -> paddle.Tensor:
-    """Returns maps [B, H, W, D] with rows and columns of zeros added.
-
-    ``F.pad`` exports wrong: ONNX gets an arbitrary value, Paddle Inference another layout (Paddle 3.3.1).
-    """
-    if below:
-        x = paddle.concat([x, paddle.zeros_like(x[:, :below])], axis=1)
-    return paddle.concat([x, paddle.zeros_like(x[:, :, :right])], axis=2) if right else x
+    def _attend_in_a_window(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.attn(x, self.attn_mask)
 
 
 def shift_mask(resolution: Sequence[int], window_size: Sequence[int], shift_size: Sequence[int]) -> np.ndarray:
@@ -169,19 +167,27 @@ class PatchMerging(nn.Layer):
         self.reduction = Linear(4 * dim, 2 * dim, bias_attr=False)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        height, width, dim = x.shape[1:]
-        x = padded(x, height % 2, width % 2)
-        height, width = (height + 1) // 2, (width + 1) // 2
-        x = x.reshape([-1, height, 2, width, 2, dim]).transpose([0, 1, 3, 4, 2, 5])
-        return in_float32(self.reduction(self.norm(x.reshape([-1, height, width, 4 * dim]))))
+        return in_float32(self.reduction(self.norm(neighbours(x))))
+
+
+def neighbours(x: paddle.Tensor) -> paddle.Tensor:
+    """Puts each 2 x 2 places of maps [B, H, W, D] side by side, column by column: [B, ceil(H / 2), ceil(W / 2), 4 D].
+
+    An odd side is padded by zeros.
+    """
+    height, width, dim = x.shape[1:]
+    x = padded(x, height % 2, width % 2)
+    height, width = (height + 1) // 2, (width + 1) // 2
+    x = x.reshape([-1, height, 2, width, 2, dim]).transpose([0, 1, 3, 4, 2, 5])
+    return x.reshape([-1, height, width, 4 * dim])
 
 
 class Stage(nn.Layer):
     """Blocks of one resolution, every second with shifted windows; ``downsample`` comes before them."""
 
-    def __init__(self, dim: int, rates: Sequence[float], merges: bool, block: Callable[..., Block]) -> None:
+    def __init__(self, dim: int, rates: Sequence[float], downsample: nn.Layer, block: Callable[..., Block]) -> None:
         super().__init__()
-        self.downsample = PatchMerging(dim // 2) if merges else nn.Identity()
+        self.downsample = downsample
         self.blocks = nn.LayerList(block(dim, shift=i % 2 == 1, drop_path=rate) for i, rate in enumerate(rates))
 
 
@@ -204,12 +210,17 @@ class SwinTransformer(ImageModel):
         attention_dropout: of the attention weights.
         droppath: rate of stochastic depth at the last block; linear from 0 at the first.
 
+    Attributes:
+        block, merging: the classes of its blocks, and of what joins neighbours.
+
     Raises:
         InputError: sizes that don't fit together.
     """
 
     weight_names = names
     layout = "NHWC"
+    block: type[Block] = Block
+    merging: type[nn.Layer] = PatchMerging
 
     def __init__(
         self,
@@ -242,20 +253,21 @@ class SwinTransformer(ImageModel):
         self.num_features = dims[-1]
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)
         self.patch_embed.norm = LayerNorm(embed_dim)
-        block = partial(Block, window_size=window_size, qkv_bias=qkv_bias, drop=dropout, attn_drop=attention_dropout)
+        block = partial(
+            self.block, window_size=window_size, qkv_bias=qkv_bias, drop=dropout, attn_drop=attention_dropout
+        )
         resolution, self.layers = self.patch_embed.grid_size, nn.LayerList()
         for i, rates in enumerate(drop_path_rates(droppath, stage_depths)):
             if i:
                 resolution = tuple((side + 1) // 2 for side in resolution)
             sizes = {"resolution": resolution, "num_heads": num_heads[i], "mlp_ratio": mlp_ratio[i]}
-            self.layers.append(Stage(dims[i], rates, merges=i > 0, block=partial(block, **sizes)))
+            downsample = self.merging(dims[i - 1]) if i else nn.Identity()
+            self.layers.append(Stage(dims[i], rates, downsample, partial(block, **sizes)))
         modules = [f"layers.{i}" for i in range(stages)]
         self.feature_info = feature_info(modules, dims, [patch_size * 2**i for i in range(stages)])
         self.norm = LayerNorm(self.num_features)
         self.head = nn.Sequential(("fc", nn.Identity()))
-        self._add_classifiers()
-        self.apply(self._init_weights)
-        self._scale_classifiers()
+        self._finish()
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         x = self.patch_embed.norm(self.patch_embed(x))
@@ -288,11 +300,7 @@ class SwinTransformer(ImageModel):
         """The embedding, each block (the first of a stage with the merging before it, the last of all with the last
         norm), the head.
         """
-        groups: list[tuple[str, ...]] = [("patch_embed",)]
-        for i, stage in enumerate(self.layers):
-            blocks: list[tuple[str, ...]] = [(f"layers.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
-            blocks[0] += (f"layers.{i}.downsample",)
-            groups += blocks
+        groups = groups_by_block("patch_embed", "layers", self.layers)
         groups[-1] += ("norm",)
         return [*groups, ("head",)]
 

@@ -9,7 +9,7 @@ from typing import Any
 from config import with_values
 from configs.architectures import architecture
 from errors import InputError, shown
-from options import Configuration, add_note, is_users
+from options import WITH_VALUES, Configuration, add_note, is_users
 from weights.hub import read_config
 from weights.plain import told
 
@@ -23,10 +23,13 @@ _OURS = {  # timm's: ours, where it isn't the same in capitals
     "depths": "STAGE_DEPTHS",
     "dim": "EMBED_DIM",
     "dims": "EMBED_DIMS",
+    "heads": "NUM_HEADS",
     "layer_scale_init_values": "INIT_VALUES",
     "ls_init_value": "INIT_VALUES",
     "mlp_ratios": "MLP_RATIO",
     "num_blocks": "DEPTH",
+    "num_reg_tokens": "REG_TOKENS",
+    "serial_depths": "STAGE_DEPTHS",
     "sr_ratios": "SR_RATIO",
     "use_fc_norm": "FC_NORM",
 }
@@ -60,7 +63,7 @@ def with_arguments(config: Configuration, path: str | Path) -> Configuration:
             try:
                 config = with_values(config, "here", **{f"MODEL__{key}": value})
             except InputError as error:
-                raise InputError(f"{beside}; {error}") from None
+                raise InputError(f"{beside}; {str(error).removeprefix(f'{WITH_VALUES}: ')}") from None
             add_note(config, f"MODEL.{key} {told(value)}, as the config.json of {path} tells")
     return config
 
@@ -72,9 +75,10 @@ def _key(kind: str, name: str, value: Any, beside: str) -> str | None:
     """
     if name in _ELSEWHERE or value is None:
         return None
-    key = _OURS.get(name, name.upper())
-    if f"MODEL.{key}" in architecture(kind).arguments:
-        return key
+    keys = [_OURS.get(name, name.upper()), *(["STAGE_DEPTHS"] if name == "depth" else [])]
+    for key in keys:
+        if f"MODEL.{key}" in architecture(kind).arguments:
+            return key
     alone = _ALONE | {"act_layer": "relu" if kind.lower() in ("resnet", "regnet") else "gelu"}
     if value is False or (name in alone and alone[name] == value):
         return None

@@ -1,11 +1,13 @@
 """Vision Transformer (Dosovitskiy et al. 2020, arXiv:2010.11929), and what DeiT (arXiv:2012.12877) and DeiT-III
 (arXiv:2204.07118) add: a distillation token, layer scale, a position embedding of the patches alone; of "Better plain
-ViT baselines" (arXiv:2205.01580) the fixed positions.
+ViT baselines" (arXiv:2205.01580) the fixed positions; what DINOv2 and the image towers of CLIP and SigLIP have
+(arXiv:2304.07193, 2103.00020, 2303.15343).
 
 Parameter names, order of operations and initialisation are those of timm's ``VisionTransformer`` and
 ``VisionTransformerDistilled``; a Linear's weight is [in, out] here and [out, in] there.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -13,39 +15,16 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant, Normal
 
-from configs.signatures import Count, Depth, Factor, Positive, Rate, Size
+from configs.signatures import Count, Depth, Epsilon, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
-from models.layers import Attention, DropPath, LayerNorm, LayerScale, Mlp, PatchDropout, PatchEmbed, init_linear
+from models.layers import Attention, LayerNorm, PatchDropout, PatchEmbed, init_linear
+from models.layers.attention_pool import AttentionPool
+from models.layers.block import Block
 from models.layers.init import init_as_big_vision
-from models.layers.mlp import hidden_width
 from models.layers.positions import sincos_2d
 from models.layers.stages import drop_path_rates, feature_info
 from weights.names import vit as names
-
-
-class Block(nn.Layer):
-    """A pre-norm transformer block: x + ls1(attn(norm1(x))), then x + ls2(mlp(norm2(x))), each branch with drop path.
-
-    Shape: [B, N, D] -> [B, N, D].
-    """
-
-    def __init__(
-        self, dim: int, attn: nn.Layer, mlp_ratio: float, init_values: float | None, drop: float, drop_path: float
-    ) -> None:
-        super().__init__()
-        self.norm1 = LayerNorm(dim, epsilon=1e-6)
-        self.attn = attn
-        self.ls1 = LayerScale(dim, init_values) if init_values else nn.Identity()
-        self.drop_path1 = DropPath(drop_path)
-        self.norm2 = LayerNorm(dim, epsilon=1e-6)
-        self.mlp = Mlp(dim, hidden_width(dim, mlp_ratio), drop)
-        self.ls2 = LayerScale(dim, init_values) if init_values else nn.Identity()
-        self.drop_path2 = DropPath(drop_path)
-
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x))))
-        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
 
 
 @register("vit", "deit")
@@ -61,11 +40,14 @@ class VisionTransformer(ImageModel):
         depth: blocks.
         num_heads: heads of each block.
         attn_head_size: channels of a head; None: embed_dim / num_heads.
-        mlp_ratio: hidden width of the MLP over embed_dim.
+        mlp_ratio: hidden width of the MLP over embed_dim, of a gated one both halves'.
+        act: of the MLP: "gelu", SigLIP 2's "gelu_tanh", OpenAI's "quick_gelu" (``Mlp``), or "swiglu" (``GatedMlp``).
+        norm_eps: the layer norms' epsilon; None: 1e-6, with pre_norm 1e-5 (CLIP's).
         qkv_bias: whether the queries, keys and values have a bias.
         qk_norm: normalise each head's queries and keys.
         init_values: layer scale's initial value; None: no layer scale.
-        global_pool: what the head reads: "token": the class token; "avg": the mean of the patch tokens.
+        global_pool: what the head reads: "token": the class token; "avg": the mean of the patch tokens; "map": what
+            ``AttentionPool`` makes of all (SigLIP).
         fc_norm: whether the last norm comes after the pooling; None: for "avg".
         class_token: whether there is a class token.
         reg_tokens: number of register tokens, after the class token (Darcet et al. 2023, arXiv:2309.16588).
@@ -74,6 +56,7 @@ class VisionTransformer(ImageModel):
         weight_init: how fresh weights are drawn: "timm"; "deit": the class token as the positions, with a deviation of
             0.02 instead of 1e-6; or "big_vision" (``init_as_big_vision``).
         pre_norm: a norm before the first block, and patches without a bias (CLIP, arXiv:2103.00020).
+        cut_images: image_size may be no multiple of patch_size; the pixels after the last patch are left out.
         distilled: a distillation token with a head of its own; the output is the mean of both heads.
         dropout: after the position embedding, after the attention's projection and in the MLP.
         attention_dropout: of the attention weights.
@@ -105,10 +88,12 @@ class VisionTransformer(ImageModel):
         num_heads: Size = 12,
         attn_head_size: Size | None = None,
         mlp_ratio: Positive = 4.0,
+        act: Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"] = "gelu",
+        norm_eps: Epsilon | None = None,
         qkv_bias: bool = True,
         qk_norm: bool = False,
         init_values: Positive | None = None,
-        global_pool: Literal["token", "avg"] = "token",
+        global_pool: Literal["token", "avg", "map"] = "token",
         fc_norm: bool | None = None,
         class_token: bool = True,
         reg_tokens: Count = 0,
@@ -116,6 +101,7 @@ class VisionTransformer(ImageModel):
         pos_embed: Literal["learn", "sincos2d"] = "learn",
         weight_init: Literal["timm", "deit", "big_vision"] = "timm",
         pre_norm: bool = False,
+        cut_images: bool = False,
         distilled: bool = False,
         dropout: Rate = 0.0,
         attention_dropout: Rate = 0.0,
@@ -128,32 +114,29 @@ class VisionTransformer(ImageModel):
         recompute: bool = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
-        if attn_head_size is None and embed_dim % num_heads:
-            raise InputError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; or set ATTN_HEAD_SIZE")
+        _check_heads(embed_dim, num_heads, attn_head_size, global_pool)
         _check_tokens(global_pool, class_token, reg_tokens, distilled)
         self.num_features, self.global_pool, self.head_init_bias = embed_dim, global_pool, head_init_bias
-        self.no_embed_class = no_embed_class or pos_embed == "sincos2d"
-        self.head_batch_norm, self.weight_init, self.distilled = head_batch_norm, weight_init, distilled
+        self.head_batch_norm, self.weight_init, self.distilled, self.act = head_batch_norm, weight_init, distilled, act
         self.num_prefix_tokens = class_token + distilled + reg_tokens
-        self.pos_embed_prefix = 0 if self.no_embed_class else self.num_prefix_tokens
-        self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim, bias=not pre_norm)
+        epsilon = norm_eps or (1e-5 if pre_norm else 1e-6)
+        norm = functools.partial(LayerNorm, embed_dim, epsilon=epsilon)
+        self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim, not pre_norm, cut_images)
         self._add_tokens(class_token, reg_tokens)
-        self._add_positions(pos_embed)
-        self.pos_drop = nn.Dropout(dropout)
-        self.patch_drop = PatchDropout(patch_drop, self.num_prefix_tokens)
-        self.norm_pre = LayerNorm(embed_dim, epsilon=1e-6) if pre_norm else nn.Identity()
-        [rates] = drop_path_rates(droppath, [depth], droppath_shape)
+        self._add_positions(pos_embed, no_embed_class)
+        self.pos_drop, self.patch_drop = nn.Dropout(dropout), PatchDropout(patch_drop, self.num_prefix_tokens)
+        self.norm_pre = norm() if pre_norm else nn.Identity()
         heads = (num_heads, attn_head_size, qkv_bias, qk_norm, attention_dropout, dropout)
+        sizes = (mlp_ratio, init_values, dropout)
+        [rates] = drop_path_rates(droppath, [depth], droppath_shape)
         self.blocks = nn.LayerList(
-            Block(embed_dim, Attention(embed_dim, *heads), mlp_ratio, init_values, dropout, rate) for rate in rates
+            Block(embed_dim, Attention(embed_dim, *heads), *sizes, rate, epsilon, act) for rate in rates
         )
         self.feature_info = feature_info([f"blocks.{i}" for i in range(depth)], embed_dim, patch_size)
         after = global_pool == "avg" if fc_norm is None else fc_norm
-        self.norm = nn.Identity() if after else LayerNorm(embed_dim, epsilon=1e-6)
-        self.fc_norm = LayerNorm(embed_dim, epsilon=1e-6) if after else nn.Identity()
-        self._add_classifiers()
-        self.apply(self._init_weights)
-        self._scale_classifiers()
+        self.norm, self.fc_norm = (nn.Identity(), norm()) if after else (norm(), nn.Identity())
+        self.attn_pool = AttentionPool(embed_dim, num_heads, mlp_ratio, epsilon, act) if global_pool == "map" else None
+        self._finish()
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         x = self.patch_embed(x)
@@ -170,7 +153,10 @@ class VisionTransformer(ImageModel):
         if self.distilled:
             logits, distilled = self.head(x[:, 0]), self.head_dist(x[:, 1])
             return (logits, distilled) if self.distilled_training and self.training else (logits + distilled) / 2
-        x = x[:, 0] if self.global_pool == "token" else x[:, self.num_prefix_tokens :].mean(axis=1)
+        if self.attn_pool is not None:
+            x = self.attn_pool(x)
+        else:
+            x = x[:, 0] if self.global_pool == "token" else x[:, self.num_prefix_tokens :].mean(axis=1)
         return self.head(self.fc_norm(x))
 
     def classifier_names(self) -> tuple[str, ...]:
@@ -180,7 +166,7 @@ class VisionTransformer(ImageModel):
         """The embedding, each block, the classifier with its norm: BEiT's and MAE's (arXiv:2106.08254, 2111.06377)."""
         blocks = [(f"blocks.{i}",) for i in range(len(self.blocks))]
         embedding = ("cls_token", "dist_token", "reg_token", "pos_embed", "patch_embed", "norm_pre")
-        return [embedding, *blocks, ("norm", "fc_norm", "head", "head_dist")]
+        return [embedding, *blocks, ("norm", "attn_pool", "fc_norm", "head", "head_dist")]
 
     def no_weight_decay(self) -> set[str]:
         return {"pos_embed", "cls_token", "dist_token", "reg_token"}
@@ -196,7 +182,9 @@ class VisionTransformer(ImageModel):
                 token = self.create_parameter([1, count, self.num_features], default_initializer=start)
                 self.add_parameter(name, token)
 
-    def _add_positions(self, kind: str) -> None:
+    def _add_positions(self, kind: str, no_embed_class: bool) -> None:
+        self.no_embed_class = no_embed_class or kind == "sincos2d"
+        self.pos_embed_prefix = 0 if self.no_embed_class else self.num_prefix_tokens
         if kind == "sincos2d":
             values = paddle.to_tensor(sincos_2d(*self.patch_embed.grid_size, self.num_features))
             self.register_buffer("pos_embed", values, persistable=False)
@@ -212,10 +200,17 @@ class VisionTransformer(ImageModel):
             init_linear(layer)
 
 
+def _check_heads(embed_dim: int, num_heads: int, attn_head_size: int | None, global_pool: str) -> None:
+    if embed_dim % num_heads and attn_head_size is None:
+        raise InputError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; or set ATTN_HEAD_SIZE")
+    if embed_dim % num_heads and global_pool == "map":
+        raise InputError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}, as GLOBAL_POOL map needs")
+
+
 def _check_tokens(global_pool: str, class_token: bool, reg_tokens: int, distilled: bool) -> None:
     if distilled and global_pool != "token":
         raise InputError(f"GLOBAL_POOL is {global_pool!r}, expected 'token': DISTILLED heads read their tokens")
     if not class_token and global_pool == "token":
-        raise InputError("GLOBAL_POOL is 'token', expected 'avg': without CLASS_TOKEN there is none to read")
+        raise InputError("GLOBAL_POOL is 'token', expected 'avg' or 'map': without CLASS_TOKEN there is none to read")
     if distilled and reg_tokens:
         raise InputError(f"REG_TOKENS is {reg_tokens}, expected 0: DISTILLED models have none")

@@ -1,16 +1,18 @@
 """docs/models.md: what each shipped model costs, beside what fvcore counts in timm's model (golden/costs.json).
 
-Write the page anew (a minute):
+Write the page and configs/costs.json anew, or the rows of some models (a second each):
 
-    PYTHONPATH=.:tests python tests/cost_table.py
+    PYTHONPATH=.:tests python tests/cost_table.py [NAME ...]
 """
 
 import json
+import sys
 from pathlib import Path
 
-from config import get_config
+from config import get_config, model_files
 from models import list_models
 from models.costs import Cost, cost
+from tools.list_models import TABLE, measured
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "models.md"
@@ -59,5 +61,11 @@ def row(name: str, found: Cost) -> str:
 
 
 if __name__ == "__main__":
-    rows = [row(name, cost(get_config(name))) for name in list_models()]
-    PAGE.write_text(HEAD + "".join(rows), encoding="utf-8")
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in PAGE.read_text().splitlines(keepends=True)}
+    rows |= {name: row(name, cost(get_config(name))) for name in sys.argv[1:] or list_models()}
+    PAGE.write_text(HEAD + "".join(rows[name] for name in list_models()), encoding="utf-8")
+    stored = json.loads(TABLE.read_text()) | {
+        file.stem: measured(file) for file in model_files() if file.stem in (sys.argv[1:] or list_models())
+    }
+    lines = [f'"{name}": {json.dumps(stored[name])}' for name in list_models()]
+    TABLE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

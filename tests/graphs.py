@@ -20,9 +20,19 @@ from training.losses import BinaryCrossEntropy, CrossEntropy, SoftTargetCrossEnt
 
 # Keys that change no operator: sizes, initial values, and rates, which are all on here.
 SIZES = ("NUM_CLASSES", "DEPTH", "EMBED_DIM", "EMBED_DIMS", "NUM_HEADS", "PATCH_SIZE", "MLP_RATIO", "STAGE_DEPTHS")
-SIZES += ("WINDOW_SIZE", "SR_RATIO", "KERNEL_SIZE", "GROUP_WIDTH", "NORM_EPS", "WEIGHT_INIT", "HEAD_INIT_SCALE")
+SIZES += (
+    "WINDOW_SIZE",
+    "WINDOW_SIZES",
+    "SR_RATIO",
+    "KERNEL_SIZE",
+    "GROUP_WIDTH",
+    "NORM_EPS",
+    "WEIGHT_INIT",
+    "HEAD_INIT_SCALE",
+)
 SIZES += ("HEAD_INIT_BIAS", "DROPOUT", "ATTENTION_DROPOUT", "DROPPATH", "DROPPATH_SHAPE", "ZERO_INIT_LAST")
-SIZES += ("NAME", "PRETRAINED", "PRETRAINED_ALLOW", "PRETRAINED_CLASSES", "RESUME")
+SIZES += ("STRIDE", "BASE_DIMS", "STEM_HIDDEN_DIM", "PRETRAINED_WINDOW_SIZES", "NAME", "PRETRAINED")
+SIZES += ("PRETRAINED_ALLOW", "PRETRAINED_CLASSES", "RESUME")
 RATES = {"dropout": 0.1, "attention_dropout": 0.1, "droppath": 0.1}
 # What no shipped model has.
 EXTRAS = {
@@ -79,9 +89,17 @@ def graph(variant, flash=True):
     name, arguments = variants()[variant]
     config = get_config(name)
     taken = inspect.signature(architecture(config)).parameters
-    small = {"stage_depths": [2, *[1] * 3], "embed_dims": [16, 32, 80, 128], "group_width": 8, "num_classes": 10}
+    stages = len(config.MODEL.get("STAGE_DEPTHS", [1] * 4))
+    small = {"stage_depths": [2, 1, 1, 1][:stages], "embed_dims": [16, 32, 80, 128][:stages]}
+    small |= {"group_width": 8, "num_classes": 10}
+    if config.MODEL.get("PARALLEL_DEPTH"):  # its scales share an MLP
+        small |= {"parallel_depth": 2, "embed_dims": [16, 32, 32, 32]}
+    if config.MODEL.TYPE.lower() == "volo":  # all but the first stage have one width
+        small |= {"embed_dims": [16, 32, 32, 32], "num_heads": [2, 4, 4, 4]}
     small |= {"head_init_scale": 1.0, "head_init_bias": 0.0}  # a graph can't change parameters in place
     small |= {"depth": 18 if config.MODEL.TYPE.lower() == "resnet" else 2, **RATES}
+    if config.MODEL.TYPE.lower() == "tinyvit":  # other architectures' heads fit the channels above
+        small["num_heads"] = [1, 2, 4, 8]
     small = {key: value for key, value in small.items() if key in taken}
     replaced = []
     with (
@@ -143,7 +161,7 @@ def _stand_ins(replaced):
 
         return stand_in
 
-    return {"flash_attn": flash_attn} | {name: in_float32(name) for name in ("batch_norm_", "roll")}
+    return {"flash_attn": flash_attn} | {name: in_float32(name) for name in ("batch_norm_", "roll", "silu")}
 
 
 def _trace(build, replaced):
@@ -193,7 +211,8 @@ def types_of(graph):
         "softmax": _types(graph, "softmax"),
         "norms": _types(graph, "layer_norm", "group_norm"),
         "batch norms": [t for name, *types in graph.replaced if name == "batch_norm" for t in types],
-        "activations": _types(graph, "gelu", "relu", "sigmoid"),
+        "activations": _types(graph, "gelu", "relu", "sigmoid", "hardswish")
+        + [t for name, *types in graph.replaced if name == "silu" for t in types],
         "residual sums": [op.inputs[0] for op in graph.operators if op.name == "add" and all(op.data)],
         "logits": [graph.logits],
         "loss": [graph.loss],

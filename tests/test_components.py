@@ -53,6 +53,8 @@ def test_the_keys_of_components_are_those_that_config_had():
         "TRAIN.LR_SCHEDULER.MILESTONES": [30, 60, 90],
         "TRAIN.BCE_TARGET_THRESH": None,
         "TRAIN.BCE_SUM": False,
+        "TRAIN.TOKEN_LABEL_MIX": True,
+        "TRAIN.TOKEN_LABEL_WEIGHT": 0.5,
     }
     assert {key for kind in KINDS for key in kind.readers()} <= set(defaults)
     assert {kind.key: defaults[kind.key] in kind.names() for kind in KINDS} == dict.fromkeys(
@@ -79,11 +81,11 @@ def test_an_unknown_dataset_never_becomes_another_one():
 def test_a_loss_that_takes_labels_is_refused_with_mixup_by_its_declaration(monkeypatch):
     options = ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.LOSS"]
     with pytest.raises(
-        InputError, match=r"^TRAIN.LOSS is 'cross_entropy', expected auto, soft_target or bce: mixup and"
+        InputError, match=r"^TRAIN.LOSS is 'cross_entropy', expected auto, soft_target, bce or token_label: mixup and"
     ):
         get_config(None, [*options, "cross_entropy"])
     monkeypatch.setitem(losses.components["bce"].given, "takes", "labels")
-    with pytest.raises(InputError, match=r"^TRAIN.LOSS is 'bce', expected auto or soft_target: mixup and CutMix"):
+    with pytest.raises(InputError, match=r"^TRAIN.LOSS is 'bce', expected auto, soft_target or token_label: mixup"):
         get_config(None, [*options, "bce"])
 
 
@@ -251,7 +253,7 @@ REFUSED = [
     (["TRAIN.FOCAL_GAMMA", "1"], r"command line: TRAIN.FOCAL_GAMMA does nothing without TRAIN.LOSS focal; leave it"),
     (["TRAIN.LOSS", "focal", "TRAIN.FOCAL_GAMMA", "no"], r"TRAIN.FOCAL_GAMMA takes float, found 'no' \(str\)"),
     (["TRAIN.LOSS", "focal", "TRAIN.FOCAL_GAMMA", "0"], r"TRAIN.FOCAL_GAMMA is 0.0, expected 1e-12 to 1000000"),
-    (["TRAIN.LOSS", "focal", "TRAIN.MIXUP_ALPHA", "1"], r"'focal', expected auto, soft_target or bce: mixup"),
+    (["TRAIN.LOSS", "focal", "TRAIN.MIXUP_ALPHA", "1"], r"'focal', expected auto, soft_target, bce or token"),
     (["DATA.DATASET", "flowers", "DATA.FLOWERS_EVERY", "0"], r"DATA.FLOWERS_EVERY is 0, expected 1 to 1000000"),
     (["DATA.DATASET", "digits", "DATA.FLOWERS_EVERY", "2"], r"FLOWERS_EVERY does nothing without DATA.DATASET flowers"),
     (["TRAIN.OPTIMIZER.NAME", "SignSGD", "TRAIN.OPTIMIZER.EPS", "1"], r"EPS does nothing without .*NAME AdamW or Muon"),

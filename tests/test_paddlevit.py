@@ -36,8 +36,19 @@ FAMILIES = {
     "TYPE: ResMLP": ("resmlp", {**RECIPE, "DATA.CROP_PCT": 0.875, "MODEL.DROPPATH": 0.1}),
     "{TYPE: convmixer, CNN: {ACTIVATION: ReLU}}": ("convmixer", {**RECIPE, "MODEL.ACT": "relu", "MODEL.DROPOUT": 0.0}),
     "TYPE: poolformer": ("poolformer", {**RECIPE, "MODEL.FC_NORM": False, "TRAIN.LINEAR_SCALED_LR": 1024}),
+    "{TYPE: MobileOne, EXPANSIONS: [1.0, 1.5, 2.0, 2.5, 4.0]}": (
+        "mobileone",
+        {**NOTHING, "TRAIN.MIXUP_ALPHA": 0.8, "TRAIN.CUTMIX_ALPHA": 1.0, "TRAIN.SMOOTHING": 0.1, "TRAIN.BASE_LR": 2e-3}
+        | {"MODEL.EMBED_DIMS": [96, 256, 640, 2048], "MODEL.STAGE_DEPTHS": [2, 8, 10, 1], "MODEL.NUM_BRANCHES": 4},
+    ),
     "{TYPE: MAE, TRANS: {ENCODER: {DEPTH: 7}}}": ("mae", {"MODEL.TYPE": "ViT", "MODEL.DEPTH": 7, "TRAIN.HFLIP": 0.0}),
+    "TYPE: coat_lite": ("coat", {**RECIPE, "MODEL.TYPE": "CoaT", "MODEL.PARALLEL_DEPTH": 6, "TRAIN.BASE_LR": 4e-3}),
+    "{TYPE: coat, SERIAL_DEPTHS: [1, 2, 1, 1]}": ("coat", {"MODEL.STAGE_DEPTHS": [1, 2, 1, 1], "MODEL.DROPPATH": 0.0}),
+    "TYPE: PiT": ("pit", {**RECIPE, "MODEL.STAGE_DEPTHS": [3, 6, 4], "MODEL.DISTILLED": False}),
+    "TYPE: volo": ("volo", {**RECIPE, "MODEL.STAGE_DEPTHS": [12, 12, 20, 4], "TRAIN.LINEAR_SCALED_LR": 128}),
+    "TYPE: CaiT": ("cait", {**RECIPE, "MODEL.DEPTH_TOKEN_ONLY": 2, "TRAIN.MODEL_EMA": True, "TRAIN.BASE_LR": 5e-4}),
     "TYPE: RegNet": ("regnet", {"MODEL.GROUP_WIDTH": 112, "DATA.IMAGENET_MEAN": IMAGENET}),
+    "{TYPE: levit, DEPTH: [1, 1, 1]}": ("levit", {"MODEL.STAGE_DEPTHS": [1, 1, 1], "TRAIN.MIXUP_ALPHA": 0.2}),
     # as they were named in 2021
     "{TYPE: ViT, TRANS: {DEPTH: 3}}": ("vit_2021", {"MODEL.DEPTH": 3, "MODEL.DROPOUT": 0.1, "MODEL.PATCH_SIZE": 32}),
     "{TYPE: DeiT, TRANS: {DEPTH: 3}}": ("deit_2021", {**AUTO_512, "MODEL.DISTILLED": True}),
@@ -47,6 +58,9 @@ FAMILIES = {
     "{TYPE: Mixer, MIXER: {NUM_LAYERS: 3}}": ("mixer_2021", {"MODEL.DEPTH": 3, "TRAIN.WEIGHT_DECAY": 0.01, **NOTHING}),
     "{TYPE: GatedMLP, MIXER: {HIDDEN_SIZE: 8}}": ("gmlp_2021", {"MODEL.EMBED_DIM": 8, "MODEL.DEPTH": 30, **NOTHING}),
     "{TYPE: ResMLP, MIXER: {HIDDEN_SIZE: 8}}": ("resmlp_2021", {"MODEL.EMBED_DIM": 8, "TRAIN.COLOR_JITTER": 0.4}),
+    "{TYPE: PiT, DISTILL: True}": ("pit_2021", {**AUTO, "MODEL.DISTILLED": True, "MODEL.NUM_HEADS": [4, 8, 16]}),
+    "{TYPE: PiT, DISTILL: False}": ("pit_2021", {**AUTO, "MODEL.DISTILLED": False, "TRAIN.DISTILLATION_TYPE": None}),
+    "{TYPE: cait, TRANS: {DEPTH: 3}}": ("cait_2021", {"MODEL.DEPTH": 3, "MODEL.INIT_VALUES": 1e-4, **NOTHING}),
     "{TYPE: poolformer, TRANS: {LAYERS: [1, 1, 1, 1]}}": ("poolformer_2021", AUTO),
 }  # fmt: skip
 
@@ -145,6 +159,11 @@ def test_training_tells_where_paddlevits_differs_until_its_way_is_chosen(read):
         (
             "MODEL: {TYPE: swin}\nTRAIN: {BASE_LR: fast}",
             "model.yaml: TRAIN.BASE_LR takes a number in PaddleViT's files, found 'fast'; a file with BASE is your own",
+        ),
+        ("MODEL: {TYPE: MobileOne, NUM_BLOCKS: [2, 2, 8, 10, 1]}", "expected five numbers each: a stem of one block"),
+        (
+            "MODEL: {TYPE: MobileOne, CHANNELS: [a, 1]}",
+            r"CHANNELS \['a', 1\] x EXPANSIONS .*: expected five numbers each",
         ),
         # values of this toolkit's keys that have the same names there
         (

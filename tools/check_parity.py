@@ -28,26 +28,23 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (streams)
-from errors import InputError, RunError, reported  # noqa: E402
+from errors import InputError, RunError, reported  # noqa: E402  (first: it says what isn't installed)
+
+# isort: split
+from config import find_config  # noqa: E402
+from configs.names import names  # noqa: E402
 
 TOLERANCE = 1e-4  # of the range of logits and features
 WITHIN = 1e-3  # of an intermediate's: a single place holds the rounding that batch norms magnify, pooling averages it
-_NAMES = {
-    "pvtv2_b2_linear": "pvt_v2_b2_li",
-    "convmixer_1024_20": "convmixer_1024_20_ks9_p14",
-    "vit_digits": "vit_tiny_patch16_224",
-}
 _DIGITS = {"img_size": 8, "patch_size": 2, "embed_dim": 64, "depth": 4, "num_heads": 4, "mlp_ratio": 2.0}
 
 
 def reference(name: str) -> tuple[str, dict[str, Any]]:
     """Returns timm's name of a model and what its constructor needs besides."""
-    if name in _NAMES:
-        return _NAMES[name], _DIGITS if name == "vit_digits" else {}
-    if name.endswith("_finetune"):  # MAE's
-        return name.removesuffix("_finetune"), {"global_pool": "avg"}
-    name = name.replace("pvtv2", "pvt_v2").removesuffix("_21k_1k")
-    return name.removesuffix("_384") if name.startswith("convnext") else name, {}
+    if name == "vit_digits":
+        return "vit_tiny_patch16_224", _DIGITS
+    theirs = names(find_config(name)).get("timm", name)  # lenet has none
+    return theirs.partition(".")[0], {"global_pool": "avg"} if name.endswith("_finetune") else {}  # MAE's
 
 
 def compare(name: str, timm: subprocess.Popen[str], python: str, folder: Path) -> dict[str, Any]:

@@ -1,14 +1,17 @@
-"""Lists the shipped models: name, parameters, GFLOPs, images, source.
+"""Lists the shipped models: name, parameters, GFLOPs, images, timm's and PaddleViT's names, source.
 
     python tools/list_models.py ["vit_*_384"]
+    python tools/list_models.py -family convnext -most 30
     python tools/list_models.py --keys vit_base_patch16_224
 
 GFLOPs are billions of multiply-adds of one image's forward pass, as papers and timm count them (models/costs.py says
-what is counted; tools/model_info.py tells more of one model). --keys lists the keys of MODEL that the architecture of a
-model takes.
+what is counted; tools/model_info.py tells more of one model). "=" stands for the name in the first column. --keys lists
+the keys of MODEL that the architecture of a model takes.
 """
 
 import argparse
+import hashlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,34 +20,83 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (streams)
-from errors import InputError, reported  # noqa: E402
+from errors import InputError, reported  # noqa: E402  (first: it says what isn't installed)
+
+# isort: split
+from config import get_config, model_files  # noqa: E402
+from configs.names import TOOLKITS, matches, names  # noqa: E402
+from options import nearest_model  # noqa: E402
+
+TABLE = ROOT / "configs" / "costs.json"
 
 
-def describe(name: str) -> dict[str, Any]:
-    """Returns ``name``, ``parameters``, ``macs`` (multiply-adds of one image), ``images`` (C, H, W) and ``source``.
+def content(file: Path) -> str:
+    """Returns a digest of a model's file: what the table of costs has of another content is computed anew."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+
+
+def measured(file: Path) -> dict[str, Any]:
+    """Returns a row of configs/costs.json: ``content``, ``parameters``, ``macs``, ``images`` (C, H, W).
 
     The model is traced, not run: a fraction of a second.
     """
-    from config import find_config, get_config
     from models.costs import cost
 
-    found = cost(get_config(name))
-    first = find_config(name).read_text(encoding="utf-8").partition("\n")[0]
-    source = first.partition(": ")[2].rstrip(".")
-    told = {"name": name, "parameters": found.parameters, "macs": found.macs}
-    return told | {"images": found.images, "source": source}
+    found = cost(get_config(file))
+    row = {"content": content(file), "parameters": found.parameters, "macs": found.macs}
+    return row | {"images": list(found.images)}
+
+
+def describe(file: Path) -> dict[str, Any]:
+    """Returns ``measured``'s row, ``name``, ``source`` and what the toolkits call a shipped model."""
+    stored = json.loads(TABLE.read_text(encoding="utf-8")).get(file.stem)
+    if stored is None or stored["content"] != content(file):
+        stored = measured(file)
+    first = file.read_text(encoding="utf-8").partition("\n")[0]
+    called = {toolkit: names(file).get(toolkit, "-") for toolkit in TOOLKITS}
+    own = {toolkit: "=" if name == file.stem else name for toolkit, name in called.items()}
+    return stored | own | {"name": file.stem, "source": first.partition(": ")[2].rstrip(".")}
+
+
+def chosen(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Returns the rows of the models that were asked for.
+
+    Raises:
+        InputError: there are none.
+    """
+    files = model_files()
+    families = sorted({file.parent.name for file in files})
+    if arguments.family not in (None, *families):
+        raise InputError(f"no family {arguments.family!r}; there are {', '.join(families)}")
+    found = [file for file in files if matches(file, arguments.pattern)]
+    if not found:
+        patterns = (f"{arguments.pattern}*", f"*{arguments.pattern}*")
+        wider = [wide for wide in patterns if any(matches(file, wide) for file in files)]
+        hint = f"; did you mean {wider[0]!r}?" if wider else nearest_model(arguments.pattern, [f.stem for f in files])
+        raise InputError(f"no model matches {arguments.pattern!r}{hint}; without a pattern all {len(files)} are listed")
+    rows = [describe(file) for file in found if arguments.family in (None, file.parent.name)]
+    rows = [row for row in rows if not arguments.source or row[arguments.source] != "-"]
+    least, most = 1e6 * arguments.least, 1e6 * arguments.most
+    rows = [row for row in rows if least <= row["parameters"] <= most]
+    if not rows:
+        raise InputError("no model is all of that; ask for less")
+    return rows
 
 
 def print_keys(name: str) -> None:
     """Prints the keys of MODEL that a model's architecture takes: type, default, its own value, meaning."""
-    from config import get_config
     from configs.architectures import architecture
 
     model = get_config(name).MODEL
     rows = [("key", "takes", "default", "here", "")]
     for key, argument in sorted(architecture(model.TYPE).arguments.items()):
         rows.append((key, argument.takes, argument.default, model[key.removeprefix("MODEL.")], argument.text))
-    widths = [max(len(str(row[column])) for row in rows) for column in range(4)]
+    print_table(rows)
+
+
+def print_table(rows: list[tuple]) -> None:
+    """Prints rows below each other; the last column has any width."""
+    widths = [max(len(str(row[column])) for row in rows) for column in range(len(rows[0]) - 1)]
     for row in rows:
         cells = [f"{cell!s:{width}}" for cell, width in zip(row, widths, strict=False)]
         print("  ".join([*cells, row[-1]]).rstrip())
@@ -52,29 +104,21 @@ def print_keys(name: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pattern", nargs="?", default="*", help="a shell pattern of names")
+    parser.add_argument("pattern", nargs="?", default="*", help="a shell pattern of names: ours, timm's or PaddleViT's")
     parser.add_argument("-keys", "--keys", metavar="NAME", help="a model, or its YAML file")
+    parser.add_argument("-family", "--family", help="a folder of configs/")
+    parser.add_argument("-source", "--source", choices=TOOLKITS, help="models that this toolkit has, too")
+    parser.add_argument("-least", "--least", type=float, default=0, metavar="M", help="million parameters at least")
+    parser.add_argument("-most", "--most", type=float, default=1e6, metavar="M", help="million parameters at most")
     arguments = parser.parse_args()
-    pattern = arguments.pattern
     if arguments.keys:
         print_keys(arguments.keys)
         return
-    from models import list_models
-    from options import nearest_model
-
-    names = list_models(pattern)
-    if not names:
-        wider = next(
-            (f"; did you mean '{wide}'?" for wide in (f"{pattern}*", f"*{pattern}*") if list_models(wide)), None
-        )
-        wider = wider or nearest_model(pattern, list_models())
-        raise InputError(f"no model matches {pattern!r}{wider}; without a pattern all {len(list_models())} are listed")
-    width = max(map(len, names))
-    print(f"{'name':{width}}  {'parameters':>13}  {'GFLOPs':>7}  {'images':>13}  source")
-    for name in names:
-        found = describe(name)
-        images = "{} x {} x {}".format(*found["images"])
-        print(f"{name:{width}}  {found['parameters']:13,}  {found['macs'] / 1e9:7.2f}  {images:>13}  {found['source']}")
+    rows = [("name", "parameters", "GFLOPs", "images", *TOOLKITS, "source")]
+    for row in chosen(arguments):
+        sizes = (f"{row['parameters']:13,}", f"{row['macs'] / 1e9:7.2f}", "{} x {} x {}".format(*row["images"]))
+        rows.append((row["name"], *sizes, *(row[toolkit] for toolkit in TOOLKITS), row["source"]))
+    print_table(rows)
 
 
 if __name__ == "__main__":

@@ -88,7 +88,10 @@ def main() -> None:
         with torch.no_grad():
             logits = model(images)
             kept = outputs(model, images)
-        save_file({name: t.contiguous() for name, t in model.state_dict().items()}, folder / "weights.safetensors")
+        # Layers of CoaT share tensors, which save_file refuses: each name gets a copy.
+        save_file(
+            {name: t.clone().contiguous() for name, t in model.state_dict().items()}, folder / "weights.safetensors"
+        )
         arrays = {"images": images, "logits": logits, **kept}
         np.savez(folder / "outputs.npz", **{name: tensor.numpy() for name, tensor in arrays.items()})
         answer = {"parameters": sum(p.numel() for p in model.parameters()), "timm": timm.__version__}

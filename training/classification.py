@@ -13,7 +13,7 @@ from errors import InputError
 from loading.transforms import BatchTransform, Normalize
 from models import architecture, build_model, with_switches
 from options import Configuration
-from training.losses import CrossEntropy, Teacher, build_criterion
+from training.losses import CrossEntropy, Teacher, build_criterion, reads_tokens
 from training.run import Run
 from training.task import Batch, Metrics, Task, summed
 from utils import all_reduce_sum
@@ -47,6 +47,11 @@ class Classification(Task):
         model.distilled_training = teacher is not None
         self.transform = BatchTransform(self.config)
         self.criterion = build_criterion(self.config, train.labels, teacher)
+        if reads_tokens(self.criterion.base):
+            if not hasattr(model, "dense_training"):
+                name = type(model).__name__
+                raise InputError(f"TRAIN.LOSS is {self.config.TRAIN.LOSS}, but {name} classifies no patches; VOLO does")
+            model.dense_training, model.mix_token = True, self.criterion.base.mix
 
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
         images, targets = self.transform(batch, epoch)

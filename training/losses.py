@@ -1,12 +1,12 @@
 """Criteria: what a model gives and what it should give in, one loss per sample [B] (float32) out.
 
 Never averaged: the engine divides once, by the true number of samples. Whatever the logits' type, losses are computed
-in float32. Class weights are a factor per class on its term of the sum, also where they belong to a label (as torch's
-``cross_entropy`` with reduction="none"); nothing is divided by their sum.
+in float32. Class weights are a factor per class on its term of the sum, a label's too (as torch's reduction="none");
+nothing is divided by their sum.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
@@ -14,7 +14,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from configs.registry import losses
-from configs.signatures import Share
+from configs.signatures import Factor, Share
 from errors import InputError
 from loading.transforms import gives_distributions, smooth_one_hot
 from options import Configuration
@@ -61,6 +61,19 @@ def bce(targets: Targets, *, bce_target_thresh: Share | None = None, bce_sum: bo
         bce_sum: sum over the classes; False: mean.
     """
     return BinaryCrossEntropy(targets.smoothing, bce_target_thresh, bce_sum, targets.weight)
+
+
+@losses.register("token_label", takes="both")
+def token_label(
+    targets: Targets, *, token_label_weight: Factor = 0.5, token_label_mix: bool = True
+) -> "TokenLabelCrossEntropy":
+    """The cross-entropy of the image and of each of its patches; for VOLO.
+
+    Args:
+        token_label_weight: of the patches' loss, beside the image's.
+        token_label_mix: rectangles of patches are swapped between images (``models.volo.VOLO.mix_token``).
+    """
+    return TokenLabelCrossEntropy(targets.smoothing, token_label_weight, token_label_mix, targets.weight)
 
 
 class CrossEntropy(nn.Layer):
@@ -142,8 +155,50 @@ class BinaryCrossEntropy(nn.Layer):
         return each.sum(axis=-1) if self.sum_classes else each.mean(axis=-1)
 
 
+class TokenLabelCrossEntropy(nn.Layer):
+    """Cross-entropy of the image plus ``weight`` times the patches' mean (Jiang et al. 2021, arXiv:2104.10858).
+
+    Each patch is taught its image's own target, as sail-sg/volo's ``TokenLabelCrossEntropy`` does where there are no
+    labels of patches by another network. The image's is mixed with that of the other end of the batch by the share of
+    patches that came from there.
+
+    Args:
+        smoothing: of labels; distributions are taken as they come.
+        token_weight: of the patches' loss.
+        mix: what ``mix_token`` of the model is to be.
+        weight: a factor per class.
+    """
+
+    reads_tokens = True  # the model gives what ``dense_training`` describes
+
+    def __init__(
+        self,
+        smoothing: float = 0.0,
+        token_weight: float = 0.5,
+        mix: bool = True,
+        weight: Sequence[float] | None = None,
+    ) -> None:
+        super().__init__()
+        self.smoothing, self.token_weight, self.mix = smoothing, token_weight, mix
+        self.each = SoftTargetCrossEntropy(weight)
+
+    def forward(self, outputs: Sequence[paddle.Tensor], targets: paddle.Tensor) -> paddle.Tensor:
+        """(Logits [B, K], the patches' [B, N, K], the share that was swapped []), targets [B] or [B, K] -> [B]."""
+        logits, dense, mixed = outputs
+        if targets.ndim == 1:
+            targets = smooth_one_hot(targets, logits.shape[-1], self.smoothing)
+        whole = targets + (targets.flip([0]) - targets) * mixed
+        patches = self.each(dense, targets.unsqueeze(1)).mean(axis=1)
+        return self.each(logits, whole) + self.token_weight * patches
+
+
 def _factors(weight: Sequence[float] | None) -> paddle.Tensor | None:
     return None if weight is None else paddle.to_tensor(weight, dtype="float32")
+
+
+def reads_tokens(criterion: nn.Layer) -> bool:
+    """Whether a criterion takes what the model says of its patches, too."""
+    return getattr(criterion, "reads_tokens", False)
 
 
 def class_weights(config: Configuration, labels: np.ndarray | None) -> list[float] | None:
@@ -236,26 +291,28 @@ class TrainingLoss(nn.Layer):
     def forward(
         self,
         images: paddle.Tensor,
-        outputs: paddle.Tensor | tuple[paddle.Tensor, paddle.Tensor],
+        outputs: Any,
         targets: paddle.Tensor,
     ) -> paddle.Tensor:
         """Returns the loss of each sample, [B].
 
         Args:
             images: [B, C, S, S], what the student saw.
-            outputs: logits [B, K] that serve both losses, or (logits, logits of the distillation token).
+            outputs: logits [B, K] that serve both losses, or (logits, logits of the distillation token); for a base
+                that reads tokens, what it takes, of which the first is distilled.
             targets: what ``base`` takes.
 
         Raises:
             InputError: the teacher has other classes than the student.
         """
-        logits, distilled = outputs if isinstance(outputs, list | tuple) else (outputs, outputs)
+        if reads_tokens(self.base):
+            logits, distilled = outputs, outputs[0]
+        else:
+            logits, distilled = outputs if isinstance(outputs, list | tuple) else (outputs, outputs)
         loss = self.base(logits, targets)
-        return (
-            loss
-            if self.teacher is None
-            else (1 - self.alpha) * loss + self.alpha * self._distil(self.teacher(images), distilled)
-        )
+        if self.teacher is None:
+            return loss
+        return (1 - self.alpha) * loss + self.alpha * self._distil(self.teacher(images), distilled)
 
     def _distil(self, wanted: paddle.Tensor, logits: paddle.Tensor) -> paddle.Tensor:
         wanted = wanted.astype("float32")

@@ -20,7 +20,9 @@ from weights.fit import classifiers_of, fit_classifiers, fit_sizes
 from weights.formats import read_weights, write_weights
 from weights.hub import find_weights
 from weights.layout import Target, file_name, linear_weights
-from weights.names import differences, switches, timm_names, unstored
+from weights.names import differences, repeated, switches, timm_names, unstored
+from weights.names.looks import looks_like
+from weights.names.transformers import timm_names as from_transformers
 
 __all__ = ["SUFFIX", "LoadReport", "file_arrays", "find_weights", "load_weights", "save_weights"]
 
@@ -90,8 +92,8 @@ def load_weights(
     """
     stored, family = read_weights(path), model.weight_names
     report = LoadReport(stored.path, notes=list(stored.notes), config=stored.config)
-    if "quickgelu" in str(stored.config.get("architecture")):  # its names are those of the model with GELU
-        raise InputError(f"{stored.path}: its model has the quick GELU, which no model here has; take other weights")
+    if "quickgelu" in str(stored.config.get("architecture")) and getattr(model, "act", None) != "quick_gelu":
+        raise InputError(f"{stored.path}: its model has the quick GELU, this one hasn't; set MODEL.ACT quick_gelu")
     state = {file_name(name): tensor for name, tensor in model.state_dict().items()}
     with reading(stored.path, "weights of this model"):  # shapes that no such file has, too
         try:
@@ -116,7 +118,8 @@ def load_weights(
         report.resized += fit_sizes(model, state, arrays)
         report.missing = [name for name in state if name not in arrays]
         report.unexpected = [name for name in arrays if name not in state]
-        _check(report, state, arrays, allow or (), told)
+        kinds = looks_like(from_transformers(stored.arrays)), looks_like(state)
+        _check(report, state, arrays, allow or (), told, "" if kinds[0] == kinds[1] else kinds[0] or "")
     report.loaded = [name for name in state if name in arrays]
     with paddle.no_grad():
         for name in report.loaded:
@@ -125,11 +128,17 @@ def load_weights(
 
 
 def file_arrays(model: nn.Layer, state: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
-    """Returns every parameter and buffer of ``model`` in timm's names and layout; ``state``: as they were before."""
+    """Returns every parameter and buffer of ``model`` in timm's names and layout, under each name that timm has for it.
+
+    Args:
+        state: as they were before; None: as they are.
+    """
     transposed = linear_weights(model)
     if state is None:
         state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    return {file_name(name): array.T if name in transposed else array for name, array in state.items()}
+    arrays = {file_name(name): array.T if name in transposed else array for name, array in state.items()}
+    others = repeated(getattr(model, "weight_names", None), arrays)
+    return arrays | {other: arrays[name] for other, name in others.items()}
 
 
 def save_weights(model: nn.Layer, file: Path) -> None:
@@ -153,11 +162,13 @@ def _check(
     arrays: dict[str, np.ndarray],
     allow: Sequence[str],
     told: dict[str, Any],
+    other: str,
 ) -> None:
     """Raises InputError for names that differ and aren't allowed to, and for shapes that differ.
 
     Args:
         told: keys of MODEL, and the values with which the names would be the file's.
+        other: MODEL.TYPE that the file's names look like, where the model is another.
     """
 
     def refused(names: list[str]) -> list[str]:
@@ -175,6 +186,8 @@ def _check(
     if problems:
         of = f" (of {report.config['architecture']})" if "architecture" in report.config else ""
         keys = " and ".join(f"MODEL.{key} {value}" for key, value in told.items())
+        another = other and not keys and 2 * len(report.missing) > len(state)
+        problems += [f"its names look like a {other}'s"] if another else []
         problems += [f"its names tell {keys}: set that"] if keys else []
         raise InputError(f"{report.file}{of} doesn't fit the model: {'; '.join(problems)}")
 

@@ -39,6 +39,12 @@ def contiguous(shape: tuple[int, ...], fortran: bool = False) -> tuple[int, ...]
     return strides if fortran else strides[::-1]
 
 
+def to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """Returns float32 values, rounded to bfloat16's: to the nearest, between two to the even one."""
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
 def native(array: np.ndarray, is_bfloat16: bool = False) -> np.ndarray:
     """Returns floats as float32 (``is_bfloat16``: from their 16 bits), others in this machine's byte order; in C's
     order of axes. One copy is made at most.

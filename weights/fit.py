@@ -11,10 +11,16 @@ import numpy as np
 import paddle
 
 from weights.layout import Target, sublayer
-from weights.resize import adapt_input_channels, resample_patch_kernel, resize_pos_embed, resize_rel_pos_bias_table
+from weights.resize import (
+    adapt_input_channels,
+    resample_patch_kernel,
+    resize_attention_biases,
+    resize_pos_embed,
+    resize_rel_pos_bias_table,
+)
 
 STATISTICS = (".running_mean", ".running_var")  # of a batch norm before a classifier
-TABLE = "relative_position_bias_table"
+TABLE, BIASES = "relative_position_bias_table", "attention_biases"
 Tensors = dict[str, paddle.Tensor]
 Arrays = dict[str, np.ndarray]
 
@@ -43,11 +49,15 @@ def fit_sizes(model: Target, state: Tensors, arrays: Arrays) -> list[str]:
     """Adapts in ``arrays`` what differs from the model's size and can be adapted; returns what it did, in words."""
     told = _fit_stem(model, state, arrays)
     told += _fit_pos_embed(model, state, arrays)
-    return told + _fit_tables(model, state, arrays)
+    return told + _fit_tables(model, state, arrays) + _fit_biases(model, state, arrays)
 
 
 def _fit_stem(model: Target, state: Tensors, arrays: Arrays) -> list[str]:
-    name = f"{model.first_conv}.weight"
+    convolutions = (model.first_conv, *model.beside_first_conv)
+    return [line for name in convolutions for line in _fit_first(model, f"{name}.weight", state, arrays)]
+
+
+def _fit_first(model: Target, name: str, state: Tensors, arrays: Arrays) -> list[str]:
     array, told = arrays.get(name), []
     if array is None or name not in state or array.ndim != 4 or not array.size:
         return []
@@ -65,7 +75,11 @@ def _fit_stem(model: Target, state: Tensors, arrays: Arrays) -> list[str]:
 
 def _fit_pos_embed(model: Target, state: Tensors, arrays: Arrays) -> list[str]:
     array, tensor = arrays.get("pos_embed"), state.get("pos_embed")
-    if array is None or tensor is None or array.ndim != 3 or array.shape[::2] != tuple(tensor.shape[::2]):
+    if array is None or tensor is None:
+        return []
+    if model.pos_embed_layout != "NLC":
+        return _fit_pos_map(model.pos_embed_layout == "NCHW", tuple(tensor.shape), arrays)
+    if array.ndim != 3 or array.shape[::2] != tuple(tensor.shape[::2]):
         return []
     patches, grid = array.shape[1] - model.pos_embed_prefix, model.patch_embed.grid_size
     side = math.isqrt(max(patches, 0))
@@ -73,6 +87,21 @@ def _fit_pos_embed(model: Target, state: Tensors, arrays: Arrays) -> list[str]:
         return []
     arrays["pos_embed"] = resize_pos_embed(array, model.pos_embed_prefix, grid)
     return ["pos_embed resized from {0} x {0} to {1} x {2}".format(side, *grid)]
+
+
+def _fit_pos_map(channels_first: bool, wanted: tuple[int, ...], arrays: Arrays) -> list[str]:
+    """The same of position embeddings that are a map: [1, D, rows, columns] or [1, rows, columns, D]."""
+    order, back = ((0, 2, 3, 1), (0, 3, 1, 2)) if channels_first else ((0, 1, 2, 3), (0, 1, 2, 3))
+    array = arrays["pos_embed"]
+    if array.ndim != 4 or array.shape == wanted or not array.size:
+        return []
+    one, *old, dim = (array := array.transpose(order)).shape
+    rows, columns = grid = (wanted[order[1]], wanted[order[2]])
+    if (one, dim) != (wanted[0], wanted[order[3]]):
+        return []
+    resized = resize_pos_embed(array.reshape(1, -1, dim), 0, grid, (old[0], old[1]))
+    arrays["pos_embed"] = resized.reshape(1, rows, columns, dim).transpose(back)
+    return ["pos_embed resized from {} x {} to {} x {}".format(*old, *grid)]
 
 
 def _fit_tables(model: Target, state: Tensors, arrays: Arrays) -> list[str]:
@@ -87,4 +116,19 @@ def _fit_tables(model: Target, state: Tensors, arrays: Arrays) -> list[str]:
         old = (side + 1) // 2
         arrays[name] = resize_rel_pos_bias_table(arrays[name], (old, old), window)
         told["{} resized from {} x {} to {} x {}".format(TABLE, old, old, *window)] += 1
+    return [f"{count} {line}" for line, count in told.items()]
+
+
+def _fit_biases(model: Target, state: Tensors, arrays: Arrays) -> list[str]:
+    told: Counter[str] = Counter()
+    for name in [name for name in arrays if name.endswith(BIASES) and name in state and arrays[name].ndim == 2]:
+        (heads, columns), window = (
+            arrays[name].shape,
+            getattr(sublayer(model, name.rpartition(".")[0]), "window_size", ()),
+        )
+        side = math.isqrt(columns)
+        if not window or columns == state[name].shape[1] or side**2 != columns or heads != state[name].shape[0]:
+            continue
+        arrays[name] = resize_attention_biases(arrays[name], (side, side), window)
+        told["{} resized from {} x {} to {} x {}".format(BIASES, side, side, *window)] += 1
     return [f"{count} {line}" for line, count in told.items()]

@@ -93,10 +93,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     Raises:
         InputError: it can't be read, or a key that is used here has another type or range than timm's.
     """
-    if _is_hub_name(path):
-        file = _download(path, (CONFIG,))
-    else:
-        file = (Path(path) if os.path.isdir(path) else Path(path).parent) / CONFIG
+    file = beside(path, CONFIG)
     if file is None or not os.path.lexists(file):
         return {}
     with reading(file, "a configuration of timm's", "; repair it, or remove it and set its keys of DATA by -o"):
@@ -113,6 +110,17 @@ def read_config(path: str | Path) -> dict[str, Any]:
         check_form(config, _SETTINGS)
         check_form(config.get("model_args") or {}, _MODEL_ARGS, where="model_args.")
         return _with_model_args(config)
+
+
+def beside(path: str | Path, name: str) -> Path | None:
+    """Returns where the file ``name`` beside weights is, or would be; None: their repository on the Hub hasn't got it.
+
+    Args:
+        path: what ``find_weights`` takes.
+    """
+    if _is_hub_name(path):
+        return _download(path, (name,))
+    return (Path(path) if os.path.isdir(path) else Path(path).parent) / name
 
 
 def _with_model_args(config: dict[str, Any]) -> dict[str, Any]:

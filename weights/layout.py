@@ -13,6 +13,8 @@ class Target(Protocol):
     weight_names: ModuleType | None
     num_classes: int
     first_conv: str
+    pos_embed_layout: str
+    beside_first_conv: tuple[str, ...]
 
     def classifier_names(self) -> tuple[str, ...]: ...
 

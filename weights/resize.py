@@ -69,6 +69,22 @@ def resize_rel_pos_bias_table(table: np.ndarray, window: tuple[int, int], new_wi
     return np.concatenate([biases, extra])
 
 
+def resize_attention_biases(biases: np.ndarray, window: tuple[int, int], new_window: tuple[int, int]) -> np.ndarray:
+    """Resizes a table of biases by distance, as timm's ``resize_rel_pos_bias_table_levit`` does: bicubically.
+
+    Args:
+        biases: [heads, h w].
+        window: (h, w).
+        new_window: (H, W), to be.
+
+    Returns:
+        [heads, H W], float32.
+    """
+    rows, columns = map(bicubic_matrix, window, new_window)
+    resized = rows @ biases.astype(np.float32).reshape(-1, *window) @ columns.T
+    return resized.reshape(len(biases), -1).astype(np.float32)
+
+
 def resample_patch_kernel(weight: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Resizes the kernel that embeds patches, as ``resample_patch_embed`` does (FlexiViT, arXiv:2212.08013).
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from configs.documents import read_yaml
 from configs.values import parsed, quoted
-from errors import InputError
+from errors import InputError, shown
 from options import Configuration, leaves
 
 FOLDER = Path(__file__).resolve().parent
@@ -32,7 +32,8 @@ GROUPS = ("TRANS.", "MIXER.", "CNN.", "ENCODER.")
 _ALIASES = {
     "DROP_PATH": "DROPPATH", "HIDDEN_SIZE": "EMBED_DIM", "DIM": "EMBED_DIM", "DIMS": "EMBED_DIMS",
     "NUM_LAYERS": "DEPTH", "DEPTHS": "STAGE_DEPTHS", "STAGE_DEPTH": "STAGE_DEPTHS", "LAYERS": "STAGE_DEPTHS",
-    "LAYER_SCALE_INIT_VALUE": "INIT_VALUES", "ACTIVATION": "ACT",
+    "SERIAL_DEPTHS": "STAGE_DEPTHS", "MLP_RATIOS": "MLP_RATIO", "LAYER_SCALE_INIT_VALUE": "INIT_VALUES",
+    "ACTIVATION": "ACT", "HEADS": "NUM_HEADS",
 }  # fmt: skip
 PLACE = "it is PaddleViT's, for files with its keys alone and no BASE: docs/paddlevit.md names the key for others"
 _OTHERWISE = {  # what PaddleViT's training does otherwise: (whether it matters, in words and with the key for its way)
@@ -219,6 +220,8 @@ def translated(one: Family, own: dict[str, Any], path: Path) -> tuple[dict[str, 
         if settings.pop(key) != one.only[key]:
             raise InputError(f"{path}: {key} is {own[key]}, but {one.only[key]} is all that this toolkit has")
     values, unused = _of_training(one, settings)
+    if "MODEL.EXPANSIONS" in settings:
+        values |= _of_mobileone(settings, path)
     for key, value in settings.items():
         values.setdefault(own_key(key, value), value.lower() if value and key == "MODEL.CNN.ACTIVATION" else value)
     if values["DATA.BATCH_SIZE_EVAL"] is None:  # there it is -batch_size
@@ -252,7 +255,8 @@ def own_key(key: str, value: Any = None) -> str:
     name = _ALIASES.get(name, name)
     if name == "IN_CHANNELS":
         return "DATA.IMAGE_CHANNELS"
-    return f"MODEL.{name}S" if name == "EMBED_DIM" and isinstance(value, list) else f"MODEL.{name}"
+    by_stage = {"EMBED_DIM": "EMBED_DIMS", "DEPTH": "STAGE_DEPTHS"} if isinstance(value, list) else {}
+    return f"MODEL.{by_stage.get(name, name)}"
 
 
 def differences_told(name: str, config: Configuration) -> list[str]:
@@ -278,7 +282,7 @@ def _of_training(one: Family, settings: dict[str, Any]) -> tuple[dict[str, Any],
         values["TRAIN.COLOR_JITTER"] = 0.0
         unused.add("TRAIN.COLOR_JITTER")
     if "DISTILLATION_TYPE" in train:  # TEACHER_MODEL is the teacher's weights there
-        distils = train["DISTILLATION_TYPE"] not in (None, "none")
+        distils = settings.pop("MODEL.DISTILL", True) and train["DISTILLATION_TYPE"] not in (None, "none")
         file = train["TEACHER_MODEL"]
         weights = file and f"{file.removesuffix('.pdparams')}.pdparams"
         values["MODEL.DISTILLED"] = distils
@@ -289,3 +293,26 @@ def _of_training(one: Family, settings: dict[str, Any]) -> tuple[dict[str, Any],
         settings.pop(f"TRAIN.{name}", None)
     settings.pop("MODEL.MAE_PRETRAIN", None)
     return values, unused
+
+
+def _of_mobileone(settings: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Takes MobileOne's blocks out of ``settings``, whose first stage there is the stem; returns what they come to.
+
+    Raises:
+        InputError: a stem, or branches, that this toolkit doesn't have.
+    """
+    blocks, channels, factors, branches = (
+        settings.pop(f"MODEL.{name}") for name in ("NUM_BLOCKS", "CHANNELS", "EXPANSIONS", "NUM_BRANCHES")
+    )
+    numbers = all(
+        len(one) == 5 and all(isinstance(number, int | float) and abs(number) < 1e6 for number in one)
+        for one in (blocks, channels, factors, branches)
+    )
+    dims = [int(number * factor) for number, factor in zip(channels, factors, strict=True)] if numbers else []
+    if not numbers or blocks[0] != 1 or dims[0] != min(64, dims[1]) or len(set(branches[1:])) > 1:
+        found = f"NUM_BLOCKS {blocks}, CHANNELS {channels} x EXPANSIONS {factors}, NUM_BRANCHES {branches}"
+        raise InputError(
+            f"{path}: {shown(found, 200)}: expected five numbers each: a stem of one block with the next stage's"
+            " channels (at most 64), then four stages with as many branches each"
+        )
+    return {"MODEL.STAGE_DEPTHS": blocks[1:], "MODEL.EMBED_DIMS": dims[1:], "MODEL.NUM_BRANCHES": branches[1]}

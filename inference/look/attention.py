@@ -9,6 +9,7 @@ from paddle import nn
 from errors import InputError
 from models.base import ImageModel
 from models.layers.attention import attention_layers, kept_weights
+from models.layers.class_attention import ClassAttention
 from models.pvtv2 import Attention as ReducedAttention
 from models.swin import WindowAttention
 from weights.layout import sublayer
@@ -20,8 +21,10 @@ def attends(model: ImageModel) -> bool:
 
 
 def rolls_out(model: ImageModel) -> bool:
-    """Returns whether rollout is defined: each block attends from all tokens to all."""
-    return attends(model) and model.layout == "NLC"
+    """Returns whether rollout is defined: each block attends from all tokens to all, and all have the same ones."""
+    one_grid = len({one["reduction"] for one in model.feature_info}) == 1
+    of_one = any(isinstance(layer, ClassAttention) for layer in attention_layers(model).values())
+    return attends(model) and model.layout == "NLC" and one_grid and not of_one
 
 
 def queries(model: ImageModel) -> str:
@@ -67,7 +70,11 @@ def rollout(model: ImageModel, image: paddle.Tensor) -> np.ndarray:
         InputError: it isn't defined for the architecture.
     """
     if not rolls_out(model):
-        why = "its blocks don't attend from all tokens to all" if attends(model) else "it has no attention"
+        why = (
+            "its blocks don't attend from all tokens to all, the same in each"
+            if attends(model)
+            else "it has no attention"
+        )
         other = "attention or cam" if attends(model) else "cam"
         raise InputError(f"rollout isn't defined for {type(model).__name__}: {why}; use {other}")
     kept, _ = _weights(model, image, list(attention_layers(model)))
@@ -115,10 +122,15 @@ def _received(model: ImageModel, name: str, weights: np.ndarray, shape: tuple[in
 
 
 def _read_by_head(model: ImageModel, weights: np.ndarray) -> np.ndarray:
-    """The rows of the tokens that the classifier reads, on average, at the patches: [H, N, N] -> [H, rows, columns]."""
-    patches = slice(model.num_prefix_tokens, None)
-    tokens = slice(0, 1 + getattr(model, "distilled", False)) if model.global_pool == "token" else patches
-    return weights[:, tokens, patches].mean(1).reshape(-1, *model.patch_embed.grid_size)
+    """The rows of the tokens that the classifier reads, on average, at the patches.
+
+    Shape: [H, N, N], or [H, 1, N] of a class token's queries alone (CaiT) -> [H, rows, columns].
+    """
+    rows, columns = model.grid(weights.shape[2] - model.num_prefix_tokens)
+    prefix = weights.shape[2] - rows * columns  # 0 in CaiT's blocks without a class token: all patches are read
+    class_token = prefix and (model.global_pool == "token" or weights.shape[1] == 1)
+    tokens = slice(0, 1 + getattr(model, "distilled", False)) if class_token else slice(prefix, None)
+    return weights[:, tokens, prefix:].mean(1).reshape(-1, rows, columns)
 
 
 def _joined(block: nn.Layer, windows: np.ndarray) -> np.ndarray:

@@ -7,7 +7,6 @@ import paddle
 
 from errors import InputError
 from models.base import ImageModel
-from weights.layout import sublayer
 
 
 def grad_cam(activations: np.ndarray, gradients: np.ndarray) -> np.ndarray:
@@ -72,8 +71,8 @@ def _traced(model: ImageModel, image: paddle.Tensor, output: int | None) -> tupl
         kept[0].stop_gradient = False  # nothing before it needs a gradient
         return kept[0]
 
-    if getattr(model, "global_pool", None) == "token":
-        hook = model.blocks[-1].norm1.register_forward_post_hook(lambda _, __, x: cut(x))
+    if (layer := model.cam_layer()) is not None:
+        hook = layer.register_forward_post_hook(lambda _, __, x: cut(x))
         try:
             logits = model(image)
         finally:
@@ -90,9 +89,7 @@ def _traced(model: ImageModel, image: paddle.Tensor, output: int | None) -> tupl
 def _places(model: ImageModel, x: paddle.Tensor) -> np.ndarray:
     """Features by image, row, column and channel, float64."""
     features = x.astype("float64").numpy()
-    if model.layout == "NCHW":
-        return features.transpose(0, 2, 3, 1)
-    if model.layout == "NHWC":
-        return features
-    grid = sublayer(model, model.first_conv.rpartition(".")[0]).grid_size
-    return features[:, model.num_prefix_tokens :].reshape(len(features), *grid, -1)
+    if features.ndim == 3:  # of tokens those of places are the last
+        rows, columns = model.grid(features.shape[1] - model.num_prefix_tokens)
+        return features[:, -rows * columns :].reshape(len(features), rows, columns, -1)
+    return features.transpose(0, 2, 3, 1) if model.layout == "NCHW" else features

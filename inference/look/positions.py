@@ -18,9 +18,15 @@ _HEADS, _BLOCKS = 12, 12
 def similarities(model: ImageModel) -> np.ndarray:
     """Returns the cosine similarity of each place's embedding to each other's: [rows, columns, rows, columns]."""
     embedding = model.pos_embed.numpy()[0].astype(np.float64)
-    places = embedding[len(embedding) - model.patch_embed.num_patches :]
+    if model.pos_embed_layout == "NCHW":
+        embedding = embedding.transpose(1, 2, 0)
+    if model.pos_embed_layout == "NLC":
+        grid = model.patch_embed.grid_size
+        places = embedding[len(embedding) - model.patch_embed.num_patches :]
+    else:
+        grid = embedding.shape[:2]
+        places = embedding.reshape(-1, embedding.shape[2])
     places = places / np.maximum(np.linalg.norm(places, axis=1, keepdims=True), 1e-12)
-    grid = model.patch_embed.grid_size
     return (places @ places.T).reshape(*grid, *grid)
 
 
@@ -33,7 +39,7 @@ def tables(model: ImageModel) -> dict[str, np.ndarray]:
     for name, layer in model.named_sublayers():
         if isinstance(layer, RelativePositionBias) and layer.window_size is not None:
             rows, columns = (2 * side - 1 for side in layer.window_size)
-            table = layer.relative_position_bias_table.numpy()[: rows * columns]
+            table = layer.table().numpy()[: rows * columns]
             found[name] = table.T.reshape(-1, rows, columns)
     return found
 

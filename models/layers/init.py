@@ -2,6 +2,8 @@
 
 import inspect
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import paddle
 from paddle import nn
@@ -40,6 +42,13 @@ def init_lecun(layer: nn.Layer) -> None:
         TruncatedNormal(std=deviation, **bounds)(layer.weight)
         if layer.bias is not None:
             Constant(0.0)(layer.bias)
+
+
+def init_branches(blocks: Iterable[Any]) -> None:
+    """Draws what the i-th block adds to its input smaller by sqrt(2 i), i from 1 (BEiT, arXiv:2106.08254)."""
+    for i, block in enumerate(blocks, start=1):
+        for layer in (block.attn.proj, block.mlp.fc2):
+            Normal(std=0.02 / math.sqrt(2 * i))(layer.weight)
 
 
 def init_convolution(layer: nn.Layer) -> None:

@@ -1,11 +1,31 @@
-"""The transformer's MLP."""
+"""The transformer's MLP, and its gated form."""
+
+import functools
+from collections.abc import Callable
 
 import paddle
 from paddle import nn
+from paddle.nn import functional as F
 
 import ops
 from errors import InputError
+from models.layers.conv import Conv2D
+from models.layers.grn import GlobalResponseNorm
 from models.layers.linear import Linear
+
+
+class QuickGELU(nn.Layer):
+    """x * sigmoid(1.702 x), which OpenAI's CLIP was trained with (arXiv:1606.08415, section 2)."""
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return x * F.sigmoid(1.702 * x)
+
+
+_ACTIVATIONS: dict[str, Callable[[], nn.Layer]] = {
+    "gelu": nn.GELU,
+    "gelu_tanh": functools.partial(nn.GELU, approximate=True),
+    "quick_gelu": QuickGELU,
+}
 
 
 def hidden_width(dim: int, ratio: float) -> int:
@@ -17,16 +37,61 @@ def hidden_width(dim: int, ratio: float) -> int:
 
 
 class Mlp(nn.Layer):
-    """Linear, GELU (exact), Linear, as in timm's ``Mlp``. Shape: [..., dim] -> [..., dim]."""
+    """Linear, activation, Linear, as timm's ``Mlp`` and ``GlobalResponseNormMlp``.
+
+    Args:
+        dim, hidden_dim: channels outside and between.
+        drop: dropout after each Linear.
+        act: "gelu": exact; "gelu_tanh": its approximation by tanh; "quick_gelu": ``QuickGELU``.
+        conv: both are 1 x 1 convolutions instead of Linears.
+        grn: a global response norm follows the activation; x is [B, H, W, dim] then.
+
+    Shape: [..., dim] -> [..., dim]; with ``conv`` [B, dim, H, W] -> the same.
+    """
+
+    def __init__(
+        self, dim: int, hidden_dim: int, drop: float = 0.0, act: str = "gelu", conv: bool = False, grn: bool = False
+    ) -> None:
+        super().__init__()
+        self.fused = act == "gelu" and not conv and not grn
+        self.fc1 = Conv2D(dim, hidden_dim, 1) if conv else Linear(dim, hidden_dim)
+        self.act = _ACTIVATIONS[act]()
+        self.drop = nn.Dropout(drop)
+        self.grn = GlobalResponseNorm(hidden_dim, channels_first=conv) if grn else nn.Identity()
+        self.fc2 = Conv2D(hidden_dim, dim, 1) if conv else Linear(hidden_dim, dim)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        if self.fused and ops.usable(x) and not (self.training and self.drop.p):
+            return ops.mlp(x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
+        return self.drop(self.fc2(self.grn(self.drop(self.act(self.fc1(x))))))
+
+
+class GatedMlp(nn.Layer):
+    """SwiGLU (Shazeer 2020, arXiv:2002.05202): ``fc1`` gives two halves, of which SiLU of the first scales the second.
+
+    It is timm's ``SwiGLUPacked``. Shape: [..., dim] -> [..., dim].
+
+    Args:
+        dim, hidden_dim: channels outside, and of both halves.
+        drop: dropout before and after the last Linear.
+
+    Raises:
+        InputError: hidden_dim is odd.
+    """
 
     def __init__(self, dim: int, hidden_dim: int, drop: float = 0.0) -> None:
         super().__init__()
+        if hidden_dim % 2:
+            raise InputError(f"MODEL.MLP_RATIO makes {hidden_dim} channels, a gated MLP takes an even number")
         self.fc1 = Linear(dim, hidden_dim)
-        self.act = nn.GELU()
         self.drop = nn.Dropout(drop)
-        self.fc2 = Linear(hidden_dim, dim)
+        self.fc2 = Linear(hidden_dim // 2, dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        if ops.usable(x) and not (self.training and self.drop.p):
-            return ops.mlp(x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
-        return self.drop(self.fc2(self.drop(self.act(self.fc1(x)))))
+        gate, values = self.fc1(x).chunk(2, axis=-1)
+        return self.drop(self.fc2(self.drop(F.silu(gate) * values)))
+
+
+def make_mlp(dim: int, hidden_dim: int, drop: float = 0.0, act: str = "gelu") -> Mlp | GatedMlp:
+    """Returns ``GatedMlp`` for the activation "swiglu", else ``Mlp``."""
+    return GatedMlp(dim, hidden_dim, drop) if act == "swiglu" else Mlp(dim, hidden_dim, drop, act)

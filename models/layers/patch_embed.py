@@ -15,19 +15,35 @@ class PatchEmbed(nn.Layer):
 
     Shape: [B, C, H, W] -> [B, (H / patch_size) * (W / patch_size), embed_dim].
 
+    Args:
+        image_size: (H, W).
+        patch_size: pixels along a patch's side.
+        in_channels, embed_dim: of the image and of a token.
+        bias: whether the projection has one.
+        cut: of H and W that aren't multiples of patch_size, the last pixels are left out.
+        any_size: images of other sizes than ``image_size`` are taken, too.
+
     Attributes:
-        grid_size: (H / patch_size, W / patch_size).
+        grid_size: (H / patch_size, W / patch_size); with ``any_size`` of the last images.
 
     Raises:
         InputError: an image size that isn't a multiple of the patch size, or isn't the model's.
     """
 
     def __init__(
-        self, image_size: Sequence[int], patch_size: int, in_channels: int, embed_dim: int, bias: bool = True
+        self,
+        image_size: Sequence[int],
+        patch_size: int,
+        in_channels: int,
+        embed_dim: int,
+        bias: bool = True,
+        cut: bool = False,
+        any_size: bool = False,
     ) -> None:
         super().__init__()
+        self.any_size = any_size
         height, width = self.image_size = tuple(image_size)
-        if height % patch_size or width % patch_size:
+        if (height % patch_size or width % patch_size) and not cut:
             found = height if height == width else f"{height} x {width}"
             raise InputError(f"IMAGE_SIZE {found} is not a multiple of PATCH_SIZE {patch_size}; choose one that is")
         self.patch_size = patch_size
@@ -45,10 +61,16 @@ class PatchEmbed(nn.Layer):
         )
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        if tuple(x.shape[2:]) != self.image_size:
-            height, width = self.image_size
-            raise InputError(f"the model takes images of {height} x {width}, found {x.shape[2]} x {x.shape[3]}")
-        (rows, columns), size = self.grid_size, self.patch_size
-        patches = x.reshape([x.shape[0], -1, rows, size, columns, size]).transpose([0, 2, 4, 1, 3, 5])
+        (height, width), size, channels = x.shape[2:], self.patch_size, x.shape[1]
+        if self.any_size:
+            if not (height and width) or height % size or width % size:
+                raise InputError(f"the model takes multiples of {size} pixels, found images of {height} x {width}")
+            self.grid_size = (height // size, width // size)
+        elif (height, width) != self.image_size:
+            takes = "{} x {}".format(*self.image_size)
+            raise InputError(f"the model takes images of {takes}, found {height} x {width}")
+        rows, columns = self.grid_size
+        x = x[:, :, : rows * size, : columns * size] if (rows * size, columns * size) != (height, width) else x
+        patches = x.reshape([x.shape[0], channels, rows, size, columns, size]).transpose([0, 2, 4, 1, 3, 5])
         weight = self.proj.weight.flatten(1).t()
-        return linear(patches.reshape([x.shape[0], rows * columns, -1]), weight, self.proj.bias)
+        return linear(patches.reshape([x.shape[0], rows * columns, channels * size**2]), weight, self.proj.bias)

@@ -29,16 +29,24 @@ class RelativePositionBias(nn.Layer):
         self.window_size = window_size
         if window_size is not None:
             index = relative_position_index(window_size, class_token)
-            self.relative_position_bias_table = self.create_parameter(
-                [int(index.max()) + 1, num_heads], default_initializer=Normal(std=std)
-            )
+            self._add_table(int(index.max()) + 1, num_heads, std)
             self.register_buffer("relative_position_index", paddle.to_tensor(index), persistable=False)
+
+    def _add_table(self, rows: int, num_heads: int, std: float) -> None:
+        """Adds what ``table`` is made of."""
+        self.relative_position_bias_table = self.create_parameter(
+            [rows, num_heads], default_initializer=Normal(std=std)
+        )
+
+    def table(self) -> paddle.Tensor:
+        """Returns the bias of each offset: [rows, H]."""
+        return self.relative_position_bias_table
 
     def position_bias(self) -> paddle.Tensor:
         """Returns [H, N, N]: head, query, key; N counts the window's tokens and the class token."""
         # On a GPU the gradient of paddle.gather adds in no order; that of an embedding has an ordered form, which
         # DETERMINISTIC asks for.
-        return F.embedding(self.relative_position_index, self.relative_position_bias_table).transpose([2, 0, 1])
+        return F.embedding(self.relative_position_index, self.table()).transpose([2, 0, 1])
 
 
 def relative_position_index(window_size: tuple[int, int], class_token: bool = False) -> np.ndarray:
@@ -55,3 +63,22 @@ def relative_position_index(window_size: tuple[int, int], class_token: bool = Fa
         index = np.pad(index, ((1, 0), (1, 0)))
         index[0], index[:, 0], index[0, 0] = rows, rows + 1, rows + 2
     return index
+
+
+def gathered(table: paddle.Tensor, index: paddle.Tensor) -> paddle.Tensor:
+    """Returns of a parameter [H, offsets] the columns ``index`` [N, M]: [H, N, M].
+
+    An embedding, as of ``RelativePositionBias``. The factor makes a copy: else the parameter's gradient would be a
+    view, which Paddle's DataParallel leaves as it is on each rank.
+    """
+    return F.embedding(index, (table * 1.0).transpose([1, 0])).transpose([2, 0, 1])
+
+
+def offset_index(window_size: tuple[int, int]) -> np.ndarray:
+    """Returns the column of LeViT's and TinyViT's table of each pair of tokens: [N, N], int64.
+
+    A query that is dy rows and dx columns from its key, on either side, has column |dy| width + |dx|.
+    """
+    height, width = window_size
+    y, x = np.divmod(np.arange(height * width), width)
+    return abs(y[:, None] - y) * width + abs(x[:, None] - x)

@@ -1,6 +1,6 @@
 """What models of several stages share."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from errors import InputError
@@ -11,6 +11,13 @@ def check_stages(depths: Sequence[int], dims: Sequence[int]) -> None:
     for key, numbers in (("STAGE_DEPTHS", depths), ("EMBED_DIMS", dims)):
         if len(numbers) != 4:
             raise InputError(f"{key} is {list(numbers)}, expected four numbers: one per stage")
+
+
+def check_counts(stages: int, **numbers: Sequence[float]) -> None:
+    """Raises InputError unless each of the keys has as many numbers as STAGE_DEPTHS has stages."""
+    for key, values in numbers.items():
+        if len(values) != stages:
+            raise InputError(f"{key} is {list(values)}, expected {stages} numbers: one per stage of STAGE_DEPTHS")
 
 
 def drop_path_rates(rate: float, depths: Sequence[int], shape: str = "linear") -> list[list[float]]:
@@ -38,3 +45,18 @@ def feature_info(
         {"module": module, "num_chs": channels, "reduction": reduction}
         for module, channels, reduction in zip(modules, *columns, strict=True)
     ]
+
+
+def groups_by_block(stem: str, name: str, stages: Iterable[Any]) -> list[tuple[str, ...]]:
+    """Returns the stem, then each block of each stage, the first with what downsamples before it: timm's layers of a
+    rate, without the head.
+
+    Args:
+        name: of the list of stages in the model.
+    """
+    groups: list[tuple[str, ...]] = [(stem,)]
+    for i, stage in enumerate(stages):
+        blocks: list[tuple[str, ...]] = [(f"{name}.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
+        blocks[0] += (f"{name}.{i}.downsample",)
+        groups += blocks
+    return groups

@@ -1,6 +1,6 @@
 """Writes costs.json beside this file: what fvcore 0.1.5 counts in timm 1.0.31's model of each shipped one.
 
-PYTHONPATH=.:tests python tests/golden/make_costs.py     # with torch, timm, fvcore, yacs; five minutes on two cores
+PYTHONPATH=.:tests python tests/golden/make_costs.py [NAME ...]   # with torch, timm, fvcore, yacs; of all: minutes
 
 An entry holds the size of the images [C, H, W], the parameters, fvcore's "flops" (multiply-adds) in all, how many of
 these are norms' and pooling's, and its activations. Attention is computed step by step: fvcore sees no products in the
@@ -10,6 +10,7 @@ own function, and "unseen" says how many.
 
 import json
 import logging
+import sys
 from pathlib import Path
 
 import torch
@@ -47,8 +48,10 @@ def cost(name: str) -> dict[str, object]:
 if __name__ == "__main__":
     logging.getLogger("fvcore.nn.jit_analysis").setLevel(logging.ERROR)
     timm.layers.set_fused_attn(False)
-    lines = []
-    for name in shipped_models():
-        lines.append(f'"{name}": {json.dumps(cost(name))}')
-        print(lines[-1], flush=True)
-    Path(__file__).with_name("costs.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    file = Path(__file__).with_name("costs.json")
+    costs = json.loads(file.read_text())
+    for name in sys.argv[1:] or shipped_models():
+        costs[name] = cost(name)
+        print(name, costs[name], flush=True)
+    lines = [f'"{name}": {json.dumps(costs[name])}' for name in shipped_models()]
+    file.write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -9,16 +9,37 @@ from pathlib import Path
 
 import timm
 import torch
-from timm.models import beit, convmixer, convnext, deit, mlp_mixer, pvt_v2, regnet, swin_transformer, vision_transformer
+from timm.models import (
+    beit,
+    cait,
+    coat,
+    convmixer,
+    convnext,
+    deit,
+    eva,
+    levit,
+    mlp_mixer,
+    pvt_v2,
+    regnet,
+    swin_transformer,
+    vision_transformer,
+)
 from timm.optim import param_groups_layer_decay
 
 from golden import beit as beits
+from golden import cait as caits
+from golden import coat as coats
 from golden import convmixer as convmixers
 from golden import convnext as convnexts
+from golden import eva as evas
+from golden import levit as levits
 from golden import mixer as mixers
+from golden import mobileone as mobileones
 from golden import pvtv2 as pvts
 from golden import regnet as regnets
 from golden import swin as swins
+from golden import swinv2 as swins2
+from golden import tinyvit as tinyvits
 from golden import vit as vits
 
 DECAY = 0.5
@@ -31,7 +52,12 @@ def models() -> dict[str, torch.nn.Module]:
     found["vit_distilled"] = deit.VisionTransformerDistilled(**vits.CASES["vit_distilled"])
     for name in ("beit", "beit_shared", "beit_absolute"):
         found[name] = beit.Beit(**beits.CASES[name])
+    found["cait"] = cait.Cait(**caits.CASES["cait"])
     found["swin"] = swin_transformer.SwinTransformer(**swins.CASES["swin"])
+    for name in ("convnext", "convnext_v2"):
+        found[name] = convnext.ConvNeXt(**convnexts.CASES[name])
+    found["swinv2"] = timm.models.swin_transformer_v2.SwinTransformerV2(**swins2.CASES["swinv2"])
+    found["tinyvit"] = timm.models.tiny_vit.TinyVit(**tinyvits.CASES["tinyvit"])
     found["convnext"] = convnext.ConvNeXt(**convnexts.CASES["convnext"])
     found["pvtv2"] = pvt_v2.PyramidVisionTransformerV2(**pvts.CASES["pvtv2"])
     found["poolformer_s12"] = timm.create_model("poolformer_s12")
@@ -39,6 +65,12 @@ def models() -> dict[str, torch.nn.Module]:
     found["regnet"] = regnet.RegNet(regnet.RegNetCfg(**regnets.CASES["regnety"]), num_classes=5)
     found["resnet"] = timm.create_model("resnet18", num_classes=5)
     found["convmixer"] = convmixer.ConvMixer(**convmixers.CASES["convmixer"])
+    found["levit"] = levit.LevitDistilled(levits.SIZES["levit"], **levits.CASES["levit"])
+    for name in ("coat", "coat_parallel"):
+        found[name] = coat.CoaT(**coats.CASES[name])
+    for name in ("eva", "eva_dinov3"):
+        found[name] = eva.Eva(**evas.CASES[name])
+    found["mobileone"] = mobileones.timms("mobileone")
     return found
 
 

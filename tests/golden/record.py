@@ -1,5 +1,6 @@
 """Records what a PyTorch model gives with the formula's weights; needs torch (the files: timm 1.0.31, torch 2.13.0)."""
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,7 +60,8 @@ def intermediates(model: torch.nn.Module, images: torch.Tensor) -> dict[str, np.
     found = {"shapes": [one.shape for one in plain], "early": [places(early.numpy())]}
     found |= {"plain": [places(one.numpy()) for one in plain], "normed": [places(one.numpy()) for one in normed]}
     found["info"] = [(one["num_chs"], one["reduction"]) for one in model.feature_info]
-    if getattr(model, "num_prefix_tokens", 0):
+    takes = inspect.signature(model.forward_intermediates).parameters
+    if getattr(model, "num_prefix_tokens", 0) and "return_prefix_tokens" in takes:
         pairs = model.forward_intermediates(images, return_prefix_tokens=True, intermediates_only=True)
         found["prefix"] = [places(prefix.numpy()) for _, prefix in pairs]
     return {key: np.array(values) for key, values in found.items()}

@@ -3,10 +3,11 @@ PYTHONPATH=tests python -m golden.trained
 """
 
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 
-from golden import convmixer, regnet, resnet
+from golden import convmixer, levit, mobileone, regnet, resnet
 
 STEPS, RATE, MOMENTUM, BATCH = 3, 1e-2, 0.9, 8
 CASES = {
@@ -15,6 +16,9 @@ CASES = {
     "regnety": regnet.SIZES["regnety"],
     "regnetx": regnet.SIZES["regnetx"],
     "convmixer": convmixer.SIZES["convmixer"],
+    "levit": levit.SIZES["levit"],
+    "mobileone": mobileone.SIZES["mobileone"],
+    "mobileone_se": mobileone.SIZES["mobileone_se"],
 }
 BOTTLENECK = (1, 1, 1, 1)  # blocks: ResNet-50's 16 magnify rounding too much
 MOST = 24  # channels that are kept of a norm
@@ -33,9 +37,25 @@ def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.asarray(values, np.float32)
 
 
-def batches(size: tuple[int, int]) -> list[tuple[np.ndarray, np.ndarray]]:
+def array_of(case: str) -> Callable[[str, tuple[int, ...]], np.ndarray]:
+    """Returns what makes a case's weights. In LeViT's, norms' weights are about 0.7, and the images have means: hard
+    swish halves what is small, and the mean over tokens would leave nothing of the images. MobileOne's blocks have no
+    shortcut, and norms of 0.3 would let little pass: theirs are 1.
+    """
+    more = {"levit": 0.4} | dict.fromkeys(mobileone.CASES, 0.7)
+
+    def loud(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        added = array(name, (*shape[:-2], 1, 1)) if (name, case) == ("images", "levit") else 0.0
+        if len(shape) == 1 and name.endswith("weight"):
+            added = more[case]
+        return np.asarray(array(name, shape) + added, np.float32)
+
+    return loud if case in more else array
+
+
+def batches(case: str) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns the images [8, 3, H, W] and labels of each step, and a batch to evaluate."""
-    images = array("images", (STEPS + 1, BATCH, 3, *size))
+    images = array_of(case)("images", (STEPS + 1, BATCH, 3, *CASES[case]))
     return [(batch, (np.arange(BATCH) * (step + 2) + step) % 5) for step, batch in enumerate(images)]
 
 
@@ -43,6 +63,7 @@ if __name__ == "__main__":
     import timm
     import torch
     from timm.models.convmixer import ConvMixer
+    from timm.models.levit import LevitDistilled
     from timm.models.regnet import RegNet, RegNetCfg
 
     from golden.record import FOLDER, with_formula
@@ -50,17 +71,21 @@ if __name__ == "__main__":
     def build(name: str) -> torch.nn.Module:
         if name.startswith("regnet"):
             return RegNet(RegNetCfg(**regnet.CASES[name]), num_classes=5)
+        if name in mobileone.CASES:
+            return mobileone.timms(name)
         if name == "convmixer":
             return ConvMixer(**convmixer.CASES[name])
+        if name == "levit":
+            return LevitDistilled(levit.SIZES[name], **levit.CASES[name])
         if name == "bottleneck":
             return timm.models.resnet.ResNet(timm.models.resnet.Bottleneck, BOTTLENECK, num_classes=5)
         return timm.create_model(name, **resnet.CASES[name])
 
     arrays = {}
-    for name, size in CASES.items():
-        model = with_formula(build(name), array).train()
+    for name in CASES:
+        model = with_formula(build(name), array_of(name)).train()
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
-        *training, (images, _) = batches(size)
+        *training, (images, _) = batches(name)
         for batch, labels in training:
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(torch.from_numpy(batch)), torch.from_numpy(labels)).backward()

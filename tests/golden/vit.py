@@ -8,22 +8,37 @@ CASES = {
     "vit_distilled": SMALL,
     "vit_registers": SMALL | {"reg_tokens": 3, "qk_norm": True, "pre_norm": True},
     "vit_registers_gap": SMALL | {"reg_tokens": 2, "class_token": False, "global_pool": "avg", "no_embed_class": True},
+    "vit_clip": SMALL | {"pre_norm": True, "act": "quick_gelu"},
+    "vit_siglip": SMALL
+    | {"class_token": False, "global_pool": "map", "act": "gelu_tanh", "img_size": (18, 15), "cut_images": True},
+    "vit_gated": SMALL
+    | {"act": "swiglu", "mlp_ratio": 5.5, "reg_tokens": 2, "no_embed_class": True, "global_pool": "avg"},
     "vit_gap": SMALL | {"class_token": False, "global_pool": "avg", "fc_norm": False, "img_size": (12, 20)},
 }
+WAVES = ("vit_siglip", "vit_gated")  # golden.convolutions' formula: these forget the images of the other
 
 if __name__ == "__main__":
+    from functools import partial
+
     import torch
+    from timm.layers import SwiGLUPacked
     from timm.models.deit import VisionTransformerDistilled
     from timm.models.vision_transformer import VisionTransformer
 
+    from golden import convolutions
     from golden.formula import array
     from golden.record import record, with_formula
 
-    for name, sizes in CASES.items():
+    for name, case in CASES.items():
+        sizes = {key: value for key, value in case.items() if key not in ("act", "cut_images")}
+        sizes |= {"act_layer": case["act"]} if "act" in case else {}
+        sizes |= {"norm_layer": partial(torch.nn.LayerNorm, eps=1e-5)} if name == "vit_clip" else {}
+        sizes |= {"mlp_layer": SwiGLUPacked, "act_layer": "silu"} if name == "vit_gated" else {}
         model, extra = (VisionTransformerDistilled if name == "vit_distilled" else VisionTransformer)(**sizes), {}
         if name == "vit_distilled":
             with_formula(model).set_distilled_training()
             outputs = model.train()(torch.from_numpy(array("images", (2, 3, 16, 16))))
             extra = dict(zip(("train_logits", "train_logits_dist"), outputs, strict=True))
             model.set_distilled_training(False)
-        record(name, model, sizes["img_size"], gradients=True, extra=extra)
+        formula = convolutions.array if name in WAVES else array
+        record(name, model, sizes["img_size"], gradients=True, extra=extra, array=formula)

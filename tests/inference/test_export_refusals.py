@@ -208,6 +208,9 @@ class ReadsValues(nn.Layer):
 
     image_size, in_channels = (4, 4), 3
 
+    def deployed(self):
+        return self
+
     def forward(self, x):
         return paddle.to_tensor(np.sort(x.numpy()))[:, 0, 0]
 

@@ -94,6 +94,22 @@ def test_a_map_is_what_the_tokens_that_the_classifier_reads_attend_to(tmp_path):
     np.testing.assert_allclose(attention(model, image), expected, atol=2e-6)
 
 
+def test_the_class_tokens_blocks_show_its_queries_and_those_before_the_patches():
+    model, image = drawn("cait")
+    names = list(attention_layers(model))
+    assert names == [
+        "blocks.0.attn",
+        "blocks.1.attn",
+        "blocks.2.attn",
+        *(f"blocks_token_only.{i}.attn" for i in (0, 1)),
+    ]
+    with paddle.no_grad(), kept_weights(model, names) as kept:
+        model(image)
+    first, last = kept[names[0]].numpy()[0], kept[names[-1]].numpy()[0]
+    np.testing.assert_allclose(attention(model, image), last[:, 0, 1:].reshape(4, 4, 4), atol=2e-6)
+    np.testing.assert_allclose(attention(model, image, 0), first.mean(1).reshape(4, 4, 4), atol=2e-6)
+
+
 @pytest.mark.parametrize(("name", "block"), [("swin", 1), ("swin_odd", 1), ("swin_odd", 3), ("swin", 4)])
 def test_windows_come_to_their_places(tmp_path, name, block):
     model, image = golden(name, tmp_path)
@@ -149,6 +165,7 @@ def test_rollout_is_its_formula(kind):
             rollout,
             "rollout isn't defined for SwinTransformer: its blocks don't attend from all tokens",
         ),
+        ("cait", rollout, "rollout isn't defined for Cait: its blocks don't attend from all tokens"),
         ("pvtv2", rollout, "isn't defined for PyramidVisionTransformerV2: .*; use attention or cam"),
         ("resnet", rollout, "rollout isn't defined for ResNet: it has no attention; use cam"),
         ("mixer", attention, "MlpMixer has no attention; cam shows what it looks at, too"),

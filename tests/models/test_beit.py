@@ -28,6 +28,9 @@ def small(name="beit", **changes):
     return Beit(image_size=sizes.pop("img_size"), **sizes)
 
 
+ZOO = {"beit": small}
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):

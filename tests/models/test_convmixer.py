@@ -21,6 +21,9 @@ def small(name="convmixer", **changes):
     return ConvMixer(SIZES[name], **sizes | changes)
 
 
+ZOO = {"convmixer": small}
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):

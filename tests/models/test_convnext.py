@@ -1,22 +1,27 @@
-"""ConvNeXt against timm's outputs and its authors' layer-wise decay."""
+"""ConvNeXt and ConvNeXt V2 against timm's outputs and their authors' layer-wise decay."""
 
 import numpy as np
 import paddle
 import pytest
 from golden.convnext import CASES, SIZES
 from golden.convolutions import array
-from parity import assert_parity
+from parity import assert_parity, load_formula
 
 from config import get_config
 from errors import InputError
 from models import build_model, create_model
 from models.convnext import Block, ConvNeXt
+from models.layers.grn import GlobalResponseNorm
+from weights import load_weights, save_weights
 
 
 def small(name="convnext", **changes):
     """The ConvNeXt of golden/convnext.py's case NAME, with changes."""
     words = {"depths": "stage_depths", "dims": "embed_dims", "ls_init_value": "init_values"}
     return ConvNeXt(SIZES[name], **{words.get(key, key): value for key, value in CASES[name].items()} | changes)
+
+
+ZOO = {"convnext": small}
 
 
 @pytest.mark.smoke
@@ -37,6 +42,51 @@ def test_initialisation_is_timms():
     scaled = ConvNeXt(32, stage_depths=(1, 1, 1, 1), embed_dims=(32, 64, 64, 128), num_classes=200, head_init_scale=0.1)
     assert float(scaled.head.fc.weight.std()) == pytest.approx(0.002, rel=0.05)
     assert float(scaled.stages[3].blocks[0].mlp.fc1.weight.std()) == pytest.approx(0.02, rel=0.05)
+
+
+def test_the_small_stems_of_timm():
+    """make_divisible of timm's layers: a multiple of 8, not below nine tenths of the half."""
+    for dim, between in ((40, 24), (48, 24), (64, 32), (80, 40), (22, 16), (8, 8), (38, 24)):
+        made = small(stem_type="overlap_tiered", embed_dims=(dim, 8, 8, 8)).stem
+        assert [made[0].weight.shape, made[1].weight.shape] == [[between, 3, 3, 3], [dim, between, 3, 3]]
+    assert small(stem_type="overlap").stem[0].weight.shape == [4, 3, 3, 3]
+
+
+def test_linears_and_convolutions_compute_the_same_and_read_each_others_weights(tmp_path):
+    """Layer by layer in training mode: logits, and the gradients of all that both have."""
+    images, found = paddle.to_tensor(array("images", (2, 3, 64, 64))), []
+    linear = load_formula(small("convnext_v2"), tmp_path, array)
+    save_weights(linear, tmp_path / "linear.safetensors")
+    conv = small("convnext_v2", conv_mlp=True)
+    load_weights(conv, tmp_path / "linear.safetensors")
+    save_weights(conv, tmp_path / "conv.safetensors")
+    again = small("convnext_v2")
+    load_weights(again, tmp_path / "conv.safetensors")
+    assert conv.stages[0].blocks[0].mlp.fc1.weight.shape == [16, 4, 1, 1]
+    for model in (linear, conv, again):
+        model.train()
+        logits = model(images)
+        (logits * paddle.to_tensor(array("loss", tuple(logits.shape)))).sum().backward()
+        kept = {name: one.grad.numpy() for name, one in model.named_parameters() if one.ndim == 1}
+        found.append(kept | {"logits": logits.numpy(), "stem": model.stem[0].weight.grad.numpy()})
+    for other in found[1:]:
+        for name, expected in found[0].items():
+            np.testing.assert_allclose(other[name], expected, atol=2e-5 * np.ptp(expected) + 1e-7, err_msg=name)
+
+
+def test_the_response_norm_has_gradients_where_a_channel_is_zero():
+    norm = GlobalResponseNorm(3)
+    norm.weight.set_value(paddle.to_tensor([1.0, 2.0, 3.0]))
+    x = paddle.to_tensor([[[[3.0, 0.0, 1.0], [4.0, 0.0, 0.0]]]], stop_gradient=False)  # norms 5, 0, 1; mean 2
+    np.testing.assert_allclose(
+        norm(x).numpy().reshape(2, 3), [[3 + 3 * 2.5, 0, 1 + 3 * 0.5], [4 + 4 * 2.5, 0, 0]], 1e-6
+    )
+    norm(x).sum().backward()
+    assert np.isfinite(x.grad.numpy()).all()
+    empty = paddle.zeros([1, 2, 2, 3])
+    empty.stop_gradient = False
+    norm(empty).sum().backward()
+    assert (empty.grad.numpy() == 1).all()
 
 
 def test_drop_path_rises_linearly_over_all_blocks():
@@ -63,6 +113,23 @@ def test_layer_groups_are_the_authors():
         assert group == expected, name
     assert model.no_weight_decay() == set()
     assert len(create_model("convnext_tiny").layer_groups()) == 8
+
+
+def test_layer_groups_of_v2_are_its_authors():
+    """get_num_layer_for_convnext_single of facebookresearch/ConvNeXt-V2's optim_factory.py: the stem has the first
+    block's number; from 27 blocks on V1's.
+    """
+    model = small("convnext_v2")
+    assert model.layer_groups() == [
+        ("stem", "stages.0.downsample", "stages.0.blocks.0"),
+        ("stages.1.downsample", "stages.1.blocks.0"),
+        ("stages.1.blocks.1",),
+        ("stages.2.downsample", "stages.2.blocks.0"),
+        ("stages.3.downsample", "stages.3.blocks.0"),
+        ("head",),
+    ]
+    deep = {"stage_depths": (3, 3, 27, 3), "embed_dims": (2, 2, 2, 2)}
+    assert small("convnext_v2", **deep).layer_groups() == small(**deep).layer_groups()
 
 
 def test_the_classifier_is_exchangeable():
@@ -106,6 +173,10 @@ def test_dropout_comes_between_norm_and_classifier():
         (["MODEL.STAGE_DEPTHS", "[3, 3, 9]"], r"STAGE_DEPTHS is \[3, 3, 9\], expected four numbers"),
         (["MODEL.EMBED_DIMS", "[96]"], r"EMBED_DIMS is \[96\], expected four numbers"),
         (["DATA.IMAGE_SIZE", "31"], "IMAGE_SIZE is 31, ConvNeXt takes images of at least 32 x 32"),
+        (
+            ["MODEL.STEM_TYPE", "overlap_act"],
+            "STEM_TYPE is 'overlap_act', expected one of patch, overlap, overlap_tiered",
+        ),
         (["MODEL.PATCH_SIZE", "4"], "MODEL.PATCH_SIZE is 4, but ConvNeXt takes no PATCH_SIZE"),
     ],
 )

@@ -12,8 +12,13 @@ from errors import InputError
 from models.base import ImageModel
 from weights.layout import sublayer
 
-NORMED_THROUGHOUT = {"vit", "beit", "mixer", "gmlp", "resmlp"}  # blocks of one shape, and a last norm
-FIRST_IS_THE_STEMS = {"resnet", "regnet"}
+NORMED_THROUGHOUT = {"vit", "beit", "cait", "mixer", "gmlp", "resmlp"}  # blocks of one shape, and a last norm
+FIRST_IS_THE_STEMS = {"resnet", "regnet", "mobileone"}
+TOKENS_ALONE = {"pit"}  # are the features
+CLASS_TOKEN_LAST = {
+    "cait",
+    "volo",
+}  # a class token comes after the intermediates, in blocks that leave the patches alone
 
 
 def built(kind):
@@ -63,12 +68,19 @@ def test_the_last_norm_leads_to_the_features(kind):
     plain = model.forward_intermediates(images, intermediates_only=True)
     features, normed = model.forward_intermediates(images, norm=True)
     changed = [bool((one.numpy() != two.numpy()).any()) for one, two in zip(plain, normed, strict=True)]
-    last = kind in ("swin", "poolformer")
-    assert changed == [kind in NORMED_THROUGHOUT or (last and i == len(plain) - 1) for i in range(len(plain))]
+    last = kind in ("swin", "swinv2", "poolformer", "coat")
+    later = 0 if kind == "volo" else len(plain)  # all but the first
+    normed_from = [kind in NORMED_THROUGHOUT or (last and i == len(plain) - 1) or i > later for i in range(len(plain))]
+    assert changed == normed_from
     rows = normed[-1].transpose([0, 2, 3, 1]).numpy()
+    if kind in TOKENS_ALONE:
+        assert features.shape == [2, model.num_prefix_tokens, model.num_features]
+        return
+    if kind in CLASS_TOKEN_LAST:
+        features = features[:, 1:]
     if features.ndim == 3:
         features = features[:, model.num_prefix_tokens :].reshape(rows.shape)
-    elif kind != "swin":
+    elif model.layout == "NCHW":
         features = features.transpose([0, 2, 3, 1])
     np.testing.assert_array_equal(rows, features.numpy())
 
@@ -86,7 +98,9 @@ def test_an_early_stop_computes_nothing_beyond(kind, monkeypatch):
     assert len(calls) == (kind not in FIRST_IS_THE_STEMS)
     np.testing.assert_array_equal(found[0].numpy(), whole[0].numpy())
     assert features.shape[0] == 2
-    assert paddle.numel(features) == paddle.numel(found[0]) + 2 * model.num_prefix_tokens * model.num_features
+    places = 0 if kind in TOKENS_ALONE else paddle.numel(found[0])
+    tokens = model.num_prefix_tokens + (kind == "cait")
+    assert paddle.numel(features) == places + 2 * tokens * found[0].shape[1]
 
 
 @pytest.mark.parametrize("kind", SMALL)

@@ -1,5 +1,6 @@
 """MLP-Mixer, gMLP and ResMLP against timm's outputs."""
 
+import functools
 import math
 
 import numpy as np
@@ -26,6 +27,9 @@ def small(name="mixer", **changes):
     """The model of golden/mixer.py's case NAME, with changes."""
     sizes = {NAMES.get(key, key): value for key, value in CASES[name].items()}
     return ARCHITECTURES[name.partition("_")[0]](**sizes | changes)
+
+
+ZOO = {name: functools.partial(small, name) for name in ARCHITECTURES}
 
 
 @pytest.mark.smoke

@@ -21,6 +21,9 @@ def small(name="poolformer", **changes):
     return PoolFormer(**{"image_size": SIZES[name], "fc_norm": True} | options | changes)
 
 
+ZOO = {"poolformer": small}
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):

@@ -22,6 +22,9 @@ def small(name="pvtv2", **changes):
     return PyramidVisionTransformerV2(**{"image_size": SIZES[name]} | options | changes)
 
 
+ZOO = {"pvtv2": small}
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):

@@ -57,7 +57,7 @@ class Tiny(ImageModel):
 def own_file(tmp_path, monkeypatch):
     """Returns a function that imports a file of its own, which is forgotten afterwards."""
     monkeypatch.setattr(reading, "_FILES", list(reading._FILES))
-    before = dict(ARCHITECTURES)
+    before = dict(ARCHITECTURES.registered)
 
     def load(source):
         (tmp_path / "tiny.py").write_text(source)
@@ -68,8 +68,8 @@ def own_file(tmp_path, monkeypatch):
         return module
 
     yield load
-    ARCHITECTURES.clear()
-    ARCHITECTURES.update(before)
+    ARCHITECTURES.registered.clear()
+    ARCHITECTURES.registered.update(before)
     for cached in (architectures, all_keys):
         cached.cache_clear()
 

@@ -24,6 +24,9 @@ def small(name="regnety", **changes):
     return RegNet(SIZES[name], **sizes | changes)
 
 
+ZOO = {"regnet": small}
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):

@@ -23,6 +23,9 @@ def small(name="swin", **changes):
     return SwinTransformer(image_size=sizes.pop("img_size"), stage_depths=sizes.pop("depths"), **sizes)
 
 
+ZOO = {"swin": small}
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):

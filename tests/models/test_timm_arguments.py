@@ -69,7 +69,11 @@ def test_weights_answer_as_the_model_that_they_were_made_by(tmp_path, key):
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("vit_tiny_patch16_224", {"act_layer": "relu"}, "act_layer is 'relu', but ViT here has 'gelu' alone; take"),
+        (
+            "vit_tiny_patch16_224",
+            {"act_layer": "relu"},
+            "act_layer is 'relu'; MODEL.ACT is 'relu', expected one of gelu",
+        ),
         ("vit_tiny_patch16_224", {"global_pool": "max"}, "global_pool is 'max'; .*expected one of token, avg"),
         ("vit_tiny_patch16_224", {"num_heads": "x"}, "num_heads is 'x'; .*MODEL.NUM_HEADS"),
         (

@@ -1,22 +1,15 @@
 """What holds for every architecture: all that is shipped is in docs/parity.md, and trains on two ranks."""
 
+import importlib
 import inspect
 import json
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import paddle
 import pytest
-import test_beit
-import test_convmixer
-import test_convnext
-import test_mixer
-import test_poolformer
-import test_pvtv2
-import test_regnet
-import test_swin
-import test_vit
 from conftest import ROOT
 from golden.formula import array
 from ranks import run_ranks
@@ -26,28 +19,15 @@ from config import get_config
 from errors import InputError
 from models import ARCHITECTURES, create_model, list_models
 from models.layers.recompute import recompute
-from models.lenet import LeNet
-from models.resnet import ResNet
 from training.optim.groups import layer_scales, within
 from weights import file_arrays, load_weights, save_weights
 from weights.formats import write_weights
 from weights.layout import file_name, sublayer
 
-SMALL = {
-    "vit": test_vit.small,
-    "beit": test_beit.small,
-    "swin": test_swin.small,
-    "pvtv2": test_pvtv2.small,
-    "poolformer": test_poolformer.small,
-    "convnext": test_convnext.small,
-    "convmixer": test_convmixer.small,
-    "regnet": test_regnet.small,
-    "resnet": lambda **options: ResNet(**{"image_size": 33, "depth": 18, "num_classes": 5} | options),
-    "lenet": lambda **options: LeNet(**{"in_channels": 3} | options),
-    "mixer": lambda **options: test_mixer.small("mixer", **options),
-    "gmlp": lambda **options: test_mixer.small("gmlp", **options),
-    "resmlp": lambda **options: test_mixer.small("resmlp", **options),
-}
+SMALL = {}  # a small model by MODEL.TYPE: what each architecture's tests call ZOO
+for _file in sorted(Path(__file__).parent.glob("test_*.py")):
+    if _file != Path(__file__) and "\nZOO = " in _file.read_text():
+        SMALL |= getattr(importlib.import_module(_file.stem), "ZOO", {})
 TIMM_SCALES = json.loads((ROOT / "tests" / "golden" / "layer_groups.json").read_text())  # with a decay of 0.5
 PARITY = re.findall(
     r"^\| (\S+) \| \S+ \| ([\d,]+) \| (\S+) \|", (ROOT / "docs" / "parity.md").read_text(), re.MULTILINE
@@ -120,7 +100,8 @@ def test_an_architecture_keeps_its_interface(kind, tmp_path):
     model.reset_classifier(0)
     assert model(images).shape == [2, model.num_features]
     grey = SMALL[kind](in_channels=1)
-    assert load_weights(grey, tmp_path).resized == [f"{model.first_conv}.weight adapted from 3 channels to 1"]
+    adapted = [f"{name}.weight adapted from 3 channels to 1" for name in (model.first_conv, *model.beside_first_conv)]
+    assert load_weights(grey, tmp_path).resized == adapted
 
 
 @pytest.mark.parametrize("kind", SMALL)
@@ -158,6 +139,29 @@ def test_every_architecture_trains_on_two_ranks():
     for kind, found in first.items():
         assert all(isinstance(value, float) for value in found), f"{kind}: no gradients for {found}"
         assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_weights_of_another_architecture_say_which(kind, tmp_path):
+    save_weights(SMALL[kind](), tmp_path / "model.safetensors")
+    other = SMALL["mixer" if kind == "resnet" else "resnet"]()
+    with pytest.raises(InputError, match=f"; its names look like a {kind}'s$"):
+        load_weights(other, tmp_path, strict=False)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_a_few_steps_lower_the_loss(kind):
+    paddle.seed(0)
+    model = SMALL[kind]()
+    optimizer = paddle.optimizer.AdamW(3e-3, parameters=model.parameters())
+    images, labels = paddle.to_tensor(array("images", (4, 3, *model.image_size))), paddle.to_tensor([0, 1, 2, 1])
+    losses = []
+    for _ in range(8):
+        losses.append(paddle.nn.functional.cross_entropy(model(images), labels))
+        losses[-1].backward()
+        optimizer.step()
+        optimizer.clear_grad()
+    assert float(min(losses[4:])) < 0.97 * float(losses[0])
 
 
 @pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "beit_base_patch16_224"])

@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT
 from safetensors.numpy import load_file, save_file
 
-from config import get_config
+from config import find_config, get_config
 from errors import InputError
 from models import create_model
 from tools.convert_weights import convert
@@ -113,16 +113,16 @@ def test_sizes_are_those_of_the_papers():
         ("deit_base_patch16_224", 17.6), ("swin_tiny_patch4_window7_224", 4.5), ("resnet50", 4.1),
         ("convnext_tiny", 4.5), ("vit_base_patch16_224", 17.6), ("beit_base_patch16_224", 17.6),
     ):  # fmt: skip
-        assert describe(name)["macs"] / 1e9 == pytest.approx(macs, abs=0.06), name
-    found = describe("lenet")
+        assert describe(find_config(name))["macs"] / 1e9 == pytest.approx(macs, abs=0.06), name
+    found = describe(find_config("lenet"))
     convolutions = 28 * 28 * 6 * 9 + 10 * 10 * 16 * 6 * 25
     assert found["macs"] == convolutions + 400 * 120 + 120 * 84 + 84 * 10
-    assert found["images"] == (1, 28, 28)
+    assert found["images"] == [1, 28, 28]
     assert found["parameters"] == sum(p.size for p in create_model("lenet").parameters())
     attention = 2 * 4 * 17 * 17 * 16  # 4 heads of 16 channels, 17 tokens; the classifier reads one of them
     block = 17 * (64 * 192 + 64 * 64 + 2 * 64 * 128) + attention
     norms = 9 * 5 * 17 * 64  # 5 per element, as fvcore counts
-    assert describe("vit_digits")["macs"] == 16 * 4 * 64 + 4 * block + 64 * 10 + norms
+    assert describe(find_config("vit_digits"))["macs"] == 16 * 4 * 64 + 4 * block + 64 * 10 + norms
 
 
 def test_models_are_listed(tmp_path):

@@ -16,6 +16,7 @@ from training.losses import (
     CrossEntropy,
     SoftTargetCrossEntropy,
     Teacher,
+    TokenLabelCrossEntropy,
     TrainingLoss,
     build_criterion,
     class_weights,
@@ -199,3 +200,22 @@ def test_what_does_not_fit_is_refused():
     criterion = build_criterion(hard, teacher=Fixed())
     with pytest.raises(InputError, match="the teacher has 5 classes, expected the student's 7"):
         criterion(None, paddle.zeros([COUNT, 7]), LABELS)
+
+
+def test_token_labels_are_the_authors():
+    """The formula of loss/cross_entropy.py of sail-sg/volo (TokenLabelCrossEntropy, targets [B, K]), in NumPy."""
+    rng = np.random.default_rng(0)
+    logits, dense = rng.normal(size=(4, 5)), rng.normal(size=(4, 6, 5))
+    labels, mixed, smoothing = np.array([0, 3, 3, 1]), 1 / 3, 0.1
+
+    def entropy(scores, wanted):
+        return -(wanted * (scores - np.log(np.exp(scores).sum(-1, keepdims=True)))).sum(-1)
+
+    wanted = np.eye(5)[labels] * (1 - smoothing) + smoothing / 5
+    whole = (1 - mixed) * wanted + mixed * wanted[::-1]
+    expected = entropy(logits, whole) + 0.5 * entropy(dense, wanted[:, None]).mean(1)
+    outputs = [paddle.to_tensor(value, dtype="float32") for value in (logits, dense, np.array(mixed))]
+    loss = TrainingLoss(TokenLabelCrossEntropy(smoothing))
+    np.testing.assert_allclose(loss(None, outputs, paddle.to_tensor(labels)).numpy(), expected, rtol=1e-5)
+    soft = paddle.to_tensor(wanted, dtype="float32")
+    np.testing.assert_allclose(loss(None, outputs, soft).numpy(), expected, rtol=1e-5)

@@ -32,7 +32,7 @@ class Pixels(ArrayDataset):
 class Narrow(nn.Layer):
     """64 pixels through 4 numbers and back."""
 
-    weight_names, first_conv = None, "none"
+    weight_names, first_conv, beside_first_conv = None, "none", ()
 
     def __init__(self):
         super().__init__()

@@ -48,7 +48,9 @@ def test_a_grid_that_is_no_square(saved, grid):
 def test_tables_of_relative_positions_are_resized_to_their_layers_window(extra):
     names = [f"{block}.{TABLE}" for block in "abcdefg"]
     windows = dict(zip("abcdefg", [(3, 5), (3, 5), (4, 4), *[(3, 5)] * 4], strict=True))
-    model = SimpleNamespace(first_conv="stem", **{k: SimpleNamespace(window_size=w) for k, w in windows.items()})
+    model = SimpleNamespace(
+        first_conv="stem", beside_first_conv=(), **{k: SimpleNamespace(window_size=w) for k, w in windows.items()}
+    )
     rows = {block: (2 * height - 1) * (2 * width - 1) for block, (height, width) in windows.items()}
     state = {name: paddle.zeros([rows[name[0]] + extra, 2]) for name in names}
     shapes = [(49, 2), (49, 2), (49, 2), (49, 1), (49, 3), (36, 2), (50, 2)]  # c's window stays; the others don't fit

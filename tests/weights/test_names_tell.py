@@ -203,11 +203,26 @@ def test_pvtv2s_attention_is_told(tmp_path, case, options, key):
         load_weights(pyramid("pvtv2", "pvtv2"), tmp_path / "file.safetensors")
 
 
-@pytest.mark.parametrize(("file", "model"), [(1e-6, None), (None, 1e-6)])
+@pytest.mark.parametrize(("file", "model"), [(1e-6, 0.0), (0.0, 1e-6)])
 def test_convnexts_layer_scale_is_told(tmp_path, file, model):
     save_weights(convnext(init_values=file), tmp_path / "file.safetensors")
     with pytest.raises(InputError, match=f"; its names tell MODEL.INIT_VALUES {file}: set that$"):
         load_weights(convnext(init_values=model), tmp_path / "file.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("file", "model", "keys"),
+    [
+        ("convnext_v2", {}, "MODEL.INIT_VALUES 0.0 and MODEL.USE_GRN True"),
+        ("convnext", {"stem_type": "overlap"}, "MODEL.STEM_TYPE patch"),
+        ("convnext_tiered", {"conv_mlp": True, "embed_dims": (22, 8, 8, 16)}, "MODEL.STEM_TYPE overlap_tiered"),
+        ("convnext_v2_conv", {}, "MODEL.INIT_VALUES 0.0 and MODEL.USE_GRN True and MODEL.STEM_TYPE overlap"),
+    ],
+)
+def test_convnexts_stem_and_norm_are_told(tmp_path, file, model, keys):
+    save_weights(convnext(file), tmp_path / "file.safetensors")
+    with pytest.raises(InputError, match=f"; its names tell {keys}: set that$"):
+        load_weights(convnext(**model), tmp_path / "file.safetensors")
 
 
 def test_a_file_of_another_family_tells_no_keys(tmp_path):
@@ -222,8 +237,9 @@ def test_a_file_of_another_family_tells_no_keys(tmp_path):
 def test_an_activation_that_only_the_name_of_the_model_tells_is_refused(tmp_path):
     save_weights(vit(pre_norm=True), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"architecture": "vit_base_patch32_clip_quickgelu_224"}')
-    with pytest.raises(InputError, match="its model has the quick GELU, which no model here has; take other weights"):
+    with pytest.raises(InputError, match="its model has the quick GELU, this one hasn't; set MODEL.ACT quick_gelu"):
         load_weights(vit(pre_norm=True), tmp_path)
+    assert load_weights(vit(pre_norm=True, act="quick_gelu"), tmp_path).missing == []
 
 
 def test_the_command_line_evaluates_and_trains_with_what_the_names_tell(program, tmp_path):

@@ -12,12 +12,14 @@ from errors import InputError, reading, shown
 from loading.label_spaces import imagenet_names
 from loading.sources import UNPRINTABLE
 from models.pretrained import with_preprocessing
+from models.transformers_settings import settings
 from options import Configuration, leaves, nearest_model
 from training.checkpoint.state import state_beside
 from weights import find_weights
 from weights.formats import read_metadata
 from weights.hub import read_config
 from weights.plain import NAME, Form, Rule, check_form, is_list, parsed_json
+from weights.transformers import read_transformers
 
 METADATA = "paddle_vit_toolkit"  # the entry of a .safetensors file's metadata
 TASKS = ("classification", "multi_label")
@@ -169,6 +171,19 @@ def _printable(classes: list[str], file: Path | str) -> list[str]:
     return classes
 
 
+def _of_transformers(path: str | Path, options: Sequence[str]) -> Description | None:
+    """What transformers' config.json beside weights tells."""
+    found, stored = settings(path), read_transformers(path)
+    if found is None:
+        return None
+    kind, values = found
+    words = ["MODEL.PRETRAINED", str(path), "MODEL.TYPE", kind, "MODEL.NAME", stored["model_type"]]
+    words += ["MODEL.NUM_CLASSES", stored["outputs"]]
+    words += [word for key, value in values.items() for word in (f"MODEL.{key}", value)]
+    config = with_preprocessing(get_config(None, [*words, *options]), alone=True)
+    return describe(config, _printable(stored["label_names"], f"the config.json of {path}"))
+
+
 def _of_timm(path: str | Path, options: Sequence[str]) -> Description | None:
     """What timm's config.json beside weights tells.
 
@@ -178,7 +193,7 @@ def _of_timm(path: str | Path, options: Sequence[str]) -> Description | None:
     """
     stored = read_config(path)
     if "architecture" not in stored:
-        return None
+        return _of_transformers(path, options)
     name, known = stored["architecture"], [file.stem for file in shipped_configs()]
     if name not in known:
         raise InputError(f"{path}: its config.json names {name}, which is no model here{nearest_model(name, known)}")

@@ -7,6 +7,7 @@ Names also tell how the model computes whose tensors they are. Besides ``timm_na
 it says of a file and of a model shows which keys make the model the file's.
 ``switches``: from the file's own names, MODEL's keys that come without other tensors.
 ``unstored``: from the file's own names, arrays that its toolkit computes instead of storing them.
+``repeated``: from the model's names, those under which timm's files hold a tensor again, where layers share it.
 """
 
 from collections.abc import Collection
@@ -16,7 +17,7 @@ from typing import Any
 import paddle
 
 from weights.layout import Target
-from weights.names import mixer, vit
+from weights.names import mixer, transformers, vit
 from weights.names.rules import Arrays, rename
 
 # Paddle's names of batch norm's statistics; PyTorch's count of batches, which only an average over all of them needs.
@@ -46,7 +47,7 @@ def timm_names(family: ModuleType | None, arrays: Arrays, layout: str, wanted: C
     Raises:
         InputError: two arrays come to the same name.
     """
-    arrays = rename(arrays, _BATCH_NORM)
+    arrays = transformers.timm_names(rename(arrays, _BATCH_NORM))
     return arrays if family is None else family.timm_names(arrays, layout, wanted)
 
 
@@ -88,6 +89,16 @@ def unstored(family: ModuleType | None, arrays: Arrays, state: dict[str, paddle.
         state: the model's, by timm's names.
     """
     return family.unstored(arrays, state) if family and hasattr(family, "unstored") else {}
+
+
+def repeated(family: ModuleType | None, names: Collection[str]) -> dict[str, str]:
+    """Returns {timm's other name: the model's} of tensors that timm's files hold more than once.
+
+    Args:
+        family: the model's ``weight_names``.
+        names: the model's, by timm's names.
+    """
+    return family.repeated(names) if family and hasattr(family, "repeated") else {}
 
 
 def google_names(model: Target, arrays: Arrays) -> Arrays:

@@ -1,0 +1,71 @@
+"""Whose the shipped models' names are: a model's file is called by PaddleViT's name, else timm's, and tells both.
+
+``NAMES: {timm: pvt_v2_b1, PaddleViT: pvtv2_b1}`` stands in a model's file. timm's name may have the tag of its weights,
+where several files are of one architecture: ``convnext_base.fb_in22k_ft_in1k_384``. timm_tags.json has timm's tags, and
+how images are prepared for the weights (tests/golden/make_timm_tags.py writes it).
+"""
+
+import fnmatch
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from errors import reading
+
+TOOLKITS = ("timm", "PaddleViT")
+_KEYS = [
+    f"DATA.{key}" for key in ("IMAGE_SIZE", "CROP_PCT", "CROP_MODE", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD")
+]
+
+
+@functools.cache
+def names(file: Path) -> dict[str, str]:
+    """Returns what a shipped model is called, by toolkit; a toolkit that hasn't got it is absent."""
+    with reading(file, "a configuration"):
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("NAMES:")]
+        return yaml.safe_load(lines[0])["NAMES"] if lines else {}
+
+
+def meant(name: str, files: Sequence[Path]) -> Path | None:
+    """Returns the file, of shipped models, that a name means: its own, or another toolkit's; None: it is nobody's.
+
+    Of several that timm has under one name, the one without a tag, then the first, is meant. A tag is timm's, or the
+    name is nobody's.
+    """
+    plain, _, tag = name.partition(".")
+    own = {file.stem: file for file in files}
+    others = [(told, file) for file in files for told in names(file).values()]
+    exact = own.get(name) or next((file for told, file in others if told == name), None)
+    if exact or (tag and tag not in tags(plain)):
+        return exact
+    others.sort(key=lambda one: ("." in one[0], one[0]))
+    return own.get(plain) or next((file for told, file in others if plain == told.partition(".")[0]), None)
+
+
+def matches(file: Path, pattern: str) -> bool:
+    """Whether a model's own name, or another toolkit's, matches a shell pattern, in any case."""
+    called = (file.stem, *names(file).values())
+    return any(fnmatch.fnmatchcase(one.lower(), pattern.lower()) for one in called)
+
+
+def tags(name: str) -> list[str]:
+    """Returns the tags of the weights that timm has of an architecture, by its name there."""
+    return list(_table()["tags"].get(name, ()))
+
+
+def images_of(name: str) -> dict[str, Any]:
+    """Returns how timm prepares images for the weights NAME.TAG, in keys of DATA; {} where they aren't timm's."""
+    plain, _, tag = name.partition(".")
+    number = _table()["tags"].get(plain, {}).get(tag)
+    return {} if number is None else dict(zip(_KEYS, _table()["ways"][number], strict=True))
+
+
+@functools.cache
+def _table() -> dict[str, Any]:
+    file = Path(__file__).with_name("timm_tags.json")
+    with reading(file, "timm's tags"):
+        return json.loads(file.read_text(encoding="utf-8"))

@@ -1,0 +1,206 @@
+"""CaiT (Touvron et al. 2021, arXiv:2103.17239): patches attend to each other, then a class token to them.
+
+Parameter names, order of operations and initialisation are those of timm's ``Cait``; a Linear's weight is [in, out]
+here and [out, in] there.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+from paddle.nn.initializer import Constant, Normal
+
+from configs.signatures import Count, Depth, Factor, Positive, Rate, Size
+from errors import InputError
+from models.base import ImageModel, register
+from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
+from models.layers.class_attention import ClassAttention
+from models.layers.linear import add_bias
+from models.layers.mlp import hidden_width
+from models.layers.stages import feature_info
+from weights.names import cait as names
+
+
+class HeadMix(Linear):
+    """A Linear over the heads. Shape: [B, H, N, N] -> the same."""
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        _, heads, length, _ = x.shape
+        # No transposed copies of x. Of weight.t() the gradient would be strided, which DataParallel doesn't average.
+        mixed = paddle.matmul(self.weight, x.reshape([-1, heads, length * length]), transpose_x=True)
+        return add_bias(mixed, self.bias.unsqueeze(1)).reshape([-1, heads, length, length])
+
+
+class TalkingHeadAttention(nn.Layer):
+    """Multi-head self-attention whose heads are mixed before and after the softmax (Shazeer et al. 2020,
+    arXiv:2003.02436).
+
+    Args:
+        dim, num_heads: channels D, heads H.
+        qkv_bias: whether the queries, keys and values have a bias.
+        attn_drop, proj_drop: dropout of the attention weights and of the output.
+
+    Shape: [B, N, D] -> the same.
+    """
+
+    def __init__(self, dim: int, num_heads: int, qkv_bias: bool, attn_drop: float, proj_drop: float) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.scale = self.head_dim**-0.5
+        self.qkv = Linear(dim, 3 * dim, bias_attr=None if qkv_bias else False)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.proj = Linear(dim, dim)
+        self.proj_l = HeadMix(num_heads, num_heads)
+        self.proj_w = HeadMix(num_heads, num_heads)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        _, length, dim = x.shape
+        qkv = self.qkv(x).reshape([-1, length, 3, self.num_heads, self.head_dim])
+        q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, H, N, head_dim]
+        attn = self.proj_l(paddle.matmul(q * self.scale, k, transpose_y=True))
+        attn = self.attn_drop(self.proj_w(F.softmax(attn, axis=-1)))
+        x = paddle.matmul(attn, v).transpose([0, 2, 1, 3]).reshape([-1, length, dim])
+        return self.proj_drop(self.proj(x))
+
+
+class Block(nn.Layer):
+    """x + gamma_1 * attn(norm1(x)), then x + gamma_2 * mlp(norm2(x)), each branch with drop path.
+
+    Shape: [B, N, D] -> [B, N, D].
+    """
+
+    def __init__(
+        self, dim: int, attn: nn.Layer, mlp_ratio: float, init_values: float, drop: float = 0.0, drop_path: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.norm1 = LayerNorm(dim, epsilon=1e-6)
+        self.attn = attn
+        self.drop_path = DropPath(drop_path)
+        self.norm2 = LayerNorm(dim, epsilon=1e-6)
+        self.mlp = Mlp(dim, hidden_width(dim, mlp_ratio), drop)
+        self.gamma_1 = self.create_parameter([dim], default_initializer=Constant(init_values))
+        self.gamma_2 = self.create_parameter([dim], default_initializer=Constant(init_values))
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = x + self.drop_path(self.gamma_1 * self.attn(self.norm1(x)))
+        return x + self.drop_path(self.gamma_2 * self.mlp(self.norm2(x)))
+
+
+class ClassBlock(Block):
+    """``Block`` of the class token [B, 1, D], which attends to itself and to the patches [B, N, D], as they are."""
+
+    def forward(self, x: paddle.Tensor, patches: paddle.Tensor) -> paddle.Tensor:
+        x = x + self.gamma_1 * self.attn(self.norm1(paddle.concat([x, patches], axis=1)))
+        return x + self.gamma_2 * self.mlp(self.norm2(x))
+
+
+@register("cait")
+class Cait(ImageModel):
+    """CaiT; images of other sizes than image_size aren't taken.
+
+    Features: the class token and the patches [B, 1 + patches, embed_dim], normalised.
+
+    Args:
+        image_size: pixels, or (height, width): multiples of patch_size.
+        patch_size: pixels along a patch's side.
+        embed_dim: channels of a token.
+        depth: blocks of the patches, without a class token.
+        num_heads: heads of each block.
+        mlp_ratio: hidden width of the MLP over embed_dim.
+        qkv_bias: whether the queries, keys and values have a bias.
+        init_values: layer scale's initial value.
+        depth_token_only: blocks of the class token, after those of the patches.
+        mlp_ratio_token_only: hidden width of their MLP over embed_dim; None: mlp_ratio.
+        global_pool: what the head reads: "token": the class token; "avg": the mean of the patches.
+        dropout: after the position embedding, and in the patches' blocks after the attention's projection and in the
+            MLP.
+        attention_dropout: of the attention weights of the patches' blocks.
+        droppath: rate of stochastic depth at each of the patches' blocks.
+
+    Raises:
+        InputError: sizes that don't fit together.
+    """
+
+    weight_names = names
+    layout = "NLC"
+    pos_embed_prefix = 0
+
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 224,
+        patch_size: Size = 16,
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        embed_dim: Size = 768,
+        depth: Depth = 12,
+        num_heads: Size = 12,
+        mlp_ratio: Positive = 4.0,
+        qkv_bias: bool = True,
+        init_values: Positive = 1e-4,
+        depth_token_only: Count = 2,
+        mlp_ratio_token_only: Positive | None = None,
+        global_pool: Literal["token", "avg"] = "token",
+        dropout: Rate = 0.0,
+        attention_dropout: Rate = 0.0,
+        droppath: Rate = 0.0,
+        head_init_scale: Factor = 1.0,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
+        if embed_dim % num_heads:
+            raise InputError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; choose one that is")
+        self.num_features, self.global_pool = embed_dim, global_pool
+        self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)
+        self.cls_token = self.create_parameter([1, 1, embed_dim], default_initializer=Normal(std=0.02))
+        positions = [1, self.patch_embed.num_patches, embed_dim]
+        self.pos_embed = self.create_parameter(positions, default_initializer=Normal(std=0.02))
+        self.pos_drop = nn.Dropout(dropout)
+        heads = (num_heads, qkv_bias, attention_dropout, dropout)
+        self.blocks = nn.LayerList(
+            Block(embed_dim, TalkingHeadAttention(embed_dim, *heads), mlp_ratio, init_values, dropout, droppath)
+            for _ in range(depth)
+        )
+        self.feature_info = feature_info([f"blocks.{i}" for i in range(depth)], embed_dim, patch_size)
+        ratio = mlp_ratio_token_only or mlp_ratio
+        self.blocks_token_only = nn.LayerList(
+            ClassBlock(embed_dim, ClassAttention(embed_dim, num_heads, qkv_bias), ratio, init_values)
+            for _ in range(depth_token_only)
+        )
+        self.norm = LayerNorm(embed_dim, epsilon=1e-6)
+        self._finish()
+
+    def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.pos_drop(self.patch_embed(x) + self.pos_embed)
+
+    def _features(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:  # all intermediates have one shape
+        token = self.cls_token.expand([x.shape[0], -1, -1])
+        for block in self.blocks_token_only:
+            token = self._run(block, token, x)
+        return self.norm(paddle.concat([token, x], axis=1))
+
+    def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.head(x[:, 0] if self.global_pool == "token" else x[:, 1:].mean(axis=1))
+
+    def layer_groups(self) -> list[tuple[str, ...]]:
+        """The embedding, each block, those of the class token last, the classifier with its norm."""
+        blocks = [(f"{name}.{i}",) for name in ("blocks", "blocks_token_only") for i in range(len(getattr(self, name)))]
+        return [("cls_token", "pos_embed", "patch_embed"), *blocks, ("norm", "head")]
+
+    def timm_layer_groups(self) -> list[tuple[str, ...]]:
+        """The class token's blocks share the groups of as many last blocks of the patches, the norm the last one's."""
+        count, last = len(self.blocks), len(self.blocks_token_only)
+        groups: list[tuple[str, ...]] = [("cls_token", "pos_embed", "patch_embed")]
+        groups += [(f"blocks.{i}",) for i in range(count)]
+        for i in range(last):
+            groups[max(0, 1 + count - last + i)] += (f"blocks_token_only.{i}",)
+        groups[-1] += ("norm",)
+        return [*groups, ("head",)]
+
+    def no_weight_decay(self) -> set[str]:
+        return {"pos_embed", "cls_token"}
+
+    def _init_weights(self, layer: nn.Layer) -> None:
+        init_linear(layer)

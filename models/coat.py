@@ -1,0 +1,319 @@
+"""CoaT, co-scale conv-attentional image transformers (Xu et al. 2021, arXiv:2104.06399).
+
+Parameter names, order of operations and initialisation are those of timm's ``CoaT``. Blocks share layers: each tensor
+is here once, under the first of the names that timm has for it (``weights.names.coat``).
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import paddle
+from paddle import nn
+from paddle.nn.initializer import Normal, Uniform
+
+from configs.signatures import Blocks, Depth, Factor, Kernel, Positive, Rate, Size
+from errors import InputError
+from models.base import ImageModel, register
+from models.layers import DropPath, LayerNorm, Mlp, PatchEmbed, init_linear
+from models.layers.factorized import ConvPosEnc, ConvRelPosEnc, FactorizedAttention, as_map, as_tokens
+from models.layers.init import init_as_torch
+from models.layers.linear import add_bias
+from models.layers.mlp import hidden_width
+from models.layers.resize import resized
+from models.layers.stages import check_stages, feature_info
+from weights.names import coat as names
+
+
+class NormedPatches(PatchEmbed):
+    """``PatchEmbed``, and a layer norm of the tokens."""
+
+    def __init__(self, image_size: Sequence[int], patch_size: int, in_channels: int, dim: int) -> None:
+        super().__init__(image_size, patch_size, in_channels, dim)
+        self.norm = LayerNorm(dim)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.norm(PatchEmbed.forward(self, x))
+
+
+class SerialBlock(nn.Layer):
+    """x = cpe(x), then x + attention(norm1(x)), then x + mlp(norm2(x)), each branch with drop path.
+
+    Args:
+        encodings: the scale's ``ConvPosEnc`` and ``ConvRelPosEnc``. All its blocks have them; they are the model's
+            layers, and in a tuple they don't become the block's.
+
+    Shape: [B, N, D] -> the same.
+    """
+
+    def __init__(
+        self,
+        encodings: tuple[ConvPosEnc, ConvRelPosEnc],
+        dim: int,
+        hidden_dim: int,
+        num_heads: int,
+        qkv_bias: bool,
+        drop: float,
+        drop_path: float,
+    ) -> None:
+        super().__init__()
+        self.encodings = encodings
+        self.norm1 = LayerNorm(dim, epsilon=1e-6)
+        self.factoratt_crpe = FactorizedAttention(dim, num_heads, qkv_bias, drop)
+        self.norm2 = LayerNorm(dim, epsilon=1e-6)
+        self.mlp = Mlp(dim, hidden_dim, drop)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        cpe, crpe = self.encodings
+        x = cpe(x)
+        x = x + self.drop_path(self.factoratt_crpe(self.norm1(x), crpe))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+class ParallelBlock(nn.Layer):
+    """A block of the last three scales: each gets its attention's output and, resized, that of the other two. One MLP
+    serves all three.
+
+    Args:
+        encodings: as ``SerialBlock``'s, of each of the three scales.
+
+    Shape: three of [B, N, D] -> the same.
+    """
+
+    def __init__(
+        self,
+        encodings: Sequence[tuple[ConvPosEnc, ConvRelPosEnc]],
+        dim: int,
+        hidden_dim: int,
+        num_heads: int,
+        qkv_bias: bool,
+        drop: float,
+        drop_path: float,
+    ) -> None:
+        super().__init__()
+        self.encodings = tuple(encodings)
+        for i in (2, 3, 4):
+            setattr(self, f"norm1{i}", LayerNorm(dim, epsilon=1e-6))
+            setattr(self, f"factoratt_crpe{i}", FactorizedAttention(dim, num_heads, qkv_bias, drop))
+            setattr(self, f"norm2{i}", LayerNorm(dim, epsilon=1e-6))
+        self.mlp2 = Mlp(dim, hidden_dim, drop)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, *scales: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
+        # Paddle traces no zip with strict, and no sum of a generator.
+        moved, given, maps = [], [], []
+        for i, x in enumerate(scales):
+            cpe, crpe = self.encodings[i]
+            moved.append(cpe(x))
+            found = getattr(self, f"factoratt_crpe{i + 2}")(getattr(self, f"norm1{i + 2}")(moved[i]), crpe)
+            given.append(found[:, :1])
+            maps.append(as_map(found, crpe.grid))
+        token, answers = given[0] + given[1] + given[2], []
+        for i, x in enumerate(moved):
+            grid = self.encodings[i][1].grid
+            others = [resized(maps[j], self.encodings[j][1].grid, grid) for j in range(3) if j != i]
+            x = x + self.drop_path(as_tokens(token, maps[i] + others[0] + others[1]))
+            answers.append(x + self.drop_path(self.mlp2(getattr(self, f"norm2{i + 2}")(x))))
+        return tuple(answers)
+
+
+class Aggregation(nn.Layer):
+    """A learnt sum of three class tokens, with timm's names of its convolution. Shape: [B, 3, D] -> [B, D]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        uniform = Uniform(-(3**-0.5), 3**-0.5)
+        self.weight = self.create_parameter([1, 3, 1], default_initializer=uniform)
+        self.bias = self.create_parameter([1], default_initializer=uniform)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return add_bias(paddle.matmul(self.weight.squeeze(2), x).squeeze(1), self.bias)
+
+
+@register("coat")
+class CoaT(ImageModel):
+    """CoaT and CoaT-Lite.
+
+    Features: CoaT-Lite's are the last scale's tokens, normalised: [B, 1 + H / 32 * W / 32, embed_dims[3]]. CoaT's are a
+    list of the last three scales'. The classifier reads the class token, or the sum that it learns of the three.
+
+    Args:
+        stage_depths: serial blocks of each of four scales.
+        parallel_depth: blocks after them in which the last three scales exchange what they see; 0: CoaT-Lite.
+        embed_dims: channels of each of four scales; with parallel blocks the last three are one number.
+        num_heads: heads, at all scales.
+        crpe_window: side of the relative positions' window, of each head; heads of one side stand together.
+        mlp_ratio: hidden width of the MLP over its input's; one number, or one per scale.
+        qkv_bias: whether the queries, keys and values have a bias.
+        dropout: after the attention's projection and in the MLP.
+        droppath: rate of stochastic depth, at every block.
+
+    Raises:
+        InputError: sizes that don't fit together.
+    """
+
+    weight_names = names
+    first_conv = "patch_embed1.proj"
+    layout = "NLC"
+    num_prefix_tokens = 1
+
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 224,
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        stage_depths: Sequence[Depth] = (2, 2, 2, 2),
+        parallel_depth: Blocks = 0,
+        embed_dims: Sequence[Size] = (64, 128, 256, 320),
+        num_heads: Size = 8,
+        crpe_window: Sequence[Kernel] = (3, 3, 5, 5, 5, 7, 7, 7),
+        mlp_ratio: Positive | Sequence[Positive] = (8, 8, 4, 4),
+        qkv_bias: bool = True,
+        dropout: Rate = 0.0,
+        droppath: Rate = 0.0,
+        head_init_scale: Factor = 1.0,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
+        ratios = [mlp_ratio] * 4 if isinstance(mlp_ratio, int | float) else list(mlp_ratio)
+        check_stages(stage_depths, embed_dims)
+        _check_sizes(self.image_size, embed_dims, num_heads, crpe_window, ratios, parallel=bool(parallel_depth))
+        self.num_features = embed_dims[-1]
+        hidden = [hidden_width(dim, ratio) for dim, ratio in zip(embed_dims, ratios, strict=True)]
+        others = {"num_heads": num_heads, "qkv_bias": qkv_bias, "drop": dropout, "drop_path": droppath}
+        encodings: list[tuple[ConvPosEnc, ConvRelPosEnc]] = []
+        for i, (depth, dim) in enumerate(zip(stage_depths, embed_dims, strict=True)):
+            side = 4 if i == 0 else 2
+            size = [pixels // (1 if i == 0 else 2 ** (i + 1)) for pixels in self.image_size]
+            embed = NormedPatches(size, side, embed_dims[i - 1] if i else in_channels, dim)
+            token = self.create_parameter([1, 1, dim], default_initializer=Normal(std=0.02))
+            encodings.append((ConvPosEnc(dim, embed.grid_size), ConvRelPosEnc(dim, crpe_window, embed.grid_size)))
+            blocks = nn.LayerList(SerialBlock(encodings[i], dim, hidden[i], **others) for _ in range(depth))
+            layers = {"patch_embed": embed, "cls_token": token, "cpe": encodings[i][0], "crpe": encodings[i][1]}
+            for name, layer in (layers | {"serial_blocks": blocks}).items():
+                setattr(self, f"{name}{i + 1}", layer)
+        last = (embed_dims[-1], hidden[-1])
+        self.parallel_blocks = nn.LayerList(
+            ParallelBlock(encodings[1:], *last, **others) for _ in range(parallel_depth)
+        )
+        for i in (2, 3, 4) if parallel_depth else (4,):
+            setattr(self, f"norm{i}", LayerNorm(self.num_features, epsilon=1e-6))
+        if parallel_depth:
+            self.aggregate = Aggregation()
+        modules = ["parallel_blocks" if i and parallel_depth else f"serial_blocks{i + 1}" for i in range(4)]
+        self.feature_info = feature_info(modules, embed_dims, (4, 8, 16, 32))
+        self._finish()
+
+    @property
+    def cls_token(self) -> paddle.Tensor:
+        """The last scale's."""
+        return self.cls_token4
+
+    def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
+        return x
+
+    def _stages(self) -> Iterable[Any]:
+        return (1, 2, 3, 4)
+
+    def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
+        if stage > 1:
+            x = as_map(x, getattr(self, f"cpe{stage - 1}").grid)
+        x = getattr(self, f"patch_embed{stage}")(x)
+        token = getattr(self, f"cls_token{stage}") + paddle.zeros_like(x[:, :1])  # expand would export a batch of 1
+        return self._run_all(getattr(self, f"serial_blocks{stage}"), paddle.concat([token, x], axis=1))
+
+    def _last_norm(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.norm4(x)
+
+    def _parallel(self, images: paddle.Tensor) -> list[paddle.Tensor]:
+        """Returns the four scales' tokens after the parallel blocks."""
+        scales = [images]
+        for stage in self._stages():
+            scales.append(self._stage(stage, scales[-1], None))
+        first, *rest = scales[1:]
+        for block in self.parallel_blocks:
+            rest = self._run(block, *rest)
+        return [first, *rest]
+
+    def _normed(self, scales: Sequence[paddle.Tensor]) -> list[paddle.Tensor]:
+        return [getattr(self, f"norm{i}")(x) for i, x in enumerate(scales[1:], 2)]
+
+    def forward_features(self, x: paddle.Tensor) -> Any:
+        if not self.parallel_blocks:
+            return ImageModel.forward_features(self, x)
+        return self._normed(self._parallel(x))
+
+    def _collect(self, images: paddle.Tensor, taken: Sequence[int], norm: bool, stop_early: bool) -> Any:
+        if not self.parallel_blocks or (stop_early and taken[-1] == 0):  # the parallel blocks need all scales
+            return ImageModel._collect(self, images, taken, norm, stop_early)
+        scales = self._parallel(images)
+        features = self._normed(scales)
+        found = [scales[0], *features] if norm else scales
+        return features, [found[i] for i in taken]
+
+    def grid(self, places: int) -> tuple[int, int]:
+        grids = (getattr(self, f"cpe{i}").grid for i in self._stages())
+        return next(grid for grid in grids if grid[0] * grid[1] == places)
+
+    def cam_layer(self) -> nn.Layer:
+        return self.parallel_blocks[-1].norm14 if self.parallel_blocks else self.serial_blocks4[-1].norm1
+
+    def forward_head(self, x: Any) -> paddle.Tensor:
+        if not self.parallel_blocks:
+            return self.head(x[:, 0])
+        return self.head(self.aggregate(paddle.stack([one[:, 0] for one in x], axis=1)))
+
+    def no_weight_decay(self) -> set[str]:
+        return {f"cls_token{i}" for i in (1, 2, 3, 4)}
+
+    def layer_groups(self) -> list[tuple[str, ...]]:
+        """The first scale's embedding, its class token and positions; each serial block, a scale's first with what
+        comes before it; each parallel block; the norms with the classifier.
+        """
+        *groups, head = self.timm_layer_groups()
+        for i in (2, 3, 4):
+            place = next(place for place, group in enumerate(groups) if f"cls_token{i}" in group)
+            groups[place : place + 2] = [groups[place] + groups[place + 1]]
+        norms = [name for name in groups[-1] if name.startswith(("norm", "aggregate"))]
+        groups[-1] = tuple(name for name in groups[-1] if name not in norms)
+        return [*groups, (*norms, *head)]
+
+    def timm_layer_groups(self) -> list[tuple[str, ...]]:
+        """Of each scale: the embedding, its class token and positions, then each serial block. Each parallel block; the
+        norms are in the last block's group. The classifier.
+        """
+        groups: list[tuple[str, ...]] = []
+        for i in (1, 2, 3, 4):
+            groups.append((f"cls_token{i}", f"patch_embed{i}", f"cpe{i}", f"crpe{i}"))
+            groups += [(f"serial_blocks{i}.{j}",) for j in range(len(getattr(self, f"serial_blocks{i}")))]
+        groups += [(f"parallel_blocks.{j}",) for j in range(len(self.parallel_blocks))]
+        groups[-1] += ("norm2", "norm3", "norm4", "aggregate") if self.parallel_blocks else ("norm4",)
+        return [*groups, ("head",)]
+
+    def _init_weights(self, layer: nn.Layer) -> None:
+        init_linear(layer)
+        if isinstance(layer, nn.Conv2D):
+            init_as_torch(layer)
+
+
+def _check_sizes(
+    image_size: Sequence[int],
+    dims: Sequence[int],
+    heads: int,
+    windows: Sequence[int],
+    ratios: Sequence[float],
+    parallel: bool,
+) -> None:
+    if any(pixels % 32 for pixels in image_size):
+        raise InputError("IMAGE_SIZE is {} x {}, CoaT takes multiples of 32; choose one".format(*image_size))
+    if len(ratios) != 4:
+        raise InputError(f"MLP_RATIO is {ratios}, expected four numbers: one per scale")
+    if parallel and (len(set(dims[1:])) > 1 or len(set(ratios[1:])) > 1):
+        found = f"EMBED_DIMS is {list(dims)}, MLP_RATIO {ratios}"
+        raise InputError(f"{found}: with PARALLEL_DEPTH the last three scales have one number of each")
+    if any(dim % heads for dim in dims):
+        raise InputError(f"EMBED_DIMS is {list(dims)}, expected multiples of NUM_HEADS {heads}")
+    rising = sorted(windows, key=lambda side: list(windows).index(side))
+    if len(windows) != heads or list(windows) != rising or not all(side % 2 for side in windows):
+        expected = f"an odd side for each of {heads} heads, equal ones together"
+        raise InputError(f"CRPE_WINDOW is {list(windows)}, expected {expected}")

@@ -1,0 +1,295 @@
+"""EVA-02 (Fang et al. 2023, arXiv:2303.11331) and DINOv3 (Siméoni et al. 2025, arXiv:2508.10104): Vision Transformers
+whose queries and keys are turned by their places.
+
+Parameter names, order of operations and initialisation are those of timm's ``Eva``; a Linear's weight is [in, out] here
+and [out, in] there.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+from paddle.nn.initializer import Constant, Normal
+
+import ops
+from configs.signatures import Count, Depth, Epsilon, Factor, Positive, Rate, Size
+from errors import InputError
+from models.base import ImageModel, register
+from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
+from models.layers.init import init_branches
+from models.layers.linear import in_float32, linear
+from models.layers.mlp import hidden_width
+from models.layers.rotary import RotaryEmbedding, rotated
+from models.layers.stages import drop_path_rates, feature_info
+from models.layers.swiglu import PackedSwiGLU, SwiGLU
+from weights.names import eva as names
+
+
+class Attention(nn.Layer):
+    """Multi-head self-attention with queries and keys turned by their places; keys have no bias.
+
+    Args:
+        dim, num_heads: channels D, heads H.
+        qkv_bias: whether queries and values have a bias.
+        qkv_fused: one projection gives queries, keys and values.
+        halves: see ``rotated``.
+        epsilon: of a norm before the last projection; None: no norm.
+        attn_drop, proj_drop: dropout of the attention weights and of the output.
+
+    Attributes:
+        fused: as ``models.layers.Attention``'s.
+
+    Shape: [B, N, D] -> the same; ``cosines``, ``sines``: what ``RotaryEmbedding`` gives for N tokens.
+    """
+
+    fused = True
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        qkv_bias: bool,
+        qkv_fused: bool,
+        halves: bool,
+        epsilon: float | None,
+        attn_drop: float,
+        proj_drop: float,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim, self.halves = num_heads, dim // num_heads, halves
+        self.scale, self.qkv_fused, self.qkv_bias = self.head_dim**-0.5, qkv_fused, qkv_bias
+        if qkv_fused:
+            self.qkv = Linear(dim, 3 * dim, bias_attr=False)
+            if qkv_bias:
+                self.q_bias = self.create_parameter([dim], is_bias=True)
+                self.v_bias = self.create_parameter([dim], is_bias=True)
+        else:
+            self.q_proj = Linear(dim, dim, bias_attr=None if qkv_bias else False)
+            self.k_proj = Linear(dim, dim, bias_attr=False)
+            self.v_proj = Linear(dim, dim, bias_attr=None if qkv_bias else False)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.norm = nn.Identity() if epsilon is None else LayerNorm(dim, epsilon=epsilon)
+        self.proj = Linear(dim, dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: paddle.Tensor, cosines: paddle.Tensor, sines: paddle.Tensor) -> paddle.Tensor:
+        _, length, dim = x.shape
+        q, k, v = self._projected(x)
+        q, k = rotated(q, (cosines, sines), self.halves), rotated(k, (cosines, sines), self.halves)
+        if self.fused and ops.usable(x) and not (self.training and self.attn_drop.p):
+            x = ops.attention(paddle.stack([q, k, v], axis=2), self.scale)
+        elif self.fused and ops.flash_attention_takes(v):
+            dropout = self.attn_drop.p if self.training else 0.0  # Paddle 2.6 forgets ``training``
+            x = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, training=self.training)
+        else:
+            q, k, v = q.transpose([0, 2, 1, 3]), k.transpose([0, 2, 1, 3]), v.transpose([0, 2, 1, 3])
+            attn = F.softmax(paddle.matmul(q * self.scale, k, transpose_y=True), axis=-1)
+            x = paddle.matmul(self.attn_drop(attn), v).transpose([0, 2, 1, 3])
+        return self.proj_drop(self.proj(self.norm(x.reshape([-1, length, dim]))))
+
+    def _projected(self, x: paddle.Tensor) -> list[paddle.Tensor]:
+        """Returns queries, keys and values, each [B, N, H, head_dim]."""
+        heads = [-1, x.shape[1], self.num_heads, self.head_dim]
+        if not self.qkv_fused:
+            return [projection(x).reshape(heads) for projection in (self.q_proj, self.k_proj, self.v_proj)]
+        bias = paddle.concat([self.q_bias, paddle.zeros_like(self.q_bias), self.v_bias]) if self.qkv_bias else None
+        return linear(x, self.qkv.weight, bias).reshape([-1, x.shape[1], 3, *heads[2:]]).unbind(2)
+
+
+class Block(nn.Layer):
+    """x + gamma_1 * attn(norm1(x)), then x + gamma_2 * mlp(norm2(x)), each branch with drop path.
+
+    Shape: [B, N, D] -> the same; ``cosines``, ``sines``: see ``Attention``.
+    """
+
+    def __init__(
+        self, dim: int, attn: nn.Layer, mlp: nn.Layer, init_values: float | None, epsilon: float, drop_path: float
+    ) -> None:
+        super().__init__()
+        self.norm1 = LayerNorm(dim, epsilon=epsilon)
+        self.attn = attn
+        self.drop_path1 = DropPath(drop_path)
+        self.norm2 = LayerNorm(dim, epsilon=epsilon)
+        self.mlp = mlp
+        self.drop_path2 = DropPath(drop_path)
+        self.gamma_1 = self.gamma_2 = None
+        if init_values:
+            self.gamma_1 = self.create_parameter([dim], default_initializer=Constant(init_values))
+            self.gamma_2 = self.create_parameter([dim], default_initializer=Constant(init_values))
+
+    def forward(self, x: paddle.Tensor, cosines: paddle.Tensor, sines: paddle.Tensor) -> paddle.Tensor:
+        branch = self.attn(self.norm1(x), cosines, sines)
+        x = x + self.drop_path1(branch if self.gamma_1 is None else branch * self.gamma_1)
+        branch = self.mlp(self.norm2(x))
+        return x + self.drop_path2(branch if self.gamma_2 is None else branch * self.gamma_2)
+
+
+@register("eva")
+class Eva(ImageModel):
+    """EVA-02's and DINOv3's classifier.
+
+    Features: all tokens [B, prefix + patches, embed_dim], normalised unless that comes after the pooling.
+
+    Args:
+        image_size: pixels, or (height, width): multiples of patch_size.
+        patch_size: pixels along a patch's side.
+        embed_dim: channels of a token.
+        depth: blocks.
+        num_heads: heads of each block.
+        mlp_ratio: hidden width of the MLP over embed_dim.
+        swiglu_mlp: the MLP has a gate.
+        swiglu_align_to: the hidden width of such an MLP is rounded up to a multiple of this; 0: as it is.
+        scale_mlp: a norm within such an MLP.
+        scale_attn_inner: a norm before the attention's last projection.
+        qkv_bias: whether queries and values have a bias.
+        qkv_fused: one projection gives queries, keys and values; else each has its own.
+        init_values: layer scale's initial value; None: no layer scale.
+        reg_tokens: number of register tokens, after the class token (Darcet et al. 2023, arXiv:2309.16588).
+        use_abs_pos_emb: a position embedding of all tokens.
+        dynamic_img_size: images of other sizes than image_size are taken, too; only without a position embedding.
+        rope_type: "cat": EVA-02's angles, by row and column; "dinov3": DINOv3's, by the share of the image.
+        rope_temperature: the angles' frequencies are its powers.
+        rope_bfloat16: DINOv3's periods are rounded to bfloat16, as in its authors' files (timm's aren't).
+        ref_feat_shape: patches along a side that EVA-02's rows and columns are scaled to; None: they aren't scaled.
+        global_pool: what the head reads: "avg": the mean of the patch tokens; "token": the class token.
+        fc_norm: whether the last norm comes after the pooling; None: for "avg".
+        norm_eps: epsilon of all layer norms.
+        dropout: of the tokens before the first block, after the attention's projection and in the MLP.
+        attention_dropout: of the attention weights.
+        droppath: rate of stochastic depth at the last block; linear from 0 at the first.
+
+    Attributes:
+        num_prefix_tokens: tokens before the patches, which ``pos_embed`` (pos_embed_prefix) has, too.
+
+    Raises:
+        InputError: sizes or options that don't fit together.
+    """
+
+    weight_names = names
+    layout = "NLC"
+
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 224,
+        patch_size: Size = 16,
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        embed_dim: Size = 768,
+        depth: Depth = 12,
+        num_heads: Size = 12,
+        mlp_ratio: Positive = 4.0,
+        swiglu_mlp: bool = False,
+        swiglu_align_to: Count = 0,
+        scale_mlp: bool = False,
+        scale_attn_inner: bool = False,
+        qkv_bias: bool = True,
+        qkv_fused: bool = True,
+        init_values: Positive | None = None,
+        reg_tokens: Count = 0,
+        use_abs_pos_emb: bool = True,
+        dynamic_img_size: bool = False,
+        rope_type: Literal["cat", "dinov3"] = "cat",
+        rope_temperature: Positive = 10_000.0,
+        rope_bfloat16: bool = False,
+        ref_feat_shape: Size | None = None,
+        global_pool: Literal["token", "avg"] = "avg",
+        fc_norm: bool | None = None,
+        norm_eps: Epsilon = 1e-6,
+        dropout: Rate = 0.0,
+        attention_dropout: Rate = 0.0,
+        droppath: Rate = 0.0,
+        head_init_scale: Factor = 0.001,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
+        _check(embed_dim, num_heads, dynamic_img_size and use_abs_pos_emb)
+        self.num_features, self.global_pool = embed_dim, global_pool
+        self.rope_bfloat16, self.ref_feat_shape = rope_bfloat16, ref_feat_shape
+        self.num_prefix_tokens = self.pos_embed_prefix = 1 + reg_tokens
+        self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim, any_size=dynamic_img_size)
+        self._add_tokens(reg_tokens, use_abs_pos_emb)
+        self.pos_drop = nn.Dropout(dropout)
+        angles = (rope_temperature, ref_feat_shape, self.num_prefix_tokens, rope_bfloat16)
+        self.rope = RotaryEmbedding(rope_type, self.patch_embed.grid_size, embed_dim // num_heads, *angles)
+        inner = norm_eps if scale_attn_inner else None
+        heads = (num_heads, qkv_bias, qkv_fused, rope_type == "dinov3", inner, attention_dropout, dropout)
+        gated = (swiglu_mlp, swiglu_align_to, norm_eps if scale_mlp else None)
+        [rates] = drop_path_rates(droppath, [depth])
+        self.blocks = nn.LayerList(
+            Block(embed_dim, Attention(embed_dim, *heads), mlp, init_values, norm_eps, rate)
+            for rate in rates
+            for mlp in [_mlp(embed_dim, hidden_width(embed_dim, mlp_ratio), *gated, dropout)]
+        )
+        self.feature_info = feature_info([f"blocks.{i}" for i in range(depth)], embed_dim, patch_size)
+        after = global_pool == "avg" if fc_norm is None else fc_norm
+        self.norm = nn.Identity() if after else LayerNorm(embed_dim, epsilon=norm_eps)
+        self.fc_norm = LayerNorm(embed_dim, epsilon=norm_eps) if after else nn.Identity()
+        self._add_classifiers()
+        self.apply(self._init_weights)
+        init_branches(self.blocks)
+        self._scale_classifiers()
+
+    @property
+    def input_sizes(self) -> str:
+        side = self.patch_embed.patch_size
+        return f"images of multiples of {side} pixels" if self.patch_embed.any_size else super().input_sizes
+
+    def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
+        patches = in_float32(self.patch_embed(x))
+        tokens = [getattr(self, name) for name in ("cls_token", "reg_token") if name in self._parameters]
+        x = paddle.concat([*(token.expand([patches.shape[0], -1, -1]) for token in tokens), patches], axis=1)
+        if self.pos_embed is not None:
+            x = x + self.pos_embed
+        return self.pos_drop(x)
+
+    def _shared(self) -> tuple[paddle.Tensor, paddle.Tensor]:
+        return self.rope(self.patch_embed.grid_size)
+
+    def _stage(self, stage: Any, x: paddle.Tensor, shared: tuple[paddle.Tensor, paddle.Tensor]) -> paddle.Tensor:
+        return self._run(stage, x, *shared)
+
+    def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = x[:, 0] if self.global_pool == "token" else x[:, self.num_prefix_tokens :].mean(axis=1)
+        return self.head(self.fc_norm(x))
+
+    def layer_groups(self) -> list[tuple[str, ...]]:
+        """The embedding, each block, the classifier with its norm: the authors' of both (optim_factory.py in
+        baaivision/EVA's EVA-02/asuka, param_groups.py in facebookresearch/dinov3).
+        """
+        blocks = [(f"blocks.{i}",) for i in range(len(self.blocks))]
+        return [("cls_token", "reg_token", "pos_embed", "patch_embed"), *blocks, ("norm", "fc_norm", "head")]
+
+    def no_weight_decay(self) -> set[str]:
+        return {"pos_embed", "cls_token", "reg_token"}
+
+    def _add_tokens(self, reg_tokens: int, positions: bool) -> None:
+        counts = {"cls_token": 1, "reg_token": reg_tokens}
+        counts["pos_embed"] = self.patch_embed.num_patches + self.num_prefix_tokens if positions else 0
+        self.pos_embed = None
+        for name, count in counts.items():
+            if count:
+                shape = [1, count, self.num_features]
+                setattr(self, name, self.create_parameter(shape, default_initializer=Normal(std=0.02)))
+
+    def _init_weights(self, layer: nn.Layer) -> None:
+        init_linear(layer)
+
+
+def _check(embed_dim: int, num_heads: int, one_size: bool) -> None:
+    if embed_dim % num_heads:
+        raise InputError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; choose one that is")
+    if one_size:
+        raise InputError("DYNAMIC_IMG_SIZE True needs USE_ABS_POS_EMB False: a position embedding has one size")
+
+
+def _mlp(dim: int, hidden: int, gated: bool, align: int, epsilon: float | None, drop: float) -> nn.Layer:
+    """Returns a block's MLP: timm packs the gate's layer with the other's where nothing forbids it."""
+    if not gated:
+        if align or epsilon is not None:
+            raise InputError("SWIGLU_MLP is False, but SWIGLU_ALIGN_TO and SCALE_MLP are for such an MLP; set it True")
+        return Mlp(dim, hidden, drop)
+    if not align and epsilon is None:
+        return PackedSwiGLU(dim, hidden, drop)
+    return SwiGLU(dim, hidden + (-hidden % align if align else 0), epsilon, drop)

@@ -1,0 +1,41 @@
+"""The block of a Vision Transformer."""
+
+import paddle
+from paddle import nn
+
+from models.layers.drop import DropPath
+from models.layers.linear import LayerNorm
+from models.layers.mlp import hidden_width, make_mlp
+from models.layers.scale import LayerScale
+
+
+class Block(nn.Layer):
+    """A pre-norm transformer block: x + ls1(attn(norm1(x))), then x + ls2(mlp(norm2(x))), each branch with drop path.
+
+    Shape: [B, N, D] -> [B, N, D].
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        attn: nn.Layer,
+        mlp_ratio: float,
+        init_values: float | None,
+        drop: float,
+        drop_path: float,
+        epsilon: float = 1e-6,
+        act: str = "gelu",
+    ) -> None:
+        super().__init__()
+        self.norm1 = LayerNorm(dim, epsilon=epsilon)
+        self.attn = attn
+        self.ls1 = LayerScale(dim, init_values) if init_values else nn.Identity()
+        self.drop_path1 = DropPath(drop_path)
+        self.norm2 = LayerNorm(dim, epsilon=epsilon)
+        self.mlp = make_mlp(dim, hidden_width(dim, mlp_ratio), drop, act)
+        self.ls2 = LayerScale(dim, init_values) if init_values else nn.Identity()
+        self.drop_path2 = DropPath(drop_path)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x))))
+        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))

@@ -1,0 +1,109 @@
+"""Batch norms that fold into the layers beside them: in evaluation both are one product and one sum.
+
+Parameter names are those of timm's LeViT.
+"""
+
+import copy
+from typing import TypeVar
+
+import paddle
+from paddle import nn
+
+from models.layers.batch_norm import BatchNorm2D
+from models.layers.conv import Conv2D
+from models.layers.linear import Linear
+
+_Model = TypeVar("_Model", bound=nn.Layer)
+_Layer = TypeVar("_Layer", bound="nn.Conv2D | nn.Linear")
+
+
+def folded(model: _Model) -> _Model:
+    """Returns a copy of ``model`` for evaluation, where each layer that has ``folded()`` is what that returns.
+
+    A model without such layers is returned itself.
+    """
+    if not any(hasattr(layer, "folded") for layer in model.sublayers()):
+        return model
+    found = copy.deepcopy(model)
+    found.eval()
+    for parent in found.sublayers(include_self=True):
+        for name, layer in list(parent.named_children()):
+            if hasattr(layer, "folded"):
+                setattr(parent, name, layer.folded())
+    return found
+
+
+@paddle.no_grad()
+def scale_and_shift(norm: BatchNorm2D) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Returns what a batch norm multiplies a channel by in evaluation, and what it adds then: each [C]."""
+    scale = norm.weight / (norm._variance + norm._epsilon).sqrt()
+    return scale, norm.bias - norm._mean * scale
+
+
+def filled(layer: _Layer, weight: paddle.Tensor, bias: paddle.Tensor) -> _Layer:
+    """Returns ``layer`` with these values, in evaluation mode."""
+    layer.weight.set_value(weight)
+    layer.bias.set_value(bias)
+    layer.eval()
+    return layer
+
+
+class ConvNorm(nn.Layer):
+    """3 x 3 convolution of stride 2 without a bias, then batch norm. [B, in_dim, H, W] -> [B, dim, H / 2, W / 2]."""
+
+    def __init__(self, in_dim: int, dim: int) -> None:
+        super().__init__()
+        self.linear = nn.Conv2D(in_dim, dim, 3, stride=2, padding=1, bias_attr=False)
+        self.bn = BatchNorm2D(dim)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.bn(self.linear(x))
+
+    @paddle.no_grad()
+    def folded(self) -> nn.Layer:
+        scale, shift = scale_and_shift(self.bn)
+        dim, in_dim, *_ = self.linear.weight.shape
+        conv = Conv2D(in_dim, dim, 3, stride=2, padding=1)
+        return filled(conv, self.linear.weight * scale.reshape([-1, 1, 1, 1]), shift)
+
+
+class LinearNorm(nn.Layer):
+    """Linear without a bias, then batch norm over all tokens. [B, N, in_dim] -> [B, N, dim].
+
+    Attributes:
+        start: what the norm's weights start at.
+    """
+
+    def __init__(self, in_dim: int, dim: int, start: float = 1.0) -> None:
+        super().__init__()
+        self.start = start
+        self.linear = Linear(in_dim, dim, bias_attr=False)
+        self.bn = BatchNorm2D(dim)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = self.linear(x)
+        return self.bn(x.flatten(0, 1)).reshape([-1, *x.shape[1:]])
+
+    @paddle.no_grad()
+    def folded(self) -> nn.Layer:
+        scale, shift = scale_and_shift(self.bn)
+        return filled(Linear(*self.linear.weight.shape), self.linear.weight * scale, shift)
+
+
+class NormLinear(nn.Layer):
+    """Batch norm, dropout, Linear: a classifier. [B, dim] -> [B, num_classes]."""
+
+    def __init__(self, dim: int, num_classes: int, drop: float) -> None:
+        super().__init__()
+        self.bn = BatchNorm2D(dim)
+        self.drop = nn.Dropout(drop)
+        self.linear = Linear(dim, num_classes)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.linear(self.drop(self.bn(x)))
+
+    @paddle.no_grad()
+    def folded(self) -> nn.Layer:
+        scale, shift = scale_and_shift(self.bn)
+        weight = self.linear.weight
+        return filled(Linear(*weight.shape), weight * scale.unsqueeze(1), shift @ weight + self.linear.bias)

@@ -1,0 +1,308 @@
+"""LeViT (Graham et al. 2021, arXiv:2104.01136): convolutions, then attention over ever fewer tokens.
+
+Parameter names, order of operations and initialisation are those of timm's ``LevitDistilled`` and ``Levit``, with
+Linears (not the ones of timm's ``levit_conv_*``).
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+from paddle.nn.initializer import Constant
+
+from configs.signatures import Depth, Factor, Positive, Rate, Size
+from errors import InputError
+from models.base import ImageModel, register
+from models.layers import DropPath, init_linear
+from models.layers.folding import ConvNorm, LinearNorm, NormLinear, folded
+from models.layers.init import init_as_torch
+from models.layers.mlp import hidden_width
+from models.layers.relative import gathered
+from models.layers.stages import feature_info
+from weights.names import levit as names
+
+STRIDE = 16  # of the stem
+DOWN_ATTN_RATIO, DOWN_MLP_RATIO = 4.0, 2.0  # of what comes between two stages
+
+
+class Attention(nn.Layer):
+    """Attention with a learnt addend by how many rows and columns query and key are apart, whatever the direction.
+
+    Args:
+        dim: channels that are read.
+        key_dim, num_heads: channels of a head's queries and keys; heads.
+        attn_ratio: channels of a head's values over ``key_dim``.
+        grid: rows and columns of the tokens.
+
+    Shape: [B, N, dim] -> the same.
+    """
+
+    stride = 1  # every so many rows and columns a token asks
+
+    def __init__(self, dim: int, key_dim: int, num_heads: int, attn_ratio: float, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.key_dim, self.num_heads, self.scale = key_dim, num_heads, key_dim**-0.5
+        self.value_dim = hidden_width(key_dim, attn_ratio)
+        self.grid = grid
+        self._add_projections(dim)
+        index = distances(grid, self.stride)
+        self.attention_biases = self.create_parameter([num_heads, grid[0] * grid[1]], default_initializer=Constant(0.0))
+        self.register_buffer("attention_bias_idxs", paddle.to_tensor(index), persistable=False)
+
+    def _add_projections(self, dim: int) -> None:
+        self.qkv = LinearNorm(dim, self.num_heads * (2 * self.key_dim + self.value_dim))
+        self._add_output(dim, start=0.0)
+
+    def _add_output(self, dim: int, start: float) -> None:
+        last = LinearNorm(self.num_heads * self.value_dim, dim, start)
+        self.proj = nn.Sequential(("act", nn.Hardswish()), ("ln", last))
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        sizes = [self.key_dim, self.key_dim, self.value_dim]
+        q, k, v = self._by_head(self.qkv(x)).split(sizes, axis=3)
+        return self._attended(q, k, v)
+
+    def _by_head(self, x: paddle.Tensor) -> paddle.Tensor:
+        """[B, N, heads x channels] -> [B, heads, N, channels]."""
+        return x.reshape([x.shape[0], x.shape[1], self.num_heads, -1]).transpose([0, 2, 1, 3])
+
+    def _attended(self, q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor) -> paddle.Tensor:
+        bias = gathered(self.attention_biases, self.attention_bias_idxs)
+        attn = F.softmax(paddle.matmul(q * self.scale, k, transpose_y=True) + bias, axis=-1)
+        x = paddle.matmul(attn, v).transpose([0, 2, 1, 3])
+        return self.proj(x.flatten(2))
+
+
+class AttentionDownsample(Attention):
+    """Attention whose queries are every second row and column. [B, rows x columns, dim] -> [B, a quarter, out_dim]."""
+
+    stride = 2
+
+    def __init__(self, dim: int, out_dim: int, key_dim: int, grid: tuple[int, int]) -> None:
+        self.out_dim = out_dim  # before the projections are added
+        super().__init__(dim, key_dim, dim // key_dim, DOWN_ATTN_RATIO, grid)
+
+    def _add_projections(self, dim: int) -> None:
+        self.kv = LinearNorm(dim, self.num_heads * (self.key_dim + self.value_dim))
+        self.q = nn.Sequential(("ln", LinearNorm(dim, self.num_heads * self.key_dim)))
+        self._add_output(self.out_dim, start=1.0)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        k, v = self._by_head(self.kv(x)).split([self.key_dim, self.value_dim], axis=3)
+        kept = x.reshape([-1, *self.grid, x.shape[2]])[:, :: self.stride, :: self.stride].flatten(1, 2)
+        return self._attended(self._by_head(self.q(kept)), k, v)
+
+
+def distances(grid: tuple[int, int], stride: int) -> np.ndarray:
+    """Returns rows apart x columns of the grid + columns apart, by query and key: [queries, keys] int64.
+
+    Args:
+        grid: rows and columns of the keys.
+        stride: the queries are at every so many of them.
+    """
+    rows, columns = grid
+    keys = np.stack(np.divmod(np.arange(rows * columns), columns))
+    queries = keys[:, (keys % stride == 0).all(0)]
+    down, across = np.abs(queries[:, :, None] - keys[:, None])
+    return down * columns + across
+
+
+class LevitMlp(nn.Layer):
+    """LinearNorm, hard swish, LinearNorm, whose norm starts at 0. [B, N, dim] -> the same."""
+
+    def __init__(self, dim: int, mlp_ratio: float) -> None:
+        super().__init__()
+        hidden_dim = hidden_width(dim, mlp_ratio)
+        self.ln1 = LinearNorm(dim, hidden_dim)
+        self.act = nn.Hardswish()
+        self.ln2 = LinearNorm(hidden_dim, dim, start=0.0)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.ln2(self.act(self.ln1(x)))
+
+
+class Block(nn.Layer):
+    """x + attn(x), then x + mlp(x), each branch with drop path. [B, N, dim] -> the same."""
+
+    def __init__(self, dim: int, attn: nn.Layer, mlp_ratio: float, drop_path: float) -> None:
+        super().__init__()
+        self.attn = attn
+        self.drop_path1 = DropPath(drop_path)
+        self.mlp = LevitMlp(dim, mlp_ratio)
+        self.drop_path2 = DropPath(drop_path)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = x + self.drop_path1(self.attn(x))
+        return x + self.drop_path2(self.mlp(x))
+
+
+class Downsample(nn.Layer):
+    """attn(x), then x + mlp(x), the branch with drop path. [B, N, in_dim] -> [B, a quarter, dim]."""
+
+    def __init__(self, in_dim: int, dim: int, key_dim: int, grid: tuple[int, int], drop_path: float) -> None:
+        super().__init__()
+        self.attn_downsample = AttentionDownsample(in_dim, dim, key_dim, grid)
+        self.mlp = LevitMlp(dim, DOWN_MLP_RATIO)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = self.attn_downsample(x)
+        return x + self.drop_path(self.mlp(x))
+
+
+class Stage(nn.Layer):
+    """Blocks of one width; ``downsample`` quarters the tokens before them, but in the first stage."""
+
+    def __init__(self, downsample: nn.Layer, blocks: Iterable[Block]) -> None:
+        super().__init__()
+        self.downsample = downsample
+        self.blocks = nn.LayerList(blocks)
+
+
+@register("levit")
+class LeViT(ImageModel):
+    """LeViT; images of other sizes than image_size aren't taken.
+
+    Features: the last stage's tokens [B, N, embed_dims[-1]], row by row.
+
+    Args:
+        image_size: pixels, or (height, width): multiples of 16.
+        stage_depths: blocks of each stage.
+        embed_dims: channels of each stage; all but the last are multiples of key_dim.
+        num_heads: heads of each stage; between two stages, as many as key_dim is in embed_dims.
+        key_dim: channels of a head's queries and keys.
+        attn_ratio: channels of a head's values over key_dim, within stages; between them 4.
+        mlp_ratio: hidden width of the MLPs over their input's, within stages; between them 2.
+        distilled: a second classifier, of distillation; the output is the mean of both.
+        dropout: before the classifiers.
+        droppath: rate of stochastic depth, at all blocks.
+
+    Attributes:
+        distilled_training: of a distilled model; True: train mode returns (logits, distillation logits).
+
+    Raises:
+        InputError: sizes that don't fit together.
+    """
+
+    weight_names = names
+    first_conv = "stem.conv1.linear"
+    layout = "NLC"
+    distilled_training = False
+
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 224,
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        stage_depths: Sequence[Depth] = (2, 3, 4),
+        embed_dims: Sequence[Size] = (128, 256, 384),
+        num_heads: Sequence[Size] = (4, 6, 8),
+        key_dim: Size = 16,
+        attn_ratio: Positive = 2.0,
+        mlp_ratio: Positive = 2.0,
+        distilled: bool = True,
+        dropout: Rate = 0.0,
+        droppath: Rate = 0.0,
+        head_init_scale: Factor = 1.0,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
+        self._check_sizes(stage_depths, embed_dims, num_heads, key_dim)
+        self.num_features, self.distilled, self.dropout = embed_dims[-1], distilled, dropout
+        self.stem, in_dim = nn.Sequential(), in_channels
+        for i, share in enumerate((8, 4, 2, 1)):
+            if i:
+                self.stem.add_sublayer(f"act{i}", nn.Hardswish())
+            self.stem.add_sublayer(f"conv{i + 1}", ConvNorm(in_dim, embed_dims[0] // share))
+            in_dim = embed_dims[0] // share
+        grid: tuple[int, int] = (self.image_size[0] // STRIDE, self.image_size[1] // STRIDE)
+        self.grids, self.stages = {grid[0] * grid[1]: grid}, nn.LayerList()
+        for dim, depth, heads in zip(embed_dims, stage_depths, num_heads, strict=True):
+            downsample: nn.Layer = nn.Identity()
+            if len(self.stages):
+                downsample = Downsample(in_dim, dim, key_dim, grid, droppath)
+                grid = ((grid[0] + 1) // 2, (grid[1] + 1) // 2)
+                self.grids[grid[0] * grid[1]] = grid
+            attention = [Attention(dim, key_dim, heads, attn_ratio, grid) for _ in range(depth)]
+            self.stages.append(Stage(downsample, [Block(dim, attn, mlp_ratio, droppath) for attn in attention]))
+            in_dim = dim
+        stages = range(len(self.stages))
+        self.feature_info = feature_info([f"stages.{i}" for i in stages], embed_dims, [STRIDE << i for i in stages])
+        self._finish()
+
+    def _check_sizes(
+        self, stage_depths: Sequence[int], embed_dims: Sequence[int], num_heads: Sequence[int], key_dim: int
+    ) -> None:
+        height, width = self.image_size
+        if height % STRIDE or width % STRIDE:
+            found = height if height == width else f"{height} x {width}"
+            raise InputError(f"IMAGE_SIZE {found} is not a multiple of {STRIDE}; choose one that is")
+        for key, values in (("STAGE_DEPTHS", stage_depths), ("NUM_HEADS", num_heads)):
+            if len(values) != len(embed_dims):
+                told = f"expected {len(embed_dims)} numbers: one per stage, as in EMBED_DIMS"
+                raise InputError(f"{key} is {list(values)}, {told}")
+        if embed_dims[0] % 8:
+            raise InputError(f"EMBED_DIMS begins with {embed_dims[0]}, not a multiple of 8, as the stem needs it")
+        for dim in embed_dims[:-1]:
+            if dim % key_dim:
+                raise InputError(f"EMBED_DIMS has {dim} before its last, not a multiple of KEY_DIM {key_dim}")
+
+    def grid(self, places: int) -> tuple[int, int]:
+        return self.grids[places]
+
+    def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
+        if tuple(x.shape[2:]) != self.image_size:
+            raise InputError(f"the model takes {self.input_sizes}, found {x.shape[2]} x {x.shape[3]}")
+        return self.stem(x).flatten(2).transpose([0, 2, 1])
+
+    def _stages(self) -> Iterable[Any]:
+        return self.stages
+
+    def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
+        x = x if stage is self.stages[0] else self._run(stage.downsample, x)
+        return self._run_all(stage.blocks, x)
+
+    def forward_head(self, x: paddle.Tensor) -> paddle.Tensor | tuple[paddle.Tensor, paddle.Tensor]:
+        x = x.mean(axis=1)
+        if not self.distilled:
+            return self.head(x)
+        logits, distilled = self.head(x), self.head_dist(x)
+        return (logits, distilled) if self.distilled_training and self.training else (logits + distilled) / 2
+
+    def deployed(self) -> ImageModel:
+        """Every batch norm is folded into the convolution or Linear beside it, as the authors' ``fuse`` does."""
+        return folded(self)
+
+    def classifier_names(self) -> tuple[str, ...]:
+        last = ".linear" if isinstance(self.head, NormLinear) else ""
+        return (f"head{last}", f"head_dist{last}") if self.distilled else (f"head{last}",)
+
+    def _add_classifiers(self) -> None:
+        for name in ("head", "head_dist")[: 1 + self.distilled]:
+            classes = self.num_classes
+            setattr(self, name, NormLinear(self.num_features, classes, self.dropout) if classes else nn.Identity())
+
+    def layer_groups(self) -> list[tuple[str, ...]]:
+        """The stem, each block (the first of a stage with what is between the stages), the classifiers with their
+        norms: timm's, the authors have none.
+        """
+        groups: list[tuple[str, ...]] = [("stem",)]
+        for i, stage in enumerate(self.stages):
+            blocks: list[tuple[str, ...]] = [(f"stages.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
+            blocks[0] += (f"stages.{i}.downsample",)
+            groups += blocks
+        return [*groups, ("head", "head_dist")]
+
+    def no_weight_decay(self) -> set[str]:
+        return {name for name, _ in self.named_parameters() if name.endswith("attention_biases")}
+
+    def _init_weights(self, layer: nn.Layer) -> None:
+        """PyTorch's own; N(0, 0.02) for the classifiers. What is within a layer comes before it."""
+        init_linear(layer)
+        if isinstance(layer, ConvNorm | LinearNorm):
+            init_as_torch(layer.linear)
+        if isinstance(layer, LinearNorm):
+            Constant(layer.start)(layer.bn.weight)

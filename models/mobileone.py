@@ -1,0 +1,210 @@
+"""MobileOne (Vasu et al. 2022, arXiv:2206.04040).
+
+Parameter names, order of operations and initialisation are those of timm's ``ByobNet`` of these variants.
+"""
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+from paddle.nn.initializer import Normal
+
+from configs.signatures import Depth, Factor, Rate, Size
+from models.base import ImageModel, register
+from models.layers import DropPath
+from models.layers.batch_norm import BatchNorm2D
+from models.layers.conv import Conv2D
+from models.layers.conv_norm import ConvNorm, SqueezeExcite
+from models.layers.init import init_convolution
+from models.layers.stages import check_stages, drop_path_rates, feature_info
+from weights.names import mobileone as names
+
+
+class Block(nn.Layer):
+    """relu(attn(sum of branches)): convolutions of one kind, one of 1 x 1 beside larger ones, and the input itself
+    where its shape is the output's; each has a batch norm. Or relu(attn(reparam_conv)), which equals it once trained.
+
+    Shape: [B, in_dim, H, W] -> [B, dim, H / stride, W / stride], rounded up.
+
+    Args:
+        kernel_size, stride, groups: of the convolutions.
+        branches: how many convolutions of ``kernel_size``.
+        squeeze: whether ``attn`` scales the channels.
+        drop_path: rate at which the convolutions are dropped, where the input itself remains.
+        deploy: one convolution with a bias instead of all branches.
+    """
+
+    def __init__(
+        self,
+        in_dim: int,
+        dim: int,
+        kernel_size: int,
+        stride: int = 1,
+        groups: int = 1,
+        branches: int = 1,
+        squeeze: bool = False,
+        drop_path: float = 0.0,
+        deploy: bool = False,
+    ) -> None:
+        super().__init__()
+        self.in_dim, self.stride, self.groups, self.kernel_size = in_dim, stride, groups, kernel_size
+        self.attn = SqueezeExcite(dim, dim // 16) if squeeze else nn.Identity()
+        self.reparam_conv = self._plain(dim) if deploy else None
+        if deploy:
+            return
+        self.identity = BatchNorm2D(dim) if in_dim == dim and stride == 1 else None
+        self.conv_kxk = nn.LayerList(
+            ConvNorm(in_dim, dim, kernel_size, stride=stride, groups=groups) for _ in range(branches)
+        )
+        self.conv_scale = ConvNorm(in_dim, dim, 1, stride=stride, groups=groups) if kernel_size > 1 else None
+        self.drop_path = DropPath(drop_path if self.identity is not None else 0.0)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        if self.reparam_conv is not None:
+            return F.relu(self.attn(self.reparam_conv(x)))
+        branches = [*([] if self.conv_scale is None else [self.conv_scale]), *self.conv_kxk]
+        out = branches[0](x)
+        for branch in branches[1:]:
+            out = out + branch(x)
+        out = self.drop_path(out)
+        if self.identity is not None:
+            out = out + self.identity(x)
+        return F.relu(self.attn(out))
+
+    def fold(self) -> None:
+        """Puts one convolution in the place of the branches, by the statistics that their norms hold."""
+        if self.reparam_conv is not None:
+            return
+        dim, group_dim, side, _ = self.conv_kxk[0].conv.weight.shape
+        kernel, bias = np.zeros([dim, group_dim, side, side]), np.zeros([dim])
+        channels, middle = np.arange(dim), side // 2
+        branches = [*self.conv_kxk, *(one for one in (self.conv_scale, self.identity) if one is not None)]
+        for branch in branches:
+            norm = branch.bn if isinstance(branch, ConvNorm) else branch
+            mean, variance, weight, shift = (
+                tensor.numpy().astype(np.float64) for tensor in (norm._mean, norm._variance, norm.weight, norm.bias)
+            )
+            scale = weight / np.sqrt(variance + norm._epsilon)
+            bias += shift - mean * scale
+            if branch is norm:  # the input itself: of each group's channels its own
+                kernel[channels, channels % group_dim, middle, middle] += scale
+            else:
+                added = branch.conv.weight.numpy() * scale.reshape([-1, 1, 1, 1])
+                edge = (side - added.shape[-1]) // 2
+                kernel[:, :, edge : side - edge, edge : side - edge] += added
+        self.reparam_conv = self._plain(dim)
+        for parameter, values in zip(self.reparam_conv.parameters(), (kernel, bias), strict=True):
+            parameter.set_value(values.astype(np.float32))
+        del self.identity, self.conv_kxk, self.conv_scale, self.drop_path
+
+    def _plain(self, dim: int) -> Conv2D:
+        side = self.kernel_size
+        return Conv2D(self.in_dim, dim, side, self.stride, side // 2, groups=self.groups)
+
+
+@register("mobileone")
+class MobileOne(ImageModel):
+    """MobileOne: images of any size.
+
+    Features: the last stage's channels [B, embed_dims[3], H / 32, W / 32], rounded up.
+
+    Args:
+        stage_depths: pairs of blocks of each of four stages: a depthwise one of 3 x 3, and one of 1 x 1.
+        embed_dims: channels of each of four stages; the stem has the first's, at most 64.
+        num_branches: convolutions of one kind that a block adds up.
+        use_se: squeeze and excitation in the last half of the third stage, and in the fourth.
+        dropout: before the classifier.
+        droppath: rate of stochastic depth at the last block; linear from 0 at the first.
+        deploy: each block is one convolution, into which a trained one can be folded (``deployed``).
+
+    Raises:
+        InputError: not four stages.
+    """
+
+    weight_names = names
+    first_conv, beside_first_conv = "stem.conv_kxk.0.conv", ("stem.conv_scale.conv",)
+    min_image_size = 1
+
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 224,
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        stage_depths: Sequence[Depth] = (2, 8, 10, 1),
+        embed_dims: Sequence[Size] = (96, 192, 512, 1280),
+        num_branches: Size = 1,
+        use_se: bool = False,
+        dropout: Rate = 0.0,
+        droppath: Rate = 0.0,
+        head_init_scale: Factor = 1.0,
+        recompute: bool = False,
+        deploy: bool = False,
+    ) -> None:
+        super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
+        check_stages(stage_depths, embed_dims)
+        self.deploy, self.num_features, in_dim = deploy, embed_dims[-1], min(64, embed_dims[0])
+        if deploy:
+            self._only_one_reads_images()
+        self.stem = Block(in_channels, in_dim, 3, stride=2, deploy=deploy)
+        self.feature_info = feature_info(
+            ["stem", *(f"stages.{i}" for i in range(4))], [in_dim, *embed_dims], (2, 4, 8, 16, 32)
+        )
+        squeezed = [0, 0, stage_depths[2] // 2, stage_depths[3]] if use_se else [0] * 4  # pairs, at a stage's end
+        rates = drop_path_rates(droppath, [2 * depth for depth in stage_depths])
+        self.stages = nn.LayerList()
+        for dim, depth, last, own in zip(embed_dims, stage_depths, squeezed, rates, strict=True):
+            blocks: list[Block] = []
+            for i in range(depth):
+                shared = {"branches": num_branches, "squeeze": i >= depth - last, "deploy": deploy}
+                stride = 1 if i else 2
+                blocks.append(Block(in_dim, in_dim, 3, stride, groups=in_dim, drop_path=own[2 * i], **shared))
+                blocks.append(Block(in_dim, dim, 1, drop_path=own[2 * i + 1], **shared))
+                in_dim = dim
+            self.stages.append(nn.Sequential(*blocks))
+        self.head = nn.Sequential(("drop", nn.Dropout(dropout)), ("fc", nn.Identity()))
+        self._finish()
+
+    def deployed(self) -> ImageModel:
+        """Returns an equal model for inference, faster where some layers can be folded; itself otherwise."""
+        if self.deploy:
+            return self
+        model = copy.deepcopy(self)
+        for layer in model.sublayers():
+            if isinstance(layer, Block):
+                layer.fold()
+        model.deploy = True
+        model._only_one_reads_images()
+        model.eval()
+        return model
+
+    def _only_one_reads_images(self) -> None:
+        self.first_conv, self.beside_first_conv = "stem.reparam_conv", ()
+
+    def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.stem(x)
+
+    def _stages(self) -> Iterable[Any]:
+        return self.stages
+
+    def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
+        return self._run_all(stage, x)
+
+    def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.head(x.mean(axis=[2, 3]))
+
+    def classifier_names(self) -> tuple[str, ...]:
+        return ("head.fc",)
+
+    def layer_groups(self) -> list[tuple[str, ...]]:
+        """The stem, each block, the classifier."""
+        blocks = [(f"stages.{i}.{j}",) for i, stage in enumerate(self.stages) for j, _ in enumerate(stage.children())]
+        return [("stem",), *blocks, ("head",)]
+
+    def _init_weights(self, layer: nn.Layer) -> None:
+        init_convolution(layer)
+        if isinstance(layer, nn.Linear):
+            Normal(std=0.01)(layer.weight)

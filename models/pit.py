@@ -1,0 +1,208 @@
+"""Pooling-based Vision Transformer (Heo et al. 2021, arXiv:2103.16302), and its distilled form (arXiv:2012.12877).
+
+Parameter names, order of operations and initialisation are those of timm's ``PoolingVisionTransformer``; a Linear's
+weight is [in, out] here and [out, in] there.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import paddle
+from paddle import nn
+from paddle.nn.initializer import Normal
+
+from configs.signatures import Depth, Factor, Positive, Rate, Size
+from errors import InputError
+from models.base import ImageModel, register
+from models.layers import Attention, LayerNorm, Linear
+from models.layers.block import Block
+from models.layers.conv import Conv2D
+from models.layers.init import init_as_torch
+from models.layers.stages import check_counts, drop_path_rates, feature_info
+from weights.names import pit as names
+
+
+class ConvEmbedding(nn.Layer):
+    """Projects overlapping patches. Shape: [B, C, H, W] -> [B, dim, rows, columns].
+
+    Attributes:
+        grid_size: (rows, columns): the patches that lie wholly within the image.
+
+    Raises:
+        InputError: an image that is smaller than a patch, or isn't of the model's size.
+    """
+
+    def __init__(self, image_size: Sequence[int], in_channels: int, dim: int, patch_size: int, stride: int) -> None:
+        super().__init__()
+        height, width = self.image_size = tuple(image_size)
+        if min(height, width) < patch_size:
+            raise InputError(
+                f"IMAGE_SIZE {height} x {width} holds no patch of PATCH_SIZE {patch_size}; choose a larger one"
+            )
+        self.grid_size = ((height - patch_size) // stride + 1, (width - patch_size) // stride + 1)
+        self.conv = Conv2D(in_channels, dim, patch_size, stride=stride)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        if tuple(x.shape[2:]) != self.image_size:
+            height, width = self.image_size
+            raise InputError(f"the model takes images of {height} x {width}, found {x.shape[2]} x {x.shape[3]}")
+        return self.conv(x)
+
+
+class Pooling(nn.Layer):
+    """Halves rows and columns by a depthwise convolution; a Linear widens the tokens in front as much.
+
+    Shape: [B, prefix + rows * columns, in_dim] -> [B, prefix + ceil(rows / 2) * ceil(columns / 2), dim].
+    """
+
+    def __init__(self, in_dim: int, dim: int, prefix: int, grid_size: tuple[int, int]) -> None:
+        super().__init__()
+        self.prefix, self.grid_size = prefix, grid_size
+        self.conv = Conv2D(in_dim, dim, 3, stride=2, padding=1, groups=in_dim)
+        self.fc = Linear(in_dim, dim)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        maps = x[:, self.prefix :].transpose([0, 2, 1]).reshape([-1, x.shape[2], *self.grid_size])
+        return paddle.concat([self.fc(x[:, : self.prefix]), self.conv(maps).flatten(2).transpose([0, 2, 1])], axis=1)
+
+
+class Transformer(nn.Layer):
+    """Blocks of one width; ``pool`` comes before them, but in the first stage."""
+
+    def __init__(self, pool: nn.Layer, blocks: Iterable[nn.Layer]) -> None:
+        super().__init__()
+        self.pool = pool
+        self.blocks = nn.LayerList(blocks)
+
+
+@register("pit")
+class PoolingVisionTransformer(ImageModel):
+    """PiT; images of other sizes than image_size aren't taken.
+
+    Features: the class token, and of a distilled model its distillation token, normalised: [B, 1 or 2, num_features].
+
+    Args:
+        image_size: pixels, or (height, width).
+        patch_size: pixels along a patch's side.
+        stride: pixels from a patch to the next one.
+        base_dims: channels of a head, by stage.
+        stage_depths: blocks, by stage.
+        num_heads: heads, by stage; a stage's channels are a multiple of those before.
+        mlp_ratio: hidden width of the MLP over its input's.
+        distilled: a distillation token with a head of its own; the output is the mean of both heads.
+        dropout: after the position embedding, after the attention's projection and in the MLP.
+        attention_dropout: of the attention weights.
+        droppath: rate of stochastic depth at the last block; linear from 0 at the first.
+
+    Attributes:
+        distilled_training: of a distilled model; True: train mode returns (logits, distillation logits).
+        grids: rows and columns of the patches, by stage.
+
+    Raises:
+        InputError: sizes that don't fit together.
+    """
+
+    weight_names = names
+    first_conv = "patch_embed.conv"
+    layout = "NLC"
+    pos_embed_layout = "NCHW"
+    global_pool = "token"
+    distilled_training = False
+
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 224,
+        patch_size: Size = 16,
+        stride: Size = 8,
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        base_dims: Sequence[Size] = (48, 48, 48),
+        stage_depths: Sequence[Depth] = (2, 6, 4),
+        num_heads: Sequence[Size] = (2, 4, 8),
+        mlp_ratio: Positive = 4.0,
+        distilled: bool = False,
+        dropout: Rate = 0.0,
+        attention_dropout: Rate = 0.0,
+        droppath: Rate = 0.0,
+        head_init_scale: Factor = 1.0,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
+        check_counts(len(stage_depths), BASE_DIMS=base_dims, NUM_HEADS=num_heads)
+        dims = [size * heads for size, heads in zip(base_dims, num_heads, strict=True)]
+        for before, dim in pairwise(dims):
+            if dim % before:
+                raise InputError(f"BASE_DIMS x NUM_HEADS is {dims}, expected each a multiple of the one before")
+        self.distilled, self.num_prefix_tokens, self.num_features = distilled, 1 + distilled, dims[-1]
+        self.patch_embed = ConvEmbedding(self.image_size, in_channels, dims[0], patch_size, stride)
+        start = Normal(std=0.02)
+        shape = [1, dims[0], *self.patch_embed.grid_size]
+        self.pos_embed = self.create_parameter(shape, default_initializer=start)
+        self.cls_token = self.create_parameter([1, self.num_prefix_tokens, dims[0]], default_initializer=start)
+        self.pos_drop = nn.Dropout(dropout)
+        self.grids = [self.patch_embed.grid_size]
+        self.transformers = nn.LayerList()
+        for i, rates in enumerate(drop_path_rates(droppath, stage_depths)):
+            pool = nn.Identity()
+            if i:
+                pool = Pooling(dims[i - 1], dims[i], self.num_prefix_tokens, self.grids[-1])
+                rows, columns = self.grids[-1]
+                self.grids.append(((rows + 1) // 2, (columns + 1) // 2))
+            attention = partial(Attention, dims[i], num_heads[i], attn_drop=attention_dropout, proj_drop=dropout)
+            blocks = (Block(dims[i], attention(), mlp_ratio, None, dropout, rate) for rate in rates)
+            self.transformers.append(Transformer(pool, blocks))
+        stages = range(len(dims))
+        self.feature_info = feature_info([f"transformers.{i}" for i in stages], dims, [stride * 2**i for i in stages])
+        self.norm = LayerNorm(self.num_features, epsilon=1e-6)
+        self._finish()
+
+    @property
+    def blocks(self) -> list[Block]:
+        """All blocks, from the first to the last."""
+        return [block for stage in self.transformers for block in stage.blocks]
+
+    def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = self.pos_drop(self.patch_embed(x) + self.pos_embed).flatten(2).transpose([0, 2, 1])
+        return paddle.concat([self.cls_token.expand([x.shape[0], -1, -1]), x], axis=1)
+
+    def _stages(self) -> Iterable[Any]:
+        return self.transformers
+
+    def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
+        return self._run_all(stage.blocks, stage.pool(x))
+
+    def _last_norm(self, x: paddle.Tensor) -> paddle.Tensor:
+        return x  # it is for the tokens in front alone
+
+    def _features(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:
+        tokens = x[:, : self.num_prefix_tokens]
+        return self.norm(tokens) if last else tokens
+
+    def grid(self, places: int) -> tuple[int, int]:
+        return next(grid for grid in self.grids if grid[0] * grid[1] == places)
+
+    def forward_head(self, x: paddle.Tensor) -> paddle.Tensor | tuple[paddle.Tensor, paddle.Tensor]:
+        if not self.distilled:
+            return self.head(x[:, 0])
+        logits, distilled = self.head(x[:, 0]), self.head_dist(x[:, 1])
+        return (logits, distilled) if self.distilled_training and self.training else (logits + distilled) / 2
+
+    def classifier_names(self) -> tuple[str, ...]:
+        return ("head", "head_dist") if self.distilled else ("head",)
+
+    def layer_groups(self) -> list[tuple[str, ...]]:
+        """The embedding, each block (the first of a stage with the pooling before it), the heads with their norm."""
+        groups: list[tuple[str, ...]] = [("cls_token", "pos_embed", "patch_embed")]
+        for i, stage in enumerate(self.transformers):
+            blocks: list[tuple[str, ...]] = [(f"transformers.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
+            blocks[0] += (f"transformers.{i}.pool",) if i else ()
+            groups += blocks
+        return [*groups, ("norm", "head", "head_dist")]
+
+    def no_weight_decay(self) -> set[str]:
+        return {"pos_embed", "cls_token"}
+
+    def _init_weights(self, layer: nn.Layer) -> None:
+        init_as_torch(layer)

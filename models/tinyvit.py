@@ -1,0 +1,256 @@
+"""TinyViT (Wu et al. 2022, arXiv:2207.10666): a stage of convolutions, then three of attention within windows.
+
+Parameter names, order of operations and initialisation are those of timm's ``TinyVit``.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+from paddle.nn.initializer import Constant
+
+from configs.signatures import Depth, Factor, Positive, Rate, Size
+from errors import InputError
+from models.base import ImageModel, register
+from models.layers import DropPath, LayerNorm, Linear, Mlp, init_linear
+from models.layers.batch_norm import BatchNorm2D
+from models.layers.init import init_as_torch
+from models.layers.linear import in_float32
+from models.layers.mlp import hidden_width
+from models.layers.relative import gathered, offset_index
+from models.layers.stages import check_stages, drop_path_rates, feature_info, groups_by_block
+from models.layers.windows import in_windows
+from weights.names import tinyvit as names
+
+
+class ConvNorm(nn.Layer):
+    """Convolution without a bias, and batch norm."""
+
+    def __init__(self, in_dim: int, dim: int, kernel_size: int = 1, stride: int = 1, groups: int = 1) -> None:
+        super().__init__()
+        padding = kernel_size // 2
+        self.conv = nn.Conv2D(in_dim, dim, kernel_size, stride, padding, groups=groups, bias_attr=False)
+        self.bn = BatchNorm2D(dim)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.bn(self.conv(x))
+
+
+class PatchEmbed(nn.Layer):
+    """Two convolutions with stride 2. Shape: [B, in_dim, H, W] -> [B, dim, H / 4, W / 4], rounded up."""
+
+    def __init__(self, in_dim: int, dim: int) -> None:
+        super().__init__()
+        self.conv1 = ConvNorm(in_dim, dim // 2, 3, stride=2)
+        self.conv2 = ConvNorm(dim // 2, dim, 3, stride=2)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.conv2(F.gelu(self.conv1(x)))
+
+
+class Convolutions(nn.Layer):
+    """Three convolutions, to ``mid_dim`` channels, within each of these, and to ``dim``: MobileNetV2's.
+
+    Shape: [B, in_dim, H, W] -> [B, dim, H / stride, W / stride], rounded up.
+    """
+
+    def __init__(self, in_dim: int, mid_dim: int, dim: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = ConvNorm(in_dim, mid_dim)
+        self.conv2 = ConvNorm(mid_dim, mid_dim, 3, stride, groups=mid_dim)
+        self.conv3 = ConvNorm(mid_dim, dim)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.conv3(F.gelu(self.conv2(F.gelu(self.conv1(x)))))
+
+
+class MBConv(Convolutions):
+    """gelu(x + convolutions(x)), the branch with drop path. Shape: [B, D, H, W] -> the same."""
+
+    def __init__(self, dim: int, mid_dim: int, drop_path: float) -> None:
+        super().__init__(dim, mid_dim, dim, stride=1)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return F.gelu(x + self.drop_path(Convolutions.forward(self, x)))  # (Paddle 2.6 traces no super())
+
+
+class Attention(nn.Layer):
+    """Multi-head self-attention within a window, normalised before, with a learnt bias of each distance.
+
+    Args:
+        dim, num_heads, window_size: channels D, heads H, tokens along a window's side.
+
+    Shape: [B * windows, N, D] -> the same, N = window_size ** 2.
+    """
+
+    def __init__(self, dim: int, num_heads: int, window_size: int) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.window_size = (window_size, window_size)
+        self.norm = LayerNorm(dim)
+        self.qkv = Linear(dim, 3 * dim)
+        self.proj = Linear(dim, dim)
+        biases = [num_heads, window_size**2]
+        self.attention_biases = self.create_parameter(biases, default_initializer=Constant(0.0))
+        index = paddle.to_tensor(offset_index(self.window_size))
+        self.register_buffer("attention_bias_idxs", index, persistable=False)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        _, length, dim = x.shape
+        qkv = self.qkv(self.norm(x)).reshape([-1, length, self.num_heads, 3, self.head_dim])
+        q, k, v = qkv.transpose([3, 0, 2, 1, 4]).unbind(0)  # each [B * windows, H, N, head_dim]
+        bias = gathered(self.attention_biases, self.attention_bias_idxs)
+        attn = F.softmax(paddle.matmul(q * self.head_dim**-0.5, k, transpose_y=True) + bias, axis=-1)
+        return self.proj(paddle.matmul(attn, v).transpose([0, 2, 1, 3]).reshape([-1, length, dim]))
+
+
+class NormMlp(Mlp):
+    """``Mlp`` of what is normalised."""
+
+    def __init__(self, dim: int, hidden_dim: int, drop: float) -> None:
+        super().__init__(dim, hidden_dim, drop)
+        self.norm = LayerNorm(dim)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return Mlp.forward(self, self.norm(x))
+
+
+class Block(nn.Layer):
+    """x + attention(x) within windows, a convolution of 3 x 3 within each channel, then x + mlp(x).
+
+    Both branches have drop path. A map that isn't a multiple of the windows is padded by zeros, which are attended to.
+
+    Shape: [B, H, W, D] -> the same.
+    """
+
+    def __init__(
+        self, dim: int, num_heads: int, window_size: int, mlp_ratio: float, drop: float, drop_path: float
+    ) -> None:
+        super().__init__()
+        self.attn = Attention(dim, num_heads, window_size)
+        self.drop_path1 = DropPath(drop_path)
+        self.mlp = NormMlp(dim, hidden_width(dim, mlp_ratio), drop)
+        self.drop_path2 = DropPath(drop_path)
+        self.local_conv = ConvNorm(dim, dim, 3, groups=dim)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = x + self.drop_path1(in_windows(x, self.attn.window_size, self.attn))
+        x = in_float32(self.local_conv(x.transpose([0, 3, 1, 2])).transpose([0, 2, 3, 1]))
+        return x + self.drop_path2(self.mlp(x))
+
+
+class Stage(nn.Layer):
+    """Blocks of one width; ``downsample`` halves height and width before them, but in the first stage."""
+
+    def __init__(self, in_dim: int, dim: int, blocks: Iterable[nn.Layer]) -> None:
+        super().__init__()
+        self.downsample = Convolutions(in_dim, dim, dim, stride=2) if in_dim else nn.Identity()
+        self.blocks = nn.LayerList(list(blocks))
+
+
+@register("tinyvit")
+class TinyViT(ImageModel):
+    """TinyViT: images of any size from 32 x 32.
+
+    Features: the last stage's channels [B, embed_dims[3], H / 32, W / 32], rounded up, not normalised.
+
+    Args:
+        stage_depths: blocks of each of four stages; the first's are convolutions.
+        embed_dims: channels of each of four stages.
+        num_heads: heads of each stage; the first has none, its number is ignored.
+        window_sizes: places along a window's side, of each stage; the first's number is ignored, too.
+        mlp_ratio: hidden width of the MLP over its input's.
+        dropout: in the MLP.
+        droppath: rate of stochastic depth at the last block; linear from 0 at the first.
+
+    Raises:
+        InputError: not four stages, or sizes that don't fit together.
+    """
+
+    weight_names = names
+    first_conv = "patch_embed.conv1.conv"
+    min_image_size = 32
+
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 224,
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        stage_depths: Sequence[Depth] = (2, 2, 6, 2),
+        embed_dims: Sequence[Size] = (96, 192, 384, 576),
+        num_heads: Sequence[Size] = (3, 6, 12, 18),
+        window_sizes: Sequence[Size] = (7, 7, 14, 7),
+        mlp_ratio: Positive = 4.0,
+        dropout: Rate = 0.0,
+        droppath: Rate = 0.0,
+        head_init_scale: Factor = 1.0,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
+        check_stages(stage_depths, embed_dims)
+        for key, numbers in (("NUM_HEADS", num_heads), ("WINDOW_SIZES", window_sizes)):
+            if len(numbers) != 4:
+                raise InputError(f"{key} is {list(numbers)}, expected four numbers: one per stage")
+        for dim, heads in zip(embed_dims[1:], num_heads[1:], strict=True):
+            if dim % heads:
+                raise InputError(f"NUM_HEADS has {heads} where there are {dim} channels, no multiple of it")
+        self.num_features = embed_dims[-1]
+        self.patch_embed = PatchEmbed(in_channels, embed_dims[0])
+        first, *others = drop_path_rates(droppath, stage_depths)
+        dim = embed_dims[0]
+        self.stages = nn.LayerList([Stage(0, dim, (MBConv(dim, 4 * dim, rate) for rate in first))])
+        for i, rates in enumerate(others, 1):
+            sizes = (embed_dims[i], num_heads[i], window_sizes[i], mlp_ratio, dropout)
+            self.stages.append(Stage(embed_dims[i - 1], embed_dims[i], (Block(*sizes, rate) for rate in rates)))
+        self.feature_info = feature_info([f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32))
+        self.head = nn.Sequential(("norm", LayerNorm(self.num_features)), ("fc", nn.Identity()))
+        self._finish()
+
+    def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.patch_embed(x)
+
+    def _stages(self) -> Iterable[Any]:
+        return self.stages
+
+    def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
+        x = stage.downsample(x)
+        if stage is self.stages[0]:
+            return self._run_all(stage.blocks, x)
+        x = self._run_all(stage.blocks, in_float32(x.transpose([0, 2, 3, 1])))
+        return x.transpose([0, 3, 1, 2])
+
+    def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.head(x.mean(axis=[2, 3]))
+
+    def classifier_names(self) -> tuple[str, ...]:
+        return ("head.fc",)
+
+    def layer_groups(self) -> list[tuple[str, ...]]:
+        """Each block, the first with the stem, the last of a stage with what downsamples after it, the last of all with
+        the head: the authors' (models/tiny_vit.py in microsoft/Cream).
+        """
+        groups: list[tuple[str, ...]] = []
+        for i, stage in enumerate(self.stages):
+            if i:
+                groups[-1] += (f"stages.{i}.downsample",)
+            groups += [(f"stages.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
+        groups[0] += ("patch_embed",)
+        groups[-1] += ("head",)
+        return groups
+
+    def timm_layer_groups(self) -> list[tuple[str, ...]]:
+        """The stem, each block (the first of a stage with what downsamples before it), the head with its norm."""
+        return [*groups_by_block("patch_embed", "stages", self.stages), ("head",)]
+
+    def no_weight_decay(self) -> set[str]:
+        return {name for name, _ in self.named_parameters() if name.endswith("attention_biases")}
+
+    def _init_weights(self, layer: nn.Layer) -> None:
+        init_linear(layer)
+        if isinstance(layer, nn.Conv2D):
+            init_as_torch(layer)
+        elif isinstance(layer, MBConv):  # gelu(x) at first
+            Constant(0.0)(layer.conv3.bn.weight)

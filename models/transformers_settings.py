@@ -1,0 +1,239 @@
+"""What transformers' config.json says of the model beside how its images are prepared: its architecture and its sizes.
+
+Some change what a model computes, but none of its tensors' shapes: an epsilon, an activation, a number of heads. Such
+weights would load, and answer something else.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from config import with_values
+from configs.architectures import architecture
+from errors import InputError, reading, shown
+from options import Configuration, add_note, is_users
+from weights.plain import Rule, check_form, is_list, is_real, is_whole, optional, told
+from weights.transformers import read_transformers
+
+_ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "quick_gelu": "quick_gelu"}
+_NUMBER = optional(Rule("a whole number", lambda value: is_whole(value, 1, 1 << 20)))
+_REAL = optional(Rule("a number", lambda value: is_real(value, 0, 1e6)))
+_NUMBERS = Rule("whole numbers", lambda value: is_list(value, lambda one: is_whole(one, 1, 1 << 20), 1, 100))
+_FORM = (
+    dict.fromkeys(("hidden_size", "num_hidden_layers", "intermediate_size", "patch_size", "embed_dim"), _NUMBER)
+    | dict.fromkeys(("window_size", "groups_width"), _NUMBER)
+    | dict.fromkeys(("depths", "hidden_sizes", "num_heads", "sr_ratios"), optional(_NUMBERS))
+    | dict.fromkeys(("layer_norm_eps", "layerscale_value", "layer_scale_init_value"), _REAL)
+    | {"num_register_tokens": optional(Rule("a whole number", lambda value: is_whole(value, 0, 1 << 20)))}
+)
+
+
+def _vit(config: dict[str, Any]) -> dict[str, Any]:
+    width, hidden = config["hidden_size"], config.get("intermediate_size")
+    values = {
+        "EMBED_DIM": width,
+        "DEPTH": config["num_hidden_layers"],
+        "NUM_HEADS": config["num_attention_heads"],
+        "PATCH_SIZE": config["patch_size"],
+        "NORM_EPS": config.get("layer_norm_eps"),
+        "MLP_RATIO": hidden / width if hidden else config.get("mlp_ratio", 4),
+        "ACT": _activation(config),
+        "QKV_BIAS": config.get("qkv_bias", True),
+    }
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _dinov2(config: dict[str, Any]) -> dict[str, Any]:
+    values = _vit(config) | {"INIT_VALUES": config.get("layerscale_value", 1.0)}
+    values |= {"REG_TOKENS": config["num_register_tokens"], "NO_EMBED_CLASS": True} if _registers(config) else {}
+    if config.get("use_swiglu_ffn"):
+        half = (int(config["hidden_size"] * values["MLP_RATIO"]) * 2 // 3 + 7) // 8 * 8
+        values |= {"ACT": "swiglu", "MLP_RATIO": 2 * half / config["hidden_size"]}
+    return values
+
+
+def _registers(config: dict[str, Any]) -> int:
+    return config.get("num_register_tokens") or 0
+
+
+def _beit(config: dict[str, Any]) -> dict[str, Any]:
+    values = {key: value for key, value in _vit(config).items() if key not in ("ACT", "QKV_BIAS")}
+    _expect(config, "hidden_act", "gelu", "gelu")
+    return values | {
+        "INIT_VALUES": config.get("layer_scale_init_value", 0.1),
+        "USE_ABS_POS_EMB": config.get("use_absolute_position_embeddings", False),
+        "USE_REL_POS_BIAS": config.get("use_relative_position_bias", False),
+        "USE_SHARED_REL_POS_BIAS": config.get("use_shared_relative_position_bias", False),
+        "GLOBAL_POOL": "avg" if config.get("use_mean_pooling", True) else "token",
+    }
+
+
+def _clip(config: dict[str, Any]) -> dict[str, Any]:
+    return _vit(config | {"hidden_act": config.get("hidden_act", "quick_gelu")}) | {"PRE_NORM": True}
+
+
+def _siglip(config: dict[str, Any]) -> dict[str, Any]:
+    pooled = {"GLOBAL_POOL": "map"} if config.get("vision_use_head", True) else {"GLOBAL_POOL": "avg", "FC_NORM": False}
+    return _vit(config) | {"CLASS_TOKEN": False, "CUT_IMAGES": True} | pooled
+
+
+def _swin(config: dict[str, Any]) -> dict[str, Any]:
+    _expect(config, "hidden_act", "gelu", "gelu")
+    _expect(config, "layer_norm_eps", 1e-5, 1e-5)
+    _expect(config, "use_absolute_embeddings", False, False)
+    return {
+        "PATCH_SIZE": config["patch_size"],
+        "EMBED_DIM": config["embed_dim"],
+        "STAGE_DEPTHS": config["depths"],
+        "NUM_HEADS": config["num_heads"],
+        "WINDOW_SIZE": config["window_size"],
+        "MLP_RATIO": config.get("mlp_ratio", 4.0),
+        "QKV_BIAS": config.get("qkv_bias", True),
+    }
+
+
+def _pvt_v2(config: dict[str, Any]) -> dict[str, Any]:
+    _expect(config, "hidden_act", "gelu", "gelu")
+    return {
+        "EMBED_DIMS": config["hidden_sizes"],
+        "STAGE_DEPTHS": config["depths"],
+        "NUM_HEADS": config["num_attention_heads"],
+        "MLP_RATIO": config.get("mlp_ratios", [8, 8, 4, 4]),
+        "SR_RATIO": config.get("sr_ratios", [8, 4, 2, 1]),
+        "LINEAR": config.get("linear_attention", False),
+        "QKV_BIAS": config.get("qkv_bias", True),
+        "NORM_EPS": config.get("layer_norm_eps", 1e-6),
+    }
+
+
+def _poolformer(config: dict[str, Any]) -> dict[str, Any]:
+    for key, value in {"hidden_act": "gelu", "pool_size": 3, "mlp_ratio": 4.0, "use_layer_scale": True}.items():
+        _expect(config, key, value, value)
+    scale = config.get("layer_scale_init_value", 1e-5)
+    return {
+        "STAGE_DEPTHS": config["depths"],
+        "EMBED_DIMS": config["hidden_sizes"],
+        "INIT_VALUES": scale,
+        "FC_NORM": False,
+    }
+
+
+def _convnext(config: dict[str, Any]) -> dict[str, Any]:
+    _expect(config, "hidden_act", "gelu", "gelu")
+    _expect(config, "patch_size", 4, 4)
+    second = config["model_type"] == "convnextv2"
+    return {
+        "STAGE_DEPTHS": config["depths"],
+        "EMBED_DIMS": config["hidden_sizes"],
+        "INIT_VALUES": 0.0 if second else config.get("layer_scale_init_value", 1e-6),
+        "USE_GRN": second,
+        "HEAD_NORM_EPS": config.get("layer_norm_eps", 1e-12),
+    }
+
+
+def _resnet(config: dict[str, Any]) -> dict[str, Any]:
+    ours = {(2, 2, 2, 2): 18, (3, 4, 6, 3): {"basic": 34, "bottleneck": 50}, (3, 4, 23, 3): 101, (3, 8, 36, 3): 152}
+    _expect(config, "hidden_act", "relu", "relu")
+    _expect(config, "downsample_in_bottleneck", False, False)
+    _expect(config, "downsample_in_first_stage", False, False)
+    depth = ours.get(tuple(config["depths"]))
+    depth = depth[config.get("layer_type", "bottleneck")] if isinstance(depth, dict) else depth
+    return {"DEPTH": depth} if depth else {}
+
+
+def _regnet(config: dict[str, Any]) -> dict[str, Any]:
+    _expect(config, "hidden_act", "relu", "relu")
+    _expect(config, "embedding_size", 32, 32)
+    _expect(config, "downsample_in_first_stage", True, True)
+    values = {"STAGE_DEPTHS": config["depths"], "EMBED_DIMS": config["hidden_sizes"]}
+    se_ratio = 0.25 if config.get("layer_type", "y") == "y" else 0.0
+    return values | {"GROUP_WIDTH": config["groups_width"], "SE_RATIO": se_ratio}
+
+
+def _activation(config: dict[str, Any]) -> str:
+    name = config.get("hidden_act", "gelu")
+    if name not in _ACTIVATIONS:
+        raise InputError(f"hidden_act is {told(name)}, expected one of {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+def _expect(config: dict[str, Any], key: str, default: Any, value: Any) -> None:
+    """Raises InputError where a setting is another than the one that models here have."""
+    if config.get(key, default) != value:
+        raise InputError(f"{key} is {told(config[key])}, models here have {told(value)} alone")
+
+
+_TYPES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {  # model_type: MODEL.TYPE, its keys
+    "vit": ("ViT", _vit),
+    "deit": ("DeiT", lambda config: _vit(config) | {"DISTILLED": True}),
+    "beit": ("BEiT", _beit),
+    "dinov2": ("ViT", _dinov2),
+    "dinov2_with_registers": ("ViT", _dinov2),
+    "clip": ("ViT", _clip),
+    "clip_vision_model": ("ViT", _clip),
+    "siglip": ("ViT", _siglip),
+    "siglip_vision_model": ("ViT", _siglip),
+    "swin": ("Swin", _swin),
+    "pvt_v2": ("PVTv2", _pvt_v2),
+    "poolformer": ("PoolFormer", _poolformer),
+    "convnext": ("ConvNeXt", _convnext),
+    "convnextv2": ("ConvNeXt", _convnext),
+    "resnet": ("ResNet", _resnet),
+    "regnet": ("RegNet", _regnet),
+}
+# Sizes that the tensors' shapes tell: where they differ, the weights don't fit, and ``load_weights`` says so.
+_SHAPED = {"EMBED_DIM", "EMBED_DIMS", "DEPTH", "STAGE_DEPTHS", "PATCH_SIZE", "MLP_RATIO", "INIT_VALUES", "REG_TOKENS"}
+_SHAPED |= {"USE_GRN"}
+
+
+def settings(path: str | Path) -> tuple[str, dict[str, Any]] | None:
+    """Returns MODEL.TYPE and the keys of MODEL that transformers' config.json beside weights tells, or None.
+
+    Args:
+        path: what ``find_weights`` takes.
+
+    Raises:
+        InputError: it can't be read, is of a model that isn't here, or has a setting that models here haven't got.
+    """
+    config = read_transformers(path)
+    if not config:
+        return None
+    kind = config["model_type"]
+    if kind not in _TYPES:
+        raise InputError(
+            f"the config.json of {path}: it is of a {shown(kind, 60)}, which isn't here; take other weights"
+        )
+    with reading(f"the config.json of {path}", "a configuration of transformers'"):
+        check_form(config, _FORM)
+        type_, keys = _TYPES[kind]
+        return type_, keys(config)
+
+
+def with_settings(config: Configuration, path: str | Path) -> Configuration:
+    """Returns ``config`` with the keys of MODEL that change no shapes, as transformers' config.json tells them.
+
+    The user's own values stay; a note tells of each that differs, and of each that is taken.
+
+    Args:
+        path: what ``find_weights`` takes.
+
+    Raises:
+        InputError: as ``settings``, or they are of another architecture.
+    """
+    found = settings(path)
+    if found is None:
+        return config
+    kind, values = found
+    taken = architecture(config.MODEL.TYPE).arguments
+    if architecture(kind).module != architecture(config.MODEL.TYPE).module:
+        raise InputError(f"the config.json of {path}: it is of a {kind}, {config.MODEL.NAME} is a {config.MODEL.TYPE}")
+    for key, value in values.items():
+        if key in _SHAPED or f"MODEL.{key}" not in taken or config.MODEL[key] == value:
+            continue
+        beside = f"MODEL.{key} {told(value)}, as the config.json of {path} tells"
+        if is_users(config, f"MODEL.{key}"):
+            add_note(config, f"{beside}; yours is {config.MODEL[key]}")
+        else:
+            config = with_values(config, "the weights' config.json", **{f"MODEL__{key}": value})
+            add_note(config, beside)
+    return config

@@ -1,0 +1,348 @@
+"""Vision Outlooker (Yuan et al. 2021, arXiv:2106.13112), with what token labels train (Jiang et al. 2021,
+arXiv:2104.10858).
+
+Parameter names, order of operations and initialisation are those of timm's ``VOLO``; a Linear's weight is [in, out]
+here and [out, in] there.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+from paddle.nn.initializer import Normal
+
+from configs.signatures import Depth, Factor, Positive, Rate, Size
+from errors import InputError
+from models.base import ImageModel, register
+from models.layers import Attention, LayerNorm, Linear, init_linear, set_norm_eps
+from models.layers.batch_norm import BatchNorm2D
+from models.layers.block import Block
+from models.layers.conv import Conv2D
+from models.layers.init import init_as_torch
+from models.layers.linear import in_float32
+from models.layers.stages import check_counts, check_stages, drop_path_rates, feature_info
+from weights.names import volo as names
+
+
+def neighbours(x: paddle.Tensor, axis: int) -> paddle.Tensor:
+    """Returns the places 2 i - 1, 2 i and 2 i + 1 around each second place i, in a new axis after ``axis``.
+
+    Before the first place is a zero. Along both axes it is ``unfold`` of 3 x 3 windows with stride 2 and padding 1.
+
+    Shape: [..., 2 n, ...] -> [..., n, 3, ...].
+    """
+    shape = [-1, *x.shape[1:]]
+    even, odd = x.reshape([*shape[:axis], shape[axis] // 2, 2, *shape[axis + 1 :]]).unbind(axis + 1)
+    before = paddle.concat([paddle.zeros_like(_part(odd, axis, 0, 1)), _part(odd, axis, 0, -1)], axis)
+    return paddle.stack([before, even, odd], axis + 1)
+
+
+def summed_up(x: paddle.Tensor, axis: int) -> paddle.Tensor:
+    """Is ``neighbours``'s transpose: adds up what several windows give to one place, as ``fold`` does.
+
+    Shape: [..., n, 3, ...] -> [..., 2 n, ...].
+    """
+    before, even, odd = x.unbind(axis + 1)
+    odd = odd + paddle.concat([_part(before, axis, 1, None), paddle.zeros_like(_part(before, axis, 0, 1))], axis)
+    shape = [-1, *even.shape[1:]]
+    return paddle.stack([even, odd], axis + 1).reshape([*shape[:axis], 2 * shape[axis], *shape[axis + 1 :]])
+
+
+def _part(x: paddle.Tensor, axis: int, start: int, end: int | None) -> paddle.Tensor:
+    return x[(slice(None),) * axis + (slice(start, end),)]
+
+
+class OutlookAttention(nn.Layer):
+    """Each 2 x 2 places weigh the 3 x 3 around them by a Linear of their mean; a place adds up what it is given.
+
+    Shape: [B, 2 h, 2 w, D] -> the same.
+    """
+
+    def __init__(self, dim: int, num_heads: int, qkv_bias: bool, attn_drop: float) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.scale = self.head_dim**-0.5
+        self.v = Linear(dim, dim, bias_attr=None if qkv_bias else False)
+        self.attn = Linear(dim, 81 * num_heads)
+        self.drop = nn.Dropout(attn_drop)
+        self.proj = Linear(dim, dim)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        _, rows, columns, dim = x.shape
+        rows, columns, heads = rows // 2, columns // 2, (self.num_heads, self.head_dim)
+        v = neighbours(neighbours(self.v(x), 1), 3).transpose([0, 1, 3, 2, 4, 5])  # [B, h, w, 3, 3, D]
+        v = v.reshape([-1, rows * columns, 9, *heads]).transpose([0, 3, 1, 2, 4])  # [B, heads, h w, 9, head_dim]
+        mean = x.reshape([-1, rows, 2, columns, 2, dim]).mean(axis=[2, 4])
+        attn = self.attn(mean).reshape([-1, rows * columns, self.num_heads, 9, 9]).transpose([0, 2, 1, 3, 4])
+        attn = self.drop(F.softmax(attn * self.scale, axis=-1))
+        x = paddle.matmul(attn, v).transpose([0, 2, 3, 1, 4]).reshape([-1, rows, columns, 3, 3, dim])
+        return self.proj(summed_up(summed_up(x.transpose([0, 1, 3, 2, 4, 5]), 3), 1))
+
+
+class ClassAttention(nn.Layer):
+    """Attention of the first token to all. Shape: [B, N, D] -> [B, 1, D]."""
+
+    def __init__(self, dim: int, num_heads: int, qkv_bias: bool, attn_drop: float) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.scale = self.head_dim**-0.5
+        self.kv = Linear(dim, 2 * dim, bias_attr=None if qkv_bias else False)
+        self.q = Linear(dim, dim, bias_attr=None if qkv_bias else False)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.proj = Linear(dim, dim)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        _, length, dim = x.shape
+        k, v = self.kv(x).reshape([-1, length, 2, self.num_heads, self.head_dim]).transpose([2, 0, 3, 1, 4]).unbind(0)
+        q = self.q(x[:, :1]).reshape([-1, self.num_heads, 1, self.head_dim]) * self.scale
+        attn = self.attn_drop(F.softmax(paddle.matmul(q, k, transpose_y=True), axis=-1))
+        return self.proj(paddle.matmul(attn, v).reshape([-1, 1, dim]))
+
+
+class ClassBlock(Block):
+    """A block that changes the first token alone. Shape: [B, N, D] -> the same."""
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        token = x[:, :1] + self.drop_path1(self.attn(self.norm1(x)))
+        token = token + self.drop_path2(self.mlp(self.norm2(token)))
+        return paddle.concat([token, x[:, 1:]], axis=1)
+
+
+class PatchEmbed(nn.Layer):
+    """Three convolutions, the first of which halves the image, then patches. Shape: [B, C, H, W] -> [B, dim, h, w]."""
+
+    def __init__(self, image_size: Sequence[int], in_channels: int, hidden_dim: int, dim: int, patch_size: int) -> None:
+        super().__init__()
+        self.image_size = tuple(image_size)
+        self.conv, channels = nn.Sequential(), in_channels
+        for i, (kernel, stride) in enumerate(((7, 2), (3, 1), (3, 1))):
+            conv = Conv2D(channels, hidden_dim, kernel, stride=stride, padding=kernel // 2, bias_attr=False)
+            for j, layer in enumerate((conv, BatchNorm2D(hidden_dim), nn.ReLU())):
+                self.conv.add_sublayer(str(3 * i + j), layer)
+            channels = hidden_dim
+        self.proj = Conv2D(hidden_dim, dim, patch_size // 2, stride=patch_size // 2)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        if tuple(x.shape[2:]) != self.image_size:
+            height, width = self.image_size
+            raise InputError(f"the model takes images of {height} x {width}, found {x.shape[2]} x {x.shape[3]}")
+        return self.proj(self.conv(x))
+
+
+class Downsample(nn.Layer):
+    """Halves rows and columns. Shape: [B, 2 h, 2 w, C] -> [B, h, w, D]."""
+
+    def __init__(self, in_dim: int, dim: int) -> None:
+        super().__init__()
+        self.proj = Conv2D(in_dim, dim, 2, stride=2)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.proj(x.transpose([0, 3, 1, 2])).transpose([0, 2, 3, 1])
+
+
+@register("volo")
+class VOLO(ImageModel):
+    """VOLO; images of other sizes than image_size aren't taken.
+
+    The logits are the class token's, plus half the largest of the patches' logits. Features: the class token, then the
+    patches, normalised: [B, 1 + patches, num_features].
+
+    Args:
+        image_size: pixels, or (height, width): multiples of 2 patch_size.
+        patch_size: pixels along a patch's side in the first stage; 4, 8 or 16.
+        stem_hidden_dim: channels of the convolutions before the patches.
+        stage_depths: blocks of each of four stages; outlookers in the first.
+        embed_dims: channels of each of four stages; of the last three alike.
+        num_heads: heads of each of four stages.
+        mlp_ratio: hidden width of the MLPs over their input's; one number, or one per stage.
+        qkv_bias: whether the queries, keys and values have a bias.
+        dropout: after the position embedding.
+        attention_dropout: of the attention weights.
+        droppath: rate of stochastic depth at the last block; linear, from 0 at the first, but 0 in the first stage.
+
+    Attributes:
+        dense_training: True: train mode returns (logits [B, K], logits of the patches [B, patches, K], ``mixed``), for
+            ``training.losses.TokenLabelCrossEntropy``.
+        mix_token: True: such training swaps a rectangle of patches with the batch's image from the other end; the
+            patches' logits are put back. ``mixed`` [] is the share of the swapped, 0 without.
+
+    Raises:
+        InputError: sizes that don't fit together.
+    """
+
+    weight_names = names
+    first_conv = "patch_embed.conv.0"
+    layout = "NHWC"
+    pos_embed_layout = "NHWC"
+    global_pool = "token"
+    dense_training = False
+    mix_token = False
+
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 224,
+        patch_size: Size = 8,
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        stem_hidden_dim: Size = 64,
+        stage_depths: Sequence[Depth] = (4, 4, 8, 2),
+        embed_dims: Sequence[Size] = (192, 384, 384, 384),
+        num_heads: Sequence[Size] = (6, 12, 12, 12),
+        mlp_ratio: Positive | Sequence[Positive] = 3.0,
+        qkv_bias: bool = False,
+        dropout: Rate = 0.0,
+        attention_dropout: Rate = 0.0,
+        droppath: Rate = 0.0,
+        head_init_scale: Factor = 1.0,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
+        ratios = [mlp_ratio] * 4 if isinstance(mlp_ratio, int | float) else mlp_ratio
+        _check(self.image_size, patch_size, stage_depths, embed_dims, num_heads, ratios)
+        self.num_features = embed_dims[-1]
+        self.patch_embed = PatchEmbed(self.image_size, in_channels, stem_hidden_dim, embed_dims[0], patch_size)
+        rows, columns = (side // (2 * patch_size) for side in self.image_size)
+        start = Normal(std=0.02)
+        self.pos_embed = self.create_parameter([1, rows, columns, self.num_features], default_initializer=start)
+        self.cls_token = self.create_parameter([1, 1, self.num_features], default_initializer=start)
+        self.pos_drop = nn.Dropout(dropout)
+        self.network = nn.LayerList()
+        for i, rates in enumerate(drop_path_rates(droppath, stage_depths)):
+            kind = partial(Attention, qk_norm=False) if i else OutlookAttention
+            attn = partial(kind, embed_dims[i], num_heads[i], qkv_bias=qkv_bias, attn_drop=attention_dropout)
+            sizes = (ratios[i], None, 0.0)
+            self.network.append(
+                nn.LayerList(Block(embed_dims[i], attn(), *sizes, rate if i else 0.0) for rate in rates)
+            )
+            if not i:
+                self.network.append(Downsample(embed_dims[0], embed_dims[1]))
+        attn = partial(ClassAttention, self.num_features, num_heads[-1], qkv_bias, attention_dropout)
+        self.post_network = nn.LayerList(
+            ClassBlock(self.num_features, attn(), ratios[-1], None, 0.0, 0.0) for _ in range(2)
+        )
+        self.ends = (0, 2, 3, 4)  # each stage's place in ``network``
+        reductions = (patch_size, *[2 * patch_size] * 3)
+        self.feature_info = feature_info([f"network.{end}" for end in self.ends], embed_dims, reductions)
+        self.norm = LayerNorm(self.num_features)
+        self._add_classifiers()
+        set_norm_eps(self, 1e-5)
+        self.apply(self._init_weights)
+        self._scale_classifiers()
+
+    @property
+    def blocks(self) -> list[Any]:
+        """All blocks, from the first to the last."""
+        return [block for stage in (*(self._blocks(end) for end in self.ends), self.post_network) for block in stage]
+
+    def _blocks(self, end: int) -> Any:
+        return self.network[end]
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor | tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+        if not (self.training and self.dense_training and self.num_classes):
+            return self.forward_head(self.forward_features(x))
+        x = self._embed(x)
+        swapped = self._rectangle() if self.mix_token else paddle.zeros(self.pos_embed.shape[:3])
+        if self.mix_token:
+            places = swapped.unsqueeze(-1).repeat_interleave(2, 1).repeat_interleave(2, 2).astype(x.dtype)
+            x = x + (x.flip([0]) - x) * places
+        for stage in self._stages():
+            x = self._stage(stage, x, None)
+        x = self._features(x, last=True)
+        logits, dense = self.head(x[:, 0]), self.aux_head(x[:, 1:])
+        if self.mix_token:
+            dense = dense + (dense.flip([0]) - dense) * swapped.flatten(1).unsqueeze(-1).astype(dense.dtype)
+        return logits, dense, swapped.mean()
+
+    def _rectangle(self) -> paddle.Tensor:
+        """Returns a random rectangle [1, rows, columns]: 1 within, 0 elsewhere (CutMix's, arXiv:1905.04899).
+
+        Its share of the places is uniform up to what the border cuts off. It is drawn on the device.
+        """
+        side, within = paddle.rand([]).sqrt(), []  # lambda is uniform: sqrt(1 - lambda) is distributed alike
+        for count in self.pos_embed.shape[1:3]:
+            length, middle = (side * count).floor(), (paddle.rand([]) * count).floor()
+            place = paddle.arange(count, dtype="float32")
+            first, last = middle - (length / 2).floor(), middle + ((length + 1) / 2).floor()
+            within.append(((place >= first) & (place < last)).astype("float32"))
+        return (within[0].unsqueeze(-1) * within[1]).unsqueeze(0)
+
+    def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.patch_embed(x).transpose([0, 2, 3, 1])
+
+    def _stages(self) -> Iterable[Any]:
+        return self.ends
+
+    def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
+        if stage == 0:
+            return self._run_all(self._blocks(0), x)
+        if stage == 2:
+            x = self.pos_drop(self.network[1](x) + self.pos_embed)
+        return self._run_all(self._blocks(stage), x.flatten(1, 2)).reshape([-1, *self.pos_embed.shape[1:]])
+
+    def _fits_last_norm(self, index: int) -> bool:
+        return index > 0
+
+    def _features(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:
+        if not last:
+            return x
+        x = paddle.concat([self.cls_token.expand([x.shape[0], -1, -1]), x.flatten(1, 2)], axis=1)
+        return self.norm(self._run_all(self.post_network, x))
+
+    def grid(self, places: int) -> tuple[int, int]:
+        _, rows, columns, _ = self.pos_embed.shape
+        return rows, columns
+
+    def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
+        logits = self.head(x[:, 0])
+        if not self.num_classes:
+            return logits
+        # In float32: not every build has a half gradient of the maximum.
+        return logits + 0.5 * in_float32(self.aux_head(x[:, 1:])).max(axis=1)
+
+    def classifier_names(self) -> tuple[str, ...]:
+        return ("head", "aux_head")
+
+    def layer_groups(self) -> list[tuple[str, ...]]:
+        """The embedding, each block (the second stage's first with what downsamples before it), the blocks of the class
+        token, each with nothing else but the first with the token, the classifiers with their norm.
+        """
+        groups: list[tuple[str, ...]] = [("patch_embed",)]
+        for end in self.ends:
+            blocks: list[tuple[str, ...]] = [(f"network.{end}.{i}",) for i in range(len(self._blocks(end)))]
+            blocks[0] += ("network.1", "pos_embed") if end == 2 else ()
+            groups += blocks
+        groups += [("post_network.0", "cls_token"), ("post_network.1",)]
+        return [*groups, ("norm", "head", "aux_head")]
+
+    def no_weight_decay(self) -> set[str]:
+        return {"pos_embed", "cls_token"}
+
+    def _init_weights(self, layer: nn.Layer) -> None:
+        init_linear(layer)
+        if isinstance(layer, nn.Conv2D):
+            init_as_torch(layer)
+
+
+def _check(
+    image_size: Sequence[int],
+    patch_size: int,
+    depths: Sequence[int],
+    dims: Sequence[int],
+    num_heads: Sequence[int],
+    ratios: Sequence[float],
+) -> None:
+    check_stages(depths, dims)
+    check_counts(4, NUM_HEADS=num_heads, MLP_RATIO=ratios)
+    if patch_size not in (4, 8, 16):
+        raise InputError(f"PATCH_SIZE is {patch_size}, expected 4, 8 or 16")
+    if any(side % (2 * patch_size) for side in image_size):
+        found = "{} x {}".format(*image_size)
+        raise InputError(f"IMAGE_SIZE {found} is not a multiple of {2 * patch_size}, two patches; choose one that is")
+    if len(set(dims[1:])) > 1:
+        raise InputError(f"EMBED_DIMS is {list(dims)}, expected the last three alike")
+    for dim, heads in zip(dims, num_heads, strict=True):
+        if dim % heads:
+            raise InputError(f"NUM_HEADS has {heads} where EMBED_DIMS has {dim}, no multiple of it")

@@ -1,0 +1,34 @@
+"""Which architecture the names of weights look like: a name for each, by timm, that no other architecture has."""
+
+import re
+from collections.abc import Collection
+
+_NAMES = {  # in this order: an architecture whose names others have, too, comes after them
+    "beit": r"blocks\.\d+\.attn\.relative_position_bias_table|rel_pos_bias\.relative_position_bias_table",
+    "cait": r"blocks_token_only\.\d+\.norm1\.weight",
+    "coat": r"crpe\d\.conv_list\.0\.weight",
+    "convmixer": r"blocks\.\d+\.0\.fn\.0\.weight",
+    "convnext": r"stages\.\d+\.blocks\.\d+\.conv_dw\.weight",
+    "eva": r"blocks\.\d+\.(attn\.(q_bias|q_proj\.weight)|gamma_1)|rope\.periods",
+    "gmlp": r"blocks\.\d+\.mlp_channels\.gate\.proj\.weight",
+    "lenet": r"features\.0\.weight",
+    "levit": r"stages\.\d+\.blocks\.\d+\.attn\.qkv\.linear\.weight",
+    "mixer": r"blocks\.\d+\.mlp_tokens\.fc1\.weight",
+    "mobileone": r"stages\.\d+\.\d+\.(conv_kxk\.0\.conv|reparam_conv)\.weight",
+    "pit": r"transformers\.\d+\.blocks\.\d+\.norm1\.weight",
+    "poolformer": r"stages\.\d+\.blocks\.\d+\.layer_scale1\.scale",
+    "pvtv2": r"stages\.\d+\.blocks\.\d+\.attn\.kv\.weight",
+    "regnet": r"s1\.b1\.conv1\.conv\.weight",
+    "resmlp": r"blocks\.\d+\.linear_tokens\.weight",
+    "resnet": r"layer1\.0\.conv1\.weight",
+    "swin": r"layers\.\d+\.blocks\.\d+\.attn\.relative_position_bias_table",
+    "swinv2": r"layers\.\d+\.blocks\.\d+\.attn\.logit_scale",
+    "tinyvit": r"patch_embed\.conv1\.conv\.weight",
+    "volo": r"network\.\d+\.\d+\.norm1\.weight",
+    "vit": r"blocks\.\d+\.attn\.qkv\.weight",
+}
+
+
+def looks_like(names: Collection[str]) -> str | None:
+    """Returns MODEL.TYPE, in lower case, of the architecture that has such names; None: none that is here."""
+    return next((kind for kind, found in _NAMES.items() if any(re.fullmatch(found, name) for name in names)), None)

@@ -1,0 +1,190 @@
+"""Names that Hugging Face's transformers gives the tensors of models that are here, turned into timm's.
+
+Its image classifiers, and the image towers of CLIP and SigLIP: a whole model's text tower is dropped. Files of its
+releases 4 and 5 are told by their names; all others pass as they are.
+"""
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from weights.names.rules import Arrays, Rules, join_qkv, rename
+
+
+def _shifted(match: re.Match[str]) -> str:
+    """Numbers a ResNet's stages from 1."""
+    return f"layer{int(match[1]) + 1}.{match[2]}."
+
+
+def _part(word: str) -> str:
+    return "conv" if word == "convolution" else "bn"
+
+
+def _counted(match: re.Match[str]) -> str:
+    """Numbers a RegNet's stages and blocks from 1."""
+    return f"s{int(match[1]) + 1}.b{int(match[2]) + 1}."
+
+
+_BLOCK = (
+    (r"\.attention\.(attention|self)\.(query|key|value)\.", lambda match: f".attn.{match[2][0]}."),
+    (r"\.attention\.(attention|self)\.(relative_position_bias\.)?", ".attn."),
+    (r"\.attention\.([qkv])_proj\.", r".attn.\1."),
+    (r"\.attention\.(output\.dense|o_proj)\.", ".attn.proj."),
+    (r"\.intermediate\.dense\.", ".mlp.fc1."),
+    (r"\.output\.dense\.", ".mlp.fc2."),
+    (r"\.mlp\.weights_in\.", ".mlp.fc1."),
+    (r"\.mlp\.weights_out\.", ".mlp.fc2."),
+    (r"\.layernorm_before\.", ".norm1."),
+    (r"\.layernorm_after\.", ".norm2."),
+    (r"\.lambda_([12])$", r".gamma_\1"),
+    (r"\.layer_scale([12])\.lambda1$", r".ls\1.gamma"),
+)
+_ENCODER = (  # ViT, DeiT, BEiT, DINOv2
+    (r"^(vit|deit|beit|dinov2|dinov2_with_registers)\.", ""),
+    (r"(^|\.)relative_position_index$|^(embeddings\.mask_token|pooler\.dense\.|lm_head\.)", None),
+    (r"^(encoder\.layer|layers)\.", "blocks."),
+    *_BLOCK,
+    (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+    (r"^embeddings\.distillation_token$", "dist_token"),
+    (r"^embeddings\.position_embeddings$", "pos_embed"),
+    (r"^embeddings\.", ""),
+    (r"^encoder\.relative_position_bias\.", "rel_pos_bias."),
+    (r"^pooler\.layernorm\.", "fc_norm."),  # BEiT's, of the patches' mean
+    (r"^layernorm\.", "norm."),
+    (r"^(cls_)?classifier\.", "head."),
+    (r"^distillation_classifier\.", "head_dist."),
+)
+_TOWER = (  # CLIP, SigLIP
+    (r"^(text_model|text_projection|logit_scale|logit_bias)(\.|$)|\.position_ids$", None),
+    (r"^(vision_model|visual)\.", ""),
+    (r"^encoder\.layers\.", "blocks."),
+    (r"\.layer_norm([12])\.", r".norm\1."),
+    (r"\.self_attn\.([qkv])_proj\.", r".attn.\1."),
+    (r"\.self_attn\.out_proj\.", ".attn.proj."),
+    (r"^embeddings\.class_embedding$", "cls_token"),
+    (r"^embeddings\.patch_embedding\.", "patch_embed.proj."),
+    (r"^embeddings\.position_embedding\.weight$", "pos_embed"),
+    (r"^pre_layrnorm\.", "norm_pre."),
+    (r"^post_layernorm\.", "norm."),
+    (r"^head\.probe$", "attn_pool.latent"),
+    (r"^head\.attention\.in_proj_(weight|bias)$", r"attn_pool.qkv.\1"),
+    (r"^head\.attention\.out_proj\.", "attn_pool.proj."),
+    (r"^head\.layernorm\.", "attn_pool.norm."),
+    (r"^head\.mlp\.", "attn_pool.mlp."),
+    (r"^(visual_projection|classifier)\.", "head."),
+)
+_SWIN = (
+    (r"^swin\.", ""),
+    (r"\.relative_position_index$|^(embeddings\.mask_token|pooler\.)", None),
+    (r"^encoder\.", ""),
+    *_BLOCK,
+    (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+    (r"^embeddings\.norm\.", "patch_embed.norm."),
+    (r"^layernorm\.", "norm."),
+    (r"^classifier\.", "head.fc."),
+)
+_PVT = (
+    (r"^pvt_v2\.", ""),
+    (r"^encoder\.layers\.0\.patch_embedding\.", "patch_embed."),
+    (r"^encoder\.layers\.(\d+)\.patch_embedding\.", r"stages.\1.downsample."),
+    (r"^encoder\.layers\.", "stages."),
+    (r"\.layer_norm_([12])\.", r".norm\1."),
+    (r"\.attention\.query\.", ".attn.q."),
+    (r"\.attention\.(key|value)\.", lambda match: f".attn.{match[1][0]}."),
+    (r"\.attention\.spatial_reduction\.", ".attn.sr."),
+    (r"\.attention\.", ".attn."),
+    (r"(^|\.)layer_norm\.", r"\1norm."),
+    (r"\.mlp\.dense([12])\.", r".mlp.fc\1."),
+    (r"\.dwconv\.dwconv\.", ".dwconv."),
+    (r"^classifier\.", "head."),
+)
+_POOLFORMER = (
+    (r"^poolformer\.", ""),
+    (r"^encoder\.patch_embeddings\.0\.projection\.", "stem.conv."),
+    (r"^encoder\.patch_embeddings\.(\d+)\.projection\.", r"stages.\1.downsample.conv."),
+    (r"^encoder\.block\.(\d+)\.", r"stages.\1.blocks."),
+    (r"\.before_norm\.", ".norm1."),
+    (r"\.after_norm\.", ".norm2."),
+    (r"\.output\.conv([12])\.", r".mlp.fc\1."),
+    (r"\.layer_scale_([12])$", r".layer_scale\1.scale"),
+    (r"^classifier\.", "head.fc."),
+)
+_RESNET = (
+    (r"^resnet\.", ""),
+    (r"^embedder\.embedder\.convolution\.", "conv1."),
+    (r"^embedder\.embedder\.normalization\.", "bn1."),
+    (r"^encoder\.stages\.(\d+)\.layers\.(\d+)\.", _shifted),
+    (r"\.layer\.(\d)\.convolution\.", lambda match: f".conv{int(match[1]) + 1}."),
+    (r"\.layer\.(\d)\.normalization\.", lambda match: f".bn{int(match[1]) + 1}."),
+    (r"\.shortcut\.convolution\.", ".downsample.0."),
+    (r"\.shortcut\.normalization\.", ".downsample.1."),
+    (r"^classifier\.1\.", "fc."),
+)
+_REGNET = (
+    (r"^regnet\.", ""),
+    (r"^embedder\.embedder\.convolution\.", "stem.conv."),
+    (r"^embedder\.embedder\.normalization\.", "stem.bn."),
+    (r"^encoder\.stages\.(\d+)\.layers\.(\d+)\.", _counted),
+    (r"\.layer\.2\.attention\.0\.", ".se.fc1."),
+    (r"\.layer\.2\.attention\.2\.", ".se.fc2."),
+    (r"\.layer\.([01])\.(convolution|normalization)\.", lambda match: f".conv{int(match[1]) + 1}.{_part(match[2])}."),
+    (r"\.layer\.[23]\.(convolution|normalization)\.", lambda match: f".conv3.{_part(match[1])}."),
+    (r"\.shortcut\.(convolution|normalization)\.", lambda match: f".downsample.{_part(match[1])}."),
+    (r"^classifier\.1\.", "head.fc."),
+)
+
+
+def timm_names(arrays: Arrays) -> Arrays:
+    """Returns arrays of one of transformers' files under timm's names, in torch's layout; of others, as they are."""
+    for telltale, rules, joined in _KINDS:
+        if any(re.search(telltale, name) for name in arrays):
+            return joined(rename(arrays, rules))
+    return arrays
+
+
+def _encoders(arrays: Arrays) -> Arrays:
+    """BEiT's keys have no bias: queries' and values' stand by themselves. DINOv2's classifier reads more than ours."""
+    if "blocks.0.attn.k.bias" not in arrays:
+        arrays = rename(arrays, [(r"\.attn\.([qv])\.bias$", r".attn.\1_bias")])
+    classifier, token = arrays.get("head.weight"), arrays.get("cls_token")
+    if classifier is not None and token is not None and classifier.shape[-1] == 2 * token.shape[-1]:
+        arrays = rename(arrays, [(r"^head\.", None)])
+    return join_qkv(arrays)
+
+
+def _towers(arrays: Arrays) -> Arrays:
+    for name, dimensions in (("cls_token", (1, 1, -1)), ("pos_embed", (1, *arrays["pos_embed"].shape))):
+        if name in arrays:
+            arrays[name] = arrays[name].reshape(dimensions)
+    for part in ("weight", "bias"):
+        joined = arrays.pop(f"attn_pool.qkv.{part}", None)
+        if joined is not None:
+            third = len(joined) // 3
+            arrays |= {f"attn_pool.q.{part}": joined[:third], f"attn_pool.kv.{part}": joined[third:]}
+    if "head.weight" in arrays and "head.bias" not in arrays:  # CLIP's projection
+        arrays["head.bias"] = np.zeros(len(arrays["head.weight"]), np.float32)
+    return join_qkv(arrays)
+
+
+def _pyramids(arrays: Arrays) -> Arrays:
+    """Joins keys and values."""
+    for name in [name for name in arrays if ".attn.k." in name]:
+        other = name.replace(".attn.k.", ".attn.v.")
+        if other in arrays:
+            arrays[name.replace(".attn.k.", ".attn.kv.")] = np.concatenate([arrays.pop(name), arrays.pop(other)])
+    return arrays
+
+
+_KINDS: tuple[
+    tuple[str, Rules, Callable[[Arrays], Arrays]], ...
+] = (  # a name that no other toolkit has, what to do then
+    (r"^((vit|deit|beit|dinov2\w*)\.)?encoder\.layer\.0\.attention\.attention\.query\.weight$", _ENCODER, _encoders),
+    (r"^((vit|deit|beit|dinov2\w*)\.)?layers\.0\.attention\.q_proj\.weight$", _ENCODER, _encoders),
+    (r"^((vision_model|visual)\.)?encoder\.layers\.0\.self_attn\.q_proj\.weight$", _TOWER, _towers),
+    (r"^(swin\.)?encoder\.layers\.0\.blocks\.0\.attention\.self\.query\.weight$", _SWIN, join_qkv),
+    (r"^(pvt_v2\.)?encoder\.layers\.0\.patch_embedding\.layer_norm\.weight$", _PVT, _pyramids),
+    (r"^(poolformer\.)?encoder\.block\.0\.0\.before_norm\.weight$", _POOLFORMER, dict),
+    (r"^resnet\.embedder\.embedder\.convolution\.weight$", _RESNET, dict),
+    (r"^regnet\.embedder\.embedder\.convolution\.weight$", _REGNET, dict),
+)
