@@ -4,6 +4,7 @@ Parameter names, order of operations and initialisation are those of timm's ``Sw
 and the stages are the first version's (``models.swin``).
 """
 
+import copy
 import math
 from collections.abc import Sequence
 
@@ -62,7 +63,15 @@ class WindowAttention(swin.WindowAttention):
         self.register_buffer("relative_coords_table", paddle.to_tensor(offsets), persistable=False)
         return unit
 
+    @paddle.no_grad()
+    def fold(self) -> None:
+        """Computes the biases once, for inference. (Paddle Inference 2.6 crashes as it fuses an MLP of constants.)"""
+        self.register_buffer("bias_table", self.table(), persistable=False)
+        del self.cpb_mlp
+
     def table(self) -> paddle.Tensor:
+        if "bias_table" in self._buffers:
+            return self.bias_table
         return 16 * F.sigmoid(in_float32(self.cpb_mlp(self.relative_coords_table)))
 
     def _project(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -143,6 +152,7 @@ class SwinTransformerV2(SwinTransformer):
     weight_names = names
     block = Block
     merging = PatchMerging
+    folded = False
 
     def __init__(
         self,
@@ -189,6 +199,18 @@ class SwinTransformerV2(SwinTransformer):
             for block in stage.blocks:
                 height, width = block.attn.measure_by(size)
             self.pretrained_window_sizes.append(max(height, width))
+
+    def deployed(self) -> SwinTransformer:
+        """Returns an equal model for inference, which doesn't compute the biases of offsets anew each time."""
+        if self.folded:
+            return self
+        model = copy.deepcopy(self)
+        model.eval()
+        for layer in model.sublayers():
+            if isinstance(layer, WindowAttention):
+                layer.fold()
+        model.folded = True
+        return model
 
     def no_weight_decay(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if "cpb_mlp" in name or "logit_scale" in name}
