@@ -1,4 +1,5 @@
-"""docs/models.md: what each shipped model costs, beside what fvcore counts in timm's model (golden/costs.json).
+"""docs/models.md: what each shipped model costs, beside what fvcore counts in timm's model (golden/costs.json), and the
+accuracy of timm's weights (golden/published.json).
 
 Write the page and configs/costs.json anew, or the rows of some models (a second each):
 
@@ -16,8 +17,9 @@ from tools.list_models import TABLE, measured
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "models.md"
+PUBLISHED = json.loads((HERE / "golden" / "published.json").read_text(encoding="utf-8"))
 REFERENCE = json.loads((HERE / "golden" / "costs.json").read_text(encoding="utf-8"))
-HEAD = """# What the models cost
+HEAD = """# What the models cost, and what they reach
 
 Multiply-adds (MACs) and activations of one image, beside what fvcore 0.1.5 counts in timm 1.0.31's model of the same
 name and size. timm's published GMACs and MActs are fvcore's, too. One model, with its memory and its layers:
@@ -36,15 +38,21 @@ python tools/model_info.py swin_tiny_patch4_window7_224 -layers
 - fvcore by itself leaves out convolutions whose padding is "same", which are ConvMixer's depthwise ones. Its own
   function for convolutions was set for them; without it, ConvMixer's figures would be 5 to 7 % lower.
 - `lenet` has no model in timm; the reference is the same layers in PyTorch. `vit_digits` is timm's ViT of these sizes.
+- *acc1* is that of timm's most accurate weights of this size, on ImageNet-1k's validation images: published figures of
+  `results/results-imagenet.csv` in huggingface/pytorch-image-models at aa4b5850 (8 August 2026), not run here. In
+  brackets is their tag; `-pretrained=hf-hub:timm/NAME.TAG` loads them. Models without one have no classifier there.
 
-This page is written by:
+![Accuracy of timm's weights against parameters](accuracy.svg)
+
+This page and its picture are written by:
 
 ```sh
 PYTHONPATH=.:tests python tests/cost_table.py     # tests/golden/make_costs.py made the reference
+PYTHONPATH=.:tests python tests/accuracy_picture.py
 ```
 
-| model | image | parameters | GMACs | fvcore's | difference | activations (M) | fvcore's |
-|---|---|---|---|---|---|---|---|
+| model | image | parameters | GMACs | fvcore's | difference | activations (M) | fvcore's | acc1 |
+|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -57,7 +65,15 @@ def row(name: str, found: Cost) -> str:
     theirs, (_, height, width) = REFERENCE[name], found.images
     gmacs = f"{found.macs / 1e9:,.3f} | {theirs['flops'] / 1e9:,.3f} | {100 * difference(found, name):+.2f} %"
     activations = f"{found.activations / 1e6:,.2f} | {theirs['activations'] / 1e6:,.2f}"
-    return f"| {name} | {height} x {width} | {found.parameters:,} | {gmacs} | {activations} |\n"
+    cells = (name, f"{height} x {width}", f"{found.parameters:,}", gmacs, activations, published(name, height))
+    return f"| {' | '.join(cells)} |\n"
+
+
+def published(name: str, side: int) -> str:
+    if name not in PUBLISHED:
+        return ""
+    tag, of, accuracy = PUBLISHED[name]
+    return f"{accuracy:.1f} ({tag}{'' if of == side else f', at {of}'})"
 
 
 if __name__ == "__main__":
