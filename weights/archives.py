@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from errors import Allowance, Unreadable, shown
-from weights.arrays import Array, Span, contiguous, item_size, sizes
-from weights.unpickle import NUMPY_CODES, DataUnpickler
+from weights.arrays import NUMPY_CODES, Array, Span, contiguous, item_size, sizes
+from weights.unpickle import DataUnpickler
 
 ENTRY = 25  # bytes that zipfile holds for one of an archive's directory, at most
 PIECE = 1 << 20  # bytes that are unpacked at a time

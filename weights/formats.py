@@ -24,7 +24,7 @@ from weights.archives import read_zip
 from weights.arrays import Array, Span, contiguous, item_size, sizes
 from weights.hub import find_weights, read_config
 from weights.plain import Rule, check_form, is_list, is_name, is_whole, optional, parsed_json
-from weights.unpickle import DataUnpickler
+from weights.unpickle import DataUnpickler, Script
 
 # Where a checkpoint keeps its weights: timm's order (load_state_dict, the average first), then others' names.
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict", "module", "net", "teacher")
@@ -256,6 +256,8 @@ def _read_torch_legacy(file: BufferedIOBase, allowance: Allowance) -> Content:
 def _weights(content: Any) -> tuple[dict[str, Array], list[str]]:
     """Returns the arrays of a checkpoint by their clean names, and what there is to tell."""
     notes = []
+    if type(content) is Script:
+        content = _flat(content)
     for _ in range(3):  # one inside the other
         held = [key for key in WRAPPERS if type(content) is dict and type(content.get(key)) is dict and content[key]]
         if not held:
@@ -288,6 +290,21 @@ def _weights(content: Any) -> tuple[dict[str, Array], list[str]]:
     if others:
         notes.append(f"left out, being no arrays: {told}")
     return found, notes
+
+
+def _flat(program: Script) -> Content:
+    """Returns the arrays of a TorchScript program by their full names; of a module with several names the first."""
+    found: Content = {}
+    seen, left = {id(program)}, [("", program)]
+    while left:
+        prefix, module = left.pop()
+        for name, value in module.items():
+            if isinstance(value, Array):
+                found[prefix + name] = value
+            elif type(value) is Script and id(value) not in seen and len(prefix) <= LONGEST_NAME:
+                seen.add(id(value))
+                left.append((f"{prefix}{name}.", value))
+    return found
 
 
 def _read(entries: dict[str, Array], layout: str, allowance: Allowance) -> Iterator[tuple[str, np.ndarray]]:

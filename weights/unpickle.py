@@ -13,22 +13,11 @@ from io import BufferedIOBase
 from typing import Any
 
 from errors import Allowance, Unreadable, shown
-from weights.arrays import Array, Span, contiguous, is_count, item_size, sizes
+from weights.arrays import NUMPY_CODES, STORAGES, TORCH_DTYPES, Array, Span, contiguous, is_count, item_size, sizes
 
 OPCODE, CALL = 160, 2000  # bytes that they take at most; of ViT-B with its optimizer there are 20,000 and 3,000
 LONGEST_TEXT = 1 << 16  # bytes; longer texts are an array's content in protocol 2, and stay in the file
 
-NUMPY_CODES = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1")
-STORAGES = {
-    "torch.HalfStorage": "<f2", "torch.FloatStorage": "<f4", "torch.DoubleStorage": "<f8", "torch.CharStorage": "|i1",
-    "torch.ShortStorage": "<i2", "torch.IntStorage": "<i4", "torch.LongStorage": "<i8", "torch.ByteStorage": "|u1",
-    "torch.BoolStorage": "|b1", "torch.BFloat16Storage": "bfloat16", "torch.storage.UntypedStorage": "|u1",
-}  # fmt: skip
-TORCH_DTYPES = {
-    "torch.float16": "<f2", "torch.float32": "<f4", "torch.float64": "<f8", "torch.int8": "|i1", "torch.int16": "<i2",
-    "torch.int32": "<i4", "torch.int64": "<i8", "torch.uint8": "|u1", "torch.uint16": "<u2", "torch.uint32": "<u4",
-    "torch.uint64": "<u8", "torch.bool": "|b1", "torch.bfloat16": "bfloat16",
-}  # fmt: skip
 Places = Callable[[str, int], Span]
 
 
@@ -43,6 +32,10 @@ class _Blank:
     """Stands for plain data that isn't kept."""
 
     __slots__ = ()
+
+
+class Script(dict[str, Any]):
+    """A module of a TorchScript program: its attributes. The program itself stays unread."""
 
 
 @dataclass
@@ -173,7 +166,7 @@ class DataUnpickler:
 
     def _name(self, module: str, name: str) -> None:
         label = f"{_RENAMED.get(module, module)}.{name}"
-        if label not in ADMITTED:
+        if label not in ADMITTED and not label.startswith(_SCRIPTED):
             wanted = shown(f"{module}.{name}")
             raise Unreadable(f"it asks to load {wanted}; only arrays and plain containers are read")
         self.stack.append(_Name(label))
@@ -188,6 +181,8 @@ class DataUnpickler:
             _fill_array(target, state)
         elif type(target) is _DType:
             _fill_dtype(target, state)
+        elif type(target) is Script and type(state) is dict:
+            target.update(state)
         elif type(target) not in (dict, _Blank):  # theirs would be attributes
             raise Unreadable("its pickle sets the state of what has none")
 
@@ -239,9 +234,14 @@ _ACTIONS: dict[bytes, Callable[[DataUnpickler], Any]] = {
 # ------------------------------------------------- what the admitted names mean
 
 
+_SCRIPTED = "__torch__."  # where TorchScript has the classes of a program
+
+
 def _describe(function: Any, arguments: Any) -> Any:
     if type(function) is not _Name or type(arguments) is not tuple:
         raise Unreadable("its pickle calls what is no admitted name")
+    if function.label.startswith(_SCRIPTED):
+        return Script()
     describe = ADMITTED[function.label]
     if describe is None:
         raise Unreadable(f"its pickle calls {function.label}, which is only a name here")
@@ -316,13 +316,14 @@ _RENAMED = {
     "__builtin__": "builtins", "numpy.core.multiarray": "numpy._core.multiarray",
     "numpy.core.numeric": "numpy._core.numeric", "pathlib._local": "pathlib",  # the last: Python 3.13's
 }  # fmt: skip
+_SCRIPT_LISTS = ("build_intlist", "build_doublelist", "build_boollist", "build_tensorlist", "restore_type_tag")
 _PLAIN_DATA = (
     "argparse.Namespace", "yacs.config.CfgNode", "collections.Counter", "datetime.datetime", "pathlib.Path",
     "pathlib.PosixPath", "pathlib.PurePosixPath", "pathlib.WindowsPath", "pathlib.PureWindowsPath",
     "numpy._core.multiarray.scalar", "torch.Size", "torch.device", "torch.serialization._get_layout",
     "omegaconf.base.ContainerMetadata", "omegaconf.base.Metadata", "omegaconf.dictconfig.DictConfig",
     "omegaconf.listconfig.ListConfig", "omegaconf.nodes.AnyNode", "builtins.set", "builtins.frozenset",
-    "builtins.complex", "builtins.bytearray",
+    "builtins.complex", "builtins.bytearray", *(f"torch.jit._pickle.{name}" for name in _SCRIPT_LISTS),
 )  # fmt: skip
 _LABELS = (
     "numpy.ndarray", "torch.Tensor", "torch.nn.parameter.Parameter", "typing.Any", "builtins.dict", "builtins.list",

@@ -265,3 +265,9 @@ def test_a_path_that_python_3_13_wrote_is_a_path(tmp_path):
     path = Call("pathlib._local", "PosixPath", ("/data",))
     found = read_weights(write_zip(tmp_path / "a.pth", program({"model": {"a": ONE}, "args": path})))
     assert list(found.arrays) == ["a"]
+
+
+def test_a_torchscript_program_that_holds_itself_ends(tmp_path):
+    write_zip(tmp_path / "a.pt", b"\x80\x02c__torch__\nA\n)\x81q\x00}(X\x01\x00\x00\x00ah\x00ub.")
+    with pytest.raises(InputError, match="it holds no arrays"):
+        read_weights(tmp_path / "a.pt")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import paddle
 
+from weights.names.clip import from_clip, switches  # noqa: F401  (switches: see weights.names)
 from weights.names.rules import Arrays, from_flax, jax_kernel, join_qkv, rename, same_shape, to_flax, torch_kernel
 
 _RULES = (
@@ -19,6 +20,8 @@ _RULES = (
     (r"^(backbone|base_encoder)\.", ""),
     (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),  # DINOv2: chunks of blocks that are numbered through
     (r"\.gamma_([12])$", r".ls\1.gamma"),  # DeiT-III
+    (r"\.mlp\.w12\.", ".mlp.fc1."),  # DINOv2-g
+    (r"\.mlp\.w3\.", ".mlp.fc2."),
     # PaddleViT
     (r"^transformer\.", ""),
     (r"^(embeddings|patch_embedding)\.(cls_token|dist_token|position_embeddings)$", r"\2"),
@@ -57,10 +60,10 @@ _GOOGLE = (
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``VisionTransformer`` and ``VisionTransformerDistilled``.
 
-    Sources: the files of Google's ViT and AugReg (.npz), DeiT, DeiT-III, MAE, MoCo v3, DINO, DINOv2, older timm, and
-    of PaddleViT's ViT, DeiT and MAE, old and new; PaddleClas uses timm's names. Dropped: MAE's decoder, MoCo's momentum
-    encoder and predictor, projection heads, mask tokens, and ``pre_logits`` with the head that reads it (timm has no
-    such layer).
+    Sources: the files of Google's ViT and AugReg (.npz), DeiT, DeiT-III, MAE, MoCo v3, DINO, DINOv2, CLIP
+    (``weights.names.clip``), older timm, and of PaddleViT's ViT, DeiT and MAE, old and new; PaddleClas uses timm's
+    names. Dropped: MAE's decoder, MoCo's momentum encoder and predictor, projection heads, mask tokens, and
+    ``pre_logits`` with the head that reads it (timm has no such layer).
 
     MAE's pre-training has a ``norm`` where a fine-tuned model has an ``fc_norm``. That starts from ``norm`` here, and
     afresh in MAE's own fine-tuning.
@@ -68,8 +71,7 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
     """
-    if layout == "jax":
-        arrays = _from_google(arrays)
+    arrays = _from_google(arrays) if layout == "jax" else from_clip(arrays)
     last_norm = "fc_norm." if "fc_norm.weight" in wanted else "norm."
     arrays = rename(arrays, _RULES)
     if any(name.startswith("pre_logits.") for name in arrays):
