@@ -33,7 +33,7 @@ IMAGES = values("images", (2, 3, 16, 16))
 
 
 def google_shapes() -> dict[str, list[int]]:
-    """Returns names and shapes in Google's file."""
+    """Returns names and shapes in the file of Google's ViT."""
     shapes = {"cls": [1, 1, 24], "Transformer/posembed_input/pos_embedding": [1, 17, 24]}
     dense = {"embedding": [4, 4, 3, 24], "head": [24, 7]}
     norms = ["Transformer/encoder_norm"]
@@ -49,6 +49,26 @@ def google_shapes() -> dict[str, list[int]]:
     return shapes | {f"{name}/{leaf}": [24] for name in norms for leaf in ("scale", "bias")}
 
 
+def siglip_shapes(stacked: bool) -> dict[str, list[int]]:
+    """Returns names and shapes in big_vision's file of SigLIP; ``stacked``: with all blocks in one array."""
+    shapes = {"params/t": [1], "params/txt/head/bias": [24], "params/img/MAPHead_0/probe": [1, 1, 24]}
+    words = {"Attention_1": "Attention_0", "MlpBlock_3": "MlpBlock_0", "LayerNorm_2": "LayerNorm_1"}
+    for name, shape in google_shapes().items():
+        if name != "cls":
+            for old, new in words.items():
+                name = name.replace(old, new)
+            name = f"params/img/{name}".replace("Transformer/posembed_input/", "")
+            block, first = "Transformer/encoderblock_0/", "Transformer/encoderblock_1" not in name
+            if block in name:
+                head = name.replace(block, "MAPHead_0/")
+                shapes |= {head: shape} if "LayerNorm_1" not in name else {}
+            if first or not stacked:
+                shapes[name.replace("encoderblock_0", "encoderblock") if stacked else name] = (
+                    [2, *shape] if stacked and block in name else shape
+                )
+    return shapes | {"params/img/pos_embedding": [1, 16, 24]}
+
+
 if __name__ == "__main__":
     import json
     import tempfile
@@ -59,29 +79,32 @@ if __name__ == "__main__":
 
     cases = {}
 
-    def record(case: str, options: dict, changes: dict[str, str | list[int]] | None) -> None:
-        """Adds a case; ``changes`` turn timm's names: words and what the file has, names and shapes. None: Google's."""
+    def record(case: str, options: dict, changes: dict[str, str | list[int]], google: dict | None = None) -> None:
+        """Adds a case; ``changes`` turn timm's names: words and what the file has, names and shapes; or ``google``."""
         model = VisionTransformer(img_size=16, **SIZES, **options).eval()
         shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-        for ours, theirs in (changes or {}).items():
+        for ours, theirs in changes.items():
             if isinstance(theirs, str):
                 shapes = {name.replace(ours, theirs): shape for name, shape in shapes.items()}
             else:
                 shapes[ours] = theirs
-        if changes is None:
-            shapes = google_shapes()
+        if google:
+            shapes = google
             with tempfile.TemporaryDirectory() as folder:
                 np.savez(f"{folder}/weights.npz", **{name: values(name, shape) for name, shape in shapes.items()})
                 model.load_pretrained(f"{folder}/weights.npz")
         else:
             state = {name: torch.from_numpy(values(name, shape)) for name, shape in shapes.items()}
             model.load_state_dict(checkpoint_filter_fn(state, model, adapt_layer_scale=True))
-        layout, logits = "jax" if changes is None else "torch", model(torch.from_numpy(IMAGES)).tolist()
+        layout, logits = "jax" if google else "torch", model(torch.from_numpy(IMAGES)).tolist()
         cases[case] = {"layout": layout, "model": options, "logits": logits, "shapes": shapes}
 
     scaled = {"init_values": 0.1, "no_embed_class": True}
     dinov2 = {"reg_token": "register_tokens", "mask_token": [1, 24], "pos_embed": [1, 17, 24]}
-    record("Google", {}, None)
+    record("Google", {}, {}, google_shapes())
+    for stacked in (False, True):
+        options = {"class_token": False, "global_pool": "map"}
+        record(f"SigLIP{' stacked' * stacked}", options, {}, siglip_shapes(stacked))
     record("DeiT-III", scaled, {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"})
     record("DINOv2", scaled | {"reg_tokens": 3}, dinov2)
     record("linear patches", {}, {"patch_embed.proj.weight": [24, 48]})

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import paddle
 
+from weights.names.big_vision import google_layers
 from weights.names.clip import from_clip, switches  # noqa: F401  (switches: see weights.names)
 from weights.names.rules import Arrays, from_flax, jax_kernel, join_qkv, rename, same_shape, to_flax, torch_kernel
 
@@ -55,14 +56,25 @@ _GOOGLE = (
     ("norm", "Transformer/encoder_norm"),
     ("head", "head"),
 )
+# What pools a SigLIP's patches.
+_MAP_HEAD = (
+    ("attn_pool.latent", "MAPHead_0/probe"),
+    ("attn_pool.q", "MAPHead_0/MultiHeadDotProductAttention_0/query"),
+    ("attn_pool.k", "MAPHead_0/MultiHeadDotProductAttention_0/key"),
+    ("attn_pool.v", "MAPHead_0/MultiHeadDotProductAttention_0/value"),
+    ("attn_pool.proj", "MAPHead_0/MultiHeadDotProductAttention_0/out"),
+    ("attn_pool.norm", "MAPHead_0/LayerNorm_0"),
+    ("attn_pool.mlp.fc1", "MAPHead_0/MlpBlock_0/Dense_0"),
+    ("attn_pool.mlp.fc2", "MAPHead_0/MlpBlock_0/Dense_1"),
+)
 
 
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``VisionTransformer`` and ``VisionTransformerDistilled``.
 
-    Sources: the files of Google's ViT and AugReg (.npz), DeiT, DeiT-III, MAE, MoCo v3, DINO, DINOv2, CLIP
-    (``weights.names.clip``), older timm, and of PaddleViT's ViT, DeiT and MAE, old and new; PaddleClas uses timm's
-    names. Dropped: MAE's decoder, MoCo's momentum encoder and predictor, projection heads, mask tokens, and
+    Sources: the files of Google's ViT, AugReg, big_vision and its SigLIP (.npz), DeiT, DeiT-III, MAE, MoCo v3, DINO,
+    DINOv2, CLIP (``weights.names.clip``), older timm, and of PaddleViT's ViT, DeiT and MAE, old and new; PaddleClas
+    uses timm's names. Dropped: MAE's decoder, MoCo's momentum encoder and predictor, projection heads, mask tokens, and
     ``pre_logits`` with the head that reads it (timm has no such layer).
 
     MAE's pre-training has a ``norm`` where a fine-tuned model has an ``fc_norm``. That starts from ``norm`` here, and
@@ -161,13 +173,16 @@ def google_names(arrays: Arrays, num_heads: int) -> Arrays:
 
 
 def _from_google(arrays: Arrays) -> Arrays:
-    named = from_flax(arrays, _GOOGLE)
+    named = from_flax(google_layers(arrays), (*_GOOGLE, *_MAP_HEAD))
     for name, array in named.items():
-        if re.search(r"\.attn\.[qkv]\.", name):
+        if re.search(r"(\.attn|^attn_pool)\.[qkv]\.", name):
             array = array.reshape(*array.shape[:-2], -1)  # [in, heads, head_dim], [heads, head_dim]
-        elif name.endswith("attn.proj.weight"):
+        elif name.endswith(("attn.proj.weight", "attn_pool.proj.weight")):
             array = array.reshape(-1, *array.shape[-1:])  # [heads, head_dim, out]
         named[name] = torch_kernel(array) if name.endswith(".weight") else array
+    if "attn_pool.latent" in named:
+        for leaf in ("weight", "bias"):
+            named[f"attn_pool.kv.{leaf}"] = np.concatenate([named.pop(f"attn_pool.{one}.{leaf}") for one in "kv"])
     return join_qkv(named)
 
 
