@@ -19,6 +19,7 @@ CASES = {
     "levit": levit.SIZES["levit"],
     "mobileone": mobileone.SIZES["mobileone"],
     "mobileone_se": mobileone.SIZES["mobileone_se"],
+    "tinyvit": (64, 64),
 }
 BOTTLENECK = (1, 1, 1, 1)  # blocks: ResNet-50's 16 magnify rounding too much
 MOST = 24  # channels that are kept of a norm
@@ -40,9 +41,10 @@ def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
 def array_of(case: str) -> Callable[[str, tuple[int, ...]], np.ndarray]:
     """Returns what makes a case's weights. In LeViT's, norms' weights are about 0.7, and the images have means: hard
     swish halves what is small, and the mean over tokens would leave nothing of the images. MobileOne's blocks have no
-    shortcut, and norms of 0.3 would let little pass: theirs are 1.
+    shortcut, and norms of 0.3 would let little pass: theirs are 1. TinyViT's are 0.6: with norms of 0.9 steps would
+    magnify rounding.
     """
-    more = {"levit": 0.4} | dict.fromkeys(mobileone.CASES, 0.7)
+    more = {"levit": 0.4, "tinyvit": 0.3} | dict.fromkeys(mobileone.CASES, 0.7)
 
     def loud(name: str, shape: tuple[int, ...]) -> np.ndarray:
         added = array(name, (*shape[:-2], 1, 1)) if (name, case) == ("images", "levit") else 0.0
@@ -65,7 +67,9 @@ if __name__ == "__main__":
     from timm.models.convmixer import ConvMixer
     from timm.models.levit import LevitDistilled
     from timm.models.regnet import RegNet, RegNetCfg
+    from timm.models.tiny_vit import TinyVit
 
+    from golden import tinyvit
     from golden.record import FOLDER, with_formula
 
     def build(name: str) -> torch.nn.Module:
@@ -77,6 +81,8 @@ if __name__ == "__main__":
             return ConvMixer(**convmixer.CASES[name])
         if name == "levit":
             return LevitDistilled(levit.SIZES[name], **levit.CASES[name])
+        if name == "tinyvit":
+            return TinyVit(**tinyvit.CASES[name], drop_path_rate=0.0)
         if name == "bottleneck":
             return timm.models.resnet.ResNet(timm.models.resnet.Bottleneck, BOTTLENECK, num_classes=5)
         return timm.create_model(name, **resnet.CASES[name])
