@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from golden import convmixer, levit, mobileone, regnet, resnet
+from golden import convmixer, levit, mobileone, regnet, resnet, xcit
 
 STEPS, RATE, MOMENTUM, BATCH = 3, 1e-2, 0.9, 8
 CASES = {
@@ -19,6 +19,7 @@ CASES = {
     "levit": levit.SIZES["levit"],
     "mobileone": mobileone.SIZES["mobileone"],
     "mobileone_se": mobileone.SIZES["mobileone_se"],
+    "xcit": (64, 64),
 }
 BOTTLENECK = (1, 1, 1, 1)  # blocks: ResNet-50's 16 magnify rounding too much
 MOST = 24  # channels that are kept of a norm
@@ -40,8 +41,10 @@ def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
 def array_of(case: str) -> Callable[[str, tuple[int, ...]], np.ndarray]:
     """Returns what makes a case's weights. In LeViT's, norms' weights are about 0.7, and the images have means: hard
     swish halves what is small, and the mean over tokens would leave nothing of the images. MobileOne's blocks have no
-    shortcut, and norms of 0.3 would let little pass: theirs are 1.
+    shortcut, and norms of 0.3 would let little pass: theirs are 1. XCiT's are those of its own cases.
     """
+    if case == "xcit":
+        return xcit.array
     more = {"levit": 0.4} | dict.fromkeys(mobileone.CASES, 0.7)
 
     def loud(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -65,6 +68,7 @@ if __name__ == "__main__":
     from timm.models.convmixer import ConvMixer
     from timm.models.levit import LevitDistilled
     from timm.models.regnet import RegNet, RegNetCfg
+    from timm.models.xcit import Xcit
 
     from golden.record import FOLDER, with_formula
 
@@ -77,6 +81,8 @@ if __name__ == "__main__":
             return ConvMixer(**convmixer.CASES[name])
         if name == "levit":
             return LevitDistilled(levit.SIZES[name], **levit.CASES[name])
+        if name == "xcit":
+            return Xcit(**xcit.CASES[name])
         if name == "bottleneck":
             return timm.models.resnet.ResNet(timm.models.resnet.Bottleneck, BOTTLENECK, num_classes=5)
         return timm.create_model(name, **resnet.CASES[name])

@@ -4,11 +4,19 @@ import zlib
 
 import numpy as np
 
-SMALL = {"img_size": 64, "patch_size": 16, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 7}
+SMALL = {"img_size": 64, "patch_size": 16, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 7}
 CASES = {
     "xcit": SMALL | {"eta": 0.5, "tokens_norm": True},
     "xcit_8": SMALL
-    | {"img_size": (24, 40), "patch_size": 8, "depth": 3, "cls_attn_layers": 1, "mlp_ratio": 2.0, "qkv_bias": False}
+    | {
+        "img_size": (24, 40),
+        "patch_size": 8,
+        "depth": 3,
+        "num_heads": 4,
+        "cls_attn_layers": 1,
+        "mlp_ratio": 2.0,
+        "qkv_bias": False,
+    }
     | {"global_pool": "avg"},
 }
 
@@ -19,7 +27,7 @@ def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """
     normal = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
     if len(shape) < 2 or "temperature" in name:
-        ones = name.endswith(("weight", "running_var", "temperature")) or "gamma" in name
+        ones = name.endswith(("weight", "running_var", "_variance", "temperature")) or "gamma" in name
         return np.asarray(np.clip(normal, -2, 2) / 4 + ones, np.float32)
     reads = 1 if name in ("images", "loss") else np.prod(shape[1:])
     return (normal / np.sqrt(reads)).astype(np.float32)
