@@ -56,7 +56,7 @@ class PatchEmbed(nn.Layer):
 
 
 class FourierPositions(nn.Layer):
-    """Sines and cosines of each place's row and column, mixed by a 1 x 1 convolution. Shape: -> [1, dim, rows, columns].
+    """Sines and cosines of each place's row and column, mixed by a 1 x 1 convolution: [1, dim, rows, columns].
 
     Row i of n is the angle 2 pi i / n times frequencies that fall geometrically from 1 to about 1 / temperature, so
     any grid has positions.
@@ -112,7 +112,7 @@ class CrossCovarianceAttention(nn.Layer):
 
 
 class LocalPatchInteraction(nn.Layer):
-    """Two convolutions of 3 x 3 within each channel, GELU and batch norm between them. Shape: [B, H, W, D] -> the same."""
+    """Two convolutions of 3 x 3 within each channel, GELU and batch norm between. Shape: [B, H, W, D] -> the same."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()

@@ -47,7 +47,7 @@ FAMILIES = {
     "TYPE: PiT": ("pit", {**RECIPE, "MODEL.STAGE_DEPTHS": [3, 6, 4], "MODEL.DISTILLED": False}),
     "TYPE: volo": ("volo", {**RECIPE, "MODEL.STAGE_DEPTHS": [12, 12, 20, 4], "TRAIN.LINEAR_SCALED_LR": 128}),
     "TYPE: CaiT": ("cait", {**RECIPE, "MODEL.DEPTH_TOKEN_ONLY": 2, "TRAIN.MODEL_EMA": True, "TRAIN.BASE_LR": 5e-4}),
-    "TYPE: xcit": ("xcit", {**RECIPE, "MODEL.INIT_VALUES": 1.0, "MODEL.TOKENS_NORM": False, "TRAIN.DISTILLATION_TYPE": None}),
+    "TYPE: xcit": ("xcit", {**RECIPE, "MODEL.TOKENS_NORM": False, "TRAIN.DISTILLATION_TYPE": None}),
     "{TYPE: XCiT, ETA: 1e-5, CLS_ATTN_LAYERS: 3}": ("xcit", {"MODEL.INIT_VALUES": 1e-5, "MODEL.DEPTH_TOKEN_ONLY": 3}),
     "TYPE: RegNet": ("regnet", {"MODEL.GROUP_WIDTH": 112, "DATA.IMAGENET_MEAN": IMAGENET}),
     "{TYPE: levit, DEPTH: [1, 1, 1]}": ("levit", {"MODEL.STAGE_DEPTHS": [1, 1, 1], "TRAIN.MIXUP_ALPHA": 0.2}),
@@ -64,8 +64,10 @@ FAMILIES = {
     "{TYPE: PiT, DISTILL: False}": ("pit_2021", {**AUTO, "MODEL.DISTILLED": False, "TRAIN.DISTILLATION_TYPE": None}),
     "{TYPE: cait, TRANS: {DEPTH: 3}}": ("cait_2021", {"MODEL.DEPTH": 3, "MODEL.INIT_VALUES": 1e-4, **NOTHING}),
     "{TYPE: xcit, TRANS: {ETA: 1e-5, TOKENS_NORM: True}}": (
-        "xcit_2021", {"MODEL.INIT_VALUES": 1e-5, "MODEL.TOKENS_NORM": True, "MODEL.DROPPATH": 0.0, "TRAIN.MIXUP_ALPHA": 0.8,
-                      "TRAIN.AUTO_AUGMENT": None, "TRAIN.RANDOM_ERASE_PROB": 0.0, "TRAIN.ACCUM_ITER": 2}),
+        "xcit_2021",
+        {**AUTO, "MODEL.INIT_VALUES": 1e-5, "MODEL.TOKENS_NORM": True, "MODEL.DROPPATH": 0.0, "TRAIN.ACCUM_ITER": 2}
+        | {"TRAIN.AUTO_AUGMENT": None, "TRAIN.RANDOM_ERASE_PROB": 0.0},
+    ),
     "{TYPE: poolformer, TRANS: {LAYERS: [1, 1, 1, 1]}}": ("poolformer_2021", AUTO),
 }  # fmt: skip
 
