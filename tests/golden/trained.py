@@ -19,7 +19,7 @@ CASES = {
     "levit": levit.SIZES["levit"],
     "mobileone": mobileone.SIZES["mobileone"],
     "mobileone_se": mobileone.SIZES["mobileone_se"],
-    "xcit": (64, 64),
+    "xcit": (32, 32),
 }
 BOTTLENECK = (1, 1, 1, 1)  # blocks: ResNet-50's 16 magnify rounding too much
 MOST = 24  # channels that are kept of a norm
