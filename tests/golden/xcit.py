@@ -6,8 +6,7 @@ import numpy as np
 
 SMALL = {"depth": 2, "num_classes": 7}
 CASES = {
-    "xcit": SMALL
-    | {"img_size": 32, "patch_size": 8, "embed_dim": 16, "num_heads": 2, "eta": 0.5, "tokens_norm": True},
+    "xcit": SMALL | {"img_size": 32, "patch_size": 8, "embed_dim": 16, "num_heads": 2, "eta": 0.5, "tokens_norm": True},
     "xcit_16": SMALL
     | {"img_size": (48, 80), "patch_size": 16, "embed_dim": 24, "num_heads": 4, "mlp_ratio": 2.0, "qkv_bias": False}
     | {"cls_attn_layers": 1, "global_pool": "avg"},

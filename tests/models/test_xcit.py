@@ -11,6 +11,7 @@ from parity import assert_parity
 from config import get_config
 from errors import InputError
 from inference.look.attention import attention, queries
+from inference.look.positions import similarities
 from models import build_model
 from models.layers.attention import attention_layers, kept_weights
 from models.xcit import CrossCovarianceAttention, FourierPositions, XCiT
@@ -128,6 +129,14 @@ def test_attention_is_shown_of_the_class_tokens_blocks_alone():
     weights = kept["cls_attn_blocks.0.attn"].numpy()[0]
     np.testing.assert_allclose(attention(model, image, 0), weights[:, 0, 1:].reshape(2, 6, 4), atol=1e-6)
     assert queries(model) == "of the class token"
+
+
+def test_positions_are_shown_by_their_similarity():
+    model = small(image_size=(24, 40))
+    alike, places = similarities(model), model.pos_embed(3, 5).numpy()[0]
+    assert alike.shape == (3, 5, 3, 5)
+    one, other = places[:, 1, 4], places[:, 2, 0]
+    assert alike[1, 4, 2, 0] == pytest.approx(one @ other / np.linalg.norm(one) / np.linalg.norm(other), abs=1e-6)
 
 
 def test_one_classifier_serves_a_teacher_too():
