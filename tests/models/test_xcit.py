@@ -129,6 +129,8 @@ def test_attention_is_shown_of_the_class_tokens_blocks_alone():
     weights = kept["cls_attn_blocks.0.attn"].numpy()[0]
     np.testing.assert_allclose(attention(model, image, 0), weights[:, 0, 1:].reshape(2, 6, 4), atol=1e-6)
     assert queries(model) == "of the class token"
+    assert model.cam_layer() is model.cls_attn_blocks[-1].norm1
+    assert small("xcit_16").cam_layer() is None  # it reads the mean of the patches
 
 
 def test_positions_are_shown_by_their_similarity():
