@@ -76,8 +76,9 @@ class FourierPositions(nn.Layer):
     def _waves(self, count: int) -> paddle.Tensor:
         """Returns a sine and a cosine in turn, of one frequency after the other: [count, channels]."""
         places = paddle.arange(1, count + 1, dtype="float32") / (count + 1e-6) * (2 * math.pi)
-        exponents = paddle.arange(0, self.channels, 2, dtype="float32") / self.channels
-        angles = places.unsqueeze(1) / self.temperature**exponents
+        periods = self.temperature ** (paddle.arange(0, self.channels, 2, dtype="float32") / self.channels)
+        # expand: Paddle 2.6 Inference divides [n, 1] by [m] wrongly.
+        angles = places.unsqueeze(1).expand([count, self.channels // 2]) / periods
         return paddle.stack([angles.sin(), angles.cos()], axis=2).flatten(1)
 
 
