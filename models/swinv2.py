@@ -19,6 +19,7 @@ from errors import InputError
 from models import swin
 from models.base import register
 from models.layers import LayerNorm, Linear, init_linear
+from models.layers.attention import unit
 from models.layers.linear import in_float32, linear
 from models.swin import SwinTransformer, neighbours
 from weights.names import swinv2 as names
@@ -84,17 +85,6 @@ class WindowAttention(swin.WindowAttention):
         # Scaling q costs N * head_dim products per head, scaling the scores N * N.
         scale = self.logit_scale.clip(max=math.log(100)).exp()
         return paddle.matmul(unit(q) * scale, unit(k), transpose_y=True)
-
-
-def unit(x: paddle.Tensor) -> paddle.Tensor:
-    """Returns vectors [..., D] of length 1; zeros stay zeros.
-
-    Keys of padding are zeros. Their gradient is 0 here. PyTorch's is 1e12 times the output's, which float16 can't hold;
-    it meets zeros alone.
-    """
-    x = in_float32(x)
-    square = (x * x).sum(axis=-1, keepdim=True)
-    return x * (paddle.rsqrt(square.clip(min=1e-24)) * (square > 1e-24).astype(x.dtype))
 
 
 def relative_coords_table(window_size: Sequence[int], unit: Sequence[int]) -> np.ndarray:

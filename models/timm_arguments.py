@@ -20,9 +20,11 @@ _ELSEWHERE |= {"drop_path_rate", "drop_block_rate"}
 _ELSEWHERE |= {"weight_init", "fix_init", "zero_init_last", "head_init_scale", "scriptable", "exportable", "no_jit"}
 _OURS = {  # timm's: ours, where it isn't the same in capitals
     "act_layer": "ACT",
+    "cls_attn_layers": "DEPTH_TOKEN_ONLY",
     "depths": "STAGE_DEPTHS",
     "dim": "EMBED_DIM",
     "dims": "EMBED_DIMS",
+    "eta": "INIT_VALUES",
     "heads": "NUM_HEADS",
     "layer_scale_init_values": "INIT_VALUES",
     "ls_init_value": "INIT_VALUES",
@@ -34,6 +36,7 @@ _OURS = {  # timm's: ours, where it isn't the same in capitals
     "use_fc_norm": "FC_NORM",
 }
 _ALONE = {"global_pool": "avg", "output_stride": 32, "proj_bias": True, "final_norm": True, "conv_bias": True}
+_ALONE |= {"use_pos_embed": True}
 
 
 def with_arguments(config: Configuration, path: str | Path) -> Configuration:

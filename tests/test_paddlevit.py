@@ -47,6 +47,8 @@ FAMILIES = {
     "TYPE: PiT": ("pit", {**RECIPE, "MODEL.STAGE_DEPTHS": [3, 6, 4], "MODEL.DISTILLED": False}),
     "TYPE: volo": ("volo", {**RECIPE, "MODEL.STAGE_DEPTHS": [12, 12, 20, 4], "TRAIN.LINEAR_SCALED_LR": 128}),
     "TYPE: CaiT": ("cait", {**RECIPE, "MODEL.DEPTH_TOKEN_ONLY": 2, "TRAIN.MODEL_EMA": True, "TRAIN.BASE_LR": 5e-4}),
+    "TYPE: xcit": ("xcit", {**RECIPE, "MODEL.TOKENS_NORM": False, "TRAIN.DISTILLATION_TYPE": None}),
+    "{TYPE: XCiT, ETA: 1e-5, CLS_ATTN_LAYERS: 3}": ("xcit", {"MODEL.INIT_VALUES": 1e-5, "MODEL.DEPTH_TOKEN_ONLY": 3}),
     "TYPE: RegNet": ("regnet", {"MODEL.GROUP_WIDTH": 112, "DATA.IMAGENET_MEAN": IMAGENET}),
     "{TYPE: levit, DEPTH: [1, 1, 1]}": ("levit", {"MODEL.STAGE_DEPTHS": [1, 1, 1], "TRAIN.MIXUP_ALPHA": 0.2}),
     # as they were named in 2021
@@ -61,6 +63,11 @@ FAMILIES = {
     "{TYPE: PiT, DISTILL: True}": ("pit_2021", {**AUTO, "MODEL.DISTILLED": True, "MODEL.NUM_HEADS": [4, 8, 16]}),
     "{TYPE: PiT, DISTILL: False}": ("pit_2021", {**AUTO, "MODEL.DISTILLED": False, "TRAIN.DISTILLATION_TYPE": None}),
     "{TYPE: cait, TRANS: {DEPTH: 3}}": ("cait_2021", {"MODEL.DEPTH": 3, "MODEL.INIT_VALUES": 1e-4, **NOTHING}),
+    "{TYPE: xcit, TRANS: {ETA: 1e-5, TOKENS_NORM: True}}": (
+        "xcit_2021",
+        {**AUTO, "MODEL.INIT_VALUES": 1e-5, "MODEL.TOKENS_NORM": True, "MODEL.DROPPATH": 0.0, "TRAIN.ACCUM_ITER": 2}
+        | {"TRAIN.AUTO_AUGMENT": None, "TRAIN.RANDOM_ERASE_PROB": 0.0},
+    ),
     "{TYPE: poolformer, TRANS: {LAYERS: [1, 1, 1, 1]}}": ("poolformer_2021", AUTO),
 }  # fmt: skip
 
@@ -131,6 +138,12 @@ def test_the_teacher_is_a_file_of_weights(read):
     assert (config.TRAIN.DISTILLATION_TYPE, config.TRAIN.TEACHER_MODEL, config.TRAIN.TEACHER_PATH) == (None, None, None)
 
 
+def test_one_classifier_may_serve_both_losses(read):
+    config = read("MODEL: {TYPE: xcit}\nTRAIN: {DISTILLATION_TYPE: hard}\n")
+    assert (config.TRAIN.DISTILLATION_TYPE, config.TRAIN.TEACHER_MODEL) == ("hard", "regnety_160")
+    assert "DISTILLED" not in config.MODEL
+
+
 def test_keys_that_paddlevit_doesnt_read_are_named_once(read):
     text = "MODEL: {TYPE: BEiT, DROPPATH: 0.2}\nTRAIN: {COLOR_JITTER: 0.2, MODEL_EMA_FORCE_CPU: True}\n"
     config = read(text, "EVAL", "True")
@@ -154,6 +167,7 @@ def test_training_tells_where_paddlevits_differs_until_its_way_is_chosen(read):
     [
         ("MODEL: {TYPE: MAE, MAE_PRETRAIN: True}", "MAE_PRETRAIN is True, but MAE's pre-training isn't here"),
         ("MODEL: {TYPE: swin, APE: True}", "MODEL.APE is True, but False is all that this toolkit has"),
+        ("MODEL: {TYPE: xcit, USE_POS: False}", "MODEL.USE_POS is False, but True is all that this toolkit has"),
         ("MODEL: {TYPE: convnext, STEM_TYPE: overlap}", "MODEL.STEM_TYPE is overlap, but patch is all"),
         ("MODEL: {TYPE: swin}\nTRAIN: {BASELR: 1}", "unknown key TRAIN.BASELR; did you mean TRAIN.BASE_LR"),
         (

@@ -33,7 +33,7 @@ _ALIASES = {
     "DROP_PATH": "DROPPATH", "HIDDEN_SIZE": "EMBED_DIM", "DIM": "EMBED_DIM", "DIMS": "EMBED_DIMS",
     "NUM_LAYERS": "DEPTH", "DEPTHS": "STAGE_DEPTHS", "STAGE_DEPTH": "STAGE_DEPTHS", "LAYERS": "STAGE_DEPTHS",
     "SERIAL_DEPTHS": "STAGE_DEPTHS", "MLP_RATIOS": "MLP_RATIO", "LAYER_SCALE_INIT_VALUE": "INIT_VALUES",
-    "ACTIVATION": "ACT", "HEADS": "NUM_HEADS",
+    "ACTIVATION": "ACT", "HEADS": "NUM_HEADS", "ETA": "INIT_VALUES", "CLS_ATTN_LAYERS": "DEPTH_TOKEN_ONLY",
 }  # fmt: skip
 PLACE = "it is PaddleViT's, for files with its keys alone and no BASE: docs/paddlevit.md names the key for others"
 _OTHERWISE = {  # what PaddleViT's training does otherwise: (whether it matters, in words and with the key for its way)
@@ -285,7 +285,8 @@ def _of_training(one: Family, settings: dict[str, Any]) -> tuple[dict[str, Any],
         distils = settings.pop("MODEL.DISTILL", True) and train["DISTILLATION_TYPE"] not in (None, "none")
         file = train["TEACHER_MODEL"]
         weights = file and f"{file.removesuffix('.pdparams')}.pdparams"
-        values["MODEL.DISTILLED"] = distils
+        if "MODEL.DISTILLED" not in one.ignored:
+            values["MODEL.DISTILLED"] = distils
         values["TRAIN.DISTILLATION_TYPE"] = train["DISTILLATION_TYPE"] if distils else None
         values["TRAIN.TEACHER_MODEL"] = "regnety_160" if distils else None
         values["TRAIN.TEACHER_PATH"] = weights if distils else None

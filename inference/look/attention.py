@@ -29,7 +29,7 @@ def rolls_out(model: ImageModel) -> bool:
 
 def queries(model: ImageModel) -> str:
     """Returns whose attention ``attention`` gives, in words."""
-    if model.layout == "NLC" and model.global_pool == "token":
+    if getattr(model, "global_pool", None) == "token":
         return "of the class and distillation tokens" if getattr(model, "distilled", False) else "of the class token"
     return "of the mean token"
 

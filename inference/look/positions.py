@@ -1,8 +1,10 @@
 """What a model has learnt of places: how alike its position embeddings are, and its tables of relative positions."""
 
 import numpy as np
+import paddle
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
+from paddle import nn
 
 from errors import InputError
 from inference.look.draw import figure, figure_png, titled
@@ -17,7 +19,10 @@ _HEADS, _BLOCKS = 12, 12
 
 def similarities(model: ImageModel) -> np.ndarray:
     """Returns the cosine similarity of each place's embedding to each other's: [rows, columns, rows, columns]."""
-    embedding = model.pos_embed.numpy()[0].astype(np.float64)
+    learnt = model.pos_embed
+    with paddle.no_grad():
+        learnt = learnt(*model.patch_embed.grid_size) if isinstance(learnt, nn.Layer) else learnt  # XCiT's
+    embedding = learnt.numpy()[0].astype(np.float64)
     if model.pos_embed_layout == "NCHW":
         embedding = embedding.transpose(1, 2, 0)
     if model.pos_embed_layout == "NLC":

@@ -8,7 +8,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 import ops
-from models.layers.linear import LayerNorm, Linear
+from models.layers.linear import LayerNorm, Linear, in_float32
 
 
 class Attention(nn.Layer):
@@ -68,6 +68,17 @@ class Attention(nn.Layer):
             attn = F.softmax(paddle.matmul(self.q_norm(q) * self.scale, self.k_norm(k), transpose_y=True), axis=-1)
             x = paddle.matmul(self.attn_drop(attn), v).transpose([0, 2, 1, 3])
         return self.proj_drop(self.proj(x.reshape([batch, length, self.num_heads * self.head_dim])))
+
+
+def unit(x: paddle.Tensor, axis: int = -1) -> paddle.Tensor:
+    """Returns vectors along ``axis`` of length 1; zeros stay zeros.
+
+    Keys of padding are zeros. Their gradient is 0 here. PyTorch's is 1e12 times the output's, which float16 can't hold;
+    it meets zeros alone.
+    """
+    x = in_float32(x)
+    square = (x * x).sum(axis=axis, keepdim=True)
+    return x * (paddle.rsqrt(square.clip(min=1e-24)) * (square > 1e-24).astype(x.dtype))
 
 
 def attention_layers(model: nn.Layer) -> dict[str, nn.Layer]:

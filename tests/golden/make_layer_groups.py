@@ -23,6 +23,7 @@ from timm.models import (
     regnet,
     swin_transformer,
     vision_transformer,
+    xcit,
 )
 from timm.optim import param_groups_layer_decay
 
@@ -41,6 +42,7 @@ from golden import swin as swins
 from golden import swinv2 as swins2
 from golden import tinyvit as tinyvits
 from golden import vit as vits
+from golden import xcit as xcits
 
 DECAY = 0.5
 
@@ -70,6 +72,7 @@ def models() -> dict[str, torch.nn.Module]:
         found[name] = coat.CoaT(**coats.CASES[name])
     for name in ("eva", "eva_dinov3"):
         found[name] = eva.Eva(**evas.CASES[name])
+    found["xcit"] = xcit.Xcit(**xcits.CASES["xcit"])
     found["mobileone"] = mobileones.timms("mobileone")
     return found
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from golden import convmixer, levit, mobileone, regnet, resnet
+from golden import convmixer, levit, mobileone, regnet, resnet, xcit
 
 STEPS, RATE, MOMENTUM, BATCH = 3, 1e-2, 0.9, 8
 CASES = {
@@ -20,6 +20,7 @@ CASES = {
     "mobileone": mobileone.SIZES["mobileone"],
     "mobileone_se": mobileone.SIZES["mobileone_se"],
     "tinyvit": (64, 64),
+    "xcit": (32, 32),
 }
 BOTTLENECK = (1, 1, 1, 1)  # blocks: ResNet-50's 16 magnify rounding too much
 MOST = 24  # channels that are kept of a norm
@@ -42,8 +43,10 @@ def array_of(case: str) -> Callable[[str, tuple[int, ...]], np.ndarray]:
     """Returns what makes a case's weights. In LeViT's, norms' weights are about 0.7, and the images have means: hard
     swish halves what is small, and the mean over tokens would leave nothing of the images. MobileOne's blocks have no
     shortcut, and norms of 0.3 would let little pass: theirs are 1. TinyViT's are 0.6: with norms of 0.9 steps would
-    magnify rounding.
+    magnify rounding. XCiT's are those of its own cases.
     """
+    if case == "xcit":
+        return xcit.array
     more = {"levit": 0.4, "tinyvit": 0.3} | dict.fromkeys(mobileone.CASES, 0.7)
 
     def loud(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -68,6 +71,7 @@ if __name__ == "__main__":
     from timm.models.levit import LevitDistilled
     from timm.models.regnet import RegNet, RegNetCfg
     from timm.models.tiny_vit import TinyVit
+    from timm.models.xcit import Xcit
 
     from golden import tinyvit
     from golden.record import FOLDER, with_formula
@@ -83,6 +87,8 @@ if __name__ == "__main__":
             return LevitDistilled(levit.SIZES[name], **levit.CASES[name])
         if name == "tinyvit":
             return TinyVit(**tinyvit.CASES[name], drop_path_rate=0.0)
+        if name == "xcit":
+            return Xcit(**xcit.CASES[name])
         if name == "bottleneck":
             return timm.models.resnet.ResNet(timm.models.resnet.Bottleneck, BOTTLENECK, num_classes=5)
         return timm.create_model(name, **resnet.CASES[name])

@@ -8,6 +8,7 @@ import test_levit
 import test_mobileone
 import test_regnet
 import test_tinyvit
+import test_xcit
 from conftest import ROOT
 from golden.trained import BOTTLENECK, CASES, MOMENTUM, MOST, RATE, array, array_of, batches
 from paddle import nn
@@ -34,6 +35,8 @@ def build(name, monkeypatch):
         return test_levit.small()
     if name == "tinyvit":
         return test_tinyvit.small()
+    if name == "xcit":
+        return test_xcit.small()
     monkeypatch.setitem(resnet.SIZES, 14, (resnet.Bottleneck, BOTTLENECK))
     return ResNet(CASES[name], depth=18 if name == "resnet18" else 14, num_classes=5)
 

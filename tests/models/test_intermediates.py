@@ -12,13 +12,14 @@ from errors import InputError
 from models.base import ImageModel
 from weights.layout import sublayer
 
-NORMED_THROUGHOUT = {"vit", "beit", "cait", "mixer", "gmlp", "resmlp"}  # blocks of one shape, and a last norm
+NORMED_THROUGHOUT = {"vit", "beit", "cait", "mixer", "gmlp", "resmlp", "xcit"}  # blocks of one shape, and a last norm
 FIRST_IS_THE_STEMS = {"resnet", "regnet", "mobileone"}
 TOKENS_ALONE = {"pit"}  # are the features
 CLASS_TOKEN_LAST = {
     "cait",
     "volo",
 }  # a class token comes after the intermediates, in blocks that leave the patches alone
+CHANGED_LATER = {"xcit"}  # a class token comes after the intermediates, in blocks that change the patches, too
 
 
 def built(kind):
@@ -76,6 +77,9 @@ def test_the_last_norm_leads_to_the_features(kind):
     if kind in TOKENS_ALONE:
         assert features.shape == [2, model.num_prefix_tokens, model.num_features]
         return
+    if kind in CHANGED_LATER:
+        assert features.shape == [2, 1 + rows.shape[1] * rows.shape[2], model.num_features]
+        return
     if kind in CLASS_TOKEN_LAST:
         features = features[:, 1:]
     if features.ndim == 3:
@@ -99,7 +103,7 @@ def test_an_early_stop_computes_nothing_beyond(kind, monkeypatch):
     np.testing.assert_array_equal(found[0].numpy(), whole[0].numpy())
     assert features.shape[0] == 2
     places = 0 if kind in TOKENS_ALONE else paddle.numel(found[0])
-    tokens = model.num_prefix_tokens + (kind == "cait")
+    tokens = model.num_prefix_tokens + (kind in ("cait", "xcit"))
     assert paddle.numel(features) == places + 2 * tokens * found[0].shape[1]
 
 

@@ -11,7 +11,8 @@ from parity import assert_parity
 from config import get_config
 from errors import InputError
 from models import build_model
-from models.swinv2 import SwinTransformerV2, relative_coords_table, unit
+from models.layers.attention import unit
+from models.swinv2 import SwinTransformerV2, relative_coords_table
 
 
 def small(name="swinv2", **changes):

@@ -107,6 +107,12 @@ def test_the_users_value_counts_and_another_models_isnt_guessed(tmp_path):
     assert with_arguments(other, tmp_path).MODEL.NUM_HEADS == 12
 
 
+def test_arguments_have_their_names_here(tmp_path):
+    stored(tmp_path, name="xcit_nano_12_p16_224", arguments={"eta": 0.1, "cls_attn_layers": 3, "use_pos_embed": True})
+    model = with_arguments(get_config("xcit_nano_12_p16_224"), tmp_path).MODEL
+    assert (model.INIT_VALUES, model.DEPTH_TOKEN_ONLY) == (0.1, 3)
+
+
 def test_what_config_json_leaves_out_is_as_timm_has_it(tmp_path):
     imagenet = [0.485, 0.456, 0.406]
     for settings in ({}, {"mean": None, "std": None, "crop_pct": 0, "interpolation": None, "crop_mode": None}):

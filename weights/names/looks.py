@@ -25,6 +25,7 @@ _NAMES = {  # in this order: an architecture whose names others have, too, comes
     "swinv2": r"layers\.\d+\.blocks\.\d+\.attn\.logit_scale",
     "tinyvit": r"patch_embed\.conv1\.conv\.weight",
     "volo": r"network\.\d+\.\d+\.norm1\.weight",
+    "xcit": r"cls_attn_blocks\.\d+\.norm1\.weight",
     "vit": r"blocks\.\d+\.attn\.qkv\.weight",
 }
 

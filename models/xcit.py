@@ -1,0 +1,302 @@
+"""XCiT (El-Nouby et al. 2021, arXiv:2106.09681): channels attend to each other, then a class token to the patches.
+
+Parameter names, order of operations and initialisation are those of timm's ``Xcit``; a Linear's weight is [in, out]
+here and [out, in] there.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+from paddle.nn.initializer import Constant, Normal
+
+from configs.signatures import Depth, Factor, Positive, Rate, Size
+from errors import InputError
+from models.base import ImageModel, register
+from models.layers import DropPath, LayerNorm, Linear, Mlp, init_linear
+from models.layers.attention import unit
+from models.layers.batch_norm import BatchNorm2D
+from models.layers.class_attention import ClassAttention
+from models.layers.conv import Conv2D
+from models.layers.init import init_as_torch
+from models.layers.linear import in_float32
+from models.layers.mlp import hidden_width
+from models.layers.stages import feature_info
+from weights.names import xcit as names
+
+_STEM = {8: 3, 16: 4}  # convolutions by the patch's side, each of which halves the image
+
+
+class PatchEmbed(nn.Layer):
+    """Convolutions with stride 2, each with batch norm, and GELU between them; the first has the fewest channels.
+
+    Shape: [B, C, H, W] -> [B, dim, H / patch_size, W / patch_size], rounded up.
+
+    Attributes:
+        grid_size: rows and columns that the last images gave.
+    """
+
+    def __init__(self, image_size: Sequence[int], in_channels: int, dim: int, patch_size: int) -> None:
+        super().__init__()
+        self.grid_size = (-(-image_size[0] // patch_size), -(-image_size[1] // patch_size))
+        widths = [dim // 2**i for i in reversed(range(_STEM[patch_size]))]
+        layers: list[nn.Layer] = []
+        for before, width in zip([in_channels, *widths], widths, strict=False):
+            convolution = nn.Conv2D(before, width, 3, stride=2, padding=1, bias_attr=False)
+            layers += [nn.Sequential(convolution, BatchNorm2D(width)), nn.GELU()]
+        self.proj = nn.Sequential(*layers[:-1])
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = self.proj(x)
+        self.grid_size = (x.shape[2], x.shape[3])
+        return x
+
+
+class FourierPositions(nn.Layer):
+    """Sines and cosines of each place's row and column, mixed by a 1 x 1 convolution: [1, dim, rows, columns].
+
+    Row i of n is the angle 2 pi i / n times frequencies that fall geometrically from 1 to about 1 / temperature, so
+    any grid has positions.
+    """
+
+    def __init__(self, dim: int, channels: int = 32, temperature: float = 10_000.0) -> None:
+        super().__init__()
+        self.channels, self.temperature = channels, temperature
+        self.token_projection = Conv2D(2 * channels, dim, 1)
+
+    def forward(self, rows: int, columns: int) -> paddle.Tensor:
+        down = self._waves(rows).unsqueeze(1).expand([rows, columns, self.channels])
+        across = self._waves(columns).unsqueeze(0).expand([rows, columns, self.channels])
+        waves = paddle.concat([down, across], axis=-1).transpose([2, 0, 1])
+        return self.token_projection(waves.unsqueeze(0))
+
+    def _waves(self, count: int) -> paddle.Tensor:
+        """Returns a sine and a cosine in turn, of one frequency after the other: [count, channels]."""
+        places = paddle.arange(1, count + 1, dtype="float32") / (count + 1e-6) * (2 * math.pi)
+        periods = self.temperature ** (paddle.arange(0, self.channels, 2, dtype="float32") / self.channels)
+        # expand: Paddle 2.6 Inference divides [n, 1] by [m] wrongly.
+        angles = places.unsqueeze(1).expand([count, self.channels // 2]) / periods
+        return paddle.stack([angles.sin(), angles.cos()], axis=2).flatten(1)
+
+
+class CrossCovarianceAttention(nn.Layer):
+    """Attention of each head's channels to each other, over all tokens (timm's ``XCA``).
+
+    Args:
+        dim, num_heads: channels D, heads.
+        qkv_bias: whether the queries, keys and values have a bias.
+        attn_drop, proj_drop: dropout of the attention weights and of the output.
+
+    Shape: [B, N, D] -> the same.
+    """
+
+    def __init__(self, dim: int, num_heads: int, qkv_bias: bool, attn_drop: float, proj_drop: float) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.temperature = self.create_parameter([num_heads, 1, 1], default_initializer=Constant(1.0))
+        self.qkv = Linear(dim, 3 * dim, bias_attr=None if qkv_bias else False)
+        self.weight_drop = nn.Dropout(attn_drop)  # no ``attn_drop``: these weights have no place in the image
+        self.proj = Linear(dim, dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        _, length, dim = x.shape
+        qkv = self.qkv(x).reshape([-1, length, 3, self.num_heads, self.head_dim])
+        q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, H, N, head_dim]
+        scores = paddle.matmul(unit(q, axis=2), unit(k, axis=2), transpose_x=True) * self.temperature
+        attn = self.weight_drop(F.softmax(scores, axis=-1))  # [B, H, head_dim, head_dim]
+        x = paddle.matmul(v, attn, transpose_y=True).transpose([0, 2, 1, 3])
+        return self.proj_drop(self.proj(x.reshape([-1, length, dim])))
+
+
+class LocalPatchInteraction(nn.Layer):
+    """Two convolutions of 3 x 3 within each channel, GELU and batch norm between. Shape: [B, H, W, D] -> the same."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.conv1 = Conv2D(dim, dim, 3, padding=1, groups=dim)
+        self.bn = BatchNorm2D(dim)
+        self.conv2 = Conv2D(dim, dim, 3, padding=1, groups=dim)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = self.bn(F.gelu(self.conv1(x.transpose([0, 3, 1, 2]))))
+        return self.conv2(x).transpose([0, 2, 3, 1])
+
+
+class Branches(nn.Layer):
+    """What both kinds of blocks have: two branches, their norms, and a factor of each channel that they give."""
+
+    def __init__(self, dim: int, attn: nn.Layer, mlp_ratio: float, init_values: float, drop: float) -> None:
+        super().__init__()
+        self.norm1 = LayerNorm(dim, epsilon=1e-6)
+        self.attn = attn
+        self.norm2 = LayerNorm(dim, epsilon=1e-6)
+        self.mlp = Mlp(dim, hidden_width(dim, mlp_ratio), drop)
+        self.gamma1 = self.create_parameter([dim], default_initializer=Constant(init_values))
+        self.gamma2 = self.create_parameter([dim], default_initializer=Constant(init_values))
+
+
+class Block(Branches):
+    """x + attention(x), then x + local patch interaction(x), then x + mlp(x): normalised, scaled, with drop path.
+
+    Shape: [B, H, W, D] -> the same.
+    """
+
+    def __init__(
+        self, dim: int, attn: nn.Layer, mlp_ratio: float, init_values: float, drop: float, drop_path: float
+    ) -> None:
+        super().__init__(dim, attn, mlp_ratio, init_values, drop)
+        self.norm3 = LayerNorm(dim, epsilon=1e-6)
+        self.local_mp = LocalPatchInteraction(dim)
+        self.gamma3 = self.create_parameter([dim], default_initializer=Constant(init_values))
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        _, rows, columns, dim = x.shape
+        attended = self.attn(self.norm1(x).flatten(1, 2)).reshape([-1, rows, columns, dim])
+        x = x + self.drop_path(self.gamma1 * attended)
+        x = x + self.drop_path(self.gamma3 * self.local_mp(self.norm3(x)))
+        return x + self.drop_path(self.gamma2 * self.mlp(self.norm2(x)))
+
+
+class ClassBlock(Branches):
+    """A class token attends to itself and the patches, then has an MLP. The patches change too, each by itself: their
+    norm is added, and at the end they are doubled, as the authors' weights expect.
+
+    Args:
+        tokens_norm: ``norm2`` is of the patches, too.
+
+    Shape: [B, 1 + N, D], the class token first -> the same.
+    """
+
+    def __init__(
+        self, dim: int, attn: nn.Layer, mlp_ratio: float, init_values: float, drop: float, tokens_norm: bool
+    ) -> None:
+        super().__init__(dim, attn, mlp_ratio, init_values, drop)
+        self.tokens_norm = tokens_norm
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        normed = self.norm1(x)
+        token = self.norm2(x[:, :1] + self.gamma1 * self.attn(normed))
+        patches = x[:, 1:] + self.gamma1 * normed[:, 1:]
+        patches = self.norm2(patches) if self.tokens_norm else patches
+        return paddle.concat([token + self.gamma2 * self.mlp(token), 2 * patches], axis=1)
+
+
+@register("xcit")
+class XCiT(ImageModel):
+    """XCiT: images of any size from one patch.
+
+    Features: the class token and the patches [B, 1 + patches, embed_dim], normalised.
+
+    Args:
+        patch_size: pixels along a patch's side: 8 or 16.
+        embed_dim: channels of a token.
+        depth: blocks of the patches, without a class token.
+        num_heads: heads of each block.
+        mlp_ratio: hidden width of the MLP over embed_dim.
+        qkv_bias: whether the queries, keys and values have a bias.
+        init_values: layer scale's initial value; the authors' is 1 with a depth of 12, and 1e-5 with 24.
+        tokens_norm: the second norm of the class token's blocks is of the patches, too.
+        depth_token_only: blocks of the class token, after those of the patches.
+        global_pool: what the head reads: "token": the class token; "avg": the mean of the patches.
+        dropout: after the positions, after each attention's projection and in the MLPs.
+        attention_dropout: of the attention weights.
+        droppath: rate of stochastic depth at each of the patches' blocks.
+
+    Raises:
+        InputError: sizes that don't fit together.
+    """
+
+    weight_names = names
+    layout = "NHWC"
+    pos_embed_layout = "NCHW"
+    first_conv = "patch_embed.proj.0.0"
+    min_image_size = 8  # a model's own is its patch
+
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 224,
+        patch_size: Size = 16,
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        embed_dim: Size = 384,
+        depth: Depth = 12,
+        num_heads: Size = 8,
+        mlp_ratio: Positive = 4.0,
+        qkv_bias: bool = True,
+        init_values: Positive = 1.0,
+        tokens_norm: bool = True,
+        depth_token_only: Depth = 2,
+        global_pool: Literal["token", "avg"] = "token",
+        dropout: Rate = 0.0,
+        attention_dropout: Rate = 0.0,
+        droppath: Rate = 0.0,
+        head_init_scale: Factor = 1.0,
+        recompute: bool = False,
+    ) -> None:
+        self.min_image_size = patch_size  # before ImageModel checks image_size
+        super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
+        _check(patch_size, embed_dim, num_heads)
+        self.num_features, self.global_pool = embed_dim, global_pool
+        self.patch_embed = PatchEmbed(self.image_size, in_channels, embed_dim, patch_size)
+        self.cls_token = self.create_parameter([1, 1, embed_dim], default_initializer=Normal(std=0.02))
+        self.pos_embed = FourierPositions(embed_dim)
+        self.pos_drop = nn.Dropout(dropout)
+        attention, scaled = (embed_dim, num_heads, qkv_bias, attention_dropout, dropout), (mlp_ratio, init_values)
+        self.blocks = nn.LayerList(
+            Block(embed_dim, CrossCovarianceAttention(*attention), *scaled, dropout, droppath) for _ in range(depth)
+        )
+        self.cls_attn_blocks = nn.LayerList(
+            ClassBlock(embed_dim, ClassAttention(*attention), *scaled, dropout, tokens_norm)
+            for _ in range(depth_token_only)
+        )
+        self.feature_info = feature_info([f"blocks.{i}" for i in range(depth)], embed_dim, patch_size)
+        self.norm = LayerNorm(embed_dim, epsilon=1e-6)
+        self._finish()
+
+    def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = self.patch_embed(x)
+        x = in_float32(x + self.pos_embed(x.shape[2], x.shape[3]))
+        return self.pos_drop(x.transpose([0, 2, 3, 1]))
+
+    def _features(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:  # all intermediates have one shape
+        token = self.cls_token.expand([x.shape[0], -1, -1])
+        x = self._run_all(self.cls_attn_blocks, paddle.concat([token, x.flatten(1, 2)], axis=1))
+        return self.norm(x)
+
+    def grid(self, places: int) -> tuple[int, int]:
+        return self.patch_embed.grid_size
+
+    def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.head(x[:, 0] if self.global_pool == "token" else x[:, 1:].mean(axis=1))
+
+    def cam_layer(self) -> nn.Layer | None:
+        return self.cls_attn_blocks[-1].norm1 if self.global_pool == "token" else None
+
+    def layer_groups(self) -> list[tuple[str, ...]]:
+        """The embedding, each block, those of the class token last, the classifier with its norm."""
+        blocks = [(f"{name}.{i}",) for name in ("blocks", "cls_attn_blocks") for i in range(len(getattr(self, name)))]
+        return [("cls_token", "pos_embed", "patch_embed"), *blocks, ("norm", "head")]
+
+    def no_weight_decay(self) -> set[str]:
+        """The authors'; timm leaves the positions' convolution alone, too."""
+        return {"cls_token"}
+
+    def _init_weights(self, layer: nn.Layer) -> None:
+        init_linear(layer)
+        if isinstance(layer, nn.Conv2D):
+            init_as_torch(layer)
+
+
+def _check(patch_size: int, embed_dim: int, num_heads: int) -> None:
+    """Raises InputError for sizes that don't fit together."""
+    if patch_size not in _STEM:
+        raise InputError(f"PATCH_SIZE is {patch_size}, expected 8 or 16")
+    if embed_dim % num_heads:
+        raise InputError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}")
+    if embed_dim * 2 < patch_size:
+        raise InputError(f"EMBED_DIM is {embed_dim}, which leaves nothing for the first convolution; raise it")

@@ -1,0 +1,36 @@
+"""XCiT."""
+
+import re
+from collections.abc import Collection
+
+import numpy as np
+
+from errors import InputError
+from weights.names.rules import Arrays, rename
+
+_RULES = ((r"^pos_embeder\.", "pos_embed."),)
+
+
+def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
+    """Returns arrays under the names of timm 1.0.31's ``Xcit``.
+
+    Sources: the files of facebookresearch/xcit and of PaddleViT. The queries, keys and values of their class token's
+    blocks are one tensor, of which the class token's query alone is read.
+
+    Args:
+        arrays, layout, wanted: see ``weights.names.timm_names``.
+
+    Raises:
+        InputError: a tensor of queries, keys and values that can't be split in three.
+    """
+    split: Arrays = {}
+    for name, array in rename(arrays, _RULES).items():
+        match = re.fullmatch(r"(cls_attn_blocks\.\d+\.attn\.)qkv(\.weight|\.bias)", name)
+        if not match:
+            split[name] = array
+            continue
+        axis = array.ndim - 1 if layout == "paddle" else 0
+        if array.ndim < 1 or array.shape[axis] % 3:
+            raise InputError(f"{name} is {list(array.shape)}, expected queries, keys and values of one size")
+        split |= {f"{match[1]}{part}{match[2]}": one for part, one in zip("qkv", np.split(array, 3, axis), strict=True)}
+    return split
