@@ -52,7 +52,7 @@ def quarters(x: paddle.Tensor, places: int) -> list[paddle.Tensor]:
 def pooled(x: paddle.Tensor, places: int) -> paddle.Tensor:
     """Returns the maximum of 2 x 2 neighbours: tokens [B, N, D], in units of so many places -> [B, N / 4, D].
 
-    Equal values share the gradient; ``paddle.max`` would give all of it to each of them.
+    Equal values share the gradient (in Paddle 2.6 one has it); ``paddle.max`` would give each of them all of it.
     """
     one, two, three, four = quarters(x, places)
     return paddle.maximum(paddle.maximum(one, two), paddle.maximum(three, four))

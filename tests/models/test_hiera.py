@@ -21,7 +21,7 @@ TIMMS = {"stages": "stage_depths"}
 def small(name="hiera", **changes):
     """The Hiera of golden/hiera.py's case NAME, with changes."""
     case = {TIMMS.get(key, key): value for key, value in CASES[name].items() if key != "abs_win_pos_embed"}
-    return Hiera(SIZES[name], **case | changes)
+    return Hiera(**{"image_size": SIZES[name]} | case | changes)
 
 
 ZOO = {"hiera": small}
