@@ -146,7 +146,8 @@ class Hiera(ImageModel):
         rows, columns = self.patch_embed.grid_size
         self.units = (rows // self.unit_side, columns // self.unit_side)
         self._add_positions(embed_dim, global_pos_size)
-        self.blocks, self.ends = nn.LayerList(), [sum(stage_depths[: i + 1]) for i in range(stages)]
+        self.blocks, ends = nn.LayerList(), [sum(stage_depths[:stage]) for stage in range(stages + 1)]
+        self.spans = [slice(*ends[stage : stage + 2]) for stage in range(stages)]  # of the blocks, by stage
         dims = [embed_dim << stage for stage in range(stages)]
         for stage, rates in enumerate(drop_path_rates(droppath, stage_depths)):
             for i, rate in enumerate(rates):
@@ -157,7 +158,7 @@ class Hiera(ImageModel):
                 sizes = (attn, mlp_ratio, init_values)
                 widening = Widening(*widths, *sizes, rate, use_expand_proj) if before < stage else None
                 self.blocks.append(widening or Block(dims[stage], *sizes, 0.0, rate))
-        modules = [f"blocks.{end - 1}" for end in self.ends]
+        modules = [f"blocks.{end - 1}" for end in ends[1:]]
         self.feature_info = feature_info(modules, dims, [STRIDE << pools for pools in self.pools])
         self.num_features = dims[-1]
         norm, drop = LayerNorm(self.num_features, epsilon=1e-6), nn.Dropout(dropout)
@@ -213,7 +214,7 @@ class Hiera(ImageModel):
             mask: [B, mask units], boolean, units row by row; those that are False are left out, as if they weren't
                 there. Each image keeps as many. None: all are kept, but for PATCH_DROP in training.
             return_intermediates: returned is (features, what each stage gives): maps [B, rows, columns, channels], or
-                with a mask maps of the units that are kept: [B, units, rows, columns, channels].
+                where units may be left out maps of those that are kept: [B, units, rows, columns, channels].
 
         Raises:
             InputError: a mask that doesn't fit the images, or besides PATCH_DROP.
@@ -225,10 +226,9 @@ class Hiera(ImageModel):
         features = self._features(x, last=True)
         if not return_intermediates:
             return features
-        sides = [self.unit_side >> pools for pools in self.pools]
-        if mask is None:
-            return features, [from_units(one, side, self.units) for one, side in zip(found, sides, strict=True)]
-        return features, [unit_maps(one, side) for one, side in zip(found, sides, strict=True)]
+        if mask is None and self._whole(x):
+            return features, [self.by_rows(one) for one in found]
+        return features, [unit_maps(one, self.unit_side >> self.pools[i]) for i, one in enumerate(found)]
 
     def _embed(self, x: paddle.Tensor, mask: paddle.Tensor | None = None) -> paddle.Tensor:
         if tuple(x.shape[2:]) != self.image_size:
@@ -255,7 +255,7 @@ class Hiera(ImageModel):
             raise InputError("a mask was given, and PATCH_DROP leaves out units by itself; set it to 0")
         if list(mask.shape) != [batch, count]:
             raise InputError(f"the mask is {list(mask.shape)}, expected {[batch, count]}: images x mask units")
-        numbers = sorted(set(mask.astype("int64").sum(axis=1).tolist()))
+        numbers = sorted(set(mask.astype("int64").sum(axis=1).numpy().tolist()))
         if len(numbers) > 1 or not numbers[0]:
             raise InputError(f"the mask keeps {numbers} units, expected one number of 1 to {count} for all images")
         return paddle.nonzero(mask)[:, 1].reshape([batch, -1])
@@ -268,7 +268,8 @@ class Hiera(ImageModel):
         return (x.reshape([-1, channels, rows, side, columns, side]) * seen).reshape([-1, channels, height, width])
 
     def _stages(self) -> Iterable[Any]:
-        return [self.blocks[start:end] for start, end in zip([0, *self.ends], self.ends, strict=False)]
+        blocks = list(self.blocks)
+        return [blocks[span] for span in self.spans]
 
     def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
         return self._run_all(stage, x)
@@ -283,7 +284,7 @@ class Hiera(ImageModel):
 
     def by_rows(self, x: paddle.Tensor) -> paddle.Tensor:
         """Returns tokens of all places, unit by unit, as maps: [B, N, D] -> [B, rows, columns, D]."""
-        rows, columns = self.grid(x.shape[1])
+        rows, _ = self.grid(x.shape[1])
         return from_units(x, rows // self.units[0], self.units)
 
     def grid(self, places: int) -> tuple[int, int]:

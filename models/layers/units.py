@@ -83,9 +83,11 @@ class MaskUnitAttention(Attention):
             x = x.reshape([-1, group, x.shape[2]]) if self.within else x
             return Attention.forward(self, x).reshape([-1, length, dim])  # (Paddle 2.6 traces no super())
         q, k, v = self.qkv(x).split(3, axis=2)
-        q, heads = pooled(q, self.places), [self.num_heads, self.head_dim]
-        q = q.reshape([-1, group // 4, *heads]).transpose([0, 2, 1, 3])
-        k, v = (one.reshape([-1, group, *heads]).transpose([0, 2, 1, 3]) for one in (k, v))
-        attn = F.softmax(paddle.matmul(q * self.scale, k, transpose_y=True), axis=-1)
-        x = paddle.matmul(self.attn_drop(attn), v).transpose([0, 2, 1, 3])
-        return self.proj(x.reshape([-1, length // 4, dim]))
+        q = self._by_head(pooled(q, self.places), group // 4)
+        scores = paddle.matmul(q * self.scale, self._by_head(k, group), transpose_y=True)
+        x = paddle.matmul(self.attn_drop(F.softmax(scores, axis=-1)), self._by_head(v, group))
+        return self.proj(x.transpose([0, 2, 1, 3]).reshape([-1, length // 4, dim]))
+
+    def _by_head(self, x: paddle.Tensor, group: int) -> paddle.Tensor:
+        """[B, N, dim] -> [B * groups, heads, tokens of a group, head_dim]."""
+        return x.reshape([-1, group, self.num_heads, self.head_dim]).transpose([0, 2, 1, 3])

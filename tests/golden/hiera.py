@@ -55,4 +55,5 @@ if __name__ == "__main__":
         for stage, pools in enumerate([0, 1, 2, sizes.get("q_pool", 3)]):  # timm counts the stages, pooled or not
             model.feature_info[stage]["reduction"] = 4 << pools
         images = torch.from_numpy(array("images", (2, 3, *SIZES[name])))
-        record(name, model, SIZES[name], gradients=name != "hiera_masked", extra=model.masked(images, torch.from_numpy(MASK)), array=array)
+        extra = model.masked(images, torch.from_numpy(MASK))
+        record(name, model, SIZES[name], gradients=name != "hiera_masked", extra=extra, array=array)
