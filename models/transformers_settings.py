@@ -117,7 +117,7 @@ def _hiera(config: dict[str, Any]) -> dict[str, Any]:
         "MASK_UNIT_ATTN": within,
         "MLP_RATIO": config.get("mlp_ratio", 4.0),
     }
-    masked = "PreTraining" in str(config.get("architectures"))  # it pools once less than what goes on from it
+    masked = "PreTraining" in str(config.get("architectures"))  # it pools once less than the classifiers
     return values if masked else values | {"Q_POOL": config.get("num_query_pool", 3)}
 
 
