@@ -212,7 +212,8 @@ class Hiera(ImageModel):
         Args:
             x: [B, C, H, W], normalised.
             mask: [B, mask units], boolean, units row by row; those that are False are left out, as if they weren't
-                there. Each image keeps as many. None: all are kept, but for PATCH_DROP in training.
+                there. Each image keeps as many, which has to be waited for. Or the numbers of those that are kept,
+                [B, kept] int64. None: all are kept, but for PATCH_DROP in training.
             return_intermediates: returned is (features, what each stage gives): maps [B, rows, columns, channels], or
                 where units may be left out maps of those that are kept: [B, units, rows, columns, channels].
 
@@ -253,6 +254,8 @@ class Hiera(ImageModel):
             return paddle.rand([batch, count]).argsort(axis=1)[:, : max(1, int(count * (1 - self.patch_drop)))]
         if drops:
             raise InputError("a mask was given, and PATCH_DROP leaves out units by itself; set it to 0")
+        if mask.dtype == paddle.int64:
+            return mask
         if list(mask.shape) != [batch, count]:
             raise InputError(f"the mask is {list(mask.shape)}, expected {[batch, count]}: images x mask units")
         numbers = sorted(set(mask.astype("int64").sum(axis=1).numpy().tolist()))

@@ -44,6 +44,8 @@ def test_what_masked_images_give_is_timms(tmp_path, name):
     model = load_formula(small(name), tmp_path, array)
     found, stages = model.forward_features(images_of(model), paddle.to_tensor(MASK), return_intermediates=True)
     assert np.abs(golden["masked"] - golden["features"][:, : golden["masked"].shape[1]]).max() > 1e-2
+    numbers = paddle.to_tensor(np.nonzero(MASK)[1].reshape(2, -1))
+    np.testing.assert_array_equal(model.forward_features(images_of(model), numbers).numpy(), found.numpy())
     for one, key in ((found, "masked"), *zip(stages, (f"stage{i}" for i in range(4)), strict=True)):
         np.testing.assert_allclose(one.numpy(), golden[key], atol=1e-5 * np.ptp(golden[key]), rtol=0, err_msg=key)
 
