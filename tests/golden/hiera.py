@@ -14,6 +14,7 @@ CASES = {
 }
 SIZES = {"hiera": (64, 96), "hiera_windows": (96, 64), "hiera_masked": (64, 96)}
 MASK = np.array([[1, 0, 0, 1, 1, 0], [0, 1, 0, 1, 0, 1]], bool)  # of 2 x 3 units, and of 3 x 2
+TRAINED = ("pos_embed", "patch_embed.proj.weight")  # whose gradients are kept of masked images
 
 
 def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -56,4 +57,7 @@ if __name__ == "__main__":
             model.feature_info[stage]["reduction"] = 4 << pools
         images = torch.from_numpy(array("images", (2, 3, *SIZES[name])))
         extra = model.masked(images, torch.from_numpy(MASK))
+        loss = (extra["masked"] * torch.from_numpy(array("loss", tuple(extra["masked"].shape)))).sum()
+        for key in TRAINED:
+            [extra[f"masked/{key}"]] = torch.autograd.grad(loss, model.get_parameter(key), retain_graph=True)
         record(name, model, SIZES[name], gradients=name != "hiera_masked", extra=extra, array=array)

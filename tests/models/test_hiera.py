@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 from conftest import ROOT
-from golden.hiera import CASES, MASK, SIZES, array
+from golden.hiera import CASES, MASK, SIZES, TRAINED, array
 from parity import assert_parity, load_formula
 
 from config import get_config
@@ -48,6 +48,11 @@ def test_what_masked_images_give_is_timms(tmp_path, name):
     np.testing.assert_array_equal(model.forward_features(images_of(model), numbers).numpy(), found.numpy())
     for one, key in ((found, "masked"), *zip(stages, (f"stage{i}" for i in range(4)), strict=True)):
         np.testing.assert_allclose(one.numpy(), golden[key], atol=1e-5 * np.ptp(golden[key]), rtol=0, err_msg=key)
+    (found * paddle.to_tensor(array("loss", tuple(found.shape)))).sum().backward()
+    parameters = dict(model.named_parameters())
+    for key in TRAINED:
+        expected = golden[f"masked/{key}"]
+        np.testing.assert_allclose(parameters[key].grad.numpy(), expected, atol=1e-5 * np.ptp(expected), rtol=0)
 
 
 def test_a_mask_that_keeps_all_changes_nothing(tmp_path):
