@@ -93,7 +93,7 @@ class Hiera(ImageModel):
         embed_dim: channels of the first stage.
         num_heads: heads of the first stage.
         stage_depths: blocks of each stage. A mask unit has 2 ** (stages - 1) places along its side.
-        q_pool: so many of the later stages begin by pooling 2 x 2 places, the first of them first.
+        q_pool: how many of the stages after the first begin by pooling 2 x 2 places: the earlier ones do.
         mask_unit_attn: whether a stage attends within mask units; the block that begins a stage does as the stage
             before.
         mlp_ratio: hidden width of the MLP over its input's.
@@ -141,7 +141,7 @@ class Hiera(ImageModel):
         check_counts(stages, MASK_UNIT_ATTN=mask_unit_attn)
         self.unit_side = 2 ** (stages - 1)
         self._check_sizes(embed_dim, num_heads, stages, q_pool)
-        self.pools = [min(stage, q_pool) for stage in range(stages)]  # before each stage, and at its beginning
+        self.pools = [min(stage, q_pool) for stage in range(stages)]  # how often a stage's tokens were pooled
         self.patch_embed = PatchEmbed(self.image_size, in_channels, embed_dim)
         rows, columns = self.patch_embed.grid_size
         self.units = (rows // self.unit_side, columns // self.unit_side)

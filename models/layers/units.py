@@ -65,7 +65,7 @@ class MaskUnitAttention(Attention):
         in_dim, dim, num_heads: channels that are read, and given; heads.
         places: tokens of a unit.
         within: attention is within units.
-        pools: of the queries of 2 x 2 neighbours the maximum asks.
+        pools: a query is the maximum of those of 2 x 2 neighbours.
 
     Shape: [B, N, in_dim], unit by unit -> [B, N, dim]; with ``pools`` [B, N / 4, dim].
     """
