@@ -199,10 +199,10 @@ class Hiera(ImageModel):
             return self.pos_embed.reshape([1, rows, columns, -1])
         # Sums of products, not matrix products, which autocast would compute in half.
         x = (self.pos_embed.unsqueeze(2) * self.stretch_rows.unsqueeze(2)).sum(axis=3)
-        x = (x.unsqueeze(3) * self.stretch_columns).sum(axis=4).transpose([0, 2, 3, 1])
-        window = self.pos_embed_win.transpose([0, 2, 3, 1]).unsqueeze([1, 3])
+        x = (x.unsqueeze(3) * self.stretch_columns).sum(axis=4)
         (down, across), side = self.units, self.unit_side
-        return (x.reshape([1, down, side, across, side, -1]) + window).reshape([1, rows, columns, -1])
+        x = x.reshape([1, -1, down, side, across, side]) + self.pos_embed_win.unsqueeze([2, 4])
+        return x.reshape([1, -1, rows, columns]).transpose([0, 2, 3, 1])
 
     def forward_features(
         self, x: paddle.Tensor, mask: paddle.Tensor | None = None, return_intermediates: bool = False

@@ -199,3 +199,10 @@ def test_the_classifier_is_exchangeable():
 def test_sizes_that_do_not_fit_are_named(options, message):
     with pytest.raises(InputError, match=message):
         build_model(get_config("hiera_tiny_224", options))
+
+
+def test_gradients_lie_in_one_piece():
+    """Paddle's DataParallel leaves others as they are on each rank."""
+    model = small("hiera_windows")
+    model(images_of(model)).square().sum().backward()
+    assert [name for name, parameter in model.named_parameters() if not parameter.grad.is_contiguous()] == []
