@@ -33,10 +33,18 @@ _OURS = {  # timm's: ours, where it isn't the same in capitals
     "num_reg_tokens": "REG_TOKENS",
     "serial_depths": "STAGE_DEPTHS",
     "sr_ratios": "SR_RATIO",
+    "stages": "STAGE_DEPTHS",
     "use_fc_norm": "FC_NORM",
 }
 _ALONE = {"global_pool": "avg", "output_stride": 32, "proj_bias": True, "final_norm": True, "conv_bias": True}
 _ALONE |= {"use_pos_embed": True}
+_ALONE |= {
+    "abs_win_pos_embed": True,
+    "mask_unit_size": [8, 8],
+    "q_stride": [2, 2],
+    "dim_mul": 2.0,
+    "head_mul": 2.0,
+}  # Hiera
 
 
 def with_arguments(config: Configuration, path: str | Path) -> Configuration:

@@ -19,10 +19,13 @@ _ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "g
 _NUMBER = optional(Rule("a whole number", lambda value: is_whole(value, 1, 1 << 20)))
 _REAL = optional(Rule("a number", lambda value: is_real(value, 0, 1e6)))
 _NUMBERS = Rule("whole numbers", lambda value: is_list(value, lambda one: is_whole(one, 1, 1 << 20), 1, 100))
+_SIDES = Rule("a whole number, or a list of such", lambda value: _NUMBER.holds(value) or _NUMBERS.holds(value))
+_FLAGS = Rule("a list of true and false", lambda value: is_list(value, lambda one: type(one) is bool, 1, 100))
 _FORM = (
-    dict.fromkeys(("hidden_size", "num_hidden_layers", "intermediate_size", "patch_size", "embed_dim"), _NUMBER)
+    dict.fromkeys(("hidden_size", "num_hidden_layers", "intermediate_size", "embed_dim"), _NUMBER)
     | dict.fromkeys(("window_size", "groups_width"), _NUMBER)
-    | dict.fromkeys(("depths", "hidden_sizes", "num_heads", "sr_ratios"), optional(_NUMBERS))
+    | {"patch_size": _SIDES, "masked_unit_attention": optional(_FLAGS)}
+    | dict.fromkeys(("depths", "hidden_sizes", "num_heads", "sr_ratios", "key_dim"), optional(_NUMBERS))
     | dict.fromkeys(("layer_norm_eps", "layerscale_value", "layer_scale_init_value"), _REAL)
     | {"num_register_tokens": optional(Rule("a whole number", lambda value: is_whole(value, 0, 1 << 20)))}
 )
@@ -89,6 +92,53 @@ def _swin(config: dict[str, Any]) -> dict[str, Any]:
         "WINDOW_SIZE": config["window_size"],
         "MLP_RATIO": config.get("mlp_ratio", 4.0),
         "QKV_BIAS": config.get("qkv_bias", True),
+    }
+
+
+def _swin_v2(config: dict[str, Any]) -> dict[str, Any]:
+    return _swin(config) | {"PRETRAINED_WINDOW_SIZES": config.get("pretrained_window_sizes", [0, 0, 0, 0])}
+
+
+def _hiera(config: dict[str, Any]) -> dict[str, Any]:
+    stages = len(config["depths"])
+    fixed = {"hidden_act": "gelu", "layer_norm_eps": 1e-6, "embed_dim_multiplier": 2.0, "query_stride": [2, 2]}
+    fixed |= {"patch_size": [7, 7], "patch_stride": [4, 4], "patch_padding": [3, 3]}
+    fixed |= {"masked_unit_size": [2 ** (stages - 1)] * 2}
+    fixed |= {"num_heads": [config["num_heads"][0] << stage for stage in range(stages)]}
+    for key, value in fixed.items():
+        _expect(config, key, value, value)
+    within = config.get("masked_unit_attention") or [True, True, False, False]
+    if within != sorted(within, reverse=True):
+        raise InputError(f"masked_unit_attention is {told(within)}, models here have it in the first stages alone")
+    values = {
+        "EMBED_DIM": config["embed_dim"],
+        "STAGE_DEPTHS": config["depths"],
+        "NUM_HEADS": config["num_heads"][0],
+        "MASK_UNIT_ATTN": within,
+        "MLP_RATIO": config.get("mlp_ratio", 4.0),
+    }
+    masked = "PreTraining" in str(config.get("architectures"))  # it pools once less than the classifiers
+    return values if masked else values | {"Q_POOL": config.get("num_query_pool", 3)}
+
+
+def _levit(config: dict[str, Any]) -> dict[str, Any]:
+    dims, (key_dim, *_) = config["hidden_sizes"], config["key_dim"]
+    ratios = {"attention_ratio": config.get("attention_ratio", [2])[0], "mlp_ratio": config.get("mlp_ratio", [2])[0]}
+    between = [*(["Subsample", key_dim, dim // key_dim, 4, 2, 2] for dim in dims[:-1]), [""]]
+    if config.get("down_ops", between) != between:
+        raise InputError("down_ops tells another way from stage to stage than models here have")
+    fixed = {"kernel_size": 3, "stride": 2, "padding": 1, "patch_size": 16}
+    fixed |= {key: [value] * len(dims) for key, value in (ratios | {"key_dim": key_dim}).items()}
+    for key, value in fixed.items():
+        _expect(config, key, value, value)
+    return {
+        "EMBED_DIMS": dims,
+        "STAGE_DEPTHS": config["depths"],
+        "NUM_HEADS": config["num_attention_heads"],
+        "KEY_DIM": key_dim,
+        "ATTN_RATIO": ratios["attention_ratio"],
+        "MLP_RATIO": ratios["mlp_ratio"],
+        "DISTILLED": "WithTeacher" in str(config.get("architectures")),
     }
 
 
@@ -174,6 +224,9 @@ _TYPES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {  #
     "siglip": ("ViT", _siglip),
     "siglip_vision_model": ("ViT", _siglip),
     "swin": ("Swin", _swin),
+    "swinv2": ("SwinV2", _swin_v2),
+    "hiera": ("Hiera", _hiera),
+    "levit": ("LeViT", _levit),
     "pvt_v2": ("PVTv2", _pvt_v2),
     "poolformer": ("PoolFormer", _poolformer),
     "convnext": ("ConvNeXt", _convnext),

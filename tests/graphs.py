@@ -41,6 +41,7 @@ EXTRAS = {
     "vit, REG_TOKENS": ("vit_base_patch16_384", {"reg_tokens": 4}),
     "vit, POS_EMBED sincos2d": ("vit_base_patch16_384", {"pos_embed": "sincos2d"}),
     "vit, PATCH_DROP": ("vit_base_patch16_384", {"patch_drop": 0.5}),
+    "hiera, PATCH_DROP": ("hiera_base_224", {"patch_drop": 0.5}),
     "vit, HEAD_BATCH_NORM": ("vit_base_patch16_384", {"head_batch_norm": True}),
     "beit, USE_SHARED_REL_POS_BIAS": ("beit_base_patch16_224", {"use_shared_rel_pos_bias": True}),
     "swin, padded windows": ("swin_tiny_patch4_window7_224", {"image_size": 232}),

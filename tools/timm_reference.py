@@ -69,7 +69,10 @@ def outputs(model: torch.nn.Module, images: torch.Tensor) -> dict[str, torch.Ten
     """Returns the features that the classifier reads, and the intermediates with the last norm; of LeNet nothing."""
     if not hasattr(model, "forward_intermediates"):
         return {}
-    features, maps = model.forward_intermediates(images, norm=True)
+    try:
+        features, maps = model.forward_intermediates(images, norm=True)
+    except AssertionError:  # Hiera has no norm before the pooling, and refuses
+        features, maps = model.forward_intermediates(images)
     pooled = model.forward_head(features, pre_logits=True)
     return {"features": pooled, **{str(i): one for i, one in enumerate(maps)}}
 

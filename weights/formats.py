@@ -27,7 +27,8 @@ from weights.plain import Rule, check_form, is_list, is_name, is_whole, optional
 from weights.unpickle import DataUnpickler, Script
 
 # Where a checkpoint keeps its weights: timm's order (load_state_dict, the average first), then others' names.
-WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict", "module", "net", "teacher")
+WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict", "model_state", "module", "net")
+WRAPPERS += ("teacher",)
 PREFIXES = ("_orig_mod.", "module.", "_orig_mod.")  # of torch.compile and DataParallel, in either order (as timm)
 
 SAFETENSORS_DTYPES = {

@@ -10,6 +10,7 @@ from errors import InputError
 from models.base import ImageModel
 from models.layers.attention import attention_layers, kept_weights
 from models.layers.class_attention import ClassAttention
+from models.layers.units import MaskUnitAttention
 from models.pvtv2 import Attention as ReducedAttention
 from models.swin import WindowAttention
 from weights.layout import sublayer
@@ -38,8 +39,8 @@ def attention(model: ImageModel, image: paddle.Tensor, block: int = -1) -> np.nd
     """Returns how much each head attends to each place of an image: [H, rows, columns] float32.
 
     The queries are the tokens that the classifier reads: the class token (and the distillation token), or else all
-    patches, on average. Windows (Swin) share the map: each holds what its own tokens give, so each has the same sum.
-    Keys of several places (PVTv2) give their weight to each.
+    patches, on average. Windows (Swin) and mask units (Hiera) share the map: each holds what its own tokens give, so
+    each has the same sum. Keys of several places (PVTv2) give their weight to each.
 
     Args:
         image: [1, C, H, W], normalised.
@@ -118,6 +119,9 @@ def _received(model: ImageModel, name: str, weights: np.ndarray, shape: tuple[in
         return _joined(sublayer(model, name.rpartition(".")[0]), weights.mean(2))
     if isinstance(layer, ReducedAttention):
         return _spread(layer, weights[0].mean(1), shape[1:3])
+    if isinstance(layer, MaskUnitAttention):
+        keys = weights.mean(2).transpose(0, 2, 1).reshape(1, shape[1], -1)  # by unit, key and head
+        return model.by_rows(paddle.to_tensor(keys)).numpy()[0].transpose(2, 0, 1)
     return _read_by_head(model, weights[0])
 
 

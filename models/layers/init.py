@@ -11,7 +11,6 @@ from paddle.nn.initializer import Constant, Normal, TruncatedNormal, Uniform
 
 from models.layers.attention import Attention
 from models.layers.mlp import Mlp
-from models.layers.patch_embed import PatchEmbed
 
 # Of a normal distribution of deviation 1 that is cut at +-2.
 _DEVIATION_OF_CUT = 0.87962566103423978
@@ -44,11 +43,18 @@ def init_lecun(layer: nn.Layer) -> None:
             Constant(0.0)(layer.bias)
 
 
-def init_branches(blocks: Iterable[Any]) -> None:
-    """Draws what the i-th block adds to its input smaller by sqrt(2 i), i from 1 (BEiT, arXiv:2106.08254)."""
+def init_branches(blocks: Iterable[Any], flax: bool = False) -> None:
+    """Draws what the i-th block adds to its input smaller by sqrt(2 i), i from 1 (BEiT, arXiv:2106.08254).
+
+    Args:
+        flax: of ``init_as_flax``'s weights; else of those that are N(0, 0.02).
+    """
     for i, block in enumerate(blocks, start=1):
         for layer in (block.attn.proj, block.mlp.fc2):
-            Normal(std=0.02 / math.sqrt(2 * i))(layer.weight)
+            if flax:
+                _glorot(layer, *layer.weight.shape, scale=1 / math.sqrt(2 * i), bias=False)
+            else:
+                Normal(std=0.02 / math.sqrt(2 * i))(layer.weight)
 
 
 def init_convolution(layer: nn.Layer) -> None:
@@ -61,25 +67,33 @@ def init_convolution(layer: nn.Layer) -> None:
 
 
 @paddle.no_grad()
-def init_as_big_vision(layer: nn.Layer) -> None:
-    """Initialises one layer of a ViT as Flax does in big_vision; of a layer that has others, it comes after them.
+def init_as_flax(layer: nn.Layer) -> None:
+    """Initialises one layer as timm's ``init_weight_jax``; of a layer that has others, it comes after them.
 
-    Linears are uniform with variance 2 / (fan in + fan out) (Glorot and Bengio 2010), queries, keys and values each by
-    themselves. Patches are ``init_lecun``'s. Biases are 0, those of an MLP N(0, 1e-6).
+    Linears are uniform with variance 2 / (fan in + fan out) (Glorot and Bengio 2010), convolutions ``init_lecun``'s.
+    Biases are 0, those of an MLP N(0, 1e-6).
     """
     if isinstance(layer, nn.Linear):
         _glorot(layer, *layer.weight.shape)
-    elif isinstance(layer, Attention):
-        _glorot(layer.qkv, layer.qkv.weight.shape[0], layer.qkv.weight.shape[1] // 3)
     elif isinstance(layer, Mlp):
         for linear in (layer.fc1, layer.fc2):
             Normal(std=1e-6)(linear.bias)
-    elif isinstance(layer, PatchEmbed):
-        init_lecun(layer.proj)
+    else:
+        init_lecun(layer)
 
 
-def _glorot(linear: nn.Linear, fan_in: int, fan_out: int) -> None:
-    bound = math.sqrt(6 / (fan_in + fan_out))
+def init_as_big_vision(layer: nn.Layer) -> None:
+    """Initialises one layer of a ViT as Flax does in big_vision; of a layer that has others, it comes after them.
+
+    It is ``init_as_flax``, but queries, keys and values are drawn each by themselves.
+    """
+    init_as_flax(layer)
+    if isinstance(layer, Attention):
+        _glorot(layer.qkv, layer.qkv.weight.shape[0], layer.qkv.weight.shape[1] // 3)
+
+
+def _glorot(linear: nn.Linear, fan_in: int, fan_out: int, scale: float = 1.0, bias: bool = True) -> None:
+    bound = scale * math.sqrt(6 / (fan_in + fan_out))
     Uniform(-bound, bound)(linear.weight)
-    if linear.bias is not None:
+    if bias and linear.bias is not None:
         Constant(0.0)(linear.bias)

@@ -17,6 +17,7 @@ from timm.models import (
     convnext,
     deit,
     eva,
+    hiera,
     levit,
     mlp_mixer,
     pvt_v2,
@@ -33,6 +34,7 @@ from golden import coat as coats
 from golden import convmixer as convmixers
 from golden import convnext as convnexts
 from golden import eva as evas
+from golden import hiera as hieras
 from golden import levit as levits
 from golden import mixer as mixers
 from golden import mobileone as mobileones
@@ -73,6 +75,8 @@ def models() -> dict[str, torch.nn.Module]:
     for name in ("eva", "eva_dinov3"):
         found[name] = eva.Eva(**evas.CASES[name])
     found["xcit"] = xcit.Xcit(**xcits.CASES["xcit"])
+    for name in ("hiera", "hiera_windows"):
+        found[name] = hiera.Hiera(hieras.SIZES[name], **hieras.CASES[name])
     found["mobileone"] = mobileones.timms("mobileone")
     return found
 

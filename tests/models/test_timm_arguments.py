@@ -113,6 +113,13 @@ def test_arguments_have_their_names_here(tmp_path):
     assert (model.INIT_VALUES, model.DEPTH_TOKEN_ONLY) == (0.1, 3)
 
 
+def test_hieras_arguments_are_taken(tmp_path):
+    made = {"stages": [1, 1, 1, 1], "abs_win_pos_embed": True, "global_pos_size": [5, 5], "q_pool": 2, "dim_mul": 2.0}
+    stored(tmp_path, name="hiera_tiny_224", arguments=made)
+    model = with_arguments(get_config("hiera_tiny_224"), tmp_path).MODEL
+    assert (model.STAGE_DEPTHS, model.GLOBAL_POS_SIZE, model.Q_POOL) == ([1, 1, 1, 1], [5, 5], 2)
+
+
 def test_what_config_json_leaves_out_is_as_timm_has_it(tmp_path):
     imagenet = [0.485, 0.456, 0.406]
     for settings in ({}, {"mean": None, "std": None, "crop_pct": 0, "interpolation": None, "crop_mode": None}):

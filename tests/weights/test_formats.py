@@ -128,6 +128,7 @@ def test_safetensors_of_paddles_layout_say_so(tmp_path):
         ({"model": {"a": TWO}, "state_dict": {"a": ONE}, "model_ema": None}, "state_dict", 1),
         ({"student": {"a": TWO}, "teacher": {"a": ONE}, "epoch": 3}, "teacher", 0),
         ({"model_state_dict": {"a": ONE}}, "model_state_dict", 0),
+        ({"model_state": {"a": ONE}, "epoch": 1}, "model_state", 0),
         ({"state_dict": {"model": {"a": ONE}}}, "model", 0),
         ({"module": {"a": ONE}, "model_ema": {}}, "module", 0),
         ({"net": {"_orig_mod.module.a": ONE}}, "net", 0),

@@ -109,6 +109,32 @@ def test_other_models_and_settings_are_refused(folder):
             "resnet18",
             "downsample_in_bottleneck is True, models here have",
         ),
+        (
+            "hiera",
+            {"num_heads": [1, 2, 2, 2]},
+            "hiera_tiny_224",
+            "num_heads is [1, 2, 2, 2], models here have [1, 2, 4, 8]",
+        ),
+        (
+            "hiera",
+            {"masked_unit_size": [4, 4]},
+            "hiera_tiny_224",
+            "masked_unit_size is [4, 4], models here have [8, 8]",
+        ),
+        (
+            "hiera",
+            {"masked_unit_attention": [True, False, True, False]},
+            "hiera_tiny_224",
+            "masked_unit_attention is [True, False, True, False], models here have it in the first stages alone",
+        ),
+        ("hiera", {"masked_unit_attention": "all"}, "hiera_tiny_224", "expected a list of true and false"),
+        ("levit", {"key_dim": [8, 8, 4]}, "levit_128s", "key_dim is [8, 8, 4], models here have [8, 8, 8] alone"),
+        (
+            "levit",
+            {"down_ops": [[""]] * 3},
+            "levit_128s",
+            "down_ops tells another way from stage to stage than models here have",
+        ),
     ):
         path = folder(case, **changes)
         with pytest.raises(InputError) as caught:
@@ -161,3 +187,31 @@ def test_a_whole_clip_is_read_as_its_image_tower(folder):
     config = description_of(path).configured(["MODEL.PRETRAINED", str(path)])
     expected = np.array(golden["outputs"])
     np.testing.assert_allclose(outputs("clip", config), expected, atol=2e-5 * np.ptp(expected), rtol=0)
+
+
+def test_hieras_masked_pre_training_is_read_as_its_encoder(folder):
+    """Its decoder is dropped, and MODEL.Q_POOL stays the classifier's."""
+    path, golden = folder("hiera"), GOLDEN["hiera"]
+    shapes = {name: shape for name, shape in golden["shapes"].items() if not name.startswith("classifier.")}
+    arrays = {
+        name.replace("hiera.pooler.layernorm.", "encoder_norm."): positive(name, shape)
+        for name, shape in shapes.items()
+    }
+    others = ("decoder.mask_token", "decoder.decoder_block.layers.0.attn.qkv.weight")
+    others += ("multiscale_fusion.multi_scale_fusion_heads.0.weight",)
+    write_weights(path / "model.safetensors", arrays | dict.fromkeys(others, np.ones(3, np.float32)))
+    masked = golden["config"] | {"architectures": ["HieraForPreTraining"], "num_query_pool": 2}
+    (path / "config.json").write_text(json.dumps(masked))
+    words = ["MODEL.EMBED_DIM", "4", "MODEL.STAGE_DEPTHS", "[1, 2, 1, 1]", "DATA.IMAGE_SIZE", "64"]
+    config = with_preprocessing(get_config("hiera_tiny_224", [*words, "MODEL.PRETRAINED", str(path)]))
+    assert config.MODEL.Q_POOL == 3
+    model = build_model(config)
+    report = load_weights(model, path, strict=False)
+    assert report.changes == ["classifier left fresh: none in the file, 1000 in the model"]
+    model.head.fc = paddle.nn.Linear(32, 7)
+    for name, parameter in (("weight", model.head.fc.weight), ("bias", model.head.fc.bias)):
+        value = positive(f"classifier.{name}", golden["shapes"][f"classifier.{name}"])
+        parameter.set_value(value.T)
+    model.eval()
+    images, expected = paddle.to_tensor(values("images", (2, 3, 64, 64))), np.array(golden["outputs"])
+    np.testing.assert_allclose(model(images).numpy(), expected, atol=2e-5 * np.ptp(expected), rtol=0)

@@ -12,6 +12,7 @@ _NAMES = {  # in this order: an architecture whose names others have, too, comes
     "eva": r"blocks\.\d+\.(attn\.(q_bias|q_proj\.weight)|gamma_1)|rope\.periods",
     "gmlp": r"blocks\.\d+\.mlp_channels\.gate\.proj\.weight",
     "lenet": r"features\.0\.weight",
+    "hiera": r"blocks\.\d+\.proj\.weight|pos_embed_win",
     "levit": r"stages\.\d+\.blocks\.\d+\.attn\.qkv\.linear\.weight",
     "mixer": r"blocks\.\d+\.mlp_tokens\.fc1\.weight",
     "mobileone": r"stages\.\d+\.\d+\.(conv_kxk\.0\.conv|reparam_conv)\.weight",

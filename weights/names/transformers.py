@@ -26,6 +26,16 @@ def _counted(match: re.Match[str]) -> str:
     return f"s{int(match[1]) + 1}.b{int(match[2]) + 1}."
 
 
+def _stem(match: re.Match[str]) -> str:
+    return f"stem.conv{match[1]}.{'linear.' if match[2] else ''}"
+
+
+def _branch(match: re.Match[str]) -> str:
+    """Pairs a LeViT's layers to blocks: attention, then the MLP."""
+    number = int(match[2])
+    return f"stages.{match[1]}.blocks.{number // 2}.{('attn', 'mlp')[number % 2]}."
+
+
 _BLOCK = (
     (r"\.attention\.(attention|self)\.(query|key|value)\.", lambda match: f".attn.{match[2][0]}."),
     (r"\.attention\.(attention|self)\.(relative_position_bias\.)?", ".attn."),
@@ -83,6 +93,39 @@ _SWIN = (
     (r"^embeddings\.norm\.", "patch_embed.norm."),
     (r"^layernorm\.", "norm."),
     (r"^classifier\.", "head.fc."),
+)
+_SWIN_V2 = (
+    (r"^swinv2\.", ""),
+    (r"\.relative_coords_table$", None),
+    (r"\.attention\.self\.continuous_position_bias_mlp\.", ".attn.cpb_mlp."),
+    *_SWIN,
+    (r"\.attn\.([qv])\.bias$", r".attn.\1_bias"),
+)
+_HIERA = (
+    (r"^hiera\.", ""),
+    (r"^(decoder|multiscale_fusion)\.", None),  # of masked pre-training
+    (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+    (r"^embeddings\.position_embeddings$", "pos_embed"),
+    (r"^encoder\.stages\.", "stages."),
+    (r"\.layernorm_before\.", ".norm1."),
+    (r"\.layernorm_after\.", ".norm2."),
+    (r"^(pooler\.layernorm|encoder_norm)\.", "head.norm."),
+    (r"^classifier\.", "head.fc."),
+)
+_LEVIT = (
+    (r"^levit\.", ""),
+    (r"\.attention_bias_idxs$", None),
+    (r"\.batch_norm\.", ".bn."),
+    (r"^patch_embeddings\.embedding_layer_(\d)\.(convolution\.)?", _stem),
+    (r"^encoder\.stages\.(\d+)\.layers\.(\d+)\.(module\.)?", _branch),
+    (r"\.queries_keys_values\.", ".qkv."),
+    (r"\.keys_values\.", ".kv."),
+    (r"\.queries\.", ".q.ln."),
+    (r"\.projection\.", ".proj.ln."),
+    (r"\.linear_up\.", ".ln1."),
+    (r"\.linear_down\.", ".ln2."),
+    (r"^classifier\.", "head."),
+    (r"^classifier_distill\.", "head_dist."),
 )
 _PVT = (
     (r"^pvt_v2\.", ""),
@@ -176,13 +219,37 @@ def _pyramids(arrays: Arrays) -> Arrays:
     return arrays
 
 
+def _counted_through(arrays: Arrays) -> Arrays:
+    """Numbers a Hiera's blocks through all stages."""
+    found = {
+        (int(match[1]), int(match[2])) for name in arrays if (match := re.match(r"stages\.(\d+)\.layers\.(\d+)", name))
+    }
+    numbers = {f"stages.{stage}.layers.{layer}": i for i, (stage, layer) in enumerate(sorted(found))}
+    return rename(arrays, [(r"^stages\.\d+\.layers\.\d+", lambda match: f"blocks.{numbers[match[0]]}")])
+
+
+def _between(arrays: Arrays) -> Arrays:
+    """Puts a LeViT's last block of a stage that has keys of its own between this stage and the next one."""
+    last = {name.partition(".attn.kv.")[0] for name in arrays if ".attn.kv." in name}
+
+    def moved(match: re.Match[str]) -> str:
+        if match[0].rpartition(".")[0] not in last:
+            return match[0]
+        return f"stages.{int(match[1]) + 1}.downsample.{'attn_downsample' if match[2] == 'attn' else 'mlp'}"
+
+    return rename(arrays, [(r"^stages\.(\d+)\.blocks\.\d+\.(attn|mlp)", moved)])
+
+
 _KINDS: tuple[
     tuple[str, Rules, Callable[[Arrays], Arrays]], ...
 ] = (  # a name that no other toolkit has, what to do then
     (r"^((vit|deit|beit|dinov2\w*)\.)?encoder\.layer\.0\.attention\.attention\.query\.weight$", _ENCODER, _encoders),
     (r"^((vit|deit|beit|dinov2\w*)\.)?layers\.0\.attention\.q_proj\.weight$", _ENCODER, _encoders),
     (r"^((vision_model|visual)\.)?encoder\.layers\.0\.self_attn\.q_proj\.weight$", _TOWER, _towers),
+    (r"^(swinv2\.)?encoder\.layers\.0\.blocks\.0\.attention\.self\.logit_scale$", _SWIN_V2, join_qkv),
     (r"^(swin\.)?encoder\.layers\.0\.blocks\.0\.attention\.self\.query\.weight$", _SWIN, join_qkv),
+    (r"^(hiera\.)?encoder\.stages\.0\.layers\.0\.attn\.qkv\.weight$", _HIERA, _counted_through),
+    (r"^(levit\.)?encoder\.stages\.0\.layers\.0\.module\.queries_keys_values\.linear\.weight$", _LEVIT, _between),
     (r"^(pvt_v2\.)?encoder\.layers\.0\.patch_embedding\.layer_norm\.weight$", _PVT, _pyramids),
     (r"^(poolformer\.)?encoder\.block\.0\.0\.before_norm\.weight$", _POOLFORMER, dict),
     (r"^resnet\.embedder\.embedder\.convolution\.weight$", _RESNET, dict),
