@@ -9,6 +9,7 @@ _NAMES = {  # in this order: an architecture whose names others have, too, comes
     "coat": r"crpe\d\.conv_list\.0\.weight",
     "convmixer": r"blocks\.\d+\.0\.fn\.0\.weight",
     "convnext": r"stages\.\d+\.blocks\.\d+\.conv_dw\.weight",
+    "crossvit": r"blocks\.\d+\.fusion\.\d+\.attn\.wq\.weight",
     "eva": r"blocks\.\d+\.(attn\.(q_bias|q_proj\.weight)|gamma_1)|rope\.periods",
     "gmlp": r"blocks\.\d+\.mlp_channels\.gate\.proj\.weight",
     "lenet": r"features\.0\.weight",
