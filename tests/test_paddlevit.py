@@ -47,6 +47,10 @@ FAMILIES = {
     "TYPE: PiT": ("pit", {**RECIPE, "MODEL.STAGE_DEPTHS": [3, 6, 4], "MODEL.DISTILLED": False}),
     "TYPE: volo": ("volo", {**RECIPE, "MODEL.STAGE_DEPTHS": [12, 12, 20, 4], "TRAIN.LINEAR_SCALED_LR": 128}),
     "TYPE: CaiT": ("cait", {**RECIPE, "MODEL.DEPTH_TOKEN_ONLY": 2, "TRAIN.MODEL_EMA": True, "TRAIN.BASE_LR": 5e-4}),
+    "TYPE: CrossViT": (
+        "crossvit",
+        {**RECIPE, "MODEL.BRANCH_DEPTHS": [1, 4], "MODEL.EMBED_DIMS": [384, 768], "MODEL.IMAGE_SCALES": [240 / 224, 1.0]},
+    ),
     "TYPE: RegNet": ("regnet", {"MODEL.GROUP_WIDTH": 112, "DATA.IMAGENET_MEAN": IMAGENET}),
     "{TYPE: levit, DEPTH: [1, 1, 1]}": ("levit", {"MODEL.STAGE_DEPTHS": [1, 1, 1], "TRAIN.MIXUP_ALPHA": 0.2}),
     # as they were named in 2021
@@ -61,6 +65,10 @@ FAMILIES = {
     "{TYPE: PiT, DISTILL: True}": ("pit_2021", {**AUTO, "MODEL.DISTILLED": True, "MODEL.NUM_HEADS": [4, 8, 16]}),
     "{TYPE: PiT, DISTILL: False}": ("pit_2021", {**AUTO, "MODEL.DISTILLED": False, "TRAIN.DISTILLATION_TYPE": None}),
     "{TYPE: cait, TRANS: {DEPTH: 3}}": ("cait_2021", {"MODEL.DEPTH": 3, "MODEL.INIT_VALUES": 1e-4, **NOTHING}),
+    "{TYPE: crossvit, TRANS: {DEPTH: [[1, 2, 0]], MLP_RATIO: [3, 2, 1]}}": (
+        "crossvit_2021",
+        {"MODEL.DEPTH": 1, "MODEL.BRANCH_DEPTHS": [1, 2], "MODEL.MLP_RATIO": [3, 2], "MODEL.DROPPATH": 0.0, **NOTHING},
+    ),
     "{TYPE: poolformer, TRANS: {LAYERS: [1, 1, 1, 1]}}": ("poolformer_2021", AUTO),
 }  # fmt: skip
 
