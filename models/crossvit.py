@@ -168,10 +168,9 @@ class CrossViT(ImageModel):
         self.num_features = sum(embed_dims)
         self.head_widths = {f"head.{i}": dim for i, dim in enumerate(embed_dims)}
         self.patch_embed, kind = nn.LayerList(), ConvPatches if multi_conv else PatchEmbed
-        for i, dim in enumerate(embed_dims):
-            size = [round(pixels * image_scales[i]) for pixels in self.image_size]
-            self.patch_embed.append(kind(size, patch_size[i], in_channels, dim))
-            self._add_tokens(i, dim)
+        for scale, side, dim in zip(image_scales, patch_size, embed_dims, strict=True):
+            size = [round(pixels * scale) for pixels in self.image_size]
+            self._add_embedding(kind(size, side, in_channels, dim), dim)
         self.first_conv, *others = (f"patch_embed.{i}.proj" + ".0" * multi_conv for i in (0, 1))
         self.beside_first_conv = tuple(others)
         self.pos_drop = nn.Dropout(dropout)
@@ -191,18 +190,17 @@ class CrossViT(ImageModel):
             ]
             self.blocks.append(MultiScaleBlock(embed_dims, blocks, fusion))
         self.norm = nn.LayerList(LayerNorm(dim, epsilon=1e-6) for dim in embed_dims)
-        reductions = [round(size / scale) for size, scale in zip(patch_size, image_scales, strict=True)]
-        self.feature_info = [
-            one for i in (0, 1) for one in feature_info([f"blocks.{j}" for j in range(depth)], embed_dims[i], reductions[i])
-        ]  # fmt: skip
+        modules = [f"blocks.{i}" for i in range(depth)]
+        for dim, side, scale in zip(embed_dims, patch_size, image_scales, strict=True):
+            self.feature_info = [*self.feature_info, *feature_info(modules, dim, round(side / scale))]
         self.head = nn.LayerList([nn.Identity(), nn.Identity()])
         self._finish()
 
-    def _add_tokens(self, branch: int, dim: int) -> None:
-        shapes = {"cls_token": 1, "pos_embed": 1 + self.patch_embed[branch].num_patches}
-        for name, count in shapes.items():
+    def _add_embedding(self, patches: PatchEmbed, dim: int) -> None:
+        for name, count in (("cls_token", 1), ("pos_embed", 1 + patches.num_patches)):
             token = self.create_parameter([1, count, dim], default_initializer=Normal(std=0.02))
-            self.add_parameter(f"{name}_{branch}", token)
+            self.add_parameter(f"{name}_{len(self.patch_embed)}", token)
+        self.patch_embed.append(patches)
 
     @property
     def pos_embed(self) -> paddle.Tensor:
@@ -251,8 +249,8 @@ class CrossViT(ImageModel):
         return next(embed.grid_size for embed in self.patch_embed if embed.num_patches == places)
 
     def cam_layer(self) -> Any:
-        """The norm where the coarse branch's class token last meets the fine patches."""
-        return self.blocks[-1].fusion[1].norm1 if self.global_pool == "token" else None
+        """Of the fine patches: the norm where the coarse branch's class token last meets them, or else the last one."""
+        return self.blocks[-1].fusion[1].norm1 if self.global_pool == "token" else self.norm[0]
 
     def forward_head(self, x: Any) -> paddle.Tensor:
         token = self.global_pool == "token"

@@ -49,7 +49,7 @@ FAMILIES = {
     "TYPE: CaiT": ("cait", {**RECIPE, "MODEL.DEPTH_TOKEN_ONLY": 2, "TRAIN.MODEL_EMA": True, "TRAIN.BASE_LR": 5e-4}),
     "TYPE: CrossViT": (
         "crossvit",
-        {**RECIPE, "MODEL.BRANCH_DEPTHS": [1, 4], "MODEL.EMBED_DIMS": [384, 768], "MODEL.IMAGE_SCALES": [240 / 224, 1.0]},
+        {**RECIPE, "MODEL.BRANCH_DEPTHS": [1, 4], "MODEL.DEPTH": 3, "MODEL.IMAGE_SCALES": [240 / 224, 1.0]},
     ),
     "TYPE: RegNet": ("regnet", {"MODEL.GROUP_WIDTH": 112, "DATA.IMAGENET_MEAN": IMAGENET}),
     "{TYPE: levit, DEPTH: [1, 1, 1]}": ("levit", {"MODEL.STAGE_DEPTHS": [1, 1, 1], "TRAIN.MIXUP_ALPHA": 0.2}),

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from configs.documents import read_yaml
 from configs.paddlevit.models import of_models
 from configs.values import parsed, quoted
-from errors import InputError, shown
+from errors import InputError
 from options import Configuration, leaves
 
 FOLDER = Path(__file__).resolve().parent

@@ -10,6 +10,7 @@ from inference.look.sight import model_of
 from inference.predictor import Predictor
 from models.base import ImageModel
 from models.layers.relative import RelativePositionBias
+from weights.layout import sublayer
 
 _TILES = 16  # along a side, at most: of larger grids some are left out
 _HEADS, _BLOCKS = 12, 12
@@ -21,8 +22,8 @@ def similarities(model: ImageModel) -> np.ndarray:
     if model.pos_embed_layout == "NCHW":
         embedding = embedding.transpose(1, 2, 0)
     if model.pos_embed_layout == "NLC":
-        grid = model.patch_embed.grid_size
-        places = embedding[len(embedding) - model.patch_embed.num_patches :]
+        grid = sublayer(model, model.first_conv.partition(".proj")[0]).grid_size  # CrossViT: of its fine patches
+        places = embedding[len(embedding) - grid[0] * grid[1] :]
     else:
         grid = embedding.shape[:2]
         places = embedding.reshape(-1, embedding.shape[2])

@@ -1,4 +1,4 @@
-"""Names that other toolkits give CrossViT's tensors: with their weights our logits are theirs; positions of other images.
+"""Names that other toolkits give CrossViT's tensors: with their weights our logits are theirs. Positions that fit.
 
 golden/names_crossvit.json: the modules of IBM/CrossViT (models/crossvit.py, 3f7ab77) with torch 2.13.0 and timm 1.0.31,
 and of PaddleViT (CrossViT/crossvit.py, 5ac7d89) with paddle 3.3.1, in the size of golden/crossvit.py's first case, with
