@@ -75,10 +75,10 @@ def _fit_first(model: Target, name: str, state: Tensors, arrays: Arrays) -> list
 
 
 def _fit_pos_embed(model: Target, state: Tensors, arrays: Arrays) -> list[str]:
-    if model.pos_embed_layout != "NLC":
-        return _fit_pos_map(model.pos_embed_layout == "NCHW", state, arrays)
-    branches = [name for name in arrays if re.fullmatch(r"pos_embed(_\d+)?", name) and name in state]
-    return [line for name in branches for line in _fit_positions(model, name, tuple(state[name].shape), arrays)]
+    names = [name for name in arrays if re.fullmatch(r"pos_embed(_\d+)?", name) and name in state]
+    if names and model.pos_embed_layout != "NLC":
+        return _fit_pos_map(model.pos_embed_layout == "NCHW", tuple(state["pos_embed"].shape), arrays)
+    return [line for name in names for line in _fit_positions(model, name, tuple(state[name].shape), arrays)]
 
 
 def _fit_positions(model: Target, name: str, wanted: tuple[int, ...], arrays: Arrays) -> list[str]:
@@ -95,11 +95,8 @@ def _fit_positions(model: Target, name: str, wanted: tuple[int, ...], arrays: Ar
     return ["{0} resized from {1} x {1} to {2} x {3}".format(name, side, *grid)]
 
 
-def _fit_pos_map(channels_first: bool, state: Tensors, arrays: Arrays) -> list[str]:
+def _fit_pos_map(channels_first: bool, wanted: tuple[int, ...], arrays: Arrays) -> list[str]:
     """The same of position embeddings that are a map: [1, D, rows, columns] or [1, rows, columns, D]."""
-    if "pos_embed" not in arrays or "pos_embed" not in state:
-        return []
-    wanted = tuple(state["pos_embed"].shape)
     order, back = ((0, 2, 3, 1), (0, 3, 1, 2)) if channels_first else ((0, 1, 2, 3), (0, 1, 2, 3))
     array = arrays["pos_embed"]
     if array.ndim != 4 or array.shape == wanted or not array.size:
