@@ -34,6 +34,7 @@ from golden import convmixer as convmixers
 from golden import convnext as convnexts
 from golden import crossvit as crossvits
 from golden import eva as evas
+from golden import halonet as halonets
 from golden import levit as levits
 from golden import mixer as mixers
 from golden import mobileone as mobileones
@@ -73,6 +74,7 @@ def models() -> dict[str, torch.nn.Module]:
     found["crossvit"] = crossvit.CrossVit(**crossvits.CASES["crossvit"])
     for name in ("eva", "eva_dinov3"):
         found[name] = eva.Eva(**evas.CASES[name])
+    found["halonet"] = halonets.timms("halonet")
     found["mobileone"] = mobileones.timms("mobileone")
     return found
 

@@ -13,7 +13,7 @@ from models.base import ImageModel
 from weights.layout import sublayer
 
 NORMED_THROUGHOUT = {"vit", "beit", "cait", "mixer", "gmlp", "resmlp", "crossvit"}  # and a last norm
-FIRST_IS_THE_STEMS = {"resnet", "regnet", "mobileone"}
+FIRST_IS_THE_STEMS = {"resnet", "regnet", "mobileone", "halonet"}
 TOKENS_ALONE = {"pit"}  # are the features
 CLASS_TOKEN_LAST = {
     "cait",

@@ -12,6 +12,7 @@ _NAMES = {  # in this order: an architecture whose names others have, too, comes
     "crossvit": r"blocks\.\d+\.fusion\.\d+\.attn\.wq\.weight",
     "eva": r"blocks\.\d+\.(attn\.(q_bias|q_proj\.weight)|gamma_1)|rope\.periods",
     "gmlp": r"blocks\.\d+\.mlp_channels\.gate\.proj\.weight",
+    "halonet": r"stages\.\d+\.\d+\.self_attn\.pos_embed\.height_rel",
     "lenet": r"features\.0\.weight",
     "levit": r"stages\.\d+\.blocks\.\d+\.attn\.qkv\.linear\.weight",
     "mixer": r"blocks\.\d+\.mlp_tokens\.fc1\.weight",
