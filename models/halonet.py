@@ -72,12 +72,14 @@ class RelativePositions(nn.Layer):
     def _scores(self, q: paddle.Tensor, vectors: paddle.Tensor) -> paddle.Tensor:
         """Returns of queries [B, side, side, d] along the third axis the products with each key's: [B * side, side, w].
 
-        Query i and key j have vector j - i + w - 1. A row of all 2 w - 1 products, one longer, begins one place later in
-        the next row, if they are read on end.
+        Query i and key j have vector j - i + w - 1. Rows of all 2 w - 1 products are made one longer and read on end in
+        rows of the old length: each begins one place later than the one before.
         """
         side, count = self.block_size, 2 * self.window_size - 1
         products = paddle.matmul(q, vectors, transpose_y=True).reshape([-1, side, count])
-        longer = paddle.concat([products, paddle.zeros_like(products[:, :, :1])], axis=2).reshape([-1, side * count + side])
+        longer = paddle.concat([products, paddle.zeros_like(products[:, :, :1])], axis=2).reshape(
+            [-1, side * count + side]
+        )
         longer = paddle.concat([longer, paddle.zeros_like(longer[:, : count - side])], axis=1)
         return longer.reshape([-1, side + 1, count])[:, :side, self.window_size - 1 :]
 
@@ -263,8 +265,8 @@ class HaloNet(ImageModel):
         height, width = self.image_size
         if height % pixels or width % pixels:
             raise InputError(
-                f"IMAGE_SIZE is {height} x {width}, expected multiples of {pixels}, which make BLOCK_SIZE blocks of stage"
-                f" {stage}"
+                f"IMAGE_SIZE is {height} x {width}, expected multiples of {pixels}: stage {stage} is cut into blocks of"
+                " BLOCK_SIZE"
             )
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:

@@ -221,7 +221,7 @@ def translated(one: Family, own: dict[str, Any], path: Path) -> tuple[dict[str, 
         if settings.pop(key) != one.only[key]:
             raise InputError(f"{path}: {key} is {own[key]}, but {one.only[key]} is all that this toolkit has")
     values, unused = _of_training(one, settings)
-    values |= of_models(settings, path)
+    values |= of_models(settings, own, path)
     for key, value in settings.items():
         values.setdefault(own_key(key, value), value.lower() if value and key == "MODEL.CNN.ACTIVATION" else value)
     if values["DATA.BATCH_SIZE_EVAL"] is None:  # there it is -batch_size

@@ -40,8 +40,9 @@ def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 def array_of(case: str) -> Callable[[str, tuple[int, ...]], np.ndarray]:
     """Returns what makes a case's weights. In LeViT's, norms' weights are about 0.7, and the images have means: hard
-    swish halves what is small, and the mean over tokens would leave nothing of the images. In HaloNet's both alike, and queries are small: attention to single places would magnify rounding. MobileOne's blocks have no
-    shortcut, and norms of 0.3 would let little pass: theirs are 1.
+    swish halves what is small, and the mean over tokens would leave nothing of the images. HaloNet's are alike, and its
+    queries small: attention to single places would magnify rounding. MobileOne's blocks have no shortcut, and norms of
+    0.3 would let little pass: theirs are 1.
     """
     more = {"levit": 0.4, "halonet_silu": 0.4} | dict.fromkeys(mobileone.CASES, 0.7)
 

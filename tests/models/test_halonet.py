@@ -1,7 +1,5 @@
 """HaloNet against timm's outputs and numbers."""
 
-import numpy as np
-import paddle
 import pytest
 from golden.halonet import CASES, SIZES, array
 from parity import assert_parity
