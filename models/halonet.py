@@ -116,8 +116,7 @@ class HaloAttention(nn.Layer):
         kv = self._windows(self.kv(x).reshape([-1, 2 * dim, *x.shape[2:]]))
         k, v = kv[:, :, :, :dim], kv[:, :, :, dim:]
         attn = paddle.matmul(q * dim**-0.5, k, transpose_y=True) + self.pos_embed(q)
-        attn = F.softmax(attn, axis=-1).reshape([-1, self.num_heads, rows * columns * side**2, self.window_size**2])
-        attn = self.attn_drop(attn).reshape([-1, rows * columns, side**2, self.window_size**2])
+        attn = self.attn_drop(F.softmax(attn, axis=-1))
         x = paddle.matmul(attn, v).reshape([-1, rows, columns, side, side, dim]).transpose([0, 5, 1, 3, 2, 4])
         return x.reshape([-1, self.num_heads * dim, rows * side, columns * side])
 

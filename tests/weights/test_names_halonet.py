@@ -1,8 +1,8 @@
 """Names that PaddleViT gives HaloNet's tensors: with its weights our logits are its own.
 
 golden/names_halonet.json: PaddleViT's module (HaloNet/halonet.py, 5ac7d89) with paddle 3.3.1, in a size like that of
-golden/halonet.py's first case, with weights and images by its ``array`` (statistics under PyTorch's names); kept are names,
-shapes and logits.
+golden/halonet.py's first case, with weights and images by its ``array`` (statistics under PyTorch's names); kept are
+names, shapes and logits.
 """
 
 import json
