@@ -66,7 +66,7 @@ class RelativePositions(nn.Layer):
         q = q.reshape([-1, side, side, dim])
         columns = self._scores(q, self.width_rel).reshape([-1, side, side, 1, window])
         rows = self._scores(q.transpose([0, 2, 1, 3]), self.height_rel)  # by column, row, and the key's row
-        rows = rows.reshape([-1, side, side, window]).transpose([0, 2, 1, 3]).unsqueeze(4)
+        rows = rows.reshape([-1, side, side, window, 1]).transpose([0, 2, 1, 3, 4])
         return (rows + columns).reshape([-1, blocks, length, window**2])
 
     def _scores(self, q: paddle.Tensor, vectors: paddle.Tensor) -> paddle.Tensor:

@@ -32,7 +32,6 @@ SIZES += (
 )
 SIZES += ("HEAD_INIT_BIAS", "DROPOUT", "ATTENTION_DROPOUT", "DROPPATH", "DROPPATH_SHAPE", "ZERO_INIT_LAST")
 SIZES += ("STRIDE", "BASE_DIMS", "STEM_HIDDEN_DIM", "PRETRAINED_WINDOW_SIZES", "NAME", "PRETRAINED")
-SIZES += ("BRANCH_DEPTHS", "IMAGE_SCALES")
 SIZES += ("PRETRAINED_ALLOW", "PRETRAINED_CLASSES", "RESUME")
 RATES = {"dropout": 0.1, "attention_dropout": 0.1, "droppath": 0.1}
 # What no shipped model has.
@@ -102,6 +101,8 @@ def graph(variant, flash=True):
     small |= {"depth": 18 if config.MODEL.TYPE.lower() == "resnet" else 2, **RATES}
     if config.MODEL.TYPE.lower() == "crossvit":  # two branches
         small |= {"embed_dims": [16, 32], "num_heads": [2, 4], "branch_depths": [1, 2]}
+    if config.MODEL.TYPE.lower() == "halonet":  # one block a stage
+        small |= {"attention_every": [0, 1, 1, 1], "num_heads": [0, 2, 4, 4]}
     if config.MODEL.TYPE.lower() == "tinyvit":  # other architectures' heads fit the channels above
         small["num_heads"] = [1, 2, 4, 8]
     small = {key: value for key, value in small.items() if key in taken}

@@ -17,11 +17,12 @@ from models.layers.attention import kept_weights
 
 
 def small(name="halonet", **changes):
-    """The HaloNet of golden/halonet.py's case NAME, with changes."""
+    """The HaloNet of golden/halonet.py's case NAME, with changes; its blocks do something from the start."""
     keys = ("stage_depths", "embed_dims", "attention_every", "num_heads")
     options = {key: value for key, value in CASES[name].items() if key != "stages"}
     options |= dict(zip(keys, map(list, zip(*CASES[name]["stages"], strict=True)), strict=True))
-    return HaloNet(**{"image_size": SIZES[name], "num_classes": 5} | options | changes)
+    options |= {"image_size": SIZES[name], "num_classes": 5, "zero_init_last": False}
+    return HaloNet(**options | changes)
 
 
 ZOO = {"halonet": small}
@@ -121,7 +122,7 @@ def test_overlapping_windows_are_added_where_it_looks(tmp_path):
     assert weights.shape == (2, 8, 4, 16)
     np.testing.assert_allclose(weights.sum(3), 1, rtol=1e-5)
     found = attention(model, image, 2)
-    # The place (1, 2) is in the second block at (1, 0), which is (2, 1) in its window; in the first one's it is (2, 3), in
+    # Place (1, 2) is in the second block at (1, 0), which is (2, 1) in its window; in the first one's it is (2, 3), in
     # the fifth one's, below that, (0, 3), in the sixth one's (0, 1).
     keys = weights.mean(2).reshape(2, 2, 4, 4, 4)
     expected = keys[:, 0, 1, 2, 1] + keys[:, 0, 0, 2, 3] + keys[:, 1, 0, 0, 3] + keys[:, 1, 1, 0, 1]
