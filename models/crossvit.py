@@ -238,7 +238,7 @@ class CrossViT(ImageModel):
         count, x = len(self.blocks), self._embed(images)
         deepest = max(index % count for index in taken)
         found: dict[int, paddle.Tensor] = {}
-        for i, block in enumerate(self.blocks[: deepest + 1] if stop_early else self.blocks):
+        for i, block in enumerate(list(self.blocks)[: deepest + 1 if stop_early else None]):
             x = self._stage(block, x, None)
             for branch in (0, 1):
                 if (index := branch * count + i) in taken:

@@ -173,9 +173,9 @@ class AttentionBottleneck(Bottleneck):
     """``Bottleneck`` with attention, batch norm and the activation in its middle."""
 
     def __init__(
-        self, in_dim: int, dim: int, stride: int, act: Activation, drop_path: float, sizes: Sequence[int]
+        self, in_dim: int, dim: int, stride: int, act: Activation, drop_path: float, sizes: tuple[int, int, int]
     ) -> None:
-        self.sizes = tuple(sizes)  # heads, block, halo
+        self.sizes = sizes  # heads, block, halo
         super().__init__(in_dim, dim, stride, act, drop_path)
 
     def _add_middle(self, dim: int, stride: int, act: Activation) -> None:
@@ -288,7 +288,7 @@ class HaloNet(ImageModel):
 
     def layer_groups(self) -> list[tuple[str, ...]]:
         """The stem, each block, the classifier."""
-        blocks = [(f"stages.{i}.{j}",) for i, stage in enumerate(self.stages) for j in range(len(stage))]
+        blocks = [(name,) for name, layer in self.named_sublayers() if isinstance(layer, Bottleneck)]
         return [("stem",), *blocks, ("head",)]
 
     def _init_weights(self, layer: nn.Layer) -> None:

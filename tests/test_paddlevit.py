@@ -117,6 +117,7 @@ NO_MODEL = {  # of files whose models aren't here
     "{TYPE: halo}": "ACT is None, which is no activation there; give relu or silu",
     "{TYPE: halo, ACT: relu, STAGE1_BLOCK: [attn, bottle, attn]}": r"STAGE1_BLOCK to 4 \[\['attn', 'bottle', 'attn'\]",
     "{TYPE: halo, ACT: relu, STAGE4_BLOCK: [attn, attn, attn], HIDDEN_CHANNEL: 512}": "HIDDEN_CHANNEL 512: expected",
+    "{TYPE: halo, ACT: relu, STAGE4_BLOCK: [[attn]]}": "expected a stem of 64 channels",
 }
 
 

@@ -47,8 +47,8 @@ def _of_crossvit(settings: _Settings, path: Path) -> _Settings:
     group = "MODEL.TRANS" if "MODEL.TRANS.IMG_SIZE" in settings else "MODEL"
     sizes, depth, ratios = (settings.pop(f"{group}.{name}") for name in ("IMG_SIZE", "DEPTH", "MLP_RATIO"))
     lists, pixels = all(isinstance(one, list) and one for one in (sizes, depth, ratios)), settings["DATA.IMAGE_SIZE"]
-    counts = depth[0] if lists else None
-    numbers = isinstance(counts, list) and all(type(one) is int for one in (*counts, *sizes, pixels))
+    counts = depth[0] if lists and isinstance(depth[0], list) else []
+    numbers = lists and all(type(one) is int for one in (*counts, *sizes, pixels))
     if not numbers or counts[2:] != [0] or any(one != counts for one in depth) or pixels < 1:
         found = f"DEPTH {depth}, IMG_SIZE {sizes}, IMAGE_SIZE {pixels}"
         raise InputError(
@@ -89,7 +89,7 @@ def _every(blocks: list[Any]) -> int | None:
     attends = [block == "attn" for block in blocks]
     count = attends.index(True) + 1 if True in attends else 0
     same = attends == [count > 0 and (i + 1) % count == 0 for i in range(len(blocks))]
-    return count if same and set(blocks) <= {"attn", "bottle"} else None
+    return count if same and all(block in ("attn", "bottle") for block in blocks) else None
 
 
 _BY_KEY: dict[str, Callable[[_Settings, Path], _Settings]] = {
