@@ -203,6 +203,11 @@ class CrossViT(ImageModel):
         self.patch_embed.append(patches)
 
     @property
+    def cls_token(self) -> paddle.Tensor:
+        """Of the fine patches."""
+        return self.cls_token_0
+
+    @property
     def pos_embed(self) -> paddle.Tensor:
         """Of the fine patches."""
         return self.pos_embed_0

@@ -62,7 +62,7 @@ def positions(predictor: Predictor, block: int | None = None) -> bytes:
         return _embedding(similarities(model), f"{name}: cosine similarity of position embeddings")
     if not kept:
         raise InputError(
-            f"{type(model).__name__} has no position embeddings and no relative positions; "
+            f"{type(model).__name__} has no position embeddings and no table of relative positions; "
             "positions is for ViT, DeiT, BEiT and Swin"
         )
     chosen = list(kept)

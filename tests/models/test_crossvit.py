@@ -115,6 +115,7 @@ def test_what_it_looks_at_has_each_branchs_grid():
     assert float(attention(model, image, 9).sum()) < 2  # the class token itself has the rest
     assert cam(model, image, None).shape == (5, 10)
     assert not rolls_out(model)
+    assert model.cls_token is model.cls_token_0
     model = small(global_pool="avg")
     model.eval()
     assert cam(model, image, None).shape == (5, 10)
