@@ -254,8 +254,8 @@ class CrossViT(ImageModel):
         return next(embed.grid_size for embed in self.patch_embed if embed.num_patches == places)
 
     def cam_layer(self) -> Any:
-        """Of the fine patches: the norm where the coarse branch's class token last meets them, or else the last one."""
-        return self.blocks[-1].fusion[1].norm1 if self.global_pool == "token" else self.norm[0]
+        """Of the coarse patches: the norm where the fine branch's class token last meets them, or else the last one."""
+        return self.blocks[-1].fusion[0].norm1 if self.global_pool == "token" else self.norm[1]
 
     def forward_head(self, x: Any) -> paddle.Tensor:
         token = self.global_pool == "token"
