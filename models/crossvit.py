@@ -23,16 +23,15 @@ from models.layers.init import init_as_torch
 from models.layers.stages import drop_path_rates, feature_info
 from weights.names import crossvit as names
 
-Branches = Sequence[paddle.Tensor]  # tokens [B, 1 + N, D] of the fine and of the coarse patches
-
 
 class ConvPatches(PatchEmbed):
     """``PatchEmbed`` by three convolutions: CrossViT's with a dagger. Patches have 12 or 16 pixels."""
 
     def __init__(self, image_size: Sequence[int], patch_size: int, in_channels: int, dim: int) -> None:
         super().__init__(image_size, patch_size, in_channels, dim)
-        if patch_size not in (12, 16):
-            raise InputError(f"PATCH_SIZE has {patch_size}, MULTI_CONV takes 12 and 16")
+        if patch_size not in (12, 16) or dim % 4:
+            found = f"PATCH_SIZE has {patch_size} where EMBED_DIMS has {dim}"
+            raise InputError(f"{found}, MULTI_CONV takes 12 and 16, and multiples of 4")
         stride, padding, last = (3, 0, 1) if patch_size == 12 else (2, 1, 2)
         self.proj = nn.Sequential(
             Conv2D(in_channels, dim // 4, 7, stride=4, padding=3),
@@ -131,7 +130,6 @@ class CrossViT(ImageModel):
     """
 
     weight_names = names
-    beside_first_conv: tuple[str, ...]
     layout = "NLC"
     num_prefix_tokens = 1
     pos_embed_prefix = 1
@@ -197,6 +195,8 @@ class CrossViT(ImageModel):
         self._finish()
 
     def _add_embedding(self, patches: PatchEmbed, dim: int) -> None:
+        if not patches.num_patches:
+            raise InputError("IMAGE_SCALES leaves {} x {} pixels of an image; raise it".format(*patches.image_size))
         for name, count in (("cls_token", 1), ("pos_embed", 1 + patches.num_patches)):
             token = self.create_parameter([1, count, dim], default_initializer=Normal(std=0.02))
             self.add_parameter(f"{name}_{len(self.patch_embed)}", token)

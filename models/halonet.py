@@ -123,7 +123,7 @@ class HaloAttention(nn.Layer):
     def _windows(self, x: paddle.Tensor) -> paddle.Tensor:
         """Returns the windows of maps [B, C, H, W]: [B, blocks, window_size ** 2, C].
 
-        Slices: unfolding has no gradient in one order on a GPU, and OpenVINO hasn't got it.
+        They are made of slices, whose gradients are added in one order on a GPU, and which every kind of export has.
         """
         (dim, height, width), size, window = x.shape[1:], self.block_size, self.window_size
         x = self._with_halo(x.reshape([-1, dim, height // size, size, width]), 2)
@@ -235,7 +235,7 @@ class HaloNet(ImageModel):
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         check_stages(stage_depths, embed_dims)
         check_counts(4, ATTENTION_EVERY=attention_every, NUM_HEADS=num_heads)
-        _check_sizes(stem_dim, block_size, halo_size)
+        _check_sizes(stem_dim, embed_dims, block_size, halo_size)
         self.zero_init_last, self.num_features = zero_init_last, embed_dims[-1]
         self.stem = Stem(in_channels, stem_dim, _ACTIVATIONS[act])
         self.stages, in_dim = nn.LayerList(), stem_dim
@@ -302,9 +302,11 @@ class HaloNet(ImageModel):
             Constant(0.0 if self.zero_init_last else 1.0)(layer.conv3_1x1.bn.weight)
 
 
-def _check_sizes(stem_dim: int, block_size: int, halo_size: int) -> None:
+def _check_sizes(stem_dim: int, dims: Sequence[int], block_size: int, halo_size: int) -> None:
     if stem_dim % 8:
         raise InputError(f"STEM_DIM is {stem_dim}, expected a multiple of 8")
+    if any(dim % 4 for dim in dims):
+        raise InputError(f"EMBED_DIMS is {list(dims)}, expected multiples of 4")
     if block_size % 2:
         raise InputError(f"BLOCK_SIZE is {block_size}, expected an even number: stride 2 halves it")
     if halo_size > block_size:

@@ -133,7 +133,11 @@ def test_what_it_looks_at_has_each_branchs_grid():
         ),
         (["MODEL.BRANCH_DEPTHS", "[1, 2, 3]"], r"BRANCH_DEPTHS is \[1, 2, 3\], expected two numbers"),
         (["MODEL.NUM_HEADS", "[4, 5]"], "EMBED_DIMS has 256, no multiple of its NUM_HEADS 5; choose one that is"),
-        (["MODEL.PATCH_SIZE", "[8, 16]"], "PATCH_SIZE has 8, MULTI_CONV takes 12 and 16"),
+        (
+            ["MODEL.PATCH_SIZE", "[8, 16]"],
+            "PATCH_SIZE has 8 where EMBED_DIMS has 128, MULTI_CONV takes 12 and 16, and multiples of 4",
+        ),
+        (["MODEL.IMAGE_SCALES", "[1, 0.001]"], "IMAGE_SCALES leaves 0 x 0 pixels of an image; raise it"),
         (["DATA.IMAGE_SIZE", "256"], "IMAGE_SIZE 256 is not a multiple of PATCH_SIZE 12; choose one that is"),
         (["DATA.IMAGE_SIZE", "252"], "IMAGE_SIZE 235 is not a multiple of PATCH_SIZE 16; choose one that is"),
     ],
