@@ -74,6 +74,7 @@ class ImageModel(nn.Layer):
         head_init_bias: what a fresh classifier's bias starts at, besides its own initialisation.
         head_batch_norm: a batch norm without scale and shift before each classifier, and frozen as it is: "head" is
             then "head.0", the norm, and "head.1", the Linear (the linear probe of MAE, arXiv:2111.06377).
+        head_widths: channels that a classifier of this name reads, where they aren't num_features.
         weight_names: the module of ``weights.names`` that knows other toolkits' names of its tensors, if there are any.
         first_conv: name of the convolution that reads the image.
         beside_first_conv: names of others that read it, too.
@@ -90,6 +91,7 @@ class ImageModel(nn.Layer):
 
     head_init_bias = 0.0
     head_batch_norm = False
+    head_widths: Mapping[str, int] = {}
     weight_names: ModuleType | None = None
     first_conv = "patch_embed.proj"
     beside_first_conv: tuple[str, ...] = ()
@@ -315,9 +317,10 @@ class ImageModel(nn.Layer):
     def _add_classifiers(self) -> None:
         for name in self.classifier_names():
             parent, _, last = name.rpartition(".")
-            classifier = Linear(self.num_features, self.num_classes) if self.num_classes else nn.Identity()
+            width = self.head_widths.get(name, self.num_features)
+            classifier = Linear(width, self.num_classes) if self.num_classes else nn.Identity()
             if self.num_classes and self.head_batch_norm:
-                classifier = nn.Sequential(ClassifierNorm(self.num_features), classifier)
+                classifier = nn.Sequential(ClassifierNorm(width), classifier)
             setattr(sublayer(self, parent), last, classifier)
 
     @paddle.no_grad()

@@ -46,6 +46,7 @@ EXTRAS = {
     "beit, USE_SHARED_REL_POS_BIAS": ("beit_base_patch16_224", {"use_shared_rel_pos_bias": True}),
     "swin, padded windows": ("swin_tiny_patch4_window7_224", {"image_size": 232}),
     "poolformer, FC_NORM": ("poolformer_s12", {"fc_norm": True}),
+    "crossvit, CROP_SCALE": ("crossvit_9_224", {"crop_scale": True}),
     "resnet, SMALL_STEM": ("resnet18", {"small_stem": True}),
 }
 
@@ -99,6 +100,10 @@ def graph(variant, flash=True):
         small |= {"embed_dims": [16, 32, 32, 32], "num_heads": [2, 4, 4, 4]}
     small |= {"head_init_scale": 1.0, "head_init_bias": 0.0}  # a graph can't change parameters in place
     small |= {"depth": 18 if config.MODEL.TYPE.lower() == "resnet" else 2, **RATES}
+    if config.MODEL.TYPE.lower() == "crossvit":  # two branches
+        small |= {"embed_dims": [16, 32], "num_heads": [2, 4], "branch_depths": [1, 2]}
+    if config.MODEL.TYPE.lower() == "halonet":  # one block a stage
+        small |= {"attention_every": [0, 1, 1, 1], "num_heads": [0, 2, 4, 4]}
     if config.MODEL.TYPE.lower() == "tinyvit":  # other architectures' heads fit the channels above
         small["num_heads"] = [1, 2, 4, 8]
     small = {key: value for key, value in small.items() if key in taken}

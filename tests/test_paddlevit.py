@@ -49,6 +49,15 @@ FAMILIES = {
     "TYPE: CaiT": ("cait", {**RECIPE, "MODEL.DEPTH_TOKEN_ONLY": 2, "TRAIN.MODEL_EMA": True, "TRAIN.BASE_LR": 5e-4}),
     "TYPE: xcit": ("xcit", {**RECIPE, "MODEL.TOKENS_NORM": False, "TRAIN.DISTILLATION_TYPE": None}),
     "{TYPE: XCiT, ETA: 1e-5, CLS_ATTN_LAYERS: 3}": ("xcit", {"MODEL.INIT_VALUES": 1e-5, "MODEL.DEPTH_TOKEN_ONLY": 3}),
+    "TYPE: CrossViT": (
+        "crossvit",
+        {**RECIPE, "MODEL.BRANCH_DEPTHS": [1, 4], "MODEL.DEPTH": 3, "MODEL.IMAGE_SCALES": [240 / 224, 1.0]},
+    ),
+    "{TYPE: halo, ACT: silu}": (
+        "halonet",
+        {**RECIPE, "MODEL.ATTENTION_EVERY": [0, 4, 2, 2], "MODEL.EMBED_DIMS": [256, 512, 1024, 2048]}
+        | {"MODEL.STAGE_DEPTHS": [3, 4, 6, 3], "MODEL.NUM_HEADS": [0, 4, 8, 8], "TRAIN.LINEAR_SCALED_LR": 128},
+    ),
     "TYPE: RegNet": ("regnet", {"MODEL.GROUP_WIDTH": 112, "DATA.IMAGENET_MEAN": IMAGENET}),
     "{TYPE: levit, DEPTH: [1, 1, 1]}": ("levit", {"MODEL.STAGE_DEPTHS": [1, 1, 1], "TRAIN.MIXUP_ALPHA": 0.2}),
     # as they were named in 2021
@@ -67,6 +76,14 @@ FAMILIES = {
         "xcit_2021",
         {**AUTO, "MODEL.INIT_VALUES": 1e-5, "MODEL.TOKENS_NORM": True, "MODEL.DROPPATH": 0.0, "TRAIN.ACCUM_ITER": 2}
         | {"TRAIN.AUTO_AUGMENT": None, "TRAIN.RANDOM_ERASE_PROB": 0.0},
+    ),
+    "{TYPE: crossvit, TRANS: {DEPTH: [[1, 2, 0]], MLP_RATIO: [3, 2, 1]}}": (
+        "crossvit_2021",
+        {"MODEL.DEPTH": 1, "MODEL.BRANCH_DEPTHS": [1, 2], "MODEL.MLP_RATIO": [3, 2], "MODEL.DROPPATH": 0.0, **NOTHING},
+    ),
+    "{TYPE: halo, ACT: relu, RESUME_EMA: null}": (
+        "halonet_2021",
+        {"TRAIN.MIXUP_ALPHA": 0.8, "TRAIN.COLOR_JITTER": 0.0, "TRAIN.RANDOM_ERASE_PROB": 0.0, "MODEL.ACT": "relu"},
     ),
     "{TYPE: poolformer, TRANS: {LAYERS: [1, 1, 1, 1]}}": ("poolformer_2021", AUTO),
 }  # fmt: skip
@@ -97,6 +114,24 @@ def test_a_file_is_a_difference_to_its_familys_defaults(model, read):
     assert f"is read as PaddleViT's, with the defaults of configs/paddlevit/{name}.yaml" in notes(config)[0]
     with paddle.LazyGuard():
         build_model(config, head_init_scale=1.0)  # every key of MODEL is one that the architecture takes
+
+
+NO_MODEL = {  # of files whose models aren't here
+    "{TYPE: crossvit, DEPTH: [[1, 4, 0], [1, 5, 0]]}": r"DEPTH \[\[1, 4, 0\], \[1, 5, 0\]\], IMG_SIZE \[240, 224\]",
+    "{TYPE: crossvit, DEPTH: [[1, 4, 1]]}": "expected sizes in pixels, and equal stages: blocks of both",
+    "{TYPE: crossvit, IMG_SIZE: null}": "IMG_SIZE None, IMAGE_SIZE 224: expected sizes in pixels",
+    "{TYPE: halo, ACT: relu, CHANNEL: [32, 64, 128, 256, 512]}": "expected a stem of 64 channels, and four stages",
+    "{TYPE: halo}": "ACT is None, which is no activation there; give relu or silu",
+    "{TYPE: halo, ACT: relu, STAGE1_BLOCK: [attn, bottle, attn]}": r"STAGE1_BLOCK to 4 \[\['attn', 'bottle', 'attn'\]",
+    "{TYPE: halo, ACT: relu, STAGE4_BLOCK: [attn, attn, attn], HIDDEN_CHANNEL: 512}": "HIDDEN_CHANNEL 512: expected",
+    "{TYPE: halo, ACT: relu, STAGE4_BLOCK: [[attn]]}": "expected a stem of 64 channels",
+}
+
+
+@pytest.mark.parametrize("model", NO_MODEL)
+def test_a_model_of_several_keys_that_is_not_here_is_refused(model, read):
+    with pytest.raises(InputError, match=NO_MODEL[model]):
+        read(f"MODEL: {model}\n")
 
 
 def test_what_the_file_says_holds_over_its_familys_defaults(read):

@@ -4,6 +4,7 @@ The results are timm's (``weights.resize``). Tensors are in the model's layout h
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable
 
@@ -74,19 +75,24 @@ def _fit_first(model: Target, name: str, state: Tensors, arrays: Arrays) -> list
 
 
 def _fit_pos_embed(model: Target, state: Tensors, arrays: Arrays) -> list[str]:
-    array, tensor = arrays.get("pos_embed"), state.get("pos_embed")
-    if array is None or tensor is None:
+    names = [name for name in arrays if re.fullmatch(r"pos_embed(_\d+)?", name) and name in state]
+    if names and model.pos_embed_layout != "NLC":
+        return _fit_pos_map(model.pos_embed_layout == "NCHW", tuple(state["pos_embed"].shape), arrays)
+    return [line for name in names for line in _fit_positions(model, name, tuple(state[name].shape), arrays)]
+
+
+def _fit_positions(model: Target, name: str, wanted: tuple[int, ...], arrays: Arrays) -> list[str]:
+    """Of positions [1, prefix + patches, D]: ``pos_embed`` is of ``patch_embed``, ``pos_embed_0`` of its first."""
+    array = arrays[name]
+    if array.ndim != 3 or array.shape[::2] != wanted[::2]:
         return []
-    if model.pos_embed_layout != "NLC":
-        return _fit_pos_map(model.pos_embed_layout == "NCHW", tuple(tensor.shape), arrays)
-    if array.ndim != 3 or array.shape[::2] != tuple(tensor.shape[::2]):
-        return []
-    patches, grid = array.shape[1] - model.pos_embed_prefix, model.patch_embed.grid_size
+    grid = sublayer(model, name.replace("pos", "patch").replace("_embed_", "_embed.")).grid_size
+    patches = array.shape[1] - model.pos_embed_prefix
     side = math.isqrt(max(patches, 0))
-    if array.shape == tuple(tensor.shape) or side**2 != patches or side == 0:
+    if array.shape == wanted or side**2 != patches or side == 0:
         return []
-    arrays["pos_embed"] = resize_pos_embed(array, model.pos_embed_prefix, grid)
-    return ["pos_embed resized from {0} x {0} to {1} x {2}".format(side, *grid)]
+    arrays[name] = resize_pos_embed(array, model.pos_embed_prefix, grid)
+    return ["{0} resized from {1} x {1} to {2} x {3}".format(name, side, *grid)]
 
 
 def _fit_pos_map(channels_first: bool, wanted: tuple[int, ...], arrays: Arrays) -> list[str]:

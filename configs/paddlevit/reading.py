@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.documents import read_yaml
+from configs.paddlevit.models import of_models
 from configs.values import parsed, quoted
-from errors import InputError, shown
+from errors import InputError
 from options import Configuration, leaves
 
 FOLDER = Path(__file__).resolve().parent
@@ -220,8 +221,7 @@ def translated(one: Family, own: dict[str, Any], path: Path) -> tuple[dict[str, 
         if settings.pop(key) != one.only[key]:
             raise InputError(f"{path}: {key} is {own[key]}, but {one.only[key]} is all that this toolkit has")
     values, unused = _of_training(one, settings)
-    if "MODEL.EXPANSIONS" in settings:
-        values |= _of_mobileone(settings, path)
+    values |= of_models(settings, own, path)
     for key, value in settings.items():
         values.setdefault(own_key(key, value), value.lower() if value and key == "MODEL.CNN.ACTIVATION" else value)
     if values["DATA.BATCH_SIZE_EVAL"] is None:  # there it is -batch_size
@@ -294,26 +294,3 @@ def _of_training(one: Family, settings: dict[str, Any]) -> tuple[dict[str, Any],
         settings.pop(f"TRAIN.{name}", None)
     settings.pop("MODEL.MAE_PRETRAIN", None)
     return values, unused
-
-
-def _of_mobileone(settings: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Takes MobileOne's blocks out of ``settings``, whose first stage there is the stem; returns what they come to.
-
-    Raises:
-        InputError: a stem, or branches, that this toolkit doesn't have.
-    """
-    blocks, channels, factors, branches = (
-        settings.pop(f"MODEL.{name}") for name in ("NUM_BLOCKS", "CHANNELS", "EXPANSIONS", "NUM_BRANCHES")
-    )
-    numbers = all(
-        len(one) == 5 and all(isinstance(number, int | float) and abs(number) < 1e6 for number in one)
-        for one in (blocks, channels, factors, branches)
-    )
-    dims = [int(number * factor) for number, factor in zip(channels, factors, strict=True)] if numbers else []
-    if not numbers or blocks[0] != 1 or dims[0] != min(64, dims[1]) or len(set(branches[1:])) > 1:
-        found = f"NUM_BLOCKS {blocks}, CHANNELS {channels} x EXPANSIONS {factors}, NUM_BRANCHES {branches}"
-        raise InputError(
-            f"{path}: {shown(found, 200)}: expected five numbers each: a stem of one block with the next stage's"
-            " channels (at most 64), then four stages with as many branches each"
-        )
-    return {"MODEL.STAGE_DEPTHS": blocks[1:], "MODEL.EMBED_DIMS": dims[1:], "MODEL.NUM_BRANCHES": branches[1]}

@@ -8,6 +8,7 @@ from paddle import nn
 
 from errors import InputError
 from models.base import ImageModel
+from models.halonet import HaloAttention
 from models.layers.attention import attention_layers, kept_weights
 from models.layers.class_attention import ClassAttention
 from models.layers.units import MaskUnitAttention
@@ -40,7 +41,8 @@ def attention(model: ImageModel, image: paddle.Tensor, block: int = -1) -> np.nd
 
     The queries are the tokens that the classifier reads: the class token (and the distillation token), or else all
     patches, on average. Windows (Swin) and mask units (Hiera) share the map: each holds what its own tokens give, so
-    each has the same sum. Keys of several places (PVTv2) give their weight to each.
+    each has the same sum; where windows overlap (HaloNet) they are added. Keys of several places (PVTv2) give their
+    weight to each.
 
     Args:
         image: [1, C, H, W], normalised.
@@ -117,6 +119,8 @@ def _received(model: ImageModel, name: str, weights: np.ndarray, shape: tuple[in
     layer = sublayer(model, name)
     if isinstance(layer, WindowAttention):
         return _joined(sublayer(model, name.rpartition(".")[0]), weights.mean(2))
+    if isinstance(layer, HaloAttention):
+        return _overlaid(layer, weights.mean(2), shape[2:4])
     if isinstance(layer, ReducedAttention):
         return _spread(layer, weights[0].mean(1), shape[1:3])
     if isinstance(layer, MaskUnitAttention):
@@ -144,6 +148,17 @@ def _joined(block: nn.Layer, windows: np.ndarray) -> np.ndarray:
     maps = windows.reshape(down, across, -1, height, width).transpose(2, 0, 3, 1, 4)
     maps = maps.reshape(-1, down * height, across * width)[:, :rows, :columns]  # without the padding
     return np.roll(maps, block.shift_size, axis=(1, 2))
+
+
+def _overlaid(layer: HaloAttention, windows: np.ndarray, grid: tuple[int, ...]) -> np.ndarray:
+    """Adds up the overlapping windows [H, blocks, keys] of a map: [H, rows, columns]; what is beyond it is left out."""
+    (rows, columns), side, halo = grid, layer.block_size, layer.halo_size
+    maps = np.zeros((len(windows), rows + 2 * halo, columns + 2 * halo), np.float32)
+    for block, window in enumerate(windows.transpose(1, 0, 2)):
+        y, x = (side * place for place in divmod(block, columns // side))
+        size = layer.window_size
+        maps[:, y : y + size, x : x + size] += window.reshape(-1, size, size)
+    return maps[:, halo : halo + rows, halo : halo + columns]
 
 
 def _spread(layer: ReducedAttention, keys: np.ndarray, grid: tuple[int, ...]) -> np.ndarray:

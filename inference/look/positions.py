@@ -12,6 +12,7 @@ from inference.look.sight import model_of
 from inference.predictor import Predictor
 from models.base import ImageModel
 from models.layers.relative import RelativePositionBias
+from weights.layout import sublayer
 
 _TILES = 16  # along a side, at most: of larger grids some are left out
 _HEADS, _BLOCKS = 12, 12
@@ -26,8 +27,8 @@ def similarities(model: ImageModel) -> np.ndarray:
     if model.pos_embed_layout == "NCHW":
         embedding = embedding.transpose(1, 2, 0)
     if model.pos_embed_layout == "NLC":
-        grid = model.patch_embed.grid_size
-        places = embedding[len(embedding) - model.patch_embed.num_patches :]
+        grid = sublayer(model, model.first_conv.partition(".proj")[0]).grid_size  # CrossViT: of its fine patches
+        places = embedding[len(embedding) - grid[0] * grid[1] :]
     else:
         grid = embedding.shape[:2]
         places = embedding.reshape(-1, embedding.shape[2])
@@ -66,7 +67,7 @@ def positions(predictor: Predictor, block: int | None = None) -> bytes:
         return _embedding(similarities(model), f"{name}: cosine similarity of position embeddings")
     if not kept:
         raise InputError(
-            f"{type(model).__name__} has no position embeddings and no relative positions; "
+            f"{type(model).__name__} has no position embeddings and no table of relative positions; "
             "positions is for ViT, DeiT, BEiT and Swin"
         )
     chosen = list(kept)

@@ -91,8 +91,8 @@ def kept_weights(model: nn.Layer, names: Collection[str]) -> Iterator[dict[str, 
     """Yields a dictionary that fills with the attention weights [B, H, queries, keys] of ``names`` as the model runs.
 
     They are what weighs the values: the softmax's output before dropout; in CaiT mixed between heads. Swin's B counts
-    the windows of each image; a class token by itself is one query. Every kind of attention hands them to its
-    ``attn_drop``, where a hook reads them. Without this context nothing is kept.
+    the windows of each image, HaloNet's its heads and H its blocks; a class token by itself is one query. Every kind of
+    attention hands them to its ``attn_drop``, where a hook reads them. Without this context nothing is kept.
     """
     kept: dict[str, paddle.Tensor] = {}
     layers = {name: layer for name, layer in attention_layers(model).items() if name in names}

@@ -15,6 +15,7 @@ from timm.models import (
     coat,
     convmixer,
     convnext,
+    crossvit,
     deit,
     eva,
     hiera,
@@ -33,7 +34,9 @@ from golden import cait as caits
 from golden import coat as coats
 from golden import convmixer as convmixers
 from golden import convnext as convnexts
+from golden import crossvit as crossvits
 from golden import eva as evas
+from golden import halonet as halonets
 from golden import hiera as hieras
 from golden import levit as levits
 from golden import mixer as mixers
@@ -72,11 +75,13 @@ def models() -> dict[str, torch.nn.Module]:
     found["levit"] = levit.LevitDistilled(levits.SIZES["levit"], **levits.CASES["levit"])
     for name in ("coat", "coat_parallel"):
         found[name] = coat.CoaT(**coats.CASES[name])
+    found["crossvit"] = crossvit.CrossVit(**crossvits.CASES["crossvit"])
     for name in ("eva", "eva_dinov3"):
         found[name] = eva.Eva(**evas.CASES[name])
     found["xcit"] = xcit.Xcit(**xcits.CASES["xcit"])
     for name in ("hiera", "hiera_windows"):
         found[name] = hiera.Hiera(hieras.SIZES[name], **hieras.CASES[name])
+    found["halonet"] = halonets.timms("halonet")
     found["mobileone"] = mobileones.timms("mobileone")
     return found
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from golden import convmixer, levit, mobileone, regnet, resnet, xcit
+from golden import convmixer, halonet, levit, mobileone, regnet, resnet, xcit
 
 STEPS, RATE, MOMENTUM, BATCH = 3, 1e-2, 0.9, 8
 CASES = {
@@ -17,6 +17,7 @@ CASES = {
     "regnetx": regnet.SIZES["regnetx"],
     "convmixer": convmixer.SIZES["convmixer"],
     "levit": levit.SIZES["levit"],
+    "halonet_silu": halonet.SIZES["halonet_silu"],
     "mobileone": mobileone.SIZES["mobileone"],
     "mobileone_se": mobileone.SIZES["mobileone_se"],
     "tinyvit": (64, 64),
@@ -41,19 +42,22 @@ def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 def array_of(case: str) -> Callable[[str, tuple[int, ...]], np.ndarray]:
     """Returns what makes a case's weights. In LeViT's, norms' weights are about 0.7, and the images have means: hard
-    swish halves what is small, and the mean over tokens would leave nothing of the images. MobileOne's blocks have no
-    shortcut, and norms of 0.3 would let little pass: theirs are 1. TinyViT's are 0.6: with norms of 0.9 steps would
-    magnify rounding. XCiT's are those of its own cases.
+    swish halves what is small, and the mean over tokens would leave nothing of the images. HaloNet's are alike, and its
+    queries small: attention to single places would magnify rounding. MobileOne's blocks have no shortcut, and norms of
+    0.3 would let little pass: theirs are 1. TinyViT's are 0.6: with norms of 0.9 steps would magnify rounding. XCiT's
+    are those of its own cases.
     """
     if case == "xcit":
         return xcit.array
-    more = {"levit": 0.4, "tinyvit": 0.3} | dict.fromkeys(mobileone.CASES, 0.7)
+    more = {"levit": 0.4, "halonet_silu": 0.4, "tinyvit": 0.3} | dict.fromkeys(mobileone.CASES, 0.7)
 
     def loud(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        added = array(name, (*shape[:-2], 1, 1)) if (name, case) == ("images", "levit") else 0.0
+        means = name == "images" and case in ("levit", "halonet_silu")
+        added = array(name, (*shape[:-2], 1, 1)) if means else 0.0
         if len(shape) == 1 and name.endswith("weight"):
             added = more[case]
-        return np.asarray(array(name, shape) + added, np.float32)
+        quiet = 0.3 if ".self_attn.q." in name or name.endswith("_rel") else 1.0
+        return np.asarray(quiet * array(name, shape) + added, np.float32)
 
     return loud if case in more else array
 
@@ -81,6 +85,8 @@ if __name__ == "__main__":
             return RegNet(RegNetCfg(**regnet.CASES[name]), num_classes=5)
         if name in mobileone.CASES:
             return mobileone.timms(name)
+        if name in halonet.CASES:
+            return halonet.timms(name)
         if name == "convmixer":
             return ConvMixer(**convmixer.CASES[name])
         if name == "levit":

@@ -163,7 +163,7 @@ def test_positions_are_the_models(files):
     with pytest.raises(InputError, match="-block is 3, the model has 3 tables: give 0 to 2"):
         positions(predictor, 3)
     with pytest.raises(
-        InputError, match="ConvNeXt has no position embeddings and no relative positions; positions is for"
+        InputError, match="ConvNeXt has no position embeddings and no table of relative positions; positions is for"
     ):
         positions(Predictor(files["convnext_tiny"]))
 

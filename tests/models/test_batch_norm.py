@@ -4,6 +4,7 @@ import numpy as np
 import paddle
 import pytest
 import test_convmixer
+import test_halonet
 import test_levit
 import test_mobileone
 import test_regnet
@@ -29,6 +30,8 @@ def build(name, monkeypatch):
         return test_regnet.small(name)
     if name.startswith("mobileone"):
         return test_mobileone.small(name)
+    if name.startswith("halonet"):
+        return test_halonet.small(name)
     if name == "convmixer":
         return test_convmixer.small()
     if name == "levit":

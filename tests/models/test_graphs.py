@@ -18,7 +18,7 @@ GOLDEN = ROOT / "tests" / "golden"
 TYPES = yaml.safe_load((GOLDEN / "types.yaml").read_text())
 GRADIENTS = yaml.safe_load((GOLDEN / "gradients.yaml").read_text())
 HALF = (GOLDEN / "half_operators.txt").read_text().split()
-FLASH = {"vit": 2, "deit": 2, "eva": 2, "pit": 4, "volo": 3, "hiera": 2}  # blocks of the small form
+FLASH = {"vit": 2, "deit": 2, "eva": 2, "pit": 4, "volo": 3, "hiera": 2, "crossvit": 6}  # blocks of the small form
 
 
 def test_every_model_computes_in_the_types_of_the_table():
@@ -42,7 +42,7 @@ def test_attention_of_every_vision_transformer_is_flash_attention():
         assert noted == [["bfloat16"] * 3] * blocks, variant
         model = get_config(name).MODEL
         # One query's softmax, outlook attention's, that of pooled queries.
-        pooled = model.get("GLOBAL_POOL") == "map" or model.TYPE in ("VOLO", "Hiera")
+        pooled = model.get("GLOBAL_POOL") == "map" or model.TYPE in ("VOLO", "Hiera", "CrossViT")
         assert not (blocks and "softmax" in types_of(graph(variant))) or pooled, variant
 
 

@@ -12,14 +12,24 @@ from errors import InputError
 from models.base import ImageModel
 from weights.layout import sublayer
 
-NORMED_THROUGHOUT = {"vit", "beit", "cait", "mixer", "gmlp", "resmlp", "xcit"}  # blocks of one shape, and a last norm
-FIRST_IS_THE_STEMS = {"resnet", "regnet", "mobileone"}
+NORMED_THROUGHOUT = {
+    "vit",
+    "beit",
+    "cait",
+    "mixer",
+    "gmlp",
+    "resmlp",
+    "xcit",
+    "crossvit",
+}  # blocks of one shape, and a last norm
+FIRST_IS_THE_STEMS = {"resnet", "regnet", "mobileone", "halonet"}
 TOKENS_ALONE = {"pit"}  # are the features
 CLASS_TOKEN_LAST = {
     "cait",
     "volo",
 }  # a class token comes after the intermediates, in blocks that leave the patches alone
 CHANGED_LATER = {"xcit"}  # a class token comes after the intermediates, in blocks that change the patches, too
+BRANCHES = {"crossvit"}  # each stage gives an intermediate of both: the first's come first, and features are a list
 
 
 def built(kind):
@@ -35,6 +45,10 @@ def built(kind):
     return model, paddle.to_tensor(array("images", (2, 3, height + extra[0], width + extra[1])))
 
 
+def branches(features):
+    return features if isinstance(features, list) else [features]
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("kind", SMALL)
 @paddle.no_grad()
@@ -42,7 +56,8 @@ def test_an_architecture_gives_its_intermediates(kind):
     model, images = built(kind)
     count = len(model.feature_info)
     features, maps = model.forward_intermediates(images)
-    np.testing.assert_array_equal(features.numpy(), model.forward_features(images).numpy())
+    for one, two in zip(branches(features), branches(model.forward_features(images)), strict=True):
+        np.testing.assert_array_equal(one.numpy(), two.numpy())
     assert len(maps) == count > 1
     for info, one in zip(model.feature_info, maps, strict=True):
         assert one.shape[:2] == [2, info["num_chs"]]
@@ -73,7 +88,7 @@ def test_the_last_norm_leads_to_the_features(kind):
     later = 0 if kind == "volo" else len(plain)  # all but the first
     normed_from = [kind in NORMED_THROUGHOUT or (last and i == len(plain) - 1) or i > later for i in range(len(plain))]
     assert changed == normed_from
-    rows = normed[-1].transpose([0, 2, 3, 1]).numpy()
+    rows, features = normed[-1].transpose([0, 2, 3, 1]).numpy(), branches(features)[-1]
     if kind in TOKENS_ALONE:
         assert features.shape == [2, model.num_prefix_tokens, model.num_features]
         return
@@ -96,11 +111,12 @@ def test_an_early_stop_computes_nothing_beyond(kind, monkeypatch):
     calls, through = [], type(model)._stage
     monkeypatch.setattr(type(model), "_stage", lambda self, *given: calls.append(1) or through(self, *given))
     whole = model.forward_intermediates(images, [0], intermediates_only=True)
-    assert len(calls) == len(model.feature_info) - (kind in FIRST_IS_THE_STEMS)
+    assert len(calls) == len(model.feature_info) // (1 + (kind in BRANCHES)) - (kind in FIRST_IS_THE_STEMS)
     calls.clear()
     features, found = model.forward_intermediates(images, [0], stop_early=True)
     assert len(calls) == (kind not in FIRST_IS_THE_STEMS)
     np.testing.assert_array_equal(found[0].numpy(), whole[0].numpy())
+    features = branches(features)[0]
     assert features.shape[0] == 2
     places = 0 if kind in TOKENS_ALONE else paddle.numel(found[0])
     tokens = model.num_prefix_tokens + (kind in ("cait", "xcit"))

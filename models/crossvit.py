@@ -1,0 +1,285 @@
+"""CrossViT (Chen et al. 2021, arXiv:2103.14899): two branches of fine and coarse patches, whose class tokens attend to
+each other's patches.
+
+Parameter names, order of operations and initialisation are those of timm's ``CrossVit``.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+from paddle.nn.initializer import Normal
+
+from configs.signatures import Depth, Factor, Positive, Rate, Size
+from errors import InputError
+from models.base import ImageModel, register
+from models.layers import Attention, DropPath, LayerNorm, Linear, PatchEmbed, init_linear
+from models.layers.block import Block
+from models.layers.class_attention import ClassAttention
+from models.layers.conv import Conv2D
+from models.layers.init import init_as_torch
+from models.layers.stages import drop_path_rates, feature_info
+from weights.names import crossvit as names
+
+
+class ConvPatches(PatchEmbed):
+    """``PatchEmbed`` by three convolutions: CrossViT's with a dagger. Patches have 12 or 16 pixels."""
+
+    def __init__(self, image_size: Sequence[int], patch_size: int, in_channels: int, dim: int) -> None:
+        super().__init__(image_size, patch_size, in_channels, dim)
+        if patch_size not in (12, 16) or dim % 4:
+            found = f"PATCH_SIZE has {patch_size} where EMBED_DIMS has {dim}"
+            raise InputError(f"{found}, MULTI_CONV takes 12 and 16, and multiples of 4")
+        stride, padding, last = (3, 0, 1) if patch_size == 12 else (2, 1, 2)
+        self.proj = nn.Sequential(
+            Conv2D(in_channels, dim // 4, 7, stride=4, padding=3),
+            nn.ReLU(),
+            Conv2D(dim // 4, dim // 2, 3, stride=stride, padding=padding),
+            nn.ReLU(),
+            Conv2D(dim // 2, dim, 3, stride=last, padding=1),
+        )
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.proj(x).flatten(2).transpose([0, 2, 1])
+
+
+class CrossAttention(ClassAttention):
+    """``ClassAttention`` with timm's names in CrossViT."""
+
+    projections = ("wq", "wk", "wv")
+
+
+class CrossAttentionBlock(nn.Layer):
+    """token + attn(norm1(tokens)), the branch with drop path. Shape: [B, 1 + N, D], the token first -> [B, 1, D]."""
+
+    def __init__(self, dim: int, attn: CrossAttention, drop_path: float) -> None:
+        super().__init__()
+        self.norm1 = LayerNorm(dim, epsilon=1e-6)
+        self.attn = attn
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return x[:, :1] + self.drop_path(self.attn(self.norm1(x)))
+
+
+class Projection(nn.Sequential):
+    """Layer norm, GELU, Linear: between the branches' widths."""
+
+    def __init__(self, in_dim: int, dim: int) -> None:
+        super().__init__(LayerNorm(in_dim, epsilon=1e-6), nn.GELU(), Linear(in_dim, dim))
+
+
+class MultiScaleBlock(nn.Layer):
+    """Blocks of each branch; then each class token, in the other branch's width, attends to the other's patches.
+
+    Args:
+        dims: channels of both branches.
+        blocks: of both branches.
+        fusion: the attention of each branch's token: in the other's width.
+
+    Shape: two of [B, 1 + N, D] -> the same.
+    """
+
+    def __init__(
+        self, dims: Sequence[int], blocks: Sequence[Sequence[nn.Layer]], fusion: Sequence[CrossAttentionBlock]
+    ) -> None:
+        super().__init__()
+        self.blocks = nn.LayerList(nn.Sequential(*branch) for branch in blocks)
+        self.projs = nn.LayerList([Projection(dims[0], dims[1]), Projection(dims[1], dims[0])])
+        self.fusion = nn.LayerList(fusion)
+        self.revert_projs = nn.LayerList([Projection(dims[1], dims[0]), Projection(dims[0], dims[1])])
+
+    def forward(self, *branches: paddle.Tensor) -> list[paddle.Tensor]:
+        found = [self.blocks[i](branches[i]) for i in (0, 1)]
+        answers = []
+        for i in (0, 1):
+            own, other = found[i], found[1 - i]
+            token = self.fusion[i](paddle.concat([self.projs[i](own[:, :1]), other[:, 1:]], axis=1))
+            answers.append(paddle.concat([self.revert_projs[i](token), own[:, 1:]], axis=1))
+        return answers
+
+
+@register("crossvit")
+class CrossViT(ImageModel):
+    """CrossViT; images of other sizes than image_size aren't taken.
+
+    Features: a list: each branch's class token and patches [B, 1 + patches, embed_dims[i]], normalised. Each branch has
+    a classifier, and the logits are their mean.
+
+    Args:
+        image_size: pixels, or (height, width).
+        image_scales: each branch reads the image resized by this factor, to whole pixels: multiples of its patch size.
+        crop_scale: a smaller size is the image's middle instead.
+        patch_size: pixels along a patch's side, of both branches.
+        embed_dims: channels of a token, of both branches.
+        depth: times that the branches meet, each after blocks of their own.
+        branch_depths: these blocks, of both branches.
+        num_heads: heads, of both branches.
+        mlp_ratio: hidden width of the MLP over embed_dims, of both branches.
+        qkv_bias: whether the queries, keys and values have a bias.
+        multi_conv: three convolutions make the patches, instead of one.
+        global_pool: what the classifiers read: "token": the class tokens; "avg": the means of the patches.
+        dropout: after the position embedding, after the attention's projection and in the MLP.
+        attention_dropout: of the attention weights.
+        droppath: rate of stochastic depth at the last block; linear from 0 at the first.
+
+    Raises:
+        InputError: sizes that don't fit together.
+    """
+
+    weight_names = names
+    layout = "NLC"
+    num_prefix_tokens = 1
+    pos_embed_prefix = 1
+
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 240,
+        image_scales: Sequence[Positive] = (1.0, 0.9333333333),
+        crop_scale: bool = False,
+        patch_size: Sequence[Size] = (12, 16),
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        embed_dims: Sequence[Size] = (192, 384),
+        depth: Depth = 3,
+        branch_depths: Sequence[Depth] = (1, 4),
+        num_heads: Sequence[Size] = (6, 6),
+        mlp_ratio: Sequence[Positive] = (4.0, 4.0),
+        qkv_bias: bool = True,
+        multi_conv: bool = False,
+        global_pool: Literal["token", "avg"] = "token",
+        dropout: Rate = 0.0,
+        attention_dropout: Rate = 0.0,
+        droppath: Rate = 0.0,
+        head_init_scale: Factor = 1.0,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
+        _check_pairs(IMAGE_SCALES=image_scales, PATCH_SIZE=patch_size, EMBED_DIMS=embed_dims, NUM_HEADS=num_heads,
+                     BRANCH_DEPTHS=branch_depths, MLP_RATIO=mlp_ratio)  # fmt: skip
+        for dim, heads in zip(embed_dims, num_heads, strict=True):
+            if dim % heads:
+                raise InputError(f"EMBED_DIMS has {dim}, no multiple of its NUM_HEADS {heads}; choose one that is")
+        self.crop_scale, self.global_pool = crop_scale, global_pool
+        self.num_features = sum(embed_dims)
+        self.head_widths = {f"head.{i}": dim for i, dim in enumerate(embed_dims)}
+        self.patch_embed, kind = nn.LayerList(), ConvPatches if multi_conv else PatchEmbed
+        for scale, side, dim in zip(image_scales, patch_size, embed_dims, strict=True):
+            size = [round(pixels * scale) for pixels in self.image_size]
+            self._add_embedding(kind(size, side, in_channels, dim), dim)
+        self.first_conv, *others = (f"patch_embed.{i}.proj" + ".0" * multi_conv for i in (0, 1))
+        self.beside_first_conv = tuple(others)
+        self.pos_drop = nn.Dropout(dropout)
+        drops = (qkv_bias, attention_dropout, dropout)
+        self.blocks = nn.LayerList()
+        for rates in drop_path_rates(droppath, [max(branch_depths)] * depth):
+            blocks = [
+                [
+                    Block(dim, Attention(dim, heads, None, qkv_bias, False, *drops[1:]), ratio, None, dropout, rate)
+                    for rate in rates[:count]
+                ]
+                for dim, heads, ratio, count in zip(embed_dims, num_heads, mlp_ratio, branch_depths, strict=True)
+            ]
+            fusion = [
+                CrossAttentionBlock(dim, CrossAttention(dim, heads, *drops), rates[-1])
+                for dim, heads in zip(embed_dims[::-1], num_heads[::-1], strict=True)
+            ]
+            self.blocks.append(MultiScaleBlock(embed_dims, blocks, fusion))
+        self.norm = nn.LayerList(LayerNorm(dim, epsilon=1e-6) for dim in embed_dims)
+        modules = [f"blocks.{i}" for i in range(depth)]
+        for dim, side, scale in zip(embed_dims, patch_size, image_scales, strict=True):
+            self.feature_info = [*self.feature_info, *feature_info(modules, dim, round(side / scale))]
+        self.head = nn.LayerList([nn.Identity(), nn.Identity()])
+        self._finish()
+
+    def _add_embedding(self, patches: PatchEmbed, dim: int) -> None:
+        if not patches.num_patches:
+            raise InputError("IMAGE_SCALES leaves {} x {} pixels of an image; raise it".format(*patches.image_size))
+        for name, count in (("cls_token", 1), ("pos_embed", 1 + patches.num_patches)):
+            token = self.create_parameter([1, count, dim], default_initializer=Normal(std=0.02))
+            self.add_parameter(f"{name}_{len(self.patch_embed)}", token)
+        self.patch_embed.append(patches)
+
+    @property
+    def cls_token(self) -> paddle.Tensor:
+        """Of the fine patches."""
+        return self.cls_token_0
+
+    @property
+    def pos_embed(self) -> paddle.Tensor:
+        """Of the fine patches."""
+        return self.pos_embed_0
+
+    def _embed(self, x: paddle.Tensor) -> Any:
+        if tuple(x.shape[2:]) != self.image_size:
+            height, width = self.image_size
+            raise InputError(f"the model takes images of {height} x {width}, found {x.shape[2]} x {x.shape[3]}")
+        branches = []
+        for i, embed in enumerate(self.patch_embed):
+            patches = embed(self._scaled(x, embed.image_size))
+            token = getattr(self, f"cls_token_{i}").expand([x.shape[0], -1, -1])
+            branches.append(self.pos_drop(paddle.concat([token, patches], axis=1) + getattr(self, f"pos_embed_{i}")))
+        return branches
+
+    def _scaled(self, x: paddle.Tensor, size: tuple[int, int]) -> paddle.Tensor:
+        (height, width), (rows, columns) = self.image_size, size
+        if (height, width) == size:
+            return x
+        if self.crop_scale and rows <= height and columns <= width:
+            above, left = round((height - rows) / 2), round((width - columns) / 2)
+            return x[:, :, above : above + rows, left : left + columns]
+        return F.interpolate(x, size=size, mode="bicubic", align_corners=False)
+
+    def _stage(self, stage: Any, x: Any, shared: Any) -> Any:
+        return self._run(stage, *x)
+
+    def _features(self, x: Any, last: bool) -> Any:
+        return [self.norm[i](x[i]) for i in (0, 1)]
+
+    def _collect(self, images: paddle.Tensor, taken: Sequence[int], norm: bool, stop_early: bool) -> Any:
+        """As the base's; the intermediates are the fine branch's of each block, then the coarse one's: timm's order."""
+        count, x = len(self.blocks), self._embed(images)
+        deepest = max(index % count for index in taken)
+        found: dict[int, paddle.Tensor] = {}
+        for i, block in enumerate(list(self.blocks)[: deepest + 1 if stop_early else None]):
+            x = self._stage(block, x, None)
+            for branch in (0, 1):
+                if (index := branch * count + i) in taken:
+                    found[index] = self.norm[branch](x[branch]) if norm else x[branch]
+        return self._features(x, last=True), [found[index] for index in taken]
+
+    def grid(self, places: int) -> tuple[int, int]:
+        return next(embed.grid_size for embed in self.patch_embed if embed.num_patches == places)
+
+    def cam_layer(self) -> Any:
+        """Of the coarse patches: the norm where the fine branch's class token last meets them, or else the last one."""
+        return self.blocks[-1].fusion[0].norm1 if self.global_pool == "token" else self.norm[1]
+
+    def forward_head(self, x: Any) -> paddle.Tensor:
+        token = self.global_pool == "token"
+        pooled = [self.head[i](x[i][:, 0] if token else x[i][:, 1:].mean(axis=1)) for i in (0, 1)]
+        return (pooled[0] + pooled[1]) / 2 if self.num_classes else paddle.concat(pooled, axis=1)
+
+    def classifier_names(self) -> tuple[str, ...]:
+        return ("head.0", "head.1")
+
+    def layer_groups(self) -> list[tuple[str, ...]]:
+        """Both embeddings, each multi-scale block, the classifiers with their norms."""
+        embedding = (*(f"{name}_{i}" for name in ("cls_token", "pos_embed") for i in (0, 1)), "patch_embed")
+        return [embedding, *((f"blocks.{i}",) for i in range(len(self.blocks))), ("norm", "head")]
+
+    def no_weight_decay(self) -> set[str]:
+        return {f"{name}_{i}" for name in ("cls_token", "pos_embed") for i in (0, 1)}
+
+    def _init_weights(self, layer: nn.Layer) -> None:
+        init_linear(layer)
+        if isinstance(layer, nn.Conv2D):
+            init_as_torch(layer)
+
+
+def _check_pairs(**numbers: Sequence[float]) -> None:
+    for key, values in numbers.items():
+        if len(values) != 2:
+            raise InputError(f"{key} is {list(values)}, expected two numbers: of the fine and of the coarse patches")
