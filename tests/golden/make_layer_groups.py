@@ -60,6 +60,7 @@ def models() -> dict[str, torch.nn.Module]:
     found["tinyvit"] = timm.models.tiny_vit.TinyVit(**tinyvits.CASES["tinyvit"])
     found["convnext"] = convnext.ConvNeXt(**convnexts.CASES["convnext"])
     found["pvtv2"] = pvt_v2.PyramidVisionTransformerV2(**pvts.CASES["pvtv2"])
+    found["caformer_s18"] = timm.create_model("caformer_s18")
     found["poolformer_s12"] = timm.create_model("poolformer_s12")
     found["mixer"] = mlp_mixer.MlpMixer(**mixers.CASES["mixer"])
     found["regnet"] = regnet.RegNet(regnet.RegNetCfg(**regnets.CASES["regnety"]), num_classes=5)

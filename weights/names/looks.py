@@ -13,6 +13,7 @@ _NAMES = {  # in this order: an architecture whose names others have, too, comes
     "gmlp": r"blocks\.\d+\.mlp_channels\.gate\.proj\.weight",
     "lenet": r"features\.0\.weight",
     "levit": r"stages\.\d+\.blocks\.\d+\.attn\.qkv\.linear\.weight",
+    "metaformer": r"stages\.\d+\.blocks\.\d+\.mlp\.act\.scale",
     "mixer": r"blocks\.\d+\.mlp_tokens\.fc1\.weight",
     "mobileone": r"stages\.\d+\.\d+\.(conv_kxk\.0\.conv|reparam_conv)\.weight",
     "pit": r"transformers\.\d+\.blocks\.\d+\.norm1\.weight",
