@@ -38,6 +38,7 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Layer]] = {
     "gelu": nn.GELU,
     "gelu_tanh": functools.partial(nn.GELU, approximate=True),
     "quick_gelu": QuickGELU,
+    "silu": nn.Silu,
     "star_relu": StarReLU,
 }
 
@@ -56,8 +57,8 @@ class Mlp(nn.Layer):
     Args:
         dim, hidden_dim: channels outside and between.
         drop: dropout after each Linear.
-        act: "gelu": exact; "gelu_tanh": its approximation by tanh; "quick_gelu": ``QuickGELU``; "star_relu":
-            ``StarReLU``.
+        act: "gelu": exact; "gelu_tanh": its approximation by tanh; "quick_gelu": ``QuickGELU``; "silu";
+            "star_relu": ``StarReLU``.
         conv: both are 1 x 1 convolutions instead of Linears.
         grn: a global response norm follows the activation; x is [B, H, W, dim] then.
         bias: whether both layers have one.
