@@ -1,4 +1,4 @@
-"""Images of another size at each step (DATA.MULTI_SCALE): the multi-scale sampler of MobileViT (Mehta and Rastegari 2021,
+"""Images of another size at each step (DATA.MULTI_SCALE): MobileViT's sampler (Mehta and Rastegari 2021,
 arXiv:2110.02178, section 3.2).
 """
 

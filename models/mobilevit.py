@@ -4,6 +4,7 @@ alike in their patches.
 Parameter names, order of operations and initialisation are those of timm's ``ByobNet`` of MobileViT's variants.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -112,13 +113,13 @@ class MobileViTBlock(nn.Layer):
 class MobileViT(ImageModel):
     """MobileViT: images of any size; sides of 64's multiples are stretched nowhere.
 
-    Features: [B, dims[8], H / 32, W / 32], rounded up.
+    Features: [B, embed_dims[8], H / 32, W / 32], rounded up.
 
     Args:
-        dims: channels of the stem, of each of seven inverted residuals, of which the second to the fourth are one
+        embed_dims: channels of the stem, of each of seven inverted residuals, of which the second to the fourth are one
             stage, and of the last convolution.
         hidden_dims: channels of the attention in each of the last three stages.
-        depths: layers of attention in each of the last three stages.
+        stage_depths: layers of attention in each of the last three stages.
         num_heads: heads of the attention: the authors' and timm's 4; PaddleViT's 8.
         expand_ratio: channels within an inverted residual over its input's; PaddleViT's are 4 in mobilevit_xxs, too.
         mlp_ratio: hidden width of the MLPs over their input's.
@@ -142,9 +143,9 @@ class MobileViT(ImageModel):
         image_size: int | Sequence[int] = 256,
         in_channels: int = 3,
         num_classes: int = 1000,
-        dims: Sequence[Size] = (16, 32, 64, 64, 64, 96, 128, 160, 640),
+        embed_dims: Sequence[Size] = (16, 32, 64, 64, 64, 96, 128, 160, 640),
         hidden_dims: Sequence[Size] = (144, 192, 240),
-        depths: Sequence[Depth] = (2, 4, 3),
+        stage_depths: Sequence[Depth] = (2, 4, 3),
         num_heads: Size = 4,
         expand_ratio: Positive = 4.0,
         mlp_ratio: Positive = 2.0,
@@ -158,15 +159,20 @@ class MobileViT(ImageModel):
         recompute: bool = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
-        for key, numbers, count in (("DIMS", dims, 9), ("HIDDEN_DIMS", hidden_dims, 3), ("DEPTHS", depths, 3)):
+        for key, numbers, count in (
+            ("EMBED_DIMS", embed_dims, 9),
+            ("HIDDEN_DIMS", hidden_dims, 3),
+            ("STAGE_DEPTHS", stage_depths, 3),
+        ):
             if len(numbers) != count:
                 raise InputError(f"{key} is {list(numbers)}, expected {count} numbers")
         for dim in hidden_dims:
             if dim % num_heads:
                 raise InputError(f"HIDDEN_DIMS has {dim}, no multiple of NUM_HEADS {num_heads}")
-        self.num_features = dims[-1]
-        self.stem, self.stages = ConvNorm(in_channels, dims[0], 3, F.silu, stride=2), nn.LayerList()
-        residuals = iter(zip(dims[:-2], dims[1:-1], strict=True))
+        self.num_features, self.num_heads, self.expand_ratio = embed_dims[-1], num_heads, expand_ratio
+        self.last_norm_eps, self.hidden_norm = last_norm_eps, hidden_norm
+        self.stem, self.stages = ConvNorm(in_channels, embed_dims[0], 3, F.silu, stride=2), nn.LayerList()
+        residuals = itertools.pairwise(embed_dims[:-1])
         rates = drop_path_rates(droppath, [count + (i > 1) for i, count in enumerate(RESIDUALS)])
         for i, count in enumerate(RESIDUALS):
             stage = nn.Sequential()
@@ -175,19 +181,19 @@ class MobileViT(ImageModel):
                 stage.add_sublayer(str(j), InvertedResidual(*next(residuals), stride, expand_ratio, rates[i][j]))
             if i > 1:
                 sizes = (
-                    dims[3 + i],
+                    embed_dims[3 + i],
                     hidden_dims[i - 2],
                     num_heads,
-                    depths[i - 2],
+                    stage_depths[i - 2],
                     mlp_ratio,
                     last_norm_eps,
                     hidden_norm,
                 )
                 stage.add_sublayer("1", MobileViTBlock(*sizes, (dropout, attention_dropout, rates[i][1])))
             self.stages.append(stage)
-        self.final_conv = ConvNorm(dims[-2], dims[-1], 1, F.silu)
+        self.final_conv = ConvNorm(embed_dims[-2], embed_dims[-1], 1, F.silu)
         modules = [*(f"stages.{i}" for i in range(4)), "final_conv"]
-        self.feature_info = feature_info(modules, (dims[1], *dims[4:7], dims[8]), (2, 4, 8, 16, 32))
+        self.feature_info = feature_info(modules, (embed_dims[1], *embed_dims[4:7], embed_dims[8]), (2, 4, 8, 16, 32))
         self.head = nn.Sequential(("drop", nn.Dropout(head_dropout)), ("fc", nn.Identity()))
         self._finish()
         for block in self.sublayers():
@@ -211,9 +217,9 @@ class MobileViT(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The stem, each block, the last convolution, the classifier: timm's, the authors have none."""
+        """The stem, each block, the last with the last convolution, the classifier: timm's, the authors have none."""
         blocks = [(f"stages.{i}.{j}",) for i, stage in enumerate(self.stages) for j, _ in enumerate(stage.children())]
-        return [("stem",), *blocks, ("final_conv",), ("head",)]
+        return [("stem",), *blocks[:-1], (*blocks[-1], "final_conv"), ("head",)]
 
     def _init_weights(self, layer: nn.Layer) -> None:
         init_convolution(layer)

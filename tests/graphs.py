@@ -98,6 +98,8 @@ def graph(variant, flash=True):
         small |= {"embed_dims": [16, 32, 32, 32], "num_heads": [2, 4, 4, 4]}
     small |= {"head_init_scale": 1.0, "head_init_bias": 0.0}  # a graph can't change parameters in place
     small |= {"depth": 18 if config.MODEL.TYPE.lower() == "resnet" else 2, **RATES}
+    if config.MODEL.TYPE.lower() == "mobilevit":  # of the stem, seven blocks and the last convolution
+        small |= {"embed_dims": [16] * 9, "hidden_dims": [32] * 3}
     if config.MODEL.TYPE.lower() == "tinyvit":  # other architectures' heads fit the channels above
         small["num_heads"] = [1, 2, 4, 8]
     small = {key: value for key, value in small.items() if key in taken}

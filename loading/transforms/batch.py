@@ -132,9 +132,8 @@ class Mixup:
         if not self.on(epoch):
             return rows
         draws = 1 if self.mode == "batch" else count * ranks
-        lam, boxes = self.at(sizes(epoch, step))._draw(
-            np.random.default_rng([self.seed, epoch, step, _MIXUP_TAG]), draws
-        )
+        rng = np.random.default_rng([self.seed, epoch, step, _MIXUP_TAG])
+        lam, boxes = self.at(sizes(epoch, step))._draw(rng, draws)
         if self.mode == "pair":
             sample -= sample % 2  # both take the draw of the first
         drawn = ((rank * count + sample) % draws)[: count - count % 2]

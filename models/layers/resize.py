@@ -39,7 +39,8 @@ def _reduced(x: paddle.Tensor, axis: int, length: int, factor: int) -> paddle.Te
 
 
 def stretched(x: paddle.Tensor, size: Sequence[int]) -> paddle.Tensor:
-    """Returns maps [B, D, H, W] resized bilinearly to any ``size``, as PyTorch's ``interpolate`` without aligned corners.
+    """Returns maps [B, D, H, W] resized bilinearly to any ``size``, as PyTorch's ``interpolate`` without aligned
+    corners.
 
     By products with matrices, whose gradients add in one order on a GPU.
     """

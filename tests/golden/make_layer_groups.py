@@ -35,6 +35,7 @@ from golden import eva as evas
 from golden import levit as levits
 from golden import mixer as mixers
 from golden import mobileone as mobileones
+from golden import mobilevit as mobilevits
 from golden import pvtv2 as pvts
 from golden import regnet as regnets
 from golden import swin as swins
@@ -72,6 +73,7 @@ def models() -> dict[str, torch.nn.Module]:
     for name in ("eva", "eva_dinov3"):
         found[name] = eva.Eva(**evas.CASES[name])
     found["mobileone"] = mobileones.timms("mobileone")
+    found["mobilevit"] = mobilevits.timms("mobilevit")
     return found
 
 

@@ -6,7 +6,12 @@ import numpy as np
 
 from golden import trained
 
-SMALL = {"dims": (8, 8, 8, 8, 8, 16, 16, 24, 24), "hidden_dims": (8, 12, 16), "depths": (1, 2, 1), "num_classes": 5}
+SMALL = {
+    "embed_dims": (8, 8, 8, 8, 8, 16, 16, 24, 24),
+    "hidden_dims": (8, 12, 16),
+    "stage_depths": (1, 2, 1),
+    "num_classes": 5,
+}
 CASES = {"mobilevit": SMALL, "mobilevit_odd": SMALL | {"expand_ratio": 2.0}}
 SIZES = {"mobilevit": (64, 64), "mobilevit_odd": (80, 33)}  # the second's maps of 10 x 5, 5 x 3 and 3 x 2 are stretched
 
@@ -22,9 +27,9 @@ def timms(name: str) -> Any:
     from timm.models.mobilevit import _inverted_residual_block, _mobilevit_block
 
     case = CASES[name]
-    dims, ratio = case["dims"], case.get("expand_ratio", 4.0)
+    dims, ratio = case["embed_dims"], case.get("expand_ratio", 4.0)
     blocks = [_inverted_residual_block(d, c, s, ratio) for d, c, s in ((1, dims[1], 1), (3, dims[2], 2))]
-    for dim, hidden_dim, depth in zip(dims[5:8], case["hidden_dims"], case["depths"], strict=True):
+    for dim, hidden_dim, depth in zip(dims[5:8], case["hidden_dims"], case["stage_depths"], strict=True):
         blocks.append(_mobilevit_block(1, dim, 2, hidden_dim, depth, patch_size=2, br=ratio))
     config = ByoModelCfg(
         blocks=tuple(blocks),

@@ -19,6 +19,7 @@ CASES = {
     "levit": levit.SIZES["levit"],
     "mobileone": mobileone.SIZES["mobileone"],
     "mobileone_se": mobileone.SIZES["mobileone_se"],
+    "mobilevit": (64, 64),
 }
 BOTTLENECK = (1, 1, 1, 1)  # blocks: ResNet-50's 16 magnify rounding too much
 MOST = 24  # channels that are kept of a norm
@@ -42,7 +43,7 @@ def array_of(case: str) -> Callable[[str, tuple[int, ...]], np.ndarray]:
     swish halves what is small, and the mean over tokens would leave nothing of the images. MobileOne's blocks have no
     shortcut, and norms of 0.3 would let little pass: theirs are 1.
     """
-    more = {"levit": 0.4} | dict.fromkeys(mobileone.CASES, 0.7)
+    more = {"levit": 0.4, "mobilevit": 0.6} | dict.fromkeys(mobileone.CASES, 0.7)
 
     def loud(name: str, shape: tuple[int, ...]) -> np.ndarray:
         added = array(name, (*shape[:-2], 1, 1)) if (name, case) == ("images", "levit") else 0.0
@@ -66,6 +67,7 @@ if __name__ == "__main__":
     from timm.models.levit import LevitDistilled
     from timm.models.regnet import RegNet, RegNetCfg
 
+    from golden import mobilevit
     from golden.record import FOLDER, with_formula
 
     def build(name: str) -> torch.nn.Module:
@@ -73,6 +75,8 @@ if __name__ == "__main__":
             return RegNet(RegNetCfg(**regnet.CASES[name]), num_classes=5)
         if name in mobileone.CASES:
             return mobileone.timms(name)
+        if name == "mobilevit":
+            return mobilevit.timms(name)
         if name == "convmixer":
             return ConvMixer(**convmixer.CASES[name])
         if name == "levit":

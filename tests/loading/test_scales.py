@@ -3,12 +3,11 @@
 import numpy as np
 import paddle
 import pytest
-from conftest import ROOT
 
 from config import get_config
 from datasets import get_dataloader, get_dataset
 from errors import InputError
-from loading.scales import MultiScaleSampler, batch_sizes, check_scales, train_sampler
+from loading.scales import batch_sizes, check_scales, train_sampler
 from loading.transforms import BatchTransform
 from models import create_model
 

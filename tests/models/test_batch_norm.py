@@ -6,6 +6,7 @@ import pytest
 import test_convmixer
 import test_levit
 import test_mobileone
+import test_mobilevit
 import test_regnet
 from conftest import ROOT
 from golden.trained import BOTTLENECK, CASES, MOMENTUM, MOST, RATE, array, array_of, batches
@@ -27,6 +28,8 @@ def build(name, monkeypatch):
         return test_regnet.small(name)
     if name.startswith("mobileone"):
         return test_mobileone.small(name)
+    if name == "mobilevit":
+        return test_mobilevit.small()
     if name == "convmixer":
         return test_convmixer.small()
     if name == "levit":

@@ -18,7 +18,15 @@ GOLDEN = ROOT / "tests" / "golden"
 TYPES = yaml.safe_load((GOLDEN / "types.yaml").read_text())
 GRADIENTS = yaml.safe_load((GOLDEN / "gradients.yaml").read_text())
 HALF = (GOLDEN / "half_operators.txt").read_text().split()
-FLASH = {"vit": 2, "deit": 2, "eva": 2, "pit": 4, "volo": 3, "metaformer": 2}  # blocks of the small form
+FLASH = {
+    "vit": 2,
+    "deit": 2,
+    "eva": 2,
+    "pit": 4,
+    "volo": 3,
+    "metaformer": 2,
+    "mobilevit": 4,
+}  # blocks of the small form
 
 
 def test_every_model_computes_in_the_types_of_the_table():

@@ -15,6 +15,7 @@ _NAMES = {  # in this order: an architecture whose names others have, too, comes
     "levit": r"stages\.\d+\.blocks\.\d+\.attn\.qkv\.linear\.weight",
     "metaformer": r"stages\.\d+\.blocks\.\d+\.mlp\.act\.scale",
     "mixer": r"blocks\.\d+\.mlp_tokens\.fc1\.weight",
+    "mobilevit": r"stages\.\d+\.1\.transformer\.\d+\.norm1\.weight",
     "mobileone": r"stages\.\d+\.\d+\.(conv_kxk\.0\.conv|reparam_conv)\.weight",
     "pit": r"transformers\.\d+\.blocks\.\d+\.norm1\.weight",
     "poolformer": r"stages\.\d+\.blocks\.\d+\.layer_scale1\.scale",

@@ -63,8 +63,8 @@ _APPLE = "conv_1.block.conv.weight"
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``ByobNet`` of MobileViT's variants.
 
-    Sources: the files of PaddleViT and of apple/ml-cvnets. Apple's read images in the order blue, green, red (cv2.imread
-    in data/datasets/dataset_base.py of its release 0.1, whose files they are): the stem's channels are turned round here.
+    Sources: the files of PaddleViT and of apple/ml-cvnets. Apple's files are of its release 0.1, which read images in
+    the order blue, green, red (data/datasets/dataset_base.py:94): the stem's channels are turned round here.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
@@ -76,15 +76,14 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
 
 
 def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]:
-    """Tells whether a norm comes before the attention."""
-    return (
-        {"HIDDEN_NORM": "stages.2.1.conv_1x1.bn.weight" in arrays}
-        if "stages.2.1.conv_kxk.conv.weight" in arrays
-        else {}
-    )
+    """Tells whether a norm comes before the attention, and the channels within the first block over its input's."""
+    first = arrays.get("stages.0.0.conv1_1x1.conv.weight")
+    if first is None or len(first.shape) != 4 or 0 in first.shape:
+        return {}
+    return {"HIDDEN_NORM": "stages.2.1.conv_1x1.bn.weight" in arrays, "EXPAND_RATIO": first.shape[0] / first.shape[1]}
 
 
 def switches(arrays: Collection[str]) -> dict[str, Any]:
-    """PaddleViT's heads and its last norm's epsilon."""
+    """What PaddleViT's model has otherwise, whatever its variant."""
     theirs = any(name.startswith("mvit_block_1.") for name in arrays)
-    return {"NUM_HEADS": 8, "LAST_NORM_EPS": 1e-6} if theirs else {}
+    return {"NUM_HEADS": 8, "LAST_NORM_EPS": 1e-6, "HIDDEN_NORM": True} if theirs else {}
