@@ -3,6 +3,9 @@
 import numpy as np
 import paddle
 import pytest
+from conftest import without
+from ranks import run_ranks
+from runs import assert_same_run, records, train
 
 from config import get_config
 from datasets import get_dataloader, get_dataset
@@ -162,3 +165,25 @@ def test_models_of_one_size_refuse_others():
         check_scales(config, lenient)
     with pytest.raises(InputError, match="don't fill one global batch of 16 x 9 processes at 4 x 4 pixels"):
         sampler(100, 9, drop_last=True)
+
+
+def train_all(runs):
+    """Trains several times in the same processes: [(options, output, length)]."""
+    for run in runs:
+        train(*run)
+
+
+def test_two_processes_go_on_from_the_middle_of_an_epoch_in_the_same_bits(tmp_path, tiny):
+    options = [*without(tiny, "MODEL.", "TRAIN.NUM_EPOCHS"), "DATA.BATCH_SIZE", "8", "DATA.DROP_LAST", "False"]
+    options += ["DATA.MULTI_SCALE", "[6, 8, 12]", "MODEL.TYPE", "ConvMixer", "MODEL.EMBED_DIM", "8", "MODEL.DEPTH", "1"]
+    options += ["MODEL.PATCH_SIZE", "2", "MODEL.KERNEL_SIZE", "3", "MODEL.NUM_CLASSES", "10", "TRAIN.NUM_EPOCHS", "2"]
+    options += ["TRAIN.BASE_LR", "0.01", "TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.CUTMIX_ALPHA", "1.0", "KEEP_LAST", "1000"]
+    options += ["TRAIN.RANDOM_ERASE_PROB", "0.5", "TRAIN.ACCUM_ITER", "2", "REPORT_FREQ", "1", "SAVE_STEPS", "2"]
+    own = train_sampler(get_config(None, options), range(80), 0, 2)
+    own.set_epoch(2)
+    middle = f"epoch_0002_sample_{own.taken(2):09d}"
+    resumed = [*options, "MODEL.RESUME", str(tmp_path / "whole" / "checkpoints" / middle)]
+    run_ranks(train_all, [(options, tmp_path / "whole", 80), (resumed, tmp_path / "resumed", 80)])
+    assert_same_run(tmp_path / "whole", tmp_path / "resumed")
+    steps = [record for record in records(tmp_path / "whole") if record["split"] == "train"]
+    assert sum(record["samples"] for record in steps) == 2 * 80
