@@ -334,7 +334,7 @@ def get_dataloader(config: Configuration, dataset: ImageDataset, mode: str, rank
     Raises:
         InputError: memory is short, DALI isn't installed or can't serve the dataset.
     """
-    draw = None
+    draw, sampler = None, EvalBatchSampler(dataset, config.DATA.BATCH_SIZE_EVAL, rank, ranks)
     if mode == "train":
         sampler = train_sampler(config, dataset, rank, ranks)
         if mixes(config):
@@ -346,6 +346,4 @@ def get_dataloader(config: Configuration, dataset: ImageDataset, mode: str, rank
             from loading.dali import DaliLoader  # slow to import, and an extra
 
             return DaliLoader(config, dataset, sampler, draw)
-    else:
-        sampler = EvalBatchSampler(dataset, config.DATA.BATCH_SIZE_EVAL, rank, ranks)
     return ProcessLoader(config, dataset, sampler, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)), draw)

@@ -23,7 +23,7 @@ from models.layers.conv_norm import ConvNorm
 from models.layers.init import init_convolution
 from models.layers.linear import in_float32
 from models.layers.resize import stretched
-from models.layers.stages import drop_path_rates, feature_info
+from models.layers.stages import check_counts, drop_path_rates, feature_info
 from weights.names import mobilevit as names
 
 PATCH = 2  # places along a side
@@ -159,13 +159,9 @@ class MobileViT(ImageModel):
         recompute: bool = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
-        for key, numbers, count in (
-            ("EMBED_DIMS", embed_dims, 9),
-            ("HIDDEN_DIMS", hidden_dims, 3),
-            ("STAGE_DEPTHS", stage_depths, 3),
-        ):
-            if len(numbers) != count:
-                raise InputError(f"{key} is {list(numbers)}, expected {count} numbers")
+        check_counts(3, STAGE_DEPTHS=stage_depths, HIDDEN_DIMS=hidden_dims)
+        if len(embed_dims) != 9:
+            raise InputError(f"EMBED_DIMS is {list(embed_dims)}, expected 9 numbers: stem, blocks, last convolution")
         for dim in hidden_dims:
             if dim % num_heads:
                 raise InputError(f"HIDDEN_DIMS has {dim}, no multiple of NUM_HEADS {num_heads}")
