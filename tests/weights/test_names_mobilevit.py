@@ -11,12 +11,14 @@ import numpy as np
 import paddle
 import pytest
 from conftest import ROOT
+from golden.make_names_vit import positive
 from golden.mobilevit import array
 from test_mobilevit import small
 
 from config import get_config
 from errors import InputError
 from models import with_switches
+from training.checkpoint.description import description_of
 from weights import load_weights, save_weights
 from weights.formats import write_weights
 from weights.names import mobilevit, timm_names
@@ -91,6 +93,27 @@ def test_paddlevits_files_tell_how_its_model_computes(tmp_path):
         "its names tell MODEL.LAST_NORM_EPS 1e-06, the model has 1e-05",
     ]
     assert difference(four, "PaddleViT") > 1e-3
+
+
+def test_transformers_preparation_is_taken_and_another_order_of_colours_refused(tmp_path):
+    golden = json.loads((ROOT / "tests" / "golden" / "names_transformers.json").read_text())["mobilevit"]
+    arrays = {name: positive(name, shape) for name, shape in golden["shapes"].items()}
+    write_weights(tmp_path / "model.safetensors", arrays)
+    (tmp_path / "config.json").write_text(json.dumps(golden["config"]))
+    prepared = {"do_center_crop": True, "crop_size": {"height": 64, "width": 64}, "size": {"shortest_edge": 72}}
+    prepared |= {"resample": 2, "do_flip_channel_order": True}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(prepared))
+    config = description_of(tmp_path).configured(["MODEL.PRETRAINED", str(tmp_path)])
+    assert pytest.approx(64 / 72) == config.DATA.CROP_PCT
+    assert (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD) == ([0.0] * 3, [1.0] * 3)
+    assert (config.DATA.INTERPOLATION, config.MODEL.EMBED_DIMS) == ("bilinear", [8, 8, 8, 8, 8, 16, 16, 16, 24])
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(prepared | {"do_flip_channel_order": False}))
+    with pytest.raises(InputError, match="do_flip_channel_order is off"):
+        description_of(tmp_path)
+    (tmp_path / "preprocessor_config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(golden["config"] | {"output_stride": 16}))
+    with pytest.raises(InputError, match="output_stride is 16, models here have 32 alone"):
+        description_of(tmp_path)
 
 
 def test_names_and_shapes_tell_a_norm_before_the_attention_and_the_channels_between():
