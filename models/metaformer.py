@@ -189,6 +189,13 @@ class MetaFormer(ImageModel):
         self.head = nn.Sequential(("norm", LayerNorm(self.num_features, epsilon=1e-6)), ("fc", nn.Identity()))
         self._finish()
 
+    def grid(self, places: int) -> tuple[int, int]:
+        """Of the stage that has so many places, in images of image_size."""
+        height, width = ((side - 3) // 4 + 1 for side in self.image_size)
+        while height * width > places:
+            height, width = (height + 1) // 2, (width + 1) // 2
+        return height, width
+
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.stem(x)
 

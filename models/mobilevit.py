@@ -196,6 +196,13 @@ class MobileViT(ImageModel):
             if isinstance(block, InvertedResidual) and block.residual:  # the identity at first
                 Constant(0.0)(block.conv3_1x1.bn.weight)
 
+    def grid(self, places: int) -> tuple[int, int]:
+        """Of the stage that has so many patches, in images of image_size."""
+        height, width = (-(-side // (8 * PATCH)) for side in self.image_size)
+        while height * width > places:
+            height, width = (height + 1) // 2, (width + 1) // 2
+        return height, width
+
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.stem(x)
 

@@ -10,6 +10,7 @@ from errors import InputError
 from models.base import ImageModel
 from models.layers.attention import attention_layers, kept_weights
 from models.layers.class_attention import ClassAttention
+from models.mobilevit import PATCH, MobileViT
 from models.pvtv2 import Attention as ReducedAttention
 from models.swin import WindowAttention
 from weights.layout import sublayer
@@ -38,7 +39,8 @@ def attention(model: ImageModel, image: paddle.Tensor, block: int = -1) -> np.nd
     """Returns how much each head attends to each place of an image: [H, rows, columns] float32.
 
     The queries are the tokens that the classifier reads: the class token (and the distillation token), or else all
-    patches, on average. Windows (Swin) share the map: each holds what its own tokens give, so each has the same sum.
+    patches, on average. Windows (Swin) share the map: each holds what its own tokens give, so each has the same sum;
+    so do the places of one kind within patches (MobileViT).
     Keys of several places (PVTv2) give their weight to each.
 
     Args:
@@ -116,6 +118,8 @@ def _received(model: ImageModel, name: str, weights: np.ndarray, shape: tuple[in
     layer = sublayer(model, name)
     if isinstance(layer, WindowAttention):
         return _joined(sublayer(model, name.rpartition(".")[0]), weights.mean(2))
+    if isinstance(model, MobileViT):
+        return _interleaved(weights.mean(2), *model.grid(weights.shape[3]))
     if isinstance(layer, ReducedAttention):
         return _spread(layer, weights[0].mean(1), shape[1:3])
     return _read_by_head(model, weights[0])
@@ -140,6 +144,12 @@ def _joined(block: nn.Layer, windows: np.ndarray) -> np.ndarray:
     maps = windows.reshape(down, across, -1, height, width).transpose(2, 0, 3, 1, 4)
     maps = maps.reshape(-1, down * height, across * width)[:, :rows, :columns]  # without the padding
     return np.roll(maps, block.shift_size, axis=(1, 2))
+
+
+def _interleaved(weights: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """Puts what the places of a patch [places, H, patches] give, each of its own kind, together: [H, rows, columns]."""
+    maps = weights.reshape(PATCH, PATCH, -1, rows, columns).transpose(2, 3, 0, 4, 1)
+    return maps.reshape(-1, rows * PATCH, columns * PATCH)
 
 
 def _spread(layer: ReducedAttention, keys: np.ndarray, grid: tuple[int, ...]) -> np.ndarray:

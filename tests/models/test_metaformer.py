@@ -10,8 +10,10 @@ from parity import assert_parity, load_formula
 
 from config import get_config
 from errors import InputError
+from inference.look.attention import attention
 from models import build_model, create_model
 from models.layers import Attention, LayerNorm
+from models.layers.attention import kept_weights
 from models.layers.mlp import StarReLU
 from models.metaformer import MetaFormer
 
@@ -164,3 +166,16 @@ def test_variants_differ_in_what_mixes_tokens():
 def test_sizes_that_do_not_fit_are_named(options, message):
     with pytest.raises(InputError, match=message):
         build_model(get_config("caformer_s18", options))
+
+
+def test_attention_is_at_the_places_of_its_stage():
+    model = small()
+    model.eval()
+    image = paddle.to_tensor(array("image", (1, 3, 59, 74)))
+    with kept_weights(model, ["stages.2.blocks.0.token_mixer"]) as kept:
+        model(image)
+    [weights] = kept.values()
+    found = attention(model, image, 0)
+    assert found.shape == (2, 4, 5)  # places of 15 x 18, 8 x 9, 4 x 5, 2 x 3
+    np.testing.assert_allclose(found, weights[0].mean(1).reshape([2, 4, 5]).numpy(), atol=1e-6)
+    assert attention(model, image).shape == (1, 2, 3)

@@ -8,8 +8,10 @@ from parity import assert_parity
 
 from config import get_config
 from errors import InputError
+from inference.look.attention import attention
 from models import build_model, create_model
 from models.layers import LayerNorm
+from models.layers.attention import kept_weights
 from models.layers.resize import stretched
 from models.mobilevit import InvertedResidual, MobileViT, expanded
 
@@ -134,3 +136,20 @@ def test_each_variant_has_its_width_between():
     for name, between in (("mobilevit_xxs", 32), ("mobilevit_xs", 64), ("mobilevit_s", 64)):
         with paddle.LazyGuard():
             assert create_model(name).stages[0][0].conv1_1x1.conv.weight.shape[0] == between
+
+
+def test_attention_of_each_place_within_patches_is_put_together():
+    model = small("mobilevit_odd")
+    model.eval()
+    image = paddle.to_tensor(array("image", (1, 3, 80, 33)))
+    with kept_weights(model, ["stages.2.1.transformer.0.attn"]) as kept:
+        model(image)
+    [weights] = kept.values()
+    assert weights.shape == [4, 4, 15, 15]  # places within a patch, heads, 5 x 3 patches of a map of 10 x 5
+    found = attention(model, image, 0)
+    assert found.shape == (4, 10, 6)
+    for row in range(2):
+        for column in range(2):
+            own = weights[2 * row + column].mean(1).reshape([4, 5, 3]).numpy()
+            np.testing.assert_allclose(found[:, row::2, column::2], own, atol=1e-6)
+    assert attention(model, image).shape == (4, 4, 2)
