@@ -56,6 +56,7 @@ _C.DATA.IMAGENET_STD = [0.5, 0.5, 0.5]  # as many values
 _C.DATA.DROP_LAST = True  # training: drop the tail that fills no global batch; False: pad it to a multiple of devices
 _C.DATA.SHUFFLE_MODE = "global"  # the epoch is shuffled, then split; "shard": split once, each device shuffles its own
 _C.DATA.SAMPLER = "shuffle"  # training: each image once an epoch; "balanced": each class equally often
+_C.DATA.MULTI_SCALE = None  # training: sizes of images, one at a step; as many images as make BATCH_SIZE's pixels
 _C.DATA.SHARD_SHUFFLE = None  # shards: so many at a time, in random order, their samples mixed; None: all at random
 _C.DATA.CACHE = None  # folder for the decoded images, of one size, that processes then share (memory-mapped)
 _C.DATA.MAX_PIXELS = 100_000_000  # of an image file; one that has more is as one that can't be read
@@ -189,6 +190,7 @@ add_keys(_C)  # of single optimizers, schedules, losses and datasets: declared b
 # What a key takes whose default doesn't tell it; each takes None (YAML: null) too.
 _TYPES = {
     "DATA.GLOBAL_BATCH": int,
+    "DATA.MULTI_SCALE": [int],
     "DATA.SHARD_SHUFFLE": int,
     "DATA.CACHE": str,
     "MODEL.RESUME": str,

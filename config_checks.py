@@ -70,6 +70,9 @@ def _check_data(config: Configuration, require: Callable[[bool, str, str], None]
     plain = data.SAMPLER == "shuffle" and data.SHARD_SHUFFLE is None and train.REPEATED_AUGMENT == 1
     expected = "global, or with it SAMPLER shuffle, REPEATED_AUGMENT 1 and no SHARD_SHUFFLE"
     require(data.SHUFFLE_MODE == "global" or plain, "DATA.SHUFFLE_MODE", expected)
+    sizes = data.MULTI_SCALE
+    once = sizes is None or (len(set(sizes)) == len(sizes) and train.REPEATED_AUGMENT == 1)
+    require(once, "DATA.MULTI_SCALE", "None, or sizes, each once, with REPEATED_AUGMENT 1")
     cached = data.CACHE is None or not data.SKIP_BROKEN
     require(cached, "DATA.CACHE", "None with SKIP_BROKEN: a cache holds every image")
     if data.LOADER == "dali" and not config.EVAL:
@@ -78,6 +81,7 @@ def _check_data(config: Configuration, require: Callable[[bool, str, str], None]
             ("TRAIN.AUTO_AUGMENT", train.AUTO_AUGMENT, None),
             ("TRAIN.COLOR_JITTER", train.COLOR_JITTER, 0.0),
             ("DATA.SKIP_BROKEN", data.SKIP_BROKEN, False),
+            ("DATA.MULTI_SCALE", data.MULTI_SCALE, None),
         ):
             require(value == idle, key, f"{idle} with DATA.LOADER dali, which crops, resizes and flips")
         drawn = train.CROP.startswith("random_resized")
@@ -211,7 +215,8 @@ _DECLARED = (
         "CUDNN_BENCHMARK", "TF32", "TUNE_CPU", "DIST.TIMEOUT", "DIST.INIT_TIMEOUT",
     )),
     ((_TRAINING,), (
-        "DATA.GLOBAL_BATCH", "DATA.LOADER", "DATA.DROP_LAST", "DATA.SHUFFLE_MODE", "DATA.SAMPLER", "MODEL.DROPOUT",
+        "DATA.GLOBAL_BATCH", "DATA.LOADER", "DATA.DROP_LAST", "DATA.SHUFFLE_MODE", "DATA.SAMPLER", "DATA.MULTI_SCALE",
+        "MODEL.DROPOUT",
         "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH", "MODEL.PATCH_DROP", "MODEL.RECOMPUTE", "MODEL.HEAD_INIT_SCALE",
         "MODEL.HEAD_INIT_BIAS", "MODEL.ZERO_INIT_LAST",
         "TRAIN.NUM_EPOCHS", "TRAIN.WARMUP_EPOCHS", "TRAIN.WEIGHT_DECAY", "TRAIN.DECAY_ALL",

@@ -19,7 +19,8 @@ from errors import InputError, RunError, Unreadable, shown
 from loading.cache import Decoded, Labels, MappedImages, cached, fingerprint
 from loading.files import Paths, contents
 from loading.label_spaces import check_evaluation, check_pretrained_classes, check_training
-from loading.samplers import EvalBatchSampler, TrainBatchSampler
+from loading.samplers import EvalBatchSampler
+from loading.scales import train_sampler
 from loading.shards import Shards
 from loading.sources import Arrays, Drawn, Files, Split
 from loading.transforms import (
@@ -41,8 +42,8 @@ _DECODING = "2"  # part of a cache's name: another where the same files give oth
 
 
 class ImageDataset(paddle.io.Dataset):
-    """Images with labels. ``dataset[index]`` or ``dataset[epoch, index, copy]`` is (pixels [S, S, C] uint8, label);
-    ``columns`` names the items.
+    """Images with labels. ``dataset[index]`` or ``dataset[epoch, index, copy]``, with S besides where it isn't
+    IMAGE_SIZE, is (pixels [S, S, C] uint8, label); ``columns`` names the items.
 
     An augmented sample is a pure function of (seed, epoch, index) and, where an epoch holds an image several times, of
     which time it is (``copy``, from 0), whoever loads it. Two items may follow, in this order: with RANDOM_ERASE_PROB
@@ -71,15 +72,15 @@ class ImageDataset(paddle.io.Dataset):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, key: int | tuple[int, int, int]) -> tuple:
-        epoch, index, copy = key if isinstance(key, tuple) else (0, key, 0)
+    def __getitem__(self, key: int | tuple[int, ...]) -> tuple:
+        epoch, index, copy, *size = key if isinstance(key, tuple) else (0, key, 0)
         for read in range(index, index + len(self)):
             read %= len(self)
             if read in self._broken:
                 continue
             rng = self.generator(epoch, index, copy)
             try:
-                pixels = self._pixels(read, rng)
+                pixels = self._pixels(read, rng, *size)
                 break
             except RunError as error:
                 if not self.skip_broken:
@@ -90,17 +91,17 @@ class ImageDataset(paddle.io.Dataset):
             raise RunError(f"none of the {len(self)} training images can be read")
         sample = [pixels, self.labels[read]]
         if self.erasing is not None:
-            sample.append(self.erasing.draw(rng))
+            sample.append(self.erasing.draw(rng, *size))
         if self.skip_broken:
             sample.append(-1 if read == index else index)
         return tuple(sample)
 
-    def _pixels(self, index: int, rng: np.random.Generator) -> np.ndarray:
+    def _pixels(self, index: int, rng: np.random.Generator, *size: int) -> np.ndarray:
         image = self.picture(index)
         if isinstance(image, Image.Image) and image.mode != self.mode:
             image = image.convert(self.mode)
         try:
-            return self.transform(image, rng)
+            return self.transform(image, rng, *size)
         except Unreadable as error:
             raise Broken(f"{self.name(index)}: {error}; cut or remove it") from None
 
@@ -333,11 +334,11 @@ def get_dataloader(config: Configuration, dataset: ImageDataset, mode: str, rank
     Raises:
         InputError: memory is short, DALI isn't installed or can't serve the dataset.
     """
-    draw = None
+    draw, sampler = None, EvalBatchSampler(dataset, config.DATA.BATCH_SIZE_EVAL, rank, ranks)
     if mode == "train":
-        sampler = TrainBatchSampler(config, dataset, rank, ranks)
+        sampler = train_sampler(config, dataset, rank, ranks)
         if mixes(config):
-            draw = functools.partial(Mixup(config).draw, rank=rank, ranks=ranks)
+            draw = functools.partial(Mixup(config).draw, rank=rank, ranks=ranks, sizes=sampler.size)
         if config.DATA.LOADER == "dali":
             if not isinstance(dataset, EncodedDataset):
                 kind = "DATA.CACHE" if config.DATA.CACHE else config.DATA.DATASET
@@ -345,6 +346,4 @@ def get_dataloader(config: Configuration, dataset: ImageDataset, mode: str, rank
             from loading.dali import DaliLoader  # slow to import, and an extra
 
             return DaliLoader(config, dataset, sampler, draw)
-    else:
-        sampler = EvalBatchSampler(dataset, config.DATA.BATCH_SIZE_EVAL, rank, ranks)
     return ProcessLoader(config, dataset, sampler, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)), draw)

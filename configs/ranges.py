@@ -53,7 +53,7 @@ _RANGES = (
     (_BATCH, (
         "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL", "DATA.GLOBAL_BATCH", "TRAIN.LINEAR_SCALED_LR", "TRAIN.RECIPE_BATCH",
     )),
-    (between(1, 10_000), ("DATA.IMAGE_SIZE",)),
+    (between(1, 10_000), ("DATA.IMAGE_SIZE", "DATA.MULTI_SCALE")),
     (between(0, 256), ("DATA.NUM_WORKERS",)),
     (between(1, 1000), (
         "DATA.PREFETCH", "TRAIN.RANDOM_ERASE_COUNT", "TRAIN.REPEATED_AUGMENT", "DIST.STRATEGY.fuse_grad_size_in_MB",

@@ -59,6 +59,9 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         """The next iteration is of ``epoch``, after its first ``consumed`` samples of all ranks."""
         self.epoch, self.consumed = epoch, consumed
 
+    def size(self, epoch: int, step: int) -> int | None:
+        """Returns the size of the images at a step, both from 1; None: IMAGE_SIZE."""
+
     @property
     def place(self) -> tuple[int, int]:
         """Where the next iteration begins."""
@@ -89,7 +92,7 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         taken = self.consumed + (batches - self.first()) * self.batch_size * self.ranks
         return min(taken, self.consumed + self._left(self.consumed) * self.ranks)
 
-    def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
+    def __iter__(self) -> Iterator[list[tuple[int, ...]]]:
         rng = np.random.default_rng([self.seed, self.epoch])
         if self.own:
             part = np.arange(self.rank, len(self.dataset), self.ranks)

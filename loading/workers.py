@@ -106,20 +106,22 @@ class ProcessLoader(Loader):
         super().__init__(config, dataset, sampler, draw)
         data = config.DATA
         self.num_workers = min(data.NUM_WORKERS, len(sampler))
-        self.shape = (sampler.batch_size, data.IMAGE_SIZE, data.IMAGE_SIZE, data.IMAGE_CHANNELS)
+        self.shape = (data.IMAGE_SIZE, data.IMAGE_SIZE, data.IMAGE_CHANNELS)
+        batches = getattr(sampler, "batches", {data.IMAGE_SIZE: sampler.batch_size})
+        self.room = max(count * size**2 for size, count in batches.items()) * data.IMAGE_CHANNELS
         self.slots = self.num_workers * data.PREFETCH + 1
         self._workers: _Workers | None = None
-        need, free = int(np.prod(self.shape)) * self.slots * processes, free_memory()
+        need, free = self.room * self.slots * processes, free_memory()
         if need > free:
             raise InputError(
-                f"{self.slots} batches of {self.shape[0]} images for each of {processes} processes take"
+                f"{self.slots} batches of {sampler.batch_size} images for each of {processes} processes take"
                 f" {need / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free;"
                 " lower DATA.PREFETCH, DATA.NUM_WORKERS or the batch size"
             )
 
     def _open(self, keys: Iterator[list]) -> Iterator[list[paddle.Tensor]]:
         if self.num_workers:
-            self._workers = _Workers(self.dataset, self.num_workers, (self.slots, *self.shape))
+            self._workers = _Workers(self.dataset, self.num_workers, (self.slots, self.room), self.shape)
             batches = self._workers.batches(keys)
         else:
             batches = _loaded_here(self.dataset, keys, self.shape)
@@ -135,17 +137,23 @@ class _Workers:
     """Forked processes that load batches into ``slots``; batch n is of worker n modulo their number.
 
     Args:
-        shape: of the slots: [slots, B, S, S, C].
+        slots: (their number, the bytes of each).
+        shape: of an image [S, S, C]; a batch's keys may tell another S.
     """
 
-    def __init__(self, dataset: paddle.io.Dataset, count: int, shape: tuple[int, ...]) -> None:
-        self.slots = np.frombuffer(mmap.mmap(-1, int(np.prod(shape))), np.uint8).reshape(shape)
+    def __init__(
+        self, dataset: paddle.io.Dataset, count: int, slots: tuple[int, int], shape: tuple[int, int, int]
+    ) -> None:
+        self.slots = np.frombuffer(mmap.mmap(-1, int(np.prod(slots))), np.uint8).reshape(slots)
+        self.shape = shape
         self.processes, self.connections = [], []
         context = multiprocessing.get_context("fork")  # a spawned process would import Paddle anew
         with threadpool_limits(1):  # the workers inherit it; set there, it would start OpenBLAS's threads
             for _ in range(count):
                 ours, theirs = context.Pipe()
-                self.processes.append(context.Process(target=_work, args=(dataset, self.slots, theirs), daemon=True))
+                self.processes.append(
+                    context.Process(target=_work, args=(dataset, self.slots, shape, theirs), daemon=True)
+                )
                 self.processes[-1].start()
                 theirs.close()  # now only the worker holds it, and its end is told by ``ours``
                 self.connections.append(ours)
@@ -157,14 +165,14 @@ class _Workers:
         while True:
             for number, batch in itertools.islice(numbered, len(self.slots) - len(sent)):
                 self._ask(number % len(self.processes), (number % len(self.slots), batch))
-                sent.append((number, len(batch)))
+                sent.append((number, _shape(batch, self.shape)))
             if not sent:
                 return
-            number, size = sent.popleft()
+            number, shape = sent.popleft()
             columns = self._ask(number % len(self.processes))
             if isinstance(columns, Exception):
                 raise columns
-            yield [self.slots[number % len(self.slots), :size], *columns]
+            yield [_view(self.slots[number % len(self.slots)], shape), *columns]
 
     def _ask(self, worker: int, message: tuple | None = None) -> Any:
         """Sends a message to a worker, or returns its next answer."""
@@ -185,7 +193,18 @@ def _kill(processes: list[multiprocessing.Process]) -> None:
         process.join()
 
 
-def _work(dataset: paddle.io.Dataset, slots: np.ndarray, connection: Connection) -> None:
+def _shape(keys: list, image: tuple[int, int, int]) -> tuple[int, int, int, int]:
+    """Returns the shape of a batch's pixels, whose images have ``image``'s unless its keys tell their size."""
+    size = keys[0][3] if isinstance(keys[0], tuple) and len(keys[0]) > 3 else image[0]
+    return len(keys), size, size, image[2]
+
+
+def _view(slot: np.ndarray, shape: tuple[int, int, int, int]) -> np.ndarray:
+    """Returns the first bytes of a slot as a batch's pixels."""
+    return slot[: int(np.prod(shape))].reshape(shape)
+
+
+def _work(dataset: paddle.io.Dataset, slots: np.ndarray, shape: tuple[int, int, int], connection: Connection) -> None:
     """What a worker does, as long as its rank lives."""
     die_with_parent()
     ignore_signals()
@@ -194,7 +213,7 @@ def _work(dataset: paddle.io.Dataset, slots: np.ndarray, connection: Connection)
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):  # the rank has gone, or goes
         while True:
             slot, keys = connection.recv()
-            connection.send(_load(dataset, keys, slots[slot]))
+            connection.send(_load(dataset, keys, _view(slots[slot], _shape(keys, shape))))
 
 
 def _load(dataset: paddle.io.Dataset, keys: list, pixels: np.ndarray) -> list[np.ndarray] | Exception:
@@ -212,10 +231,10 @@ def _load(dataset: paddle.io.Dataset, keys: list, pixels: np.ndarray) -> list[np
 
 
 def _loaded_here(
-    dataset: paddle.io.Dataset, keys: Iterator[list], shape: tuple[int, ...]
+    dataset: paddle.io.Dataset, keys: Iterator[list], shape: tuple[int, int, int]
 ) -> Iterator[list[np.ndarray]]:
     for batch in keys:
-        pixels = np.empty(shape, np.uint8)[: len(batch)]
+        pixels = np.empty(_shape(batch, shape), np.uint8)
         columns = _load(dataset, batch, pixels)
         if isinstance(columns, Exception):
             raise columns

@@ -14,16 +14,9 @@ from configs.signatures import Depth, Epsilon, Factor, Rate, Size
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Mlp, init_linear
 from models.layers.conv import Conv2D
-from models.layers.linear import in_float32
+from models.layers.linear import ChannelNorm, in_float32
 from models.layers.stages import check_stages, drop_path_rates, feature_info, groups_by_block
 from weights.names import convnext as names
-
-
-class ChannelNorm(LayerNorm):
-    """Layer norm over the channels of [B, C, H, W] at each place (timm's ``LayerNorm2d``)."""
-
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return LayerNorm.forward(self, x.transpose([0, 2, 3, 1])).transpose([0, 3, 1, 2])
 
 
 class Block(nn.Layer):

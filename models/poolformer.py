@@ -14,7 +14,7 @@ from configs.signatures import Depth, Factor, Positive, Rate, Size
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Mlp, init_linear
 from models.layers.conv import Conv2D
-from models.layers.stages import check_stages, drop_path_rates, feature_info
+from models.layers.stages import check_stages, drop_path_rates, feature_info, groups_by_block, groups_of_twelve
 from weights.names import poolformer as names
 
 
@@ -149,18 +149,10 @@ class PoolFormer(ImageModel):
 
     def layer_groups(self) -> list[tuple[str, ...]]:
         """The stem, each block (the first of a stage with the downsampling before it), the head with its norm."""
-        groups: list[tuple[str, ...]] = [("stem",)]
-        for i, stage in enumerate(self.stages):
-            blocks: list[tuple[str, ...]] = [(f"stages.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
-            blocks[0] += (f"stages.{i}.downsample",)
-            groups += blocks
-        return [*groups, ("norm", "head")]
+        return [*groups_by_block("stem", "stages", self.stages), ("norm", "head")]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """Twelve parameters after twelve, whatever they belong to, then the classifier: timm has no groups for it."""
-        classifier = tuple(f"{name}." for name in self.classifier_names())
-        names = [name for name, _ in self.named_parameters() if not name.startswith(classifier)]
-        return [*(tuple(names[first : first + 12]) for first in range(0, len(names), 12)), ("head.fc",)]
+        return groups_of_twelve(self, "head.fc")
 
     def _init_weights(self, layer: nn.Layer) -> None:
         init_linear(layer)

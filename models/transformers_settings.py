@@ -25,8 +25,10 @@ _FORM = (
     dict.fromkeys(("hidden_size", "num_hidden_layers", "intermediate_size", "embed_dim"), _NUMBER)
     | dict.fromkeys(("window_size", "groups_width"), _NUMBER)
     | {"patch_size": _SIDES, "masked_unit_attention": optional(_FLAGS)}
-    | dict.fromkeys(("depths", "hidden_sizes", "num_heads", "sr_ratios", "key_dim"), optional(_NUMBERS))
-    | dict.fromkeys(("layer_norm_eps", "layerscale_value", "layer_scale_init_value"), _REAL)
+    | dict.fromkeys(
+        ("depths", "hidden_sizes", "neck_hidden_sizes", "num_heads", "sr_ratios", "key_dim"), optional(_NUMBERS)
+    )
+    | dict.fromkeys(("layer_norm_eps", "layerscale_value", "layer_scale_init_value", "expand_ratio"), _REAL)
     | {"num_register_tokens": optional(Rule("a whole number", lambda value: is_whole(value, 0, 1 << 20)))}
 )
 
@@ -168,6 +170,21 @@ def _poolformer(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _mobilevit(config: dict[str, Any]) -> dict[str, Any]:
+    only = {"hidden_act": "silu", "patch_size": 2, "conv_kernel_size": 3, "output_stride": 32, "qkv_bias": True}
+    for key, value in (only | {"layer_norm_eps": 1e-5}).items():
+        _expect(config, key, value, value)
+    stem, first, second, *others = config["neck_hidden_sizes"]
+    return {
+        "EMBED_DIMS": [stem, first, second, second, second, *others],
+        "HIDDEN_DIMS": config["hidden_sizes"],
+        "STAGE_DEPTHS": [2, 4, 3],
+        "NUM_HEADS": config.get("num_attention_heads", 4),
+        "EXPAND_RATIO": config.get("expand_ratio", 4.0),
+        "MLP_RATIO": config.get("mlp_ratio", 2.0),
+    }
+
+
 def _convnext(config: dict[str, Any]) -> dict[str, Any]:
     _expect(config, "hidden_act", "gelu", "gelu")
     _expect(config, "patch_size", 4, 4)
@@ -229,6 +246,7 @@ _TYPES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {  #
     "levit": ("LeViT", _levit),
     "pvt_v2": ("PVTv2", _pvt_v2),
     "poolformer": ("PoolFormer", _poolformer),
+    "mobilevit": ("MobileViT", _mobilevit),
     "convnext": ("ConvNeXt", _convnext),
     "convnextv2": ("ConvNeXt", _convnext),
     "resnet": ("ResNet", _resnet),
@@ -236,7 +254,7 @@ _TYPES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {  #
 }
 # Sizes that the tensors' shapes tell: where they differ, the weights don't fit, and ``load_weights`` says so.
 _SHAPED = {"EMBED_DIM", "EMBED_DIMS", "DEPTH", "STAGE_DEPTHS", "PATCH_SIZE", "MLP_RATIO", "INIT_VALUES", "REG_TOKENS"}
-_SHAPED |= {"USE_GRN"}
+_SHAPED |= {"USE_GRN", "HIDDEN_DIMS", "EXPAND_RATIO"}
 
 
 def settings(path: str | Path) -> tuple[str, dict[str, Any]] | None:

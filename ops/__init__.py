@@ -106,9 +106,9 @@ def mlp(
     return _run("vit_mlp", x, weight1, bias1, weight2, bias2)[0]
 
 
-def layer_norm(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor, epsilon: float) -> paddle.Tensor:
+def layer_norm(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None, epsilon: float) -> paddle.Tensor:
     """x [..., N], normalised over its last axis, times weight [N], plus bias [N]."""
-    return _run("vit_layer_norm", x, weight, bias, epsilon)[0]
+    return _run("vit_layer_norm", x, weight, paddle.zeros(weight.shape) if bias is None else bias, epsilon)[0]
 
 
 def attention(qkv: paddle.Tensor, scale: float) -> paddle.Tensor:

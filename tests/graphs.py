@@ -104,6 +104,8 @@ def graph(variant, flash=True):
         small |= {"embed_dims": [16, 32], "num_heads": [2, 4], "branch_depths": [1, 2]}
     if config.MODEL.TYPE.lower() == "halonet":  # one block a stage
         small |= {"attention_every": [0, 1, 1, 1], "num_heads": [0, 2, 4, 4]}
+    if config.MODEL.TYPE.lower() == "mobilevit":  # of the stem, seven blocks and the last convolution
+        small |= {"embed_dims": [16] * 9, "hidden_dims": [32] * 3}
     if config.MODEL.TYPE.lower() == "tinyvit":  # other architectures' heads fit the channels above
         small["num_heads"] = [1, 2, 4, 8]
     small = {key: value for key, value in small.items() if key in taken}

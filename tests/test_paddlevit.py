@@ -41,6 +41,11 @@ FAMILIES = {
         {**NOTHING, "TRAIN.MIXUP_ALPHA": 0.8, "TRAIN.CUTMIX_ALPHA": 1.0, "TRAIN.SMOOTHING": 0.1, "TRAIN.BASE_LR": 2e-3}
         | {"MODEL.EMBED_DIMS": [96, 256, 640, 2048], "MODEL.STAGE_DEPTHS": [2, 8, 10, 1], "MODEL.NUM_BRANCHES": 4},
     ),
+    "{TYPE: MobileViT, HIDDEN_DIMS: [64, 80, 96]}": (
+        "mobilevit",
+        {**NOTHING, "TRAIN.MIXUP_ALPHA": 0.8, "TRAIN.CUTMIX_ALPHA": 1.0, "TRAIN.BASE_LR": 2e-3, "TRAIN.SMOOTHING": 0.1}
+        | {"MODEL.EMBED_DIMS": [16, 32, 48, 48, 48, 64, 80, 96, 384], "MODEL.NUM_HEADS": 8, "MODEL.HIDDEN_NORM": True},
+    ),
     "{TYPE: MAE, TRANS: {ENCODER: {DEPTH: 7}}}": ("mae", {"MODEL.TYPE": "ViT", "MODEL.DEPTH": 7, "TRAIN.HFLIP": 0.0}),
     "TYPE: coat_lite": ("coat", {**RECIPE, "MODEL.TYPE": "CoaT", "MODEL.PARALLEL_DEPTH": 6, "TRAIN.BASE_LR": 4e-3}),
     "{TYPE: coat, SERIAL_DEPTHS: [1, 2, 1, 1]}": ("coat", {"MODEL.STAGE_DEPTHS": [1, 2, 1, 1], "MODEL.DROPPATH": 0.0}),
@@ -132,6 +137,18 @@ NO_MODEL = {  # of files whose models aren't here
 def test_a_model_of_several_keys_that_is_not_here_is_refused(model, read):
     with pytest.raises(InputError, match=NO_MODEL[model]):
         read(f"MODEL: {model}\n")
+
+
+def test_the_multi_scale_samplers_sizes_are_the_images_by_quarters(read):
+    """The multiples of 32 below half, three quarters, ... of the images' sides (multi_scale_sampler.py:30-34)."""
+    for side, expected in ((256, [128, 192, 256, 320, 384]), (224, [96, 160, 224, 256, 320]), (64, [32, 64, 96])):
+        config = read(
+            f"DATA: {{IMAGE_SIZE: {side}}}\nMODEL: {{TYPE: MobileViT}}\nTRAIN: {{MULTI_SCALE_SAMPLER_DDP: True}}\n"
+        )
+        found = config.DATA.MULTI_SCALE
+        assert found == expected
+    with pytest.raises(InputError, match="MULTI_SCALE_SAMPLER_DDP is True, but False is all that this toolkit has"):
+        read("MODEL: {TYPE: MobileOne}\nTRAIN: {MULTI_SCALE_SAMPLER_DDP: True}\n")
 
 
 def test_what_the_file_says_holds_over_its_familys_defaults(read):

@@ -10,6 +10,7 @@ from paddle import nn
 from config import get_config, with_values
 from datasets import ImageDataset
 from errors import InputError
+from loading.scales import check_scales
 from loading.transforms import BatchTransform, Normalize
 from models import architecture, build_model, with_switches
 from options import Configuration
@@ -126,6 +127,7 @@ def build_teacher(config: Configuration, run: Run) -> Teacher | None:
             raise InputError(f"the teacher {train.TEACHER_MODEL} has {key} {other}, the student {own}; make them one")
     theirs = with_switches(theirs, train.TEACHER_PATH)
     teacher = build_model(theirs)
+    check_scales(config, teacher)
     run.info(f"teacher {theirs.MODEL.NAME}: {load_weights(teacher, train.TEACHER_PATH)}")
     scales = [c.DATA[name] for c in (config, theirs) for name in ("IMAGENET_MEAN", "IMAGENET_STD")]
     return Teacher(teacher, *scales)

@@ -12,6 +12,7 @@ from paddle import nn
 from config import default_values, is_users, with_values
 from datasets import ImageDataset, get_dataloader
 from errors import InputError
+from loading.scales import check_scales
 from loading.workers import Loader
 from models.base import ImageModel
 from models.pretrained import disagreements
@@ -82,6 +83,7 @@ def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Tra
     if config.MODEL.PRETRAINED:
         load_pretrained(config, model, run, strict=False)
     task.prepare(model, train, run)
+    check_scales(config, model)
     loader = get_dataloader(config, train, "train", rank(), world_size())
     steps, accum = len(loader), config.TRAIN.ACCUM_ITER
     if accum > steps:

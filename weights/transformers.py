@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from errors import reading
+from errors import InputError, reading
 from weights.hub import CONFIG, LONGEST_CONFIG, beside
 from weights.plain import NAME, Rule, check_form, is_list, is_real, is_whole, optional, parsed_json, whole_file
 
@@ -93,9 +93,12 @@ def _images(config: dict[str, Any], preprocessor: dict[str, Any]) -> dict[str, A
     side = config.get("image_size") or 224
     height, width = side if isinstance(side, list) else (side, side)
     found: dict[str, Any] = {"input_size": [config.get("num_channels") or 3, height, width]}
-    if preprocessor.get("do_normalize", True):
+    mobile = config.get("model_type") == "mobilevit"  # its processor can't normalise
+    if mobile and preprocessor.get("do_flip_channel_order", True) is not True:
+        raise InputError("do_flip_channel_order is off; the stem is read as one of blue, green, red alone")
+    if not mobile and preprocessor.get("do_normalize", True):
         found |= {"mean": preprocessor.get("image_mean"), "std": preprocessor.get("image_std")}
-    elif preprocessor:
+    elif preprocessor or mobile:
         found |= {"mean": [0.0] * 3, "std": [1.0] * 3}
     if "resample" in preprocessor:
         found["interpolation"] = _FILTERS[preprocessor["resample"]]

@@ -290,6 +290,9 @@ def _of_training(one: Family, settings: dict[str, Any]) -> tuple[dict[str, Any],
         values["TRAIN.DISTILLATION_TYPE"] = train["DISTILLATION_TYPE"] if distils else None
         values["TRAIN.TEACHER_MODEL"] = "regnety_160" if distils else None
         values["TRAIN.TEACHER_PATH"] = weights if distils else None
+    if settings.pop("TRAIN.MULTI_SCALE_SAMPLER_DDP", False):  # five sizes, from half of the images' to half more
+        sides = (int(settings["DATA.IMAGE_SIZE"] * quarters / 4) // 32 * 32 for quarters in (2, 3, 4, 5, 6))
+        values["DATA.MULTI_SCALE"] = list(dict.fromkeys(sides))
     for name in numbers | one.augment.keys():
         settings.pop(f"TRAIN.{name}", None)
     settings.pop("MODEL.MAE_PRETRAIN", None)

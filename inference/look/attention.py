@@ -12,6 +12,7 @@ from models.halonet import HaloAttention
 from models.layers.attention import attention_layers, kept_weights
 from models.layers.class_attention import ClassAttention
 from models.layers.units import MaskUnitAttention
+from models.mobilevit import PATCH, MobileViT
 from models.pvtv2 import Attention as ReducedAttention
 from models.swin import WindowAttention
 from weights.layout import sublayer
@@ -41,8 +42,8 @@ def attention(model: ImageModel, image: paddle.Tensor, block: int = -1) -> np.nd
 
     The queries are the tokens that the classifier reads: the class token (and the distillation token), or else all
     patches, on average. Windows (Swin) and mask units (Hiera) share the map: each holds what its own tokens give, so
-    each has the same sum; where windows overlap (HaloNet) they are added. Keys of several places (PVTv2) give their
-    weight to each.
+    each has the same sum; so do the places of one kind within patches (MobileViT). Where windows overlap (HaloNet) they
+    are added. Keys of several places (PVTv2) give their weight to each.
 
     Args:
         image: [1, C, H, W], normalised.
@@ -121,6 +122,8 @@ def _received(model: ImageModel, name: str, weights: np.ndarray, shape: tuple[in
         return _joined(sublayer(model, name.rpartition(".")[0]), weights.mean(2))
     if isinstance(layer, HaloAttention):
         return _overlaid(layer, weights.mean(2), shape[2:4])
+    if isinstance(model, MobileViT):
+        return _interleaved(weights.mean(2), *model.grid(weights.shape[3]))
     if isinstance(layer, ReducedAttention):
         return _spread(layer, weights[0].mean(1), shape[1:3])
     if isinstance(layer, MaskUnitAttention):
@@ -159,6 +162,12 @@ def _overlaid(layer: HaloAttention, windows: np.ndarray, grid: tuple[int, ...]) 
         size = layer.window_size
         maps[:, y : y + size, x : x + size] += window.reshape(-1, size, size)
     return maps[:, halo : halo + rows, halo : halo + columns]
+
+
+def _interleaved(weights: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """Puts what the places of a patch [places, H, patches] give, each of its own kind, together: [H, rows, columns]."""
+    maps = weights.reshape(PATCH, PATCH, -1, rows, columns).transpose(2, 3, 0, 4, 1)
+    return maps.reshape(-1, rows * PATCH, columns * PATCH)
 
 
 def _spread(layer: ReducedAttention, keys: np.ndarray, grid: tuple[int, ...]) -> np.ndarray:

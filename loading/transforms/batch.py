@@ -1,5 +1,8 @@
 """Transforms of a batch, on the device: normalise, erase, mix."""
 
+import copy
+from collections.abc import Callable
+
 import numpy as np
 import paddle
 from paddle.nn import functional as F
@@ -62,9 +65,9 @@ class BatchTransform:
         if self.distributions:
             targets = smooth_one_hot(targets, self.num_classes, self.smoothing)
         if self.erase is not None:
-            images = self.erase(images, batch["erased"])
+            images = self.erase.at(images.shape[2])(images, batch["erased"])
         if self.mixup is not None and self.mixup.on(epoch):
-            images, targets = self.mixup(images, targets, batch["mixed"])
+            images, targets = self.mixup.at(images.shape[2])(images, targets, batch["mixed"])
         return images, targets
 
 
@@ -90,11 +93,27 @@ class Mixup:
         both = self.mixup_alpha > 0 and self.cutmix_alpha > 0
         self.switch_prob = train.MIXUP_SWITCH_PROB if both else float(self.cutmix_alpha > 0)
 
+    def at(self, size: int | None) -> "Mixup":
+        """Returns the same for another size of images; None: IMAGE_SIZE."""
+        if size in (None, self.size):
+            return self
+        other = copy.copy(self)
+        other.size = size
+        return other
+
     def on(self, epoch: int) -> bool:
         """Returns whether images are mixed in an epoch (from 1): none is after MIXUP_OFF_EPOCH."""
         return not self.off_epoch or epoch <= self.off_epoch
 
-    def draw(self, epoch: int, step: int, count: int, rank: int = 0, ranks: int = 1) -> np.ndarray:
+    def draw(
+        self,
+        epoch: int,
+        step: int,
+        count: int,
+        rank: int = 0,
+        ranks: int = 1,
+        sizes: Callable[[int, int], int | None] = lambda *_: None,
+    ) -> np.ndarray:
         """Returns how to mix a batch: float32 [B, 7].
 
         A row is the sample with which this one is mixed; its own share of the target; its own share of the pixels
@@ -105,6 +124,7 @@ class Mixup:
             epoch, step: from 1.
             count: B, the samples of this process.
             rank, ranks: of ``ranks`` equal parts of a global batch this process holds the rank-th.
+            sizes: (epoch, step) -> the size of the images then; None: IMAGE_SIZE.
         """
         sample = np.arange(count)
         rows = np.zeros((count, 7), np.float32)
@@ -112,7 +132,8 @@ class Mixup:
         if not self.on(epoch):
             return rows
         draws = 1 if self.mode == "batch" else count * ranks
-        lam, boxes = self._draw(np.random.default_rng([self.seed, epoch, step, _MIXUP_TAG]), draws)
+        rng = np.random.default_rng([self.seed, epoch, step, _MIXUP_TAG])
+        lam, boxes = self.at(sizes(epoch, step))._draw(rng, draws)
         if self.mode == "pair":
             sample -= sample % 2  # both take the draw of the first
         drawn = ((rank * count + sample) % draws)[: count - count % 2]

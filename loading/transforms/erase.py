@@ -1,5 +1,6 @@
 """Random erasing: boxes are drawn on the host with their sample, and filled on the device, the whole batch at once."""
 
+import copy
 import functools
 import math
 
@@ -31,13 +32,26 @@ class RandomErasing:
         self.max_count = train.RANDOM_ERASE_COUNT
         self.size, self.channels, self.seed = config.DATA.IMAGE_SIZE, config.DATA.IMAGE_CHANNELS, config.SEED
         self.table_rows = _TABLE // self.size
+        self._others: dict[int, RandomErasing] = {}
 
-    def draw(self, rng: np.random.Generator) -> np.ndarray:
-        """Returns what to erase of one image: float32 [RANDOM_ERASE_COUNT, K].
+    def at(self, size: int) -> "RandomErasing":
+        """Returns the same for another size of images."""
+        if size == self.size:
+            return self
+        if size not in self._others:
+            other = self._others[size] = copy.copy(self)
+            other.__dict__.pop("_table", None)
+            other.size, other.table_rows = size, _TABLE // size
+        return self._others[size]
+
+    def draw(self, rng: np.random.Generator, size: int | None = None) -> np.ndarray:
+        """Returns what to erase of one image, of ``size`` or IMAGE_SIZE: float32 [RANDOM_ERASE_COUNT, K].
 
         A row is a box (top, left, bottom, right; empty where nothing is erased), then in mode "rand" a colour per
         channel, in mode "pixel" the row of the table at which the noise begins.
         """
+        if size not in (None, self.size):
+            return self.at(size).draw(rng)
         fill_size = {"const": 0, "rand": self.channels, "pixel": 1}[self.mode]
         drawn = np.zeros((self.max_count, 4 + fill_size), np.float32)
         if rng.random() >= self.probability:

@@ -3,6 +3,7 @@
 Pixels stay uint8 until they are on the device: a quarter of the bytes through the loader's pipes.
 """
 
+import copy
 import math
 
 import numpy as np
@@ -24,6 +25,7 @@ RESAMPLING = {
 
 class TrainTransform:
     """Crop, affine jitter, flips, TRAIN.AUTO_AUGMENT and colour jitter, all drawn from the generator that is passed in.
+    A call may ask for another size than IMAGE_SIZE.
 
     CROP "random_resized" has the distribution of torchvision's ``RandomResizedCrop`` (Szegedy et al. 2014): ten
     attempts at an area and a ratio (log-uniform), then the largest central crop of a permitted ratio.
@@ -40,7 +42,8 @@ class TrainTransform:
     def __init__(self, config: Configuration) -> None:
         train = config.TRAIN
         self.size, self.crop, self.most = config.DATA.IMAGE_SIZE, train.CROP, config.DATA.MAX_PIXELS
-        self.resize_to = self.size if self.crop == "simple" else math.floor(self.size / train.CROP_PCT)
+        self.resize_share = 1.0 if self.crop == "simple" else train.CROP_PCT
+        self.resize_to = math.floor(self.size / self.resize_share)
         names = interpolations(train.INTERPOLATION or config.DATA.INTERPOLATION)
         self.resampling = [RESAMPLING[name] for name in names]
         self.scale, self.ratio = train.CROP_SCALE, train.CROP_RATIO
@@ -48,7 +51,17 @@ class TrainTransform:
         self.augment = build_auto_augment(config) if train.AUTO_AUGMENT else None
         self.color_jitter = train.COLOR_JITTER
 
-    def __call__(self, image: Image.Image | EncodedImage, rng: np.random.Generator) -> np.ndarray:
+    def at(self, size: int) -> "TrainTransform":
+        """Returns the same for another size of pixels."""
+        other = copy.copy(self)
+        other.size, other.resize_to = size, math.floor(size / self.resize_share)
+        return other
+
+    def __call__(
+        self, image: Image.Image | EncodedImage, rng: np.random.Generator, size: int | None = None
+    ) -> np.ndarray:
+        if size not in (None, self.size):
+            return self.at(size)(image, rng)
         pixels = self._crop(image, rng)
         if any(self.affine):
             pixels = self._jitter(pixels, rng)

@@ -18,7 +18,7 @@ class Attention(nn.Layer):
         dim: channels D of the tokens.
         num_heads: heads H.
         head_dim: channels of a head; None: D / H.
-        qkv_bias: whether the fused projection has a bias.
+        qkv_bias, proj_bias: whether the fused projection and the output's have a bias.
         qk_norm: whether each head's queries and keys are normalised (Dehghani et al. 2023, arXiv:2302.05442).
         attn_drop, proj_drop: dropout of the attention weights and of the output.
 
@@ -39,6 +39,7 @@ class Attention(nn.Layer):
         qk_norm: bool = False,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
+        proj_bias: bool = True,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -48,7 +49,7 @@ class Attention(nn.Layer):
         self.q_norm = LayerNorm(self.head_dim, epsilon=1e-6) if qk_norm else nn.Identity()
         self.k_norm = LayerNorm(self.head_dim, epsilon=1e-6) if qk_norm else nn.Identity()
         self.attn_drop = nn.Dropout(attn_drop)
-        self.proj = Linear(num_heads * self.head_dim, dim)
+        self.proj = Linear(num_heads * self.head_dim, dim, bias_attr=None if proj_bias else False)
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:

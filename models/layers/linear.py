@@ -58,12 +58,19 @@ class LayerNorm(nn.LayerNorm):
     """Normalises over the last axis, as ``paddle.nn.LayerNorm``."""
 
     weight: paddle.Tensor
-    bias: paddle.Tensor
+    bias: paddle.Tensor | None
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if ops.usable(x):
             return ops.layer_norm(x, self.weight, self.bias, self._epsilon)
         return F.layer_norm(x, self._normalized_shape, self.weight, self.bias, self._epsilon)
+
+
+class ChannelNorm(LayerNorm):
+    """Layer norm over the channels of [B, C, H, W] at each place (timm's ``LayerNorm2d``)."""
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return LayerNorm.forward(self, x.transpose([0, 2, 3, 1])).transpose([0, 3, 1, 2])
 
 
 def set_norm_eps(model: nn.Layer, epsilon: float | None) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import paddle
 from paddle import nn
 from paddle.nn import functional as F
+from paddle.nn.initializer import Constant
 
 import ops
 from errors import InputError
@@ -21,10 +22,24 @@ class QuickGELU(nn.Layer):
         return x * F.sigmoid(1.702 * x)
 
 
+class StarReLU(nn.Layer):
+    """scale * relu(x) ** 2 + bias, with one learnt number each (Yu et al. 2022, arXiv:2210.13452)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = self.create_parameter([1], default_initializer=Constant(1.0))
+        self.bias = self.create_parameter([1], default_initializer=Constant(0.0))
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.scale * F.relu(x).square() + self.bias  # in float32 under autocast: squares outgrow float16
+
+
 _ACTIVATIONS: dict[str, Callable[[], nn.Layer]] = {
     "gelu": nn.GELU,
     "gelu_tanh": functools.partial(nn.GELU, approximate=True),
     "quick_gelu": QuickGELU,
+    "silu": nn.Silu,
+    "star_relu": StarReLU,
 }
 
 
@@ -42,23 +57,33 @@ class Mlp(nn.Layer):
     Args:
         dim, hidden_dim: channels outside and between.
         drop: dropout after each Linear.
-        act: "gelu": exact; "gelu_tanh": its approximation by tanh; "quick_gelu": ``QuickGELU``.
+        act: "gelu": exact; "gelu_tanh": its approximation by tanh; "quick_gelu": ``QuickGELU``; "silu";
+            "star_relu": ``StarReLU``.
         conv: both are 1 x 1 convolutions instead of Linears.
         grn: a global response norm follows the activation; x is [B, H, W, dim] then.
+        bias: whether both layers have one.
 
     Shape: [..., dim] -> [..., dim]; with ``conv`` [B, dim, H, W] -> the same.
     """
 
     def __init__(
-        self, dim: int, hidden_dim: int, drop: float = 0.0, act: str = "gelu", conv: bool = False, grn: bool = False
+        self,
+        dim: int,
+        hidden_dim: int,
+        drop: float = 0.0,
+        act: str = "gelu",
+        conv: bool = False,
+        grn: bool = False,
+        bias: bool = True,
     ) -> None:
         super().__init__()
-        self.fused = act == "gelu" and not conv and not grn
-        self.fc1 = Conv2D(dim, hidden_dim, 1) if conv else Linear(dim, hidden_dim)
+        self.fused = act == "gelu" and not conv and not grn and bias
+        has = None if bias else False
+        self.fc1 = Conv2D(dim, hidden_dim, 1, bias_attr=has) if conv else Linear(dim, hidden_dim, bias_attr=has)
         self.act = _ACTIVATIONS[act]()
         self.drop = nn.Dropout(drop)
         self.grn = GlobalResponseNorm(hidden_dim, channels_first=conv) if grn else nn.Identity()
-        self.fc2 = Conv2D(hidden_dim, dim, 1) if conv else Linear(hidden_dim, dim)
+        self.fc2 = Conv2D(hidden_dim, dim, 1, bias_attr=has) if conv else Linear(hidden_dim, dim, bias_attr=has)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if self.fused and ops.usable(x) and not (self.training and self.drop.p):

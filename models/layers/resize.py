@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import paddle
 
 
@@ -35,3 +36,24 @@ def _reduced(x: paddle.Tensor, axis: int, length: int, factor: int) -> paddle.Te
     shape = [*x.shape[:axis], length // factor, factor, *x.shape[axis + 1 :]]
     parts = x.reshape(shape).unbind(axis + 1)
     return (parts[factor // 2 - 1] + parts[factor // 2]) * 0.5
+
+
+def stretched(x: paddle.Tensor, size: Sequence[int]) -> paddle.Tensor:
+    """Returns maps [B, D, H, W] resized bilinearly to any ``size``, as PyTorch's ``interpolate`` without aligned
+    corners.
+
+    By products with matrices, whose gradients add in one order on a GPU.
+    """
+    height, width = x.shape[2:]
+    x = x if width == size[1] else paddle.matmul(x, _weights(width, size[1]), transpose_y=True)
+    return x if height == size[0] else paddle.matmul(_weights(height, size[0]), x)
+
+
+def _weights(length: int, new: int) -> paddle.Tensor:
+    """Returns what each of ``length`` places gives to each of ``new``: [new, length]."""
+    at = np.maximum((np.arange(new) + 0.5) * (length / new) - 0.5, 0)
+    first = np.minimum(at.astype(int), length - 1)
+    found, share = np.zeros([new, length], np.float32), at - first
+    np.add.at(found, (np.arange(new), first), 1 - share)
+    np.add.at(found, (np.arange(new), np.minimum(first + 1, length - 1)), share)
+    return paddle.to_tensor(found)

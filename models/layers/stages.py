@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from paddle import nn
+
 from errors import InputError
 
 
@@ -60,3 +62,14 @@ def groups_by_block(stem: str, name: str, stages: Iterable[Any]) -> list[tuple[s
         blocks[0] += (f"{name}.{i}.downsample",)
         groups += blocks
     return groups
+
+
+def groups_of_twelve(model: nn.Layer, classifier: str) -> list[tuple[str, ...]]:
+    """Returns twelve parameters after twelve, whatever they belong to, then the classifier: timm's layers of a rate
+    where it has no groups for an architecture.
+
+    Args:
+        classifier: name of the layer that timm calls so.
+    """
+    names = [name for name, _ in model.named_parameters() if not name.startswith(f"{classifier}.")]
+    return [*(tuple(names[first : first + 12]) for first in range(0, len(names), 12)), (classifier,)]

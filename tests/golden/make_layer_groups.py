@@ -41,6 +41,7 @@ from golden import hiera as hieras
 from golden import levit as levits
 from golden import mixer as mixers
 from golden import mobileone as mobileones
+from golden import mobilevit as mobilevits
 from golden import pvtv2 as pvts
 from golden import regnet as regnets
 from golden import swin as swins
@@ -67,6 +68,7 @@ def models() -> dict[str, torch.nn.Module]:
     found["tinyvit"] = timm.models.tiny_vit.TinyVit(**tinyvits.CASES["tinyvit"])
     found["convnext"] = convnext.ConvNeXt(**convnexts.CASES["convnext"])
     found["pvtv2"] = pvt_v2.PyramidVisionTransformerV2(**pvts.CASES["pvtv2"])
+    found["caformer_s18"] = timm.create_model("caformer_s18")
     found["poolformer_s12"] = timm.create_model("poolformer_s12")
     found["mixer"] = mlp_mixer.MlpMixer(**mixers.CASES["mixer"])
     found["regnet"] = regnet.RegNet(regnet.RegNetCfg(**regnets.CASES["regnety"]), num_classes=5)
@@ -83,6 +85,7 @@ def models() -> dict[str, torch.nn.Module]:
         found[name] = hiera.Hiera(hieras.SIZES[name], **hieras.CASES[name])
     found["halonet"] = halonets.timms("halonet")
     found["mobileone"] = mobileones.timms("mobileone")
+    found["mobilevit"] = mobilevits.timms("mobilevit")
     return found
 
 

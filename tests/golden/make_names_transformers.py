@@ -82,6 +82,12 @@ CASES = {
         hf.LevitForImageClassificationWithTeacher,
     ),
     "poolformer": (hf.PoolFormerConfig(**STAGES, **CLASSES), hf.PoolFormerForImageClassification),
+    "mobilevit": (
+        hf.MobileViTConfig(
+            image_size=64, hidden_sizes=[8, 8, 12], neck_hidden_sizes=[8, 8, 8, 16, 16, 16, 24], **CLASSES
+        ),
+        hf.MobileViTForImageClassification,
+    ),
     "convnext": (hf.ConvNextConfig(**STAGES, **CLASSES), hf.ConvNextForImageClassification),
     "convnextv2": (hf.ConvNextV2Config(**STAGES, **CLASSES), hf.ConvNextV2ForImageClassification),
     "resnet": (
@@ -107,7 +113,8 @@ def case(config: object, model: type) -> dict[str, object]:
         save_file(load_file(file) | arrays, file, {"format": "pt"})
         images = torch.from_numpy(values("images", (2, 3, size, size)))
         with torch.no_grad():
-            outputs = model.from_pretrained(folder).eval()(images)
+            # MobileViT's processor turns channels round, to blue, green, red.
+            outputs = model.from_pretrained(folder).eval()(images.flip(1) if "MobileViT" in str(model) else images)
         shapes = {name: list(array.shape) for name, array in arrays.items()}
         kept = json.loads((Path(folder) / "config.json").read_text())
     for key in ("logits", "image_embeds", "pooler_output"):

@@ -22,6 +22,7 @@ CASES = {
     "mobileone_se": mobileone.SIZES["mobileone_se"],
     "tinyvit": (64, 64),
     "xcit": (32, 32),
+    "mobilevit": (64, 64),
 }
 BOTTLENECK = (1, 1, 1, 1)  # blocks: ResNet-50's 16 magnify rounding too much
 MOST = 24  # channels that are kept of a norm
@@ -49,7 +50,7 @@ def array_of(case: str) -> Callable[[str, tuple[int, ...]], np.ndarray]:
     """
     if case == "xcit":
         return xcit.array
-    more = {"levit": 0.4, "halonet_silu": 0.4, "tinyvit": 0.3} | dict.fromkeys(mobileone.CASES, 0.7)
+    more = {"levit": 0.4, "halonet_silu": 0.4, "tinyvit": 0.3, "mobilevit": 0.6} | dict.fromkeys(mobileone.CASES, 0.7)
 
     def loud(name: str, shape: tuple[int, ...]) -> np.ndarray:
         means = name == "images" and case in ("levit", "halonet_silu")
@@ -77,7 +78,7 @@ if __name__ == "__main__":
     from timm.models.tiny_vit import TinyVit
     from timm.models.xcit import Xcit
 
-    from golden import tinyvit
+    from golden import mobilevit, tinyvit
     from golden.record import FOLDER, with_formula
 
     def build(name: str) -> torch.nn.Module:
@@ -87,6 +88,8 @@ if __name__ == "__main__":
             return mobileone.timms(name)
         if name in halonet.CASES:
             return halonet.timms(name)
+        if name == "mobilevit":
+            return mobilevit.timms(name)
         if name == "convmixer":
             return ConvMixer(**convmixer.CASES[name])
         if name == "levit":

@@ -7,6 +7,7 @@ import test_convmixer
 import test_halonet
 import test_levit
 import test_mobileone
+import test_mobilevit
 import test_regnet
 import test_tinyvit
 import test_xcit
@@ -32,6 +33,8 @@ def build(name, monkeypatch):
         return test_mobileone.small(name)
     if name.startswith("halonet"):
         return test_halonet.small(name)
+    if name == "mobilevit":
+        return test_mobilevit.small()
     if name == "convmixer":
         return test_convmixer.small()
     if name == "levit":

@@ -18,7 +18,17 @@ GOLDEN = ROOT / "tests" / "golden"
 TYPES = yaml.safe_load((GOLDEN / "types.yaml").read_text())
 GRADIENTS = yaml.safe_load((GOLDEN / "gradients.yaml").read_text())
 HALF = (GOLDEN / "half_operators.txt").read_text().split()
-FLASH = {"vit": 2, "deit": 2, "eva": 2, "pit": 4, "volo": 3, "hiera": 2, "crossvit": 6}  # blocks of the small form
+FLASH = {
+    "vit": 2,
+    "deit": 2,
+    "eva": 2,
+    "pit": 4,
+    "volo": 3,
+    "hiera": 2,
+    "crossvit": 6,
+    "metaformer": 2,
+    "mobilevit": 4,
+}  # blocks of the small form
 
 
 def test_every_model_computes_in_the_types_of_the_table():
@@ -38,6 +48,7 @@ def test_attention_of_every_vision_transformer_is_flash_attention():
     """Each block's queries, keys and values are of one half type, and no softmax over N x N is left."""
     for variant, (name, _) in variants().items():
         blocks = FLASH.get(get_config(name).MODEL.TYPE.lower(), 0)
+        blocks = blocks if get_config(name).MODEL.get("ATTENTION_STAGES", 1) else 0  # ConvFormer has none
         noted = [types for kind, *types in graph(variant).replaced if kind == "flash_attn"]
         assert noted == [["bfloat16"] * 3] * blocks, variant
         model = get_config(name).MODEL

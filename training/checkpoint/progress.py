@@ -33,7 +33,8 @@ class Progress:
 
     def count_steps(self, loader: Loader) -> None:
         """Counts the steps anew, of ``loader``'s batches: before, they may have been of another size."""
-        self.step = len(loader) * self.epoch + loader.batch_sampler.first(self.samples)
+        loader.batch_sampler.set_epoch(self.epoch + 1, self.samples)
+        self.step = len(loader) * self.epoch + loader.batch_sampler.first()
 
     def take_window(self) -> list[dict[str, Any]]:
         """Returns ``window``, which nobody gets a second time."""

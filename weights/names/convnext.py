@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from weights.names.rules import Arrays, rename
+from weights.names.rules import Arrays, dense_of, rename
 
 _RULES = (
     # FCMAE's: the encoder's names of MinkowskiEngine, without the decoder.
@@ -69,12 +69,7 @@ def _dense(kernel: np.ndarray) -> np.ndarray:
 def _reshaped(name: str, array: np.ndarray, layout: str, axes: int) -> np.ndarray:
     if ".grn." in name or (name.endswith(".bias") and array.ndim == 2):
         return array.reshape(-1)
-    if name.endswith((".mlp.fc1.weight", ".mlp.fc2.weight")) and {array.ndim, axes} == {2, 4}:
-        if axes == 4:
-            return (array.T if layout == "paddle" else array)[:, :, None, None]
-        if array.shape[2:] == (1, 1):
-            return array[:, :, 0, 0].T if layout == "paddle" else array[:, :, 0, 0]
-    return array
+    return dense_of(array, layout, axes) if name.endswith((".mlp.fc1.weight", ".mlp.fc2.weight")) else array
 
 
 def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]:

@@ -50,6 +50,18 @@ def join_qkv(arrays: Arrays) -> Arrays:
     return joined
 
 
+def dense_of(weight: np.ndarray, layout: str, axes: int) -> np.ndarray:
+    """Returns a Linear's weight as a 1 x 1 convolution's if ``axes`` is 4, a convolution's as a Linear's if it is 2.
+
+    Anything else is returned as it is. ``layout``: of the Linear's, see ``weights.names.timm_names``.
+    """
+    if (weight.ndim, axes) == (2, 4):
+        return (weight.T if layout == "paddle" else weight)[:, :, None, None]
+    if (weight.ndim, axes) == (4, 2) and weight.shape[2:] == (1, 1):
+        return weight[:, :, 0, 0].T if layout == "paddle" else weight[:, :, 0, 0]
+    return weight
+
+
 def same_shape(one: np.ndarray, other: np.ndarray, names: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns two arrays that are to be added up; of other shapes they might spread to any size.
 

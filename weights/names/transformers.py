@@ -176,6 +176,25 @@ _REGNET = (
     (r"\.shortcut\.(convolution|normalization)\.", lambda match: f".downsample.{_part(match[1])}."),
     (r"^classifier\.1\.", "head.fc."),
 )
+_MOBILEVIT = (
+    (r"^mobilevit\.", ""),
+    (r"^conv_stem\.", "stem."),
+    (r"^conv_1x1_exp\.", "final_conv."),
+    (r"^encoder\.layer\.(\d)\.layer\.(\d)\.", r"stages.\1.\2."),
+    (r"^encoder\.layer\.(\d)\.downsampling_layer\.", r"stages.\1.0."),
+    (r"^encoder\.layer\.(\d)\.", r"stages.\1.1."),
+    (r"\.expand_1x1\.", ".conv1_1x1."),
+    (r"\.conv_3x3\.", ".conv2_kxk."),
+    (r"\.reduce_1x1\.", ".conv3_1x1."),
+    (r"\.conv_1x1\.convolution\.", ".conv_1x1."),
+    (r"\.transformer\.layer\.", ".transformer."),
+    *_BLOCK,
+    (r"\.layernorm\.", ".norm."),
+    (r"\.conv_projection\.", ".conv_proj."),
+    (r"\.fusion\.", ".conv_fusion."),
+    (r"^(.*)\.(convolution|normalization)\.", lambda match: f"{match[1]}.{_part(match[2])}."),
+    (r"^classifier\.", "head.fc."),
+)
 
 
 def timm_names(arrays: Arrays) -> Arrays:
@@ -240,6 +259,14 @@ def _between(arrays: Arrays) -> Arrays:
     return rename(arrays, [(r"^stages\.(\d+)\.blocks\.\d+\.(attn|mlp)", moved)])
 
 
+def _blue_first(arrays: Arrays) -> Arrays:
+    """MobileViT's images are blue, green, red there (do_flip_channel_order): the stem's channels are turned round."""
+    stem = arrays.get("stem.conv.weight")
+    if stem is not None and stem.ndim == 4:
+        arrays["stem.conv.weight"] = np.ascontiguousarray(stem[:, ::-1])
+    return join_qkv(arrays)
+
+
 _KINDS: tuple[
     tuple[str, Rules, Callable[[Arrays], Arrays]], ...
 ] = (  # a name that no other toolkit has, what to do then
@@ -252,6 +279,7 @@ _KINDS: tuple[
     (r"^(levit\.)?encoder\.stages\.0\.layers\.0\.module\.queries_keys_values\.linear\.weight$", _LEVIT, _between),
     (r"^(pvt_v2\.)?encoder\.layers\.0\.patch_embedding\.layer_norm\.weight$", _PVT, _pyramids),
     (r"^(poolformer\.)?encoder\.block\.0\.0\.before_norm\.weight$", _POOLFORMER, dict),
+    (r"^(mobilevit\.)?encoder\.layer\.2\.conv_kxk\.convolution\.weight$", _MOBILEVIT, _blue_first),
     (r"^resnet\.embedder\.embedder\.convolution\.weight$", _RESNET, dict),
     (r"^regnet\.embedder\.embedder\.convolution\.weight$", _REGNET, dict),
 )

@@ -1,0 +1,109 @@
+"""Images of another size at each step (DATA.MULTI_SCALE): MobileViT's sampler (Mehta and Rastegari 2021,
+arXiv:2110.02178, section 3.2).
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from config_checks import mixes
+from errors import InputError
+from loading.samplers import TrainBatchSampler
+from options import Configuration
+
+_TAG = 0x7363616C65  # keeps the draws of the sizes apart from the samples'
+
+
+def train_sampler(config: Configuration, dataset: Any, rank: int, ranks: int) -> TrainBatchSampler:
+    """Returns the sampler of a training: of one size of images, or of several."""
+    kind = MultiScaleSampler if config.DATA.MULTI_SCALE else TrainBatchSampler
+    return kind(config, dataset, rank, ranks)
+
+
+def batch_sizes(config: Configuration) -> dict[int, int]:
+    """Returns how many images of each size DATA.MULTI_SCALE a rank takes: those that have as many pixels as BATCH_SIZE
+    of IMAGE_SIZE, rounded down; an even number where images are mixed; at least one, or two.
+    """
+    least = 2 if mixes(config) else 1
+    pixels = config.DATA.BATCH_SIZE * config.DATA.IMAGE_SIZE**2
+    return {size: max(1, pixels // size**2 // least) * least for size in config.DATA.MULTI_SCALE}
+
+
+def check_scales(config: Configuration, model: Any) -> None:
+    """Raises InputError unless a model takes images of each size DATA.MULTI_SCALE."""
+    sizes, least = config.DATA.MULTI_SCALE, model.min_image_size
+    if sizes and not (least and min(sizes) >= least):
+        raise InputError(
+            f"DATA.MULTI_SCALE is {sizes}, but {type(model).__name__} takes {model.input_sizes}; set it to null"
+        )
+
+
+class MultiScaleSampler(TrainBatchSampler):
+    """``TrainBatchSampler`` whose batches have a size of images each: it yields lists of (epoch, index, copy, size).
+
+    All ranks have the same size at a step. An epoch has each size equally often (but for one), in an order that follows
+    from (seed, epoch); so every epoch has as many steps. With DROP_LAST False the last batch is what is left.
+
+    Attributes:
+        batches: a rank's samples by size.
+
+    Raises:
+        InputError: DROP_LAST leaves no batch.
+    """
+
+    def __init__(self, config: Configuration, dataset: Any, rank: int, ranks: int) -> None:
+        super().__init__(config, dataset, rank, ranks)
+        self.batches = batch_sizes(config)
+        own = len(dataset) // ranks if self.drop_last else -(-len(dataset) // ranks)
+        self.turn, self.rest = [], 0  # each step's size, unshuffled; the samples of a shorter one at the end
+        taken = 0
+        for size in itertools.cycle(self.batches):
+            if taken + self.batches[size] > own:
+                self.rest = 0 if self.drop_last else own - taken
+                self.turn += [size] * (self.rest > 0)
+                break
+            self.turn.append(size)
+            taken += self.batches[size]
+        self.num_samples = taken + self.rest
+        if not self.num_samples:
+            size, count = next(iter(self.batches.items()))
+            raise InputError(
+                f"{len(dataset)} training images don't fill one global batch of {count} x {ranks} processes at"
+                f" {size} x {size} pixels; lower -batch_size, or set DATA.DROP_LAST False"
+            )
+        self._planned: tuple[int, np.ndarray, np.ndarray] = (-1, np.empty(0), np.empty(0))
+
+    def __len__(self) -> int:
+        return len(self.turn)
+
+    def size(self, epoch: int, step: int) -> int:
+        return int(self._plan(epoch)[0][step - 1])
+
+    def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns each step's size, and a rank's samples from each step on, [steps + 1]."""
+        if self._planned[0] != epoch:
+            shuffled = len(self.turn) - (self.rest > 0)
+            order = np.random.default_rng([self.seed, epoch, _TAG]).permutation(shuffled)
+            sizes = np.array([*np.array(self.turn)[order], *self.turn[shuffled:]])
+            counts = [self.batches[size] for size in sizes[:shuffled]] + [self.rest] * (self.rest > 0)
+            self._planned = epoch, sizes, np.cumsum([0, *counts[::-1]])[::-1]
+        return self._planned[1:]
+
+    def first(self, consumed: int | None = None) -> int:
+        left, ahead = self._left(self.consumed if consumed is None else consumed), self._plan(self.epoch)[1]
+        return int(np.flatnonzero(ahead <= left)[0] if self.drop_last else np.flatnonzero(ahead >= left)[-1])
+
+    def taken(self, batches: int) -> int:
+        """As a rank's steps are counted back from the epoch's end, after a resume by another number of ranks the first
+        batch is a shorter one, or with DROP_LAST the tail is dropped.
+        """
+        left, ahead = self._left(self.consumed), self._plan(self.epoch)[1]
+        left = int(ahead[self.first()]) if self.drop_last else left
+        return self.consumed + (left - min(left, int(ahead[batches]))) * self.ranks
+
+    def __iter__(self) -> Iterator[list[tuple[int, ...]]]:
+        sizes = self._plan(self.epoch)[0][self.first() :]
+        for size, batch in zip(sizes.tolist(), super().__iter__(), strict=True):
+            yield [(*key, size) for key in batch]

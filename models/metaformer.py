@@ -1,0 +1,239 @@
+"""CAFormer and ConvFormer (Yu et al. 2022, arXiv:2210.13452): stages of separable convolutions or of attention.
+
+Parameter names, order of operations and initialisation are those of timm's ``MetaFormer``, whose PoolFormers are in
+``models.poolformer``.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+from paddle.nn.initializer import Constant, Normal
+
+from configs.signatures import Blocks, Depth, Epsilon, Factor, Rate, Size
+from errors import InputError
+from models.base import ImageModel, register
+from models.layers import Attention, DropPath, LayerNorm, Linear, Mlp, init_linear
+from models.layers.conv import Conv2D
+from models.layers.linear import ChannelNorm, in_float32
+from models.layers.mlp import StarReLU
+from models.layers.stages import check_stages, drop_path_rates, feature_info, groups_by_block, groups_of_twelve
+from weights.names import metaformer as names
+
+HEAD_DIM = 32
+
+
+def scale_norm(dim: int, channels_first: bool) -> LayerNorm:
+    """Returns a layer norm of [B, N, dim], or of [B, dim, H, W], with a scale and without a shift."""
+    return (ChannelNorm if channels_first else LayerNorm)(dim, epsilon=1e-6, bias_attr=False)
+
+
+class SepConv(nn.Layer):
+    """A convolution of 7 x 7 places within each of twice as many channels, between two of 1 x 1 (MobileNetV2's).
+
+    Shape: [B, dim, H, W] -> the same.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.pwconv1 = Conv2D(dim, 2 * dim, 1, bias_attr=False)
+        self.act1 = StarReLU()
+        self.dwconv = Conv2D(2 * dim, 2 * dim, 7, padding=3, groups=2 * dim, bias_attr=False)
+        self.pwconv2 = Conv2D(2 * dim, dim, 1, bias_attr=False)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.pwconv2(self.dwconv(self.act1(self.pwconv1(x))))
+
+
+class Scale(nn.Layer):
+    """A factor for each channel of the shortcut (Shleifer et al. 2021, arXiv:2110.09456). It starts at 1."""
+
+    def __init__(self, dim: int, channels_first: bool) -> None:
+        super().__init__()
+        self.shape = [-1, 1, 1] if channels_first else [-1]
+        self.scale = self.create_parameter([dim], default_initializer=Constant(1.0))
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return x * self.scale.reshape(self.shape)
+
+
+class Block(nn.Layer):
+    """res_scale1(x) + token_mixer(norm1(x)), then res_scale2(x) + mlp(norm2(x)), each branch with drop path.
+
+    Shape: with ``attention`` [B, N, dim], else [B, dim, H, W] -> the same.
+    """
+
+    def __init__(self, dim: int, attention: bool, scaled: bool, attn_drop: float, drop_path: float) -> None:
+        super().__init__()
+        self.norm1 = scale_norm(dim, not attention)
+        self.token_mixer = SepConv(dim)
+        if attention:
+            heads = max(1, dim // HEAD_DIM)
+            self.token_mixer = Attention(dim, heads, HEAD_DIM, qkv_bias=False, attn_drop=attn_drop, proj_bias=False)
+        self.drop_path1 = DropPath(drop_path)
+        self.res_scale1 = Scale(dim, not attention) if scaled else nn.Identity()
+        self.norm2 = scale_norm(dim, not attention)
+        self.mlp = Mlp(dim, 4 * dim, act="star_relu", conv=not attention, bias=False)
+        self.drop_path2 = DropPath(drop_path)
+        self.res_scale2 = Scale(dim, not attention) if scaled else nn.Identity()
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = self.res_scale1(x) + self.drop_path1(self.token_mixer(self.norm1(x)))
+        return self.res_scale2(x) + self.drop_path2(self.mlp(self.norm2(x)))
+
+
+class Stem(nn.Layer):
+    """A convolution with stride 4, then a norm. Shape: [B, in_channels, H, W] -> [B, dim, about H / 4, W / 4]."""
+
+    def __init__(self, in_channels: int, dim: int) -> None:
+        super().__init__()
+        self.conv = Conv2D(in_channels, dim, 7, stride=4, padding=2)
+        self.norm = scale_norm(dim, channels_first=True)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.norm(self.conv(x))
+
+
+class Downsampling(nn.Layer):
+    """A norm, then a convolution with stride 2. Shape: [B, in_dim, H, W] -> [B, dim, H / 2, W / 2], rounded up."""
+
+    def __init__(self, in_dim: int, dim: int) -> None:
+        super().__init__()
+        self.norm = scale_norm(in_dim, channels_first=True)
+        self.conv = Conv2D(in_dim, dim, 3, stride=2, padding=1)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.conv(self.norm(x))
+
+
+class Stage(nn.Layer):
+    """Blocks of one kind and width; ``downsample`` halves height and width before them, but in the first stage."""
+
+    def __init__(self, in_dim: int, dim: int, blocks: Iterable[nn.Layer], attention: bool) -> None:
+        super().__init__()
+        self.attention = attention
+        self.downsample = Downsampling(in_dim, dim) if in_dim else nn.Identity()
+        self.blocks = nn.LayerList(list(blocks))
+
+
+class MlpHead(nn.Layer):
+    """A classifier: fc2(norm(relu(fc1(x)) ** 2)), with dropout before fc2. Shape: [B, dim] -> [B, classes]."""
+
+    def __init__(self, dim: int, classes: int, epsilon: float, dropout: float) -> None:
+        super().__init__()
+        self.fc1 = Linear(dim, 4 * dim)
+        self.norm = LayerNorm(4 * dim, epsilon=epsilon)
+        self.head_drop = nn.Dropout(dropout)
+        self.fc2 = Linear(4 * dim, classes)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.fc2(self.head_drop(self.norm(F.relu(self.fc1(x)).square())))
+
+
+@register("metaformer")
+class MetaFormer(ImageModel):
+    """CAFormer and ConvFormer: images of any size from 3 x 3.
+
+    Features: the last stage's channels [B, embed_dims[3], about H / 32, about W / 32], not normalised.
+
+    Args:
+        stage_depths: blocks of each of four stages.
+        embed_dims: channels of each of four stages.
+        attention_stages: how many of the last stages attend, with heads of 32 channels: 2 in CAFormer, 0 in ConvFormer.
+            The others have separable convolutions.
+        res_scale_stages: how many of the last stages have a learnt factor for each channel of the shortcuts.
+        head_norm_eps: of the norm within the classifier: timm's; the authors have 1e-5 there. All others have 1e-6.
+        dropout: within the classifier, before its last layer, as the authors'; timm's comes before its first.
+        attention_dropout: of the attention weights.
+        droppath: rate of stochastic depth at the last block; linear from 0 at the first.
+
+    Raises:
+        InputError: not four stages, or more than four of them that attend or have factors.
+    """
+
+    weight_names = names
+    first_conv = "stem.conv"
+    min_image_size = 3
+
+    def __init__(
+        self,
+        image_size: int | Sequence[int] = 224,
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        stage_depths: Sequence[Depth] = (3, 3, 9, 3),
+        embed_dims: Sequence[Size] = (64, 128, 320, 512),
+        attention_stages: Blocks = 2,
+        res_scale_stages: Blocks = 2,
+        head_norm_eps: Epsilon = 1e-6,
+        dropout: Rate = 0.0,
+        attention_dropout: Rate = 0.0,
+        droppath: Rate = 0.0,
+        head_init_scale: Factor = 1.0,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
+        check_stages(stage_depths, embed_dims)
+        for key, count in (("ATTENTION_STAGES", attention_stages), ("RES_SCALE_STAGES", res_scale_stages)):
+            if count > 4:
+                raise InputError(f"{key} is {count}, expected how many of the four stages: 0 to 4")
+        self.num_features, self.head_norm_eps, self.dropout = embed_dims[-1], head_norm_eps, dropout
+        self.stem, self.stages = Stem(in_channels, embed_dims[0]), nn.LayerList()
+        sizes = zip((0, *embed_dims[:-1]), embed_dims, drop_path_rates(droppath, stage_depths), strict=True)
+        for i, (in_dim, dim, rates) in enumerate(sizes):
+            attention, scaled = i >= 4 - attention_stages, i >= 4 - res_scale_stages
+            blocks = [Block(dim, attention, scaled, attention_dropout, rate) for rate in rates]
+            self.stages.append(Stage(in_dim, dim, blocks, attention))
+        self.feature_info = feature_info([f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32))
+        self.head = nn.Sequential(("norm", LayerNorm(self.num_features, epsilon=1e-6)), ("fc", nn.Identity()))
+        self._finish()
+
+    def grid(self, places: int) -> tuple[int, int]:
+        """Of the stage that has so many places, in images of image_size."""
+        height, width = ((side - 3) // 4 + 1 for side in self.image_size)
+        while height * width > places:
+            height, width = (height + 1) // 2, (width + 1) // 2
+        return height, width
+
+    def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.stem(x)
+
+    def _stages(self) -> Iterable[Any]:
+        return self.stages
+
+    def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
+        x = in_float32(stage.downsample(x))
+        if not stage.attention:
+            return self._run_all(stage.blocks, x)
+        _, dim, height, width = x.shape
+        x = self._run_all(stage.blocks, x.flatten(2).transpose([0, 2, 1]))
+        return x.transpose([0, 2, 1]).reshape([-1, dim, height, width])
+
+    def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.head(x.mean(axis=[2, 3]))
+
+    def classifier_names(self) -> tuple[str, ...]:
+        """The last layer: what a file of other classes has before it is taken, as in timm."""
+        return ("head.fc.fc2",) if isinstance(self.head.fc, MlpHead) else ("head.fc",)
+
+    def _add_classifiers(self) -> None:
+        """Replaces the whole MLP, as timm's ``reset_classifier``."""
+        self.head.fc = nn.Identity()
+        if self.num_classes:
+            self.head.fc = MlpHead(self.num_features, self.num_classes, self.head_norm_eps, self.dropout)
+            self.head.fc.apply(self._init_weights)
+
+    def layer_groups(self) -> list[tuple[str, ...]]:
+        """The stem, each block (the first of a stage with the downsampling before it), the head with its norms."""
+        return [*groups_by_block("stem", "stages", self.stages), ("head",)]
+
+    def timm_layer_groups(self) -> list[tuple[str, ...]]:
+        return groups_of_twelve(self, *self.classifier_names())
+
+    def _init_weights(self, layer: nn.Layer) -> None:
+        init_linear(layer)
+        if isinstance(layer, nn.Conv2D):
+            Normal(std=0.02)(layer.weight)
+            if layer.bias is not None:
+                Constant(0.0)(layer.bias)

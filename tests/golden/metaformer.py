@@ -1,0 +1,33 @@
+"""Reduced CAFormers and ConvFormers; run with torch and timm it records them:
+PYTHONPATH=tests python -m golden.metaformer
+"""
+
+import numpy as np
+
+from golden.make_names_vit import values
+
+SMALL = {"depths": (1, 2, 1, 1), "dims": (4, 8, 64, 32), "num_classes": 5}
+CASES = {"metaformer": SMALL, "metaformer_conv": SMALL | {"dims": (4, 8, 12, 16)}}  # CAFormer, ConvFormer
+SIZES = {"metaformer": (59, 74), "metaformer_conv": (64, 64)}  # the first leaves pixels over at each downsampling
+
+
+def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns ``values``; each number of a StarReLU is about 1, else its squares would leave little."""
+    return np.asarray(values(name, shape) + (shape == (1,) or "res_scale" in name), np.float32)
+
+
+if __name__ == "__main__":
+    from timm.models.metaformer import Attention, LayerNorm2dNoBias, LayerNormNoBias, MetaFormer, SepConv
+
+    from golden.record import FOLDER, record
+
+    mixers = {"metaformer": [SepConv, SepConv, Attention, Attention], "metaformer_conv": SepConv}
+    norms = {"metaformer": [LayerNorm2dNoBias] * 2 + [LayerNormNoBias] * 2, "metaformer_conv": LayerNorm2dNoBias}
+    for name, sizes in CASES.items():
+        model = MetaFormer(**sizes, token_mixers=mixers[name], norm_layers=norms[name])
+        record(name, model, SIZES[name], gradients=True, array=array)
+        # A StarReLU's two gradients are sums over a whole map, where most cancels out: a test of their own has a wider
+        # tolerance.
+        stored = np.load(FOLDER / f"{name}.npz")
+        renamed = {key.replace("grad/", "sum/") if stored[key].shape == (1,) else key: stored[key] for key in stored}
+        np.savez_compressed(FOLDER / f"{name}.npz", **renamed)
