@@ -7,91 +7,13 @@ import numpy as np
 import paddle
 import pytest
 from conftest import write_images
+from paddlevit_families import FAMILIES, HALF, IMAGENET, RECIPE
 
 from config import get_config
 from errors import InputError
 from models import build_model
 from options import WRITTEN_OUT, given, notes
 from training.optim import build_optimizer, build_schedule, decayed_parameters
-
-HALF, IMAGENET = [0.5] * 3, [0.485, 0.456, 0.406]
-NOTHING = {"TRAIN.MIXUP_ALPHA": 0.0, "TRAIN.CUTMIX_ALPHA": 0.0, "TRAIN.AUTO_AUGMENT": None, "TRAIN.SMOOTHING": 0.0}
-RECIPE = {
-    "TRAIN.MIXUP_ALPHA": 0.8, "TRAIN.CUTMIX_ALPHA": 1.0, "TRAIN.RANDOM_ERASE_PROB": 0.25, "TRAIN.SMOOTHING": 0.1,
-    "TRAIN.AUTO_AUGMENT": "rand-m9-n2-mstd0.5-inc1", "TRAIN.COLOR_JITTER": 0.0, "TRAIN.LINEAR_SCALED_LR": 512,
-}  # fmt: skip
-AUTO = {**RECIPE, "TRAIN.AUTO_AUGMENT": "original", "TRAIN.HFLIP": 0.0, "TRAIN.CROP_SCALE": [0.05, 1.0]}
-AUTO |= {"TRAIN.LINEAR_SCALED_LR": None}
-AUTO_512 = {**AUTO, "TRAIN.LINEAR_SCALED_LR": 512}
-# MODEL in a file -> (what the file is a difference to, what then holds)
-FAMILIES = {
-    "TYPE: vit": ("vit", {"DATA.IMAGENET_MEAN": HALF, "TRAIN.BASE_LR": 3e-3, "TRAIN.WARMUP_EPOCHS": 32, **NOTHING}),
-    "TYPE: deit": ("deit", {**RECIPE, "DATA.IMAGENET_MEAN": IMAGENET, "TRAIN.MODEL_EMA": True}),
-    "TYPE: BEiT": ("beit", {**RECIPE, "DATA.IMAGENET_MEAN": HALF, "MODEL.GLOBAL_POOL": "avg"}),
-    "TYPE: swin": ("swin", {**RECIPE, "DATA.CROP_PCT": 0.9, "TRAIN.BASE_LR": 5e-4, "TRAIN.GRAD_CLIP": 5.0}),
-    "TYPE: PVTv2": ("pvtv2", {**RECIPE, "MODEL.EMBED_DIMS": [32, 64, 160, 256], "MODEL.STAGE_DEPTHS": [2, 2, 2, 2]}),
-    "TYPE: convnext": ("convnext", {**RECIPE, "TRAIN.BASE_LR": 4e-3, "TRAIN.MODEL_EMA": True, "DATA.DROP_LAST": False}),
-    "TYPE: Mixer": ("mixer", {**RECIPE, "DATA.IMAGENET_MEAN": HALF, "TRAIN.WEIGHT_DECAY": 0.1, "MODEL.TYPE": "Mixer"}),
-    "TYPE: GatedMLP": ("gmlp", {**RECIPE, "MODEL.TYPE": "gMLP", "MODEL.MLP_RATIO": 6.0, "TRAIN.GRAD_CLIP": None}),
-    "TYPE: ResMLP": ("resmlp", {**RECIPE, "DATA.CROP_PCT": 0.875, "MODEL.DROPPATH": 0.1}),
-    "{TYPE: convmixer, CNN: {ACTIVATION: ReLU}}": ("convmixer", {**RECIPE, "MODEL.ACT": "relu", "MODEL.DROPOUT": 0.0}),
-    "TYPE: poolformer": ("poolformer", {**RECIPE, "MODEL.FC_NORM": False, "TRAIN.LINEAR_SCALED_LR": 1024}),
-    "{TYPE: MobileOne, EXPANSIONS: [1.0, 1.5, 2.0, 2.5, 4.0]}": (
-        "mobileone",
-        {**NOTHING, "TRAIN.MIXUP_ALPHA": 0.8, "TRAIN.CUTMIX_ALPHA": 1.0, "TRAIN.SMOOTHING": 0.1, "TRAIN.BASE_LR": 2e-3}
-        | {"MODEL.EMBED_DIMS": [96, 256, 640, 2048], "MODEL.STAGE_DEPTHS": [2, 8, 10, 1], "MODEL.NUM_BRANCHES": 4},
-    ),
-    "{TYPE: MobileViT, HIDDEN_DIMS: [64, 80, 96]}": (
-        "mobilevit",
-        {**NOTHING, "TRAIN.MIXUP_ALPHA": 0.8, "TRAIN.CUTMIX_ALPHA": 1.0, "TRAIN.BASE_LR": 2e-3, "TRAIN.SMOOTHING": 0.1}
-        | {"MODEL.EMBED_DIMS": [16, 32, 48, 48, 48, 64, 80, 96, 384], "MODEL.NUM_HEADS": 8, "MODEL.HIDDEN_NORM": True},
-    ),
-    "{TYPE: MAE, TRANS: {ENCODER: {DEPTH: 7}}}": ("mae", {"MODEL.TYPE": "ViT", "MODEL.DEPTH": 7, "TRAIN.HFLIP": 0.0}),
-    "TYPE: coat_lite": ("coat", {**RECIPE, "MODEL.TYPE": "CoaT", "MODEL.PARALLEL_DEPTH": 6, "TRAIN.BASE_LR": 4e-3}),
-    "{TYPE: coat, SERIAL_DEPTHS: [1, 2, 1, 1]}": ("coat", {"MODEL.STAGE_DEPTHS": [1, 2, 1, 1], "MODEL.DROPPATH": 0.0}),
-    "TYPE: PiT": ("pit", {**RECIPE, "MODEL.STAGE_DEPTHS": [3, 6, 4], "MODEL.DISTILLED": False}),
-    "TYPE: volo": ("volo", {**RECIPE, "MODEL.STAGE_DEPTHS": [12, 12, 20, 4], "TRAIN.LINEAR_SCALED_LR": 128}),
-    "TYPE: CaiT": ("cait", {**RECIPE, "MODEL.DEPTH_TOKEN_ONLY": 2, "TRAIN.MODEL_EMA": True, "TRAIN.BASE_LR": 5e-4}),
-    "TYPE: xcit": ("xcit", {**RECIPE, "MODEL.TOKENS_NORM": False, "TRAIN.DISTILLATION_TYPE": None}),
-    "{TYPE: XCiT, ETA: 1e-5, CLS_ATTN_LAYERS: 3}": ("xcit", {"MODEL.INIT_VALUES": 1e-5, "MODEL.DEPTH_TOKEN_ONLY": 3}),
-    "TYPE: CrossViT": (
-        "crossvit",
-        {**RECIPE, "MODEL.BRANCH_DEPTHS": [1, 4], "MODEL.DEPTH": 3, "MODEL.IMAGE_SCALES": [240 / 224, 1.0]},
-    ),
-    "{TYPE: halo, ACT: silu}": (
-        "halonet",
-        {**RECIPE, "MODEL.ATTENTION_EVERY": [0, 4, 2, 2], "MODEL.EMBED_DIMS": [256, 512, 1024, 2048]}
-        | {"MODEL.STAGE_DEPTHS": [3, 4, 6, 3], "MODEL.NUM_HEADS": [0, 4, 8, 8], "TRAIN.LINEAR_SCALED_LR": 128},
-    ),
-    "TYPE: RegNet": ("regnet", {"MODEL.GROUP_WIDTH": 112, "DATA.IMAGENET_MEAN": IMAGENET}),
-    "{TYPE: levit, DEPTH: [1, 1, 1]}": ("levit", {"MODEL.STAGE_DEPTHS": [1, 1, 1], "TRAIN.MIXUP_ALPHA": 0.2}),
-    # as they were named in 2021
-    "{TYPE: ViT, TRANS: {DEPTH: 3}}": ("vit_2021", {"MODEL.DEPTH": 3, "MODEL.DROPOUT": 0.1, "MODEL.PATCH_SIZE": 32}),
-    "{TYPE: DeiT, TRANS: {DEPTH: 3}}": ("deit_2021", {**AUTO_512, "MODEL.DISTILLED": True}),
-    "{TYPE: BEiT, TRANS: {DEPTH: 3}}": ("beit_2021", {**AUTO_512, "MODEL.INIT_VALUES": 0.1}),
-    "{TYPE: swin, TRANS: {WINDOW_SIZE: 12}}": ("swin_2021", {**AUTO_512, "DATA.CROP_PCT": 0.9}),
-    "{TYPE: PVTv2, DROP_PATH: 0.3}": ("pvtv2_2021", {**AUTO, "MODEL.DROPPATH": 0.3, "TRAIN.MODEL_EMA_DECAY": 0.99992}),
-    "{TYPE: Mixer, MIXER: {NUM_LAYERS: 3}}": ("mixer_2021", {"MODEL.DEPTH": 3, "TRAIN.WEIGHT_DECAY": 0.01, **NOTHING}),
-    "{TYPE: GatedMLP, MIXER: {HIDDEN_SIZE: 8}}": ("gmlp_2021", {"MODEL.EMBED_DIM": 8, "MODEL.DEPTH": 30, **NOTHING}),
-    "{TYPE: ResMLP, MIXER: {HIDDEN_SIZE: 8}}": ("resmlp_2021", {"MODEL.EMBED_DIM": 8, "TRAIN.COLOR_JITTER": 0.4}),
-    "{TYPE: PiT, DISTILL: True}": ("pit_2021", {**AUTO, "MODEL.DISTILLED": True, "MODEL.NUM_HEADS": [4, 8, 16]}),
-    "{TYPE: PiT, DISTILL: False}": ("pit_2021", {**AUTO, "MODEL.DISTILLED": False, "TRAIN.DISTILLATION_TYPE": None}),
-    "{TYPE: cait, TRANS: {DEPTH: 3}}": ("cait_2021", {"MODEL.DEPTH": 3, "MODEL.INIT_VALUES": 1e-4, **NOTHING}),
-    "{TYPE: xcit, TRANS: {ETA: 1e-5, TOKENS_NORM: True}}": (
-        "xcit_2021",
-        {**AUTO, "MODEL.INIT_VALUES": 1e-5, "MODEL.TOKENS_NORM": True, "MODEL.DROPPATH": 0.0, "TRAIN.ACCUM_ITER": 2}
-        | {"TRAIN.AUTO_AUGMENT": None, "TRAIN.RANDOM_ERASE_PROB": 0.0},
-    ),
-    "{TYPE: crossvit, TRANS: {DEPTH: [[1, 2, 0]], MLP_RATIO: [3, 2, 1]}}": (
-        "crossvit_2021",
-        {"MODEL.DEPTH": 1, "MODEL.BRANCH_DEPTHS": [1, 2], "MODEL.MLP_RATIO": [3, 2], "MODEL.DROPPATH": 0.0, **NOTHING},
-    ),
-    "{TYPE: halo, ACT: relu, RESUME_EMA: null}": (
-        "halonet_2021",
-        {"TRAIN.MIXUP_ALPHA": 0.8, "TRAIN.COLOR_JITTER": 0.0, "TRAIN.RANDOM_ERASE_PROB": 0.0, "MODEL.ACT": "relu"},
-    ),
-    "{TYPE: poolformer, TRANS: {LAYERS: [1, 1, 1, 1]}}": ("poolformer_2021", AUTO),
-}  # fmt: skip
 
 
 @pytest.fixture
