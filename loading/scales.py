@@ -33,8 +33,8 @@ def batch_sizes(config: Configuration) -> dict[int, int]:
 
 def check_scales(config: Configuration, model: Any) -> None:
     """Raises InputError unless a model takes images of each size DATA.MULTI_SCALE."""
-    sizes, least = config.DATA.MULTI_SCALE, model.min_image_size
-    if sizes and not (least and min(sizes) >= least):
+    sizes = config.DATA.MULTI_SCALE
+    if sizes and not (model.min_image_size and min(sizes) >= model.min_image_size):
         raise InputError(
             f"DATA.MULTI_SCALE is {sizes}, but {type(model).__name__} takes {model.input_sizes}; set it to null"
         )

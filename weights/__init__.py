@@ -17,10 +17,11 @@ from paddle import nn
 from errors import InputError, reading, shown
 from weights.classes import keep_imagenet1k
 from weights.fit import classifiers_of, fit_classifiers, fit_sizes
-from weights.formats import read_weights, write_weights
+from weights.formats import WeightFile, read_weights, write_weights
 from weights.hub import find_weights
 from weights.layout import Target, file_name, linear_weights
 from weights.names import differences, repeated, switches, timm_names, unstored
+from weights.names.clip import is_openais
 from weights.names.looks import looks_like
 from weights.names.transformers import timm_names as from_transformers
 
@@ -92,8 +93,7 @@ def load_weights(
     """
     stored, family = read_weights(path), model.weight_names
     report = LoadReport(stored.path, notes=list(stored.notes), config=stored.config)
-    if "quickgelu" in str(stored.config.get("architecture")) and getattr(model, "act", None) != "quick_gelu":
-        raise InputError(f"{stored.path}: its model has the quick GELU, this one hasn't; set MODEL.ACT quick_gelu")
+    _check_activation(stored, model)
     state = {file_name(name): tensor for name, tensor in model.state_dict().items()}
     with reading(stored.path, "weights of this model"):  # shapes that no such file has, too
         try:
@@ -144,6 +144,12 @@ def file_arrays(model: nn.Layer, state: dict[str, np.ndarray] | None = None) -> 
 def save_weights(model: nn.Layer, file: Path) -> None:
     """Writes every parameter and buffer of ``model``; timm loads the file as it is."""
     write_weights(file, file_arrays(model))
+
+
+def _check_activation(stored: WeightFile, model: Target) -> None:
+    quick = "quickgelu" in str(stored.config.get("architecture")) or is_openais(stored.arrays)
+    if quick and getattr(model, "act", None) != "quick_gelu":
+        raise InputError(f"{stored.path}: its model has the quick GELU, this one hasn't; set MODEL.ACT quick_gelu")
 
 
 def _other_switches(model: Target, told: dict[str, Any]) -> list[str]:

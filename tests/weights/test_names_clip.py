@@ -6,7 +6,8 @@ import pytest
 from conftest import ROOT
 
 from config import get_config
-from models import build_model, with_switches
+from errors import InputError
+from models import build_model
 from weights import load_weights
 from weights.formats import read_weights, write_weights
 from weights.names.clip import from_clip
@@ -26,10 +27,10 @@ def assert_clips_outputs(model):
 
 
 @pytest.mark.smoke
-def test_openais_own_file_is_a_program_that_tells_its_activation():
-    config = with_switches(get_config("vit_base_patch16_clip_224", CLIP), GOLDEN / "clip.pt")
-    assert config.MODEL.ACT == "quick_gelu"
-    model = build_model(config)
+def test_openais_own_file_is_a_program_and_needs_the_quick_gelu():
+    with pytest.raises(InputError, match="its model has the quick GELU, this one hasn't; set MODEL.ACT quick_gelu"):
+        load_weights(build_model(get_config("vit_base_patch16_clip_224", CLIP)), GOLDEN / "clip.pt")
+    model = build_model(get_config("vit_base_patch16_clip_quickgelu_224", CLIP))
     report = load_weights(model, GOLDEN / "clip.pt")
     assert (report.missing, report.unexpected) == ([], [])
     assert_clips_outputs(model)
@@ -42,8 +43,6 @@ def test_openclips_names(tmp_path, prefix):
     if prefix == "visual.trunk.":
         arrays = {f"{prefix}{key}": value for key, value in from_clip(arrays).items()}
     write_weights(tmp_path / "open_clip_model.safetensors", arrays)
-    config = get_config("vit_base_patch16_clip_224", CLIP)
-    assert with_switches(config, tmp_path / "open_clip_model.safetensors").MODEL.ACT == "gelu"
     model = build_model(get_config("vit_base_patch16_clip_224", [*CLIP, "MODEL.ACT", "quick_gelu"]))
     load_weights(model, tmp_path / "open_clip_model.safetensors")
     assert_clips_outputs(model)

@@ -1,7 +1,6 @@
 """The image towers of CLIP as OpenAI and OpenCLIP store them, and of SigLIP as OpenCLIP does."""
 
 from collections.abc import Collection
-from typing import Any
 
 import numpy as np
 
@@ -43,6 +42,6 @@ def from_clip(arrays: Arrays) -> Arrays:
     return found
 
 
-def switches(arrays: Collection[str]) -> dict[str, Any]:
-    """Tells OpenAI's own weights, which alone hold the vocabulary's size: they were trained with ``QuickGELU``."""
-    return {"ACT": "quick_gelu"} if {_TOWER, "vocab_size"} <= set(arrays) else {}
+def is_openais(names: Collection[str]) -> bool:
+    """Whether these are OpenAI's own weights, which alone hold the vocabulary's size: they need ``QuickGELU``."""
+    return {_TOWER, "vocab_size"} <= set(names)

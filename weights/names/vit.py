@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 
 from weights.names.big_vision import google_layers
-from weights.names.clip import from_clip, switches  # noqa: F401  (switches: see weights.names)
+from weights.names.clip import from_clip
 from weights.names.rules import Arrays, from_flax, jax_kernel, join_qkv, rename, same_shape, to_flax, torch_kernel
 
 _RULES = (
