@@ -4,7 +4,6 @@ Parameter names, order of operations and initialisation are those of timm's ``Sw
 and the stages are the first version's (``models.swin``).
 """
 
-import copy
 import math
 from collections.abc import Sequence
 
@@ -20,9 +19,39 @@ from models import swin
 from models.base import register
 from models.layers import LayerNorm, Linear, init_linear
 from models.layers.attention import unit
+from models.layers.folding import folded
 from models.layers.linear import in_float32, linear
 from models.swin import SwinTransformer, neighbours
 from weights.names import swinv2 as names
+
+
+class OffsetMlp(nn.Sequential):
+    """Gives the bias of each offset, between 0 and 16: [rows, num_heads] float32."""
+
+    offsets: paddle.Tensor  # [rows, 2]
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__(Linear(2, 512), nn.ReLU(), Linear(512, num_heads, bias_attr=False))
+
+    def forward(self) -> paddle.Tensor:
+        return 16 * F.sigmoid(in_float32(super().forward(self.offsets)))
+
+    @paddle.no_grad()
+    def folded(self) -> nn.Layer:
+        return OffsetBias(self())
+
+
+class OffsetBias(nn.Layer):
+    """What an ``OffsetMlp`` gives, computed once. (Paddle Inference 2.6 crashes as it fuses an MLP of constants.)"""
+
+    bias: paddle.Tensor
+
+    def __init__(self, bias: paddle.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("bias", bias, persistable=False)
+
+    def forward(self) -> paddle.Tensor:
+        return self.bias
 
 
 class WindowAttention(swin.WindowAttention):
@@ -54,26 +83,18 @@ class WindowAttention(swin.WindowAttention):
             self.v_bias = self.create_parameter([dim], default_initializer=zero)
 
     def _add_table(self, rows: int, num_heads: int, std: float) -> None:
-        self.cpb_mlp = nn.Sequential(Linear(2, 512), nn.ReLU(), Linear(512, num_heads, bias_attr=False))
+        self.cpb_mlp = OffsetMlp(num_heads)
         self.measure_by(0)
 
     def measure_by(self, pretrained_window: int) -> tuple[int, int]:
         """Sets the unit of offsets: the side of the windows that the MLP learnt with; 0: of these. Returns the unit."""
         height, width = unit = (pretrained_window, pretrained_window) if pretrained_window else self.window_size
         offsets = relative_coords_table(self.window_size, (height, width))
-        self.register_buffer("relative_coords_table", paddle.to_tensor(offsets), persistable=False)
+        self.cpb_mlp.register_buffer("offsets", paddle.to_tensor(offsets), persistable=False)
         return unit
 
-    @paddle.no_grad()
-    def fold(self) -> None:
-        """Computes the biases once, for inference. (Paddle Inference 2.6 crashes as it fuses an MLP of constants.)"""
-        self.register_buffer("bias_table", self.table(), persistable=False)
-        del self.cpb_mlp
-
     def table(self) -> paddle.Tensor:
-        if "bias_table" in self._buffers:
-            return self.bias_table
-        return 16 * F.sigmoid(in_float32(self.cpb_mlp(self.relative_coords_table)))
+        return self.cpb_mlp()
 
     def _project(self, x: paddle.Tensor) -> paddle.Tensor:
         if self.q_bias is None or self.v_bias is None:
@@ -142,7 +163,6 @@ class SwinTransformerV2(SwinTransformer):
     weight_names = names
     block = Block
     merging = PatchMerging
-    folded = False
 
     def __init__(
         self,
@@ -192,15 +212,7 @@ class SwinTransformerV2(SwinTransformer):
 
     def deployed(self) -> SwinTransformer:
         """Returns an equal model for inference, which doesn't compute the biases of offsets anew each time."""
-        if self.folded:
-            return self
-        model = copy.deepcopy(self)
-        model.eval()
-        for layer in model.sublayers():
-            if isinstance(layer, WindowAttention):
-                layer.fold()
-        model.folded = True
-        return model
+        return folded(self)
 
     def no_weight_decay(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if "cpb_mlp" in name or "logit_scale" in name}

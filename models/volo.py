@@ -307,7 +307,7 @@ class VOLO(ImageModel):
 
     def layer_groups(self) -> list[tuple[str, ...]]:
         """The embedding, each block (the second stage's first with what downsamples before it), the blocks of the class
-        token, each with nothing else but the first with the token, the classifiers with their norm.
+        token (the first with the token), the classifiers with their norm.
         """
         groups: list[tuple[str, ...]] = [("patch_embed",)]
         for end in self.ends:

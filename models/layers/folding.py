@@ -1,4 +1,4 @@
-"""Batch norms that fold into the layers beside them: in evaluation both are one product and one sum.
+"""Layers that fold for inference. A batch norm and the layer beside it are one product and one sum then.
 
 Parameter names are those of timm's LeViT.
 """
