@@ -54,7 +54,7 @@ def attention(model: ImageModel, image: paddle.Tensor, block: int = -1) -> np.nd
     """
     names = list(attention_layers(model))
     if not names:
-        raise InputError(f"{type(model).__name__} has no attention; cam shows what it looks at, too")
+        raise InputError(f"{type(model).__name__} has no attention that can be drawn; cam shows what it looks at, too")
     if not -len(names) <= block < len(names):
         raise InputError(f"-block is {block}, the model has {len(names)}: give 0 to {len(names) - 1}, or -1: the last")
     name = names[block]

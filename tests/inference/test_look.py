@@ -186,7 +186,7 @@ def test_rollout_is_its_formula(kind):
         ("cait", rollout, "rollout isn't defined for Cait: its blocks don't attend from all tokens"),
         ("pvtv2", rollout, "isn't defined for PyramidVisionTransformerV2: .*; use attention or cam"),
         ("resnet", rollout, "rollout isn't defined for ResNet: it has no attention; use cam"),
-        ("mixer", attention, "MlpMixer has no attention; cam shows what it looks at, too"),
+        ("mixer", attention, "MlpMixer has no attention that can be drawn; cam shows what it looks at, too"),
         ("vit", lambda *a: attention(*a, 3), "-block is 3, the model has 3: give 0 to 2, or -1: the last"),
         ("vit", lambda *a: attention(*a, -4), "-block is -4"),
         ("vit", lambda *a: cam(*a, 7), "-class is 7, the model has the outputs 0 to 6"),

@@ -44,7 +44,7 @@ def test_an_overlay_is_the_attention_where_there_is_some(files, name):
     assert (seen.base[::7, ::7] == predictor.pixels(photograph)).all()
     if name == "convnext_tiny":
         assert found == overlay(predictor, photograph, "cam")
-        with pytest.raises(InputError, match="ConvNeXt has no attention; cam shows"):
+        with pytest.raises(InputError, match="ConvNeXt has no attention that can be drawn; cam shows"):
             overlay(predictor, photograph, "attention")
     else:
         values = attention(predictor.model, seen.image).mean(0)
