@@ -21,7 +21,9 @@ from models.base import ImageModel, register
 from models.layers import Attention, LayerNorm, PatchDropout, PatchEmbed, init_linear
 from models.layers.attention_pool import AttentionPool
 from models.layers.block import Block
+from models.layers.differential import DifferentialAttention, DifferentialParallelBlock
 from models.layers.init import init_as_big_vision
+from models.layers.parallel import ParallelBlock
 from models.layers.positions import sincos_2d
 from models.layers.stages import drop_path_rates, feature_info
 from weights.names import vit as names
@@ -40,6 +42,8 @@ class VisionTransformer(ImageModel):
         depth: blocks.
         num_heads: heads of each block.
         attn_head_size: channels of a head; None: embed_dim / num_heads.
+        attention: "softmax", or "differential" (``DifferentialHeads``).
+        block: "serial": attention, then the MLP; "parallel": both at once (``ParallelBlock``).
         mlp_ratio: hidden width of the MLP over embed_dim, of a gated one both halves'.
         act: of the MLP: "gelu", SigLIP 2's "gelu_tanh", OpenAI's "quick_gelu" (``Mlp``), or "swiglu" (``GatedMlp``).
         norm_eps: the layer norms' epsilon; None: 1e-6, with pre_norm 1e-5 (CLIP's).
@@ -87,6 +91,8 @@ class VisionTransformer(ImageModel):
         depth: Depth = 12,
         num_heads: Size = 12,
         attn_head_size: Size | None = None,
+        attention: Literal["softmax", "differential"] = "softmax",
+        block: Literal["serial", "parallel"] = "serial",
         mlp_ratio: Positive = 4.0,
         act: Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"] = "gelu",
         norm_eps: Epsilon | None = None,
@@ -126,12 +132,9 @@ class VisionTransformer(ImageModel):
         self._add_positions(pos_embed, no_embed_class)
         self.pos_drop, self.patch_drop = nn.Dropout(dropout), PatchDropout(patch_drop, self.num_prefix_tokens)
         self.norm_pre = norm() if pre_norm else nn.Identity()
-        heads = (num_heads, attn_head_size, qkv_bias, qk_norm, attention_dropout, dropout)
-        sizes = (mlp_ratio, init_values, dropout)
+        heads = (embed_dim, num_heads, attn_head_size, qkv_bias, qk_norm, attention_dropout, dropout)
         [rates] = drop_path_rates(droppath, [depth], droppath_shape)
-        self.blocks = nn.LayerList(
-            Block(embed_dim, Attention(embed_dim, *heads), *sizes, rate, epsilon, act) for rate in rates
-        )
+        self.blocks = _make_blocks(block, attention, heads, (mlp_ratio, init_values, dropout), rates, (epsilon, act))
         self.feature_info = feature_info([f"blocks.{i}" for i in range(depth)], embed_dim, patch_size)
         after = global_pool == "avg" if fc_norm is None else fc_norm
         self.norm, self.fc_norm = (nn.Identity(), norm()) if after else (norm(), nn.Identity())
@@ -198,6 +201,32 @@ class VisionTransformer(ImageModel):
             init_as_big_vision(layer)
         else:
             init_linear(layer)
+
+
+def _make_blocks(
+    kind: str, attention: str, heads: tuple, sizes: tuple, rates: Sequence[float], others: tuple
+) -> nn.LayerList:
+    """Returns a block for each rate of drop path. ``heads`` is what ``Attention`` takes, and ``sizes``, a rate and
+    ``others`` what a block takes besides.
+
+    Raises:
+        InputError: options that don't fit together.
+    """
+    head_size, act = heads[2] or heads[0] // heads[1], others[-1]
+    if attention == "differential" and head_size % 2:
+        raise InputError(f"a head has {head_size} channels, ATTENTION differential takes an even number")
+    if kind == "parallel" and act == "swiglu":
+        raise InputError("ACT is 'swiglu', which BLOCK parallel doesn't take; expected gelu, gelu_tanh or quick_gelu")
+    blocks = nn.LayerList()
+    for place, rate in enumerate(rates):
+        differential = (place,) if attention == "differential" else ()
+        if kind == "parallel":
+            block = DifferentialParallelBlock if differential else ParallelBlock
+            blocks.append(block(*differential, *heads[:-1], *sizes, rate, *others))
+        else:
+            attn = DifferentialAttention if differential else Attention
+            blocks.append(Block(heads[0], attn(*differential, *heads), *sizes, rate, *others))
+    return blocks
 
 
 def _check_heads(embed_dim: int, num_heads: int, attn_head_size: int | None, global_pool: str) -> None:

@@ -11,24 +11,64 @@ import ops
 from models.layers.linear import LayerNorm, Linear, in_float32
 
 
-class Attention(nn.Layer):
+class Heads(nn.Layer):
+    """What heads make of their queries, keys and values: softmax(q k^T / sqrt(head_dim)) v.
+
+    Args:
+        num_heads: heads H.
+        head_dim: channels d of a head.
+        qk_norm: whether each head's queries and keys are normalised (Dehghani et al. 2023, arXiv:2302.05442).
+        attn_drop: dropout of the attention weights.
+
+    Attributes:
+        fused: one operator may compute the weights and what they give; False: ``attn_drop`` sees the weights.
+        maps: attention maps of a head; its queries and keys are cut into as many.
+    """
+
+    fused, maps = True, 1
+
+    def __init__(self, num_heads: int, head_dim: int, qk_norm: bool, attn_drop: float) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim, self.qk_norm, width = num_heads, head_dim, qk_norm, head_dim // self.maps
+        self.scale = width**-0.5
+        self.q_norm = LayerNorm(width, epsilon=1e-6) if qk_norm else nn.Identity()
+        self.k_norm = LayerNorm(width, epsilon=1e-6) if qk_norm else nn.Identity()
+        self.attn_drop = nn.Dropout(attn_drop)
+
+    def attend(self, qkv: paddle.Tensor) -> paddle.Tensor:
+        """[B, N, 3, H, d] -> [B, N, H d]."""
+        batch, length, _, heads, width = qkv.shape
+        if self.fused and ops.usable(qkv) and not self.qk_norm and not (self.training and self.attn_drop.p):
+            x = ops.attention(qkv, self.scale)
+        elif self.fused and ops.flash_attention_takes(qkv):
+            q, k, v = qkv.unbind(2)
+            if self.qk_norm:  # layer norms give float32 under autocast, which flash attention refuses
+                q, k = self.q_norm(q).astype(v.dtype), self.k_norm(k).astype(v.dtype)
+            dropout = self.attn_drop.p if self.training else 0.0  # Paddle 2.6 forgets ``training``
+            x = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, training=self.training)
+        else:
+            q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, H, N, d]
+            x = paddle.matmul(self._weights(q, k), v).transpose([0, 2, 1, 3])
+        return x.reshape([batch, length, heads * width])
+
+    def _weights(self, q: paddle.Tensor, k: paddle.Tensor) -> paddle.Tensor:
+        """q, k [B, H, N, d] -> [B, H, N, N]."""
+        # Scaling q costs N * d products per head, scaling the scores N * N.
+        scores = paddle.matmul(self.q_norm(q) * self.scale, self.k_norm(k), transpose_y=True)
+        return self.attn_drop(F.softmax(scores, axis=-1))
+
+
+class Attention(Heads):
     """Multi-head self-attention (Vaswani et al. 2017) with one fused projection, as in timm's ``Attention``.
 
     Args:
         dim: channels D of the tokens.
-        num_heads: heads H.
-        head_dim: channels of a head; None: D / H.
+        num_heads, head_dim, qk_norm, attn_drop: as ``Heads`` has them; head_dim None: D / H.
         qkv_bias, proj_bias: whether the fused projection and the output's have a bias.
-        qk_norm: whether each head's queries and keys are normalised (Dehghani et al. 2023, arXiv:2302.05442).
-        attn_drop, proj_drop: dropout of the attention weights and of the output.
-
-    Attributes:
-        fused: one operator may compute the weights and what they give; False: ``attn_drop`` sees the weights.
+        proj_drop: dropout of the output.
 
     Shape: [B, N, D] -> [B, N, D].
     """
-
-    fused = True
 
     def __init__(
         self,
@@ -41,34 +81,15 @@ class Attention(nn.Layer):
         proj_drop: float = 0.0,
         proj_bias: bool = True,
     ) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.head_dim = head_dim or dim // num_heads
-        self.scale, self.qk_norm = self.head_dim**-0.5, qk_norm
+        super().__init__(num_heads, head_dim or dim // num_heads, qk_norm, attn_drop)
         self.qkv = Linear(dim, 3 * num_heads * self.head_dim, bias_attr=None if qkv_bias else False)
-        self.q_norm = LayerNorm(self.head_dim, epsilon=1e-6) if qk_norm else nn.Identity()
-        self.k_norm = LayerNorm(self.head_dim, epsilon=1e-6) if qk_norm else nn.Identity()
-        self.attn_drop = nn.Dropout(attn_drop)
         self.proj = Linear(num_heads * self.head_dim, dim, bias_attr=None if proj_bias else False)
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         batch, length, _ = x.shape
         qkv = self.qkv(x).reshape([batch, length, 3, self.num_heads, self.head_dim])
-        if self.fused and ops.usable(x) and not self.qk_norm and not (self.training and self.attn_drop.p):
-            x = ops.attention(qkv, self.scale)
-        elif self.fused and ops.flash_attention_takes(qkv):
-            q, k, v = qkv.unbind(2)
-            if self.qk_norm:  # layer norms give float32 under autocast, which flash attention refuses
-                q, k = self.q_norm(q).astype(v.dtype), self.k_norm(k).astype(v.dtype)
-            dropout = self.attn_drop.p if self.training else 0.0  # Paddle 2.6 forgets ``training``
-            x = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, training=self.training)
-        else:
-            q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, H, N, head_dim]
-            # Scaling q costs N * head_dim products per head, scaling the scores N * N.
-            attn = F.softmax(paddle.matmul(self.q_norm(q) * self.scale, self.k_norm(k), transpose_y=True), axis=-1)
-            x = paddle.matmul(self.attn_drop(attn), v).transpose([0, 2, 1, 3])
-        return self.proj_drop(self.proj(x.reshape([batch, length, self.num_heads * self.head_dim])))
+        return self.proj_drop(self.proj(self.attend(qkv)))
 
 
 def unit(x: paddle.Tensor, axis: int = -1) -> paddle.Tensor:

@@ -34,7 +34,7 @@ class StarReLU(nn.Layer):
         return self.scale * F.relu(x).square() + self.bias  # in float32 under autocast: squares outgrow float16
 
 
-_ACTIVATIONS: dict[str, Callable[[], nn.Layer]] = {
+ACTIVATIONS: dict[str, Callable[[], nn.Layer]] = {
     "gelu": nn.GELU,
     "gelu_tanh": functools.partial(nn.GELU, approximate=True),
     "quick_gelu": QuickGELU,
@@ -80,7 +80,7 @@ class Mlp(nn.Layer):
         self.fused = act == "gelu" and not conv and not grn and bias
         has = None if bias else False
         self.fc1 = Conv2D(dim, hidden_dim, 1, bias_attr=has) if conv else Linear(dim, hidden_dim, bias_attr=has)
-        self.act = _ACTIVATIONS[act]()
+        self.act = ACTIVATIONS[act]()
         self.drop = nn.Dropout(drop)
         self.grn = GlobalResponseNorm(hidden_dim, channels_first=conv) if grn else nn.Identity()
         self.fc2 = Conv2D(hidden_dim, dim, 1, bias_attr=has) if conv else Linear(hidden_dim, dim, bias_attr=has)

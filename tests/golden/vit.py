@@ -13,9 +13,18 @@ CASES = {
     | {"class_token": False, "global_pool": "map", "act": "gelu_tanh", "img_size": (18, 15), "cut_images": True},
     "vit_gated": SMALL
     | {"act": "swiglu", "mlp_ratio": 5.5, "reg_tokens": 2, "no_embed_class": True, "global_pool": "avg"},
+    "vit_differential": SMALL | {"attention": "differential", "init_values": 0.1},
+    "vit_parallel": SMALL | {"block": "parallel", "init_values": 0.1, "qk_norm": True},
+    "vit_parallel_unbiased": SMALL | {"block": "parallel", "qkv_bias": False, "global_pool": "avg"},
+    "vit_differential_parallel": SMALL | {"block": "parallel", "attention": "differential", "qk_norm": True},
     "vit_gap": SMALL | {"class_token": False, "global_pool": "avg", "fc_norm": False, "img_size": (12, 20)},
 }
-WAVES = ("vit_siglip", "vit_gated")  # golden.convolutions' formula: these forget the images of the other
+BLOCKS = ("block", "attention")
+WAVES = (
+    "vit_siglip",
+    "vit_gated",
+    "vit_differential",
+)  # golden.convolutions' formula: these forget the images of the other
 
 if __name__ == "__main__":
     from functools import partial
@@ -23,14 +32,18 @@ if __name__ == "__main__":
     import torch
     from timm.layers import SwiGLUPacked
     from timm.models.deit import VisionTransformerDistilled
-    from timm.models.vision_transformer import VisionTransformer
+    from timm.models.vision_transformer import DiffParallelScalingBlock, ParallelScalingBlock, VisionTransformer
 
     from golden import convolutions
     from golden.formula import array
     from golden.record import record, with_formula
 
     for name, case in CASES.items():
-        sizes = {key: value for key, value in case.items() if key not in ("act", "cut_images")}
+        sizes = {key: value for key, value in case.items() if key not in ("act", "cut_images", *BLOCKS)}
+        if case.get("block") == "parallel":
+            sizes["block_fn"] = DiffParallelScalingBlock if "attention" in case else ParallelScalingBlock
+        elif "attention" in case:
+            sizes["attn_layer"] = "diff"
         sizes |= {"act_layer": case["act"]} if "act" in case else {}
         sizes |= {"norm_layer": partial(torch.nn.LayerNorm, eps=1e-5)} if name == "vit_clip" else {}
         sizes |= {"mlp_layer": SwiGLUPacked, "act_layer": "silu"} if name == "vit_gated" else {}

@@ -17,6 +17,7 @@ import utils
 from config import get_config
 from errors import InputError
 from models import build_model, create_model
+from models.layers.attention import attention_layers, kept_weights
 from models.vit import VisionTransformer
 from weights import load_weights, save_weights
 
@@ -62,6 +63,21 @@ def test_a_distilled_model_trains_both_heads_when_told(tmp_path):
     np.testing.assert_allclose(mean, (logits + distilled) / 2, atol=1e-6 * span, rtol=0)
     model.eval()
     assert (model(images).numpy() == mean).all()
+
+
+@pytest.mark.parametrize("block", ["serial", "parallel"])
+def test_a_differential_heads_share_begins_as_published(block):
+    paddle.seed(0)
+    model = small("vit_differential", depth=4, embed_dim=192, block=block)
+    heads = [one if block == "parallel" else one.attn for one in model.blocks]
+    expected = [0.2, 0.8 - 0.6 * math.exp(-0.3), 0.8 - 0.6 * math.exp(-0.6), 0.8 - 0.6 * math.exp(-0.9)]
+    assert [one.first_share for one in heads] == pytest.approx(expected)
+    drawn = paddle.concat([one.lambda_q1 for one in heads]).numpy()
+    assert 0.08 < drawn.std() < 0.12
+    with kept_weights(model, attention_layers(model)) as kept:
+        model(paddle.randn([2, 3, 16, 16]))
+    assert [tuple(weights.shape) for weights in kept.values()] == [(2, 6, 17, 17)] * 4  # two maps of three heads
+    assert all(np.allclose(weights.sum(-1).numpy(), 1, atol=1e-5) for weights in kept.values())
 
 
 def test_initialisation_is_timms():
@@ -208,6 +224,11 @@ def test_reset_classifier_replaces_every_head():
         ),
         (["MODEL.POS_EMBED", "sine"], "MODEL.POS_EMBED is 'sine', expected one of learn, sincos2d"),
         (["MODEL.WEIGHT_INIT", "jax"], "MODEL.WEIGHT_INIT is 'jax', expected one of timm, deit, big_vision"),
+        (
+            ["MODEL.ATTENTION", "differential", "MODEL.ATTN_HEAD_SIZE", "7"],
+            "a head has 7 channels, ATTENTION differential",
+        ),
+        (["MODEL.BLOCK", "parallel", "MODEL.ACT", "swiglu"], "ACT is 'swiglu', which BLOCK parallel doesn't take"),
         (["MODEL.WINDOW_SIZE", "7"], "MODEL.WINDOW_SIZE is 7, but ViT takes no WINDOW_SIZE; leave it out"),
     ],
 )

@@ -1,0 +1,72 @@
+"""Differential attention (Ye et al. 2024, arXiv:2410.05258): what two attention maps have in common is noise, and one
+is taken from the other.
+"""
+
+import math
+
+import paddle
+from paddle import nn
+from paddle.nn.initializer import Constant, Normal
+
+from models.layers.attention import Attention, Heads
+from models.layers.linear import in_float32
+from models.layers.parallel import ParallelBlock
+
+_LAMBDAS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
+
+
+class RMSNorm(nn.Layer):
+    """x / sqrt(mean(x ** 2) + epsilon) * weight, over the last axis (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+
+    def __init__(self, dim: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight, self.epsilon = self.create_parameter([dim], default_initializer=Constant(1.0)), epsilon
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = in_float32(x)
+        return x * paddle.rsqrt((x * x).mean(-1, keepdim=True) + self.epsilon) * self.weight
+
+
+class DifferentialHeads(Heads):
+    """Each head weighs its values by one map less a share of another; the share is learnt. Then comes an RMS norm.
+
+    Before another class of Heads it does the attending; that class calls ``begin``.
+    """
+
+    maps, fused = 2, False
+
+    def begin(self, block: int) -> None:
+        """Adds the parameters. The share begins at 0.8 - 0.6 exp(-0.3 block), the blocks counted from 0."""
+        self.first_share = 0.8 - 0.6 * math.exp(-0.3 * block)
+        for name in _LAMBDAS:
+            width = [self.head_dim // self.maps]
+            self.add_parameter(name, self.create_parameter(width, default_initializer=Normal(std=0.1)))
+        self.sub_norm = RMSNorm(self.head_dim, 1e-5)
+
+    def attend(self, qkv: paddle.Tensor) -> paddle.Tensor:
+        batch, length, _, heads, width = qkv.shape
+        halves = qkv[:, :, :2].reshape([batch, length, 2, 2 * heads, width // 2]).transpose([2, 0, 3, 1, 4])
+        weights = self._weights(halves[0], halves[1]).reshape([batch, heads, 2, length, length])
+        q1, k1, q2, k2 = (getattr(self, name) for name in _LAMBDAS)
+        share = paddle.exp((q1 * k1).sum()) - paddle.exp((q2 * k2).sum()) + self.first_share
+        x = paddle.matmul(weights[:, :, 0] - share * weights[:, :, 1], qkv[:, :, 2].transpose([0, 2, 1, 3]))
+        x = self.sub_norm(x) * (1 - self.first_share)
+        return x.transpose([0, 2, 1, 3]).reshape([batch, length, heads * width])
+
+
+class DifferentialAttention(DifferentialHeads, Attention):
+    """``Attention`` of differential heads, as timm's ``DiffAttention``: [B, N, D] -> [B, N, D]."""
+
+    def __init__(self, block: int, *arguments: object) -> None:
+        super().__init__(*arguments)
+        self.begin(block)
+
+
+class DifferentialParallelBlock(DifferentialHeads, ParallelBlock):
+    """``ParallelBlock`` of differential heads, with one projection of both branches: timm's block of this name."""
+
+    joined = True
+
+    def __init__(self, block: int, *arguments: object) -> None:
+        super().__init__(*arguments)
+        self.begin(block)

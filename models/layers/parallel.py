@@ -1,0 +1,78 @@
+"""A block whose attention and MLP read the same tokens, side by side (Dehghani et al. 2023, arXiv:2302.05442)."""
+
+import paddle
+from paddle import nn
+from paddle.nn.initializer import Constant
+
+from models.layers.attention import Heads
+from models.layers.drop import DropPath
+from models.layers.linear import LayerNorm, Linear
+from models.layers.mlp import ACTIVATIONS, hidden_width
+from models.layers.scale import LayerScale
+
+
+class ParallelBlock(Heads):
+    """x + ls(attention + mlp), both of in_norm(x), whose first layers are one projection: timm's ``ParallelScalingBlock``.
+
+    Args:
+        dim: channels D of the tokens.
+        num_heads, head_dim, qk_norm, attn_drop: as ``Heads`` has them; head_dim None: D / H.
+        qkv_bias: whether the queries, keys and values have a bias; the MLP always has one.
+        mlp_ratio, init_values, drop_path, epsilon, act: as ``Block`` has them.
+        drop: dropout within the MLP.
+
+    Attributes:
+        joined: both branches end in one projection, too.
+
+    Shape: [B, N, D] -> [B, N, D].
+    """
+
+    joined = False
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        head_dim: int | None,
+        qkv_bias: bool,
+        qk_norm: bool,
+        attn_drop: float,
+        mlp_ratio: float,
+        init_values: float | None,
+        drop: float,
+        drop_path: float,
+        epsilon: float,
+        act: str,
+    ) -> None:
+        super().__init__(num_heads, head_dim or dim // num_heads, qk_norm, attn_drop)
+        self.hidden, inner = hidden_width(dim, mlp_ratio), num_heads * self.head_dim
+        self.in_norm = LayerNorm(dim, epsilon=epsilon)
+        self.in_proj = Linear(dim, self.hidden + 3 * inner, bias_attr=None if qkv_bias else False)
+        if not qkv_bias:
+            self.mlp_bias = self.create_parameter([self.hidden], default_initializer=Constant(0.0))
+        self.mlp_act, self.mlp_drop = ACTIVATIONS[act](), nn.Dropout(drop)
+        if self.joined:
+            self.out_proj = Linear(inner + self.hidden, dim)
+        else:
+            self.attn_out_proj, self.mlp_out_proj = Linear(inner, dim), Linear(self.hidden, dim)
+        self.ls = LayerScale(dim, init_values) if init_values else nn.Identity()
+        self.drop_path = DropPath(drop_path)
+
+    @property
+    def norm1(self) -> LayerNorm:
+        """What attention reads, by ``Block``'s name for it."""
+        return self.in_norm
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        batch, length, _ = x.shape
+        y = self.in_proj(self.in_norm(x))
+        mlp, qkv = y[:, :, : self.hidden], y[:, :, self.hidden :]
+        if "mlp_bias" in self._parameters:
+            mlp = mlp + self.mlp_bias
+        mlp = self.mlp_drop(self.mlp_act(mlp))
+        attended = self.attend(qkv.reshape([batch, length, 3, self.num_heads, self.head_dim]))
+        if self.joined:
+            y = self.out_proj(paddle.concat([attended, mlp], axis=-1))
+        else:
+            y = self.attn_out_proj(attended) + self.mlp_out_proj(mlp)
+        return x + self.drop_path(self.ls(y))
