@@ -3,6 +3,7 @@
     python tools/benchmark.py loader [--against timm paddlevit] [-data_path FOLDER] [--workers 1]
     python tools/benchmark.py train [--against default|timm] [--processes 1]
     python tools/benchmark.py eval [--against timm] [-amp]
+    python tools/benchmark.py zoo [-cfg NAME ...]
     python tools/benchmark.py infer [-cfg NAME ...] [-batch_size 1 8] [--against timm]
     python tools/benchmark.py scale [--processes 1 2]
     python tools/benchmark.py startup [--processes 1 2]
@@ -38,6 +39,7 @@ from tools.benchmarks.saving import checkpoint  # noqa: E402
 from tools.benchmarks.serving import serving  # noqa: E402
 from tools.benchmarks.startup import startup  # noqa: E402
 from tools.benchmarks.training import scale, train  # noqa: E402
+from tools.benchmarks.zoo import ZOO, zoo  # noqa: E402
 
 _VIT = "vit_small_patch16_224"
 # What is measured, by what, with which defaults; None: no such flag.
@@ -45,6 +47,7 @@ _SUBJECTS = {
     "loader": (loader, {"cfg": _VIT, "batch_size": 64, "repeats": 5, "threads": 1, "against": []}),
     "train": (train, {"cfg": _VIT, "batch_size": 8, "repeats": 5, "processes": 1, "against": ["default"]}),
     "eval": (evaluation, {"cfg": _VIT, "batch_size": 8, "repeats": 5, "against": []}),
+    "zoo": (zoo, {"cfg": ZOO, "batch_size": 8, "repeats": 3, "reports": 2, "batches": 10, "against": ["timm"]}),
     "infer": (infer, {"cfg": MODELS, "batch_size": [1, 8], "repeats": 5, "threads": 2, "against": []}),
     "scale": (scale, {"cfg": "vit_digits", "batch_size": None, "repeats": 5, "threads": 1, "processes": [1, 2]}),
     "startup": (startup, {"cfg": _VIT, "batch_size": 8, "repeats": 5, "processes": [1, 2]}),
@@ -52,7 +55,13 @@ _SUBJECTS = {
     "host": (host, {"cfg": _VIT, "batch_size": 2, "repeats": 5, "threads": 1}),
     "serve": (serving, {"cfg": _VIT, "batch_size": 32, "repeats": 3}),
 }
-_PEERS = {"loader": ("timm", "paddlevit"), "train": ("default", "timm"), "eval": ("timm",), "infer": ("timm",)}
+_PEERS = {
+    "loader": ("timm", "paddlevit"),
+    "train": ("default", "timm"),
+    "eval": ("timm",),
+    "infer": ("timm",),
+    "zoo": ("timm",),
+}
 
 
 def main() -> None:
@@ -68,9 +77,9 @@ def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
     def flag(name: str, default: object = None, kind: type = int, **how: Any) -> None:
         command.add_argument(f"-{name}", f"--{name}", default=defaults.get(name, default), type=kind, **how)
 
-    many: dict[str, Any] = {"nargs": "+"} if what == "infer" else {}
-    flag("cfg", kind=str, help="YAML file, or a model's name", **many)
-    flag("batch_size", help="per process", **many)
+    many: dict[str, Any] = {"nargs": "+"}
+    flag("cfg", kind=str, help="YAML file, or a model's name", **(many if what in ("infer", "zoo") else {}))
+    flag("batch_size", help="per process", **(many if what == "infer" else {}))
     flag("repeats", help="runs of each side")
     flag("json", kind=Path, metavar="FILE", help="where to write every value")
     flag("o", [], str, nargs="*", action="extend", metavar="KEY VALUE", help="any keys, for the toolkit's side")
@@ -89,10 +98,11 @@ def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
         flag("workers", 1)
         flag("images", 2048, help="in each run, for each of its figures")
         flag("auto_augment", kind=str, metavar="POLICY", help="rand-m9-mstd0.5, say, for both sides")
-    elif what == "train":
+    if what in ("train", "zoo"):
         flag("reports", 3, help="of two steps each, after the first")
-    elif what == "eval":
+    if what in ("eval", "zoo"):
         flag("batches", 20, help="in each run")
+    if what == "eval":
         flag("timm_modes", ["eager", "compile"], str, nargs="+", choices=("eager", "compile"))
         command.add_argument("-amp", "--amp", action="store_true", help="bfloat16")
     elif what == "infer":

@@ -6,10 +6,11 @@ takes random uint8 images, normalises them and counts the hits. The first WARM_U
 
 import argparse
 import tempfile
+from pathlib import Path
 
 from config import get_config
 from errors import InputError
-from tools.benchmarks.measure import Benchmark, ask, checked, each, measure, positive, timm_versions
+from tools.benchmarks.measure import Benchmark, Run, ask, checked, each, measure, positive, timm_versions
 from tools.benchmarks.training import timm_request
 
 WARM_UP = 3  # batches: of the first, torch.compile makes its code
@@ -23,6 +24,22 @@ def evaluation(arguments: argparse.Namespace) -> None:
         InputError: nothing is to be measured, timm isn't there, or keys aren't free here.
     """
     positive(arguments, "batch_size", "batches", "threads")
+    peers = timm_versions(arguments.timm_python) if arguments.against else {}
+    with tempfile.TemporaryDirectory() as folder:
+        kinds = evaluation_sides(arguments, folder)
+        own = [kind for kind in kinds if kind.startswith("ours")]
+        title = f"{arguments.cfg}, batch {arguments.batch_size}, one process of {arguments.threads} threads,"
+        title += f" {'bfloat16' if arguments.amp else 'float32'}, {arguments.batches} batches a run"
+        compared = each(_RATE, own, [kind for kind in kinds if kind not in own])
+        measure(Benchmark(title, kinds, {_RATE: "images/s"}, compared, peers), arguments)
+
+
+def evaluation_sides(arguments: argparse.Namespace, folder: str) -> dict[str, Run]:
+    """Returns the runs of "ours, ENGINE" and, if timm is asked for, of "timm, MODE".
+
+    Args:
+        folder: where the model's random weights are written.
+    """
     batch, engine = arguments.batch_size, "EVAL_ENGINE" in get_config(arguments.cfg)
     engines = [*([] if arguments.amp else ["eager"]), *(["inference"] if engine else [])]
     if not engines:
@@ -33,31 +50,26 @@ def evaluation(arguments: argparse.Namespace) -> None:
     if engine:
         fixed["EVAL_ENGINE"] = "eager"
     options = checked(arguments, fixed)
-    with tempfile.TemporaryDirectory() as folder:
-        request = {"cfg": arguments.cfg, "options": options, "weights": f"{folder}/weights.safetensors"}
-        ask("our_evaluation.py", request, arguments.threads)
-        request["warm_up"] = WARM_UP
+    weights = f"{folder}/{Path(arguments.cfg).stem}.safetensors"
+    request = {"cfg": arguments.cfg, "options": options, "weights": weights}
+    ask("our_evaluation.py", request, arguments.threads)
+    request["warm_up"] = WARM_UP
 
-        def ours(name: str) -> dict[str, list[float]]:
-            with tempfile.TemporaryDirectory(dir=folder) as output:
-                chosen = [*options, *(["EVAL_ENGINE", name] if engine else [])]
-                asked = request | {"options": chosen, "output": f"{output}/run"}
-                return {_RATE: ask("our_evaluation.py", asked, arguments.threads)}
+    def ours(name: str) -> dict[str, list[float]]:
+        with tempfile.TemporaryDirectory(dir=folder) as output:
+            chosen = [*options, *(["EVAL_ENGINE", name] if engine else [])]
+            asked = request | {"options": chosen, "output": f"{output}/run"}
+            return {_RATE: ask("our_evaluation.py", asked, arguments.threads)}
 
-        kinds = {f"ours, {name}": lambda name=name: ours(name) for name in engines}
-        own, peers = list(kinds), {}
-        if arguments.against:
-            peers = timm_versions(arguments.timm_python)
-            peer = timm_request(arguments.cfg, options) | {"measure": "eval", "batch_size": batch}
-            peer |= {"amp": arguments.amp, "threads": arguments.threads}
-            peer |= {"warm_up": WARM_UP, "batches": arguments.batches}
+    kinds: dict[str, Run] = {f"ours, {name}": lambda name=name: ours(name) for name in engines}
+    if arguments.against:
+        peer = timm_request(arguments.cfg, options) | {"measure": "eval", "batch_size": batch}
+        peer |= {"amp": arguments.amp, "threads": arguments.threads}
+        peer |= {"warm_up": WARM_UP, "batches": arguments.batches}
 
-            def theirs(mode: str) -> dict[str, list[float]]:
-                asked = peer | {"compile": mode == "compile"}
-                return {_RATE: ask("timm_peer.py", asked, arguments.threads, arguments.timm_python)}
+        def theirs(mode: str) -> dict[str, list[float]]:
+            asked = peer | {"compile": mode == "compile"}
+            return {_RATE: ask("timm_peer.py", asked, arguments.threads, arguments.timm_python)}
 
-            kinds |= {f"timm, {mode}": lambda mode=mode: theirs(mode) for mode in arguments.timm_modes}
-        title = f"{arguments.cfg}, batch {batch}, one process of {arguments.threads} threads,"
-        title += f" {'bfloat16' if arguments.amp else 'float32'}, {arguments.batches} batches a run"
-        compared = each(_RATE, own, [kind for kind in kinds if kind not in own])
-        measure(Benchmark(title, kinds, {_RATE: "images/s"}, compared, peers), arguments)
+        kinds |= {f"timm, {mode}": lambda mode=mode: theirs(mode) for mode in arguments.timm_modes}
+    return kinds

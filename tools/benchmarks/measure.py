@@ -26,6 +26,7 @@ HERE = Path(__file__).resolve().parent
 ENVIRONMENT = dict(os.environ)  # as the user set it: Paddle's import would set OMP_NUM_THREADS to 1
 
 Figures = dict[str, dict[str, list[float]]]
+Run = Callable[[], dict[str, list[float]]]  # makes one run: {what: one value or more}
 
 
 @dataclass
@@ -37,10 +38,11 @@ class Ratio:
     over: str
     factor: float = 1.0
     name: str = ""  # instead of ``what``
+    base: str = ""  # what of ``over``, if not ``what``
 
     def values(self, figures: Figures) -> list[float]:
         """Returns the ratios, run by run."""
-        pairs = zip(figures[self.of][self.what], figures[self.over][self.what], strict=True)
+        pairs = zip(figures[self.of][self.what], figures[self.over][self.base or self.what], strict=True)
         return [self.factor * one / other for one, other in pairs]
 
 
@@ -50,23 +52,25 @@ class Benchmark:
 
     Args:
         title: what was run, for the table's head.
-        kinds: by name, a function that makes one run and returns its values: {what: one or more}.
+        kinds: what makes one run of each side.
         units: of what was measured, by ``what``; "" stands for all others.
         compared: the ratios that the table ends with.
         peers: versions of the other side, by package.
+        rows: makes the table's lines of the report, if not ``rows_of_all``.
     """
 
     title: str
-    kinds: dict[str, Callable[[], dict[str, list[float]]]]
+    kinds: dict[str, Run]
     units: dict[str, str]
     compared: Sequence[Ratio] = ()
     peers: dict[str, str] = field(default_factory=dict)
+    rows: Callable[[dict[str, Any]], list[str]] | None = None
 
     def unit(self, what: str) -> str:
         return self.units.get(what, self.units.get("", ""))
 
 
-def alternate(kinds: dict[str, Callable[[], dict[str, list[float]]]], repeats: int) -> Figures:
+def alternate(kinds: dict[str, Run], repeats: int) -> Figures:
     """Returns what ``repeats`` runs of each kind gave. The kinds take turns, so that a machine whose speed drifts
     drifts for all of them.
     """
@@ -127,26 +131,30 @@ def measure(benchmark: Benchmark, arguments: argparse.Namespace) -> None:
         {"what": ratio.name or ratio.what, "of": ratio.of, "over": ratio.over, **summary(ratio.values(figures))}
         for ratio in benchmark.compared
     ]
-    print("\n".join(table(report)))
+    print("\n".join([*head(report), *(benchmark.rows or rows_of_all)(report)]))
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
-def table(report: dict[str, Any]) -> list[str]:
-    """Returns the lines that tell what ``measure`` puts into the file of --json."""
+def head(report: dict[str, Any]) -> list[str]:
+    """Returns the lines that tell what was run where."""
     on = report["machine"]
     known = report["versions"] | {f"their {name}": version for name, version in report["peer_versions"].items()}
-    lines = [
+    return [
         f"{report['benchmark']}: {report['title']}",
         f"{on['cpu']}, {on['cores']} cores, load {on['load']} at the start",
         ", ".join(f"{name} {version}" for name, version in known.items()),
         "",
     ]
+
+
+def rows_of_all(report: dict[str, Any]) -> list[str]:
+    """Returns a table's lines: every figure and ratio that ``measure`` puts into the file of --json."""
     rows = [("", "", "median", "min", "max", "of")]
     for kind, found in report["figures"].items():
         rows += [_row(kind, f"{what} ({s['unit']})" if s["unit"] else what, s) for what, s in found.items()]
     rows += [_row(f"{s['of']} / {s['over']}", s["what"], s) for s in report["ratios"]]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths, lines = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))], []
     for row in rows:
         left = [cell.ljust(width) for cell, width in zip(row[:2], widths, strict=False)]
         right = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]

@@ -18,14 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
-from config import get_config, named_keys
+from config import find_config, get_config, named_keys
 from errors import InputError
-from options import is_given, leaves
+from options import is_given
 from tools.benchmarks.measure import (
     ROOT,
     Benchmark,
     Ratio,
+    Run,
     ask,
     checked,
     each,
@@ -40,13 +42,8 @@ from tools.check_parity import reference
 
 STEPS = 2  # per report
 _RATE = "training"
-# What timm's step has not.
-_PLAIN = {
-    "TRAIN.AUTO_AUGMENT": None, "TRAIN.MIXUP_ALPHA": 0, "TRAIN.CUTMIX_ALPHA": 0, "TRAIN.CUTMIX_MINMAX": None,
-    "TRAIN.RANDOM_ERASE_PROB": 0, "TRAIN.SMOOTHING": 0, "TRAIN.LOSS": "auto", "TRAIN.MODEL_EMA": False,
-    "TRAIN.GRAD_CLIP": None, "TRAIN.OPTIMIZER.NAME": "AdamW", "TRAIN.DISTILLATION_TYPE": None,
-    "MODEL.DROPPATH": 0, "MODEL.DROPOUT": 0,
-}  # fmt: skip
+# What timm's step has not: the recipe, and what it asks of the model and the loader. Defaults are plain.
+_RECIPE = ["TRAIN", "MODEL.DROPPATH", "MODEL.DROPPATH_SHAPE", "MODEL.DROPOUT", "DATA.MULTI_SCALE", "DATA.GLOBAL_BATCH"]
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -56,39 +53,60 @@ def train(arguments: argparse.Namespace) -> None:
         InputError: timm isn't there, or keys aren't free here.
     """
     positive(arguments, "batch_size", "reports", "threads", "processes")
-    batch, processes, timm = arguments.batch_size, arguments.processes, "timm" in arguments.against
-    fixed: dict[str, Any] = {"DATA.DATASET": "synthetic", "DATA.BATCH_SIZE": batch, "REPORT_FREQ": STEPS}
-    fixed |= {"DATA.SYNTHETIC_SIZE": batch * processes * STEPS * (arguments.reports + 1), "TUNE_CPU": True}
-    fixed |= {"TRAIN.NUM_EPOCHS": 1, "TRAIN.WARMUP_EPOCHS": 0, "TRAIN.ACCUM_ITER": 1}
-    given = dict(leaves(get_config(arguments.cfg)))
-    plain = {key: value for key, value in _PLAIN.items() if timm and given[key] != value}
-    options = checked(arguments, fixed, plain)
-    threads = max(1, arguments.threads // processes)
+    batch, processes = arguments.batch_size, arguments.processes
+    title = f"{arguments.cfg}, batch {batch} per process, {_counted(processes, _threads(arguments))}, float32"
+    with tempfile.TemporaryDirectory() as folder:
+        if "timm" in arguments.against:
+            peers, kinds = timm_versions(arguments.timm_python), training_sides(arguments, Path(folder))
+            title += f"; timm: eager, batch {batch}, {_counted(1, arguments.threads)}"
+        else:
+            options = checked(arguments, _fixed(arguments))
+            peers, kinds = {}, {name: _ours(arguments, options, name == "tuned") for name in ("tuned", "default")}
+            title += ", default: Paddle's own settings"
+        compared = each(_RATE, list(kinds)[:1], list(kinds)[1:])
+        measure(Benchmark(title, kinds, {_RATE: "images/s"}, compared, peers), arguments)
 
-    def ours(tuned: bool = True) -> dict[str, list[float]]:
-        chosen = [*options, *words({"TUNE_CPU": tuned})]
+
+def training_sides(arguments: argparse.Namespace, folder: Path) -> dict[str, Run]:
+    """Returns the runs of "ours" and "timm": the same model, batch and optimizer, neither with the model's recipe.
+
+    Args:
+        folder: where a YAML file of the model without its recipe is written.
+    """
+    model = folder / f"{Path(arguments.cfg).stem}.yaml"
+    model.write_text(yaml.safe_dump({"BASE": str(find_config(arguments.cfg).resolve()), "WITHOUT": _RECIPE}))
+    arguments = argparse.Namespace(**vars(arguments) | {"cfg": str(model)})
+    options = checked(arguments, _fixed(arguments))
+    request = timm_request(arguments.cfg, options) | {"measure": "train", "steps": STEPS}
+    request |= {"batch_size": arguments.batch_size, "reports": arguments.reports, "threads": arguments.threads}
+    request |= {"weight_decay": get_config(arguments.cfg, options).TRAIN.WEIGHT_DECAY}
+
+    def theirs() -> dict[str, list[float]]:
+        rates = ask("timm_peer.py", request, arguments.threads, arguments.timm_python)
+        return {_RATE: [statistics.median(rates)]}
+
+    return {"ours": _ours(arguments, options), "timm": theirs}
+
+
+def _fixed(arguments: argparse.Namespace) -> dict[str, Any]:
+    batch, steps = arguments.batch_size, STEPS * (arguments.reports + 1)
+    fixed: dict[str, Any] = {"DATA.DATASET": "synthetic", "DATA.BATCH_SIZE": batch, "REPORT_FREQ": STEPS}
+    fixed |= {"DATA.SYNTHETIC_SIZE": batch * arguments.processes * steps, "TUNE_CPU": True}
+    return fixed | {"TRAIN.NUM_EPOCHS": 1, "TRAIN.WARMUP_EPOCHS": 0, "TRAIN.ACCUM_ITER": 1}
+
+
+def _ours(arguments: argparse.Namespace, options: list[str], tuned: bool = True) -> Run:
+    def one_run() -> dict[str, list[float]]:
+        chosen, threads = [*options, *words({"TUNE_CPU": tuned})], _threads(arguments) if tuned else None
         with tempfile.TemporaryDirectory() as folder:
-            records = _run(arguments.cfg, processes, threads if tuned else None, chosen, Path(folder))[1:]
+            records = _run(arguments.cfg, arguments.processes, threads, chosen, Path(folder))[1:]
         return {_RATE: [statistics.median(record["images_per_s"] for record in records)]}
 
-    title = f"{arguments.cfg}, batch {batch} per process, {_counted(processes, threads)}, float32"
-    if not timm:
-        kinds, peers = {"tuned": ours, "default": lambda: ours(tuned=False)}, {}
-        title += ", default: Paddle's own settings"
-    else:
-        peers = timm_versions(arguments.timm_python)
-        request = timm_request(arguments.cfg, options) | {"measure": "train", "steps": STEPS, "batch_size": batch}
-        request |= {"reports": arguments.reports, "threads": arguments.threads}
-        request |= {"weight_decay": get_config(arguments.cfg, options).TRAIN.WEIGHT_DECAY}
+    return one_run
 
-        def theirs() -> dict[str, list[float]]:
-            rates = ask("timm_peer.py", request, arguments.threads, arguments.timm_python)
-            return {_RATE: [statistics.median(rates)]}
 
-        kinds = {"ours": ours, "timm": theirs}
-        title += f"; timm: eager, batch {batch}, {_counted(1, arguments.threads)}"
-    compared = each(_RATE, list(kinds)[:1], list(kinds)[1:])
-    measure(Benchmark(title, kinds, {_RATE: "images/s"}, compared, peers), arguments)
+def _threads(arguments: argparse.Namespace) -> int:
+    return max(1, arguments.threads // arguments.processes)
 
 
 def scale(arguments: argparse.Namespace) -> None:

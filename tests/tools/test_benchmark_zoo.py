@@ -1,0 +1,44 @@
+"""tools/benchmark.py zoo: its table by value, and that every model of it can be measured."""
+
+import argparse
+
+import pytest
+from test_benchmark import benchmark, canned_runs, fake_timm  # noqa: F401  (fixtures)
+
+from config import find_config, get_config
+from configs.architectures import architectures
+from options import leaves
+from tools.benchmarks import measure, training
+from tools.benchmarks.zoo import ZOO
+from tools.list_models import describe
+
+
+def test_the_zoo_has_a_row_for_each_model(benchmark, canned_runs, tmp_path, monkeypatch):  # noqa: F811
+    fake = fake_timm(tmp_path, "[12.0]")
+    monkeypatch.setattr(
+        "tools.benchmarks.evaluation.ask",
+        lambda script, *rest: [30.0] if script == "our_evaluation.py" else measure.ask(script, *rest),
+    )
+    monkeypatch.setattr("tools.benchmarks.zoo.ask", lambda *_: [100.0])
+    flags = (f"--timm_python={fake}", "-repeats=2", "-batch_size=4", "--reports=3")
+    report, printed = benchmark("zoo", "-cfg", "vit_digits", "lenet", *flags)
+    assert [call[:2] for call in canned_runs] == [("main_single_gpu.py", 2)] * 4
+    macs = {name: describe(find_config(name))["macs"] for name in ("vit_digits", "lenet")}
+    shares = {name: f"{48 * 6 * cost / 100e9:.0%}" for name, cost in macs.items()}
+    assert [line for line in printed if line.startswith("| ") and "model" not in line] == [
+        f"| {name} | 48.00 | 12.00 | 4.00 (4.00, 4.00) | {shares[name]} | 30.00 | 12.00 | 2.50 (2.50, 2.50) |"
+        for name in ("vit_digits", "lenet")
+    ]
+    assert report["ratios"][2]["values"] == pytest.approx([48 * 6 * macs["vit_digits"] / 100e9] * 2)
+
+
+def test_the_zoo_has_every_architecture_of_timms_and_no_recipe_stops_it(tmp_path):
+    kinds = {get_config(name).MODEL.TYPE.lower() for name in ZOO}
+    assert kinds == architectures().keys() - {"lenet"}
+    flags = {"batch_size": 8, "reports": 2, "threads": 2, "processes": 1, "o": [], "timm_python": ""}
+    for name in ZOO:
+        training.training_sides(argparse.Namespace(cfg=name, **flags), tmp_path)
+        config = get_config(tmp_path / f"{name}.yaml")
+        assert config.MODEL.NAME == name
+        assert dict(leaves(config.TRAIN)) == dict(leaves(get_config().TRAIN))
+        assert dict(leaves(config.MODEL)).get("DROPPATH", 0) == 0

@@ -1,0 +1,85 @@
+"""``zoo``: images/s of training and of evaluation, ours and timm's, of one model of each architecture.
+
+Each figure is that of ``train --against timm`` or of ``eval --against timm`` (both eager). A model's four runs follow each
+other; then comes the next model, and after the last one the next round. Beside them stands the share of the machine's
+rate of matrix products (sgemm, our_sgemm.py's, measured once in each round) that our training reaches: 3 forward passes
+for a training step, 2 operations for a multiply-add, as models/costs.py counts those.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from config import find_config
+from tools.benchmarks.evaluation import evaluation_sides
+from tools.benchmarks.measure import Benchmark, Ratio, Run, ask, measure, positive, shown, timm_versions
+from tools.benchmarks.training import training_sides
+from tools.list_models import describe
+
+# One of each architecture that timm has, of about 25 M parameters if there is one.
+ZOO = [
+    "vit_small_patch16_224", "deit3_small_patch16_224", "beit_base_patch16_224", "eva02_small_patch14_224",
+    "vit_small_patch16_dinov3", "cait_xxs36_224", "crossvit_15_224", "pit_s_224", "levit_256", "volo_d1_224",
+    "xcit_small_12_p16_224", "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256", "hiera_tiny_224",
+    "tiny_vit_21m_224", "coat_lite_small", "pvtv2_b2", "caformer_s18", "convformer_s18", "poolformer_s24",
+    "mobilevit_s", "halonet_50ts_256", "convnext_tiny", "convnextv2_tiny", "convmixer_1024_20", "mobileone_s4",
+    "resnet50", "regnety_160", "mixer_b16_224", "resmlp_24_224", "gmlp_s16_224",
+]  # fmt: skip
+_SGEMM = "sgemm"
+
+
+def zoo(arguments: argparse.Namespace) -> None:
+    """Measures each model of ``-cfg`` beside timm's.
+
+    Raises:
+        InputError: timm isn't there, or a key isn't free here.
+    """
+    positive(arguments, "batch_size", "batches", "reports", "threads")
+    peers, compared = timm_versions(arguments.timm_python), []
+    kinds: dict[str, Run] = {_SGEMM: lambda: {_SGEMM: ask("our_sgemm.py", {}, arguments.threads)}}
+    with tempfile.TemporaryDirectory() as folder:
+        for cfg in arguments.cfg:
+            one = argparse.Namespace(**vars(arguments) | _FIXED | {"cfg": cfg})
+            training, evaluating = training_sides(one, Path(folder)), evaluation_sides(one, folder)
+            sides = {
+                "training": training.values(),
+                "evaluation": (evaluating["ours, eager"], evaluating["timm, eager"]),
+            }
+            for what, (ours, theirs) in sides.items():
+                kinds |= {f"{cfg}, {what}: ours": ours, f"{cfg}, {what}: timm": theirs}
+                compared.append(Ratio(what, f"{cfg}, {what}: ours", f"{cfg}, {what}: timm", name=f"{cfg}, {what}"))
+            operations = 6 * describe(find_config(cfg))["macs"] / 1e9
+            compared.append(Ratio("training", compared[-2].of, _SGEMM, operations, f"{cfg}, share", _SGEMM))
+        title = (
+            f"batch {arguments.batch_size}, one process of {arguments.threads} threads, float32, {_SGEMM} in GFLOP/s"
+        )
+        measure(Benchmark(title, kinds, {"": "images/s", _SGEMM: "GFLOP/s"}, compared, peers, _rows), arguments)
+
+
+_FIXED = {"amp": False, "processes": 1, "timm_modes": ["eager"], "against": ["timm"]}
+
+
+def _rows(report: dict[str, Any]) -> list[str]:
+    """Returns a line of Markdown for each model: medians, and in parentheses the least and the most of the ratios."""
+    figures, ratios = report["figures"], {one["what"]: one for one in report["ratios"]}
+    titles = [
+        "model",
+        "training: ours",
+        "timm",
+        "ours / timm",
+        "share of sgemm",
+        "evaluation: ours",
+        "timm",
+        "ours / timm",
+    ]
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for cfg in (name.removesuffix(", share") for name in ratios if name.endswith(", share")):
+        cells = [cfg]
+        for what in ("training", "evaluation"):
+            cells += [shown(figures[f"{cfg}, {what}: {side}"][what]["median"]) for side in ("ours", "timm")]
+            found = ratios[f"{cfg}, {what}"]
+            cells.append(f"{found['median']:.2f} ({found['min']:.2f}, {found['max']:.2f})")
+            cells += [f"{ratios[f'{cfg}, share']['median']:.0%}"] if what == "training" else []
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, "", f"{_SGEMM}: {shown(figures[_SGEMM][_SGEMM]['median'])} GFLOP/s"]
