@@ -9,7 +9,7 @@ Parameter names, order of operations and initialisation are those of timm's ``Vi
 
 import functools
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import paddle
 from paddle import nn
@@ -21,7 +21,7 @@ from models.base import ImageModel, register
 from models.layers import Attention, LayerNorm, PatchDropout, PatchEmbed, init_linear
 from models.layers.attention_pool import AttentionPool
 from models.layers.block import Block
-from models.layers.differential import DifferentialAttention, DifferentialParallelBlock
+from models.layers.differential import DifferentialAttention, DifferentialHeads, DifferentialParallelBlock
 from models.layers.init import init_as_big_vision
 from models.layers.parallel import ParallelBlock
 from models.layers.positions import sincos_2d
@@ -204,7 +204,7 @@ class VisionTransformer(ImageModel):
 
 
 def _make_blocks(
-    kind: str, attention: str, heads: tuple, sizes: tuple, rates: Sequence[float], others: tuple
+    kind: str, attention: str, heads: tuple[Any, ...], sizes: tuple, rates: Sequence[float], others: tuple
 ) -> nn.LayerList:
     """Returns a block for each rate of drop path. ``heads`` is what ``Attention`` takes, and ``sizes``, a rate and
     ``others`` what a block takes besides.
@@ -217,15 +217,17 @@ def _make_blocks(
         raise InputError(f"a head has {head_size} channels, ATTENTION differential takes an even number")
     if kind == "parallel" and act == "swiglu":
         raise InputError("ACT is 'swiglu', which BLOCK parallel doesn't take; expected gelu, gelu_tanh or quick_gelu")
-    blocks = nn.LayerList()
+    differential, blocks = attention == "differential", nn.LayerList()
     for place, rate in enumerate(rates):
-        differential = (place,) if attention == "differential" else ()
+        rest: tuple[Any, ...] = (*sizes, rate, *others)
         if kind == "parallel":
-            block = DifferentialParallelBlock if differential else ParallelBlock
-            blocks.append(block(*differential, *heads[:-1], *sizes, rate, *others))
+            block = attn = (DifferentialParallelBlock if differential else ParallelBlock)(*heads[:-1], *rest)
         else:
-            attn = DifferentialAttention if differential else Attention
-            blocks.append(Block(heads[0], attn(*differential, *heads), *sizes, rate, *others))
+            attn = (DifferentialAttention if differential else Attention)(*heads)
+            block = Block(heads[0], attn, *rest)
+        if isinstance(attn, DifferentialHeads):
+            attn.begin(place)
+        blocks.append(block)
     return blocks
 
 

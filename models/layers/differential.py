@@ -30,7 +30,7 @@ class RMSNorm(nn.Layer):
 class DifferentialHeads(Heads):
     """Each head weighs its values by one map less a share of another; the share is learnt. Then comes an RMS norm.
 
-    Before another class of Heads it does the attending; that class calls ``begin``.
+    It stands before another class of Heads. ``begin`` is called once, after the constructor.
     """
 
     maps, fused = 2, False
@@ -57,16 +57,8 @@ class DifferentialHeads(Heads):
 class DifferentialAttention(DifferentialHeads, Attention):
     """``Attention`` of differential heads, as timm's ``DiffAttention``: [B, N, D] -> [B, N, D]."""
 
-    def __init__(self, block: int, *arguments: object) -> None:
-        super().__init__(*arguments)
-        self.begin(block)
-
 
 class DifferentialParallelBlock(DifferentialHeads, ParallelBlock):
     """``ParallelBlock`` of differential heads, with one projection of both branches: timm's block of this name."""
 
     joined = True
-
-    def __init__(self, block: int, *arguments: object) -> None:
-        super().__init__(*arguments)
-        self.begin(block)

@@ -12,7 +12,7 @@ from models.layers.scale import LayerScale
 
 
 class ParallelBlock(Heads):
-    """x + ls(attention + mlp), both of in_norm(x), whose first layers are one projection: timm's ``ParallelScalingBlock``.
+    """x + ls(attention + mlp), both of in_norm(x), as timm's ``ParallelScalingBlock``; their first layers are one.
 
     Args:
         dim: channels D of the tokens.

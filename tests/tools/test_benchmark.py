@@ -123,8 +123,7 @@ def test_train_against_timm_gives_both_sides_the_same_work(benchmark, canned_run
     assert report["peer_versions"] == {"torch": "2", "timm": "1"}
     assert report["ratios"][0]["values"] == pytest.approx([76.8 / 12])
     assert "batch 4 per process, 2 processes of 1 thread, float32; timm: eager, batch 4, 1 process of 2 " in printed[0]
-    script, threads, options = canned_runs[0]
-    assert (script, threads) == ("main_multi_gpu.py", 1)
+    assert canned_runs[0][:2] == ("main_multi_gpu.py", 1)
     request = json.loads((tmp_path / "request.json").read_text())
     assert request == {
         "measure": "train", "model": "vit_tiny_patch16_224", "image": [1, 8, 8], "mean": [0.5], "std": [0.5],

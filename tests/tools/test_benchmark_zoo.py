@@ -39,6 +39,6 @@ def test_the_zoo_has_every_architecture_of_timms_and_no_recipe_stops_it(tmp_path
     for name in ZOO:
         training.training_sides(argparse.Namespace(cfg=name, **flags), tmp_path)
         config = get_config(tmp_path / f"{name}.yaml")
-        assert config.MODEL.NAME == name
+        assert name == config.MODEL.NAME
         assert dict(leaves(config.TRAIN)) == dict(leaves(get_config().TRAIN))
         assert dict(leaves(config.MODEL)).get("DROPPATH", 0) == 0
