@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import json
-import math
 import re
 from pathlib import Path
 
@@ -15,10 +14,11 @@ from golden.formula import array
 from ranks import run_ranks
 
 import utils
-from config import get_config
+from config import get_config, model_files
 from errors import InputError
 from models import ARCHITECTURES, create_model, list_models
 from models.layers.recompute import recompute
+from tools.list_models import TABLE, content
 from training.optim.groups import layer_scales, within
 from weights import file_arrays, load_weights, save_weights
 from weights.formats import write_weights
@@ -40,13 +40,17 @@ def test_every_architecture_is_tested_here():
 
 
 def test_every_model_is_in_the_table_of_parity_with_its_parameters():
+    """The parameters are counted in each model as its file makes it: ``cost_table.py`` builds a file that has changed,
+    the slow part of test_costs.py all of them.
+    """
     assert sorted(name for name, *_ in PARITY) == list_models()
+    stored = json.loads(TABLE.read_text())
+    assert {file.stem: content(file) for file in model_files()} == {
+        name: row["content"] for name, row in stored.items()
+    }
     for name, parameters, difference in PARITY:
         assert float(difference) <= 1e-4, name
-        bias = {"head_init_bias": 0.0} if get_config(name).MODEL.get("HEAD_INIT_BIAS") else {}
-        with paddle.LazyGuard():  # no memory, no values
-            model = create_model(name, head_init_scale=1.0, **bias)
-        assert sum(math.prod(p.shape) for p in model.parameters()) == int(parameters.replace(",", "")), name
+        assert stored[name]["parameters"] == int(parameters.replace(",", "")), name
 
 
 @pytest.mark.parametrize("case", TIMM_SCALES)
