@@ -1,5 +1,6 @@
 """How YAML files and options become one configuration, which knows where each value came from."""
 
+import glob
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -51,14 +52,14 @@ def find_config(cfg_file: str | os.PathLike, by: str = "") -> Path:
     for place in (path, CONFIG_DIR / path, CONFIG_DIR / f"{path}.yaml"):
         if os.path.isfile(place):  # Path.is_file raises for names that are too long
             return place
-    shipped = {file.stem: file for file in shipped_configs()}
+    shipped, name = shipped_configs(), path.name.removesuffix(".yaml")
     # PaddleViT keeps its files in configs/ itself: configs/NAME.yaml finds configs/<family>/NAME.yaml here.
-    if path.parent.name in ("", "configs") and (found := meant(path.name.removesuffix(".yaml"), shipped_configs())):
+    if path.parent.name in ("", "configs") and (found := meant(name, shipped)):
         return found
     plain, _, tag = path.name.partition(".")
     if tag not in ("", "yaml", "yml") and tags(plain) and not path.parent.name:
         raise InputError(f"{by}timm has no weights {shown(path.name)}; of {plain} it has {', '.join(tags(plain))}")
-    raise InputError(f"{by}no configuration file {shown(str(path))}{nearest_model(path.name, shipped)}")
+    raise InputError(f"{by}no configuration file {shown(str(path))}{nearest_model(path.name, [file.stem for file in shipped])}")
 
 
 def tag_options(cfg_file: str | os.PathLike) -> list[Option]:
@@ -69,7 +70,8 @@ def tag_options(cfg_file: str | os.PathLike) -> list[Option]:
 
 def shipped_configs() -> list[Path]:
     """Returns the files of models and recipes under configs/."""
-    return sorted(file for file in CONFIG_DIR.glob("*/*.yaml") if file.parent != reading.FOLDER)
+    files = sorted(glob.glob("*/*.yaml", root_dir=CONFIG_DIR))  # Path.glob takes four times as long
+    return [CONFIG_DIR / file for file in files if not file.startswith(f"{reading.FOLDER.name}/")]
 
 
 def shipped_model(name: str) -> str | None:
