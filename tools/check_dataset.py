@@ -110,8 +110,10 @@ def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
             with written_whole(output / LISTS[mode], "wb") as file:
                 for place in kept:
                     path = os.path.join(os.path.realpath(root), os.path.relpath(part.source.name(place), root))
-                    line = f"{os.path.relpath(path, base)} {part.source.labels[place]}\n"
-                    file.write(os.fsencode(line))
+                    listed = os.path.relpath(path, base)
+                    if listed != listed.strip() or "\n" in listed:
+                        raise InputError(f"{shown(path)}: a name like this can't stand in a list; rename it")
+                    file.write(os.fsencode(f"{listed} {part.source.labels[place]}\n"))
             counts[mode] = len(kept)
     except OSError as error:
         raise RunError(f"-output {output}: the lists aren't written ({error.strerror}); {remedy(error)}") from None
