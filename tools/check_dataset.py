@@ -71,7 +71,8 @@ def checked(config: Configuration, workers: int, limit: int | str = "auto") -> A
     stops = sum(one.stops for one in found)
     remarks = f"{len(found) - stops} remark{'s' * (len(found) - stops != 1)}"
     verdict = f"not usable: {stops} of what was found stop{'s' * (stops == 1)} a run" if stops else f"usable, {remarks}"
-    title = f"{data.DATASET}: {shown(data.DATA_PATH)}" if "data_path" in datasets.components[data.DATASET].reads else data.DATASET
+    own = "data_path" in datasets.components[data.DATASET].reads
+    title = f"{data.DATASET}: {shown(data.DATA_PATH)}" if own else data.DATASET
     return Checked(
         title, verdict, not stops, parts, found, images, pairs(images, alike), data.EXIF_ORIENTATION, data.MAX_PIXELS
     )

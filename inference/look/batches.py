@@ -19,27 +19,28 @@ def training_panels(config: Configuration, dataset: ImageDataset, epoch: int, co
     """
     loader = get_dataloader(config, dataset, "train")
     loader.batch_sampler.set_epoch(epoch)
-    images, targets = BatchTransform(config)(_first(loader), epoch)
-    smoothing = config.TRAIN.SMOOTHING if targets.ndim == 2 else 0.0
-    shares = _shares(targets[:count].numpy(), config.MODEL.NUM_CLASSES, smoothing)
-    pixels = unnormalized(config, images[:count])
-    return [Panel(label(row, dataset.classes), enlarged(own)) for own, row in zip(pixels, shares, strict=True)]
+    batch = next(iter(loader))
+    loader.close()
+    images, targets = BatchTransform(config)(batch, epoch)
+    targets, classes, smoothing = targets[:count].numpy(), config.MODEL.NUM_CLASSES, config.TRAIN.SMOOTHING
+    shares = np.eye(classes)[targets] if targets.ndim == 1 else (targets - smoothing / classes) / (1 - smoothing)
+    return _panels(config, images[:count], shares, dataset.classes)
 
 
 def evaluation_panels(config: Configuration, dataset: ImageDataset, count: int) -> list[Panel]:
-    """Returns images of an evaluation's first batches, spread over the classes, as the model gets them."""
-    normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
-    batch = _first(get_dataloader(config, dataset, "val"))
-    pixels = unnormalized(config, normalize(batch["pixels"][:count]))
-    shares = _shares(batch["labels"][:count].numpy(), config.MODEL.NUM_CLASSES, 0.0)
-    return [Panel(label(row, dataset.classes), enlarged(own)) for own, row in zip(pixels, shares, strict=True)]
+    """Returns evaluation images, evenly spread over the dataset, as the model gets them."""
+    loader = get_dataloader(config, dataset, "val")
+    loader.batch_sampler.indices = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(int).tolist()
+    normalize, panels = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD), []
+    for batch in loader:
+        shares = np.eye(config.MODEL.NUM_CLASSES)[batch["labels"].numpy()]
+        panels += _panels(config, normalize(batch["pixels"]), shares, dataset.classes)
+    return panels
 
 
-def _first(loader) -> dict[str, paddle.Tensor]:
-    batches = iter(loader)
-    batch = next(batches)
-    loader.close()
-    return batch
+def _panels(config: Configuration, images: paddle.Tensor, shares: np.ndarray, classes: Sequence[str]) -> list[Panel]:
+    pixels = unnormalized(config, images)
+    return [Panel(label(row, classes), enlarged(own)) for own, row in zip(pixels, shares, strict=True)]
 
 
 def unnormalized(config: Configuration, images: paddle.Tensor) -> np.ndarray:
@@ -49,13 +50,6 @@ def unnormalized(config: Configuration, images: paddle.Tensor) -> np.ndarray:
     mean, std = (np.asarray(values, np.float64) for values in (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD))
     found = images.astype("float32").numpy().transpose(0, 2, 3, 1) * std + mean
     return (255 * found).round().clip(0, 255).astype(np.uint8)
-
-
-def _shares(targets: np.ndarray, classes: int, smoothing: float) -> np.ndarray:
-    """Labels [n] or distributions [n, K] -> shares [n, K], without what label smoothing added."""
-    if targets.ndim == 1:
-        return np.eye(classes)[targets]
-    return (targets - smoothing / classes) / (1 - smoothing)
 
 
 def label(shares: np.ndarray, classes: Sequence[str]) -> str:

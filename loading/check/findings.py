@@ -90,9 +90,9 @@ def lookalikes(images: Images) -> tuple[Alike, int]:
             np.maximum.at(around[1], a, highest[b])
 
     missed = near(hashes, meet)
-    others = [(found[part][node] - (own > 0) > 0) | beside[part][node] for part, own in ((0, train[seen]), (1, val[seen]))]
-    files = np.zeros((4, len(first)), bool)  # near a training file, near a validation file, torn
-    files[0, seen], files[1, seen] = others
+    files = np.zeros((3, len(first)), bool)  # near a training file, near a validation file, torn
+    for part, own in enumerate((train, val)):
+        files[part, seen] = (found[part][node] > (own[seen] > 0)) | beside[part][node]
     files[2, seen] = (around[0][node] < low[seen]) | (around[1][node] > high[seen])
     is_val = _is_val(images)
     same = np.where(is_val, files[1][group], files[0][group])
@@ -164,10 +164,9 @@ def findings(
     found += _told(parts, images, images.blank, "images are of one colour")
     turned = sum(int((part.records["turn"] > 1).sum()) for part in parts.values())
     if turned:
-        what = "it is done" if oriented else "they are read as they are stored, turned or not"
-        found.append(
-            Finding(f"{turned:,} images are to be turned by their EXIF; DATA.EXIF_ORIENTATION {oriented}: {what}", [], False)
-        )
+        what = "so they are" if oriented else "they are read as they are stored"
+        text = f"{turned:,} images are to be turned by their EXIF: with DATA.EXIF_ORIENTATION {oriented} {what}"
+        found.append(Finding(text, [], False))
     return found, images, like
 
 
@@ -225,28 +224,28 @@ def table(parts: Mapping[str, Part]) -> list[tuple[str, list[str]]]:
     rows: dict[str, list[str]] = {}
     for part in parts.values():
         records, counts = part.records, np.bincount(part.source.labels)
-        whole = records[records["width"] > 0]
-        short = np.minimum(whole["width"], whole["height"])
+        known = records[records["width"] > 0]
+        short = np.minimum(known["width"], known["height"])
         held = counts[counts > 0]
         values = {
             "images": f"{len(records):,}",
             "classes": f"{len(held):,}",
-            "images per class": f"{held.min():,} to {held.max():,}" if len(held) else "",
+            "images per class": f"{held.min(initial=len(records)):,} to {held.max(initial=0):,}",
             "megabytes": f"{records['bytes'].sum() / 1e6:,.1f}",
             "can't be read": f"{(~records['readable']).sum():,}",
             "shorter side": f"{short.min():,} to {short.max():,}, median {np.median(short):,.0f}" if len(short) else "",
-            "largest": "{} x {}".format(*(whole[whole_at(whole)][side] for side in ("width", "height"))) if len(whole) else "",
-            "formats": _kinds(whole["format"]),
-            "modes": _kinds(whole["mode"]),
+            "largest": _largest(known),
+            "formats": _kinds(known["format"]),
+            "modes": _kinds(known["mode"]),
         }
         for name, value in values.items():
             rows.setdefault(name, []).append(value)
     return [(name, values) for name, values in rows.items() if any(values)]
 
 
-def whole_at(records: np.ndarray) -> int:
-    """Returns the place of the image of the most pixels."""
-    return int((records["width"].astype(np.int64) * records["height"]).argmax())
+def _largest(records: np.ndarray) -> str:
+    pixels = records["width"].astype(np.int64) * records["height"]
+    return "{} x {}".format(*records[["width", "height"]][pixels.argmax()]) if len(records) else ""
 
 
 def _kinds(values: np.ndarray) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from errors import RunError, shown
-from loading.check.findings import Finding, Images, class_name, name_of, table
+from loading.check.findings import Finding, Images, class_name, table
 from loading.check.images import Part, picture
 from loading.transforms.orientation import TURNS
 from utils import written_whole
@@ -65,8 +65,9 @@ def write_report(file: Path, checked: Checked) -> Path:
     }
     pages = [(title, _figure([(title, draw)])) for title, draw in drawings.items()]
     if checked.alike:
-        pairs = list(checked.alike)
-        pages.append(("Images that look alike, side by side", _figure([("", lambda axis: _show(axis, _twins(checked, pairs)))])))
+        pages.append(
+            ("Images that look alike, side by side", _figure([("", lambda axis: _show(axis, _twins(checked)))]))
+        )
     together = file.with_suffix(".png")
     with written_whole(together, "wb") as out:
         out.write(_figure(list(drawings.items())))
@@ -166,7 +167,7 @@ def _draw_sizes(axis: Any, parts: Mapping[str, Part]) -> None:
     axis.set(xscale="log", xlabel="pixels", ylabel="images")
     axis.xaxis.set_major_formatter("{x:g}")
     axis.minorticks_off()
-    axis.set_xticks(sorted({int(low), int(round((low * high) ** 0.5)), int(high)}))
+    axis.set_xticks(sorted({int(low), round((low * high) ** 0.5), int(high)}))
     axis.legend()
 
 
@@ -196,9 +197,9 @@ def _tiles(checked: Checked) -> np.ndarray:
     return np.concatenate([np.concatenate(tiles[row : row + 6], 1) for row in range(0, len(tiles), 6)])
 
 
-def _twins(checked: Checked, pairs: Sequence[tuple[int, int]]) -> np.ndarray:
+def _twins(checked: Checked) -> np.ndarray:
     gap = np.full((_TILE, _TILE // 4, 3), 255, np.uint8)
-    found = [np.concatenate([*(_tile(checked, index) for index in pair), gap], 1) for pair in pairs]
+    found = [np.concatenate([*(_tile(checked, index) for index in pair), gap], 1) for pair in checked.alike]
     found += [np.full_like(found[0], 255)] * (len(found) % 2)
     return np.concatenate([np.concatenate(found[row : row + 2], 1) for row in range(0, len(found), 2)])
 
