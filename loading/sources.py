@@ -208,8 +208,9 @@ def folder(
     """
     root, mode = Path(data_path), split.mode if val_split is None else "train"
     _refuse_both(val_split, root / "val")
-    if val_split is not None or split.problems is not None:  # <class>/ may stand there alone
-        mode = mode if mode == "val" or (root / "train").is_dir() or (root / "val").is_dir() else "."
+    alone = root.is_dir() and not (root / "train").is_dir() and not (root / "val").is_dir()
+    if mode == "train" and alone and (val_split is not None or split.problems is not None):
+        mode = "."  # <class>/ stands there alone
     with reading(root / mode, "class folders", "; DATASET folder needs train/ and val/ under -data_path"):
         own, known = _classes(root / mode), _classes(root / "train")
         if not own:

@@ -1,7 +1,7 @@
 """Checks whether a dataset can be trained on: every image is decoded in full.
 
-    python tools/check_dataset.py -dataset=folder -data_path=/data/flowers [--report check.html]
-    python tools/check_dataset.py -dataset=folder -data_path=/data/flowers --split 0.2 -output lists
+    python tools/check_dataset.py -dataset=folder -data_path=/data/flowers --report check.html
+    python tools/check_dataset.py -dataset=folder -data_path=/data/flowers/train --split 0.2 -output lists
 
 It tells what stops a run: images that can't be read or are too large, classes without images, labels outside the range;
 and what spoils its numbers: images that are there twice, or look alike, in training and validation or under two labels.
@@ -40,7 +40,7 @@ LISTS = {"train": "train_list.txt", "val": "val_list.txt"}
 
 
 def checked(config: Configuration, workers: int, limit: int | str = "auto") -> Any:
-    """Looks at every image of DATA.DATASET; returns ``loading.check.report.Checked``.
+    """Looks at every image of DATA.DATASET; returns ``inference.look.data.Checked``.
 
     Args:
         limit: classes that labels are below; "auto": they may be any.
@@ -49,9 +49,9 @@ def checked(config: Configuration, workers: int, limit: int | str = "auto") -> A
         InputError: there are no training images to check.
         RunError: a process was killed.
     """
+    from inference.look.data import Checked
     from loading.check.findings import findings, pairs
     from loading.check.images import looked_at, source_of
-    from loading.check.report import Checked
     from loading.sources import Split
 
     data, parts, problems = config.DATA, {}, {}
@@ -185,7 +185,7 @@ def main() -> None:
     if options.output:
         print(write_lists(options.output, Path(config.DATA.DATA_PATH), result.parts))
     if options.report:
-        from loading.check.report import write_report
+        from inference.look.data import write_report
 
         try:
             drawn = write_report(options.report, result)

@@ -1,6 +1,7 @@
 """Draws what the model is fed: training images, augmented and mixed, with their labels, and evaluation images.
 
-    python tools/show_batch.py -cfg=finetune_vit_small_patch16_224 -dataset=folder -data_path=DIR -output batch.png
+    python tools/show_batch.py -cfg=finetune_vit_small_patch16_224 -dataset=folder -data_path=/data/flowers \
+        -output batch.png
 
 They come from the run's own loader and transforms: the first batch of an epoch, in one process, turned back into
 colours. With -cfg=RUN/config.yaml it is what the run saw. Mixed labels are told with their shares, without smoothing.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from errors import shown
-from loading.check.duplicates import DISTANCE, near, ones
+from loading.check.duplicates import near, ones
 from loading.check.images import Part
 
 NAMES = {"train": "training", "val": "validation"}
@@ -157,8 +157,8 @@ def findings(
     found += _labels(parts)
     images = images_of(parts)
     same, (like, missed) = copies(images), lookalikes(images)
-    found += _repeats(parts, images, same, "the same file", "is")
-    found += _repeats(parts, images, like, f"alike (up to {DISTANCE} of 64 bits of pHash)", "looks like")
+    found += _repeats(parts, images, same, "are the same file as")
+    found += _repeats(parts, images, like, "look like")
     if missed:
         found.append(Finding(f"{missed:,} comparisons of images that may look alike were left out", [], False))
     found += _told(parts, images, images.blank, "images are of one colour")
@@ -198,12 +198,12 @@ def class_name(classes: Sequence[str], label: int) -> str:
     return classes[label] if label < len(classes) else f"class {label}"
 
 
-def _repeats(parts: Mapping[str, Part], images: Images, alike: Alike, what: str, verb: str) -> list[Finding]:
-    found = _told(parts, images, alike.leaked, f"validation images: each {verb} a training image")
-    found += _told(parts, images, alike.torn, f"images have another label elsewhere: {what}")
+def _repeats(parts: Mapping[str, Part], images: Images, alike: Alike, verb: str) -> list[Finding]:
+    found = _told(parts, images, alike.leaked, f"validation images {verb} a training image")
+    found += _told(parts, images, alike.torn, f"images {verb} one that has another label")
     for number, mode in enumerate(images.modes):
         own = alike.same & (images.mode == number)
-        found += _told(parts, images, own, f"{NAMES[mode]} images are there more than once: {what}")
+        found += _told(parts, images, own, f"{NAMES[mode]} images {verb} another {NAMES[mode]} image")
     return found
 
 

@@ -15,6 +15,7 @@ from datasets import get_dataloader, get_datasets
 from errors import InputError
 from inference.look.batches import evaluation_panels, label, training_panels, unnormalized
 from inference.look.draw import enlarged
+from loading.transforms import Normalize
 from tools import show_batch
 from training.classification import Classification
 
@@ -88,8 +89,6 @@ def test_evaluation_images_are_spread_over_the_data_and_are_the_loaders(root):
 def test_normalised_pixels_come_back_exactly(root):
     config = configured(root)[0]
     levels = np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1).repeat(3, 3)
-    from loading.transforms import Normalize
-
     images = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)(paddle.to_tensor(levels))
     assert (unnormalized(config, images) == levels).all()
 

@@ -94,6 +94,11 @@ def configured(path, *options, dataset="folder"):
 TURNED = ("DATA.EXIF_ORIENTATION", "True")
 
 
+def evaluated(config):
+    dataset = get_dataset(config, "val")
+    return [dataset[index][0] for index in range(len(dataset))]
+
+
 def most_apart(samples):
     return max(distance(sample, samples[0]) for sample in samples)
 
@@ -101,16 +106,15 @@ def most_apart(samples):
 def test_training_evaluation_cache_and_prediction_see_one_picture(tmp_path):
     root = written(tmp_path / "in", "PNG", ".png")
     plain, turned = configured(root), configured(root, *TURNED)
-    stored = [pixels for pixels, _ in get_dataset(plain, "val")]
-    shown = [pixels for pixels, _ in get_dataset(turned, "val")]
+    stored = evaluated(plain)
+    shown = evaluated(turned)
     assert most_apart(shown) == 0
     assert most_apart(stored) > 5
     assert (stored[0] == shown[0]).all()
-    drawn = [get_dataset(turned, "train").transform for _ in ALL]
     train = get_dataset(turned, "train")
-    assert most_apart([drawn[0](train.picture(i), np.random.default_rng(3)) for i in range(8)]) == 0
+    assert most_apart([train.transform(train.picture(index), np.random.default_rng(3)) for index in range(8)]) == 0
     cache = ["DATA.CACHE", str(tmp_path / "cache")]
-    cached = [pixels for pixels, _ in get_dataset(configured(root, *TURNED, *cache), "val")]
+    cached = evaluated(configured(root, *TURNED, *cache))
     assert (np.stack(cached) == np.stack(shown)).all()
     with pytest.raises(InputError, match="DATA.CACHE holds images of one size"):  # as they are stored; another cache
         get_dataset(configured(root, *cache), "val")
@@ -132,8 +136,8 @@ def test_shards_keep_the_orientation_of_what_they_resize(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["x", f"-data_path={root}", f"-output={tmp_path / 'out'}", "-dataset=folder"])
     monkeypatch.setattr(sys, "argv", [*sys.argv, "--resize=48", "--workers=1"])
     make_shards.main()
-    shown = [pixels for pixels, _ in get_dataset(configured(tmp_path / "out", *TURNED, dataset="shards"), "val")]
-    stored = [pixels for pixels, _ in get_dataset(configured(tmp_path / "out", dataset="shards"), "val")]
+    shown = evaluated(configured(tmp_path / "out", *TURNED, dataset="shards"))
+    stored = evaluated(configured(tmp_path / "out", dataset="shards"))
     assert most_apart(shown) < 3 < most_apart(stored)
 
 

@@ -2,7 +2,6 @@
 
 import base64
 import html
-import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,8 +10,9 @@ import numpy as np
 from PIL import Image
 
 from errors import RunError, shown
+from inference.look.draw import figure, figure_png, png, shortened, titled
 from loading.check.findings import Finding, Images, class_name, table
-from loading.check.images import Part, picture
+from loading.check.images import SIDE, Part, picture
 from loading.transforms.orientation import TURNS
 from utils import written_whole
 
@@ -63,14 +63,12 @@ def write_report(file: Path, checked: Checked) -> Path:
         "Mean image": lambda axis: _draw_mean(axis, checked.parts),
         "Some of the images": lambda axis: _show(axis, _tiles(checked)),
     }
-    pages = [(title, _figure([(title, draw)])) for title, draw in drawings.items()]
+    pages = [(title, _figure({title: draw})) for title, draw in drawings.items()]
     if checked.alike:
-        pages.append(
-            ("Images that look alike, side by side", _figure([("", lambda axis: _show(axis, _twins(checked)))]))
-        )
+        pages.append(("Images that look alike, side by side", png(_twins(checked))))
     together = file.with_suffix(".png")
     with written_whole(together, "wb") as out:
-        out.write(_figure(list(drawings.items())))
+        out.write(_figure(drawings))
     with written_whole(file) as out:
         out.write(_page(checked, pages))
     return together
@@ -124,19 +122,16 @@ def _counts(parts: Mapping[str, Part]) -> np.ndarray:
     return np.stack([np.bincount(part.source.labels, minlength=known) for part in parts.values()])
 
 
-def _figure(drawings: Sequence[tuple[str, Callable[[Any], None]]]) -> bytes:
-    from matplotlib.figure import Figure  # slow to import, and for reports alone
-
+def _figure(drawings: Mapping[str, Callable[[Any], None]]) -> bytes:
     across = min(2, len(drawings))
-    figure = Figure((7.5 * across, 4.6 * -(-len(drawings) // across)), layout="constrained")
-    for number, (title, draw) in enumerate(drawings, 1):
-        axis = figure.add_subplot(-(-len(drawings) // across), across, number)
+    down = -(-len(drawings) // across)
+    drawn = figure(7.5 * across, 4.6 * down)
+    for number, (title, draw) in enumerate(drawings.items(), 1):
+        axis = drawn.add_subplot(down, across, number)
         if len(drawings) > 1:
-            axis.set_title(title)
+            titled(axis, title)
         draw(axis)
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=110, metadata={"Software": None})
-    return file.getvalue()
+    return figure_png(drawn)
 
 
 def _draw_classes(axis: Any, parts: Mapping[str, Part]) -> None:
@@ -148,7 +143,7 @@ def _draw_classes(axis: Any, parts: Mapping[str, Part]) -> None:
         axis.set(xlabel="classes, from the largest to the smallest", ylabel="images", ylim=(0, None))
     else:
         left = np.zeros(len(order))
-        names = [shown(class_name(classes, label), 24) for label in order.tolist()]
+        names = [shortened(class_name(classes, label)) for label in order.tolist()]
         for mode, own in zip(parts, counts, strict=True):
             axis.barh(np.arange(len(order)), own[order], left=left, label=mode, color=_COLOURS[mode])
             left += own[order]
@@ -172,7 +167,9 @@ def _draw_sizes(axis: Any, parts: Mapping[str, Part]) -> None:
 
 
 def _draw_mean(axis: Any, parts: Mapping[str, Part]) -> None:
-    _show(axis, np.concatenate([part.mean.round().astype(np.uint8) for part in parts.values()], 1))
+    gap = np.full((SIDE, 2, 3), 255, np.uint8)
+    means = [side for part in parts.values() for side in (part.mean.round().astype(np.uint8), gap)]
+    _show(axis, np.concatenate(means[:-1], 1))
     axis.set_xlabel(" | ".join(parts))
 
 
@@ -193,7 +190,7 @@ def _tiles(checked: Checked) -> np.ndarray:
     place[turn] = np.arange(len(order)) - np.repeat(starts, counts)
     chosen = order[np.argsort(place, kind="stable")][:_GRID]
     tiles = [_tile(checked, index) for index in chosen.tolist()]
-    tiles += [np.full((_TILE, _TILE, 3), 255, np.uint8)] * (-len(tiles) % 6)
+    tiles += [np.full((_TILE, _TILE, 3), 255, np.uint8)] * (-len(tiles) % 6 if tiles else 6)
     return np.concatenate([np.concatenate(tiles[row : row + 6], 1) for row in range(0, len(tiles), 6)])
 
 
