@@ -145,7 +145,7 @@ def test_everything_that_was_put_in_is_found(spoilt):
     assert np.abs(train.mean - copies.mean(0)).max() < 25  # the flawed one's decoders differ below the flaw
     screen = check_dataset.screen(result)
     assert len(screen.splitlines()) < 40
-    assert re.search(r"\n  images +16 +6\n  classes +2 +2\n  images per class +7 to 9 +3 to 3\n", screen)
+    assert re.search(r"\n  images +16 +7\n  classes +2 +2\n  images per class +7 to 9 +3 to 4\n", screen)
     assert re.search(r"\n  formats +.*JPEG.* +PNG.*\n", screen)
 
 
