@@ -89,7 +89,7 @@ def screen(result: Any) -> str:
         cells = (value.rjust(width) for value, width in zip(values, widths, strict=True))
         lines.append(f"  {name:<17}{'   '.join(cells)}")
     for one in result.findings:
-        first = f": {one.examples[0]}" if one.examples else ""
+        first = f", such as {one.examples[0]}" if one.examples else ""
         lines.append(f"{'error' if one.stops else 'remark'}: {shown(one.text + first, 400)}")
     return "\n".join([*lines, result.verdict])
 

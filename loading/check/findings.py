@@ -150,9 +150,9 @@ def findings(
         broken = ~part.records["readable"]
         if broken.any():
             stops = not (skip_broken and mode == "train")
-            found.append(_of_files(part, broken, f"{NAMES[mode]} images can't be read", stops))
+            found.append(_of_files(part, broken, f"{NAMES[mode]} images that can't be read", stops))
         if part.records["flawed"].any():
-            text = f"{NAMES[mode]} images are damaged: they are decoded, with a warning"
+            text = f"{NAMES[mode]} images that are damaged, but decoded"
             found.append(_of_files(part, part.records["flawed"], text, False))
     found += _labels(parts)
     images = images_of(parts)
@@ -160,19 +160,19 @@ def findings(
     found += _repeats(parts, images, same, "are the same file as")
     found += _repeats(parts, images, like, "look like")
     if missed:
-        found.append(Finding(f"{missed:,} comparisons of images that may look alike were left out", [], False))
-    found += _told(parts, images, images.blank, "images are of one colour")
+        found.append(Finding(f"comparisons of images that may look alike, left out: {missed:,}", [], False))
+    found += _told(parts, images, images.blank, "images of one colour")
     turned = sum(int((part.records["turn"] > 1).sum()) for part in parts.values())
     if turned:
         what = "so they are" if oriented else "they are read as they are stored"
-        text = f"{turned:,} images are to be turned by their EXIF: with DATA.EXIF_ORIENTATION {oriented} {what}"
+        text = f"images whose EXIF turns them: {turned:,}; with DATA.EXIF_ORIENTATION {oriented} {what}"
         found.append(Finding(text, [], False))
     return found, images, like
 
 
 def _of_files(part: Part, flagged: np.ndarray, text: str, stops: bool) -> Finding:
     said = [part.messages[place] for place in np.flatnonzero(flagged)[:_EXAMPLES].tolist() if place in part.messages]
-    return Finding(f"{flagged.sum():,} {text}", said, stops)
+    return Finding(f"{text}: {flagged.sum():,}", said, stops)
 
 
 def _labels(parts: Mapping[str, Part]) -> list[Finding]:
@@ -184,12 +184,12 @@ def _labels(parts: Mapping[str, Part]) -> list[Finding]:
         train, val = (np.pad(counts[mode], (0, size - len(counts[mode]))) > 0 for mode in ("train", "val"))
         classes = parts["train"].source.classes
         for flagged, text, stops in (
-            (val & ~train, "classes have validation images alone", True),
-            (train & ~val, "classes have no validation image", False),
+            (val & ~train, "classes that have validation images alone", True),
+            (train & ~val, "classes without a validation image", False),
         ):
             if flagged.any():
                 names = [class_name(classes, label) for label in np.flatnonzero(flagged)[:_EXAMPLES].tolist()]
-                found.append(Finding(f"{flagged.sum():,} {text}", names, stops))
+                found.append(Finding(f"{text}: {flagged.sum():,}", names, stops))
     return found
 
 
@@ -199,11 +199,11 @@ def class_name(classes: Sequence[str], label: int) -> str:
 
 
 def _repeats(parts: Mapping[str, Part], images: Images, alike: Alike, verb: str) -> list[Finding]:
-    found = _told(parts, images, alike.leaked, f"validation images {verb} a training image")
-    found += _told(parts, images, alike.torn, f"images {verb} one that has another label")
+    found = _told(parts, images, alike.leaked, f"validation images that {verb} a training image")
+    found += _told(parts, images, alike.torn, f"images that {verb} one that has another label")
     for number, mode in enumerate(images.modes):
         own = alike.same & (images.mode == number)
-        found += _told(parts, images, own, f"{NAMES[mode]} images {verb} another {NAMES[mode]} image")
+        found += _told(parts, images, own, f"{NAMES[mode]} images that {verb} another {NAMES[mode]} image")
     return found
 
 
@@ -211,7 +211,7 @@ def _told(parts: Mapping[str, Part], images: Images, flagged: np.ndarray, text: 
     if not flagged.any():
         return []
     examples = [name_of(parts, images, index) for index in np.flatnonzero(flagged)[:_EXAMPLES].tolist()]
-    return [Finding(f"{flagged.sum():,} {text}", examples, False)]
+    return [Finding(f"{text}: {flagged.sum():,}", examples, False)]
 
 
 def name_of(parts: Mapping[str, Part], images: Images, index: int) -> str:

@@ -114,7 +114,8 @@ def result_of(path, *options, dataset="folder"):
 
 
 def told(result):
-    return {re.sub(r"^[\d,]+ ", "", one.text): (int(one.text.split()[0]), one.stops) for one in result.findings}
+    found = [(re.fullmatch(r"(.*): (\d+)(;.*)?", one.text), one.stops) for one in result.findings]
+    return {text[1] + (text[3] or ""): (int(text[2]), stops) for text, stops in found}
 
 
 def test_everything_that_was_put_in_is_found(spoilt):
@@ -123,20 +124,21 @@ def test_everything_that_was_put_in_is_found(spoilt):
     broken = {name for one in result.findings if one.stops for name in one.examples}
     assert not result.usable
     assert result.verdict == "not usable: 2 of what was found stop a run"
-    assert found.pop("training images can't be read") == (2, True)
-    assert found.pop("validation images can't be read") == (1, True)
+    assert found.pop("training images that can't be read") == (2, True)
+    assert found.pop("validation images that can't be read") == (1, True)
     assert {re.search(r"(\w+\.\w+): ", line)[1] for line in broken} == {"cut.jpg", "page.jpg", "large.png"}
     assert any("DATA.MAX_PIXELS is 100000000" in line for line in broken)
     assert any("it is of no known format" in line for line in broken)
-    assert found.pop("training images are damaged: they are decoded, with a warning") == (1, False)
-    turned = "images are to be turned by their EXIF: with DATA.EXIF_ORIENTATION False they are read as they are stored"
+    assert found.pop("training images that are damaged, but decoded") == (1, False)
+    turned = "images whose EXIF turns them; with DATA.EXIF_ORIENTATION False they are read as they are stored"
     assert found.pop(turned) == (1, False)
-    assert found.pop("images are of one colour") == (1, False)
-    assert found.pop("validation images are the same file as a training image") == (1, False)
-    assert found.pop("validation images look like a training image") == (1, False)
-    assert found.pop("images are the same file as one that has another label") == (2, False)
-    assert found.pop("training images are the same file as another training image") == (2, False)
-    found.pop("training images look like another training image", None)  # the flawed photograph, if not much is lost
+    assert found.pop("images of one colour") == (1, False)
+    assert found.pop("validation images that are the same file as a training image") == (1, False)
+    assert found.pop("validation images that look like a training image") == (1, False)
+    assert found.pop("images that are the same file as one that has another label") == (2, False)
+    assert found.pop("training images that are the same file as another training image") == (2, False)
+    # The flawed photograph, if not much of it is lost.
+    found.pop("training images that look like another training image", None)
     assert found == {}
     train = result.parts["train"]
     assert (len(train.records), int(train.records["readable"].sum()), len(train.messages)) == (16, 14, 3)
@@ -172,9 +174,9 @@ def test_labels_and_lists_are_checked_without_giving_up(tmp_path):
     (tmp_path / "val_list.txt").write_text("a/2.png 0\nb/1.png 2\n")
     result = result_of(tmp_path, dataset="imagenet2012")
     texts = [(one.text, one.stops) for one in result.findings]
-    assert ("1 training images can't be read", True) in texts
-    assert ("1 classes have validation images alone", True) in texts
-    assert ("1 classes have no validation image", False) in texts
+    assert ("training images that can't be read: 1", True) in texts
+    assert ("classes that have validation images alone: 1", True) in texts
+    assert ("classes without a validation image: 1", False) in texts
     [problem] = [one for one in result.findings if "line 2" in one.text]
     assert "expected a path, then a label; found 'nonsense' (and 1 more)" in problem.text
     assert "line 3: label -1 is outside" in problem.examples[0]
@@ -258,7 +260,7 @@ def test_a_folder_of_which_nothing_can_be_read_is_told_as_such(tmp_path, monkeyp
     (tmp_path / "in" / "a").mkdir(parents=True)
     (tmp_path / "in" / "a" / "0.png").write_text("no image")
     assert run(monkeypatch, "-dataset=folder", f"-data_path={tmp_path / 'in'}", f"--report={tmp_path / 'c.html'}") == 1
-    assert "error: 1 training images can't be read: " in capsys.readouterr().out
+    assert "error: training images that can't be read: 1, such as " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
