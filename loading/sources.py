@@ -124,7 +124,7 @@ def _refuse_both(val_split: float | None, part: Path) -> None:
 def _part(files: Files, mode: str, share: float, seed: int, groups: str | None) -> Files:
     """Returns the training images without those that are for validation, or the latter."""
     chosen = validation(files.paths, files.labels, share, seed, groups) == (mode == "val")
-    paths = Paths(files.paths[place] for place in np.flatnonzero(chosen))
+    paths = Paths(str(files.paths[place]) for place in np.flatnonzero(chosen))
     return Files(files.root, paths, np.asarray(files.labels)[chosen], files.classes)
 
 

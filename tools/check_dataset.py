@@ -39,7 +39,7 @@ from options import Configuration  # noqa: E402
 LISTS = {"train": "train_list.txt", "val": "val_list.txt"}
 
 
-def checked(config: Configuration, workers: int, limit: int | str = "auto") -> Any:
+def checked(config: Configuration, workers: int, limit: Any = "auto") -> Any:
     """Looks at every image of DATA.DATASET; returns ``inference.look.data.Checked``.
 
     Args:

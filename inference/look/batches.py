@@ -55,7 +55,7 @@ def unnormalized(config: Configuration, images: paddle.Tensor) -> np.ndarray:
 def label(shares: np.ndarray, classes: Sequence[str]) -> str:
     """Returns the classes that have a share, the largest first: "cat 0.70 + dog 0.30"; of one class its name alone."""
     found = [place for place in np.argsort(-shares, kind="stable").tolist() if shares[place] > _LEAST]
-    names = [shortened(classes[place] if classes else str(place), 18) for place in found]
+    names = [shortened(str(classes[place] if classes else place), 18) for place in found]
     if len(found) == 1:
         return names[0]
     return " +\n".join(f"{name} {shares[place]:.2f}" for name, place in zip(names, found, strict=True))
