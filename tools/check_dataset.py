@@ -67,7 +67,7 @@ def checked(config: Configuration, workers: int, limit: Any = "auto") -> Any:
     for mode, source in sources.items():
         with tqdm(total=len(source.labels), desc=mode, disable=None, dynamic_ncols=True) as bar:
             parts[mode] = looked_at(source, data.MAX_PIXELS, data.EXIF_ORIENTATION, workers, bar.update)
-    found, images, alike = findings(parts, problems, data.SKIP_BROKEN, data.EXIF_ORIENTATION)
+    found, images, alike = findings(config, parts, problems)
     stops = sum(one.stops for one in found)
     remarks = f"{len(found) - stops} remark{'s' * (len(found) - stops != 1)}"
     verdict = f"not usable: {stops} of what was found stop{'s' * (stops == 1)} a run" if stops else f"usable, {remarks}"

@@ -8,6 +8,7 @@ import numpy as np
 from errors import shown
 from loading.check.duplicates import near, ones
 from loading.check.images import Part
+from options import Configuration
 
 NAMES = {"train": "training", "val": "validation"}
 _EXAMPLES, _PAIRS = 5, 8  # of a finding; of images that look alike
@@ -133,13 +134,12 @@ def pairs(images: Images, alike: Alike) -> list[tuple[int, int]]:
 
 
 def findings(
-    parts: Mapping[str, Part], problems: Mapping[str, Sequence[str]], skip_broken: bool, oriented: bool
+    config: Configuration, parts: Mapping[str, Part], problems: Mapping[str, Sequence[str]]
 ) -> tuple[list[Finding], Images, Alike]:
     """Returns what was found, the images that can be read, and which of them look alike.
 
     Args:
         problems: what the readers left out, by mode.
-        skip_broken, oriented: DATA.SKIP_BROKEN, DATA.EXIF_ORIENTATION.
     """
     found = [
         Finding(said[0] if len(said) == 1 else f"{said[0]} (and {len(said) - 1} more)", said[1:_EXAMPLES], True)
@@ -149,11 +149,15 @@ def findings(
     for mode, part in parts.items():
         broken = ~part.records["readable"]
         if broken.any():
-            stops = not (skip_broken and mode == "train")
+            stops = not (config.DATA.SKIP_BROKEN and mode == "train")
             found.append(_of_files(part, broken, f"{NAMES[mode]} images that can't be read", stops))
         if part.records["flawed"].any():
             text = f"{NAMES[mode]} images that are damaged, but decoded"
             found.append(_of_files(part, part.records["flawed"], text, False))
+        narrow = too_narrow(config, part.records) if mode == "val" else np.zeros(0, bool)
+        if narrow.any():
+            names = list(map(part.source.name, np.flatnonzero(narrow)[:_EXAMPLES].tolist()))
+            found.append(Finding(f"{NAMES[mode]} images too narrow to be resized: {narrow.sum():,}", names, True))
     found += _labels(parts)
     images = images_of(parts)
     same, (like, missed) = copies(images), lookalikes(images)
@@ -164,10 +168,19 @@ def findings(
     found += _told(parts, images, images.blank, "images of one colour")
     turned = sum(int((part.records["turn"] > 1).sum()) for part in parts.values())
     if turned:
+        oriented = config.DATA.EXIF_ORIENTATION
         what = "so they are" if oriented else "they are read as they are stored"
         text = f"images whose EXIF turns them: {turned:,}; with DATA.EXIF_ORIENTATION {oriented} {what}"
         found.append(Finding(text, [], False))
     return found, images, like
+
+
+def too_narrow(config: Configuration, records: np.ndarray) -> np.ndarray:
+    """Returns which images have more than MAX_PIXELS once their short side is resized, as ``EvalTransform`` does."""
+    data, sides = config.DATA, np.stack([records["width"], records["height"]]).astype(float)
+    to = int(data.IMAGE_SIZE / data.CROP_PCT)
+    resized = np.floor(to * sides / np.maximum(sides.min(0), 1)).prod(0)
+    return (resized > max(data.MAX_PIXELS, to * to)) & (data.CROP_MODE != "squash") & records["readable"]
 
 
 def _of_files(part: Part, flagged: np.ndarray, text: str, stops: bool) -> Finding:

@@ -54,7 +54,7 @@ class Part(NamedTuple):
         source: the images.
         records: [n]: size, bytes, format, mode, EXIF's orientation, hashes of the file's bytes (``content``) and of
             what it shows (``look``), whether it is blank, can be read, and was read with a decoder's warning.
-        messages: what is wrong with single images, by their place; the first MESSAGES.
+        messages: what is wrong with single images, by their place; of the first MESSAGES, about.
         mean: [SIDE, SIDE, 3], of the images that can be read; grey levels.
     """
 
@@ -114,15 +114,17 @@ def looked_at(
     look = functools.partial(_looked_at, most=most, oriented=oriented)
     # Forked: a spawned process would import Paddle, and get the paths and pixels as a copy.
     context = multiprocessing.get_context("fork")
+    pool = ProcessPoolExecutor(workers, context, _begin, (source,))
     try:
-        with ProcessPoolExecutor(workers, context, _begin, (source,)) as pool:
-            for chunk, (found, said, added) in zip(chunks, pool.map(look, chunks), strict=True):
-                records[chunk.start : chunk.stop] = found
-                messages |= {place: text for place, text in said.items() if len(messages) < MESSAGES}
-                total += added
-                progress(len(chunk))
+        for chunk, (found, said, added) in zip(chunks, pool.map(look, chunks), strict=True):
+            records[chunk.start : chunk.stop] = found
+            messages |= said if len(messages) < MESSAGES else {}
+            total += added
+            progress(len(chunk))
     except BrokenProcessPool:
         raise RunError("a process that decodes was killed; is memory short? Fewer --workers need less") from None
+    finally:
+        pool.shutdown(cancel_futures=True)
     return Part(source, records, messages, total / max(1, records["readable"].sum()))
 
 
@@ -142,7 +144,8 @@ def _looked_at(places: range, most: int, oriented: bool) -> tuple[np.ndarray, di
     for row, place in enumerate(places):
         try:
             image, flaw = picture(_own[0], place, most, records[row])
-            copy = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BOX)
+            image = image if image.mode == "RGB" else image.convert("RGB")
+            copy = image.resize((SIDE, SIDE), Image.Resampling.BOX)
             small[row] = TURNS[int(records[row]["turn"]) if oriented else 1].pixels(np.asarray(copy))
             records[row]["readable"], records[row]["flawed"] = True, bool(flaw)
         except RunError as error:

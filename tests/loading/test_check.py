@@ -1,6 +1,7 @@
 """tools/check_dataset.py: what is found in images and labels, held to what was put there."""
 
 import io
+import os
 import re
 import shutil
 import sys
@@ -15,10 +16,10 @@ from sklearn.datasets import load_sample_image
 
 from config import get_config
 from datasets import get_datasets
-from errors import InputError
+from errors import InputError, RunError
 from loading.check import duplicates
 from loading.check.duplicates import near, ones, perceptual_hashes
-from loading.check.images import looked_at, source_of
+from loading.check.images import Source, looked_at, source_of
 from loading.sources import Split, folder
 from tools import check_dataset, make_shards
 
@@ -102,6 +103,7 @@ def spoilt(tmp_path):
     whole = (train / "dog/photo.jpg").read_bytes()
     (train / "cat/cut.jpg").write_bytes(whole[: len(whole) // 2])
     (train / "cat/page.jpg").write_text("<html>404</html>")
+    Image.new("RGB", (1, 2000)).save(val / "cat/narrow.png")
     (val / "dog/large.png").write_bytes(forged.png(65_500, 65_500, pixels=forged.black(1, 99)))
     place = whole.index(b"\xff\xda") + 400
     (train / "dog/flawed.jpg").write_bytes(whole[:place] + b"\xff\x00\xff\xd5" + whole[place + 4 :])
@@ -119,11 +121,11 @@ def told(result):
 
 
 def test_everything_that_was_put_in_is_found(spoilt):
-    result = result_of(spoilt)
+    result = result_of(spoilt, "DATA.MAX_PIXELS", "100000000", "DATA.IMAGE_SIZE", "224")
     found = told(result)
-    broken = {name for one in result.findings if one.stops for name in one.examples}
+    broken = {name for one in result.findings if "read" in one.text for name in one.examples}
     assert not result.usable
-    assert result.verdict == "not usable: 2 of what was found stop a run"
+    assert result.verdict == "not usable: 3 of what was found stop a run"
     assert found.pop("training images that can't be read") == (2, True)
     assert found.pop("validation images that can't be read") == (1, True)
     assert {re.search(r"(\w+\.\w+): ", line)[1] for line in broken} == {"cut.jpg", "page.jpg", "large.png"}
@@ -132,7 +134,8 @@ def test_everything_that_was_put_in_is_found(spoilt):
     assert found.pop("training images that are damaged, but decoded") == (1, False)
     turned = "images whose EXIF turns them; with DATA.EXIF_ORIENTATION False they are read as they are stored"
     assert found.pop(turned) == (1, False)
-    assert found.pop("images of one colour") == (1, False)
+    assert found.pop("validation images too narrow to be resized") == (1, True)
+    assert found.pop("images of one colour") == (2, False)
     assert found.pop("validation images that are the same file as a training image") == (1, False)
     assert found.pop("validation images that look like a training image") == (1, False)
     assert found.pop("images that are the same file as one that has another label") == (2, False)
@@ -147,7 +150,7 @@ def test_everything_that_was_put_in_is_found(spoilt):
     assert np.abs(train.mean - copies.mean(0)).max() < 25  # the flawed one's decoders differ below the flaw
     screen = check_dataset.screen(result)
     assert len(screen.splitlines()) < 40
-    assert re.search(r"\n  images +16 +7\n  classes +2 +2\n  images per class +7 to 9 +3 to 4\n", screen)
+    assert re.search(r"\n  images +16 +8\n  classes +2 +2\n  images per class +7 to 9 +4 to 4\n", screen)
     assert re.search(r"\n  formats +.*JPEG.* +PNG.*\n", screen)
 
 
@@ -166,6 +169,12 @@ def test_the_same_is_found_by_any_number_of_processes_and_in_shards(spoilt, tmp_
     again = result_of(spoilt)
     assert (packed.parts["train"].records == again.parts["train"].records).all()
     assert any("no val-*.tar" in one.text and one.stops for one in packed.findings)
+
+
+def test_a_process_that_is_killed_is_told():
+    source = Source(str, lambda _: os._exit(9), np.zeros(3, int), [])
+    with pytest.raises(RunError, match="a process that decodes was killed; is memory short"):
+        looked_at(source, 10**8, False, 1)
 
 
 def test_labels_and_lists_are_checked_without_giving_up(tmp_path):
@@ -249,7 +258,7 @@ def test_the_page_stands_alone_and_tells_what_the_screen_tells(spoilt, tmp_path,
     assert "&lt;b&gt;&amp;" in text
     assert "<b>&" not in text
     assert text.count("data:image/png;base64,") == 5
-    verdict = "not usable: 2 of what was found stop a run"
+    verdict = "not usable: 3 of what was found stop a run"
     assert verdict in screen
     assert verdict in text
     with Image.open(page.with_suffix(".png")) as image:
