@@ -19,6 +19,7 @@ from datasets import get_datasets
 from errors import InputError, RunError
 from loading.check import duplicates
 from loading.check.duplicates import near, ones, perceptual_hashes
+from loading.check.findings import Images, copies, lookalikes, pairs
 from loading.check.images import Source, looked_at, source_of
 from loading.sources import Split, folder
 from tools import check_dataset, make_shards
@@ -81,6 +82,19 @@ def test_the_search_is_bounded_and_tells_what_it_left_out(monkeypatch):
     monkeypatch.setattr(duplicates, "ones", lambda values: compared.append(len(values)) or np.full(len(values), 64))
     assert near(hashes, lambda *_: None) > 0
     assert sum(compared) <= 5 * 5 * 100
+
+
+def test_who_is_like_whom_by_hand():
+    """Training: files 1 and 2, that look alike; 4, which is blank; 6. Validation: 1 again, 3 like 2, 5 like none, 6."""
+    parts, files = np.array([0, 0, 0, 0, 1, 1, 1, 1]), np.array([1, 2, 4, 6, 1, 3, 5, 6], np.uint64)
+    looks = np.array([0, 1, 1, 2**40 - 1, 0, 3, 2**64 - 1, 2**40 - 1], np.uint64)
+    images = Images(["train", "val"], parts, np.arange(8), np.array([0, 0, 1, 2, 0, 1, 1, 1]), files, looks, files == 4)
+    same, (like, missed) = copies(images), lookalikes(images)
+    assert missed == 0
+    assert [np.flatnonzero(found).tolist() for found in same] == [[], [4, 7], [3, 7]]
+    # Image 4 is told as a copy already. Image 5 has the label 1, what it is like has 0.
+    assert [np.flatnonzero(found).tolist() for found in like] == [[0, 1, 4, 5], [5], [0, 1, 4, 5]]
+    assert pairs(images, like) == [(5, 1), (0, 5), (4, 5)]
 
 
 # ------------------------------------------------------------------- images
