@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-import launch.startup  # noqa: E402, F401  (streams)
+import launch.startup  # noqa: E402  (streams)
 from errors import InputError, RunError, remedy, reported, shown  # noqa: E402  (first: it says what isn't installed)
 
 # isort: split
@@ -34,6 +34,7 @@ from tqdm import tqdm  # noqa: E402
 
 from config import get_config  # noqa: E402
 from configs.registry import datasets  # noqa: E402
+from main_multi_gpu import import_paddle  # noqa: E402
 from options import Configuration  # noqa: E402
 
 LISTS = {"train": "train_list.txt", "val": "val_list.txt"}
@@ -177,6 +178,8 @@ def main() -> None:
     options = parsed_arguments()
     config = configured(options)
     check_outputs(options, config)
+    import_paddle()
+    launch.startup.stop_by_removing(options.report and launch.startup.unfinished(options.report))
     start = time.monotonic()
     result = checked(config, options.workers, config.MODEL.NUM_CLASSES if options.cfg else "auto")
     seconds, count = time.monotonic() - start, sum(len(part.records) for part in result.parts.values())

@@ -15,11 +15,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-import launch.startup  # noqa: E402, F401  (streams)
+import launch.startup  # noqa: E402  (streams)
 from errors import InputError, RunError, remedy, reported  # noqa: E402  (first: it says what isn't installed)
 
 # isort: split
 from config import get_config  # noqa: E402
+from main_multi_gpu import import_paddle  # noqa: E402
 from options import Configuration  # noqa: E402
 
 _MOST, _EVALUATION = 64, "#2e7d32"
@@ -67,6 +68,8 @@ def main() -> None:
     if not 1 <= options.count <= _MOST or options.epoch < 1:
         found = f"--count is {options.count}, --epoch {options.epoch}"
         raise InputError(f"{found}; expected 1 to {_MOST}, and 1 or more")
+    import_paddle()
+    launch.startup.stop_by_removing(launch.startup.unfinished(options.output))
     flags = {"DATA.DATASET": options.dataset, "DATA.DATA_PATH": options.data_path}
     given = [word for key, value in flags.items() if value is not None for word in (key, value)]
     picture = drawn(get_config(options.cfg, [*given, *options.o]), options.epoch, options.count)

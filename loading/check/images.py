@@ -14,7 +14,7 @@ import simplejpeg
 from PIL import Image
 
 from errors import InputError, RunError, Unreadable
-from launch.signals import die_with_parent, ignore_signals
+from launch.signals import die_with_parent
 from loading.check.duplicates import perceptual_hashes
 from loading.files import contents
 from loading.shards import Shards
@@ -133,7 +133,6 @@ _own: list[Source] = []  # a process's
 
 def _begin(source: Source) -> None:
     die_with_parent()
-    ignore_signals()
     _own[:] = [source]
 
 

@@ -10,6 +10,7 @@ import pytest
 from conftest import write_images
 from PIL import Image
 
+import launch.startup
 from config import get_config
 from datasets import get_dataloader, get_datasets
 from errors import InputError
@@ -111,6 +112,8 @@ def test_the_command_draws_a_picture(root, monkeypatch, capsys):
         "DATA.NUM_WORKERS",
         "0",
     ]
+    monkeypatch.setattr(show_batch, "import_paddle", lambda: None)  # it takes this process's signals
+    monkeypatch.setattr(launch.startup, "stop_by_removing", lambda _: None)
     monkeypatch.setattr(sys, "argv", ["x", *words, *small])
     show_batch.main()
     assert Image.open(io.BytesIO((root / "batch.png").read_bytes())).width > 400

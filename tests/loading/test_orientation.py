@@ -71,6 +71,12 @@ def test_what_is_damaged_says_nothing_and_raises_nothing(kind):
     data, plain = file_of(PHOTOGRAPH, kind, 6), file_of(PHOTOGRAPH, kind)
     assert (orientation_of(data), orientation_of(plain)) == (6, 1)
     assert {orientation_of(data[:end]) for end in range(0, len(data), 7)} == {1, 6}
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        spoilt = bytearray(data[:2000])
+        for place in rng.integers(len(spoilt), size=3):
+            spoilt[place] = rng.integers(256)
+        assert orientation_of(bytes(spoilt)) in ALL
     exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0%c\0\0\0\0\0\0"
     assert [orientation_in(exif % number) for number in (0, 1, 8, 9, 255)] == [1, 1, 8, 1, 1]
     assert {orientation_in((exif % 8)[:end]) for end in range(25)} == {1}
