@@ -23,7 +23,7 @@ def training_panels(config: Configuration, dataset: ImageDataset, epoch: int, co
     loader.close()
     images, targets = BatchTransform(config)(batch, epoch)
     targets, classes, smoothing = targets[:count].numpy(), config.MODEL.NUM_CLASSES, config.TRAIN.SMOOTHING
-    shares = np.eye(classes)[targets] if targets.ndim == 1 else (targets - smoothing / classes) / (1 - smoothing)
+    shares = _one_hot(targets, classes) if targets.ndim == 1 else (targets - smoothing / classes) / (1 - smoothing)
     return _panels(config, images[:count], shares, dataset.classes)
 
 
@@ -33,9 +33,14 @@ def evaluation_panels(config: Configuration, dataset: ImageDataset, count: int) 
     loader.batch_sampler.indices = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(int).tolist()
     normalize, panels = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD), []
     for batch in loader:
-        shares = np.eye(config.MODEL.NUM_CLASSES)[batch["labels"].numpy()]
+        shares = _one_hot(batch["labels"].numpy(), config.MODEL.NUM_CLASSES)
         panels += _panels(config, normalize(batch["pixels"]), shares, dataset.classes)
+    loader.close()
     return panels
+
+
+def _one_hot(labels: np.ndarray, classes: int) -> np.ndarray:
+    return (labels[:, None] == np.arange(classes)).astype(np.float32)
 
 
 def _panels(config: Configuration, images: paddle.Tensor, shares: np.ndarray, classes: Sequence[str]) -> list[Panel]:
