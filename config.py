@@ -47,6 +47,7 @@ _C.DATA.IMAGE_CHANNELS = 3  # 3: RGB, 1: grey
 _C.DATA.CROP_PCT = 0.875  # evaluation: the central crop's share of the resized side
 _C.DATA.CROP_MODE = "center"  # evaluation: the short side is resized; "squash": both sides, to a square (timm)
 _C.DATA.INTERPOLATION = "bicubic"  # of every resize: bicubic, bilinear or nearest
+_C.DATA.EXIF_ORIENTATION = False  # turn a photograph as its EXIF says; False: as it is stored (timm, PaddleViT)
 _C.DATA.FAST_EVAL = False  # evaluation: decode JPEG as fast as training does; False: Pillow's pixels, to the bit
 _C.DATA.NUM_WORKERS = 2  # loader processes per device; 0: load in the training process
 _C.DATA.PREFETCH = 2  # batches that each of them loads ahead

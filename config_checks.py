@@ -81,6 +81,7 @@ def _check_data(config: Configuration, require: Callable[[bool, str, str], None]
             ("TRAIN.AUTO_AUGMENT", train.AUTO_AUGMENT, None),
             ("TRAIN.COLOR_JITTER", train.COLOR_JITTER, 0.0),
             ("DATA.SKIP_BROKEN", data.SKIP_BROKEN, False),
+            ("DATA.EXIF_ORIENTATION", data.EXIF_ORIENTATION, False),
             ("DATA.MULTI_SCALE", data.MULTI_SCALE, None),
         ):
             require(value == idle, key, f"{idle} with DATA.LOADER dali, which crops, resizes and flips")
@@ -234,8 +235,9 @@ _DECLARED = (
     ((_OWN_BATCH,), ("DATA.BATCH_SIZE",)),
     (_STORED, ("DATA.CACHE",)),
     ((*_FILES, _NO_CACHE), ("DATA.FAST_EVAL",)),
-    (_FILES, ("DATA.MAX_PIXELS",)),
+    (_FILES, ("DATA.MAX_PIXELS", "DATA.EXIF_ORIENTATION")),
     ((_TRAINING, *_FILES), ("DATA.SKIP_BROKEN",)),
+    ((_is_set("DATA.VAL_SPLIT"),), ("DATA.VAL_SPLIT_SEED", "DATA.VAL_SPLIT_GROUPS")),
     ((_TRAINING, *_SHARDS, _is("DATA.SAMPLER", "shuffle"), _NO_CACHE), ("DATA.SHARD_SHUFFLE",)),
     ((_LOADED_AHEAD,), ("DATA.PREFETCH",)),
     ((_WEIGHTS,), ("MODEL.PRETRAINED_ALLOW", "MODEL.PRETRAINED_CLASSES")),

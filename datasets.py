@@ -149,7 +149,7 @@ class EncodedDataset(ImageDataset):
     def __init__(self, config: Configuration, mode: str, labels: Labels, classes: Sequence[str]) -> None:
         super().__init__(config, mode, labels, classes)
         self.exact = mode != "train" and not config.DATA.FAST_EVAL
-        self.most = config.DATA.MAX_PIXELS
+        self.most, self.oriented = config.DATA.MAX_PIXELS, config.DATA.EXIF_ORIENTATION
 
     def data(self, index: int) -> bytes:
         """Returns the file of an image; raises OSError, Unreadable or RunError where it can't be read."""
@@ -169,7 +169,7 @@ class EncodedDataset(ImageDataset):
         name = self.name(index)
         with readable(name, RunError):  # a disk may do better next time
             data = self.data(index)
-        return EncodedImage(data, self.mode, name, self.most)
+        return EncodedImage(data, self.mode, name, self.most, self.oriented)
 
 
 class FileDataset(EncodedDataset):
@@ -284,9 +284,8 @@ def _cached(config: Configuration, mode: str, made_of: str, decode: Callable[[],
 
 
 def _decoded(config: Configuration, mode: str, dataset: EncodedDataset) -> ArrayDataset:
-    made_of = fingerprint(
-        dataset.files(), _DECODING, dataset.mode, dataset.labels.tobytes(), "\0".join(dataset.classes)
-    )
+    way = _DECODING + "turned" * dataset.oriented + dataset.mode
+    made_of = fingerprint(dataset.files(), way, dataset.labels.tobytes(), "\0".join(dataset.classes))
     images = (np.asarray(dataset.image(index)) for index in range(len(dataset)))
     return _cached(config, mode, made_of, lambda: (images, dataset.labels, dataset.classes))
 

@@ -33,9 +33,11 @@ Factor = Annotated[float, between(0, 1_000_000)]
 Positive = Annotated[float, between(1e-12, 1_000_000)]
 Share = Annotated[float, between(0, 1)]
 Rate = Annotated[float, Range("0 <= value < 1", lambda value: 0 <= value < 1)]
+Part = Annotated[float, Range("0 < value < 1", lambda value: 0 < value < 1)]
 _NAMES = {"bool": bool, "int": int, "float": float, "str": str, "Size": Size, "Depth": Depth, "Blocks": Blocks,
           "Kernel": Kernel, "Epsilon": Epsilon, "Count": Count,
-          "Factor": Factor, "Positive": Positive, "Rate": Rate, "Share": Share}  # fmt: skip
+          "Factor": Factor, "Positive": Positive, "Rate": Rate, "Share": Share,
+          "Part": Part}  # fmt: skip
 
 
 class Argument(NamedTuple):

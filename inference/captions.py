@@ -27,7 +27,7 @@ _PAPER, _INK, _FAINT, _WRONG = "white", "black", "#666666", "#b00020"
 
 
 class Captioned:
-    """Draws answers. EXIF's orientation is left alone: it is what the model saw.
+    """Draws answers. EXIF turns an image where it does for the model, by DATA.EXIF_ORIENTATION: it is what that saw.
 
     Args:
         side: pixels of the image's longer side.

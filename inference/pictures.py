@@ -14,6 +14,7 @@ from loading.files import Paths, contents
 from loading.samplers import EvalBatchSampler
 from loading.transforms import Broken, EncodedImage, largest_file
 from loading.transforms.decode import converted, unscaled
+from loading.transforms.orientation import TURNS, orientation_in
 from loading.workers import ProcessLoader
 from options import Configuration
 
@@ -71,7 +72,8 @@ class Pictures(EncodedDataset):
             return super().picture(index)
         if reason := unscaled(image):
             raise Broken(f"{self.name(index)}: {reason}")
-        return converted(image.copy(), self.mode)  # of a copy: it takes notes out of what it is given
+        turn = TURNS[orientation_in(image.info.get("exif") or b"") if self.oriented else 1]
+        return turn.image(converted(image.copy(), self.mode))  # of a copy: it takes notes out of what it is given
 
     def batches(self, config: Configuration, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
         """Yields this rank's share in the order of ``images``: DATA.BATCH_SIZE_EVAL at a time."""

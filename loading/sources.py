@@ -16,14 +16,16 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from configs.registry import datasets
-from configs.signatures import Size
+from configs.signatures import Count, Part, Size
 from errors import Allowance, InputError, Unreadable, opened, reading, shown
 from loading.files import Paths
+from loading.splits import validation
 
 Decoded = tuple[np.ndarray, np.ndarray, list[str]]  # images, labels, class names
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
 MOST_CLASSES = 10_000_000  # where any label may stand
+_KEPT = 1000  # problems, for a check
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 # Characters that no class can have in its name: a message, a table or a JSON file would break at them.
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -37,10 +39,19 @@ class Split(NamedTuple):
     Args:
         mode: "train" or "val".
         num_classes: labels are below it; "auto": they may be any.
+        problems: takes, for a check of the data, what a reader can leave out and go on; None: it raises.
     """
 
     mode: str
     num_classes: int | Literal["auto"] = "auto"
+    problems: list[str] | None = None
+
+    def refuse(self, problem: str) -> None:
+        """Raises InputError; or, for a check, keeps the problem: the first of very many."""
+        if self.problems is None:
+            raise InputError(problem)
+        if len(self.problems) < _KEPT:
+            self.problems.append(problem)
 
 
 class Files(NamedTuple):
@@ -70,29 +81,59 @@ class Drawn(NamedTuple):
 @datasets.register(
     "imagenet2012", holds="`train_list.txt` and `val_list.txt`: on each line a path (it may hold spaces), then a label"
 )
-def imagenet2012(split: Split, *, data_path: str) -> Files:
+def imagenet2012(
+    split: Split,
+    *,
+    data_path: str,
+    val_split: Part | None = None,
+    val_split_seed: Count = 0,
+    val_split_groups: str | None = None,
+) -> Files:
     """Reads PaddleViT's ``<mode>_list.txt``.
 
+    Args:
+        val_split: share of the training images of each class that are for validation, where there is no validation
+            part; tools/check_dataset.py --split tells it and writes it as lists.
+        val_split_seed: chooses them; apart from SEED, so that runs of other seeds have the same ones.
+        val_split_groups: images of one group are in one part: a pattern of paths, or a file of paths and groups.
+
     Raises:
-        InputError: the list or files are missing, a line is wrong (which), a label is outside the range.
+        InputError: the list or files are missing, a line is wrong (which), a label is outside the range; there is a
+            part for validation besides the one that is to be split off.
     """
     root = Path(data_path)
-    file = root / f"{split.mode}_list.txt"
+    file = root / f"{split.mode if val_split is None else 'train'}_list.txt"
+    _refuse_both(val_split, root / "val_list.txt")
     with reading(file, "a list", "; DATASET imagenet2012 needs it under -data_path"), opened(file) as lines:
         labels, folders, known = array("q"), array("i"), {}
-        paths = Paths(_listed(file, lines, split.num_classes, labels, folders, known))
+        paths = Paths(_listed(file, lines, split, labels, folders, known))
         if not labels:
             raise InputError(f"{file}: the list is empty")
-        if missing := _missing(root, paths, np.frombuffer(folders, np.int32), list(known)):
+        checked = split.problems is not None  # each file is opened then
+        if not checked and (missing := _missing(root, paths, np.frombuffer(folders, np.int32), list(known))):
             raise InputError(f"{file}: {missing}")
-        return Files(root, paths, np.frombuffer(labels, np.int64), [])
+        files = Files(root, paths, np.frombuffer(labels, np.int64), [])
+    return files if val_split is None else _part(files, split.mode, val_split, val_split_seed, val_split_groups)
+
+
+def _refuse_both(val_split: float | None, part: Path) -> None:
+    if val_split is not None and part.exists():
+        raise InputError(f"{part} is there, and DATA.VAL_SPLIT {val_split} would make another; leave out one of them")
+
+
+def _part(files: Files, mode: str, share: float, seed: int, groups: str | None) -> Files:
+    """Returns the training images without those that are for validation, or the latter."""
+    chosen = validation(files.paths, files.labels, share, seed, groups) == (mode == "val")
+    paths = Paths(str(files.paths[place]) for place in np.flatnonzero(chosen))
+    return Files(files.root, paths, np.asarray(files.labels)[chosen], files.classes)
 
 
 def _listed(
-    file: Path, lines: Any, classes: int | Literal["auto"], labels: array, folders: array, known: dict[bytes, int]
+    file: Path, lines: Any, split: Split, labels: array, folders: array, known: dict[bytes, int]
 ) -> Iterator[bytes]:
     """Yields a list's paths; appends their labels, and the numbers of their folders, which ``known`` gives."""
-    limit, left = (MOST_CLASSES if classes == "auto" else classes), Allowance(os.fstat(lines.fileno()).st_size).left
+    limit = MOST_CLASSES if split.num_classes == "auto" else split.num_classes
+    left = Allowance(os.fstat(lines.fileno()).st_size).left
     start = lines.peek(4)[:3]
     if start[:2] in _UTF16:
         raise Unreadable("it is in UTF-16; save it in UTF-8")
@@ -103,12 +144,15 @@ def _listed(
         path, label = words[0].strip(), words[-1]
         if len(words) == 1 or not (label.isdigit() or (label[:1] == b"-" and label[1:].isdigit())):
             found = shown(os.fsdecode(line.strip()[:200]))
-            raise InputError(f"{file}, line {number}: expected a path, then a label; found '{found}'")
+            split.refuse(f"{file}, line {number}: expected a path, then a label; found '{found}'")
+            continue
         value = int(label) if len(label) <= 18 else limit
         if not 0 <= value < limit:
-            raise InputError(f"{file}, line {number}: label {shown(label.decode(), 30)} is outside 0..{limit - 1}")
+            split.refuse(f"{file}, line {number}: label {shown(label.decode(), 30)} is outside 0..{limit - 1}")
+            continue
         if b"\0" in path:
-            raise InputError(f"{file}, line {number}: its path holds a NUL character")
+            split.refuse(f"{file}, line {number}: its path holds a NUL character")
+            continue
         left -= len(path) + _LISTED
         if left < 0:
             raise Unreadable(f"its {number} lines would take more than 64 MiB and three times its size")
@@ -139,42 +183,62 @@ def _missing(root: Path, paths: Paths, folders: np.ndarray, names: list[bytes]) 
     return f"{many}{missing} of {len(paths)} files are missing, the first is {root / paths[first]}"
 
 
-@datasets.register("folder", holds="`train/<class>/**` and `val/<class>/**`")
-def folder(split: Split, *, data_path: str) -> Files:
+@datasets.register(
+    "folder", holds="`train/<class>/**` and `val/<class>/**`; with `DATA.VAL_SPLIT` the first alone, or `<class>/**`"
+)
+def folder(
+    split: Split,
+    *,
+    data_path: str,
+    val_split: Part | None = None,
+    val_split_seed: Count = 0,
+    val_split_groups: str | None = None,
+) -> Files:
     """Reads class names, sorted, and images at any depth; the training folder's classes count.
 
+    Args:
+        val_split: share of the training images of each class that are for validation, where there is no validation
+            part; tools/check_dataset.py --split tells it and writes it as lists.
+        val_split_seed: chooses them; apart from SEED, so that runs of other seeds have the same ones.
+        val_split_groups: images of one group are in one part: a pattern of paths, or a file of paths and groups.
+
     Raises:
-        InputError: no class folders, one without images, one that the training folder lacks, or that can't be listed.
+        InputError: no class folders, one without images, one that the training folder lacks, or that can't be listed;
+            there is a part for validation besides the one that is to be split off.
     """
-    root, mode = Path(data_path), split.mode
+    root, mode = Path(data_path), split.mode if val_split is None else "train"
+    _refuse_both(val_split, root / "val")
+    alone = root.is_dir() and not (root / "train").is_dir() and not (root / "val").is_dir()
+    if mode == "train" and alone and (val_split is not None or split.problems is not None):
+        mode = "."  # <class>/ stands there alone
     with reading(root / mode, "class folders", "; DATASET folder needs train/ and val/ under -data_path"):
         own, known = _classes(root / mode), _classes(root / "train")
         if not own:
             raise InputError(
                 f"{root / mode}: no class folders; DATASET folder needs {mode}/<class>/<image> under -data_path"
+                + "; without a val/, DATA.VAL_SPLIT splits what there is" * (val_split is None)
             )
-        if known and set(own) - set(known):
-            raise InputError(
-                f"{root / mode}: classes that train/ lacks: {', '.join(sorted(set(own) - set(known))[:3])}"
-            )
+        if known and (unknown := sorted(set(own) - set(known))):
+            split.refuse(f"{root / mode}: classes that train/ lacks: {', '.join(unknown[:3])}")
+            known += unknown
         classes = known or own
         places = {name: place for place, name in enumerate(classes)}  # of ImageNet-22k there are 21,841
         labels = array("q")
 
         def found() -> Iterator[str]:
             for name in own:
-                for path in images_below(root, f"{mode}/{name}"):
+                for path in images_below(root, os.path.normpath(f"{mode}/{name}")):
                     labels.append(places[name])
                     yield path
 
         paths = Paths(found())
-        empty = sorted(set(own) - {classes[label] for label in np.unique(labels)})
-        if empty:
-            raise InputError(
+        if empty := sorted(set(own) - {classes[label] for label in np.unique(labels)}):
+            split.refuse(
                 f"{root / mode / empty[0]}: holds no image ({len(empty)} such classes);"
                 f" images end in {' '.join(IMAGE_SUFFIXES)}"
             )
-        return Files(root, paths, np.array(labels), classes)
+        files = Files(root, paths, np.array(labels), classes)
+    return files if val_split is None else _part(files, split.mode, val_split, val_split_seed, val_split_groups)
 
 
 def _classes(folder: Path) -> list[str]:

@@ -51,7 +51,8 @@ def encoded(path: str, resize: int | None, quality: int, most: int) -> tuple[byt
 
     Args:
         resize: pixels of the short side, to which a larger image is reduced: antialiased bicubic, JPEG from JPEG,
-            otherwise PNG, grey or RGB; None, or an image that is no larger: the file as it is.
+            otherwise PNG, grey or RGB, with EXIF's orientation alone; None, or an image that is no larger: the file as
+            it is.
         quality: of JPEG.
         most: pixels that an image may have.
 
@@ -60,6 +61,7 @@ def encoded(path: str, resize: int | None, quality: int, most: int) -> tuple[byt
     """
     from loading.files import contents
     from loading.transforms import converted, largest_file, opened_image
+    from loading.transforms.orientation import TAG, orientation_of
 
     with reading(path, "an image", _ADVICE):
         data = contents(path, largest_file(most))
@@ -71,8 +73,11 @@ def encoded(path: str, resize: int | None, quality: int, most: int) -> tuple[byt
         kind = "JPEG" if image.format == "JPEG" else "PNG"
         pixels = converted(image, "L" if image.mode.startswith(("1", "L", "I")) else "RGB")
         pixels = pixels.resize([resize * side // short for side in image.size], Image.Resampling.BICUBIC)
-    file = io.BytesIO()
-    pixels.save(file, kind, quality=quality)
+    file, notes = io.BytesIO(), {}
+    if (turn := orientation_of(data)) > 1:  # a later run says whether it counts
+        notes["exif"] = Image.Exif()
+        notes["exif"][TAG] = turn
+    pixels.save(file, kind, quality=quality, **notes)
     return file.getvalue(), {"JPEG": ".jpg", "PNG": ".png"}[kind]
 
 

@@ -17,8 +17,8 @@ from PIL import Image
 
 from errors import RunError, reading
 from loading.transforms.formats import opened_image
+from loading.transforms.orientation import TURNS, Box, orientation_of
 
-Box = tuple[int, int, int, int]  # left, top, right and bottom in pixels; right and bottom are outside
 _ALGORITHMS = {
     Image.Resampling.BICUBIC: ResizeAlg.convolution(FilterType.catmull_rom),
     Image.Resampling.BILINEAR: ResizeAlg.convolution(FilterType.bilinear),
@@ -47,45 +47,49 @@ class EncodedImage:
         mode: of its pixels, once they are decoded: "RGB" or "L".
         name: what a person calls it.
         most: pixels that it may have (DATA.MAX_PIXELS).
+        oriented: it is turned as its EXIF says (DATA.EXIF_ORIENTATION).
 
     Attributes:
-        size: (width, height) in pixels.
+        size: (width, height) in pixels, of what is shown.
 
     Raises:
         RunError: it can't be read; from every method.
     """
 
-    def __init__(self, data: bytes, mode: str, name: str, most: int) -> None:
+    def __init__(self, data: bytes, mode: str, name: str, most: int, oriented: bool = False) -> None:
         self.mode, self._name = mode, name
         with readable(name):
             self._image, self._data = opened_image(data, most)
         if reason := unscaled(self._image):
             raise Broken(f"{name}: {reason}")
-        self.size = self._image.size
+        self._turn = TURNS[orientation_of(data) if oriented else 1]
+        self.size = self._turn.size(self._image.size)
 
     def decoded(self) -> Image.Image:
         """Returns Pillow's full decode; of 16-bit grey as ``converted`` says."""
         with readable(self._name):
-            return converted(self._image, self.mode)
+            return self._turn.image(converted(self._image, self.mode))
 
     def resized_crop(self, box: Box, size: tuple[int, int], resample: Image.Resampling) -> np.ndarray:
         """As the function, of a plain JPEG within 1.5 grey levels in the mean, of all else exactly."""
         room = min((box[2] - box[0]) / size[0], (box[3] - box[1]) / size[1])
         scale = max(scale for scale in (1, 2, 4, 8) if scale == 1 or room >= scale * _GAP)
         with readable(self._name):
-            pixels = self._jpeg(box[3], scale)
+            stored = self._turn.box(box, self.size)
+            pixels = self._jpeg(stored[3], scale)
             if pixels is None:
-                return resized_crop(converted(self._image, self.mode), box, size, resample)
-            left, top, right, bottom = (edge / scale for edge in box)
+                return resized_crop(self.decoded(), box, size, resample)
+            left, top, right, bottom = (edge / scale for edge in stored)
             x, y = int(left), int(top)
             pixels = pixels[y : math.ceil(bottom), x : math.ceil(right)]
-            return _resized(pixels, CropBox(left - x, top - y, right - left, bottom - top), size, resample)
+            place = CropBox(left - x, top - y, right - left, bottom - top)
+            return self._turn.pixels(_resized(pixels, place, self._turn.size(size), resample))
 
     def _jpeg(self, rows: int, scale: int) -> np.ndarray | None:
         """Returns at least the first ``rows`` at 1 / ``scale``, [H, W, C] uint8, or None if this is no sound JPEG."""
         if self._image.format != "JPEG" or self._image.mode not in ("RGB", "L"):
             return None
-        width, height = self.size
+        width, height = self._image.size
         enough = min(rows + _MARGIN, height)
         pixels = _decode(_shortened(self._data, enough), (enough, width), self.mode, scale)
         if pixels is None and enough < height:

@@ -24,7 +24,7 @@ from weights.transformers import read_transformers
 METADATA = "paddle_vit_toolkit"  # the entry of a .safetensors file's metadata
 TASKS = ("classification", "multi_label")
 _IMAGES = ("IMAGE_SIZE", "IMAGE_CHANNELS", "CROP_PCT", "CROP_MODE", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD")
-_IMAGES += ("FAST_EVAL",)
+_IMAGES += ("FAST_EVAL", "EXIF_ORIENTATION")
 _OF_A_RUN = ("RESUME", "PRETRAINED", "PRETRAINED_ALLOW", "PRETRAINED_CLASSES")  # MODEL's keys that build nothing
 _CLASS = Rule("a list of names that can be printed", lambda value: is_list(value, _is_class))
 _VALUES = Rule("a dictionary of keys and their values", lambda v: type(v) is dict and len(v) < 500)

@@ -1,0 +1,66 @@
+"""What a model is fed in training and in evaluation, as pictures: the very pixels, with their labels."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import paddle
+
+from datasets import ImageDataset, get_dataloader
+from inference.look.draw import Panel, enlarged, shortened
+from loading.transforms import BatchTransform, Normalize
+from options import Configuration
+
+_LEAST = 0.005  # a share of a label that is told
+
+
+def training_panels(config: Configuration, dataset: ImageDataset, epoch: int, count: int) -> list[Panel]:
+    """Returns the first images of the first batch of an epoch (from 1), of one process, as the loss gets them: cropped,
+    augmented, erased, mixed; and their labels with the shares that mixing leaves them.
+    """
+    loader = get_dataloader(config, dataset, "train")
+    loader.batch_sampler.set_epoch(epoch)
+    batch = next(iter(loader))
+    loader.close()
+    images, targets = BatchTransform(config)(batch, epoch)
+    targets, classes, smoothing = targets[:count].numpy(), config.MODEL.NUM_CLASSES, config.TRAIN.SMOOTHING
+    shares = _one_hot(targets, classes) if targets.ndim == 1 else (targets - smoothing / classes) / (1 - smoothing)
+    return _panels(config, images[:count], shares, dataset.classes)
+
+
+def evaluation_panels(config: Configuration, dataset: ImageDataset, count: int) -> list[Panel]:
+    """Returns evaluation images, evenly spread over the dataset, as the model gets them."""
+    loader = get_dataloader(config, dataset, "val")
+    loader.batch_sampler.indices = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(int).tolist()
+    normalize, panels = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD), []
+    for batch in loader:
+        shares = _one_hot(batch["labels"].numpy(), config.MODEL.NUM_CLASSES)
+        panels += _panels(config, normalize(batch["pixels"]), shares, dataset.classes)
+    loader.close()
+    return panels
+
+
+def _one_hot(labels: np.ndarray, classes: int) -> np.ndarray:
+    return (labels[:, None] == np.arange(classes)).astype(np.float32)
+
+
+def _panels(config: Configuration, images: paddle.Tensor, shares: np.ndarray, classes: Sequence[str]) -> list[Panel]:
+    pixels = unnormalized(config, images)
+    return [Panel(label(row, classes), enlarged(own)) for own, row in zip(pixels, shares, strict=True)]
+
+
+def unnormalized(config: Configuration, images: paddle.Tensor) -> np.ndarray:
+    """Returns what ``Normalize`` made these images of: [n, C, S, S] float32 -> [n, S, S, C] uint8; what erasing put in,
+    or mixing made, is rounded, and cut to 0..255.
+    """
+    mean, std = (np.asarray(values, np.float64) for values in (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD))
+    found = images.astype("float32").numpy().transpose(0, 2, 3, 1) * std + mean
+    return (255 * found).round().clip(0, 255).astype(np.uint8)
+
+
+def label(shares: np.ndarray, classes: Sequence[str]) -> str:
+    """Returns the classes that have a share, the largest first: "cat 0.70 + dog 0.30"; of one class its name alone."""
+    found = [place for place in np.argsort(-shares, kind="stable").tolist() if shares[place] > _LEAST]
+    names = [shortened(str(classes[place] if classes else place), 18) for place in found]
+    if len(found) == 1:
+        return names[0]
+    return " +\n".join(f"{name} {shares[place]:.2f}" for name, place in zip(names, found, strict=True))

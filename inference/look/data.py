@@ -1,0 +1,216 @@
+"""The page of a check, FILE.html, which needs no network, and its pictures as one, FILE.png."""
+
+import base64
+import html
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from errors import RunError, shown
+from inference.look.draw import figure, figure_png, png, shortened, titled
+from loading.check.findings import Finding, Images, class_name, table
+from loading.check.images import SIDE, Part, picture
+from loading.transforms.orientation import TURNS
+from utils import written_whole
+
+_BARS = 40  # classes, above which their counts are drawn as a curve
+_GRID, _TILE = 24, 112  # images that are shown, and pixels along a side of each
+_ROWS = 500  # of the table of classes
+_COLOURS = {"train": "#3465a4", "val": "#d9822b"}
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 62rem; color: #222 }
+h1 { font-size: 1.4rem; overflow-wrap: anywhere } h2 { font-size: 1.1rem; margin-top: 2rem }
+table { border-collapse: collapse } td, th { padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top }
+th { font-weight: 600 } td.n { text-align: right } img { max-width: 100%; height: auto }
+.stops { color: #a40000 } .good { color: #2e7d32 } li { overflow-wrap: anywhere } small { color: #666 }
+.scroll { max-height: 24rem; overflow: auto; display: inline-block; max-width: 100% }
+"""
+
+
+class Checked(NamedTuple):
+    """All that a page tells.
+
+    Attributes:
+        title: what was checked.
+        verdict: whether it can be used, in a line; ``usable``: so it is.
+        alike: pairs of indices of ``images``.
+        oriented, most: DATA.EXIF_ORIENTATION, DATA.MAX_PIXELS.
+    """
+
+    title: str
+    verdict: str
+    usable: bool
+    parts: Mapping[str, Part]
+    findings: Sequence[Finding]
+    images: Images
+    alike: Sequence[tuple[int, int]]
+    oriented: bool
+    most: int
+
+
+def write_report(file: Path, checked: Checked) -> Path:
+    """Writes the page, and the picture beside it; returns the picture's path.
+
+    Raises:
+        OSError: they can't be written.
+    """
+    drawings: dict[str, Callable[[Any], None]] = {
+        "Images per class": lambda axis: _draw_classes(axis, checked.parts),
+        "Shorter side of the images (pixels)": lambda axis: _draw_sizes(axis, checked.parts),
+        "Mean image": lambda axis: _draw_mean(axis, checked.parts),
+        "Some of the images": lambda axis: _show(axis, _tiles(checked)),
+    }
+    pages = [(title, _figure({title: draw})) for title, draw in drawings.items()]
+    if checked.alike:
+        pages.append(("Images that look alike, side by side", png(_twins(checked))))
+    together = file.with_suffix(".png")
+    with written_whole(together, "wb") as out:
+        out.write(_figure(drawings))
+    with written_whole(file) as out:
+        out.write(_page(checked, pages))
+    return together
+
+
+def _page(checked: Checked, pages: Sequence[tuple[str, bytes]]) -> str:
+    text = html.escape
+    rows = "".join(
+        f"<tr><th>{text(name)}</th>" + "".join(f"<td>{text(value)}</td>" for value in values) + "</tr>"
+        for name, values in table(checked.parts)
+    )
+    heads = "".join(f"<th>{text(mode)}</th>" for mode in checked.parts)
+    found = "".join(
+        f'<li class="{"stops" if one.stops else ""}">{"stops a run: " if one.stops else ""}{text(shown(one.text, 400))}'
+        + "".join(f"<br><small>{text(shown(example, 300))}</small>" for example in one.examples)
+        + "</li>"
+        for one in checked.findings
+    )
+    pictures = "".join(
+        f'<h2>{text(title)}</h2><img alt="{text(title)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+        for title, png in pages
+    )
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{text(checked.title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_STYLE}</style></head><body><h1>{text(checked.title)}</h1>"
+        f'<p class="{"good" if checked.usable else "stops"}"><b>{text(checked.verdict)}</b></p>'
+        f"<table><tr><th></th>{heads}</tr>{rows}</table>"
+        f"<h2>Findings</h2><ul>{found or '<li>none</li>'}</ul>{pictures}"
+        f"<h2>Classes</h2>{_classes(checked.parts)}</body></html>\n"
+    )
+
+
+def _classes(parts: Mapping[str, Part]) -> str:
+    counts = _counts(parts)
+    classes = next(iter(parts.values())).source.classes
+    rows = "".join(
+        f"<tr><td>{html.escape(class_name(classes, label))}</td>"
+        + "".join(f'<td class="n">{count:,}</td>' for count in counts[:, label])
+        + "</tr>"
+        for label in range(min(_ROWS, counts.shape[1]))
+    )
+    more = f"<p>and {counts.shape[1] - _ROWS:,} more</p>" * (counts.shape[1] > _ROWS)
+    heads = "".join(f"<th>{mode}</th>" for mode in parts)
+    return f'<div class="scroll"><table><tr><th>class</th>{heads}</tr>{rows}</table>{more}</div>'
+
+
+def _counts(parts: Mapping[str, Part]) -> np.ndarray:
+    """Images by part and label."""
+    known = max(max(len(part.source.classes), part.source.labels.max(initial=-1) + 1) for part in parts.values())
+    return np.stack([np.bincount(part.source.labels, minlength=known) for part in parts.values()])
+
+
+def _figure(drawings: Mapping[str, Callable[[Any], None]]) -> bytes:
+    across = min(2, len(drawings))
+    down = -(-len(drawings) // across)
+    drawn = figure(7.5 * across, 4.6 * down)
+    for number, (title, draw) in enumerate(drawings.items(), 1):
+        axis = drawn.add_subplot(down, across, number)
+        if len(drawings) > 1:
+            titled(axis, title)
+        draw(axis)
+    return figure_png(drawn)
+
+
+def _draw_classes(axis: Any, parts: Mapping[str, Part]) -> None:
+    counts, classes = _counts(parts), next(iter(parts.values())).source.classes
+    order = np.argsort(-counts[0], kind="stable")
+    if len(order) > _BARS:
+        for mode, own in zip(parts, counts, strict=True):
+            axis.plot(np.sort(own)[::-1], label=mode, color=_COLOURS[mode])
+        axis.set(xlabel="classes, from the largest to the smallest", ylabel="images", ylim=(0, None))
+    else:
+        left = np.zeros(len(order))
+        names = [shortened(class_name(classes, label)) for label in order.tolist()]
+        for mode, own in zip(parts, counts, strict=True):
+            axis.barh(np.arange(len(order)), own[order], left=left, label=mode, color=_COLOURS[mode])
+            left += own[order]
+        axis.set_yticks(np.arange(len(order)), names, fontsize=8 if len(order) < 25 else 5, parse_math=False)
+        axis.invert_yaxis()
+        axis.set(xlabel="images")
+    axis.legend()
+
+
+def _draw_sizes(axis: Any, parts: Mapping[str, Part]) -> None:
+    sides = {mode: np.minimum(part.records["width"], part.records["height"]) for mode, part in parts.items()}
+    sides = {mode: own[own > 0] for mode, own in sides.items()}
+    low, high = (choose([choose(own) for own in sides.values() if len(own)] or [1]) for choose in (min, max))
+    bins = np.geomspace(low, high + 1, 40)
+    axis.hist(list(sides.values()), bins, stacked=True, label=list(sides), color=[_COLOURS[mode] for mode in sides])
+    axis.set(xscale="log", xlabel="pixels", ylabel="images")
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.minorticks_off()
+    axis.set_xticks(sorted({int(low), round((low * high) ** 0.5), int(high)}))
+    axis.legend()
+
+
+def _draw_mean(axis: Any, parts: Mapping[str, Part]) -> None:
+    gap = np.full((SIDE, 2, 3), 255, np.uint8)
+    means = [side for part in parts.values() for side in (part.mean.round().astype(np.uint8), gap)]
+    _show(axis, np.concatenate(means[:-1], 1))
+    axis.set_xlabel(" | ".join(parts))
+
+
+def _show(axis: Any, pixels: np.ndarray) -> None:
+    axis.imshow(pixels, interpolation="nearest")
+    axis.set(xticks=[], yticks=[])
+    for edge in axis.spines.values():
+        edge.set_visible(False)
+
+
+def _tiles(checked: Checked) -> np.ndarray:
+    """Some images, of each class in turn, in rows."""
+    images = checked.images
+    order = np.random.default_rng(0).permutation(len(images.labels))
+    turn = np.argsort(images.labels[order], kind="stable")
+    _, starts, counts = np.unique(images.labels[order][turn], return_index=True, return_counts=True)
+    place = np.empty(len(order), int)
+    place[turn] = np.arange(len(order)) - np.repeat(starts, counts)
+    chosen = order[np.argsort(place, kind="stable")][:_GRID]
+    tiles = [_tile(checked, index) for index in chosen.tolist()]
+    tiles += [np.full((_TILE, _TILE, 3), 255, np.uint8)] * (-len(tiles) % 6 if tiles else 6)
+    return np.concatenate([np.concatenate(tiles[row : row + 6], 1) for row in range(0, len(tiles), 6)])
+
+
+def _twins(checked: Checked) -> np.ndarray:
+    gap = np.full((_TILE, _TILE // 4, 3), 255, np.uint8)
+    found = [np.concatenate([*(_tile(checked, index) for index in pair), gap], 1) for pair in checked.alike]
+    found += [np.full_like(found[0], 255)] * (len(found) % 2)
+    return np.concatenate([np.concatenate(found[row : row + 2], 1) for row in range(0, len(found), 2)])
+
+
+def _tile(checked: Checked, index: int) -> np.ndarray:
+    part = checked.parts[checked.images.modes[checked.images.mode[index]]]
+    place = int(checked.images.place[index])
+    tile = np.full((_TILE, _TILE, 3), 255, np.uint8)
+    try:
+        image = picture(part.source, place, checked.most)[0]
+    except RunError:  # it could be read a moment ago
+        return tile
+    image = TURNS[int(part.records[place]["turn"]) if checked.oriented else 1].image(image.convert("RGB"))
+    image.thumbnail((_TILE - 4, _TILE - 4), Image.Resampling.BOX)
+    left, top = ((_TILE - side) // 2 for side in image.size)
+    tile[top : top + image.height, left : left + image.width] = np.asarray(image)
+    return tile

@@ -1,0 +1,1 @@
+"""Whether a dataset can be trained on: each image looked at, duplicates, labels, told in words."""

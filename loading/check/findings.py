@@ -1,0 +1,267 @@
+"""What a check found, in words: what stops a run, and what spoils its numbers."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from errors import shown
+from loading.check.duplicates import near, ones
+from loading.check.images import Part
+from options import Configuration
+
+NAMES = {"train": "training", "val": "validation"}
+_EXAMPLES, _PAIRS = 5, 8  # of a finding; of images that look alike
+
+
+class Finding(NamedTuple):
+    """A line, and some of the images that it is about. ``stops``: a run with these data ends in an error."""
+
+    text: str
+    examples: Sequence[str]
+    stops: bool
+
+
+class Images(NamedTuple):
+    """Those of all parts that can be read, one after the other: [n] each, but for the names of the parts.
+
+    ``mode`` and ``place`` say where an image is from.
+    """
+
+    modes: list[str]
+    mode: np.ndarray
+    place: np.ndarray
+    labels: np.ndarray
+    content: np.ndarray
+    look: np.ndarray
+    blank: np.ndarray
+
+
+class Alike(NamedTuple):
+    """Which of the images are there more than once, [n] bool: ``same`` in their part, ``leaked`` from training into
+    validation, ``torn`` between labels.
+    """
+
+    same: np.ndarray
+    leaked: np.ndarray
+    torn: np.ndarray
+
+
+def images_of(parts: Mapping[str, Part]) -> Images:
+    """Returns the images that can be read."""
+    kept = [np.flatnonzero(part.records["readable"]) for part in parts.values()]
+    columns = [
+        np.concatenate([part.records[name][own] for part, own in zip(parts.values(), kept, strict=True)])
+        for name in ("content", "look", "blank")
+    ]
+    labels = [part.source.labels[own] for part, own in zip(parts.values(), kept, strict=True)]
+    mode = np.repeat(np.arange(len(parts)), [len(own) for own in kept])
+    return Images(list(parts), mode, np.concatenate(kept), np.concatenate(labels), *columns)
+
+
+def copies(images: Images) -> Alike:
+    """Returns which images have the same bytes as another."""
+    _, group = np.unique(images.content, return_inverse=True)
+    train, val, low, high = _counts(group, images)
+    is_val = _is_val(images)
+    own = np.where(is_val, val[group], train[group])
+    return Alike(own > 1, is_val & (train[group] > 0), low[group] != high[group])
+
+
+def lookalikes(images: Images) -> tuple[Alike, int]:
+    """Returns which images look like another one of other bytes, and how many comparisons were left out.
+
+    Blank ones aren't compared. Where an image has a copy in the other part, it isn't told again.
+    """
+    first, group = np.unique(images.content, return_index=True, return_inverse=True)[1:]
+    train, val, low, high = _counts(group, images)
+    seen = np.flatnonzero(~images.blank[first])  # files that differ, and aren't blank
+    hashes, node = np.unique(images.look[first][seen], return_inverse=True)
+    found = np.zeros((2, len(hashes)), int)  # files in each part that look so
+    np.add.at(found[0], node, train[seen] > 0)
+    np.add.at(found[1], node, val[seen] > 0)
+    lowest, highest = _bounds(node, low[seen], high[seen], len(hashes))
+    beside, around = np.zeros((2, len(hashes)), bool), (lowest.copy(), highest.copy())
+
+    def meet(one: np.ndarray, other: np.ndarray) -> None:
+        for a, b in ((one, other), (other, one)):
+            for part in (0, 1):
+                np.logical_or.at(beside[part], a, found[part][b] > 0)
+            np.minimum.at(around[0], a, lowest[b])
+            np.maximum.at(around[1], a, highest[b])
+
+    missed = near(hashes, meet)
+    files = np.zeros((3, len(first)), bool)  # near a training file, near a validation file, torn
+    for part, own in enumerate((train, val)):
+        files[part, seen] = (found[part][node] > (own[seen] > 0)) | beside[part][node]
+    files[2, seen] = (around[0][node] < low[seen]) | (around[1][node] > high[seen])
+    is_val = _is_val(images)
+    same = np.where(is_val, files[1][group], files[0][group])
+    return Alike(same, is_val & files[0][group] & (train[group] == 0), files[2][group]), missed
+
+
+def _is_val(images: Images) -> np.ndarray:
+    return np.array([mode == "val" for mode in images.modes])[images.mode]
+
+
+def _counts(group: np.ndarray, images: Images) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """By group: training images, validation images, the lowest label, the highest."""
+    is_val, count = _is_val(images), group.max(initial=-1) + 1
+    low, high = _bounds(group, images.labels, images.labels, count)
+    return np.bincount(group[~is_val], minlength=count), np.bincount(group[is_val], minlength=count), low, high
+
+
+def _bounds(group: np.ndarray, low: np.ndarray, high: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    lowest, highest = np.full(count, np.iinfo(np.int64).max), np.full(count, -1)
+    np.minimum.at(lowest, group, low)
+    np.maximum.at(highest, group, high)
+    return lowest, highest
+
+
+def pairs(images: Images, alike: Alike) -> list[tuple[int, int]]:
+    """Returns examples of images that look alike, across the parts first: [(index, index of the most alike)]."""
+    is_val, found = _is_val(images), []
+    for flagged, across in ((alike.leaked, True), (alike.torn, False), (alike.same, False)):
+        for index in np.flatnonzero(flagged)[: _PAIRS - len(found)]:
+            apart = ones(images.look ^ images.look[index]).astype(int)
+            other = images.content != images.content[index]
+            other &= (is_val != is_val[index]) if across else ~images.blank
+            if flagged is alike.torn:
+                other &= images.labels != images.labels[index]
+            if other.any() and (int(index) not in {place for pair in found for place in pair}):
+                found.append((int(index), int(np.where(other, apart, 65).argmin())))
+    return found
+
+
+def findings(
+    config: Configuration, parts: Mapping[str, Part], problems: Mapping[str, Sequence[str]]
+) -> tuple[list[Finding], Images, Alike]:
+    """Returns what was found, the images that can be read, and which of them look alike.
+
+    Args:
+        problems: what the readers left out, by mode.
+    """
+    found = [
+        Finding(said[0] if len(said) == 1 else f"{said[0]} (and {len(said) - 1} more)", said[1:_EXAMPLES], True)
+        for said in problems.values()
+        if said
+    ]
+    for mode, part in parts.items():
+        broken = ~part.records["readable"]
+        if broken.any():
+            stops = not (config.DATA.SKIP_BROKEN and mode == "train")
+            found.append(_of_files(part, broken, f"{NAMES[mode]} images that can't be read", stops))
+        if part.records["flawed"].any():
+            text = f"{NAMES[mode]} images that are damaged, but decoded"
+            found.append(_of_files(part, part.records["flawed"], text, False))
+        narrow = too_narrow(config, part.records) if mode == "val" else np.zeros(0, bool)
+        if narrow.any():
+            names = list(map(part.source.name, np.flatnonzero(narrow)[:_EXAMPLES].tolist()))
+            found.append(Finding(f"{NAMES[mode]} images too narrow to be resized: {narrow.sum():,}", names, True))
+    found += _labels(parts)
+    images = images_of(parts)
+    same, (like, missed) = copies(images), lookalikes(images)
+    found += _repeats(parts, images, same, "are the same file as")
+    found += _repeats(parts, images, like, "look like")
+    if missed:
+        found.append(Finding(f"comparisons of images that may look alike, left out: {missed:,}", [], False))
+    found += _told(parts, images, images.blank, "images of one colour")
+    turned = sum(int((part.records["turn"] > 1).sum()) for part in parts.values())
+    if turned:
+        oriented = config.DATA.EXIF_ORIENTATION
+        what = "so they are" if oriented else "they are read as they are stored"
+        text = f"images whose EXIF turns them: {turned:,}; with DATA.EXIF_ORIENTATION {oriented} {what}"
+        found.append(Finding(text, [], False))
+    return found, images, like
+
+
+def too_narrow(config: Configuration, records: np.ndarray) -> np.ndarray:
+    """Returns which images have more than MAX_PIXELS once their short side is resized, as ``EvalTransform`` does."""
+    data, sides = config.DATA, np.stack([records["width"], records["height"]]).astype(float)
+    to = int(data.IMAGE_SIZE / data.CROP_PCT)
+    resized = np.floor(to * sides / np.maximum(sides.min(0), 1)).prod(0)
+    return (resized > max(data.MAX_PIXELS, to * to)) & (data.CROP_MODE != "squash") & records["readable"]
+
+
+def _of_files(part: Part, flagged: np.ndarray, text: str, stops: bool) -> Finding:
+    said = [part.messages[place] for place in np.flatnonzero(flagged)[:_EXAMPLES].tolist() if place in part.messages]
+    return Finding(f"{text}: {flagged.sum():,}", said, stops)
+
+
+def _labels(parts: Mapping[str, Part]) -> list[Finding]:
+    """Classes that a part lacks."""
+    found = []
+    counts = {mode: np.bincount(part.source.labels) for mode, part in parts.items()}
+    if counts.keys() >= {"train", "val"}:
+        size = max(map(len, counts.values()))
+        train, val = (np.pad(counts[mode], (0, size - len(counts[mode]))) > 0 for mode in ("train", "val"))
+        classes = parts["train"].source.classes
+        for flagged, text, stops in (
+            (val & ~train, "classes that have validation images alone", True),
+            (train & ~val, "classes without a validation image", False),
+        ):
+            if flagged.any():
+                names = [class_name(classes, label) for label in np.flatnonzero(flagged)[:_EXAMPLES].tolist()]
+                found.append(Finding(f"{text}: {flagged.sum():,}", names, stops))
+    return found
+
+
+def class_name(classes: Sequence[str], label: int) -> str:
+    """Returns what a label is called."""
+    return classes[label] if label < len(classes) else f"class {label}"
+
+
+def _repeats(parts: Mapping[str, Part], images: Images, alike: Alike, verb: str) -> list[Finding]:
+    found = _told(parts, images, alike.leaked, f"validation images that {verb} a training image")
+    found += _told(parts, images, alike.torn, f"images that {verb} one that has another label")
+    for number, mode in enumerate(images.modes):
+        own = alike.same & (images.mode == number)
+        found += _told(parts, images, own, f"{NAMES[mode]} images that {verb} another {NAMES[mode]} image")
+    return found
+
+
+def _told(parts: Mapping[str, Part], images: Images, flagged: np.ndarray, text: str) -> list[Finding]:
+    if not flagged.any():
+        return []
+    examples = [name_of(parts, images, index) for index in np.flatnonzero(flagged)[:_EXAMPLES].tolist()]
+    return [Finding(f"{text}: {flagged.sum():,}", examples, False)]
+
+
+def name_of(parts: Mapping[str, Part], images: Images, index: int) -> str:
+    """Returns what a person calls an image."""
+    return shown(parts[images.modes[images.mode[index]]].source.name(int(images.place[index])))
+
+
+def table(parts: Mapping[str, Part]) -> list[tuple[str, list[str]]]:
+    """Returns rows: what is told, and its value in each part."""
+    rows: dict[str, list[str]] = {}
+    for part in parts.values():
+        records, counts = part.records, np.bincount(part.source.labels)
+        known = records[records["width"] > 0]
+        short = np.minimum(known["width"], known["height"])
+        held = counts[counts > 0]
+        values = {
+            "images": f"{len(records):,}",
+            "classes": f"{len(held):,}",
+            "images per class": f"{held.min(initial=len(records)):,} to {held.max(initial=0):,}",
+            "megabytes": f"{records['bytes'].sum() / 1e6:,.1f}",
+            "can't be read": f"{(~records['readable']).sum():,}",
+            "shorter side": f"{short.min():,} to {short.max():,}, median {np.median(short):,.0f}" if len(short) else "",
+            "largest": _largest(known),
+            "formats": _kinds(known["format"]),
+            "modes": _kinds(known["mode"]),
+        }
+        for name, value in values.items():
+            rows.setdefault(name, []).append(value)
+    return [(name, values) for name, values in rows.items() if any(values)]
+
+
+def _largest(records: np.ndarray) -> str:
+    pixels = records["width"].astype(np.int64) * records["height"]
+    return "{} x {}".format(*records[["width", "height"]][pixels.argmax()]) if len(records) else ""
+
+
+def _kinds(values: np.ndarray) -> str:
+    names, counts = np.unique(values[values != b""], return_counts=True)
+    ordered = sorted(zip(counts.tolist(), names.tolist(), strict=True), reverse=True)
+    return ", ".join(f"{name.decode()} {count:,}" for count, name in ordered)

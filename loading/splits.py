@@ -1,0 +1,129 @@
+"""Training images in two parts, the second for validation: which image goes where follows from the images' paths.
+
+So it is the same for every number of processes, for each resume, and for ``-eval`` of the run afterwards; images that
+are added later move few of the others.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from errors import Allowance, InputError, Unreadable, opened, reading, shown
+
+_LISTED = 128  # bytes that a line of groups takes besides its text
+
+
+def validation(
+    paths: Sequence[str], labels: Sequence[int] | np.ndarray, share: float, seed: int, groups: str | None = None
+) -> np.ndarray:
+    """Returns which images are for validation, [n] bool.
+
+    Of each class its share is taken, rounded, but one image at least, and not the last one. Whole groups are taken in
+    an order that the seed decides, each where it brings the classes' shares closer to what is wanted; so the share is
+    met as far as the groups' sizes allow.
+
+    Args:
+        paths: as the dataset names them, [n]: below its folder.
+        labels: [n].
+        share: of the images, between 0 and 1.
+        seed: another one chooses other images.
+        groups: what may not be torn apart, as ``groups_of`` takes it.
+
+    Raises:
+        InputError: a part is empty.
+    """
+    names, labels = groups_of(paths, groups) if groups else paths, np.asarray(labels)
+    chosen = (_by_groups if groups else _by_images)(names, labels, share, seed)
+    if chosen.all() or not chosen.any():
+        part = "training" if chosen.all() else "validation"
+        of = f"the groups of {shown(groups)}" if groups else f"{len(labels)} images"
+        raise InputError(f"DATA.VAL_SPLIT {share}: {of} leave no image for {part}; change the share, or the groups")
+    return chosen
+
+
+def _by_images(paths: Sequence[str], labels: np.ndarray, share: float, seed: int) -> np.ndarray:
+    totals = np.bincount(labels)
+    wanted = np.clip(np.floor(share * totals + 0.5).astype(int), 1, np.maximum(totals - 1, 0))
+    order = np.lexsort((_drawn(paths, seed), labels))
+    place = np.arange(len(labels)) - (np.cumsum(totals) - totals)[labels[order]]  # of each among its class
+    chosen = np.zeros(len(labels), bool)
+    chosen[order] = place < wanted[labels[order]]
+    return chosen
+
+
+def _by_groups(names: Sequence[str], labels: np.ndarray, share: float, seed: int) -> np.ndarray:
+    known, group = np.unique(np.array(names), return_inverse=True)
+    order = np.argsort(group, kind="stable")
+    members = np.split(order, np.cumsum(np.bincount(group))[:-1])
+    counted = [np.unique(labels[own], return_counts=True) for own in members]
+    totals = np.bincount(labels).astype(float)
+    taken, chosen = np.zeros_like(totals), np.zeros(len(labels), bool)
+
+    def take(number: int, needed: bool) -> None:
+        classes, counts = counted[number]
+        before, total = taken[classes], totals[classes]
+        closer = ((share * total - before) ** 2 - (share * total - before - counts) ** 2) / total**2
+        missing = needed and (before == 0).any()
+        if (missing or closer.sum() > 0) and (before + counts < total).all() and not chosen[members[number]].any():
+            taken[classes] += counts
+            chosen[members[number]] = True
+
+    for number in np.argsort(_drawn(known.tolist(), seed), kind="stable"):
+        take(number, needed=False)
+    for number in np.argsort([len(own) for own in members], kind="stable"):  # for classes of large groups alone
+        take(number, needed=True)
+    return chosen
+
+
+def _drawn(names: Sequence[str], seed: int) -> np.ndarray:
+    """A random number for each name, which depends on nothing else."""
+    sums = (hashlib.blake2b(f"{seed}\0{name}".encode(errors="surrogateescape"), digest_size=8) for name in names)
+    return np.array([int.from_bytes(each.digest(), "big") for each in sums], np.uint64)
+
+
+def groups_of(paths: Sequence[str], groups: str) -> list[str]:
+    """Returns the group of each image.
+
+    Args:
+        groups: a file, on each of whose lines stand a path, a tab and a group; or a pattern (Python's ``re``), whose
+            first pair of brackets, or all that it finds in a path, is the group.
+
+    Raises:
+        InputError: an image has none.
+    """
+    if os.path.isfile(groups):
+        where, group = "names", dict(_in_file(groups)).get
+    else:
+        where, group = "finds (it is no file, so it is a pattern)", _by_pattern(groups)
+    found = [group(path) for path in paths]
+    if without := [path for path, name in zip(paths, found, strict=True) if name is None]:
+        told = f"{len(without)} of {len(paths)} images have no group that {shown(groups)} {where}"
+        raise InputError(f"DATA.VAL_SPLIT_GROUPS: {told}, the first is {shown(without[0])}")
+    return [name for name in found if name is not None]
+
+
+def _by_pattern(groups: str) -> Callable[[str], str | None]:
+    try:
+        pattern = re.compile(groups)
+    except re.error as error:
+        raise InputError(f"DATA.VAL_SPLIT_GROUPS is {shown(groups)!r}: no file, and no pattern ({error})") from None
+
+    def group(path: str) -> str | None:
+        found = pattern.search(path)
+        return found and found[1 if pattern.groups else 0]
+
+    return group
+
+
+def _in_file(file: str) -> Iterator[tuple[str, str]]:
+    with reading(file, "a list of groups"), opened(file) as lines:
+        allowance = Allowance(os.fstat(lines.fileno()).st_size)
+        for number, line in enumerate(lines, 1):
+            allowance.take(len(line) + _LISTED)
+            path, tab, name = os.fsdecode(line.rstrip(b"\r\n")).partition("\t")
+            if line.strip() and not (path and tab and name):
+                raise Unreadable(f"line {number}: expected a path, a tab and a group; found '{shown(path)}'")
+            yield path, name

@@ -1,0 +1,120 @@
+"""How a photograph is to be turned: the orientation of its EXIF, read from the file's bytes.
+
+Pillow would take all notes apart for this one number, which can cost gigabytes (``formats``). Of a TIFF file the
+orientation is a tag of the image itself: Pillow turns it as it decodes, whatever is asked here.
+"""
+
+import struct
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+Box = tuple[int, int, int, int]  # left, top, right and bottom in pixels; right and bottom are outside
+TAG, _FORMS = 274, {1: "B", 3: "H", 4: "I"}  # of the orientation; types in which writers store it
+_HEAD = b"Exif\0\0"
+_PARTS = 10_000  # of a file, after which no more are looked through
+_SCAN, _END, _NOTES = 0xDA, 0xD9, 0xE1  # JPEG's markers
+
+
+class Turn(NamedTuple):
+    """From the pixels of a file to the picture that is shown: rows become columns, then both axes may be mirrored."""
+
+    swapped: bool = False
+    across: bool = False
+    down: bool = False
+
+    def size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Returns the picture's (width, height) of the file's, or the other way round."""
+        return (size[1], size[0]) if self.swapped else size
+
+    def box(self, box: Box, size: tuple[int, int]) -> Box:
+        """Returns where a box of the picture, whose (width, height) is ``size``, lies in the file."""
+        left, top, right, bottom = box
+        if self.across:
+            left, right = size[0] - right, size[0] - left
+        if self.down:
+            top, bottom = size[1] - bottom, size[1] - top
+        return (top, left, bottom, right) if self.swapped else (left, top, right, bottom)
+
+    def pixels(self, pixels: np.ndarray) -> np.ndarray:
+        """Returns the picture's pixels of the file's, [H, W] or [H, W, C], without a copy."""
+        pixels = pixels.swapaxes(0, 1) if self.swapped else pixels
+        return pixels[:: -1 if self.down else 1, :: -1 if self.across else 1]
+
+    def image(self, image: Image.Image) -> Image.Image:
+        """Returns the picture of the file's."""
+        return image if self == TURNS[1] else image.transpose(_METHODS[self])
+
+
+TURNS = {  # by EXIF's number
+    1: Turn(), 2: Turn(across=True), 3: Turn(across=True, down=True), 4: Turn(down=True),
+    5: Turn(swapped=True), 6: Turn(swapped=True, across=True), 7: Turn(True, True, True),
+    8: Turn(swapped=True, down=True),
+}  # fmt: skip
+_METHODS = {
+    TURNS[2]: Image.Transpose.FLIP_LEFT_RIGHT, TURNS[3]: Image.Transpose.ROTATE_180,
+    TURNS[4]: Image.Transpose.FLIP_TOP_BOTTOM, TURNS[5]: Image.Transpose.TRANSPOSE,
+    TURNS[6]: Image.Transpose.ROTATE_270, TURNS[7]: Image.Transpose.TRANSVERSE,
+    TURNS[8]: Image.Transpose.ROTATE_90,
+}  # fmt: skip
+
+
+def orientation_of(data: bytes) -> int:
+    """Returns EXIF's orientation of a JPEG, PNG or WebP file, 1 to 8; 1, as it is stored, where nothing readable
+    tells it.
+    """
+    try:
+        if data.startswith(b"\xff\xd8\xff"):
+            return orientation_in(_of_jpeg(data))
+        if data.startswith(b"\x89PNG\r\n\x1a\n"):
+            return orientation_in(_of_chunks(data, 8, ">I4s", b"eXIf", 4))
+        if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+            return orientation_in(_of_chunks(data, 12, "<4sI", b"EXIF", 0))
+    except struct.error:  # it ends before
+        pass
+    return 1
+
+
+def orientation_in(exif: bytes) -> int:
+    """Returns the orientation that EXIF's bytes tell; 1 where they are damaged, or don't."""
+    exif = exif.removeprefix(_HEAD)
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
+    if order is None:
+        return 1
+    try:
+        (start,) = struct.unpack_from(f"{order}I", exif, 4)
+        (count,) = struct.unpack_from(f"{order}H", exif, start)
+        entries = exif[start + 2 : start + 2 + 12 * count]
+        for tag, kind, _, value in struct.iter_unpack(f"{order}HHI4s", entries[: len(entries) // 12 * 12]):
+            if tag == TAG and kind in _FORMS:
+                (turn,) = struct.unpack_from(order + _FORMS[kind], value)
+                return turn if turn in TURNS else 1
+    except struct.error:
+        pass
+    return 1
+
+
+def _of_jpeg(data: bytes) -> bytes:
+    place = 2
+    for _ in range(_PARTS):
+        while data[place : place + 2] == b"\xff\xff":  # a marker may be padded
+            place += 1
+        start, marker, length = struct.unpack_from(">BBH", data, place)
+        if start != 0xFF or marker in (_SCAN, _END):
+            break
+        if marker == _NOTES and data.startswith(_HEAD, place + 4):
+            return data[place + 4 : place + 2 + length]
+        place += 2 + length
+    return b""
+
+
+def _of_chunks(data: bytes, place: int, form: str, wanted: bytes, check: int) -> bytes:
+    """The content of a chunk, whose head has ``form``; ``check`` bytes follow each; WebP's have even lengths."""
+    for _ in range(_PARTS):
+        head = struct.unpack_from(form, data, place)
+        name, length = head if isinstance(head[0], bytes) else head[::-1]
+        if name == wanted:
+            return data[place + 8 : place + 8 + length]
+        place += 8 + length + check + (0 if check else length % 2)
+    return b""

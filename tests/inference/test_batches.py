@@ -1,0 +1,128 @@
+"""tools/show_batch.py: the pixels that it draws are those that the task's step and an evaluation feed."""
+
+import io
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import pytest
+from conftest import write_images
+from PIL import Image
+
+import launch.startup
+from config import get_config
+from datasets import get_dataloader, get_datasets
+from errors import InputError
+from inference.look.batches import evaluation_panels, label, training_panels, unnormalized
+from inference.look.draw import enlarged
+from loading.transforms import Normalize
+from tools import show_batch
+from training.classification import Classification
+
+MIXED = ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.CUTMIX_ALPHA", "1.0", "TRAIN.SMOOTHING", "0.1", "TRAIN.MIXUP_MODE", "elem"]
+MIXED += ["TRAIN.RANDOM_ERASE_PROB", "0.5", "TRAIN.AUTO_AUGMENT", "rand-m9"]
+
+
+@pytest.fixture
+def root(tmp_path):
+    write_images(tmp_path / "train", {"ant": 6, "bee": 6}, size=20)
+    write_images(tmp_path / "val", {"ant": 3, "bee": 3}, size=20, seed=1)
+    return tmp_path
+
+
+def configured(root, *options):
+    words = ["DATA.DATASET", "folder", "DATA.DATA_PATH", str(root), "DATA.IMAGE_SIZE", "16", "DATA.NUM_WORKERS", "0"]
+    scale = ["DATA.IMAGENET_MEAN", "[0.48,0.45,0.4]", "DATA.IMAGENET_STD", "[0.22,0.23,0.24]"]
+    return get_datasets(
+        get_config(None, [*words, *scale, "DATA.BATCH_SIZE", "8", "MODEL.NUM_CLASSES", "auto", *options])
+    )
+
+
+class Fed:
+    """A network that keeps what it is given, and a loss that keeps the targets."""
+
+    def __call__(self, images):
+        self.images = images
+        return paddle.zeros([images.shape[0], 2])
+
+    def criterion(self, images, outputs, targets):
+        self.targets = targets
+        return paddle.zeros([images.shape[0]])
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("options", [[], MIXED], ids=["plain", "mixed"])
+def test_training_images_are_what_the_step_feeds(root, options):
+    config, train, _ = configured(root, *options)
+    task, fed = Classification(config, train.classes), Fed()
+    model = SimpleNamespace(distilled_training=False)
+    task.prepare(model, train, SimpleNamespace(info=print))
+    task.criterion = fed.criterion
+    loader = get_dataloader(config, train, "train")
+    loader.batch_sampler.set_epoch(3)
+    task.step(fed, next(iter(loader)), 3)
+    panels = training_panels(config, train, 3, 5)
+    assert len(panels) == 5
+    mean, std = (
+        np.array(values).reshape(1, 3, 1, 1) for values in (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
+    )
+    expected = (255 * (fed.images.numpy() * std + mean)).round().clip(0, 255).transpose(0, 2, 3, 1)
+    for panel, pixels, target in zip(panels, expected, fed.targets.numpy(), strict=False):
+        assert (panel.image == enlarged(pixels.astype(np.uint8))).all()
+        if options:
+            shares = (target - 0.05) / 0.9
+            words = [f"{train.classes[k]} {shares[k]:.2f}" for k in np.argsort(-shares) if shares[k] > 0.005]
+            assert panel.title == (" +\n".join(words) if len(words) > 1 else train.classes[shares.argmax()])
+        else:
+            assert panel.title == train.classes[target]
+
+
+def test_evaluation_images_are_spread_over_the_data_and_are_the_loaders(root):
+    config, _, val = configured(root, "DATA.BATCH_SIZE_EVAL", "2")
+    panels = evaluation_panels(config, val, 3)
+    assert [panel.title for panel in panels] == ["ant", "ant", "bee"]
+    for panel, index in zip(panels, (0, 2, 5), strict=True):
+        assert (panel.image == enlarged(val[index][0])).all()
+    assert len(evaluation_panels(config, val, 99)) == 6
+
+
+def test_normalised_pixels_come_back_exactly(root):
+    config = configured(root)[0]
+    levels = np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1).repeat(3, 3)
+    images = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)(paddle.to_tensor(levels))
+    assert (unnormalized(config, images) == levels).all()
+
+
+def test_labels_tell_shares():
+    assert label(np.array([0.3, 0.7, 0.001]), ["a", "b", "c"]) == "b 0.70 +\na 0.30"
+    assert label(np.array([0.0, 1.0]), []) == "1"
+
+
+def test_the_command_draws_a_picture(root, monkeypatch, capsys):
+    words = ["-cfg=vit_small_patch16_224", "-dataset=folder", f"-data_path={root}", f"-output={root / 'batch.png'}"]
+    small = [
+        "-o",
+        "DATA.IMAGE_SIZE",
+        "16",
+        "DATA.BATCH_SIZE",
+        "4",
+        "MODEL.NUM_CLASSES",
+        "auto",
+        "DATA.NUM_WORKERS",
+        "0",
+    ]
+    monkeypatch.setattr(show_batch, "import_paddle", lambda: None)  # it takes this process's signals
+    monkeypatch.setattr(launch.startup, "stop_by_removing", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["x", *words, *small])
+    show_batch.main()
+    assert Image.open(io.BytesIO((root / "batch.png").read_bytes())).width > 400
+    assert "batch.png is written" in capsys.readouterr().out
+    for more, message in (
+        (["-output=x.jpg"], "ends in .png"),
+        (["--count=65"], "expected 1 to 64"),
+        (["--epoch=0"], "1 or more"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["x", *words, *small[:1], *small[1:], *more])
+        with pytest.raises(InputError, match=message):
+            show_batch.main()

@@ -1,0 +1,310 @@
+"""tools/check_dataset.py: what is found in images and labels, held to what was put there."""
+
+import io
+import os
+import re
+import shutil
+import sys
+
+import forged
+import numpy as np
+import pytest
+from conftest import write_images
+from PIL import Image
+from scipy.fft import dctn
+from sklearn.datasets import load_sample_image
+
+import launch.startup
+from config import get_config
+from datasets import get_datasets
+from errors import InputError, RunError
+from loading.check import duplicates
+from loading.check.duplicates import near, ones, perceptual_hashes
+from loading.check.findings import Images, copies, lookalikes, pairs
+from loading.check.images import Source, looked_at, source_of
+from loading.sources import Split, folder
+from tools import check_dataset, make_shards
+
+PHOTOGRAPHS = [Image.fromarray(load_sample_image(name)) for name in ("china.jpg", "flower.jpg")]
+
+# ------------------------------------------------------------------ hashes
+
+
+def small(image):
+    return np.asarray(image.resize((64, 64), Image.Resampling.BOX))
+
+
+@pytest.mark.smoke
+def test_the_hash_is_of_the_lowest_frequencies():
+    images = np.random.default_rng(0).integers(0, 256, (5, 64, 64, 3), np.uint8)
+    for image, found in zip(images, perceptual_hashes(images), strict=True):
+        grey = (image @ [0.299, 0.587, 0.114]).reshape(32, 2, 32, 2).mean((1, 3))
+        lowest = dctn(grey, type=2)[:8, :8].ravel()
+        assert int(found) == int("".join(str(int(value > np.median(lowest))) for value in lowest), 2)
+
+
+def test_what_is_saved_again_looks_alike_and_another_picture_does_not():
+    def again(image, quality, share):
+        file = io.BytesIO()
+        image.resize([round(share * side) for side in image.size]).save(file, "JPEG", quality=quality)
+        return Image.open(file)
+
+    for image in PHOTOGRAPHS:
+        variants = [image, again(image, 30, 1), again(image, 90, 0.4), image.point(lambda value: value * 0.9)]
+        hashes = perceptual_hashes(np.stack([small(one) for one in variants]))
+        assert ones(hashes ^ hashes[0]).max() <= duplicates.DISTANCE
+    one, other = perceptual_hashes(np.stack([small(image) for image in PHOTOGRAPHS]))
+    assert bin(int(one) ^ int(other)).count("1") > 20
+
+
+@pytest.mark.parametrize("distance", [0, 3, 4])
+def test_every_near_pair_is_found_as_by_brute_force(distance):
+    rng = np.random.default_rng(distance)
+    base = rng.integers(0, 2**63, 60, np.uint64)
+    flips = np.array(
+        [sum(1 << int(bit) for bit in rng.choice(64, rng.integers(7), replace=False)) for _ in range(600)], np.uint64
+    )
+    hashes = np.unique(base[rng.integers(60, size=600)] ^ flips)
+    met = set()
+    assert (
+        near(hashes, lambda i, j: met.update(map(frozenset, zip(i.tolist(), j.tolist(), strict=True))), distance) == 0
+    )
+    apart = [[bin(int(a) ^ int(b)).count("1") for b in hashes] for a in hashes]
+    assert ones(hashes[:1] ^ hashes).tolist() == apart[0]
+    count = len(hashes)
+    assert met == {frozenset((i, j)) for i in range(count) for j in range(i) if apart[i][j] <= distance}
+    assert met or not distance
+
+
+def test_the_search_is_bounded_and_tells_what_it_left_out(monkeypatch):
+    monkeypatch.setattr(duplicates, "_MOST", 5)
+    hashes = np.arange(100, dtype=np.uint64) << np.uint64(50)  # the other parts are all one value
+    compared = []
+    monkeypatch.setattr(duplicates, "ones", lambda values: compared.append(len(values)) or np.full(len(values), 64))
+    assert near(hashes, lambda *_: None) > 0
+    assert sum(compared) <= 5 * 5 * 100
+
+
+def test_who_is_like_whom_by_hand():
+    """Training: files 1 and 2, that look alike; 4, which is blank; 6. Validation: 1 again, 3 like 2, 5 like none, 6."""
+    parts, files = np.array([0, 0, 0, 0, 1, 1, 1, 1]), np.array([1, 2, 4, 6, 1, 3, 5, 6], np.uint64)
+    looks = np.array([0, 1, 1, 2**40 - 1, 0, 3, 2**64 - 1, 2**40 - 1], np.uint64)
+    images = Images(["train", "val"], parts, np.arange(8), np.array([0, 0, 1, 2, 0, 1, 1, 1]), files, looks, files == 4)
+    same, (like, missed) = copies(images), lookalikes(images)
+    assert missed == 0
+    assert [np.flatnonzero(found).tolist() for found in same] == [[], [4, 7], [3, 7]]
+    # Image 4 is told as a copy already. Image 5 has the label 1, what it is like has 0.
+    assert [np.flatnonzero(found).tolist() for found in like] == [[0, 1, 4, 5], [5], [0, 1, 4, 5]]
+    assert pairs(images, like) == [(5, 1), (0, 5), (4, 5)]
+
+
+# ------------------------------------------------------------------- images
+
+
+@pytest.fixture
+def spoilt(tmp_path):
+    """A folder of two classes with everything that a check tells."""
+    write_images(tmp_path / "train", {"cat": 5, "dog": 4}, size=40)
+    write_images(tmp_path / "val", {"cat": 2, "dog": 2}, size=40, seed=1)
+    train, val = tmp_path / "train", tmp_path / "val"
+    shutil.copy(train / "cat/0.png", val / "cat/copy.png")  # leaked
+    shutil.copy(train / "cat/1.png", train / "dog/copy.png")  # under two labels
+    PHOTOGRAPHS[0].resize((320, 200)).save(train / "dog/photo.jpg", quality=95)
+    PHOTOGRAPHS[0].resize((160, 100)).save(val / "dog/photo.jpg", quality=60)  # looks like it
+    exif = Image.Exif()
+    exif[274] = 6
+    PHOTOGRAPHS[1].resize((100, 80)).convert("L").save(train / "cat/turned.jpg", exif=exif)
+    Image.new("RGB", (50, 50), "white").save(train / "cat/white.png")
+    whole = (train / "dog/photo.jpg").read_bytes()
+    (train / "cat/cut.jpg").write_bytes(whole[: len(whole) // 2])
+    (train / "cat/page.jpg").write_text("<html>404</html>")
+    Image.new("RGB", (1, 2000)).save(val / "cat/narrow.png")
+    (val / "dog/large.png").write_bytes(forged.png(65_500, 65_500, pixels=forged.black(1, 99)))
+    place = whole.index(b"\xff\xda") + 400
+    (train / "dog/flawed.jpg").write_bytes(whole[:place] + b"\xff\x00\xff\xd5" + whole[place + 4 :])
+    return tmp_path
+
+
+def result_of(path, *options, dataset="folder"):
+    where = ["DATA.DATA_PATH", str(path)] if dataset != "digits" else []
+    return check_dataset.checked(get_config(None, ["DATA.DATASET", dataset, *where, *options]), 1)
+
+
+def told(result):
+    found = [(re.fullmatch(r"(.*): (\d+)(;.*)?", one.text), one.stops) for one in result.findings]
+    return {text[1] + (text[3] or ""): (int(text[2]), stops) for text, stops in found}
+
+
+def test_everything_that_was_put_in_is_found(spoilt):
+    result = result_of(spoilt, "DATA.MAX_PIXELS", "100000000", "DATA.IMAGE_SIZE", "224")
+    found = told(result)
+    broken = {name for one in result.findings if "read" in one.text for name in one.examples}
+    assert not result.usable
+    assert result.verdict == "not usable: 3 of what was found stop a run"
+    assert found.pop("training images that can't be read") == (2, True)
+    assert found.pop("validation images that can't be read") == (1, True)
+    assert {re.search(r"(\w+\.\w+): ", line)[1] for line in broken} == {"cut.jpg", "page.jpg", "large.png"}
+    assert any("DATA.MAX_PIXELS is 100000000" in line for line in broken)
+    assert any("it is of no known format" in line for line in broken)
+    assert found.pop("training images that are damaged, but decoded") == (1, False)
+    turned = "images whose EXIF turns them; with DATA.EXIF_ORIENTATION False they are read as they are stored"
+    assert found.pop(turned) == (1, False)
+    assert found.pop("validation images too narrow to be resized") == (1, True)
+    assert found.pop("images of one colour") == (2, False)
+    assert found.pop("validation images that are the same file as a training image") == (1, False)
+    assert found.pop("validation images that look like a training image") == (1, False)
+    assert found.pop("images that are the same file as one that has another label") == (2, False)
+    assert found.pop("training images that are the same file as another training image") == (2, False)
+    # The flawed photograph, if not much of it is lost.
+    found.pop("training images that look like another training image", None)
+    assert found == {}
+    train = result.parts["train"]
+    assert (len(train.records), int(train.records["readable"].sum()), len(train.messages)) == (16, 14, 3)
+    read = map(train.source.name, np.flatnonzero(train.records["readable"]))
+    copies = np.stack([small(Image.open(name).convert("RGB")) for name in read])
+    assert np.abs(train.mean - copies.mean(0)).max() < 25  # the flawed one's decoders differ below the flaw
+    screen = check_dataset.screen(result)
+    assert len(screen.splitlines()) < 40
+    assert re.search(r"\n  images +16 +8\n  classes +2 +2\n  images per class +7 to 9 +4 to 4\n", screen)
+    assert re.search(r"\n  formats +.*JPEG.* +PNG.*\n", screen)
+
+
+def test_the_same_is_found_by_any_number_of_processes_and_in_shards(spoilt, tmp_path, monkeypatch):
+    read = folder(Split("train"), data_path=str(spoilt))
+    one, two = (looked_at(source_of(read, 10**8), 10**8, False, workers) for workers in (1, 2))
+    assert (one.records == two.records).all()
+    assert (one.mean == two.mean).all()
+    assert one.messages == two.messages
+    for name in ("cut.jpg", "page.jpg"):
+        (spoilt / "train/cat" / name).unlink()
+    monkeypatch.setattr(sys, "argv", ["x", "-dataset=folder", f"-data_path={spoilt}", f"-output={tmp_path / 'out'}"])
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "-modes=train", "--workers=1"])
+    make_shards.main()
+    packed = result_of(tmp_path / "out", dataset="shards")
+    again = result_of(spoilt)
+    assert (packed.parts["train"].records == again.parts["train"].records).all()
+    assert any("no val-*.tar" in one.text and one.stops for one in packed.findings)
+
+
+def test_a_process_that_is_killed_is_told():
+    source = Source(str, lambda _: os._exit(9), np.zeros(3, int), [])
+    with pytest.raises(RunError, match="a process that decodes was killed; is memory short"):
+        looked_at(source, 10**8, False, 1)
+
+
+def test_labels_and_lists_are_checked_without_giving_up(tmp_path):
+    write_images(tmp_path, {"a": 4, "b": 4})
+    (tmp_path / "train_list.txt").write_text("a/0.png 0\nnonsense\na/1.png -1\nb/0.png 1\na/9.png 0\n")
+    (tmp_path / "val_list.txt").write_text("a/2.png 0\nb/1.png 2\n")
+    result = result_of(tmp_path, dataset="imagenet2012")
+    texts = [(one.text, one.stops) for one in result.findings]
+    assert ("training images that can't be read: 1", True) in texts
+    assert ("classes that have validation images alone: 1", True) in texts
+    assert ("classes without a validation image: 1", False) in texts
+    [problem] = [one for one in result.findings if "line 2" in one.text]
+    assert "expected a path, then a label; found 'nonsense' (and 1 more)" in problem.text
+    assert "line 3: label -1 is outside" in problem.examples[0]
+
+
+def test_classes_of_folders_are_checked_without_giving_up(tmp_path):
+    write_images(tmp_path / "train", {"a": 3})
+    write_images(tmp_path / "val", {"a": 1, "x": 1}, seed=2)
+    (tmp_path / "train/empty").mkdir()
+    texts = [one.text for one in result_of(tmp_path).findings if one.stops]
+    assert any(text.endswith("val: classes that train/ lacks: x") for text in texts)
+    assert any("train/empty: holds no image (1 such classes)" in text for text in texts)
+    with pytest.raises(InputError, match="train: no class folders"):
+        result_of(tmp_path / "nowhere")
+
+
+def test_a_folder_of_classes_alone_says_how_to_split_it(tmp_path):
+    write_images(tmp_path, {"a": 3, "b": 3})
+    [one] = [one for one in result_of(tmp_path).findings if one.stops]
+    assert re.search("val: no class folders.*DATA.VAL_SPLIT splits what there is", one.text)
+    assert result_of(tmp_path, "DATA.VAL_SPLIT", "0.3").usable
+
+
+def test_images_in_memory_are_checked():
+    result = result_of("", dataset="digits")
+    assert [len(part.records) for part in result.parts.values()] == [1433, 364]
+    assert result.usable
+    with pytest.raises(InputError, match="synthetic: its images are drawn at random"):
+        check_dataset.checked(get_config(None, ["DATA.DATASET", "synthetic"]), 1)
+
+
+# ------------------------------------------------------------------ command
+
+
+def run(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["check_dataset.py", "--workers=1", *map(str, words)])
+    monkeypatch.setattr(check_dataset, "import_paddle", lambda: None)  # it takes this process's signals
+    monkeypatch.setattr(launch.startup, "stop_by_removing", lambda _: None)
+    try:
+        check_dataset.main()
+    except SystemExit as end:
+        return end.code
+    return 0
+
+
+def test_the_lists_of_a_split_are_the_split_of_a_training(tmp_path, monkeypatch, capsys):
+    write_images(tmp_path / "in" / "train", {"a": 8, "b c": 12})
+    where = ("-dataset=folder", f"-data_path={tmp_path / 'in'}")
+    assert run(monkeypatch, *where, "--split=0.25", "--seed=3", f"-output={tmp_path / 'out'}") == 0
+    assert f"train with -dataset=imagenet2012 -data_path={tmp_path / 'out'}" in capsys.readouterr().out
+    data = ["DATA.DATA_PATH", str(tmp_path / "in"), "DATA.VAL_SPLIT", "0.25", "DATA.VAL_SPLIT_SEED", "3"]
+    size = ["DATA.IMAGE_SIZE", "8", "MODEL.NUM_CLASSES", "auto"]
+    expected = get_datasets(get_config(None, ["DATA.DATASET", "folder", *data, *size]))[1:]
+    listed = get_datasets(
+        get_config(None, ["DATA.DATASET", "imagenet2012", "DATA.DATA_PATH", str(tmp_path / "out"), *size])
+    )[1:]
+    for ours, theirs in zip(listed, expected, strict=True):
+        names = [[str(p) for p in map(ours_or.path, range(len(ours_or)))] for ours_or in (ours, theirs)]
+        assert [n.replace("out/../", "") for n in names[0]] == names[1]
+        assert (ours.labels == theirs.labels).all()
+    with pytest.raises(InputError, match=r"train_list.txt is there already; choose another -output"):
+        run(monkeypatch, *where, "--split=0.25", f"-output={tmp_path / 'out'}")
+
+
+def test_the_page_stands_alone_and_tells_what_the_screen_tells(spoilt, tmp_path, monkeypatch, capsys):
+    (spoilt / "train" / "<b>&").mkdir()
+    shutil.copy(spoilt / "train/cat/2.png", spoilt / "train/<b>&/0.png")
+    page = tmp_path / "check.html"
+    assert run(monkeypatch, "-dataset=folder", f"-data_path={spoilt}", "--report", page) == 1
+    text, screen = page.read_text(), capsys.readouterr().out
+    assert not re.search('http|<script|<link|url[(]|src="[^d]', text)
+    assert "&lt;b&gt;&amp;" in text
+    assert "<b>&" not in text
+    assert text.count("data:image/png;base64,") == 5
+    verdict = "not usable: 3 of what was found stop a run"
+    assert verdict in screen
+    assert verdict in text
+    with Image.open(page.with_suffix(".png")) as image:
+        assert image.width > 1000
+
+
+def test_a_folder_of_which_nothing_can_be_read_is_told_as_such(tmp_path, monkeypatch, capsys):
+    (tmp_path / "in" / "a").mkdir(parents=True)
+    (tmp_path / "in" / "a" / "0.png").write_text("no image")
+    assert run(monkeypatch, "-dataset=folder", f"-data_path={tmp_path / 'in'}", f"--report={tmp_path / 'c.html'}") == 1
+    assert "error: training images that can't be read: 1, such as " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--split=0.2"], "--split SHARE and -output DIR, where its lists go, are given together"),
+        (["--report=x.pdf"], "expected a file that ends in .html"),
+        (["--report=no/x.html"], "its folder isn't there"),
+        (["--groups=x"], "VAL_SPLIT_GROUPS does nothing without DATA.VAL_SPLIT"),
+        (["--split=2", "-output=x"], "DATA.VAL_SPLIT is 2.0, expected 0 < value < 1"),
+        (
+            ["-dataset=digits", "--split=0.2", "-output=x"],
+            "VAL_SPLIT does nothing without DATA.DATASET imagenet2012 or",
+        ),
+    ],
+)
+def test_a_wrong_command_line_is_told_before_anything_is_read(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=re.escape(message)):
+        run(monkeypatch, *([] if "digits" in words[0] else ["-dataset=folder", f"-data_path={tmp_path}"]), *words)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,204 @@
+"""Checks whether a dataset can be trained on: every image is decoded in full.
+
+    python tools/check_dataset.py -dataset=folder -data_path=/data/flowers --report check.html
+    python tools/check_dataset.py -dataset=folder -data_path=/data/flowers/train --split 0.2 -output lists
+
+It tells what stops a run: images that can't be read or are too large, classes without images, labels outside the range;
+and what spoils its numbers: images that are there twice, or look alike, in training and validation or under two labels.
+
+--split takes a share of each class for validation, as DATA.VAL_SPLIT does at training, and writes train_list.txt and
+val_list.txt for -dataset=imagenet2012. Nothing is moved. --groups keeps images together: a pattern of their paths, or a
+file of a path, a tab and a group on each line.
+
+Exit status: 0 where the data can be used, with or without remarks; 1 where a run with them would end in an error; 2 for
+a wrong command line, or data that can't be checked.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+
+import launch.startup  # noqa: E402  (streams)
+from errors import InputError, RunError, remedy, reported, shown  # noqa: E402  (first: it says what isn't installed)
+
+# isort: split
+import numpy as np  # noqa: E402
+from tqdm import tqdm  # noqa: E402
+
+from config import get_config  # noqa: E402
+from configs.registry import datasets  # noqa: E402
+from main_multi_gpu import import_paddle  # noqa: E402
+from options import Configuration  # noqa: E402
+
+LISTS = {"train": "train_list.txt", "val": "val_list.txt"}
+
+
+def checked(config: Configuration, workers: int, limit: Any = "auto") -> Any:
+    """Looks at every image of DATA.DATASET; returns ``inference.look.data.Checked``.
+
+    Args:
+        limit: classes that labels are below; "auto": they may be any.
+
+    Raises:
+        InputError: there are no training images to check.
+        RunError: a process was killed.
+    """
+    from inference.look.data import Checked
+    from loading.check.findings import findings, pairs
+    from loading.check.images import looked_at, source_of
+    from loading.sources import Split
+
+    data, parts, problems = config.DATA, {}, {}
+    sources = {}
+    for mode in ("train", "val"):
+        problems[mode] = []
+        try:
+            sources[mode] = source_of(datasets.chosen(config)(Split(mode, limit, problems[mode])), data.MAX_PIXELS)
+        except InputError as error:
+            if mode == "train":
+                raise
+            problems[mode].append(str(error))
+    for mode, source in sources.items():
+        with tqdm(total=len(source.labels), desc=mode, disable=None, dynamic_ncols=True) as bar:
+            parts[mode] = looked_at(source, data.MAX_PIXELS, data.EXIF_ORIENTATION, workers, bar.update)
+    found, images, alike = findings(config, parts, problems)
+    stops = sum(one.stops for one in found)
+    remarks = f"{len(found) - stops} remark{'s' * (len(found) - stops != 1)}"
+    verdict = f"not usable: {stops} of what was found stop{'s' * (stops == 1)} a run" if stops else f"usable, {remarks}"
+    own = "data_path" in datasets.components[data.DATASET].reads
+    title = f"{data.DATASET}: {shown(data.DATA_PATH)}" if own else data.DATASET
+    return Checked(
+        title, verdict, not stops, parts, found, images, pairs(images, alike), data.EXIF_ORIENTATION, data.MAX_PIXELS
+    )
+
+
+def screen(result: Any) -> str:
+    """Returns what is told of a check."""
+    from loading.check.findings import table
+
+    rows = [("", list(result.parts)), *table(result.parts)]
+    widths = [max(len(values[column]) for _, values in rows) for column in range(len(result.parts))]
+    lines = [result.title]
+    for name, values in rows:
+        cells = (value.rjust(width) for value, width in zip(values, widths, strict=True))
+        lines.append(f"  {name:<17}{'   '.join(cells)}")
+    for one in result.findings:
+        first = f", such as {one.examples[0]}" if one.examples else ""
+        lines.append(f"{'error' if one.stops else 'remark'}: {shown(one.text + first, 400)}")
+    return "\n".join([*lines, result.verdict])
+
+
+def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
+    """Writes a list of each part, without the images that can't be read; returns a line that tells it.
+
+    Args:
+        root: the folder that the images' paths begin at, which the lists' don't: theirs begin at ``output``.
+    """
+    from utils import written_whole
+
+    counts = {}
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        base = os.path.realpath(output)
+        for mode, part in parts.items():
+            kept = np.flatnonzero(part.records["readable"]).tolist()
+            with written_whole(output / LISTS[mode], "wb") as file:
+                for place in kept:
+                    path = os.path.join(os.path.realpath(root), os.path.relpath(part.source.name(place), root))
+                    listed = os.path.relpath(path, base)
+                    if listed != listed.strip() or "\n" in listed:
+                        raise InputError(f"{shown(path)}: a name like this can't stand in a list; rename it")
+                    file.write(os.fsencode(f"{listed} {part.source.labels[place]}\n"))
+            counts[mode] = len(kept)
+    except OSError as error:
+        raise RunError(f"-output {output}: the lists aren't written ({error.strerror}); {remedy(error)}") from None
+    told = " and ".join(f"{count:,} in {LISTS[mode]}" for mode, count in counts.items())
+    return f"{output}: {told}; train with -dataset=imagenet2012 -data_path={output}"
+
+
+def check_outputs(options: argparse.Namespace, config: Configuration) -> None:
+    """Raises InputError where what is asked for can't be written: before all images are looked at."""
+    if (options.output is None) != (options.split is None):
+        raise InputError("--split SHARE and -output DIR, where its lists go, are given together or not at all")
+    if options.output and datasets.components[config.DATA.DATASET].returns != "Files":
+        raise InputError(f"--split writes lists of files; DATASET {config.DATA.DATASET} has none")
+    for name in LISTS.values() if options.output else ():
+        if os.path.lexists(options.output / name):
+            raise InputError(f"{options.output / name} is there already; choose another -output, or remove it")
+    if options.report:
+        if options.report.suffix.lower() not in (".html", ".htm"):
+            raise InputError(f"--report {options.report}: expected a file that ends in .html")
+        if not options.report.parent.is_dir() or not os.access(options.report.parent, os.W_OK):
+            raise InputError(f"--report {options.report}: its folder isn't there, or can't be written to")
+
+
+def configured(options: argparse.Namespace) -> Configuration:
+    """Returns the configuration that flags and -o ask for."""
+    flags = {
+        "DATA.DATASET": options.dataset, "DATA.DATA_PATH": options.data_path, "DATA.VAL_SPLIT": options.split,
+        "DATA.VAL_SPLIT_SEED": options.seed, "DATA.VAL_SPLIT_GROUPS": options.groups,
+    }  # fmt: skip
+    given = [word for key, value in flags.items() if value is not None for word in (key, str(value))]
+    return get_config(options.cfg, [*given, *options.o])
+
+
+def parsed_arguments() -> argparse.Namespace:
+    """Returns what the command line says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+
+    def option(name: str, **settings: Any) -> None:
+        parser.add_argument(f"-{name}", f"--{name}", **settings)
+
+    option("dataset", metavar="NAME", help=f"what -data_path holds: {', '.join(datasets.names())}")
+    option("data_path", metavar="DIR", help="the dataset's folder")
+    option("cfg", metavar="FILE", help="YAML file, or a model's name, whose number of classes bounds the labels")
+    option("o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys; KEY=VALUE as well")
+    option("split", type=float, metavar="SHARE", help="of each class, for validation; needs -output")
+    option("groups", metavar="PATTERN|FILE", help="with --split: images that stay together")
+    option("seed", type=int, metavar="N", help="with --split: chooses other images; default: 0")
+    option("output", type=Path, metavar="DIR", help="where --split writes its lists")
+    option("report", type=Path, metavar="FILE.html", help="a page with pictures, and these beside it as FILE.png")
+    option("workers", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="default: one per core")
+    options = parser.parse_args()
+    if options.workers < 1:
+        parser.error(f"--workers is {options.workers}, expected 1 or more")
+    return options
+
+
+def main() -> None:
+    options = parsed_arguments()
+    config = configured(options)
+    check_outputs(options, config)
+    import_paddle()
+    launch.startup.stop_by_removing(options.report and launch.startup.unfinished(options.report))
+    start = time.monotonic()
+    result = checked(config, options.workers, config.MODEL.NUM_CLASSES if options.cfg else "auto")
+    seconds, count = time.monotonic() - start, sum(len(part.records) for part in result.parts.values())
+    print(screen(result))
+    print(f"{count:,} images in {seconds:,.1f} s: {count / seconds:,.0f} a second")
+    if options.output:
+        print(write_lists(options.output, Path(config.DATA.DATA_PATH), result.parts))
+    if options.report:
+        from inference.look.data import write_report
+
+        try:
+            drawn = write_report(options.report, result)
+        except OSError as error:
+            raise RunError(f"--report {options.report} isn't written ({error.strerror}); {remedy(error)}") from None
+        print(f"{options.report} and {drawn} are written")
+    if not result.usable:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    with reported():
+        main()

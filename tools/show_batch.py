@@ -1,0 +1,88 @@
+"""Draws what the model is fed: training images, augmented and mixed, with their labels, and evaluation images.
+
+    python tools/show_batch.py -cfg=finetune_vit_small_patch16_224 -dataset=folder -data_path=/data/flowers \
+        -output batch.png
+
+They come from the run's own loader and transforms: the first batch of an epoch, in one process, turned back into
+colours. With -cfg=RUN/config.yaml it is what the run saw. Mixed labels are told with their shares, without smoothing.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+
+import launch.startup  # noqa: E402  (streams)
+from errors import InputError, RunError, remedy, reported  # noqa: E402  (first: it says what isn't installed)
+
+# isort: split
+from config import get_config  # noqa: E402
+from main_multi_gpu import import_paddle  # noqa: E402
+from options import Configuration  # noqa: E402
+
+_MOST, _EVALUATION = 64, "#2e7d32"
+
+
+def drawn(config: Configuration, epoch: int, count: int) -> bytes:
+    """Returns a PNG of ``count`` training images of an epoch's first batch, and of as many evaluation images.
+
+    Raises:
+        InputError: the data can't be read, or don't fit the configuration.
+        RunError: an image can't be read.
+    """
+    from datasets import get_datasets
+    from inference.look.batches import evaluation_panels, training_panels
+    from inference.look.draw import sheet
+    from models.pretrained import with_preprocessing
+
+    config, train, val = get_datasets(with_preprocessing(config))
+    if train is None:
+        raise InputError("the configuration is an evaluation's (EVAL); leave -eval out, there are no training images")
+    rows = [training_panels(config, train, epoch, count), evaluation_panels(config, val, count)]
+    rows[1] = [panel._replace(frame=_EVALUATION) for panel in rows[1]]
+    title = f"{config.MODEL.NAME}, {config.DATA.DATASET}: training images of epoch {epoch}; framed: evaluation"
+    return sheet(rows, title, columns=8)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+
+    def option(name: str, **settings: Any) -> None:
+        parser.add_argument(f"-{name}", f"--{name}", **settings)
+
+    option("cfg", metavar="FILE", help="YAML file, or a model's name under configs/")
+    option("dataset", metavar="NAME", help="what -data_path holds")
+    option("data_path", metavar="DIR", help="the dataset's folder")
+    option("o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys; KEY=VALUE as well")
+    option("epoch", type=int, default=1, metavar="N", help="whose first batch is shown, from 1; default: 1")
+    option("count", type=int, default=16, metavar="N", help=f"images of each kind, up to {_MOST}; default: 16")
+    option("output", type=Path, required=True, metavar="FILE.png", help="the picture")
+    options = parser.parse_args()
+    if options.output.suffix.lower() != ".png" or not options.output.parent.is_dir():
+        raise InputError(f"-output {options.output}: expected a file that ends in .png, in a folder that is there")
+    if not 1 <= options.count <= _MOST or options.epoch < 1:
+        found = f"--count is {options.count}, --epoch {options.epoch}"
+        raise InputError(f"{found}; expected 1 to {_MOST}, and 1 or more")
+    import_paddle()
+    launch.startup.stop_by_removing(launch.startup.unfinished(options.output))
+    flags = {"DATA.DATASET": options.dataset, "DATA.DATA_PATH": options.data_path}
+    given = [word for key, value in flags.items() if value is not None for word in (key, value)]
+    picture = drawn(get_config(options.cfg, [*given, *options.o]), options.epoch, options.count)
+    from utils import written_whole
+
+    try:
+        with written_whole(options.output, "wb") as file:
+            file.write(picture)
+    except OSError as error:
+        raise RunError(f"-output {options.output} isn't written ({error.strerror}); {remedy(error)}") from None
+    print(f"{options.output} is written")
+
+
+if __name__ == "__main__":
+    with reported():
+        main()
