@@ -1,0 +1,89 @@
+"""Stratified parts of a dataset: held to scikit-learn's figures and to the definition."""
+
+import numpy as np
+import pytest
+
+from errors import InputError
+from loading.splits import folds, group_numbers, held_out, split_labels
+
+RNG = np.random.default_rng(0)
+LABELS = RNG.permutation(np.repeat(np.arange(7), [40, 3, 17, 101, 5, 2, 29]))
+
+
+def table(labels, parts):
+    """Samples by class and part."""
+    found = np.zeros((labels.max() + 1, parts.max() + 1), int)
+    np.add.at(found, (labels, parts), 1)
+    return found
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("shares", [(0.8, 0.2), (0.5, 0.5), (0.93, 0.07), (0.2,) * 5])
+def test_parts_have_their_share_of_each_class_and_of_all(shares):
+    found = table(LABELS, split_labels(LABELS, shares, seed=3))
+    assert (np.abs(found - np.outer(np.bincount(LABELS), shares)) < 1).all()
+    assert (np.abs(found.sum(0) - len(LABELS) * np.array(shares)) < 1).all()
+
+
+def test_folds_are_as_even_as_scikit_learns():
+    from sklearn.model_selection import StratifiedKFold
+
+    theirs = np.empty(len(LABELS), int)
+    for number, (_, test) in enumerate(StratifiedKFold(5, shuffle=True, random_state=0).split(LABELS, LABELS)):
+        theirs[test] = number
+    ours, theirs = (np.sort(table(LABELS, parts), axis=1) for parts in (folds(LABELS, 5, 0), theirs))
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_split_is_a_function_of_the_seed():
+    np.testing.assert_array_equal(folds(LABELS, 5, 1), folds(LABELS, 5, 1))
+    assert (folds(LABELS, 5, 1) != folds(LABELS, 5, 2)).sum() > len(LABELS) / 2
+    np.testing.assert_array_equal(  # as long as this holds, yesterday's validation images aren't trained on today
+        np.flatnonzero(held_out(LABELS, 0.1, 0))[:8], EXPECTED
+    )
+
+
+EXPECTED = [10, 11, 22, 44, 54, 68, 73, 78]
+
+
+def test_groups_stay_together_and_parts_are_near_their_shares():
+    groups = RNG.integers(0, 400, 3000)
+    labels = (groups % 10 + (RNG.random(3000) < 0.1)) % 10  # most of a group are of one class
+    parts = split_labels(labels, (0.75, 0.25), 0, groups)
+    assert all(len(np.unique(parts[groups == group])) == 1 for group in np.unique(groups))
+    assert abs((parts == 1).mean() - 0.25) < 0.005
+    found = table(labels, parts)
+    np.testing.assert_allclose(found[:, 1] / found.sum(1), 0.25, atol=0.03)
+    of_five = table(labels, folds(labels, 5, 0, groups))
+    assert of_five.sum(0).max() - of_five.sum(0).min() <= np.bincount(groups).max()
+
+
+def test_a_class_of_one_image_or_group_stays_in_training():
+    labels = np.array([0] * 20 + [1] * 20 + [2])
+    assert not any(held_out(labels, 0.45, seed, None)[40] for seed in range(20))
+    groups = np.array([*range(40), 0])
+    held = held_out(labels, 0.3, 0, np.where(labels == 1, 99, groups))
+    assert held.any()
+    assert not held[labels == 1].any()
+    with pytest.raises(InputError, match="3 samples have too few images of a class for a validation share of 0.1"):
+        held_out(np.arange(3), 0.1, 0)
+
+
+def test_a_class_has_to_be_in_two_folds():
+    labels = np.array([0] * 20 + [1] * 2 + [2])
+    with pytest.raises(InputError, match="the class owl is in one fold alone: it needs two images or more \\(1 like"):
+        folds(labels, 5, 0, classes=["cat", "dog", "owl"])
+    with pytest.raises(InputError, match="the class 1 is in one fold alone: it needs two groups"):
+        folds(labels[:22], 2, 0, np.minimum(np.arange(22), 20))
+    with pytest.raises(InputError, match="4 samples leave 2 of 6 folds empty; take fewer folds than images"):
+        folds(np.zeros(4, int), 6, 0)
+
+
+def test_groups_are_what_a_pattern_finds():
+    names = ["a/p12_1.png", "b/p7_1.png", "a/p12_2.png"]
+    assert group_numbers(names, r"p(\d+)_").tolist() == [0, 1, 0]
+    assert group_numbers(names, r"^.").tolist() == [0, 1, 0]
+    with pytest.raises(InputError, match=r"the groups' pattern 'p\(' is no regular expression"):
+        group_numbers(names, "p(")
+    with pytest.raises(InputError, match="the groups' pattern 'p7' finds nothing in a/p12_1.png"):
+        group_numbers(names, "p7")
