@@ -73,6 +73,7 @@ def _check_data(config: Configuration, require: Callable[[bool, str, str], None]
     sizes = data.MULTI_SCALE
     once = sizes is None or (len(set(sizes)) == len(sizes) and train.REPEATED_AUGMENT == 1)
     require(once, "DATA.MULTI_SCALE", "None, or sizes, each once, with REPEATED_AUGMENT 1")
+    require(data.FOLDS is None or data.FOLD < data.FOLDS, "DATA.FOLD", f"0 to {(data.FOLDS or 1) - 1}, of FOLDS")
     cached = data.CACHE is None or not data.SKIP_BROKEN
     require(cached, "DATA.CACHE", "None with SKIP_BROKEN: a cache holds every image")
     if data.LOADER == "dali" and not config.EVAL:
@@ -232,7 +233,9 @@ _DECLARED = (
     ((_is("AMP", True),), ("AMP_EVAL",)),
     ((_is_unset("OUTPUT"),), ("SAVE",)),
     ((_OWN_BATCH,), ("DATA.BATCH_SIZE",)),
-    (_STORED, ("DATA.CACHE",)),
+    (_STORED, ("DATA.CACHE", "DATA.FOLDS")),
+    ((_is_set("DATA.FOLDS"),), ("DATA.FOLD", "DATA.SPLIT_SEED")),
+    ((_is_set("DATA.FOLDS"), *_FILES), ("DATA.SPLIT_GROUPS",)),
     ((*_FILES, _NO_CACHE), ("DATA.FAST_EVAL",)),
     (_FILES, ("DATA.MAX_PIXELS",)),
     ((_TRAINING, *_FILES), ("DATA.SKIP_BROKEN",)),

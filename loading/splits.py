@@ -4,13 +4,58 @@ Parts are pure functions of labels (and groups), seed and shares. Each class has
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from errors import InputError, shown
+from loading.files import Paths
+from loading.shards import Shards
+from loading.sources import Arrays, Drawn, Files, Split
 
 _TAG = 0x73706C6974  # keeps these draws apart from the samples' own
+Source = Files | Shards | Arrays | Drawn
+
+
+def split_source(data: Any, split: Split, reader: Callable[[Split], Source]) -> Source:
+    """Returns what a dataset's reader gives. With DATA.FOLDS it is a part of its training samples: for validation fold
+    number FOLD, for training the others; its own validation samples aren't read.
+
+    Args:
+        data: the configuration's DATA.
+
+    Raises:
+        InputError: as the reader, ``folds`` and ``group_numbers``.
+    """
+    if data.FOLDS is None:
+        return reader(split)
+    source = reader(split._replace(mode="train"))
+    if isinstance(source, Arrays):
+        return source._replace(read=lambda: _cut(data, split.mode, *source.read()))
+    if isinstance(source, Shards):
+        names = map(source.name, range(len(source.labels)))
+        return source.chosen(_places(data, split.mode, source.labels, source.classes, names))
+    paths = source.paths if isinstance(source.paths, Paths) else Paths(source.paths)
+    chosen = _places(data, split.mode, np.asarray(source.labels), source.classes, paths)
+    return source._replace(paths=Paths(map(paths.encoded, chosen)), labels=np.asarray(source.labels)[chosen])
+
+
+def told(data: Any) -> str:
+    """Returns in which way a dataset is split, for the name of what is kept of a part; "": it isn't."""
+    return "" if data.FOLDS is None else f"fold {data.FOLD} of {data.FOLDS}, {data.SPLIT_SEED}, {data.SPLIT_GROUPS}"
+
+
+def _cut(data: Any, mode: str, images: np.ndarray, labels: np.ndarray, classes: list[str]) -> tuple:
+    chosen = _places(data, mode, labels, classes, ())
+    return images[chosen], labels[chosen], classes
+
+
+def _places(data: Any, mode: str, labels: np.ndarray, classes: Sequence[str], names: Iterable[str]) -> np.ndarray:
+    """The numbers of a part's samples, in rising order."""
+    groups = group_numbers(names, data.SPLIT_GROUPS) if data.SPLIT_GROUPS else None
+    parts = folds(labels, data.FOLDS, data.SPLIT_SEED, groups, classes)
+    return np.flatnonzero((parts == data.FOLD) == (mode != "train"))
 
 
 def held_out(labels: np.ndarray, share: float, seed: int, groups: np.ndarray | None = None) -> np.ndarray:
@@ -49,13 +94,14 @@ def folds(
         InputError: a class has one image or group alone; there are fewer samples, or groups, than folds.
     """
     parts = split_labels(labels, [1 / count] * count, seed, groups)
-    low, high = (np.full(labels.max(initial=0) + 1, value) for value in (count, -1))
-    np.minimum.at(low, labels, parts)
-    np.maximum.at(high, labels, parts)
+    values, numbers = np.unique(labels, return_inverse=True)
+    low, high = (np.full(len(values), value) for value in (count, -1))
+    np.minimum.at(low, numbers, parts)
+    np.maximum.at(high, numbers, parts)
     what = "image" if groups is None else "group"
-    if (alone := np.flatnonzero(low == high)).size:
+    if (alone := values[low == high]).size:
         name = shown(classes[alone[0]]) if classes else str(alone[0])
-        raise InputError(f"the class {name} is in one fold alone: it needs two {what}s or more ({alone.size} like that)")
+        raise InputError(f"the class {name} is in one fold alone: it needs two {what}s or more ({alone.size} such)")
     if (empty := count - len(np.unique(parts))) > 0:
         raise InputError(f"{len(parts)} samples leave {empty} of {count} folds empty; take fewer folds than {what}s")
     return parts
@@ -93,7 +139,7 @@ def _turns(count: int, shares: Sequence[float]) -> np.ndarray:
 
 
 def _by_groups(labels: np.ndarray, shares: np.ndarray, rng: np.random.Generator, groups: np.ndarray) -> np.ndarray:
-    sizes = np.bincount(groups)
+    labels, sizes = np.unique(labels, return_inverse=True)[1], np.bincount(groups)
     order = rng.permutation(len(sizes))
     order = order[np.argsort(-sizes[order], kind="stable")]
     places = np.split(np.argsort(groups, kind="stable"), np.cumsum(sizes)[:-1])

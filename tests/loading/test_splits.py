@@ -1,8 +1,15 @@
 """Stratified parts of a dataset: held to scikit-learn's figures and to the definition."""
 
+import io
+import tarfile
+
 import numpy as np
 import pytest
 
+from conftest import write_images
+
+from config import get_config
+from datasets import get_datasets
 from errors import InputError
 from loading.splits import folds, group_numbers, held_out, split_labels
 
@@ -71,7 +78,7 @@ def test_a_class_of_one_image_or_group_stays_in_training():
 
 def test_a_class_has_to_be_in_two_folds():
     labels = np.array([0] * 20 + [1] * 2 + [2])
-    with pytest.raises(InputError, match="the class owl is in one fold alone: it needs two images or more \\(1 like"):
+    with pytest.raises(InputError, match="the class owl is in one fold alone: it needs two images or more \\(1 such"):
         folds(labels, 5, 0, classes=["cat", "dog", "owl"])
     with pytest.raises(InputError, match="the class 1 is in one fold alone: it needs two groups"):
         folds(labels[:22], 2, 0, np.minimum(np.arange(22), 20))
@@ -87,3 +94,70 @@ def test_groups_are_what_a_pattern_finds():
         group_numbers(names, "p(")
     with pytest.raises(InputError, match="the groups' pattern 'p7' finds nothing in a/p12_1.png"):
         group_numbers(names, "p7")
+
+
+# ------------------------------------------------------------------ as keys
+
+
+def parts(options):
+    """The training and the validation set, by fold."""
+    found = []
+    for fold in range(3):
+        config = get_config(None, [*options, "DATA.FOLDS", "3", "DATA.FOLD", str(fold), "MODEL.NUM_CLASSES", "auto"])
+        _, train, val = get_datasets(config)
+        found.append((train, val))
+    return found
+
+
+def test_each_sample_of_a_folder_or_its_shards_is_validated_on_once(tmp_path):
+    write_images(tmp_path / "train", {"cat": 7, "dog": 5})  # and no val/
+    options = ["DATA.DATASET", "folder", "DATA.DATA_PATH", str(tmp_path)]
+    found = parts(options)
+    paths = [[list(part.paths) for part in pair] for pair in found]
+    everything = sorted(paths[0][0] + paths[0][1])
+    assert len(everything) == 12
+    assert sorted(path for _, val in paths for path in val) == everything
+    for (train, val), (own, held) in zip(found, paths, strict=True):
+        assert sorted(own + held) == everything
+        assert all(path.split("/")[1] == train.classes[label] for path, label in zip(own, train.labels, strict=True))
+        assert np.bincount(val.labels).tolist() in ([2, 2], [3, 1], [2, 1], [3, 2])
+    grouped = parts([*options, "DATA.SPLIT_GROUPS", r"/\d"])  # 0.png of both classes, and so on
+    names = [{path.split("/")[-1] for path in val.paths} for _, val in grouped]
+    assert not names[0] & names[1] and not names[0] & names[2] and not names[1] & names[2]
+    with tarfile.open(tmp_path / "train-0.tar", "w") as tar:
+        for number, path in enumerate(everything):
+            tar.add(tmp_path / path, f"{number:02d}.png")
+            label = tarfile.TarInfo(f"{number:02d}.cls")
+            label.size = 1
+            tar.addfile(label, io.BytesIO(b"0" if "cat" in path else b"1"))
+    packed = parts(["DATA.DATASET", "shards", "DATA.DATA_PATH", str(tmp_path)])
+    for (train, val), (shards, held) in zip(found, packed, strict=True):
+        for one, other in ((train, shards), (val, held)):
+            assert [one.data(i) for i in range(len(one))] == [other.data(i) for i in range(len(other))]
+            np.testing.assert_array_equal(one.labels, other.labels)
+
+
+def test_folds_of_arrays_are_cached_apart(tmp_path):
+    options = ["DATA.DATASET", "digits"]
+    plain, kept, again = (parts([*options, *more]) for more in ([], *[["DATA.CACHE", str(tmp_path)]] * 2))
+    assert sum(len(val) for _, val in plain) == len(plain[0][0]) + len(plain[0][1]) == 1433
+    for one, two, three in zip(plain, kept, again, strict=True):
+        for mine, theirs in zip((*one, *one), (*two, *three), strict=True):
+            np.testing.assert_array_equal(mine.labels, theirs.labels)
+            np.testing.assert_array_equal(mine.image(5), theirs.image(5))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["DATA.FOLDS", "1"], "DATA.FOLDS is 1, expected 2 to 1000"),
+        (["DATA.FOLDS", "3", "DATA.FOLD", "3"], "DATA.FOLD is 3, expected 0 to 2, of FOLDS"),
+        (["DATA.FOLD", "0"], "DATA.FOLD does nothing without DATA.FOLDS"),
+        (["DATA.SPLIT_SEED", "0"], "DATA.SPLIT_SEED does nothing without DATA.FOLDS"),
+        (["DATA.FOLDS", "3", "DATA.DATASET", "synthetic"], "DATA.FOLDS does nothing with DATA.DATASET synthetic"),
+        (["DATA.FOLDS", "3", "DATA.DATASET", "digits", "DATA.SPLIT_GROUPS", "x"], "DATA.SPLIT_GROUPS does nothing wi"),
+    ],
+)
+def test_what_cannot_be_is_named(options, message):
+    with pytest.raises(InputError, match=message):
+        get_config(None, options)
