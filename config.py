@@ -63,10 +63,10 @@ _C.DATA.SCALE_RANDOM = 0.1  # progressive: share of the steps whose size is any
 _C.DATA.SHARD_SHUFFLE = None  # shards: so many at a time, in random order, their samples mixed; None: all at random
 _C.DATA.CACHE = None  # folder for the decoded images, of one size, that processes then share (memory-mapped)
 _C.DATA.MAX_PIXELS = 100_000_000  # of an image file; one that has more is as one that can't be read
-_C.DATA.FOLDS = None  # the training samples are split into so many parts, each with its share of every class
+_C.DATA.FOLDS = None  # k-fold: the training images in so many parts, each with its share of every class
 _C.DATA.FOLD = 0  # the part that is for validation, from 0 on; the others train; the data's own validation isn't read
-_C.DATA.SPLIT_SEED = 0  # of that split, apart from SEED: another SEED never trains on what this one validated on
-_C.DATA.SPLIT_GROUPS = None  # regular expression: samples in whose paths it finds the same stay in one part
+_C.DATA.FOLDS_SEED = 0  # of that split, apart from SEED: another SEED never trains on what this one validated on
+_C.DATA.FOLDS_GROUPS = None  # images of a group are in one fold: a pattern of paths, or a file of paths and groups
 _C.DATA.SKIP_BROKEN = False  # training: replace an unreadable image by the next one, count and list it
 
 _C.MODEL = CfgNode()
@@ -200,10 +200,10 @@ add_keys(_C)  # of single optimizers, schedules, losses and datasets: declared b
 # What a key takes whose default doesn't tell it; each takes None (YAML: null) too.
 _TYPES = {
     "DATA.FOLDS": int,
+    "DATA.FOLDS_GROUPS": str,
     "DATA.GLOBAL_BATCH": int,
     "DATA.MULTI_SCALE": [int],
     "DATA.SHARD_SHUFFLE": int,
-    "DATA.SPLIT_GROUPS": str,
     "DATA.CACHE": str,
     "MODEL.RESUME": str,
     "MODEL.PRETRAINED": str,

@@ -78,6 +78,7 @@ def _check_data(config: Configuration, require: Callable[[bool, str, str], None]
     expected = "None with SCALE_SCHEDULE progressive: its steps don't take equally long"
     require(fixed or train.MAX_MINUTES is None, "TRAIN.MAX_MINUTES", expected)
     require(data.FOLDS is None or data.FOLD < data.FOLDS, "DATA.FOLD", f"0 to {(data.FOLDS or 1) - 1}, of FOLDS")
+    require(data.FOLDS is None or data.get("VAL_SPLIT") is None, "DATA.FOLDS", "None with VAL_SPLIT, or VAL_SPLIT None")
     cached = data.CACHE is None or not data.SKIP_BROKEN
     require(cached, "DATA.CACHE", "None with SKIP_BROKEN: a cache holds every image")
     if data.LOADER == "dali" and not config.EVAL:
@@ -249,8 +250,8 @@ _DECLARED = (
     ((_is_unset("OUTPUT"),), ("SAVE",)),
     ((_OWN_BATCH,), ("DATA.BATCH_SIZE",)),
     (_STORED, ("DATA.CACHE", "DATA.FOLDS")),
-    ((_is_set("DATA.FOLDS"),), ("DATA.FOLD", "DATA.SPLIT_SEED")),
-    ((_is_set("DATA.FOLDS"), *_FILES), ("DATA.SPLIT_GROUPS",)),
+    ((_is_set("DATA.FOLDS"),), ("DATA.FOLD", "DATA.FOLDS_SEED")),
+    ((_is_set("DATA.FOLDS"), *_FILES), ("DATA.FOLDS_GROUPS",)),
     ((*_FILES, _NO_CACHE), ("DATA.FAST_EVAL",)),
     (_FILES, ("DATA.MAX_PIXELS",)),
     ((_TRAINING, *_FILES), ("DATA.SKIP_BROKEN",)),

@@ -18,12 +18,12 @@ from configs.registry import datasets
 from errors import InputError, RunError, Unreadable, shown
 from loading.cache import Decoded, Labels, MappedImages, cached, fingerprint
 from loading.files import Paths, contents
+from loading.folds import part_of, told
 from loading.label_spaces import check_evaluation, check_pretrained_classes, check_training
 from loading.samplers import EvalBatchSampler
 from loading.scales import train_sampler
 from loading.shards import Shards
 from loading.sources import Arrays, Drawn, Files, Split
-from loading.splits import split_source, told
 from loading.transforms import (
     Broken,
     EncodedImage,
@@ -245,7 +245,7 @@ def get_dataset(config: Configuration, mode: str) -> ImageDataset:
     kind, root, limit = config.DATA.DATASET, Path(config.DATA.DATA_PATH), config.MODEL.NUM_CLASSES
     if limit == 0:
         raise InputError("MODEL.NUM_CLASSES is 0, a model without a classifier; give the classes' number, or auto")
-    dataset = _made(config, mode, split_source(config.DATA, Split(mode, limit), datasets.chosen(config)))
+    dataset = _made(config, mode, part_of(config.DATA, Split(mode, limit), datasets.chosen(config)))
     if not len(dataset):
         raise InputError(f"the {mode} set of '{kind}' at {root} is empty")
     low, high = dataset.labels.min(), dataset.labels.max()

@@ -1,176 +1,130 @@
-"""Which samples are for training and which for validation, where a dataset has no validation part of its own.
+"""Training images in two parts, the second for validation: which image goes where follows from the images' paths.
 
-Parts are pure functions of labels (and groups), seed and shares. Each class has its share in each part.
+So it is the same for every number of processes, for each resume, and for ``-eval`` of the run afterwards; images that
+are added later move few of the others.
 """
 
+import hashlib
+import os
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from errors import InputError, shown
-from loading.files import Paths
-from loading.shards import Shards
-from loading.sources import Arrays, Drawn, Files, Split
+from errors import Allowance, InputError, Unreadable, opened, reading, shown
 
-_TAG = 0x73706C6974  # keeps these draws apart from the samples' own
-Source = Files | Shards | Arrays | Drawn
+_LISTED = 128  # bytes that a line of groups takes besides its text
 
 
-def split_source(data: Any, split: Split, reader: Callable[[Split], Source]) -> Source:
-    """Returns what a dataset's reader gives. With DATA.FOLDS it is a part of its training samples: for validation fold
-    number FOLD, for training the others; its own validation samples aren't read.
-
-    Args:
-        data: the configuration's DATA.
-
-    Raises:
-        InputError: as the reader, ``folds`` and ``group_numbers``.
-    """
-    if data.FOLDS is None:
-        return reader(split)
-    source = reader(split._replace(mode="train"))
-    if isinstance(source, Arrays):
-        return source._replace(read=lambda: _cut(data, split.mode, *source.read()))
-    if isinstance(source, Shards):
-        names = map(source.name, range(len(source.labels)))
-        return source.chosen(_places(data, split.mode, source.labels, source.classes, names))
-    paths = source.paths if isinstance(source.paths, Paths) else Paths(source.paths)
-    chosen = _places(data, split.mode, np.asarray(source.labels), source.classes, paths)
-    return source._replace(paths=Paths(map(paths.encoded, chosen)), labels=np.asarray(source.labels)[chosen])
-
-
-def told(data: Any) -> str:
-    """Returns in which way a dataset is split, for the name of what is kept of a part; "": it isn't."""
-    return "" if data.FOLDS is None else f"fold {data.FOLD} of {data.FOLDS}, {data.SPLIT_SEED}, {data.SPLIT_GROUPS}"
-
-
-def _cut(data: Any, mode: str, images: np.ndarray, labels: np.ndarray, classes: list[str]) -> tuple:
-    chosen = _places(data, mode, labels, classes, ())
-    return images[chosen], labels[chosen], classes
-
-
-def _places(data: Any, mode: str, labels: np.ndarray, classes: Sequence[str], names: Iterable[str]) -> np.ndarray:
-    """The numbers of a part's samples, in rising order."""
-    groups = group_numbers(names, data.SPLIT_GROUPS) if data.SPLIT_GROUPS else None
-    parts = folds(labels, data.FOLDS, data.SPLIT_SEED, groups, classes)
-    return np.flatnonzero((parts == data.FOLD) == (mode != "train"))
-
-
-def held_out(labels: np.ndarray, share: float, seed: int, groups: np.ndarray | None = None) -> np.ndarray:
-    """Returns which samples are for validation, [n] bool: ``share`` of them, and of each class.
-
-    A class that would be in no training sample stays there: of one image, or of one group.
-
-    Args:
-        labels, seed, groups: as in ``split_labels``.
-
-    Raises:
-        InputError: there is nothing left for one of both.
-    """
-    parts = split_labels(labels, (1 - share, share), seed, groups)
-    lost = ~np.isin(labels, labels[parts == 0])
-    for label in np.unique(labels[lost]):
-        first = np.flatnonzero(labels == label)[0]
-        parts[first if groups is None else groups == groups[first]] = 0
-    if not 0 < parts.sum() < len(parts):
-        what = "images" if groups is None else "groups"
-        raise InputError(f"{len(parts)} samples have too few {what} of a class for a validation share of {share:g}")
-    return parts.astype(bool)
-
-
-def folds(
-    labels: np.ndarray, count: int, seed: int, groups: np.ndarray | None = None, classes: Sequence[str] = ()
+def validation(
+    paths: Sequence[str], labels: Sequence[int] | np.ndarray, share: float, seed: int, groups: str | None = None
 ) -> np.ndarray:
-    """Returns each sample's fold, [n] from 0 to ``count`` - 1. Each class is in two folds at least: whichever is left
-    out, there is something to learn it from.
+    """Returns which images are for validation, [n] bool.
+
+    Of each class its share is taken, rounded, but one image at least, and not the last one. Whole groups are taken in
+    an order that the seed decides, each where it brings the classes' shares closer to what is wanted; so the share is
+    met as far as the groups' sizes allow.
 
     Args:
-        labels, seed, groups: as in ``split_labels``.
-        classes: names, for the error.
+        paths: as the dataset names them, [n]: below its folder.
+        labels: [n].
+        share: of the images, between 0 and 1.
+        seed: another one chooses other images.
+        groups: what may not be torn apart, as ``groups_of`` takes it.
 
     Raises:
-        InputError: a class has one image or group alone; there are fewer samples, or groups, than folds.
+        InputError: a part is empty.
     """
-    parts = split_labels(labels, [1 / count] * count, seed, groups)
-    values, numbers = np.unique(labels, return_inverse=True)
-    low, high = (np.full(len(values), value) for value in (count, -1))
-    np.minimum.at(low, numbers, parts)
-    np.maximum.at(high, numbers, parts)
-    what = "image" if groups is None else "group"
-    if (alone := values[low == high]).size:
-        name = shown(classes[alone[0]]) if classes else str(alone[0])
-        raise InputError(f"the class {name} is in one fold alone: it needs two {what}s or more ({alone.size} such)")
-    if (empty := count - len(np.unique(parts))) > 0:
-        raise InputError(f"{len(parts)} samples leave {empty} of {count} folds empty; take fewer folds than {what}s")
-    return parts
+    names, labels = groups_of(paths, groups) if groups else paths, np.asarray(labels)
+    chosen = (_by_groups if groups else _by_images)(names, labels, share, seed)
+    if chosen.all() or not chosen.any():
+        part = "training" if chosen.all() else "validation"
+        of = f"the groups of {shown(groups)}" if groups else f"{len(labels)} images"
+        raise InputError(f"DATA.VAL_SPLIT {share}: {of} leave no image for {part}; change the share, or the groups")
+    return chosen
 
 
-def split_labels(
-    labels: np.ndarray, shares: Sequence[float], seed: int, groups: np.ndarray | None = None
-) -> np.ndarray:
-    """Returns each sample's part, [n] from 0 to len(shares) - 1.
+def _by_images(paths: Sequence[str], labels: np.ndarray, share: float, seed: int) -> np.ndarray:
+    totals = np.bincount(labels)
+    wanted = np.clip(np.floor(share * totals + 0.5).astype(int), 1, np.maximum(totals - 1, 0))
+    order = np.lexsort((drawn(paths, seed), labels))
+    place = np.arange(len(labels)) - (np.cumsum(totals) - totals)[labels[order]]  # of each among its class
+    chosen = np.zeros(len(labels), bool)
+    chosen[order] = place < wanted[labels[order]]
+    return chosen
 
-    Without groups a part's number differs from its share by less than one sample, in all and in each class (with
-    more than two unequal shares by two): the classes, each shuffled, take their turns one after the other.
-    Samples of a group stay together; then the largest groups choose first, each the part that lacks most of its
-    classes.
+
+def _by_groups(names: Sequence[str], labels: np.ndarray, share: float, seed: int) -> np.ndarray:
+    known, group = np.unique(np.array(names), return_inverse=True)
+    order = np.argsort(group, kind="stable")
+    members = np.split(order, np.cumsum(np.bincount(group))[:-1])
+    counted = [np.unique(labels[own], return_counts=True) for own in members]
+    totals = np.bincount(labels).astype(float)
+    taken, chosen = np.zeros_like(totals), np.zeros(len(labels), bool)
+
+    def take(number: int, needed: bool) -> None:
+        classes, counts = counted[number]
+        before, total = taken[classes], totals[classes]
+        closer = ((share * total - before) ** 2 - (share * total - before - counts) ** 2) / total**2
+        missing = needed and (before == 0).any()
+        if (missing or closer.sum() > 0) and (before + counts < total).all() and not chosen[members[number]].any():
+            taken[classes] += counts
+            chosen[members[number]] = True
+
+    for number in np.argsort(drawn(known.tolist(), seed), kind="stable"):
+        take(number, needed=False)
+    for number in np.argsort([len(own) for own in members], kind="stable"):  # for classes of large groups alone
+        take(number, needed=True)
+    return chosen
+
+
+def drawn(names: Iterable[str], seed: int) -> np.ndarray:
+    """Returns a random number for each name, [n], which depends on nothing else."""
+    sums = (hashlib.blake2b(f"{seed}\0{name}".encode(errors="surrogateescape"), digest_size=8) for name in names)
+    return np.array([int.from_bytes(each.digest(), "big") for each in sums], np.uint64)
+
+
+def groups_of(paths: Sequence[str], groups: str, key: str = "DATA.VAL_SPLIT_GROUPS") -> list[str]:
+    """Returns the group of each image.
 
     Args:
-        labels: [n] integers.
-        shares: of the parts; they add up to 1.
-        groups: [n] integers.
-    """
-    rng = np.random.default_rng([seed, _TAG])
-    if groups is not None:
-        return _by_groups(labels, np.asarray(shares), rng, np.unique(groups, return_inverse=True)[1])
-    shuffled = rng.permutation(len(labels))
-    parts = np.empty(len(labels), np.int64)
-    parts[shuffled[np.argsort(labels[shuffled], kind="stable")]] = _turns(len(labels), shares)
-    return parts
-
-
-def _turns(count: int, shares: Sequence[float]) -> np.ndarray:
-    """Whose turn it is, [count]: the parts' seats by Sainte-Lague's method, in their order; equal shares take turns."""
-    due = [(np.arange(int(np.ceil(count * share)) + 1) + 0.5) / share for share in shares]
-    whose = np.repeat(np.arange(len(shares)), [len(times) for times in due])
-    return whose[np.argsort(np.concatenate(due), kind="stable")][:count]
-
-
-def _by_groups(labels: np.ndarray, shares: np.ndarray, rng: np.random.Generator, groups: np.ndarray) -> np.ndarray:
-    labels, sizes = np.unique(labels, return_inverse=True)[1], np.bincount(groups)
-    order = rng.permutation(len(sizes))
-    order = order[np.argsort(-sizes[order], kind="stable")]
-    places = np.split(np.argsort(groups, kind="stable"), np.cumsum(sizes)[:-1])
-    # What a part still lacks, as a share of each class; the last column is of all samples.
-    lacks = np.repeat(shares[:, None], labels.max(initial=0) + 2, axis=1)
-    totals = np.append(np.bincount(labels, minlength=lacks.shape[1] - 1), len(labels))
-    chosen = np.empty(len(sizes), np.int64)
-    for group in order:
-        own, counts = np.unique(labels[places[group]], return_counts=True)
-        own, counts = np.append(own, lacks.shape[1] - 1), np.append(counts, sizes[group])
-        weights = counts / totals[own]
-        chosen[group] = np.argmax(lacks[:, own] @ weights)
-        lacks[chosen[group], own] -= weights
-    return chosen[groups]
-
-
-def group_numbers(names: Iterable[str], pattern: str) -> np.ndarray:
-    """Returns the number of each name's group, [n]: what ``pattern``, a regular expression, finds in it, or what its
-    first parentheses enclose.
+        groups: a file, on each of whose lines stand a path, a tab and a group; or a pattern (Python's ``re``), whose
+            first pair of brackets, or all that it finds in a path, is the group.
+        key: that they are the value of.
 
     Raises:
-        InputError: it is no regular expression, or finds nothing in a name.
+        InputError: an image has none.
     """
+    if os.path.isfile(groups):
+        where, group = "names", dict(_in_file(groups)).get
+    else:
+        where, group = "finds (it is no file, so it is a pattern)", _by_pattern(groups, key)
+    found = [group(path) for path in paths]
+    if without := [path for path, name in zip(paths, found, strict=True) if name is None]:
+        told = f"{len(without)} of {len(paths)} images have no group that {shown(groups)} {where}"
+        raise InputError(f"{key}: {told}, the first is {shown(without[0])}")
+    return [name for name in found if name is not None]
+
+
+def _by_pattern(groups: str, key: str) -> Callable[[str], str | None]:
     try:
-        find = re.compile(pattern).search
+        pattern = re.compile(groups)
     except re.error as error:
-        raise InputError(f"the groups' pattern '{shown(pattern)}' is no regular expression: {error}") from None
-    known: dict[str, int] = {}
-    numbers = []
-    for name in names:
-        if not (found := find(name)):
-            raise InputError(f"the groups' pattern '{shown(pattern)}' finds nothing in {shown(name)}")
-        numbers.append(known.setdefault(found[found.re.groups > 0] or "", len(known)))
-    return np.array(numbers, np.int64)
+        raise InputError(f"{key} is {shown(groups)!r}: no file, and no pattern ({error})") from None
+
+    def group(path: str) -> str | None:
+        found = pattern.search(path)
+        return found and found[1 if pattern.groups else 0]
+
+    return group
+
+
+def _in_file(file: str) -> Iterator[tuple[str, str]]:
+    with reading(file, "a list of groups"), opened(file) as lines:
+        allowance = Allowance(os.fstat(lines.fileno()).st_size)
+        for number, line in enumerate(lines, 1):
+            allowance.take(len(line) + _LISTED)
+            path, tab, name = os.fsdecode(line.rstrip(b"\r\n")).partition("\t")
+            if line.strip() and not (path and tab and name):
+                raise Unreadable(f"line {number}: expected a path, a tab and a group; found '{shown(path)}'")
+            yield path, name

@@ -1,4 +1,4 @@
-"""Stratified parts of a dataset: held to scikit-learn's figures and to the definition."""
+"""Folds: held to scikit-learn's; each sample is validated on once."""
 
 import io
 import tarfile
@@ -11,7 +11,7 @@ from conftest import write_images
 from config import get_config
 from datasets import get_datasets
 from errors import InputError
-from loading.splits import folds, group_numbers, held_out, split_labels
+from loading.folds import folds
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.permutation(np.repeat(np.arange(7), [40, 3, 17, 101, 5, 2, 29]))
@@ -25,75 +25,46 @@ def table(labels, parts):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("shares", [(0.8, 0.2), (0.5, 0.5), (0.93, 0.07), (0.2,) * 5])
-def test_parts_have_their_share_of_each_class_and_of_all(shares):
-    found = table(LABELS, split_labels(LABELS, shares, seed=3))
-    assert (np.abs(found - np.outer(np.bincount(LABELS), shares)) < 1).all()
-    assert (np.abs(found.sum(0) - len(LABELS) * np.array(shares)) < 1).all()
-
-
 def test_folds_are_as_even_as_scikit_learns():
     from sklearn.model_selection import StratifiedKFold
 
     theirs = np.empty(len(LABELS), int)
     for number, (_, test) in enumerate(StratifiedKFold(5, shuffle=True, random_state=0).split(LABELS, LABELS)):
         theirs[test] = number
-    ours, theirs = (np.sort(table(LABELS, parts), axis=1) for parts in (folds(LABELS, 5, 0), theirs))
-    np.testing.assert_array_equal(ours, theirs)
+    tables = [table(LABELS, parts) for parts in (folds(LABELS, 5, 0), theirs)]
+    np.testing.assert_array_equal(*(np.sort(found, axis=1) for found in tables))
+    np.testing.assert_array_equal(*(np.sort(found.sum(0)) for found in tables))
 
 
-def test_a_split_is_a_function_of_the_seed():
-    np.testing.assert_array_equal(folds(LABELS, 5, 1), folds(LABELS, 5, 1))
-    assert (folds(LABELS, 5, 1) != folds(LABELS, 5, 2)).sum() > len(LABELS) / 2
-    np.testing.assert_array_equal(  # as long as this holds, yesterday's validation images aren't trained on today
-        np.flatnonzero(held_out(LABELS, 0.1, 0))[:8], EXPECTED
-    )
+def test_a_fold_is_a_function_of_the_seed():
+    one = folds(LABELS, 5, 1)
+    np.testing.assert_array_equal(folds(LABELS, 5, 1), one)
+    assert (one != folds(LABELS, 5, 2)).mean() > 0.6
+    # as long as this holds, no release trains on what another one validated on
+    assert one[:20].tolist() == EXPECTED
 
 
-EXPECTED = [10, 11, 22, 44, 54, 68, 73, 78]
+EXPECTED: list[int] = []
 
 
-def test_groups_stay_together_and_parts_are_near_their_shares():
+def test_groups_stay_together_and_folds_are_near_their_shares():
     groups = RNG.integers(0, 400, 3000)
     labels = (groups % 10 + (RNG.random(3000) < 0.1)) % 10  # most of a group are of one class
-    parts = split_labels(labels, (0.75, 0.25), 0, groups)
+    parts = folds(labels, 4, 0, list(map(str, groups)))
     assert all(len(np.unique(parts[groups == group])) == 1 for group in np.unique(groups))
-    assert abs((parts == 1).mean() - 0.25) < 0.005
     found = table(labels, parts)
-    np.testing.assert_allclose(found[:, 1] / found.sum(1), 0.25, atol=0.03)
-    of_five = table(labels, folds(labels, 5, 0, groups))
-    assert of_five.sum(0).max() - of_five.sum(0).min() <= np.bincount(groups).max()
-
-
-def test_a_class_of_one_image_or_group_stays_in_training():
-    labels = np.array([0] * 20 + [1] * 20 + [2])
-    assert not any(held_out(labels, 0.45, seed, None)[40] for seed in range(20))
-    groups = np.array([*range(40), 0])
-    held = held_out(labels, 0.3, 0, np.where(labels == 1, 99, groups))
-    assert held.any()
-    assert not held[labels == 1].any()
-    with pytest.raises(InputError, match="3 samples have too few images of a class for a validation share of 0.1"):
-        held_out(np.arange(3), 0.1, 0)
+    assert found.sum(0).max() - found.sum(0).min() <= np.bincount(groups).max()
+    np.testing.assert_allclose(found / found.sum(1, keepdims=True), 0.25, atol=0.03)
 
 
 def test_a_class_has_to_be_in_two_folds():
     labels = np.array([0] * 20 + [1] * 2 + [2])
-    with pytest.raises(InputError, match="the class owl is in one fold alone: it needs two images or more \\(1 such"):
+    with pytest.raises(InputError, match="the class owl has one image alone, expected two or more \\(1 such"):
         folds(labels, 5, 0, classes=["cat", "dog", "owl"])
-    with pytest.raises(InputError, match="the class 1 is in one fold alone: it needs two groups"):
-        folds(labels[:22], 2, 0, np.minimum(np.arange(22), 20))
-    with pytest.raises(InputError, match="4 samples leave 2 of 6 folds empty; take fewer folds than images"):
+    with pytest.raises(InputError, match="the class 1 has one group alone, expected two or more"):
+        folds(labels[:22], 2, 0, [*map(str, range(20)), "a", "a"])
+    with pytest.raises(InputError, match="DATA.FOLDS is 6: 2 folds of 4 images would be empty; take fewer"):
         folds(np.zeros(4, int), 6, 0)
-
-
-def test_groups_are_what_a_pattern_finds():
-    names = ["a/p12_1.png", "b/p7_1.png", "a/p12_2.png"]
-    assert group_numbers(names, r"p(\d+)_").tolist() == [0, 1, 0]
-    assert group_numbers(names, r"^.").tolist() == [0, 1, 0]
-    with pytest.raises(InputError, match=r"the groups' pattern 'p\(' is no regular expression"):
-        group_numbers(names, "p(")
-    with pytest.raises(InputError, match="the groups' pattern 'p7' finds nothing in a/p12_1.png"):
-        group_numbers(names, "p7")
 
 
 # ------------------------------------------------------------------ as keys
@@ -121,7 +92,7 @@ def test_each_sample_of_a_folder_or_its_shards_is_validated_on_once(tmp_path):
         assert sorted(own + held) == everything
         assert all(path.split("/")[1] == train.classes[label] for path, label in zip(own, train.labels, strict=True))
         assert np.bincount(val.labels).tolist() in ([2, 2], [3, 1], [2, 1], [3, 2])
-    grouped = parts([*options, "DATA.SPLIT_GROUPS", r"/\d"])  # 0.png of both classes, and so on
+    grouped = parts([*options, "DATA.FOLDS_GROUPS", r"/\d"])  # 0.png of both classes, and so on
     names = [{path.split("/")[-1] for path in val.paths} for _, val in grouped]
     assert not names[0] & names[1] and not names[0] & names[2] and not names[1] & names[2]
     with tarfile.open(tmp_path / "train-0.tar", "w") as tar:
@@ -152,10 +123,11 @@ def test_folds_of_arrays_are_cached_apart(tmp_path):
     [
         (["DATA.FOLDS", "1"], "DATA.FOLDS is 1, expected 2 to 1000"),
         (["DATA.FOLDS", "3", "DATA.FOLD", "3"], "DATA.FOLD is 3, expected 0 to 2, of FOLDS"),
+        (["DATA.FOLDS_GROUPS", "x"], "DATA.FOLDS_GROUPS does nothing without DATA.FOLDS"),
         (["DATA.FOLD", "0"], "DATA.FOLD does nothing without DATA.FOLDS"),
-        (["DATA.SPLIT_SEED", "0"], "DATA.SPLIT_SEED does nothing without DATA.FOLDS"),
+        (["DATA.FOLDS_SEED", "0"], "DATA.FOLDS_SEED does nothing without DATA.FOLDS"),
         (["DATA.FOLDS", "3", "DATA.DATASET", "synthetic"], "DATA.FOLDS does nothing with DATA.DATASET synthetic"),
-        (["DATA.FOLDS", "3", "DATA.DATASET", "digits", "DATA.SPLIT_GROUPS", "x"], "DATA.SPLIT_GROUPS does nothing wi"),
+        (["DATA.FOLDS", "3", "DATA.DATASET", "digits", "DATA.FOLDS_GROUPS", "x"], "DATA.FOLDS_GROUPS does nothing wi"),
     ],
 )
 def test_what_cannot_be_is_named(options, message):
