@@ -1,7 +1,7 @@
 """k-fold cross-validation: the training samples in parts, each with its share of every class (DATA.FOLDS).
 
-A fold is a pure function of the samples' order, their labels (and groups) and a seed: the folds of a folder are those of
-its shards. (``splits`` takes one part for validation.)
+A fold is a pure function of the samples' order, their labels (and groups) and a seed: the folds of a folder are those
+of its shards. (``splits`` takes one part for validation.)
 """
 
 import os
@@ -62,8 +62,8 @@ def _places(data: Any, mode: str, names: Sequence[str], labels: np.ndarray, clas
 def folds(
     labels: np.ndarray, count: int, seed: int, groups: Sequence[str] | None = None, classes: Sequence[str] = ()
 ) -> np.ndarray:
-    """Returns each sample's fold, [n] from 0 to ``count`` - 1. Every class is in two of them at least: whichever fold is
-    left out, there is something to learn it from.
+    """Returns each sample's fold, [n] from 0 to ``count`` - 1. Every class is in two of them at least: whichever fold
+    is left out, there is something to learn it from.
 
     Without groups, folds differ by one sample at most, in all and in each class. Whole groups go, the largest first, to
     the fold that lacks most of their classes.

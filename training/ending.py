@@ -46,7 +46,9 @@ class Ending:
         """
         self.progress, self.run, self.evaluation = progress, run, evaluation
         self.started = time.monotonic() - progress.seconds
-        self.counted, self.mark = 0, (0, 0.0)  # updates since then; of an early one its number and when it was
+        self.first = self.done
+        self.mark: tuple[int, float] | None = None  # updates at an early one, and when that was
+        self.measured = 0  # updates at the last one where time was taken
         self.evaluations: list[float] = []  # seconds
         self._tell_length()
 
@@ -86,15 +88,18 @@ class Ending:
 
     # ------------------------------------------------------------ the budget
 
+    @property
+    def done(self) -> int:
+        """Updates that were made."""
+        progress = self.progress
+        return progress.epoch * self.updates - (progress.epoch * self.steps - progress.step) // self.accum
+
     def after_step(self, updated: bool) -> None:
-        """Measures, where a step ``updated``: on a GPU the host has to wait for it then, after 2, 4, 8, ... updates."""
+        """Takes the time where a step ``updated``, after 2, 4, 8, ... updates: on a GPU the host has to wait there."""
         if self.minutes is None or self.progress.length or not updated:
             return
-        self.counted += 1
         self.progress.seconds = time.monotonic() - self.started
-        if self.counted >= 2 and self.counted & (self.counted - 1) == 0:
-            if num_gpus():
-                paddle.device.cuda.synchronize()
+        if self.done - self.first >= max(2, 2 * self.measured):
             self._measure()
 
     @contextlib.contextmanager
@@ -106,27 +111,25 @@ class Ending:
 
     def _measure(self) -> None:
         """Fixes the length, if enough of the budget is used."""
-        now = time.monotonic()
-        count, since = self.mark
-        if not count:
-            self.mark = self.counted, now - sum(self.evaluations)
+        if num_gpus():
+            paddle.device.cuda.synchronize()
+        now, done, self.measured = time.monotonic(), self.done, self.done - self.first
+        if self.mark is None:
+            self.mark = done, now - sum(self.evaluations)
             return
-        pace = (now - sum(self.evaluations) - since) / (self.counted - count)
+        pace = (now - sum(self.evaluations) - self.mark[1]) / (done - self.mark[0])
         evaluation = max(self.evaluations, default=FORWARD * self.evaluation * pace)
         used, pace, evaluation = map(max, zip(*all_gather((now - self.started, pace, evaluation)), strict=True))
         budget = 60 * self.minutes
         if used < MEASURED * budget:
             return
-        progress = self.progress
-        done = progress.epoch * self.updates
-        done += -(-(progress.step - progress.epoch * self.steps) // self.accum)
         fits = bisect.bisect_right(
             range(done + 1, self.planned * self.updates + 1),
             budget * (1 - RESERVE) - used,
             key=lambda total: (total - done) * pace + self._evaluations(done, total) * evaluation,
         )
-        progress.length = [done / self.updates, (done + max(1, fits)) / self.updates]
-        progress.seconds = used
+        self.progress.length = [done / self.updates, (done + max(1, fits)) / self.updates]
+        self.progress.seconds = used
         self._tell_length()
         takes = "takes" if self.evaluations else "may take"
         self.run.info(
@@ -153,7 +156,7 @@ class Ending:
             better = {split: s for split, s in scores.items() if split not in marks or s > marks[split] + self.least}
             marks |= better
             progress.stale = 0 if better else progress.stale + 1
-        if self.minutes is not None and not (progress.length or self.over) and self.counted:
+        if self.minutes is not None and not (progress.length or self.over):
             self._measure()
 
     @property
