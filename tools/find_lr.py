@@ -27,7 +27,6 @@ def arguments_of(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
-    parser.add_argument("-output", "--output", required=True, type=Path, metavar="DIR", help="for lr.csv and lr.png")
     parser.add_argument("-updates", "--updates", type=int, default=200, metavar="N", help="of the weights; default: 200")
     parser.add_argument("-low", "--low", type=float, default=1e-6, metavar="RATE", help="the first; default: 1e-6")
     parser.add_argument("-high", "--high", type=float, default=1.0, metavar="RATE", help="the last; default: 1")
@@ -36,8 +35,6 @@ def arguments_of(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         raise InputError(f"-updates is {arguments.updates}, expected 20 to 100000")
     if not 0 < arguments.low < arguments.high < 1e6:
         raise InputError(f"-low is {arguments.low:g} and -high {arguments.high:g}, expected 0 < low < high < 1000000")
-    if (arguments.output / "lr.csv").exists():
-        raise InputError(f"{arguments.output / 'lr.csv'} is there already; choose another -output")
     return arguments, rest
 
 
@@ -49,6 +46,8 @@ def main() -> None:
     config = config_from_arguments("tools/find_lr.py", rest)
     if config.EVAL or config.MODEL.RESUME:
         raise InputError("a rate is found for a training from its beginning; leave out -eval and -resume")
+    if not config.OUTPUT or (output := Path(config.OUTPUT) / "lr.csv").exists():
+        raise InputError(f"{output} is there already; choose another -output" if config.OUTPUT else "give -output=DIR")
     import utils
     from datasets import get_datasets
     from ops.settings import set_device_flags
@@ -62,13 +61,13 @@ def main() -> None:
     set_device_flags(config, 1)
     config, train, _ = get_datasets(config)
     found = sweep(config, train, arguments.updates, arguments.low, arguments.high)
-    write(found, arguments.output)
+    write(found, output.parent)
     batch = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
     rate = min(found.steepest, found.lowest / 10) / rate_scale(config, batch)
     print(
         f"the loss falls fastest at {found.steepest:.2g}, and is lowest at {found.lowest:.2g}, a tenth of which is"
         f" {found.lowest / 10:.2g}; suggested for the effective batch of {batch}: -o TRAIN.BASE_LR {rate:.2g} (now"
-        f" {config.TRAIN.BASE_LR:.2g}); {arguments.output}/lr.png, lr.csv"
+        f" {config.TRAIN.BASE_LR:.2g}); {output.parent}/lr.png, lr.csv"
     )
 
 
