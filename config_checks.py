@@ -73,8 +73,8 @@ def _check_data(config: Configuration, require: Callable[[bool, str, str], None]
     sizes = data.MULTI_SCALE
     once = sizes is None or (len(set(sizes)) == len(sizes) and train.REPEATED_AUGMENT == 1)
     require(once, "DATA.MULTI_SCALE", "None, or sizes, each once, with REPEATED_AUGMENT 1")
-    fixed = data.SCALE_SCHEDULE != "progressive" or not sizes
-    require(fixed or len(sizes) > 1, "DATA.MULTI_SCALE", "two sizes or more with SCALE_SCHEDULE progressive")
+    fixed = data.SCALE_SCHEDULE != "progressive" or sizes is None
+    require(fixed or len(sizes or ()) > 1, "DATA.MULTI_SCALE", "two sizes or more with SCALE_SCHEDULE progressive")
     expected = "None with SCALE_SCHEDULE progressive: its steps don't take equally long"
     require(fixed or train.MAX_MINUTES is None, "TRAIN.MAX_MINUTES", expected)
     require(data.FOLDS is None or data.FOLD < data.FOLDS, "DATA.FOLD", f"0 to {(data.FOLDS or 1) - 1}, of FOLDS")

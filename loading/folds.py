@@ -31,15 +31,19 @@ def part_of(data: Any, split: Split, reader: Callable[[Split], Source]) -> Sourc
     """
     if data.FOLDS is None:
         return reader(split)
-    source = reader(split._replace(mode="train"))
-    if isinstance(source, Arrays):
-        return source._replace(read=lambda: _cut(data, split.mode, *source.read()))
-    if isinstance(source, Shards):
-        names = [os.fsdecode(name) for name in source.names] if data.FOLDS_GROUPS else ()
-        return source.chosen(_places(data, split.mode, names, source.labels, source.classes))
-    labels = np.asarray(source.labels)
-    places = _places(data, split.mode, source.paths, labels, source.classes)
-    return source._replace(paths=Paths(source.paths[place] for place in places), labels=labels[places])
+    source, mode = reader(split._replace(mode="train")), split.mode
+    match source:
+        case Arrays():
+            return source._replace(read=lambda: _cut(data, mode, *source.read()))
+        case Shards():
+            names = [os.fsdecode(name) for name in source.names] if data.FOLDS_GROUPS else ()
+            return source.chosen(_places(data, mode, names, source.labels, source.classes))
+        case Files():
+            labels = np.asarray(source.labels)
+            places = _places(data, mode, source.paths, labels, source.classes)
+            paths = Paths(str(source.paths[place]) for place in places.tolist())
+            return source._replace(paths=paths, labels=labels[places])
+    raise TypeError(f"{type(source).__name__} can't be split")  # the configuration is checked before
 
 
 def told(data: Any) -> str:
@@ -87,7 +91,7 @@ def folds(
     np.maximum.at(high, numbers, parts)
     what = "image" if groups is None else "group"
     if (alone := values[low == high]).size:
-        name = shown(classes[alone[0]]) if classes else str(alone[0])
+        name = shown(classes[int(alone[0])]) if classes else str(alone[0])
         raise InputError(f"DATA.FOLDS: the class {name} has one {what} alone, expected two or more ({alone.size} such)")
     if empty := count - len(np.unique(parts)):
         raise InputError(f"DATA.FOLDS is {count}: {empty} folds of {len(parts)} images would be empty; take fewer")

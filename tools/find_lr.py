@@ -27,8 +27,8 @@ def arguments_of(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
-    parser.add_argument("-updates", "--updates", type=int, default=200, metavar="N", help="of the weights; default: 200")
-    parser.add_argument("-low", "--low", type=float, default=1e-6, metavar="RATE", help="the first; default: 1e-6")
+    parser.add_argument("-updates", "--updates", type=int, default=400, metavar="N", help="default: 400")
+    parser.add_argument("-low", "--low", type=float, default=1e-5, metavar="RATE", help="the first; default: 1e-5")
     parser.add_argument("-high", "--high", type=float, default=1.0, metavar="RATE", help="the last; default: 1")
     arguments, rest = parser.parse_known_args(words)
     if not 20 <= arguments.updates <= 100_000:
@@ -60,6 +60,7 @@ def main() -> None:
     config = with_values(config, f"{ranks} processes' batch", TRAIN__ACCUM_ITER=config.TRAIN.ACCUM_ITER * ranks)
     set_device_flags(config, 1)
     config, train, _ = get_datasets(config)
+    assert train is not None
     found = sweep(config, train, arguments.updates, arguments.low, arguments.high)
     write(found, output.parent)
     batch = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER

@@ -34,9 +34,7 @@ def plot_curves(metrics: Path, picture: Path, curves: dict[str, str]) -> None:
     figure, axes = plt.subplots(len(curves), 1, figsize=size, sharex=True, squeeze=False, layout="constrained")
     for axis, (key, label) in zip(axes[:, 0], curves.items(), strict=True):
         for split in ("train", "val", "ema"):
-            points = [
-                (r["step"], r[key]) for r in found if r["split"] == split and isinstance(r.get(key), int | float)
-            ]
+            points = [(r["step"], r[key]) for r in found if r["split"] == split and isinstance(r.get(key), int | float)]
             if points:
                 axis.plot(*zip(*points, strict=True), label=split, marker=None if split == "train" else ".")
         axis.set_ylabel(label)

@@ -53,7 +53,8 @@ def test_a_sweep_trains_by_rising_rates_and_leaves_a_curve_alone(tmp_path, tiny,
     rows = list(csv.DictReader(io.StringIO((tmp_path / "swept" / "lr.csv").read_text())))
     np.testing.assert_allclose([float(row["rate"]) for row in rows], found.rates, rtol=1e-8)
     np.testing.assert_allclose([float(row["loss"]) for row in rows], found.losses, rtol=1e-8)
-    assert Image.open(tmp_path / "swept" / "lr.png").size == (960, 480)
+    with Image.open(tmp_path / "swept" / "lr.png") as picture:
+        assert picture.size == (960, 480)
 
 
 def test_a_sweep_makes_the_updates_of_a_run(tmp_path, tiny):

@@ -138,9 +138,10 @@ def test_the_schedule_ends_when_the_time_does(tmp_path, tiny):
         assert_same_run(tmp_path / "whole", output)
     told = result(tmp_path / "whole")
     assert told["ended"] == "TRAIN.MAX_MINUTES: 1 minutes held 9.5 of the 100 epochs"
-    assert "an update takes 1 s, an evaluation takes 2 s; the run ends after 38 updates, 9.5 of 100" in (
-        tmp_path / "whole" / "log.txt"
-    ).read_text()
+    assert (
+        "an update takes 1 s, an evaluation takes 2 s; the run ends after 38 updates, 9.5 of 100"
+        in (tmp_path / "whole" / "log.txt").read_text()
+    )
     assert json.loads((checkpoints / "last" / "state.json").read_text())["length"] == [1.0, 9.5]
     assert (checkpoints / "last").resolve().name == "epoch_0010"
 
@@ -193,7 +194,7 @@ def test_what_cannot_be_is_named(options, message):
 
 @pytest.mark.parametrize(
     "values",
-    [{"length": [2, 1]}, {"length": [1]}, {"length": "x"}, {"stale": -1}, {"marks": {"x": 1}}, {"seconds": float("nan")}],
+    [{"length": [2, 1]}, {"length": [1]}, {"length": "x"}, {"stale": -1}, {"marks": {"x": 1}}, {"seconds": -1.0}],
 )
 def test_a_strangers_state_is_held_to_its_form(values):
     good = {"length": [0.5, 2.0], "stale": 2, "marks": {"val": 1.0}, "seconds": 3.5}

@@ -129,9 +129,7 @@ def onecycle(at: At, *, decay_rate: float) -> float:
 
 
 @schedules.register("wsd")
-def wsd(
-    at: At, *, wsd_decay_epochs: Factor | None = None, wsd_decay: Literal["1-sqrt", "linear"] = "1-sqrt"
-) -> float:
+def wsd(at: At, *, wsd_decay_epochs: Factor | None = None, wsd_decay: Literal["1-sqrt", "linear"] = "1-sqrt") -> float:
     """Warm-up, stable, decay: BASE_LR, and at the end a fall to END_LR (Hu et al. 2024, arXiv:2404.06395; Hagele et al.
     2024, arXiv:2405.18392). One long run serves several lengths: each goes on from a checkpoint before its fall.
 
