@@ -43,7 +43,8 @@ def part_of(data: Any, split: Split, reader: Callable[[Split], Source]) -> Sourc
             places = _places(data, mode, source.paths, labels, source.classes)
             paths = Paths(str(source.paths[place]) for place in places.tolist())
             return source._replace(paths=paths, labels=labels[places])
-    raise TypeError(f"{type(source).__name__} can't be split")  # the configuration is checked before
+        case Drawn():  # a file's FOLDS, over which synthetic was chosen
+            return source
 
 
 def told(data: Any) -> str:
@@ -58,7 +59,7 @@ def _cut(data: Any, mode: str, images: np.ndarray, labels: np.ndarray, classes: 
 
 def _places(data: Any, mode: str, names: Sequence[str], labels: np.ndarray, classes: Sequence[str]) -> np.ndarray:
     """The numbers of a part's samples, in rising order."""
-    groups = groups_of(names, data.FOLDS_GROUPS, "DATA.FOLDS_GROUPS") if data.FOLDS_GROUPS else None
+    groups = groups_of(names, data.FOLDS_GROUPS, "DATA.FOLDS_GROUPS") if data.FOLDS_GROUPS and names else None
     parts = folds(labels, data.FOLDS, data.FOLDS_SEED, groups, classes)
     return np.flatnonzero((parts == data.FOLD) == (mode == "val"))
 

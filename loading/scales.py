@@ -147,7 +147,7 @@ def size_shares(sizes: int, done: float, spread: float, random: float) -> np.nda
         spread: standard deviation; 0: the nearest size alone.
         random: share of the steps that takes any size.
     """
-    away = np.square(np.arange(sizes) - min(done, 1) * (sizes - 1))
+    away = np.square(np.arange(sizes) - done * (sizes - 1))
     away -= away.min()  # the nearest has a share, however small the spread
     bell = np.exp(-0.5 * away / spread**2) if spread else (away == 0).astype(float)
     return (1 - random) * bell / bell.sum() + random / sizes
