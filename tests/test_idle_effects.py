@@ -78,8 +78,8 @@ def of_data(config):
     train, val = get_dataset(config, "train"), get_dataset(config, "val")
     loader = get_dataloader(config, train, "train")
     order = [key for batch in loader.batch_sampler for key in batch]
-    files = [str(path) for path in getattr(train, "paths", ())]
-    return [loader.slots, len(train), getattr(val, "exact", None), getattr(val, "root", None), order[:40], files]
+    read = [*getattr(train, "paths", ()), *train.labels]
+    return [loader.slots, len(train), getattr(val, "exact", None), getattr(val, "root", None), order[:40], read]
 
 
 O, S = "TRAIN.OPTIMIZER.", "TRAIN.LR_SCHEDULER."  # noqa: E741
