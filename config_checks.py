@@ -250,7 +250,7 @@ _DECLARED = (
     ((_is_unset("OUTPUT"),), ("SAVE",)),
     ((_OWN_BATCH,), ("DATA.BATCH_SIZE",)),
     (_STORED, ("DATA.CACHE", "DATA.FOLDS")),
-    ((_is_set("DATA.FOLDS"),), ("DATA.FOLD", "DATA.FOLDS_SEED")),
+    ((_is_set("DATA.FOLDS"), *_STORED), ("DATA.FOLD", "DATA.FOLDS_SEED")),
     ((_is_set("DATA.FOLDS"), *_FILES), ("DATA.FOLDS_GROUPS",)),
     ((*_FILES, _NO_CACHE), ("DATA.FAST_EVAL",)),
     (_FILES, ("DATA.MAX_PIXELS",)),

@@ -9,12 +9,12 @@ from paddle.distributed.fleet.base import topology
 from safetensors.numpy import load_file
 
 import utils
-from config import asked_config
+from config import asked_config, default_values
 from configs.merging import Option
 from datasets import ArrayDataset, get_datasets
 from errors import InputError
 from models import build_model
-from options import NAMED
+from options import NAMED, pairs
 from training import engine, parallel
 from training.optim import freeze
 from training.run import Run
@@ -27,8 +27,8 @@ def train(options, output, length=None, named=()):
     Args:
         named: options that -o names, which may change what a checkpoint's run had.
     """
-    given = [Option(key, value) for key, value in zip(options[::2], options[1::2], strict=True)]
-    given += [Option(key, value, NAMED) for key, value in zip(named[::2], named[1::2], strict=True)]
+    given = [Option(key, value) for key, value in pairs(options, default_values())]
+    given += [Option(key, value, NAMED) for key, value in pairs(named, default_values())]
     config, dataset, val = get_datasets(asked_config(None, [*given, Option("OUTPUT", str(output))]))
     if length:
         dataset = ArrayDataset(config, "train", dataset.images[:length], dataset.labels[:length], dataset.classes)

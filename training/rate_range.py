@@ -88,8 +88,7 @@ def sweep(
         InputError: as a run's start.
         RunError: no update was made, or a sample can't be read.
     """
-    accum = config.TRAIN.ACCUM_ITER
-    epochs = max(config.TRAIN.NUM_EPOCHS, updates + 1)  # each has one at least
+    accum, epochs = config.TRAIN.ACCUM_ITER, max(config.TRAIN.NUM_EPOCHS, updates + 1)  # each has an update at least
     off = {"TRAIN__MODEL_EMA": False, "TRAIN__MAX_MINUTES": None, "TRAIN__NUM_EPOCHS": epochs, "REPORT_FREQ": accum}
     config = with_values(config, "the sweep of rates", **off)
     seed_everything(config.SEED)
@@ -120,9 +119,11 @@ def judged(rates: np.ndarray, losses: np.ndarray, updates: int) -> Found:
     """
     if len(rates) < 10:
         raise RunError(f"the loss went out of bounds after {len(rates)} of {updates} updates; give a lower -low")
-    places = np.arange(len(rates))
-    bell = np.exp(-0.5 * ((places[:, None] - places) / max(1, _SMOOTH * updates)) ** 2)
-    smooth = bell @ losses / bell.sum(1)
+    width = max(1.0, _SMOOTH * updates)
+    reach = round(3 * width)
+    bell = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
+    total, weight = (np.convolve(values, bell)[reach:-reach] for values in (losses, np.ones(len(losses))))
+    smooth = total / weight
     lowest = int(smooth.argmin())
     slopes = np.gradient(smooth, np.log(rates))[: max(2, lowest + 1)]
     return Found(rates, losses, smooth, float(rates[slopes.argmin()]), float(rates[lowest]))
