@@ -58,9 +58,16 @@ _C.DATA.DROP_LAST = True  # training: drop the tail that fills no global batch; 
 _C.DATA.SHUFFLE_MODE = "global"  # the epoch is shuffled, then split; "shard": split once, each device shuffles its own
 _C.DATA.SAMPLER = "shuffle"  # training: each image once an epoch; "balanced": each class equally often
 _C.DATA.MULTI_SCALE = None  # training: sizes of images, one at a step; as many images as make BATCH_SIZE's pixels
+_C.DATA.SCALE_SCHEDULE = "mixed"  # "progressive" (timm): BATCH_SIZE images of each, from the first size to the last
+_C.DATA.SCALE_SPREAD = 0.65  # progressive: how far an epoch's sizes scatter, as a standard deviation, in sizes
+_C.DATA.SCALE_RANDOM = 0.1  # progressive: share of the steps whose size is any
 _C.DATA.SHARD_SHUFFLE = None  # shards: so many at a time, in random order, their samples mixed; None: all at random
 _C.DATA.CACHE = None  # folder for the decoded images, of one size, that processes then share (memory-mapped)
 _C.DATA.MAX_PIXELS = 100_000_000  # of an image file; one that has more is as one that can't be read
+_C.DATA.FOLDS = None  # k-fold: the training images in so many parts, each with its share of every class
+_C.DATA.FOLD = 0  # the part that is for validation, from 0 on; the others train; the data's own validation isn't read
+_C.DATA.FOLDS_SEED = 0  # of that split, apart from SEED: another SEED never trains on what this one validated on
+_C.DATA.FOLDS_GROUPS = None  # images of a group are in one fold: a pattern of paths, or a file of paths and groups
 _C.DATA.SKIP_BROKEN = False  # training: replace an unreadable image by the next one, count and list it
 
 _C.MODEL = CfgNode()
@@ -77,6 +84,9 @@ _C.MODEL.NUM_CLASSES = 1000  # or "auto": the dataset's; 0: no classifier (creat
 _C.TRAIN = CfgNode()
 _C.TRAIN.LAST_EPOCH = 0  # the last epoch already done; a resumed run takes it from its checkpoint
 _C.TRAIN.NUM_EPOCHS = 300  # passes over the training images
+_C.TRAIN.MAX_MINUTES = None  # for training and evaluations: if NUM_EPOCHS don't fit in, the schedule is shortened
+_C.TRAIN.EARLY_STOP = None  # evaluations without gain (BEST_METRIC; of the weights nor of their average) that end it
+_C.TRAIN.EARLY_STOP_MIN = 0.0  # a gain is more than this over the last one that counted; percent, or of the loss
 _C.TRAIN.WARMUP_EPOCHS = 32.0  # linear from WARMUP_START_LR to BASE_LR; 0.2: a fifth of the first epoch's updates
 _C.TRAIN.COOLDOWN_EPOCHS = 0  # the last of NUM_EPOCHS, at the schedule's last rate
 _C.TRAIN.WEIGHT_DECAY = 0.3  # times the rate, per update; Adam, SGD, LARS: an L2 term of the gradient
@@ -99,7 +109,7 @@ _C.TRAIN.ACCUM_ITER = 1  # steps whose gradients make one update
 
 _C.TRAIN.LR_SCHEDULER = CfgNode()
 _C.TRAIN.LR_SCHEDULER.NAME = "warmupcosine"  # or cosine (the same), linear, poly, step, multistep (or multi-step),
-# onecycle, constant; each begins with WARMUP_EPOCHS, also where PaddleViT's (cosine, multi-step) doesn't: set them to 0
+# onecycle, wsd, constant; each begins with WARMUP_EPOCHS, where PaddleViT's (cosine, multi-step) don't: set them to 0
 _C.TRAIN.LR_SCHEDULER.WARMUP_PREFIX = True  # it begins after warm-up; False: at epoch 0, warm-up in its place
 _C.TRAIN.LR_SCHEDULER.DECAY_RATE = 0.1  # each step's factor; onecycle: the share of BASE_LR where its fall slows down
 _C.TRAIN.LR_SCHEDULER.PER_EPOCH = False  # all an epoch's updates have the rate of its "start" (timm), its "end"
@@ -190,6 +200,8 @@ add_keys(_C)  # of single optimizers, schedules, losses and datasets: declared b
 
 # What a key takes whose default doesn't tell it; each takes None (YAML: null) too.
 _TYPES = {
+    "DATA.FOLDS": int,
+    "DATA.FOLDS_GROUPS": str,
     "DATA.GLOBAL_BATCH": int,
     "DATA.MULTI_SCALE": [int],
     "DATA.SHARD_SHUFFLE": int,
@@ -198,6 +210,8 @@ _TYPES = {
     "MODEL.PRETRAINED": str,
     "MODEL.PRETRAINED_ALLOW": [str],
     "MODEL.PRETRAINED_CLASSES": str,
+    "TRAIN.MAX_MINUTES": float,
+    "TRAIN.EARLY_STOP": int,
     "TRAIN.LINEAR_SCALED_LR": int,
     "TRAIN.RECIPE_BATCH": int,
     "TRAIN.LAYER_DECAY": float,

@@ -73,6 +73,12 @@ def _check_data(config: Configuration, require: Callable[[bool, str, str], None]
     sizes = data.MULTI_SCALE
     once = sizes is None or (len(set(sizes)) == len(sizes) and train.REPEATED_AUGMENT == 1)
     require(once, "DATA.MULTI_SCALE", "None, or sizes, each once, with REPEATED_AUGMENT 1")
+    fixed = data.SCALE_SCHEDULE != "progressive" or sizes is None
+    require(fixed or len(sizes or ()) > 1, "DATA.MULTI_SCALE", "two sizes or more with SCALE_SCHEDULE progressive")
+    expected = "None with SCALE_SCHEDULE progressive: its steps don't take equally long"
+    require(fixed or train.MAX_MINUTES is None, "TRAIN.MAX_MINUTES", expected)
+    require(data.FOLDS is None or data.FOLD < data.FOLDS, "DATA.FOLD", f"0 to {(data.FOLDS or 1) - 1}, of FOLDS")
+    require(data.FOLDS is None or data.get("VAL_SPLIT") is None, "DATA.FOLDS", "None with VAL_SPLIT, or VAL_SPLIT None")
     cached = data.CACHE is None or not data.SKIP_BROKEN
     require(cached, "DATA.CACHE", "None with SKIP_BROKEN: a cache holds every image")
     if data.LOADER == "dali" and not config.EVAL:
@@ -101,6 +107,15 @@ def _check_recipe(config: Configuration, require: Callable[[bool, str, str], Non
     held = train.WARMUP_EPOCHS + train.COOLDOWN_EPOCHS <= train.NUM_EPOCHS or not train.COOLDOWN_EPOCHS
     expected = f"NUM_EPOCHS {train.NUM_EPOCHS} to hold WARMUP_EPOCHS {train.WARMUP_EPOCHS} and it"
     require(held, "TRAIN.COOLDOWN_EPOCHS", expected)
+    falling = train.LR_SCHEDULER.WSD_DECAY_EPOCHS
+    require(
+        config.EVAL
+        or train.LR_SCHEDULER.NAME != "wsd"
+        or train.WARMUP_EPOCHS + (falling or 0) + train.COOLDOWN_EPOCHS <= train.NUM_EPOCHS,
+        "TRAIN.LR_SCHEDULER.WSD_DECAY_EPOCHS",
+        f"at most the {max(0, train.NUM_EPOCHS - train.WARMUP_EPOCHS - train.COOLDOWN_EPOCHS):g} of {train.NUM_EPOCHS}"
+        " epochs that warm-up and cool-down leave",
+    )
     require(
         config.EVAL or not 0 < train.NUM_EPOCHS <= train.WARMUP_EPOCHS,
         "TRAIN.WARMUP_EPOCHS",
@@ -189,6 +204,7 @@ _OWN_BATCH = Need(
     ("DATA.GLOBAL_BATCH",),
     lambda found: found["EVAL"] or not found["DATA.GLOBAL_BATCH"],
 )
+_PROGRESSIVE = _is("DATA.SCALE_SCHEDULE", "progressive")
 _SCHEDULE, _OPTIMIZER = "TRAIN.LR_SCHEDULER.NAME", "TRAIN.OPTIMIZER.NAME"
 _MIXUP = _above_zero("TRAIN.MIXUP_ALPHA")
 _CUTMIX = Need(
@@ -220,7 +236,8 @@ _DECLARED = (
         "MODEL.DROPOUT",
         "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH", "MODEL.PATCH_DROP", "MODEL.RECOMPUTE", "MODEL.HEAD_INIT_SCALE",
         "MODEL.HEAD_INIT_BIAS", "MODEL.ZERO_INIT_LAST",
-        "TRAIN.NUM_EPOCHS", "TRAIN.WARMUP_EPOCHS", "TRAIN.WEIGHT_DECAY", "TRAIN.DECAY_ALL",
+        "TRAIN.NUM_EPOCHS", "TRAIN.MAX_MINUTES", "TRAIN.EARLY_STOP", "TRAIN.WARMUP_EPOCHS", "TRAIN.WEIGHT_DECAY",
+        "TRAIN.DECAY_ALL",
         "TRAIN.LR_SCHEDULER.PER_EPOCH", "TRAIN.BASE_LR", "TRAIN.LINEAR_SCALED_LR",
         "TRAIN.LAYER_DECAY", "TRAIN.HEAD_LR", "TRAIN.FREEZE", "TRAIN.GRAD_CLIP", "TRAIN.SYNC_BN", _SCHEDULE, _OPTIMIZER,
         "TRAIN.MODEL_EMA", "TRAIN.LOSS", "TRAIN.SMOOTHING", "TRAIN.CLASS_WEIGHTS", "TRAIN.DISTILLATION_TYPE",
@@ -233,12 +250,16 @@ _DECLARED = (
     ((_is("AMP", True),), ("AMP_EVAL",)),
     ((_is_unset("OUTPUT"),), ("SAVE",)),
     ((_OWN_BATCH,), ("DATA.BATCH_SIZE",)),
-    (_STORED, ("DATA.CACHE",)),
+    (_STORED, ("DATA.CACHE", "DATA.FOLDS")),
+    ((_is_set("DATA.FOLDS"), *_STORED), ("DATA.FOLD", "DATA.FOLDS_SEED")),
+    ((_is_set("DATA.FOLDS"), *_FILES), ("DATA.FOLDS_GROUPS",)),
     ((*_FILES, _NO_CACHE), ("DATA.FAST_EVAL",)),
     (_FILES, ("DATA.MAX_PIXELS", "DATA.EXIF_ORIENTATION")),
     ((_TRAINING, *_FILES), ("DATA.SKIP_BROKEN",)),
     ((_is_set("DATA.VAL_SPLIT"),), ("DATA.VAL_SPLIT_SEED", "DATA.VAL_SPLIT_GROUPS")),
     ((_TRAINING, *_SHARDS, _is("DATA.SAMPLER", "shuffle"), _NO_CACHE), ("DATA.SHARD_SHUFFLE",)),
+    ((_TRAINING, _is_set("DATA.MULTI_SCALE")), ("DATA.SCALE_SCHEDULE",)),
+    ((_TRAINING, _is_set("DATA.MULTI_SCALE"), _PROGRESSIVE), ("DATA.SCALE_SPREAD", "DATA.SCALE_RANDOM")),
     ((_LOADED_AHEAD,), ("DATA.PREFETCH",)),
     ((_WEIGHTS,), ("MODEL.PRETRAINED_ALLOW", "MODEL.PRETRAINED_CLASSES")),
     ((_TRAINING, _above_zero("TRAIN.WARMUP_EPOCHS")), ("TRAIN.WARMUP_START_LR",)),
@@ -247,6 +268,7 @@ _DECLARED = (
     ((_TRAINING, _is_set("TRAIN.LAYER_DECAY")), ("TRAIN.LAYER_DECAY_GROUPS",)),
     ((_TRAINING, _is_unset("TRAIN.LINEAR_SCALED_LR")), ("TRAIN.RECIPE_BATCH",)),
     ((_TRAINING, _is_set("TRAIN.GRAD_CLIP")), ("TRAIN.GRAD_CLIP_MODE",)),
+    ((_TRAINING, _is_set("TRAIN.EARLY_STOP")), ("TRAIN.EARLY_STOP_MIN",)),
     ((_above_zero("TRAIN.WARMUP_EPOCHS"),), ("TRAIN.LR_SCHEDULER.WARMUP_PREFIX",)),
     ((_above_zero("TRAIN.OPTIMIZER.MOMENTUM"),), ("TRAIN.OPTIMIZER.NESTEROV",)),
     ((_TRAINING, _above_zero("MODEL.DROPPATH")), ("MODEL.DROPPATH_SHAPE",)),

@@ -18,6 +18,7 @@ from configs.registry import datasets
 from errors import InputError, RunError, Unreadable, shown
 from loading.cache import Decoded, Labels, MappedImages, cached, fingerprint
 from loading.files import Paths, contents
+from loading.folds import part_of, told
 from loading.label_spaces import check_evaluation, check_pretrained_classes, check_training
 from loading.samplers import EvalBatchSampler
 from loading.scales import train_sampler
@@ -244,7 +245,7 @@ def get_dataset(config: Configuration, mode: str) -> ImageDataset:
     kind, root, limit = config.DATA.DATASET, Path(config.DATA.DATA_PATH), config.MODEL.NUM_CLASSES
     if limit == 0:
         raise InputError("MODEL.NUM_CLASSES is 0, a model without a classifier; give the classes' number, or auto")
-    dataset = _made(config, mode, datasets.chosen(config)(Split(mode, limit)))
+    dataset = _made(config, mode, part_of(config.DATA, Split(mode, limit), datasets.chosen(config)))
     if not len(dataset):
         raise InputError(f"the {mode} set of '{kind}' at {root} is empty")
     low, high = dataset.labels.min(), dataset.labels.max()
@@ -267,7 +268,7 @@ def _made(config: Configuration, mode: str, source: Files | Shards | Arrays | Dr
         case Drawn():
             return SyntheticDataset(config, mode, source.count)
         case Arrays() if config.DATA.CACHE:
-            made_of = fingerprint(file for file in source.files if file.is_file())
+            made_of = fingerprint((file for file in source.files if file.is_file()), told(config.DATA))
             return _cached(config, mode, made_of, source.read)
         case Arrays():
             return ArrayDataset(config, mode, *source.read())
@@ -284,8 +285,8 @@ def _cached(config: Configuration, mode: str, made_of: str, decode: Callable[[],
 
 
 def _decoded(config: Configuration, mode: str, dataset: EncodedDataset) -> ArrayDataset:
-    way = _DECODING + "turned" * dataset.oriented + dataset.mode
-    made_of = fingerprint(dataset.files(), way, dataset.labels.tobytes(), "\0".join(dataset.classes))
+    parts = (_DECODING + "turned" * dataset.oriented, dataset.mode, dataset.labels.tobytes(), "\0".join(dataset.classes))
+    made_of = fingerprint(dataset.files(), *parts)
     images = (np.asarray(dataset.image(index)) for index in range(len(dataset)))
     return _cached(config, mode, made_of, lambda: (images, dataset.labels, dataset.classes))
 

@@ -25,6 +25,7 @@ _CHOICES = {kind.key: kind.names() for kind in KINDS} | {
     "DATA.LOADER": ("paddle", "dali"),
     "DATA.SAMPLER": ("shuffle", "balanced"),
     "DATA.SHUFFLE_MODE": ("global", "shard"),
+    "DATA.SCALE_SCHEDULE": ("mixed", "progressive"),
     "MODEL.PRETRAINED_CLASSES": (None, "imagenet22k", "imagenet22k_swin"),
     "TRAIN.LR_SCALING": ("linear", "sqrt"),
     "TRAIN.LR_SCALED": ("all", "base"),
@@ -40,6 +41,7 @@ _CHOICES = {kind.key: kind.names() for kind in KINDS} | {
     "EVAL_ENGINE": ("eager", "inference"),
     "DIST.ENGINE": ("data_parallel", "fleet"),
     "DIST.STRATEGY.sharding_configs.stage": (1, 2),
+    **{key: own.choices + (None,) * own.optional for key, own in registry.own_keys().items() if own.choices},
 }  # fmt: skip
 
 
@@ -60,20 +62,26 @@ _RANGES = (
     )),
     (between(0, 10_000_000), ("MODEL.NUM_CLASSES",)),
     (_EVER, (
-        "KEEP_LAST", "REPORT_FREQ", "VALIDATE_FREQ", "TRAIN.ACCUM_ITER", "DATA.SHARD_SHUFFLE", "DATA.MAX_PIXELS",
+        "KEEP_LAST", "REPORT_FREQ", "VALIDATE_FREQ", "TRAIN.ACCUM_ITER", "TRAIN.EARLY_STOP", "DATA.SHARD_SHUFFLE",
+        "DATA.MAX_PIXELS",
     )),
-    (between(0, LARGEST_INT), ("SEED", "SAVE_FREQ", "SAVE_STEPS", "DIST.MAX_RESTART", "TRAIN.MIXUP_OFF_EPOCH")),
+    (between(2, 1000), ("DATA.FOLDS",)),
+    (between(0, LARGEST_INT), (
+        "SEED", "DATA.FOLD", "DATA.FOLDS_SEED", "SAVE_FREQ", "SAVE_STEPS", "DIST.MAX_RESTART", "TRAIN.MIXUP_OFF_EPOCH",
+    )),
     (between(1, 1_000_000), ("TRAIN.NUM_EPOCHS",)),
     (_EPOCHS, ("TRAIN.LAST_EPOCH", "TRAIN.WARMUP_EPOCHS", "TRAIN.COOLDOWN_EPOCHS")),
     (_range(Factor), (
         "TRAIN.WEIGHT_DECAY", "TRAIN.BASE_LR", "TRAIN.WARMUP_START_LR", "TRAIN.END_LR", "TRAIN.HEAD_LR",
+        "TRAIN.EARLY_STOP_MIN",
     )),
     (_range(Positive), (
         "TRAIN.GRAD_CLIP", "TRAIN.DISTILLATION_TAU", "TRAIN.LAYER_DECAY",
     )),
     (between(1e-12, 1), ("TRAIN.LR_SCHEDULER.DECAY_RATE",)),
+    (between(0, 1000), ("DATA.SCALE_SPREAD",)),
     (between(1e-30, 1), ("TRAIN.OPTIMIZER.EPS",)),
-    (_SECONDS, ("SAVE_MINUTES", "DIST.TIMEOUT", "DIST.INIT_TIMEOUT")),
+    (_SECONDS, ("SAVE_MINUTES", "TRAIN.MAX_MINUTES", "DIST.TIMEOUT", "DIST.INIT_TIMEOUT")),
     (between(0, 10), ("TRAIN.COLOR_JITTER",)),
     (Range("0 (off), or 0.001 to 1000", lambda value: not value or 0.001 <= value <= 1000), (
         "TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA",
@@ -81,7 +89,7 @@ _RANGES = (
     (_range(Rate), ("TRAIN.SMOOTHING", "TRAIN.MODEL_EMA_DECAY", "TRAIN.OPTIMIZER.MOMENTUM", "TRAIN.OPTIMIZER.BETAS")),
     (_range(Share), (
         "TRAIN.HFLIP", "TRAIN.VFLIP", "TRAIN.RANDOM_ERASE_PROB", "TRAIN.MIXUP_PROB", "TRAIN.MIXUP_SWITCH_PROB",
-        "TRAIN.DISTILLATION_ALPHA", "TRAIN.LAYER_DECAY", "TRAIN.CUTMIX_MINMAX",
+        "TRAIN.DISTILLATION_ALPHA", "TRAIN.LAYER_DECAY", "TRAIN.CUTMIX_MINMAX", "DATA.SCALE_RANDOM",
     )),
     (Range("0.1 <= value <= 1: images are resized to IMAGE_SIZE / it", lambda value: 0.1 <= value <= 1), (
         "DATA.CROP_PCT", "TRAIN.CROP_PCT",

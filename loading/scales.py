@@ -1,5 +1,5 @@
 """Images of another size at each step (DATA.MULTI_SCALE): MobileViT's sampler (Mehta and Rastegari 2021,
-arXiv:2110.02178, section 3.2).
+arXiv:2110.02178, section 3.2), and timm's progressive resizing.
 """
 
 import itertools
@@ -18,7 +18,9 @@ _TAG = 0x7363616C65  # keeps the draws of the sizes apart from the samples'
 
 def train_sampler(config: Configuration, dataset: Any, rank: int, ranks: int) -> TrainBatchSampler:
     """Returns the sampler of a training: of one size of images, or of several."""
-    kind = MultiScaleSampler if config.DATA.MULTI_SCALE else TrainBatchSampler
+    kind = TrainBatchSampler
+    if config.DATA.MULTI_SCALE:
+        kind = ProgressiveSampler if config.DATA.SCALE_SCHEDULE == "progressive" else MultiScaleSampler
     return kind(config, dataset, rank, ranks)
 
 
@@ -107,3 +109,45 @@ class MultiScaleSampler(TrainBatchSampler):
         sizes = self._plan(self.epoch)[0][self.first() :]
         for size, batch in zip(sizes.tolist(), super().__iter__(), strict=True):
             yield [(*key, size) for key in batch]
+
+
+class ProgressiveSampler(TrainBatchSampler):
+    """``TrainBatchSampler`` whose batches have a size of images each: it yields lists of (epoch, index, copy, size).
+
+    A step's size is drawn by ``size_shares`` of its epoch, and follows from (seed, epoch, step): all ranks have the
+    same. A batch has as many images whatever its size, as timm's has.
+
+    Attributes:
+        batches: a rank's samples by size.
+    """
+
+    def __init__(self, config: Configuration, dataset: Any, rank: int, ranks: int) -> None:
+        super().__init__(config, dataset, rank, ranks)
+        self.data = config.DATA
+        self.batches = dict.fromkeys(config.DATA.MULTI_SCALE, self.batch_size)
+
+    def size(self, epoch: int, step: int) -> int:
+        rng = np.random.default_rng([self.seed, epoch, step, _TAG])
+        data, done = self.data, (epoch - 1) / (self.epochs - 1) if self.epochs > 1 else 1.0
+        shares = size_shares(len(data.MULTI_SCALE), done, data.SCALE_SPREAD, data.SCALE_RANDOM)
+        return int(rng.choice(data.MULTI_SCALE, p=shares))
+
+    def __iter__(self) -> Iterator[list[tuple[int, ...]]]:
+        for step, batch in enumerate(super().__iter__(), self.first() + 1):
+            size = self.size(self.epoch, step)
+            yield [(*key, size) for key in batch]
+
+
+def size_shares(sizes: int, done: float, spread: float, random: float) -> np.ndarray:
+    """Returns the sizes' probabilities, [sizes]: a bell that goes from the first to the last (timm 1.0.31's
+    ``ScheduledBatchSampler``).
+
+    Args:
+        done: share of the way, 0 in the first epoch, 1 in the last.
+        spread: standard deviation; 0: the nearest size alone.
+        random: share of the steps that takes any size.
+    """
+    away = np.square(np.arange(sizes) - done * (sizes - 1))
+    away -= away.min()  # the nearest has a share, however small the spread
+    bell = np.exp(-0.5 * away / spread**2) if spread else (away == 0).astype(float)
+    return (1 - random) * bell / bell.sum() + random / sizes

@@ -5,6 +5,7 @@ as an ASCII integer. The library streams shards, so that its epochs end where a 
 ``<mode>.index.npz`` an order of samples is exact for every number of ranks, and goes on after a resume, as with files.
 """
 
+import copy
 import functools
 import os
 import re
@@ -51,6 +52,13 @@ class Shards:
         self.names, self.shard, self.headers = index["names"], index["shard"], index["headers"]
         self.offsets, self.lengths = index["offsets"], index["lengths"]
         self.labels, self.classes = index["labels"], index["classes"].tolist()
+
+    def chosen(self, places: np.ndarray) -> "Shards":
+        """Returns these of the images."""
+        part = copy.copy(self)
+        for name in ("names", "shard", "headers", "offsets", "lengths", "labels"):
+            setattr(part, name, getattr(self, name)[places])
+        return part
 
     def name(self, index: int) -> str:
         """Returns the shard and the member of an image."""

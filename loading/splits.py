@@ -7,7 +7,7 @@ are added later move few of the others.
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -47,7 +47,7 @@ def validation(
 def _by_images(paths: Sequence[str], labels: np.ndarray, share: float, seed: int) -> np.ndarray:
     totals = np.bincount(labels)
     wanted = np.clip(np.floor(share * totals + 0.5).astype(int), 1, np.maximum(totals - 1, 0))
-    order = np.lexsort((_drawn(paths, seed), labels))
+    order = np.lexsort((drawn(paths, seed), labels))
     place = np.arange(len(labels)) - (np.cumsum(totals) - totals)[labels[order]]  # of each among its class
     chosen = np.zeros(len(labels), bool)
     chosen[order] = place < wanted[labels[order]]
@@ -71,25 +71,26 @@ def _by_groups(names: Sequence[str], labels: np.ndarray, share: float, seed: int
             taken[classes] += counts
             chosen[members[number]] = True
 
-    for number in np.argsort(_drawn(known.tolist(), seed), kind="stable"):
+    for number in np.argsort(drawn(known.tolist(), seed), kind="stable"):
         take(number, needed=False)
     for number in np.argsort([len(own) for own in members], kind="stable"):  # for classes of large groups alone
         take(number, needed=True)
     return chosen
 
 
-def _drawn(names: Sequence[str], seed: int) -> np.ndarray:
-    """A random number for each name, which depends on nothing else."""
+def drawn(names: Iterable[str], seed: int) -> np.ndarray:
+    """Returns a random number for each name, [n], which depends on nothing else."""
     sums = (hashlib.blake2b(f"{seed}\0{name}".encode(errors="surrogateescape"), digest_size=8) for name in names)
     return np.array([int.from_bytes(each.digest(), "big") for each in sums], np.uint64)
 
 
-def groups_of(paths: Sequence[str], groups: str) -> list[str]:
+def groups_of(paths: Sequence[str], groups: str, key: str = "DATA.VAL_SPLIT_GROUPS") -> list[str]:
     """Returns the group of each image.
 
     Args:
         groups: a file, on each of whose lines stand a path, a tab and a group; or a pattern (Python's ``re``), whose
             first pair of brackets, or all that it finds in a path, is the group.
+        key: that they are the value of.
 
     Raises:
         InputError: an image has none.
@@ -97,19 +98,19 @@ def groups_of(paths: Sequence[str], groups: str) -> list[str]:
     if os.path.isfile(groups):
         where, group = "names", dict(_in_file(groups)).get
     else:
-        where, group = "finds (it is no file, so it is a pattern)", _by_pattern(groups)
+        where, group = "finds (it is no file, so it is a pattern)", _by_pattern(groups, key)
     found = [group(path) for path in paths]
     if without := [path for path, name in zip(paths, found, strict=True) if name is None]:
         told = f"{len(without)} of {len(paths)} images have no group that {shown(groups)} {where}"
-        raise InputError(f"DATA.VAL_SPLIT_GROUPS: {told}, the first is {shown(without[0])}")
+        raise InputError(f"{key}: {told}, the first is {shown(without[0])}")
     return [name for name in found if name is not None]
 
 
-def _by_pattern(groups: str) -> Callable[[str], str | None]:
+def _by_pattern(groups: str, key: str) -> Callable[[str], str | None]:
     try:
         pattern = re.compile(groups)
     except re.error as error:
-        raise InputError(f"DATA.VAL_SPLIT_GROUPS is {shown(groups)!r}: no file, and no pattern ({error})") from None
+        raise InputError(f"{key} is {shown(groups)!r}: no file, and no pattern ({error})") from None
 
     def group(path: str) -> str | None:
         found = pattern.search(path)

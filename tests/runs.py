@@ -9,29 +9,37 @@ from paddle.distributed.fleet.base import topology
 from safetensors.numpy import load_file
 
 import utils
-from config import get_config
+from config import asked_config, default_values
+from configs.merging import Option
 from datasets import ArrayDataset, get_datasets
 from errors import InputError
 from models import build_model
+from options import NAMED, pairs
 from training import engine, parallel
 from training.optim import freeze
 from training.run import Run
 from training.setup import share_batch
 
 
-def train(options, output, length=None):
-    """Trains as main_worker does, on the first ``length`` images; returns a checksum of this rank's weights."""
-    config, dataset, val = get_datasets(get_config(None, [*options, "OUTPUT", str(output)]))
+def train(options, output, length=None, named=()):
+    """Trains as main_worker does, on the first ``length`` images; returns a checksum of this rank's weights.
+
+    Args:
+        named: options that -o names, which may change what a checkpoint's run had.
+    """
+    given = [Option(key, value) for key, value in pairs(options, default_values())]
+    given += [Option(key, value, NAMED) for key, value in pairs(named, default_values())]
+    config, dataset, val = get_datasets(asked_config(None, [*given, Option("OUTPUT", str(output))]))
     if length:
         dataset = ArrayDataset(config, "train", dataset.images[:length], dataset.labels[:length], dataset.classes)
     model = work(config, dataset, val)
     return float(sum(np.abs(p.numpy().astype(np.float64)).sum() for p in model.state_dict().values()))
 
 
-def refused(message, options, output, length=32):
+def refused(message, options, output, length=32, named=()):
     """Training is refused in one line that holds ``message``."""
     with pytest.raises(InputError) as caught:
-        train(options, output, length)
+        train(options, output, length, named)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 

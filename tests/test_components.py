@@ -54,6 +54,8 @@ def test_the_keys_of_components_are_those_that_config_had():
         "TRAIN.LR_SCHEDULER.POWER": 2.0,
         "TRAIN.LR_SCHEDULER.DECAY_EPOCHS": 30,
         "TRAIN.LR_SCHEDULER.MILESTONES": [30, 60, 90],
+        "TRAIN.LR_SCHEDULER.WSD_DECAY_EPOCHS": None,
+        "TRAIN.LR_SCHEDULER.WSD_DECAY": "1-sqrt",
         "TRAIN.BCE_TARGET_THRESH": None,
         "TRAIN.BCE_SUM": False,
         "TRAIN.TOKEN_LABEL_MIX": True,

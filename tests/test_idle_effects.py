@@ -78,21 +78,24 @@ def of_data(config):
     train, val = get_dataset(config, "train"), get_dataset(config, "val")
     loader = get_dataloader(config, train, "train")
     order = [key for batch in loader.batch_sampler for key in batch]
-    return [loader.slots, len(train), getattr(val, "exact", None), getattr(val, "root", None), order[:40]]
+    read = [*getattr(train, "paths", ()), *train.labels]
+    return [loader.slots, len(train), getattr(val, "exact", None), getattr(val, "root", None), order[:40], read]
 
 
 O, S = "TRAIN.OPTIMIZER.", "TRAIN.LR_SCHEDULER."  # noqa: E741
 MIXUP, CUTMIX, MINMAX = (("TRAIN.MIXUP_ALPHA", 0.8), ("TRAIN.CUTMIX_ALPHA", 1.0), ("TRAIN.CUTMIX_MINMAX", [0.2, 0.5]))
+SIZES = ("DATA.MULTI_SCALE", [8, 12, 16])
 # what shows an effect, the keys with a value that isn't the default, and where to try each of them
 TRIED = [
     (
         of_schedules,
         {
             "TRAIN.WARMUP_START_LR": 0.5, "TRAIN.END_LR": 0.5, "TRAIN.COOLDOWN_EPOCHS": 2, "TRAIN.LR_SCALING": "sqrt",
-            f"{S}MILESTONES": [3], f"{S}DECAY_EPOCHS": 2, f"{S}DECAY_RATE": 0.3, f"{S}POWER": 1.0,
+            f"{S}WSD_DECAY_EPOCHS": 2.0, f"{S}WSD_DECAY": "linear", f"{S}MILESTONES": [3], f"{S}DECAY_EPOCHS": 2,
+            f"{S}DECAY_RATE": 0.3, f"{S}POWER": 1.0,
         },
         [
-            *([(f"{S}NAME", name)] for name in ("cosine", "linear", "poly", "constant")),
+            *([(f"{S}NAME", name)] for name in ("cosine", "linear", "poly", "wsd", "constant")),
             *([(f"{S}NAME", name), (f"{S}DECAY_EPOCHS", 1)] for name in ("step",)),
             *([(f"{S}NAME", name), (f"{S}MILESTONES", [1, 2, 3, 4, 5])] for name in ("multistep", "multi-step")),
             [("TRAIN.WARMUP_EPOCHS", 0)], [("TRAIN.LINEAR_SCALED_LR", 32)],
@@ -143,8 +146,14 @@ TRIED = [
         of_data,
         {
             "DATA.PREFETCH": 5, "DATA.SYNTHETIC_SIZE": 24, "DATA.DATA_PATH": "other", "DATA.FAST_EVAL": True,
+            "DATA.FOLDS": 2, "DATA.FOLD": 1, "DATA.FOLDS_SEED": 5, "DATA.FOLDS_GROUPS": "[0-9]",
+            "DATA.SCALE_SCHEDULE": "progressive", "DATA.SCALE_SPREAD": 3.0, "DATA.SCALE_RANDOM": 1.0,
         },
-        [*([("DATA.DATASET", name)] for name in ("digits", "synthetic", "folder")), [("DATA.NUM_WORKERS", 0)]],
+        [
+            *([("DATA.DATASET", name)] for name in ("digits", "synthetic", "folder")), [("DATA.NUM_WORKERS", 0)],
+            *([("DATA.DATASET", name), ("DATA.FOLDS", 3)] for name in ("digits", "synthetic", "folder")),
+            [SIZES], [SIZES, ("DATA.SCALE_SCHEDULE", "progressive")],
+        ],
     ),
 ]  # fmt: skip
 SMALL = {

@@ -25,10 +25,11 @@ from options import Configuration, plain
 from training.checkpoint import Progress, Saver, own_statistics
 from training.checkpoint.resume import resume, settle
 from training.classification import Classification
+from training.curves import plot_curves
 from training.optim import clip_gradients
 from training.parallel import reduce_gradients, without_sync
 from training.requests import Keeper, Requests, Stopped
-from training.run import Run, plot_curves
+from training.run import Run
 from training.setup import Training, load_pretrained, precision, precision_told, prepare
 from training.task import Batch, Metrics, Task, numbers
 from training.window import Window
@@ -63,33 +64,48 @@ def fit(
     keeper = Keeper(progress, saver, Requests(config.SAVE_MINUTES))
     if task.note:
         run.info(task.note)
-    steps, epochs = len(training.loader), config.TRAIN.NUM_EPOCHS
-    run.start_bar(steps * epochs, progress.step)
+    ending = training.ending
+    run.start_bar(config.TRAIN.NUM_EPOCHS * len(training.loader), progress.step)
+    ending.begin(progress, run, _evaluation_cost(training, len(val)))
+
+    def after_step(window: Window, held: dict[str, paddle.Tensor], updated: bool) -> None:
+        ending.after_step(updated)
+        keeper.after_step(window, held, updated)
+
     metrics: dict[str, Metrics] = {}
-    if progress.epoch == epochs:  # all is done but the result
+    if ending.over:  # all is done but the result
         metrics = _evaluated(training, val_loader, keeper)
         _keep_best(task, progress, metrics)  # if there is none: it may have been lost
-    for epoch in range(progress.epoch + 1, epochs + 1):
-        train_one_epoch(training, progress, keeper.after_step)
+    while not ending.over:
+        epoch = progress.epoch + 1
+        train_one_epoch(training, progress, after_step)
         keeper.after_epoch()
         metrics = {}
-        if epoch % config.VALIDATE_FREQ == 0 or epoch == epochs:
+        if epoch % config.VALIDATE_FREQ == 0 or epoch == ending.epochs:
             metrics = _evaluated(training, val_loader, keeper)
             for split, found in metrics.items():
-                run.report(split, task.line("val", found), step=epoch * steps, epoch=epoch, **numbers(found))
+                run.report(split, task.line("val", found), step=progress.step, epoch=epoch, **numbers(found))
         progress.end_epoch(epoch)
         improved = _keep_best(task, progress, metrics)
+        ending.after_epoch({split: task.score(found) for split, found in metrics.items()})
         nth = config.SAVE_FREQ and epoch % config.SAVE_FREQ == 0
-        keeper.end_epoch(improved, wanted=nth or epoch == epochs)
+        keeper.end_epoch(improved, wanted=nth or ending.over)
     saver.wait(last=True)
     if rank() == 0:
         _conclude(training, progress, metrics, saver)
 
 
+def _evaluation_cost(training: Training, images: int) -> float:
+    """What an evaluation has to do, over an update: images that pass through the model and its average."""
+    batch = training.config.DATA.BATCH_SIZE * world_size() * training.config.TRAIN.ACCUM_ITER
+    return len(training.evaluated) * images / batch
+
+
 def _evaluated(training: Training, loader: Loader, keeper: Keeper) -> dict[str, Metrics]:
     """The metrics of the model and of the averaged one, by split."""
     models = training.evaluated.items()
-    return {split: evaluate(training.task, model, loader, keeper.in_evaluation) for split, model in models}
+    with training.ending.evaluating():
+        return {split: evaluate(training.task, model, loader, keeper.in_evaluation) for split, model in models}
 
 
 def _keep_best(task: Task, progress: Progress, metrics: dict[str, Metrics]) -> tuple[str, ...]:
@@ -109,6 +125,9 @@ def _conclude(training: Training, progress: Progress, metrics: dict[str, Metrics
         for split, found in metrics.items()
     }
     result = results.pop("val")
+    if reason := training.ending.reason:
+        result["ended"] = reason
+        run.info(reason)
     run.result(result | results, task.line("result", result))
 
 
@@ -126,11 +145,12 @@ def train_one_epoch(
     """
     config, loader, epoch = training.config, training.loader, progress.epoch + 1
     sampler, steps, accum = loader.batch_sampler, len(loader), config.TRAIN.ACCUM_ITER
+    ending = training.ending
     updates = -(-steps // accum)
     sampler.set_epoch(epoch, progress.samples)
     first = sampler.first()
     window = Window(training, epoch, progress.step, progress.take_window())
-    if first == steps:  # only its evaluation is to come
+    if first >= ending.steps_of(epoch):  # only its evaluation is to come
         return
     training.network.train()
     hold_frozen_statistics(training.model)
@@ -140,9 +160,10 @@ def train_one_epoch(
     held = _held(statistics, accum)
     for index, batch in enumerate(window.timed(loader, (epoch - 1) * steps + first + 1), first):
         step = (epoch - 1) * steps + index + 1
+        last = ending.steps_of(epoch)  # a budget may be fixed within the epoch
         group = index // accum
         # This rank's samples in the update: an epoch's last group may be short, and the first after a resume.
-        begin, end = max(group * accum, first), min((group + 1) * accum, steps)
+        begin, end = max(group * accum, first), min((group + 1) * accum, last)
         group_samples = (sampler.taken(end) - sampler.taken(begin)) // world_size()
         closes = index + 1 == end
         update = (epoch - 1) * updates + group
@@ -150,15 +171,17 @@ def train_one_epoch(
         values = _accumulate(training, batch, epoch, group_samples, closes)
         norm = _update(training, update) if closes else None
         window.add(step, values, norm, batch.get("skipped"))
-        if index + 1 == steps or (index + 1) % config.REPORT_FREQ == 0:
+        if index + 1 == last or (index + 1) % config.REPORT_FREQ == 0:
             window.report(training.schedule(update))
         if closes:
             progress.updated(step, sampler.taken(end))
             window.mark()
             held = _held(statistics, accum)
         training.run.bar.update()
-        if index + 1 < steps:
+        if index + 1 < last:
             after_step(window, held, closes)
+        elif last < steps:
+            break
     for model in training.evaluated.values():
         _average_statistics(model)
 

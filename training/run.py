@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,17 @@ import paddle
 from tqdm import tqdm
 
 from config import differences, resolved, with_values
-from errors import InputError, opened, reading, remedy
+from errors import InputError, remedy
 from launch.progress import keep_native_errors
 from options import Configuration, given, notes
 from training.command_line import CHECKPOINT
+from training.curves import records
 from utils import all_gather, get_loggers, num_cores, open_logs, rank, written_whole
-from weights.plain import parsed_json
 
 LOCK = ".lock"  # in a run's folder
 # What a run's last line names.
 FILES = ("config.yaml", "result.json", "metrics.jsonl", "curves.png")
 FILES += ("checkpoints/best", "checkpoints/best_ema.safetensors", "checkpoints/last")
-_RECORD = {"split": str, "epoch": int, "step": int}  # what a line of metrics.jsonl has, besides its numbers
 INPUT_BOUND = 0.2  # share of the training time that waits for data, from which on a run says so
 
 
@@ -101,6 +100,10 @@ class Run:
         self.total, self.first, self.clock = total, done, time.monotonic()
         hidden = rank() != 0 or not sys.stderr.isatty()
         self.bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, disable=hidden, smoothing=0.1)
+
+    def set_length(self, epochs: int, steps: int) -> None:
+        """The run is of so many epochs and steps."""
+        self.epochs, self.total, self.bar.total = epochs, steps, steps
 
     def report(self, split: str, shown: str, **values: Any) -> None:
         """Adds a line to metrics.jsonl and shows the metrics, which are ``shown`` in the task's words.
@@ -182,7 +185,7 @@ class Run:
         file = self.directory / "metrics.jsonl"
         if file.exists():
             kept: list[str] = []
-            for line, record in _records(file):
+            for line, record in records(file):
                 over = epoch if record["split"] != "train" or record["step"] > step else epoch + 1
                 kept += [line] * (record["epoch"] <= over)
             with written_whole(file) as rewound:
@@ -312,39 +315,3 @@ class RunFolder:
             shutil.rmtree(self.path, ignore_errors=True)
         why = f"({error.strerror}); {remedy(error)}, or choose another -output"
         return f"{self.path}: can't lock the run's folder {why}"
-
-
-def _records(metrics: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields each line of metrics.jsonl that is a record, with the record: a crash leaves half a one."""
-    with reading(metrics, "a run's records", "; move it away"), opened(metrics) as file:
-        for line in file:
-            with contextlib.suppress(ValueError, RecursionError):
-                record = parsed_json(line, finite=False)
-                if type(record) is dict and all(type(record.get(key)) is kind for key, kind in _RECORD.items()):
-                    yield line.decode().rstrip() + "\n", record
-
-
-def plot_curves(metrics: Path, picture: Path, curves: dict[str, str]) -> None:
-    """Draws values over steps from metrics.jsonl into a PNG; ``curves`` gives the axis' label of each."""
-    import matplotlib  # takes a second to import, once, at a run's end
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    records = [record for _, record in _records(metrics)]
-    size = (8, 3 * len(curves))
-    figure, axes = plt.subplots(len(curves), 1, figsize=size, sharex=True, squeeze=False, layout="constrained")
-    for axis, (key, label) in zip(axes[:, 0], curves.items(), strict=True):
-        for split in ("train", "val", "ema"):
-            points = [
-                (r["step"], r[key]) for r in records if r["split"] == split and isinstance(r.get(key), int | float)
-            ]
-            if points:
-                axis.plot(*zip(*points, strict=True), label=split, marker=None if split == "train" else ".")
-        axis.set_ylabel(label)
-        axis.grid(alpha=0.3)
-        axis.legend()
-    axes[-1, 0].set_xlabel("step")
-    with written_whole(picture, "wb") as file:
-        figure.savefig(file, format="png", dpi=120)
-    plt.close(figure)

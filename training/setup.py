@@ -18,6 +18,7 @@ from models.base import ImageModel
 from models.pretrained import disagreements
 from ops.settings import float32_told
 from options import Configuration, leaves, set_by_someone
+from training.ending import Ending
 from training.optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters
 from training.parallel import ShardedOptimizer, wrap_optimizer
 from training.run import Run
@@ -52,6 +53,7 @@ class Training:
     ema: ModelEma | None
     optimizer: paddle.optimizer.Optimizer
     schedule: Callable[[int], float]
+    ending: Ending
     scaler: LossScaler
     loader: Loader
     run: Run
@@ -89,6 +91,7 @@ def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Tra
     if accum > steps:
         raise InputError(f"TRAIN.ACCUM_ITER is {accum}, but an epoch has {steps} steps: it would end without an update")
     schedule = build_schedule(config, -(-steps // accum), config.DATA.BATCH_SIZE * world_size() * accum)
+    ending = Ending(config, steps)
     scaler = LossScaler(enabled=precision(config) == "float16")
     _tell_model(config, model, run)
     _tell_steps(config, len(train), steps, schedule, run)
@@ -105,7 +108,8 @@ def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Tra
         network=network,
         ema=ema,
         optimizer=optimizer,
-        schedule=schedule,
+        schedule=ending.paced(schedule),
+        ending=ending,
         scaler=scaler,
         loader=loader,
         run=run,

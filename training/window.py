@@ -18,6 +18,10 @@ from training.task import Batch, summed
 from utils import all_gather, all_reduce_sum, num_gpus, rank, world_size
 
 
+class NotFinite(RunError):
+    """The loss isn't finite."""
+
+
 class Record:
     """What a rank has summed up since the last report, by name: ``means`` as [sum, count], ``totals`` as a sum.
 
@@ -204,7 +208,7 @@ class Window:
         losses = [(step.number, rank(), float(step.sums[place])) for step in self.steps]
         first = next((own for own in losses if not math.isfinite(own[-1])), None)
         at, where, value = min(found for found in all_gather(first) if found)
-        raise RunError(
+        raise NotFinite(
             f"the loss is {value} at step {at} (epoch {self.epoch}, rank {where});"
             " lower TRAIN.BASE_LR, or set TRAIN.GRAD_CLIP, and go on from a checkpoint before it went wrong",
             shared=True,

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRScheduler, StepLRScheduler
+from timm.scheduler.wsd_lr import WSDLRScheduler
 from timm.utils import ModelEmaV3
 
 from golden.formula import array
@@ -19,12 +20,15 @@ WARMUP, TOTAL, COOLDOWN = 10, 60, 10
 def curves() -> dict[str, np.ndarray]:
     common = {"warmup_t": WARMUP, "warmup_lr_init": 0.01, "t_in_epochs": False}
     falling = {**common, "t_initial": TOTAL - WARMUP - COOLDOWN, "lr_min": 0.002, "warmup_prefix": True}
+    phases = {**common, "t_initial": TOTAL - WARMUP - COOLDOWN, "lr_min": 0.002}
     steps = {**common, "decay_rate": 0.3, "warmup_prefix": False}
     schedulers = {
         "cosine": (CosineLRScheduler, falling),
         "from_start": (CosineLRScheduler, {**falling, "t_initial": TOTAL - COOLDOWN, "warmup_prefix": False}),
         "linear": (PolyLRScheduler, {**falling, "power": 1.0}),
         "poly": (PolyLRScheduler, {**falling, "power": 0.9}),
+        "wsd": (WSDLRScheduler, {**phases, "decay_t": 15}),
+        "wsd_linear": (WSDLRScheduler, {**phases, "decay_t": 8, "decay_fn": "linear"}),  # a fifth
         "step": (StepLRScheduler, {**steps, "decay_t": 15}),
         # timm's milestone m takes effect at m - 1: epochs 4 and 7 begin at updates 20 and 35
         "multistep": (MultiStepLRScheduler, {**steps, "decay_t": [21, 36]}),

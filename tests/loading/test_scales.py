@@ -10,7 +10,7 @@ from runs import assert_same_run, records, train
 from config import get_config
 from datasets import get_dataloader, get_dataset
 from errors import InputError
-from loading.scales import batch_sizes, check_scales, train_sampler
+from loading.scales import batch_sizes, check_scales, size_shares, train_sampler
 from loading.transforms import BatchTransform
 from models import create_model
 
@@ -136,6 +136,53 @@ def test_evaluations_keep_their_size():
     assert len(loader.dataset) == 364
 
 
+# ----------------------------------------------------- progressive resizing
+
+RISING = ["DATA.SCALE_SCHEDULE", "progressive"]
+SIX = ["TRAIN.NUM_EPOCHS", "6", "TRAIN.WARMUP_EPOCHS", "0"]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("spread", "random", "done", "expected"),
+    [  # timm 1.0.31: ScheduledBatchSampler(..., schedule_epochs=6).choice_weights_for_epoch(0, 1, 3, 5)
+        (0.65, 0.1, 0 / 5, [0.7093881168762416, 0.23457742183050512, 0.03101825510947606, 0.02501620618377728]),
+        (0.65, 0.1, 1 / 5, [0.397013602032773, 0.4963574902348942, 0.08100490599483784, 0.025624001737494795]),
+        (0.65, 0.1, 3 / 5, [0.03696315923745626, 0.2844995428255142, 0.5528510345948946, 0.12568626334213506]),
+        (2.0, 0.0, 5 / 5, [0.11538357735655191, 0.21556490195044622, 0.31364508163091365, 0.35540643906208824]),
+        (0.0, 0.1, 1 / 5, [0.025, 0.925, 0.025, 0.025]),
+        (1e-9, 0.0, 0.2, [0, 1, 0, 0]),
+    ],
+)
+def test_an_epochs_sizes_are_drawn_as_timm_draws_them(spread, random, done, expected):
+    np.testing.assert_allclose(size_shares(4, done, spread, random), expected, rtol=1e-12, atol=1e-15)
+
+
+def test_sizes_rise_from_the_first_to_the_last_and_batches_stay():
+    options = [*SIX, *RISING]
+    counts = []
+    for epoch in range(1, 7):
+        found = steps(8000, ranks=2, epoch=epoch, options=options)
+        assert {len(indices) for _, indices in found} == {8}
+        assert sorted(index for _, indices in found for index in indices) == list(range(8000))
+        sizes = [size for size, _ in found]
+        own = sampler(8000, 2, epoch=epoch, options=options)
+        assert [own.size(epoch, step) for step in range(1, 1001)] == sizes
+        counts.append([sizes.count(size) / 1000 for size in (4, 6, 8, 10)])
+    for epoch, shares in enumerate(counts):
+        np.testing.assert_allclose(shares, size_shares(4, epoch / 5, 0.65, 0.1), atol=0.05)
+    one = [*options, "TRAIN.NUM_EPOCHS", "1", "DATA.SCALE_SPREAD", "0", "DATA.SCALE_RANDOM", "0"]
+    assert {size for size, _ in steps(40, options=one)} == {10}  # as timm: the last epoch's
+
+
+def test_sizes_are_the_same_after_a_resume():
+    options = [*SIX, *RISING]
+    whole = steps(203, ranks=2, epoch=3, options=options)
+    for done in (0, 7, len(whole)):
+        consumed = sampler(203, 2, epoch=3, options=options).taken(done)
+        assert steps(203, ranks=2, epoch=3, consumed=consumed, options=options) == whole[done:]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -145,6 +192,10 @@ def test_evaluations_keep_their_size():
         (["DATA.MULTI_SCALE", "[4]", "TRAIN.REPEATED_AUGMENT", "2"], "with REPEATED_AUGMENT 1"),
         (["DATA.MULTI_SCALE", "[4]", "DATA.LOADER", "dali"], "MULTI_SCALE is .*, expected None with DATA.LOADER dali"),
         (["DATA.MULTI_SCALE", "[4]", "EVAL", "True"], "MULTI_SCALE does nothing"),
+        (["DATA.SCALE_SCHEDULE", "progressive"], "SCALE_SCHEDULE does nothing without DATA.MULTI_SCALE"),
+        (["DATA.MULTI_SCALE", "[4, 8]", "DATA.SCALE_SPREAD", "1"], "SCALE_SPREAD does nothing without DATA.SCALE_"),
+        (["DATA.MULTI_SCALE", "[4]", *RISING], "MULTI_SCALE is .4., expected two sizes or more with SCALE_SCHEDULE"),
+        (["DATA.MULTI_SCALE", "[4, 8]", *RISING, "TRAIN.MAX_MINUTES", "5"], "MAX_MINUTES is 5.0, expected None with"),
     ],
 )
 def test_what_cannot_be_is_named(options, message):
@@ -179,11 +230,16 @@ def test_two_processes_go_on_from_the_middle_of_an_epoch_in_the_same_bits(tmp_pa
     options += ["MODEL.PATCH_SIZE", "2", "MODEL.KERNEL_SIZE", "3", "MODEL.NUM_CLASSES", "10", "TRAIN.NUM_EPOCHS", "2"]
     options += ["TRAIN.BASE_LR", "0.01", "TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.CUTMIX_ALPHA", "1.0", "KEEP_LAST", "1000"]
     options += ["TRAIN.RANDOM_ERASE_PROB", "0.5", "TRAIN.ACCUM_ITER", "2", "REPORT_FREQ", "1", "SAVE_STEPS", "2"]
-    own = train_sampler(get_config(None, options), range(80), 0, 2)
-    own.set_epoch(2)
-    middle = f"epoch_0002_sample_{own.taken(2):09d}"
-    resumed = [*options, "MODEL.RESUME", str(tmp_path / "whole" / "checkpoints" / middle)]
-    run_ranks(train_all, [(options, tmp_path / "whole", 80), (resumed, tmp_path / "resumed", 80)])
-    assert_same_run(tmp_path / "whole", tmp_path / "resumed")
-    steps = [record for record in records(tmp_path / "whole") if record["split"] == "train"]
-    assert sum(record["samples"] for record in steps) == 2 * 80
+    runs = []
+    for schedule in ("mixed", "progressive"):
+        words = [*options, "DATA.SCALE_SCHEDULE", schedule]
+        own = train_sampler(get_config(None, words), range(80), 0, 2)
+        own.set_epoch(2)
+        whole, resumed = tmp_path / schedule, tmp_path / f"{schedule} resumed"
+        middle = whole / "checkpoints" / f"epoch_0002_sample_{own.taken(2):09d}"
+        runs += [(words, whole, 80), ([*words, "MODEL.RESUME", str(middle)], resumed, 80)]
+    run_ranks(train_all, runs)
+    for (_, whole, _), (_, resumed, _) in zip(runs[::2], runs[1::2], strict=True):
+        assert_same_run(whole, resumed)
+        steps = [record for record in records(whole) if record["split"] == "train"]
+        assert sum(record["samples"] for record in steps) == 2 * 80

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from errors import InputError
-from training.run import _records, plot_curves
+from training.curves import plot_curves, records
 from utils import get_loggers, open_logs
 
 
@@ -13,12 +13,12 @@ def test_records_that_no_run_writes_are_left_out_and_no_pipe_is_waited_for(tmp_p
     metrics, whole = tmp_path / "metrics.jsonl", '{"split": "val", "epoch": 1, "step": 3, "loss": 0.5}'
     strange = ["[" * 100_000, whole.replace("3", "9" * 400), whole.replace("0.5", "9" * 400), "{}", "\0"]
     metrics.write_text("\n".join([*strange, whole]))
-    assert list(_records(metrics)) == [(f"{whole}\n", {"split": "val", "epoch": 1, "step": 3, "loss": 0.5})]
+    assert list(records(metrics)) == [(f"{whole}\n", {"split": "val", "epoch": 1, "step": 3, "loss": 0.5})]
     plot_curves(metrics, tmp_path / "curves.png", {"loss": "loss"})
     metrics.unlink()
     os.mkfifo(metrics)
     with pytest.raises(InputError, match="metrics.jsonl: it is no regular file; move it away$"):
-        list(_records(metrics))
+        list(records(metrics))
 
 
 @pytest.mark.parametrize("name", ["log.txt", "log_0.txt"])

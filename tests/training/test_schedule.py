@@ -35,6 +35,8 @@ def curve(options, updates_per_epoch=5, batch=256):
         ("cosine", "epochs", [*FALLING, *BY_EPOCH]),
         ("linear", "linear", FALLING),
         ("poly", "poly", [*FALLING, "TRAIN.LR_SCHEDULER.POWER", "0.9"]),
+        ("wsd", "wsd", [*FALLING, "TRAIN.LR_SCHEDULER.WSD_DECAY_EPOCHS", "3"]),
+        ("wsd", "wsd_linear", [*FALLING, "TRAIN.LR_SCHEDULER.WSD_DECAY", "linear"]),
         ("step", "step", [*STEPS, "TRAIN.LR_SCHEDULER.DECAY_EPOCHS", "3"]),
         ("multi-step", "multistep", [*STEPS, "TRAIN.LR_SCHEDULER.MILESTONES", "[4,7]"]),
         ("multistep", "multistep", [*STEPS, "TRAIN.LR_SCHEDULER.MILESTONES", "4, 7"]),  # PaddleViT's way to write it
@@ -128,3 +130,10 @@ def test_onecycle_falls():
     with pytest.raises(InputError, match="DECAY_RATE is 3.0, expected 1e-12 to 1"):
         get_config(None, [*words, "3.0"])
     assert get_config(None, [*words, "1.0"]).TRAIN.LR_SCHEDULER.DECAY_RATE == 1.0
+
+
+def test_a_run_may_stay_stable_and_its_fall_has_to_fit():
+    words = [*COMMON, "TRAIN.LR_SCHEDULER.NAME", "wsd", "TRAIN.LR_SCHEDULER.WSD_DECAY_EPOCHS"]
+    assert set(curve([*words, "0"])[10:60]) == {0.5}
+    with pytest.raises(InputError, match="WSD_DECAY_EPOCHS is 10.5, expected at most the 10 of 12 epochs that warm-up"):
+        get_config(None, [*words, "10.5"])

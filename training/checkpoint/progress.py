@@ -17,6 +17,10 @@ class Progress:
         samples: of the epoch after it that all processes together have taken; all of them: the evaluation is to come.
         step: steps done.
         best: the best evaluation of each split, and the checkpoint's name.
+        stale: evaluations since the last one that gained (TRAIN.EARLY_STOP).
+        marks: by split, how good that one was.
+        seconds: that training took, evaluations among it, until ``length`` is fixed (TRAIN.MAX_MINUTES).
+        length: [epochs after which the run's length was fixed, its length in epochs]; empty: it isn't shortened.
         window: by rank, what a checkpoint holds of the steps since the last report, until ``take_window``.
     """
 
@@ -24,6 +28,10 @@ class Progress:
     samples: int = 0
     step: int = 0
     best: dict[str, dict[str, Any]] = field(default_factory=dict)
+    stale: int = 0
+    marks: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    length: list[float] = field(default_factory=list)
     window: list[dict[str, Any]] = field(default_factory=list)
 
     @property

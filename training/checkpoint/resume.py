@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,13 @@ def _restore(training: Training, chosen: Path) -> Progress:
             training.task.score(found)
             training.task.line("best", found)
     _compare(config, then, chosen)
+    if state.get("length"):  # it was measured for these
+        for key in ("TRAIN.MAX_MINUTES", "TRAIN.NUM_EPOCHS"):
+            if then[key] != (now := dict(leaves(config))[key]):
+                raise InputError(
+                    f"{chosen}: TRAIN.MAX_MINUTES fixed its run's length, {state['length'][1]:.4g} epochs; {key} is"
+                    f" {now} and was {then[key]}: leave it so, or start from the weights with -pretrained"
+                )
     images = len(training.loader.dataset)
     if state["images"] != images:
         raise InputError(f"{chosen}: its run had {state['images']} training images, the data has {images}")
@@ -176,7 +184,7 @@ def _restore(training: Training, chosen: Path) -> Progress:
         training.run.info(line)
     within = f", {state['samples']} samples into the next" if state["samples"] else ""
     training.run.info(f"resumed after epoch {epoch}{within}, from {chosen}")
-    return Progress(epoch, state["samples"], state["step"], state["best"], state["window"])
+    return Progress(**{part.name: state[part.name] for part in fields(Progress) if part.name in state})
 
 
 def _settings(config: Configuration, state: dict[str, Any], chosen: Path) -> dict[str, Any]:

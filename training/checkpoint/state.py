@@ -62,6 +62,10 @@ def _is_record(value: Any) -> bool:
     return all(is_list(pair, _is_number, 2, 2) for pair in means.values()) and all(map(_is_number, totals.values()))
 
 
+def _is_length(value: Any) -> bool:
+    return value == [] or (is_list(value, lambda v: is_real(v, 0, 1e6), 2, 2) and value[0] < value[1])
+
+
 _CLASSES = Rule("a list of names", lambda value: is_list(value, lambda name: type(name) is str))
 _TREE = Rule("a dictionary", lambda value: type(value) is dict)
 _FORM: Form = {
@@ -84,13 +88,20 @@ _FORM: Form = {
         "a dictionary of a split's epoch, checkpoint and metrics",
         lambda value: type(value) is dict and value.keys() <= {"val", "ema"} and all(map(_is_best, value.values())),
     ),
+    "stale": _count("a number of evaluations"),
+    "marks": Rule(
+        "a number for each split",
+        lambda value: type(value) is dict and value.keys() <= {"val", "ema"} and all(map(_is_number, value.values())),
+    ),
+    "seconds": Rule("a number of seconds", lambda value: is_real(value, 0, 1e12)),
+    "length": Rule("no number of epochs, or two", _is_length),
     "window": Rule("a list of each process's sums", lambda value: is_list(value, _is_record)),
 }
 _SCALER: Form = {
     "loss_scale": Rule("a loss scale", lambda value: is_real(value, 1e-5, 2.0**127)),
     "good_updates": _count("a number of updates"),
 }
-_OPTIONAL = ("behaviour", "classes", "model")  # earlier releases wrote none
+_OPTIONAL = ("behaviour", "classes", "model", "stale", "marks", "seconds", "length")  # earlier releases wrote none
 
 
 def read_state(chosen: Path) -> dict[str, Any]:

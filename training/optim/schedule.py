@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from configs.registry import schedules
-from configs.signatures import Count, Positive, Size
+from configs.signatures import Count, Factor, Positive, Size
 from options import Configuration
 
 
@@ -15,17 +15,19 @@ class At(NamedTuple):
     """What every schedule gets: an update after warm-up, and the rates between which it moves.
 
     Args:
-        update: from 0 on, as the run counts them.
+        update: from 0 on, as the run counts them; between two where TRAIN.MAX_MINUTES shortens a run.
         epoch: that of ``update``, from 0, and at most the one in which COOLDOWN_EPOCHS begin.
         warmup: updates of the warm-up.
         total: updates up to the cool-down.
+        per_epoch: updates of an epoch.
         base, end: BASE_LR and END_LR, scaled to the batch.
     """
 
-    update: int
+    update: float
     epoch: int
     warmup: float
     total: int
+    per_epoch: int
     base: float
     end: float
 
@@ -38,7 +40,14 @@ class At(NamedTuple):
         return self.end + (self.base - self.end) * left(min(1.0, (self.update - began) / max(1, self.total - began)))
 
 
-def build_schedule(config: Configuration, updates_per_epoch: int, effective_batch: int) -> Callable[[int], float]:
+def rate_scale(config: Configuration, effective_batch: int) -> float:
+    """Returns the factor on BASE_LR, by LINEAR_SCALED_LR and LR_SCALING."""
+    train = config.TRAIN
+    scale = effective_batch / train.LINEAR_SCALED_LR if train.LINEAR_SCALED_LR else 1.0
+    return math.sqrt(scale) if train.LR_SCALING == "sqrt" else scale
+
+
+def build_schedule(config: Configuration, updates_per_epoch: int, effective_batch: int) -> Callable[[float], float]:
     """Returns update (from 0) -> learning rate, by LR_SCHEDULER.
 
     Linear from WARMUP_START_LR at update 0 to BASE_LR after WARMUP_EPOCHS; then as the schedule NAME says.
@@ -50,20 +59,20 @@ def build_schedule(config: Configuration, updates_per_epoch: int, effective_batc
     scales BASE_LR alone.
     """
     train, options, chosen = config.TRAIN, config.TRAIN.LR_SCHEDULER, schedules.chosen(config)
-    scale = effective_batch / train.LINEAR_SCALED_LR if train.LINEAR_SCALED_LR else 1.0
-    scale = math.sqrt(scale) if train.LR_SCALING == "sqrt" else scale
+    scale = rate_scale(config, effective_batch)
     bounds = scale if train.LR_SCALED == "all" else 1.0
     base_lr, start_lr, end_lr = train.BASE_LR * scale, train.WARMUP_START_LR * bounds, train.END_LR * bounds
     warmup = train.WARMUP_EPOCHS * updates_per_epoch
     total = (train.NUM_EPOCHS - train.COOLDOWN_EPOCHS) * updates_per_epoch
 
-    def schedule(update: int) -> float:
+    def schedule(update: float) -> float:
         if options.PER_EPOCH:
             shift = {"start": 0, "late": -1}.get(options.PER_EPOCH, 1)
             update = max(0, update // updates_per_epoch + shift) * updates_per_epoch
         if update < warmup:
             return start_lr + (base_lr - start_lr) * update / warmup
-        return chosen(At(update, min(update, total) // updates_per_epoch, warmup, total, base_lr, end_lr))
+        epoch = int(min(update, total) // updates_per_epoch)
+        return chosen(At(update, epoch, warmup, total, updates_per_epoch, base_lr, end_lr))
 
     return schedule
 
@@ -117,6 +126,20 @@ def onecycle(at: At, *, decay_rate: float) -> float:
     """
     turns = [at.warmup, 2 * at.warmup, at.total]
     return float(np.interp(at.update, turns, [at.base, at.base * decay_rate, at.end]))
+
+
+@schedules.register("wsd")
+def wsd(at: At, *, wsd_decay_epochs: Factor | None = None, wsd_decay: Literal["1-sqrt", "linear"] = "1-sqrt") -> float:
+    """Warm-up, stable, decay: BASE_LR, and at the end a fall to END_LR (Hu et al. 2024, arXiv:2404.06395; Hagele et al.
+    2024, arXiv:2405.18392). One long run serves several lengths: each goes on from a checkpoint before its fall.
+
+    Args:
+        wsd_decay_epochs: the last epochs, in which the rate falls; None: a fifth of what follows the warm-up.
+        wsd_decay: what is taken away: the square root of the share of the fall, or the share.
+    """
+    length = 0.2 * (at.total - at.warmup) if wsd_decay_epochs is None else wsd_decay_epochs * at.per_epoch
+    gone = min(1.0, max(0.0, at.update - (at.total - length)) / max(1e-9, length))
+    return at.end + (at.base - at.end) * (1 - (math.sqrt(gone) if wsd_decay == "1-sqrt" else gone))
 
 
 @schedules.register("constant")

@@ -1,0 +1,92 @@
+"""The sweep of rates: what it tells of a curve, and that it trains as a run does and leaves nothing."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+from runs import records, train
+
+from config import get_config
+from datasets import get_datasets
+from errors import InputError, RunError
+from tools.find_lr import arguments_of, main
+from training.rate_range import judged, sweep, write
+
+RATES = np.geomspace(1e-6, 1, 301)
+
+
+def test_the_steepest_and_the_lowest_place_of_a_curve_are_told():
+    """A fall of the logistic kind, steepest at 1e-3, and a rise from 1e-2 on."""
+    x = np.log10(RATES)
+    curve = 2 - 1.5 / (1 + np.exp(-4 * (x + 3))) + 3 * np.maximum(0, x + 1.5) ** 2
+    found = judged(RATES, curve, 301)
+    assert found.steepest == pytest.approx(1e-3, rel=0.1)
+    assert RATES[curve.argmin()] / 2 < found.lowest < RATES[curve.argmin()] * 2  # it is flat there
+    noisy = judged(RATES, curve + np.random.default_rng(0).normal(0, 0.05, 301), 301)
+    assert 3e-4 < noisy.steepest < 3e-3
+    assert np.abs(noisy.smooth - curve).mean() < 0.03
+    rising = judged(RATES, np.linspace(1, 2, 301), 301)  # nothing is learned
+    assert rising.lowest == RATES[0]
+
+
+def test_too_few_updates_are_an_error():
+    with pytest.raises(RunError, match="the loss went out of bounds after 3 of 200 updates; give a lower -low"):
+        judged(RATES[:3], RATES[:3], 200)
+
+
+def test_a_sweep_trains_by_rising_rates_and_leaves_a_curve_alone(tmp_path, tiny, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    options = [*tiny, "DATA.BATCH_SIZE", "32", "TRAIN.ACCUM_ITER", "2", "TRAIN.MODEL_EMA", "True", "SAVE_STEPS", "1"]
+    options += ["TRAIN.CROP_SCALE", "[1.0,1.0]", "TRAIN.HFLIP", "0"]
+    config, dataset, _ = get_datasets(get_config(None, options))
+    found = sweep(config, dataset, 60, 1e-4, 10)
+    assert 30 < len(found.rates) < 60  # 44 steps make 22 updates an epoch; at such rates the loss goes out of bounds
+    np.testing.assert_allclose(found.rates, np.geomspace(1e-4, 10, 60)[: len(found.rates)], rtol=1e-6)
+    assert found.losses[0] == pytest.approx(2.33, abs=0.15)
+    assert found.smooth.min() < 2.2
+    assert 1e-3 < found.steepest < found.lowest < 1
+    assert not list(tmp_path.iterdir())
+    write(found, tmp_path / "swept")
+    assert sorted(file.name for file in (tmp_path / "swept").iterdir()) == ["lr.csv", "lr.png"]
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "swept" / "lr.csv").read_text())))
+    np.testing.assert_allclose([float(row["rate"]) for row in rows], found.rates, rtol=1e-8)
+    np.testing.assert_allclose([float(row["loss"]) for row in rows], found.losses, rtol=1e-8)
+    with Image.open(tmp_path / "swept" / "lr.png") as picture:
+        assert picture.size == (960, 480)
+
+
+def test_a_sweep_makes_the_updates_of_a_run(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "32", "TRAIN.MIXUP_ALPHA", "0.8", "MODEL.DROPOUT", "0.1", "REPORT_FREQ", "1"]
+    config, dataset, _ = get_datasets(get_config(None, options))
+    found = sweep(config, dataset, 43, 0.003, 0.003 * (1 + 1e-12))
+    train([*options, "TRAIN.BASE_LR", "0.003", "TRAIN.LR_SCHEDULER.NAME", "constant"], tmp_path)
+    losses = [record["loss"] for record in records(tmp_path) if record["split"] == "train"]
+    np.testing.assert_allclose(found.losses, losses[1:], atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-updates=5"], "-updates is 5, expected 20 to 100000"),
+        (["-low=1", "-high=0.1"], "-low is 1 and -high 0.1, expected 0 < low < high"),
+        (["-low=nan"], "-low is nan"),
+    ],
+)
+def test_flags_out_of_range_are_named(words, message):
+    with pytest.raises(InputError, match=message):
+        arguments_of(words)
+
+
+def test_what_is_there_is_not_written_over(tmp_path, monkeypatch):
+    (tmp_path / "lr.csv").write_text("mine")
+    for words, message in (
+        (["-output", str(tmp_path)], "lr.csv is there already; choose another -output"),
+        ([], "give -output=DIR"),
+        (["-output", str(tmp_path / "new"), "-eval"], "leave out -eval and -resume"),
+    ):
+        monkeypatch.setattr("sys.argv", ["find_lr.py", "-cfg=vit_digits", *words])
+        with pytest.raises(InputError, match=message):
+            main()
+    assert [file.name for file in tmp_path.iterdir()] == ["lr.csv"]
