@@ -1,4 +1,4 @@
-"""What a configuration chooses by name: readers of datasets, optimizers, schedules, losses, operations on images.
+"""What a configuration chooses by name: tasks, readers of datasets, optimizers, schedules, losses, image operations.
 
     @schedules.register("poly")
     def poly(at: At, *, warmup_prefix: bool, power: Positive = 2.0) -> float:
@@ -116,7 +116,8 @@ operations = Registry("operations", "TRAIN.AUTO_AUGMENT", "loading")
 optimizers = Registry("optimizers", "TRAIN.OPTIMIZER.NAME", "training")
 schedules = Registry("schedules", "TRAIN.LR_SCHEDULER.NAME", "training")
 losses = Registry("losses", "TRAIN.LOSS", "training")
-KINDS = (datasets, optimizers, schedules, losses)
+tasks = Registry("tasks", "TASK", "training")
+KINDS = (tasks, datasets, optimizers, schedules, losses)
 
 
 @functools.cache

@@ -230,7 +230,8 @@ def main() -> None:
     def option(name: str, **settings: Any) -> None:
         parser.add_argument(f"-{name}", f"--{name}", **settings)
 
-    option("dataset", choices=datasets.names(returns=("Files",)), required=True, help="what -data_path holds (README)")
+    one_class = [name for name in datasets.names(returns=("Files",)) if "task" not in datasets.components[name].given]
+    option("dataset", choices=one_class, required=True, help="what -data_path holds (README)")
     option("data_path", required=True, metavar="IN", help="the dataset's folder")
     option("output", required=True, metavar="OUT", help="a folder that isn't there yet, or is empty")
     option("modes", nargs="+", choices=("train", "val"), default=["train", "val"], help="what to pack; default: both")

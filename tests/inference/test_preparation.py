@@ -124,8 +124,8 @@ def test_paddlexs_file_tells_the_same_preparation(config, tmp_path):
         np.testing.assert_allclose(by_paddleclas(image, told["PreProcess"]["transform_ops"]), expected, atol=1e-5)
 
 
-def test_a_multi_label_model_has_a_threshold_and_a_grey_one_no_file_of_paddlexs(config, tmp_path):
-    write_conventions(tmp_path, config, describe(config, [], "multi_label"), 768)
+def test_a_multilabel_model_has_a_threshold_and_a_grey_one_no_file_of_paddlexs(config, tmp_path):
+    write_conventions(tmp_path, config, describe(config, [], "multilabel"), 768)
     told = yaml.safe_load((tmp_path / "inference.yml").read_text(encoding="utf-8"))
     assert told["PostProcess"] == {"MultiLabelThreshOutput": {"threshold": 0.5}}
     assert not (tmp_path / "labels.txt").exists()

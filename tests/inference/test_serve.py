@@ -229,8 +229,8 @@ def test_outputs_are_named_by_a_file_and_workers_take_gpus_in_turn(checkpoint, t
     assert answer["classes"] == [("one", "two", "three")[output] for output in answer["outputs"]]
 
 
-def test_of_a_multi_label_model_classes_above_the_threshold_are_told(tmp_path, photographs):
-    checkpoint = write_checkpoint(tmp_path / "many.safetensors", "multi_label")
+def test_of_a_multilabel_model_classes_above_the_threshold_are_told(tmp_path, photographs):
+    checkpoint = write_checkpoint(tmp_path / "many.safetensors", "multilabel")
     predictor = load(told(checkpoint))
     pixels = prepared(predictor, photographs[0])
     shares = predictor.probabilities(predictor.logits(pixels[None]))[0]
