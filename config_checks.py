@@ -134,7 +134,9 @@ def _check_task(config: Configuration, require: Callable[[bool, str, str], None]
     if task != "multilabel" or config.EVAL:
         return
     each = [name for name, loss in registry.losses.components.items() if loss.given.get("takes") == "any"]
-    require(train.LOSS in each, "TRAIN.LOSS", f"one of {', '.join(each)} with TASK multilabel: a yes or no for each class")
+    require(
+        train.LOSS in each, "TRAIN.LOSS", f"one of {', '.join(each)} with TASK multilabel: a yes or no for each class"
+    )
     require(train.DISTILLATION_TYPE is None, "TRAIN.DISTILLATION_TYPE", "None with TASK multilabel: it is of one class")
     require(config.DATA.SAMPLER == "shuffle", "DATA.SAMPLER", "shuffle with TASK multilabel: an image has no one class")
 

@@ -248,7 +248,9 @@ def get_dataset(config: Configuration, mode: str) -> ImageDataset:
         raise InputError("MODEL.NUM_CLASSES is 0, a model without a classifier; give the classes' number, or auto")
     meant = datasets.components[kind].given.get("task", "classification")
     if {meant, config.TASK} == {"classification", "multilabel"}:
-        raise InputError(f"DATA.DATASET '{kind}' gives images of TASK {meant}, TASK is {config.TASK}; change one of the two")
+        raise InputError(
+            f"DATA.DATASET '{kind}' gives images of TASK {meant}, TASK is {config.TASK}; change one of the two"
+        )
     dataset = _made(config, mode, datasets.chosen(config)(Split(mode, limit)))
     if not len(dataset):
         raise InputError(f"the {mode} set of '{kind}' at {root} is empty")

@@ -102,7 +102,9 @@ class Predictor:
             found = f"found {len(self.classes)} names of classes"
             raise InputError(f"{found}, the model has {outputs} outputs; give one for each")
         if len(self.thresholds) not in (0, outputs):
-            raise InputError(f"{shown(str(path))} tells {len(self.thresholds)} thresholds, the model has {outputs} outputs")
+            raise InputError(
+                f"{shown(str(path))} tells {len(self.thresholds)} thresholds, the model has {outputs} outputs"
+            )
         set_device_flags(self.config, int(os.environ.get("PADDLE_LOCAL_SIZE", world_size())))
         self.model, self.weights = None, None
         if not export:
@@ -119,7 +121,9 @@ class Predictor:
             self.model = self.model.deployed()
         self._normalize = Normalize(self.config.DATA.IMAGENET_MEAN, self.config.DATA.IMAGENET_STD)
 
-    def __call__(self, images: Iterable[Picture], top: int | None = None, threshold: float | None = None) -> list[Prediction]:
+    def __call__(
+        self, images: Iterable[Picture], top: int | None = None, threshold: float | None = None
+    ) -> list[Prediction]:
         """Returns the prediction of each image.
 
         Args:
@@ -177,7 +181,9 @@ class Predictor:
                 for place, problem, own in zip(batch.places, batch.problems, shares, strict=True)
             }
 
-    def _answer(self, name: str, problem: str, shares: np.ndarray, top: int | None, threshold: float | None) -> Prediction | Failure:
+    def _answer(
+        self, name: str, problem: str, shares: np.ndarray, top: int | None, threshold: float | None
+    ) -> Prediction | Failure:
         if not problem and not np.isfinite(shares).all():
             problem = f"{shown(name)}: the weights give no finite logits for it"
         return Failure(name, problem) if problem else self.ranked(name, shares, top, threshold)
@@ -216,7 +222,9 @@ class Predictor:
         shares = np.exp(logits - logits.max(1, keepdims=True))
         return shares / shares.sum(1, keepdims=True)
 
-    def ranked(self, name: str, shares: np.ndarray, top: int | None = None, threshold: float | None = None) -> Prediction:
+    def ranked(
+        self, name: str, shares: np.ndarray, top: int | None = None, threshold: float | None = None
+    ) -> Prediction:
         """Returns the prediction that probabilities [K] make; of equal ones the first output comes first."""
         order = np.argsort(-shares, kind="stable")
         if self.task == "multilabel":

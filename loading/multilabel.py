@@ -184,7 +184,9 @@ def _rows(file: Path, lines: Iterator[tuple[int, bytes]], places: list[int], rea
             raise InputError(
                 f"{file}, line {number}: expected a path, then 0 or 1 for each of {len(places)} classes; found {found}"
             )
-        yield read.add(os.fsencode(path.strip()), [place for place, value in zip(places, values, strict=True) if value == "1"])
+        yield read.add(
+            os.fsencode(path.strip()), [place for place, value in zip(places, values, strict=True) if value == "1"]
+        )
 
 
 def _fields(line: str) -> list[str]:

@@ -94,7 +94,9 @@ def create_app(
 def _answering(app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, metrics: Metrics) -> None:
     """What images are sent to (``gate.WORK``)."""
 
-    async def asked(request: Request, kind: str, top: int | None, threshold: float | None) -> list[tuple[Upload, dict, bytes]]:
+    async def asked(
+        request: Request, kind: str, top: int | None, threshold: float | None
+    ) -> list[tuple[Upload, dict, bytes]]:
         most = settings.max_images if kind == "predict" else 1
         uploads = await images_of(request.scope.pop("body"), request.headers.get("content-type", ""), most)
         request.scope["images"] = f"{len(uploads)} image{'s' * (len(uploads) > 1)}"

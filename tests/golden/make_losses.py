@@ -65,9 +65,11 @@ def main() -> None:
         arrays[f"soft/{tau}"] = each(lambda found, wanted, tau=tau: divergence(found, wanted, tau), student, teacher)
     hot = torch.from_numpy(array("hot", (COUNT, CLASSES)) > 0).float()
     for name, targets in (("hot", hot), ("mixed", 0.7 * hot + 0.3 * hot.flip(0))):
-        arrays[f"bce/pos/{name}"] = F.binary_cross_entropy_with_logits(
-            logits, targets, weight, reduction="none", pos_weight=weight * 3
-        ).mean(1).numpy()
+        arrays[f"bce/pos/{name}"] = (
+            F.binary_cross_entropy_with_logits(logits, targets, weight, reduction="none", pos_weight=weight * 3)
+            .mean(1)
+            .numpy()
+        )
         for gamma, alpha in ((2.0, 0.25), (0.0, -1), (1.5, 0.6)):
             each_class = sigmoid_focal_loss(logits, targets, alpha, gamma)
             arrays[f"focal/{name}/{gamma}/{alpha}"] = each_class.mean(1).numpy()

@@ -58,6 +58,7 @@ def test_a_list_says_labels_and_a_file_beside_it_names(root):
         ("a" * (1 << 19), "its line 1 has more than 524288 bytes"),
         ("a.png\t1\n".encode("utf-16"), "it is in UTF-16; save it in UTF-8; DATASET multilabel_list needs it under"),
     ],
+    ids=lambda text: repr(text[:20]),
 )
 def test_a_wrong_list_is_one_line(root, lines, message):
     (root / "train_list.txt").write_bytes(lines if isinstance(lines, bytes) else lines.encode())
@@ -69,7 +70,10 @@ def test_a_wrong_list_is_one_line(root, lines, message):
 
 @pytest.mark.parametrize(
     ("names", "message"),
-    [("cat\ndog\ncat\n", "it has the class 'cat' twice"), ("cat\n\x1b\n", r"its line 2 is '\\x1b', expected a class's name")],
+    [
+        ("cat\ndog\ncat\n", "it has the class 'cat' twice"),
+        ("cat\n\x1b\n", r"its line 2 is '\\x1b', expected a class's name"),
+    ],
 )
 def test_wrong_names_are_one_line(root, names, message):
     (root / "train_list.txt").write_text("a.png\t1\n")
@@ -93,7 +97,10 @@ def test_a_table_names_its_classes_and_validation_has_the_training_ones(root):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (CSV.replace("1,0,1", "1,0"), "train.csv, line 2: expected a path, then 0 or 1 for each of 3 classes; found 2 values"),
+        (
+            CSV.replace("1,0,1", "1,0"),
+            "train.csv, line 2: expected a path, then 0 or 1 for each of 3 classes; found 2 values",
+        ),
         (CSV.replace("1,0,1", "1,0,-1"), "line 2: expected a path, then 0 or 1 for each of 3 classes; found '-1'"),
         (CSV.replace("a.png", ""), "line 2: expected a path, .*; found no path"),
         (CSV.replace("dog", "cat"), "it has the class 'cat' twice"),
@@ -107,6 +114,7 @@ def test_a_table_names_its_classes_and_validation_has_the_training_ones(root):
         ("image,cat\n" + "x" * 200_000 + ",1\n", "can't be read as a table .*field larger than field limit"),
         (CSV.replace("a.png", "c.png"), "1 of 2 files are missing, the first is .*c.png"),
     ],
+    ids=lambda text: repr(text[:20]),
 )
 def test_a_wrong_table_is_one_line(root, text, message):
     (root / "train.csv").write_text(text)
@@ -118,7 +126,9 @@ def test_a_wrong_table_is_one_line(root, text, message):
 def test_other_classes_in_validation_and_missing_files_are_one_line(root):
     (root / "train.csv").write_text(CSV)
     (root / "val.csv").write_text(CSV.replace("emu", "gnu"))
-    with pytest.raises(InputError, match=r"val.csv: its classes aren't those of train.csv: emu, gnu \(2\); DATASET multil"):
+    with pytest.raises(
+        InputError, match=r"val.csv: its classes aren't those of train.csv: emu, gnu \(2\); DATASET multil"
+    ):
         read("csv", root, "val")
     with pytest.raises(InputError, match="train_list.txt: can't be read as a list .*DATASET multilabel_list needs it"):
         read("list", root)

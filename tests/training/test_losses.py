@@ -258,7 +258,9 @@ def test_weights_of_several_classes_an_image_count_its_labels():
     several = ["TASK", "multilabel"]
     found = class_weights(configured(*several, "TRAIN.CLASS_WEIGHTS", "auto"), sets)
     np.testing.assert_allclose(found, [6 / 9, 6 / 6, 6 / 3, 6 / 3, 6 / 3])
-    np.testing.assert_allclose(pos_weights(configured(*several, "TRAIN.POS_WEIGHT", "auto"), sets), [2 / 3, 1.5, 1, 4, 1])
+    np.testing.assert_allclose(
+        pos_weights(configured(*several, "TRAIN.POS_WEIGHT", "auto"), sets), [2 / 3, 1.5, 1, 4, 1]
+    )
     assert pos_weights(configured(*several, "TRAIN.POS_WEIGHT", "[2]"), None) == [2.0]
     assert pos_weights(configured(*several), sets) is None
     message = "TRAIN.POS_WEIGHT has 2 values, expected 1 or 5, one per class of MODEL.NUM_CLASSES"

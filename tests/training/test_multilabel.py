@@ -51,7 +51,10 @@ def test_average_precisions_and_thresholds_are_scikit_learns():
         assert np.abs(levels - chosen).min() > 1e-3  # between two of them
     assert (average_precision(shares[:, -1], truth[:, -1]), best_threshold(shares[:, -1], truth[:, -1])) == (None, 0.5)
     alone = np.array([0.25, 0.25])
-    assert (average_precision(alone, np.array([True, False])), best_threshold(alone, truth[:2, 0] | True)) == (0.5, 0.125)
+    assert (average_precision(alone, np.array([True, False])), best_threshold(alone, truth[:2, 0] | True)) == (
+        0.5,
+        0.125,
+    )
 
 
 def evaluated(count, batch, thresholds=None):
@@ -61,7 +64,9 @@ def evaluated(count, batch, thresholds=None):
     rows = [list(own[start : start + batch]) for start in range(0, len(own), batch)]
     task = MultiLabel(get_config(None, ["TASK", "multilabel", "MODEL.NUM_CLASSES", "6"]), list("abcdef"))
     task.thresholds, task.normalize = thresholds, lambda pixels: pixels
-    batches = ({"pixels": paddle.to_tensor(logits[r]), "labels": paddle.to_tensor(truth[r].astype("uint8"))} for r in rows)
+    batches = (
+        {"pixels": paddle.to_tensor(logits[r]), "labels": paddle.to_tensor(truth[r].astype("uint8"))} for r in rows
+    )
     with mock.patch.object(multilabel, "_PIECE", 2 * count):  # two classes at a time
         return task.evaluate(lambda pixels: pixels, batches)
 
@@ -241,7 +246,9 @@ def test_data_and_weights_of_the_other_task_are_refused(tmp_path, options, tiny)
     train(without(tiny, "TRAIN.WARMUP"), tmp_path / "digits", 128)
     weights = str(tmp_path / "digits" / "checkpoints" / "last")
     asked = [*without(options, "TRAIN."), "MODEL.PRETRAINED", weights]
-    with pytest.raises(InputError, match="weights of TASK classification, found TASK multilabel; give -o TASK classific"):
+    with pytest.raises(
+        InputError, match="weights of TASK classification, found TASK multilabel; give -o TASK classific"
+    ):
         evaluate(asked, tmp_path / "c")
 
 

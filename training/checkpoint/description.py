@@ -188,7 +188,9 @@ def _of_state(file: Path) -> Description | None:
     if state is None:
         return None
     values = {key: value for key, value in leaves(state["config"]) if _describes(key)}
-    return Description(values.get("MODEL.NAME", file.stem), "classification", _printable(state["classes"], file), values)
+    return Description(
+        values.get("MODEL.NAME", file.stem), "classification", _printable(state["classes"], file), values
+    )
 
 
 def _printable(classes: list[str], file: Path | str) -> list[str]:

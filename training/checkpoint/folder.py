@@ -86,10 +86,7 @@ def write_checkpoint(
                 )
     temporary.mkdir(parents=True)
     try:
-        sums = [
-            _written(temporary / file, arrays, metadata.get(file))
-            for file, arrays in files.items()
-        ]
+        sums = [_written(temporary / file, arrays, metadata.get(file)) for file, arrays in files.items()]
         sums.append(_written(temporary / STATE, json.dumps(state, indent=2).encode() + b"\n"))
         _written(temporary / SUMS, "".join(sums).encode())
         sync_directory(temporary)
