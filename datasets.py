@@ -246,12 +246,11 @@ def get_dataset(config: Configuration, mode: str) -> ImageDataset:
     kind, root, limit = config.DATA.DATASET, Path(config.DATA.DATA_PATH), config.MODEL.NUM_CLASSES
     if limit == 0:
         raise InputError("MODEL.NUM_CLASSES is 0, a model without a classifier; give the classes' number, or auto")
+    read = datasets.chosen(config)
     meant = datasets.components[kind].given.get("task", "classification")
     if {meant, config.TASK} == {"classification", "multilabel"}:
-        raise InputError(
-            f"DATA.DATASET '{kind}' gives images of TASK {meant}, TASK is {config.TASK}; change one of the two"
-        )
-    dataset = _made(config, mode, datasets.chosen(config)(Split(mode, limit)))
+        raise InputError(f"DATA.DATASET '{kind}' is of TASK {meant}, TASK is {config.TASK}; change one of the two")
+    dataset = _made(config, mode, read(Split(mode, limit)))
     if not len(dataset):
         raise InputError(f"the {mode} set of '{kind}' at {root} is empty")
     low, high = every_label(dataset.labels).min(), every_label(dataset.labels).max()
@@ -295,10 +294,9 @@ def _decoded(config: Configuration, mode: str, dataset: EncodedDataset) -> Array
         dataset.files(), _DECODING, dataset.mode, dataset.labels.tobytes(), "\0".join(dataset.classes)
     )
     images = (np.asarray(dataset.image(index)) for index in range(len(dataset)))
-    several = isinstance(dataset.labels, LabelSets)  # the cache holds one label for each image
-    labels = np.zeros(len(dataset), np.int64) if several else dataset.labels
+    labels = dataset.labels if isinstance(dataset.labels, np.ndarray) else np.zeros(len(dataset), np.int64)
     found = _cached(config, mode, made_of, lambda: (images, labels, dataset.classes))
-    found.labels = dataset.labels
+    found.labels = dataset.labels  # a cache holds one for each image
     return found
 
 

@@ -14,7 +14,7 @@ import importlib
 from collections.abc import Callable, Collection, Iterator
 from operator import getitem
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from configs.signatures import Argument, argument, told
 from configs.values import quoted
@@ -24,6 +24,7 @@ from options import Configuration, nearest
 ROOT = Path(__file__).resolve().parent.parent
 _PACKAGE = __name__.removesuffix("configs.registry")  # "", or as part of another program's (tools/package) its name
 Definition = ast.FunctionDef | ast.ClassDef
+Made = TypeVar("Made", bound=Callable)
 
 
 class Component(NamedTuple):
@@ -47,10 +48,10 @@ class Registry:
         self.name, self.key, self.room = name, key, room
         self.registered: dict[str, tuple[Callable, dict[str, Any]]] = {}
 
-    def register(self, *names: str, **given: Any) -> Callable[[Callable], Callable]:
+    def register(self, *names: str, **given: Any) -> Callable[[Made], Made]:
         """Registers what is defined below under ``names``; ``given`` is what else its kind wants to know of it."""
 
-        def keep(component: Callable) -> Callable:
+        def keep(component: Made) -> Made:
             self.registered |= dict.fromkeys(names, (component, given))
             return component
 

@@ -190,8 +190,8 @@ def _matched(
     lookup = np.array([places.get(name, -1) for name in val.classes], np.int64)
     for name, place in places.items():
         names[place] = name
-    several = isinstance(val.labels, LabelSets)
-    val.labels, val.classes = val.labels.mapped(lookup) if several else lookup[val.labels], names
+    val.labels = val.labels.mapped(lookup) if isinstance(val.labels, LabelSets) else lookup[val.labels]
+    val.classes = names
     return config
 
 

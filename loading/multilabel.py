@@ -139,7 +139,7 @@ def _each_once(names: list[str]) -> list[str]:
 
 @datasets.register(
     "multilabel_csv",
-    holds="`train.csv` and `val.csv`: a header, then on each line a path and 0 or 1 for each class that the header names",
+    holds="`train.csv` and `val.csv`: a header of class names behind the path's, then a path and 0 or 1 for each class",
     task="multilabel",
 )
 def multilabel_csv(split: Split, *, data_path: str) -> Files:

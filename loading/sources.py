@@ -45,7 +45,7 @@ class Split(NamedTuple):
 
 
 class Files(NamedTuple):
-    """Images in files: their ``paths`` below ``root``, a label or several for each, class names (empty: none are known)."""
+    """Images in files: their ``paths`` below ``root``, labels, or sets of them, class names (empty: none are known)."""
 
     root: Path
     paths: Sequence[str]

@@ -57,8 +57,8 @@ class MultiLabel(Classification):
         """Returns ``loss`` (the classes' mean binary cross-entropy), ``mAP``, ``f1_micro`` and ``f1_macro``, these two
         at 0.5 as well (``_at_half``), in percent, and ``num_samples``; ``class_ap``, ``class_f1``, ``thresholds``.
 
-        ``class_ap`` and ``class_f1`` are by name, None for a class that no image has, ``thresholds`` by output; ``mAP`` and
-        ``f1_macro`` are the means over the others, ``f1_micro`` is of all answers together.
+        ``class_ap`` and ``class_f1`` are by name, None for a class that no image has; ``mAP`` and ``f1_macro`` are the
+        means over the others, ``f1_micro`` is of all answers together. ``thresholds`` are by output.
         """
         outputs = self.config.MODEL.NUM_CLASSES
         total, scores, truths = paddle.zeros([2], "float64"), [], []
@@ -68,7 +68,7 @@ class MultiLabel(Classification):
             total += paddle.stack([losses, paddle.ones_like(losses)]).astype("float64").sum(1)
             scores.append(logits)
             truths.append(truth)
-        loss, count = all_reduce_sum(total).tolist()
+        loss, count = map(float, all_reduce_sum(total).numpy())
         own = [paddle.concat(rows).numpy() if rows else np.zeros([0, outputs], np.float32) for rows in (scores, truths)]
         found = self._by_class(own[0], own[1].astype(bool), int(count))
         names = list(self.classes or map(str, range(outputs)))

@@ -10,8 +10,8 @@ from paddle import nn
 
 from config import get_config
 from errors import InputError
-from loading.transforms import Normalize, smooth_one_hot
 from loading.label_sets import LabelSets
+from loading.transforms import Normalize, smooth_one_hot
 from training.losses import (
     Asymmetric,
     BinaryCrossEntropy,

@@ -1,4 +1,4 @@
-"""Images of several classes: figures are scikit-learn's, whatever the number of processes; a run from data to answers."""
+"""Images of several classes: figures are scikit-learn's on any number of processes; a run from data to answers."""
 
 import json
 from unittest import mock
@@ -71,15 +71,9 @@ def evaluated(count, batch, thresholds=None):
         return task.evaluate(lambda pixels: pixels, batches)
 
 
-def test_an_evaluation_is_scikit_learns_of_all_samples_on_any_number_of_processes():
+def test_an_evaluation_is_scikit_learns():
     logits, truth = drawn(101)
     alone, shares = evaluated(101, 8), sigmoid(logits)
-    for ranks, count, batch in ((2, 101, 7), (2, 1, 4)):
-        found = run_ranks(evaluated, count, batch, ranks=ranks)
-        expected = evaluated(count, 3)
-        for own in found:
-            assert own.pop("loss") == pytest.approx(expected["loss"], rel=1e-6)
-            assert own == {name: value for name, value in expected.items() if name != "loss"}
     entropy = np.logaddexp(0, np.where(truth, -logits, logits)).mean()
     assert (alone["num_samples"], alone["loss"]) == (101, pytest.approx(entropy, rel=1e-5))
     precisions = [100 * average_precision_score(truth[:, k], shares[:, k]) for k in range(5)]
@@ -124,10 +118,15 @@ def options(tmp_path, tiny):
     return [*words, "TRAIN.NUM_EPOCHS", "3", "TRAIN.BASE_LR", "0.01", "TRAIN.CROP", "squash", "TRAIN.CROP_PCT", "1.0"]
 
 
-def train_and_go_on(options, output):
-    train(options, output / "whole")
+def whole_life(options, output, training):
+    """Trains, goes on from the middle of it, evaluates by the run's weights; what ``evaluated`` gives besides."""
+    train([*options, *training], output / "whole")
     middle = output / "whole" / "checkpoints" / "epoch_0002_sample_000000016"
-    train([*options, "MODEL.RESUME", str(middle)], output / "resumed")
+    train([*options, *training, "MODEL.RESUME", str(middle)], output / "resumed")
+    weights = str(output / "whole" / "checkpoints" / "last")
+    own = [*without(options, "TRAIN."), "DATA.BATCH_SIZE_EVAL", "4", "MODEL.PRETRAINED", weights]
+    evaluate(own, output / "again")
+    return evaluated(101, 7), evaluated(1, 4)
 
 
 def evaluate(options, output):
@@ -143,7 +142,10 @@ def told_thresholds(file):
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.smoke)])
 def test_a_run_trains_goes_on_evaluates_and_answers_by_its_thresholds(tmp_path, options, ranks):
     more = ["DATA.BATCH_SIZE", str(16 // ranks), "TRAIN.MODEL_EMA", "True", "SAVE_STEPS", "1", "KEEP_LAST", "99"]
-    run_ranks(train_and_go_on, [*options, *more], tmp_path, ranks=ranks)
+    for found in run_ranks(whole_life, options, tmp_path, more, ranks=ranks):
+        for own, expected in zip(found, (evaluated(101, 3), evaluated(1, 3)), strict=True):
+            assert own.pop("loss") == pytest.approx(expected.pop("loss"), rel=1e-6)
+            assert own == expected  # to the bit, on any number of processes
     assert_same_run(tmp_path / "whole", tmp_path / "resumed")
     ends = [tmp_path / name / "checkpoints" / "last" for name in ("whole", "resumed")]
     result = json.loads((tmp_path / "whole" / "result.json").read_text())
@@ -153,17 +155,13 @@ def test_a_run_trains_goes_on_evaluates_and_answers_by_its_thresholds(tmp_path, 
     assert thresholds_of(middle) == []  # nothing was evaluated there
     assert json.loads((tmp_path / "whole" / "classes.json").read_text()) == CLASSES
     assert result["best"]["mAP"] == pytest.approx(max(r["mAP"] for r in _validations(tmp_path / "whole")), abs=1e-6)
-    weights = str(ends[0])
-    training = ("TRAIN.", "SAVE", "KEEP")
-    asked = [*without(options, *training), "DATA.BATCH_SIZE_EVAL", "4", "MODEL.PRETRAINED", weights]
-    run_ranks(evaluate, asked, tmp_path / "again", ranks=ranks)
     again = json.loads((tmp_path / "again" / "result.json").read_text())
     for name in ("mAP", "f1_micro", "f1_macro", "f1_micro_at_half", "class_ap", "class_f1", "thresholds"):
         assert again[name] == result[name], name
     assert again["loss"] == pytest.approx(result["loss"], rel=1e-6)
     assert "thresholds: the weights' own; " in (tmp_path / "again" / "log.txt").read_text()
     if ranks == 1:
-        _answers(tmp_path, weights, result)
+        _answers(tmp_path, ends[0], result)
 
 
 def _validations(run):
@@ -189,11 +187,12 @@ def _answers(tmp_path, weights, result):
     assert (len(everything.classes), len(predictor(paths[:1], threshold=0.0, top=2)[0].classes)) == (4, 2)
 
 
-def test_of_the_parts_of_a_few_pictures_everything_is_learned(tmp_path, options):
+def test_parts_of_a_few_pictures_are_learned(tmp_path, options):
     more = ["TRAIN.NUM_EPOCHS", "25", "DATA.BATCH_SIZE", "8", "TRAIN.HFLIP", "0", "VALIDATE_FREQ", "25"]
     train([*without(options, "TRAIN.NUM_EPOCHS"), *more], tmp_path / "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert result["mAP"] > 95
+    assert result["mAP"] > 85  # 53 by chance
+    assert result["class_ap"]["below"] > 99
     assert result["class_ap"]["never"] is None
     log = (tmp_path / "run" / "log.txt").read_text()
     assert f"summary: mAP: {result['mAP']:.2f}, f1_micro: {result['f1_micro']:.2f}, " in log
@@ -222,28 +221,34 @@ def test_targets_are_smoothed_by_halves_and_mixed_by_shares(mixup):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["TRAIN.LOSS", "cross_entropy"], "TRAIN.LOSS is 'cross_entropy', expected one of bce, focal, asymmetric, auto with"),
-        (["TRAIN.LOSS", "token_label"], "TRAIN.LOSS is 'token_label', expected one of bce, focal, asymmetric, auto with"),
-        (["TRAIN.DISTILLATION_TYPE", "hard"], "TRAIN.DISTILLATION_TYPE is 'hard', expected None with TASK multilabel: it"),
-        (["DATA.SAMPLER", "balanced"], "DATA.SAMPLER is 'balanced', expected shuffle with TASK multilabel: an image has"),
+        (["TRAIN.LOSS", "cross_entropy"], "'cross_entropy', expected one of bce, focal, asymmetric, auto with"),
+        (["TRAIN.LOSS", "token_label"], "'token_label', expected one of bce, focal, asymmetric, auto with"),
+        (["TRAIN.DISTILLATION_TYPE", "hard"], "'hard', expected None with TASK multilabel: it is of one"),
+        (["DATA.SAMPLER", "balanced"], "'balanced', expected shuffle with TASK multilabel: an image"),
         (["BEST_METRIC", "acc1"], "BEST_METRIC is 'acc1', expected one of auto, mAP, f1_micro, f1_macro, loss"),
-        (["TRAIN.LOSS", "focal", "TRAIN.POS_WEIGHT", "[2]"], "TRAIN.POS_WEIGHT does nothing without TRAIN.LOSS bce, or"),
-        (["TRAIN.LOSS", "bce", "TRAIN.SMOOTHING", "0.2", "TRAIN.BCE_TARGET_THRESH", "0.1"], "BCE_TARGET_THRESH is 0.1, exp"),
-        (["TASK", "multilable"], r"TASK is 'multilable', expected one of classification, multilabel; did you mean"),
-        (["TASK", "classification", "BEST_METRIC", "mAP"], "BEST_METRIC is 'mAP', expected one of auto, acc1, acc5, mean"),
+        (
+            ["TRAIN.LOSS", "focal", "TRAIN.POS_WEIGHT", "[2]"],
+            "TRAIN.POS_WEIGHT does nothing without TRAIN.LOSS bce, or",
+        ),
+        (
+            ["TRAIN.LOSS", "bce", "TRAIN.SMOOTHING", "0.2", "TRAIN.BCE_TARGET_THRESH", "0.1"],
+            "THRESH is 0.1, expected above 0.1",
+        ),
+        (["TASK", "multilable"], r"'multilable', expected one of classification, multilabel; did"),
+        (["TASK", "classification", "BEST_METRIC", "mAP"], "'mAP', expected one of auto, acc1, acc5, mean"),
     ],
-)  # fmt: skip
+)
 def test_what_an_image_of_several_classes_has_no_use_for_is_refused(words, message):
     with pytest.raises(InputError, match=message):
         get_config(None, ["TASK", "multilabel", *words])
 
 
 def test_data_and_weights_of_the_other_task_are_refused(tmp_path, options, tiny):
-    message = "DATA.DATASET 'digits' gives images of TASK classification, TASK is multilabel; change one of the two"
+    message = "DATA.DATASET 'digits' is of TASK classification, TASK is multilabel; change one of the two"
     refused(message, [*tiny, "TASK", "multilabel"], tmp_path / "a", None)
     swapped = [*without(options, "TASK"), "TASK", "classification"]
-    refused("DATA.DATASET 'multilabel_csv' gives images of TASK multilabel, TASK is", swapped, tmp_path / "b", None)
-    train(without(tiny, "TRAIN.WARMUP"), tmp_path / "digits", 128)
+    refused("DATA.DATASET 'multilabel_csv' is of TASK multilabel, TASK is", swapped, tmp_path / "b", None)
+    train([*tiny, "DATA.BATCH_SIZE", "32"], tmp_path / "digits", 64)
     weights = str(tmp_path / "digits" / "checkpoints" / "last")
     asked = [*without(options, "TRAIN."), "MODEL.PRETRAINED", weights]
     with pytest.raises(

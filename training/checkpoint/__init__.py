@@ -14,6 +14,6 @@ from training.checkpoint.saver import Saver, own_statistics
 from training.checkpoint.state import newest_whole
 
 __all__ = [
-    "Description", "Progress", "Saver", "check_task", "classes_of", "describe", "description_of", "newest_whole", "own_statistics",
-    "task_of", "thresholds_of",
+    "Description", "Progress", "Saver", "check_task", "classes_of", "describe", "description_of", "newest_whole",
+    "own_statistics", "task_of", "thresholds_of",
 ]  # fmt: skip
