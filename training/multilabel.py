@@ -18,7 +18,7 @@ from training.task import Batch, Metrics
 from utils import all_gather, all_reduce_sum
 
 _HALF = 0.5  # the threshold that other toolkits take for every class
-_PIECE = 1 << 24  # scores that ranks bring together at a time
+_PIECE = 1 << 22  # scores that ranks bring together at a time
 
 
 @tasks.register("multilabel", metrics="mAP f1_micro f1_macro")

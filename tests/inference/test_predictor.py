@@ -159,6 +159,11 @@ def test_outputs_of_many_labels_are_each_for_itself(run, tmp_path):
     assert predictor.ranked("x", shares[0], threshold=0.5).classes == list(CLASSES)
     assert predictor.ranked("x", shares[0], threshold=0.9).classes == list(CLASSES[:1])
     assert predictor.ranked("x", shares[0], threshold=0.99).classes == []
+    assert predictor.ranked("x", shares[0]).classes == list(CLASSES)  # no thresholds are known: 0.5
+    told = describe(config, list(CLASSES), "multilabel", [0.96, 0.7])
+    save_file(stored, tmp_path / "kept.safetensors", {METADATA: told.written()})
+    kept = Predictor(tmp_path / "kept")
+    assert (kept.ranked("x", shares[0]).classes, kept.ranked("x", shares[0], threshold=0.9).outputs) == ([CLASSES[1]], [0])
 
 
 @pytest.mark.parametrize(
@@ -169,6 +174,8 @@ def test_outputs_of_many_labels_are_each_for_itself(run, tmp_path):
         (lambda d: d | {"classes": ["a\nb", "c"]}, r"its classes is ['a\nb', 'c'], expected a list of names that"),
         (lambda d: d | {"values": {"MODEL.EMBED_DIMS": 3}}, "it has the key MODEL.EMBED_DIMS, which ViT doesn't take"),
         (lambda d: d | {"values": {"MODEL.NUM_HEADS": -1}}, "MODEL.NUM_HEADS is -1"),
+        (lambda d: d | {"thresholds": [0.5, 2.0]}, "its thresholds is [0.5, 2.0], expected a list of probabilities"),
+        (lambda d: d | {"thresholds": [0.5] * 3}, "tells 3 thresholds, the model has 2 outputs"),
         (lambda d: {"model": "x"}, "its task is missing"),
     ],
 )
