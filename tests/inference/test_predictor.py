@@ -163,7 +163,10 @@ def test_outputs_of_many_labels_are_each_for_itself(run, tmp_path):
     told = describe(config, list(CLASSES), "multilabel", [0.96, 0.7])
     save_file(stored, tmp_path / "kept.safetensors", {METADATA: told.written()})
     kept = Predictor(tmp_path / "kept")
-    assert (kept.ranked("x", shares[0]).classes, kept.ranked("x", shares[0], threshold=0.9).outputs) == ([CLASSES[1]], [0])
+    assert (kept.ranked("x", shares[0]).classes, kept.ranked("x", shares[0], threshold=0.9).outputs) == (
+        [CLASSES[1]],
+        [0],
+    )
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,9 @@ def test_of_a_multilabel_model_classes_above_the_threshold_are_told(tmp_path, ph
     answers, pictures = answered(predictor, asked, [pixels, pixels], [])
     assert [answer["classes"] for answer in answers] == [[CLASSES[order[0]], CLASSES[order[1]]], []]
     assert pictures == [b"", b""]
-    predictor.thresholds = [float(share) + (-1e-9 if output == order[1] else 1e-9) for output, share in enumerate(shares)]
+    predictor.thresholds = [
+        float(share) + (-1e-9 if output == order[1] else 1e-9) for output, share in enumerate(shares)
+    ]
     [answer], _ = answered(predictor, [{"kind": "predict", "top": None, "threshold": None}], [pixels], [])
     assert answer["classes"] == [CLASSES[order[1]]]  # each class by its own
 

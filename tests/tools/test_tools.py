@@ -11,9 +11,9 @@ from safetensors.numpy import load_file, save_file
 from config import get_config
 from errors import InputError
 from models import build_model
+from tools.average_checkpoints import average, metadata_of
 from training.checkpoint import describe
 from training.checkpoint.description import METADATA
-from tools.average_checkpoints import average, metadata_of
 from weights import file_arrays, load_weights
 from weights.formats import read_metadata, write_weights
 
