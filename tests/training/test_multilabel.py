@@ -161,6 +161,11 @@ def test_a_run_trains_goes_on_evaluates_and_answers_by_its_thresholds(tmp_path, 
     assert again["loss"] == pytest.approx(result["loss"], rel=1e-6)
     assert "thresholds: the weights' own; " in (tmp_path / "again" / "log.txt").read_text()
     if ranks == 1:
+        own = [*without(options, "TRAIN."), "MODEL.PRETRAINED", str(middle)]
+        evaluate(own, tmp_path / "plain")
+        plain = json.loads((tmp_path / "plain" / "result.json").read_text())
+        assert (plain["f1_micro"], plain["thresholds"]) == (plain["f1_micro_at_half"], [0.5] * 4)
+        assert "thresholds: 0.5 of each class: the weights have none; " in (tmp_path / "plain" / "log.txt").read_text()
         _answers(tmp_path, ends[0], result)
 
 
