@@ -25,8 +25,19 @@ class LabelSets:
 
     def __getitem__(self, index: int) -> np.ndarray:
         row = np.zeros(self.outputs, np.uint8)
-        row[self.labels[self.ends[index] : self.ends[index + 1]]] = 1
+        row[self.of(index)] = 1
         return row
+
+    def of(self, index: int) -> np.ndarray:
+        """Returns the labels of an image."""
+        return self.labels[self.ends[index] : self.ends[index + 1]]
+
+    def taken(self, places: np.ndarray) -> "LabelSets":
+        """Returns the sets of the images at ``places`` [k]."""
+        counts = np.diff(self.ends)[places]
+        ends = np.concatenate([[0], np.cumsum(counts)])
+        sources = np.repeat(self.ends[:-1][places] - ends[:-1], counts) + np.arange(ends[-1])
+        return LabelSets(self.labels[sources], ends)
 
     def mapped(self, places: np.ndarray) -> "LabelSets":
         """Returns the sets whose label is ``places[label]``."""

@@ -88,8 +88,17 @@ def check_evaluation(config: Configuration, val: Labelled, trained: Sequence[str
 
 
 def set_outputs(config: Configuration, *datasets: Labelled) -> None:
-    """Tells images of several classes how many there are, once NUM_CLASSES is resolved."""
+    """Tells images of several classes how many there are, once NUM_CLASSES is resolved.
+
+    Raises:
+        InputError: TASK is for images of one class each, and these have several, or the other way round.
+    """
     for dataset in datasets:
+        several = isinstance(dataset.labels, LabelSets)
+        meant = "multilabel" if several else "classification"
+        if {config.TASK, meant} == {"classification", "multilabel"}:
+            found = "several labels" if several else "one label"
+            raise InputError(f"TASK is {config.TASK}, the images of '{config.DATA.DATASET}' have {found} each")
         if isinstance(dataset.labels, LabelSets):
             dataset.labels.outputs = config.MODEL.NUM_CLASSES
 

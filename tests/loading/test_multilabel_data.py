@@ -1,5 +1,8 @@
 """Lists and tables of images that have any number of classes."""
 
+import argparse
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -7,7 +10,9 @@ from PIL import Image
 from configs.registry import datasets
 from errors import InputError
 from loading.label_sets import LabelSets
+from loading.shards import make_index, scan_shard, shards
 from loading.sources import Split
+from tools.make_shards import pack, write_shard
 
 CSV = "image,cat,dog,emu\na.png,1,0,1\nsub/b c.png,0,0,0\n"
 
@@ -139,3 +144,56 @@ def test_sets_take_little_memory_and_know_their_bytes():
     one = LabelSets(np.tile(np.arange(3), 100_000), ends)
     assert (len(one), one.labels.nbytes + one.ends.nbytes) == (100_000, 12 * 100_000 + 8 * 100_001)
     assert one.tobytes() != LabelSets(one.labels, np.r_[0, ends[1:-1] - 1, ends[-1]]).tobytes()
+
+
+@pytest.fixture
+def packed(root):
+    """The images of a list, each twice, in shards of two."""
+    lines = ["a.png\t3,17", "sub/b c.png\t", "a.png\t0", "sub/b c.png\t5,1,4"]
+    (root / "train_list.txt").write_text("\n".join(lines))
+    (root / "out").mkdir()
+    options = argparse.Namespace(seed=0, shard_size=(2, True), resize=None, quality=95)
+    with ThreadPoolExecutor(1) as pool:
+        pack("train", read("list", root), root / "out", pool, options, 1000)
+    return root / "out"
+
+
+def test_shards_hold_label_sets_by_their_index_and_without(packed):
+    for _ in range(2):
+        found = shards(Split("train"), data_path=str(packed))
+        assert (len(found.files), len(found.labels), found.labels.outputs) == (2, 4, 18)
+        assert [sorted(found.labels.of(index).tolist()) for index in range(4)] == [[3, 17], [], [0], [1, 4, 5]]
+        (packed / "train.index.npz").unlink(missing_ok=True)
+
+
+def test_damaged_label_sets_in_shards_are_one_line(packed):
+    index = dict(np.load(packed / "train.index.npz"))
+    for change, message in (
+        ({"counts": index["counts"] + 1}, "its labels aren't as many as its counts"),
+        ({"counts": index["counts"] * -1}, "its labels aren't as many as its counts"),
+        ({"counts": index["counts"][:-1]}, "its arrays differ in length"),
+        ({"labels": index["labels"] - 5}, "it holds a label below 0"),
+        ({"format": np.array(3)}, "it is of another format"),
+    ):
+        np.savez(packed / "train.index.npz", **{**index, **change})
+        with pytest.raises(InputError, match=message):
+            shards(Split("train"), data_path=str(packed))
+    own = packed / "own-0.tar"
+
+    def written(labels):
+        return write_shard(own, [(0, str(packed.parent / "a.png"), labels)], None, 95, 1000)[1]
+
+    for labels, message in (([1, 1], "expected different numbers from 0 to"), ([10**7], "is '10000000', expected")):
+        with pytest.raises(InputError, match=message):
+            written(np.array(labels))
+    parts = [written(label) for label in (1, 2)]
+    parts.append(scan_shard(packed / "train-000000.tar"))
+    with pytest.raises(InputError, match=r"some shards hold .cls, others .labels; pack them anew"):
+        make_index([own] * 3, parts, [])
+
+
+@pytest.mark.smoke
+def test_sets_are_taken_in_any_order():
+    sets = LabelSets([3, 17, 0, 5, 1, 4], [0, 2, 2, 3, 6])
+    found = sets.taken(np.array([3, 1, 0, 3]))
+    assert [found.of(index).tolist() for index in range(4)] == [[5, 1, 4], [], [3, 17], [5, 1, 4]]
