@@ -38,8 +38,9 @@ def training_images(config: Configuration, data: Sequence[str], count: int, seed
     """
     prepared = [word for key, value in leaves(config.DATA) if key in _PREPARED for word in (f"DATA.{key}", value)]
     config = get_config(None, [*data, *prepared, "MODEL.NUM_CLASSES", "auto"])
-    task = datasets.components[config.DATA.DATASET].given.get("task", "classification")
-    dataset = get_dataset(with_values(config, TASK=task), "train")
+    if datasets.components[config.DATA.DATASET].given.get("task") == "multilabel":
+        config = with_values(config, TASK="multilabel")
+    dataset = get_dataset(config, "train")
     dataset.transform, dataset.erasing, dataset.advice = EvalTransform(config), None, ""
     places = np.random.default_rng(seed).permutation(len(dataset))[:count]
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)

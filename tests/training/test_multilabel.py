@@ -18,6 +18,7 @@ from datasets import get_datasets
 from errors import InputError
 from inference import Predictor
 from inference.exporting import write_export
+from inference.quantise import training_images
 from loading.label_sets import LabelSets
 from loading.transforms import BatchTransform, Mixup
 from training import multilabel
@@ -275,3 +276,5 @@ def test_classes_that_training_lacks_are_told_and_a_cache_keeps_the_labels(tmp_p
             for index in (0, 3, 20):
                 np.testing.assert_array_equal(own[index][1], other[index][1])
     np.testing.assert_array_equal(plain[1][3][1], [1, 1, 0, 1])
+    data = ["DATA.DATASET", "multilabel_csv", "DATA.DATA_PATH", str(tmp_path / "data")]
+    assert training_images(config, data, 7).shape == (7, 1, 8, 8)  # which int8 is calibrated on
