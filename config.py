@@ -121,7 +121,7 @@ _C.TRAIN.LOSS = "auto"  # cross_entropy (of labels), soft_target (of distributio
 # focal, asymmetric; auto: what mixup calls for, and under TASK multilabel bce
 _C.TRAIN.SMOOTHING = 0.0  # label smoothing s of the training loss; of a yes and a no (multilabel): 1 - s / 2 and s / 2
 _C.TRAIN.CLASS_WEIGHTS = None  # a factor per class; "auto": inverse to its number of training images, 1 on average
-_C.TRAIN.POS_WEIGHT = None  # bce: a factor per class, or one, on the loss of its own images; "auto": the others over them
+_C.TRAIN.POS_WEIGHT = None  # bce: a factor per class, or one, on the loss of its own images; "auto": others over them
 
 _C.TRAIN.DISTILLATION_TYPE = None  # hard: the teacher's choice as label; soft: its distribution
 _C.TRAIN.DISTILLATION_ALPHA = 0.5  # share of the distillation in the loss
