@@ -36,6 +36,8 @@ _C = Configuration()
 # back what those files said of these keys and sections.
 _C.BASE = [""]
 
+_C.TASK = "classification"  # one class per image; multilabel: any number of classes, each a yes or a no
+
 _C.DATA = CfgNode()
 _C.DATA.BATCH_SIZE = 256  # training samples per device and step
 _C.DATA.GLOBAL_BATCH = None  # training samples of all devices together per step, instead: BATCH_SIZE is its share
@@ -126,9 +128,11 @@ _C.TRAIN.MODEL_EMA = False  # an exponential moving average of the weights, eval
 _C.TRAIN.MODEL_EMA_DECAY = 0.9999  # per update
 _C.TRAIN.MODEL_EMA_WARMUP = True  # a decay of 1 - (1 + updates) ** -(2 / 3) until that is more than MODEL_EMA_DECAY
 
-_C.TRAIN.LOSS = "auto"  # cross_entropy (of labels), soft_target (of distributions), bce; auto: what mixup calls for
-_C.TRAIN.SMOOTHING = 0.0  # label smoothing of the training loss
+_C.TRAIN.LOSS = "auto"  # cross_entropy (of labels), soft_target (of distributions); of a yes or no for each class: bce,
+# focal, asymmetric; auto: what mixup calls for, and under TASK multilabel bce
+_C.TRAIN.SMOOTHING = 0.0  # label smoothing s of the training loss; of a yes and a no (multilabel): 1 - s / 2 and s / 2
 _C.TRAIN.CLASS_WEIGHTS = None  # a factor per class; "auto": inverse to its number of training images, 1 on average
+_C.TRAIN.POS_WEIGHT = None  # bce: a factor per class, or one, on the loss of its own images; "auto": others over them
 
 _C.TRAIN.DISTILLATION_TYPE = None  # hard: the teacher's choice as label; soft: its distribution
 _C.TRAIN.DISTILLATION_ALPHA = 0.5  # share of the distillation in the loss
@@ -168,7 +172,8 @@ _C.SAVE_FREQ = 10  # epochs between checkpoints that stay; 0: none stays for tha
 _C.SAVE_STEPS = 0  # steps between checkpoints; 0: only at epochs' ends
 _C.SAVE_MINUTES = 15.0  # minutes between checkpoints, at most; None: the clock plays no part
 _C.KEEP_LAST = 2  # so many of the newest checkpoints stay, besides the best and every SAVE_FREQ-th epoch's
-_C.BEST_METRIC = "acc1"  # what makes a checkpoint the best: acc1, acc5, mean_class_acc, or loss, the lowest
+_C.BEST_METRIC = "auto"  # what makes a checkpoint the best: acc1 (auto), acc5, mean_class_acc; multilabel: mAP (auto),
+# f1_micro, f1_macro; or loss, the lowest
 _C.SAVE_ON_ERROR = "stop"  # when a checkpoint can't be written (a full disk): end the run; "continue": say so, go on
 _C.REPORT_FREQ = 20  # steps between reports
 _C.VALIDATE_FREQ = 1  # epochs between evaluations
@@ -218,6 +223,7 @@ _TYPES = {
     "TRAIN.FREEZE": [str],
     "TRAIN.GRAD_CLIP": float,
     "TRAIN.CLASS_WEIGHTS": [float],
+    "TRAIN.POS_WEIGHT": [float],
     "TRAIN.DISTILLATION_TYPE": str,
     "TRAIN.TEACHER_MODEL": str,
     "TRAIN.TEACHER_PATH": str,
@@ -239,6 +245,7 @@ _REMOVED = {
 _WORDS = {  # values besides those of the type
     "MODEL.NUM_CLASSES": ("auto",),
     "TRAIN.CLASS_WEIGHTS": ("auto",),
+    "TRAIN.POS_WEIGHT": ("auto",),
     "TRAIN.LR_SCHEDULER.PER_EPOCH": ("start", "late", "end"),
 }
 

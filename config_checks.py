@@ -139,7 +139,22 @@ def _check_recipe(config: Configuration, require: Callable[[bool, str, str], Non
         )
         even = config.EVAL or config.DATA.BATCH_SIZE % 2 == 0
         require(even, "DATA.BATCH_SIZE", "an even number: mixup and CutMix mix pairs of neighbours")
+    _check_task(config, require)
     _check_threshold(config, require)
+
+
+def _check_task(config: Configuration, require: Callable[[bool, str, str], None]) -> None:
+    task, train = config.TASK, config.TRAIN
+    metrics = registry.tasks.components[task].given.get("metrics", "").split()
+    registry.refuse_other("BEST_METRIC", config.BEST_METRIC, ("auto", *metrics, "loss"))
+    if task != "multilabel" or config.EVAL:
+        return
+    each = [name for name, loss in registry.losses.components.items() if loss.given.get("takes") == "any"]
+    require(
+        train.LOSS in each, "TRAIN.LOSS", f"one of {', '.join(each)} with TASK multilabel: a yes or no for each class"
+    )
+    require(train.DISTILLATION_TYPE is None, "TRAIN.DISTILLATION_TYPE", "None with TASK multilabel: it is of one class")
+    require(config.DATA.SAMPLER == "shuffle", "DATA.SAMPLER", "shuffle with TASK multilabel: an image has no one class")
 
 
 def _check_threshold(config: Configuration, require: Callable[[bool, str, str], None]) -> None:
@@ -148,7 +163,8 @@ def _check_threshold(config: Configuration, require: Callable[[bool, str, str], 
     threshold, smoothing = train.BCE_TARGET_THRESH, train.SMOOTHING
     if threshold is None or train.LOSS != "bce" or not classes:
         return
-    off = smoothing / (2 if classes == "auto" else classes)  # the other classes' target; of two, if none are known yet
+    halves = classes == "auto" or config.TASK == "multilabel"  # not known yet, or a yes and a no
+    off = smoothing / (2 if halves else classes)  # the target of what isn't the label
     on = 1 - smoothing + off  # the label's own
     require(
         threshold > off or smoothing == 0 or (classes == "auto" and threshold > 0),
@@ -205,6 +221,11 @@ _OWN_BATCH = Need(
     lambda found: found["EVAL"] or not found["DATA.GLOBAL_BATCH"],
 )
 _PROGRESSIVE = _is("DATA.SCALE_SCHEDULE", "progressive")
+_BCE = Need(
+    "without TRAIN.LOSS bce, or auto under TASK multilabel",
+    ("TRAIN.LOSS", "TASK"),
+    lambda found: found["TRAIN.LOSS"] == "bce" or (found["TRAIN.LOSS"] == "auto" and found["TASK"] == "multilabel"),
+)
 _SCHEDULE, _OPTIMIZER = "TRAIN.LR_SCHEDULER.NAME", "TRAIN.OPTIMIZER.NAME"
 _MIXUP = _above_zero("TRAIN.MIXUP_ALPHA")
 _CUTMIX = Need(
@@ -225,7 +246,8 @@ _DECLARED = (
     # What a script for both hands to training and evaluation alike (-batch_size, -accum_iter, -last_epoch, -amp)
     # needs no training; nor does what depends on the machine need that.
     ((), (
-        "BASE", "DATA.BATCH_SIZE_EVAL", "DATA.DATASET", "DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS", "DATA.CROP_PCT",
+        "BASE", "TASK", "DATA.BATCH_SIZE_EVAL", "DATA.DATASET", "DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS",
+        "DATA.CROP_PCT",
         "DATA.CROP_MODE", "DATA.INTERPOLATION", "DATA.NUM_WORKERS", "DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD",
         "MODEL.TYPE", "MODEL.NAME", "MODEL.RESUME", "MODEL.PRETRAINED", "MODEL.NUM_CLASSES", "TRAIN.LAST_EPOCH",
         "TRAIN.ACCUM_ITER", "OUTPUT", "TAG", "SAVE_ON_ERROR", "SEED", "EVAL", "AMP", "NGPUS", "DETERMINISTIC",
@@ -280,6 +302,7 @@ _DECLARED = (
     ((_TRAINING, _is("TRAIN.CROP", "random_resized", "random_resized_once")), ("TRAIN.CROP_SCALE", "TRAIN.CROP_RATIO")),
     ((_TRAINING, _is("TRAIN.CROP", "short_side", "squash")), ("TRAIN.CROP_PCT",)),
     ((_TRAINING, _above_zero("TRAIN.RANDOM_ERASE_PROB")), ("TRAIN.RANDOM_ERASE_MODE", "TRAIN.RANDOM_ERASE_COUNT")),
+    ((_TRAINING, _BCE), ("TRAIN.POS_WEIGHT",)),
     ((_TRAINING, _is_unset("TRAIN.CUTMIX_MINMAX")), ("TRAIN.CUTMIX_ALPHA",)),
     ((_TRAINING, _MIXING), ("TRAIN.MIXUP_PROB", "TRAIN.MIXUP_MODE", "TRAIN.MIXUP_OFF_EPOCH")),
     ((_TRAINING, _MIXUP, _CUTMIX), ("TRAIN.MIXUP_SWITCH_PROB",)),

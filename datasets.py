@@ -19,7 +19,8 @@ from errors import InputError, RunError, Unreadable, shown
 from loading.cache import Decoded, Labels, MappedImages, cached, fingerprint
 from loading.files import Paths, contents
 from loading.folds import part_of, told
-from loading.label_spaces import check_evaluation, check_pretrained_classes, check_training
+from loading.label_sets import LabelSets, every_label
+from loading.label_spaces import check_evaluation, check_pretrained_classes, check_training, set_outputs
 from loading.samplers import EvalBatchSampler
 from loading.scales import train_sampler
 from loading.shards import Shards
@@ -52,14 +53,15 @@ class ImageDataset(paddle.io.Dataset):
     the next one, or -1.
 
     Args:
-        labels: [n] integers.
+        labels: [n] integers, or several for each image, which give labels [K] uint8 of 0 and 1.
         classes: names, in the order of labels.
     """
 
     def __init__(self, config: Configuration, mode: str, labels: Labels, classes: Sequence[str]) -> None:
         super().__init__()
         train = mode == "train"
-        self.labels, self.classes = np.asarray(labels, np.int64), list(classes)
+        self.labels = labels if isinstance(labels, LabelSets) else np.asarray(labels, np.int64)
+        self.classes = list(classes)
         self.seed = config.SEED
         self.transform = TrainTransform(config) if train else EvalTransform(config)
         self.erasing = RandomErasing(config) if train and config.TRAIN.RANDOM_ERASE_PROB else None
@@ -245,10 +247,14 @@ def get_dataset(config: Configuration, mode: str) -> ImageDataset:
     kind, root, limit = config.DATA.DATASET, Path(config.DATA.DATA_PATH), config.MODEL.NUM_CLASSES
     if limit == 0:
         raise InputError("MODEL.NUM_CLASSES is 0, a model without a classifier; give the classes' number, or auto")
-    dataset = _made(config, mode, part_of(config.DATA, Split(mode, limit), datasets.chosen(config)))
+    read = datasets.chosen(config)
+    meant = datasets.components[kind].given.get("task", "classification")
+    if {meant, config.TASK} == {"classification", "multilabel"}:
+        raise InputError(f"DATA.DATASET '{kind}' is of TASK {meant}, TASK is {config.TASK}; change one of the two")
+    dataset = _made(config, mode, part_of(config.DATA, Split(mode, limit), read))
     if not len(dataset):
         raise InputError(f"the {mode} set of '{kind}' at {root} is empty")
-    low, high = dataset.labels.min(), dataset.labels.max()
+    low, high = every_label(dataset.labels).min(), every_label(dataset.labels).max()
     known = len(dataset.classes) or (high + 1 if limit == "auto" else limit)  # a list of files names no classes
     if low < 0 or high >= known:
         raise InputError(f"the {mode} labels of '{kind}' at {root} are {low}..{high}, expected 0..{known - 1}")
@@ -288,7 +294,10 @@ def _decoded(config: Configuration, mode: str, dataset: EncodedDataset) -> Array
     parts = (_DECODING + "turned" * dataset.oriented, dataset.mode, dataset.labels.tobytes(), "\0".join(dataset.classes))
     made_of = fingerprint(dataset.files(), *parts)
     images = (np.asarray(dataset.image(index)) for index in range(len(dataset)))
-    return _cached(config, mode, made_of, lambda: (images, dataset.labels, dataset.classes))
+    labels = dataset.labels if isinstance(dataset.labels, np.ndarray) else np.zeros(len(dataset), np.int64)
+    found = _cached(config, mode, made_of, lambda: (images, labels, dataset.classes))
+    found.labels = dataset.labels  # a cache holds one for each image
+    return found
 
 
 def get_datasets(
@@ -307,22 +316,14 @@ def get_datasets(
     if config.EVAL:
         val = get_dataset(config, "val")
         config = check_evaluation(config, val, trained)
+        set_outputs(config, val)
         check_pretrained_classes(config, val)
         return config, None, val
     train, val = get_dataset(config, "train"), get_dataset(config, "val")
-    unknown = sorted(set(np.unique(val.labels).tolist()) - set(np.unique(train.labels).tolist()))
-    if unknown:
-        names = ", ".join(_class_name(val, label) for label in unknown[:3])
-        raise InputError(
-            f"validation has {len(unknown)} classes that no training image has: {names}{'...' * (len(unknown) > 3)}"
-        )
     config = check_training(config, train, val)
+    set_outputs(config, train, val)
     check_pretrained_classes(config, train)
     return config, train, val
-
-
-def _class_name(dataset: ImageDataset, label: int) -> str:
-    return dataset.classes[label] if dataset.classes else f"class {label}"
 
 
 # ------------------------------------------------------------------ loader

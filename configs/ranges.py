@@ -36,7 +36,6 @@ _CHOICES = {kind.key: kind.names() for kind in KINDS} | {
     "TRAIN.INTERPOLATION": (None, "bicubic", "bilinear", "nearest", "random"),
     "TRAIN.RANDOM_ERASE_MODE": ("const", "rand", "pixel"),
     "TRAIN.MIXUP_MODE": ("batch", "pair", "elem"),
-    "BEST_METRIC": ("acc1", "acc5", "mean_class_acc", "loss"),
     "SAVE_ON_ERROR": ("stop", "continue"),
     "EVAL_ENGINE": ("eager", "inference"),
     "DIST.ENGINE": ("data_parallel", "fleet"),
@@ -96,7 +95,7 @@ _RANGES = (
     )),
     (between(-1000, 1000), ("DATA.IMAGENET_MEAN",)),
     (between(0.000001, 1000), ("DATA.IMAGENET_STD",)),
-    (between(0, 1_000_000), ("TRAIN.CLASS_WEIGHTS",)),
+    (between(0, 1_000_000), ("TRAIN.CLASS_WEIGHTS", "TRAIN.POS_WEIGHT")),
     (Range("-1 (all), or 1 to 10000", lambda value: value == -1 or 1 <= value <= 10_000), ("NGPUS",)),
     *((own.range, (key,)) for key, own in registry.own_keys().items() if own.range),
 )  # fmt: skip

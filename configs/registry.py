@@ -1,4 +1,4 @@
-"""What a configuration chooses by name: readers of datasets, optimizers, schedules, losses, operations on images.
+"""What a configuration chooses by name: tasks, readers of datasets, optimizers, schedules, losses, image operations.
 
     @schedules.register("poly")
     def poly(at: At, *, warmup_prefix: bool, power: Positive = 2.0) -> float:
@@ -14,7 +14,7 @@ import importlib
 from collections.abc import Callable, Collection, Iterator
 from operator import getitem
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from configs.signatures import Argument, argument, told
 from configs.values import quoted
@@ -24,6 +24,7 @@ from options import Configuration, nearest
 ROOT = Path(__file__).resolve().parent.parent
 _PACKAGE = __name__.removesuffix("configs.registry")  # "", or as part of another program's (tools/package) its name
 Definition = ast.FunctionDef | ast.ClassDef
+Made = TypeVar("Made", bound=Callable)
 
 
 class Component(NamedTuple):
@@ -47,10 +48,10 @@ class Registry:
         self.name, self.key, self.room = name, key, room
         self.registered: dict[str, tuple[Callable, dict[str, Any]]] = {}
 
-    def register(self, *names: str, **given: Any) -> Callable[[Callable], Callable]:
+    def register(self, *names: str, **given: Any) -> Callable[[Made], Made]:
         """Registers what is defined below under ``names``; ``given`` is what else its kind wants to know of it."""
 
-        def keep(component: Callable) -> Callable:
+        def keep(component: Made) -> Made:
             self.registered |= dict.fromkeys(names, (component, given))
             return component
 
@@ -116,7 +117,8 @@ operations = Registry("operations", "TRAIN.AUTO_AUGMENT", "loading")
 optimizers = Registry("optimizers", "TRAIN.OPTIMIZER.NAME", "training")
 schedules = Registry("schedules", "TRAIN.LR_SCHEDULER.NAME", "training")
 losses = Registry("losses", "TRAIN.LOSS", "training")
-KINDS = (datasets, optimizers, schedules, losses)
+tasks = Registry("tasks", "TASK", "training")
+KINDS = (tasks, datasets, optimizers, schedules, losses)
 
 
 @functools.cache

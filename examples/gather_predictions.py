@@ -93,6 +93,8 @@ def main() -> None:
     config = config_from_arguments("gather_predictions.py", ["-default_cfg=vit_digits", *sys.argv[1:]])
     if not config.OUTPUT:
         raise InputError("-output is missing: the CSV file to write")
+    if config.TASK != "classification":
+        raise InputError(f"TASK is {config.TASK}; a row has one class: tools/predict.py answers with several")
     import paddle.distributed as dist
 
     import utils

@@ -62,8 +62,8 @@ def paddlex_config(config: Configuration, description: Description) -> dict[str,
     normalize = {"mean": _per_channel(config, data.IMAGENET_MEAN), "std": _per_channel(config, data.IMAGENET_STD)}
     normalize |= {"scale": 1 / 255, "order": "", "channel_num": 3}
     labels = {"label_list": description.classes} if description.classes else {}
-    if description.task == "multi_label":
-        post = {"MultiLabelThreshOutput": {"threshold": _THRESHOLD, **labels}}
+    if description.task == "multilabel":
+        post = {"MultiLabelThreshOutput": {"threshold": description.thresholds or _THRESHOLD, **labels}}
     else:
         post = {"Topk": {"topk": min(_TOP, config.MODEL.NUM_CLASSES), **labels}}
     shapes = {"images": [[batch, 3, side, side] for batch in (1, 1, 8)]}  # least, usual, most

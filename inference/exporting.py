@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ def write_export(
     task: str = "classification",
     calibration: np.ndarray | None = None,
     least: float = LEAST_AGREEMENT,
+    thresholds: Sequence[float] = (),
 ) -> Fidelity:
     """Writes the folder ``target``, whole or not at all; returns what its logits differ from the model's.
 
@@ -71,6 +72,7 @@ def write_export(
         kind, precision: of FORMATS and PRECISIONS.
         calibration: images of the training set, [n, C, S, S] float32, for int8.
         least: share of images on which the best class has to be the model's; float32 is held to TOLERANCE instead.
+        thresholds: of a multi-label model, by output.
 
     Raises:
         InputError: ``target`` exists, the model can't be exported so, or a package isn't installed.
@@ -81,7 +83,7 @@ def write_export(
     if precision == "int8":
         check_calibration(calibration)
     model.eval()
-    description = describe(config, classes, task)
+    description = describe(config, classes, task, thresholds)
     temporary = unfinished(target)
     try:
         temporary.mkdir(parents=True)

@@ -23,8 +23,9 @@ from models import build_model
 from models.pretrained import build_described, with_preprocessing
 from ops.settings import set_device_flags
 from options import Configuration, leaves
-from training.checkpoint import Description, classes_of, describe, description_of, task_of
+from training.checkpoint import Description, classes_of, describe, description_of, task_of, thresholds_of
 from training.engine import autocast
+from training.figures import sigmoid
 from utils import world_size
 from weights import load_weights
 
@@ -68,7 +69,8 @@ class Predictor:
     Attributes:
         config: of the model and its images.
         model: the model as it is ``deployed``; None for an exported one.
-        task: "classification" (probabilities sum up to 1) or "multi_label" (each by itself).
+        task: "classification" (probabilities sum up to 1) or "multilabel" (each by itself).
+        thresholds: multilabel: the weights' own, by output; empty: 0.5 serves for each.
         classes: names by output; empty: they aren't known.
         report: what was loaded, in a line.
         weights: the file that was loaded; None: an export.
@@ -94,10 +96,15 @@ class Predictor:
         )
         self.config, description = configured
         self.task, self.classes = description.task, list(classes or description.classes)
+        self.thresholds = description.thresholds
         outputs = self.config.MODEL.NUM_CLASSES
         if self.classes and len(self.classes) != outputs:
             found = f"found {len(self.classes)} names of classes"
             raise InputError(f"{found}, the model has {outputs} outputs; give one for each")
+        if len(self.thresholds) not in (0, outputs):
+            raise InputError(
+                f"{shown(str(path))} tells {len(self.thresholds)} thresholds, the model has {outputs} outputs"
+            )
         set_device_flags(self.config, int(os.environ.get("PADDLE_LOCAL_SIZE", world_size())))
         self.model, self.weights = None, None
         if not export:
@@ -114,13 +121,15 @@ class Predictor:
             self.model = self.model.deployed()
         self._normalize = Normalize(self.config.DATA.IMAGENET_MEAN, self.config.DATA.IMAGENET_STD)
 
-    def __call__(self, images: Iterable[Picture], top: int = 5, threshold: float = 0.5) -> list[Prediction]:
+    def __call__(
+        self, images: Iterable[Picture], top: int | None = None, threshold: float | None = None
+    ) -> list[Prediction]:
         """Returns the prediction of each image.
 
         Args:
             images: paths, the bytes of files, Pillow's images, or arrays [H, W] or [H, W, 3] uint8.
-            top: classes per image; of a multi-label model at most so many.
-            threshold: multi-label: least probability.
+            top: classes per image, at most; None: 5, of a multi-label model all.
+            threshold: multi-label: least probability; None: each class's own (``thresholds``).
 
         Raises:
             RunError: one can't be read; it is named.
@@ -134,8 +143,8 @@ class Predictor:
     def stream(
         self,
         images: Sequence[Picture] | Paths,
-        top: int = 5,
-        threshold: float = 0.5,
+        top: int | None = None,
+        threshold: float | None = None,
         workers: int = 2,
         tta: Views = "",
     ) -> Iterator[Prediction | Failure]:
@@ -152,8 +161,8 @@ class Predictor:
     def answers(
         self,
         images: Sequence[Picture] | Paths,
-        top: int = 5,
-        threshold: float = 0.5,
+        top: int | None = None,
+        threshold: float | None = None,
         workers: int = 2,
         tta: Views = "",
         rank: int = 0,
@@ -172,7 +181,9 @@ class Predictor:
                 for place, problem, own in zip(batch.places, batch.problems, shares, strict=True)
             }
 
-    def _answer(self, name: str, problem: str, shares: np.ndarray, top: int, threshold: float) -> Prediction | Failure:
+    def _answer(
+        self, name: str, problem: str, shares: np.ndarray, top: int | None, threshold: float | None
+    ) -> Prediction | Failure:
         if not problem and not np.isfinite(shares).all():
             problem = f"{shown(name)}: the weights give no finite logits for it"
         return Failure(name, problem) if problem else self.ranked(name, shares, top, threshold)
@@ -205,17 +216,21 @@ class Predictor:
 
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
         """Returns what the outputs mean, [B, K] float64: the softmax over the classes, or each output's sigmoid."""
+        if self.task == "multilabel":
+            return sigmoid(logits)
         logits = logits.astype(np.float64)
-        if self.task == "multi_label":
-            return 0.5 * (1 + np.tanh(logits / 2))  # the sigmoid, which doesn't overflow
         shares = np.exp(logits - logits.max(1, keepdims=True))
         return shares / shares.sum(1, keepdims=True)
 
-    def ranked(self, name: str, shares: np.ndarray, top: int = 5, threshold: float = 0.5) -> Prediction:
+    def ranked(
+        self, name: str, shares: np.ndarray, top: int | None = None, threshold: float | None = None
+    ) -> Prediction:
         """Returns the prediction that probabilities [K] make; of equal ones the first output comes first."""
-        outputs = np.argsort(-shares, kind="stable")[:top].tolist()
-        if self.task == "multi_label":
-            outputs = [output for output in outputs if shares[output] >= threshold]
+        order = np.argsort(-shares, kind="stable")
+        if self.task == "multilabel":
+            top, least = top or len(shares), self.thresholds or 0.5 if threshold is None else threshold
+            order = order[(shares >= least)[order]]
+        outputs = order[: top or 5].tolist()
         names = [self.classes[output] if self.classes else str(output) for output in outputs]
         return Prediction(name, outputs, names, [float(shares[output]) for output in outputs])
 
@@ -228,13 +243,14 @@ def _configured(
         told = description_of(path, options)
         if told is None:
             raise InputError(f"{shown(path)} doesn't tell what model it is of; give its YAML file or name (-cfg)")
-        config, names, task = told.configured(options), classes or told.classes, told.task
+        config, names = told.configured(options), classes or told.classes
+        task, thresholds = told.task, told.thresholds
     else:
-        names, task = classes or classes_of(path) or [], task_of(path)
+        names, task, thresholds = classes or classes_of(path) or [], task_of(path), thresholds_of(path)
         config = with_preprocessing(get_config(cfg, [*options, "MODEL.PRETRAINED", path]))
         if config.MODEL.NUM_CLASSES == "auto" and names:
             config = with_values(config, "the classes' names", MODEL__NUM_CLASSES=len(names))
-    return config, describe(config, list(names), task)
+    return config, describe(config, list(names), task, thresholds)
 
 
 def _of_export(export: Export, cfg: str | None, options: Sequence[str]) -> tuple[Configuration, Description]:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import paddle
 
-from config import get_config
+from config import get_config, with_values
+from configs.registry import datasets
 from datasets import get_dataset
 from errors import InputError
 from inference.backends import needed
@@ -37,6 +38,8 @@ def training_images(config: Configuration, data: Sequence[str], count: int, seed
     """
     prepared = [word for key, value in leaves(config.DATA) if key in _PREPARED for word in (f"DATA.{key}", value)]
     config = get_config(None, [*data, *prepared, "MODEL.NUM_CLASSES", "auto"])
+    if datasets.components[config.DATA.DATASET].given.get("task") == "multilabel":
+        config = with_values(config, TASK="multilabel")
     dataset = get_dataset(config, "train")
     dataset.transform, dataset.erasing, dataset.advice = EvalTransform(config), None, ""
     places = np.random.default_rng(seed).permutation(len(dataset))[:count]

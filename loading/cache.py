@@ -16,9 +16,10 @@ import numpy as np
 
 from errors import InputError, RunError, Unreadable, opened, reading
 from loading.files import npz
+from loading.label_sets import LabelSets
 from utils import written_whole
 
-Labels = Sequence[int] | np.ndarray
+Labels = Sequence[int] | np.ndarray | LabelSets
 Decoded = tuple[Iterable[np.ndarray], Labels, Sequence[str]]  # images of one shape, labels, class names
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from config import CONFIG_DIR, is_users, with_values
 from errors import InputError
+from loading.label_sets import LabelSets, every_label
 from options import Configuration, add_note
 
 _IMAGENET = CONFIG_DIR / "imagenet1k_classes.txt"
@@ -22,7 +23,7 @@ _SYNSET = re.compile(r"n\d{8}(?!\d)")
 class Labelled(Protocol):
     """A dataset, as far as its labels go: ``classes`` are names, in the order of ``labels``, or none are known."""
 
-    labels: np.ndarray
+    labels: np.ndarray | LabelSets
     classes: list[str]
 
 
@@ -30,8 +31,18 @@ def check_training(config: Configuration, train: Labelled, val: Labelled) -> Con
     """Returns ``config`` with NUM_CLASSES resolved.
 
     Raises:
-        InputError: the model has more outputs than the data has classes, and the user didn't say so.
+        InputError: validation has a class that no training image has, unless images have several; the model has more
+            outputs than the data has classes, and the user didn't say so.
     """
+    theirs, ours = (set(np.unique(every_label(dataset.labels)).tolist()) for dataset in (train, val))
+    if unknown := sorted(ours - theirs):
+        names = [val.classes[label] if val.classes else f"class {label}" for label in unknown[:3]]
+        more = "..." * (len(unknown) > 3)
+        told = f"validation has {len(unknown)} classes that no training image has: {', '.join(names)}{more}"
+        if not isinstance(train.labels, LabelSets):
+            raise InputError(told)
+        config = with_values(config)  # a copy: the note is this start's
+        add_note(config, told)
     outputs = config.MODEL.NUM_CLASSES
     classes = max(_count(dataset) for dataset in (train, val))
     if not (train.classes or outputs == "auto"):  # a list of files: labels are outputs
@@ -74,6 +85,22 @@ def check_evaluation(config: Configuration, val: Labelled, trained: Sequence[str
         if 2 * len(places) > len(_present(val)) and not is_users(config, "MODEL.NUM_CLASSES"):
             raise InputError(f"most of the data's classes are ImageNet-1k's, but {problem}")
     return _resolved(config, len(val.classes), "the data has")
+
+
+def set_outputs(config: Configuration, *datasets: Labelled) -> None:
+    """Tells images of several classes how many there are, once NUM_CLASSES is resolved.
+
+    Raises:
+        InputError: TASK is for images of one class each, and these have several, or the other way round.
+    """
+    for dataset in datasets:
+        several = isinstance(dataset.labels, LabelSets)
+        meant = "multilabel" if several else "classification"
+        if {config.TASK, meant} == {"classification", "multilabel"}:
+            found = "several labels" if several else "one label"
+            raise InputError(f"TASK is {config.TASK}, the images of '{config.DATA.DATASET}' have {found} each")
+        if isinstance(dataset.labels, LabelSets):
+            dataset.labels.outputs = config.MODEL.NUM_CLASSES
 
 
 def check_pretrained_classes(config: Configuration, dataset: Labelled) -> None:
@@ -172,7 +199,8 @@ def _matched(
     lookup = np.array([places.get(name, -1) for name in val.classes], np.int64)
     for name, place in places.items():
         names[place] = name
-    val.labels, val.classes = lookup[val.labels], names
+    val.labels = val.labels.mapped(lookup) if isinstance(val.labels, LabelSets) else lookup[val.labels]
+    val.classes = names
     return config
 
 
@@ -191,12 +219,12 @@ def _resolved(config: Configuration, classes: int, who_has: str) -> Configuratio
 
 
 def _count(dataset: Labelled) -> int:
-    return len(dataset.classes) or int(dataset.labels.max()) + 1
+    return len(dataset.classes) or int(every_label(dataset.labels).max()) + 1
 
 
 def _present(dataset: Labelled) -> list[str]:
     """The classes that have a sample."""
-    return [dataset.classes[label] for label in np.unique(dataset.labels)]
+    return [dataset.classes[label] for label in np.unique(every_label(dataset.labels))]
 
 
 def _some(names: Sequence[str]) -> str:

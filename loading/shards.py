@@ -1,16 +1,19 @@
 """Samples in tar shards, in WebDataset's layout (github.com/webdataset/webdataset), read at random by an index.
 
 A sample is two members of ``<mode>-*.tar`` that share their name up to its first dot: an image, and ``.cls``, its label
-as an ASCII integer. The library streams shards, so that its epochs end where a rank's shards do; by the index
-``<mode>.index.npz`` an order of samples is exact for every number of ranks, and goes on after a resume, as with files.
+as an ASCII integer, or ``.labels``, any number of them with commas between. The library streams shards, so that its
+epochs end where a rank's shards do; by the index ``<mode>.index.npz`` an order of samples is exact for every number of
+ranks, and goes on after a resume, as with files.
 """
 
 import copy
 import functools
+import itertools
 import os
 import re
 import tarfile
 import zlib
+from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,16 +24,19 @@ import numpy as np
 from configs.registry import datasets
 from errors import Allowance, InputError, RunError, Unreadable, opened, reading, shown
 from loading.files import TarBytes, npz
+from loading.label_sets import LabelSets
 from loading.sources import IMAGE_SUFFIXES, MOST_CLASSES, UNPRINTABLE, Split
 from utils import written_whole
 
 Arrays = dict[str, Any]  # NumPy's
 
-_FORMAT = 1  # of the index
+_FORMAT, _FORMAT_OF_SETS = 1, 2  # of the index
 _HEADER = 512  # bytes of tar's header, which stands before a member's own
 _OPEN = 256  # shards that a process holds open; the usual limit is 1,024 files
 _LONGEST_LABEL = 64  # bytes of a .cls
+_LONGEST_LABELS = 1 << 16  # bytes of a .labels
 _LABEL = re.compile(rb"(?:\xef\xbb\xbf)?\s*(-?\d{1,18})\s*")
+_LABELS = re.compile(rb"\s*((?:\d{1,18}(?:,\d{1,18})*)?)\s*")
 _KINDS = {"format": ("i", 0), "classes": ("U", 1), "shards": ("S", 1), "sizes": ("i", 1), "names": ("S", 1)} | {
     "headers": ("u", 1), **dict.fromkeys(("shard", "offsets", "lengths", "labels"), ("i", 1))
 }  # fmt: skip
@@ -43,15 +49,16 @@ class Shards:
     Args:
         root: the shards' folder.
         index: for each image its member's name (``names`` [n]), the ``shard`` that it is in, its ``offsets`` and
-            ``lengths`` there (bytes), the CRC-32 of its tar header (``headers``), ``labels``; the names of the
-            ``shards`` [k] and their ``sizes`` (bytes); the names of the ``classes`` (none: they aren't known).
+            ``lengths`` there (bytes), the CRC-32 of its tar header (``headers``), ``labels``, one or ``counts``; the
+            names of the ``shards`` [k] and their ``sizes`` (bytes); the names of the ``classes`` (none: they aren't
+            known).
     """
 
     def __init__(self, root: Path, index: Arrays) -> None:
         self.files = [str(root / os.fsdecode(name)) for name in index["shards"]]
         self.names, self.shard, self.headers = index["names"], index["shard"], index["headers"]
         self.offsets, self.lengths = index["offsets"], index["lengths"]
-        self.labels, self.classes = index["labels"], index["classes"].tolist()
+        self.labels, self.classes = _labels(index), index["classes"].tolist()
 
     def chosen(self, places: np.ndarray) -> "Shards":
         """Returns these of the images."""
@@ -88,6 +95,13 @@ class Shards:
         )
 
 
+def _labels(index: Arrays) -> np.ndarray | LabelSets:
+    """The label of each image, or where there are ``counts`` so many."""
+    if "counts" not in index:
+        return index["labels"]
+    return LabelSets(index["labels"], np.concatenate([[0], np.cumsum(index["counts"])]))
+
+
 class _Opened:
     """A descriptor that is closed when it is neither among the last used nor being read from."""
 
@@ -104,7 +118,9 @@ def _opened(file: str) -> _Opened:
 
 
 @datasets.register(
-    "shards", holds="`train-*.tar` and `val-*.tar` in WebDataset's layout (images and `.cls`), uncompressed"
+    "shards",
+    holds="`train-*.tar` and `val-*.tar` in WebDataset's layout (images and `.cls`, or `.labels`), uncompressed",
+    task="any",
 )
 def shards(split: Split, *, data_path: str) -> Shards:
     """Returns the shards ``<mode>-*.tar``, by their index; a missing one is made, which reads every tar header.
@@ -142,10 +158,12 @@ def _shard_files(root: Path, mode: str) -> list[Path]:
 
 
 def _read_index(path: Path) -> Arrays:
-    index = npz(path, _KINDS)
-    if index.pop("format") != _FORMAT:
+    several = npz(path, {"format": _KINDS["format"]})["format"] == _FORMAT_OF_SETS
+    index = npz(path, _KINDS | ({"counts": ("i", 1)} if several else {}))
+    if index.pop("format") not in (_FORMAT, _FORMAT_OF_SETS):
         raise Unreadable("it is of another format")
-    places = {len(index[name]) for name in ("names", "shard", "headers", "offsets", "lengths", "labels")}
+    by_image = ("names", "shard", "headers", "offsets", "lengths", "counts" if several else "labels")
+    places = {len(index[name]) for name in by_image}
     if len(places) != 1 or len(index["shards"]) != len(index["sizes"]):
         raise Unreadable("its arrays differ in length")
     shard, offsets, lengths = index["shard"], index["offsets"], index["lengths"]
@@ -154,6 +172,11 @@ def _read_index(path: Path) -> Arrays:
     sizes = index["sizes"][shard]
     if ((offsets < _HEADER) | (lengths < 0) | (lengths > sizes) | (offsets > sizes - lengths)).any():
         raise Unreadable("it places an image outside of its shard")
+    counts, total = index.get("counts", np.zeros(0, int)), len(index["labels"])
+    if several and (((counts < 0) | (counts > total)).any() or counts.sum() != total):
+        raise Unreadable("its labels aren't as many as its counts")
+    if several and index["labels"].min(initial=0) < 0:
+        raise Unreadable("it holds a label below 0")
     if index["labels"].max(initial=0) >= MOST_CLASSES:
         raise Unreadable(f"it holds the label {index['labels'].max()}, expected 0..{MOST_CLASSES - 1}")
     if bad := [name for name in index["classes"].tolist() if UNPRINTABLE.search(name)]:
@@ -174,22 +197,25 @@ def _check_files(path: Path, index: Arrays, files: list[Path]) -> None:
 
 
 def scan_shard(file: Path) -> Arrays:
-    """Returns the samples of a shard, ``names``, ``offsets``, ``lengths``, ``headers``, ``labels``, from tar headers.
+    """Returns the samples of a shard, ``names``, ``offsets``, ``lengths``, ``headers``, ``labels`` (of ``.labels``, so
+    many as ``counts`` says for each), from tar headers.
 
     Raises:
         InputError: it can't be read, is compressed, damaged or cut short, or holds an image or a label alone.
     """
     images: dict[str, tuple] = {}
-    labels: dict[str, int] = {}
+    labels: dict[str, array] = {}
+    kinds: set[str] = set()
     with reading(file, "an uncompressed tar shard", "; restore it"), opened(file) as raw:
         for member in _plain_members(raw):
             folder, base = os.path.split(member.name)
             stem, _, suffix = base.partition(".")
             key, start = os.path.join(folder, stem), member.offset_data
-            if suffix.lower() == "cls":
-                if key in labels:
-                    raise Unreadable(f"{key} has two labels")
-                labels[key] = _label(raw.fileno(), member)
+            if (kind := suffix.lower()) in ("cls", "labels"):
+                if key in labels or kinds - {kind}:
+                    raise Unreadable(f"{key} has two labels" if key in labels else "it holds .cls and .labels")
+                kinds.add(kind)
+                labels[key] = _labels_in(raw.fileno(), member, kind == "labels")
             elif f".{suffix.lower()}" in IMAGE_SUFFIXES:
                 if key in images:
                     raise Unreadable(f"{key} has two images")
@@ -205,7 +231,8 @@ def scan_shard(file: Path) -> Arrays:
             "offsets": np.array(offsets, np.int64),
             "lengths": np.array(lengths, np.int64),
             "headers": np.array(headers, np.uint32),
-            "labels": np.array([labels[key] for key in images], np.int64),
+            "labels": np.fromiter(itertools.chain.from_iterable(labels[key] for key in images), np.int64),
+            **({"counts": np.array([len(labels[key]) for key in images], np.int64)} if "labels" in kinds else {}),
         }
 
 
@@ -229,23 +256,32 @@ def _plain_members(raw: BinaryIO) -> Iterator[tarfile.TarInfo]:
             raise Unreadable(f"damaged or cut short at byte {tar.offset}")
 
 
-def _label(descriptor: int, member: tarfile.TarInfo) -> int:
-    text = os.pread(descriptor, _LONGEST_LABEL, member.offset_data)[: member.size]
-    found = _LABEL.fullmatch(text)
-    if not found or member.size > _LONGEST_LABEL or int(found[1]) >= MOST_CLASSES:
-        wanted = f"expected a number from 0 to {MOST_CLASSES - 1}"
-        raise Unreadable(f"its {member.name} is '{shown(text.decode('latin-1'))}', {wanted}")
-    return int(found[1])
+def _labels_in(descriptor: int, member: tarfile.TarInfo, several: bool) -> array:
+    """The label of a .cls, or those of a .labels."""
+    most, form = (_LONGEST_LABELS, _LABELS) if several else (_LONGEST_LABEL, _LABEL)
+    text = os.pread(descriptor, most, member.offset_data)[: member.size]
+    found = form.fullmatch(text) if member.size <= most else None
+    labels = list(map(int, filter(None, found[1].split(b",")))) if found else [MOST_CLASSES]
+    if max(labels, default=0) >= MOST_CLASSES or len(set(labels)) < len(labels):
+        wanted = f"expected {'different numbers' if several else 'a number'} from 0 to {MOST_CLASSES - 1}"
+        raise Unreadable(f"its {member.name} is '{shown(text[:200].decode('latin-1'))}', {wanted}")
+    return array("i" if several else "q", labels)
 
 
 def make_index(files: Sequence[Path], parts: Sequence[Arrays], classes: Sequence[str]) -> Arrays:
     """Returns the index of ``files``, of which ``parts`` are what ``scan_shard`` tells; the samples are in the order of
     their names, whichever shard holds them.
     """
-    samples = {field: np.concatenate([part[field] for part in parts]) for field in parts[0]}
+    filled = [part for part in parts if len(part["names"])] or parts[:1]
+    if len({"counts" in part for part in filled}) > 1:
+        raise InputError(f"{files[0].parent}: some shards hold .cls, others .labels; pack them anew")
+    samples = {field: np.concatenate([part[field] for part in filled]) for field in filled[0]}
     samples["shard"] = np.repeat(np.arange(len(parts), dtype=np.int32), [len(part["names"]) for part in parts])
     order = np.argsort(samples["names"], kind="stable")
-    return {field: values[order] for field, values in samples.items()} | {
+    labels = _labels(samples)
+    ordered = {field: values[order] for field, values in samples.items() if field != "labels"}
+    ordered["labels"] = labels.taken(order).labels if isinstance(labels, LabelSets) else labels[order]
+    return ordered | {
         "shards": np.array([os.fsencode(file.name) for file in files]),
         "sizes": np.array([file.stat().st_size for file in files]),
         "classes": np.array(classes, np.str_),
@@ -255,4 +291,4 @@ def make_index(files: Sequence[Path], parts: Sequence[Arrays], classes: Sequence
 def write_index(path: Path, index: Arrays) -> None:
     """Writes an index, whole or not at all."""
     with written_whole(path, "wb") as file:
-        np.savez(file, format=np.array(_FORMAT), **index)
+        np.savez(file, format=np.array(_FORMAT_OF_SETS if "counts" in index else _FORMAT), **index)

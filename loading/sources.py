@@ -19,6 +19,7 @@ from configs.registry import datasets
 from configs.signatures import Count, Part, Size
 from errors import Allowance, InputError, Unreadable, opened, reading, shown
 from loading.files import Paths
+from loading.label_sets import LabelSets
 from loading.splits import validation
 
 Decoded = tuple[np.ndarray, np.ndarray, list[str]]  # images, labels, class names
@@ -26,10 +27,10 @@ Decoded = tuple[np.ndarray, np.ndarray, list[str]]  # images, labels, class name
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
 MOST_CLASSES = 10_000_000  # where any label may stand
 _KEPT = 1000  # problems, for a check
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+UTF16 = (b"\xff\xfe", b"\xfe\xff")
 # Characters that no class can have in its name: a message, a table or a JSON file would break at them.
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_LISTED = 32  # bytes that a line takes besides its path: label, ends, folder, its place in their order
+LISTED = 32  # bytes that a line takes besides its path: label, ends, folder, its place in their order
 _UNLISTED = 10_000  # folders that aren't there, after which no more are looked for
 
 
@@ -55,11 +56,11 @@ class Split(NamedTuple):
 
 
 class Files(NamedTuple):
-    """Images in files: their ``paths`` below ``root``, labels, class names (empty: none are known)."""
+    """Images in files: their ``paths`` below ``root``, labels, or sets of them, class names (empty: none are known)."""
 
     root: Path
     paths: Sequence[str]
-    labels: Sequence[int] | np.ndarray
+    labels: Sequence[int] | np.ndarray | LabelSets
     classes: Sequence[str]
 
 
@@ -110,7 +111,7 @@ def imagenet2012(
         if not labels:
             raise InputError(f"{file}: the list is empty")
         checked = split.problems is not None  # each file is opened then
-        if not checked and (missing := _missing(root, paths, np.frombuffer(folders, np.int32), list(known))):
+        if not checked and (missing := missing_files(root, paths, np.frombuffer(folders, np.int32), list(known))):
             raise InputError(f"{file}: {missing}")
         files = Files(root, paths, np.frombuffer(labels, np.int64), [])
     return files if val_split is None else _part(files, split.mode, val_split, val_split_seed, val_split_groups)
@@ -135,7 +136,7 @@ def _listed(
     limit = MOST_CLASSES if split.num_classes == "auto" else split.num_classes
     left = Allowance(os.fstat(lines.fileno()).st_size).left
     start = lines.peek(4)[:3]
-    if start[:2] in _UTF16:
+    if start[:2] in UTF16:
         raise Unreadable("it is in UTF-16; save it in UTF-8")
     lines.seek(3 if start == b"\xef\xbb\xbf" else 0)
     for number, line in enumerate(lines, 1):
@@ -153,7 +154,7 @@ def _listed(
         if b"\0" in path:
             split.refuse(f"{file}, line {number}: its path holds a NUL character")
             continue
-        left -= len(path) + _LISTED
+        left -= len(path) + LISTED
         if left < 0:
             raise Unreadable(f"its {number} lines would take more than 64 MiB and three times its size")
         labels.append(value)
@@ -161,7 +162,7 @@ def _listed(
         yield path
 
 
-def _missing(root: Path, paths: Paths, folders: np.ndarray, names: list[bytes]) -> str:
+def missing_files(root: Path, paths: Paths, folders: np.ndarray, names: list[bytes]) -> str:
     """Returns how many of ``paths``, which lie in ``names[folders]``, aren't there, and which is the first, or ""."""
     # One listing per folder, not one stat per file: a second for ImageNet on a local disk, far less on a network's.
     order, start, unlisted = np.argsort(folders, kind="stable"), 0, 0

@@ -106,7 +106,7 @@ def snippets(name: str, kind: str) -> list[str]:
 
 REGIONS = ["china_bottom", "china_top", "flower_bottom", "flower_top"]
 # How many pictures of each are for validation.
-VALIDATION = {"flowers": 10, "imagenet": 11, "mnist": 12, "cifar10": 13, "photographs": 4}
+VALIDATION = {"flowers": 10, "attributes": 10, "imagenet": 11, "mnist": 12, "cifar10": 13, "photographs": 4}
 
 
 def crops(count: int, seed: int) -> Iterator[tuple[int, Image.Image]]:
@@ -124,12 +124,19 @@ def crops(count: int, seed: int) -> Iterator[tuple[int, Image.Image]]:
 
 
 def write_data(folder: Path) -> None:
-    """Writes the pictures as folders of classes, as ImageNet's lists, and in MNIST's and CIFAR's formats."""
+    """Writes the pictures as folders of classes, as tables of attributes, as ImageNet's lists, as MNIST and CIFAR."""
     for mode, count in (("train", 24), ("val", 10)):
         for index, (label, crop) in enumerate(crops(count, count)):
             file = folder / "flowers" / mode / REGIONS[label] / f"{index}.{'jpg' if index % 3 else 'png'}"
             file.parent.mkdir(parents=True, exist_ok=True)
             crop.save(file)
+    for mode, count in (("train", 24), ("val", 10)):
+        rows = ["image,china,flower,top"]
+        for index, (label, crop) in enumerate(crops(count, count)):
+            (folder / "attributes" / mode).mkdir(parents=True, exist_ok=True)
+            crop.save(folder / "attributes" / mode / f"{index}.jpg")
+            rows.append(f"{mode}/{index}.jpg,{1 - label // 2},{label // 2},{label % 2}")
+        (folder / "attributes" / f"{mode}.csv").write_text("\n".join(rows))
     for mode, count in (("train", 24), ("val", 11)):
         lines = []
         for index, (label, crop) in enumerate(crops(count, count)):

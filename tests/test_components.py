@@ -58,6 +58,11 @@ def test_the_keys_of_components_are_those_that_config_had():
         "TRAIN.LR_SCHEDULER.WSD_DECAY": "1-sqrt",
         "TRAIN.BCE_TARGET_THRESH": None,
         "TRAIN.BCE_SUM": False,
+        "TRAIN.FOCAL_GAMMA": 2.0,
+        "TRAIN.FOCAL_ALPHA": 0.25,
+        "TRAIN.ASL_GAMMA_NEG": 4.0,
+        "TRAIN.ASL_GAMMA_POS": 1.0,
+        "TRAIN.ASL_CLIP": 0.05,
         "TRAIN.TOKEN_LABEL_MIX": True,
         "TRAIN.TOKEN_LABEL_WEIGHT": 0.5,
     }
@@ -85,12 +90,13 @@ def test_an_unknown_dataset_never_becomes_another_one():
 
 def test_a_loss_that_takes_labels_is_refused_with_mixup_by_its_declaration(monkeypatch):
     options = ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.LOSS"]
-    with pytest.raises(
-        InputError, match=r"^TRAIN.LOSS is 'cross_entropy', expected auto, soft_target, bce or token_label: mixup and"
-    ):
+    message = (
+        r"^TRAIN.LOSS is 'cross_entropy', expected bce, focal, asymmetric, auto, soft_target or token_label: mixup"
+    )
+    with pytest.raises(InputError, match=message):
         get_config(None, [*options, "cross_entropy"])
     monkeypatch.setitem(losses.components["bce"].given, "takes", "labels")
-    with pytest.raises(InputError, match=r"^TRAIN.LOSS is 'bce', expected auto, soft_target or token_label: mixup"):
+    with pytest.raises(InputError, match=r"^TRAIN.LOSS is 'bce', expected focal, asymmetric, auto, soft_target or tok"):
         get_config(None, [*options, "bce"])
 
 
@@ -193,7 +199,7 @@ SHOWN = {
 }
 CHOSEN = [
     "TRAIN.OPTIMIZER.NAME", "SignSGD", "TRAIN.OPTIMIZER.SIGN_SHARE", "0.5", "TRAIN.LR_SCHEDULER.NAME", "cubic",
-    "TRAIN.LR_SCHEDULER.CUBIC_FLOOR", "0.3", "TRAIN.LOSS", "focal", "TRAIN.FOCAL_GAMMA", "1",
+    "TRAIN.LR_SCHEDULER.CUBIC_FLOOR", "0.3", "TRAIN.LOSS", "poly", "TRAIN.POLY_EPSILON", "1",
     "TRAIN.AUTO_AUGMENT", "rand-n1-p1-tFog", "DATA.FLOWERS_EVERY", "2",
 ]  # fmt: skip
 
@@ -225,8 +231,8 @@ def run(copy: Path, *words: str):
 @pytest.mark.smoke
 def test_one_of_each_is_added_and_trained_with(copy, tiny):
     assert sorted(SHOWN) == [
-        "loading/flowers.py", "loading/transforms/fog.py", "training/focal.py", "training/optim/cubic.py",
-        "training/optim/sign.py",
+        "loading/flowers.py", "loading/transforms/fog.py", "training/optim/cubic.py",
+        "training/optim/sign.py", "training/poly.py",
     ]  # fmt: skip
     options = [*tiny, "DATA.DATASET", "flowers", "DATA.DATA_PATH", str(copy / "data"), "MODEL.NUM_CLASSES", "auto"]
     options += ["DATA.BATCH_SIZE", "4", "TRAIN.NUM_EPOCHS", "2", "REPORT_FREQ", "1", "TRAIN.BASE_LR", "0.1", *CHOSEN]
@@ -253,16 +259,16 @@ REFUSED = [
     (["DATA.DATASET", "flower"], r"DATA.DATASET is 'flower', expected one of .*flowers, .*; did you mean flowers\?"),
     (["TRAIN.OPTIMIZER.NAME", "SignSDG"], r"NAME is 'SignSDG', expected one of .*SignSGD.*; did you mean SignSGD\?"),
     (["TRAIN.LR_SCHEDULER.NAME", "cubik"], r"NAME is 'cubik', expected one of cubic, .*; did you mean cubic\?"),
-    (["TRAIN.LOSS", "focl"], r"TRAIN.LOSS is 'focl', expected one of focal, .*; did you mean focal\?"),
-    (["TRAIN.FOCAL_GAMA", "1"], r"command line: unknown key TRAIN.FOCAL_GAMA; did you mean TRAIN.FOCAL_GAMMA\?"),
-    (["TRAIN.FOCAL_GAMMA", "1"], r"command line: TRAIN.FOCAL_GAMMA does nothing without TRAIN.LOSS focal; leave it"),
-    (["TRAIN.LOSS", "focal", "TRAIN.FOCAL_GAMMA", "no"], r"TRAIN.FOCAL_GAMMA takes float, found 'no' \(str\)"),
-    (["TRAIN.LOSS", "focal", "TRAIN.FOCAL_GAMMA", "0"], r"TRAIN.FOCAL_GAMMA is 0.0, expected 1e-12 to 1000000"),
-    (["TRAIN.LOSS", "focal", "TRAIN.MIXUP_ALPHA", "1"], r"'focal', expected auto, soft_target, bce or token"),
+    (["TRAIN.LOSS", "polly"], r"TRAIN.LOSS is 'polly', expected one of .*, poly; did you mean poly\?"),
+    (["TRAIN.POLY_EPSILN", "1"], r"command line: unknown key TRAIN.POLY_EPSILN; did you mean TRAIN.POLY_EPSILON\?"),
+    (["TRAIN.POLY_EPSILON", "1"], r"command line: TRAIN.POLY_EPSILON does nothing without TRAIN.LOSS poly; leave it"),
+    (["TRAIN.LOSS", "poly", "TRAIN.POLY_EPSILON", "no"], r"TRAIN.POLY_EPSILON takes float, found 'no' \(str\)"),
+    (["TRAIN.LOSS", "poly", "TRAIN.POLY_EPSILON", "0"], r"TRAIN.POLY_EPSILON is 0.0, expected 1e-12 to 1000000"),
+    (["TRAIN.LOSS", "poly", "TRAIN.MIXUP_ALPHA", "1"], r"'poly', expected bce, focal, asymmetric, auto, soft"),
     (["DATA.DATASET", "flowers", "DATA.FLOWERS_EVERY", "0"], r"DATA.FLOWERS_EVERY is 0, expected 1 to 1000000"),
     (["DATA.DATASET", "digits", "DATA.FLOWERS_EVERY", "2"], r"FLOWERS_EVERY does nothing without DATA.DATASET flowers"),
     (["TRAIN.OPTIMIZER.NAME", "SignSGD", "TRAIN.OPTIMIZER.EPS", "1"], r"EPS does nothing without .*NAME AdamW or Muon"),
-    (["EVAL", "True", "TRAIN.FOCAL_GAMMA", "1"], r"TRAIN.FOCAL_GAMMA does nothing under EVAL"),
+    (["EVAL", "True", "TRAIN.POLY_EPSILON", "1"], r"TRAIN.POLY_EPSILON does nothing under EVAL"),
 ]  # fmt: skip
 
 

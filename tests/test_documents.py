@@ -228,6 +228,20 @@ def evaluates_the_same(desk, done, result, case):
     assert found["loss"] == pytest.approx(result["best"]["loss"], abs=1e-5)
 
 
+def repeats_its_thresholds(desk, done, result, case):
+    best = read(desk, "LABELS/result.json")["best"]
+    assert [result[name] for name in ("mAP", "f1_micro")] == [best[name] for name in ("mAP", "f1_micro")]
+
+
+def answers_above_its_thresholds(desk, done, result, case):
+    evaluated = read(desk, "LABELS/result.json")
+    rows = list(csv.DictReader(io.StringIO((desk.folder / "labels.csv").read_text())))
+    assert len({row["name"] for row in rows}) == 10
+    told = [row for row in rows if row["class"]]
+    assert {row["class"] for row in told} <= {"china", "flower", "top"}
+    assert all(float(row["probability"]) >= evaluated["thresholds"][int(row["output"])] for row in told)
+
+
 def lists_swin(desk, done, result, case):
     names = [line.split()[0] for line in done.printed.splitlines() if line.startswith("swin")]
     assert sorted(names) == sorted(file.stem for file in (ROOT / "configs").glob("swin*/*.yaml"))
@@ -243,6 +257,7 @@ CHECKS = {
     for function in (
         *(equals_the_runs_own, trains_the_folders_classes, moves_the_classifier_alone, goes_on, averages),
         *(converts_back, evaluates_the_same, predicts_each_once, lists_swin, names_every_flag),
+        *(repeats_its_thresholds, answers_above_its_thresholds),
     )
 }
 

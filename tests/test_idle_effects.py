@@ -138,9 +138,14 @@ TRIED = [
         of_losses,
         {
             "TRAIN.BCE_TARGET_THRESH": 0.5, "TRAIN.BCE_SUM": True, "TRAIN.DISTILLATION_ALPHA": 0.2,
-            "TRAIN.DISTILLATION_TAU": 3.0,
+            "TRAIN.DISTILLATION_TAU": 3.0, "TRAIN.POS_WEIGHT": [3.0], "TRAIN.FOCAL_GAMMA": 1.0,
+            "TRAIN.FOCAL_ALPHA": 0.6,
+            "TRAIN.ASL_GAMMA_NEG": 2.0, "TRAIN.ASL_GAMMA_POS": 0.5, "TRAIN.ASL_CLIP": 0.2,
         },
-        [[], *([("TRAIN.DISTILLATION_TYPE", kind)] for kind in ("hard", "soft")), [("TRAIN.LOSS", "bce")]],
+        [
+            [], *([("TRAIN.DISTILLATION_TYPE", kind)] for kind in ("hard", "soft")),
+            *([("TRAIN.LOSS", name)] for name in ("bce", "focal", "asymmetric")),
+        ],
     ),
     (
         of_data,

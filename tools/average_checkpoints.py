@@ -10,13 +10,14 @@ What the checkpoints say of their model, its classes and its images goes along, 
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (streams)
-from errors import InputError, reported  # noqa: E402  (first: it says what isn't installed)
+from errors import InputError, reading, reported  # noqa: E402  (first: it says what isn't installed)
 
 # isort: split
 import numpy as np  # noqa: E402
@@ -64,13 +65,25 @@ def _check_same(first: Path, expected: dict[str, np.ndarray], file: Path, found:
             )
 
 
+def metadata_of(file: Path) -> dict[str, str]:
+    """Returns what a file says of itself, but for thresholds, which are of its very weights."""
+    from training.checkpoint.description import METADATA, read_description
+    from weights.formats import read_metadata
+
+    found = read_metadata(file)
+    with reading(file, "weights that describe themselves"):
+        if METADATA in found:
+            found[METADATA] = replace(read_description(found[METADATA].encode()), thresholds=[]).written()
+        return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser("tools/average_checkpoints.py", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkpoints", nargs="+", help="folders of checkpoints, or files in timm's layout")
     parser.add_argument("-output", "--output", required=True, metavar="FILE", help="the .safetensors file to write")
     arguments = parser.parse_args()
     from weights import SUFFIX, find_weights  # after the command line: these import Paddle
-    from weights.formats import read_metadata, write_weights
+    from weights.formats import write_weights
 
     output = Path(arguments.output)
     if output.suffix != SUFFIX:
@@ -78,7 +91,7 @@ def main() -> None:
     files = [find_weights(path) for path in arguments.checkpoints]
     arrays = average(files)
     output.parent.mkdir(parents=True, exist_ok=True)
-    told, *others = map(read_metadata, files)
+    told, *others = map(metadata_of, files)
     write_weights(output, arrays, told if all(other == told for other in others) else None)
     print(f"{output}: the mean of {len(files)} checkpoints, {len(arrays)} tensors; from {', '.join(map(str, files))}")
 

@@ -38,7 +38,7 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
     from config import get_config
     from models import build_model, with_switches
     from models.pretrained import build_described
-    from training.checkpoint import classes_of, describe, description_of, task_of
+    from training.checkpoint import classes_of, describe, description_of, task_of, thresholds_of
     from training.checkpoint.description import METADATA
     from weights import file_arrays, load_weights
     from weights.formats import write_weights
@@ -60,7 +60,8 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
     if target.suffix == ".npz":
         arrays = google_names(model, arrays)
     classes = told.classes if told else classes_of(source) or []
-    metadata = {METADATA: describe(config, classes, told.task if told else task_of(source)).written()}
+    task, thresholds = (told.task, told.thresholds) if told else (task_of(source), thresholds_of(source))
+    metadata = {METADATA: describe(config, classes, task, thresholds).written()}
     write_weights(target, arrays, metadata if target.suffix == ".safetensors" else None)
     return f"{len(arrays)} tensors of {report.file} written to {target}"
 

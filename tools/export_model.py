@@ -61,6 +61,7 @@ def main() -> None:
         trained.task,
         images,
         arguments.least_agreement,
+        trained.thresholds,
     )
     size = sum(file.stat().st_size for file in arguments.output.iterdir()) / 1e6
     print(f"{arguments.output}: {arguments.format}, {arguments.precision}, {size:.1f} MB; {found}")

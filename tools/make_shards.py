@@ -82,10 +82,10 @@ def encoded(path: str, resize: int | None, quality: int, most: int) -> tuple[byt
 
 
 def write_shard(
-    file: Path, samples: Iterable[tuple[int, str, int]], resize: int | None, quality: int, most: int
+    file: Path, samples: Iterable[tuple[int, str, Any]], resize: int | None, quality: int, most: int
 ) -> tuple:
-    """Writes a shard of ``samples`` (index in the dataset, path, label); returns its SHA-256 and what
-    ``shards.scan_shard`` reads of it.
+    """Writes a shard of ``samples`` (index in the dataset, path, label, or an array of several); returns its SHA-256
+    and what ``shards.scan_shard`` reads of it.
     """
     from loading.shards import scan_shard
 
@@ -104,7 +104,8 @@ def write_shard(
         for index, path, label in samples:
             data, suffix = encoded(path, resize, quality, most)
             add(f"{index:09d}{suffix}", data)
-            add(f"{index:09d}.cls", str(label).encode())
+            several = isinstance(label, np.ndarray)
+            add(f"{index:09d}.{'labels' if several else 'cls'}", ",".join(map(str, np.ravel(label))).encode())
         write(bytes(2 * tarfile.BLOCKSIZE))
         write(bytes(-shard.tell() % tarfile.RECORDSIZE))
         shard.flush()
@@ -158,7 +159,8 @@ def pack(mode: str, files: tuple, output: Path, pool: Executor, options: argpars
     limit, counted = options.shard_size
     planned = plan([1] * len(full) if counted else sizes, order.tolist(), limit)
     shards = [output / f"{mode}-{number:06d}.tar" for number in range(len(planned))]
-    samples = [[(index, full[index], labels[index]) for index in shard] for shard in planned]
+    label_of = getattr(labels, "of", labels.__getitem__)  # of one label an image, or of several
+    samples = [[(index, full[index], label_of(index)) for index in shard] for shard in planned]
     write = functools.partial(write_shard, resize=options.resize, quality=options.quality, most=most)
     done = list(_shown(f"{mode}: packing", pool.map(write, shards, samples), len(shards)))
     lines = [f"{digest}  {shard.name}\n" for shard, (digest, _) in zip(shards, done, strict=True)]

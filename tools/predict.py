@@ -55,7 +55,7 @@ def parsed_arguments() -> argparse.Namespace:
     option("o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys; KEY=VALUE as well")
     option("classes", metavar="FILE", help="names of the model's outputs, one a line, or imagenet1k")
     option("top", type=_number(1), metavar="K", help="classes per image; default: 5; several labels: all")
-    option("threshold", type=_share, metavar="P", help="of several labels, the least probability; default: 0.5")
+    option("threshold", type=_share, metavar="P", help="of several labels, the least probability; default: trained")
     option("format", choices=FORMATS, help="default: what -output's ending says, or else table")
     text = "where to write: a file, whole or absent; pictures: a new folder, or a .png or .jpg of all"
     option("output", type=Path, metavar="PATH", help=text)
@@ -130,10 +130,10 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
     how, failed = {"workers": arguments.workers, "tta": arguments.tta}, 0
     with memory_reported(lambda: f"lower -batch_size (now {arguments.batch_size})"):
         predictor = Predictor(arguments.checkpoint, arguments.cfg, arguments.options, named, arguments.batch_size)
-        several = predictor.task == "multi_label"
+        several = predictor.task == "multilabel"
         if arguments.threshold is not None and not several:
             raise InputError("-threshold is for models of several labels per image; -top says how many classes")
-        how["threshold"] = 0.5 if arguments.threshold is None else arguments.threshold
+        how["threshold"] = arguments.threshold
         outputs = predictor.config.MODEL.NUM_CLASSES
         all_of_them = several and arguments.format != "pictures"  # whose captions have room for some
         how["top"] = top = min(outputs, arguments.top or (outputs if all_of_them else 5))

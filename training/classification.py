@@ -8,6 +8,7 @@ import paddle
 from paddle import nn
 
 from config import get_config, with_values
+from configs.registry import tasks
 from datasets import ImageDataset
 from errors import InputError
 from loading.scales import check_scales
@@ -21,9 +22,11 @@ from utils import all_reduce_sum
 from weights import load_weights
 
 
+@tasks.register("classification", metrics="acc1 acc5 mean_class_acc")
 class Classification(Task):
-    """Images of one class each. BEST_METRIC says which checkpoint is the best."""
+    """Images of one class each. BEST_METRIC says which checkpoint is the best; auto: ``best``."""
 
+    best = "acc1"
     lines: ClassVar[dict[str, str]] = {
         "train": "loss: {loss:.4f}, acc1: {acc1:.2f}",
         "val": "loss: {loss:.4f}, acc1: {acc1:.2f}, acc5: {acc5:.2f}",
@@ -84,7 +87,7 @@ class Classification(Task):
         return metrics | {"num_samples": int(count), "class_acc": dict(zip(names, shares, strict=False))}
 
     def score(self, metrics: Metrics) -> float:
-        key = self.config.BEST_METRIC
+        key = self.best if self.config.BEST_METRIC == "auto" else self.config.BEST_METRIC
         return -metrics[key] if key == "loss" else metrics[key]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import paddle
 from paddle import nn
 
+from configs.registry import tasks
 from datasets import ImageDataset, get_dataloader
 from errors import InputError, RunError
 from launch import signals
@@ -22,9 +23,8 @@ from models.base import ImageModel
 from models.inference import inference_engine
 from models.layers.batch_norm import hold_frozen_statistics
 from options import Configuration, plain
-from training.checkpoint import Progress, Saver, own_statistics
+from training.checkpoint import Progress, Saver, check_task, own_statistics
 from training.checkpoint.resume import resume, settle
-from training.classification import Classification
 from training.curves import plot_curves
 from training.optim import clip_gradients
 from training.parallel import reduce_gradients, without_sync
@@ -42,15 +42,18 @@ def fit(
     train: ImageDataset,
     val: ImageDataset,
     run: Run,
-    kind: type[Task] = Classification,
+    kind: type[Task] | None = None,
 ) -> None:
     """Trains ``network`` (what ``parallel.wrap_model`` returned) and leaves checkpoints, metrics and a result.
+
+    Args:
+        kind: of training; None: what TASK names.
 
     Raises:
         InputError: batch, accumulation, weights or checkpoint don't fit.
         RunError: on every rank, when the loss is not finite.
     """
-    task = kind(config, val.classes)
+    task: Task = (kind or tasks.chosen(config))(config, val.classes)
     training = prepare(task, network, train, run)
     progress, chosen = resume(training)
     val_loader = get_dataloader(config, val, "val", rank(), world_size())
@@ -89,7 +92,8 @@ def fit(
         improved = _keep_best(task, progress, metrics)
         ending.after_epoch({split: task.score(found) for split, found in metrics.items()})
         nth = config.SAVE_FREQ and epoch % config.SAVE_FREQ == 0
-        keeper.end_epoch(improved, wanted=nth or ending.over)
+        described = {split: task.described(found) for split, found in metrics.items()}
+        keeper.end_epoch(improved, nth or ending.over, described)
     saver.wait(last=True)
     if rank() == 0:
         _conclude(training, progress, metrics, saver)
@@ -275,22 +279,23 @@ def _watched(loader: Loader, after_batch: Callable[[], None]) -> Iterator[Batch]
 
 
 def evaluate_only(
-    config: Configuration, model: ImageModel, val: ImageDataset, run: Run, kind: type[Task] = Classification
+    config: Configuration, model: ImageModel, val: ImageDataset, run: Run, kind: type[Task] | None = None
 ) -> None:
     """The run of ``-eval``: loads MODEL.PRETRAINED, evaluates, leaves result.json.
 
     Raises:
-        InputError: no weights are given, or they don't fit.
+        InputError: no weights are given, they don't fit, or are of another task.
     """
     if not config.MODEL.PRETRAINED:
         raise InputError("-eval needs -pretrained FILE: the weights to evaluate")
+    check_task(config.MODEL.PRETRAINED, config.TASK)
     load_pretrained(config, model, run, strict=True)
     if config.EVAL_ENGINE == "inference":
         predictor = inference_engine(config, model, run.info)
     else:
         predictor = model
         run.info(precision_told(config))
-    task = kind(config, val.classes)
+    task: Task = (kind or tasks.chosen(config))(config, val.classes)
     loader = get_dataloader(config, val, "val", rank(), world_size())
     signals.begin()
     run.begin()

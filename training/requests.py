@@ -106,10 +106,10 @@ class Keeper:
         """Stops; the evaluation will be done anew."""
         self.after_epoch()
 
-    def end_epoch(self, improved: tuple[str, ...], wanted: bool) -> None:
+    def end_epoch(self, improved: tuple[str, ...], wanted: bool, described: dict[str, dict[str, Any]]) -> None:
         """Saves where the evaluation gave a best one, where that is ``wanted``, asked for, or due."""
         if improved or wanted or self.due:
-            self._save(None, improved=improved)
+            self._save(None, improved=improved, described=described)
 
     @property
     def due(self) -> bool:

@@ -28,7 +28,7 @@ from weights import load_weights
 
 _DEFAULT_BATCH = 4096  # what config.py's own rates are for: ImageNet from scratch (arXiv:2010.11929, table 3)
 _FAR = 4  # a batch so many times larger or smaller than the recipe's asks for another rate
-_SAME = ("DATA.", "MODEL.", "TRAIN.", "DIST.ENGINE", "DIST.STRATEGY", "SEED", "EVAL", "AMP")  # for every rank
+_SAME = ("TASK", "DATA.", "MODEL.", "TRAIN.", "DIST.ENGINE", "DIST.STRATEGY", "SEED", "EVAL", "AMP")  # for every rank
 # But where things lie, and what loads them, may differ from machine to machine.
 _PLACES = (
     "DATA.DATA_PATH",

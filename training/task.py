@@ -64,6 +64,10 @@ class Task:
         """Returns how good metrics are: the best checkpoint has the highest."""
         return -metrics["loss"]
 
+    def described(self, metrics: Metrics) -> dict[str, Any]:
+        """Returns what of an evaluation travels with the evaluated weights: entries of their ``Description``."""
+        return {}
+
     def line(self, place: str, metrics: Metrics) -> str:
         """Returns what is shown of metrics at a place of ``lines``."""
         return self.lines[place].format(**metrics)

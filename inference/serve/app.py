@@ -19,8 +19,8 @@ from inference.serve.metrics import Metrics
 from inference.serve.settings import Settings
 from inference.serve.workers import Pool
 
-Top = Annotated[int, Query(ge=1, le=100_000, description="classes per image")]
-Threshold = Annotated[float, Query(ge=0, le=1, description="multi-label models: least probability")]
+Top = Annotated[int | None, Query(ge=1, le=100_000, description="classes per image; default: 5, multi-label: all")]
+Threshold = Annotated[float | None, Query(ge=0, le=1, description="multi-label: least probability; default: trained")]
 
 
 class Predicted(BaseModel):
@@ -94,7 +94,9 @@ def create_app(
 def _answering(app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, metrics: Metrics) -> None:
     """What images are sent to (``gate.WORK``)."""
 
-    async def asked(request: Request, kind: str, top: int, threshold: float) -> list[tuple[Upload, dict, bytes]]:
+    async def asked(
+        request: Request, kind: str, top: int | None, threshold: float | None
+    ) -> list[tuple[Upload, dict, bytes]]:
         most = settings.max_images if kind == "predict" else 1
         uploads = await images_of(request.scope.pop("body"), request.headers.get("content-type", ""), most)
         request.scope["images"] = f"{len(uploads)} image{'s' * (len(uploads) > 1)}"
@@ -109,7 +111,7 @@ def _answering(app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, m
         return [(upload, *answer) for upload, answer in zip(uploads, answers, strict=True)]
 
     @app.post("/predict", response_model=Predictions, responses=_PROBLEMS, openapi_extra=_IMAGES)
-    async def predict(request: Request, top: Top = 5, threshold: Threshold = 0.5) -> Response:
+    async def predict(request: Request, top: Top = None, threshold: Threshold = None) -> Response:
         """Classes and probabilities of one image or several."""
         found = await asked(request, "predict", top, threshold)
         predictions = [{"name": upload.name, **answer} for upload, answer, _ in found]

@@ -73,7 +73,8 @@ def _send(end: socket.socket, data: bytes) -> None:
 
 def fingerprint(predictor: Predictor, path: str) -> str:
     """Returns a sum of all that answers depend on: who answers beside others has to have loaded the same."""
-    total = hashlib.sha256(describe(predictor.config, predictor.classes, predictor.task).written().encode())
+    told = describe(predictor.config, predictor.classes, predictor.task, predictor.thresholds)
+    total = hashlib.sha256(told.written().encode())
     if predictor.model is None:
         for file in sorted(Path(path).iterdir()):
             total.update(f"{file.name} {sha256(file)}".encode())

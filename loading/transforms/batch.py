@@ -16,8 +16,9 @@ _MIXUP_TAG = 0x6D69787570  # keeps the seeds of these draws apart from the sampl
 
 
 def gives_distributions(config: Configuration) -> bool:
-    """Returns whether training targets are distributions [B, K] rather than labels [B]."""
-    return mixes(config) or losses.components[config.TRAIN.LOSS].given.get("takes") == "distributions"
+    """Returns whether training targets are [B, K], distributions or a yes or no for each class, not labels [B]."""
+    taken = losses.components[config.TRAIN.LOSS].given.get("takes")
+    return mixes(config) or config.TASK == "multilabel" or taken == "distributions"
 
 
 def smooth_one_hot(labels: paddle.Tensor, num_classes: int, smoothing: float) -> paddle.Tensor:
@@ -48,7 +49,7 @@ class BatchTransform:
         self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
         self.erase = RandomErasing(config) if config.TRAIN.RANDOM_ERASE_PROB else None
         self.mixup = Mixup(config) if mixes(config) else None
-        self.distributions = gives_distributions(config)
+        self.distributions, self.several = gives_distributions(config), config.TASK == "multilabel"
         self.num_classes, self.smoothing = config.MODEL.NUM_CLASSES, config.TRAIN.SMOOTHING
 
     def __call__(self, batch: dict[str, paddle.Tensor], epoch: int) -> tuple[paddle.Tensor, paddle.Tensor]:
@@ -56,13 +57,16 @@ class BatchTransform:
         ``gives_distributions(config)``.
 
         Args:
-            batch: the loader's columns by their names: "pixels" [B, S, S, C] uint8, "labels" [B] int64; "erased",
+            batch: the loader's columns by their names: "pixels" [B, S, S, C] uint8, "labels" [B] int64, or of
+                several classes an image [B, K] uint8; "erased",
                 ``RandomErasing.draw`` of each sample, where RANDOM_ERASE_PROB isn't 0; "mixed", ``Mixup.draw``, where
                 ``mixes(config)``.
             epoch: from 1.
         """
         images, targets = self.normalize(batch["pixels"]), batch["labels"]
-        if self.distributions:
+        if self.several:
+            targets = targets.astype("float32") * (1 - self.smoothing) + self.smoothing / 2
+        elif self.distributions:
             targets = smooth_one_hot(targets, self.num_classes, self.smoothing)
         if self.erase is not None:
             images = self.erase.at(images.shape[2])(images, batch["erased"])
@@ -165,7 +169,7 @@ class Mixup:
 
         Args:
             images: [B, C, S, S] float32.
-            targets: [B, K] float32, each row's sum is 1.
+            targets: [B, K] float32: of several classes an image, too, each class has the mean by the shares.
             drawn: [B, 7] float32: ``draw`` of the batch.
         """
         other, share = drawn[:, 0].astype("int64"), drawn[:, 1:2]

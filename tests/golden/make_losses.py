@@ -1,4 +1,5 @@
-"""Writes losses.npz beside this file: losses per sample of torch and timm (made with timm 1.0.31, torch 2.13.0).
+"""Writes losses.npz beside this file: losses per sample of torch, timm and torchvision (made with timm 1.0.31,
+torch 2.13.0).
 
 Each sample goes through timm's module as a batch of its own, so that its mean is that sample's loss. DeiT's
 distillation is written down here from its formula.
@@ -19,7 +20,13 @@ from golden.formula import array
 
 for name in ("_meta_registrations", "_autograd_registrations"):  # torchvision's operators don't load beside a CPU torch
     sys.modules[f"torchvision.{name}"] = types.ModuleType(f"torchvision.{name}")
-from timm.loss import BinaryCrossEntropy, LabelSmoothingCrossEntropy, SoftTargetCrossEntropy  # noqa: E402
+from timm.loss import (  # noqa: E402
+    AsymmetricLossMultiLabel,
+    BinaryCrossEntropy,
+    LabelSmoothingCrossEntropy,
+    SoftTargetCrossEntropy,
+)
+from torchvision.ops import sigmoid_focal_loss  # noqa: E402
 
 COUNT, CLASSES = 6, 5
 
@@ -56,6 +63,18 @@ def main() -> None:
     arrays["hard"] = each(lambda found, wanted: F.cross_entropy(found, wanted.argmax(1)), student, teacher)
     for tau in (1.0, 3.0):
         arrays[f"soft/{tau}"] = each(lambda found, wanted, tau=tau: divergence(found, wanted, tau), student, teacher)
+    hot = torch.from_numpy(array("hot", (COUNT, CLASSES)) > 0).float()
+    for name, targets in (("hot", hot), ("mixed", 0.7 * hot + 0.3 * hot.flip(0))):
+        arrays[f"bce/pos/{name}"] = (
+            F.binary_cross_entropy_with_logits(logits, targets, weight, reduction="none", pos_weight=weight * 3)
+            .mean(1)
+            .numpy()
+        )
+        for gamma, alpha in ((2.0, 0.25), (0.0, -1), (1.5, 0.6)):
+            each_class = sigmoid_focal_loss(logits, targets, alpha, gamma)
+            arrays[f"focal/{name}/{gamma}/{alpha}"] = each_class.mean(1).numpy()
+        for settings in ((4, 1, 0.05), (2, 0, 0.0), (0, 0, 0.2)):
+            arrays[f"asymmetric/{name}/{settings}"] = each(AsymmetricLossMultiLabel(*settings), logits, targets)
     np.savez_compressed(Path(__file__).with_name("losses.npz"), **arrays)
 
 

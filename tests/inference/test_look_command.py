@@ -111,7 +111,7 @@ def test_models_without_a_classifier_or_of_many_labels_are_looked_at(tmp_path):
     assert opened(
         overlay(Predictor(saved(tmp_path, "vit_small_patch16_224", (), ["MODEL.NUM_CLASSES", "0"])), photograph)
     ).any()
-    many = Predictor(saved(tmp_path, "vit_small_patch16_224", ("a", "b"), task="multi_label"))
+    many = Predictor(saved(tmp_path, "vit_small_patch16_224", ("a", "b"), task="multilabel"))
     seen = sight(many, photograph)
     assert seen.said.classes == [["a", "b"][int(many.model(seen.image).numpy().argmax())]]
     assert cam_panels(many, seen, Asked(method="layercam"))[1].title.startswith(f"for {seen.said.classes[0]}")

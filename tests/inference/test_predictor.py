@@ -149,9 +149,9 @@ def test_what_cant_be_read_is_a_line_in_its_place(run, photographs, tmp_path, wo
 def test_outputs_of_many_labels_are_each_for_itself(run, tmp_path):
     stored = load_file(run / "checkpoints" / "best" / "model.safetensors")
     config = description_of(run / "checkpoints" / "best").configured()
-    told = describe(config, list(CLASSES), "multi_label")
+    told = describe(config, list(CLASSES), "multilabel")
     save_file(stored, tmp_path / "many.safetensors", {METADATA: told.written()})
-    assert Predictor(tmp_path / "many", str(run / "config.yaml")).task == "multi_label"
+    assert Predictor(tmp_path / "many", str(run / "config.yaml")).task == "multilabel"
     predictor = Predictor(tmp_path / "many")
     logits = np.array([[3.0, 1.0], [-800.0, 800.0]], np.float32)
     shares = predictor.probabilities(logits)
@@ -159,16 +159,26 @@ def test_outputs_of_many_labels_are_each_for_itself(run, tmp_path):
     assert predictor.ranked("x", shares[0], threshold=0.5).classes == list(CLASSES)
     assert predictor.ranked("x", shares[0], threshold=0.9).classes == list(CLASSES[:1])
     assert predictor.ranked("x", shares[0], threshold=0.99).classes == []
+    assert predictor.ranked("x", shares[0]).classes == list(CLASSES)  # no thresholds are known: 0.5
+    told = describe(config, list(CLASSES), "multilabel", [0.96, 0.7])
+    save_file(stored, tmp_path / "kept.safetensors", {METADATA: told.written()})
+    kept = Predictor(tmp_path / "kept")
+    assert (kept.ranked("x", shares[0]).classes, kept.ranked("x", shares[0], threshold=0.9).outputs) == (
+        [CLASSES[1]],
+        [0],
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d | {"task": "detection"}, "its task is 'detection', expected one of classification, multi_label"),
+        (lambda d: d | {"task": "detection"}, "its task is 'detection', expected one of classification, multilabel"),
         (lambda d: d | {"classes": "ab"}, "its classes is 'ab', expected a list of names"),
         (lambda d: d | {"classes": ["a\nb", "c"]}, r"its classes is ['a\nb', 'c'], expected a list of names that"),
         (lambda d: d | {"values": {"MODEL.EMBED_DIMS": 3}}, "it has the key MODEL.EMBED_DIMS, which ViT doesn't take"),
         (lambda d: d | {"values": {"MODEL.NUM_HEADS": -1}}, "MODEL.NUM_HEADS is -1"),
+        (lambda d: d | {"thresholds": [0.5, 2.0]}, "its thresholds is [0.5, 2.0], expected a list of probabilities"),
+        (lambda d: d | {"thresholds": [0.5] * 3}, "tells 3 thresholds, the model has 2 outputs"),
         (lambda d: {"model": "x"}, "its task is missing"),
     ],
 )

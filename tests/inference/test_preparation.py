@@ -7,7 +7,7 @@ import yaml
 from PIL import Image
 
 from config import get_config
-from inference.conventions import write_conventions
+from inference.conventions import paddlex_config, write_conventions
 from inference.fidelity import crops
 from inference.preparation import Preparation
 from loading.transforms import EvalTransform, Normalize
@@ -124,11 +124,13 @@ def test_paddlexs_file_tells_the_same_preparation(config, tmp_path):
         np.testing.assert_allclose(by_paddleclas(image, told["PreProcess"]["transform_ops"]), expected, atol=1e-5)
 
 
-def test_a_multi_label_model_has_a_threshold_and_a_grey_one_no_file_of_paddlexs(config, tmp_path):
-    write_conventions(tmp_path, config, describe(config, [], "multi_label"), 768)
+def test_a_multilabel_model_has_a_threshold_and_a_grey_one_no_file_of_paddlexs(config, tmp_path):
+    write_conventions(tmp_path, config, describe(config, [], "multilabel"), 768)
     told = yaml.safe_load((tmp_path / "inference.yml").read_text(encoding="utf-8"))
     assert told["PostProcess"] == {"MultiLabelThreshOutput": {"threshold": 0.5}}
     assert not (tmp_path / "labels.txt").exists()
+    own = paddlex_config(config, describe(config, ["cat", "dog"], "multilabel", [0.3, 0.6]))["PostProcess"]
+    assert own == {"MultiLabelThreshOutput": {"threshold": [0.3, 0.6], "label_list": ["cat", "dog"]}}
     grey = prepared_by("DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.4", "DATA.IMAGENET_STD", "0.3")
     (tmp_path / "grey").mkdir()
     write_conventions(tmp_path / "grey", grey, describe(grey, []), 768)

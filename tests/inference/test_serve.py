@@ -229,8 +229,8 @@ def test_outputs_are_named_by_a_file_and_workers_take_gpus_in_turn(checkpoint, t
     assert answer["classes"] == [("one", "two", "three")[output] for output in answer["outputs"]]
 
 
-def test_of_a_multi_label_model_classes_above_the_threshold_are_told(tmp_path, photographs):
-    checkpoint = write_checkpoint(tmp_path / "many.safetensors", "multi_label")
+def test_of_a_multilabel_model_classes_above_the_threshold_are_told(tmp_path, photographs):
+    checkpoint = write_checkpoint(tmp_path / "many.safetensors", "multilabel")
     predictor = load(told(checkpoint))
     pixels = prepared(predictor, photographs[0])
     shares = predictor.probabilities(predictor.logits(pixels[None]))[0]
@@ -239,6 +239,11 @@ def test_of_a_multi_label_model_classes_above_the_threshold_are_told(tmp_path, p
     answers, pictures = answered(predictor, asked, [pixels, pixels], [])
     assert [answer["classes"] for answer in answers] == [[CLASSES[order[0]], CLASSES[order[1]]], []]
     assert pictures == [b"", b""]
+    predictor.thresholds = [
+        float(share) + (-1e-9 if output == order[1] else 1e-9) for output, share in enumerate(shares)
+    ]
+    [answer], _ = answered(predictor, [{"kind": "predict", "top": None, "threshold": None}], [pixels], [])
+    assert answer["classes"] == [CLASSES[order[1]]]  # each class by its own
 
 
 def test_a_models_own_failure_isnt_an_answer(checkpoint, photographs, monkeypatch, capfd):

@@ -73,7 +73,7 @@ def test_statistics_have_paddles_names_in_pdparams_and_torchs_in_safetensors(tmp
 def test_the_task_and_the_classes_go_along(saved, tmp_path):
     source, arrays = saved
     names = [f"label {number}" for number in range(10)]
-    told = of(get_config("vit_digits"), names, "multi_label")
+    told = of(get_config("vit_digits"), names, "multilabel")
     save_file(arrays, source, {METADATA: told.written()})
     for cfg in (None, "vit_digits"):
         convert(str(source), tmp_path / "out.safetensors", cfg)

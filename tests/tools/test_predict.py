@@ -104,7 +104,7 @@ def test_an_image_that_cant_be_read_is_a_row_and_status_1(place):
 
 
 def test_several_labels_are_those_above_the_threshold(place):
-    asked.write_weights(place / "many.safetensors", "multi_label")
+    asked.write_weights(place / "many.safetensors", "multilabel")
     some, every = (
         [json.loads(line)["predictions"] for line in predict(place, VAL, *flags, weights="many")[1].splitlines()]
         for flags in (["-format=jsonl", "-threshold=0.55"], ["-format=jsonl", "-threshold=0"])

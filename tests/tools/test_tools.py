@@ -11,7 +11,9 @@ from safetensors.numpy import load_file, save_file
 from config import get_config
 from errors import InputError
 from models import build_model
-from tools.average_checkpoints import average
+from tools.average_checkpoints import average, metadata_of
+from training.checkpoint import describe
+from training.checkpoint.description import METADATA
 from weights import file_arrays, load_weights
 from weights.formats import read_metadata, write_weights
 
@@ -97,6 +99,15 @@ def test_the_command_averages_checkpoints_and_a_model_takes_the_result(tmp_path,
         for first, second, mean in zip(*(model.parameters() for model in models), strict=True):
             np.testing.assert_allclose(mean.numpy(), (first.numpy() + second.numpy()) / 2, rtol=1e-6, atol=1e-8)
     assert [file.name for file in sorted((tmp_path / "new").iterdir())] == ["--.safetensors", "-.safetensors"]
+
+
+def test_an_average_has_no_thresholds_of_its_parts(tmp_path):
+    of_parts = [describe(get_config(), ["a", "b"], "multilabel", own) for own in ([0.2, 0.3], [0.4, 0.5], [])]
+    for place, told in enumerate(of_parts):
+        metadata = {METADATA: told.written(), "of": "two"}
+        write_weights(tmp_path / f"{place}.safetensors", {"w": np.zeros(2, np.float32)}, metadata)
+    found = [metadata_of(tmp_path / f"{place}.safetensors") for place in range(3)]
+    assert found == [{METADATA: of_parts[2].written(), "of": "two"}] * 3
 
 
 def test_a_wrong_command_is_one_line_and_writes_nothing(tmp_path):

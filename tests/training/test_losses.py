@@ -10,16 +10,20 @@ from paddle import nn
 
 from config import get_config
 from errors import InputError
+from loading.label_sets import LabelSets
 from loading.transforms import Normalize, smooth_one_hot
 from training.losses import (
+    Asymmetric,
     BinaryCrossEntropy,
     CrossEntropy,
+    Focal,
     SoftTargetCrossEntropy,
     Teacher,
     TokenLabelCrossEntropy,
     TrainingLoss,
     build_criterion,
     class_weights,
+    pos_weights,
 )
 
 COUNT, CLASSES = 6, 5
@@ -219,3 +223,63 @@ def test_token_labels_are_the_authors():
     np.testing.assert_allclose(loss(None, outputs, paddle.to_tensor(labels)).numpy(), expected, rtol=1e-5)
     soft = paddle.to_tensor(wanted, dtype="float32")
     np.testing.assert_allclose(loss(None, outputs, soft).numpy(), expected, rtol=1e-5)
+
+
+HOT = paddle.to_tensor((array("hot", (COUNT, CLASSES)) > 0).astype("float32"))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(("name", "targets"), [("hot", HOT), ("mixed", 0.7 * HOT + 0.3 * HOT.flip([0]))])
+def test_losses_of_several_classes_are_torchs_torchvisions_and_timms(name, targets):
+    weight = WEIGHTS["/weight"]
+    weighted = BinaryCrossEntropy(weight=weight, pos_weight=[3 * factor for factor in weight])
+    assert_golden(weighted(LOGITS, targets), f"bce/pos/{name}")
+    for gamma, alpha in ((2.0, 0.25), (0.0, -1), (1.5, 0.6)):
+        criterion = Focal(0.0, gamma, None if alpha < 0 else alpha)
+        assert_golden(criterion(LOGITS, targets), f"focal/{name}/{gamma}/{alpha}")
+    for settings in ((4, 1, 0.05), (2, 0, 0.0), (0, 0, 0.2)):
+        assert_golden(Asymmetric(0.0, *settings)(LOGITS, targets), f"asymmetric/{name}/{settings}")
+
+
+def test_losses_of_several_classes_have_finite_gradients_and_take_labels_and_weights():
+    for kind in (Focal, Asymmetric):
+        logits = paddle.to_tensor([[-200.0, 200.0, -200.0, 200.0, 0.0]])
+        logits.stop_gradient = False
+        for settings in ((0.0, 0.0), (0.5, 0.5)):
+            kind(0.0, *settings)(logits, paddle.to_tensor([[1.0, 1, 0, 0, 1]])).sum().backward()
+            assert np.isfinite(logits.grad.numpy()).all()
+        one_hot = nn.functional.one_hot(LABELS, CLASSES)
+        np.testing.assert_array_equal(kind()(LOGITS, LABELS).numpy(), kind()(LOGITS, one_hot).numpy())
+        np.testing.assert_allclose(kind(weight=[3.0] * 5)(LOGITS, HOT), 3 * kind()(LOGITS, HOT).numpy(), rtol=1e-6)
+
+
+def test_weights_of_several_classes_an_image_count_its_labels():
+    sets = LabelSets([0, 1, 0, 0, 1, 3], [0, 2, 3, 3, 4, 6])  # 5 images, one of no class; classes 2 and 4 in none
+    several = ["TASK", "multilabel"]
+    found = class_weights(configured(*several, "TRAIN.CLASS_WEIGHTS", "auto"), sets)
+    np.testing.assert_allclose(found, [6 / 9, 6 / 6, 6 / 3, 6 / 3, 6 / 3])
+    np.testing.assert_allclose(
+        pos_weights(configured(*several, "TRAIN.POS_WEIGHT", "auto"), sets), [2 / 3, 1.5, 1, 4, 1]
+    )
+    assert pos_weights(configured(*several, "TRAIN.POS_WEIGHT", "[2]"), None) == [2.0]
+    assert pos_weights(configured(*several), sets) is None
+    message = "TRAIN.POS_WEIGHT has 2 values, expected 1 or 5, one per class of MODEL.NUM_CLASSES"
+    with pytest.raises(InputError, match=message):
+        pos_weights(configured(*several, "TRAIN.POS_WEIGHT", "[2,3]"), sets)
+    with pytest.raises(InputError, match="TRAIN.POS_WEIGHT is 'auto' and there are no training labels"):
+        pos_weights(configured(*several, "TRAIN.POS_WEIGHT", "auto"), None)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], BinaryCrossEntropy()),
+        (["TRAIN.POS_WEIGHT", "[3]"], BinaryCrossEntropy(pos_weight=[3.0])),
+        (["TRAIN.LOSS", "bce", "TRAIN.BCE_SUM", "True"], BinaryCrossEntropy(sum_classes=True)),
+        (["TRAIN.LOSS", "focal", "TRAIN.FOCAL_GAMMA", "1", "TRAIN.FOCAL_ALPHA", "null"], Focal(0.0, 1.0, None)),
+        (["TRAIN.LOSS", "asymmetric", "TRAIN.ASL_CLIP", "0"], Asymmetric(0.0, 4.0, 1.0, 0.0)),
+    ],
+)
+def test_the_criterion_of_several_classes_is_the_configurations(options, expected):
+    found = build_criterion(configured("TASK", "multilabel", "TRAIN.SMOOTHING", "0.1", *options))
+    np.testing.assert_allclose(found(None, LOGITS, HOT).numpy(), expected(LOGITS, HOT).numpy(), rtol=1e-6)

@@ -1,11 +1,19 @@
 """A run's state: saved, verified, found again, and gone on from."""
 
-from training.checkpoint.description import Description, classes_of, describe, description_of, task_of
+from training.checkpoint.description import (
+    Description,
+    check_task,
+    classes_of,
+    describe,
+    description_of,
+    task_of,
+    thresholds_of,
+)
 from training.checkpoint.progress import Progress
 from training.checkpoint.saver import Saver, own_statistics
 from training.checkpoint.state import newest_whole
 
 __all__ = [
-    "Description", "Progress", "Saver", "classes_of", "describe", "description_of", "newest_whole", "own_statistics",
-    "task_of",
+    "Description", "Progress", "Saver", "check_task", "classes_of", "describe", "description_of", "newest_whole",
+    "own_statistics", "task_of", "thresholds_of",
 ]  # fmt: skip

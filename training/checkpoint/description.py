@@ -3,11 +3,12 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from config import default_values, get_config, shipped_configs, with_options, with_values
+from configs.registry import tasks
 from errors import InputError, reading, shown
 from loading.label_spaces import imagenet_names
 from loading.sources import UNPRINTABLE
@@ -18,11 +19,11 @@ from training.checkpoint.state import state_beside
 from weights import find_weights
 from weights.formats import read_metadata
 from weights.hub import read_config
-from weights.plain import NAME, Form, Rule, check_form, is_list, parsed_json
+from weights.plain import NAME, Form, Rule, check_form, is_list, is_real, parsed_json
 from weights.transformers import read_transformers
 
 METADATA = "paddle_vit_toolkit"  # the entry of a .safetensors file's metadata
-TASKS = ("classification", "multi_label")
+TASKS = tasks.names()
 _IMAGES = ("IMAGE_SIZE", "IMAGE_CHANNELS", "CROP_PCT", "CROP_MODE", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD")
 _IMAGES += ("FAST_EVAL", "EXIF_ORIENTATION")
 _OF_A_RUN = ("RESUME", "PRETRAINED", "PRETRAINED_ALLOW", "PRETRAINED_CLASSES")  # MODEL's keys that build nothing
@@ -34,11 +35,16 @@ def _is_class(name: Any) -> bool:
     return type(name) is str and not UNPRINTABLE.search(name)
 
 
+def _is_share(value: Any) -> bool:
+    return is_real(value, 0, 1)
+
+
 _FORM: Form = {
     "model": NAME,
     "task": Rule(f"one of {', '.join(TASKS)}", lambda value: value in TASKS),
     "classes": _CLASS,
     "values": _VALUES,
+    "thresholds": Rule("a list of probabilities", lambda value: is_list(value, _is_share)),
 }
 
 
@@ -48,15 +54,17 @@ class Description:
 
     Attributes:
         model: its name.
-        task: "classification" (one class per image) or "multi_label" (any number of them).
+        task: "classification" (one class per image) or "multilabel" (any number of them); TASK.
         classes: the outputs' names, in their order; empty: they aren't known.
         values: the keys that build the model and prepare its images, with their dots: ``{"MODEL.TYPE": "ViT", ...}``.
+        thresholds: multilabel: the probability from which on an output is a yes, by output; empty: none were chosen.
     """
 
     model: str
     task: str
     classes: list[str]
     values: dict[str, Any]
+    thresholds: list[float] = field(default_factory=list)
 
     def written(self) -> str:
         """Returns it as JSON; ``read_description`` takes it."""
@@ -80,10 +88,12 @@ class Description:
         return with_options(config, options) if options else config
 
 
-def describe(config: Configuration, classes: list[str], task: str = "classification") -> Description:
+def describe(
+    config: Configuration, classes: list[str], task: str = "classification", thresholds: Sequence[float] = ()
+) -> Description:
     """Returns what a model of ``config`` is, whose outputs are ``classes``."""
     values = {key: value for key, value in leaves(config) if _describes(key)}
-    return Description(config.MODEL.NAME, task, list(classes), values)
+    return Description(config.MODEL.NAME, task, list(classes), values, list(thresholds))
 
 
 def _describes(key: str) -> bool:
@@ -98,8 +108,8 @@ def read_description(text: bytes) -> Description:
         Unreadable, Exception: it is something else: within ``errors.reading``.
     """
     found = parsed_json(text)
-    check_form(found, _FORM, tuple(_FORM))
-    return Description(**{name: found[name] for name in _FORM})
+    check_form(found, _FORM, tuple(name for name in _FORM if name != "thresholds"))  # which earlier releases lack
+    return Description(**{name: found[name] for name in _FORM if name in found})
 
 
 def description_of(path: str | Path, options: Sequence[str] = ()) -> Description | None:
@@ -146,7 +156,24 @@ def task_of(path: str | Path) -> str:
         InputError: as ``description_of``.
     """
     own = _own(find_weights(path))
-    return own.task if own else TASKS[0]
+    return own.task if own else "classification"
+
+
+def check_task(path: str | Path, task: str) -> None:
+    """Raises InputError where weights tell that they were trained for another task; also as ``description_of``."""
+    own = _own(find_weights(path))
+    if own and own.task != task:
+        raise InputError(f"{path}: weights of TASK {own.task}, found TASK {task}; give -o TASK {own.task}")
+
+
+def thresholds_of(path: str | Path) -> list[float]:
+    """Returns the thresholds that the weights tell, by output; none where they tell none.
+
+    Raises:
+        InputError: as ``description_of``.
+    """
+    own = _own(find_weights(path))
+    return own.thresholds if own else []
 
 
 def _own(file: Path) -> Description | None:
@@ -161,7 +188,9 @@ def _of_state(file: Path) -> Description | None:
     if state is None:
         return None
     values = {key: value for key, value in leaves(state["config"]) if _describes(key)}
-    return Description(values.get("MODEL.NAME", file.stem), TASKS[0], _printable(state["classes"], file), values)
+    return Description(
+        values.get("MODEL.NAME", file.stem), "classification", _printable(state["classes"], file), values
+    )
 
 
 def _printable(classes: list[str], file: Path | str) -> list[str]:

@@ -61,12 +61,16 @@ def position(folder: Path) -> tuple[int, float]:
 
 
 def write_checkpoint(
-    directory: Path, name: str, files: dict[str, Arrays], state: dict[str, Any], metadata: Mapping[str, str]
+    directory: Path,
+    name: str,
+    files: dict[str, Arrays],
+    state: dict[str, Any],
+    metadata: Mapping[str, Mapping[str, str]],
 ) -> Path:
     """Writes the folder ``name`` under ``directory`` and moves ``last`` to it.
 
     Args:
-        metadata: of the files that hold a model.
+        metadata: by file, of those that hold a model.
 
     Raises:
         RunError: a value is NaN or infinite; nothing is written.
@@ -82,10 +86,7 @@ def write_checkpoint(
                 )
     temporary.mkdir(parents=True)
     try:
-        sums = [
-            _written(temporary / file, arrays, metadata if file in (MODEL, EMA) else None)
-            for file, arrays in files.items()
-        ]
+        sums = [_written(temporary / file, arrays, metadata.get(file)) for file, arrays in files.items()]
         sums.append(_written(temporary / STATE, json.dumps(state, indent=2).encode() + b"\n"))
         _written(temporary / SUMS, "".join(sums).encode())
         sync_directory(temporary)

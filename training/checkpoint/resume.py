@@ -38,7 +38,7 @@ _FREE = (
     "TRAIN.RECIPE_BATCH", "AMP_EVAL",
 )  # fmt: skip
 _SAME_STATE = ("AdamW", "Adam", "LAMB")  # optimizers that keep the same moments
-_COMPARED = ("DATA.", "MODEL.", "TRAIN.", "SEED", "AMP")
+_COMPARED = ("TASK", "DATA.", "MODEL.", "TRAIN.", "SEED", "AMP")
 
 
 def resume(training: Training) -> tuple[Progress, Path | None]:

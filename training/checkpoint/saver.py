@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -25,6 +25,7 @@ from weights import file_arrays
 from weights.layout import file_name
 
 BEHAVIOUR = 2  # raised when the same settings train otherwise than before; ``resume.train_otherwise`` says how
+_NAMES = {"val": folder.MODEL, "ema": folder.EMA}
 BUSY = "busy"
 
 
@@ -59,7 +60,6 @@ class Saver:
         self.constant = {"format": FORMATS[-1], "behaviour": BEHAVIOUR, "versions": versions(), "ranks": world_size()}
         self.constant["images"] = len(train)
         self.constant |= {"classes": train.classes, "model": config.MODEL.NAME, "config": plain(config)}
-        self.metadata = {METADATA: describe(config, train.classes).written()}
         self.thread: threading.Thread | None = None
         self.failure: Exception | None = None
         self.begin(Progress())
@@ -120,6 +120,7 @@ class Saver:
         statistics: dict[str, paddle.Tensor] | None = None,
         windows: Sequence[dict[str, Any]] = (),
         improved: tuple[str, ...] = (),
+        described: Mapping[str, dict[str, Any]] | None = None,
     ) -> None:
         """Takes a copy of the state and begins to write it; before that, the writing of the last one has to end.
 
@@ -128,6 +129,7 @@ class Saver:
             statistics: this rank's, within an epoch; None: they are the same on every rank.
             windows: within an epoch: what each rank has summed up since the last report (``Window.gathered``).
             improved: which of "val" (the model) and "ema" is the best so far: its link moves, too.
+            described: by split, what its evaluation adds to the description of its weights.
         """
         asked = time.perf_counter()
         self.wait()
@@ -145,23 +147,30 @@ class Saver:
         state |= {"scaler": self.scaler.state_dict()} | self.constant
         stall = time.perf_counter() - asked
         self.thread = threading.Thread(
-            target=self._write, args=(progress.name, copied, ranks, others, state, improved, stall), daemon=True
+            target=self._write,
+            args=(progress.name, copied, ranks, others, state, improved, self._metadata(described or {}), stall),
+            daemon=True,
         )
         self.thread.start()
 
+    def _metadata(self, described: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
+        """What each file of weights says of itself."""
+        config, classes = self.config, self.constant["classes"]
+        said = {split: describe(config, classes, config.TASK, **described.get(split, {})) for split in self.parts}
+        return {_NAMES[split]: {METADATA: own.written()} for split, own in said.items()}
+
     def _files(self, copied: Callable[[], dict], statistics: list[Arrays], others: Arrays) -> dict[str, Arrays]:
         """The arrays of each file."""
-        names = {"val": folder.MODEL, "ema": folder.EMA}
         parts = {split: {} for split in (*self.parts, folder.OPTIMIZER)}
         for (part, key), array in copied().items():
             parts[part][key] = array
-        files = {names[split]: file_arrays(model, parts[split]) for split, model in self.parts.items()}
+        files = {_NAMES[split]: file_arrays(model, parts[split]) for split, model in self.parts.items()}
         files[folder.OPTIMIZER] = parts[folder.OPTIMIZER] | others
         # A checkpoint serves for evaluation as well: it gets the ranks' mean, as at an epoch's end.
         for key, own in statistics[0].items():
             split, name = key.split("/", 1)
             mean = np.mean([arrays[key] for arrays in statistics], axis=0, dtype=np.float64)
-            files[names[split]][file_name(name)] = mean.astype(own.dtype)
+            files[_NAMES[split]][file_name(name)] = mean.astype(own.dtype)
         if statistics[0] and len(statistics) > 1:
             by_rank = {f"{place}/{key}": a for place, arrays in enumerate(statistics) for key, a in arrays.items()}
             files[folder.STATISTICS] = by_rank
@@ -175,12 +184,13 @@ class Saver:
         others: Arrays,
         state: dict[str, Any],
         improved: tuple[str, ...],
+        metadata: dict[str, dict[str, str]],
         stall: float,
     ) -> None:
         started, directory = time.perf_counter(), self.run.checkpoints
         try:
             files = self._files(copied, statistics, others)
-            folder.write_checkpoint(directory, name, files, state, self.metadata)
+            folder.write_checkpoint(directory, name, files, state, metadata)
             if "val" in improved:
                 folder.point(directory / folder.BEST, name)
             if "ema" in improved:

@@ -1,0 +1,53 @@
+"""The labels of images that have any number of classes each."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+class LabelSets:
+    """The classes of each of n images, as 0 and 1: ``sets[i]`` is [outputs] uint8. Four bytes per label are held.
+
+    Args:
+        labels: [m] integers, image after image, each one once for an image.
+        ends: [n + 1] integers, from 0 on: those of image i are labels[ends[i]:ends[i + 1]].
+
+    Attributes:
+        outputs: classes; ``label_spaces`` sets how many the model has.
+    """
+
+    def __init__(self, labels: Sequence[int] | np.ndarray, ends: Sequence[int] | np.ndarray) -> None:
+        self.labels, self.ends = np.asarray(labels, np.int32), np.asarray(ends, np.int64)
+        self.outputs = int(self.labels.max(initial=-1)) + 1
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        row = np.zeros(self.outputs, np.uint8)
+        row[self.of(index)] = 1
+        return row
+
+    def of(self, index: int) -> np.ndarray:
+        """Returns the labels of an image."""
+        return self.labels[self.ends[index] : self.ends[index + 1]]
+
+    def taken(self, places: np.ndarray) -> "LabelSets":
+        """Returns the sets of the images at ``places`` [k]."""
+        counts = np.diff(self.ends)[places]
+        ends = np.concatenate([[0], np.cumsum(counts)])
+        sources = np.repeat(self.ends[:-1][places] - ends[:-1], counts) + np.arange(ends[-1])
+        return LabelSets(self.labels[sources], ends)
+
+    def mapped(self, places: np.ndarray) -> "LabelSets":
+        """Returns the sets whose label is ``places[label]``."""
+        return LabelSets(places[self.labels], self.ends)
+
+    def tobytes(self) -> bytes:
+        """Returns what tells these sets from others."""
+        return self.ends.tobytes() + self.labels.tobytes()
+
+
+def every_label(labels: np.ndarray | LabelSets) -> np.ndarray:
+    """Returns the labels of all images, one after the other."""
+    return labels.labels if isinstance(labels, LabelSets) else labels

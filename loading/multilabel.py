@@ -1,0 +1,194 @@
+"""Readers of lists and tables of images that have any number of classes each.
+
+Folders can't say it: a file of one name in two class folders may be one image of two classes, or two images.
+"""
+
+import csv
+import itertools
+import math
+import os
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs.registry import datasets
+from errors import Allowance, InputError, Unreadable, opened, reading, shown
+from loading.files import Paths
+from loading.label_sets import LabelSets
+from loading.sources import LISTED, MOST_CLASSES, UNPRINTABLE, UTF16, Files, Split, missing_files
+
+_LONGEST_LINE = 1 << 19  # bytes: of a table, the names of 30,000 classes
+_LABEL = 4  # bytes that one takes
+_ADVICE = "; DATASET {} needs it under -data_path"
+
+
+class _Read:
+    """What a reader has read so far, within an allowance of memory."""
+
+    def __init__(self, size: int) -> None:
+        self.labels, self.ends, self.folders, self.known = array("i"), array("q", [0]), array("i"), {}
+        self.allowance = Allowance(size)
+        self.allowance.until = math.inf  # each byte is looked at once: a clock would refuse long lists
+
+    def add(self, path: bytes, labels: Sequence[int]) -> bytes:
+        """Takes an image in; returns its path."""
+        if b"\0" in path:
+            raise Unreadable("it holds a path with a NUL character")
+        self.allowance.take(len(path) + LISTED + _LABEL * len(labels))
+        self.labels.extend(labels)
+        self.ends.append(len(self.labels))
+        self.folders.append(self.known.setdefault(path[: path.rfind(b"/") + 1], len(self.known)))
+        return path
+
+    def files(self, file: Path, paths: Paths, classes: Sequence[str]) -> Files:
+        """Returns the images; raises InputError where some aren't there, or none has a class."""
+        if not len(paths):
+            raise InputError(f"{file}: it names no image")
+        if missing := missing_files(file.parent, paths, np.frombuffer(self.folders, np.int32), list(self.known)):
+            raise InputError(f"{file}: {missing}")
+        if not self.labels:
+            raise InputError(f"{file}: none of its {len(paths)} images has a class")
+        return Files(file.parent, paths, LabelSets(self.labels, self.ends), classes)
+
+
+def _lines(lines: Any) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines of a text in UTF-8 that aren't empty, without their ends, with their numbers."""
+    number = 0
+    while line := lines.readline(_LONGEST_LINE):
+        number += 1
+        if number == 1:
+            if line[:2] in UTF16:
+                raise Unreadable("it is in UTF-16; save it in UTF-8")
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if len(line) == _LONGEST_LINE:
+            raise Unreadable(f"its line {number} has more than {_LONGEST_LINE} bytes")
+        if line := line.rstrip(b"\r\n"):
+            yield number, line
+
+
+# --------------------------------------------------------------------- lists
+
+
+@datasets.register(
+    "multilabel_list",
+    holds="`train_list.txt` and `val_list.txt`: on each line a path, a TAB and labels (`3,17`, or none);"
+    " `classes.txt`, if there is one: a name a line",
+    task="multilabel",
+)
+def multilabel_list(split: Split, *, data_path: str) -> Files:
+    """Reads ``<mode>_list.txt`` of images that have any number of classes.
+
+    Raises:
+        InputError: the list or files are missing, a line is wrong (which), a label is outside the range.
+    """
+    root = Path(data_path)
+    file, classes = root / f"{split.mode}_list.txt", _names(root / "classes.txt")
+    limit = len(classes) or (MOST_CLASSES if split.num_classes == "auto" else split.num_classes)
+    with reading(file, "a list", _ADVICE.format("multilabel_list")), opened(file) as lines:
+        read = _Read(os.fstat(lines.fileno()).st_size)
+        return read.files(file, Paths(_listed(file, lines, limit, read)), classes)
+
+
+def _listed(file: Path, lines: Any, limit: int, read: _Read) -> Iterator[bytes]:
+    for number, line in _lines(lines):
+        path, tab, field = line.rpartition(b"\t")
+        words = [word.strip() for word in field.split(b",")] if field.strip() else []
+        if not (tab and path.strip()) or not all(word.isdigit() for word in words):
+            found = shown(os.fsdecode(line[:200]))
+            expected = "a path, a TAB, then labels such as 3,17 (or nothing: no class)"
+            raise InputError(f"{file}, line {number}: expected {expected}; found '{found}'")
+        labels = [int(word) if len(word) <= 18 else limit for word in words]
+        if labels and max(labels) >= limit:
+            found = shown(words[labels.index(max(labels))].decode(), 30)
+            raise InputError(f"{file}, line {number}: label {found} is outside 0..{limit - 1}")
+        if len(set(labels)) != len(labels):
+            raise InputError(f"{file}, line {number}: it has a label twice")
+        yield read.add(path.strip(), labels)
+
+
+def _names(file: Path) -> list[str]:
+    """Returns the class names of a file that may be absent."""
+    if not os.path.lexists(file):
+        return []
+    with reading(file, "classes, one a line"), opened(file) as lines:
+        allowance = Allowance(os.fstat(lines.fileno()).st_size)
+        names = []
+        for number, line in _lines(lines):
+            allowance.take(2 * len(line) + 100)
+            names.append(_name(line.decode().strip(), f"line {number}"))
+        return _each_once(names)
+
+
+def _name(name: str, where: str) -> str:
+    if not name or UNPRINTABLE.search(name):
+        raise Unreadable(f"its {where} is '{shown(name, 40)}', expected a class's name")
+    return name
+
+
+def _each_once(names: list[str]) -> list[str]:
+    if twice := [name for name, other in itertools.pairwise(sorted(names)) if name == other]:
+        raise Unreadable(f"it has the class '{shown(twice[0], 40)}' twice")
+    return names
+
+
+# -------------------------------------------------------------------- tables
+
+
+@datasets.register(
+    "multilabel_csv",
+    holds="`train.csv` and `val.csv`: a header of class names behind the path's, then a path and 0 or 1 for each class",
+    task="multilabel",
+)
+def multilabel_csv(split: Split, *, data_path: str) -> Files:
+    """Reads ``<mode>.csv``; the training table's classes count, in its order.
+
+    Raises:
+        InputError: the table or files are missing, a line is wrong (which), its classes aren't the training table's.
+    """
+    root = Path(data_path)
+    file = root / f"{split.mode}.csv"
+    with reading(file, "a table", _ADVICE.format("multilabel_csv")), opened(file) as lines:
+        numbered = _lines(lines)
+        classes = own = _header(numbered)
+        if split.mode != "train" and (root / "train.csv").is_file():
+            classes = _training_classes(root / "train.csv")
+            if others := sorted(set(own) ^ set(classes)):
+                raise Unreadable(f"its classes aren't those of train.csv: {', '.join(others[:3])} ({len(others)})")
+        places = {name: place for place, name in enumerate(classes)}
+        read = _Read(os.fstat(lines.fileno()).st_size)
+        return read.files(file, Paths(_rows(file, numbered, [places[name] for name in own], read)), classes)
+
+
+def _training_classes(file: Path) -> list[str]:
+    with reading(file, "a table"), opened(file) as lines:
+        return _header(_lines(lines))
+
+
+def _header(lines: Iterator[tuple[int, bytes]]) -> list[str]:
+    _, line = next(lines, (1, b""))
+    _, *names = _fields(line.decode())
+    if not names:
+        raise Unreadable("its header names no class; expected image,cat,dog and so on")
+    return _each_once([_name(name.strip(), f"header's field {place}") for place, name in enumerate(names, 2)])
+
+
+def _rows(file: Path, lines: Iterator[tuple[int, bytes]], places: list[int], read: _Read) -> Iterator[bytes]:
+    for number, line in lines:
+        path, *values = _fields(os.fsdecode(line))
+        wrong = set(values) - {"0", "1"}
+        if wrong or len(values) != len(places) or not path.strip():
+            found = f"'{shown(min(wrong), 30)}'" if wrong else f"{len(values)} values" if path.strip() else "no path"
+            raise InputError(
+                f"{file}, line {number}: expected a path, then 0 or 1 for each of {len(places)} classes; found {found}"
+            )
+        yield read.add(
+            os.fsencode(path.strip()), [place for place, value in zip(places, values, strict=True) if value == "1"]
+        )
+
+
+def _fields(line: str) -> list[str]:
+    """The fields of one line, quoted or not; a quoted line's end is in none of them."""
+    return next(csv.reader([line], strict=True), [""]) or [""]

@@ -1,0 +1,280 @@
+"""Images of several classes: figures are scikit-learn's on any number of processes; a run from data to answers."""
+
+import json
+from unittest import mock
+
+import numpy as np
+import paddle
+import pytest
+from conftest import without
+from PIL import Image
+from ranks import run_ranks
+from runs import assert_same_run, refused, train, work
+from safetensors import safe_open
+from sklearn.metrics import average_precision_score, f1_score, precision_recall_curve
+
+from config import get_config
+from datasets import get_datasets
+from errors import InputError
+from inference import Predictor
+from inference.exporting import write_export
+from inference.quantise import training_images
+from loading.label_sets import LabelSets
+from loading.transforms import BatchTransform, Mixup
+from training import multilabel
+from training.checkpoint.description import METADATA, thresholds_of
+from training.figures import average_precision, best_threshold, sigmoid
+from training.multilabel import MultiLabel
+
+CLASSES = ["left", "right", "below", "never"]
+
+
+def drawn(count=400, classes=6, seed=0):
+    """Logits, many of them equal, and truths; nobody has the last class."""
+    rng = np.random.default_rng(seed)
+    truth = rng.random((count, classes)) < np.linspace(0.5, 0.02, classes)
+    truth[:, -1] = False
+    return np.round(rng.normal(size=truth.shape) + truth, 1).astype(np.float32), truth
+
+
+@pytest.mark.smoke
+def test_average_precisions_and_thresholds_are_scikit_learns():
+    logits, truth = drawn()
+    shares = sigmoid(logits)
+    np.testing.assert_allclose(shares, 1 / (1 + np.exp(-logits.astype(np.float64))), rtol=1e-14)
+    assert (np.diff(sigmoid(np.float32([-800, -99, -98, 0, 30]))) > 0).all()
+    for column, there in list(zip(shares.T, truth.T, strict=True))[:-1]:
+        assert average_precision(column, there) == pytest.approx(average_precision_score(there, column), abs=1e-12)
+        precision, recall, levels = precision_recall_curve(there, column)
+        best = (2 * precision * recall / np.maximum(precision + recall, 1e-12)).max()
+        chosen = best_threshold(column, there)
+        assert f1_score(there, column >= chosen) == pytest.approx(best, abs=1e-12)
+        assert np.abs(levels - chosen).min() > 1e-3  # between two of them
+    assert (average_precision(shares[:, -1], truth[:, -1]), best_threshold(shares[:, -1], truth[:, -1])) == (None, 0.5)
+    alone = np.array([0.25, 0.25])
+    assert (average_precision(alone, np.array([True, False])), best_threshold(alone, truth[:2, 0] | True)) == (
+        0.5,
+        0.125,
+    )
+
+
+def evaluated(count, batch, thresholds=None):
+    """This rank's share of ``drawn``, evaluated as the engine does."""
+    logits, truth = drawn(count)
+    own = range(paddle.distributed.get_rank(), count, paddle.distributed.get_world_size())
+    rows = [list(own[start : start + batch]) for start in range(0, len(own), batch)]
+    task = MultiLabel(get_config(None, ["TASK", "multilabel", "MODEL.NUM_CLASSES", "6"]), list("abcdef"))
+    task.thresholds, task.normalize = thresholds, lambda pixels: pixels
+    batches = (
+        {"pixels": paddle.to_tensor(logits[r]), "labels": paddle.to_tensor(truth[r].astype("uint8"))} for r in rows
+    )
+    with mock.patch.object(multilabel, "_PIECE", 2 * count):  # two classes at a time
+        return task.evaluate(lambda pixels: pixels, batches)
+
+
+def test_an_evaluation_is_scikit_learns():
+    logits, truth = drawn(101)
+    alone, shares = evaluated(101, 8), sigmoid(logits)
+    entropy = np.logaddexp(0, np.where(truth, -logits, logits)).mean()
+    assert (alone["num_samples"], alone["loss"]) == (101, pytest.approx(entropy, rel=1e-5))
+    precisions = [100 * average_precision_score(truth[:, k], shares[:, k]) for k in range(5)]
+    assert list(alone["class_ap"].values()) == [*map(pytest.approx, precisions), None]
+    assert alone["mAP"] == pytest.approx(np.mean(precisions))
+    at_half = alone["f1_micro_at_half"], alone["f1_macro_at_half"]
+    for level, found in ((alone["thresholds"], (alone["f1_micro"], alone["f1_macro"])), (0.5, at_half)):
+        told = shares >= level
+        assert found[0] == pytest.approx(100 * f1_score(truth, told, average="micro"))
+        assert found[1] == pytest.approx(100 * f1_score(truth[:, :5], told[:, :5], average="macro"))
+    assert alone["class_f1"]["f"] is None
+    kept = evaluated(101, 8, np.array(alone["thresholds"]))
+    assert kept == alone
+    assert evaluated(101, 8, np.full(6, 0.5))["f1_micro"] == at_half[0]
+
+
+# ------------------------------------------------------------------- a run
+
+
+def write_data(root, train=48, val=21):
+    """Grey pictures whose parts are bright or not: a table of what they show."""
+    rng = np.random.default_rng(0)
+    for mode, count in (("train", train), ("val", val)):
+        (root / mode).mkdir(parents=True)
+        rows = [f"image,{','.join(CLASSES)}"]
+        for index in range(count):
+            has = [(index >> place) % 2 for place in range(3)]
+            pixels = rng.integers(0, 60, (8, 8))
+            for part, there in zip((np.s_[:4, :4], np.s_[:4, 4:], np.s_[4:]), has, strict=True):
+                pixels[part] += 150 * there
+            Image.fromarray(pixels.astype(np.uint8)).save(root / mode / f"{index}.png")
+            rows.append(f"{mode}/{index}.png,{','.join(map(str, has))},0")
+        (root / f"{mode}.csv").write_text("\n".join(rows) + "\n")
+    return root
+
+
+@pytest.fixture
+def options(tmp_path, tiny):
+    data = str(write_data(tmp_path / "data"))
+    words = [*without(tiny, "DATA.DATASET", "MODEL.NUM_CLASSES", "TRAIN.NUM_EPOCHS"), "TASK", "multilabel"]
+    words += ["DATA.DATASET", "multilabel_csv", "DATA.DATA_PATH", data, "MODEL.NUM_CLASSES", "auto"]
+    return [*words, "TRAIN.NUM_EPOCHS", "3", "TRAIN.BASE_LR", "0.01", "TRAIN.CROP", "squash", "TRAIN.CROP_PCT", "1.0"]
+
+
+def whole_life(options, output, training):
+    """Trains, goes on from the middle of it, evaluates by the run's weights; what ``evaluated`` gives besides."""
+    train([*options, *training], output / "whole")
+    middle = output / "whole" / "checkpoints" / "epoch_0002_sample_000000016"
+    train([*options, *training, "MODEL.RESUME", str(middle)], output / "resumed")
+    weights = str(output / "whole" / "checkpoints" / "last")
+    own = [*without(options, "TRAIN."), "DATA.BATCH_SIZE_EVAL", "4", "MODEL.PRETRAINED", weights]
+    evaluate(own, output / "again")
+    return evaluated(101, 7), evaluated(1, 4)
+
+
+def evaluate(options, output):
+    config, _, val = get_datasets(get_config(None, [*options, "OUTPUT", str(output), "EVAL", "True"]))
+    work(config, None, val)
+
+
+def told_thresholds(file):
+    with safe_open(file, "np") as opened:
+        return json.loads(opened.metadata()[METADATA])["thresholds"]
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.smoke)])
+def test_a_run_trains_goes_on_evaluates_and_answers_by_its_thresholds(tmp_path, options, ranks):
+    more = ["DATA.BATCH_SIZE", str(16 // ranks), "TRAIN.MODEL_EMA", "True", "SAVE_STEPS", "1", "KEEP_LAST", "99"]
+    for found in run_ranks(whole_life, options, tmp_path, more, ranks=ranks):
+        for own, expected in zip(found, (evaluated(101, 3), evaluated(1, 3)), strict=True):
+            assert own.pop("loss") == pytest.approx(expected.pop("loss"), rel=1e-6)
+            assert own == expected  # to the bit, on any number of processes
+    assert_same_run(tmp_path / "whole", tmp_path / "resumed")
+    ends = [tmp_path / name / "checkpoints" / "last" for name in ("whole", "resumed")]
+    result = json.loads((tmp_path / "whole" / "result.json").read_text())
+    for file, found in (("model.safetensors", result), ("ema.safetensors", result["ema"])):
+        assert [told_thresholds(end / file) for end in ends] == [found["thresholds"]] * 2
+    middle = tmp_path / "whole" / "checkpoints" / "epoch_0002_sample_000000016"
+    assert thresholds_of(middle) == []  # nothing was evaluated there
+    assert json.loads((tmp_path / "whole" / "classes.json").read_text()) == CLASSES
+    assert result["best"]["mAP"] == pytest.approx(max(r["mAP"] for r in _validations(tmp_path / "whole")), abs=1e-6)
+    again = json.loads((tmp_path / "again" / "result.json").read_text())
+    for name in ("mAP", "f1_micro", "f1_macro", "f1_micro_at_half", "class_ap", "class_f1", "thresholds"):
+        assert again[name] == result[name], name
+    assert again["loss"] == pytest.approx(result["loss"], rel=1e-6)
+    assert "thresholds: the weights' own; " in (tmp_path / "again" / "log.txt").read_text()
+    if ranks == 1:
+        own = [*without(options, "TRAIN."), "MODEL.PRETRAINED", str(middle)]
+        evaluate(own, tmp_path / "plain")
+        plain = json.loads((tmp_path / "plain" / "result.json").read_text())
+        assert (plain["f1_micro"], plain["thresholds"]) == (plain["f1_micro_at_half"], [0.5] * 4)
+        assert "thresholds: 0.5 of each class: the weights have none; " in (tmp_path / "plain" / "log.txt").read_text()
+        _answers(tmp_path, ends[0], result)
+
+
+def _validations(run):
+    return [r for r in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if r["split"] == "val"]
+
+
+def _answers(tmp_path, weights, result):
+    """What a Predictor of the weights, and of their export, says of the validation set is what was counted."""
+    predictor = Predictor(weights)
+    assert (predictor.task, predictor.classes, predictor.thresholds) == ("multilabel", CLASSES, result["thresholds"])
+    paths = [str(tmp_path / "data" / "val" / f"{index}.png") for index in range(21)]
+    truth = np.array([[(index >> place) % 2 for place in range(3)] + [0] for index in range(21)])
+    write_export(
+        predictor.config, predictor.model, tmp_path / "out", CLASSES, task="multilabel", thresholds=predictor.thresholds
+    )
+    for own in (predictor, Predictor(tmp_path / "out")):
+        told = np.zeros_like(truth)
+        for row, answer in zip(told, own(paths), strict=True):
+            row[answer.outputs] = 1
+            assert answer.probabilities == sorted(answer.probabilities, reverse=True)
+        assert 100 * f1_score(truth, told, average="micro") == pytest.approx(result["f1_micro"])
+    everything = predictor(paths[:1], threshold=0.0)[0]
+    assert (len(everything.classes), len(predictor(paths[:1], threshold=0.0, top=2)[0].classes)) == (4, 2)
+
+
+def test_parts_of_a_few_pictures_are_learned(tmp_path, options):
+    more = ["TRAIN.NUM_EPOCHS", "25", "DATA.BATCH_SIZE", "8", "TRAIN.HFLIP", "0", "VALIDATE_FREQ", "25"]
+    train([*without(options, "TRAIN.NUM_EPOCHS"), *more], tmp_path / "run")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["mAP"] > 85  # 53 by chance
+    assert result["class_ap"]["below"] > 99
+    assert result["class_ap"]["never"] is None
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert f"summary: mAP: {result['mAP']:.2f}, f1_micro: {result['f1_micro']:.2f}, " in log
+    assert "an evaluation holds 20 bytes for each image of a process\n" in log
+
+
+# ---------------------------------------------------------- batches, refusals
+
+
+@pytest.mark.parametrize("mixup", [[], ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.CUTMIX_ALPHA", "1.0"]])
+def test_targets_are_smoothed_by_halves_and_mixed_by_shares(mixup):
+    words = ["TASK", "multilabel", "MODEL.NUM_CLASSES", "3", "TRAIN.SMOOTHING", "0.1", "DATA.IMAGE_SIZE", "8", *mixup]
+    config = get_config(None, words)
+    labels = np.uint8([[0, 0, 0], [1, 0, 1], [1, 1, 1], [0, 1, 0]])
+    columns = {"pixels": paddle.zeros([4, 8, 8, 3], "uint8"), "labels": paddle.to_tensor(labels)}
+    expected = np.where(labels, 0.95, 0.05)
+    if mixup:
+        mixed = Mixup(config).draw(1, 1, 4)
+        columns["mixed"] = paddle.to_tensor(mixed)
+        expected = expected * mixed[:, 1:2] + expected[[1, 0, 3, 2]] * (1 - mixed[:, 1:2])
+    _, targets = BatchTransform(config)(columns, 1)
+    np.testing.assert_allclose(targets.numpy(), expected, rtol=1e-5)
+    assert targets.dtype == paddle.float32
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["TRAIN.LOSS", "cross_entropy"], "'cross_entropy', expected one of bce, focal, asymmetric, auto with"),
+        (["TRAIN.LOSS", "token_label"], "'token_label', expected one of bce, focal, asymmetric, auto with"),
+        (["TRAIN.DISTILLATION_TYPE", "hard"], "'hard', expected None with TASK multilabel: it is of one"),
+        (["DATA.SAMPLER", "balanced"], "'balanced', expected shuffle with TASK multilabel: an image"),
+        (["BEST_METRIC", "acc1"], "BEST_METRIC is 'acc1', expected one of auto, mAP, f1_micro, f1_macro, loss"),
+        (
+            ["TRAIN.LOSS", "focal", "TRAIN.POS_WEIGHT", "[2]"],
+            "TRAIN.POS_WEIGHT does nothing without TRAIN.LOSS bce, or",
+        ),
+        (
+            ["TRAIN.LOSS", "bce", "TRAIN.SMOOTHING", "0.2", "TRAIN.BCE_TARGET_THRESH", "0.1"],
+            "THRESH is 0.1, expected above 0.1",
+        ),
+        (["TASK", "multilable"], r"'multilable', expected one of classification, multilabel; did"),
+        (["TASK", "classification", "BEST_METRIC", "mAP"], "'mAP', expected one of auto, acc1, acc5, mean"),
+    ],
+)
+def test_what_an_image_of_several_classes_has_no_use_for_is_refused(words, message):
+    with pytest.raises(InputError, match=message):
+        get_config(None, ["TASK", "multilabel", *words])
+
+
+def test_data_and_weights_of_the_other_task_are_refused(tmp_path, options, tiny):
+    message = "DATA.DATASET 'digits' is of TASK classification, TASK is multilabel; change one of the two"
+    refused(message, [*tiny, "TASK", "multilabel"], tmp_path / "a", None)
+    swapped = [*without(options, "TASK"), "TASK", "classification"]
+    refused("DATA.DATASET 'multilabel_csv' is of TASK multilabel, TASK is", swapped, tmp_path / "b", None)
+    train([*tiny, "DATA.BATCH_SIZE", "32"], tmp_path / "digits", 64)
+    weights = str(tmp_path / "digits" / "checkpoints" / "last")
+    asked = [*without(options, "TRAIN."), "MODEL.PRETRAINED", weights]
+    with pytest.raises(
+        InputError, match="weights of TASK classification, found TASK multilabel; give -o TASK classific"
+    ):
+        evaluate(asked, tmp_path / "c")
+
+
+def test_classes_that_training_lacks_are_told_and_a_cache_keeps_the_labels(tmp_path, options):
+    table = tmp_path / "data" / "val.csv"
+    table.write_text(table.read_text().replace("val/3.png,1,1,0,0", "val/3.png,1,1,0,1"))
+    config, *plain = get_datasets(get_config(None, options))
+    assert "validation has 1 classes that no training image has: never" in config.notes
+    cached = [*options, "DATA.CACHE", str(tmp_path / "cache")]
+    for _ in range(2):
+        _, *found = get_datasets(get_config(None, cached))
+        for own, other in zip(plain, found, strict=True):
+            assert isinstance(other.labels, LabelSets)
+            for index in (0, 3, 20):
+                np.testing.assert_array_equal(own[index][1], other[index][1])
+    np.testing.assert_array_equal(plain[1][3][1], [1, 1, 0, 1])
+    data = ["DATA.DATASET", "multilabel_csv", "DATA.DATA_PATH", str(tmp_path / "data")]
+    assert training_images(config, data, 7).shape == (7, 1, 8, 8)  # which int8 is calibrated on
