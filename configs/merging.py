@@ -59,7 +59,8 @@ def find_config(cfg_file: str | os.PathLike, by: str = "") -> Path:
     plain, _, tag = path.name.partition(".")
     if tag not in ("", "yaml", "yml") and tags(plain) and not path.parent.name:
         raise InputError(f"{by}timm has no weights {shown(path.name)}; of {plain} it has {', '.join(tags(plain))}")
-    raise InputError(f"{by}no configuration file {shown(str(path))}{nearest_model(path.name, [file.stem for file in shipped])}")
+    hint = nearest_model(path.name, [file.stem for file in shipped])
+    raise InputError(f"{by}no configuration file {shown(str(path))}{hint}")
 
 
 def tag_options(cfg_file: str | os.PathLike) -> list[Option]:

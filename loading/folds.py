@@ -12,6 +12,7 @@ import numpy as np
 
 from errors import InputError, shown
 from loading.files import Paths
+from loading.label_sets import LabelSets, every_label
 from loading.shards import Shards
 from loading.sources import Arrays, Drawn, Files, Split
 from loading.splits import drawn, groups_of
@@ -39,10 +40,10 @@ def part_of(data: Any, split: Split, reader: Callable[[Split], Source]) -> Sourc
             names = [os.fsdecode(name) for name in source.names] if data.FOLDS_GROUPS else ()
             return source.chosen(_places(data, mode, names, source.labels, source.classes))
         case Files():
-            labels = np.asarray(source.labels)
+            labels = source.labels if isinstance(source.labels, LabelSets) else np.asarray(source.labels)
             places = _places(data, mode, source.paths, labels, source.classes)
             paths = Paths(str(source.paths[place]) for place in places.tolist())
-            return source._replace(paths=paths, labels=labels[places])
+            return source._replace(paths=paths, labels=every_label(labels)[places])
         case Drawn():  # a file's FOLDS, over which synthetic was chosen
             return source
 
@@ -57,8 +58,12 @@ def _cut(data: Any, mode: str, images: np.ndarray, labels: np.ndarray, classes: 
     return images[places], labels[places], classes
 
 
-def _places(data: Any, mode: str, names: Sequence[str], labels: np.ndarray, classes: Sequence[str]) -> np.ndarray:
+def _places(
+    data: Any, mode: str, names: Sequence[str], labels: np.ndarray | LabelSets, classes: Sequence[str]
+) -> np.ndarray:
     """The numbers of a part's samples, in rising order."""
+    if isinstance(labels, LabelSets):
+        raise InputError(f"DATA.FOLDS is {data.FOLDS}, which parts images of one class each; leave it out")
     groups = groups_of(names, data.FOLDS_GROUPS, "DATA.FOLDS_GROUPS") if data.FOLDS_GROUPS and names else None
     parts = folds(labels, data.FOLDS, data.FOLDS_SEED, groups, classes)
     return np.flatnonzero((parts == data.FOLD) == (mode == "val"))

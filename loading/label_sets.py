@@ -48,6 +48,6 @@ class LabelSets:
         return self.ends.tobytes() + self.labels.tobytes()
 
 
-def every_label(labels: np.ndarray | LabelSets) -> np.ndarray:
+def every_label(labels: Sequence[int] | np.ndarray | LabelSets) -> np.ndarray:
     """Returns the labels of all images, one after the other."""
-    return labels.labels if isinstance(labels, LabelSets) else labels
+    return labels.labels if isinstance(labels, LabelSets) else np.asarray(labels)

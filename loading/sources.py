@@ -19,7 +19,7 @@ from configs.registry import datasets
 from configs.signatures import Count, Part, Size
 from errors import Allowance, InputError, Unreadable, opened, reading, shown
 from loading.files import Paths
-from loading.label_sets import LabelSets
+from loading.label_sets import LabelSets, every_label
 from loading.splits import validation
 
 Decoded = tuple[np.ndarray, np.ndarray, list[str]]  # images, labels, class names
@@ -124,9 +124,10 @@ def _refuse_both(val_split: float | None, part: Path) -> None:
 
 def _part(files: Files, mode: str, share: float, seed: int, groups: str | None) -> Files:
     """Returns the training images without those that are for validation, or the latter."""
-    chosen = validation(files.paths, files.labels, share, seed, groups) == (mode == "val")
+    labels = every_label(files.labels)
+    chosen = validation(files.paths, labels, share, seed, groups) == (mode == "val")
     paths = Paths(str(files.paths[place]) for place in np.flatnonzero(chosen))
-    return Files(files.root, paths, np.asarray(files.labels)[chosen], files.classes)
+    return Files(files.root, paths, labels[chosen], files.classes)
 
 
 def _listed(
