@@ -291,7 +291,7 @@ def _cached(config: Configuration, mode: str, made_of: str, decode: Callable[[],
 
 
 def _decoded(config: Configuration, mode: str, dataset: EncodedDataset) -> ArrayDataset:
-    way = f"{_DECODING}{'turned' * dataset.oriented} {dataset.mode}"
+    way = _DECODING + "turned" * dataset.oriented + dataset.mode
     made_of = fingerprint(dataset.files(), way, dataset.labels.tobytes(), "\0".join(dataset.classes))
     images = (np.asarray(dataset.image(index)) for index in range(len(dataset)))
     labels = dataset.labels if isinstance(dataset.labels, np.ndarray) else np.zeros(len(dataset), np.int64)
