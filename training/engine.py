@@ -55,7 +55,7 @@ def fit(
     """
     task: Task = (kind or tasks.chosen(config))(config, val.classes)
     training = prepare(task, network, train, run)
-    progress, chosen = resume(training)
+    (progress, chosen), ending = resume(training), training.ending
     val_loader = get_dataloader(config, val, "val", rank(), world_size())
     signals.begin()
     run.begin()  # all that can be checked was checked: from here on the run's folder changes
@@ -67,7 +67,6 @@ def fit(
     keeper = Keeper(progress, saver, Requests(config.SAVE_MINUTES))
     if task.note:
         run.info(task.note)
-    ending = training.ending
     run.start_bar(config.TRAIN.NUM_EPOCHS * len(training.loader), progress.step)
     ending.begin(progress, run, _evaluation_cost(training, len(val)))
 
