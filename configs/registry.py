@@ -1,4 +1,4 @@
-"""What a configuration chooses by name: readers of datasets, optimizers, schedules, losses, operations on images.
+"""What a configuration chooses by name: readers of datasets, optimizers, schedules, losses, adapters, operations.
 
     @schedules.register("poly")
     def poly(at: At, *, warmup_prefix: bool, power: Positive = 2.0) -> float:
@@ -41,10 +41,11 @@ class Registry:
     Args:
         key: chooses one of them; the keys that they read stand beside it.
         room: the folder below which their files are.
+        optional: the key may be None, and is so by default.
     """
 
-    def __init__(self, name: str, key: str, room: str) -> None:
-        self.name, self.key, self.room = name, key, room
+    def __init__(self, name: str, key: str, room: str, optional: bool = False) -> None:
+        self.name, self.key, self.room, self.optional = name, key, room, optional
         self.registered: dict[str, tuple[Callable, dict[str, Any]]] = {}
 
     def register(self, *names: str, **given: Any) -> Callable[[Callable], Callable]:
@@ -116,7 +117,8 @@ operations = Registry("operations", "TRAIN.AUTO_AUGMENT", "loading")
 optimizers = Registry("optimizers", "TRAIN.OPTIMIZER.NAME", "training")
 schedules = Registry("schedules", "TRAIN.LR_SCHEDULER.NAME", "training")
 losses = Registry("losses", "TRAIN.LOSS", "training")
-KINDS = (datasets, optimizers, schedules, losses)
+adapters = Registry("adapters", "TRAIN.ADAPTER.NAME", "training", optional=True)
+KINDS = (datasets, optimizers, schedules, losses, adapters)
 
 
 @functools.cache

@@ -22,6 +22,7 @@ import paddle
 from paddle import nn
 
 from models import build_model
+from models.base import ImageModel
 from options import Configuration
 
 _BATCH_NORMS = nn.layer.norm._BatchNormBase
@@ -66,6 +67,12 @@ def cost(config: Configuration, **arguments: Any) -> Cost:
         layers = list(counter.layers(model))
     parameters, macs = sum(layer.parameters for layer in layers), sum(layer.macs for layer in layers)
     return Cost(images, parameters, macs, sum(layer.activations for layer in layers), layers)
+
+
+def described(config: Configuration) -> ImageModel:
+    """Returns the model of a configuration to read its attributes: it has no weights, and takes no memory."""
+    with _traced():
+        return build_model(config)
 
 
 class _Counter(contextlib.ExitStack):

@@ -14,6 +14,7 @@ from datasets import ArrayDataset, get_datasets
 from errors import InputError
 from models import build_model
 from training import engine, parallel
+from training.classification import add_projection
 from training.optim import freeze
 from training.run import Run
 from training.setup import share_batch
@@ -46,6 +47,7 @@ def work(config, dataset, val):
         engine.evaluate_only(config, model, val, run)
         return model
     freeze(config, model)
+    add_projection(config, model)
     if config.DIST.ENGINE == "fleet":
         topology._HYBRID_PARALLEL_GROUP = None  # else fleet keeps the first strategy of a process
         parallel.init(config)

@@ -18,6 +18,7 @@ from configs.signatures import Factor, Share
 from errors import InputError
 from loading.transforms import gives_distributions, smooth_one_hot
 from options import Configuration
+from training.features import FEATURE, feature_distance
 
 # ----------------------------------------------------------------- criteria
 
@@ -231,7 +232,7 @@ def class_weights(config: Configuration, labels: np.ndarray | None) -> list[floa
 
 
 class Teacher(nn.Layer):
-    """A trained model whose logits a student learns from: in eval mode, without gradients.
+    """A trained model whose logits (or map) a student learns from: in eval mode, without gradients.
 
     Args:
         model: frozen here.
@@ -269,12 +270,12 @@ class TrainingLoss(nn.Layer):
 
     The loss is (1 - alpha) * base + alpha * distillation. "hard": the cross-entropy with the teacher's choice; "soft":
     the divergence KL(teacher || student) at temperature tau, times tau^2, divided by the number of classes as in DeiT's
-    program (its paper doesn't). Smoothing and class weights are the base's alone.
+    program (its paper doesn't); "feature": ``feature_distance``. Smoothing and class weights are the base's alone.
 
     Args:
         base: of the model's logits and the targets.
-        teacher: images -> logits [B, K].
-        kind: "hard" or "soft", with a teacher.
+        teacher: images -> logits [B, K], or a map [B, C, H, W].
+        kind: "hard", "soft" or "feature", with a teacher.
     """
 
     def __init__(
@@ -288,18 +289,13 @@ class TrainingLoss(nn.Layer):
         super().__init__()
         self.base, self.teacher, self.kind, self.alpha, self.tau = base, teacher, kind, alpha, tau
 
-    def forward(
-        self,
-        images: paddle.Tensor,
-        outputs: Any,
-        targets: paddle.Tensor,
-    ) -> paddle.Tensor:
+    def forward(self, images: paddle.Tensor, outputs: Any, targets: paddle.Tensor) -> paddle.Tensor:
         """Returns the loss of each sample, [B].
 
         Args:
             images: [B, C, S, S], what the student saw.
-            outputs: logits [B, K] that serve both losses, or (logits, logits of the distillation token); for a base
-                that reads tokens, what it takes, of which the first is distilled.
+            outputs: logits [B, K] that serve both losses, or (logits, logits of the distillation token, or the
+                projected map); for a base that reads tokens, what it takes, of which the first is distilled.
             targets: what ``base`` takes.
 
         Raises:
@@ -315,6 +311,8 @@ class TrainingLoss(nn.Layer):
         return (1 - self.alpha) * loss + self.alpha * self._distil(self.teacher(images), distilled)
 
     def _distil(self, wanted: paddle.Tensor, logits: paddle.Tensor) -> paddle.Tensor:
+        if self.kind == FEATURE:
+            return feature_distance(logits, wanted)
         wanted = wanted.astype("float32")
         classes = logits.shape[-1]
         if wanted.shape[-1] != classes:

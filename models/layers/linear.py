@@ -11,7 +11,10 @@ import ops
 
 def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
     """x [..., K] weight [K, N] + bias [N] -> [..., N]."""
-    return (ops.linear if ops.usable(x) else plain_linear)(x, weight, bias)
+    if not ops.usable(x):
+        return plain_linear(x, weight, bias)
+    frozen = not x.stop_gradient and weight.stop_gradient and (bias is None or bias.stop_gradient)
+    return (ops.frozen_linear if frozen else ops.linear)(x, weight, bias)
 
 
 def plain_linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:

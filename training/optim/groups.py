@@ -4,6 +4,7 @@ from fnmatch import fnmatchcase
 
 from paddle import nn
 
+from configs.registry import adapters
 from errors import InputError
 from options import Configuration, nearest
 
@@ -19,14 +20,32 @@ def decayed_parameters(config: Configuration, model: nn.Layer) -> list[str]:
 
 
 def freeze(config: Configuration, model: nn.Layer) -> list[str]:
-    """Freezes the parameters that TRAIN.FREEZE names, and returns their structured names.
+    """Freezes what TRAIN.ADAPTER leaves as it is, or the parameters that TRAIN.FREEZE names; returns their structured
+    names.
 
-    A pattern is the shell's (``blocks.[0-5].*``); "backbone" is every parameter but the classifier's. It comes before
-    ``paddle.DataParallel`` and ``build_optimizer``, which take the trainable parameters as they find them.
+    An adapter is added to the model here. A pattern is the shell's (``blocks.[0-5].*``); "backbone" is every parameter
+    but the classifier's. It comes before ``paddle.DataParallel`` and ``build_optimizer``, which take the trainable
+    parameters as they find them.
 
     Raises:
-        InputError: a pattern matches no parameter, or nothing is left to train.
+        InputError: an adapter has nothing to act on, a pattern matches no parameter, or nothing is left to train.
     """
+    if config.TRAIN.ADAPTER.NAME:
+        trained = adapters.chosen(config)(model)
+        rest = {name for name, _ in model.named_parameters()} - trained
+        frozen = {name for name in rest if not within(name, model.classifier_names())}
+    else:
+        frozen = _named(config, model)
+    parameters = dict(model.named_parameters())
+    for name in frozen:
+        parameters[name].stop_gradient = True
+    if all(parameter.stop_gradient for parameter in parameters.values()):
+        raise InputError(f"TRAIN.FREEZE {config.TRAIN.FREEZE} leaves none of {len(parameters)} parameters to train")
+    return [name for name in parameters if name in frozen]
+
+
+def _named(config: Configuration, model: nn.Layer) -> set[str]:
+    """The parameters that TRAIN.FREEZE names."""
     parameters = dict(model.named_parameters())
     frozen: set[str] = set()
     for pattern in config.TRAIN.FREEZE or ():
@@ -42,11 +61,7 @@ def freeze(config: Configuration, model: nn.Layer) -> list[str]:
                 f"{nearest(pattern, [BACKBONE, *parameters, *sorted(folders)])}"
             )
         frozen |= found
-    for name in frozen:
-        parameters[name].stop_gradient = True
-    if all(parameter.stop_gradient for parameter in parameters.values()):
-        raise InputError(f"TRAIN.FREEZE {config.TRAIN.FREEZE} leaves none of {len(parameters)} parameters to train")
-    return [name for name in parameters if name in frozen]
+    return frozen
 
 
 def layer_scales(config: Configuration, model: nn.Layer) -> dict[str, float]:
