@@ -95,8 +95,6 @@ def _check_recipe(config: Configuration, require: Callable[[bool, str, str], Non
     train = config.TRAIN
     weights = train.CLASS_WEIGHTS if isinstance(train.CLASS_WEIGHTS, list) else [1.0]
     require(max(weights) >= 1e-6, "TRAIN.CLASS_WEIGHTS", "a value above 0, and 1e-6 or more: nothing would be learned")
-    based = config.EVAL or not train.ADAPTER.NAME or config.MODEL.PRETRAINED or config.MODEL.RESUME
-    require(based, "TRAIN.ADAPTER.NAME", "None without -pretrained=FILE: what is frozen would be random")
     if train.DISTILLATION_TYPE == "feature" and not config.EVAL:
         whole = not config.MODEL.get("PATCH_DROP")
         require(whole, "MODEL.PATCH_DROP", "0 with DISTILLATION_TYPE feature: every place has to be there")
