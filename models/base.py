@@ -84,7 +84,6 @@ class ImageModel(nn.Layer):
         layout: axes of what a stage gives: "NCHW", "NHWC", or "NLC": tokens, row by row.
         pos_embed_layout: axes of ``pos_embed``, where there is one.
         num_prefix_tokens: tokens before those of the places.
-        learnt_anew: names of tensors that fine-tuning starts afresh where the weights have none.
 
     Raises:
         InputError: images that are too small.
@@ -101,7 +100,6 @@ class ImageModel(nn.Layer):
     layout: Literal["NCHW", "NHWC", "NLC"] = "NCHW"
     pos_embed_layout: str = "NLC"
     num_prefix_tokens = 0
-    learnt_anew: tuple[str, ...] = ()
     num_features: int
 
     def __init__(
@@ -127,14 +125,8 @@ class ImageModel(nn.Layer):
             return f"images of at least {self.min_image_size} x {self.min_image_size}"
         return "images of {} x {}".format(*self.image_size)
 
-    def forward(self, x: paddle.Tensor) -> Any:
-        """Returns logits [B, num_classes]; in training with a ``feature_projection`` (``training.features``) also the
-        last intermediate, projected: [B, h, w, channels].
-        """
-        if not (self.training and "feature_projection" in self._sub_layers):
-            return self.forward_head(self.forward_features(x))
-        features, [last] = self.forward_intermediates(x, 1)
-        return self.forward_head(features), self.feature_projection(last.transpose([0, 2, 3, 1]))
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.forward_head(self.forward_features(x))
 
     def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
         """Returns what the last block makes of the images, normalised where the architecture does so before pooling."""

@@ -20,6 +20,7 @@ from unittest import mock
 import numpy as np
 import paddle
 from paddle import nn
+from paddle.utils import unique_name
 
 from models import build_model
 from models.base import ImageModel
@@ -71,8 +72,12 @@ def cost(config: Configuration, **arguments: Any) -> Cost:
 
 def described(config: Configuration) -> ImageModel:
     """Returns the model of a configuration to read its attributes: it has no weights, and takes no memory."""
-    with _traced():
-        return build_model(config)
+    names = unique_name.switch()  # the way back from a graph begins anew to count: two parameters would have one name
+    try:
+        with _traced():
+            return build_model(config)
+    finally:
+        unique_name.switch(*names)
 
 
 class _Counter(contextlib.ExitStack):

@@ -77,7 +77,6 @@ class VisionTransformer(ImageModel):
 
     weight_names = names
     layout = "NLC"
-    learnt_anew = ("prompt_tokens",)
     distilled_training = False
 
     def __init__(
@@ -120,23 +119,20 @@ class VisionTransformer(ImageModel):
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         _check_heads(embed_dim, num_heads, attn_head_size, global_pool)
-        _check_tokens(global_pool, class_token, reg_tokens, distilled)
         self.num_features, self.global_pool, self.head_init_bias = embed_dim, global_pool, head_init_bias
         self.head_batch_norm, self.weight_init, self.distilled, self.act = head_batch_norm, weight_init, distilled, act
-        self.num_prefix_tokens = class_token + distilled + reg_tokens  # and prompts, once positions are added
+        self.num_prefix_tokens = (prefix := class_token + distilled + reg_tokens) + prompt_tokens
         epsilon = norm_eps or (1e-5 if pre_norm else 1e-6)
         norm = functools.partial(LayerNorm, embed_dim, epsilon=epsilon)
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim, not pre_norm, cut_images)
-        self._add_tokens(class_token, reg_tokens)
+        self._add_tokens(class_token, reg_tokens, prompt_tokens, prompt_deep * depth)
         self._add_positions(pos_embed, no_embed_class)
-        self.pos_drop, self.patch_drop = nn.Dropout(dropout), PatchDropout(patch_drop, self.num_prefix_tokens)
-        self._add_prompts(prompt_tokens, depth if prompt_deep else 1)
+        self.pos_drop, self.patch_drop = nn.Dropout(dropout), PatchDropout(patch_drop, prefix)
         self.norm_pre = norm() if pre_norm else nn.Identity()
         heads = (num_heads, attn_head_size, qkv_bias, qk_norm, attention_dropout, dropout)
-        sizes = (mlp_ratio, init_values, dropout)
-        [rates] = drop_path_rates(droppath, [depth], droppath_shape)
         self.blocks = nn.LayerList(
-            Block(embed_dim, Attention(embed_dim, *heads), *sizes, rate, epsilon, act) for rate in rates
+            Block(embed_dim, Attention(embed_dim, *heads), mlp_ratio, init_values, dropout, rate, epsilon, act)
+            for rate in drop_path_rates(droppath, [depth], droppath_shape)[0]
         )
         self.feature_info = feature_info([f"blocks.{i}" for i in range(depth)], embed_dim, patch_size)
         after = global_pool == "avg" if fc_norm is None else fc_norm
@@ -157,9 +153,11 @@ class VisionTransformer(ImageModel):
         return self._prompted(x, self.prompt_tokens[0], before=0) if self.num_prompts else x
 
     def _stages(self) -> Iterable[Any]:
-        """Returns each block, and the prompts that it gets in the place of the last one's."""
-        deep = self.prompt_tokens.unbind(0)[1:] if self.num_prompts else ()
-        return list(zip(self.blocks, [None, *deep] if deep else [None] * len(self.blocks), strict=True))
+        """Returns each block, with the prompts that it gets in the place of the last one's."""
+        own: list[Any] = [None] * len(self.blocks)
+        if self.num_prompts and self.prompt_tokens.shape[0] > 1:
+            own[1:] = self.prompt_tokens.unbind(0)[1:]
+        return list(zip(self.blocks, own, strict=True))
 
     def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
         block, prompts = stage
@@ -192,7 +190,8 @@ class VisionTransformer(ImageModel):
     def no_weight_decay(self) -> set[str]:
         return {"pos_embed", "cls_token", "dist_token", "reg_token", "prompt_tokens"}
 
-    def _add_tokens(self, class_token: bool, reg_tokens: int) -> None:
+    def _add_tokens(self, class_token: bool, reg_tokens: int, prompts: int, prompted: int) -> None:
+        _check_tokens(self.global_pool, class_token, reg_tokens, self.distilled)
         starts = {"timm": Normal(std=1e-6), "deit": Normal(std=0.02), "big_vision": Constant(0.0)}
         for name, count, start in (
             ("cls_token", int(class_token), starts[self.weight_init]),
@@ -202,10 +201,15 @@ class VisionTransformer(ImageModel):
             if count:
                 token = self.create_parameter([1, count, self.num_features], default_initializer=start)
                 self.add_parameter(name, token)
+        self.num_prompts = prompts
+        if prompts:  # drawn as the authors' program does
+            bound = (6 / (self.patch_embed.proj.weight[0].size + self.num_features)) ** 0.5
+            shape, start = [prompted or 1, prompts, self.num_features], Uniform(-bound, bound)
+            self.prompt_tokens = self.create_parameter(shape, default_initializer=start)
 
     def _add_positions(self, kind: str, no_embed_class: bool) -> None:
         self.no_embed_class = no_embed_class or kind == "sincos2d"
-        self.pos_embed_prefix = 0 if self.no_embed_class else self.num_prefix_tokens
+        self.pos_embed_prefix = 0 if self.no_embed_class else self.num_prefix_tokens - self.num_prompts
         if kind == "sincos2d":
             values = paddle.to_tensor(sincos_2d(*self.patch_embed.grid_size, self.num_features))
             self.register_buffer("pos_embed", values, persistable=False)
@@ -213,14 +217,6 @@ class VisionTransformer(ImageModel):
             shape = [1, self.patch_embed.num_patches + self.pos_embed_prefix, self.num_features]
             std = self.num_features**-0.5 if self.weight_init == "big_vision" else 0.02
             self.pos_embed = self.create_parameter(shape, default_initializer=Normal(std=std))
-
-    def _add_prompts(self, count: int, blocks: int) -> None:
-        self.num_prompts = count
-        self.num_prefix_tokens += count
-        if count:  # drawn as the authors' program does
-            bound = (6 / (self.patch_embed.proj.weight[0].size + self.num_features)) ** 0.5
-            start = Uniform(-bound, bound)
-            self.prompt_tokens = self.create_parameter([blocks, count, self.num_features], default_initializer=start)
 
     def _init_weights(self, layer: nn.Layer) -> None:
         if self.weight_init == "big_vision":

@@ -242,7 +242,7 @@ class VOLO(ImageModel):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor | tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
         if not (self.training and self.dense_training and self.num_classes):
-            return ImageModel.forward(self, x)
+            return self.forward_head(self.forward_features(x))
         x = self._embed(x)
         swapped = self._rectangle() if self.mix_token else paddle.zeros(self.pos_embed.shape[:3])
         if self.mix_token:

@@ -15,9 +15,8 @@ from loading.transforms import BatchTransform, Normalize
 from models import architecture, build_model, with_switches
 from models.base import ImageModel
 from models.costs import described
-from models.layers import Linear
 from options import Configuration
-from training.features import FEATURE, LastMap, check_alignment
+from training.features import FEATURE, LastMap, check_alignment, make_student
 from training.losses import CrossEntropy, Teacher, build_criterion, reads_tokens
 from training.run import Run
 from training.task import Batch, Metrics, Task, summed
@@ -106,20 +105,16 @@ def hits(logits: paddle.Tensor, targets: paddle.Tensor) -> Batch:
 
 
 def add_projection(config: Configuration, model: ImageModel) -> None:
-    """Adds to a student of TRAIN.DISTILLATION_TYPE feature what training puts after its last map; no weight file
-    holds it.
-
-    It comes before ``paddle.DataParallel``: the teacher's channels are read without building its weights.
+    """Adds the projection that TRAIN.DISTILLATION_TYPE feature needs (``make_student``), before the teacher is built.
 
     Raises:
         InputError: as ``build_teacher``.
     """
     if config.TRAIN.DISTILLATION_TYPE == FEATURE:
-        widths = [one.feature_info[-1]["num_chs"] for one in (model, described(_teachers(config)))]
-        model.feature_projection = Linear(*widths)
+        make_student(model, described(_teachers(config)).feature_info[-1]["num_chs"])
 
 
-def build_teacher(config: Configuration, run: Run, student: ImageModel) -> Teacher | None:
+def build_teacher(config: Configuration, run: Run, student: Any) -> Teacher | None:
     """Returns the trained teacher of TRAIN.DISTILLATION_TYPE, or None without one.
 
     Raises:

@@ -12,6 +12,7 @@ from paddle.nn import functional as F
 
 from errors import InputError
 from models.base import ImageModel
+from models.layers import Linear
 
 FEATURE = "feature"  # of TRAIN.DISTILLATION_TYPE
 BETA = 2.0  # from this difference on the loss is linear
@@ -27,6 +28,25 @@ class LastMap(nn.Layer):
     def forward(self, images: paddle.Tensor) -> paddle.Tensor:
         [last] = self.model.forward_intermediates(images, 1, intermediates_only=True)
         return last
+
+
+class _Student:
+    """An ``ImageModel`` that in training gives (logits [B, K], its last map, projected: [B, h, w, channels])."""
+
+    def forward(self: Any, x: paddle.Tensor) -> Any:
+        if not self.training:
+            return ImageModel.forward(self, x)  # (Paddle 2.6 traces no super())
+        features, [last] = self.forward_intermediates(x, 1)
+        return self.forward_head(features), self.feature_projection(last.transpose([0, 2, 3, 1]))
+
+
+def make_student(model: ImageModel, channels: int) -> None:
+    """Lets training project the last map of ``model`` to the teacher's channels, in place; no weight file holds the
+    projection. It comes before ``paddle.DataParallel``.
+    """
+    kind = type(model)
+    model.feature_projection = Linear(model.feature_info[-1]["num_chs"], channels)
+    model.__class__ = type(kind.__name__, (_Student, kind), {})
 
 
 def feature_distance(found: paddle.Tensor, wanted: paddle.Tensor) -> paddle.Tensor:

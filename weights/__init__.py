@@ -15,7 +15,7 @@ import paddle
 from paddle import nn
 
 from errors import InputError, reading, shown
-from weights.adapters import is_added, merged, read_adapter
+from weights.adapters import LEARNT_ANEW, is_added, merged, read_adapter
 from weights.classes import keep_imagenet1k
 from weights.fit import classifiers_of, fit_classifiers, fit_sizes
 from weights.formats import WeightFile, read_weights, write_weights
@@ -75,8 +75,7 @@ def load_weights(
     classes: str | None = None,
     adapter: str | Path | None = None,
 ) -> LoadReport:
-    """Loads every parameter and buffer of ``model``; the model is changed only if all of them fit. What a training
-    added to it (``weights.adapters``) stays as it is.
+    """Loads every parameter and buffer of ``model`` but what a training added; it is changed only if all of them fit.
 
     Position embeddings, tables of relative positions, the stem's channels and the patches' size are adapted to the
     model's (``weights.fit``).
@@ -84,7 +83,7 @@ def load_weights(
     Args:
         path: what ``find_weights`` takes.
         strict: False, for fine-tuning: the layers ``model.classifier_names()`` stay fresh where the file has none, or
-            has them for another number of classes; so does ``model.learnt_anew``.
+            has them for another number of classes; so do prompt tokens.
         allow: shell patterns of names that may be missing in the file or in the model.
         classes: MODEL.PRETRAINED_CLASSES: of a classifier of ImageNet-22k's classes ImageNet-1k's are kept.
         adapter: what ``weights.adapters.read_adapter`` takes: merged into the file's tensors, whose place it takes.
@@ -101,15 +100,7 @@ def load_weights(
     state = {file_name(name): tensor for name, tensor in model.state_dict().items() if not is_added(name)}
     own = read_adapter(model, adapter) if adapter else None
     with reading(stored.path, "weights of this model"):  # shapes that no such file has, too
-        try:
-            arrays = timm_names(family, stored.arrays, stored.layout, state)
-            computed = unstored(family, stored.arrays, state)
-        except InputError as error:
-            raise InputError(f"{stored.path}: its tensors don't go together ({error})") from None
-        if stored.layout != "paddle":
-            transposed = linear_weights(model)
-            arrays = {name: array.T if name in transposed else array for name, array in arrays.items()}
-        arrays |= computed
+        arrays, computed = _arranged(model, stored, state)
         report.notes += [f"{name} computed: its toolkit's files leave it out" for name in computed]
         report.notes += _other_switches(model, switches(family, stored.arrays))
         report.resized = keep_imagenet1k(model, state, arrays, classes, stored.path) if classes else []
@@ -117,7 +108,7 @@ def load_weights(
             arrays |= own.tensors
         if not strict:
             report.fresh, report.reason = fit_classifiers(model, state, arrays)
-            new = [name for name in model.learnt_anew if name in state.keys() - arrays.keys()]
+            new = [name for name in LEARNT_ANEW if name in state.keys() - arrays.keys()]
             report.notes += [f"{name} left fresh" for name in new]
             state = {name: tensor for name, tensor in state.items() if name not in {*report.fresh, *new}}
         for name in classifiers_of(model, list(arrays)) if report.fresh else ():
@@ -136,6 +127,19 @@ def load_weights(
         for name in report.loaded:
             state[name].set_value(np.ascontiguousarray(arrays[name]).astype(state[name].numpy().dtype, copy=False))
     return report
+
+
+def _arranged(model: Target, stored: WeightFile, state: dict[str, paddle.Tensor]) -> tuple[dict[str, Any], list[str]]:
+    """Returns (a file's arrays by timm's names in the model's layout, names of those that are computed)."""
+    try:
+        arrays = timm_names(model.weight_names, stored.arrays, stored.layout, state)
+        computed = unstored(model.weight_names, stored.arrays, state)
+    except InputError as error:
+        raise InputError(f"{stored.path}: its tensors don't go together ({error})") from None
+    if stored.layout != "paddle":
+        transposed = linear_weights(model)
+        arrays = {name: array.T if name in transposed else array for name, array in arrays.items()}
+    return arrays | computed, list(computed)
 
 
 def file_arrays(model: nn.Layer, state: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:

@@ -23,6 +23,7 @@ from weights.plain import NAME, Form, Rule, check_form, is_name, is_real, parsed
 
 METADATA = "adapter"  # the entry of a .safetensors file's metadata
 PREFIX = "base_model.model."
+LEARNT_ANEW = ("prompt_tokens",)  # a model's own tensors that its base has not
 _PEFT, _LONGEST = "adapter_config.json", 1 << 20
 _ADDED = re.compile(r"(^|\.)(lora_[AB]|feature_projection)\.")
 _A, _B = ".lora_A.weight", ".lora_B.weight"
@@ -83,7 +84,7 @@ def base_hash(model: Target, arrays: Mapping[str, np.ndarray], without: Collecti
         own = name.endswith(".weight") and arrays[name].ndim > 1 and not is_added(name)
         if own and name not in without and name.removesuffix(".weight") not in first:
             sha256.update(name.encode())
-            sha256.update(np.ascontiguousarray(arrays[name], dtype=np.float32))
+            sha256.update(np.ascontiguousarray(arrays[name], dtype=np.float32).tobytes())
     return sha256.hexdigest()
 
 

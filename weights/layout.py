@@ -15,7 +15,6 @@ class Target(Protocol):
     first_conv: str
     pos_embed_layout: str
     beside_first_conv: tuple[str, ...]
-    learnt_anew: tuple[str, ...]
 
     def classifier_names(self) -> tuple[str, ...]: ...
 

@@ -12,7 +12,9 @@ from safetensors.numpy import load_file
 
 from config import get_config
 from errors import InputError
+from models import create_model
 from training.features import feature_distance
+from weights import save_weights
 
 
 def numbers(*shape, seed=0):
@@ -64,7 +66,10 @@ def test_a_student_goes_on_in_the_same_bits(tmp_path, tiny, teacher, kind):
         for split in ("val", "ema")
         for part, shape in (("weight", (width, 24)), ("bias", (24,)))
     }
-    assert not any("projection" in name for name in weights(tmp_path / "whole"))
+    plain = weights(tmp_path / "whole")
+    assert not any("projection" in name for name in plain)
+    state = {name.partition("/")[0] for name in load_file(checkpoints / "last" / "optimizer.safetensors")}
+    assert state == plain.keys() | {"feature_projection.weight", "feature_projection.bias"}
     train(
         [
             *without(options, "TRAIN.", "SAVE", "KEEP", "REPORT"),
@@ -91,13 +96,20 @@ def test_the_features_alone_are_learnt(tmp_path, tiny, teacher):
     ].any()
 
 
-def test_ranks_average_the_projections_gradient(tmp_path, tiny, teacher):
-    options = [*tiny, *teacher, "DATA.GLOBAL_BATCH", "8", "TRAIN.OPTIMIZER.NAME", "SGD", "TRAIN.BASE_LR", "0.01"]
+def test_ranks_average_the_gradients_of_what_is_added(tmp_path, tiny, teacher):
+    """Of the projection, and of an adapter's matrices."""
+    base = create_model("vit_digits", patch_size=4, embed_dim=16, depth=2, num_heads=2, mlp_ratio=4.0)
+    save_weights(base, tmp_path / "base.safetensors")
+    options = [*tiny, *teacher, "DATA.GLOBAL_BATCH", "8", "TRAIN.OPTIMIZER.NAME", "SGD", "TRAIN.BASE_LR", "0.1"]
+    options += ["TRAIN.ADAPTER.NAME", "lora", "MODEL.PRETRAINED", str(tmp_path / "base.safetensors")]
     for ranks in (1, 2):
         assert len(set(run_ranks(train, options, tmp_path / str(ranks), 32, ranks=ranks))) == 1
     one, two = (load_file(tmp_path / n / "checkpoints" / "last" / "unmerged.safetensors") for n in "12")
+    parts = {name.rpartition(".")[0].rpartition(".")[2] for name in one}
+    assert parts == {"lora_A", "lora_B", "qkv", "proj", "val/feature_projection"}
     for name in one:
         np.testing.assert_allclose(one[name], two[name], rtol=1e-4, atol=1e-6, err_msg=name)
+        assert one[name].any()
 
 
 def test_maps_that_cant_be_aligned_are_refused(tmp_path, tiny, teacher):

@@ -173,13 +173,14 @@ class Saver:
     def _adapter(self, parts: dict[str, Arrays]) -> dict[str, Arrays]:
         """The files of what a training added to a model (``weights.adapters``), none where it added nothing."""
         files, left = {}, {}
+        model: Any
         for split, model in self.parts.items():
             left |= {f"{split}/{n}": a for n, a in unmerged(parts[split]).items() if split == "val" or is_added(n)}
             if self.config.TRAIN.ADAPTER.NAME:
                 file = folder.ADAPTER if split == "val" else folder.ADAPTER_EMA
                 files[file] = adapter_arrays(model, parts[split], self.trained)
         if files and not self.base:
-            self.base = base_hash(self.parts["val"], parts["val"], self.trained)
+            self.base = base_hash(model, parts["val"], self.trained)
         return files | ({folder.UNMERGED: left} if left else {})
 
     def _metadata(self) -> dict[str, dict[str, str]]:

@@ -32,7 +32,9 @@ def freeze(config: Configuration, model: nn.Layer) -> list[str]:
     """
     if name := config.TRAIN.ADAPTER.NAME:
         if not (config.MODEL.PRETRAINED or config.MODEL.RESUME):
-            raise InputError(f"TRAIN.ADAPTER.NAME is {name}, but what it leaves frozen is random; give -pretrained=FILE")
+            raise InputError(
+                f"TRAIN.ADAPTER.NAME is {name}, but what it leaves frozen is random; give -pretrained=FILE"
+            )
         trained = adapters.chosen(config)(model)
         rest = {name for name, _ in model.named_parameters()} - trained
         frozen = {name for name in rest if not within(name, model.classifier_names())}
