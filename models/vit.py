@@ -8,6 +8,7 @@ Parameter names, order of operations and initialisation are those of timm's ``Vi
 """
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -157,7 +158,7 @@ class VisionTransformer(ImageModel):
         own: list[Any] = [None] * len(self.blocks)
         if self.num_prompts and self.prompt_tokens.shape[0] > 1:
             own[1:] = self.prompt_tokens.unbind(0)[1:]
-        return list(zip(self.blocks, own, strict=True))
+        return [(block, own[place]) for place, block in enumerate(self.blocks)]
 
     def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
         block, prompts = stage
@@ -203,7 +204,7 @@ class VisionTransformer(ImageModel):
                 self.add_parameter(name, token)
         self.num_prompts = prompts
         if prompts:  # drawn as the authors' program does
-            bound = (6 / (self.patch_embed.proj.weight[0].size + self.num_features)) ** 0.5
+            bound = (6 / (math.prod(self.patch_embed.proj.weight.shape[1:]) + self.num_features)) ** 0.5
             shape, start = [prompted or 1, prompts, self.num_features], Uniform(-bound, bound)
             self.prompt_tokens = self.create_parameter(shape, default_initializer=start)
 
