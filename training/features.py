@@ -13,6 +13,7 @@ from paddle.nn import functional as F
 from errors import InputError
 from models.base import ImageModel
 from models.layers import Linear
+from weights.adapters import PROJECTION
 
 FEATURE = "feature"  # of TRAIN.DISTILLATION_TYPE
 BETA = 2.0  # from this difference on the loss is linear
@@ -37,7 +38,7 @@ class _Student:
         if not self.training:
             return ImageModel.forward(self, x)  # (Paddle 2.6 traces no super())
         features, [last] = self.forward_intermediates(x, 1)
-        return self.forward_head(features), self.feature_projection(last.transpose([0, 2, 3, 1]))
+        return self.forward_head(features), getattr(self, PROJECTION)(last.transpose([0, 2, 3, 1]))
 
 
 def make_student(model: ImageModel, channels: int) -> None:
@@ -45,7 +46,7 @@ def make_student(model: ImageModel, channels: int) -> None:
     projection. It comes before ``paddle.DataParallel``.
     """
     kind = type(model)
-    model.feature_projection = Linear(model.feature_info[-1]["num_chs"], channels)
+    setattr(model, PROJECTION, Linear(model.feature_info[-1]["num_chs"], channels))
     model.__class__ = type(kind.__name__, (_Student, kind), {})
 
 

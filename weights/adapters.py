@@ -25,14 +25,18 @@ METADATA = "adapter"  # the entry of a .safetensors file's metadata
 PREFIX = "base_model.model."
 LEARNT_ANEW = ("prompt_tokens",)  # a model's own tensors that its base has not
 _PEFT, _LONGEST = "adapter_config.json", 1 << 20
-_ADDED = re.compile(r"(^|\.)(lora_[AB]|feature_projection)\.")
+PROJECTION = "feature_projection"  # of feature distillation
+_ADDED = re.compile(rf"(^|\.)(lora_[AB]|{PROJECTION})\.")
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 _FORM: Form = {
     "kind": NAME,
-    "scale": Rule("a number", lambda value: is_real(value, 0, 1e12)),
+    "scale": Rule("a number", lambda value: is_real(value, 0, 1e6)),
     "base": Rule("a SHA-256", lambda value: is_name(value, 64)),
 }
-_PEFT_FORM: Form = {"r": Rule("a rank", lambda v: is_real(v, 1, 1e6)), "lora_alpha": Rule("a number", is_real)}
+_PEFT_FORM: Form = {
+    "r": Rule("a rank", lambda value: is_real(value, 1, 1e6)),
+    "lora_alpha": Rule("a number", lambda value: is_real(value, 0, 1e6)),
+}
 _OTHERS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out")  # what peft computes otherwise
 
 Arrays = dict[str, np.ndarray]
@@ -71,7 +75,7 @@ def adapter_arrays(model: Target, state: Arrays, trained: Collection[str]) -> Ar
     return {
         PREFIX + file_name(name): array.T if name in linear else array
         for name, array in kept.items()
-        if not name.startswith("feature_projection.")
+        if not name.startswith(PROJECTION)
     }
 
 
@@ -131,8 +135,10 @@ class Adapter(NamedTuple):
         own = dict(arrays)
         for layer, (a, b) in self.products.items():
             weight = own.get(f"{layer}.weight", np.zeros(0))
-            if (a.shape[:1] + b.shape[-1:], a.shape[-1:]) != (weight.shape, b.shape[:1]):
-                raise InputError(f"{self.file}: {shown(layer, 80)} takes {list(weight.shape)}, its product is another")
+            fits = a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0]
+            if not fits or (a.shape[0], b.shape[1]) != weight.shape:
+                found = f"{list(a.shape)} times {list(b.shape)}"
+                raise InputError(f"{self.file}: {shown(layer, 80)} is {list(weight.shape)}, its product {found}")
             own[f"{layer}.weight"] = weight.astype(np.float32) + np.float32(self.scale) * (a @ b)
         return own
 

@@ -54,7 +54,7 @@ def test_a_student_goes_on_in_the_same_bits(tmp_path, tiny, teacher, kind):
         tiny += ["MODEL.TYPE", "Swin", "MODEL.PATCH_SIZE", "2", "MODEL.EMBED_DIM", "8", "MODEL.STAGE_DEPTHS", "[1,1]"]
         tiny += ["MODEL.NUM_HEADS", "[1,2]", "MODEL.WINDOW_SIZE", "2", "MODEL.NUM_CLASSES", "10"]
     options = [*tiny, *teacher, "DATA.BATCH_SIZE", "8", "TRAIN.BASE_LR", "0.01", "TRAIN.MODEL_EMA", "True"]
-    options += ["SAVE_STEPS", "1", "KEEP_LAST", "9", "REPORT_FREQ", "1"]
+    options += ["SAVE_STEPS", "1", "KEEP_LAST", "9", "REPORT_FREQ", "1", "TRAIN.LAYER_DECAY", "0.8"]
     train(options, tmp_path / "whole", 48)
     checkpoints = tmp_path / "whole" / "checkpoints"
     train([*options, "MODEL.RESUME", str(checkpoints / "epoch_0001_sample_000000016")], tmp_path / "resumed", 48)

@@ -7,6 +7,7 @@ from paddle import nn
 from configs.registry import adapters
 from errors import InputError
 from options import Configuration, nearest
+from weights.adapters import PROJECTION
 
 BACKBONE = "backbone"
 
@@ -83,6 +84,8 @@ def layer_scales(config: Configuration, model: nn.Layer) -> dict[str, float]:
         timm = config.TRAIN.LAYER_DECAY_GROUPS == "timm"
         groups = model.timm_layer_groups() if timm else model.layer_groups()
         for name in scales:
+            if name.startswith(PROJECTION):  # no layer of the model's own
+                continue
             holders = [index for index, prefixes in enumerate(groups) if within(name, prefixes)]
             if len(holders) != 1:
                 raise ValueError(f"{name} is in {len(holders)} of the model's layer groups, expected one")
