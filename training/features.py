@@ -68,9 +68,10 @@ def feature_distance(found: paddle.Tensor, wanted: paddle.Tensor) -> paddle.Tens
 
 @paddle.no_grad()
 def check_alignment(student: ImageModel, teacher: ImageModel) -> None:
-    """Raises InputError where one model's map is a single place and the other's isn't."""
+    """Raises InputError where one model's map is a single place and the other's isn't; both are in eval mode then."""
     images: Any = paddle.zeros([1, student.in_channels, *student.image_size])
-    student.eval()
+    for model in (student, teacher):
+        model.eval()  # no statistics change
     sizes = [list(LastMap(model)(images).shape[2:]) for model in (student, teacher)]
     if [1, 1] in sizes and sizes[0] != sizes[1]:
         raise InputError(

@@ -66,6 +66,9 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if ops.usable(x):
             return ops.layer_norm(x, self.weight, self.bias, self._epsilon)
+        if self.weight.stop_gradient and not x.stop_gradient:  # Paddle's gradient of x leaves a frozen weight out
+            x = F.layer_norm(x, self._normalized_shape, None, None, self._epsilon) * self.weight
+            return x if self.bias is None else x + self.bias
         return F.layer_norm(x, self._normalized_shape, self.weight, self.bias, self._epsilon)
 
 

@@ -4,11 +4,13 @@ import numpy as np
 import paddle
 import pytest
 
+import ops
 from config import get_config
 from errors import InputError
 from models import create_model
-from models.layers import Linear
+from models.layers import LayerNorm, Linear
 from models.layers.lora import LoRALinear, adapt
+from models.layers.mlp import Mlp
 from training.optim import freeze
 from weights import file_arrays
 
@@ -138,6 +140,26 @@ def test_dropout_is_of_what_the_first_matrix_reads():
     np.testing.assert_allclose(layer(x).numpy(), plain + 1.5 * kept @ a @ b, rtol=1e-4, atol=1e-5)
     with pytest.raises(InputError, match="DROPOUT: this model reads a target's weights themselves; set it to 0"):
         adapted("beit_base_patch16_224", "TRAIN.ADAPTER.DROPOUT", "0.5")(paddle.ones([1, 3, 32, 32]))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_gradient_passes_frozen_layers_as_it_passes_others(compiled):
+    """Paddle 2.6's and 3.3's layer norm leaves its weight out of the gradient of x where that is frozen."""
+    ops.enable(compiled)
+    try:
+        for layer in (LayerNorm(6), Linear(6, 5), Mlp(6, 9)):
+            fill(layer)
+            found = []
+            for frozen in (False, True):
+                for parameter in layer.parameters():
+                    parameter.stop_gradient = frozen
+                x = paddle.to_tensor(numbers(3, 4, 6), stop_gradient=False)
+                layer(x).square().sum().backward()
+                found.append(x.grad.numpy())
+            np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-4)
+    finally:
+        ops.enable(True)
 
 
 # -------------------------------------------------------------- prompt tokens
