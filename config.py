@@ -81,6 +81,7 @@ _C.MODEL.RESUME = None  # checkpoint to go on from; "auto": the newest whole one
 _C.MODEL.PRETRAINED = None  # weights to start from or to evaluate: a file, a folder or hf-hub:org/name
 _C.MODEL.PRETRAINED_ALLOW = None  # patterns of names that may be missing in them, or in the model: ["fc_norm.*"]
 _C.MODEL.PRETRAINED_CLASSES = None  # imagenet22k(_swin): their classes' order; ImageNet-1k's are kept
+_C.MODEL.PRETRAINED_ADAPTER = None  # an adapter.safetensors that was trained on them, or peft's LoRA: merged into them
 _C.MODEL.NUM_CLASSES = 1000  # or "auto": the dataset's; 0: no classifier (create_model)
 
 _C.TRAIN = CfgNode()
@@ -104,6 +105,8 @@ _C.TRAIN.LAYER_DECAY = None  # factor on the rate per block, from the classifier
 _C.TRAIN.LAYER_DECAY_GROUPS = "authors"  # which parameters have a rate in common: the authors' groups, or "timm"'s
 _C.TRAIN.HEAD_LR = 1.0  # factor on the rate of the classifier
 _C.TRAIN.FREEZE = None  # patterns of parameters that stay as they are: ["patch_embed.*", "blocks.[0-5].*"]; "backbone"
+_C.TRAIN.ADAPTER = CfgNode()  # a few parameters train with the classifier, and nothing else
+_C.TRAIN.ADAPTER.NAME = None  # lora (RANK, ALPHA, TARGETS, DROPOUT), prompt (MODEL.PROMPT_TOKENS), bitfit: the biases
 _C.TRAIN.GRAD_CLIP = None  # bound on the gradients: of GRAD_CLIP_MODE
 _C.TRAIN.GRAD_CLIP_MODE = "norm"  # global norm; "value": each element; "agc": a unit's norm over its weights' norm
 _C.TRAIN.SYNC_BN = False  # GPU: batch norm's statistics over all devices' images (paddle.nn.SyncBatchNorm)
@@ -134,7 +137,7 @@ _C.TRAIN.SMOOTHING = 0.0  # label smoothing s of the training loss; of a yes and
 _C.TRAIN.CLASS_WEIGHTS = None  # a factor per class; "auto": inverse to its number of training images, 1 on average
 _C.TRAIN.POS_WEIGHT = None  # bce: a factor per class, or one, on the loss of its own images; "auto": others over them
 
-_C.TRAIN.DISTILLATION_TYPE = None  # hard: the teacher's choice as label; soft: its distribution
+_C.TRAIN.DISTILLATION_TYPE = None  # hard: the teacher's choice as label; soft: its distribution; feature: its last map
 _C.TRAIN.DISTILLATION_ALPHA = 0.5  # share of the distillation in the loss
 _C.TRAIN.DISTILLATION_TAU = 1.0  # soft: temperature
 _C.TRAIN.TEACHER_MODEL = None  # the teacher's YAML file, or name
@@ -217,10 +220,12 @@ _TYPES = {
     "MODEL.PRETRAINED_CLASSES": str,
     "TRAIN.MAX_MINUTES": float,
     "TRAIN.EARLY_STOP": int,
+    "MODEL.PRETRAINED_ADAPTER": str,
     "TRAIN.LINEAR_SCALED_LR": int,
     "TRAIN.RECIPE_BATCH": int,
     "TRAIN.LAYER_DECAY": float,
     "TRAIN.FREEZE": [str],
+    "TRAIN.ADAPTER.NAME": str,
     "TRAIN.GRAD_CLIP": float,
     "TRAIN.CLASS_WEIGHTS": [float],
     "TRAIN.POS_WEIGHT": [float],

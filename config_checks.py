@@ -102,6 +102,10 @@ def _check_recipe(config: Configuration, require: Callable[[bool, str, str], Non
     train = config.TRAIN
     weights = train.CLASS_WEIGHTS if isinstance(train.CLASS_WEIGHTS, list) else [1.0]
     require(max(weights) >= 1e-6, "TRAIN.CLASS_WEIGHTS", "a value above 0, and 1e-6 or more: nothing would be learned")
+    if train.DISTILLATION_TYPE == "feature" and not config.EVAL:
+        whole = not config.MODEL.get("PATCH_DROP")
+        require(whole, "MODEL.PATCH_DROP", "0 with DISTILLATION_TYPE feature: every place has to be there")
+        require(train.LOSS != "token_label", "TRAIN.LOSS", "another one with DISTILLATION_TYPE feature")
     steps = train.LR_SCHEDULER.MILESTONES
     require(steps == sorted(set(steps)), "TRAIN.LR_SCHEDULER.MILESTONES", "epochs in rising order, each once")
     held = train.WARMUP_EPOCHS + train.COOLDOWN_EPOCHS <= train.NUM_EPOCHS or not train.COOLDOWN_EPOCHS
@@ -261,7 +265,8 @@ _DECLARED = (
         "TRAIN.NUM_EPOCHS", "TRAIN.MAX_MINUTES", "TRAIN.EARLY_STOP", "TRAIN.WARMUP_EPOCHS", "TRAIN.WEIGHT_DECAY",
         "TRAIN.DECAY_ALL",
         "TRAIN.LR_SCHEDULER.PER_EPOCH", "TRAIN.BASE_LR", "TRAIN.LINEAR_SCALED_LR",
-        "TRAIN.LAYER_DECAY", "TRAIN.HEAD_LR", "TRAIN.FREEZE", "TRAIN.GRAD_CLIP", "TRAIN.SYNC_BN", _SCHEDULE, _OPTIMIZER,
+        "TRAIN.LAYER_DECAY", "TRAIN.HEAD_LR", "TRAIN.ADAPTER.NAME", "TRAIN.GRAD_CLIP", "TRAIN.SYNC_BN", _SCHEDULE,
+        _OPTIMIZER,
         "TRAIN.MODEL_EMA", "TRAIN.LOSS", "TRAIN.SMOOTHING", "TRAIN.CLASS_WEIGHTS", "TRAIN.DISTILLATION_TYPE",
         "TRAIN.CROP", "TRAIN.INTERPOLATION", "TRAIN.HFLIP", "TRAIN.VFLIP", "TRAIN.AFFINE", "TRAIN.AUTO_AUGMENT",
         "TRAIN.COLOR_JITTER", "TRAIN.RANDOM_ERASE_PROB", "TRAIN.REPEATED_AUGMENT", "TRAIN.MIXUP_ALPHA",
@@ -283,7 +288,9 @@ _DECLARED = (
     ((_TRAINING, _is_set("DATA.MULTI_SCALE")), ("DATA.SCALE_SCHEDULE",)),
     ((_TRAINING, _is_set("DATA.MULTI_SCALE"), _PROGRESSIVE), ("DATA.SCALE_SPREAD", "DATA.SCALE_RANDOM")),
     ((_LOADED_AHEAD,), ("DATA.PREFETCH",)),
-    ((_WEIGHTS,), ("MODEL.PRETRAINED_ALLOW", "MODEL.PRETRAINED_CLASSES")),
+    ((_WEIGHTS,), ("MODEL.PRETRAINED_ALLOW", "MODEL.PRETRAINED_CLASSES", "MODEL.PRETRAINED_ADAPTER")),
+    ((_TRAINING, _is_unset("TRAIN.ADAPTER.NAME")), ("TRAIN.FREEZE",)),
+    ((_above_zero("MODEL.PROMPT_TOKENS"),), ("MODEL.PROMPT_DEEP",)),
     ((_TRAINING, _above_zero("TRAIN.WARMUP_EPOCHS")), ("TRAIN.WARMUP_START_LR",)),
     ((_TRAINING, _is_not(_SCHEDULE, "constant")), ("TRAIN.END_LR", "TRAIN.COOLDOWN_EPOCHS")),
     ((_TRAINING, _is_set("TRAIN.LINEAR_SCALED_LR")), ("TRAIN.LR_SCALING", "TRAIN.LR_SCALED")),
@@ -295,7 +302,7 @@ _DECLARED = (
     ((_above_zero("TRAIN.OPTIMIZER.MOMENTUM"),), ("TRAIN.OPTIMIZER.NESTEROV",)),
     ((_TRAINING, _above_zero("MODEL.DROPPATH")), ("MODEL.DROPPATH_SHAPE",)),
     ((_TRAINING, _is("TRAIN.MODEL_EMA", True)), ("TRAIN.MODEL_EMA_DECAY", "TRAIN.MODEL_EMA_WARMUP")),
-    ((_TRAINING, _is("TRAIN.DISTILLATION_TYPE", "hard", "soft")), (
+    ((_TRAINING, _is("TRAIN.DISTILLATION_TYPE", "hard", "soft", "feature")), (
         "TRAIN.DISTILLATION_ALPHA", "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PATH",
     )),
     ((_TRAINING, _is("TRAIN.DISTILLATION_TYPE", "soft")), ("TRAIN.DISTILLATION_TAU",)),

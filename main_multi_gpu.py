@@ -43,6 +43,7 @@ def main_worker(config, dataset_train, dataset_val):
     from models import build_model
     from ops.settings import set_device_flags
     from training import engine, parallel
+    from training.classification import add_projection
     from training.optim import freeze
     from training.run import Run
     from training.setup import check_same, share_batch
@@ -63,6 +64,7 @@ def main_worker(config, dataset_train, dataset_val):
             engine.evaluate_only(config, model, dataset_val, run)
         else:
             freeze(config, model)  # before the wrapper, which waits for the gradients of what trains
+            add_projection(config, model)
             engine.fit(config, parallel.wrap_model(config, model), dataset_train, dataset_val, run)
         signals.end_workers()
 
@@ -132,7 +134,8 @@ def built(config):
     from models.pretrained import with_preprocessing
     from training.checkpoint import classes_of
 
-    trained = classes_of(config.MODEL.PRETRAINED) if config.EVAL and config.MODEL.PRETRAINED else None
+    weights = config.MODEL.PRETRAINED, config.MODEL.PRETRAINED_ADAPTER
+    trained = classes_of(*weights) if config.EVAL and config.MODEL.PRETRAINED else None
     return datasets.get_datasets(with_preprocessing(config), trained)
 
 

@@ -18,7 +18,7 @@ def _range(kind: Any) -> Range:
     return found
 
 
-_CHOICES = {kind.key: kind.names() for kind in KINDS} | {
+_CHOICES = {kind.key: (*(None,) * kind.optional, *kind.names()) for kind in KINDS} | {
     "DATA.IMAGE_CHANNELS": (1, 3),
     "DATA.CROP_MODE": ("center", "squash"),
     "DATA.INTERPOLATION": ("bicubic", "bilinear", "nearest"),
@@ -31,7 +31,7 @@ _CHOICES = {kind.key: kind.names() for kind in KINDS} | {
     "TRAIN.LR_SCALED": ("all", "base"),
     "TRAIN.LAYER_DECAY_GROUPS": ("authors", "timm"),
     "TRAIN.GRAD_CLIP_MODE": ("norm", "value", "agc"),
-    "TRAIN.DISTILLATION_TYPE": (None, "hard", "soft"),
+    "TRAIN.DISTILLATION_TYPE": (None, "hard", "soft", "feature"),
     "TRAIN.CROP": ("random_resized", "random_resized_once", "simple", "short_side", "squash"),
     "TRAIN.INTERPOLATION": (None, "bicubic", "bilinear", "nearest", "random"),
     "TRAIN.RANDOM_ERASE_MODE": ("const", "rand", "pixel"),
@@ -100,8 +100,8 @@ _RANGES = (
     *((own.range, (key,)) for key, own in registry.own_keys().items() if own.range),
 )  # fmt: skip
 _PATHS = (
-    "DATA.DATA_PATH", "DATA.CACHE", "MODEL.RESUME", "MODEL.PRETRAINED", "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PATH",
-    "OUTPUT", "SAVE",
+    "DATA.DATA_PATH", "DATA.CACHE", "MODEL.RESUME", "MODEL.PRETRAINED", "MODEL.PRETRAINED_ADAPTER",
+    "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PATH", "OUTPUT", "SAVE",
 )  # fmt: skip
 _LONGEST_PATH, _LONGEST_NAME = 3500, 200  # bytes: below Linux's 4,096 and 255, for what a run adds
 _LENGTHS = {"TRAIN.OPTIMIZER.BETAS": 2, "TRAIN.CROP_SCALE": 2, "TRAIN.CROP_RATIO": 2, "TRAIN.CUTMIX_MINMAX": 2}

@@ -1,4 +1,4 @@
-"""What a configuration chooses by name: tasks, readers of datasets, optimizers, schedules, losses, image operations.
+"""What a configuration chooses by name: tasks, datasets, optimizers, schedules, losses, adapters, image operations.
 
     @schedules.register("poly")
     def poly(at: At, *, warmup_prefix: bool, power: Positive = 2.0) -> float:
@@ -42,10 +42,11 @@ class Registry:
     Args:
         key: chooses one of them; the keys that they read stand beside it.
         room: the folder below which their files are.
+        optional: the key may be None, and is so by default.
     """
 
-    def __init__(self, name: str, key: str, room: str) -> None:
-        self.name, self.key, self.room = name, key, room
+    def __init__(self, name: str, key: str, room: str, optional: bool = False) -> None:
+        self.name, self.key, self.room, self.optional = name, key, room, optional
         self.registered: dict[str, tuple[Callable, dict[str, Any]]] = {}
 
     def register(self, *names: str, **given: Any) -> Callable[[Made], Made]:
@@ -118,7 +119,8 @@ optimizers = Registry("optimizers", "TRAIN.OPTIMIZER.NAME", "training")
 schedules = Registry("schedules", "TRAIN.LR_SCHEDULER.NAME", "training")
 losses = Registry("losses", "TRAIN.LOSS", "training")
 tasks = Registry("tasks", "TASK", "training")
-KINDS = (tasks, datasets, optimizers, schedules, losses)
+adapters = Registry("adapters", "TRAIN.ADAPTER.NAME", "training", optional=True)
+KINDS = (tasks, datasets, optimizers, schedules, losses, adapters)
 
 
 @functools.cache

@@ -65,7 +65,8 @@ def worker(config: Configuration, dataset: Any, file: Path) -> None:
     model = build_model(config)
     if config.MODEL.PRETRAINED:
         allow, classes = config.MODEL.PRETRAINED_ALLOW, config.MODEL.PRETRAINED_CLASSES
-        load_weights(model, config.MODEL.PRETRAINED, allow=allow, classes=classes)
+        adapter = config.MODEL.PRETRAINED_ADAPTER
+        load_weights(model, config.MODEL.PRETRAINED, allow=allow, classes=classes, adapter=adapter)
     shares = utils.all_gather(predictions(config, model, dataset, utils.rank(), utils.world_size()))
     if utils.rank() == 0:
         rows = sorted(row for share in shares for row in share)
@@ -105,7 +106,8 @@ def main() -> None:
     from models.pretrained import with_preprocessing
     from training.checkpoint import classes_of
 
-    trained = classes_of(config.MODEL.PRETRAINED) if config.MODEL.PRETRAINED else None
+    weights = config.MODEL.PRETRAINED, config.MODEL.PRETRAINED_ADAPTER
+    trained = classes_of(*weights) if config.MODEL.PRETRAINED else None
     config, _, dataset = get_datasets(with_preprocessing(with_values(config, EVAL=True)), trained)
 
     def start(config: Configuration, ranks: int, failed: Any, beats: Any) -> Any:

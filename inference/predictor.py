@@ -115,7 +115,8 @@ class Predictor:
         elif self.model is not None:
             settings = self.config.MODEL
             allow, order = settings.PRETRAINED_ALLOW, settings.PRETRAINED_CLASSES
-            loaded = load_weights(self.model, path, allow=allow, classes=order)
+            adapter = settings.PRETRAINED_ADAPTER
+            loaded = load_weights(self.model, path, allow=allow, classes=order, adapter=adapter)
             self.report, self.weights = str(loaded), loaded.file
             self.model.eval()
             self.model = self.model.deployed()
@@ -243,11 +244,14 @@ def _configured(
         told = description_of(path, options)
         if told is None:
             raise InputError(f"{shown(path)} doesn't tell what model it is of; give its YAML file or name (-cfg)")
+        options = ["MODEL.PRETRAINED", path, *options]
         config, names = told.configured(options), classes or told.classes
         task, thresholds = told.task, told.thresholds
     else:
-        names, task, thresholds = classes or classes_of(path) or [], task_of(path), thresholds_of(path)
         config = with_preprocessing(get_config(cfg, [*options, "MODEL.PRETRAINED", path]))
+        adapter = config.MODEL.PRETRAINED_ADAPTER
+        names, task = classes or classes_of(path, adapter) or [], task_of(path, adapter)
+        thresholds = thresholds_of(path, adapter)
         if config.MODEL.NUM_CLASSES == "auto" and names:
             config = with_values(config, "the classes' names", MODEL__NUM_CLASSES=len(names))
     return config, describe(config, list(names), task, thresholds)

@@ -20,8 +20,10 @@ from unittest import mock
 import numpy as np
 import paddle
 from paddle import nn
+from paddle.utils import unique_name
 
 from models import build_model
+from models.base import ImageModel
 from options import Configuration
 
 _BATCH_NORMS = nn.layer.norm._BatchNormBase
@@ -66,6 +68,16 @@ def cost(config: Configuration, **arguments: Any) -> Cost:
         layers = list(counter.layers(model))
     parameters, macs = sum(layer.parameters for layer in layers), sum(layer.macs for layer in layers)
     return Cost(images, parameters, macs, sum(layer.activations for layer in layers), layers)
+
+
+def described(config: Configuration) -> ImageModel:
+    """Returns the model of a configuration to read its attributes: it has no weights, and takes no memory."""
+    names = unique_name.switch()  # the way back from a graph begins anew to count: two parameters would have one name
+    try:
+        with _traced():
+            return build_model(config)
+    finally:
+        unique_name.switch(*names)
 
 
 class _Counter(contextlib.ExitStack):

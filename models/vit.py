@@ -8,12 +8,13 @@ Parameter names, order of operations and initialisation are those of timm's ``Vi
 """
 
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import paddle
 from paddle import nn
-from paddle.nn.initializer import Constant, Normal
+from paddle.nn.initializer import Constant, Normal, Uniform
 
 from configs.signatures import Count, Depth, Epsilon, Factor, Positive, Rate, Size
 from errors import InputError
@@ -64,6 +65,8 @@ class VisionTransformer(ImageModel):
         distilled: a distillation token with a head of its own; the output is the mean of both heads.
         dropout: after the position embedding, after the attention's projection and in the MLP.
         attention_dropout: of the attention weights.
+        prompt_tokens: tokens without positions, after all others that come before the patches (arXiv:2203.12119).
+        prompt_deep: each block gets its own in the place of the last one's.
         patch_drop: share of the patch tokens that training leaves out.
         droppath: rate of stochastic depth at the last block.
         droppath_shape: "linear": from 0 at the first block; "constant": all blocks have the last one's rate.
@@ -111,6 +114,8 @@ class VisionTransformer(ImageModel):
         distilled: bool = False,
         dropout: Rate = 0.0,
         attention_dropout: Rate = 0.0,
+        prompt_tokens: Count = 0,
+        prompt_deep: bool = False,
         patch_drop: Rate = 0.0,
         droppath: Rate = 0.0,
         droppath_shape: Literal["linear", "constant"] = "linear",
@@ -121,16 +126,15 @@ class VisionTransformer(ImageModel):
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         _check_heads(embed_dim, num_heads, attn_head_size, global_pool)
-        _check_tokens(global_pool, class_token, reg_tokens, distilled)
         self.num_features, self.global_pool, self.head_init_bias = embed_dim, global_pool, head_init_bias
         self.head_batch_norm, self.weight_init, self.distilled, self.act = head_batch_norm, weight_init, distilled, act
-        self.num_prefix_tokens = class_token + distilled + reg_tokens
+        self.num_prefix_tokens = (prefix := class_token + distilled + reg_tokens) + prompt_tokens
         epsilon = norm_eps or (1e-5 if pre_norm else 1e-6)
         norm = functools.partial(LayerNorm, embed_dim, epsilon=epsilon)
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim, not pre_norm, cut_images)
-        self._add_tokens(class_token, reg_tokens)
+        self._add_tokens(class_token, reg_tokens, prompt_tokens, prompt_deep * depth)
         self._add_positions(pos_embed, no_embed_class)
-        self.pos_drop, self.patch_drop = nn.Dropout(dropout), PatchDropout(patch_drop, self.num_prefix_tokens)
+        self.pos_drop, self.patch_drop = nn.Dropout(dropout), PatchDropout(patch_drop, prefix)
         self.norm_pre = norm() if pre_norm else nn.Identity()
         heads = (embed_dim, num_heads, attn_head_size, qkv_bias, qk_norm, attention_dropout, dropout)
         [rates] = drop_path_rates(droppath, [depth], droppath_shape)
@@ -150,7 +154,24 @@ class VisionTransformer(ImageModel):
         x = paddle.concat([*(token.expand([x.shape[0], -1, -1]) for token in prefix), x], axis=1)
         if not self.no_embed_class:
             x = x + self.pos_embed
-        return self.norm_pre(self.patch_drop(self.pos_drop(x)))
+        x = self.norm_pre(self.patch_drop(self.pos_drop(x)))
+        return self._prompted(x, self.prompt_tokens[0], before=0) if self.num_prompts else x
+
+    def _stages(self) -> Iterable[Any]:
+        """Returns each block, with the prompts that it gets in the place of the last one's."""
+        own: list[Any] = [None] * len(self.blocks)
+        if self.num_prompts and self.prompt_tokens.shape[0] > 1:
+            own[1:] = self.prompt_tokens.unbind(0)[1:]
+        return [(block, own[place]) for place, block in enumerate(self.blocks)]
+
+    def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
+        block, prompts = stage
+        return self._run(block, x if prompts is None else self._prompted(x, prompts, before=self.num_prompts))
+
+    def _prompted(self, x: paddle.Tensor, prompts: paddle.Tensor, before: int) -> paddle.Tensor:
+        """Returns the tokens x with ``prompts`` before the patches, in the place of ``before`` others."""
+        place, rows = self.num_prefix_tokens - self.num_prompts, prompts.astype(x.dtype).unsqueeze(0)
+        return paddle.concat([x[:, :place], rows.expand([x.shape[0], -1, -1]), x[:, place + before :]], axis=1)
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor | tuple[paddle.Tensor, paddle.Tensor]:
         if self.distilled:
@@ -168,13 +189,14 @@ class VisionTransformer(ImageModel):
     def layer_groups(self) -> list[tuple[str, ...]]:
         """The embedding, each block, the classifier with its norm: BEiT's and MAE's (arXiv:2106.08254, 2111.06377)."""
         blocks = [(f"blocks.{i}",) for i in range(len(self.blocks))]
-        embedding = ("cls_token", "dist_token", "reg_token", "pos_embed", "patch_embed", "norm_pre")
+        embedding = ("cls_token", "dist_token", "reg_token", "pos_embed", "patch_embed", "norm_pre", "prompt_tokens")
         return [embedding, *blocks, ("norm", "attn_pool", "fc_norm", "head", "head_dist")]
 
     def no_weight_decay(self) -> set[str]:
-        return {"pos_embed", "cls_token", "dist_token", "reg_token"}
+        return {"pos_embed", "cls_token", "dist_token", "reg_token", "prompt_tokens"}
 
-    def _add_tokens(self, class_token: bool, reg_tokens: int) -> None:
+    def _add_tokens(self, class_token: bool, reg_tokens: int, prompts: int, prompted: int) -> None:
+        _check_tokens(self.global_pool, class_token, reg_tokens, self.distilled)
         starts = {"timm": Normal(std=1e-6), "deit": Normal(std=0.02), "big_vision": Constant(0.0)}
         for name, count, start in (
             ("cls_token", int(class_token), starts[self.weight_init]),
@@ -184,10 +206,15 @@ class VisionTransformer(ImageModel):
             if count:
                 token = self.create_parameter([1, count, self.num_features], default_initializer=start)
                 self.add_parameter(name, token)
+        self.num_prompts = prompts
+        if prompts:  # drawn as the authors' program does
+            bound = (6 / (math.prod(self.patch_embed.proj.weight.shape[1:]) + self.num_features)) ** 0.5
+            shape, start = [prompted or 1, prompts, self.num_features], Uniform(-bound, bound)
+            self.prompt_tokens = self.create_parameter(shape, default_initializer=start)
 
     def _add_positions(self, kind: str, no_embed_class: bool) -> None:
         self.no_embed_class = no_embed_class or kind == "sincos2d"
-        self.pos_embed_prefix = 0 if self.no_embed_class else self.num_prefix_tokens
+        self.pos_embed_prefix = 0 if self.no_embed_class else self.num_prefix_tokens - self.num_prompts
         if kind == "sincos2d":
             values = paddle.to_tensor(sincos_2d(*self.patch_embed.grid_size, self.num_features))
             self.register_buffer("pos_embed", values, persistable=False)

@@ -10,9 +10,11 @@ import functools
 import hashlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import paddle
 from paddle import _C_ops
+from paddle.autograd import PyLayer
 from paddle.base import core
 
 _HERE = Path(__file__).resolve().parent
@@ -97,6 +99,24 @@ def _capability() -> int:
 def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
     """x [..., K] weight [K, N] + bias [N] -> [..., N]."""
     return _run("vit_linear", x, weight, paddle.zeros([weight.shape[1]]) if bias is None else bias)[0]
+
+
+class _FrozenLinear(PyLayer):
+    """``linear`` by a weight and a bias that need no gradients: x isn't kept, and the weight's isn't computed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
+        ctx.weight = weight
+        return linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: paddle.Tensor) -> Any:
+        return linear(grad, ctx.weight.t().contiguous(), None), None, None
+
+
+def frozen_linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
+    """``linear``, of which x alone needs a gradient."""
+    return _FrozenLinear.apply(x, weight, bias)
 
 
 def mlp(

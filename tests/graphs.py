@@ -32,7 +32,7 @@ SIZES += (
 )
 SIZES += ("HEAD_INIT_BIAS", "DROPOUT", "ATTENTION_DROPOUT", "DROPPATH", "DROPPATH_SHAPE", "ZERO_INIT_LAST")
 SIZES += ("STRIDE", "BASE_DIMS", "STEM_HIDDEN_DIM", "PRETRAINED_WINDOW_SIZES", "NAME", "PRETRAINED")
-SIZES += ("PRETRAINED_ALLOW", "PRETRAINED_CLASSES", "RESUME")
+SIZES += ("PRETRAINED_ALLOW", "PRETRAINED_CLASSES", "PRETRAINED_ADAPTER", "RESUME")
 RATES = {"dropout": 0.1, "attention_dropout": 0.1, "droppath": 0.1}
 # What no shipped model has.
 EXTRAS = {
@@ -41,6 +41,7 @@ EXTRAS = {
     "vit, REG_TOKENS": ("vit_base_patch16_384", {"reg_tokens": 4}),
     "vit, POS_EMBED sincos2d": ("vit_base_patch16_384", {"pos_embed": "sincos2d"}),
     "vit, PATCH_DROP": ("vit_base_patch16_384", {"patch_drop": 0.5}),
+    "vit, PROMPT_TOKENS": ("vit_base_patch16_384", {"prompt_tokens": 4, "prompt_deep": True}),
     "hiera, PATCH_DROP": ("hiera_base_224", {"patch_drop": 0.5}),
     "vit, HEAD_BATCH_NORM": ("vit_base_patch16_384", {"head_batch_norm": True}),
     "beit, USE_SHARED_REL_POS_BIAS": ("beit_base_patch16_224", {"use_shared_rel_pos_bias": True}),

@@ -16,6 +16,7 @@ from errors import InputError
 from models import build_model
 from options import NAMED, pairs
 from training import engine, parallel
+from training.classification import add_projection
 from training.optim import freeze
 from training.run import Run
 from training.setup import share_batch
@@ -54,6 +55,7 @@ def work(config, dataset, val):
         engine.evaluate_only(config, model, val, run)
         return model
     freeze(config, model)
+    add_projection(config, model)
     if config.DIST.ENGINE == "fleet":
         topology._HYBRID_PARALLEL_GROUP = None  # else fleet keeps the first strategy of a process
         parallel.init(config)

@@ -21,6 +21,7 @@ from options import leaves, plain, set_by_someone
 from training.checkpoint import saver
 
 SHARED = {"TYPE", "NAME", "RESUME", "PRETRAINED", "PRETRAINED_ALLOW", "PRETRAINED_CLASSES", "NUM_CLASSES"}
+SHARED |= {"PRETRAINED_ADAPTER"}
 
 
 def understood(hint):

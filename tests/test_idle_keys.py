@@ -73,7 +73,10 @@ def test_an_idle_key_is_refused_at_its_default_too(evaluating):
             ["TRAIN.MODEL_EMA_DECAY", "0.9"],
             "DECAY does nothing without TRAIN.MODEL_EMA True; leave it out, or set that",
         ),
-        (["TRAIN.TEACHER_PATH", "x"], "TEACHER_PATH does nothing without TRAIN.DISTILLATION_TYPE hard or soft; leave"),
+        (
+            ["TRAIN.TEACHER_PATH", "x"],
+            "TEACHER_PATH does nothing without TRAIN.DISTILLATION_TYPE hard or soft or feature; leave",
+        ),
         (["TRAIN.BCE_SUM", "True"], "TRAIN.BCE_SUM does nothing without TRAIN.LOSS bce; leave it out, or set that"),
         (
             ["TRAIN.GRAD_CLIP_MODE", "agc"],

@@ -47,10 +47,12 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
     if target.suffix not in ENDINGS:
         raise InputError(f"{target}: the ending tells what to write; expected {', '.join(ENDINGS)}")
     told = None if cfg else description_of(source, options)
+    options = ["MODEL.PRETRAINED", source, *options]
     config = told.configured(options) if told else get_config(cfg or _model_of(source), options)
     config = with_switches(config, source)
     model = build_described(config, source) if told else build_model(config)
-    report = load_weights(model, source)
+    adapter = config.MODEL.PRETRAINED_ADAPTER
+    report = load_weights(model, source, adapter=adapter)
     if report.changes:
         raise InputError(f"{report.file} isn't this model's ({'; '.join(report.changes)}); give its own by -cfg or -o")
     if target.suffix == ".pdparams":
@@ -59,8 +61,10 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
         arrays = file_arrays(model)
     if target.suffix == ".npz":
         arrays = google_names(model, arrays)
-    classes = told.classes if told else classes_of(source) or []
-    task, thresholds = (told.task, told.thresholds) if told else (task_of(source), thresholds_of(source))
+    classes = told.classes if told else classes_of(source, adapter) or []
+    task, thresholds = (
+        (told.task, told.thresholds) if told else (task_of(source, adapter), thresholds_of(source, adapter))
+    )
     metadata = {METADATA: describe(config, classes, task, thresholds).written()}
     write_weights(target, arrays, metadata if target.suffix == ".safetensors" else None)
     return f"{len(arrays)} tensors of {report.file} written to {target}"

@@ -14,7 +14,10 @@ from errors import InputError
 from loading.scales import check_scales
 from loading.transforms import BatchTransform, Normalize
 from models import architecture, build_model, with_switches
+from models.base import ImageModel
+from models.costs import described
 from options import Configuration
+from training.features import FEATURE, LastMap, check_alignment, make_student
 from training.losses import CrossEntropy, Teacher, build_criterion, reads_tokens
 from training.run import Run
 from training.task import Batch, Metrics, Task, summed
@@ -47,8 +50,8 @@ class Classification(Task):
         Raises:
             InputError: the teacher or the keys of the loss don't fit.
         """
-        teacher = build_teacher(self.config, run)
-        model.distilled_training = teacher is not None
+        teacher = build_teacher(self.config, run, model)
+        model.distilled_training = teacher is not None and self.config.TRAIN.DISTILLATION_TYPE != FEATURE
         self.transform = BatchTransform(self.config)
         self.criterion = build_criterion(self.config, train.labels, teacher)
         if reads_tokens(self.criterion.base):
@@ -104,15 +107,39 @@ def hits(logits: paddle.Tensor, targets: paddle.Tensor) -> Batch:
     return {"acc1": right[:, 0], "acc5": right.sum(1)}
 
 
-def build_teacher(config: Configuration, run: Run) -> Teacher | None:
+def add_projection(config: Configuration, model: ImageModel) -> None:
+    """Adds the projection that TRAIN.DISTILLATION_TYPE feature needs (``make_student``), before the teacher is built.
+
+    Raises:
+        InputError: as ``build_teacher``.
+    """
+    if config.TRAIN.DISTILLATION_TYPE == FEATURE:
+        make_student(model, described(_teachers(config)).feature_info[-1]["num_chs"])
+
+
+def build_teacher(config: Configuration, run: Run, student: Any) -> Teacher | None:
     """Returns the trained teacher of TRAIN.DISTILLATION_TYPE, or None without one.
 
     Raises:
         InputError: its weights, its classes or its images don't fit.
     """
-    train = config.TRAIN
-    if train.DISTILLATION_TYPE is None:
+    if config.TRAIN.DISTILLATION_TYPE is None:
         return None
+    theirs, path = _teachers(config), config.TRAIN.TEACHER_PATH
+    theirs = with_switches(theirs, path)
+    teacher = build_model(theirs)
+    check_scales(config, teacher)
+    run.info(f"teacher {theirs.MODEL.NAME}: {load_weights(teacher, path)}")
+    scales = [c.DATA[name] for c in (config, theirs) for name in ("IMAGENET_MEAN", "IMAGENET_STD")]
+    if config.TRAIN.DISTILLATION_TYPE == FEATURE:
+        check_alignment(student, teacher)
+        return Teacher(LastMap(teacher), *scales)
+    return Teacher(teacher, *scales)
+
+
+def _teachers(config: Configuration) -> Configuration:
+    """The teacher's configuration, for the student's images."""
+    train = config.TRAIN
     if not (train.TEACHER_MODEL and train.TEACHER_PATH):
         raise InputError(
             f"DISTILLATION_TYPE is {train.DISTILLATION_TYPE}, but TEACHER_MODEL is {train.TEACHER_MODEL} and"
@@ -126,11 +153,6 @@ def build_teacher(config: Configuration, run: Run) -> Teacher | None:
         ("DATA.IMAGE_SIZE", config.DATA.IMAGE_SIZE, theirs.DATA.IMAGE_SIZE),
         ("DATA.IMAGE_CHANNELS", config.DATA.IMAGE_CHANNELS, theirs.DATA.IMAGE_CHANNELS),
     ):
-        if own != other:
+        if own != other and (key, train.DISTILLATION_TYPE) != ("MODEL.NUM_CLASSES", FEATURE):
             raise InputError(f"the teacher {train.TEACHER_MODEL} has {key} {other}, the student {own}; make them one")
-    theirs = with_switches(theirs, train.TEACHER_PATH)
-    teacher = build_model(theirs)
-    check_scales(config, teacher)
-    run.info(f"teacher {theirs.MODEL.NAME}: {load_weights(teacher, train.TEACHER_PATH)}")
-    scales = [c.DATA[name] for c in (config, theirs) for name in ("IMAGENET_MEAN", "IMAGENET_STD")]
-    return Teacher(teacher, *scales)
+    return theirs

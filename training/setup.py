@@ -37,6 +37,7 @@ _PLACES = (
     "DATA.PREFETCH",
     "MODEL.RESUME",
     "MODEL.PRETRAINED",
+    "MODEL.PRETRAINED_ADAPTER",
     "TRAIN.TEACHER_MODEL",
     "TRAIN.TEACHER_PATH",
 )
@@ -129,7 +130,8 @@ def _trace(model: nn.Layer) -> None:
 def load_pretrained(config: Configuration, model: ImageModel, run: Run, strict: bool) -> None:
     """Loads MODEL.PRETRAINED; tells what was loaded, and where images aren't prepared as the weights were made for."""
     settings = config.MODEL
-    report = load_weights(model, settings.PRETRAINED, strict, settings.PRETRAINED_ALLOW, settings.PRETRAINED_CLASSES)
+    allow, order, adapter = settings.PRETRAINED_ALLOW, settings.PRETRAINED_CLASSES, settings.PRETRAINED_ADAPTER
+    report = load_weights(model, settings.PRETRAINED, strict, allow, order, adapter)
     run.info(str(report))
     for warning in disagreements(config, report.config):
         run.info(warning)

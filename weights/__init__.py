@@ -15,6 +15,7 @@ import paddle
 from paddle import nn
 
 from errors import InputError, reading, shown
+from weights.adapters import LEARNT_ANEW, is_added, merged, read_adapter
 from weights.classes import keep_imagenet1k
 from weights.fit import classifiers_of, fit_classifiers, fit_sizes
 from weights.formats import WeightFile, read_weights, write_weights
@@ -72,8 +73,9 @@ def load_weights(
     strict: bool = True,
     allow: Sequence[str] | None = None,
     classes: str | None = None,
+    adapter: str | Path | None = None,
 ) -> LoadReport:
-    """Loads every parameter and buffer of ``model``; the model is changed only if all of them fit.
+    """Loads every parameter and buffer of ``model`` but what a training added; it is changed only if all of them fit.
 
     Position embeddings, tables of relative positions, the stem's channels and the patches' size are adapted to the
     model's (``weights.fit``).
@@ -81,9 +83,10 @@ def load_weights(
     Args:
         path: what ``find_weights`` takes.
         strict: False, for fine-tuning: the layers ``model.classifier_names()`` stay fresh where the file has none, or
-            has them for another number of classes.
+            has them for another number of classes; so do prompt tokens.
         allow: shell patterns of names that may be missing in the file or in the model.
         classes: MODEL.PRETRAINED_CLASSES: of a classifier of ImageNet-22k's classes ImageNet-1k's are kept.
+        adapter: what ``weights.adapters.read_adapter`` takes: merged into the file's tensors, whose place it takes.
 
     Returns:
         the report, to be shown.
@@ -94,28 +97,27 @@ def load_weights(
     stored, family = read_weights(path), model.weight_names
     report = LoadReport(stored.path, notes=list(stored.notes), config=stored.config)
     _check_activation(stored, model)
-    state = {file_name(name): tensor for name, tensor in model.state_dict().items()}
+    state = {file_name(name): tensor for name, tensor in model.state_dict().items() if not is_added(name)}
+    own = read_adapter(model, adapter) if adapter else None
     with reading(stored.path, "weights of this model"):  # shapes that no such file has, too
-        try:
-            arrays = timm_names(family, stored.arrays, stored.layout, state)
-            computed = unstored(family, stored.arrays, state)
-        except InputError as error:
-            raise InputError(f"{stored.path}: its tensors don't go together ({error})") from None
-        if stored.layout != "paddle":
-            transposed = linear_weights(model)
-            arrays = {name: array.T if name in transposed else array for name, array in arrays.items()}
-        arrays |= computed
+        arrays, computed = _arranged(model, stored, state)
         report.notes += [f"{name} computed: its toolkit's files leave it out" for name in computed]
         report.notes += _other_switches(model, switches(family, stored.arrays))
         report.resized = keep_imagenet1k(model, state, arrays, classes, stored.path) if classes else []
+        if own:  # before anything is compared: a classifier is the adapter's
+            arrays |= own.tensors
         if not strict:
             report.fresh, report.reason = fit_classifiers(model, state, arrays)
-        for name in report.fresh:
-            del state[name]
+            new = [name for name in LEARNT_ANEW if name in state.keys() - arrays.keys()]
+            report.notes += [f"{name} left fresh" for name in new]
+            state = {name: tensor for name, tensor in state.items() if name not in {*report.fresh, *new}}
         for name in classifiers_of(model, list(arrays)) if report.fresh else ():
             del arrays[name]
         told = differences(family, arrays, state)
         report.resized += fit_sizes(model, state, arrays)
+        if own:
+            arrays = own.applied(model, arrays, state, stored.path)
+            report.notes.append(f"merged with {own.file}")
         report.missing = [name for name in state if name not in arrays]
         report.unexpected = [name for name in arrays if name not in state]
         kinds = looks_like(from_transformers(stored.arrays)), looks_like(state)
@@ -127,8 +129,22 @@ def load_weights(
     return report
 
 
+def _arranged(model: Target, stored: WeightFile, state: dict[str, paddle.Tensor]) -> tuple[dict[str, Any], list[str]]:
+    """Returns (a file's arrays by timm's names in the model's layout, names of those that are computed)."""
+    try:
+        arrays = timm_names(model.weight_names, stored.arrays, stored.layout, state)
+        computed = unstored(model.weight_names, stored.arrays, state)
+    except InputError as error:
+        raise InputError(f"{stored.path}: its tensors don't go together ({error})") from None
+    if stored.layout != "paddle":
+        transposed = linear_weights(model)
+        arrays = {name: array.T if name in transposed else array for name, array in arrays.items()}
+    return arrays | computed, list(computed)
+
+
 def file_arrays(model: nn.Layer, state: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
     """Returns every parameter and buffer of ``model`` in timm's names and layout, under each name that timm has for it.
+    What a training added is merged into them, or left out.
 
     Args:
         state: as they were before; None: as they are.
@@ -136,7 +152,8 @@ def file_arrays(model: nn.Layer, state: dict[str, np.ndarray] | None = None) -> 
     transposed = linear_weights(model)
     if state is None:
         state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    arrays = {file_name(name): array.T if name in transposed else array for name, array in state.items()}
+    own = merged(model, state)
+    arrays = {file_name(name): array.T if name in transposed else array for name, array in own.items()}
     others = repeated(getattr(model, "weight_names", None), arrays)
     return arrays | {other: arrays[name] for other, name in others.items()}
 

@@ -11,7 +11,10 @@ import ops
 
 def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
     """x [..., K] weight [K, N] + bias [N] -> [..., N]."""
-    return (ops.linear if ops.usable(x) else plain_linear)(x, weight, bias)
+    if not ops.usable(x):
+        return plain_linear(x, weight, bias)
+    frozen = not x.stop_gradient and weight.stop_gradient and (bias is None or bias.stop_gradient)
+    return (ops.frozen_linear if frozen else ops.linear)(x, weight, bias)
 
 
 def plain_linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
@@ -63,6 +66,9 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if ops.usable(x):
             return ops.layer_norm(x, self.weight, self.bias, self._epsilon)
+        if self.weight.stop_gradient and not x.stop_gradient:  # Paddle's gradient of x leaves a frozen weight out
+            x = F.layer_norm(x, self._normalized_shape, None, None, self._epsilon) * self.weight
+            return x if self.bias is None else x + self.bias
         return F.layer_norm(x, self._normalized_shape, self.weight, self.bias, self._epsilon)
 
 

@@ -187,7 +187,9 @@ def test_head_init_scale_multiplies_fresh_heads_alone(distilled):
 def test_every_parameter_is_in_one_layer_group(options):
     model = small(**options)
     groups = model.layer_groups()
-    assert groups[0] == ("cls_token", "dist_token", "reg_token", "pos_embed", "patch_embed", "norm_pre")
+    assert groups[0] == (
+        "cls_token", "dist_token", "reg_token", "pos_embed", "patch_embed", "norm_pre", "prompt_tokens",
+    )  # fmt: skip
     assert groups[1:-1] == [("blocks.0",), ("blocks.1",), ("blocks.2",)]
     assert groups[-1] == ("norm", "attn_pool", "fc_norm", "head", "head_dist")
     for name, _ in model.named_parameters():

@@ -14,9 +14,10 @@ from loading.label_spaces import imagenet_names
 from loading.sources import UNPRINTABLE
 from models.pretrained import with_preprocessing
 from models.transformers_settings import settings
-from options import Configuration, leaves, nearest_model
+from options import Configuration, leaves, nearest_model, pairs
 from training.checkpoint.state import state_beside
 from weights import find_weights
+from weights.adapters import find_adapter
 from weights.formats import read_metadata
 from weights.hub import read_config
 from weights.plain import NAME, Form, Rule, check_form, is_list, is_real, parsed_json
@@ -26,7 +27,9 @@ METADATA = "paddle_vit_toolkit"  # the entry of a .safetensors file's metadata
 TASKS = tasks.names()
 _IMAGES = ("IMAGE_SIZE", "IMAGE_CHANNELS", "CROP_PCT", "CROP_MODE", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD")
 _IMAGES += ("FAST_EVAL", "EXIF_ORIENTATION")
-_OF_A_RUN = ("RESUME", "PRETRAINED", "PRETRAINED_ALLOW", "PRETRAINED_CLASSES")  # MODEL's keys that build nothing
+_ADAPTER = "MODEL.PRETRAINED_ADAPTER"
+# MODEL's keys that build nothing.
+_OF_A_RUN = ("RESUME", "PRETRAINED", "PRETRAINED_ALLOW", "PRETRAINED_CLASSES", "PRETRAINED_ADAPTER")
 _CLASS = Rule("a list of names that can be printed", lambda value: is_list(value, _is_class))
 _VALUES = Rule("a dictionary of keys and their values", lambda v: type(v) is dict and len(v) < 500)
 
@@ -116,17 +119,18 @@ def description_of(path: str | Path, options: Sequence[str] = ()) -> Description
     """Returns what weights are of, as they tell it themselves, or None.
 
     A .safetensors file that this toolkit wrote has it in its metadata; earlier releases left a checkpoint's state.json;
-    beside timm's weights there is its config.json.
+    beside timm's weights there is its config.json. An adapter tells of itself with its base.
 
     Args:
         path: what ``find_weights`` takes.
         options: words as after ``-o``; where they set a key, timm's config.json isn't asked for it.
+            MODEL.PRETRAINED_ADAPTER is asked first.
 
     Raises:
         InputError: there are no weights, or what describes them can't be read.
     """
-    file = find_weights(path)
-    told = _own(file) or _of_state(file)
+    file, adapter = find_weights(path), dict(pairs(options, ())).get(_ADAPTER)
+    told = _own(file, adapter) or _of_state(file)
     if told is None:
         return _of_timm(path, options)
     try:
@@ -136,27 +140,27 @@ def description_of(path: str | Path, options: Sequence[str] = ()) -> Description
     return told
 
 
-def classes_of(path: str | Path) -> list[str] | None:
-    """Returns the class names of the run that saved ``path``; None where no checkpoint tells.
+def classes_of(path: str | Path, adapter: str | None = None) -> list[str] | None:
+    """Returns the class names of the run that saved ``path``, or an adapter of it; None where no checkpoint tells.
 
     Raises:
         InputError: as ``description_of``.
     """
     file = find_weights(path)
-    if own := _own(file):
+    if own := _own(file, adapter):
         return own.classes
     state = state_beside(file, "classes")
     return _printable(state["classes"], file) if state else None
 
 
-def task_of(path: str | Path) -> str:
-    """Returns what the weights are trained for: one of TASKS, as they tell it themselves.
+def task_of(path: str | Path, adapter: str | None = None) -> str:
+    """Returns what the weights, or an adapter of them, are trained for: one of TASKS, as they tell it themselves.
 
     Raises:
         InputError: as ``description_of``.
     """
-    own = _own(find_weights(path))
-    return own.task if own else "classification"
+    own = _own(find_weights(path), adapter)
+    return own.task if own else TASKS[0]
 
 
 def check_task(path: str | Path, task: str) -> None:
@@ -166,17 +170,22 @@ def check_task(path: str | Path, task: str) -> None:
         raise InputError(f"{path}: weights of TASK {own.task}, found TASK {task}; give -o TASK {own.task}")
 
 
-def thresholds_of(path: str | Path) -> list[float]:
+def thresholds_of(path: str | Path, adapter: str | None = None) -> list[float]:
     """Returns the thresholds that the weights tell, by output; none where they tell none.
+
+    Args:
+        adapter: as ``classes_of``.
 
     Raises:
         InputError: as ``description_of``.
     """
-    own = _own(find_weights(path))
+    own = _own(find_weights(path), adapter)
     return own.thresholds if own else []
 
 
-def _own(file: Path) -> Description | None:
+def _own(file: Path, adapter: str | None = None) -> Description | None:
+    if adapter and (told := _own(find_adapter(adapter))):
+        return told
     with reading(file, "weights that describe themselves"):
         text = read_metadata(file).get(METADATA)
         return None if text is None else read_description(text.encode())

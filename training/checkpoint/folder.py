@@ -4,7 +4,10 @@
 had taken 12,800 of its samples. It holds ``model.safetensors`` (timm's names and layout), with MODEL_EMA
 ``ema.safetensors``, ``optimizer.safetensors`` (moments by parameter), within an epoch of several ranks perhaps
 ``statistics.safetensors`` (each rank's own batch norm statistics), ``state.json`` and ``SHA256SUMS``, which ``sha256sum
--c`` reads. ``last`` and ``best`` are links to such folders, ``best_ema.safetensors`` to the file of the best average.
+-c`` reads. With TRAIN.ADAPTER ``adapter.safetensors`` (and ``adapter_ema.safetensors``) hold what trains, alone, and
+``unmerged.safetensors`` what a model's file has merged or left out.
+
+``last`` and ``best`` are links to such folders, ``best_ema.safetensors`` to the file of the best average.
 """
 
 import contextlib
@@ -27,10 +30,11 @@ from weights.plain import whole_file
 
 SUMS, STATE = "SHA256SUMS", "state.json"
 MODEL, EMA, OPTIMIZER, STATISTICS = (f"{part}.safetensors" for part in ("model", "ema", "optimizer", "statistics"))
+ADAPTER, ADAPTER_EMA, UNMERGED = (f"{part}.safetensors" for part in ("adapter", "adapter_ema", "unmerged"))
 LAST, BEST, BEST_EMA = "last", "best", "best_ema.safetensors"
 _NAME = re.compile(r"epoch_([0-9]+)(?:_sample_([0-9]+))?")
 _LINE = re.compile(r"([0-9a-f]{64})  (\w[\w.]*)\n?", re.ASCII)
-LONGEST_SUMS = 1 << 14  # bytes; a checkpoint has five files
+LONGEST_SUMS = 1 << 14  # bytes; a checkpoint has eight files at most
 _ADVICE = "; take an earlier one, or -resume=auto, which takes the newest whole one"
 
 Arrays = dict[str, np.ndarray]
@@ -70,7 +74,7 @@ def write_checkpoint(
     """Writes the folder ``name`` under ``directory`` and moves ``last`` to it.
 
     Args:
-        metadata: by file, of those that hold a model.
+        metadata: by file.
 
     Raises:
         RunError: a value is NaN or infinite; nothing is written.

@@ -25,6 +25,7 @@ from training.run import versions
 from training.setup import Training
 from utils import all_gather, rank, sync_directory, world_size
 from weights import load_weights
+from weights.adapters import is_added, unmerged
 from weights.fit import TABLE
 from weights.formats import read_arrays
 from weights.plain import told, whole_file
@@ -34,7 +35,7 @@ AUTO = "auto"
 _FREE = (
     "DATA.BATCH_SIZE", "DATA.GLOBAL_BATCH", "DATA.BATCH_SIZE_EVAL", "DATA.NUM_WORKERS", "DATA.PREFETCH",
     "DATA.DATA_PATH", "DATA.CACHE", "MODEL.RESUME", "MODEL.PRETRAINED", "MODEL.PRETRAINED_ALLOW",
-    "MODEL.PRETRAINED_CLASSES", "MODEL.RECOMPUTE", "TRAIN.ACCUM_ITER", "TRAIN.LAST_EPOCH",
+    "MODEL.PRETRAINED_CLASSES", "MODEL.PRETRAINED_ADAPTER", "MODEL.RECOMPUTE", "TRAIN.ACCUM_ITER", "TRAIN.LAST_EPOCH",
     "TRAIN.RECIPE_BATCH", "AMP_EVAL",
 )  # fmt: skip
 _SAME_STATE = ("AdamW", "Adam", "LAMB")  # optimizers that keep the same moments
@@ -246,6 +247,7 @@ def load_checkpoint(chosen: Path, model: ImageModel, optimizer: Any, ema: ImageM
         report = load_weights(layer, chosen / name)
         if report.changes:
             raise InputError(f"{chosen}: can't go on with another model ({report.changes[0]})")
+    _restore_unmerged(chosen, {"val": model} if ema is None else {"val": model, "ema": ema})
     parameters = dict(model.named_parameters())
     moments, known = {}, set()
     own = {parameter.name for parameter in optimizer._parameter_list}  # sharded: this rank's share
@@ -275,6 +277,15 @@ def load_checkpoint(chosen: Path, model: ImageModel, optimizer: Any, ema: ImageM
         optimizer.set_state_dict(moments)
 
 
+def _restore_unmerged(chosen: Path, models: dict[str, paddle.nn.Layer]) -> None:
+    """Restores what the models' files have merged or left out: adapters, the weights beside them, a projection."""
+    file = chosen / folder.UNMERGED
+    arrays = dict(read_arrays(file)) if os.path.lexists(file) else {}
+    for split, model in models.items():
+        for name, tensor in unmerged(model.state_dict()).items():
+            _set(tensor, arrays, f"{split if is_added(name) else 'val'}/{name}", file)
+
+
 def _restore_statistics(chosen: Path, models: dict[str, paddle.nn.Layer]) -> None:
     file = chosen / folder.STATISTICS
     if not os.path.lexists(file):
@@ -282,11 +293,15 @@ def _restore_statistics(chosen: Path, models: dict[str, paddle.nn.Layer]) -> Non
     by_rank = dict(read_arrays(file))
     for split, model in models.items():
         for name, tensor in own_statistics(model).items():
-            found = by_rank.get(key := f"{rank()}/{split}/{name}")
-            if found is None or list(found.shape) != list(tensor.shape) or not np.isfinite(found).all():
-                is_ = "missing" if found is None else f"{list(found.shape)}"
-                raise InputError(f"{file}: {key} is {is_}, expected {list(tensor.shape)} and finite numbers")
-            tensor.set_value(found.astype(tensor.numpy().dtype, copy=False))
+            _set(tensor, by_rank, f"{rank()}/{split}/{name}", file)
+
+
+def _set(tensor: paddle.Tensor, arrays: dict[str, np.ndarray], key: str, file: Path) -> None:
+    found = arrays.get(key)
+    if found is None or list(found.shape) != list(tensor.shape) or not np.isfinite(found).all():
+        is_ = "missing" if found is None else f"{list(found.shape)}"
+        raise InputError(f"{file}: {key} is {is_}, expected {list(tensor.shape)} and finite numbers")
+    tensor.set_value(found.astype(tensor.numpy().dtype, copy=False))
 
 
 def _settle(own: Path, chosen: Path | None, progress: Progress) -> dict[str, str]:

@@ -22,7 +22,7 @@ from training.parallel import others_state
 from training.run import Run, versions
 from utils import all_gather, num_gpus, rank, world_size
 from weights import file_arrays
-from weights.layout import file_name
+from weights.adapters import adapter_arrays, adapter_metadata, base_hash, is_added, unmerged
 
 BEHAVIOUR = 2  # raised when the same settings train otherwise than before; ``resume.train_otherwise`` says how
 _NAMES = {"val": folder.MODEL, "ema": folder.EMA}
@@ -60,6 +60,8 @@ class Saver:
         self.constant = {"format": FORMATS[-1], "behaviour": BEHAVIOUR, "versions": versions(), "ranks": world_size()}
         self.constant["images"] = len(train)
         self.constant |= {"classes": train.classes, "model": config.MODEL.NAME, "config": plain(config)}
+        self.trained = {name for name, p in parts["val"].named_parameters() if not p.stop_gradient}
+        self.base = ""  # hash of what stays as it is, from the first save on
         self.thread: threading.Thread | None = None
         self.failure: Exception | None = None
         self.begin(Progress())
@@ -164,17 +166,38 @@ class Saver:
         parts = {split: {} for split in (*self.parts, folder.OPTIMIZER)}
         for (part, key), array in copied().items():
             parts[part][key] = array
-        files = {_NAMES[split]: file_arrays(model, parts[split]) for split, model in self.parts.items()}
-        files[folder.OPTIMIZER] = parts[folder.OPTIMIZER] | others
         # A checkpoint serves for evaluation as well: it gets the ranks' mean, as at an epoch's end.
         for key, own in statistics[0].items():
             split, name = key.split("/", 1)
             mean = np.mean([arrays[key] for arrays in statistics], axis=0, dtype=np.float64)
-            files[_NAMES[split]][file_name(name)] = mean.astype(own.dtype)
+            parts[split][name] = mean.astype(own.dtype)
+        files = {_NAMES[split]: file_arrays(model, parts[split]) for split, model in self.parts.items()}
+        files |= self._adapter(parts)
+        files[folder.OPTIMIZER] = parts[folder.OPTIMIZER] | others
         if statistics[0] and len(statistics) > 1:
             by_rank = {f"{place}/{key}": a for place, arrays in enumerate(statistics) for key, a in arrays.items()}
             files[folder.STATISTICS] = by_rank
         return files
+
+    def _adapter(self, parts: dict[str, Arrays]) -> dict[str, Arrays]:
+        """The files of what a training added to a model (``weights.adapters``), none where it added nothing."""
+        files, left = {}, {}
+        model: Any
+        for split, model in self.parts.items():
+            left |= {f"{split}/{n}": a for n, a in unmerged(parts[split]).items() if split == "val" or is_added(n)}
+            if self.config.TRAIN.ADAPTER.NAME:
+                file = folder.ADAPTER if split == "val" else folder.ADAPTER_EMA
+                files[file] = adapter_arrays(model, parts[split], self.trained)
+        if files and not self.base:
+            self.base = base_hash(model, parts["val"], self.trained)
+        return files | ({folder.UNMERGED: left} if left else {})
+
+    def _with_adapters(self, metadata: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+        """The metadata of the files of weights, and of those of adapters, which say more."""
+        adapter = self.config.TRAIN.ADAPTER
+        told = adapter_metadata(adapter.NAME or "", adapter.ALPHA / adapter.RANK, self.base)
+        models = {folder.ADAPTER: folder.MODEL, folder.ADAPTER_EMA: folder.EMA}
+        return metadata | {file: metadata[of] | told for file, of in models.items() if of in metadata}
 
     def _write(
         self,
@@ -190,7 +213,7 @@ class Saver:
         started, directory = time.perf_counter(), self.run.checkpoints
         try:
             files = self._files(copied, statistics, others)
-            folder.write_checkpoint(directory, name, files, state, metadata)
+            folder.write_checkpoint(directory, name, files, state, self._with_adapters(metadata))
             if "val" in improved:
                 folder.point(directory / folder.BEST, name)
             if "ema" in improved:

@@ -9,6 +9,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from errors import InputError
+from training.features import FEATURE, feature_distance
 
 
 def reads_tokens(criterion: nn.Layer) -> bool:
@@ -17,7 +18,7 @@ def reads_tokens(criterion: nn.Layer) -> bool:
 
 
 class Teacher(nn.Layer):
-    """A trained model whose logits a student learns from: in eval mode, without gradients.
+    """A trained model whose logits (or map) a student learns from: in eval mode, without gradients.
 
     Args:
         model: frozen here.
@@ -55,12 +56,12 @@ class TrainingLoss(nn.Layer):
 
     The loss is (1 - alpha) * base + alpha * distillation. "hard": the cross-entropy with the teacher's choice; "soft":
     the divergence KL(teacher || student) at temperature tau, times tau^2, divided by the number of classes as in DeiT's
-    program (its paper doesn't). Smoothing and class weights are the base's alone.
+    program (its paper doesn't); "feature": ``feature_distance``. Smoothing and class weights are the base's alone.
 
     Args:
         base: of the model's logits and the targets.
-        teacher: images -> logits [B, K].
-        kind: "hard" or "soft", with a teacher.
+        teacher: images -> logits [B, K], or a map [B, C, H, W].
+        kind: "hard", "soft" or "feature", with a teacher.
     """
 
     def __init__(
@@ -84,8 +85,8 @@ class TrainingLoss(nn.Layer):
 
         Args:
             images: [B, C, S, S], what the student saw.
-            outputs: logits [B, K] that serve both losses, or (logits, logits of the distillation token); for a base
-                that reads tokens, what it takes, of which the first is distilled.
+            outputs: logits [B, K] that serve both losses, or (logits, logits of the distillation token, or the
+                projected map); for a base that reads tokens, what it takes, of which the first is distilled.
             targets: what ``base`` takes.
 
         Raises:
@@ -101,6 +102,8 @@ class TrainingLoss(nn.Layer):
         return (1 - self.alpha) * loss + self.alpha * self._distil(self.teacher(images), distilled)
 
     def _distil(self, wanted: paddle.Tensor, logits: paddle.Tensor) -> paddle.Tensor:
+        if self.kind == FEATURE:
+            return feature_distance(logits, wanted)
         wanted = wanted.astype("float32")
         classes = logits.shape[-1]
         if wanted.shape[-1] != classes:

@@ -4,8 +4,10 @@ from fnmatch import fnmatchcase
 
 from paddle import nn
 
+from configs.registry import adapters
 from errors import InputError
 from options import Configuration, nearest
+from weights.adapters import PROJECTION
 
 BACKBONE = "backbone"
 
@@ -19,14 +21,36 @@ def decayed_parameters(config: Configuration, model: nn.Layer) -> list[str]:
 
 
 def freeze(config: Configuration, model: nn.Layer) -> list[str]:
-    """Freezes the parameters that TRAIN.FREEZE names, and returns their structured names.
+    """Freezes what TRAIN.ADAPTER leaves as it is, or the parameters that TRAIN.FREEZE names; returns their structured
+    names.
 
-    A pattern is the shell's (``blocks.[0-5].*``); "backbone" is every parameter but the classifier's. It comes before
-    ``paddle.DataParallel`` and ``build_optimizer``, which take the trainable parameters as they find them.
+    An adapter is added to the model here. A pattern is the shell's (``blocks.[0-5].*``); "backbone" is every parameter
+    but the classifier's. It comes before ``paddle.DataParallel`` and ``build_optimizer``, which take the trainable
+    parameters as they find them.
 
     Raises:
-        InputError: a pattern matches no parameter, or nothing is left to train.
+        InputError: an adapter has nothing to act on, a pattern matches no parameter, or nothing is left to train.
     """
+    if name := config.TRAIN.ADAPTER.NAME:
+        if not (config.MODEL.PRETRAINED or config.MODEL.RESUME):
+            raise InputError(
+                f"TRAIN.ADAPTER.NAME is {name}, but what it leaves frozen is random; give -pretrained=FILE"
+            )
+        trained = adapters.chosen(config)(model)
+        rest = {name for name, _ in model.named_parameters()} - trained
+        frozen = {name for name in rest if not within(name, model.classifier_names())}
+    else:
+        frozen = _named(config, model)
+    parameters = dict(model.named_parameters())
+    for name in frozen:
+        parameters[name].stop_gradient = True
+    if all(parameter.stop_gradient for parameter in parameters.values()):
+        raise InputError(f"TRAIN.FREEZE {config.TRAIN.FREEZE} leaves none of {len(parameters)} parameters to train")
+    return [name for name in parameters if name in frozen]
+
+
+def _named(config: Configuration, model: nn.Layer) -> set[str]:
+    """The parameters that TRAIN.FREEZE names."""
     parameters = dict(model.named_parameters())
     frozen: set[str] = set()
     for pattern in config.TRAIN.FREEZE or ():
@@ -42,11 +66,7 @@ def freeze(config: Configuration, model: nn.Layer) -> list[str]:
                 f"{nearest(pattern, [BACKBONE, *parameters, *sorted(folders)])}"
             )
         frozen |= found
-    for name in frozen:
-        parameters[name].stop_gradient = True
-    if all(parameter.stop_gradient for parameter in parameters.values()):
-        raise InputError(f"TRAIN.FREEZE {config.TRAIN.FREEZE} leaves none of {len(parameters)} parameters to train")
-    return [name for name in parameters if name in frozen]
+    return frozen
 
 
 def layer_scales(config: Configuration, model: nn.Layer) -> dict[str, float]:
@@ -64,6 +84,8 @@ def layer_scales(config: Configuration, model: nn.Layer) -> dict[str, float]:
         timm = config.TRAIN.LAYER_DECAY_GROUPS == "timm"
         groups = model.timm_layer_groups() if timm else model.layer_groups()
         for name in scales:
+            if name.startswith(PROJECTION):  # no layer of the model's own
+                continue
             holders = [index for index, prefixes in enumerate(groups) if within(name, prefixes)]
             if len(holders) != 1:
                 raise ValueError(f"{name} is in {len(holders)} of the model's layer groups, expected one")

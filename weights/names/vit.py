@@ -104,11 +104,13 @@ def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]
     """Tells tokens, positions, what the head reads (``fc_norm`` comes after a mean), layer scale, norms and biases."""
     if "blocks.0.norm1.weight" not in arrays:  # another family's
         return {}
-    token, registers = "cls_token" in arrays, arrays.get("reg_token")
+    token, registers, prompts = "cls_token" in arrays, arrays.get("reg_token"), arrays.get("prompt_tokens")
     told = {
         "CLASS_TOKEN": token,
         "DISTILLED": "dist_token" in arrays,
         "REG_TOKENS": 0 if registers is None else int(registers.shape[1]),
+        "PROMPT_TOKENS": 0 if prompts is None else int(prompts.shape[1]),
+        "PROMPT_DEEP": prompts is not None and int(prompts.shape[0]) > 1,
         "PRE_NORM": "norm_pre.weight" in arrays,
         "INIT_VALUES": 1e-5 if "blocks.0.ls1.gamma" in arrays else None,
         "QK_NORM": "blocks.0.attn.q_norm.weight" in arrays,

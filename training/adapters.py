@@ -1,0 +1,87 @@
+"""Training a few parameters beside a frozen model: what TRAIN.ADAPTER.NAME chooses. The classifier always trains.
+
+An adapter is a function (model) -> the structured names of the parameters that train besides the classifier's.
+"""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from configs.registry import adapters
+from configs.signatures import Positive, Rate, Size
+from errors import InputError
+from models.base import ImageModel
+from models.layers.linear import Linear
+from models.layers.lora import adapt, call_by_layer
+from options import nearest
+from training.optim.groups import within
+
+
+@adapters.register("lora")
+def lora(
+    model: ImageModel,
+    *,
+    rank: Size = 8,
+    alpha: Positive = 16.0,
+    targets: Sequence[str] = ("*.attn.qkv", "*.attn.proj"),
+    dropout: Rate = 0.0,
+) -> set[str]:
+    """Low-rank products beside Linears: Hu et al. 2021, arXiv:2106.09685.
+
+    Args:
+        rank: columns of the first matrix, rows of the second.
+        alpha: their product counts alpha / rank times.
+        targets: patterns of names of Linear layers: ["*.qkv", "blocks.[6-9].mlp.fc?"].
+        dropout: of what the first matrix reads.
+
+    Raises:
+        InputError: a pattern matches no layer, or a rank is larger than a layer.
+    """
+    layers = {
+        name: layer
+        for name, layer in model.named_sublayers()
+        if type(layer) is Linear and not within(name, model.classifier_names())
+    }
+    chosen: set[str] = set()
+    for pattern in targets:
+        found = {name for name in layers if fnmatchcase(name, pattern)}
+        if not found:
+            ends = {f"*.{name.partition('.')[2].lstrip('0123456789.')}" for name in layers}
+            raise InputError(
+                f"TRAIN.ADAPTER.TARGETS: {pattern!r} matches none of {len(layers)} Linear layers but the classifier"
+                f"{nearest(pattern, [*layers, *sorted(ends)])}"
+            )
+        chosen |= found
+    for name in (name for name in layers if name in chosen):
+        least = min(layers[name].weight.shape)
+        if rank > least:
+            raise InputError(f"TRAIN.ADAPTER.RANK is {rank}, {name} takes 1 to {least}, its smaller side")
+        adapt(layers[name], rank, alpha, dropout)
+    if dropout:
+        call_by_layer(model)
+    return {f"{name}.{part}.weight" for name in chosen for part in ("lora_A", "lora_B")}
+
+
+@adapters.register("prompt")
+def prompt(model: ImageModel) -> set[str]:
+    """Tokens that are learnt, MODEL.PROMPT_TOKENS: Jia et al. 2022, arXiv:2203.12119.
+
+    Raises:
+        InputError: the model has none.
+    """
+    names = {name for name, _ in model.named_parameters() if name == "prompt_tokens"}
+    if not names:
+        raise InputError("TRAIN.ADAPTER.NAME is prompt, but the model has no prompt tokens; set MODEL.PROMPT_TOKENS 10")
+    return names
+
+
+@adapters.register("bitfit")
+def bitfit(model: ImageModel) -> set[str]:
+    """The biases: Ben Zaken et al. 2021, arXiv:2106.10199.
+
+    Raises:
+        InputError: the model has none.
+    """
+    names = {name for name, p in model.named_parameters() if p.ndim == 1 and name.endswith("bias")}
+    if not any(not within(name, model.classifier_names()) for name in names):
+        raise InputError(f"TRAIN.ADAPTER.NAME is bitfit, but {type(model).__name__} has no biases but the classifier's")
+    return names
