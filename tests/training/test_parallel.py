@@ -21,7 +21,7 @@ from errors import InputError
 from models import build_model
 from options import plain
 from training import parallel
-from training.checkpoint.resume import load_checkpoint
+from training.checkpoint.restore import load_checkpoint
 from training.optim import build_optimizer, clip_gradients, freeze
 from utils import rank
 

@@ -12,7 +12,7 @@ from datasets import ArrayDataset, get_datasets
 from errors import InputError
 from models import build_model
 from options import named
-from training.checkpoint.resume import load_checkpoint
+from training.checkpoint.restore import load_checkpoint
 from training.command_line import config_from_arguments
 from training.optim import build_optimizer
 

@@ -7,27 +7,22 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import paddle
 
 from config import default_values
 from configs.architectures import kept_values
 from errors import InputError, Unreadable, reading
-from models.base import ImageModel
 from models.layers.batch_norm import BATCH_NORMS
 from options import COMMAND_LINE, Configuration, given, leaves, named, plain
 from training.checkpoint import folder
 from training.checkpoint.progress import Progress
-from training.checkpoint.saver import own_statistics
+from training.checkpoint.restore import load_checkpoint, restore_statistics
 from training.checkpoint.state import read_state
 from training.optim.groups import decayed_parameters
 from training.run import versions
 from training.setup import Training
 from utils import all_gather, rank, sync_directory, world_size
-from weights import load_weights
-from weights.adapters import is_added, unmerged
 from weights.fit import TABLE
-from weights.formats import read_arrays
 from weights.plain import told, whole_file
 
 AUTO = "auto"
@@ -177,7 +172,7 @@ def _restore(training: Training, chosen: Path) -> Progress:
     training.scaler.load_state_dict(state["scaler"])
     training.optimizer.set_lr(state["lr"])
     if state["ranks"] == world_size():
-        _restore_statistics(chosen, training.evaluated)
+        restore_statistics(chosen, training.evaluated)
     here = {name: version for name, version in versions().items() if name in state["versions"]}  # once no toolkit's
     if state["versions"] != here:
         training.run.info(f"saved under {state['versions']}, this is {here}: last digits may differ")
@@ -234,74 +229,6 @@ def train_otherwise(config: Configuration, model: paddle.nn.Layer, behaviour: in
 
 def _some(names: list[str]) -> str:
     return f"{', '.join(names[:5])}{', ...' * (len(names) > 5)} ({len(names)})"
-
-
-def load_checkpoint(chosen: Path, model: ImageModel, optimizer: Any, ema: ImageModel | None = None) -> None:
-    """Restores the model, the optimizer and the averaged model from a verified checkpoint.
-
-    Raises:
-        InputError: it is another model's.
-    """
-    files = [(model, folder.MODEL)] if ema is None else [(model, folder.MODEL), (ema, folder.EMA)]
-    for layer, name in files:
-        report = load_weights(layer, chosen / name)
-        if report.changes:
-            raise InputError(f"{chosen}: can't go on with another model ({report.changes[0]})")
-    _restore_unmerged(chosen, {"val": model} if ema is None else {"val": model, "ema": ema})
-    parameters = dict(model.named_parameters())
-    moments, known = {}, set()
-    own = {parameter.name for parameter in optimizer._parameter_list}  # sharded: this rank's share
-    for key, value in read_arrays(chosen / folder.OPTIMIZER):
-        if not np.isfinite(value).all():
-            problem = f"{key} holds NaN or infinite values; take an earlier one"
-            raise InputError(f"{chosen}: {folder.OPTIMIZER}: {problem}")
-        name, _, kind = key.partition("/")
-        if name not in parameters:
-            raise InputError(f"{chosen}: its optimizer state belongs to another model ({name})")
-        shape = list(parameters[name].shape)
-        if (list(value.shape) != shape and value.size != 1) or value.dtype != np.float32:  # a power is one number
-            raise InputError(
-                f"{chosen}: {folder.OPTIMIZER}: {key} is {value.dtype} {list(value.shape)}, expected float32 {shape};"
-                " take another checkpoint"
-            )
-        known.add(name)
-        if parameters[name].name in own:
-            moments[f"{parameters[name].name}_{kind}"] = paddle.to_tensor(value)
-    new = [name for name, parameter in parameters.items() if parameter.name in own and name not in known]
-    if known and new:  # Paddle takes the state of all parameters, or of none
-        raise InputError(
-            f"{chosen}: {new[0]} didn't train in its run, and has no optimizer state ({len(new)} such parameters);"
-            " leave TRAIN.FREEZE as it was, or start from its weights with -pretrained"
-        )
-    with reading(chosen / folder.OPTIMIZER, "this optimizer's state"):
-        optimizer.set_state_dict(moments)
-
-
-def _restore_unmerged(chosen: Path, models: dict[str, paddle.nn.Layer]) -> None:
-    """Restores what the models' files have merged or left out: adapters, the weights beside them, a projection."""
-    file = chosen / folder.UNMERGED
-    arrays = dict(read_arrays(file)) if os.path.lexists(file) else {}
-    for split, model in models.items():
-        for name, tensor in unmerged(model.state_dict()).items():
-            _set(tensor, arrays, f"{split if is_added(name) else 'val'}/{name}", file)
-
-
-def _restore_statistics(chosen: Path, models: dict[str, paddle.nn.Layer]) -> None:
-    file = chosen / folder.STATISTICS
-    if not os.path.lexists(file):
-        return
-    by_rank = dict(read_arrays(file))
-    for split, model in models.items():
-        for name, tensor in own_statistics(model).items():
-            _set(tensor, by_rank, f"{rank()}/{split}/{name}", file)
-
-
-def _set(tensor: paddle.Tensor, arrays: dict[str, np.ndarray], key: str, file: Path) -> None:
-    found = arrays.get(key)
-    if found is None or list(found.shape) != list(tensor.shape) or not np.isfinite(found).all():
-        is_ = "missing" if found is None else f"{list(found.shape)}"
-        raise InputError(f"{file}: {key} is {is_}, expected {list(tensor.shape)} and finite numbers")
-    tensor.set_value(found.astype(tensor.numpy().dtype, copy=False))
 
 
 def _settle(own: Path, chosen: Path | None, progress: Progress) -> dict[str, str]:
