@@ -287,6 +287,7 @@ def test_the_page_stands_alone_and_tells_what_the_screen_tells(spoilt, tmp_path,
     verdict = "not usable: 3 of what was found stop a run"
     assert verdict in screen
     assert verdict in text
+    assert re.search(r"<small>\S+/val/dog/photo\.jpg \| \S+/train/dog/photo\.jpg</small>", text)
     with Image.open(page.with_suffix(".png")) as image:
         assert image.width > 1000
 
