@@ -47,13 +47,13 @@ def checked(config: Configuration, workers: int, limit: Any = "auto") -> Any:
         limit: classes that labels are below; "auto": they may be any.
 
     Raises:
-        InputError: there are no training images to check.
+        InputError: there are no training images to check, or labels that no class has.
         RunError: a process was killed.
     """
     from inference.look.data import Checked
     from loading.check.findings import findings, pairs
     from loading.check.images import looked_at, source_of
-    from loading.sources import Split
+    from loading.sources import MOST_CLASSES, Split
 
     data, parts, problems = config.DATA, {}, {}
     sources = {}
@@ -66,6 +66,9 @@ def checked(config: Configuration, workers: int, limit: Any = "auto") -> Any:
                 raise
             problems[mode].append(str(error))
     for mode, source in sources.items():
+        known, labels = len(source.classes) or MOST_CLASSES, source.labels
+        if len(labels) and not 0 <= labels.min() <= labels.max() < known:  # a list's reader has told of its own
+            raise InputError(f"the {mode} labels are {labels.min()}..{labels.max()}, expected 0..{known - 1}")
         with tqdm(total=len(source.labels), desc=mode, disable=None, dynamic_ncols=True) as bar:
             parts[mode] = looked_at(source, data.MAX_PIXELS, data.EXIF_ORIENTATION, workers, bar.update)
     found, images, alike = findings(config, parts, problems)
@@ -88,7 +91,7 @@ def screen(result: Any) -> str:
     lines = [result.title]
     for name, values in rows:
         cells = (value.rjust(width) for value, width in zip(values, widths, strict=True))
-        lines.append(f"  {name:<17}{'   '.join(cells)}")
+        lines.append(f"  {name:<18}{'   '.join(cells)}")
     for one in result.findings:
         first = f", such as {one.examples[0]}" if one.examples else ""
         lines.append(f"{'error' if one.stops else 'remark'}: {shown(one.text + first, 400)}")

@@ -11,7 +11,7 @@ from PIL import Image
 
 from errors import RunError, shown
 from inference.look.draw import figure, figure_png, png, shortened, titled
-from loading.check.findings import Finding, Images, class_name, table
+from loading.check.findings import Finding, Images, class_name, name_of, table
 from loading.check.images import SIDE, Part, picture
 from loading.transforms.orientation import TURNS
 from utils import written_whole
@@ -91,13 +91,17 @@ def _page(checked: Checked, pages: Sequence[tuple[str, bytes]]) -> str:
         f'<h2>{text(title)}</h2><img alt="{text(title)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
         for title, png in pages
     )
+    twins = "".join(
+        "<br><small>{}</small>".format(text(" | ".join(name_of(checked.parts, checked.images, one) for one in pair)))
+        for pair in checked.alike
+    )
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{text(checked.title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_STYLE}</style></head><body><h1>{text(checked.title)}</h1>"
         f'<p class="{"good" if checked.usable else "stops"}"><b>{text(checked.verdict)}</b></p>'
         f"<table><tr><th></th>{heads}</tr>{rows}</table>"
-        f"<h2>Findings</h2><ul>{found or '<li>none</li>'}</ul>{pictures}"
+        f"<h2>Findings</h2><ul>{found or '<li>none</li>'}</ul>{pictures}{twins}"
         f"<h2>Classes</h2>{_classes(checked.parts)}</body></html>\n"
     )
 

@@ -13,6 +13,7 @@ from conftest import write_images
 from PIL import Image
 from scipy.fft import dctn
 from sklearn.datasets import load_sample_image
+from test_datasets import write_idx
 
 import launch.startup
 from config import get_config
@@ -206,6 +207,14 @@ def test_labels_and_lists_are_checked_without_giving_up(tmp_path):
     assert "line 3: label -1 is outside" in problem.examples[0]
 
 
+def test_labels_that_no_class_has_are_refused(tmp_path):
+    for part, labels in (("train", [0, 3]), ("t10k", [1, 12])):
+        write_idx(tmp_path / f"{part}-images-idx3-ubyte", np.zeros((2, 28, 28), np.uint8), False)
+        write_idx(tmp_path / f"{part}-labels-idx1-ubyte", np.array(labels, np.uint8), False)
+    with pytest.raises(InputError, match=r"the val labels are 1\.\.12, expected 0\.\.9"):
+        result_of(tmp_path, dataset="mnist")
+
+
 def test_classes_of_folders_are_checked_without_giving_up(tmp_path):
     write_images(tmp_path / "train", {"a": 3})
     write_images(tmp_path / "val", {"a": 1, "x": 1}, seed=2)
@@ -278,6 +287,7 @@ def test_the_page_stands_alone_and_tells_what_the_screen_tells(spoilt, tmp_path,
     verdict = "not usable: 3 of what was found stop a run"
     assert verdict in screen
     assert verdict in text
+    assert re.search(r"<small>\S+/val/dog/photo\.jpg \| \S+/train/dog/photo\.jpg</small>", text)
     with Image.open(page.with_suffix(".png")) as image:
         assert image.width > 1000
 

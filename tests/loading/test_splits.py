@@ -63,8 +63,8 @@ def test_groups_may_be_listed_in_a_file(tmp_path):
     file.write_text("a/1.jpg x\n")
     with pytest.raises(InputError, match=r"groups.tsv: line 1: expected a path, a tab and a group; found 'a/1.jpg x'"):
         groups_of(["a/1.jpg"], str(file))
-    with pytest.raises(InputError, match=r"1 of 1 images have no group that gruops.tsv finds \(it is no file"):
-        groups_of(["a/1.jpg"], "gruops.tsv")
+    with pytest.raises(InputError, match=r"1 of 1 images have no group that no_groups.tsv finds \(it is no file"):
+        groups_of(["a/1.jpg"], "no_groups.tsv")
     with pytest.raises(InputError, match=r"VAL_SPLIT_GROUPS is '\(': no file, and no pattern \(missing \)"):
         groups_of(["a/1.jpg"], "(")
 
