@@ -98,7 +98,9 @@ def folds(
     what = "image" if groups is None else "group"
     if (alone := values[low == high]).size:
         name = shown(classes[int(alone[0])]) if classes else str(alone[0])
-        raise InputError(f"DATA.FOLDS: the class {name} has one {what} alone, expected two or more ({alone.size} such)")
+        raise InputError(
+            f"DATA.FOLDS: the class {name} is in one fold alone, expected two {what}s of it or more ({alone.size} such)"
+        )
     if empty := count - len(np.unique(parts)):
         raise InputError(f"DATA.FOLDS is {count}: {empty} folds of {len(parts)} images would be empty; take fewer")
     return parts

@@ -33,7 +33,7 @@ class Ending:
 
     def __init__(self, config: Configuration, steps: int) -> None:
         train = config.TRAIN
-        self.planned, self.every, self.metric = train.NUM_EPOCHS, config.VALIDATE_FREQ, config.BEST_METRIC
+        self.planned, self.every = train.NUM_EPOCHS, config.VALIDATE_FREQ
         self.patience, self.least = train.EARLY_STOP, train.EARLY_STOP_MIN
         self.steps, self.accum, self.updates = steps, train.ACCUM_ITER, -(-steps // train.ACCUM_ITER)
         self.minutes, self.progress = train.MAX_MINUTES, Progress()
@@ -45,6 +45,8 @@ class Ending:
             evaluation: images that one has to evaluate, over those of an update.
         """
         self.progress, self.run, self.evaluation = progress, run, evaluation
+        if self.minutes is None:
+            progress.length = []  # nobody but a forger's checkpoint has one
         self.started = time.monotonic() - progress.seconds
         self.first = self.done
         self.mark: tuple[int, float] | None = None  # updates at an early one, and when that was
@@ -168,7 +170,7 @@ class Ending:
     def reason(self) -> str:
         """Why a run that is over ended before its time, or ""."""
         progress = self.progress
-        if self.patience and progress.stale >= self.patience:
+        if self.patience and progress.stale >= self.patience and progress.epoch < self.epochs:
             return (
                 f"TRAIN.EARLY_STOP: {progress.stale} evaluations without gain, the last after epoch {progress.epoch} of"
                 f" {self.planned}"

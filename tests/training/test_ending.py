@@ -148,14 +148,14 @@ def test_the_schedule_ends_when_the_time_does(tmp_path, tiny):
 
 def test_time_that_was_used_before_a_stop_counts(tmp_path, tiny):
     options = [*without(tiny, "TRAIN.NUM_EPOCHS"), *BUDGET, "TRAIN.ACCUM_ITER", "2", "VALIDATE_FREQ", "50"]
-    timed([([*options, "SAVE_STEPS", "2"], tmp_path / "whole", 8 * 18)])
-    middle = tmp_path / "whole" / "checkpoints" / "epoch_0001_sample_000000016"
+    timed([([*options, "SAVE_STEPS", "6"], tmp_path / "whole", 8 * 18)])
+    middle = tmp_path / "whole" / "checkpoints" / "epoch_0001_sample_000000048"
     state = json.loads((middle / "state.json").read_text())
-    assert (state["seconds"], state["length"]) == (1, [])
+    assert (state["seconds"], state["length"]) == (3, [])
     [seconds] = timed([([*options, "MODEL.RESUME", str(middle)], tmp_path / "resumed", 8 * 18)])
     # Of 9 updates an epoch; an evaluation of 364 images is estimated as 7.58 updates.
     assert len(rates(tmp_path / "resumed")) == 2 * (seconds - 2)
-    assert 1 + seconds - 2 + 364 / 16 / 3 == pytest.approx(58.2, abs=1)
+    assert 3 + seconds - 2 + 364 / 16 / 3 == pytest.approx(58.2, abs=1)
     assert "an evaluation may take 7.58 s" in (tmp_path / "resumed" / "log.txt").read_text()
     going_on = [*options, "MODEL.RESUME", "auto"]
     for named, message in (
