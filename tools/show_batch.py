@@ -5,6 +5,7 @@
 
 They come from the run's own loader and transforms: the first batch of an epoch, in one process, turned back into
 colours. With -cfg=RUN/config.yaml it is what the run saw. Mixed labels are told with their shares, without smoothing.
+The flags besides are main_multi_gpu.py's, with -o.
 """
 
 import argparse
@@ -19,7 +20,6 @@ import launch.startup  # noqa: E402  (streams)
 from errors import InputError, RunError, remedy, reported  # noqa: E402  (first: it says what isn't installed)
 
 # isort: split
-from config import get_config  # noqa: E402
 from main_multi_gpu import import_paddle  # noqa: E402
 from options import Configuration  # noqa: E402
 
@@ -55,14 +55,11 @@ def main() -> None:
     def option(name: str, **settings: Any) -> None:
         parser.add_argument(f"-{name}", f"--{name}", **settings)
 
-    option("cfg", metavar="FILE", help="YAML file, or a model's name under configs/")
-    option("dataset", metavar="NAME", help="what -data_path holds")
-    option("data_path", metavar="DIR", help="the dataset's folder")
     option("o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys; KEY=VALUE as well")
     option("epoch", type=int, default=1, metavar="N", help="whose first batch is shown, from 1; default: 1")
     option("count", type=int, default=16, metavar="N", help=f"images of each kind, up to {_MOST}; default: 16")
     option("output", type=Path, required=True, metavar="FILE.png", help="the picture")
-    options = parser.parse_args()
+    options, rest = parser.parse_known_args()
     if options.output.suffix.lower() != ".png" or not options.output.parent.is_dir():
         raise InputError(f"-output {options.output}: expected a file that ends in .png, in a folder that is there")
     if not 1 <= options.count <= _MOST or options.epoch < 1:
@@ -70,11 +67,11 @@ def main() -> None:
         raise InputError(f"{found}; expected 1 to {_MOST}, and 1 or more")
     import_paddle()
     launch.startup.stop_by_removing(launch.startup.unfinished(options.output))
-    flags = {"DATA.DATASET": options.dataset, "DATA.DATA_PATH": options.data_path}
-    given = [word for key, value in flags.items() if value is not None for word in (key, value)]
-    picture = drawn(get_config(options.cfg, [*given, *options.o]), options.epoch, options.count)
+    from training.command_line import config_from_arguments
     from utils import written_whole
 
+    rest += ["-o", *options.o] if options.o else []  # taken here: it would be the beginning of -output
+    picture = drawn(config_from_arguments("tools/show_batch.py", rest), options.epoch, options.count)
     try:
         with written_whole(options.output, "wb") as file:
             file.write(picture)
