@@ -167,6 +167,8 @@ def test_outputs_of_many_labels_are_each_for_itself(run, tmp_path):
         [CLASSES[1]],
         [0],
     )
+    kept.thresholds = [0.7, 0.96]
+    assert kept.ranked("x", shares[0][::-1]).outputs == [0]
 
 
 @pytest.mark.parametrize(
