@@ -195,7 +195,7 @@ def test_every_parameter_is_in_one_layer_group(options):
     for name, _ in model.named_parameters():
         owners = [group for group in groups for prefix in group if name == prefix or name.startswith(f"{prefix}.")]
         assert len(owners) == 1, name
-    assert model.no_weight_decay() == {"pos_embed", "cls_token", "dist_token", "reg_token"}
+    assert model.no_weight_decay() == {"pos_embed", "cls_token", "dist_token", "reg_token", "prompt_tokens"}
 
 
 def test_reset_classifier_replaces_every_head():

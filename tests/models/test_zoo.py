@@ -70,7 +70,7 @@ def test_an_architecture_keeps_its_interface(kind, tmp_path):
     names = [name for name, _ in model.named_parameters()]
     for name in names:
         assert sum(within(name, group) for group in model.layer_groups()) == 1, name
-    assert model.no_weight_decay() <= {*names, "pos_embed", "cls_token", "dist_token", "reg_token"}
+    assert model.no_weight_decay() <= {*names, "pos_embed", "cls_token", "dist_token", "reg_token", "prompt_tokens"}
     heads = model.classifier_names()
     assert all(within(f"{head}.weight", model.layer_groups()[-1]) for head in heads)
     for name in names:
