@@ -4,7 +4,7 @@ import json
 import types
 
 import pytest
-from conftest import without
+from conftest import TINY, without
 from ranks import run_ranks
 from runs import assert_same_run, records, refused, train
 
@@ -17,12 +17,6 @@ from training.optim import build_schedule
 from weights.plain import check_form
 
 EVERY = ["SAVE_FREQ", "1", "KEEP_LAST", "1000", "REPORT_FREQ", "1", "TRAIN.BASE_LR", "0.01"]
-
-
-def train_all(runs):
-    """Trains several times in the same processes: [(options, output, length)]."""
-    for run in runs:
-        train(*run)
 
 
 def result(output):
@@ -57,28 +51,20 @@ def test_a_run_ends_after_so_many_evaluations_without_gain():
     assert judged(stop, *({"val": acc, "ema": ema} for acc, ema in average)) == 5
 
 
-def test_a_run_that_stops_early_is_whole_and_goes_on_counting(tmp_path, tiny):
-    options = [*without(tiny, "TRAIN.NUM_EPOCHS"), *EVERY, "DATA.GLOBAL_BATCH", "16", "TRAIN.MODEL_EMA", "True"]
-    options += ["TRAIN.NUM_EPOCHS", "9", "TRAIN.EARLY_STOP", "3", "TRAIN.EARLY_STOP_MIN", "99"]  # never a gain
-    checkpoints = tmp_path / "whole" / "checkpoints"
-    going_on = [*options, "MODEL.RESUME", str(checkpoints / "epoch_0002")]
-    longer = [*options, "MODEL.RESUME", str(checkpoints / "epoch_0004")]
-    again = [*options, "MODEL.RESUME", "auto"]
-    runs = [(options, tmp_path / "whole", 40), (going_on, tmp_path / "resumed", 40)]
-    runs += [(longer, tmp_path / "longer", 40, ["TRAIN.EARLY_STOP", "4"]), (again, tmp_path / "resumed", 40)]
-    run_ranks(train_all, runs)
-    assert [record["epoch"] for record in records(tmp_path / "whole") if record["split"] == "val"] == [1, 2, 3, 4]
-    assert sorted(file.name for file in checkpoints.glob("epoch_*"))[-1] == "epoch_0004"
-    assert (tmp_path / "whole" / "curves.png").stat().st_size > 1000
+def test_a_run_that_stops_early_is_whole_and_goes_on_counting(ranks):
+    folder, _ = ranks
+    assert [record["epoch"] for record in records(folder / "whole") if record["split"] == "val"] == [1, 2, 3, 4]
+    assert sorted(file.name for file in (folder / "whole" / "checkpoints").glob("epoch_*"))[-1] == "epoch_0004"
+    assert (folder / "whole" / "curves.png").stat().st_size > 1000
     told = "TRAIN.EARLY_STOP: 3 evaluations without gain, the last after epoch 4 of 9"
-    assert result(tmp_path / "whole")["ended"] == result(tmp_path / "resumed")["ended"] == told
-    assert told in (tmp_path / "whole" / "log.txt").read_text()
-    assert_same_run(tmp_path / "whole", tmp_path / "resumed")
-    states = [json.loads((tmp_path / run / "checkpoints/last/state.json").read_text()) for run in ("whole", "resumed")]
+    assert result(folder / "whole")["ended"] == result(folder / "resumed")["ended"] == told
+    assert told in (folder / "whole" / "log.txt").read_text()
+    assert_same_run(folder / "whole", folder / "resumed")
+    states = [json.loads((folder / run / "checkpoints/last/state.json").read_text()) for run in ("whole", "resumed")]
     assert [(state["stale"], state["marks"].keys()) for state in states] == [(3, {"val", "ema"})] * 2
     assert states[0]["marks"] == states[1]["marks"]
-    assert result(tmp_path / "longer")["best"]["epoch"] <= 5
-    assert [record["epoch"] for record in records(tmp_path / "longer") if record["split"] == "val"] == [5]
+    assert result(folder / "longer")["best"]["epoch"] <= 5
+    assert [record["epoch"] for record in records(folder / "longer") if record["split"] == "val"] == [5]
 
 
 # --------------------------------------------------------------- time budget
@@ -100,6 +86,7 @@ def timed(runs):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ending, "time", types.SimpleNamespace(monotonic=lambda: now))
+        patch.setattr(engine, "plot_curves", lambda *_: None)  # which takes a second
         patch.setattr(engine, "_update", slow(engine._update, 1.0))
         patch.setattr(engine, "evaluate", slow(engine.evaluate, 2.0))
         ends = []
@@ -114,36 +101,62 @@ def rates(output):
     return {record["step"]: record["lr"] for record in records(output) if record["split"] == "train"}
 
 
-def test_the_schedule_ends_when_the_time_does(tmp_path, tiny):
+LONG = [*without(TINY, "TRAIN.NUM_EPOCHS", "TRAIN.WARMUP_EPOCHS"), *BUDGET, "TRAIN.WARMUP_EPOCHS", "20"]
+MIDDLES = ("epoch_0003", "epoch_0009_sample_000000024")
+
+
+def in_ranks(stopping, budgeted):
+    """Trains all: to start processes takes longer."""
+    for run in stopping:
+        train(*run)
+    return timed(budgeted)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """Runs of two processes: their folder, and the seconds of the first budget."""
+    folder = tmp_path_factory.mktemp("ranks")
+    options = [*without(TINY, "TRAIN.NUM_EPOCHS"), *EVERY, "DATA.GLOBAL_BATCH", "16", "TRAIN.MODEL_EMA", "True"]
+    options += ["TRAIN.NUM_EPOCHS", "9", "TRAIN.EARLY_STOP", "3", "TRAIN.EARLY_STOP_MIN", "99"]  # never a gain
+    resume = [*options, "MODEL.RESUME"]
+    stopping = [
+        (options, folder / "whole", 40),
+        ([*resume, str(folder / "whole/checkpoints/epoch_0002")], folder / "resumed", 40),
+        ([*resume, str(folder / "whole/checkpoints/epoch_0004")], folder / "longer", 40, ["TRAIN.EARLY_STOP", "4"]),
+        ([*resume, "auto"], folder / "resumed", 40),
+    ]
+    budgeted = [([*LONG, "SAVE_STEPS", "5"], folder / "timed", 37)]
+    for name in MIDDLES:
+        path = str(folder / "timed" / "checkpoints" / name)
+        budgeted.append(([*LONG, "MODEL.RESUME", path], folder / name, 37))
+    (seconds, *_), _ = run_ranks(in_ranks, stopping, budgeted)
+    return folder, seconds
+
+
+def test_the_schedule_ends_when_the_time_does(ranks):
     """An epoch of 4 updates and its evaluation take 6 seconds; of 60, 3 % stay free. After the first epoch 8 whole ones
     fit, and 2 updates with the last evaluation: 38 updates.
     """
-    options = [*without(tiny, "TRAIN.NUM_EPOCHS", "TRAIN.WARMUP_EPOCHS"), *BUDGET, "TRAIN.WARMUP_EPOCHS", "20"]
-    checkpoints = tmp_path / "whole" / "checkpoints"
-    resumed = [
-        ([*options, "MODEL.RESUME", str(checkpoints / name)], tmp_path / name, 37)
-        for name in ("epoch_0003", "epoch_0009_sample_000000024")
-    ]
-    first, *_ = run_ranks(timed, [([*options, "SAVE_STEPS", "5"], tmp_path / "whole", 37), *resumed])
-    assert first[0] == 58
-    found = rates(tmp_path / "whole")
+    folder, seconds = ranks
+    assert seconds == 58
+    found = rates(folder / "timed")
     assert list(found) == list(range(1, 39))
-    schedule = build_schedule(get_config(None, options), 4, 8)
+    schedule = build_schedule(get_config(None, LONG), 4, 8)
     expected = [schedule(update) for update in range(4)]
     expected += [schedule((1 + (update / 4 - 1) * 99 / 8.5) * 4) for update in range(4, 38)]
     assert list(found.values()) == pytest.approx(expected, rel=1e-9)
     assert 0.0099 < max(found.values()) <= 0.01
     assert found[38] < 1e-4 / 2
-    for _, output, _ in resumed:
-        assert_same_run(tmp_path / "whole", output)
-    told = result(tmp_path / "whole")
+    for name in MIDDLES:
+        assert_same_run(folder / "timed", folder / name)
+    told = result(folder / "timed")
     assert told["ended"] == "TRAIN.MAX_MINUTES: 1 minutes held 9.5 of the 100 epochs"
     assert (
         "an update takes 1 s, an evaluation takes 2 s; the run ends after 38 updates, 9.5 of 100"
-        in (tmp_path / "whole" / "log.txt").read_text()
+        in (folder / "timed" / "log.txt").read_text()
     )
-    assert json.loads((checkpoints / "last" / "state.json").read_text())["length"] == [1.0, 9.5]
-    assert (checkpoints / "last").resolve().name == "epoch_0010"
+    assert json.loads((folder / "timed/checkpoints/last/state.json").read_text())["length"] == [1.0, 9.5]
+    assert (folder / "timed/checkpoints/last").resolve().name == "epoch_0010"
 
 
 def test_time_that_was_used_before_a_stop_counts(tmp_path, tiny):
