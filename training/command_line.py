@@ -55,6 +55,9 @@ def config_from_arguments(program: str, argv: Sequence[str] | None = None) -> Co
     if choice.of_run and _has_weights(asked):
         flags.append(Option("MODEL.PRETRAINED", None, CHECKPOINT))
     config = asked_config(choice.file, [*flags, *named])
+    other_base = asked.keys() & _WEIGHTS == {"MODEL.PRETRAINED"} and len(config.origins["MODEL.PRETRAINED"]) > 1
+    if config.MODEL.PRETRAINED_ADAPTER and other_base:
+        flags.append(Option("MODEL.PRETRAINED_ADAPTER", None, "-pretrained, in the place of the adapter's base"))
     if choice.of_run and (config.EVAL or program == "main_single_gpu.py") and "NGPUS" not in asked:
         flags.append(Option("NGPUS", -1, "this command, which counts the devices itself"))
     # The guide's evaluation command gives -batch_size alone; it is the evaluation's batch there.
@@ -67,6 +70,9 @@ def config_from_arguments(program: str, argv: Sequence[str] | None = None) -> Co
         print(explained(config, arguments.explain, default_values(config), NEEDS))
         raise SystemExit(0)
     return config
+
+
+_WEIGHTS = {"MODEL.PRETRAINED", "MODEL.PRETRAINED_ADAPTER"}
 
 
 class Choice(NamedTuple):

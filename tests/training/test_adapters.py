@@ -9,10 +9,11 @@ from conftest import without
 from runs import assert_same_run, refused, train, weights
 from safetensors.numpy import load_file, save_file
 
-from config import get_config
+from config import get_config, resolved
 from errors import InputError
 from inference import Predictor
 from models import create_model
+from training.command_line import config_from_arguments
 from training.optim import freeze
 from weights import file_arrays, load_weights
 from weights.formats import write_weights
@@ -217,3 +218,18 @@ def test_pefts_folder_is_read(tmp_path, base, change, strange, message):
     np.testing.assert_allclose(found["blocks.1.attn.qkv.weight"], wanted, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(found["head.weight"], head)
     np.testing.assert_array_equal(found["blocks.0.attn.qkv.weight"], before["blocks.0.attn.qkv.weight"])
+
+
+def test_an_adapter_in_a_file_belongs_to_the_weights_beside_it(tmp_path):
+    file = tmp_path / "config.yaml"
+    keys = ["MODEL.PRETRAINED", "base", "MODEL.PRETRAINED_ADAPTER", "own"]
+    file.write_text(resolved(get_config("vit_digits", keys)))
+
+    def adapter(*words):
+        return config_from_arguments("main_single_gpu.py", [f"-cfg={file}", *words]).MODEL.PRETRAINED_ADAPTER
+
+    assert adapter() == "own"
+    assert adapter("-eval", "-pretrained=best") is None  # a run's own file has it merged
+    assert adapter("-eval", "-pretrained=best", "-o", "MODEL.PRETRAINED_ADAPTER", "other") == "other"
+    file.write_text("BASE: vit_digits\nMODEL: {PRETRAINED_ADAPTER: own}\n")
+    assert adapter("-eval", "-pretrained=base") == "own"
