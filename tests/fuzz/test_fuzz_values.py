@@ -24,6 +24,7 @@ BASE += ["TUNE_CPU", "False", "NGPUS", "1"]
 MIXED = ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.CUTMIX_ALPHA", "1.0"]
 OPTIMIZER, SCHEDULE = "TRAIN.OPTIMIZER.NAME", "TRAIN.LR_SCHEDULER.NAME"
 FOLDER = ["DATA.DATASET", "folder", "DATA.DATA_PATH", "."]
+SETS = ["TASK", "multilabel", "DATA.DATASET", "multilabel_list", "DATA.DATA_PATH", "."]
 # Where a key does something; the first of these counts that takes it.
 PLACES = [
     [],
@@ -50,6 +51,14 @@ PLACES = [
     FOLDER,
     [*FOLDER, "DATA.DATASET", "shards"],
     ["DATA.GLOBAL_BATCH", "4"],
+    [*FOLDER, "DATA.FOLDS", "2"],
+    [*FOLDER, "DATA.VAL_SPLIT", "0.5"],
+    ["TRAIN.EARLY_STOP", "1"],
+    ["TRAIN.ADAPTER.NAME", "lora", "MODEL.PRETRAINED", "absent"],
+    [SCHEDULE, "wsd"],
+    ["TRAIN.LOSS", "token_label"],
+    *([*SETS, "TRAIN.LOSS", name] for name in ("bce", "focal", "asymmetric")),
+    ["DATA.MULTI_SCALE", "[8,16]", "DATA.SCALE_SCHEDULE", "progressive"],
 ]
 INTEGERS = ["-1", "0", "1", "2", "100", "1000", "1000000", "2147483647", "2147483648", "1" + "0" * 30, "9" * 5000]
 NUMBERS = ["-1", "-1e-9", "0", "1e-300", "1e-12", "1e-6", "0.5", "1", "1.5", "999", "1e6", "1e9", "1e300", "1e400"]
@@ -99,7 +108,8 @@ def read(options):
 
 def base(key, place):
     """The options of a small run at a place where the key is to be set."""
-    gone = ("DATA.SYNTHETIC_SIZE",) * ("folder" in place or "shards" in place or key == "DATA.DATASET")
+    other = {"folder", "shards", "multilabel_list"} & set(place)
+    gone = ("DATA.SYNTHETIC_SIZE",) * bool(other or key == "DATA.DATASET")
     gone += ("DATA.BATCH_SIZE",) * ("DATA.GLOBAL_BATCH" in (key, *place))
     gone += ("TRAIN.",) * ("EVAL" in place)
     return [*without(BASE, *gone), "DATA.BATCH_SIZE_EVAL", "4", *place]
@@ -108,7 +118,7 @@ def base(key, place):
 def place_of(key):
     """The first of the places where the key does something."""
     default = DEFAULTS.get(key, NONES.get(key))
-    given = ["1", "0.5", "[0.2,0.5]", "random", "imagenet22k", "x", "rand-m9", "True", "4"]
+    given = ["1", "0.5", "[0.2,0.5]", "random", "imagenet22k", "x", "rand-m9", "True", "4", "lora"]
     given = given if default is None else [default]
     for place, value in itertools.product(PLACES, given):
         if read([*base(key, place), key, value]):
@@ -157,6 +167,8 @@ def test_no_value_passes_the_checks_and_then_breaks_a_run(key, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     for part in ("train", "val"):
         write_images(tmp_path / part, {"a": 4, "b": 4})
+        listed = [f"{part}/{name}/{number}.png\t{number % 2},7\n" for name in "ab" for number in range(4)]
+        (tmp_path / f"{part}_list.txt").write_text("".join(listed))
     place = place_of(key)
     assert place is not None, f"{key} does nothing in any of the places"
     check_key(key, place)
