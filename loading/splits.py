@@ -7,6 +7,7 @@ are added later move few of the others.
 import hashlib
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -108,8 +109,10 @@ def groups_of(paths: Sequence[str], groups: str, key: str = "DATA.VAL_SPLIT_GROU
 
 def _by_pattern(groups: str, key: str) -> Callable[[str], str | None]:
     try:
-        pattern = re.compile(groups)
-    except re.error as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            pattern = re.compile(groups)
+    except (re.error, Warning, RecursionError, OverflowError) as error:
         raise InputError(f"{key} is {shown(groups)!r}: no file, and no pattern ({error})") from None
 
     def group(path: str) -> str | None:

@@ -48,10 +48,13 @@ def test_attention_of_every_vision_transformer_is_flash_attention():
     """Each block's queries, keys and values are of one half type, and no softmax over N x N is left."""
     for variant, (name, _) in variants().items():
         blocks = FLASH.get(get_config(name).MODEL.TYPE.lower(), 0)
-        blocks = blocks if get_config(name).MODEL.get("ATTENTION_STAGES", 1) else 0  # ConvFormer has none
+        model = get_config(name).MODEL
+        if (
+            not model.get("ATTENTION_STAGES", 1) or model.get("ATTENTION") == "differential"
+        ):  # ConvFormer; two softmaxes
+            blocks = 0
         noted = [types for kind, *types in graph(variant).replaced if kind == "flash_attn"]
         assert noted == [["bfloat16"] * 3] * blocks, variant
-        model = get_config(name).MODEL
         # One query's softmax, outlook attention's, that of pooled queries.
         pooled = model.get("GLOBAL_POOL") == "map" or model.TYPE in ("VOLO", "Hiera", "CrossViT")
         assert not (blocks and "softmax" in types_of(graph(variant))) or pooled, variant
