@@ -190,6 +190,7 @@ def in_a_terminal(folder, *command):
     """Starts a program in a terminal of its own; (its pid, the terminal's other end)."""
     pid, terminal = pty.fork()
     if not pid:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, under which the tests may run, has it ignored
         os.chdir(folder)
         os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
         os.execvpe(command[0], command, os.environ | {"VIRTUAL_ENV": "1"})
