@@ -40,8 +40,8 @@ class MultiLabel(Classification):
 
     def __init__(self, config: Configuration, classes: Sequence[str] = ()) -> None:
         super().__init__(config, classes)
-        outputs = config.MODEL.NUM_CLASSES
-        told = thresholds_of(config.MODEL.PRETRAINED) if config.EVAL else []
+        outputs, weights = config.MODEL.NUM_CLASSES, config.MODEL
+        told = thresholds_of(weights.PRETRAINED, weights.PRETRAINED_ADAPTER) if config.EVAL else []
         if told and len(told) != outputs:
             raise InputError(f"{config.MODEL.PRETRAINED} has {len(told)} thresholds, the model {outputs} outputs")
         self.thresholds = np.array(told or [_HALF] * outputs) if config.EVAL else None
