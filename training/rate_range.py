@@ -12,13 +12,13 @@ import numpy as np
 from tqdm import tqdm
 
 from config import with_values
+from configs.registry import tasks
 from datasets import ImageDataset
 from errors import RunError
 from models import build_model
 from options import Configuration
 from training import engine, parallel
 from training.checkpoint import Progress
-from training.classification import Classification
 from training.optim import freeze
 from training.setup import prepare
 from training.task import Task
@@ -72,14 +72,7 @@ class Found(NamedTuple):
     lowest: float
 
 
-def sweep(
-    config: Configuration,
-    train: ImageDataset,
-    updates: int,
-    low: float,
-    high: float,
-    kind: type[Task] = Classification,
-) -> Found:
+def sweep(config: Configuration, train: ImageDataset, updates: int, low: float, high: float) -> Found:
     """Trains as a run of this configuration does, by rates that rise exponentially from ``low`` to ``high``.
 
     It ends early where the loss isn't finite, or rises to four times its lowest.
@@ -95,7 +88,8 @@ def sweep(
     model = build_model(config)
     freeze(config, model)
     curve: Any = _Curve(updates)
-    training = prepare(kind(config, train.classes), parallel.wrap_model(config, model), train, curve)
+    task: Task = tasks.chosen(config)(config, train.classes)
+    training = prepare(task, parallel.wrap_model(config, model), train, curve)
     ratio = math.log(high / low) / max(1, updates - 1)
     training = dataclasses.replace(training, schedule=lambda update: low * math.exp(ratio * min(update, updates - 1)))
     progress = Progress()
