@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import IO
 
 from errors import Allowance, InputError, Unreadable, opened, reading, shown
+from loading.class_names import read_class_names
 from loading.files import Paths
 from loading.label_spaces import imagenet_names
-from loading.sources import IMAGE_SUFFIXES, UNPRINTABLE, images_below
+from loading.sources import IMAGE_SUFFIXES, images_below
 
 STDIN, LIST = "-", ".txt"
 _LARGEST = 1 << 28  # bytes of a list on standard input
 _LISTED = 32  # bytes that a path takes besides its own
-_MOST_CLASSES, _LONGEST_CLASS = 1_000_000, 1000
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -137,22 +137,11 @@ def class_names(path: str) -> list[str]:
     """Returns the names in a file, one a line, in the order of a model's outputs; of "imagenet1k" ImageNet's.
 
     Raises:
-        InputError: it can't be read; a line is empty, too long, or can't be printed (which).
+        InputError: as ``read_class_names``.
     """
     if path == "imagenet1k":
         return imagenet_names()
-    with reading(shown(path), "classes, one a line"):
-        with opened(path) as file:
-            allowance = Allowance(os.fstat(file.fileno()).st_size)
-            allowance.take(2 * allowance.size)
-            text = file.read().decode("utf-8-sig")
-        names = [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
-        if len(names) > _MOST_CLASSES:
-            raise Unreadable(f"it has {len(names)} lines, up to {_MOST_CLASSES} are read")
-        for number, name in enumerate(names, 1):
-            if not name.strip() or len(name) > _LONGEST_CLASS or UNPRINTABLE.search(name):
-                raise Unreadable(f"its line {number} is '{shown(name, 40)}', expected a class's name")
-        return names
+    return read_class_names(path)
 
 
 def standard_input() -> IO[bytes] | None:

@@ -4,7 +4,6 @@ Folders can't say it: a file of one name in two class folders may be one image o
 """
 
 import csv
-import itertools
 import math
 import os
 from array import array
@@ -16,9 +15,10 @@ import numpy as np
 
 from configs.registry import datasets
 from errors import Allowance, InputError, Unreadable, opened, reading, shown
+from loading.class_names import check_name, each_once, names_beside
 from loading.files import Paths
 from loading.label_sets import LabelSets
-from loading.sources import LISTED, MOST_CLASSES, UNPRINTABLE, UTF16, Files, Split, missing_files
+from loading.sources import LISTED, MOST_CLASSES, UTF16, Files, Split, missing_files
 
 _LONGEST_LINE = 1 << 19  # bytes: of a table, the names of 30,000 classes
 _LABEL = 4  # bytes that one takes
@@ -85,7 +85,7 @@ def multilabel_list(split: Split, *, data_path: str) -> Files:
         InputError: the list or files are missing, a line is wrong (which), a label is outside the range.
     """
     root = Path(data_path)
-    file, classes = root / f"{split.mode}_list.txt", _names(root / "classes.txt")
+    file, classes = root / f"{split.mode}_list.txt", names_beside(root)
     limit = len(classes) or (MOST_CLASSES if split.num_classes == "auto" else split.num_classes)
     with reading(file, "a list", _ADVICE.format("multilabel_list")), opened(file) as lines:
         read = _Read(os.fstat(lines.fileno()).st_size)
@@ -107,31 +107,6 @@ def _listed(file: Path, lines: Any, limit: int, read: _Read) -> Iterator[bytes]:
         if len(set(labels)) != len(labels):
             raise InputError(f"{file}, line {number}: it has a label twice")
         yield read.add(path.strip(), labels)
-
-
-def _names(file: Path) -> list[str]:
-    """Returns the class names of a file that may be absent."""
-    if not os.path.lexists(file):
-        return []
-    with reading(file, "classes, one a line"), opened(file) as lines:
-        allowance = Allowance(os.fstat(lines.fileno()).st_size)
-        names = []
-        for number, line in _lines(lines):
-            allowance.take(2 * len(line) + 100)
-            names.append(_name(line.decode().strip(), f"line {number}"))
-        return _each_once(names)
-
-
-def _name(name: str, where: str) -> str:
-    if not name or UNPRINTABLE.search(name):
-        raise Unreadable(f"its {where} is '{shown(name, 40)}', expected a class's name")
-    return name
-
-
-def _each_once(names: list[str]) -> list[str]:
-    if twice := [name for name, other in itertools.pairwise(sorted(names)) if name == other]:
-        raise Unreadable(f"it has the class '{shown(twice[0], 40)}' twice")
-    return names
 
 
 # -------------------------------------------------------------------- tables
@@ -172,7 +147,7 @@ def _header(lines: Iterator[tuple[int, bytes]]) -> list[str]:
     _, *names = _fields(line.decode())
     if not names:
         raise Unreadable("its header names no class; expected image,cat,dog and so on")
-    return _each_once([_name(name.strip(), f"header's field {place}") for place, name in enumerate(names, 2)])
+    return each_once([check_name(name.strip(), f"header's field {place}") for place, name in enumerate(names, 2)])
 
 
 def _rows(file: Path, lines: Iterator[tuple[int, bytes]], places: list[int], read: _Read) -> Iterator[bytes]:

@@ -23,9 +23,10 @@ import numpy as np
 
 from configs.registry import datasets
 from errors import Allowance, InputError, RunError, Unreadable, opened, reading, shown
+from loading.class_names import UNPRINTABLE
 from loading.files import TarBytes, npz
 from loading.label_sets import LabelSets
-from loading.sources import IMAGE_SUFFIXES, MOST_CLASSES, UNPRINTABLE, Split
+from loading.sources import IMAGE_SUFFIXES, MOST_CLASSES, Split
 from utils import written_whole
 
 Arrays = dict[str, Any]  # NumPy's

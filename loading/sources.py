@@ -7,7 +7,6 @@ import functools
 import gzip
 import importlib.util
 import os
-import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 from configs.registry import datasets
 from configs.signatures import Count, Part, Size
 from errors import Allowance, InputError, Unreadable, opened, reading, shown
+from loading.class_names import UNPRINTABLE, names_beside
 from loading.files import Paths
 from loading.label_sets import LabelSets, every_label
 from loading.splits import validation
@@ -28,8 +28,6 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".ti
 MOST_CLASSES = 10_000_000  # where any label may stand
 _KEPT = 1000  # problems, for a check
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
-# Characters that no class can have in its name: a message, a table or a JSON file would break at them.
-UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 LISTED = 32  # bytes that a line takes besides its path: label, ends, folder, its place in their order
 _UNLISTED = 10_000  # folders that aren't there, after which no more are looked for
 
@@ -80,7 +78,9 @@ class Drawn(NamedTuple):
 
 
 @datasets.register(
-    "imagenet2012", holds="`train_list.txt` and `val_list.txt`: on each line a path (it may hold spaces), then a label"
+    "imagenet2012",
+    holds="`train_list.txt` and `val_list.txt`: on each line a path (it may hold spaces), then a label; `classes.txt`,"
+    " if there is one: a name a line",
 )
 def imagenet2012(
     split: Split,
@@ -90,7 +90,7 @@ def imagenet2012(
     val_split_seed: Count = 0,
     val_split_groups: str | None = None,
 ) -> Files:
-    """Reads PaddleViT's ``<mode>_list.txt``.
+    """Reads PaddleViT's ``<mode>_list.txt``, and the classes' names, if they are beside it.
 
     Args:
         val_split: share of the training images of each class that are for validation, where there is no validation
@@ -105,15 +105,16 @@ def imagenet2012(
     root = Path(data_path)
     file = root / f"{split.mode if val_split is None else 'train'}_list.txt"
     _refuse_both(val_split, root / "val_list.txt")
+    classes = names_beside(root)
     with reading(file, "a list", "; DATASET imagenet2012 needs it under -data_path"), opened(file) as lines:
         labels, folders, known = array("q"), array("i"), {}
-        paths = Paths(_listed(file, lines, split, labels, folders, known))
+        paths = Paths(_listed(file, lines, split, len(classes), labels, folders, known))
         if not labels:
             raise InputError(f"{file}: the list is empty")
         checked = split.problems is not None  # each file is opened then
         if not checked and (missing := missing_files(root, paths, np.frombuffer(folders, np.int32), list(known))):
             raise InputError(f"{file}: {missing}")
-        files = Files(root, paths, np.frombuffer(labels, np.int64), [])
+        files = Files(root, paths, np.frombuffer(labels, np.int64), classes)
     return files if val_split is None else _part(files, split.mode, val_split, val_split_seed, val_split_groups)
 
 
@@ -131,10 +132,10 @@ def _part(files: Files, mode: str, share: float, seed: int, groups: str | None) 
 
 
 def _listed(
-    file: Path, lines: Any, split: Split, labels: array, folders: array, known: dict[bytes, int]
+    file: Path, lines: Any, split: Split, classes: int, labels: array, folders: array, known: dict[bytes, int]
 ) -> Iterator[bytes]:
     """Yields a list's paths; appends their labels, and the numbers of their folders, which ``known`` gives."""
-    limit = MOST_CLASSES if split.num_classes == "auto" else split.num_classes
+    limit = classes or (MOST_CLASSES if split.num_classes == "auto" else split.num_classes)
     left = Allowance(os.fstat(lines.fileno()).st_size).left
     start = lines.peek(4)[:3]
     if start[:2] in UTF16:

@@ -6,9 +6,9 @@
 It tells what stops a run: images that can't be read or are too large, classes without images, labels outside the range;
 and what spoils its numbers: images that are there twice, or look alike, in training and validation or under two labels.
 
---split takes a share of each class for validation, as DATA.VAL_SPLIT does at training, and writes train_list.txt and
-val_list.txt for -dataset=imagenet2012. Nothing is moved. --groups keeps images together: a pattern of their paths, or a
-file of a path, a tab and a group on each line.
+--split takes a share of each class for validation, as DATA.VAL_SPLIT does at training, and writes train_list.txt,
+val_list.txt and classes.txt for -dataset=imagenet2012. Nothing is moved. --groups keeps images together: a pattern of
+their paths, or a file of a path, a tab and a group on each line.
 
 Exit status: 0 where the data can be used, with or without remarks; 1 where a run with them would end in an error; 2 for
 a wrong command line, or data that can't be checked.
@@ -104,6 +104,7 @@ def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
     Args:
         root: the folder that the images' paths begin at, which the lists' don't: theirs begin at ``output``.
     """
+    from loading.class_names import FILE
     from utils import written_whole
 
     counts = {}
@@ -120,6 +121,9 @@ def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
                         raise InputError(f"{shown(path)}: a name like this can't stand in a list; rename it")
                     file.write(os.fsencode(f"{listed} {part.source.labels[place]}\n"))
             counts[mode] = len(kept)
+        if classes := parts["train"].source.classes:
+            with written_whole(output / FILE) as file:
+                file.write("".join(f"{name}\n" for name in classes))
     except OSError as error:
         raise RunError(f"-output {output}: the lists aren't written ({error.strerror}); {remedy(error)}") from None
     told = " and ".join(f"{count:,} in {LISTS[mode]}" for mode, count in counts.items())
@@ -132,7 +136,7 @@ def check_outputs(options: argparse.Namespace, config: Configuration) -> None:
         raise InputError("--split SHARE and -output DIR, where its lists go, are given together or not at all")
     if options.output and datasets.components[config.DATA.DATASET].returns != "Files":
         raise InputError(f"--split writes lists of files; DATASET {config.DATA.DATASET} has none")
-    for name in LISTS.values() if options.output else ():
+    for name in (*LISTS.values(), "classes.txt") if options.output else ():
         if os.path.lexists(options.output / name):
             raise InputError(f"{options.output / name} is there already; choose another -output, or remove it")
     if options.report:

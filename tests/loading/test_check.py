@@ -263,13 +263,16 @@ def test_the_lists_of_a_split_are_the_split_of_a_training(tmp_path, monkeypatch,
     data = ["DATA.DATA_PATH", str(tmp_path / "in"), "DATA.VAL_SPLIT", "0.25", "DATA.VAL_SPLIT_SEED", "3"]
     size = ["DATA.IMAGE_SIZE", "8", "MODEL.NUM_CLASSES", "auto"]
     expected = get_datasets(get_config(None, ["DATA.DATASET", "folder", *data, *size]))[1:]
-    listed = get_datasets(
-        get_config(None, ["DATA.DATASET", "imagenet2012", "DATA.DATA_PATH", str(tmp_path / "out"), *size])
-    )[1:]
+    listed_config = get_config(None, ["DATA.DATASET", "imagenet2012", "DATA.DATA_PATH", str(tmp_path / "out"), *size])
+    listed = get_datasets(listed_config)[1:]
     for ours, theirs in zip(listed, expected, strict=True):
         names = [[str(p) for p in map(ours_or.path, range(len(ours_or)))] for ours_or in (ours, theirs)]
         assert [n.replace("out/../", "") for n in names[0]] == names[1]
         assert (ours.labels == theirs.labels).all()
+        assert ours.classes == theirs.classes == ["a", "b c"]
+    (tmp_path / "out" / "classes.txt").write_text("a\n")
+    with pytest.raises(InputError, match=r"train_list.txt, line \d+: label 1 is outside 0..0"):
+        get_datasets(listed_config)
     with pytest.raises(InputError, match=r"train_list.txt is there already; choose another -output"):
         run(monkeypatch, *where, "--split=0.25", f"-output={tmp_path / 'out'}")
 

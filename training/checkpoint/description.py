@@ -10,8 +10,8 @@ from typing import Any
 from config import default_values, get_config, shipped_configs, with_options, with_values
 from configs.registry import tasks
 from errors import InputError, reading, shown
+from loading.class_names import UNPRINTABLE
 from loading.label_spaces import imagenet_names
-from loading.sources import UNPRINTABLE
 from models.pretrained import with_preprocessing
 from models.transformers_settings import settings
 from options import Configuration, leaves, nearest_model, pairs

@@ -1,0 +1,59 @@
+"""Names of classes in a text file: one a line, in the order of the labels."""
+
+import itertools
+import os
+import re
+from pathlib import Path
+
+from errors import Allowance, Unreadable, opened, reading, shown
+
+# Characters that no class can have in its name: a message, a table or a JSON file would break at them.
+UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+FILE = "classes.txt"  # beside lists of files
+_MOST, _LONGEST = 1_000_000, 1000
+
+
+def read_class_names(path: str | Path) -> list[str]:
+    """Returns the names in a file.
+
+    Raises:
+        InputError: it can't be read; a line is empty, too long, or can't be printed (which).
+    """
+    with reading(shown(path), "classes, one a line"):
+        with opened(path) as file:
+            allowance = Allowance(os.fstat(file.fileno()).st_size)
+            allowance.take(2 * allowance.size)
+            text = file.read().decode("utf-8-sig")
+        names = [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
+        if len(names) > _MOST:
+            raise Unreadable(f"it has {len(names)} lines, up to {_MOST} are read")
+        for number, name in enumerate(names, 1):
+            check_name(name, f"line {number}")
+        return names
+
+
+def names_beside(root: Path) -> list[str]:
+    """Returns the names in the ``classes.txt`` of a dataset's folder; none where there is no such file.
+
+    Raises:
+        InputError: as ``read_class_names``; a name is there twice.
+    """
+    if not os.path.lexists(root / FILE):
+        return []
+    names = read_class_names(root / FILE)
+    with reading(shown(root / FILE), "classes, one a line"):
+        return each_once(names)
+
+
+def check_name(name: str, where: str) -> str:
+    """Returns a name; raises Unreadable where it can't be a class's."""
+    if not name.strip() or len(name) > _LONGEST or UNPRINTABLE.search(name):
+        raise Unreadable(f"its {where} is '{shown(name, 40)}', expected a class's name")
+    return name
+
+
+def each_once(names: list[str]) -> list[str]:
+    """Returns names; raises Unreadable where one is there twice."""
+    if twice := [name for name, other in itertools.pairwise(sorted(names)) if name == other]:
+        raise Unreadable(f"it has the class '{shown(twice[0], 40)}' twice")
+    return names
