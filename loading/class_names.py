@@ -19,7 +19,7 @@ def read_class_names(path: str | Path) -> list[str]:
     Raises:
         InputError: it can't be read; a line is empty, too long, or can't be printed (which).
     """
-    with reading(shown(path), "classes, one a line"):
+    with reading(shown(str(path)), "classes, one a line"):
         with opened(path) as file:
             allowance = Allowance(os.fstat(file.fileno()).st_size)
             allowance.take(2 * allowance.size)
@@ -41,7 +41,7 @@ def names_beside(root: Path) -> list[str]:
     if not os.path.lexists(root / FILE):
         return []
     names = read_class_names(root / FILE)
-    with reading(shown(root / FILE), "classes, one a line"):
+    with reading(shown(str(root / FILE)), "classes, one a line"):
         return each_once(names)
 
 
