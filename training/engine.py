@@ -287,7 +287,7 @@ def evaluate_only(
     """
     if not config.MODEL.PRETRAINED:
         raise InputError("-eval needs -pretrained FILE: the weights to evaluate")
-    check_task(config.MODEL.PRETRAINED, config.TASK)
+    check_task(config.MODEL.PRETRAINED, config.TASK, config.MODEL.PRETRAINED_ADAPTER)
     load_pretrained(config, model, run, strict=True)
     if config.EVAL_ENGINE == "inference":
         predictor = inference_engine(config, model, run.info)

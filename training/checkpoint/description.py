@@ -160,14 +160,16 @@ def task_of(path: str | Path, adapter: str | None = None) -> str:
         InputError: as ``description_of``.
     """
     own = _own(find_weights(path), adapter)
-    return own.task if own else TASKS[0]
+    return own.task if own else "classification"
 
 
-def check_task(path: str | Path, task: str) -> None:
-    """Raises InputError where weights tell that they were trained for another task; also as ``description_of``."""
-    own = _own(find_weights(path))
+def check_task(path: str | Path, task: str, adapter: str | None = None) -> None:
+    """Raises InputError where weights, or an adapter of them, tell that they were trained for another task; also as
+    ``description_of``.
+    """
+    own = _own(find_weights(path), adapter)
     if own and own.task != task:
-        raise InputError(f"{path}: weights of TASK {own.task}, found TASK {task}; give -o TASK {own.task}")
+        raise InputError(f"{adapter or path}: weights of TASK {own.task}, found TASK {task}; give -o TASK {own.task}")
 
 
 def thresholds_of(path: str | Path, adapter: str | None = None) -> list[float]:
