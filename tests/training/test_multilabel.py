@@ -261,6 +261,17 @@ def test_data_and_weights_of_the_other_task_are_refused(tmp_path, options, tiny)
         InputError, match="weights of TASK classification, found TASK multilabel; give -o TASK classific"
     ):
         evaluate(asked, tmp_path / "c")
+    adapted = [*options, "DATA.BATCH_SIZE", "16", "MODEL.PRETRAINED", weights, "TRAIN.ADAPTER.NAME", "bitfit"]
+    train(adapted, tmp_path / "adapted")  # an adapter of several labels, on a base of one class per image
+    result = json.loads((tmp_path / "adapted" / "result.json").read_text())
+    own = str(tmp_path / "adapted" / "checkpoints" / "last")
+    evaluate([*asked, "MODEL.PRETRAINED_ADAPTER", own], tmp_path / "d")
+    again = json.loads((tmp_path / "d" / "result.json").read_text())
+    assert again["mAP"] == pytest.approx(result["mAP"])
+    assert again["thresholds"] == result["thresholds"]
+    asked = [*without(asked, "TASK", "DATA."), "TASK", "classification", "DATA.DATASET", "digits"]
+    with pytest.raises(InputError, match="adapted.*: weights of TASK multilabel, found TASK classification"):
+        evaluate([*asked, "MODEL.PRETRAINED_ADAPTER", own], tmp_path / "e")
 
 
 def test_classes_that_training_lacks_are_told_and_a_cache_keeps_the_labels(tmp_path, options):
