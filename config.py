@@ -66,10 +66,11 @@ _C.DATA.SCALE_RANDOM = 0.1  # progressive: share of the steps that draw any size
 _C.DATA.SHARD_SHUFFLE = None  # shards: so many at a time, in random order, their samples mixed; None: all at random
 _C.DATA.CACHE = None  # folder for the decoded images, of one size, that processes then share (memory-mapped)
 _C.DATA.MAX_PIXELS = 100_000_000  # of an image file; one that has more is as one that can't be read
+_C.DATA.VAL_SPLIT = None  # take this share of each class's training images for validation; the data has none itself
 _C.DATA.FOLDS = None  # k-fold: split the training images into this many parts; each has its share of every class
 _C.DATA.FOLD = 0  # number of the part for validation, from 0; the data's own validation images aren't read
-_C.DATA.FOLDS_SEED = 0  # chooses the parts. SEED doesn't: runs of several seeds have the same ones
-_C.DATA.FOLDS_GROUPS = None  # images of a group are in one fold: a pattern of paths, or a file of paths and groups
+_C.DATA.SPLIT_SEED = 0  # chooses VAL_SPLIT's part, or the FOLDS. SEED doesn't: runs of several seeds have the same
+_C.DATA.SPLIT_GROUPS = None  # images of a group are in one part: a pattern of paths, or a file of paths and groups
 _C.DATA.SKIP_BROKEN = False  # training: replace an unreadable image by the next one, count and list it
 
 _C.MODEL = CfgNode()
@@ -208,12 +209,12 @@ add_keys(_C)  # of single optimizers, schedules, losses and datasets: declared b
 
 # What a key takes whose default doesn't tell it; each takes None (YAML: null) too.
 _TYPES = {
-    "DATA.FOLDS": int, "DATA.FOLDS_GROUPS": str, "DATA.GLOBAL_BATCH": int, "DATA.MULTI_SCALE": [int],
-    "DATA.SHARD_SHUFFLE": int, "DATA.CACHE": str, "MODEL.RESUME": str, "MODEL.PRETRAINED": str,
-    "MODEL.PRETRAINED_ALLOW": [str], "MODEL.PRETRAINED_CLASSES": str, "TRAIN.MAX_MINUTES": float,
-    "TRAIN.EARLY_STOP": int, "MODEL.PRETRAINED_ADAPTER": str, "TRAIN.LINEAR_SCALED_LR": int, "TRAIN.RECIPE_BATCH": int,
-    "TRAIN.LAYER_DECAY": float, "TRAIN.FREEZE": [str], "TRAIN.ADAPTER.NAME": str, "TRAIN.GRAD_CLIP": float,
-    "TRAIN.CLASS_WEIGHTS": [float], "TRAIN.POS_WEIGHT": [float], "TRAIN.DISTILLATION_TYPE": str,
+    "DATA.VAL_SPLIT": float, "DATA.FOLDS": int, "DATA.SPLIT_GROUPS": str, "DATA.GLOBAL_BATCH": int,
+    "DATA.MULTI_SCALE": [int], "DATA.SHARD_SHUFFLE": int, "DATA.CACHE": str, "MODEL.RESUME": str,
+    "MODEL.PRETRAINED": str, "MODEL.PRETRAINED_ALLOW": [str], "MODEL.PRETRAINED_CLASSES": str,
+    "MODEL.PRETRAINED_ADAPTER": str, "TRAIN.MAX_MINUTES": float, "TRAIN.EARLY_STOP": int,
+    "TRAIN.LINEAR_SCALED_LR": int, "TRAIN.RECIPE_BATCH": int, "TRAIN.LAYER_DECAY": float, "TRAIN.FREEZE": [str],
+    "TRAIN.ADAPTER.NAME": str, "TRAIN.GRAD_CLIP": float, "TRAIN.CLASS_WEIGHTS": [float], "TRAIN.POS_WEIGHT": [float], "TRAIN.DISTILLATION_TYPE": str,
     "TRAIN.TEACHER_MODEL": str, "TRAIN.TEACHER_PATH": str, "TRAIN.INTERPOLATION": str, "TRAIN.AUTO_AUGMENT": str,
     "TRAIN.CUTMIX_MINMAX": [float], "OUTPUT": str, "SAVE_MINUTES": float, "TF32": bool,
 } | {key: own.kind for key, own in own_keys().items() if own.optional}  # fmt: skip

@@ -78,7 +78,7 @@ def _check_data(config: Configuration, require: Callable[[bool, str, str], None]
     expected = "None with SCALE_SCHEDULE progressive: its steps don't take equally long"
     require(fixed or train.MAX_MINUTES is None, "TRAIN.MAX_MINUTES", expected)
     require(data.FOLDS is None or data.FOLD < data.FOLDS, "DATA.FOLD", f"0 to {(data.FOLDS or 1) - 1}, of FOLDS")
-    require(data.FOLDS is None or data.get("VAL_SPLIT") is None, "DATA.FOLDS", "None with VAL_SPLIT, or VAL_SPLIT None")
+    require(data.FOLDS is None or data.VAL_SPLIT is None, "DATA.FOLDS", "None with VAL_SPLIT, or VAL_SPLIT None")
     cached = data.CACHE is None or not data.SKIP_BROKEN
     require(cached, "DATA.CACHE", "None with SKIP_BROKEN: a cache holds every image")
     if data.LOADER == "dali" and not config.EVAL:
@@ -224,6 +224,11 @@ _OWN_BATCH = Need(
     ("DATA.GLOBAL_BATCH",),
     lambda found: found["EVAL"] or not found["DATA.GLOBAL_BATCH"],
 )
+_PARTS = Need(
+    "without DATA.VAL_SPLIT or DATA.FOLDS",
+    ("DATA.VAL_SPLIT", "DATA.FOLDS"),
+    lambda found: found["DATA.VAL_SPLIT"] is not None or found["DATA.FOLDS"] is not None,
+)
 _PROGRESSIVE = _is("DATA.SCALE_SCHEDULE", "progressive")
 _BCE = Need(
     "without TRAIN.LOSS bce, or auto under TASK multilabel",
@@ -278,12 +283,12 @@ _DECLARED = (
     ((_is_unset("OUTPUT"),), ("SAVE",)),
     ((_OWN_BATCH,), ("DATA.BATCH_SIZE",)),
     (_STORED, ("DATA.CACHE", "DATA.FOLDS")),
-    ((_is_set("DATA.FOLDS"), *_STORED), ("DATA.FOLD", "DATA.FOLDS_SEED")),
-    ((_is_set("DATA.FOLDS"), *_FILES), ("DATA.FOLDS_GROUPS",)),
+    ((_is_set("DATA.FOLDS"), *_STORED), ("DATA.FOLD",)),
+    ((_PARTS, *_STORED), ("DATA.SPLIT_SEED",)),
+    ((_PARTS, *_FILES), ("DATA.SPLIT_GROUPS",)),
     ((*_FILES, _NO_CACHE), ("DATA.FAST_EVAL",)),
-    (_FILES, ("DATA.MAX_PIXELS", "DATA.EXIF_ORIENTATION")),
+    (_FILES, ("DATA.MAX_PIXELS", "DATA.EXIF_ORIENTATION", "DATA.VAL_SPLIT")),
     ((_TRAINING, *_FILES), ("DATA.SKIP_BROKEN",)),
-    ((_is_set("DATA.VAL_SPLIT"),), ("DATA.VAL_SPLIT_SEED", "DATA.VAL_SPLIT_GROUPS")),
     ((_TRAINING, *_SHARDS, _is("DATA.SAMPLER", "shuffle"), _NO_CACHE), ("DATA.SHARD_SHUFFLE",)),
     ((_TRAINING, _is_set("DATA.MULTI_SCALE")), ("DATA.SCALE_SCHEDULE",)),
     ((_TRAINING, _is_set("DATA.MULTI_SCALE"), _PROGRESSIVE), ("DATA.SCALE_SPREAD", "DATA.SCALE_RANDOM")),

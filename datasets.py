@@ -18,9 +18,9 @@ from configs.registry import datasets
 from errors import InputError, RunError, Unreadable, shown
 from loading.cache import Decoded, Labels, MappedImages, cached, fingerprint
 from loading.files import Paths, contents
-from loading.folds import part_of, told
 from loading.label_sets import LabelSets, every_label
 from loading.label_spaces import check_evaluation, check_pretrained_classes, check_training, set_outputs
+from loading.parts import part_of, told
 from loading.samplers import EvalBatchSampler
 from loading.scales import train_sampler
 from loading.shards import Shards

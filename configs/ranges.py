@@ -8,7 +8,7 @@ from typing import Any
 
 from configs import registry
 from configs.registry import KINDS
-from configs.signatures import Factor, Positive, Range, Rate, Share, between
+from configs.signatures import Factor, Part, Positive, Range, Rate, Share, between
 from configs.values import LARGEST_INT, quoted
 from errors import InputError
 
@@ -65,8 +65,9 @@ _RANGES = (
         "DATA.MAX_PIXELS",
     )),
     (between(2, 1000), ("DATA.FOLDS",)),
+    (_range(Part), ("DATA.VAL_SPLIT",)),
     (between(0, LARGEST_INT), (
-        "SEED", "DATA.FOLD", "DATA.FOLDS_SEED", "SAVE_FREQ", "SAVE_STEPS", "DIST.MAX_RESTART", "TRAIN.MIXUP_OFF_EPOCH",
+        "SEED", "DATA.FOLD", "DATA.SPLIT_SEED", "SAVE_FREQ", "SAVE_STEPS", "DIST.MAX_RESTART", "TRAIN.MIXUP_OFF_EPOCH",
     )),
     (between(1, 1_000_000), ("TRAIN.NUM_EPOCHS",)),
     (_EPOCHS, ("TRAIN.LAST_EPOCH", "TRAIN.WARMUP_EPOCHS", "TRAIN.COOLDOWN_EPOCHS")),

@@ -4,99 +4,47 @@ A fold is a pure function of the samples' order, their labels (and groups) and a
 of its shards. (``splits`` takes one part for validation.)
 """
 
-import os
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from errors import InputError, shown
-from loading.files import Paths
-from loading.label_sets import LabelSets, every_label
-from loading.shards import Shards
-from loading.sources import Arrays, Drawn, Files, Split
-from loading.splits import drawn, groups_of
-
-Source = Files | Shards | Arrays | Drawn
-
-
-def part_of(data: Any, split: Split, reader: Callable[[Split], Source]) -> Source:
-    """Returns what a dataset's reader gives. With DATA.FOLDS it is a part of its training samples: for validation fold
-    number FOLD, for training the others; its own validation samples aren't read.
-
-    Args:
-        data: the configuration's DATA.
-
-    Raises:
-        InputError: as the reader, ``folds`` and ``groups_of``.
-    """
-    if data.FOLDS is None:
-        return reader(split)
-    source, mode = reader(split._replace(mode="train")), split.mode
-    match source:
-        case Arrays():
-            return source._replace(read=lambda: _cut(data, mode, *source.read()))
-        case Shards():
-            names = [os.fsdecode(name) for name in source.names] if data.FOLDS_GROUPS else ()
-            return source.chosen(_places(data, mode, names, source.labels, source.classes))
-        case Files():
-            labels = source.labels if isinstance(source.labels, LabelSets) else np.asarray(source.labels)
-            places = _places(data, mode, source.paths, labels, source.classes)
-            paths = Paths(str(source.paths[place]) for place in places.tolist())
-            return source._replace(paths=paths, labels=every_label(labels)[places])
-        case Drawn():  # a file's FOLDS, over which synthetic was chosen
-            return source
-
-
-def told(data: Any) -> str:
-    """Returns which fold it is, for the name of what is kept of it; "" without folds."""
-    return "" if data.FOLDS is None else f"fold {data.FOLD} of {data.FOLDS}, {data.FOLDS_SEED}"
-
-
-def _cut(data: Any, mode: str, images: np.ndarray, labels: np.ndarray, classes: list[str]) -> tuple:
-    places = _places(data, mode, (), labels, classes)
-    return images[places], labels[places], classes
-
-
-def _places(
-    data: Any, mode: str, names: Sequence[str], labels: np.ndarray | LabelSets, classes: Sequence[str]
-) -> np.ndarray:
-    """The numbers of a part's samples, in rising order."""
-    if isinstance(labels, LabelSets):
-        raise InputError(f"DATA.FOLDS is {data.FOLDS}, which parts images of one class each; leave it out")
-    groups = groups_of(names, data.FOLDS_GROUPS, "DATA.FOLDS_GROUPS") if data.FOLDS_GROUPS and names else None
-    parts = folds(labels, data.FOLDS, data.FOLDS_SEED, groups, classes)
-    return np.flatnonzero((parts == data.FOLD) == (mode == "val"))
+from loading.label_sets import LabelSets, rarest
+from loading.splits import drawn
 
 
 def folds(
-    labels: np.ndarray, count: int, seed: int, groups: Sequence[str] | None = None, classes: Sequence[str] = ()
+    labels: np.ndarray | LabelSets,
+    count: int,
+    seed: int,
+    groups: Sequence[str] | None = None,
+    classes: Sequence[str] = (),
 ) -> np.ndarray:
     """Returns each sample's fold, [n] from 0 to ``count`` - 1. Every class is in two of them at least: whichever fold
-    is left out, there is something to learn it from.
+    is left out, there is something to learn it from. Only where a sample has several labels, a class may be in one.
 
     Without groups, folds differ by one sample at most, in all and in each class. Whole groups go, the largest first, to
     the fold that lacks most of their classes.
 
     Args:
-        labels: [n] integers.
+        labels: [n] integers; of label sets the rarest label of each counts.
         groups: of the samples, [n].
         classes: names, for the error.
 
     Raises:
         InputError: a class is in one fold alone; a fold is empty.
     """
-    values, numbers = np.unique(labels, return_inverse=True)
+    values, numbers = np.unique(rarest(labels), return_inverse=True)
     if groups is None:
         parts = np.empty(len(labels), np.int64)
-        parts[np.lexsort((drawn(map(str, range(len(labels))), seed), labels))] = np.arange(len(labels)) % count
+        parts[np.lexsort((drawn(map(str, range(len(labels))), seed), numbers))] = np.arange(len(labels)) % count
     else:
         parts = _by_groups(numbers, count, groups, seed)
     low, high = (np.full(len(values), value) for value in (count, -1))
     np.minimum.at(low, numbers, parts)
     np.maximum.at(high, numbers, parts)
     what = "image" if groups is None else "group"
-    if (alone := values[low == high]).size:
+    if (alone := values[low == high]).size and not isinstance(labels, LabelSets):
         name = shown(classes[int(alone[0])]) if classes else str(alone[0])
         raise InputError(
             f"DATA.FOLDS: the class {name} is in one fold alone, expected two {what}s of it or more ({alone.size} such)"

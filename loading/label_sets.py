@@ -1,5 +1,6 @@
 """The labels of images that have any number of classes each."""
 
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -51,3 +52,28 @@ class LabelSets:
 def every_label(labels: Sequence[int] | np.ndarray | LabelSets) -> np.ndarray:
     """Returns the labels of all images, one after the other."""
     return labels.labels if isinstance(labels, LabelSets) else np.asarray(labels)
+
+
+def taken(labels: np.ndarray | LabelSets, places: np.ndarray) -> np.ndarray | LabelSets:
+    """Returns the labels of the images at ``places`` [k]."""
+    return labels.taken(places) if isinstance(labels, LabelSets) else labels[places]
+
+
+def rarest(labels: Sequence[int] | np.ndarray | LabelSets) -> np.ndarray:
+    """Returns one label of each image, [n]: of label sets the one that fewest images have, and for those without any
+    label the number after the last.
+    """
+    if not isinstance(labels, LabelSets):
+        return np.asarray(labels)
+    totals, images = np.bincount(labels.labels), np.repeat(np.arange(len(labels)), np.diff(labels.ends))
+    order, found = np.argsort(-totals[labels.labels], kind="stable"), np.full(len(labels), len(totals))
+    found[images[order]] = labels.labels[order]  # the last one of an image counts
+    return found
+
+
+def kinds(labels: np.ndarray | LabelSets) -> np.ndarray:
+    """Returns a number of each image, [n], the same where the label is, or the set of labels."""
+    if not isinstance(labels, LabelSets):
+        return labels
+    sums = (hashlib.blake2b(np.sort(labels.of(index)), digest_size=8).digest() for index in range(len(labels)))
+    return np.array([int.from_bytes(each, "big") >> 1 for each in sums], np.int64)

@@ -77,6 +77,7 @@ def _lines(lines: Any) -> Iterator[tuple[int, bytes]]:
     holds="`train_list.txt` and `val_list.txt`: on each line a path, a TAB and labels (`3,17`, or none);"
     " `classes.txt`, if there is one: a name a line",
     task="multilabel",
+    val="val_list.txt",
 )
 def multilabel_list(split: Split, *, data_path: str) -> Files:
     """Reads ``<mode>_list.txt`` of images that have any number of classes.
@@ -116,6 +117,7 @@ def _listed(file: Path, lines: Any, limit: int, read: _Read) -> Iterator[bytes]:
     "multilabel_csv",
     holds="`train.csv` and `val.csv`: a header of class names behind the path's, then a path and 0 or 1 for each class",
     task="multilabel",
+    val="val.csv",
 )
 def multilabel_csv(split: Split, *, data_path: str) -> Files:
     """Reads ``<mode>.csv``; the training table's classes count, in its order.

@@ -25,7 +25,7 @@ from configs.registry import datasets
 from errors import Allowance, InputError, RunError, Unreadable, opened, reading, shown
 from loading.class_names import UNPRINTABLE
 from loading.files import TarBytes, npz
-from loading.label_sets import LabelSets
+from loading.label_sets import LabelSets, taken
 from loading.sources import IMAGE_SUFFIXES, MOST_CLASSES, Split
 from utils import written_whole
 
@@ -64,8 +64,9 @@ class Shards:
     def chosen(self, places: np.ndarray) -> "Shards":
         """Returns these of the images."""
         part = copy.copy(self)
-        for name in ("names", "shard", "headers", "offsets", "lengths", "labels"):
+        for name in ("names", "shard", "headers", "offsets", "lengths"):
             setattr(part, name, getattr(self, name)[places])
+        part.labels = taken(self.labels, places)
         return part
 
     def name(self, index: int) -> str:
@@ -122,6 +123,7 @@ def _opened(file: str) -> _Opened:
     "shards",
     holds="`train-*.tar` and `val-*.tar` in WebDataset's layout (images and `.cls`, or `.labels`), uncompressed",
     task="any",
+    val="val-*.tar",
 )
 def shards(split: Split, *, data_path: str) -> Shards:
     """Returns the shards ``<mode>-*.tar``, by their index; a missing one is made, which reads every tar header.

@@ -15,12 +15,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from configs.registry import datasets
-from configs.signatures import Count, Part, Size
+from configs.signatures import Size
 from errors import Allowance, InputError, Unreadable, opened, reading, shown
 from loading.class_names import UNPRINTABLE, names_beside
 from loading.files import Paths
-from loading.label_sets import LabelSets, every_label
-from loading.splits import validation
+from loading.label_sets import LabelSets
 
 Decoded = tuple[np.ndarray, np.ndarray, list[str]]  # images, labels, class names
 
@@ -39,11 +38,13 @@ class Split(NamedTuple):
         mode: "train" or "val".
         num_classes: labels are below it; "auto": they may be any.
         problems: takes, for a check of the data, what a reader can leave out and go on; None: it raises.
+        alone: there is no validation part beside it.
     """
 
     mode: str
     num_classes: int | Literal["auto"] = "auto"
     problems: list[str] | None = None
+    alone: bool = False
 
     def refuse(self, problem: str) -> None:
         """Raises InputError; or, for a check, keeps the problem: the first of very many."""
@@ -58,7 +59,7 @@ class Files(NamedTuple):
 
     root: Path
     paths: Sequence[str]
-    labels: Sequence[int] | np.ndarray | LabelSets
+    labels: np.ndarray | LabelSets
     classes: Sequence[str]
 
 
@@ -81,30 +82,16 @@ class Drawn(NamedTuple):
     "imagenet2012",
     holds="`train_list.txt` and `val_list.txt`: on each line a path (it may hold spaces), then a label; `classes.txt`,"
     " if there is one: a name a line",
+    val="val_list.txt",
 )
-def imagenet2012(
-    split: Split,
-    *,
-    data_path: str,
-    val_split: Part | None = None,
-    val_split_seed: Count = 0,
-    val_split_groups: str | None = None,
-) -> Files:
+def imagenet2012(split: Split, *, data_path: str) -> Files:
     """Reads PaddleViT's ``<mode>_list.txt``, and the classes' names, if they are beside it.
 
-    Args:
-        val_split: share of the training images of each class that are for validation, where there is no validation
-            part; tools/check_dataset.py --split tells it and writes it as lists.
-        val_split_seed: chooses them; apart from SEED, so that runs of other seeds have the same ones.
-        val_split_groups: images of one group are in one part: a pattern of paths, or a file of paths and groups.
-
     Raises:
-        InputError: the list or files are missing, a line is wrong (which), a label is outside the range; there is a
-            part for validation besides the one that is to be split off.
+        InputError: the list or files are missing, a line is wrong (which), a label is outside the range.
     """
     root = Path(data_path)
-    file = root / f"{split.mode if val_split is None else 'train'}_list.txt"
-    _refuse_both(val_split, root / "val_list.txt")
+    file = root / f"{split.mode}_list.txt"
     classes = names_beside(root)
     with reading(file, "a list", "; DATASET imagenet2012 needs it under -data_path"), opened(file) as lines:
         labels, folders, known = array("q"), array("i"), {}
@@ -114,21 +101,7 @@ def imagenet2012(
         checked = split.problems is not None  # each file is opened then
         if not checked and (missing := missing_files(root, paths, np.frombuffer(folders, np.int32), list(known))):
             raise InputError(f"{file}: {missing}")
-        files = Files(root, paths, np.frombuffer(labels, np.int64), classes)
-    return files if val_split is None else _part(files, split.mode, val_split, val_split_seed, val_split_groups)
-
-
-def _refuse_both(val_split: float | None, part: Path) -> None:
-    if val_split is not None and part.exists():
-        raise InputError(f"{part} is there, and DATA.VAL_SPLIT {val_split} would make another; leave out one of them")
-
-
-def _part(files: Files, mode: str, share: float, seed: int, groups: str | None) -> Files:
-    """Returns the training images without those that are for validation, or the latter."""
-    labels = every_label(files.labels)
-    chosen = validation(files.paths, labels, share, seed, groups) == (mode == "val")
-    paths = Paths(str(files.paths[place]) for place in np.flatnonzero(chosen))
-    return Files(files.root, paths, labels[chosen], files.classes)
+        return Files(root, paths, np.frombuffer(labels, np.int64), classes)
 
 
 def _listed(
@@ -187,39 +160,26 @@ def missing_files(root: Path, paths: Paths, folders: np.ndarray, names: list[byt
 
 
 @datasets.register(
-    "folder", holds="`train/<class>/**` and `val/<class>/**`; with `DATA.VAL_SPLIT` the first alone, or `<class>/**`"
+    "folder",
+    holds="`train/<class>/**` and `val/<class>/**`; with `DATA.VAL_SPLIT` the first alone, or `<class>/**`",
+    val="val",
 )
-def folder(
-    split: Split,
-    *,
-    data_path: str,
-    val_split: Part | None = None,
-    val_split_seed: Count = 0,
-    val_split_groups: str | None = None,
-) -> Files:
+def folder(split: Split, *, data_path: str) -> Files:
     """Reads class names, sorted, and images at any depth; the training folder's classes count.
 
-    Args:
-        val_split: share of the training images of each class that are for validation, where there is no validation
-            part; tools/check_dataset.py --split tells it and writes it as lists.
-        val_split_seed: chooses them; apart from SEED, so that runs of other seeds have the same ones.
-        val_split_groups: images of one group are in one part: a pattern of paths, or a file of paths and groups.
-
     Raises:
-        InputError: no class folders, one without images, one that the training folder lacks, or that can't be listed;
-            there is a part for validation besides the one that is to be split off.
+        InputError: no class folders, one without images, one that the training folder lacks, or that can't be listed.
     """
-    root, mode = Path(data_path), split.mode if val_split is None else "train"
-    _refuse_both(val_split, root / "val")
-    alone = root.is_dir() and not (root / "train").is_dir() and not (root / "val").is_dir()
-    if mode == "train" and alone and (val_split is not None or split.problems is not None):
+    root, mode = Path(data_path), split.mode
+    bare = root.is_dir() and not (root / "train").is_dir() and not (root / "val").is_dir()
+    if mode == "train" and bare and (split.alone or split.problems is not None):
         mode = "."  # <class>/ stands there alone
     with reading(root / mode, "class folders", "; DATASET folder needs train/ and val/ under -data_path"):
         own, known = _classes(root / mode), _classes(root / "train")
         if not own:
             raise InputError(
                 f"{root / mode}: no class folders; DATASET folder needs {mode}/<class>/<image> under -data_path"
-                + "; without a val/, DATA.VAL_SPLIT splits what there is" * (val_split is None)
+                + "; without a val/, DATA.VAL_SPLIT splits what there is" * (not split.alone)
             )
         if known and (unknown := sorted(set(own) - set(known))):
             split.refuse(f"{root / mode}: classes that train/ lacks: {', '.join(unknown[:3])}")
@@ -240,8 +200,7 @@ def folder(
                 f"{root / mode / empty[0]}: holds no image ({len(empty)} such classes);"
                 f" images end in {' '.join(IMAGE_SUFFIXES)}"
             )
-        files = Files(root, paths, np.array(labels), classes)
-    return files if val_split is None else _part(files, split.mode, val_split, val_split_seed, val_split_groups)
+        return Files(root, paths, np.array(labels), classes)
 
 
 def _classes(folder: Path) -> list[str]:

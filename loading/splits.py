@@ -13,12 +13,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from errors import Allowance, InputError, Unreadable, opened, reading, shown
+from loading.label_sets import LabelSets, rarest
 
 _LISTED = 128  # bytes that a line of groups takes besides its text
 
 
 def validation(
-    paths: Sequence[str], labels: Sequence[int] | np.ndarray, share: float, seed: int, groups: str | None = None
+    paths: Sequence[str],
+    labels: Sequence[int] | np.ndarray | LabelSets,
+    share: float,
+    seed: int,
+    groups: Sequence[str] | None = None,
 ) -> np.ndarray:
     """Returns which images are for validation, [n] bool.
 
@@ -28,19 +33,19 @@ def validation(
 
     Args:
         paths: as the dataset names them, [n]: below its folder.
-        labels: [n].
+        labels: [n]; of label sets the rarest label of each counts.
         share: of the images, between 0 and 1.
         seed: another one chooses other images.
-        groups: what may not be torn apart, as ``groups_of`` takes it.
+        groups: of the images, [n], which aren't torn apart.
 
     Raises:
         InputError: a part is empty.
     """
-    names, labels = groups_of(paths, groups) if groups else paths, np.asarray(labels)
-    chosen = (_by_groups if groups else _by_images)(names, labels, share, seed)
+    counted = rarest(labels)
+    chosen = _by_groups(groups, counted, share, seed) if groups else _by_images(paths, counted, share, seed)
     if chosen.all() or not chosen.any():
         part = "training" if chosen.all() else "validation"
-        of = f"the groups of {shown(groups)}" if groups else f"{len(labels)} images"
+        of = f"{len(set(groups))} groups of images" if groups else f"{len(counted)} images"
         raise InputError(f"DATA.VAL_SPLIT {share}: {of} leave no image for {part}; change the share, or the groups")
     return chosen
 
@@ -85,13 +90,12 @@ def drawn(names: Iterable[str], seed: int) -> np.ndarray:
     return np.array([int.from_bytes(each.digest(), "big") for each in sums], np.uint64)
 
 
-def groups_of(paths: Sequence[str], groups: str, key: str = "DATA.VAL_SPLIT_GROUPS") -> list[str]:
+def groups_of(paths: Sequence[str], groups: str) -> list[str]:
     """Returns the group of each image.
 
     Args:
         groups: a file, on each of whose lines stand a path, a tab and a group; or a pattern (Python's ``re``), whose
             first pair of brackets, or all that it finds in a path, is the group.
-        key: that they are the value of.
 
     Raises:
         InputError: an image has none.
@@ -99,21 +103,21 @@ def groups_of(paths: Sequence[str], groups: str, key: str = "DATA.VAL_SPLIT_GROU
     if os.path.isfile(groups):
         where, group = "names", dict(_in_file(groups)).get
     else:
-        where, group = "finds (it is no file, so it is a pattern)", _by_pattern(groups, key)
+        where, group = "finds (it is no file, so it is a pattern)", _by_pattern(groups)
     found = [group(path) for path in paths]
     if without := [path for path, name in zip(paths, found, strict=True) if name is None]:
         told = f"{len(without)} of {len(paths)} images have no group that {shown(groups)} {where}"
-        raise InputError(f"{key}: {told}, the first is {shown(without[0])}")
+        raise InputError(f"DATA.SPLIT_GROUPS: {told}, the first is {shown(without[0])}")
     return [name for name in found if name is not None]
 
 
-def _by_pattern(groups: str, key: str) -> Callable[[str], str | None]:
+def _by_pattern(groups: str) -> Callable[[str], str | None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             pattern = re.compile(groups)
     except (re.error, Warning, RecursionError, OverflowError) as error:
-        raise InputError(f"{key} is {shown(groups)!r}: no file, and no pattern ({error})") from None
+        raise InputError(f"DATA.SPLIT_GROUPS is {shown(groups)!r}: no file, and no pattern ({error})") from None
 
     def group(path: str) -> str | None:
         found = pattern.search(path)

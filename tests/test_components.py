@@ -47,9 +47,6 @@ def test_the_keys_of_components_are_those_that_config_had():
     defaults = default_values()
     assert {key: defaults[key] for key in own_keys()} == {
         "DATA.SYNTHETIC_SIZE": 1024,
-        "DATA.VAL_SPLIT": None,
-        "DATA.VAL_SPLIT_SEED": 0,
-        "DATA.VAL_SPLIT_GROUPS": None,
         "TRAIN.OPTIMIZER.TRUST_COEFFICIENT": 0.001,
         "TRAIN.LR_SCHEDULER.POWER": 2.0,
         "TRAIN.LR_SCHEDULER.DECAY_EPOCHS": 30,

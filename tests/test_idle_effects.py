@@ -151,7 +151,7 @@ TRIED = [
         of_data,
         {
             "DATA.PREFETCH": 5, "DATA.SYNTHETIC_SIZE": 24, "DATA.DATA_PATH": "other", "DATA.FAST_EVAL": True,
-            "DATA.FOLDS": 2, "DATA.FOLD": 1, "DATA.FOLDS_SEED": 5, "DATA.FOLDS_GROUPS": "[0-9]",
+            "DATA.FOLDS": 2, "DATA.FOLD": 1, "DATA.SPLIT_SEED": 5, "DATA.SPLIT_GROUPS": "[0-9]",
             "DATA.SCALE_SCHEDULE": "progressive", "DATA.SCALE_SPREAD": 3.0, "DATA.SCALE_RANDOM": 1.0,
         },
         [

@@ -7,8 +7,8 @@ It tells what stops a run: images that can't be read or are too large, classes w
 and what spoils its numbers: images that are there twice, or look alike, in training and validation or under two labels.
 
 --split takes a share of each class for validation, as DATA.VAL_SPLIT does at training, and writes train_list.txt,
-val_list.txt and classes.txt for -dataset=imagenet2012. Nothing is moved. --groups keeps images together: a pattern of
-their paths, or a file of a path, a tab and a group on each line.
+val_list.txt and classes.txt for -dataset=imagenet2012, or multilabel_list. Nothing is moved. --groups keeps images
+together: a pattern of their paths, or a file of a path, a tab and a group on each line.
 
 Exit status: 0 where the data can be used, with or without remarks; 1 where a run with them would end in an error; 2 for
 a wrong command line, or data that can't be checked.
@@ -38,6 +38,7 @@ from main_multi_gpu import import_paddle  # noqa: E402
 from options import Configuration  # noqa: E402
 
 LISTS = {"train": "train_list.txt", "val": "val_list.txt"}
+LISTED = ("imagenet2012", "multilabel_list")  # what such lists are, of a label for each image or of several
 
 
 def checked(config: Configuration, workers: int, limit: Any = "auto") -> Any:
@@ -53,6 +54,8 @@ def checked(config: Configuration, workers: int, limit: Any = "auto") -> Any:
     from inference.look.data import Checked
     from loading.check.findings import findings, pairs
     from loading.check.images import looked_at, source_of
+    from loading.label_sets import every_label
+    from loading.parts import part_of
     from loading.sources import MOST_CLASSES, Split
 
     data, parts, problems = config.DATA, {}, {}
@@ -60,13 +63,14 @@ def checked(config: Configuration, workers: int, limit: Any = "auto") -> Any:
     for mode in ("train", "val"):
         problems[mode] = []
         try:
-            sources[mode] = source_of(datasets.chosen(config)(Split(mode, limit, problems[mode])), data.MAX_PIXELS)
+            part = part_of(data, Split(mode, limit, problems[mode]), datasets.chosen(config))
+            sources[mode] = source_of(part, data.MAX_PIXELS)
         except InputError as error:
             if mode == "train":
                 raise
             problems[mode].append(str(error))
     for mode, source in sources.items():
-        known, labels = len(source.classes) or MOST_CLASSES, source.labels
+        known, labels = len(source.classes) or MOST_CLASSES, every_label(source.labels)
         if len(labels) and not 0 <= labels.min() <= labels.max() < known:  # a list's reader has told of its own
             raise InputError(f"the {mode} labels are {labels.min()}..{labels.max()}, expected 0..{known - 1}")
         with tqdm(total=len(source.labels), desc=mode, disable=None, dynamic_ncols=True) as bar:
@@ -105,21 +109,23 @@ def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
         root: the folder that the images' paths begin at, which the lists' don't: theirs begin at ``output``.
     """
     from loading.class_names import FILE
+    from loading.label_sets import LabelSets
     from utils import written_whole
 
-    counts = {}
+    counts, sets = {}, isinstance(parts["train"].source.labels, LabelSets)
     try:
         output.mkdir(parents=True, exist_ok=True)
         base = os.path.realpath(output)
         for mode, part in parts.items():
-            kept = np.flatnonzero(part.records["readable"]).tolist()
+            kept, labels = np.flatnonzero(part.records["readable"]).tolist(), part.source.labels
             with written_whole(output / LISTS[mode], "wb") as file:
                 for place in kept:
                     path = os.path.join(os.path.realpath(root), os.path.relpath(part.source.name(place), root))
                     listed = os.path.relpath(path, base)
                     if listed != listed.strip() or "\n" in listed:
                         raise InputError(f"{shown(path)}: a name like this can't stand in a list; rename it")
-                    file.write(os.fsencode(f"{listed} {part.source.labels[place]}\n"))
+                    own = f"\t{','.join(map(str, labels.of(place)))}" if sets else f" {labels[place]}"
+                    file.write(os.fsencode(f"{listed}{own}\n"))
             counts[mode] = len(kept)
         if classes := parts["train"].source.classes:
             with written_whole(output / FILE) as file:
@@ -127,7 +133,7 @@ def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
     except OSError as error:
         raise RunError(f"-output {output}: the lists aren't written ({error.strerror}); {remedy(error)}") from None
     told = " and ".join(f"{count:,} in {LISTS[mode]}" for mode, count in counts.items())
-    return f"{output}: {told}; train with -dataset=imagenet2012 -data_path={output}"
+    return f"{output}: {told}; train with -dataset={LISTED[sets]} -data_path={output}"
 
 
 def check_outputs(options: argparse.Namespace, config: Configuration) -> None:
@@ -150,7 +156,7 @@ def configured(options: argparse.Namespace) -> Configuration:
     """Returns the configuration that flags and -o ask for."""
     flags = {
         "DATA.DATASET": options.dataset, "DATA.DATA_PATH": options.data_path, "DATA.VAL_SPLIT": options.split,
-        "DATA.VAL_SPLIT_SEED": options.seed, "DATA.VAL_SPLIT_GROUPS": options.groups,
+        "DATA.SPLIT_SEED": options.seed, "DATA.SPLIT_GROUPS": options.groups,
     }  # fmt: skip
     given = [word for key, value in flags.items() if value is not None for word in (key, str(value))]
     return get_config(options.cfg, [*given, *options.o])

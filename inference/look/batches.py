@@ -23,7 +23,8 @@ def training_panels(config: Configuration, dataset: ImageDataset, epoch: int, co
     loader.close()
     images, targets = BatchTransform(config)(batch, epoch)
     targets, classes, smoothing = targets[:count].numpy(), config.MODEL.NUM_CLASSES, config.TRAIN.SMOOTHING
-    shares = _one_hot(targets, classes) if targets.ndim == 1 else (targets - smoothing / classes) / (1 - smoothing)
+    least = smoothing / (2 if config.TASK == "multilabel" else classes)
+    shares = _one_hot(targets, classes) if targets.ndim == 1 else (targets - least) / (1 - smoothing)
     return _panels(config, images[:count], shares, dataset.classes)
 
 
@@ -33,7 +34,8 @@ def evaluation_panels(config: Configuration, dataset: ImageDataset, count: int) 
     loader.batch_sampler.indices = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(int).tolist()
     normalize, panels = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD), []
     for batch in loader:
-        shares = _one_hot(batch["labels"].numpy(), config.MODEL.NUM_CLASSES)
+        labels = batch["labels"].numpy()
+        shares = _one_hot(labels, config.MODEL.NUM_CLASSES) if labels.ndim == 1 else labels.astype(np.float32)
         panels += _panels(config, normalize(batch["pixels"]), shares, dataset.classes)
     loader.close()
     return panels
@@ -58,9 +60,11 @@ def unnormalized(config: Configuration, images: paddle.Tensor) -> np.ndarray:
 
 
 def label(shares: np.ndarray, classes: Sequence[str]) -> str:
-    """Returns the classes that have a share, the largest first: "cat 0.70 + dog 0.30"; of one class its name alone."""
+    """Returns the classes that have a share, the largest first: "cat 0.70 + dog 0.30"; names alone, where there is one
+    class, or each share is 1.
+    """
     found = [place for place in np.argsort(-shares, kind="stable").tolist() if shares[place] > _LEAST]
     names = [shortened(str(classes[place] if classes else place), 18) for place in found]
-    if len(found) == 1:
-        return names[0]
+    if len(found) == 1 or (shares[found] > 1 - _LEAST).all():
+        return " +\n".join(names)
     return " +\n".join(f"{name} {shares[place]:.2f}" for name, place in zip(names, found, strict=True))

@@ -13,6 +13,7 @@ from errors import RunError, shown
 from inference.look.draw import figure, figure_png, png, shortened, titled
 from loading.check.findings import Finding, Images, class_name, name_of, table
 from loading.check.images import SIDE, Part, picture
+from loading.label_sets import every_label
 from loading.transforms.orientation import TURNS
 from utils import written_whole
 
@@ -122,8 +123,10 @@ def _classes(parts: Mapping[str, Part]) -> str:
 
 def _counts(parts: Mapping[str, Part]) -> np.ndarray:
     """Images by part and label."""
-    known = max(max(len(part.source.classes), part.source.labels.max(initial=-1) + 1) for part in parts.values())
-    return np.stack([np.bincount(part.source.labels, minlength=known) for part in parts.values()])
+    known = max(
+        max(len(part.source.classes), every_label(part.source.labels).max(initial=-1) + 1) for part in parts.values()
+    )
+    return np.stack([np.bincount(every_label(part.source.labels), minlength=known) for part in parts.values()])
 
 
 def _figure(drawings: Mapping[str, Callable[[Any], None]]) -> bytes:

@@ -8,6 +8,7 @@ import numpy as np
 from errors import shown
 from loading.check.duplicates import near, ones
 from loading.check.images import Part
+from loading.label_sets import every_label, kinds
 from options import Configuration
 
 NAMES = {"train": "training", "val": "validation"}
@@ -25,7 +26,7 @@ class Finding(NamedTuple):
 class Images(NamedTuple):
     """Those of all parts that can be read, one after the other: [n] each, but for the names of the parts.
 
-    ``mode`` and ``place`` say where an image is from.
+    ``mode`` and ``place`` say where an image is from, ``labels`` which have the same label, or set of labels.
     """
 
     modes: list[str]
@@ -54,7 +55,7 @@ def images_of(parts: Mapping[str, Part]) -> Images:
         np.concatenate([part.records[name][own] for part, own in zip(parts.values(), kept, strict=True)])
         for name in ("content", "look", "blank")
     ]
-    labels = [part.source.labels[own] for part, own in zip(parts.values(), kept, strict=True)]
+    labels = [kinds(part.source.labels)[own] for part, own in zip(parts.values(), kept, strict=True)]
     mode = np.repeat(np.arange(len(parts)), [len(own) for own in kept])
     return Images(list(parts), mode, np.concatenate(kept), np.concatenate(labels), *columns)
 
@@ -191,7 +192,7 @@ def _of_files(part: Part, flagged: np.ndarray, text: str, stops: bool) -> Findin
 def _labels(parts: Mapping[str, Part]) -> list[Finding]:
     """Classes that a part lacks."""
     found = []
-    counts = {mode: np.bincount(part.source.labels) for mode, part in parts.items()}
+    counts = {mode: np.bincount(every_label(part.source.labels)) for mode, part in parts.items()}
     if counts.keys() >= {"train", "val"}:
         size = max(map(len, counts.values()))
         train, val = (np.pad(counts[mode], (0, size - len(counts[mode]))) > 0 for mode in ("train", "val"))
@@ -236,7 +237,7 @@ def table(parts: Mapping[str, Part]) -> list[tuple[str, list[str]]]:
     """Returns rows: what is told, and its value in each part."""
     rows: dict[str, list[str]] = {}
     for part in parts.values():
-        records, counts = part.records, np.bincount(part.source.labels)
+        records, counts = part.records, np.bincount(every_label(part.source.labels))
         known = records[records["width"] > 0]
         short = np.minimum(known["width"], known["height"])
         held = counts[counts > 0]

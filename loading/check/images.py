@@ -17,6 +17,7 @@ from errors import InputError, RunError, Unreadable
 from launch.signals import die_with_parent
 from loading.check.duplicates import perceptual_hashes
 from loading.files import contents
+from loading.label_sets import LabelSets
 from loading.shards import Shards
 from loading.sources import Arrays, Decoded, Files
 from loading.transforms import converted, largest_file, opened_image, readable, unscaled
@@ -42,7 +43,7 @@ class Source(NamedTuple):
 
     name: Callable[[int], str]
     data: Callable[[int], bytes] | None
-    labels: np.ndarray
+    labels: np.ndarray | LabelSets
     classes: Sequence[str]
     pixels: np.ndarray | None = None
 
@@ -79,10 +80,10 @@ def source_of(found: Any, most: int) -> Source:
         def path(index: int) -> str:
             return os.path.join(root, paths[index])
 
-        return Source(path, lambda index: contents(path(index), largest_file(most)), np.asarray(labels), classes)
+        return Source(path, lambda index: contents(path(index), largest_file(most)), labels, classes)
     if isinstance(found, Shards):
         data = functools.partial(_of_shards, found, largest_file(most))
-        return Source(found.name, data, np.asarray(found.labels), found.classes)
+        return Source(found.name, data, found.labels, found.classes)
     if isinstance(found, Arrays):
         decoded: Decoded = found.read()
         return Source(lambda index: f"image {index}", None, np.asarray(decoded[1]), decoded[2], decoded[0])

@@ -94,6 +94,24 @@ def test_normalised_pixels_come_back_exactly(root):
     assert (unnormalized(config, images) == levels).all()
 
 
+def test_images_of_several_classes_have_their_names(root):
+    sets = {"0": "1,1,0", "1": "0,0,0", "2": "0,1,1", "3": "0,0,1"}
+    for mode in ("train", "val"):
+        rows = [f"{mode}/ant/{n if mode == 'train' else min(int(n), 2)}.png,{own}" for n, own in sets.items()]
+        (root / f"{mode}.csv").write_text("\n".join(["image,red,wide,old", *rows]))
+    words = ["TASK", "multilabel", "DATA.DATASET", "multilabel_csv", "TRAIN.SMOOTHING", "0.1", "DATA.BATCH_SIZE", "4"]
+    config, train, val = configured(root, *words)
+    assert [panel.title for panel in evaluation_panels(config, val, 4)] == ["red +\nwide", "", "wide +\nold", "old"]
+    assert sorted(panel.title for panel in training_panels(config, train, 0, 4)) == [
+        "",
+        "old",
+        "red +\nwide",
+        "wide +\nold",
+    ]
+    config, train, _ = configured(root, *words, "TRAIN.MIXUP_ALPHA", "0.8")
+    assert any(" 0." in panel.title for panel in training_panels(config, train, 0, 4))
+
+
 def test_labels_tell_shares():
     assert label(np.array([0.3, 0.7, 0.001]), ["a", "b", "c"]) == "b 0.70 +\na 0.30"
     assert label(np.array([0.0, 1.0]), []) == "1"

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import sys
+from pathlib import Path
 
 import forged
 import numpy as np
@@ -260,7 +261,7 @@ def test_the_lists_of_a_split_are_the_split_of_a_training(tmp_path, monkeypatch,
     where = ("-dataset=folder", f"-data_path={tmp_path / 'in'}")
     assert run(monkeypatch, *where, "--split=0.25", "--seed=3", f"-output={tmp_path / 'out'}") == 0
     assert f"train with -dataset=imagenet2012 -data_path={tmp_path / 'out'}" in capsys.readouterr().out
-    data = ["DATA.DATA_PATH", str(tmp_path / "in"), "DATA.VAL_SPLIT", "0.25", "DATA.VAL_SPLIT_SEED", "3"]
+    data = ["DATA.DATA_PATH", str(tmp_path / "in"), "DATA.VAL_SPLIT", "0.25", "DATA.SPLIT_SEED", "3"]
     size = ["DATA.IMAGE_SIZE", "8", "MODEL.NUM_CLASSES", "auto"]
     expected = get_datasets(get_config(None, ["DATA.DATASET", "folder", *data, *size]))[1:]
     listed_config = get_config(None, ["DATA.DATASET", "imagenet2012", "DATA.DATA_PATH", str(tmp_path / "out"), *size])
@@ -275,6 +276,31 @@ def test_the_lists_of_a_split_are_the_split_of_a_training(tmp_path, monkeypatch,
         get_datasets(listed_config)
     with pytest.raises(InputError, match=r"train_list.txt is there already; choose another -output"):
         run(monkeypatch, *where, "--split=0.25", f"-output={tmp_path / 'out'}")
+
+
+def test_images_of_several_labels_are_checked_and_split(tmp_path, monkeypatch, capsys):
+    root, rng = tmp_path / "in", np.random.default_rng(0)
+    root.mkdir()
+    for number in range(12):
+        Image.fromarray(rng.integers(0, 256, (40, 40, 3), np.uint8)).save(root / f"{number}.png")
+    shutil.copy(root / "1.png", root / "12.png")  # of other labels
+    rows = [f"{n}.png,{n % 2},{n % 3 == 0:d}" for n in range(13)]
+    (root / "train.csv").write_text("\n".join(["image,odd,third", *rows]))
+    words = ["-dataset=multilabel_csv", f"-data_path={root}", "-o", "TASK", "multilabel", "--split=0.25"]
+    assert run(monkeypatch, *words, f"-output={tmp_path / 'out'}", f"--report={tmp_path / 'check.html'}") == 0
+    screen = capsys.readouterr().out
+    assert re.search("images that are the same file as one that has another label: 2, such as", screen)
+    assert re.search("images per class +4 to 4 +1 to 2", screen), screen
+    assert f"train with -dataset=multilabel_list -data_path={tmp_path / 'out'}" in screen
+    assert "<td>odd</td>" in (tmp_path / "check.html").read_text()
+    size = ["TASK", "multilabel", "DATA.IMAGE_SIZE", "8", "MODEL.NUM_CLASSES", "auto"]
+    own, listed = ["DATA.VAL_SPLIT", "0.25", "DATA.DATA_PATH", str(root)], ["DATA.DATA_PATH", str(tmp_path / "out")]
+    expected = get_datasets(get_config(None, ["DATA.DATASET", "multilabel_csv", *own, *size]))[1:]
+    found = get_datasets(get_config(None, ["DATA.DATASET", "multilabel_list", *listed, *size]))[1:]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [p.name for p in map(Path, ours.paths)] == [p.name for p in map(Path, theirs.paths)]
+        assert ours.labels.tobytes() == theirs.labels.tobytes()
+        assert ours.classes == theirs.classes == ["odd", "third"]
 
 
 def test_the_page_stands_alone_and_tells_what_the_screen_tells(spoilt, tmp_path, monkeypatch, capsys):
@@ -308,11 +334,11 @@ def test_a_folder_of_which_nothing_can_be_read_is_told_as_such(tmp_path, monkeyp
         (["--split=0.2"], "--split SHARE and -output DIR, where its lists go, are given together"),
         (["--report=x.pdf"], "expected a file that ends in .html"),
         (["--report=no/x.html"], "its folder isn't there"),
-        (["--groups=x"], "VAL_SPLIT_GROUPS does nothing without DATA.VAL_SPLIT"),
+        (["--groups=x"], "SPLIT_GROUPS does nothing without DATA.VAL_SPLIT or DATA.FOLDS"),
         (["--split=2", "-output=x"], "DATA.VAL_SPLIT is 2.0, expected 0 < value < 1"),
         (
             ["-dataset=digits", "--split=0.2", "-output=x"],
-            "VAL_SPLIT does nothing without DATA.DATASET imagenet2012 or",
+            "VAL_SPLIT does nothing without DATA.DATASET multilabel_list or",
         ),
     ],
 )

@@ -89,7 +89,7 @@ def test_each_sample_of_a_folder_or_its_shards_is_validated_on_once(tmp_path):
         assert sorted(own + held) == everything
         assert all(path.split("/")[1] == train.classes[label] for path, label in zip(own, train.labels, strict=True))
         assert np.bincount(val.labels).tolist() in ([2, 2], [3, 1], [2, 1], [3, 2])
-    grouped = parts([*options, "DATA.FOLDS_GROUPS", r"/\d"])  # 0.png of both classes, and so on
+    grouped = parts([*options, "DATA.SPLIT_GROUPS", r"/\d"])  # 0.png of both classes, and so on
     names = [{path.split("/")[-1] for path in val.paths} for _, val in grouped]
     assert sum(map(len, names)) == len(set.union(*names)) == 7
     with tarfile.open(tmp_path / "train-0.tar", "w") as tar:
@@ -120,11 +120,11 @@ def test_folds_of_arrays_are_cached_apart(tmp_path):
     [
         (["DATA.FOLDS", "1"], "DATA.FOLDS is 1, expected 2 to 1000"),
         (["DATA.FOLDS", "3", "DATA.FOLD", "3"], "DATA.FOLD is 3, expected 0 to 2, of FOLDS"),
-        (["DATA.FOLDS_GROUPS", "x"], "DATA.FOLDS_GROUPS does nothing without DATA.FOLDS"),
+        (["DATA.SPLIT_GROUPS", "x"], "DATA.SPLIT_GROUPS does nothing without DATA.VAL_SPLIT or DATA.FOLDS"),
         (["DATA.FOLD", "0"], "DATA.FOLD does nothing without DATA.FOLDS"),
-        (["DATA.FOLDS_SEED", "0"], "DATA.FOLDS_SEED does nothing without DATA.FOLDS"),
+        (["DATA.SPLIT_SEED", "0"], "DATA.SPLIT_SEED does nothing without DATA.VAL_SPLIT or DATA.FOLDS"),
         (["DATA.FOLDS", "3", "DATA.DATASET", "synthetic"], "DATA.FOLDS does nothing with DATA.DATASET synthetic"),
-        (["DATA.FOLDS", "3", "DATA.DATASET", "digits", "DATA.FOLDS_GROUPS", "x"], "DATA.FOLDS_GROUPS does nothing wi"),
+        (["DATA.FOLDS", "3", "DATA.DATASET", "digits", "DATA.SPLIT_GROUPS", "x"], "DATA.SPLIT_GROUPS does nothing wi"),
     ],
 )
 def test_what_cannot_be_is_named(options, message):

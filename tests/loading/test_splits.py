@@ -1,5 +1,8 @@
 """Which images become the validation part: by a formula, by groups, and the same wherever it is asked for."""
 
+import io
+import tarfile
+
 import numpy as np
 import pytest
 from conftest import write_images
@@ -7,6 +10,7 @@ from conftest import write_images
 from config import get_config
 from datasets import get_datasets
 from errors import InputError
+from loading.label_sets import LabelSets, rarest
 from loading.splits import groups_of, validation
 
 LABELS = np.repeat([0, 1, 2, 3], [1, 2, 40, 103])
@@ -42,7 +46,7 @@ def test_groups_stay_together_and_meet_the_share():
         f"{label}/person{person:02}_{place}.jpg"
         for place, (label, person) in enumerate(zip(labels, people, strict=True))
     ]
-    chosen = validation(paths, labels, 0.25, 0, r"person(\d+)")
+    chosen = validation(paths, labels, 0.25, 0, groups_of(paths, r"person(\d+)"))
     assert not set(people[chosen]) & set(people[~chosen])
     assert abs(np.bincount(labels[chosen]) / np.bincount(labels) - 0.25).max() < 0.03
     assert groups_of(paths[:2], r"person\d+") == [f"person{person:02}" for person in people[:2]]
@@ -50,7 +54,7 @@ def test_groups_stay_together_and_meet_the_share():
 
 def test_a_class_of_few_large_groups_still_has_validation_images():
     labels, paths = np.repeat([0, 1], [30, 30]), [f"g{n % 3}/{n}" if n < 30 else f"h{n}/{n}" for n in range(60)]
-    chosen = validation(paths, labels, 0.1, 0, "^(.*)/")
+    chosen = validation(paths, labels, 0.1, 0, groups_of(paths, "^(.*)/"))
     assert np.bincount(labels[chosen]).tolist() == [10, 3]
 
 
@@ -65,13 +69,13 @@ def test_groups_may_be_listed_in_a_file(tmp_path):
         groups_of(["a/1.jpg"], str(file))
     with pytest.raises(InputError, match=r"1 of 1 images have no group that no_groups.tsv finds \(it is no file"):
         groups_of(["a/1.jpg"], "no_groups.tsv")
-    with pytest.raises(InputError, match=r"VAL_SPLIT_GROUPS is '\(': no file, and no pattern \(missing \)"):
+    with pytest.raises(InputError, match=r"DATA.SPLIT_GROUPS is '\(': no file, and no pattern \(missing \)"):
         groups_of(["a/1.jpg"], "(")
 
 
 def test_one_group_alone_cannot_be_split():
-    with pytest.raises(InputError, match=r"VAL_SPLIT 0.2: the groups of \^a leave no image for validation"):
-        validation(["a/1", "a/2"], [0, 0], 0.2, 0, "^a")
+    with pytest.raises(InputError, match=r"VAL_SPLIT 0.2: 1 groups of images leave no image for validation"):
+        validation(["a/1", "a/2"], [0, 0], 0.2, 0, ["a", "a"])
     with pytest.raises(InputError, match=r"VAL_SPLIT 0.2: 1 images leave no image for validation"):
         validation(["a/1"], [0], 0.2, 0)
 
@@ -102,9 +106,9 @@ def test_a_folder_without_validation_is_split(tmp_path, where):
     evaluated = get_datasets(configured("folder", tmp_path, *SPLIT, "EVAL", "True", "SEED", "7", "NGPUS", "2"))[2]
     assert paths_of(evaluated) == paths_of(val)
     assert (evaluated[1][0] == val[1][0]).all()
-    other = get_datasets(configured("folder", tmp_path, *SPLIT, "DATA.VAL_SPLIT_SEED", "1"))[2]
+    other = get_datasets(configured("folder", tmp_path, *SPLIT, "DATA.SPLIT_SEED", "1"))[2]
     assert paths_of(other) != paths_of(val)
-    grouped = get_datasets(configured("folder", tmp_path, *SPLIT, "DATA.VAL_SPLIT_GROUPS", r"([0-9])\.png"))
+    grouped = get_datasets(configured("folder", tmp_path, *SPLIT, "DATA.SPLIT_GROUPS", r"([0-9])\.png"))
     ends = [{path[-5] for path in paths_of(part)} for part in grouped[1:]]
     assert not ends[0] & ends[1]
     (tmp_path / "val").mkdir()
@@ -127,11 +131,62 @@ def test_a_list_without_validation_is_split(tmp_path):
         get_datasets(configured("imagenet2012", tmp_path, *SPLIT))
 
 
+def write_table(root, count=60):
+    """Images of up to three classes: every second, every third, every tenth one; some have none."""
+    write_images(root, {"images": count})
+    rows = [f"images/{n}.png,{n % 2 == 0:d},{n % 3 == 0:d},{n % 10 == 0:d}" for n in range(count)]
+    (root / "train.csv").write_text("\n".join(["image,two,three,ten", *rows]))
+
+
+def test_label_sets_are_split_by_their_rarest_label(tmp_path):
+    sets = LabelSets([2, 0, 1, 0, 0, 1], [0, 2, 3, 3, 4, 6])
+    assert rarest(sets).tolist() == [2, 1, 3, 0, 1]
+    write_table(tmp_path)
+    own = ("TASK", "multilabel", "DATA.VAL_SPLIT", "0.3")
+    _, train, val = get_datasets(configured("multilabel_csv", tmp_path, *own))
+    assert sorted(paths_of(train) + paths_of(val)) == sorted(f"images/{n}.png" for n in range(60))
+    held = [int(path[7:-4]) for path in paths_of(val)]
+    parts = [n % 10 == 0 for n in held], [n % 10 and n % 3 == 0 for n in held], [n % 2 and n % 3 > 0 for n in held]
+    assert [sum(map(bool, part)) for part in parts] == [2, 5, 6]  # of 6, 18 and 20
+    assert all((val[place][1] == [n % 2 == 0, n % 3 == 0, n % 10 == 0]).all() for place, n in enumerate(held))
+    grouped = [*own, "DATA.SPLIT_GROUPS", r"(\d)\.png"]
+    _, *found = get_datasets(configured("multilabel_csv", tmp_path, *grouped))
+    ends = [{path[-5] for path in paths_of(part)} for part in found]
+    assert not ends[0] & ends[1]
+    folded = ("TASK", "multilabel", "DATA.FOLDS", "3", "DATA.FOLD")
+    found = [get_datasets(configured("multilabel_csv", tmp_path, *folded, str(fold)))[2] for fold in range(3)]
+    assert sorted(path for part in found for path in paths_of(part)) == sorted(paths_of(train) + paths_of(val))
+    assert [[part[n][1][2] for n in range(20)].count(1) for part in found] == [2, 2, 2]
+    (tmp_path / "val.csv").write_text("image,two,three,ten\n")
+    with pytest.raises(InputError, match=r"val.csv is there, and DATA.VAL_SPLIT 0.3 would make another"):
+        get_datasets(configured("multilabel_csv", tmp_path, *own))
+
+
+def test_shards_are_split_and_a_folder_of_classes_alone_has_folds(tmp_path):
+    write_images(tmp_path / "in", {"a": 8, "b": 12})
+    with tarfile.open(tmp_path / "train-0.tar", "w") as tar:
+        for number in range(20):
+            tar.add(tmp_path / "in" / ("a" if number < 8 else "b") / f"{number % 8}.png", f"{number:02d}.png")
+            label = tarfile.TarInfo(f"{number:02d}.cls")
+            label.size = 1
+            tar.addfile(label, io.BytesIO(b"0" if number < 8 else b"1"))
+    _, train, val = get_datasets(configured("shards", tmp_path, *SPLIT))
+    assert (np.bincount(train.labels).tolist(), np.bincount(val.labels).tolist()) == ([6, 9], [2, 3])
+    (tmp_path / "val-0.tar").write_bytes(b"")
+    with pytest.raises(InputError, match=r"val-0.tar is there, and DATA.VAL_SPLIT 0.25 would make another"):
+        get_datasets(configured("shards", tmp_path, *SPLIT))
+    folded = ("DATA.FOLDS", "4", "DATA.FOLD")
+    folds = [get_datasets(configured("folder", tmp_path / "in", *folded, str(fold)))[2] for fold in range(4)]
+    assert sorted(path for part in folds for path in paths_of(part)) == sorted(
+        f"{name}/{n}.png" for name, count in (("a", 8), ("b", 12)) for n in range(count)
+    )
+
+
 def test_what_does_nothing_is_refused(tmp_path):
-    with pytest.raises(InputError, match="VAL_SPLIT does nothing without DATA.DATASET imagenet2012 or folder"):
+    with pytest.raises(InputError, match="VAL_SPLIT does nothing without DATA.DATASET multilabel_list or"):
         get_config(None, ["DATA.DATASET", "digits", *SPLIT])
-    with pytest.raises(InputError, match="VAL_SPLIT_SEED does nothing without DATA.VAL_SPLIT; leave it out"):
-        configured("folder", tmp_path, "DATA.VAL_SPLIT_SEED", "3")
+    with pytest.raises(InputError, match="SPLIT_SEED does nothing without DATA.VAL_SPLIT or DATA.FOLDS; leave it out"):
+        configured("folder", tmp_path, "DATA.SPLIT_SEED", "3")
     with pytest.raises(InputError, match="DATA.VAL_SPLIT is 1.0, expected 0 < value < 1"):
         configured("folder", tmp_path, "DATA.VAL_SPLIT", "1.0")
     write_images(tmp_path, {"a": 2})

@@ -1,0 +1,79 @@
+"""Parts of the training samples, where the data has none of its own for validation (DATA.VAL_SPLIT, DATA.FOLDS)."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs.registry import datasets
+from errors import InputError
+from loading.files import Paths
+from loading.folds import folds
+from loading.label_sets import LabelSets, taken
+from loading.shards import Shards
+from loading.sources import Arrays, Drawn, Files, Split
+from loading.splits import groups_of, validation
+
+Source = Files | Shards | Arrays | Drawn
+
+
+def part_of(data: Any, split: Split, reader: Callable[[Split], Source]) -> Source:
+    """Returns what a dataset's reader gives; with DATA.VAL_SPLIT or FOLDS a part of its training samples.
+
+    With FOLDS the validation samples are fold number FOLD, and the others train; the data's own validation isn't read.
+
+    Args:
+        data: the configuration's DATA.
+
+    Raises:
+        InputError: as the reader, ``validation``, ``folds`` and ``groups_of``; VAL_SPLIT, and the data has a validation
+            part.
+    """
+    if data.FOLDS is None and data.VAL_SPLIT is None:
+        return reader(split)
+    if data.VAL_SPLIT is not None:
+        _check_alone(data)
+    source, mode = reader(split._replace(mode="train", alone=True)), split.mode
+    match source:
+        case Arrays():
+            return source._replace(read=lambda: _cut(data, mode, *source.read()))
+        case Shards():
+            names = [os.fsdecode(name) for name in source.names]
+            return source.chosen(_places(data, mode, names, source.labels, source.classes))
+        case Files():
+            places = _places(data, mode, source.paths, source.labels, source.classes)
+            paths = Paths(str(source.paths[place]) for place in places.tolist())
+            return source._replace(paths=paths, labels=taken(source.labels, places))
+        case Drawn():  # a file's key, over which synthetic was chosen
+            return source
+
+
+def told(data: Any) -> str:
+    """Returns which fold it is, for the name of what is kept of it; "" without folds."""
+    return "" if data.FOLDS is None else f"fold {data.FOLD} of {data.FOLDS}, {data.SPLIT_SEED}"
+
+
+def _check_alone(data: Any) -> None:
+    pattern = datasets.components[data.DATASET].given.get("val")
+    if pattern and (found := sorted(Path(data.DATA_PATH).glob(pattern))):
+        there = f"{found[0]} is there, and DATA.VAL_SPLIT {data.VAL_SPLIT} would make another"
+        raise InputError(f"{there}; leave out one of them")
+
+
+def _cut(data: Any, mode: str, images: np.ndarray, labels: np.ndarray, classes: list[str]) -> tuple:
+    places = _places(data, mode, (), labels, classes)
+    return images[places], labels[places], classes
+
+
+def _places(
+    data: Any, mode: str, names: Sequence[str], labels: np.ndarray | LabelSets, classes: Sequence[str]
+) -> np.ndarray:
+    """The numbers of a part's samples, in rising order."""
+    groups = groups_of(names, data.SPLIT_GROUPS) if data.SPLIT_GROUPS and names else None
+    if data.FOLDS is None:
+        held = validation(names, labels, data.VAL_SPLIT, data.SPLIT_SEED, groups)
+    else:
+        held = folds(labels, data.FOLDS, data.SPLIT_SEED, groups, classes) == data.FOLD
+    return np.flatnonzero(held == (mode == "val"))
