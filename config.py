@@ -216,7 +216,8 @@ _TYPES = {
     "TRAIN.LINEAR_SCALED_LR": int, "TRAIN.RECIPE_BATCH": int, "TRAIN.LAYER_DECAY": float, "TRAIN.FREEZE": [str],
     "TRAIN.ADAPTER.NAME": str, "TRAIN.GRAD_CLIP": float, "TRAIN.CLASS_WEIGHTS": [float],
     "TRAIN.POS_WEIGHT": [float], "TRAIN.DISTILLATION_TYPE": str, "TRAIN.TEACHER_MODEL": str, "TRAIN.TEACHER_PATH": str,
-    "TRAIN.INTERPOLATION": str, "TRAIN.AUTO_AUGMENT": str, "TRAIN.CUTMIX_MINMAX": [float], "OUTPUT": str, "SAVE_MINUTES": float, "TF32": bool,
+    "TRAIN.INTERPOLATION": str, "TRAIN.AUTO_AUGMENT": str, "TRAIN.CUTMIX_MINMAX": [float], "OUTPUT": str,
+    "SAVE_MINUTES": float, "TF32": bool,
 } | {key: own.kind for key, own in own_keys().items() if own.optional}  # fmt: skip
 # Keys that were, with their defaults: runs wrote these out into their config.yaml, whoever had set them.
 _REMOVED = {
