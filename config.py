@@ -221,6 +221,10 @@ _TYPES = {
 } | {key: own.kind for key, own in own_keys().items() if own.optional}  # fmt: skip
 # Keys that were, with their defaults: runs wrote these out into their config.yaml, whoever had set them.
 _REMOVED = {
+    "DATA.FOLDS_SEED": 0,
+    "DATA.FOLDS_GROUPS": None,
+    "DATA.VAL_SPLIT_SEED": 0,
+    "DATA.VAL_SPLIT_GROUPS": None,
     "DIST.STRATEGY.gradient_merge": False,
     "DIST.STRATEGY.gradient_merge_configs.k_steps": 1,
     "DIST.STRATEGY.recompute": False,
