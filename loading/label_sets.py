@@ -75,5 +75,6 @@ def kinds(labels: np.ndarray | LabelSets) -> np.ndarray:
     """Returns a number of each image, [n], the same where the label is, or the set of labels."""
     if not isinstance(labels, LabelSets):
         return labels
-    sums = (hashlib.blake2b(np.sort(labels.of(index)).tobytes(), digest_size=8).digest() for index in range(len(labels)))
+    sets = (np.sort(labels.of(index)).tobytes() for index in range(len(labels)))
+    sums = (hashlib.blake2b(own, digest_size=8).digest() for own in sets)
     return np.array([int.from_bytes(each, "big") >> 1 for each in sums], np.int64)
