@@ -17,7 +17,6 @@ from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear, set_norm_eps
 from models.layers.init import init_branches
-from models.layers.linear import plain_linear
 from models.layers.mlp import hidden_width
 from models.layers.relative import RelativePositionBias
 from models.layers.stages import feature_info
@@ -60,7 +59,7 @@ class Attention(RelativePositionBias):
     def forward(self, x: paddle.Tensor, shared_bias: paddle.Tensor | None = None) -> paddle.Tensor:
         _, length, dim = x.shape
         bias = paddle.concat([self.q_bias, paddle.zeros_like(self.q_bias), self.v_bias]) if self.qkv_bias else None
-        qkv = plain_linear(x, self.qkv.weight, bias).reshape([-1, length, 3, self.num_heads, self.head_dim])
+        qkv = self.qkv(x, bias).reshape([-1, length, 3, self.num_heads, self.head_dim])
         q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, H, N, head_dim]
         attn = paddle.matmul(q * self.scale, k, transpose_y=True)
         if self.window_size is not None:

@@ -19,7 +19,7 @@ from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
 from models.layers.init import init_branches
-from models.layers.linear import in_float32, linear
+from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
 from models.layers.rotary import RotaryEmbedding, rotated
 from models.layers.stages import drop_path_rates, feature_info
@@ -95,7 +95,7 @@ class Attention(nn.Layer):
         if not self.qkv_fused:
             return [projection(x).reshape(heads) for projection in (self.q_proj, self.k_proj, self.v_proj)]
         bias = paddle.concat([self.q_bias, paddle.zeros_like(self.q_bias), self.v_bias]) if self.qkv_bias else None
-        return linear(x, self.qkv.weight, bias).reshape([-1, x.shape[1], 3, *heads[2:]]).unbind(2)
+        return self.qkv(x, bias).reshape([-1, x.shape[1], 3, *heads[2:]]).unbind(2)
 
 
 class Block(nn.Layer):

@@ -20,7 +20,7 @@ from models.base import register
 from models.layers import LayerNorm, Linear, init_linear
 from models.layers.attention import unit
 from models.layers.folding import folded
-from models.layers.linear import in_float32, linear
+from models.layers.linear import in_float32
 from models.swin import SwinTransformer, neighbours
 from weights.names import swinv2 as names
 
@@ -100,7 +100,7 @@ class WindowAttention(swin.WindowAttention):
         if self.q_bias is None or self.v_bias is None:
             return self.qkv(x)
         bias = paddle.concat([self.q_bias, paddle.zeros_like(self.v_bias), self.v_bias])
-        return linear(x, self.qkv.weight, bias)
+        return self.qkv(x, bias)
 
     def _scores(self, q: paddle.Tensor, k: paddle.Tensor) -> paddle.Tensor:
         # Scaling q costs N * head_dim products per head, scaling the scores N * N.

@@ -33,11 +33,11 @@ class LoRALinear(Linear):
             raise InputError("TRAIN.ADAPTER.DROPOUT: this model reads a target's weights themselves; set it to 0")
         return self._parameters["weight"] + paddle.matmul(self.lora_A.weight, self.lora_B.weight) * self.scale
 
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+    def forward(self, x: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:
         if not self.training:
-            return linear(x, self.weight, self.bias)
+            return super().forward(x, bias)
         added = self.lora_B(self.lora_A(self.lora_dropout(x))) * self.scale
-        return linear(x, self._parameters["weight"], self.bias) + added
+        return linear(x, self._parameters["weight"], self.bias if bias is None else bias) + added
 
 
 def adapt(layer: Linear, rank: int, alpha: float, dropout: float) -> None:

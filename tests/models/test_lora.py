@@ -139,7 +139,19 @@ def test_dropout_is_of_what_the_first_matrix_reads():
     plain = x.numpy() @ layer._parameters["weight"].numpy() + layer.bias.numpy()
     np.testing.assert_allclose(layer(x).numpy(), plain + 1.5 * kept @ a @ b, rtol=1e-4, atol=1e-5)
     with pytest.raises(InputError, match="DROPOUT: this model reads a target's weights themselves; set it to 0"):
-        adapted("beit_base_patch16_224", "TRAIN.ADAPTER.DROPOUT", "0.5")(paddle.ones([1, 3, 32, 32]))
+        assert layer.weight is None
+
+
+@pytest.mark.parametrize("name", ["beit_base_patch16_224", "eva02_tiny_patch14_224", "swinv2_tiny_window8_256"])
+def test_dropout_reaches_layers_whose_bias_is_given_beside(name):
+    fused = {"qkv_fused": True} if name.startswith("eva") else {}
+    model = create_model(name, **SMALL[name], **SIZES, **fused)
+    words = ["TRAIN.ADAPTER.DROPOUT", "0.5", "TRAIN.ADAPTER.TARGETS", "['*.qkv']"]
+    freeze(get_config(None, [*BASED, *LORA, *words]), model)
+    fill(model)
+    images = paddle.to_tensor(numbers(2, 3, 32, 32))
+    found = [model(images).numpy() for _ in range(2)]
+    assert np.abs(found[0] - found[1]).max() > 1e-3 * np.abs(found[0]).max()
 
 
 @pytest.mark.smoke
