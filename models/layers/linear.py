@@ -51,9 +51,7 @@ def _bias_is_fused() -> bool:
 
 
 class Linear(nn.Linear):
-    """x [..., in_features] -> [..., out_features], as ``paddle.nn.Linear``; a ``bias`` that is given takes the place of its
-    own.
-    """
+    """x [..., in_features] -> [..., out_features], as ``paddle.nn.Linear``; a ``bias`` counts in place of its own."""
 
     def forward(self, x: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:
         return linear(x, self.weight, self.bias if bias is None else bias)
