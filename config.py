@@ -170,6 +170,7 @@ _C.TRAIN.MIXUP_OFF_EPOCH = 0  # epochs after which mixing stops; 0: never
 
 _C.SAVE = "./output"  # runs go to SAVE/<train|eval>-<model>-<time>
 _C.OUTPUT = None  # the run's folder itself, instead
+_C.TRACKERS = None  # where metrics are shown, too, offline: [visualdl, tensorboard, wandb, mlflow], or some of them
 _C.TAG = "default"  # a note, kept with the run
 _C.SAVE_FREQ = 10  # epochs between checkpoints that stay; 0: none stays for that
 _C.SAVE_STEPS = 0  # steps between checkpoints; 0: only at epochs' ends
@@ -215,7 +216,7 @@ _TYPES = {
     "TRAIN.LAYER_DECAY": float, "TRAIN.FREEZE": [str], "TRAIN.ADAPTER.NAME": str, "TRAIN.GRAD_CLIP": float,
     "TRAIN.CLASS_WEIGHTS": [float], "TRAIN.POS_WEIGHT": [float], "TRAIN.DISTILLATION_TYPE": str,
     "TRAIN.TEACHER_MODEL": str, "TRAIN.TEACHER_PATH": str, "TRAIN.INTERPOLATION": str, "TRAIN.AUTO_AUGMENT": str,
-    "TRAIN.CUTMIX_MINMAX": [float], "OUTPUT": str, "SAVE_MINUTES": float, "TF32": bool,
+    "TRAIN.CUTMIX_MINMAX": [float], "OUTPUT": str, "TRACKERS": [str], "SAVE_MINUTES": float, "TF32": bool,
 } | {key: own.kind for key, own in own_keys().items() if own.optional}  # fmt: skip
 # Keys that were, with their defaults: runs wrote these out into their config.yaml, whoever had set them.
 _REMOVED = {
