@@ -29,7 +29,9 @@ def check(config: Configuration) -> None:
             raise InputError(f"{key} is {quoted(values.get(key))}, expected {expected}")
 
     check_values(values)
-    for name in config.TRACKERS or ():
+    trackers = config.TRACKERS or []
+    require(len(set(trackers)) == len(trackers), "TRACKERS", "each once")
+    for name in trackers:
         registry.refuse_other("TRACKERS", name, registry.trackers.names())
     _check_data(config, require)
     _check_recipe(config, require)
