@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 import pickle
 import random
 import re
@@ -11,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import paddle

@@ -8,13 +8,13 @@ FILE, for example, with four runs:
     keys:
       TRAIN.BASE_LR: [3e-4, 1e-3, 3e-3, 1e-2]
 
-docs/own_data.md lists its other keys: random draws, Optuna, seeds, runs side by side. The configuration of every point is
-read before the first run starts. The same command again goes on: a run that is done isn't repeated, one that was killed
-or failed goes on from its checkpoint. The sweep's folder gets a folder and a file of what was printed for each run,
-sweep.csv and sweep.png. -n (--dry-run) prints the commands that would run.
+docs/own_data.md lists its other keys: random draws, Optuna, seeds, runs side by side. The configuration of every point
+is read before the first run starts. The same command again goes on: a run that is done isn't repeated, one that was
+killed or failed goes on from its checkpoint. The sweep's folder gets a folder and a file of what was printed for each
+run, sweep.csv and sweep.png. -n (--dry-run) prints the commands that would run.
 
-Exit status: 0 where all runs are done; 1 where one failed; 2 for a wrong file; 130 and 143 after SIGINT and SIGTERM, which
-the runs get, too: they save.
+Exit status: 0 where all runs are done; 1 where one failed; 2 for a wrong file; 130 and 143 after SIGINT and SIGTERM,
+which the runs get, too: they save.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-from launch import startup  # noqa: E402  (streams)
+import launch.startup  # noqa: E402  (streams)
 from errors import InputError, reported  # noqa: E402
 
 # isort: split
@@ -60,7 +60,7 @@ class Session:
         ]
 
     def next_points(self) -> list[Point]:
-        """Returns the points that come after those so far: all that are left, or as many of Optuna's as run at a time."""
+        """Returns the points that come next: all that are left, or as many of Optuna's as run at a time."""
         if self.sweep.method != "optuna":
             return planned(self.sweep)[len(self.points) :]
         sign = -1 if self.metric.endswith("loss") else 1
@@ -97,7 +97,7 @@ def main() -> int:
     parser.add_argument("file", metavar="FILE", type=Path)
     parser.add_argument("-n", "-dry-run", "--dry-run", dest="dry", action="store_true", help="print the commands")
     arguments = parser.parse_args()
-    startup.stop_at_once()
+    launch.startup.stop_at_once()
     sweep = read_sweep(arguments.file)
     plan = [] if sweep.method == "optuna" else planned(sweep)
     metric = metric_of(sweep, check(sweep, plan or edges(sweep)))

@@ -61,7 +61,6 @@ def fit(
     run.begin()  # all that can be checked was checked: from here on the run's folder changes
     if config.MODEL.RESUME:
         settle(training, progress, chosen)
-    run.track()
     progress.count_steps(training.loader)
     saver = Saver(config, run, training.evaluated, training.optimizer, training.scaler, train)
     saver.begin(progress)

@@ -60,7 +60,7 @@ class VisualDL(Tracker):
     """Paddle's own."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        from visualdl import LogWriter
+        from visualdl import LogWriter  # pyright: ignore[reportMissingImports]: an extra
 
         self.writer, self.config = LogWriter(logdir=str(folder), flush_secs=10), flat(config)
 
@@ -80,7 +80,7 @@ class TensorBoard(Tracker):
     """Its files, by tensorboardX, which needs neither TensorFlow nor torch."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        from tensorboardX import SummaryWriter
+        from tensorboardX import SummaryWriter  # pyright: ignore[reportMissingImports]: an extra
 
         self.writer, self.config = SummaryWriter(str(folder), flush_secs=10), flat(config)
 
@@ -89,7 +89,7 @@ class TensorBoard(Tracker):
             self.writer.add_scalar(f"{split}/{name}", value, step)
 
     def end(self, final: Mapping[str, float]) -> None:
-        from tensorboardX.summary import hparams
+        from tensorboardX.summary import hparams  # pyright: ignore[reportMissingImports]: an extra
 
         results = {f"result/{name}": value for name, value in final.items()}
         for name, value in results.items():
@@ -104,7 +104,7 @@ class WeightsAndBiases(Tracker):
     """Weights & Biases: ``wandb sync RUN/wandb/offline-run-*`` uploads it, to WANDB_PROJECT."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        import wandb
+        import wandb  # pyright: ignore[reportMissingImports]: an extra
 
         name = folder.parent.name
         settings = wandb.Settings(console="off", disable_git=True, save_code=False, x_disable_stats=True)
@@ -124,8 +124,8 @@ class MLflow(Tracker):
     """MLflow's file store: ``mlflow ui --backend-store-uri RUN/mlflow`` shows it. MLFLOW_EXPERIMENT_NAME names it."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        from mlflow.entities import Metric, Param
-        from mlflow.tracking import MlflowClient
+        from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]: an extra
+        from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]: an extra
 
         self.metric, self.client = Metric, MlflowClient(tracking_uri=folder.absolute().as_uri())
         experiment = self.client.create_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or "runs")

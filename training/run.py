@@ -99,15 +99,14 @@ class Run:
         self.main.info(message)
 
     def start_bar(self, total: int, done: int) -> None:
-        """Shows a progress bar over ``total`` steps, on rank 0 and only on a terminal."""
+        """The steps begin, or go on, and metrics.jsonl is as they go on with it: on rank 0 trackers follow it from now on,
+        and a terminal shows a progress bar over ``total`` steps.
+        """
+        if rank() == 0 and (problem := self.tracking.begin(self.directory)):
+            self.info(problem)
         self.total, self.first, self.clock = total, done, time.monotonic()
         hidden = rank() != 0 or not sys.stderr.isatty()
         self.bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, disable=hidden, smoothing=0.1)
-
-    def track(self) -> None:
-        """Lets the trackers follow metrics.jsonl, on rank 0, once that is as the run goes on with it."""
-        if rank() == 0 and (problem := self.tracking.begin(self.directory)):
-            self.info(problem)
 
     def set_length(self, epochs: int, steps: int) -> None:
         """The run is of so many epochs and steps."""

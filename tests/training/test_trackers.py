@@ -23,15 +23,32 @@ from training.records import Tracker, final_numbers
 from training.tracking import Follower, Tracking
 
 CONFIG = {"MODEL": {"NAME": "vit", "DEPTH": 2}, "TRAIN": {"BASE_LR": 0.1, "BETAS": [0.9, 0.99], "EMA": True}}
-RESULT = {"acc1": 75.0, "weights": "file", "class_acc": [1.0], "best": {"epoch": 2, "acc1": 75.5}, "config": {"SEED": 1}}
+RESULT = {
+    "acc1": 75.0,
+    "weights": "file",
+    "class_acc": [1.0],
+    "best": {"epoch": 2, "acc1": 75.5},
+    "config": {"SEED": 1},
+}
 RESULT |= {"ema": {"acc1": 71.0, "best": {"epoch": 1, "acc1": 71.25}}, "versions": {"numpy": "2"}}
-FINAL = {"acc1": 75.0, "best/epoch": 2, "best/acc1": 75.5, "ema/acc1": 71.0, "ema/best/epoch": 1, "ema/best/acc1": 71.25}
+FINAL = {
+    "acc1": 75.0,
+    "best/epoch": 2,
+    "best/acc1": 75.5,
+    "ema/acc1": 71.0,
+    "ema/best/epoch": 1,
+    "ema/best/acc1": 71.25,
+}
 
 
 def records(steps, odd=0.0, epoch=1):
-    lines = [{"split": "train", "step": step, "epoch": epoch, "lr": 0.1 / step, "loss": 2.0 / step + odd} for step in steps]
+    lines = [
+        {"split": "train", "step": step, "epoch": epoch, "lr": 0.1 / step, "loss": 2.0 / step + odd} for step in steps
+    ]
     for split in ("val", "ema"):
-        lines.append({"split": split, "step": steps[-1], "epoch": epoch, "acc1": 70.125 + len(split), "loss": 1.5 + odd})
+        lines.append(
+            {"split": split, "step": steps[-1], "epoch": epoch, "acc1": 70.125 + len(split), "loss": 1.5 + odd}
+        )
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
@@ -200,7 +217,17 @@ def test_the_numbers_of_a_result_are_named_by_where_they_are():
 @pytest.mark.smoke
 def test_a_run_of_two_ranks_that_goes_on_has_each_step_once(tmp_path, tiny):
     installed("tensorboard")
-    options = [*tiny, "DATA.BATCH_SIZE", "4", "REPORT_FREQ", "1", "TRAIN.MODEL_EMA", "True", "TRACKERS", "[tensorboard]"]
+    options = [
+        *tiny,
+        "DATA.BATCH_SIZE",
+        "4",
+        "REPORT_FREQ",
+        "1",
+        "TRAIN.MODEL_EMA",
+        "True",
+        "TRACKERS",
+        "[tensorboard]",
+    ]
     options += ["TRAIN.LR_SCHEDULER.NAME", "constant"]
     run_ranks(train, options, str(tmp_path), 32)
     with open(tmp_path / "metrics.jsonl", "a") as file:

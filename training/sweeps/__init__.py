@@ -1,3 +1,4 @@
-"""Sweeps: runs over values of keys. ``points``: a sweep's file and the points that it means; ``results``: its folder, and
-what its runs gave. Nothing here imports Paddle: the process that watches the runs stays small.
+"""Sweeps: runs over values of keys. ``points``: a sweep's file and what it means; ``results``: its folder and tables.
+
+Nothing here imports Paddle: the process that watches the runs stays small.
 """

@@ -94,7 +94,6 @@ class Sweep(NamedTuple):
         several = [f"-ngpus={self.processes}"] if self.program == "main_multi_gpu.py" else []
         return [*self.words, *several, f"-output={self.output / name}", "-resume=auto", "-o", *values]
 
-
     def command(self, name: str, point: Point, seed: int | None) -> list[str]:
         """Returns the words of a run's command."""
         return [sys.executable, str(ROOT / self.program), *self.arguments(name, point, seed)]
@@ -130,7 +129,9 @@ def read_sweep(file: Path) -> Sweep:
     if method == "grid" and (drawn := [key for key, values in keys.items() if not values.choices]):
         raise InputError(f"{file}: {drawn[0]} is an interval, of which method grid has no values; list them")
     if ("runs" in content) == (method == "grid"):
-        raise InputError(f"{file}: " + ("a grid has its runs; leave runs out" if method == "grid" else "runs is missing"))
+        raise InputError(
+            f"{file}: " + ("a grid has its runs; leave runs out" if method == "grid" else "runs is missing")
+        )
     number = math.prod(len(values.choices) for values in keys.values()) if method == "grid" else content["runs"]
     seeds = content.get("seeds", [])
     if not all(type(seed) is int for seed in seeds) or len(set(seeds)) < len(seeds) or (seeds and "SEED" in keys):
@@ -142,7 +143,9 @@ def read_sweep(file: Path) -> Sweep:
     if counts["devices"] > 1 and words[0] == PROGRAMS[0]:
         raise InputError(f"{file}: devices is {counts['devices']}, but {PROGRAMS[0]} takes one; take {PROGRAMS[1]}")
     if method == "optuna" and not importlib.util.find_spec("optuna"):
-        raise InputError(f"{file}: method optuna needs optuna, which isn't installed; pip install -r requirements-sweep.txt")
+        raise InputError(
+            f"{file}: method optuna needs optuna, which isn't installed; pip install -r requirements-sweep.txt"
+        )
     return Sweep(
         words[0], words[1:], keys, method, number, content.get("seed", 0), seeds, content.get("metric", ""),
         content.get("side_by_side"), counts["devices"], Path(content.get("output") or Path("output") / file.stem),
@@ -156,9 +159,13 @@ def _words(file: Path, command: str) -> list[str]:
         raise InputError(f"{file}: command can't be read ({error})") from None
     words = words[1:] if words[:1] == ["python"] else words
     if not words or words[0] not in PROGRAMS:
-        raise InputError(f"{file}: command begins with {quoted(words[0] if words else '')}, expected {' or '.join(PROGRAMS)}")
+        raise InputError(
+            f"{file}: command begins with {quoted(words[0] if words else '')}, expected {' or '.join(PROGRAMS)}"
+        )
     own = {"output", "resume", "eval", "explain", "last_epoch", "ngpus"}
-    if found := [w for w in words[1:] if w.startswith("-") and w.lstrip("-").partition("=")[0].replace("-", "_") in own]:
+    if found := [
+        w for w in words[1:] if w.startswith("-") and w.lstrip("-").partition("=")[0].replace("-", "_") in own
+    ]:
         raise InputError(f"{file}: command has {found[0]}, which the sweep gives or has no use for; leave it out")
     return words
 
@@ -169,7 +176,9 @@ def _drawn(where: str, key: str, values: Any) -> Drawn:
     kind, values = next(iter(values.items())) if isinstance(values, dict) and len(values) == 1 else ("choice", values)
     refuse_other(f"{where} from", kind, _DRAWN)
     if not isinstance(values, list) or not values or any(isinstance(value, dict) for value in values):
-        raise InputError(f"{where} is {quoted(values)}, expected a list of values, or one of {', '.join(_DRAWN)} with one")
+        raise InputError(
+            f"{where} is {quoted(values)}, expected a list of values, or one of {', '.join(_DRAWN)} with one"
+        )
     if kind == "choice":
         return Drawn([str(value) for value in values])
     low, high = ends = [parsed(str(value)) for value in values] if len(values) == 2 else [0, 0]
@@ -196,7 +205,7 @@ def suggested(sweep: Sweep, points: Sequence[Point], scores: Sequence[float | No
 
     A sampler's draws depend on the point's number alone, so a sweep that was killed goes on with the same ones.
     """
-    import optuna
+    import optuna  # pyright: ignore[reportMissingImports]: an extra
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     space: dict[str, Any] = {
@@ -207,7 +216,9 @@ def suggested(sweep: Sweep, points: Sequence[Point], scores: Sequence[float | No
     }
     study = optuna.create_study(direction="maximize")
     for point, score in zip(points, scores, strict=True):
-        told = {key: value if sweep.keys[key].choices else sweep.keys[key].number(value) for key, value in point.items()}
+        told = {
+            key: value if sweep.keys[key].choices else sweep.keys[key].number(value) for key, value in point.items()
+        }
         if score is not None:
             study.add_trial(optuna.create_trial(params=told, distributions=space, value=score))
     found = []
