@@ -191,10 +191,6 @@ def moves_the_classifier_alone(desk, done, result, case):
     assert {name for name in after if not np.array_equal(before[name], after[name])} == {"head.weight", "head.bias"}
 
 
-def leaves_events(desk, done, result, case):
-    assert len(list((desk.folder / "TRACKED/tensorboard").glob("events.out.tfevents.*"))) == 1
-
-
 def goes_on(desk, done, result, case):
     records = [json.loads(line) for line in (desk.folder / case["run"] / "metrics.jsonl").read_text().splitlines()]
     assert [(r["epoch"], r["step"]) for r in records if r["split"] == "train"][-1] == (3, 18)

@@ -99,8 +99,8 @@ class Run:
         self.main.info(message)
 
     def start_bar(self, total: int, done: int) -> None:
-        """The steps begin, or go on, and metrics.jsonl is as they go on with it: on rank 0 trackers follow it from now on,
-        and a terminal shows a progress bar over ``total`` steps.
+        """The steps begin, or go on with what metrics.jsonl has: from now on, on rank 0, trackers follow it, and a
+        terminal shows a progress bar over ``total`` steps.
         """
         if rank() == 0 and (problem := self.tracking.begin(self.directory)):
             self.info(problem)
