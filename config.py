@@ -171,6 +171,7 @@ _C.TRAIN.MIXUP_OFF_EPOCH = 0  # epochs after which mixing stops; 0: never
 
 _C.SAVE = "./output"  # runs go to SAVE/<train|eval>-<model>-<time>
 _C.OUTPUT = None  # the run's folder itself, instead
+_C.TRACKERS = None  # where metrics are shown, too, offline: [visualdl, tensorboard, wandb, mlflow], or some of them
 _C.TAG = "default"  # a note, kept with the run
 _C.SAVE_FREQ = 10  # epochs between checkpoints that stay; 0: none stays for that
 _C.SAVE_STEPS = 0  # steps between checkpoints; 0: only at epochs' ends
@@ -212,12 +213,12 @@ _TYPES = {
     "DATA.VAL_SPLIT": float, "DATA.FOLDS": int, "DATA.SPLIT_GROUPS": str, "DATA.GLOBAL_BATCH": int,
     "DATA.MULTI_SCALE": [int], "DATA.SHARD_SHUFFLE": int, "DATA.CACHE": str, "MODEL.RESUME": str,
     "MODEL.PRETRAINED": str, "MODEL.PRETRAINED_ALLOW": [str], "MODEL.PRETRAINED_CLASSES": str,
-    "MODEL.PRETRAINED_ADAPTER": str, "TRAIN.MAX_MINUTES": float, "TRAIN.EARLY_STOP": int,
-    "TRAIN.LINEAR_SCALED_LR": int, "TRAIN.RECIPE_BATCH": int, "TRAIN.LAYER_DECAY": float, "TRAIN.FREEZE": [str],
-    "TRAIN.ADAPTER.NAME": str, "TRAIN.GRAD_CLIP": float, "TRAIN.CLASS_WEIGHTS": [float],
-    "TRAIN.POS_WEIGHT": [float], "TRAIN.DISTILLATION_TYPE": str, "TRAIN.TEACHER_MODEL": str, "TRAIN.TEACHER_PATH": str,
-    "TRAIN.INTERPOLATION": str, "TRAIN.AUTO_AUGMENT": str, "TRAIN.CUTMIX_MINMAX": [float], "OUTPUT": str,
-    "SAVE_MINUTES": float, "TF32": bool,
+    "MODEL.PRETRAINED_ADAPTER": str, "TRAIN.MAX_MINUTES": float, "TRAIN.EARLY_STOP": int, "TRAIN.LINEAR_SCALED_LR": int,
+    "TRAIN.RECIPE_BATCH": int, "TRAIN.LAYER_DECAY": float, "TRAIN.FREEZE": [str], "TRAIN.ADAPTER.NAME": str,
+    "TRAIN.GRAD_CLIP": float, "TRAIN.CLASS_WEIGHTS": [float], "TRAIN.POS_WEIGHT": [float],
+    "TRAIN.DISTILLATION_TYPE": str, "TRAIN.TEACHER_MODEL": str, "TRAIN.TEACHER_PATH": str, "TRAIN.INTERPOLATION": str,
+    "TRAIN.AUTO_AUGMENT": str, "TRAIN.CUTMIX_MINMAX": [float], "OUTPUT": str, "SAVE_MINUTES": float, "TF32": bool,
+    "TRACKERS": [str],
 } | {key: own.kind for key, own in own_keys().items() if own.optional}  # fmt: skip
 # Keys that were, with their defaults: runs wrote these out into their config.yaml, whoever had set them.
 _REMOVED = {

@@ -29,6 +29,10 @@ def check(config: Configuration) -> None:
             raise InputError(f"{key} is {quoted(values.get(key))}, expected {expected}")
 
     check_values(values)
+    trackers = config.TRACKERS or []
+    require(len(set(trackers)) == len(trackers), "TRACKERS", "each once")
+    for name in trackers:
+        registry.refuse_other("TRACKERS", name, registry.trackers.names())
     _check_data(config, require)
     _check_recipe(config, require)
     require(not (config.MODEL.RESUME and config.EVAL), "MODEL.RESUME", "-pretrained FILE with -eval")
@@ -276,7 +280,7 @@ _DECLARED = (
         "TRAIN.CROP", "TRAIN.INTERPOLATION", "TRAIN.HFLIP", "TRAIN.VFLIP", "TRAIN.AFFINE", "TRAIN.AUTO_AUGMENT",
         "TRAIN.COLOR_JITTER", "TRAIN.RANDOM_ERASE_PROB", "TRAIN.REPEATED_AUGMENT", "TRAIN.MIXUP_ALPHA",
         "TRAIN.CUTMIX_MINMAX", "SAVE_FREQ", "SAVE_STEPS", "SAVE_MINUTES", "KEEP_LAST", "BEST_METRIC", "REPORT_FREQ",
-        "VALIDATE_FREQ", "TO_STATIC", "DIST.MAX_RESTART", "DIST.ENGINE",
+        "VALIDATE_FREQ", "TRACKERS", "TO_STATIC", "DIST.MAX_RESTART", "DIST.ENGINE",
     )),
     ((_is("EVAL", True),), ("EVAL_ENGINE",)),
     ((_is("AMP", True),), ("AMP_EVAL",)),

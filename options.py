@@ -65,6 +65,8 @@ _FOREIGN = {
     "TRAIN.RANDOM_ERASE_PROB": "reprob",
     "TRAIN.REPEATED_AUGMENT": "aug_repeats",
     "TRAIN.TEACHER_MODEL regnety_160 TRAIN.TEACHER_PATH {}": "teacher_model teacher_model_path",
+    "TRACKERS [visualdl]": "use_visualdl use_vdl",
+    "TRACKERS [wandb]": "log_wandb use_wandb",
     "TRAIN.WARMUP_EPOCHS": "warmup_epoch",
     "TRAIN.WARMUP_START_LR": "warmup_lr",
     "TRAIN.WEIGHT_DECAY": "coeff wd",

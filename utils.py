@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 import pickle
 import random
 import re
@@ -11,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import paddle
@@ -21,7 +20,8 @@ from tqdm import tqdm
 from errors import InputError, RunError, shown
 from launch import secret
 from launch.environment import num_cores
-from launch.startup import unfinished
+from launch.startup import sync_directory as sync_directory
+from launch.startup import written_whole as written_whole
 
 if __name__ == "utils":  # as a part of another program (tools/package) it leaves these to that one
     logging.getLogger().setLevel(logging.WARNING)  # Paddle's import sets INFO: its notes on ports are no news for users
@@ -287,31 +287,3 @@ def open_logs(directory: Path) -> None:
             logger.addHandler(file)
             for record in held.records:
                 file.handle(record)
-
-
-@contextlib.contextmanager
-def written_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Opens a file that replaces ``path`` only when the body has ended well: whole or absent, never half."""
-    temporary = unfinished(path)
-    try:
-        with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_directory(path.parent)
-    except OSError as error:
-        error.filename = str(path)  # which a write's error doesn't name, and an opening's calls by its temporary name
-        raise
-    finally:
-        with contextlib.suppress(OSError):  # a disk that became read-only: the first error counts
-            temporary.unlink()
-
-
-def sync_directory(path: Path) -> None:
-    """Makes the names in a directory (a rename, say) survive a crash of the machine."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

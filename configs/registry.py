@@ -1,4 +1,4 @@
-"""What a configuration chooses by name: tasks, datasets, optimizers, schedules, losses, adapters, image operations.
+"""What a configuration chooses by name: tasks, datasets, optimizers, schedules, losses, adapters, operations, trackers.
 
     @schedules.register("poly")
     def poly(at: At, *, warmup_prefix: bool, power: Positive = 2.0) -> float:
@@ -120,6 +120,7 @@ schedules = Registry("schedules", "TRAIN.LR_SCHEDULER.NAME", "training")
 losses = Registry("losses", "TRAIN.LOSS", "training")
 tasks = Registry("tasks", "TASK", "training")
 adapters = Registry("adapters", "TRAIN.ADAPTER.NAME", "training", optional=True)
+trackers = Registry("trackers", "TRACKERS", "training", optional=True)
 KINDS = (tasks, datasets, optimizers, schedules, losses, adapters)
 
 

@@ -8,9 +8,9 @@ import resource
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from launch import streams
 
@@ -46,6 +46,34 @@ def unfinished(path: Path) -> Path:
     """Returns where this process writes a file or folder until it is whole: a hidden one beside it."""
     name = os.fsdecode(os.fsencode(path.name)[:200])  # a name has at most 255 bytes
     return path.with_name(f".{name}.{os.getpid()}")
+
+
+@contextlib.contextmanager
+def written_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
+    """Opens a file that replaces ``path`` only when the body has ended well: whole or absent, never half."""
+    temporary = unfinished(path)
+    try:
+        with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_directory(path.parent)
+    except OSError as error:
+        error.filename = str(path)  # which a write's error doesn't name, and an opening's calls by its temporary name
+        raise
+    finally:
+        with contextlib.suppress(OSError):  # a disk that became read-only: the first error counts
+            temporary.unlink()
+
+
+def sync_directory(path: Path) -> None:
+    """Makes the names in a directory (a rename, say) survive a crash of the machine."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def stop_by_removing(path: Path | None) -> None:

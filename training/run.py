@@ -24,6 +24,7 @@ from launch.progress import keep_native_errors
 from options import Configuration, given, notes
 from training.command_line import CHECKPOINT
 from training.curves import records
+from training.tracking import Tracking
 from utils import all_gather, get_loggers, num_cores, open_logs, rank, written_whole
 
 LOCK = ".lock"  # in a run's folder
@@ -53,6 +54,8 @@ class Run:
         # One process chooses, so that the clocks of several machines can't disagree about the name.
         self.folder = RunFolder(config) if rank() == 0 else None
         self._agree(self.folder.check if self.folder else None)
+        self.tracking = Tracking([] if config.EVAL else config.TRACKERS or [])
+        self._agree(self.tracking.uninstalled if self.folder else None)
         self.started, self.on_error = time.time(), config.SAVE_ON_ERROR
         self.bar = tqdm(disable=True)
         self.total, self.first, self.clock = 0, 0, 0.0  # steps in all, done at the beginning, and when that was
@@ -96,7 +99,11 @@ class Run:
         self.main.info(message)
 
     def start_bar(self, total: int, done: int) -> None:
-        """Shows a progress bar over ``total`` steps, on rank 0 and only on a terminal."""
+        """The steps begin, or go on with what metrics.jsonl has: from now on, on rank 0, trackers follow it, and a
+        terminal shows a progress bar over ``total`` steps.
+        """
+        if rank() == 0 and (problem := self.tracking.begin(self.directory)):
+            self.info(problem)
         self.total, self.first, self.clock = total, done, time.monotonic()
         hidden = rank() != 0 or not sys.stderr.isatty()
         self.bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, disable=hidden, smoothing=0.1)
@@ -201,6 +208,8 @@ class Run:
             return
         result |= {"seconds": round(time.time() - self.started, 1), "versions": versions()}
         self._write_json("result.json", result)
+        if problem := self.tracking.end():
+            self.info(problem)
         told = f"samples: {result['num_samples']}, time: {result['seconds']} s, run: {self.directory}"
         self.info(f"summary: {shown}, {told}")
         self.info("files: " + ", ".join(name for name in FILES if (self.directory / name).exists()))

@@ -1,0 +1,308 @@
+"""A sweep's file, its points, its folder and its table."""
+
+import csv
+import importlib.util
+import json
+import math
+import multiprocessing
+import os
+import re
+import textwrap
+
+import numpy as np
+import pytest
+import yaml
+from documents import snippets
+from PIL import Image
+from programs import ROOT
+
+from errors import InputError
+from launch import side_by_side
+from tools.sweep import Session, main
+from training.sweeps import results
+from training.sweeps.points import check, edges, metric_of, planned, read_sweep, suggested
+
+COMMAND = "python main_single_gpu.py -cfg=vit_digits -o TRAIN.NUM_EPOCHS 2 TRAIN.WARMUP_EPOCHS 0"
+KEYS = {"TRAIN.BASE_LR": ["1e-4", 0.001], "TRAIN.GRAD_CLIP": [None, 1.0], "TRAIN.OPTIMIZER.BETAS": [[0.9, 0.99]]}
+DRAWN = {"TRAIN.BASE_LR": {"log_uniform": ["1e-5", "1e-1"]}, "TRAIN.WEIGHT_DECAY": {"uniform": [0, 0.5]}}
+
+
+def sweep_of(folder, **content):
+    file = folder / "sweep.yaml"
+    own = {"command": COMMAND, "keys": KEYS, "output": str(folder / "swept")} | content
+    file.write_text(yaml.safe_dump({key: value for key, value in own.items() if value is not None}, sort_keys=False))
+    return read_sweep(file)
+
+
+# ------------------------------------------------------------------- points
+
+
+def test_a_grid_has_every_combination_in_the_order_of_the_file(tmp_path):
+    sweep = sweep_of(tmp_path)
+    rates, clips = ("1e-4", "0.001"), ("None", "1.0")
+    expected = [(rate, clip, "[0.9, 0.99]") for rate in rates for clip in clips]
+    assert [tuple(point.values()) for point in planned(sweep)] == expected
+    config = check(sweep, planned(sweep)[::-1])
+    assert (config.TRAIN.BASE_LR, config.TRAIN.GRAD_CLIP, config.TRAIN.OPTIMIZER.BETAS) == (0.001, 1.0, [0.9, 0.99])
+    assert config.TRAIN.NUM_EPOCHS == 2
+    assert str(tmp_path / "swept" / "0") == config.OUTPUT
+
+
+def test_random_points_are_of_their_distributions_and_the_first_ones_of_any_number(tmp_path):
+    drawn = DRAWN | {"TRAIN.SMOOTHING": {"choice": [0, 0.1, 0.2, 0.3]}}
+    few, many = (planned(sweep_of(tmp_path, keys=drawn, method="random", runs=runs)) for runs in (5, 2000))
+    assert many[:5] == few
+    assert planned(sweep_of(tmp_path, keys=drawn, method="random", runs=5, seed=1)) != few
+    rates, decays = (np.array([float(point[key]) for point in many]) for key in DRAWN)
+    share = (np.log10(np.sort(rates)) + 5) / 4  # uniform in 0..1: Kolmogorov and Smirnov's bound for 1 in 1,000
+    for shares in (share, np.sort(decays) / 0.5):
+        assert np.abs(shares - (np.arange(2000) + 0.5) / 2000).max() < 1.95 / math.sqrt(2000)
+    counts = np.unique([point["TRAIN.SMOOTHING"] for point in many], return_counts=True)
+    assert counts[0].tolist() == ["0", "0.1", "0.2", "0.3"]
+    assert counts[1].min() > 400
+    assert abs(np.corrcoef(np.log(rates), decays)[0, 1]) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"method_": "x"}, "a key is 'method_', expected one of .*; did you mean method?"),
+        ({"command": None}, "has no command"),
+        ({"keys": {}}, "has no keys"),
+        ({"runs": "5"}, "runs is '5', expected int"),
+        ({"command": "rm -rf /"}, "command begins with 'rm', expected main_single_gpu.py or main_multi_gpu.py"),
+        ({"command": "main_single_gpu.py 'x"}, "command can't be read"),
+        ({"command": f"{COMMAND} --resume=auto"}, "command has --resume=auto, which the sweep gives"),
+        ({"method": "bayes"}, "method is 'bayes', expected one of grid, random, optuna"),
+        ({"method": "random"}, "runs is missing"),
+        ({"runs": 3}, "a grid has its runs; leave runs out"),
+        ({"keys": DRAWN}, "TRAIN.BASE_LR is an interval, of which method grid has no values"),
+        ({"keys": {"OUTPUT": ["a"]}}, "OUTPUT is the sweep's own"),
+        ({"keys": {"TRAIN.BASE_LR": 0.1}}, "TRAIN.BASE_LR is 0.1, expected a list of values"),
+        ({"keys": {"TRAIN.BASE_LR": {"loguniform": [1, 2]}}}, "from is 'loguniform', .*; did you mean log_uniform?"),
+        ({"keys": {"TRAIN.BASE_LR": {"log_uniform": [0, 2]}}}, "expected two numbers, the lower one first, above 0"),
+        ({"keys": {"TRAIN.BASE_LR": {"uniform": [2, 1]}}}, "expected two numbers, the lower one first"),
+        ({"keys": {"TRAIN.BASE_LR": {"uniform": ["a", 1]}}}, "expected two numbers, the lower one first"),
+        ({"seeds": [0, 0]}, r"seeds is \[0, 0\], expected whole numbers, each once"),
+        ({"devices": 2}, "devices is 2, but main_single_gpu.py takes one; take main_multi_gpu.py"),
+        ({"side_by_side": 0}, "side_by_side is 0, expected 1 to 10000"),
+        ({"keys": {f"K{n}": list(range(10)) for n in range(5)}}, "runs is 100000, expected 1 to 10000"),
+    ],
+)
+def test_what_a_file_may_not_say_is_named(content, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        sweep_of(tmp_path, **content)
+
+
+def test_every_configuration_is_read_before_the_first_run(tmp_path, monkeypatch):
+    rates = {"TRAIN.BASE_LR": [0.001] * 9 + ["1e-4x"]}
+    for keys, message in (
+        (rates, "the run of TRAIN.BASE_LR=1e-4x: command line: TRAIN.BASE_LR takes float, found '1e-4x'"),
+        ({"TRAIN.BAS_LR": [1]}, "the run of TRAIN.BAS_LR=1: .*did you mean TRAIN.BASE_LR?"),
+        ({"TRAIN.LR_SCHEDULER.POWER": [1.0, 2.0]}, "the run of TRAIN.LR_SCHEDULER.POWER=1.0: "),
+    ):
+        sweep_of(tmp_path, keys=keys)
+        monkeypatch.setattr("sys.argv", ["sweep.py", str(tmp_path / "sweep.yaml")])
+        with pytest.raises(InputError, match=message):
+            main()
+    drawn = sweep_of(tmp_path, keys={"TRAIN.SMOOTHING": {"uniform": [0, 3]}}, method="random", runs=1)
+    with pytest.raises(InputError, match="TRAIN.SMOOTHING=3"):
+        check(drawn, edges(drawn))
+    assert os.listdir(tmp_path) == ["sweep.yaml"]
+
+
+def test_the_metric_is_the_runs_own_or_one_of_its_task(tmp_path):
+    def metric(**content):
+        sweep = sweep_of(tmp_path, **content)
+        return metric_of(sweep, check(sweep, planned(sweep)))
+
+    averaged = f"{COMMAND} TRAIN.MODEL_EMA True BEST_METRIC loss"
+    assert (metric(), metric(command=averaged), metric(metric="acc5")) == ("acc1", "loss", "acc5")
+    assert metric(command=averaged, metric="ema/acc5") == "ema/acc5"
+    for name, message in (("ema/acc1", "TRAIN.MODEL_EMA is False"), ("mAP", "metric is 'mAP', expected one of acc1")):
+        with pytest.raises(InputError, match=message):
+            metric(metric=name)
+
+
+def test_the_commands_are_printed_and_nothing_is_done(tmp_path, monkeypatch, capsys):
+    sweep_of(tmp_path, keys={"TRAIN.BASE_LR": ["1e-4"]}, seeds=[0, 7], side_by_side=1)
+    monkeypatch.setattr("sys.argv", ["sweep.py", str(tmp_path / "sweep.yaml"), "-n"])
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert main() == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("OMP_NUM_THREADS=3 ")
+    flags = "-cfg=vit_digits -o TRAIN.NUM_EPOCHS 2 TRAIN.WARMUP_EPOCHS 0"
+    where = f"-output={tmp_path}/swept/0000_seed"
+    assert first.endswith(f"main_single_gpu.py {flags} {where}0 -resume=auto -o TRAIN.BASE_LR=1e-4 SEED=0")
+    assert second.endswith(f"{where}7 -resume=auto -o TRAIN.BASE_LR=1e-4 SEED=7")
+    assert os.listdir(tmp_path) == ["sweep.yaml"]
+
+
+@pytest.mark.parametrize("page", ["docs/own_data.md", "tools/sweep.py"])
+def test_the_files_that_are_shown_are_sweeps(page, tmp_path):
+    text = (ROOT / page).read_text()
+    [shown] = re.findall(r"^( *)(command: .*?)(?=\n\S|```|\n\n)", text, re.M | re.S) if page[0] == "t" else [
+        ("", block) for block in snippets(page, "yaml") if block.startswith("command:")
+    ]  # fmt: skip
+    (tmp_path / "rates.yaml").write_text(textwrap.dedent("".join(shown)))
+    sweep = read_sweep(tmp_path / "rates.yaml")
+    assert len(planned(sweep)) == 4
+    assert metric_of(sweep, check(sweep, planned(sweep))) == "acc1"
+    assert str(sweep.output) == "output/rates"
+
+
+# ------------------------------------------------------------ a sweep's folder
+
+
+def finish(sweep, name, value):
+    """Leaves what a run leaves."""
+    (sweep.output / name).mkdir(parents=True, exist_ok=True)
+    result = {"best": {"acc1": value, "loss": 1.0, "epoch": 3}, "acc1": 0.0}
+    (sweep.output / name / "result.json").write_text(json.dumps(result))
+
+
+def session_of(sweep, monkeypatch, dies_after=10**9, fails=()):
+    """A session whose runs take no time: acc1 is a function of the point. It dies after so many."""
+
+    def run(commands, places, ended, keep):
+        for command in commands:
+            if len(ran) == dies_after:
+                raise KeyboardInterrupt
+            ran.append(command.name)
+            point = dict(word.split("=", 1) for word in command.words[command.words.index("-resume=auto") + 2 :])
+            failed = command.name in fails
+            if not failed:
+                finish(sweep, command.name, 90 - (math.log10(float(point["TRAIN.BASE_LR"])) + 3) ** 2)
+            command.printed.write_text("one\nerror: two\n\n")
+            ended(command.name, 1 if failed else 0)
+        return 0
+
+    ran = []
+    monkeypatch.setattr(side_by_side, "run", run)
+    plan = [] if sweep.method == "optuna" else planned(sweep)
+    session = Session(sweep, results.recorded(sweep, plan), "acc1", [{}, {}])
+    return session, ran
+
+
+def test_what_is_done_is_not_repeated_and_what_failed_is(tmp_path, monkeypatch, capsys):
+    sweep = sweep_of(tmp_path, keys={"TRAIN.BASE_LR": [0.1, 0.01, 0.001]}, seeds=[0, 1])
+    lock = results.lock(sweep.output)
+    session, ran = session_of(sweep, monkeypatch, fails=["0001_seed0"])
+    assert session.run(lock) == 0
+    assert ran == [f"000{point}_seed{seed}" for point in range(3) for seed in (0, 1)]
+    assert "0001_seed0 TRAIN.BASE_LR=0.01: ended with status 1: error: two" in capsys.readouterr().out
+    rows = session.rows()
+    assert [row.told() for row in rows] == ["done", "done", "ended with status 1", "done", "done", "done"]
+    assert [row.outcome.value for row in rows if row.outcome] == [86, 86, 89, 90, 90]
+    again, ran = session_of(sweep, monkeypatch)
+    again.run(lock)
+    assert ran == ["0001_seed0"]
+    os.close(lock)
+
+
+def test_the_table_has_means_and_deviations_and_the_best(tmp_path):
+    sweep = sweep_of(tmp_path, keys={"TRAIN.BASE_LR": [0.1, 0.01], "TRAIN.LOSS": ["auto"]}, seeds=[0, 1, 2])
+    for name, value in {"0000_seed0": 50.0, "0000_seed1": 60.0, "0001_seed0": 52.0}.items():
+        finish(sweep, name, value)
+    rows = results.rows(sweep, planned(sweep), "acc1", {"0001_seed2": -9})
+    assert results.table(rows, sweep, "acc1").splitlines() == [
+        "run   TRAIN.BASE_LR  TRAIN.LOSS  acc1              epoch  status",
+        "0000  0.1            auto        55.0000 ± 7.0711  3,3    0000_seed2 not run",
+        "0001  0.01           auto        52.0000           3      0001_seed1 not run; 0001_seed2 was killed by SIGKILL"
+        " (is memory short?)",
+    ]
+    assert results.best(rows, sweep, "acc1")[0].name == "0000_seed0"
+    losses = results.rows(sweep, planned(sweep), "loss", {})
+    assert results.best(losses, sweep, "loss")[0].outcome.value == 1.0
+    results.write(rows, sweep, "acc1")
+    read = list(csv.DictReader((sweep.output / "sweep.csv").read_text().splitlines()))
+    assert [(row["run"], row["SEED"], row["acc1"]) for row in read][:3] == [
+        ("0000_seed0", "0", "50.0"), ("0000_seed1", "1", "60.0"), ("0000_seed2", "2", ""),
+    ]  # fmt: skip
+    with Image.open(sweep.output / "sweep.png") as picture:
+        assert picture.width == 960
+
+
+def test_a_folder_is_of_one_file_which_may_become_longer(tmp_path):
+    sweep = sweep_of(tmp_path, keys={"TRAIN.BASE_LR": [0.1, 0.01]})
+    sweep.output.mkdir()
+    results.record(sweep, planned(sweep))
+    longer = sweep_of(tmp_path, keys={"TRAIN.BASE_LR": [0.1, 0.01, 0.001]}, side_by_side=2, metric="acc5")
+    assert results.recorded(longer, planned(longer)) == planned(sweep)
+    for content, message in (
+        ({"keys": {"TRAIN.BASE_LR": [0.2, 0.01]}}, "is of a sweep with other keys; give another output"),
+        ({"command": f"{COMMAND} SEED 3", "keys": {"TRAIN.BASE_LR": [0.1, 0.01]}}, "with other command"),
+    ):
+        other = sweep_of(tmp_path, **content)
+        with pytest.raises(InputError, match=message):
+            results.recorded(other, planned(other))
+    for text in ("[]", "{", '{"points": 3}', '{"points": [{"a": 1}], "of": {}}', '{"points": []}'):
+        (sweep.output / "sweep.json").write_text(text)
+        with pytest.raises(InputError, match="sweep.json: "):
+            results.recorded(sweep, planned(sweep))
+    for text in ("{}", '{"best": 3}', '{"best": {"acc1": [], "epoch": 1}}', "\0"):
+        (sweep.output / "0000").mkdir(exist_ok=True)
+        (sweep.output / "0000" / "result.json").write_text(text)
+        with pytest.raises(InputError, match="result.json: can't be read as a run's result .*; remove it"):
+            results.outcome(sweep, "0000", "acc1")
+
+
+def locked_elsewhere(output, queue):
+    try:
+        queue.put(results.lock(output))
+    except InputError as error:
+        queue.put(str(error))
+
+
+def test_two_sweeps_in_one_folder_are_refused(tmp_path, monkeypatch):
+    context = multiprocessing.get_context("fork")
+    queue, output = context.SimpleQueue(), tmp_path / "swept"
+    lock = results.lock(output)
+    assert (output / ".lock").read_text() == str(os.getpid())
+
+    def elsewhere():
+        process = context.Process(target=locked_elsewhere, args=(output, queue))
+        process.start()
+        process.join(20)
+        return queue.get()
+
+    assert (
+        elsewhere()
+        == f"{output}: another sweep writes there (process {os.getpid()}); wait for it, or give another output"
+    )
+    monkeypatch.setattr(results, "LEFT", 0.3)
+    (output / ".lock").write_text("99999999")  # of a sweep that was killed; what it started saves yet
+    assert "another sweep writes there (process 99999999)" in elsewhere()
+    os.close(lock)
+    assert isinstance(elsewhere(), int)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter").touch()
+    with pytest.raises(InputError, match="mine holds letter and no sweep; give another output"):
+        results.lock(tmp_path / "mine")
+
+
+# ------------------------------------------------------------------- Optuna
+
+
+def test_optunas_points_are_the_same_whenever_it_is_killed(tmp_path, monkeypatch):
+    if not importlib.util.find_spec("optuna"):
+        pytest.skip("optuna isn't installed (requirements-sweep.txt)")
+    keys = DRAWN | {"TRAIN.SMOOTHING": [0, 0.1]}
+    whole, found = {"keys": keys, "method": "optuna", "runs": 30}, []
+    for deaths in ((), (1, 4, 0, 7)):
+        sweep = sweep_of(tmp_path, **whole, output=str(tmp_path / f"swept{len(deaths)}"))
+        lock = results.lock(sweep.output)
+        for death in deaths:
+            session, _ = session_of(sweep, monkeypatch, dies_after=death)
+            with pytest.raises(KeyboardInterrupt):
+                session.run(lock)
+        session, _ = session_of(sweep, monkeypatch)
+        session.run(lock)
+        os.close(lock)
+        found.append(session.points)
+    assert found[0] == found[1]
+    rates = [math.log10(float(point["TRAIN.BASE_LR"])) for point in found[0]]
+    assert len(rates) == 30
+    assert np.abs(np.array(rates[-10:]) + 3).mean() < 0.7 * np.abs(np.array(rates[:10]) + 3).mean()  # it learns
+    failed = suggested(sweep, found[0][:12], [None] * 12, 2)  # where nothing is known, it draws
+    assert len(failed) == 2

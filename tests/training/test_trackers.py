@@ -1,0 +1,343 @@
+"""Trackers show what metrics.jsonl has, also after a resume, and whatever becomes of one, the run goes on."""
+
+import importlib.util
+import json
+import os
+import struct
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+from programs import ROOT, assert_none_left
+from ranks import run_ranks
+from runs import refused, train
+
+from config import get_config
+from configs.registry import trackers
+from errors import InputError
+from options import meant_by
+from training import tracking
+from training.records import Tracker, final_numbers
+from training.tracking import Follower, Tracking
+
+CONFIG = {"MODEL": {"NAME": "vit", "DEPTH": 2}, "TRAIN": {"BASE_LR": 0.1, "BETAS": [0.9, 0.99], "EMA": True}}
+RESULT = {
+    "acc1": 75.0,
+    "weights": "file",
+    "class_acc": [1.0],
+    "best": {"epoch": 2, "acc1": 75.5},
+    "config": {"SEED": 1},
+}
+RESULT |= {"ema": {"acc1": 71.0, "best": {"epoch": 1, "acc1": 71.25}}, "versions": {"numpy": "2"}}
+FINAL = {
+    "acc1": 75.0,
+    "best/epoch": 2,
+    "best/acc1": 75.5,
+    "ema/acc1": 71.0,
+    "ema/best/epoch": 1,
+    "ema/best/acc1": 71.25,
+}
+
+
+def records(steps, odd=0.0, epoch=1):
+    lines = [
+        {"split": "train", "step": step, "epoch": epoch, "lr": 0.1 / step, "loss": 2.0 / step + odd} for step in steps
+    ]
+    for split in ("val", "ema"):
+        lines.append(
+            {"split": split, "step": steps[-1], "epoch": epoch, "acc1": 70.125 + len(split), "loss": 1.5 + odd}
+        )
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def shown_by(text):
+    """{(tag, step): value} of lines of metrics.jsonl."""
+    found = {}
+    for record in map(json.loads, text.splitlines()):
+        split, step = record.pop("split"), record.pop("step")
+        found |= {(f"{split}/{key}", step): value for key, value in record.items()}
+    return found
+
+
+# ------------------------------------------------- what each tracker's files say: values, hyper-parameters, results
+
+
+def of_tensorboard(file):
+    """Yields the payloads of a file of TFRecords: a length and its checksum, the payload and its checksum."""
+    data, place = file.read_bytes(), 0
+    while place < len(data):
+        (size,) = struct.unpack_from("<Q", data, place)
+        yield data[place + 12 : place + 12 + size]
+        place += 16 + size
+
+
+def of_wandb(file):
+    """Yields the payloads of LevelDB's log, whose blocks are of 32 KiB, after a head of 7 bytes."""
+    data, place, part = file.read_bytes(), 7, b""
+    while place < len(data):
+        if (left := 32768 - place % 32768) < 7:
+            place += left
+            continue
+        size, kind = struct.unpack_from("<4xHB", data, place)
+        part += data[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # whole, or its last part
+            yield part
+            part = b""
+
+
+def apart(values):
+    """The results among values by (tag, step), and the others."""
+    results = {tag.removeprefix("result/"): value for (tag, _), value in values.items() if tag.startswith("result/")}
+    return {key: value for key, value in values.items() if not key[0].startswith("result/")}, results
+
+
+def read_tensorboard(folder):
+    from tensorboardX.proto import event_pb2, plugin_hparams_pb2
+
+    values, parameters = {}, {}
+    [file] = folder.iterdir()
+    for payload in of_tensorboard(file):
+        for value in event_pb2.Event.FromString(payload).summary.value:
+            if value.WhichOneof("value") == "simple_value":
+                key = value.tag, event_pb2.Event.FromString(payload).step
+                assert key not in values
+                values[key] = value.simple_value
+            elif value.tag == "_hparams_/session_start_info":
+                content = plugin_hparams_pb2.HParamsPluginData.FromString(value.metadata.plugin_data.content)
+                for name, one in content.session_start_info.hparams.items():
+                    parameters[name] = getattr(one, one.WhichOneof("kind"))
+    shown, results = apart(values)
+    return shown, parameters, results
+
+
+def read_visualdl(folder):
+    from visualdl.proto.record_pb2 import Record
+    from visualdl.reader.record_reader import RecordReader
+
+    values, parameters = {}, {}
+    [file] = folder.iterdir()
+    for payload in RecordReader(str(file)).get_all():
+        for value in Record.FromString(payload).values:
+            if value.WhichOneof("one_value") == "value":
+                assert (value.tag, value.id) not in values
+                values[value.tag, value.id] = value.value
+            elif value.WhichOneof("one_value") == "hparam":
+                for one in value.hparam.hparamInfos:
+                    parameters[one.name] = getattr(one, one.WhichOneof("type"))
+    shown, results = apart(values)
+    return shown, parameters, results
+
+
+def read_wandb(folder):
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    values, parameters, results = {}, {}, {}
+    [run] = [entry for entry in folder.iterdir() if entry.name.startswith("offline-run-")]
+    for payload in of_wandb(next(run.glob("*.wandb"))):
+        record = Record.FromString(payload)
+        if record.WhichOneof("record_type") == "run":
+            parameters |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+        elif record.WhichOneof("record_type") == "history":
+            row = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+            for name in (name for name in row if "/" in name):
+                assert (name, row["step"]) not in values
+                values[name, row["step"]] = row[name]
+        elif record.WhichOneof("record_type") == "summary":
+            named = {item.key: json.loads(item.value_json) for item in record.summary.update}
+            results |= {name[7:]: value for name, value in named.items() if name.startswith("result/")}
+    return values, parameters, results
+
+
+def read_mlflow(folder):
+    values, parameters = {}, {}
+    [experiment] = [entry for entry in folder.iterdir() if entry.name not in (".trash", "models", "0")]
+    [run] = [entry for entry in experiment.iterdir() if (entry / "metrics").is_dir()]
+    for file in (entry for entry in (run / "metrics").rglob("*") if entry.is_file()):
+        for line in file.read_text().splitlines():
+            _, value, step = line.split()[:3]
+            key = str(file.relative_to(run / "metrics")), int(step)
+            assert key not in values
+            values[key] = float(value)
+    for file in (run / "params").iterdir():
+        parameters[file.name] = file.read_text()
+    assert yaml.safe_load((run / "meta.yaml").read_text())["status"] == 3  # finished
+    shown, results = apart(values)
+    return shown, parameters, results
+
+
+READERS = {"visualdl": read_visualdl, "tensorboard": read_tensorboard, "wandb": read_wandb, "mlflow": read_mlflow}
+PARAMETERS = {"MODEL.NAME": "vit", "MODEL.DEPTH": 2, "TRAIN.BASE_LR": 0.1, "TRAIN.BETAS": "[0.9, 0.99]"}
+
+
+def installed(name):
+    if not importlib.util.find_spec(package := trackers.components[name].given["package"]):
+        pytest.skip(f"{package} isn't installed (requirements-trackers.txt)")
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_tracker_shows_the_records_that_a_resume_leaves_and_the_result(name, tmp_path):
+    installed(name)
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(yaml.safe_dump(CONFIG | {"GIVEN": {"MODEL.NAME": [0, "-o"]}}))
+    (run / "metrics.jsonl").write_text(records([1, 2, 3, 4], odd=9.0))
+    first = Tracking([name])
+    assert first.begin(run) == ""
+    (run / "metrics.jsonl").write_text(records([1, 2]))  # rewound: another file, as the run's own is
+    first.process.stdin.close()  # it was killed
+    time.sleep(0.05)
+    second = Tracking([name])
+    assert second.begin(run) == ""
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write(records([4, 6]) + '{"split": "tr')
+    (run / "result.json").write_text(json.dumps(RESULT))
+    assert second.end() == ""
+    assert first.process.wait(30) == 0
+    values, parameters, results = READERS[name](run / name)
+    expected = shown_by(records([1, 2]) + records([4, 6]))
+    assert values == pytest.approx(expected, rel=1e-6)
+    assert results == pytest.approx(FINAL, rel=1e-6)
+    if name == "wandb":
+        assert CONFIG.items() <= parameters.items()
+    else:
+        shown = {key: str(value) if name == "mlflow" else value for key, value in PARAMETERS.items()}
+        assert {key: parameters[key] for key in shown} == pytest.approx(shown)
+        assert parameters["TRAIN.EMA"] == "True"
+        assert parameters.keys() == PARAMETERS.keys() | {"TRAIN.EMA"}
+    assert (run / tracking.LOG).read_text() == "" or name in ("wandb", "mlflow")
+
+
+def test_the_numbers_of_a_result_are_named_by_where_they_are():
+    assert final_numbers(RESULT) == FINAL
+
+
+@pytest.mark.smoke
+def test_a_run_of_two_ranks_that_goes_on_has_each_step_once(tmp_path, tiny):
+    installed("tensorboard")
+    options = [
+        *tiny,
+        "DATA.BATCH_SIZE",
+        "4",
+        "REPORT_FREQ",
+        "1",
+        "TRAIN.MODEL_EMA",
+        "True",
+        "TRACKERS",
+        "[tensorboard]",
+    ]
+    options += ["TRAIN.LR_SCHEDULER.NAME", "constant"]
+    run_ranks(train, options, str(tmp_path), 32)
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write(records([5, 6], epoch=2))  # what came after the checkpoint
+    named = ("TRAIN.NUM_EPOCHS", "2")
+    run_ranks(train, [*options, "MODEL.RESUME", "auto"], str(tmp_path), 32, named)
+    values, parameters, results = read_tensorboard(tmp_path / "tensorboard")
+    expected = shown_by((tmp_path / "metrics.jsonl").read_text())
+    assert {step for tag, step in expected if tag == "train/loss"} == set(range(1, 9))
+    assert {tag.partition("/")[0] for tag, _ in values} == {"train", "val", "ema"}
+    assert values == pytest.approx(expected, rel=1e-6, nan_ok=True)
+    assert parameters["TRAIN.NUM_EPOCHS"] == 2
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert results["acc1"] == pytest.approx(result["acc1"])
+    assert "TRACKERS" not in (tmp_path / "log.txt").read_text().split("run: ")[1]
+
+
+# ------------------------------------------------------------------ none stops a run
+
+
+class Odd(Tracker):
+    """Fails at its third record."""
+
+    def __init__(self, folder, config):
+        self.folder, self.steps = folder, []
+
+    def add(self, split, step, values):
+        self.steps.append((split, step))
+        if self.folder.name == "odd" and len(self.steps) == 3:
+            raise ConnectionError("no\nroute")
+
+    def end(self, final):
+        (self.folder / "end").write_text(json.dumps([self.steps, final]))
+
+
+def test_a_tracker_that_raises_is_off_and_the_others_go_on(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(trackers, "registered", dict.fromkeys(("odd", "even"), (Odd, {})))
+    (tmp_path / "config.yaml").write_text("{SEED: 1}")
+    said = []
+    follower = Follower(tmp_path, ["odd", "even"], said.append)
+    follower.follow()  # no record yet
+    (tmp_path / "metrics.jsonl").write_text(records([1, 2]) + "[1]\n{}\nno json\n" + records([3]))
+    follower.follow()
+    follower.end(False)
+    assert said == ["TRACKERS: odd is off (ConnectionError: no route); the run goes on"]
+    assert "ConnectionError" in capfd.readouterr().err
+    assert not (tmp_path / "odd" / "end").exists()
+    steps = [["train", 1], ["train", 2], ["val", 2], ["ema", 2], ["train", 3], ["val", 3], ["ema", 3]]
+    assert json.loads((tmp_path / "even" / "end").read_text()) == [steps, {}]
+
+
+def test_trackers_that_hang_crash_or_cannot_be_started_are_told_and_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(tracking, "PATIENCE", 0.3)
+    real = subprocess.Popen
+    for code, told in (
+        ("import time; time.sleep(99)", "TRACKERS: not done 0.3 s after the run's end, and ended"),
+        ("import os; os.kill(os.getpid(), 11)", "TRACKERS: their process was killed by SIGSEGV"),
+        ("raise SystemExit(3)", "TRACKERS: their process ended with status 3"),
+    ):
+        started = lambda words, code=code, **how: real([sys.executable, "-S", "-c", code], **how)  # noqa: E731
+        monkeypatch.setattr(subprocess, "Popen", started)
+        held = Tracking(["tensorboard"])
+        assert held.begin(tmp_path) == ""
+        if "sleep" not in code:
+            held.process.wait(10)
+        assert held.end().startswith(told)
+        assert_none_left([held.process.pid])
+
+    def failed(*_, **__):
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", failed)
+    held = Tracking(["tensorboard"])
+    assert held.begin(tmp_path) == "TRACKERS: not started (Resource temporarily unavailable); the run goes on without"
+    assert held.end() == Tracking([]).begin(tmp_path) == Tracking([]).end() == ""
+
+
+def test_what_is_not_installed_ends_the_start_in_a_line(tmp_path, tiny, monkeypatch):
+    monkeypatch.setattr(tracking, "_found", lambda package: package == "wandb")
+    options = [*tiny, "TRACKERS", "[wandb,mlflow,tensorboard]"]
+    line = "TRACKERS: mlflow needs mlflow, tensorboard needs tensorboardX, which isn't installed; pip install -r "
+    refused(f"{line}requirements-trackers.txt, or leave it out of TRACKERS", options, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_of_a_trackers_name_is_no_package(tmp_path, monkeypatch):
+    (tmp_path / "aim").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert importlib.util.find_spec("aim") is not None
+    assert not tracking._found("aim")
+    assert tracking._found("yaml")
+
+
+def test_trackers_are_chosen_by_names_that_are_there():
+    assert get_config(None, ["TRACKERS", "[tensorboard,mlflow]"]).TRACKERS == ["tensorboard", "mlflow"]
+    assert get_config(None, ["TRACKERS", "wandb"]).TRACKERS == ["wandb"]
+    for options, message in (
+        (["TRACKERS", "[tensorbord]"], "TRACKERS is 'tensorbord', expected one of .*; did you mean tensorboard?"),
+        (["TRACKERS", "[wandb,wandb]"], "TRACKERS is .*, expected each once"),
+        (["TRACKERS", "[wandb]", "EVAL", "True"], "TRACKERS"),
+    ):
+        with pytest.raises(InputError, match=message):
+            get_config(None, options)
+    assert meant_by("log-wandb", []) == "TRACKERS [wandb]"
+    assert meant_by("Global.use_visualdl", []) == "TRACKERS [visualdl]"
+
+
+def test_neither_a_run_nor_the_process_beside_it_imports_what_it_does_not_use():
+    code = "import sys, training.tracking, training.records; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=dict(os.environ))
+    heavy = {"paddle", "torch", "tensorflow", "wandb", "mlflow", "visualdl", "tensorboardX", "matplotlib"}
+    assert not heavy & set(done.stdout.split())
+    assert "training.tracking" in done.stdout

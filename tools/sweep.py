@@ -1,0 +1,131 @@
+"""Trains once for each point of a YAML file of keys and values, side by side on the devices there are.
+
+    python tools/sweep.py FILE [-n]
+
+FILE, for example, with four runs:
+
+    command: main_single_gpu.py -cfg=vit_digits -o TRAIN.NUM_EPOCHS 20
+    keys:
+      TRAIN.BASE_LR: [3e-4, 1e-3, 3e-3, 1e-2]
+
+docs/own_data.md lists its other keys: random draws, Optuna, seeds, runs side by side. The configuration of every point
+is read before the first run starts. The same command again goes on: a run that is done isn't repeated, one that was
+killed or failed goes on from its checkpoint. The sweep's folder gets a folder and a file of what was printed for each
+run, sweep.csv and sweep.png. -n (--dry-run) prints the commands that would run.
+
+Exit status: 0 where all runs are done; 1 where one failed; 2 for a wrong file; 130 and 143 after SIGINT and SIGTERM,
+which the runs get, too: they save.
+"""
+
+import argparse
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+
+import launch.startup  # noqa: E402  (streams)
+from errors import InputError, reported  # noqa: E402
+
+# isort: split
+from launch import side_by_side  # noqa: E402
+from launch.side_by_side import Command  # noqa: E402
+from training.sweeps import results  # noqa: E402
+from training.sweeps.points import Point, Sweep, check, edges, metric_of, planned, read_sweep, suggested  # noqa: E402
+
+
+class Session:
+    """This call of the tool: what of a sweep it finds done, and does.
+
+    Args:
+        places: the environments of commands that run at a time.
+    """
+
+    def __init__(self, sweep: Sweep, points: list[Point], metric: str, places: list[dict[str, str]]) -> None:
+        self.sweep, self.points, self.metric, self.places = sweep, points, metric, places
+        self.statuses: dict[str, int] = {}  # of the runs that ended within it
+
+    def rows(self) -> list[results.Row]:
+        """Returns a row for each run so far."""
+        return results.rows(self.sweep, self.points, self.metric, self.statuses)
+
+    def commands(self) -> list[Command]:
+        """Returns the commands of the runs that aren't done, nor failed within this call."""
+        todo = [row for row in self.rows() if not row.outcome and row.status is None]
+        return [
+            Command(row.name, self.sweep.command(row.name, row.point, row.seed), self.sweep.output / f"{row.name}.txt")
+            for row in todo
+        ]
+
+    def next_points(self) -> list[Point]:
+        """Returns the points that come next: all that are left, or as many of Optuna's as run at a time."""
+        if self.sweep.method != "optuna":
+            return planned(self.sweep)[len(self.points) :]
+        sign = -1 if self.metric.endswith("loss") else 1
+        means = [results.mean(runs) for runs in results.by_point(self.rows(), self.sweep)]
+        count = min(len(self.places), self.sweep.runs - len(self.points))
+        return suggested(self.sweep, self.points, [mean and sign * mean for mean in means], count)
+
+    def ended(self, name: str, status: int) -> None:
+        """Tells what a run gave."""
+        self.statuses[name] = status
+        [row] = [row for row in self.rows() if row.name == name]
+        values = " ".join(f"{key}={value}" for key, value in row.point.items())
+        told = f"{self.metric}: {row.outcome.value:.4f}" if row.outcome else row.told()
+        why = "" if row.outcome else f": {results.last_line(self.sweep.output / f'{name}.txt')}"
+        print(f"{name} {values}: {told}{why}", flush=True)
+
+    def run(self, lock: int) -> int:
+        """Runs what isn't done; returns the signal that asked to stop, or 0."""
+        while True:
+            if commands := self.commands():
+                if stop := side_by_side.run(commands, self.places, self.ended, [lock]):
+                    return stop
+            elif new := self.next_points():
+                check(self.sweep, new)
+                self.points += new
+                results.record(self.sweep, self.points)
+            else:
+                return 0
+
+
+def main() -> int:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
+    parser.add_argument("file", metavar="FILE", type=Path)
+    parser.add_argument("-n", "-dry-run", "--dry-run", dest="dry", action="store_true", help="print the commands")
+    arguments = parser.parse_args()
+    launch.startup.stop_at_once()
+    sweep = read_sweep(arguments.file)
+    plan = [] if sweep.method == "optuna" else planned(sweep)
+    metric = metric_of(sweep, check(sweep, plan or edges(sweep)))
+    places = side_by_side.places(sweep.processes, sweep.side_by_side)
+    if not places:
+        raise InputError(f"{arguments.file}: devices is {sweep.processes}, more than the GPUs that are visible")
+    lock = None if arguments.dry else results.lock(sweep.output)
+    session = Session(sweep, results.recorded(sweep, plan), metric, places)
+    if lock is None:
+        session.points += session.next_points()
+        for command in session.commands():
+            print(shlex.join([*(f"{name}={value}" for name, value in places[0].items()), *command.words]))
+        return 0
+    done = sum(row.outcome is not None for row in session.rows())
+    shared = ", ".join(f"{name}={value}" for name, value in places[0].items())
+    print(f"{sweep.output}: {done} runs are done; {len(places)} side by side ({shared} ...)", flush=True)
+    stop = session.run(lock)
+    rows = session.rows()
+    results.write(rows, sweep, metric)
+    print(results.table(rows, sweep, metric))
+    if best := results.best(rows, sweep, metric):
+        print(f"best {metric}: {best[0].name}; {sweep.output}/sweep.csv, sweep.png")
+    if stop:
+        print(f"stopped by {signal.Signals(stop).name}; the same command goes on", file=sys.stderr, flush=True)
+        return 128 + stop
+    return int(any(row.outcome is None for row in rows))
+
+
+if __name__ == "__main__":
+    with reported():
+        sys.exit(main())

@@ -1,0 +1,264 @@
+"""A sweep's file, a YAML of keys and values, and the points that it means.
+
+    command: main_single_gpu.py -cfg=vit_digits -o TRAIN.NUM_EPOCHS 20
+    keys:
+      TRAIN.BASE_LR: [3e-4, 1e-3, 3e-3]        # or {log_uniform: [1e-4, 1e-2]}
+      TRAIN.WEIGHT_DECAY: {uniform: [0.0, 0.2]}
+    method: random
+
+Points are functions of the file: the same ones in the same order, whatever is killed when. Optuna's depend on results,
+too: they are kept in the sweep's folder before their runs start.
+"""
+
+import importlib.util
+import itertools
+import math
+import random
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from configs import registry
+from configs.documents import read_yaml
+from configs.registry import ROOT, refuse_other
+from configs.values import parsed, quoted
+from errors import InputError
+from options import Configuration
+from training.command_line import config_from_arguments
+
+PROGRAMS = ("main_single_gpu.py", "main_multi_gpu.py")
+METHODS = ("grid", "random", "optuna")
+_DRAWN = ("choice", "uniform", "log_uniform")
+_MOST = 10_000  # runs
+_OWN = ("OUTPUT", "MODEL.RESUME", "EVAL")  # a sweep's own, which no key may be
+
+Point = dict[str, str]  # a word for each key, as after -o
+
+
+class Drawn(NamedTuple):
+    """What a key's values are drawn from: words, or an interval."""
+
+    choices: list[str]
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+
+    def at(self, share: float) -> str:
+        """Returns the value at a share, 0 <= share < 1, of what there is to choose from."""
+        if self.choices:
+            return self.choices[int(share * len(self.choices))]
+        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+        value = low + share * (high - low)
+        return word(math.exp(value) if self.log else value)
+
+    def edges(self) -> list[str]:
+        """Returns the values that a check has to try."""
+        return self.choices or [word(self.low), word(self.high)]
+
+    def number(self, value: str) -> float:
+        """Returns the number that a word of the interval stands for; rounding may have led out of it."""
+        return min(max(float(value), self.low), self.high)
+
+
+class Sweep(NamedTuple):
+    """A sweep's file, read.
+
+    Attributes:
+        program: of PROGRAMS.
+        words: its flags, as all runs have them.
+        metric: of the best evaluation of a run; "": what its BEST_METRIC means.
+        processes: of a run; its GPUs.
+    """
+
+    program: str
+    words: list[str]
+    keys: dict[str, Drawn]
+    method: str
+    runs: int
+    seed: int
+    seeds: list[int]
+    metric: str
+    side_by_side: int | None
+    processes: int
+    output: Path
+
+    def names(self, index: int) -> dict[str, int | None]:
+        """Returns the runs of a point by name, with their SEED; None: the configuration's."""
+        return {f"{index:04}_seed{seed}": seed for seed in self.seeds} if self.seeds else {f"{index:04}": None}
+
+    def arguments(self, name: str, point: Point, seed: int | None) -> list[str]:
+        """Returns the flags of a run, which goes on where it was killed."""
+        values = [f"{key}={value}" for key, value in point.items()] + ([] if seed is None else [f"SEED={seed}"])
+        several = [f"-ngpus={self.processes}"] if self.program == "main_multi_gpu.py" else []
+        return [*self.words, *several, f"-output={self.output / name}", "-resume=auto", "-o", *values]
+
+    def command(self, name: str, point: Point, seed: int | None) -> list[str]:
+        """Returns the words of a run's command."""
+        return [sys.executable, str(ROOT / self.program), *self.arguments(name, point, seed)]
+
+
+def word(value: Any) -> str:
+    """Returns a value as a word after -o; of a float, four digits."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def read_sweep(file: Path) -> Sweep:
+    """Returns what the file says.
+
+    Raises:
+        InputError: it can't be read; a key or a value isn't one of a sweep.
+    """
+    content = read_yaml(file)
+    known = {
+        "command": str, "keys": dict, "method": str, "runs": int, "seed": int, "seeds": list, "metric": str,
+        "side_by_side": int, "devices": int, "output": str,
+    }  # fmt: skip
+    for key, value in content.items():
+        refuse_other(f"{file}: a key", key, known)
+        if type(value) is not known[key]:
+            raise InputError(f"{file}: {key} is {quoted(value)}, expected {known[key].__name__}")
+    for key in ("command", "keys"):
+        if not content.get(key):
+            raise InputError(f"{file} has no {key}; docs/own_data.md shows a sweep's file")
+    words = _words(file, content["command"])
+    method = content.get("method", "grid")
+    refuse_other(f"{file}: method", method, METHODS)
+    keys = {key: _drawn(f"{file}: {key}", key, values) for key, values in content["keys"].items()}
+    if method == "grid" and (drawn := [key for key, values in keys.items() if not values.choices]):
+        raise InputError(f"{file}: {drawn[0]} is an interval, of which method grid has no values; list them")
+    if ("runs" in content) == (method == "grid"):
+        raise InputError(
+            f"{file}: " + ("a grid has its runs; leave runs out" if method == "grid" else "runs is missing")
+        )
+    number = math.prod(len(values.choices) for values in keys.values()) if method == "grid" else content["runs"]
+    seeds = content.get("seeds", [])
+    if not all(type(seed) is int for seed in seeds) or len(set(seeds)) < len(seeds) or (seeds and "SEED" in keys):
+        raise InputError(f"{file}: seeds is {quoted(seeds)}, expected whole numbers, each once, and no key SEED")
+    counts = {"runs": number * max(1, len(seeds)), "devices": content.get("devices", 1)}
+    for name, count in (counts | {"side_by_side": content.get("side_by_side", 1)}).items():
+        if not 1 <= count <= _MOST:
+            raise InputError(f"{file}: {name} is {count}, expected 1 to {_MOST}")
+    if counts["devices"] > 1 and words[0] == PROGRAMS[0]:
+        raise InputError(f"{file}: devices is {counts['devices']}, but {PROGRAMS[0]} takes one; take {PROGRAMS[1]}")
+    if method == "optuna" and not importlib.util.find_spec("optuna"):
+        raise InputError(
+            f"{file}: method optuna needs optuna, which isn't installed; pip install -r requirements-sweep.txt"
+        )
+    return Sweep(
+        words[0], words[1:], keys, method, number, content.get("seed", 0), seeds, content.get("metric", ""),
+        content.get("side_by_side"), counts["devices"], Path(content.get("output") or Path("output") / file.stem),
+    )  # fmt: skip
+
+
+def _words(file: Path, command: str) -> list[str]:
+    try:
+        words = shlex.split(command)
+    except ValueError as error:  # a quote without its end
+        raise InputError(f"{file}: command can't be read ({error})") from None
+    words = words[1:] if words[:1] == ["python"] else words
+    if not words or words[0] not in PROGRAMS:
+        raise InputError(
+            f"{file}: command begins with {quoted(words[0] if words else '')}, expected {' or '.join(PROGRAMS)}"
+        )
+    own = {"output", "resume", "eval", "explain", "last_epoch", "ngpus"}
+    if found := [
+        w for w in words[1:] if w.startswith("-") and w.lstrip("-").partition("=")[0].replace("-", "_") in own
+    ]:
+        raise InputError(f"{file}: command has {found[0]}, which the sweep gives or has no use for; leave it out")
+    return words
+
+
+def _drawn(where: str, key: str, values: Any) -> Drawn:
+    if key in _OWN:
+        raise InputError(f"{where} is the sweep's own; leave it out")
+    kind, values = next(iter(values.items())) if isinstance(values, dict) and len(values) == 1 else ("choice", values)
+    refuse_other(f"{where} from", kind, _DRAWN)
+    if not isinstance(values, list) or not values or any(isinstance(value, dict) for value in values):
+        raise InputError(
+            f"{where} is {quoted(values)}, expected a list of values, or one of {', '.join(_DRAWN)} with one"
+        )
+    if kind == "choice":
+        return Drawn([str(value) for value in values])
+    low, high = ends = [parsed(str(value)) for value in values] if len(values) == 2 else [0, 0]
+    if not all(type(end) in (int, float) for end in ends) or not low < high or (kind == "log_uniform" and low <= 0):
+        expected = "two numbers, the lower one first" + ", above 0" * (kind == "log_uniform")
+        raise InputError(f"{where} is {quoted(values)}, expected {expected}")
+    return Drawn([], float(low), float(high), kind == "log_uniform")
+
+
+# ------------------------------------------------------------------- points
+
+
+def planned(sweep: Sweep) -> list[Point]:
+    """Returns a grid's or a random sweep's points: the first ones are the same for any number of them."""
+    if sweep.method == "grid":
+        values = [drawn.choices for drawn in sweep.keys.values()]
+        return [dict(zip(sweep.keys, chosen, strict=True)) for chosen in itertools.product(*values)]
+    draws = (random.Random(f"{sweep.seed} {index}") for index in range(sweep.runs))
+    return [{key: drawn.at(draw.random()) for key, drawn in sweep.keys.items()} for draw in draws]
+
+
+def suggested(sweep: Sweep, points: Sequence[Point], scores: Sequence[float | None], count: int) -> list[Point]:
+    """Returns Optuna's next ``count`` points after ``points``, whose ``scores`` are better the higher; None: failed.
+
+    A sampler's draws depend on the point's number alone, so a sweep that was killed goes on with the same ones.
+    """
+    import optuna  # pyright: ignore[reportMissingImports]: an extra
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    space: dict[str, Any] = {
+        key: optuna.distributions.CategoricalDistribution(list(dict.fromkeys(drawn.choices)))
+        if drawn.choices
+        else optuna.distributions.FloatDistribution(drawn.low, drawn.high, log=drawn.log)
+        for key, drawn in sweep.keys.items()
+    }
+    study = optuna.create_study(direction="maximize")
+    for point, score in zip(points, scores, strict=True):
+        told = {
+            key: value if sweep.keys[key].choices else sweep.keys[key].number(value) for key, value in point.items()
+        }
+        if score is not None:
+            study.add_trial(optuna.create_trial(params=told, distributions=space, value=score))
+    found = []
+    for index in range(len(points), len(points) + count):
+        draw = int.from_bytes(random.Random(f"{sweep.seed} {index}").randbytes(4), "big")
+        study.sampler = optuna.samplers.TPESampler(seed=draw, constant_liar=True)  # of what runs beside it
+        found.append({key: word(value) for key, value in study.ask(space).params.items()})
+    return found
+
+
+def edges(sweep: Sweep) -> list[Point]:
+    """Returns points that have each value which a check has to try: each key's in turn, the others at their first."""
+    first = {key: drawn.edges()[0] for key, drawn in sweep.keys.items()}
+    return [first | {key: value} for key, drawn in sweep.keys.items() for value in drawn.edges()]
+
+
+def check(sweep: Sweep, points: Sequence[Point]) -> Configuration:
+    """Returns the configuration of the first point; all are read as a run's start reads them.
+
+    Raises:
+        InputError: one can't be meant; the line names the point.
+    """
+    first: Configuration | None = None
+    for point in points:
+        try:
+            config = config_from_arguments(sweep.program, sweep.arguments("0", point, (sweep.seeds or [None])[0]))
+        except InputError as error:
+            shown = " ".join(f"{key}={value}" for key, value in point.items())
+            raise InputError(f"the run of {shown}: {error}") from None
+        first = first or config
+    assert first is not None
+    return first
+
+
+def metric_of(sweep: Sweep, config: Configuration) -> str:
+    """Returns the metric's name; raises InputError: the task has no such one."""
+    known = [*registry.tasks.components[config.TASK].given.get("metrics", "loss").split(), "loss"]
+    own = known[0] if config.BEST_METRIC == "auto" else config.BEST_METRIC
+    metric = sweep.metric or own
+    refuse_other("metric", metric.removeprefix("ema/"), known)
+    if metric.startswith("ema/") and not config.TRAIN.MODEL_EMA:
+        raise InputError(f"metric is {metric}, but TRAIN.MODEL_EMA is False: there is no average")
+    return metric

@@ -1,0 +1,215 @@
+"""A sweep's folder, and what its runs gave: sweep.json, a folder for each run, sweep.csv, sweep.png."""
+
+import csv
+import fcntl
+import json
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from errors import InputError, Unreadable, opened, reading, shown
+from launch.startup import written_whole
+from launch.verdict import how_it_ended
+from training.sweeps.points import Point, Sweep
+
+FILE, LOCK, LEFT = "sweep.json", ".lock", 60.0  # seconds that runs have to save which a killed sweep left
+_LONGEST = 64 << 20  # bytes of a file that is read
+
+
+class Outcome(NamedTuple):
+    """What a run gave at its best evaluation."""
+
+    value: float
+    epoch: int
+
+
+def lock(output: Path) -> int:
+    """Locks the folder, which it makes, and returns the lock's descriptor; runs that keep it open hold it, too.
+
+    Raises:
+        InputError: another sweep writes there, or the folder holds something else.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    if not (output / FILE).exists() and (other := [name for name in os.listdir(output) if name != LOCK]):
+        raise InputError(f"{output} holds {shown(other[0])} and no sweep; give another output")
+    descriptor, until = os.open(output / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC), time.monotonic() + LEFT
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            owner = os.pread(descriptor, 20, 0).decode(errors="replace")
+            if time.monotonic() > until or os.path.exists(f"/proc/{owner or 'self'}"):
+                found = f"another sweep writes there (process {owner or 'that has just begun'})"
+                raise InputError(f"{output}: {found}; wait for it, or give another output") from None
+            time.sleep(0.2)
+    os.truncate(descriptor, 0)
+    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    return descriptor
+
+
+def recorded(sweep: Sweep, planned: Sequence[Point]) -> list[Point]:
+    """Returns the points that the folder's sweep has begun with.
+
+    Args:
+        planned: what the file means now; none, of Optuna's.
+
+    Raises:
+        InputError: the folder's sweep is of another file.
+    """
+    file = sweep.output / FILE
+    if not file.exists():
+        return []
+    found = _read(file, "a sweep's points")
+    with reading(file, "a sweep's points"):
+        points, told = [dict(point) for point in found["points"]], found["of"]
+        if not all(type(word) is str for point in points for word in point.values()):
+            raise Unreadable("a point has a value that is no text")
+    changed = [key for key, value in _told(sweep).items() if told.get(key) != value]
+    if changed or (planned and points != list(planned[: len(points)])):
+        what = changed[0] if changed else "keys"
+        raise InputError(f"{file} is of a sweep with other {what}; give another output, or put the file back as it was")
+    return points
+
+
+def record(sweep: Sweep, points: Sequence[Point]) -> None:
+    """Keeps the points, before their runs start."""
+    with written_whole(sweep.output / FILE) as file:
+        file.write(json.dumps({"of": _told(sweep), "points": list(points)}, indent=1) + "\n")
+
+
+def _told(sweep: Sweep) -> dict[str, Any]:
+    keys = {key: drawn.choices or [drawn.low, drawn.high, drawn.log] for key, drawn in sweep.keys.items()}
+    own = {"keys": keys} if sweep.method != "grid" else {}  # a grid may become longer
+    return {"command": [sweep.program, *sweep.words], "method": sweep.method, "seed": sweep.seed, **own}
+
+
+def _read(file: Path, what: str) -> dict[str, Any]:
+    with reading(file, what, "; remove it to begin anew"), opened(file) as text:
+        data = text.read(_LONGEST + 1)
+        if len(data) > _LONGEST or not isinstance(found := json.loads(data), dict):
+            raise Unreadable("it is none")
+    return found
+
+
+def outcome(sweep: Sweep, name: str, metric: str) -> Outcome | None:
+    """Returns what a run gave; None: it isn't done.
+
+    Raises:
+        InputError: its result.json isn't a run's.
+    """
+    file = sweep.output / name / "result.json"
+    if not file.exists():
+        return None
+    result, split = _read(file, "a run's result"), metric.rpartition("/")[0]
+    with reading(file, "a run's result", "; remove it to repeat the run"):
+        best = (result[split] if split else result)["best"]
+        return Outcome(float(best[metric.rpartition("/")[2]]), int(best["epoch"]))
+
+
+def last_line(file: Path) -> str:
+    """Returns the last line of what a run printed, as a line may show it."""
+    with opened(file) as text:
+        text.seek(max(0, file.stat().st_size - 2000))
+        lines = text.read(2000).decode(errors="replace").split("\n")
+    return next((shown(line, 300) for line in reversed(lines) if line.strip()), "it printed nothing")
+
+
+class Row(NamedTuple):
+    """A run of a point; no outcome: what its status was, if it ended."""
+
+    name: str
+    point: Point
+    seed: int | None
+    outcome: Outcome | None
+    status: int | None
+
+    def told(self) -> str:
+        if self.outcome:
+            return "done"
+        return "not run" if self.status is None else how_it_ended(self.status)
+
+
+def rows(sweep: Sweep, points: Sequence[Point], metric: str, statuses: Mapping[str, int]) -> list[Row]:
+    """Returns a row for each run."""
+    return [
+        Row(name, point, seed, outcome(sweep, name, metric), statuses.get(name))
+        for index, point in enumerate(points)
+        for name, seed in sweep.names(index).items()
+    ]
+
+
+def mean(found: Sequence[Row]) -> float | None:
+    """Returns the mean of the runs of a point that are done; None: none is."""
+    values = [row.outcome.value for row in found if row.outcome]
+    return statistics.mean(values) if values else None
+
+
+def by_point(found: Sequence[Row], sweep: Sweep) -> list[Sequence[Row]]:
+    """Returns the rows of each point."""
+    each = max(1, len(sweep.seeds))
+    return [found[first : first + each] for first in range(0, len(found), each)]
+
+
+def table(found: Sequence[Row], sweep: Sweep, metric: str) -> str:
+    """Returns the table of a console: a line for each point, with mean and standard deviation over its seeds."""
+    lines = [["run", *sweep.keys, metric, "epoch", "status"]]
+    for runs in by_point(found, sweep):
+        values = [row.outcome.value for row in runs if row.outcome]
+        value = f"{statistics.mean(values):.4f}" if values else ""
+        value += f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+        epochs = ",".join(str(row.outcome.epoch) for row in runs if row.outcome)
+        odd = [f"{row.name} {row.told()}" if sweep.seeds else row.told() for row in runs if not row.outcome]
+        name = runs[0].name.partition("_")[0]
+        lines.append([name, *runs[0].point.values(), value, epochs, "; ".join(odd) or "done"])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def best(found: Sequence[Row], sweep: Sweep, metric: str) -> Sequence[Row]:
+    """Returns the runs of the best point; none, if no run is done."""
+    done = [(value, runs) for runs in by_point(found, sweep) if (value := mean(runs)) is not None]
+    choose = min if metric.endswith("loss") else max
+    return choose(done, key=lambda pair: pair[0])[1] if done else ()
+
+
+def write(found: Sequence[Row], sweep: Sweep, metric: str) -> None:
+    """Writes sweep.csv, a line for each run, and sweep.png, which draws the metric over each key."""
+    with written_whole(sweep.output / "sweep.csv") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        lines.writerow(["run", *sweep.keys, "SEED", metric, "epoch", "status"])
+        for row in found:
+            seed = "" if row.seed is None else row.seed
+            lines.writerow([row.name, *row.point.values(), seed, *(row.outcome or ("", "")), row.told()])
+    done = [row for row in found if row.outcome]
+    if not done:
+        return
+    import matplotlib  # takes a second to import
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    size = (4 * len(sweep.keys), 3.2)
+    figure, axes = plt.subplots(1, len(sweep.keys), figsize=size, sharey=True, squeeze=False, layout="constrained")
+    for axis, (key, drawn) in zip(axes[0], sweep.keys.items(), strict=True):
+        numbers = _numbers([row.point[key] for row in done])
+        axis.plot(numbers or [row.point[key] for row in done], [row.outcome.value for row in done if row.outcome], "o")
+        if numbers and min(numbers) > 0 and (drawn.log or max(numbers) >= 10 * min(numbers)):
+            axis.set_xscale("log")
+        axis.set_xlabel(key)
+        axis.grid(alpha=0.3)
+    axes[0, 0].set_ylabel(metric)
+    with written_whole(sweep.output / "sweep.png", "wb") as file:
+        figure.savefig(file, format="png", dpi=120)
+    plt.close(figure)
+
+
+def _numbers(words: Sequence[str]) -> list[float]:
+    """The numbers that the words are; none, if one isn't."""
+    try:
+        return [float(word) for word in words]
+    except ValueError:
+        return []
