@@ -70,6 +70,11 @@ _C.DATA.FOLDS = None  # k-fold: split the training images into this many parts; 
 _C.DATA.FOLD = 0  # number of the part for validation, from 0; the data's own validation images aren't read
 _C.DATA.FOLDS_SEED = 0  # chooses the parts. SEED doesn't: runs of several seeds have the same ones
 _C.DATA.FOLDS_GROUPS = None  # images of a group are in one fold: a pattern of paths, or a file of paths and groups
+_C.DATA.CLASSES = None  # evaluation: "present": of the outputs, those of the data's own classes are compared alone
+# (ImageNet-A, -R); or a file: a class of the data, a TAB, its output, on each line (docs/own_data.md)
+_C.DATA.LABELS = None  # evaluation: ReaL's real.json, whose labels take the place of an ImageNet validation set's
+_C.DATA.CORRUPTION = None  # evaluation: what is done to an image, resized and cropped: fog, snow, ... (ImageNet-C)
+_C.DATA.SEVERITY = 1  # of the corruption, 1 to 5
 _C.DATA.SKIP_BROKEN = False  # training: replace an unreadable image by the next one, count and list it
 
 _C.MODEL = CfgNode()
@@ -208,7 +213,8 @@ add_keys(_C)  # of single optimizers, schedules, losses and datasets: declared b
 
 # What a key takes whose default doesn't tell it; each takes None (YAML: null) too.
 _TYPES = {
-    "DATA.FOLDS": int, "DATA.FOLDS_GROUPS": str, "DATA.GLOBAL_BATCH": int, "DATA.MULTI_SCALE": [int],
+    "DATA.FOLDS": int, "DATA.CLASSES": str, "DATA.LABELS": str, "DATA.CORRUPTION": str,
+    "DATA.FOLDS_GROUPS": str, "DATA.GLOBAL_BATCH": int, "DATA.MULTI_SCALE": [int],
     "DATA.SHARD_SHUFFLE": int, "DATA.CACHE": str, "MODEL.RESUME": str, "MODEL.PRETRAINED": str,
     "MODEL.PRETRAINED_ALLOW": [str], "MODEL.PRETRAINED_CLASSES": str, "TRAIN.MAX_MINUTES": float,
     "TRAIN.EARLY_STOP": int, "MODEL.PRETRAINED_ADAPTER": str, "TRAIN.LINEAR_SCALED_LR": int, "TRAIN.RECIPE_BATCH": int,

@@ -20,16 +20,34 @@ def read_class_names(path: str | Path) -> list[str]:
         InputError: it can't be read; a line is empty, too long, or can't be printed (which).
     """
     with reading(shown(str(path)), "classes, one a line"):
-        with opened(path) as file:
-            allowance = Allowance(os.fstat(file.fileno()).st_size)
-            allowance.take(2 * allowance.size)
-            text = file.read().decode("utf-8-sig")
-        names = [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
-        if len(names) > _MOST:
-            raise Unreadable(f"it has {len(names)} lines, up to {_MOST} are read")
-        for number, name in enumerate(names, 1):
-            check_name(name, f"line {number}")
-        return names
+        return [check_name(line, f"line {number}") for number, line in enumerate(_lines(path), 1)]
+
+
+def read_class_map(path: str | Path) -> dict[str, list[str]]:
+    """Returns the outputs of each class that a file names: a class on each line, then after a TAB each its outputs, any
+    of which is right. A class that is alone on its line is the output's name, too.
+
+    Raises:
+        InputError: as ``read_class_names``; a class is there twice.
+    """
+    with reading(shown(str(path)), "classes and their outputs"):
+        rows = [
+            [check_name(field, f"line {number}") for field in line.split("\t")]
+            for number, line in enumerate(_lines(path), 1)
+        ]
+        each_once([name for name, *_ in rows])
+        return {name: outputs or [name] for name, *outputs in rows}
+
+
+def _lines(path: str | Path) -> list[str]:
+    with opened(path) as file:
+        allowance = Allowance(os.fstat(file.fileno()).st_size)
+        allowance.take(2 * allowance.size)
+        text = file.read().decode("utf-8-sig")
+    lines = [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
+    if len(lines) > _MOST:
+        raise Unreadable(f"it has {len(lines)} lines, up to {_MOST} are read")
+    return lines
 
 
 def names_beside(root: Path) -> list[str]:

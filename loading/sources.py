@@ -187,7 +187,8 @@ def missing_files(root: Path, paths: Paths, folders: np.ndarray, names: list[byt
 
 
 @datasets.register(
-    "folder", holds="`train/<class>/**` and `val/<class>/**`; with `DATA.VAL_SPLIT` the first alone, or `<class>/**`"
+    "folder",
+    holds="`train/<class>/**`, `val/<class>/**`; one alone, or `<class>/**`, to evaluate, or with `DATA.VAL_SPLIT`",
 )
 def folder(
     split: Split,
@@ -212,7 +213,8 @@ def folder(
     root, mode = Path(data_path), split.mode if val_split is None else "train"
     _refuse_both(val_split, root / "val")
     alone = root.is_dir() and not (root / "train").is_dir() and not (root / "val").is_dir()
-    if mode == "train" and alone and (val_split is not None or split.problems is not None):
+    checked = split.problems is not None  # as training images
+    if alone and (mode == "train" if val_split is not None or checked else mode == "val"):
         mode = "."  # <class>/ stands there alone
     with reading(root / mode, "class folders", "; DATASET folder needs train/ and val/ under -data_path"):
         own, known = _classes(root / mode), _classes(root / "train")
