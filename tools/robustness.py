@@ -4,9 +4,9 @@
 
 The flags besides are main_multi_gpu.py's, with -o. Each of 15 corruptions at each of five severities is an evaluation,
 in DIR/<corruption>-<severity>; DIR/clean is one without. What is done isn't repeated: the same command goes on.
--published=FOLDER evaluates the images of FOLDER/<corruption>/<severity>/<class>/, as ImageNet-C is published, instead of
-corrupting the validation set's. DIR/robustness.json and the table have the errors and their means; with ImageNet's 1,000
-classes also mCE and relative mCE, over AlexNet's errors.
+-published=FOLDER evaluates the images of FOLDER/<corruption>/<severity>/<class>/, as ImageNet-C is published, instead
+of corrupting the validation set's. DIR/robustness.json and the table have the errors and their means; with ImageNet's
+1,000 classes also mCE and relative mCE, over AlexNet's errors.
 """
 
 import argparse

@@ -7,9 +7,9 @@ import numpy as np
 
 from configs.ranges import BENCHMARK, SEVERITIES
 
-# AlexNet's errors in percent, on ImageNet-C as it is published: the mean over the five severities of each corruption, in
-# BENCHMARK's order (google-research/augmix, imagenet.py, ALEXNET_ERR; rounded, they are the paper's table 1), and on
-# ImageNet's validation images (the same table).
+# AlexNet's errors in percent, on ImageNet-C as it is published: the mean over the five severities of each corruption,
+# in BENCHMARK's order (google-research/augmix, imagenet.py, ALEXNET_ERR; rounded, they are the paper's table 1), and
+# on ImageNet's validation images (the same table).
 _ALEXNET = (
     88.6428, 89.4468, 92.2640, 81.9880, 82.6268, 78.5948, 79.8360, 86.6816,
     82.6572, 81.9324, 56.4592, 85.3204, 64.6056, 71.7840, 60.6500,
