@@ -107,13 +107,12 @@ def _named(config: Configuration, val: Labelled, trained: Sequence[str] | None) 
             return _matched(config, val, places, imagenet_synsets(), "ImageNet-1k's classes")
         if 2 * len(places) > len(_present(val)) and not is_users(config, "MODEL.NUM_CLASSES"):
             raise InputError(f"most of the data's classes are ImageNet-1k's, but {problem}")
-    for key in ("LABELS", "CLASSES"):
-        if config.DATA[key]:
-            raise InputError(
-                f"DATA.{key} is {config.DATA[key]}: it goes by the names of the outputs' classes, which aren't known of"
-                f" this model (MODEL.NUM_CLASSES {config.MODEL.NUM_CLASSES}; ImageNet-1k's are of 1000); give"
-                " DATA.CLASSES a file of classes and outputs' numbers"
-            )
+    if config.DATA.LABELS or config.DATA.CLASSES:
+        advice = "" if config.DATA.LABELS else "; give DATA.CLASSES a file of classes and outputs' numbers"
+        raise InputError(
+            f"DATA.{'LABELS' if config.DATA.LABELS else 'CLASSES'} goes by the names of the outputs' classes, which"
+            f" aren't known of this model: MODEL.NUM_CLASSES is {config.MODEL.NUM_CLASSES}, ImageNet-1k's 1000{advice}"
+        )
     return _resolved(config, len(val.classes), "the data has")
 
 

@@ -87,9 +87,12 @@ def main() -> None:
     config = config_from_arguments("tools/robustness.py", [*rest, "-eval"])
     if not config.OUTPUT or config.DATA.CORRUPTION:
         raise InputError("give -output=DIR" if not config.OUTPUT else "leave out DATA.CORRUPTION: -corruptions does it")
+    from loading.transforms.corruption import library
     from training.robustness import figures, table
     from utils import written_whole
 
+    if not arguments.published:
+        library()  # or it is an error, before anything is evaluated
     output, errors, classes = Path(config.OUTPUT), {}, 0
     asked = {key: value for key, value in leaves(config) if key not in _FREE} | {"published": arguments.published}
     if (output / _FILE).exists():

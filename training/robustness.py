@@ -52,13 +52,13 @@ def figures(errors: Errors, clean: float, classes: int) -> dict[str, Any]:
 def table(errors: Errors, found: Mapping[str, Any]) -> str:
     """Returns the errors as lines: a row for each corruption, then what they come to (``figures``)."""
     severities = sorted({severity for own in errors.values() for severity in own})
-    heads = (*map(str, severities), "mean", "CE", "relative CE")
+    heads = (*map(str, severities), "mean", *(("CE", "relative CE") if found["CE"] else ()))
     rows = [f"{'error, %':<18}" + "".join(f"{head:>{max(8, len(head) + 2)}}" for head in heads)]
     for name, own in errors.items():
         values = [own.get(severity) for severity in severities]
         values += [found["mean"][name], found["CE"].get(name), found["relative_CE"].get(name)]
         cells = ("-" if value is None else f"{value:.2f}" for value in values)
-        rows.append(f"{name:<18}" + "".join(f"{c:>{max(8, len(h) + 2)}}" for c, h in zip(cells, heads, strict=True)))
+        rows.append(f"{name:<18}" + "".join(f"{c:>{max(8, len(h) + 2)}}" for c, h in zip(cells, heads, strict=False)))
     rows.append(f"clean: {found['clean_error']:.2f}, mean of the corruptions: {found['mean_error']:.2f}")
     if found["mCE"] is not None:
         rows.append(f"mCE: {found['mCE']:.2f}, relative mCE: {found['relative_mCE']:.2f}")

@@ -30,7 +30,7 @@ class Corruption:
 
     def __init__(self, config: Configuration) -> None:
         self.name, self.severity = config.DATA.CORRUPTION, config.DATA.SEVERITY
-        _library()
+        library()
 
     def __call__(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         drawn = [int(rng.integers(1 << 32)), CORRUPTIONS.index(self.name), self.severity]
@@ -39,7 +39,7 @@ class Corruption:
         others = np.random.get_state()
         np.random.seed(seed)
         try:
-            corrupted = _library().corrupt(pixels, self.severity, self.name, **own)
+            corrupted = library().corrupt(pixels, self.severity, self.name, **own)
         finally:
             np.random.set_state(others)
         stored = io.BytesIO()
@@ -47,7 +47,8 @@ class Corruption:
         return np.asarray(Image.open(stored))
 
 
-def _library() -> Any:
+def library() -> Any:
+    """Returns the package that corrupts; raises InputError where it can't be imported."""
     try:
         return importlib.import_module("imagecorruptions")
     except Exception as error:  # OpenCV's import asks for libraries of the system
