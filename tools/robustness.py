@@ -112,7 +112,7 @@ def main() -> None:
     for name, severity, flags in cells(arguments):
         result = evaluated(output / (f"{name}-{severity}" if severity else name), [*rest, *flags])
         error, classes = 100 - result["acc1"], result["config"]["MODEL"]["NUM_CLASSES"]
-        print(f"{name} {severity or ''}: error {error:.2f}, samples {result['num_samples']}", flush=True)
+        print(f"{name} {severity or ''}".rstrip() + f": error {error:.2f}, samples {result['num_samples']}", flush=True)
         if severity:
             errors.setdefault(name, {})[severity] = error
         else:

@@ -12,6 +12,7 @@ from PIL import Image
 
 from configs.ranges import CORRUPTIONS
 from errors import InputError, shown
+from loading.transforms.decode import EncodedImage
 from options import Configuration
 
 _QUALITY = 85  # of the JPEGs that ImageNet-C is published as
@@ -44,7 +45,7 @@ class Corruption:
             np.random.set_state(others)
         stored = io.BytesIO()
         Image.fromarray(corrupted).save(stored, "JPEG", quality=_QUALITY, optimize=True)
-        return np.asarray(Image.open(stored))
+        return np.asarray(EncodedImage(stored.getvalue(), "RGB", "what was corrupted", pixels.size).decoded())
 
 
 def library() -> Any:
