@@ -19,11 +19,11 @@ def _range(kind: Any) -> Range:
 
 
 # ImageNet-C's (arXiv:1903.12261): the benchmark's, then those that the paper keeps for validation.
-BENCHMARK = (
+BENCHMARK: tuple[str, ...] = (
     "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow",
     "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression",
 )  # fmt: skip
-CORRUPTIONS = (*BENCHMARK, "speckle_noise", "gaussian_blur", "spatter", "saturate")
+CORRUPTIONS: tuple[str, ...] = (*BENCHMARK, "speckle_noise", "gaussian_blur", "spatter", "saturate")
 SEVERITIES = (1, 2, 3, 4, 5)
 _CHOICES = {kind.key: (*(None,) * kind.optional, *kind.names()) for kind in KINDS} | {
     "DATA.IMAGE_CHANNELS": (1, 3),

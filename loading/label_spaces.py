@@ -143,10 +143,10 @@ def _mapped(config: Configuration, val: Labelled, trained: Sequence[str] | None)
     wanted = {name: sorted(set(map(place_of, several))) for name, several in found.items()}
     sets = [wanted.get(name, []) for name in val.classes]
     if max(map(len, sets)) == 1:
-        val.labels = np.array([own[0] if own else -1 for own in sets], np.int64)[val.labels]
+        val.labels = np.array([own[0] if own else -1 for own in sets], np.int64)[every_label(val.labels)]
     else:
         ends = np.cumsum([0, *map(len, sets)])
-        val.labels = LabelSets(np.concatenate(sets), ends).taken(np.asarray(val.labels))
+        val.labels = LabelSets(np.concatenate(sets), ends).taken(every_label(val.labels))
     val.classes = names
     return config, np.unique(np.concatenate(list(wanted.values())))
 

@@ -14,7 +14,7 @@ _ALEXNET = (
     88.6428, 89.4468, 92.2640, 81.9880, 82.6268, 78.5948, 79.8360, 86.6816,
     82.6572, 81.9324, 56.4592, 85.3204, 64.6056, 71.7840, 60.6500,
 )  # fmt: skip
-ALEXNET = dict(zip(BENCHMARK, _ALEXNET, strict=True))
+ALEXNET: dict[str, float] = dict(zip(BENCHMARK, _ALEXNET, strict=True))
 ALEXNET_CLEAN = 43.5
 IMAGENET = 1000  # classes, for which AlexNet's errors mean something
 

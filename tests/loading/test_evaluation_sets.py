@@ -18,7 +18,7 @@ from loading.class_names import read_class_map
 from loading.label_sets import LabelSets
 from loading.label_spaces import check_evaluation, imagenet_synsets
 from loading.transforms import EvalTransform
-from loading.transforms.corruption import Corruption
+from loading.transforms.corruption import Corruption, _elastic
 from options import notes
 
 SYNSETS = imagenet_synsets()
@@ -240,6 +240,29 @@ def test_noise_follows_from_the_sample_and_the_corruption(monkeypatch):
     stored = io.BytesIO()
     Image.fromarray(plain).save(stored, "JPEG", quality=85, optimize=True)
     np.testing.assert_array_equal(corrupted("fog"), np.asarray(Image.open(stored)))
+
+
+# What make_imagenet_c.py of hendrycks/robustness makes of ``waves`` after np.random.seed(7), with scikit-image 0.25.2 and
+# OpenCV 4.11: red and blue at each 61st pixel from (20, 20) on.
+ELASTIC = {
+    1: [[17, 66, 149, 234, 6, 76, 160, 243, 2, 85, 170, 253, 12, 96, 179, 244],
+        [119, 122, 179, 68, 162, 69, 198, 112, 123, 180, 64, 113, 74, 196, 111, 130]],
+    2: [[74, 34, 117, 228, 38, 51, 140, 246, 28, 76, 173, 227, 10, 111, 210, 199],
+        [170, 140, 105, 44, 216, 165, 139, 134, 90, 185, 61, 132, 83, 164, 83, 74]],
+    5: [[18, 88, 161, 231, 16, 86, 161, 233, 18, 92, 158, 238, 23, 93, 164, 238],
+        [130, 120, 132, 126, 197, 33, 218, 55, 102, 158, 96, 154, 43, 220, 44, 180]],
+}  # fmt: skip
+
+
+def test_an_elastic_transform_is_the_authors():
+    across = np.linspace(0, 255, 224)
+    waves = 128 + 100 * np.sin(across / 20) * np.cos(across[:, None] / 15)
+    pixels = np.stack(np.broadcast_arrays(across, across[:, None], waves), 2).astype(np.uint8)
+    for severity, (red, blue) in ELASTIC.items():
+        np.random.seed(7)
+        found = _elastic(pixels, severity)[20::61, 20::61].reshape(16, 3).astype(int)
+        assert np.abs(found[:, 0] - red).max() <= 1
+        assert np.abs(found[:, 2] - blue).max() <= 1
 
 
 def test_a_package_that_isnt_there_is_told_in_a_line(monkeypatch):
