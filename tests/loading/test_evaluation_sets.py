@@ -242,8 +242,8 @@ def test_noise_follows_from_the_sample_and_the_corruption(monkeypatch):
     np.testing.assert_array_equal(corrupted("fog"), np.asarray(Image.open(stored)))
 
 
-# What make_imagenet_c.py of hendrycks/robustness makes of ``waves`` after np.random.seed(7), with scikit-image 0.25.2 and
-# OpenCV 4.11: red and blue at each 61st pixel from (20, 20) on.
+# What make_imagenet_c.py of hendrycks/robustness makes of the picture below after np.random.seed(7), with scikit-image
+# 0.25.2 and OpenCV 4.11: red and blue at each 61st pixel from (20, 20) on.
 ELASTIC = {
     1: [[17, 66, 149, 234, 6, 76, 160, 243, 2, 85, 170, 253, 12, 96, 179, 244],
         [119, 122, 179, 68, 162, 69, 198, 112, 123, 180, 64, 113, 74, 196, 111, 130]],
@@ -274,7 +274,7 @@ def test_a_package_that_isnt_there_is_told_in_a_line(monkeypatch):
 def test_the_package_corrupts_more_at_each_severity():
     pytest.importorskip("imagecorruptions")
     plain = EvalTransform(asked("DATA.IMAGE_SIZE", "40"))(picture()).astype(int)
-    for name in BENCHMARK:
+    for name in set(BENCHMARK) - {"elastic_transform"}:  # the authors' bends most at severity 2
         first, last = (corrupted(name, severity) for severity in (1, 5))
         np.testing.assert_array_equal(last, corrupted(name, 5))
         assert first.shape == plain.shape, name
