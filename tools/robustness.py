@@ -6,24 +6,27 @@ The flags besides are main_multi_gpu.py's, with -o. Each of 15 corruptions at ea
 in DIR/<corruption>-<severity>; DIR/clean is one without. What is done isn't repeated: the same command goes on.
 -published=FOLDER evaluates the images of FOLDER/<corruption>/<severity>/<class>/, as ImageNet-C is published, instead
 of corrupting the validation set's. DIR/robustness.json and the table have the errors and their means; with ImageNet's
-1,000 classes also mCE and relative mCE, over AlexNet's errors.
+1,000 classes also mCE and relative mCE, over AlexNet's errors. This process imports no Paddle: the evaluations do.
 """
 
 import argparse
 import functools
 import itertools
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-import launch.startup  # noqa: E402, F401  (streams)
+import launch.startup  # noqa: E402  (streams)
 from configs.ranges import BENCHMARK, CORRUPTIONS, SEVERITIES  # noqa: E402
-from errors import InputError, reported  # noqa: E402
+from errors import InputError, reading, reported  # noqa: E402
+from launch import signals  # noqa: E402
 
 CLEAN = "clean"
 _FILE = "robustness.json"
@@ -68,12 +71,9 @@ def evaluated(folder: Path, flags: list[str]) -> dict:
     """
     if not (folder / "result.json").exists():
         command = [sys.executable, str(ROOT / "main_multi_gpu.py"), *flags, "-eval", f"-output={folder}"]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-            try:
-                status = process.wait()
-            except BaseException:
-                process.terminate()
-                raise
+        dies = functools.partial(signals.die_with_parent, signal.SIGTERM)
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=dies) as process:
+            status = process.wait()
         if status:
             raise SystemExit(status if status > 0 else 128 - status)
     return json.loads((folder / "result.json").read_text(encoding="utf-8"))
@@ -87,16 +87,15 @@ def main() -> None:
     config = config_from_arguments("tools/robustness.py", [*rest, "-eval"])
     if not config.OUTPUT or config.DATA.CORRUPTION:
         raise InputError("give -output=DIR" if not config.OUTPUT else "leave out DATA.CORRUPTION: -corruptions does it")
-    from loading.transforms.corruption import library
     from training.robustness import figures, table
-    from utils import written_whole
 
-    if not arguments.published:
-        library()  # or it is an error, before anything is evaluated
+    if not (arguments.published or find_spec("imagecorruptions")):  # before anything is evaluated
+        raise InputError("corruptions need imagecorruptions-imaug; pip install -r requirements-robustness.txt")
     output, errors, classes = Path(config.OUTPUT), {}, 0
     asked = {key: value for key, value in leaves(config) if key not in _FREE} | {"published": arguments.published}
     if (output / _FILE).exists():
-        before = json.loads((output / _FILE).read_text(encoding="utf-8"))["asked"]
+        with reading(output / _FILE, "what this command wrote", "; choose another -output"):
+            before = dict(json.loads((output / _FILE).read_text(encoding="utf-8"))["asked"])
         if others := [key for key, value in asked.items() if before.get(key) != value]:
             key = others[0]
             found = f"of {key} {before.get(key)}, not {asked[key]}"
@@ -104,8 +103,9 @@ def main() -> None:
     output.mkdir(parents=True, exist_ok=True)
 
     def write(found: dict) -> None:
-        with written_whole(output / _FILE) as file:
-            file.write(json.dumps({"asked": asked, "errors": errors, **found}, indent=2) + "\n")
+        temporary = launch.startup.unfinished(output / _FILE)
+        temporary.write_text(json.dumps({"asked": asked, "errors": errors, **found}, indent=2) + "\n", "utf-8")
+        temporary.replace(output / _FILE)
 
     write({})
     clean = 0.0

@@ -34,7 +34,7 @@ class Corruption:
 
     def __init__(self, config: Configuration) -> None:
         self.name, self.severity = config.DATA.CORRUPTION, config.DATA.SEVERITY
-        library()
+        _library()
 
     def __call__(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         drawn = [int(rng.integers(1 << 32)), CORRUPTIONS.index(self.name), self.severity]
@@ -46,7 +46,7 @@ class Corruption:
             if self.name == "elastic_transform":
                 corrupted = _elastic(pixels, self.severity)
             else:
-                corrupted = library().corrupt(pixels, self.severity, self.name, **own)
+                corrupted = _library().corrupt(pixels, self.severity, self.name, **own)
         finally:
             np.random.set_state(others)
         stored = io.BytesIO()
@@ -54,8 +54,7 @@ class Corruption:
         return np.asarray(EncodedImage(stored.getvalue(), "RGB", "what was corrupted", pixels.size).decoded())
 
 
-def library() -> Any:
-    """Returns the package that corrupts; raises InputError where it can't be imported."""
+def _library() -> Any:
     try:
         return importlib.import_module("imagecorruptions")
     except Exception as error:  # OpenCV's import asks for libraries of the system

@@ -184,6 +184,7 @@ def test_real_labels_go_by_the_images_numbers(tmp_path):
         ("", r"real.json: can't be read as ReaL's labels \(JSONDecodeError"),
         (None, r"real.json: can't be read as ReaL's labels \(FileNotFoundError"),
     ],
+    ids=map(str, range(8)),
 )
 def test_labels_that_dont_fit_are_refused(tmp_path, text, message):
     validation_images(tmp_path, [10])

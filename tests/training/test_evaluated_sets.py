@@ -191,7 +191,11 @@ def test_the_tool_evaluates_each_cell_once_and_goes_on(tmp_path, monkeypatch, ca
         robustness.main()
 
     monkeypatch.setattr(robustness.subprocess, "Popen", Evaluation)
-    monkeypatch.setattr("loading.transforms.corruption.library", lambda: None)
+    monkeypatch.setattr(robustness, "find_spec", lambda _: None)
+    with pytest.raises(InputError, match="^corruptions need imagecorruptions-imaug; pip install -r requirements-rob"):
+        run()
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(robustness, "find_spec", lambda _: "there")
     fails = "snow-1"
     with pytest.raises(SystemExit) as ended:
         run()
