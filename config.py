@@ -71,6 +71,11 @@ _C.DATA.FOLDS = None  # k-fold: split the training images into this many parts; 
 _C.DATA.FOLD = 0  # number of the part for validation, from 0; the data's own validation images aren't read
 _C.DATA.SPLIT_SEED = 0  # chooses VAL_SPLIT's part, or the FOLDS. SEED doesn't: runs of several seeds have the same
 _C.DATA.SPLIT_GROUPS = None  # images of a group are in one part: a pattern of paths, or a file of paths and groups
+_C.DATA.CLASSES = None  # evaluation: "present": of the outputs, those of the data's own classes are compared alone
+# (ImageNet-A, -R); or a file: a class of the data, a TAB, its output, on each line (docs/own_data.md)
+_C.DATA.LABELS = None  # evaluation: ReaL's real.json, whose labels take the place of an ImageNet validation set's
+_C.DATA.CORRUPTION = None  # evaluation: what is done to an image, resized and cropped: fog, snow, ... (ImageNet-C)
+_C.DATA.SEVERITY = 1  # of the corruption, 1 to 5
 _C.DATA.SKIP_BROKEN = False  # training: replace an unreadable image by the next one, count and list it
 
 _C.MODEL = CfgNode()
@@ -218,7 +223,7 @@ _TYPES = {
     "TRAIN.GRAD_CLIP": float, "TRAIN.CLASS_WEIGHTS": [float], "TRAIN.POS_WEIGHT": [float],
     "TRAIN.DISTILLATION_TYPE": str, "TRAIN.TEACHER_MODEL": str, "TRAIN.TEACHER_PATH": str, "TRAIN.INTERPOLATION": str,
     "TRAIN.AUTO_AUGMENT": str, "TRAIN.CUTMIX_MINMAX": [float], "OUTPUT": str, "SAVE_MINUTES": float, "TF32": bool,
-    "TRACKERS": [str],
+    "TRACKERS": [str], "DATA.CLASSES": str, "DATA.LABELS": str, "DATA.CORRUPTION": str,
 } | {key: own.kind for key, own in own_keys().items() if own.optional}  # fmt: skip
 # Keys that were, with their defaults: runs wrote these out into their config.yaml, whoever had set them.
 _REMOVED = {

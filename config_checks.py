@@ -14,6 +14,8 @@ from configs.values import quoted
 from errors import InputError
 from options import Configuration, leaves
 
+_LEAST_CORRUPTED = 32  # pixels of a side, which the corruptions' blurs need
+
 
 def mixes(config: Configuration) -> bool:
     """Returns whether training mixes its images: mixup or CutMix is on."""
@@ -98,6 +100,13 @@ def _check_data(config: Configuration, require: Callable[[bool, str, str], None]
         drawn = train.CROP.startswith("random_resized")
         require(drawn, "TRAIN.CROP", "random_resized or random_resized_once with DATA.LOADER dali")
         require(train.INTERPOLATION != "random", "TRAIN.INTERPOLATION", "one of the others with DATA.LOADER dali")
+    corrupts = data.CORRUPTION is not None
+    require(not corrupts or channels == 3, "DATA.IMAGE_CHANNELS", "3 with DATA.CORRUPTION")
+    require(not corrupts or data.IMAGE_SIZE >= _LEAST_CORRUPTED, "DATA.IMAGE_SIZE", "32 or more with DATA.CORRUPTION")
+    own = data.LABELS is None or data.CLASSES in (None, "present")
+    require(own, "DATA.CLASSES", "None or present with DATA.LABELS, which are ImageNet's classes themselves")
+    for key in ("CLASSES", "LABELS"):
+        require(data[key] is None or config.TASK == "classification", f"DATA.{key}", "None with this TASK")
     box = train.CUTMIX_MINMAX or [0.5, 0.5]
     require(0 <= box[0] <= box[1] <= 1, "TRAIN.CUTMIX_MINMAX", "0 <= low <= high <= 1")
 
@@ -215,6 +224,7 @@ def _chosen(kind: registry.Registry, names: tuple[str, ...]) -> tuple[Need, ...]
 
 _WEIGHTS = _is_set("MODEL.PRETRAINED")._replace(files_wait=True)
 _TRAINING = Need("under EVAL", ("EVAL",), lambda found: not found["EVAL"], files_wait=True)
+_EVALUATION = _is("EVAL", True)
 _FLEET, _NO_SHARDING = _is("DIST.ENGINE", "fleet"), _is_unset("DIST.STRATEGY.sharding")
 _FILES, _SHARDS = (_chosen(datasets, datasets.names(returns=kinds)) for kinds in (("Files", "Shards"), ("Shards",)))
 _STORED, _NO_CACHE = _chosen(datasets, datasets.names(returns=("Files", "Shards", "Arrays"))), _is_unset("DATA.CACHE")
@@ -282,7 +292,9 @@ _DECLARED = (
         "TRAIN.CUTMIX_MINMAX", "SAVE_FREQ", "SAVE_STEPS", "SAVE_MINUTES", "KEEP_LAST", "BEST_METRIC", "REPORT_FREQ",
         "VALIDATE_FREQ", "TRACKERS", "TO_STATIC", "DIST.MAX_RESTART", "DIST.ENGINE",
     )),
-    ((_is("EVAL", True),), ("EVAL_ENGINE",)),
+    ((_EVALUATION,), ("EVAL_ENGINE", "DATA.CLASSES", "DATA.CORRUPTION")),
+    ((_EVALUATION, _is_set("DATA.CORRUPTION")), ("DATA.SEVERITY",)),
+    ((_EVALUATION, *_chosen(datasets, datasets.names(returns=("Files",)))), ("DATA.LABELS",)),
     ((_is("AMP", True),), ("AMP_EVAL",)),
     ((_is_unset("OUTPUT"),), ("SAVE",)),
     ((_OWN_BATCH,), ("DATA.BATCH_SIZE",)),

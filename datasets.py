@@ -21,6 +21,7 @@ from loading.files import Paths, contents
 from loading.label_sets import LabelSets, every_label
 from loading.label_spaces import check_evaluation, check_pretrained_classes, check_training, set_outputs
 from loading.parts import part_of, told
+from loading.real_labels import relabelled
 from loading.samplers import EvalBatchSampler
 from loading.scales import train_sampler
 from loading.shards import Shards
@@ -65,6 +66,7 @@ class ImageDataset(paddle.io.Dataset):
         self.seed = config.SEED
         self.transform = TrainTransform(config) if train else EvalTransform(config)
         self.erasing = RandomErasing(config) if train and config.TRAIN.RANDOM_ERASE_PROB else None
+        self.compared: np.ndarray | None = None  # outputs (loading.label_spaces)
         self.mode = "L" if config.DATA.IMAGE_CHANNELS == 1 else "RGB"
         self.skip_broken = config.DATA.SKIP_BROKEN and train
         erased, skipped = ("erased",) * (self.erasing is not None), ("skipped",) * self.skip_broken
@@ -267,9 +269,7 @@ def _made(config: Configuration, mode: str, source: Files | Shards | Arrays | Dr
     """Returns the dataset of what its reader gave; DATA.CACHE holds what is decoded."""
     said = datasets.components[config.DATA.DATASET].returns
     if said != type(source).__name__:
-        raise TypeError(
-            f"the reader of {config.DATA.DATASET} gave {type(source).__name__}, its annotation says {said!r}"
-        )
+        raise TypeError(f"{config.DATA.DATASET}'s reader gave {type(source).__name__}, its annotation says {said!r}")
     match source:
         case Drawn():
             return SyntheticDataset(config, mode, source.count)
@@ -281,7 +281,7 @@ def _made(config: Configuration, mode: str, source: Files | Shards | Arrays | Dr
         case Shards():
             dataset: EncodedDataset = ShardDataset(config, mode, source)
         case _:
-            dataset = FileDataset(config, mode, *source)
+            dataset = FileDataset(config, mode, *relabelled(source, config))
     return _decoded(config, mode, dataset) if config.DATA.CACHE else dataset
 
 

@@ -18,8 +18,17 @@ def _range(kind: Any) -> Range:
     return found
 
 
+# ImageNet-C's (arXiv:1903.12261): the benchmark's, then those that the paper keeps for validation.
+BENCHMARK: tuple[str, ...] = (
+    "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow",
+    "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression",
+)  # fmt: skip
+CORRUPTIONS: tuple[str, ...] = (*BENCHMARK, "speckle_noise", "gaussian_blur", "spatter", "saturate")
+SEVERITIES = (1, 2, 3, 4, 5)
 _CHOICES = {kind.key: (*(None,) * kind.optional, *kind.names()) for kind in KINDS} | {
     "DATA.IMAGE_CHANNELS": (1, 3),
+    "DATA.CORRUPTION": (None, *CORRUPTIONS),
+    "DATA.SEVERITY": SEVERITIES,
     "DATA.CROP_MODE": ("center", "squash"),
     "DATA.INTERPOLATION": ("bicubic", "bilinear", "nearest"),
     "DATA.LOADER": ("paddle", "dali"),
@@ -101,7 +110,8 @@ _RANGES = (
     *((own.range, (key,)) for key, own in registry.own_keys().items() if own.range),
 )  # fmt: skip
 _PATHS = (
-    "DATA.DATA_PATH", "DATA.CACHE", "MODEL.RESUME", "MODEL.PRETRAINED", "MODEL.PRETRAINED_ADAPTER",
+    "DATA.DATA_PATH", "DATA.CACHE", "DATA.CLASSES", "DATA.LABELS", "MODEL.RESUME", "MODEL.PRETRAINED",
+    "MODEL.PRETRAINED_ADAPTER",
     "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PATH", "OUTPUT", "SAVE",
 )  # fmt: skip
 _LONGEST_PATH, _LONGEST_NAME = 3500, 200  # bytes: below Linux's 4,096 and 255, for what a run adds

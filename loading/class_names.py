@@ -11,6 +11,7 @@ from errors import Allowance, Unreadable, opened, reading, shown
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 FILE = "classes.txt"  # beside lists of files
 _MOST, _LONGEST = 1_000_000, 1000
+_FIELD = 300  # bytes that a line of a class map, or an output in it, takes at most
 
 
 def read_class_names(path: str | Path) -> list[str]:
@@ -20,16 +21,36 @@ def read_class_names(path: str | Path) -> list[str]:
         InputError: it can't be read; a line is empty, too long, or can't be printed (which).
     """
     with reading(shown(str(path)), "classes, one a line"):
-        with opened(path) as file:
-            allowance = Allowance(os.fstat(file.fileno()).st_size)
-            allowance.take(2 * allowance.size)
-            text = file.read().decode("utf-8-sig")
-        names = [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
-        if len(names) > _MOST:
-            raise Unreadable(f"it has {len(names)} lines, up to {_MOST} are read")
-        for number, name in enumerate(names, 1):
-            check_name(name, f"line {number}")
-        return names
+        return [check_name(line, f"line {number}") for number, line in enumerate(_lines(path), 1)]
+
+
+def read_class_map(path: str | Path) -> dict[str, list[str]]:
+    """Returns the outputs of each class that a file names: a class on each line, then after a TAB each its outputs, any
+    of which is right. A class that is alone on its line is the output's name, too.
+
+    Raises:
+        InputError: as ``read_class_names``; a class is there twice.
+    """
+    with reading(shown(str(path)), "classes and their outputs"):
+        rows = [
+            [check_name(field, f"line {number}") for field in line.split("\t")]
+            for number, line in enumerate(_lines(path, _FIELD), 1)
+        ]
+        each_once([name for name, *_ in rows])
+        return {name: outputs or [name] for name, *outputs in rows}
+
+
+def _lines(path: str | Path, field: int = 0) -> list[str]:
+    """The lines of a file; ``field`` is what each of their fields will take, in bytes."""
+    with opened(path) as file:
+        allowance = Allowance(os.fstat(file.fileno()).st_size)
+        data = file.read()
+    allowance.take(2 * allowance.size + field * (data.count(b"\n") + data.count(b"\t")))
+    text = data.decode("utf-8-sig")
+    lines = [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
+    if len(lines) > _MOST:
+        raise Unreadable(f"it has {len(lines)} lines, up to {_MOST} are read")
+    return lines
 
 
 def names_beside(root: Path) -> list[str]:

@@ -13,18 +13,25 @@ import numpy as np
 
 from config import CONFIG_DIR, is_users, with_values
 from errors import InputError
+from loading.class_names import read_class_map
 from loading.label_sets import LabelSets, every_label
 from options import Configuration, add_note
 
 _IMAGENET = CONFIG_DIR / "imagenet1k_classes.txt"
+PRESENT = "present"  # DATA.CLASSES: those that the data has
 _SYNSET = re.compile(r"n\d{8}(?!\d)")
+_DIGITS = 9  # of an output's number, at most
 
 
 class Labelled(Protocol):
-    """A dataset, as far as its labels go: ``classes`` are names, in the order of ``labels``, or none are known."""
+    """A dataset, as far as its labels go: ``classes`` are names, in the order of ``labels``, or none are known.
+
+    ``compared`` are the outputs among which an evaluation looks for the largest; None: all of them.
+    """
 
     labels: np.ndarray | LabelSets
     classes: list[str]
+    compared: np.ndarray | None
 
 
 def check_training(config: Configuration, train: Labelled, val: Labelled) -> Configuration:
@@ -54,15 +61,31 @@ def check_training(config: Configuration, train: Labelled, val: Labelled) -> Con
 
 
 def check_evaluation(config: Configuration, val: Labelled, trained: Sequence[str] | None) -> Configuration:
-    """Returns ``config`` with NUM_CLASSES resolved; gives ``val`` the labels and class names of the weights' outputs.
+    """Returns ``config`` with NUM_CLASSES resolved; gives ``val`` the labels and class names of the weights' outputs,
+    and with DATA.CLASSES which of them are ``compared``.
 
     Args:
         trained: the names of the weights' outputs; None or empty where they aren't known. A model of 1,000 outputs then
             is taken for one of ImageNet-1k's classes if every class of the data is one of them.
 
     Raises:
-        InputError: a class that the weights don't know, or another number of outputs that the user didn't ask for.
+        InputError: a class that the weights, or the file of DATA.CLASSES, don't know, or another number of outputs that
+            the user didn't ask for.
     """
+    if config.DATA.CLASSES is None:
+        return _named(config, val, trained)
+    if config.DATA.CLASSES == PRESENT:
+        config = _named(config, val, trained)
+        compared = np.unique(every_label(val.labels))
+    else:
+        config, compared = _mapped(config, val, trained)
+    val.compared, config = compared, with_values(config)  # a copy: the note is this start's
+    add_note(config, f"DATA.CLASSES: {len(compared)} of the model's {config.MODEL.NUM_CLASSES} outputs are compared")
+    return config
+
+
+def _named(config: Configuration, val: Labelled, trained: Sequence[str] | None) -> Configuration:
+    """Matches by names, where they are known."""
     if not val.classes:
         count = len(trained or ()) or _count(val)
         return _resolved(config, count, "the data has") if config.MODEL.NUM_CLASSES == "auto" else config
@@ -84,7 +107,48 @@ def check_evaluation(config: Configuration, val: Labelled, trained: Sequence[str
             return _matched(config, val, places, imagenet_synsets(), "ImageNet-1k's classes")
         if 2 * len(places) > len(_present(val)) and not is_users(config, "MODEL.NUM_CLASSES"):
             raise InputError(f"most of the data's classes are ImageNet-1k's, but {problem}")
+    if config.DATA.LABELS or config.DATA.CLASSES:
+        advice = "" if config.DATA.LABELS else "; give DATA.CLASSES a file of classes and outputs' numbers"
+        raise InputError(
+            f"DATA.{'LABELS' if config.DATA.LABELS else 'CLASSES'} goes by the names of the outputs' classes, which"
+            f" aren't known of this model: MODEL.NUM_CLASSES is {config.MODEL.NUM_CLASSES}, ImageNet-1k's 1000{advice}"
+        )
     return _resolved(config, len(val.classes), "the data has")
+
+
+def _mapped(config: Configuration, val: Labelled, trained: Sequence[str] | None) -> tuple[Configuration, np.ndarray]:
+    """Gives ``val`` the outputs that the file of DATA.CLASSES says for labels; returns all that it names, too."""
+    file = config.DATA.CLASSES
+    if trained:
+        config = _resolved(config, len(trained), "the weights have")
+    outputs = config.MODEL.NUM_CLASSES
+    if outputs == "auto" or not val.classes:
+        lacks = "the data, which names no classes" if not val.classes else "MODEL.NUM_CLASSES auto; give a number"
+        raise InputError(f"DATA.CLASSES {file} maps classes to outputs, which isn't possible with {lacks}")
+    names = list(trained or (imagenet_synsets() if outputs == 1000 else map(str, range(outputs))))
+    places = {name: place for place, name in enumerate(names)}
+    found = read_class_map(file)
+    if missing := [name for name in _present(val) if name not in found]:
+        raise InputError(f"{file}: classes of the data aren't in it: {_some(missing)}")
+
+    def place_of(name: str) -> int:
+        candidates = {places[name]} if name in places else set() if trained or outputs != 1000 else _candidates(name)
+        if not candidates and name.isascii() and name.isdigit() and len(name) < _DIGITS and int(name) < outputs:
+            candidates = {int(name)}
+        if len(candidates) != 1:
+            how = "the name of several outputs" if candidates else "no output's name or number"
+            raise InputError(f"{file}: '{name}' is {how}; the model has {outputs}: {_some(names)}")
+        return candidates.pop()
+
+    wanted = {name: sorted(set(map(place_of, several))) for name, several in found.items()}
+    sets = [wanted.get(name, []) for name in val.classes]
+    if max(map(len, sets)) == 1:
+        val.labels = np.array([own[0] if own else -1 for own in sets], np.int64)[every_label(val.labels)]
+    else:
+        ends = np.cumsum([0, *map(len, sets)])
+        val.labels = LabelSets(np.concatenate(sets), ends).taken(every_label(val.labels))
+    val.classes = names
+    return config, np.unique(np.concatenate(list(wanted.values())))
 
 
 def set_outputs(config: Configuration, *datasets: Labelled) -> None:
@@ -95,7 +159,8 @@ def set_outputs(config: Configuration, *datasets: Labelled) -> None:
     """
     for dataset in datasets:
         several = isinstance(dataset.labels, LabelSets)
-        meant = "multilabel" if several else "classification"
+        any_is_right = config.DATA.LABELS or config.DATA.CLASSES  # of several: a classification, all the same
+        meant = "multilabel" if several and not any_is_right else "classification"
         if {config.TASK, meant} == {"classification", "multilabel"}:
             found = "several labels" if several else "one label"
             raise InputError(f"TASK is {config.TASK}, the images of '{config.DATA.DATASET}' have {found} each")

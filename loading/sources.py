@@ -161,7 +161,7 @@ def missing_files(root: Path, paths: Paths, folders: np.ndarray, names: list[byt
 
 @datasets.register(
     "folder",
-    holds="`train/<class>/**` and `val/<class>/**`; with `DATA.VAL_SPLIT` the first alone, or `<class>/**`",
+    holds="`train/<class>/**`, `val/<class>/**`; one alone, or `<class>/**`, to evaluate, or with `DATA.VAL_SPLIT`",
     val="val",
 )
 def folder(split: Split, *, data_path: str) -> Files:
@@ -172,7 +172,8 @@ def folder(split: Split, *, data_path: str) -> Files:
     """
     root, mode = Path(data_path), split.mode
     bare = root.is_dir() and not (root / "train").is_dir() and not (root / "val").is_dir()
-    if mode == "train" and bare and (split.alone or split.problems is not None):
+    checked = split.problems is not None  # as training images
+    if bare and (mode == "train" if split.alone or checked else mode == "val"):
         mode = "."  # <class>/ stands there alone
     with reading(root / mode, "class folders", "; DATASET folder needs train/ and val/ under -data_path"):
         own, known = _classes(root / mode), _classes(root / "train")

@@ -1,6 +1,8 @@
 """What each key declares that it needs is true to the code: it acts there, and nowhere else."""
 
 import itertools
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import paddle
@@ -15,6 +17,8 @@ from test_losses import Fixed
 from config import get_config, with_values
 from config_checks import mixes
 from datasets import get_dataloader, get_dataset
+from loading.label_sets import every_label
+from loading.label_spaces import check_evaluation
 from loading.transforms import BatchTransform, Mixup, RandomErasing, TrainTransform
 from options import leaves
 from training import parallel
@@ -82,9 +86,18 @@ def of_data(config):
     return [loader.slots, len(train), getattr(val, "exact", None), getattr(val, "root", None), order[:40], read]
 
 
+def of_evaluation(config):
+    val = get_dataset(config, "val")
+    labels = every_label(val.labels)
+    if config.EVAL and not config.DATA.LABELS:
+        check_evaluation(config, val, ["a", "b", "c"])
+    return [labels, np.array(val.compared), val[0][0]]
+
+
 O, S = "TRAIN.OPTIMIZER.", "TRAIN.LR_SCHEDULER."  # noqa: E741
 MIXUP, CUTMIX, MINMAX = (("TRAIN.MIXUP_ALPHA", 0.8), ("TRAIN.CUTMIX_ALPHA", 1.0), ("TRAIN.CUTMIX_MINMAX", [0.2, 0.5]))
 SIZES = ("DATA.MULTI_SCALE", [8, 12, 16])
+LARGE = [("DATA.DATASET", "folder"), ("DATA.IMAGE_SIZE", 32)]
 # what shows an effect, the keys with a value that isn't the default, and where to try each of them
 TRIED = [
     (
@@ -160,6 +173,13 @@ TRIED = [
             [SIZES], [SIZES, ("DATA.SCALE_SCHEDULE", "progressive")],
         ],
     ),
+    (
+        of_evaluation,
+        {
+            "DATA.CLASSES": "present", "DATA.LABELS": "real.json", "DATA.CORRUPTION": "snow", "DATA.SEVERITY": 4,
+        },
+        [LARGE, [*LARGE, ("EVAL", True)], [*LARGE, ("EVAL", True), ("DATA.CORRUPTION", "fog")]],
+    ),
 ]  # fmt: skip
 SMALL = {
     "DATA.DATASET": "digits", "DATA.NUM_WORKERS": 1, "DATA.BATCH_SIZE": 4, "DATA.IMAGE_SIZE": 16,
@@ -178,6 +198,11 @@ def test_a_key_acts_where_it_says_and_nowhere_else(effects, keys, places, tmp_pa
     for folder in (".", "other"):
         for part in ("train", "val"):
             write_images(tmp_path / folder / part, {"a": 6, "b": 6})
+    for number, file in enumerate(sorted((tmp_path / "val").rglob("*.png")), 1):
+        file.rename(file.with_name(f"ILSVRC2012_val_{number:08}.png"))
+    (tmp_path / "real.json").write_text(str([[7]] * 12))
+    corrupt = {"corrupt": lambda pixels, severity, name, **_: pixels // (severity + len(name))}
+    monkeypatch.setitem(sys.modules, "imagecorruptions", SimpleNamespace(**corrupt))
     classes = {"of_losses": 5, "of_batches": 4}.get(effects.__name__, "auto")
     base = changed_by(get_config(), **SMALL | {"DATA.DATA_PATH": ".", "MODEL.NUM_CLASSES": classes})
     seen = set()

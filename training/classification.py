@@ -17,6 +17,7 @@ from models import architecture, build_model, with_switches
 from models.base import ImageModel
 from models.costs import described
 from options import Configuration
+from training.among import LOW
 from training.features import FEATURE, LastMap, check_alignment, make_student
 from training.losses import CrossEntropy, Teacher, build_criterion, reads_tokens
 from training.run import Run
@@ -71,18 +72,23 @@ class Classification(Task):
         """Returns ``loss``, ``acc1``, ``acc5``, ``mean_class_acc``, ``class_acc`` (percent) and ``num_samples``.
 
         ``class_acc`` is by name, with None for a class without a sample; ``mean_class_acc`` the mean over the others.
+        An image of several labels counts for each of them.
         """
         criterion, outputs = CrossEntropy(), self.config.MODEL.NUM_CLASSES
-        total, by_class = paddle.zeros([3], "float64"), paddle.zeros([outputs, 2], "float64")
+        total, by_class = paddle.zeros([4], "float64"), paddle.zeros([outputs, 2], "float64")
         for batch in batches:
             logits, labels = forward(self.normalize(batch["pixels"])), batch["labels"]
-            found = hits(logits, labels)
-            total += summed({"loss": criterion(logits, labels), **found})
+            several = labels.ndim == 2  # any of them is right (DATA.LABELS, DATA.CLASSES)
+            found = any_of(logits, labels) if several else {"loss": criterion(logits, labels), **hits(logits, labels)}
+            total += summed(found | {"count": paddle.ones_like(found["acc1"])})
             hit = (found["acc1"] > 0).astype("float64")
-            by_class = paddle.index_add(by_class, labels, 0, paddle.stack([hit, paddle.ones_like(hit)], 1))
+            counted = paddle.stack([hit, paddle.ones_like(hit)], 1)
+            if several:
+                by_class += paddle.matmul(labels.astype("float64"), counted, transpose_x=True)
+            else:
+                by_class = paddle.index_add(by_class, labels, 0, counted)
         reduced = all_reduce_sum(paddle.concat([total, by_class.flatten()])).numpy()
-        right, counts = reduced[3:].reshape(-1, 2).T
-        count = counts.sum()
+        (count, right, counts) = (reduced[3], *reduced[4:].reshape(-1, 2).T)
         metrics: dict[str, float] = dict(zip(("loss", "acc1", "acc5"), (reduced[:3] / count).tolist(), strict=True))
         shares = [100 * float(h / n) if n else None for h, n in zip(right, counts, strict=True)]
         metrics["mean_class_acc"] = float(np.mean([share for share in shares if share is not None]))
@@ -105,6 +111,20 @@ def hits(logits: paddle.Tensor, targets: paddle.Tensor) -> Batch:
     best = paddle.topk(logits.astype("float32"), min(5, logits.shape[1]))[1] == labels.unsqueeze(1)
     right = best.astype("float32") * 100
     return {"acc1": right[:, 0], "acc5": right.sum(1)}
+
+
+def any_of(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
+    """Returns what an evaluation counts where any of several labels is right, each [B] float32: ``acc1`` and ``acc5``
+    as ``hits``, and ``loss``, minus the logarithm of the labels' probability together. Of one label all are as usual.
+
+    Args:
+        labels: [B, K] of 0 and 1; at least one is 1 for each image (Beyer et al. 2020, arXiv:2006.07159).
+    """
+    logits, right = logits.astype("float32"), labels.astype("float32")
+    best = paddle.topk(logits, min(5, logits.shape[1]))[1]
+    found = paddle.take_along_axis(right, best, 1) * 100
+    loss = paddle.logsumexp(logits, 1) - paddle.logsumexp(logits + (right - 1) * LOW, 1)
+    return {"loss": loss, "acc1": found[:, 0], "acc5": found.max(1)}
 
 
 def add_projection(config: Configuration, model: ImageModel) -> None:

@@ -23,6 +23,7 @@ from models.base import ImageModel
 from models.inference import inference_engine
 from models.layers.batch_norm import hold_frozen_statistics
 from options import Configuration, plain
+from training.among import among
 from training.checkpoint import Progress, Saver, check_task, own_statistics
 from training.checkpoint.resume import resume, settle
 from training.curves import plot_curves
@@ -294,6 +295,8 @@ def evaluate_only(
     else:
         predictor = model
         run.info(precision_told(config))
+    if val.compared is not None:
+        predictor = among(predictor, val.compared, config.MODEL.NUM_CLASSES)
     task: Task = (kind or tasks.chosen(config))(config, val.classes)
     loader = get_dataloader(config, val, "val", rank(), world_size())
     signals.begin()

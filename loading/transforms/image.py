@@ -11,6 +11,7 @@ from PIL import Image, ImageEnhance
 
 from errors import Unreadable
 from loading.transforms.auto import build_auto_augment, interpolations
+from loading.transforms.corruption import Corruption
 from loading.transforms.decode import Box, EncodedImage, resized_crop
 from options import Configuration
 
@@ -132,9 +133,10 @@ class EvalTransform:
     """Resizes to IMAGE_SIZE / CROP_PCT and cuts the centre, as timm and torchvision do.
 
     CROP_MODE "center" resizes the short side and keeps the ratio. "squash" resizes both sides: at CROP_PCT 1.0 nothing
-    of the image is lost (the evaluation of Swin and ConvNeXt at 384).
+    of the image is lost (the evaluation of Swin and ConvNeXt at 384). DATA.CORRUPTION draws from the generator.
 
     Raises:
+        InputError: DATA.CORRUPTION needs what isn't installed.
         Unreadable: from a call: as ``TrainTransform``.
     """
 
@@ -143,11 +145,13 @@ class EvalTransform:
         self.resize_to = math.floor(config.DATA.IMAGE_SIZE / config.DATA.CROP_PCT)
         self.resized = _squashed if config.DATA.CROP_MODE == "squash" else _short_side
         self.resample = RESAMPLING[config.DATA.INTERPOLATION]
+        self.corruption = Corruption(config) if config.EVAL and config.DATA.CORRUPTION else None
 
     def __call__(self, image: Image.Image | EncodedImage, rng: np.random.Generator | None = None) -> np.ndarray:
         pixels = self.resized(image, self.resize_to, self.resample, self.most)
         top, left = (round((side - self.size) / 2) for side in pixels.shape[:2])
-        return _pixels(pixels[top : top + self.size, left : left + self.size])
+        pixels = _pixels(pixels[top : top + self.size, left : left + self.size])
+        return self.corruption(pixels, rng) if self.corruption and rng is not None else pixels
 
 
 def _short_side(image: Image.Image | EncodedImage, to: int, resample: Image.Resampling, most: int) -> np.ndarray:

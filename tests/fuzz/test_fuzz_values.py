@@ -24,6 +24,7 @@ BASE += ["TUNE_CPU", "False", "NGPUS", "1"]
 MIXED = ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.CUTMIX_ALPHA", "1.0"]
 OPTIMIZER, SCHEDULE = "TRAIN.OPTIMIZER.NAME", "TRAIN.LR_SCHEDULER.NAME"
 FOLDER = ["DATA.DATASET", "folder", "DATA.DATA_PATH", "."]
+RGB = ["DATA.IMAGE_CHANNELS", "3", "DATA.IMAGE_SIZE", "32"]
 SETS = ["TASK", "multilabel", "DATA.DATASET", "multilabel_list", "DATA.DATA_PATH", "."]
 # Where a key does something; the first of these counts that takes it.
 PLACES = [
@@ -58,6 +59,8 @@ PLACES = [
     [SCHEDULE, "wsd"],
     ["TRAIN.LOSS", "token_label"],
     *([*SETS, "TRAIN.LOSS", name] for name in ("bce", "focal", "asymmetric")),
+    ["EVAL", "True", "MODEL.PRETRAINED", "absent", *FOLDER],
+    ["EVAL", "True", "MODEL.PRETRAINED", "absent", "DATA.CORRUPTION", "fog", *RGB],
     ["DATA.MULTI_SCALE", "[8,16]", "DATA.SCALE_SCHEDULE", "progressive"],
 ]
 INTEGERS = ["-1", "0", "1", "2", "100", "1000", "1000000", "2147483647", "2147483648", "1" + "0" * 30, "9" * 5000]
@@ -118,7 +121,7 @@ def base(key, place):
 def place_of(key):
     """The first of the places where the key does something."""
     default = DEFAULTS.get(key, NONES.get(key))
-    given = ["1", "0.5", "[0.2,0.5]", "random", "imagenet22k", "x", "rand-m9", "True", "4", "lora"]
+    given = ["1", "0.5", "[0.2,0.5]", "random", "imagenet22k", "x", "rand-m9", "True", "4", "lora", "fog"]
     given = given if default is None else [default]
     for place, value in itertools.product(PLACES, given):
         if read([*base(key, place), key, value]):

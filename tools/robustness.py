@@ -1,0 +1,127 @@
+"""Measures what a model loses where images are corrupted: the benchmark of ImageNet-C (arXiv:1903.12261).
+
+    python tools/robustness.py -output=DIR -pretrained=RUN/checkpoints/best [-corruptions=LIST -severities=LIST]
+
+The flags besides are main_multi_gpu.py's, with -o. Each of 15 corruptions at each of five severities is an evaluation,
+in DIR/<corruption>-<severity>; DIR/clean is one without. What is done isn't repeated: the same command goes on.
+-published=FOLDER evaluates the images of FOLDER/<corruption>/<severity>/<class>/, as ImageNet-C is published, instead
+of corrupting the validation set's. DIR/robustness.json and the table have the errors and their means; with ImageNet's
+1,000 classes also mCE and relative mCE, over AlexNet's errors. This process imports no Paddle: the evaluations do.
+"""
+
+import argparse
+import functools
+import itertools
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+
+import launch.startup  # noqa: E402  (streams)
+from configs.ranges import BENCHMARK, CORRUPTIONS, SEVERITIES  # noqa: E402
+from errors import InputError, reading, reported  # noqa: E402
+from launch import signals  # noqa: E402
+
+CLEAN = "clean"
+_FILE = "robustness.json"
+_FREE = ("OUTPUT", "NGPUS", "DATA.NUM_WORKERS", "DATA.PREFETCH")  # which change no figure
+
+
+def arguments_of(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Returns this command's own flags, and the evaluations'.
+
+    Raises:
+        InputError: a corruption or a severity that there isn't.
+    """
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
+    listed = functools.partial(parser.add_argument, type=lambda text: text.split(","), metavar="LIST")
+    listed("-corruptions", "--corruptions", default=[*BENCHMARK], help="default: the 15 of the benchmark")
+    listed("-severities", "--severities", default=[*map(str, SEVERITIES)], help="default: 1,2,3,4,5")
+    parser.add_argument("-published", "--published", metavar="FOLDER", help="ImageNet-C's images")
+    arguments, rest = parser.parse_known_args(words)
+    for flag, known in (("corruptions", CORRUPTIONS), ("severities", [*map(str, SEVERITIES)])):
+        if others := [name for name in getattr(arguments, flag) if name not in known]:
+            raise InputError(f"-{flag} has '{others[0]}', expected some of {','.join(known)}")
+    return arguments, rest
+
+
+def cells(arguments: argparse.Namespace) -> Iterator[tuple[str, int, list[str]]]:
+    """Yields (corruption, severity, flags of its evaluation), the clean one first."""
+    yield CLEAN, 0, []
+    for name, severity in itertools.product(arguments.corruptions, arguments.severities):
+        if arguments.published:
+            where = Path(arguments.published) / name / severity
+            yield name, int(severity), ["-dataset=folder", f"-data_path={where}", "-o", "DATA.CROP_PCT", "1.0"]
+        else:
+            yield name, int(severity), ["-o", "DATA.CORRUPTION", name, "DATA.SEVERITY", severity]
+
+
+def evaluated(folder: Path, flags: list[str]) -> dict:
+    """Returns the result of an evaluation: the one that is there, or of a new one.
+
+    Raises:
+        SystemExit: it failed, and said why.
+    """
+    if not (folder / "result.json").exists():
+        command = [sys.executable, str(ROOT / "main_multi_gpu.py"), *flags, "-eval", f"-output={folder}"]
+        dies = functools.partial(signals.die_with_parent, signal.SIGTERM)
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=dies) as process:
+            status = process.wait()
+        if status:
+            raise SystemExit(status if status > 0 else 128 - status)
+    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+
+
+def main() -> None:
+    arguments, rest = arguments_of(sys.argv[1:])
+    from options import leaves
+    from training.command_line import config_from_arguments
+
+    config = config_from_arguments("tools/robustness.py", [*rest, "-eval"])
+    if not config.OUTPUT or config.DATA.CORRUPTION:
+        raise InputError("give -output=DIR" if not config.OUTPUT else "leave out DATA.CORRUPTION: -corruptions does it")
+    from training.robustness import figures, table
+
+    if not (arguments.published or find_spec("imagecorruptions")):  # before anything is evaluated
+        raise InputError("corruptions need imagecorruptions-imaug; pip install -r requirements-robustness.txt")
+    output, errors, classes = Path(config.OUTPUT), {}, 0
+    asked = {key: value for key, value in leaves(config) if key not in _FREE} | {"published": arguments.published}
+    if (output / _FILE).exists():
+        with reading(output / _FILE, "what this command wrote", "; choose another -output"):
+            before = dict(json.loads((output / _FILE).read_text(encoding="utf-8"))["asked"])
+        if others := [key for key, value in asked.items() if before.get(key) != value]:
+            key = others[0]
+            found = f"of {key} {before.get(key)}, not {asked[key]}"
+            raise InputError(f"{output} has evaluations {found}; choose another -output")
+    output.mkdir(parents=True, exist_ok=True)
+
+    def write(found: dict) -> None:
+        temporary = launch.startup.unfinished(output / _FILE)
+        temporary.write_text(json.dumps({"asked": asked, "errors": errors, **found}, indent=2) + "\n", "utf-8")
+        temporary.replace(output / _FILE)
+
+    write({})
+    clean = 0.0
+    for name, severity, flags in cells(arguments):
+        result = evaluated(output / (f"{name}-{severity}" if severity else name), [*rest, *flags])
+        error, classes = 100 - result["acc1"], result["config"]["MODEL"]["NUM_CLASSES"]
+        print(f"{name} {severity or ''}".rstrip() + f": error {error:.2f}, samples {result['num_samples']}", flush=True)
+        if severity:
+            errors.setdefault(name, {})[severity] = error
+        else:
+            clean = error
+    found = figures(errors, clean, classes)
+    write(found)
+    print(table(errors, found))
+
+
+if __name__ == "__main__":
+    with reported():
+        main()
