@@ -19,6 +19,7 @@ from models.costs import described
 from options import Configuration
 from training.features import FEATURE, LastMap, check_alignment, make_student
 from training.losses import CrossEntropy, Teacher, build_criterion, reads_tokens
+from training.predictions import Predictions
 from training.run import Run
 from training.task import Batch, Metrics, Task, summed
 from utils import all_reduce_sum
@@ -74,10 +75,15 @@ class Classification(Task):
         """
         criterion, outputs = CrossEntropy(), self.config.MODEL.NUM_CLASSES
         total, by_class = paddle.zeros([3], "float64"), paddle.zeros([outputs, 2], "float64")
+        self.predictions = Predictions()
         for batch in batches:
             logits, labels = forward(self.normalize(batch["pixels"])), batch["labels"]
             found = hits(logits, labels)
             total += summed({"loss": criterion(logits, labels), **found})
+            if self.config.REPORT:
+                logit, place = first_five(logits)  # as of ``hits``, where logits are equal, too
+                probability = (logit[:, 0] - paddle.logsumexp(logits.astype("float32"), 1)).exp()
+                self.predictions.add(label=labels, predicted=place[:, 0], probability=probability)
             hit = (found["acc1"] > 0).astype("float64")
             by_class = paddle.index_add(by_class, labels, 0, paddle.stack([hit, paddle.ones_like(hit)], 1))
         reduced = all_reduce_sum(paddle.concat([total, by_class.flatten()])).numpy()
@@ -102,9 +108,14 @@ def hits(logits: paddle.Tensor, targets: paddle.Tensor) -> Batch:
         targets: labels [B], or distributions [B, K], whose largest share counts as the label.
     """
     labels = targets if targets.ndim == 1 else targets.argmax(1)
-    best = paddle.topk(logits.astype("float32"), min(5, logits.shape[1]))[1] == labels.unsqueeze(1)
+    best = first_five(logits)[1] == labels.unsqueeze(1)
     right = best.astype("float32") * 100
     return {"acc1": right[:, 0], "acc5": right.sum(1)}
+
+
+def first_five(logits: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Returns the highest of logits [B, K], and their classes: [B, 5] or [B, K] each."""
+    return paddle.topk(logits.astype("float32"), min(5, logits.shape[1]))
 
 
 def add_projection(config: Configuration, model: ImageModel) -> None:
