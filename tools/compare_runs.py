@@ -5,8 +5,9 @@
 
 A RUN is the folder of a run that is over, a training or an evaluation. The first one is what the others are compared
 with. Runs that differ in SEED alone are one: where both sides have several, their means are compared by Welch's t-test.
-Otherwise the answers on the same images are, by McNemar's exact test. -output writes a page that needs no network, with
-the curves of all runs over each other. Of one RUN alone, its report.html, confusion.csv and confusion.png are made anew.
+Otherwise the answers to the same images are, by McNemar's exact test; of a k-fold, those of all its folds. -output
+writes a page that needs no network, with the curves of all runs over each other. Of one RUN alone, its report.html,
+confusion.csv and confusion.png are made anew.
 
 Exit status: 0; 2 where a folder isn't a run's, or a file in it says something that no run writes.
 """

@@ -17,7 +17,7 @@ from utils import written_whole
 
 PAGE, TABLE, PICTURE = "report.html", "confusion.csv", "confusion.png"
 _WHOLE = 30  # classes, above which a picture of all confusions can't be read
-_FEW = 20  # of the pairs that are confused most often
+_FEW = 20  # of the pairs that are confused most often; a picture has the classes of half of them
 _SQUARE = 1000  # classes, above which confusion.csv lists what there is
 _ROWS = 1000  # of a table of classes
 FIGURES = {  # what an evaluation tells, in this order
@@ -68,7 +68,7 @@ def _summary(run: Finished) -> str:
     rows: list[list[Any]] = []
     for key, label in FIGURES.items():
         if key in run.result:
-            rows.append([label, *(_number(found.get(key)) for found in evaluated.values())])
+            rows.append([label, *(number(found.get(key), key) for found in evaluated.values())])
             rows += _shares_right(run, list(evaluated)) if run.told and key in ("acc1", "mAP") else []
     if run.told and not run.several:
         errors = [_error(run.told.get(split)) for split in evaluated]
@@ -88,17 +88,18 @@ def _shares_right(run: Finished, splits: list[str]) -> list[list[str]]:
     right = [run.told[split].right if split in run.told else np.zeros(0, bool) for split in splits]
     rows = [["its 95 % interval (Wilson)", *(interval(int(own.sum()), len(own)) if len(own) else "" for own in right)]]
     if run.several:
-        shares = ((_number(100 * float(own.mean())) if len(own) else "") for own in right)
+        shares = ((number(100 * float(own.mean())) if len(own) else "") for own in right)
         rows.insert(0, ["images with all classes right (%)", *shares])
     return rows
 
 
-def _number(value: Any) -> str:
-    return "" if value is None else f"{value:.4f}" if abs(value) < 1 else f"{value:.2f}"
+def number(value: float | None, key: str = "") -> str:
+    """Returns a percentage, or the loss, as text; nothing of None."""
+    return "" if value is None else f"{value:.{4 if key == 'loss' else 2}f}"
 
 
 def _error(told: Told | None) -> str:
-    return _number(100 * calibration(told.probability, told.right).error) if told else ""
+    return number(100 * calibration(told.probability, told.right).error) if told else ""
 
 
 def _curves(run: Finished) -> str:
@@ -113,9 +114,9 @@ def _confusions(run: Finished, told: Told) -> Iterator[str]:
     with written_whole(run.folder / TABLE) as file:
         _write_confusions(file, found, names)
     whole, worst = outputs <= _WHOLE, found.worst(_FEW)
-    classes = range(outputs) if whole else np.unique(np.concatenate([worst.label, worst.predicted]))[:_WHOLE]
+    classes = range(outputs) if whole else list(dict.fromkeys(np.stack(worst[:2], 1)[: _FEW // 2].flatten().tolist()))
     pairs = [
-        (f"{names[label]} as {names[predicted]}", f"{count:,}")
+        (names[label], names[predicted], f"{count:,}")
         for label, predicted, count in zip(*(column.tolist() for column in worst), strict=True)
     ]
     shown = ""
@@ -125,7 +126,7 @@ def _confusions(run: Finished, told: Told) -> Iterator[str]:
             file.write(drawn)
         shown = page.picture("Confusion matrix", drawn)
     what = "Rows are labels. A colour is the share of a label's images" + ("." if whole else ", of the classes shown.")
-    most = page.table(["most often", "images"], pairs)
+    most = page.table(["label", "predicted most often", "images"], pairs, numbers=False)
     yield page.section("Confusions", page.said(f"{what} All are in {TABLE}."), page.grid([shown, most]))
 
 
@@ -169,7 +170,7 @@ def _several_classes(run: Finished) -> str:
     precisions, f1 = (run.result.get(name, {}) for name in ("class_ap", "class_f1"))
     levels = run.result.get("thresholds", [])
     rows = [
-        (name, _number(ap), _number(f1.get(name)), f"{levels[place]:.3f}" if place < len(levels) else "")
+        (name, number(ap), number(f1.get(name)), f"{levels[place]:.3f}" if place < len(levels) else "")
         for place, (name, ap) in enumerate(precisions.items())
     ]
     rows.sort(key=lambda row: float(row[1] or 200))

@@ -9,7 +9,7 @@ import numpy as np
 
 from errors import InputError
 from inference import page
-from inference.report import FIGURES, drawings, interval
+from inference.report import FIGURES, drawings, interval, number
 from inference.report.measures import mcnemar, welch
 from inference.report.reading import Finished, finished
 from options import leaves
@@ -17,12 +17,12 @@ from options import leaves
 LEVEL = 0.05  # a difference is called larger than chance below it, over the number of comparisons (Bonferroni)
 # What says nothing of how a run trains, or differs between runs of one kind.
 _OWN = ("BASE", "OUTPUT", "SAVE", "TAG", "MODEL.RESUME", "NGPUS")
-_SEEDS = ("SEED",)
-_SAMPLES = ("DATA.FOLDS", "DATA.FOLD", "DATA.FOLDS_SEED", "DATA.FOLDS_GROUPS")  # names of arrays' images don't tell
+_SEEDS = ("SEED", "DATA.FOLD")
+_FOLDS = ("FOLDS", "FOLD", "FOLDS_SEED", "FOLDS_GROUPS")  # a name such as "sample 3" doesn't tell them
 
 
 class Kind(NamedTuple):
-    """Runs that differ in their seeds alone. ``name``: of the first one, with their number."""
+    """Runs that differ in their seeds or folds alone. ``name``: of the first one, with their number."""
 
     name: str
     runs: list[str]
@@ -44,15 +44,16 @@ class Compared(NamedTuple):
     verdicts: list[str]
 
     def figures(self) -> tuple[list[str], list[list[str]]]:
-        """Returns the heads and rows of a table: a row for each run."""
-        keys = [key for key in FIGURES if any(key in run.result for run in self.runs.values())]
-        rows = []
+        """Returns the heads and rows of a table: a row for each run, and one for its averaged weights."""
+        keys, rows = [key for key in FIGURES if any(key in run.result for run in self.runs.values())], []
         for name, run in self.runs.items():
-            values = [f"{run.result[key]:.4g}" if key in run.result else "" for key in keys]
-            right = run.told["val"].right if "val" in run.told else None
-            share = interval(int(right.sum()), len(right)) if right is not None else ""
-            best = run.result.get("best", {}).get("epoch", "")
-            rows.append([name, *values, share, f"{run.result['num_samples']}", str(best), f"{run.config.SEED}"])
+            for split, found in run.evaluated().items():
+                values = [number(found.get(key), key) for key in keys]
+                right = run.told[split].right if split in run.told else None
+                share = interval(int(right.sum()), len(right)) if right is not None else ""
+                best = found.get("best", {}).get("epoch", "")
+                own = name if split == "val" else f"{name} (EMA)"
+                rows.append([own, *values, share, f"{found['num_samples']}", str(best), f"{run.config.SEED}"])
         return ["run", *keys, "95 % interval", "images", "best epoch", "SEED"], rows
 
     def spreads(self) -> list[str]:
@@ -71,6 +72,22 @@ class Compared(NamedTuple):
         key = next(key for key in ("acc1", "mAP", "loss") if all(key in result for result in results))
         return key, [float(result[key]) for result in results]
 
+    def folds(self, kind: Kind) -> list[int]:
+        """Returns the folds of a kind's runs, sorted, where each run is of another one; else nothing."""
+        data = [self.runs[name].config.DATA for name in kind.runs]
+        folds = {own.FOLD for own in data if own.FOLDS}
+        return sorted(folds) if len(folds) == len(data) else []
+
+    def by_fold(self, kind: Kind) -> list[str]:
+        """Returns a kind's runs in the order of their folds."""
+        return sorted(kind.runs, key=lambda name: self.runs[name].config.DATA.FOLD)
+
+    def same_images(self, one: str, other: str) -> bool:
+        """Returns whether two runs were evaluated on the same images, with the same labels."""
+        first, second = self.runs[one], self.runs[other]
+        folds = [[run.config.DATA[key] for key in _FOLDS] for run in (first, second)]
+        return first.told["val"].same == second.told["val"].same and folds[0] == folds[1]
+
 
 def compared(folders: Sequence[Path]) -> Compared:
     """Returns what sets runs apart, whose folders these are: two or more.
@@ -82,9 +99,7 @@ def compared(folders: Sequence[Path]) -> Compared:
     first = next(iter(runs.values()))
     for name, run in runs.items():
         if run.config.TASK != first.config.TASK:
-            raise InputError(
-                f"{name} is of TASK {run.config.TASK}, {next(iter(runs))} of {first.config.TASK}: compare like with like"
-            )
+            raise InputError(f"{name} is of TASK {run.config.TASK}, {next(iter(runs))} of {first.config.TASK}")
     found = Compared(runs, _kinds(runs), _differences(runs), [])
     pairs = [(found.kinds[0], other) for other in found.kinds[1:]]
     if not pairs and all(len(kind.runs) == 2 for kind in found.kinds):  # two seeds
@@ -104,14 +119,13 @@ def _named(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def _kinds(runs: Mapping[str, Finished]) -> list[Kind]:
-    """The runs by what they were told, but for the seed."""
+    """The runs by what they were told, but for seed and fold."""
     found: dict[str, list[str]] = {}
     for name, run in runs.items():
         told = sorted((key, str(value)) for key, value in leaves(run.config) if key not in (*_OWN, *_SEEDS))
         found.setdefault(str(told), []).append(name)
-    return [
-        Kind(f"{own[0]} and {len(own) - 1} of other seeds" if len(own) > 1 else own[0], own) for own in found.values()
-    ]
+    more = {own[0]: f" and {len(own) - 1} more (seeds, folds)" * (len(own) > 1) for own in found.values()}
+    return [Kind(own[0] + more[own[0]], own) for own in found.values()]
 
 
 def _differences(runs: Mapping[str, Finished]) -> list[tuple[str, list[str]]]:
@@ -124,30 +138,28 @@ def _differences(runs: Mapping[str, Finished]) -> list[tuple[str, list[str]]]:
 def _verdict(found: Compared, one: Kind, other: Kind, comparisons: int) -> str:
     """Says whether two kinds differ by more than chance: of several seeds each by their scores, else by the images."""
     names = f"{one.name} against {other.name}"
-    key, own = found.scores(one)
-    other_key, others = found.scores(other)
-    if len(own) > 1 and len(others) > 1 and key == other_key:
+    (key, own), (other_key, others) = found.scores(one), found.scores(other)
+    folds = found.folds(one)
+    if len(own) > 1 and len(others) > 1 and key == other_key and not (folds and folds == found.folds(other)):
         probability = welch(own, others)
-        words = f"mean {key} {np.mean(own):.2f} and {np.mean(others):.2f}, Welch's t-test of {len(own)} and {len(others)} runs"
+        words = f"mean {key} {np.mean(own):.2f} of {len(own)} runs, {np.mean(others):.2f} of {len(others)}"
+        words += ", Welch's t-test"
     else:
-        told = [found.runs[kind.runs[0]].told.get("val") for kind in (one, other)]
-        if told[0] is None or told[1] is None:
+        pairs = list(zip(*(found.by_fold(kind) if folds else kind.runs[:1] for kind in (one, other)), strict=False))
+        told = [[found.runs[name].told.get("val") for name in names_] for names_ in zip(*pairs, strict=True)]
+        if any(table is None for tables in told for table in tables):
             return f"{names}: not tested: a run without predictions.csv (REPORT) has no images to compare"
-        if told[0].same != told[1].same or not _same_folds(found, one, other):
+        if not all(found.same_images(*pair) for pair in pairs):
             return f"{names}: not tested: they were evaluated on different images, or on other labels of them"
-        alone, there, probability = mcnemar(told[0].right, told[1].right)
-        names = f"{one.runs[0]} against {other.runs[0]}"
-        words = f"of {len(told[0].right)} images {alone} are right in the first alone, {there} in the second alone"
+        first, second = (np.concatenate([table.right for table in tables if table]) for tables in told)
+        alone, there, probability = mcnemar(first, second)
+        names = names if len(pairs) > 1 else " against ".join(pairs[0])
+        words = f"of {len(first):,} images {alone} are right in the first alone, {there} in the second alone"
         words += ", McNemar's exact test"
     larger = probability < LEVEL / comparisons
     level = f"{LEVEL / comparisons:.2g}" + f", {LEVEL} over {comparisons} comparisons" * (comparisons > 1)
     verdict = "larger than chance" if larger else "no larger than chance may make it"
     return f"{names}: {words}: p = {probability:.3g}; the difference is {verdict} (level {level})"
-
-
-def _same_folds(found: Compared, one: Kind, other: Kind) -> bool:
-    configs = [dict(leaves(found.runs[kind.runs[0]].config)) for kind in (one, other)]
-    return all(configs[0].get(key) == configs[1].get(key) for key in _SAMPLES)
 
 
 def screen(found: Compared) -> str:
@@ -156,7 +168,8 @@ def screen(found: Compared) -> str:
     lines = _aligned([heads, *rows])
     lines += found.spreads()
     lines += ["", "configuration, where they differ:"]
-    lines += _aligned([[f"  {key}", *values] for key, values in found.differences]) or ["  nowhere"]
+    rows = [[f"  {key}", *values] for key, values in found.differences]
+    lines += _aligned([["  key", *found.runs], *rows]) if rows else ["  nowhere"]
     return "\n".join([*lines, "", *found.verdicts])
 
 

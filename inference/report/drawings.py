@@ -27,7 +27,8 @@ def curve(runs: Mapping[str, Mapping[str, dict[str, Points]]], key: str, label: 
         if len(runs) == 1:
             draw(axis, dict(curves), key, label)
             continue
-        for split, how in (("train", {"alpha": 0.3, "linewidth": 1}), ("val", {}), ("ema", {"linestyle": "--"})):
+        beside = {"alpha": 0.3, "linewidth": 1} if key in curves.get("val", {}) else {}
+        for split, how in (("train", beside), ("val", {}), ("ema", {"linestyle": "--"})):
             own = {split: curves[split]} if split in curves else {}
             draw(axis, own, key, label, f"{shortened(name)} ", color=f"C{place % 10}", **how)
     if axis.get_legend():
