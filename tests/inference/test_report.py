@@ -228,7 +228,7 @@ def test_what_no_run_writes_is_refused_in_a_line(made, file, text, message):
 def test_predictions_are_of_each_sample_once_on_any_number_of_processes(tmp_path, tiny, ranks):
     options = [*without(tiny, "TRAIN.NUM_EPOCHS"), "TRAIN.NUM_EPOCHS", "2", "TRAIN.MODEL_EMA", "True"]
     options += ["TRAIN.BASE_LR", "0.01", "DATA.BATCH_SIZE", str(48 // ranks), "DATA.BATCH_SIZE_EVAL", "5"]
-    run_ranks(train, options, tmp_path / "run", ranks=ranks)
+    run_ranks(train, options, tmp_path / "run", 96, ranks=ranks)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     val = get_dataset(get_config(None, options), "val")
     for split, found in (("val", result), ("ema", result["ema"])):
