@@ -74,7 +74,7 @@ def leave_report(run, dataset_val):
     """Writes report.html, where it is asked for, and names the run's files: the last of what rank 0 does."""
     if run.config.REPORT:
         with run.told("report.html"):
-            from inference.report import write_report
+            from training.report import write_report
 
             write_report(run.directory, dataset_val)
     run.tell_files()

@@ -1,13 +1,13 @@
 """Compares runs: their figures, what they were told, and whether they differ by more than chance.
 
-    python tools/compare_runs.py RUN RUN ... [-output compared.html]
+    python tools/compare_runs.py RUN OTHER -output compared.html
     python tools/compare_runs.py RUN
 
-A RUN is the folder of a run that is over, a training or an evaluation. The first one is what the others are compared
-with. Runs that differ in SEED alone are one: where both sides have several, their means are compared by Welch's t-test.
-Otherwise the answers to the same images are, by McNemar's exact test; of a k-fold, those of all its folds. -output
-writes a page that needs no network, with the curves of all runs over each other. Of one RUN alone, its report.html,
-confusion.csv and confusion.png are made anew.
+RUN and OTHER are folders of runs that are over, trainings or evaluations; there may be more. The first one is compared
+with each of the others. Runs that differ in SEED alone are one: where both sides have several, their means are compared
+by Welch's t-test. Otherwise the answers to the same images are, by McNemar's exact test; of a k-fold, those of all its
+folds. -output writes a page that needs no network, with the curves of all runs over each other. Of one RUN alone, its
+report.html, confusion.csv and confusion.png are made anew.
 
 Exit status: 0; 2 where a folder isn't a run's, or a file in it says something that no run writes.
 """
@@ -35,7 +35,7 @@ def reported_anew(folder: Path) -> Path:
     """
     from config import get_config
     from datasets import get_dataset
-    from inference.report import write_report
+    from training.report import write_report
 
     try:
         dataset = get_dataset(get_config(folder / "config.yaml"), "val")
@@ -62,7 +62,7 @@ def main() -> None:
         if len(options.runs) == 1:
             print(f"{reported_anew(options.runs[0])} is written")
             return
-        from inference.report.compare import compared, page_of, screen
+        from training.report.compare import compared, page_of, screen
         from utils import written_whole
 
         found = compared(options.runs)

@@ -24,6 +24,7 @@ def records(metrics: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     yield line.decode().rstrip() + "\n", record
 
 
+_COLOURS = {"train": "C0", "val": "C1", "ema": "C2"}
 Points = tuple[array, array]  # steps, values: [n] each
 
 
@@ -47,8 +48,10 @@ def draw(axis: Any, curves: dict[str, dict[str, Points]], key: str, label: str, 
     """Draws the splits' values of one key over the steps; a split's name follows ``prefix`` in the legend."""
     for split, own in curves.items():
         if key in own:
-            axis.plot(*own[key], label=f"{prefix}{split}", marker=None if split == "train" else ".", **how)
+            marker = "." if split != "train" or len(own[key][0]) == 1 else None
+            axis.plot(*own[key], label=f"{prefix}{split}", marker=marker, **{"color": _COLOURS.get(split), **how})
     axis.set_ylabel(label)
+    axis.ticklabel_format(useOffset=False, axis="y")
     axis.grid(alpha=0.3)
     if axis.lines:
         axis.legend()

@@ -95,9 +95,7 @@ def fit(
         described = {split: task.described(found) for split, found in metrics.items()}
         keeper.end_epoch(improved, nth or ending.over, described)
     saver.wait(last=True)
-    predictions.leave(run, val, training.predictions)
-    if rank() == 0:
-        _conclude(training, progress, metrics, saver)
+    _conclude(training, val, progress, metrics, saver)
 
 
 def _evaluation_cost(training: Training, images: int) -> float:
@@ -122,9 +120,14 @@ def _keep_best(task: Task, progress: Progress, metrics: dict[str, Metrics]) -> t
     return progress.keep_best({split: numbers(found) for split, found in metrics.items()}, task.score)
 
 
-def _conclude(training: Training, progress: Progress, metrics: dict[str, Metrics], saver: Saver) -> None:
-    """Draws the curves, tells the best evaluations, and writes the result."""
+def _conclude(
+    training: Training, val: ImageDataset, progress: Progress, metrics: dict[str, Metrics], saver: Saver
+) -> None:
+    """Leaves the last predictions, draws the curves, tells the best evaluations, and writes the result."""
     run, task = training.run, training.task
+    predictions.leave(run, val, training.predictions)
+    if rank():
+        return
     plot_curves(run.directory / "metrics.jsonl", run.directory / "curves.png", task.curves)
     for split, record in progress.best.items():
         run.info(f"best {split}: {task.line('best', record)} after epoch {record['epoch']}")

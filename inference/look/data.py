@@ -8,12 +8,13 @@ import numpy as np
 from PIL import Image
 
 from errors import RunError
-from inference import page
-from inference.look.draw import figure, figure_png, png, shortened, titled
-from inference.page import text
+from inference.look.draw import png
 from loading.check.findings import Finding, Images, class_name, name_of, table
 from loading.check.images import SIDE, Part, picture
 from loading.transforms.orientation import TURNS
+from training.pages import page
+from training.pages.figures import figure, figure_png, shortened, titled
+from training.pages.page import text
 from utils import written_whole
 
 _BARS = 40  # classes, above which their counts are drawn as a curve

@@ -19,14 +19,14 @@ from errors import InputError
 from inference import Predictor
 from inference.exporting import write_export
 from inference.quantise import training_images
-from inference.report import write_report
-from inference.report.reading import read_predictions
 from loading.label_sets import LabelSets
 from loading.transforms import BatchTransform, Mixup
 from training import multilabel
 from training.checkpoint.description import METADATA, thresholds_of
 from training.figures import average_precision, best_threshold, sigmoid
 from training.multilabel import MultiLabel
+from training.report import write_report
+from training.report.reading import read_predictions
 
 CLASSES = ["left", "right", "below", "never"]
 
@@ -165,7 +165,7 @@ def test_a_run_trains_goes_on_evaluates_and_answers_by_its_thresholds(tmp_path, 
     files = [(tmp_path / name / "predictions.csv").read_text() for name in ("whole", "resumed")]
     assert files[0] == files[1]
     page = write_report(tmp_path / "whole", None).read_text()
-    row = (f"{result['class_ap']['left']:.2f}", f"{result['class_f1']['left']:.2f}", f"{result['thresholds'][0]:.3f}")
+    row = (f"{result['class_ap']['left']:.2f}", f"{result['class_f1']['left']:.2f}", f"{result['thresholds'][0]:.3g}")
     assert "<tr><th>left</th>" + "".join(f'<td class="n">{value}</td>' for value in row) in page
     assert page.count("<figure") == sum(
         not own for own in read_predictions(tmp_path / "whole" / "predictions.csv").right

@@ -14,8 +14,8 @@ from runs import assert_same_run, records, weights
 import utils
 from config import get_config
 from datasets import ArrayDataset, get_datasets
-from inference.report import write_report
 from training import engine, parallel
+from training.report import write_report
 from training.run import Run
 from training.task import Task
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from config import differences
 from datasets import ImageDataset
-from inference import page
-from inference.report import drawings, mistakes
-from inference.report.measures import BINS, Confusions, calibration, confusions, scores, wilson
-from inference.report.reading import Finished, Told, finished
+from training.pages import page
+from training.report import drawings, mistakes
+from training.report.measures import BINS, Confusions, calibration, confusions, scores, wilson
+from training.report.reading import Finished, Told, finished
 from utils import written_whole
 
 PAGE, TABLE, PICTURE = "report.html", "confusion.csv", "confusion.png"
@@ -170,7 +170,7 @@ def _several_classes(run: Finished) -> str:
     precisions, f1 = (run.result.get(name, {}) for name in ("class_ap", "class_f1"))
     levels = run.result.get("thresholds", [])
     rows = [
-        (name, number(ap), number(f1.get(name)), f"{levels[place]:.3f}" if place < len(levels) else "")
+        (name, number(ap), number(f1.get(name)), f"{levels[place]:.3g}" if place < len(levels) else "")
         for place, (name, ap) in enumerate(precisions.items())
     ]
     rows.sort(key=lambda row: float(row[1] or 200))

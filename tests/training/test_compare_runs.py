@@ -12,8 +12,8 @@ from scipy.stats import binomtest, ttest_ind
 import launch.startup
 from config import get_config, resolved
 from errors import InputError
-from inference.report.compare import compared, page_of, screen
 from tools import compare_runs
+from training.report.compare import compared, page_of, screen
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 10, 200)

@@ -6,8 +6,8 @@ import numpy as np
 
 from datasets import ImageDataset
 from errors import RunError
-from inference import page
-from inference.report.reading import Finished, Told
+from training.pages import page
+from training.report.reading import Finished, Told
 
 MOST = 24
 _SIDE, _SMALL = 224, 64  # pixels: a picture is made no larger than this; below this, it is shown as it is

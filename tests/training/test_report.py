@@ -19,10 +19,10 @@ import main_multi_gpu
 from config import get_config, resolved
 from datasets import get_dataset
 from errors import InputError
-from inference import page, report
-from inference.report import measures, write_report
-from inference.report.reading import finished, read_predictions
-from training import predictions
+from training import predictions, report
+from training.pages import page
+from training.report import measures, write_report
+from training.report.reading import finished, read_predictions
 from training.run import Run
 
 NAMES = ["cat", "<script>alert(1)</script>", '"dog, big"', "=1+1", "\u202enaïve", "never"]

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from inference.look.draw import figure, figure_png, shortened
-from inference.report.measures import BINS, Calibration
 from training.curves import Points, draw
+from training.pages.figures import figure, figure_png, shortened
+from training.report.measures import BINS, Calibration
 
 _BLUE, _ORANGE = "#3465a4", "#d9822b"
 _WIDTH, _HEIGHT = 5.4, 3.2  # inches of a curve: on a telephone its letters are still read
