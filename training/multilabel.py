@@ -74,21 +74,21 @@ class MultiLabel(Classification):
         found = self._by_class(own[0], own[1].astype(bool), int(count))
         names = list(self.classes or map(str, range(outputs)))
         numbers, thresholds = found.pop("numbers"), found.pop("thresholds")
-        self.predictions = Predictions()
-        if self.config.REPORT and len(own[0]):
-            self._keep(own[0], own[1].astype(bool), np.array(thresholds))
+        self.predictions = self._kept(own[0], own[1].astype(bool), np.array(thresholds))
         by_name = {name: dict(zip(names, values, strict=False)) for name, values in found.items()}
         return {"loss": loss / count, **numbers, "num_samples": int(count), **by_name, "thresholds": thresholds}
 
-    def _keep(self, scores: np.ndarray, truth: np.ndarray, thresholds: np.ndarray) -> None:
-        """Keeps what is told of this rank's images: some rows at a time, as probabilities take 8 bytes."""
+    def _kept(self, scores: np.ndarray, truth: np.ndarray, thresholds: np.ndarray) -> Predictions:
+        """Returns what is told of this rank's images: some rows at a time, as probabilities take 8 bytes."""
+        kept = Predictions()
         several = max(1, _PIECE // scores.shape[1])
-        for first in range(0, len(scores), several):
+        for first in range(0, len(scores) if self.config.REPORT else 0, several):
             shares, there = sigmoid(scores[first : first + several]), truth[first : first + several]
             worst = np.abs(shares - there).argmax(1)
             probability = np.take_along_axis(shares, worst[:, None], 1)[:, 0]
             bits = {"truth": np.packbits(there, 1), "told": np.packbits(shares >= thresholds, 1)}
-            self.predictions.add(**bits, worst=worst, probability=probability)
+            kept.add(**bits, worst=worst, probability=probability)
+        return kept
 
     def _by_class(self, scores: np.ndarray, truths: np.ndarray, count: int) -> dict[str, Any]:
         """Returns what the logits and truths of all ranks, [rows, K] each, of ``count`` rows in all, come to."""

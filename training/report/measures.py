@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -116,4 +116,5 @@ def welch(one: Sequence[float], other: Sequence[float]) -> float:
 
     if np.std(one) == np.std(other) == 0:  # a test divides by the spread
         return 1.0 if np.mean(one) == np.mean(other) else 0.0
-    return float(ttest_ind(one, other, equal_var=False).pvalue)
+    found: Any = ttest_ind(one, other, equal_var=False)
+    return float(found.pvalue)
