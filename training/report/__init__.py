@@ -64,7 +64,7 @@ def interval(right: int, count: int) -> str:
 
 def _summary(run: Finished) -> str:
     """The last evaluation, of the weights and of their average."""
-    evaluated = run.evaluated()
+    evaluated = run.evaluated
     rows: list[list[Any]] = []
     for key, label in FIGURES.items():
         if key in run.result:

@@ -47,7 +47,7 @@ class Compared(NamedTuple):
         """Returns the heads and rows of a table: a row for each run, and one for its averaged weights."""
         keys, rows = [key for key in FIGURES if any(key in run.result for run in self.runs.values())], []
         for name, run in self.runs.items():
-            for split, found in run.evaluated().items():
+            for split, found in run.evaluated.items():
                 values = [number(found.get(key), key) for key in keys]
                 right = run.told[split].right if split in run.told else None
                 share = interval(int(right.sum()), len(right)) if right is not None else ""

@@ -24,7 +24,7 @@ ADVICE = "; is it a run's folder?"
 SPLITS = ("train", "val", "ema")
 _LARGEST = 64 << 20  # bytes of result.json
 _LINE = 1 << 20  # bytes of a line of predictions.csv
-_CLASSES = 1 << 24  # and of outputs
+_CLASSES = 1 << 20  # that a table of predictions may tell of
 PLAIN = {"images_per_s": "images per second", "data_wait": "waiting for data (share of the time)"}
 
 
@@ -41,6 +41,7 @@ _TABLE = Rule("numbers by name", _is_table)
 _DICTIONARY = Rule("a dictionary", lambda value: type(value) is dict)
 _FORM: Form = {
     "loss": Rule("a number", is_real),
+    "acc1": Rule("a number", is_real),
     "num_samples": Rule("a number from 1 on", lambda value: is_whole(value, 1)),
     "best": Rule("an evaluation with its epoch", _is_record),
     "ended": Rule("a text", lambda value: type(value) is str),
@@ -73,7 +74,7 @@ class Finished(NamedTuple):
     """A run that is over.
 
     Attributes:
-        result: result.json.
+        evaluated: the last evaluation by split, from result.json: of the weights, and of the averaged ones.
         classes: names; empty: none are known.
         told: predictions by split; none of a run without REPORT, or of another kind of task.
         curves: points by split and key, and the keys with their labels.
@@ -81,7 +82,7 @@ class Finished(NamedTuple):
 
     folder: Path
     config: Configuration
-    result: dict[str, Any]
+    evaluated: dict[str, dict[str, Any]]
     classes: list[str]
     told: dict[str, Told]
     curves: dict[str, dict[str, Points]]
@@ -96,9 +97,10 @@ class Finished(NamedTuple):
         """Returns a class's name, or its number."""
         return self.classes[label] if label < len(self.classes) else str(label)
 
-    def evaluated(self) -> dict[str, dict[str, Any]]:
-        """Returns the last evaluation by split: of the weights, and of the averaged ones."""
-        return {"val": self.result} | ({"ema": self.result["ema"]} if "ema" in self.result else {})
+    @property
+    def result(self) -> dict[str, Any]:
+        """The run's result.json."""
+        return self.evaluated["val"]
 
 
 def finished(folder: Path) -> Finished:
@@ -120,20 +122,28 @@ def finished(folder: Path) -> Finished:
             classes = parsed_json(whole_file(folder / "classes.json", _LARGEST))
             if not is_list(classes, lambda name: type(name) is str, high=_CLASSES):
                 raise Unreadable("expected a list of names")
+    evaluated = {"val": result} | ({"ema": result["ema"]} if "ema" in result else {})
     told = {}
-    for split in SPLITS[1:]:
+    for split, evaluation in evaluated.items():
         if (file := folder / predictions.file_of(split)).exists():
             told[split] = read_predictions(file)
-            if len(told[split].right) != result["num_samples"]:
-                found = f"{len(told[split].right)} samples, result.json has {result['num_samples']}"
-                raise InputError(f"{file}: {found}: they are of different evaluations; move the file away")
+            _check_same(file, told[split], evaluation)
     kind: Any = tasks.load(config.TASK)[0]
     labels: dict[str, str] = {**kind.curves, **PLAIN}
     file = folder / "metrics.jsonl"
     curves = points(file, SPLITS, tuple(labels)) if file.exists() else {}
     if file.exists() and not curves:
         raise InputError(f"{file}: holds no record of a run; move it away")
-    return Finished(folder, config, result, classes, told, curves, labels)
+    return Finished(folder, config, evaluated, classes, told, curves, labels)
+
+
+def _check_same(file: Path, told: Told, evaluation: dict[str, Any]) -> None:
+    """Raises InputError where a table and result.json are of different evaluations: a run went on without REPORT."""
+    count, share = len(told.right), 100 * float(told.right.mean())
+    if count != evaluation["num_samples"] or abs(share - evaluation.get("acc1", share)) > 1e-3:
+        expected = f"{evaluation['num_samples']}, {evaluation.get('acc1')}"
+        found = f"{file}: its samples and accuracy are {count}, {share}"
+        raise InputError(f"{found}, those of result.json {expected}: another evaluation's; move the file away")
 
 
 def read_predictions(file: Path) -> Told:
@@ -183,7 +193,7 @@ def _rows(
 
 def _number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 8 and int(text) < _CLASSES):
-        raise Unreadable(f"'{text[:20]!a}' is no class's number")
+        raise Unreadable(f"{text[:20]!a} is no class's number")
     return int(text)
 
 
