@@ -146,7 +146,7 @@ def _verdict(found: Compared, one: Kind, other: Kind, comparisons: int) -> str:
         words += ", Welch's t-test"
     else:
         pairs = list(zip(*(found.by_fold(kind) if folds else kind.runs[:1] for kind in (one, other)), strict=False))
-        told = [[found.runs[name].told.get("val") for name in names_] for names_ in zip(*pairs, strict=True)]
+        told = [[found.runs[name].told.get("val") for name in side] for side in zip(*pairs, strict=True)]
         if any(table is None for tables in told for table in tables):
             return f"{names}: not tested: a run without predictions.csv (REPORT) has no images to compare"
         if not all(found.same_images(*pair) for pair in pairs):
@@ -156,10 +156,10 @@ def _verdict(found: Compared, one: Kind, other: Kind, comparisons: int) -> str:
         names = names if len(pairs) > 1 else " against ".join(pairs[0])
         words = f"of {len(first):,} images {alone} are right in the first alone, {there} in the second alone"
         words += ", McNemar's exact test"
-    larger = probability < LEVEL / comparisons
-    level = f"{LEVEL / comparisons:.2g}" + f", {LEVEL} over {comparisons} comparisons" * (comparisons > 1)
-    verdict = "larger than chance" if larger else "no larger than chance may make it"
-    return f"{names}: {words}: p = {probability:.3g}; the difference is {verdict} (level {level})"
+    level = LEVEL / comparisons
+    told_level = f"{level:.2g}" + f", {LEVEL} over {comparisons} comparisons" * (comparisons > 1)
+    verdict = "larger than chance" if probability < level else "no larger than chance may make it"
+    return f"{names}: {words}: p = {probability:.3g}; the difference is {verdict} (level {told_level})"
 
 
 def screen(found: Compared) -> str:
