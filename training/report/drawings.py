@@ -1,7 +1,6 @@
 """The pictures of a report: curves, confusions, calibration."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -73,19 +72,4 @@ def reliability(found: Calibration) -> bytes:
     above.legend(fontsize=8, loc="upper left")
     below.bar(centres, found.images, 0.92 / BINS, color="#888")
     below.set(xlabel="probability of the predicted class", ylabel="images")
-    return figure_png(drawn)
-
-
-def bars(names: Sequence[str], values: Mapping[str, Sequence[Any]], label: str) -> bytes:
-    """Returns horizontal bars: of each name a value of each kind."""
-    drawn = figure(_WIDTH, 0.9 + 0.32 * len(names))
-    axis, high = drawn.add_subplot(), 0.8 / len(values)
-    for place, (kind, own) in enumerate(values.items()):
-        where = np.arange(len(names)) + (place - (len(values) - 1) / 2) * high
-        axis.barh(where, own, high, label=kind, color=(_BLUE, _ORANGE)[place % 2])
-    axis.set_yticks(range(len(names)), [shortened(name, 18) for name in names], fontsize=8, parse_math=False)
-    axis.invert_yaxis()
-    axis.set_xlabel(label)
-    if len(values) > 1:
-        axis.legend(fontsize=8)
     return figure_png(drawn)
