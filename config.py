@@ -187,6 +187,7 @@ _C.BEST_METRIC = "auto"  # what makes a checkpoint the best: acc1 (auto), acc5, 
 _C.SAVE_ON_ERROR = "stop"  # when a checkpoint can't be written (a full disk): end the run; "continue": say so, go on
 _C.REPORT_FREQ = 20  # steps between reports
 _C.VALIDATE_FREQ = 1  # epochs between evaluations
+_C.REPORT = True  # at a run's end: report.html, and the last evaluation's predictions.csv and confusion.csv
 _C.SEED = 0  # of weights, order and augmentation
 _C.EVAL = False  # evaluate only
 _C.EVAL_ENGINE = "eager"  # with EVAL on a CPU: "inference" exports the model and runs it by Paddle Inference (oneDNN)

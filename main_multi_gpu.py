@@ -36,7 +36,6 @@ def import_paddle():
 
 def main_worker(config, dataset_train, dataset_val):
     """What each process does. Everything after ``parallel.init`` is the same for one process and for many."""
-    import paddle
     import paddle.distributed as dist
 
     import utils
@@ -56,7 +55,7 @@ def main_worker(config, dataset_train, dataset_val):
         check_same(config)
         config = share_batch(config, ranks)
         run = Run(config, dataset_val.classes)
-        devices = ", ".join(utils.all_gather(paddle.device.get_device()))
+        devices = ", ".join(run.devices)
         run.info(f"{ranks} process{f'es over {dist.get_backend()}' if ranks > 1 else ''} on {devices}: {settings}")
         utils.seed_everything(config.SEED)
         model = build_model(config)
@@ -66,7 +65,19 @@ def main_worker(config, dataset_train, dataset_val):
             freeze(config, model)  # before the wrapper, which waits for the gradients of what trains
             add_projection(config, model)
             engine.fit(config, parallel.wrap_model(config, model), dataset_train, dataset_val, run)
+        if utils.rank() == 0:
+            leave_report(run, dataset_val)
         signals.end_workers()
+
+
+def leave_report(run, dataset_val):
+    """Writes report.html, where it is asked for, and names the run's files: the last of what rank 0 does."""
+    if run.config.REPORT:
+        with run.told("report.html"):
+            from training.report import write_report
+
+            write_report(run.directory, dataset_val)
+    run.tell_files()
 
 
 def less_memory(config, directory):

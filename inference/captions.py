@@ -10,11 +10,11 @@ from PIL import Image, ImageDraw, ImageFont
 
 from errors import InputError, RunError, shown
 from inference.answers import Answer, reason, writing
-from inference.fonts import file_for
 from inference.pictures import Pictures
 from inference.predictor import Failure
 from loading.files import Paths
 from options import Configuration
+from training.pages.fonts import file_for
 
 SUFFIXES = (".png", ".jpg", ".jpeg")  # of a sheet
 MOST = 400  # images on a sheet

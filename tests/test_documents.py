@@ -123,7 +123,7 @@ def typed(case):
     flags = case.get("flags", "").format(**TABLE["flags"])
     if "run" in case and "-output" not in f"{command} {flags}":
         flags += f" -output={case['run']}"
-    return f"{command} {flags}".replace("PORT ", f"{ports[0]} ").strip()
+    return re.sub(r"\bPORT ", f"{ports[0]} ", f"{command} {flags}").strip()
 
 
 def carried_out(desk, name):

@@ -71,6 +71,7 @@ def test_the_digits_run_reaches_95_percent_and_leaves_its_record(digits):
     assert read(run, "classes.json") == [str(d) for d in range(10)]
     with Image.open(run / "curves.png") as picture:
         assert picture.size == (960, 1080)
+    assert f'top 1 (%)</th><td class="n">{result["acc1"]:.2f}</td>' in (run / "report.html").read_text()
 
 
 @pytest.mark.smoke

@@ -20,6 +20,7 @@ from options import Configuration
 from training.among import LOW
 from training.features import FEATURE, LastMap, check_alignment, make_student
 from training.losses import CrossEntropy, Teacher, build_criterion, reads_tokens
+from training.predictions import Predictions
 from training.run import Run
 from training.task import Batch, Metrics, Task, summed
 from utils import all_reduce_sum
@@ -76,11 +77,14 @@ class Classification(Task):
         """
         criterion, outputs = CrossEntropy(), self.config.MODEL.NUM_CLASSES
         total, by_class = paddle.zeros([4], "float64"), paddle.zeros([outputs, 2], "float64")
+        self.predictions = Predictions()
         for batch in batches:
             logits, labels = forward(self.normalize(batch["pixels"])), batch["labels"]
             several = labels.ndim == 2  # any of them is right (DATA.LABELS, DATA.CLASSES)
             found = any_of(logits, labels) if several else {"loss": criterion(logits, labels), **hits(logits, labels)}
             total += summed(found | {"count": paddle.ones_like(found["acc1"])})
+            if self.config.REPORT:
+                self.predictions.add(**_predicted(logits, labels))
             hit = (found["acc1"] > 0).astype("float64")
             counted = paddle.stack([hit, paddle.ones_like(hit)], 1)
             if several:
@@ -108,9 +112,14 @@ def hits(logits: paddle.Tensor, targets: paddle.Tensor) -> Batch:
         targets: labels [B], or distributions [B, K], whose largest share counts as the label.
     """
     labels = targets if targets.ndim == 1 else targets.argmax(1)
-    best = paddle.topk(logits.astype("float32"), min(5, logits.shape[1]))[1] == labels.unsqueeze(1)
+    best = first_five(logits)[1] == labels.unsqueeze(1)
     right = best.astype("float32") * 100
     return {"acc1": right[:, 0], "acc5": right.sum(1)}
+
+
+def first_five(logits: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Returns the highest of logits [B, K], and their classes: [B, 5] or [B, K] each."""
+    return paddle.topk(logits.astype("float32"), min(5, logits.shape[1]))
 
 
 def any_of(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
@@ -121,10 +130,19 @@ def any_of(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
         labels: [B, K] of 0 and 1; at least one is 1 for each image (Beyer et al. 2020, arXiv:2006.07159).
     """
     logits, right = logits.astype("float32"), labels.astype("float32")
-    best = paddle.topk(logits, min(5, logits.shape[1]))[1]
-    found = paddle.take_along_axis(right, best, 1) * 100
+    found = paddle.take_along_axis(right, first_five(logits)[1], 1) * 100
     loss = paddle.logsumexp(logits, 1) - paddle.logsumexp(logits + (right - 1) * LOW, 1)
     return {"loss": loss, "acc1": found[:, 0], "acc5": found.max(1)}
+
+
+def _predicted(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
+    """Returns what is kept of samples: of several labels the predicted one, if that is right, or else the first."""
+    logit, place = first_five(logits)  # as of ``hits``, where logits are equal, too
+    probability = (logit[:, 0] - paddle.logsumexp(logits.astype("float32"), 1)).exp()
+    if labels.ndim == 2:
+        right = paddle.take_along_axis(labels.astype("int64"), place[:, :1], 1)[:, 0] > 0
+        labels = paddle.where(right, place[:, 0], labels.astype("int64").argmax(1))
+    return {"label": labels, "predicted": place[:, 0], "probability": probability}
 
 
 def add_projection(config: Configuration, model: ImageModel) -> None:

@@ -1,7 +1,9 @@
 """metrics.jsonl, read and drawn."""
 
 import contextlib
-from collections.abc import Iterator
+import math
+from array import array
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,39 @@ def records(metrics: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     yield line.decode().rstrip() + "\n", record
 
 
+_COLOURS = {"train": "C0", "val": "C1", "ema": "C2"}
+Points = tuple[array, array]  # steps, values: [n] each
+
+
+def points(metrics: Path, splits: Sequence[str], keys: Sequence[str]) -> dict[str, dict[str, Points]]:
+    """Returns what metrics.jsonl holds of these keys, by split and key; nothing of what isn't there.
+
+    Raises:
+        InputError: it can't be read.
+    """
+    found: dict[str, dict[str, Points]] = {}
+    for _, record in records(metrics):
+        for key in keys if record["split"] in splits else ():
+            if isinstance(value := record.get(key), int | float) and math.isfinite(value):
+                steps, values = found.setdefault(record["split"], {}).setdefault(key, (array("d"), array("d")))
+                steps.append(record["step"])
+                values.append(value)
+    return found
+
+
+def draw(axis: Any, curves: dict[str, dict[str, Points]], key: str, label: str, prefix: str = "", **how: Any) -> None:
+    """Draws the splits' values of one key over the steps; a split's name follows ``prefix`` in the legend."""
+    for split, own in curves.items():
+        if key in own:
+            marker = "." if split != "train" or len(own[key][0]) == 1 else None
+            axis.plot(*own[key], label=f"{prefix}{split}", marker=marker, **{"color": _COLOURS.get(split), **how})
+    axis.set_ylabel(label)
+    axis.ticklabel_format(useOffset=False, axis="y")
+    axis.grid(alpha=0.3)
+    if axis.lines:
+        axis.legend()
+
+
 def plot_curves(metrics: Path, picture: Path, curves: dict[str, str]) -> None:
     """Draws values over steps from metrics.jsonl into a PNG; ``curves`` gives the axis' label of each."""
     import matplotlib  # takes a second to import, once, at a run's end
@@ -29,17 +64,11 @@ def plot_curves(metrics: Path, picture: Path, curves: dict[str, str]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    found = [record for _, record in records(metrics)]
+    found = points(metrics, ("train", "val", "ema"), tuple(curves))
     size = (8, 3 * len(curves))
     figure, axes = plt.subplots(len(curves), 1, figsize=size, sharex=True, squeeze=False, layout="constrained")
     for axis, (key, label) in zip(axes[:, 0], curves.items(), strict=True):
-        for split in ("train", "val", "ema"):
-            points = [(r["step"], r[key]) for r in found if r["split"] == split and isinstance(r.get(key), int | float)]
-            if points:
-                axis.plot(*zip(*points, strict=True), label=split, marker=None if split == "train" else ".")
-        axis.set_ylabel(label)
-        axis.grid(alpha=0.3)
-        axis.legend()
+        draw(axis, found, key, label)
     axes[-1, 0].set_xlabel("step")
     with written_whole(picture, "wb") as file:
         figure.savefig(file, format="png", dpi=120)

@@ -23,6 +23,7 @@ from models.base import ImageModel
 from models.inference import inference_engine
 from models.layers.batch_norm import hold_frozen_statistics
 from options import Configuration, plain
+from training import predictions
 from training.among import among
 from training.checkpoint import Progress, Saver, check_task, own_statistics
 from training.checkpoint.resume import resume, settle
@@ -95,8 +96,7 @@ def fit(
         described = {split: task.described(found) for split, found in metrics.items()}
         keeper.end_epoch(improved, nth or ending.over, described)
     saver.wait(last=True)
-    if rank() == 0:
-        _conclude(training, progress, metrics, saver)
+    _conclude(training, val, progress, metrics, saver)
 
 
 def _evaluation_cost(training: Training, images: int) -> float:
@@ -107,9 +107,13 @@ def _evaluation_cost(training: Training, images: int) -> float:
 
 def _evaluated(training: Training, loader: Loader, keeper: Keeper) -> dict[str, Metrics]:
     """The metrics of the model and of the averaged one, by split."""
-    models = training.evaluated.items()
+    found: dict[str, Metrics] = {}
     with training.ending.evaluating():
-        return {split: evaluate(training.task, model, loader, keeper.in_evaluation) for split, model in models}
+        for split, model in training.evaluated.items():
+            found[split] = evaluate(training.task, model, loader, keeper.in_evaluation)
+            if kept := training.task.predictions:
+                training.predictions[split] = kept
+    return found
 
 
 def _keep_best(task: Task, progress: Progress, metrics: dict[str, Metrics]) -> tuple[str, ...]:
@@ -117,9 +121,14 @@ def _keep_best(task: Task, progress: Progress, metrics: dict[str, Metrics]) -> t
     return progress.keep_best({split: numbers(found) for split, found in metrics.items()}, task.score)
 
 
-def _conclude(training: Training, progress: Progress, metrics: dict[str, Metrics], saver: Saver) -> None:
-    """Draws the curves, tells the best evaluations, and writes the result."""
+def _conclude(
+    training: Training, val: ImageDataset, progress: Progress, metrics: dict[str, Metrics], saver: Saver
+) -> None:
+    """Leaves the last predictions, draws the curves, tells the best evaluations, and writes the result."""
     run, task = training.run, training.task
+    predictions.leave(run, val, training.predictions)
+    if rank():
+        return
     plot_curves(run.directory / "metrics.jsonl", run.directory / "curves.png", task.curves)
     for split, record in progress.best.items():
         run.info(f"best {split}: {task.line('best', record)} after epoch {record['epoch']}")
@@ -310,6 +319,7 @@ def evaluate_only(
             raise Stopped(number, "in the evaluation")
 
     metrics = evaluate(task, predictor, loader, stop)
+    predictions.leave(run, val, {"val": task.predictions} if task.predictions else {})
     run.result(_result(task, metrics, config.MODEL.PRETRAINED), task.line("result", metrics))
 
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind: its folder with config.yaml, classes.json, logs, metrics.jsonl, result.json, curves.png."""
+"""What a run leaves behind: its folder with config.yaml, classes.json, logs, metrics.jsonl, result.json and more."""
 
 import contextlib
 import errno
@@ -6,30 +6,28 @@ import fcntl
 import json
 import os
 import platform
-import re
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import paddle
 from tqdm import tqdm
 
 from config import differences, resolved, with_values
-from errors import InputError, remedy
+from errors import InputError, one_line, remedy
 from launch.progress import keep_native_errors
 from options import Configuration, given, notes
 from training.command_line import CHECKPOINT
 from training.curves import records
+from training.environment import commit, device, versions
 from training.tracking import Tracking
 from utils import all_gather, get_loggers, num_cores, open_logs, rank, written_whole
 
 LOCK = ".lock"  # in a run's folder
 # What a run's last line names.
-FILES = ("config.yaml", "result.json", "metrics.jsonl", "curves.png")
+FILES = ("config.yaml", "result.json", "metrics.jsonl", "curves.png", "predictions.csv", "confusion.csv", "report.html")
 FILES += ("checkpoints/best", "checkpoints/best_ema.safetensors", "checkpoints/last")
 INPUT_BOUND = 0.2  # share of the training time that waits for data, from which on a run says so
 
@@ -56,6 +54,7 @@ class Run:
         self._agree(self.folder.check if self.folder else None)
         self.tracking = Tracking([] if config.EVAL else config.TRACKERS or [])
         self._agree(self.tracking.uninstalled if self.folder else None)
+        self.devices = all_gather(device())
         self.started, self.on_error = time.time(), config.SAVE_ON_ERROR
         self.bar = tqdm(disable=True)
         self.total, self.first, self.clock = 0, 0, 0.0  # steps in all, done at the beginning, and when that was
@@ -199,20 +198,30 @@ class Run:
                 rewound.writelines(kept)
 
     def result(self, result: dict[str, Any], shown: str) -> None:
-        """Writes result.json, the last evaluation, prints the summary, with its metrics as ``shown``, and names the
-        run's files.
-        """
+        """Writes result.json, the last evaluation, and prints the summary, with its metrics as ``shown``."""
         self.bar.close()
         self.bar = tqdm(disable=True)
         if rank() != 0:
             return
-        result |= {"seconds": round(time.time() - self.started, 1), "versions": versions()}
+        environment = {"devices": self.devices, "cores": num_cores(), "system": platform.platform(), "commit": commit()}
+        result |= {"seconds": round(time.time() - self.started, 1), "versions": versions(), "environment": environment}
         self._write_json("result.json", result)
         if problem := self.tracking.end():
             self.info(problem)
         told = f"samples: {result['num_samples']}, time: {result['seconds']} s, run: {self.directory}"
         self.info(f"summary: {shown}, {told}")
+
+    def tell_files(self) -> None:
+        """Names the files that the run has left."""
         self.info("files: " + ", ".join(name for name in FILES if (self.directory / name).exists()))
+
+    @contextlib.contextmanager
+    def told(self, what: str) -> Iterator[None]:
+        """Within, ``what`` is written that a run does without: a failure is a line of the log."""
+        try:
+            yield
+        except Exception as error:
+            self.info(f"{what} isn't written, the run goes on: {one_line(f'{type(error).__name__}: {error}')}")
 
     def _write_json(self, name: str, content: Any) -> None:
         with written_whole(self.directory / name) as file:
@@ -231,13 +240,6 @@ def for_others(config: Configuration) -> Configuration:
             path = {f"DATA__{key}": os.path.abspath(config.DATA[key])}
             config = with_values(config, where.origin() if where else "", **path)
     return config
-
-
-def versions() -> dict[str, str]:
-    """Returns what computes: the toolkit itself, by its pyproject.toml, and what it stands on."""
-    project = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
-    [own] = re.findall(r'^version = "(.+)"', project, re.MULTILINE)
-    return {"toolkit": own, "python": platform.python_version(), "paddle": paddle.__version__, "numpy": np.__version__}
 
 
 class RunFolder:

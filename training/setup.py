@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import paddle
@@ -21,6 +21,7 @@ from options import Configuration, leaves, set_by_someone
 from training.ending import Ending
 from training.optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters
 from training.parallel import ShardedOptimizer, wrap_optimizer
+from training.predictions import Predictions
 from training.run import Run
 from training.task import Task
 from utils import all_gather, num_gpus, rank, world_size
@@ -58,6 +59,7 @@ class Training:
     scaler: LossScaler
     loader: Loader
     run: Run
+    predictions: dict[str, Predictions] = field(default_factory=dict)  # of the last evaluation, by split
 
     @functools.cached_property
     def trained(self) -> list[paddle.Tensor]:

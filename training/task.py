@@ -11,6 +11,7 @@ from paddle import nn
 
 from datasets import ImageDataset
 from options import Configuration
+from training.predictions import Predictions
 from training.run import Run
 
 Batch = dict[str, paddle.Tensor]
@@ -27,6 +28,7 @@ class Task:
         lines: how metrics are shown: "train" of a report, "val" of an evaluation within a run, "best", "result".
         curves: what curves.png draws over the steps, with the axis' label.
         note: what a run tells at its beginning; "": nothing.
+        predictions: what the last ``evaluate`` kept of this rank's samples; None: the task keeps nothing.
     """
 
     lines: ClassVar[dict[str, str]] = dict.fromkeys(("train", "val", "best", "result"), "loss: {loss:.4f}")
@@ -35,6 +37,7 @@ class Task:
 
     def __init__(self, config: Configuration, classes: Sequence[str] = ()) -> None:
         self.config, self.classes = config, classes
+        self.predictions: Predictions | None = None
 
     def prepare(self, model: nn.Layer, train: ImageDataset, run: Run) -> None:
         """Builds what a training needs besides: an evaluation does without."""

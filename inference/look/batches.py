@@ -6,9 +6,10 @@ import numpy as np
 import paddle
 
 from datasets import ImageDataset, get_dataloader
-from inference.look.draw import Panel, enlarged, shortened
+from inference.look.draw import Panel, enlarged
 from loading.transforms import BatchTransform, Normalize
 from options import Configuration
+from training.pages.figures import shortened
 
 _LEAST = 0.005  # a share of a label that is told
 

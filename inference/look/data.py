@@ -1,7 +1,5 @@
 """The page of a check, FILE.html, which needs no network, and its pictures as one, FILE.png."""
 
-import base64
-import html
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,26 +7,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from errors import RunError, shown
-from inference.look.draw import figure, figure_png, png, shortened, titled
+from errors import RunError
+from inference.look.draw import png
 from loading.check.findings import Finding, Images, class_name, name_of, table
 from loading.check.images import SIDE, Part, picture
 from loading.label_sets import every_label
 from loading.transforms.orientation import TURNS
+from training.pages import page
+from training.pages.figures import figure, figure_png, shortened, titled
+from training.pages.page import text
 from utils import written_whole
 
 _BARS = 40  # classes, above which their counts are drawn as a curve
 _GRID, _TILE = 24, 112  # images that are shown, and pixels along a side of each
 _ROWS = 500  # of the table of classes
 _COLOURS = {"train": "#3465a4", "val": "#d9822b"}
-_STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 62rem; color: #222 }
-h1 { font-size: 1.4rem; overflow-wrap: anywhere } h2 { font-size: 1.1rem; margin-top: 2rem }
-table { border-collapse: collapse } td, th { padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top }
-th { font-weight: 600 } td.n { text-align: right } img { max-width: 100%; height: auto }
-.stops { color: #a40000 } .good { color: #2e7d32 } li { overflow-wrap: anywhere } small { color: #666 }
-.scroll { max-height: 24rem; overflow: auto; display: inline-block; max-width: 100% }
-"""
 
 
 class Checked(NamedTuple):
@@ -76,49 +69,35 @@ def write_report(file: Path, checked: Checked) -> Path:
 
 
 def _page(checked: Checked, pages: Sequence[tuple[str, bytes]]) -> str:
-    text = html.escape
-    rows = "".join(
-        f"<tr><th>{text(name)}</th>" + "".join(f"<td>{text(value)}</td>" for value in values) + "</tr>"
-        for name, values in table(checked.parts)
-    )
-    heads = "".join(f"<th>{text(mode)}</th>" for mode in checked.parts)
     found = "".join(
-        f'<li class="{"stops" if one.stops else ""}">{"stops a run: " if one.stops else ""}{text(shown(one.text, 400))}'
-        + "".join(f"<br><small>{text(shown(example, 300))}</small>" for example in one.examples)
+        f'<li class="{"stops" if one.stops else ""}">{"stops a run: " if one.stops else ""}{text(one.text)}'
+        + "".join(f"<br><small>{text(example)}</small>" for example in one.examples)
         + "</li>"
         for one in checked.findings
-    )
-    pictures = "".join(
-        f'<h2>{text(title)}</h2><img alt="{text(title)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
-        for title, png in pages
     )
     twins = "".join(
         "<br><small>{}</small>".format(text(" | ".join(name_of(checked.parts, checked.images, one) for one in pair)))
         for pair in checked.alike
     )
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{text(checked.title)}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_STYLE}</style></head><body><h1>{text(checked.title)}</h1>"
-        f'<p class="{"good" if checked.usable else "stops"}"><b>{text(checked.verdict)}</b></p>'
-        f"<table><tr><th></th>{heads}</tr>{rows}</table>"
-        f"<h2>Findings</h2><ul>{found or '<li>none</li>'}</ul>{pictures}{twins}"
-        f"<h2>Classes</h2>{_classes(checked.parts)}</body></html>\n"
+    rows = [(name, *values) for name, values in table(checked.parts)]
+    return page.page(
+        checked.title,
+        page.said(checked.verdict, "good" if checked.usable else "stops"),
+        page.table(["", *checked.parts], rows, numbers=False),
+        page.section("Findings", f"<ul>{found or '<li>none</li>'}</ul>"),
+        *(page.section(title, page.picture(title, drawn)) for title, drawn in pages),
+        twins,
+        page.section("Classes", _classes(checked.parts)),
     )
 
 
 def _classes(parts: Mapping[str, Part]) -> str:
     counts = _counts(parts)
     classes = next(iter(parts.values())).source.classes
-    rows = "".join(
-        f"<tr><td>{html.escape(class_name(classes, label))}</td>"
-        + "".join(f'<td class="n">{count:,}</td>' for count in counts[:, label])
-        + "</tr>"
-        for label in range(min(_ROWS, counts.shape[1]))
-    )
-    more = f"<p>and {counts.shape[1] - _ROWS:,} more</p>" * (counts.shape[1] > _ROWS)
-    heads = "".join(f"<th>{mode}</th>" for mode in parts)
-    return f'<div class="scroll"><table><tr><th>class</th>{heads}</tr>{rows}</table>{more}</div>'
+    labels = range(min(_ROWS, counts.shape[1]))
+    rows = [(class_name(classes, label), *(f"{count:,}" for count in counts[:, label])) for label in labels]
+    more = page.said(f"and {counts.shape[1] - _ROWS:,} more") if counts.shape[1] > _ROWS else ""
+    return page.scrolled(page.table(["class", *parts], rows) + more)
 
 
 def _counts(parts: Mapping[str, Part]) -> np.ndarray:

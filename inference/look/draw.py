@@ -3,8 +3,6 @@
 import io
 import math
 import textwrap
-import unicodedata
-import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,11 +10,9 @@ import matplotlib
 import numpy as np
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 from PIL import Image
 
-from errors import shown
-from inference.fonts import families
+from training.pages.figures import figure_png, titled
 
 LEAST = 224  # pixels along an image's shorter side, so that one sees something
 LONGEST = 8 * LEAST  # pixels along its longer side, if it is enlarged
@@ -72,36 +68,6 @@ def png(image: np.ndarray) -> bytes:
     file = io.BytesIO()
     Image.fromarray(image).save(file, "PNG")
     return file.getvalue()
-
-
-def figure(width: float, height: float) -> Figure:
-    """Returns an empty figure, sizes in inches; it needs no display, and no other thread sees it."""
-    return Figure((width, height), layout="constrained")
-
-
-def figure_png(drawn: Figure) -> bytes:
-    """Returns a figure as a PNG file."""
-    file = io.BytesIO()
-    texts: list[Any] = drawn.findobj(Text)
-    names = families(text.get_text() for text in texts)
-    for text in texts:
-        text.set_fontfamily(names)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # letters that the font lacks become boxes
-        drawn.savefig(file, format="png", dpi=110, metadata={"Software": None})
-    return file.getvalue()
-
-
-def titled(axis: Any, text: str, **how: Any) -> None:
-    """Writes a title: "$" in a file's name begins no formula."""
-    axis.set_title(text, parse_math=False, **how)
-
-
-def shortened(text: str, most: int = 24) -> str:
-    """Returns a stranger's text, and of one longer than ``most`` letters both ends; wide letters count twice."""
-    text = shown(text, len(text))
-    most = most * len(text) // max(1, sum(1 + (unicodedata.east_asian_width(letter) in "WF") for letter in text))
-    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 2 + 3 :]}"
 
 
 def sheet(rows: Sequence[Sequence[Panel]], title: str, bar: str = "", columns: int = 7, side: float = 1.9) -> bytes:

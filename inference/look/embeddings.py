@@ -8,11 +8,12 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from errors import InputError, RunError, shown
-from inference.look.draw import Panel, enlarged, figure, figure_png, sheet, shortened
+from inference.look.draw import Panel, enlarged, sheet
 from inference.look.sight import model_of
 from inference.pictures import Pictures
 from inference.predictor import Predictor
 from options import nearest
+from training.pages.figures import figure, figure_png, shortened
 from weights.layout import sublayer
 
 FEWEST = 5  # images that t-SNE can tell apart

@@ -10,11 +10,12 @@ import paddle
 from errors import InputError
 from inference.look.attention import attends, attention, queries, rollout
 from inference.look.cam import cam
-from inference.look.draw import Panel, coloured, enlarged, heat, png, shortened
+from inference.look.draw import Panel, coloured, enlarged, heat, png
 from inference.look.sight import Sight, model_of, output_of, sight
 from inference.pictures import Picture
 from inference.predictor import Predictor
 from models.layers.attention import attention_layers
+from training.pages.figures import shortened
 
 STAGES = 4  # shown of a model that has more
 _BRIGHTEST = "attention, from 0 to the most in its panel (at least twice the mean)"

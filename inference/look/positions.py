@@ -7,11 +7,11 @@ from matplotlib.colors import Normalize
 from paddle import nn
 
 from errors import InputError
-from inference.look.draw import figure, figure_png, titled
 from inference.look.sight import model_of
 from inference.predictor import Predictor
 from models.base import ImageModel
 from models.layers.relative import RelativePositionBias
+from training.pages.figures import figure, figure_png, titled
 from weights.layout import sublayer
 
 _TILES = 16  # along a side, at most: of larger grids some are left out

@@ -8,13 +8,16 @@ from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
 from looked import saved
 from matplotlib import font_manager
+from matplotlib.text import Text
 from PIL import Image
 
-from inference import Predictor, captions, fonts
+from inference import Predictor, captions
 from inference.look import draw, embeddings
-from inference.look.draw import Panel, enlarged, sheet, shortened
+from inference.look.draw import Panel, enlarged, sheet
 from inference.look.maps import Asked, cam_panels
 from inference.look.sight import sight
+from training.pages import fonts
+from training.pages.figures import shortened
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def figures(monkeypatch):
 def boxes(figure):
     """Where a figure's words and images lie, in pixels; all of them within it."""
     figure.draw_without_rendering()
-    texts = [text for text in figure.findobj(draw.Text) if text.get_visible() and text.get_text()]
+    texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
     words = [text.get_window_extent() for text in texts]
     images = [axis.get_window_extent() for axis in figure.axes]
     for box in [*words, *images]:

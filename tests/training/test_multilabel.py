@@ -25,6 +25,8 @@ from training import multilabel
 from training.checkpoint.description import METADATA, thresholds_of
 from training.figures import average_precision, best_threshold, sigmoid
 from training.multilabel import MultiLabel
+from training.report import write_report
+from training.report.reading import read_predictions
 
 CLASSES = ["left", "right", "below", "never"]
 
@@ -160,6 +162,14 @@ def test_a_run_trains_goes_on_evaluates_and_answers_by_its_thresholds(tmp_path, 
     for name in ("mAP", "f1_micro", "f1_macro", "f1_micro_at_half", "class_ap", "class_f1", "thresholds"):
         assert again[name] == result[name], name
     assert again["loss"] == pytest.approx(result["loss"], rel=1e-6)
+    files = [(tmp_path / name / "predictions.csv").read_text() for name in ("whole", "resumed")]
+    assert files[0] == files[1]
+    page = write_report(tmp_path / "whole", None).read_text()
+    row = (f"{result['class_ap']['left']:.2f}", f"{result['class_f1']['left']:.2f}", f"{result['thresholds'][0]:.3g}")
+    assert "<tr><th>left</th>" + "".join(f'<td class="n">{value}</td>' for value in row) in page
+    assert page.count("<figure") == sum(
+        not own for own in read_predictions(tmp_path / "whole" / "predictions.csv").right
+    )
     assert "thresholds: the weights' own; " in (tmp_path / "again" / "log.txt").read_text()
     if ranks == 1:
         own = [*without(options, "TRAIN."), "MODEL.PRETRAINED", str(middle)]
@@ -189,6 +199,9 @@ def _answers(tmp_path, weights, result):
             row[answer.outputs] = 1
             assert answer.probabilities == sorted(answer.probabilities, reverse=True)
         assert 100 * f1_score(truth, told, average="micro") == pytest.approx(result["f1_micro"])
+        kept = read_predictions(tmp_path / "whole" / "predictions.csv")
+        np.testing.assert_array_equal(kept.right, (told == truth).all(1))
+        np.testing.assert_array_equal(kept.predicted, truth[range(21), kept.label])
     everything = predictor(paths[:1], threshold=0.0)[0]
     assert (len(everything.classes), len(predictor(paths[:1], threshold=0.0, top=2)[0].classes)) == (4, 2)
 

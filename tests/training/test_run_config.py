@@ -59,7 +59,8 @@ def test_a_runs_data_and_model_are_evaluated_and_it_goes_on_without_cfg(tmp_path
     lines = [line[14:] for line in mnist.splitlines()]
     assert "run: run" in lines
     assert lines[-2].startswith("summary: acc1: ")
-    names = "config.yaml, result.json, metrics.jsonl, curves.png, checkpoints/best, checkpoints/last"
+    told = "predictions.csv, confusion.csv, report.html"
+    names = f"config.yaml, result.json, metrics.jsonl, curves.png, {told}, checkpoints/best, checkpoints/last"
     assert lines[-1] == f"files: {names}"
     trained = result(tmp_path / "run")
     best, last = tmp_path / "run/checkpoints/best", {key: trained[key] for key in ("acc1", "loss", "num_samples")}
@@ -77,7 +78,7 @@ def test_a_runs_data_and_model_are_evaluated_and_it_goes_on_without_cfg(tmp_path
         assert {key: found[key] for key in last} == {key: pytest.approx(value, abs=1e-4) for key, value in last.items()}
         assert found["config"]["DATA"]["DATASET"] == "mnist"
         assert (of_run in printed) == (number > 0)
-        assert printed.splitlines()[-1][14:] == "files: config.yaml, result.json"
+        assert printed.splitlines()[-1][14:] == f"files: config.yaml, result.json, {told}"
     path = get_config(tmp_path / "run/config.yaml").DATA.DATA_PATH
     assert path == str(tmp_path / "data")  # which is found from any folder
     longer = ["-o", "TRAIN.NUM_EPOCHS", "3"]

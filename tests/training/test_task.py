@@ -1,6 +1,7 @@
 """A second task, of batches without labels, goes through the same ``fit``: nothing of it is known to the engine."""
 
 import json
+import re
 
 import numpy as np
 import paddle
@@ -14,6 +15,7 @@ import utils
 from config import get_config
 from datasets import ArrayDataset, get_datasets
 from training import engine, parallel
+from training.report import write_report
 from training.run import Run
 from training.task import Task
 
@@ -113,6 +115,9 @@ def test_a_task_without_labels_trains_evaluates_keeps_the_best_and_goes_on(tmp_p
     assert (result["num_samples"], result["best"]["epoch"]) == (37, 1 + int(np.argmin(losses)))
     assert result["best"]["loss"] == pytest.approx(min(losses), abs=1e-6)
     assert result["ema"]["best"]["epoch"] in (1, 2, 3)
+    page = write_report(tmp_path / "whole", None).read_text()
+    titles = ["loss", "learning rate", "images per second", "waiting for data (share of the time)"]
+    assert re.findall('<img alt="([^"]*)"', page) == titles
     log = (tmp_path / "whole" / "log.txt").read_text()
     assert "pixels are hidden\n" in log
     assert f"epoch 3/3 validation: loss: {losses[-1]:.4f}\n" in log

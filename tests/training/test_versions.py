@@ -7,7 +7,7 @@ from conftest import ROOT
 from runs import train
 
 from training.checkpoint import resume, saver
-from training.run import versions
+from training.environment import versions
 
 HERE = versions()
 BEFORE = {name: version for name, version in HERE.items() if name != "toolkit"}  # what earlier runs wrote

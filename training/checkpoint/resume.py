@@ -18,8 +18,8 @@ from training.checkpoint import folder
 from training.checkpoint.progress import Progress
 from training.checkpoint.restore import load_checkpoint, restore_statistics
 from training.checkpoint.state import read_state
+from training.environment import versions
 from training.optim.groups import decayed_parameters
-from training.run import versions
 from training.setup import Training
 from utils import all_gather, rank, sync_directory, world_size
 from weights.fit import TABLE

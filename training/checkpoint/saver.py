@@ -18,8 +18,9 @@ from training.checkpoint.description import METADATA, describe
 from training.checkpoint.folder import Arrays
 from training.checkpoint.progress import Progress
 from training.checkpoint.state import FORMATS
+from training.environment import versions
 from training.parallel import others_state
-from training.run import Run, versions
+from training.run import Run
 from utils import all_gather, num_gpus, rank, world_size
 from weights import file_arrays
 from weights.adapters import adapter_arrays, adapter_metadata, base_hash, is_added, unmerged

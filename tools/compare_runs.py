@@ -1,0 +1,80 @@
+"""Compares runs: their figures, what they were told, and whether they differ by more than chance.
+
+    python tools/compare_runs.py RUN OTHER -output compared.html
+    python tools/compare_runs.py RUN
+
+RUN and OTHER are folders of runs that are over, trainings or evaluations; there may be more. The first one is compared
+with each of the others. Runs that differ in SEED alone are one: where both sides have several, their means are compared
+by Welch's t-test. Otherwise the answers to the same images are, by McNemar's exact test; of a k-fold, those of all its
+folds. -output writes a page that needs no network, with the curves of all runs over each other. Of one RUN alone, its
+report.html, confusion.csv and confusion.png are made anew.
+
+Exit status: 0; 2 where a folder isn't a run's, or a file in it says something that no run writes.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+
+import launch.startup  # noqa: E402  (streams)
+from errors import InputError, RunError, remedy, reported, shown  # noqa: E402  (first: it says what isn't installed)
+
+# isort: split
+from main_multi_gpu import import_paddle  # noqa: E402
+
+
+def reported_anew(folder: Path) -> Path:
+    """Writes the report of a run that is over; without pictures of mistakes where the data can't be read.
+
+    Raises:
+        InputError: the folder isn't one of a run that is over.
+        OSError: it can't be written.
+    """
+    from config import get_config
+    from datasets import get_dataset
+    from training.report import write_report
+
+    try:
+        dataset = get_dataset(get_config(folder / "config.yaml"), "val")
+    except RunError as error:
+        print(f"there are no pictures of the mistakes: {error}", file=sys.stderr)
+        dataset = None
+    return write_report(folder, dataset)
+
+
+def main() -> None:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument("-output", "--output", type=Path, metavar="FILE.html", help="a page, with curves")
+    options = parser.parse_args()
+    output = options.output
+    if output and len(options.runs) == 1:
+        raise InputError("-output is for a comparison; of one run its own report.html is written")
+    if output and (output.suffix.lower() not in (".html", ".htm") or not output.parent.is_dir()):
+        raise InputError(f"-output {output}: expected a file that ends in .html, in a folder that is there")
+    import_paddle()
+    launch.startup.stop_by_removing(output and launch.startup.unfinished(output))
+    try:
+        if len(options.runs) == 1:
+            print(f"{reported_anew(options.runs[0])} is written")
+            return
+        from training.report.compare import compared, page_of, screen
+        from utils import written_whole
+
+        found = compared(options.runs)
+        print("\n".join(shown(line, len(line)) for line in screen(found).split("\n")))
+        if output:
+            with written_whole(output) as file:
+                file.write(page_of(found))
+            print(f"{output} is written")
+    except OSError as error:
+        raise RunError(f"{error.filename} isn't written ({error.strerror}); {remedy(error)}") from None
+
+
+if __name__ == "__main__":
+    with reported():
+        main()

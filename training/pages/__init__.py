@@ -1,0 +1,1 @@
+"""What pages and pictures are made of: a page of HTML, figures, fonts."""

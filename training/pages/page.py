@@ -1,0 +1,86 @@
+"""A page of HTML that needs no network: its frame, tables, pictures. Every text of a stranger is escaped."""
+
+import base64
+import html
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from errors import shown
+
+_LONGEST = 400  # letters of a text
+# A browser loads nothing for such a page, and runs nothing in it, whatever a name in it should hold.
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+_STYLE = """
+* { box-sizing: border-box }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 70rem; color: #222 }
+h1 { font-size: 1.4rem; overflow-wrap: anywhere } h2 { font-size: 1.1rem; margin-top: 2rem }
+table { border-collapse: collapse } td, th { padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top }
+th { font-weight: 600 } td { overflow-wrap: anywhere } td.n, th.n { text-align: right }
+td.n { white-space: nowrap } .scroll { max-height: 26rem; overflow: auto; max-width: 100% }
+img { max-width: 100%; height: auto } li { overflow-wrap: anywhere } small { color: #666 }
+.stops { color: #a40000 } .good { color: #2e7d32 }
+@media (max-width: 40rem) { table { font-size: 13px } td, th { padding-right: .5rem } }
+.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); gap: .5rem 1rem }
+.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr)); gap: 1rem .8rem }
+.tiles figure { margin: 0; overflow-wrap: anywhere; font-size: .85rem; line-height: 1.3 }
+.tiles img { width: 100%; height: 9.5rem; object-fit: contain; background: #f2f2f2 }
+.small img { image-rendering: pixelated }
+"""
+
+
+def text(value: Any) -> str:
+    """Returns what a stranger wrote, or a number, as HTML: without control characters, of a long one its beginning."""
+    return html.escape(shown(str(value), _LONGEST))
+
+
+def page(title: str, *parts: str) -> str:
+    """Returns the page of these parts."""
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_STYLE}</style></head><body><h1>{text(title)}</h1>{''.join(parts)}</body></html>\n"
+    )
+
+
+def section(title: str, *parts: str) -> str:
+    """Returns a part with a heading, or nothing where it is empty."""
+    return f"<h2>{text(title)}</h2>{''.join(parts)}" if any(parts) else ""
+
+
+def said(words: Any, kind: str = "") -> str:
+    """Returns a paragraph. ``kind``: "good" or "stops", which have colours."""
+    return f'<p class="{kind}">{text(words)}</p>' if kind else f"<p>{text(words)}</p>"
+
+
+def table(heads: Sequence[Any], rows: Iterable[Sequence[Any]], numbers: bool = True) -> str:
+    """Returns a table, whose first column names the rows.
+
+    Args:
+        heads: of the columns; empty: there are none.
+        numbers: the other columns are numbers, aligned at their right.
+    """
+    kind = ' class="n"' if numbers else ""
+    top = "".join(f"<th{kind if place else ''}>{text(head)}</th>" for place, head in enumerate(heads))
+    body = "".join(
+        f"<tr><th>{text(first)}</th>{''.join(f'<td{kind}>{text(value)}</td>' for value in others)}</tr>"
+        for first, *others in rows
+    )
+    return f"<table>{f'<tr>{top}</tr>' if heads else ''}{body}</table>" if body else ""
+
+
+def scrolled(part: str) -> str:
+    """Returns a part in a window of its own."""
+    return f'<div class="scroll">{part}</div>' if part else ""
+
+
+def picture(title: str, data: bytes, kind: str = "png") -> str:
+    """Returns a picture, which the page holds."""
+    encoded = base64.b64encode(data).decode()
+    return f'<img alt="{text(title)}" src="data:image/{kind};base64,{encoded}">'
+
+
+def grid(parts: Iterable[str]) -> str:
+    """Returns parts side by side, where there is room, or one below the other."""
+    held = "".join(f"<div>{part}</div>" for part in parts)
+    return f'<div class="grid">{held}</div>' if held else ""
