@@ -18,7 +18,8 @@ LEVEL = 0.05  # a difference is called larger than chance below it, over the num
 # What says nothing of how a run trains, or differs between runs of one kind.
 _OWN = ("BASE", "OUTPUT", "SAVE", "TAG", "MODEL.RESUME", "NGPUS")
 _SEEDS = ("SEED", "DATA.FOLD")
-_FOLDS = ("FOLDS", "FOLD", "FOLDS_SEED", "FOLDS_GROUPS")  # a name such as "sample 3" doesn't tell them
+# Whose images and labels they are: a name such as "sample 3" doesn't tell.
+_PARTS = ("VAL_SPLIT", "FOLDS", "FOLD", "SPLIT_SEED", "SPLIT_GROUPS", "LABELS", "CLASSES")
 
 
 class Kind(NamedTuple):
@@ -85,8 +86,10 @@ class Compared(NamedTuple):
     def same_images(self, one: str, other: str) -> bool:
         """Returns whether two runs were evaluated on the same images, with the same labels."""
         first, second = self.runs[one], self.runs[other]
-        folds = [[run.config.DATA[key] for key in _FOLDS] for run in (first, second)]
-        return first.told["val"].same == second.told["val"].same and folds[0] == folds[1]
+        own, others = ([run.config.DATA[key] for key in _PARTS] for run in (first, second))
+        data, one, two = first.config.DATA, first.told["val"], second.told["val"]
+        free = first.several or data.LABELS or data.CLASSES  # of labels that are right, a table has the predicted one
+        return own == others and one.same == two.same and (bool(free) or np.array_equal(one.label, two.label))
 
 
 def compared(folders: Sequence[Path]) -> Compared:

@@ -56,7 +56,7 @@ class Told(NamedTuple):
 
     Attributes:
         images: their names.
-        same: of tables of the same images with the same labels it is the same.
+        same: of tables of the same images it is the same; of several classes: with the same labels.
         right: [n] bool; of several classes: whether all of them are right.
         label, predicted: [n] classes; of several: the worst one, and whether the image has it.
         probability: [n] of the predicted class, or of the worst one.
@@ -184,10 +184,11 @@ def _rows(
         name, truth, told, *rest = row
         if head == SEVERAL:
             numbers.extend((_number(rest[0]), rest[0] in truth.split(), truth == told))
+            digest.update(f"{truth}\0".encode())
         else:
             numbers.extend((_number(truth), _number(told), truth == told))
         shares.append(_share(rest[-1] if head == SEVERAL else rest[0]))
-        digest.update(f"{name}\0{truth}\0".encode())
+        digest.update(f"{name}\0".encode())
         yield name.encode()
 
 
