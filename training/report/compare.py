@@ -87,9 +87,10 @@ class Compared(NamedTuple):
         """Returns whether two runs were evaluated on the same images, with the same labels."""
         first, second = self.runs[one], self.runs[other]
         own, others = ([run.config.DATA[key] for key in _PARTS] for run in (first, second))
-        data, one, two = first.config.DATA, first.told["val"], second.told["val"]
+        data, table, other_table = first.config.DATA, first.told["val"], second.told["val"]
         free = first.several or data.LABELS or data.CLASSES  # of labels that are right, a table has the predicted one
-        return own == others and one.same == two.same and (bool(free) or np.array_equal(one.label, two.label))
+        same = bool(free) or np.array_equal(table.label, other_table.label)
+        return own == others and table.same == other_table.same and same
 
 
 def compared(folders: Sequence[Path]) -> Compared:
