@@ -118,7 +118,7 @@ def base(key, place):
 def place_of(key):
     """The first of the places where the key does something."""
     default = DEFAULTS.get(key, NONES.get(key))
-    given = ["1", "0.5", "[0.2,0.5]", "random", "imagenet22k", "x", "rand-m9", "True", "4", "lora"]
+    given = ["1", "0.5", "[0.2,0.5]", "random", "imagenet22k", "x", "rand-m9", "True", "4", "lora", "tensorboard"]
     given = given if default is None else [default]
     for place, value in itertools.product(PLACES, given):
         if read([*base(key, place), key, value]):

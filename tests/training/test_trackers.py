@@ -210,6 +210,19 @@ def test_a_tracker_shows_the_records_that_a_resume_leaves_and_the_result(name, t
     assert (run / tracking.LOG).read_text() == "" or name in ("wandb", "mlflow")
 
 
+def test_a_run_that_was_stopped_has_no_result_not_even_an_earlier_one(tmp_path):
+    installed("tensorboard")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    (tmp_path / "result.json").write_text(json.dumps(RESULT))
+    (tmp_path / "metrics.jsonl").write_text(records([1]))
+    held = Tracking(["tensorboard"])
+    assert held.begin(tmp_path) == ""
+    held.process.stdin.close()
+    assert held.process.wait(30) == 0
+    values, parameters, results = read_tensorboard(tmp_path / "tensorboard")
+    assert (len(values), parameters["MODEL.DEPTH"], results) == (9, 2, {})
+
+
 def test_the_numbers_of_a_result_are_named_by_where_they_are():
     assert final_numbers(RESULT) == FINAL
 
