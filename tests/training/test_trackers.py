@@ -236,8 +236,8 @@ def test_trackers_are_chosen_by_names_that_are_there():
     ):
         with pytest.raises(InputError, match=message):
             get_config(None, options)
-    assert meant_by("log-wandb", []) == "TRACKERS [wandb]"
-    assert meant_by("Global.use_visualdl", []) == "TRACKERS [visualdl]"
+    assert meant_by("log-wandb", []) == "TRACKERS wandb"
+    assert meant_by("Global.use_visualdl", []) == "TRACKERS visualdl"
 
 
 def test_neither_a_run_nor_the_process_beside_it_imports_what_it_does_not_use():
