@@ -6,4 +6,5 @@ hold in common. ``rendezvous``: launched ranks find one another; ``admission`` i
 proved connections. ``spawned``, ``launched``: the process that watches, one for all that it spawned or, where a
 launcher started them, one for each. ``fence``: Paddle's store takes nobody else. ``signals``, ``progress``: a rank
 notes signals, and tells how far it is. ``verdict``: what to say of ranks that fail or stall.
+``side_by_side``: whole commands, each on devices of its own.
 """

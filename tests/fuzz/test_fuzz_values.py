@@ -122,6 +122,7 @@ def place_of(key):
     """The first of the places where the key does something."""
     default = DEFAULTS.get(key, NONES.get(key))
     given = ["1", "0.5", "[0.2,0.5]", "random", "imagenet22k", "x", "rand-m9", "True", "4", "lora", "fog"]
+    given += ["tensorboard"]
     given = given if default is None else [default]
     for place, value in itertools.product(PLACES, given):
         if read([*base(key, place), key, value]):

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import struct
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ import yaml
 from programs import ROOT, assert_none_left
 from ranks import run_ranks
 from runs import refused, train
+from tracked import READERS, read_tensorboard
 
 from config import get_config
 from configs.registry import trackers
@@ -61,114 +61,6 @@ def shown_by(text):
     return found
 
 
-# ------------------------------------------------- what each tracker's files say: values, hyper-parameters, results
-
-
-def of_tensorboard(file):
-    """Yields the payloads of a file of TFRecords: a length and its checksum, the payload and its checksum."""
-    data, place = file.read_bytes(), 0
-    while place < len(data):
-        (size,) = struct.unpack_from("<Q", data, place)
-        yield data[place + 12 : place + 12 + size]
-        place += 16 + size
-
-
-def of_wandb(file):
-    """Yields the payloads of LevelDB's log, whose blocks are of 32 KiB, after a head of 7 bytes."""
-    data, place, part = file.read_bytes(), 7, b""
-    while place < len(data):
-        if (left := 32768 - place % 32768) < 7:
-            place += left
-            continue
-        size, kind = struct.unpack_from("<4xHB", data, place)
-        part += data[place + 7 : place + 7 + size]
-        place += 7 + size
-        if kind in (1, 4):  # whole, or its last part
-            yield part
-            part = b""
-
-
-def apart(values):
-    """The results among values by (tag, step), and the others."""
-    results = {tag.removeprefix("result/"): value for (tag, _), value in values.items() if tag.startswith("result/")}
-    return {key: value for key, value in values.items() if not key[0].startswith("result/")}, results
-
-
-def read_tensorboard(folder):
-    from tensorboardX.proto import event_pb2, plugin_hparams_pb2
-
-    values, parameters = {}, {}
-    [file] = folder.iterdir()
-    for payload in of_tensorboard(file):
-        for value in event_pb2.Event.FromString(payload).summary.value:
-            if value.WhichOneof("value") == "simple_value":
-                key = value.tag, event_pb2.Event.FromString(payload).step
-                assert key not in values
-                values[key] = value.simple_value
-            elif value.tag == "_hparams_/session_start_info":
-                content = plugin_hparams_pb2.HParamsPluginData.FromString(value.metadata.plugin_data.content)
-                for name, one in content.session_start_info.hparams.items():
-                    parameters[name] = getattr(one, one.WhichOneof("kind"))
-    shown, results = apart(values)
-    return shown, parameters, results
-
-
-def read_visualdl(folder):
-    from visualdl.proto.record_pb2 import Record
-    from visualdl.reader.record_reader import RecordReader
-
-    values, parameters = {}, {}
-    [file] = folder.iterdir()
-    for payload in RecordReader(str(file)).get_all():
-        for value in Record.FromString(payload).values:
-            if value.WhichOneof("one_value") == "value":
-                assert (value.tag, value.id) not in values
-                values[value.tag, value.id] = value.value
-            elif value.WhichOneof("one_value") == "hparam":
-                for one in value.hparam.hparamInfos:
-                    parameters[one.name] = getattr(one, one.WhichOneof("type"))
-    shown, results = apart(values)
-    return shown, parameters, results
-
-
-def read_wandb(folder):
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    values, parameters, results = {}, {}, {}
-    [run] = [entry for entry in folder.iterdir() if entry.name.startswith("offline-run-")]
-    for payload in of_wandb(next(run.glob("*.wandb"))):
-        record = Record.FromString(payload)
-        if record.WhichOneof("record_type") == "run":
-            parameters |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
-        elif record.WhichOneof("record_type") == "history":
-            row = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
-            for name in (name for name in row if "/" in name):
-                assert (name, row["step"]) not in values
-                values[name, row["step"]] = row[name]
-        elif record.WhichOneof("record_type") == "summary":
-            named = {item.key: json.loads(item.value_json) for item in record.summary.update}
-            results |= {name[7:]: value for name, value in named.items() if name.startswith("result/")}
-    return values, parameters, results
-
-
-def read_mlflow(folder):
-    values, parameters = {}, {}
-    [experiment] = [entry for entry in folder.iterdir() if entry.name not in (".trash", "models", "0")]
-    [run] = [entry for entry in experiment.iterdir() if (entry / "metrics").is_dir()]
-    for file in (entry for entry in (run / "metrics").rglob("*") if entry.is_file()):
-        for line in file.read_text().splitlines():
-            _, value, step = line.split()[:3]
-            key = str(file.relative_to(run / "metrics")), int(step)
-            assert key not in values
-            values[key] = float(value)
-    for file in (run / "params").iterdir():
-        parameters[file.name] = file.read_text()
-    assert yaml.safe_load((run / "meta.yaml").read_text())["status"] == 3  # finished
-    shown, results = apart(values)
-    return shown, parameters, results
-
-
-READERS = {"visualdl": read_visualdl, "tensorboard": read_tensorboard, "wandb": read_wandb, "mlflow": read_mlflow}
 PARAMETERS = {"MODEL.NAME": "vit", "MODEL.DEPTH": 2, "TRAIN.BASE_LR": 0.1, "TRAIN.BETAS": "[0.9, 0.99]"}
 
 
@@ -208,6 +100,19 @@ def test_a_tracker_shows_the_records_that_a_resume_leaves_and_the_result(name, t
         assert parameters["TRAIN.EMA"] == "True"
         assert parameters.keys() == PARAMETERS.keys() | {"TRAIN.EMA"}
     assert (run / tracking.LOG).read_text() == "" or name in ("wandb", "mlflow")
+
+
+def test_a_run_that_was_stopped_has_no_result_not_even_an_earlier_one(tmp_path):
+    installed("tensorboard")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    (tmp_path / "result.json").write_text(json.dumps(RESULT))
+    (tmp_path / "metrics.jsonl").write_text(records([1]))
+    held = Tracking(["tensorboard"])
+    assert held.begin(tmp_path) == ""
+    held.process.stdin.close()
+    assert held.process.wait(30) == 0
+    values, parameters, results = read_tensorboard(tmp_path / "tensorboard")
+    assert (len(values), parameters["MODEL.DEPTH"], results) == (9, 2, {})
 
 
 def test_the_numbers_of_a_result_are_named_by_where_they_are():
@@ -331,8 +236,8 @@ def test_trackers_are_chosen_by_names_that_are_there():
     ):
         with pytest.raises(InputError, match=message):
             get_config(None, options)
-    assert meant_by("log-wandb", []) == "TRACKERS [wandb]"
-    assert meant_by("Global.use_visualdl", []) == "TRACKERS [visualdl]"
+    assert meant_by("log-wandb", []) == "TRACKERS wandb"
+    assert meant_by("Global.use_visualdl", []) == "TRACKERS visualdl"
 
 
 def test_neither_a_run_nor_the_process_beside_it_imports_what_it_does_not_use():

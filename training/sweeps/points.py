@@ -57,9 +57,9 @@ class Drawn(NamedTuple):
         """Returns the values that a check has to try."""
         return self.choices or [word(self.low), word(self.high)]
 
-    def number(self, value: str) -> float:
-        """Returns the number that a word of the interval stands for; rounding may have led out of it."""
-        return min(max(float(value), self.low), self.high)
+    def value(self, word: str) -> str | float:
+        """Returns what Optuna takes for a word: of an interval, the number, which rounding may have led out of it."""
+        return word if self.choices else min(max(float(word), self.low), self.high)
 
 
 class Sweep(NamedTuple):
@@ -134,8 +134,12 @@ def read_sweep(file: Path) -> Sweep:
         )
     number = math.prod(len(values.choices) for values in keys.values()) if method == "grid" else content["runs"]
     seeds = content.get("seeds", [])
-    if not all(type(seed) is int for seed in seeds) or len(set(seeds)) < len(seeds) or (seeds and "SEED" in keys):
-        raise InputError(f"{file}: seeds is {quoted(seeds)}, expected whole numbers, each once, and no key SEED")
+    if (
+        not all(type(seed) is int and seed >= 0 for seed in seeds)
+        or len(set(seeds)) < len(seeds)
+        or (seeds and "SEED" in keys)
+    ):
+        raise InputError(f"{file}: seeds is {quoted(seeds)}, expected whole numbers from 0, each once, and no key SEED")
     counts = {"runs": number * max(1, len(seeds)), "devices": content.get("devices", 1)}
     for name, count in (counts | {"side_by_side": content.get("side_by_side", 1)}).items():
         if not 1 <= count <= _MOST:
@@ -162,7 +166,7 @@ def _words(file: Path, command: str) -> list[str]:
         raise InputError(
             f"{file}: command begins with {quoted(words[0] if words else '')}, expected {' or '.join(PROGRAMS)}"
         )
-    own = {"output", "resume", "eval", "explain", "last_epoch", "ngpus"}
+    own = {"output", "resume", "eval", "explain", "last_epoch", "ngpus", "h", "help"}
     if found := [
         w for w in words[1:] if w.startswith("-") and w.lstrip("-").partition("=")[0].replace("-", "_") in own
     ]:
@@ -216,10 +220,8 @@ def suggested(sweep: Sweep, points: Sequence[Point], scores: Sequence[float | No
     }
     study = optuna.create_study(direction="maximize")
     for point, score in zip(points, scores, strict=True):
-        told = {
-            key: value if sweep.keys[key].choices else sweep.keys[key].number(value) for key, value in point.items()
-        }
         if score is not None:
+            told = {key: sweep.keys[key].value(word) for key, word in point.items()}
             study.add_trial(optuna.create_trial(params=told, distributions=space, value=score))
     found = []
     for index in range(len(points), len(points) + count):
