@@ -35,7 +35,7 @@ $(VENV)/installed: requirements.txt requirements-base.txt
 	echo "$(PADDLE)" > $(VENV)/paddle
 	touch $@
 
-EXTRAS := requirements-hub.txt requirements-elastic.txt requirements-serve.txt requirements-export.txt
+EXTRAS := requirements-hub.txt requirements-elastic.txt requirements-serve.txt requirements-export.txt requirements-robustness.txt
 $(VENV)/installed-test: $(VENV)/installed requirements-test.txt $(EXTRAS)
 	$(PIP) -r requirements-test.txt
 	$(if $(findstring 2.6.,$(PADDLE)),$(PIP) $(WITH) paddle2onnx==1.3.1)

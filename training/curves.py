@@ -1,7 +1,6 @@
 """metrics.jsonl, read and drawn."""
 
 import contextlib
-import math
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ def records(metrics: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     yield line.decode().rstrip() + "\n", record
 
 
+_LARGEST = 1e30  # of what is drawn: Matplotlib fails near the largest numbers, and a NaN isn't below it
 _COLOURS = {"train": "C0", "val": "C1", "ema": "C2"}
 Points = tuple[array, array]  # steps, values: [n] each
 
@@ -37,7 +37,7 @@ def points(metrics: Path, splits: Sequence[str], keys: Sequence[str]) -> dict[st
     found: dict[str, dict[str, Points]] = {}
     for _, record in records(metrics):
         for key in keys if record["split"] in splits else ():
-            if isinstance(value := record.get(key), int | float) and math.isfinite(value):
+            if isinstance(value := record.get(key), int | float) and max(abs(value), record["step"]) < _LARGEST:
                 steps, values = found.setdefault(record["split"], {}).setdefault(key, (array("d"), array("d")))
                 steps.append(record["step"])
                 values.append(value)

@@ -1,11 +1,12 @@
 """A run's folder that a stranger wrote: its metrics.jsonl."""
 
 import os
+from array import array
 
 import pytest
 
 from errors import InputError
-from training.curves import plot_curves, records
+from training.curves import plot_curves, points, records
 from utils import get_loggers, open_logs
 
 
@@ -15,6 +16,10 @@ def test_records_that_no_run_writes_are_left_out_and_no_pipe_is_waited_for(tmp_p
     metrics.write_text("\n".join([*strange, whole]))
     assert list(records(metrics)) == [(f"{whole}\n", {"split": "val", "epoch": 1, "step": 3, "loss": 0.5})]
     plot_curves(metrics, tmp_path / "curves.png", {"loss": "loss"})
+    metrics.write_text(
+        metrics.read_text() + "\n" + whole.replace("0.5", "1e300") + "\n" + whole.replace("0.5", "NaN") + "\n"
+    )
+    assert points(metrics, ("val",), ("loss", "lr")) == {"val": {"loss": (array("d", [3]), array("d", [0.5]))}}
     metrics.unlink()
     os.mkfifo(metrics)
     with pytest.raises(InputError, match="metrics.jsonl: it is no regular file; move it away$"):

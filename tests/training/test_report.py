@@ -202,6 +202,7 @@ def test_a_browser_shows_it_at_two_widths_and_loads_nothing(made):
         ("result.json", '{"loss": 1, "num_samples": 0}', "its num_samples is 0, expected a number from 1 on"),
         ("result.json", '{"loss": 1, "num_samples": 1, "best": 3}', "its best is 3, expected an evaluation with"),
         ("result.json", '{"loss": 1, "num_samples": 1, "ema": {}}', "its ema.loss is missing"),
+        ("result.json", '{"loss": 1, "num_samples": 1, "acc5": "x"}', "its acc5 is 'x', expected a number"),
         ("result.json", "[" * 100_000, "can't be read as a run's result"),
         ("classes.json", '{"a": 1}', "expected a list of names"),
         ("metrics.jsonl", "nonsense\n", "holds no record of a run; move it away"),

@@ -1,7 +1,6 @@
 """The page of a run that is over: report.html, and its confusions as confusion.csv and confusion.png."""
 
 import csv
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from datasets import ImageDataset
 from training.pages import page
 from training.report import drawings, mistakes
 from training.report.measures import BINS, Confusions, calibration, confusions, scores, wilson
-from training.report.reading import Finished, Told, finished
+from training.report.reading import FIGURES, Finished, Told, finished
 from utils import written_whole
 
 PAGE, TABLE, PICTURE = "report.html", "confusion.csv", "confusion.png"
@@ -20,12 +19,6 @@ _WHOLE = 30  # classes, above which a picture of all confusions can't be read
 _FEW = 20  # of the pairs that are confused most often; a picture has the classes of half of them
 _SQUARE = 1000  # classes, above which confusion.csv lists what there is
 _ROWS = 1000  # of a table of classes
-FIGURES = {  # what an evaluation tells, in this order
-    "acc1": "accuracy, top 1 (%)", "acc5": "accuracy, top 5 (%)", "mean_class_acc": "accuracy, mean of the classes (%)",
-    "mAP": "mean average precision (%)", "f1_micro": "F1, micro (%)", "f1_macro": "F1, macro (%)",
-    "f1_micro_at_half": "F1, micro, all thresholds 0.5 (%)", "f1_macro_at_half": "F1, macro, all thresholds 0.5 (%)",
-    "loss": "loss",
-}  # fmt: skip
 SPLITS = {"val": "weights", "ema": "average (EMA)"}
 
 
@@ -43,7 +36,7 @@ def write_report(folder: Path, dataset: ImageDataset | None) -> Path:
     told = run.told.get("val")
     parts = [_summary(run), _curves(run)]
     if told and not run.several:
-        parts += _confusions(run, told)
+        parts.append(_confusions(run, told))
     parts.append(_classes(run, told))
     if told:
         shown = mistakes.tiles(run, told, dataset)
@@ -107,8 +100,8 @@ def _curves(run: Finished) -> str:
     return page.section("Curves", page.grid(page.picture(label, data) for label, data in drawn if data))
 
 
-def _confusions(run: Finished, told: Told) -> Iterator[str]:
-    """Writes confusion.csv and confusion.png; yields what the page shows of them."""
+def _confusions(run: Finished, told: Told) -> str:
+    """Writes confusion.csv and confusion.png; returns what the page shows of them."""
     found, outputs = confusions(told.label, told.predicted), _outputs(run, told)
     names = [run.name_of(label) for label in range(outputs)]
     with written_whole(run.folder / TABLE) as file:
@@ -127,7 +120,7 @@ def _confusions(run: Finished, told: Told) -> Iterator[str]:
         shown = page.picture("Confusion matrix", drawn)
     what = "Rows are labels. A colour is the share of a label's images" + ("." if whole else ", of the classes shown.")
     most = page.table(["label", "predicted most often", "images"], pairs, numbers=False)
-    yield page.section("Confusions", page.said(f"{what} All are in {TABLE}."), page.grid([shown, most]))
+    return page.section("Confusions", page.said(f"{what} All are in {TABLE}."), page.grid([shown, most]))
 
 
 def _outputs(run: Finished, told: Told) -> int:

@@ -10,9 +10,9 @@ import numpy as np
 from errors import InputError
 from options import leaves
 from training.pages import page
-from training.report import FIGURES, drawings, interval, number
+from training.report import drawings, interval, number
 from training.report.measures import mcnemar, welch
-from training.report.reading import Finished, finished
+from training.report.reading import FIGURES, Finished, finished
 
 LEVEL = 0.05  # a difference is called larger than chance below it, over the number of comparisons (Bonferroni)
 # What says nothing of how a run trains, or differs between runs of one kind.

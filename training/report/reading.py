@@ -25,7 +25,13 @@ SPLITS = ("train", "val", "ema")
 _LARGEST = 64 << 20  # bytes of result.json
 _LINE = 1 << 20  # bytes of a line of predictions.csv
 _CLASSES = 1 << 20  # that a table of predictions may tell of
-PLAIN = {"images_per_s": "images per second", "data_wait": "waiting for data (share of the time)"}
+FIGURES = {  # what an evaluation tells, in this order
+    "acc1": "accuracy, top 1 (%)", "acc5": "accuracy, top 5 (%)", "mean_class_acc": "accuracy, mean of the classes (%)",
+    "mAP": "mean average precision (%)", "f1_micro": "F1, micro (%)", "f1_macro": "F1, macro (%)",
+    "f1_micro_at_half": "F1, micro, all thresholds 0.5 (%)", "f1_macro_at_half": "F1, macro, all thresholds 0.5 (%)",
+    "loss": "loss",
+}  # fmt: skip
+_PLAIN = {"images_per_s": "images per second", "data_wait": "waiting for data (share of the time)"}
 
 
 def _is_table(value: Any) -> bool:
@@ -40,8 +46,7 @@ def _is_record(value: Any) -> bool:
 _TABLE = Rule("numbers by name", _is_table)
 _DICTIONARY = Rule("a dictionary", lambda value: type(value) is dict)
 _FORM: Form = {
-    "loss": Rule("a number", is_real),
-    "acc1": Rule("a number", is_real),
+    **dict.fromkeys(FIGURES, Rule("a number", is_real)),
     "num_samples": Rule("a number from 1 on", lambda value: is_whole(value, 1)),
     "best": Rule("an evaluation with its epoch", _is_record),
     "ended": Rule("a text", lambda value: type(value) is str),
@@ -129,7 +134,7 @@ def finished(folder: Path) -> Finished:
             told[split] = read_predictions(file)
             _check_same(file, told[split], evaluation)
     kind: Any = tasks.load(config.TASK)[0]
-    labels: dict[str, str] = {**kind.curves, **PLAIN}
+    labels: dict[str, str] = {**kind.curves, **_PLAIN}
     file = folder / "metrics.jsonl"
     curves = points(file, SPLITS, tuple(labels)) if file.exists() else {}
     if file.exists() and not curves:
