@@ -7,13 +7,13 @@ the formats that Pillow knows, those that people train on are opened: an EPS fil
 
 import io
 import re
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
 from errors import Unreadable
+from loading.transforms.tiff import TILE_HEIGHT, TILE_WIDTH, Directory
 
 # Pillow's own limit is MAX_PIXELS here: it would warn at 89 million, and refuse twice that whatever the key says.
 Image.MAX_IMAGE_PIXELS = None
@@ -33,12 +33,6 @@ _FRAMES = frozenset(marker for marker in range(0xC0, 0xD0) if marker not in (0xC
 # A scan's start with the lengths that libjpeg takes: the bytes of a film that phones append hold few of these.
 _SCANS = re.compile(rb"\xff\xda\x00[\x08\x0a\x0c\x0e]")
 _JPEG_NEEDED, _SEQUENTIAL = frozenset((*_FRAMES, 0xC4, 0xCC, 0xDB, 0xDD, 0xE0, 0xEE)), (0xC0, 0xC1)
-# TIFF's bytes per value by type; tags that lead elsewhere, or are text, EXIF, ICC, XMP and the like, aren't needed.
-_TIFF_BYTES = {1: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 16: 8, 17: 8}
-_TIFF_PRIVATE, _TIFF_SUBFILES, _TIFF_TILE = 700, 330, (322, 323)
-# Where a TIFF has no tag of its orientation, Pillow takes XMP's, and turns the image.
-_TIFF_ORIENTATION, _TIFF_XMP, _TURNED = 274, 700, re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
-_TIFF_VALUES = 500_000  # of all tags: a palette's 196,608, and the places of 150,000 strips or tiles
 _LARGEST_TEXT = 4 << 20  # bytes of a PPM that is written as text, which Pillow reads number by number in Python
 _READ = 32  # bytes that a read counts for besides: decoders in Python read byte by byte
 _PARTS, _TOO_MANY = 10_000, "it is in too many parts; save it again"  # and one more per KiB
@@ -79,7 +73,7 @@ def opened_image(data: bytes, most: int) -> tuple[Image.Image, bytes]:
     check_size(image.size, most)
     if kind == "TIFF":
         tags: Any = image
-        check_size(tuple(tags.tag_v2.get(tag, 1) for tag in _TIFF_TILE), most)
+        check_size(tuple(tags.tag_v2.get(tag, 1) for tag in (TILE_WIDTH, TILE_HEIGHT)), most)
     if not plain and (scans := len(_SCANS.findall(data))) * image.width * image.height > SCANS * most:
         raise Unreadable(
             f"decoding its {scans} scans of {image.width} x {image.height} pixels takes too long:"
@@ -175,42 +169,9 @@ def _behind_palette(data: bytes, flags: int) -> int:
 
 
 def _tiff(data: bytes) -> bytes:
-    """Returns the file with the needed tags of its first image alone in its directory.
-
-    They stand where they stood: bytes behind the end would be read as pixels of a file that is cut short.
-    """
-    order, big = "<" if data[:1] == b"I" else ">", b"+" in data[2:4]
-    offset, count_form, entry_form = ("Q", "Q", "HHQ8s") if big else ("I", "H", "HHI4s")
-    at, width = (8, 8) if big else (4, 4)
-    start = struct.unpack_from(order + offset, data, at)[0]
-    tags, values, xmp = {}, 0, b""
-    for tag, kind, count, value in _entries(data, start, order + count_form, order + entry_form):
-        if tag == _TIFF_XMP and kind in (1, 7) and count > width:
-            place = struct.unpack(order + offset, value)[0]
-            xmp = data[place : place + count]
-        if tag >= _TIFF_PRIVATE or tag == _TIFF_SUBFILES or tag in tags or kind not in _TIFF_BYTES:
-            continue
-        length = count * _TIFF_BYTES[kind]
-        if length > width and struct.unpack(order + offset, value)[0] + length > len(data):
-            raise Unreadable(f"its tag {tag} says that {count} values lie beyond its end")
-        values += count if kind not in (1, 6, 7) else 0
-        if values > _TIFF_VALUES:
-            raise Unreadable(f"its tags hold more than {_TIFF_VALUES} values")
-        tags[tag] = struct.pack(order + entry_form, tag, kind, count, value)
-    if _TIFF_ORIENTATION not in tags and (turned := _TURNED.search(xmp)):
-        value = struct.pack(f"{order}H", int(turned[1])).ljust(width, b"\0")
-        tags[_TIFF_ORIENTATION] = struct.pack(order + entry_form, _TIFF_ORIENTATION, 3, 1, value)
-    entries = b"".join(tags[tag] for tag in sorted(tags))
-    directory = struct.pack(order + count_form, len(tags)) + entries + bytes(width)
-    return data[:start] + directory + data[start + len(directory) :]
-
-
-def _entries(data: bytes, start: int, count_form: str, form: str) -> Iterator[tuple[int, int, int, bytes]]:
-    (count,) = struct.unpack_from(count_form, data, start)
-    first, length = start + struct.calcsize(count_form), struct.calcsize(form)
-    if first + count * length > len(data) or count > 1 << 16:
-        raise Unreadable(f"its directory of {count} tags reaches beyond its end")
-    return struct.iter_unpack(form, data[first : first + count * length])
+    """Returns the file with the needed tags of its first image alone in its directory."""
+    directory = Directory(data)
+    return directory.written(directory.tags)
 
 
 _NEEDED: dict[str, Callable[[bytes], bytes]] = {"PNG": _png, "GIF": _gif, "TIFF": _tiff}
