@@ -3,7 +3,7 @@
 Two keys that can't both be had are a conflict (``check``). A key that has nothing to act on is idle (``NEEDS``).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from configs import registry
@@ -18,6 +18,15 @@ from options import Configuration, leaves
 def mixes(config: Configuration) -> bool:
     """Returns whether training mixes its images: mixup or CutMix is on."""
     return _MIXING.met(dict(leaves(config)))
+
+
+def float_pixels(values: Mapping[str, Any]) -> bool:
+    """Returns whether images are float32 up to the model, in full depth; else they are uint8, colours or grey.
+
+    Args:
+        values: DATA's keys, by their names.
+    """
+    return values["IMAGE_DTYPE"] == "float32" or values["IMAGE_CHANNELS"] not in (1, 3)
 
 
 def check(config: Configuration) -> None:
@@ -81,6 +90,14 @@ def _check_data(config: Configuration, require: Callable[[bool, str, str], None]
     require(data.FOLDS is None or data.get("VAL_SPLIT") is None, "DATA.FOLDS", "None with VAL_SPLIT, or VAL_SPLIT None")
     cached = data.CACHE is None or not data.SKIP_BROKEN
     require(cached, "DATA.CACHE", "None with SKIP_BROKEN: a cache holds every image")
+    if float_pixels(data) and not config.EVAL:
+        for key, value, idle in (
+            ("TRAIN.AUTO_AUGMENT", train.AUTO_AUGMENT, None),
+            ("TRAIN.COLOR_JITTER", train.COLOR_JITTER, 0.0),
+            ("DATA.LOADER", data.LOADER, "paddle"),
+        ):
+            expected = f"{idle} with IMAGE_CHANNELS {channels} of float32: it is for colours and grey of 8 bits"
+            require(value == idle, key, expected)
     if data.LOADER == "dali" and not config.EVAL:
         for key, value, idle in (
             ("TRAIN.AFFINE", train.AFFINE, [0.0] * 3),
@@ -219,6 +236,11 @@ _LOADED_AHEAD = Need(
     ("DATA.NUM_WORKERS", "DATA.LOADER", "EVAL"),
     lambda found: found["DATA.NUM_WORKERS"] > 0 or (found["DATA.LOADER"] == "dali" and not found["EVAL"]),
 )
+_EIGHT_BITS = Need(
+    "with pixels of float32, which aren't decoded that way",
+    ("DATA.IMAGE_DTYPE", "DATA.IMAGE_CHANNELS"),
+    lambda found: not float_pixels({key.partition(".")[2]: found[key] for key in _EIGHT_BITS.keys}),
+)
 _OWN_BATCH = Need(
     "with DATA.GLOBAL_BATCH, of which it is a share",
     ("DATA.GLOBAL_BATCH",),
@@ -251,7 +273,7 @@ _DECLARED = (
     # needs no training; nor does what depends on the machine need that.
     ((), (
         "BASE", "TASK", "DATA.BATCH_SIZE_EVAL", "DATA.DATASET", "DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS",
-        "DATA.CROP_PCT",
+        "DATA.IMAGE_DTYPE", "DATA.CROP_PCT",
         "DATA.CROP_MODE", "DATA.INTERPOLATION", "DATA.NUM_WORKERS", "DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD",
         "MODEL.TYPE", "MODEL.NAME", "MODEL.RESUME", "MODEL.PRETRAINED", "MODEL.NUM_CLASSES", "TRAIN.LAST_EPOCH",
         "TRAIN.ACCUM_ITER", "OUTPUT", "TAG", "SAVE_ON_ERROR", "SEED", "EVAL", "AMP", "NGPUS", "DETERMINISTIC",
@@ -280,7 +302,7 @@ _DECLARED = (
     (_STORED, ("DATA.CACHE", "DATA.FOLDS")),
     ((_is_set("DATA.FOLDS"), *_STORED), ("DATA.FOLD", "DATA.FOLDS_SEED")),
     ((_is_set("DATA.FOLDS"), *_FILES), ("DATA.FOLDS_GROUPS",)),
-    ((*_FILES, _NO_CACHE), ("DATA.FAST_EVAL",)),
+    ((*_FILES, _NO_CACHE, _EIGHT_BITS), ("DATA.FAST_EVAL",)),
     (_FILES, ("DATA.MAX_PIXELS", "DATA.EXIF_ORIENTATION")),
     ((_TRAINING, *_FILES), ("DATA.SKIP_BROKEN",)),
     ((_is_set("DATA.VAL_SPLIT"),), ("DATA.VAL_SPLIT_SEED", "DATA.VAL_SPLIT_GROUPS")),

@@ -19,7 +19,7 @@ def _range(kind: Any) -> Range:
 
 
 _CHOICES = {kind.key: (*(None,) * kind.optional, *kind.names()) for kind in KINDS} | {
-    "DATA.IMAGE_CHANNELS": (1, 3),
+    "DATA.IMAGE_DTYPE": ("auto", "float32"),
     "DATA.CROP_MODE": ("center", "squash"),
     "DATA.INTERPOLATION": ("bicubic", "bilinear", "nearest"),
     "DATA.LOADER": ("paddle", "dali"),
@@ -56,6 +56,7 @@ _RANGES = (
     )),
     (between(1, 10_000), ("DATA.IMAGE_SIZE", "DATA.MULTI_SCALE")),
     (between(0, 256), ("DATA.NUM_WORKERS",)),
+    (between(1, 64), ("DATA.IMAGE_CHANNELS",)),
     (between(1, 1000), (
         "DATA.PREFETCH", "TRAIN.RANDOM_ERASE_COUNT", "TRAIN.REPEATED_AUGMENT", "DIST.STRATEGY.fuse_grad_size_in_MB",
     )),

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -14,6 +15,7 @@ from inference.fonts import file_for
 from inference.pictures import Pictures
 from inference.predictor import Failure
 from loading.files import Paths
+from loading.transforms import Bands
 from options import Configuration
 
 SUFFIXES = (".png", ".jpg", ".jpeg")  # of a sheet
@@ -93,7 +95,8 @@ class Sheet:
 def small(pictures: Pictures, place: int, side: int) -> Image.Image | str:
     """Returns an image at a tile's size, or what is wrong with it."""
     try:
-        image = pictures.image(place)
+        image: Any = pictures.image(place)
+        image = image.shown() if isinstance(image, Bands) else image
     except RunError as error:
         return str(error)
     image.thumbnail((side, side))  # in its place: a copy of it may take 400 MB

@@ -33,6 +33,7 @@ import numpy as np  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from config import get_config  # noqa: E402
+from config_checks import float_pixels  # noqa: E402
 from configs.registry import datasets  # noqa: E402
 from main_multi_gpu import import_paddle  # noqa: E402
 from options import Configuration  # noqa: E402
@@ -56,11 +57,13 @@ def checked(config: Configuration, workers: int, limit: Any = "auto") -> Any:
     from loading.sources import MOST_CLASSES, Split
 
     data, parts, problems = config.DATA, {}, {}
+    read_as = data.IMAGE_CHANNELS if float_pixels(data) else "RGB"  # grey, too
     sources = {}
     for mode in ("train", "val"):
         problems[mode] = []
         try:
-            sources[mode] = source_of(datasets.chosen(config)(Split(mode, limit, problems[mode])), data.MAX_PIXELS)
+            found = datasets.chosen(config)(Split(mode, limit, problems[mode]))
+            sources[mode] = source_of(found, data.MAX_PIXELS, read_as)
         except InputError as error:
             if mode == "train":
                 raise

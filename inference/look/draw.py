@@ -17,6 +17,7 @@ from PIL import Image
 
 from errors import shown
 from inference.fonts import families
+from loading.transforms import visible
 
 LEAST = 224  # pixels along an image's shorter side, so that one sees something
 LONGEST = 8 * LEAST  # pixels along its longer side, if it is enlarged
@@ -33,10 +34,11 @@ class Panel(NamedTuple):
 
 
 def enlarged(pixels: np.ndarray) -> np.ndarray:
-    """Returns an image [H, W] or [H, W, C] uint8 as [H', W', 3], each pixel repeated until LEAST is reached, or the
-    longer side would be beyond LONGEST.
+    """Returns an image [H, W] or [H, W, C] as [H', W', 3], each pixel repeated until LEAST is reached, or the longer
+    side would be beyond LONGEST: uint8, or what is ``visible`` of floats.
     """
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+    pixels = pixels if pixels.dtype == np.uint8 else visible(pixels)
     times = max(1, min(math.ceil(LEAST / min(pixels.shape[:2])), LONGEST // max(pixels.shape[:2])))
     return np.broadcast_to(pixels, (*pixels.shape[:2], 3)).repeat(times, 0).repeat(times, 1)
 

@@ -13,13 +13,14 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from errors import Unreadable
-from loading.transforms.tiff import TILE_HEIGHT, TILE_WIDTH, Directory
+from loading.transforms.tiff import SAMPLES, TILE_HEIGHT, TILE_WIDTH, Directory
 
 # Pillow's own limit is MAX_PIXELS here: it would warn at 89 million, and refuse twice that whatever the key says.
 Image.MAX_IMAGE_PIXELS = None
 
 SCANS = 10  # of a JPEG with MAX_PIXELS; smaller ones may have more: each scan passes over all pixels
 BYTES_PER_PIXEL = 8  # of a file: four channels of 16 bits, as they are
+NPY = "npy"
 _NOTES = 64 << 20  # bytes that a file may have besides
 _SIGNATURES = {
     b"\x89PNG\r\n\x1a\n": "PNG", b"GIF87a": "GIF", b"GIF89a": "GIF", b"BM": "BMP",
@@ -59,17 +60,16 @@ def opened_image(data: bytes, most: int) -> tuple[Image.Image, bytes]:
     Raises:
         Unreadable, Exception: it can't be read, or costs too much: within ``errors.reading``.
     """
-    kind, plain = _kind(data), True
+    kind, plain = kind_of(data), True
+    if kind == NPY:
+        raise Unreadable("it is an array of NumPy's, which DATA.IMAGE_DTYPE float32 reads")
     if kind == "JPEG":
         data, plain = _jpeg(data)
     elif kind in _NEEDED:
         data = _NEEDED[kind](data)
     elif kind == "PPM" and data[1:2] in b"123" and len(data) > _LARGEST_TEXT:
         raise Unreadable(f"it is a PPM of {len(data)} bytes of text; save it in binary form")
-    try:
-        image = Image.open(io.BytesIO(data) if kind == "JPEG" else _Counted(data), formats=[kind])
-    except UnidentifiedImageError:  # its text has the buffer's address
-        raise Unreadable(f"its {kind} header is damaged") from None
+    image = opened_plain(data, kind)
     check_size(image.size, most)
     if kind == "TIFF":
         tags: Any = image
@@ -82,7 +82,22 @@ def opened_image(data: bytes, most: int) -> tuple[Image.Image, bytes]:
     return image, data
 
 
-def _kind(data: bytes) -> str:
+def opened_plain(data: bytes, kind: str) -> Image.Image:
+    """Returns the image in a file without notes, of which the header alone was read.
+
+    Raises:
+        Unreadable: its header is damaged, or a TIFF's channels are no colours.
+    """
+    try:
+        return Image.open(io.BytesIO(data) if kind == "JPEG" else _Counted(data), formats=[kind])
+    except UnidentifiedImageError:  # its text has the buffer's address
+        if kind == "TIFF" and (count := Directory(data).numbers(SAMPLES, 1)[0]) > 1:
+            raise Unreadable(f"its {count} channels are no colours; DATA.IMAGE_CHANNELS {count} reads them") from None
+        raise Unreadable(f"its {kind} header is damaged") from None
+
+
+def kind_of(data: bytes) -> str:
+    """Returns the format of a file, by its first bytes; raises Unreadable where it is none that is read."""
     if data.startswith(b"\xff\xd8\xff"):
         return "JPEG"
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
@@ -90,6 +105,8 @@ def _kind(data: bytes) -> str:
     for start, kind in _SIGNATURES.items():
         if data.startswith(start):
             return kind
+    if data.startswith(b"\x93NUMPY"):
+        return NPY
     raise Unreadable("it is of no known format; BMP, GIF, JPEG, PNG, PPM, TIFF and WebP are read")
 
 
