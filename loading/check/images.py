@@ -39,7 +39,7 @@ _BLANK = 1.0  # grey levels: a small copy whose standard deviation is less shows
 # A decoder's warning that leaves no mark: what a camera appended.
 _HARMLESS = "extraneous bytes before marker 0xd9"
 _RECORD = np.dtype([
-    ("width", "i4"), ("height", "i4"), ("bytes", "i8"), ("format", "S5"), ("mode", "S6"), ("turn", "u1"),
+    ("width", "i4"), ("height", "i4"), ("bytes", "i8"), ("format", "S5"), ("mode", "S8"), ("turn", "u1"),
     ("content", "u8"), ("look", "u8"), ("blank", "?"), ("readable", "?"), ("flawed", "?"),
 ])  # fmt: skip
 

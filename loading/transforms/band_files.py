@@ -169,6 +169,8 @@ def _decoded(directory: Directory, tags: dict[int, Tag]) -> np.ndarray:
     """The pixels [H, W] of the file with these tags, in the machine's order of bytes."""
     image = opened_plain(directory.written(tags), "TIFF")
     pixels = np.asarray(image)
+    if pixels.dtype.kind == "f" and directory.order == ">" and directory.numbers(tiff.COMPRESSION, 1) != (1,):
+        return pixels.byteswap()  # libtiff gives the machine's order, of which Pillow knows for whole numbers alone
     return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
 
 
