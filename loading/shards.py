@@ -220,7 +220,7 @@ def scan_shard(file: Path) -> Arrays:
             elif f".{suffix.lower()}" in IMAGE_SUFFIXES:
                 if suffix.lower() == "npy" and key in images:  # an array beside an image is something else
                     continue
-                if key in images and not images[key][0].endswith(b".npy"):
+                if key in images and not images[key][0].lower().endswith(b".npy"):
                     raise Unreadable(f"{key} has two images")
                 header = zlib.crc32(os.pread(raw.fileno(), _HEADER, start - _HEADER))
                 images[key] = (os.fsencode(member.name), start, member.size, header)

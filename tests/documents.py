@@ -106,7 +106,15 @@ def snippets(name: str, kind: str) -> list[str]:
 
 REGIONS = ["china_bottom", "china_top", "flower_bottom", "flower_top"]
 # How many pictures of each are for validation.
-VALIDATION = {"flowers": 10, "bands": 10, "attributes": 10, "imagenet": 11, "mnist": 12, "cifar10": 13, "photographs": 4}
+VALIDATION = {
+    "flowers": 10,
+    "bands": 10,
+    "attributes": 10,
+    "imagenet": 11,
+    "mnist": 12,
+    "cifar10": 13,
+    "photographs": 4,
+}
 
 
 def crops(count: int, seed: int) -> Iterator[tuple[int, Image.Image]]:

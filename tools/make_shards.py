@@ -90,7 +90,7 @@ def write_shard(
     resize: int | None,
     quality: int,
     most: int,
-    channels: int | None,
+    channels: int | None = None,
 ) -> tuple:
     """Writes a shard of ``samples`` (index in the dataset, path, label, or an array of several); returns its SHA-256
     and what ``shards.scan_shard`` reads of it.

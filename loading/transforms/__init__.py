@@ -1,7 +1,7 @@
 """File -> pixels (``decode``), image -> augmented image (``image``), batch -> what the model takes (``batch``)."""
 
 from loading.transforms.band_files import Encoded, bands_of, opened
-from loading.transforms.bands import Bands, image_of, pixel_dtype, pixel_mode, visible
+from loading.transforms.bands import Bands, image_of, most_resized, pixel_dtype, pixel_mode, visible
 from loading.transforms.batch import BatchTransform, Mixup, Normalize, gives_distributions, smooth_one_hot
 from loading.transforms.decode import Broken, EncodedImage, converted, readable, unscaled
 from loading.transforms.erase import RandomErasing
@@ -25,6 +25,7 @@ __all__ = [
     "gives_distributions",
     "image_of",
     "largest_file",
+    "most_resized",
     "opened",
     "opened_image",
     "pixel_dtype",

@@ -61,14 +61,22 @@ def pixel_dtype(config: Configuration) -> type:
     return np.float32 if float_pixels(config.DATA) else np.uint8
 
 
+def most_resized(config: Configuration) -> int:
+    """Returns how many pixels an image may be resized to: DATA.MAX_PIXELS, or of many floats fewer."""
+    data = config.DATA
+    return min(data.MAX_PIXELS, 2 * data.MAX_PIXELS // data.IMAGE_CHANNELS) if float_pixels(data) else data.MAX_PIXELS
+
+
 def image_of(values: np.ndarray, mode: str | int) -> "Image.Image | Bands":
-    """Returns the image of an array [H, W] or [H, W, C]; as colours or grey, for a ``mode`` of Pillow's, of uint8.
+    """Returns the image of an array [H, W] or [H, W, C]: ``Bands``, or in a ``mode`` of Pillow's of [H, W(, 3)] uint8.
 
     Raises:
-        Unreadable: as ``of_array``.
+        Unreadable: it is another one; as ``of_array``.
     """
     if isinstance(mode, int):
         return of_array(values, mode)
+    if values.dtype != np.uint8 or values.shape[2:] not in ((), (3,)):
+        raise Unreadable(f"it is {values.dtype} of the shape {list(values.shape)}, which is no picture of 8 bits")
     image = Image.fromarray(values)
     return image if image.mode == mode else image.convert(mode)
 

@@ -11,7 +11,7 @@ from PIL import Image, ImageEnhance
 
 from errors import Unreadable
 from loading.transforms.auto import build_auto_augment, interpolations
-from loading.transforms.bands import Bands
+from loading.transforms.bands import Bands, most_resized
 from loading.transforms.decode import Box, EncodedImage, resized_crop
 from options import Configuration
 
@@ -43,7 +43,7 @@ class TrainTransform:
 
     def __init__(self, config: Configuration) -> None:
         train = config.TRAIN
-        self.size, self.crop, self.most = config.DATA.IMAGE_SIZE, train.CROP, config.DATA.MAX_PIXELS
+        self.size, self.crop, self.most = config.DATA.IMAGE_SIZE, train.CROP, most_resized(config)
         self.resize_share = 1.0 if self.crop == "simple" else train.CROP_PCT
         self.resize_to = math.floor(self.size / self.resize_share)
         names = interpolations(train.INTERPOLATION or config.DATA.INTERPOLATION)
@@ -142,7 +142,7 @@ class EvalTransform:
     """
 
     def __init__(self, config: Configuration) -> None:
-        self.size, self.most = config.DATA.IMAGE_SIZE, config.DATA.MAX_PIXELS
+        self.size, self.most = config.DATA.IMAGE_SIZE, most_resized(config)
         self.resize_to = math.floor(config.DATA.IMAGE_SIZE / config.DATA.CROP_PCT)
         self.resized = _squashed if config.DATA.CROP_MODE == "squash" else _short_side
         self.resample = RESAMPLING[config.DATA.INTERPOLATION]
@@ -157,7 +157,8 @@ def _short_side(image: Picture, to: int, resample: Image.Resampling, most: int) 
     width, height = (to * side // min(image.size) for side in image.size)
     if width * height > max(most, to * to):
         sides = f"{image.size[0]} x {image.size[1]} pixels"
-        raise Unreadable(f"it has {sides}, resized {width} x {height}: more than DATA.MAX_PIXELS {most}")
+        limit = f"DATA.MAX_PIXELS {'leaves floats, ' if isinstance(image, Bands) else ''}{most}"
+        raise Unreadable(f"it has {sides}, resized {width} x {height}: more than {limit}")
     return resized_crop(image, (0, 0, image.size[0], image.size[1]), (width, height), resample)
 
 

@@ -2,11 +2,12 @@
 
 import io
 import itertools
+import tarfile
 
 import numpy as np
 import paddle
 import pytest
-from banded import FIVE, MOST, UNITS, bands, npy, tiff
+from banded import FIVE, MOST, UNITS, bands, npy, saved, tiff
 from conftest import TINY
 from PIL import Image
 
@@ -16,6 +17,8 @@ from errors import InputError, RunError
 from inference.fidelity import crops
 from inference.pictures import Pictures
 from inference.preparation import Preparation
+from loading.shards import shards
+from loading.sources import Split
 from loading.transforms import Bands, BatchTransform, EvalTransform, Normalize, TrainTransform, bands_of, visible
 from tools.make_shards import encoded, inspect
 
@@ -225,6 +228,18 @@ def test_shards_hold_bands_as_they_are(folder, tmp_path):
         inspect(str(file), MOST, 4)
     with pytest.raises(InputError, match=r"0.tif: its 5 channels are no colours; DATA.IMAGE_CHANNELS 5 reads them"):
         inspect(str(file), MOST)
+
+
+@pytest.mark.parametrize("order", [("jpg", "npy"), ("npy", "jpg")])
+def test_an_array_beside_an_image_in_a_shard_is_none(tmp_path, order):
+    contents = {"jpg": saved(Image.new("RGB", (4, 4)), "JPEG"), "npy": npy(bands())}
+    with tarfile.open(tmp_path / "val-0.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in (*((f"a.{kind}", contents[kind]) for kind in order), ("a.cls", b"0")):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    found = shards(Split("val"), data_path=str(tmp_path))
+    assert found.read(0, MOST) == contents["jpg"]
 
 
 def test_arrays_in_memory_serve_where_their_channels_do():

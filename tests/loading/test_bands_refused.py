@@ -11,8 +11,8 @@ from PIL import Image
 from config import get_config
 from config_checks import float_pixels
 from datasets import get_dataset
-from errors import InputError, RunError
-from loading.transforms import EvalTransform, bands_of
+from errors import InputError, RunError, Unreadable
+from loading.transforms import Bands, EvalTransform, bands_of, image_of
 
 
 def object_array():
@@ -84,6 +84,21 @@ def test_alpha_is_dropped_from_colours_as_before(tmp_path):
     dataset = get_dataset(config, "val")
     for found in (dataset[0][0], dataset[1][0]):
         np.testing.assert_array_equal(found, expected)
+
+
+def test_a_narrow_image_is_refused_before_it_is_enlarged():
+    """Floats of many channels take more than Pillow's pixels: the bound is on their bytes."""
+    config = get_config(None, [*FIVE, "DATA.IMAGE_SIZE", "100", "DATA.MAX_PIXELS", "1000000", "DATA.CROP_PCT", "1.0"])
+    transform = EvalTransform(config)
+    assert transform(Bands(np.ones((40, 1, 5), np.uint8))).shape == (100, 100, 5)  # 100 x 4000
+    with pytest.raises(Unreadable, match="resized 100 x 4100: more than DATA.MAX_PIXELS leaves floats, 400000"):
+        transform(Bands(np.ones((41, 1, 5), np.uint8)))
+
+
+def test_a_cache_that_holds_no_colours_is_refused():
+    for values in (np.zeros((4, 4), np.uint16), np.zeros((4, 4, 2), np.uint8)):
+        with pytest.raises(Unreadable, match="which is no picture of 8 bits"):
+            image_of(values, "RGB")
 
 
 @pytest.mark.parametrize(
