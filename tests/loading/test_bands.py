@@ -9,6 +9,7 @@ import paddle
 import pytest
 from banded import FIVE, MOST, UNITS, bands, npy, saved, tiff
 from conftest import TINY
+from forged import directory
 from PIL import Image
 
 from config import get_config
@@ -20,6 +21,7 @@ from inference.preparation import Preparation
 from loading.shards import shards
 from loading.sources import Split
 from loading.transforms import Bands, BatchTransform, EvalTransform, Normalize, TrainTransform, bands_of, visible
+from loading.transforms.tiff import Directory
 from tools.make_shards import encoded, inspect
 
 
@@ -219,6 +221,29 @@ def test_folders_lists_tables_shards_and_caches_give_the_same_pixels(folder, tmp
     for _ in range(2):  # made, then read
         np.testing.assert_array_equal(of("folder", tmp_path, *cached), of("folder", tmp_path))
     assert np.load(next((tmp_path / "cache").glob("*.npy")), mmap_mode="r").dtype == np.uint16
+
+
+def test_a_cache_is_of_one_type_and_one_way_to_read(tmp_path):
+    (tmp_path / "val/a").mkdir(parents=True)
+    np.save(tmp_path / "val/a/0.npy", bands("uint8"))
+    np.save(tmp_path / "val/a/1.npy", bands("uint16"))
+    words = ["DATA.DATASET", "folder", "DATA.DATA_PATH", str(tmp_path), "MODEL.NUM_CLASSES", "auto"]
+    words += ["DATA.CACHE", str(tmp_path / "cache")]
+    with pytest.raises(InputError, match="DATA.CACHE holds images of one type: found uint16 after uint8; set it to"):
+        get_dataset(configured(*words), "val")
+    for file in (tmp_path / "val/a").iterdir():
+        file.unlink()
+    (tmp_path / "val/a/0.png").write_bytes(saved(Image.fromarray(bands("uint8", 3)), "PNG"))
+    found = [get_dataset(get_config(None, [*words, "DATA.IMAGE_DTYPE", kind]), "val")[0][0].dtype for kind in
+             ("auto", "float32", "auto")]  # fmt: skip
+    assert found == [np.uint8, np.float32, np.uint8]
+    assert len(list((tmp_path / "cache").glob("*.npz"))) == 2
+
+
+def test_planes_are_found_by_tags_that_hold_their_values():
+    tags = [(273, 3, 2, 0x00090008), (277, 3, 1, 2), (279, 3, 2, 0x00010001)]
+    found = Directory(b"II*\0\x0a\0\0\0\x05\x06" + directory(tags))
+    assert [found.part(273, plane, 1) for plane in (0, 1)] == [found.short(8), found.short(9)]
 
 
 def test_shards_hold_bands_as_they_are(folder, tmp_path):
