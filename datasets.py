@@ -32,9 +32,9 @@ from loading.transforms import (
     Picture,
     RandomErasing,
     TrainTransform,
+    encoded_image,
     image_of,
     largest_file,
-    opened,
     pixel_mode,
     readable,
 )
@@ -172,7 +172,7 @@ class EncodedDataset(ImageDataset):
         name = self.name(index)
         with readable(name, RunError):  # a disk may do better next time
             data = self.data(index)
-        return opened(data, self.mode, name, self.most, self.oriented)
+        return encoded_image(data, self.mode, name, self.most, self.oriented)
 
 
 class FileDataset(EncodedDataset):

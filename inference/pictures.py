@@ -69,16 +69,17 @@ class Pictures(EncodedDataset):
 
     def picture(self, index: int) -> Opened:
         image = self.images[index]
-        if not isinstance(self.mode, str):
-            whole = isinstance(image, np.ndarray | Image.Image)
-            return image_of(np.asarray(image), self.mode) if whole else super().picture(index)
         if isinstance(image, np.ndarray):
+            if isinstance(self.mode, int):
+                return image_of(image, self.mode)
             image = _from_array(image, self.name(index))
         if not isinstance(image, Image.Image):
             return super().picture(index)
-        if reason := unscaled(image):
+        if isinstance(self.mode, str) and (reason := unscaled(image)):
             raise Broken(f"{self.name(index)}: {reason}")
         turn = TURNS[orientation_in(image.info.get("exif") or b"") if self.oriented else 1]
+        if isinstance(self.mode, int):
+            return image_of(np.asarray(turn.image(image)), self.mode)
         return turn.image(converted(image.copy(), self.mode))  # of a copy: it takes notes out of what it is given
 
     def batches(self, config: Configuration, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:

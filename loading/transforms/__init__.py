@@ -1,6 +1,6 @@
 """File -> pixels (``decode``), image -> augmented image (``image``), batch -> what the model takes (``batch``)."""
 
-from loading.transforms.band_files import Encoded, bands_of, opened
+from loading.transforms.band_files import Encoded, bands_of, encoded_image
 from loading.transforms.bands import Bands, image_of, most_resized, pixel_dtype, pixel_mode, visible
 from loading.transforms.batch import BatchTransform, Mixup, Normalize, gives_distributions, smooth_one_hot
 from loading.transforms.decode import Broken, EncodedImage, converted, readable, unscaled
@@ -22,11 +22,11 @@ __all__ = [
     "TrainTransform",
     "bands_of",
     "converted",
+    "encoded_image",
     "gives_distributions",
     "image_of",
     "largest_file",
     "most_resized",
-    "opened",
     "opened_image",
     "pixel_dtype",
     "pixel_mode",

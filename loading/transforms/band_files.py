@@ -18,23 +18,18 @@ from loading.transforms.formats import BYTES_PER_PIXEL, NPY, check_size, kind_of
 from loading.transforms.orientation import TURNS, orientation_of
 from loading.transforms.tiff import Directory, Tag
 
-_KINDS = {
-    (8, 1): np.dtype(np.uint8),
-    (16, 1): np.dtype(np.uint16),
-    (32, 3): np.dtype(np.float32),
-}  # by TIFF's bits and format of a sample
+# By TIFF's bits and format of a sample.
+_KINDS = {(8, 1): np.dtype(np.uint8), (16, 1): np.dtype(np.uint16), (32, 3): np.dtype(np.float32)}
 _MODES = {"1": "L", "P": "RGB", "PA": "RGB"}  # Pillow's, as which others are taken; of the rest these:
 _TAKEN = ("L", "LA", "RGB", "RGBA", "I", "I;16", "I;16B")
 # TIFF's compressions that work on bytes, whatever the channels; of those that Pillow reads the predictor too.
 _PLAIN, _PREDICTED = (1, 32773), (5, 8, 32946, 34925, 50000)
-_INTEGERS, _FLOATS = 2, 3  # predictors
-_COLOURS = {0: "grey", 1: "grey", 2: "RGB", 5: "inks"}  # photometric interpretations whose channels mean nothing else
-
-
+_INTEGERS = 2  # the predictor of whole numbers
+_MEANINGS = (0, 1, 2, 5)  # photometric interpretations: grey from white or black on, colours, inks
 Encoded = EncodedImage | Bands
 
 
-def opened(data: bytes, mode: str | int, name: str, most: int, oriented: bool = False) -> Encoded:
+def encoded_image(data: bytes, mode: str | int, name: str, most: int, oriented: bool = False) -> Encoded:
     """Returns the image in a file: of ``pixel_mode``; else as ``EncodedImage`` and ``bands_of``.
 
     Raises:
@@ -126,7 +121,7 @@ def _tiff(directory: Directory, channels: int, most: int) -> tuple[np.ndarray, i
     forms = {(bits, form) for bits in directory.numbers(tiff.BITS, 1) for form in directory.numbers(tiff.FORMAT, 1)}
     kind = _KINDS.get(next(iter(forms))) if len(forms) == 1 else None
     meaning = number(tiff.PHOTOMETRIC, -1)
-    if kind is None or meaning not in _COLOURS or (meaning == 0 and kind.kind == "f"):
+    if kind is None or meaning not in _MEANINGS or (meaning == 0 and kind.kind == "f"):
         bits = "channels of {} bits".format(" and ".join(sorted({str(bits) for bits, _ in forms})[:4]))
         raise Unreadable(f"it has {bits}, kind {meaning}; expected plain ones of uint8, uint16 or float32")
     compression, predictor = number(tiff.COMPRESSION, 1), number(tiff.PREDICTOR, 1)
@@ -167,8 +162,7 @@ def _planes(directory: Directory, count: int) -> list[dict[int, Tag]]:
 
 def _decoded(directory: Directory, tags: dict[int, Tag]) -> np.ndarray:
     """The pixels [H, W] of the file with these tags, in the machine's order of bytes."""
-    image = opened_plain(directory.written(tags), "TIFF")
-    pixels = np.asarray(image)
+    pixels = np.asarray(opened_plain(directory.written(tags), "TIFF"))
     if pixels.dtype.kind == "f" and directory.order == ">" and directory.numbers(tiff.COMPRESSION, 1) != (1,):
         return pixels.byteswap()  # libtiff gives the machine's order, of which Pillow knows for whole numbers alone
     return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)

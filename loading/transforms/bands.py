@@ -102,11 +102,16 @@ def visible(values: np.ndarray) -> np.ndarray:
     """Returns what a picture shows of an image [H, W, C]: its first three channels as red, green and blue, or of fewer
     than three the first, each from its least value to its largest: [H, W, 3 or 1] uint8.
     """
-    values = values[:, :, : 3 if values.shape[2] >= 3 else 1].astype(np.float64)
-    low, high = values.min((0, 1)), values.max((0, 1))
-    return ((values - low) * (255 / np.where(high > low, high - low, 1)) + 0.5).astype(np.uint8)
+    height, width, channels = values.shape
+    found = np.empty((height, width, shown := 3 if channels >= 3 else 1), np.uint8)
+    for channel in range(shown):
+        band = values[:, :, channel].astype(np.float64)
+        band -= band.min()
+        found[:, :, channel] = band * (255 / (band.max() or 1)) + 0.5
+    return found
 
 
 def check_channels(found: int, channels: int) -> None:
+    """Raises Unreadable where an image has other channels than DATA.IMAGE_CHANNELS."""
     if found != channels:
         raise Unreadable(f"it has {found} channel{'s' * (found != 1)}, DATA.IMAGE_CHANNELS is {channels}")
