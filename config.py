@@ -10,8 +10,9 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from config_checks import NEEDS, check
+from config_checks import check
 from configs.architectures import settle
+from configs.key_needs import NEEDS
 from configs.merging import (
     Keys,
     Option,
@@ -45,7 +46,9 @@ _C.DATA.BATCH_SIZE_EVAL = 64  # evaluation samples per device and step
 _C.DATA.DATA_PATH = "/dataset/imagenet/"  # the dataset's folder
 _C.DATA.DATASET = "imagenet2012"  # a reader in loading/, such as folder, imagenet2012, shards, digits
 _C.DATA.IMAGE_SIZE = 224  # pixels, height = width
-_C.DATA.IMAGE_CHANNELS = 3  # 3: RGB, 1: grey
+_C.DATA.IMAGE_CHANNELS = 3  # 3: RGB, 1: grey; others, up to 64: the channels of TIFF and .npy files
+_C.DATA.IMAGE_DTYPE = "auto"  # float32: in full depth, 8 bits / 255, 16 bits / 65535, floats as they are stored; auto:
+# 8-bit colours or grey, as Pillow converts, where IMAGE_CHANNELS is 3 or 1, otherwise float32
 _C.DATA.CROP_PCT = 0.875  # evaluation: the central crop's share of the resized side
 _C.DATA.CROP_MODE = "center"  # evaluation: the short side is resized; "squash": both sides, to a square (timm)
 _C.DATA.INTERPOLATION = "bicubic"  # of every resize: bicubic, bilinear or nearest
@@ -54,7 +57,7 @@ _C.DATA.FAST_EVAL = False  # evaluation: decode JPEG as fast as training does; F
 _C.DATA.NUM_WORKERS = 2  # loader processes per device; 0: load in the training process
 _C.DATA.PREFETCH = 2  # batches that each of them loads ahead
 _C.DATA.LOADER = "paddle"  # training: "dali": NVIDIA DALI decodes, on the GPU where there is one
-_C.DATA.IMAGENET_MEAN = [0.5, 0.5, 0.5]  # per channel, of pixels in 0..1 (one value serves all channels)
+_C.DATA.IMAGENET_MEAN = [0.5, 0.5, 0.5]  # per channel, or one for all; of pixels in 0..1, of floats in their unit
 _C.DATA.IMAGENET_STD = [0.5, 0.5, 0.5]  # as many values
 _C.DATA.DROP_LAST = True  # training: drop the tail that fills no global batch; False: pad it to a multiple of devices
 _C.DATA.SHUFFLE_MODE = "global"  # the epoch is shuffled, then split; "shard": split once, each device shuffles its own

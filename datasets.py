@@ -11,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import paddle
-from PIL import Image
 
-from config_checks import mixes
+from configs.key_needs import mixes
 from configs.registry import datasets
 from errors import InputError, RunError, Unreadable, shown
 from loading.cache import Decoded, Labels, MappedImages, cached, fingerprint
@@ -28,12 +27,16 @@ from loading.shards import Shards
 from loading.sources import Arrays, Drawn, Files, Split
 from loading.transforms import (
     Broken,
-    EncodedImage,
+    Encoded,
     EvalTransform,
     Mixup,
+    Picture,
     RandomErasing,
     TrainTransform,
+    encoded_image,
+    image_of,
     largest_file,
+    pixel_mode,
     readable,
 )
 from loading.workers import Loader, ProcessLoader
@@ -46,7 +49,7 @@ _DECODING = "2"  # part of a cache's name: another where the same files give oth
 
 class ImageDataset(paddle.io.Dataset):
     """Images with labels. ``dataset[index]`` or ``dataset[epoch, index, copy]``, with S besides where it isn't
-    IMAGE_SIZE, is (pixels [S, S, C] uint8, label); ``columns`` names the items.
+    IMAGE_SIZE, is (pixels [S, S, C] uint8 or float32, label); ``columns`` names the items.
 
     An augmented sample is a pure function of (seed, epoch, index) and, where an epoch holds an image several times, of
     which time it is (``copy``, from 0), whoever loads it. Two items may follow, in this order: with RANDOM_ERASE_PROB
@@ -67,7 +70,7 @@ class ImageDataset(paddle.io.Dataset):
         self.transform = TrainTransform(config) if train else EvalTransform(config)
         self.erasing = RandomErasing(config) if train and config.TRAIN.RANDOM_ERASE_PROB else None
         self.compared: np.ndarray | None = None  # outputs (loading.label_spaces)
-        self.mode = "L" if config.DATA.IMAGE_CHANNELS == 1 else "RGB"
+        self.mode = pixel_mode(config)
         self.skip_broken = config.DATA.SKIP_BROKEN and train
         erased, skipped = ("erased",) * (self.erasing is not None), ("skipped",) * self.skip_broken
         self.columns = ("pixels", "labels", *erased, *skipped)
@@ -102,11 +105,8 @@ class ImageDataset(paddle.io.Dataset):
         return tuple(sample)
 
     def _pixels(self, index: int, rng: np.random.Generator, *size: int) -> np.ndarray:
-        image = self.picture(index)
-        if isinstance(image, Image.Image) and image.mode != self.mode:
-            image = image.convert(self.mode)
         try:
-            return self.transform(image, rng, *size)
+            return self.transform(self.picture(index), rng, *size)
         except Unreadable as error:
             raise Broken(f"{self.name(index)}: {error}; cut or remove it") from None
 
@@ -114,11 +114,11 @@ class ImageDataset(paddle.io.Dataset):
         """Returns what a sample's augmentation is drawn from."""
         return np.random.default_rng([self.seed, epoch, index, copy] if copy else [self.seed, epoch, index])
 
-    def image(self, index: int) -> Image.Image:
-        """Returns the image, decoded by Pillow; raises RunError, naming it, where that fails."""
+    def image(self, index: int) -> Picture:
+        """Returns the image, decoded in full; raises RunError, naming it, where that fails."""
         raise NotImplementedError
 
-    def picture(self, index: int) -> Image.Image | EncodedImage:
+    def picture(self, index: int) -> Picture:
         """Returns the image as the transform takes it, which may have to decode it, and raises RunError then."""
         return self.image(index)
 
@@ -128,7 +128,7 @@ class ImageDataset(paddle.io.Dataset):
 
 
 class ArrayDataset(ImageDataset):
-    """Decoded images in memory: ``images`` [n, H, W] or [n, H, W, 3], uint8."""
+    """Decoded images in memory: ``images`` [n, H, W] or [n, H, W, 3], uint8; from a cache those of ``Bands``, too."""
 
     def __init__(
         self,
@@ -141,8 +141,8 @@ class ArrayDataset(ImageDataset):
         super().__init__(config, mode, labels, classes)
         self.images = images
 
-    def image(self, index: int) -> Image.Image:
-        return Image.fromarray(self.images[index])
+    def image(self, index: int) -> Picture:
+        return image_of(self.images[index], self.mode)
 
 
 class EncodedDataset(ImageDataset):
@@ -164,17 +164,17 @@ class EncodedDataset(ImageDataset):
         """Returns the paths of what is read from."""
         raise NotImplementedError
 
-    def image(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Picture:
         return self._encoded(index).decoded()
 
-    def picture(self, index: int) -> Image.Image | EncodedImage:
+    def picture(self, index: int) -> Picture:
         return self.image(index) if self.exact else self._encoded(index)
 
-    def _encoded(self, index: int) -> EncodedImage:
+    def _encoded(self, index: int) -> Encoded:
         name = self.name(index)
         with readable(name, RunError):  # a disk may do better next time
             data = self.data(index)
-        return EncodedImage(data, self.mode, name, self.most, self.oriented)
+        return encoded_image(data, self.mode, name, self.most, self.oriented)
 
 
 class FileDataset(EncodedDataset):
@@ -231,10 +231,10 @@ class SyntheticDataset(ImageDataset):
     def __init__(self, config: Configuration, mode: str, size: int) -> None:
         count = 1000 if config.MODEL.NUM_CLASSES == "auto" else config.MODEL.NUM_CLASSES
         super().__init__(config, mode, np.arange(size) % count, [str(c) for c in range(count)])
-        self.shape = (config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE, 3)
+        self.shape = (config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE, 3 if isinstance(self.mode, str) else self.mode)
 
-    def image(self, index: int) -> Image.Image:
-        return Image.fromarray(np.random.default_rng([self.seed, index]).integers(0, 256, self.shape, np.uint8))
+    def image(self, index: int) -> Picture:
+        return image_of(np.random.default_rng([self.seed, index]).integers(0, 256, self.shape, np.uint8), self.mode)
 
 
 def get_dataset(config: Configuration, mode: str) -> ImageDataset:
@@ -291,7 +291,7 @@ def _cached(config: Configuration, mode: str, made_of: str, decode: Callable[[],
 
 
 def _decoded(config: Configuration, mode: str, dataset: EncodedDataset) -> ArrayDataset:
-    way = _DECODING + "turned" * dataset.oriented + dataset.mode
+    way = _DECODING + "turned" * dataset.oriented + str(dataset.mode)
     made_of = fingerprint(dataset.files(), way, dataset.labels.tobytes(), "\0".join(dataset.classes))
     images = (np.asarray(dataset.image(index)) for index in range(len(dataset)))
     labels = dataset.labels if isinstance(dataset.labels, np.ndarray) else np.zeros(len(dataset), np.int64)

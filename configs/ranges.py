@@ -26,7 +26,7 @@ BENCHMARK: tuple[str, ...] = (
 CORRUPTIONS: tuple[str, ...] = (*BENCHMARK, "speckle_noise", "gaussian_blur", "spatter", "saturate")
 SEVERITIES = (1, 2, 3, 4, 5)
 _CHOICES = {kind.key: (*(None,) * kind.optional, *kind.names()) for kind in KINDS} | {
-    "DATA.IMAGE_CHANNELS": (1, 3),
+    "DATA.IMAGE_DTYPE": ("auto", "float32"),
     "DATA.CORRUPTION": (None, *CORRUPTIONS),
     "DATA.SEVERITY": SEVERITIES,
     "DATA.CROP_MODE": ("center", "squash"),
@@ -65,6 +65,7 @@ _RANGES = (
     )),
     (between(1, 10_000), ("DATA.IMAGE_SIZE", "DATA.MULTI_SCALE")),
     (between(0, 256), ("DATA.NUM_WORKERS",)),
+    (between(1, 64), ("DATA.IMAGE_CHANNELS",)),
     (between(1, 1000), (
         "DATA.PREFETCH", "TRAIN.RANDOM_ERASE_COUNT", "TRAIN.REPEATED_AUGMENT", "DIST.STRATEGY.fuse_grad_size_in_MB",
     )),

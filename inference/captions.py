@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -13,6 +14,7 @@ from inference.answers import Answer, reason, writing
 from inference.pictures import Pictures
 from inference.predictor import Failure
 from loading.files import Paths
+from loading.transforms import Bands
 from options import Configuration
 from training.pages.fonts import file_for
 
@@ -93,7 +95,8 @@ class Sheet:
 def small(pictures: Pictures, place: int, side: int) -> Image.Image | str:
     """Returns an image at a tile's size, or what is wrong with it."""
     try:
-        image = pictures.image(place)
+        image: Any = pictures.image(place)
+        image = image.shown() if isinstance(image, Bands) else image
     except RunError as error:
         return str(error)
     image.thumbnail((side, side))  # in its place: a copy of it may take 400 MB

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from loading.transforms import pixel_mode
 from options import Configuration
 from training.checkpoint import Description
 
@@ -22,7 +23,7 @@ def write_conventions(folder: Path, config: Configuration, description: Descript
     """
     timm = json.dumps(timm_config(config, description, num_features), indent=2, ensure_ascii=False)
     (folder / TIMM).write_text(timm + "\n", encoding="utf-8")
-    if config.DATA.IMAGE_CHANNELS == 3:
+    if pixel_mode(config) == "RGB":
         paddlex = yaml.safe_dump(paddlex_config(config, description), sort_keys=False, allow_unicode=True)
         (folder / PADDLEX).write_text(paddlex, encoding="utf-8")
     if description.classes:

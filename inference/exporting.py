@@ -27,12 +27,14 @@ from inference.folder import MANIFEST, sha256
 from inference.preparation import Preparation
 from inference.quantise import check_calibration, quantised
 from launch.startup import remove, unfinished
+from loading.transforms import pixel_dtype
 from models.base import ImageModel
 from models.inference import PROGRAM, inputs_of, save_program
 from options import Configuration
 from training.checkpoint import describe
 from utils import sync_directory
 
+_UNIT = "values of uint8 / 255, of uint16 / 65535, of float32 as they are"
 PREPARATION, JOINED = "preparation", "model_with_preprocessing.onnx"
 _NO = {
     ("paddle", "float16"): "Paddle Inference has no float16 on a CPU; use bfloat16, or -format openvino",
@@ -127,9 +129,9 @@ def check_target(target: Path) -> None:
 
 def _manifest(config: Configuration) -> dict[str, Any]:
     """What preprocessing.json of earlier releases held."""
-    data = config.DATA
+    data, unit = config.DATA, _UNIT if pixel_dtype(config) is np.float32 else "RGB / 255"
     return {
-        "input": "images [B, C, S, S] float32: (RGB / 255 - mean) / std",
+        "input": f"images [B, C, S, S] float32: ({unit} - mean) / std",
         "image_size": data.IMAGE_SIZE, "channels": data.IMAGE_CHANNELS, "crop_pct": data.CROP_PCT,
         "crop_mode": data.CROP_MODE, "interpolation": data.INTERPOLATION, "mean": data.IMAGENET_MEAN,
         "std": data.IMAGENET_STD, "num_classes": config.MODEL.NUM_CLASSES,
@@ -146,8 +148,8 @@ def _write_graphs(
     calibration: np.ndarray | None,
 ) -> None:
     """Writes the model and its preparation in one format."""
-    preparation = Preparation(config)
-    pixels = paddle.static.InputSpec([None, None, None, config.DATA.IMAGE_CHANNELS], "uint8", "pixels")
+    preparation, dtype = Preparation(config), np.dtype(pixel_dtype(config))
+    pixels = paddle.static.InputSpec([None, None, None, config.DATA.IMAGE_CHANNELS], dtype, "pixels")
     if kind.startswith("paddle"):
         save_program(model, folder / PROGRAM, inputs_of(model))
         save_program(preparation, folder / PREPARATION, pixels)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from errors import RunError, reading
 from inference.backends import Runner
-from loading.transforms import EvalTransform, Normalize
+from loading.transforms import EvalTransform, Normalize, image_of, pixel_mode
 from models.base import ImageModel
 from models.inference import TOLERANCE, quiet, refused
 from ops.settings import exact_float32
@@ -102,8 +102,10 @@ def photographs(config: Configuration, count: int = _PICTURES, seed: int = 0) ->
     """Returns crops of scikit-learn's two photographs, of many sizes, prepared: [n, C, S, S] float32."""
     transform = EvalTransform(config)
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
-    mode = "L" if config.DATA.IMAGE_CHANNELS == 1 else "RGB"
-    pixels = np.stack([transform(crop.convert(mode)) for crop in crops(count, seed)])
+    mode, images = pixel_mode(config), map(np.asarray, crops(count, seed))
+    if isinstance(mode, int):  # bands: red, green and blue in turn
+        images = (image[:, :, np.arange(mode) % 3] for image in images)
+    pixels = np.stack([transform(image_of(image, mode)) for image in images])
     return normalize(paddle.to_tensor(pixels)).numpy()
 
 

@@ -12,8 +12,8 @@ from datasets import EncodedDataset
 from errors import LONGEST_LINE, InputError, RunError
 from loading.files import Paths, contents
 from loading.samplers import EvalBatchSampler
-from loading.transforms import Broken, EncodedImage, largest_file
-from loading.transforms.decode import converted, unscaled
+from loading.transforms import Broken, converted, image_of, largest_file, pixel_dtype, unscaled
+from loading.transforms import Picture as Opened
 from loading.transforms.orientation import TURNS, orientation_in
 from loading.workers import ProcessLoader
 from options import Configuration
@@ -23,9 +23,10 @@ _ROOM = 4 * LONGEST_LINE  # bytes of a problem's line, in UTF-8
 
 
 class Batch(NamedTuple):
-    """Some of the images: their places, ``pixels`` [B, S, S, C] uint8, and what is wrong with each ("": nothing).
+    """Some of the images: their places, ``pixels`` [B, S, S, C], and what is wrong with each ("": nothing).
 
-    The pixels of an image that can't be read are zeros. Where they are asked for, ``corners`` are [B, 4, S, S, C].
+    Pixels are uint8 or float32 (DATA.IMAGE_DTYPE), zeros of an image that can't be read. Where they are asked for,
+    ``corners`` are [B, 4, S, S, C].
     """
 
     places: list[int]
@@ -35,25 +36,27 @@ class Batch(NamedTuple):
 
 
 class Pictures(EncodedDataset):
-    """Images without labels. An item is (pixels [S, S, C] uint8, its place, what is wrong with it as bytes).
+    """Images without labels. An item is (pixels [S, S, C], its place, what is wrong with it as bytes).
 
     Args:
-        images: paths, the bytes of files, Pillow's images, or arrays [H, W] or [H, W, 3] uint8.
+        images: paths, the bytes of files, Pillow's images, or arrays [H, W] or [H, W, 3] uint8; for a model of other
+            images (DATA.IMAGE_DTYPE) [H, W] or [H, W, C] uint8, uint16 or float32.
     """
 
     def __init__(self, config: Configuration, images: Sequence[Picture] | Paths) -> None:
         super().__init__(config, "val", np.arange(len(images)), [])
         self.images = images
         self.columns = ("pixels", "places", "problems")
+        size = self.transform.size
+        self.blank = np.zeros((size, size, config.DATA.IMAGE_CHANNELS), pixel_dtype(config))
 
     def __getitem__(self, key: int) -> tuple:  # pyright: ignore[reportIncompatibleMethodOverride]: no epochs here
         try:
             pixels, place = super().__getitem__(key)
             return pixels, place, np.zeros(_ROOM, np.uint8)
         except RunError as error:
-            blank = np.zeros((self.transform.size, self.transform.size, len(self.mode)), np.uint8)
             said = str(error).encode()[:_ROOM].ljust(_ROOM, b"\0")
-            return blank, self.labels[key], np.frombuffer(said, np.uint8)
+            return self.blank, self.labels[key], np.frombuffer(said, np.uint8)
 
     def name(self, index: int) -> str:
         """Returns a path as it was given, and of another image its place, from 0."""
@@ -64,15 +67,19 @@ class Pictures(EncodedDataset):
         image = self.images[index]
         return image if isinstance(image, bytes) else contents(self.name(index), largest_file(self.most))
 
-    def picture(self, index: int) -> Image.Image | EncodedImage:
+    def picture(self, index: int) -> Opened:
         image = self.images[index]
         if isinstance(image, np.ndarray):
+            if isinstance(self.mode, int):
+                return image_of(image, self.mode)
             image = _from_array(image, self.name(index))
         if not isinstance(image, Image.Image):
             return super().picture(index)
-        if reason := unscaled(image):
+        if isinstance(self.mode, str) and (reason := unscaled(image)):
             raise Broken(f"{self.name(index)}: {reason}")
         turn = TURNS[orientation_in(image.info.get("exif") or b"") if self.oriented else 1]
+        if isinstance(self.mode, int):
+            return image_of(np.asarray(turn.image(image)), self.mode)
         return turn.image(converted(image.copy(), self.mode))  # of a copy: it takes notes out of what it is given
 
     def batches(self, config: Configuration, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:

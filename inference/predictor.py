@@ -128,7 +128,7 @@ class Predictor:
         """Returns the prediction of each image.
 
         Args:
-            images: paths, the bytes of files, Pillow's images, or arrays [H, W] or [H, W, 3] uint8.
+            images: paths, the bytes of files, Pillow's images, or arrays, as of ``Pictures``.
             top: classes per image, at most; None: 5, of a multi-label model all.
             threshold: multi-label: least probability; None: each class's own (``thresholds``).
 
@@ -195,7 +195,7 @@ class Predictor:
             yield from pictures.batches(with_values(self.config, DATA__NUM_WORKERS=workers), rank, ranks)
 
     def pixels(self, image: Picture) -> np.ndarray:
-        """Returns an image as the model sees it, [S, S, C] uint8.
+        """Returns an image as the model sees it, [S, S, C], uint8 or float32.
 
         Raises:
             RunError: it can't be read.
@@ -207,7 +207,7 @@ class Predictor:
         return pixels
 
     def logits(self, pixels: np.ndarray | paddle.Tensor) -> np.ndarray:
-        """Returns the outputs for prepared images: [B, S, S, C] uint8 -> [B, K] float32."""
+        """Returns the outputs for prepared images: [B, S, S, C] -> [B, K] float32."""
         pixels = pixels if isinstance(pixels, paddle.Tensor) else paddle.to_tensor(pixels)
         images = self._normalize(pixels)
         if self.model is None:

@@ -1,21 +1,22 @@
-"""What prepares images, as a graph: pixels [B, H, W, C] uint8 of any size -> a model's input [B, C, S, S] float32.
+"""What prepares images, as a graph: pixels [B, H, W, C] of any size -> a model's input [B, C, S, S] float32.
 
 A resize is two products with matrices of Pillow's weights, made in the graph from the image's size: so every format
 runs the same few operations, and none is left to a runtime's own idea of "bicubic". Pillow rounds to whole grey levels
-after each of its two passes, and so does this.
+after each of its two passes, and so does this. Floats (DATA.IMAGE_DTYPE) stay what they are, in both.
 """
 
 import math
 
+import numpy as np
 import paddle
 from paddle import nn
 
-from loading.transforms import Normalize
+from loading.transforms import Normalize, pixel_dtype
 from options import Configuration
 
 
 class Preparation(nn.Layer):
-    """``EvalTransform`` and ``Normalize`` in one graph. Shape: [B, H, W, C] uint8 -> [B, C, S, S] float32.
+    """``EvalTransform`` and ``Normalize`` in one graph. Shape: [B, H, W, C] uint8 or float32 -> [B, C, S, S] float32.
 
     Within a grey level of Pillow's pixels: where a value lies half way between two, the last bits of a float decide.
     "nearest" differs at a few edges, for Pillow adds its step up from pixel to pixel.
@@ -28,21 +29,25 @@ class Preparation(nn.Layer):
         self.resized_to, self.squash = math.floor(data.IMAGE_SIZE / data.CROP_PCT), data.CROP_MODE == "squash"
         self.kernel = data.INTERPOLATION
         normalize = Normalize(data.IMAGENET_MEAN, data.IMAGENET_STD)
-        self.register_buffer("scale", normalize.scale)
+        self.whole = pixel_dtype(config) is np.uint8
+        self.register_buffer("scale", normalize.scale if self.whole else normalize.scale_of_floats)
         self.register_buffer("shift", normalize.shift)
 
     def forward(self, pixels: paddle.Tensor) -> paddle.Tensor:
         return self.cropped(pixels) * self.scale + self.shift
 
     def cropped(self, pixels: paddle.Tensor) -> paddle.Tensor:
-        """Returns the pixels that the model sees, [B, C, S, S] float32 of whole numbers."""
+        """Returns the pixels that the model sees, [B, C, S, S] float32; of uint8 whole numbers."""
         x = pixels.astype("float32")
         sides = paddle.shape(x).astype("int64")  # Paddle 2.6's takes no uint8
         height, width = sides[1:2], sides[2:3]
         short = paddle.minimum(height, width)
         x = x.transpose([0, 3, 1, 2])
-        x = _whole(paddle.matmul(x, self._weights(width, short), transpose_y=True))
-        return _whole(paddle.matmul(self._weights(height, short), x))
+        x = self._rounded(paddle.matmul(x, self._weights(width, short), transpose_y=True))
+        return self._rounded(paddle.matmul(self._weights(height, short), x))
+
+    def _rounded(self, x: paddle.Tensor) -> paddle.Tensor:
+        return paddle.floor(x + 0.5).clip(0, 255) if self.whole else x
 
     def _weights(self, side: paddle.Tensor, short: paddle.Tensor) -> paddle.Tensor:
         """Returns the matrix [S, side] of what each pixel of the crop takes of each pixel along one axis."""
@@ -66,7 +71,3 @@ def _bicubic(x: paddle.Tensor) -> paddle.Tensor:
     near = (1.5 * x - 2.5) * x * x + 1
     far = ((-0.5 * x + 2.5) * x - 4) * x + 2
     return paddle.where(x < 1, near, paddle.where(x < 2, far, paddle.zeros_like(x)))
-
-
-def _whole(x: paddle.Tensor) -> paddle.Tensor:
-    return paddle.floor(x + 0.5).clip(0, 255)

@@ -22,6 +22,7 @@ from models.inference import quiet, refused
 from options import Configuration, leaves
 
 _PREPARED = ("IMAGE_SIZE", "IMAGE_CHANNELS", "CROP_PCT", "CROP_MODE", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD")
+_PREPARED += ("IMAGE_DTYPE",)
 
 
 def training_images(config: Configuration, data: Sequence[str], count: int, seed: int = 0) -> np.ndarray:

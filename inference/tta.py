@@ -9,12 +9,12 @@ from typing import Literal
 
 import numpy as np
 import paddle
-from PIL import Image
 
 from errors import InputError
 from inference.pictures import Batch, Picture, Pictures
 from loading.files import Paths
-from loading.transforms import EncodedImage, EvalTransform
+from loading.transforms import EvalTransform
+from loading.transforms import Picture as Opened
 from options import Configuration
 
 Views = Literal["", "flip", "five", "ten"]
@@ -32,7 +32,7 @@ class FiveCrops(EvalTransform):
                 " or -o DATA.CROP_PCT 0.9"
             )
 
-    def __call__(self, image: Image.Image | EncodedImage, rng: np.random.Generator | None = None) -> np.ndarray:
+    def __call__(self, image: Opened, rng: np.random.Generator | None = None) -> np.ndarray:
         pixels = self.resized(image, self.resize_to, self.resample, self.most)
         bottom, right = (side - self.size for side in pixels.shape[:2])
         centre = round(bottom / 2), round(right / 2)
@@ -61,7 +61,7 @@ def pictures(config: Configuration, images: Sequence[Picture] | Paths, tta: View
 
 
 def views(batch: Batch, tta: Views = "") -> Iterator[paddle.Tensor]:
-    """Yields the views of a batch, each [B, S, S, C] uint8."""
+    """Yields the views of a batch, each [B, S, S, C]."""
     crops = [batch.pixels]
     if tta in ("five", "ten"):
         crops += [batch.corners[:, place] for place in range(4)]

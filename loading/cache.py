@@ -17,6 +17,7 @@ import numpy as np
 from errors import InputError, RunError, Unreadable, opened, reading
 from loading.files import npz
 from loading.label_sets import LabelSets
+from loading.transforms.bands import UNITS
 from utils import written_whole
 
 Labels = Sequence[int] | np.ndarray | LabelSets
@@ -24,13 +25,13 @@ Decoded = tuple[Iterable[np.ndarray], Labels, Sequence[str]]  # images of one sh
 
 
 class MappedImages:
-    """Images [n, H, W] or [n, H, W, 3] uint8 in a .npy file, which goes to other processes by its name."""
+    """Images [n, H, W] or [n, H, W, C] of UNITS in a .npy file, which goes to other processes by its name."""
 
     def __init__(self, file: Path) -> None:
         opened(file).close()  # NumPy would wait for a pipe
         self.file, self.pixels = file, np.lib.format.open_memmap(file, mode="r")
         pixels = self.pixels
-        if pixels.dtype != np.uint8 or 0 in pixels.shape[1:] or pixels.shape[3:] not in ((), (3,)) or pixels.ndim < 3:
+        if pixels.dtype not in UNITS or 0 in pixels.shape[1:] or pixels.ndim not in (3, 4):
             raise Unreadable(f"it holds {pixels.dtype} of the shape {list(pixels.shape)}, which are no images")
 
     def __getitem__(self, index: int) -> np.ndarray:
@@ -109,12 +110,18 @@ def _read(pixels: Path, rest: Path) -> tuple[MappedImages, np.ndarray, list[str]
 
 def _write(file: IO[bytes], images: Iterable[np.ndarray], count: int) -> int:
     """Writes a .npy file of ``count`` images, one by one, and returns the CRC-32 of their pixels."""
-    crc, shape = 0, None
+    crc, shape, dtype = 0, None, None
     for image in images:
         if shape is None:
-            shape = image.shape
-            header = {"descr": "|u1", "fortran_order": False, "shape": (count, *shape)}
+            shape, dtype = image.shape, image.dtype
+            header = {
+                "descr": np.lib.format.dtype_to_descr(image.dtype),
+                "fortran_order": False,
+                "shape": (count, *shape),
+            }
             np.lib.format.write_array_header_1_0(file, header)
+        if image.dtype != dtype:
+            raise InputError(f"DATA.CACHE holds images of one type: found {image.dtype} after {dtype}; set it to None")
         if image.shape != shape:
             raise InputError(
                 f"DATA.CACHE holds images of one size: found {_size(image.shape)} after {_size(shape)}; make them of"

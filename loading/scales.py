@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from config_checks import mixes
+from configs.key_needs import mixes
 from errors import InputError
 from loading.samplers import TrainBatchSampler
 from options import Configuration

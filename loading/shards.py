@@ -220,7 +220,9 @@ def scan_shard(file: Path) -> Arrays:
                 kinds.add(kind)
                 labels[key] = _labels_in(raw.fileno(), member, kind == "labels")
             elif f".{suffix.lower()}" in IMAGE_SUFFIXES:
-                if key in images:
+                if suffix.lower() == "npy" and key in images:  # an array beside an image is something else
+                    continue
+                if key in images and not images[key][0].lower().endswith(b".npy"):
                     raise Unreadable(f"{key} has two images")
                 header = zlib.crc32(os.pread(raw.fileno(), _HEADER, start - _HEADER))
                 images[key] = (os.fsencode(member.name), start, member.size, header)

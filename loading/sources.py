@@ -23,7 +23,7 @@ from loading.label_sets import LabelSets
 
 Decoded = tuple[np.ndarray, np.ndarray, list[str]]  # images, labels, class names
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif", ".npy")
 MOST_CLASSES = 10_000_000  # where any label may stand
 _KEPT = 1000  # problems, for a check
 UTF16 = (b"\xff\xfe", b"\xfe\xff")

@@ -26,6 +26,7 @@ from threadpoolctl import threadpool_limits
 from errors import InputError, RunError
 from launch.signals import die_with_parent, ignore_signals
 from loading.samplers import EvalBatchSampler, TrainBatchSampler
+from loading.transforms.bands import pixel_dtype
 from options import Configuration
 from utils import free_memory, num_gpus
 
@@ -35,7 +36,8 @@ Draw = Callable[[int, int, int], np.ndarray]
 
 class Loader:
     """This rank's batches on the device: the columns of the dataset's samples by their names, such as "pixels"
-    [B, S, S, C] uint8 and "labels" [B] int64. Each iteration is one pass of ``batch_sampler``, from where that stands.
+    [B, S, S, C] uint8 or float32 and "labels" [B] int64. Each iteration is one pass of ``batch_sampler``, from where
+    that stands.
 
     At a pass's end the next one is being loaded already. An iteration that is given up costs a new start.
 
@@ -88,7 +90,7 @@ class ProcessLoader(Loader):
     """DATA.NUM_WORKERS processes load, each DATA.PREFETCH batches ahead; without any, this one does.
 
     Args:
-        dataset: its items are tuples that begin with pixels [S, S, C] uint8.
+        dataset: its items are tuples that begin with pixels [S, S, C], uint8 or float32 (``pixel_dtype``).
         processes: of the run on this machine: they share its memory.
 
     Raises:
@@ -111,7 +113,8 @@ class ProcessLoader(Loader):
         self.room = max(count * size**2 for size, count in batches.items()) * data.IMAGE_CHANNELS
         self.slots = self.num_workers * data.PREFETCH + 1
         self._workers: _Workers | None = None
-        need, free = self.room * self.slots * processes, free_memory()
+        self.dtype = np.dtype(pixel_dtype(config))
+        need, free = self.room * self.dtype.itemsize * self.slots * processes, free_memory()
         if need > free:
             raise InputError(
                 f"{self.slots} batches of {sampler.batch_size} images for each of {processes} processes take"
@@ -121,10 +124,10 @@ class ProcessLoader(Loader):
 
     def _open(self, keys: Iterator[list]) -> Iterator[list[paddle.Tensor]]:
         if self.num_workers:
-            self._workers = _Workers(self.dataset, self.num_workers, (self.slots, self.room), self.shape)
+            self._workers = _Workers(self.dataset, self.num_workers, (self.slots, self.room), self.shape, self.dtype)
             batches = self._workers.batches(keys)
         else:
-            batches = _loaded_here(self.dataset, keys, self.shape)
+            batches = _loaded_here(self.dataset, keys, self.shape, self.dtype)
         return on_device(with_draws(batches, self._passes(), self.draw))
 
     def close(self) -> None:
@@ -137,14 +140,20 @@ class _Workers:
     """Forked processes that load batches into ``slots``; batch n is of worker n modulo their number.
 
     Args:
-        slots: (their number, the bytes of each).
+        slots: (their number, the values that each holds).
         shape: of an image [S, S, C]; a batch's keys may tell another S.
+        dtype: of its values.
     """
 
     def __init__(
-        self, dataset: paddle.io.Dataset, count: int, slots: tuple[int, int], shape: tuple[int, int, int]
+        self,
+        dataset: paddle.io.Dataset,
+        count: int,
+        slots: tuple[int, int],
+        shape: tuple[int, int, int],
+        dtype: np.dtype,
     ) -> None:
-        self.slots = np.frombuffer(mmap.mmap(-1, int(np.prod(slots))), np.uint8).reshape(slots)
+        self.slots = np.frombuffer(mmap.mmap(-1, int(np.prod(slots)) * dtype.itemsize), dtype).reshape(slots)
         self.shape = shape
         self.processes, self.connections = [], []
         context = multiprocessing.get_context("fork")  # a spawned process would import Paddle anew
@@ -200,7 +209,7 @@ def _shape(keys: list, image: tuple[int, int, int]) -> tuple[int, int, int, int]
 
 
 def _view(slot: np.ndarray, shape: tuple[int, int, int, int]) -> np.ndarray:
-    """Returns the first bytes of a slot as a batch's pixels."""
+    """Returns the first values of a slot as a batch's pixels."""
     return slot[: int(np.prod(shape))].reshape(shape)
 
 
@@ -231,10 +240,10 @@ def _load(dataset: paddle.io.Dataset, keys: list, pixels: np.ndarray) -> list[np
 
 
 def _loaded_here(
-    dataset: paddle.io.Dataset, keys: Iterator[list], shape: tuple[int, int, int]
+    dataset: paddle.io.Dataset, keys: Iterator[list], shape: tuple[int, int, int], dtype: np.dtype
 ) -> Iterator[list[np.ndarray]]:
     for batch in keys:
-        pixels = np.empty(_shape(batch, shape), np.uint8)
+        pixels = np.empty(_shape(batch, shape), dtype)
         columns = _load(dataset, batch, pixels)
         if isinstance(columns, Exception):
             raise columns

@@ -106,7 +106,15 @@ def snippets(name: str, kind: str) -> list[str]:
 
 REGIONS = ["china_bottom", "china_top", "flower_bottom", "flower_top"]
 # How many pictures of each are for validation.
-VALIDATION = {"flowers": 10, "attributes": 10, "imagenet": 11, "mnist": 12, "cifar10": 13, "photographs": 14}
+VALIDATION = {
+    "flowers": 10,
+    "bands": 10,
+    "attributes": 10,
+    "imagenet": 11,
+    "mnist": 12,
+    "cifar10": 13,
+    "photographs": 14,
+}
 
 
 def crops(count: int, seed: int) -> Iterator[tuple[int, Image.Image]]:
@@ -130,6 +138,12 @@ def write_data(folder: Path) -> None:
             file = folder / "flowers" / mode / REGIONS[label] / f"{index}.{'jpg' if index % 3 else 'png'}"
             file.parent.mkdir(parents=True, exist_ok=True)
             crop.save(file)
+    for mode, count in (("train", 24), ("val", 10)):
+        for index, (label, crop) in enumerate(crops(count, count)):
+            colours = np.asarray(crop, np.float32) / 255
+            five = np.concatenate([colours, colours[..., :2] ** 2], 2)
+            (folder / "bands" / mode / REGIONS[label]).mkdir(parents=True, exist_ok=True)
+            np.save(folder / "bands" / mode / REGIONS[label] / f"{index}.npy", five)
     for mode, count in (("train", 24), ("val", 10)):
         rows = ["image,china,flower,top"]
         for index, (label, crop) in enumerate(crops(count, count)):

@@ -10,8 +10,8 @@ import yaml
 from conftest import ROOT
 
 from config import default_values, get_config, resolved, with_values
-from config_checks import NEEDS
 from configs.explaining import explained, meanings
+from configs.key_needs import NEEDS
 from errors import InputError
 from options import given, leaves, named
 from training.command_line import config_from_arguments

@@ -15,7 +15,7 @@ from test_idle_keys import DEFAULTS, met
 from test_losses import Fixed
 
 from config import get_config, with_values
-from config_checks import mixes
+from configs.key_needs import mixes
 from datasets import get_dataloader, get_dataset
 from loading.label_sets import every_label
 from loading.label_spaces import check_evaluation

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from config import get_config, resolved, with_values
-from config_checks import NEEDS
 from configs.architectures import all_keys, architectures
+from configs.key_needs import NEEDS
 from errors import InputError
 from options import given, leaves
 from training.command_line import config_from_arguments

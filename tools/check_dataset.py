@@ -33,6 +33,7 @@ import numpy as np  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from config import get_config  # noqa: E402
+from configs.key_needs import float_pixels  # noqa: E402
 from configs.registry import datasets  # noqa: E402
 from main_multi_gpu import import_paddle  # noqa: E402
 from options import Configuration  # noqa: E402
@@ -59,12 +60,13 @@ def checked(config: Configuration, workers: int, limit: Any = "auto") -> Any:
     from loading.sources import MOST_CLASSES, Split
 
     data, parts, problems = config.DATA, {}, {}
+    read_as = data.IMAGE_CHANNELS if float_pixels(data) else "RGB"  # grey, too
     sources = {}
     for mode in ("train", "val"):
         problems[mode] = []
         try:
             part = part_of(data, Split(mode, limit, problems[mode]), datasets.chosen(config))
-            sources[mode] = source_of(part, data.MAX_PIXELS)
+            sources[mode] = source_of(part, data.MAX_PIXELS, read_as)
         except InputError as error:
             if mode == "train":
                 raise

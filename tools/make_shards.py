@@ -46,7 +46,7 @@ _UNITS = {None: 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _ADVICE, _HEAD = "; repair or remove it", 1 << 17  # bytes of a file, among which its header mostly is
 
 
-def encoded(path: str, resize: int | None, quality: int, most: int) -> tuple[bytes, str]:
+def encoded(path: str, resize: int | None, quality: int, most: int, channels: int | None = None) -> tuple[bytes, str]:
     """Returns an image's file and the suffix of its format.
 
     Args:
@@ -55,6 +55,7 @@ def encoded(path: str, resize: int | None, quality: int, most: int) -> tuple[byt
             it is.
         quality: of JPEG.
         most: pixels that an image may have.
+        channels: of files that are packed as they are (DATA.IMAGE_DTYPE float32); None: of colours or grey.
 
     Raises:
         InputError: the file can't be read as an image.
@@ -66,6 +67,8 @@ def encoded(path: str, resize: int | None, quality: int, most: int) -> tuple[byt
     with reading(path, "an image", _ADVICE):
         data = contents(path, largest_file(most))
         suffix = os.path.splitext(path)[1].lower().replace(".jpeg", ".jpg")
+        if channels:
+            return data, suffix
         image, _ = opened_image(data, most)
         short = min(image.size)
         if resize is None or short <= resize:
@@ -82,7 +85,12 @@ def encoded(path: str, resize: int | None, quality: int, most: int) -> tuple[byt
 
 
 def write_shard(
-    file: Path, samples: Iterable[tuple[int, str, Any]], resize: int | None, quality: int, most: int
+    file: Path,
+    samples: Iterable[tuple[int, str, Any]],
+    resize: int | None,
+    quality: int,
+    most: int,
+    channels: int | None = None,
 ) -> tuple:
     """Writes a shard of ``samples`` (index in the dataset, path, label, or an array of several); returns its SHA-256
     and what ``shards.scan_shard`` reads of it.
@@ -102,7 +110,7 @@ def write_shard(
             write(member.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % tarfile.BLOCKSIZE))
 
         for index, path, label in samples:
-            data, suffix = encoded(path, resize, quality, most)
+            data, suffix = encoded(path, resize, quality, most, channels)
             add(f"{index:09d}{suffix}", data)
             several = isinstance(label, np.ndarray)
             add(f"{index:09d}.{'labels' if several else 'cls'}", ",".join(map(str, np.ravel(label))).encode())
@@ -113,14 +121,24 @@ def write_shard(
     return sha256.hexdigest(), scan_shard(file)
 
 
-def inspect(path: str, most: int) -> int:
-    """Returns an image's file size in bytes; raises InputError where its header is no image's that can be taken."""
+def inspect(path: str, most: int, channels: int | None = None) -> int:
+    """Returns an image's file size in bytes; raises InputError where it is no image that can be taken, by its header
+    or, of ``channels``, by all of it.
+    """
+    from loading.files import contents
     from loading.sources import IMAGE_SUFFIXES
-    from loading.transforms import largest_file, opened_image, unscaled
+    from loading.transforms import bands_of, largest_file, opened_image, unscaled
 
     with reading(path, "an image", _ADVICE):
         if not path.lower().endswith(IMAGE_SUFFIXES):
             raise Unreadable(f"its name doesn't end in {' '.join(IMAGE_SUFFIXES)}")
+        if channels:
+            data = contents(path, largest_file(most))
+            try:
+                bands_of(data, channels, path, most)
+            except RunError as error:
+                raise InputError(str(error)) from None
+            return len(data)
         with opened(path) as file:
             size, data = os.fstat(file.fileno()).st_size, file.read(_HEAD)
             if size > largest_file(most):
@@ -150,18 +168,17 @@ def pack(mode: str, files: tuple, output: Path, pool: Executor, options: argpars
     """Writes the shards, index and list of one mode into ``output``; returns their lines of SHA256SUMS."""
     from loading.shards import make_index, write_index
 
-    root, paths, labels, classes = files
+    (root, paths, labels, classes), channels = files, options.channels
     full = [os.path.join(root, path) for path in paths]
-    sizes = list(
-        _shown(f"{mode}: checking", pool.map(functools.partial(inspect, most=most), full, chunksize=64), len(full))
-    )
+    check = functools.partial(inspect, most=most, channels=channels)
+    sizes = list(_shown(f"{mode}: checking", pool.map(check, full, chunksize=64), len(full)))
     order = np.random.default_rng(options.seed).permutation(len(full)) if mode == "train" else np.arange(len(full))
     limit, counted = options.shard_size
     planned = plan([1] * len(full) if counted else sizes, order.tolist(), limit)
     shards = [output / f"{mode}-{number:06d}.tar" for number in range(len(planned))]
     label_of = getattr(labels, "of", labels.__getitem__)  # of one label an image, or of several
     samples = [[(index, full[index], label_of(index)) for index in shard] for shard in planned]
-    write = functools.partial(write_shard, resize=options.resize, quality=options.quality, most=most)
+    write = functools.partial(write_shard, resize=options.resize, quality=options.quality, most=most, channels=channels)
     done = list(_shown(f"{mode}: packing", pool.map(write, shards, samples), len(shards)))
     lines = [f"{digest}  {shard.name}\n" for shard, (digest, _) in zip(shards, done, strict=True)]
     index, listed = output / f"{mode}.index.npz", output / f"{mode}.txt"
@@ -245,10 +262,14 @@ def main() -> None:
     option("shard_size", type=shard_size, default="256MB", metavar="SIZE", help=text)
     option("resize", type=positive, metavar="SIDE", help="pixels of the short side that larger images are reduced to")
     option("quality", type=positive, default=95, help="of the JPEG images that are resized, to 100; default: 95")
+    text = "of files that DATA.IMAGE_DTYPE float32 reads, such as .npy: packed as they are; default: colours or grey"
+    option("channels", type=positive, metavar="N", help=text)
     option("max_pixels", type=positive, metavar="N", help="of an image, at most; default: DATA.MAX_PIXELS's")
     option("workers", type=positive, default=len(os.sched_getaffinity(0)), help="processes; default: one per core")
     option("seed", type=int, default=0, help="of the order in which training images are packed; default: 0")
     options = parser.parse_args()
+    if options.channels and options.resize:
+        parser.error("--resize makes 8-bit colours, --channels keeps files as they are; leave out one of them")
     if options.quality > 100 or options.seed < 0:
         parser.error(f"--quality is {options.quality}, --seed {options.seed}; expected 1 to 100, and 0 or more")
     print(make_shards(options))

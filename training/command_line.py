@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from config import asked_config, default_values, get_config
-from config_checks import NEEDS
 from configs.documents import read_yaml
 from configs.explaining import explained
+from configs.key_needs import NEEDS
 from configs.merging import Option
 from configs.registry import datasets
 from errors import InputError

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import paddle
 
+from configs.key_needs import float_pixels
 from datasets import ImageDataset, get_dataloader
 from inference.look.draw import Panel, enlarged
 from loading.transforms import BatchTransform, Normalize
@@ -53,10 +54,12 @@ def _panels(config: Configuration, images: paddle.Tensor, shares: np.ndarray, cl
 
 def unnormalized(config: Configuration, images: paddle.Tensor) -> np.ndarray:
     """Returns what ``Normalize`` made these images of: [n, C, S, S] float32 -> [n, S, S, C] uint8; what erasing put in,
-    or mixing made, is rounded, and cut to 0..255.
+    or mixing made, is rounded, and cut to 0..255. Floats stay floats.
     """
     mean, std = (np.asarray(values, np.float64) for values in (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD))
     found = images.astype("float32").numpy().transpose(0, 2, 3, 1) * std + mean
+    if float_pixels(config.DATA):
+        return found
     return (255 * found).round().clip(0, 255).astype(np.uint8)
 
 

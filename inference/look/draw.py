@@ -12,6 +12,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from PIL import Image
 
+from loading.transforms import visible
 from training.pages.figures import figure_png, titled
 
 LEAST = 224  # pixels along an image's shorter side, so that one sees something
@@ -29,10 +30,11 @@ class Panel(NamedTuple):
 
 
 def enlarged(pixels: np.ndarray) -> np.ndarray:
-    """Returns an image [H, W] or [H, W, C] uint8 as [H', W', 3], each pixel repeated until LEAST is reached, or the
-    longer side would be beyond LONGEST.
+    """Returns an image [H, W] or [H, W, C] as [H', W', 3], each pixel repeated until LEAST is reached, or the longer
+    side would be beyond LONGEST: uint8, or what is ``visible`` of floats.
     """
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+    pixels = pixels if pixels.dtype == np.uint8 else visible(pixels)
     times = max(1, min(math.ceil(LEAST / min(pixels.shape[:2])), LONGEST // max(pixels.shape[:2])))
     return np.broadcast_to(pixels, (*pixels.shape[:2], 3)).repeat(times, 0).repeat(times, 1)
 

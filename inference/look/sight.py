@@ -11,7 +11,7 @@ from errors import InputError, shown
 from inference.look.draw import Box, enlarged
 from inference.pictures import Picture, Pictures
 from inference.predictor import Prediction, Predictor
-from loading.transforms import EncodedImage, Normalize
+from loading.transforms import Bands, EncodedImage, Normalize
 from models.base import ImageModel
 from options import nearest
 
@@ -63,6 +63,7 @@ def _original(predictor: Predictor, picture: Picture) -> tuple[np.ndarray, Box]:
     pictures = Pictures(predictor.config, [picture])
     whole = pictures.picture(0)
     whole = whole.decoded() if isinstance(whole, EncodedImage) else whole
+    whole = whole.shown() if isinstance(whole, Bands) else whole
     data, most = predictor.config.DATA, _LONGEST * min(whole.size)
     if data.CROP_MODE != "squash" and max(whole.size) > most:  # else a hair: of its middle one sees something
         whole = ImageOps.fit(whole, (min(whole.width, most), min(whole.height, most)))

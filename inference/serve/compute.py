@@ -26,13 +26,15 @@ import numpy as np
 from errors import RunError, Unreadable, one_line, out_of_memory
 from inference.folder import sha256
 from inference.inputs import class_names
+from inference.pictures import Pictures
 from inference.predictor import Predictor
 from inference.serve import frames
 from inference.serve.memory import give_back
 from inference.serve.overlay import overlay
 from inference.serve.settings import LARGEST
+from loading.transforms.bands import pixel_mode
 from loading.transforms.decode import readable
-from loading.transforms.formats import opened_image
+from loading.transforms.formats import NPY, kind_of, opened_image
 from ops.settings import set_device_flags
 from training.checkpoint import describe
 from utils import num_gpus
@@ -95,9 +97,7 @@ def load(told: dict[str, Any]) -> Predictor:
     classes = told["classes"] and class_names(told["classes"])
     predictor = Predictor(told["path"], told["cfg"], options, classes, told["batch_size"])
     set_device_flags(predictor.config, told["workers"])
-    data = predictor.config.DATA
-    blank = np.zeros((1, data.IMAGE_SIZE, data.IMAGE_SIZE, data.IMAGE_CHANNELS), np.uint8)
-    predictor.logits(blank)  # the first time is slow
+    predictor.logits(Pictures(predictor.config, []).blank[None])  # the first time is slow
     return predictor
 
 
@@ -118,7 +118,9 @@ def prepared(predictor: Predictor, data: bytes) -> np.ndarray | str:
     """Returns an image's pixels as the model sees them, or what is wrong with it, in one line."""
     large = False
     try:
-        large = _size(data, predictor.config.DATA.MAX_PIXELS) > _LARGE
+        with readable(_OURS.removesuffix(": ")):
+            full = isinstance(pixel_mode(predictor.config), int) and kind_of(data) in (NPY, "TIFF")
+        large = full or _size(data, predictor.config.DATA.MAX_PIXELS) > _LARGE
         return predictor.pixels(data)
     except RunError as error:
         return str(error).removeprefix(_OURS).removesuffix("; repair or remove it")

@@ -8,6 +8,7 @@ from PIL import Image
 
 from inference import look
 from inference.predictor import Predictor
+from loading.transforms import visible
 
 _CELLS = 7  # per side
 _SIDE = 448  # pixels of the picture
@@ -34,11 +35,11 @@ def occlusion(predictor: Predictor, data: bytes) -> bytes:
     pixels = predictor.pixels(data)
     size = len(pixels)
     edges = np.linspace(0, size, min(_CELLS, size) + 1).astype(int)
-    hidden = [pixels]
+    hidden, grey = [pixels], 127 if pixels.dtype == np.uint8 else pixels.mean((0, 1))
     for top, bottom in pairwise(edges):
         for left, right in pairwise(edges):
             hidden.append(pixels.copy())
-            hidden[-1][top:bottom, left:right] = 127
+            hidden[-1][top:bottom, left:right] = grey
     most = predictor.config.DATA.BATCH_SIZE_EVAL
     parts = [np.stack(hidden[start : start + most]) for start in range(0, len(hidden), most)]
     shares = np.concatenate([predictor.probabilities(predictor.logits(part)) for part in parts])
@@ -49,6 +50,7 @@ def occlusion(predictor: Predictor, data: bytes) -> bytes:
 def _drawn(pixels: np.ndarray, heat: np.ndarray) -> bytes:
     """The PNG of pixels [S, S, C] under heat [n, n] of 0 to 1."""
     side = max(_SIDE, len(pixels)), max(_SIDE, len(pixels))
+    pixels = pixels if pixels.dtype == np.uint8 else visible(pixels)
     grey = pixels.shape[2] == 1
     image = Image.fromarray(pixels[:, :, 0] if grey else pixels).convert("L").convert("RGB")
     image = image.resize(side, Image.Resampling.BICUBIC)

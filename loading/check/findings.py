@@ -9,6 +9,7 @@ from errors import shown
 from loading.check.duplicates import near, ones
 from loading.check.images import Part
 from loading.label_sets import every_label, kinds
+from loading.transforms import most_resized
 from options import Configuration
 
 NAMES = {"train": "training", "val": "validation"}
@@ -181,7 +182,7 @@ def too_narrow(config: Configuration, records: np.ndarray) -> np.ndarray:
     data, sides = config.DATA, np.stack([records["width"], records["height"]]).astype(float)
     to = int(data.IMAGE_SIZE / data.CROP_PCT)
     resized = np.floor(to * sides / np.maximum(sides.min(0), 1)).prod(0)
-    return (resized > max(data.MAX_PIXELS, to * to)) & (data.CROP_MODE != "squash") & records["readable"]
+    return (resized > max(most_resized(config), to * to)) & (data.CROP_MODE != "squash") & records["readable"]
 
 
 def _of_files(part: Part, flagged: np.ndarray, text: str, stops: bool) -> Finding:

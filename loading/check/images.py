@@ -20,7 +20,17 @@ from loading.files import contents
 from loading.label_sets import LabelSets
 from loading.shards import Shards
 from loading.sources import Arrays, Decoded, Files
-from loading.transforms import converted, largest_file, opened_image, readable, unscaled
+from loading.transforms import (
+    Bands,
+    bands_of,
+    converted,
+    image_of,
+    largest_file,
+    opened_image,
+    readable,
+    unscaled,
+)
+from loading.transforms.formats import kind_of
 from loading.transforms.orientation import TURNS, orientation_of
 
 SIDE = 64  # pixels of the small copies, of which the mean image and the hashes are made
@@ -30,7 +40,7 @@ _BLANK = 1.0  # grey levels: a small copy whose standard deviation is less shows
 # A decoder's warning that leaves no mark: what a camera appended.
 _HARMLESS = "extraneous bytes before marker 0xd9"
 _RECORD = np.dtype([
-    ("width", "i4"), ("height", "i4"), ("bytes", "i8"), ("format", "S5"), ("mode", "S6"), ("turn", "u1"),
+    ("width", "i4"), ("height", "i4"), ("bytes", "i8"), ("format", "S5"), ("mode", "S8"), ("turn", "u1"),
     ("content", "u8"), ("look", "u8"), ("blank", "?"), ("readable", "?"), ("flawed", "?"),
 ])  # fmt: skip
 
@@ -38,7 +48,7 @@ _RECORD = np.dtype([
 class Source(NamedTuple):
     """Where the images of a part come from: ``name`` and ``data`` (a file's bytes) by their place.
 
-    Of images that are in memory, ``pixels`` are there and no data.
+    Of images that are in memory, ``pixels`` are there and no data. ``mode``: as of ``pixel_mode``; of grey RGB serves.
     """
 
     name: Callable[[int], str]
@@ -46,6 +56,7 @@ class Source(NamedTuple):
     labels: np.ndarray | LabelSets
     classes: Sequence[str]
     pixels: np.ndarray | None = None
+    mode: str | int = "RGB"
 
 
 class Part(NamedTuple):
@@ -65,11 +76,12 @@ class Part(NamedTuple):
     mean: np.ndarray
 
 
-def source_of(found: Any, most: int) -> Source:
+def source_of(found: Any, most: int, mode: str | int = "RGB") -> Source:
     """Returns the images of what a dataset's reader gave.
 
     Args:
         most: pixels that an image may have (DATA.MAX_PIXELS).
+        mode: as of ``Source``.
 
     Raises:
         InputError: they are drawn at random: there is nothing to check.
@@ -80,13 +92,14 @@ def source_of(found: Any, most: int) -> Source:
         def path(index: int) -> str:
             return os.path.join(root, paths[index])
 
-        return Source(path, lambda index: contents(path(index), largest_file(most)), labels, classes)
+        largest = largest_file(most)
+        return Source(path, lambda index: contents(path(index), largest), labels, classes, mode=mode)
     if isinstance(found, Shards):
         data = functools.partial(_of_shards, found, largest_file(most))
-        return Source(found.name, data, found.labels, found.classes)
+        return Source(found.name, data, found.labels, found.classes, mode=mode)
     if isinstance(found, Arrays):
         decoded: Decoded = found.read()
-        return Source(lambda index: f"image {index}", None, np.asarray(decoded[1]), decoded[2], decoded[0])
+        return Source(lambda index: f"image {index}", None, np.asarray(decoded[1]), decoded[2], decoded[0], mode)
     raise InputError("DATASET synthetic: its images are drawn at random; there is nothing to check")
 
 
@@ -167,15 +180,20 @@ def picture(source: Source, place: int, most: int, record: Any = None) -> tuple[
         RunError: it can't be read.
     """
     record = np.zeros(1, _RECORD)[0] if record is None else record
+    name = source.name(place)
     if source.pixels is not None:
         pixels = source.pixels[place]
         record["height"], record["width"] = pixels.shape[:2]
         record["bytes"], record["content"], record["turn"] = pixels.nbytes, _content(pixels.tobytes()), 1
-        return Image.fromarray(pixels), ""
-    name = source.name(place)
+        return _shown(pixels, source.mode, name), ""
     with readable(name, RunError):
         data = source.data(place) if source.data else b""
         record["bytes"], record["content"], record["turn"] = len(data), _content(data), orientation_of(data)
+        if isinstance(source.mode, int):
+            bands = bands_of(data, source.mode, name, most)
+            record["format"], record["mode"] = kind_of(data).encode(), f"{bands.values.dtype}".encode()
+            record["width"], record["height"] = bands.size
+            return bands.shown(), ""
         image, data = opened_image(data, most)
         record["format"], record["mode"] = (image.format or "").encode(), image.mode.encode()
         record["width"], record["height"] = image.size
@@ -188,6 +206,12 @@ def picture(source: Source, place: int, most: int, record: Any = None) -> tuple[
                 flaw = "" if str(error).endswith(_HARMLESS) else f"{name}: {error}"
                 return converted(image, "RGB"), flaw
         return converted(image, "RGB"), ""
+
+
+def _shown(pixels: np.ndarray, mode: str | int, name: str) -> Image.Image:
+    with readable(name):
+        image = image_of(pixels, mode)
+        return image.shown() if isinstance(image, Bands) else image
 
 
 def _content(data: bytes) -> int:

@@ -1,25 +1,37 @@
 """File -> pixels (``decode``), image -> augmented image (``image``), batch -> what the model takes (``batch``)."""
 
+from loading.transforms.band_files import Encoded, bands_of, encoded_image
+from loading.transforms.bands import Bands, image_of, most_resized, pixel_dtype, pixel_mode, visible
 from loading.transforms.batch import BatchTransform, Mixup, Normalize, gives_distributions, smooth_one_hot
 from loading.transforms.decode import Broken, EncodedImage, converted, readable, unscaled
 from loading.transforms.erase import RandomErasing
 from loading.transforms.formats import largest_file, opened_image
-from loading.transforms.image import EvalTransform, TrainTransform
+from loading.transforms.image import EvalTransform, Picture, TrainTransform
 
 __all__ = [
+    "Bands",
     "BatchTransform",
     "Broken",
+    "Encoded",
     "EncodedImage",
     "EvalTransform",
     "Mixup",
     "Normalize",
+    "Picture",
     "RandomErasing",
     "TrainTransform",
+    "bands_of",
     "converted",
+    "encoded_image",
     "gives_distributions",
+    "image_of",
     "largest_file",
+    "most_resized",
     "opened_image",
+    "pixel_dtype",
+    "pixel_mode",
     "readable",
     "smooth_one_hot",
     "unscaled",
+    "visible",
 ]

@@ -7,7 +7,7 @@ import numpy as np
 import paddle
 from paddle.nn import functional as F
 
-from config_checks import mixes
+from configs.key_needs import mixes
 from configs.registry import losses
 from loading.transforms.erase import RandomErasing, box_mask
 from options import Configuration
@@ -27,19 +27,21 @@ def smooth_one_hot(labels: paddle.Tensor, num_classes: int, smoothing: float) ->
 
 
 class Normalize:
-    """Pixels [B, S, S, C] uint8 -> (pixels / 255 - mean) / std as [B, C, S, S] float32.
+    """Pixels [B, S, S, C] uint8 -> (pixels / 255 - mean) / std as [B, C, S, S] float32; float32: not / 255.
 
     Args:
-        mean, std: one value per channel, or one for all, of pixels in 0..1.
+        mean, std: one value per channel, or one for all, of pixels in 0..1, or in the unit of floats.
     """
 
     def __init__(self, mean: list[float], std: list[float]) -> None:
         scale, shift = 1 / (255 * np.asarray(std)), -np.asarray(mean) / np.asarray(std)
         self.scale = paddle.to_tensor(scale, dtype="float32").reshape([1, -1, 1, 1])
+        self.scale_of_floats = paddle.to_tensor(1 / np.asarray(std), dtype="float32").reshape([1, -1, 1, 1])
         self.shift = paddle.to_tensor(shift, dtype="float32").reshape([1, -1, 1, 1])
 
     def __call__(self, pixels: paddle.Tensor) -> paddle.Tensor:
-        return pixels.transpose([0, 3, 1, 2]).astype("float32") * self.scale + self.shift
+        scale = self.scale if pixels.dtype == paddle.uint8 else self.scale_of_floats
+        return pixels.transpose([0, 3, 1, 2]).astype("float32") * scale + self.shift
 
 
 class BatchTransform:
@@ -57,7 +59,7 @@ class BatchTransform:
         ``gives_distributions(config)``.
 
         Args:
-            batch: the loader's columns by their names: "pixels" [B, S, S, C] uint8, "labels" [B] int64, or of
+            batch: the loader's columns by their names: "pixels" [B, S, S, C], "labels" [B] int64, or of
                 several classes an image [B, K] uint8; "erased",
                 ``RandomErasing.draw`` of each sample, where RANDOM_ERASE_PROB isn't 0; "mixed", ``Mixup.draw``, where
                 ``mixes(config)``.

@@ -16,6 +16,8 @@ from cykooz_resizer import CropBox, FilterType, ImageData, PixelType, ResizeAlg,
 from PIL import Image
 
 from errors import RunError, reading
+from loading.transforms import tiff
+from loading.transforms.bands import Bands
 from loading.transforms.formats import opened_image
 from loading.transforms.orientation import TURNS, Box, orientation_of
 
@@ -29,7 +31,8 @@ _ALGORITHMS = {
 _GAP = 2.5
 _MARGIN = 16  # more rows than the upsampling of colour reaches below a crop
 _SIXTEEN_BITS = ("PPM", "PNG")  # formats of which Pillow's mode I is 0..65535 (PNG: before Pillow 11)
-_BITS_PER_SAMPLE, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0  # TIFF's
+_WHITE_IS_ZERO, _TIFF_ALPHA = 0, (1, 2)  # TIFF's
+_TIFF_COLOURS = {2: 3, 5: 4, 6: 3, 8: 3}  # TIFF's channels by photometric interpretation; of others one
 _BASELINE, _SCAN = (0xC0, 0xC1), 0xDA  # markers: frames that are coded row by row, the start of the pixels
 # The one warning that a shortened image deserves: its other rows, up to the end of the file, without a flaw before.
 _REST = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
@@ -98,9 +101,9 @@ class EncodedImage:
 
 
 def resized_crop(
-    image: Image.Image | EncodedImage, box: Box, size: tuple[int, int], resample: Image.Resampling
+    image: Image.Image | EncodedImage | Bands, box: Box, size: tuple[int, int], resample: Image.Resampling
 ) -> np.ndarray:
-    """Returns Pillow's ``image.crop(box).resize(size, resample)``, [H, W] or [H, W, 3] uint8.
+    """Returns Pillow's ``image.crop(box).resize(size, resample)``, [H, W] or [H, W, 3] uint8; of ``Bands`` as they say.
 
     Args:
         size: (width, height) in pixels.
@@ -108,17 +111,31 @@ def resized_crop(
     Raises:
         RunError: an encoded image can't be read.
     """
-    if isinstance(image, EncodedImage):
+    if not isinstance(image, Image.Image):
         return image.resized_crop(box, size, resample)
     return np.asarray((image if box == (0, 0, *image.size) else image.crop(box)).resize(size, resample))
 
 
 def unscaled(image: Image.Image) -> str | None:
     """Returns why the values of an image that was opened can't become 8 bits, and what to do; None where they can."""
+    if lost := _lost_channels(image):
+        return lost
     kind = {"I": "32-bit integers", "F": "floats"}.get(image.mode)
     if kind is None or (image.mode == "I" and image.format in _SIXTEEN_BITS):
         return None
     return f"its pixels are {kind}, and nothing tells which value is white; convert it to 8 or 16 bits, or remove it"
+
+
+def _lost_channels(image: Any) -> str | None:
+    """What is said of a TIFF whose channels are more than colours and alpha: Pillow leaves the others out."""
+    if image.format != "TIFF":
+        return None
+    tags = image.tag_v2
+    count = tags.get(tiff.SAMPLES, 1)
+    extra = count - _TIFF_COLOURS.get(tags.get(tiff.PHOTOMETRIC, 1), 1)
+    if extra < 1 or (extra == 1 and np.ravel(tags.get(tiff.EXTRA, 0)).tolist()[0] in _TIFF_ALPHA):
+        return None
+    return f"of its {count} channels {extra} would be lost; DATA.IMAGE_CHANNELS {count} reads them, or convert it"
 
 
 def converted(image: Image.Image, mode: str) -> Image.Image:
@@ -136,8 +153,8 @@ def converted(image: Image.Image, mode: str) -> Image.Image:
     image.info.pop("transparency", None)  # Pillow warns where it can't keep it
     if image.mode.startswith("I"):
         tags = getattr(image, "tag_v2", {})  # of TIFF
-        pixels = np.asarray(image) >> (tags.get(_BITS_PER_SAMPLE, (16,))[0] - 8)  # of 12 bits Pillow leaves 0..4095
-        if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:  # which Pillow turns of 8 bits alone
+        pixels = np.asarray(image) >> (tags.get(tiff.BITS, (16,))[0] - 8)  # of 12 bits Pillow leaves 0..4095
+        if tags.get(tiff.PHOTOMETRIC) == _WHITE_IS_ZERO:  # which Pillow turns of 8 bits alone
             pixels = 255 - pixels
         image = Image.fromarray(pixels.astype(np.uint8))
     return image if image.mode == mode else image.convert(mode)

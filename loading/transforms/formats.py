@@ -7,19 +7,20 @@ the formats that Pillow knows, those that people train on are opened: an EPS fil
 
 import io
 import re
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
 from errors import Unreadable
+from loading.transforms.tiff import SAMPLES, TILE_HEIGHT, TILE_WIDTH, Directory
 
 # Pillow's own limit is MAX_PIXELS here: it would warn at 89 million, and refuse twice that whatever the key says.
 Image.MAX_IMAGE_PIXELS = None
 
 SCANS = 10  # of a JPEG with MAX_PIXELS; smaller ones may have more: each scan passes over all pixels
 BYTES_PER_PIXEL = 8  # of a file: four channels of 16 bits, as they are
+NPY = "npy"
 _NOTES = 64 << 20  # bytes that a file may have besides
 _SIGNATURES = {
     b"\x89PNG\r\n\x1a\n": "PNG", b"GIF87a": "GIF", b"GIF89a": "GIF", b"BM": "BMP",
@@ -33,12 +34,6 @@ _FRAMES = frozenset(marker for marker in range(0xC0, 0xD0) if marker not in (0xC
 # A scan's start with the lengths that libjpeg takes: the bytes of a film that phones append hold few of these.
 _SCANS = re.compile(rb"\xff\xda\x00[\x08\x0a\x0c\x0e]")
 _JPEG_NEEDED, _SEQUENTIAL = frozenset((*_FRAMES, 0xC4, 0xCC, 0xDB, 0xDD, 0xE0, 0xEE)), (0xC0, 0xC1)
-# TIFF's bytes per value by type; tags that lead elsewhere, or are text, EXIF, ICC, XMP and the like, aren't needed.
-_TIFF_BYTES = {1: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 16: 8, 17: 8}
-_TIFF_PRIVATE, _TIFF_SUBFILES, _TIFF_TILE = 700, 330, (322, 323)
-# Where a TIFF has no tag of its orientation, Pillow takes XMP's, and turns the image.
-_TIFF_ORIENTATION, _TIFF_XMP, _TURNED = 274, 700, re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
-_TIFF_VALUES = 500_000  # of all tags: a palette's 196,608, and the places of 150,000 strips or tiles
 _LARGEST_TEXT = 4 << 20  # bytes of a PPM that is written as text, which Pillow reads number by number in Python
 _READ = 32  # bytes that a read counts for besides: decoders in Python read byte by byte
 _PARTS, _TOO_MANY = 10_000, "it is in too many parts; save it again"  # and one more per KiB
@@ -65,21 +60,20 @@ def opened_image(data: bytes, most: int) -> tuple[Image.Image, bytes]:
     Raises:
         Unreadable, Exception: it can't be read, or costs too much: within ``errors.reading``.
     """
-    kind, plain = _kind(data), True
+    kind, plain = kind_of(data), True
+    if kind == NPY:
+        raise Unreadable("it is an array of NumPy's, which DATA.IMAGE_DTYPE float32 reads")
     if kind == "JPEG":
         data, plain = _jpeg(data)
     elif kind in _NEEDED:
         data = _NEEDED[kind](data)
     elif kind == "PPM" and data[1:2] in b"123" and len(data) > _LARGEST_TEXT:
         raise Unreadable(f"it is a PPM of {len(data)} bytes of text; save it in binary form")
-    try:
-        image = Image.open(io.BytesIO(data) if kind == "JPEG" else _Counted(data), formats=[kind])
-    except UnidentifiedImageError:  # its text has the buffer's address
-        raise Unreadable(f"its {kind} header is damaged") from None
+    image = opened_plain(data, kind)
     check_size(image.size, most)
     if kind == "TIFF":
         tags: Any = image
-        check_size(tuple(tags.tag_v2.get(tag, 1) for tag in _TIFF_TILE), most)
+        check_size(tuple(tags.tag_v2.get(tag, 1) for tag in (TILE_WIDTH, TILE_HEIGHT)), most)
     if not plain and (scans := len(_SCANS.findall(data))) * image.width * image.height > SCANS * most:
         raise Unreadable(
             f"decoding its {scans} scans of {image.width} x {image.height} pixels takes too long:"
@@ -88,7 +82,22 @@ def opened_image(data: bytes, most: int) -> tuple[Image.Image, bytes]:
     return image, data
 
 
-def _kind(data: bytes) -> str:
+def opened_plain(data: bytes, kind: str) -> Image.Image:
+    """Returns the image in a file without notes, of which the header alone was read.
+
+    Raises:
+        Unreadable: its header is damaged, or a TIFF's channels are no colours.
+    """
+    try:
+        return Image.open(io.BytesIO(data) if kind == "JPEG" else _Counted(data), formats=[kind])
+    except UnidentifiedImageError:  # its text has the buffer's address
+        if kind == "TIFF" and (count := Directory(data).numbers(SAMPLES, 1)[0]) > 1:
+            raise Unreadable(f"its {count} channels are no colours; DATA.IMAGE_CHANNELS {count} reads them") from None
+        raise Unreadable(f"its {kind} header is damaged") from None
+
+
+def kind_of(data: bytes) -> str:
+    """Returns the format of a file, by its first bytes; raises Unreadable where it is none that is read."""
     if data.startswith(b"\xff\xd8\xff"):
         return "JPEG"
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
@@ -96,6 +105,8 @@ def _kind(data: bytes) -> str:
     for start, kind in _SIGNATURES.items():
         if data.startswith(start):
             return kind
+    if data.startswith(b"\x93NUMPY"):
+        return NPY
     raise Unreadable("it is of no known format; BMP, GIF, JPEG, PNG, PPM, TIFF and WebP are read")
 
 
@@ -175,42 +186,9 @@ def _behind_palette(data: bytes, flags: int) -> int:
 
 
 def _tiff(data: bytes) -> bytes:
-    """Returns the file with the needed tags of its first image alone in its directory.
-
-    They stand where they stood: bytes behind the end would be read as pixels of a file that is cut short.
-    """
-    order, big = "<" if data[:1] == b"I" else ">", b"+" in data[2:4]
-    offset, count_form, entry_form = ("Q", "Q", "HHQ8s") if big else ("I", "H", "HHI4s")
-    at, width = (8, 8) if big else (4, 4)
-    start = struct.unpack_from(order + offset, data, at)[0]
-    tags, values, xmp = {}, 0, b""
-    for tag, kind, count, value in _entries(data, start, order + count_form, order + entry_form):
-        if tag == _TIFF_XMP and kind in (1, 7) and count > width:
-            place = struct.unpack(order + offset, value)[0]
-            xmp = data[place : place + count]
-        if tag >= _TIFF_PRIVATE or tag == _TIFF_SUBFILES or tag in tags or kind not in _TIFF_BYTES:
-            continue
-        length = count * _TIFF_BYTES[kind]
-        if length > width and struct.unpack(order + offset, value)[0] + length > len(data):
-            raise Unreadable(f"its tag {tag} says that {count} values lie beyond its end")
-        values += count if kind not in (1, 6, 7) else 0
-        if values > _TIFF_VALUES:
-            raise Unreadable(f"its tags hold more than {_TIFF_VALUES} values")
-        tags[tag] = struct.pack(order + entry_form, tag, kind, count, value)
-    if _TIFF_ORIENTATION not in tags and (turned := _TURNED.search(xmp)):
-        value = struct.pack(f"{order}H", int(turned[1])).ljust(width, b"\0")
-        tags[_TIFF_ORIENTATION] = struct.pack(order + entry_form, _TIFF_ORIENTATION, 3, 1, value)
-    entries = b"".join(tags[tag] for tag in sorted(tags))
-    directory = struct.pack(order + count_form, len(tags)) + entries + bytes(width)
-    return data[:start] + directory + data[start + len(directory) :]
-
-
-def _entries(data: bytes, start: int, count_form: str, form: str) -> Iterator[tuple[int, int, int, bytes]]:
-    (count,) = struct.unpack_from(count_form, data, start)
-    first, length = start + struct.calcsize(count_form), struct.calcsize(form)
-    if first + count * length > len(data) or count > 1 << 16:
-        raise Unreadable(f"its directory of {count} tags reaches beyond its end")
-    return struct.iter_unpack(form, data[first : first + count * length])
+    """Returns the file with the needed tags of its first image alone in its directory."""
+    directory = Directory(data)
+    return directory.written(directory.tags)
 
 
 _NEEDED: dict[str, Callable[[bytes], bytes]] = {"PNG": _png, "GIF": _gif, "TIFF": _tiff}

@@ -1,4 +1,4 @@
-"""Transforms of one image: a Pillow image or an encoded one in, pixels [S, S, C] uint8 out.
+"""Transforms of one image: a Pillow image, an encoded one or ``Bands`` in, pixels [S, S, C] uint8 or float32 out.
 
 Pixels stay uint8 until they are on the device: a quarter of the bytes through the loader's pipes.
 """
@@ -11,10 +11,12 @@ from PIL import Image, ImageEnhance
 
 from errors import Unreadable
 from loading.transforms.auto import build_auto_augment, interpolations
+from loading.transforms.bands import Bands, most_resized
 from loading.transforms.corruption import Corruption
 from loading.transforms.decode import Box, EncodedImage, resized_crop
 from options import Configuration
 
+Picture = Image.Image | EncodedImage | Bands
 _BORDER = 4  # pixels that "simple" adds on each side
 _JITTERED = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 RESAMPLING = {
@@ -42,7 +44,7 @@ class TrainTransform:
 
     def __init__(self, config: Configuration) -> None:
         train = config.TRAIN
-        self.size, self.crop, self.most = config.DATA.IMAGE_SIZE, train.CROP, config.DATA.MAX_PIXELS
+        self.size, self.crop, self.most = config.DATA.IMAGE_SIZE, train.CROP, most_resized(config)
         self.resize_share = 1.0 if self.crop == "simple" else train.CROP_PCT
         self.resize_to = math.floor(self.size / self.resize_share)
         names = interpolations(train.INTERPOLATION or config.DATA.INTERPOLATION)
@@ -58,9 +60,7 @@ class TrainTransform:
         other.size, other.resize_to = size, math.floor(size / self.resize_share)
         return other
 
-    def __call__(
-        self, image: Image.Image | EncodedImage, rng: np.random.Generator, size: int | None = None
-    ) -> np.ndarray:
+    def __call__(self, image: Picture, rng: np.random.Generator, size: int | None = None) -> np.ndarray:
         if size not in (None, self.size):
             return self.at(size)(image, rng)
         pixels = self._crop(image, rng)
@@ -84,7 +84,7 @@ class TrainTransform:
                 image = _JITTERED[index](image).enhance(factors[index])
         return np.asarray(image)
 
-    def _crop(self, image: Image.Image | EncodedImage, rng: np.random.Generator) -> np.ndarray:
+    def _crop(self, image: Picture, rng: np.random.Generator) -> np.ndarray:
         resample = self.resampling[rng.integers(len(self.resampling)) if len(self.resampling) > 1 else 0]
         if self.crop.startswith("random_resized"):
             return resized_crop(image, self._crop_box(*image.size, rng), (self.size, self.size), resample)
@@ -125,8 +125,11 @@ class TrainTransform:
         cos, sin, centre = math.cos(angle) * scale, math.sin(angle) * scale, self.size / 2
         row_x = (cos, sin, centre - cos * (centre + dx) - sin * (centre + dy))
         row_y = (-sin, cos, centre + sin * (centre + dx) - cos * (centre + dy))
-        image, rows = Image.fromarray(pixels), row_x + row_y
-        return np.asarray(image.transform(image.size, Image.Transform.AFFINE, rows, Image.Resampling.BILINEAR))
+        how = Image.Transform.AFFINE, row_x + row_y, Image.Resampling.BILINEAR
+        if pixels.dtype == np.uint8:
+            return np.asarray(Image.fromarray(pixels).transform((self.size, self.size), *how))
+        bands = (Image.fromarray(np.ascontiguousarray(band)) for band in np.moveaxis(pixels, 2, 0))
+        return np.stack([np.asarray(band.transform((self.size, self.size), *how)) for band in bands], 2)
 
 
 class EvalTransform:
@@ -141,29 +144,30 @@ class EvalTransform:
     """
 
     def __init__(self, config: Configuration) -> None:
-        self.size, self.most = config.DATA.IMAGE_SIZE, config.DATA.MAX_PIXELS
+        self.size, self.most = config.DATA.IMAGE_SIZE, most_resized(config)
         self.resize_to = math.floor(config.DATA.IMAGE_SIZE / config.DATA.CROP_PCT)
         self.resized = _squashed if config.DATA.CROP_MODE == "squash" else _short_side
         self.resample = RESAMPLING[config.DATA.INTERPOLATION]
         self.corruption = Corruption(config) if config.EVAL and config.DATA.CORRUPTION else None
 
-    def __call__(self, image: Image.Image | EncodedImage, rng: np.random.Generator | None = None) -> np.ndarray:
+    def __call__(self, image: Picture, rng: np.random.Generator | None = None) -> np.ndarray:
         pixels = self.resized(image, self.resize_to, self.resample, self.most)
         top, left = (round((side - self.size) / 2) for side in pixels.shape[:2])
         pixels = _pixels(pixels[top : top + self.size, left : left + self.size])
         return self.corruption(pixels, rng) if self.corruption and rng is not None else pixels
 
 
-def _short_side(image: Image.Image | EncodedImage, to: int, resample: Image.Resampling, most: int) -> np.ndarray:
+def _short_side(image: Picture, to: int, resample: Image.Resampling, most: int) -> np.ndarray:
     width, height = (to * side // min(image.size) for side in image.size)
     if width * height > max(most, to * to):
         sides = f"{image.size[0]} x {image.size[1]} pixels"
-        raise Unreadable(f"it has {sides}, resized {width} x {height}: more than DATA.MAX_PIXELS {most}")
-    return resized_crop(image, (0, 0, *image.size), (width, height), resample)
+        limit = f"DATA.MAX_PIXELS {'leaves floats, ' if isinstance(image, Bands) else ''}{most}"
+        raise Unreadable(f"it has {sides}, resized {width} x {height}: more than {limit}")
+    return resized_crop(image, (0, 0, image.size[0], image.size[1]), (width, height), resample)
 
 
-def _squashed(image: Image.Image | EncodedImage, to: int, resample: Image.Resampling, _: int) -> np.ndarray:
-    return resized_crop(image, (0, 0, *image.size), (to, to), resample)
+def _squashed(image: Picture, to: int, resample: Image.Resampling, _: int) -> np.ndarray:
+    return resized_crop(image, (0, 0, image.size[0], image.size[1]), (to, to), resample)
 
 
 def _mirrored(pixels: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import pytest
 from golden.formula import array
 
 from config import get_config, with_values
-from config_checks import mixes
+from configs.key_needs import mixes
 from loading.transforms import (
     BatchTransform,
     Mixup,

@@ -42,7 +42,7 @@ def test_cached_files_give_the_same_samples_and_are_decoded_once(folder, capfd, 
     assert capfd.readouterr().out.count("isn't there yet: decoding") == 2
     assert (train.classes, train.labels.tolist(), val.labels.tolist()) == (["a", "b"], [0] * 5 + [1] * 4, [1, 1])
     expected = columns(config, plain)
-    monkeypatch.setattr("datasets.Image.open", None)  # nothing is decoded any more
+    monkeypatch.setattr("PIL.Image.open", None)  # nothing is decoded any more
     hit = get_dataset(with_cache("folder", folder, *options), "train")
     sent = pickle.dumps(hit.images)
     assert len(sent) < 500  # to other processes goes the name

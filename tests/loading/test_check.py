@@ -292,7 +292,7 @@ def test_images_of_several_labels_are_checked_and_split(tmp_path, monkeypatch, c
     assert re.search("images that are the same file as one that has another label: 2, such as", screen)
     assert re.search("images per class +4 to 4 +1 to 2", screen), screen
     assert f"train with -dataset=multilabel_list -data_path={tmp_path / 'out'}" in screen
-    assert "<td>odd</td>" in (tmp_path / "check.html").read_text()
+    assert "<th>odd</th>" in (tmp_path / "check.html").read_text()
     size = ["TASK", "multilabel", "DATA.IMAGE_SIZE", "8", "MODEL.NUM_CLASSES", "auto"]
     own, listed = ["DATA.VAL_SPLIT", "0.25", "DATA.DATA_PATH", str(root)], ["DATA.DATA_PATH", str(tmp_path / "out")]
     expected = get_datasets(get_config(None, ["DATA.DATASET", "multilabel_csv", *own, *size]))[1:]

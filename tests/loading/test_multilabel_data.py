@@ -152,7 +152,7 @@ def packed(root):
     lines = ["a.png\t3,17", "sub/b c.png\t", "a.png\t0", "sub/b c.png\t5,1,4"]
     (root / "train_list.txt").write_text("\n".join(lines))
     (root / "out").mkdir()
-    options = argparse.Namespace(seed=0, shard_size=(2, True), resize=None, quality=95)
+    options = argparse.Namespace(seed=0, shard_size=(2, True), resize=None, quality=95, channels=None)
     with ThreadPoolExecutor(1) as pool:
         pack("train", read("list", root), root / "out", pool, options, 1000)
     return root / "out"

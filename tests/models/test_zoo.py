@@ -103,9 +103,10 @@ def test_an_architecture_keeps_its_interface(kind, tmp_path):
     assert (same(images).numpy() == logits.numpy()).all()
     model.reset_classifier(0)
     assert model(images).shape == [2, model.num_features]
-    grey = SMALL[kind](in_channels=1)
-    adapted = [f"{name}.weight adapted from 3 channels to 1" for name in (model.first_conv, *model.beside_first_conv)]
-    assert load_weights(grey, tmp_path).resized == adapted
+    for channels in (1, 5):
+        other, stems = SMALL[kind](in_channels=channels), (model.first_conv, *model.beside_first_conv)
+        adapted = [f"{name}.weight adapted from 3 channels to {channels}" for name in stems]
+        assert load_weights(other, tmp_path).resized == adapted
 
 
 @pytest.mark.parametrize("kind", SMALL)

@@ -26,7 +26,7 @@ from weights.transformers import read_transformers
 METADATA = "paddle_vit_toolkit"  # the entry of a .safetensors file's metadata
 TASKS = tasks.names()
 _IMAGES = ("IMAGE_SIZE", "IMAGE_CHANNELS", "CROP_PCT", "CROP_MODE", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD")
-_IMAGES += ("FAST_EVAL", "EXIF_ORIENTATION")
+_IMAGES += ("FAST_EVAL", "EXIF_ORIENTATION", "IMAGE_DTYPE")
 _ADAPTER = "MODEL.PRETRAINED_ADAPTER"
 # MODEL's keys that build nothing.
 _OF_A_RUN = ("RESUME", "PRETRAINED", "PRETRAINED_ALLOW", "PRETRAINED_CLASSES", "PRETRAINED_ADAPTER")

@@ -3,9 +3,11 @@
 import io
 
 import numpy as np
+from PIL import Image
 
 from datasets import ImageDataset
 from errors import RunError
+from loading.transforms import Bands
 from training.pages import page
 from training.report.reading import Finished, Told
 
@@ -47,9 +49,13 @@ def tiles(run: Finished, told: Told, dataset: ImageDataset | None) -> str:
 def _picture(dataset: ImageDataset, place: int) -> tuple[bytes, str] | None:
     """An image as a file, and its kind; None where it can't be read."""
     try:
-        image = dataset.image(place).convert(dataset.mode)
+        image = dataset.image(place)
     except RunError:
         return None
+    if isinstance(image, Bands):
+        image = image.shown()
+    assert isinstance(image, Image.Image)  # decoded
+    image = image.convert("L" if dataset.mode == "L" else "RGB")
     small, file = max(image.size) <= _SMALL, io.BytesIO()
     image.thumbnail((_SIDE, _SIDE))
     image.save(file, "PNG" if small else "JPEG", quality=85)

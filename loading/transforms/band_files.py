@@ -1,0 +1,175 @@
+"""Files of any number of channels in full depth: TIFF, NumPy's arrays, and what Pillow reads.
+
+A TIFF of many channels is what Pillow can't open. Its file with other tags is one that it can: of one channel, as wide
+as all channels of a row together, or of each plane in turn. So libtiff decodes it, within Pillow's bounds.
+"""
+
+import io
+import math
+from typing import Any
+
+import numpy as np
+
+from errors import Unreadable
+from loading.transforms import tiff
+from loading.transforms.bands import UNITS, Bands, check_channels, of_array
+from loading.transforms.decode import EncodedImage, readable
+from loading.transforms.formats import BYTES_PER_PIXEL, NPY, check_size, kind_of, opened_image, opened_plain
+from loading.transforms.orientation import TURNS, orientation_of
+from loading.transforms.tiff import Directory, Tag
+
+# By TIFF's bits and format of a sample.
+_KINDS = {(8, 1): np.dtype(np.uint8), (16, 1): np.dtype(np.uint16), (32, 3): np.dtype(np.float32)}
+_MODES = {"1": "L", "P": "RGB", "PA": "RGB"}  # Pillow's, as which others are taken; of the rest these:
+_TAKEN = ("L", "LA", "RGB", "RGBA", "I", "I;16", "I;16B")
+# TIFF's compressions that work on bytes, whatever the channels; of those that Pillow reads the predictor too.
+_PLAIN, _PREDICTED = (1, 32773), (5, 8, 32946, 34925, 50000)
+_INTEGERS = 2  # the predictor of whole numbers
+_MEANINGS = (0, 1, 2, 5)  # photometric interpretations: grey from white or black on, colours, inks
+Encoded = EncodedImage | Bands
+
+
+def encoded_image(data: bytes, mode: str | int, name: str, most: int, oriented: bool = False) -> Encoded:
+    """Returns the image in a file: of ``pixel_mode``; else as ``EncodedImage`` and ``bands_of``.
+
+    Raises:
+        RunError: it can't be read.
+    """
+    if isinstance(mode, str):
+        return EncodedImage(data, mode, name, most, oriented)
+    return bands_of(data, mode, name, most, oriented)
+
+
+def bands_of(data: bytes, channels: int, name: str, most: int, oriented: bool = False) -> Bands:
+    """Returns the image in a file.
+
+    Args:
+        data: the file.
+        channels: that it has to have (DATA.IMAGE_CHANNELS).
+        name: what a person calls it.
+        most: pixels that it may have (DATA.MAX_PIXELS), and eight times as many bytes.
+        oriented: it is turned as its EXIF says (DATA.EXIF_ORIENTATION); a TIFF is turned always.
+
+    Raises:
+        RunError: it can't be read, or has other channels.
+    """
+    with readable(name):
+        kind, turn = kind_of(data), orientation_of(data) if oriented else 1
+        if kind == NPY:
+            values = _array(data, channels, most)
+        elif kind == "TIFF":
+            values, turn = _tiff(Directory(data), channels, most)
+        else:
+            values = _picture(data, channels, most)
+        return of_array(TURNS[turn].pixels(values), channels)
+
+
+def _check_bytes(width: int, height: int, depth: int, most: int) -> None:
+    """Raises Unreadable where an image, of ``depth`` bytes a pixel, is too large."""
+    check_size((width, height), most)
+    if width * height * depth > BYTES_PER_PIXEL * most:
+        raise Unreadable(
+            f"it has {width} x {height} pixels of {depth} bytes: more than {BYTES_PER_PIXEL} of DATA.MAX_PIXELS {most}"
+        )
+
+
+def _array(data: bytes, channels: int, most: int) -> np.ndarray:
+    """The array of a .npy file, without a copy."""
+    file: Any = io.BytesIO(data)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    read = readers.get(np.lib.format.read_magic(file))
+    if read is None:
+        raise Unreadable("it is of another version than NumPy writes for numbers")
+    shape, fortran, dtype = read(file)
+    if dtype.hasobject or dtype.newbyteorder("=") not in UNITS:
+        raise Unreadable(f"its values are {str(dtype)[:40]}, expected uint8, uint16 or float32")
+    if len(shape) not in (2, 3) or min(shape) < 1:
+        raise Unreadable(f"it is an array {list(shape)[:4]}, expected [H, W] or [H, W, C]")
+    found = shape[2] if len(shape) == 3 else 1
+    check_channels(found, channels)
+    _check_bytes(shape[1], shape[0], found * dtype.itemsize, most)
+    if math.prod(shape) * dtype.itemsize != len(data) - file.tell():
+        raise Unreadable(f"it claims the shape {list(shape)}, which isn't its size")
+    return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
+
+
+def _picture(data: bytes, channels: int, most: int) -> np.ndarray:
+    """What Pillow reads in full depth."""
+    image: Any
+    image, data = opened_image(data, most)
+    mode = _MODES.get(image.mode, image.mode)
+    if mode not in _TAKEN:
+        raise Unreadable(f"its pixels are Pillow's {mode}, expected grey, RGB, or these with alpha")
+    check_channels(1 if mode.startswith("I") else len(mode), channels)
+    deep = (image.format == "PNG" and data[24] == 16) or (image.format == "PPM" and image.tile[0][0] != "raw")
+    if deep and not mode.startswith("I"):
+        raise Unreadable("Pillow keeps 8 bits of its colours; save it as TIFF")
+    image.info.pop("transparency", None)
+    return np.asarray(image if mode == image.mode else image.convert(mode)).astype(
+        np.uint16 if mode.startswith("I") else np.uint8, copy=False
+    )
+
+
+def _tiff(directory: Directory, channels: int, most: int) -> tuple[np.ndarray, int]:
+    """The first image of a TIFF file, and how it is to be turned."""
+
+    def number(tag: int, default: int = 0) -> int:
+        return directory.numbers(tag, default)[0]
+
+    width, height, found = number(tiff.WIDTH), number(tiff.HEIGHT), number(tiff.SAMPLES, 1)
+    check_channels(found, channels)
+    forms = {(bits, form) for bits in directory.numbers(tiff.BITS, 1) for form in directory.numbers(tiff.FORMAT, 1)}
+    kind = _KINDS.get(next(iter(forms))) if len(forms) == 1 else None
+    meaning = number(tiff.PHOTOMETRIC, -1)
+    if kind is None or meaning not in _MEANINGS or (meaning == 0 and kind.kind == "f"):
+        bits = "channels of {} bits".format(" and ".join(sorted({str(bits) for bits, _ in forms})[:4]))
+        raise Unreadable(f"it has {bits}, kind {meaning}; expected plain ones of uint8, uint16 or float32")
+    compression, predictor = number(tiff.COMPRESSION, 1), number(tiff.PREDICTOR, 1)
+    planes = found > 1 and number(tiff.PLANAR, 1) == 2
+    joined = found if found > 1 and not planes else 1  # channels in a row
+    if compression in _PLAIN:
+        predictor = 1
+    elif compression not in _PREDICTED or (joined > 1 and predictor > (1 if kind.kind == "f" else _INTEGERS)):
+        how = f"compression {compression}, predictor {predictor}"
+        raise Unreadable(f"it is packed by TIFF's {how}; save it with LZW or deflate, without a predictor")
+    tile = number(tiff.TILE_WIDTH), number(tiff.TILE_HEIGHT)
+    for sides in ((width, height), tile):
+        _check_bytes(*sides, found * kind.itemsize, most)
+    tags = {tag: own for tag, own in directory.tags.items() if tag not in (tiff.EXTRA, tiff.ORIENTATION, tiff.PLANAR)}
+    ours = {tiff.WIDTH: width * joined, tiff.TILE_WIDTH: tile[0] * joined, tiff.SAMPLES: 1, tiff.PHOTOMETRIC: 1}
+    ours |= {tiff.BITS: 8 * kind.itemsize, tiff.FORMAT: 3 if kind.kind == "f" else 1}
+    if joined > 1:
+        tags.pop(tiff.PREDICTOR, None)
+    tags |= {tag: directory.long(value) for tag, value in ours.items() if tag in tags}
+    if planes:
+        values = np.stack([_decoded(directory, tags | part) for part in _planes(directory, found)], 2)
+    else:
+        values = _decoded(directory, tags).reshape(height, width, found)
+        if joined > 1 and predictor == _INTEGERS:
+            values = _summed(values, tile[0] or width)
+    turn = number(tiff.ORIENTATION, 1)
+    return (np.iinfo(kind).max - values if meaning == 0 else values), turn if turn in TURNS else 1
+
+
+def _planes(directory: Directory, count: int) -> list[dict[int, Tag]]:
+    """The tags in which each plane differs: where its strips or tiles are."""
+    found = [tag for tag in tiff.PLACES if tag in directory.tags]
+    if any(directory.tags[tag].count % count for tag in found):
+        raise Unreadable(f"its strips or tiles aren't {count} times as many")
+    each = {tag: directory.tags[tag].count // count for tag in found}
+    return [{tag: directory.part(tag, plane * each[tag], each[tag]) for tag in found} for plane in range(count)]
+
+
+def _decoded(directory: Directory, tags: dict[int, Tag]) -> np.ndarray:
+    """The pixels [H, W] of the file with these tags, in the machine's order of bytes."""
+    pixels = np.asarray(opened_plain(directory.written(tags), "TIFF"))
+    if pixels.dtype.kind == "f" and directory.order == ">" and directory.numbers(tiff.COMPRESSION, 1) != (1,):
+        return pixels.byteswap()  # libtiff gives the machine's order, of which Pillow knows for whole numbers alone
+    return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
+
+
+def _summed(values: np.ndarray, tile: int) -> np.ndarray:
+    """Undoes horizontal differencing, which begins anew in each tile: modulo the type's range."""
+    starts = range(0, values.shape[1], tile)
+    parts = [np.add.accumulate(values[:, start : start + tile], 1, values.dtype) for start in starts]
+    return np.concatenate(parts, 1)
