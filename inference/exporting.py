@@ -70,7 +70,7 @@ def write_export(
     Args:
         classes: names, by output; empty: none are known.
         kind, precision: of FORMATS and PRECISIONS.
-        calibration: images of the training set, [n, C, S, S] float32, for int8.
+        calibration: images of the training set, [n, C, H, W] float32, for int8.
         least: share of images on which the best class has to be the model's; float32 is held to TOLERANCE instead.
         thresholds: of a multi-label model, by output.
 
@@ -129,7 +129,7 @@ def _manifest(config: Configuration) -> dict[str, Any]:
     """What preprocessing.json of earlier releases held."""
     data = config.DATA
     return {
-        "input": "images [B, C, S, S] float32: (RGB / 255 - mean) / std",
+        "input": "images [B, C, H, W] float32: (RGB / 255 - mean) / std",
         "image_size": data.IMAGE_SIZE, "channels": data.IMAGE_CHANNELS, "crop_pct": data.CROP_PCT,
         "crop_mode": data.CROP_MODE, "interpolation": data.INTERPOLATION, "mean": data.IMAGENET_MEAN,
         "std": data.IMAGENET_STD, "num_classes": config.MODEL.NUM_CLASSES,

@@ -35,7 +35,7 @@ class Batch(NamedTuple):
 
 
 class Pictures(EncodedDataset):
-    """Images without labels. An item is (pixels [S, S, C] uint8, its place, what is wrong with it as bytes).
+    """Images without labels. An item is (pixels [H, W, C] uint8, its place, what is wrong with it as bytes).
 
     Args:
         images: paths, the bytes of files, Pillow's images, or arrays [H, W] or [H, W, 3] uint8.
@@ -51,7 +51,7 @@ class Pictures(EncodedDataset):
             pixels, place = super().__getitem__(key)
             return pixels, place, np.zeros(_ROOM, np.uint8)
         except RunError as error:
-            blank = np.zeros((self.transform.size, self.transform.size, len(self.mode)), np.uint8)
+            blank = np.zeros((*self.transform.size, len(self.mode)), np.uint8)
             said = str(error).encode()[:_ROOM].ljust(_ROOM, b"\0")
             return blank, self.labels[key], np.frombuffer(said, np.uint8)
 

@@ -9,6 +9,7 @@ with its last process.
 import collections
 import contextlib
 import itertools
+import math
 import mmap
 import multiprocessing
 import signal
@@ -26,7 +27,7 @@ from threadpoolctl import threadpool_limits
 from errors import InputError, RunError
 from launch.signals import die_with_parent, ignore_signals
 from loading.samplers import EvalBatchSampler, TrainBatchSampler
-from options import Configuration
+from options import Configuration, pair
 from utils import free_memory, num_gpus
 
 Sampler = TrainBatchSampler | EvalBatchSampler
@@ -35,7 +36,7 @@ Draw = Callable[[int, int, int], np.ndarray]
 
 class Loader:
     """This rank's batches on the device: the columns of the dataset's samples by their names, such as "pixels"
-    [B, S, S, C] uint8 and "labels" [B] int64. Each iteration is one pass of ``batch_sampler``, from where that stands.
+    [B, H, W, C] uint8 and "labels" [B] int64. Each iteration is one pass of ``batch_sampler``, from where that stands.
 
     At a pass's end the next one is being loaded already. An iteration that is given up costs a new start.
 
@@ -88,7 +89,7 @@ class ProcessLoader(Loader):
     """DATA.NUM_WORKERS processes load, each DATA.PREFETCH batches ahead; without any, this one does.
 
     Args:
-        dataset: its items are tuples that begin with pixels [S, S, C] uint8.
+        dataset: its items are tuples that begin with pixels [H, W, C] uint8.
         processes: of the run on this machine: they share its memory.
 
     Raises:
@@ -106,9 +107,10 @@ class ProcessLoader(Loader):
         super().__init__(config, dataset, sampler, draw)
         data = config.DATA
         self.num_workers = min(data.NUM_WORKERS, len(sampler))
-        self.shape = (data.IMAGE_SIZE, data.IMAGE_SIZE, data.IMAGE_CHANNELS)
-        batches = getattr(sampler, "batches", {data.IMAGE_SIZE: sampler.batch_size})
-        self.room = max(count * size**2 for size, count in batches.items()) * data.IMAGE_CHANNELS
+        size = pair(data.IMAGE_SIZE)
+        self.shape = (*size, data.IMAGE_CHANNELS)
+        batches = getattr(sampler, "batches", {size: sampler.batch_size})
+        self.room = max(count * math.prod(pair(size)) for size, count in batches.items()) * data.IMAGE_CHANNELS
         self.slots = self.num_workers * data.PREFETCH + 1
         self._workers: _Workers | None = None
         need, free = self.room * self.slots * processes, free_memory()
@@ -138,7 +140,7 @@ class _Workers:
 
     Args:
         slots: (their number, the bytes of each).
-        shape: of an image [S, S, C]; a batch's keys may tell another S.
+        shape: of an image [H, W, C]; a batch's keys may tell another size.
     """
 
     def __init__(
@@ -195,8 +197,8 @@ def _kill(processes: list[multiprocessing.Process]) -> None:
 
 def _shape(keys: list, image: tuple[int, int, int]) -> tuple[int, int, int, int]:
     """Returns the shape of a batch's pixels, whose images have ``image``'s unless its keys tell their size."""
-    size = keys[0][3] if isinstance(keys[0], tuple) and len(keys[0]) > 3 else image[0]
-    return len(keys), size, size, image[2]
+    height, width = pair(keys[0][3]) if isinstance(keys[0], tuple) and len(keys[0]) > 3 else image[:2]
+    return len(keys), height, width, image[2]
 
 
 def _view(slot: np.ndarray, shape: tuple[int, int, int, int]) -> np.ndarray:

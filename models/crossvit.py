@@ -20,6 +20,7 @@ from models.layers.block import Block
 from models.layers.class_attention import ClassAttention
 from models.layers.conv import Conv2D
 from models.layers.init import init_as_torch
+from models.layers.sizes import check_sides
 from models.layers.stages import drop_path_rates, feature_info
 from weights.names import crossvit as names
 
@@ -165,6 +166,12 @@ class CrossViT(ImageModel):
         self.crop_scale, self.global_pool = crop_scale, global_pool
         self.num_features = sum(embed_dims)
         self.head_widths = {f"head.{i}": dim for i, dim in enumerate(embed_dims)}
+        branches, units = list(zip(image_scales, patch_size, strict=True)), " and ".join(map(str, patch_size))
+        check_sides(
+            self.image_size,
+            lambda pixels: all(round(pixels * scale) % side == 0 for scale, side in branches),
+            f"times IMAGE_SCALES is not a multiple of PATCH_SIZE {units}",
+        )
         self.patch_embed, kind = nn.LayerList(), ConvPatches if multi_conv else PatchEmbed
         for scale, side, dim in zip(image_scales, patch_size, embed_dims, strict=True):
             size = [round(pixels * scale) for pixels in self.image_size]

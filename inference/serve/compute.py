@@ -96,7 +96,7 @@ def load(told: dict[str, Any]) -> Predictor:
     predictor = Predictor(told["path"], told["cfg"], options, classes, told["batch_size"])
     set_device_flags(predictor.config, told["workers"])
     data = predictor.config.DATA
-    blank = np.zeros((1, data.IMAGE_SIZE, data.IMAGE_SIZE, data.IMAGE_CHANNELS), np.uint8)
+    blank = np.zeros((1, *pair(data.IMAGE_SIZE), data.IMAGE_CHANNELS), np.uint8)
     predictor.logits(blank)  # the first time is slow
     return predictor
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from config import get_config, named_keys
 from errors import InputError
-from options import Configuration
+from options import Configuration, pair
 from tools.benchmarks.measure import HERE, Benchmark, ask, checked, each, measure, positive, timm_versions
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -80,7 +80,7 @@ _UNITS = {
 
 def _crop(config: Configuration) -> dict[str, Any]:
     data, train = config.DATA, config.TRAIN
-    found = {"size": data.IMAGE_SIZE, "mean": data.IMAGENET_MEAN, "std": data.IMAGENET_STD, "hflip": train.HFLIP}
+    found = {"size": pair(data.IMAGE_SIZE), "mean": data.IMAGENET_MEAN, "std": data.IMAGENET_STD, "hflip": train.HFLIP}
     found |= {"scale": train.CROP_SCALE, "ratio": train.CROP_RATIO}
     return found | {"interpolation": train.INTERPOLATION or data.INTERPOLATION}
 
