@@ -59,11 +59,8 @@ def _check_data(config: Configuration, require: Callable[[bool, str, str], None]
         )
     square = isinstance(data.IMAGE_SIZE, int)
     require(square or len(data.IMAGE_SIZE) == 2, "DATA.IMAGE_SIZE", "a number of pixels, or two: [height, width]")
-    require(
-        square or data.MULTI_SCALE is None,
-        "DATA.MULTI_SCALE",
-        "None with an IMAGE_SIZE of two sides: its images are squares",
-    )
+    expected = "None with an IMAGE_SIZE of two sides: its images are squares"
+    require(square or data.MULTI_SCALE is None, "DATA.MULTI_SCALE", expected)
     turn, shift, scale = train.AFFINE
     within = 0 <= turn <= 360 and 0 <= shift <= 1 and 0 <= scale < 1
     require(within, "TRAIN.AFFINE", "degrees of 0 to 360, a shift of 0 to 1, a scaling of 0 <= value < 1")

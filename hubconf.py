@@ -64,11 +64,12 @@ def _text(name: str) -> str:
     taken = _part("configs.architectures").architecture(config.MODEL.TYPE).arguments
     source = _part("config").find_config(name).read_text(encoding="utf-8").partition("\n")[0].partition(": ")[2]
     data, classes = config.DATA, config.MODEL.NUM_CLASSES
-    shape = [data.IMAGE_CHANNELS, *_part("options").pair(data.IMAGE_SIZE)]
+    height, width = _part("options").pair(data.IMAGE_SIZE)
+    shape = f"[B, {data.IMAGE_CHANNELS}, {height}, {width}]"
     lines = [
         source,
         "",
-        f"Returns a paddle.nn.Layer, in training mode: images [B, {str(shape)[1:]} float32 -> [B, {classes}].",
+        f"Returns a paddle.nn.Layer, in training mode: images {shape} float32 -> [B, {classes}].",
     ]
     lines += [f"Images are (pixels / 255 - {data.IMAGENET_MEAN}) / {data.IMAGENET_STD}, RGB.", "", "Args:"]
     lines += ["    pretrained: weights that fit: a file, a folder or hf-hub:org/name; None: they are random"]

@@ -115,9 +115,8 @@ class ImageModel(nn.Layer):
         self.image_size, self.in_channels, self.num_classes = pair(image_size), in_channels, num_classes
         self.head_init_scale, self.recompute = head_init_scale, recompute
         if self.min_image_size and min(self.image_size) < self.min_image_size:
-            raise InputError(
-                f"IMAGE_SIZE is {size_told(image_size)}, {type(self).__name__} takes {self.input_sizes}; choose a larger one"
-            )
+            found = f"IMAGE_SIZE is {size_told(image_size)}"
+            raise InputError(f"{found}, {type(self).__name__} takes {self.input_sizes}; choose a larger one")
 
     @property
     def input_sizes(self) -> str:

@@ -34,6 +34,7 @@ from inference.serve.settings import LARGEST
 from loading.transforms.decode import readable
 from loading.transforms.formats import opened_image
 from ops.settings import set_device_flags
+from options import pair
 from training.checkpoint import describe
 from utils import num_gpus
 

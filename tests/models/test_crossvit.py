@@ -140,7 +140,7 @@ def test_what_it_looks_at_has_each_branchs_grid():
         (["MODEL.IMAGE_SCALES", "[1, 0.001]"], "IMAGE_SCALES leaves 0 x 0 pixels of an image; raise it"),
         (
             ["DATA.IMAGE_SIZE", "256"],
-            "IMAGE_SIZE 256 times IMAGE_SCALES is not a multiple of PATCH_SIZE 12 and 16; choose one that is: 240 or 480",
+            "times IMAGE_SCALES is not a multiple of PATCH_SIZE 12 and 16; choose one that is: 240 or 360",
         ),
         (["DATA.IMAGE_SIZE", "252"], "IMAGE_SIZE 252 times IMAGE_SCALES is not a multiple of PATCH_SIZE 12 and 16"),
     ],
