@@ -57,10 +57,11 @@ def _check_data(config: Configuration, require: Callable[[bool, str, str], None]
             key,
             f"1 {f'or {channels} values' if channels > 1 else 'value'}, as IMAGE_CHANNELS",
         )
-    square = isinstance(data.IMAGE_SIZE, int)
-    require(square or len(data.IMAGE_SIZE) == 2, "DATA.IMAGE_SIZE", "a number of pixels, or two: [height, width]")
-    expected = "None with an IMAGE_SIZE of two sides: its images are squares"
-    require(square or data.MULTI_SCALE is None, "DATA.MULTI_SCALE", expected)
+    require(
+        isinstance(data.IMAGE_SIZE, int) or len(data.IMAGE_SIZE) == 2,
+        "DATA.IMAGE_SIZE",
+        "a number of pixels, or two: [height, width]",
+    )
     turn, shift, scale = train.AFFINE
     within = 0 <= turn <= 360 and 0 <= shift <= 1 and 0 <= scale < 1
     require(within, "TRAIN.AFFINE", "degrees of 0 to 360, a shift of 0 to 1, a scaling of 0 <= value < 1")

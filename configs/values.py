@@ -110,7 +110,7 @@ def coerce(
         value = parsed(value)
     if (value is None and optional) or (isinstance(value, str) and value in words):
         return value
-    is_list = isinstance(value, list | tuple)
+    is_list, named = isinstance(value, list | tuple), kind if isinstance(kind, tuple) else (kind,)
     if isinstance(kind, tuple):
         kind = kind[1] if is_list else kind[0]
     item: Any = kind[0] if isinstance(kind, list) else kind
@@ -120,8 +120,8 @@ def coerce(
             raise InputError(f"{source}: {key} is {quoted(value)}, expected {problem}")
         values = [item(v) for v in values]
         return values if isinstance(kind, list) else values[0]
-    expected = f"a list of {item.__name__}s" if isinstance(kind, list) else item.__name__
-    expected = " or ".join([expected, *words])
+    expected = [f"a list of {one[0].__name__}s" if isinstance(one, list) else one.__name__ for one in named]
+    expected = " or ".join([*expected, *words])
     raise InputError(f"{source}: {key} takes {expected}, found {quoted(value)} ({type(value).__name__})")
 
 
