@@ -110,7 +110,8 @@ def coerce(
         value = parsed(value)
     if (value is None and optional) or (isinstance(value, str) and value in words):
         return value
-    is_list, named = isinstance(value, list | tuple), kind if isinstance(kind, tuple) else (kind,)
+    is_list = isinstance(value, list | tuple)
+    named = kind if isinstance(kind, tuple) else (kind,)
     if isinstance(kind, tuple):
         kind = kind[1] if is_list else kind[0]
     item: Any = kind[0] if isinstance(kind, list) else kind

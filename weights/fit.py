@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import paddle
@@ -152,10 +153,8 @@ def _fit_tables(model: Target, state: Tensors, arrays: Arrays, shape: float | No
 def _fit_biases(model: Target, state: Tensors, arrays: Arrays, shape: float | None) -> list[str]:
     told: Counter[str] = Counter()
     for name in [name for name in arrays if name.endswith(BIASES) and name in state and arrays[name].ndim == 2]:
-        (heads, columns), window = (
-            arrays[name].shape,
-            getattr(sublayer(model, name.rpartition(".")[0]), "window_size", ()),
-        )
+        heads, columns = arrays[name].shape
+        window: Any = getattr(sublayer(model, name.rpartition(".")[0]), "window_size", ())
         old = window and grid_of(columns, shape, window)
         if not old or old == window or heads != state[name].shape[0]:
             continue

@@ -179,9 +179,10 @@ def findings(
 
 def too_narrow(config: Configuration, records: np.ndarray) -> np.ndarray:
     """Returns which images have more than MAX_PIXELS once they are resized, as ``EvalTransform`` does."""
-    data, sides = config.DATA, (np.maximum(records[side], 1).tolist() for side in ("width", "height"))
+    data, (widths, heights) = config.DATA, (np.maximum(records[side], 1).tolist() for side in ("width", "height"))
     to = before_crop(pair(data.IMAGE_SIZE), data.CROP_PCT)
-    resized = np.array([math.prod(covering(*size, to)) for size in zip(*sides, strict=True)], np.int64)
+    sides = zip(widths, heights, strict=True)
+    resized = np.array([math.prod(covering(width, height, to)) for width, height in sides], np.int64)
     return (resized > max(data.MAX_PIXELS, math.prod(to))) & (data.CROP_MODE != "squash") & records["readable"]
 
 

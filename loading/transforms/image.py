@@ -89,7 +89,7 @@ class TrainTransform:
     def _crop(self, image: Image.Image | EncodedImage, rng: np.random.Generator) -> np.ndarray:
         resample = self.resampling[rng.integers(len(self.resampling)) if len(self.resampling) > 1 else 0]
         if self.crop.startswith("random_resized"):
-            return resized_crop(image, self._crop_box(*image.size, rng), self.size[::-1], resample)
+            return resized_crop(image, self._crop_box(*image.size, rng), (self.size[1], self.size[0]), resample)
         pixels = (_squashed if self.crop == "squash" else _covered)(image, self.resize_to, resample, self.most)
         if self.crop == "simple":
             border = ((_BORDER, _BORDER), (_BORDER, _BORDER), (0, 0))
@@ -182,7 +182,7 @@ def _covered(image: Image.Image | EncodedImage, to: Size, resample: Image.Resamp
 
 
 def _squashed(image: Image.Image | EncodedImage, to: Size, resample: Image.Resampling, _: int) -> np.ndarray:
-    return resized_crop(image, (0, 0, *image.size), to[::-1], resample)
+    return resized_crop(image, (0, 0, *image.size), (to[1], to[0]), resample)
 
 
 def _mirrored(pixels: np.ndarray) -> np.ndarray:
