@@ -14,7 +14,8 @@ from test_swin import small as swin
 from test_vit import small as vit
 
 from config import get_config
-from inference.preparation import Preparation
+from datasets import get_dataloader, get_dataset
+from inference.preparation import Preparation, _rounded
 from inference.tta import FiveCrops
 from loading.check.findings import too_narrow
 from loading.transforms import EvalTransform, Mixup, RandomErasing, TrainTransform
@@ -74,6 +75,11 @@ def test_the_exported_preparation_has_the_same_pixels(mode):
         found = graph._resized(paddle.to_tensor([height]), paddle.to_tensor([width]))
         expected = covering(width, height, graph.resized_to)[::-1] if mode == "center" else graph.resized_to
         assert [int(side) for side in found] == list(expected)
+
+
+def test_the_graph_rounds_as_python():
+    values = [0.5, 1.5, 2.5, 52.5, 162.5, 163.5, 127.49999999999999, 127.50000000000001, 3.2, 3.7, 8.0]
+    assert _rounded(paddle.to_tensor(values, "float64")).tolist() == [round(value) for value in values]
 
 
 def test_too_narrow_is_what_evaluation_refuses():
@@ -160,6 +166,20 @@ def test_cutmix_boxes_have_the_images_shape():
         expected = images[number].copy()
         expected[:, y:v, x:u] = images[1 - number][:, y:v, x:u]
         np.testing.assert_array_equal(mixed.numpy()[number], expected)
+
+
+def test_workers_load_what_the_process_itself_does():
+    words = ["DATA.DATASET", "synthetic", "DATA.SYNTHETIC_SIZE", 6, "DATA.BATCH_SIZE", 3, "MODEL.NUM_CLASSES", 2]
+    found = []
+    for workers in (0, 1):
+        config = configured((12, 4), *words, "DATA.NUM_WORKERS", workers, "TRAIN.RANDOM_ERASE_PROB", 0.5)
+        loader = get_dataloader(config, get_dataset(config, "train"), "train")
+        loader.batch_sampler.set_epoch(1)
+        found.append([{name: column.numpy() for name, column in batch.items()} for batch in loader])
+        loader.close()
+    assert found[0][0]["pixels"].shape == (3, 12, 4, 3)
+    for own, other in zip(*found, strict=True):
+        assert all((own[name] == other[name]).all() for name in own)
 
 
 # ----------------------------------------------------------------- weights
