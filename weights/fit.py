@@ -51,10 +51,9 @@ def fit_sizes(model: Target, state: Tensors, arrays: Arrays, images: tuple[int, 
     """Adapts in ``arrays`` what differs from the model's size and can be adapted; returns what it did, in words.
 
     Args:
-        images: (height, width) that the file's tensors are for, whose shape their grids have; None: squares, or the
-            model's where as many places make no difference.
+        images: (height, width) that the file's tensors are for, whose shape their grids have; None: it isn't known.
     """
-    shape = images and images[0] / images[1]
+    shape = None if images in (None, getattr(model, "image_size", None)) else images[0] / images[1]
     told = _fit_stem(model, state, arrays)
     told += _fit_pos_embed(model, state, arrays, shape)
     return told + _fit_tables(model, state, arrays, shape) + _fit_biases(model, state, arrays, shape)
@@ -64,7 +63,7 @@ def grid_of(count: int, shape: float | None, own: tuple[int, int]) -> tuple[int,
     """Returns the (rows, columns) that ``count`` places have in a file, or None.
 
     Args:
-        shape: rows over columns, about; None: it isn't known: a square, or ``own`` where that has as many.
+        shape: rows over columns, about; None: ``own`` where that has as many, otherwise a square.
         own: the model's.
     """
     if shape is None and count == math.prod(own):

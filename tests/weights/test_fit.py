@@ -16,7 +16,7 @@ from errors import InputError
 from models import build_model, create_model
 from models.vit import VisionTransformer
 from weights import file_arrays, load_weights, save_weights
-from weights.fit import TABLE, fit_classifiers, fit_sizes, grid_of
+from weights.fit import BIASES, TABLE, fit_classifiers, fit_sizes, grid_of
 from weights.formats import METADATA, write_weights
 from weights.resize import resample_patch_kernel, resize_pos_embed, resize_rel_pos_bias_table
 
@@ -228,6 +228,15 @@ def test_a_file_that_tells_no_size_is_of_squares_or_of_the_models_images(tmp_pat
     assert load_weights(vit(img_size=(8, 64)), same).resized == ["pos_embed resized from 4 x 4 to 2 x 16"]
     with pytest.raises(InputError, match=r"pos_embed is \[1, 16, 24\], the model's \[1, 17, 24\]"):
         load_weights(vit(), other)
+
+
+def test_a_grid_of_as_many_places_stays_for_images_of_the_models_size():
+    model = SimpleNamespace(
+        first_conv="stem", beside_first_conv=(), image_size=(16, 16), a=SimpleNamespace(window_size=(2, 8))
+    )
+    state = {f"a.{BIASES}": paddle.zeros([3, 16])}
+    for images, told in (((16, 16), []), (None, []), ((17, 17), [f"1 {BIASES} resized from 4 x 4 to 2 x 8"])):
+        assert fit_sizes(model, state, {f"a.{BIASES}": np.ones((3, 16), np.float32)}, images) == told
 
 
 def test_windows_go_from_images_of_two_sides_to_squares_and_back(tmp_path):

@@ -58,7 +58,9 @@ def loader(arguments: argparse.Namespace) -> None:
             kinds["timm"] = lambda: side("timm_peer.py", "timm", arguments.timm_python)
         if "paddlevit" in arguments.against:
             kinds["paddlevit"] = lambda: side("our_loader.py", "paddlevit")
-        title = f"{size_told(config.DATA.IMAGE_SIZE)} pixels, workers {arguments.workers}, batch {arguments.batch_size},"
+        title = (
+            f"{size_told(config.DATA.IMAGE_SIZE)} pixels, workers {arguments.workers}, batch {arguments.batch_size},"
+        )
         images = config.DATA.DATASET if own else arguments.data_path or "make_photographs.py"
         title += f" {arguments.images} images a run of {images}"
         title += f", {arguments.auto_augment or 'no further augmentation'}"
