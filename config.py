@@ -45,12 +45,12 @@ _C.DATA.GLOBAL_BATCH = None  # training samples of all devices together per step
 _C.DATA.BATCH_SIZE_EVAL = 64  # evaluation samples per device and step
 _C.DATA.DATA_PATH = "/dataset/imagenet/"  # the dataset's folder
 _C.DATA.DATASET = "imagenet2012"  # a reader in loading/, such as folder, imagenet2012, shards, digits
-_C.DATA.IMAGE_SIZE = 224  # pixels, height = width
+_C.DATA.IMAGE_SIZE = 224  # pixels, height = width; or [height, width], on the command line 224x160, too
 _C.DATA.IMAGE_CHANNELS = 3  # 3: RGB, 1: grey; others, up to 64: the channels of TIFF and .npy files
 _C.DATA.IMAGE_DTYPE = "auto"  # float32: in full depth, 8 bits / 255, 16 bits / 65535, floats as they are stored; auto:
 # 8-bit colours or grey, as Pillow converts, where IMAGE_CHANNELS is 3 or 1, otherwise float32
 _C.DATA.CROP_PCT = 0.875  # evaluation: the central crop's share of the resized side
-_C.DATA.CROP_MODE = "center"  # evaluation: the short side is resized; "squash": both sides, to a square (timm)
+_C.DATA.CROP_MODE = "center"  # evaluation: the short side is resized; "squash": both sides, to its shape (timm)
 _C.DATA.INTERPOLATION = "bicubic"  # of every resize: bicubic, bilinear or nearest
 _C.DATA.EXIF_ORIENTATION = False  # turn a photograph as its EXIF says; False: as it is stored (timm, PaddleViT)
 _C.DATA.FAST_EVAL = False  # evaluation: decode JPEG as fast as training does; False: Pillow's pixels, to the bit

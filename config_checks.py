@@ -11,7 +11,7 @@ from configs.key_needs import float_pixels, mixes
 from configs.ranges import check_values
 from configs.values import quoted
 from errors import InputError
-from options import Configuration, leaves
+from options import Configuration, leaves, pair
 
 _LEAST_CORRUPTED = 32  # pixels of a side, which the corruptions' blurs need
 
@@ -59,6 +59,11 @@ def _check_data(config: Configuration, require: Callable[[bool, str, str], None]
             key,
             f"1 {f'or {channels} values' if channels > 1 else 'value'}, as IMAGE_CHANNELS",
         )
+    require(
+        isinstance(data.IMAGE_SIZE, int) or len(data.IMAGE_SIZE) == 2,
+        "DATA.IMAGE_SIZE",
+        "a number of pixels, or two: [height, width]",
+    )
     turn, shift, scale = train.AFFINE
     within = 0 <= turn <= 360 and 0 <= shift <= 1 and 0 <= scale < 1
     require(within, "TRAIN.AFFINE", "degrees of 0 to 360, a shift of 0 to 1, a scaling of 0 <= value < 1")
@@ -85,7 +90,7 @@ def _check_data(config: Configuration, require: Callable[[bool, str, str], None]
     require(cached, "DATA.CACHE", "None with SKIP_BROKEN: a cache holds every image")
     corrupts = data.CORRUPTION is not None
     require(not corrupts or channels == 3, "DATA.IMAGE_CHANNELS", "3 with DATA.CORRUPTION")
-    require(not corrupts or data.IMAGE_SIZE >= _LEAST_CORRUPTED, "DATA.IMAGE_SIZE", "32 or more with DATA.CORRUPTION")
+    require(not corrupts or min(pair(data.IMAGE_SIZE)) >= _LEAST_CORRUPTED, "DATA.IMAGE_SIZE", "32 or more with DATA.CORRUPTION")
     own = data.LABELS is None or data.CLASSES in (None, "present")
     require(own, "DATA.CLASSES", "None or present with DATA.LABELS, which are ImageNet's classes themselves")
     for key in ("CLASSES", "LABELS"):

@@ -40,7 +40,7 @@ from loading.transforms import (
     readable,
 )
 from loading.workers import Loader, ProcessLoader
-from options import Configuration
+from options import Configuration, pair
 
 _DECODING = "2"  # part of a cache's name: another where the same files give other pixels (2: 16-bit grey isn't white)
 
@@ -48,8 +48,8 @@ _DECODING = "2"  # part of a cache's name: another where the same files give oth
 
 
 class ImageDataset(paddle.io.Dataset):
-    """Images with labels. ``dataset[index]`` or ``dataset[epoch, index, copy]``, with S besides where it isn't
-    IMAGE_SIZE, is (pixels [S, S, C] uint8 or float32, label); ``columns`` names the items.
+    """Images with labels. ``dataset[index]`` or ``dataset[epoch, index, copy]``, with a size besides where it isn't
+    IMAGE_SIZE, is (pixels [H, W, C] uint8 or float32, label); ``columns`` names the items.
 
     An augmented sample is a pure function of (seed, epoch, index) and, where an epoch holds an image several times, of
     which time it is (``copy``, from 0), whoever loads it. Two items may follow, in this order: with RANDOM_ERASE_PROB
@@ -231,7 +231,7 @@ class SyntheticDataset(ImageDataset):
     def __init__(self, config: Configuration, mode: str, size: int) -> None:
         count = 1000 if config.MODEL.NUM_CLASSES == "auto" else config.MODEL.NUM_CLASSES
         super().__init__(config, mode, np.arange(size) % count, [str(c) for c in range(count)])
-        self.shape = (config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE, 3 if isinstance(self.mode, str) else self.mode)
+        self.shape = (*pair(config.DATA.IMAGE_SIZE), 3 if isinstance(self.mode, str) else self.mode)
 
     def image(self, index: int) -> Picture:
         return image_of(np.random.default_rng([self.seed, index]).integers(0, 256, self.shape, np.uint8), self.mode)

@@ -64,8 +64,13 @@ def _text(name: str) -> str:
     taken = _part("configs.architectures").architecture(config.MODEL.TYPE).arguments
     source = _part("config").find_config(name).read_text(encoding="utf-8").partition("\n")[0].partition(": ")[2]
     data, classes = config.DATA, config.MODEL.NUM_CLASSES
-    shape = f"[B, {data.IMAGE_CHANNELS}, {data.IMAGE_SIZE}, {data.IMAGE_SIZE}]"
-    lines = [source, "", f"Returns a paddle.nn.Layer, in training mode: images {shape} float32 -> [B, {classes}]."]
+    height, width = _part("options").pair(data.IMAGE_SIZE)
+    shape = f"[B, {data.IMAGE_CHANNELS}, {height}, {width}]"
+    lines = [
+        source,
+        "",
+        f"Returns a paddle.nn.Layer, in training mode: images {shape} float32 -> [B, {classes}].",
+    ]
     lines += [f"Images are (pixels / 255 - {data.IMAGENET_MEAN}) / {data.IMAGENET_STD}, RGB.", "", "Args:"]
     lines += ["    pretrained: weights that fit: a file, a folder or hf-hub:org/name; None: they are random"]
     lines += [f"    num_classes: outputs; 0: features (default: {classes})"]

@@ -157,6 +157,17 @@ def leaves(node: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
+def pair(size: int | Sequence[int]) -> tuple[int, int]:
+    """Returns (height, width) of a size given as one number or as two."""
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def size_told(size: int | Sequence[int]) -> str:
+    """Returns a size as a person reads it: "224", or "224 x 160" (height x width)."""
+    height, width = pair(size)
+    return str(height) if height == width else f"{height} x {width}"
+
+
 def plain(node: CfgNode) -> dict[str, Any]:
     """Returns a configuration as nested dicts, for JSON."""
     return {key: plain(value) if isinstance(value, CfgNode) else value for key, value in node.items()}

@@ -30,6 +30,7 @@ from options import (
 )
 
 DEFAULT = "the defaults"  # whom a run's file had a value from that nobody set
+SIZE = "DATA.IMAGE_SIZE"  # a number, or [height, width]
 _LONGEST = 5000  # letters of a source: a path has 4,096 at most
 _MOST_FILES = 100  # of one configuration
 
@@ -131,7 +132,10 @@ class Keys:
             raise InputError(f"{where.source}: unknown key {shown(key)}{instead}")
         default = self.shared[key]
         kind = self.types.get(key) or ([type(default[0])] if isinstance(default, list) else type(default))
+        kind = (int, [int]) if key == SIZE else kind
         value = coerce(key, value, kind, key in self.types, self.words.get(key, ()), where.source)
+        if key == SIZE and isinstance(value, list) and 0 < len(value) < 3 and len({*value}) == 1:
+            value = value[0]  # a square is said in one way
         config.put(key, value, where)
 
     def write_out(self, config: Configuration, values: Mapping[str, Any], why: str) -> None:

@@ -19,6 +19,7 @@ _DEEPEST = 5  # lists within lists
 _LONGEST_NUMBER = 40
 _INT = re.compile(r"[-+]?\d[\dA-Za-z_]*")
 _FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?")
+_SIDES = re.compile(r"[1-9]\d{0,9}x[1-9]\d{0,9}")  # 224x160
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 _STRANGE = ("Cc", "Cs", "Zl", "Zp")  # control characters, halves of characters, ends of lines
 _BRACKETS = {"[": "]", "(": ")"}
@@ -39,7 +40,7 @@ quoted = _Shown().repr  # repr, but for the middle of what is long
 def parsed(text: str, depth: int = 0) -> Any:
     """The value that a word means: on the command line, or in YAML, whose version 1.1 takes 1e-6 for a string.
 
-    Numbers and lists are written as Python's. Whatever isn't one is the word itself.
+    Numbers and lists are written as Python's; 224x160 is [224, 160]. Whatever isn't one is the word itself.
     """
     stripped = text.strip()
     if stripped.lower() in _WORDS:
@@ -53,6 +54,8 @@ def parsed(text: str, depth: int = 0) -> Any:
         if stripped[0] == "[" or len(items) != 1:  # ( 3 ) isn't a list
             return [parsed(item.strip(), depth + 1) for item in items]
         return parsed(items[0].strip(), depth + 1)
+    if _SIDES.fullmatch(stripped):
+        return [int(side) for side in stripped.split("x")]
     if "," in stripped and stripped[0] not in "[({":
         values = [_number(item.strip()) for item in _items(stripped)]
         if None not in values:
@@ -108,6 +111,7 @@ def coerce(
     if (value is None and optional) or (isinstance(value, str) and value in words):
         return value
     is_list = isinstance(value, list | tuple)
+    named = kind if isinstance(kind, tuple) else (kind,)
     if isinstance(kind, tuple):
         kind = kind[1] if is_list else kind[0]
     item: Any = kind[0] if isinstance(kind, list) else kind
@@ -117,8 +121,8 @@ def coerce(
             raise InputError(f"{source}: {key} is {quoted(value)}, expected {problem}")
         values = [item(v) for v in values]
         return values if isinstance(kind, list) else values[0]
-    expected = f"a list of {item.__name__}s" if isinstance(kind, list) else item.__name__
-    expected = " or ".join([expected, *words])
+    expected = [f"a list of {one[0].__name__}s" if isinstance(one, list) else one.__name__ for one in named]
+    expected = " or ".join([*expected, *words])
     raise InputError(f"{source}: {key} takes {expected}, found {quoted(value)} ({type(value).__name__})")
 
 

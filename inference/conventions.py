@@ -3,14 +3,14 @@ inference.yml.
 """
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from loading.transforms import pixel_mode
-from options import Configuration
+from loading.transforms.image import before_crop
+from options import Configuration, pair
 from training.checkpoint import Description
 
 TIMM, PADDLEX, LABELS = "config.json", "inference.yml", "labels.txt"
@@ -18,12 +18,13 @@ _THRESHOLD, _TOP = 0.5, 5
 
 
 def write_conventions(folder: Path, config: Configuration, description: Description, num_features: int) -> None:
-    """Writes the files into ``folder``: labels where the classes' names are known, PaddleX's for colours alone, for
-    neither it nor PaddleClas takes anything else.
+    """Writes the files into ``folder``: labels where the classes' names are known; PaddleX's for colours alone, and of
+    two sides for squashed images alone, for neither it nor PaddleClas has anything else.
     """
     timm = json.dumps(timm_config(config, description, num_features), indent=2, ensure_ascii=False)
     (folder / TIMM).write_text(timm + "\n", encoding="utf-8")
-    if pixel_mode(config) == "RGB":
+    square = isinstance(config.DATA.IMAGE_SIZE, int)
+    if pixel_mode(config) == "RGB" and (square or config.DATA.CROP_MODE == "squash"):
         paddlex = yaml.safe_dump(paddlex_config(config, description), sort_keys=False, allow_unicode=True)
         (folder / PADDLEX).write_text(paddlex, encoding="utf-8")
     if description.classes:
@@ -33,14 +34,13 @@ def write_conventions(folder: Path, config: Configuration, description: Descript
 def timm_config(config: Configuration, description: Description, num_features: int) -> dict[str, Any]:
     """Returns what ``timm.models.load_model_config_from_path`` and the Hub read (timm 1.0.31)."""
     data, classes = config.DATA, {"label_names": description.classes} if description.classes else {}
-    size = [data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE]
     return {
         "architecture": config.MODEL.NAME,
         "num_classes": config.MODEL.NUM_CLASSES,
         "num_features": num_features,
         **classes,
         "pretrained_cfg": {
-            "input_size": size,
+            "input_size": [data.IMAGE_CHANNELS, *pair(data.IMAGE_SIZE)],
             "fixed_input_size": True,
             "interpolation": data.INTERPOLATION,
             "crop_pct": data.CROP_PCT,
@@ -58,8 +58,10 @@ def paddlex_config(config: Configuration, description: Description) -> dict[str,
     Both decode into RGB before the operations. ``backend`` pil is PaddleClas's for Pillow's filters.
     """
     data = config.DATA
-    side, to = data.IMAGE_SIZE, math.floor(data.IMAGE_SIZE / data.CROP_PCT)
-    resized: dict[str, Any] = {"size": [to, to]} if data.CROP_MODE == "squash" else {"resize_short": to}
+    size = height, width = pair(data.IMAGE_SIZE)
+    to = before_crop(size, data.CROP_PCT)
+    squashed = data.CROP_MODE == "squash"
+    resized: dict[str, Any] = {"size": [*to[::-1]]} if squashed else {"resize_short": to[0]}
     normalize = {"mean": _per_channel(config, data.IMAGENET_MEAN), "std": _per_channel(config, data.IMAGENET_STD)}
     normalize |= {"scale": 1 / 255, "order": "", "channel_num": 3}
     labels = {"label_list": description.classes} if description.classes else {}
@@ -67,14 +69,14 @@ def paddlex_config(config: Configuration, description: Description) -> dict[str,
         post = {"MultiLabelThreshOutput": {"threshold": description.thresholds or _THRESHOLD, **labels}}
     else:
         post = {"Topk": {"topk": min(_TOP, config.MODEL.NUM_CLASSES), **labels}}
-    shapes = {"images": [[batch, 3, side, side] for batch in (1, 1, 8)]}  # least, usual, most
+    shapes = {"images": [[batch, 3, height, width] for batch in (1, 1, 8)]}  # least, usual, most
     return {
         "Global": {"model_name": config.MODEL.NAME},
         "Hpi": {"backend_configs": {"paddle_infer": {"trt_dynamic_shapes": shapes}}},
         "PreProcess": {
             "transform_ops": [
                 {"ResizeImage": {**resized, "interpolation": data.INTERPOLATION, "backend": "pil"}},
-                {"CropImage": {"size": side}},
+                {"CropImage": {"size": height if height == width else [width, height]}},
                 {"NormalizeImage": normalize},
                 {"ToCHWImage": None},
             ]

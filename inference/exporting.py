@@ -72,7 +72,7 @@ def write_export(
     Args:
         classes: names, by output; empty: none are known.
         kind, precision: of FORMATS and PRECISIONS.
-        calibration: images of the training set, [n, C, S, S] float32, for int8.
+        calibration: images of the training set, [n, C, H, W] float32, for int8.
         least: share of images on which the best class has to be the model's; float32 is held to TOLERANCE instead.
         thresholds: of a multi-label model, by output.
 
@@ -131,7 +131,7 @@ def _manifest(config: Configuration) -> dict[str, Any]:
     """What preprocessing.json of earlier releases held."""
     data, unit = config.DATA, _UNIT if pixel_dtype(config) is np.float32 else "RGB / 255"
     return {
-        "input": f"images [B, C, S, S] float32: ({unit} - mean) / std",
+        "input": f"images [B, C, H, W] float32: ({unit} - mean) / std",
         "image_size": data.IMAGE_SIZE, "channels": data.IMAGE_CHANNELS, "crop_pct": data.CROP_PCT,
         "crop_mode": data.CROP_MODE, "interpolation": data.INTERPOLATION, "mean": data.IMAGENET_MEAN,
         "std": data.IMAGENET_STD, "num_classes": config.MODEL.NUM_CLASSES,

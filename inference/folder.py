@@ -27,7 +27,7 @@ _FORM: Form = {
 }
 _EARLIER: Form = {
     "model": Rule("a model's name", is_name),
-    "image_size": Rule("a size", lambda value: is_whole(value, 1, 1 << 16)),
+    "image_size": Rule("a size", lambda value: is_whole(value, 1, 1 << 16)),  # of earlier releases: a square
     "channels": Rule("1 or 3", lambda value: value in (1, 3)),
     "crop_pct": Rule("a share", lambda value: is_real(value, 1e-3, 100)),
     "crop_mode": Rule("a short text", is_name),

@@ -36,7 +36,7 @@ class Batch(NamedTuple):
 
 
 class Pictures(EncodedDataset):
-    """Images without labels. An item is (pixels [S, S, C], its place, what is wrong with it as bytes).
+    """Images without labels. An item is (pixels [H, W, C], its place, what is wrong with it as bytes).
 
     Args:
         images: paths, the bytes of files, Pillow's images, or arrays [H, W] or [H, W, 3] uint8; for a model of other
@@ -47,8 +47,7 @@ class Pictures(EncodedDataset):
         super().__init__(config, "val", np.arange(len(images)), [])
         self.images = images
         self.columns = ("pixels", "places", "problems")
-        size = self.transform.size
-        self.blank = np.zeros((size, size, config.DATA.IMAGE_CHANNELS), pixel_dtype(config))
+        self.blank = np.zeros((*self.transform.size, config.DATA.IMAGE_CHANNELS), pixel_dtype(config))
 
     def __getitem__(self, key: int) -> tuple:  # pyright: ignore[reportIncompatibleMethodOverride]: no epochs here
         try:

@@ -195,7 +195,7 @@ class Predictor:
             yield from pictures.batches(with_values(self.config, DATA__NUM_WORKERS=workers), rank, ranks)
 
     def pixels(self, image: Picture) -> np.ndarray:
-        """Returns an image as the model sees it, [S, S, C], uint8 or float32.
+        """Returns an image as the model sees it, [H, W, C], uint8 or float32.
 
         Raises:
             RunError: it can't be read.
@@ -207,7 +207,7 @@ class Predictor:
         return pixels
 
     def logits(self, pixels: np.ndarray | paddle.Tensor) -> np.ndarray:
-        """Returns the outputs for prepared images: [B, S, S, C] -> [B, K] float32."""
+        """Returns the outputs for prepared images: [B, H, W, C] -> [B, K] float32."""
         pixels = pixels if isinstance(pixels, paddle.Tensor) else paddle.to_tensor(pixels)
         images = self._normalize(pixels)
         if self.model is None:

@@ -26,7 +26,7 @@ _PREPARED += ("IMAGE_DTYPE",)
 
 
 def training_images(config: Configuration, data: Sequence[str], count: int, seed: int = 0) -> np.ndarray:
-    """Returns some images of a training set, prepared as an evaluation does: [n, C, S, S] float32.
+    """Returns some images of a training set, prepared as an evaluation does: [n, C, H, W] float32.
 
     Args:
         config: of the model.
@@ -53,7 +53,7 @@ def quantised(model: Any, images: np.ndarray) -> Any:
     """Returns an int8 model of an ONNX ``ModelProto``, or of OpenVINO's ``Model``.
 
     Args:
-        images: [n, C, S, S] float32, which set the activations' ranges.
+        images: [n, C, H, W] float32, which set the activations' ranges.
 
     Raises:
         InputError: NNCF isn't installed, or can't do it.

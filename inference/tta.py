@@ -22,7 +22,7 @@ WAYS = ("flip", "five", "ten")
 
 
 class FiveCrops(EvalTransform):
-    """As an evaluation prepares an image, but with the corners: [5, S, S, C], the centre first."""
+    """As an evaluation prepares an image, but with the corners: [5, H, W, C], the centre first."""
 
     def __init__(self, config: Configuration) -> None:
         super().__init__(config)
@@ -34,15 +34,16 @@ class FiveCrops(EvalTransform):
 
     def __call__(self, image: Opened, rng: np.random.Generator | None = None) -> np.ndarray:
         pixels = self.resized(image, self.resize_to, self.resample, self.most)
-        bottom, right = (side - self.size for side in pixels.shape[:2])
+        height, width = self.size
+        bottom, right = pixels.shape[0] - height, pixels.shape[1] - width
         centre = round(bottom / 2), round(right / 2)
         places = (centre, (0, 0), (0, right), (bottom, 0), (bottom, right))
-        crops = [pixels[top : top + self.size, left : left + self.size] for top, left in places]
+        crops = [pixels[top : top + height, left : left + width] for top, left in places]
         return np.stack([crop if crop.ndim == 3 else crop[:, :, None] for crop in crops])
 
 
 class Cropped(Pictures):
-    """``Pictures`` with the crops at the corners [4, S, S, C] as one more column."""
+    """``Pictures`` with the crops at the corners [4, H, W, C] as one more column."""
 
     def __init__(self, config: Configuration, images: Sequence[Picture] | Paths) -> None:
         super().__init__(config, images)
@@ -61,7 +62,7 @@ def pictures(config: Configuration, images: Sequence[Picture] | Paths, tta: View
 
 
 def views(batch: Batch, tta: Views = "") -> Iterator[paddle.Tensor]:
-    """Yields the views of a batch, each [B, S, S, C]."""
+    """Yields the views of a batch, each [B, H, W, C]."""
     crops = [batch.pixels]
     if tta in ("five", "ten"):
         crops += [batch.corners[:, place] for place in range(4)]

@@ -17,7 +17,7 @@ from errors import InputError
 from loading.samplers import TrainBatchSampler
 from loading.transforms import opened_image, readable
 from loading.workers import Draw, Loader, with_draws
-from options import Configuration
+from options import Configuration, pair
 from utils import num_gpus
 
 try:
@@ -45,7 +45,7 @@ class DaliLoader(Loader):
     ) -> None:
         super().__init__(config, dataset, sampler, draw)
         self.threads, self.depth = max(1, config.DATA.NUM_WORKERS), config.DATA.PREFETCH
-        self.size, self.channels = config.DATA.IMAGE_SIZE, config.DATA.IMAGE_CHANNELS
+        self.size, self.channels = pair(config.DATA.IMAGE_SIZE), config.DATA.IMAGE_CHANNELS
 
     def _open(self, keys: Iterator[list]) -> Iterator[list[paddle.Tensor]]:
         for pixels, *others in with_draws(self._decoded(keys), self._passes(), self.draw):
@@ -83,7 +83,7 @@ class DaliLoader(Loader):
                 jpeg_fancy_upsampling=True,  # on a GPU, too
             )
             kind = _INTERPOLATION[self.dataset.transform.resampling[0]]
-            pixels = fn.resize(pixels, size=[self.size, self.size], interp_type=kind, antialias=True)
+            pixels = fn.resize(pixels, size=list(self.size), interp_type=kind, antialias=True)
             pipeline.set_outputs(fn.flip(pixels, horizontal=mirrored, vertical=turned))
         pipeline.build()
         return pipeline

@@ -11,15 +11,22 @@ import numpy as np
 from configs.key_needs import mixes
 from errors import InputError
 from loading.samplers import TrainBatchSampler
-from options import Configuration
+from options import Configuration, size_told
 
 _TAG = 0x7363616C65  # keeps the draws of the sizes apart from the samples'
 
 
 def train_sampler(config: Configuration, dataset: Any, rank: int, ranks: int) -> TrainBatchSampler:
-    """Returns the sampler of a training: of one size of images, or of several."""
-    kind = TrainBatchSampler
-    if config.DATA.MULTI_SCALE:
+    """Returns the sampler of a training: of one size of images, or of several.
+
+    Raises:
+        InputError: several, which are squares, where IMAGE_SIZE isn't; or as the sampler.
+    """
+    kind, sizes = TrainBatchSampler, config.DATA.MULTI_SCALE
+    if sizes:
+        if not isinstance(config.DATA.IMAGE_SIZE, int):
+            found = f"DATA.MULTI_SCALE is {sizes}, squares, but IMAGE_SIZE is {size_told(config.DATA.IMAGE_SIZE)}"
+            raise InputError(f"{found}; set MULTI_SCALE to null")
         kind = ProgressiveSampler if config.DATA.SCALE_SCHEDULE == "progressive" else MultiScaleSampler
     return kind(config, dataset, rank, ranks)
 

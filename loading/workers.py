@@ -9,6 +9,7 @@ with its last process.
 import collections
 import contextlib
 import itertools
+import math
 import mmap
 import multiprocessing
 import signal
@@ -27,7 +28,7 @@ from errors import InputError, RunError
 from launch.signals import die_with_parent, ignore_signals
 from loading.samplers import EvalBatchSampler, TrainBatchSampler
 from loading.transforms.bands import pixel_dtype
-from options import Configuration
+from options import Configuration, pair
 from utils import free_memory, num_gpus
 
 Sampler = TrainBatchSampler | EvalBatchSampler
@@ -36,7 +37,7 @@ Draw = Callable[[int, int, int], np.ndarray]
 
 class Loader:
     """This rank's batches on the device: the columns of the dataset's samples by their names, such as "pixels"
-    [B, S, S, C] uint8 or float32 and "labels" [B] int64. Each iteration is one pass of ``batch_sampler``, from where
+    [B, H, W, C] uint8 or float32 and "labels" [B] int64. Each iteration is one pass of ``batch_sampler``, from where
     that stands.
 
     At a pass's end the next one is being loaded already. An iteration that is given up costs a new start.
@@ -90,7 +91,7 @@ class ProcessLoader(Loader):
     """DATA.NUM_WORKERS processes load, each DATA.PREFETCH batches ahead; without any, this one does.
 
     Args:
-        dataset: its items are tuples that begin with pixels [S, S, C], uint8 or float32 (``pixel_dtype``).
+        dataset: its items are tuples that begin with pixels [H, W, C], uint8 or float32 (``pixel_dtype``).
         processes: of the run on this machine: they share its memory.
 
     Raises:
@@ -108,9 +109,10 @@ class ProcessLoader(Loader):
         super().__init__(config, dataset, sampler, draw)
         data = config.DATA
         self.num_workers = min(data.NUM_WORKERS, len(sampler))
-        self.shape = (data.IMAGE_SIZE, data.IMAGE_SIZE, data.IMAGE_CHANNELS)
-        batches = getattr(sampler, "batches", {data.IMAGE_SIZE: sampler.batch_size})
-        self.room = max(count * size**2 for size, count in batches.items()) * data.IMAGE_CHANNELS
+        size = pair(data.IMAGE_SIZE)
+        self.shape = (*size, data.IMAGE_CHANNELS)
+        batches = getattr(sampler, "batches", {size: sampler.batch_size})
+        self.room = max(count * math.prod(pair(size)) for size, count in batches.items()) * data.IMAGE_CHANNELS
         self.slots = self.num_workers * data.PREFETCH + 1
         self._workers: _Workers | None = None
         self.dtype = np.dtype(pixel_dtype(config))
@@ -141,7 +143,7 @@ class _Workers:
 
     Args:
         slots: (their number, the values that each holds).
-        shape: of an image [S, S, C]; a batch's keys may tell another S.
+        shape: of an image [H, W, C]; a batch's keys may tell another size.
         dtype: of its values.
     """
 
@@ -204,8 +206,8 @@ def _kill(processes: list[multiprocessing.Process]) -> None:
 
 def _shape(keys: list, image: tuple[int, int, int]) -> tuple[int, int, int, int]:
     """Returns the shape of a batch's pixels, whose images have ``image``'s unless its keys tell their size."""
-    size = keys[0][3] if isinstance(keys[0], tuple) and len(keys[0]) > 3 else image[0]
-    return len(keys), size, size, image[2]
+    height, width = pair(keys[0][3]) if isinstance(keys[0], tuple) and len(keys[0]) > 3 else image[:2]
+    return len(keys), height, width, image[2]
 
 
 def _view(slot: np.ndarray, shape: tuple[int, int, int, int]) -> np.ndarray:

@@ -15,6 +15,7 @@ from models.layers.batch_norm import statistics_kept
 from models.layers.classifier_norm import ClassifierNorm
 from models.layers.linear import Linear
 from models.layers.recompute import recompute
+from options import pair, size_told
 from weights.layout import sublayer
 
 _Kind = TypeVar("_Kind", bound="type[ImageModel]")
@@ -114,9 +115,8 @@ class ImageModel(nn.Layer):
         self.image_size, self.in_channels, self.num_classes = pair(image_size), in_channels, num_classes
         self.head_init_scale, self.recompute = head_init_scale, recompute
         if self.min_image_size and min(self.image_size) < self.min_image_size:
-            raise InputError(
-                f"IMAGE_SIZE is {image_size}, {type(self).__name__} takes {self.input_sizes}; choose a larger one"
-            )
+            found = f"IMAGE_SIZE is {size_told(image_size)}"
+            raise InputError(f"{found}, {type(self).__name__} takes {self.input_sizes}; choose a larger one")
 
     @property
     def input_sizes(self) -> str:
@@ -343,8 +343,3 @@ class ImageModel(nn.Layer):
         if not (self.recompute and self.training):
             return block(x, *others)
         return recompute(block, x, *others, again=lambda: statistics_kept(block))
-
-
-def pair(size: int | Sequence[int]) -> tuple[int, int]:
-    """Returns (height, width) of a size given as one number or as two."""
-    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))

@@ -20,6 +20,7 @@ from models.layers.init import init_as_torch
 from models.layers.linear import add_bias
 from models.layers.mlp import hidden_width
 from models.layers.resize import resized
+from models.layers.sizes import check_multiples
 from models.layers.stages import check_stages, feature_info
 from weights.names import coat as names
 
@@ -304,8 +305,7 @@ def _check_sizes(
     ratios: Sequence[float],
     parallel: bool,
 ) -> None:
-    if any(pixels % 32 for pixels in image_size):
-        raise InputError("IMAGE_SIZE is {} x {}, CoaT takes multiples of 32; choose one".format(*image_size))
+    check_multiples(image_size, 32, "32")
     if len(ratios) != 4:
         raise InputError(f"MLP_RATIO is {ratios}, expected four numbers: one per scale")
     if parallel and (len(set(dims[1:])) > 1 or len(set(ratios[1:])) > 1):

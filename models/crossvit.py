@@ -20,6 +20,7 @@ from models.layers.block import Block
 from models.layers.class_attention import ClassAttention
 from models.layers.conv import Conv2D
 from models.layers.init import init_as_torch
+from models.layers.sizes import check_sides
 from models.layers.stages import drop_path_rates, feature_info
 from weights.names import crossvit as names
 
@@ -165,6 +166,7 @@ class CrossViT(ImageModel):
         self.crop_scale, self.global_pool = crop_scale, global_pool
         self.num_features = sum(embed_dims)
         self.head_widths = {f"head.{i}": dim for i, dim in enumerate(embed_dims)}
+        _check_images(self.image_size, image_scales, patch_size)
         self.patch_embed, kind = nn.LayerList(), ConvPatches if multi_conv else PatchEmbed
         for scale, side, dim in zip(image_scales, patch_size, embed_dims, strict=True):
             size = [round(pixels * scale) for pixels in self.image_size]
@@ -283,3 +285,10 @@ def _check_pairs(**numbers: Sequence[float]) -> None:
     for key, values in numbers.items():
         if len(values) != 2:
             raise InputError(f"{key} is {list(values)}, expected two numbers: of the fine and of the coarse patches")
+
+
+def _check_images(image_size: Sequence[int], scales: Sequence[float], patch_size: Sequence[int]) -> None:
+    def fits(pixels: int) -> bool:
+        return all(round(pixels * scale) % side == 0 for scale, side in zip(scales, patch_size, strict=True))
+
+    check_sides(image_size, fits, "times IMAGE_SCALES is not a multiple of PATCH_SIZE {} and {}".format(*patch_size))

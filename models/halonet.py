@@ -20,6 +20,7 @@ from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import MaxPool2D
 from models.layers.conv_norm import ConvNorm
 from models.layers.init import fan_in, init_convolution
+from models.layers.sizes import check_multiples
 from models.layers.stages import check_counts, check_stages, drop_path_rates, feature_info
 from weights.names import halonet as names
 
@@ -261,12 +262,7 @@ class HaloNet(ImageModel):
         if not heads or dim // 4 % heads:
             found = f"NUM_HEADS has {heads} where {dim // 4} channels attend, a quarter of stage {stage}'s"
             raise InputError(f"{found}; expected a divisor")
-        height, width = self.image_size
-        if height % pixels or width % pixels:
-            raise InputError(
-                f"IMAGE_SIZE is {height} x {width}, expected multiples of {pixels}: stage {stage} is cut into blocks of"
-                " BLOCK_SIZE"
-            )
+        check_multiples(self.image_size, pixels, f"{pixels}: stage {stage} is cut into blocks of BLOCK_SIZE")
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         if tuple(x.shape[2:]) != self.image_size:

@@ -22,6 +22,7 @@ from models.layers.block import Block
 from models.layers.conv import Conv2D
 from models.layers.init import init_as_flax, init_as_torch, init_branches
 from models.layers.linear import in_float32
+from models.layers.sizes import check_multiples
 from models.layers.stages import check_counts, drop_path_rates, feature_info
 from models.layers.units import MaskUnitAttention, from_units, pooled, quarters, to_units, unit_maps
 from weights.names import hiera as names
@@ -167,10 +168,8 @@ class Hiera(ImageModel):
         init_branches(self.blocks, flax=weight_init == "jax")
 
     def _check_sizes(self, embed_dim: int, num_heads: int, stages: int, q_pool: int) -> None:
-        (height, width), unit = self.image_size, STRIDE * self.unit_side
-        if height % unit or width % unit:
-            found = height if height == width else f"{height} x {width}"
-            raise InputError(f"IMAGE_SIZE {found} is not a multiple of {unit}, a mask unit's side; choose one that is")
+        unit = STRIDE * self.unit_side
+        check_multiples(self.image_size, unit, f"{unit}, a mask unit's side")
         if embed_dim % num_heads:
             raise InputError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}")
         if q_pool >= stages:

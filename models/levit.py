@@ -21,6 +21,7 @@ from models.layers.folding import ConvNorm, LinearNorm, NormLinear, folded
 from models.layers.init import init_as_torch
 from models.layers.mlp import hidden_width
 from models.layers.relative import gathered
+from models.layers.sizes import check_multiples
 from models.layers.stages import feature_info
 from weights.names import levit as names
 
@@ -236,10 +237,7 @@ class LeViT(ImageModel):
     def _check_sizes(
         self, stage_depths: Sequence[int], embed_dims: Sequence[int], num_heads: Sequence[int], key_dim: int
     ) -> None:
-        height, width = self.image_size
-        if height % STRIDE or width % STRIDE:
-            found = height if height == width else f"{height} x {width}"
-            raise InputError(f"IMAGE_SIZE {found} is not a multiple of {STRIDE}; choose one that is")
+        check_multiples(self.image_size, STRIDE, str(STRIDE))
         for key, values in (("STAGE_DEPTHS", stage_depths), ("NUM_HEADS", num_heads)):
             if len(values) != len(embed_dims):
                 told = f"expected {len(embed_dims)} numbers: one per stage, as in EMBED_DIMS"

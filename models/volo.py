@@ -23,6 +23,7 @@ from models.layers.block import Block
 from models.layers.conv import Conv2D
 from models.layers.init import init_as_torch
 from models.layers.linear import in_float32
+from models.layers.sizes import check_multiples
 from models.layers.stages import check_counts, check_stages, drop_path_rates, feature_info
 from weights.names import volo as names
 
@@ -338,9 +339,7 @@ def _check(
     check_counts(4, NUM_HEADS=num_heads, MLP_RATIO=ratios)
     if patch_size not in (4, 8, 16):
         raise InputError(f"PATCH_SIZE is {patch_size}, expected 4, 8 or 16")
-    if any(side % (2 * patch_size) for side in image_size):
-        found = "{} x {}".format(*image_size)
-        raise InputError(f"IMAGE_SIZE {found} is not a multiple of {2 * patch_size}, two patches; choose one that is")
+    check_multiples(image_size, 2 * patch_size, f"{2 * patch_size}, two patches")
     if len(set(dims[1:])) > 1:
         raise InputError(f"EMBED_DIMS is {list(dims)}, expected the last three alike")
     for dim, heads in zip(dims, num_heads, strict=True):

@@ -160,7 +160,7 @@ def route(request: Answer) -> Answer:
 
         return note
 
-    images = paddle.rand([2, 3, config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE])
+    images = paddle.rand([2, 3, *model.image_size])
     places = [(paddle.nn.functional, "scaled_dot_product_attention"), *((_C_ops, name) for name in BACKENDS)]
     with replaced(places, noted):
         with autocast(config):
@@ -318,7 +318,7 @@ def logits(request: Answer) -> Answer:
         model, draw = build_model(config), np.random.default_rng(0)
         model.eval()
         _randomise(model, draw)
-        images = draw.standard_normal([8, 3, config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE]).astype(np.float32)
+        images = draw.standard_normal([8, 3, *model.image_size]).astype(np.float32)
         with paddle.no_grad():
             found = model(paddle.to_tensor(images)).numpy()
         file = Path(request["folder"]) / f"{name}.npy"

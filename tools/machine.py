@@ -277,6 +277,7 @@ def loader(cfg: str, options: Sequence[str], least: float = LEAST_IMAGES) -> Fin
     """How many training images one worker loads in a second; expected: ``least``."""
     from config import get_config, with_values
     from datasets import get_dataloader, get_dataset
+    from options import size_told
 
     fixed = {"DATA__NUM_WORKERS": 1, "DATA__BATCH_SIZE": 32, "DATA__DROP_LAST": False, "TRAIN__NUM_EPOCHS": 1000000}
     try:
@@ -292,7 +293,7 @@ def loader(cfg: str, options: Sequence[str], least: float = LEAST_IMAGES) -> Fin
         found.close()
     except RunError as error:
         return False, str(error)
-    told = f"{config.DATA.DATASET}, {config.DATA.IMAGE_SIZE} pixels: {rate:.0f} images/s per worker"
+    told = f"{config.DATA.DATASET}, {size_told(config.DATA.IMAGE_SIZE)} pixels: {rate:.0f} images/s per worker"
     if rate < least:
         return False, f"{told}: few; pack slow storage by tools/make_shards.py, or set DATA.CACHE (docs/performance.md)"
     return True, told

@@ -93,14 +93,14 @@ def memory(name: str, options: list[str], batch_size: int, parameters: int) -> d
     return found
 
 
-def describe(name: str, image_size: int | None, batch_size: int) -> dict[str, Any]:
+def describe(name: str, image_size: str | None, batch_size: int) -> dict[str, Any]:
     """Returns what -json prints."""
     import paddle
 
     from config import get_config
     from models.costs import cost
 
-    options = [] if image_size is None else ["DATA.IMAGE_SIZE", str(image_size)]
+    options = [] if image_size is None else ["DATA.IMAGE_SIZE", image_size]
     config = get_config(name, options)
     found = cost(config)
     told = {"name": config.MODEL.NAME, "images": found.images, "parameters": found.parameters, "macs": found.macs}
@@ -150,7 +150,7 @@ def print_table(told: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", metavar="NAME", help="a shipped model, or a YAML file")
-    parser.add_argument("-image_size", "--image_size", type=int, help="pixels, height = width (default: the model's)")
+    parser.add_argument("-image_size", "--image_size", help="pixels: a side, or 224x160 (default: the model's)")
     parser.add_argument("-batch_size", "--batch_size", type=int, default=1, help="images, for the memory (default: 1)")
     parser.add_argument("-layers", "--layers", action="store_true", help="a table of the layers, too")
     parser.add_argument("-json", "--json", action="store_true", help="one JSON object, with the layers")

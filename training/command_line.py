@@ -17,7 +17,7 @@ from config import asked_config, default_values, get_config
 from configs.documents import read_yaml
 from configs.explaining import explained
 from configs.key_needs import NEEDS
-from configs.merging import Option
+from configs.merging import SIZE, Option
 from configs.registry import datasets
 from errors import InputError
 from options import NAMED, Configuration, add_note, meant_by, nearest, pairs
@@ -32,7 +32,7 @@ FLAGS: dict[str, tuple[str, type, str]] = {
     "output": ("OUTPUT", str, "the run's folder (default: output/<train|eval>-<model>-<time>)"),
     "batch_size": ("DATA.BATCH_SIZE", int, "training samples per device; with -eval alone, evaluation's"),
     "batch_size_eval": ("DATA.BATCH_SIZE_EVAL", int, "evaluation samples per device"),
-    "image_size": ("DATA.IMAGE_SIZE", int, "pixels"),
+    "image_size": ("DATA.IMAGE_SIZE", str, "pixels: a side, or height x width as 224x160"),
     "accum_iter": ("TRAIN.ACCUM_ITER", int, "steps whose gradients make one update"),
     "pretrained": ("MODEL.PRETRAINED", str, "weights to start from or to evaluate"),
     "resume": ("MODEL.RESUME", str, "checkpoint to go on from, or auto: the newest in -output"),
@@ -256,9 +256,10 @@ def _instead(name: str, values: list[str], flag_of: Mapping[str, str], defaults:
     default = defaults.get(meant)
     if isinstance(default, list) and len(values) > 1:
         value = f"[{','.join(values)}]"
-    else:  # --input-size 3 224 224
-        sizes = list(itertools.takewhile(str.isdecimal, values))
-        value = sizes[-1] if sizes else values[0] if values else "True" if isinstance(default, bool) else "VALUE"
+    else:  # --input-size 3 224 160
+        sizes = list(itertools.takewhile(str.isdecimal, values))[-2:]
+        value = "x".join(sizes if meant == SIZE and len({*sizes}) > 1 else sizes[-1:])
+        value = value or values[0] if values else "True" if isinstance(default, bool) else "VALUE"
     value = shlex.quote(value) if values else value
     if meant in flag_of:
         return f"; write -{flag_of[meant]}" + ("" if isinstance(default, bool) and value == "True" else f"={value}")

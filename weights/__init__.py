@@ -15,16 +15,18 @@ import paddle
 from paddle import nn
 
 from errors import InputError, reading, shown
+from options import pair
 from weights.adapters import LEARNT_ANEW, is_added, merged, read_adapter
 from weights.classes import keep_imagenet1k
 from weights.fit import classifiers_of, fit_classifiers, fit_sizes
-from weights.formats import WeightFile, read_weights, write_weights
-from weights.hub import find_weights
+from weights.formats import METADATA, WeightFile, read_metadata, read_weights, write_weights
+from weights.hub import SIDE, find_weights
 from weights.layout import Target, file_name, linear_weights
 from weights.names import differences, repeated, switches, timm_names, unstored
 from weights.names.clip import is_openais
 from weights.names.looks import looks_like
 from weights.names.transformers import timm_names as from_transformers
+from weights.plain import parsed_json
 
 __all__ = ["SUFFIX", "LoadReport", "file_arrays", "find_weights", "load_weights", "save_weights"]
 
@@ -78,7 +80,7 @@ def load_weights(
     """Loads every parameter and buffer of ``model`` but what a training added; it is changed only if all of them fit.
 
     Position embeddings, tables of relative positions, the stem's channels and the patches' size are adapted to the
-    model's (``weights.fit``).
+    model's (``weights.fit``). A file that doesn't tell the size of its images is one of squares.
 
     Args:
         path: what ``find_weights`` takes.
@@ -114,7 +116,7 @@ def load_weights(
         for name in classifiers_of(model, list(arrays)) if report.fresh else ():
             del arrays[name]
         told = differences(family, arrays, state)
-        report.resized += fit_sizes(model, state, arrays)
+        report.resized += fit_sizes(model, state, arrays, _images_of(stored))
         if own:
             arrays = own.applied(model, arrays, state, stored.path)
             report.notes.append(f"merged with {own.file}")
@@ -161,6 +163,13 @@ def file_arrays(model: nn.Layer, state: dict[str, np.ndarray] | None = None) -> 
 def save_weights(model: nn.Layer, file: Path) -> None:
     """Writes every parameter and buffer of ``model``; timm loads the file as it is."""
     write_weights(file, file_arrays(model))
+
+
+def _images_of(stored: WeightFile) -> tuple[int, int] | None:
+    """Returns the (height, width) of the images that a file's tensors are for; None: it doesn't tell."""
+    told, size = read_metadata(stored.path).get(METADATA), (stored.config.get("input_size") or [])[1:]
+    size = parsed_json(told.encode())["values"].get("DATA.IMAGE_SIZE") if told else size
+    return pair(size) if SIDE.holds(size) else None
 
 
 def _check_activation(stored: WeightFile, model: Target) -> None:

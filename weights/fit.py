@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import paddle
@@ -46,11 +47,33 @@ def classifiers_of(model: Target, names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(prefixes)]
 
 
-def fit_sizes(model: Target, state: Tensors, arrays: Arrays) -> list[str]:
-    """Adapts in ``arrays`` what differs from the model's size and can be adapted; returns what it did, in words."""
+def fit_sizes(model: Target, state: Tensors, arrays: Arrays, images: tuple[int, int] | None = None) -> list[str]:
+    """Adapts in ``arrays`` what differs from the model's size and can be adapted; returns what it did, in words.
+
+    Args:
+        images: (height, width) that the file's tensors are for, whose shape their grids have; None: it isn't known.
+    """
+    shape = None if images in (None, getattr(model, "image_size", None)) else images[0] / images[1]
     told = _fit_stem(model, state, arrays)
-    told += _fit_pos_embed(model, state, arrays)
-    return told + _fit_tables(model, state, arrays) + _fit_biases(model, state, arrays)
+    told += _fit_pos_embed(model, state, arrays, shape)
+    return told + _fit_tables(model, state, arrays, shape) + _fit_biases(model, state, arrays, shape)
+
+
+def grid_of(count: int, shape: float | None, own: tuple[int, int]) -> tuple[int, int] | None:
+    """Returns the (rows, columns) that ``count`` places have in a file, or None.
+
+    Args:
+        shape: rows over columns, about; None: ``own`` where that has as many, otherwise a square.
+        own: the model's.
+    """
+    if shape is None and count == math.prod(own):
+        return own
+    shape = shape or 1.0
+    sides = [side for side in range(1, math.isqrt(max(count, 0)) + 1) if count % side == 0]
+    grids = [grid for side in sides for grid in ((side, count // side), (count // side, side))]
+    rows, columns = min(grids, key=lambda grid: abs(math.log(grid[0] / grid[1] / shape)), default=(0, 1))
+    low, high = (1, 1) if shape == 1 else (min(shape, 1) / 2, max(shape, 1) * 2)  # windows are squarer than images
+    return (rows, columns) if low <= rows / columns <= high else None
 
 
 def _fit_stem(model: Target, state: Tensors, arrays: Arrays) -> list[str]:
@@ -74,25 +97,24 @@ def _fit_first(model: Target, name: str, state: Tensors, arrays: Arrays) -> list
     return told
 
 
-def _fit_pos_embed(model: Target, state: Tensors, arrays: Arrays) -> list[str]:
+def _fit_pos_embed(model: Target, state: Tensors, arrays: Arrays, shape: float | None) -> list[str]:
     names = [name for name in arrays if re.fullmatch(r"pos_embed(_\d+)?", name) and name in state]
     if names and model.pos_embed_layout != "NLC":
         return _fit_pos_map(model.pos_embed_layout == "NCHW", tuple(state["pos_embed"].shape), arrays)
-    return [line for name in names for line in _fit_positions(model, name, tuple(state[name].shape), arrays)]
+    return [line for name in names for line in _fit_positions(model, name, tuple(state[name].shape), arrays, shape)]
 
 
-def _fit_positions(model: Target, name: str, wanted: tuple[int, ...], arrays: Arrays) -> list[str]:
+def _fit_positions(model: Target, name: str, wanted: tuple[int, ...], arrays: Arrays, shape: float | None) -> list[str]:
     """Of positions [1, prefix + patches, D]: ``pos_embed`` is of ``patch_embed``, ``pos_embed_0`` of its first."""
     array = arrays[name]
     if array.ndim != 3 or array.shape[::2] != wanted[::2]:
         return []
     grid = sublayer(model, name.replace("pos", "patch").replace("_embed_", "_embed.")).grid_size
-    patches = array.shape[1] - model.pos_embed_prefix
-    side = math.isqrt(max(patches, 0))
-    if array.shape == wanted or side**2 != patches or side == 0:
+    old = grid_of(array.shape[1] - model.pos_embed_prefix, shape, grid)
+    if old in (None, grid):
         return []
-    arrays[name] = resize_pos_embed(array, model.pos_embed_prefix, grid)
-    return ["{0} resized from {1} x {1} to {2} x {3}".format(name, side, *grid)]
+    arrays[name] = resize_pos_embed(array, model.pos_embed_prefix, grid, old)
+    return ["{} resized from {} x {} to {} x {}".format(name, *old, *grid)]
 
 
 def _fit_pos_map(channels_first: bool, wanted: tuple[int, ...], arrays: Arrays) -> list[str]:
@@ -110,31 +132,31 @@ def _fit_pos_map(channels_first: bool, wanted: tuple[int, ...], arrays: Arrays) 
     return ["pos_embed resized from {} x {} to {} x {}".format(*old, *grid)]
 
 
-def _fit_tables(model: Target, state: Tensors, arrays: Arrays) -> list[str]:
+def _fit_tables(model: Target, state: Tensors, arrays: Arrays, shape: float | None) -> list[str]:
     told: Counter[str] = Counter()
     for name in [name for name in arrays if name.endswith(TABLE) and name in state and arrays[name].ndim == 2]:
         window = sublayer(model, name.rpartition(".")[0]).window_size
         rows, (wanted, heads) = len(arrays[name]), state[name].shape
-        extra = wanted - (2 * window[0] - 1) * (2 * window[1] - 1)  # BEiT's three, of the class token
-        side = math.isqrt(max(rows - extra, 0))
-        if rows == wanted or side**2 != rows - extra or side % 2 == 0 or arrays[name].shape != (rows, heads):
+        own = (2 * window[0] - 1, 2 * window[1] - 1)
+        extra = wanted - math.prod(own)  # BEiT's three, of the class token
+        square = own[0] == own[1] == math.isqrt(max(rows - extra, 0))  # a window may be one in any image
+        offsets = grid_of(rows - extra, None if square else shape, own)
+        if offsets in (None, own) or not all(side % 2 for side in offsets) or arrays[name].shape != (rows, heads):
             continue
-        old = (side + 1) // 2
-        arrays[name] = resize_rel_pos_bias_table(arrays[name], (old, old), window)
-        told["{} resized from {} x {} to {} x {}".format(TABLE, old, old, *window)] += 1
+        old = ((offsets[0] + 1) // 2, (offsets[1] + 1) // 2)
+        arrays[name] = resize_rel_pos_bias_table(arrays[name], old, window)
+        told["{} resized from {} x {} to {} x {}".format(TABLE, *old, *window)] += 1
     return [f"{count} {line}" for line, count in told.items()]
 
 
-def _fit_biases(model: Target, state: Tensors, arrays: Arrays) -> list[str]:
+def _fit_biases(model: Target, state: Tensors, arrays: Arrays, shape: float | None) -> list[str]:
     told: Counter[str] = Counter()
     for name in [name for name in arrays if name.endswith(BIASES) and name in state and arrays[name].ndim == 2]:
-        (heads, columns), window = (
-            arrays[name].shape,
-            getattr(sublayer(model, name.rpartition(".")[0]), "window_size", ()),
-        )
-        side = math.isqrt(columns)
-        if not window or columns == state[name].shape[1] or side**2 != columns or heads != state[name].shape[0]:
+        heads, columns = arrays[name].shape
+        window: Any = getattr(sublayer(model, name.rpartition(".")[0]), "window_size", ())
+        old = window and grid_of(columns, shape, window)
+        if not old or old == window or heads != state[name].shape[0]:
             continue
-        arrays[name] = resize_attention_biases(arrays[name], (side, side), window)
-        told["{} resized from {} x {} to {} x {}".format(BIASES, side, side, *window)] += 1
+        arrays[name] = resize_attention_biases(arrays[name], old, window)
+        told["{} resized from {} x {} to {} x {}".format(BIASES, *old, *window)] += 1
     return [f"{count} {line}" for line, count in told.items()]

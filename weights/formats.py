@@ -31,6 +31,7 @@ WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_d
 WRAPPERS += ("teacher",)
 PREFIXES = ("_orig_mod.", "module.", "_orig_mod.")  # of torch.compile and DataParallel, in either order (as timm)
 
+METADATA = "paddle_vit_toolkit"  # what a .safetensors file of this toolkit tells of itself: a description, in JSON
 SAFETENSORS_DTYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "bfloat16", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",

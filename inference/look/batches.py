@@ -53,7 +53,7 @@ def _panels(config: Configuration, images: paddle.Tensor, shares: np.ndarray, cl
 
 
 def unnormalized(config: Configuration, images: paddle.Tensor) -> np.ndarray:
-    """Returns what ``Normalize`` made these images of: [n, C, S, S] float32 -> [n, S, S, C] uint8; what erasing put in,
+    """Returns what ``Normalize`` made these images of: [n, C, H, W] float32 -> [n, H, W, C] uint8; what erasing put in,
     or mixing made, is rounded, and cut to 0..255. Floats stay floats.
     """
     mean, std = (np.asarray(values, np.float64) for values in (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD))

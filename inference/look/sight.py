@@ -1,6 +1,5 @@
 """An image as somebody looks at it: what the model sees, what it says, and where that lies in the original."""
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +11,9 @@ from inference.look.draw import Box, enlarged
 from inference.pictures import Picture, Pictures
 from inference.predictor import Prediction, Predictor
 from loading.transforms import Bands, EncodedImage, Normalize
+from loading.transforms.image import before_crop, covering
 from models.base import ImageModel
-from options import nearest
+from options import nearest, pair
 
 _EXPORT = "an exported model has no layers to look into; give the checkpoint that it was made from"
 _WIDEST = 800  # pixels along the longer side of an original that is drawn
@@ -24,7 +24,7 @@ class Sight(NamedTuple):
     """An image: ``base`` [H, W, 3] uint8 to draw on, where the model's part of it lies (``box``), and what it says."""
 
     name: str
-    image: paddle.Tensor  # [1, C, S, S], normalised
+    image: paddle.Tensor  # [1, C, H, W], normalised
     base: np.ndarray
     box: Box | None
     said: Prediction
@@ -68,16 +68,17 @@ def _original(predictor: Predictor, picture: Picture) -> tuple[np.ndarray, Box]:
     if data.CROP_MODE != "squash" and max(whole.size) > most:  # else a hair: of its middle one sees something
         whole = ImageOps.fit(whole, (min(whole.width, most), min(whole.height, most)))
     size = whole.size
-    to = math.floor(data.IMAGE_SIZE / data.CROP_PCT)
-    sides = (to, to) if data.CROP_MODE == "squash" else tuple(to * side // min(size) for side in size)
+    crop = pair(data.IMAGE_SIZE)
+    to = before_crop(crop, data.CROP_PCT)
+    sides = to[::-1] if data.CROP_MODE == "squash" else covering(*size, to)
     whole.thumbnail((_WIDEST, _WIDEST))
     least = -(-max(whole.size) // _LONGEST)
     whole = whole.resize((max(whole.width, least), max(whole.height, least)))
     base = enlarged(np.asarray(whole))
     edges = []
-    for drawn, side in zip(base.shape[1::-1], sides, strict=True):
-        start = round((side - data.IMAGE_SIZE) / 2)
-        edges.append((start * drawn / side, (start + data.IMAGE_SIZE) * drawn / side))
+    for drawn, side, cut in zip(base.shape[1::-1], sides, crop[::-1], strict=True):
+        start = round((side - cut) / 2)
+        edges.append((start * drawn / side, (start + cut) * drawn / side))
     (left, right), (top, bottom) = edges
     return base, (left, top, right, bottom)
 

@@ -11,7 +11,7 @@ from inference.predictor import Predictor
 from loading.transforms import visible
 
 _CELLS = 7  # per side
-_SIDE = 448  # pixels of the picture
+_SIDE = 448  # pixels along the longer side of the picture
 _COLOUR = np.array([230, 30, 60])
 
 
@@ -33,23 +33,23 @@ def occlusion(predictor: Predictor, data: bytes) -> bytes:
     arXiv:1311.2901).
     """
     pixels = predictor.pixels(data)
-    size = len(pixels)
-    edges = np.linspace(0, size, min(_CELLS, size) + 1).astype(int)
+    rows, columns = (np.linspace(0, side, min(_CELLS, side) + 1).astype(int) for side in pixels.shape[:2])
     hidden, grey = [pixels], 127 if pixels.dtype == np.uint8 else pixels.mean((0, 1))
-    for top, bottom in pairwise(edges):
-        for left, right in pairwise(edges):
+    for top, bottom in pairwise(rows):
+        for left, right in pairwise(columns):
             hidden.append(pixels.copy())
             hidden[-1][top:bottom, left:right] = grey
     most = predictor.config.DATA.BATCH_SIZE_EVAL
     parts = [np.stack(hidden[start : start + most]) for start in range(0, len(hidden), most)]
     shares = np.concatenate([predictor.probabilities(predictor.logits(part)) for part in parts])
     falls = np.maximum(0, shares[0].max() - shares[1:, shares[0].argmax()])
-    return _drawn(pixels, falls.reshape(len(edges) - 1, -1) / max(falls.max(), 1e-12))
+    return _drawn(pixels, falls.reshape(len(rows) - 1, -1) / max(falls.max(), 1e-12))
 
 
 def _drawn(pixels: np.ndarray, heat: np.ndarray) -> bytes:
-    """The PNG of pixels [S, S, C] under heat [n, n] of 0 to 1."""
-    side = max(_SIDE, len(pixels)), max(_SIDE, len(pixels))
+    """The PNG of pixels [H, W, C] under heat [m, n] of 0 to 1."""
+    times = max(1.0, _SIDE / max(pixels.shape[:2]))
+    side = round(times * pixels.shape[1]), round(times * pixels.shape[0])
     pixels = pixels if pixels.dtype == np.uint8 else visible(pixels)
     grey = pixels.shape[2] == 1
     image = Image.fromarray(pixels[:, :, 0] if grey else pixels).convert("L").convert("RGB")

@@ -1,5 +1,6 @@
 """What a check found, in words: what stops a run, and what spoils its numbers."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,7 +11,8 @@ from loading.check.duplicates import near, ones
 from loading.check.images import Part
 from loading.label_sets import every_label, kinds
 from loading.transforms import most_resized
-from options import Configuration
+from loading.transforms.image import before_crop, covering
+from options import Configuration, pair
 
 NAMES = {"train": "training", "val": "validation"}
 _EXAMPLES, _PAIRS = 5, 8  # of a finding; of images that look alike
@@ -178,11 +180,12 @@ def findings(
 
 
 def too_narrow(config: Configuration, records: np.ndarray) -> np.ndarray:
-    """Returns which images have more than MAX_PIXELS once their short side is resized, as ``EvalTransform`` does."""
-    data, sides = config.DATA, np.stack([records["width"], records["height"]]).astype(float)
-    to = int(data.IMAGE_SIZE / data.CROP_PCT)
-    resized = np.floor(to * sides / np.maximum(sides.min(0), 1)).prod(0)
-    return (resized > max(most_resized(config), to * to)) & (data.CROP_MODE != "squash") & records["readable"]
+    """Returns which images have more than MAX_PIXELS once they are resized, as ``EvalTransform`` does."""
+    data, (widths, heights) = config.DATA, (np.maximum(records[side], 1).tolist() for side in ("width", "height"))
+    to = before_crop(pair(data.IMAGE_SIZE), data.CROP_PCT)
+    sides = zip(widths, heights, strict=True)
+    resized = np.array([math.prod(covering(width, height, to)) for width, height in sides], np.int64)
+    return (resized > max(most_resized(config), math.prod(to))) & (data.CROP_MODE != "squash") & records["readable"]
 
 
 def _of_files(part: Part, flagged: np.ndarray, text: str, stops: bool) -> Finding:

@@ -1,7 +1,7 @@
 """Transforms of a batch, on the device: normalise, erase, mix."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import paddle
@@ -10,7 +10,7 @@ from paddle.nn import functional as F
 from configs.key_needs import mixes
 from configs.registry import losses
 from loading.transforms.erase import RandomErasing, box_mask
-from options import Configuration
+from options import Configuration, pair
 
 _MIXUP_TAG = 0x6D69787570  # keeps the seeds of these draws apart from the samples'
 
@@ -27,7 +27,7 @@ def smooth_one_hot(labels: paddle.Tensor, num_classes: int, smoothing: float) ->
 
 
 class Normalize:
-    """Pixels [B, S, S, C] uint8 -> (pixels / 255 - mean) / std as [B, C, S, S] float32; float32: not / 255.
+    """Pixels [B, H, W, C] uint8 -> (pixels / 255 - mean) / std as [B, C, H, W] float32; float32: not / 255.
 
     Args:
         mean, std: one value per channel, or one for all, of pixels in 0..1, or in the unit of floats.
@@ -55,11 +55,11 @@ class BatchTransform:
         self.num_classes, self.smoothing = config.MODEL.NUM_CLASSES, config.TRAIN.SMOOTHING
 
     def __call__(self, batch: dict[str, paddle.Tensor], epoch: int) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Returns images [B, C, S, S] float32 and targets: labels [B], or distributions [B, K] float32 where
+        """Returns images [B, C, H, W] float32 and targets: labels [B], or distributions [B, K] float32 where
         ``gives_distributions(config)``.
 
         Args:
-            batch: the loader's columns by their names: "pixels" [B, S, S, C], "labels" [B] int64, or of
+            batch: the loader's columns by their names: "pixels" [B, H, W, C], "labels" [B] int64, or of
                 several classes an image [B, K] uint8; "erased",
                 ``RandomErasing.draw`` of each sample, where RANDOM_ERASE_PROB isn't 0; "mixed", ``Mixup.draw``, where
                 ``mixes(config)``.
@@ -71,9 +71,9 @@ class BatchTransform:
         elif self.distributions:
             targets = smooth_one_hot(targets, self.num_classes, self.smoothing)
         if self.erase is not None:
-            images = self.erase.at(images.shape[2])(images, batch["erased"])
+            images = self.erase.at(images.shape[2:])(images, batch["erased"])
         if self.mixup is not None and self.mixup.on(epoch):
-            images, targets = self.mixup.at(images.shape[2])(images, targets, batch["mixed"])
+            images, targets = self.mixup.at(images.shape[2:])(images, targets, batch["mixed"])
         return images, targets
 
 
@@ -92,19 +92,19 @@ class Mixup:
 
     def __init__(self, config: Configuration) -> None:
         train = config.TRAIN
-        self.seed, self.size = config.SEED, config.DATA.IMAGE_SIZE
+        self.seed, self.size = config.SEED, pair(config.DATA.IMAGE_SIZE)
         self.mode, self.minmax, self.off_epoch = train.MIXUP_MODE, train.CUTMIX_MINMAX, train.MIXUP_OFF_EPOCH
         self.mixup_alpha, self.cutmix_alpha = train.MIXUP_ALPHA, 1.0 if self.minmax else train.CUTMIX_ALPHA
         self.prob = train.MIXUP_PROB
         both = self.mixup_alpha > 0 and self.cutmix_alpha > 0
         self.switch_prob = train.MIXUP_SWITCH_PROB if both else float(self.cutmix_alpha > 0)
 
-    def at(self, size: int | None) -> "Mixup":
+    def at(self, size: int | Sequence[int] | None) -> "Mixup":
         """Returns the same for another size of images; None: IMAGE_SIZE."""
-        if size in (None, self.size):
+        if size is None or pair(size) == self.size:
             return self
         other = copy.copy(self)
-        other.size = size
+        other.size = pair(size)
         return other
 
     def on(self, epoch: int) -> bool:
@@ -150,27 +150,26 @@ class Mixup:
 
     def _draw(self, rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Draws lam [count], and boxes [count, 4], which are empty unless CutMix is to be done."""
-        size = self.size
         mixed, cut = rng.random(count) < self.prob, rng.random(count) < self.switch_prob
         alpha = np.where(cut, self.cutmix_alpha, self.mixup_alpha)
         lam = np.where(mixed, rng.beta(alpha, alpha), 1.0)
         if self.minmax:
-            low, high = (int(size * share) for share in self.minmax)
-            sides = rng.integers(low, max(high, low + 1), (count, 2))
-            start = rng.integers(size - sides + 1)
+            low, high = (np.array([int(side * share) for side in self.size]) for share in self.minmax)
+            sides = rng.integers(low, np.maximum(high, low + 1), (count, 2))
+            start = rng.integers(np.array(self.size) - sides + 1)
             boxes = np.concatenate([start, start + sides], 1)
         else:
-            boxes = cutmix_boxes(lam, rng.integers(size, size=(count, 2)), size)
+            boxes = cutmix_boxes(lam, rng.integers(self.size, size=(count, 2)), self.size)
         boxes[~(mixed & cut)] = 0
-        return np.where(mixed & cut, 1 - areas(boxes) / size**2, lam), boxes
+        return np.where(mixed & cut, 1 - areas(boxes) / np.prod(self.size), lam), boxes
 
     def __call__(
         self, images: paddle.Tensor, targets: paddle.Tensor, drawn: paddle.Tensor
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Returns mixed images [B, C, S, S] and targets [B, K].
+        """Returns mixed images [B, C, H, W] and targets [B, K].
 
         Args:
-            images: [B, C, S, S] float32.
+            images: [B, C, H, W] float32.
             targets: [B, K] float32: of several classes an image, too, each class has the mean by the shares.
             drawn: [B, 7] float32: ``draw`` of the batch.
         """
@@ -182,16 +181,16 @@ class Mixup:
         return images * weight + paddle.gather(images, other) * (1 - weight), targets
 
 
-def cutmix_boxes(lam: np.ndarray, centres: np.ndarray, size: int) -> np.ndarray:
+def cutmix_boxes(lam: np.ndarray, centres: np.ndarray, size: Sequence[int]) -> np.ndarray:
     """Returns CutMix's boxes [n, 4] (top, left, bottom, right): share 1 - lam of the image, clipped at its border.
 
     Args:
         lam: [n], the share that an image keeps.
         centres: [n, 2] integers, row and column.
-        size: of the image, in pixels.
+        size: (height, width) of the image, in pixels.
     """
-    side = (size * np.sqrt(1 - lam)).astype(np.int64)[:, None]
-    return np.clip(np.concatenate([centres - side // 2, centres + (side + 1) // 2], 1), 0, size)
+    sides = (np.array(size) * np.sqrt(1 - lam)[:, None]).astype(np.int64)
+    return np.clip(np.concatenate([centres - sides // 2, centres + (sides + 1) // 2], 1), 0, [*size, *size])
 
 
 def areas(boxes: np.ndarray) -> np.ndarray:

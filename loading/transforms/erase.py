@@ -3,11 +3,12 @@
 import copy
 import functools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import paddle
 
-from options import Configuration
+from options import Configuration, pair
 
 AREA = (0.02, 1 / 3)  # of a box, as a share of the image, before an image's boxes share it
 RATIO = (0.3, 1 / 0.3)  # height / width
@@ -30,27 +31,28 @@ class RandomErasing:
         train = config.TRAIN
         self.probability, self.mode = train.RANDOM_ERASE_PROB, train.RANDOM_ERASE_MODE
         self.max_count = train.RANDOM_ERASE_COUNT
-        self.size, self.channels, self.seed = config.DATA.IMAGE_SIZE, config.DATA.IMAGE_CHANNELS, config.SEED
-        self.table_rows = _TABLE // self.size
-        self._others: dict[int, RandomErasing] = {}
+        self.channels, self.seed = config.DATA.IMAGE_CHANNELS, config.SEED
+        self.size = pair(config.DATA.IMAGE_SIZE)
+        self.table_rows = _TABLE // self.size[1]
+        self._others: dict[tuple[int, int], RandomErasing] = {}
 
-    def at(self, size: int) -> "RandomErasing":
+    def at(self, size: int | Sequence[int]) -> "RandomErasing":
         """Returns the same for another size of images."""
-        if size == self.size:
+        if (size := pair(size)) == self.size:
             return self
         if size not in self._others:
             other = self._others[size] = copy.copy(self)
             other.__dict__.pop("_table", None)
-            other.size, other.table_rows = size, _TABLE // size
+            other.size, other.table_rows = size, _TABLE // size[1]
         return self._others[size]
 
-    def draw(self, rng: np.random.Generator, size: int | None = None) -> np.ndarray:
+    def draw(self, rng: np.random.Generator, size: int | Sequence[int] | None = None) -> np.ndarray:
         """Returns what to erase of one image, of ``size`` or IMAGE_SIZE: float32 [RANDOM_ERASE_COUNT, K].
 
         A row is a box (top, left, bottom, right; empty where nothing is erased), then in mode "rand" a colour per
         channel, in mode "pixel" the row of the table at which the noise begins.
         """
-        if size not in (None, self.size):
+        if size is not None and pair(size) != self.size:
             return self.at(size).draw(rng)
         fill_size = {"const": 0, "rand": self.channels, "pixel": 1}[self.mode]
         drawn = np.zeros((self.max_count, 4 + fill_size), np.float32)
@@ -66,13 +68,13 @@ class RandomErasing:
         return drawn
 
     def _box(self, rng: np.random.Generator, count: int) -> tuple[int, int, int, int]:
-        size = self.size
+        rows, columns = self.size
         for _ in range(10):
-            area = rng.uniform(*AREA) * size * size / count
+            area = rng.uniform(*AREA) * rows * columns / count
             ratio = math.exp(rng.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
             height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-            if height < size and width < size:
-                top, left = int(rng.integers(size - height + 1)), int(rng.integers(size - width + 1))
+            if height < rows and width < columns:
+                top, left = int(rng.integers(rows - height + 1)), int(rng.integers(columns - width + 1))
                 return top, left, top + height, left + width
         return 0, 0, 0, 0
 
@@ -80,7 +82,7 @@ class RandomErasing:
         """Returns the images, erased.
 
         Args:
-            images: [B, C, S, S] float32, normalised.
+            images: [B, C, H, W] float32, normalised.
             drawn: [B, RANDOM_ERASE_COUNT, K] float32: ``draw`` of each image.
         """
         for number in range(self.max_count):
@@ -93,19 +95,21 @@ class RandomErasing:
             return paddle.zeros([1])
         if self.mode == "rand":
             return drawn.unsqueeze([2, 3])
-        rows = (drawn.astype("int64") + paddle.arange(self.channels * self.size)) % self.table_rows
-        return paddle.gather(self._table, rows.flatten()).reshape([-1, self.channels, self.size, self.size])
+        rows = (drawn.astype("int64") + paddle.arange(self.channels * self.size[0])) % self.table_rows
+        return paddle.gather(self._table, rows.flatten()).reshape([-1, self.channels, *self.size])
 
     @functools.cached_property
     def _table(self) -> paddle.Tensor:
         # Made at the first batch: the loader's workers draw only, and hold no tensor.
         rng = np.random.default_rng([self.seed, _TABLE_TAG])
-        return paddle.to_tensor(rng.standard_normal((self.table_rows, self.size), np.float32))
+        return paddle.to_tensor(rng.standard_normal((self.table_rows, self.size[1]), np.float32))
 
 
-def box_mask(boxes: paddle.Tensor, size: int) -> paddle.Tensor:
-    """Boxes [B, 4] (top, left, bottom, right; bottom and right excluded) -> bool [B, 1, size, size], True inside."""
-    place = paddle.arange(size, dtype=boxes.dtype)
+def box_mask(boxes: paddle.Tensor, size: Sequence[int]) -> paddle.Tensor:
+    """Boxes [B, 4] (top, left, bottom, right; bottom and right excluded) -> bool [B, 1, H, W], True inside; ``size`` is
+    (H, W).
+    """
+    y, x = (paddle.arange(side, dtype=boxes.dtype) for side in size)
     top, left, bottom, right = boxes.unsqueeze(2).unbind(1)
-    rows, columns = (top <= place) & (place < bottom), (left <= place) & (place < right)
+    rows, columns = (top <= y) & (y < bottom), (left <= x) & (x < right)
     return (rows.unsqueeze(2) & columns.unsqueeze(1)).unsqueeze(1)

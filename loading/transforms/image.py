@@ -1,4 +1,4 @@
-"""Transforms of one image: a Pillow image, an encoded one or ``Bands`` in, pixels [S, S, C] uint8 or float32 out.
+"""Transforms of one image: a Pillow image, an encoded one or ``Bands`` in, pixels [H, W, C] uint8 or float32 out.
 
 Pixels stay uint8 until they are on the device: a quarter of the bytes through the loader's pipes.
 """
@@ -14,9 +14,10 @@ from loading.transforms.auto import build_auto_augment, interpolations
 from loading.transforms.bands import Bands, most_resized
 from loading.transforms.corruption import Corruption
 from loading.transforms.decode import Box, EncodedImage, resized_crop
-from options import Configuration
+from options import Configuration, pair
 
 Picture = Image.Image | EncodedImage | Bands
+Size = tuple[int, int]  # (height, width) in pixels
 _BORDER = 4  # pixels that "simple" adds on each side
 _JITTERED = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 RESAMPLING = {
@@ -28,7 +29,8 @@ RESAMPLING = {
 
 class TrainTransform:
     """Crop, affine jitter, flips, TRAIN.AUTO_AUGMENT and colour jitter, all drawn from the generator that is passed in.
-    A call may ask for another size than IMAGE_SIZE.
+    A call may ask for another size than IMAGE_SIZE. Of a size of two sides neither the boxes' ratio nor what is drawn
+    depends (timm 1.0.31).
 
     CROP "random_resized" has the distribution of torchvision's ``RandomResizedCrop`` (Szegedy et al. 2014): ten
     attempts at an area and a ratio (log-uniform), then the largest central crop of a permitted ratio.
@@ -44,9 +46,9 @@ class TrainTransform:
 
     def __init__(self, config: Configuration) -> None:
         train = config.TRAIN
-        self.size, self.crop, self.most = config.DATA.IMAGE_SIZE, train.CROP, most_resized(config)
+        self.size, self.crop, self.most = pair(config.DATA.IMAGE_SIZE), train.CROP, most_resized(config)
         self.resize_share = 1.0 if self.crop == "simple" else train.CROP_PCT
-        self.resize_to = math.floor(self.size / self.resize_share)
+        self.resize_to = before_crop(self.size, self.resize_share)
         names = interpolations(train.INTERPOLATION or config.DATA.INTERPOLATION)
         self.resampling = [RESAMPLING[name] for name in names]
         self.scale, self.ratio = train.CROP_SCALE, train.CROP_RATIO
@@ -54,14 +56,15 @@ class TrainTransform:
         self.augment = build_auto_augment(config) if train.AUTO_AUGMENT else None
         self.color_jitter = train.COLOR_JITTER
 
-    def at(self, size: int) -> "TrainTransform":
+    def at(self, size: int | Size) -> "TrainTransform":
         """Returns the same for another size of pixels."""
         other = copy.copy(self)
-        other.size, other.resize_to = size, math.floor(size / self.resize_share)
+        other.size = pair(size)
+        other.resize_to = before_crop(other.size, self.resize_share)
         return other
 
-    def __call__(self, image: Picture, rng: np.random.Generator, size: int | None = None) -> np.ndarray:
-        if size not in (None, self.size):
+    def __call__(self, image: Picture, rng: np.random.Generator, size: int | Size | None = None) -> np.ndarray:
+        if size is not None and pair(size) != self.size:
             return self.at(size)(image, rng)
         pixels = self._crop(image, rng)
         if any(self.affine):
@@ -87,13 +90,13 @@ class TrainTransform:
     def _crop(self, image: Picture, rng: np.random.Generator) -> np.ndarray:
         resample = self.resampling[rng.integers(len(self.resampling)) if len(self.resampling) > 1 else 0]
         if self.crop.startswith("random_resized"):
-            return resized_crop(image, self._crop_box(*image.size, rng), (self.size, self.size), resample)
-        pixels = (_squashed if self.crop == "squash" else _short_side)(image, self.resize_to, resample, self.most)
+            return resized_crop(image, self._crop_box(*image.size, rng), (self.size[1], self.size[0]), resample)
+        pixels = (_squashed if self.crop == "squash" else _covered)(image, self.resize_to, resample, self.most)
         if self.crop == "simple":
             border = ((_BORDER, _BORDER), (_BORDER, _BORDER), (0, 0))
             pixels = np.pad(pixels, border[: pixels.ndim], "reflect")
-        top, left = (int(rng.integers(side - self.size + 1)) for side in pixels.shape[:2])
-        return pixels[top : top + self.size, left : left + self.size]
+        top, left = (int(rng.integers(had - side + 1)) for had, side in zip(pixels.shape[:2], self.size, strict=True))
+        return pixels[top : top + self.size[0], left : left + self.size[1]]
 
     def _crop_box(self, width: int, height: int, rng: np.random.Generator) -> Box:
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
@@ -119,24 +122,25 @@ class TrainTransform:
     def _jitter(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         degrees, shift, scaling = self.affine
         angle = math.radians(rng.uniform(-degrees, degrees))
-        dx, dy = rng.uniform(-shift, shift, 2) * self.size
+        (height, width), moved = self.size, rng.uniform(-shift, shift, 2)
+        dx, dy = moved * (width, height)
         scale = 1 / (1 + rng.uniform(-scaling, scaling))
         # Pillow maps output to input: the inverse rotation and scaling about the centre, then the shift.
-        cos, sin, centre = math.cos(angle) * scale, math.sin(angle) * scale, self.size / 2
-        row_x = (cos, sin, centre - cos * (centre + dx) - sin * (centre + dy))
-        row_y = (-sin, cos, centre + sin * (centre + dx) - cos * (centre + dy))
-        how = Image.Transform.AFFINE, row_x + row_y, Image.Resampling.BILINEAR
+        cos, sin, x, y = math.cos(angle) * scale, math.sin(angle) * scale, width / 2, height / 2
+        row_x = (cos, sin, x - cos * (x + dx) - sin * (y + dy))
+        row_y = (-sin, cos, y + sin * (x + dx) - cos * (y + dy))
+        how = (width, height), Image.Transform.AFFINE, row_x + row_y, Image.Resampling.BILINEAR
         if pixels.dtype == np.uint8:
-            return np.asarray(Image.fromarray(pixels).transform((self.size, self.size), *how))
+            return np.asarray(Image.fromarray(pixels).transform(*how))
         bands = (Image.fromarray(np.ascontiguousarray(band)) for band in np.moveaxis(pixels, 2, 0))
-        return np.stack([np.asarray(band.transform((self.size, self.size), *how)) for band in bands], 2)
+        return np.stack([np.asarray(band.transform(*how)) for band in bands], 2)
 
 
 class EvalTransform:
     """Resizes to IMAGE_SIZE / CROP_PCT and cuts the centre, as timm and torchvision do.
 
-    CROP_MODE "center" resizes the short side and keeps the ratio. "squash" resizes both sides: at CROP_PCT 1.0 nothing
-    of the image is lost (the evaluation of Swin and ConvNeXt at 384). DATA.CORRUPTION draws from the generator.
+    CROP_MODE "center" keeps the ratio (``covering``). "squash" resizes both sides: at CROP_PCT 1.0 nothing of the image
+    is lost (the evaluation of Swin and ConvNeXt at 384). DATA.CORRUPTION draws from the generator.
 
     Raises:
         InputError: DATA.CORRUPTION needs what isn't installed.
@@ -144,30 +148,49 @@ class EvalTransform:
     """
 
     def __init__(self, config: Configuration) -> None:
-        self.size, self.most = config.DATA.IMAGE_SIZE, most_resized(config)
-        self.resize_to = math.floor(config.DATA.IMAGE_SIZE / config.DATA.CROP_PCT)
-        self.resized = _squashed if config.DATA.CROP_MODE == "squash" else _short_side
+        self.size, self.most = pair(config.DATA.IMAGE_SIZE), most_resized(config)
+        self.resize_to = before_crop(self.size, config.DATA.CROP_PCT)
+        self.resized = _squashed if config.DATA.CROP_MODE == "squash" else _covered
         self.resample = RESAMPLING[config.DATA.INTERPOLATION]
         self.corruption = Corruption(config) if config.EVAL and config.DATA.CORRUPTION else None
 
     def __call__(self, image: Picture, rng: np.random.Generator | None = None) -> np.ndarray:
         pixels = self.resized(image, self.resize_to, self.resample, self.most)
-        top, left = (round((side - self.size) / 2) for side in pixels.shape[:2])
-        pixels = _pixels(pixels[top : top + self.size, left : left + self.size])
+        top, left = (round((had - side) / 2) for had, side in zip(pixels.shape[:2], self.size, strict=True))
+        pixels = _pixels(pixels[top : top + self.size[0], left : left + self.size[1]])
         return self.corruption(pixels, rng) if self.corruption and rng is not None else pixels
 
 
-def _short_side(image: Picture, to: int, resample: Image.Resampling, most: int) -> np.ndarray:
-    width, height = (to * side // min(image.size) for side in image.size)
-    if width * height > max(most, to * to):
+def before_crop(size: Size, share: float) -> Size:
+    """Returns the (height, width) of which a crop of ``size`` is the ``share``, rounded down."""
+    height, width = size
+    return math.floor(height / share), math.floor(width / share)
+
+
+def covering(width: int, height: int, to: Size) -> tuple[int, int]:
+    """Returns the (width, height) of an image that is resized, its ratio kept, until it just covers ``to``.
+
+    As timm 1.0.31: torchvision cuts off what is left of a pixel where ``to`` is a square; otherwise it is rounded, in
+    double precision.
+    """
+    if to[0] == to[1]:
+        short = min(width, height)
+        return to[0] * width // short, to[0] * height // short
+    ratio = min(height / to[0], width / to[1])
+    return round(width / ratio), round(height / ratio)
+
+
+def _covered(image: Picture, to: Size, resample: Image.Resampling, most: int) -> np.ndarray:
+    width, height = covering(*image.size, to)
+    if width * height > max(most, math.prod(to)):
         sides = f"{image.size[0]} x {image.size[1]} pixels"
         limit = f"DATA.MAX_PIXELS {'leaves floats, ' if isinstance(image, Bands) else ''}{most}"
         raise Unreadable(f"it has {sides}, resized {width} x {height}: more than {limit}")
     return resized_crop(image, (0, 0, image.size[0], image.size[1]), (width, height), resample)
 
 
-def _squashed(image: Picture, to: int, resample: Image.Resampling, _: int) -> np.ndarray:
-    return resized_crop(image, (0, 0, image.size[0], image.size[1]), (to, to), resample)
+def _squashed(image: Picture, to: Size, resample: Image.Resampling, _: int) -> np.ndarray:
+    return resized_crop(image, (0, 0, image.size[0], image.size[1]), (to[1], to[0]), resample)
 
 
 def _mirrored(pixels: np.ndarray) -> np.ndarray:

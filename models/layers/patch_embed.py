@@ -8,6 +8,7 @@ from paddle.nn.initializer import Uniform
 
 from errors import InputError
 from models.layers.linear import linear
+from models.layers.sizes import check_multiples
 
 
 class PatchEmbed(nn.Layer):
@@ -43,9 +44,8 @@ class PatchEmbed(nn.Layer):
         super().__init__()
         self.any_size = any_size
         height, width = self.image_size = tuple(image_size)
-        if (height % patch_size or width % patch_size) and not cut:
-            found = height if height == width else f"{height} x {width}"
-            raise InputError(f"IMAGE_SIZE {found} is not a multiple of PATCH_SIZE {patch_size}; choose one that is")
+        if not cut:
+            check_multiples(image_size, patch_size, f"PATCH_SIZE {patch_size}")
         self.patch_size = patch_size
         self.grid_size = (height // patch_size, width // patch_size)
         self.num_patches = self.grid_size[0] * self.grid_size[1]

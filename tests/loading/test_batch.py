@@ -177,7 +177,7 @@ def test_cutmix_boxes_are_clipped():
     lam = np.array([0.75, 0.75, 0.75, 0.0, 1.0, 0.5])
     centres = np.array([[4, 4], [0, 8], [8, 1], [5, 5], [3, 3], [4, 4]])
     expected = [[2, 2, 7, 7], [0, 6, 3, 10], [6, 0, 10, 4], [0, 0, 10, 10], [3, 3, 3, 3], [1, 1, 8, 8]]
-    assert cutmix_boxes(lam, centres, 10).tolist() == expected  # sides 5, 5, 5, 10, 0, 7
+    assert cutmix_boxes(lam, centres, (10, 10)).tolist() == expected  # sides 5, 5, 5, 10, 0, 7
 
 
 # ---------------------------------------------------------- the whole batch

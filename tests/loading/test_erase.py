@@ -131,9 +131,9 @@ def test_probability_0_erases_nothing_and_workers_get_no_tensors():
 
 
 def test_a_box_mask_is_true_inside():
-    found = box_mask(paddle.to_tensor([[1.0, 0.0, 3.0, 2.0], [0.0, 0.0, 0.0, 0.0]]), 4).numpy()
-    assert found.shape == (2, 1, 4, 4)
-    expected = np.zeros((4, 4), bool)
+    found = box_mask(paddle.to_tensor([[1.0, 0.0, 3.0, 2.0], [0.0, 0.0, 0.0, 0.0]]), (4, 3)).numpy()
+    assert found.shape == (2, 1, 4, 3)
+    expected = np.zeros((4, 3), bool)
     expected[1:3, 0:2] = True
     assert (found[0, 0] == expected).all()
     assert not found[1].any()

@@ -216,6 +216,11 @@ def test_models_of_one_size_refuse_others():
         check_scales(config, lenient)
     with pytest.raises(InputError, match="don't fill one global batch of 16 x 9 processes at 4 x 4 pixels"):
         sampler(100, 9, drop_last=True)
+    other = get_config(None, [*SIZES, "DATA.IMAGE_SIZE", "8x16"])
+    with pytest.raises(
+        InputError, match=r"\[4, 6, 8, 10\], squares, but IMAGE_SIZE is 8 x 16; set MULTI_SCALE to null"
+    ):
+        train_sampler(other, None, 0, 1)
 
 
 def train_all(runs):

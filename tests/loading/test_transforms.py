@@ -142,7 +142,7 @@ def test_a_resized_image_is_cropped_at_every_place(crop, sides):
     assert {top for top, _ in found} == set(range(rows))
     assert {left for _, left in found} == set(range(columns))
     large = get_config(None, ["DATA.IMAGE_SIZE", "384", "TRAIN.CROP", crop, "TRAIN.CROP_PCT", "0.857"])
-    assert TrainTransform(large).resize_to == 448
+    assert TrainTransform(large).resize_to == (448, 448)
 
 
 def test_a_crop_that_is_drawn_once_is_clipped_to_the_image():

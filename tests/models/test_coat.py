@@ -170,7 +170,7 @@ def test_the_parallel_blocks_have_intermediates_and_maps_of_a_class():
     [
         (["MODEL.STAGE_DEPTHS", "[2, 2]"], r"STAGE_DEPTHS is \[2, 2\], expected four numbers"),
         (["MODEL.MLP_RATIO", "[8, 4]"], r"MLP_RATIO is \[8.0, 4.0\], expected four numbers"),
-        (["DATA.IMAGE_SIZE", "240"], "IMAGE_SIZE is 240 x 240, CoaT takes multiples of 32"),
+        (["DATA.IMAGE_SIZE", "240"], "IMAGE_SIZE 240 is not a multiple of 32; choose one that is: 224 or 256"),
         (["MODEL.NUM_HEADS", "7"], r"EMBED_DIMS is \[152, 216, 216, 216\], expected multiples of NUM_HEADS 7"),
         (["MODEL.NUM_HEADS", "4"], r"CRPE_WINDOW is .*, expected an odd side for each of 4 heads, equal ones together"),
         (["MODEL.CRPE_WINDOW", "[3, 3, 5, 5, 5, 7, 7, 3]"], "CRPE_WINDOW is .* equal ones together"),

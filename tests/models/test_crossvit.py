@@ -138,8 +138,11 @@ def test_what_it_looks_at_has_each_branchs_grid():
             "PATCH_SIZE has 8 where EMBED_DIMS has 128, MULTI_CONV takes 12 and 16, and multiples of 4",
         ),
         (["MODEL.IMAGE_SCALES", "[1, 0.001]"], "IMAGE_SCALES leaves 0 x 0 pixels of an image; raise it"),
-        (["DATA.IMAGE_SIZE", "256"], "IMAGE_SIZE 256 is not a multiple of PATCH_SIZE 12; choose one that is"),
-        (["DATA.IMAGE_SIZE", "252"], "IMAGE_SIZE 235 is not a multiple of PATCH_SIZE 16; choose one that is"),
+        (
+            ["DATA.IMAGE_SIZE", "256"],
+            "times IMAGE_SCALES is not a multiple of PATCH_SIZE 12 and 16; choose one that is: 240 or 360",
+        ),
+        (["DATA.IMAGE_SIZE", "252"], "IMAGE_SIZE 252 times IMAGE_SCALES is not a multiple of PATCH_SIZE 12 and 16"),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(options, message):

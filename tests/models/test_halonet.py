@@ -142,8 +142,8 @@ def test_overlapping_windows_are_added_where_it_looks(tmp_path):
         (["MODEL.EMBED_DIMS", "[32, 30, 64, 64]"], r"EMBED_DIMS is \[32, 30, 64, 64\], expected multiples of 4"),
         (["MODEL.BLOCK_SIZE", "7"], "BLOCK_SIZE is 7, expected an even number: stride 2 halves it"),
         (["MODEL.HALO_SIZE", "9"], "HALO_SIZE is 9, expected at most BLOCK_SIZE 8"),
-        (["DATA.IMAGE_SIZE", "224"], "IMAGE_SIZE is 224 x 224, expected multiples of 128: stage 2 is cut into blocks"),
-        (["DATA.IMAGE_SIZE", "384"], "IMAGE_SIZE is 384 x 384, expected multiples of 256: stage 3 is cut into blocks"),
+        (["DATA.IMAGE_SIZE", "224"], "IMAGE_SIZE 224 is not a multiple of 128: stage 2 is cut into blocks"),
+        (["DATA.IMAGE_SIZE", "384"], "IMAGE_SIZE 384 is not a multiple of 256: stage 3 is cut into blocks"),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(options, message):

@@ -185,7 +185,10 @@ def test_what_it_looks_at_has_the_grid_of_its_patches():
         (["MODEL.NUM_HEADS", "[5, 12, 12, 12]"], "NUM_HEADS has 5 where EMBED_DIMS has 192, no multiple of it"),
         (["MODEL.EMBED_DIMS", "[6, 12, 24, 24]"], r"EMBED_DIMS is \[6, 12, 24, 24\], expected the last three alike"),
         (["MODEL.PATCH_SIZE", "7"], "PATCH_SIZE is 7, expected 4, 8 or 16"),
-        (["DATA.IMAGE_SIZE", "200"], "IMAGE_SIZE 200 x 200 is not a multiple of 16, two patches; choose one that is"),
+        (
+            ["DATA.IMAGE_SIZE", "200"],
+            "IMAGE_SIZE 200 is not a multiple of 16, two patches; choose one that is: 192 or 208",
+        ),
         (["MODEL.EMBED_DIM", "64"], "MODEL.EMBED_DIM is 64, but VOLO takes no EMBED_DIM"),
     ],
 )

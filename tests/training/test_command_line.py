@@ -88,6 +88,7 @@ def test_a_wrong_option_is_one_line_that_names_the_word(words, message):
         ("--smoothing 0.1", "-o TRAIN.SMOOTHING 0.1"),
         ("--mean 0.1 0.2 0.3", "-o DATA.IMAGENET_MEAN '[0.1,0.2,0.3]'"),
         ("--input-size 3 224 224", "-image_size=224"),
+        ("--input-size 3 224 160", "-image_size=224x160"),
         ("--model-ema", "-o TRAIN.MODEL_EMA True"),
         ("--grad-checkpointing", "-o MODEL.RECOMPUTE True"),
         ("--num-classes 10", "-o MODEL.NUM_CLASSES 10"),

@@ -9,14 +9,15 @@ import pytest
 from golden.formula import array
 from golden.vit import CASES
 from safetensors.numpy import load_file, save_file
+from test_swin import small as swin
 
 from config import get_config
 from errors import InputError
 from models import build_model, create_model
 from models.vit import VisionTransformer
-from weights import load_weights, save_weights
-from weights.fit import TABLE, fit_classifiers, fit_sizes
-from weights.formats import write_weights
+from weights import file_arrays, load_weights, save_weights
+from weights.fit import BIASES, TABLE, fit_classifiers, fit_sizes, grid_of
+from weights.formats import METADATA, write_weights
 from weights.resize import resample_patch_kernel, resize_pos_embed, resize_rel_pos_bias_table
 
 
@@ -190,3 +191,95 @@ def test_shapes_that_no_such_file_has_are_one_line(saved, extra, message):
     write_weights(file, arrays)
     with pytest.raises(InputError, match=rf"model\.safetensors.*{message}"):
         load_weights(vit(), file)
+
+
+# ------------------------------------------------------ images of two sides
+
+
+def written(model, file, size):
+    """Saves a model's weights, which tell their images' size as a run's do."""
+    values = {} if size is None else {"DATA.IMAGE_SIZE": size}
+    described = {METADATA: json.dumps({"model": "m", "task": "classification", "classes": [], "values": values})}
+    write_weights(file, file_arrays(model), described)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [((12, 20), (16, 16)), ((20, 12), (12, 20)), ((8, 32), (16, 16)), ((16, 16), (32, 8)), ((36, 8), (12, 28))],
+)
+def test_a_files_grid_has_the_shape_of_its_images(tmp_path, old, new):
+    source, model = vit(img_size=old), vit(img_size=new)
+    report = load_weights(model, written(source, tmp_path / "a.safetensors", list(old)))
+    grids = [(height // 4, width // 4) for height, width in (old, new)]
+    assert report.resized == ["pos_embed resized from {} x {} to {} x {}".format(*grids[0], *grids[1])]
+    expected = resize_pos_embed(source.pos_embed.numpy(), 1, grids[1], grids[0])
+    np.testing.assert_array_equal(model.pos_embed.numpy(), expected)
+    same = vit(img_size=old)
+    assert not load_weights(same, tmp_path / "a.safetensors").resized
+    np.testing.assert_array_equal(same.pos_embed.numpy(), source.pos_embed.numpy())
+
+
+def test_a_file_that_tells_no_size_is_of_squares_or_of_the_models_images(tmp_path):
+    same, other = (
+        written(vit(img_size=size), tmp_path / f"{size[0]}.safetensors", None) for size in ((8, 32), (12, 20))
+    )
+    assert not load_weights(vit(img_size=(8, 32)), same).resized
+    assert load_weights(vit(img_size=(8, 64)), same).resized == ["pos_embed resized from 4 x 4 to 2 x 16"]
+    with pytest.raises(InputError, match=r"pos_embed is \[1, 16, 24\], the model's \[1, 17, 24\]"):
+        load_weights(vit(), other)
+
+
+def test_a_grid_of_as_many_places_stays_for_images_of_the_models_size():
+    model = SimpleNamespace(
+        first_conv="stem", beside_first_conv=(), image_size=(16, 16), a=SimpleNamespace(window_size=(2, 8))
+    )
+    state = {f"a.{BIASES}": paddle.zeros([3, 16])}
+    for images, told in (((16, 16), []), (None, []), ((17, 17), [f"1 {BIASES} resized from 4 x 4 to 2 x 8"])):
+        assert fit_sizes(model, state, {f"a.{BIASES}": np.ones((3, 16), np.float32)}, images) == told
+
+
+def test_windows_go_from_images_of_two_sides_to_squares_and_back(tmp_path):
+    """Swin's windows are no larger than its maps: 4 x 4, 4 x 2, 2 x 1 of images of 32 x 8 at stages 0, 0 and 2."""
+    source, model = swin("swin", img_size=(32, 8)), swin("swin")
+    report = load_weights(model, written(source, tmp_path / "a.safetensors", [32, 8]))
+    windows = [block.attn.window_size for stage in source.layers for block in stage.blocks]
+    assert windows == [(4, 2), (4, 2), (4, 1), (4, 1), (2, 1)]
+    assert report.resized == [
+        f"2 {TABLE} resized from 4 x 2 to 4 x 4",
+        f"2 {TABLE} resized from 4 x 1 to 4 x 4",
+        f"1 {TABLE} resized from 2 x 1 to 2 x 2",
+    ]
+    tables = [[block.attn for stage in one.layers for block in stage.blocks] for one in (source, model)]
+    for theirs, own in zip(*tables, strict=True):
+        expected = resize_rel_pos_bias_table(
+            theirs.relative_position_bias_table.numpy(), theirs.window_size, own.window_size
+        )
+        np.testing.assert_array_equal(own.relative_position_bias_table.numpy(), expected)
+    wide = swin("swin", img_size=(32, 64))  # most windows are squares all the same
+    report = load_weights(swin("swin"), written(wide, tmp_path / "b.safetensors", [32, 64]))
+    assert report.resized == [f"1 {TABLE} resized from 2 x 4 to 2 x 2"]
+
+
+@pytest.mark.parametrize(
+    ("count", "shape", "own", "expected"),
+    [
+        (24, 1.5, (4, 4), (6, 4)),
+        (24, 2 / 3, (4, 4), (4, 6)),
+        (36, 1.0, (9, 4), (6, 6)),
+        (36, None, (9, 4), (9, 4)),
+        (36, None, (5, 4), (6, 6)),
+        (24, None, (4, 4), None),
+        (24, 1.0, (4, 6), None),
+        (13, 1.2, (4, 4), None),
+        (0, 1.5, (4, 4), None),
+        (-1, None, (4, 4), None),
+    ],
+)
+def test_the_grid_of_so_many_places(count, shape, own, expected):
+    assert grid_of(count, shape, own) == expected
+
+
+def test_what_a_file_tells_of_its_images_is_hostile(tmp_path):
+    for size in ([0, 4], [4], "4x4", [1 << 40, 1], {"a": 1}, None, [4, 4, 4], True):
+        assert not load_weights(vit(), written(vit(), tmp_path / "a.safetensors", size)).resized

@@ -15,7 +15,7 @@ from typing import Any
 
 from config import get_config, named_keys
 from errors import InputError
-from options import Configuration
+from options import Configuration, pair, size_told
 from tools.benchmarks.measure import HERE, Benchmark, ask, checked, each, measure, positive, timm_versions
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -58,7 +58,9 @@ def loader(arguments: argparse.Namespace) -> None:
             kinds["timm"] = lambda: side("timm_peer.py", "timm", arguments.timm_python)
         if "paddlevit" in arguments.against:
             kinds["paddlevit"] = lambda: side("our_loader.py", "paddlevit")
-        title = f"{config.DATA.IMAGE_SIZE} pixels, workers {arguments.workers}, batch {arguments.batch_size},"
+        title = (
+            f"{size_told(config.DATA.IMAGE_SIZE)} pixels, workers {arguments.workers}, batch {arguments.batch_size},"
+        )
         images = config.DATA.DATASET if own else arguments.data_path or "make_photographs.py"
         title += f" {arguments.images} images a run of {images}"
         title += f", {arguments.auto_augment or 'no further augmentation'}"
@@ -80,7 +82,7 @@ _UNITS = {
 
 def _crop(config: Configuration) -> dict[str, Any]:
     data, train = config.DATA, config.TRAIN
-    found = {"size": data.IMAGE_SIZE, "mean": data.IMAGENET_MEAN, "std": data.IMAGENET_STD, "hflip": train.HFLIP}
+    found = {"size": pair(data.IMAGE_SIZE), "mean": data.IMAGENET_MEAN, "std": data.IMAGENET_STD, "hflip": train.HFLIP}
     found |= {"scale": train.CROP_SCALE, "ratio": train.CROP_RATIO}
     return found | {"interpolation": train.INTERPOLATION or data.INTERPOLATION}
 

@@ -20,6 +20,7 @@ from inference.exporting import write_export
 from inference.fidelity import photographs
 from models import build_model
 from ops.settings import set_device_flags
+from options import pair
 from tools.benchmarks.rates import calls_rate
 
 
@@ -47,7 +48,7 @@ def rate(request: dict) -> list[float]:
     """Returns [images/s]."""
     config = get_config(request["cfg"], request["options"])
     data, batch = config.DATA, request["batch_size"]
-    shape = (batch, data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE)
+    shape = (batch, data.IMAGE_CHANNELS, *pair(data.IMAGE_SIZE))
     images = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     set_device_flags(config, 1)
     if request["side"] == "eager":

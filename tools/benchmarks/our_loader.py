@@ -45,7 +45,7 @@ class PaddleVit(paddle.io.Dataset):
         crop = {"scale": request["scale"], "ratio": request["ratio"], "interpolation": request["interpolation"]}
         self.transform = transforms.Compose(
             [
-                transforms.RandomResizedCrop((request["size"], request["size"]), **crop),
+                transforms.RandomResizedCrop(tuple(request["size"]), **crop),
                 transforms.RandomHorizontalFlip(request["hflip"]),
                 transforms.ToTensor(),
                 transforms.Normalize(mean=request["mean"], std=request["std"]),

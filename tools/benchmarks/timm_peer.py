@@ -108,7 +108,7 @@ def load(request: dict[str, Any]) -> dict[str, tuple[float, float]]:
     dataset = timm.data.ImageDataset(request["list"], reader=ListedFiles(request["list"]))
     loader = timm.data.create_loader(
         dataset,
-        input_size=(3, request["size"], request["size"]),
+        input_size=(3, *request["size"]),
         batch_size=request["batch_size"],
         is_training=True,
         scale=request["scale"],

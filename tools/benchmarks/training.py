@@ -22,7 +22,7 @@ import yaml
 
 from config import find_config, get_config, named_keys
 from errors import InputError
-from options import is_given
+from options import is_given, pair
 from tools.benchmarks.measure import (
     ROOT,
     Benchmark,
@@ -177,9 +177,9 @@ def timm_request(cfg: str, options: list[str]) -> dict[str, Any]:
     """Returns what timm's side needs for the same model and images: ``model``, ``options``, ``image``, mean and std."""
     config = get_config(cfg, options)
     name, model_options = reference(config.MODEL.NAME)
-    channels, size = config.DATA.IMAGE_CHANNELS, config.DATA.IMAGE_SIZE
+    channels, size = config.DATA.IMAGE_CHANNELS, pair(config.DATA.IMAGE_SIZE)
     model_options = model_options | {"num_classes": config.MODEL.NUM_CLASSES, "in_chans": channels}
-    found = {"model": name, "options": model_options, "image": [channels, size, size]}
+    found = {"model": name, "options": model_options, "image": [channels, *size]}
     return found | {"mean": config.DATA.IMAGENET_MEAN, "std": config.DATA.IMAGENET_STD}
 
 

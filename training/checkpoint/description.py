@@ -18,12 +18,11 @@ from options import Configuration, leaves, nearest_model, pairs
 from training.checkpoint.state import state_beside
 from weights import find_weights
 from weights.adapters import find_adapter
-from weights.formats import read_metadata
+from weights.formats import METADATA, read_metadata
 from weights.hub import read_config
 from weights.plain import NAME, Form, Rule, check_form, is_list, is_real, parsed_json
 from weights.transformers import read_transformers
 
-METADATA = "paddle_vit_toolkit"  # the entry of a .safetensors file's metadata
 TASKS = tasks.names()
 _IMAGES = ("IMAGE_SIZE", "IMAGE_CHANNELS", "CROP_PCT", "CROP_MODE", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD")
 _IMAGES += ("FAST_EVAL", "EXIF_ORIENTATION", "IMAGE_DTYPE")
