@@ -90,7 +90,8 @@ def _check_data(config: Configuration, require: Callable[[bool, str, str], None]
     require(cached, "DATA.CACHE", "None with SKIP_BROKEN: a cache holds every image")
     corrupts = data.CORRUPTION is not None
     require(not corrupts or channels == 3, "DATA.IMAGE_CHANNELS", "3 with DATA.CORRUPTION")
-    require(not corrupts or min(pair(data.IMAGE_SIZE)) >= _LEAST_CORRUPTED, "DATA.IMAGE_SIZE", "32 or more with DATA.CORRUPTION")
+    large = not corrupts or min(pair(data.IMAGE_SIZE)) >= _LEAST_CORRUPTED
+    require(large, "DATA.IMAGE_SIZE", "32 or more with DATA.CORRUPTION")
     own = data.LABELS is None or data.CLASSES in (None, "present")
     require(own, "DATA.CLASSES", "None or present with DATA.LABELS, which are ImageNet's classes themselves")
     for key in ("CLASSES", "LABELS"):

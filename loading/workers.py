@@ -159,7 +159,8 @@ class _Workers:
         self.shape = shape
         self.processes, self.connections = [], []
         context = multiprocessing.get_context("fork")  # a spawned process would import Paddle anew
-        with threadpool_limits(1):  # the workers inherit it; set there, it would start OpenBLAS's threads
+        # The workers inherit it: set there, it would start OpenBLAS's threads, and wait for OpenCV's, which aren't there.
+        with threadpool_limits(1), _one_thread_of_opencv():
             for _ in range(count):
                 ours, theirs = context.Pipe()
                 self.processes.append(
@@ -197,6 +198,18 @@ class _Workers:
             raise RunError(f"loader worker {process.pid} was {how}; is memory short?") from None
 
 
+@contextlib.contextmanager
+def _one_thread_of_opencv() -> Iterator[None]:
+    """OpenCV has no threads within: Paddle imports it where it is installed, and threadpoolctl doesn't know it."""
+    opencv = sys.modules.get("cv2")
+    threads = opencv and opencv.getNumThreads()
+    if opencv:
+        opencv.setNumThreads(1)
+    yield
+    if opencv:
+        opencv.setNumThreads(threads)
+
+
 def _kill(processes: list[multiprocessing.Process]) -> None:
     for process in processes:
         process.kill()
@@ -219,8 +232,6 @@ def _work(dataset: paddle.io.Dataset, slots: np.ndarray, shape: tuple[int, int, 
     """What a worker does, as long as its rank lives."""
     die_with_parent()
     ignore_signals()
-    if "cv2" in sys.modules:  # its threads aren't threadpoolctl's
-        sys.modules["cv2"].setNumThreads(1)
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):  # the rank has gone, or goes
         while True:
             slot, keys = connection.recv()

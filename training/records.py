@@ -94,8 +94,10 @@ class TensorBoard(Tracker):
         results = {f"result/{name}": value for name, value in final.items()}
         for name, value in results.items():
             self.writer.add_scalar(name, value, 0)
+        file = self.writer.file_writer
+        assert file is not None  # it is open
         for summary in hparams(self.config, results):  # not add_hparams, which makes a second run of it
-            self.writer.file_writer.add_summary(summary)
+            file.add_summary(summary)
         self.writer.close()
 
 
