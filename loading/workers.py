@@ -159,7 +159,7 @@ class _Workers:
         self.shape = shape
         self.processes, self.connections = [], []
         context = multiprocessing.get_context("fork")  # a spawned process would import Paddle anew
-        # The workers inherit it: set there, it would start OpenBLAS's threads, and wait for OpenCV's, which aren't there.
+        # The workers inherit it: set there, it would start OpenBLAS's threads, and wait for those of OpenCV.
         with threadpool_limits(1), _one_thread_of_opencv():
             for _ in range(count):
                 ours, theirs = context.Pipe()
