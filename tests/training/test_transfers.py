@@ -153,7 +153,7 @@ def test_a_step_of_an_evaluation_copies_nothing(tiny, transfers, options):
         engine.evaluate(Classification(data), model, batches)
         found.append((len(batches), by_file(transfers)))
     assert [steps for steps, _ in found] == [2, 13]
-    once = {"to_tensor loading/transforms/batch.py": 2, "numpy training/classification.py": 1}
+    once = {"to_tensor loading/transforms/batch.py": 3, "numpy training/classification.py": 1}
     assert found[0][1] == found[1][1] == once
 
 
