@@ -292,11 +292,11 @@ def _cached(config: Configuration, mode: str, made_of: str, decode: Callable[[],
 
 def _decoded(config: Configuration, mode: str, dataset: EncodedDataset) -> ArrayDataset:
     way = _DECODING + "turned" * dataset.oriented + str(dataset.mode)
-    made_of = fingerprint(dataset.files(), way, dataset.labels.tobytes(), "\0".join(dataset.classes))
+    where = dataset.shards.where() if isinstance(dataset, ShardDataset) else b""
+    made_of = fingerprint(dataset.files(), way, dataset.labels.tobytes(), "\0".join(dataset.classes), where)
     images = (np.asarray(dataset.image(index)) for index in range(len(dataset)))
-    labels = dataset.labels if isinstance(dataset.labels, np.ndarray) else np.zeros(len(dataset), np.int64)
-    found = _cached(config, mode, made_of, lambda: (images, labels, dataset.classes))
-    found.labels = dataset.labels  # a cache holds one for each image
+    found = _cached(config, mode, made_of, lambda: (images, np.zeros(len(dataset), np.int64), dataset.classes))
+    found.labels = dataset.labels  # a cache holds one for each image, of no use here
     return found
 
 
