@@ -103,9 +103,8 @@ def main() -> None:
     output.mkdir(parents=True, exist_ok=True)
 
     def write(found: dict) -> None:
-        temporary = launch.startup.unfinished(output / _FILE)
-        temporary.write_text(json.dumps({"asked": asked, "errors": errors, **found}, indent=2) + "\n", "utf-8")
-        temporary.replace(output / _FILE)
+        with launch.startup.written_whole(output / _FILE) as file:
+            file.write(json.dumps({"asked": asked, "errors": errors, **found}, indent=2) + "\n")
 
     write({})
     clean = 0.0
