@@ -19,7 +19,7 @@ from loading.cache import Decoded, Labels, MappedImages, cached, fingerprint
 from loading.files import Paths, contents
 from loading.label_sets import LabelSets, every_label
 from loading.label_spaces import check_evaluation, check_pretrained_classes, check_training, set_outputs
-from loading.parts import part_of, told
+from loading.parts import part_of, told, with_part_told
 from loading.real_labels import relabelled
 from loading.samplers import EvalBatchSampler
 from loading.scales import train_sampler
@@ -315,7 +315,7 @@ def get_datasets(
     """
     if config.EVAL:
         val = get_dataset(config, "val")
-        config = check_evaluation(config, val, trained)
+        config = with_part_told(check_evaluation(config, val, trained), len(val))
         set_outputs(config, val)
         check_pretrained_classes(config, val)
         return config, None, val

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from config import with_values
 from configs.registry import datasets
 from errors import InputError
 from loading.files import Paths
@@ -15,6 +16,7 @@ from loading.label_sets import LabelSets, taken
 from loading.shards import Shards
 from loading.sources import Arrays, Drawn, Files, Split
 from loading.splits import groups_of, validation
+from options import Configuration, add_note, leaves
 
 Source = Files | Shards | Arrays | Drawn
 
@@ -48,6 +50,17 @@ def part_of(data: Any, split: Split, reader: Callable[[Split], Source]) -> Sourc
             return source._replace(paths=paths, labels=taken(source.labels, places))
         case Drawn():  # a file's key, over which synthetic was chosen
             return source
+
+
+def with_part_told(config: Configuration, count: int) -> Configuration:
+    """Returns an evaluation's configuration, with a note that of the data a part alone is evaluated, where it is: a
+    run's keys go with its weights, and hold for other data, too.
+    """
+    key = "DATA.VAL_SPLIT" if config.DATA.VAL_SPLIT is not None else "DATA.FOLDS"
+    if (value := dict(leaves(config))[key]) is not None:
+        config = with_values(config)  # a copy: the note is this start's
+        add_note(config, f"of the data a part is evaluated, {count} images: {key} {value}; with {key} null it is all")
+    return config
 
 
 def told(data: Any) -> str:
