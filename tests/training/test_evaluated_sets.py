@@ -225,7 +225,7 @@ def test_what_an_evaluation_would_refuse_is_told_before_the_first(tmp_path, monk
     monkeypatch.setattr(robustness, "find_spec", lambda _: "there")
     colours = ["-cfg=vit_digits", "-o", "DATA.IMAGE_SIZE", "32", "DATA.IMAGE_CHANNELS", "3"]
     for words, message in (
-        (["-dataset=multilabel_csv", "-o", "TASK", "multilabel"], "^TASK is multilabel, expected classification, whos"),
+        (["-dataset=multilabel_csv", "-o", "TASK", "multilabel"], "^TASK is multilabel, expected classification, "),
         (["-o", "DATA.IMAGE_DTYPE", "float32"], "^DATA.IMAGE_DTYPE is 'float32', expected auto with DATA.CORRUPTION"),
         ([f"-published={tmp_path}/C"], "^-published: there is no folder .*/C/gaussian_noise/1; expected <corruption>/"),
     ):
