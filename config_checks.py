@@ -90,6 +90,7 @@ def _check_data(config: Configuration, require: Callable[[bool, str, str], None]
     require(cached, "DATA.CACHE", "None with SKIP_BROKEN: a cache holds every image")
     corrupts = data.CORRUPTION is not None
     require(not corrupts or channels == 3, "DATA.IMAGE_CHANNELS", "3 with DATA.CORRUPTION")
+    require(not corrupts or not float_pixels(data), "DATA.IMAGE_DTYPE", "auto with DATA.CORRUPTION, of 8-bit colours")
     large = not corrupts or min(pair(data.IMAGE_SIZE)) >= _LEAST_CORRUPTED
     require(large, "DATA.IMAGE_SIZE", "32 or more with DATA.CORRUPTION")
     own = data.LABELS is None or data.CLASSES in (None, "present")

@@ -19,7 +19,7 @@ from loading.cache import Decoded, Labels, MappedImages, cached, fingerprint
 from loading.files import Paths, contents
 from loading.label_sets import LabelSets, every_label
 from loading.label_spaces import check_evaluation, check_pretrained_classes, check_training, set_outputs
-from loading.parts import part_of, told
+from loading.parts import part_of, told, with_part_told
 from loading.real_labels import relabelled
 from loading.samplers import EvalBatchSampler
 from loading.scales import train_sampler
@@ -292,11 +292,11 @@ def _cached(config: Configuration, mode: str, made_of: str, decode: Callable[[],
 
 def _decoded(config: Configuration, mode: str, dataset: EncodedDataset) -> ArrayDataset:
     way = _DECODING + "turned" * dataset.oriented + str(dataset.mode)
-    made_of = fingerprint(dataset.files(), way, dataset.labels.tobytes(), "\0".join(dataset.classes))
+    where = dataset.shards.where() if isinstance(dataset, ShardDataset) else b""
+    made_of = fingerprint(dataset.files(), way, dataset.labels.tobytes(), "\0".join(dataset.classes), where)
     images = (np.asarray(dataset.image(index)) for index in range(len(dataset)))
-    labels = dataset.labels if isinstance(dataset.labels, np.ndarray) else np.zeros(len(dataset), np.int64)
-    found = _cached(config, mode, made_of, lambda: (images, labels, dataset.classes))
-    found.labels = dataset.labels  # a cache holds one for each image
+    found = _cached(config, mode, made_of, lambda: (images, np.zeros(len(dataset), np.int64), dataset.classes))
+    found.labels = dataset.labels  # a cache holds one for each image, of no use here
     return found
 
 
@@ -315,7 +315,7 @@ def get_datasets(
     """
     if config.EVAL:
         val = get_dataset(config, "val")
-        config = check_evaluation(config, val, trained)
+        config = with_part_told(check_evaluation(config, val, trained), len(val))
         set_outputs(config, val)
         check_pretrained_classes(config, val)
         return config, None, val

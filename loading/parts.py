@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from config import with_values
 from configs.registry import datasets
 from errors import InputError
 from loading.files import Paths
@@ -15,6 +16,7 @@ from loading.label_sets import LabelSets, taken
 from loading.shards import Shards
 from loading.sources import Arrays, Drawn, Files, Split
 from loading.splits import groups_of, validation
+from options import Configuration, add_note, leaves
 
 Source = Files | Shards | Arrays | Drawn
 
@@ -50,6 +52,17 @@ def part_of(data: Any, split: Split, reader: Callable[[Split], Source]) -> Sourc
             return source
 
 
+def with_part_told(config: Configuration, count: int) -> Configuration:
+    """Returns an evaluation's configuration, with a note that of the data a part alone is evaluated, where it is: a
+    run's keys go with its weights, and hold for other data, too.
+    """
+    key = "DATA.VAL_SPLIT" if config.DATA.VAL_SPLIT is not None else "DATA.FOLDS"
+    if (value := dict(leaves(config))[key]) is not None:
+        config = with_values(config)  # a copy: the note is this start's
+        add_note(config, f"of the data a part is evaluated, {count} images: {key} {value}; with {key} null it is all")
+    return config
+
+
 def told(data: Any) -> str:
     """Returns which fold it is, for the name of what is kept of it; "" without folds."""
     return "" if data.FOLDS is None else f"fold {data.FOLD} of {data.FOLDS}, {data.SPLIT_SEED}"
@@ -71,7 +84,7 @@ def _places(
     data: Any, mode: str, names: Sequence[str], labels: np.ndarray | LabelSets, classes: Sequence[str]
 ) -> np.ndarray:
     """The numbers of a part's samples, in rising order."""
-    groups = groups_of(names, data.SPLIT_GROUPS) if data.SPLIT_GROUPS and names else None
+    groups = groups_of(names, data.SPLIT_GROUPS) if data.SPLIT_GROUPS is not None else None
     if data.FOLDS is None:
         held = validation(names, labels, data.VAL_SPLIT, data.SPLIT_SEED, groups)
     else:

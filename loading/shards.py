@@ -69,6 +69,10 @@ class Shards:
         part.labels = taken(self.labels, places)
         return part
 
+    def where(self) -> bytes:
+        """Returns what tells these images from others of the same files."""
+        return self.shard.tobytes() + self.offsets.tobytes()
+
     def name(self, index: int) -> str:
         """Returns the shard and the member of an image."""
         name = f"{self.files[self.shard[index]]}: {os.fsdecode(self.names[index])}"

@@ -10,6 +10,7 @@ of corrupting the validation set's. DIR/robustness.json and the table have the e
 """
 
 import argparse
+import contextlib
 import functools
 import itertools
 import json
@@ -19,6 +20,7 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
@@ -30,6 +32,7 @@ from launch import signals  # noqa: E402
 
 CLEAN = "clean"
 _FILE = "robustness.json"
+_PUBLISHED = ("DATA.CROP_PCT", "1.0", "DATA.VAL_SPLIT", "null", "DATA.FOLDS", "null")  # all of their images, uncut
 _FREE = ("OUTPUT", "NGPUS", "DATA.NUM_WORKERS", "DATA.PREFETCH")  # which change no figure
 
 
@@ -58,7 +61,7 @@ def cells(arguments: argparse.Namespace) -> Iterator[tuple[str, int, list[str]]]
     for name, severity in itertools.product(arguments.corruptions, arguments.severities):
         if arguments.published:
             where = Path(arguments.published) / name / severity
-            yield name, int(severity), ["-dataset=folder", f"-data_path={where}", "-o", "DATA.CROP_PCT", "1.0"]
+            yield name, int(severity), ["-dataset=folder", f"-data_path={where}", "-o", *_PUBLISHED]
         else:
             yield name, int(severity), ["-o", "DATA.CORRUPTION", name, "DATA.SEVERITY", severity]
 
@@ -79,18 +82,34 @@ def evaluated(folder: Path, flags: list[str]) -> dict:
     return json.loads((folder / "result.json").read_text(encoding="utf-8"))
 
 
-def main() -> None:
-    arguments, rest = arguments_of(sys.argv[1:])
-    from options import leaves
+def configured(arguments: argparse.Namespace, rest: list[str]) -> Any:
+    """Returns the clean evaluation's configuration; checks what the others need, before anything is evaluated.
+
+    Raises:
+        InputError: an evaluation would be refused.
+    """
     from training.command_line import config_from_arguments
 
     config = config_from_arguments("tools/robustness.py", [*rest, "-eval"])
     if not config.OUTPUT or config.DATA.CORRUPTION:
         raise InputError("give -output=DIR" if not config.OUTPUT else "leave out DATA.CORRUPTION: -corruptions does it")
+    if config.TASK != "classification":
+        raise InputError(f"TASK is {config.TASK}, expected classification, whose errors are counted")
+    if not (arguments.published or find_spec("imagecorruptions")):
+        raise InputError("corruptions need imagecorruptions-imaug; pip install -r requirements-robustness.txt")
+    for _, _, flags in itertools.islice(cells(arguments), 1, None):
+        path = config_from_arguments("tools/robustness.py", [*rest, "-eval", *flags]).DATA.DATA_PATH
+        if arguments.published and not Path(path).is_dir():
+            raise InputError(f"-published: there is no folder {path}; expected <corruption>/<severity>/<class>/")
+    return config
+
+
+def main() -> None:
+    arguments, rest = arguments_of(sys.argv[1:])
+    config = configured(arguments, rest)
+    from options import leaves
     from training.robustness import figures, table
 
-    if not (arguments.published or find_spec("imagecorruptions")):  # before anything is evaluated
-        raise InputError("corruptions need imagecorruptions-imaug; pip install -r requirements-robustness.txt")
     output, errors, classes = Path(config.OUTPUT), {}, 0
     asked = {key: value for key, value in leaves(config) if key not in _FREE} | {"published": arguments.published}
     if (output / _FILE).exists():
@@ -103,14 +122,20 @@ def main() -> None:
     output.mkdir(parents=True, exist_ok=True)
 
     def write(found: dict) -> None:
-        temporary = launch.startup.unfinished(output / _FILE)
-        temporary.write_text(json.dumps({"asked": asked, "errors": errors, **found}, indent=2) + "\n", "utf-8")
-        temporary.replace(output / _FILE)
+        with launch.startup.written_whole(output / _FILE) as file:
+            file.write(json.dumps({"asked": asked, "errors": errors, **found}, indent=2) + "\n")
 
     write({})
     clean = 0.0
     for name, severity, flags in cells(arguments):
-        result = evaluated(output / (f"{name}-{severity}" if severity else name), [*rest, *flags])
+        try:
+            result = evaluated(output / (f"{name}-{severity}" if severity else name), [*rest, *flags])
+        except SystemExit:
+            if not any(output.glob("*/result.json")):  # nothing is done: nothing is left
+                (output / _FILE).unlink()
+                with contextlib.suppress(OSError):
+                    output.rmdir()
+            raise
         error, classes = 100 - result["acc1"], result["config"]["MODEL"]["NUM_CLASSES"]
         print(f"{name} {severity or ''}".rstrip() + f": error {error:.2f}, samples {result['num_samples']}", flush=True)
         if severity:

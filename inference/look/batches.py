@@ -64,11 +64,11 @@ def unnormalized(config: Configuration, images: paddle.Tensor) -> np.ndarray:
 
 
 def label(shares: np.ndarray, classes: Sequence[str]) -> str:
-    """Returns the classes that have a share, the largest first: "cat 0.70 + dog 0.30"; names alone, where there is one
-    class, or each share is 1.
+    """Returns the classes that have a share, the largest first: "cat 0.70 + dog 0.30"; names alone, where each share is
+    1. Mixed with an image of no class, one of one class has a part of it.
     """
     found = [place for place in np.argsort(-shares, kind="stable").tolist() if shares[place] > _LEAST]
     names = [shortened(str(classes[place] if classes else place), 18) for place in found]
-    if len(found) == 1 or (shares[found] > 1 - _LEAST).all():
+    if (shares[found] > 1 - _LEAST).all():
         return " +\n".join(names)
     return " +\n".join(f"{name} {shares[place]:.2f}" for name, place in zip(names, found, strict=True))

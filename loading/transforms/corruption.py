@@ -23,7 +23,7 @@ _SEEDED = ("impulse_noise", "glass_blur")  # these take their seed; the others d
 
 
 class Corruption:
-    """DATA.CORRUPTION at DATA.SEVERITY, of pixels [S, S, 3] uint8 as the model would see them; then JPEG of quality 85:
+    """DATA.CORRUPTION at DATA.SEVERITY, of pixels [H, W, 3] uint8 as the model would see them; then JPEG of quality 85:
     the order in which ImageNet-C was made, whose images have 224 x 224 pixels.
 
     The generator is the sample's: what is drawn follows from SEED, the sample, the corruption and the severity.
@@ -66,19 +66,19 @@ def _library() -> Any:
 
 def _elastic(pixels: np.ndarray, severity: int) -> np.ndarray:
     """Moves three points of an image at random, and all of it by the affine map of them; then each pixel by a smooth
-    random field. At 224 x 224 the lengths are the authors'.
+    random field. At 224 x 224 the lengths are the authors'; otherwise they are shares of the short side.
     """
     from scipy.ndimage import gaussian_filter, map_coordinates  # a tenth of a second that most runs can do without
 
-    side = len(pixels)
+    height, width = pixels.shape[:2]
+    side = min(height, width)
     strength, smooth, corner = (share * _UNIT * side for share in _ELASTIC[severity - 1])
-    centre, arm = side // 2, side // 3
-    points = np.array([[centre + arm, centre + arm], [centre + arm, centre - arm], [centre - arm, centre - arm]])
+    points = np.array([width // 2, height // 2]) + side // 3 * np.array([[1, 1], [1, -1], [-1, -1]])
     moved = points + np.random.uniform(-corner, corner, (3, 2))
     back = np.linalg.solve(np.c_[moved, np.ones(3)], points)  # (x, y, 1) of the result, to (x, y) of the image
-    y, x = np.indices((side, side))
-    source_x, source_y = np.stack([x, y, np.ones_like(x)], -1).reshape(-1, 3).dot(back).T.reshape(2, side, side)
-    fields = np.random.uniform(-1, 1, (2, side, side))
+    y, x = np.indices((height, width))
+    source_x, source_y = np.stack([x, y, np.ones_like(x)], -1).reshape(-1, 3).dot(back).T.reshape(2, height, width)
+    fields = np.random.uniform(-1, 1, (2, height, width))
     dx, dy = (gaussian_filter(field, smooth, mode="reflect", truncate=3) * strength for field in fields)
     channels = [
         map_coordinates(c, (source_y, source_x), order=1, mode="mirror") for c in np.moveaxis(pixels / 255, 2, 0)

@@ -115,6 +115,7 @@ def test_images_of_several_classes_have_their_names(root):
 def test_labels_tell_shares():
     assert label(np.array([0.3, 0.7, 0.001]), ["a", "b", "c"]) == "b 0.70 +\na 0.30"
     assert label(np.array([0.0, 1.0]), []) == "1"
+    assert label(np.array([0.0, 0.6]), ["a", "b"]) == "b 0.60"  # of several labels: the other image had none
 
 
 def test_the_command_draws_a_picture(root, monkeypatch, capsys):

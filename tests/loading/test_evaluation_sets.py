@@ -266,10 +266,27 @@ def test_an_elastic_transform_is_the_authors():
         assert np.abs(found[:, 2] - blue).max() <= 1
 
 
+def test_an_elastic_transform_bends_images_of_two_sides():
+    """In the middle as the square of the short side would be: the same shares, the same three points."""
+    across = np.linspace(0, 255, 96)
+    pixels = np.stack(np.broadcast_arrays(across, across[:48, None], 255 - across), 2).astype(np.uint8)
+    for image in (pixels, pixels.swapaxes(0, 1)):
+        np.random.seed(7)
+        bent = _elastic(image, 4)
+        assert bent.shape == image.shape
+        inner = np.s_[16:-16, 16:-16]
+        assert 0.5 < np.abs(bent[inner].astype(int) - image[inner]).mean() < 12  # of 255: a few pixels at most
+
+
 def test_a_package_that_isnt_there_is_told_in_a_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "imagecorruptions", None)
     with pytest.raises(InputError, match=r"^DATA.CORRUPTION needs imagecorruptions-imaug \(.*\); pip install -r req"):
         Corruption(asked("DATA.CORRUPTION", "fog"))
+
+
+def test_colours_in_full_depth_arent_corrupted():
+    with pytest.raises(InputError, match=r"^DATA.IMAGE_DTYPE is 'float32', expected auto with DATA.CORRUPTION, of 8-b"):
+        asked("DATA.CORRUPTION", "fog", "DATA.IMAGE_DTYPE", "float32")
 
 
 def test_the_package_corrupts_more_at_each_severity():

@@ -103,6 +103,11 @@ def test_each_sample_of_a_folder_or_its_shards_is_validated_on_once(tmp_path):
         for one, other in ((train, shards), (val, held)):
             assert [one.data(i) for i in range(len(one))] == [other.data(i) for i in range(len(other))]
             np.testing.assert_array_equal(one.labels, other.labels)
+    cache = ["DATA.CACHE", str(tmp_path / "cache")]  # labels alike don't make parts of shards alike
+    kept = parts(["DATA.DATASET", "shards", "DATA.DATA_PATH", str(tmp_path), *cache])
+    for mine, theirs in zip(sum(packed, ()), sum(kept, ()), strict=True):
+        for index in range(len(mine)):
+            np.testing.assert_array_equal(mine.image(index), theirs.image(index))
 
 
 def test_folds_of_arrays_are_cached_apart(tmp_path):

@@ -12,6 +12,7 @@ from datasets import get_datasets
 from errors import InputError
 from loading.label_sets import LabelSets, rarest
 from loading.splits import groups_of, validation
+from options import notes
 
 LABELS = np.repeat([0, 1, 2, 3], [1, 2, 40, 103])
 PATHS = [f"train/{label}/{place}.jpg" for place, label in enumerate(LABELS)]
@@ -180,6 +181,23 @@ def test_shards_are_split_and_a_folder_of_classes_alone_has_folds(tmp_path):
     assert sorted(path for part in folds for path in paths_of(part)) == sorted(
         f"{name}/{n}.png" for name, count in (("a", 8), ("b", 12)) for n in range(count)
     )
+
+
+def test_an_evaluation_of_a_part_tells_so(tmp_path):
+    write_images(tmp_path, {"a": 8, "b": 12})
+    for words, found in (
+        (
+            [*SPLIT],
+            ["of the data a part is evaluated, 5 images: DATA.VAL_SPLIT 0.25; with DATA.VAL_SPLIT null it is all"],
+        ),
+        (
+            ["DATA.FOLDS", "4"],
+            ["of the data a part is evaluated, 5 images: DATA.FOLDS 4; with DATA.FOLDS null it is all"],
+        ),
+        ([], []),
+    ):
+        config, _, val = get_datasets(configured("folder", tmp_path, "EVAL", "True", *words))
+        assert (notes(config), len(val)) == (found, 5 if found else 20)
 
 
 def test_what_does_nothing_is_refused(tmp_path):

@@ -187,6 +187,7 @@ def test_the_tool_evaluates_each_cell_once_and_goes_on(tmp_path, monkeypatch, ca
 
     def run(*flags):
         words = [f"-output={tmp_path}/out", "-cfg=vit_digits", "-corruptions=fog,snow", "-severities=1,3", *flags]
+        words += ["-o", "DATA.IMAGE_SIZE", "32", "DATA.IMAGE_CHANNELS", "3"]
         monkeypatch.setattr("sys.argv", ["robustness.py", *words])
         robustness.main()
 
@@ -196,6 +197,11 @@ def test_the_tool_evaluates_each_cell_once_and_goes_on(tmp_path, monkeypatch, ca
         run()
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(robustness, "find_spec", lambda _: "there")
+    fails = "clean"
+    with pytest.raises(SystemExit):
+        run()
+    assert not list(tmp_path.iterdir())
+    asked.clear()
     fails = "snow-1"
     with pytest.raises(SystemExit) as ended:
         run()
@@ -212,14 +218,29 @@ def test_the_tool_evaluates_each_cell_once_and_goes_on(tmp_path, monkeypatch, ca
     with pytest.raises(InputError, match="out has evaluations of SEED 0, not 4; choose another -output"):
         run("-o", "SEED", "4")
     with pytest.raises(InputError, match="leave out DATA.CORRUPTION: -corruptions does it"):
-        run("-o", "DATA.CORRUPTION", "fog", "DATA.IMAGE_SIZE", "32", "DATA.IMAGE_CHANNELS", "3")
+        run("-o", "DATA.CORRUPTION", "fog")
+
+
+def test_what_an_evaluation_would_refuse_is_told_before_the_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(robustness, "find_spec", lambda _: "there")
+    colours = ["-cfg=vit_digits", "-o", "DATA.IMAGE_SIZE", "32", "DATA.IMAGE_CHANNELS", "3"]
+    for words, message in (
+        (["-dataset=multilabel_csv", "-o", "TASK", "multilabel"], "^TASK is multilabel, expected classification, "),
+        (["-o", "DATA.IMAGE_DTYPE", "float32"], "^DATA.IMAGE_DTYPE is 'float32', expected auto with DATA.CORRUPTION"),
+        ([f"-published={tmp_path}/C"], "^-published: there is no folder .*/C/gaussian_noise/1; expected <corruption>/"),
+    ):
+        monkeypatch.setattr("sys.argv", ["robustness.py", f"-output={tmp_path}/out", *colours, *words])
+        with pytest.raises(InputError, match=message):
+            robustness.main()
+    assert not list(tmp_path.iterdir())
 
 
 def test_published_images_are_folders_of_their_own():
     words, rest = robustness.arguments_of(["-published=C", "-corruptions=fog", "-severities=2", "-cfg=x"])
     [_, (name, severity, flags)] = robustness.cells(words)
     assert (name, severity, rest) == ("fog", 2, ["-cfg=x"])
-    assert flags == ["-dataset=folder", "-data_path=C/fog/2", "-o", "DATA.CROP_PCT", "1.0"]
+    whole = ["DATA.VAL_SPLIT", "null", "DATA.FOLDS", "null"]  # not the part that the run kept for validation
+    assert flags == ["-dataset=folder", "-data_path=C/fog/2", "-o", "DATA.CROP_PCT", "1.0", *whole]
     for flag in ("-corruptions=fogg", "-severities=6"):
         with pytest.raises(InputError, match=f"^{flag[:11]}.* has '(fogg|6)', expected some of "):
             robustness.arguments_of([flag])
