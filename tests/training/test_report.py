@@ -141,6 +141,19 @@ def test_a_page_tells_the_figures_and_escapes_names(made):
     assert text.count("no picture") == 18 - right
 
 
+def test_a_mistake_is_never_shown_with_the_picture_of_another_image(made):
+    folder, _, found = made
+    wrong = int((found["label"] != found["predicted"]).sum())
+    first, *_, last = sorted((folder.parent / "data" / "val").glob("*/*"))
+    last.rename(first.with_name("-first.png"))  # all others come one place later
+    config = get_config(folder / "config.yaml")
+    changed = get_dataset(config, "val")
+    assert len(changed) == 18
+    assert write_report(folder, changed).read_text().count("no picture") == wrong
+    first.with_name("-first.png").unlink()
+    assert write_report(folder, get_dataset(config, "val")).read_text().count("no picture") == wrong
+
+
 def test_the_surest_mistakes_come_first(made):
     folder, dataset, found = made
     text = write_report(folder, dataset).read_text()
