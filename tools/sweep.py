@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402  (streams)
-from errors import InputError, reported  # noqa: E402
+from errors import InputError, RunError, remedy, reported  # noqa: E402
 
 # isort: split
 from launch import side_by_side  # noqa: E402
@@ -116,9 +116,13 @@ def main() -> int:
     done = sum(row.outcome is not None for row in session.rows())
     shared = ", ".join(f"{name}={value}" for name, value in places[0].items())
     print(f"{sweep.output}: {done} runs are done; {len(places)} side by side ({shared} ...)", flush=True)
-    stop = session.run(lock)
-    rows = session.rows()
-    results.write(rows, sweep, metric)
+    try:
+        stop = session.run(lock)
+        rows = session.rows()
+        results.write(rows, sweep, metric)
+    except OSError as error:  # a full disk; what runs is told to save
+        found = f"{error.filename or sweep.output} isn't written ({error.strerror})"
+        raise RunError(f"{found}; {remedy(error)}, then the same command goes on") from None
     print(results.table(rows, sweep, metric))
     if best := results.best(rows, sweep, metric):
         print(f"best {metric}: {best[0].name}; {sweep.output}/sweep.csv, sweep.png")

@@ -218,6 +218,7 @@ def test_a_browser_shows_it_at_two_widths_and_loads_nothing(made):
         ("result.json", '{"loss": 1, "num_samples": 1, "acc5": "x"}', "its acc5 is 'x', expected a number"),
         ("result.json", "[" * 100_000, "can't be read as a run's result"),
         ("classes.json", '{"a": 1}', "expected a list of names"),
+        ("classes.json", r'["a", "\ud800"]', "expected a list of names"),
         ("metrics.jsonl", "nonsense\n", "holds no record of a run; move it away"),
         ("config.yaml", "TRAIN: {X: 1}", "TRAIN.X"),
     ],

@@ -1,6 +1,7 @@
 """A sweep's file, its points, its folder and its table."""
 
 import csv
+import errno
 import importlib.util
 import json
 import math
@@ -16,7 +17,7 @@ from documents import snippets
 from PIL import Image
 from programs import ROOT
 
-from errors import InputError
+from errors import InputError, RunError
 from launch import side_by_side
 from tools.sweep import Session, main
 from training.command_line import config_from_arguments
@@ -298,6 +299,22 @@ def test_two_sweeps_in_one_folder_are_refused(tmp_path, monkeypatch):
     (tmp_path / "mine" / "letter").touch()
     with pytest.raises(InputError, match="mine holds letter and no sweep; give another output"):
         results.lock(tmp_path / "mine")
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    for output in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(InputError, match="file.*: can't be a sweep's folder \\((File exists|Not a directory)\\)"):
+            results.lock(output)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    sweep = sweep_of(tmp_path)
+    monkeypatch.setattr("sys.argv", ["sweep.py", str(tmp_path / "sweep.yaml")])
+    monkeypatch.setattr(results, "record", full)
+    with pytest.raises(RunError, match=f"{sweep.output} isn't written .No space.*, then the same command goes on"):
+        main()
 
 
 # ------------------------------------------------------------------- Optuna
