@@ -27,13 +27,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402  (streams)
-from errors import InputError, reported  # noqa: E402
+from errors import InputError, RunError, remedy, reported  # noqa: E402
 
 # isort: split
 from launch import side_by_side  # noqa: E402
 from launch.side_by_side import Command  # noqa: E402
 from training.sweeps import results  # noqa: E402
-from training.sweeps.points import Point, Sweep, check, edges, metric_of, planned, read_sweep, suggested  # noqa: E402
+from training.sweeps.points import Point, Sweep, check, edges, planned, read_sweep, suggested  # noqa: E402
 
 
 class Session:
@@ -71,8 +71,9 @@ class Session:
     def ended(self, name: str, status: int) -> None:
         """Tells what a run gave."""
         self.statuses[name] = status
-        [row] = [row for row in self.rows() if row.name == name]
-        values = " ".join(f"{key}={value}" for key, value in row.point.items())
+        point = self.points[int(name.partition("_")[0])]
+        row = results.Row(name, point, None, results.outcome(self.sweep, name, self.metric), status)
+        values = " ".join(f"{key}={value}" for key, value in point.items())
         told = f"{self.metric}: {row.outcome.value:.4f}" if row.outcome else row.told()
         why = "" if row.outcome else f": {results.last_line(self.sweep.output / f'{name}.txt')}"
         print(f"{name} {values}: {told}{why}", flush=True)
@@ -84,7 +85,8 @@ class Session:
                 if stop := side_by_side.run(commands, self.places, self.ended, [lock]):
                     return stop
             elif new := self.next_points():
-                check(self.sweep, new)
+                if self.sweep.method == "optuna":  # the others were known from the start
+                    check(self.sweep, new)
                 self.points += new
                 results.record(self.sweep, self.points)
             else:
@@ -100,7 +102,7 @@ def main() -> int:
     launch.startup.stop_at_once()
     sweep = read_sweep(arguments.file)
     plan = [] if sweep.method == "optuna" else planned(sweep)
-    metric = metric_of(sweep, check(sweep, plan or edges(sweep)))
+    metric = check(sweep, plan or edges(sweep))
     places = side_by_side.places(sweep.processes, sweep.side_by_side)
     if not places:
         raise InputError(f"{arguments.file}: devices is {sweep.processes}, more than the GPUs that are visible")
@@ -114,9 +116,13 @@ def main() -> int:
     done = sum(row.outcome is not None for row in session.rows())
     shared = ", ".join(f"{name}={value}" for name, value in places[0].items())
     print(f"{sweep.output}: {done} runs are done; {len(places)} side by side ({shared} ...)", flush=True)
-    stop = session.run(lock)
-    rows = session.rows()
-    results.write(rows, sweep, metric)
+    try:
+        stop = session.run(lock)
+        rows = session.rows()
+        results.write(rows, sweep, metric)
+    except OSError as error:  # a full disk; what runs is told to save
+        found = f"{error.filename or sweep.output} isn't written ({error.strerror})"
+        raise RunError(f"{found}; {remedy(error)}, then the same command goes on") from None
     print(results.table(rows, sweep, metric))
     if best := results.best(rows, sweep, metric):
         print(f"best {metric}: {best[0].name}; {sweep.output}/sweep.csv, sweep.png")

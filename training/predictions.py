@@ -83,19 +83,23 @@ def write(file: Path, found: Mapping[str, np.ndarray], dataset: ImageDataset, ro
     Raises:
         OSError: it can't be written.
     """
-    classes, above = dataset.classes, f"{Path(root)}/"
-    several = "truth" in found
+    classes, several = dataset.classes, "truth" in found
     with written_whole(file) as out:
         table = csv.writer(out, lineterminator="\n")
         table.writerow(SEVERAL if several else (*ONE, *(("class", "predicted_class") if classes else ())))
         columns = found.values() if several else (found[name].tolist() for name in ONE[1:])
         for index, (first, second, *rest) in enumerate(zip(*columns, strict=True)):
-            name = dataset.name(index).removeprefix(above)
+            name = name_of(dataset, index, root)
             if several:
                 table.writerow([name, _numbers(first), _numbers(second), rest[0], f"{rest[1]:.6f}"])
             else:
                 names = [classes[label] if label < len(classes) else label for label in (first, second) if classes]
                 table.writerow([name, first, second, f"{rest[0]:.6f}", *names])
+
+
+def name_of(dataset: ImageDataset, index: int, root: str) -> str:
+    """Returns an image's name as a table has it."""
+    return dataset.name(index).removeprefix(f"{Path(root)}/")
 
 
 def _numbers(packed: np.ndarray) -> str:

@@ -141,6 +141,19 @@ def test_a_page_tells_the_figures_and_escapes_names(made):
     assert text.count("no picture") == 18 - right
 
 
+def test_a_mistake_is_never_shown_with_the_picture_of_another_image(made):
+    folder, _, found = made
+    wrong = int((found["label"] != found["predicted"]).sum())
+    first, *_, last = sorted((folder.parent / "data" / "val").glob("*/*"))
+    last.rename(first.with_name("-first.png"))  # all others come one place later
+    config = get_config(folder / "config.yaml")
+    changed = get_dataset(config, "val")
+    assert len(changed) == 18
+    assert write_report(folder, changed).read_text().count("no picture") == wrong
+    first.with_name("-first.png").unlink()
+    assert write_report(folder, get_dataset(config, "val")).read_text().count("no picture") == wrong
+
+
 def test_the_surest_mistakes_come_first(made):
     folder, dataset, found = made
     text = write_report(folder, dataset).read_text()
@@ -205,6 +218,7 @@ def test_a_browser_shows_it_at_two_widths_and_loads_nothing(made):
         ("result.json", '{"loss": 1, "num_samples": 1, "acc5": "x"}', "its acc5 is 'x', expected a number"),
         ("result.json", "[" * 100_000, "can't be read as a run's result"),
         ("classes.json", '{"a": 1}', "expected a list of names"),
+        ("classes.json", r'["a", "\ud800"]', "expected a list of names"),
         ("metrics.jsonl", "nonsense\n", "holds no record of a run; move it away"),
         ("config.yaml", "TRAIN: {X: 1}", "TRAIN.X"),
     ],

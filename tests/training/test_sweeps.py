@@ -1,6 +1,7 @@
 """A sweep's file, its points, its folder and its table."""
 
 import csv
+import errno
 import importlib.util
 import json
 import math
@@ -16,11 +17,12 @@ from documents import snippets
 from PIL import Image
 from programs import ROOT
 
-from errors import InputError
+from errors import InputError, RunError
 from launch import side_by_side
 from tools.sweep import Session, main
+from training.command_line import config_from_arguments
 from training.sweeps import results
-from training.sweeps.points import check, edges, metric_of, planned, read_sweep, suggested
+from training.sweeps.points import check, edges, planned, read_sweep, suggested
 
 COMMAND = "python main_single_gpu.py -cfg=vit_digits -o TRAIN.NUM_EPOCHS 2 TRAIN.WARMUP_EPOCHS 0"
 KEYS = {"TRAIN.BASE_LR": ["1e-4", 0.001], "TRAIN.GRAD_CLIP": [None, 1.0], "TRAIN.OPTIMIZER.BETAS": [[0.9, 0.99]]}
@@ -42,7 +44,8 @@ def test_a_grid_has_every_combination_in_the_order_of_the_file(tmp_path):
     rates, clips = ("1e-4", "0.001"), ("None", "1.0")
     expected = [(rate, clip, "[0.9, 0.99]") for rate in rates for clip in clips]
     assert [tuple(point.values()) for point in planned(sweep)] == expected
-    config = check(sweep, planned(sweep)[::-1])
+    assert check(sweep, planned(sweep)) == "acc1"
+    config = config_from_arguments(sweep.program, sweep.arguments("0", planned(sweep)[-1], None))
     assert (config.TRAIN.BASE_LR, config.TRAIN.GRAD_CLIP, config.TRAIN.OPTIMIZER.BETAS) == (0.001, 1.0, [0.9, 0.99])
     assert config.TRAIN.NUM_EPOCHS == 2
     assert str(tmp_path / "swept" / "0") == config.OUTPUT
@@ -86,6 +89,10 @@ def test_random_points_are_of_their_distributions_and_the_first_ones_of_any_numb
         ({"seeds": [0, 0]}, r"seeds is \[0, 0\], expected whole numbers from 0, each once"),
         ({"seeds": [-1]}, r"seeds is \[-1\], expected whole numbers from 0"),
         ({"command": f"{COMMAND} -h"}, "command has -h"),
+        ({"command": f"{COMMAND} OUTPUT=here"}, "command has OUTPUT=here, which the sweep gives"),
+        ({"command": f"{COMMAND} OUTPUT here"}, "command has OUTPUT, which the sweep gives"),
+        ({"keys": {"NGPUS": [1, 2]}}, "NGPUS is the sweep's own"),
+        ({"keys": {"SEED": [1, 2, 1]}}, "SEED has a value twice, and a grid would repeat its runs"),
         ({"devices": 2}, "devices is 2, but main_single_gpu.py takes one; take main_multi_gpu.py"),
         ({"side_by_side": 0}, "side_by_side is 0, expected 1 to 10000"),
         ({"keys": {f"K{n}": list(range(10)) for n in range(5)}}, "runs is 100000, expected 1 to 10000"),
@@ -97,7 +104,7 @@ def test_what_a_file_may_not_say_is_named(content, message, tmp_path):
 
 
 def test_every_configuration_is_read_before_the_first_run(tmp_path, monkeypatch):
-    rates = {"TRAIN.BASE_LR": [0.001] * 9 + ["1e-4x"]}
+    rates = {"TRAIN.BASE_LR": [0.001, "1e-4x"]}
     for keys, message in (
         (rates, "the run of TRAIN.BASE_LR=1e-4x: command line: TRAIN.BASE_LR takes float, found '1e-4x'"),
         ({"TRAIN.BAS_LR": [1]}, "the run of TRAIN.BAS_LR=1: .*did you mean TRAIN.BASE_LR?"),
@@ -107,6 +114,9 @@ def test_every_configuration_is_read_before_the_first_run(tmp_path, monkeypatch)
         monkeypatch.setattr("sys.argv", ["sweep.py", str(tmp_path / "sweep.yaml")])
         with pytest.raises(InputError, match=message):
             main()
+    large = sweep_of(tmp_path, keys={"TRAIN.BASE_LR": [0.001]}, seeds=[0, 2**32])
+    with pytest.raises(InputError, match="SEED is 4294967296"):
+        check(large, planned(large))
     drawn = sweep_of(tmp_path, keys={"TRAIN.SMOOTHING": {"uniform": [0, 3]}}, method="random", runs=1)
     with pytest.raises(InputError, match="TRAIN.SMOOTHING=3"):
         check(drawn, edges(drawn))
@@ -116,7 +126,7 @@ def test_every_configuration_is_read_before_the_first_run(tmp_path, monkeypatch)
 def test_the_metric_is_the_runs_own_or_one_of_its_task(tmp_path):
     def metric(**content):
         sweep = sweep_of(tmp_path, **content)
-        return metric_of(sweep, check(sweep, planned(sweep)))
+        return check(sweep, planned(sweep))
 
     averaged = f"{COMMAND} TRAIN.MODEL_EMA True BEST_METRIC loss"
     assert (metric(), metric(command=averaged), metric(metric="acc5")) == ("acc1", "loss", "acc5")
@@ -124,6 +134,12 @@ def test_the_metric_is_the_runs_own_or_one_of_its_task(tmp_path):
     for name, message in (("ema/acc1", "TRAIN.MODEL_EMA is False"), ("mAP", "metric is 'mAP', expected one of acc1")):
         with pytest.raises(InputError, match=message):
             metric(metric=name)
+    for name, keys, message in (
+        ("ema/acc1", {"TRAIN.MODEL_EMA": [True, False]}, "the run of TRAIN.MODEL_EMA=False: metric is ema/acc1, but"),
+        (None, {"TASK": ["classification", "multilabel"]}, "the run of TASK=multilabel: metric is 'acc1', expected"),
+    ):
+        with pytest.raises(InputError, match=message):
+            metric(metric=name, keys=keys)
 
 
 def test_the_commands_are_printed_and_nothing_is_done(tmp_path, monkeypatch, capsys):
@@ -143,14 +159,16 @@ def test_the_commands_are_printed_and_nothing_is_done(tmp_path, monkeypatch, cap
 @pytest.mark.parametrize("page", ["docs/own_data.md", "tools/sweep.py"])
 def test_the_files_that_are_shown_are_sweeps(page, tmp_path):
     text = (ROOT / page).read_text()
-    [shown] = re.findall(r"^( *)(command: .*?)(?=\n\S|```|\n\n)", text, re.M | re.S) if page[0] == "t" else [
-        ("", block) for block in snippets(page, "yaml") if block.startswith("command:")
+    blocks = re.findall(r"^( *command: .*?)(?=\n\S|\n\n)", text, re.M | re.S) if page[0] == "t" else [
+        block for block in snippets(page, "yaml") if block.startswith("command:")
     ]  # fmt: skip
-    (tmp_path / "rates.yaml").write_text(textwrap.dedent("".join(shown)))
-    sweep = read_sweep(tmp_path / "rates.yaml")
-    assert len(planned(sweep)) == 4
-    assert metric_of(sweep, check(sweep, planned(sweep))) == "acc1"
-    assert str(sweep.output) == "output/rates"
+    for block in blocks:
+        (tmp_path / "rates.yaml").write_text(textwrap.dedent(block))
+        sweep = read_sweep(tmp_path / "rates.yaml")
+        assert len(planned(sweep)) >= 3
+        assert check(sweep, planned(sweep)) == "acc1"
+        assert str(sweep.output) in ("output/rates", "RATES")
+    assert blocks
 
 
 # ------------------------------------------------------------ a sweep's folder
@@ -281,6 +299,22 @@ def test_two_sweeps_in_one_folder_are_refused(tmp_path, monkeypatch):
     (tmp_path / "mine" / "letter").touch()
     with pytest.raises(InputError, match="mine holds letter and no sweep; give another output"):
         results.lock(tmp_path / "mine")
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    for output in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(InputError, match="file.*: can't be a sweep's folder \\((File exists|Not a directory)\\)"):
+            results.lock(output)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    sweep = sweep_of(tmp_path)
+    monkeypatch.setattr("sys.argv", ["sweep.py", str(tmp_path / "sweep.yaml")])
+    monkeypatch.setattr(results, "record", full)
+    with pytest.raises(RunError, match=f"{sweep.output} isn't written .No space.*, then the same command goes on"):
+        main()
 
 
 # ------------------------------------------------------------------- Optuna

@@ -9,6 +9,7 @@ from datasets import ImageDataset
 from errors import RunError
 from loading.transforms import Bands
 from training.pages import page
+from training.predictions import name_of
 from training.report.reading import Finished, Told
 
 MOST = 24
@@ -31,7 +32,7 @@ def tiles(run: Finished, told: Told, dataset: ImageDataset | None) -> str:
     """
     figures = []
     for place in chosen(told, run.several).tolist():
-        drawn = _picture(dataset, place) if dataset is not None else None
+        drawn = _picture(dataset, place) if dataset is not None and _same(run, told, dataset, place) else None
         share = f"{100 * told.probability[place]:.1f} %"
         if run.several:
             first = f"{share} {run.name_of(int(told.label[place]))}"
@@ -44,6 +45,12 @@ def tiles(run: Finished, told: Told, dataset: ImageDataset | None) -> str:
         words = f"<b>{page.text(first)}</b><br>{page.text(second)}<br><small>{page.text(told.images[place])}</small>"
         figures.append(f"<figure{small}>{shown}<figcaption>{words}</figcaption></figure>")
     return f'<div class="tiles">{"".join(figures)}</div>' if figures else ""
+
+
+def _same(run: Finished, told: Told, dataset: ImageDataset, place: int) -> bool:
+    """Whether the image is the one that was evaluated: others may have come or gone since then."""
+    same = len(dataset) == len(told.images)
+    return same and name_of(dataset, place, run.config.DATA.DATA_PATH) == told.images[place]
 
 
 def _picture(dataset: ImageDataset, place: int) -> tuple[bytes, str] | None:

@@ -43,6 +43,11 @@ def _is_record(value: Any) -> bool:
     return type(value) is dict and is_whole(value.get("epoch"))
 
 
+def _is_name(value: Any) -> bool:
+    """Whether it is a text that a table can take: JSON's may hold half a character."""
+    return type(value) is str and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
 _TABLE = Rule("numbers by name", _is_table)
 _DICTIONARY = Rule("a dictionary", lambda value: type(value) is dict)
 _FORM: Form = {
@@ -125,7 +130,7 @@ def finished(folder: Path) -> Finished:
     if (folder / "classes.json").exists():
         with reading(folder / "classes.json", "names of classes", ADVICE):
             classes = parsed_json(whole_file(folder / "classes.json", _LARGEST))
-            if not is_list(classes, lambda name: type(name) is str, high=_CLASSES):
+            if not is_list(classes, _is_name, high=_CLASSES):
                 raise Unreadable("expected a list of names")
     evaluated = {"val": result} | ({"ema": result["ema"]} if "ema" in result else {})
     told = {}

@@ -32,7 +32,7 @@ PROGRAMS = ("main_single_gpu.py", "main_multi_gpu.py")
 METHODS = ("grid", "random", "optuna")
 _DRAWN = ("choice", "uniform", "log_uniform")
 _MOST = 10_000  # runs
-_OWN = ("OUTPUT", "MODEL.RESUME", "EVAL")  # a sweep's own, which no key may be
+_OWN = ("OUTPUT", "MODEL.RESUME", "EVAL", "NGPUS")  # a sweep's own, which no key may be
 
 Point = dict[str, str]  # a word for each key, as after -o
 
@@ -128,6 +128,8 @@ def read_sweep(file: Path) -> Sweep:
     keys = {key: _drawn(f"{file}: {key}", key, values) for key, values in content["keys"].items()}
     if method == "grid" and (drawn := [key for key, values in keys.items() if not values.choices]):
         raise InputError(f"{file}: {drawn[0]} is an interval, of which method grid has no values; list them")
+    if method == "grid" and (twice := [key for key, own in keys.items() if len(set(own.choices)) < len(own.choices)]):
+        raise InputError(f"{file}: {twice[0]} has a value twice, and a grid would repeat its runs; leave one out")
     if ("runs" in content) == (method == "grid"):
         raise InputError(
             f"{file}: " + ("a grid has its runs; leave runs out" if method == "grid" else "runs is missing")
@@ -167,10 +169,10 @@ def _words(file: Path, command: str) -> list[str]:
             f"{file}: command begins with {quoted(words[0] if words else '')}, expected {' or '.join(PROGRAMS)}"
         )
     own = {"output", "resume", "eval", "explain", "last_epoch", "ngpus", "h", "help"}
-    if found := [
-        w for w in words[1:] if w.startswith("-") and w.lstrip("-").partition("=")[0].replace("-", "_") in own
-    ]:
-        raise InputError(f"{file}: command has {found[0]}, which the sweep gives or has no use for; leave it out")
+    for given in words[1:]:
+        name = given.partition("=")[0]
+        if name in _OWN or (name.startswith("-") and name.lstrip("-").replace("-", "_") in own):
+            raise InputError(f"{file}: command has {given}, which the sweep gives or has no use for; leave it out")
     return words
 
 
@@ -237,30 +239,33 @@ def edges(sweep: Sweep) -> list[Point]:
     return [first | {key: value} for key, drawn in sweep.keys.items() for value in drawn.edges()]
 
 
-def check(sweep: Sweep, points: Sequence[Point]) -> Configuration:
-    """Returns the configuration of the first point; all are read as a run's start reads them.
+def check(sweep: Sweep, points: Sequence[Point]) -> str:
+    """Returns the sweep's metric: of every point; all configurations are read as a run's start reads them.
 
     Raises:
-        InputError: one can't be meant; the line names the point.
+        InputError: one can't be meant, or has no such metric; the line names the point.
     """
-    first: Configuration | None = None
-    for point in points:
+    metric, seeds = sweep.metric, sweep.seeds or [None]
+    for point, seed in [*((point, seeds[0]) for point in points), *((points[0], seed) for seed in seeds[1:])]:
         try:
-            config = config_from_arguments(sweep.program, sweep.arguments("0", point, (sweep.seeds or [None])[0]))
+            config = config_from_arguments(sweep.program, sweep.arguments("0", point, seed))
+            metric = metric or _own_metric(config)
+            _check_measured(metric, config)
         except InputError as error:
             shown = " ".join(f"{key}={value}" for key, value in point.items())
             raise InputError(f"the run of {shown}: {error}") from None
-        first = first or config
-    assert first is not None
-    return first
+    return metric
 
 
-def metric_of(sweep: Sweep, config: Configuration) -> str:
-    """Returns the metric's name; raises InputError: the task has no such one."""
-    known = [*registry.tasks.components[config.TASK].given.get("metrics", "loss").split(), "loss"]
-    own = known[0] if config.BEST_METRIC == "auto" else config.BEST_METRIC
-    metric = sweep.metric or own
-    refuse_other("metric", metric.removeprefix("ema/"), known)
+def _metrics(config: Configuration) -> list[str]:
+    return [*registry.tasks.components[config.TASK].given.get("metrics", "loss").split(), "loss"]
+
+
+def _own_metric(config: Configuration) -> str:
+    return _metrics(config)[0] if config.BEST_METRIC == "auto" else config.BEST_METRIC
+
+
+def _check_measured(metric: str, config: Configuration) -> None:
+    refuse_other("metric", metric.removeprefix("ema/"), _metrics(config))
     if metric.startswith("ema/") and not config.TRAIN.MODEL_EMA:
         raise InputError(f"metric is {metric}, but TRAIN.MODEL_EMA is False: there is no average")
-    return metric

@@ -30,12 +30,15 @@ def lock(output: Path) -> int:
     """Locks the folder, which it makes, and returns the lock's descriptor; runs that keep it open hold it, too.
 
     Raises:
-        InputError: another sweep writes there, or the folder holds something else.
+        InputError: another sweep writes there, the folder holds something else, or nothing can be written there.
     """
-    output.mkdir(parents=True, exist_ok=True)
-    if not (output / FILE).exists() and (other := [name for name in os.listdir(output) if name != LOCK]):
-        raise InputError(f"{output} holds {shown(other[0])} and no sweep; give another output")
-    descriptor, until = os.open(output / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC), time.monotonic() + LEFT
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        if not (output / FILE).exists() and (other := [name for name in os.listdir(output) if name != LOCK]):
+            raise InputError(f"{output} holds {shown(other[0])} and no sweep; give another output")
+        descriptor, until = os.open(output / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC), time.monotonic() + LEFT
+    except OSError as error:
+        raise InputError(f"{output}: can't be a sweep's folder ({error.strerror}); give another output") from None
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
