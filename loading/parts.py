@@ -84,7 +84,7 @@ def _places(
     data: Any, mode: str, names: Sequence[str], labels: np.ndarray | LabelSets, classes: Sequence[str]
 ) -> np.ndarray:
     """The numbers of a part's samples, in rising order."""
-    groups = groups_of(names, data.SPLIT_GROUPS) if data.SPLIT_GROUPS is not None else None
+    groups = groups_of(names, data.SPLIT_GROUPS) if data.SPLIT_GROUPS is not None and len(names) else None
     if data.FOLDS is None:
         held = validation(names, labels, data.VAL_SPLIT, data.SPLIT_SEED, groups)
     else:
