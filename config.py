@@ -47,8 +47,8 @@ _C.DATA.DATA_PATH = "/dataset/imagenet/"  # the dataset's folder
 _C.DATA.DATASET = "imagenet2012"  # a reader in loading/, such as folder, imagenet2012, shards, digits
 _C.DATA.IMAGE_SIZE = 224  # pixels, height = width; or [height, width], on the command line 224x160, too
 _C.DATA.IMAGE_CHANNELS = 3  # 3: RGB, 1: grey; others, up to 64: the channels of TIFF and .npy files
-_C.DATA.IMAGE_DTYPE = "auto"  # float32: in full depth, 8 bits / 255, 16 bits / 65535, floats as they are stored; auto:
-# 8-bit colours or grey, as Pillow converts, where IMAGE_CHANNELS is 3 or 1, otherwise float32
+_C.DATA.IMAGE_DTYPE = "auto"  # 8-bit colours or grey where IMAGE_CHANNELS is 3 or 1, otherwise as float32. "float32":
+# pixels keep their full depth: 8-bit values / 255, 16-bit values / 65535, floats as they are stored
 _C.DATA.CROP_PCT = 0.875  # evaluation: the central crop's share of the resized side
 _C.DATA.CROP_MODE = "center"  # evaluation: the short side is resized; "squash": both sides, to its shape (timm)
 _C.DATA.INTERPOLATION = "bicubic"  # of every resize: bicubic, bilinear or nearest
@@ -72,12 +72,12 @@ _C.DATA.MAX_PIXELS = 100_000_000  # of an image file; one that has more is as on
 _C.DATA.VAL_SPLIT = None  # take this share of each class's training images for validation; the data has none itself
 _C.DATA.FOLDS = None  # k-fold: split the training images into this many parts; each has its share of every class
 _C.DATA.FOLD = 0  # number of the part for validation, from 0; the data's own validation images aren't read
-_C.DATA.SPLIT_SEED = 0  # chooses VAL_SPLIT's part, or the FOLDS. SEED doesn't: runs of several seeds have the same
+_C.DATA.SPLIT_SEED = 0  # draws the parts of VAL_SPLIT and FOLDS. They don't depend on SEED: all seeds share them
 _C.DATA.SPLIT_GROUPS = None  # images of a group are in one part: a pattern of paths, or a file of paths and groups
-_C.DATA.CLASSES = None  # evaluation: "present": of the outputs, those of the data's own classes are compared alone
-# (ImageNet-A, -R); or a file: a class of the data, a TAB, its output, on each line (docs/own_data.md)
+_C.DATA.CLASSES = None  # evaluation: "present" compares only the outputs of the data's own classes (ImageNet-A, -R).
+# Or a file: on each line a class of the data, a TAB and its output (docs/own_data.md)
 _C.DATA.LABELS = None  # evaluation: ReaL's real.json, whose labels take the place of an ImageNet validation set's
-_C.DATA.CORRUPTION = None  # evaluation: what is done to an image, resized and cropped: fog, snow, ... (ImageNet-C)
+_C.DATA.CORRUPTION = None  # evaluation: corrupt each image after its crop, as ImageNet-C does: fog, snow, ...
 _C.DATA.SEVERITY = 1  # of the corruption, 1 to 5
 _C.DATA.SKIP_BROKEN = False  # training: replace an unreadable image by the next one, count and list it
 
@@ -179,7 +179,7 @@ _C.TRAIN.MIXUP_OFF_EPOCH = 0  # epochs after which mixing stops; 0: never
 
 _C.SAVE = "./output"  # runs go to SAVE/<train|eval>-<model>-<time>
 _C.OUTPUT = None  # the run's folder itself, instead
-_C.TRACKERS = None  # where metrics are shown, too, offline: [visualdl, tensorboard, wandb, mlflow], or some of them
+_C.TRACKERS = None  # also write metrics for these, offline: visualdl, tensorboard, wandb, mlflow; one or a list
 _C.TAG = "default"  # a note, kept with the run
 _C.SAVE_FREQ = 10  # epochs between checkpoints that stay; 0: none stays for that
 _C.SAVE_STEPS = 0  # steps between checkpoints; 0: only at epochs' ends
