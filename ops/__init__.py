@@ -1,6 +1,6 @@
 """Compiled operators of the transformer for CPUs: products by oneDNN, memory-bound work in fused passes, float32.
 
-They are optional: ``make ops`` compiles cpu.cc for the Paddle at hand (``ops.build``), ``load`` finds the result, and
+They are optional: ``make ops`` compiles *.cc for the Paddle at hand (``ops.build``), ``load`` finds the result, and
 where ``usable`` says no, layers compute the same with Paddle's own operators, to rounding. On other devices they aren't
 loaded. docs/performance.md has what they bring.
 """
@@ -26,9 +26,14 @@ _signal_stack = ctypes.create_string_buffer(1 << 16)
 _run = getattr(_C_ops, "_run_custom_op", None) or core.eager._run_custom_op
 
 
+def sources_and_headers() -> list[Path]:
+    """Returns the operators' C++ files, in order of their names."""
+    return sorted((*_HERE.glob("*.cc"), *_HERE.glob("*.h")))
+
+
 def library() -> Path:
     """Returns where the compiled operators of these sources and this Paddle are, or would be."""
-    sources = b"".join((_HERE / name).read_bytes() for name in ("build.py", "cpu.cc", "kernels.h"))
+    sources = b"".join(path.read_bytes() for path in (_HERE / "build.py", *sources_and_headers()))
     return _HERE / "built" / f"{paddle.__version__}-{hashlib.sha256(sources).hexdigest()[:12]}" / "vit_ops.so"
 
 

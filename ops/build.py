@@ -10,7 +10,7 @@ from pathlib import Path
 import paddle
 
 from errors import RunError, reported
-from ops import library
+from ops import library, sources_and_headers
 
 # Without the last two, roundings and comparisons stay scalar.
 FLAGS = ["-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
@@ -47,13 +47,13 @@ def build() -> Path:
 
 def compile_in(folder: str) -> None:
     """Leaves the library in ``folder``/vit_ops, by Paddle's custom operators."""
-    source = Path(__file__).resolve().parent / "cpu.cc"
+    here = Path(__file__).resolve().parent
     paddle.utils.cpp_extension.load(
         name="vit_ops",
-        sources=[str(source)],
+        sources=[str(path) for path in sources_and_headers() if path.suffix == ".cc"],
         extra_cxx_cflags=FLAGS,
         extra_ldflags=LIBRARIES,
-        extra_include_paths=[str(source.parent)],
+        extra_include_paths=[str(here)],
         build_directory=folder,
         verbose=True,  # or a failure isn't told
     )

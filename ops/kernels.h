@@ -5,7 +5,7 @@
 #include <cstdint>
 
 // Each of these must stay a function of its own: a body that OpenMP outlines isn't cloned with its function.
-#define CLONED __attribute__((noinline, target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define CLONED static __attribute__((noinline, unused, target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #define INLINE static inline __attribute__((always_inline))
 
 // e^x to 2 ulp for x <= 88, without branches, so that loops over it vectorise. Below -87 it stays at e^-87; NaN stays.
