@@ -46,6 +46,19 @@ CLONED void add_bias(int64_t n, const float* bias, float* y) {
   for (int64_t i = 0; i < n; ++i) y[i] += bias[i];
 }
 
+// y += value
+CLONED void add_value(int64_t n, float value, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] += value;
+}
+
+CLONED float sum_of(int64_t n, const float* x) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += x[i];
+  return sum;
+}
+
 // y = gelu(h + bias)
 CLONED void gelu_row(int64_t n, const float* h, const float* bias, float* y) {
 #pragma omp simd

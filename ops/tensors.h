@@ -16,10 +16,10 @@ using paddle::Tensor;
 extern "C" int dnnl_sgemm(char transa, char transb, int64_t m, int64_t n, int64_t k, float alpha, const float* a,
                           int64_t lda, const float* b, int64_t ldb, float beta, float* c, int64_t ldc);
 
-// c [m, n] = alpha * a b, row-major; 't': the matrix is stored transposed.
+// c [m, n] = alpha * a b + beta * c, row-major; 't': the matrix is stored transposed.
 inline void product(char ta, char tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda,
-             const float* b, int64_t ldb, float* c, int64_t ldc) {
-  if (dnnl_sgemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, 0.0f, c, ldc)) PD_THROW("dnnl_sgemm failed");
+             const float* b, int64_t ldb, float* c, int64_t ldc, float beta = 0) {
+  if (dnnl_sgemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)) PD_THROW("dnnl_sgemm failed");
 }
 
 inline Tensor like(const Tensor& x) { return paddle::empty(x.shape(), paddle::DataType::FLOAT32, paddle::CPUPlace()); }
