@@ -72,7 +72,8 @@ class ConvMixer(ImageModel):
             return [Conv2D(channels, embed_dim, kernel, **options), activation(), BatchNorm2D(embed_dim)]
 
         def block() -> nn.Sequential:
-            places = convolution(embed_dim, kernel_size, groups=embed_dim, padding="same")
+            padding = kernel_size // 2 if kernel_size % 2 else "same"
+            places = convolution(embed_dim, kernel_size, groups=embed_dim, padding=padding)
             return nn.Sequential(Residual(nn.Sequential(*places)), *convolution(embed_dim, 1))
 
         self.stem = nn.Sequential(*convolution(in_channels, patch_size, stride=patch_size))

@@ -17,7 +17,7 @@ from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath
 from models.layers.batch_norm import BatchNorm2D
-from models.layers.conv import MaxPool2D
+from models.layers.conv import Conv2D, MaxPool2D
 from models.layers.conv_norm import ConvNorm
 from models.layers.init import fan_in, init_convolution
 from models.layers.sizes import check_multiples
@@ -104,8 +104,8 @@ class HaloAttention(nn.Layer):
         self.num_heads, self.head_dim = num_heads, dim // num_heads
         self.block_size, self.halo_size, self.stride = block_size, halo_size, stride
         self.window_size = block_size + 2 * halo_size
-        self.q = nn.Conv2D(dim, dim, 1, stride=stride, bias_attr=False)
-        self.kv = nn.Conv2D(dim, 2 * dim, 1, bias_attr=False)
+        self.q = Conv2D(dim, dim, 1, stride=stride, bias_attr=False)
+        self.kv = Conv2D(dim, 2 * dim, 1, bias_attr=False)
         self.pos_embed = RelativePositions(block_size // stride, self.window_size, self.head_dim)
         self.attn_drop = nn.Dropout(0.0)  # where the weights are looked at
 

@@ -17,7 +17,7 @@ from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath
 from models.layers.batch_norm import BatchNorm2D
-from models.layers.conv import MaxPool2D
+from models.layers.conv import Conv2D, MaxPool2D
 from models.layers.init import init_as_torch, init_convolution
 from models.layers.stages import drop_path_rates, feature_info
 
@@ -73,7 +73,7 @@ class Bottleneck(_Block):
 
 def convolution(in_dim: int, dim: int, kernel_size: int, stride: int = 1) -> tuple[nn.Layer, nn.Layer]:
     """Returns a convolution without a bias, and its batch norm."""
-    conv = nn.Conv2D(in_dim, dim, kernel_size, stride, padding=kernel_size // 2, bias_attr=False)
+    conv = Conv2D(in_dim, dim, kernel_size, stride, padding=kernel_size // 2, bias_attr=False)
     return conv, BatchNorm2D(dim)
 
 

@@ -16,6 +16,7 @@ from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, init_linear
 from models.layers.batch_norm import BatchNorm2D
+from models.layers.conv import Conv2D
 from models.layers.init import init_as_torch
 from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
@@ -31,7 +32,7 @@ class ConvNorm(nn.Layer):
     def __init__(self, in_dim: int, dim: int, kernel_size: int = 1, stride: int = 1, groups: int = 1) -> None:
         super().__init__()
         padding = kernel_size // 2
-        self.conv = nn.Conv2D(in_dim, dim, kernel_size, stride, padding, groups=groups, bias_attr=False)
+        self.conv = Conv2D(in_dim, dim, kernel_size, stride, padding, groups=groups, bias_attr=False)
         self.bn = BatchNorm2D(dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:

@@ -45,7 +45,7 @@ class PatchEmbed(nn.Layer):
         widths = [dim // 2**i for i in reversed(range(_STEM[patch_size]))]
         layers: list[nn.Layer] = []
         for before, width in zip([in_channels, *widths], widths, strict=False):
-            convolution = nn.Conv2D(before, width, 3, stride=2, padding=1, bias_attr=False)
+            convolution = Conv2D(before, width, 3, stride=2, padding=1, bias_attr=False)
             layers += [nn.Sequential(convolution, BatchNorm2D(width)), nn.GELU()]
         self.proj = nn.Sequential(*layers[:-1])
 

@@ -9,6 +9,7 @@ import ctypes
 import functools
 import hashlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +140,21 @@ def layer_norm(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | No
 def attention(qkv: paddle.Tensor, scale: float) -> paddle.Tensor:
     """softmax(q k^T scale) v of each head: [B, N, 3, H, d] -> [B, N, H d]; its weights [N, N] aren't kept."""
     return _run("vit_attention", qkv, scale)[0]
+
+
+def convolution(
+    x: paddle.Tensor,
+    weight: paddle.Tensor,
+    bias: paddle.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> paddle.Tensor:
+    """``F.conv2d`` of x [B, C, H, W] by weight [D, C / groups, h, w] + bias [D]: [B, D, H', W'].
+
+    Both sequences have an item for height and one for width. Gradients that nobody wants aren't computed.
+    """
+    wanted = not x.stop_gradient, not weight.stop_gradient or (bias is not None and not bias.stop_gradient)
+    plain = paddle.zeros([1]) if bias is None else bias
+    return _run("vit_convolution", x, weight, plain, stride, padding, dilation, groups, bias is not None, *wanted)[0]

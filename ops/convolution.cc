@@ -42,10 +42,8 @@ struct Shape {
     return rows == 1 && columns == 1 && groups == 1 && strides == std::vector<int>{1, 1} &&
            paddings == std::vector<int>{0, 0};
   }
-  // One plane by itself, all of which the kernel meets: depthwise_plane's. The output isn't larger than the input.
   bool depthwise() const {
-    return groups == channels && filters == channels && dilations == std::vector<int>{1, 1} && 2 * paddings[0] < rows &&
-           2 * paddings[1] < columns;
+    return groups == channels && filters == channels && dilations == std::vector<int>{1, 1};
   }
   std::vector<int64_t> key(int pass, bool bias) const {
     std::vector<int64_t> key = {pass, bias, batch, channels, height, width, filters, rows, columns, groups};
@@ -54,50 +52,35 @@ struct Shape {
   }
 };
 
-onednn::PrimitiveDesc forward_desc(const Shape& s, bool bias, const dnnl_primitive_attr* attr) {
-  using namespace onednn;
-  Dims strides(s.strides.begin(), s.strides.end()), pads(s.paddings.begin(), s.paddings.end());
-  Dims gaps = {s.dilations[0] - 1, s.dilations[1] - 1};
-  dnnl_primitive_desc* pd = nullptr;
-  check(dnnl_convolution_forward_primitive_desc_create(
-            &pd, engine(), kForwardTraining, kDirect, any(s.src()).get(), any(s.weights()).get(),
-            bias ? any({s.filters}).get() : nullptr, any(s.dst()).get(), strides.data(), gaps.data(), pads.data(),
-            pads.data(), attr),
-        "a convolution");
-  return PrimitiveDesc(pd, dnnl_primitive_desc_destroy);
-}
-
 onednn::Pass made(const Shape& s, int pass, bool bias) {
   using namespace onednn;
-  dnnl_primitive_attr* made = nullptr;
-  check(dnnl_primitive_attr_create(&made), "attributes");
-  std::unique_ptr<dnnl_primitive_attr, int (*)(dnnl_primitive_attr*)> attr(made, dnnl_primitive_attr_destroy);
-  check(dnnl_primitive_attr_set_scratchpad_mode(made, kUserScratchpad), "attributes");
-  PrimitiveDesc forward = forward_desc(s, bias, made);
-  if (pass == kForward) {
-    if (bias) return Pass(forward, {kSrc, kWeights, kBias, kDst}, {s.src(), s.weights(), {s.filters}, s.dst()}, 1);
-    return Pass(forward, {kSrc, kWeights, kDst}, {s.src(), s.weights(), s.dst()}, 1);
-  }
+  Attributes attr;
   Dims strides(s.strides.begin(), s.strides.end()), pads(s.paddings.begin(), s.paddings.end());
   Dims gaps = {s.dilations[0] - 1, s.dilations[1] - 1};
   dnnl_primitive_desc* raw = nullptr;
+  check(dnnl_convolution_forward_primitive_desc_create(
+            &raw, engine(), kForwardTraining, kDirect, any(s.src()).get(), any(s.weights()).get(),
+            bias ? any({s.filters}).get() : nullptr, any(s.dst()).get(), strides.data(), gaps.data(), pads.data(),
+            pads.data(), attr.get()),
+        "a convolution");
+  PrimitiveDesc forward(raw, dnnl_primitive_desc_destroy);
+  if (pass == kForward && bias)
+    return Pass(forward, {kSrc, kWeights, kBias, kDst}, {s.src(), s.weights(), {s.filters}, s.dst()});
+  if (pass == kForward) return Pass(forward, {kSrc, kWeights, kDst}, {s.src(), s.weights(), s.dst()});
   if (pass == kInputGrad) {
     check(dnnl_convolution_backward_data_primitive_desc_create(
               &raw, engine(), kDirect, any(s.src()).get(), any(s.weights()).get(), any(s.dst()).get(), strides.data(),
-              gaps.data(), pads.data(), pads.data(), forward.get(), made),
+              gaps.data(), pads.data(), pads.data(), forward.get(), attr.get()),
           "a convolution's gradient");
     PrimitiveDesc pd(raw, dnnl_primitive_desc_destroy);
-    return Pass(pd, {kDiffDst, kWeights, kDiffSrc}, {s.dst(), s.weights(), s.src()}, 1);
+    return Pass(pd, {kDiffDst, kWeights, kDiffSrc}, {s.dst(), s.weights(), s.src()});
   }
   check(dnnl_convolution_backward_weights_primitive_desc_create(
-            &raw, engine(), kDirect, any(s.src()).get(), any(s.weights()).get(),
-            bias ? any({s.filters}).get() : nullptr, any(s.dst()).get(), strides.data(), gaps.data(), pads.data(),
-            pads.data(), forward.get(), made),
+            &raw, engine(), kDirect, any(s.src()).get(), any(s.weights()).get(), nullptr, any(s.dst()).get(),
+            strides.data(), gaps.data(), pads.data(), pads.data(), forward.get(), attr.get()),
         "a convolution's gradient");
   PrimitiveDesc pd(raw, dnnl_primitive_desc_destroy);
-  if (bias)
-    return Pass(pd, {kSrc, kDiffDst, kDiffWeights, kDiffBias}, {s.src(), s.dst(), s.weights(), {s.filters}}, 2);
-  return Pass(pd, {kSrc, kDiffDst, kDiffWeights}, {s.src(), s.dst(), s.weights()}, 1);
+  return Pass(pd, {kSrc, kDiffDst, kDiffWeights}, {s.src(), s.dst(), s.weights()});
 }
 
 // Images of many sizes would keep many: beyond a bound all are made anew.
@@ -118,49 +101,35 @@ void each_image(int64_t batch, F f) {
   for (int64_t image = 0; image < batch; ++image) f(image);
 }
 
-// A depthwise convolution of stride 1.
-void depthwise(const Shape& s, const float* x, const float* w, const float* bias, float* y) {
-  int64_t rows = s.height + s.rows - 1, step = row_step(s.width, s.columns), plane = s.height * s.width,
-          out = s.out(0) * s.out(1);
-  Tensor scratch = sized({omp_get_max_threads(), rows, step});
-  float* taken = scratch.data<float>();
-#pragma omp parallel
-  {
-    float* padded = taken + omp_get_thread_num() * rows * step;
-#pragma omp for schedule(static)
-    for (int64_t at = 0; at < s.batch * s.channels; ++at) {
-      int64_t c = at % s.channels;
-      spread(s.height, s.width, x + at * plane, 1, 1, s.paddings[0], s.paddings[1], rows, step, padded);
-      depthwise_plane(s.out(0), s.out(1), s.rows, s.columns, padded, step, w + c * s.rows * s.columns, false,
-                      bias ? bias[c] : 0, y + at * out);
-    }
+// The bias's gradient.
+void channel_sums(const Shape& s, const float* dy, float* db) {
+  int64_t places = s.out(0) * s.out(1);
+#pragma omp parallel for schedule(static)
+  for (int64_t filter = 0; filter < s.filters; ++filter) {
+    db[filter] = 0;
+    for (int64_t image = 0; image < s.batch; ++image)
+      db[filter] += sum_of(places, dy + (image * s.filters + filter) * places);
   }
 }
 
-// The gradients of x, if dx isn't null, and of w, if dw isn't, of a depthwise convolution. The gradient of y is spread to
-// its stride: what is left is of stride 1.
-void depthwise_grad(const Shape& s, const float* x, const float* w, const float* dy, float* dx, float* dw) {
+// The gradient of a depthwise convolution's weights. The gradient of y is spread to the stride: what is left has none.
+void depthwise_grad(const Shape& s, const float* x, const float* dy, float* dw) {
   int64_t side_y = s.rows, side_x = s.columns, height = s.height + 2 * s.paddings[0] - side_y + 1,
-          width = s.width + 2 * s.paddings[1] - side_x + 1, rows = s.height + side_y - 1, step = row_step(s.width, side_x),
-          plane = s.height * s.width, out = s.out(0) * s.out(1);
+          width = s.width + 2 * s.paddings[1] - side_x + 1, rows = s.height + 2 * s.paddings[0],
+          step = row_step(s.width + 2 * s.paddings[1], side_x), plane = s.height * s.width, out = s.out(0) * s.out(1);
   Tensor scratch = sized({omp_get_max_threads(), 2, rows, step});
   float* taken = scratch.data<float>();
 #pragma omp parallel
   {
-    float *spread_dy = taken + omp_get_thread_num() * 2 * rows * step, *padded = spread_dy + rows * step;
+    float *grad = taken + omp_get_thread_num() * 2 * rows * step, *padded = grad + rows * step;
 #pragma omp for schedule(static)
     for (int64_t c = 0; c < s.channels; ++c) {
-      float* sums = dw ? dw + c * side_y * side_x : nullptr;
-      if (dw) std::memset(sums, 0, side_y * side_x * sizeof(float));
-      for (int64_t image = 0; image < s.batch; ++image) {
-        int64_t at = image * s.channels + c, top = side_y - 1 - s.paddings[0], left = side_x - 1 - s.paddings[1];
-        spread(s.out(0), s.out(1), dy + at * out, s.strides[0], s.strides[1], top, left, rows, step, spread_dy);
-        if (dx)
-          depthwise_plane(s.height, s.width, side_y, side_x, spread_dy, step, w + c * side_y * side_x, true, 0,
-                          dx + at * plane);
-        if (!dw) continue;
+      float* sums = dw + c * side_y * side_x;
+      std::memset(sums, 0, side_y * side_x * sizeof(float));
+      for (int64_t at = c; at < s.batch * s.channels; at += s.channels) {
+        spread(s.out(0), s.out(1), dy + at * out, s.strides[0], s.strides[1], 0, 0, height, step, grad);
         spread(s.height, s.width, x + at * plane, 1, 1, s.paddings[0], s.paddings[1], rows, step, padded);
-        depthwise_weight_grad(height, width, side_y, side_x, padded, step, spread_dy + top * step + left, step, sums);
+        depthwise_weight_grad(height, width, side_y, side_x, padded, grad, step, sums);
       }
     }
   }
@@ -170,11 +139,11 @@ void depthwise_grad(const Shape& s, const float* x, const float* w, const float*
 
 std::vector<Tensor> convolution(const Tensor& x, const Tensor& w, const Tensor& bias, const std::vector<int>& strides,
                                 const std::vector<int>& paddings, const std::vector<int>& dilations, int groups,
-                                bool has_bias, bool x_grad, bool w_grad) {
+                                bool has_bias, bool, bool) {
   Shape s(x.shape(), w.shape(), strides, paddings, dilations, groups);
   expect(!has_bias || bias.numel() == s.filters, "a bias");
   Tensor y = sized(s.dst());
-  if (!s.pointwise() ) {
+  if (!s.pointwise()) {
     auto pass = pass_of(s, kForward, has_bias);
     if (has_bias)
       (*pass)({x.data<float>(), w.data<float>(), bias.data<float>(), y.data<float>()});
@@ -202,14 +171,11 @@ std::vector<Tensor> convolution_grad(const Tensor& x, const Tensor& w, const Ten
   Shape s(x.shape(), w.shape(), strides, paddings, dilations, groups);
   Tensor dx = like(x), dw = like(w), db = like(bias);
   const float *xp = x.data<float>(), *wp = w.data<float>(), *gp = dy.data<float>();
-  if (s.depthwise()) {
-    depthwise_grad(s, xp, wp, gp, x_grad ? dx.data<float>() : nullptr, w_grad ? dw.data<float>() : nullptr);
-    return {dx, dw, db};
-  }
+  if (w_grad && has_bias) channel_sums(s, gp, db.data<float>());
   if (!s.pointwise()) {
-    if (x_grad) (*pass_of(s, kInputGrad, has_bias))({gp, wp, dx.data<float>()});
-    if (w_grad && has_bias)
-      (*pass_of(s, kWeightGrad, true))({xp, gp, dw.data<float>(), db.data<float>()});
+    if (x_grad) (*pass_of(s, kInputGrad, false))({gp, wp, dx.data<float>()});
+    if (w_grad && s.depthwise())
+      depthwise_grad(s, xp, gp, dw.data<float>());
     else if (w_grad)
       (*pass_of(s, kWeightGrad, false))({xp, gp, dw.data<float>()});
     return {dx, dw, db};
@@ -222,20 +188,10 @@ std::vector<Tensor> convolution_grad(const Tensor& x, const Tensor& w, const Ten
               places);
     });
   }
-  if (w_grad) {
+  if (w_grad)
     for (int64_t image = 0; image < s.batch; ++image)
       product('n', 't', s.filters, s.channels, places, 1, gp + image * out, places, xp + image * in, places,
               dw.data<float>(), s.channels, image > 0);
-    if (has_bias) {
-      float* to = db.data<float>();
-#pragma omp parallel for schedule(static)
-      for (int64_t filter = 0; filter < s.filters; ++filter) {
-        to[filter] = 0;
-        for (int64_t image = 0; image < s.batch; ++image)
-          to[filter] += sum_of(places, gp + image * out + filter * places);
-      }
-    }
-  }
   return {dx, dw, db};
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "tensors.h"
@@ -130,9 +131,15 @@ inline Primitive reorder(const Desc& from, const Desc& to) {
   return primitive(PrimitiveDesc(pd, dnnl_primitive_desc_destroy));
 }
 
-struct Argument {
-  int id;
-  const float* data;
+// A primitive's temporary memory is its caller's.
+struct Attributes {
+  dnnl_primitive_attr* made = nullptr;
+  Attributes() {
+    check(dnnl_primitive_attr_create(&made), "attributes");
+    check(dnnl_primitive_attr_set_scratchpad_mode(made, kUserScratchpad), "attributes");
+  }
+  ~Attributes() { dnnl_primitive_attr_destroy(made); }
+  const dnnl_primitive_attr* get() const { return made; }
 };
 
 inline void execute(const Primitive& primitive, const std::vector<int>& ids, const std::vector<Desc>& layouts,
@@ -149,18 +156,17 @@ inline void execute(const Primitive& primitive, const std::vector<int>& ids, con
   check(dnnl_stream_wait(stream()), "a primitive");
 }
 
-// A primitive between tensors in rows: arguments whose layout it wants otherwise are reordered.
+// A primitive between tensors in rows, the last of which is its output: what it wants in another layout is reordered.
 class Pass {
  public:
-  // dims: of each argument; outputs come last, `outputs` of them.
-  Pass(PrimitiveDesc pd, std::vector<int> ids, const std::vector<Dims>& dims, size_t outputs)
-      : ids_(std::move(ids)), inputs_(ids_.size() - outputs), primitive_(primitive(pd)) {
+  Pass(const PrimitiveDesc& pd, std::vector<int> ids, const std::vector<Dims>& dims)
+      : ids_(std::move(ids)), output_(ids_.size() - 1), primitive_(primitive(pd)) {
     for (size_t i = 0; i < ids_.size(); ++i) {
       given_.push_back(dense(dims[i]));
       wanted_.push_back(layout(pd, kArgumentMd, ids_[i]));
       bool same = dnnl_memory_desc_equal(given_[i].get(), wanted_[i].get());
-      bool input = i < inputs_;
-      reorders_.push_back(same ? nullptr : input ? reorder(given_[i], wanted_[i]) : reorder(wanted_[i], given_[i]));
+      auto [from, to] = i == output_ ? std::pair(wanted_[i], given_[i]) : std::pair(given_[i], wanted_[i]);
+      reorders_.push_back(same ? nullptr : reorder(from, to));
     }
     ids_.push_back(kScratchpad);
     wanted_.push_back(layout(pd, kScratchpadMd, 0));
@@ -178,18 +184,18 @@ class Pass {
     for (size_t i = 0; i < tensors.size(); ++i) {
       void* given = const_cast<float*>(tensors[i]);
       data.push_back(reorders_[i] ? take(wanted_[i]) : given);
-      if (reorders_[i] && i < inputs_) execute(reorders_[i], {kSrc, kDst}, {given_[i], wanted_[i]}, {given, data[i]});
+      if (reorders_[i] && i != output_) execute(reorders_[i], {kSrc, kDst}, {given_[i], wanted_[i]}, {given, data[i]});
     }
     data.push_back(take(wanted_.back()));
     execute(primitive_, ids_, wanted_, data);
-    for (size_t i = inputs_; i < tensors.size(); ++i)
-      if (reorders_[i])
-        execute(reorders_[i], {kSrc, kDst}, {wanted_[i], given_[i]}, {data[i], const_cast<float*>(tensors[i])});
+    if (reorders_[output_])
+      execute(reorders_[output_], {kSrc, kDst}, {wanted_[output_], given_[output_]},
+              {data[output_], const_cast<float*>(tensors[output_])});
   }
 
  private:
   std::vector<int> ids_;
-  size_t inputs_;
+  size_t output_;
   Primitive primitive_;
   std::vector<Desc> given_, wanted_;
   std::vector<Primitive> reorders_;

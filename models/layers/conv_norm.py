@@ -28,7 +28,7 @@ class ConvNorm(nn.Layer):
         **options: Any,
     ) -> None:
         super().__init__()
-        self.conv = nn.Conv2D(in_dim, dim, kernel_size, padding=kernel_size // 2, bias_attr=False, **options)
+        self.conv = Conv2D(in_dim, dim, kernel_size, padding=kernel_size // 2, bias_attr=False, **options)
         self.bn = BatchNorm2D(dim)
         self.act = act
 

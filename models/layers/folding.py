@@ -53,7 +53,7 @@ class ConvNorm(nn.Layer):
 
     def __init__(self, in_dim: int, dim: int) -> None:
         super().__init__()
-        self.linear = nn.Conv2D(in_dim, dim, 3, stride=2, padding=1, bias_attr=False)
+        self.linear = Conv2D(in_dim, dim, 3, stride=2, padding=1, bias_attr=False)
         self.bn = BatchNorm2D(dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:

@@ -7,6 +7,7 @@ from paddle import nn
 from paddle.nn.initializer import Uniform
 
 from errors import InputError
+from models.layers.conv import Conv2D
 from models.layers.linear import linear
 from models.layers.sizes import check_multiples
 
@@ -51,7 +52,7 @@ class PatchEmbed(nn.Layer):
         self.num_patches = self.grid_size[0] * self.grid_size[1]
         bound = (in_channels * patch_size**2) ** -0.5  # PyTorch's default for a convolution, which timm leaves as it is
         uniform = paddle.ParamAttr(initializer=Uniform(-bound, bound))
-        self.proj = nn.Conv2D(
+        self.proj = Conv2D(
             in_channels,
             embed_dim,
             patch_size,
