@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "tensors.h"
@@ -165,7 +164,7 @@ class Pass {
       given_.push_back(dense(dims[i]));
       wanted_.push_back(layout(pd, kArgumentMd, ids_[i]));
       bool same = dnnl_memory_desc_equal(given_[i].get(), wanted_[i].get());
-      auto [from, to] = i == output_ ? std::pair(wanted_[i], given_[i]) : std::pair(given_[i], wanted_[i]);
+      const Desc &from = i == output_ ? wanted_[i] : given_[i], &to = i == output_ ? given_[i] : wanted_[i];
       reorders_.push_back(same ? nullptr : reorder(from, to));
     }
     ids_.push_back(kScratchpad);
