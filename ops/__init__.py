@@ -158,3 +158,44 @@ def convolution(
     wanted = not x.stop_gradient, not weight.stop_gradient or (bias is not None and not bias.stop_gradient)
     plain = paddle.zeros([1]) if bias is None else bias
     return _run("vit_convolution", x, weight, plain, stride, padding, dilation, groups, bias is not None, *wanted)[0]
+
+
+def activation(x: paddle.Tensor, name: str) -> paddle.Tensor:
+    """x by relu, gelu (exact, to 2e-7), gelu_tanh, quick_gelu, silu or hardswish."""
+    return _run("vit_activation", x, name)[0]
+
+
+def batch_norm(
+    x: paddle.Tensor,
+    weight: paddle.Tensor,
+    bias: paddle.Tensor,
+    mean: paddle.Tensor,
+    variance: paddle.Tensor,
+    training: bool,
+    share: float,
+    epsilon: float,
+) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+    """Batch norm of x [B, C, ...] by channel, as PyTorch's; returns it, and the running mean and variance [C] after it.
+
+    In training x is normalised by its own statistics, and the running ones keep ``share`` of what they were; the
+    variance that they take in is that of n - 1.
+    """
+    out, _, _, mean, variance = _run("vit_batch_norm", x, weight, bias, mean, variance, training, share, epsilon)
+    return out, mean, variance
+
+
+def group_norm(
+    x: paddle.Tensor, groups: int, weight: paddle.Tensor, bias: paddle.Tensor, epsilon: float
+) -> paddle.Tensor:
+    """x [B, C, ...], each group of an image's channels normalised, times weight [C], plus bias [C]."""
+    return _run("vit_group_norm", x, weight, bias, groups, epsilon)[0]
+
+
+def neighbour_means(x: paddle.Tensor, reach: int) -> paddle.Tensor:
+    """The mean of each place of x [B, C, H, W] and of those within ``reach`` of it that are inside: [B, C, H, W]."""
+    return _run("vit_neighbour_means", x, reach)[0]
+
+
+def swap(x: paddle.Tensor, m: int, shape: Sequence[int]) -> paddle.Tensor:
+    """x [B, ...], read as [B, m, n], as [B, n, m] in ``shape``."""
+    return _run("vit_swap", x, m, x.size // x.shape[0] // m, x.shape, shape)[0]

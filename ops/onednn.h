@@ -96,13 +96,17 @@ inline dnnl_stream* stream() {
   return one;
 }
 
-// float32 in rows, or for oneDNN to lay out.
-inline Desc dense(const Dims& dims) {
-  Dims strides(dims.size(), 1);
-  for (int i = static_cast<int>(dims.size()) - 2; i >= 0; --i) strides[i] = strides[i + 1] * dims[i + 1];
+// Layouts of float32: with strides, in rows, and for oneDNN to choose.
+inline Desc strided(const Dims& dims, const Dims& strides) {
   dnnl_memory_desc* md = nullptr;
   check(dnnl_memory_desc_create_with_strides(&md, dims.size(), dims.data(), kFloat32, strides.data()), "a layout");
   return Desc(md, dnnl_memory_desc_destroy);
+}
+
+inline Desc dense(const Dims& dims) {
+  Dims strides(dims.size(), 1);
+  for (int i = static_cast<int>(dims.size()) - 2; i >= 0; --i) strides[i] = strides[i + 1] * dims[i + 1];
+  return strided(dims, strides);
 }
 
 inline Desc any(const Dims& dims) {

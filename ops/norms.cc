@@ -1,0 +1,198 @@
+// Batch norm and group norm of [B, C, ...] in float32 on a CPU, as Paddle custom operators: see ops/__init__.py.
+//
+// Both take sets of planes (a channel of an image), normalise each set by its mean and variance, and scale and shift
+// each channel. Sums of planes are added up in double precision and in order, whatever threads compute them.
+#include <cmath>
+
+#include "tensors.h"
+
+namespace {
+
+CLONED void plane_moments(int64_t n, const float* x, float* mean, float* squares) {
+  float m = sum_of(n, x) / n, sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += (x[i] - m) * (x[i] - m);
+  *mean = m;
+  *squares = sum;
+}
+
+// sum = sum(dy), dot = sum(dy * (x - mean))
+CLONED void plane_grad_sums(int64_t n, const float* x, const float* dy, float mean, float* sum, float* dot) {
+  float s = 0, d = 0;
+#pragma omp simd reduction(+ : s, d)
+  for (int64_t i = 0; i < n; ++i) {
+    s += dy[i];
+    d += dy[i] * (x[i] - mean);
+  }
+  *sum = s;
+  *dot = d;
+}
+
+// y = (x - mean) * scale + shift
+CLONED void plane_scale(int64_t n, const float* x, float mean, float scale, float shift, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * scale + shift;
+}
+
+// dx = dy * scale + (x - mean) * slope + shift
+CLONED void plane_grad(int64_t n, const float* x, const float* dy, float mean, float scale, float slope, float shift,
+                       float* dx) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) dx[i] = dy[i] * scale + (x[i] - mean) * slope + shift;
+}
+
+// The planes of x, and which set each belongs to: its channel (groups == 0), or its image's group of channels.
+struct Planes {
+  int64_t images, channels, places, groups;
+
+  Planes(const Tensor& x, const Tensor& weight, const Tensor& bias, int groups) : groups(groups) {
+    auto shape = x.shape();
+    expect(shape.size() >= 2 && weight.numel() == shape[1] && bias.numel() == shape[1] && x.numel() > 0 &&
+               (groups == 0 || (groups > 0 && shape[1] % groups == 0)),
+           "a norm");
+    images = shape[0], channels = shape[1], places = x.numel() / images / channels;
+  }
+  int64_t count() const { return images * channels; }
+  int64_t sets() const { return groups ? images * groups : channels; }
+  int64_t set(int64_t plane) const { return groups ? plane / (channels / groups) : plane % channels; }
+  double set_size() const { return static_cast<double>(count()) / sets() * places; }
+};
+
+// The mean and variance of each set.
+void moments(const Planes& p, const float* x, float* mean, float* variance) {
+  std::vector<float> means(p.count()), squares(p.count());
+  float *own_means = means.data(), *own_squares = squares.data();
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < p.count(); ++i)
+    plane_moments(p.places, x + i * p.places, own_means + i, own_squares + i);
+  std::vector<double> sums(p.sets()), totals(p.sets());
+  for (int64_t i = 0; i < p.count(); ++i) sums[p.set(i)] += static_cast<double>(means[i]) * p.places;
+  for (int64_t i = 0; i < p.count(); ++i) {
+    double off = means[i] - sums[p.set(i)] / p.set_size();
+    totals[p.set(i)] += squares[i] + off * off * p.places;
+  }
+  for (int64_t s = 0; s < p.sets(); ++s) mean[s] = sums[s] / p.set_size(), variance[s] = totals[s] / p.set_size();
+}
+
+Tensor normalised(const Planes& p, const Tensor& x, const Tensor& weight, const Tensor& bias, const float* mean,
+                  const float* rstd) {
+  Tensor y = like(x);
+  const float *xp = x.data<float>(), *wp = weight.data<float>(), *bp = bias.data<float>();
+  float* yp = y.data<float>();
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < p.count(); ++i) {
+    int64_t s = p.set(i), c = i % p.channels;
+    plane_scale(p.places, xp + i * p.places, mean[s], wp[c] * rstd[s], bp[c], yp + i * p.places);
+  }
+  return y;
+}
+
+Tensor reciprocal_deviation(const Tensor& variance, float eps) {
+  Tensor rstd = like(variance);
+  for (int64_t s = 0; s < variance.numel(); ++s)
+    rstd.data<float>()[s] = 1 / std::sqrt(variance.data<float>()[s] + eps);
+  return rstd;
+}
+
+// `own`: the statistics are those of x itself, and carry gradients.
+std::vector<Tensor> norm_grad(const Planes& p, const Tensor& x, const Tensor& weight, const Tensor& mean,
+                              const Tensor& rstd, const Tensor& dy, bool own) {
+  const float *xp = x.data<float>(), *wp = weight.data<float>(), *gp = dy.data<float>();
+  const float *mp = mean.data<float>(), *rp = rstd.data<float>();
+  std::vector<float> sums(p.count()), dots(p.count());
+  float *own_sums = sums.data(), *own_dots = dots.data();
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < p.count(); ++i)
+    plane_grad_sums(p.places, xp + i * p.places, gp + i * p.places, mp[p.set(i)], own_sums + i, own_dots + i);
+  std::vector<double> set_sums(p.sets()), set_dots(p.sets()), dw(p.channels), db(p.channels);
+  for (int64_t i = 0; i < p.count(); ++i) {
+    int64_t s = p.set(i), c = i % p.channels;
+    dw[c] += static_cast<double>(dots[i]) * rp[s];
+    db[c] += sums[i];
+    set_sums[s] += static_cast<double>(sums[i]) * wp[c];
+    set_dots[s] += static_cast<double>(dots[i]) * wp[c];
+  }
+  Tensor dx = like(x), weight_grad = like(weight), bias_grad = like(weight);
+  std::copy(dw.begin(), dw.end(), weight_grad.data<float>());
+  std::copy(db.begin(), db.end(), bias_grad.data<float>());
+  const double *sum = set_sums.data(), *dot = set_dots.data();
+  float* dp = dx.data<float>();
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < p.count(); ++i) {
+    int64_t s = p.set(i);
+    float r = rp[s], slope = own ? -dot[s] * r * r * r / p.set_size() : 0, shift = own ? -sum[s] * r / p.set_size() : 0;
+    plane_grad(p.places, xp + i * p.places, gp + i * p.places, mp[s], wp[i % p.channels] * r, slope, shift,
+               dp + i * p.places);
+  }
+  return {dx, weight_grad, bias_grad};
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------- batch norm
+
+// Returns, besides y, the statistics it was normalised by and, in training, the running ones: share * old + (1 - share)
+// * new, of which the variance is that of n - 1.
+std::vector<Tensor> batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& mean,
+                               const Tensor& variance, bool training, float share, float eps) {
+  Planes p(x, weight, bias, 0);
+  expect(mean.numel() == p.channels && variance.numel() == p.channels, "a norm");
+  if (!training) {
+    Tensor rstd = reciprocal_deviation(variance, eps);
+    return {normalised(p, x, weight, bias, mean.data<float>(), rstd.data<float>()), mean, rstd, mean, variance};
+  }
+  Tensor own_mean = like(mean), own_variance = like(mean), next_mean = like(mean), next_variance = like(mean);
+  moments(p, x.data<float>(), own_mean.data<float>(), own_variance.data<float>());
+  double n = p.set_size(), rest = 1 - static_cast<double>(share);
+  for (int64_t c = 0; c < p.channels; ++c) {
+    next_mean.data<float>()[c] = share * mean.data<float>()[c] + rest * own_mean.data<float>()[c];
+    next_variance.data<float>()[c] =
+        share * variance.data<float>()[c] + rest * own_variance.data<float>()[c] * (n / (n - 1));
+  }
+  Tensor rstd = reciprocal_deviation(own_variance, eps);
+  Tensor y = normalised(p, x, weight, bias, own_mean.data<float>(), rstd.data<float>());
+  return {y, own_mean, rstd, next_mean, next_variance};
+}
+
+std::vector<Tensor> batch_norm_grad(const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& rstd,
+                                    const Tensor& dy, bool training, float, float) {
+  return norm_grad(Planes(x, weight, weight, 0), x, weight, mean, rstd, dy, training);
+}
+
+// ---------------------------------------------------------------- group norm
+
+std::vector<Tensor> group_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, int groups, float eps) {
+  Planes p(x, weight, bias, groups);
+  expect(groups > 0, "a norm");
+  Tensor mean = sized({p.sets()}), variance = sized({p.sets()});
+  moments(p, x.data<float>(), mean.data<float>(), variance.data<float>());
+  Tensor rstd = reciprocal_deviation(variance, eps);
+  return {normalised(p, x, weight, bias, mean.data<float>(), rstd.data<float>()), mean, rstd};
+}
+
+std::vector<Tensor> group_norm_grad(const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& rstd,
+                                    const Tensor& dy, int groups, float) {
+  return norm_grad(Planes(x, weight, weight, groups), x, weight, mean, rstd, dy, true);
+}
+
+PD_BUILD_OP(vit_batch_norm)
+    .Inputs({"X", "W", "B", "Mean", "Variance"})
+    .Outputs({"Y", "OwnMean", "Rstd", "NextMean", "NextVariance"})
+    .Attrs({"training: bool", "share: float", "eps: float"})
+    .SetKernelFn(PD_KERNEL(batch_norm));
+PD_BUILD_GRAD_OP(vit_batch_norm)
+    .Inputs({"X", "W", "OwnMean", "Rstd", paddle::Grad("Y")})
+    .Outputs({paddle::Grad("X"), paddle::Grad("W"), paddle::Grad("B")})
+    .Attrs({"training: bool", "share: float", "eps: float"})
+    .SetKernelFn(PD_KERNEL(batch_norm_grad));
+
+PD_BUILD_OP(vit_group_norm)
+    .Inputs({"X", "W", "B"})
+    .Outputs({"Y", "Mean", "Rstd"})
+    .Attrs({"groups: int", "eps: float"})
+    .SetKernelFn(PD_KERNEL(group_norm));
+PD_BUILD_GRAD_OP(vit_group_norm)
+    .Inputs({"X", "W", "Mean", "Rstd", paddle::Grad("Y")})
+    .Outputs({paddle::Grad("X"), paddle::Grad("W"), paddle::Grad("B")})
+    .Attrs({"groups: int", "eps: float"})
+    .SetKernelFn(PD_KERNEL(group_norm_grad));
