@@ -150,14 +150,17 @@ def convolution(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
+    channels_last: bool = False,
 ) -> paddle.Tensor:
     """``F.conv2d`` of x [B, C, H, W] by weight [D, C / groups, h, w] + bias [D]: [B, D, H', W'].
 
-    Both sequences have an item for height and one for width. Gradients that nobody wants aren't computed.
+    With ``channels_last`` x is [B, H, W, C], and the output [B, H', W', D]. Sequences have an item for height and one
+    for width. Gradients that nobody wants aren't computed.
     """
     wanted = not x.stop_gradient, not weight.stop_gradient or (bias is not None and not bias.stop_gradient)
     plain = paddle.zeros([1]) if bias is None else bias
-    return _run("vit_convolution", x, weight, plain, stride, padding, dilation, groups, bias is not None, *wanted)[0]
+    form = stride, padding, dilation, groups, channels_last
+    return _run("vit_convolution", x, weight, plain, *form, bias is not None, *wanted)[0]
 
 
 def activation(x: paddle.Tensor, name: str) -> paddle.Tensor:

@@ -1,6 +1,7 @@
 // Convolution of [B, C, H, W] in float32 on a CPU, as a Paddle custom operator: see ops/__init__.py.
 //
 // 1 x 1 convolutions are products; the others are oneDNN's primitives, kept by their shapes.
+#include <algorithm>
 #include <map>
 #include <mutex>
 
@@ -13,18 +14,20 @@ using onednn::Dims;
 
 enum { kForward, kInputGrad, kWeightGrad };
 
-// What a convolution is, apart from its data.
+// What a convolution is, apart from its data. `last`: channels are the last axis of maps, not the one before theirs.
 struct Shape {
   int64_t batch, channels, height, width, filters, rows, columns, groups;
   std::vector<int> strides, paddings, dilations;
+  bool last;
 
   Shape(const std::vector<int64_t>& x, const std::vector<int64_t>& w, const std::vector<int>& strides,
-        const std::vector<int>& paddings, const std::vector<int>& dilations, int64_t groups)
-      : groups(groups), strides(strides), paddings(paddings), dilations(dilations) {
-    expect(x.size() == 4 && w.size() == 4 && x[1] == w[1] * groups && w[0] % groups == 0 && strides.size() == 2 &&
-               paddings.size() == 2 && dilations.size() == 2,
+        const std::vector<int>& paddings, const std::vector<int>& dilations, int64_t groups, bool last)
+      : groups(groups), strides(strides), paddings(paddings), dilations(dilations), last(last) {
+    expect(x.size() == 4 && w.size() == 4 && x[last ? 3 : 1] == w[1] * groups && w[0] % groups == 0 &&
+               strides.size() == 2 && paddings.size() == 2 && dilations.size() == 2,
            "a convolution");
-    batch = x[0], channels = x[1], height = x[2], width = x[3], filters = w[0], rows = w[2], columns = w[3];
+    batch = x[0], channels = x[last ? 3 : 1], height = x[last ? 1 : 2], width = x[last ? 2 : 3];
+    filters = w[0], rows = w[2], columns = w[3];
     expect(out(0) > 0 && out(1) > 0, "a convolution");
   }
 
@@ -34,9 +37,13 @@ struct Shape {
   }
   Dims src() const { return {batch, channels, height, width}; }
   Dims dst() const { return {batch, filters, out(0), out(1)}; }
+  Dims output() const { return last ? Dims{batch, out(0), out(1), filters} : dst(); }
   Dims weights() const {
     if (groups == 1) return {filters, channels, rows, columns};
     return {groups, filters / groups, channels / groups, rows, columns};
+  }
+  onednn::Desc map(const Dims& d) const {
+    return last ? onednn::strided(d, {d[1] * d[2] * d[3], 1, d[1] * d[3], d[1]}) : onednn::dense(d);
   }
   bool pointwise() const {
     return rows == 1 && columns == 1 && groups == 1 && strides == std::vector<int>{1, 1} &&
@@ -46,7 +53,7 @@ struct Shape {
     return groups == channels && filters == channels && dilations == std::vector<int>{1, 1};
   }
   std::vector<int64_t> key(int pass, bool bias) const {
-    std::vector<int64_t> key = {pass, bias, batch, channels, height, width, filters, rows, columns, groups};
+    std::vector<int64_t> key = {pass, bias, last, batch, channels, height, width, filters, rows, columns, groups};
     for (auto* more : {&strides, &paddings, &dilations}) key.insert(key.end(), more->begin(), more->end());
     return key;
   }
@@ -57,6 +64,7 @@ onednn::Pass made(const Shape& s, int pass, bool bias) {
   Attributes attr;
   Dims strides(s.strides.begin(), s.strides.end()), pads(s.paddings.begin(), s.paddings.end());
   Dims gaps = {s.dilations[0] - 1, s.dilations[1] - 1};
+  Desc src = s.map(s.src()), dst = s.map(s.dst()), weights = dense(s.weights());
   dnnl_primitive_desc* raw = nullptr;
   check(dnnl_convolution_forward_primitive_desc_create(
             &raw, engine(), kForwardTraining, kDirect, any(s.src()).get(), any(s.weights()).get(),
@@ -65,22 +73,22 @@ onednn::Pass made(const Shape& s, int pass, bool bias) {
         "a convolution");
   PrimitiveDesc forward(raw, dnnl_primitive_desc_destroy);
   if (pass == kForward && bias)
-    return Pass(forward, {kSrc, kWeights, kBias, kDst}, {s.src(), s.weights(), {s.filters}, s.dst()});
-  if (pass == kForward) return Pass(forward, {kSrc, kWeights, kDst}, {s.src(), s.weights(), s.dst()});
+    return Pass(forward, {kSrc, kWeights, kBias, kDst}, {src, weights, dense({s.filters}), dst});
+  if (pass == kForward) return Pass(forward, {kSrc, kWeights, kDst}, {src, weights, dst});
   if (pass == kInputGrad) {
     check(dnnl_convolution_backward_data_primitive_desc_create(
               &raw, engine(), kDirect, any(s.src()).get(), any(s.weights()).get(), any(s.dst()).get(), strides.data(),
               gaps.data(), pads.data(), pads.data(), forward.get(), attr.get()),
           "a convolution's gradient");
     PrimitiveDesc pd(raw, dnnl_primitive_desc_destroy);
-    return Pass(pd, {kDiffDst, kWeights, kDiffSrc}, {s.dst(), s.weights(), s.src()});
+    return Pass(pd, {kDiffDst, kWeights, kDiffSrc}, {dst, weights, src});
   }
   check(dnnl_convolution_backward_weights_primitive_desc_create(
             &raw, engine(), kDirect, any(s.src()).get(), any(s.weights()).get(), nullptr, any(s.dst()).get(),
             strides.data(), gaps.data(), pads.data(), pads.data(), forward.get(), attr.get()),
         "a convolution's gradient");
   PrimitiveDesc pd(raw, dnnl_primitive_desc_destroy);
-  return Pass(pd, {kSrc, kDiffDst, kDiffWeights}, {s.src(), s.dst(), s.weights()});
+  return Pass(pd, {kSrc, kDiffDst, kDiffWeights}, {src, dst, weights});
 }
 
 // Images of many sizes would keep many: beyond a bound all are made anew.
@@ -101,7 +109,7 @@ void each_image(int64_t batch, F f) {
   for (int64_t image = 0; image < batch; ++image) f(image);
 }
 
-// The bias's gradient.
+// The bias's gradient, of channels that come first.
 void channel_sums(const Shape& s, const float* dy, float* db) {
   int64_t places = s.out(0) * s.out(1);
 #pragma omp parallel for schedule(static)
@@ -112,25 +120,29 @@ void channel_sums(const Shape& s, const float* dy, float* db) {
   }
 }
 
-// The gradient of a depthwise convolution's weights. The gradient of y is spread to the stride: what is left has none.
+// The gradient of a depthwise convolution's weights.
 void depthwise_grad(const Shape& s, const float* x, const float* dy, float* dw) {
-  int64_t side_y = s.rows, side_x = s.columns, height = s.height + 2 * s.paddings[0] - side_y + 1,
-          width = s.width + 2 * s.paddings[1] - side_x + 1, rows = s.height + 2 * s.paddings[0],
-          step = row_step(s.width + 2 * s.paddings[1], side_x), plane = s.height * s.width, out = s.out(0) * s.out(1);
-  Tensor scratch = sized({omp_get_max_threads(), 2, rows, step});
+  int64_t taps = s.rows * s.columns, rows = s.height + 2 * s.paddings[0], columns = s.width + 2 * s.paddings[1],
+          height = s.out(0), width = s.out(1), in = s.height * s.width, out = height * width, map = rows * columns * kLanes, blocks = (s.channels + kLanes - 1) / kLanes;
+  Tensor scratch = sized({omp_get_max_threads(), 2 * map + taps * kLanes});
   float* taken = scratch.data<float>();
+  auto spacing = [&](int64_t places) { return s.last ? Spacing{s.channels, 1} : Spacing{1, places}; };
 #pragma omp parallel
   {
-    float *grad = taken + omp_get_thread_num() * 2 * rows * step, *padded = grad + rows * step;
+    float *grad = taken + omp_get_thread_num() * (2 * map + taps * kLanes), *padded = grad + map, *sums = padded + map;
 #pragma omp for schedule(static)
-    for (int64_t c = 0; c < s.channels; ++c) {
-      float* sums = dw + c * side_y * side_x;
-      std::memset(sums, 0, side_y * side_x * sizeof(float));
-      for (int64_t at = c; at < s.batch * s.channels; at += s.channels) {
-        spread(s.out(0), s.out(1), dy + at * out, s.strides[0], s.strides[1], 0, 0, height, step, grad);
-        spread(s.height, s.width, x + at * plane, 1, 1, s.paddings[0], s.paddings[1], rows, step, padded);
-        depthwise_weight_grad(height, width, side_y, side_x, padded, grad, step, sums);
+    for (int64_t block = 0; block < blocks; ++block) {
+      int64_t c = block * kLanes, channels = std::min(kLanes, s.channels - c);
+      std::memset(sums, 0, taps * kLanes * sizeof(float));
+      for (int64_t image = 0; image < s.batch; ++image) {
+        const float *from = x + image * s.channels * in + (s.last ? c : c * in),
+                    *top = dy + image * s.channels * out + (s.last ? c : c * out);
+        gather(channels, height, width, top, spacing(out), 0, 0, height, width, grad);
+        gather(channels, s.height, s.width, from, spacing(in), s.paddings[0], s.paddings[1], rows, columns, padded);
+        depthwise_weight_grad(height, width, s.rows, s.columns, s.strides[0], s.strides[1], padded, columns, grad, sums);
       }
+      for (int64_t i = 0; i < channels; ++i)
+        for (int64_t tap = 0; tap < taps; ++tap) dw[(c + i) * taps + tap] = sums[tap * kLanes + i];
     }
   }
 }
@@ -139,21 +151,26 @@ void depthwise_grad(const Shape& s, const float* x, const float* dy, float* dw) 
 
 std::vector<Tensor> convolution(const Tensor& x, const Tensor& w, const Tensor& bias, const std::vector<int>& strides,
                                 const std::vector<int>& paddings, const std::vector<int>& dilations, int groups,
-                                bool has_bias, bool, bool) {
-  Shape s(x.shape(), w.shape(), strides, paddings, dilations, groups);
+                                bool channels_last, bool has_bias, bool, bool) {
+  Shape s(x.shape(), w.shape(), strides, paddings, dilations, groups, channels_last);
   expect(!has_bias || bias.numel() == s.filters, "a bias");
-  Tensor y = sized(s.dst());
+  Tensor y = sized(s.output());
+  const float *xp = x.data<float>(), *wp = w.data<float>(), *bp = bias.data<float>();
+  float* yp = y.data<float>();
   if (!s.pointwise()) {
     auto pass = pass_of(s, kForward, has_bias);
     if (has_bias)
-      (*pass)({x.data<float>(), w.data<float>(), bias.data<float>(), y.data<float>()});
+      (*pass)({xp, wp, bp, yp});
     else
-      (*pass)({x.data<float>(), w.data<float>(), y.data<float>()});
+      (*pass)({xp, wp, yp});
     return {y};
   }
   int64_t places = s.height * s.width;
-  const float *xp = x.data<float>(), *wp = w.data<float>(), *bp = bias.data<float>();
-  float* yp = y.data<float>();
+  if (s.last) {
+    product('n', 't', s.batch * places, s.filters, s.channels, 1, xp, s.channels, wp, s.channels, yp, s.filters);
+    if (has_bias) add_bias_rows(bias, &y);
+    return {y};
+  }
   each_image(s.batch, [=](int64_t image) {
     float* to = yp + image * s.filters * places;
     product('n', 'n', s.filters, places, s.channels, 1, wp, s.channels, xp + image * s.channels * places, places, to,
@@ -166,44 +183,49 @@ std::vector<Tensor> convolution(const Tensor& x, const Tensor& w, const Tensor& 
 
 std::vector<Tensor> convolution_grad(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& dy,
                                      const std::vector<int>& strides, const std::vector<int>& paddings,
-                                     const std::vector<int>& dilations, int groups, bool has_bias, bool x_grad,
-                                     bool w_grad) {
-  Shape s(x.shape(), w.shape(), strides, paddings, dilations, groups);
+                                     const std::vector<int>& dilations, int groups, bool channels_last, bool has_bias,
+                                     bool x_grad, bool w_grad) {
+  Shape s(x.shape(), w.shape(), strides, paddings, dilations, groups, channels_last);
   Tensor dx = like(x), dw = like(w), db = like(bias);
   const float *xp = x.data<float>(), *wp = w.data<float>(), *gp = dy.data<float>();
-  if (w_grad && has_bias) channel_sums(s, gp, db.data<float>());
+  float *dxp = dx.data<float>(), *dwp = dw.data<float>();
+  if (w_grad && has_bias && s.last) db = column_sums(dy);
+  if (w_grad && has_bias && !s.last) channel_sums(s, gp, db.data<float>());
   if (!s.pointwise()) {
-    if (x_grad) (*pass_of(s, kInputGrad, false))({gp, wp, dx.data<float>()});
+    if (x_grad) (*pass_of(s, kInputGrad, false))({gp, wp, dxp});
     if (w_grad && s.depthwise())
-      depthwise_grad(s, xp, gp, dw.data<float>());
+      depthwise_grad(s, xp, gp, dwp);
     else if (w_grad)
-      (*pass_of(s, kWeightGrad, false))({xp, gp, dw.data<float>()});
+      (*pass_of(s, kWeightGrad, false))({xp, gp, dwp});
     return {dx, dw, db};
   }
-  int64_t places = s.height * s.width, in = s.channels * places, out = s.filters * places;
-  if (x_grad) {
-    float* to = dx.data<float>();
+  int64_t places = s.height * s.width, in = s.channels * places, out = s.filters * places, all = s.batch * places;
+  if (x_grad && s.last) product('n', 'n', all, s.channels, s.filters, 1, gp, s.filters, wp, s.channels, dxp, s.channels);
+  if (w_grad && s.last) product('t', 'n', s.filters, s.channels, all, 1, gp, s.filters, xp, s.channels, dwp, s.channels);
+  if (s.last) return {dx, dw, db};
+  if (x_grad)
     each_image(s.batch, [=](int64_t image) {
-      product('t', 'n', s.channels, places, s.filters, 1, wp, s.channels, gp + image * out, places, to + image * in,
+      product('t', 'n', s.channels, places, s.filters, 1, wp, s.channels, gp + image * out, places, dxp + image * in,
               places);
     });
-  }
   if (w_grad)
     for (int64_t image = 0; image < s.batch; ++image)
-      product('n', 't', s.filters, s.channels, places, 1, gp + image * out, places, xp + image * in, places,
-              dw.data<float>(), s.channels, image > 0);
+      product('n', 't', s.filters, s.channels, places, 1, gp + image * out, places, xp + image * in, places, dwp,
+              s.channels, image > 0);
   return {dx, dw, db};
 }
+
+#define CONVOLUTION_ATTRIBUTES                                                                                    \
+  {"strides: std::vector<int>", "paddings: std::vector<int>", "dilations: std::vector<int>", "groups: int",       \
+   "channels_last: bool", "has_bias: bool", "x_grad: bool", "w_grad: bool"}
 
 PD_BUILD_OP(vit_convolution)
     .Inputs({"X", "W", "B"})
     .Outputs({"Y"})
-    .Attrs({"strides: std::vector<int>", "paddings: std::vector<int>", "dilations: std::vector<int>", "groups: int",
-            "has_bias: bool", "x_grad: bool", "w_grad: bool"})
+    .Attrs(CONVOLUTION_ATTRIBUTES)
     .SetKernelFn(PD_KERNEL(convolution));
 PD_BUILD_GRAD_OP(vit_convolution)
     .Inputs({"X", "W", "B", paddle::Grad("Y")})
     .Outputs({paddle::Grad("X"), paddle::Grad("W"), paddle::Grad("B")})
-    .Attrs({"strides: std::vector<int>", "paddings: std::vector<int>", "dilations: std::vector<int>", "groups: int",
-            "has_bias: bool", "x_grad: bool", "w_grad: bool"})
+    .Attrs(CONVOLUTION_ATTRIBUTES)
     .SetKernelFn(PD_KERNEL(convolution_grad));

@@ -159,13 +159,12 @@ inline void execute(const Primitive& primitive, const std::vector<int>& ids, con
   check(dnnl_stream_wait(stream()), "a primitive");
 }
 
-// A primitive between tensors in rows, the last of which is its output: what it wants in another layout is reordered.
+// A primitive between tensors, the last of which is its output: what it wants in another layout is reordered.
 class Pass {
  public:
-  Pass(const PrimitiveDesc& pd, std::vector<int> ids, const std::vector<Dims>& dims)
-      : ids_(std::move(ids)), output_(ids_.size() - 1), primitive_(primitive(pd)) {
+  Pass(const PrimitiveDesc& pd, std::vector<int> ids, std::vector<Desc> given)
+      : ids_(std::move(ids)), output_(ids_.size() - 1), primitive_(primitive(pd)), given_(std::move(given)) {
     for (size_t i = 0; i < ids_.size(); ++i) {
-      given_.push_back(dense(dims[i]));
       wanted_.push_back(layout(pd, kArgumentMd, ids_[i]));
       bool same = dnnl_memory_desc_equal(given_[i].get(), wanted_[i].get());
       const Desc &from = i == output_ ? wanted_[i] : given_[i], &to = i == output_ ? given_[i] : wanted_[i];
