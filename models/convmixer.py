@@ -11,9 +11,11 @@ from paddle import nn
 
 from configs.signatures import Depth, Factor, Kernel, Rate, Size
 from models.base import ImageModel, register
+from models.layers.activations import GELU, ReLU
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D
 from models.layers.init import init_as_torch
+from models.layers.layout import mean_of_places
 from models.layers.stages import feature_info
 from weights.names import convmixer as names
 
@@ -66,7 +68,7 @@ class ConvMixer(ImageModel):
         self.min_image_size = patch_size  # before ImageModel checks image_size
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         self.num_features = embed_dim
-        activation = {"gelu": nn.GELU, "relu": nn.ReLU}[act]
+        activation = {"gelu": GELU, "relu": ReLU}[act]
 
         def convolution(channels: int, kernel: int, **options: Any) -> list[nn.Layer]:
             return [Conv2D(channels, embed_dim, kernel, **options), activation(), BatchNorm2D(embed_dim)]
@@ -86,7 +88,7 @@ class ConvMixer(ImageModel):
         return self.stem(x)
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.head(self.head_drop(x.mean(axis=[2, 3])))
+        return self.head(self.head_drop(mean_of_places(x)))
 
     def layer_groups(self) -> list[tuple[str, ...]]:
         """The stem, each block, the classifier."""

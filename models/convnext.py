@@ -14,6 +14,7 @@ from configs.signatures import Depth, Epsilon, Factor, Rate, Size
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Mlp, init_linear
 from models.layers.conv import Conv2D
+from models.layers.layout import channels_first, channels_last, mean_of_places
 from models.layers.linear import ChannelNorm, in_float32
 from models.layers.stages import check_stages, drop_path_rates, feature_info, groups_by_block
 from weights.names import convnext as names
@@ -22,7 +23,7 @@ from weights.names import convnext as names
 class Block(nn.Layer):
     """x + gamma * mlp(norm(conv_dw(x))) with drop path; conv_dw mixes 7 x 7 places, mlp channels.
 
-    Shape: [B, C, H, W] -> [B, C, H, W].
+    Shape: [B, H, W, C] -> the same, or, with ``conv_mlp``, [B, C, H, W] -> the same.
     """
 
     def __init__(
@@ -38,11 +39,10 @@ class Block(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        branch = self.conv_dw(x)
-        branch = self.mlp(self.norm(branch if self.conv_mlp else branch.transpose([0, 2, 3, 1])))
+        branch = self.mlp(self.norm(self.conv_dw(x, last=not self.conv_mlp)))
         if self.gamma is not None:
             branch = branch * (self.gamma.reshape([-1, 1, 1]) if self.conv_mlp else self.gamma)
-        return x + self.drop_path(branch if self.conv_mlp else branch.transpose([0, 3, 1, 2]))
+        return x + self.drop_path(branch)
 
 
 class Stage(nn.Layer):
@@ -122,6 +122,7 @@ class ConvNeXt(ImageModel):
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         check_stages(stage_depths, embed_dims)
         self.num_features, self.use_grn, self.head_norm_eps = embed_dims[-1], use_grn, head_norm_eps
+        self.conv_mlp = conv_mlp
         self.stem = stem(in_channels, embed_dims[0], stem_type)
         sizes = zip((0, *embed_dims[:-1]), embed_dims, drop_path_rates(droppath, stage_depths), strict=True)
         self.stages = nn.LayerList(
@@ -139,10 +140,13 @@ class ConvNeXt(ImageModel):
         return self.stages
 
     def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
-        return self._run_all(stage.blocks, in_float32(stage.downsample(x)))
+        x = in_float32(stage.downsample(x))
+        if self.conv_mlp:
+            return self._run_all(stage.blocks, x)
+        return channels_first(self._run_all(stage.blocks, channels_last(x)))
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.head(x.mean(axis=[2, 3]))
+        return self.head(mean_of_places(x))
 
     def classifier_names(self) -> tuple[str, ...]:
         return ("head.fc",)

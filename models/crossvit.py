@@ -16,10 +16,12 @@ from configs.signatures import Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import Attention, DropPath, LayerNorm, Linear, PatchEmbed, init_linear
+from models.layers.activations import GELU, ReLU
 from models.layers.block import Block
 from models.layers.class_attention import ClassAttention
 from models.layers.conv import Conv2D
 from models.layers.init import init_as_torch
+from models.layers.layout import swapped
 from models.layers.sizes import check_sides
 from models.layers.stages import drop_path_rates, feature_info
 from weights.names import crossvit as names
@@ -36,14 +38,14 @@ class ConvPatches(PatchEmbed):
         stride, padding, last = (3, 0, 1) if patch_size == 12 else (2, 1, 2)
         self.proj = nn.Sequential(
             Conv2D(in_channels, dim // 4, 7, stride=4, padding=3),
-            nn.ReLU(),
+            ReLU(),
             Conv2D(dim // 4, dim // 2, 3, stride=stride, padding=padding),
-            nn.ReLU(),
+            ReLU(),
             Conv2D(dim // 2, dim, 3, stride=last, padding=1),
         )
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.proj(x).flatten(2).transpose([0, 2, 1])
+        return swapped(self.proj(x).flatten(2))
 
 
 class CrossAttention(ClassAttention):
@@ -69,7 +71,7 @@ class Projection(nn.Sequential):
     """Layer norm, GELU, Linear: between the branches' widths."""
 
     def __init__(self, in_dim: int, dim: int) -> None:
-        super().__init__(LayerNorm(in_dim, epsilon=1e-6), nn.GELU(), Linear(in_dim, dim))
+        super().__init__(LayerNorm(in_dim, epsilon=1e-6), GELU(), Linear(in_dim, dim))
 
 
 class MultiScaleBlock(nn.Layer):

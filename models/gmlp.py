@@ -12,7 +12,9 @@ from paddle.nn.initializer import Constant, Normal, XavierUniform
 from errors import InputError
 from models.base import register
 from models.layers import DropPath, LayerNorm, Linear
+from models.layers.activations import GELU
 from models.layers.init import init_lecun
+from models.layers.layout import swapped
 from models.layers.mlp import hidden_width
 from models.mixer import MlpMixer
 
@@ -27,7 +29,7 @@ class SpatialGatingUnit(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         kept, gate = x.chunk(2, axis=-1)
-        return kept * self.proj(self.norm(gate).transpose([0, 2, 1])).transpose([0, 2, 1])
+        return kept * swapped(self.proj(swapped(self.norm(gate))))
 
 
 class GatedMlp(nn.Layer):
@@ -36,7 +38,7 @@ class GatedMlp(nn.Layer):
     def __init__(self, dim: int, hidden_dim: int, num_patches: int, drop: float) -> None:
         super().__init__()
         self.fc1 = Linear(dim, hidden_dim)
-        self.act = nn.GELU()
+        self.act = GELU()
         self.drop = nn.Dropout(drop)
         self.gate = SpatialGatingUnit(hidden_dim, num_patches)
         self.fc2 = Linear(hidden_dim // 2, dim)

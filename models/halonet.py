@@ -16,15 +16,17 @@ from configs.signatures import Count, Depth, Factor, Kernel, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath
+from models.layers.activations import relu, silu
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D, MaxPool2D
 from models.layers.conv_norm import ConvNorm
 from models.layers.init import fan_in, init_convolution
+from models.layers.layout import mean_of_places
 from models.layers.sizes import check_multiples
 from models.layers.stages import check_counts, check_stages, drop_path_rates, feature_info
 from weights.names import halonet as names
 
-_ACTIVATIONS = {"relu": F.relu, "silu": F.silu}
+_ACTIVATIONS = {"relu": relu, "silu": silu}
 Activation = Callable[[paddle.Tensor], paddle.Tensor]
 
 
@@ -277,7 +279,7 @@ class HaloNet(ImageModel):
         return self._run_all(stage, self.stem.pool(x) if stage is self.stages[0] else x)
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.head(x.mean(axis=[2, 3]))
+        return self.head(mean_of_places(x))
 
     def classifier_names(self) -> tuple[str, ...]:
         return ("head.fc",)

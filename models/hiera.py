@@ -21,6 +21,7 @@ from models.layers import LayerNorm, Linear
 from models.layers.block import Block
 from models.layers.conv import Conv2D
 from models.layers.init import init_as_flax, init_as_torch, init_branches
+from models.layers.layout import channels_last
 from models.layers.linear import in_float32
 from models.layers.sizes import check_multiples
 from models.layers.stages import check_counts, drop_path_rates, feature_info
@@ -41,7 +42,7 @@ class PatchEmbed(nn.Layer):
         self.proj = Conv2D(in_channels, dim, 7, STRIDE, padding=3)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.proj(x).transpose([0, 2, 3, 1])
+        return channels_last(self.proj(x))
 
 
 class Widening(Block):

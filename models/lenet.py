@@ -9,6 +9,7 @@ from paddle import nn
 from configs.signatures import Factor
 from errors import InputError
 from models.base import ImageModel, register
+from models.layers.activations import ReLU
 from models.layers.conv import Conv2D, MaxPool2D
 from models.layers.stages import feature_info
 
@@ -43,10 +44,10 @@ class LeNet(ImageModel):
         self.feature_info = feature_info(["features.2", "features.5"], (6, 16), (2, 4))
         self.features = nn.Sequential(
             Conv2D(in_channels, 6, 3, padding=1),
-            nn.ReLU(),
+            ReLU(),
             MaxPool2D(2, 2),
             Conv2D(6, 16, 5),
-            nn.ReLU(),
+            ReLU(),
             MaxPool2D(2, 2),
         )
         self.fc = nn.Sequential(nn.Linear(16 * height * width, 120), nn.Linear(120, 84), nn.Identity())

@@ -17,8 +17,10 @@ from configs.signatures import Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, init_linear
+from models.layers.activations import Hardswish
 from models.layers.folding import ConvNorm, LinearNorm, NormLinear, folded
 from models.layers.init import init_as_torch
+from models.layers.layout import swapped
 from models.layers.mlp import hidden_width
 from models.layers.relative import gathered
 from models.layers.sizes import check_multiples
@@ -59,7 +61,7 @@ class Attention(nn.Layer):
 
     def _add_output(self, dim: int, start: float) -> None:
         last = LinearNorm(self.num_heads * self.value_dim, dim, start)
-        self.proj = nn.Sequential(("act", nn.Hardswish()), ("ln", last))
+        self.proj = nn.Sequential(("act", Hardswish()), ("ln", last))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         sizes = [self.key_dim, self.key_dim, self.value_dim]
@@ -118,7 +120,7 @@ class LevitMlp(nn.Layer):
         super().__init__()
         hidden_dim = hidden_width(dim, mlp_ratio)
         self.ln1 = LinearNorm(dim, hidden_dim)
-        self.act = nn.Hardswish()
+        self.act = Hardswish()
         self.ln2 = LinearNorm(hidden_dim, dim, start=0.0)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -216,7 +218,7 @@ class LeViT(ImageModel):
         self.stem, in_dim = nn.Sequential(), in_channels
         for i, share in enumerate((8, 4, 2, 1)):
             if i:
-                self.stem.add_sublayer(f"act{i}", nn.Hardswish())
+                self.stem.add_sublayer(f"act{i}", Hardswish())
             self.stem.add_sublayer(f"conv{i + 1}", ConvNorm(in_dim, embed_dims[0] // share))
             in_dim = embed_dims[0] // share
         grid: tuple[int, int] = (self.image_size[0] // STRIDE, self.image_size[1] // STRIDE)
@@ -254,7 +256,7 @@ class LeViT(ImageModel):
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         if tuple(x.shape[2:]) != self.image_size:
             raise InputError(f"the model takes {self.input_sizes}, found {x.shape[2]} x {x.shape[3]}")
-        return self.stem(x).flatten(2).transpose([0, 2, 1])
+        return swapped(self.stem(x).flatten(2))
 
     def _stages(self) -> Iterable[Any]:
         return self.stages

@@ -9,14 +9,15 @@ from typing import Any
 
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Normal
 
 from configs.signatures import Blocks, Depth, Epsilon, Factor, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import Attention, DropPath, LayerNorm, Linear, Mlp, init_linear
+from models.layers.activations import relu
 from models.layers.conv import Conv2D
+from models.layers.layout import mean_of_places
 from models.layers.linear import ChannelNorm, in_float32
 from models.layers.mlp import StarReLU
 from models.layers.stages import check_stages, drop_path_rates, feature_info, groups_by_block, groups_of_twelve
@@ -129,7 +130,7 @@ class MlpHead(nn.Layer):
         self.fc2 = Linear(4 * dim, classes)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.fc2(self.head_drop(self.norm(F.relu(self.fc1(x)).square())))
+        return self.fc2(self.head_drop(self.norm(relu(self.fc1(x)).square())))
 
 
 @register("metaformer")
@@ -211,7 +212,7 @@ class MetaFormer(ImageModel):
         return x.transpose([0, 2, 1]).reshape([-1, dim, height, width])
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.head(x.mean(axis=[2, 3]))
+        return self.head(mean_of_places(x))
 
     def classifier_names(self) -> tuple[str, ...]:
         """The last layer: what a file of other classes has before it is taken, as in timm."""

@@ -16,6 +16,7 @@ from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Mlp, PatchEmbed, set_norm_eps
 from models.layers.init import init_lecun
+from models.layers.layout import swapped
 from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
 from models.layers.stages import drop_path_rates, feature_info
@@ -53,7 +54,7 @@ class MixerBlock(nn.Layer):
         self.mlp_channels = Mlp(dim, hidden_width(dim, channels), drop)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        mixed = self.mlp_tokens(self.norm1(x).transpose([0, 2, 1])).transpose([0, 2, 1])
+        mixed = swapped(self.mlp_tokens(swapped(self.norm1(x))))
         x = x + self.drop_path(mixed)
         return x + self.drop_path(self.mlp_channels(self.norm2(x)))
 

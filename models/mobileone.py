@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 from paddle.nn.initializer import Normal
 
 from configs.signatures import Depth, Factor, Rate, Size
 from models.base import ImageModel, register
 from models.layers import DropPath
+from models.layers.activations import relu
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D
 from models.layers.conv_norm import ConvNorm, SqueezeExcite
 from models.layers.init import init_convolution
+from models.layers.layout import mean_of_places
 from models.layers.stages import check_stages, drop_path_rates, feature_info
 from weights.names import mobileone as names
 
@@ -65,7 +66,7 @@ class Block(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if self.reparam_conv is not None:
-            return F.relu(self.attn(self.reparam_conv(x)))
+            return relu(self.attn(self.reparam_conv(x)))
         branches = [*([] if self.conv_scale is None else [self.conv_scale]), *self.conv_kxk]
         out = branches[0](x)
         for branch in branches[1:]:
@@ -73,7 +74,7 @@ class Block(nn.Layer):
         out = self.drop_path(out)
         if self.identity is not None:
             out = out + self.identity(x)
-        return F.relu(self.attn(out))
+        return relu(self.attn(out))
 
     def fold(self) -> None:
         """Puts one convolution in the place of the branches, by the statistics that their norms hold."""
@@ -194,7 +195,7 @@ class MobileOne(ImageModel):
         return self._run_all(stage, x)
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.head(x.mean(axis=[2, 3]))
+        return self.head(mean_of_places(x))
 
     def classifier_names(self) -> tuple[str, ...]:
         return ("head.fc",)

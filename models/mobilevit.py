@@ -10,17 +10,18 @@ from typing import Any
 
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Normal
 
 from configs.signatures import Depth, Epsilon, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import Attention, DropPath, LayerNorm
+from models.layers.activations import silu
 from models.layers.block import Block
 from models.layers.conv import Conv2D
 from models.layers.conv_norm import ConvNorm
 from models.layers.init import init_convolution
+from models.layers.layout import mean_of_places
 from models.layers.linear import in_float32
 from models.layers.resize import stretched
 from models.layers.stages import check_counts, drop_path_rates, feature_info
@@ -47,8 +48,8 @@ class InvertedResidual(nn.Layer):
         super().__init__()
         between = expanded(in_dim, expand_ratio)
         self.residual = stride == 1 and in_dim == dim
-        self.conv1_1x1 = ConvNorm(in_dim, between, 1, F.silu)
-        self.conv2_kxk = ConvNorm(between, between, 3, F.silu, stride=stride, groups=between)
+        self.conv1_1x1 = ConvNorm(in_dim, between, 1, silu)
+        self.conv2_kxk = ConvNorm(between, between, 3, silu, stride=stride, groups=between)
         self.conv3_1x1 = ConvNorm(between, dim, 1)
         self.drop_path = DropPath(drop_path)
 
@@ -83,16 +84,16 @@ class MobileViTBlock(nn.Layer):
     ) -> None:
         super().__init__()
         drop, attn_drop, drop_path = rates
-        self.conv_kxk = ConvNorm(dim, dim, 3, F.silu)
+        self.conv_kxk = ConvNorm(dim, dim, 3, silu)
         to_hidden = Conv2D(dim, hidden_dim, 1, bias_attr=False)
-        self.conv_1x1 = ConvNorm(dim, hidden_dim, 1, F.silu) if hidden_norm else to_hidden
+        self.conv_1x1 = ConvNorm(dim, hidden_dim, 1, silu) if hidden_norm else to_hidden
         self.transformer = nn.LayerList()
         for _ in range(layers):
             attn = Attention(hidden_dim, num_heads, attn_drop=attn_drop, proj_drop=drop)
             self.transformer.append(Block(hidden_dim, attn, mlp_ratio, None, drop, drop_path, 1e-5, "silu"))
         self.norm = LayerNorm(hidden_dim, epsilon=epsilon)
-        self.conv_proj = ConvNorm(hidden_dim, dim, 1, F.silu)
-        self.conv_fusion = ConvNorm(2 * dim, dim, 3, F.silu)
+        self.conv_proj = ConvNorm(hidden_dim, dim, 1, silu)
+        self.conv_fusion = ConvNorm(2 * dim, dim, 3, silu)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         hidden = self.conv_1x1(self.conv_kxk(x))
@@ -167,7 +168,7 @@ class MobileViT(ImageModel):
                 raise InputError(f"HIDDEN_DIMS has {dim}, no multiple of NUM_HEADS {num_heads}")
         self.num_features, self.num_heads, self.expand_ratio = embed_dims[-1], num_heads, expand_ratio
         self.last_norm_eps, self.hidden_norm = last_norm_eps, hidden_norm
-        self.stem, self.stages = ConvNorm(in_channels, embed_dims[0], 3, F.silu, stride=2), nn.LayerList()
+        self.stem, self.stages = ConvNorm(in_channels, embed_dims[0], 3, silu, stride=2), nn.LayerList()
         residuals = itertools.pairwise(embed_dims[:-1])
         rates = drop_path_rates(droppath, [count + (i > 1) for i, count in enumerate(RESIDUALS)])
         for i, count in enumerate(RESIDUALS):
@@ -187,7 +188,7 @@ class MobileViT(ImageModel):
                 )
                 stage.add_sublayer("1", MobileViTBlock(*sizes, (dropout, attention_dropout, rates[i][1])))
             self.stages.append(stage)
-        self.final_conv = ConvNorm(embed_dims[-2], embed_dims[-1], 1, F.silu)
+        self.final_conv = ConvNorm(embed_dims[-2], embed_dims[-1], 1, silu)
         modules = [*(f"stages.{i}" for i in range(4)), "final_conv"]
         self.feature_info = feature_info(modules, (embed_dims[1], *embed_dims[4:7], embed_dims[8]), (2, 4, 8, 16, 32))
         self.head = nn.Sequential(("drop", nn.Dropout(head_dropout)), ("fc", nn.Identity()))
@@ -214,7 +215,7 @@ class MobileViT(ImageModel):
         return self.final_conv(x) if stage is self.stages[-1] else x
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.head(x.mean(axis=[2, 3]))
+        return self.head(mean_of_places(x))
 
     def classifier_names(self) -> tuple[str, ...]:
         return ("head.fc",)

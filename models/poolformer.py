@@ -8,12 +8,16 @@ from typing import Any
 
 import paddle
 from paddle import nn
+from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Normal
 
+import ops
 from configs.signatures import Depth, Factor, Positive, Rate, Size
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Mlp, init_linear
 from models.layers.conv import Conv2D
+from models.layers.group_norm import GroupNorm
+from models.layers.layout import mean_of_places
 from models.layers.stages import check_stages, drop_path_rates, feature_info, groups_by_block, groups_of_twelve
 from weights.names import poolformer as names
 
@@ -32,12 +36,9 @@ class Downsampling(nn.Layer):
 class Pooling(nn.Layer):
     """What the mean of each place's 3 x 3 neighbours, those inside the map, differs from the place by."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.pool = nn.AvgPool2D(3, stride=1, padding=1, exclusive=True)
-
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.pool(x) - x
+        means = ops.neighbour_means(x, 1) if ops.usable(x) else F.avg_pool2d(x, 3, stride=1, padding=1)
+        return means - x
 
 
 class Scale(nn.Layer):
@@ -59,11 +60,11 @@ class Block(nn.Layer):
 
     def __init__(self, dim: int, init_values: float, drop: float, drop_path: float) -> None:
         super().__init__()
-        self.norm1 = nn.GroupNorm(1, dim)
+        self.norm1 = GroupNorm(1, dim)
         self.token_mixer = Pooling()
         self.drop_path1 = DropPath(drop_path)
         self.layer_scale1 = Scale(dim, init_values)
-        self.norm2 = nn.GroupNorm(1, dim)
+        self.norm2 = GroupNorm(1, dim)
         self.mlp = Mlp(dim, 4 * dim, drop, conv=True)
         self.drop_path2 = DropPath(drop_path)
         self.layer_scale2 = Scale(dim, init_values)
@@ -127,7 +128,7 @@ class PoolFormer(ImageModel):
         sizes = zip((0, *embed_dims[:-1]), embed_dims, drop_path_rates(droppath, stage_depths), strict=True)
         self.stages = nn.LayerList(Stage(in_dim, dim, init_values, dropout, rates) for in_dim, dim, rates in sizes)
         self.feature_info = feature_info([f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32))
-        self.norm = nn.Identity() if fc_norm else nn.GroupNorm(1, self.num_features)
+        self.norm = nn.Identity() if fc_norm else GroupNorm(1, self.num_features)
         norm = LayerNorm(self.num_features, epsilon=1e-6) if fc_norm else nn.Identity()
         self.head = nn.Sequential(("norm", norm), ("fc", nn.Identity()))
         self._finish()
@@ -142,7 +143,7 @@ class PoolFormer(ImageModel):
         return self._run_all(stage.blocks, stage.downsample(x))
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.head(x.mean(axis=[2, 3]))
+        return self.head(mean_of_places(x))
 
     def classifier_names(self) -> tuple[str, ...]:
         return ("head.fc",)

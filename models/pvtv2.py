@@ -16,8 +16,10 @@ from configs.signatures import Depth, Epsilon, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, init_linear, set_norm_eps
+from models.layers.activations import GELU, ReLU
 from models.layers.conv import Conv2D
 from models.layers.init import init_convolution
+from models.layers.layout import channels_first, channels_last, mean_of_places
 from models.layers.mlp import hidden_width
 from models.layers.stages import check_stages, drop_path_rates, feature_info
 from weights.names import pvtv2 as names
@@ -32,7 +34,7 @@ class OverlapPatchEmbed(nn.Layer):
         self.norm = LayerNorm(dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.norm(self.proj(x).transpose([0, 2, 3, 1]))
+        return self.norm(channels_last(self.proj(x)))
 
 
 class Attention(nn.Layer):
@@ -70,17 +72,18 @@ class Attention(nn.Layer):
         self.reduces = linear or sr_ratio > 1
         if self.reduces:
             side = 1 if linear else sr_ratio
-            self.pool = nn.AdaptiveAvgPool2D(7) if linear else nn.Identity()
+            self.pool = nn.AdaptiveAvgPool2D(7) if linear else None
             self.sr = Conv2D(dim, dim, side, stride=side)
             self.norm = LayerNorm(dim)
-            self.act = nn.GELU() if linear else nn.Identity()
+            self.act = GELU() if linear else nn.Identity()
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         shape = x.shape
         q = self.q(x).reshape([shape[0], -1, self.num_heads, self.head_dim]).transpose([0, 2, 1, 3])
         if self.reduces:
-            x = self.sr(self.pool(x.transpose([0, 3, 1, 2])))
-            x = self.act(self.norm(x.transpose([0, 2, 3, 1])))
+            if self.pool is not None:
+                x = channels_last(self.pool(channels_first(x)))
+            x = self.act(self.norm(self.sr(x, last=True)))
         kv = self.kv(x).reshape([shape[0], -1, 2, self.num_heads, self.head_dim])
         k, v = kv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, heads, keys, head_dim]
         attn = F.softmax(paddle.matmul(q * self.scale, k, transpose_y=True), axis=-1)
@@ -97,14 +100,14 @@ class ConvMlp(nn.Layer):
     def __init__(self, dim: int, hidden_dim: int, relu: bool, drop: float) -> None:
         super().__init__()
         self.fc1 = Linear(dim, hidden_dim)
-        self.relu = nn.ReLU() if relu else nn.Identity()
+        self.relu = ReLU() if relu else nn.Identity()
         self.dwconv = Conv2D(hidden_dim, hidden_dim, 3, padding=1, groups=hidden_dim)
-        self.act = nn.GELU()
+        self.act = GELU()
         self.drop = nn.Dropout(drop)
         self.fc2 = Linear(hidden_dim, dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = self.dwconv(self.relu(self.fc1(x)).transpose([0, 3, 1, 2])).transpose([0, 2, 3, 1])
+        x = self.dwconv(self.relu(self.fc1(x)), last=True)
         return self.drop(self.fc2(self.drop(self.act(x))))
 
 
@@ -224,10 +227,10 @@ class PyramidVisionTransformerV2(ImageModel):
         return self.stages
 
     def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
-        return stage.norm(self._run_all(stage.blocks, stage.downsample(x))).transpose([0, 3, 1, 2])
+        return channels_first(stage.norm(self._run_all(stage.blocks, stage.downsample(x))))
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.head(x.mean(axis=[2, 3]))
+        return self.head(mean_of_places(x))
 
     def layer_groups(self) -> list[tuple[str, ...]]:
         """The first embedding, each block (the first of a stage with the norm and the embedding before it), the last

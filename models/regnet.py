@@ -9,15 +9,16 @@ from typing import Any
 
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Normal
 
 from configs.signatures import Depth, Factor, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath
+from models.layers.activations import relu
 from models.layers.conv_norm import ConvNorm, SqueezeExcite
 from models.layers.init import init_convolution
+from models.layers.layout import mean_of_places
 from models.layers.stages import check_stages, drop_path_rates, feature_info
 from weights.names import regnet as names
 
@@ -32,8 +33,8 @@ class Block(nn.Layer):
 
     def __init__(self, in_dim: int, dim: int, stride: int, group_width: int, se_ratio: float, drop_path: float) -> None:
         super().__init__()
-        self.conv1 = ConvNorm(in_dim, dim, 1, F.relu)
-        self.conv2 = ConvNorm(dim, dim, 3, F.relu, stride=stride, groups=dim // group_width)
+        self.conv1 = ConvNorm(in_dim, dim, 1, relu)
+        self.conv2 = ConvNorm(dim, dim, 3, relu, stride=stride, groups=dim // group_width)
         self.se = SqueezeExcite(dim, max(1, round(in_dim * se_ratio))) if se_ratio else nn.Identity()
         self.conv3 = ConvNorm(dim, dim, 1)
         same = in_dim == dim and stride == 1
@@ -42,7 +43,7 @@ class Block(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         branch = self.conv3(self.se(self.conv2(self.conv1(x))))
-        return F.relu(self.drop_path(branch) + self.downsample(x))
+        return relu(self.drop_path(branch) + self.downsample(x))
 
 
 @register("regnet")
@@ -91,7 +92,7 @@ class RegNet(ImageModel):
             if dim % min(group_width, dim):
                 raise InputError(f"EMBED_DIMS holds {dim}, which is not a multiple of GROUP_WIDTH {group_width}")
         self.num_features = embed_dims[-1]
-        self.stem = ConvNorm(in_channels, STEM_DIM, 3, F.relu, stride=2)
+        self.stem = ConvNorm(in_channels, STEM_DIM, 3, relu, stride=2)
         in_dim = STEM_DIM
         for i, (dim, rates) in enumerate(zip(embed_dims, drop_path_rates(droppath, stage_depths), strict=True)):
             stage = nn.Sequential()
@@ -115,7 +116,7 @@ class RegNet(ImageModel):
         return self._run_all(stage, x)
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.head(x.mean(axis=[2, 3]))
+        return self.head(mean_of_places(x))
 
     def classifier_names(self) -> tuple[str, ...]:
         return ("head.fc",)

@@ -15,6 +15,7 @@ from configs.signatures import Depth, Factor, Positive, Rate, Size
 from models.base import register
 from models.layers import DropPath, Linear, Mlp, init_linear
 from models.layers.init import init_as_torch
+from models.layers.layout import swapped
 from models.layers.mlp import hidden_width
 from models.mixer import MlpMixer
 
@@ -50,7 +51,7 @@ class ResBlock(nn.Layer):
         self.ls2 = self.create_parameter([dim], default_initializer=Constant(init_values))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        mixed = self.linear_tokens(self.norm1(x).transpose([0, 2, 1])).transpose([0, 2, 1])
+        mixed = swapped(self.linear_tokens(swapped(self.norm1(x))))
         x = x + self.drop_path(self.ls1 * mixed)
         return x + self.drop_path(self.ls2 * self.mlp_channels(self.norm2(x)))
 

@@ -9,16 +9,17 @@ from typing import Any, Literal
 
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 from paddle.nn.initializer import Constant
 
 from configs.signatures import Depth, Factor, Rate
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath
+from models.layers.activations import ReLU, relu
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D, MaxPool2D
 from models.layers.init import init_as_torch, init_convolution
+from models.layers.layout import mean_of_places
 from models.layers.stages import drop_path_rates, feature_info
 
 
@@ -38,7 +39,7 @@ class _Block(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return F.relu(self.drop_path(self._branch(x)) + self.downsample(x))
+        return relu(self.drop_path(self._branch(x)) + self.downsample(x))
 
 
 class BasicBlock(_Block):
@@ -52,7 +53,7 @@ class BasicBlock(_Block):
         self.last_norm = "bn2"
 
     def _branch(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return self.bn2(self.conv2(relu(self.bn1(self.conv1(x)))))
 
 
 class Bottleneck(_Block):
@@ -67,8 +68,8 @@ class Bottleneck(_Block):
         self.last_norm = "bn3"
 
     def _branch(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = F.relu(self.bn1(self.conv1(x)))
-        return self.bn3(self.conv3(F.relu(self.bn2(self.conv2(x)))))
+        x = relu(self.bn1(self.conv1(x)))
+        return self.bn3(self.conv3(relu(self.bn2(self.conv2(x)))))
 
 
 def convolution(in_dim: int, dim: int, kernel_size: int, stride: int = 1) -> tuple[nn.Layer, nn.Layer]:
@@ -130,7 +131,7 @@ class ResNet(ImageModel):
         block, stage_depths = SIZES[depth]
         kernel, stride = (3, 1) if small_stem else (7, 2)
         self.conv1, self.bn1 = convolution(in_channels, 64, kernel, stride)
-        self.act1 = nn.ReLU()
+        self.act1 = ReLU()
         self.maxpool = nn.Identity() if small_stem else MaxPool2D(3, 2, 1)
         in_dim = 64
         for i, rates in enumerate(drop_path_rates(droppath, stage_depths, droppath_shape)):
@@ -156,7 +157,7 @@ class ResNet(ImageModel):
         return self._run_all(stage, self.maxpool(x) if stage is self.layer1 else x)
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.fc(self.drop(x.mean(axis=[2, 3])))
+        return self.fc(self.drop(mean_of_places(x)))
 
     def classifier_names(self) -> tuple[str, ...]:
         return ("fc",)

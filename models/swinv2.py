@@ -18,6 +18,7 @@ from errors import InputError
 from models import swin
 from models.base import register
 from models.layers import LayerNorm, Linear, init_linear
+from models.layers.activations import ReLU
 from models.layers.attention import unit
 from models.layers.folding import folded
 from models.layers.linear import in_float32
@@ -31,7 +32,7 @@ class OffsetMlp(nn.Sequential):
     offsets: paddle.Tensor  # [rows, 2]
 
     def __init__(self, num_heads: int) -> None:
-        super().__init__(Linear(2, 512), nn.ReLU(), Linear(512, num_heads, bias_attr=False))
+        super().__init__(Linear(2, 512), ReLU(), Linear(512, num_heads, bias_attr=False))
 
     def forward(self) -> paddle.Tensor:
         return 16 * F.sigmoid(in_float32(super().forward(self.offsets)))

@@ -15,9 +15,11 @@ from configs.signatures import Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, init_linear
+from models.layers.activations import gelu
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D
 from models.layers.init import init_as_torch
+from models.layers.layout import channels_first, channels_last, mean_of_places
 from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
 from models.layers.relative import gathered, offset_index
@@ -48,7 +50,7 @@ class PatchEmbed(nn.Layer):
         self.conv2 = ConvNorm(dim // 2, dim, 3, stride=2)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.conv2(F.gelu(self.conv1(x)))
+        return self.conv2(gelu(self.conv1(x)))
 
 
 class Convolutions(nn.Layer):
@@ -64,7 +66,7 @@ class Convolutions(nn.Layer):
         self.conv3 = ConvNorm(mid_dim, dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.conv3(F.gelu(self.conv2(F.gelu(self.conv1(x)))))
+        return self.conv3(gelu(self.conv2(gelu(self.conv1(x)))))
 
 
 class MBConv(Convolutions):
@@ -75,7 +77,7 @@ class MBConv(Convolutions):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return F.gelu(x + self.drop_path(Convolutions.forward(self, x)))  # (Paddle 2.6 traces no super())
+        return gelu(x + self.drop_path(Convolutions.forward(self, x)))  # (Paddle 2.6 traces no super())
 
 
 class Attention(nn.Layer):
@@ -139,7 +141,7 @@ class Block(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         x = x + self.drop_path1(in_windows(x, self.attn.window_size, self.attn))
-        x = in_float32(self.local_conv(x.transpose([0, 3, 1, 2])).transpose([0, 2, 3, 1]))
+        x = in_float32(channels_last(self.local_conv(channels_first(x))))
         return x + self.drop_path2(self.mlp(x))
 
 
@@ -220,11 +222,11 @@ class TinyViT(ImageModel):
         x = stage.downsample(x)
         if stage is self.stages[0]:
             return self._run_all(stage.blocks, x)
-        x = self._run_all(stage.blocks, in_float32(x.transpose([0, 2, 3, 1])))
-        return x.transpose([0, 3, 1, 2])
+        x = self._run_all(stage.blocks, in_float32(channels_last(x)))
+        return channels_first(x)
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.head(x.mean(axis=[2, 3]))
+        return self.head(mean_of_places(x))
 
     def classifier_names(self) -> tuple[str, ...]:
         return ("head.fc",)

@@ -18,10 +18,12 @@ from configs.signatures import Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import Attention, LayerNorm, Linear, init_linear, set_norm_eps
+from models.layers.activations import ReLU
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.block import Block
 from models.layers.conv import Conv2D
 from models.layers.init import init_as_torch
+from models.layers.layout import channels_last
 from models.layers.linear import in_float32
 from models.layers.sizes import check_multiples
 from models.layers.stages import check_counts, check_stages, drop_path_rates, feature_info
@@ -121,7 +123,7 @@ class PatchEmbed(nn.Layer):
         self.conv, channels = nn.Sequential(), in_channels
         for i, (kernel, stride) in enumerate(((7, 2), (3, 1), (3, 1))):
             conv = Conv2D(channels, hidden_dim, kernel, stride=stride, padding=kernel // 2, bias_attr=False)
-            for j, layer in enumerate((conv, BatchNorm2D(hidden_dim), nn.ReLU())):
+            for j, layer in enumerate((conv, BatchNorm2D(hidden_dim), ReLU())):
                 self.conv.add_sublayer(str(3 * i + j), layer)
             channels = hidden_dim
         self.proj = Conv2D(hidden_dim, dim, patch_size // 2, stride=patch_size // 2)
@@ -141,7 +143,7 @@ class Downsample(nn.Layer):
         self.proj = Conv2D(in_dim, dim, 2, stride=2)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.proj(x.transpose([0, 3, 1, 2])).transpose([0, 2, 3, 1])
+        return self.proj(x, last=True)
 
 
 @register("volo")
@@ -271,7 +273,7 @@ class VOLO(ImageModel):
         return (within[0].unsqueeze(-1) * within[1]).unsqueeze(0)
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.patch_embed(x).transpose([0, 2, 3, 1])
+        return channels_last(self.patch_embed(x))
 
     def _stages(self) -> Iterable[Any]:
         return self.ends

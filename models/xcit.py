@@ -17,11 +17,13 @@ from configs.signatures import Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, init_linear
+from models.layers.activations import GELU, gelu
 from models.layers.attention import unit
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.class_attention import ClassAttention
 from models.layers.conv import Conv2D
 from models.layers.init import init_as_torch
+from models.layers.layout import channels_first, channels_last
 from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
 from models.layers.stages import feature_info
@@ -46,7 +48,7 @@ class PatchEmbed(nn.Layer):
         layers: list[nn.Layer] = []
         for before, width in zip([in_channels, *widths], widths, strict=False):
             convolution = Conv2D(before, width, 3, stride=2, padding=1, bias_attr=False)
-            layers += [nn.Sequential(convolution, BatchNorm2D(width)), nn.GELU()]
+            layers += [nn.Sequential(convolution, BatchNorm2D(width)), GELU()]
         self.proj = nn.Sequential(*layers[:-1])
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -122,8 +124,8 @@ class LocalPatchInteraction(nn.Layer):
         self.conv2 = Conv2D(dim, dim, 3, padding=1, groups=dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = self.bn(F.gelu(self.conv1(x.transpose([0, 3, 1, 2]))))
-        return self.conv2(x).transpose([0, 2, 3, 1])
+        x = self.bn(gelu(self.conv1(channels_first(x))))
+        return channels_last(self.conv2(x))
 
 
 class Branches(nn.Layer):
@@ -261,7 +263,7 @@ class XCiT(ImageModel):
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         x = self.patch_embed(x)
         x = in_float32(x + self.pos_embed(x.shape[2], x.shape[3]))
-        return self.pos_drop(x.transpose([0, 2, 3, 1]))
+        return self.pos_drop(channels_last(x))
 
     def _features(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:  # all intermediates have one shape
         token = self.cls_token.expand([x.shape[0], -1, -1])

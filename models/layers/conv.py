@@ -5,19 +5,25 @@ from paddle import nn
 from paddle.nn import functional as F
 
 import ops
+from models.layers.layout import channels_first, channels_last
 from models.layers.linear import add_bias, in_float32
 
 
 class Conv2D(nn.Conv2D):
-    """``paddle.nn.Conv2D`` of [B, C, H, W], padded by as many zeros on both sides, whose bias keeps the product's type: see ``add_bias``."""
+    """``paddle.nn.Conv2D``, padded by zeros, whose bias keeps the product's type: see ``add_bias``.
 
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+    Shape: [B, C, H, W] -> [B, D, H', W'], or, with ``last``, [B, H, W, C] -> [B, H', W', D].
+    """
+
+    def forward(self, x: paddle.Tensor, last: bool = False) -> paddle.Tensor:
         if ops.usable(x) and not isinstance(self._padding, str):
             padding = [self._padding] * 2 if isinstance(self._padding, int) else self._padding
-            return ops.convolution(x, self.weight, self.bias, self._stride, padding, self._dilation, self._groups)
+            return ops.convolution(x, self.weight, self.bias, self._stride, padding, self._dilation, self._groups, last)
+        x = channels_first(x) if last else x
         # Paddle's stub lets _padding be any string; it is what nn.Conv2D checked.
         product = F.conv2d(x, self.weight, None, self._stride, self._padding, self._dilation, self._groups)  # pyright: ignore[reportArgumentType]
-        return product if self.bias is None else add_bias(product, self.bias.reshape([1, -1, 1, 1]))
+        product = product if self.bias is None else add_bias(product, self.bias.reshape([1, -1, 1, 1]))
+        return channels_last(product) if last else product
 
 
 class MaxPool2D(nn.MaxPool2D):

@@ -7,8 +7,10 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
+from models.layers.activations import relu
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D
+from models.layers.layout import mean_of_places
 
 
 class ConvNorm(nn.Layer):
@@ -46,5 +48,5 @@ class SqueezeExcite(nn.Layer):
         self.fc2 = Conv2D(hidden_dim, dim, 1)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        means = x.mean(axis=[2, 3], keepdim=True)
-        return x * F.sigmoid(self.fc2(F.relu(self.fc1(means))))
+        means = mean_of_places(x).unsqueeze([-1, -2])
+        return x * F.sigmoid(self.fc2(relu(self.fc1(means))))

@@ -7,6 +7,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 import ops
+from models.layers.layout import channels_first, channels_last
 
 
 def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
@@ -76,7 +77,7 @@ class ChannelNorm(LayerNorm):
     """Layer norm over the channels of [B, C, H, W] at each place (timm's ``LayerNorm2d``)."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return LayerNorm.forward(self, x.transpose([0, 2, 3, 1])).transpose([0, 3, 1, 2])
+        return channels_first(LayerNorm.forward(self, channels_last(x)))
 
 
 def set_norm_eps(model: nn.Layer, epsilon: float | None) -> None:

@@ -1,25 +1,17 @@
 """The transformer's MLP, and its gated form."""
 
-import functools
 from collections.abc import Callable
 
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 from paddle.nn.initializer import Constant
 
 import ops
 from errors import InputError
+from models.layers.activations import GELU, QuickGELU, SiLU, TanhGELU, relu, silu
 from models.layers.conv import Conv2D
 from models.layers.grn import GlobalResponseNorm
 from models.layers.linear import Linear
-
-
-class QuickGELU(nn.Layer):
-    """x * sigmoid(1.702 x), which OpenAI's CLIP was trained with (arXiv:1606.08415, section 2)."""
-
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return x * F.sigmoid(1.702 * x)
 
 
 class StarReLU(nn.Layer):
@@ -31,14 +23,14 @@ class StarReLU(nn.Layer):
         self.bias = self.create_parameter([1], default_initializer=Constant(0.0))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.scale * F.relu(x).square() + self.bias  # in float32 under autocast: squares outgrow float16
+        return self.scale * relu(x).square() + self.bias  # in float32 under autocast: squares outgrow float16
 
 
 ACTIVATIONS: dict[str, Callable[[], nn.Layer]] = {
-    "gelu": nn.GELU,
-    "gelu_tanh": functools.partial(nn.GELU, approximate=True),
+    "gelu": GELU,
+    "gelu_tanh": TanhGELU,
     "quick_gelu": QuickGELU,
-    "silu": nn.Silu,
+    "silu": SiLU,
     "star_relu": StarReLU,
 }
 
@@ -114,7 +106,7 @@ class GatedMlp(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         gate, values = self.fc1(x).chunk(2, axis=-1)
-        return self.drop(self.fc2(self.drop(F.silu(gate) * values)))
+        return self.drop(self.fc2(self.drop(silu(gate) * values)))
 
 
 def make_mlp(dim: int, hidden_dim: int, drop: float = 0.0, act: str = "gelu") -> Mlp | GatedMlp:

@@ -2,8 +2,8 @@
 
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 
+from models.layers.activations import silu
 from models.layers.linear import LayerNorm, Linear
 
 
@@ -25,7 +25,7 @@ class SwiGLU(nn.Layer):
         self.fc2 = Linear(hidden_dim, dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = F.silu(self.fc1_g(x)) * self.fc1_x(x)
+        x = silu(self.fc1_g(x)) * self.fc1_x(x)
         return self.drop(self.fc2(self.norm(self.drop(x))))
 
 
@@ -40,4 +40,4 @@ class PackedSwiGLU(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         gate, x = self.fc1(x).chunk(2, axis=-1)
-        return self.drop(self.fc2(self.drop(F.silu(gate) * x)))
+        return self.drop(self.fc2(self.drop(silu(gate) * x)))

@@ -66,17 +66,22 @@ def assert_close(found, expected):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("threads", "last"), [(1, False), (2, False), (2, True)])
 @pytest.mark.parametrize("form", FORMS)
-def test_values_and_gradients_are_those_of_float64(form, threads):
-    x, weight, stride, padding, dilation, groups, bias = FORMS[form]
+def test_values_and_gradients_are_those_of_float64(form, threads, last):
+    x, weight, *options, bias = FORMS[form]
     arrays = inputs(x, weight, bias)
+
+    def plain(x, w, b=None):
+        if not last:
+            return F.conv2d(x, w, b, *options)
+        return F.conv2d(x.transpose([0, 3, 1, 2]), w, b, *options).transpose([0, 2, 3, 1])
+
+    if last:
+        arrays[0] = arrays[0].transpose([0, 2, 3, 1])
     with threadpool_limits(threads):
-        found = results(
-            lambda x, w, b=None: ops.convolution(x, w, b, stride, padding, dilation, groups), arrays, "float32"
-        )
-    expected = results(lambda x, w, b=None: F.conv2d(x, w, b, stride, padding, dilation, groups), arrays, "float64")
-    assert_close(found, expected)
+        found = results(lambda x, w, b=None: ops.convolution(x, w, b, *options, last), arrays, "float32")
+    assert_close(found, results(plain, arrays, "float64"))
 
 
 @pytest.mark.parametrize("form", ["1 x 1", "3 x 3", "depthwise 7 x 7"])
@@ -124,9 +129,11 @@ def test_shapes_that_do_not_fit_are_refused(call):
 )
 def test_a_layer_is_the_same_with_and_without(options):
     layer, x = Conv2D(3, 4, 3, **options), paddle.randn([2, 3, 8, 8])
-    with_them = layer(x)
+    with_them = [layer(x), layer(x.transpose([0, 2, 3, 1]), last=True)]
     ops.enable(False)
     try:
-        np.testing.assert_allclose(with_them.numpy(), layer(x).numpy(), rtol=0, atol=1e-5)
+        for own, plain in zip(with_them, [layer(x), layer(x.transpose([0, 2, 3, 1]), last=True)], strict=True):
+            np.testing.assert_allclose(own.numpy(), plain.numpy(), rtol=0, atol=1e-5)
     finally:
         ops.enable(True)
+    np.testing.assert_allclose(with_them[0].transpose([0, 2, 3, 1]).numpy(), with_them[1].numpy(), rtol=0, atol=1e-5)
