@@ -149,7 +149,7 @@ def test_the_classifier_is_exchangeable():
 def test_drop_path_drops_the_branch_of_whole_samples():
     paddle.seed(0)
     block = Block(8, init_values=0.1, drop_path=0.5)
-    images = paddle.randn([64, 8, 3, 3])
+    images = paddle.randn([64, 3, 3, 8])
     left = images
     dropped = (block(images) == left).numpy().all(axis=(1, 2, 3)).sum()
     assert 16 < dropped < 48

@@ -156,8 +156,10 @@ def test_a_batch_norm_holds_the_same_statistics_with_and_without(mode, momentum)
 
 @pytest.mark.parametrize(
     "layer",
-    [activations.ReLU, activations.GELU, activations.TanhGELU, activations.SiLU, activations.Hardswish]
-    + [activations.QuickGELU, lambda: GroupNorm(1, 6), lambda: nn.Sequential(BatchNorm2D(6), GroupNorm(2, 6))],
+    [
+        *(activations.ReLU, activations.GELU, activations.TanhGELU, activations.SiLU, activations.Hardswish),
+        *(activations.QuickGELU, lambda: GroupNorm(1, 6), lambda: nn.Sequential(BatchNorm2D(6), GroupNorm(2, 6))),
+    ],
 )
 def test_a_layer_is_the_same_with_and_without(layer):
     layer, x = layer(), paddle.to_tensor(X, "float32")
