@@ -9,6 +9,7 @@ import ctypes
 import functools
 import hashlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,43 @@ def layer_norm(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | No
     return _run("vit_layer_norm", x, weight, paddle.zeros(weight.shape) if bias is None else bias, epsilon)[0]
 
 
-def attention(qkv: paddle.Tensor, scale: float) -> paddle.Tensor:
-    """softmax(q k^T scale) v of each head: [B, N, 3, H, d] -> [B, N, H d]; its weights [N, N] aren't kept."""
-    return _run("vit_attention", qkv, scale)[0]
+def attention(
+    parts: Sequence[paddle.Tensor],
+    heads: int,
+    width: int,
+    scale: float | paddle.Tensor,
+    bias: paddle.Tensor | None = None,
+    mask: paddle.Tensor | None = None,
+    by_head: bool = False,
+    across: bool = False,
+    turns: tuple[paddle.Tensor, paddle.Tensor] | None = None,
+    halves: bool = False,
+) -> paddle.Tensor:
+    """softmax(q k^T scale + bias + mask) v of each head; the weights [B, heads, N, M] aren't kept.
+
+    Args:
+        parts: [q, k, v in one tensor], [q, k and v], or [q, k, v]: each [B, tokens, channels], read where it lies.
+        heads, width: heads H; channels of a head's queries and keys. Its values have what is left.
+        scale: a number; or one for each head [H], and queries and keys are made vectors of length 1 before.
+        bias: [G, H, N, M]; item b of the batch has that of b mod G.
+        mask: [G, N, M], likewise, for all heads; it gets no gradient.
+        by_head: a tensor has its parts head by head, instead of part by part all heads.
+        across: channels attend to each other, by what they have over the tokens.
+        turns: cosines and sines [N, ..., width / 2] by which pairs of queries' and keys' channels are turned before.
+        halves: a pair is of both halves of the channels, not neighbours.
+
+    Returns:
+        [B, N, H * channels of a value].
+    """
+    absent = _absent()
+    q, k, v = (*parts, *[absent] * (3 - len(parts)))
+    factor, scale = (absent, scale) if isinstance(scale, float) else (scale.reshape([-1, 1]), 1.0)
+    extra = (bias, mask, factor, *(turns or (None, None)))
+    operands = [absent if one is None else one for one in extra]
+    return _run("vit_attention", q, k, v, *operands, heads, width, scale, by_head, across, halves)[0]
+
+
+@functools.cache
+def _absent() -> paddle.Tensor:
+    """What stands for an operand that there is not: the operators know it by its one axis."""
+    return paddle.zeros([1])

@@ -67,25 +67,84 @@ CLONED void gelu_grad_row(int64_t n, const float* h, const float* bias, float* y
   }
 }
 
-// The softmax of a row, in place.
-CLONED void softmax_row(int64_t n, float* s) {
-  float top = s[0], sum = 0;
-#pragma omp simd reduction(max : top)
-  for (int64_t i = 0; i < n; ++i) top = s[i] > top ? s[i] : top;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) sum += s[i] = exp_(s[i] - top);
-  float scale = 1 / sum;
+// y *= scale
+CLONED void scale_row(int64_t n, float scale, float* y) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) s[i] *= scale;
+  for (int64_t i = 0; i < n; ++i) y[i] *= scale;
 }
 
-// dp = p * (dp - sum(p * dp)): the gradient of a row's softmax p, in place.
-CLONED void softmax_grad_row(int64_t n, const float* p, float* dp) {
+CLONED float dot(int64_t n, const float* x, const float* y) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += x[i] * y[i];
+  return sum;
+}
+
+// s = e^(t - the largest t) of a row t = scale * s + bias + mask, and their sum. Returns the logarithm of sum(e^t).
+CLONED float exponentials_row(int64_t n, float scale, const float* bias, const float* mask, float* s, float* total) {
+  float top = scale * s[0] + bias[0] + mask[0], sum = 0;
+#pragma omp simd reduction(max : top)
+  for (int64_t i = 0; i < n; ++i) {
+    s[i] = scale * s[i] + bias[i] + mask[i];
+    top = s[i] > top ? s[i] : top;
+  }
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += s[i] = exp_(s[i] - top);
+  *total = sum;
+  return top + std::log(sum);
+}
+
+// s = p, the softmax of scale * s + bias + mask, whose sum's logarithm is `log`; dp = p * (dp - sum(p * dp)), the
+// gradient of what the softmax reads.
+CLONED void weights_grad_row(int64_t n, float scale, const float* bias, const float* mask, float log, float* s,
+                             float* dp) {
   float dot = 0;
 #pragma omp simd reduction(+ : dot)
-  for (int64_t i = 0; i < n; ++i) dot += p[i] * dp[i];
+  for (int64_t i = 0; i < n; ++i) {
+    s[i] = exp_(scale * s[i] + bias[i] + mask[i] - log);
+    dot += s[i] * dp[i];
+  }
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) dp[i] = p[i] * (dp[i] - dot);
+  for (int64_t i = 0; i < n; ++i) dp[i] = s[i] * (dp[i] - dot);
+}
+
+// Turns pairs of channels by angles, sign -1: back; a pair is of both halves of x, or two neighbours.
+CLONED void turn_row(int64_t pairs, bool halves, const float* cosines, const float* sines, float sign, float* x) {
+  if (halves) {
+#pragma omp simd
+    for (int64_t i = 0; i < pairs; ++i) {
+      float one = x[i], other = x[pairs + i], sine = sign * sines[i];
+      x[i] = one * cosines[i] - other * sine;
+      x[pairs + i] = other * cosines[i] + one * sine;
+    }
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < pairs; ++i) {
+      float one = x[2 * i], other = x[2 * i + 1], sine = sign * sines[i];
+      x[2 * i] = one * cosines[i] - other * sine;
+      x[2 * i + 1] = other * cosines[i] + one * sine;
+    }
+  }
+}
+
+// x *= 1 / its length, which is returned; zeros stay zeros, and their inverse is 0.
+CLONED float unit_row(int64_t n, float* x) {
+  float square = 0;
+#pragma omp simd reduction(+ : square)
+  for (int64_t i = 0; i < n; ++i) square += x[i] * x[i];
+  float inverse = square <= 1e-24f ? 0 : 1 / std::sqrt(square);
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) x[i] *= inverse;
+  return inverse;
+}
+
+// Makes the gradient of a vector of length 1 that of the vector, whose length's inverse is known.
+CLONED void unit_grad_row(int64_t n, const float* unit, float inverse, float* grad) {
+  float along = 0;
+#pragma omp simd reduction(+ : along)
+  for (int64_t i = 0; i < n; ++i) along += unit[i] * grad[i];
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) grad[i] = inverse * (grad[i] - unit[i] * along);
 }
 
 // y = (x - mean) * rstd * weight + bias
