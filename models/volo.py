@@ -18,6 +18,7 @@ from configs.signatures import Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import Attention, LayerNorm, Linear, init_linear, set_norm_eps
+from models.layers.attention import attended
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.block import Block
 from models.layers.conv import Conv2D
@@ -96,11 +97,8 @@ class ClassAttention(nn.Layer):
         self.proj = Linear(dim, dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        _, length, dim = x.shape
-        k, v = self.kv(x).reshape([-1, length, 2, self.num_heads, self.head_dim]).transpose([2, 0, 3, 1, 4]).unbind(0)
-        q = self.q(x[:, :1]).reshape([-1, self.num_heads, 1, self.head_dim]) * self.scale
-        attn = self.attn_drop(F.softmax(paddle.matmul(q, k, transpose_y=True), axis=-1))
-        return self.proj(paddle.matmul(attn, v).reshape([-1, 1, dim]))
+        heads = (self.num_heads, self.head_dim, self.scale, self.attn_drop)
+        return self.proj(attended([self.q(x[:, :1]), self.kv(x)], *heads))
 
 
 class ClassBlock(Block):

@@ -85,14 +85,14 @@ def usable(x: paddle.Tensor) -> bool:
 
 
 @paddle.jit.not_to_static
-def flash_attention_takes(qkv: paddle.Tensor) -> bool:
-    """Returns whether ``F.scaled_dot_product_attention`` is flash attention for heads [..., d] of this type and device.
+def flash_attention_takes(x: paddle.Tensor, width: int) -> bool:
+    """Returns whether ``F.scaled_dot_product_attention`` is flash attention for heads of this type, width and device.
 
     Not run on a GPU. Paddle 2.6 doesn't look at the device itself: before compute capability 8.0 its kernel fails.
     Wider heads than 256 would go to another kernel, which 2.6 hands them in any type.
     """
-    half = qkv.dtype in (paddle.float16, paddle.bfloat16)
-    return half and qkv.shape[-1] % 8 == 0 and qkv.shape[-1] <= 256 and _capability() >= 8
+    half = x.dtype in (paddle.float16, paddle.bfloat16)
+    return half and width % 8 == 0 and width <= 256 and _capability() >= 8
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 // Attention in float32 on a CPU, as a Paddle custom operator: see ops/__init__.py.
 //
 // The keys and values of an item's head are brought into a cache, then its queries, some rows at a time. The weights
-// aren't kept: of each row the logarithm of its sum of exponentials is, and the gradient computes them again.
+// aren't kept: of each row its largest score and its sum are, and the gradient computes them again.
 #include "heads.h"
 
 #define OPERANDS                                                                                                    \
@@ -21,7 +21,7 @@ struct Room {
 struct Forward {
   const Plan& p;
   const Extra& x;
-  float *none, *k, *kt, *v, *q, *s, *o, *inverse, *totals;
+  float *none, *k, *kt, *v, *q, *s, *o, *inverse;
 
   static int64_t size(const Plan& p) {
     return p.mp * (1 + p.d) + p.m * (p.dp + p.ep + 1) + p.rows * (p.mp + p.dp + p.ep + 1);
@@ -29,10 +29,10 @@ struct Forward {
   Forward(const Plan& p_, const Extra& x_, Room room) : p(p_), x(x_) {
     none = room.take(p.mp), kt = room.take(p.d * p.mp), k = room.take(p.m * p.dp), v = room.take(p.m * p.ep);
     q = room.take(p.rows * p.dp), s = room.take(p.rows * p.mp), o = room.take(p.rows * p.ep);
-    inverse = room.take(p.m), totals = room.take(p.rows);
+    inverse = room.take(std::max(p.m, p.rows));
   }
 
-  void run(int64_t b, int64_t h, const float* const* in, float* out, float* logs) const {
+  void run(int64_t b, int64_t h, const float* const* in, float* out, float* kept) const {
     const float* keys = p.k.at(in[p.k.tensor], b, h);
     if (x.prepares()) {
       p.k.get(p.m, p.d, keys, k, p.dp);
@@ -45,13 +45,13 @@ struct Forward {
     for (int64_t first = 0; first < p.n; first += p.rows) {
       int64_t rows = std::min(p.rows, p.n - first);
       p.q.get(rows, p.d, p.q.at(in[0], b, h, first), q, p.dp);
-      x.prepare(p.d, first, rows, q, p.dp, totals);  // queries' lengths aren't needed
+      x.prepare(p.d, first, rows, q, p.dp, inverse);
       small_product(rows, p.mp, p.d, q, p.dp, 1, kt, p.mp, false, s, p.mp);
       for (int64_t i = 0; i < rows; ++i)
-        logs[first + i] = exponentials_row(p.m, x.factor_of(h), x.bias_row(p, b, h, first + i, none),
-                                           x.mask_row(p, b, first + i, none), s + i * p.mp, totals + i);
+        exponentials_row(p.m, x.factor_of(h), x.bias_row(p, b, h, first + i, none), x.mask_row(p, b, first + i, none),
+                         s + i * p.mp, kept + 2 * (first + i));
       small_product(rows, p.ep, p.m, s, p.mp, 1, v, p.ep, false, o, p.ep);
-      for (int64_t i = 0; i < rows; ++i) scale_row(p.e, 1 / totals[i], o + i * p.ep);
+      for (int64_t i = 0; i < rows; ++i) scale_row(p.e, kept[2 * (first + i) + 1], o + i * p.ep);
       p.out.put(rows, p.e, o, p.ep, p.out.at(out, b, h, first));
     }
   }
@@ -74,7 +74,7 @@ struct Backward {
 
   // grads: of the tensors that `in` are; biases: where the scores' gradients are added [n, m], or null. Returns the
   // gradient of the head's factor.
-  float run(int64_t b, int64_t h, const float* const* in, const float* logs, const float* dout, float* const* grads,
+  float run(int64_t b, int64_t h, const float* const* in, const float* kept, const float* dout, float* const* grads,
             float* biases) const {
     float factor = x.factor_of(h), of_factor = 0;
     p.k.get(p.m, p.d, p.k.at(in[p.k.tensor], b, h), k, p.dp);
@@ -90,7 +90,7 @@ struct Backward {
       small_product(rows, p.mp, p.e, o, p.ep, 1, vt, p.mp, false, ds, p.mp);
       for (int64_t i = 0; i < rows; ++i) {
         weights_grad_row(p.m, factor, x.bias_row(p, b, h, first + i, none), x.mask_row(p, b, first + i, none),
-                         logs[first + i], s + i * p.mp, ds + i * p.mp);
+                         kept + 2 * (first + i), s + i * p.mp, ds + i * p.mp);
         if (biases) add_bias(p.m, ds + i * p.mp, biases + (first + i) * p.m);
       }
       small_product(p.m, p.ep, rows, s, 1, p.mp, o, p.ep, first > 0, dv, p.ep);
@@ -114,9 +114,9 @@ struct Backward {
 std::vector<Tensor> attention(OPERANDS, OPTIONS) {
   const Plan p = plan(q, k, v, heads, width, by_head, across);
   const Extra x(p, bias, mask, factor, cosines, sines, scale, halves);
-  Tensor out = sized(p.shape), logs = sized({p.batch, heads, p.n});
+  Tensor out = sized(p.shape), kept = sized({p.batch, heads, p.n, 2});
   const float* in[] = {q.data<float>(), values(k), values(v)};
-  float *to = out.data<float>(), *log = logs.data<float>();
+  float *to = out.data<float>(), *sums = kept.data<float>();
   // Paddle's memory, and taken here: its end is Paddle's error, and not a crash, as of C++'s own or within the threads.
   Tensor scratch = sized({omp_get_max_threads(), Forward::size(p)});
   float* shared = scratch.data<float>();
@@ -124,15 +124,15 @@ std::vector<Tensor> attention(OPERANDS, OPTIONS) {
   {
     const Forward head(p, x, Room(shared + omp_get_thread_num() * Forward::size(p), Forward::size(p)));
 #pragma omp for schedule(static)
-    for (int64_t i = 0; i < p.batch * heads; ++i) head.run(i / heads, i % heads, in, to, log + i * p.n);
+    for (int64_t i = 0; i < p.batch * heads; ++i) head.run(i / heads, i % heads, in, to, sums + i * p.n * 2);
   }
-  return {out, logs};
+  return {out, kept};
 }
 
-std::vector<Tensor> attention_grad(OPERANDS, const Tensor& logs, const Tensor& dout, OPTIONS) {
+std::vector<Tensor> attention_grad(OPERANDS, const Tensor& kept, const Tensor& dout, OPTIONS) {
   const Plan p = plan(q, k, v, heads, width, by_head, across);
   const Extra x(p, bias, mask, factor, cosines, sines, scale, halves);
-  const float *in[] = {q.data<float>(), values(k), values(v)}, *log = logs.data<float>(), *from = dout.data<float>();
+  const float *in[] = {q.data<float>(), values(k), values(v)}, *kept_ = kept.data<float>(), *from = dout.data<float>();
   Tensor dq = like(q), dk = like(k), dv = like(v), dbias = like(bias), dfactor = like(factor);
   float* grads[] = {dq.data<float>(), dk.data<float>(), dv.data<float>()};
   // Items that share a bias are cut into a few chunks, each with a sum of its own: the same for any number of threads.
@@ -152,7 +152,7 @@ std::vector<Tensor> attention_grad(OPERANDS, const Tensor& logs, const Tensor& d
       for (int64_t i = items * chunk / chunks; i < items * (chunk + 1) / chunks; ++i) {
         int64_t b = x.bias ? i * x.biases + which / heads : i / heads, h = x.bias ? which % heads : i % heads;
         int64_t at = b * heads + h;
-        of_factors[at] = head.run(b, h, in, log + at * p.n, from, grads, own);
+        of_factors[at] = head.run(b, h, in, kept_ + at * p.n * 2, from, grads, own);
       }
     }
   }
@@ -164,11 +164,11 @@ std::vector<Tensor> attention_grad(OPERANDS, const Tensor& logs, const Tensor& d
 #define ATTRIBUTES {"heads: int64_t", "width: int64_t", "scale: float", "by_head: bool", "across: bool", "halves: bool"}
 PD_BUILD_OP(vit_attention)
     .Inputs({"Q", "K", "V", "Bias", "Mask", "Factor", "Cosines", "Sines"})
-    .Outputs({"Out", "Logs"})
+    .Outputs({"Out", "Kept"})
     .Attrs(ATTRIBUTES)
     .SetKernelFn(PD_KERNEL(attention));
 PD_BUILD_GRAD_OP(vit_attention)
-    .Inputs({"Q", "K", "V", "Bias", "Mask", "Factor", "Cosines", "Sines", "Logs", paddle::Grad("Out")})
+    .Inputs({"Q", "K", "V", "Bias", "Mask", "Factor", "Cosines", "Sines", "Kept", paddle::Grad("Out")})
     .Outputs({paddle::Grad("Q"), paddle::Grad("K"), paddle::Grad("V"), paddle::Grad("Bias"), paddle::Grad("Factor")})
     .Attrs(ATTRIBUTES)
     .SetKernelFn(PD_KERNEL(attention_grad));

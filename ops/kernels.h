@@ -80,8 +80,8 @@ CLONED float dot(int64_t n, const float* x, const float* y) {
   return sum;
 }
 
-// s = e^(t - the largest t) of a row t = scale * s + bias + mask, and their sum. Returns the logarithm of sum(e^t).
-CLONED float exponentials_row(int64_t n, float scale, const float* bias, const float* mask, float* s, float* total) {
+// s = e^(t - the largest t) of a row t = scale * s + bias + mask. Kept: the largest t, and the inverse of s's sum.
+CLONED void exponentials_row(int64_t n, float scale, const float* bias, const float* mask, float* s, float* kept) {
   float top = scale * s[0] + bias[0] + mask[0], sum = 0;
 #pragma omp simd reduction(max : top)
   for (int64_t i = 0; i < n; ++i) {
@@ -90,18 +90,19 @@ CLONED float exponentials_row(int64_t n, float scale, const float* bias, const f
   }
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < n; ++i) sum += s[i] = exp_(s[i] - top);
-  *total = sum;
-  return top + std::log(sum);
+  kept[0] = top;
+  kept[1] = 1 / sum;
 }
 
-// s = p, the softmax of scale * s + bias + mask, whose sum's logarithm is `log`; dp = p * (dp - sum(p * dp)), the
-// gradient of what the softmax reads.
-CLONED void weights_grad_row(int64_t n, float scale, const float* bias, const float* mask, float log, float* s,
+// s = p, the softmax of scale * s + bias + mask, by what was kept of it; dp = p * (dp - sum(p * dp)), the gradient of
+// what the softmax reads.
+CLONED void weights_grad_row(int64_t n, float scale, const float* bias, const float* mask, const float* kept, float* s,
                              float* dp) {
+  float top = kept[0], inverse = kept[1];
   float dot = 0;
 #pragma omp simd reduction(+ : dot)
   for (int64_t i = 0; i < n; ++i) {
-    s[i] = exp_(scale * s[i] + bias[i] + mask[i] - log);
+    s[i] = exp_(scale * s[i] + bias[i] + mask[i] - top) * inverse;
     dot += s[i] * dp[i];
   }
 #pragma omp simd

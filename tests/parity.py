@@ -23,16 +23,16 @@ def load_formula(model, folder, array=array):
     return model
 
 
-def assert_parity(model, name, folder, array=array):
-    """Logits within 1e-5 of their range; features, intermediates and gradients of theirs; two images must differ."""
+def assert_parity(model, name, folder, array=array, within=1e-5):
+    """Logits and features ``within`` so much of their range; features, intermediates and gradients of theirs; two images must differ."""
     golden = np.load(ROOT / "tests" / "golden" / f"{name}.npz")
     images = paddle.to_tensor(array("images", (2, model.in_channels, *model.image_size)))
     logits = load_formula(model, folder, array)(images)
     span = np.ptp(golden["logits"])
     assert np.abs(np.diff(golden["logits"], axis=0)).max() > 1e-4 * span  # the images matter
-    np.testing.assert_allclose(logits.numpy(), golden["logits"], atol=1e-5 * span, rtol=0)
+    np.testing.assert_allclose(logits.numpy(), golden["logits"], atol=within * span, rtol=0)
     features = model.forward_features(images).numpy()
-    np.testing.assert_allclose(features, golden["features"], atol=1e-5 * np.ptp(golden["features"]), rtol=0)
+    np.testing.assert_allclose(features, golden["features"], atol=within * np.ptp(golden["features"]), rtol=0)
     assert_intermediates(model, name, images)
     expected = {key.removeprefix("grad/"): golden[key] for key in golden if key.startswith("grad/")}
     if expected:
