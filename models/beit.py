@@ -19,6 +19,7 @@ from models.layers.attention import attended
 from models.layers.init import init_branches
 from models.layers.mlp import hidden_width
 from models.layers.relative import RelativePositionBias
+from models.layers.scale import scaled
 from models.layers.stages import feature_info
 from weights.names import beit as names
 
@@ -89,9 +90,9 @@ class Block(nn.Layer):
 
     def forward(self, x: paddle.Tensor, shared_bias: paddle.Tensor | None = None) -> paddle.Tensor:
         branch = self.attn(self.norm1(x), shared_bias)
-        x = x + self.drop_path1(branch if self.gamma_1 is None else branch * self.gamma_1)
+        x = x + self.drop_path1(branch if self.gamma_1 is None else scaled(branch, self.gamma_1))
         branch = self.mlp(self.norm2(x))
-        return x + self.drop_path2(branch if self.gamma_2 is None else branch * self.gamma_2)
+        return x + self.drop_path2(branch if self.gamma_2 is None else scaled(branch, self.gamma_2))
 
 
 @register("beit")

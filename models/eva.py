@@ -21,6 +21,7 @@ from models.layers.init import init_branches
 from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
 from models.layers.rotary import RotaryEmbedding
+from models.layers.scale import scaled
 from models.layers.stages import drop_path_rates, feature_info
 from models.layers.swiglu import PackedSwiGLU, SwiGLU
 from weights.names import eva as names
@@ -104,9 +105,9 @@ class Block(nn.Layer):
 
     def forward(self, x: paddle.Tensor, cosines: paddle.Tensor, sines: paddle.Tensor) -> paddle.Tensor:
         branch = self.attn(self.norm1(x), cosines, sines)
-        x = x + self.drop_path1(branch if self.gamma_1 is None else branch * self.gamma_1)
+        x = x + self.drop_path1(branch if self.gamma_1 is None else scaled(branch, self.gamma_1))
         branch = self.mlp(self.norm2(x))
-        return x + self.drop_path2(branch if self.gamma_2 is None else branch * self.gamma_2)
+        return x + self.drop_path2(branch if self.gamma_2 is None else scaled(branch, self.gamma_2))
 
 
 @register("eva")

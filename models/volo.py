@@ -14,11 +14,12 @@ from paddle import nn
 from paddle.nn import functional as F
 from paddle.nn.initializer import Normal
 
+import ops
 from configs.signatures import Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import Attention, LayerNorm, Linear, init_linear, set_norm_eps
-from models.layers.attention import attended
+from models.layers.attention import attended, in_one
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.block import Block
 from models.layers.conv import Conv2D
@@ -75,10 +76,13 @@ class OutlookAttention(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         _, rows, columns, dim = x.shape
         rows, columns, heads = rows // 2, columns // 2, (self.num_heads, self.head_dim)
-        v = neighbours(neighbours(self.v(x), 1), 3).transpose([0, 1, 3, 2, 4, 5])  # [B, h, w, 3, 3, D]
-        v = v.reshape([-1, rows * columns, 9, *heads]).transpose([0, 3, 1, 2, 4])  # [B, heads, h w, 9, head_dim]
         mean = x.reshape([-1, rows, 2, columns, 2, dim]).mean(axis=[2, 4])
-        attn = self.attn(mean).reshape([-1, rows * columns, self.num_heads, 9, 9]).transpose([0, 2, 1, 3, 4])
+        v, attn = self.v(x), self.attn(mean)
+        if in_one(v, self.drop):
+            return self.proj(ops.outlook(v, attn, self.num_heads, self.scale))
+        v = neighbours(neighbours(v, 1), 3).transpose([0, 1, 3, 2, 4, 5])  # [B, h, w, 3, 3, D]
+        v = v.reshape([-1, rows * columns, 9, *heads]).transpose([0, 3, 1, 2, 4])  # [B, heads, h w, 9, head_dim]
+        attn = attn.reshape([-1, rows * columns, self.num_heads, 9, 9]).transpose([0, 2, 1, 3, 4])
         attn = self.drop(F.softmax(attn * self.scale, axis=-1))
         x = paddle.matmul(attn, v).transpose([0, 2, 3, 1, 4]).reshape([-1, rows, columns, 3, 3, dim])
         return self.proj(summed_up(summed_up(x.transpose([0, 1, 3, 2, 4, 5]), 3), 1))
@@ -298,8 +302,10 @@ class VOLO(ImageModel):
         logits = self.head(x[:, 0])
         if not self.num_classes:
             return logits
-        # In float32: not every build has a half gradient of the maximum.
-        return logits + 0.5 * in_float32(self.aux_head(x[:, 1:])).max(axis=1)
+        values = in_float32(self.aux_head(x[:, 1:]))  # not every build has a half gradient of the maximum
+        if ops.usable(values):  # on a CPU the gradient of a maximum along this axis takes seconds
+            return logits + 0.5 * paddle.take_along_axis(values, values.argmax(axis=1, keepdim=True), 1)[:, 0]
+        return logits + 0.5 * values.max(axis=1)
 
     def classifier_names(self) -> tuple[str, ...]:
         return ("head", "aux_head")

@@ -107,6 +107,23 @@ def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) 
     return _run("vit_linear", x, weight, paddle.zeros([weight.shape[1]]) if bias is None else bias)[0]
 
 
+def matmul(
+    x: paddle.Tensor, y: paddle.Tensor, transpose_x: bool = False, transpose_y: bool = False
+) -> paddle.Tensor:
+    """Products of matrices, as ``paddle.matmul``: of [..., M, K] and [..., K, N], or of one [M, K] with all of y."""
+    return _run("vit_matmul", x, y, transpose_x, transpose_y)[0]
+
+
+def scaled(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
+    """x [..., N] times factors [N]."""
+    return _run("vit_scaled", x, factors)[0]
+
+
+def gated(gate: paddle.Tensor, x: paddle.Tensor | None = None) -> paddle.Tensor:
+    """silu(gate) * x, both [..., N]; without x, gate [..., 2 N] has both, the gate first."""
+    return _run("vit_gated", gate, _absent() if x is None else x)[0]
+
+
 class _FrozenLinear(PyLayer):
     """``linear`` by a weight and a bias that need no gradients: x isn't kept, and the weight's isn't computed."""
 
@@ -171,6 +188,14 @@ def attention(
     extra = (bias, mask, factor, *(turns or (None, None)))
     operands = [absent if one is None else one for one in extra]
     return _run("vit_attention", q, k, v, *operands, heads, width, scale, by_head, across, halves)[0]
+
+
+def outlook(values: paddle.Tensor, scores: paddle.Tensor, heads: int, scale: float) -> paddle.Tensor:
+    """What VOLO's outlook attention adds up at each place: values [B, 2 h, 2 w, D] -> the same.
+
+    Each 2 x 2 places weigh the 3 x 3 around them by the softmax of ``scores`` [B, h, w, heads x 9 x 9] times ``scale``.
+    """
+    return _run("vit_outlook", values, scores, heads, scale)[0]
 
 
 @functools.cache

@@ -73,6 +73,45 @@ CLONED void scale_row(int64_t n, float scale, float* y) {
   for (int64_t i = 0; i < n; ++i) y[i] *= scale;
 }
 
+// y = x * factors
+CLONED void multiply_row(int64_t n, const float* factors, const float* x, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] = x[i] * factors[i];
+}
+
+// y += x * z
+CLONED void add_products(int64_t n, const float* x, const float* z, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] += x[i] * z[i];
+}
+
+// y += scale * x
+CLONED void add_scaled(int64_t n, float scale, const float* x, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] += scale * x[i];
+}
+
+// 1 / (1 + e^-x)
+INLINE float sigmoid(float x) {
+  float e = exp_(-std::fabs(x)), s = 1 / (1 + e);
+  return x < 0 ? e * s : s;
+}
+
+// y = silu(gate) * x
+CLONED void gated_row(int64_t n, const float* gate, const float* x, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] = gate[i] * sigmoid(gate[i]) * x[i];
+}
+
+CLONED void gated_grad_row(int64_t n, const float* gate, const float* x, const float* dy, float* dgate, float* dx) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    float s = sigmoid(gate[i]);
+    dgate[i] = dy[i] * x[i] * s * (1 + gate[i] * (1 - s));
+    dx[i] = dy[i] * gate[i] * s;
+  }
+}
+
 CLONED float dot(int64_t n, const float* x, const float* y) {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)

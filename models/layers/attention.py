@@ -41,15 +41,14 @@ def attended(
     Returns:
         [B, N, H * channels of a value].
     """
-    hooked = drop is not None and bool(drop._forward_pre_hooks)
-    dropped = drop.p if isinstance(drop, nn.Dropout) and drop.training else 0.0
-    if ops.usable(parts[0]) and not hooked and not dropped:
+    if in_one(parts[0], drop):
         all_biases = bias if bias is None or bias.ndim == 4 else bias.unsqueeze(0)
         return ops.attention(parts, heads, width, scale, all_biases, mask, by_head, turns=turns, halves=halves)
     length = parts[0].shape[1]
-    if flash and not hooked and ops.flash_attention_takes(parts[-1], width):
+    if flash and not _hooked(drop) and ops.flash_attention_takes(parts[-1], width):
         q, k, v = _turned(_heads(parts, heads, width, by_head, first=False), turns, halves)
         q, k = q.astype(v.dtype), k.astype(v.dtype)  # layer norms give float32 under autocast, which it refuses
+        dropped = _dropped(drop)  # 0 in evaluation: Paddle 2.6 forgets ``training``
         x = F.scaled_dot_product_attention(q, k, v, dropout_p=dropped, training=bool(dropped))
         return x.reshape([-1, length, heads * x.shape[3]])
     if turns is None:
@@ -62,6 +61,19 @@ def attended(
         weights = weights.reshape([-1, *weights.shape[2:]])
     x = paddle.matmul(weights if drop is None else drop(weights), v)
     return x.transpose([0, 2, 1, 3]).reshape([-1, length, heads * x.shape[3]])
+
+
+def in_one(x: paddle.Tensor, drop: nn.Layer | None) -> bool:
+    """Returns whether one operator may compute with ``x``, and nothing asks for the weights: see ``attended``."""
+    return ops.usable(x) and not _hooked(drop) and not _dropped(drop)
+
+
+def _hooked(drop: nn.Layer | None) -> bool:
+    return drop is not None and bool(drop._forward_pre_hooks)
+
+
+def _dropped(drop: nn.Layer | None) -> float:
+    return drop.p if isinstance(drop, nn.Dropout) and drop.training else 0.0
 
 
 def _heads(
