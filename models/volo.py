@@ -74,8 +74,7 @@ class OutlookAttention(nn.Layer):
         self.proj = Linear(dim, dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        _, rows, columns, dim = x.shape
-        rows, columns, heads = rows // 2, columns // 2, (self.num_heads, self.head_dim)
+        (rows, columns), dim, heads = [side // 2 for side in x.shape[1:3]], x.shape[3], (self.num_heads, self.head_dim)
         mean = x.reshape([-1, rows, 2, columns, 2, dim]).mean(axis=[2, 4])
         v, attn = self.v(x), self.attn(mean)
         if in_one(v, self.drop):
@@ -303,9 +302,9 @@ class VOLO(ImageModel):
         if not self.num_classes:
             return logits
         values = in_float32(self.aux_head(x[:, 1:]))  # not every build has a half gradient of the maximum
-        if ops.usable(values):  # on a CPU the gradient of a maximum along this axis takes seconds
-            return logits + 0.5 * paddle.take_along_axis(values, values.argmax(axis=1, keepdim=True), 1)[:, 0]
-        return logits + 0.5 * values.max(axis=1)
+        if not ops.usable(values):
+            return logits + 0.5 * values.max(axis=1)  # on a CPU its gradient takes seconds
+        return logits + 0.5 * paddle.take_along_axis(values, values.argmax(axis=1, keepdim=True), 1)[:, 0]
 
     def classifier_names(self) -> tuple[str, ...]:
         return ("head", "aux_head")

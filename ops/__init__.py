@@ -104,12 +104,10 @@ def _capability() -> int:
 
 def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
     """x [..., K] weight [K, N] + bias [N] -> [..., N]."""
-    return _run("vit_linear", x, weight, paddle.zeros([weight.shape[1]]) if bias is None else bias)[0]
+    return _run("vit_linear", x, weight, _absent(2) if bias is None else bias)[0]
 
 
-def matmul(
-    x: paddle.Tensor, y: paddle.Tensor, transpose_x: bool = False, transpose_y: bool = False
-) -> paddle.Tensor:
+def matmul(x: paddle.Tensor, y: paddle.Tensor, transpose_x: bool = False, transpose_y: bool = False) -> paddle.Tensor:
     """Products of matrices, as ``paddle.matmul``: of [..., M, K] and [..., K, N], or of one [M, K] with all of y."""
     return _run("vit_matmul", x, y, transpose_x, transpose_y)[0]
 
@@ -184,7 +182,8 @@ def attention(
     """
     absent = _absent()
     q, k, v = (*parts, *[absent] * (3 - len(parts)))
-    factor, scale = (absent, scale) if isinstance(scale, float) else (scale.reshape([-1, 1]), 1.0)
+    factor = scale.reshape([-1, 1]) if isinstance(scale, paddle.Tensor) else absent
+    scale = 1.0 if isinstance(scale, paddle.Tensor) else scale
     extra = (bias, mask, factor, *(turns or (None, None)))
     operands = [absent if one is None else one for one in extra]
     return _run("vit_attention", q, k, v, *operands, heads, width, scale, by_head, across, halves)[0]
@@ -199,6 +198,6 @@ def outlook(values: paddle.Tensor, scores: paddle.Tensor, heads: int, scale: flo
 
 
 @functools.cache
-def _absent() -> paddle.Tensor:
-    """What stands for an operand that there is not: the operators know it by its one axis."""
-    return paddle.zeros([1])
+def _absent(axes: int = 1) -> paddle.Tensor:
+    """What stands for an operand that there is not: the operators know it by the number of its axes."""
+    return paddle.zeros([1] * axes)

@@ -5,14 +5,15 @@
 
 // ---------------------------------------------------------------- linear: x w + bias
 
+// A bias of two axes stands for none.
 std::vector<Tensor> linear(const Tensor& x, const Tensor& w, const Tensor& bias) {
   Tensor y = times(x, w);
-  add_bias_rows(bias, &y);
+  if (bias.shape().size() == 1) add_bias_rows(bias, &y);
   return {y};
 }
 
-std::vector<Tensor> linear_grad(const Tensor& x, const Tensor& w, const Tensor& dy) {
-  return {times(dy, w, 't'), weight_grad(x, dy), column_sums(dy)};
+std::vector<Tensor> linear_grad(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& dy) {
+  return {times(dy, w, 't'), weight_grad(x, dy), bias.shape().size() == 1 ? column_sums(dy) : like(bias)};
 }
 
 // ---------------------------------------------------------------- products of many matrices, or of one with many
@@ -138,7 +139,7 @@ std::vector<Tensor> layer_norm_grad(const Tensor& x, const Tensor& weight, const
 
 PD_BUILD_OP(vit_linear).Inputs({"X", "W", "B"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(linear));
 PD_BUILD_GRAD_OP(vit_linear)
-    .Inputs({"X", "W", paddle::Grad("Y")})
+    .Inputs({"X", "W", "B", paddle::Grad("Y")})
     .Outputs({paddle::Grad("X"), paddle::Grad("W"), paddle::Grad("B")})
     .SetKernelFn(PD_KERNEL(linear_grad));
 

@@ -24,7 +24,7 @@ def load_formula(model, folder, array=array):
 
 
 def assert_parity(model, name, folder, array=array, within=1e-5):
-    """Logits and features ``within`` so much of their range; features, intermediates and gradients of theirs; two images must differ."""
+    """Logits, features and intermediates ``within`` so much of their range, gradients 1e-5; two images must differ."""
     golden = np.load(ROOT / "tests" / "golden" / f"{name}.npz")
     images = paddle.to_tensor(array("images", (2, model.in_channels, *model.image_size)))
     logits = load_formula(model, folder, array)(images)

@@ -109,10 +109,9 @@ def _scores(
 ) -> paddle.Tensor:
     """q, k [B, H, N, d] -> [B, H, N, M]; with a mask [images, windows, H, N, M]."""
     # Scaling q costs N * d products per head, scaling the scores N * M.
-    if isinstance(scale, float):
-        scores = paddle.matmul(q * scale, k, transpose_y=True)
-    else:
-        scores = paddle.matmul(unit(q) * scale, unit(k), transpose_y=True)
+    if isinstance(scale, paddle.Tensor):
+        q, k = unit(q), unit(k)
+    scores = paddle.matmul(q * scale, k, transpose_y=True)
     if mask is not None:
         # One addition over all images, of what is the same for each.
         bias = mask.unsqueeze(1) if bias is None else bias + mask.unsqueeze(1)

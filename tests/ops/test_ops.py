@@ -38,6 +38,7 @@ def mlp(x, w1, b1, w2, b2):
 
 CASES = {
     "linear": (ops.linear, F.linear, [normal(3, 7, 20), normal(20, 33), normal(33)]),
+    "linear, no bias": (lambda x, w: ops.linear(x, w, None), F.linear, [normal(3, 7, 20), normal(20, 33)]),
     "one row": (ops.linear, F.linear, [normal(1, 5), normal(5, 1), normal(1)]),
     "mlp": (ops.mlp, mlp, [normal(2, 5, 12), normal(12, 49), normal(49), normal(49, 12), normal(12)]),
     "mlp, large": (ops.mlp, mlp, [normal(4, 6, scale=30.0), normal(6, 9), normal(9), normal(9, 3), normal(3)]),
