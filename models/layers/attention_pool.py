@@ -32,6 +32,6 @@ class AttentionPool(nn.Layer):
         self.mlp = make_mlp(dim, hidden_width(dim, mlp_ratio), act=act)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        q = self.q(self.latent).expand([x.shape[0], -1, -1])
+        q = self.q(self.latent.expand([x.shape[0], -1, -1]))
         x = self.proj(attended([q, self.kv(x)], self.num_heads, self.head_dim, self.head_dim**-0.5)[:, 0])
         return x + self.mlp(self.norm(x))
