@@ -9,16 +9,17 @@ from typing import Any, Literal
 
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Normal
 
 from configs.signatures import Depth, Epsilon, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear, set_norm_eps
+from models.layers.attention import attended
 from models.layers.init import init_branches
 from models.layers.mlp import hidden_width
 from models.layers.relative import RelativePositionBias
+from models.layers.scale import scaled
 from models.layers.stages import feature_info
 from weights.names import beit as names
 
@@ -57,18 +58,13 @@ class Attention(RelativePositionBias):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: paddle.Tensor, shared_bias: paddle.Tensor | None = None) -> paddle.Tensor:
-        _, length, dim = x.shape
         bias = paddle.concat([self.q_bias, paddle.zeros_like(self.q_bias), self.v_bias]) if self.qkv_bias else None
-        qkv = self.qkv(x, bias).reshape([-1, length, 3, self.num_heads, self.head_dim])
-        q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, H, N, head_dim]
-        attn = paddle.matmul(q * self.scale, k, transpose_y=True)
+        qkv = self.qkv(x, bias)
         if self.window_size is not None:
-            bias = self.position_bias()
-            attn = attn + (bias if shared_bias is None else bias + shared_bias)
-        elif shared_bias is not None:
-            attn = attn + shared_bias
-        x = paddle.matmul(self.attn_drop(F.softmax(attn, axis=-1)), v)
-        return self.proj_drop(self.proj(x.transpose([0, 2, 1, 3]).reshape([-1, length, dim])))
+            own = self.position_bias()
+            shared_bias = own if shared_bias is None else own + shared_bias
+        x = attended([qkv], self.num_heads, self.head_dim, self.scale, self.attn_drop, shared_bias)
+        return self.proj_drop(self.proj(x))
 
 
 class Block(nn.Layer):
@@ -94,9 +90,9 @@ class Block(nn.Layer):
 
     def forward(self, x: paddle.Tensor, shared_bias: paddle.Tensor | None = None) -> paddle.Tensor:
         branch = self.attn(self.norm1(x), shared_bias)
-        x = x + self.drop_path1(branch if self.gamma_1 is None else branch * self.gamma_1)
+        x = x + self.drop_path1(branch if self.gamma_1 is None else scaled(branch, self.gamma_1))
         branch = self.mlp(self.norm2(x))
-        return x + self.drop_path2(branch if self.gamma_2 is None else branch * self.gamma_2)
+        return x + self.drop_path2(branch if self.gamma_2 is None else scaled(branch, self.gamma_2))
 
 
 @register("beit")

@@ -17,8 +17,9 @@ from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
 from models.layers.class_attention import ClassAttention
-from models.layers.linear import add_bias
+from models.layers.linear import add_bias, matmul
 from models.layers.mlp import hidden_width
+from models.layers.scale import scaled
 from models.layers.stages import feature_info
 from weights.names import cait as names
 
@@ -29,7 +30,7 @@ class HeadMix(Linear):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         _, heads, length, _ = x.shape
         # No transposed copies of x. Of weight.t() the gradient would be strided, which DataParallel doesn't average.
-        mixed = paddle.matmul(self.weight, x.reshape([-1, heads, length * length]), transpose_x=True)
+        mixed = matmul(self.weight, x.reshape([-1, heads, length * length]), transpose_x=True)
         return add_bias(mixed, self.bias.unsqueeze(1)).reshape([-1, heads, length, length])
 
 
@@ -60,9 +61,9 @@ class TalkingHeadAttention(nn.Layer):
         _, length, dim = x.shape
         qkv = self.qkv(x).reshape([-1, length, 3, self.num_heads, self.head_dim])
         q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, H, N, head_dim]
-        attn = self.proj_l(paddle.matmul(q * self.scale, k, transpose_y=True))
+        attn = self.proj_l(matmul(q * self.scale, k, transpose_y=True))
         attn = self.attn_drop(self.proj_w(F.softmax(attn, axis=-1)))
-        x = paddle.matmul(attn, v).transpose([0, 2, 1, 3]).reshape([-1, length, dim])
+        x = matmul(attn, v).transpose([0, 2, 1, 3]).reshape([-1, length, dim])
         return self.proj_drop(self.proj(x))
 
 
@@ -85,16 +86,16 @@ class Block(nn.Layer):
         self.gamma_2 = self.create_parameter([dim], default_initializer=Constant(init_values))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = x + self.drop_path(self.gamma_1 * self.attn(self.norm1(x)))
-        return x + self.drop_path(self.gamma_2 * self.mlp(self.norm2(x)))
+        x = x + self.drop_path(scaled(self.attn(self.norm1(x)), self.gamma_1))
+        return x + self.drop_path(scaled(self.mlp(self.norm2(x)), self.gamma_2))
 
 
 class ClassBlock(Block):
     """``Block`` of the class token [B, 1, D], which attends to itself and to the patches [B, N, D], as they are."""
 
     def forward(self, x: paddle.Tensor, patches: paddle.Tensor) -> paddle.Tensor:
-        x = x + self.gamma_1 * self.attn(self.norm1(paddle.concat([x, patches], axis=1)))
-        return x + self.gamma_2 * self.mlp(self.norm2(x))
+        x = x + scaled(self.attn(self.norm1(paddle.concat([x, patches], axis=1))), self.gamma_1)
+        return x + scaled(self.mlp(self.norm2(x)), self.gamma_2)
 
 
 @register("cait")

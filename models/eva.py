@@ -10,18 +10,18 @@ from typing import Any, Literal
 
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Normal
 
-import ops
 from configs.signatures import Count, Depth, Epsilon, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
+from models.layers.attention import attended
 from models.layers.init import init_branches
 from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
-from models.layers.rotary import RotaryEmbedding, rotated
+from models.layers.rotary import RotaryEmbedding
+from models.layers.scale import scaled
 from models.layers.stages import drop_path_rates, feature_info
 from models.layers.swiglu import PackedSwiGLU, SwiGLU
 from weights.names import eva as names
@@ -38,13 +38,8 @@ class Attention(nn.Layer):
         epsilon: of a norm before the last projection; None: no norm.
         attn_drop, proj_drop: dropout of the attention weights and of the output.
 
-    Attributes:
-        fused: as ``models.layers.Attention``'s.
-
     Shape: [B, N, D] -> the same; ``cosines``, ``sines``: what ``RotaryEmbedding`` gives for N tokens.
     """
-
-    fused = True
 
     def __init__(
         self,
@@ -75,27 +70,16 @@ class Attention(nn.Layer):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: paddle.Tensor, cosines: paddle.Tensor, sines: paddle.Tensor) -> paddle.Tensor:
-        _, length, dim = x.shape
-        q, k, v = self._projected(x)
-        q, k = rotated(q, (cosines, sines), self.halves), rotated(k, (cosines, sines), self.halves)
-        if self.fused and ops.usable(x) and not (self.training and self.attn_drop.p):
-            x = ops.attention(paddle.stack([q, k, v], axis=2), self.scale)
-        elif self.fused and ops.flash_attention_takes(v):
-            dropout = self.attn_drop.p if self.training else 0.0  # Paddle 2.6 forgets ``training``
-            x = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, training=self.training)
-        else:
-            q, k, v = q.transpose([0, 2, 1, 3]), k.transpose([0, 2, 1, 3]), v.transpose([0, 2, 1, 3])
-            attn = F.softmax(paddle.matmul(q * self.scale, k, transpose_y=True), axis=-1)
-            x = paddle.matmul(self.attn_drop(attn), v).transpose([0, 2, 1, 3])
-        return self.proj_drop(self.proj(self.norm(x.reshape([-1, length, dim]))))
+        heads = (self.num_heads, self.head_dim, self.scale, self.attn_drop)
+        x = attended(self._projected(x), *heads, turns=(cosines, sines), halves=self.halves, flash=True)
+        return self.proj_drop(self.proj(self.norm(x)))
 
     def _projected(self, x: paddle.Tensor) -> list[paddle.Tensor]:
-        """Returns queries, keys and values, each [B, N, H, head_dim]."""
-        heads = [-1, x.shape[1], self.num_heads, self.head_dim]
+        """Returns queries, keys and values [B, N, D], or all three in one."""
         if not self.qkv_fused:
-            return [projection(x).reshape(heads) for projection in (self.q_proj, self.k_proj, self.v_proj)]
+            return [projection(x) for projection in (self.q_proj, self.k_proj, self.v_proj)]
         bias = paddle.concat([self.q_bias, paddle.zeros_like(self.q_bias), self.v_bias]) if self.qkv_bias else None
-        return self.qkv(x, bias).reshape([-1, x.shape[1], 3, *heads[2:]]).unbind(2)
+        return [self.qkv(x, bias)]
 
 
 class Block(nn.Layer):
@@ -121,9 +105,9 @@ class Block(nn.Layer):
 
     def forward(self, x: paddle.Tensor, cosines: paddle.Tensor, sines: paddle.Tensor) -> paddle.Tensor:
         branch = self.attn(self.norm1(x), cosines, sines)
-        x = x + self.drop_path1(branch if self.gamma_1 is None else branch * self.gamma_1)
+        x = x + self.drop_path1(branch if self.gamma_1 is None else scaled(branch, self.gamma_1))
         branch = self.mlp(self.norm2(x))
-        return x + self.drop_path2(branch if self.gamma_2 is None else branch * self.gamma_2)
+        return x + self.drop_path2(branch if self.gamma_2 is None else scaled(branch, self.gamma_2))
 
 
 @register("eva")

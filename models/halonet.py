@@ -12,16 +12,19 @@ from paddle import nn
 from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Normal
 
+import ops
 from configs.signatures import Count, Depth, Factor, Kernel, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath
 from models.layers.activations import relu, silu
+from models.layers.attention import in_one
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D, MaxPool2D
 from models.layers.conv_norm import ConvNorm
 from models.layers.init import fan_in, init_convolution
 from models.layers.layout import mean_of_places
+from models.layers.linear import matmul
 from models.layers.sizes import check_multiples
 from models.layers.stages import check_counts, check_stages, drop_path_rates, feature_info
 from weights.names import halonet as names
@@ -79,7 +82,7 @@ class RelativePositions(nn.Layer):
         rows of the old length: each begins one place later than the one before.
         """
         side, count = self.block_size, 2 * self.window_size - 1
-        products = paddle.matmul(q, vectors, transpose_y=True).reshape([-1, side, count])
+        products = matmul(q.reshape([-1, q.shape[3]]), vectors, transpose_y=True).reshape([-1, side, count])
         longer = paddle.concat([products, paddle.zeros_like(products[:, :, :1])], axis=2).reshape(
             [-1, side * count + side]
         )
@@ -117,10 +120,15 @@ class HaloAttention(nn.Layer):
         q = self.q(x).reshape([-1, dim, rows, side, columns, side]).transpose([0, 2, 4, 3, 5, 1])
         q = q.reshape([-1, rows * columns, side**2, dim])  # [B * heads, blocks, queries, head_dim]
         kv = self._windows(self.kv(x).reshape([-1, 2 * dim, *x.shape[2:]]))
-        k, v = kv[:, :, :, :dim], kv[:, :, :, dim:]
-        attn = paddle.matmul(q * dim**-0.5, k, transpose_y=True) + self.pos_embed(q)
-        attn = self.attn_drop(F.softmax(attn, axis=-1))
-        x = paddle.matmul(attn, v).reshape([-1, rows, columns, side, side, dim]).transpose([0, 5, 1, 3, 2, 4])
+        positions = self.pos_embed(q)
+        if in_one(q, self.attn_drop):  # to it, blocks are items of the batch
+            parts, positions = [q.flatten(0, 1), kv.flatten(0, 1)], positions.flatten(0, 1).unsqueeze(1)
+            x = ops.attention(parts, 1, dim, dim**-0.5, positions)
+        else:
+            k, v = kv[:, :, :, :dim], kv[:, :, :, dim:]
+            attn = paddle.matmul(q * dim**-0.5, k, transpose_y=True) + positions
+            x = paddle.matmul(self.attn_drop(F.softmax(attn, axis=-1)), v)
+        x = x.reshape([-1, rows, columns, side, side, dim]).transpose([0, 5, 1, 3, 2, 4])
         return x.reshape([-1, self.num_heads * dim, rows * side, columns * side])
 
     def _windows(self, x: paddle.Tensor) -> paddle.Tensor:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 from paddle.nn.initializer import Constant
 
 from configs.signatures import Depth, Factor, Positive, Rate, Size
@@ -18,6 +17,7 @@ from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, init_linear
 from models.layers.activations import Hardswish
+from models.layers.attention import attended
 from models.layers.folding import ConvNorm, LinearNorm, NormLinear, folded
 from models.layers.init import init_as_torch
 from models.layers.layout import swapped
@@ -64,19 +64,11 @@ class Attention(nn.Layer):
         self.proj = nn.Sequential(("act", Hardswish()), ("ln", last))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        sizes = [self.key_dim, self.key_dim, self.value_dim]
-        q, k, v = self._by_head(self.qkv(x)).split(sizes, axis=3)
-        return self._attended(q, k, v)
+        return self._attended([self.qkv(x)])
 
-    def _by_head(self, x: paddle.Tensor) -> paddle.Tensor:
-        """[B, N, heads x channels] -> [B, heads, N, channels]."""
-        return x.reshape([x.shape[0], x.shape[1], self.num_heads, -1]).transpose([0, 2, 1, 3])
-
-    def _attended(self, q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor) -> paddle.Tensor:
+    def _attended(self, parts: list[paddle.Tensor]) -> paddle.Tensor:
         bias = gathered(self.attention_biases, self.attention_bias_idxs)
-        attn = F.softmax(paddle.matmul(q * self.scale, k, transpose_y=True) + bias, axis=-1)
-        x = paddle.matmul(attn, v).transpose([0, 2, 1, 3])
-        return self.proj(x.flatten(2))
+        return self.proj(attended(parts, self.num_heads, self.key_dim, self.scale, bias=bias, by_head=True))
 
 
 class AttentionDownsample(Attention):
@@ -94,9 +86,8 @@ class AttentionDownsample(Attention):
         self._add_output(self.out_dim, start=1.0)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        k, v = self._by_head(self.kv(x)).split([self.key_dim, self.value_dim], axis=3)
         kept = x.reshape([-1, *self.grid, x.shape[2]])[:, :: self.stride, :: self.stride].flatten(1, 2)
-        return self._attended(self._by_head(self.q(kept)), k, v)
+        return self._attended([self.q(kept), self.kv(x)])
 
 
 def distances(grid: tuple[int, int], stride: int) -> np.ndarray:

@@ -10,13 +10,13 @@ from typing import Any
 
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 
 from configs.signatures import Depth, Epsilon, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, init_linear, set_norm_eps
 from models.layers.activations import GELU, ReLU
+from models.layers.attention import attended
 from models.layers.conv import Conv2D
 from models.layers.init import init_convolution
 from models.layers.layout import channels_first, channels_last, mean_of_places
@@ -78,17 +78,14 @@ class Attention(nn.Layer):
             self.act = GELU() if linear else nn.Identity()
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        shape = x.shape
-        q = self.q(x).reshape([shape[0], -1, self.num_heads, self.head_dim]).transpose([0, 2, 1, 3])
+        shape, q = x.shape, self.q(x).flatten(1, 2)
         if self.reduces:
             if self.pool is not None:
                 x = channels_last(self.pool(channels_first(x)))
             x = self.act(self.norm(self.sr(x, last=True)))
-        kv = self.kv(x).reshape([shape[0], -1, 2, self.num_heads, self.head_dim])
-        k, v = kv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, heads, keys, head_dim]
-        attn = F.softmax(paddle.matmul(q * self.scale, k, transpose_y=True), axis=-1)
-        x = paddle.matmul(self.attn_drop(attn), v)
-        return self.proj_drop(self.proj(x.transpose([0, 2, 1, 3]).reshape(shape)))
+        kv = self.kv(x).flatten(1, 2)
+        x = attended([q, kv], self.num_heads, self.head_dim, self.scale, self.attn_drop)
+        return self.proj_drop(self.proj(x.reshape([-1, *shape[1:]])))
 
 
 class ConvMlp(nn.Layer):

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 
 from configs.signatures import Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
+from models.layers.attention import attended
 from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
 from models.layers.relative import RelativePositionBias
@@ -47,33 +47,22 @@ class WindowAttention(RelativePositionBias):
     ) -> None:
         super().__init__(window_size, num_heads, std=0.02)
         self.num_heads, self.head_dim = num_heads, dim // num_heads
-        self.scale = self.head_dim**-0.5
         self.qkv = Linear(dim, 3 * dim, bias_attr=None if qkv_bias else False)
         self.attn_drop = nn.Dropout(attn_drop)
         self.proj = Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: paddle.Tensor, mask: paddle.Tensor | None) -> paddle.Tensor:
-        _, length, dim = x.shape
-        qkv = self._project(x).reshape([-1, length, 3, self.num_heads, self.head_dim])
-        q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B * windows, H, N, head_dim]
-        attn = self._scores(q, k)
-        bias = self.position_bias()
-        if mask is not None:
-            # One addition over all images, of what is the same for each.
-            bias = bias + mask.unsqueeze(1)
-            attn = attn.reshape([-1, *bias.shape])
-        attn = F.softmax(attn + bias, axis=-1).reshape([-1, self.num_heads, length, length])
-        x = paddle.matmul(self.attn_drop(attn), v)
-        return self.proj_drop(self.proj(x.transpose([0, 2, 1, 3]).reshape([-1, length, dim])))
+        heads = (self.num_heads, self.head_dim, self._scale(), self.attn_drop)
+        return self.proj_drop(self.proj(attended([self._project(x)], *heads, self.position_bias(), mask)))
 
     def _project(self, x: paddle.Tensor) -> paddle.Tensor:
         """Returns queries, keys and values: [..., D] -> [..., 3 D]."""
         return self.qkv(x)
 
-    def _scores(self, q: paddle.Tensor, k: paddle.Tensor) -> paddle.Tensor:
-        """Returns the scores without their bias, of queries and keys [..., N, head_dim]: [..., N, N]."""
-        return paddle.matmul(q * self.scale, k, transpose_y=True)
+    def _scale(self) -> float | paddle.Tensor:
+        """Returns what the products of queries and keys are multiplied by, as ``attended`` takes it."""
+        return self.head_dim**-0.5
 
 
 class Block(nn.Layer):

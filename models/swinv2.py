@@ -19,7 +19,6 @@ from models import swin
 from models.base import register
 from models.layers import LayerNorm, Linear, init_linear
 from models.layers.activations import ReLU
-from models.layers.attention import unit
 from models.layers.folding import folded
 from models.layers.linear import in_float32
 from models.swin import SwinTransformer, neighbours
@@ -103,10 +102,8 @@ class WindowAttention(swin.WindowAttention):
         bias = paddle.concat([self.q_bias, paddle.zeros_like(self.v_bias), self.v_bias])
         return self.qkv(x, bias)
 
-    def _scores(self, q: paddle.Tensor, k: paddle.Tensor) -> paddle.Tensor:
-        # Scaling q costs N * head_dim products per head, scaling the scores N * N.
-        scale = self.logit_scale.clip(max=math.log(100)).exp()
-        return paddle.matmul(unit(q) * scale, unit(k), transpose_y=True)
+    def _scale(self) -> paddle.Tensor:
+        return self.logit_scale.clip(max=math.log(100)).exp()
 
 
 def relative_coords_table(window_size: Sequence[int], unit: Sequence[int]) -> np.ndarray:

@@ -8,7 +8,6 @@ from typing import Any
 
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 from paddle.nn.initializer import Constant
 
 from configs.signatures import Depth, Factor, Positive, Rate, Size
@@ -16,6 +15,7 @@ from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, init_linear
 from models.layers.activations import gelu
+from models.layers.attention import attended
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D
 from models.layers.init import init_as_torch
@@ -102,12 +102,9 @@ class Attention(nn.Layer):
         self.register_buffer("attention_bias_idxs", index, persistable=False)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        _, length, dim = x.shape
-        qkv = self.qkv(self.norm(x)).reshape([-1, length, self.num_heads, 3, self.head_dim])
-        q, k, v = qkv.transpose([3, 0, 2, 1, 4]).unbind(0)  # each [B * windows, H, N, head_dim]
-        bias = gathered(self.attention_biases, self.attention_bias_idxs)
-        attn = F.softmax(paddle.matmul(q * self.head_dim**-0.5, k, transpose_y=True) + bias, axis=-1)
-        return self.proj(paddle.matmul(attn, v).transpose([0, 2, 1, 3]).reshape([-1, length, dim]))
+        heads, bias = (self.num_heads, self.head_dim), gathered(self.attention_biases, self.attention_bias_idxs)
+        qkv = self.qkv(self.norm(x))
+        return self.proj(attended([qkv], *heads, self.head_dim**-0.5, bias=bias, by_head=True))
 
 
 class NormMlp(Mlp):

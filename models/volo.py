@@ -14,11 +14,13 @@ from paddle import nn
 from paddle.nn import functional as F
 from paddle.nn.initializer import Normal
 
+import ops
 from configs.signatures import Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import Attention, LayerNorm, Linear, init_linear, set_norm_eps
 from models.layers.activations import ReLU
+from models.layers.attention import attended, in_one
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.block import Block
 from models.layers.conv import Conv2D
@@ -74,12 +76,14 @@ class OutlookAttention(nn.Layer):
         self.proj = Linear(dim, dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        _, rows, columns, dim = x.shape
-        rows, columns, heads = rows // 2, columns // 2, (self.num_heads, self.head_dim)
-        v = neighbours(neighbours(self.v(x), 1), 3).transpose([0, 1, 3, 2, 4, 5])  # [B, h, w, 3, 3, D]
-        v = v.reshape([-1, rows * columns, 9, *heads]).transpose([0, 3, 1, 2, 4])  # [B, heads, h w, 9, head_dim]
+        (rows, columns), dim, heads = [side // 2 for side in x.shape[1:3]], x.shape[3], (self.num_heads, self.head_dim)
         mean = x.reshape([-1, rows, 2, columns, 2, dim]).mean(axis=[2, 4])
-        attn = self.attn(mean).reshape([-1, rows * columns, self.num_heads, 9, 9]).transpose([0, 2, 1, 3, 4])
+        v, attn = self.v(x), self.attn(mean)
+        if in_one(v, self.drop):
+            return self.proj(ops.outlook(v, attn, self.num_heads, self.scale))
+        v = neighbours(neighbours(v, 1), 3).transpose([0, 1, 3, 2, 4, 5])  # [B, h, w, 3, 3, D]
+        v = v.reshape([-1, rows * columns, 9, *heads]).transpose([0, 3, 1, 2, 4])  # [B, heads, h w, 9, head_dim]
+        attn = attn.reshape([-1, rows * columns, self.num_heads, 9, 9]).transpose([0, 2, 1, 3, 4])
         attn = self.drop(F.softmax(attn * self.scale, axis=-1))
         x = paddle.matmul(attn, v).transpose([0, 2, 3, 1, 4]).reshape([-1, rows, columns, 3, 3, dim])
         return self.proj(summed_up(summed_up(x.transpose([0, 1, 3, 2, 4, 5]), 3), 1))
@@ -98,11 +102,8 @@ class ClassAttention(nn.Layer):
         self.proj = Linear(dim, dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        _, length, dim = x.shape
-        k, v = self.kv(x).reshape([-1, length, 2, self.num_heads, self.head_dim]).transpose([2, 0, 3, 1, 4]).unbind(0)
-        q = self.q(x[:, :1]).reshape([-1, self.num_heads, 1, self.head_dim]) * self.scale
-        attn = self.attn_drop(F.softmax(paddle.matmul(q, k, transpose_y=True), axis=-1))
-        return self.proj(paddle.matmul(attn, v).reshape([-1, 1, dim]))
+        heads = (self.num_heads, self.head_dim, self.scale, self.attn_drop)
+        return self.proj(attended([self.q(x[:, :1]), self.kv(x)], *heads))
 
 
 class ClassBlock(Block):
@@ -302,8 +303,10 @@ class VOLO(ImageModel):
         logits = self.head(x[:, 0])
         if not self.num_classes:
             return logits
-        # In float32: not every build has a half gradient of the maximum.
-        return logits + 0.5 * in_float32(self.aux_head(x[:, 1:])).max(axis=1)
+        values = in_float32(self.aux_head(x[:, 1:]))  # not every build has a half gradient of the maximum
+        if not ops.usable(values):
+            return logits + 0.5 * values.max(axis=1)  # on a CPU its gradient takes seconds
+        return logits + 0.5 * paddle.take_along_axis(values, values.argmax(axis=1, keepdim=True), 1)[:, 0]
 
     def classifier_names(self) -> tuple[str, ...]:
         return ("head", "aux_head")

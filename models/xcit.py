@@ -13,12 +13,13 @@ from paddle import nn
 from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Normal
 
+import ops
 from configs.signatures import Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, init_linear
 from models.layers.activations import GELU, gelu
-from models.layers.attention import unit
+from models.layers.attention import in_one, unit
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.class_attention import ClassAttention
 from models.layers.conv import Conv2D
@@ -26,6 +27,7 @@ from models.layers.init import init_as_torch
 from models.layers.layout import channels_first, channels_last
 from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
+from models.layers.scale import scaled
 from models.layers.stages import feature_info
 from weights.names import xcit as names
 
@@ -106,7 +108,11 @@ class CrossCovarianceAttention(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         _, length, dim = x.shape
-        qkv = self.qkv(x).reshape([-1, length, 3, self.num_heads, self.head_dim])
+        qkv = self.qkv(x)
+        if in_one(qkv, self.weight_drop):
+            x = ops.attention([qkv], self.num_heads, self.head_dim, self.temperature, across=True)
+            return self.proj_drop(self.proj(x))
+        qkv = qkv.reshape([-1, length, 3, self.num_heads, self.head_dim])
         q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, H, N, head_dim]
         scores = paddle.matmul(unit(q, axis=2), unit(k, axis=2), transpose_x=True) * self.temperature
         attn = self.weight_drop(F.softmax(scores, axis=-1))  # [B, H, head_dim, head_dim]
@@ -159,9 +165,9 @@ class Block(Branches):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         _, rows, columns, dim = x.shape
         attended = self.attn(self.norm1(x).flatten(1, 2)).reshape([-1, rows, columns, dim])
-        x = x + self.drop_path(self.gamma1 * attended)
-        x = x + self.drop_path(self.gamma3 * self.local_mp(self.norm3(x)))
-        return x + self.drop_path(self.gamma2 * self.mlp(self.norm2(x)))
+        x = x + self.drop_path(scaled(attended, self.gamma1))
+        x = x + self.drop_path(scaled(self.local_mp(self.norm3(x)), self.gamma3))
+        return x + self.drop_path(scaled(self.mlp(self.norm2(x)), self.gamma2))
 
 
 class ClassBlock(Branches):
@@ -182,10 +188,10 @@ class ClassBlock(Branches):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         normed = self.norm1(x)
-        token = self.norm2(x[:, :1] + self.gamma1 * self.attn(normed))
-        patches = x[:, 1:] + self.gamma1 * normed[:, 1:]
+        token = self.norm2(x[:, :1] + scaled(self.attn(normed), self.gamma1))
+        patches = x[:, 1:] + scaled(normed[:, 1:], self.gamma1)
         patches = self.norm2(patches) if self.tokens_norm else patches
-        return paddle.concat([token + self.gamma2 * self.mlp(token), 2 * patches], axis=1)
+        return paddle.concat([token + scaled(self.mlp(token), self.gamma2), 2 * patches], axis=1)
 
 
 @register("xcit")

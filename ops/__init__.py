@@ -85,14 +85,14 @@ def usable(x: paddle.Tensor) -> bool:
 
 
 @paddle.jit.not_to_static
-def flash_attention_takes(qkv: paddle.Tensor) -> bool:
-    """Returns whether ``F.scaled_dot_product_attention`` is flash attention for heads [..., d] of this type and device.
+def flash_attention_takes(x: paddle.Tensor, width: int) -> bool:
+    """Returns whether ``F.scaled_dot_product_attention`` is flash attention for heads of this type, width and device.
 
     Not run on a GPU. Paddle 2.6 doesn't look at the device itself: before compute capability 8.0 its kernel fails.
     Wider heads than 256 would go to another kernel, which 2.6 hands them in any type.
     """
-    half = qkv.dtype in (paddle.float16, paddle.bfloat16)
-    return half and qkv.shape[-1] % 8 == 0 and qkv.shape[-1] <= 256 and _capability() >= 8
+    half = x.dtype in (paddle.float16, paddle.bfloat16)
+    return half and width % 8 == 0 and width <= 256 and _capability() >= 8
 
 
 @functools.cache
@@ -104,7 +104,22 @@ def _capability() -> int:
 
 def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
     """x [..., K] weight [K, N] + bias [N] -> [..., N]."""
-    return _run("vit_linear", x, weight, paddle.zeros([weight.shape[1]]) if bias is None else bias)[0]
+    return _run("vit_linear", x, weight, _absent(2) if bias is None else bias)[0]
+
+
+def matmul(x: paddle.Tensor, y: paddle.Tensor, transpose_x: bool = False, transpose_y: bool = False) -> paddle.Tensor:
+    """Products of matrices, as ``paddle.matmul``: of [..., M, K] and [..., K, N], or of one [M, K] with all of y."""
+    return _run("vit_matmul", x, y, transpose_x, transpose_y)[0]
+
+
+def scaled(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
+    """x [..., N] times factors [N]."""
+    return _run("vit_scaled", x, factors)[0]
+
+
+def gated(gate: paddle.Tensor, x: paddle.Tensor | None = None) -> paddle.Tensor:
+    """silu(gate) * x, both [..., N]; without x, gate [..., 2 N] has both, the gate first."""
+    return _run("vit_gated", gate, _absent() if x is None else x)[0]
 
 
 class _FrozenLinear(PyLayer):
@@ -137,9 +152,55 @@ def layer_norm(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | No
     return _run("vit_layer_norm", x, weight, paddle.zeros(weight.shape) if bias is None else bias, epsilon)[0]
 
 
-def attention(qkv: paddle.Tensor, scale: float) -> paddle.Tensor:
-    """softmax(q k^T scale) v of each head: [B, N, 3, H, d] -> [B, N, H d]; its weights [N, N] aren't kept."""
-    return _run("vit_attention", qkv, scale)[0]
+def attention(
+    parts: Sequence[paddle.Tensor],
+    heads: int,
+    width: int,
+    scale: float | paddle.Tensor,
+    bias: paddle.Tensor | None = None,
+    mask: paddle.Tensor | None = None,
+    by_head: bool = False,
+    across: bool = False,
+    turns: tuple[paddle.Tensor, paddle.Tensor] | None = None,
+    halves: bool = False,
+) -> paddle.Tensor:
+    """softmax(q k^T scale + bias + mask) v of each head; the weights [B, heads, N, M] aren't kept.
+
+    Args:
+        parts: [q, k, v in one tensor], [q, k and v], or [q, k, v]: each [B, tokens, channels], read where it lies.
+        heads, width: heads H; channels of a head's queries and keys. Its values have what is left.
+        scale: a number; or one for each head [H], and queries and keys are made vectors of length 1 before.
+        bias: [G, H, N, M]; item b of the batch has that of b mod G.
+        mask: [G, N, M], likewise, for all heads; it gets no gradient.
+        by_head: a tensor has its parts head by head, instead of part by part all heads.
+        across: channels attend to each other, by what they have over the tokens.
+        turns: cosines and sines [N, ..., width / 2] by which pairs of queries' and keys' channels are turned before.
+        halves: a pair is of both halves of the channels, not neighbours.
+
+    Returns:
+        [B, N, H * channels of a value].
+    """
+    absent = _absent()
+    q, k, v = (*parts, *[absent] * (3 - len(parts)))
+    factor = scale.reshape([-1, 1]) if isinstance(scale, paddle.Tensor) else absent
+    scale = 1.0 if isinstance(scale, paddle.Tensor) else scale
+    extra = (bias, mask, factor, *(turns or (None, None)))
+    operands = [absent if one is None else one for one in extra]
+    return _run("vit_attention", q, k, v, *operands, heads, width, scale, by_head, across, halves)[0]
+
+
+def outlook(values: paddle.Tensor, scores: paddle.Tensor, heads: int, scale: float) -> paddle.Tensor:
+    """What VOLO's outlook attention adds up at each place: values [B, 2 h, 2 w, D] -> the same.
+
+    Each 2 x 2 places weigh the 3 x 3 around them by the softmax of ``scores`` [B, h, w, heads x 9 x 9] times ``scale``.
+    """
+    return _run("vit_outlook", values, scores, heads, scale)[0]
+
+
+@functools.cache
+def _absent(axes: int = 1) -> paddle.Tensor:
+    """What stands for an operand that there is not: the operators know it by the number of its axes."""
+    return paddle.zeros([1] * axes)
 
 
 def convolution(

@@ -80,25 +80,124 @@ CLONED void gelu_grad_row(int64_t n, const float* h, const float* bias, float* y
   }
 }
 
-// The softmax of a row, in place.
-CLONED void softmax_row(int64_t n, float* s) {
-  float top = s[0], sum = 0;
-#pragma omp simd reduction(max : top)
-  for (int64_t i = 0; i < n; ++i) top = s[i] > top ? s[i] : top;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) sum += s[i] = exp_(s[i] - top);
-  float scale = 1 / sum;
+// y *= scale
+CLONED void scale_row(int64_t n, float scale, float* y) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) s[i] *= scale;
+  for (int64_t i = 0; i < n; ++i) y[i] *= scale;
 }
 
-// dp = p * (dp - sum(p * dp)): the gradient of a row's softmax p, in place.
-CLONED void softmax_grad_row(int64_t n, const float* p, float* dp) {
+// y = x * factors
+CLONED void multiply_row(int64_t n, const float* factors, const float* x, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] = x[i] * factors[i];
+}
+
+// y += x * z
+CLONED void add_products(int64_t n, const float* x, const float* z, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] += x[i] * z[i];
+}
+
+// y += scale * x
+CLONED void add_scaled(int64_t n, float scale, const float* x, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] += scale * x[i];
+}
+
+// 1 / (1 + e^-x)
+INLINE float sigmoid(float x) {
+  float e = exp_(-std::fabs(x)), s = 1 / (1 + e);
+  return x < 0 ? e * s : s;
+}
+
+// y = silu(gate) * x
+CLONED void gated_row(int64_t n, const float* gate, const float* x, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] = gate[i] * sigmoid(gate[i]) * x[i];
+}
+
+CLONED void gated_grad_row(int64_t n, const float* gate, const float* x, const float* dy, float* dgate, float* dx) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    float s = sigmoid(gate[i]);
+    dgate[i] = dy[i] * x[i] * s * (1 + gate[i] * (1 - s));
+    dx[i] = dy[i] * gate[i] * s;
+  }
+}
+
+CLONED float dot(int64_t n, const float* x, const float* y) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += x[i] * y[i];
+  return sum;
+}
+
+// s = e^(t - the largest t) of a row t = scale * s + bias + mask. Kept: the largest t, and the inverse of s's sum.
+CLONED void exponentials_row(int64_t n, float scale, const float* bias, const float* mask, float* s, float* kept) {
+  float top = scale * s[0] + bias[0] + mask[0], sum = 0;
+#pragma omp simd reduction(max : top)
+  for (int64_t i = 0; i < n; ++i) {
+    s[i] = scale * s[i] + bias[i] + mask[i];
+    top = s[i] > top ? s[i] : top;
+  }
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += s[i] = exp_(s[i] - top);
+  kept[0] = top;
+  kept[1] = 1 / sum;
+}
+
+// s = p, the softmax of scale * s + bias + mask, by what was kept of it; dp = p * (dp - sum(p * dp)), the gradient of
+// what the softmax reads.
+CLONED void weights_grad_row(int64_t n, float scale, const float* bias, const float* mask, const float* kept, float* s,
+                             float* dp) {
+  float top = kept[0], inverse = kept[1];
   float dot = 0;
 #pragma omp simd reduction(+ : dot)
-  for (int64_t i = 0; i < n; ++i) dot += p[i] * dp[i];
+  for (int64_t i = 0; i < n; ++i) {
+    s[i] = exp_(scale * s[i] + bias[i] + mask[i] - top) * inverse;
+    dot += s[i] * dp[i];
+  }
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) dp[i] = p[i] * (dp[i] - dot);
+  for (int64_t i = 0; i < n; ++i) dp[i] = s[i] * (dp[i] - dot);
+}
+
+// Turns pairs of channels by angles, sign -1: back; a pair is of both halves of x, or two neighbours.
+CLONED void turn_row(int64_t pairs, bool halves, const float* cosines, const float* sines, float sign, float* x) {
+  if (halves) {
+#pragma omp simd
+    for (int64_t i = 0; i < pairs; ++i) {
+      float one = x[i], other = x[pairs + i], sine = sign * sines[i];
+      x[i] = one * cosines[i] - other * sine;
+      x[pairs + i] = other * cosines[i] + one * sine;
+    }
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < pairs; ++i) {
+      float one = x[2 * i], other = x[2 * i + 1], sine = sign * sines[i];
+      x[2 * i] = one * cosines[i] - other * sine;
+      x[2 * i + 1] = other * cosines[i] + one * sine;
+    }
+  }
+}
+
+// x *= 1 / its length, which is returned; zeros stay zeros, and their inverse is 0.
+CLONED float unit_row(int64_t n, float* x) {
+  float square = 0;
+#pragma omp simd reduction(+ : square)
+  for (int64_t i = 0; i < n; ++i) square += x[i] * x[i];
+  float inverse = square <= 1e-24f ? 0 : 1 / std::sqrt(square);
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) x[i] *= inverse;
+  return inverse;
+}
+
+// Makes the gradient of a vector of length 1 that of the vector, whose length's inverse is known.
+CLONED void unit_grad_row(int64_t n, const float* unit, float inverse, float* grad) {
+  float along = 0;
+#pragma omp simd reduction(+ : along)
+  for (int64_t i = 0; i < n; ++i) along += unit[i] * grad[i];
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) grad[i] = inverse * (grad[i] - unit[i] * along);
 }
 
 // y = (x - mean) * rstd * weight + bias

@@ -77,6 +77,17 @@ inline Tensor column_sums(const Tensor& grad) {
   return filled(sums.data(), n);
 }
 
+// to [n] = the sum of rows [count, n], in their order.
+inline void add_up(int64_t count, int64_t n, const float* rows, float* to) {
+  const int64_t piece = 4096;
+#pragma omp parallel for schedule(static)
+  for (int64_t start = 0; start < n; start += piece) {
+    int64_t length = std::min(piece, n - start);
+    std::copy(rows + start, rows + start + length, to + start);
+    for (int64_t i = 1; i < count; ++i) add_bias(length, rows + i * n + start, to + start);
+  }
+}
+
 inline void add_bias_rows(const Tensor& bias, Tensor* y) {
   int64_t n = y->shape().back(), rows = y->numel() / n;
   const float* b = bias.data<float>();

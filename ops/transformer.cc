@@ -5,14 +5,82 @@
 
 // ---------------------------------------------------------------- linear: x w + bias
 
+// A bias of two axes stands for none.
 std::vector<Tensor> linear(const Tensor& x, const Tensor& w, const Tensor& bias) {
   Tensor y = times(x, w);
-  add_bias_rows(bias, &y);
+  if (bias.shape().size() == 1) add_bias_rows(bias, &y);
   return {y};
 }
 
-std::vector<Tensor> linear_grad(const Tensor& x, const Tensor& w, const Tensor& dy) {
-  return {times(dy, w, 't'), weight_grad(x, dy), column_sums(dy)};
+std::vector<Tensor> linear_grad(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& dy) {
+  return {times(dy, w, 't'), weight_grad(x, dy), bias.shape().size() == 1 ? column_sums(dy) : like(bias)};
+}
+
+// ---------------------------------------------------------------- products of many matrices, or of one with many
+
+namespace {
+
+struct Product {
+  int64_t batch, m, n, k, x_step, y_step;  // x_step 0: one x for all
+  char tx, ty;
+  std::vector<int64_t> shape;
+
+  Product(const Tensor& x, const Tensor& y, bool tx_, bool ty_) : tx(tx_ ? 't' : 'n'), ty(ty_ ? 't' : 'n') {
+    auto xs = x.shape();
+    shape = y.shape();
+    int64_t axes = shape.size(), last = xs.size();
+    expect(axes >= 2 && (last == 2 || last == axes) && std::equal(xs.begin(), xs.end() - 2, shape.begin()), "a product");
+    m = xs[last - 2 + tx_], k = xs[last - 1 - tx_], n = shape[axes - 1 - ty_];
+    expect(k == shape[axes - 2 + ty_], "a product");
+    batch = y.numel() / (k * n), x_step = last == axes ? m * k : 0, y_step = k * n;
+    shape[axes - 2] = m, shape[axes - 1] = n;
+  }
+  int64_t ldx() const { return tx == 't' ? m : k; }
+  int64_t ldy() const { return ty == 't' ? k : n; }
+
+  template <typename F>
+  void each(F f) const {
+    if (batch == 1) return f(0);  // oneDNN's own threads share it
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < batch; ++i) f(i);
+  }
+};
+
+}  // namespace
+
+std::vector<Tensor> matmul(const Tensor& x, const Tensor& y, bool transpose_x, bool transpose_y) {
+  const Product p(x, y, transpose_x, transpose_y);
+  Tensor out = sized(p.shape);
+  const float *xp = x.data<float>(), *yp = y.data<float>();
+  float* op = out.data<float>();
+  p.each([&](int64_t i) {
+    product(p.tx, p.ty, p.m, p.n, p.k, 1, xp + i * p.x_step, p.ldx(), yp + i * p.y_step, p.ldy(), op + i * p.m * p.n,
+            p.n);
+  });
+  return {out};
+}
+
+std::vector<Tensor> matmul_grad(const Tensor& x, const Tensor& y, const Tensor& dout, bool transpose_x,
+                                bool transpose_y) {
+  const Product p(x, y, transpose_x, transpose_y);
+  const char other_x = transpose_x ? 'n' : 't', other_y = transpose_y ? 'n' : 't';
+  Tensor dx = like(x), dy = like(y), parts = p.x_step ? dx : sized({p.batch, p.m * p.k});
+  const float *xp = x.data<float>(), *yp = y.data<float>(), *gp = dout.data<float>();
+  float *dxp = parts.data<float>(), *dyp = dy.data<float>();
+  p.each([&](int64_t i) {
+    const float *a = xp + i * p.x_step, *b = yp + i * p.y_step, *g = gp + i * p.m * p.n;
+    float *da = dxp + i * p.m * p.k, *db = dyp + i * p.y_step;
+    if (transpose_x)
+      product(p.ty, 't', p.k, p.m, p.n, 1, b, p.ldy(), g, p.n, da, p.m);
+    else
+      product('n', other_y, p.m, p.k, p.n, 1, g, p.n, b, p.ldy(), da, p.k);
+    if (transpose_y)
+      product('t', p.tx, p.n, p.k, p.m, 1, g, p.n, a, p.ldx(), db, p.k);
+    else
+      product(other_x, 'n', p.k, p.n, p.m, 1, a, p.ldx(), g, p.n, db, p.n);
+  });
+  if (!p.x_step) add_up(p.batch, p.m * p.k, dxp, dx.data<float>());
+  return {dx, dy};
 }
 
 // ---------------------------------------------------------------- mlp: gelu(x w1 + b1) w2 + b2
@@ -71,9 +139,17 @@ std::vector<Tensor> layer_norm_grad(const Tensor& x, const Tensor& weight, const
 
 PD_BUILD_OP(vit_linear).Inputs({"X", "W", "B"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(linear));
 PD_BUILD_GRAD_OP(vit_linear)
-    .Inputs({"X", "W", paddle::Grad("Y")})
+    .Inputs({"X", "W", "B", paddle::Grad("Y")})
     .Outputs({paddle::Grad("X"), paddle::Grad("W"), paddle::Grad("B")})
     .SetKernelFn(PD_KERNEL(linear_grad));
+
+#define TRANSPOSED {"transpose_x: bool", "transpose_y: bool"}
+PD_BUILD_OP(vit_matmul).Inputs({"X", "Y"}).Outputs({"Out"}).Attrs(TRANSPOSED).SetKernelFn(PD_KERNEL(matmul));
+PD_BUILD_GRAD_OP(vit_matmul)
+    .Inputs({"X", "Y", paddle::Grad("Out")})
+    .Outputs({paddle::Grad("X"), paddle::Grad("Y")})
+    .Attrs(TRANSPOSED)
+    .SetKernelFn(PD_KERNEL(matmul_grad));
 
 PD_BUILD_OP(vit_mlp).Inputs({"X", "W1", "B1", "W2", "B2"}).Outputs({"Y", "H"}).SetKernelFn(PD_KERNEL(mlp));
 PD_BUILD_GRAD_OP(vit_mlp)

@@ -1,7 +1,7 @@
 """Multi-head self-attention, and the weights of every kind of attention, to be looked at."""
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import paddle
 from paddle import nn
@@ -9,6 +9,114 @@ from paddle.nn import functional as F
 
 import ops
 from models.layers.linear import LayerNorm, Linear, in_float32
+from models.layers.rotary import Table, rotated
+
+
+def attended(
+    parts: Sequence[paddle.Tensor],
+    heads: int,
+    width: int,
+    scale: float | paddle.Tensor,
+    drop: nn.Layer | None = None,
+    bias: paddle.Tensor | None = None,
+    mask: paddle.Tensor | None = None,
+    by_head: bool = False,
+    turns: Table | None = None,
+    halves: bool = False,
+    flash: bool = False,
+) -> paddle.Tensor:
+    """Returns softmax(q k^T scale + bias + mask) v of each head, by one operator where there is one.
+
+    Args:
+        parts: [q, k, v in one], [q, k and v], or [q, k, v]: each [B, tokens, channels].
+        heads, width: heads H; channels of a head's queries and keys.
+        scale: a number; or [H, 1, 1], of the cosines of queries and keys.
+        drop: dropout of the weights; where it drops some, or a hook reads them (``kept_weights``), it gets them.
+        bias: [H, N, M]; or each item's own: [B, H, N, M].
+        mask: [windows, N, M], for items that are the windows of one image after the other.
+        by_head: a tensor has its parts head by head, instead of part by part all heads.
+        turns, halves: what turns queries and keys, and how: see ``rotated``.
+        flash: half types may go to flash attention, where there is one.
+
+    Returns:
+        [B, N, H * channels of a value].
+    """
+    if in_one(parts[0], drop):
+        all_biases = bias if bias is None or bias.ndim == 4 else bias.unsqueeze(0)
+        return ops.attention(parts, heads, width, scale, all_biases, mask, by_head, turns=turns, halves=halves)
+    length = parts[0].shape[1]
+    if flash and not _hooked(drop) and ops.flash_attention_takes(parts[-1], width):
+        q, k, v = _turned(_heads(parts, heads, width, by_head, first=False), turns, halves)
+        q, k = q.astype(v.dtype), k.astype(v.dtype)  # layer norms give float32 under autocast, which it refuses
+        dropped = _dropped(drop)  # 0 in evaluation: Paddle 2.6 forgets ``training``
+        x = F.scaled_dot_product_attention(q, k, v, dropout_p=dropped, training=bool(dropped))
+        return x.reshape([-1, length, heads * x.shape[3]])
+    if turns is None:
+        q, k, v = _heads(parts, heads, width, by_head, first=True)
+    else:
+        tokens_first = _turned(_heads(parts, heads, width, by_head, first=False), turns, halves)
+        q, k, v = [part.transpose([0, 2, 1, 3]) for part in tokens_first]
+    weights = F.softmax(_scores(q, k, scale, bias, mask), axis=-1)
+    if mask is not None:
+        weights = weights.reshape([-1, *weights.shape[2:]])
+    x = paddle.matmul(weights if drop is None else drop(weights), v)
+    return x.transpose([0, 2, 1, 3]).reshape([-1, length, heads * x.shape[3]])
+
+
+def in_one(x: paddle.Tensor, drop: nn.Layer | None) -> bool:
+    """Returns whether one operator may compute with ``x``, and nothing asks for the weights: see ``attended``."""
+    return ops.usable(x) and not _hooked(drop) and not _dropped(drop)
+
+
+def _hooked(drop: nn.Layer | None) -> bool:
+    return drop is not None and bool(drop._forward_pre_hooks)
+
+
+def _dropped(drop: nn.Layer | None) -> float:
+    return drop.p if isinstance(drop, nn.Dropout) and drop.training else 0.0
+
+
+def _heads(
+    parts: Sequence[paddle.Tensor], heads: int, width: int, by_head: bool, first: bool
+) -> Sequence[paddle.Tensor]:
+    """Returns queries, keys and values, each [B, N, H, channels], or with ``first`` [B, H, N, channels]."""
+    found: list[paddle.Tensor] = []
+    for i, part in enumerate(parts):
+        length, channels = part.shape[1], part.shape[2] // heads
+        count = 4 - len(parts) if i == len(parts) - 1 else 1  # the last tensor has what the others haven't
+        if count > 1 and not by_head:
+            part = part.reshape([-1, length, count, heads, width])
+            found += part.transpose([2, 0, 3, 1, 4]).unbind(0) if first else part.unbind(2)
+            continue
+        part = part.reshape([-1, length, heads, channels])
+        part = part.transpose([0, 2, 1, 3]) if first else part
+        sizes = [*[width] * (count - 1), channels - (count - 1) * width]
+        found += part.split(sizes, axis=3) if count > 1 else [part]
+    return found
+
+
+def _turned(qkv: Sequence[paddle.Tensor], turns: Table | None, halves: bool) -> Sequence[paddle.Tensor]:
+    q, k, v = qkv
+    return qkv if turns is None else (rotated(q, turns, halves), rotated(k, turns, halves), v)
+
+
+def _scores(
+    q: paddle.Tensor,
+    k: paddle.Tensor,
+    scale: float | paddle.Tensor,
+    bias: paddle.Tensor | None,
+    mask: paddle.Tensor | None,
+) -> paddle.Tensor:
+    """q, k [B, H, N, d] -> [B, H, N, M]; with a mask [images, windows, H, N, M]."""
+    # Scaling q costs N * d products per head, scaling the scores N * M.
+    if isinstance(scale, paddle.Tensor):
+        q, k = unit(q), unit(k)
+    scores = paddle.matmul(q * scale, k, transpose_y=True)
+    if mask is not None:
+        # One addition over all images, of what is the same for each.
+        bias = mask.unsqueeze(1) if bias is None else bias + mask.unsqueeze(1)
+        scores = scores.reshape([-1, mask.shape[0], *scores.shape[1:]])
+    return scores if bias is None else scores + bias
 
 
 class Heads(nn.Layer):
@@ -21,11 +129,10 @@ class Heads(nn.Layer):
         attn_drop: dropout of the attention weights.
 
     Attributes:
-        fused: one operator may compute the weights and what they give; False: ``attn_drop`` sees the weights.
         maps: attention maps of a head; its queries and keys are cut into as many.
     """
 
-    fused, maps = True, 1
+    maps = 1
 
     def __init__(self, num_heads: int, head_dim: int, qk_norm: bool, attn_drop: float) -> None:
         super().__init__()
@@ -36,26 +143,12 @@ class Heads(nn.Layer):
         self.attn_drop = nn.Dropout(attn_drop)
 
     def attend(self, qkv: paddle.Tensor) -> paddle.Tensor:
-        """[B, N, 3, H, d] -> [B, N, H d]."""
-        batch, length, _, heads, width = qkv.shape
-        if self.fused and ops.usable(qkv) and not self.qk_norm and not (self.training and self.attn_drop.p):
-            x = ops.attention(qkv, self.scale)
-        elif self.fused and ops.flash_attention_takes(qkv):
-            q, k, v = qkv.unbind(2)
-            if self.qk_norm:  # layer norms give float32 under autocast, which flash attention refuses
-                q, k = self.q_norm(q).astype(v.dtype), self.k_norm(k).astype(v.dtype)
-            dropout = self.attn_drop.p if self.training else 0.0  # Paddle 2.6 forgets ``training``
-            x = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, training=self.training)
-        else:
-            q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, H, N, d]
-            x = paddle.matmul(self._weights(q, k), v).transpose([0, 2, 1, 3])
-        return x.reshape([batch, length, heads * width])
-
-    def _weights(self, q: paddle.Tensor, k: paddle.Tensor) -> paddle.Tensor:
-        """q, k [B, H, N, d] -> [B, H, N, N]."""
-        # Scaling q costs N * d products per head, scaling the scores N * N.
-        scores = paddle.matmul(self.q_norm(q) * self.scale, self.k_norm(k), transpose_y=True)
-        return self.attn_drop(F.softmax(scores, axis=-1))
+        """[B, N, 3 H d], part by part -> [B, N, H d]."""
+        parts = [qkv]
+        if self.qk_norm:
+            q, k, v = qkv.reshape([-1, qkv.shape[1], 3, self.num_heads, self.head_dim]).unbind(2)
+            parts = [part.flatten(2) for part in (self.q_norm(q), self.k_norm(k), v)]
+        return attended(parts, self.num_heads, self.head_dim, self.scale, self.attn_drop, flash=True)
 
 
 class Attention(Heads):
@@ -87,9 +180,7 @@ class Attention(Heads):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        batch, length, _ = x.shape
-        qkv = self.qkv(x).reshape([batch, length, 3, self.num_heads, self.head_dim])
-        return self.proj_drop(self.proj(self.attend(qkv)))
+        return self.proj_drop(self.proj(self.attend(self.qkv(x))))
 
 
 def unit(x: paddle.Tensor, axis: int = -1) -> paddle.Tensor:
@@ -117,15 +208,11 @@ def kept_weights(model: nn.Layer, names: Collection[str]) -> Iterator[dict[str, 
     attention hands them to its ``attn_drop``, where a hook reads them. Without this context nothing is kept.
     """
     kept: dict[str, paddle.Tensor] = {}
-    layers = {name: layer for name, layer in attention_layers(model).items() if name in names}
-    before, hooks = {name: getattr(layer, "fused", True) for name, layer in layers.items()}, []
+    layers, hooks = {name: layer for name, layer in attention_layers(model).items() if name in names}, []
     try:
         for name, layer in layers.items():
-            layer.fused = False
             hooks.append(layer.attn_drop.register_forward_pre_hook(lambda _, x, name=name: kept.update({name: x[0]})))
         yield kept
     finally:
-        for name, layer in layers.items():
-            layer.fused = before[name]
         for hook in hooks:
             hook.remove()

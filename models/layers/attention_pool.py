@@ -2,9 +2,9 @@
 
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 from paddle.nn.initializer import TruncatedNormal
 
+from models.layers.attention import attended
 from models.layers.linear import LayerNorm, Linear
 from models.layers.mlp import hidden_width, make_mlp
 
@@ -32,10 +32,6 @@ class AttentionPool(nn.Layer):
         self.mlp = make_mlp(dim, hidden_width(dim, mlp_ratio), act=act)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        batch, length, _ = x.shape
-        q = self.q(self.latent).reshape([1, 1, self.num_heads, self.head_dim]).transpose([0, 2, 1, 3])
-        kv = self.kv(x).reshape([batch, length, 2, self.num_heads, self.head_dim])
-        k, v = kv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, H, N, head_dim]
-        attn = F.softmax(paddle.matmul(q * self.head_dim**-0.5, k, transpose_y=True), axis=-1)
-        x = self.proj(paddle.matmul(attn, v).reshape([batch, -1]))
+        q = self.q(self.latent.expand([x.shape[0], -1, -1]))
+        x = self.proj(attended([q, self.kv(x)], self.num_heads, self.head_dim, self.head_dim**-0.5)[:, 0])
         return x + self.mlp(self.norm(x))

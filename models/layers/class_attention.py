@@ -2,8 +2,8 @@
 
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 
+from models.layers.attention import attended
 from models.layers.linear import Linear
 
 
@@ -37,11 +37,6 @@ class ClassAttention(nn.Layer):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        _, length, dim = x.shape
-        heads = [self.num_heads, self.head_dim]
         query, key, value = [getattr(self, name) for name in self.projections]
-        q = query(x[:, :1]).reshape([-1, 1, *heads]).transpose([0, 2, 1, 3])
-        k, v = (layer(x).reshape([-1, length, *heads]).transpose([0, 2, 1, 3]) for layer in (key, value))
-        attn = F.softmax(paddle.matmul(q * self.scale, k, transpose_y=True), axis=-1)  # [B, heads, 1, 1 + N]
-        x = paddle.matmul(self.attn_drop(attn), v).transpose([0, 2, 1, 3]).reshape([-1, 1, dim])
-        return self.proj_drop(self.proj(x))
+        parts = [query(x[:, :1]), key(x), value(x)]
+        return self.proj_drop(self.proj(attended(parts, self.num_heads, self.head_dim, self.scale, self.attn_drop)))

@@ -6,6 +6,7 @@ import math
 
 import paddle
 from paddle import nn
+from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Normal
 
 from models.layers.attention import Attention, Heads
@@ -33,7 +34,7 @@ class DifferentialHeads(Heads):
     It stands before another class of Heads. ``begin`` is called once, after the constructor.
     """
 
-    maps, fused = 2, False
+    maps = 2
 
     def begin(self, block: int) -> None:
         """Adds the parameters. The share begins at 0.8 - 0.6 exp(-0.3 block), the blocks counted from 0."""
@@ -44,14 +45,20 @@ class DifferentialHeads(Heads):
         self.sub_norm = RMSNorm(self.head_dim, 1e-5)
 
     def attend(self, qkv: paddle.Tensor) -> paddle.Tensor:
-        batch, length, _, heads, width = qkv.shape
-        halves = qkv[:, :, :2].reshape([batch, length, 2, 2 * heads, width // 2]).transpose([2, 0, 3, 1, 4])
-        weights = self._weights(halves[0], halves[1]).reshape([batch, heads, 2, length, length])
+        length, heads, width = qkv.shape[1], self.num_heads, self.head_dim
+        qkv = qkv.reshape([-1, length, 3, heads, width])
+        halves = qkv[:, :, :2].reshape([-1, length, 2, 2 * heads, width // 2]).transpose([2, 0, 3, 1, 4])
+        weights = self._weights(halves[0], halves[1]).reshape([-1, heads, 2, length, length])
         q1, k1, q2, k2 = (getattr(self, name) for name in _LAMBDAS)
         share = paddle.exp((q1 * k1).sum()) - paddle.exp((q2 * k2).sum()) + self.first_share
         x = paddle.matmul(weights[:, :, 0] - share * weights[:, :, 1], qkv[:, :, 2].transpose([0, 2, 1, 3]))
         x = self.sub_norm(x) * (1 - self.first_share)
-        return x.transpose([0, 2, 1, 3]).reshape([batch, length, heads * width])
+        return x.transpose([0, 2, 1, 3]).reshape([-1, length, heads * width])
+
+    def _weights(self, q: paddle.Tensor, k: paddle.Tensor) -> paddle.Tensor:
+        """q, k [B, 2 H, N, d / 2] -> [B, 2 H, N, N]."""
+        scores = paddle.matmul(self.q_norm(q) * self.scale, self.k_norm(k), transpose_y=True)
+        return self.attn_drop(F.softmax(scores, axis=-1))
 
 
 class DifferentialAttention(DifferentialHeads, Attention):

@@ -9,7 +9,7 @@ from paddle.nn import functional as F
 
 from models.layers.conv import Conv2D
 from models.layers.layout import swapped
-from models.layers.linear import Linear
+from models.layers.linear import Linear, matmul
 
 
 class ConvPosEnc(nn.Layer):
@@ -75,8 +75,8 @@ class FactorizedAttention(nn.Layer):
         shape = x.shape
         qkv = self.qkv(x).reshape([shape[0], shape[1], 3, self.num_heads, self.head_dim])
         q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, H, N, head_dim]
-        brought = paddle.matmul(F.softmax(k, axis=2), v, transpose_x=True)  # [B, H, head_dim, head_dim]
-        x = self.scale * paddle.matmul(q, brought) + crpe(q, v)
+        brought = matmul(F.softmax(k, axis=2), v, transpose_x=True)  # [B, H, head_dim, head_dim]
+        x = self.scale * matmul(q, brought) + crpe(q, v)
         return self.proj_drop(self.proj(x.transpose([0, 2, 1, 3]).reshape(shape)))
 
 

@@ -25,6 +25,11 @@ def plain_linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | 
     return add_bias(paddle.matmul(x, weight), bias)  # F.linear of 3.3 looks up a flag first: 6 us
 
 
+def matmul(x: paddle.Tensor, y: paddle.Tensor, transpose_x: bool = False, transpose_y: bool = False) -> paddle.Tensor:
+    """Products of [..., M, K] and [..., K, N], or of one [M, K] and all of y: as ``paddle.matmul``."""
+    return (ops.matmul if ops.usable(x) else paddle.matmul)(x, y, transpose_x, transpose_y)
+
+
 def add_bias(product: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:
     """Returns product + bias in the product's type, as PyTorch's Linear and convolutions do under autocast.
 

@@ -8,10 +8,11 @@ from paddle.nn.initializer import Constant
 
 import ops
 from errors import InputError
-from models.layers.activations import GELU, QuickGELU, SiLU, TanhGELU, relu, silu
+from models.layers.activations import GELU, QuickGELU, SiLU, TanhGELU, relu
 from models.layers.conv import Conv2D
 from models.layers.grn import GlobalResponseNorm
 from models.layers.linear import Linear
+from models.layers.swiglu import gated
 
 
 class StarReLU(nn.Layer):
@@ -105,8 +106,7 @@ class GatedMlp(nn.Layer):
         self.fc2 = Linear(hidden_dim // 2, dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        gate, values = self.fc1(x).chunk(2, axis=-1)
-        return self.drop(self.fc2(self.drop(silu(gate) * values)))
+        return self.drop(self.fc2(self.drop(gated(self.fc1(x)))))
 
 
 def make_mlp(dim: int, hidden_dim: int, drop: float = 0.0, act: str = "gelu") -> Mlp | GatedMlp:

@@ -64,13 +64,12 @@ class ParallelBlock(Heads):
         return self.in_norm
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        batch, length, _ = x.shape
         y = self.in_proj(self.in_norm(x))
         mlp, qkv = y[:, :, : self.hidden], y[:, :, self.hidden :]
         if "mlp_bias" in self._parameters:
             mlp = mlp + self.mlp_bias
         mlp = self.mlp_drop(self.mlp_act(mlp))
-        attended = self.attend(qkv.reshape([batch, length, 3, self.num_heads, self.head_dim]))
+        attended = self.attend(qkv)
         if self.joined:
             y = self.out_proj(paddle.concat([attended, mlp], axis=-1))
         else:

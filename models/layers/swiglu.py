@@ -2,9 +2,19 @@
 
 import paddle
 from paddle import nn
+from paddle.nn import functional as F
 
-from models.layers.activations import silu
+import ops
 from models.layers.linear import LayerNorm, Linear
+
+
+def gated(gate: paddle.Tensor, x: paddle.Tensor | None = None) -> paddle.Tensor:
+    """Returns silu(gate) * x, both [..., N]; without x, gate [..., 2 N] has both, the gate first."""
+    if ops.usable(gate):
+        return ops.gated(gate, x)
+    if x is None:
+        gate, x = gate.chunk(2, axis=-1)
+    return F.silu(gate) * x
 
 
 class SwiGLU(nn.Layer):
@@ -25,7 +35,7 @@ class SwiGLU(nn.Layer):
         self.fc2 = Linear(hidden_dim, dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = silu(self.fc1_g(x)) * self.fc1_x(x)
+        x = gated(self.fc1_g(x), self.fc1_x(x))
         return self.drop(self.fc2(self.norm(self.drop(x))))
 
 
@@ -39,5 +49,4 @@ class PackedSwiGLU(nn.Layer):
         self.fc2 = Linear(hidden_dim, dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        gate, x = self.fc1(x).chunk(2, axis=-1)
-        return self.drop(self.fc2(self.drop(silu(gate) * x)))
+        return self.drop(self.fc2(self.drop(gated(self.fc1(x)))))

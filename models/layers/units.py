@@ -5,9 +5,8 @@ each, and every quarter is ordered alike. So pooling 2 x 2 neighbours is a maxim
 """
 
 import paddle
-from paddle.nn import functional as F
 
-from models.layers.attention import Attention
+from models.layers.attention import Attention, attended
 from models.layers.linear import Linear
 
 
@@ -82,12 +81,7 @@ class MaskUnitAttention(Attention):
         if not self.pools:
             x = x.reshape([-1, group, x.shape[2]]) if self.within else x
             return Attention.forward(self, x).reshape([-1, length, dim])  # (Paddle 2.6 traces no super())
-        q, k, v = self.qkv(x).split(3, axis=2)
-        q = self._by_head(pooled(q, self.places), group // 4)
-        scores = paddle.matmul(q * self.scale, self._by_head(k, group), transpose_y=True)
-        x = paddle.matmul(self.attn_drop(F.softmax(scores, axis=-1)), self._by_head(v, group))
-        return self.proj(x.transpose([0, 2, 1, 3]).reshape([-1, length // 4, dim]))
-
-    def _by_head(self, x: paddle.Tensor, group: int) -> paddle.Tensor:
-        """[B, N, dim] -> [B * groups, heads, tokens of a group, head_dim]."""
-        return x.reshape([-1, group, self.num_heads, self.head_dim]).transpose([0, 2, 1, 3])
+        q, kv = self.qkv(x).split([dim, 2 * dim], axis=2)
+        parts = [pooled(q, self.places).reshape([-1, group // 4, dim]), kv.reshape([-1, group, 2 * dim])]
+        x = attended(parts, self.num_heads, self.head_dim, self.scale, self.attn_drop)
+        return self.proj(x.reshape([-1, length // 4, dim]))

@@ -152,7 +152,7 @@ def test_flash_attention_drops_in_training_alone_and_gets_one_type(monkeypatch):
     """Paddle 2.6 doesn't hand ``training`` on, and its kernel takes queries, keys and values of one type."""
     paddle.seed(0)
     monkeypatch.setattr("ops.usable", lambda x: False)
-    monkeypatch.setattr("ops.flash_attention_takes", lambda qkv: True)
+    monkeypatch.setattr("ops.flash_attention_takes", lambda x, width: True)
     layer, x = Attention(16, 2, attn_drop=0.25, qk_norm=True), paddle.randn([2, 5, 16])
     for norm in (layer.q_norm, layer.k_norm):  # under autocast norms give a wider type
         norm.register_forward_post_hook(lambda layer, inputs, out: out.astype("float64"))

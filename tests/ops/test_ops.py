@@ -32,18 +32,13 @@ def normal(*shape, scale=1.0):
     return scale * np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
 
 
-def attention(qkv, scale):
-    q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)
-    weights = F.softmax(paddle.matmul(q, k, transpose_y=True) * scale, axis=-1)
-    return paddle.matmul(weights, v).transpose([0, 2, 1, 3]).flatten(2)
-
-
 def mlp(x, w1, b1, w2, b2):
     return F.linear(F.gelu(F.linear(x, w1, b1)), w2, b2)
 
 
 CASES = {
     "linear": (ops.linear, F.linear, [normal(3, 7, 20), normal(20, 33), normal(33)]),
+    "linear, no bias": (lambda x, w: ops.linear(x, w, None), F.linear, [normal(3, 7, 20), normal(20, 33)]),
     "one row": (ops.linear, F.linear, [normal(1, 5), normal(5, 1), normal(1)]),
     "mlp": (ops.mlp, mlp, [normal(2, 5, 12), normal(12, 49), normal(49), normal(49, 12), normal(12)]),
     "mlp, large": (ops.mlp, mlp, [normal(4, 6, scale=30.0), normal(6, 9), normal(9), normal(9, 3), normal(3)]),
@@ -52,7 +47,25 @@ CASES = {
         lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b, 1e-6),
         [normal(2, 9, 37), normal(37), normal(37)],
     ),
-    "attention": (lambda x: ops.attention(x, 0.3), lambda x: attention(x, 0.3), [normal(2, 17, 3, 3, 8, scale=3.0)]),
+    "matmul": (ops.matmul, paddle.matmul, [normal(2, 3, 4, 5), normal(2, 3, 5, 7)]),
+    "matmul, transposed": (
+        lambda x, y: ops.matmul(x, y, True, True),
+        lambda x, y: paddle.matmul(x, y, True, True),
+        [normal(6, 5, 4), normal(6, 7, 5)],
+    ),
+    "matmul, one with many": (
+        lambda x, y: ops.matmul(x, y, True),
+        lambda x, y: paddle.matmul(x, y, True),
+        [normal(5, 4), normal(6, 5, 7)],
+    ),
+    "matmul, y transposed": (
+        lambda x, y: ops.matmul(x, y, False, True),
+        lambda x, y: paddle.matmul(x, y, False, True),
+        [normal(4, 5), normal(1, 5)],
+    ),
+    "scaled": (ops.scaled, lambda x, f: x * f, [normal(2, 9, 19), normal(19)]),
+    "gated": (ops.gated, lambda g, x: F.silu(g) * x, [normal(3, 5, 21, scale=20.0), normal(3, 5, 21)]),
+    "gated, in one": (ops.gated, lambda x: F.silu(x[..., :9]) * x[..., 9:], [normal(3, 5, 18, scale=3.0)]),
 }
 
 
@@ -85,11 +98,6 @@ def test_gelu_of_what_is_far_out_and_not_a_number_passes_through():
     np.testing.assert_allclose(found[:5], [0, 0, 0, 20, 1e4], rtol=0, atol=1e-30)
     assert np.isnan(found[5])
     assert found[6] == np.inf
-    qkv = paddle.to_tensor(normal(1, 4, 3, 1, 2))
-    qkv[0, 1, 0, 0, 0] = float("nan")
-    out = ops.attention(qkv, 1.0).numpy()
-    assert np.isnan(out[0, 1]).all()
-    assert np.isfinite(out[0, [0, 2, 3]]).all()
 
 
 def test_a_view_is_read_as_it_looks():
@@ -111,7 +119,10 @@ def test_a_view_is_read_as_it_looks():
         lambda: ops.linear(paddle.ones([2, 3]), paddle.ones([3, 5]), paddle.ones([4])),
         lambda: ops.mlp(*(paddle.ones(s) for s in ([2, 3], [3, 5], [4], [5, 2], [2]))),
         lambda: ops.layer_norm(paddle.ones([2, 3]), paddle.ones([4]), paddle.ones([3]), 1e-6),
-        lambda: ops.attention(paddle.ones([2, 3, 2, 1, 4]), 1.0),
+        lambda: ops.matmul(paddle.ones([2, 3]), paddle.ones([4, 5])),
+        lambda: ops.scaled(paddle.ones([2, 3]), paddle.ones([4])),
+        lambda: ops.gated(paddle.ones([2, 3])),
+        lambda: ops.gated(paddle.ones([2, 3]), paddle.ones([3, 2])),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(call):

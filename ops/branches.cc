@@ -1,0 +1,174 @@
+// What stands beside attention in blocks, in float32 on a CPU, as Paddle custom operators: see ops/__init__.py.
+#include "tensors.h"
+
+// ---------------------------------------------------------------- a factor of each channel, as of layer scale
+
+std::vector<Tensor> scaled(const Tensor& x, const Tensor& factors) {
+  int64_t n = factors.numel(), rows = x.numel() / n;
+  expect(x.shape().back() == n, "factors of channels");
+  Tensor y = like(x);
+  const float *xp = x.data<float>(), *fp = factors.data<float>();
+  float* yp = y.data<float>();
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < rows; ++row) multiply_row(n, fp, xp + row * n, yp + row * n);
+  return {y};
+}
+
+std::vector<Tensor> scaled_grad(const Tensor& x, const Tensor& factors, const Tensor& dy) {
+  int64_t n = factors.numel();
+  Tensor dx = like(x);
+  const float *xp = x.data<float>(), *fp = factors.data<float>(), *gp = dy.data<float>();
+  float* dp = dx.data<float>();
+  auto sums = summed(x.numel() / n, n, [=](int64_t row, float* own) {
+    multiply_row(n, fp, gp + row * n, dp + row * n);
+    add_products(n, gp + row * n, xp + row * n, own);
+  });
+  return {dx, filled(sums.data(), n)};
+}
+
+// ---------------------------------------------------------------- silu(gate) * x, side by side in one tensor or in two
+
+namespace {
+
+struct Halves {
+  int64_t n, rows, step;
+  const float *gate, *x;
+  Halves(const Tensor& g, const Tensor& other) {
+    bool two = other.shape().size() > 1;
+    step = g.shape().back(), rows = g.numel() / step, n = two ? step : step / 2;
+    expect(two ? other.shape() == g.shape() : step % 2 == 0, "a gate");
+    gate = g.data<float>(), x = two ? other.data<float>() : gate + n;
+  }
+};
+
+}  // namespace
+
+std::vector<Tensor> gated(const Tensor& gate, const Tensor& x) {
+  const Halves in(gate, x);
+  auto shape = gate.shape();
+  shape.back() = in.n;
+  Tensor y = sized(shape);
+  float* yp = y.data<float>();
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < in.rows; ++row)
+    gated_row(in.n, in.gate + row * in.step, in.x + row * in.step, yp + row * in.n);
+  return {y};
+}
+
+std::vector<Tensor> gated_grad(const Tensor& gate, const Tensor& x, const Tensor& dy) {
+  const Halves in(gate, x);
+  Tensor dgate = like(gate), dx = like(x);
+  const float* from = dy.data<float>();
+  float *gp = dgate.data<float>(), *xp = in.n == in.step ? dx.data<float>() : gp + in.n;
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < in.rows; ++row)
+    gated_grad_row(in.n, in.gate + row * in.step, in.x + row * in.step, from + row * in.n, gp + row * in.step,
+                   xp + row * in.step);
+  return {dgate, dx};
+}
+
+// ---------------------------------------------------------------- outlook attention: 3 x 3 places around each 2 x 2
+
+namespace {
+
+const int64_t SIDE = 3, PLACES = SIDE * SIDE, PAIRS = PLACES * PLACES;
+const float NOTHING[PLACES] = {};
+
+struct Outlook {
+  int64_t batch, rows, columns, channels, heads, d;  // windows by row and by column; channels of a head
+
+  Outlook(const Tensor& values, const Tensor& scores, int64_t heads_) : heads(heads_) {
+    auto v = values.shape(), s = scores.shape();
+    expect(v.size() == 4 && v[1] % 2 == 0 && v[2] % 2 == 0 && v[3] % heads == 0, "an outlook");
+    batch = v[0], rows = v[1] / 2, columns = v[2] / 2, channels = v[3], d = channels / heads;
+    expect(scores.numel() == batch * rows * columns * heads * PAIRS && s.back() == heads * PAIRS, "an outlook");
+  }
+
+  // Calls f(where the 9 places begin, -1: beyond the map; where the 81 scores begin) for each window of an item's head.
+  template <typename F>
+  void each(int64_t b, int64_t h, F f) const {
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < columns; ++j) {
+        int64_t places[PLACES];
+        for (int64_t p = 0; p < PLACES; ++p) {
+          int64_t y = 2 * i - 1 + p / SIDE, x = 2 * j - 1 + p % SIDE;
+          places[p] = y < 0 || x < 0 ? -1 : ((b * 2 * rows + y) * 2 * columns + x) * channels + h * d;
+        }
+        f(places, (((b * rows + i) * columns + j) * heads + h) * PAIRS);
+      }
+  }
+};
+
+}  // namespace
+
+std::vector<Tensor> outlook(const Tensor& values, const Tensor& scores, int64_t heads, float scale) {
+  const Outlook o(values, scores, heads);
+  Tensor out = like(values);
+  const float *v = values.data<float>(), *s = scores.data<float>();
+  float* to = out.data<float>();
+  std::fill(to, to + out.numel(), 0.0f);
+#pragma omp parallel for schedule(static)
+  for (int64_t item = 0; item < o.batch * heads; ++item)
+    o.each(item / heads, item % heads, [&](const int64_t* places, int64_t at) {
+      for (int64_t p = 0; p < PLACES; ++p) {
+        if (places[p] < 0) continue;
+        float weights[PLACES], kept[2];
+        std::copy(s + at + p * PLACES, s + at + (p + 1) * PLACES, weights);
+        exponentials_row(PLACES, scale, NOTHING, NOTHING, weights, kept);
+        for (int64_t q = 0; q < PLACES; ++q)
+          if (places[q] >= 0) add_scaled(o.d, weights[q] * kept[1], v + places[q], to + places[p]);
+      }
+    });
+  return {out};
+}
+
+std::vector<Tensor> outlook_grad(const Tensor& values, const Tensor& scores, const Tensor& dout, int64_t heads,
+                                 float scale) {
+  const Outlook o(values, scores, heads);
+  Tensor dvalues = like(values), dscores = like(scores);
+  const float *v = values.data<float>(), *s = scores.data<float>(), *from = dout.data<float>();
+  float *dv = dvalues.data<float>(), *ds = dscores.data<float>();
+  std::fill(dv, dv + dvalues.numel(), 0.0f);
+#pragma omp parallel for schedule(static)
+  for (int64_t item = 0; item < o.batch * heads; ++item)
+    o.each(item / heads, item % heads, [&](const int64_t* places, int64_t at) {
+      for (int64_t p = 0; p < PLACES; ++p) {
+        float weights[PLACES], kept[2], *grad = ds + at + p * PLACES;
+        std::fill(grad, grad + PLACES, 0.0f);
+        if (places[p] < 0) continue;
+        std::copy(s + at + p * PLACES, s + at + (p + 1) * PLACES, weights);
+        exponentials_row(PLACES, scale, NOTHING, NOTHING, weights, kept);
+        std::copy(s + at + p * PLACES, s + at + (p + 1) * PLACES, weights);
+        for (int64_t q = 0; q < PLACES; ++q)
+          if (places[q] >= 0) grad[q] = dot(o.d, from + places[p], v + places[q]);
+        weights_grad_row(PLACES, scale, NOTHING, NOTHING, kept, weights, grad);
+        scale_row(PLACES, scale, grad);
+        for (int64_t q = 0; q < PLACES; ++q)
+          if (places[q] >= 0) add_scaled(o.d, weights[q], from + places[p], dv + places[q]);
+      }
+    });
+  return {dvalues, dscores};
+}
+
+PD_BUILD_OP(vit_scaled).Inputs({"X", "F"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(scaled));
+PD_BUILD_GRAD_OP(vit_scaled)
+    .Inputs({"X", "F", paddle::Grad("Y")})
+    .Outputs({paddle::Grad("X"), paddle::Grad("F")})
+    .SetKernelFn(PD_KERNEL(scaled_grad));
+
+PD_BUILD_OP(vit_gated).Inputs({"G", "X"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(gated));
+PD_BUILD_GRAD_OP(vit_gated)
+    .Inputs({"G", "X", paddle::Grad("Y")})
+    .Outputs({paddle::Grad("G"), paddle::Grad("X")})
+    .SetKernelFn(PD_KERNEL(gated_grad));
+
+PD_BUILD_OP(vit_outlook)
+    .Inputs({"V", "S"})
+    .Outputs({"Out"})
+    .Attrs({"heads: int64_t", "scale: float"})
+    .SetKernelFn(PD_KERNEL(outlook));
+PD_BUILD_GRAD_OP(vit_outlook)
+    .Inputs({"V", "S", paddle::Grad("Out")})
+    .Outputs({paddle::Grad("V"), paddle::Grad("S")})
+    .Attrs({"heads: int64_t", "scale: float"})
+    .SetKernelFn(PD_KERNEL(outlook_grad));
