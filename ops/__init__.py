@@ -5,10 +5,13 @@ where ``usable`` says no, layers compute the same with Paddle's own operators, t
 loaded. docs/performance.md has what they bring.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ _HERE = Path(__file__).resolve().parent
 _REGISTERED = "_vit_ops"  # an attribute of Paddle's: all copies of this module find it
 _loaded = False
 _enabled = True
+_half = ContextVar("_half", default=False)  # products by bfloat16
 _signal_stack = ctypes.create_string_buffer(1 << 16)
 # Paddle 2.6 has it in another place.
 _run = getattr(_C_ops, "_run_custom_op", None) or core.eager._run_custom_op
@@ -77,6 +81,34 @@ def enable(enabled: bool) -> None:
     _enabled = enabled
 
 
+def bfloat16_lacks() -> str:
+    """Returns what the operators lack so as to multiply in bfloat16, in words; "": nothing.
+
+    oneDNN computes it on CPUs without such instructions, too, but slower than float32.
+    """
+    if not (_loaded and _enabled):
+        return "the compiled operators aren't there"
+    return "" if core.supports_bfloat16_fast_performance() else "this CPU has no bfloat16 (avx512_bf16, AMX)"
+
+
+@contextlib.contextmanager
+def multiplying(half: bool) -> Iterator[None]:
+    """Within it the operators round what they multiply to bfloat16, or not; a gradient goes by its forward pass.
+
+    What they read and return, sums, norms and softmax stay float32.
+    """
+    before = _half.set(half)
+    try:
+        yield
+    finally:
+        _half.reset(before)
+
+
+def multiplies_half() -> bool:
+    """Returns whether the operators round what they multiply to bfloat16 here."""
+    return _half.get()
+
+
 @paddle.jit.not_to_static
 def usable(x: paddle.Tensor) -> bool:
     """Returns whether the operators below can compute with ``x``: loaded, enabled, float32, not in a traced graph."""
@@ -103,7 +135,8 @@ def _capability() -> int:
 
 def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
     """x [..., K] weight [K, N] + bias [N] -> [..., N]."""
-    return _run("vit_linear", x, weight, paddle.zeros([weight.shape[1]]) if bias is None else bias)[0]
+    bias = paddle.zeros([weight.shape[1]]) if bias is None else bias
+    return _run("vit_linear_bf16" if _half.get() else "vit_linear", x, weight, bias)[0]
 
 
 class _FrozenLinear(PyLayer):
@@ -111,12 +144,13 @@ class _FrozenLinear(PyLayer):
 
     @staticmethod
     def forward(ctx: Any, x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
-        ctx.weight = weight
+        ctx.weight, ctx.half = weight, _half.get()
         return linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: paddle.Tensor) -> Any:
-        return linear(grad, ctx.weight.t().contiguous(), None), None, None
+        with multiplying(ctx.half):
+            return linear(grad, ctx.weight.t().contiguous(), None), None, None
 
 
 def frozen_linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
@@ -128,7 +162,7 @@ def mlp(
     x: paddle.Tensor, weight1: paddle.Tensor, bias1: paddle.Tensor, weight2: paddle.Tensor, bias2: paddle.Tensor
 ) -> paddle.Tensor:
     """gelu(x [..., K] weight1 [K, M] + bias1) weight2 [M, N] + bias2 -> [..., N], by the exact GELU, to 2e-7."""
-    return _run("vit_mlp", x, weight1, bias1, weight2, bias2)[0]
+    return _run("vit_mlp_bf16" if _half.get() else "vit_mlp", x, weight1, bias1, weight2, bias2)[0]
 
 
 def layer_norm(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None, epsilon: float) -> paddle.Tensor:
@@ -138,4 +172,4 @@ def layer_norm(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | No
 
 def attention(qkv: paddle.Tensor, scale: float) -> paddle.Tensor:
     """softmax(q k^T scale) v of each head: [B, N, 3, H, d] -> [B, N, H d]; its weights [N, N] aren't kept."""
-    return _run("vit_attention", qkv, scale)[0]
+    return _run("vit_attention_bf16" if _half.get() else "vit_attention", qkv, scale)[0]
