@@ -82,13 +82,13 @@ def enable(enabled: bool) -> None:
 
 
 def bfloat16_lacks() -> str:
-    """Returns what the operators lack so as to multiply in bfloat16, in words; "": nothing.
+    """Returns why there are no bfloat16 products on this CPU, in words; "": there are.
 
     oneDNN computes it on CPUs without such instructions, too, but slower than float32.
     """
     if not (_loaded and _enabled):
-        return "the compiled operators aren't there"
-    return "" if core.supports_bfloat16_fast_performance() else "this CPU has no bfloat16 (avx512_bf16, AMX)"
+        return "a CPU's are the compiled operators', which aren't there"
+    return "" if core.supports_bfloat16_fast_performance() else "this CPU has none (avx512_bf16, AMX)"
 
 
 @contextlib.contextmanager

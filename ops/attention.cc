@@ -15,11 +15,12 @@ Tensor attended(const Tensor& qkv, float scale) {
   float* to = out.data<float>();
   // Paddle's memory, and taken here: its end is Paddle's error, and not a crash, as of C++'s own or within the threads.
   int64_t square = length * length;
-  Tensor scratch = sized({omp_get_max_threads(), 2, square});
+  const int64_t squares = sizeof(T) < sizeof(float) ? 2 : 1;
+  Tensor scratch = sized({omp_get_max_threads(), squares, square});
   float* weights = scratch.data<float>();
 #pragma omp parallel
   {
-    float* p = weights + omp_get_thread_num() * 2 * square;
+    float* p = weights + omp_get_thread_num() * squares * square;
     T* half = reinterpret_cast<T*>(p + square);
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < batch * heads; ++item) {
@@ -49,11 +50,12 @@ Tensor attended_grad(const Tensor& qkv, const Tensor& dout, float scale) {
   const T *in = data<T>(qkv), *from = data<T>(dout);
   float* to = grad.data<float>();
   int64_t square = length * length;
-  Tensor scratch = sized({omp_get_max_threads(), 3, square});
+  const int64_t squares = sizeof(T) < sizeof(float) ? 3 : 2;
+  Tensor scratch = sized({omp_get_max_threads(), squares, square});
   float* weights = scratch.data<float>();
 #pragma omp parallel
   {
-    float *p = weights + omp_get_thread_num() * 3 * square, *dp = p + square;
+    float *p = weights + omp_get_thread_num() * squares * square, *dp = p + square;
     T* half = reinterpret_cast<T*>(dp + square);
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < batch * heads; ++item) {
