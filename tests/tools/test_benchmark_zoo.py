@@ -35,7 +35,7 @@ def test_the_zoo_has_a_row_for_each_model(benchmark, canned_runs, tmp_path, monk
 def test_the_zoo_has_every_architecture_of_timms_and_no_recipe_stops_it(tmp_path):
     kinds = {get_config(name).MODEL.TYPE.lower() for name in ZOO}
     assert kinds == architectures().keys() - {"lenet"}
-    flags = {"batch_size": 8, "reports": 2, "threads": 2, "processes": 1, "o": [], "timm_python": ""}
+    flags = {"batch_size": 8, "reports": 2, "threads": 2, "processes": 1, "o": [], "timm_python": "", "amp": False}
     for name in ZOO:
         training.training_sides(argparse.Namespace(cfg=name, **flags), tmp_path)
         config = get_config(tmp_path / f"{name}.yaml")
