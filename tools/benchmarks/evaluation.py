@@ -9,7 +9,6 @@ import tempfile
 from pathlib import Path
 
 from config import get_config
-from errors import InputError
 from tools.benchmarks.measure import Benchmark, Run, ask, checked, each, measure, positive, timm_versions
 from tools.benchmarks.training import timm_request
 
@@ -21,7 +20,7 @@ def evaluation(arguments: argparse.Namespace) -> None:
     """Measures evaluation; with ``-amp`` in bfloat16, which eager layers have where the CPU has it.
 
     Raises:
-        InputError: nothing is to be measured, timm isn't there, or keys aren't free here.
+        InputError: timm isn't there, or keys aren't free here.
     """
     positive(arguments, "batch_size", "batches", "threads")
     peers = timm_versions(arguments.timm_python) if arguments.against else {}

@@ -56,7 +56,8 @@ def train(arguments: argparse.Namespace) -> None:
         raise InputError("-amp: Paddle's own settings have no bfloat16 on a CPU; give --against timm, or leave it out")
     positive(arguments, "batch_size", "reports", "threads", "processes")
     batch, processes = arguments.batch_size, arguments.processes
-    title = f"{arguments.cfg}, batch {batch} per process, {_counted(processes, _threads(arguments))}, {'float32 and bfloat16' if arguments.amp else 'float32'}"
+    title = f"{arguments.cfg}, batch {batch} per process, {_counted(processes, _threads(arguments))}, float32"
+    title += " and bfloat16" if arguments.amp else ""
     with tempfile.TemporaryDirectory() as folder:
         if "timm" in arguments.against:
             peers, kinds = timm_versions(arguments.timm_python), training_sides(arguments, Path(folder))
