@@ -84,7 +84,8 @@ def enable(enabled: bool) -> None:
 def bfloat16_lacks() -> str:
     """Returns why there are no bfloat16 products on this CPU, in words; "": there are.
 
-    oneDNN computes it on CPUs without such instructions, too, but slower than float32.
+    Paddle's autocast does nothing on a CPU. oneDNN multiplies in bfloat16 without such instructions, too, but slower
+    than in float32.
     """
     if not (_loaded and _enabled):
         return "a CPU's are the compiled operators', which aren't there"

@@ -24,23 +24,27 @@ std::vector<Tensor> linear_grad(const Tensor& x, const Tensor& w, const Tensor& 
 
 // ---------------------------------------------------------------- mlp: gelu(x w1 + b1) w2 + b2
 
+// h -> gelu(h + bias), and h, both in the precision of T
 template <typename T>
-Tensor gelu(const Tensor& h, const Tensor& bias, Tensor y) {
+void gelu(const Tensor& h, const Tensor& bias, Tensor g, Tensor kept) {
   int64_t n = bias.numel(), rows = h.numel() / n;
   expect(h.shape().back() == n, "a bias");
   const float *hp = h.data<float>(), *bp = bias.data<float>();
-  T* yp = data<T>(y);
+  T *gp = data<T>(g), *kp = data<T>(kept);
 #pragma omp parallel for schedule(static)
-  for (int64_t row = 0; row < rows; ++row) gelu_row(n, hp + row * n, bp, yp + row * n);
-  return y;
+  for (int64_t row = 0; row < rows; ++row) {
+    gelu_row(n, hp + row * n, bp, gp + row * n);
+    operand(n, hp + row * n, kp + row * n);
+  }
 }
 
 std::vector<Tensor> mlp(const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2, const Tensor& b2) {
-  Tensor h = times(x, w1);
-  Tensor g = is_bf16(x) ? gelu<bf16>(h, b1, like_bf16(h)) : gelu<float>(h, b1, like(h));
+  bool half = is_bf16(x);
+  Tensor h = times(x, w1), g = half ? like_bf16(h) : like(h), kept = half ? like_bf16(h) : h;
+  half ? gelu<bf16>(h, b1, g, kept) : gelu<float>(h, b1, g, kept);
   Tensor y = times(g, w2);
   add_bias_rows(b2, &y);
-  return {y, as(x, h)};  // without g: computing it again costs less than keeping it
+  return {y, kept};  // without g: computing it again costs less than keeping it
 }
 
 std::vector<Tensor> mlp_bf16(const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2, const Tensor& b2) {

@@ -169,7 +169,7 @@ def precision_told(config: Configuration) -> str:
 
 
 def _lacks_bfloat16(config: Configuration) -> str:
-    """Returns why a CPU computes in float32 with AMP, in words; "": it doesn't. Paddle's autocast does nothing there."""
+    """Returns why a CPU computes in float32 with AMP, in words; "": it doesn't."""
     return "a CPU has none in a traced graph (TO_STATIC)" if config.TO_STATIC else ops.bfloat16_lacks()
 
 
