@@ -116,7 +116,7 @@ def test_a_gradient_is_of_its_forward_passs_kind():
         x.stop_gradient, grads = False, []
         for forward, backward in ((True, True), (True, False), (False, True), (False, False)):
             with ops.multiplying(forward):
-                output = (layer(x) ** 2).sum()
+                output = layer(x).sum()
             with ops.multiplying(backward):
                 grads.append(paddle.grad([output], [x])[0].numpy().tobytes())
         assert grads[0] == grads[1] != grads[2] == grads[3]
