@@ -135,16 +135,6 @@ def test_train_against_timm_gives_both_sides_the_same_work(benchmark, canned_run
     }  # fmt: skip
 
 
-def test_train_with_amp_measures_both_sides_in_both_types(benchmark, canned_runs, tmp_path):
-    flags = ("--against=timm", f"--timm_python={fake_timm(tmp_path, '[12.0]')}", "--threads=1", "-repeats=1", "-amp")
-    report, _ = benchmark("train", "-cfg=vit_digits", *flags)
-    assert list(report["figures"]) == ["ours", "timm", "ours, bfloat16", "timm, bfloat16"]
-    assert [call[2]["AMP"] for call in canned_runs] == ["False", "True"]
-    assert json.loads((tmp_path / "request.json").read_text())["amp"]
-    pairs = [("ours", "timm"), ("ours, bfloat16", "ours"), ("ours, bfloat16", "timm, bfloat16")]
-    assert [(ratio["of"], ratio["over"]) for ratio in report["ratios"]] == pairs
-
-
 @pytest.mark.smoke
 def test_a_real_run_is_measured(benchmark, tmp_path):
     fake = fake_timm(tmp_path, "[2.0]")
