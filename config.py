@@ -194,9 +194,9 @@ _C.REPORT = True  # at a run's end: report.html, and the last evaluation's predi
 _C.SEED = 0  # of weights, order and augmentation
 _C.EVAL = False  # evaluate only
 _C.EVAL_ENGINE = "eager"  # with EVAL on a CPU: "inference" exports the model and runs it by Paddle Inference (oneDNN)
-_C.AMP = False  # GPU: autocast to bfloat16, or to float16 with a loss scaler where there is no bfloat16; on a CPU it
-# takes EVAL_ENGINE inference: bfloat16
-_C.AMP_EVAL = False  # with AMP on a GPU: evaluations too; False: they are in float32, as PaddleViT's
+_C.AMP = False  # GPU: autocast to bfloat16, or to float16 with a loss scaler where there is no bfloat16; CPU that has
+# bfloat16 (avx512_bf16, AMX): products of linear, MLP and attention layers; EVAL_ENGINE inference: the whole program
+_C.AMP_EVAL = False  # with AMP: evaluations too; False: they are in float32, as PaddleViT's
 _C.NGPUS = -1  # processes; -1: one per visible GPU, or without a GPU one per core
 _C.DETERMINISTIC = False  # GPU: the same bits twice: ordered sums in convolutions, pooling, attention (the CPU's are)
 _C.CUDNN_BENCHMARK = False  # GPU: let cuDNN search for its fastest algorithm; not with DETERMINISTIC

@@ -5,11 +5,13 @@ where ``usable`` says no, layers compute the same with Paddle's own operators, t
 loaded. docs/performance.md has what they bring.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ _HERE = Path(__file__).resolve().parent
 _REGISTERED = "_vit_ops"  # an attribute of Paddle's: all copies of this module find it
 _loaded = False
 _enabled = True
+_half = ContextVar("_half", default=False)  # products by bfloat16
 _signal_stack = ctypes.create_string_buffer(1 << 16)
 # Paddle 2.6 has it in another place.
 _run = getattr(_C_ops, "_run_custom_op", None) or core.eager._run_custom_op
@@ -78,6 +81,35 @@ def enable(enabled: bool) -> None:
     _enabled = enabled
 
 
+def bfloat16_lacks() -> str:
+    """Returns why there are no bfloat16 products on this CPU, in words; "": there are.
+
+    Paddle's autocast does nothing on a CPU. oneDNN multiplies in bfloat16 without such instructions, too, but slower
+    than in float32.
+    """
+    if not (_loaded and _enabled):
+        return "a CPU's are the compiled operators', which aren't there"
+    return "" if core.supports_bfloat16_fast_performance() else "this CPU has none (avx512_bf16, AMX)"
+
+
+@contextlib.contextmanager
+def multiplying(half: bool) -> Iterator[None]:
+    """Within it the operators round what they multiply to bfloat16, or not; a gradient goes by its forward pass.
+
+    What they read and return, sums, norms and softmax stay float32.
+    """
+    before = _half.set(half)
+    try:
+        yield
+    finally:
+        _half.reset(before)
+
+
+def multiplies_half() -> bool:
+    """Returns whether the operators round what they multiply to bfloat16 here."""
+    return _half.get()
+
+
 @paddle.jit.not_to_static
 def usable(x: paddle.Tensor) -> bool:
     """Returns whether the operators below can compute with ``x``: loaded, enabled, float32, not in a traced graph."""
@@ -104,7 +136,7 @@ def _capability() -> int:
 
 def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
     """x [..., K] weight [K, N] + bias [N] -> [..., N]."""
-    return _run("vit_linear", x, weight, _absent(2) if bias is None else bias)[0]
+    return _run("vit_linear_bf16" if _half.get() else "vit_linear", x, weight, _absent(2) if bias is None else bias)[0]
 
 
 def matmul(x: paddle.Tensor, y: paddle.Tensor, transpose_x: bool = False, transpose_y: bool = False) -> paddle.Tensor:
@@ -127,12 +159,13 @@ class _FrozenLinear(PyLayer):
 
     @staticmethod
     def forward(ctx: Any, x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
-        ctx.weight = weight
+        ctx.weight, ctx.half = weight, _half.get()
         return linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: paddle.Tensor) -> Any:
-        return linear(grad, ctx.weight.t().contiguous(), None), None, None
+        with multiplying(ctx.half):
+            return linear(grad, ctx.weight.t().contiguous(), None), None, None
 
 
 def frozen_linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
@@ -144,7 +177,7 @@ def mlp(
     x: paddle.Tensor, weight1: paddle.Tensor, bias1: paddle.Tensor, weight2: paddle.Tensor, bias2: paddle.Tensor
 ) -> paddle.Tensor:
     """gelu(x [..., K] weight1 [K, M] + bias1) weight2 [M, N] + bias2 -> [..., N], by the exact GELU, to 2e-7."""
-    return _run("vit_mlp", x, weight1, bias1, weight2, bias2)[0]
+    return _run("vit_mlp_bf16" if _half.get() else "vit_mlp", x, weight1, bias1, weight2, bias2)[0]
 
 
 def layer_norm(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None, epsilon: float) -> paddle.Tensor:
@@ -186,7 +219,7 @@ def attention(
     scale = 1.0 if isinstance(scale, paddle.Tensor) else scale
     extra = (bias, mask, factor, *(turns or (None, None)))
     operands = [absent if one is None else one for one in extra]
-    return _run("vit_attention", q, k, v, *operands, heads, width, scale, by_head, across, halves)[0]
+    return _run("vit_attention", q, k, v, *operands, heads, width, scale, by_head, across, halves, _half.get())[0]
 
 
 def outlook(values: paddle.Tensor, scores: paddle.Tensor, heads: int, scale: float) -> paddle.Tensor:

@@ -5,8 +5,6 @@
 
 namespace {
 
-INLINE float sigmoid(float x) { return 1 / (1 + exp_(x < -88.0f ? 88.0f : -x)); }
-
 // d/dx of x * sigmoid(u(x)), of which s is the sigmoid
 INLINE float swish_slope(float x, float s, float u_slope) { return s + x * s * (1 - s) * u_slope; }
 

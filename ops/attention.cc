@@ -2,12 +2,13 @@
 //
 // The keys and values of an item's head are brought into a cache, then its queries, some rows at a time. The weights
 // aren't kept: of each row its largest score and its sum are, and the gradient computes them again.
+#include "half.h"
 #include "heads.h"
 
 #define OPERANDS                                                                                                    \
   const Tensor &q, const Tensor &k, const Tensor &v, const Tensor &bias, const Tensor &mask, const Tensor &factor, \
       const Tensor &cosines, const Tensor &sines
-#define OPTIONS int64_t heads, int64_t width, float scale, bool by_head, bool across, bool halves
+#define OPTIONS int64_t heads, int64_t width, float scale, bool by_head, bool across, bool halves, bool bf16
 
 namespace {
 
@@ -18,18 +19,36 @@ struct Room {
   float* take(int64_t n) { return (next += n) - n; }
 };
 
+// Products in float32 or, with room for their rounded factors, in bfloat16.
+struct Products {
+  uint32_t* pairs;
+
+  void operator()(int64_t m, int64_t n, int64_t k, const float* a, int64_t ai, int64_t ak, const float* b, int64_t ldb,
+                  bool add, float* c, int64_t ldc) const {
+    if (pairs)
+      half_product(m, n, k, a, ai, ak, b, ldb, add, c, ldc, pairs);
+    else
+      small_product(m, n, k, a, ai, ak, b, ldb, add, c, ldc);
+  }
+};
+
 struct Forward {
   const Plan& p;
   const Extra& x;
   float *none, *k, *kt, *v, *q, *s, *o, *inverse;
+  Products product;
 
+  static int64_t halves(const Plan& p) {
+    return p.bf16 ? std::max(pairs(p.rows, p.mp, p.d), pairs(p.rows, p.ep, p.m)) : 0;
+  }
   static int64_t size(const Plan& p) {
-    return p.mp * (1 + p.d) + p.m * (p.dp + p.ep + 1) + p.rows * (p.mp + p.dp + p.ep + 1);
+    return p.mp * (1 + p.d) + p.m * (p.dp + p.ep + 1) + p.rows * (p.mp + p.dp + p.ep + 1) + halves(p);
   }
   Forward(const Plan& p_, const Extra& x_, Room room) : p(p_), x(x_) {
     none = room.take(p.mp), kt = room.take(p.d * p.mp), k = room.take(p.m * p.dp), v = room.take(p.m * p.ep);
     q = room.take(p.rows * p.dp), s = room.take(p.rows * p.mp), o = room.take(p.rows * p.ep);
     inverse = room.take(std::max(p.m, p.rows));
+    product.pairs = p.bf16 ? (uint32_t*)room.take(halves(p)) : nullptr;
   }
 
   void run(int64_t b, int64_t h, const float* const* in, float* out, float* kept) const {
@@ -46,11 +65,11 @@ struct Forward {
       int64_t rows = std::min(p.rows, p.n - first);
       p.q.get(rows, p.d, p.q.at(in[0], b, h, first), q, p.dp);
       x.prepare(p.d, first, rows, q, p.dp, inverse);
-      small_product(rows, p.mp, p.d, q, p.dp, 1, kt, p.mp, false, s, p.mp);
+      product(rows, p.mp, p.d, q, p.dp, 1, kt, p.mp, false, s, p.mp);
       for (int64_t i = 0; i < rows; ++i)
         exponentials_row(p.m, x.factor_of(h), x.bias_row(p, b, h, first + i, none), x.mask_row(p, b, first + i, none),
                          s + i * p.mp, kept + 2 * (first + i));
-      small_product(rows, p.ep, p.m, s, p.mp, 1, v, p.ep, false, o, p.ep);
+      product(rows, p.ep, p.m, s, p.mp, 1, v, p.ep, false, o, p.ep);
       for (int64_t i = 0; i < rows; ++i) scale_row(p.e, kept[2 * (first + i) + 1], o + i * p.ep);
       p.out.put(rows, p.e, o, p.ep, p.out.at(out, b, h, first));
     }
@@ -61,15 +80,21 @@ struct Backward {
   const Plan& p;
   const Extra& x;
   float *none, *k, *kt, *vt, *q, *o, *s, *ds, *dq, *dk, *dv, *of_k, *of_q;
+  Products product;
 
+  static int64_t halves(const Plan& p) {
+    int64_t wide = std::max(p.dp, p.ep), most = std::max(pairs(p.rows, p.mp, wide), pairs(p.m, wide, p.rows));
+    return p.bf16 ? std::max(most, pairs(p.rows, p.dp, p.m)) : 0;
+  }
   static int64_t size(const Plan& p) {
-    return p.mp * (1 + p.d + p.e) + p.mp * (2 * p.dp + p.ep + 1) + p.rows * (2 * p.mp + 2 * p.dp + p.ep + 1);
+    return p.mp * (1 + p.d + p.e) + p.mp * (2 * p.dp + p.ep + 1) + p.rows * (2 * p.mp + 2 * p.dp + p.ep + 1) + halves(p);
   }
   Backward(const Plan& p_, const Extra& x_, Room room) : p(p_), x(x_) {
     none = room.take(p.mp), kt = room.take(p.d * p.mp), vt = room.take(p.e * p.mp);
     k = room.take(p.mp * p.dp), dk = room.take(p.mp * p.dp), dv = room.take(p.mp * p.ep), of_k = room.take(p.mp);
     s = room.take(p.rows * p.mp), ds = room.take(p.rows * p.mp), q = room.take(p.rows * p.dp);
     dq = room.take(p.rows * p.dp), o = room.take(p.rows * p.ep), of_q = room.take(p.rows);
+    product.pairs = p.bf16 ? (uint32_t*)room.take(halves(p)) : nullptr;
   }
 
   // grads: of the tensors that `in` are; biases: where the scores' gradients are added [n, m], or null. Returns the
@@ -86,16 +111,16 @@ struct Backward {
       p.q.get(rows, p.d, p.q.at(in[0], b, h, first), q, p.dp);
       x.prepare(p.d, first, rows, q, p.dp, of_q);
       p.out.get(rows, p.e, p.out.at(dout, b, h, first), o, p.ep);
-      small_product(rows, p.mp, p.d, q, p.dp, 1, kt, p.mp, false, s, p.mp);
-      small_product(rows, p.mp, p.e, o, p.ep, 1, vt, p.mp, false, ds, p.mp);
+      product(rows, p.mp, p.d, q, p.dp, 1, kt, p.mp, false, s, p.mp);
+      product(rows, p.mp, p.e, o, p.ep, 1, vt, p.mp, false, ds, p.mp);
       for (int64_t i = 0; i < rows; ++i) {
         weights_grad_row(p.m, factor, x.bias_row(p, b, h, first + i, none), x.mask_row(p, b, first + i, none),
                          kept + 2 * (first + i), s + i * p.mp, ds + i * p.mp);
         if (biases) add_bias(p.m, ds + i * p.mp, biases + (first + i) * p.m);
       }
-      small_product(p.m, p.ep, rows, s, 1, p.mp, o, p.ep, first > 0, dv, p.ep);
-      small_product(p.m, p.dp, rows, ds, 1, p.mp, q, p.dp, first > 0, dk, p.dp);
-      small_product(rows, p.dp, p.m, ds, p.mp, 1, k, p.dp, false, dq, p.dp);
+      product(p.m, p.ep, rows, s, 1, p.mp, o, p.ep, first > 0, dv, p.ep);
+      product(p.m, p.dp, rows, ds, 1, p.mp, q, p.dp, first > 0, dk, p.dp);
+      product(rows, p.dp, p.m, ds, p.mp, 1, k, p.dp, false, dq, p.dp);
       if (x.factor) of_factor += dot(rows * p.dp, q, dq);
       scale_row(rows * p.dp, factor, dq);
       x.restore(p.d, first, rows, q, of_q, dq, p.dp);
@@ -112,7 +137,7 @@ struct Backward {
 }  // namespace
 
 std::vector<Tensor> attention(OPERANDS, OPTIONS) {
-  const Plan p = plan(q, k, v, heads, width, by_head, across);
+  const Plan p = plan(q, k, v, heads, width, by_head, across, bf16);
   const Extra x(p, bias, mask, factor, cosines, sines, scale, halves);
   Tensor out = sized(p.shape), kept = sized({p.batch, heads, p.n, 2});
   const float* in[] = {q.data<float>(), values(k), values(v)};
@@ -130,7 +155,7 @@ std::vector<Tensor> attention(OPERANDS, OPTIONS) {
 }
 
 std::vector<Tensor> attention_grad(OPERANDS, const Tensor& kept, const Tensor& dout, OPTIONS) {
-  const Plan p = plan(q, k, v, heads, width, by_head, across);
+  const Plan p = plan(q, k, v, heads, width, by_head, across, bf16);
   const Extra x(p, bias, mask, factor, cosines, sines, scale, halves);
   const float *in[] = {q.data<float>(), values(k), values(v)}, *kept_ = kept.data<float>(), *from = dout.data<float>();
   Tensor dq = like(q), dk = like(k), dv = like(v), dbias = like(bias), dfactor = like(factor);
@@ -161,7 +186,7 @@ std::vector<Tensor> attention_grad(OPERANDS, const Tensor& kept, const Tensor& d
   return {dq, dk, dv, dbias, dfactor};
 }
 
-#define ATTRIBUTES {"heads: int64_t", "width: int64_t", "scale: float", "by_head: bool", "across: bool", "halves: bool"}
+#define ATTRIBUTES {"heads: int64_t", "width: int64_t", "scale: float", "by_head: bool", "across: bool", "halves: bool", "bf16: bool"}
 PD_BUILD_OP(vit_attention)
     .Inputs({"Q", "K", "V", "Bias", "Mask", "Factor", "Cosines", "Sines"})
     .Outputs({"Out", "Kept"})

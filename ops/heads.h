@@ -33,6 +33,7 @@ struct Plan {
   int64_t mp, dp, ep, rows;          // the same in whole vectors; queries at once
   Part q, k, v, out;
   std::vector<int64_t> shape;  // of the output
+  bool bf16;                   // products
 };
 
 inline bool given(const Tensor& x) { return x.shape().size() > 1; }
@@ -41,7 +42,7 @@ inline const float* values(const Tensor& x) { return given(x) ? x.data<float>() 
 // Queries, keys and values lie in one tensor, two ([queries], [keys, values]) or three. Within it each part has all
 // heads, or (by_head) each head all parts. Across: channels attend to channels; tokens are what they are made of.
 inline Plan plan(const Tensor& q, const Tensor& k, const Tensor& v, int64_t heads, int64_t width, bool by_head,
-                 bool across) {
+                 bool across, bool bf16) {
   const Tensor* given_[] = {&q, &k, &v};
   int64_t tensors = 1 + given(k) + given(v), tokens[3], channels[3];
   for (int64_t i = 0; i < tensors; ++i) {
@@ -63,7 +64,7 @@ inline Plan plan(const Tensor& q, const Tensor& k, const Tensor& v, int64_t head
   expect(last > 0 && m == tokens[tensors - 1] && (!across || (n == m && last == width)), "attention");
   parts[3] = {0, 0, n * all, last, across ? 1 : all, across ? all : 1};
   Plan p{q.shape()[0], heads, n, m, width, last, 0, 0, 0, 0, parts[0], parts[1], parts[2], parts[3]};
-  p.shape = {p.batch, n, all};
+  p.shape = {p.batch, n, all}, p.bf16 = bf16;
   if (across) p.n = p.m = width, p.d = p.e = n;
   p.mp = padded(p.m), p.dp = padded(p.d), p.ep = padded(p.e);
   p.rows = std::min(p.n, std::max<int64_t>(8, SCORES / p.mp / 8 * 8));

@@ -1,4 +1,4 @@
-// Row kernels in float32, compiled for several instruction sets; the loader picks one by the CPU.
+// Row kernels in float32, some to and from bfloat16, compiled for several instruction sets; the loader picks one by the CPU.
 #pragma once
 
 #include <cmath>
@@ -7,6 +7,20 @@
 // Each of these must stay a function of its own: a body that OpenMP outlines isn't cloned with its function.
 #define CLONED static __attribute__((noinline, unused, target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #define INLINE static inline __attribute__((always_inline))
+
+using bf16 = uint16_t;  // a bfloat16: the upper half of a float
+
+INLINE float widen(float x) { return x; }
+INLINE float widen(bf16 x) { return __builtin_bit_cast(float, (uint32_t)x << 16); }
+
+// x as a T: bfloat16 rounds to the nearest, ties to even; NaN stays NaN.
+template <typename T>
+INLINE T narrow(float x) {
+  if constexpr (sizeof(T) == sizeof(float)) return x;
+  uint32_t bits = __builtin_bit_cast(uint32_t, x);
+  uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+  return x == x ? rounded : 0x7FC0;
+}
 
 // e^x to 2 ulp for x <= 88, without branches, so that loops over it vectorise. Below -87 it stays at e^-87; NaN stays.
 INLINE float exp_(float x) {
@@ -59,25 +73,45 @@ CLONED float sum_of(int64_t n, const float* x) {
   return sum;
 }
 
-// y = gelu(h + bias)
-CLONED void gelu_row(int64_t n, const float* h, const float* bias, float* y) {
+// y = x as bfloat16
+CLONED void round_row(int64_t n, const float* x, bf16* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] = narrow<bf16>(x[i]);
+}
+
+template <typename T>
+INLINE void gelu_(int64_t n, const float* h, const float* bias, T* y) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
     float density, x = h[i] + bias[i];
-    y[i] = x * normal_cdf(x, &density);
+    y[i] = narrow<T>(x * normal_cdf(x, &density));
   }
 }
 
-// y = gelu(h + bias); grad *= gelu'(h + bias); bias_grad += grad
-CLONED void gelu_grad_row(int64_t n, const float* h, const float* bias, float* y, float* grad, float* bias_grad) {
+// y = gelu(h + bias)
+CLONED void gelu_row(int64_t n, const float* h, const float* bias, float* y) { gelu_(n, h, bias, y); }
+CLONED void gelu_row(int64_t n, const float* h, const float* bias, bf16* y) { gelu_(n, h, bias, y); }
+
+template <typename T>
+INLINE void gelu_grad_(int64_t n, const T* h, const float* bias, const float* dy, T* y, T* dh, float* bias_grad) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
-    float density, x = h[i] + bias[i];
-    float cdf = normal_cdf(x, &density);
-    y[i] = x * cdf;
-    grad[i] *= cdf + x * density * 0.39894228f;
-    bias_grad[i] += grad[i];
+    float density, x = widen(h[i]) + bias[i];
+    float cdf = normal_cdf(x, &density), grad = dy[i] * (cdf + x * density * 0.39894228f);
+    y[i] = narrow<T>(x * cdf);
+    dh[i] = narrow<T>(grad);
+    bias_grad[i] += grad;
   }
+}
+
+// y = gelu(h + bias); dh = dy gelu'(h + bias), where dy may lie, too; bias_grad += dh
+CLONED void gelu_grad_row(int64_t n, const float* h, const float* bias, const float* dy, float* y, float* dh,
+                          float* bias_grad) {
+  gelu_grad_(n, h, bias, dy, y, dh, bias_grad);
+}
+CLONED void gelu_grad_row(int64_t n, const bf16* h, const float* bias, const float* dy, bf16* y, bf16* dh,
+                          float* bias_grad) {
+  gelu_grad_(n, h, bias, dy, y, dh, bias_grad);
 }
 
 // y *= scale

@@ -1,5 +1,6 @@
 // Linear, MLP and layer norm in float32 on a CPU, as Paddle custom operators: see ops/__init__.py.
 //
+// Those named _bf16 round what they multiply to bfloat16, and keep that for the gradient, whose products are alike.
 // Memory-bound work is fused into as few passes as its neighbours allow.
 #include "tensors.h"
 
@@ -12,8 +13,14 @@ std::vector<Tensor> linear(const Tensor& x, const Tensor& w, const Tensor& bias)
   return {y};
 }
 
+std::vector<Tensor> linear_bf16(const Tensor& x, const Tensor& w, const Tensor& bias) {
+  Tensor kept = rounded(x);
+  return {linear(kept, w, bias)[0], kept};
+}
+
 std::vector<Tensor> linear_grad(const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& dy) {
-  return {times(dy, w, 't'), weight_grad(x, dy), bias.shape().size() == 1 ? column_sums(dy) : like(bias)};
+  Tensor grad = as(x, dy);
+  return {times(grad, w, 't'), weight_grad(x, grad), bias.shape().size() == 1 ? column_sums(dy) : like(bias)};
 }
 
 // ---------------------------------------------------------------- products of many matrices, or of one with many
@@ -85,29 +92,55 @@ std::vector<Tensor> matmul_grad(const Tensor& x, const Tensor& y, const Tensor& 
 
 // ---------------------------------------------------------------- mlp: gelu(x w1 + b1) w2 + b2
 
-std::vector<Tensor> mlp(const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2, const Tensor& b2) {
-  Tensor h = times(x, w1), g = like(h);
-  int64_t n = w1.shape()[1], rows = h.numel() / n;
-  expect(b1.numel() == n, "a bias");
-  const float *hp = h.data<float>(), *bp = b1.data<float>();
-  float* gp = g.data<float>();
+// h -> gelu(h + bias), and h, both in the precision of T
+template <typename T>
+void gelu(const Tensor& h, const Tensor& bias, Tensor g, Tensor kept) {
+  int64_t n = bias.numel(), rows = h.numel() / n;
+  expect(h.shape().back() == n, "a bias");
+  const float *hp = h.data<float>(), *bp = bias.data<float>();
+  T *gp = data<T>(g), *kp = data<T>(kept);
 #pragma omp parallel for schedule(static)
-  for (int64_t row = 0; row < rows; ++row) gelu_row(n, hp + row * n, bp, gp + row * n);
+  for (int64_t row = 0; row < rows; ++row) {
+    gelu_row(n, hp + row * n, bp, gp + row * n);
+    operand(n, hp + row * n, kp + row * n);
+  }
+}
+
+std::vector<Tensor> mlp(const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2, const Tensor& b2) {
+  bool half = is_bf16(x);
+  Tensor h = times(x, w1), g = half ? like_bf16(h) : like(h), kept = half ? like_bf16(h) : h;
+  half ? gelu<bf16>(h, b1, g, kept) : gelu<float>(h, b1, g, kept);
   Tensor y = times(g, w2);
   add_bias_rows(b2, &y);
-  return {y, h};  // without g: computing it again costs less than keeping it
+  return {y, kept};  // without g: computing it again costs less than keeping it
+}
+
+std::vector<Tensor> mlp_bf16(const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2, const Tensor& b2) {
+  Tensor kept = rounded(x);
+  auto made = mlp(kept, w1, b1, w2, b2);
+  return {made[0], made[1], kept};
+}
+
+// h, dg -> g, dh in the precision of h, and the sums of dh over rows
+template <typename T>
+std::vector<float> gelu_grad(const Tensor& h, const Tensor& bias, const Tensor& dg, Tensor g, Tensor dh) {
+  int64_t n = bias.numel();
+  const float *bp = bias.data<float>(), *from = dg.data<float>();
+  T *hp = data<T>(h), *gp = data<T>(g), *to = data<T>(dh);
+  return summed(h.numel() / n, n, [=](int64_t row, float* own) {
+    int64_t at = row * n;
+    gelu_grad_row(n, hp + at, bp, from + at, gp + at, to + at, own);
+  });
 }
 
 std::vector<Tensor> mlp_grad(const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2, const Tensor& h,
                              const Tensor& dy) {
-  Tensor dh = times(dy, w2, 't'), g = like(h);
-  int64_t n = w1.shape()[1];
-  const float *hp = h.data<float>(), *bp = b1.data<float>();
-  float *gp = g.data<float>(), *dp = dh.data<float>();
-  auto sums = summed(h.numel() / n, n, [=](int64_t row, float* own) {
-    gelu_grad_row(n, hp + row * n, bp, gp + row * n, dp + row * n, own);
-  });
-  return {times(dh, w1, 't'), weight_grad(x, dh), filled(sums.data(), n), weight_grad(g, dy), column_sums(dy)};
+  bool half = is_bf16(x);
+  Tensor grad = as(x, dy), dg = times(grad, w2, 't');
+  Tensor g = half ? like_bf16(h) : like(h), dh = half ? like_bf16(h) : dg;
+  auto sums = half ? gelu_grad<bf16>(h, b1, dg, g, dh) : gelu_grad<float>(h, b1, dg, g, dh);
+  return {times(dh, w1, 't'), weight_grad(x, dh), filled(sums.data(), b1.numel()), weight_grad(g, grad),
+          column_sums(dy)};
 }
 
 // ---------------------------------------------------------------- layer norm over the last axis
@@ -151,9 +184,24 @@ PD_BUILD_GRAD_OP(vit_matmul)
     .Attrs(TRANSPOSED)
     .SetKernelFn(PD_KERNEL(matmul_grad));
 
+PD_BUILD_OP(vit_linear_bf16).Inputs({"X", "W", "B"}).Outputs({"Y", "Kept"}).SetKernelFn(PD_KERNEL(linear_bf16));
+PD_BUILD_GRAD_OP(vit_linear_bf16)
+    .Inputs({"Kept", "W", "B", paddle::Grad("Y")})
+    .Outputs({paddle::Grad("X"), paddle::Grad("W"), paddle::Grad("B")})
+    .SetKernelFn(PD_KERNEL(linear_grad));
+
 PD_BUILD_OP(vit_mlp).Inputs({"X", "W1", "B1", "W2", "B2"}).Outputs({"Y", "H"}).SetKernelFn(PD_KERNEL(mlp));
 PD_BUILD_GRAD_OP(vit_mlp)
     .Inputs({"X", "W1", "B1", "W2", "H", paddle::Grad("Y")})
+    .Outputs({paddle::Grad("X"), paddle::Grad("W1"), paddle::Grad("B1"), paddle::Grad("W2"), paddle::Grad("B2")})
+    .SetKernelFn(PD_KERNEL(mlp_grad));
+
+PD_BUILD_OP(vit_mlp_bf16)
+    .Inputs({"X", "W1", "B1", "W2", "B2"})
+    .Outputs({"Y", "H", "Kept"})
+    .SetKernelFn(PD_KERNEL(mlp_bf16));
+PD_BUILD_GRAD_OP(vit_mlp_bf16)
+    .Inputs({"Kept", "W1", "B1", "W2", "H", paddle::Grad("Y")})
     .Outputs({paddle::Grad("X"), paddle::Grad("W1"), paddle::Grad("B1"), paddle::Grad("W2"), paddle::Grad("B2")})
     .SetKernelFn(PD_KERNEL(mlp_grad));
 

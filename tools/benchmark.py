@@ -1,7 +1,7 @@
 """Measures this machine, each figure beside its peer's.
 
     python tools/benchmark.py loader [--against timm paddlevit] [-data_path FOLDER] [--workers 1]
-    python tools/benchmark.py train [--against default|timm] [--processes 1]
+    python tools/benchmark.py train [--against default|timm] [--processes 1] [-amp]
     python tools/benchmark.py eval [--against timm] [-amp]
     python tools/benchmark.py zoo [-cfg NAME ...]
     python tools/benchmark.py infer [-cfg NAME ...] [-batch_size 1 8] [--against timm]
@@ -102,9 +102,10 @@ def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
         flag("reports", 3, help="of two steps each, after the first")
     if what in ("eval", "zoo"):
         flag("batches", 20, help="in each run")
+    if what in ("train", "eval"):
+        command.add_argument("-amp", "--amp", action="store_true", help="bfloat16; train: beside float32")
     if what == "eval":
         flag("timm_modes", ["eager", "compile"], str, nargs="+", choices=("eager", "compile"))
-        command.add_argument("-amp", "--amp", action="store_true", help="bfloat16")
     elif what == "infer":
         flag("seconds", 5.0, float, help="of each run")
         flag("sides", list(SIDES), str, nargs="+", choices=SIDES, metavar="FORMAT, PRECISION", help="exports to run")

@@ -64,7 +64,7 @@ def parsed_arguments() -> argparse.Namespace:
     option("batch_size", type=_number(1), default=32, metavar="N", help="images per device; default: 32")
     option("workers", type=_number(0), default=2, metavar="N", help="processes that load, per device; default: 2")
     option("ngpus", type=int, metavar="N", help="processes, one per device; -1: all devices; default: 1")
-    option("amp", nargs="?", const="True", metavar="BOOL", help="as -eval takes it: on GPUs, with -o AMP_EVAL True")
+    option("amp", nargs="?", const="True", metavar="BOOL", help="as -eval takes it: with -o AMP_EVAL True")
     arguments = parser.parse_args()
     ends = arguments.output.suffix.lower() if arguments.output else ""
     arguments.format = arguments.format or _SUFFIXES.get(ends, "table")

@@ -13,6 +13,7 @@ from typing import Any
 import paddle
 from paddle import nn
 
+import ops
 from configs.registry import tasks
 from datasets import ImageDataset, get_dataloader
 from errors import InputError, RunError
@@ -35,7 +36,7 @@ from training.run import Run
 from training.setup import Training, load_pretrained, precision, precision_told, prepare
 from training.task import Batch, Metrics, Task, numbers
 from training.window import Window
-from utils import rank, reduce_dict, seed_step, world_size
+from utils import num_gpus, rank, reduce_dict, seed_step, world_size
 
 
 def fit(
@@ -328,6 +329,10 @@ def _result(task: Task, metrics: Metrics, weights: str) -> dict[str, Any]:
 
 
 def autocast(config: Configuration, evaluation: bool = False) -> contextlib.AbstractContextManager:
-    """The forward pass's context: level O1 (softmax, norms and losses stay in float32), or none for float32."""
+    """The forward pass's context: level O1 (softmax, norms and losses stay in float32), or none for float32. On a CPU
+    the compiled operators have it instead of Paddle's autocast, which does nothing there.
+    """
     dtype: Any = precision(config, evaluation)
+    if not num_gpus():
+        return ops.multiplying(half=dtype == "bfloat16")
     return contextlib.nullcontext() if dtype == "float32" else paddle.amp.auto_cast(dtype=dtype, level="O1")

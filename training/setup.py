@@ -9,6 +9,7 @@ from typing import Any
 import paddle
 from paddle import nn
 
+import ops
 from config import default_values, is_users, with_values
 from datasets import ImageDataset, get_dataloader
 from errors import InputError
@@ -140,27 +141,36 @@ def load_pretrained(config: Configuration, model: ImageModel, run: Run, strict: 
 
 
 def precision(config: Configuration, evaluation: bool = False) -> str:
-    """Returns the forward pass's type: "float32", or with AMP on a GPU "bfloat16", or "float16" where it has none.
+    """Returns the type of the forward pass's products: "float32", or with AMP "bfloat16".
 
-    On a CPU it is float32: Paddle's autocast has no effect there, nor has it a matrix product of bfloat16.
+    On a GPU without bfloat16 that is "float16", on a CPU without it "float32".
 
     Args:
         evaluation: of an evaluation, within a training as well: float32 unless AMP_EVAL is on.
     """
-    if not (config.AMP and num_gpus()) or (evaluation and not config.AMP_EVAL):
+    if not config.AMP or (evaluation and not config.AMP_EVAL):
         return "float32"
+    if not num_gpus():
+        return "float32" if _lacks_bfloat16(config) else "bfloat16"
     return "bfloat16" if paddle.amp.is_bfloat16_supported() else "float16"
 
 
 def precision_told(config: Configuration) -> str:
     """Returns ``precision`` of a training, or with EVAL of an evaluation, with the reason where AMP asks for more."""
-    reason = ""
-    if config.AMP and not num_gpus():
-        reason = " (-amp: Paddle's autocast has no effect on a CPU)"
-    elif config.AMP and not config.AMP_EVAL:
+    told, reason = precision(config, config.EVAL), ""
+    if config.AMP and not num_gpus() and (lacks := _lacks_bfloat16(config)):
+        return f"float32 (-amp asks for bfloat16 products: {lacks})"
+    if told == "bfloat16" and not num_gpus():
+        told = "bfloat16 products in linear, MLP and attention layers, the rest in float32"
+    if config.AMP and not config.AMP_EVAL:
         reason = " (-amp is for training; -o AMP_EVAL True for evaluations, too)"
         reason = reason if config.EVAL else f", evaluations in {float32_told()}{reason}"
-    return precision(config, config.EVAL).replace("float32", float32_told()) + reason
+    return told.replace("float32", float32_told()) + reason
+
+
+def _lacks_bfloat16(config: Configuration) -> str:
+    """Returns why a CPU computes in float32 with AMP, in words; "": it doesn't."""
+    return "a CPU has none in a traced graph (TO_STATIC)" if config.TO_STATIC else ops.bfloat16_lacks()
 
 
 def _tell_model(config: Configuration, model: nn.Layer, run: Run) -> None:

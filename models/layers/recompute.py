@@ -7,6 +7,8 @@ from typing import Any
 import paddle
 from paddle.distributed.fleet.utils import recompute as paddle_recompute
 
+import ops
+
 
 def recompute(
     function: Callable[..., Any],
@@ -20,6 +22,7 @@ def recompute(
     if all(tensor.stop_gradient for tensor in args):  # Paddle would warn at each step
         return function(*args)
     first: list[Any] = []  # the generators' state at the first call
+    half = ops.multiplies_half()
 
     def replayed(*args: paddle.Tensor) -> Any:
         state = paddle.get_rng_state()
@@ -28,7 +31,7 @@ def recompute(
             return function(*args)
         paddle.set_rng_state(first)
         try:
-            with again():
+            with again(), ops.multiplying(half):
                 return function(*args)
         finally:
             paddle.set_rng_state(state)

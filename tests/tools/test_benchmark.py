@@ -127,7 +127,7 @@ def test_train_against_timm_gives_both_sides_the_same_work(benchmark, canned_run
     request = json.loads((tmp_path / "request.json").read_text())
     assert request == {
         "measure": "train", "model": "vit_tiny_patch16_224", "image": [1, 8, 8], "mean": [0.5], "std": [0.5],
-        "steps": 2, "reports": 3, "batch_size": 4, "threads": 2, "weight_decay": 0.3,
+        "steps": 2, "reports": 3, "batch_size": 4, "threads": 2, "weight_decay": 0.3, "amp": False,
         "options": {
             "img_size": 8, "patch_size": 2, "embed_dim": 64, "depth": 4, "num_heads": 4, "mlp_ratio": 2.0,
             "num_classes": 10, "in_chans": 1,
@@ -276,6 +276,7 @@ def test_saving_is_measured_in_rounds_and_nothing_stays_behind(benchmark, tmp_pa
     ("words", "message"),
     [
         (["train", "-repeats=0"], "-repeats 0: expected at least 1"),
+        (["train", "-amp"], "-amp: Paddle's own settings have no bfloat16 on a CPU; give --against timm"),
         (["checkpoint", "-saves=0"], "-saves 0: expected at least 1"),
         (["scale", "--processes", "1", "0"], "-processes 1 0: expected at least 1"),
         (["scale", "--processes", "2", "2"], "--processes 2: expected two numbers or more"),
@@ -317,9 +318,9 @@ def test_what_cannot_be_measured_is_told_before_anything_runs(benchmark, tmp_pat
 def test_timm_trains_evaluates_and_loads(tmp_path):
     assert measure.timm_versions(TIMM).keys() == {"torch", "timm", "python"}
     common = training.timm_request("vit_digits", []) | {"batch_size": 2, "threads": 1, "warm_up": 1}
-    asked = {"measure": "train", "steps": 2, "reports": 2, "weight_decay": 0.1}
-    assert len(measure.ask("timm_peer.py", common | asked, 1, TIMM)) == 2
     for amp in (False, True):
+        asked = {"measure": "train", "steps": 2, "reports": 2, "weight_decay": 0.1, "amp": amp}
+        assert len(measure.ask("timm_peer.py", common | asked, 1, TIMM)) == 2
         asked = {"measure": "eval", "batches": 2, "compile": False, "amp": amp}
         assert measure.ask("timm_peer.py", common | asked, 1, TIMM)[0] > 0
     write_images(tmp_path, {"a": 4})

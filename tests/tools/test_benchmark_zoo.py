@@ -1,6 +1,7 @@
-"""tools/benchmark.py zoo: its table by value, and that every model of it can be measured."""
+"""tools/benchmark.py zoo: its table by value, and that every model of it can be measured; train -amp."""
 
 import argparse
+import json
 
 import pytest
 from test_benchmark import benchmark, canned_runs, fake_timm  # noqa: F401  (fixtures)
@@ -35,10 +36,20 @@ def test_the_zoo_has_a_row_for_each_model(benchmark, canned_runs, tmp_path, monk
 def test_the_zoo_has_every_architecture_of_timms_and_no_recipe_stops_it(tmp_path):
     kinds = {get_config(name).MODEL.TYPE.lower() for name in ZOO}
     assert kinds == architectures().keys() - {"lenet"}
-    flags = {"batch_size": 8, "reports": 2, "threads": 2, "processes": 1, "o": [], "timm_python": ""}
+    flags = {"batch_size": 8, "reports": 2, "threads": 2, "processes": 1, "o": [], "timm_python": "", "amp": False}
     for name in ZOO:
         training.training_sides(argparse.Namespace(cfg=name, **flags), tmp_path)
         config = get_config(tmp_path / f"{name}.yaml")
         assert name == config.MODEL.NAME
         assert dict(leaves(config.TRAIN)) == dict(leaves(get_config().TRAIN))
         assert dict(leaves(config.MODEL)).get("DROPPATH", 0) == 0
+
+
+def test_train_with_amp_measures_both_sides_in_both_types(benchmark, canned_runs, tmp_path):  # noqa: F811
+    flags = ("--against=timm", f"--timm_python={fake_timm(tmp_path, '[12.0]')}", "--threads=1", "-repeats=1", "-amp")
+    report, _ = benchmark("train", "-cfg=vit_digits", *flags)
+    assert list(report["figures"]) == ["ours", "timm", "ours, bfloat16", "timm, bfloat16"]
+    assert [call[2]["AMP"] for call in canned_runs] == ["False", "True"]
+    assert json.loads((tmp_path / "request.json").read_text())["amp"]
+    pairs = [("ours", "timm"), ("ours, bfloat16", "ours"), ("ours, bfloat16", "timm, bfloat16")]
+    assert [(ratio["of"], ratio["over"]) for ratio in report["ratios"]] == pairs

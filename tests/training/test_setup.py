@@ -12,10 +12,46 @@ from models import build_model
 from training.setup import precision, precision_told, share_batch
 
 
-def test_mixed_precision_without_a_gpu_is_float32_and_says_so(tmp_path, tiny):
-    train([*tiny, "DATA.BATCH_SIZE", "16", "AMP", "True"], tmp_path, 16)
-    assert "float32 (-amp: Paddle's autocast has no effect on a CPU)" in (tmp_path / "log.txt").read_text()
-    assert weights(tmp_path)["head.weight"].dtype == np.float32
+def test_mixed_precision_on_a_cpu_without_bfloat16_is_float32_and_says_so(tmp_path, tiny, monkeypatch):
+    monkeypatch.setattr("ops.core.supports_bfloat16_fast_performance", lambda: False)
+    monkeypatch.setattr("ops._loaded", True)
+    config = get_config(None, ["AMP", "True", "AMP_EVAL", "True"])
+    assert precision(config) == precision(config, evaluation=True) == "float32"
+    monkeypatch.undo()
+    monkeypatch.setattr("ops._loaded", False)
+    train([*tiny, "DATA.BATCH_SIZE", "16", "AMP", "True"], tmp_path / "amp", 16)
+    told = "float32 (-amp asks for bfloat16 products: a CPU's are the compiled operators', which aren't there)"
+    assert told in (tmp_path / "amp" / "log.txt").read_text()
+    train([*tiny, "DATA.BATCH_SIZE", "16"], tmp_path / "plain", 16)
+    one, other = (weights(tmp_path / name)["head.weight"] for name in ("amp", "plain"))
+    assert one.dtype == np.float32
+    assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            "AMP=True",
+            "bfloat16 PRODUCTS, evaluations in float32 (-amp is for training; -o AMP_EVAL True for evaluations, too)",
+        ),
+        ("AMP=True AMP_EVAL=True", "bfloat16 PRODUCTS"),
+        ("AMP=True EVAL=True", "float32 (-amp is for training; -o AMP_EVAL True for evaluations, too)"),
+        ("AMP=True EVAL=True AMP_EVAL=True", "bfloat16 PRODUCTS"),
+        (
+            "AMP=True TO_STATIC=True",
+            "float32 (-amp asks for bfloat16 products: a CPU has none in a traced graph (TO_STATIC))",
+        ),
+    ],
+)
+def test_what_a_cpu_computes_in_which_type_is_told(monkeypatch, words, told):
+    monkeypatch.setattr("ops.core.supports_bfloat16_fast_performance", lambda: True)
+    monkeypatch.setattr("ops._loaded", True)
+    config = get_config(None, words.split())
+    assert precision_told(config) == told.replace(
+        "PRODUCTS", "products in linear, MLP and attention layers, the rest in float32"
+    )
+    assert precision(config, config.EVAL) == told.partition(" ")[0]
 
 
 @pytest.mark.parametrize(

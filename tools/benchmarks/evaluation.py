@@ -9,7 +9,6 @@ import tempfile
 from pathlib import Path
 
 from config import get_config
-from errors import InputError
 from tools.benchmarks.measure import Benchmark, Run, ask, checked, each, measure, positive, timm_versions
 from tools.benchmarks.training import timm_request
 
@@ -18,10 +17,10 @@ _RATE = "evaluation"
 
 
 def evaluation(arguments: argparse.Namespace) -> None:
-    """Measures evaluation; with ``-amp`` in bfloat16, which ours has with EVAL_ENGINE inference alone on a CPU.
+    """Measures evaluation; with ``-amp`` in bfloat16, which eager layers have where the CPU has it.
 
     Raises:
-        InputError: nothing is to be measured, timm isn't there, or keys aren't free here.
+        InputError: timm isn't there, or keys aren't free here.
     """
     positive(arguments, "batch_size", "batches", "threads")
     peers = timm_versions(arguments.timm_python) if arguments.against else {}
@@ -41,12 +40,12 @@ def evaluation_sides(arguments: argparse.Namespace, folder: str) -> dict[str, Ru
         folder: where the model's random weights are written.
     """
     batch, engine = arguments.batch_size, "EVAL_ENGINE" in get_config(arguments.cfg)
-    engines = [*([] if arguments.amp else ["eager"]), *(["inference"] if engine else [])]
-    if not engines:
-        raise InputError("-amp: on a CPU Paddle's eager evaluation has no bfloat16; leave -amp out")
+    engines = ["eager", *(["inference"] if engine else [])]
     # One batch more: the time runs from beginning to beginning. Resizing synthetic images would only take time.
     fixed = {"DATA.DATASET": "synthetic", "DATA.BATCH_SIZE_EVAL": batch, "DATA.CROP_PCT": 1.0, "TUNE_CPU": True}
     fixed |= {"DATA.SYNTHETIC_SIZE": batch * (WARM_UP + arguments.batches + 1), "AMP": arguments.amp, "EVAL": True}
+    if arguments.amp:
+        fixed["AMP_EVAL"] = True
     if engine:
         fixed["EVAL_ENGINE"] = "eager"
     options = checked(arguments, fixed)

@@ -37,6 +37,11 @@ def normalized(images: torch.Tensor, request: dict[str, Any]) -> torch.Tensor:
     return images.float().sub_(mean).div_(std)
 
 
+def autocast(request: dict[str, Any]) -> contextlib.AbstractContextManager:
+    """Returns the context of a forward pass: bfloat16 autocast with ``amp``."""
+    return torch.autocast("cpu", torch.bfloat16) if request["amp"] else contextlib.nullcontext()
+
+
 def train(request: dict[str, Any]) -> list[float]:
     """Returns the images/s of each of ``reports`` times ``steps`` training steps; steps before them aren't timed."""
     model = build(request["model"], request["options"]).train()
@@ -48,7 +53,9 @@ def train(request: dict[str, Any]) -> list[float]:
         started = time.perf_counter()
         for _ in range(request["steps"]):
             images, labels = next(batches)
-            criterion(model(normalized(images, request)), labels).backward()
+            with autocast(request):
+                loss = criterion(model(normalized(images, request)), labels)
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
         rates.append(request["steps"] * request["batch_size"] / (time.perf_counter() - started))
@@ -62,7 +69,7 @@ def evaluate(request: dict[str, Any]) -> list[float]:
     run = torch.compile(model) if request["compile"] else model
     source = made_batches(request)
     hits = torch.zeros((), dtype=torch.int64)
-    with torch.autocast("cpu", torch.bfloat16) if request["amp"] else contextlib.nullcontext():
+    with autocast(request):
         for index in range(request["warm_up"] + request["batches"]):
             if index == request["warm_up"]:
                 started = time.perf_counter()

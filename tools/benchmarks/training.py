@@ -2,7 +2,7 @@
 
 ``train``: images/s, tuned (TUNE_CPU) against Paddle's defaults, or against timm's training step. A report is of STEPS
 steps; the first of each run is its warm-up, and a run's figure is the median of the others. timm's step is timed alike:
-uint8 images normalised, forward, cross entropy, backward, AdamW.
+uint8 images normalised, forward, cross entropy, backward, AdamW. With ``-amp`` either side runs in bfloat16, too.
 
 ``scale``: seconds per epoch and images/s on several numbers of processes at the same batch per process; efficiency is
 the rate over what one process (the first number given) would make on each. The first epoch is the warm-up. Images are
@@ -41,7 +41,7 @@ from tools.benchmarks.measure import (
 from tools.check_parity import reference
 
 STEPS = 2  # per report
-_RATE = "training"
+_RATE, _HALF = "training", ("ours, bfloat16", "timm, bfloat16")
 # What timm's step has not: the recipe, and what it asks of the model and the loader. Defaults are plain.
 _RECIPE = ["TRAIN", "MODEL.DROPPATH", "MODEL.DROPPATH_SHAPE", "MODEL.DROPOUT", "DATA.MULTI_SCALE", "DATA.GLOBAL_BATCH"]
 
@@ -52,9 +52,12 @@ def train(arguments: argparse.Namespace) -> None:
     Raises:
         InputError: timm isn't there, or keys aren't free here.
     """
+    if arguments.amp and "timm" not in arguments.against:
+        raise InputError("-amp: Paddle's own settings have no bfloat16 on a CPU; give --against timm, or leave it out")
     positive(arguments, "batch_size", "reports", "threads", "processes")
     batch, processes = arguments.batch_size, arguments.processes
     title = f"{arguments.cfg}, batch {batch} per process, {_counted(processes, _threads(arguments))}, float32"
+    title += " and bfloat16" if arguments.amp else ""
     with tempfile.TemporaryDirectory() as folder:
         if "timm" in arguments.against:
             peers, kinds = timm_versions(arguments.timm_python), training_sides(arguments, Path(folder))
@@ -64,11 +67,14 @@ def train(arguments: argparse.Namespace) -> None:
             peers, kinds = {}, {name: _ours(arguments, options, name == "tuned") for name in ("tuned", "default")}
             title += ", default: Paddle's own settings"
         compared = each(_RATE, list(kinds)[:1], list(kinds)[1:])
+        if arguments.amp:
+            compared = [Ratio(_RATE, *pair) for pair in (("ours", "timm"), (_HALF[0], "ours"), _HALF)]
         measure(Benchmark(title, kinds, {_RATE: "images/s"}, compared, peers), arguments)
 
 
 def training_sides(arguments: argparse.Namespace, folder: Path) -> dict[str, Run]:
     """Returns the runs of "ours" and "timm": the same model, batch and optimizer, neither with the model's recipe.
+    With ``amp`` the same in bfloat16 follow.
 
     Args:
         folder: where a YAML file of the model without its recipe is written.
@@ -81,17 +87,21 @@ def training_sides(arguments: argparse.Namespace, folder: Path) -> dict[str, Run
     request |= {"batch_size": arguments.batch_size, "reports": arguments.reports, "threads": arguments.threads}
     request |= {"weight_decay": get_config(arguments.cfg, options).TRAIN.WEIGHT_DECAY}
 
-    def theirs() -> dict[str, list[float]]:
-        rates = ask("timm_peer.py", request, arguments.threads, arguments.timm_python)
+    def theirs(amp: bool) -> dict[str, list[float]]:
+        rates = ask("timm_peer.py", request | {"amp": amp}, arguments.threads, arguments.timm_python)
         return {_RATE: [statistics.median(rates)]}
 
-    return {"ours": _ours(arguments, options), "timm": theirs}
+    sides: dict[str, Run] = {"ours": _ours(arguments, options), "timm": lambda: theirs(False)}
+    if arguments.amp:
+        halved = [*options, *words({"AMP": True})]
+        sides |= zip(_HALF, (_ours(arguments, halved), lambda: theirs(True)), strict=True)
+    return sides
 
 
 def _fixed(arguments: argparse.Namespace) -> dict[str, Any]:
     batch, steps = arguments.batch_size, STEPS * (arguments.reports + 1)
     fixed: dict[str, Any] = {"DATA.DATASET": "synthetic", "DATA.BATCH_SIZE": batch, "REPORT_FREQ": STEPS}
-    fixed |= {"DATA.SYNTHETIC_SIZE": batch * arguments.processes * steps, "TUNE_CPU": True}
+    fixed |= {"DATA.SYNTHETIC_SIZE": batch * arguments.processes * steps, "TUNE_CPU": True, "AMP": False}
     return fixed | {"TRAIN.NUM_EPOCHS": 1, "TRAIN.WARMUP_EPOCHS": 0, "TRAIN.ACCUM_ITER": 1}
 
 
