@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -16,10 +15,16 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of the CPU, whatever th
 import hostile
 import paddle
 import programs
+import warm
 from served import checkpoint, photographs, server  # noqa: F401  (fixtures of several files)
 
 import ops
 from launch import secret
+
+# Programs that tests start compile the toolkit once, not each anew, and leave nothing of it in the tree.
+_bytecode = tempfile.TemporaryDirectory()
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    os.environ.setdefault("PYTHONPYCACHEPREFIX", _bytecode.name)
 
 _secret = tempfile.NamedTemporaryFile("w")  # noqa: SIM115  (as long as the tests; not in the user's home)
 _secret.write(f"{'tests ' * 6}\n")
@@ -81,13 +86,8 @@ def program(tmp_path):
 
     def run(script, *flags, timeout=120, **environment):
         flags = flags if script == "main_single_gpu.py" else ("-ngpus=2", *flags)
-        command = (
-            [sys.executable, str(ROOT / script), *flags]
-            if script.endswith(".py")
-            else ["sh", str(ROOT / script), *flags]
-        )
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        env = {**os.environ, "PATH": path, "VIRTUAL_ENV": "1", **environment}
+        command = [warm.python() if script.endswith(".py") else "sh", str(ROOT / script), *flags]
+        env = warm.environment(**environment)
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=timeout)
         return done.returncode, done.stdout, done.stderr
 
