@@ -1,9 +1,9 @@
-"""Programs that tests start, without the two seconds of processor time that Paddle's import takes each of them.
+"""Programs that tests start, without the two seconds of processor time that the imports of each would take.
 
-``python()`` is an interpreter by the look of it: a client (client.py), whose words, environment, folder and descriptors
-a server (server.py) takes over in a fork of itself, which has imported Paddle, though nothing of the toolkit. Whatever a fork
-couldn't do as a start does, a client leaves to the real interpreter. Tests of the start itself, of signals, streams and
-limits start that by ``sys.executable``.
+``python()`` is an interpreter by the look of it: a client (client.py). A server (server.py), which has imported Paddle
+and other packages, though nothing of the toolkit, forks itself and takes over the client's words, environment, folder
+and descriptors. Whatever a fork couldn't do as a start does, the client leaves to the real interpreter. Tests of the
+start itself, of signals, streams and limits start that, by ``sys.executable``.
 """
 
 import functools

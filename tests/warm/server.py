@@ -3,6 +3,7 @@ its module is __main__, and its end is as Python's.
 """
 
 import atexit
+import contextlib
 import gc
 import importlib
 import os
@@ -116,7 +117,8 @@ class Server:
         self.poll = select.poll()
         self.poll.register(listener, select.POLLIN)
         self.poll.register(0, select.POLLIN)
-        self.programs = {}  # by the descriptor of a connection or of a process: (connection, pid, pidfd, client's parent)
+        # By the descriptors of the connection and of the process: (connection, pid, pidfd, parent of a rank's client).
+        self.programs = {}
 
     def serve(self):
         """Returns in forks alone: what each is to be."""
@@ -160,10 +162,8 @@ class Server:
         if descriptor != handle:  # its client was killed, and what that started goes with it
             os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-        try:
+        with contextlib.suppress(OSError):
             connection.send(str(os.waitstatus_to_exitcode(status)).encode())
-        except OSError:
-            pass
         for number in (connection.fileno(), handle):
             self.poll.unregister(number)
             del self.programs[number]
@@ -181,6 +181,7 @@ def as_main(words):
 
     paths = [path for path in sys.path[1:] if path not in INITIAL.get("PYTHONPATH", "").split(os.pathsep)]
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path] + paths
+    sys.executable = CLIENT  # of what it starts in turn
     multiprocessing.set_executable(CLIENT)
     if told := os.environ.get("PYTHONWARNINGS"):
         sys.warnoptions[:] = told.split(",")
