@@ -119,7 +119,9 @@ class Start:
         os.umask(int(self.status["Umask"], 8))
         os.sched_setaffinity(0, os.sched_getaffinity(self.pid))
         os.environ.clear()
-        os.environ.update(changed | self.environment)
+        os.environ.update(self.environment)
+        same = (name for name in changed if self.environment.get(name) == INITIAL.get(name))
+        os.environ.update({name: changed[name] for name in same})
         ignored = int(self.status["SigIgn"], 16)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU, signal.SIGCHLD):
             usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
@@ -202,6 +204,7 @@ def as_main(words):
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path] + paths
     sys.executable = CLIENT  # of what it starts in turn
     multiprocessing.set_executable(CLIENT)
+    multiprocessing.process.ORIGINAL_DIR = os.getcwd()
     if told := os.environ.get("PYTHONWARNINGS"):
         sys.warnoptions[:] = told.split(",")
         warnings._processoptions(sys.warnoptions)
@@ -214,10 +217,10 @@ def as_main(words):
         sys.argv[:], sys.path[:] = ["-c", *words[2:]], ["", *paths]
         exec(words[1], main.__dict__)
     else:
-        main.__file__ = words[0]
+        main.__file__ = os.path.abspath(words[0])
         sys.argv[:], sys.path[:] = words, [os.path.dirname(os.path.realpath(words[0])), *paths]
         with open(words[0], "rb") as file:
-            code = compile(file.read(), words[0], "exec")
+            code = compile(file.read(), main.__file__, "exec")
         exec(code, main.__dict__)
 
 
