@@ -40,6 +40,19 @@ TINY = [
 ]  # fmt: skip
 
 
+# What takes half a minute and more, the longest first: two workers then end together.
+LONGEST = [
+    "test_documents.py", "test_main.py", "test_export.py", "test_zoo.py", "test_recipes.py", "test_kills.py",
+    "test_start.py", "test_graphs.py", "test_disk.py", "test_resume.py", "test_fuzz_data.py", "test_costs.py",
+    "test_engine.py", "test_one_port.py", "test_damage.py", "test_weight_bombs.py", "test_fuzz_configuration.py",
+]  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
+
+
 def without(options, *beginnings):
     """The options but for those whose keys begin so: a key that would do nothing is an error."""
     pairs = zip(options[::2], options[1::2], strict=True)

@@ -68,7 +68,7 @@ class Start:
     """What a client was started as: its words, its environment, its descriptors."""
 
     def __init__(self, connection):
-        self.connection = connection
+        self.connection, self.words = connection, []
         numbers, self.received, _, _ = socket.recv_fds(connection, 4096, 250)
         self.numbers = [int(number) for number in numbers.split()]
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)

@@ -23,9 +23,9 @@ print("told", file=sys.stderr)
 
 def both(folder, *words, **how):
     """What Python and what the warm server makes of a program: (exit status, stdout, stderr) of each."""
-    environment = warm.environment() | how.pop("env", {})
+    how |= {"env": warm.environment() | how.get("env", {}), "timeout": 120}
     runs = [
-        subprocess.run([python, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=30, **how)
+        subprocess.run([python, *words], cwd=folder, capture_output=True, text=True, **how)
         for python in (sys.executable, warm.python())
     ]
     return [(run.returncode, run.stdout, run.stderr) for run in runs]
