@@ -13,7 +13,8 @@ import warm
 # Prints what a program sees of its start. Of the environment, what packages set at their import is left out.
 SEEN = """
 import os, signal, sys, warnings
-print(__name__, __file__, sys.argv, sys.path, os.getcwd(), sys.flags, sys.warnoptions, os.umask(0o22))
+print([path for path in sys.path if not path.endswith("_vendor")])  # setuptools', which Paddle 2.6 imports
+print(__name__, __file__, sys.argv, os.getcwd(), sys.flags, sys.warnoptions, os.umask(0o22))
 print({name: value for name, value in os.environ.items() if name in ("GIVEN", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")})
 print(sorted(os.listdir("/proc/self/fd"))[:3], sys.stdin.read(), signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)
 print([signal.getsignal(number).__class__.__name__ for number in (signal.SIGINT, signal.SIGTERM)])
