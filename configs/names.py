@@ -38,8 +38,10 @@ def meant(name: str, files: Sequence[Path]) -> Path | None:
     """
     plain, _, tag = name.partition(".")
     own = {file.stem: file for file in files}
+    if name in own:  # without a look into each file, which takes a program's start 0.2 s
+        return own[name]
     others = [(told, file) for file in files for told in names(file).values()]
-    exact = own.get(name) or next((file for told, file in others if told == name), None)
+    exact = next((file for told, file in others if told == name), None)
     if exact or (tag and tag not in tags(plain)):
         return exact
     others.sort(key=lambda one: ("." in one[0], one[0]))

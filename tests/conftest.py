@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -16,10 +15,14 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of the CPU, whatever th
 import hostile
 import paddle
 import programs
+import warm
 from served import checkpoint, photographs, server  # noqa: F401  (fixtures of several files)
 
 import ops
 from launch import secret
+
+if os.environ.get("PYTHONDONTWRITEBYTECODE") != "mutants":  # (mutants.py) else each program compiles the toolkit: 0.3 s
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 _secret = tempfile.NamedTemporaryFile("w")  # noqa: SIM115  (as long as the tests; not in the user's home)
 _secret.write(f"{'tests ' * 6}\n")
@@ -35,6 +38,19 @@ TINY = [
     "MODEL.EMBED_DIM", "16", "MODEL.DEPTH", "2", "MODEL.NUM_HEADS", "2", "MODEL.NUM_CLASSES", "10",
     "TRAIN.WARMUP_EPOCHS", "0", "TRAIN.NUM_EPOCHS", "1",
 ]  # fmt: skip
+
+
+# What takes half a minute and more, the longest first: two workers then end together.
+LONGEST = [
+    "test_documents.py", "test_main.py", "test_export.py", "test_zoo.py", "test_recipes.py", "test_kills.py",
+    "test_start.py", "test_graphs.py", "test_disk.py", "test_resume.py", "test_fuzz_data.py", "test_costs.py",
+    "test_engine.py", "test_one_port.py", "test_damage.py", "test_weight_bombs.py", "test_fuzz_configuration.py",
+]  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
 
 
 def without(options, *beginnings):
@@ -81,13 +97,8 @@ def program(tmp_path):
 
     def run(script, *flags, timeout=120, **environment):
         flags = flags if script == "main_single_gpu.py" else ("-ngpus=2", *flags)
-        command = (
-            [sys.executable, str(ROOT / script), *flags]
-            if script.endswith(".py")
-            else ["sh", str(ROOT / script), *flags]
-        )
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        env = {**os.environ, "PATH": path, "VIRTUAL_ENV": "1", **environment}
+        command = [warm.python() if script.endswith(".py") else "sh", str(ROOT / script), *flags]
+        env = warm.environment(**environment)
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=timeout)
         return done.returncode, done.stdout, done.stderr
 

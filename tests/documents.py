@@ -1,17 +1,16 @@
 """The commands that the documents show, and a desk with real pictures on which they are typed."""
 
-import os
 import pickle
 import re
 import shlex
 import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import warm
 import yaml
 from conftest import ROOT
 from PIL import Image
@@ -209,8 +208,7 @@ class Desk:
 
     def type(self, command: str, status: int = 0, timeout: float = 240) -> Done:
         """Runs a line by the shell and asserts its exit status."""
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        env = {**os.environ, "PATH": path, "VIRTUAL_ENV": "1"}
+        env = warm.environment()
         if "paddle.distributed.launch" in command:
             del env["CUDA_VISIBLE_DEVICES"]  # which is empty: the launcher takes that for one device
         before = {entry.name for entry in self.folder.iterdir()}

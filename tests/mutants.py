@@ -111,7 +111,7 @@ def survivors(file: str, tests: list[str], count: int, seed: int, copy: Path) ->
     limit = 10 + 4 * (time.monotonic() - start)
     for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
         compiled.unlink()  # Python goes by its seconds
-    os.environ["PYTHONDONTWRITEBYTECODE"], sys.dont_write_bytecode = "1", True
+    os.environ["PYTHONDONTWRITEBYTECODE"], sys.dont_write_bytecode = "mutants", True
     mutants = drawn(source, count, f"{seed} {file}")
     outcomes = []
     for mutant in mutants:

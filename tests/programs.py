@@ -1,5 +1,6 @@
 """Programs of the toolkit as processes that can be disturbed."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -7,15 +8,21 @@ import sys
 import time
 from pathlib import Path
 
+import warm
+
 ROOT = Path(__file__).resolve().parent.parent
 started = []  # what a test may leave running where it fails
 
 
-def start(folder, *flags, **environment):
-    """Starts run_train_multi.sh on two processes, in a process group of its own."""
+def start(folder, *flags, disturbed=True, **environment):
+    """Starts run_train_multi.sh on two processes, in a process group of its own.
+
+    Args:
+        disturbed: whether somebody looks for its processes; the others' come from the warm server.
+    """
     command = ["sh", str(ROOT / "run_train_multi.sh"), "-ngpus=2", *flags]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = os.environ | {"PATH": path, "VIRTUAL_ENV": "1"} | environment
+    environment = (os.environ | {"PATH": path, "VIRTUAL_ENV": "1"} if disturbed else warm.environment()) | environment
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     started.append(subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **streams))
     return started[-1]
@@ -23,14 +30,17 @@ def start(folder, *flags, **environment):
 
 def descendants(pid):
     """The ranks and loader workers of a run, as long as the parent lives: {pid: (parent, command line)}."""
-    command = ["ps", "-eww", "-o", "pid=,ppid=,args="]
-    rows = [line.split(None, 2) for line in subprocess.run(command, capture_output=True, text=True).stdout.splitlines()]
-    found, wanted = {}, {str(pid)}
+    rows = {}
+    for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda folder: int(folder.name)):  # a fifth of what ps takes
+        with contextlib.suppress(OSError):  # it has ended
+            parent = int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+            rows[int(folder.name)] = parent, (folder / "cmdline").read_text(errors="replace").replace("\0", " ").strip()
+    found, wanted = {}, {pid}
     while wanted:
-        children = {row[0]: (int(row[1]), row[2]) for row in rows if row[1] in wanted}
+        children = {child: row for child, row in rows.items() if row[0] in wanted}
         found |= children
         wanted = set(children)
-    return {int(pid): row for pid, row in found.items()}
+    return found
 
 
 def ranks_of(process):

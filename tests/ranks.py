@@ -13,6 +13,7 @@ from typing import Any
 # What a forked rank needs not import. Paddle has computed nothing there. A device's plugin is read at Paddle's import,
 # so ranks of another backend begin by themselves.
 _PRELOADED = ["zlib", "paddle.distributed", "pytest", "training.engine"]
+_PRELOADED += ["sklearn.datasets", "matplotlib.pyplot", "hypothesis", "models"]  # of tests/conftest.py, and of runs
 
 
 def run_ranks(function: Callable, *args: Any, ranks: int = 2, backend: str = "gloo") -> list[Any]:
@@ -24,7 +25,7 @@ def run_ranks(function: Callable, *args: Any, ranks: int = 2, backend: str = "gl
         return [function(*args)]
     endpoints = ",".join(f"127.0.0.1:{port}" for port in free_ports(ranks))
     context = multiprocessing.get_context("forkserver" if backend == "gloo" else "spawn")
-    context.set_forkserver_preload(_PRELOADED)  # two seconds for each rank
+    context.set_forkserver_preload(_PRELOADED)  # three seconds for each rank
     with tempfile.TemporaryDirectory() as folder:
         given = (endpoints, backend, function, args, folder)
         processes = [context.Process(target=_call, args=(rank, *given), daemon=True) for rank in range(ranks)]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import warm
 from conftest import ROOT
 from documents import snippets
 from PIL import Image
@@ -223,7 +224,7 @@ def copy(tmp_path_factory):
 
 
 def run(copy: Path, *words: str):
-    command = [sys.executable, *words]
+    command = [sys.executable if words[0] == "-c" else warm.python(), *words]
     return subprocess.run(command, cwd=copy / "toolkit", capture_output=True, text=True, timeout=300)
 
 

@@ -8,12 +8,12 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import warm
 from conftest import ROOT, TINY, write_images
 from PIL import Image
 from programs import assert_none_left, ranks_of, start, wait_for_first_step
@@ -32,10 +32,8 @@ def read(run, name):
 def digits(tmp_path_factory):
     """A shortened digits run by run_train_multi.sh: (its folder, what it printed)."""
     folder = tmp_path_factory.mktemp("digits")
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     command = ["sh", str(ROOT / "run_train_multi.sh"), "-output=run", *SHORT]
-    environment = {**os.environ, "PATH": path, "VIRTUAL_ENV": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, env=warm.environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder / "run", done.stdout
 

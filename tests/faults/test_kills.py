@@ -75,7 +75,7 @@ FAULTS = [
 def whole(tmp_path_factory):
     """The folder of a run that was left alone."""
     place = tmp_path_factory.mktemp("whole")
-    _, errors = start(place, *RUN).communicate(timeout=240)
+    _, errors = start(place, *RUN, disturbed=False).communicate(timeout=240)
     assert (place / "run" / "result.json").exists(), errors
     return place / "run"
 
@@ -164,7 +164,7 @@ def finish(place, whole):
     """Resumes the run until its end and compares it with the one that was left alone."""
     run = place / "run"
     before, _ = newest(run)
-    process = start(place, *RUN)
+    process = start(place, *RUN, disturbed=False)
     _, errors = process.communicate(timeout=240)
     assert (process.returncode, errors) == (0, "")
     assert_went_on(run, before)

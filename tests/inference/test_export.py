@@ -2,11 +2,11 @@
 
 import json
 import subprocess
-import sys
 
 import numpy as np
 import paddle
 import pytest
+import warm
 from conftest import ROOT, without
 from golden.formula import array
 from test_inference import EXPORTED, images_of, small
@@ -140,7 +140,7 @@ def test_the_tool_writes_what_runs_without_the_toolkit(tiny, tmp_path):
     save_weights(model, weights)
     words = [*without(tiny, "TRAIN.", "DATA.DATASET"), "DATA.INTERPOLATION", "bilinear", "DATA.CROP_MODE", "squash"]
     (tmp_path / "tiny.yaml").write_text("TAG: of a test\n")
-    command = [sys.executable, str(ROOT / "tools" / "export_model.py"), "-cfg=tiny.yaml", f"-pretrained={weights}"]
+    command = [warm.python(), str(ROOT / "tools" / "export_model.py"), "-cfg=tiny.yaml", f"-pretrained={weights}"]
     command += ["-output=out", "-o", *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -5,11 +5,11 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 
 import numpy as np
 import paddle
 import pytest
+import warm
 from conftest import ROOT
 from PIL import Image
 from safetensors.numpy import load_file, save_file
@@ -278,7 +278,7 @@ def test_a_grid_shows_the_query_and_its_neighbours(folder, tmp_path):
 
 
 def run(tool, folder, *words):
-    command = [sys.executable, str(ROOT / "tools" / tool), *map(str, words)]
+    command = [warm.python(), str(ROOT / "tools" / tool), *map(str, words)]
     done = subprocess.run(command, cwd=folder, capture_output=True, timeout=100)
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 

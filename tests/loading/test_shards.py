@@ -10,6 +10,7 @@ import tarfile
 
 import numpy as np
 import pytest
+import warm
 from conftest import ROOT, write_images
 from PIL import Image
 
@@ -38,7 +39,7 @@ def packer(tmp_path, monkeypatch):
 
 
 def make_shards(folder, *arguments):
-    command = [sys.executable, str(ROOT / "tools" / "make_shards.py"), *map(str, arguments)]
+    command = [warm.python(), str(ROOT / "tools" / "make_shards.py"), *map(str, arguments)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout, done.stderr
 

@@ -2,11 +2,11 @@
 
 import json
 import subprocess
-import sys
 
 import numpy as np
 import paddle
 import pytest
+import warm
 from conftest import ROOT
 from safetensors.numpy import load_file, save_file
 
@@ -22,7 +22,7 @@ from weights import file_arrays, load_weights, save_weights
 
 
 def run(tool, folder, *arguments):
-    command = [sys.executable, str(ROOT / "tools" / tool), *map(str, arguments)]
+    command = [warm.python(), str(ROOT / "tools" / tool), *map(str, arguments)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     return done.returncode, done.stdout, done.stderr
 

@@ -9,11 +9,11 @@ import resource
 import signal
 import socket
 import subprocess
-import sys
 import time
 from unittest import mock
 
 import pytest
+import warm
 from conftest import ROOT
 from ranks import free_ports
 
@@ -28,7 +28,7 @@ COMPILED = ops.library().is_file()
 
 def start(shm, *flags, **environment):
     """Starts the doctor, who takes ``shm`` for the folder of shared memory: a container's may be small."""
-    words = [sys.executable, str(ROOT / "tools" / "doctor.py"), f"-shm={shm}", *flags]
+    words = [warm.python(), str(ROOT / "tools" / "doctor.py"), f"-shm={shm}", *flags]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(words, env=os.environ | environment, **streams)
 

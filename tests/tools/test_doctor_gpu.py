@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import paddle
 import pytest
+import warm
 from conftest import ROOT
 from programs import assert_none_left, descendants, wait_for
 
@@ -21,7 +22,7 @@ REHEARSAL = "rehearsal on a CPU: says nothing about a GPU"
 
 
 def start(folder, *flags, **environment):
-    words = [sys.executable, str(ROOT / "tools" / "doctor.py"), *flags]
+    words = [warm.python(), str(ROOT / "tools" / "doctor.py"), *flags]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(words, env=os.environ | {"TMPDIR": str(folder)} | environment, **streams)
 

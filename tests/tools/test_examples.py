@@ -13,6 +13,7 @@ import sys
 import numpy as np
 import paddle
 import pytest
+import warm
 from conftest import ROOT
 from ranks import free_ports, run_ranks
 
@@ -234,7 +235,7 @@ def test_the_gathering_command(tmp_path):
         flags = [f"-ngpus={processes}", f"-output={processes}.csv", "-o", *GATHERED]
         command(tmp_path, "gather_predictions.py", *flags)
     check_csv(tmp_path / "2.csv", tmp_path / "1.csv")
-    words = [sys.executable, str(ROOT / "examples" / "gather_predictions.py"), "-output=no.csv", "-pretrained=absent"]
+    words = [warm.python(), str(ROOT / "examples" / "gather_predictions.py"), "-output=no.csv", "-pretrained=absent"]
     done = subprocess.run([*words, "-ngpus=2"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert re.findall("^error: .*", done.stderr, re.MULTILINE)[0].startswith(
@@ -259,6 +260,6 @@ def check_csv(two, one):
 
 
 def test_the_file_of_predictions_has_to_be_named():
-    words = [sys.executable, str(ROOT / "examples" / "gather_predictions.py")]
+    words = [warm.python(), str(ROOT / "examples" / "gather_predictions.py")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (2, "error: -output is missing: the CSV file to write\n")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import warm
 from conftest import ROOT
 
 from errors import InputError, RunError
@@ -13,7 +14,7 @@ from tools.model_info import describe, main, peak
 
 
 def run(*arguments):
-    command = [sys.executable, str(ROOT / "tools" / "model_info.py"), *map(str, arguments)]
+    command = [warm.python(), str(ROOT / "tools" / "model_info.py"), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     return done.returncode, done.stdout, done.stderr
 

@@ -13,6 +13,7 @@ import time
 
 import asked
 import pytest
+import warm
 from hostile import attempt, one_thread
 from programs import ROOT, assert_none_left, descendants, wait_for
 
@@ -36,6 +37,7 @@ def begin(place, *words, command=PREDICT, weights="model.safetensors", **how):
 
 def predict(place, *words, stdin=None, **how):
     """(exit status, standard output, standard error)."""
+    how = {"command": [warm.python(), PREDICT[1]]} | how
     process = begin(place, *words, stdin=subprocess.PIPE, **how)
     out, err = process.communicate(stdin, timeout=120)
     return process.returncode, out.decode(), err.decode()

@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+import warm
 from conftest import ROOT
 from safetensors.numpy import load_file, save_file
 
@@ -19,7 +20,7 @@ from weights.formats import read_metadata, write_weights
 
 
 def run(folder, *arguments):
-    command = [sys.executable, str(ROOT / "tools" / "average_checkpoints.py"), *map(str, arguments)]
+    command = [warm.python(), str(ROOT / "tools" / "average_checkpoints.py"), *map(str, arguments)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout, done.stderr
 
