@@ -274,14 +274,28 @@ extern "C" void NAME(blend)(int64_t n, const Byte* from, const Byte* to, float s
   for (int64_t i = 0; i < n; ++i) out[i] = blend(from[i], to[i], share);
 }
 
+INLINE void count(int64_t n, int64_t channels, const Byte* in, int64_t* found) {
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t c = 0; c < channels; ++c) ++found[256 * c + in[i * channels + c]];
+}
+
 // How often each value is there, [C, 256], of n pixels
 extern "C" void NAME(histogram)(int64_t n, int64_t channels, const Byte* in, int64_t* found) {
+  channels == 3 ? count(n, 3, in, found) : count(n, 1, in, found);
+}
+
+INLINE void map(int64_t n, int64_t channels, const Byte* in, const Byte* __restrict tables, Byte* __restrict out) {
   for (int64_t i = 0; i < n; ++i)
-    for (int64_t c = 0; c < channels; ++c) ++found[256 * c + *in++];
+    for (int64_t c = 0; c < channels; ++c) out[i * channels + c] = tables[256 * c + in[i * channels + c]];
 }
 
 // Image.point(tables [C, 256]), of n pixels
 extern "C" void NAME(map)(int64_t n, int64_t channels, const Byte* in, const Byte* tables, Byte* out) {
-  for (int64_t i = 0; i < n; ++i)
-    for (int64_t c = 0; c < channels; ++c) *out++ = tables[256 * c + *in++];
+  channels == 3 ? map(n, 3, in, tables, out) : map(n, 1, in, tables, out);
+}
+
+// The mirror image, left for right, of three channels.
+extern "C" void NAME(mirror)(int64_t height, int64_t width, const Byte* in, Byte* out) {
+  for (int64_t y = 0; y < height; ++y, in += 3 * width)
+    for (int64_t x = width - 1; x >= 0; --x, out += 3) memcpy(out, in + 3 * x, 3);
 }

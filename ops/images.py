@@ -91,6 +91,11 @@ def mapped(pixels: np.ndarray, tables: np.ndarray) -> np.ndarray:
     return _changed("map", pixels, pixels.size // channels, channels, pixels, tables)
 
 
+def mirrored(pixels: np.ndarray) -> np.ndarray:
+    """Returns the mirror image, left for right, of [H, W, 3]."""
+    return _changed("mirror", pixels, *pixels.shape[:2], pixels)
+
+
 def histogram(pixels: np.ndarray) -> np.ndarray:
     """Returns ``image.histogram()``, [C, 256] int64."""
     *_, channels = _shape(pixels)
