@@ -77,7 +77,9 @@ def build_images() -> Path:
             done = subprocess.run(command, capture_output=True, text=True)
             told = next((line for line in done.stderr.splitlines() if "error" in line), "")
         if not built.is_file():
-            raise RunError(f"the compiled image operations don't build ({told}); Pillow computes them, at half the speed")
+            raise RunError(
+                f"the compiled image operations don't build ({told}); Pillow computes them, at half the speed"
+            )
         os.replace(built, target)
     return target
 

@@ -1,4 +1,4 @@
-"""Pillow's operations on arrays of bytes, compiled for CPUs with AVX2 or AVX-512: the same bits in less time (images.h).
+"""Pillow's operations on arrays of bytes, compiled for CPUs with AVX2 or AVX-512: its bits in less time (images.h).
 
 They are optional: ``make ops`` compiles them, ``load`` finds the result, and where it finds none, Pillow computes
 (``loading.transforms``). They start no threads, so that forked loader workers can call them. Images are [H, W] or

@@ -99,12 +99,12 @@ class EncodedImage:
             left, top, right, bottom = window or (0, 0, *size)
             return pixels[top:bottom, left:right]
 
-    def _exactly(
-        self, box: Box, size: tuple[int, int], resample: Image.Resampling, window: Box | None
-    ) -> np.ndarray:
+    def _exactly(self, box: Box, size: tuple[int, int], resample: Image.Resampling, window: Box | None) -> np.ndarray:
         left, top, right, bottom = box
         height, width = bottom - top, right - left
-        own = resample in images.FILTERS and not height > max(100 * width, size[1])  # Pillow resizes a strip in two steps
+        own = resample in images.FILTERS and not height > max(
+            100 * width, size[1]
+        )  # Pillow resizes a strip in two steps
         if own and self._image.mode in ("L", self.mode) and images.load():  # of colours libjpeg makes another grey
             with readable(self._name):
                 pixels = self._jpeg(self._image.size[1], 1)

@@ -180,9 +180,7 @@ def covering(width: int, height: int, to: Size) -> tuple[int, int]:
     return round(width / ratio), round(height / ratio)
 
 
-def _covered(
-    image: Picture, to: Size, resample: Image.Resampling, most: int, centre: Size | None = None
-) -> np.ndarray:
+def _covered(image: Picture, to: Size, resample: Image.Resampling, most: int, centre: Size | None = None) -> np.ndarray:
     width, height = covering(*image.size, to)
     if width * height > max(most, math.prod(to)):
         sides = f"{image.size[0]} x {image.size[1]} pixels"
@@ -195,9 +193,7 @@ def _squashed(image: Picture, to: Size, resample: Image.Resampling, _: int, cent
     return _resized(image, (to[1], to[0]), resample, centre)
 
 
-def _resized(
-    image: Picture, size: tuple[int, int], resample: Image.Resampling, centre: Size | None
-) -> np.ndarray:
+def _resized(image: Picture, size: tuple[int, int], resample: Image.Resampling, centre: Size | None) -> np.ndarray:
     """The image at ``size`` (width, height), or of that the ``centre`` (height, width) alone."""
     window = None
     if centre is not None:

@@ -48,6 +48,10 @@ def _between(low: float, high: float) -> Scale:
     return lambda share, *_: max(low, min(high, low + (high - low) * share))
 
 
+def _up_to(share: float, rng: np.random.Generator, _: float) -> float:
+    return rng.uniform(*sorted((0.1, 2.0 * min(1.0, share))))
+
+
 def _enhanced(share: float, *_: object) -> float:
     return share * 1.8 + 0.1
 
@@ -117,7 +121,7 @@ def posterize(image: Picture, bits: float, *_: object) -> Picture:
 @operations.register("SolarizeIncreasing", scale=lambda share, *_: 256 - _threshold(share), arrays=True)
 def solarize(image: Picture, threshold: float, *_: object) -> Picture:
     if isinstance(image, np.ndarray):
-        return images.mapped(image, np.where(_RAMP < threshold, _RAMP, ~_RAMP))
+        return images.mapped(image, np.where(threshold > _RAMP, _RAMP, ~_RAMP))
     return ImageOps.solarize(image, math.ceil(threshold))  # pixels are whole numbers
 
 
@@ -157,7 +161,7 @@ def desaturate(image: Picture, value: float, *_: object) -> Picture:
 
 
 @operations.register("GaussianBlur", scale=_between(0.1, 2.0), arrays=True)
-@operations.register("GaussianBlurRand", scale=lambda share, rng, _: rng.uniform(0.1, 2.0 * min(1.0, share)), arrays=True)
+@operations.register("GaussianBlurRand", scale=_up_to, arrays=True)
 def gaussian_blur(image: Picture, radius: float, *_: object) -> Picture:
     if isinstance(image, np.ndarray):
         return images.blurred(image, radius)
