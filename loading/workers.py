@@ -28,7 +28,6 @@ from errors import InputError, RunError
 from launch.signals import die_with_parent, ignore_signals
 from loading.samplers import EvalBatchSampler, TrainBatchSampler
 from loading.transforms.bands import pixel_dtype
-from ops.settings import keep_buffers
 from options import Configuration, pair
 from utils import free_memory, num_gpus
 
@@ -233,7 +232,6 @@ def _work(dataset: paddle.io.Dataset, slots: np.ndarray, shape: tuple[int, int, 
     """What a worker does, as long as its rank lives."""
     die_with_parent()
     ignore_signals()
-    keep_buffers()  # a tenth of the time: each image would be decoded into memory that is faulted in anew
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):  # the rank has gone, or goes
         while True:
             slot, keys = connection.recv()

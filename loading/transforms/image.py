@@ -199,7 +199,7 @@ def _resized(image: Picture, size: tuple[int, int], resample: Image.Resampling, 
     if centre is not None:
         left, top = (round((had - side) / 2) for had, side in zip(size, centre[::-1], strict=True))
         window = left, top, left + centre[1], top + centre[0]
-    return resized_crop(image, (0, 0, *image.size), size, resample, window)
+    return resized_crop(image, (0, 0, image.size[0], image.size[1]), size, resample, window)
 
 
 def _mirrored(pixels: np.ndarray) -> np.ndarray:

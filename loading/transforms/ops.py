@@ -49,7 +49,8 @@ def _between(low: float, high: float) -> Scale:
 
 
 def _up_to(share: float, rng: np.random.Generator, _: float) -> float:
-    return rng.uniform(*sorted((0.1, 2.0 * min(1.0, share))))
+    most = 2.0 * min(1.0, share)
+    return rng.uniform(min(0.1, most), max(0.1, most))
 
 
 def _enhanced(share: float, *_: object) -> float:
@@ -219,9 +220,9 @@ def _affine(image: Picture, matrix: tuple, resample: Image.Resampling, fill: Fil
 
 def blend(first: Picture, second: Picture, share: float) -> Picture:
     """Returns ``share`` of the second image and the rest of the first."""
-    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
-        return images.blended(first, second, share)
-    return Image.blend(first, second, share)
+    if isinstance(first, Image.Image) and isinstance(second, Image.Image):
+        return Image.blend(first, second, share)
+    return images.blended(np.asarray(first), np.asarray(second), share)
 
 
 def apply(name: str, image: Picture, value: float, resample: Image.Resampling, fill: Fill) -> Picture:

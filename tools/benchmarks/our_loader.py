@@ -19,10 +19,12 @@ from rates import images_per_second, workers_cpu
 import datasets
 import errors
 from config import get_config
+from ops.settings import keep_buffers
 
 
 def ours(request: dict[str, Any]) -> tuple[paddle.io.Dataset, Any]:
-    """Returns the toolkit's training or validation set and its loader."""
+    """Returns the toolkit's training or validation set and its loader, in a process that is tuned as a run's."""
+    keep_buffers()
     config, mode = get_config(request["cfg"], request["options"]), "val" if request["evaluation"] else "train"
     dataset = datasets.get_dataset(config, mode)
     needed = request["warm_up"] + request["images"]
