@@ -173,16 +173,18 @@ struct Weights {
 // Image.resize((to_width, to_height), BICUBIC or else BILINEAR), cut to [bottom - top, right - left, C]
 extern "C" void NAME(resize)(int64_t height, int64_t width, int64_t channels, const Byte* in, int64_t to_height,
                               int64_t to_width, const int64_t* window, bool cubic, Byte* out) {
-  int64_t left = window[0], top = window[1], columns = window[2] - left, rows = window[3] - top;
-  Weights across(width, to_width, left, columns, cubic), down(height, to_height, top, rows, cubic);
-  int64_t read = down.end - down.begin, stride = width * channels;
-  vector<Byte> turned((across.end - across.begin) * read * channels), narrow(columns * read * channels);
-  transpose(read, across.end - across.begin, stride, channels, in + down.begin * stride + across.begin * channels,
-            &turned[0]);
-  across.apply(read * channels, &turned[0], read * channels, &narrow[0]);
-  turned.resize(narrow.size());
-  transpose(columns, read, read * channels, channels, &narrow[0], &turned[0]);
-  down.apply(columns * channels, &turned[0], columns * channels, out);
+  int64_t left = window[0], top = window[1], columns = window[2] - left;
+  Weights across(width, to_width, left, columns, cubic), down(height, to_height, top, window[3] - top, cubic);
+  int64_t read = down.end - down.begin, needed = across.end - across.begin, stride = width * channels;
+  const int64_t strip = 64;  // rows at a time, which stay in the cache
+  vector<Byte> turned(needed * strip * channels), found(columns * strip * channels), lines(read * columns * channels);
+  for (int64_t y = 0; y < read; y += strip) {
+    int64_t rows = std::min(strip, read - y), n = rows * channels;
+    transpose(rows, needed, stride, channels, in + (down.begin + y) * stride + across.begin * channels, &turned[0]);
+    across.apply(n, &turned[0], n, &found[0]);
+    transpose(columns, rows, n, channels, &found[0], &lines[y * columns * channels]);
+  }
+  down.apply(columns * channels, &lines[0], columns * channels, out);
 }
 
 // One box, ``radius`` and a fraction to either side, over n bytes of each line.
@@ -195,9 +197,11 @@ static void box_line(int64_t n, const Byte* off, const Byte* on, const Byte* rig
   }
 }
 
-static void boxes(int64_t lines, int64_t n, float radius, Byte* first, Byte* second) {  // three passes; the last in second
+// Three passes over all lines; the last one ends in ``second``.
+static void boxes(int64_t lines, int64_t n, float radius, Byte* first, Byte* second) {
   int64_t r = (int64_t)radius;
-  uint32_t whole = (uint32_t)((float)(1 << 24) / (radius * 2 + 1)), part = ((1 << 24) - (uint32_t)(r * 2 + 1) * whole) / 2;
+  uint32_t whole = (uint32_t)((float)(1 << 24) / (radius * 2 + 1));
+  uint32_t part = ((1 << 24) - (uint32_t)(r * 2 + 1) * whole) / 2;
   vector<uint32_t> sums(n);
   for (int pass = 0; pass < 3; ++pass, std::swap(first, second)) {
     auto line = [&](int64_t i) { return first + clamped(i, lines) * n; };
@@ -210,7 +214,8 @@ static void boxes(int64_t lines, int64_t n, float radius, Byte* first, Byte* sec
 }
 
 // ImageFilter.GaussianBlur(deviation)
-extern "C" void NAME(blur)(int64_t height, int64_t width, int64_t channels, const Byte* in, float deviation, Byte* out) {
+extern "C" void NAME(blur)(int64_t height, int64_t width, int64_t channels, const Byte* in, float deviation,
+                           Byte* out) {
   float variance = deviation * deviation / 3, length = std::sqrt(12.0 * variance + 1.0);
   float whole = std::floor((length - 1.0) / 2.0);
   float part = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance);
@@ -240,7 +245,8 @@ static void sharpen_row(int64_t n, int64_t step, const Byte* above, const Byte* 
 }
 
 // ImageEnhance.Sharpness(image).enhance(factor)
-extern "C" void NAME(sharpen)(int64_t height, int64_t width, int64_t channels, const Byte* in, float factor, Byte* out) {
+extern "C" void NAME(sharpen)(int64_t height, int64_t width, int64_t channels, const Byte* in, float factor,
+                              Byte* out) {
   int64_t n = width * channels;
   memcpy(out, in, height * n);  // the outermost pixels stay
   for (int64_t y = 1; y + 1 < height && width > 2; ++y) {
