@@ -78,7 +78,7 @@ def build_images() -> Path:
             told = next((line for line in done.stderr.splitlines() if "error" in line), "")
         if not built.is_file():
             raise RunError(
-                f"the compiled image operations don't build ({told}); Pillow computes them, at half the speed"
+                f"the compiled image operations don't build ({told}); Pillow computes them, which takes longer"
             )
         os.replace(built, target)
     return target
