@@ -168,13 +168,13 @@ class EncodedDataset(ImageDataset):
         return self._encoded(index).decoded()
 
     def picture(self, index: int) -> Picture:
-        return self.image(index) if self.exact else self._encoded(index)
+        return self._encoded(index)
 
     def _encoded(self, index: int) -> Encoded:
         name = self.name(index)
         with readable(name, RunError):  # a disk may do better next time
             data = self.data(index)
-        return encoded_image(data, self.mode, name, self.most, self.oriented)
+        return encoded_image(data, self.mode, name, self.most, self.oriented, self.exact)
 
 
 class FileDataset(EncodedDataset):

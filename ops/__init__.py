@@ -31,8 +31,8 @@ _run = getattr(_C_ops, "_run_custom_op", None) or core.eager._run_custom_op
 
 
 def sources_and_headers() -> list[Path]:
-    """Returns the operators' C++ files, in order of their names."""
-    return sorted((*_HERE.glob("*.cc"), *_HERE.glob("*.h")))
+    """Returns the operators' C++ files, in order of their names; those of ``ops.images`` are a library of their own."""
+    return sorted(path for path in (*_HERE.glob("*.cc"), *_HERE.glob("*.h")) if path.stem != "images")
 
 
 def library() -> Path:

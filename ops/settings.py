@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_limits
 
 import ops
 from launch.environment import cores_each
+from ops import images
 from options import Configuration
 from utils import num_gpus
 
@@ -30,10 +31,12 @@ def set_device_flags(config: Configuration, local_processes: int) -> str:
     if config.TF32 is not None:
         set_tf32(config.TF32)
     if paddle.device.get_device() == "cpu":
-        return tune_cpu(local_processes) if config.TUNE_CPU else "Paddle's defaults (TUNE_CPU is off)"
-    kept = keep_buffers() if config.TUNE_CPU else ""
-    told = f"DETERMINISTIC={config.DETERMINISTIC} CUDNN_BENCHMARK={config.CUDNN_BENCHMARK}"
-    return f"{told}, {kept}" if kept else told
+        told = [tune_cpu(local_processes) if config.TUNE_CPU else "Paddle's defaults (TUNE_CPU is off)"]
+    else:
+        told = [f"DETERMINISTIC={config.DETERMINISTIC} CUDNN_BENCHMARK={config.CUDNN_BENCHMARK}"]
+        told += [kept] if config.TUNE_CPU and (kept := keep_buffers()) else []
+    told.append("images by compiled operations" if images.load() else "images by Pillow (python -m ops.build)")
+    return ", ".join(told)
 
 
 def set_tf32(allowed: bool) -> None:

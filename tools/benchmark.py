@@ -97,7 +97,9 @@ def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
         flag("data_path", kind=str, metavar="FOLDER", help="train/<class>/*.jpg; default: tools/make_photographs.py's")
         flag("workers", 1)
         flag("images", 2048, help="in each run, for each of its figures")
-        flag("auto_augment", kind=str, metavar="POLICY", help="rand-m9-mstd0.5, say, for both sides")
+        flag("auto_augment", kind=str, metavar="POLICY", help="rand-m9-mstd0.5, 3a, trivial, augmix-m3, ..., for all")
+        flag("color_jitter", 0.0, float, metavar="SHARE", help="TRAIN.COLOR_JITTER, for all")
+        command.add_argument("-evaluation", "--evaluation", action="store_true", help="an evaluation's images")
     if what in ("train", "zoo"):
         flag("reports", 3, help="of two steps each, after the first")
     if what in ("eval", "zoo"):

@@ -266,10 +266,12 @@ def clock(now: float) -> Finding:
 def operators() -> Finding:
     """The compiled operators of ops/, which CPUs are slow without."""
     import ops
+    from ops import images
     from utils import num_gpus
 
+    missed = "" if images.load() else "; not those of images, which Pillow computes: python -m ops.build"
     if num_gpus() or ops.load():
-        return True, "a GPU needs none" if num_gpus() else ops.library().parent.name
+        return True, ("a GPU needs none" if num_gpus() else ops.library().parent.name) + missed
     return False, "not compiled for this Paddle, which makes training slow (docs/performance.md); python -m ops.build"
 
 

@@ -12,6 +12,9 @@ from errors import InputError
 from loading.transforms.ops import (
     Augment,
     Fill,
+    Picture,
+    apply,
+    blend,
     posterize,
     rotate,
     shear_x,
@@ -22,7 +25,7 @@ from loading.transforms.ops import (
 )
 from options import Configuration, nearest
 
-Policy = Callable[[Image.Image, np.random.Generator], Image.Image]
+Policy = Callable[[Picture, np.random.Generator], Picture]
 
 FORMS = (
     "rand-m9-n2-p0.5-mstd0.5-mmax10-inc1-tweights (or tRotate+Invert), original-mstd0.5 (or originalr, v0, v0r, 3a), "
@@ -117,7 +120,7 @@ class RandAugment:
         self.augments, self.n = augments, n
         self.probabilities = None if weights is None else np.asarray(weights) / np.sum(weights)
 
-    def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    def __call__(self, image: Picture, rng: np.random.Generator) -> Picture:
         repeat = self.probabilities is None
         for index in rng.choice(len(self.augments), self.n, replace=repeat, p=self.probabilities):
             image = self.augments[index](image, rng)
@@ -130,7 +133,7 @@ class AutoAugment:
     def __init__(self, lines: Sequence[Sequence[Augment]]) -> None:
         self.lines = lines
 
-    def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    def __call__(self, image: Picture, rng: np.random.Generator) -> Picture:
         for augment in self.lines[int(rng.integers(len(self.lines)))]:
             image = augment(image, rng)
         return image
@@ -144,11 +147,11 @@ class TrivialAugmentWide:
         "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize",
     )  # fmt: skip
 
-    def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    def __call__(self, image: Picture, rng: np.random.Generator) -> Picture:
         name, step = self._SPACE[rng.integers(len(self._SPACE))], int(rng.integers(31))
         return self.apply(image, name, step, -1 if rng.integers(2) else 1)
 
-    def apply(self, image: Image.Image, name: str, step: int, sign: int) -> Image.Image:
+    def apply(self, image: Picture, name: str, step: int, sign: int) -> Picture:
         """Applies an operation at ``step`` (0 to 30) of its widest range, in the direction of ``sign``.
 
         torchvision's magnitudes are float32, ours exact: at step 15 it shifts by 15.99.. cut to 15 pixels, we by 16.
@@ -164,7 +167,7 @@ class TrivialAugmentWide:
             return posterize(image, 8 - round(share * 6))
         if name == "Solarize":
             return solarize(image, 255 - 8.5 * step)
-        return image if name == "Identity" else operations.load(name)[0](image, 1 + sign * 0.99 * share, *how)
+        return image if name == "Identity" else apply(name, image, 1 + sign * 0.99 * share, *how)
 
 
 class AugMix:
@@ -179,7 +182,7 @@ class AugMix:
     def __init__(self, augments: Sequence[Augment], width: int, depth: int, alpha: float, blended: bool) -> None:
         self.augments, self.width, self.depth, self.alpha, self.blended = augments, width, depth, alpha, blended
 
-    def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    def __call__(self, image: Picture, rng: np.random.Generator) -> Picture:
         shares, share = rng.dirichlet([self.alpha] * self.width), rng.beta(self.alpha, self.alpha)
         chains = [self._chain(image, rng) for _ in shares]
         if self.blended:
@@ -187,12 +190,13 @@ class AugMix:
             # What is blended in last keeps its whole share: those before it need a larger one.
             rest = 1 - share * np.append(np.cumsum(shares[::-1])[::-1][1:], 0)
             for chain, own, left in zip(chains, share * shares, rest, strict=True):
-                mixed = Image.blend(mixed, chain, float(own / left))
+                mixed = blend(mixed, chain, float(own / left))
             return mixed
         total = sum(own * np.asarray(chain, np.float32) for own, chain in zip(shares, chains, strict=True))
-        return Image.blend(image, Image.fromarray(np.clip(total, 0, 255).astype(np.uint8)), float(share))
+        mixed = np.clip(total, 0, 255).astype(np.uint8)
+        return blend(image, mixed if isinstance(image, np.ndarray) else Image.fromarray(mixed), float(share))
 
-    def _chain(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    def _chain(self, image: Picture, rng: np.random.Generator) -> Picture:
         depth = self.depth or rng.integers(1, 4)
         for index in rng.integers(len(self.augments), size=depth):
             image = self.augments[index](image, rng)

@@ -29,14 +29,16 @@ _MEANINGS = (0, 1, 2, 5)  # photometric interpretations: grey from white or blac
 Encoded = EncodedImage | Bands
 
 
-def encoded_image(data: bytes, mode: str | int, name: str, most: int, oriented: bool = False) -> Encoded:
+def encoded_image(
+    data: bytes, mode: str | int, name: str, most: int, oriented: bool = False, exact: bool = False
+) -> Encoded:
     """Returns the image in a file: of ``pixel_mode``; else as ``EncodedImage`` and ``bands_of``.
 
     Raises:
         RunError: it can't be read.
     """
     if isinstance(mode, str):
-        return EncodedImage(data, mode, name, most, oriented)
+        return EncodedImage(data, mode, name, most, oriented, exact)
     return bands_of(data, mode, name, most, oriented)
 
 

@@ -37,9 +37,12 @@ class Bands:
         """Returns itself: it is decoded."""
         return self
 
-    def resized_crop(self, box: Box, size: tuple[int, int], resample: Image.Resampling) -> np.ndarray:
-        """Returns the part in ``box`` at ``size`` (width, height): [H, W, C] float32, of 8 and 16 bits as shares of
-        their largest value. Each channel is what Pillow makes of it in mode F: nothing is rounded or cut off.
+    def resized_crop(
+        self, box: Box, size: tuple[int, int], resample: Image.Resampling, window: Box | None = None
+    ) -> np.ndarray:
+        """Returns the part in ``box`` at ``size`` (width, height), or of that the box ``window``: [H, W, C] float32, of
+        8 and 16 bits as shares of their largest value. Each channel is what Pillow makes of it in mode F: nothing is
+        rounded or cut off.
         """
         left, top, right, bottom = box
         found = np.empty((size[1], size[0], self.values.shape[2]), np.float32)
@@ -47,7 +50,8 @@ class Bands:
             band = self.values[top:bottom, left:right, channel].astype(np.float32, order="C")
             found[:, :, channel] = np.asarray(Image.fromarray(band).resize(size, resample))
         found /= UNITS[self.values.dtype]
-        return found
+        left, top, right, bottom = window or (0, 0, *size)
+        return found[top:bottom, left:right]
 
 
 def pixel_mode(config: Configuration) -> str | int:

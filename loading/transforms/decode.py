@@ -2,7 +2,8 @@
 
 A plain JPEG goes through libjpeg-turbo (simplejpeg) into an array, without the rows below the crop, at 1/2, 1/4 or 1/8
 of its size if the crop is much larger than what becomes of it, and through Pillow's filters in SIMD (cykooz_resizer).
-Both work in the calling thread. Anything else is Pillow's to decode, or to refuse.
+Both work in the calling thread. Anything else is Pillow's to decode, or to refuse. Where Pillow's pixels are asked for,
+libjpeg-turbo decodes all of it, as it does for Pillow, and ``ops.images`` resizes it by Pillow's arithmetic.
 """
 
 import math
@@ -20,6 +21,7 @@ from loading.transforms import tiff
 from loading.transforms.bands import Bands
 from loading.transforms.formats import opened_image
 from loading.transforms.orientation import TURNS, Box, orientation_of
+from ops import images
 
 _ALGORITHMS = {
     Image.Resampling.BICUBIC: ResizeAlg.convolution(FilterType.catmull_rom),
@@ -51,6 +53,7 @@ class EncodedImage:
         name: what a person calls it.
         most: pixels that it may have (DATA.MAX_PIXELS).
         oriented: it is turned as its EXIF says (DATA.EXIF_ORIENTATION).
+        exact: its pixels are Pillow's to the bit.
 
     Attributes:
         size: (width, height) in pixels, of what is shown.
@@ -59,8 +62,10 @@ class EncodedImage:
         RunError: it can't be read; from every method.
     """
 
-    def __init__(self, data: bytes, mode: str, name: str, most: int, oriented: bool = False) -> None:
-        self.mode, self._name = mode, name
+    def __init__(
+        self, data: bytes, mode: str, name: str, most: int, oriented: bool = False, exact: bool = False
+    ) -> None:
+        self.mode, self._name, self._exact = mode, name, exact
         with readable(name):
             self._image, self._data = opened_image(data, most)
         if reason := unscaled(self._image):
@@ -73,20 +78,40 @@ class EncodedImage:
         with readable(self._name):
             return self._turn.image(converted(self._image, self.mode))
 
-    def resized_crop(self, box: Box, size: tuple[int, int], resample: Image.Resampling) -> np.ndarray:
-        """As the function, of a plain JPEG within 1.5 grey levels in the mean, of all else exactly."""
+    def resized_crop(
+        self, box: Box, size: tuple[int, int], resample: Image.Resampling, window: Box | None = None
+    ) -> np.ndarray:
+        """As the function, of a plain JPEG within 1.5 grey levels in the mean unless ``exact``, of all else exactly."""
+        if self._exact:
+            return self._exactly(box, size, resample, window)
         room = min((box[2] - box[0]) / size[0], (box[3] - box[1]) / size[1])
         scale = max(scale for scale in (1, 2, 4, 8) if scale == 1 or room >= scale * _GAP)
         with readable(self._name):
             stored = self._turn.box(box, self.size)
             pixels = self._jpeg(stored[3], scale)
             if pixels is None:
-                return resized_crop(self.decoded(), box, size, resample)
+                return resized_crop(self.decoded(), box, size, resample, window)
             left, top, right, bottom = (edge / scale for edge in stored)
             x, y = int(left), int(top)
             pixels = pixels[y : math.ceil(bottom), x : math.ceil(right)]
             place = CropBox(left - x, top - y, right - left, bottom - top)
-            return self._turn.pixels(_resized(pixels, place, self._turn.size(size), resample))
+            pixels = self._turn.pixels(_resized(pixels, place, self._turn.size(size), resample))
+            left, top, right, bottom = window or (0, 0, *size)
+            return pixels[top:bottom, left:right]
+
+    def _exactly(self, box: Box, size: tuple[int, int], resample: Image.Resampling, window: Box | None) -> np.ndarray:
+        left, top, right, bottom = box
+        height, width = bottom - top, right - left
+        own = resample in images.FILTERS and not height > max(
+            100 * width, size[1]
+        )  # Pillow resizes a strip in two steps
+        if own and self._image.mode in ("L", self.mode) and images.load():  # of colours libjpeg makes another grey
+            with readable(self._name):
+                pixels = self._jpeg(self._image.size[1], 1)
+            if pixels is not None:
+                pixels = self._turn.pixels(pixels if self.mode == "RGB" else pixels[:, :, 0])
+                return images.resized(pixels[top:bottom, left:right], size, resample, window)
+        return resized_crop(self.decoded(), box, size, resample, window)
 
     def _jpeg(self, rows: int, scale: int) -> np.ndarray | None:
         """Returns at least the first ``rows`` at 1 / ``scale``, [H, W, C] uint8, or None if this is no sound JPEG."""
@@ -101,19 +126,25 @@ class EncodedImage:
 
 
 def resized_crop(
-    image: Image.Image | EncodedImage | Bands, box: Box, size: tuple[int, int], resample: Image.Resampling
+    image: Image.Image | EncodedImage | Bands,
+    box: Box,
+    size: tuple[int, int],
+    resample: Image.Resampling,
+    window: Box | None = None,
 ) -> np.ndarray:
     """Returns Pillow's ``image.crop(box).resize(size, resample)``, [H, W] or [H, W, 3] uint8; of ``Bands`` as they say.
 
     Args:
         size: (width, height) in pixels.
+        window: the box of the result that is wanted; None: all of it.
 
     Raises:
         RunError: an encoded image can't be read.
     """
     if not isinstance(image, Image.Image):
-        return image.resized_crop(box, size, resample)
-    return np.asarray((image if box == (0, 0, *image.size) else image.crop(box)).resize(size, resample))
+        return image.resized_crop(box, size, resample, window)
+    resized = (image if box == (0, 0, *image.size) else image.crop(box)).resize(size, resample)
+    return np.asarray(resized.crop(window) if window else resized)
 
 
 def unscaled(image: Image.Image) -> str | None:

@@ -7,19 +7,21 @@ import copy
 import math
 
 import numpy as np
-from PIL import Image, ImageEnhance
+from PIL import Image
 
 from errors import Unreadable
 from loading.transforms.auto import build_auto_augment, interpolations
 from loading.transforms.bands import Bands, most_resized
 from loading.transforms.corruption import Corruption
 from loading.transforms.decode import Box, EncodedImage, resized_crop
+from loading.transforms.ops import brightness, color, contrast
+from ops import images
 from options import Configuration, pair
 
 Picture = Image.Image | EncodedImage | Bands
 Size = tuple[int, int]  # (height, width) in pixels
 _BORDER = 4  # pixels that "simple" adds on each side
-_JITTERED = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+_JITTERED = (brightness, contrast, color)
 RESAMPLING = {
     "bicubic": Image.Resampling.BICUBIC,
     "bilinear": Image.Resampling.BILINEAR,
@@ -74,17 +76,17 @@ class TrainTransform:
         if self.vflip and rng.random() < self.vflip:
             pixels = pixels[::-1]
         if self.augment is not None or self.color_jitter:
-            pixels = self._recolored(Image.fromarray(pixels), rng)
+            pixels = self._recolored(pixels if images.load() else Image.fromarray(pixels), rng)
         return _pixels(pixels)
 
-    def _recolored(self, image: Image.Image, rng: np.random.Generator) -> np.ndarray:
+    def _recolored(self, image: Image.Image | np.ndarray, rng: np.random.Generator) -> np.ndarray:
         if self.augment is not None:
             image = self.augment(image, rng)
         if self.color_jitter:
             low, high = max(0.0, 1 - self.color_jitter), 1 + self.color_jitter
             factors = rng.uniform(low, high, len(_JITTERED))
             for index in rng.permutation(len(_JITTERED)):
-                image = _JITTERED[index](image).enhance(factors[index])
+                image = _JITTERED[index](image, factors[index])
         return np.asarray(image)
 
     def _crop(self, image: Picture, rng: np.random.Generator) -> np.ndarray:
@@ -155,9 +157,7 @@ class EvalTransform:
         self.corruption = Corruption(config) if config.EVAL and config.DATA.CORRUPTION else None
 
     def __call__(self, image: Picture, rng: np.random.Generator | None = None) -> np.ndarray:
-        pixels = self.resized(image, self.resize_to, self.resample, self.most)
-        top, left = (round((had - side) / 2) for had, side in zip(pixels.shape[:2], self.size, strict=True))
-        pixels = _pixels(pixels[top : top + self.size[0], left : left + self.size[1]])
+        pixels = _pixels(self.resized(image, self.resize_to, self.resample, self.most, self.size))
         return self.corruption(pixels, rng) if self.corruption and rng is not None else pixels
 
 
@@ -180,22 +180,33 @@ def covering(width: int, height: int, to: Size) -> tuple[int, int]:
     return round(width / ratio), round(height / ratio)
 
 
-def _covered(image: Picture, to: Size, resample: Image.Resampling, most: int) -> np.ndarray:
+def _covered(image: Picture, to: Size, resample: Image.Resampling, most: int, centre: Size | None = None) -> np.ndarray:
     width, height = covering(*image.size, to)
     if width * height > max(most, math.prod(to)):
         sides = f"{image.size[0]} x {image.size[1]} pixels"
         limit = f"DATA.MAX_PIXELS {'leaves floats, ' if isinstance(image, Bands) else ''}{most}"
         raise Unreadable(f"it has {sides}, resized {width} x {height}: more than {limit}")
-    return resized_crop(image, (0, 0, image.size[0], image.size[1]), (width, height), resample)
+    return _resized(image, (width, height), resample, centre)
 
 
-def _squashed(image: Picture, to: Size, resample: Image.Resampling, _: int) -> np.ndarray:
-    return resized_crop(image, (0, 0, image.size[0], image.size[1]), (to[1], to[0]), resample)
+def _squashed(image: Picture, to: Size, resample: Image.Resampling, _: int, centre: Size | None = None) -> np.ndarray:
+    return _resized(image, (to[1], to[0]), resample, centre)
+
+
+def _resized(image: Picture, size: tuple[int, int], resample: Image.Resampling, centre: Size | None) -> np.ndarray:
+    """The image at ``size`` (width, height), or of that the ``centre`` (height, width) alone."""
+    window = None
+    if centre is not None:
+        left, top = (round((had - side) / 2) for had, side in zip(size, centre[::-1], strict=True))
+        window = left, top, left + centre[1], top + centre[0]
+    return resized_crop(image, (0, 0, image.size[0], image.size[1]), size, resample, window)
 
 
 def _mirrored(pixels: np.ndarray) -> np.ndarray:
     if pixels.ndim == 2:
         return pixels[:, ::-1]
+    if pixels.shape[2] == 3 and pixels.dtype == np.uint8 and images.load():
+        return images.mirrored(pixels)
     mirrored = np.empty_like(pixels)
     for channel in range(pixels.shape[2]):  # a third of the time of all at once, or less
         mirrored[:, :, channel] = pixels[:, ::-1, channel]

@@ -1,7 +1,8 @@
-"""The operations that augmentation policies choose from, named and scaled as in timm: a Pillow image in, another out.
+"""The operations that augmentation policies choose from, named and scaled as in timm: an image in, another out.
 
 Each works on mode RGB and on mode L, where Color and Desaturate change nothing. Its ``scale`` gives the value that a
-level means; without one it takes none.
+level means; without one it takes none. An image is Pillow's, or where the operation is registered with ``arrays=True``
+an array of its pixels, [H, W] or [H, W, 3] uint8: ``ops.images`` then computes the same bits.
 """
 
 import math
@@ -12,7 +13,9 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from configs.registry import operations
+from ops import images
 
+Picture = Image.Image | np.ndarray
 Fill = int | tuple[int, ...]  # the colour of what comes in from outside an image
 # (level as a share of 10, generator, TRANSLATE's share) -> the operation's value
 Scale = Callable[[float, np.random.Generator, float], float]
@@ -45,6 +48,11 @@ def _between(low: float, high: float) -> Scale:
     return lambda share, *_: max(low, min(high, low + (high - low) * share))
 
 
+def _up_to(share: float, rng: np.random.Generator, _: float) -> float:
+    most = 2.0 * min(1.0, share)
+    return rng.uniform(min(0.1, most), max(0.1, most))
+
+
 def _enhanced(share: float, *_: object) -> float:
     return share * 1.8 + 0.1
 
@@ -55,113 +63,174 @@ def _increasing(share: float, rng: np.random.Generator, _: float) -> float:
 
 # --------------------------------------------------------------- operations
 
-
-@operations.register("AutoContrast")
-def autocontrast(image: Image.Image, *_: object) -> Image.Image:
-    return ImageOps.autocontrast(image)
+_RAMP = np.arange(256, dtype=np.uint8)
 
 
-@operations.register("Equalize")
-def equalize(image: Image.Image, *_: object) -> Image.Image:
-    return ImageOps.equalize(image)
+@operations.register("AutoContrast", arrays=True)
+def autocontrast(image: Picture, *_: object) -> Picture:
+    if not isinstance(image, np.ndarray):
+        return ImageOps.autocontrast(image)
+    tables = np.tile(_RAMP, (3, 1))
+    for table, counts in zip(tables, images.histogram(image), strict=False):
+        low, high = np.flatnonzero(counts)[[0, -1]].tolist()
+        if low < high:
+            scale = 255.0 / (high - low)
+            table[:] = np.clip((np.arange(256) * scale + -low * scale).astype(int), 0, 255)
+    return images.mapped(image, tables[: image[0, 0].size])
 
 
-@operations.register("Invert")
-def invert(image: Image.Image, *_: object) -> Image.Image:
-    return ImageOps.invert(image)
+@operations.register("Equalize", arrays=True)
+def equalize(image: Picture, *_: object) -> Picture:
+    if not isinstance(image, np.ndarray):
+        return ImageOps.equalize(image)
+    tables = np.tile(_RAMP, (3, 1))
+    for table, counts in zip(tables, images.histogram(image), strict=False):
+        step = int(counts.sum() - counts[np.flatnonzero(counts)[-1]]) // 255
+        if step:
+            table[:] = np.minimum((step // 2 + np.cumsum(counts) - counts) // step, 255)
+    return images.mapped(image, tables[: image[0, 0].size])
 
 
-@operations.register("Rotate", scale=_signed(30.0))
-def rotate(image: Image.Image, degrees: float, resample: Image.Resampling, fill: Fill) -> Image.Image:
-    return image.rotate(degrees, resample, fillcolor=fill)
+@operations.register("Invert", arrays=True)
+def invert(image: Picture, *_: object) -> Picture:
+    return ~image if isinstance(image, np.ndarray) else ImageOps.invert(image)
 
 
-@operations.register("Posterize", scale=lambda share, *_: _bits(share))  # TPU's: all bits go at level 0
-@operations.register("PosterizeIncreasing", scale=lambda share, *_: 4 - _bits(share))
-@operations.register("PosterizeOriginal", scale=lambda share, *_: 4 + _bits(share))
-def posterize(image: Image.Image, bits: float, *_: object) -> Image.Image:
+@operations.register("Rotate", scale=_signed(30.0), arrays=True)
+def rotate(image: Picture, degrees: float, resample: Image.Resampling, fill: Fill) -> Picture:
+    if not isinstance(image, np.ndarray):
+        return image.rotate(degrees, resample, fillcolor=fill)
+    angle, (height, width) = math.radians(degrees % 360.0), image.shape[:2]
+    # Pillow's matrix, from places in the result to places in the image, about the centre.
+    cos, sin = round(math.cos(-angle), 15), round(math.sin(-angle), 15)
+    x, y = cos * (-width / 2) + sin * (-height / 2), -sin * (-width / 2) + cos * (-height / 2)
+    return _affine(image, (cos, sin, x + width / 2, -sin, cos, y + height / 2), resample, fill)
+
+
+@operations.register("Posterize", scale=lambda share, *_: _bits(share), arrays=True)  # TPU's: all bits go at level 0
+@operations.register("PosterizeIncreasing", scale=lambda share, *_: 4 - _bits(share), arrays=True)
+@operations.register("PosterizeOriginal", scale=lambda share, *_: 4 + _bits(share), arrays=True)
+def posterize(image: Picture, bits: float, *_: object) -> Picture:
+    if isinstance(image, np.ndarray):
+        return image & np.uint8(256 - (256 >> max(0, int(bits))) if bits < 8 else 255)
     if bits < 1:  # black; Pillow 13 refuses it
         return Image.new(image.mode, image.size)
     return image if bits >= 8 else ImageOps.posterize(image, int(bits))
 
 
-@operations.register("Solarize", scale=lambda share, *_: _threshold(share))
-@operations.register("SolarizeIncreasing", scale=lambda share, *_: 256 - _threshold(share))
-def solarize(image: Image.Image, threshold: float, *_: object) -> Image.Image:
+@operations.register("Solarize", scale=lambda share, *_: _threshold(share), arrays=True)
+@operations.register("SolarizeIncreasing", scale=lambda share, *_: 256 - _threshold(share), arrays=True)
+def solarize(image: Picture, threshold: float, *_: object) -> Picture:
+    if isinstance(image, np.ndarray):
+        return images.mapped(image, np.where(threshold > _RAMP, _RAMP, ~_RAMP))
     return ImageOps.solarize(image, math.ceil(threshold))  # pixels are whole numbers
 
 
-@operations.register("SolarizeAdd", scale=lambda share, *_: min(128, int(share * 110)))
-def solarize_add(image: Image.Image, value: float, *_: object) -> Image.Image:
+@operations.register("SolarizeAdd", scale=lambda share, *_: min(128, int(share * 110)), arrays=True)
+def solarize_add(image: Picture, value: float, *_: object) -> Picture:
     table = [min(255, i + int(value)) if i < 128 else i for i in range(256)]
+    if isinstance(image, np.ndarray):
+        return images.mapped(image, np.array(table, np.uint8))
     return image.point(table * len(image.getbands()))
 
 
-@operations.register("ShearX", scale=_signed(0.3))
-def shear_x(image: Image.Image, factor: float, resample: Image.Resampling, fill: Fill) -> Image.Image:
+@operations.register("ShearX", scale=_signed(0.3), arrays=True)
+def shear_x(image: Picture, factor: float, resample: Image.Resampling, fill: Fill) -> Picture:
     return _affine(image, (1, factor, 0, 0, 1, 0), resample, fill)
 
 
-@operations.register("ShearY", scale=_signed(0.3))
-def shear_y(image: Image.Image, factor: float, resample: Image.Resampling, fill: Fill) -> Image.Image:
+@operations.register("ShearY", scale=_signed(0.3), arrays=True)
+def shear_y(image: Picture, factor: float, resample: Image.Resampling, fill: Fill) -> Picture:
     return _affine(image, (1, 0, 0, factor, 1, 0), resample, fill)
 
 
-@operations.register("TranslateXRel", scale=_translated)
-def translate_x_rel(image: Image.Image, share: float, resample: Image.Resampling, fill: Fill) -> Image.Image:
-    return translate_x(image, share * image.width, resample, fill)
+@operations.register("TranslateXRel", scale=_translated, arrays=True)
+def translate_x_rel(image: Picture, share: float, resample: Image.Resampling, fill: Fill) -> Picture:
+    width = image.shape[1] if isinstance(image, np.ndarray) else image.width
+    return translate_x(image, share * width, resample, fill)
 
 
-@operations.register("TranslateYRel", scale=_translated)
-def translate_y_rel(image: Image.Image, share: float, resample: Image.Resampling, fill: Fill) -> Image.Image:
-    return translate_y(image, share * image.height, resample, fill)
+@operations.register("TranslateYRel", scale=_translated, arrays=True)
+def translate_y_rel(image: Picture, share: float, resample: Image.Resampling, fill: Fill) -> Picture:
+    height = image.shape[0] if isinstance(image, np.ndarray) else image.height
+    return translate_y(image, share * height, resample, fill)
 
 
-@operations.register("Desaturate", scale=_between(0.5, 1.0))
-def desaturate(image: Image.Image, value: float, *_: object) -> Image.Image:
-    return ImageEnhance.Color(image).enhance(1 - value)
+@operations.register("Desaturate", scale=_between(0.5, 1.0), arrays=True)
+def desaturate(image: Picture, value: float, *_: object) -> Picture:
+    return color(image, 1 - value)
 
 
-@operations.register("GaussianBlur", scale=_between(0.1, 2.0))
-@operations.register("GaussianBlurRand", scale=lambda share, rng, _: rng.uniform(0.1, 2.0 * min(1.0, share)))
-def gaussian_blur(image: Image.Image, radius: float, *_: object) -> Image.Image:
+@operations.register("GaussianBlur", scale=_between(0.1, 2.0), arrays=True)
+@operations.register("GaussianBlurRand", scale=_up_to, arrays=True)
+def gaussian_blur(image: Picture, radius: float, *_: object) -> Picture:
+    if isinstance(image, np.ndarray):
+        return images.blurred(image, radius)
     return image.filter(ImageFilter.GaussianBlur(radius))
 
 
-@operations.register("Color", scale=_enhanced)  # as of the next: a factor of 0 takes all away, 1 changes nothing
-@operations.register("ColorIncreasing", scale=_increasing)
-def color(image: Image.Image, factor: float, *_: object) -> Image.Image:
+@operations.register("Color", scale=_enhanced, arrays=True)  # as of the next: 0 takes all away, 1 changes nothing
+@operations.register("ColorIncreasing", scale=_increasing, arrays=True)
+def color(image: Picture, factor: float, *_: object) -> Picture:
+    if isinstance(image, np.ndarray):
+        return images.colored(image, factor)
     return ImageEnhance.Color(image).enhance(factor)
 
 
-@operations.register("Contrast", scale=_enhanced)
-@operations.register("ContrastIncreasing", scale=_increasing)
-def contrast(image: Image.Image, factor: float, *_: object) -> Image.Image:
+@operations.register("Contrast", scale=_enhanced, arrays=True)
+@operations.register("ContrastIncreasing", scale=_increasing, arrays=True)
+def contrast(image: Picture, factor: float, *_: object) -> Picture:
+    if isinstance(image, np.ndarray):
+        grey = np.full(256, int(images.mean_grey(image) + 0.5), np.uint8)
+        return images.mapped(image, images.blended(grey, _RAMP, factor))
     return ImageEnhance.Contrast(image).enhance(factor)
 
 
-@operations.register("Brightness", scale=_enhanced)
-@operations.register("BrightnessIncreasing", scale=_increasing)
-def brightness(image: Image.Image, factor: float, *_: object) -> Image.Image:
+@operations.register("Brightness", scale=_enhanced, arrays=True)
+@operations.register("BrightnessIncreasing", scale=_increasing, arrays=True)
+def brightness(image: Picture, factor: float, *_: object) -> Picture:
+    if isinstance(image, np.ndarray):
+        return images.mapped(image, images.blended(np.zeros_like(_RAMP), _RAMP, factor))
     return ImageEnhance.Brightness(image).enhance(factor)
 
 
-@operations.register("Sharpness", scale=_enhanced)
-@operations.register("SharpnessIncreasing", scale=_increasing)
-def sharpness(image: Image.Image, factor: float, *_: object) -> Image.Image:
+@operations.register("Sharpness", scale=_enhanced, arrays=True)
+@operations.register("SharpnessIncreasing", scale=_increasing, arrays=True)
+def sharpness(image: Picture, factor: float, *_: object) -> Picture:
+    if isinstance(image, np.ndarray):
+        return images.sharpened(image, factor)
     return ImageEnhance.Sharpness(image).enhance(factor)
 
 
-def translate_x(image: Image.Image, pixels: float, resample: Image.Resampling, fill: Fill) -> Image.Image:
+def translate_x(image: Picture, pixels: float, resample: Image.Resampling, fill: Fill) -> Picture:
     return _affine(image, (1, 0, pixels, 0, 1, 0), resample, fill)
 
 
-def translate_y(image: Image.Image, pixels: float, resample: Image.Resampling, fill: Fill) -> Image.Image:
+def translate_y(image: Picture, pixels: float, resample: Image.Resampling, fill: Fill) -> Picture:
     return _affine(image, (1, 0, 0, 0, 1, pixels), resample, fill)
 
 
-def _affine(image: Image.Image, row: tuple, resample: Image.Resampling, fill: Fill) -> Image.Image:
-    return image.transform(image.size, Image.Transform.AFFINE, row, resample, fillcolor=fill)
+def _affine(image: Picture, matrix: tuple, resample: Image.Resampling, fill: Fill) -> Picture:
+    if not isinstance(image, np.ndarray):
+        return image.transform(image.size, Image.Transform.AFFINE, matrix, resample, fillcolor=fill)
+    if resample in images.FILTERS:
+        return images.affine(image, matrix, resample, fill)
+    return np.asarray(_affine(Image.fromarray(image), matrix, resample, fill))
+
+
+def blend(first: Picture, second: Picture, share: float) -> Picture:
+    """Returns ``share`` of the second image and the rest of the first."""
+    if isinstance(first, Image.Image) and isinstance(second, Image.Image):
+        return Image.blend(first, second, share)
+    return images.blended(np.asarray(first), np.asarray(second), share)
+
+
+def apply(name: str, image: Picture, value: float, resample: Image.Resampling, fill: Fill) -> Picture:
+    """Returns an image as a registered operation changes it."""
+    operation, given = operations.load(name)
+    if isinstance(image, np.ndarray) and not given.get("arrays"):
+        return np.asarray(operation(Image.fromarray(image), value, resample, fill))
+    return operation(image, value, resample, fill)
 
 
 @dataclass(frozen=True)
@@ -191,7 +260,7 @@ class Augment:
     def __post_init__(self) -> None:
         operations.load(self.name)  # here, not at a worker's first image
 
-    def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    def __call__(self, image: Picture, rng: np.random.Generator) -> Picture:
         if self.probability < 1 and rng.random() > self.probability:
             return image
         level = self.level
@@ -199,7 +268,7 @@ class Augment:
             level = rng.uniform(0, level)
         elif self.level_std > 0:
             level = rng.normal(level, self.level_std)
-        (apply, given), share = operations.load(self.name), max(0.0, min(level, self.level_max)) / 10
+        (_, given), share = operations.load(self.name), max(0.0, min(level, self.level_max)) / 10
         value = given["scale"](share, rng, self.translate) if "scale" in given else 0.0
         resample = self.resampling[rng.integers(len(self.resampling)) if len(self.resampling) > 1 else 0]
-        return apply(image, value, resample, self.fill)
+        return apply(self.name, image, value, resample, self.fill)

@@ -3,7 +3,6 @@
 import pickle
 from collections import Counter
 from itertools import permutations
-from types import SimpleNamespace
 
 import numpy as np
 import paddle
@@ -193,7 +192,7 @@ def test_colour_jitter_draws_its_order_and_its_factors_evenly(monkeypatch):
     image, seen, names = picture(40, 40), [], ("brightness", "contrast", "saturation")
 
     def kind(name):
-        return lambda image: SimpleNamespace(enhance=lambda factor: seen.append((name, factor)) or image)
+        return lambda image, factor: seen.append((name, factor)) or image
 
     monkeypatch.setattr("loading.transforms.image._JITTERED", [kind(name) for name in names])
     transform, rng = TrainTransform(configured(*FIXED, "TRAIN.COLOR_JITTER", "1.5")), RNG(0)

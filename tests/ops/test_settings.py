@@ -138,7 +138,10 @@ def test_the_allocator_is_told_both_thresholds(monkeypatch, refused):
     assert told == ({-3: 1 << 30} if refused == -3 else {-3: 1 << 30, -1: 1 << 30})  # malloc.h: mmap, then trim
 
 
-def test_a_cpu_is_set_up_as_one_unless_told_otherwise():
-    assert settings.set_device_flags(get_config(), 1) == settings.tune_cpu(1)
+def test_a_cpu_is_set_up_as_one_unless_told_otherwise(monkeypatch):
+    monkeypatch.setattr(settings.images, "load", lambda: None)
+    by_pillow = "images by Pillow (python -m ops.build)"
+    assert settings.set_device_flags(get_config(), 1) == f"{settings.tune_cpu(1)}, {by_pillow}"
+    monkeypatch.setattr(settings.images, "load", lambda: object())
     off = settings.set_device_flags(get_config(None, ["TUNE_CPU", "False"]), 1)
-    assert off == "Paddle's defaults (TUNE_CPU is off)"
+    assert off == "Paddle's defaults (TUNE_CPU is off), images by compiled operations"

@@ -1,4 +1,4 @@
-"""``loader``: images/s of the training data, per worker, of the toolkit, timm and PaddleViT's pipeline.
+"""``loader``: images/s of the training or evaluation data, per worker, of the toolkit, timm and PaddleViT's pipeline.
 
 Each run is a process of its own that measures the loader, whose batches are taken as fast as they come and discarded,
 and then the dataset alone, one image after the other. Each side reads the same files; a list repeats them until they
@@ -31,11 +31,16 @@ def loader(arguments: argparse.Namespace) -> None:
     own = "DATA.DATASET" in named_keys(arguments.o)
     if own and (arguments.against or arguments.data_path):
         raise InputError("-o DATA.DATASET measures that data set alone; leave out --against and -data_path, or it")
-    if arguments.auto_augment and "paddlevit" in arguments.against:
-        raise InputError("--auto_augment: paddle.vision has none to compare with; leave out --against paddlevit")
+    augmented = arguments.auto_augment or arguments.color_jitter
+    if augmented and arguments.evaluation:
+        raise InputError("--evaluation: its images aren't augmented; leave out --auto_augment and --color_jitter")
+    if (augmented or arguments.evaluation) and "paddlevit" in arguments.against:
+        raise InputError("--against paddlevit: its training images alone were rebuilt, without further augmentation")
     with tempfile.TemporaryDirectory() as folder:
         fixed = {"DATA.BATCH_SIZE": arguments.batch_size, "DATA.NUM_WORKERS": arguments.workers}
-        fixed |= {"TRAIN.AUTO_AUGMENT": arguments.auto_augment}
+        fixed |= {"TRAIN.AUTO_AUGMENT": arguments.auto_augment, "TRAIN.COLOR_JITTER": arguments.color_jitter}
+        if arguments.evaluation:
+            fixed["DATA.BATCH_SIZE_EVAL"] = arguments.batch_size
         warm_up = max(256, 4 * arguments.workers * arguments.batch_size)  # more than the workers load ahead
         if not own:
             source = Path(arguments.data_path) if arguments.data_path else photographs(Path(folder))
@@ -46,8 +51,9 @@ def loader(arguments: argparse.Namespace) -> None:
         if odd := [key for key, plain in _PLAIN.items() if arguments.against and config.TRAIN[key] != plain]:
             raise InputError(f"--against: the peers' images have no TRAIN.{odd[0]}; set it to {_PLAIN[odd[0]]} with -o")
         request = _crop(config) | {"measure": "loader", "cfg": arguments.cfg, "options": options}
-        request |= {"list": f"{folder}/train_list.txt", "warm_up": warm_up, "auto_augment": arguments.auto_augment}
-        request |= {key: getattr(arguments, key) for key in ("images", "batch_size", "workers", "threads")}
+        request |= {"list": f"{folder}/train_list.txt", "warm_up": warm_up}
+        asked = ("images", "batch_size", "workers", "threads", "auto_augment", "color_jitter", "evaluation")
+        request |= {key: getattr(arguments, key) for key in asked}
 
         def side(script: str, pipeline: str, python: str = sys.executable) -> dict[str, list[float]]:
             answer = ask(script, request | {"pipeline": pipeline}, arguments.threads, python)
@@ -63,14 +69,16 @@ def loader(arguments: argparse.Namespace) -> None:
         )
         images = config.DATA.DATASET if own else arguments.data_path or "make_photographs.py"
         title += f" {arguments.images} images a run of {images}"
-        title += f", {arguments.auto_augment or 'no further augmentation'}"
+        jitter = [f"colour jitter {arguments.color_jitter}"] * (arguments.color_jitter > 0)
+        kind = "evaluation" if arguments.evaluation else "no further augmentation"
+        title += f", {' and '.join([arguments.auto_augment, *jitter] if arguments.auto_augment else jitter) or kind}"
         compared = [row for what in _UNITS for row in each(what, ["ours"], list(kinds)[1:])]
         peers = timm_versions(arguments.timm_python) if "timm" in arguments.against else {}
         measure(Benchmark(title, kinds, _UNITS, compared, peers), arguments)
 
 
 # What the peers' pipelines haven't, or not in the same way.
-_PLAIN = {"CROP": "random_resized", "VFLIP": 0.0, "AFFINE": [0.0, 0.0, 0.0], "COLOR_JITTER": 0.0}
+_PLAIN = {"CROP": "random_resized", "VFLIP": 0.0, "AFFINE": [0.0, 0.0, 0.0]}
 _PLAIN |= {"RANDOM_ERASE_PROB": 0.0, "REPEATED_AUGMENT": 1}
 _UNITS = {
     "dataset alone": "images/s",
@@ -84,6 +92,7 @@ def _crop(config: Configuration) -> dict[str, Any]:
     data, train = config.DATA, config.TRAIN
     found = {"size": pair(data.IMAGE_SIZE), "mean": data.IMAGENET_MEAN, "std": data.IMAGENET_STD, "hflip": train.HFLIP}
     found |= {"scale": train.CROP_SCALE, "ratio": train.CROP_RATIO}
+    found |= {"crop_pct": data.CROP_PCT, "eval_interpolation": data.INTERPOLATION}
     return found | {"interpolation": train.INTERPOLATION or data.INTERPOLATION}
 
 
@@ -102,7 +111,7 @@ def photographs(folder: Path) -> Path:
 
 
 def _list(source: Path, folder: Path, count: int) -> None:
-    """Writes train_list.txt: the training images of a folder data set, over and over."""
+    """Writes train_list.txt, and val_list.txt alike: the training images of a folder data set, over and over."""
     classes = sorted(entry for entry in (source / "train").glob("*") if entry.is_dir())
     lines = [
         f"{path.resolve()} {label}\n"
@@ -112,4 +121,5 @@ def _list(source: Path, folder: Path, count: int) -> None:
     ]
     if not lines:
         raise InputError(f"{source}: no images train/<class>/*{'|'.join(_SUFFIXES)}; -data_path takes such a folder")
-    (folder / "train_list.txt").write_text("".join(lines * -(-count // len(lines))), encoding="utf-8")
+    for name in ("train_list.txt", "val_list.txt"):
+        (folder / name).write_text("".join(lines * -(-count // len(lines))), encoding="utf-8")

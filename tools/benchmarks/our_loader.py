@@ -19,16 +19,18 @@ from rates import images_per_second, workers_cpu
 import datasets
 import errors
 from config import get_config
+from ops.settings import keep_buffers
 
 
 def ours(request: dict[str, Any]) -> tuple[paddle.io.Dataset, Any]:
-    """Returns the toolkit's training set and its loader."""
-    config = get_config(request["cfg"], request["options"])
-    dataset = datasets.get_dataset(config, "train")
+    """Returns the toolkit's training or validation set and its loader, in a process that is tuned as a run's."""
+    keep_buffers()
+    config, mode = get_config(request["cfg"], request["options"]), "val" if request["evaluation"] else "train"
+    dataset = datasets.get_dataset(config, mode)
     needed = request["warm_up"] + request["images"]
     if len(dataset) < needed + config.DATA.BATCH_SIZE:
-        raise errors.InputError(f"the training set has {len(dataset)} images, expected {needed} and a batch")
-    return dataset, datasets.get_dataloader(config, dataset, "train")
+        raise errors.InputError(f"the set has {len(dataset)} images, expected {needed} and a batch")
+    return dataset, datasets.get_dataloader(config, dataset, mode)
 
 
 class PaddleVit(paddle.io.Dataset):

@@ -113,22 +113,28 @@ class ListedFiles(timm.data.readers.reader.Reader):
 def load(request: dict[str, Any]) -> dict[str, tuple[float, float]]:
     """Returns (images/s, images per CPU second) of the dataset alone and of the loader with its prefetcher."""
     dataset = timm.data.ImageDataset(request["list"], reader=ListedFiles(request["list"]))
+    training = not request["evaluation"]
+    trivial = request["auto_augment"] == "trivial"  # timm has none: torchvision's, as the policies of timm stand
     loader = timm.data.create_loader(
         dataset,
         input_size=(3, *request["size"]),
         batch_size=request["batch_size"],
-        is_training=True,
+        is_training=training,
         scale=request["scale"],
         ratio=request["ratio"],
         hflip=request["hflip"],
-        color_jitter=None,
-        auto_augment=request["auto_augment"],
-        interpolation=request["interpolation"],
+        color_jitter=request["color_jitter"] or None,
+        auto_augment=None if trivial else request["auto_augment"],
+        interpolation=request["interpolation" if training else "eval_interpolation"],
+        crop_pct=request["crop_pct"],
         mean=request["mean"],
         std=request["std"],
         num_workers=request["workers"],
         device=torch.device("cpu"),
     )
+    if trivial:
+        transforms = importlib.import_module("torchvision.transforms")
+        dataset.transform.transforms.insert(2, transforms.TrivialAugmentWide())  # behind crop and flip
     amount = request["warm_up"], request["images"]
     samples = (len(dataset[index][:1]) for index in range(len(dataset)))
     # In the order of our_loader.py.
