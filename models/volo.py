@@ -261,10 +261,7 @@ class VOLO(ImageModel):
         return logits, dense, swapped.mean()
 
     def _rectangle(self) -> paddle.Tensor:
-        """Returns a random rectangle [1, rows, columns]: 1 within, 0 elsewhere (CutMix's, arXiv:1905.04899).
-
-        Its share of the places is uniform up to what the border cuts off. It is drawn on the device.
-        """
+        """Returns a random rectangle of ones in zeros [1, rows, columns] (CutMix's, arXiv:1905.04899)."""
         side, within = paddle.rand([]).sqrt(), []  # lambda is uniform: sqrt(1 - lambda) is distributed alike
         for count in self.pos_embed.shape[1:3]:
             length, middle = (side * count).floor(), (paddle.rand([]) * count).floor()

@@ -1,5 +1,7 @@
 """Convolution and max pooling."""
 
+from typing import Any
+
 import paddle
 from paddle import nn
 from paddle.nn import functional as F
@@ -17,7 +19,7 @@ class Conv2D(nn.Conv2D):
 
     def forward(self, x: paddle.Tensor, last: bool = False) -> paddle.Tensor:
         if ops.usable(x) and not isinstance(self._padding, str):
-            padding = [self._padding] * 2 if isinstance(self._padding, int) else self._padding
+            padding: Any = [self._padding] * 2 if isinstance(self._padding, int) else self._padding
             return ops.convolution(x, self.weight, self.bias, self._stride, padding, self._dilation, self._groups, last)
         x = channels_first(x) if last else x
         # Paddle's stub lets _padding be any string; it is what nn.Conv2D checked.
