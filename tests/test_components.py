@@ -39,7 +39,7 @@ def test_what_the_sources_say_is_what_is_registered(kind):
             for word, default in words.items()
             if default is not inspect.Parameter.empty
         }
-        assert said.given == {word: value for word, value in given.items() if isinstance(value, str)}
+        assert said.given == {word: value for word, value in given.items() if isinstance(value, str | bool)}
         assert component.__module__ == said.module
         assert all(key.text for key in said.reads.values() if key)
 

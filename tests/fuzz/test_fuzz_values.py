@@ -115,7 +115,8 @@ def base(key, place):
     gone = ("DATA.SYNTHETIC_SIZE",) * bool(other or key == "DATA.DATASET")
     gone += ("DATA.BATCH_SIZE",) * ("DATA.GLOBAL_BATCH" in (key, *place))
     gone += ("TRAIN.",) * ("EVAL" in place)
-    return [*without(BASE, *gone), "DATA.BATCH_SIZE_EVAL", "4", *place]
+    patches = ["MODEL.PATCH_SIZE", "8"] * (key == "DATA.IMAGE_SIZE")  # or 1000 pixels make 62,500 tokens: a minute
+    return [*without(BASE, *gone), "DATA.BATCH_SIZE_EVAL", "4", *patches, *place]
 
 
 def place_of(key):
