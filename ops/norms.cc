@@ -41,6 +41,31 @@ CLONED void plane_grad(int64_t n, const float* x, const float* dy, float mean, f
   for (int64_t i = 0; i < n; ++i) dx[i] = dy[i] * scale + (x[i] - mean) * slope + shift;
 }
 
+// The same four of a row, a value of each channel.
+CLONED void add_squares(int64_t n, const float* x, const float* mean, float* sums) {
+#pragma omp simd
+  for (int64_t c = 0; c < n; ++c) sums[c] += (x[c] - mean[c]) * (x[c] - mean[c]);
+}
+
+CLONED void add_grad_sums(int64_t n, const float* x, const float* dy, const float* mean, float* sums, float* dots) {
+#pragma omp simd
+  for (int64_t c = 0; c < n; ++c) {
+    sums[c] += dy[c];
+    dots[c] += dy[c] * (x[c] - mean[c]);
+  }
+}
+
+CLONED void row_scale(int64_t n, const float* x, const float* mean, const float* scale, const float* shift, float* y) {
+#pragma omp simd
+  for (int64_t c = 0; c < n; ++c) y[c] = (x[c] - mean[c]) * scale[c] + shift[c];
+}
+
+CLONED void row_grad(int64_t n, const float* x, const float* dy, const float* mean, const float* scale,
+                     const float* slope, const float* shift, float* dx) {
+#pragma omp simd
+  for (int64_t c = 0; c < n; ++c) dx[c] = dy[c] * scale[c] + (x[c] - mean[c]) * slope[c] + shift[c];
+}
+
 // The planes of x, and which set each belongs to: its channel (groups == 0), or its image's group of channels.
 struct Planes {
   int64_t images, channels, places, groups;
@@ -55,11 +80,20 @@ struct Planes {
   int64_t count() const { return images * channels; }
   int64_t sets() const { return groups ? images * groups : channels; }
   int64_t set(int64_t plane) const { return groups ? plane / (channels / groups) : plane % channels; }
+  bool rows() const { return places == 1 && !groups; }  // [B, C]: planes of one place would be slow
   double set_size() const { return static_cast<double>(count()) / sets() * places; }
 };
 
 // The mean and variance of each set.
 void moments(const Planes& p, const float* x, float* mean, float* variance) {
+  if (p.rows()) {
+    int64_t n = p.channels;
+    auto sums = summed(p.images, n, [=](int64_t row, float* own) { add_bias(n, x + row * n, own); });
+    for (int64_t c = 0; c < n; ++c) mean[c] = sums[c] / p.images;
+    auto squares = summed(p.images, n, [=](int64_t row, float* own) { add_squares(n, x + row * n, mean, own); });
+    for (int64_t c = 0; c < n; ++c) variance[c] = squares[c] / p.images;
+    return;
+  }
   std::vector<float> means(p.count()), squares(p.count());
   float *own_means = means.data(), *own_squares = squares.data();
 #pragma omp parallel for schedule(static)
@@ -79,6 +113,15 @@ Tensor normalised(const Planes& p, const Tensor& x, const Tensor& weight, const 
   Tensor y = like(x);
   const float *xp = x.data<float>(), *wp = weight.data<float>(), *bp = bias.data<float>();
   float* yp = y.data<float>();
+  if (p.rows()) {
+    int64_t n = p.channels;
+    std::vector<float> scales(n);
+    for (int64_t c = 0; c < n; ++c) scales[c] = wp[c] * rstd[c];
+    const float* scale = scales.data();
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < p.images; ++row) row_scale(n, xp + row * n, mean, scale, bp, yp + row * n);
+    return y;
+  }
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < p.count(); ++i) {
     int64_t s = p.set(i), c = i % p.channels;
@@ -94,9 +137,34 @@ Tensor reciprocal_deviation(const Tensor& variance, float eps) {
   return rstd;
 }
 
+// ``norm_grad`` of rows.
+std::vector<Tensor> row_norm_grad(const Planes& p, const Tensor& x, const Tensor& weight, const float* mean,
+                                  const float* rstd, const Tensor& dy, bool own) {
+  int64_t n = p.channels;
+  const float *xp = x.data<float>(), *wp = weight.data<float>(), *gp = dy.data<float>();
+  auto sums = summed(p.images, 2 * n, [=](int64_t row, float* sum) {
+    add_grad_sums(n, xp + row * n, gp + row * n, mean, sum, sum + n);
+  });
+  Tensor dx = like(x), weight_grad = like(weight), bias_grad = filled(sums.data(), n);
+  std::vector<float> factors(3 * n);
+  float *scale = factors.data(), *slope = scale + n, *shift = slope + n, *dp = dx.data<float>();
+  for (int64_t c = 0; c < n; ++c) {
+    float r = rstd[c];
+    weight_grad.data<float>()[c] = sums[n + c] * r;
+    scale[c] = wp[c] * r;
+    slope[c] = own ? -sums[n + c] * wp[c] * r * r * r / p.images : 0;
+    shift[c] = own ? -sums[c] * wp[c] * r / p.images : 0;
+  }
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < p.images; ++row)
+    row_grad(n, xp + row * n, gp + row * n, mean, scale, slope, shift, dp + row * n);
+  return {dx, weight_grad, bias_grad};
+}
+
 // `own`: the statistics are those of x itself, and carry gradients.
 std::vector<Tensor> norm_grad(const Planes& p, const Tensor& x, const Tensor& weight, const Tensor& mean,
                               const Tensor& rstd, const Tensor& dy, bool own) {
+  if (p.rows()) return row_norm_grad(p, x, weight, mean.data<float>(), rstd.data<float>(), dy, own);
   const float *xp = x.data<float>(), *wp = weight.data<float>(), *gp = dy.data<float>();
   const float *mp = mean.data<float>(), *rp = rstd.data<float>();
   std::vector<float> sums(p.count()), dots(p.count());

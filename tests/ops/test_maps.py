@@ -57,6 +57,16 @@ CASES = {
         lambda x, w, b, m, v: F.batch_norm(x, m, v, w, b, True, 0.9, 1e-5),
         [(X + 100).astype(np.float32), W, B, MEAN, VARIANCE],
     ),
+    "batch norm of rows": (
+        lambda *a: ops.batch_norm(*a, True, 0.9, 1e-5)[0],
+        lambda x, w, b, m, v: F.batch_norm(x, m, v, w, b, True, 0.9, 1e-5),
+        [normal(70, 6), W, B, MEAN, VARIANCE],
+    ),
+    "batch norm of rows, evaluation": (
+        lambda *a: ops.batch_norm(*a, False, 0.9, 1e-5)[0],
+        lambda x, w, b, m, v: F.batch_norm(x, m, v, w, b, False, 0.9, 1e-5),
+        [normal(70, 6), W, B, MEAN, VARIANCE],
+    ),
     "group norm": (
         lambda *a: ops.group_norm(a[0], 3, *a[1:], 1e-5),
         lambda x, w, b: F.group_norm(x, 3, 1e-5, w, b),
