@@ -34,6 +34,16 @@ def quick_gelu(x):
     return x * F.sigmoid(1.702 * x)
 
 
+def group_norm(groups):  # Paddle 2.6 has no function of that name
+    def plain(x, w, b):
+        sets = x.reshape([x.shape[0], groups, -1])
+        off = sets - sets.mean(axis=-1, keepdim=True)
+        normed = (off / ((off * off).mean(axis=-1, keepdim=True) + 1e-5).sqrt()).reshape(x.shape)
+        return normed * w.reshape([-1, 1, 1]) + b.reshape([-1, 1, 1])
+
+    return plain
+
+
 X, W, B, MEAN, VARIANCE = normal(3, 6, 5, 37), normal(6), normal(7)[:6], normal(8)[:6], normal(9)[:6] ** 2 + 0.1
 CASES = {
     "relu": (lambda x: ops.activation(x, "relu"), F.relu, [X]),
@@ -69,12 +79,12 @@ CASES = {
     ),
     "group norm": (
         lambda *a: ops.group_norm(a[0], 3, *a[1:], 1e-5),
-        lambda x, w, b: F.group_norm(x, 3, 1e-5, w, b),
+        group_norm(3),
         [X, W, B],
     ),
     "group norm of all": (
         lambda *a: ops.group_norm(a[0], 1, *a[1:], 1e-5),
-        lambda x, w, b: F.group_norm(x, 1, 1e-5, w, b),
+        group_norm(1),
         [X, W, B],
     ),
     "means": (lambda x: ops.neighbour_means(x, 1), lambda x: F.avg_pool2d(x, 3, 1, 1), [X]),
