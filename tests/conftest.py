@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -20,6 +21,7 @@ from served import checkpoint, photographs, server  # noqa: F401  (fixtures of s
 
 import ops
 from launch import secret
+from ops.build import build
 
 if os.environ.get("PYTHONDONTWRITEBYTECODE") != "mutants":  # (mutants.py) else each program compiles the toolkit: 0.3 s
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -134,3 +136,14 @@ def write_images(folder: Path, classes: dict[str, int], size: int = 12, seed: in
         (folder / name).mkdir(parents=True, exist_ok=True)
         for index in range(count):
             Image.fromarray(rng.integers(0, 256, (size, size, 3), np.uint8)).save(folder / name / f"{index}.png")
+
+
+@pytest.fixture
+def compiled_operators():
+    """The operators of ops/, compiled and loaded; a test may switch them off."""
+    if shutil.which("g++") is None:
+        pytest.skip("no compiler")
+    build()
+    assert ops.load()
+    yield
+    ops.enable(True)

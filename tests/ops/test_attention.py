@@ -1,7 +1,5 @@
 """The compiled attention gives what Paddle's operators do in float64: every form of it that a model has."""
 
-import shutil
-
 import numpy as np
 import paddle
 import pytest
@@ -19,17 +17,8 @@ from models.layers.swiglu import PackedSwiGLU, SwiGLU
 from models.layers.units import MaskUnitAttention
 from models.volo import VOLO, OutlookAttention
 from models.xcit import CrossCovarianceAttention
-from ops.build import build
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
-
-
-@pytest.fixture(autouse=True)
-def _compiled():
-    build()
-    assert ops.load()
-    yield
-    ops.enable(True)
+pytestmark = pytest.mark.usefixtures("compiled_operators")
 
 
 def normal(*shape, seed=0):

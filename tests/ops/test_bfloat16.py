@@ -1,7 +1,6 @@
 """Products by bfloat16: NumPy's of rounded factors, sums in float32; a gradient is of its forward pass's kind."""
 
 import math
-import shutil
 
 import numpy as np
 import paddle
@@ -12,7 +11,7 @@ from models import create_model
 from models.layers import Linear
 from ops.build import build
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
+pytestmark = pytest.mark.usefixtures("compiled_operators")
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,5 @@
 """The compiled convolution gives what Paddle's gives in float64: values and gradients of all its forms."""
 
-import shutil
-
 import numpy as np
 import paddle
 import pytest
@@ -10,9 +8,8 @@ from threadpoolctl import threadpool_limits
 
 import ops
 from models.layers.conv import Conv2D
-from ops.build import build
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
+pytestmark = pytest.mark.usefixtures("compiled_operators")
 
 # x, weight, stride, padding, dilation, groups, bias
 FORMS = {
@@ -35,12 +32,6 @@ FORMS = {
     "depthwise, twice as many channels": ((2, 4, 8, 8), (8, 1, 3, 3), (1, 1), (1, 1), (1, 1), 4, True),
     "one place": ((2, 40, 1, 1), (3, 40, 1, 1), (1, 1), (0, 0), (1, 1), 1, True),
 }
-
-
-@pytest.fixture(autouse=True)
-def _compiled():
-    build()
-    assert ops.load()
 
 
 def inputs(x, weight, bias):

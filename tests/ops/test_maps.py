@@ -1,7 +1,5 @@
 """The compiled operators on maps give what Paddle's give in float64: activations, norms, means of neighbours, axes."""
 
-import shutil
-
 import numpy as np
 import paddle
 import pytest
@@ -13,17 +11,8 @@ import ops
 from models.layers import activations, layout
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.group_norm import GroupNorm
-from ops.build import build
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
-
-
-@pytest.fixture(autouse=True)
-def _compiled():
-    build()
-    assert ops.load()
-    yield
-    ops.enable(True)
+pytestmark = pytest.mark.usefixtures("compiled_operators")
 
 
 def normal(*shape, scale=1.0):

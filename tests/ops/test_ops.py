@@ -1,6 +1,5 @@
 """The compiled operators give what Paddle's own do: values, gradients, NaN; whatever threads compute them."""
 
-import shutil
 import subprocess
 import sys
 from unittest import mock
@@ -15,17 +14,8 @@ from threadpoolctl import threadpool_limits
 import ops
 from models import create_model
 from models.layers import Attention, LayerNorm, Linear, Mlp
-from ops.build import build
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
-
-
-@pytest.fixture(autouse=True)
-def _compiled():
-    build()
-    assert ops.load()
-    yield
-    ops.enable(True)
+pytestmark = pytest.mark.usefixtures("compiled_operators")
 
 
 def normal(*shape, scale=1.0):
