@@ -290,7 +290,8 @@ def test_saving_is_measured_in_rounds_and_nothing_stays_behind(benchmark, tmp_pa
         (["startup", "-o", "TRAIN.EMA", "True"], "unknown key TRAIN.EMA"),
         (["eval", "-cfg=vit_digit"], "no configuration file vit_digit; did you mean vit_digits"),
         (["loader", "-data_path=absent"], "absent: no images train/<class>/"),
-        (["loader", "--against", "paddlevit", "--auto_augment=rand-m9"], "--auto_augment: paddle.vision has none"),
+        (["loader", "--against", "paddlevit", "--auto_augment=rand-m9"], "its training images alone were rebuilt"),
+        (["loader", "--evaluation", "--color_jitter=0.4"], "--evaluation: its images aren't augmented"),
         (["loader", "-data_path=x", "-o", "DATA.DATASET", "digits"], "-o DATA.DATASET measures that data set alone"),
         (
             ["loader", "--against=timm", "-data_path=IMAGES", "-o", "TRAIN.VFLIP", "1"],
