@@ -252,9 +252,8 @@ def convolution(
     for width. Gradients that nobody wants aren't computed.
     """
     wanted = not x.stop_gradient, not weight.stop_gradient or (bias is not None and not bias.stop_gradient)
-    plain = paddle.zeros([1]) if bias is None else bias
     form = stride, padding, dilation, groups, channels_last
-    return _run("vit_convolution", x, weight, plain, *form, bias is not None, *wanted)[0]
+    return _run("vit_convolution", x, weight, _absent() if bias is None else bias, *form, bias is not None, *wanted)[0]
 
 
 def activation(x: paddle.Tensor, name: str) -> paddle.Tensor:

@@ -27,7 +27,7 @@ def build() -> Path:
     target = library()
     if target.is_file():
         return target
-    without = "training and evaluation work without the compiled operators, on CPUs at a third of the speed"
+    without = "training and evaluation work without the compiled operators, on CPUs at a third to a tenth of the speed"
     if not shutil.which("g++"):
         raise RunError(f"g++ wasn't found; {without}")
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -66,13 +66,14 @@ class BatchNorm2D(_Statistics, nn.BatchNorm2D):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if not ops.usable(x):
             return _Statistics.forward(self, x)  # (Paddle 2.6 traces no super())
-        if self.training:
+        takes_in = self.training and self._momentum < 1
+        if takes_in:
             _values_of_a_channel(x, 1)
         statistics = self._mean, self._variance
         out, *taken_in = ops.batch_norm(
             x, self.weight, self.bias, *statistics, self.training, self._momentum, self._epsilon
         )
-        if self.training and self._momentum < 1:
+        if takes_in:
             with paddle.no_grad():
                 for new, own in zip(taken_in, statistics, strict=True):
                     paddle.assign(new, own)
