@@ -19,7 +19,7 @@ from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_lin
 from models.layers.class_attention import ClassAttention
 from models.layers.linear import add_bias, matmul
 from models.layers.mlp import hidden_width
-from models.layers.scale import scaled
+from models.layers.scale import added, scaled
 from models.layers.stages import feature_info
 from weights.names import cait as names
 
@@ -86,8 +86,8 @@ class Block(nn.Layer):
         self.gamma_2 = self.create_parameter([dim], default_initializer=Constant(init_values))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = x + self.drop_path(scaled(self.attn(self.norm1(x)), self.gamma_1))
-        return x + self.drop_path(scaled(self.mlp(self.norm2(x)), self.gamma_2))
+        x = self.drop_path.add(x, scaled(self.attn(self.norm1(x)), self.gamma_1))
+        return self.drop_path.add(x, scaled(self.mlp(self.norm2(x)), self.gamma_2))
 
 
 class ClassBlock(Block):
@@ -95,7 +95,7 @@ class ClassBlock(Block):
 
     def forward(self, x: paddle.Tensor, patches: paddle.Tensor) -> paddle.Tensor:
         x = x + scaled(self.attn(self.norm1(paddle.concat([x, patches], axis=1))), self.gamma_1)
-        return x + scaled(self.mlp(self.norm2(x)), self.gamma_2)
+        return added(x, scaled(self.mlp(self.norm2(x)), self.gamma_2))
 
 
 @register("cait")

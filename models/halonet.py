@@ -176,8 +176,8 @@ class Bottleneck(nn.Layer):
         return self.conv2_kxk(x)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        branch = self.drop_path(self.conv3_1x1(self._middle(self.conv1_1x1(x))))
-        return self.act(branch + self.shortcut(x))
+        branch = self.conv3_1x1(self._middle(self.conv1_1x1(x)))
+        return self.act(self.drop_path.add(self.shortcut(x), branch))
 
 
 class AttentionBottleneck(Bottleneck):

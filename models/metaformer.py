@@ -20,6 +20,7 @@ from models.layers.conv import Conv2D
 from models.layers.layout import mean_of_places
 from models.layers.linear import ChannelNorm, in_float32
 from models.layers.mlp import StarReLU
+from models.layers.scale import scaled
 from models.layers.stages import check_stages, drop_path_rates, feature_info, groups_by_block, groups_of_twelve
 from weights.names import metaformer as names
 
@@ -53,11 +54,11 @@ class Scale(nn.Layer):
 
     def __init__(self, dim: int, channels_first: bool) -> None:
         super().__init__()
-        self.shape = [-1, 1, 1] if channels_first else [-1]
+        self.channels_first = channels_first
         self.scale = self.create_parameter([dim], default_initializer=Constant(1.0))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return x * self.scale.reshape(self.shape)
+        return x * self.scale.reshape([-1, 1, 1]) if self.channels_first else scaled(x, self.scale)
 
 
 class Block(nn.Layer):
@@ -81,8 +82,8 @@ class Block(nn.Layer):
         self.res_scale2 = Scale(dim, not attention) if scaled else nn.Identity()
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = self.res_scale1(x) + self.drop_path1(self.token_mixer(self.norm1(x)))
-        return self.res_scale2(x) + self.drop_path2(self.mlp(self.norm2(x)))
+        x = self.drop_path1.add(self.res_scale1(x), self.token_mixer(self.norm1(x)))
+        return self.drop_path2.add(self.res_scale2(x), self.mlp(self.norm2(x)))
 
 
 class Stem(nn.Layer):

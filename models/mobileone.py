@@ -21,6 +21,7 @@ from models.layers.conv import Conv2D
 from models.layers.conv_norm import ConvNorm, SqueezeExcite
 from models.layers.init import init_convolution
 from models.layers.layout import mean_of_places
+from models.layers.scale import added
 from models.layers.stages import check_stages, drop_path_rates, feature_info
 from weights.names import mobileone as names
 
@@ -70,10 +71,9 @@ class Block(nn.Layer):
         branches = [*([] if self.conv_scale is None else [self.conv_scale]), *self.conv_kxk]
         out = branches[0](x)
         for branch in branches[1:]:
-            out = out + branch(x)
-        out = self.drop_path(out)
+            out = added(out, branch(x))
         if self.identity is not None:
-            out = out + self.identity(x)
+            out = self.drop_path.add(self.identity(x), out)
         return relu(self.attn(out))
 
     def fold(self) -> None:

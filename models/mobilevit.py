@@ -54,8 +54,8 @@ class InvertedResidual(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        branch = self.drop_path(self.conv3_1x1(self.conv2_kxk(self.conv1_1x1(x))))
-        return x + branch if self.residual else branch
+        branch = self.conv3_1x1(self.conv2_kxk(self.conv1_1x1(x)))
+        return self.drop_path.add(x, branch) if self.residual else self.drop_path(branch)
 
 
 class MobileViTBlock(nn.Layer):

@@ -70,8 +70,8 @@ class Block(nn.Layer):
         self.layer_scale2 = Scale(dim, init_values)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = x + self.layer_scale1(self.drop_path1(self.token_mixer(self.norm1(x))))
-        return x + self.layer_scale2(self.drop_path2(self.mlp(self.norm2(x))))
+        x = self.drop_path1.add(x, self.layer_scale1(self.token_mixer(self.norm1(x))))
+        return self.drop_path2.add(x, self.layer_scale2(self.mlp(self.norm2(x))))
 
 
 class Stage(nn.Layer):

@@ -17,6 +17,7 @@ from models.layers import DropPath, Linear, Mlp, init_linear
 from models.layers.init import init_as_torch
 from models.layers.layout import swapped
 from models.layers.mlp import hidden_width
+from models.layers.scale import scaled
 from models.mixer import MlpMixer
 
 
@@ -29,7 +30,7 @@ class Affine(nn.Layer):
         self.beta = self.create_parameter([1, 1, dim], default_initializer=Constant(0.0))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.alpha * x + self.beta
+        return scaled(x, self.alpha.flatten(), self.beta.flatten())
 
 
 class ResBlock(nn.Layer):
@@ -52,8 +53,8 @@ class ResBlock(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         mixed = swapped(self.linear_tokens(swapped(self.norm1(x))))
-        x = x + self.drop_path(self.ls1 * mixed)
-        return x + self.drop_path(self.ls2 * self.mlp_channels(self.norm2(x)))
+        x = self.drop_path.add(x, scaled(mixed, self.ls1))
+        return self.drop_path.add(x, scaled(self.mlp_channels(self.norm2(x)), self.ls2))
 
 
 @register("resmlp")

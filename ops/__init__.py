@@ -144,9 +144,14 @@ def matmul(x: paddle.Tensor, y: paddle.Tensor, transpose_x: bool = False, transp
     return _run("vit_matmul", x, y, transpose_x, transpose_y)[0]
 
 
-def scaled(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
-    """x [..., N] times factors [N]."""
-    return _run("vit_scaled", x, factors)[0]
+def scaled(x: paddle.Tensor, factors: paddle.Tensor, shift: paddle.Tensor | None = None) -> paddle.Tensor:
+    """x [..., N] times factors [N], plus shift [N]."""
+    return _run("vit_scaled", x, factors, _absent(2) if shift is None else shift)[0]
+
+
+def residual(x: paddle.Tensor, branch: paddle.Tensor, factors: paddle.Tensor | None = None) -> paddle.Tensor:
+    """x + branch, both [B, ...], or branch times a factor of each sample [B], which gets no gradient."""
+    return _run("vit_residual", x, branch, _absent(2) if factors is None else factors)[0]
 
 
 def gated(gate: paddle.Tensor, x: paddle.Tensor | None = None) -> paddle.Tensor:
@@ -261,6 +266,11 @@ def activation(x: paddle.Tensor, name: str) -> paddle.Tensor:
     return _run("vit_activation", x, name)[0]
 
 
+def star_relu(x: paddle.Tensor, scale: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:
+    """scale [1] * relu(x) ** 2 + bias [1]."""
+    return _run("vit_star_relu", x, scale, bias)[0]
+
+
 def batch_norm(
     x: paddle.Tensor,
     weight: paddle.Tensor,
@@ -285,6 +295,11 @@ def group_norm(
 ) -> paddle.Tensor:
     """x [B, C, ...], each group of an image's channels normalised, times weight [C], plus bias [C]."""
     return _run("vit_group_norm", x, weight, bias, groups, epsilon)[0]
+
+
+def response_norm(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:
+    """Global response norm of x [B, ..., C]: see ``models.layers.grn``."""
+    return _run("vit_response_norm", x, weight, bias)[0]
 
 
 def neighbour_means(x: paddle.Tensor, reach: int) -> paddle.Tensor:

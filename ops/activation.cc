@@ -66,12 +66,24 @@ Rows named(const std::string& name) {
   PD_THROW("compiled operators: there is no activation ", name);
 }
 
-// f(first, count) over all of n, by pieces that stay in the cache.
-template <typename F>
-void in_pieces(int64_t n, F f) {
-  const int64_t piece = 8192;
-#pragma omp parallel for schedule(static)
-  for (int64_t first = 0; first < n; first += piece) f(first, n - first < piece ? n - first : piece);
+// y = scale * relu(x)^2 + bias
+CLONED void star_relu_row(int64_t n, const float* x, float scale, float bias, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] = x[i] < 0 ? bias : scale * (x[i] * x[i]) + bias;
+}
+
+// Its gradients: dx, and added to `sums` those of scale and bias.
+CLONED void star_relu_grad_row(int64_t n, const float* x, float scale, const float* dy, float* dx, float* sums) {
+  float of_scale = 0, of_bias = 0;
+#pragma omp simd reduction(+ : of_scale, of_bias)
+  for (int64_t i = 0; i < n; ++i) {
+    float positive = x[i] < 0 ? 0 : x[i];
+    dx[i] = dy[i] * (2 * scale * positive);
+    of_scale += dy[i] * (positive * positive);
+    of_bias += dy[i];
+  }
+  sums[0] += of_scale;
+  sums[1] += of_bias;
 }
 
 }  // namespace
@@ -81,7 +93,7 @@ std::vector<Tensor> activation(const Tensor& x, const std::string& name) {
   Tensor y = like(x);
   const float* xp = x.data<float>();
   float* yp = y.data<float>();
-  in_pieces(x.numel(), [=](int64_t first, int64_t count) { rows.value(count, xp + first, yp + first); });
+  in_pieces(x.numel(), 1, [=](int64_t, int64_t first, int64_t count) { rows.value(count, xp + first, yp + first); });
   return {y};
 }
 
@@ -90,9 +102,37 @@ std::vector<Tensor> activation_grad(const Tensor& x, const Tensor& dy, const std
   Tensor dx = like(x);
   const float *xp = x.data<float>(), *gp = dy.data<float>();
   float* dp = dx.data<float>();
-  in_pieces(x.numel(), [=](int64_t first, int64_t count) { rows.grad(count, xp + first, gp + first, dp + first); });
+  in_pieces(x.numel(), 1, [=](int64_t, int64_t first, int64_t count) { rows.grad(count, xp + first, gp + first, dp + first); });
   return {dx};
 }
+
+std::vector<Tensor> star_relu(const Tensor& x, const Tensor& scale, const Tensor& bias) {
+  expect(scale.numel() == 1 && bias.numel() == 1, "StarReLU");
+  Tensor y = like(x);
+  const float *xp = x.data<float>(), factor = *scale.data<float>(), shift = *bias.data<float>();
+  float* yp = y.data<float>();
+  in_pieces(x.numel(), 1,
+            [=](int64_t, int64_t at, int64_t count) { star_relu_row(count, xp + at, factor, shift, yp + at); });
+  return {y};
+}
+
+std::vector<Tensor> star_relu_grad(const Tensor& x, const Tensor& scale, const Tensor& dy) {
+  const int64_t piece = 1024, n = x.numel();
+  Tensor dx = like(x);
+  const float *xp = x.data<float>(), *gp = dy.data<float>(), factor = *scale.data<float>();
+  float* dp = dx.data<float>();
+  auto sums = summed((n + piece - 1) / piece, 2, [=](int64_t i, float* own) {
+    int64_t at = i * piece;
+    star_relu_grad_row(std::min(piece, n - at), xp + at, factor, gp + at, dp + at, own);
+  });
+  return {dx, filled(sums.data(), 1), filled(sums.data() + 1, 1)};
+}
+
+PD_BUILD_OP(vit_star_relu).Inputs({"X", "Scale", "Bias"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(star_relu));
+PD_BUILD_GRAD_OP(vit_star_relu)
+    .Inputs({"X", "Scale", paddle::Grad("Y")})
+    .Outputs({paddle::Grad("X"), paddle::Grad("Scale"), paddle::Grad("Bias")})
+    .SetKernelFn(PD_KERNEL(star_relu_grad));
 
 PD_BUILD_OP(vit_activation)
     .Inputs({"X"})

@@ -1,29 +1,86 @@
 // What stands beside attention in blocks, in float32 on a CPU, as Paddle custom operators: see ops/__init__.py.
 #include "tensors.h"
 
-// ---------------------------------------------------------------- a factor of each channel, as of layer scale
+// ---------------------------------------------------------------- a factor of each channel, and a shift or none
 
-std::vector<Tensor> scaled(const Tensor& x, const Tensor& factors) {
+std::vector<Tensor> scaled(const Tensor& x, const Tensor& factors, const Tensor& shift) {
   int64_t n = factors.numel(), rows = x.numel() / n;
-  expect(x.shape().back() == n, "factors of channels");
+  bool shifted = shift.shape().size() == 1;
+  expect(x.shape().back() == n && (!shifted || shift.numel() == n), "factors of channels");
   Tensor y = like(x);
-  const float *xp = x.data<float>(), *fp = factors.data<float>();
+  const float *xp = x.data<float>(), *fp = factors.data<float>(), *sp = shift.data<float>();
   float* yp = y.data<float>();
 #pragma omp parallel for schedule(static)
-  for (int64_t row = 0; row < rows; ++row) multiply_row(n, fp, xp + row * n, yp + row * n);
+  for (int64_t row = 0; row < rows; ++row) {
+    multiply_row(n, fp, xp + row * n, yp + row * n);
+    if (shifted) add_bias(n, sp, yp + row * n);
+  }
   return {y};
 }
 
-std::vector<Tensor> scaled_grad(const Tensor& x, const Tensor& factors, const Tensor& dy) {
+std::vector<Tensor> scaled_grad(const Tensor& x, const Tensor& factors, const Tensor& shift, const Tensor& dy) {
   int64_t n = factors.numel();
+  bool shifted = shift.shape().size() == 1;
   Tensor dx = like(x);
   const float *xp = x.data<float>(), *fp = factors.data<float>(), *gp = dy.data<float>();
   float* dp = dx.data<float>();
-  auto sums = summed(x.numel() / n, n, [=](int64_t row, float* own) {
+  auto sums = summed(x.numel() / n, 2 * n, [=](int64_t row, float* own) {
     multiply_row(n, fp, gp + row * n, dp + row * n);
     add_products(n, gp + row * n, xp + row * n, own);
+    if (shifted) add_bias(n, gp + row * n, own + n);
   });
-  return {dx, filled(sums.data(), n)};
+  return {dx, filled(sums.data(), n), shifted ? filled(sums.data() + n, n) : like(shift)};
+}
+
+// ---------------------------------------------------------------- a residual connection
+
+namespace {
+
+// y = x + factor * branch
+CLONED void residual_row(int64_t n, const float* x, float factor, const float* branch, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] = x[i] + factor * branch[i];
+}
+
+// dx = dy; dbranch = factor * dy
+CLONED void residual_grad_row(int64_t n, float factor, const float* dy, float* dx, float* dbranch) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    dx[i] = dy[i];
+    dbranch[i] = factor * dy[i];
+  }
+}
+
+// f(first, count, factor of the sample) over all of x; factors of two axes: there are none.
+template <typename F>
+void in_samples(const Tensor& x, const Tensor& factors, F f) {
+  bool some = factors.shape().size() == 1;
+  int64_t samples = some ? factors.numel() : 1, n = x.numel() / samples;
+  expect(!some || samples == x.shape()[0], "a residual connection");
+  const float* factor = factors.data<float>();
+  in_pieces(n, samples, [=](int64_t sample, int64_t first, int64_t count) {
+    f(sample * n + first, count, some ? factor[sample] : 1.0f);
+  });
+}
+
+}  // namespace
+
+std::vector<Tensor> residual(const Tensor& x, const Tensor& branch, const Tensor& factors) {
+  expect(x.shape() == branch.shape(), "a residual connection");
+  Tensor y = like(x);
+  const float *xp = x.data<float>(), *bp = branch.data<float>();
+  float* yp = y.data<float>();
+  in_samples(x, factors, [=](int64_t at, int64_t n, float factor) { residual_row(n, xp + at, factor, bp + at, yp + at); });
+  return {y};
+}
+
+std::vector<Tensor> residual_grad(const Tensor& factors, const Tensor& dy) {
+  Tensor dx = like(dy), dbranch = like(dy);
+  const float* gp = dy.data<float>();
+  float *xp = dx.data<float>(), *bp = dbranch.data<float>();
+  in_samples(dy, factors,
+             [=](int64_t at, int64_t n, float factor) { residual_grad_row(n, factor, gp + at, xp + at, bp + at); });
+  return {dx, dbranch};
 }
 
 // ---------------------------------------------------------------- silu(gate) * x, side by side in one tensor or in two
@@ -150,11 +207,17 @@ std::vector<Tensor> outlook_grad(const Tensor& values, const Tensor& scores, con
   return {dvalues, dscores};
 }
 
-PD_BUILD_OP(vit_scaled).Inputs({"X", "F"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(scaled));
+PD_BUILD_OP(vit_scaled).Inputs({"X", "F", "Shift"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(scaled));
 PD_BUILD_GRAD_OP(vit_scaled)
-    .Inputs({"X", "F", paddle::Grad("Y")})
-    .Outputs({paddle::Grad("X"), paddle::Grad("F")})
+    .Inputs({"X", "F", "Shift", paddle::Grad("Y")})
+    .Outputs({paddle::Grad("X"), paddle::Grad("F"), paddle::Grad("Shift")})
     .SetKernelFn(PD_KERNEL(scaled_grad));
+
+PD_BUILD_OP(vit_residual).Inputs({"X", "Branch", "Factors"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(residual));
+PD_BUILD_GRAD_OP(vit_residual)
+    .Inputs({"Factors", paddle::Grad("Y")})
+    .Outputs({paddle::Grad("X"), paddle::Grad("Branch")})
+    .SetKernelFn(PD_KERNEL(residual_grad));
 
 PD_BUILD_OP(vit_gated).Inputs({"G", "X"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(gated));
 PD_BUILD_GRAD_OP(vit_gated)

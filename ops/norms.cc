@@ -1,6 +1,7 @@
-// Batch norm and group norm of [B, C, ...] in float32 on a CPU, as Paddle custom operators: see ops/__init__.py.
+// Batch norm and group norm of [B, C, ...], and global response norm, in float32 on a CPU, as Paddle custom operators:
+// see ops/__init__.py.
 //
-// Both take sets of planes (a channel of an image), normalise each set by its mean and variance, and scale and shift
+// The first two take sets of planes (a channel of an image), normalise each set by its mean and variance, and scale and shift
 // each channel. Sums of planes are added up in double precision and in order, whatever threads compute them.
 #include <cmath>
 
@@ -242,6 +243,86 @@ std::vector<Tensor> group_norm_grad(const Tensor& x, const Tensor& weight, const
                                     const Tensor& dy, int groups, float) {
   return norm_grad(Planes(x, weight, weight, groups), x, weight, mean, rstd, dy, true);
 }
+
+// ---------------------------------------------------------------- global response norm of [B, ..., C]
+
+namespace {
+
+const float LEAST = 1e-15f;  // length of a channel: below, it has no gradient
+
+// dx = dy * factors + x * slopes
+CLONED void response_grad_row(int64_t n, const float* x, const float* dy, const float* factors, const float* slopes,
+                              float* dx) {
+#pragma omp simd
+  for (int64_t c = 0; c < n; ++c) dx[c] = dy[c] * factors[c] + x[c] * slopes[c];
+}
+
+// What the channels of an item are multiplied by: 1 + weight * length / mean of the lengths, which is returned.
+float response_factors(int64_t n, const float* lengths, const float* weight, float* factors) {
+  double sum = 0;
+  for (int64_t c = 0; c < n; ++c) sum += lengths[c];
+  float mean = sum / n + 1e-6;
+  for (int64_t c = 0; c < n; ++c) factors[c] = 1 + weight[c] * lengths[c] / mean;
+  return mean;
+}
+
+}  // namespace
+
+std::vector<Tensor> response_norm(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  int64_t n = weight.numel(), batch = x.shape()[0], rows = x.numel() / batch / n;
+  expect(x.shape().back() == n && bias.numel() == n, "a norm");
+  Tensor y = like(x), lengths = sized({batch, n}), row_of_factors = sized({n});
+  const float *w = weight.data<float>(), *shift = bias.data<float>();
+  float* factors = row_of_factors.data<float>();
+  for (int64_t b = 0; b < batch; ++b) {
+    const float* from = x.data<float>() + b * rows * n;
+    float *to = y.data<float>() + b * rows * n, *own = lengths.data<float>() + b * n;
+    auto squares = summed(rows, n, [=](int64_t row, float* sums) { add_products(n, from + row * n, from + row * n, sums); });
+    for (int64_t c = 0; c < n; ++c) own[c] = std::max(std::sqrt(squares[c]), LEAST);
+    response_factors(n, own, w, factors);
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < rows; ++row) {
+      multiply_row(n, factors, from + row * n, to + row * n);
+      add_bias(n, shift, to + row * n);
+    }
+  }
+  return {y, lengths};
+}
+
+std::vector<Tensor> response_norm_grad(const Tensor& x, const Tensor& weight, const Tensor& lengths, const Tensor& dy) {
+  int64_t n = weight.numel(), batch = x.shape()[0], rows = x.numel() / batch / n;
+  Tensor dx = like(x), two_rows = sized({2, n});
+  std::vector<float> dw(n, 0.0f), db(n, 0.0f);
+  const float* w = weight.data<float>();
+  float *factors = two_rows.data<float>(), *slopes = factors + n;
+  for (int64_t b = 0; b < batch; ++b) {
+    const float *from = x.data<float>() + b * rows * n, *grad = dy.data<float>() + b * rows * n;
+    const float* own = lengths.data<float>() + b * n;
+    float *to = dx.data<float>() + b * rows * n, mean = response_factors(n, own, w, factors);
+    auto sums = summed(rows, 2 * n, [=](int64_t row, float* both) {
+      add_products(n, grad + row * n, from + row * n, both);
+      add_bias(n, grad + row * n, both + n);
+    });
+    double along = 0;
+    for (int64_t c = 0; c < n; ++c) {
+      dw[c] += sums[c] * own[c] / mean;
+      db[c] += sums[n + c];
+      along += w[c] * sums[c] * own[c];
+    }
+    float through_mean = along / n / mean / mean;
+    for (int64_t c = 0; c < n; ++c) slopes[c] = own[c] > LEAST ? (w[c] * sums[c] / mean - through_mean) / own[c] : 0;
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < rows; ++row)
+      response_grad_row(n, from + row * n, grad + row * n, factors, slopes, to + row * n);
+  }
+  return {dx, filled(dw.data(), n), filled(db.data(), n)};
+}
+
+PD_BUILD_OP(vit_response_norm).Inputs({"X", "W", "B"}).Outputs({"Y", "Lengths"}).SetKernelFn(PD_KERNEL(response_norm));
+PD_BUILD_GRAD_OP(vit_response_norm)
+    .Inputs({"X", "W", "Lengths", paddle::Grad("Y")})
+    .Outputs({paddle::Grad("X"), paddle::Grad("W"), paddle::Grad("B")})
+    .SetKernelFn(PD_KERNEL(response_norm_grad));
 
 PD_BUILD_OP(vit_batch_norm)
     .Inputs({"X", "W", "B", "Mean", "Variance"})

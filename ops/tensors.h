@@ -119,6 +119,17 @@ std::vector<float> summed(int64_t rows, int64_t width, F f) {
   return sums;
 }
 
+// Calls f(block, first, count) over each of `blocks` blocks of n, by pieces that stay in the cache.
+template <typename F>
+void in_pieces(int64_t n, int64_t blocks, F f) {
+  const int64_t piece = 8192, pieces = (n + piece - 1) / piece;
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < blocks * pieces; ++i) {
+    int64_t first = i % pieces * piece;
+    f(i / pieces, first, std::min(piece, n - first));
+  }
+}
+
 inline Tensor filled(const float* values, int64_t n) {
   Tensor t = sized({n});
   std::copy(values, values + n, t.data<float>());

@@ -3,6 +3,8 @@
 import paddle
 from paddle import nn
 
+from models.layers.scale import added, times_samples
+
 
 class DropPath(nn.Layer):
     """Drops a residual branch per sample with probability ``drop_prob`` (Huang et al. 2016) and rescales the rest."""
@@ -12,11 +14,19 @@ class DropPath(nn.Layer):
         self.drop_prob = drop_prob
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        factors = self._factors(x)
+        return x if factors is None else times_samples(x, factors)
+
+    def add(self, x: paddle.Tensor, branch: paddle.Tensor) -> paddle.Tensor:
+        """Returns x + forward(branch), both [B, ...]: a residual connection."""
+        return added(x, branch, self._factors(branch))
+
+    def _factors(self, x: paddle.Tensor) -> paddle.Tensor | None:
+        """Returns what each sample of x is multiplied by, float32 [B]; None: nothing is dropped."""
         if self.drop_prob == 0.0 or not self.training:
-            return x
+            return None
         keep = 1.0 - self.drop_prob
-        mask = paddle.bernoulli(paddle.full([x.shape[0]] + [1] * (x.ndim - 1), keep, dtype="float32"))
-        return x * (mask / keep).astype(x.dtype)
+        return paddle.bernoulli(paddle.full([x.shape[0]], keep, dtype="float32")) / keep
 
 
 class PatchDropout(nn.Layer):

@@ -7,9 +7,23 @@ from paddle.nn.initializer import Constant
 import ops
 
 
-def scaled(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
-    """Returns x [..., N] times factors [N], by the compiled operator where there is one."""
-    return ops.scaled(x, factors) if ops.usable(x) else x * factors
+def scaled(x: paddle.Tensor, factors: paddle.Tensor, shift: paddle.Tensor | None = None) -> paddle.Tensor:
+    """Returns x [..., N] times factors [N], plus shift [N], by the compiled operator where there is one."""
+    if ops.usable(x):
+        return ops.scaled(x, factors, shift)
+    return x * factors if shift is None else x * factors + shift
+
+
+def times_samples(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
+    """Returns x [B, ...] times a factor of each sample [B], in the type of x."""
+    return x * factors.reshape([-1] + [1] * (x.ndim - 1)).astype(x.dtype)
+
+
+def added(x: paddle.Tensor, branch: paddle.Tensor, factors: paddle.Tensor | None = None) -> paddle.Tensor:
+    """Returns x + branch, both [B, ...]; branch is multiplied by a factor of each sample [B] before, if given."""
+    if ops.usable(x) and ops.usable(branch):
+        return ops.residual(x, branch, factors)
+    return x + (branch if factors is None else times_samples(branch, factors))
 
 
 class LayerScale(nn.Layer):

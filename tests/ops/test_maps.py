@@ -10,6 +10,7 @@ from threadpoolctl import threadpool_limits
 import ops
 from models.layers import activations, layout
 from models.layers.batch_norm import BatchNorm2D
+from models.layers.grn import GlobalResponseNorm
 from models.layers.group_norm import GroupNorm
 
 pytestmark = pytest.mark.usefixtures("compiled_operators")
@@ -33,6 +34,11 @@ def group_norm(groups):  # Paddle 2.6 has no function of that name
     return plain
 
 
+def response_norm(x, w, b):
+    lengths = (x * x).sum(axis=[1, 2], keepdim=True).clip(min=1e-30).sqrt()
+    return x * (1 + w * lengths / (lengths.mean(axis=-1, keepdim=True) + 1e-6)) + b
+
+
 X, W, B, MEAN, VARIANCE = normal(3, 6, 5, 37), normal(6), normal(7)[:6], normal(8)[:6], normal(9)[:6] ** 2 + 0.1
 CASES = {
     "relu": (lambda x: ops.activation(x, "relu"), F.relu, [X]),
@@ -41,6 +47,17 @@ CASES = {
     "quick_gelu": (lambda x: ops.activation(x, "quick_gelu"), quick_gelu, [normal(3, 70, scale=3)]),
     "silu": (lambda x: ops.activation(x, "silu"), F.silu, [normal(3, 9000, scale=9)]),
     "hardswish": (lambda x: ops.activation(x, "hardswish"), F.hardswish, [normal(3, 70, scale=3)]),
+    "star_relu": (
+        ops.star_relu,
+        lambda x, s, b: s * F.relu(x).square() + b,
+        [normal(3, 700), normal(1), normal(2)[:1]],
+    ),
+    "response norm": (ops.response_norm, response_norm, [normal(3, 5, 4, 21), normal(21), normal(22)[:21]]),
+    "response norm, a channel of zeros": (
+        ops.response_norm,
+        response_norm,
+        [normal(3, 5, 4, 21) * (np.arange(21) != 3), normal(21), normal(22)[:21]],
+    ),
     "batch norm, training": (
         lambda *a: ops.batch_norm(*a, True, 0.9, 1e-5)[0],
         lambda x, w, b, m, v: F.batch_norm(x, m, v, w, b, True, 0.9, 1e-5),
@@ -131,6 +148,8 @@ def test_an_activation_that_there_is_not_is_refused():
         lambda: ops.batch_norm(*(paddle.ones(s) for s in ([2, 3, 4], [4], [3], [3], [3])), True, 0.9, 1e-5),
         lambda: ops.batch_norm(*(paddle.ones(s) for s in ([2, 3, 4], [3], [3], [4], [3])), True, 0.9, 1e-5),
         lambda: ops.group_norm(paddle.ones([2, 3, 4]), 2, paddle.ones([3]), paddle.ones([3]), 1e-5),
+        lambda: ops.response_norm(paddle.ones([2, 3, 4]), paddle.ones([3]), paddle.ones([3])),
+        lambda: ops.star_relu(paddle.ones([2, 3]), paddle.ones([3]), paddle.ones([1])),
         lambda: ops.neighbour_means(paddle.ones([2, 3, 4]), 1),
         lambda: ops.swap(paddle.ones([2, 3, 4]), 5, [2, 4, 3]),
         lambda: ops.swap(paddle.ones([2, 3, 4]), 3, [2, 4, 4]),
@@ -167,7 +186,12 @@ def test_a_batch_norm_holds_the_same_statistics_with_and_without(mode, momentum)
     "layer",
     [
         *(activations.ReLU, activations.GELU, activations.TanhGELU, activations.SiLU, activations.Hardswish),
-        *(activations.QuickGELU, lambda: GroupNorm(1, 6), lambda: nn.Sequential(BatchNorm2D(6), GroupNorm(2, 6))),
+        *(
+            activations.QuickGELU,
+            lambda: GlobalResponseNorm(37),
+            lambda: GroupNorm(1, 6),
+            lambda: nn.Sequential(BatchNorm2D(6), GroupNorm(2, 6)),
+        ),
     ],
 )
 def test_a_layer_is_the_same_with_and_without(layer):

@@ -13,7 +13,8 @@ from threadpoolctl import threadpool_limits
 
 import ops
 from models import create_model
-from models.layers import Attention, LayerNorm, Linear, Mlp
+from models.layers import Attention, DropPath, LayerNorm, Linear, Mlp
+from models.layers.mlp import StarReLU
 
 pytestmark = pytest.mark.usefixtures("compiled_operators")
 
@@ -52,6 +53,13 @@ CASES = {
         lambda x, y: ops.matmul(x, y, False, True),
         lambda x, y: paddle.matmul(x, y, False, True),
         [normal(4, 5), normal(1, 5)],
+    ),
+    "scaled and shifted": (ops.scaled, lambda x, f, s: x * f + s, [normal(2, 9, 19), normal(19), normal(20)[:19]]),
+    "residual": (ops.residual, paddle.add, [normal(2, 9, 1019), normal(2, 1019, 9).reshape(2, 9, 1019)]),
+    "residual, by sample": (
+        lambda x, y: ops.residual(x, y, paddle.to_tensor([0.0, 1.25])),
+        lambda x, y: x + y * paddle.to_tensor([[0.0], [1.25]], y.dtype),
+        [normal(2, 18), normal(18, 2).reshape(2, 18)],
     ),
     "scaled": (ops.scaled, lambda x, f: x * f, [normal(2, 9, 19), normal(19)]),
     "gated": (ops.gated, lambda g, x: F.silu(g) * x, [normal(3, 5, 21, scale=20.0), normal(3, 5, 21)]),
@@ -111,6 +119,9 @@ def test_a_view_is_read_as_it_looks():
         lambda: ops.layer_norm(paddle.ones([2, 3]), paddle.ones([4]), paddle.ones([3]), 1e-6),
         lambda: ops.matmul(paddle.ones([2, 3]), paddle.ones([4, 5])),
         lambda: ops.scaled(paddle.ones([2, 3]), paddle.ones([4])),
+        lambda: ops.scaled(paddle.ones([2, 3]), paddle.ones([3]), paddle.ones([4])),
+        lambda: ops.residual(paddle.ones([2, 3]), paddle.ones([3, 2])),
+        lambda: ops.residual(paddle.ones([2, 3]), paddle.ones([2, 3]), paddle.ones([3])),
         lambda: ops.gated(paddle.ones([2, 3])),
         lambda: ops.gated(paddle.ones([2, 3]), paddle.ones([3, 2])),
     ],
@@ -131,6 +142,8 @@ def test_shapes_that_do_not_fit_are_refused(call):
         lambda: Attention(16, 2),
         lambda: Attention(16, 2, qkv_bias=False, attn_drop=0.4),
         lambda: Attention(16, 2, qk_norm=True),
+        lambda: StarReLU(),
+        lambda: DropPath(0.4),
     ],
 )
 def test_layers_are_the_same_with_and_without(layer):
@@ -142,7 +155,7 @@ def test_layers_are_the_same_with_and_without(layer):
         ops.enable(enabled)
         paddle.seed(3)
         x = paddle.to_tensor(normal(2, 5, 16), stop_gradient=False)
-        output = layer(x)
+        output = layer.add(x, x * x) if isinstance(layer, DropPath) else layer(x)
         results.append([output, *paddle.grad([(output**2).sum()], [x, *layer.parameters()])])
     for own, other in zip(*results, strict=True):
         np.testing.assert_allclose(own.numpy(), other.numpy(), rtol=1e-5, atol=1e-5)
