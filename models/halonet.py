@@ -69,6 +69,10 @@ class RelativePositions(nn.Layer):
     def forward(self, q: paddle.Tensor) -> paddle.Tensor:
         blocks, length, dim = q.shape[1:]
         side, window = self.block_size, self.window_size
+        if ops.usable(q):
+            vectors = paddle.concat([self.height_rel, self.width_rel])
+            products = matmul(q.reshape([-1, dim]), vectors, transpose_y=True)
+            return ops.distances(products, side, window).reshape([-1, blocks, length, window**2])
         q = q.reshape([-1, side, side, dim])
         columns = self._scores(q, self.width_rel).reshape([-1, side, side, 1, window])
         rows = self._scores(q.transpose([0, 2, 1, 3]), self.height_rel)  # by column, row, and the key's row
@@ -136,6 +140,8 @@ class HaloAttention(nn.Layer):
 
         They are made of slices, whose gradients are added in one order on a GPU, and which every kind of export has.
         """
+        if ops.usable(x):
+            return ops.windows(x, self.block_size, self.halo_size)
         (dim, height, width), size, window = x.shape[1:], self.block_size, self.window_size
         x = self._with_halo(x.reshape([-1, dim, height // size, size, width]), 2)
         x = self._with_halo(x.reshape([-1, dim, height // size, window, width // size, size]), 4)

@@ -149,6 +149,11 @@ def scaled(x: paddle.Tensor, factors: paddle.Tensor, shift: paddle.Tensor | None
     return _run("vit_scaled", x, factors, _absent(2) if shift is None else shift)[0]
 
 
+def scaled_planes(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
+    """x [B, C, H, W] times a factor of each channel, or of each image's channels: of [C] or [B, C] elements."""
+    return _run("vit_scaled_planes", x, factors)[0]
+
+
 def residual(x: paddle.Tensor, branch: paddle.Tensor, factors: paddle.Tensor | None = None) -> paddle.Tensor:
     """x + branch, both [B, ...], or branch times a factor of each sample [B], which gets no gradient."""
     return _run("vit_residual", x, branch, _absent(2) if factors is None else factors)[0]
@@ -305,6 +310,23 @@ def response_norm(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor) 
 def neighbour_means(x: paddle.Tensor, reach: int) -> paddle.Tensor:
     """The mean of each place of x [B, C, H, W] and of those within ``reach`` of it that are inside: [B, C, H, W]."""
     return _run("vit_neighbour_means", x, reach)[0]
+
+
+def windows(x: paddle.Tensor, size: int, halo: int) -> paddle.Tensor:
+    """The blocks of size x size places of maps [B, C, H, W], each with a halo around it, of zeros beyond the map.
+
+    Returns [B, blocks, (size + 2 halo) ** 2, C].
+    """
+    return _run("vit_windows", x, size, halo, x.shape)[0]
+
+
+def distances(products: paddle.Tensor, side: int, window: int) -> paddle.Tensor:
+    """What HaloNet's relative positions add to the scores: [items, side ** 2, window ** 2].
+
+    ``products`` [items, side ** 2, 2 (2 window - 1)]: of each query with the vectors of all distances of rows, then of
+    columns. Query i and key j of an axis have distance j - i + window - 1.
+    """
+    return _run("vit_distances", products, side, window)[0]
 
 
 def swap(x: paddle.Tensor, m: int, shape: Sequence[int]) -> paddle.Tensor:

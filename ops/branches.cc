@@ -32,6 +32,35 @@ std::vector<Tensor> scaled_grad(const Tensor& x, const Tensor& factors, const Te
   return {dx, filled(sums.data(), n), shifted ? filled(sums.data() + n, n) : like(shift)};
 }
 
+// ---------------------------------------------------------------- a factor of each plane
+
+// Planes [h, w] of x [.., h, w]; number i has factor i mod their count: one of each channel, or of each image's.
+std::vector<Tensor> scaled_planes(const Tensor& x, const Tensor& factors) {
+  expect(x.shape().size() > 2, "factors of planes");
+  int64_t count = factors.numel(), n = x.shape().back() * x.shape()[x.shape().size() - 2], planes = x.numel() / n;
+  expect(planes % count == 0, "factors of planes");
+  Tensor y = like(x);
+  const float *xp = x.data<float>(), *fp = factors.data<float>();
+  float* yp = y.data<float>();
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < planes; ++i) {
+    std::copy(xp + i * n, xp + i * n + n, yp + i * n);
+    scale_row(n, fp[i % count], yp + i * n);
+  }
+  return {y};
+}
+
+std::vector<Tensor> scaled_planes_grad(const Tensor& x, const Tensor& factors, const Tensor& dy) {
+  int64_t count = factors.numel(), n = x.shape().back() * x.shape()[x.shape().size() - 2], planes = x.numel() / n;
+  Tensor dx = scaled_planes(dy, factors)[0], dots = sized({planes}), dfactors = like(factors);
+  const float *xp = x.data<float>(), *gp = dy.data<float>();
+  float* dp = dots.data<float>();
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < planes; ++i) dp[i] = dot(n, xp + i * n, gp + i * n);
+  add_up(planes / count, count, dp, dfactors.data<float>());
+  return {dx, dfactors};
+}
+
 // ---------------------------------------------------------------- a residual connection
 
 namespace {
@@ -212,6 +241,12 @@ PD_BUILD_GRAD_OP(vit_scaled)
     .Inputs({"X", "F", "Shift", paddle::Grad("Y")})
     .Outputs({paddle::Grad("X"), paddle::Grad("F"), paddle::Grad("Shift")})
     .SetKernelFn(PD_KERNEL(scaled_grad));
+
+PD_BUILD_OP(vit_scaled_planes).Inputs({"X", "F"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(scaled_planes));
+PD_BUILD_GRAD_OP(vit_scaled_planes)
+    .Inputs({"X", "F", paddle::Grad("Y")})
+    .Outputs({paddle::Grad("X"), paddle::Grad("F")})
+    .SetKernelFn(PD_KERNEL(scaled_planes_grad));
 
 PD_BUILD_OP(vit_residual).Inputs({"X", "Branch", "Factors"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(residual));
 PD_BUILD_GRAD_OP(vit_residual)

@@ -14,6 +14,11 @@ def scaled(x: paddle.Tensor, factors: paddle.Tensor, shift: paddle.Tensor | None
     return x * factors if shift is None else x * factors + shift
 
 
+def scaled_planes(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
+    """Returns x [B, C, H, W] times factors [C, 1, 1] or [B, C, 1, 1], by the compiled operator where there is one."""
+    return ops.scaled_planes(x, factors) if ops.usable(x) and ops.usable(factors) else x * factors
+
+
 def times_samples(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
     """Returns x [B, ...] times a factor of each sample [B], in the type of x."""
     return x * factors.reshape([-1] + [1] * (x.ndim - 1)).astype(x.dtype)

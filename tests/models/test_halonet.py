@@ -7,6 +7,7 @@ from golden.halonet import CASES, SIZES, array
 from paddle import nn
 from parity import assert_parity, load_formula
 
+import ops
 from config import get_config
 from errors import InputError
 from inference.look.attention import attention, rolls_out
@@ -32,6 +33,20 @@ ZOO = {"halonet": small}
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):
     assert_parity(small(name), name, tmp_path, array)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(("stride", "halo"), [(1, 1), (2, 2), (1, 0), (1, 4)])
+def test_attention_is_the_same_with_and_without_operators(compiled_operators, stride, halo):
+    layer, found = HaloAttention(8, 2, block_size=4, halo_size=halo, stride=stride), []
+    x = paddle.randn([3, 8, 8, 12])
+    x.stop_gradient = False
+    for enabled in (True, False):
+        ops.enable(enabled)
+        output = layer(x)
+        found.append([output, *paddle.grad([(output**2).sum()], [x, *layer.parameters()])])
+    for own, plain in zip(*found, strict=True):
+        np.testing.assert_allclose(own.numpy(), plain.numpy(), rtol=0, atol=1e-5 * np.abs(plain.numpy()).max())
 
 
 @pytest.mark.parametrize("stride", [1, 2])

@@ -55,6 +55,8 @@ CASES = {
         [normal(4, 5), normal(1, 5)],
     ),
     "scaled and shifted": (ops.scaled, lambda x, f, s: x * f + s, [normal(2, 9, 19), normal(19), normal(20)[:19]]),
+    "a factor of each channel": (ops.scaled_planes, paddle.multiply, [normal(2, 9, 4, 5), normal(9, 1, 1)]),
+    "a factor of each image's channel": (ops.scaled_planes, paddle.multiply, [normal(2, 9, 4, 5), normal(2, 9, 1, 1)]),
     "residual": (ops.residual, paddle.add, [normal(2, 9, 1019), normal(2, 1019, 9).reshape(2, 9, 1019)]),
     "residual, by sample": (
         lambda x, y: ops.residual(x, y, paddle.to_tensor([0.0, 1.25])),
@@ -120,6 +122,7 @@ def test_a_view_is_read_as_it_looks():
         lambda: ops.matmul(paddle.ones([2, 3]), paddle.ones([4, 5])),
         lambda: ops.scaled(paddle.ones([2, 3]), paddle.ones([4])),
         lambda: ops.scaled(paddle.ones([2, 3]), paddle.ones([3]), paddle.ones([4])),
+        lambda: ops.scaled_planes(paddle.ones([2, 3, 4, 4]), paddle.ones([4])),
         lambda: ops.residual(paddle.ones([2, 3]), paddle.ones([3, 2])),
         lambda: ops.residual(paddle.ones([2, 3]), paddle.ones([2, 3]), paddle.ones([3])),
         lambda: ops.gated(paddle.ones([2, 3])),
