@@ -86,8 +86,8 @@ class Block(nn.Layer):
         self.gamma_2 = self.create_parameter([dim], default_initializer=Constant(init_values))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = self.drop_path.add(x, scaled(self.attn(self.norm1(x)), self.gamma_1))
-        return self.drop_path.add(x, scaled(self.mlp(self.norm2(x)), self.gamma_2))
+        x = self.drop_path(scaled(self.attn(self.norm1(x)), self.gamma_1), onto=x)
+        return self.drop_path(scaled(self.mlp(self.norm2(x)), self.gamma_2), onto=x)
 
 
 class ClassBlock(Block):

@@ -67,8 +67,8 @@ class SerialBlock(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         cpe, crpe = self.encodings
         x = cpe(x)
-        x = self.drop_path.add(x, self.factoratt_crpe(self.norm1(x), crpe))
-        return self.drop_path.add(x, self.mlp(self.norm2(x)))
+        x = self.drop_path(self.factoratt_crpe(self.norm1(x), crpe), onto=x)
+        return self.drop_path(self.mlp(self.norm2(x)), onto=x)
 
 
 class ParallelBlock(nn.Layer):
@@ -113,8 +113,8 @@ class ParallelBlock(nn.Layer):
         for i, x in enumerate(moved):
             grid = self.encodings[i][1].grid
             others = [resized(maps[j], self.encodings[j][1].grid, grid) for j in range(3) if j != i]
-            x = self.drop_path.add(x, as_tokens(token, maps[i] + others[0] + others[1]))
-            answers.append(self.drop_path.add(x, self.mlp2(getattr(self, f"norm2{i + 2}")(x))))
+            x = self.drop_path(as_tokens(token, maps[i] + others[0] + others[1]), onto=x)
+            answers.append(self.drop_path(self.mlp2(getattr(self, f"norm2{i + 2}")(x)), onto=x))
         return tuple(answers)
 
 

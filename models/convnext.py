@@ -42,7 +42,7 @@ class Block(nn.Layer):
         branch = self.mlp(self.norm(self.conv_dw(x, last=not self.conv_mlp)))
         if self.gamma is not None:
             branch = branch * (self.gamma.reshape([-1, 1, 1]) if self.conv_mlp else self.gamma)
-        return self.drop_path.add(x, branch)
+        return self.drop_path(branch, onto=x)
 
 
 class Stage(nn.Layer):

@@ -64,7 +64,7 @@ class CrossAttentionBlock(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.drop_path.add(x[:, :1], self.attn(self.norm1(x)))
+        return self.drop_path(self.attn(self.norm1(x)), onto=x[:, :1])
 
 
 class Projection(nn.Sequential):

@@ -105,9 +105,9 @@ class Block(nn.Layer):
 
     def forward(self, x: paddle.Tensor, cosines: paddle.Tensor, sines: paddle.Tensor) -> paddle.Tensor:
         branch = self.attn(self.norm1(x), cosines, sines)
-        x = self.drop_path1.add(x, branch if self.gamma_1 is None else scaled(branch, self.gamma_1))
+        x = self.drop_path1(branch if self.gamma_1 is None else scaled(branch, self.gamma_1), onto=x)
         branch = self.mlp(self.norm2(x))
-        return self.drop_path2.add(x, branch if self.gamma_2 is None else scaled(branch, self.gamma_2))
+        return self.drop_path2(branch if self.gamma_2 is None else scaled(branch, self.gamma_2), onto=x)
 
 
 @register("eva")

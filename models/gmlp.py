@@ -68,7 +68,7 @@ class SpatialGatingBlock(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.drop_path.add(x, self.mlp_channels(self.norm(x)))
+        return self.drop_path(self.mlp_channels(self.norm(x)), onto=x)
 
 
 @register("gmlp")

@@ -183,7 +183,7 @@ class Bottleneck(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         branch = self.conv3_1x1(self._middle(self.conv1_1x1(x)))
-        return self.act(self.drop_path.add(self.shortcut(x), branch))
+        return self.act(self.drop_path(branch, onto=self.shortcut(x)))
 
 
 class AttentionBottleneck(Bottleneck):

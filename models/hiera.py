@@ -69,8 +69,8 @@ class Widening(Block):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         normed = self.norm1(x)
-        x = self.drop_path1.add(self._widened(x, normed), self.ls1(self.attn(normed)))
-        return self.drop_path2.add(x, self.ls2(self.mlp(self.norm2(x))))
+        x = self.drop_path1(self.ls1(self.attn(normed)), onto=self._widened(x, normed))
+        return self.drop_path2(self.ls2(self.mlp(self.norm2(x))), onto=x)
 
     def _widened(self, x: paddle.Tensor, normed: paddle.Tensor) -> paddle.Tensor:
         places, pools = self.attn.places, self.attn.pools

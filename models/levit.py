@@ -129,8 +129,8 @@ class Block(nn.Layer):
         self.drop_path2 = DropPath(drop_path)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = self.drop_path1.add(x, self.attn(x))
-        return self.drop_path2.add(x, self.mlp(x))
+        x = self.drop_path1(self.attn(x), onto=x)
+        return self.drop_path2(self.mlp(x), onto=x)
 
 
 class Downsample(nn.Layer):
@@ -144,7 +144,7 @@ class Downsample(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         x = self.attn_downsample(x)
-        return self.drop_path.add(x, self.mlp(x))
+        return self.drop_path(self.mlp(x), onto=x)
 
 
 class Stage(nn.Layer):

@@ -82,8 +82,8 @@ class Block(nn.Layer):
         self.res_scale2 = Scale(dim, not attention) if scaled else nn.Identity()
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = self.drop_path1.add(self.res_scale1(x), self.token_mixer(self.norm1(x)))
-        return self.drop_path2.add(self.res_scale2(x), self.mlp(self.norm2(x)))
+        x = self.drop_path1(self.token_mixer(self.norm1(x)), onto=self.res_scale1(x))
+        return self.drop_path2(self.mlp(self.norm2(x)), onto=self.res_scale2(x))
 
 
 class Stem(nn.Layer):

@@ -55,8 +55,8 @@ class MixerBlock(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         mixed = swapped(self.mlp_tokens(swapped(self.norm1(x))))
-        x = self.drop_path.add(x, mixed)
-        return self.drop_path.add(x, self.mlp_channels(self.norm2(x)))
+        x = self.drop_path(mixed, onto=x)
+        return self.drop_path(self.mlp_channels(self.norm2(x)), onto=x)
 
 
 @register("mixer")

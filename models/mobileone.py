@@ -73,7 +73,7 @@ class Block(nn.Layer):
         for branch in branches[1:]:
             out = added(out, branch(x))
         if self.identity is not None:
-            out = self.drop_path.add(self.identity(x), out)
+            out = self.drop_path(out, onto=self.identity(x))
         return relu(self.attn(out))
 
     def fold(self) -> None:

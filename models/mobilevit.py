@@ -55,7 +55,7 @@ class InvertedResidual(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         branch = self.conv3_1x1(self.conv2_kxk(self.conv1_1x1(x)))
-        return self.drop_path.add(x, branch) if self.residual else self.drop_path(branch)
+        return self.drop_path(branch, onto=x) if self.residual else self.drop_path(branch)
 
 
 class MobileViTBlock(nn.Layer):

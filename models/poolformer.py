@@ -71,8 +71,8 @@ class Block(nn.Layer):
         self.layer_scale2 = Scale(dim, init_values)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = self.drop_path1.add(x, self.layer_scale1(self.token_mixer(self.norm1(x))))
-        return self.drop_path2.add(x, self.layer_scale2(self.mlp(self.norm2(x))))
+        x = self.drop_path1(self.layer_scale1(self.token_mixer(self.norm1(x))), onto=x)
+        return self.drop_path2(self.layer_scale2(self.mlp(self.norm2(x))), onto=x)
 
 
 class Stage(nn.Layer):

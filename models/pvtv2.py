@@ -132,8 +132,8 @@ class Block(nn.Layer):
         self.drop_path2 = DropPath(drop_path)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = self.drop_path1.add(x, self.attn(self.norm1(x)))
-        return self.drop_path2.add(x, self.mlp(self.norm2(x)))
+        x = self.drop_path1(self.attn(self.norm1(x)), onto=x)
+        return self.drop_path2(self.mlp(self.norm2(x)), onto=x)
 
 
 class Stage(nn.Layer):

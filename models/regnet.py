@@ -43,7 +43,7 @@ class Block(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         branch = self.conv3(self.se(self.conv2(self.conv1(x))))
-        return relu(self.drop_path.add(self.downsample(x), branch))
+        return relu(self.drop_path(branch, onto=self.downsample(x)))
 
 
 @register("regnet")

@@ -53,8 +53,8 @@ class ResBlock(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         mixed = swapped(self.linear_tokens(swapped(self.norm1(x))))
-        x = self.drop_path.add(x, scaled(mixed, self.ls1))
-        return self.drop_path.add(x, scaled(self.mlp_channels(self.norm2(x)), self.ls2))
+        x = self.drop_path(scaled(mixed, self.ls1), onto=x)
+        return self.drop_path(scaled(self.mlp_channels(self.norm2(x)), self.ls2), onto=x)
 
 
 @register("resmlp")

@@ -39,7 +39,7 @@ class _Block(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return relu(self.drop_path.add(self.downsample(x), self._branch(x)))
+        return relu(self.drop_path(self._branch(x), onto=self.downsample(x)))
 
 
 class BasicBlock(_Block):

@@ -116,8 +116,8 @@ class Block(nn.Layer):
         self.register_buffer("attn_mask", mask, persistable=False)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = self.drop_path1.add(x, self._attend(self.norm1(x)))
-        return self.drop_path2.add(x, self.mlp(self.norm2(x)))
+        x = self.drop_path1(self._attend(self.norm1(x)), onto=x)
+        return self.drop_path2(self.mlp(self.norm2(x)), onto=x)
 
     def _attend(self, x: paddle.Tensor) -> paddle.Tensor:
         if not any(self.shift_size):

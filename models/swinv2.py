@@ -125,8 +125,8 @@ class Block(swin.Block):
     attention = WindowAttention
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = self.drop_path1.add(x, self.norm1(self._attend(x)))
-        return self.drop_path2.add(x, self.norm2(self.mlp(x)))
+        x = self.drop_path1(self.norm1(self._attend(x)), onto=x)
+        return self.drop_path2(self.norm2(self.mlp(x)), onto=x)
 
 
 class PatchMerging(nn.Layer):

@@ -77,7 +77,7 @@ class MBConv(Convolutions):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return gelu(self.drop_path.add(x, Convolutions.forward(self, x)))  # (Paddle 2.6 traces no super())
+        return gelu(self.drop_path(Convolutions.forward(self, x), onto=x))  # (Paddle 2.6 traces no super())
 
 
 class Attention(nn.Layer):
@@ -137,9 +137,9 @@ class Block(nn.Layer):
         self.local_conv = ConvNorm(dim, dim, 3, groups=dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = self.drop_path1.add(x, in_windows(x, self.attn.window_size, self.attn))
+        x = self.drop_path1(in_windows(x, self.attn.window_size, self.attn), onto=x)
         x = in_float32(channels_last(self.local_conv(channels_first(x))))
-        return self.drop_path2.add(x, self.mlp(x))
+        return self.drop_path2(self.mlp(x), onto=x)
 
 
 class Stage(nn.Layer):

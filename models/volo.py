@@ -110,8 +110,8 @@ class ClassBlock(Block):
     """A block that changes the first token alone. Shape: [B, N, D] -> the same."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        token = self.drop_path1.add(x[:, :1], self.attn(self.norm1(x)))
-        token = self.drop_path2.add(token, self.mlp(self.norm2(token)))
+        token = self.drop_path1(self.attn(self.norm1(x)), onto=x[:, :1])
+        token = self.drop_path2(self.mlp(self.norm2(token)), onto=token)
         return paddle.concat([token, x[:, 1:]], axis=1)
 
 

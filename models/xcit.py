@@ -165,9 +165,9 @@ class Block(Branches):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         _, rows, columns, dim = x.shape
         attended = self.attn(self.norm1(x).flatten(1, 2)).reshape([-1, rows, columns, dim])
-        x = self.drop_path.add(x, scaled(attended, self.gamma1))
-        x = self.drop_path.add(x, scaled(self.local_mp(self.norm3(x)), self.gamma3))
-        return self.drop_path.add(x, scaled(self.mlp(self.norm2(x)), self.gamma2))
+        x = self.drop_path(scaled(attended, self.gamma1), onto=x)
+        x = self.drop_path(scaled(self.local_mp(self.norm3(x)), self.gamma3), onto=x)
+        return self.drop_path(scaled(self.mlp(self.norm2(x)), self.gamma2), onto=x)
 
 
 class ClassBlock(Branches):

@@ -37,5 +37,5 @@ class Block(nn.Layer):
         self.drop_path2 = DropPath(drop_path)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = self.drop_path1.add(x, self.ls1(self.attn(self.norm1(x))))
-        return self.drop_path2.add(x, self.ls2(self.mlp(self.norm2(x))))
+        x = self.drop_path1(self.ls1(self.attn(self.norm1(x))), onto=x)
+        return self.drop_path2(self.ls2(self.mlp(self.norm2(x))), onto=x)

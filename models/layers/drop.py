@@ -13,13 +13,12 @@ class DropPath(nn.Layer):
         super().__init__()
         self.drop_prob = drop_prob
 
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+    def forward(self, x: paddle.Tensor, onto: paddle.Tensor | None = None) -> paddle.Tensor:
+        """[B, ...] -> the same; with ``onto``, of the same shape, their sum: a residual connection in one pass."""
         factors = self._factors(x)
+        if onto is not None:
+            return added(onto, x, factors)
         return x if factors is None else times_samples(x, factors)
-
-    def add(self, x: paddle.Tensor, branch: paddle.Tensor) -> paddle.Tensor:
-        """Returns x + forward(branch), both [B, ...]: a residual connection."""
-        return added(x, branch, self._factors(branch))
 
     def _factors(self, x: paddle.Tensor) -> paddle.Tensor | None:
         """Returns what each sample of x is multiplied by, float32 [B]; None: nothing is dropped."""

@@ -74,4 +74,4 @@ class ParallelBlock(Heads):
             y = self.out_proj(paddle.concat([attended, mlp], axis=-1))
         else:
             y = self.attn_out_proj(attended) + self.mlp_out_proj(mlp)
-        return self.drop_path.add(x, self.ls(y))
+        return self.drop_path(self.ls(y), onto=x)
