@@ -1,11 +1,14 @@
 """What several test files share."""
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +25,7 @@ from served import checkpoint, photographs, server  # noqa: F401  (fixtures of s
 import ops
 from launch import secret
 from ops.build import build
+from ops.settings import keep_buffers
 
 if os.environ.get("PYTHONDONTWRITEBYTECODE") != "mutants":  # (mutants.py) else each program compiles the toolkit: 0.3 s
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -31,6 +35,12 @@ _secret.write(f"{'tests ' * 6}\n")
 _secret.flush()
 os.environ[secret.FILE] = _secret.name
 ops.load()  # as runs do; tests/ops/test_ops.py compares
+keep_buffers()
+
+# Paddle notes the stack at each operator of a graph. Nobody reads it here, and with pytest's frames it takes a fifth of
+# what a graph takes.
+_extract_stack = traceback.extract_stack
+traceback.extract_stack = lambda f=None, limit=None: _extract_stack(f or sys._getframe(1), limit or 1)
 
 os.environ.pop("OMP_NUM_THREADS", None)  # set by that import; the programs that tests start would take it for a wish
 ROOT = programs.ROOT
@@ -53,6 +63,12 @@ LONGEST = [
 def pytest_collection_modifyitems(items):
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
+
+
+def pytest_collection_finish():
+    """Leaves what is imported by now to no collection of garbage: it stays, and forks share its pages."""
+    gc.collect()
+    gc.freeze()
 
 
 def without(options, *beginnings):
