@@ -19,6 +19,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of the CPU, whatever th
 import hostile
 import paddle
 import programs
+import remembered
 import warm
 from served import checkpoint, photographs, server  # noqa: F401  (fixtures of several files)
 
@@ -36,6 +37,7 @@ _secret.flush()
 os.environ[secret.FILE] = _secret.name
 ops.load()  # as runs do; tests/ops/test_ops.py compares
 keep_buffers()
+remembered.remember_configurations()
 
 # Paddle notes the stack at each operator of a graph. Nobody reads it here, and with pytest's frames it takes a fifth of
 # what a graph takes.
