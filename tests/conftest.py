@@ -16,10 +16,12 @@ import pytest
 from PIL import Image
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of the CPU, whatever the machine has
+os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that spin as they wait take the other tests' cores
 import hostile
 import paddle
 import programs
 import remembered
+import threadpoolctl
 import warm
 from served import checkpoint, photographs, server  # noqa: F401  (fixtures of several files)
 
@@ -90,6 +92,12 @@ def pytest_terminal_summary(terminalreporter):
     for kind, counts in sorted(table.items()):
         words = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
         terminalreporter.write_line(f"{kind:<40} {sum(counts.values()):6} tried: {words}")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """The workers of pytest-xdist share the cores. A test that computes in more threads leaves them to its file alone."""
+    threadpoolctl.threadpool_limits(1)
 
 
 @pytest.fixture(autouse=True)
