@@ -108,7 +108,7 @@ def _methods_converted_once() -> Iterator[None]:
     Paddle remembers what it has converted, but by bound methods, which Python makes anew at each access.
     """
     convert = FunctionCache.convert_with_cache
-    FunctionCache.convert_with_cache = lambda cache, method: convert(cache, getattr(method, "__func__", method))
+    FunctionCache.convert_with_cache = lambda self, func: convert(self, getattr(func, "__func__", func))
     try:
         yield
     finally:

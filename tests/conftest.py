@@ -56,11 +56,13 @@ TINY = [
 ]  # fmt: skip
 
 
-# What takes half a minute and more, the longest first: two workers then end together.
+# What takes a quarter of a minute and more, the longest first: two workers then end together.
 LONGEST = [
-    "test_documents.py", "test_main.py", "test_export.py", "test_zoo.py", "test_recipes.py", "test_kills.py",
-    "test_start.py", "test_graphs.py", "test_disk.py", "test_resume.py", "test_fuzz_data.py", "test_costs.py",
-    "test_engine.py", "test_one_port.py", "test_damage.py", "test_weight_bombs.py", "test_fuzz_configuration.py",
+    "test_documents.py", "test_main.py", "test_export.py", "test_zoo.py", "test_inference.py", "test_kills.py",
+    "test_start.py", "test_engine.py", "test_launched_runs.py", "test_recipes.py", "test_weight_bombs.py",
+    "test_resume.py", "test_damage.py", "test_one_port.py", "test_graphs.py", "test_fuzz_configuration.py",
+    "test_stand_in.py", "test_disk.py", "test_attacked.py", "test_interruptions.py", "test_fuzz_values.py",
+    "test_fuzz_data.py", "test_costs.py",
 ]  # fmt: skip
 
 
@@ -96,7 +98,7 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread():
-    """The workers of pytest-xdist share the cores. A test that computes in more threads leaves them to its file alone."""
+    """The workers of pytest-xdist share the cores. A test that sets more threads leaves them to its own file alone."""
     threadpoolctl.threadpool_limits(1)
 
 

@@ -6,8 +6,9 @@ LARGEST = 1 << 16  # letters of what is remembered
 
 
 def remember_configurations():
-    """Lets a text of YAML be parsed once: tests read some files of configs/ hundreds of times. The code under test makes
-    its values anew each time.
+    """Lets a text of YAML be parsed once: tests read some files of configs/ hundreds of times.
+
+    The code under test makes the values of what was parsed, anew each time.
     """
     parse, nodes = documents._Reader.get_single_node, {}
 
