@@ -28,7 +28,6 @@ from served import checkpoint, photographs, server  # noqa: F401  (fixtures of s
 import ops
 from launch import secret
 from ops.build import build
-from ops.settings import keep_buffers
 
 if os.environ.get("PYTHONDONTWRITEBYTECODE") != "mutants":  # (mutants.py) else each program compiles the toolkit: 0.3 s
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -38,7 +37,6 @@ _secret.write(f"{'tests ' * 6}\n")
 _secret.flush()
 os.environ[secret.FILE] = _secret.name
 ops.load()  # as runs do; tests/ops/test_ops.py compares
-keep_buffers()
 remembered.remember_configurations()
 
 # Paddle notes the stack at each operator of a graph: with pytest's frames that takes a fifth of a graph's time. Nobody
