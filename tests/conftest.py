@@ -1,11 +1,14 @@
 """What several test files share."""
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +16,12 @@ import pytest
 from PIL import Image
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of the CPU, whatever the machine has
+os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that spin as they wait take the other tests' cores
 import hostile
 import paddle
 import programs
+import remembered
+import threadpoolctl
 import warm
 from served import checkpoint, photographs, server  # noqa: F401  (fixtures of several files)
 
@@ -31,6 +37,12 @@ _secret.write(f"{'tests ' * 6}\n")
 _secret.flush()
 os.environ[secret.FILE] = _secret.name
 ops.load()  # as runs do; tests/ops/test_ops.py compares
+remembered.remember_configurations()
+
+# Paddle notes the stack at each operator of a graph: with pytest's frames that takes a fifth of a graph's time. Nobody
+# reads it here, so one frame will do.
+_extract_stack = traceback.extract_stack
+traceback.extract_stack = lambda f=None, limit=None: _extract_stack(f or sys._getframe(1), limit or 1)
 
 os.environ.pop("OMP_NUM_THREADS", None)  # set by that import; the programs that tests start would take it for a wish
 ROOT = programs.ROOT
@@ -42,17 +54,25 @@ TINY = [
 ]  # fmt: skip
 
 
-# What takes half a minute and more, the longest first: two workers then end together.
+# What takes a quarter of a minute and more, the longest first: two workers then end together.
 LONGEST = [
-    "test_documents.py", "test_main.py", "test_export.py", "test_zoo.py", "test_recipes.py", "test_kills.py",
-    "test_start.py", "test_graphs.py", "test_disk.py", "test_resume.py", "test_fuzz_data.py", "test_costs.py",
-    "test_engine.py", "test_one_port.py", "test_damage.py", "test_weight_bombs.py", "test_fuzz_configuration.py",
+    "test_documents.py", "test_main.py", "test_export.py", "test_zoo.py", "test_inference.py", "test_kills.py",
+    "test_start.py", "test_engine.py", "test_launched_runs.py", "test_recipes.py", "test_weight_bombs.py",
+    "test_resume.py", "test_damage.py", "test_one_port.py", "test_graphs.py", "test_fuzz_configuration.py",
+    "test_stand_in.py", "test_disk.py", "test_attacked.py", "test_interruptions.py", "test_fuzz_values.py",
+    "test_fuzz_data.py", "test_costs.py",
 ]  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
+
+
+def pytest_collection_finish():
+    """Leaves what is imported by now to no collection of garbage: it stays, and forks share its pages."""
+    gc.collect()
+    gc.freeze()
 
 
 def without(options, *beginnings):
@@ -72,6 +92,12 @@ def pytest_terminal_summary(terminalreporter):
     for kind, counts in sorted(table.items()):
         words = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
         terminalreporter.write_line(f"{kind:<40} {sum(counts.values()):6} tried: {words}")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """The workers of pytest-xdist share the cores. A test that sets more threads leaves them to its own file alone."""
+    threadpoolctl.threadpool_limits(1)
 
 
 @pytest.fixture(autouse=True)

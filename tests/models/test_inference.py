@@ -8,6 +8,7 @@ import pytest
 import test_swin
 from conftest import without
 from golden.formula import array
+from paddle.jit.dy2static.program_translator import FunctionCache
 from test_zoo import SMALL
 from threadpoolctl import threadpool_limits
 
@@ -127,3 +128,13 @@ def test_exporting_leaves_the_model_as_it_was_and_prints_nothing(tmp_path, capfd
     assert {
         name: (tensor.numpy() == before[name]).all() for name, tensor in model.state_dict().items()
     } == dict.fromkeys(before, True)
+
+
+@pytest.mark.smoke
+def test_a_method_is_converted_once_for_all_layers(tmp_path, monkeypatch):
+    converted, convert = [], FunctionCache._convert
+    monkeypatch.setattr(FunctionCache, "_convert", lambda self, f: converted.append(f.__qualname__) or convert(self, f))
+    monkeypatch.setattr("paddle.jit.dy2static.program_translator._FUNCTION_CACHE", FunctionCache())
+    export(small("vit"), tmp_path)
+    assert converted.count("Block.forward") == 1  # of two blocks
+    assert len(converted) == len(set(converted))
