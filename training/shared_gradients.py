@@ -4,6 +4,7 @@
 
 import contextlib
 import ctypes
+import itertools
 import mmap
 import os
 from pathlib import Path
@@ -70,7 +71,7 @@ class SharedGradients:
         # (parameter, its elements, their place in a row); the ranks take turns at them
         self.pieces = [
             (index, slice(first - begin, min(first + PIECE, end) - begin), slice(first, min(first + PIECE, end)))
-            for index, (begin, end) in enumerate(zip(ends, ends[1:], strict=False))
+            for index, (begin, end) in enumerate(itertools.pairwise(ends))
             for first in range(begin, end, PIECE)
         ]
         self.token = paddle.zeros([1])
