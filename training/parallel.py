@@ -36,6 +36,7 @@ def init(config: Configuration) -> None:
         return
     with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():  # Paddle's banner; groups of others
         warnings.simplefilter("ignore")
+        fence.wait_for_store()
         dist.init_parallel_env()
         if config.DIST.ENGINE == "fleet":
             set_log_level("ERROR")
