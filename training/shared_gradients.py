@@ -89,7 +89,7 @@ class SharedGradients:
             if turn % ranks != own:
                 row[place] = gradients[index][elements]
         all_reduce_sum(self.token)
-        anywhere = self.found.any(axis=0)
+        anywhere = [any(column) for column in self.found.T]
         for index, elements, place in self.pieces[own::ranks]:
             total = gradients[index][elements].copy()
             for other in others:
