@@ -111,10 +111,12 @@ def as_rank(failed, beats):
     progress.share_beats(beats, progress.FIELDS * int(os.environ.get("PADDLE_TRAINER_ID") or 0) % len(beats))
     # A spawned process would spawn its loader's workers, too, each of which imports Paddle anew.
     multiprocessing.set_start_method("fork", force=True)
+    signals.noted.clear()  # a fork's parent has noted them, and passes them on
     signals.stop_at_once()
     with reported(failed):
         import_paddle()
         yield
+    streams.finish()
 
 
 def watched_worker(failed, beats, handed):
@@ -133,10 +135,16 @@ def watched_worker(failed, beats, handed):
 
 
 def spawn(worker, count, failed, beats, *objects):
-    """Starts ``worker(failed, beats, spawned.Handed(*objects))`` in ``count`` processes, for ``spawned.run``."""
+    """Starts ``worker(failed, beats, spawned.Handed(*objects))`` in ``count`` processes, for ``spawned.run``.
+
+    On a CPU they are forks of this process, which has imported Paddle and computed nothing yet. CUDA can't be forked.
+    """
+    import paddle
     import paddle.distributed as dist
 
-    return dist.spawn(worker, args=(failed, beats, spawned.Handed(*objects)), nprocs=count, join=False)
+    given = failed, beats, spawned.Handed(*objects)
+    method = "fork" if paddle.get_device() == "cpu" else "spawn"
+    return dist.spawn(worker, args=given, nprocs=count, join=False, start_method=method)
 
 
 def built(config):

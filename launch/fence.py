@@ -10,8 +10,12 @@ import ctypes
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
+AGAIN = 3.0  # seconds after which Paddle's store is tried once more by a rank that came before it
+LISTENING = "0A"  # in /proc/net/tcp
 SO_ATTACH_FILTER = 26  # asm-generic/socket.h: x86, ARM, POWER since 5.1
 _NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)  # BPF_RET | BPF_K: of a packet, 0 bytes
 
@@ -42,6 +46,31 @@ def shut_store() -> bool:
     """Shuts Paddle's store, where it is this process's; every rank has to be connected. Returns whether all that was
     found could be shut.
     """
-    named = os.environ.get("PADDLE_MASTER"), os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")[0]
-    ports = {int(port) for address in named if (port := (address or "").rpartition(":")[2]).isdigit()}
+    ports = store_ports()
     return not [found for found in listeners() if found.getsockname()[1] in ports and not shut(found)]
+
+
+def store_ports() -> set[int]:
+    """Returns the ports of which one is Paddle's store's, by the environment."""
+    named = os.environ.get("PADDLE_MASTER"), os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")[0]
+    return {int(port) for address in named if (port := (address or "").rpartition(":")[2]).isdigit()}
+
+
+def wait_for_store() -> None:
+    """Waits until Paddle's store listens, where rank 0 is on this machine: who comes too early loses AGAIN seconds."""
+    hosts = [
+        os.environ.get(name, "").partition(":")[0] for name in ("PADDLE_TRAINER_ENDPOINTS", "PADDLE_CURRENT_ENDPOINT")
+    ]
+    until = time.monotonic() + AGAIN * (hosts[0] == hosts[1] and os.environ.get("PADDLE_TRAINER_ID") != "0")
+    while time.monotonic() < until and not store_ports() & listened():
+        time.sleep(0.005)
+
+
+def listened() -> set[int]:
+    """Returns the TCP ports at which processes of this machine (of this network namespace) wait for connections."""
+    ports = set()
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        with contextlib.suppress(OSError):
+            rows = [row.split() for row in table.read_text().splitlines()[1:]]
+            ports |= {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == LISTENING}
+    return ports

@@ -18,6 +18,7 @@ WAIT = 1.0  # seconds that a run waits for its reader, once until that reads aga
 AT_END = 5.0  # seconds that it waits for it at its end
 MOST = 1 << 20  # bytes that are kept for it meanwhile; of more, the oldest go
 _hurried = False
+_raw: list["Lasting"] = []  # all that this process has
 
 
 def hurry() -> None:
@@ -90,6 +91,7 @@ def lasting(descriptor: int, lines: bool, at_once: bool = False) -> io.TextIOWra
         at_once: whether everything is (python -u).
     """
     raw = Lasting(descriptor)
+    _raw.append(raw)
     atexit.register(raw.offer, AT_END)
     encoding = getattr(sys.__stderr__, "encoding", None) or "utf-8"
     return io.TextIOWrapper(
@@ -99,6 +101,14 @@ def lasting(descriptor: int, lines: bool, at_once: bool = False) -> io.TextIOWra
         line_buffering=lines or raw.isatty(),
         write_through=at_once,
     )
+
+
+def finish() -> None:
+    """Hands on what is kept, at the end of a process in which Python won't: a forked one."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    for raw in _raw:
+        raw.offer(AT_END)
 
 
 def keep() -> None:

@@ -48,7 +48,7 @@ def ranks_of(process):
     return [
         pid
         for pid, (parent, args) in descendants(process.pid).items()
-        if "spawn_main" in args and parent == process.pid
+        if parent == process.pid and "resource_tracker" not in args
     ]
 
 

@@ -222,7 +222,7 @@ def _held(statistics: dict[str, paddle.Tensor], accum: int) -> dict[str, paddle.
 
 def _update(training: Training, update: int) -> paddle.Tensor:
     """Makes one update of the gradients that were accumulated; returns their global norm, before clipping."""
-    reduce_gradients(training.optimizer)
+    reduce_gradients(training.network, training.optimizer)
     training.scaler.unscale(training.trained)
     norm = clip_gradients(training.config, training.model, training.trained)
     training.optimizer.set_lr(training.schedule(update))

@@ -23,6 +23,7 @@ from errors import InputError
 from launch import fence
 from models.layers.batch_norm import synchronise
 from options import Configuration
+from training.shared_gradients import share_gradients
 from utils import all_gather, rank, to_device, world_size
 
 UNDER_WAY = 2  # buckets that travel at a time: what they take of memory is bounded
@@ -35,6 +36,7 @@ def init(config: Configuration) -> None:
         return
     with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():  # Paddle's banner; groups of others
         warnings.simplefilter("ignore")
+        fence.wait_for_store()
         dist.init_parallel_env()
         if config.DIST.ENGINE == "fleet":
             set_log_level("ERROR")
@@ -79,7 +81,12 @@ def wrap_model(config: Configuration, model: nn.Layer) -> nn.Layer:
         return model
     if config.TRAIN.SYNC_BN:
         synchronise(model)
-    return fleet.distributed_model(model) if config.DIST.ENGINE == "fleet" else paddle.DataParallel(model)
+    if config.DIST.ENGINE == "fleet":
+        return fleet.distributed_model(model)
+    network: Any = paddle.DataParallel(model)
+    network.shared = share_gradients([parameter for parameter in model.parameters() if not parameter.stop_gradient])
+    network.grad_need_sync = network.shared is None
+    return network
 
 
 def without_sync(network: nn.Layer, optimizer: Any) -> contextlib.AbstractContextManager:
@@ -296,10 +303,14 @@ class ShardedOptimizer:
             bucket.end_send()
 
 
-def reduce_gradients(optimizer: Any) -> None:
-    """Brings together, before an update, what the backward pass hasn't: the gradients of a ``ShardedOptimizer``."""
+def reduce_gradients(network: nn.Layer, optimizer: Any) -> None:
+    """Brings together, before an update, what the backward pass hasn't: the gradients of a ``ShardedOptimizer``, and
+    those of ranks that share memory.
+    """
     if isinstance(optimizer, ShardedOptimizer):
         optimizer.reduce_gradients()
+    elif shared := getattr(network, "shared", None):
+        shared.average()
 
 
 def others_state(optimizer: Any, state: dict[str, paddle.Tensor]) -> dict[str, np.ndarray]:

@@ -104,7 +104,7 @@ def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Tra
     if config.TO_STATIC:
         _trace(model)
     optimizer = wrap_optimizer(config, build_optimizer(config, model))
-    _tell_shares(optimizer, run)
+    _tell_shares(network, optimizer, run)
     return Training(
         config=config,
         task=task,
@@ -185,7 +185,9 @@ def _tell_model(config: Configuration, model: nn.Layer, run: Run) -> None:
     )
 
 
-def _tell_shares(optimizer: paddle.optimizer.Optimizer | ShardedOptimizer, run: Run) -> None:
+def _tell_shares(network: nn.Layer, optimizer: paddle.optimizer.Optimizer | ShardedOptimizer, run: Run) -> None:
+    if getattr(network, "shared", None):
+        run.info("gradients are averaged in memory that the ranks share")
     if isinstance(optimizer, ShardedOptimizer):
         shares = ", ".join(f"{size:,}" for size in optimizer.sizes)
         run.info(f"fleet, sharding stage {optimizer.stage}: the optimizer's state by rank is of {shares} parameters")

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from programs import assert_none_left, descendants, start, wait_for
+from programs import assert_none_left, descendants, ranks_of, start, wait_for
 from short import RUN, assert_ends_like, finish
 
 KILL = signal.SIGKILL
@@ -29,7 +29,7 @@ def read(path):
 def found(process):
     """The pids of the run's processes, by what they are."""
     rows = descendants(process.pid)
-    ranks = sorted(pid for pid, (parent, args) in rows.items() if "spawn_main" in args and parent == process.pid)
+    ranks = sorted(ranks_of(process))
     return {
         "main": [process.pid],
         "rank 0": ranks[:1],

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from conftest import write_images
-from programs import assert_none_left, descendants, start, wait_for, wait_for_first_step
+from programs import assert_none_left, descendants, ranks_of, start, wait_for, wait_for_first_step
 from safetensors.numpy import load_file
 from short import RUN, assert_ends_like, assert_fails, finish
 
@@ -49,8 +49,7 @@ def saving(folder, *flags):
 
 def rank_pid(process, rank):
     """Ranks are started in their order."""
-    found = descendants(process.pid)
-    return sorted(pid for pid, (parent, args) in found.items() if "spawn_main" in args and parent == process.pid)[rank]
+    return sorted(ranks_of(process))[rank]
 
 
 # ------------------------------------------------------------------- stalls

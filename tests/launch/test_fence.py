@@ -3,6 +3,8 @@
 import os
 import pickle
 import socket
+import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -109,3 +111,23 @@ def test_a_kernel_without_filters_says_no(monkeypatch):
 def test_no_store_here_is_nothing_to_shut(monkeypatch, master):
     monkeypatch.setenv("PADDLE_MASTER", master)
     assert fence.shut_store()
+
+
+def test_a_rank_waits_for_the_store_of_its_own_machine(monkeypatch):
+    def waited():
+        began = time.monotonic()
+        fence.wait_for_store()
+        return time.monotonic() - began
+
+    with socket.socket() as store:
+        store.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("PADDLE_MASTER", f"127.0.0.1:{store.getsockname()[1]}")
+        monkeypatch.setenv("PADDLE_TRAINER_ENDPOINTS", "127.0.0.1:1,127.0.0.1:2")
+        for rank, endpoint in (("0", "127.0.0.1:1"), ("1", "127.0.0.2:2")):
+            monkeypatch.setenv("PADDLE_TRAINER_ID", rank)
+            monkeypatch.setenv("PADDLE_CURRENT_ENDPOINT", endpoint)
+            assert waited() < 0.2
+        monkeypatch.setenv("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:2")
+        threading.Timer(0.4, store.listen).start()
+        assert 0.3 < waited() < fence.AGAIN
+        assert waited() < 0.2

@@ -15,7 +15,7 @@ import asked
 import pytest
 import warm
 from hostile import attempt, one_thread
-from programs import ROOT, assert_none_left, descendants, wait_for
+from programs import ROOT, assert_none_left, descendants, ranks_of, wait_for
 
 SLOW = pytest.mark.slow
 PREDICT = [sys.executable, str(ROOT / "tools" / "predict.py")]
@@ -192,7 +192,7 @@ def _grown(path):
 def test_a_rank_that_dies_ends_the_others(place, endless):
     process = begin(place, endless, "-output=stopped", "-ngpus=2", "-workers=0")
     assert wait_for(lambda: [n for n in os.listdir(place) if n.startswith(".stopped") and _grown(place / n)], process)
-    ranks = [pid for pid, (parent, args) in descendants(process.pid).items() if "spawn_main" in args]
+    ranks = ranks_of(process)
     started = time.monotonic()
     os.kill(max(ranks), signal.SIGKILL)
     out, err = process.communicate(timeout=60)

@@ -16,7 +16,7 @@ from config import get_config, with_values
 from datasets import ArrayDataset, get_dataloader, get_datasets
 from errors import InputError, RunError
 from models import build_model
-from training import engine, requests, setup
+from training import engine, requests, setup, shared_gradients
 from training.checkpoint import classes_of
 from training.classification import Classification, hits
 from training.optim import LossScaler
@@ -35,35 +35,30 @@ def assert_same(one, two, atol):
 
 
 def counted_collectives(options, output, length):
-    """Trains; returns how often each collective was called from Python, but for the ranks' meetings by the clock."""
-    calls = Counter()
+    """Trains; returns how often each collective was called, but for meetings by the clock, and waits for gradients."""
+    calls, met = Counter(), Counter()
 
-    def counted(module, name, count=1):
-        function = getattr(module, name)
-
-        def call(*args, **kwargs):
-            calls[function.__name__.split(".")[-1]] += count
-            return function(*args, **kwargs)
-
-        setattr(module, name, call)
+    def counted(name, function):
+        return lambda *args, **kwargs: calls.update([name]) or function(*args, **kwargs)
 
     for name in ("all_reduce", "all_gather", "all_gather_object", "broadcast", "barrier", "reduce"):
-        counted(utils.dist, name)
-    meetings, all_reduce = Counter(), requests.all_reduce_sum
-    requests.all_reduce_sum = lambda tensor: meetings.update(["all_reduce"]) or all_reduce(tensor)
+        setattr(utils.dist, name, counted(name, getattr(utils.dist, name)))
+    for module in (requests, shared_gradients):
+        module.all_reduce_sum = lambda tensor, to=module: met.update([to]) or utils.all_reduce_sum(tensor)
     train(options, output, length)
-    return calls - meetings
+    return calls - Counter(all_reduce=met.total()), met[shared_gradients]
 
 
 def test_a_step_has_no_collective_but_its_gradients(tmp_path, tiny):
-    """Three times the steps between reports, as many collectives; DataParallel's own, of gradients, are in C++."""
+    """Three times the steps between reports, as many collectives; for gradients there are two waits in each."""
     options = [*tiny, "DATA.BATCH_SIZE", "4"]
-    found = [
+    (one, other), (longer, last) = (
         run_ranks(counted_collectives, [*options, "REPORT_FREQ", freq], tmp_path / freq, length)
         for freq, length in (("4", 64), ("12", 192))  # 8 and 24 steps, in 2 reports
-    ]
-    assert found[0][0] == found[0][1] == found[1][0] == found[1][1]
-    assert found[0][0]["all_reduce"] > 2
+    )
+    assert one == other == (longer[0], 2 * 8)
+    assert longer == last == (one[0], 2 * 24)
+    assert one[0]["all_reduce"] > 2
 
 
 @pytest.mark.smoke

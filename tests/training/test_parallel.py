@@ -205,7 +205,7 @@ def updates(optimizer, scale, engine=(), mode="norm"):
         loss = sum((parameter * factors[name]).sum() for name, parameter in parameters.items())
         (loss * (scale or rank() + 1)).backward()
         held = [name for name, parameter in parameters.items() if parameter.grad is not None]
-        parallel.reduce_gradients(wrapped)
+        parallel.reduce_gradients(model, wrapped)
         left = [name for name, parameter in parameters.items() if parameter.grad is not None]
         norms.append(clip_gradients(config, model).item())
         wrapped.step()

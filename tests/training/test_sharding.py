@@ -99,7 +99,7 @@ def count_collectives():
         with elsewhere() as recorded:
             for _ in range(2):
                 sum((p * p).sum() for p in model.parameters()).backward()
-                parallel.reduce_gradients(optimizer)
+                parallel.reduce_gradients(model, optimizer)
                 optimizer.step()
                 optimizer.clear_grad()
         found[stage] = [(name, size) for name, size, _ in recorded.travelled]
@@ -143,7 +143,7 @@ def uneven_updates(stage, megabytes):
             else:
                 with parallel.without_sync(model, optimizer):
                     loss.backward()
-        parallel.reduce_gradients(optimizer)
+        parallel.reduce_gradients(model, optimizer)
         optimizer.step()
         optimizer.clear_grad()
     dist.reduce = reduce
@@ -229,7 +229,7 @@ def pieces_of_state():
     inner = paddle.optimizer.AdamW(parameters=model.parameters())
     optimizer = parallel.ShardedOptimizer(inner, 1)
     sum((p * p * p).sum() for p in model.parameters()).backward()
-    parallel.reduce_gradients(optimizer)
+    parallel.reduce_gradients(model, optimizer)
     optimizer.step()
     found = []
     for parallel.PIECE in (1 << 20, 20):
