@@ -60,7 +60,7 @@ def missing(error: BaseException) -> str:
     names = [name for name in NEEDED if not find_spec(name)]
     lacks = ", ".join(names[:3]) + f" and {len(names) - 3} more packages" * (len(names) > 3)
     if not os.path.exists(os.path.join(_HERE, "Makefile")):  # an installed copy
-        return f"error: {sys.executable} lacks {lacks}; install what paddle-vit-toolkit needs with pip, Paddle on its own"
+        return f"error: {sys.executable} lacks {lacks}; pip install what paddle-vit-toolkit needs, and Paddle"
     script = ", or sh run_train_multi.sh ..." if _PROGRAM == "main_multi_gpu.py" else ""
     how = f".venv/bin/python {os.path.relpath(sys.argv[0], _HERE)} ...{script}"
     return f"error: {sys.executable} lacks {lacks}; in {_HERE} run make install once, then {how}"

@@ -1,14 +1,15 @@
 """The files of the project's habits: what they call is there, and their words agree with the code."""
 
 import re
-import tomllib
 
 import links
 import pytest
+import tomllib
 import yaml
 from conftest import ROOT
 
-YAML = sorted(file for kind in (".github/**/*.yml", ".pre-commit-config.yaml", "compose.yaml") for file in ROOT.glob(kind))
+KINDS = (".github/**/*.yml", ".pre-commit-config.yaml", "compose.yaml")
+YAML = sorted(file for kind in KINDS for file in ROOT.glob(kind))
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
 
 
