@@ -19,6 +19,7 @@ from setuptools import __version__ as setuptools
 from test_house import HOUSE
 from test_hubconf import OWN
 
+import errors
 import ops
 from models import create_model
 
@@ -189,3 +190,12 @@ def test_compiled_operators_go_to_the_cache_where_the_copy_is_read_only(tmp_path
     assert ops.compiled("name") == tmp_path / ".cache" / "paddle_vit_toolkit" / "name"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # it would be found in whatever folder a program starts
     assert ops.compiled("name") == ROOT / "ops" / "built" / "name"
+
+
+def test_an_installed_copy_says_what_it_lacks_without_naming_make(tmp_path, monkeypatch):
+    monkeypatch.setattr(errors, "NEEDED", ("none_of_this_name",))
+    lacks = ModuleNotFoundError(name="none_of_this_name")
+    assert f"; in {ROOT} run make install once" in errors.missing(lacks)
+    monkeypatch.setattr(errors, "_HERE", str(tmp_path))
+    what = "lacks none_of_this_name; pip install what paddle-vit-toolkit needs, and Paddle"
+    assert errors.missing(lacks) == f"error: {sys.executable} {what}"
