@@ -36,6 +36,7 @@ def _keep_quiet() -> None:
     ended together, what Python's tracker says of the semaphores that their loaders leave to it.
     """
     os.environ.setdefault("GLOG_minloglevel", "2")
+    os.environ.pop("MPLBACKEND", None)  # a notebook's, which this interpreter may lack; programs draw into files alone
     if "resource_tracker" not in (told := os.environ.get("PYTHONWARNINGS", "")):
         os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [told, "ignore:resource_tracker"]))
     for message in (

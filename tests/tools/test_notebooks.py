@@ -2,7 +2,10 @@
 
 import base64
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 import warm
@@ -67,6 +70,14 @@ def test_fine_tuning_and_looking(desk):
     run(desk, "look_at_attention")
     pictures = {file.stem for file in (desk.folder / "output").glob("*.png")}
     assert pictures == {"predictions", "attention", "rollout", "cam"}
+
+
+def test_a_program_draws_where_a_notebook_starts_it():
+    """Jupyter names its own backend to all that it starts, which other interpreters may lack."""
+    code = "import errors, matplotlib; print(matplotlib.get_backend())"
+    environment = os.environ | {"MPLBACKEND": "module://of_another_interpreter"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("agg\n", "")
 
 
 @pytest.mark.parametrize("name", NAMES)
