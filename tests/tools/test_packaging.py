@@ -101,7 +101,8 @@ def test_the_package_asks_for_what_the_requirements_pin(installed):
 def test_the_command_refuses_what_it_does_not_know(installed):
     command = [installed / "site" / "bin" / "paddle-vit"]
     done = subprocess.run([*command, "nothing"], env=environment(installed), capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (2, "error: paddle-vit has no command 'nothing'; paddle-vit -h lists them\n")
+    said = "error: paddle-vit has no command 'nothing'; paddle-vit -h lists them\n"
+    assert (done.returncode, done.stderr) == (2, said)
     done = subprocess.run(command, env=environment(installed), capture_output=True, text=True)
     tools = sorted(file.stem for file in (ROOT / "tools").glob("*.py"))
     assert done.stdout.splitlines()[-1] == f"Tools: {', '.join(tools)}"
