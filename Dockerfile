@@ -3,21 +3,28 @@
 #
 #     docker build -t paddle-vit-serve .
 #     docker run --rm -p 127.0.0.1:8000:8000 -v /path/to/checkpoints/best:/model:ro paddle-vit-serve
+#
+# For a GPU (not run on a GPU), BASE is a Debian or Ubuntu with Python 3.10 to 3.12 and the CUDA and cuDNN of its Paddle:
+#
+#     docker build -t paddle-vit-serve --build-arg BASE=... --build-arg PADDLE=paddlepaddle-gpu==2.6.2 .
+#     docker run --gpus all ...
 
-FROM python:3.11-slim AS build
+ARG BASE=python:3.11-slim
+FROM ${BASE} AS build
 # g++ compiles the operators that make CPUs fast (ops/).
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ make \
     && rm -rf /var/lib/apt/lists/*
+ARG PADDLE=
 WORKDIR /app
 COPY . .
-RUN make install \
+RUN make install PADDLE="$PADDLE" \
     && .venv/bin/python -m pip install --no-cache-dir -r requirements-serve.txt \
     && .venv/bin/python -m compileall -q . \
     && rm -rf /root/.cache
 
-FROM python:3.11-slim
+FROM ${BASE}
 # libgomp1: Paddle's threads.
 # hadolint ignore=DL3008
 RUN apt-get update \

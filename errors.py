@@ -36,6 +36,7 @@ def _keep_quiet() -> None:
     ended together, what Python's tracker says of the semaphores that their loaders leave to it.
     """
     os.environ.setdefault("GLOG_minloglevel", "2")
+    os.environ.pop("MPLBACKEND", None)  # a notebook's, which this interpreter may lack; programs draw into files alone
     if "resource_tracker" not in (told := os.environ.get("PYTHONWARNINGS", "")):
         os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [told, "ignore:resource_tracker"]))
     for message in (
@@ -59,6 +60,8 @@ def missing(error: BaseException) -> str:
 
     names = [name for name in NEEDED if not find_spec(name)]
     lacks = ", ".join(names[:3]) + f" and {len(names) - 3} more packages" * (len(names) > 3)
+    if not os.path.exists(os.path.join(_HERE, "Makefile")):  # an installed copy
+        return f"error: {sys.executable} lacks {lacks}; pip install what paddle-vit-toolkit needs, and Paddle"
     script = ", or sh run_train_multi.sh ..." if _PROGRAM == "main_multi_gpu.py" else ""
     how = f".venv/bin/python {os.path.relpath(sys.argv[0], _HERE)} ...{script}"
     return f"error: {sys.executable} lacks {lacks}; in {_HERE} run make install once, then {how}"

@@ -24,14 +24,14 @@ _NAME = "paddle_vit_toolkit"
 
 def _part(name: str) -> types.ModuleType:
     """Returns a module of this repository. Of two copies of it in a process, the second has a longer name."""
-    file = _ROOT / "tools" / "package" / f"{_NAME}.py"
-    if _NAME not in sys.modules and str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))  # it stays: spawned processes, which unpickle a model, get this path
+    folder = _ROOT / "tools" / "package"
+    if _NAME not in sys.modules and str(folder) not in sys.path:
+        sys.path.append(str(folder))  # it stays: spawned processes, which unpickle a model, get this path
     package = importlib.import_module(_NAME)
     if _ROOT != package.ROOT:
         longer = f"{_NAME}_{hashlib.sha256(str(_ROOT).encode()).hexdigest()[:8]}"
         if longer not in sys.modules:
-            spec = importlib.util.spec_from_file_location(longer, file)
+            spec = importlib.util.spec_from_file_location(longer, folder / _NAME / "__init__.py")
             assert spec is not None
             assert spec.loader is not None
             sys.modules[longer] = importlib.util.module_from_spec(spec)

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -35,10 +36,22 @@ def sources_and_headers() -> list[Path]:
     return sorted(path for path in (*_HERE.glob("*.cc"), *_HERE.glob("*.h")) if path.stem != "images")
 
 
+def compiled(name: str) -> Path:
+    """Returns the folder in which a library of that name is, or would be.
+
+    It is beside the sources. Where this user can't write there (site-packages, say), it is in the user's cache.
+    """
+    beside = _HERE / "built" / name
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if beside.is_dir() or os.access(_HERE, os.W_OK) or not os.path.isabs(cache):  # a user without a home
+        return beside
+    return Path(cache, "paddle_vit_toolkit", name)
+
+
 def library() -> Path:
     """Returns where the compiled operators of these sources and this Paddle are, or would be."""
     sources = b"".join(path.read_bytes() for path in (_HERE / "build.py", *sources_and_headers()))
-    return _HERE / "built" / f"{paddle.__version__}-{hashlib.sha256(sources).hexdigest()[:12]}" / "vit_ops.so"
+    return compiled(f"{paddle.__version__}-{hashlib.sha256(sources).hexdigest()[:12]}") / "vit_ops.so"
 
 
 def load() -> bool:

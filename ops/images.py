@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from ops import compiled
+
 _HERE = Path(__file__).resolve().parent
 SOURCE = _HERE / "images.cc"
 # As in Pillow's own builds for x86-64, no product is added before it was rounded.
@@ -25,7 +27,7 @@ _TYPES = {int: ctypes.c_int64, float: ctypes.c_float, bool: ctypes.c_bool}
 def library() -> Path:
     """Returns where the compiled operations of these sources are, or would be."""
     made_of = SOURCE.read_bytes() + SOURCE.with_suffix(".h").read_bytes() + " ".join(FLAGS).encode()
-    return _HERE / "built" / f"images-{hashlib.sha256(made_of).hexdigest()[:12]}" / "images.so"
+    return compiled(f"images-{hashlib.sha256(made_of).hexdigest()[:12]}") / "images.so"
 
 
 @functools.cache

@@ -2,8 +2,8 @@
 
     from paddle_vit_toolkit.models import create_model, list_models
 
-It is found where this file's folder is on Python's path: by PYTHONPATH, by ``pip install -e``, or after a call of
-``paddle.hub`` (hubconf.py), which appends it. Nothing else of the toolkit gets onto the path.
+``pip install`` of the repository, with or without ``-e``, or of a wheel makes it known. PYTHONPATH=tools/package and a
+call of ``paddle.hub`` (hubconf.py) do so without an installation. Nothing else of the toolkit gets onto Python's path.
 
 The toolkit's modules are called ``config``, ``utils``, ``models`` and the like, and import one another by these names.
 So do other programs' modules. Here each is a part of this package instead: ``config`` is ``paddle_vit_toolkit.config``.
@@ -27,12 +27,13 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+_HERE = pathlib.Path(__file__).resolve().parent
+ROOT = _HERE if (_HERE / "models").is_dir() else _HERE.parents[2]  # installed, or within the repository
 if not (ROOT / "models" / "__init__.py").is_file():
-    raise ImportError(f"{ROOT} isn't the toolkit, of which {__file__} is a part; install it by pip install -e FOLDER")
-__path__ = [str(ROOT)]  # which makes this module a package
+    raise ImportError(f"{ROOT} isn't the toolkit, of which {__file__} is a part; install it by pip install FOLDER")
+__path__.append(str(ROOT))
 
-_OWN = {file.stem for file in ROOT.glob("*.py")} | {file.parent.name for file in ROOT.glob("*/*.py")}
+_OWN = {file.stem for file in ROOT.glob("[!_]*.py")} | {file.parent.name for file in ROOT.glob("*/*.py")}
 
 
 def _import(

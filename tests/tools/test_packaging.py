@@ -1,0 +1,202 @@
+"""The toolkit as a package: built, installed, and used from a folder that has modules of the same names."""
+
+import email
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import paddle
+import pytest
+import warm
+from conftest import ROOT, TINY
+from packaging.requirements import Requirement
+from PIL import Image
+from setuptools import __version__ as setuptools
+from test_house import HOUSE
+from test_hubconf import OWN
+
+import errors
+import ops
+from models import create_model
+
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "tests", "docs", "output", "data", "built", "*.egg-info")
+BUILD = """
+import sys
+from setuptools import build_meta
+folder = sys.argv[1]  # a build changes sys.argv
+print(build_meta.build_sdist(folder), build_meta.build_editable(folder))
+"""
+
+pytestmark = pytest.mark.skipif(int(setuptools.partition(".")[0]) < 77, reason="setuptools can't build the package")
+
+
+def python(*words, **how):
+    done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=120, **how)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A folder with a source distribution, the wheel of an editable installation, and in site/ what pip installed."""
+    folder = tmp_path_factory.mktemp("installed")
+    shutil.copytree(ROOT, folder / "copy", ignore=LEFT_OUT)
+    sources, editable = python("-c", BUILD, folder, cwd=folder / "copy").split()[-2:]
+    how = ["--quiet", "--no-index", "--no-build-isolation", "--no-deps", "--no-compile", "--disable-pip-version-check"]
+    python("-m", "pip", "install", *how, "--target", folder / "site", folder / sources)
+    shutil.unpack_archive(folder / editable, folder / "editable", "zip")
+    return folder
+
+
+def environment(installed):
+    return warm.environment(PYTHONPATH=str(installed / "site"))
+
+
+def test_an_installed_copy_has_every_file_that_the_toolkit_reads(installed):
+    names = {name for name in HOUSE if not name.startswith("examples/")}
+    kinds = ("configs/**/*.yaml", "configs/*.json", "configs/*.txt", "ops/*.cc", "ops/*.h", "weights/*.txt")
+    names |= {str(file.relative_to(ROOT)) for kind in kinds for file in ROOT.glob(kind)} | {"inference/serve/page.html"}
+    package = installed / "site" / "paddle_vit_toolkit"
+    found = {str(file.relative_to(package)) for file in package.rglob("*") if file.is_file()}
+    assert names | {"__init__.py", "__main__.py", "py.typed", "pyproject.toml"} == found
+    assert {entry.name for entry in (installed / "site").iterdir() if "." not in entry.name} == {package.name, "bin"}
+
+
+def test_an_editable_installation_copies_nothing(installed):
+    [file] = (installed / "editable").glob("*.pth")
+    assert file.read_text().strip() == str(installed / "copy" / "tools" / "package")
+    assert not (installed / "editable" / "paddle_vit_toolkit").exists()
+
+
+def test_the_package_asks_for_what_the_requirements_pin(installed):
+    """The pinned version, or a newer one; older ones are those that Paddle 2.6 needs."""
+    [file] = (installed / "site").glob("*.dist-info/METADATA")
+    about = email.message_from_string(file.read_text(encoding="utf-8"))
+    pinned = {}
+    for name in ROOT.glob("requirements*.txt"):
+        lines = [line.partition("#")[0].strip() for line in name.read_text().splitlines()]
+        pins = [Requirement(line) for line in lines if line and not line.startswith("-")]
+        pinned[name.stem.removeprefix("requirements").lstrip("-")] = {pin.name: str(pin.specifier)[2:] for pin in pins}
+    asked = {extra: {} for extra in about.get_all("Provides-Extra")}
+    for line in map(Requirement, about.get_all("Requires-Dist")):
+        extra = str(line.marker).split('"')[1] if line.marker else ""
+        asked.setdefault(extra, {})[line.name] = str(line.specifier)
+    old = {"numpy": "1.26.4", "paddlepaddle": "2.6.2", "paddle2onnx": "1.3.1"}
+    wanted = {
+        extra: {name: f">={old.get(name, version)}" for name, version in pins.items()} for extra, pins in pinned.items()
+    }
+    wanted["cpu"] = {"paddlepaddle": wanted[""].pop("paddlepaddle")}
+    wanted[""] |= wanted.pop("base")
+    for extra in ("benchmark", "test", "trackers"):  # trackers: one of them serves alone
+        del wanted[extra]
+    assert asked == wanted
+    assert about["License-Expression"] == "Apache-2.0"
+    assert "Typing :: Typed" in about.get_all("Classifier")
+
+
+def test_the_command_refuses_what_it_does_not_know(installed):
+    command = [installed / "site" / "bin" / "paddle-vit"]
+    done = subprocess.run([*command, "nothing"], env=environment(installed), capture_output=True, text=True)
+    said = "error: paddle-vit has no command 'nothing'; paddle-vit -h lists them\n"
+    assert (done.returncode, done.stderr) == (2, said)
+    done = subprocess.run(command, env=environment(installed), capture_output=True, text=True)
+    tools = sorted(file.stem for file in (ROOT / "tools").glob("*.py"))
+    assert done.stdout.splitlines()[-1] == f"Tools: {', '.join(tools)}"
+
+
+def test_the_command_trains_evaluates_and_predicts_in_any_folder(installed, tmp_path):
+    for name, text in OWN.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    Image.new("L", (8, 8), 99).save(tmp_path / "grey.png")
+
+    def typed(*words):
+        start = f"import sys; sys.executable = {warm.python()!r}; from paddle_vit_toolkit.__main__ import main; main()"
+        command = [sys.executable, "-c", start, *words]
+        done = subprocess.run(command, cwd=tmp_path, env=environment(installed), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    typed("train", "-ngpus=1", "-batch_size=256", "-output=RUN", "-o", *TINY, "REPORT", "False")
+    typed("eval", "-ngpus=1", "-pretrained=RUN/checkpoints/best", "-output=AGAIN")
+    trained, again = (json.loads((tmp_path / run / "result.json").read_text()) for run in ("RUN", "AGAIN"))
+    assert again["loss"] == pytest.approx(trained["best"]["loss"], abs=1e-5)
+    assert trained["versions"]["toolkit"] == "0.1.0"
+    assert typed("predict", "RUN", "grey.png", "-format", "csv").count("grey.png") == 5
+
+
+@pytest.mark.smoke
+def test_a_program_with_modules_of_the_same_names_uses_both(installed, tmp_path):
+    """Its own stay what they are, here and in a process that it spawns: models.py, utils.py, config.py, datasets/."""
+    for name in ("models.py", "utils.py", "config.py", "datasets/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"NAME = 'their {name}'\n")
+    model = create_model("vit_digits", head_init_scale=1.0)
+    paddle.save({key: value.numpy() for key, value in model.state_dict().items()}, str(tmp_path / "w.pdparams"))
+    program = """
+        import json, multiprocessing, sys
+        import models, utils
+
+        def logits(model):
+            import paddle
+            return model(paddle.ones([1, 1, 8, 8])).tolist()
+
+        def seen(config):
+            import paddle_vit_toolkit.utils
+            from paddle_vit_toolkit.datasets import get_dataset
+            from paddle_vit_toolkit.models import create_model
+            import config as theirs, datasets
+            ours = create_model("vit_digits", "w.pdparams")
+            ours.eval()
+            return [
+                logits(ours), len(get_dataset(config, "val")), paddle_vit_toolkit.utils.rank(),
+                [module.NAME for module in (models, utils, theirs, datasets)], type(ours).__module__,
+                sorted({"configs", "errors", "loading", "options", "ops", "training", "weights"} & sys.modules.keys()),
+            ]
+
+        if __name__ == "__main__":
+            from paddle_vit_toolkit.config import get_config
+            config = get_config("vit_digits")
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                print(json.dumps([seen(config), pool.apply(seen, [config])]))
+    """
+    (tmp_path / "program.py").write_text(textwrap.dedent(program))
+    how = {"cwd": tmp_path, "env": environment(installed), "capture_output": True, "text": True, "timeout": 120}
+    done = subprocess.run([warm.python(), "program.py"], **how)
+    assert done.returncode == 0, done.stderr
+    here, spawned = json.loads(done.stdout.splitlines()[-1])
+    assert here[1:] == spawned[1:]
+    assert here[1:3] == [364, 0]
+    assert here[3] == [f"their {name}" for name in ("models.py", "utils.py", "config.py", "datasets/__init__.py")]
+    assert here[4:] == ["paddle_vit_toolkit.models.vit", []]
+    model.eval()
+    expected = model(paddle.ones([1, 1, 8, 8])).numpy()
+    for found in (here[0], spawned[0]):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_compiled_operators_go_to_the_cache_where_the_copy_is_read_only(tmp_path, monkeypatch):
+    built = next((ROOT / "ops" / "built").iterdir(), None)
+    assert ops.compiled("name") == ROOT / "ops" / "built" / "name"
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert ops.compiled("name") == tmp_path / "paddle_vit_toolkit" / "name"
+    assert built is None or ops.compiled(built.name) == built  # who could write there has compiled them for all
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert ops.compiled("name") == tmp_path / ".cache" / "paddle_vit_toolkit" / "name"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # it would be found in whatever folder a program starts
+    assert ops.compiled("name") == ROOT / "ops" / "built" / "name"
+
+
+def test_an_installed_copy_says_what_it_lacks_without_naming_make(tmp_path, monkeypatch):
+    monkeypatch.setattr(errors, "NEEDED", ("none_of_this_name",))
+    lacks = ModuleNotFoundError(name="none_of_this_name")
+    assert f"; in {ROOT} run make install once" in errors.missing(lacks)
+    monkeypatch.setattr(errors, "_HERE", str(tmp_path))
+    what = "lacks none_of_this_name; pip install what paddle-vit-toolkit needs, and Paddle"
+    assert errors.missing(lacks) == f"error: {sys.executable} {what}"

@@ -1,0 +1,40 @@
+"""What setuptools does to build a wheel (pyproject.toml): the repository's modules and rooms go into one package.
+
+In the repository ``config.py``, ``models/`` and the others are at the top. In a wheel they are beside
+``paddle_vit_toolkit/__init__.py``, which imports them from there. ``pip install -e`` copies nothing.
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from setuptools.command.build_py import build_py
+
+_ROOMS = ("configs", "inference", "launch", "loading", "models", "ops", "tools", "training", "weights")
+_KINDS = (".cc", ".h", ".html", ".json", ".py", ".txt", ".yaml")
+
+
+def files() -> Iterator[Path]:
+    """Yields the toolkit's files, relative to the repository: its code, its configurations and what they read."""
+    yield Path("pyproject.toml")  # the version, which runs note
+    yield from sorted(Path().glob("*.py"))
+    for room in _ROOMS:
+        of_room = (file for file in sorted(Path(room).rglob("*")) if file.suffix in _KINDS)
+        yield from (file for file in of_room if "egg-info" not in str(file) and file.is_file())
+
+
+class BuildPackage(build_py):
+    """``build_py`` that also copies the toolkit's files."""
+
+    def run(self) -> None:
+        target = Path(self.build_lib) / "paddle_vit_toolkit"
+        shutil.rmtree(target, ignore_errors=True)  # an earlier build's files
+        super().run()
+        if not self.editable_mode:
+            for file in files():
+                (target / file).parent.mkdir(parents=True, exist_ok=True)
+                self.copy_file(str(file), str(target / file))
+
+    def get_source_files(self) -> list[str]:
+        """Returns what a source distribution has to hold."""
+        return [*super().get_source_files(), *map(str, files())]
