@@ -35,7 +35,13 @@ LIMIT = 25
 UNFINISHED = [
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
     *(f"docs/{page}.md" for page in ("gpu", "models", "paddlevit", "parity")),
-    *(f"docs/{page}.md" for page in ("performance", "reliability", "weights")),
+    *(
+        f"docs/{page}.md"
+        for page in (
+            "performance",
+            "reliability",
+        )
+    ),
     "*.py",
 ]
 
