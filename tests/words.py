@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 25
 # Not yet rewritten. A test fails where one of these has no long sentence left: take it out then.
 UNFINISHED = [
-    *("README.md", "CHANGELOG.md", "SECURITY.md"),
+    *("README.md", "CHANGELOG.md"),
     *(f"docs/{page}.md" for page in ("gpu", "models", "paddlevit", "parity")),
     "*.py",
 ]
