@@ -34,7 +34,7 @@ LIMIT = 25
 # Not yet rewritten. A test fails where one of these has no long sentence left: take it out then.
 UNFINISHED = [
     *("README.md", "CHANGELOG.md"),
-    *(f"docs/{page}.md" for page in ("models", "paddlevit", "parity")),
+    *(f"docs/{page}.md" for page in ("models", "parity")),
     "*.py",
 ]
 
