@@ -32,7 +32,7 @@ from markdown_it import MarkdownIt
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 25
 # Not yet rewritten. A test fails where one of these has no long sentence left: take it out then.
-UNFINISHED = ["README.md", "CHANGELOG.md", "*.py"]
+UNFINISHED = ["README.md", "*.py"]
 
 _SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Notes?):$")
 _ENTRY = re.compile(r"\*{0,2}[\w., ]+(\([^)]*\))?: ")
