@@ -105,9 +105,9 @@ def page() -> str:
 _PREFACE = """# What the recipes' sources say
 
 `tests/recipe_sources.py` makes this page from `tests/sources/*.yaml`. `tests/test_recipe_sources.py` compares the
-configurations with it. A recipe's keys are those of all tables that name it. If two tables have the same key, the lower
-one counts. BATCH is the effective batch that the recipe is meant for. RATE.START, PEAK and END are the learning rates at
-the first update, after warm-up and at the end, at that batch."""
+configurations with it. A recipe's keys are those of all tables that name it. If two tables have the same key, the
+lower one counts. BATCH is the effective batch that the recipe is meant for. RATE.START, PEAK and END are the learning
+rates at the first update, after warm-up and at the end, at that batch."""
 
 
 def _line(key: str, row: Row) -> str:
