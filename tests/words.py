@@ -3,17 +3,17 @@
     python tests/words.py                      # every file
     python tests/words.py docs/own_data.md     # or some
 
-Printed are a line for each file (words, sentences, words per sentence, the longest) and the ten longest sentences.
+It prints a line for each file (words, sentences, words per sentence, the longest) and the ten longest sentences.
 
-How it counts:
+The rules:
 
 - A sentence ends at ``.``, ``?`` or ``!``. It also ends with its paragraph, list item, heading or table cell. A colon
   or a semicolon doesn't end it.
-- A word is what stands between two spaces and has a letter or a digit. Not counted are code spans, blocks of code, the
-  addresses of links, and numbers in tables.
-- An argument's name (``name:`` below ``Args:``) isn't counted. Other indented lines of a docstring are examples, and
-  lines with a gap of two spaces are rows of a table.
-- A comment of config.py goes on in the lines below it that hold a comment alone.
+- A word stands between two spaces and has a letter or a digit. Code spans, blocks of code, the addresses of links, and
+  numbers in tables aren't counted.
+- An argument's name (``name:`` below ``Args:``) isn't counted. Other indented lines of a docstring are examples. Lines
+  with a gap of two spaces are rows of a table.
+- A comment of config.py continues in the lines below it that have only a comment.
 """
 
 import ast
@@ -47,10 +47,10 @@ class Sentence(NamedTuple):
 
 def files() -> list[Path]:
     """Returns the documents in English and the modules of the toolkit; tests aren't among them."""
-    rooms = [
+    folders = [
         entry for entry in ROOT.iterdir() if entry.is_dir() and not re.match(r"\.|(tests|output|logs?)$", entry.name)
     ]
-    modules = [*ROOT.glob("*.py"), *(file for room in rooms for file in room.rglob("*.py"))]
+    modules = [*ROOT.glob("*.py"), *(file for folder in folders for file in folder.rglob("*.py"))]
     documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     return sorted(modules) + sorted(file for file in documents if not file.stem.endswith("_cn"))
 
