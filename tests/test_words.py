@@ -20,6 +20,7 @@ def test_what_is_called_unfinished_is_so(pattern):
     assert max(of_it) > LIMIT, f"take {pattern} out of UNFINISHED"
 
 
+@pytest.mark.smoke
 def test_documents_are_counted_as_the_rule_says(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
