@@ -21,30 +21,35 @@ PUBLISHED = json.loads((HERE / "golden" / "published.json").read_text(encoding="
 REFERENCE = json.loads((HERE / "golden" / "costs.json").read_text(encoding="utf-8"))
 HEAD = """# What the models cost, and what they reach
 
-Multiply-adds (MACs) and activations of one image, beside what fvcore 0.1.5 counts in timm 1.0.31's model of the same
-name and size. timm's published GMACs and MActs are fvcore's, too. One model, with its memory and its layers:
+The table shows multiply-adds (MACs) and activations of one image. fvcore 0.1.5's counts are beside them, of timm
+1.0.31's model of the same name and size. timm's published GMACs and MActs are fvcore's, too. This command shows one
+model, with its memory and its layers:
 
 ```sh
 python tools/model_info.py swin_tiny_patch4_window7_224 -layers
 ```
 
-- *GMACs* are billions of multiply-adds of convolutions, linear layers and products of activations (attention's two). As
-  fvcore does, 5 operations are added per element of a layer norm or group norm, 2 of a batch norm. They are 2 % of the
+- *GMACs* are billions of multiply-adds of convolutions, linear layers and products of activations (attention's two).
+  As in fvcore, an element of a layer norm or group norm adds 5 operations, and of a batch norm 2. They are 2 % of the
   sum in `vit_digits`, and less in all others.
 - Neither counts softmax, GELU and other activation functions, sums, biases, and averages over windows. fvcore counts
-  adaptive pooling, one per element that it reads. That, and where PoolFormer pools, makes the differences below.
-- *Activations* (M) are millions of elements that convolutions, linear layers and products put out.
-- timm's attention was computed step by step (`set_fused_attn(False)`): fvcore counts nothing in the fused operator.
-- fvcore by itself leaves out convolutions whose padding is "same", which are ConvMixer's depthwise ones. Its own
-  function for convolutions was set for them; without it, ConvMixer's figures would be 5 to 7 % lower.
-- `lenet` has no model in timm; the reference is the same layers in PyTorch. `vit_digits` is timm's ViT of these sizes.
-- *acc1* is that of timm's most accurate weights of this size, on ImageNet-1k's validation images: published figures of
-  `results/results-imagenet.csv` in huggingface/pytorch-image-models at aa4b5850 (8 August 2026), not run here. In
-  brackets is their tag; `-pretrained=hf-hub:timm/NAME.TAG` loads them. Models without one have no classifier there.
+  adaptive pooling, one per element that it reads. This, and the place of PoolFormer's pooling, cause the differences
+  below.
+- *Activations* (M) are the millions of elements that convolutions, linear layers and products return.
+- timm's attention was computed step by step (`set_fused_attn(False)`), because fvcore counts nothing in the fused
+  operator.
+- By default, fvcore ignores convolutions whose padding is "same", which are ConvMixer's depthwise ones. Its own
+  function for convolutions was set for them. Without it, ConvMixer's figures would be 5 to 7 % lower.
+- `lenet` has no model in timm; the reference is the same layers in PyTorch. `vit_digits` is timm's ViT of these
+  sizes.
+- *acc1* is that of timm's most accurate weights of this size, on ImageNet-1k's validation images. These are published
+  figures, not run here: `results/results-imagenet.csv` in huggingface/pytorch-image-models at aa4b5850 (8 August
+  2026). The tag of the weights is in brackets; `-pretrained=hf-hub:timm/NAME.TAG` loads them. Models without one have
+  no classifier there.
 
 ![Accuracy of timm's weights against parameters](accuracy.svg)
 
-This page and its picture are written by:
+These commands write this page and its picture:
 
 ```sh
 PYTHONPATH=.:tests python tests/cost_table.py     # tests/golden/make_costs.py made the reference

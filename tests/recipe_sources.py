@@ -104,10 +104,10 @@ def page() -> str:
 
 _PREFACE = """# What the recipes' sources say
 
-Made by `tests/recipe_sources.py` from `tests/sources/*.yaml`; `tests/test_recipe_sources.py` holds the configurations
-to it. A recipe's keys are those of all tables that name it; where two have the same key, the lower one counts. BATCH is
-the effective batch that the recipe is meant for. RATE.START, PEAK and END are the learning rates at the first update,
-after warm-up and at the end, at that batch."""
+`tests/recipe_sources.py` makes this page from `tests/sources/*.yaml`. `tests/test_recipe_sources.py` compares the
+configurations with it. A recipe's keys are those of all tables that name it. If two tables have the same key, the
+lower one counts. BATCH is the effective batch that the recipe is meant for. RATE.START, PEAK and END are the learning
+rates at the first update, after warm-up and at the end, at that batch."""
 
 
 def _line(key: str, row: Row) -> str:
