@@ -3,7 +3,7 @@
 # make fuzz     an hour of files, settings and messages that nobody thought of (MINUTES=5: less)
 # make campaign every attack and every fault from fixed seeds, with a table of what was tried (SECURITY.md)
 # make ops      compiles the operators that make CPUs fast (ops/), where there is g++; install and test do so, too
-# make install  .venv with the pinned requirements; PADDLE=... chooses another Paddle (README, "Paddle for a GPU")
+# make install  .venv with the pinned requirements; PADDLE=... chooses another Paddle (docs/quick_start.md)
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
