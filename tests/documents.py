@@ -24,7 +24,7 @@ from configs.values import parsed
 FILES = ["README.md", "CONTRIBUTING.md", "docs/*.md", "run_*.sh", "main_*.py", "examples/*.py", "tools/*.py"]
 FILES += ["configs/*/*.yaml"]
 _STARTS = (
-    r"(?:[A-Z_]+=\S+ +)*(?:sh run_|bash |apptainer |cd |sbatch |srun |torchrun |etcd --|pip |sha256sum |/usr/bin/time |\.venv/bin/"
+    r"(?:[A-Z_]+=\S+ +)*(?:sh run_|bash |cd |sbatch |srun |torchrun |etcd --|pip |sha256sum |/usr/bin/time |\.venv/bin/"
     r"|reference/bin/|make [a-z]|python -m [a-z]|python \S+\.py)"
 )
 _MAKE = re.compile(r"make (install|train|test|test-\w+|ops|lint|docs|clean)\b")

@@ -341,13 +341,6 @@ def test_weights_snippet_prints_what_the_document_says(desk):
     assert desk.python(code) == snippets("docs/weights.md", "")[0]
 
 
-def test_slurms_array_trains_a_seed_in_each_job(desk):
-    (desk.folder / "seeds.sh").write_text(snippets("docs/slurm.md", "bash")[0].replace(".venv/bin/python", "python"))
-    small = "-cfg=vit_digits -batch_size=128 -o REPORT False DATA.NUM_WORKERS 0 TRAIN.WARMUP_EPOCHS 0 TRAIN.NUM_EPOCHS 1"
-    desk.type(f"SLURM_JOB_ID=7 SLURM_NTASKS=1 SLURM_ARRAY_TASK_ID=3 bash seeds.sh {small}")
-    assert read(desk, "seeds/3/result.json")["config"]["SEED"] == 3
-
-
 def test_distributeds_strategy_is_a_configuration(tmp_path):
     for name in ("docs/distributed.md", "docs/distributed_cn.md"):
         (text,) = snippets(name, "yaml")
