@@ -21,6 +21,7 @@ def text(name):
     return (ROOT / "docs" / name).read_text(encoding="utf-8")
 
 
+@pytest.mark.smoke
 def test_the_page_of_keys_is_what_the_code_declares():
     page = keys_page.page()
     assert text("keys.md") == page, "write it anew: PYTHONPATH=.:tests python tests/keys_page.py"
