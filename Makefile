@@ -3,7 +3,8 @@
 # make fuzz     an hour of files, settings and messages that nobody thought of (MINUTES=5: less)
 # make campaign every attack and every fault from fixed seeds, with a table of what was tried (SECURITY.md)
 # make ops      compiles the operators that make CPUs fast (ops/), where there is g++; install and test do so, too
-# make install  .venv with the pinned requirements; PADDLE=... chooses another Paddle (README, "Paddle for a GPU")
+# make docs     the site, in output/site; warnings are errors (mkdocs.yml)
+# make install  .venv with the pinned requirements; PADDLE=... chooses another Paddle (docs/quick_start.md)
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -20,7 +21,7 @@ endif
 WITH := $(if $(findstring 2.6.,$(PADDLE)),numpy==1.26.4 setuptools==80.9.0 protobuf==6.33.6,numpy==2.2.6)
 WANTED := $(if $(PADDLE),$(PADDLE) $(WITH) -r requirements-base.txt,-r requirements.txt)
 
-.PHONY: install ops train test test-faults fuzz campaign test-paddle26 lint clean
+.PHONY: install ops train test test-faults fuzz campaign test-paddle26 lint docs clean
 
 install: ops
 
@@ -73,6 +74,14 @@ lint: $(VENV)/installed-test
 	$(RUN) -m codespell_lib
 	$(RUN) -m basedpyright --pythonpath $(RUN)
 
+.venv-docs/installed: requirements-docs.txt
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
+	touch $@
+
+docs: .venv-docs/installed
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict
+
 # The newest GPU build that PyPI has; it runs on the CPU where there is no GPU.
 test-paddle26:
 	$(MAKE) VENV=.venv-paddle26 PADDLE=paddlepaddle-gpu==2.6.2 .venv-paddle26/installed-test ops
@@ -80,4 +89,4 @@ test-paddle26:
 	.venv-paddle26/bin/python -m pytest $(ALONE) -m smoke
 
 clean:
-	rm -rf .venv .venv-paddle26
+	rm -rf .venv .venv-paddle26 .venv-docs

@@ -27,7 +27,7 @@ _STARTS = (
     r"(?:[A-Z_]+=\S+ +)*(?:sh run_|bash |cd |sbatch |srun |torchrun |etcd --|pip |sha256sum |/usr/bin/time |\.venv/bin/"
     r"|reference/bin/|make [a-z]|python -m [a-z]|python \S+\.py)"
 )
-_MAKE = re.compile(r"make (install|train|test|test-\w+|ops|lint|clean)\b")
+_MAKE = re.compile(r"make (install|train|test|test-\w+|ops|lint|docs|clean)\b")
 
 
 class Shown(NamedTuple):

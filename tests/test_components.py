@@ -72,11 +72,12 @@ def test_the_keys_of_components_are_those_that_config_had():
     assert all(defaults[kind.key] in ((None,) if kind.optional else kind.names()) for kind in KINDS)
 
 
-def test_a_dataset_has_a_row_in_the_readme():
+def test_a_dataset_has_a_row_in_its_page():
     rows = {}
     for name in datasets.names():
         rows.setdefault(datasets.components[name].given["holds"], []).append(f"`{name}`")
-    table = (ROOT / "README.md").read_text().split("what `-data_path` holds |\n|---|---|\n")[1].split("\n\n")[0]
+    page = (ROOT / "docs" / "datasets.md").read_text()
+    table = page.split("what `-data_path` holds |\n|---|---|\n")[1].split("\n\n")[0]
     assert set(table.splitlines()) == {f"| {', '.join(names)} | {holds} |" for holds, names in rows.items()}
 
 

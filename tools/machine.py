@@ -100,7 +100,7 @@ def devices() -> Finding:
         return False, f"{names}; name GPUs that nvidia-smi -L lists, or unset it"
     here = len(installed())
     if here and not paddle.device.is_compiled_with_cuda():
-        return False, f"{here} GPUs, but Paddle is a CPU build; make install PADDLE=... (README, Paddle for a GPU)"
+        return False, f"{here} GPUs, but Paddle is a CPU build; make install PADDLE=... (docs/quick_start.md)"
     if not gpus:
         empty = "; unset the empty CUDA_VISIBLE_DEVICES for paddle.distributed.launch" if visible == "" else ""
         return True, f"no GPU is visible to {build}: on the CPU, over gloo{empty}"

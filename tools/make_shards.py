@@ -254,7 +254,7 @@ def main() -> None:
     def option(name: str, **settings: Any) -> None:
         parser.add_argument(f"-{name}", f"--{name}", **settings)
 
-    option("dataset", choices=datasets.names(returns=("Files",)), required=True, help="what -data_path holds (README)")
+    option("dataset", choices=datasets.names(returns=("Files",)), required=True, help="see docs/datasets.md")
     option("data_path", required=True, metavar="IN", help="the dataset's folder")
     option("output", required=True, metavar="OUT", help="a folder that isn't there yet, or is empty")
     option("modes", nargs="+", choices=("train", "val"), default=["train", "val"], help="what to pack; default: both")

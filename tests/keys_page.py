@@ -1,0 +1,67 @@
+"""docs/keys.md: every key with its default and its meaning, as config.py, the components and the models declare it.
+
+Write the page anew:
+
+    PYTHONPATH=.:tests python tests/keys_page.py
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from config import default_values
+from configs.architectures import all_keys, architectures
+from configs.explaining import meanings
+from configs.registry import KINDS, own_keys
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "keys.md"
+HEAD = """# All keys
+
+Every key with its default and its meaning. [Configuration](configuration.md) says how to set them. This page is written
+by `PYTHONPATH=.:tests python tests/keys_page.py`. Its sources are `config.py`, the components that a key chooses, and
+the constructors of the models.
+"""
+MODELS = """
+## Keys of the architectures
+
+Each architecture takes these keys of MODEL besides those above. `MODEL.TYPE` names the architecture.
+`python tools/list_models.py --keys NAME` prints the values of a model beside the defaults.
+"""
+
+
+def cell(text: object) -> str:
+    """Returns text that Markdown shows as it is, in a cell of a table."""
+    return re.sub(r"([|*\[\]\\])", r"\\\1", str(text).strip()).replace("<", "&lt;")
+
+
+def table(head: str, rows: Iterable[Iterable[str]]) -> str:
+    lines = [head, re.sub(r"[^|]+", "---", head), *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join(lines) + "\n"
+
+
+def page() -> str:
+    """Returns what docs/keys.md has to hold."""
+    meant = {key: own.text for key, own in own_keys().items()}
+    meant |= meanings((ROOT / "config.py").read_text(encoding="utf-8"))
+    readers = {key: names for kind in KINDS for key, names in kind.readers().items() if key in own_keys()}
+    sections: dict[str, list[tuple[str, str, str]]] = {}
+    for key, default in default_values().items():
+        if key not in all_keys():
+            text = cell(meant.get(key, "")) + (f" (`{'`, `'.join(readers[key])}`)" if key in readers else "")
+            sections.setdefault(key.rpartition(".")[0], []).append((f"`{key}`", f"`{default}`", text))
+    parts = [HEAD]
+    for section, rows in sections.items():
+        parts.append(f"\n## {section or 'Keys without a section'}\n\n{table('| Key | Default | Meaning |', rows)}")
+    parts.append(MODELS)
+    for name, found in sorted(architectures().items()):
+        rows = [
+            (f"`{key}`", cell(one.takes), f"`{one.default}`", cell(one.text))
+            for key, one in sorted(found.arguments.items())
+        ]
+        parts.append(f"\n### {name}\n\n{table('| Key | Takes | Default | Meaning |', rows)}")
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

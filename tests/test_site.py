@@ -1,0 +1,84 @@
+"""What mkdocs.yml makes a site of: pages made from the code, links out of docs/, and other toolkits' options."""
+
+import json
+import re
+from types import SimpleNamespace
+
+import keys_page
+import pytest
+from conftest import ROOT
+from documents import Desk, snippets
+
+from config import default_values
+from configs.architectures import architectures
+from tools import docs_site
+from training.command_line import FLAGS
+
+KNOWN = json.loads((ROOT / "tests" / "golden" / "other_options.json").read_text())
+
+
+def text(name):
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.smoke
+def test_the_page_of_keys_is_what_the_code_declares():
+    page = keys_page.page()
+    assert text("keys.md") == page, "write it anew: PYTHONPATH=.:tests python tests/keys_page.py"
+    rows = re.findall(r"^\| `([A-Z][\w.]+)` \|", page, re.M)
+    assert set(rows) == set(default_values())
+    assert len(re.findall("^### ", page, re.M)) == len(architectures())
+    assert "| `SEED` | `0` |" in page
+
+
+def test_every_page_is_in_the_sites_menu():
+    menu = re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M)
+    pages = {str(file.relative_to(ROOT / "docs")) for file in (ROOT / "docs").rglob("*.md")}
+    assert sorted(menu) == sorted(pages | set(docs_site.PAGES.values()))
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "there"),
+    [
+        ("index.md", "[a](docs/weights.md#what-fits)", "[a](weights.md#what-fits)"),
+        ("index.md", "[a [b]](SECURITY.md), [c](LICENSE)", "[a [b]](SECURITY.md), c"),
+        ("index.md", '<img src="docs/images/curves.png">', '<img src="images/curves.png">'),
+        ("gpu.md", "![a](images/batch.png) [b](../CONTRIBUTING.md)", "![a](images/batch.png) [b](CONTRIBUTING.md)"),
+        ("api/models.md", "[a](../weights.md) [b](../../README.md)", "[a](../weights.md) [b](../index.md)"),
+        ("gpu.md", "[a](https://b.c/d) `[a](b)` [a](#b)", "[a](https://b.c/d) `[a](b)` [a](#b)"),
+    ],
+)
+def test_a_link_leads_where_it_leads_in_the_repository(page, link, there):
+    page = SimpleNamespace(file=SimpleNamespace(src_uri=page))
+    assert docs_site.on_page_markdown(link, page, SimpleNamespace(repo_url=None), None) == there
+
+
+def test_a_link_to_a_file_outside_docs_leads_to_the_repository_or_is_an_error():
+    page, config = SimpleNamespace(file=SimpleNamespace(src_uri="gpu.md")), SimpleNamespace(repo_url="https://a.b/c/")
+    found = docs_site.on_page_markdown("[a](../tests/ranks.py)", page, config, None)
+    assert found == "[a](https://a.b/c/blob/main/tests/ranks.py)"
+    with pytest.raises(FileNotFoundError, match=r"^docs/gpu.md: ../tests/no.py leads to no file$"):
+        docs_site.on_page_markdown("[a](../tests/no.py)", page, config, None)
+
+
+def test_other_toolkits_options_are_theirs_and_ours_are_ours():
+    """golden/make_other_options.py read timm's and PaddleClas's own; test_documents.py asks for the keys."""
+    page = text("timm.md")
+    named = set(re.findall(r"`(--[\w-]+)`", page))
+    assert len(named) > 120
+    assert named <= set(KNOWN["timm"])
+    for name in ("timm.md", "paddleclas.md"):
+        assert {*re.findall(r"`-([a-z_]+)\b", text(name))} <= {*FLAGS, "p", "o", "cfg"}
+    keys = re.findall(r"^\| `(\w+\.[\w.]+)`", text("paddleclas.md"), re.M)
+    assert len(keys) > 35
+    assert set(keys) <= set(KNOWN["paddleclas"])
+
+
+def test_slurms_array_trains_a_seed_in_each_job(tmp_path):
+    desk = Desk(tmp_path)
+    (tmp_path / "seeds.sh").write_text(snippets("docs/slurm.md", "bash")[0].replace(".venv/bin/python", "python"))
+    small = (
+        "-cfg=vit_digits -batch_size=128 -o REPORT=False DATA.NUM_WORKERS=0 TRAIN.WARMUP_EPOCHS=0 TRAIN.NUM_EPOCHS=1"
+    )
+    desk.type(f"SLURM_JOB_ID=7 SLURM_NTASKS=1 SLURM_ARRAY_TASK_ID=3 bash seeds.sh {small}")
+    assert json.loads((tmp_path / "seeds/3/result.json").read_text())["config"]["SEED"] == 3

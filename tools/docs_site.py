@@ -1,0 +1,51 @@
+"""What mkdocs.yml brings into the site besides docs/: the pages at the repository's root, and links that leave docs/.
+
+A hook of mkdocs (``make docs``), not a command. README.md is the site's first page, index.md. On GitHub the same links
+work as they stand in the files.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = {"README.md": "index.md"} | {page: page for page in ("SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")}
+_CODE = r"^```.*?^```|`[^`]*`"  # has no links
+_LINK = re.compile(
+    _CODE + r'|(!?)\[((?:[^][]|\[[^]]*\])*)\]\(([^()\s:#][^()\s:]*)\)|src="(?!https?:)([^"]+)"', re.M | re.S
+)
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds the root's pages to mkdocs' files."""
+    from mkdocs.structure.files import File  # pyright: ignore[reportMissingImports]
+
+    for source, page in PAGES.items():
+        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Returns a page whose links lead to pages of the site, or to files of ``repo_url``; without one they are text.
+
+    Raises:
+        FileNotFoundError: a link leads to no file.
+    """
+    own = {site: source for source, site in PAGES.items()}.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+
+    def link(found: re.Match[str]) -> str:
+        target, _, anchor = (found[3] or found[4]).partition("#")
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(own), target))
+        if not (ROOT / path).exists():
+            raise FileNotFoundError(f"{own}: {target} leads to no file")
+        if path in PAGES or path.startswith("docs/"):
+            site = PAGES.get(path, path.removeprefix("docs/"))
+            there = posixpath.relpath(site, posixpath.dirname(page.file.src_uri) or ".") + (anchor and f"#{anchor}")
+        elif config.repo_url:
+            there = f"{config.repo_url.rstrip('/')}/blob/main/{path}"
+        else:
+            return found[2]
+        return f'src="{there}"' if found[4] else f"{found[1]}[{found[2]}]({there})"
+
+    return _LINK.sub(lambda found: link(found) if found[3] or found[4] else found[0], markdown)
