@@ -174,21 +174,21 @@ TRAIN.BASE_LR: 0.1
   from     -o
   over     0.25, from {recipe}
   over     0.5, from {recipe.with_name("base.yaml")}
-  means    the highest learning rate, where warm-up ends
+  means    The highest learning rate, reached when warm-up ends.
   default  0.003
   needs    does nothing under EVAL
   here     does something
 
 TRAIN.MIXUP_PROB: 0.9
   from     {recipe.with_name("base.yaml")}
-  means    probability that a batch (pair, element) is mixed
+  means    Probability that a batch (a pair, an image) is mixed.
   default  1.0
   needs    does nothing under EVAL, or without TRAIN.MIXUP_ALPHA or TRAIN.CUTMIX_ALPHA above 0, or TRAIN.CUTMIX_MINMAX
   here     does nothing without TRAIN.MIXUP_ALPHA or TRAIN.CUTMIX_ALPHA above 0, or TRAIN.CUTMIX_MINMAX
 
 SEED: 0
   from     the default
-  means    of weights, order and augmentation
+  means    Seed of the first weights, of the order of images and of their augmentation.
   default  0
   here     does something
 """
@@ -245,7 +245,7 @@ def test_every_key_has_a_meaning():
     """config.py's in its comments, those of components and architectures where they are defined."""
     found = meanings((ROOT / "config.py").read_text())
     told = explained(get_config(), ["*"], default_values(get_config()), NEEDS)
-    assert re.findall(r"^(\S+):.*\n  from.*\n  default", told, re.M) == ["MODEL.NAME"]
-    assert found["BASE"].startswith("YAML files, relative to the one that names them, merged before it. WITHOUT: [TRA")
-    assert found["TRAIN.LR_SCHEDULER.PER_EPOCH"].endswith('"late", of the start of the epoch before (DeiT, PVT)')
-    assert found["SEED"] == "of weights, order and augmentation"
+    assert re.findall(r"^(\S+):.*\n  from.*\n  default", told, re.M) == []
+    assert found["BASE"].startswith("YAML files that are merged before this one, the first lowest. Paths")
+    assert found["TRAIN.LR_SCHEDULER.PER_EPOCH"].endswith('"late", of the start of the epoch before (DeiT, PVT).')
+    assert found["SEED"] == "Seed of the first weights, of the order of images and of their augmentation."
