@@ -1,7 +1,7 @@
 """Datasets and their loader.
 
 ``get_datasets(config)`` validates everything that can be known before a model is built. A dataset holds its paths and
-labels in a few arrays, so that handing it to a process costs little: 65 MB for the 1.3 million files of ImageNet.
+labels in a few arrays. So it costs little to hand it to a process: 65 MB for ImageNet's 1.3 million files.
 """
 
 import functools
@@ -51,10 +51,10 @@ class ImageDataset(paddle.io.Dataset):
     """Images with labels. ``dataset[index]`` or ``dataset[epoch, index, copy]``, with a size besides where it isn't
     IMAGE_SIZE, is (pixels [H, W, C] uint8 or float32, label); ``columns`` names the items.
 
-    An augmented sample is a pure function of (seed, epoch, index) and, where an epoch holds an image several times, of
-    which time it is (``copy``, from 0), whoever loads it. Two items may follow, in this order: with RANDOM_ERASE_PROB
-    what the device is to erase; with ``skip_broken`` the index of an image that couldn't be read and was replaced by
-    the next one, or -1.
+    An augmented sample is a pure function of (seed, epoch, index), whichever process loads it. If an epoch holds an
+    image several times, ``copy`` (from 0) says which time it is, and counts too. Two items may follow, in this order.
+    With RANDOM_ERASE_PROB: what the device has to erase. With ``skip_broken``: the index of an unreadable image that
+    the next one replaced, or -1.
 
     Args:
         labels: [n] integers, or several for each image, which give labels [K] uint8 of 0 and 1.
@@ -207,8 +207,8 @@ class FileDataset(EncodedDataset):
 
 
 class ShardDataset(EncodedDataset):
-    """Images in tar shards, in the order of their members' names; tools/make_shards.py names them in the order in which
-    the dataset that it packs has them: a run on its shards is, bit by bit, the run on the files.
+    """Images in tar shards, in the order of their members' names. tools/make_shards.py names them in the order of the
+    dataset that it packs. So a run on the shards is, bit by bit, the run on the files.
     """
 
     def __init__(self, config: Configuration, mode: str, shards: Shards) -> None:

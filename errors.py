@@ -284,13 +284,13 @@ def memory_reported(advice: Callable[[], str]) -> Iterator[None]:
 def reported(failed: Any = None) -> Iterator[None]:
     """Turns what ends this process into one line on stderr and its exit status: 1, 2, or 130 after Ctrl-C.
 
-    Of several ranks, the one that failed speaks. A rank that only sees a collective fail because another left, or that
-    shares an error with rank 0, waits first: whoever started the ranks ends it meanwhile, or else it speaks too.
+    Of several ranks, the one that failed speaks. A rank may only see a collective fail because another rank left, or
+    share an error with rank 0. It waits first. Meanwhile whoever started the ranks ends it; otherwise it speaks, too.
 
     Args:
-        failed: a watched rank's shared bytes (an ``Array`` of FAILURE): it puts its failure there and lets the process
-            that watches it speak and end all ranks at once. Left alone, peers would see it go, and abort with a message
-            of their own.
+        failed: the shared bytes of a watched rank (an ``Array`` of FAILURE). The rank writes its failure there. Then
+            the process that watches it reports the failure and ends all ranks at once. Left alone, the other ranks
+            would see it go and abort with messages of their own.
     """
     try:
         yield

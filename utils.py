@@ -187,8 +187,8 @@ def seed_everything(seed: int) -> None:
 
 
 def seed_step(seed: int, step: int) -> None:
-    """Makes what this step draws from Python, NumPy and Paddle (dropout, drop path) a pure function of (seed, step,
-    rank): there is no generator's state to save for a resume.
+    """Seeds what this step draws from Python, NumPy and Paddle (dropout, drop path) by (seed, step, rank). So there is
+    no generator's state to save for a resume.
     """
     seed_everything(int(np.random.SeedSequence([seed, step, rank()]).generate_state(1)[0]))
 

@@ -3,9 +3,10 @@
     @schedules.register("poly")
     def poly(at: At, *, warmup_prefix: bool, power: Positive = 2.0) -> float:
 
-Its keywords are the keys that it reads, in its kind's section: TRAIN.LR_SCHEDULER.WARMUP_PREFIX and .POWER. One with a
-default is the component's own key, which its docstring describes; the others are config.py's. All of this is read from
-the sources: a component is imported when it is asked for, and a typing error is told before Paddle is imported.
+Its keywords are the keys that it reads, in its kind's section: TRAIN.LR_SCHEDULER.WARMUP_PREFIX and .POWER. A keyword
+with a default is the component's own key, which its docstring describes. The others are config.py's. All of this is
+read from the sources. A component is imported only when it is asked for, so a typing error is reported before Paddle is
+imported.
 """
 
 import ast

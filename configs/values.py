@@ -1,4 +1,4 @@
-"""What a value is: the word of a command line, or the text of a YAML file, in the type of its key; and how it is shown.
+"""Turns a word of a command line, or the text of a YAML file, into a value of its key's type; and shows values.
 
 None of this recurses into what a stranger wrote, and none of it grows out of proportion to that.
 """
@@ -103,8 +103,8 @@ def coerce(
         source: where the value was found, named in errors.
 
     Raises:
-        InputError: the value is of another type, or no configuration has one like it: a number that isn't finite, or
-            is of another order; a text with control characters, or without an end.
+        InputError: the value is of another type. Or no configuration has such a value: a number that isn't finite or is
+            far too large, a text with control characters or without an end.
     """
     if isinstance(value, str) and (kind is not str or value.lower() in ("none", "null")):
         value = parsed(value)

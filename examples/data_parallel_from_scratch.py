@@ -2,9 +2,9 @@
 
     python examples/data_parallel_from_scratch.py [--processes 2] [--batch_size 64] [--steps 10] [--lr 0.05]
 
-The same steps are made by ``paddle.DataParallel`` and by one process with the whole batch; how far the parameters end
-up from each other is printed: rounding, which grows from step to step where the rate is large (--lr 0.2).
-On GPUs (one process on each; not run) the sums go over NCCL, on a CPU over gloo.
+``paddle.DataParallel`` and one process with the whole batch make the same steps. The program prints how far apart their
+parameters end. The difference is rounding, which grows from step to step if the rate is large (--lr 0.2). On GPUs (one
+process on each; not run) the sums go over NCCL, on a CPU over gloo.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     python examples/gather_predictions.py -output predictions.csv [-cfg FILE] [-pretrained WEIGHTS] [-ngpus N] ...
 
-takes the flags of main_multi_gpu.py. Without -cfg, the configuration is that of the run that saved WEIGHTS; without
+takes the flags of main_multi_gpu.py. Without -cfg, the configuration is that of the run that saved WEIGHTS. Without
 -pretrained either, it is vit_digits on the digits, with fresh weights. ``utils.all_gather`` takes any objects, whose
-sizes may differ from rank to rank: the file has every sample of the validation set once, in its order, for any number
+sizes may differ from rank to rank. The file has every sample of the validation set once, in its order, for any number
 of processes. With GPUs there is one process on each (not run).
 """
 

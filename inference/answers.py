@@ -215,8 +215,8 @@ def standard_output(at_end: bool = False) -> Iterator[Out]:
     """Opens standard output. ``sys.stdout`` loses lines where its reader is gone; these are what was asked for.
 
     Args:
-        at_end: what is written is kept in a file without a name, and handed on at the end: a pager that waits for its
-            reader would keep the other ranks waiting, too.
+        at_end: what is written is kept in a file without a name, and handed on at the end. Otherwise a pager that waits
+            for its reader would keep the other ranks waiting, too.
 
     Raises:
         BrokenPipeError: its reader has gone.

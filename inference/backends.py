@@ -1,7 +1,7 @@
 """What runs an export: images [B, C, S, S] float32 -> logits [B, K] float32, on a CPU, by the format's own library.
 
-A runner computes in the precision that the export was made and checked for, whatever its library would take by default
-(OpenVINO: bfloat16 wherever the CPU has it).
+A runner computes in the precision that the export was made and checked for, whatever its library's default is.
+(OpenVINO's is bfloat16 wherever the CPU has it.)
 """
 
 from collections.abc import Callable

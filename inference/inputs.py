@@ -25,10 +25,10 @@ _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 def paths_of(words: Sequence[str], stdin: IO[bytes] | None = None) -> Paths:
     """Returns the paths that words stand for, in the words' order.
 
-    A word is an image's file; a folder: the images at any depth below it, sorted, without links to folders; a pattern
-    with ``*``, ``?`` or ``[``, as a shell reads it (``**``: folders at any depth); a list of paths, which ends in .txt;
-    or ``-``: a list on standard input. A list has a path on each line, taken as it stands, from the current folder on.
-    Where it holds a NUL, NULs are between the paths (``find -print0``).
+    A word is one of these. An image's file. A folder: the images at any depth below it, sorted, without links to
+    folders. A pattern with ``*``, ``?`` or ``[``, as a shell reads it (``**``: folders at any depth). A list of paths,
+    which ends in .txt. Or ``-``: a list on standard input. A list has a path on each line, taken as it stands, from the
+    current folder on. If it holds a NUL, NULs are between the paths (``find -print0``).
 
     Args:
         stdin: where ``-`` is read from; None: it may not be.

@@ -39,8 +39,8 @@ class Pictures(EncodedDataset):
     """Images without labels. An item is (pixels [H, W, C], its place, what is wrong with it as bytes).
 
     Args:
-        images: paths, the bytes of files, Pillow's images, or arrays [H, W] or [H, W, 3] uint8; for a model of other
-            images (DATA.IMAGE_DTYPE) [H, W] or [H, W, C] uint8, uint16 or float32.
+        images: paths, the bytes of files, Pillow's images, or arrays [H, W] or [H, W, 3] uint8. For a model of other
+            images (DATA.IMAGE_DTYPE): arrays [H, W] or [H, W, C] uint8, uint16 or float32.
     """
 
     def __init__(self, config: Configuration, images: Sequence[Picture] | Paths) -> None:

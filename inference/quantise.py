@@ -1,8 +1,8 @@
 """Post-training quantisation to int8: NNCF watches a model of ONNX or OpenVINO on images of the training set.
 
 Weights get a scale per output channel, activations one per tensor; both are symmetric. The ranges are the least and
-largest values that were seen. NNCF's own choice, the mean over the images of each one's least and largest, cuts off
-what transformers and ConvNeXts compute with: it cost a ConvNeXt 2.4 points, the extremes none (docs/inference.md).
+largest values that were seen. NNCF would take the mean over the images of each one's least and largest. That cuts off
+what transformers and ConvNeXts compute with. It cost a ConvNeXt 2.4 points, the extremes none (docs/inference.md).
 """
 
 import logging

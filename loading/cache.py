@@ -1,7 +1,7 @@
 """Decoded images in a file that processes map into memory: decoded once, on the first run, and shared by all.
 
 ``<name>-<hash>.npy`` holds the pixels, ``<name>-<hash>.npz`` their CRC-32, labels and class names. The hash is of what
-they were made of, so that other sources, or changed ones, have other files; old ones may be removed at any time.
+they were made from. So other sources, or changed ones, get other files. Old files may be removed at any time.
 """
 
 import contextlib

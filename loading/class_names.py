@@ -25,8 +25,8 @@ def read_class_names(path: str | Path) -> list[str]:
 
 
 def read_class_map(path: str | Path) -> dict[str, list[str]]:
-    """Returns the outputs of each class that a file names: a class on each line, then after a TAB each its outputs, any
-    of which is right. A class that is alone on its line is the output's name, too.
+    """Returns the outputs of each class that a file names. Each line has a class, then its outputs, each after a TAB;
+    any of them is right. A class that is alone on its line is the output's name, too.
 
     Raises:
         InputError: as ``read_class_names``; a class is there twice.

@@ -1,7 +1,7 @@
 """k-fold cross-validation: the training samples in parts, each with its share of every class (DATA.FOLDS).
 
-A fold is a pure function of the samples' order, their labels (and groups) and a seed: the folds of a folder are those
-of its shards. (``splits`` takes one part for validation.)
+A fold is a pure function of the samples' order, their labels (and groups) and a seed. So a folder and its shards have
+the same folds. (``splits`` takes one part for validation.)
 """
 
 from collections.abc import Sequence

@@ -60,8 +60,8 @@ def taken(labels: np.ndarray | LabelSets, places: np.ndarray) -> np.ndarray | La
 
 
 def rarest(labels: Sequence[int] | np.ndarray | LabelSets) -> np.ndarray:
-    """Returns one label of each image, [n]: of label sets the one that fewest images have, and for those without any
-    label the number after the last.
+    """Returns one label of each image, [n]. Of several labels it is the one that the fewest images have. An image
+    without any gets the number after the last label.
     """
     if not isinstance(labels, LabelSets):
         return np.asarray(labels)

@@ -1,7 +1,7 @@
 """Which output of a model is which class of the data: matched by name where names are known, for evaluation.
 
-A folder's classes are its subfolders in sorted order. Weights have an order of their own, their training set's: a
-folder that lacks a class, or spells one differently, would shift every label after it.
+A folder's classes are its subfolders in sorted order. Weights have the order of their training set. A folder that lacks
+a class, or spells one differently, would shift every label after it.
 """
 
 import functools
@@ -38,8 +38,8 @@ def check_training(config: Configuration, train: Labelled, val: Labelled) -> Con
     """Returns ``config`` with NUM_CLASSES resolved.
 
     Raises:
-        InputError: validation has a class that no training image has, unless images have several; the model has more
-            outputs than the data has classes, and the user didn't say so.
+        InputError: validation has a class that no training image has (unless images have several). Or the model has
+            more outputs than the data has classes, and the user didn't ask for that.
     """
     theirs, ours = (set(np.unique(every_label(dataset.labels)).tolist()) for dataset in (train, val))
     if unknown := sorted(ours - theirs):

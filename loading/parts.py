@@ -53,8 +53,8 @@ def part_of(data: Any, split: Split, reader: Callable[[Split], Source]) -> Sourc
 
 
 def with_part_told(config: Configuration, count: int) -> Configuration:
-    """Returns an evaluation's configuration, with a note that of the data a part alone is evaluated, where it is: a
-    run's keys go with its weights, and hold for other data, too.
+    """Returns an evaluation's configuration, with a note if only a part of the data is evaluated. A run's keys go with
+    its weights, so they may choose a part of other data, too.
     """
     key = "DATA.VAL_SPLIT" if config.DATA.VAL_SPLIT is not None else "DATA.FOLDS"
     if (value := dict(leaves(config))[key]) is not None:

@@ -13,21 +13,21 @@ from options import Configuration
 
 
 class TrainBatchSampler(paddle.io.DistributedBatchSampler):
-    """This rank's share of every global batch, as lists of (epoch, index, copy); ``set_epoch`` comes before each epoch,
-    and says how much of it was taken before a resume, by however many ranks.
+    """Yields this rank's share of every global batch, as lists of (epoch, index, copy). Call ``set_epoch`` before each
+    epoch. It also says how many of the epoch's samples all ranks had taken before a resume.
 
-    The epoch's order follows from (seed, epoch), whatever the number of ranks; rank r of R takes the r-th of R equal
-    parts of each global batch. The tail that fills no global batch is dropped (DATA.DROP_LAST), or padded from the
-    epoch's beginning to a multiple of R, so that every rank takes the same number of steps.
+    The epoch's order follows from (seed, epoch), whatever the number of ranks. Rank r of R takes the r-th of R equal
+    parts of each global batch. The tail that fills no global batch is dropped (DATA.DROP_LAST). Otherwise samples from
+    the epoch's beginning pad it to a multiple of R, so that every rank takes the same number of steps.
 
     DATA.SAMPLER "balanced" draws every class equally often, the images of a class in turn. With REPEATED_AUGMENT m a
-    global batch holds m copies of each of its images (Hoffer et al. 2020, arXiv:1901.09335; DeiT), apart from each
-    other, so that mixup's pairs are of different images; an epoch keeps its length and sees one image in m.
+    global batch holds m copies of each of its images (Hoffer et al. 2020, arXiv:1901.09335; DeiT). The copies are apart
+    from each other, so that mixup's pairs are of different images. An epoch keeps its length and sees one image in m.
 
     DATA.SHARD_SHUFFLE n takes the shards of a ``ShardDataset`` in random order, n at a time, whose samples are mixed.
 
-    DATA.SHUFFLE_MODE "shard" gives rank r every R-th sample from the r-th on, once for the run: what it reads stays its
-    own, and it shuffles that by (seed, epoch, r). Its tail is dropped or padded like the global one.
+    DATA.SHUFFLE_MODE "shard" gives rank r every R-th sample from the r-th on. The rank reads the same samples in every
+    epoch and shuffles them by (seed, epoch, r). Its tail is dropped or padded like the global one.
 
     Raises:
         InputError: DROP_LAST leaves no batch.

@@ -32,8 +32,8 @@ def train_sampler(config: Configuration, dataset: Any, rank: int, ranks: int) ->
 
 
 def batch_sizes(config: Configuration) -> dict[int, int]:
-    """Returns how many images of each size DATA.MULTI_SCALE a rank takes: those that have as many pixels as BATCH_SIZE
-    of IMAGE_SIZE, rounded down; an even number where images are mixed; at least one, or two.
+    """Returns how many images of each size DATA.MULTI_SCALE a rank takes. They have as many pixels as BATCH_SIZE images
+    of IMAGE_SIZE, rounded down, and are at least one. Where images are mixed, the number is even, and at least two.
     """
     least = 2 if mixes(config) else 1
     pixels = config.DATA.BATCH_SIZE * config.DATA.IMAGE_SIZE**2
@@ -105,8 +105,8 @@ class MultiScaleSampler(TrainBatchSampler):
         return int(np.flatnonzero(ahead <= left)[0] if self.drop_last else np.flatnonzero(ahead >= left)[-1])
 
     def taken(self, batches: int) -> int:
-        """As a rank's steps are counted back from the epoch's end, after a resume by another number of ranks the first
-        batch is a shorter one, or with DROP_LAST the tail is dropped.
+        """Counts a rank's steps back from the epoch's end. So after a resume by another number of ranks the first batch
+        is shorter, or with DROP_LAST the tail is dropped.
         """
         left, ahead = self._left(self.consumed), self._plan(self.epoch)[1]
         left = int(ahead[self.first()]) if self.drop_last else left

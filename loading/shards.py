@@ -1,9 +1,9 @@
 """Samples in tar shards, in WebDataset's layout (github.com/webdataset/webdataset), read at random by an index.
 
-A sample is two members of ``<mode>-*.tar`` that share their name up to its first dot: an image, and ``.cls``, its label
-as an ASCII integer, or ``.labels``, any number of them with commas between. The library streams shards, so that its
-epochs end where a rank's shards do; by the index ``<mode>.index.npz`` an order of samples is exact for every number of
-ranks, and goes on after a resume, as with files.
+A sample is two members of ``<mode>-*.tar`` that share their name up to its first dot. One is the image. The other is
+``.cls``, its label as an ASCII integer, or ``.labels``, any number of labels with commas between. The library streams
+shards, so that its epochs end where a rank's shards end. The index ``<mode>.index.npz`` makes an order of samples exact
+for every number of ranks. It also lets a run resume as it does with files.
 """
 
 import copy
@@ -49,10 +49,10 @@ class Shards:
 
     Args:
         root: the shards' folder.
-        index: for each image its member's name (``names`` [n]), the ``shard`` that it is in, its ``offsets`` and
-            ``lengths`` there (bytes), the CRC-32 of its tar header (``headers``), ``labels``, one or ``counts``; the
-            names of the ``shards`` [k] and their ``sizes`` (bytes); the names of the ``classes`` (none: they aren't
-            known).
+        index: arrays by name. For each image: its member's name (``names`` [n]), its ``shard``, its ``offsets`` and
+            ``lengths`` there (bytes), the CRC-32 of its tar header (``headers``), its ``labels``, one or ``counts`` of
+            them. For each shard: its name (``shards`` [k]) and its ``sizes`` (bytes). And the names of the ``classes``
+            (none: they aren't known).
     """
 
     def __init__(self, root: Path, index: Arrays) -> None:

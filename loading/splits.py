@@ -1,6 +1,6 @@
 """Training images in two parts, the second for validation: which image goes where follows from the images' paths.
 
-So it is the same for every number of processes, for each resume, and for ``-eval`` of the run afterwards; images that
+So it is the same for every number of processes, for each resume, and for ``-eval`` of the run afterwards. Images that
 are added later move few of the others.
 """
 
@@ -27,9 +27,9 @@ def validation(
 ) -> np.ndarray:
     """Returns which images are for validation, [n] bool.
 
-    Of each class its share is taken, rounded, but one image at least, and not the last one. Whole groups are taken in
-    an order that the seed decides, each where it brings the classes' shares closer to what is wanted; so the share is
-    met as far as the groups' sizes allow.
+    The share of each class is rounded. At least one image of a class is taken, and never its last one. Whole groups are
+    taken in an order that the seed decides. Each is taken if it brings its classes' shares closer to the wanted one. So
+    the share is met as well as the groups' sizes allow.
 
     Args:
         paths: as the dataset names them, [n]: below its folder.
@@ -94,8 +94,8 @@ def groups_of(paths: Sequence[str], groups: str) -> list[str]:
     """Returns the group of each image.
 
     Args:
-        groups: a file, on each of whose lines stand a path, a tab and a group; or a pattern (Python's ``re``), whose
-            first pair of brackets, or all that it finds in a path, is the group.
+        groups: a file; each of its lines holds a path, a tab and a group. Or a pattern (Python's ``re``). The group is
+            what its first pair of brackets finds in a path, or without brackets all that it finds.
 
     Raises:
         InputError: an image has none.

@@ -73,7 +73,7 @@ class ImageModel(nn.Layer):
 
     Attributes:
         head_init_bias: what a fresh classifier's bias starts at, besides its own initialisation.
-        head_batch_norm: a batch norm without scale and shift before each classifier, and frozen as it is: "head" is
+        head_batch_norm: a batch norm without scale and shift before each classifier, and frozen as it is. "head" is
             then "head.0", the norm, and "head.1", the Linear (the linear probe of MAE, arXiv:2111.06377).
         head_widths: channels that a classifier of this name reads, where they aren't num_features.
         weight_names: the module of ``weights.names`` that knows other toolkits' names of its tensors, if there are any.

@@ -268,8 +268,9 @@ class CoaT(ImageModel):
         return {f"cls_token{i}" for i in (1, 2, 3, 4)}
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The first scale's embedding, its class token and positions; each serial block, a scale's first with what
-        comes before it; each parallel block; the norms with the classifier.
+        """Returns the groups of parameters from the input to the classifier. They are the first scale's embedding, its
+        class token and positions; then each serial block, a scale's first with what comes before it. Then come each
+        parallel block and the norms with the classifier.
         """
         *groups, head = self.timm_layer_groups()
         for i in (2, 3, 4):

@@ -1,7 +1,7 @@
 """Hiera (Ryali et al. 2023, arXiv:2306.00989): a plain transformer of stages, with attention within mask units first.
 
-Parameter names, order of operations and initialisation are those of timm's ``Hiera``, but that a fresh classifier is
-the authors' (N(0, 0.02) and 0.02, times ``head_init_scale``), where timm's is 0. Models of "Window Attention is Bugged"
+Parameter names, order of operations and initialisation are those of timm's ``Hiera``. Only a fresh classifier is the
+authors' (N(0, 0.02) and 0.02, times ``head_init_scale``), where timm's is 0. Models of "Window Attention is Bugged"
 (Bolya et al. 2023, arXiv:2311.05613) have positions within a unit besides those of the image.
 """
 

@@ -1,5 +1,5 @@
-"""What weights tell a configuration: timm's config.json beside them how images have to be prepared and the model was
-built, and the names of their tensors how their model computes.
+"""What weights tell a configuration. timm's config.json beside them tells how images have to be prepared and the model
+was built. The names of their tensors tell how their model computes.
 """
 
 import math
@@ -64,8 +64,8 @@ def with_preprocessing(config: Configuration, alone: bool = False) -> Configurat
     and with what ``with_switches`` adds.
 
     Args:
-        alone: the weights alone say what they are of: their images' size and channels are taken as well, and shipped
-            YAML files count for less than they; the user's options count for more.
+        alone: the weights alone say what they are of. Their images' size and channels are taken as well. Shipped YAML
+            files count for less than they, the user's options for more.
 
     Raises:
         InputError: the weights can't be read, or their config.json, or it holds what a configuration can't.

@@ -131,8 +131,8 @@ class Block(nn.Layer):
 
 
 def shift_mask(resolution: Sequence[int], window_size: Sequence[int], shift_size: Sequence[int]) -> np.ndarray:
-    """Returns what shifted windows add to their scores: [windows, N, N], -100 between tokens that the shift brought
-    together from different borders of the (padded) map, 0 elsewhere.
+    """Returns what shifted windows add to their scores, [windows, N, N]. It is -100 between tokens that the shift
+    brought together from different borders of the (padded) map, 0 elsewhere.
     """
     labels = []
     for side, window, shift in zip(resolution, window_size, shift_size, strict=True):

@@ -56,7 +56,7 @@ def with_arguments(config: Configuration, path: str | Path) -> Configuration:
         path: what ``find_weights`` takes.
 
     Raises:
-        InputError: an argument that the architecture hasn't got, or hasn't got with this value; or the configuration is
+        InputError: an argument that the architecture hasn't got, or hasn't got with this value. Or the configuration is
             of another model than the weights, with another value.
     """
     stored = read_config(path)

@@ -229,8 +229,8 @@ class TinyViT(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Each block, the first with the stem, the last of a stage with what downsamples after it, the last of all with
-        the head: the authors' (models/tiny_vit.py in microsoft/Cream).
+        """Returns the authors' groups (models/tiny_vit.py in microsoft/Cream), one for each block. The first has the
+        stem, the last of a stage what downsamples after it, the last of all the head.
         """
         groups: list[tuple[str, ...]] = []
         for i, stage in enumerate(self.stages):

@@ -1,6 +1,6 @@
-"""Vision Transformer (Dosovitskiy et al. 2020, arXiv:2010.11929), and what DeiT (arXiv:2012.12877) and DeiT-III
-(arXiv:2204.07118) add: a distillation token, layer scale, a position embedding of the patches alone; of "Better plain
-ViT baselines" (arXiv:2205.01580) the fixed positions; what DINOv2 and the image towers of CLIP and SigLIP have
+"""Vision Transformer (Dosovitskiy et al. 2020, arXiv:2010.11929), with what later papers add. DeiT (arXiv:2012.12877)
+and DeiT-III (arXiv:2204.07118): a distillation token, layer scale, a position embedding of the patches alone. "Better
+plain ViT baselines" (arXiv:2205.01580): fixed positions. Also what DINOv2 and the image towers of CLIP and SigLIP have
 (arXiv:2304.07193, 2103.00020, 2303.15343).
 
 Parameter names, order of operations and initialisation are those of timm's ``VisionTransformer`` and

@@ -61,7 +61,7 @@ def _part(x: paddle.Tensor, axis: int, start: int, end: int | None) -> paddle.Te
 
 
 class OutlookAttention(nn.Layer):
-    """Each 2 x 2 places weigh the 3 x 3 around them by a Linear of their mean; a place adds up what it is given.
+    """Each 2 x 2 places weigh the 3 x 3 around them by a Linear of their mean. A place adds up what it receives.
 
     Shape: [B, 2 h, 2 w, D] -> the same.
     """
@@ -309,8 +309,9 @@ class VOLO(ImageModel):
         return ("head", "aux_head")
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The embedding, each block (the second stage's first with what downsamples before it), the blocks of the class
-        token (the first with the token), the classifiers with their norm.
+        """Returns the groups of parameters: the embedding, each block, the blocks of the class token, the classifiers
+        with their norm. The second stage's first block has what downsamples before it. The first block of the class
+        token has the token.
         """
         groups: list[tuple[str, ...]] = [("patch_embed",)]
         for end in self.ends:

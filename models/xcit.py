@@ -62,7 +62,7 @@ class PatchEmbed(nn.Layer):
 class FourierPositions(nn.Layer):
     """Sines and cosines of each place's row and column, mixed by a 1 x 1 convolution: [1, dim, rows, columns].
 
-    Row i of n is the angle 2 pi i / n times frequencies that fall geometrically from 1 to about 1 / temperature, so
+    Row i of n is the angle 2 pi i / n times frequencies. These fall geometrically from 1 to about 1 / temperature, so
     any grid has positions.
     """
 

@@ -3,15 +3,16 @@
     python tools/check_dataset.py -dataset=folder -data_path=/data/flowers --report check.html
     python tools/check_dataset.py -dataset=folder -data_path=/data/flowers/train --split 0.2 -output lists
 
-It tells what stops a run: images that can't be read or are too large, classes without images, labels outside the range;
-and what spoils its numbers: images that are there twice, or look alike, in training and validation or under two labels.
+It tells what stops a run: images that can't be read or are too large, classes without images, labels outside the range.
+And it tells what spoils a run's numbers: images that are there twice, or look alike, in training and validation or
+under two labels.
 
 --split takes a share of each class for validation, as DATA.VAL_SPLIT does at training, and writes train_list.txt,
 val_list.txt and classes.txt for -dataset=imagenet2012, or multilabel_list. Nothing is moved. --groups keeps images
 together: a pattern of their paths, or a file of a path, a tab and a group on each line.
 
-Exit status: 0 where the data can be used, with or without remarks; 1 where a run with them would end in an error; 2 for
-a wrong command line, or data that can't be checked.
+Exit status: 0 if the data can be used, with or without remarks. 1 if a run with them would end in an error. 2 for a
+wrong command line, or data that can't be checked.
 """
 
 import argparse

@@ -2,10 +2,10 @@
 
     python tools/convert_weights.py IN OUT [-cfg MODEL] [-o KEY VALUE ...]
 
-OUT's ending tells the kind: .safetensors has timm's names and layout, timm loads it as it is; .pdparams is what
-``paddle.load`` and this toolkit's ``model.set_state_dict`` take; .npz is of ViT and MLP-Mixer alone, in Google's names,
-which timm's ``checkpoint_path`` takes. MODEL (a YAML file or a model's name) tells what the weights are of; it may be
-left out where IN itself, a config.json of timm's beside it, or its name does. The weights have to be exactly that
+OUT's ending tells the kind. .safetensors has timm's names and layout; timm loads it as it is. .pdparams is what
+``paddle.load`` and this toolkit's ``model.set_state_dict`` take. .npz is for ViT and MLP-Mixer only, in Google's names,
+which timm's ``checkpoint_path`` takes. MODEL (a YAML file or a model's name) tells what the weights are of. It may be
+left out where IN itself, a config.json of timm's beside it, or its name says that. The weights have to be exactly that
 model's. A .safetensors file says what it is of, as a checkpoint's does.
 """
 

@@ -3,10 +3,10 @@
     python tools/export_model.py -cfg MODEL -pretrained WEIGHTS -output DIR [-o KEY VALUE ...]
     python tools/export_model.py -pretrained CHECKPOINT -output DIR [-format openvino] [-precision bfloat16]
 
-DIR then holds the model, which takes normalised images [B, C, S, S] float32 and gives logits; a graph from pixels
-[B, H, W, C] uint8 of any size to these images; and what tells of both: preprocess.json, labels.txt, timm's config.json
-and PaddleX's inference.yml. Before DIR is there, it is run and held to the model. -cfg is needed where the weights
-don't tell their model. int8 is calibrated on images of a training set.
+DIR then holds the model, which takes normalised images [B, C, S, S] float32 and gives logits. It holds a graph that
+makes these images from pixels [B, H, W, C] uint8 of any size. And it holds what describes both: preprocess.json,
+labels.txt, timm's config.json and PaddleX's inference.yml. Before DIR is there, it is run and held to the model. -cfg
+is needed where the weights don't tell their model. int8 is calibrated on images of a training set.
 """
 
 import argparse

@@ -182,8 +182,9 @@ def sdpa(request: Answer) -> Answer:
         request: ``shape`` [batch, length, heads, channels of a head], ``dtype``, ``repeats``.
 
     Returns:
-        of each way ``ms`` of forward and backward, ``MB`` that it keeps for the backward pass (on a GPU), and its
-        largest ``error`` from plain products in float32, of output and gradients, over their largest value.
+        a dictionary for each way. ``ms``: the time of forward and backward. ``MB``: the memory that it keeps for the
+        backward pass (on a GPU). ``error``: the largest one of output and gradients against plain products in float32,
+        over their largest value.
     """
     import paddle
     from paddle.nn import functional as F
@@ -297,8 +298,8 @@ def logits(request: Answer) -> Answer:
             on the CPU by Paddle's own operators. Without it, and without a GPU, by the toolkit's compiled operators.
 
     Returns:
-        by name ``difference``: the largest one over the range of the kept logits; ``varies``: how much they differ from
-        image to image over that range, which has to be far above it.
+        two figures by name. ``difference``: the largest one over the range of the kept logits. ``varies``: how much
+        they differ from image to image over that range, which has to be far above it.
     """
     import numpy as np
     import paddle

@@ -4,8 +4,8 @@
     python tools/list_models.py -family convnext -most 30
     python tools/list_models.py --keys vit_base_patch16_224
 
-GFLOPs are billions of multiply-adds of one image's forward pass, as papers and timm count them (models/costs.py says
-what is counted; tools/model_info.py tells more of one model). "=" stands for the name in the first column. --keys lists
+GFLOPs are billions of multiply-adds of one image's forward pass, as papers and timm count them. (models/costs.py says
+what is counted; tools/model_info.py tells more of one model.) "=" stands for the name in the first column. --keys lists
 the keys of MODEL that the architecture of a model takes.
 """
 

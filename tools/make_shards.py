@@ -4,9 +4,9 @@
     cd OUT && sha256sum -c SHA256SUMS
 
 OUT then holds <mode>-000000.tar and so on, <mode>.index.npz, <mode>.txt (line i is the file of sample i - 1) and
-SHA256SUMS, and is whole or absent. Training images are packed in a random order, by which each shard is a mixture of
-classes; the index keeps the dataset's own order: a run on the shards is, bit by bit, the run on the files, unless they
-were resized. The same files and options give the same bytes, with any number of workers.
+SHA256SUMS. It is whole or absent. Training images are packed in a random order, so that each shard is a mixture of
+classes. The index keeps the dataset's own order. So a run on the shards is, bit by bit, the run on the files, unless
+they were resized. The same files and options give the same bytes, with any number of workers.
 """
 
 import argparse
@@ -50,9 +50,9 @@ def encoded(path: str, resize: int | None, quality: int, most: int, channels: in
     """Returns an image's file and the suffix of its format.
 
     Args:
-        resize: pixels of the short side, to which a larger image is reduced: antialiased bicubic, JPEG from JPEG,
-            otherwise PNG, grey or RGB, with EXIF's orientation alone; None, or an image that is no larger: the file as
-            it is.
+        resize: pixels of the short side. A larger image is reduced to them (antialiased bicubic). A JPEG stays a JPEG,
+            others become PNG, grey or RGB; of EXIF only the orientation is kept. None, or an image that is no larger:
+            the file as it is.
         quality: of JPEG.
         most: pixels that an image may have.
         channels: of files that are packed as they are (DATA.IMAGE_DTYPE float32); None: of colours or grey.
@@ -122,8 +122,8 @@ def write_shard(
 
 
 def inspect(path: str, most: int, channels: int | None = None) -> int:
-    """Returns an image's file size in bytes; raises InputError where it is no image that can be taken, by its header
-    or, of ``channels``, by all of it.
+    """Returns an image's file size in bytes. Raises InputError for an image that can't be taken, by its header or, of
+    ``channels``, by all of it.
     """
     from loading.files import contents
     from loading.sources import IMAGE_SUFFIXES

@@ -4,9 +4,9 @@
     python tools/model_info.py NAME [-image_size N] [-batch_size N] [-layers] [-json]
 
 NAME is a shipped model, or a YAML file, such as a run's config.yaml. Multiply-adds and activations are of one image,
-and counted as fvcore and timm count them (models/costs.py says what is). Memory is measured for a batch: a process of
-its own evaluates it twice, another one trains on it twice, in float32, with AdamW. What is told is its peak less what
-the process had before the model was built: on a CPU of resident memory (VmHWM), on a GPU of what Paddle allocated.
+and counted as fvcore and timm count them (models/costs.py says what is). Memory is measured for a batch. One process
+evaluates it twice, another one trains on it twice, in float32, with AdamW. What is printed is the process's peak minus
+what it had before the model was built. On a CPU that is resident memory (VmHWM), on a GPU what Paddle allocated.
 """
 
 import argparse

@@ -7,8 +7,8 @@ CHECKPOINT is a run's folder (its best), a checkpoint, or its model.safetensors 
 they are of. A folder's images are taken at any depth, sorted. A list has a path on each line; "-" is one on standard
 input. The answers come in the images' order. EXIF turns an image where the model's DATA.EXIF_ORIENTATION says so.
 
-Exit status: 0; 1 where an image can't be read, whose row says why; 2 for a wrong command line or input; 130 or 143
-after Ctrl-C or SIGTERM; 141 where the reader of standard output left.
+Exit status: 0; 1 if an image can't be read (its row says why); 2 for a wrong command line or input. 130 or 143 after
+Ctrl-C or SIGTERM; 141 if the reader of standard output left.
 """
 
 import argparse

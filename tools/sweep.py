@@ -13,8 +13,8 @@ is read before the first run starts. The same command again goes on: a run that 
 killed or failed goes on from its checkpoint. The sweep's folder gets a folder and a file of what was printed for each
 run, sweep.csv and sweep.png. -n (--dry-run) prints the commands that would run.
 
-Exit status: 0 where all runs are done; 1 where one failed; 2 for a wrong file; 130 and 143 after SIGINT and SIGTERM,
-which the runs get, too: they save.
+Exit status: 0 if all runs are done; 1 if one failed; 2 for a wrong file. 130 and 143 after SIGINT and SIGTERM, which
+the runs get, too: they save.
 """
 
 import argparse

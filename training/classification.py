@@ -105,8 +105,8 @@ class Classification(Task):
 
 
 def hits(logits: paddle.Tensor, targets: paddle.Tensor) -> Batch:
-    """Returns, by name, which samples are right in the first one and in the first five (or all, of fewer classes):
-    each [B] float32, 100 or 0.
+    """Returns, by name, which samples are right in the first guess and in the first five (or all, of fewer classes).
+    Each is [B] float32, 100 or 0.
 
     Args:
         targets: labels [B], or distributions [B, K], whose largest share counts as the label.
@@ -123,8 +123,8 @@ def first_five(logits: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
 
 
 def any_of(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
-    """Returns what an evaluation counts where any of several labels is right, each [B] float32: ``acc1`` and ``acc5``
-    as ``hits``, and ``loss``, minus the logarithm of the labels' probability together. Of one label all are as usual.
+    """Returns what an evaluation counts if any of several labels is right, each [B] float32. ``acc1`` and ``acc5`` are
+    as in ``hits``; ``loss`` is minus the logarithm of the labels' probability together. Of one label all are as usual.
 
     Args:
         labels: [B, K] of 0 and 1; at least one is 1 for each image (Beyer et al. 2020, arXiv:2006.07159).

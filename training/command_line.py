@@ -86,8 +86,8 @@ class Choice(NamedTuple):
 def choose(cfg: str | None, default: str | None, own_data: str | None, asked: Mapping[str, str]) -> Choice:
     """Returns the configuration to read.
 
-    ``-cfg`` counts where it is given. Otherwise it is that of the run to go on with (MODEL.RESUME), or of the run whose
-    weights are asked for (MODEL.PRETRAINED), or ``default``: in this order.
+    ``-cfg`` counts if it is given. Otherwise it is the configuration of the run to go on with (MODEL.RESUME). Otherwise
+    it is that of the run whose weights are asked for (MODEL.PRETRAINED), otherwise ``default``.
 
     Args:
         cfg, default: what -cfg and -default_cfg give.

@@ -75,8 +75,8 @@ class Ending:
         return min(self.steps, (self.total - (epoch - 1) * self.updates) * self.accum)
 
     def paced(self, schedule: Callable[[float], float]) -> Callable[[int], float]:
-        """Returns the schedule of a run that may be shortened: from where its length was fixed, what is left of the
-        plan passes in what is left of the run.
+        """Returns the schedule of a run that may be shortened. From where its length was fixed, the rest of the plan
+        passes in the rest of the run.
         """
 
         def rate(update: int) -> float:

@@ -152,7 +152,7 @@ def train_one_epoch(
 
     Args:
         after_step: is called after each step but the last with the window, this rank's statistics and whether the step
-            made an update; the state that it may save is that of the last update.
+            made an update. The state that it may save is that of the last update.
 
     Raises:
         RunError: on every rank, when a loss is not finite; it names the first such step.

@@ -26,8 +26,8 @@ _PIECE = 1 << 22  # scores that ranks bring together at a time
 class MultiLabel(Classification):
     """Images of any number of classes each.
 
-    A class's threshold is that of the highest F1 on the validation set; it travels with the weights, and an evaluation
-    of them takes it from there, or 0.5 where they have none.
+    A class's threshold is that of the highest F1 on the validation set. It travels with the weights, and an evaluation
+    of them uses it. Weights that have none get 0.5.
     """
 
     best = "mAP"

@@ -1,4 +1,4 @@
-"""The learning rate range test (Smith 2017, arXiv:1506.01186): the rate rises from update to update, and the loss tells
+"""The learning rate range test (Smith 2017, arXiv:1506.01186). The rate rises from update to update. The loss tells
 where learning begins, is fastest, and ends.
 """
 

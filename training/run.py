@@ -98,8 +98,8 @@ class Run:
         self.main.info(message)
 
     def start_bar(self, total: int, done: int) -> None:
-        """The steps begin, or go on with what metrics.jsonl has: from now on, on rank 0, trackers follow it, and a
-        terminal shows a progress bar over ``total`` steps.
+        """Begins the steps, or goes on after those in metrics.jsonl. From now on, on rank 0, trackers follow that file,
+        and a terminal shows a progress bar over ``total`` steps.
         """
         if rank() == 0 and (problem := self.tracking.begin(self.directory)):
             self.info(problem)

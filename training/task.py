@@ -43,8 +43,8 @@ class Task:
         """Builds what a training needs besides: an evaluation does without."""
 
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
-        """Returns what a batch gives, by name, each [B] float32: "loss", whose mean is made less, and what is reported
-        beside it, as means over the samples. It is called within autocast, and may not wait for the device.
+        """Returns what a batch gives, by name, each [B] float32. "loss" is what training makes less; the means of the
+        others over the samples are reported beside it. It is called within autocast, and may not wait for the device.
 
         Args:
             batch: the loader's columns by name.

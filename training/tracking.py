@@ -1,7 +1,7 @@
 """The process that follows a run's metrics.jsonl for its trackers (TRACKERS), and rank 0's hold on it.
 
 Nothing of a tracker comes into the run's own processes: no import, thread, signal handler, network, crash or wait. A
-tracker shows what metrics.jsonl has. A run that goes on takes out of it what came after its checkpoint; then every
+tracker shows what metrics.jsonl has. A run that goes on removes from it what came after its checkpoint. Then every
 tracker's folder is written anew, so its curves have no step twice.
 
 The run's end is told by a pipe: a word, where there is a result; or its closing, however the run ended.

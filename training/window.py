@@ -38,8 +38,8 @@ class Record:
 
     @classmethod
     def of_rank(cls, states: list[dict[str, Any]]) -> "Record":
-        """Returns the record that this rank goes on with, of those of all ranks; of another number of ranks, the sum
-        goes on at rank 0.
+        """Returns the record that this rank goes on with, from those of all ranks. If their number was another one, the
+        sum goes on at rank 0.
         """
         if states and "sums" in states[0]:  # format 1: each rank had the gradients'
             states = [states[0], *({**own, "norm_sum": 0.0, "finite": 0, "updates": 0} for own in states[1:])]
@@ -91,8 +91,8 @@ def _named(state: dict[str, Any]) -> dict[str, Any]:
 
 
 class Step(NamedTuple):
-    """What a step leaves on the device until the report: sums by name, an update's norm of the gradients, and with
-    SKIP_BROKEN which images were skipped.
+    """Holds what a step leaves on the device until the report. These are sums by name, the norm of an update's
+    gradients, and with SKIP_BROKEN which images were skipped.
     """
 
     number: int

@@ -80,8 +80,8 @@ def adapter_arrays(model: Target, state: Arrays, trained: Collection[str]) -> Ar
 
 
 def base_hash(model: Target, arrays: Mapping[str, np.ndarray], without: Collection[str] = ()) -> str:
-    """Returns the SHA-256 of the matrices and kernels of ``arrays``, in this toolkit's layout, but for ``without``, the
-    first convolution and what follows the image's size: they are the same at every size.
+    """Returns the SHA-256 of the matrices and kernels of ``arrays``, in this toolkit's layout. Left out are
+    ``without``, the first convolution and what follows the image's size. The others are the same at every size.
     """
     first, sha256 = (model.first_conv, *model.beside_first_conv), hashlib.sha256()
     for name in sorted(arrays):

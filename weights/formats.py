@@ -66,8 +66,8 @@ def read_weights(path: str | Path) -> WeightFile:
     """Reads a weight file of any kind.
 
     Raises:
-        InputError: there is none; it is of another kind, damaged, or names something that isn't data; it would take
-            memory out of proportion to its size; a value is NaN or infinite.
+        InputError: there is no file, or it is of another kind, damaged, or names something that isn't data. Or it would
+            take memory out of proportion to its size, or a value is NaN or infinite.
     """
     file = find_weights(path)
     with reading(file, "weights"), opened(file) as stream:

@@ -1,8 +1,8 @@
 """Reads pickles as data: nothing that a file names is imported, called or built.
 
 Python's own pickle machine imports and calls what a file tells it to. This one makes text, numbers, lists, tuples and
-dictionaries by itself. A global is only a label, looked up in a closed table (``ADMITTED``) of functions written here:
-they describe arrays, or leave a blank for plain data that isn't needed. An array is described, not read, so a
+dictionaries by itself. A global is only a label, looked up in a closed table (``ADMITTED``) of functions written here.
+They describe arrays, or leave a blank for plain data that isn't needed. An array is described, not read, so a
 checkpoint's other tensors (its optimizer's) cost nothing. Opcodes: CPython's pickletools, protocols 2 to 5.
 """
 

@@ -41,9 +41,9 @@ def attention(model: ImageModel, image: paddle.Tensor, block: int = -1) -> np.nd
     """Returns how much each head attends to each place of an image: [H, rows, columns] float32.
 
     The queries are the tokens that the classifier reads: the class token (and the distillation token), or else all
-    patches, on average. Windows (Swin) and mask units (Hiera) share the map: each holds what its own tokens give, so
-    each has the same sum; so do the places of one kind within patches (MobileViT). Where windows overlap (HaloNet) they
-    are added. Keys of several places (PVTv2) give their weight to each.
+    patches, on average. Windows (Swin) and mask units (Hiera) share the map. Each holds what its own tokens give, so
+    each has the same sum. The places of one kind within patches (MobileViT) share it, too. Where windows overlap
+    (HaloNet) they are added. Keys of several places (PVTv2) give their weight to each.
 
     Args:
         image: [1, C, H, W], normalised.

@@ -16,8 +16,8 @@ _LEAST = 0.005  # a share of a label that is told
 
 
 def training_panels(config: Configuration, dataset: ImageDataset, epoch: int, count: int) -> list[Panel]:
-    """Returns the first images of the first batch of an epoch (from 1), of one process, as the loss gets them: cropped,
-    augmented, erased, mixed; and their labels with the shares that mixing leaves them.
+    """Returns the first images of the first batch of an epoch (from 1), of one process, as the loss gets them. They are
+    cropped, augmented, erased and mixed. Also returns their labels with the shares that mixing leaves them.
     """
     loader = get_dataloader(config, dataset, "train")
     loader.batch_sampler.set_epoch(epoch)
@@ -53,8 +53,8 @@ def _panels(config: Configuration, images: paddle.Tensor, shares: np.ndarray, cl
 
 
 def unnormalized(config: Configuration, images: paddle.Tensor) -> np.ndarray:
-    """Returns what ``Normalize`` made these images of: [n, C, H, W] float32 -> [n, H, W, C] uint8; what erasing put in,
-    or mixing made, is rounded, and cut to 0..255. Floats stay floats.
+    """Returns what ``Normalize`` made these images of: [n, C, H, W] float32 -> [n, H, W, C] uint8. What erasing or
+    mixing made is rounded and cut to 0..255. Floats stay floats.
     """
     mean, std = (np.asarray(values, np.float64) for values in (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD))
     found = images.astype("float32").numpy().transpose(0, 2, 3, 1) * std + mean

@@ -43,8 +43,8 @@ METHODS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 def cam(model: ImageModel, image: paddle.Tensor, output: int | None = None, method: str = "gradcam") -> np.ndarray:
     """Returns how much each place of an image speaks for a class: [rows, columns] float32, 0 or more.
 
-    It is taken where the classifier's pooling reads; of a model that reads a class token at the last block's first
-    norm, after which patches only matter for the class token. All are 0 where nothing speaks for the class.
+    It is taken where the classifier's pooling reads. If the model reads a class token, it is taken at the last block's
+    first norm: after it, patches matter only for the class token. All are 0 where nothing speaks for the class.
 
     Args:
         image: [1, C, H, W], normalised.

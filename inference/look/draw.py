@@ -30,8 +30,8 @@ class Panel(NamedTuple):
 
 
 def enlarged(pixels: np.ndarray) -> np.ndarray:
-    """Returns an image [H, W] or [H, W, C] as [H', W', 3], each pixel repeated until LEAST is reached, or the longer
-    side would be beyond LONGEST: uint8, or what is ``visible`` of floats.
+    """Returns an image [H, W] or [H, W, C] as [H', W', 3] uint8, of floats what is ``visible`` of them. Each pixel is
+    repeated until LEAST is reached, or the longer side would be beyond LONGEST.
     """
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
     pixels = pixels if pixels.dtype == np.uint8 else visible(pixels)

@@ -64,8 +64,9 @@ class Part(NamedTuple):
 
     Attributes:
         source: the images.
-        records: [n]: size, bytes, format, mode, EXIF's orientation, hashes of the file's bytes (``content``) and of
-            what it shows (``look``), whether it is blank, can be read, and was read with a decoder's warning.
+        records: [n]. A record holds size, bytes, format, mode and EXIF's orientation. It also holds hashes of the
+            file's bytes (``content``) and of what it shows (``look``). And it says whether the image is blank, can be
+            read, and was read with a decoder's warning.
         messages: what is wrong with single images, by their place; of the first MESSAGES, about.
         mean: [SIDE, SIDE, 3], of the images that can be read; grey levels.
     """

@@ -1,7 +1,7 @@
 """Files of any number of channels in full depth: TIFF, NumPy's arrays, and what Pillow reads.
 
-A TIFF of many channels is what Pillow can't open. Its file with other tags is one that it can: of one channel, as wide
-as all channels of a row together, or of each plane in turn. So libtiff decodes it, within Pillow's bounds.
+Pillow can't open a TIFF of many channels. But it can open the same data with other tags. They say one channel that is
+as wide as all channels of a row together, or one plane after the other. So libtiff decodes it, within Pillow's bounds.
 """
 
 import io

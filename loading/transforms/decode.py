@@ -1,9 +1,9 @@
 """Encoded images, decoded no further than a crop needs.
 
-A plain JPEG goes through libjpeg-turbo (simplejpeg) into an array, without the rows below the crop, at 1/2, 1/4 or 1/8
-of its size if the crop is much larger than what becomes of it, and through Pillow's filters in SIMD (cykooz_resizer).
-Both work in the calling thread. Anything else is Pillow's to decode, or to refuse. Where Pillow's pixels are asked for,
-libjpeg-turbo decodes all of it, as it does for Pillow, and ``ops.images`` resizes it by Pillow's arithmetic.
+libjpeg-turbo (simplejpeg) decodes a plain JPEG into an array, without the rows below the crop. If the crop is much
+larger than its result, it decodes at 1/2, 1/4 or 1/8 of the size. Pillow's filters in SIMD (cykooz_resizer) resize it.
+Both work in the calling thread. Pillow decodes, or refuses, anything else. Where exactly Pillow's pixels are asked for,
+libjpeg-turbo decodes the whole image, as it does for Pillow. Then ``ops.images`` resizes it by Pillow's arithmetic.
 """
 
 import math

@@ -1,6 +1,6 @@
 """``eval``: images/s of evaluation, ours (eager, and EVAL_ENGINE inference) and timm's (eager and torch.compile).
 
-Ours is a whole ``main_single_gpu.py -eval`` on synthetic images and random weights, timed from batch to batch; timm's
+Ours is a whole ``main_single_gpu.py -eval`` on synthetic images and random weights, timed from batch to batch. timm's
 takes random uint8 images, normalises them and counts the hits. The first WARM_UP batches of each run don't count.
 """
 

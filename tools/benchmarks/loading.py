@@ -1,9 +1,9 @@
 """``loader``: images/s of the training or evaluation data, per worker, of the toolkit, timm and PaddleViT's pipeline.
 
-Each run is a process of its own that measures the loader, whose batches are taken as fast as they come and discarded,
-and then the dataset alone, one image after the other. Each side reads the same files; a list repeats them until they
-suffice for one epoch. Besides images/s there are images per CPU second (of the loader: of its workers), which other
-work on the machine disturbs less.
+Each run is a process of its own. It measures the loader, whose batches are taken as fast as they come and discarded.
+Then it measures the dataset alone, one image after the other. Each side reads the same files; a list repeats them until
+they suffice for one epoch. Besides images/s there are images per CPU second (of the loader: of its workers), which
+other work on the machine disturbs less.
 """
 
 import argparse

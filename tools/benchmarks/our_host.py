@@ -1,9 +1,9 @@
 """A training step's time on the host, part by part, for tools/benchmark.py.
 
 It takes a request as one word of JSON: ``cfg``, ``options``, ``warm_up`` (steps that don't count). It answers in one
-line: {what: [the median over the steps]}, in ms of the training thread's CPU time, which other programs disturb less,
-and the whole step's by the clock besides. The steps are ``engine.train_one_epoch``'s own, from the moment that a batch
-is there to that at which the next is asked for: all but the loader.
+line: {what: [the median over the steps]}. These are ms of the training thread's CPU time, which other programs disturb
+less. The whole step's time by the clock stands beside them. The steps are ``engine.train_one_epoch``'s own, from the
+moment that a batch is there to that at which the next is asked for: all but the loader.
 """
 
 import json

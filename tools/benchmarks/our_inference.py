@@ -1,7 +1,7 @@
 """Our side of tools/benchmark.py infer, in a process of its own: exports a model, or runs it one way and times that.
 
 It takes a request as one word of JSON. With ``make`` it writes the exports of random weights below ``folder`` and
-answers which there are; otherwise it answers with [images/s] of ``side``: "eager", or an export's "FORMAT, PRECISION".
+answers which there are. Otherwise it answers with [images/s] of ``side``: "eager", or an export's "FORMAT, PRECISION".
 """
 
 import json

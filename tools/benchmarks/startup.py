@@ -1,8 +1,8 @@
 """``startup``: seconds from the command to the end of the first step, and what they are made of.
 
 Each run is the program itself (our_startup.py calls its ``main``), on synthetic images, with one step. The parts lie
-between the moments at which its lines arrive here, and together make the whole; the last two are told by the run's
-first report (data_wait). Spawned processes import everything again: that is in their "processes".
+between the moments at which its lines arrive here, and add up to the whole. The run's first report (data_wait) tells
+the last two. Spawned processes import everything again: that is in their "processes".
 
 Besides, ``-X importtime`` tells how long importing one process's modules took, by package: once, and in a run of its
 own, for telling takes time too.

@@ -4,9 +4,9 @@
 steps; the first of each run is its warm-up, and a run's figure is the median of the others. timm's step is timed alike:
 uint8 images normalised, forward, cross entropy, backward, AdamW. With ``-amp`` either side runs in bfloat16, too.
 
-``scale``: seconds per epoch and images/s on several numbers of processes at the same batch per process; efficiency is
-the rate over what one process (the first number given) would make on each. The first epoch is the warm-up. Images are
-the digits, random ones in MNIST's files where the configuration asks for (Fashion-)MNIST, or synthetic.
+``scale``: seconds per epoch and images/s on several numbers of processes at the same batch per process. Efficiency is
+the rate over that of as many single processes (the first number given). The first epoch is the warm-up. Images are the
+digits, random ones in MNIST's files where the configuration asks for (Fashion-)MNIST, or synthetic.
 """
 
 import argparse

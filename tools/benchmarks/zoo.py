@@ -2,8 +2,8 @@
 
 Each figure is that of ``train --against timm`` or of ``eval --against timm`` (both eager). A model's four runs follow
 each other; then comes the next model, and after the last one the next round. Beside them stands the share of the
-machine's rate of matrix products (sgemm, our_sgemm.py's, measured once in each round) that our training reaches: 3
-forward passes for a training step, 2 operations for a multiply-add, as models/costs.py counts those.
+machine's rate of matrix products that our training reaches. That rate is sgemm's, which our_sgemm.py measures once in
+each round. A training step counts as 3 forward passes, a multiply-add as 2 operations, as models/costs.py counts those.
 """
 
 import argparse

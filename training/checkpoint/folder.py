@@ -1,11 +1,12 @@
 """A checkpoint on disk: a folder that is whole or absent, with a SHA-256 of every file.
 
-``epoch_0010`` is the state after epoch 10, ``epoch_0011_sample_000012800`` within epoch 11, when all processes together
-had taken 12,800 of its samples. It holds ``model.safetensors`` (timm's names and layout), with MODEL_EMA
-``ema.safetensors``, ``optimizer.safetensors`` (moments by parameter), within an epoch of several ranks perhaps
-``statistics.safetensors`` (each rank's own batch norm statistics), ``state.json`` and ``SHA256SUMS``, which ``sha256sum
--c`` reads. With TRAIN.ADAPTER ``adapter.safetensors`` (and ``adapter_ema.safetensors``) hold what trains, alone, and
-``unmerged.safetensors`` what a model's file has merged or left out.
+``epoch_0010`` is the state after epoch 10. ``epoch_0011_sample_000012800`` is one within epoch 11, when all processes
+together had taken 12,800 of its samples. A checkpoint holds ``model.safetensors`` (timm's names and layout), with
+MODEL_EMA ``ema.safetensors``, and ``optimizer.safetensors`` (moments by parameter). Within an epoch of several ranks it
+may hold ``statistics.safetensors``: each rank's own batch norm statistics. It also holds ``state.json`` and
+``SHA256SUMS``, which ``sha256sum -c`` reads. With TRAIN.ADAPTER ``adapter.safetensors`` (and
+``adapter_ema.safetensors``) hold only what trains. ``unmerged.safetensors`` holds what a model's file has merged or
+left out.
 
 ``last`` and ``best`` are links to such folders, ``best_ema.safetensors`` to the file of the best average.
 """

@@ -69,8 +69,8 @@ def resume(training: Training) -> tuple[Progress, Path | None]:
 
 
 def settle(training: Training, progress: Progress, chosen: Path | None) -> None:
-    """Makes the run's folder what it was at ``chosen``: what came after it is taken out of metrics.jsonl, a folder of
-    its own gets the checkpoint's best.
+    """Makes the run's folder what it was at ``chosen``. Later lines are removed from metrics.jsonl; a folder of its own
+    gets the checkpoint's best.
     """
     run = training.run
     lost = {}

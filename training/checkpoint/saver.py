@@ -232,9 +232,9 @@ class Saver:
 def host_copies(tensors: dict[Hashable, paddle.Tensor]) -> Callable[[], dict[Hashable, np.ndarray]]:
     """Begins a copy of what ``tensors`` hold now; returns what waits for it and gives the arrays, in any thread.
 
-    On a GPU it goes to pinned memory, in its turn on the stream that computes: what changes the tensors comes after it,
-    and this process goes on. (A stream of its own would save the GPU the time of the copy, but Paddle lets one choose
-    the stream by exchanging that of the whole process.)
+    On a GPU it goes to pinned memory, in its turn on the stream that computes. So what changes the tensors comes after
+    it, and this process goes on. (A stream of its own would save the GPU the time of the copy. But Paddle chooses the
+    stream only for the whole process.)
     """
     if not num_gpus():
         arrays = {key: tensor.numpy() for key, tensor in tensors.items()}

@@ -52,11 +52,11 @@ def build_schedule(config: Configuration, updates_per_epoch: int, effective_batc
 
     Linear from WARMUP_START_LR at update 0 to BASE_LR after WARMUP_EPOCHS; then as the schedule NAME says.
 
-    With PER_EPOCH an epoch's updates all have the rate of its "start" (timm's own script), of its "end" (PaddleViT's
-    schedulers), or "late", of the start of the epoch before: DeiT's script steps to the epoch that is over.
-    With LINEAR_SCALED_LR the three rates are for a batch of that size and scale with ``effective_batch``: linearly
-    (Goyal et al. 2017, arXiv:1706.02677), or with LR_SCALING "sqrt" by the square root of the ratio. LR_SCALED "base"
-    scales BASE_LR alone.
+    With PER_EPOCH all updates of an epoch have one rate: that of its "start" (timm's own script), or of its "end"
+    (PaddleViT's schedulers). "late" is that of the start of the epoch before: DeiT's script steps to the epoch that is
+    over. With LINEAR_SCALED_LR the three rates are for a batch of that size and scale with ``effective_batch``. They
+    scale linearly (Goyal et al. 2017, arXiv:1706.02677), or with LR_SCALING "sqrt" by the square root of the ratio.
+    LR_SCALED "base" scales BASE_LR alone.
     """
     train, options, chosen = config.TRAIN, config.TRAIN.LR_SCHEDULER, schedules.chosen(config)
     scale = rate_scale(config, effective_batch)

@@ -31,9 +31,9 @@ _BATCH_NORM = (
 def timm_names(family: ModuleType | None, arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns a file's arrays under timm 1.0.31's names.
 
-    Arrays under timm's names pass untouched, names that the family doesn't know are left as they are, and what only
-    serves other programs (a decoder, derived buffers, batch norm's count of batches) is dropped: the family's docstring
-    tells. Batch norm's statistics have PyTorch's names before the family sees them.
+    Arrays under timm's names pass untouched. Names that the family doesn't know are left as they are. What only serves
+    other programs is dropped: a decoder, derived buffers, batch norm's count of batches. The family's docstring says
+    which. Batch norm's statistics have PyTorch's names before the family sees them.
 
     Args:
         family: the model's ``weight_names``.
