@@ -143,7 +143,7 @@ _C.TRAIN.LR_SCHEDULER.WARMUP_PREFIX = True  # It begins after warm-up. False: at
 _C.TRAIN.LR_SCHEDULER.DECAY_RATE = 0.1  # step, multistep: the factor of each step. onecycle: its fall slows at this
 # share of BASE_LR.
 _C.TRAIN.LR_SCHEDULER.PER_EPOCH = False  # False: each update has its own rate. Otherwise an epoch has one rate: of its
-# "start" (timm), of its "end" (PaddleViT; also True), or "late", of the start of the epoch before (DeiT, PVT).
+# "start" (timm) or of its "end" (PaddleViT; also True). "late": of the start of the epoch before (DeiT, PVT).
 
 _C.TRAIN.OPTIMIZER = CfgNode()
 _C.TRAIN.OPTIMIZER.NAME = "AdamW"  # Also Adam, SGD, LAMB, LARS, Lion and Muon. Muon uses AdamW for all but matrices.

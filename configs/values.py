@@ -104,7 +104,7 @@ def coerce(
 
     Raises:
         InputError: the value is of another type. Or no configuration has such a value: a number that isn't finite or is
-            far too large, a text with control characters or without an end.
+            too large, a text with control characters or without an end.
     """
     if isinstance(value, str) and (kind is not str or value.lower() in ("none", "null")):
         value = parsed(value)

@@ -96,8 +96,8 @@ class ResNet(ImageModel):
     Args:
         depth: layers: 18, 34, 50, 101 or 152.
         dropout: before the classifier.
-        small_stem: for small images. The first convolution is 3 x 3 with stride 1, and there is no pooling after it
-            (section 4.2 of the paper, on CIFAR-10, begins so).
+        small_stem: for small images, as in section 4.2 of the paper (CIFAR-10). The first convolution is 3 x 3 with
+            stride 1, and there is no pooling after it.
         droppath: rate of stochastic depth at the last block.
         droppath_shape: "linear": from 0 at the first block; "constant": all blocks have the last one's rate.
         zero_init_last: True: the weight of a block's last norm starts at 0 (timm's), so that a fresh block is its

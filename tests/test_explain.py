@@ -247,5 +247,5 @@ def test_every_key_has_a_meaning():
     told = explained(get_config(), ["*"], default_values(get_config()), NEEDS)
     assert re.findall(r"^(\S+):.*\n  from.*\n  default", told, re.M) == []
     assert found["BASE"].startswith("YAML files that are merged before this one, the first lowest. Paths")
-    assert found["TRAIN.LR_SCHEDULER.PER_EPOCH"].endswith('"late", of the start of the epoch before (DeiT, PVT).')
+    assert found["TRAIN.LR_SCHEDULER.PER_EPOCH"].endswith('"late": of the start of the epoch before (DeiT, PVT).')
     assert found["SEED"] == "Seed of the first weights, of the order of images and of their augmentation."

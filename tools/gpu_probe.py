@@ -182,9 +182,9 @@ def sdpa(request: Answer) -> Answer:
         request: ``shape`` [batch, length, heads, channels of a head], ``dtype``, ``repeats``.
 
     Returns:
-        a dictionary for each way. ``ms``: the time of forward and backward. ``MB``: the memory that it keeps for the
-        backward pass (on a GPU). ``error``: the largest one of output and gradients against plain products in float32,
-        over their largest value.
+        a dictionary for each way. ``ms``: the time of forward and backward. ``MB``: what it keeps for the backward pass
+        (on a GPU). ``error``: the largest one of output and gradients, over the largest value of plain float32
+        products.
     """
     import paddle
     from paddle.nn import functional as F

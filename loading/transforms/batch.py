@@ -123,9 +123,9 @@ class Mixup:
     ) -> np.ndarray:
         """Returns how to mix a batch: float32 [B, 7].
 
-        A row begins with the number of the other sample, this sample's share of the target, and its share of the pixels
-        outside of its box. Then comes the box (top, left, bottom, right) that it takes from the other, empty without
-        CutMix. The last of an odd number of samples stays as it is.
+        A row begins with the number of the other sample. This sample's share of the target follows, then its share of
+        the pixels outside of its box. Then comes the box (top, left, bottom, right) that it takes from the other, empty
+        without CutMix. The last of an odd number of samples stays as it is.
 
         Args:
             epoch, step: from 1.
