@@ -19,8 +19,8 @@ from training.command_line import config_from_arguments
 
 
 def import_paddle():
-    """Signals wait meanwhile. Paddle's import takes SIGTERM and others for its C++, whose dumps, also where a peer is
-    lost, hide the line that matters; and what it gives them back to isn't Python.
+    """Lets signals wait within. Paddle's import hands SIGTERM and others to its C++. Its dumps hide the line that
+    matters, also when a peer is lost; and what it gives them back to isn't Python.
 
     Raises:
         InputError: it sees no GPU though there are some.

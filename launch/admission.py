@@ -1,7 +1,8 @@
 """Rank 0's door: it hears who comes until all ranks have, and nobody else holds it up.
 
-One thread serves all. Who isn't proved yet may be silent, slow, wrong or many: each has a few seconds, a line of a
-thousand bytes, and a place that the next one takes where there are too many. Nothing is parsed before its proof.
+One thread serves all. A client that isn't proved yet may be silent, slow, wrong or one of many. Each has a few seconds,
+a line of a thousand bytes, and a place; if there are too many, the next one takes it. Nothing is parsed before its
+proof.
 """
 
 import contextlib

@@ -52,12 +52,12 @@ def launched() -> bool:
 
 
 def meet(limit: float) -> rendezvous.Meeting:
-    """Waits until all ranks of a launched run are there, for ``limit`` seconds at most; ``ready`` of what it returns
-    waits until they have read their data, too.
+    """Waits until all ranks of a launched run are there, for ``limit`` seconds at most. ``ready`` of the returned
+    meeting waits until they have read their data, too.
 
     Between machines, gloo and NCCL are told the network interface by which rank 0 is reached. By itself gloo takes the
-    address that the machine's own name stands for, which in many an /etc/hosts is 127.0.1.1, where no other machine
-    finds it; NCCL takes the first interface, which may lead nowhere.
+    address that the machine's own name stands for. In many an /etc/hosts that is 127.0.1.1, where no other machine
+    finds it. NCCL takes the first interface, which may lead nowhere.
 
     Raises:
         InputError, RunError: as ``rendezvous.meet``.

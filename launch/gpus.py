@@ -47,8 +47,8 @@ def visible() -> int:
 
 
 def check() -> None:
-    """Writes CUDA_VISIBLE_DEVICES back as Paddle reads it, which compares its parts as they are written and counts them
-    to the end: "0, 1" is "0,1" from here on, "0,-1,1" is "0", and "-1" is "".
+    """Writes CUDA_VISIBLE_DEVICES back as Paddle reads it. Paddle compares its parts as they are written and counts
+    them to the end. "0, 1" becomes "0,1", "0,-1,1" becomes "0", and "-1" becomes "".
 
     Raises:
         InputError: CUDA would see fewer GPUs than it names, or none.

@@ -1,9 +1,9 @@
 """How the processes of a launched run find one another, before Paddle does.
 
-Paddle's own start (its TCPStore, in 3.3.1 and 2.6.2) tries an address that doesn't answer for ever, hangs where another
-program listens there, and waits 900 s for a rank that never comes, without naming it. So the ranks first meet at the
-same address: rank 0 listens (``admission``), each proves that it holds the user's secret (``channel``), and all hear
-what came of it. Then the port is Paddle's. They stay connected: the processes that watch ranks for the whole run
+Paddle's own start (its TCPStore, in 3.3.1 and 2.6.2) tries an address that doesn't answer for ever. It hangs where
+another program listens there. It waits 900 s for a rank that never comes, without naming it. So the ranks first meet at
+the same address. Rank 0 listens (``admission``), each rank proves that it holds the user's secret (``channel``), and
+all hear the result. Then the port is Paddle's. They stay connected: the processes that watch ranks for the whole run
 (``launched``), others until all are ready.
 """
 
@@ -101,8 +101,8 @@ def meet(
         seat: the UUID of this rank's GPU, which no other may have; "" where there is none.
 
     Raises:
-        InputError: the address is none, its port is taken, two ranks contradict each other or hold other secrets, there
-            is no secret, or two have one GPU.
+        InputError: the address isn't valid, its port is taken, or two ranks contradict each other. Or they hold
+            different secrets or none, or two have one GPU.
         RunError: nothing answered, or not all ranks came.
     """
     host, port = parsed(address)
@@ -191,8 +191,8 @@ def check_free(address: str) -> socket.socket | None:
 
 
 def claim(port: int) -> socket.socket | None:
-    """Holds a port of this machine for one run of the toolkit, until what it returns is closed: between the meeting and
-    Paddle's store nobody listens there, and two runs that start together would mix.
+    """Holds a port of this machine for one run of the toolkit, until the returned socket is closed. Between the meeting
+    and Paddle's store nobody listens there. Two runs that start together would mix.
 
     Raises:
         OSError: another run holds it.
@@ -215,7 +215,7 @@ def claim(port: int) -> socket.socket | None:
 def listen(host: str, port: int, far: bool = False) -> tuple[socket.socket, socket.socket | None]:
     """Returns who listens at HOST:PORT, on no more of this machine's addresses than needed, and ``claim``'s hold.
 
-    A name may stand for 127.0.1.1 here and for an address elsewhere; behind NAT the address is none of this machine's;
+    A name may stand for 127.0.1.1 here and for an address elsewhere. Behind NAT the address is none of this machine's.
     Kubeflow tells rank 0's machine "localhost". Then it listens on all, and says so.
 
     Args:

@@ -1,4 +1,4 @@
-"""What stands before a program's other imports, which take a second: from then on a signal ends a run with one line,
+"""What stands before a program's other imports, which take a second. From then on a signal ends a run with one line,
 and no standard stream ends it. It imports next to nothing.
 """
 
@@ -97,8 +97,8 @@ def remove(path: Path | None) -> None:
 
 
 def speak_utf8() -> None:
-    """Starts this program anew, in its place, where Python goes by a locale that lacks most letters: the names of
-    classes and files may hold any.
+    """Starts this program anew, in its place, if Python goes by a locale that lacks most letters. The names of classes
+    and files may hold any.
     """
     if sys.getfilesystemencoding() != "utf-8":
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
