@@ -15,7 +15,7 @@ from training.command_line import config_from_arguments
 
 
 def main():
-    """The same worker as every process of main_multi_gpu.py, here as the only one."""
+    """Runs the worker of main_multi_gpu.py as the only process."""
     config = config_from_arguments("main_single_gpu.py")
     if environment.launched() and int(os.environ["PADDLE_TRAINERS_NUM"]) > 1:
         raise InputError("main_single_gpu.py is one process, but a launcher started several; launch main_multi_gpu.py")

@@ -32,17 +32,17 @@ if __name__ == "utils":  # as a part of another program (tools/package) it leave
 
 
 def rank() -> int:
-    """This process's number among the run's processes, from 0; 0 in a run of one process."""
+    """Returns this process's number among the run's processes, from 0; 0 in a run of one process."""
     return dist.get_rank()
 
 
 def world_size() -> int:
-    """The number of the run's processes, on all machines."""
+    """Returns the number of the run's processes, on all machines."""
     return dist.get_world_size()
 
 
 def num_gpus() -> int:
-    """The number of GPUs that CUDA_VISIBLE_DEVICES leaves to this process; 0 on a CPU build."""
+    """Returns the number of GPUs that CUDA_VISIBLE_DEVICES leaves to this process; 0 on a CPU build."""
     return paddle.device.cuda.device_count() if paddle.device.is_compiled_with_cuda() else 0
 
 
@@ -61,7 +61,7 @@ def num_processes(ngpus: int) -> int:
 
 
 def free_memory() -> int:
-    """The bytes that this machine, or its container's limit (cgroup v2), has left."""
+    """Returns the bytes that this machine, or its container's limit (cgroup v2), has left."""
     free = sys.maxsize
     with contextlib.suppress(OSError):
         fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
@@ -77,7 +77,7 @@ def free_memory() -> int:
 
 @contextlib.contextmanager
 def within_memory() -> Iterator[None]:
-    """On a CPU: what is allocated within fails with a MemoryError where the machine hasn't got it.
+    """Makes what is allocated within, on a CPU, fail with a MemoryError where the machine hasn't got it.
 
     Else the kernel would promise it, and end some process later.
     """

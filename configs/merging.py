@@ -112,11 +112,11 @@ class Keys:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Every key's default; of a key that several architectures take, one's."""
+        """Returns every key's default; of a key that several architectures take, one's."""
         return self.shared | {key: argument.default for key, argument in all_keys().items()}
 
     def defaults_of(self, config: Configuration) -> dict[str, Any]:
-        """The defaults of the keys that a configuration has: its architecture's own among them."""
+        """Returns the defaults of the keys that a configuration has: its architecture's own among them."""
         own = architecture(config.MODEL.TYPE).arguments
         return self.shared | {key: argument.default for key, argument in own.items()}
 

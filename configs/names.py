@@ -49,7 +49,7 @@ def meant(name: str, files: Sequence[Path]) -> Path | None:
 
 
 def matches(file: Path, pattern: str) -> bool:
-    """Whether a model's own name, or another toolkit's, matches a shell pattern, in any case."""
+    """Returns whether a model's own name, or another toolkit's, matches a shell pattern, in any case."""
     called = (file.stem, *names(file).values())
     return any(fnmatch.fnmatchcase(one.lower(), pattern.lower()) for one in called)
 

@@ -61,7 +61,7 @@ class Registry:
 
     @functools.cached_property
     def components(self) -> dict[str, Component]:
-        """What the sources say, by name; raises InputError for a definition that can't be read so."""
+        """Returns what the sources say, by name; raises InputError for a definition that can't be read so."""
         found: dict[str, Component] = {}
         for file, node, names, given in decorated(ROOT / self.room, f"{self.name}.register"):
             one = Component(".".join(file.relative_to(ROOT).with_suffix("").parts), given, *self._signature(file, node))

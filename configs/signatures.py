@@ -53,7 +53,7 @@ class Argument(NamedTuple):
 
     @property
     def takes(self) -> str:
-        """What the constructor takes, in words."""
+        """Returns what the constructor takes, in words."""
         kinds = self.kind if isinstance(self.kind, tuple) else (self.kind,)
         words = [f"list of {kind[0].__name__}s" if isinstance(kind, list) else kind.__name__ for kind in kinds]
         words = list(self.choices) or words + ["None"] * self.optional

@@ -38,7 +38,7 @@ quoted = _Shown().repr  # repr, but for the middle of what is long
 
 
 def parsed(text: str, depth: int = 0) -> Any:
-    """The value that a word means: on the command line, or in YAML, whose version 1.1 takes 1e-6 for a string.
+    """Returns the value that a word means: on the command line, or in YAML, whose version 1.1 takes 1e-6 for a string.
 
     Numbers and lists are written as Python's; 224x160 is [224, 160]. Whatever isn't one is the word itself.
     """

@@ -38,7 +38,7 @@ def init_params() -> Params:
 
 
 def lenet(images: paddle.Tensor, params: Params) -> paddle.Tensor:
-    """images [B, 1, 28, 28] -> logits [B, 10]."""
+    """Computes the logits [B, 10] of images [B, 1, 28, 28]."""
     w1, b1, w2, b2, w3, b3, w4, b4 = params
     x = F.avg_pool2d(F.relu(F.conv2d(images, w1, b1)), 2)
     x = F.avg_pool2d(F.relu(F.conv2d(x, w2, b2)), 2)  # [B, 50, 4, 4]
@@ -116,7 +116,7 @@ def difference(ours: Params, theirs: Params) -> float:
 
 
 def worker(size: int, steps: int, lr: float) -> None:
-    """What each process does."""
+    """Runs in each process."""
     dist.init_parallel_env()
     rank, ranks = dist.get_rank(), dist.get_world_size()
     paddle.seed(rank)

@@ -68,7 +68,7 @@ def largest_difference(model: nn.Layer) -> float:
 
 
 def train_model(args: argparse.Namespace) -> None:
-    """What each process does."""
+    """Runs in each process."""
     fleet.init(is_collective=True)
     ranks, rank = dist.get_world_size(), dist.get_rank()
     paddle.seed(0)

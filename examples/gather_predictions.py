@@ -52,7 +52,7 @@ def predictions(config: Configuration, model: Any, dataset: Any, rank: int, rank
 
 
 def worker(config: Configuration, dataset: Any, file: Path) -> None:
-    """What each process does."""
+    """Runs in each process."""
     import utils
     from models import build_model
     from ops.settings import set_device_flags
@@ -79,7 +79,7 @@ def worker(config: Configuration, dataset: Any, file: Path) -> None:
 
 
 def spawned(failed: Any, beats: Any, *args: Any) -> None:
-    """``worker`` in a process of its own: where it fails, one line on stderr, and the others are ended."""
+    """Runs ``worker`` in a process of its own. If it fails, it prints one line on stderr, and the others are ended."""
     import utils
     from launch import progress, signals
 

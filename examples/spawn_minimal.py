@@ -67,7 +67,7 @@ def compute_accuracy(network: nn.Layer, dataset: Points) -> float:
 
 
 def main(num_epochs: int) -> None:
-    """What each process does."""
+    """Runs in each process."""
     if dist.get_world_size() > 1:
         dist.init_parallel_env()
     rank = dist.get_rank()

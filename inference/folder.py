@@ -78,7 +78,7 @@ class Export(NamedTuple):
 
 
 def is_export(folder: str | Path) -> bool:
-    """Whether a path is a folder that an export was written into."""
+    """Returns whether a path is a folder that an export was written into."""
     return any(os.path.isfile(os.path.join(folder, name)) for name in (MANIFEST, EARLIER))  # which never raises
 
 

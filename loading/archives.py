@@ -37,25 +37,25 @@ _CHUNK = 1 << 20  # bytes that are unpacked at once
 
 @datasets.register("cifar10", holds="`cifar-10-python.tar.gz`, or its unpacked folder")
 def cifar10(split: Split, *, data_path: str) -> Arrays:
-    """CIFAR-10; raises InputError, as the archives below, for a file that is missing or not what its name says."""
+    """Reads CIFAR-10; raises InputError, as the archives below, for a file that is missing or not what its name says."""
     return _cifar("cifar10", _CIFAR10, Path(data_path), split.mode)
 
 
 @datasets.register("cifar100", holds="`cifar-100-python.tar.gz`, or its unpacked folder")
 def cifar100(split: Split, *, data_path: str) -> Arrays:
-    """CIFAR-100."""
+    """Reads CIFAR-100."""
     return _cifar("cifar100", _CIFAR100, Path(data_path), split.mode)
 
 
 @datasets.register("mnist", holds="the four `*-ubyte` files, gzipped or not")
 def mnist(split: Split, *, data_path: str) -> Arrays:
-    """MNIST."""
+    """Reads MNIST."""
     return _mnist(Path(data_path), split.mode, [str(digit) for digit in range(10)])
 
 
 @datasets.register("fashion_mnist", holds="the four `*-ubyte` files, gzipped or not")
 def fashion_mnist(split: Split, *, data_path: str) -> Arrays:
-    """Fashion-MNIST."""
+    """Reads Fashion-MNIST."""
     return _mnist(Path(data_path), split.mode, FASHION)
 
 

@@ -56,7 +56,7 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         return -(-self.num_samples // self.batch_size)
 
     def set_epoch(self, epoch: int, consumed: int = 0) -> None:
-        """The next iteration is of ``epoch``, after its first ``consumed`` samples of all ranks."""
+        """Makes the next iteration one of ``epoch``, after its first ``consumed`` samples of all ranks."""
         self.epoch, self.consumed = epoch, consumed
 
     def size(self, epoch: int, step: int) -> int | None:
@@ -64,7 +64,7 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where the next iteration begins."""
+        """Returns where the next iteration begins."""
         return self.epoch, self.consumed
 
     def passes(self) -> Iterator["TrainBatchSampler"]:

@@ -239,7 +239,7 @@ def images_below(root: Path, below: str) -> Iterator[str]:
 
 @datasets.register("digits", holds="nothing: scikit-learn brings them along")
 def digits(split: Split) -> Arrays:
-    """scikit-learn's handwritten digits."""
+    """Reads scikit-learn's handwritten digits."""
     return Arrays([_digits_file()], functools.partial(_digits, split.mode))
 
 
@@ -247,7 +247,7 @@ def digits(split: Split) -> Arrays:
     "synthetic", holds="nothing: fixed random images are made, `DATA.SYNTHETIC_SIZE` of them, for measuring"
 )
 def synthetic(split: Split, *, synthetic_size: Size = 1024) -> Drawn:
-    """Fixed random images.
+    """Draws fixed random images.
 
     Args:
         synthetic_size: how many.

@@ -73,7 +73,7 @@ class Loader:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of a batch's columns."""
+        """Returns the names of a batch's columns."""
         return (*self.dataset.columns, *(("mixed",) if self.draw else ()))
 
     def _passes(self) -> Iterator[Sampler]:

@@ -120,7 +120,7 @@ class ImageModel(nn.Layer):
 
     @property
     def input_sizes(self) -> str:
-        """The images that the model takes, in words."""
+        """Returns the images that the model takes, in words."""
         if self.min_image_size:
             return f"images of at least {self.min_image_size} x {self.min_image_size}"
         return "images of {} x {}".format(*self.image_size)
@@ -284,7 +284,8 @@ class ImageModel(nn.Layer):
         raise NotImplementedError
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """The groups that timm's ``param_groups_layer_decay`` makes, as ``layer_groups`` tells the authors'.
+        """Returns the groups that timm's ``param_groups_layer_decay`` makes, as ``layer_groups`` tells the
+        authors'.
 
         Here: the authors', but ``norm``, the last one, is in the last block's group. Others define their own.
         """

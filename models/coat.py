@@ -207,7 +207,7 @@ class CoaT(ImageModel):
 
     @property
     def cls_token(self) -> paddle.Tensor:
-        """The last scale's."""
+        """Returns the last scale's class token."""
         return self.cls_token4
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -281,8 +281,8 @@ class CoaT(ImageModel):
         return [*groups, (*norms, *head)]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """Of each scale: the embedding, its class token and positions, then each serial block. Each parallel block; the
-        norms are in the last block's group. The classifier.
+        """Returns the groups. Of each scale: the embedding, its class token and positions, then each serial block. Each
+        parallel block; the norms are in the last block's group. The classifier.
         """
         groups: list[tuple[str, ...]] = []
         for i in (1, 2, 3, 4):

@@ -170,7 +170,9 @@ class ConvNeXt(ImageModel):
         return [*groups, ("head",)]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """The stem, each block (the first of a stage with what downsamples before it), the head with its norm."""
+        """Returns the groups: the stem, each block (the first of a stage with what downsamples before it), the head
+        with its norm.
+        """
         return [*groups_by_block("stem", "stages", self.stages), ("head",)]
 
     def _init_weights(self, layer: nn.Layer) -> None:

@@ -308,12 +308,14 @@ class Hiera(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The embedding, each block, the last with the head: the authors' (hiera/hiera.py in dbolya/hiera, v0.2.0)."""
+        """Returns the groups: the embedding, each block, the last with the head: the authors' (hiera/hiera.py in
+        dbolya/hiera, v0.2.0).
+        """
         *groups, last, head = self.timm_layer_groups()
         return [*groups, last + head]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """The embedding, each block, the head with its norm."""
+        """Returns the groups: the embedding, each block, the head with its norm."""
         blocks = [(f"blocks.{i}",) for i in range(len(self.blocks))]
         return [("pos_embed", "pos_embed_win", "patch_embed"), *blocks, ("head",)]
 

@@ -202,7 +202,7 @@ class MobileOne(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The stem, each block, the classifier."""
+        """Returns the groups: the stem, each block, the classifier."""
         blocks = [(f"stages.{i}.{j}",) for i, stage in enumerate(self.stages) for j, _ in enumerate(stage.children())]
         return [("stem",), *blocks, ("head",)]
 

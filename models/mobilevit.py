@@ -198,7 +198,7 @@ class MobileViT(ImageModel):
                 Constant(0.0)(block.conv3_1x1.bn.weight)
 
     def grid(self, places: int) -> tuple[int, int]:
-        """Of the stage that has so many patches, in images of image_size."""
+        """Returns the grid of the stage that has so many patches, in images of image_size."""
         height, width = (-(-side // (8 * PATCH)) for side in self.image_size)
         while height * width > places:
             height, width = (height + 1) // 2, (width + 1) // 2
@@ -221,7 +221,9 @@ class MobileViT(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The stem, each block, the last with the last convolution, the classifier: timm's, the authors have none."""
+        """Returns the groups: the stem, each block, the last with the last convolution, the classifier: timm's, the
+        authors have none.
+        """
         blocks = [(f"stages.{i}.{j}",) for i, stage in enumerate(self.stages) for j, _ in enumerate(stage.children())]
         return [("stem",), *blocks[:-1], (*blocks[-1], "final_conv"), ("head",)]
 

@@ -122,7 +122,7 @@ class RegNet(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The stem, each block, the classifier."""
+        """Returns the groups: the stem, each block, the classifier."""
         stages = {name: getattr(self, name) for name in ("s1", "s2", "s3", "s4")}
         blocks = [(f"{name}.b{j + 1}",) for name, stage in stages.items() for j in range(len(stage))]
         return [("stem",), *blocks, ("head",)]

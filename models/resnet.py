@@ -163,7 +163,7 @@ class ResNet(ImageModel):
         return ("fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The first convolution, each block, the classifier."""
+        """Returns the groups: the first convolution, each block, the classifier."""
         stages = {name: getattr(self, name) for name in ("layer1", "layer2", "layer3", "layer4")}
         blocks = [(f"{name}.{j}",) for name, stage in stages.items() for j in range(len(stage))]
         return [("conv1", "bn1"), *blocks, ("fc",)]

@@ -275,8 +275,8 @@ class SwinTransformer(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The embedding, each block (the last of a stage with the merging after it), the head with its norm: SimMIM's
-        (arXiv:2111.09886), by Swin's authors.
+        """Returns the groups: the embedding, each block (the last of a stage with the merging after it), the head with
+        its norm. They are SimMIM's (arXiv:2111.09886), by Swin's authors.
         """
         groups: list[tuple[str, ...]] = [("patch_embed",)]
         for i, stage in enumerate(self.layers):
@@ -286,8 +286,8 @@ class SwinTransformer(ImageModel):
         return [*groups, ("norm", "head")]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """The embedding, each block (the first of a stage with the merging before it, the last of all with the last
-        norm), the head.
+        """Returns the groups: the embedding, each block, the head. The first block of a stage has the merging before it,
+        the last of all the last norm.
         """
         groups = groups_by_block("patch_embed", "layers", self.layers)
         groups[-1] += ("norm",)

@@ -242,7 +242,9 @@ class TinyViT(ImageModel):
         return groups
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """The stem, each block (the first of a stage with what downsamples before it), the head with its norm."""
+        """Returns the groups: the stem, each block (the first of a stage with what downsamples before it), the head
+        with its norm.
+        """
         return [*groups_by_block("patch_embed", "stages", self.stages), ("head",)]
 
     def no_weight_decay(self) -> set[str]:

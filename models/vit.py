@@ -187,7 +187,9 @@ class VisionTransformer(ImageModel):
         return ("head", "head_dist") if self.distilled else ("head",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The embedding, each block, the classifier with its norm: BEiT's and MAE's (arXiv:2106.08254, 2111.06377)."""
+        """Returns the groups: the embedding, each block, the classifier with its norm: BEiT's and MAE's
+        (arXiv:2106.08254, 2111.06377).
+        """
         blocks = [(f"blocks.{i}",) for i in range(len(self.blocks))]
         embedding = ("cls_token", "dist_token", "reg_token", "pos_embed", "patch_embed", "norm_pre", "prompt_tokens")
         return [embedding, *blocks, ("norm", "attn_pool", "fc_norm", "head", "head_dist")]

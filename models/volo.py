@@ -46,7 +46,7 @@ def neighbours(x: paddle.Tensor, axis: int) -> paddle.Tensor:
 
 
 def summed_up(x: paddle.Tensor, axis: int) -> paddle.Tensor:
-    """Is ``neighbours``'s transpose: adds up what several windows give to one place, as ``fold`` does.
+    """Adds up, as ``neighbours``'s transpose, what several windows give to one place, as ``fold`` does.
 
     Shape: [..., n, 3, ...] -> [..., 2 n, ...].
     """
@@ -238,7 +238,7 @@ class VOLO(ImageModel):
 
     @property
     def blocks(self) -> list[Any]:
-        """All blocks, from the first to the last."""
+        """Returns all blocks, from the first to the last."""
         return [block for stage in (*(self._blocks(end) for end in self.ends), self.post_network) for block in stage]
 
     def _blocks(self, end: int) -> Any:

@@ -43,7 +43,7 @@ HANG = "do all ranks run? check firewalls, GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAM
 
 
 def rank_of(answers: Any, told: list[str]) -> None:
-    """What each rank does, in a process of its own, which may hang: joins, times, gathers what each host has told."""
+    """Runs as a rank, in a process of its own, which may hang: it joins, times, gathers what each host has told."""
     try:
         import paddle
         import paddle.distributed as dist

@@ -74,14 +74,14 @@ def main(arguments: argparse.Namespace, tell: Callable[[str, Finding, bool], Non
 
 
 def no_gpu(about: dict[str, Any]) -> str:
-    """The line that says what stands in the way of a GPU."""
+    """Returns the line that says what stands in the way of a GPU."""
     advice = "look at nvidia-smi, the driver and CUDA_VISIBLE_DEVICES" if about["built"] else "install paddlepaddle-gpu"
     found = f"--gpu: Paddle {about['paddle']} sees no GPU, expected at least one"
     return f"{found}; {advice} (docs/gpu.md), or rehearse on the CPU with --gpu --rehearse"
 
 
 def made(check: Callable[[Bench], Finding], bench: Bench) -> Finding:
-    """What a check finds, within its time; a check that fails is something to do, and the others go on."""
+    """Returns what a check finds, within its time; a check that fails is something to do, and the others go on."""
     bench.deadline = time.monotonic() + LIMIT
     try:
         return check(bench)
@@ -91,7 +91,7 @@ def made(check: Callable[[Bench], Finding], bench: Bench) -> Finding:
 
 
 def header(bench: Bench) -> list[str]:
-    """The lines above the checks: what they were made with."""
+    """Returns the lines above the checks: what they were made with."""
     about, git = bench.about, ("git", "-C", str(ROOT))
     commit = _printed(*git, "rev-parse", "--short", "HEAD")
     changed = _printed(*git, "status", "--porcelain", "--untracked-files=no")

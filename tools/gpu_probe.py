@@ -35,7 +35,7 @@ INDEXED = ("__getitem__", "__setitem__")  # by a mask: the device is asked how m
 
 
 def about(request: Answer) -> Answer:
-    """What Paddle says of itself and of the GPUs it sees; ``memory`` in GB, of the first."""
+    """Returns what Paddle says of itself and of the GPUs it sees; ``memory`` in GB, of the first."""
     import paddle
     from paddle import version
 
@@ -136,7 +136,7 @@ def _asked_by() -> str:
 
 
 def route(request: Answer) -> Answer:
-    """Which way the attention of a training step goes.
+    """Returns which way the attention of a training step goes.
 
     Args:
         request: ``words``: the command line of main_single_gpu.py.
@@ -176,15 +176,14 @@ def route(request: Answer) -> Answer:
 
 
 def sdpa(request: Answer) -> Answer:
-    """Time, memory and results of Paddle's ``scaled_dot_product_attention`` beside the plain products.
+    """Measures time, memory and results of Paddle's ``scaled_dot_product_attention`` beside the plain products.
 
     Args:
         request: ``shape`` [batch, length, heads, channels of a head], ``dtype``, ``repeats``.
 
     Returns:
-        a dictionary for each way. ``ms``: the time of forward and backward. ``MB``: what it keeps for the backward pass
-        (on a GPU). ``error``: the largest one of output and gradients, over the largest value of plain float32
-        products.
+        by way: ``ms`` of forward and backward; ``MB`` kept for the backward pass (on a GPU); the largest ``error`` of
+        output and gradients, over the largest value of plain float32 products.
     """
     import paddle
     from paddle.nn import functional as F
@@ -237,7 +236,7 @@ class Enough(Exception):
 
 
 def train(request: Answer) -> Answer:
-    """The first steps of training runs, by the toolkit's own worker; they are given up before anything is saved.
+    """Makes the first steps of training runs, by the toolkit's own worker; they are given up before anything is saved.
 
     Args:
         request: ``jobs``: {name: words of main_single_gpu.py's command line}; ``steps``; ``keep``: the first batch
@@ -291,7 +290,7 @@ def _limited(timed: Callable, request: Answer, answer: Answer) -> Callable:
 
 
 def logits(request: Answer) -> Answer:
-    """Logits of random weights: the CPU's, which are kept, or others, which are compared with those.
+    """Computes logits of random weights: the CPU's, which are kept, or others, which are compared with those.
 
     Args:
         request: ``jobs``: {name: words of main_single_gpu.py's command line}; ``folder``: where they are kept; ``cpu``:

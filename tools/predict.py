@@ -112,7 +112,7 @@ def _temporary(arguments: argparse.Namespace) -> Path | None:
 
 
 def answer(arguments: argparse.Namespace, images: Any, config: Configuration) -> None:
-    """What each process does.
+    """Runs in each process.
 
     Raises:
         RunError: an image can't be read; all others are answered.

@@ -39,7 +39,7 @@ class Ending:
         self.minutes, self.progress = train.MAX_MINUTES, Progress()
 
     def begin(self, progress: Progress, run: Run, evaluation: float) -> None:
-        """The run begins, or goes on.
+        """Notes that the run begins, or goes on.
 
         Args:
             evaluation: images that one has to evaluate, over those of an update.
@@ -62,12 +62,12 @@ class Ending:
 
     @property
     def total(self) -> int:
-        """The run's updates."""
+        """Returns the run's updates."""
         return round(self.progress.length[1] * self.updates) if self.progress.length else self.planned * self.updates
 
     @property
     def epochs(self) -> int:
-        """The run's epochs; the last one may be shorter."""
+        """Returns the run's epochs; the last one may be shorter."""
         return -(-self.total // self.updates)
 
     def steps_of(self, epoch: int) -> int:
@@ -106,7 +106,7 @@ class Ending:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Within, the run evaluates."""
+        """Takes the time of an evaluation within."""
         before = time.monotonic()
         yield
         self.evaluations.append(time.monotonic() - before)
@@ -163,12 +163,12 @@ class Ending:
 
     @property
     def over(self) -> bool:
-        """Whether the run is over."""
+        """Returns whether the run is over."""
         return self.progress.epoch >= self.epochs or bool(self.patience and self.progress.stale >= self.patience)
 
     @property
     def reason(self) -> str:
-        """Why a run that is over ended before its time, or ""."""
+        """Returns why a run that is over ended before its time, or ""."""
         progress = self.progress
         if self.patience and progress.stale >= self.patience and progress.epoch < self.epochs:
             return (

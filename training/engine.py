@@ -148,7 +148,7 @@ def _conclude(
 def train_one_epoch(
     training: Training, progress: Progress, after_step: Callable[[Window, dict, bool], None] = lambda *_: None
 ) -> None:
-    """The rest of the epoch that ``progress`` is in, reported every REPORT_FREQ steps and at its end.
+    """Trains the rest of the epoch that ``progress`` is in, reported every REPORT_FREQ steps and at its end.
 
     Args:
         after_step: is called after each step but the last with the window, this rank's statistics and whether the step
@@ -291,7 +291,7 @@ def _watched(loader: Loader, after_batch: Callable[[], None]) -> Iterator[Batch]
 def evaluate_only(
     config: Configuration, model: ImageModel, val: ImageDataset, run: Run, kind: type[Task] | None = None
 ) -> None:
-    """The run of ``-eval``: loads MODEL.PRETRAINED, evaluates, leaves result.json.
+    """Does the run of ``-eval``: loads MODEL.PRETRAINED, evaluates, leaves result.json.
 
     Raises:
         InputError: no weights are given, they don't fit, or are of another task.
@@ -329,8 +329,8 @@ def _result(task: Task, metrics: Metrics, weights: str) -> dict[str, Any]:
 
 
 def autocast(config: Configuration, evaluation: bool = False) -> contextlib.AbstractContextManager:
-    """The forward pass's context: level O1 (softmax, norms and losses stay in float32), or none for float32. On a CPU
-    the compiled operators have it instead of Paddle's autocast, which does nothing there.
+    """Returns the forward pass's context: level O1 (softmax, norms and losses stay in float32), or none for float32. On
+    a CPU the compiled operators have it instead of Paddle's autocast, which does nothing there.
     """
     dtype: Any = precision(config, evaluation)
     if not num_gpus():

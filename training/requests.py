@@ -46,7 +46,7 @@ class Requests:
         self.saved()
 
     def saved(self) -> None:
-        """A checkpoint was saved."""
+        """Notes that a checkpoint was saved."""
         self.save, self.last_save = False, time.monotonic()
 
     def poll(self, failed: bool = False) -> int | None:
@@ -113,7 +113,7 @@ class Keeper:
 
     @property
     def due(self) -> bool:
-        """Whether a checkpoint is asked for, or due by the steps."""
+        """Returns whether a checkpoint is asked for, or due by the steps."""
         return self.requests.save or self.saver.due(self.progress)
 
     def _asked(self) -> int | None:

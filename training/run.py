@@ -108,7 +108,7 @@ class Run:
         self.bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, disable=hidden, smoothing=0.1)
 
     def set_length(self, epochs: int, steps: int) -> None:
-        """The run is of so many epochs and steps."""
+        """Notes how many epochs and steps the run has."""
         self.epochs, self.total, self.bar.total = epochs, steps, steps
 
     def report(self, split: str, shown: str, **values: Any) -> None:
@@ -217,7 +217,7 @@ class Run:
 
     @contextlib.contextmanager
     def told(self, what: str) -> Iterator[None]:
-        """Within, ``what`` is written that a run does without: a failure is a line of the log."""
+        """Writes ``what`` within, which a run can do without: a failure becomes a line of the log."""
         try:
             yield
         except Exception as error:

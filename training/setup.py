@@ -64,17 +64,19 @@ class Training:
 
     @functools.cached_property
     def trained(self) -> list[paddle.Tensor]:
-        """The parameters that aren't frozen; walking the model's layers takes as long as measuring their gradients."""
+        """Returns the parameters that aren't frozen; walking the model's layers takes as long as measuring their
+        gradients.
+        """
         return [parameter for parameter in self.model.parameters() if not parameter.stop_gradient]
 
     @property
     def averaged(self) -> ImageModel | None:
-        """The model of averaged weights, where there is one."""
+        """Returns the model of averaged weights, where there is one."""
         return self.ema.model if self.ema else None
 
     @property
     def evaluated(self) -> dict[str, nn.Layer]:
-        """The models to evaluate, by the name of their split in metrics.jsonl."""
+        """Returns the models to evaluate, by the name of their split in metrics.jsonl."""
         return {"val": self.model, **({"ema": self.ema.model} if self.ema else {})}
 
 

@@ -59,7 +59,7 @@ class LoadReport:
 
     @property
     def changes(self) -> list[str]:
-        """What distinguishes the model from the file, in words; empty if nothing does."""
+        """Returns what distinguishes the model from the file, in words; empty if nothing does."""
         lines = [*self.resized, f"classifier left fresh: {self.reason}" if self.fresh else ""]
         lines += [f"missing {_some(self.missing)}" if self.missing else ""]
         lines += [f"unexpected {_some(self.unexpected)}" if self.unexpected else ""]

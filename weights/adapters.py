@@ -44,7 +44,7 @@ _Value = TypeVar("_Value")
 
 
 def is_added(name: str) -> bool:
-    """Whether a tensor of this name is a training's, not the model's own."""
+    """Returns whether a tensor of this name is a training's, not the model's own."""
     return _ADDED.search(name) is not None
 
 

@@ -29,7 +29,7 @@ def item_size(dtype: str) -> int:
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value that came from a file may count elements or bytes."""
+    """Returns whether a value that came from a file may count elements or bytes."""
     return type(value) is int and 0 <= value < 1 << 48
 
 

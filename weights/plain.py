@@ -114,22 +114,22 @@ def told(value: Any) -> str:
 
 
 def is_whole(value: Any, low: int = 0, high: int = 1 << 48) -> bool:
-    """Whether a value is a whole number within bounds, both included."""
+    """Returns whether a value is a whole number within bounds, both included."""
     return type(value) is int and low <= value <= high
 
 
 def is_real(value: Any, low: float = -1e300, high: float = 1e300) -> bool:
-    """Whether a value is a finite number within bounds, both included."""
+    """Returns whether a value is a finite number within bounds, both included."""
     return type(value) in (int, float) and low <= value <= high
 
 
 def is_name(value: Any, most: int = 256) -> bool:
-    """Whether a value is a text that fits a line: printable, with something in it, at most so many characters."""
+    """Returns whether a value is a text that fits a line: printable, with something in it, at most so many characters."""
     return type(value) is str and 0 < len(value) <= most and value.isprintable()
 
 
 def is_list(value: Any, holds: Callable[[Any], bool], low: int = 0, high: int = 1 << 20) -> bool:
-    """Whether a value is a list of so many of what ``holds``."""
+    """Returns whether a value is a list of so many of what ``holds``."""
     return type(value) is list and low <= len(value) <= high and all(map(holds, value))
 
 

@@ -10,7 +10,7 @@ from models.base import ImageModel
 
 
 def grad_cam(activations: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-    """Selvaraju et al. 2017, arXiv:1610.02391: channels weighed by their mean gradient."""
+    """Weighs channels by their mean gradient (Selvaraju et al. 2017, arXiv:1610.02391)."""
     return (gradients.mean((0, 1)) * activations).sum(2)
 
 
@@ -20,12 +20,12 @@ def hires_cam(activations: np.ndarray, gradients: np.ndarray) -> np.ndarray:
 
 
 def layer_cam(activations: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-    """Jiang et al. 2021: each activation times its own gradient, where that is positive."""
+    """Multiplies each activation by its own gradient, where that is positive (Jiang et al. 2021)."""
     return (np.maximum(gradients, 0) * activations).sum(2)
 
 
 def grad_cam_pp(activations: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-    """Grad-CAM++, Chattopadhay et al. 2018, arXiv:1710.11063: positive gradients, weighed by their place's share."""
+    """Weighs positive gradients by their place's share (Grad-CAM++, Chattopadhay et al. 2018, arXiv:1710.11063)."""
     squared, cubed = gradients**2, gradients**3
     shares = squared / (2 * squared + activations.sum((0, 1)) * cubed + 1e-6)
     weights = (np.maximum(gradients, 0) * np.where(gradients != 0, shares, 0)).sum((0, 1))

@@ -54,13 +54,13 @@ def overlay(predictor: Predictor, image: Picture, kind: str = "auto") -> bytes:
 
 
 def named(seen: Sight) -> Panel:
-    """The image itself, with its name and the most probable class."""
+    """Returns the image itself, with its name and the most probable class."""
     said = f"{shortened(seen.said.classes[0])} ({seen.said.probabilities[0]:.0%})" if seen.said.classes else ""
     return Panel(f"{shortened(Path(seen.name).name)}\n{said}", seen.base)
 
 
 def attention_panels(predictor: Predictor, seen: Sight, asked: Asked) -> list[Panel]:
-    """The mean of a block's heads, and each."""
+    """Returns the mean of a block's heads, and each."""
     maps = attention(model_of(predictor), seen.image, -1 if asked.block is None else asked.block)
     mean = Panel("mean of the heads", _attended(seen, maps.mean(0)))
     heads = [Panel(f"head {number}", _attended(seen, one)) for number, one in enumerate(maps)]
@@ -109,7 +109,7 @@ def title_of(kind: str, predictor: Predictor, asked: Asked) -> tuple[str, str]:
 
 
 def feature_panels(predictor: Predictor, sights: Sequence[Sight], asked: Asked) -> list[list[Panel]]:
-    """Each image and, stage by stage, the three principal components of its features as red, green and blue.
+    """Returns each image and, stage by stage, the three principal components of its features as red, green and blue.
 
     The components are of all images together, as DINOv2's pictures (Oquab et al. 2023, arXiv:2304.07193): one colour
     means the same in each. Method "channels": the channels of one stage that vary most, each by itself.

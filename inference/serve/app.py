@@ -123,7 +123,7 @@ def _answering(app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, m
 
     @app.post("/attention", responses=_PROBLEMS | {200: {"content": {"image/png": {}}}}, openapi_extra=_IMAGES)
     async def attention(request: Request) -> Response:
-        """A PNG of one image, coloured where the model looks."""
+        """Answers with a PNG of one image, coloured where the model looks."""
         [(upload, answer, picture)] = await asked(request, "attention", 1, 0.0)
         if "error" in answer:
             status, line = _unreadable([{"name": upload.name, **answer}])
@@ -136,12 +136,12 @@ def _telling(app: FastAPI, batcher: Batcher, pool: Pool, metrics: Metrics, drain
 
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """Whether the server is alive."""
+        """Returns whether the server is alive."""
         return {"status": "alive"}
 
     @app.get("/ready", responses={503: {"description": "loading or ending"}})
     async def ready() -> Response:
-        """Whether requests are taken."""
+        """Returns whether requests are taken."""
         status = "draining" if draining() else "ready" if pool.ready() else "loading"
         told = {"status": status, "workers": pool.ready(), "waiting": len(batcher)}
         return JSONResponse(told, 200 if status == "ready" else 503)

@@ -89,7 +89,7 @@ class Batcher:
         self._arrived.set()
 
     def put_back(self, items: Sequence[Item]) -> None:
-        """Images whose worker ended come first, each alone: if one of them ended it, the others aren't lost with it."""
+        """Puts images whose worker ended first, each alone: if one of them ended it, the others aren't lost with it."""
         for item in items:
             item.alone = item.tried = True
         self._again.extendleft(reversed(items))

@@ -22,7 +22,7 @@ def gives_distributions(config: Configuration) -> bool:
 
 
 def smooth_one_hot(labels: paddle.Tensor, num_classes: int, smoothing: float) -> paddle.Tensor:
-    """Labels [B] -> distributions [B, K] float32: 1 - smoothing on the label, plus smoothing / K everywhere."""
+    """Turns labels [B] into distributions [B, K] float32: 1 - smoothing on the label, plus smoothing / K everywhere."""
     return F.one_hot(labels, num_classes) * (1 - smoothing) + smoothing / num_classes
 
 
@@ -195,5 +195,5 @@ def cutmix_boxes(lam: np.ndarray, centres: np.ndarray, size: Sequence[int]) -> n
 
 
 def areas(boxes: np.ndarray) -> np.ndarray:
-    """Boxes [n, 4] (top, left, bottom, right) -> areas [n]."""
+    """Returns the areas [n] of boxes [n, 4] (top, left, bottom, right)."""
     return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])

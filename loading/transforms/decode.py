@@ -81,7 +81,9 @@ class EncodedImage:
     def resized_crop(
         self, box: Box, size: tuple[int, int], resample: Image.Resampling, window: Box | None = None
     ) -> np.ndarray:
-        """As the function, of a plain JPEG within 1.5 grey levels in the mean unless ``exact``, of all else exactly."""
+        """Does as the function, of a plain JPEG within 1.5 grey levels in the mean unless ``exact``, of all else
+        exactly.
+        """
         if self._exact:
             return self._exactly(box, size, resample, window)
         room = min((box[2] - box[0]) / size[0], (box[3] - box[1]) / size[1])

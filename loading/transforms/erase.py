@@ -106,8 +106,8 @@ class RandomErasing:
 
 
 def box_mask(boxes: paddle.Tensor, size: Sequence[int]) -> paddle.Tensor:
-    """Boxes [B, 4] (top, left, bottom, right; bottom and right excluded) -> bool [B, 1, H, W], True inside; ``size`` is
-    (H, W).
+    """Returns bool [B, 1, H, W], True inside of the boxes [B, 4] (top, left, bottom, right; the last two excluded).
+    ``size`` is (H, W).
     """
     y, x = (paddle.arange(side, dtype=boxes.dtype) for side in size)
     top, left, bottom, right = boxes.unsqueeze(2).unbind(1)

@@ -47,7 +47,7 @@ def folder_name(epoch: int, samples: int) -> str:
 
 
 def is_name(value: Any) -> bool:
-    """Whether a value is the name of a checkpoint's folder."""
+    """Returns whether a value is the name of a checkpoint's folder."""
     return type(value) is str and _NAME.fullmatch(value) is not None
 
 

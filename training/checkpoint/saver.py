@@ -68,16 +68,16 @@ class Saver:
         self.begin(Progress())
 
     def begin(self, progress: Progress) -> None:
-        """From here on: there is a checkpoint of ``progress``, or nothing that one would hold."""
+        """Says where the saver begins: there is a checkpoint of ``progress``, or nothing that one would hold."""
         self.path, self.saved_step = self.run.checkpoints / progress.name, progress.step
 
     @property
     def failed(self) -> bool:
-        """Whether the background writing failed, which ``wait`` is to tell."""
+        """Returns whether the background writing failed, which ``wait`` is to tell."""
         return self.failure is not None
 
     def due(self, progress: Progress) -> bool:
-        """Whether SAVE_STEPS asks for a checkpoint."""
+        """Returns whether SAVE_STEPS asks for a checkpoint."""
         every = self.config.SAVE_STEPS
         return bool(every) and progress.step // every > self.saved_step // every
 

@@ -16,7 +16,7 @@ _LEAST = 1e-8  # of a probability whose logarithm is taken, as timm's
 
 @losses.register("bce", takes="any")
 def bce(targets: Targets, *, bce_target_thresh: Share | None = None, bce_sum: bool = False) -> nn.Layer:
-    """A yes-or-no loss of each class.
+    """Gives a yes-or-no loss of each class.
 
     Args:
         bce_target_thresh: targets above it are 1, others 0; None: they stay as they are.
@@ -27,7 +27,7 @@ def bce(targets: Targets, *, bce_target_thresh: Share | None = None, bce_sum: bo
 
 @losses.register("focal", takes="any")
 def focal(targets: Targets, *, focal_gamma: Factor = 2.0, focal_alpha: Share | None = 0.25) -> nn.Layer:
-    """A yes-or-no loss of each class, less where the answer is right already.
+    """Gives a yes-or-no loss of each class, less where the answer is right already.
 
     Args:
         focal_gamma: exponent of what the right answer's probability lacks; 0: bce.
@@ -40,7 +40,7 @@ def focal(targets: Targets, *, focal_gamma: Factor = 2.0, focal_alpha: Share | N
 def asymmetric(
     targets: Targets, *, asl_gamma_neg: Factor = 4.0, asl_gamma_pos: Factor = 1.0, asl_clip: Share = 0.05
 ) -> nn.Layer:
-    """A yes-or-no loss of each class, far less for the many that are no.
+    """Gives a yes-or-no loss of each class, far less for the many that are no.
 
     Args:
         asl_gamma_neg: focal's exponent where the answer is no.
@@ -64,7 +64,7 @@ class Binary(nn.Layer):
         self.smoothing, self.sum_classes, self.weight = smoothing, sum_classes, factors(weight)
 
     def forward(self, logits: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
-        """Logits [B, K], targets [B] int64 or [B, K] -> [B]."""
+        """Returns losses [B] of logits [B, K] and targets [B] int64 or [B, K]."""
         if targets.ndim == 1:
             targets = smooth_one_hot(targets, logits.shape[-1], self.smoothing)
         each = self.each(logits.astype("float32"), targets)
@@ -73,7 +73,7 @@ class Binary(nn.Layer):
         return each.sum(axis=-1) if self.sum_classes else each.mean(axis=-1)
 
     def each(self, logits: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
-        """Logits and targets [B, K] float32 -> the loss of each class [B, K]."""
+        """Returns the loss of each class [B, K], of logits and targets [B, K] float32."""
         raise NotImplementedError
 
 

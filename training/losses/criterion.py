@@ -16,7 +16,9 @@ from training.losses.targets import Targets, class_weights, pos_weights
 
 @losses.register("auto", takes="any")
 def auto(targets: Targets) -> nn.Layer:
-    """The cross-entropy of what mixup, or its absence, makes of the labels; of several an image the binary one."""
+    """Gives the cross-entropy of what mixup, or its absence, makes of the labels. If images have several, it is the
+    binary one.
+    """
     kind = bce if targets.several else soft_target if targets.distributions else cross_entropy
     return kind(targets)
 

@@ -13,7 +13,7 @@ from training.features import FEATURE, feature_distance
 
 
 def reads_tokens(criterion: nn.Layer) -> bool:
-    """Whether a criterion takes what the model says of its patches, too."""
+    """Returns whether a criterion takes what the model says of its patches, too."""
     return getattr(criterion, "reads_tokens", False)
 
 
@@ -47,7 +47,7 @@ class Teacher(nn.Layer):
 
     @paddle.no_grad()
     def forward(self, images: paddle.Tensor) -> paddle.Tensor:
-        """The student's images [B, C, S, S] -> logits [B, K]."""
+        """Returns logits [B, K] of the student's images [B, C, S, S]."""
         return self._model[0](images if self.same else images * self.scale + self.shift)
 
 

@@ -19,7 +19,7 @@ _MAXIMA, _AMSGRAD = ((None,), (False,)) if _HAS_AMSGRAD else ((), ())
 
 @optimizers.register("AdamW")
 def adamw(trained: Trained, *, betas: Sequence[float], eps: float) -> paddle.optimizer.Optimizer:
-    """torch.optim.AdamW."""
+    """Updates as torch.optim.AdamW."""
     return AdamW(**trained.decoupled(), beta1=betas[0], beta2=betas[1], epsilon=eps)
 
 

@@ -100,7 +100,7 @@ class Finished(NamedTuple):
 
     @property
     def several(self) -> bool:
-        """Whether an image has several classes."""
+        """Returns whether an image has several classes."""
         return self.config.TASK == "multilabel"
 
     def name_of(self, label: int) -> str:
@@ -109,7 +109,7 @@ class Finished(NamedTuple):
 
     @property
     def result(self) -> dict[str, Any]:
-        """The run's result.json."""
+        """Returns the run's result.json."""
         return self.evaluated["val"]
 
 

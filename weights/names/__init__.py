@@ -76,7 +76,7 @@ def switches(family: ModuleType | None, arrays: Arrays) -> dict[str, Any]:
 
 
 def has_switches(family: ModuleType | None) -> bool:
-    """Whether a file's names can tell ``switches`` of models of this family."""
+    """Returns whether a file's names can tell ``switches`` of models of this family."""
     return hasattr(family, "switches")
 
 

@@ -91,7 +91,7 @@ def switches(arrays: Collection[str]) -> dict[str, Any]:
 
 
 def unstored(arrays: Arrays, state: Mapping[str, paddle.Tensor]) -> Arrays:
-    """The last norm, which FCMAE's pre-training hasn't got: fine-tuning starts it at 1 and 0."""
+    """Returns the last norm, which FCMAE's pre-training hasn't got: fine-tuning starts it at 1 and 0."""
     last = re.compile(r"^(convnextv2\.)?(norm|head|layernorm|classifier)\.")
     if not any(".grn." in name for name in arrays) or any(map(last.match, arrays)) or "head.norm.weight" not in state:
         return {}
