@@ -35,7 +35,7 @@ def import_paddle():
 
 
 def main_worker(config, dataset_train, dataset_val):
-    """What each process does. Everything after ``parallel.init`` is the same for one process and for many."""
+    """Runs in each process. Everything after ``parallel.init`` is the same for one process and for many."""
     import paddle.distributed as dist
 
     import utils
@@ -105,7 +105,7 @@ def less_memory(config, directory):
 
 @contextlib.contextmanager
 def as_rank(failed, beats):
-    """Within, this process is a rank: another watches it, hears what it fails by, and isn't outlived by it."""
+    """Makes this process a rank within: another watches it, hears what it fails by, and isn't outlived by it."""
     signals.die_with_parent()
     # In the place of this rank, or, where each has an array of its own, in the only one.
     progress.share_beats(beats, progress.FIELDS * int(os.environ.get("PADDLE_TRAINER_ID") or 0) % len(beats))
@@ -118,7 +118,7 @@ def as_rank(failed, beats):
 
 
 def watched_worker(failed, beats, handed):
-    """``main_worker`` in a process of its own.
+    """Runs ``main_worker`` in a process of its own.
 
     Args:
         handed: the configuration, to read the data here, or ``spawned.Handed`` of it and the datasets.
@@ -140,7 +140,7 @@ def spawn(worker, count, failed, beats, *objects):
 
 
 def built(config):
-    """(configuration, training set, validation set)."""
+    """Returns (configuration, training set, validation set)."""
     import datasets
     from models.pretrained import with_preprocessing
     from training.checkpoint import classes_of
@@ -165,7 +165,7 @@ def next_start(config, count):
 
 
 def devices_now():
-    """GPUs are counted in another process: in this one CUDA remembers how many there were."""
+    """Counts GPUs in another process: in this one CUDA remembers how many there were."""
     from utils import num_gpus, num_processes
 
     if not num_gpus():

@@ -32,7 +32,7 @@ _held: Any = None  # the hold of MASTER_PORT, for as long as this process lives
 
 
 def launched() -> bool:
-    """Whether this process was started as one of a run: by Paddle's launcher, torchrun or SLURM's srun.
+    """Returns whether this process was started as one of a run: by Paddle's launcher, torchrun or SLURM's srun.
 
     What torchrun or srun set is translated to what ``paddle.distributed.init_parallel_env`` reads, in ``os.environ``,
     and CUDA_VISIBLE_DEVICES to what Paddle reads.
@@ -187,7 +187,7 @@ def _check_etcd(master: str) -> None:
 
 
 def num_cores() -> int:
-    """The number of cores this process may use, by its affinity and its container's quota (cgroup v2)."""
+    """Returns the number of cores this process may use, by its affinity and its container's quota (cgroup v2)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no quota
         quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
@@ -196,7 +196,9 @@ def num_cores() -> int:
 
 
 def cores_each(processes: int) -> int:
-    """The number of cores for each of a run's ``processes`` on this machine; SLURM may have dealt them out already."""
+    """Returns the number of cores for each of a run's ``processes`` on this machine; SLURM may have dealt them out
+    already.
+    """
     cores = num_cores()
     dealt = _number("SLURM_CPUS_PER_TASK", 0) >= cores and _first(SLURM_NTASKS) == os.environ.get("PADDLE_TRAINERS_NUM")
     return cores if dealt else max(1, cores // processes)

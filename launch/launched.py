@@ -100,7 +100,7 @@ class Launched(Ranks):
         raise NotImplementedError
 
     def due(self) -> bool:
-        """Whether it is time to tell something."""
+        """Returns whether it is time to tell something."""
         if due := self.now - self.told > EVERY:
             self.told = self.now
         return due

@@ -22,7 +22,7 @@ def share_beats(beats: Any, first: int) -> None:
 
 
 def is_watched() -> bool:
-    """Whether another process reads this one's beats."""
+    """Returns whether another process reads this one's beats."""
     return _beats is not None
 
 

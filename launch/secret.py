@@ -30,7 +30,7 @@ def mac(key: bytes, *parts: bytes) -> bytes:
 
 
 def same(one: bytes, other: bytes) -> bool:
-    """Whether two MACs are the same, in a time that doesn't tell how much of them is."""
+    """Returns whether two MACs are the same, in a time that doesn't tell how much of them is."""
     return hmac.compare_digest(one, other)
 
 
@@ -40,7 +40,7 @@ def of_run() -> bytes:
 
 
 def take_run(key: str | None = None) -> None:
-    """From now on ``of_run`` goes by ``key``, or by a new one, in this process and in those that it starts."""
+    """Makes ``of_run`` go by ``key``, or by a new one, in this process and in those that it starts."""
     os.environ[RUN] = key or secrets.token_hex(SIZE)
 
 

@@ -122,15 +122,15 @@ class Ranks:
         return not self.seen[0].failure and all(process.exitcode == 0 for process in self.processes)
 
     def verdict(self) -> Verdict | None:
-        """Why the run has to end, as it was seen last."""
+        """Returns why the run has to end, as it was seen last."""
         return judge(self.seen, self.started, self.timeout)
 
     def stepped(self) -> bool:
-        """Whether any rank asked for a second batch: a step was made."""
+        """Returns whether any rank asked for a second batch: a step was made."""
         return max(self.beats[FIELDS - 1 :: FIELDS]) > 1
 
     def begun(self) -> bool:
-        """Whether a rank has something to save (``signals.begin``)."""
+        """Returns whether a rank has something to save (``signals.begin``)."""
         return any(self.beats[::FIELDS])
 
     def end(self, verdict: Verdict) -> None:

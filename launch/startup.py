@@ -35,7 +35,9 @@ def end_at_once(number: int, _: object) -> None:
 
 
 def stop_at_once(handler: Callable[[int, Any], None] = end_at_once) -> None:
-    """From now on STOPS end this process, by ``handler``. SIGUSR1, which asks for a save, is ignored: it would kill."""
+    """Lets STOPS end this process from now on, by ``handler``. SIGUSR1, which asks for a save, is ignored: it would
+    kill.
+    """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     for number in STOPS:
         if number not in IGNORED:
@@ -77,7 +79,7 @@ def sync_directory(path: Path) -> None:
 
 
 def stop_by_removing(path: Path | None) -> None:
-    """From now on STOPS end this process with a line, and ``path``, which isn't whole yet, goes with it."""
+    """Lets STOPS end this process with a line from now on. ``path``, which isn't whole yet, is removed."""
     program = os.getpid()
 
     def end(number: int, _: object) -> None:

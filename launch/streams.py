@@ -21,7 +21,7 @@ _hurried = False
 
 
 def hurry() -> None:
-    """From now on this process doesn't wait for its readers: a run has begun, which has log files."""
+    """Stops waiting for the readers of this process: a run has begun, which has log files."""
     global _hurried
     _hurried = True
 

@@ -52,7 +52,7 @@ def set_tf32(allowed: bool) -> None:
 
 @contextlib.contextmanager
 def exact_float32() -> Iterator[None]:
-    """Without TF32, where figures are held to another program's."""
+    """Computes without TF32, where figures are compared to another program's."""
     core = paddle.base.core
     before = core.get_cublas_switch(), core.get_cudnn_switch()
     core.set_cublas_switch(False)
