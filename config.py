@@ -269,7 +269,7 @@ def asked_config(cfg_file: str | os.PathLike | None, options: Iterable[Option]) 
     check(config)
     refuse_idle(config, set_by_someone(config), NEEDS)
     if config.families and not config.EVAL:
-        for line in reading.differences_told(config.families[-1], config):
+        for line in reading.difference_lines(config.families[-1], config):
             add_note(config, line)
     config.freeze()
     return config
@@ -331,6 +331,6 @@ def differences(config: Configuration) -> list[str]:
     return [f"{key}: {default[key]} -> {value}" for key, value in leaves(config) if value != default[key]]
 
 
-def resolved(config: Configuration) -> str:
+def resolved_yaml(config: Configuration) -> str:
     """Returns YAML that ``-cfg`` takes again: every key, and where its value came from."""
-    return _KEYS.written(config)
+    return _KEYS.to_yaml(config)

@@ -13,7 +13,7 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from errors import memory_reported, reported
+from errors import reporting, reporting_memory
 from launch import environment, launched, progress, signals, spawned, streams
 from training.command_line import config_from_arguments
 
@@ -48,7 +48,7 @@ def main_worker(config, dataset_train, dataset_val):
     from training.setup import check_same, share_batch
 
     run = None
-    with memory_reported(lambda: less_memory(config, run and run.directory)):
+    with reporting_memory(lambda: less_memory(config, run and run.directory)):
         ranks = utils.world_size()
         settings = set_device_flags(config, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)))
         parallel.init(config)
@@ -73,7 +73,7 @@ def main_worker(config, dataset_train, dataset_val):
 def leave_report(run, dataset_val):
     """Writes report.html, where it is asked for, and names the run's files: the last of what rank 0 does."""
     if run.config.REPORT:
-        with run.told("report.html"):
+        with run.logging_failure("report.html"):
             from training.report import write_report
 
             write_report(run.directory, dataset_val)
@@ -112,7 +112,7 @@ def as_rank(failed, beats):
     # A spawned process would spawn its loader's workers, too, each of which imports Paddle anew.
     multiprocessing.set_start_method("fork", force=True)
     signals.stop_at_once()
-    with reported(failed):
+    with reporting(failed):
         import_paddle()
         yield
 
@@ -177,7 +177,7 @@ def devices_now():
 def main():
     """Builds the datasets once and spawns a worker per device, or, where a launcher started it, becomes one of them."""
     config = config_from_arguments("main_multi_gpu.py")
-    if environment.launched():  # and what it sets: before Paddle's import
+    if environment.is_launched():  # and what it sets: before Paddle's import
         streams.hurry()
         launched.watch(watched_worker, config)
     import_paddle()
@@ -195,5 +195,5 @@ def main():
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

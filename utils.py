@@ -17,7 +17,7 @@ import paddle
 import paddle.distributed as dist
 from tqdm import tqdm
 
-from errors import InputError, RunError, shown
+from errors import InputError, RunError, printable
 from launch import secret
 from launch.environment import num_cores
 from launch.startup import sync_directory as sync_directory
@@ -215,7 +215,7 @@ class _Printable(logging.Formatter):
     """Shows what can't be printed as escapes: a class's name may hold what a terminal acts on."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return "\n".join(shown(line, len(line)) for line in super().format(record).split("\n"))
+        return "\n".join(printable(line, len(line)) for line in super().format(record).split("\n"))
 
 
 _LINE = _Printable("%(asctime)s %(message)s", "%m%d %H:%M:%S")

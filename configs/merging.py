@@ -10,10 +10,10 @@ import yaml
 
 from configs.architectures import all_keys, architecture
 from configs.documents import read_yaml
-from configs.names import TOOLKITS, images_of, meant, tags
+from configs.names import TOOLKITS, images_of, matching_file, tags
 from configs.paddlevit import reading
 from configs.values import coerce, quoted
-from errors import InputError, shown
+from errors import InputError, printable
 from options import (
     COMMAND_LINE,
     CONFIG_DIR,
@@ -22,11 +22,11 @@ from options import (
     Configuration,
     Given,
     add_note,
-    given,
     leaves,
     nearest_key,
     nearest_model,
     plain,
+    value_sources,
 )
 
 DEFAULT = "the defaults"  # whom a run's file had a value from that nobody set
@@ -55,13 +55,13 @@ def find_config(cfg_file: str | os.PathLike, by: str = "") -> Path:
             return place
     shipped, name = shipped_configs(), path.name.removesuffix(".yaml")
     # PaddleViT keeps its files in configs/ itself: configs/NAME.yaml finds configs/<family>/NAME.yaml here.
-    if path.parent.name in ("", "configs") and (found := meant(name, shipped)):
+    if path.parent.name in ("", "configs") and (found := matching_file(name, shipped)):
         return found
     plain, _, tag = path.name.partition(".")
     if tag not in ("", "yaml", "yml") and tags(plain) and not path.parent.name:
-        raise InputError(f"{by}timm has no weights {shown(path.name)}; of {plain} it has {', '.join(tags(plain))}")
+        raise InputError(f"{by}timm has no weights {printable(path.name)}; of {plain} it has {', '.join(tags(plain))}")
     hint = nearest_model(path.name, [file.stem for file in shipped])
-    raise InputError(f"{by}no configuration file {shown(str(path))}{hint}")
+    raise InputError(f"{by}no configuration file {printable(str(path))}{hint}")
 
 
 def tag_options(cfg_file: str | os.PathLike) -> list[Option]:
@@ -78,7 +78,7 @@ def shipped_configs() -> list[Path]:
 
 def shipped_model(name: str) -> str | None:
     """Returns what the model is called here that a name of ours, timm's or PaddleViT's means; None: there is none."""
-    found = meant(name, model_files())
+    found = matching_file(name, model_files())
     return found and found.stem
 
 
@@ -129,7 +129,7 @@ class Keys:
             return
         if key not in self.shared:
             instead = "; " + reading.PLACE if reading.has_key(key) else nearest_key(key, self.defaults)
-            raise InputError(f"{where.source}: unknown key {shown(key)}{instead}")
+            raise InputError(f"{where.source}: unknown key {printable(key)}{instead}")
         default = self.shared[key]
         kind = self.types.get(key) or ([type(default[0])] if isinstance(default, list) else type(default))
         kind = (int, [int]) if key == SIZE else kind
@@ -166,7 +166,7 @@ class Keys:
             raise InputError(f"{path}: BASE leads back to this file")
         content = read_yaml(path)
         _check_names(content.pop("NAMES", {}), path)
-        kept, others = self._kept(content, path)
+        kept, others = self._take_given(content, path)
         without = content.pop("WITHOUT", None)
         if without is not None and "BASE" not in content:  # empty: another file has it beside its own BASE
             raise InputError(f"{path}: WITHOUT takes back what a BASE said, and there is no BASE; add it")
@@ -209,7 +209,7 @@ class Keys:
             self.set(config, key, value, Given(WRITTEN_OUT, str(path), family if key in theirs.defaults else ""))
         return True
 
-    def _kept(self, content: dict[str, Any], path: Path) -> tuple[dict[str, tuple[int, str]], int]:
+    def _take_given(self, content: dict[str, Any], path: Path) -> tuple[dict[str, tuple[int, str]], int]:
         """Takes GIVEN out of a file: (the level and the source of the keys that it names, the other keys' level).
 
         A run's file has GIVEN, and every key; earlier releases wrote no sources into it, the first ones no GIVEN.
@@ -221,19 +221,19 @@ class Keys:
         if isinstance(named, dict) and all(map(_is_source, found.values())):
             if absent := next((key for key in found if key not in dict(leaves(content))), None):
                 raise InputError(
-                    f"{path}: GIVEN names {shown(absent)}, for which the file has no value; remove it there"
+                    f"{path}: GIVEN names {printable(absent)}, for which the file has no value; remove it there"
                 )
             return {key: (level, first) for key, (level, first) in found.items()}, WRITTEN_OUT
         raise InputError(
             f"{path}: GIVEN is {quoted(named)}, expected the {{key: [level, source]}} that a run wrote; remove it"
         )
 
-    def written(self, config: Configuration) -> str:
+    def to_yaml(self, config: Configuration) -> str:
         """Returns the YAML of every key, and as GIVEN where the values came from, but for those that nobody set."""
         values, default = dict(leaves(config)), self.defaults_of(config)
         sources = {
             key: [where.level, where.origin()]
-            for key, where in given(config).items()
+            for key, where in value_sources(config).items()
             if where.level > WRITTEN_OUT or values[key] != default[key]
         }
         return (
@@ -278,4 +278,4 @@ def _is_source(found: list[Any]) -> bool:
 
 
 def _next_level(config: Configuration) -> int:
-    return 1 + max((where.level for where in given(config).values()), default=WRITTEN_OUT)
+    return 1 + max((where.level for where in value_sources(config).values()), default=WRITTEN_OUT)

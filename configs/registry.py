@@ -17,7 +17,7 @@ from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from configs.signatures import Argument, argument, told
+from configs.signatures import Argument, argument, descriptions
 from configs.values import quoted
 from errors import InputError
 from options import Configuration, nearest
@@ -63,7 +63,7 @@ class Registry:
     def components(self) -> dict[str, Component]:
         """Returns what the sources say, by name; raises InputError for a definition that can't be read so."""
         found: dict[str, Component] = {}
-        for file, node, names, given in decorated(ROOT / self.room, f"{self.name}.register"):
+        for file, node, names, given in find_decorated(ROOT / self.room, f"{self.name}.register"):
             one = Component(".".join(file.relative_to(ROOT).with_suffix("").parts), given, *self._signature(file, node))
             for name in names:
                 if name in found:
@@ -73,7 +73,7 @@ class Registry:
 
     def _signature(self, file: Path, node: Definition) -> tuple[str, dict[str, Argument | None]]:
         """Returns what a definition returns, and what its keywords say."""
-        meant = told(ast.get_docstring(node) or "")
+        meant = descriptions(ast.get_docstring(node) or "")
         if isinstance(node, ast.ClassDef):
             [node] = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
         reads = {
@@ -94,7 +94,7 @@ class Registry:
             importlib.import_module(f"{_PACKAGE}{self.components[name].module}")
         return self.registered[name]
 
-    def chosen(self, config: Configuration) -> Callable:
+    def choose(self, config: Configuration) -> Callable:
         """Returns the component that ``key`` names, with the values of the keys that it reads."""
         name = _value(config, self.key)
         component, _ = self.load(name)
@@ -162,7 +162,7 @@ def refuse_other(key: str, value: Any, choices: Collection[Any]) -> None:
         raise InputError(f"{key} is {quoted(value)}, expected one of {', '.join(known)}{nearest(str(value), known)}")
 
 
-def decorated(folder: Path, decorator: str) -> Iterator[tuple[Path, Definition, list[str], dict[str, Any]]]:
+def find_decorated(folder: Path, decorator: str) -> Iterator[tuple[Path, Definition, list[str], dict[str, Any]]]:
     """Yields (file, definition, names, literal keywords) of each ``@decorator("name", keyword=...)`` below a folder."""
     for file in sorted(folder.rglob("*.py")):
         for node in _definitions(file):

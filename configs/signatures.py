@@ -110,7 +110,7 @@ def _kind(annotation: ast.expr, where: str) -> tuple[Any, bool, tuple[str, ...],
     return (tuple(found) if len(found) > 1 else found[0]), optional, choices, limits
 
 
-def told(docstring: str) -> dict[str, str]:
+def descriptions(docstring: str) -> dict[str, str]:
     """Returns what the parts Attributes and Args of a docstring say of each name, on one line."""
     parts = sorted(re.findall(r"^(Args|Attributes):\n((?: +.*\n?)+)", docstring, re.M), reverse=True)
     entries = [e for _, part in parts for e in re.findall(r"^    (\w+(?:, \w+)*): (.*(?:\n     .*)*)", part, re.M)]

@@ -16,7 +16,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run by its path: only examples/ is there
 
 import launch.startup  # noqa: F401  (streams)
-from errors import InputError, reported  # first: it says what isn't installed
+from errors import InputError, reporting  # first: it says what isn't installed
 
 # isort: split
 from options import Configuration
@@ -85,7 +85,7 @@ def spawned(failed: Any, beats: Any, *args: Any) -> None:
 
     signals.stop_at_once()
     progress.share_beats(beats, progress.FIELDS * utils.rank())
-    with reported(failed):
+    with reporting(failed):
         worker(*args)
 
 
@@ -120,5 +120,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

@@ -33,9 +33,9 @@ class Preparation(nn.Layer):
         self.register_buffer("shift", normalize.shift)
 
     def forward(self, pixels: paddle.Tensor) -> paddle.Tensor:
-        return self.cropped(pixels) * self.scale + self.shift
+        return self.crop_pixels(pixels) * self.scale + self.shift
 
-    def cropped(self, pixels: paddle.Tensor) -> paddle.Tensor:
+    def crop_pixels(self, pixels: paddle.Tensor) -> paddle.Tensor:
         """Returns the pixels that the model sees, [B, C, h, w] float32; of uint8 whole numbers."""
         x = pixels.astype("float32")
         sides = paddle.shape(x).astype("int64")  # Paddle 2.6's takes no uint8

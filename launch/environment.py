@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from errors import InputError, reported
+from errors import InputError, reporting
 from launch import gpus, rendezvous, secret
 
 PADDLE = ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM", "PADDLE_CURRENT_ENDPOINT", "PADDLE_TRAINER_ENDPOINTS")
@@ -31,7 +31,7 @@ NODE = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 _held: Any = None  # the hold of MASTER_PORT, for as long as this process lives
 
 
-def launched() -> bool:
+def is_launched() -> bool:
     """Returns whether this process was started as one of a run: by Paddle's launcher, torchrun or SLURM's srun.
 
     What torchrun or srun set is translated to what ``paddle.distributed.init_parallel_env`` reads, in ``os.environ``,
@@ -66,7 +66,7 @@ def meet(limit: float) -> rendezvous.Meeting:
     master = os.environ.get("PADDLE_MASTER") or os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
     here, job = _number("PADDLE_LOCAL_SIZE", 1), " ".join(filter(None, map(os.environ.get, JOBS)))
     if here == ranks > 1 and not (os.environ.get("RANK") and not os.environ.get("LOCAL_WORLD_SIZE")):  # for certain
-        master = os.environ["PADDLE_MASTER"] = f"{LOOPBACK}:{rendezvous.parsed(master)[1]}"
+        master = os.environ["PADDLE_MASTER"] = f"{LOOPBACK}:{rendezvous.parse_address(master)[1]}"
         stay_inside()
     first = _number("PADDLE_LOCAL_RANK", 0) == 0
     seat = gpus.own() if visible_gpus() and os.environ.get("PADDLE_DISTRI_BACKEND") != "gloo" else ""
@@ -176,7 +176,7 @@ def _check_etcd(master: str) -> None:
     """Raises InputError where Paddle's launcher would fail over its etcd server."""
     if not importlib.util.find_spec("etcd3"):
         raise InputError(f"MASTER is {master}, but etcd3 isn't installed; pip install -r requirements-elastic.txt")
-    host, port = rendezvous.parsed(master.removeprefix("etcd://"))
+    host, port = rendezvous.parse_address(master.removeprefix("etcd://"))
     try:
         socket.create_connection((host, port), rendezvous.CONNECT).close()
     except OSError as error:
@@ -330,5 +330,5 @@ def _expand(part: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         print(*node_flags())

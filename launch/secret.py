@@ -36,7 +36,7 @@ def same(one: bytes, other: bytes) -> bool:
 
 def of_run() -> bytes:
     """Returns this run's own key; without one, of ranks that another program spawned, what all of its user's hold."""
-    return mac(key.encode(), b"run") if (key := os.environ.get(RUN)) else shared()
+    return mac(key.encode(), b"run") if (key := os.environ.get(RUN)) else shared_secret()
 
 
 def take_run(key: str | None = None) -> None:
@@ -44,7 +44,7 @@ def take_run(key: str | None = None) -> None:
     os.environ[RUN] = key or secrets.token_hex(SIZE)
 
 
-def shared() -> bytes:
+def shared_secret() -> bytes:
     """Returns what the user's processes hold in common: the variable's, or the file's.
 
     Raises:

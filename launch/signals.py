@@ -58,7 +58,7 @@ def note_signals() -> None:
 
 
 def ignore_signals() -> None:
-    """Ignores signals in a loader's worker. A signal to the whole group is for its rank, which still needs the worker."""
+    """Ignores signals in a loader's worker. A signal to the whole group is for its rank, which needs the worker."""
     if signal.getsignal(signal.SIGTERM) is note:
         catch_signals(signal.SIG_IGN)
 

@@ -44,7 +44,7 @@ def stop_at_once(handler: Callable[[int, Any], None] = end_at_once) -> None:
             signal.signal(number, handler)
 
 
-def unfinished(path: Path) -> Path:
+def unfinished_path(path: Path) -> Path:
     """Returns where this process writes a file or folder until it is whole: a hidden one beside it."""
     name = os.fsdecode(os.fsencode(path.name)[:200])  # a name has at most 255 bytes
     return path.with_name(f".{name}.{os.getpid()}")
@@ -53,7 +53,7 @@ def unfinished(path: Path) -> Path:
 @contextlib.contextmanager
 def written_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     """Opens a file that replaces ``path`` only when the body has ended well: whole or absent, never half."""
-    temporary = unfinished(path)
+    temporary = unfinished_path(path)
     try:
         with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
             yield file

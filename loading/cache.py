@@ -14,7 +14,7 @@ from typing import IO
 
 import numpy as np
 
-from errors import InputError, RunError, Unreadable, opened, reading
+from errors import InputError, RunError, Unreadable, open_file, reading
 from loading.files import npz
 from loading.label_sets import LabelSets
 from loading.transforms.bands import UNITS
@@ -28,7 +28,7 @@ class MappedImages:
     """Images [n, H, W] or [n, H, W, C] of UNITS in a .npy file, which goes to other processes by its name."""
 
     def __init__(self, file: Path) -> None:
-        opened(file).close()  # NumPy would wait for a pipe
+        open_file(file).close()  # NumPy would wait for a pipe
         self.file, self.pixels = file, np.lib.format.open_memmap(file, mode="r")
         pixels = self.pixels
         if pixels.dtype not in UNITS or 0 in pixels.shape[1:] or pixels.ndim not in (3, 4):
@@ -57,7 +57,7 @@ def fingerprint(files: Iterable[str | Path], *parts: str | bytes) -> str:
     return found.hexdigest()[:16]
 
 
-def cached(folder: Path, name: str, decode: Callable[[], Decoded]) -> tuple[MappedImages, np.ndarray, list[str]]:
+def cached_images(folder: Path, name: str, decode: Callable[[], Decoded]) -> tuple[MappedImages, np.ndarray, list[str]]:
     """Returns (images, labels [n], class names) from the cache; what isn't in it, or damaged, is decoded and written.
 
     Several processes may do so at once: each writes all of it, under a name of its own, then renames.

@@ -12,7 +12,7 @@ from configs.registry import datasets
 from errors import InputError
 from loading.files import Paths
 from loading.folds import folds
-from loading.label_sets import LabelSets, taken
+from loading.label_sets import LabelSets, take_labels
 from loading.shards import Shards
 from loading.sources import Arrays, Drawn, Files, Split
 from loading.splits import groups_of, validation
@@ -43,16 +43,16 @@ def part_of(data: Any, split: Split, reader: Callable[[Split], Source]) -> Sourc
             return source._replace(read=lambda: _cut(data, mode, *source.read()))
         case Shards():
             names = [os.fsdecode(name) for name in source.names]
-            return source.chosen(_places(data, mode, names, source.labels, source.classes))
+            return source.at_places(_places(data, mode, names, source.labels, source.classes))
         case Files():
             places = _places(data, mode, source.paths, source.labels, source.classes)
             paths = Paths(str(source.paths[place]) for place in places.tolist())
-            return source._replace(paths=paths, labels=taken(source.labels, places))
+            return source._replace(paths=paths, labels=take_labels(source.labels, places))
         case Drawn():  # a file's key, over which synthetic was chosen
             return source
 
 
-def with_part_told(config: Configuration, count: int) -> Configuration:
+def with_part_note(config: Configuration, count: int) -> Configuration:
     """Returns an evaluation's configuration, with a note if only a part of the data is evaluated. A run's keys go with
     its weights, so they may choose a part of other data, too.
     """
@@ -63,7 +63,7 @@ def with_part_told(config: Configuration, count: int) -> Configuration:
     return config
 
 
-def told(data: Any) -> str:
+def fold_name(data: Any) -> str:
     """Returns which fold it is, for the name of what is kept of it; "" without folds."""
     return "" if data.FOLDS is None else f"fold {data.FOLD} of {data.FOLDS}, {data.SPLIT_SEED}"
 

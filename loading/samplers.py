@@ -78,19 +78,19 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
 
     def first(self, consumed: int | None = None) -> int:
         """Returns the number of batches that were taken, counted back from the epoch's end."""
-        left = self._left(self.consumed if consumed is None else consumed)
+        left = self._samples_left(self.consumed if consumed is None else consumed)
         return len(self) - (left // self.batch_size if self.drop_last else -(-left // self.batch_size))
 
-    def _left(self, consumed: int) -> int:
+    def _samples_left(self, consumed: int) -> int:
         """What this rank has still to take, with its share of the padding."""
         if self.drop_last:
             return max(0, self.num_samples - -(-consumed // self.ranks))
         return max(0, -((consumed - len(self.dataset)) // self.ranks))
 
-    def taken(self, batches: int) -> int:
+    def samples_taken(self, batches: int) -> int:
         """Returns how many samples all ranks have taken after the epoch's first ``batches``."""
         taken = self.consumed + (batches - self.first()) * self.batch_size * self.ranks
-        return min(taken, self.consumed + self._left(self.consumed) * self.ranks)
+        return min(taken, self.consumed + self._samples_left(self.consumed) * self.ranks)
 
     def __iter__(self) -> Iterator[list[tuple[int, ...]]]:
         rng = np.random.default_rng([self.seed, self.epoch])
@@ -98,22 +98,22 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
             part = np.arange(self.rank, len(self.dataset), self.ranks)
             order = np.random.default_rng([self.seed, self.epoch, self.rank]).permutation(part)
         elif self.balanced is not None:
-            order = _balanced(self.balanced, rng)
+            order = _balanced_order(self.balanced, rng)
         elif self.shards:
             order = _by_shards(*self.shards, rng)
         else:
             order = rng.permutation(len(self.dataset))
-        order = self._repeated(order)
+        order = self._repeat(order)
         several = self.balanced is not None or self.repeats > 1
         copies = _occurrences(order) if several else np.zeros(len(order), np.int64)
         for batch in range(self.first(), len(self)):
-            start = self.taken(batch)
-            share = (self.taken(batch + 1) - start) // self.ranks
+            start = self.samples_taken(batch)
+            share = (self.samples_taken(batch + 1) - start) // self.ranks
             first = start // self.ranks if self.own else start + self.rank * share
             places = (place % len(order) for place in range(first, first + share))
             yield [(self.epoch, int(order[place]), int(copies[place])) for place in places]
 
-    def _repeated(self, images: np.ndarray) -> np.ndarray:
+    def _repeat(self, images: np.ndarray) -> np.ndarray:
         """The epoch's samples: per global batch, its images ``repeats`` times; after the last, the first again."""
         total, batch = self.num_samples * self.ranks, self.batch_size * self.ranks
         sizes = [min(batch, total - start) for start in range(0, total, batch)]
@@ -122,7 +122,7 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         return np.concatenate([np.resize(part, size) for part, size in zip(parts, sizes, strict=True)])
 
 
-def _balanced(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _balanced_order(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """An order of len(labels) indices in which each class present comes equally often (but for one), shuffled."""
     present = rng.permutation(np.unique(labels))
     counts = np.full(len(present), len(labels) // len(present))

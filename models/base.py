@@ -15,7 +15,7 @@ from models.layers.batch_norm import statistics_kept
 from models.layers.classifier_norm import ClassifierNorm
 from models.layers.linear import Linear
 from models.layers.recompute import recompute
-from options import pair, size_told
+from options import pair, size_text
 from weights.layout import sublayer
 
 _Kind = TypeVar("_Kind", bound="type[ImageModel]")
@@ -115,7 +115,7 @@ class ImageModel(nn.Layer):
         self.image_size, self.in_channels, self.num_classes = pair(image_size), in_channels, num_classes
         self.head_init_scale, self.recompute = head_init_scale, recompute
         if self.min_image_size and min(self.image_size) < self.min_image_size:
-            found = f"IMAGE_SIZE is {size_told(image_size)}"
+            found = f"IMAGE_SIZE is {size_text(image_size)}"
             raise InputError(f"{found}, {type(self).__name__} takes {self.input_sizes}; choose a larger one")
 
     @property
@@ -167,7 +167,7 @@ class ImageModel(nn.Layer):
         Raises:
             InputError: indices that aren't there, an unknown format, or tokens that make no map.
         """
-        taken, output_format = self._taken(indices), output_fmt or output_format
+        taken, output_format = self._places_of(indices), output_fmt or output_format
         if output_format not in ("NCHW", "NLC"):
             raise InputError(f"output_format is {output_format!r}, expected 'NCHW' or 'NLC'")
         features, found = self._collect(images, taken, norm, stop_early)
@@ -229,7 +229,7 @@ class ImageModel(nn.Layer):
         """Returns the rows and columns of so many tokens of places, where ``layout`` is "NLC"."""
         return sublayer(self, self.first_conv.rpartition(".")[0]).grid_size
 
-    def _taken(self, indices: int | Sequence[int] | None) -> list[int]:
+    def _places_of(self, indices: int | Sequence[int] | None) -> list[int]:
         """Returns the places in ``feature_info`` that ``indices`` mean, from the first to the last."""
         name, count = type(self).__name__, len(self.feature_info)
         if not count:

@@ -186,7 +186,7 @@ class Cait(ImageModel):
         return self.head(x[:, 0] if self.global_pool == "token" else x[:, 1:].mean(axis=1))
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the embedding, each block, those of the class token last, the classifier with its norm."""
+        """Returns the groups: the embedding, each block (the class token's last), the classifier with its norm."""
         blocks = [(f"{name}.{i}",) for name in ("blocks", "blocks_token_only") for i in range(len(getattr(self, name)))]
         return [("cls_token", "pos_embed", "patch_embed"), *blocks, ("norm", "head")]
 

@@ -286,8 +286,8 @@ class SwinTransformer(ImageModel):
         return [*groups, ("norm", "head")]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the embedding, each block, the head. The first block of a stage has the merging before it,
-        the last of all the last norm.
+        """Returns the groups: the embedding, each block, the head. A stage's first block has the merging before it, the
+        last of all the last norm.
         """
         groups = groups_by_block("patch_embed", "layers", self.layers)
         groups[-1] += ("norm",)

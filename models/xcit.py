@@ -286,7 +286,7 @@ class XCiT(ImageModel):
         return self.cls_attn_blocks[-1].norm1 if self.global_pool == "token" else None
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the embedding, each block, those of the class token last, the classifier with its norm."""
+        """Returns the groups: the embedding, each block (the class token's last), the classifier with its norm."""
         blocks = [(f"{name}.{i}",) for name in ("blocks", "cls_attn_blocks") for i in range(len(getattr(self, name)))]
         return [("cls_token", "pos_embed", "patch_embed"), *blocks, ("norm", "head")]
 

@@ -64,7 +64,7 @@ def exact_float32() -> Iterator[None]:
         core.set_cudnn_switch(before[1])
 
 
-def float32_told() -> str:
+def float32_text() -> str:
     """Returns "float32", and what of it is computed by TF32: GPUs from Ampere on can."""
     if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0" or not num_gpus():
         return "float32"

@@ -12,7 +12,7 @@ from paddlevit_families import FAMILIES, HALF, IMAGENET, RECIPE
 from config import get_config
 from errors import InputError
 from models import build_model
-from options import WRITTEN_OUT, given, notes
+from options import WRITTEN_OUT, notes, value_sources
 from training.optim import build_optimizer, build_schedule, decayed_parameters
 
 
@@ -79,7 +79,7 @@ def test_what_the_file_says_holds_over_its_familys_defaults(read):
     )
     assert (config.MODEL.DROPPATH, config.TRAIN.BASE_LR, config.TRAIN.GRAD_CLIP) == (0.4, 2e-4, None)
     assert config.TRAIN.OPTIMIZER.EPS == 1e-6
-    assert given(config)["TRAIN.BASE_LR"].level == WRITTEN_OUT  # PaddleViT's files may hold what does nothing
+    assert value_sources(config)["TRAIN.BASE_LR"].level == WRITTEN_OUT  # PaddleViT's files may hold what does nothing
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (streams)
-from errors import reported  # noqa: E402
+from errors import reporting  # noqa: E402
 from tools.benchmarks.evaluation import evaluation  # noqa: E402
 from tools.benchmarks.host import host  # noqa: E402
 from tools.benchmarks.inference import MODELS, MODES, SIDES, infer  # noqa: E402
@@ -127,5 +127,5 @@ def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

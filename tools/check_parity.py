@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (streams)
-from errors import InputError, RunError, reported  # noqa: E402  (first: it says what isn't installed)
+from errors import InputError, RunError, reporting  # noqa: E402  (first: it says what isn't installed)
 
 # isort: split
 from config import find_config  # noqa: E402
@@ -145,5 +145,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

@@ -346,5 +346,5 @@ def _randomise(model: Any, draw: Any) -> None:
 PROBES = {probe.__name__: probe for probe in (about, route, sdpa, train, logits)}
 
 if __name__ == "__main__":
-    with errors.reported():
+    with errors.reporting():
         print(f"\n{json.dumps(PROBES[sys.argv[1]](json.loads(sys.argv[2])))}", flush=True)

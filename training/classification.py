@@ -15,14 +15,14 @@ from loading.scales import check_scales
 from loading.transforms import BatchTransform, Normalize
 from models import architecture, build_model, with_switches
 from models.base import ImageModel
-from models.costs import described
+from models.costs import model_of
 from options import Configuration
 from training.among import LOW
 from training.features import FEATURE, LastMap, check_alignment, make_student
 from training.losses import CrossEntropy, Teacher, build_criterion, reads_tokens
 from training.predictions import Predictions
 from training.run import Run
-from training.task import Batch, Metrics, Task, summed
+from training.task import Batch, Metrics, Task, sum_of_each
 from utils import all_reduce_sum
 from weights import load_weights
 
@@ -82,7 +82,7 @@ class Classification(Task):
             logits, labels = forward(self.normalize(batch["pixels"])), batch["labels"]
             several = labels.ndim == 2  # any of them is right (DATA.LABELS, DATA.CLASSES)
             found = any_of(logits, labels) if several else {"loss": criterion(logits, labels), **hits(logits, labels)}
-            total += summed(found | {"count": paddle.ones_like(found["acc1"])})
+            total += sum_of_each(found | {"count": paddle.ones_like(found["acc1"])})
             if self.config.REPORT:
                 self.predictions.add(**_predicted(logits, labels))
             hit = (found["acc1"] > 0).astype("float64")
@@ -152,7 +152,7 @@ def add_projection(config: Configuration, model: ImageModel) -> None:
         InputError: as ``build_teacher``.
     """
     if config.TRAIN.DISTILLATION_TYPE == FEATURE:
-        make_student(model, described(_teachers(config)).feature_info[-1]["num_chs"])
+        make_student(model, model_of(_teachers(config)).feature_info[-1]["num_chs"])
 
 
 def build_teacher(config: Configuration, run: Run, student: Any) -> Teacher | None:

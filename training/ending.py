@@ -74,7 +74,7 @@ class Ending:
         """Returns how many steps an epoch has, from 1."""
         return min(self.steps, (self.total - (epoch - 1) * self.updates) * self.accum)
 
-    def paced(self, schedule: Callable[[float], float]) -> Callable[[int], float]:
+    def pace(self, schedule: Callable[[float], float]) -> Callable[[int], float]:
         """Returns the schedule of a run that may be shortened. From where its length was fixed, the rest of the plan
         passes in the rest of the run.
         """

@@ -15,10 +15,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from config import differences, resolved, with_values
+from config import differences, resolved_yaml, with_values
 from errors import InputError, one_line, remedy
 from launch.progress import keep_native_errors
-from options import Configuration, given, notes
+from options import Configuration, notes, value_sources
 from training.command_line import CHECKPOINT
 from training.curves import records
 from training.environment import commit, device, versions
@@ -53,7 +53,7 @@ class Run:
         self.folder = RunFolder(config) if rank() == 0 else None
         self._agree(self.folder.check if self.folder else None)
         self.tracking = Tracking([] if config.EVAL else config.TRACKERS or [])
-        self._agree(self.tracking.uninstalled if self.folder else None)
+        self._agree(self.tracking.missing_packages if self.folder else None)
         self.devices = all_gather(device())
         self.started, self.on_error = time.time(), config.SAVE_ON_ERROR
         self.bar = tqdm(disable=True)
@@ -88,7 +88,7 @@ class Run:
         keep_native_errors(self.directory / f"log_{rank()}.txt")
         if rank() == 0:
             with written_whole(self.directory / "config.yaml") as file:
-                file.write(resolved(for_others(self.config)))
+                file.write(resolved_yaml(for_others(self.config)))
             if self.classes:
                 self._write_json("classes.json", self.classes)
         self.info(f"run: {self.directory}")
@@ -134,14 +134,14 @@ class Run:
                 f"images/s: {values['images_per_s']:.0f}",
                 f"wait: {values['data_wait']:.0%}",
             ]
-            parts += self._left(values["step"])
+            parts += self._time_left(values["step"])
             self.info(f"epoch {values['epoch']}/{self.epochs} step {values['step']}: {', '.join(parts)}")
             self._tell_input_bound(values)
         else:
             kind = "validation" if split == "val" else "validation of the average"
             self.info(f"epoch {values['epoch']}/{self.epochs} {kind}: {shown}")
 
-    def _left(self, step: int) -> list[str]:
+    def _time_left(self, step: int) -> list[str]:
         """The time that is left, as if each step, with its share of evaluations and saves, took as long as so far."""
         if not self.first < step < self.total:
             return []
@@ -216,7 +216,7 @@ class Run:
         self.info("files: " + ", ".join(name for name in FILES if (self.directory / name).exists()))
 
     @contextlib.contextmanager
-    def told(self, what: str) -> Iterator[None]:
+    def logging_failure(self, what: str) -> Iterator[None]:
         """Writes ``what`` within, which a run can do without: a failure becomes a line of the log."""
         try:
             yield
@@ -236,7 +236,7 @@ def for_others(config: Configuration) -> Configuration:
         config = with_values(config, found[-2].origin(), MODEL__PRETRAINED=found[-2].value)
     for key in ("DATA_PATH", "CACHE"):  # found from another folder, too
         if config.DATA[key] and not os.path.isabs(config.DATA[key]):
-            where = given(config).get(f"DATA.{key}")
+            where = value_sources(config).get(f"DATA.{key}")
             path = {f"DATA__{key}": os.path.abspath(config.DATA[key])}
             config = with_values(config, where.origin() if where else "", **path)
     return config
@@ -268,7 +268,7 @@ class RunFolder:
                 read_only = os.statvfs(there).f_flag & os.ST_RDONLY
                 return self._cannot("make", os.strerror(errno.EROFS if read_only else errno.EACCES))
             locked = self._take_lock(os.O_RDWR) if (self.path / LOCK).exists() else None
-            return locked or self._taken()
+            return locked or self._check_free()
         except OSError as error:
             return self._cannot("read", error.strerror)
 
@@ -283,13 +283,13 @@ class RunFolder:
             return self._cannot("make", error.strerror)
         if self.lock is None:
             locked = (self.path / LOCK).exists()
-            if problem := self._take_lock(os.O_RDWR | os.O_CREAT) or self._taken():
+            if problem := self._take_lock(os.O_RDWR | os.O_CREAT) or self._check_free():
                 return problem
             if locked:  # not when the checkpoints were looked at
                 return f"{self.path}: another run was there meanwhile; give the command again"
         return self._sign()
 
-    def _taken(self) -> str | None:
+    def _check_free(self) -> str | None:
         if self.resumes or not any((self.path / name).exists() for name in ("checkpoints", "metrics.jsonl")):
             return None
         return f"{self.path} already holds a run; go on from it with -resume, or choose another -output"

@@ -67,7 +67,7 @@ class Task:
         """Returns how good metrics are: the best checkpoint has the highest."""
         return -metrics["loss"]
 
-    def described(self, metrics: Metrics) -> dict[str, Any]:
+    def description_of(self, metrics: Metrics) -> dict[str, Any]:
         """Returns what of an evaluation travels with the evaluated weights: entries of their ``Description``."""
         return {}
 
@@ -81,6 +81,6 @@ def numbers(metrics: Metrics) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
 
-def summed(values: Batch) -> paddle.Tensor:
+def sum_of_each(values: Batch) -> paddle.Tensor:
     """Returns the sum of each of the values [B]: [len(values)] float64, on the device."""
     return paddle.stack(list(values.values())).astype("float64").sum(1)

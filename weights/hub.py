@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from errors import InputError, reading, shown
+from errors import InputError, printable, reading
 from weights.plain import (
     FLAG,
     NAME,
@@ -177,4 +177,4 @@ def _download(name: str | Path, filenames: tuple[str, ...]) -> Path | None:
 
 
 def _first_line(error: Exception) -> str:
-    return shown(next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__))
+    return printable(next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__))

@@ -58,11 +58,13 @@ def cam(model: ImageModel, image: paddle.Tensor, output: int | None = None, meth
         raise InputError("the model has no classifier (NUM_CLASSES 0): no class has a map; use attention or features")
     if output is not None and not 0 <= output < model.num_classes:
         raise InputError(f"-class is {output}, the model has the outputs 0 to {model.num_classes - 1}")
-    activations, gradients = (_places(model, x)[0] for x in _traced(model, image, output))
+    activations, gradients = (_places(model, x)[0] for x in _output_and_gradient(model, image, output))
     return np.maximum(METHODS[method](activations, gradients), 0).astype(np.float32)
 
 
-def _traced(model: ImageModel, image: paddle.Tensor, output: int | None) -> tuple[paddle.Tensor, paddle.Tensor]:
+def _output_and_gradient(
+    model: ImageModel, image: paddle.Tensor, output: int | None
+) -> tuple[paddle.Tensor, paddle.Tensor]:
     """What the target layer gives, and the gradient of the class's logit by it."""
     kept: list[paddle.Tensor] = []
 

@@ -103,7 +103,7 @@ class Batcher:
                 first = self._line()[0]
                 if not first.alone:
                     await self._others(first.since + self.max_delay)
-                if batch := self._popped():
+                if batch := self._pop():
                     return batch
 
     async def _first(self) -> None:
@@ -118,7 +118,7 @@ class Batcher:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._arrived.wait(), left)
 
-    def _popped(self) -> list[Item]:
+    def _pop(self) -> list[Item]:
         batch: list[Item] = []
         while len(self) and len(batch) < self.batch_size:
             if batch and self._line()[0].alone:

@@ -164,7 +164,7 @@ def _planes(directory: Directory, count: int) -> list[dict[int, Tag]]:
 
 def _decoded(directory: Directory, tags: dict[int, Tag]) -> np.ndarray:
     """The pixels [H, W] of the file with these tags, in the machine's order of bytes."""
-    pixels = np.asarray(opened_plain(directory.written(tags), "TIFF"))
+    pixels = np.asarray(opened_plain(directory.to_bytes(tags), "TIFF"))
     if pixels.dtype.kind == "f" and directory.order == ">" and directory.numbers(tiff.COMPRESSION, 1) != (1,):
         return pixels.byteswap()  # libtiff gives the machine's order, of which Pillow knows for whole numbers alone
     return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)

@@ -28,12 +28,12 @@ class Bands:
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
         return self.values
 
-    def shown(self) -> Image.Image:
+    def picture(self) -> Image.Image:
         """Returns a picture of it: ``visible``."""
         pixels = visible(self.values)
         return Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
 
-    def decoded(self) -> "Bands":
+    def decode(self) -> "Bands":
         """Returns itself: it is decoded."""
         return self
 

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from configs.ranges import CORRUPTIONS
-from errors import InputError, shown
+from errors import InputError, printable
 from loading.transforms.decode import EncodedImage
 from options import Configuration
 
@@ -52,7 +52,7 @@ class Corruption:
             np.random.set_state(others)
         stored = io.BytesIO()
         Image.fromarray(corrupted).save(stored, "JPEG", quality=_QUALITY, optimize=True)
-        return np.asarray(EncodedImage(stored.getvalue(), "RGB", "what was corrupted", pixels.size).decoded())
+        return np.asarray(EncodedImage(stored.getvalue(), "RGB", "what was corrupted", pixels.size).decode())
 
 
 def _library() -> Any:
@@ -60,7 +60,7 @@ def _library() -> Any:
         return importlib.import_module("imagecorruptions")
     except Exception as error:  # OpenCV's import asks for libraries of the system
         raise InputError(
-            f"DATA.CORRUPTION needs imagecorruptions-imaug ({shown(' '.join(str(error).split()))});"
+            f"DATA.CORRUPTION needs imagecorruptions-imaug ({printable(' '.join(str(error).split()))});"
             " pip install -r requirements-robustness.txt"
         ) from None
 

@@ -188,7 +188,7 @@ def _behind_palette(data: bytes, flags: int) -> int:
 def _tiff(data: bytes) -> bytes:
     """Returns the file with the needed tags of its first image alone in its directory."""
     directory = Directory(data)
-    return directory.written(directory.tags)
+    return directory.to_bytes(directory.tags)
 
 
 _NEEDED: dict[str, Callable[[bytes], bytes]] = {"PNG": _png, "GIF": _gif, "TIFF": _tiff}

@@ -154,7 +154,7 @@ def test_connections_answer_at_once_and_leave_files_for_other_needs(monkeypatch)
 
 
 def test_connections_that_cant_be_accepted_are_told_once_a_minute(capsys, monkeypatch):
-    told, now, left = server._unaccepted(), [0.0], []
+    told, now, left = server._accept_error_handler(), [0.0], []
     monkeypatch.setattr(server.time, "monotonic", lambda: now[0])
     loop = SimpleNamespace(default_exception_handler=left.append)
     failed = {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many open files")}

@@ -15,7 +15,7 @@ from datasets import get_datasets
 from errors import InputError
 from loading.label_spaces import check_evaluation, check_pretrained_classes, imagenet_places, imagenet_synsets
 from models import build_model
-from options import WRITTEN_OUT, given, notes
+from options import WRITTEN_OUT, notes, value_sources
 from training.run import Run
 from weights import save_weights
 
@@ -63,7 +63,7 @@ def test_a_runs_file_doesnt_make_its_datas_number_one_that_was_meant(tmp_path):
         config, *_ = get_datasets(configured(tmp_path / "data", "MODEL.NUM_CLASSES", outputs))
         Run(with_values(config, OUTPUT=str(tmp_path / outputs)), ["a", "b"]).begin()
         again = get_config(tmp_path / outputs / "config.yaml")
-        assert (given(again)["MODEL.NUM_CLASSES"].level > WRITTEN_OUT) is meant
+        assert (value_sources(again)["MODEL.NUM_CLASSES"].level > WRITTEN_OUT) is meant
         assert (1000 if meant else 2) == get_datasets(again)[0].MODEL.NUM_CLASSES
 
 

@@ -9,7 +9,7 @@ from conftest import without
 from runs import assert_same_run, refused, train, weights
 from safetensors.numpy import load_file, save_file
 
-from config import get_config, resolved
+from config import get_config, resolved_yaml
 from errors import InputError
 from inference import Predictor
 from models import create_model
@@ -223,7 +223,7 @@ def test_pefts_folder_is_read(tmp_path, base, change, strange, message):
 def test_an_adapter_in_a_file_belongs_to_the_weights_beside_it(tmp_path):
     file = tmp_path / "config.yaml"
     keys = ["MODEL.PRETRAINED", "base", "MODEL.PRETRAINED_ADAPTER", "own"]
-    file.write_text(resolved(get_config("vit_digits", keys)))
+    file.write_text(resolved_yaml(get_config("vit_digits", keys)))
 
     def adapter(*words):
         return config_from_arguments("main_single_gpu.py", [f"-cfg={file}", *words]).MODEL.PRETRAINED_ADAPTER

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from config import get_config
-from tools.benchmarks.measure import Benchmark, Run, ask, checked, each, measure, positive, timm_versions
+from tools.benchmarks.measure import Benchmark, Run, ask, each, measure, option_words, positive, timm_versions
 from tools.benchmarks.training import timm_request
 
 WARM_UP = 3  # batches: of the first, torch.compile makes its code
@@ -48,7 +48,7 @@ def evaluation_sides(arguments: argparse.Namespace, folder: str) -> dict[str, Ru
         fixed["AMP_EVAL"] = True
     if engine:
         fixed["EVAL_ENGINE"] = "eager"
-    options = checked(arguments, fixed)
+    options = option_words(arguments, fixed)
     weights = f"{folder}/{Path(arguments.cfg).stem}.safetensors"
     request = {"cfg": arguments.cfg, "options": options, "weights": weights}
     ask("our_evaluation.py", request, arguments.threads)

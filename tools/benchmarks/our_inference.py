@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 
 from config import get_config
-from errors import RunError, reported
+from errors import RunError, reporting
 from inference.backends import open_export
 from inference.exporting import write_export
 from inference.fidelity import photographs
@@ -66,5 +66,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

@@ -23,9 +23,9 @@ from tools.benchmarks.measure import (
     HERE,
     ROOT,
     Benchmark,
-    checked,
     environment,
     measure,
+    option_words,
     positive,
     train_records,
 )
@@ -54,7 +54,7 @@ def startup(arguments: argparse.Namespace) -> None:
     fixed = {"TRAIN.NUM_EPOCHS": 1, "TRAIN.WARMUP_EPOCHS": 0, "TRAIN.ACCUM_ITER": 1, "REPORT_FREQ": 1, "SAVE_FREQ": 0}
     fixed |= {"DATA.DATASET": "synthetic", "DATA.BATCH_SIZE": batch}
     fixed |= {"DATA.SYNTHETIC_SIZE": batch * max(arguments.processes)}
-    options = checked(arguments, fixed)
+    options = option_words(arguments, fixed)
     kinds: dict[str, Callable[[], dict[str, list[float]]]] = {
         f"{n} process{'es' * (n > 1)}": lambda n=n: {what: [s] for what, s in start(arguments.cfg, n, options).items()}
         for n in dict.fromkeys(arguments.processes)

@@ -13,7 +13,7 @@ from typing import Any
 
 from config import find_config
 from tools.benchmarks.evaluation import evaluation_sides
-from tools.benchmarks.measure import Benchmark, Ratio, Run, ask, measure, positive, shown, timm_versions
+from tools.benchmarks.measure import Benchmark, Ratio, Run, ask, format_number, measure, positive, timm_versions
 from tools.benchmarks.training import training_sides
 from tools.list_models import describe
 
@@ -77,9 +77,9 @@ def _rows(report: dict[str, Any]) -> list[str]:
     for cfg in (name.removesuffix(", share") for name in ratios if name.endswith(", share")):
         cells = [cfg]
         for what in ("training", "evaluation"):
-            cells += [shown(figures[f"{cfg}, {what}: {side}"][what]["median"]) for side in ("ours", "timm")]
+            cells += [format_number(figures[f"{cfg}, {what}: {side}"][what]["median"]) for side in ("ours", "timm")]
             found = ratios[f"{cfg}, {what}"]
             cells.append(f"{found['median']:.2f} ({found['min']:.2f}, {found['max']:.2f})")
             cells += [f"{ratios[f'{cfg}, share']['median']:.0%}"] if what == "training" else []
         lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, "", f"{_SGEMM}: {shown(figures[_SGEMM][_SGEMM]['median'])} GFLOP/s"]
+    return [*lines, "", f"{_SGEMM}: {format_number(figures[_SGEMM][_SGEMM]['median'])} GFLOP/s"]

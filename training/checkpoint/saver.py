@@ -23,7 +23,7 @@ from training.parallel import others_state
 from training.run import Run
 from utils import all_gather, num_gpus, rank, world_size
 from weights import file_arrays
-from weights.adapters import adapter_arrays, adapter_metadata, base_hash, is_added, unmerged
+from weights.adapters import adapter_arrays, adapter_metadata, base_hash, is_added, unmerged_tensors
 
 BEHAVIOUR = 2  # raised when the same settings train otherwise than before; ``resume.train_otherwise`` says how
 _NAMES = {"val": folder.MODEL, "ema": folder.EMA}
@@ -160,7 +160,7 @@ class Saver:
         """What each file of weights says of itself."""
         config, classes = self.config, self.constant["classes"]
         said = {split: describe(config, classes, config.TASK, **described.get(split, {})) for split in self.parts}
-        return {_NAMES[split]: {METADATA: own.written()} for split, own in said.items()}
+        return {_NAMES[split]: {METADATA: own.to_json()} for split, own in said.items()}
 
     def _files(self, copied: Callable[[], dict], statistics: list[Arrays], others: Arrays) -> dict[str, Arrays]:
         """The arrays of each file."""
@@ -185,7 +185,9 @@ class Saver:
         files, left = {}, {}
         model: Any
         for split, model in self.parts.items():
-            left |= {f"{split}/{n}": a for n, a in unmerged(parts[split]).items() if split == "val" or is_added(n)}
+            left |= {
+                f"{split}/{n}": a for n, a in unmerged_tensors(parts[split]).items() if split == "val" or is_added(n)
+            }
             if self.config.TRAIN.ADAPTER.NAME:
                 file = folder.ADAPTER if split == "val" else folder.ADAPTER_EMA
                 files[file] = adapter_arrays(model, parts[split], self.trained)

@@ -130,7 +130,7 @@ class Focal(Binary):
     def each(self, logits: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
         yes = F.sigmoid(logits)
         entropy = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-        loss = entropy * _powered(1 - yes * targets - (1 - yes) * (1 - targets), self.gamma)
+        loss = entropy * _power(1 - yes * targets - (1 - yes) * (1 - targets), self.gamma)
         return loss if self.alpha is None else loss * (self.alpha * targets + (1 - self.alpha) * (1 - targets))
 
 
@@ -159,9 +159,9 @@ class Asymmetric(Binary):
         no = (1 - yes + self.clip).clip(max=1.0)
         entropy = -targets * yes.clip(min=_LEAST).log() - (1 - targets) * no.clip(min=_LEAST).log()
         gamma = self.gamma_pos * targets + self.gamma_neg * (1 - targets)
-        return entropy * _powered(1 - yes * targets - no * (1 - targets), gamma)
+        return entropy * _power(1 - yes * targets - no * (1 - targets), gamma)
 
 
-def _powered(lacking: paddle.Tensor, gamma: float | paddle.Tensor) -> paddle.Tensor:
+def _power(lacking: paddle.Tensor, gamma: float | paddle.Tensor) -> paddle.Tensor:
     """A power whose gradient is finite at 0, too, where an exponent below 1 has none."""
     return lacking.clip(min=_LEAST) ** gamma

@@ -41,4 +41,4 @@ def build_criterion(
         raise InputError(f"TRAIN.DISTILLATION_TYPE is {kind!r} and there is {found}")
     weights = class_weights(config, labels), pos_weights(config, labels)
     targets = Targets(gives_distributions(config), train.SMOOTHING, *weights, config.TASK == "multilabel")
-    return TrainingLoss(losses.chosen(config)(targets), teacher, kind, train.DISTILLATION_ALPHA, train.DISTILLATION_TAU)
+    return TrainingLoss(losses.choose(config)(targets), teacher, kind, train.DISTILLATION_ALPHA, train.DISTILLATION_TAU)

@@ -25,7 +25,7 @@ def build_optimizer(config: Configuration, model: nn.Layer) -> paddle.optimizer.
         parameter.regularizer = None
     trainable = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
     trained = Trained(config.TRAIN.BASE_LR, trainable, config.TRAIN.WEIGHT_DECAY, names.__contains__)
-    return optimizers.chosen(config)(trained)
+    return optimizers.choose(config)(trained)
 
 
 @optimizers.register("Adam")

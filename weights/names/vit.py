@@ -131,7 +131,7 @@ def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]
     return told
 
 
-def unstored(arrays: Collection[str], state: Mapping[str, paddle.Tensor]) -> Arrays:
+def unstored_arrays(arrays: Collection[str], state: Mapping[str, paddle.Tensor]) -> Arrays:
     """Returns the position embedding of PaddleViT's MAE: sines and cosines of the place in the sequence.
 
     Its even channels are sin(place / 10000 ** (channel / channels)), each odd one is the cosine of the same angle; the
