@@ -268,7 +268,7 @@ def train(request: Answer) -> Answer:
 
 
 def _limited(timed: Callable, request: Answer, answer: Answer) -> Callable:
-    """``Window.timed``, which yields the batches of an epoch, for so many steps."""
+    """``Window.timed_batches``, which yields the batches of an epoch, for so many steps."""
 
     def limited(window: Any, loader: Any, step: int) -> Iterator[list]:
         batches = timed(window, loader, step)

@@ -77,7 +77,7 @@ def write(file: Path, found: Mapping[str, np.ndarray], dataset: ImageDataset, ro
     predicted ones are numbers with spaces between, the worst is the class whose probability is farthest from the truth.
 
     Args:
-        found: ``Predictions.gathered``'s.
+        found: ``Predictions.gather``'s.
         root: images' names are told from here on.
 
     Raises:

@@ -109,7 +109,7 @@ class Window:
     Args:
         epoch: the one that is trained.
         step: where it begins.
-        states: what ``gathered`` returned when the run was saved within a window.
+        states: what ``gather`` returned when the run was saved within a window.
     """
 
     def __init__(self, training: Training, epoch: int, step: int, states: list[dict[str, Any]]) -> None:
@@ -144,7 +144,7 @@ class Window:
         self.steps.append(Step(step, len(values["loss"]), sum_of_each(values), norm, skipped))
 
     def mark(self) -> None:
-        """Remembers the window as it is, for ``gathered``."""
+        """Remembers the window as it is, for ``gather``."""
         self.marked = self.carried, self.names, self.steps, len(self.steps)
 
     def gather(self) -> list[dict[str, Any]]:

@@ -80,7 +80,7 @@ def test_on_a_gpu_evaluations_are_in_float32_as_paddlevits(monkeypatch, words, t
     config = get_config(None, words.split())
     assert (precision(config), precision(config, evaluation=True)) == (training, evaluation)
     assert precision_text(config) == told
-    monkeypatch.setattr("training.setup.float32_told", lambda: "float32 (convolutions by TF32)")
+    monkeypatch.setattr("training.setup.float32_text", lambda: "float32 (convolutions by TF32)")
     assert precision_text(config) == told.replace("float32", "float32 (convolutions by TF32)")
 
 
@@ -175,7 +175,7 @@ def test_wrong_teachers_are_named(tmp_path, tiny):
     distilled = [*options, "TRAIN.DISTILLATION_TYPE", "soft"]
     with pytest.raises(InputError, match="DISTILLATION_TYPE is soft, but TEACHER_MODEL is None"):
         train(distilled, tmp_path / "a", 16)
-    with pytest.raises(InputError, match="has MODEL.NUM_CLASSES 10, the student 12; make them one"):
+    with pytest.raises(InputError, match="has MODEL.NUM_CLASSES 10, the student 12; make them equal"):
         teach([*distilled, "MODEL.NUM_CLASSES", "12"], tmp_path / "b", tmp_path / "teacher")
     with pytest.raises(InputError, match="has DATA.IMAGE_SIZE 8, the student 12"):
         teach([*distilled, "DATA.IMAGE_SIZE", "12"], tmp_path / "c", tmp_path / "teacher")

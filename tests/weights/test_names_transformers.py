@@ -162,7 +162,7 @@ def test_images_are_prepared_as_the_preprocessor_says(preprocessor, expected, fo
     preprocessor |= {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.2, 0.2], "do_normalize": True}
     (path / "preprocessor_config.json").write_text(json.dumps(preprocessor))
     described = description_of(path)
-    data = described.configured(["MODEL.PRETRAINED", str(path)]).DATA
+    data = described.to_config(["MODEL.PRETRAINED", str(path)]).DATA
     interpolation, share, mode = expected
     assert (interpolation or "bicubic", share, mode) == (data.INTERPOLATION, data.CROP_PCT, data.CROP_MODE)
     assert (data.IMAGENET_MEAN, data.IMAGENET_STD, data.IMAGE_SIZE) == ([0.5, 0.4, 0.3], [0.2, 0.2, 0.2], 16)

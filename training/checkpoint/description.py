@@ -104,7 +104,7 @@ def _describes(key: str) -> bool:
 
 
 def read_description(text: bytes) -> Description:
-    """Returns what ``Description.written`` wrote.
+    """Returns what ``Description.to_json`` wrote.
 
     Raises:
         Unreadable, Exception: it is something else: within ``errors.reading``.

@@ -130,7 +130,7 @@ class Saver:
         Args:
             progress: at an update: what came of the steps since isn't in the state.
             statistics: this rank's, within an epoch; None: they are the same on every rank.
-            windows: within an epoch: what each rank has summed up since the last report (``Window.gathered``).
+            windows: within an epoch: what each rank has summed up since the last report (``Window.gather``).
             improved: which of "val" (the model) and "ema" is the best so far: its link moves, too.
             described: by split, what its evaluation adds to the description of its weights.
         """
