@@ -264,7 +264,7 @@ def asked_config(cfg_file: str | os.PathLike | None, options: Iterable[Option]) 
     _KEYS.merge_options(config, [*tagged, *options])
     if tagged and not config.MODEL.PRETRAINED:
         name = os.path.basename(cfg_file or "")
-        add_note(config, f"the weights {name} are -pretrained=hf-hub:timm/{name}")
+        add_note(config, f"give -pretrained=hf-hub:timm/{name} to load the weights {name}")
     settle(config)
     check(config)
     refuse_idle(config, set_by_someone(config), NEEDS)

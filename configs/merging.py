@@ -161,15 +161,18 @@ class Keys:
         path, read = path.resolve(), [] if read is None else read
         read.append(path)
         if len(read) > _MOST_FILES:
-            raise InputError(f"{path}: BASE leads to more than {_MOST_FILES} files, some of them maybe again and again")
+            raise InputError(
+                f"{path}: BASE leads to more than {_MOST_FILES} files, perhaps the same ones again and again;"
+                " name fewer"
+            )
         if path in including:
-            raise InputError(f"{path}: BASE leads back to this file")
+            raise InputError(f"{path}: BASE leads back to this file; take it out of BASE")
         content = read_yaml(path)
         _check_names(content.pop("NAMES", {}), path)
         kept, others = self._take_given(content, path)
         without = content.pop("WITHOUT", None)
         if without is not None and "BASE" not in content:  # empty: another file has it beside its own BASE
-            raise InputError(f"{path}: WITHOUT takes back what a BASE said, and there is no BASE; add it")
+            raise InputError(f"{path}: WITHOUT removes keys that a BASE sets, but there is no BASE; add one")
         if (reading.is_family(path, content) or "BASE" not in content) and self._merge_theirs(config, path, content):
             return
         base = content.get("BASE") or []

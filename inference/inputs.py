@@ -130,7 +130,7 @@ def check_output(output: Path | None, *read: Iterable[str]) -> None:
     for path in itertools.chain.from_iterable(read):
         with contextlib.suppress(OSError, ValueError):
             if output.samefile(path):
-                raise InputError(f"{printable(str(output))} is to be written, and is what is read; choose another")
+                raise InputError(f"{printable(str(output))} would be read and written; choose another output")
 
 
 def class_names(path: str) -> list[str]:

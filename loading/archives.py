@@ -99,7 +99,7 @@ def _members(root: Path, archive: str, folder: str, names: list[str]) -> Iterato
         with tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 if member.size < 0:
-                    raise Unreadable("a header says that its member has less than no bytes")
+                    raise Unreadable("a header gives its member a negative size")
                 if member.name not in wanted:
                     continue
                 if not member.isreg() or member.issparse() or member.size > _LARGEST_MEMBER:

@@ -49,7 +49,8 @@ def folds(
     if (alone := values[low == high]).size and not isinstance(labels, LabelSets):
         name = printable(classes[int(alone[0])]) if classes else str(alone[0])
         raise InputError(
-            f"DATA.FOLDS: the class {name} is in one fold alone, expected two {what}s of it or more ({alone.size} such)"
+            f"DATA.FOLDS: the class {name} is in only one fold, expected two {what}s of it or more"
+            f" ({alone.size} such classes)"
         )
     if empty := count - len(np.unique(parts)):
         raise InputError(f"DATA.FOLDS is {count}: {empty} folds of {len(parts)} images would be empty; take fewer")

@@ -55,7 +55,9 @@ def check_training(config: Configuration, train: Labelled, val: Labelled) -> Con
     if not (train.classes or outputs == "auto"):  # a list of files: labels are outputs
         if classes < outputs and not is_users(config, "MODEL.NUM_CLASSES"):
             config = with_values(config)
-            add_note(config, f"the labels are 0..{classes - 1}, the model has {outputs} outputs: MODEL.NUM_CLASSES?")
+            add_note(
+                config, f"the labels are 0..{classes - 1}, but the model has {outputs} outputs; check MODEL.NUM_CLASSES"
+            )
         return config
     return _with_num_classes(config, classes, "the data has")
 

@@ -59,7 +59,9 @@ def with_part_note(config: Configuration, count: int) -> Configuration:
     key = "DATA.VAL_SPLIT" if config.DATA.VAL_SPLIT is not None else "DATA.FOLDS"
     if (value := dict(leaves(config))[key]) is not None:
         config = with_values(config)  # a copy: the note is this start's
-        add_note(config, f"of the data a part is evaluated, {count} images: {key} {value}; with {key} null it is all")
+        add_note(
+            config, f"only a part of the data is evaluated, {count} images ({key} {value}); set {key} null for all"
+        )
     return config
 
 
@@ -71,8 +73,8 @@ def fold_name(data: Any) -> str:
 def _check_alone(data: Any) -> None:
     pattern = datasets.components[data.DATASET].given.get("val")
     if pattern and (found := sorted(Path(data.DATA_PATH).glob(pattern))):
-        there = f"{found[0]} is there, and DATA.VAL_SPLIT {data.VAL_SPLIT} would make another"
-        raise InputError(f"{there}; leave out one of them")
+        there = f"{found[0]} is there, and DATA.VAL_SPLIT {data.VAL_SPLIT} would make another validation set"
+        raise InputError(f"{there}; remove one of the two")
 
 
 def _cut(data: Any, mode: str, images: np.ndarray, labels: np.ndarray, classes: list[str]) -> tuple:

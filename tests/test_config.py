@@ -172,7 +172,7 @@ def test_wrong_options_are_named(options, message):
         ("MODEL:\n  DEPHT: 3\n", "unknown key MODEL.DEPHT; did you mean MODEL.DEPTH?"),
         ("- 1\n", "expected a mapping of keys, found list"),
         ("A: [1\n", "not valid YAML"),
-        ("BASE: ['bad.yaml']\n", "BASE leads back to this file"),
+        ("BASE: ['bad.yaml']\n", "BASE leads back to this file; take it out of BASE"),
         ("BASE: ['absent.yaml']\n", "no configuration file"),
         ("SEED: 2001-13-45\n", "found no timestamp in '2001-13-45': month must be in 1..12)"),
         ("MODEL: vit\n", "bad.yaml: MODEL is a section, which takes keys; found 'vit'"),
@@ -296,7 +296,9 @@ def test_without_takes_back_what_the_files_before_said(tmp_path):
             get_config(own)
         assert str(error.value) == f"{own}: WITHOUT names {named}, expected keys or sections such as TRAIN"
     own.write_text("MODEL: {TYPE: ViT}\nWITHOUT: [TRAIN]\n")
-    with pytest.raises(InputError, match="own.yaml: WITHOUT takes back what a BASE said, and there is no BASE; add it"):
+    with pytest.raises(
+        InputError, match="own.yaml: WITHOUT removes keys that a BASE sets, but there is no BASE; add one"
+    ):
         get_config(own)
     own.write_text("BASE: ''\nWITHOUT: [TRAIN]\n")
     (tmp_path / "both.yaml").write_text("BASE: [base.yaml, own.yaml]\n")

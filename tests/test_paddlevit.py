@@ -69,7 +69,9 @@ def test_the_multi_scale_samplers_sizes_are_the_images_by_quarters(read):
         )
         found = config.DATA.MULTI_SCALE
         assert found == expected
-    with pytest.raises(InputError, match="MULTI_SCALE_SAMPLER_DDP is True, but False is all that this toolkit has"):
+    with pytest.raises(
+        InputError, match="MULTI_SCALE_SAMPLER_DDP is True, expected False, the only value that this toolkit has"
+    ):
         read("MODEL: {TYPE: MobileOne}\nTRAIN: {MULTI_SCALE_SAMPLER_DDP: True}\n")
 
 
@@ -140,8 +142,11 @@ def test_training_tells_where_paddlevits_differs_until_its_way_is_chosen(read):
     ("text", "message"),
     [
         ("MODEL: {TYPE: MAE, MAE_PRETRAIN: True}", "MAE_PRETRAIN is True, but MAE's pre-training isn't here"),
-        ("MODEL: {TYPE: swin, APE: True}", "MODEL.APE is True, but False is all that this toolkit has"),
-        ("MODEL: {TYPE: xcit, USE_POS: False}", "MODEL.USE_POS is False, but True is all that this toolkit has"),
+        ("MODEL: {TYPE: swin, APE: True}", "MODEL.APE is True, expected False, the only value that this toolkit has"),
+        (
+            "MODEL: {TYPE: xcit, USE_POS: False}",
+            "MODEL.USE_POS is False, expected True, the only value that this toolkit has",
+        ),
         ("MODEL: {TYPE: convnext, STEM_TYPE: overlap}", "MODEL.STEM_TYPE is overlap, but patch is all"),
         ("MODEL: {TYPE: swin}\nTRAIN: {BASELR: 1}", "unknown key TRAIN.BASELR; did you mean TRAIN.BASE_LR"),
         (

@@ -79,7 +79,7 @@ def chosen_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     least, most = 1e6 * arguments.least, 1e6 * arguments.most
     rows = [row for row in rows if least <= row["parameters"] <= most]
     if not rows:
-        raise InputError("no model is all of that; ask for less")
+        raise InputError("no model fits all of that; leave a condition out")
     return rows
 
 

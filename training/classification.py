@@ -59,7 +59,10 @@ class Classification(Task):
         if reads_tokens(self.criterion.base):
             if not hasattr(model, "dense_training"):
                 name = type(model).__name__
-                raise InputError(f"TRAIN.LOSS is {self.config.TRAIN.LOSS}, but {name} classifies no patches; VOLO does")
+                raise InputError(
+                    f"TRAIN.LOSS is {self.config.TRAIN.LOSS}, but {name} classifies no patches; choose a"
+                    " model that does, such as VOLO"
+                )
             model.dense_training, model.mix_token = True, self.criterion.base.mix
 
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
@@ -192,5 +195,5 @@ def _teachers(config: Configuration) -> Configuration:
         ("DATA.IMAGE_CHANNELS", config.DATA.IMAGE_CHANNELS, theirs.DATA.IMAGE_CHANNELS),
     ):
         if own != other and (key, train.DISTILLATION_TYPE) != ("MODEL.NUM_CLASSES", FEATURE):
-            raise InputError(f"the teacher {train.TEACHER_MODEL} has {key} {other}, the student {own}; make them one")
+            raise InputError(f"the teacher {train.TEACHER_MODEL} has {key} {other}, the student {own}; make them equal")
     return theirs

@@ -180,7 +180,7 @@ def _adapter_settings(file: Path) -> dict[str, Any]:
         check_form(found, _FORM, tuple(_FORM))
         return found
     if not (file.parent / _PEFT).is_file():
-        raise Unreadable(f"it is no adapter: its metadata don't tell, and beside it there is no {_PEFT}")
+        raise Unreadable(f"it is no adapter: its metadata don't say so, and there is no {_PEFT} beside it")
     found = parsed_json(whole_file(file.parent / _PEFT, _LONGEST))
     check_form(found, _PEFT_FORM, tuple(_PEFT_FORM), f"{_PEFT}'s ")
     if others := [name for name in _OTHERS if found.get(name)]:

@@ -219,7 +219,9 @@ def translate(one: Family, own: dict[str, Any], path: Path) -> tuple[dict[str, A
     settings = {key: value for key, value in settings.items() if key not in idle}
     for key in settings.keys() & one.only.keys():
         if settings.pop(key) != one.only[key]:
-            raise InputError(f"{path}: {key} is {own[key]}, but {one.only[key]} is all that this toolkit has")
+            raise InputError(
+                f"{path}: {key} is {own[key]}, expected {one.only[key]}, the only value that this toolkit has"
+            )
     values, unused = _of_training(one, settings)
     values |= of_models(settings, own, path)
     for key, value in settings.items():

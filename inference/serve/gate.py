@@ -69,7 +69,7 @@ class Gate:
         except Exception:
             traceback.print_exc()
             if not status:
-                await _refuse(Refused(500, "the server made a mistake; its log tells"), scope, receive, noted)
+                await _refuse(Refused(500, "the server failed; its log says why"), scope, receive, noted)
         finally:
             self._note(scope, status or _GONE, time.perf_counter() - started)
 
@@ -128,7 +128,7 @@ class Gate:
     def _check_token(self, given: bytes) -> None:
         kind, _, token = given.partition(b" ")
         if self.token and not (hmac.compare_digest(token.strip(), self.token) and kind.lower() == b"bearer"):
-            raise Refused(401, "this server asks for a token: Authorization: Bearer TOKEN")
+            raise Refused(401, "this server needs a token: send Authorization: Bearer TOKEN")
 
     def _check(self, headers: dict[bytes, bytes]) -> None:
         """Raises Refused for a request whose body needn't be read to know that it isn't taken."""

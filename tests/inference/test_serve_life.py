@@ -106,7 +106,7 @@ def test_from_loading_to_the_drain(patient, photographs):
         for path in ("/predict", "/attention"):
             status, answer, headers = patient.ask("POST", path, photographs[0], JPEG | wrong)
             assert (status, headers["www-authenticate"]) == (401, "Bearer")
-            assert answer == {"error": "this server asks for a token: Authorization: Bearer TOKEN"}
+            assert answer == {"error": "this server needs a token: send Authorization: Bearer TOKEN"}
         assert patient.ask("GET", "/metrics", headers=wrong)[0] == 401
     assert patient.ask("GET", "/")[0] == 200
     assert patient.ask("POST", "/predict", photographs[0], bearing)[0] == 200

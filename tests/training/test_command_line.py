@@ -204,7 +204,8 @@ def test_a_tag_of_timms_tells_how_images_are_prepared_and_where_the_weights_are(
         0.8,
     )
     assert notes(config) == [
-        "the weights vit_base_patch16_224.augreg_in21k are -pretrained=hf-hub:timm/vit_base_patch16_224.augreg_in21k"
+        "give -pretrained=hf-hub:timm/vit_base_patch16_224.augreg_in21k to load the weights"
+        " vit_base_patch16_224.augreg_in21k"
     ]
     other = get_config("vit_base_patch16_224.dino")
     assert (other.DATA.IMAGENET_MEAN, other.DATA.CROP_PCT) == ([0.485, 0.456, 0.406], 0.9)

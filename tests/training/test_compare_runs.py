@@ -112,7 +112,7 @@ def test_what_cant_be_compared_says_so(tmp_path):
     assert "not tested: a run without predictions.csv (REPORT)" in compare([one, other]).verdicts[0]
     with pytest.raises(InputError, match="a run is given twice"):
         compare([one, one.parent / "." / "a"])
-    with pytest.raises(InputError, match="c is of TASK multilabel, a of classification"):
+    with pytest.raises(InputError, match="c is of TASK multilabel, a of classification; compare runs of one TASK"):
         compare([one, make(tmp_path / "c", 0.6, task="multilabel", DATA__DATASET="multilabel_csv")[0]])
     same = make(tmp_path / "deep" / "a", 0.8, seed=1)[0]
     assert list(compare([one, same]).runs) == [f"{tmp_path.name}/a", "deep/a"]

@@ -78,7 +78,7 @@ def test_random_points_are_of_their_distributions_and_the_first_ones_of_any_numb
         ({"command": f"{COMMAND} --resume=auto"}, "command has --resume=auto, which the sweep gives"),
         ({"method": "bayes"}, "method is 'bayes', expected one of grid, random, optuna"),
         ({"method": "random"}, "runs is missing"),
-        ({"runs": 3}, "a grid has its runs; leave runs out"),
+        ({"runs": 3}, "a grid has a run for each point; leave runs out"),
         ({"keys": DRAWN}, "TRAIN.BASE_LR is an interval, of which method grid has no values"),
         ({"keys": {"OUTPUT": ["a"]}}, "OUTPUT is the sweep's own"),
         ({"keys": {"TRAIN.BASE_LR": 0.1}}, "TRAIN.BASE_LR is 0.1, expected a list of values"),

@@ -108,7 +108,7 @@ def test_transformers_preparation_is_taken_and_another_order_of_colours_refused(
     assert (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD) == ([0.0] * 3, [1.0] * 3)
     assert (config.DATA.INTERPOLATION, config.MODEL.EMBED_DIMS) == ("bilinear", [8, 8, 8, 8, 8, 16, 16, 16, 24])
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(prepared | {"do_flip_channel_order": False}))
-    with pytest.raises(InputError, match="do_flip_channel_order is off"):
+    with pytest.raises(InputError, match="do_flip_channel_order is False, expected True"):
         description_of(tmp_path)
     (tmp_path / "preprocessor_config.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps(golden["config"] | {"output_stride": 16}))

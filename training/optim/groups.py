@@ -34,7 +34,7 @@ def freeze(config: Configuration, model: nn.Layer) -> list[str]:
     if name := config.TRAIN.ADAPTER.NAME:
         if not (config.MODEL.PRETRAINED or config.MODEL.RESUME):
             raise InputError(
-                f"TRAIN.ADAPTER.NAME is {name}, but what it leaves frozen is random; give -pretrained=FILE"
+                f"TRAIN.ADAPTER.NAME is {name}, but the weights that it freezes are random; give -pretrained=FILE"
             )
         trained = adapters.choose(config)(model)
         rest = {name for name, _ in model.named_parameters()} - trained

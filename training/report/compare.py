@@ -103,7 +103,8 @@ def compare(folders: Sequence[Path]) -> Compared:
     first = next(iter(runs.values()))
     for name, run in runs.items():
         if run.config.TASK != first.config.TASK:
-            raise InputError(f"{name} is of TASK {run.config.TASK}, {next(iter(runs))} of {first.config.TASK}")
+            other = f"{next(iter(runs))} of {first.config.TASK}"
+            raise InputError(f"{name} is of TASK {run.config.TASK}, {other}; compare runs of one TASK")
     found = Compared(runs, _kinds(runs), _differences(runs), [])
     pairs = [(found.kinds[0], other) for other in found.kinds[1:]]
     if not pairs and all(len(kind.runs) == 2 for kind in found.kinds):  # two seeds
@@ -116,7 +117,7 @@ def _folders_by_name(folders: Sequence[Path]) -> dict[str, Path]:
     """The folders by the shortest ends of their paths that tell them apart."""
     paths = [folder.resolve() for folder in folders]
     if len(set(paths)) < len(paths):
-        raise InputError("a run is given twice; a comparison is of different ones")
+        raise InputError("a run is given twice; give different runs")
     ends = range(1, 1 + max(len(path.parts) for path in paths))
     names = ([str(Path(*path.parts[-end:])) for path in paths] for end in ends)
     return dict(zip(next(own for own in names if len(set(own)) == len(own)), folders, strict=True))

@@ -127,12 +127,12 @@ def read_sweep(file: Path) -> Sweep:
     refuse_other(f"{file}: method", method, METHODS)
     keys = {key: _drawn_value(f"{file}: {key}", key, values) for key, values in content["keys"].items()}
     if method == "grid" and (drawn := [key for key, values in keys.items() if not values.choices]):
-        raise InputError(f"{file}: {drawn[0]} is an interval, of which method grid has no values; list them")
+        raise InputError(f"{file}: {drawn[0]} is an interval, but method grid needs values; list them")
     if method == "grid" and (twice := [key for key, own in keys.items() if len(set(own.choices)) < len(own.choices)]):
         raise InputError(f"{file}: {twice[0]} has a value twice, and a grid would repeat its runs; leave one out")
     if ("runs" in content) == (method == "grid"):
         raise InputError(
-            f"{file}: " + ("a grid has its runs; leave runs out" if method == "grid" else "runs is missing")
+            f"{file}: " + ("a grid has a run for each point; leave runs out" if method == "grid" else "runs is missing")
         )
     number = math.prod(len(values.choices) for values in keys.values()) if method == "grid" else content["runs"]
     seeds = content.get("seeds", [])
@@ -268,4 +268,4 @@ def _own_metric(config: Configuration) -> str:
 def _check_measured(metric: str, config: Configuration) -> None:
     refuse_other("metric", metric.removeprefix("ema/"), _metrics(config))
     if metric.startswith("ema/") and not config.TRAIN.MODEL_EMA:
-        raise InputError(f"metric is {metric}, but TRAIN.MODEL_EMA is False: there is no average")
+        raise InputError(f"metric is {metric}, but TRAIN.MODEL_EMA is False; set it True, or leave out ema/")
