@@ -147,7 +147,7 @@ def test_training_tells_where_paddlevits_differs_until_its_way_is_chosen(read):
             "MODEL: {TYPE: xcit, USE_POS: False}",
             "MODEL.USE_POS is False, expected True, the only value that this toolkit has",
         ),
-        ("MODEL: {TYPE: convnext, STEM_TYPE: overlap}", "MODEL.STEM_TYPE is overlap, but patch is all"),
+        ("MODEL: {TYPE: convnext, STEM_TYPE: overlap}", "MODEL.STEM_TYPE is overlap, expected patch, the only"),
         ("MODEL: {TYPE: swin}\nTRAIN: {BASELR: 1}", "unknown key TRAIN.BASELR; did you mean TRAIN.BASE_LR"),
         (
             "MODEL: {TYPE: swin}\nTRAIN: {BASE_LR: fast}",

@@ -182,8 +182,8 @@ def sdpa(request: Answer) -> Answer:
         request: ``shape`` [batch, length, heads, channels of a head], ``dtype``, ``repeats``.
 
     Returns:
-        by way: ``ms`` of forward and backward; ``MB`` kept for the backward pass (on a GPU); the largest ``error`` of
-        output and gradients, over the largest value of plain float32 products.
+        by way: ``ms`` of forward and backward, and ``MB`` kept for the backward pass (on a GPU). Also the largest
+        ``error`` of output and gradients, over the largest value of plain float32 products.
     """
     import paddle
     from paddle.nn import functional as F

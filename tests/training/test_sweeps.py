@@ -79,7 +79,7 @@ def test_random_points_are_of_their_distributions_and_the_first_ones_of_any_numb
         ({"method": "bayes"}, "method is 'bayes', expected one of grid, random, optuna"),
         ({"method": "random"}, "runs is missing"),
         ({"runs": 3}, "a grid has a run for each point; leave runs out"),
-        ({"keys": DRAWN}, "TRAIN.BASE_LR is an interval, of which method grid has no values"),
+        ({"keys": DRAWN}, "TRAIN.BASE_LR is an interval, but method grid needs values"),
         ({"keys": {"OUTPUT": ["a"]}}, "OUTPUT is the sweep's own"),
         ({"keys": {"TRAIN.BASE_LR": 0.1}}, "TRAIN.BASE_LR is 0.1, expected a list of values"),
         ({"keys": {"TRAIN.BASE_LR": {"loguniform": [1, 2]}}}, "from is 'loguniform', .*; did you mean log_uniform?"),
