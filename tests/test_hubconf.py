@@ -158,7 +158,7 @@ def test_every_shipped_model_is_an_entry_with_a_text_and_overrides(theirs):
     assert "images [B, 3, 224, 224] float32 -> [B, 1000]" in lines[2]
     words = {line.strip().partition(":")[0] for line in lines}
     assert words >= {"pretrained", "num_classes", "image_size", "image_channels", "window_size", "droppath"}
-    assert of_predictor.startswith("A trained checkpoint that answers as ``-eval`` does")
+    assert of_predictor.startswith("Returns a trained checkpoint that answers as ``-eval`` does")
     assert (shape, same, tagged, called) == ([1, 3], True, True, "PyramidVisionTransformerV2")
     wanted = (
         "InputError: pretrained is True, but no weights come with this repository; give a file, a folder or",
