@@ -33,10 +33,14 @@ def check(config: Configuration) -> None:
     if not config.EVAL:
         _check_augmentation(config, require)
     _check_recipe(config, require)
-    require(not (config.MODEL.RESUME and config.EVAL), "MODEL.RESUME", "-pretrained FILE with -eval")
+    require(
+        not (config.MODEL.RESUME and config.EVAL),
+        "MODEL.RESUME",
+        "None with -eval; give the weights by -pretrained FILE",
+    )
     automatic = config.MODEL.RESUME == "auto"
     one = automatic or not (config.MODEL.RESUME and config.MODEL.PRETRAINED)
-    require(one, "MODEL.RESUME", "auto with -pretrained, which a run then starts from, or one of both")
+    require(one, "MODEL.RESUME", "auto together with -pretrained, or only one of the two")
     require(not (config.TO_STATIC and config.MODEL.get("RECOMPUTE")), "TO_STATIC", "False with MODEL.RECOMPUTE")
     chosen = not (config.CUDNN_BENCHMARK and config.DETERMINISTIC)
     require(chosen, "CUDNN_BENCHMARK", "False with DETERMINISTIC: which algorithm is fastest changes from run to run")
@@ -46,9 +50,9 @@ def check(config: Configuration) -> None:
     require(
         not config.DIST.MAX_RESTART or config.EVAL or anew,
         "DIST.MAX_RESTART",
-        "0, or -output with it, in which to look for checkpoints, and no -last_epoch or -resume=PATH",
+        "0, or -output with it (the folder of the checkpoints) and neither -last_epoch nor -resume=PATH",
     )
-    require(not automatic or config.OUTPUT, "MODEL.RESUME", "-output with it: the folder in which to look")
+    require(not automatic or config.OUTPUT, "MODEL.RESUME", "-output with it: the folder of the checkpoints")
 
 
 def _check_data(config: Configuration, require: Callable[[bool, str, str], None]) -> None:
@@ -85,7 +89,7 @@ def _check_data(config: Configuration, require: Callable[[bool, str, str], None]
     expected = "None with SCALE_SCHEDULE progressive: its steps don't take equally long"
     require(fixed or train.MAX_MINUTES is None, "TRAIN.MAX_MINUTES", expected)
     require(data.FOLDS is None or data.FOLD < data.FOLDS, "DATA.FOLD", f"0 to {(data.FOLDS or 1) - 1}, of FOLDS")
-    require(data.FOLDS is None or data.VAL_SPLIT is None, "DATA.FOLDS", "None with VAL_SPLIT, or VAL_SPLIT None")
+    require(data.FOLDS is None or data.VAL_SPLIT is None, "DATA.FOLDS", "None with VAL_SPLIT: set only one of the two")
     cached = data.CACHE is None or not data.SKIP_BROKEN
     require(cached, "DATA.CACHE", "None with SKIP_BROKEN: a cache holds every image")
     corrupts = data.CORRUPTION is not None
@@ -96,7 +100,7 @@ def _check_data(config: Configuration, require: Callable[[bool, str, str], None]
     own = data.LABELS is None or data.CLASSES in (None, "present")
     require(own, "DATA.CLASSES", "None or present with DATA.LABELS, which are ImageNet's classes themselves")
     for key in ("CLASSES", "LABELS"):
-        require(data[key] is None or config.TASK == "classification", f"DATA.{key}", "None with this TASK")
+        require(data[key] is None or config.TASK == "classification", f"DATA.{key}", f"None with TASK {config.TASK}")
     box = train.CUTMIX_MINMAX or [0.5, 0.5]
     require(0 <= box[0] <= box[1] <= 1, "TRAIN.CUTMIX_MINMAX", "0 <= low <= high <= 1")
 
@@ -126,7 +130,9 @@ def _check_augmentation(config: Configuration, require: Callable[[bool, str, str
             require(value == idle, key, f"{idle} with DATA.LOADER dali, which crops, resizes and flips")
         drawn = train.CROP.startswith("random_resized")
         require(drawn, "TRAIN.CROP", "random_resized or random_resized_once with DATA.LOADER dali")
-        require(train.INTERPOLATION != "random", "TRAIN.INTERPOLATION", "one of the others with DATA.LOADER dali")
+        require(
+            train.INTERPOLATION != "random", "TRAIN.INTERPOLATION", "bicubic, bilinear or nearest with DATA.LOADER dali"
+        )
 
 
 def _check_recipe(config: Configuration, require: Callable[[bool, str, str], None]) -> None:
@@ -135,12 +141,12 @@ def _check_recipe(config: Configuration, require: Callable[[bool, str, str], Non
     require(max(weights) >= 1e-6, "TRAIN.CLASS_WEIGHTS", "a value above 0, and 1e-6 or more: nothing would be learned")
     if train.DISTILLATION_TYPE == "feature" and not config.EVAL:
         whole = not config.MODEL.get("PATCH_DROP")
-        require(whole, "MODEL.PATCH_DROP", "0 with DISTILLATION_TYPE feature: every place has to be there")
+        require(whole, "MODEL.PATCH_DROP", "0 with DISTILLATION_TYPE feature: the student needs every patch")
         require(train.LOSS != "token_label", "TRAIN.LOSS", "another one with DISTILLATION_TYPE feature")
     steps = train.LR_SCHEDULER.MILESTONES
     require(steps == sorted(set(steps)), "TRAIN.LR_SCHEDULER.MILESTONES", "epochs in rising order, each once")
     held = train.WARMUP_EPOCHS + train.COOLDOWN_EPOCHS <= train.NUM_EPOCHS or not train.COOLDOWN_EPOCHS
-    expected = f"NUM_EPOCHS {train.NUM_EPOCHS} to hold WARMUP_EPOCHS {train.WARMUP_EPOCHS} and it"
+    expected = f"at most NUM_EPOCHS {train.NUM_EPOCHS} - WARMUP_EPOCHS {train.WARMUP_EPOCHS}"
     require(held, "TRAIN.COOLDOWN_EPOCHS", expected)
     falling = train.LR_SCHEDULER.WSD_DECAY_EPOCHS
     require(
@@ -154,7 +160,8 @@ def _check_recipe(config: Configuration, require: Callable[[bool, str, str], Non
     require(
         config.EVAL or not 0 < train.NUM_EPOCHS <= train.WARMUP_EPOCHS,
         "TRAIN.WARMUP_EPOCHS",
-        f"fewer than TRAIN.NUM_EPOCHS, {train.NUM_EPOCHS}: a tenth of them, say; the run would end before BASE_LR",
+        f"fewer than TRAIN.NUM_EPOCHS, {train.NUM_EPOCHS} (a tenth of them is usual); otherwise the run"
+        " ends before it reaches BASE_LR",
     )
     require(
         train.LR_SCHEDULER.NAME != "onecycle"
@@ -188,8 +195,16 @@ def _check_task(config: Configuration, require: Callable[[bool, str, str], None]
     require(
         train.LOSS in each, "TRAIN.LOSS", f"one of {', '.join(each)} with TASK multilabel: a yes or no for each class"
     )
-    require(train.DISTILLATION_TYPE is None, "TRAIN.DISTILLATION_TYPE", "None with TASK multilabel: it is of one class")
-    require(config.DATA.SAMPLER == "shuffle", "DATA.SAMPLER", "shuffle with TASK multilabel: an image has no one class")
+    require(
+        train.DISTILLATION_TYPE is None,
+        "TRAIN.DISTILLATION_TYPE",
+        "None with TASK multilabel: distillation is for one class per image",
+    )
+    require(
+        config.DATA.SAMPLER == "shuffle",
+        "DATA.SAMPLER",
+        "shuffle with TASK multilabel: an image may have several classes",
+    )
 
 
 def _check_threshold(config: Configuration, require: Callable[[bool, str, str], None]) -> None:
@@ -204,6 +219,10 @@ def _check_threshold(config: Configuration, require: Callable[[bool, str, str], 
     require(
         threshold > off or smoothing == 0 or (classes == "auto" and threshold > 0),
         "TRAIN.BCE_TARGET_THRESH",
-        f"above {off:.3g}, SMOOTHING over NUM_CLASSES, the target of every class: all targets would be 1",
+        f"above {off:.3g} (SMOOTHING / NUM_CLASSES, the target of other classes): otherwise all targets would be 1",
     )
-    require(threshold < on, "TRAIN.BCE_TARGET_THRESH", f"below {on:.3g}, the label's own target: all would be 0")
+    require(
+        threshold < on,
+        "TRAIN.BCE_TARGET_THRESH",
+        f"below {on:.3g} (the label's own target): otherwise all targets would be 0",
+    )

@@ -1,7 +1,7 @@
 """Datasets and their loader.
 
 ``get_datasets(config)`` validates everything that can be known before a model is built. A dataset holds its paths and
-labels in a few arrays, so that handing it to a process costs little: 65 MB for the 1.3 million files of ImageNet.
+labels in a few arrays. So it costs little to hand it to a process: 65 MB for ImageNet's 1.3 million files.
 """
 
 import functools
@@ -14,13 +14,13 @@ import paddle
 
 from configs.key_needs import mixes
 from configs.registry import datasets
-from errors import InputError, RunError, Unreadable, shown
-from loading.cache import Decoded, Labels, MappedImages, cached, fingerprint
+from errors import InputError, RunError, Unreadable, printable
+from loading.cache import Decoded, Labels, MappedImages, cached_images, fingerprint
 from loading.files import Paths, contents
 from loading.label_sets import LabelSets, every_label
 from loading.label_spaces import check_evaluation, check_pretrained_classes, check_training, set_outputs
-from loading.parts import part_of, told, with_part_told
-from loading.real_labels import relabelled
+from loading.parts import fold_name, part_of, with_part_note
+from loading.real_labels import relabel
 from loading.samplers import EvalBatchSampler
 from loading.scales import train_sampler
 from loading.shards import Shards
@@ -51,10 +51,10 @@ class ImageDataset(paddle.io.Dataset):
     """Images with labels. ``dataset[index]`` or ``dataset[epoch, index, copy]``, with a size besides where it isn't
     IMAGE_SIZE, is (pixels [H, W, C] uint8 or float32, label); ``columns`` names the items.
 
-    An augmented sample is a pure function of (seed, epoch, index) and, where an epoch holds an image several times, of
-    which time it is (``copy``, from 0), whoever loads it. Two items may follow, in this order: with RANDOM_ERASE_PROB
-    what the device is to erase; with ``skip_broken`` the index of an image that couldn't be read and was replaced by
-    the next one, or -1.
+    An augmented sample is a pure function of (seed, epoch, index), whichever process loads it. If an epoch holds an
+    image several times, ``copy`` (from 0) says which time it is, and counts too. Two items may follow, in this order.
+    With RANDOM_ERASE_PROB: what the device has to erase. With ``skip_broken``: the index of an unreadable image that
+    the next one replaced, or -1.
 
     Args:
         labels: [n] integers, or several for each image, which give labels [K] uint8 of 0 and 1.
@@ -165,7 +165,7 @@ class EncodedDataset(ImageDataset):
         raise NotImplementedError
 
     def image(self, index: int) -> Picture:
-        return self._encoded(index).decoded()
+        return self._encoded(index).decode()
 
     def picture(self, index: int) -> Picture:
         return self._encoded(index)
@@ -193,7 +193,7 @@ class FileDataset(EncodedDataset):
         self.root, self.paths = str(root), paths if isinstance(paths, Paths) else Paths(paths)
 
     def name(self, index: int) -> str:
-        return shown(path := self.path(index), len(path))
+        return printable(path := self.path(index), len(path))
 
     def path(self, index: int) -> str:
         """Returns an image's path."""
@@ -207,8 +207,8 @@ class FileDataset(EncodedDataset):
 
 
 class ShardDataset(EncodedDataset):
-    """Images in tar shards, in the order of their members' names; tools/make_shards.py names them in the order in which
-    the dataset that it packs has them: a run on its shards is, bit by bit, the run on the files.
+    """Images in tar shards, in the order of their members' names. tools/make_shards.py names them in the order of the
+    dataset that it packs. So a run on the shards is, bit by bit, the run on the files.
     """
 
     def __init__(self, config: Configuration, mode: str, shards: Shards) -> None:
@@ -249,11 +249,11 @@ def get_dataset(config: Configuration, mode: str) -> ImageDataset:
     kind, root, limit = config.DATA.DATASET, Path(config.DATA.DATA_PATH), config.MODEL.NUM_CLASSES
     if limit == 0:
         raise InputError("MODEL.NUM_CLASSES is 0, a model without a classifier; give the classes' number, or auto")
-    read = datasets.chosen(config)
+    read = datasets.choose(config)
     meant = datasets.components[kind].given.get("task", "classification")
     if {meant, config.TASK} == {"classification", "multilabel"}:
         raise InputError(f"DATA.DATASET '{kind}' is of TASK {meant}, TASK is {config.TASK}; change one of the two")
-    dataset = _made(config, mode, part_of(config.DATA, Split(mode, limit), read))
+    dataset = _make_dataset(config, mode, part_of(config.DATA, Split(mode, limit), read))
     if not len(dataset):
         raise InputError(f"the {mode} set of '{kind}' at {root} is empty")
     low, high = every_label(dataset.labels).min(), every_label(dataset.labels).max()
@@ -265,7 +265,7 @@ def get_dataset(config: Configuration, mode: str) -> ImageDataset:
     return dataset
 
 
-def _made(config: Configuration, mode: str, source: Files | Shards | Arrays | Drawn) -> ImageDataset:
+def _make_dataset(config: Configuration, mode: str, source: Files | Shards | Arrays | Drawn) -> ImageDataset:
     """Returns the dataset of what its reader gave; DATA.CACHE holds what is decoded."""
     said = datasets.components[config.DATA.DATASET].returns
     if said != type(source).__name__:
@@ -274,28 +274,28 @@ def _made(config: Configuration, mode: str, source: Files | Shards | Arrays | Dr
         case Drawn():
             return SyntheticDataset(config, mode, source.count)
         case Arrays() if config.DATA.CACHE:
-            made_of = fingerprint((file for file in source.files if file.is_file()), told(config.DATA))
-            return _cached(config, mode, made_of, source.read)
+            made_of = fingerprint((file for file in source.files if file.is_file()), fold_name(config.DATA))
+            return _cached_dataset(config, mode, made_of, source.read)
         case Arrays():
             return ArrayDataset(config, mode, *source.read())
         case Shards():
             dataset: EncodedDataset = ShardDataset(config, mode, source)
         case _:
-            dataset = FileDataset(config, mode, *relabelled(source, config))
-    return _decoded(config, mode, dataset) if config.DATA.CACHE else dataset
+            dataset = FileDataset(config, mode, *relabel(source, config))
+    return _decoded_dataset(config, mode, dataset) if config.DATA.CACHE else dataset
 
 
-def _cached(config: Configuration, mode: str, made_of: str, decode: Callable[[], Decoded]) -> ArrayDataset:
+def _cached_dataset(config: Configuration, mode: str, made_of: str, decode: Callable[[], Decoded]) -> ArrayDataset:
     name = f"{config.DATA.DATASET}-{mode}-{made_of}"
-    return ArrayDataset(config, mode, *cached(Path(config.DATA.CACHE), name, decode))
+    return ArrayDataset(config, mode, *cached_images(Path(config.DATA.CACHE), name, decode))
 
 
-def _decoded(config: Configuration, mode: str, dataset: EncodedDataset) -> ArrayDataset:
+def _decoded_dataset(config: Configuration, mode: str, dataset: EncodedDataset) -> ArrayDataset:
     way = _DECODING + "turned" * dataset.oriented + str(dataset.mode)
     where = dataset.shards.where() if isinstance(dataset, ShardDataset) else b""
     made_of = fingerprint(dataset.files(), way, dataset.labels.tobytes(), "\0".join(dataset.classes), where)
     images = (np.asarray(dataset.image(index)) for index in range(len(dataset)))
-    found = _cached(config, mode, made_of, lambda: (images, np.zeros(len(dataset), np.int64), dataset.classes))
+    found = _cached_dataset(config, mode, made_of, lambda: (images, np.zeros(len(dataset), np.int64), dataset.classes))
     found.labels = dataset.labels  # a cache holds one for each image, of no use here
     return found
 
@@ -315,7 +315,7 @@ def get_datasets(
     """
     if config.EVAL:
         val = get_dataset(config, "val")
-        config = with_part_told(check_evaluation(config, val, trained), len(val))
+        config = with_part_note(check_evaluation(config, val, trained), len(val))
         set_outputs(config, val)
         check_pretrained_classes(config, val)
         return config, None, val

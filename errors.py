@@ -68,7 +68,7 @@ def missing(error: BaseException) -> str:
 
 
 def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """For what is imported outside of ``reported``."""
+    """For what is imported outside of ``reporting``."""
     if line := missing(error):
         print(line, file=sys.stderr, flush=True)
         os._exit(2)
@@ -88,7 +88,7 @@ if _FOLDER in (_HERE, os.path.join(_HERE, "tools"), os.path.join(_HERE, "example
 LONGEST_LINE = 500  # characters of an error
 
 
-def shown(text: str, most: int = 160) -> str:
+def printable(text: str, most: int = 160) -> str:
     """Returns a stranger's text as a message may show it: what can't be printed as escapes, at most ``most`` of it."""
     cut = text if len(text) <= most else f"{text[:most]} ..."
     return cut if cut.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
@@ -96,7 +96,7 @@ def shown(text: str, most: int = 160) -> str:
 
 def one_line(text: str) -> str:
     """Returns text as one line without control characters; of a long one the middle is left out: advice ends it."""
-    line = shown(" ".join(text.split()), len(text))
+    line = printable(" ".join(text.split()), len(text))
     half = LONGEST_LINE // 2 - 3
     return line if len(line) <= LONGEST_LINE else f"{line[:half]} ... {line[-half:]}"
 
@@ -148,7 +148,7 @@ class Allowance:
             raise Unreadable(f"reading its {self.size} bytes takes too long")
 
 
-def opened(path: str | os.PathLike[str]) -> io.BufferedReader:
+def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Opens a regular file to be read. ``open`` would wait at a pipe, and read from a device without end.
 
     Raises:
@@ -180,7 +180,7 @@ def reading(file: Any, what: str, advice: str = "", kind: type[RunError] = Input
         raise kind(f"{file}: {error}{advice}") from None
     except Exception as error:
         text = getattr(error, "strerror", None) or str(error)  # an OSError's would name the file a second time
-        said = out_of_memory(error) or f"{type(error).__name__}: {shown(' '.join(text.split()))}"
+        said = out_of_memory(error) or f"{type(error).__name__}: {printable(' '.join(text.split()))}"
         raise kind(f"{file}: can't be read as {what} ({said}){advice}") from None
 
 
@@ -273,7 +273,7 @@ def limit_reached(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def memory_reported(advice: Callable[[], str]) -> Iterator[None]:
+def reporting_memory(advice: Callable[[], str]) -> Iterator[None]:
     """Turns memory that ran out into a RunError of one line, which ends in what to do."""
     try:
         yield
@@ -284,16 +284,16 @@ def memory_reported(advice: Callable[[], str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reported(failed: Any = None) -> Iterator[None]:
+def reporting(failed: Any = None) -> Iterator[None]:
     """Turns what ends this process into one line on stderr and its exit status: 1, 2, or 130 after Ctrl-C.
 
-    Of several ranks, the one that failed speaks. A rank that only sees a collective fail because another left, or that
-    shares an error with rank 0, waits first: whoever started the ranks ends it meanwhile, or else it speaks too.
+    Of several ranks, the one that failed speaks. A rank may only see a collective fail because another rank left, or
+    share an error with rank 0. It waits first. Meanwhile whoever started the ranks ends it; otherwise it speaks, too.
 
     Args:
-        failed: a watched rank's shared bytes (an ``Array`` of FAILURE): it puts its failure there and lets the process
-            that watches it speak and end all ranks at once. Left alone, peers would see it go, and abort with a message
-            of their own.
+        failed: the shared bytes of a watched rank (an ``Array`` of FAILURE). The rank writes its failure there. Then
+            the process that watches it reports the failure and ends all ranks at once. Left alone, the other ranks
+            would see it go and abort with messages of their own.
     """
     try:
         yield
@@ -318,7 +318,7 @@ def reported(failed: Any = None) -> Iterator[None]:
 
 
 def _rank() -> tuple[int, int]:
-    """This process's rank and the number of ranks, as a launcher set them: maybe after ``reported`` began."""
+    """This process's rank and the number of ranks, as a launcher set them: maybe after ``reporting`` began."""
     return int(os.environ.get("PADDLE_TRAINER_ID") or 0), int(os.environ.get("PADDLE_TRAINERS_NUM") or 1)
 
 

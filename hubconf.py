@@ -83,7 +83,7 @@ def _text(name: str) -> str:
 
 
 def predictor(path: str, **arguments: typing.Any) -> typing.Any:
-    """A trained checkpoint that answers as ``-eval`` does: predictor(images) -> a Prediction for each.
+    """Returns a trained checkpoint that answers as ``-eval`` does: predictor(images) -> a Prediction for each.
 
     Args:
         path: a checkpoint's folder or file, or a run's folder (its best checkpoint)

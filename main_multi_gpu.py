@@ -13,14 +13,14 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from errors import memory_reported, reported
+from errors import reporting, reporting_memory
 from launch import environment, launched, progress, signals, spawned, streams
 from training.command_line import config_from_arguments
 
 
 def import_paddle():
-    """Signals wait meanwhile. Paddle's import takes SIGTERM and others for its C++, whose dumps, also where a peer is
-    lost, hide the line that matters; and what it gives them back to isn't Python.
+    """Lets signals wait within. Paddle's import hands SIGTERM and others to its C++. Its dumps hide the line that
+    matters, also when a peer is lost; and what it gives them back to isn't Python.
 
     Raises:
         InputError: it sees no GPU though there are some.
@@ -35,7 +35,7 @@ def import_paddle():
 
 
 def main_worker(config, dataset_train, dataset_val):
-    """What each process does. Everything after ``parallel.init`` is the same for one process and for many."""
+    """Runs in each process. Everything after ``parallel.init`` is the same for one process and for many."""
     import paddle.distributed as dist
 
     import utils
@@ -48,7 +48,7 @@ def main_worker(config, dataset_train, dataset_val):
     from training.setup import check_same, share_batch
 
     run = None
-    with memory_reported(lambda: less_memory(config, run and run.directory)):
+    with reporting_memory(lambda: less_memory(config, run and run.directory)):
         ranks = utils.world_size()
         settings = set_device_flags(config, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)))
         parallel.init(config)
@@ -73,7 +73,7 @@ def main_worker(config, dataset_train, dataset_val):
 def leave_report(run, dataset_val):
     """Writes report.html, where it is asked for, and names the run's files: the last of what rank 0 does."""
     if run.config.REPORT:
-        with run.told("report.html"):
+        with run.logging_failure("report.html"):
             from training.report import write_report
 
             write_report(run.directory, dataset_val)
@@ -105,7 +105,7 @@ def less_memory(config, directory):
 
 @contextlib.contextmanager
 def as_rank(failed, beats):
-    """Within, this process is a rank: another watches it, hears what it fails by, and isn't outlived by it."""
+    """Makes this process a rank within: another watches it, hears what it fails by, and isn't outlived by it."""
     signals.die_with_parent()
     # In the place of this rank, or, where each has an array of its own, in the only one.
     progress.share_beats(beats, progress.FIELDS * int(os.environ.get("PADDLE_TRAINER_ID") or 0) % len(beats))
@@ -113,14 +113,14 @@ def as_rank(failed, beats):
     multiprocessing.set_start_method("fork", force=True)
     signals.noted.clear()  # a fork's parent has noted them, and passes them on
     signals.stop_at_once()
-    with reported(failed):
+    with reporting(failed):
         import_paddle()
         yield
     streams.finish()
 
 
 def watched_worker(failed, beats, handed):
-    """``main_worker`` in a process of its own.
+    """Runs ``main_worker`` in a process of its own.
 
     Args:
         handed: the configuration, to read the data here, or ``spawned.Handed`` of it and the datasets.
@@ -148,7 +148,7 @@ def spawn(worker, count, failed, beats, *objects):
 
 
 def built(config):
-    """(configuration, training set, validation set)."""
+    """Returns (configuration, training set, validation set)."""
     import datasets
     from models.pretrained import with_preprocessing
     from training.checkpoint import classes_of
@@ -173,7 +173,7 @@ def next_start(config, count):
 
 
 def devices_now():
-    """GPUs are counted in another process: in this one CUDA remembers how many there were."""
+    """Counts GPUs in another process: in this one CUDA remembers how many there were."""
     from utils import num_gpus, num_processes
 
     if not num_gpus():
@@ -185,7 +185,7 @@ def devices_now():
 def main():
     """Builds the datasets once and spawns a worker per device, or, where a launcher started it, becomes one of them."""
     config = config_from_arguments("main_multi_gpu.py")
-    if environment.launched():  # and what it sets: before Paddle's import
+    if environment.is_launched():  # and what it sets: before Paddle's import
         streams.hurry()
         launched.watch(watched_worker, config)
     import_paddle()
@@ -203,5 +203,5 @@ def main():
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

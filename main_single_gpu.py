@@ -8,16 +8,16 @@ import launch.startup  # noqa: F401  (signals and streams, from the first moment
 # isort: split
 import os
 
-from errors import InputError, reported
+from errors import InputError, reporting
 from launch import environment
 from main_multi_gpu import built, import_paddle, main_worker
 from training.command_line import config_from_arguments
 
 
 def main():
-    """The same worker as every process of main_multi_gpu.py, here as the only one."""
+    """Runs the worker of main_multi_gpu.py as the only process."""
     config = config_from_arguments("main_single_gpu.py")
-    if environment.launched() and int(os.environ["PADDLE_TRAINERS_NUM"]) > 1:
+    if environment.is_launched() and int(os.environ["PADDLE_TRAINERS_NUM"]) > 1:
         raise InputError("main_single_gpu.py is one process, but a launcher started several; launch main_multi_gpu.py")
     if config.NGPUS > 1:
         raise InputError(f"main_single_gpu.py is one process, found NGPUS {config.NGPUS}; run main_multi_gpu.py")
@@ -26,5 +26,5 @@ def main():
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

@@ -162,7 +162,7 @@ def pair(size: int | Sequence[int]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
-def size_told(size: int | Sequence[int]) -> str:
+def size_text(size: int | Sequence[int]) -> str:
     """Returns a size as a person reads it: "224", or "224 x 160" (height x width)."""
     height, width = pair(size)
     return str(height) if height == width else f"{height} x {width}"
@@ -195,18 +195,18 @@ class Given(NamedTuple):
     first: str = ""  # the flag; or from whom the file had it: a run's file had it from somebody
     value: Any = None
 
-    def told(self) -> str:
+    def text(self) -> str:
         """Returns where the value came from, in words."""
         if self.source in (COMMAND_LINE, WITH_VALUES) or not self.first:
             return self.origin()
-        return f"{_shown(self.source)}, which had it from {self.first}"
+        return f"{_short_path(self.source)}, which had it from {self.first}"
 
     def origin(self) -> str:
         """Returns where it came from first, as a run's file keeps it."""
-        return self.first or _shown(self.source)
+        return self.first or _short_path(self.source)
 
 
-def _shown(source: str) -> str:
+def _short_path(source: str) -> str:
     path = Path(source)
     shown = str(path.relative_to(CONFIG_DIR.parent)) if path.is_relative_to(CONFIG_DIR) else source
     return shown if shown.isprintable() else ascii(shown)
@@ -236,7 +236,7 @@ class Configuration(CfgNode):
         self.origins.setdefault(key, []).append(where._replace(value=value))
 
 
-def given(config: Configuration) -> dict[str, Given]:
+def value_sources(config: Configuration) -> dict[str, Given]:
     """Returns where the value of each dotted key came from that isn't at its default untouched."""
     return {key: found[-1] for key, found in config.origins.items()}
 
@@ -247,17 +247,17 @@ def is_given(config: Configuration, key: str) -> bool:
 
 
 def set_by_someone(config: Configuration) -> dict[str, Given]:
-    """Returns ``given`` without what is only written out: what a file, a flag or an option set."""
-    return {key: where for key, where in given(config).items() if where.level > WRITTEN_OUT}
+    """Returns ``value_sources`` without what is only written out: what a file, a flag or an option set."""
+    return {key: where for key, where in value_sources(config).items() if where.level > WRITTEN_OUT}
 
 
 def is_users(config: Configuration, key: str) -> bool:
     """Returns whether the user set the dotted key: the command line, or a YAML file that isn't one of configs/."""
-    where = given(config).get(key)
+    where = value_sources(config).get(key)
     return where is not None and where.level > WRITTEN_OUT and not Path(where.source).is_relative_to(CONFIG_DIR)
 
 
-def named(config: Configuration) -> set[str]:
+def option_keys(config: Configuration) -> set[str]:
     """Returns the keys that -o names on the command line: what a run that goes on may change."""
     by_name = (COMMAND_LINE, NAMED)
     return {key for key, found in config.origins.items() if any(where[1:3] == by_name for where in found)}

@@ -17,7 +17,7 @@ import paddle
 import paddle.distributed as dist
 from tqdm import tqdm
 
-from errors import InputError, RunError, shown
+from errors import InputError, RunError, printable
 from launch import secret
 from launch.environment import num_cores
 from launch.startup import sync_directory as sync_directory
@@ -32,17 +32,17 @@ if __name__ == "utils":  # as a part of another program (tools/package) it leave
 
 
 def rank() -> int:
-    """This process's number among the run's processes, from 0; 0 in a run of one process."""
+    """Returns this process's number among the run's processes, from 0; 0 in a run of one process."""
     return dist.get_rank()
 
 
 def world_size() -> int:
-    """The number of the run's processes, on all machines."""
+    """Returns the number of the run's processes, on all machines."""
     return dist.get_world_size()
 
 
 def num_gpus() -> int:
-    """The number of GPUs that CUDA_VISIBLE_DEVICES leaves to this process; 0 on a CPU build."""
+    """Returns the number of GPUs that CUDA_VISIBLE_DEVICES leaves to this process; 0 on a CPU build."""
     return paddle.device.cuda.device_count() if paddle.device.is_compiled_with_cuda() else 0
 
 
@@ -61,7 +61,7 @@ def num_processes(ngpus: int) -> int:
 
 
 def free_memory() -> int:
-    """The bytes that this machine, or its container's limit (cgroup v2), has left."""
+    """Returns the bytes that this machine, or its container's limit (cgroup v2), has left."""
     free = sys.maxsize
     with contextlib.suppress(OSError):
         fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
@@ -77,7 +77,7 @@ def free_memory() -> int:
 
 @contextlib.contextmanager
 def within_memory() -> Iterator[None]:
-    """On a CPU: what is allocated within fails with a MemoryError where the machine hasn't got it.
+    """Makes what is allocated within, on a CPU, fail with a MemoryError where the machine hasn't got it.
 
     Else the kernel would promise it, and end some process later.
     """
@@ -187,8 +187,8 @@ def seed_everything(seed: int) -> None:
 
 
 def seed_step(seed: int, step: int) -> None:
-    """Makes what this step draws from Python, NumPy and Paddle (dropout, drop path) a pure function of (seed, step,
-    rank): there is no generator's state to save for a resume.
+    """Seeds what this step draws from Python, NumPy and Paddle (dropout, drop path) by (seed, step, rank). So there is
+    no generator's state to save for a resume.
     """
     seed_everything(int(np.random.SeedSequence([seed, step, rank()]).generate_state(1)[0]))
 
@@ -215,7 +215,7 @@ class _Printable(logging.Formatter):
     """Shows what can't be printed as escapes: a class's name may hold what a terminal acts on."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return "\n".join(shown(line, len(line)) for line in super().format(record).split("\n"))
+        return "\n".join(printable(line, len(line)) for line in super().format(record).split("\n"))
 
 
 _LINE = _Printable("%(asctime)s %(message)s", "%m%d %H:%M:%S")

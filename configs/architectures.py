@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs.signatures import Argument, argument, told
-from configs.values import parsed, quoted
+from configs.signatures import Argument, argument, descriptions
+from configs.values import parse_value, quoted
 from errors import InputError
-from options import Configuration, given, leaves
+from options import Configuration, leaves, value_sources
 
 _SHARED = ("self", "image_size", "in_channels", "num_classes")  # keys of DATA, and what config.py has
 _FILES = sorted((Path(__file__).resolve().parent.parent / "models").glob("*.py"))
@@ -64,14 +64,14 @@ def settle(config: Configuration) -> None:
             whatever its value. It is no error below the TYPE that was set over it, such as a recipe's DROPPATH; None
             takes a key back.
     """
-    model, found = config.MODEL, given(config)
+    model, found = config.MODEL, value_sources(config)
     taken = architecture(model.TYPE).arguments
     own = max(0, found["MODEL.TYPE"].level) if "MODEL.TYPE" in found else 0
     values = {key: argument.default for key, argument in taken.items()}
     for key in all_keys():
         name = key.removeprefix("MODEL.")
         value, where = model.pop(name, None), found.get(key)
-        value = parsed(value) if isinstance(value, str) else value
+        value = parse_value(value) if isinstance(value, str) else value
         if where and value is not None and key in taken:
             values[key] = taken[key].value(value, where.source)
         elif where and value is not None and where.level >= own:
@@ -121,7 +121,7 @@ def _arguments(node: ast.ClassDef, classes: dict[str, ast.ClassDef], file: Path)
     made = next(f for one in line for f in one.body if isinstance(f, ast.FunctionDef) and f.name == "__init__")
     meant: dict[str, str] = {}
     for one in reversed(line):
-        meant |= told(ast.get_docstring(one) or "")
+        meant |= descriptions(ast.get_docstring(one) or "")
     found = made.args.args + made.args.kwonlyargs
     defaults = [None] * (len(made.args.args) - len(made.args.defaults)) + made.args.defaults + made.args.kw_defaults
     for word, default in zip(found, defaults, strict=True):

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from configs.values import LONGEST_TEXT, quoted
-from errors import Allowance, InputError, Unreadable, opened, reading, shown
+from errors import Allowance, InputError, Unreadable, open_file, printable, reading
 from options import leaves
 
 MOST_BYTES = 1 << 20  # of a file
@@ -31,20 +31,20 @@ def read_yaml(path: Path) -> dict[str, Any]:
         try:
             content = _Reader(_text(path)).read()
         except yaml.YAMLError as error:
-            raise Unreadable(f"not valid YAML ({shown(' '.join(str(error).split()), 240)})") from None
+            raise Unreadable(f"not valid YAML ({printable(' '.join(str(error).split()), 240)})") from None
         except RecursionError:
             raise Unreadable("not valid YAML (it is nested too deeply)") from None
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected a mapping of keys, found {type(content).__name__}")
     counts = Counter(key for key, _ in leaves(content))  # TRAIN.LOSS: a, and TRAIN: {LOSS: b}
     if twice := next((key for key, count in counts.items() if count > 1), None):
-        raise InputError(f"{path}: found the key {shown(twice)} a second time; leave one of them out")
+        raise InputError(f"{path}: found the key {printable(twice)} a second time; leave one of them out")
     return content
 
 
 def _text(path: Path) -> str:
     """What the file holds; no more is read than a configuration has."""
-    with opened(path) as file:
+    with open_file(path) as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise Unreadable(f"has more than {MOST_BYTES} bytes, which no configuration has; name a YAML file")

@@ -16,7 +16,7 @@ Needs = Mapping[str, tuple[Need, ...]]
 _LINE = re.compile(r"_C\.(\S+) = .*?(?:  # (.*))?")  # of config.py
 
 
-def explained(config: Configuration, names: Sequence[str], defaults: Mapping[str, Any], needs: Needs) -> str:
+def explanation(config: Configuration, names: Sequence[str], defaults: Mapping[str, Any], needs: Needs) -> str:
     """Returns a paragraph for each key that ``names`` name.
 
     Args:
@@ -35,8 +35,8 @@ def explained(config: Configuration, names: Sequence[str], defaults: Mapping[str
     values, parts = dict(leaves(config)), []
     for key in dict.fromkeys(key for name in names for key in _keys(name, values)):
         found = config.origins.get(key, ())
-        lines = [f"{key}: {values[key]}", f"from     {found[-1].told() if found else 'the default'}"]
-        lines += [f"over     {where.value}, from {where.told()}" for where in reversed(found[:-1])]
+        lines = [f"{key}: {values[key]}", f"from     {found[-1].text() if found else 'the default'}"]
+        lines += [f"over     {where.value}, from {where.text()}" for where in reversed(found[:-1])]
         text = meant.get(key, meant.get(key.rpartition(".")[0], ""))
         lines += [f"means    {text}"] if text else []
         parts.append("\n  ".join([*lines, f"default  {defaults[key]}", *_use(needs.get(key, ()), values)]))

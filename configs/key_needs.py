@@ -43,7 +43,7 @@ def _above_zero(key: str) -> Need:
     return Need(f"without {key} above 0", (key,), lambda found: found[key] > 0)
 
 
-def _chosen(kind: registry.Registry, names: tuple[str, ...]) -> tuple[Need, ...]:
+def _is_one_of(kind: registry.Registry, names: tuple[str, ...]) -> tuple[Need, ...]:
     """One of these components; nothing where they are all of their kind."""
     others = tuple(name for name in kind.names() if name not in names)
     if 2 * len(others) < len(names):
@@ -55,8 +55,11 @@ _WEIGHTS = _is_set("MODEL.PRETRAINED")._replace(files_wait=True)
 _TRAINING = Need("under EVAL", ("EVAL",), lambda found: not found["EVAL"], files_wait=True)
 _EVALUATION = _is("EVAL", True)
 _FLEET, _NO_SHARDING = _is("DIST.ENGINE", "fleet"), _is_unset("DIST.STRATEGY.sharding")
-_FILES, _SHARDS = (_chosen(datasets, datasets.names(returns=kinds)) for kinds in (("Files", "Shards"), ("Shards",)))
-_STORED, _NO_CACHE = _chosen(datasets, datasets.names(returns=("Files", "Shards", "Arrays"))), _is_unset("DATA.CACHE")
+_FILES, _SHARDS = (_is_one_of(datasets, datasets.names(returns=kinds)) for kinds in (("Files", "Shards"), ("Shards",)))
+_STORED, _NO_CACHE = (
+    _is_one_of(datasets, datasets.names(returns=("Files", "Shards", "Arrays"))),
+    _is_unset("DATA.CACHE"),
+)
 _LOADED_AHEAD = Need(
     "without DATA.NUM_WORKERS above 0 or DATA.LOADER dali",
     ("DATA.NUM_WORKERS", "DATA.LOADER", "EVAL"),
@@ -128,7 +131,7 @@ _DECLARED = (
     )),
     ((_EVALUATION,), ("EVAL_ENGINE", "DATA.CLASSES", "DATA.CORRUPTION")),
     ((_EVALUATION, _is_set("DATA.CORRUPTION")), ("DATA.SEVERITY",)),
-    ((_EVALUATION, *_chosen(datasets, datasets.names(returns=("Files",)))), ("DATA.LABELS",)),
+    ((_EVALUATION, *_is_one_of(datasets, datasets.names(returns=("Files",)))), ("DATA.LABELS",)),
     ((_is("AMP", True),), ("AMP_EVAL",)),
     ((_is_unset("OUTPUT"),), ("SAVE",)),
     ((_OWN_BATCH,), ("DATA.BATCH_SIZE",)),
@@ -175,4 +178,4 @@ _DECLARED = (
 NEEDS: dict[str, tuple[Need, ...]] = {key: needs for needs, keys in _DECLARED for key in keys}
 for _kind in KINDS:
     _first = () if _kind is datasets else (_TRAINING,)
-    NEEDS |= {key: (*_first, *_chosen(_kind, names), *NEEDS.get(key, ())) for key, names in _kind.readers().items()}
+    NEEDS |= {key: (*_first, *_is_one_of(_kind, names), *NEEDS.get(key, ())) for key, names in _kind.readers().items()}

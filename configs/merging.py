@@ -10,10 +10,10 @@ import yaml
 
 from configs.architectures import all_keys, architecture
 from configs.documents import read_yaml
-from configs.names import TOOLKITS, images_of, meant, tags
+from configs.names import TOOLKITS, images_of, matching_file, tags
 from configs.paddlevit import reading
 from configs.values import coerce, quoted
-from errors import InputError, shown
+from errors import InputError, printable
 from options import (
     COMMAND_LINE,
     CONFIG_DIR,
@@ -22,11 +22,11 @@ from options import (
     Configuration,
     Given,
     add_note,
-    given,
     leaves,
     nearest_key,
     nearest_model,
     plain,
+    value_sources,
 )
 
 DEFAULT = "the defaults"  # whom a run's file had a value from that nobody set
@@ -59,13 +59,13 @@ def find_config(cfg_file: str | os.PathLike, by: str = "") -> Path:
     if is_name and (own := shipped_configs(glob.escape(name))):  # a list of all files takes ten times as long
         return own[-1]
     shipped = shipped_configs()
-    if is_name and (found := meant(name, shipped)):
+    if is_name and (found := matching_file(name, shipped)):
         return found
     plain, _, tag = path.name.partition(".")
     if tag not in ("", "yaml", "yml") and tags(plain) and not path.parent.name:
-        raise InputError(f"{by}timm has no weights {shown(path.name)}; of {plain} it has {', '.join(tags(plain))}")
+        raise InputError(f"{by}timm has no weights {printable(path.name)}; of {plain} it has {', '.join(tags(plain))}")
     hint = nearest_model(path.name, [file.stem for file in shipped])
-    raise InputError(f"{by}no configuration file {shown(str(path))}{hint}")
+    raise InputError(f"{by}no configuration file {printable(str(path))}{hint}")
 
 
 def tag_options(cfg_file: str | os.PathLike) -> list[Option]:
@@ -82,7 +82,7 @@ def shipped_configs(name: str = "*") -> list[Path]:
 
 def shipped_model(name: str) -> str | None:
     """Returns what the model is called here that a name of ours, timm's or PaddleViT's means; None: there is none."""
-    found = meant(name, model_files())
+    found = matching_file(name, model_files())
     return found and found.stem
 
 
@@ -116,11 +116,11 @@ class Keys:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Every key's default; of a key that several architectures take, one's."""
+        """Returns every key's default; of a key that several architectures take, one's."""
         return self.shared | {key: argument.default for key, argument in all_keys().items()}
 
     def defaults_of(self, config: Configuration) -> dict[str, Any]:
-        """The defaults of the keys that a configuration has: its architecture's own among them."""
+        """Returns the defaults of the keys that a configuration has: its architecture's own among them."""
         own = architecture(config.MODEL.TYPE).arguments
         return self.shared | {key: argument.default for key, argument in own.items()}
 
@@ -133,7 +133,7 @@ class Keys:
             return
         if key not in self.shared:
             instead = "; " + reading.PLACE if reading.has_key(key) else nearest_key(key, self.defaults)
-            raise InputError(f"{where.source}: unknown key {shown(key)}{instead}")
+            raise InputError(f"{where.source}: unknown key {printable(key)}{instead}")
         default = self.shared[key]
         kind = self.types.get(key) or ([type(default[0])] if isinstance(default, list) else type(default))
         kind = (int, [int]) if key == SIZE else kind
@@ -165,15 +165,18 @@ class Keys:
         path, read = path.resolve(), [] if read is None else read
         read.append(path)
         if len(read) > _MOST_FILES:
-            raise InputError(f"{path}: BASE leads to more than {_MOST_FILES} files, some of them maybe again and again")
+            raise InputError(
+                f"{path}: BASE leads to more than {_MOST_FILES} files, perhaps the same ones again and again;"
+                " name fewer"
+            )
         if path in including:
-            raise InputError(f"{path}: BASE leads back to this file")
+            raise InputError(f"{path}: BASE leads back to this file; take it out of BASE")
         content = read_yaml(path)
         _check_names(content.pop("NAMES", {}), path)
-        kept, others = self._kept(content, path)
+        kept, others = self._take_given(content, path)
         without = content.pop("WITHOUT", None)
         if without is not None and "BASE" not in content:  # empty: another file has it beside its own BASE
-            raise InputError(f"{path}: WITHOUT takes back what a BASE said, and there is no BASE; add it")
+            raise InputError(f"{path}: WITHOUT removes keys that a BASE sets, but there is no BASE; add one")
         if (reading.is_family(path, content) or "BASE" not in content) and self._merge_theirs(config, path, content):
             return
         base = content.get("BASE") or []
@@ -213,7 +216,7 @@ class Keys:
             self.set(config, key, value, Given(WRITTEN_OUT, str(path), family if key in theirs.defaults else ""))
         return True
 
-    def _kept(self, content: dict[str, Any], path: Path) -> tuple[dict[str, tuple[int, str]], int]:
+    def _take_given(self, content: dict[str, Any], path: Path) -> tuple[dict[str, tuple[int, str]], int]:
         """Takes GIVEN out of a file: (the level and the source of the keys that it names, the other keys' level).
 
         A run's file has GIVEN, and every key; earlier releases wrote no sources into it, the first ones no GIVEN.
@@ -225,19 +228,19 @@ class Keys:
         if isinstance(named, dict) and all(map(_is_source, found.values())):
             if absent := next((key for key in found if key not in dict(leaves(content))), None):
                 raise InputError(
-                    f"{path}: GIVEN names {shown(absent)}, for which the file has no value; remove it there"
+                    f"{path}: GIVEN names {printable(absent)}, for which the file has no value; remove it there"
                 )
             return {key: (level, first) for key, (level, first) in found.items()}, WRITTEN_OUT
         raise InputError(
             f"{path}: GIVEN is {quoted(named)}, expected the {{key: [level, source]}} that a run wrote; remove it"
         )
 
-    def written(self, config: Configuration) -> str:
+    def to_yaml(self, config: Configuration) -> str:
         """Returns the YAML of every key, and as GIVEN where the values came from, but for those that nobody set."""
         values, default = dict(leaves(config)), self.defaults_of(config)
         sources = {
             key: [where.level, where.origin()]
-            for key, where in given(config).items()
+            for key, where in value_sources(config).items()
             if where.level > WRITTEN_OUT or values[key] != default[key]
         }
         return (
@@ -282,4 +285,4 @@ def _is_source(found: list[Any]) -> bool:
 
 
 def _next_level(config: Configuration) -> int:
-    return 1 + max((where.level for where in given(config).values()), default=WRITTEN_OUT)
+    return 1 + max((where.level for where in value_sources(config).values()), default=WRITTEN_OUT)

@@ -30,7 +30,7 @@ def names(file: Path) -> dict[str, str]:
         return yaml.safe_load(lines[0])["NAMES"] if lines else {}
 
 
-def meant(name: str, files: Sequence[Path]) -> Path | None:
+def matching_file(name: str, files: Sequence[Path]) -> Path | None:
     """Returns the file, of shipped models, that a name means: its own, or another toolkit's; None: it is nobody's.
 
     Of several that timm has under one name, the one without a tag, then the first, is meant. A tag is timm's, or the
@@ -49,7 +49,7 @@ def meant(name: str, files: Sequence[Path]) -> Path | None:
 
 
 def matches(file: Path, pattern: str) -> bool:
-    """Whether a model's own name, or another toolkit's, matches a shell pattern, in any case."""
+    """Returns whether a model's own name, or another toolkit's, matches a shell pattern, in any case."""
     called = (file.stem, *names(file).values())
     return any(fnmatch.fnmatchcase(one.lower(), pattern.lower()) for one in called)
 

@@ -129,19 +129,19 @@ def check_values(values: Mapping[str, Any]) -> None:
     for key, choices in _CHOICES.items():
         registry.refuse_other(key, values[key], choices)
     for allowed, keys in _RANGES:
-        for key in _given(values, keys):
+        for key in _keys_with_values(values, keys):
             numbers = values[key] if isinstance(values[key], list) else [values[key]]
             if not numbers or not all(map(allowed.holds, numbers)):
                 raise InputError(f"{key} is {quoted(values[key])}, expected {allowed.said}")
-    for key in _given(values, _PATHS):
+    for key in _keys_with_values(values, _PATHS):
         path = values[key].encode()
         if len(path) > _LONGEST_PATH or max(map(len, path.split(b"/"))) > _LONGEST_NAME:
             expected = f"a path of at most {_LONGEST_PATH} bytes, {_LONGEST_NAME} a name"
             raise InputError(f"{key} is {quoted(values[key])}, expected {expected}")
-    for key in _given(values, tuple(_LENGTHS)):
+    for key in _keys_with_values(values, tuple(_LENGTHS)):
         if len(values[key]) != _LENGTHS[key]:
             raise InputError(f"{key} is {quoted(values[key])}, expected {_LENGTHS[key]} values")
 
 
-def _given(values: Mapping[str, Any], keys: tuple[str, ...]) -> list[str]:
+def _keys_with_values(values: Mapping[str, Any], keys: tuple[str, ...]) -> list[str]:
     return [key for key in keys if values[key] not in (None, "auto")]

@@ -3,9 +3,10 @@
     @schedules.register("poly")
     def poly(at: At, *, warmup_prefix: bool, power: Positive = 2.0) -> float:
 
-Its keywords are the keys that it reads, in its kind's section: TRAIN.LR_SCHEDULER.WARMUP_PREFIX and .POWER. One with a
-default is the component's own key, which its docstring describes; the others are config.py's. All of this is read from
-the sources: a component is imported when it is asked for, and a typing error is told before Paddle is imported.
+Its keywords are the keys that it reads, in its kind's section: TRAIN.LR_SCHEDULER.WARMUP_PREFIX and .POWER. A keyword
+with a default is the component's own key, which its docstring describes. The others are config.py's. All of this is
+read from the sources. A component is imported only when it is asked for, so a typing error is reported before Paddle is
+imported.
 """
 
 import ast
@@ -16,7 +17,7 @@ from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from configs.signatures import Argument, argument, told
+from configs.signatures import Argument, argument, descriptions
 from configs.values import quoted
 from errors import InputError
 from options import Configuration, nearest
@@ -60,9 +61,9 @@ class Registry:
 
     @functools.cached_property
     def components(self) -> dict[str, Component]:
-        """What the sources say, by name; raises InputError for a definition that can't be read so."""
+        """Returns what the sources say, by name; raises InputError for a definition that can't be read so."""
         found: dict[str, Component] = {}
-        for file, node, names, given in decorated(ROOT / self.room, f"{self.name}.register"):
+        for file, node, names, given in find_decorated(ROOT / self.room, f"{self.name}.register"):
             one = Component(".".join(file.relative_to(ROOT).with_suffix("").parts), given, *self._signature(file, node))
             for name in names:
                 if name in found:
@@ -72,7 +73,7 @@ class Registry:
 
     def _signature(self, file: Path, node: Definition) -> tuple[str, dict[str, Argument | None]]:
         """Returns what a definition returns, and what its keywords say."""
-        meant = told(ast.get_docstring(node) or "")
+        meant = descriptions(ast.get_docstring(node) or "")
         if isinstance(node, ast.ClassDef):
             [node] = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
         reads = {
@@ -93,7 +94,7 @@ class Registry:
             importlib.import_module(f"{_PACKAGE}{self.components[name].module}")
         return self.registered[name]
 
-    def chosen(self, config: Configuration) -> Callable:
+    def choose(self, config: Configuration) -> Callable:
         """Returns the component that ``key`` names, with the values of the keys that it reads."""
         name = _value(config, self.key)
         component, _ = self.load(name)
@@ -161,7 +162,7 @@ def refuse_other(key: str, value: Any, choices: Collection[Any]) -> None:
         raise InputError(f"{key} is {quoted(value)}, expected one of {', '.join(known)}{nearest(str(value), known)}")
 
 
-def decorated(folder: Path, decorator: str) -> Iterator[tuple[Path, Definition, list[str], dict[str, Any]]]:
+def find_decorated(folder: Path, decorator: str) -> Iterator[tuple[Path, Definition, list[str], dict[str, Any]]]:
     """Yields (file, definition, names, literal keywords) of each ``@decorator("name", keyword=...)`` below a folder."""
     for file in sorted(folder.rglob("*.py")):
         for node in _definitions(file):

@@ -53,7 +53,7 @@ class Argument(NamedTuple):
 
     @property
     def takes(self) -> str:
-        """What the constructor takes, in words."""
+        """Returns what the constructor takes, in words."""
         kinds = self.kind if isinstance(self.kind, tuple) else (self.kind,)
         words = [f"list of {kind[0].__name__}s" if isinstance(kind, list) else kind.__name__ for kind in kinds]
         words = list(self.choices) or words + ["None"] * self.optional
@@ -110,7 +110,7 @@ def _kind(annotation: ast.expr, where: str) -> tuple[Any, bool, tuple[str, ...],
     return (tuple(found) if len(found) > 1 else found[0]), optional, choices, limits
 
 
-def told(docstring: str) -> dict[str, str]:
+def descriptions(docstring: str) -> dict[str, str]:
     """Returns what the parts Attributes and Args of a docstring say of each name, on one line."""
     parts = sorted(re.findall(r"^(Args|Attributes):\n((?: +.*\n?)+)", docstring, re.M), reverse=True)
     entries = [e for _, part in parts for e in re.findall(r"^    (\w+(?:, \w+)*): (.*(?:\n     .*)*)", part, re.M)]

@@ -1,4 +1,4 @@
-"""What a value is: the word of a command line, or the text of a YAML file, in the type of its key; and how it is shown.
+"""Turns a word of a command line, or the text of a YAML file, into a value of its key's type; and shows values.
 
 None of this recurses into what a stranger wrote, and none of it grows out of proportion to that.
 """
@@ -37,8 +37,8 @@ class _Shown(reprlib.Repr):
 quoted = _Shown().repr  # repr, but for the middle of what is long
 
 
-def parsed(text: str, depth: int = 0) -> Any:
-    """The value that a word means: on the command line, or in YAML, whose version 1.1 takes 1e-6 for a string.
+def parse_value(text: str, depth: int = 0) -> Any:
+    """Returns the value that a word means: on the command line, or in YAML, whose version 1.1 takes 1e-6 for a string.
 
     Numbers and lists are written as Python's; 224x160 is [224, 160]. Whatever isn't one is the word itself.
     """
@@ -52,8 +52,8 @@ def parsed(text: str, depth: int = 0) -> Any:
     if depth < _DEEPEST and len(stripped) > 1 and _BRACKETS.get(stripped[0]) == stripped[-1]:
         items = list(_items(stripped[1:-1]))
         if stripped[0] == "[" or len(items) != 1:  # ( 3 ) isn't a list
-            return [parsed(item.strip(), depth + 1) for item in items]
-        return parsed(items[0].strip(), depth + 1)
+            return [parse_value(item.strip(), depth + 1) for item in items]
+        return parse_value(items[0].strip(), depth + 1)
     if _SIDES.fullmatch(stripped):
         return [int(side) for side in stripped.split("x")]
     if "," in stripped and stripped[0] not in "[({":
@@ -103,11 +103,11 @@ def coerce(
         source: where the value was found, named in errors.
 
     Raises:
-        InputError: the value is of another type, or no configuration has one like it: a number that isn't finite, or
-            is of another order; a text with control characters, or without an end.
+        InputError: the value is of another type. Or no configuration has such a value: a number that isn't finite or is
+            too large, a text with control characters or without an end.
     """
     if isinstance(value, str) and (kind is not str or value.lower() in ("none", "null")):
-        value = parsed(value)
+        value = parse_value(value)
     if (value is None and optional) or (isinstance(value, str) and value in words):
         return value
     is_list = isinstance(value, list | tuple)

@@ -2,9 +2,9 @@
 
     python examples/data_parallel_from_scratch.py [--processes 2] [--batch_size 64] [--steps 10] [--lr 0.05]
 
-The same steps are made by ``paddle.DataParallel`` and by one process with the whole batch; how far the parameters end
-up from each other is printed: rounding, which grows from step to step where the rate is large (--lr 0.2).
-On GPUs (one process on each; not run) the sums go over NCCL, on a CPU over gloo.
+``paddle.DataParallel`` and one process with the whole batch make the same steps. The program prints how far apart their
+parameters end. The difference is rounding, which grows from step to step if the rate is large (--lr 0.2). On GPUs (one
+process on each; not run) the sums go over NCCL, on a CPU over gloo.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def init_params() -> Params:
 
 
 def lenet(images: paddle.Tensor, params: Params) -> paddle.Tensor:
-    """images [B, 1, 28, 28] -> logits [B, 10]."""
+    """Computes the logits [B, 10] of images [B, 1, 28, 28]."""
     w1, b1, w2, b2, w3, b3, w4, b4 = params
     x = F.avg_pool2d(F.relu(F.conv2d(images, w1, b1)), 2)
     x = F.avg_pool2d(F.relu(F.conv2d(x, w2, b2)), 2)  # [B, 50, 4, 4]
@@ -116,7 +116,7 @@ def difference(ours: Params, theirs: Params) -> float:
 
 
 def worker(size: int, steps: int, lr: float) -> None:
-    """What each process does."""
+    """Runs in each process."""
     dist.init_parallel_env()
     rank, ranks = dist.get_rank(), dist.get_world_size()
     paddle.seed(rank)

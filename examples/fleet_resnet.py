@@ -4,9 +4,9 @@
     python -m paddle.distributed.launch --nproc_per_node 2 --log_dir logs examples/fleet_resnet.py --image_size 32
     python examples/fleet_resnet.py --image_size 32                                            # one process
 
-Rank r prints into logs/workerlog.r: the loss and accuracies of its own batches. The rate is proportional to the global
-batch (--batch_size times the processes), so that the number of processes may change, and rises in the first epoch.
-Every rank takes equally many steps, or those with more would wait for ever: the tail is dropped.
+Rank r prints the loss and accuracies of its own batches into logs/workerlog.r. The rate is proportional to the global
+batch (--batch_size times the processes), so the number of processes may change. It rises during the first epoch. Every
+rank takes the same number of steps, otherwise some would wait for ever. So the tail is dropped.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def largest_difference(model: nn.Layer) -> float:
 
 
 def train_model(args: argparse.Namespace) -> None:
-    """What each process does."""
+    """Runs in each process."""
     fleet.init(is_collective=True)
     ranks, rank = dist.get_world_size(), dist.get_rank()
     paddle.seed(0)

@@ -2,9 +2,9 @@
 
     python examples/gather_predictions.py -output predictions.csv [-cfg FILE] [-pretrained WEIGHTS] [-ngpus N] ...
 
-takes the flags of main_multi_gpu.py. Without -cfg, the configuration is that of the run that saved WEIGHTS; without
+takes the flags of main_multi_gpu.py. Without -cfg, the configuration is that of the run that saved WEIGHTS. Without
 -pretrained either, it is vit_digits on the digits, with fresh weights. ``utils.all_gather`` takes any objects, whose
-sizes may differ from rank to rank: the file has every sample of the validation set once, in its order, for any number
+sizes may differ from rank to rank. The file has every sample of the validation set once, in its order, for any number
 of processes. With GPUs there is one process on each (not run).
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run by its path: only examples/ is there
 
 import launch.startup  # noqa: F401  (streams)
-from errors import InputError, reported  # first: it says what isn't installed
+from errors import InputError, reporting  # first: it says what isn't installed
 
 # isort: split
 from options import Configuration
@@ -52,7 +52,7 @@ def predictions(config: Configuration, model: Any, dataset: Any, rank: int, rank
 
 
 def worker(config: Configuration, dataset: Any, file: Path) -> None:
-    """What each process does."""
+    """Runs in each process."""
     import utils
     from models import build_model
     from ops.settings import set_device_flags
@@ -79,13 +79,13 @@ def worker(config: Configuration, dataset: Any, file: Path) -> None:
 
 
 def spawned(failed: Any, beats: Any, *args: Any) -> None:
-    """``worker`` in a process of its own: where it fails, one line on stderr, and the others are ended."""
+    """Runs ``worker`` in a process of its own. If it fails, it prints one line on stderr, and the others are ended."""
     import utils
     from launch import progress, signals
 
     signals.stop_at_once()
     progress.share_beats(beats, progress.FIELDS * utils.rank())
-    with reported(failed):
+    with reporting(failed):
         worker(*args)
 
 
@@ -120,5 +120,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

@@ -4,8 +4,8 @@
     CUDA_VISIBLE_DEVICES=0,2 python examples/spawn_minimal.py # on these two GPUs (GPUs: not run)
     MASTER_PORT=12355 python examples/spawn_minimal.py        # the ranks meet at this port instead of a free one
 
-Each rank prints the losses of its own batches. The accuracies are of all ranks, each sample counted once, and rank 0
-prints them: the batches of training would count some samples twice and drop others, and every rank would print.
+Each rank prints the losses of its own batches. Rank 0 prints the accuracies, which count each sample of all ranks once.
+The batches of training aren't fit for that: they count some samples twice and drop others.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def compute_accuracy(network: nn.Layer, dataset: Points) -> float:
 
 
 def main(num_epochs: int) -> None:
-    """What each process does."""
+    """Runs in each process."""
     if dist.get_world_size() > 1:
         dist.init_parallel_env()
     rank = dist.get_rank()

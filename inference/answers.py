@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from errors import RunError, remedy, shown
+from errors import RunError, printable, remedy
 from inference.predictor import Failure, Prediction
 from utils import sync_directory
 
@@ -30,7 +30,7 @@ class Writer(Protocol):
 
 def reason(failure: Failure) -> str:
     """Returns why an image can't be read, without its name."""
-    name = shown(" ".join(failure.name.split()), len(failure.name) * 12)
+    name = printable(" ".join(failure.name.split()), len(failure.name) * 12)
     return failure.error.removeprefix(f"{name}: ")
 
 
@@ -72,16 +72,16 @@ class Csv:
         file.write(",".join(COLUMNS) + "\n")
 
     def write(self, answer: Answer) -> None:
-        name = _quoted(answer.name)
+        name = _csv_field(answer.name)
         if isinstance(answer, Failure):
-            self.file.write(f"{name},,,,,{_quoted(reason(answer))}\n")
+            self.file.write(f"{name},,,,,{_csv_field(reason(answer))}\n")
             return
         ranked = enumerate(zip(answer.outputs, answer.classes, answer.probabilities, strict=True), 1)
-        rows = [f"{name},{rank},{output},{_quoted(kind)},{share!r},\n" for rank, (output, kind, share) in ranked]
+        rows = [f"{name},{rank},{output},{_csv_field(kind)},{share!r},\n" for rank, (output, kind, share) in ranked]
         self.file.write("".join(rows) or f"{name},,,,,\n")
 
 
-def _quoted(text: str) -> str:
+def _csv_field(text: str) -> str:
     """As CSV has it (RFC 4180). Python's own writer leaves a carriage return as it is, at which readers break."""
     return '"{}"'.format(text.replace('"', '""'))
 
@@ -96,19 +96,19 @@ class Table:
     """
 
     def __init__(self, file: IO[str] | io.TextIOBase, names: Iterable[str], classes: Iterable[str], width: int) -> None:
-        longest = max((cells(shown(kind, len(kind))) for kind in classes), default=5)
+        longest = max((cells(printable(kind, len(kind))) for kind in classes), default=5)
         self.room = max(_NAME, width - min(longest, _CLASS) - len("  probability  "))
-        self.name = min(self.room, max((cells(shown(name, len(name))) for name in names), default=5))
+        self.name = min(self.room, max((cells(printable(name, len(name))) for name in names), default=5))
         self.file, self.classes = file, max(_NAME, width - self.name - len("  probability  "))
-        self.file.write(f"{padded('image', self.name)}  probability  class\n")
+        self.file.write(f"{pad('image', self.name)}  probability  class\n")
 
     def write(self, answer: Answer) -> None:
-        name = padded(fitting(shown(answer.name, len(answer.name)), self.name), self.name)
+        name = pad(fitting(printable(answer.name, len(answer.name)), self.name), self.name)
         if isinstance(answer, Failure):
             self.file.write(f"{name}        error  {reason(answer)}\n")
             return
         for kind, share in zip(answer.classes, answer.probabilities, strict=True):
-            told = shown(kind, len(kind))
+            told = printable(kind, len(kind))
             cut = told if cells(told) <= self.classes else fitting(told[::-1], self.classes)[::-1]
             self.file.write(f"{name}  {100 * share:9.2f} %  {cut}\n")
             name = " " * self.name
@@ -134,7 +134,7 @@ def fitting(text: str, room: int) -> str:
     return f"...{text}"
 
 
-def padded(text: str, room: int) -> str:
+def pad(text: str, room: int) -> str:
     """Returns a text with spaces behind it, in ``room`` columns."""
     return text + " " * (room - cells(text))
 
@@ -215,8 +215,8 @@ def standard_output(at_end: bool = False) -> Iterator[Out]:
     """Opens standard output. ``sys.stdout`` loses lines where its reader is gone; these are what was asked for.
 
     Args:
-        at_end: what is written is kept in a file without a name, and handed on at the end: a pager that waits for its
-            reader would keep the other ranks waiting, too.
+        at_end: what is written is kept in a file without a name, and handed on at the end. Otherwise a pager that waits
+            for its reader would keep the other ranks waiting, too.
 
     Raises:
         BrokenPipeError: its reader has gone.

@@ -1,7 +1,7 @@
 """What runs an export: images [B, C, S, S] float32 -> logits [B, K] float32, on a CPU, by the format's own library.
 
-A runner computes in the precision that the export was made and checked for, whatever its library would take by default
-(OpenVINO: bfloat16 wherever the CPU has it).
+A runner computes in the precision that the export was made and checked for, whatever its library's default is.
+(OpenVINO's is bfloat16 wherever the CPU has it.)
 """
 
 from collections.abc import Callable
@@ -29,10 +29,10 @@ def open_export(folder: str | Path) -> Runner:
     """
     export = read_export(folder)
     export.check_files()
-    return opened(export)
+    return open_runner(export)
 
 
-def opened(export: Export, stem: str = "", precision: str = "") -> Runner:
+def open_runner(export: Export, stem: str = "", precision: str = "") -> Runner:
     """Returns the runner of an export's model, or of another graph in its folder.
 
     Args:
@@ -53,7 +53,7 @@ def _as_export(export: Export) -> AbstractContextManager[None]:
     return reading(export.folder, f"an export of format {export.format}", _ADVICE)
 
 
-def needed(package: str) -> Any:
+def import_extra(package: str) -> Any:
     """Returns an imported module of requirements-export.txt.
 
     Raises:
@@ -84,7 +84,7 @@ class OnnxRuntime:
     """ONNX Runtime's CPU provider."""
 
     def __init__(self, folder: Path, stem: str, precision: str) -> None:
-        runtime = needed("onnxruntime")
+        runtime = import_extra("onnxruntime")
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = num_threads(), 1
         options.log_severity_level = 4  # its warnings are of its own passes; errors are raised
@@ -99,7 +99,7 @@ class OpenVino:
     """OpenVINO's CPU plugin."""
 
     def __init__(self, folder: Path, stem: str, precision: str) -> None:
-        core = needed("openvino").Core()
+        core = import_extra("openvino").Core()
         settings = {
             "INFERENCE_PRECISION_HINT": "bf16" if precision == "bfloat16" else "f32",
             "PERFORMANCE_HINT": "LATENCY",  # one request at a time has all threads

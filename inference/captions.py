@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
-from errors import InputError, RunError, shown
+from errors import InputError, RunError, printable
 from inference.answers import Answer, reason, writing
 from inference.pictures import Pictures
 from inference.predictor import Failure
@@ -39,7 +39,7 @@ class Captioned:
     def __init__(self, config: Configuration, images: Paths, side: int, top: int) -> None:
         self.pictures, self.side, self.top, self.place = Pictures(config, images), side, top, 0
 
-    def drawn(self, answer: Answer) -> Image.Image:
+    def draw_next(self, answer: Answer) -> Image.Image:
         """Returns the next image with its name, and its classes or its error."""
         place = self.place
         self.place += 1
@@ -60,8 +60,8 @@ class Folder:
             folder.mkdir()
 
     def write(self, answer: Answer) -> None:
-        paper = self.captioned.drawn(answer)
-        stem = re.sub(r"[^\w.-]", "_", shown(Path(os.path.basename(answer.name)).stem, _NAME))
+        paper = self.captioned.draw_next(answer)
+        stem = re.sub(r"[^\w.-]", "_", printable(Path(os.path.basename(answer.name)).stem, _NAME))
         with writing(str(self.path)):
             paper.save(self.folder / f"{self.captioned.place:0{self.digits}}-{stem}.jpg", quality=90)
 
@@ -80,12 +80,12 @@ class Sheet:
         self.count = len(images)
 
     def write(self, answer: Answer) -> None:
-        self.papers.append(self.captioned.drawn(answer))
+        self.papers.append(self.captioned.draw_next(answer))
 
     def save(self, file: Path, path: Path) -> None:
         """Writes the sheet to ``file``, in the format that ``path`` names."""
         across = next(n for n in range(1, MOST) if n * n * 3 >= self.count * 4 or n == self.count)
-        sheet = joined(self.papers, across)
+        sheet = side_by_side(self.papers, across)
         with writing(str(path)), open(file, "xb") as out:
             sheet.save(out, "PNG" if path.suffix.lower() == ".png" else "JPEG", quality=90)
             out.flush()
@@ -96,7 +96,7 @@ def small(pictures: Pictures, place: int, side: int) -> Image.Image | str:
     """Returns an image at a tile's size, or what is wrong with it."""
     try:
         image: Any = pictures.image(place)
-        image = image.shown() if isinstance(image, Bands) else image
+        image = image.picture() if isinstance(image, Bands) else image
     except RunError as error:
         return str(error)
     image.thumbnail((side, side))  # in its place: a copy of it may take 400 MB
@@ -117,19 +117,19 @@ def tile(image: Image.Image | str, side: int, name: str, rows: Sequence[tuple[st
         paper.paste(image, ((side - image.width) // 2, side - image.height))
     else:
         draw.rectangle((0, 0, side - 1, side - 1), fill="#eeeeee")
-        for row, line in enumerate(_wrapped(draw, image, side - 2 * _GAP)):
+        for row, line in enumerate(_wrapped_lines(draw, image, side - 2 * _GAP)):
             _write(draw, _GAP, _GAP + row * _LINE, line, _WRONG)
-    name = _cut(draw, shown(os.path.basename(name), 4000), side, from_left=True)
+    name = _fitting_text(draw, printable(os.path.basename(name), 4000), side, from_left=True)
     _write(draw, 0, side + 2, name, _FAINT)
     figures = _length(draw, "100.0 %  ")
     for row, (figure, text) in enumerate(rows, 1):
         top = side + 2 + row * _LINE
         _write(draw, figures - _length(draw, f"{figure}  "), top, figure, _INK)
-        _write(draw, figures, top, _cut(draw, shown(text, 4000), side - figures), _INK)
+        _write(draw, figures, top, _fitting_text(draw, printable(text, 4000), side - figures), _INK)
     return paper
 
 
-def joined(tiles: Sequence[Image.Image], across: int) -> Image.Image:
+def side_by_side(tiles: Sequence[Image.Image], across: int) -> Image.Image:
     """Returns pictures of one size side by side, ``across`` in a row."""
     width, height = (side + _GAP for side in tiles[0].size)
     sheet = Image.new("RGB", (across * width + _GAP, -(-len(tiles) // across) * height + _GAP), _PAPER)
@@ -151,7 +151,7 @@ def _length(draw: ImageDraw.ImageDraw, text: str) -> float:
     return draw.textlength(text, _font(file_for(text)))
 
 
-def _cut(draw: ImageDraw.ImageDraw, text: str, room: float, from_left: bool = False) -> str:
+def _fitting_text(draw: ImageDraw.ImageDraw, text: str, room: float, from_left: bool = False) -> str:
     """The text, or as much of it as there is room for: its end where it is cut from the left."""
     text = text[-200:] if from_left else text[:200]
     if _length(draw, text) <= room:
@@ -161,10 +161,10 @@ def _cut(draw: ImageDraw.ImageDraw, text: str, room: float, from_left: bool = Fa
     return f"...{text}" if from_left else f"{text}..."
 
 
-def _wrapped(draw: ImageDraw.ImageDraw, text: str, room: float) -> list[str]:
+def _wrapped_lines(draw: ImageDraw.ImageDraw, text: str, room: float) -> list[str]:
     lines = [""]
     for word in text.split():
         if _length(draw, f"{lines[-1]} {word}") > room and lines[-1]:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
-    return [_cut(draw, line, room) for line in lines]
+    return [_fitting_text(draw, line, room) for line in lines]

@@ -18,8 +18,8 @@ _THRESHOLD, _TOP = 0.5, 5
 
 
 def write_conventions(folder: Path, config: Configuration, description: Description, num_features: int) -> None:
-    """Writes the files into ``folder``: labels where the classes' names are known; PaddleX's for colours alone, and of
-    two sides for squashed images alone, for neither it nor PaddleClas has anything else.
+    """Writes the files into ``folder``: labels if the classes' names are known. PaddleX's file is only for colours, and
+    with two different sides only for squashed images. Neither it nor PaddleClas has anything else.
     """
     timm = json.dumps(timm_config(config, description, num_features), indent=2, ensure_ascii=False)
     (folder / TIMM).write_text(timm + "\n", encoding="utf-8")

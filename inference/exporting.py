@@ -20,13 +20,13 @@ import paddle
 from errors import InputError
 from inference import formats
 from inference.answers import writing
-from inference.backends import RUNNERS, STEMS, needed, open_export
+from inference.backends import RUNNERS, STEMS, import_extra, open_export
 from inference.conventions import write_conventions
 from inference.fidelity import LEAST_AGREEMENT, Fidelity, held_to_eager
 from inference.folder import MANIFEST, sha256
 from inference.preparation import Preparation
-from inference.quantise import check_calibration, quantised
-from launch.startup import remove, unfinished
+from inference.quantise import check_calibration, quantise
+from launch.startup import remove, unfinished_path
 from loading.transforms import pixel_dtype
 from models.base import ImageModel
 from models.inference import PROGRAM, inputs_of, save_program
@@ -86,14 +86,14 @@ def write_export(
         check_calibration(calibration)
     model.eval()
     description = describe(config, classes, task, thresholds)
-    temporary = unfinished(target)
+    temporary = unfinished_path(target)
     try:
         temporary.mkdir(parents=True)
     except OSError as error:
         raise InputError(f"{target} can't be made ({error.strerror}); choose another -output") from None
     try:
         with writing(str(target)):
-            with tempfile.TemporaryDirectory(dir=temporary) as scratch, _full_disk_told(temporary):
+            with tempfile.TemporaryDirectory(dir=temporary) as scratch, _raising_full_disk(temporary):
                 _write_graphs(config, model.deployed(), temporary, Path(scratch), kind, precision, calibration)
             write_conventions(temporary, config, description, model.num_features)
             content = _manifest(config) | vars(description) | {"format": kind, "precision": precision}
@@ -111,7 +111,7 @@ def write_export(
 
 
 @contextlib.contextmanager
-def _full_disk_told(folder: Path) -> Iterator[None]:
+def _raising_full_disk(folder: Path) -> Iterator[None]:
     """Raises an OSError of a full disk in place of what the converters make of files that were cut off."""
     try:
         yield
@@ -154,24 +154,24 @@ def _write_graphs(
         save_program(model, folder / PROGRAM, inputs_of(model))
         save_program(preparation, folder / PREPARATION, pixels)
         return
-    graph = formats.simplified(formats.onnx_of(model, scratch, inputs_of(model), "logits"), scratch)
-    onnx = needed("onnx")
+    graph = formats.simplify(formats.onnx_of(model, scratch, inputs_of(model), "logits"), scratch)
+    onnx = import_extra("onnx")
     if precision != "float32":  # which hides what the conversion itself gets wrong
         onnx.save(graph, str(scratch / "model.onnx"))
         held_to_eager(config, model, RUNNERS["onnx"](scratch, "model", "float32"), "float32")
-    prepared = formats.simplified(formats.onnx_of(preparation, scratch, pixels, "prepared"), scratch)
+    prepared = formats.simplify(formats.onnx_of(preparation, scratch, pixels, "prepared"), scratch)
     name = STEMS[kind]
     if kind == "onnx":
         if precision == "int8":
-            graph = quantised(graph, check_calibration(calibration))
+            graph = quantise(graph, check_calibration(calibration))
         elif precision == "float16":
-            graph = formats.halved(graph)
+            graph = formats.to_float16(graph)
         onnx.save(graph, str(folder / f"{name}.onnx"))
         onnx.save(prepared, str(folder / f"{PREPARATION}.onnx"))
-        onnx.save(formats.joined(prepared, graph), str(folder / JOINED))
+        onnx.save(formats.join_models(prepared, graph), str(folder / JOINED))
     else:
         converted = formats.openvino_of(graph, scratch)
         if precision == "int8":
-            converted = quantised(converted, check_calibration(calibration))
+            converted = quantise(converted, check_calibration(calibration))
         formats.save_openvino(converted, folder / f"{name}.xml", precision == "float16")
         formats.save_openvino(formats.openvino_of(prepared, scratch), folder / f"{PREPARATION}.xml", False)

@@ -14,14 +14,25 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from errors import InputError, Unreadable, opened, reading, shown
+from errors import InputError, Unreadable, open_file, printable, reading
 from inference.folder import sha256
 from inference.pictures import Picture, Pictures
 from inference.predictor import Predictor
 from loading.files import Paths
 from utils import written_whole
 from weights.hub import HUB_PREFIXES
-from weights.plain import Form, Rule, check_form, is_list, is_name, is_whole, optional, parsed_json, told, whole_file
+from weights.plain import (
+    Form,
+    Rule,
+    check_form,
+    is_list,
+    is_name,
+    is_whole,
+    optional,
+    parsed_json,
+    value_text,
+    whole_file,
+)
 
 Pool = Literal["avg", "token", "map"]
 POOLS = ("avg", "token", "map")
@@ -82,7 +93,7 @@ class Features(Predictor):
     ) -> None:
         super().__init__(path, cfg, options, batch_size=batch_size)
         if self.model is None:
-            raise InputError(f"{shown(str(path))} is an export, which gives logits alone; give the checkpoint")
+            raise InputError(f"{printable(str(path))} is an export, which gives logits alone; give the checkpoint")
         path = str(path) if str(path).startswith(HUB_PREFIXES) else os.path.abspath(path)
         assert self.weights is not None
         cfg = os.path.abspath(cfg) if cfg and os.path.isfile(cfg) else cfg
@@ -207,7 +218,7 @@ class Stored(NamedTuple):
             InputError: the index can't be read, or hasn't these rows in this order.
         """
         count = 0
-        with reading(self.index, "an index of features"), opened(self.index) as file:
+        with reading(self.index, "an index of features"), open_file(self.index) as file:
             if os.fstat(file.fileno()).st_size > _LARGEST_ROW * (len(self.values) + 1):
                 raise Unreadable(f"it is larger than {len(self.values)} rows can be")
             text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
@@ -217,7 +228,7 @@ class Stored(NamedTuple):
                 rows = csv.DictReader(text)
             for count, row in enumerate(rows, 1):
                 if str(row["row"]) != str(count - 1):
-                    found = f"its row {count - 1} is numbered {told(row['row'])}"
+                    found = f"its row {count - 1} is numbered {value_text(row['row'])}"
                     raise Unreadable(f"{found}: rows were removed, added or moved; {_ANEW}")
                 yield os.path.join(self.made["folder"], row["file"])
             if count != len(self.values):
@@ -238,7 +249,7 @@ def stored_features(path: Path) -> Stored:
         if len(shape) != 2:
             raise Unreadable(f"its features are maps {shape}; a search needs them pooled")
     with reading(path, "features"):
-        opened(path).close()  # NumPy would wait for a pipe
+        open_file(path).close()  # NumPy would wait for a pipe
         if os.path.getsize(path) != offset + 4 * math.prod(shape):
             raise Unreadable(f"it isn't what {record.name} tells, {shape} of float32")
         values = np.memmap(path, "<f4", "r", offset, tuple(shape))

@@ -13,7 +13,7 @@ from errors import RunError, reading
 from inference.backends import Runner
 from loading.transforms import EvalTransform, Normalize, image_of, pixel_mode
 from models.base import ImageModel
-from models.inference import TOLERANCE, quiet, refused
+from models.inference import TOLERANCE, quiet, refusing
 from ops.settings import exact_float32
 from options import Configuration
 
@@ -67,7 +67,7 @@ def held_to_eager(
         noise = np.random.default_rng(0).normal(size=(_NOISE, *images.shape[1:])).astype(np.float32)
         images, kinds = np.concatenate([images, noise]), f"{kinds} and random images"
     expected = in_batches(functools.partial(_eager, model), images)
-    with refused("run as it was exported", "use another -format or -precision"), quiet():
+    with refusing("run as it was exported", "use another -format or -precision"), quiet():
         found = in_batches(runner, images)
     if not np.isfinite(expected).all():
         raise RunError("the weights give no finite logits", shared=True)

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from errors import InputError, Unreadable, opened, reading
+from errors import InputError, Unreadable, open_file, reading
 from training.checkpoint import Description
 from training.checkpoint.description import read_description
 from weights.plain import Form, Rule, check_form, is_list, is_name, is_real, is_whole, parsed_json, whole_file
@@ -78,7 +78,7 @@ class Export(NamedTuple):
 
 
 def is_export(folder: str | Path) -> bool:
-    """Whether a path is a folder that an export was written into."""
+    """Returns whether a path is a folder that an export was written into."""
     return any(os.path.isfile(os.path.join(folder, name)) for name in (MANIFEST, EARLIER))  # which never raises
 
 
@@ -113,7 +113,7 @@ def _of_earlier(folder: Path, content: Any) -> Export:
 def sha256(file: Path) -> str:
     """Returns the sum of a file's bytes, in hexadecimal."""
     total = hashlib.sha256()
-    with opened(file) as content:
+    with open_file(file) as content:
         while piece := content.read(1 << 20):
             total.update(piece)
     return total.hexdigest()

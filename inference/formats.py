@@ -7,8 +7,8 @@ import paddle
 from paddle import nn
 
 from errors import InputError
-from inference.backends import needed
-from models.inference import program_in, quiet, refused, save_program
+from inference.backends import import_extra
+from models.inference import program_in, quiet, refusing, save_program
 
 OPSET = 17  # of ONNX: the first with LayerNormalization
 _LARGEST = 2**31 - 1  # bytes of a protobuf file
@@ -24,7 +24,7 @@ def onnx_of(layer: nn.Layer, scratch: Path, inputs: paddle.static.InputSpec, out
     Raises:
         InputError: the model can't be converted, or a package isn't installed.
     """
-    onnx, converter = needed("onnx"), needed("paddle2onnx")
+    onnx, converter = import_extra("onnx"), import_extra("paddle2onnx")
     save_program(layer, scratch / "program", inputs)
     program = program_in(scratch, "program")
     parameters = scratch / "program.pdiparams"
@@ -32,12 +32,12 @@ def onnx_of(layer: nn.Layer, scratch: Path, inputs: paddle.static.InputSpec, out
         size = parameters.stat().st_size / 2**30
         raise InputError(f"the weights take {size:.1f} GiB, an ONNX file 2 at most; use -format paddle")
     # Without a file to save, it doesn't fold constants by polygraphy, which would install packages by pip.
-    with refused("converted to ONNX", "use -format paddle"), quiet():
+    with refusing("converted to ONNX", "use -format paddle"), quiet():
         content = converter.export(str(program), str(parameters), None, opset_version=OPSET, verbose=False)
         model = onnx.load_model_from_string(content)
     _rename(model, output, {tensor.name: name for name, tensor in layer.state_dict().items()})
     _mend_epsilons(model, layer)
-    with refused("converted to ONNX", "use -format paddle"):
+    with refusing("converted to ONNX", "use -format paddle"):
         onnx.checker.check_model(model)
     return model
 
@@ -80,13 +80,13 @@ def _mend_epsilons(model: Any, layer: nn.Layer) -> None:
                 attribute.f = next(iter(found))
 
 
-def simplified(model: Any, scratch: Path) -> Any:
+def simplify(model: Any, scratch: Path) -> Any:
     """Returns an ONNX model after ONNX Runtime's basic passes: constants are folded, identities left out."""
-    onnx, runtime = needed("onnx"), needed("onnxruntime")
+    onnx, runtime = import_extra("onnx"), import_extra("onnxruntime")
     options = runtime.SessionOptions()
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.optimized_model_filepath, options.log_severity_level = str(scratch / "simple.onnx"), 4
-    with refused("converted to ONNX", "use -format paddle"), quiet():
+    with refusing("converted to ONNX", "use -format paddle"), quiet():
         runtime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
         simple = onnx.load(str(scratch / "simple.onnx"))
     for own in [entry for entry in simple.opset_import if entry.domain]:  # ONNX Runtime lists its own; none is used
@@ -94,10 +94,10 @@ def simplified(model: Any, scratch: Path) -> Any:
     return simple
 
 
-def halved(model: Any) -> Any:
+def to_float16(model: Any) -> Any:
     """Returns an ONNX model whose weights are float16, and so are its products; what goes in and out is float32."""
-    convert = needed("onnxruntime.transformers.float16").convert_float_to_float16
-    with refused("converted to float16", "use another -precision"), quiet():
+    convert = import_extra("onnxruntime.transformers.float16").convert_float_to_float16
+    with refusing("converted to float16", "use another -precision"), quiet():
         half = convert(model, keep_io_types=True)
     _sort(half.graph)
     return half
@@ -120,10 +120,10 @@ def _sort(graph: Any) -> None:
     graph.node.extend(found)
 
 
-def joined(preparation: Any, model: Any) -> Any:
+def join_models(preparation: Any, model: Any) -> Any:
     """Returns one ONNX model of two: pixels [B, H, W, C] uint8 -> logits."""
-    compose = needed("onnx.compose")
-    with refused("joined with its preprocessing", "use another -format"):
+    compose = import_extra("onnx.compose")
+    with refusing("joined with its preprocessing", "use another -format"):
         preparation.ir_version = model.ir_version = max(preparation.ir_version, model.ir_version)
         both = compose.merge_models(preparation, model, io_map=[("prepared", "images")], prefix1="preparation/")
     taken = both.graph.input[0].name
@@ -135,13 +135,13 @@ def joined(preparation: Any, model: Any) -> Any:
 
 def openvino_of(model: Any, scratch: Path) -> Any:
     """Returns OpenVINO's ``Model`` of an ONNX one."""
-    openvino, onnx = needed("openvino"), needed("onnx")
+    openvino, onnx = import_extra("openvino"), import_extra("onnx")
     file = scratch / "for_openvino.onnx"
     onnx.save(model, str(file))
-    with refused("converted to OpenVINO", "use -format onnx"), quiet():
+    with refusing("converted to OpenVINO", "use -format onnx"), quiet():
         return openvino.Core().read_model(file)
 
 
 def save_openvino(model: Any, file: Path, half: bool) -> None:
     """Writes OpenVINO's IR: ``file`` (.xml) and its .bin; ``half``: with weights of float16."""
-    needed("openvino").save_model(model, str(file), compress_to_fp16=half)
+    import_extra("openvino").save_model(model, str(file), compress_to_fp16=half)

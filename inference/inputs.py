@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from errors import Allowance, InputError, Unreadable, opened, reading, shown
+from errors import Allowance, InputError, Unreadable, open_file, printable, reading
 from loading.class_names import read_class_names
 from loading.files import Paths
 from loading.label_spaces import imagenet_names
@@ -25,10 +25,10 @@ _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 def paths_of(words: Sequence[str], stdin: IO[bytes] | None = None) -> Paths:
     """Returns the paths that words stand for, in the words' order.
 
-    A word is an image's file; a folder: the images at any depth below it, sorted, without links to folders; a pattern
-    with ``*``, ``?`` or ``[``, as a shell reads it (``**``: folders at any depth); a list of paths, which ends in .txt;
-    or ``-``: a list on standard input. A list has a path on each line, taken as it stands, from the current folder on.
-    Where it holds a NUL, NULs are between the paths (``find -print0``).
+    A word is one of these. An image's file. A folder: the images at any depth below it, sorted, without links to
+    folders. A pattern with ``*``, ``?`` or ``[``, as a shell reads it (``**``: folders at any depth). A list of paths,
+    which ends in .txt. Or ``-``: a list on standard input. A list has a path on each line, taken as it stands, from the
+    current folder on. If it holds a NUL, NULs are between the paths (``find -print0``).
 
     Args:
         stdin: where ``-`` is read from; None: it may not be.
@@ -36,51 +36,51 @@ def paths_of(words: Sequence[str], stdin: IO[bytes] | None = None) -> Paths:
     Raises:
         InputError: a word stands for nothing, or can't be read. What is wrong with a path's file shows later.
     """
-    found = Paths(itertools.chain.from_iterable(_meant(word, stdin) for word in words))
+    found = Paths(itertools.chain.from_iterable(_files_of_word(word, stdin) for word in words))
     if not len(found):
         raise InputError("there are no images: the lists, or what the patterns match, hold no path of one")
     return found
 
 
-def _meant(word: str, stdin: IO[bytes] | None) -> Iterable[str | bytes]:
+def _files_of_word(word: str, stdin: IO[bytes] | None) -> Iterable[str | bytes]:
     if word == STDIN:
         return _from_stdin(stdin)
     if not os.path.lexists(word):
         if not glob.has_magic(word):
-            raise InputError(f"'{shown(word)}': there is no such file or folder")
+            raise InputError(f"'{printable(word)}': there is no such file or folder")
         matches = _matches(word)
         if not matches:
-            raise InputError(f"'{shown(word)}': no file has such a name")
-        return itertools.chain.from_iterable(_matched(match) for match in matches)
+            raise InputError(f"'{printable(word)}': no file has such a name")
+        return itertools.chain.from_iterable(_files_of_match(match) for match in matches)
     if os.path.isdir(word):
-        return _found(word)
+        return _images_in(word)
     return _in_list(word) if word.lower().endswith(LIST) else [word]
 
 
-def _matched(path: str) -> Iterable[str | bytes]:
+def _files_of_match(path: str) -> Iterable[str | bytes]:
     """What a pattern's match stands for: of a folder without images nothing."""
-    return _in_folder(path) if os.path.isdir(path) else _meant(path, None)
+    return _in_folder(path) if os.path.isdir(path) else _files_of_word(path, None)
 
 
-def _found(word: str) -> Iterator[str]:
+def _images_in(word: str) -> Iterator[str]:
     """A folder's images, of which there has to be one."""
     empty = True
     for path in _in_folder(word):
         empty = False
         yield path
     if empty:
-        raise InputError(f"{shown(word)}: holds no image; images end in {' '.join(IMAGE_SUFFIXES)}")
+        raise InputError(f"{printable(word)}: holds no image; images end in {' '.join(IMAGE_SUFFIXES)}")
 
 
 def _in_folder(word: str) -> Iterator[str]:
-    with reading(shown(word), "a folder of images"):
+    with reading(printable(word), "a folder of images"):
         for path in images_below(Path(word), "."):
             yield os.path.join(word, path.removeprefix("./"))
 
 
 def _matches(pattern: str) -> list[str]:
     """What a pattern matches, sorted; of one with ``**`` files alone, links to folders aren't followed."""
-    with reading(f"'{shown(pattern)}'", "a pattern of paths"):
+    with reading(f"'{printable(pattern)}'", "a pattern of paths"):
         parts = pattern.split("/")
         if "**" not in parts:
             return sorted(glob.glob(pattern))
@@ -94,8 +94,8 @@ def _matches(pattern: str) -> list[str]:
 
 
 def _in_list(word: str) -> list[bytes]:
-    with reading(shown(word), "a list of paths"):
-        with opened(word) as file:
+    with reading(printable(word), "a list of paths"):
+        with open_file(word) as file:
             size = os.fstat(file.fileno()).st_size
             if size > _LARGEST:
                 raise Unreadable(f"it has {size} bytes, up to {_LARGEST} are read; split it")
@@ -130,7 +130,7 @@ def check_output(output: Path | None, *read: Iterable[str]) -> None:
     for path in itertools.chain.from_iterable(read):
         with contextlib.suppress(OSError, ValueError):
             if output.samefile(path):
-                raise InputError(f"{shown(str(output))} is to be written, and is what is read; choose another")
+                raise InputError(f"{printable(str(output))} would be read and written; choose another output")
 
 
 def class_names(path: str) -> list[str]:

@@ -12,7 +12,7 @@ from datasets import EncodedDataset
 from errors import LONGEST_LINE, InputError, RunError
 from loading.files import Paths, contents
 from loading.samplers import EvalBatchSampler
-from loading.transforms import Broken, converted, image_of, largest_file, pixel_dtype, unscaled
+from loading.transforms import Broken, convert, image_of, largest_file, pixel_dtype, scaling_problem
 from loading.transforms import Picture as Opened
 from loading.transforms.orientation import TURNS, orientation_in
 from loading.workers import ProcessLoader
@@ -39,8 +39,8 @@ class Pictures(EncodedDataset):
     """Images without labels. An item is (pixels [H, W, C], its place, what is wrong with it as bytes).
 
     Args:
-        images: paths, the bytes of files, Pillow's images, or arrays [H, W] or [H, W, 3] uint8; for a model of other
-            images (DATA.IMAGE_DTYPE) [H, W] or [H, W, C] uint8, uint16 or float32.
+        images: paths, the bytes of files, Pillow's images, or arrays [H, W] or [H, W, 3] uint8. For a model of other
+            images (DATA.IMAGE_DTYPE): arrays [H, W] or [H, W, C] uint8, uint16 or float32.
     """
 
     def __init__(self, config: Configuration, images: Sequence[Picture] | Paths) -> None:
@@ -74,12 +74,12 @@ class Pictures(EncodedDataset):
             image = _from_array(image, self.name(index))
         if not isinstance(image, Image.Image):
             return super().picture(index)
-        if isinstance(self.mode, str) and (reason := unscaled(image)):
+        if isinstance(self.mode, str) and (reason := scaling_problem(image)):
             raise Broken(f"{self.name(index)}: {reason}")
         turn = TURNS[orientation_in(image.info.get("exif") or b"") if self.oriented else 1]
         if isinstance(self.mode, int):
             return image_of(np.asarray(turn.image(image)), self.mode)
-        return turn.image(converted(image.copy(), self.mode))  # of a copy: it takes notes out of what it is given
+        return turn.image(convert(image.copy(), self.mode))  # of a copy: it takes notes out of what it is given
 
     def batches(self, config: Configuration, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
         """Yields this rank's share in the order of ``images``: DATA.BATCH_SIZE_EVAL at a time."""

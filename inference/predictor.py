@@ -12,7 +12,7 @@ import numpy as np
 import paddle
 
 from config import get_config, with_values
-from errors import InputError, RunError, shown
+from errors import InputError, RunError, printable
 from inference.backends import open_export
 from inference.folder import Export, is_export, read_export
 from inference.pictures import Batch, Picture, Pictures
@@ -92,7 +92,9 @@ class Predictor:
         options = [*options, "EVAL", "True", "DATA.BATCH_SIZE_EVAL", str(batch_size)]
         export = read_export(path) if is_export(path) else None
         configured = (
-            _configured(str(path), cfg, options, classes) if export is None else _of_export(export, cfg, options)
+            _config_and_description(str(path), cfg, options, classes)
+            if export is None
+            else _of_export(export, cfg, options)
         )
         self.config, description = configured
         self.task, self.classes = description.task, list(classes or description.classes)
@@ -103,7 +105,7 @@ class Predictor:
             raise InputError(f"{found}, the model has {outputs} outputs; give one for each")
         if len(self.thresholds) not in (0, outputs):
             raise InputError(
-                f"{shown(str(path))} tells {len(self.thresholds)} thresholds, the model has {outputs} outputs"
+                f"{printable(str(path))} tells {len(self.thresholds)} thresholds, the model has {outputs} outputs"
             )
         set_device_flags(self.config, int(os.environ.get("PADDLE_LOCAL_SIZE", world_size())))
         self.model, self.weights = None, None
@@ -186,8 +188,8 @@ class Predictor:
         self, name: str, problem: str, shares: np.ndarray, top: int | None, threshold: float | None
     ) -> Prediction | Failure:
         if not problem and not np.isfinite(shares).all():
-            problem = f"{shown(name)}: the weights give no finite logits for it"
-        return Failure(name, problem) if problem else self.ranked(name, shares, top, threshold)
+            problem = f"{printable(name)}: the weights give no finite logits for it"
+        return Failure(name, problem) if problem else self.prediction_of(name, shares, top, threshold)
 
     def batches(self, pictures: Pictures, workers: int = 2, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
         """Yields the images of ``rank``, prepared, in their order."""
@@ -223,7 +225,7 @@ class Predictor:
         shares = np.exp(logits - logits.max(1, keepdims=True))
         return shares / shares.sum(1, keepdims=True)
 
-    def ranked(
+    def prediction_of(
         self, name: str, shares: np.ndarray, top: int | None = None, threshold: float | None = None
     ) -> Prediction:
         """Returns the prediction that probabilities [K] make; of equal ones the first output comes first."""
@@ -236,16 +238,16 @@ class Predictor:
         return Prediction(name, outputs, names, [float(shares[output]) for output in outputs])
 
 
-def _configured(
+def _config_and_description(
     path: str, cfg: str | None, options: Sequence[str], classes: Sequence[str] | None
 ) -> tuple[Configuration, Description]:
     """The configuration of a model and its images, and what its weights are of."""
     if cfg is None:
         told = description_of(path, options)
         if told is None:
-            raise InputError(f"{shown(path)} doesn't tell what model it is of; give its YAML file or name (-cfg)")
+            raise InputError(f"{printable(path)} doesn't tell what model it is of; give its YAML file or name (-cfg)")
         options = ["MODEL.PRETRAINED", path, *options]
-        config, names = told.configured(options), classes or told.classes
+        config, names = told.to_config(options), classes or told.classes
         task, thresholds = told.task, told.thresholds
     else:
         config = with_preprocessing(get_config(cfg, [*options, "MODEL.PRETRAINED", path]))
@@ -261,7 +263,7 @@ def _of_export(export: Export, cfg: str | None, options: Sequence[str]) -> tuple
     """The configuration of an export's images, and what it is; an export computes what it was made for."""
     if cfg is not None:
         raise InputError(f"{export.folder} is an export, which tells its model itself; leave out -cfg")
-    own, config = export.description.configured(), export.description.configured(options)
+    own, config = export.description.to_config(), export.description.to_config(options)
     made_for = dict(leaves(own))
     for key, value in leaves(config):
         if (key == "AMP" or key in export.description.values) and value != made_for[key]:

@@ -1,6 +1,6 @@
 """What prepares images, as a graph: pixels [B, H, W, C] of any size -> a model's input [B, C, h, w] float32.
 
-A resize is two products with matrices of Pillow's weights, made in the graph from the image's size: so every format
+A resize is two products with matrices of Pillow's weights, made in the graph from the image's size. So every format
 runs the same few operations, and none is left to a runtime's own idea of "bicubic". Pillow rounds to whole grey levels
 after each of its two passes, and so does this. Floats (DATA.IMAGE_DTYPE) stay what they are, in both.
 """
@@ -33,9 +33,9 @@ class Preparation(nn.Layer):
         self.register_buffer("shift", normalize.shift)
 
     def forward(self, pixels: paddle.Tensor) -> paddle.Tensor:
-        return self.cropped(pixels) * self.scale + self.shift
+        return self.crop_pixels(pixels) * self.scale + self.shift
 
-    def cropped(self, pixels: paddle.Tensor) -> paddle.Tensor:
+    def crop_pixels(self, pixels: paddle.Tensor) -> paddle.Tensor:
         """Returns the pixels that the model sees, [B, C, h, w] float32; of uint8 whole numbers."""
         x = pixels.astype("float32")
         sides = paddle.shape(x).astype("int64")  # Paddle 2.6's takes no uint8

@@ -1,8 +1,8 @@
 """Post-training quantisation to int8: NNCF watches a model of ONNX or OpenVINO on images of the training set.
 
 Weights get a scale per output channel, activations one per tensor; both are symmetric. The ranges are the least and
-largest values that were seen. NNCF's own choice, the mean over the images of each one's least and largest, cuts off
-what transformers and ConvNeXts compute with: it cost a ConvNeXt 2.4 points, the extremes none (docs/inference.md).
+largest values that were seen. NNCF would take the mean over the images of each one's least and largest. That cuts off
+what transformers and ConvNeXts compute with. It cost a ConvNeXt 2.4 points, the extremes none (docs/inference.md).
 """
 
 import logging
@@ -16,9 +16,9 @@ from config import get_config, with_values
 from configs.registry import datasets
 from datasets import get_dataset
 from errors import InputError
-from inference.backends import needed
+from inference.backends import import_extra
 from loading.transforms import EvalTransform, Normalize
-from models.inference import quiet, refused
+from models.inference import quiet, refusing
 from options import Configuration, leaves
 
 _PREPARED = ("IMAGE_SIZE", "IMAGE_CHANNELS", "CROP_PCT", "CROP_MODE", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD")
@@ -49,7 +49,7 @@ def training_images(config: Configuration, data: Sequence[str], count: int, seed
     return np.concatenate([normalize(paddle.to_tensor(image[None])).numpy() for image in pixels])
 
 
-def quantised(model: Any, images: np.ndarray) -> Any:
+def quantise(model: Any, images: np.ndarray) -> Any:
     """Returns an int8 model of an ONNX ``ModelProto``, or of OpenVINO's ``Model``.
 
     Args:
@@ -58,11 +58,11 @@ def quantised(model: Any, images: np.ndarray) -> Any:
     Raises:
         InputError: NNCF isn't installed, or can't do it.
     """
-    nncf, estimators = needed("nncf"), needed("nncf.quantization.range_estimator")
+    nncf, estimators = import_extra("nncf"), import_extra("nncf.quantization.range_estimator")
     onnx = type(model).__name__ == "ModelProto"
     batches = [{"images": image[None]} if onnx else image[None] for image in images]
     logging.getLogger("nncf").setLevel(logging.ERROR)
-    with refused("quantised", "use another -precision"), quiet():
+    with refusing("quantised", "use another -precision"), quiet():
         return nncf.quantize(
             model,
             nncf.Dataset(batches),

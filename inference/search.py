@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from config import get_config
-from errors import InputError, shown
-from inference.captions import SHEET_SIDE, joined, small, tile
+from errors import InputError, printable
+from inference.captions import SHEET_SIDE, side_by_side, small, tile
 from inference.features import Features, Stored
 from inference.pictures import Pictures
 from loading.files import Paths
@@ -58,7 +58,7 @@ def in_images(
     return [Neighbour(images[row], similarity) for row, similarity in best], errors
 
 
-def in_stored(stored: Stored, image: str, top: int, checkpoint: str | None = None) -> list[Neighbour]:
+def nearest_in(stored: Stored, image: str, top: int, checkpoint: str | None = None) -> list[Neighbour]:
     """Returns the ``top`` rows nearest to ``image``, the nearest first.
 
     Args:
@@ -77,7 +77,7 @@ def in_stored(stored: Stored, image: str, top: int, checkpoint: str | None = Non
         path, layer = checkpoint or made["checkpoint"], (made["layer"], made["pool"], made["norm"])
         features = Features(path, made["cfg"], made["options"], 1, *layer)
         if features.made["sha256"] != made["sha256"]:
-            found = f"{shown(str(features.weights))} isn't what the stored features were made by (another SHA-256)"
+            found = f"{printable(str(features.weights))} isn't what the stored features were made by (another SHA-256)"
             raise InputError(f"{found}; give those weights by -checkpoint, or make the features anew")
         query = of_image(features, image)
     if values.shape[1:] != query.shape:
@@ -130,7 +130,7 @@ def write_grid(query: str, neighbours: Sequence[Neighbour], output: Path) -> lis
     pictures = Pictures(get_config(None, ["DATA.IMAGE_CHANNELS", "3"]), [name for name, _ in told])
     images = [small(pictures, place, SHEET_SIDE) for place in range(len(told))]
     tiles = [tile(image, SHEET_SIDE, name, [(said, "")], 1) for image, (name, said) in zip(images, told, strict=True)]
-    grid = joined(tiles, min(_ACROSS, len(tiles)))
+    grid = side_by_side(tiles, min(_ACROSS, len(tiles)))
     with written_whole(output, "wb") as file:
         grid.save(file, "PNG")
     return [problem for problem in images if isinstance(problem, str)]

@@ -16,7 +16,7 @@ def check_same_images(images: Paths) -> None:
     """Raises RunError on every process where they were told, or found, different images."""
     digest = hashlib.sha256()
     for place in range(len(images)):
-        digest.update(images.encoded(place) + b"\0")
+        digest.update(images.path_bytes(place) + b"\0")
     told = all_gather((len(images), digest.hexdigest()))
     for other, theirs in enumerate(told):
         if theirs != told[0]:
@@ -24,7 +24,7 @@ def check_same_images(images: Paths) -> None:
             raise RunError(f"{found}; give every machine the same files under the same paths", shared=True)
 
 
-def answered(predictor: Predictor, images: Paths, **how: Any) -> Iterator[list[Answer]]:
+def answers_of(predictor: Predictor, images: Paths, **how: Any) -> Iterator[list[Answer]]:
     """Yields the answers to all images in their order, part by part; on other processes than the first nothing.
 
     A process takes every R-th image: what its batches are composed of depends on the number of processes, R.

@@ -1,7 +1,8 @@
 """Rank 0's door: it hears who comes until all ranks have, and nobody else holds it up.
 
-One thread serves all. Who isn't proved yet may be silent, slow, wrong or many: each has a few seconds, a line of a
-thousand bytes, and a place that the next one takes where there are too many. Nothing is parsed before its proof.
+One thread serves all. A client that isn't proved yet may be silent, slow, wrong or one of many. Each has a few seconds,
+a line of a thousand bytes, and a place; if there are too many, the next one takes it. Nothing is parsed before its
+proof.
 """
 
 import contextlib
@@ -174,7 +175,9 @@ class Door:
     def _conclude(self, limit: float) -> None:
         """Tells all what came of it: "ok", the address at which rank 0 is found, and what the run's key is made of."""
         if missing := [place for place in range(self.count) if place not in self.guests]:
-            found = f"{self.kind} {listed(missing)} of {self.count} didn't come in {limit:g} s ({LIMITS[self.kind]})"
+            found = (
+                f"{self.kind} {number_list(missing)} of {self.count} didn't come in {limit:g} s ({LIMITS[self.kind]})"
+            )
             if self.others:
                 found += f", {self.others} came with another secret"
             self._dismiss(f"{found}; start what is missing, or see what it said")
@@ -207,7 +210,7 @@ def same_gpu(seats: dict[int, tuple[str, str]]) -> str:
         ranks.setdefault(seat, []).append(place)
     for (gpu, machine), places in ranks.items():
         if gpu and len(places) > 1:
-            who = f"ranks {listed(places)} on {machine} have one GPU, {gpu}"
+            who = f"ranks {number_list(places)} on {machine} have one GPU, {gpu}"
             advice = "start a process per GPU, or give each its own (CUDA_VISIBLE_DEVICES; srun --gpus-per-task=1)"
             return f"{who}, and NCCL needs one for each: {advice}"
     return ""
@@ -220,6 +223,6 @@ def keep_alive(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
 
 
-def listed(places: list[int]) -> str:
+def number_list(places: list[int]) -> str:
     """Returns numbers for a line: ten at most."""
     return ", ".join(map(str, places[:10])) + (", ..." if len(places) > 10 else "")

@@ -142,7 +142,7 @@ def nonce(text: str) -> bytes:
 
 
 def introduce(connection: socket.socket, secret: bytes, limit: float) -> Channel | str:
-    """A guest's part: returns the proved connection, or, where no challenge came, what did ("": nothing).
+    """Does a guest's part. Returns the proved connection, or, where no challenge came, what did ("": nothing).
 
     Raises:
         OSError: the other end is gone.

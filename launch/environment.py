@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from errors import InputError, reported
+from errors import InputError, reporting
 from launch import gpus, rendezvous, secret
 
 PADDLE = ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM", "PADDLE_CURRENT_ENDPOINT", "PADDLE_TRAINER_ENDPOINTS")
@@ -31,8 +31,8 @@ NODE = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 _held: Any = None  # the hold of MASTER_PORT, for as long as this process lives
 
 
-def launched() -> bool:
-    """Whether this process was started as one of a run: by Paddle's launcher, torchrun or SLURM's srun.
+def is_launched() -> bool:
+    """Returns whether this process was started as one of a run: by Paddle's launcher, torchrun or SLURM's srun.
 
     What torchrun or srun set is translated to what ``paddle.distributed.init_parallel_env`` reads, in ``os.environ``,
     and CUDA_VISIBLE_DEVICES to what Paddle reads.
@@ -52,12 +52,12 @@ def launched() -> bool:
 
 
 def meet(limit: float) -> rendezvous.Meeting:
-    """Waits until all ranks of a launched run are there, for ``limit`` seconds at most; ``ready`` of what it returns
-    waits until they have read their data, too.
+    """Waits until all ranks of a launched run are there, for ``limit`` seconds at most. ``ready`` of the returned
+    meeting waits until they have read their data, too.
 
     Between machines, gloo and NCCL are told the network interface by which rank 0 is reached. By itself gloo takes the
-    address that the machine's own name stands for, which in many an /etc/hosts is 127.0.1.1, where no other machine
-    finds it; NCCL takes the first interface, which may lead nowhere.
+    address that the machine's own name stands for. In many an /etc/hosts that is 127.0.1.1, where no other machine
+    finds it. NCCL takes the first interface, which may lead nowhere.
 
     Raises:
         InputError, RunError: as ``rendezvous.meet``.
@@ -66,7 +66,7 @@ def meet(limit: float) -> rendezvous.Meeting:
     master = os.environ.get("PADDLE_MASTER") or os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
     here, job = _number("PADDLE_LOCAL_SIZE", 1), " ".join(filter(None, map(os.environ.get, JOBS)))
     if here == ranks > 1 and not (os.environ.get("RANK") and not os.environ.get("LOCAL_WORLD_SIZE")):  # for certain
-        master = os.environ["PADDLE_MASTER"] = f"{LOOPBACK}:{rendezvous.parsed(master)[1]}"
+        master = os.environ["PADDLE_MASTER"] = f"{LOOPBACK}:{rendezvous.parse_address(master)[1]}"
         stay_inside()
     first = _number("PADDLE_LOCAL_RANK", 0) == 0
     seat = gpus.own() if visible_gpus() and os.environ.get("PADDLE_DISTRI_BACKEND") != "gloo" else ""
@@ -176,7 +176,7 @@ def _check_etcd(master: str) -> None:
     """Raises InputError where Paddle's launcher would fail over its etcd server."""
     if not importlib.util.find_spec("etcd3"):
         raise InputError(f"MASTER is {master}, but etcd3 isn't installed; pip install -r requirements-elastic.txt")
-    host, port = rendezvous.parsed(master.removeprefix("etcd://"))
+    host, port = rendezvous.parse_address(master.removeprefix("etcd://"))
     try:
         socket.create_connection((host, port), rendezvous.CONNECT).close()
     except OSError as error:
@@ -187,7 +187,7 @@ def _check_etcd(master: str) -> None:
 
 
 def num_cores() -> int:
-    """The number of cores this process may use, by its affinity and its container's quota (cgroup v2)."""
+    """Returns the number of cores this process may use, by its affinity and its container's quota (cgroup v2)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no quota
         quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
@@ -196,7 +196,9 @@ def num_cores() -> int:
 
 
 def cores_each(processes: int) -> int:
-    """The number of cores for each of a run's ``processes`` on this machine; SLURM may have dealt them out already."""
+    """Returns the number of cores for each of a run's ``processes`` on this machine; SLURM may have dealt them out
+    already.
+    """
     cores = num_cores()
     dealt = _number("SLURM_CPUS_PER_TASK", 0) >= cores and _first(SLURM_NTASKS) == os.environ.get("PADDLE_TRAINERS_NUM")
     return cores if dealt else max(1, cores // processes)
@@ -328,5 +330,5 @@ def _expand(part: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         print(*node_flags())

@@ -17,7 +17,7 @@ _NAME = re.compile(r"[0-9]{1,4}|(GPU|MIG)-[A-Za-z0-9_/-]{1,90}")  # NVML's have 
 _VARIABLE, _SELECTED = "CUDA_VISIBLE_DEVICES", "FLAGS_selected_gpus"
 
 
-def installed() -> list[str]:
+def gpu_ids() -> list[str]:
     """Returns the UUID of each GPU that this process may use, by PCI address; "" for one that isn't told.
 
     NVML counts, once, for it takes up to a second. In a container or a job's cgroup it knows which GPUs belong to it,
@@ -27,7 +27,7 @@ def installed() -> list[str]:
     return found if found is not None else [_uuid_in(entry) for entry in sorted(DRIVER.glob("*"))]
 
 
-def named() -> list[str] | None:
+def visible_gpus() -> list[str] | None:
     """Returns what CUDA_VISIBLE_DEVICES names, "00" as "0"; None where it is unset. CUDA reads it up to the first that
     is none.
     """
@@ -40,23 +40,23 @@ def named() -> list[str] | None:
 
 def visible() -> int:
     """Returns how many GPUs CUDA gives a process. Of MIG slices it gives one."""
-    listed, found = named(), len(installed())
+    listed, found = visible_gpus(), len(gpu_ids())
     if listed is None:
         return found
     return min(found, 1 if any(part.startswith("MIG-") for part in listed) else len(listed))
 
 
 def check() -> None:
-    """Writes CUDA_VISIBLE_DEVICES back as Paddle reads it, which compares its parts as they are written and counts them
-    to the end: "0, 1" is "0,1" from here on, "0,-1,1" is "0", and "-1" is "".
+    """Writes CUDA_VISIBLE_DEVICES back as Paddle reads it. Paddle compares its parts as they are written and counts
+    them to the end. "0, 1" becomes "0,1", "0,-1,1" becomes "0", and "-1" becomes "".
 
     Raises:
         InputError: CUDA would see fewer GPUs than it names, or none.
     """
-    listed = named()
+    listed = visible_gpus()
     if listed is None:
         return
-    whole, uuids = os.environ[_VARIABLE], installed()
+    whole, uuids = os.environ[_VARIABLE], gpu_ids()
     found = f"{_VARIABLE} is {whole if len(whole) <= 100 else f'{whole[:100]}...'!r}"
     places = [next((str(at) for at, uuid in enumerate(uuids) if uuid.startswith(part)), part) for part in listed]
     for part in listed:
@@ -82,7 +82,7 @@ def own() -> str:
     chosen = (os.environ.get(_SELECTED) or "0").split(",")[0].strip()
     if not _NUMBER.fullmatch(chosen):
         raise InputError(f"{_SELECTED} is {chosen[:100]!r}, expected a GPU's place among the visible ones, from 0")
-    listed, uuids = named(), installed()
+    listed, uuids = visible_gpus(), gpu_ids()
     names = [str(place) for place in range(len(uuids))] if listed is None else listed
     name = dict(enumerate(names)).get(int(chosen), "")
     if _NUMBER.fullmatch(name):
@@ -95,11 +95,11 @@ def _by_nvml() -> list[str] | None:
     """The UUIDs by NVML, which opens no GPU and may be asked before a fork; None where it doesn't answer."""
     for name in _LIBRARIES:
         with contextlib.suppress(OSError, AttributeError):  # no such library, or one that lacks a function
-            return _asked(ctypes.CDLL(name))
+            return _ids_by_nvml(ctypes.CDLL(name))
     return None
 
 
-def _asked(nvml: ctypes.CDLL) -> list[str] | None:
+def _ids_by_nvml(nvml: ctypes.CDLL) -> list[str] | None:
     if nvml.nvmlInit_v2() != 0:  # the driver isn't loaded, or is of another version
         return None
     count, uuids = ctypes.c_uint(), []

@@ -1,9 +1,9 @@
 """A rank that a launcher started, and the process that watches it: the same lines and statuses as of spawned ranks.
 
 The launcher's processes meet (``environment.meet``), then fork before they import Paddle: the child is the rank, the
-parent (13 MB) watches it. Over the connections of the meeting the parents tell that of rank 0 once a second what they
-see; it judges for all, and sends each its verdict. None of this needs the ranks' threads, which may be suspended, or
-wait in C++.
+parent (13 MB) watches it. Once a second the parents tell that of rank 0 what they see, over the connections of the
+meeting. It judges for all, and sends each its verdict. None of this needs the ranks' threads, which may be suspended,
+or wait in C++.
 """
 
 import contextlib
@@ -100,7 +100,7 @@ class Launched(Ranks):
         raise NotImplementedError
 
     def due(self) -> bool:
-        """Whether it is time to tell something."""
+        """Returns whether it is time to tell something."""
         if due := self.now - self.told > EVERY:
             self.told = self.now
         return due

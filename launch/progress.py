@@ -22,7 +22,7 @@ def share_beats(beats: Any, first: int) -> None:
 
 
 def is_watched() -> bool:
-    """Whether another process reads this one's beats."""
+    """Returns whether another process reads this one's beats."""
     return _beats is not None
 
 
@@ -44,8 +44,8 @@ def beat(doing: int, step: int | None = None) -> None:
 
 
 def keep_native_errors(log: Path) -> None:
-    """Lets what C++ says on stderr as it goes down (gloo, when a peer is gone) come into the rank's log: who watches it
-    tells the cause. Python's stderr stays what it is, and so do both of a rank that isn't watched.
+    """Sends what C++ says on stderr as it goes down (gloo, when a peer is gone) to the rank's log. Whoever watches the
+    rank tells the cause. Python's stderr stays what it is, and so do both of a rank that isn't watched.
     """
     if is_watched():
         sys.stderr = streams.lasting(os.dup(2), lines=True)

@@ -1,9 +1,9 @@
 """How the processes of a launched run find one another, before Paddle does.
 
-Paddle's own start (its TCPStore, in 3.3.1 and 2.6.2) tries an address that doesn't answer for ever, hangs where another
-program listens there, and waits 900 s for a rank that never comes, without naming it. So the ranks first meet at the
-same address: rank 0 listens (``admission``), each proves that it holds the user's secret (``channel``), and all hear
-what came of it. Then the port is Paddle's. They stay connected: the processes that watch ranks for the whole run
+Paddle's own start (its TCPStore, in 3.3.1 and 2.6.2) tries an address that doesn't answer for ever. It hangs where
+another program listens there. It waits 900 s for a rank that never comes, without naming it. So the ranks first meet at
+the same address. Rank 0 listens (``admission``), each rank proves that it holds the user's secret (``channel``), and
+all hear the result. Then the port is Paddle's. They stay connected: the processes that watch ranks for the whole run
 (``launched``), others until all are ready.
 """
 
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from errors import InputError, RunError
 from launch import channel, secret
-from launch.admission import LIMITS, WRONG, Door, keep_alive, listed, tell
+from launch.admission import LIMITS, WRONG, Door, keep_alive, number_list, tell
 from launch.channel import Channel, Forged
 
 CONNECT, ANSWER = 5.0, 10.0  # seconds: to connect, for each of rank 0's first words
@@ -60,7 +60,7 @@ class Meeting:
             with contextlib.suppress(OSError):  # which _verdict meets, too
                 self.connection.send("ready")
             if gone := [place for place, guest in self.guests.items() if not _is_ready(guest)]:
-                tell(self.guests, f"{self.kind} {listed(gone)} ended before the start; see what it said")
+                tell(self.guests, f"{self.kind} {number_list(gone)} ended before the start; see what it said")
             else:
                 tell(self.guests, "ok")
             _verdict(self.connection, f"{self.kind} 0 at {self.address}", None)
@@ -101,15 +101,15 @@ def meet(
         seat: the UUID of this rank's GPU, which no other may have; "" where there is none.
 
     Raises:
-        InputError: the address is none, its port is taken, two ranks contradict each other or hold other secrets, there
-            is no secret, or two have one GPU.
+        InputError: the address isn't valid, its port is taken, or two ranks contradict each other. Or they hold
+            different secrets or none, or two have one GPU.
         RunError: nothing answered, or not all ranks came.
     """
-    host, port = parsed(address)
+    host, port = parse_address(address)
     if count == 1:  # no network needed
         connection, guest = channel.pair()
         return Meeting(address, kind, host, connection, {0: guest})
-    own_secret = secret.shared()
+    own_secret = secret.shared_secret()
     party = f"{count} {kind}s{f' of job {_printable(job)}' if job else ''}"
     machine = _printable(socket.gethostname())
     greeting = {"party": party, "place": place, "gpu": _printable(seat), "machine": machine}
@@ -126,7 +126,7 @@ def meet(
         try:
             found = _attend(host, port, own_secret, json.dumps(greeting), limit if place else ANSWER)
         except OSError as error:
-            raise _unanswered(address, kind, place, limit, machine, error, here, first) from None
+            raise _no_answer_error(address, kind, place, limit, machine, error, here, first) from None
         connection, common, key = _understand(found, address, kind, party, limit)
         if door:
             receiver.join()  # it has told all: this process may fork
@@ -138,7 +138,7 @@ def meet(
     return Meeting(address, kind, own, connection, door.guests if door else {}, run_key, held)
 
 
-def _unanswered(
+def _no_answer_error(
     address: str, kind: str, place: int, limit: float, machine: str, error: OSError, here: int, first: bool
 ) -> RunError:
     """Returns what to say where nothing answered."""
@@ -170,7 +170,7 @@ def addresses() -> dict[str, str]:
     return found
 
 
-def parsed(address: str) -> tuple[str, int]:
+def parse_address(address: str) -> tuple[str, int]:
     """Returns the host and the port of HOST:PORT.
 
     Raises:
@@ -184,15 +184,15 @@ def parsed(address: str) -> tuple[str, int]:
 
 def check_free(address: str) -> socket.socket | None:
     """Returns the hold of HOST:PORT, of this machine (``claim``); raises InputError where it is none or taken."""
-    host, port = parsed(address)
+    host, port = parse_address(address)
     with _claimed(host, port) as held:
-        _bound("", port).close()  # as Paddle's store will
+        _bound_socket("", port).close()  # as Paddle's store will
     return held
 
 
 def claim(port: int) -> socket.socket | None:
-    """Holds a port of this machine for one run of the toolkit, until what it returns is closed: between the meeting and
-    Paddle's store nobody listens there, and two runs that start together would mix.
+    """Holds a port of this machine for one run of the toolkit, until the returned socket is closed. Between the meeting
+    and Paddle's store nobody listens there. Two runs that start together would mix.
 
     Raises:
         OSError: another run holds it.
@@ -215,20 +215,20 @@ def claim(port: int) -> socket.socket | None:
 def listen(host: str, port: int, far: bool = False) -> tuple[socket.socket, socket.socket | None]:
     """Returns who listens at HOST:PORT, on no more of this machine's addresses than needed, and ``claim``'s hold.
 
-    A name may stand for 127.0.1.1 here and for an address elsewhere; behind NAT the address is none of this machine's;
+    A name may stand for 127.0.1.1 here and for an address elsewhere. Behind NAT the address is none of this machine's.
     Kubeflow tells rank 0's machine "localhost". Then it listens on all, and says so.
 
     Args:
         far: whether ranks of other machines come.
     """
     with _claimed(host, port) as held:
-        listener = _bound("", port)
+        listener = _bound_socket("", port)
         with contextlib.suppress(OSError):  # of a name that stands for nothing: ``_attend`` tells
             found = socket.gethostbyname(host)
             is_known = host in (found, "" if far else "localhost") or not found.startswith("127.")
             if found != "0.0.0.0" and is_known:
                 listener.close()
-                listener = _bound(found, port, instead="")
+                listener = _bound_socket(found, port, instead="")
         if listener.getsockname()[0] == "0.0.0.0":
             note = f"{host} is no address of this machine that others reach for certain: listening on all that it has"
             print(f"note: {note} (docs/reliability.md, The network)", file=sys.stderr, flush=True)
@@ -236,7 +236,7 @@ def listen(host: str, port: int, far: bool = False) -> tuple[socket.socket, sock
     return listener, held
 
 
-def _bound(address: str, port: int, instead: str | None = None) -> socket.socket:
+def _bound_socket(address: str, port: int, instead: str | None = None) -> socket.socket:
     """Returns a socket at the address, or where that is none of this machine's, at the other."""
     found = socket.socket()
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Paddle's store will
@@ -246,7 +246,7 @@ def _bound(address: str, port: int, instead: str | None = None) -> socket.socket
         found.close()
         if instead is None or error.errno != errno.EADDRNOTAVAIL:
             raise
-        return _bound(instead, port)
+        return _bound_socket(instead, port)
     return found
 
 

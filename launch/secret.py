@@ -30,21 +30,21 @@ def mac(key: bytes, *parts: bytes) -> bytes:
 
 
 def same(one: bytes, other: bytes) -> bool:
-    """Whether two MACs are the same, in a time that doesn't tell how much of them is."""
+    """Returns whether two MACs are the same, in a time that doesn't tell how much of them is."""
     return hmac.compare_digest(one, other)
 
 
 def of_run() -> bytes:
     """Returns this run's own key; without one, of ranks that another program spawned, what all of its user's hold."""
-    return mac(key.encode(), b"run") if (key := os.environ.get(RUN)) else shared()
+    return mac(key.encode(), b"run") if (key := os.environ.get(RUN)) else shared_secret()
 
 
 def take_run(key: str | None = None) -> None:
-    """From now on ``of_run`` goes by ``key``, or by a new one, in this process and in those that it starts."""
+    """Makes ``of_run`` go by ``key``, or by a new one, in this process and in those that it starts."""
     os.environ[RUN] = key or secrets.token_hex(SIZE)
 
 
-def shared() -> bytes:
+def shared_secret() -> bytes:
     """Returns what the user's processes hold in common: the variable's, or the file's.
 
     Raises:

@@ -34,7 +34,7 @@ def places(processes: int, side_by_side: int | None) -> list[dict[str, str]]:
     """
     gpus.check()
     if found := visible_gpus():
-        names = gpus.named() or [str(place) for place in range(found)]
+        names = gpus.visible_gpus() or [str(place) for place in range(found)]
         shares = [names[first : first + processes] for first in range(0, found - processes + 1, processes)]
         return [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares[:side_by_side]]
     count = side_by_side or max(1, num_cores() // processes)

@@ -17,8 +17,8 @@ noted: dict[int, float] = {}  # signals that came, and when
 
 
 def hold_signals() -> None:
-    """SIGNALS wait in the processes that this one starts, until ``catch_signals``; here they are
-    noted: threads that libraries have started would let them through.
+    """Lets SIGNALS wait in the processes that this one starts, until ``catch_signals``. Here they are noted: threads
+    that libraries have started would let them through.
     """
     for number in SIGNALS:
         signal.signal(number, note)
@@ -26,7 +26,7 @@ def hold_signals() -> None:
 
 
 def block_signals() -> None:
-    """SIGNALS wait, until ``catch_signals`` or ``stop_at_once``."""
+    """Lets SIGNALS wait, until ``catch_signals`` or ``stop_at_once``."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
@@ -38,14 +38,14 @@ def catch_signals(handler: Any) -> None:
 
 
 def stop_at_once() -> None:
-    """Until ``begin``, a signal to stop ends this process: there is nothing to save."""
+    """Lets a signal to stop end this process until ``begin``: there is nothing to save."""
     startup.stop_at_once()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def begin() -> None:
-    """There is something to save from now on: signals are noted, for ``Requests``, and the watching process passes
-    them on instead of ending the ranks.
+    """Says that there is something to save from now on. Signals are noted, for ``Requests``, and the watching process
+    passes them on instead of ending the ranks.
     """
     if signal.getsignal(signal.SIGTERM) is startup.end_at_once:  # not in a program that has handlers of its own
         note_signals()
@@ -53,12 +53,12 @@ def begin() -> None:
 
 
 def note_signals() -> None:
-    """From now on signals are noted, for ``Requests``; where no parent does it, a second SIGINT ends this process."""
+    """Notes signals from now on, for ``Requests``. If no parent does it, a second SIGINT ends this process."""
     catch_signals(note)
 
 
 def ignore_signals() -> None:
-    """In a loader's worker: a signal to the whole group is its rank's to heed, which still needs the worker."""
+    """Ignores signals in a loader's worker. A signal to the whole group is for its rank, which needs the worker."""
     if signal.getsignal(signal.SIGTERM) is note:
         catch_signals(signal.SIG_IGN)
 

@@ -80,7 +80,7 @@ class Ranks:
 
     Args:
         context: what ``paddle.distributed.spawn(join=False)`` returned; what its processes share lives as long as it.
-        failed: the shared bytes that the ranks' ``errors.reported`` was given.
+        failed: the shared bytes that the ranks' ``errors.reporting`` was given.
         beats: shared doubles, FIELDS per rank (``progress.beat``).
         timeout: seconds without any rank's progress that end the run.
     """
@@ -122,15 +122,15 @@ class Ranks:
         return not self.seen[0].failure and all(process.exitcode == 0 for process in self.processes)
 
     def verdict(self) -> Verdict | None:
-        """Why the run has to end, as it was seen last."""
+        """Returns why the run has to end, as it was seen last."""
         return judge(self.seen, self.started, self.timeout)
 
-    def stepped(self) -> bool:
-        """Whether any rank asked for a second batch: a step was made."""
+    def has_stepped(self) -> bool:
+        """Returns whether any rank asked for a second batch: a step was made."""
         return max(self.beats[FIELDS - 1 :: FIELDS]) > 1
 
-    def begun(self) -> bool:
-        """Whether a rank has something to save (``signals.begin``)."""
+    def has_begun(self) -> bool:
+        """Returns whether a rank has something to save (``signals.begin``)."""
         return any(self.beats[::FIELDS])
 
     def end(self, verdict: Verdict) -> None:
@@ -147,7 +147,7 @@ class Ranks:
             leave(verdict)
         if number in signals.STOPS and not self.asked:
             self.asked, self.asked_at = number, time.monotonic()
-        begun = self.begun()
+        begun = self.has_begun()
         for seen, process in zip(self.seen, self.processes, strict=True):
             if process.exitcode is not None:
                 continue
@@ -193,7 +193,7 @@ def run(
         if not verdict:
             signals.catch_signals(signal.SIG_IGN)  # as in ``leave``
             return
-        before, stepped = stepped, ranks.stepped()
+        before, stepped = stepped, ranks.has_stepped()
         if not verdict.lost or ranks.asked or next_start is None or attempt > restarts:
             leave(verdict)
         if not (before or stepped):

@@ -1,4 +1,4 @@
-"""What stands before a program's other imports, which take a second: from then on a signal ends a run with one line,
+"""What stands before a program's other imports, which take a second. From then on a signal ends a run with one line,
 and no standard stream ends it. It imports next to nothing.
 """
 
@@ -35,14 +35,16 @@ def end_at_once(number: int, _: object) -> None:
 
 
 def stop_at_once(handler: Callable[[int, Any], None] = end_at_once) -> None:
-    """From now on STOPS end this process, by ``handler``. SIGUSR1, which asks for a save, is ignored: it would kill."""
+    """Lets STOPS end this process from now on, by ``handler``. SIGUSR1, which asks for a save, is ignored: it would
+    kill.
+    """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     for number in STOPS:
         if number not in IGNORED:
             signal.signal(number, handler)
 
 
-def unfinished(path: Path) -> Path:
+def unfinished_path(path: Path) -> Path:
     """Returns where this process writes a file or folder until it is whole: a hidden one beside it."""
     name = os.fsdecode(os.fsencode(path.name)[:200])  # a name has at most 255 bytes
     return path.with_name(f".{name}.{os.getpid()}")
@@ -51,7 +53,7 @@ def unfinished(path: Path) -> Path:
 @contextlib.contextmanager
 def written_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     """Opens a file that replaces ``path`` only when the body has ended well: whole or absent, never half."""
-    temporary = unfinished(path)
+    temporary = unfinished_path(path)
     try:
         with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
             yield file
@@ -77,7 +79,7 @@ def sync_directory(path: Path) -> None:
 
 
 def stop_by_removing(path: Path | None) -> None:
-    """From now on STOPS end this process with a line, and ``path``, which isn't whole yet, goes with it."""
+    """Lets STOPS end this process with a line from now on. ``path``, which isn't whole yet, is removed."""
     program = os.getpid()
 
     def end(number: int, _: object) -> None:
@@ -97,8 +99,8 @@ def remove(path: Path | None) -> None:
 
 
 def speak_utf8() -> None:
-    """Starts this program anew, in its place, where Python goes by a locale that lacks most letters: the names of
-    classes and files may hold any.
+    """Starts this program anew, in its place, if Python goes by a locale that lacks most letters. The names of classes
+    and files may hold any.
     """
     if sys.getfilesystemencoding() != "utf-8":
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])

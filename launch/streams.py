@@ -22,7 +22,7 @@ _raw: list["Lasting"] = []  # all that this process has
 
 
 def hurry() -> None:
-    """From now on this process doesn't wait for its readers: a run has begun, which has log files."""
+    """Stops waiting for the readers of this process: a run has begun, which has log files."""
     global _hurried
     _hurried = True
 

@@ -143,5 +143,5 @@ def trouble(pid: int) -> str:
 
 
 def failure_in(shared: bytes) -> Failure | None:
-    """Returns what ``errors.reported`` left in shared memory."""
+    """Returns what ``errors.reporting`` left in shared memory."""
     return Failure(*json.loads(shared)) if shared else None

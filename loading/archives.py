@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from configs.registry import datasets
-from errors import Allowance, InputError, Unreadable, opened, reading
+from errors import Allowance, InputError, Unreadable, open_file, reading
 from loading.files import TarBytes, contents
 from loading.sources import Arrays, Decoded, Split
 from weights.unpickle import DataUnpickler
@@ -37,25 +37,25 @@ _CHUNK = 1 << 20  # bytes that are unpacked at once
 
 @datasets.register("cifar10", holds="`cifar-10-python.tar.gz`, or its unpacked folder")
 def cifar10(split: Split, *, data_path: str) -> Arrays:
-    """CIFAR-10; raises InputError, as the archives below, for a file that is missing or not what its name says."""
+    """Reads CIFAR-10. Like the archives below, raises InputError for a file that is missing or something else."""
     return _cifar("cifar10", _CIFAR10, Path(data_path), split.mode)
 
 
 @datasets.register("cifar100", holds="`cifar-100-python.tar.gz`, or its unpacked folder")
 def cifar100(split: Split, *, data_path: str) -> Arrays:
-    """CIFAR-100."""
+    """Reads CIFAR-100."""
     return _cifar("cifar100", _CIFAR100, Path(data_path), split.mode)
 
 
 @datasets.register("mnist", holds="the four `*-ubyte` files, gzipped or not")
 def mnist(split: Split, *, data_path: str) -> Arrays:
-    """MNIST."""
+    """Reads MNIST."""
     return _mnist(Path(data_path), split.mode, [str(digit) for digit in range(10)])
 
 
 @datasets.register("fashion_mnist", holds="the four `*-ubyte` files, gzipped or not")
 def fashion_mnist(split: Split, *, data_path: str) -> Arrays:
-    """Fashion-MNIST."""
+    """Reads Fashion-MNIST."""
     return _mnist(Path(data_path), split.mode, FASHION)
 
 
@@ -94,12 +94,12 @@ def _members(root: Path, archive: str, folder: str, names: list[str]) -> Iterato
         yield from ((name, contents(root / folder / name, _LARGEST_MEMBER)) for name in names)
         return
     wanted = {f"{folder}/{name}": name for name in names}
-    with opened(root / archive) as packed, gzip.GzipFile(fileobj=packed) as unpacked:
+    with open_file(root / archive) as packed, gzip.GzipFile(fileobj=packed) as unpacked:
         file: Any = TarBytes(unpacked, Allowance(os.fstat(packed.fileno()).st_size))
         with tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 if member.size < 0:
-                    raise Unreadable("a header says that its member has less than no bytes")
+                    raise Unreadable("a header gives its member a negative size")
                 if member.name not in wanted:
                     continue
                 if not member.isreg() or member.issparse() or member.size > _LARGEST_MEMBER:
@@ -135,7 +135,7 @@ def _idx_file(root: Path, name: str) -> Path:
 def _idx(root: Path, name: str, dimensions: int) -> np.ndarray:
     """Reads an IDX file of unsigned bytes (LeCun's format), gzipped or not."""
     path = _idx_file(root, name)
-    with reading(path, "an IDX file", "; MNIST's files are needed under -data_path"), opened(path) as packed:
+    with reading(path, "an IDX file", "; MNIST's files are needed under -data_path"), open_file(path) as packed:
         file = gzip.GzipFile(fileobj=packed) if path.suffix == ".gz" else packed
         head = file.read(4 + 4 * dimensions)
         if head[:4] != bytes([0, 0, 8, dimensions]) or len(head) != 4 + 4 * dimensions:

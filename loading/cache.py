@@ -1,7 +1,7 @@
 """Decoded images in a file that processes map into memory: decoded once, on the first run, and shared by all.
 
 ``<name>-<hash>.npy`` holds the pixels, ``<name>-<hash>.npz`` their CRC-32, labels and class names. The hash is of what
-they were made of, so that other sources, or changed ones, have other files; old ones may be removed at any time.
+they were made from. So other sources, or changed ones, get other files. Old files may be removed at any time.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import IO
 
 import numpy as np
 
-from errors import InputError, RunError, Unreadable, opened, reading
+from errors import InputError, RunError, Unreadable, open_file, reading
 from loading.files import npz
 from loading.label_sets import LabelSets
 from loading.transforms.bands import UNITS
@@ -28,7 +28,7 @@ class MappedImages:
     """Images [n, H, W] or [n, H, W, C] of UNITS in a .npy file, which goes to other processes by its name."""
 
     def __init__(self, file: Path) -> None:
-        opened(file).close()  # NumPy would wait for a pipe
+        open_file(file).close()  # NumPy would wait for a pipe
         self.file, self.pixels = file, np.lib.format.open_memmap(file, mode="r")
         pixels = self.pixels
         if pixels.dtype not in UNITS or 0 in pixels.shape[1:] or pixels.ndim not in (3, 4):
@@ -57,7 +57,7 @@ def fingerprint(files: Iterable[str | Path], *parts: str | bytes) -> str:
     return found.hexdigest()[:16]
 
 
-def cached(folder: Path, name: str, decode: Callable[[], Decoded]) -> tuple[MappedImages, np.ndarray, list[str]]:
+def cached_images(folder: Path, name: str, decode: Callable[[], Decoded]) -> tuple[MappedImages, np.ndarray, list[str]]:
     """Returns (images, labels [n], class names) from the cache; what isn't in it, or damaged, is decoded and written.
 
     Several processes may do so at once: each writes all of it, under a name of its own, then renames.

@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-from errors import Allowance, Unreadable, opened, reading, shown
+from errors import Allowance, Unreadable, open_file, printable, reading
 
 # Characters that no class can have in its name: a message, a table or a JSON file would break at them.
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -20,18 +20,18 @@ def read_class_names(path: str | Path) -> list[str]:
     Raises:
         InputError: it can't be read; a line is empty, too long, or can't be printed (which).
     """
-    with reading(shown(str(path)), "classes, one a line"):
+    with reading(printable(str(path)), "classes, one a line"):
         return [check_name(line, f"line {number}") for number, line in enumerate(_lines(path), 1)]
 
 
 def read_class_map(path: str | Path) -> dict[str, list[str]]:
-    """Returns the outputs of each class that a file names: a class on each line, then after a TAB each its outputs, any
-    of which is right. A class that is alone on its line is the output's name, too.
+    """Returns the outputs of each class that a file names. Each line has a class, then its outputs, each after a TAB;
+    any of them is right. A class that is alone on its line is the output's name, too.
 
     Raises:
         InputError: as ``read_class_names``; a class is there twice.
     """
-    with reading(shown(str(path)), "classes and their outputs"):
+    with reading(printable(str(path)), "classes and their outputs"):
         rows = [
             [check_name(field, f"line {number}") for field in line.split("\t")]
             for number, line in enumerate(_lines(path, _FIELD), 1)
@@ -42,7 +42,7 @@ def read_class_map(path: str | Path) -> dict[str, list[str]]:
 
 def _lines(path: str | Path, field: int = 0) -> list[str]:
     """The lines of a file; ``field`` is what each of their fields will take, in bytes."""
-    with opened(path) as file:
+    with open_file(path) as file:
         allowance = Allowance(os.fstat(file.fileno()).st_size)
         data = file.read()
     allowance.take(2 * allowance.size + field * (data.count(b"\n") + data.count(b"\t")))
@@ -62,19 +62,19 @@ def names_beside(root: Path) -> list[str]:
     if not os.path.lexists(root / FILE):
         return []
     names = read_class_names(root / FILE)
-    with reading(shown(str(root / FILE)), "classes, one a line"):
+    with reading(printable(str(root / FILE)), "classes, one a line"):
         return each_once(names)
 
 
 def check_name(name: str, where: str) -> str:
     """Returns a name; raises Unreadable where it can't be a class's."""
     if not name.strip() or len(name) > _LONGEST or UNPRINTABLE.search(name):
-        raise Unreadable(f"its {where} is '{shown(name, 40)}', expected a class's name")
+        raise Unreadable(f"its {where} is '{printable(name, 40)}', expected a class's name")
     return name
 
 
 def each_once(names: list[str]) -> list[str]:
     """Returns names; raises Unreadable where one is there twice."""
     if twice := [name for name, other in itertools.pairwise(sorted(names)) if name == other]:
-        raise Unreadable(f"it has the class '{shown(twice[0], 40)}' twice")
+        raise Unreadable(f"it has the class '{printable(twice[0], 40)}' twice")
     return names

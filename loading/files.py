@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from errors import Allowance, Unreadable, opened
+from errors import Allowance, Unreadable, open_file
 
 _LARGEST_HEADER = 1 << 16  # bytes of a tar file: a member's long name and other extensions
 _NPZ_WAYS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # in which NumPy writes
@@ -18,7 +18,7 @@ _NPZ_WAYS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # in which NumPy writes
 
 def contents(path: str | Path, most: int) -> bytes:
     """Returns a regular file's bytes; raises Unreadable where there are more than ``most``."""
-    with opened(path) as file:
+    with open_file(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > most:
             raise Unreadable(f"it has {size} bytes, up to {most} are read")
         return file.read(most + 1)[:most]
@@ -40,9 +40,9 @@ class Paths(Sequence[str]):
     def __getitem__(self, index: Any) -> Any:  # of a number: no slices are asked for
         if index >= len(self):
             raise IndexError(index)
-        return os.fsdecode(self.encoded(index))
+        return os.fsdecode(self.path_bytes(index))
 
-    def encoded(self, index: int) -> bytes:
+    def path_bytes(self, index: int) -> bytes:
         """Returns a path as the file system has it."""
         return self._bytes[self._ends[index] : self._ends[index + 1]]
 
@@ -78,7 +78,7 @@ def npz(path: Path, wanted: dict[str, tuple[str, int]]) -> dict[str, np.ndarray]
     Raises:
         Unreadable, Exception: it is something else, or would take too much memory: within ``errors.reading``.
     """
-    with opened(path) as file, zipfile.ZipFile(file) as archive:
+    with open_file(path) as file, zipfile.ZipFile(file) as archive:
         allowance = Allowance(os.fstat(file.fileno()).st_size)
         return {name: _array(archive, name, kind, dimensions, allowance) for name, (kind, dimensions) in wanted.items()}
 

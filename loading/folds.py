@@ -1,16 +1,16 @@
 """k-fold cross-validation: the training samples in parts, each with its share of every class (DATA.FOLDS).
 
-A fold is a pure function of the samples' order, their labels (and groups) and a seed: the folds of a folder are those
-of its shards. (``splits`` takes one part for validation.)
+A fold is a pure function of the samples' order, their labels (and groups) and a seed. So a folder and its shards have
+the same folds. (``splits`` takes one part for validation.)
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from errors import InputError, shown
+from errors import InputError, printable
 from loading.label_sets import LabelSets, rarest
-from loading.splits import drawn
+from loading.splits import random_numbers
 
 
 def folds(
@@ -37,7 +37,9 @@ def folds(
     values, numbers = np.unique(rarest(labels), return_inverse=True)
     if groups is None:
         parts = np.empty(len(labels), np.int64)
-        parts[np.lexsort((drawn(map(str, range(len(labels))), seed), numbers))] = np.arange(len(labels)) % count
+        parts[np.lexsort((random_numbers(map(str, range(len(labels))), seed), numbers))] = (
+            np.arange(len(labels)) % count
+        )
     else:
         parts = _by_groups(numbers, count, groups, seed)
     low, high = (np.full(len(values), value) for value in (count, -1))
@@ -45,9 +47,10 @@ def folds(
     np.maximum.at(high, numbers, parts)
     what = "image" if groups is None else "group"
     if (alone := values[low == high]).size and not isinstance(labels, LabelSets):
-        name = shown(classes[int(alone[0])]) if classes else str(alone[0])
+        name = printable(classes[int(alone[0])]) if classes else str(alone[0])
         raise InputError(
-            f"DATA.FOLDS: the class {name} is in one fold alone, expected two {what}s of it or more ({alone.size} such)"
+            f"DATA.FOLDS: the class {name} is in only one fold, expected two {what}s of it or more"
+            f" ({alone.size} such classes)"
         )
     if empty := count - len(np.unique(parts)):
         raise InputError(f"DATA.FOLDS is {count}: {empty} folds of {len(parts)} images would be empty; take fewer")
@@ -61,7 +64,7 @@ def _by_groups(labels: np.ndarray, count: int, groups: Sequence[str], seed: int)
     members = np.split(np.argsort(group, kind="stable"), np.cumsum(sizes)[:-1])
     lacks = np.full((count, len(totals)), 1 / count)  # what a fold lacks, as a share of each class, and of all samples
     chosen = np.empty(len(known), np.int64)
-    for number in np.lexsort((drawn(known.tolist(), seed), -sizes)):
+    for number in np.lexsort((random_numbers(known.tolist(), seed), -sizes)):
         own, counts = np.unique(labels[members[number]], return_counts=True)
         own, counts = np.append(own, len(totals) - 1), np.append(counts, sizes[number])
         weights = counts / totals[own]

@@ -33,14 +33,14 @@ class LabelSets:
         """Returns the labels of an image."""
         return self.labels[self.ends[index] : self.ends[index + 1]]
 
-    def taken(self, places: np.ndarray) -> "LabelSets":
+    def at_places(self, places: np.ndarray) -> "LabelSets":
         """Returns the sets of the images at ``places`` [k]."""
         counts = np.diff(self.ends)[places]
         ends = np.concatenate([[0], np.cumsum(counts)])
         sources = np.repeat(self.ends[:-1][places] - ends[:-1], counts) + np.arange(ends[-1])
         return LabelSets(self.labels[sources], ends)
 
-    def mapped(self, places: np.ndarray) -> "LabelSets":
+    def map_labels(self, places: np.ndarray) -> "LabelSets":
         """Returns the sets whose label is ``places[label]``."""
         return LabelSets(places[self.labels], self.ends)
 
@@ -54,14 +54,14 @@ def every_label(labels: Sequence[int] | np.ndarray | LabelSets) -> np.ndarray:
     return labels.labels if isinstance(labels, LabelSets) else np.asarray(labels)
 
 
-def taken(labels: np.ndarray | LabelSets, places: np.ndarray) -> np.ndarray | LabelSets:
+def take_labels(labels: np.ndarray | LabelSets, places: np.ndarray) -> np.ndarray | LabelSets:
     """Returns the labels of the images at ``places`` [k]."""
-    return labels.taken(places) if isinstance(labels, LabelSets) else labels[places]
+    return labels.at_places(places) if isinstance(labels, LabelSets) else labels[places]
 
 
 def rarest(labels: Sequence[int] | np.ndarray | LabelSets) -> np.ndarray:
-    """Returns one label of each image, [n]: of label sets the one that fewest images have, and for those without any
-    label the number after the last.
+    """Returns one label of each image, [n]. Of several labels it is the one that the fewest images have. An image
+    without any gets the number after the last label.
     """
     if not isinstance(labels, LabelSets):
         return np.asarray(labels)

@@ -1,7 +1,7 @@
 """Which output of a model is which class of the data: matched by name where names are known, for evaluation.
 
-A folder's classes are its subfolders in sorted order. Weights have an order of their own, their training set's: a
-folder that lacks a class, or spells one differently, would shift every label after it.
+A folder's classes are its subfolders in sorted order. Weights have the order of their training set. A folder that lacks
+a class, or spells one differently, would shift every label after it.
 """
 
 import functools
@@ -38,8 +38,8 @@ def check_training(config: Configuration, train: Labelled, val: Labelled) -> Con
     """Returns ``config`` with NUM_CLASSES resolved.
 
     Raises:
-        InputError: validation has a class that no training image has, unless images have several; the model has more
-            outputs than the data has classes, and the user didn't say so.
+        InputError: validation has a class that no training image has (unless images have several). Or the model has
+            more outputs than the data has classes, and the user didn't ask for that.
     """
     theirs, ours = (set(np.unique(every_label(dataset.labels)).tolist()) for dataset in (train, val))
     if unknown := sorted(ours - theirs):
@@ -55,9 +55,11 @@ def check_training(config: Configuration, train: Labelled, val: Labelled) -> Con
     if not (train.classes or outputs == "auto"):  # a list of files: labels are outputs
         if classes < outputs and not is_users(config, "MODEL.NUM_CLASSES"):
             config = with_values(config)
-            add_note(config, f"the labels are 0..{classes - 1}, the model has {outputs} outputs: MODEL.NUM_CLASSES?")
+            add_note(
+                config, f"the labels are 0..{classes - 1}, but the model has {outputs} outputs; check MODEL.NUM_CLASSES"
+            )
         return config
-    return _resolved(config, classes, "the data has")
+    return _with_num_classes(config, classes, "the data has")
 
 
 def check_evaluation(config: Configuration, val: Labelled, trained: Sequence[str] | None) -> Configuration:
@@ -73,24 +75,24 @@ def check_evaluation(config: Configuration, val: Labelled, trained: Sequence[str
             the user didn't ask for.
     """
     if config.DATA.CLASSES is None:
-        return _named(config, val, trained)
+        return _match_names(config, val, trained)
     if config.DATA.CLASSES == PRESENT:
-        config = _named(config, val, trained)
+        config = _match_names(config, val, trained)
         compared = np.unique(every_label(val.labels))
     else:
-        config, compared = _mapped(config, val, trained)
+        config, compared = _map_outputs(config, val, trained)
     val.compared, config = compared, with_values(config)  # a copy: the note is this start's
     add_note(config, f"DATA.CLASSES: {len(compared)} of the model's {config.MODEL.NUM_CLASSES} outputs are compared")
     return config
 
 
-def _named(config: Configuration, val: Labelled, trained: Sequence[str] | None) -> Configuration:
+def _match_names(config: Configuration, val: Labelled, trained: Sequence[str] | None) -> Configuration:
     """Matches by names, where they are known."""
     if not val.classes:
         count = len(trained or ()) or _count(val)
-        return _resolved(config, count, "the data has") if config.MODEL.NUM_CLASSES == "auto" else config
+        return _with_num_classes(config, count, "the data has") if config.MODEL.NUM_CLASSES == "auto" else config
     if trained:
-        config = _resolved(config, len(trained), "the weights have")
+        config = _with_num_classes(config, len(trained), "the weights have")
         if list(trained) == val.classes:
             return config
         places = {name: place for place, name in enumerate(trained)}
@@ -100,11 +102,11 @@ def _named(config: Configuration, val: Labelled, trained: Sequence[str] | None) 
                 f"the weights were trained on the classes {_some(trained)}, the data has others: {_some(unknown)};"
                 " name its folders as the weights' classes are, or leave the others out"
             )
-        return _matched(config, val, places, list(trained), "the weights' classes")
+        return _with_outputs(config, val, places, list(trained), "the weights' classes")
     if config.MODEL.NUM_CLASSES == 1000:
         places, problem = imagenet_places(_present(val))
         if not problem:
-            return _matched(config, val, places, imagenet_synsets(), "ImageNet-1k's classes")
+            return _with_outputs(config, val, places, imagenet_synsets(), "ImageNet-1k's classes")
         if 2 * len(places) > len(_present(val)) and not is_users(config, "MODEL.NUM_CLASSES"):
             raise InputError(f"most of the data's classes are ImageNet-1k's, but {problem}")
     if config.DATA.LABELS or config.DATA.CLASSES:
@@ -113,14 +115,16 @@ def _named(config: Configuration, val: Labelled, trained: Sequence[str] | None) 
             f"DATA.{'LABELS' if config.DATA.LABELS else 'CLASSES'} goes by the names of the outputs' classes, which"
             f" aren't known of this model: MODEL.NUM_CLASSES is {config.MODEL.NUM_CLASSES}, ImageNet-1k's 1000{advice}"
         )
-    return _resolved(config, len(val.classes), "the data has")
+    return _with_num_classes(config, len(val.classes), "the data has")
 
 
-def _mapped(config: Configuration, val: Labelled, trained: Sequence[str] | None) -> tuple[Configuration, np.ndarray]:
+def _map_outputs(
+    config: Configuration, val: Labelled, trained: Sequence[str] | None
+) -> tuple[Configuration, np.ndarray]:
     """Gives ``val`` the outputs that the file of DATA.CLASSES says for labels; returns all that it names, too."""
     file = config.DATA.CLASSES
     if trained:
-        config = _resolved(config, len(trained), "the weights have")
+        config = _with_num_classes(config, len(trained), "the weights have")
     outputs = config.MODEL.NUM_CLASSES
     if outputs == "auto" or not val.classes:
         lacks = "the data, which names no classes" if not val.classes else "MODEL.NUM_CLASSES auto; give a number"
@@ -146,7 +150,7 @@ def _mapped(config: Configuration, val: Labelled, trained: Sequence[str] | None)
         val.labels = np.array([own[0] if own else -1 for own in sets], np.int64)[every_label(val.labels)]
     else:
         ends = np.cumsum([0, *map(len, sets)])
-        val.labels = LabelSets(np.concatenate(sets), ends).taken(every_label(val.labels))
+        val.labels = LabelSets(np.concatenate(sets), ends).at_places(every_label(val.labels))
     val.classes = names
     return config, np.unique(np.concatenate(list(wanted.values())))
 
@@ -225,7 +229,9 @@ def imagenet_places(names: Sequence[str]) -> tuple[dict[str, int], str]:
 def _candidates(name: str) -> set[int]:
     """The outputs that a name may mean: those of the strictest reading that finds any."""
     synset = _SYNSET.match(name)
-    for readings, key in zip(_readings(), (synset and synset[0], name, _folded(name), _folded(name)), strict=True):
+    for readings, key in zip(
+        _readings(), (synset and synset[0], name, _simplified_name(name), _simplified_name(name)), strict=True
+    ):
         if key in readings:
             return set(readings[key])
     return set()
@@ -244,18 +250,18 @@ def _readings() -> tuple[dict[str, list[int]], ...]:
     """The outputs by synset, by the usual name as it is written, by the usual name, and by any name or all of them."""
     readings: tuple[dict[str, list[int]], ...] = ({}, {}, {}, {})
     for place, (synset, names) in enumerate(_imagenet()):
-        anyhow = {_folded(name) for name in (*names, ", ".join(names))}
-        for reading, keys in zip(readings, ({synset}, {names[0]}, {_folded(names[0])}, anyhow), strict=True):
+        anyhow = {_simplified_name(name) for name in (*names, ", ".join(names))}
+        for reading, keys in zip(readings, ({synset}, {names[0]}, {_simplified_name(names[0])}, anyhow), strict=True):
             for key in keys:
                 reading.setdefault(key, []).append(place)
     return readings
 
 
-def _folded(name: str) -> str:
+def _simplified_name(name: str) -> str:
     return " ".join(name.replace("_", " ").replace("-", " ").casefold().split())
 
 
-def _matched(
+def _with_outputs(
     config: Configuration, val: Labelled, places: dict[str, int], names: list[str], whose: str
 ) -> Configuration:
     """Gives ``val`` the labels of ``places`` and ``names`` for outputs, with the data's own names where it has one."""
@@ -264,12 +270,12 @@ def _matched(
     lookup = np.array([places.get(name, -1) for name in val.classes], np.int64)
     for name, place in places.items():
         names[place] = name
-    val.labels = val.labels.mapped(lookup) if isinstance(val.labels, LabelSets) else lookup[val.labels]
+    val.labels = val.labels.map_labels(lookup) if isinstance(val.labels, LabelSets) else lookup[val.labels]
     val.classes = names
     return config
 
 
-def _resolved(config: Configuration, classes: int, who_has: str) -> Configuration:
+def _with_num_classes(config: Configuration, classes: int, who_has: str) -> Configuration:
     """Returns ``config`` with NUM_CLASSES ``classes``, or as the user set it; ``who_has`` begins the error."""
     outputs = config.MODEL.NUM_CLASSES
     if outputs in ("auto", classes):

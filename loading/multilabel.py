@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from configs.registry import datasets
-from errors import Allowance, InputError, Unreadable, opened, reading, shown
+from errors import Allowance, InputError, Unreadable, open_file, printable, reading
 from loading.class_names import check_name, each_once, names_beside
 from loading.files import Paths
 from loading.label_sets import LabelSets
@@ -88,22 +88,22 @@ def multilabel_list(split: Split, *, data_path: str) -> Files:
     root = Path(data_path)
     file, classes = root / f"{split.mode}_list.txt", names_beside(root)
     limit = len(classes) or (MOST_CLASSES if split.num_classes == "auto" else split.num_classes)
-    with reading(file, "a list", _ADVICE.format("multilabel_list")), opened(file) as lines:
+    with reading(file, "a list", _ADVICE.format("multilabel_list")), open_file(file) as lines:
         read = _Read(os.fstat(lines.fileno()).st_size)
-        return read.files(file, Paths(_listed(file, lines, limit, read)), classes)
+        return read.files(file, Paths(_list_paths(file, lines, limit, read)), classes)
 
 
-def _listed(file: Path, lines: Any, limit: int, read: _Read) -> Iterator[bytes]:
+def _list_paths(file: Path, lines: Any, limit: int, read: _Read) -> Iterator[bytes]:
     for number, line in _lines(lines):
         path, tab, field = line.rpartition(b"\t")
         words = [word.strip() for word in field.split(b",")] if field.strip() else []
         if not (tab and path.strip()) or not all(word.isdigit() for word in words):
-            found = shown(os.fsdecode(line[:200]))
+            found = printable(os.fsdecode(line[:200]))
             expected = "a path, a TAB, then labels such as 3,17 (or nothing: no class)"
             raise InputError(f"{file}, line {number}: expected {expected}; found '{found}'")
         labels = [int(word) if len(word) <= 18 else limit for word in words]
         if labels and max(labels) >= limit:
-            found = shown(words[labels.index(max(labels))].decode(), 30)
+            found = printable(words[labels.index(max(labels))].decode(), 30)
             raise InputError(f"{file}, line {number}: label {found} is outside 0..{limit - 1}")
         if len(set(labels)) != len(labels):
             raise InputError(f"{file}, line {number}: it has a label twice")
@@ -127,7 +127,7 @@ def multilabel_csv(split: Split, *, data_path: str) -> Files:
     """
     root = Path(data_path)
     file = root / f"{split.mode}.csv"
-    with reading(file, "a table", _ADVICE.format("multilabel_csv")), opened(file) as lines:
+    with reading(file, "a table", _ADVICE.format("multilabel_csv")), open_file(file) as lines:
         numbered = _lines(lines)
         classes = own = _header(numbered)
         if split.mode != "train" and (root / "train.csv").is_file():
@@ -140,7 +140,7 @@ def multilabel_csv(split: Split, *, data_path: str) -> Files:
 
 
 def _training_classes(file: Path) -> list[str]:
-    with reading(file, "a table"), opened(file) as lines:
+    with reading(file, "a table"), open_file(file) as lines:
         return _header(_lines(lines))
 
 
@@ -157,7 +157,9 @@ def _rows(file: Path, lines: Iterator[tuple[int, bytes]], places: list[int], rea
         path, *values = _fields(os.fsdecode(line))
         wrong = set(values) - {"0", "1"}
         if wrong or len(values) != len(places) or not path.strip():
-            found = f"'{shown(min(wrong), 30)}'" if wrong else f"{len(values)} values" if path.strip() else "no path"
+            found = (
+                f"'{printable(min(wrong), 30)}'" if wrong else f"{len(values)} values" if path.strip() else "no path"
+            )
             raise InputError(
                 f"{file}, line {number}: expected a path, then 0 or 1 for each of {len(places)} classes; found {found}"
             )

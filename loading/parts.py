@@ -12,7 +12,7 @@ from configs.registry import datasets
 from errors import InputError
 from loading.files import Paths
 from loading.folds import folds
-from loading.label_sets import LabelSets, taken
+from loading.label_sets import LabelSets, take_labels
 from loading.shards import Shards
 from loading.sources import Arrays, Drawn, Files, Split
 from loading.splits import groups_of, validation
@@ -43,27 +43,29 @@ def part_of(data: Any, split: Split, reader: Callable[[Split], Source]) -> Sourc
             return source._replace(read=lambda: _cut(data, mode, *source.read()))
         case Shards():
             names = [os.fsdecode(name) for name in source.names]
-            return source.chosen(_places(data, mode, names, source.labels, source.classes))
+            return source.at_places(_places(data, mode, names, source.labels, source.classes))
         case Files():
             places = _places(data, mode, source.paths, source.labels, source.classes)
             paths = Paths(str(source.paths[place]) for place in places.tolist())
-            return source._replace(paths=paths, labels=taken(source.labels, places))
+            return source._replace(paths=paths, labels=take_labels(source.labels, places))
         case Drawn():  # a file's key, over which synthetic was chosen
             return source
 
 
-def with_part_told(config: Configuration, count: int) -> Configuration:
-    """Returns an evaluation's configuration, with a note that of the data a part alone is evaluated, where it is: a
-    run's keys go with its weights, and hold for other data, too.
+def with_part_note(config: Configuration, count: int) -> Configuration:
+    """Returns an evaluation's configuration, with a note if only a part of the data is evaluated. A run's keys go with
+    its weights, so they may choose a part of other data, too.
     """
     key = "DATA.VAL_SPLIT" if config.DATA.VAL_SPLIT is not None else "DATA.FOLDS"
     if (value := dict(leaves(config))[key]) is not None:
         config = with_values(config)  # a copy: the note is this start's
-        add_note(config, f"of the data a part is evaluated, {count} images: {key} {value}; with {key} null it is all")
+        add_note(
+            config, f"only a part of the data is evaluated, {count} images ({key} {value}); set {key} null for all"
+        )
     return config
 
 
-def told(data: Any) -> str:
+def fold_name(data: Any) -> str:
     """Returns which fold it is, for the name of what is kept of it; "" without folds."""
     return "" if data.FOLDS is None else f"fold {data.FOLD} of {data.FOLDS}, {data.SPLIT_SEED}"
 
@@ -71,8 +73,8 @@ def told(data: Any) -> str:
 def _check_alone(data: Any) -> None:
     pattern = datasets.components[data.DATASET].given.get("val")
     if pattern and (found := sorted(Path(data.DATA_PATH).glob(pattern))):
-        there = f"{found[0]} is there, and DATA.VAL_SPLIT {data.VAL_SPLIT} would make another"
-        raise InputError(f"{there}; leave out one of them")
+        there = f"{found[0]} is there, and DATA.VAL_SPLIT {data.VAL_SPLIT} would make another validation set"
+        raise InputError(f"{there}; remove one of the two")
 
 
 def _cut(data: Any, mode: str, images: np.ndarray, labels: np.ndarray, classes: list[str]) -> tuple:

@@ -13,21 +13,21 @@ from options import Configuration
 
 
 class TrainBatchSampler(paddle.io.DistributedBatchSampler):
-    """This rank's share of every global batch, as lists of (epoch, index, copy); ``set_epoch`` comes before each epoch,
-    and says how much of it was taken before a resume, by however many ranks.
+    """Yields this rank's share of every global batch, as lists of (epoch, index, copy). Call ``set_epoch`` before each
+    epoch. It also says how many of the epoch's samples all ranks had taken before a resume.
 
-    The epoch's order follows from (seed, epoch), whatever the number of ranks; rank r of R takes the r-th of R equal
-    parts of each global batch. The tail that fills no global batch is dropped (DATA.DROP_LAST), or padded from the
-    epoch's beginning to a multiple of R, so that every rank takes the same number of steps.
+    The epoch's order follows from (seed, epoch), whatever the number of ranks. Rank r of R takes the r-th of R equal
+    parts of each global batch. The tail that fills no global batch is dropped (DATA.DROP_LAST). Otherwise samples from
+    the epoch's beginning pad it to a multiple of R, so that every rank takes the same number of steps.
 
     DATA.SAMPLER "balanced" draws every class equally often, the images of a class in turn. With REPEATED_AUGMENT m a
-    global batch holds m copies of each of its images (Hoffer et al. 2020, arXiv:1901.09335; DeiT), apart from each
-    other, so that mixup's pairs are of different images; an epoch keeps its length and sees one image in m.
+    global batch holds m copies of each of its images (Hoffer et al. 2020, arXiv:1901.09335; DeiT). The copies are apart
+    from each other, so that mixup's pairs are of different images. An epoch keeps its length and sees one image in m.
 
     DATA.SHARD_SHUFFLE n takes the shards of a ``ShardDataset`` in random order, n at a time, whose samples are mixed.
 
-    DATA.SHUFFLE_MODE "shard" gives rank r every R-th sample from the r-th on, once for the run: what it reads stays its
-    own, and it shuffles that by (seed, epoch, r). Its tail is dropped or padded like the global one.
+    DATA.SHUFFLE_MODE "shard" gives rank r every R-th sample from the r-th on. The rank reads the same samples in every
+    epoch and shuffles them by (seed, epoch, r). Its tail is dropped or padded like the global one.
 
     Raises:
         InputError: DROP_LAST leaves no batch.
@@ -56,7 +56,7 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         return -(-self.num_samples // self.batch_size)
 
     def set_epoch(self, epoch: int, consumed: int = 0) -> None:
-        """The next iteration is of ``epoch``, after its first ``consumed`` samples of all ranks."""
+        """Makes the next iteration one of ``epoch``, after its first ``consumed`` samples of all ranks."""
         self.epoch, self.consumed = epoch, consumed
 
     def size(self, epoch: int, step: int) -> int | None:
@@ -64,7 +64,7 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where the next iteration begins."""
+        """Returns where the next iteration begins."""
         return self.epoch, self.consumed
 
     def passes(self) -> Iterator["TrainBatchSampler"]:
@@ -78,19 +78,19 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
 
     def first(self, consumed: int | None = None) -> int:
         """Returns the number of batches that were taken, counted back from the epoch's end."""
-        left = self._left(self.consumed if consumed is None else consumed)
+        left = self._samples_left(self.consumed if consumed is None else consumed)
         return len(self) - (left // self.batch_size if self.drop_last else -(-left // self.batch_size))
 
-    def _left(self, consumed: int) -> int:
+    def _samples_left(self, consumed: int) -> int:
         """What this rank has still to take, with its share of the padding."""
         if self.drop_last:
             return max(0, self.num_samples - -(-consumed // self.ranks))
         return max(0, -((consumed - len(self.dataset)) // self.ranks))
 
-    def taken(self, batches: int) -> int:
+    def samples_taken(self, batches: int) -> int:
         """Returns how many samples all ranks have taken after the epoch's first ``batches``."""
         taken = self.consumed + (batches - self.first()) * self.batch_size * self.ranks
-        return min(taken, self.consumed + self._left(self.consumed) * self.ranks)
+        return min(taken, self.consumed + self._samples_left(self.consumed) * self.ranks)
 
     def __iter__(self) -> Iterator[list[tuple[int, ...]]]:
         rng = np.random.default_rng([self.seed, self.epoch])
@@ -98,22 +98,22 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
             part = np.arange(self.rank, len(self.dataset), self.ranks)
             order = np.random.default_rng([self.seed, self.epoch, self.rank]).permutation(part)
         elif self.balanced is not None:
-            order = _balanced(self.balanced, rng)
+            order = _balanced_order(self.balanced, rng)
         elif self.shards:
             order = _by_shards(*self.shards, rng)
         else:
             order = rng.permutation(len(self.dataset))
-        order = self._repeated(order)
+        order = self._repeat(order)
         several = self.balanced is not None or self.repeats > 1
         copies = _occurrences(order) if several else np.zeros(len(order), np.int64)
         for batch in range(self.first(), len(self)):
-            start = self.taken(batch)
-            share = (self.taken(batch + 1) - start) // self.ranks
+            start = self.samples_taken(batch)
+            share = (self.samples_taken(batch + 1) - start) // self.ranks
             first = start // self.ranks if self.own else start + self.rank * share
             places = (place % len(order) for place in range(first, first + share))
             yield [(self.epoch, int(order[place]), int(copies[place])) for place in places]
 
-    def _repeated(self, images: np.ndarray) -> np.ndarray:
+    def _repeat(self, images: np.ndarray) -> np.ndarray:
         """The epoch's samples: per global batch, its images ``repeats`` times; after the last, the first again."""
         total, batch = self.num_samples * self.ranks, self.batch_size * self.ranks
         sizes = [min(batch, total - start) for start in range(0, total, batch)]
@@ -122,7 +122,7 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         return np.concatenate([np.resize(part, size) for part, size in zip(parts, sizes, strict=True)])
 
 
-def _balanced(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _balanced_order(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """An order of len(labels) indices in which each class present comes equally often (but for one), shuffled."""
     present = rng.permutation(np.unique(labels))
     counts = np.full(len(present), len(labels) // len(present))

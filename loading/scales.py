@@ -11,7 +11,7 @@ import numpy as np
 from configs.key_needs import mixes
 from errors import InputError
 from loading.samplers import TrainBatchSampler
-from options import Configuration, size_told
+from options import Configuration, size_text
 
 _TAG = 0x7363616C65  # keeps the draws of the sizes apart from the samples'
 
@@ -25,15 +25,15 @@ def train_sampler(config: Configuration, dataset: Any, rank: int, ranks: int) ->
     kind, sizes = TrainBatchSampler, config.DATA.MULTI_SCALE
     if sizes:
         if not isinstance(config.DATA.IMAGE_SIZE, int):
-            found = f"DATA.MULTI_SCALE is {sizes}, squares, but IMAGE_SIZE is {size_told(config.DATA.IMAGE_SIZE)}"
+            found = f"DATA.MULTI_SCALE is {sizes}, squares, but IMAGE_SIZE is {size_text(config.DATA.IMAGE_SIZE)}"
             raise InputError(f"{found}; set MULTI_SCALE to null")
         kind = ProgressiveSampler if config.DATA.SCALE_SCHEDULE == "progressive" else MultiScaleSampler
     return kind(config, dataset, rank, ranks)
 
 
 def batch_sizes(config: Configuration) -> dict[int, int]:
-    """Returns how many images of each size DATA.MULTI_SCALE a rank takes: those that have as many pixels as BATCH_SIZE
-    of IMAGE_SIZE, rounded down; an even number where images are mixed; at least one, or two.
+    """Returns how many images of each size DATA.MULTI_SCALE a rank takes. They have as many pixels as BATCH_SIZE images
+    of IMAGE_SIZE, rounded down, and are at least one. Where images are mixed, the number is even, and at least two.
     """
     least = 2 if mixes(config) else 1
     pixels = config.DATA.BATCH_SIZE * config.DATA.IMAGE_SIZE**2
@@ -101,14 +101,14 @@ class MultiScaleSampler(TrainBatchSampler):
         return self._planned[1:]
 
     def first(self, consumed: int | None = None) -> int:
-        left, ahead = self._left(self.consumed if consumed is None else consumed), self._plan(self.epoch)[1]
+        left, ahead = self._samples_left(self.consumed if consumed is None else consumed), self._plan(self.epoch)[1]
         return int(np.flatnonzero(ahead <= left)[0] if self.drop_last else np.flatnonzero(ahead >= left)[-1])
 
-    def taken(self, batches: int) -> int:
-        """As a rank's steps are counted back from the epoch's end, after a resume by another number of ranks the first
-        batch is a shorter one, or with DROP_LAST the tail is dropped.
+    def samples_taken(self, batches: int) -> int:
+        """Counts a rank's steps back from the epoch's end. So after a resume by another number of ranks the first batch
+        is shorter, or with DROP_LAST the tail is dropped.
         """
-        left, ahead = self._left(self.consumed), self._plan(self.epoch)[1]
+        left, ahead = self._samples_left(self.consumed), self._plan(self.epoch)[1]
         left = int(ahead[self.first()]) if self.drop_last else left
         return self.consumed + (left - min(left, int(ahead[batches]))) * self.ranks
 

@@ -1,9 +1,9 @@
 """Samples in tar shards, in WebDataset's layout (github.com/webdataset/webdataset), read at random by an index.
 
-A sample is two members of ``<mode>-*.tar`` that share their name up to its first dot: an image, and ``.cls``, its label
-as an ASCII integer, or ``.labels``, any number of them with commas between. The library streams shards, so that its
-epochs end where a rank's shards do; by the index ``<mode>.index.npz`` an order of samples is exact for every number of
-ranks, and goes on after a resume, as with files.
+A sample is two members of ``<mode>-*.tar`` that share their name up to its first dot. One is the image. The other is
+``.cls``, its label as an ASCII integer, or ``.labels``, any number of labels with commas between. The library streams
+shards, so that its epochs end where a rank's shards end. The index ``<mode>.index.npz`` makes an order of samples exact
+for every number of ranks. It also lets a run resume as it does with files.
 """
 
 import copy
@@ -22,10 +22,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from configs.registry import datasets
-from errors import Allowance, InputError, RunError, Unreadable, opened, reading, shown
+from errors import Allowance, InputError, RunError, Unreadable, open_file, printable, reading
 from loading.class_names import UNPRINTABLE
 from loading.files import TarBytes, npz
-from loading.label_sets import LabelSets, taken
+from loading.label_sets import LabelSets, take_labels
 from loading.sources import IMAGE_SUFFIXES, MOST_CLASSES, Split
 from utils import written_whole
 
@@ -49,10 +49,10 @@ class Shards:
 
     Args:
         root: the shards' folder.
-        index: for each image its member's name (``names`` [n]), the ``shard`` that it is in, its ``offsets`` and
-            ``lengths`` there (bytes), the CRC-32 of its tar header (``headers``), ``labels``, one or ``counts``; the
-            names of the ``shards`` [k] and their ``sizes`` (bytes); the names of the ``classes`` (none: they aren't
-            known).
+        index: arrays by name. For each image: its member's name (``names`` [n]), its ``shard``, its ``offsets`` and
+            ``lengths`` there (bytes), the CRC-32 of its tar header (``headers``), its ``labels``, one or ``counts`` of
+            them. For each shard: its name (``shards`` [k]) and its ``sizes`` (bytes). And the names of the ``classes``
+            (none: they aren't known).
     """
 
     def __init__(self, root: Path, index: Arrays) -> None:
@@ -61,12 +61,12 @@ class Shards:
         self.offsets, self.lengths = index["offsets"], index["lengths"]
         self.labels, self.classes = _labels(index), index["classes"].tolist()
 
-    def chosen(self, places: np.ndarray) -> "Shards":
+    def at_places(self, places: np.ndarray) -> "Shards":
         """Returns these of the images."""
         part = copy.copy(self)
         for name in ("names", "shard", "headers", "offsets", "lengths"):
             setattr(part, name, getattr(self, name)[places])
-        part.labels = taken(self.labels, places)
+        part.labels = take_labels(self.labels, places)
         return part
 
     def where(self) -> bytes:
@@ -76,7 +76,7 @@ class Shards:
     def name(self, index: int) -> str:
         """Returns the shard and the member of an image."""
         name = f"{self.files[self.shard[index]]}: {os.fsdecode(self.names[index])}"
-        return name if name.isprintable() else shown(name, len(name))
+        return name if name.isprintable() else printable(name, len(name))
 
     def read(self, index: int, most: int) -> bytes:
         """Returns an image's file, which may have ``most`` bytes.
@@ -90,7 +90,7 @@ class Shards:
         if length > _HEADER + most:
             raise Unreadable(f"it has {length - _HEADER} bytes, up to {most} are read")
         # Not seek and read: forked workers share a descriptor's position.
-        shard = _opened(self.files[self.shard[index]])
+        shard = _open_shard(self.files[self.shard[index]])
         data = os.pread(shard.descriptor, length, int(self.offsets[index]) - _HEADER)
         if len(data) == length and zlib.crc32(data[:_HEADER]) == self.headers[index]:
             return data[_HEADER:]
@@ -119,7 +119,7 @@ class _Opened:
 
 
 @functools.lru_cache(_OPEN)
-def _opened(file: str) -> _Opened:
+def _open_shard(file: str) -> _Opened:
     return _Opened(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))  # a pipe would block
 
 
@@ -135,7 +135,7 @@ def shards(split: Split, *, data_path: str) -> Shards:
     Raises:
         InputError: there are none, an index that is damaged or of other shards, or, without an index, a shard that is.
     """
-    _opened.cache_clear()  # a name may be another file's by now
+    _open_shard.cache_clear()  # a name may be another file's by now
     root, mode = Path(data_path), split.mode
     files, path = _shard_files(root, mode), root / f"{mode}.index.npz"
     if path.exists():
@@ -187,7 +187,7 @@ def _read_index(path: Path) -> Arrays:
     if index["labels"].max(initial=0) >= MOST_CLASSES:
         raise Unreadable(f"it holds the label {index['labels'].max()}, expected 0..{MOST_CLASSES - 1}")
     if bad := [name for name in index["classes"].tolist() if UNPRINTABLE.search(name)]:
-        raise Unreadable(f"the name of its class '{shown(bad[0])}' can't be printed")
+        raise Unreadable(f"the name of its class '{printable(bad[0])}' can't be printed")
     return index
 
 
@@ -213,7 +213,7 @@ def scan_shard(file: Path) -> Arrays:
     images: dict[str, tuple] = {}
     labels: dict[str, array] = {}
     kinds: set[str] = set()
-    with reading(file, "an uncompressed tar shard", "; restore it"), opened(file) as raw:
+    with reading(file, "an uncompressed tar shard", "; restore it"), open_file(file) as raw:
         for member in _plain_members(raw):
             folder, base = os.path.split(member.name)
             stem, _, suffix = base.partition(".")
@@ -273,7 +273,7 @@ def _labels_in(descriptor: int, member: tarfile.TarInfo, several: bool) -> array
     labels = list(map(int, filter(None, found[1].split(b",")))) if found else [MOST_CLASSES]
     if max(labels, default=0) >= MOST_CLASSES or len(set(labels)) < len(labels):
         wanted = f"expected {'different numbers' if several else 'a number'} from 0 to {MOST_CLASSES - 1}"
-        raise Unreadable(f"its {member.name} is '{shown(text[:200].decode('latin-1'))}', {wanted}")
+        raise Unreadable(f"its {member.name} is '{printable(text[:200].decode('latin-1'))}', {wanted}")
     return array("i" if several else "q", labels)
 
 
@@ -289,7 +289,7 @@ def make_index(files: Sequence[Path], parts: Sequence[Arrays], classes: Sequence
     order = np.argsort(samples["names"], kind="stable")
     labels = _labels(samples)
     ordered = {field: values[order] for field, values in samples.items() if field != "labels"}
-    ordered["labels"] = labels.taken(order).labels if isinstance(labels, LabelSets) else labels[order]
+    ordered["labels"] = labels.at_places(order).labels if isinstance(labels, LabelSets) else labels[order]
     return ordered | {
         "shards": np.array([os.fsencode(file.name) for file in files]),
         "sizes": np.array([file.stat().st_size for file in files]),

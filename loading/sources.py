@@ -16,7 +16,7 @@ import numpy as np
 
 from configs.registry import datasets
 from configs.signatures import Size
-from errors import Allowance, InputError, Unreadable, opened, reading, shown
+from errors import Allowance, InputError, Unreadable, open_file, printable, reading
 from loading.class_names import UNPRINTABLE, names_beside
 from loading.files import Paths
 from loading.label_sets import LabelSets
@@ -93,9 +93,9 @@ def imagenet2012(split: Split, *, data_path: str) -> Files:
     root = Path(data_path)
     file = root / f"{split.mode}_list.txt"
     classes = names_beside(root)
-    with reading(file, "a list", "; DATASET imagenet2012 needs it under -data_path"), opened(file) as lines:
+    with reading(file, "a list", "; DATASET imagenet2012 needs it under -data_path"), open_file(file) as lines:
         labels, folders, known = array("q"), array("i"), {}
-        paths = Paths(_listed(file, lines, split, len(classes), labels, folders, known))
+        paths = Paths(_list_paths(file, lines, split, len(classes), labels, folders, known))
         if not labels:
             raise InputError(f"{file}: the list is empty")
         checked = split.problems is not None  # each file is opened then
@@ -104,7 +104,7 @@ def imagenet2012(split: Split, *, data_path: str) -> Files:
         return Files(root, paths, np.frombuffer(labels, np.int64), classes)
 
 
-def _listed(
+def _list_paths(
     file: Path, lines: Any, split: Split, classes: int, labels: array, folders: array, known: dict[bytes, int]
 ) -> Iterator[bytes]:
     """Yields a list's paths; appends their labels, and the numbers of their folders, which ``known`` gives."""
@@ -119,12 +119,12 @@ def _listed(
             continue
         path, label = words[0].strip(), words[-1]
         if len(words) == 1 or not (label.isdigit() or (label[:1] == b"-" and label[1:].isdigit())):
-            found = shown(os.fsdecode(line.strip()[:200]))
+            found = printable(os.fsdecode(line.strip()[:200]))
             split.refuse(f"{file}, line {number}: expected a path, then a label; found '{found}'")
             continue
         value = int(label) if len(label) <= 18 else limit
         if not 0 <= value < limit:
-            split.refuse(f"{file}, line {number}: label {shown(label.decode(), 30)} is outside 0..{limit - 1}")
+            split.refuse(f"{file}, line {number}: label {printable(label.decode(), 30)} is outside 0..{limit - 1}")
             continue
         if b"\0" in path:
             split.refuse(f"{file}, line {number}: its path holds a NUL character")
@@ -148,7 +148,7 @@ def missing_files(root: Path, paths: Paths, folders: np.ndarray, names: list[byt
         except OSError:
             present, unlisted = set(), unlisted + 1
         for place in order[start : start + count]:
-            if paths.encoded(place)[len(folder) :] not in present:
+            if paths.path_bytes(place)[len(folder) :] not in present:
                 missing, first = missing + 1, min(first, int(place))
         start += count
         if unlisted == _UNLISTED:
@@ -211,7 +211,7 @@ def _classes(folder: Path) -> list[str]:
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries if entry.is_dir())
     if bad := [name for name in names if UNPRINTABLE.search(name)]:
-        raise Unreadable(f"the name of its class folder '{shown(bad[0])}' can't be printed; rename it")
+        raise Unreadable(f"the name of its class folder '{printable(bad[0])}' can't be printed; rename it")
     holds = os.path.realpath(folder)
     for name in names:
         if os.path.islink(folder / name) and Path(holds).is_relative_to(os.path.realpath(folder / name)):
@@ -229,7 +229,7 @@ def images_below(root: Path, below: str) -> Iterator[str]:
     """
 
     def refuse(error: OSError) -> None:
-        raise Unreadable(f"its folder '{shown(str(error.filename))}' can't be listed ({error.strerror})")
+        raise Unreadable(f"its folder '{printable(str(error.filename))}' can't be listed ({error.strerror})")
 
     for folder, subfolders, files in os.walk(root / below, onerror=refuse):
         subfolders.sort()
@@ -239,7 +239,7 @@ def images_below(root: Path, below: str) -> Iterator[str]:
 
 @datasets.register("digits", holds="nothing: scikit-learn brings them along")
 def digits(split: Split) -> Arrays:
-    """scikit-learn's handwritten digits."""
+    """Reads scikit-learn's handwritten digits."""
     return Arrays([_digits_file()], functools.partial(_digits, split.mode))
 
 
@@ -247,7 +247,7 @@ def digits(split: Split) -> Arrays:
     "synthetic", holds="nothing: fixed random images are made, `DATA.SYNTHETIC_SIZE` of them, for measuring"
 )
 def synthetic(split: Split, *, synthetic_size: Size = 1024) -> Drawn:
-    """Fixed random images.
+    """Draws fixed random images.
 
     Args:
         synthetic_size: how many.

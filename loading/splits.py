@@ -1,6 +1,6 @@
 """Training images in two parts, the second for validation: which image goes where follows from the images' paths.
 
-So it is the same for every number of processes, for each resume, and for ``-eval`` of the run afterwards; images that
+So it is the same for every number of processes, for each resume, and for ``-eval`` of the run afterwards. Images that
 are added later move few of the others.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from errors import Allowance, InputError, Unreadable, opened, reading, shown
+from errors import Allowance, InputError, Unreadable, open_file, printable, reading
 from loading.label_sets import LabelSets, rarest
 
 _LISTED = 128  # bytes that a line of groups takes besides its text
@@ -27,9 +27,9 @@ def validation(
 ) -> np.ndarray:
     """Returns which images are for validation, [n] bool.
 
-    Of each class its share is taken, rounded, but one image at least, and not the last one. Whole groups are taken in
-    an order that the seed decides, each where it brings the classes' shares closer to what is wanted; so the share is
-    met as far as the groups' sizes allow.
+    The share of each class is rounded. At least one image of a class is taken, and never its last one. Whole groups are
+    taken in an order that the seed decides. Each is taken if it brings its classes' shares closer to the wanted one. So
+    the share is met as well as the groups' sizes allow.
 
     Args:
         paths: as the dataset names them, [n]: below its folder.
@@ -53,7 +53,7 @@ def validation(
 def _by_images(paths: Sequence[str], labels: np.ndarray, share: float, seed: int) -> np.ndarray:
     totals = np.bincount(labels)
     wanted = np.clip(np.floor(share * totals + 0.5).astype(int), 1, np.maximum(totals - 1, 0))
-    order = np.lexsort((drawn(paths, seed), labels))
+    order = np.lexsort((random_numbers(paths, seed), labels))
     place = np.arange(len(labels)) - (np.cumsum(totals) - totals)[labels[order]]  # of each among its class
     chosen = np.zeros(len(labels), bool)
     chosen[order] = place < wanted[labels[order]]
@@ -77,14 +77,14 @@ def _by_groups(names: Sequence[str], labels: np.ndarray, share: float, seed: int
             taken[classes] += counts
             chosen[members[number]] = True
 
-    for number in np.argsort(drawn(known.tolist(), seed), kind="stable"):
+    for number in np.argsort(random_numbers(known.tolist(), seed), kind="stable"):
         take(number, needed=False)
     for number in np.argsort([len(own) for own in members], kind="stable"):  # for classes of large groups alone
         take(number, needed=True)
     return chosen
 
 
-def drawn(names: Iterable[str], seed: int) -> np.ndarray:
+def random_numbers(names: Iterable[str], seed: int) -> np.ndarray:
     """Returns a random number for each name, [n], which depends on nothing else."""
     sums = (hashlib.blake2b(f"{seed}\0{name}".encode(errors="surrogateescape"), digest_size=8) for name in names)
     return np.array([int.from_bytes(each.digest(), "big") for each in sums], np.uint64)
@@ -94,8 +94,8 @@ def groups_of(paths: Sequence[str], groups: str) -> list[str]:
     """Returns the group of each image.
 
     Args:
-        groups: a file, on each of whose lines stand a path, a tab and a group; or a pattern (Python's ``re``), whose
-            first pair of brackets, or all that it finds in a path, is the group.
+        groups: a file; each of its lines holds a path, a tab and a group. Or a pattern (Python's ``re``). The group is
+            what its first pair of brackets finds in a path, or without brackets all that it finds.
 
     Raises:
         InputError: an image has none.
@@ -106,8 +106,8 @@ def groups_of(paths: Sequence[str], groups: str) -> list[str]:
         where, group = "finds (it is no file, so it is a pattern)", _by_pattern(groups)
     found = [group(path) for path in paths]
     if without := [path for path, name in zip(paths, found, strict=True) if name is None]:
-        told = f"{len(without)} of {len(paths)} images have no group that {shown(groups)} {where}"
-        raise InputError(f"DATA.SPLIT_GROUPS: {told}, the first is {shown(without[0])}")
+        told = f"{len(without)} of {len(paths)} images have no group that {printable(groups)} {where}"
+        raise InputError(f"DATA.SPLIT_GROUPS: {told}, the first is {printable(without[0])}")
     return [name for name in found if name is not None]
 
 
@@ -117,7 +117,7 @@ def _by_pattern(groups: str) -> Callable[[str], str | None]:
             warnings.simplefilter("error")
             pattern = re.compile(groups)
     except (re.error, Warning, RecursionError, OverflowError) as error:
-        raise InputError(f"DATA.SPLIT_GROUPS is {shown(groups)!r}: no file, and no pattern ({error})") from None
+        raise InputError(f"DATA.SPLIT_GROUPS is {printable(groups)!r}: no file, and no pattern ({error})") from None
 
     def group(path: str) -> str | None:
         found = pattern.search(path)
@@ -127,11 +127,11 @@ def _by_pattern(groups: str) -> Callable[[str], str | None]:
 
 
 def _in_file(file: str) -> Iterator[tuple[str, str]]:
-    with reading(file, "a list of groups"), opened(file) as lines:
+    with reading(file, "a list of groups"), open_file(file) as lines:
         allowance = Allowance(os.fstat(lines.fileno()).st_size)
         for number, line in enumerate(lines, 1):
             allowance.take(len(line) + _LISTED)
             path, tab, name = os.fsdecode(line.rstrip(b"\r\n")).partition("\t")
             if line.strip() and not (path and tab and name):
-                raise Unreadable(f"line {number}: expected a path, a tab and a group; found '{shown(path)}'")
+                raise Unreadable(f"line {number}: expected a path, a tab and a group; found '{printable(path)}'")
             yield path, name

@@ -1,9 +1,9 @@
 """Batches for the device, pass after pass, loaded by worker processes that share their memory with this one.
 
-``paddle.io.DataLoader``'s own workers sleep half a second before each epoch, send batches through a pipe, or through
-files in /dev/shm, which outlive a killed run and are often limited to 64 MB, and lose the errors of the thread that
-reads them. Here the memory is an anonymous mapping from before the fork: it has no name, needs no /dev/shm, and is gone
-with its last process.
+``paddle.io.DataLoader``'s own workers sleep half a second before each epoch and lose the errors of the thread that
+reads them. They send batches through a pipe or through files in /dev/shm. Such files outlive a killed run and are often
+limited to 64 MB. Here the memory is an anonymous mapping from before the fork. It has no name, needs no /dev/shm, and
+is gone with its last process.
 """
 
 import collections
@@ -36,7 +36,7 @@ Draw = Callable[[int, int, int], np.ndarray]
 
 
 class Loader:
-    """This rank's batches on the device: the columns of the dataset's samples by their names, such as "pixels"
+    """Yields this rank's batches on the device: the columns of the dataset's samples by their names. Such are "pixels"
     [B, H, W, C] uint8 or float32 and "labels" [B] int64. Each iteration is one pass of ``batch_sampler``, from where
     that stands.
 
@@ -73,7 +73,7 @@ class Loader:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of a batch's columns."""
+        """Returns the names of a batch's columns."""
         return (*self.dataset.columns, *(("mixed",) if self.draw else ()))
 
     def _passes(self) -> Iterator[Sampler]:

@@ -56,8 +56,8 @@ def list_models(pattern: str | Sequence[str] = "*") -> list[str]:
 
 
 def with_switches(config: Configuration, path: str | Path) -> Configuration:
-    """Returns ``config`` with the keys of MODEL that the weights' config.json tells (``with_arguments`` of timm's,
-    ``with_settings`` of transformers'), and that the names of their tensors tell, where nobody set them.
+    """Returns ``config`` with the keys of MODEL that the weights tell, unless somebody set them. Their config.json
+    tells some (``with_arguments`` for timm's, ``with_settings`` for transformers'), the names of their tensors others.
 
     These are keys that change what a model computes, but none of its tensors' shapes (``weights.names.switches``). A
     note tells of each. Where the configuration has another value, ``load_weights`` refuses or tells it.

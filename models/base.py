@@ -15,7 +15,7 @@ from models.layers.batch_norm import statistics_kept
 from models.layers.classifier_norm import ClassifierNorm
 from models.layers.linear import Linear
 from models.layers.recompute import recompute
-from options import pair, size_told
+from options import pair, size_text
 from weights.layout import sublayer
 
 _Kind = TypeVar("_Kind", bound="type[ImageModel]")
@@ -73,7 +73,7 @@ class ImageModel(nn.Layer):
 
     Attributes:
         head_init_bias: what a fresh classifier's bias starts at, besides its own initialisation.
-        head_batch_norm: a batch norm without scale and shift before each classifier, and frozen as it is: "head" is
+        head_batch_norm: a batch norm without scale and shift before each classifier, and frozen as it is. "head" is
             then "head.0", the norm, and "head.1", the Linear (the linear probe of MAE, arXiv:2111.06377).
         head_widths: channels that a classifier of this name reads, where they aren't num_features.
         weight_names: the module of ``weights.names`` that knows other toolkits' names of its tensors, if there are any.
@@ -115,12 +115,12 @@ class ImageModel(nn.Layer):
         self.image_size, self.in_channels, self.num_classes = pair(image_size), in_channels, num_classes
         self.head_init_scale, self.recompute = head_init_scale, recompute
         if self.min_image_size and min(self.image_size) < self.min_image_size:
-            found = f"IMAGE_SIZE is {size_told(image_size)}"
+            found = f"IMAGE_SIZE is {size_text(image_size)}"
             raise InputError(f"{found}, {type(self).__name__} takes {self.input_sizes}; choose a larger one")
 
     @property
     def input_sizes(self) -> str:
-        """The images that the model takes, in words."""
+        """Returns the images that the model takes, in words."""
         if self.min_image_size:
             return f"images of at least {self.min_image_size} x {self.min_image_size}"
         return "images of {} x {}".format(*self.image_size)
@@ -167,7 +167,7 @@ class ImageModel(nn.Layer):
         Raises:
             InputError: indices that aren't there, an unknown format, or tokens that make no map.
         """
-        taken, output_format = self._taken(indices), output_fmt or output_format
+        taken, output_format = self._places_of(indices), output_fmt or output_format
         if output_format not in ("NCHW", "NLC"):
             raise InputError(f"output_format is {output_format!r}, expected 'NCHW' or 'NLC'")
         features, found = self._collect(images, taken, norm, stop_early)
@@ -229,7 +229,7 @@ class ImageModel(nn.Layer):
         """Returns the rows and columns of so many tokens of places, where ``layout`` is "NLC"."""
         return sublayer(self, self.first_conv.rpartition(".")[0]).grid_size
 
-    def _taken(self, indices: int | Sequence[int] | None) -> list[int]:
+    def _places_of(self, indices: int | Sequence[int] | None) -> list[int]:
         """Returns the places in ``feature_info`` that ``indices`` mean, from the first to the last."""
         name, count = type(self).__name__, len(self.feature_info)
         if not count:
@@ -284,7 +284,8 @@ class ImageModel(nn.Layer):
         raise NotImplementedError
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """The groups that timm's ``param_groups_layer_decay`` makes, as ``layer_groups`` tells the authors'.
+        """Returns the groups that timm's ``param_groups_layer_decay`` makes, as ``layer_groups`` tells the
+        authors'.
 
         Here: the authors', but ``norm``, the last one, is in the last block's group. Others define their own.
         """

@@ -202,17 +202,19 @@ class Beit(ImageModel):
         return self.head(self.fc_norm(x))
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The embedding, each block, the classifier with its norm and the shared bias: the authors'."""
+        """Returns the groups: the embedding, each block, the classifier with its norm and the shared bias: the
+        authors'.
+        """
         blocks = [(f"blocks.{i}",) for i in range(len(self.blocks))]
         return [("cls_token", "pos_embed", "patch_embed"), *blocks, ("rel_pos_bias", "norm", "fc_norm", "head")]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """The shared bias is in the embedding's group, the last norm in the last block's."""
+        """Returns the groups: the shared bias is in the embedding's group, the last norm in the last block's."""
         first, *blocks, last = super().timm_layer_groups()
         return [(*first, "rel_pos_bias"), *blocks, tuple(name for name in last if name != "rel_pos_bias")]
 
     def no_weight_decay(self) -> set[str]:
-        """The authors'; timm leaves the tables of relative positions out, too."""
+        """Returns the authors'; timm leaves the tables of relative positions out, too."""
         return {"pos_embed", "cls_token"}
 
     def _init_weights(self, layer: nn.Layer) -> None:

@@ -186,12 +186,14 @@ class Cait(ImageModel):
         return self.head(x[:, 0] if self.global_pool == "token" else x[:, 1:].mean(axis=1))
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The embedding, each block, those of the class token last, the classifier with its norm."""
+        """Returns the groups: the embedding, each block (the class token's last), the classifier with its norm."""
         blocks = [(f"{name}.{i}",) for name in ("blocks", "blocks_token_only") for i in range(len(getattr(self, name)))]
         return [("cls_token", "pos_embed", "patch_embed"), *blocks, ("norm", "head")]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """The class token's blocks share the groups of as many last blocks of the patches, the norm the last one's."""
+        """Lets the class token's blocks share the groups of as many last blocks of the patches, the norm the last
+        one's.
+        """
         count, last = len(self.blocks), len(self.blocks_token_only)
         groups: list[tuple[str, ...]] = [("cls_token", "pos_embed", "patch_embed")]
         groups += [(f"blocks.{i}",) for i in range(count)]

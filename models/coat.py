@@ -207,7 +207,7 @@ class CoaT(ImageModel):
 
     @property
     def cls_token(self) -> paddle.Tensor:
-        """The last scale's."""
+        """Returns the last scale's class token."""
         return self.cls_token4
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -268,8 +268,9 @@ class CoaT(ImageModel):
         return {f"cls_token{i}" for i in (1, 2, 3, 4)}
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The first scale's embedding, its class token and positions; each serial block, a scale's first with what
-        comes before it; each parallel block; the norms with the classifier.
+        """Returns the groups of parameters from the input to the classifier. They are the first scale's embedding, its
+        class token and positions; then each serial block, a scale's first with what comes before it. Then come each
+        parallel block and the norms with the classifier.
         """
         *groups, head = self.timm_layer_groups()
         for i in (2, 3, 4):
@@ -280,8 +281,8 @@ class CoaT(ImageModel):
         return [*groups, (*norms, *head)]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """Of each scale: the embedding, its class token and positions, then each serial block. Each parallel block; the
-        norms are in the last block's group. The classifier.
+        """Returns the groups. Of each scale: the embedding, its class token and positions, then each serial block. Each
+        parallel block; the norms are in the last block's group. The classifier.
         """
         groups: list[tuple[str, ...]] = []
         for i in (1, 2, 3, 4):

@@ -92,7 +92,7 @@ class ConvMixer(ImageModel):
         return self.head(self.head_drop(mean_of_places(x)))
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The stem, each block, the classifier."""
+        """Returns the groups: the stem, each block, the classifier."""
         return [("stem",), *((f"blocks.{i}",) for i in range(len(self.blocks))), ("head",)]
 
     def _init_weights(self, layer: nn.Layer) -> None:

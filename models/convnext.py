@@ -152,10 +152,11 @@ class ConvNeXt(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The stem, every three blocks of a stage (the first with what downsamples before them), the head: the
-        authors' (appendix A and optim_factory.py in facebookresearch/ConvNeXt), 12 between stem and head for [3, 3,
-        27, 3] blocks. ConvNeXt V2's with fewer blocks, too, are its authors': single blocks, the first with the stem
-        (``layer_decay_type`` in TRAINING.md and optim_factory.py of facebookresearch/ConvNeXt-V2).
+        """Returns the authors' groups: the stem, every three blocks of a stage, the head. A stage's first group has
+        what downsamples before it. For [3, 3, 27, 3] blocks there are 12 between stem and head (appendix A and
+        optim_factory.py in facebookresearch/ConvNeXt). ConvNeXt V2's models with fewer blocks have their authors'
+        groups, too: single blocks, the first with the stem (``layer_decay_type`` in TRAINING.md and optim_factory.py of
+        facebookresearch/ConvNeXt-V2).
         """
         single = self.use_grn and len(self.stages[2].blocks) < 27
         groups: list[tuple[str, ...]] = [("stem",)]
@@ -169,7 +170,9 @@ class ConvNeXt(ImageModel):
         return [*groups, ("head",)]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """The stem, each block (the first of a stage with what downsamples before it), the head with its norm."""
+        """Returns the groups: the stem, each block (the first of a stage with what downsamples before it), the head
+        with its norm.
+        """
         return [*groups_by_block("stem", "stages", self.stages), ("head",)]
 
     def _init_weights(self, layer: nn.Layer) -> None:

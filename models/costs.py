@@ -70,7 +70,7 @@ def cost(config: Configuration, **arguments: Any) -> Cost:
     return Cost(images, parameters, macs, sum(layer.activations for layer in layers), layers)
 
 
-def described(config: Configuration) -> ImageModel:
+def model_of(config: Configuration) -> ImageModel:
     """Returns the model of a configuration to read its attributes: it has no weights, and takes no memory."""
     names = unique_name.switch()  # the way back from a graph begins anew to count: two parameters would have one name
     try:

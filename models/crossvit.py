@@ -208,12 +208,12 @@ class CrossViT(ImageModel):
 
     @property
     def cls_token(self) -> paddle.Tensor:
-        """Of the fine patches."""
+        """Returns the class token of the fine patches."""
         return self.cls_token_0
 
     @property
     def pos_embed(self) -> paddle.Tensor:
-        """Of the fine patches."""
+        """Returns the positions of the fine patches."""
         return self.pos_embed_0
 
     def _embed(self, x: paddle.Tensor) -> Any:
@@ -258,7 +258,9 @@ class CrossViT(ImageModel):
         return next(embed.grid_size for embed in self.patch_embed if embed.num_patches == places)
 
     def cam_layer(self) -> Any:
-        """Of the coarse patches: the norm where the fine branch's class token last meets them, or else the last one."""
+        """Returns the norm of the coarse patches where the fine branch's class token last meets them, or else the last
+        one.
+        """
         return self.blocks[-1].fusion[0].norm1 if self.global_pool == "token" else self.norm[1]
 
     def forward_head(self, x: Any) -> paddle.Tensor:
@@ -270,7 +272,7 @@ class CrossViT(ImageModel):
         return ("head.0", "head.1")
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Both embeddings, each multi-scale block, the classifiers with their norms."""
+        """Returns the groups: both embeddings, each multi-scale block, the classifiers with their norms."""
         embedding = (*(f"{name}_{i}" for name in ("cls_token", "pos_embed") for i in (0, 1)), "patch_embed")
         return [embedding, *((f"blocks.{i}",) for i in range(len(self.blocks))), ("norm", "head")]
 

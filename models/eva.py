@@ -239,8 +239,8 @@ class Eva(ImageModel):
         return self.head(self.fc_norm(x))
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The embedding, each block, the classifier with its norm: the authors' of both (optim_factory.py in
-        baaivision/EVA's EVA-02/asuka, param_groups.py in facebookresearch/dinov3).
+        """Returns the groups: the embedding, each block, the classifier with its norm: the authors' of both
+        (optim_factory.py in baaivision/EVA's EVA-02/asuka, param_groups.py in facebookresearch/dinov3).
         """
         blocks = [(f"blocks.{i}",) for i in range(len(self.blocks))]
         return [("cls_token", "reg_token", "pos_embed", "patch_embed"), *blocks, ("norm", "fc_norm", "head")]

@@ -299,7 +299,7 @@ class HaloNet(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The stem, each block, the classifier."""
+        """Returns the groups: the stem, each block, the classifier."""
         blocks = [(name,) for name, layer in self.named_sublayers() if isinstance(layer, Bottleneck)]
         return [("stem",), *blocks, ("head",)]
 

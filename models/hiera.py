@@ -1,7 +1,7 @@
 """Hiera (Ryali et al. 2023, arXiv:2306.00989): a plain transformer of stages, with attention within mask units first.
 
-Parameter names, order of operations and initialisation are those of timm's ``Hiera``, but that a fresh classifier is
-the authors' (N(0, 0.02) and 0.02, times ``head_init_scale``), where timm's is 0. Models of "Window Attention is Bugged"
+Parameter names, order of operations and initialisation are those of timm's ``Hiera``. Only a fresh classifier is the
+authors' (N(0, 0.02) and 0.02, times ``head_init_scale``), where timm's is 0. Models of "Window Attention is Bugged"
 (Bolya et al. 2023, arXiv:2311.05613) have positions within a unit besides those of the image.
 """
 
@@ -234,9 +234,9 @@ class Hiera(ImageModel):
     def _embed(self, x: paddle.Tensor, mask: paddle.Tensor | None = None) -> paddle.Tensor:
         if tuple(x.shape[2:]) != self.image_size:
             raise InputError(f"the model takes {self.input_sizes}, found {x.shape[2]} x {x.shape[3]}")
-        kept = self._kept(x.shape[0], mask)
+        kept = self._kept_units(x.shape[0], mask)
         if kept is not None:  # a convolution across a unit's border reads zeros, not what is left out
-            x = self._seen(x, kept)
+            x = self._masked_images(x, kept)
         x = to_units(self.patch_embed(x) + self._positions(), self.unit_side)
         if kept is None:
             return x
@@ -245,7 +245,7 @@ class Hiera(ImageModel):
         x = paddle.gather(x.reshape([-1, length // count * dim]), rows.flatten())  # whole units
         return x.reshape([kept.shape[0], -1, dim])
 
-    def _kept(self, batch: int, mask: paddle.Tensor | None) -> paddle.Tensor | None:
+    def _kept_units(self, batch: int, mask: paddle.Tensor | None) -> paddle.Tensor | None:
         """The numbers of the units that each image keeps, [B, kept] int64; None: all."""
         count, drops = self.units[0] * self.units[1], self.training and self.patch_drop > 0
         if mask is None:
@@ -263,7 +263,7 @@ class Hiera(ImageModel):
             raise InputError(f"the mask keeps {numbers} units, expected one number of 1 to {count} for all images")
         return paddle.nonzero(mask)[:, 1].reshape([batch, -1])
 
-    def _seen(self, x: paddle.Tensor, kept: paddle.Tensor) -> paddle.Tensor:
+    def _masked_images(self, x: paddle.Tensor, kept: paddle.Tensor) -> paddle.Tensor:
         """Images whose pixels are 0 in the units that aren't kept."""
         (rows, columns), (height, width), channels = self.units, self.image_size, x.shape[1]
         seen = F.one_hot(kept, rows * columns).sum(axis=1).astype(x.dtype).reshape([-1, 1, rows, 1, columns, 1])
@@ -308,12 +308,14 @@ class Hiera(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The embedding, each block, the last with the head: the authors' (hiera/hiera.py in dbolya/hiera, v0.2.0)."""
+        """Returns the groups: the embedding, each block, the last with the head: the authors' (hiera/hiera.py in
+        dbolya/hiera, v0.2.0).
+        """
         *groups, last, head = self.timm_layer_groups()
         return [*groups, last + head]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """The embedding, each block, the head with its norm."""
+        """Returns the groups: the embedding, each block, the head with its norm."""
         blocks = [(f"blocks.{i}",) for i in range(len(self.blocks))]
         return [("pos_embed", "pos_embed_win", "patch_embed"), *blocks, ("head",)]
 

@@ -96,7 +96,7 @@ def save_program(layer: nn.Layer, path: Path, inputs: paddle.static.InputSpec) -
         InputError: it can't be exported.
     """
     layer.eval()
-    with warnings.catch_warnings(), refused("exported"), _methods_converted_once():
+    with warnings.catch_warnings(), refusing("exported"), _methods_converted_once():
         warnings.simplefilter("ignore")  # on what Paddle's own functions do in a static graph
         paddle.jit.save(layer, str(path), input_spec=[inputs])
 
@@ -139,7 +139,7 @@ def difference(model: ImageModel, predictor: Predictor) -> float:
     images = paddle.to_tensor(np.random.default_rng(0).normal(size=shape).astype(np.float32))
     with paddle.no_grad(), exact_float32():
         expected = model(images).numpy()
-    with refused("run by Paddle Inference" + " in bfloat16" * predictor.bfloat16), quiet():
+    with refusing("run by Paddle Inference" + " in bfloat16" * predictor.bfloat16), quiet():
         found = predictor(images).numpy()
     if not np.isfinite(expected).all():
         raise RunError("the weights give no finite logits", shared=True)
@@ -173,7 +173,7 @@ def inference_engine(config: Configuration, model: ImageModel, tell: Callable[[s
 
 
 @contextlib.contextmanager
-def refused(what: str, advice: str = "use EVAL_ENGINE eager") -> Iterator[None]:
+def refusing(what: str, advice: str = "use EVAL_ENGINE eager") -> Iterator[None]:
     """Turns Paddle's errors, pages of C++ and Python, into one line."""
     try:
         yield

@@ -74,5 +74,5 @@ class LeNet(ImageModel):
         return ("fc.2",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Each layer."""
+        """Returns each layer as a group."""
         return [("features.0",), ("features.3",), ("fc.0",), ("fc.1",), ("fc.2",)]

@@ -264,7 +264,7 @@ class LeViT(ImageModel):
         return (logits, distilled) if self.distilled_training and self.training else (logits + distilled) / 2
 
     def deployed(self) -> ImageModel:
-        """Every batch norm is folded into the convolution or Linear beside it, as the authors' ``fuse`` does."""
+        """Folds every batch norm into the convolution or Linear beside it, as the authors' ``fuse`` does."""
         return folded(self)
 
     def classifier_names(self) -> tuple[str, ...]:
@@ -277,8 +277,8 @@ class LeViT(ImageModel):
             setattr(self, name, NormLinear(self.num_features, classes, self.dropout) if classes else nn.Identity())
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The stem, each block (the first of a stage with what is between the stages), the classifiers with their
-        norms: timm's, the authors have none.
+        """Returns the groups: the stem, each block (the first of a stage with what is between the stages), the
+        classifiers with their norms. They are timm's, the authors have none.
         """
         groups: list[tuple[str, ...]] = [("stem",)]
         for i, stage in enumerate(self.stages):

@@ -192,7 +192,7 @@ class MetaFormer(ImageModel):
         self._finish()
 
     def grid(self, places: int) -> tuple[int, int]:
-        """Of the stage that has so many places, in images of image_size."""
+        """Returns the grid of the stage that has so many places, in images of image_size."""
         height, width = ((side - 3) // 4 + 1 for side in self.image_size)
         while height * width > places:
             height, width = (height + 1) // 2, (width + 1) // 2
@@ -216,7 +216,7 @@ class MetaFormer(ImageModel):
         return self.head(mean_of_places(x))
 
     def classifier_names(self) -> tuple[str, ...]:
-        """The last layer: what a file of other classes has before it is taken, as in timm."""
+        """Returns the last layer: what a file of other classes has before it is taken, as in timm."""
         return ("head.fc.fc2",) if isinstance(self.head.fc, MlpHead) else ("head.fc",)
 
     def _add_classifiers(self) -> None:
@@ -227,7 +227,9 @@ class MetaFormer(ImageModel):
             self.head.fc.apply(self._init_weights)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The stem, each block (the first of a stage with the downsampling before it), the head with its norms."""
+        """Returns the groups: the stem, each block (the first of a stage with the downsampling before it), the head
+        with its norms.
+        """
         return [*groups_by_block("stem", "stages", self.stages), ("head",)]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:

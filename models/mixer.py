@@ -129,7 +129,7 @@ class MlpMixer(ImageModel):
         return self.head(x.mean(axis=1))
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The stem, each block, the classifier with its norm."""
+        """Returns the groups: the stem, each block, the classifier with its norm."""
         return [("stem",), *((f"blocks.{i}",) for i in range(len(self.blocks))), ("norm", "head")]
 
     def _init_weights(self, layer: nn.Layer) -> None:

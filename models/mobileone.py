@@ -27,8 +27,9 @@ from weights.names import mobileone as names
 
 
 class Block(nn.Layer):
-    """relu(attn(sum of branches)): convolutions of one kind, one of 1 x 1 beside larger ones, and the input itself
-    where its shape is the output's; each has a batch norm. Or relu(attn(reparam_conv)), which equals it once trained.
+    """Computes relu(attn(sum of branches)), each with a batch norm. Branches are convolutions of one kind, one of 1 x 1
+    beside larger ones, and the input itself if it has the output's shape. Or relu(attn(reparam_conv)), which equals it
+    once trained.
 
     Shape: [B, in_dim, H, W] -> [B, dim, H / stride, W / stride], rounded up.
 
@@ -201,7 +202,7 @@ class MobileOne(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The stem, each block, the classifier."""
+        """Returns the groups: the stem, each block, the classifier."""
         blocks = [(f"stages.{i}.{j}",) for i, stage in enumerate(self.stages) for j, _ in enumerate(stage.children())]
         return [("stem",), *blocks, ("head",)]
 

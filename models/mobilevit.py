@@ -31,7 +31,7 @@ PATCH = 2  # places along a side
 RESIDUALS = (1, 3, 1, 1, 1)  # inverted residuals of each stage
 
 
-def expanded(dim: int, ratio: float) -> int:
+def expanded_channels(dim: int, ratio: float) -> int:
     """Returns ``ratio`` times as many channels, as a multiple of 8 that isn't more than a tenth too small."""
     wanted = int(dim * ratio)
     near = max(8, int(dim * ratio + 4) // 8 * 8)
@@ -46,7 +46,7 @@ class InvertedResidual(nn.Layer):
 
     def __init__(self, in_dim: int, dim: int, stride: int, expand_ratio: float, drop_path: float) -> None:
         super().__init__()
-        between = expanded(in_dim, expand_ratio)
+        between = expanded_channels(in_dim, expand_ratio)
         self.residual = stride == 1 and in_dim == dim
         self.conv1_1x1 = ConvNorm(in_dim, between, 1, silu)
         self.conv2_kxk = ConvNorm(between, between, 3, silu, stride=stride, groups=between)
@@ -198,7 +198,7 @@ class MobileViT(ImageModel):
                 Constant(0.0)(block.conv3_1x1.bn.weight)
 
     def grid(self, places: int) -> tuple[int, int]:
-        """Of the stage that has so many patches, in images of image_size."""
+        """Returns the grid of the stage that has so many patches, in images of image_size."""
         height, width = (-(-side // (8 * PATCH)) for side in self.image_size)
         while height * width > places:
             height, width = (height + 1) // 2, (width + 1) // 2
@@ -221,7 +221,9 @@ class MobileViT(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The stem, each block, the last with the last convolution, the classifier: timm's, the authors have none."""
+        """Returns the groups: the stem, each block, the last with the last convolution, the classifier: timm's, the
+        authors have none.
+        """
         blocks = [(f"stages.{i}.{j}",) for i, stage in enumerate(self.stages) for j, _ in enumerate(stage.children())]
         return [("stem",), *blocks[:-1], (*blocks[-1], "final_conv"), ("head",)]
 

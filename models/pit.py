@@ -160,7 +160,7 @@ class PoolingVisionTransformer(ImageModel):
 
     @property
     def blocks(self) -> list[Block]:
-        """All blocks, from the first to the last."""
+        """Returns all blocks, from the first to the last."""
         return [block for stage in self.transformers for block in stage.blocks]
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -193,7 +193,9 @@ class PoolingVisionTransformer(ImageModel):
         return ("head", "head_dist") if self.distilled else ("head",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The embedding, each block (the first of a stage with the pooling before it), the heads with their norm."""
+        """Returns the groups: the embedding, each block (the first of a stage with the pooling before it), the heads
+        with their norm.
+        """
         groups: list[tuple[str, ...]] = [("cls_token", "pos_embed", "patch_embed")]
         for i, stage in enumerate(self.transformers):
             blocks: list[tuple[str, ...]] = [(f"transformers.{i}.blocks.{j}",) for j in range(len(stage.blocks))]

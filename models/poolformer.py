@@ -150,7 +150,9 @@ class PoolFormer(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The stem, each block (the first of a stage with the downsampling before it), the head with its norm."""
+        """Returns the groups: the stem, each block (the first of a stage with the downsampling before it), the head
+        with its norm.
+        """
         return [*groups_by_block("stem", "stages", self.stages), ("norm", "head")]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:

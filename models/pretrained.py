@@ -1,5 +1,5 @@
-"""What weights tell a configuration: timm's config.json beside them how images have to be prepared and the model was
-built, and the names of their tensors how their model computes.
+"""What weights tell a configuration. timm's config.json beside them tells how images have to be prepared and the model
+was built. The names of their tensors tell how their model computes.
 """
 
 import math
@@ -16,7 +16,7 @@ from config import with_values
 from errors import InputError
 from models import build_model, with_switches
 from models.base import ImageModel
-from options import Configuration, is_given, is_users, pair, size_told
+from options import Configuration, is_given, is_users, pair, size_text
 from weights import find_weights
 from weights.hub import read_config
 from weights.transformers import read_transformers
@@ -64,8 +64,8 @@ def with_preprocessing(config: Configuration, alone: bool = False) -> Configurat
     and with what ``with_switches`` adds.
 
     Args:
-        alone: the weights alone say what they are of: their images' size and channels are taken as well, and shipped
-            YAML files count for less than they; the user's options count for more.
+        alone: the weights alone say what they are of. Their images' size and channels are taken as well. Shipped YAML
+            files count for less than they, the user's options for more.
 
     Raises:
         InputError: the weights can't be read, or their config.json, or it holds what a configuration can't.
@@ -81,8 +81,8 @@ def with_preprocessing(config: Configuration, alone: bool = False) -> Configurat
         size = told.get("DATA.IMAGE_SIZE", config.DATA.IMAGE_SIZE)
         built = (stored.get("model_args") or {}).get("img_size") or size
         if alone and "WINDOW_SIZE" in config.MODEL and "DATA.IMAGE_SIZE" in told and pair(size) != pair(built):
-            stay = f"its windows stay those of {size_told(built)} pixels (DATA.IMAGE_SIZE)"
-            raise InputError(f"input_size is {size_told(size)}, but {stay}")
+            stay = f"its windows stay those of {size_text(built)} pixels (DATA.IMAGE_SIZE)"
+            raise InputError(f"input_size is {size_text(size)}, but {stay}")
         has = is_users if alone else is_given
         values = {key.replace(".", "__"): value for key, value in told.items() if not has(config, key)}
         return with_values(config, "the weights' config.json", **values)

@@ -230,8 +230,8 @@ class PyramidVisionTransformerV2(ImageModel):
         return self.head(mean_of_places(x))
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The first embedding, each block (the first of a stage with the norm and the embedding before it), the last
-        norm with the classifier.
+        """Returns the groups: the first embedding, each block, the last norm with the classifier. The first block of a
+        stage has the norm and the embedding before it.
         """
         groups: list[tuple[str, ...]] = [("patch_embed",)]
         for i, stage in enumerate(self.stages):
@@ -242,7 +242,7 @@ class PyramidVisionTransformerV2(ImageModel):
         return [*groups, ("stages.3.norm", "head")]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """The first embedding, each stage whole, the classifier."""
+        """Returns the groups: the first embedding, each stage whole, the classifier."""
         return [("patch_embed",), *((f"stages.{i}",) for i in range(len(self.stages))), ("head",)]
 
     def _init_weights(self, layer: nn.Layer) -> None:

@@ -1,7 +1,7 @@
 """RegNet (Radosavovic et al. 2020, arXiv:2003.13678): RegNetY with squeeze and excitation, RegNetX without.
 
-Parameter names, order of operations and initialisation are those of timm's ``RegNet``; the widths and depths of the
-stages, which timm computes from the paper's parameters, are given as they are.
+Parameter names, order of operations and initialisation are those of timm's ``RegNet``. timm computes the widths and
+depths of the stages from the paper's parameters; here they are given as they are.
 """
 
 from collections.abc import Iterable, Sequence
@@ -59,8 +59,8 @@ class RegNet(ImageModel):
         se_ratio: channels that squeeze and excitation reduces to, over its block's input's; 0: none (RegNetX).
         dropout: before the classifier.
         droppath: rate of stochastic depth at the last block; linear from 0 at the first.
-        zero_init_last: whether the weight of a block's last norm starts at 0 (timm's), so that a fresh block is its
-            shortcut alone, or at 1 (the authors').
+        zero_init_last: True: the weight of a block's last norm starts at 0 (timm's), so that a fresh block is its
+            shortcut alone. False: it starts at 1 (the authors').
 
     Raises:
         InputError: not four stages, or a width that isn't a multiple of group_width.
@@ -122,7 +122,7 @@ class RegNet(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The stem, each block, the classifier."""
+        """Returns the groups: the stem, each block, the classifier."""
         stages = {name: getattr(self, name) for name in ("s1", "s2", "s3", "s4")}
         blocks = [(f"{name}.b{j + 1}",) for name, stage in stages.items() for j in range(len(stage))]
         return [("stem",), *blocks, ("head",)]

@@ -99,5 +99,7 @@ class ResMlp(MlpMixer):
         init_linear(layer)
 
     def no_weight_decay(self) -> set[str]:
-        """Alpha and beta: the authors have them as vectors and leave them alone; timm's have three axes and decay."""
+        """Returns alpha and beta: the authors have them as vectors and leave them alone; timm's have three axes and
+        decay.
+        """
         return {name for name, _ in self.named_parameters() if name.endswith((".alpha", ".beta"))}

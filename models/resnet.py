@@ -96,12 +96,12 @@ class ResNet(ImageModel):
     Args:
         depth: layers: 18, 34, 50, 101 or 152.
         dropout: before the classifier.
-        small_stem: for small images: the first convolution is 3 x 3 with stride 1, and there is no pooling after it
-            (section 4.2 of the paper, on CIFAR-10, begins so).
+        small_stem: for small images, as in section 4.2 of the paper (CIFAR-10). The first convolution is 3 x 3 with
+            stride 1, and there is no pooling after it.
         droppath: rate of stochastic depth at the last block.
         droppath_shape: "linear": from 0 at the first block; "constant": all blocks have the last one's rate.
-        zero_init_last: whether the weight of a block's last norm starts at 0 (timm's), so that a fresh block is its
-            shortcut alone, or at 1 (the paper's, torchvision's).
+        zero_init_last: True: the weight of a block's last norm starts at 0 (timm's), so that a fresh block is its
+            shortcut alone. False: it starts at 1 (the paper's, torchvision's).
 
     Raises:
         InputError: another depth.
@@ -163,7 +163,7 @@ class ResNet(ImageModel):
         return ("fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The first convolution, each block, the classifier."""
+        """Returns the groups: the first convolution, each block, the classifier."""
         stages = {name: getattr(self, name) for name in ("layer1", "layer2", "layer3", "layer4")}
         blocks = [(f"{name}.{j}",) for name, stage in stages.items() for j in range(len(stage))]
         return [("conv1", "bn1"), *blocks, ("fc",)]

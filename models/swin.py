@@ -131,8 +131,8 @@ class Block(nn.Layer):
 
 
 def shift_mask(resolution: Sequence[int], window_size: Sequence[int], shift_size: Sequence[int]) -> np.ndarray:
-    """Returns what shifted windows add to their scores: [windows, N, N], -100 between tokens that the shift brought
-    together from different borders of the (padded) map, 0 elsewhere.
+    """Returns what shifted windows add to their scores, [windows, N, N]. It is -100 between tokens that the shift
+    brought together from different borders of the (padded) map, 0 elsewhere.
     """
     labels = []
     for side, window, shift in zip(resolution, window_size, shift_size, strict=True):
@@ -275,8 +275,8 @@ class SwinTransformer(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The embedding, each block (the last of a stage with the merging after it), the head with its norm: SimMIM's
-        (arXiv:2111.09886), by Swin's authors.
+        """Returns the groups: the embedding, each block (the last of a stage with the merging after it), the head with
+        its norm. They are SimMIM's (arXiv:2111.09886), by Swin's authors.
         """
         groups: list[tuple[str, ...]] = [("patch_embed",)]
         for i, stage in enumerate(self.layers):
@@ -286,8 +286,8 @@ class SwinTransformer(ImageModel):
         return [*groups, ("norm", "head")]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """The embedding, each block (the first of a stage with the merging before it, the last of all with the last
-        norm), the head.
+        """Returns the groups: the embedding, each block, the head. A stage's first block has the merging before it, the
+        last of all the last norm.
         """
         groups = groups_by_block("patch_embed", "layers", self.layers)
         groups[-1] += ("norm",)

@@ -8,10 +8,10 @@ from typing import Any
 
 from config import with_values
 from configs.architectures import architecture
-from errors import InputError, shown
+from errors import InputError, printable
 from options import WITH_VALUES, Configuration, add_note, is_users
 from weights.hub import read_config
-from weights.plain import told
+from weights.plain import value_text
 
 # The numbers of outputs, channels and pixels, which are compared elsewhere; what matters in training alone.
 _ELSEWHERE = {"num_classes", "in_chans", "img_size", "dynamic_img_size", "dynamic_img_pad", "strict_img_size"}
@@ -56,12 +56,12 @@ def with_arguments(config: Configuration, path: str | Path) -> Configuration:
         path: what ``find_weights`` takes.
 
     Raises:
-        InputError: an argument that the architecture hasn't got, or hasn't got with this value; or the configuration is
+        InputError: an argument that the architecture hasn't got, or hasn't got with this value. Or the configuration is
             of another model than the weights, with another value.
     """
     stored = read_config(path)
     for name, value in (stored.get("model_args") or {}).items():
-        beside = f"the config.json of {path}: model_args.{shown(name, 60)} is {told(value)}"
+        beside = f"the config.json of {path}: model_args.{printable(name, 60)} is {value_text(value)}"
         key = _key(config.MODEL.TYPE, name, value, beside)
         if key is None or config.MODEL[key] == value:
             continue
@@ -75,7 +75,7 @@ def with_arguments(config: Configuration, path: str | Path) -> Configuration:
                 config = with_values(config, "here", **{f"MODEL__{key}": value})
             except InputError as error:
                 raise InputError(f"{beside}; {str(error).removeprefix(f'{WITH_VALUES}: ')}") from None
-            add_note(config, f"MODEL.{key} {told(value)}, as the config.json of {path} tells")
+            add_note(config, f"MODEL.{key} {value_text(value)}, as the config.json of {path} tells")
     return config
 
 
@@ -93,5 +93,5 @@ def _key(kind: str, name: str, value: Any, beside: str) -> str | None:
     alone = _ALONE | {"act_layer": "relu" if kind.lower() in ("resnet", "regnet") else "gelu"}
     if value is False or (name in alone and alone[name] == value):
         return None
-    has = f"has {told(alone[name])} alone" if name in alone else "has no such argument"
+    has = f"has {value_text(alone[name])} alone" if name in alone else "has no such argument"
     raise InputError(f"{beside}, but {kind} here {has}; take other weights")

@@ -229,8 +229,8 @@ class TinyViT(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Each block, the first with the stem, the last of a stage with what downsamples after it, the last of all with
-        the head: the authors' (models/tiny_vit.py in microsoft/Cream).
+        """Returns the authors' groups (models/tiny_vit.py in microsoft/Cream), one for each block. The first has the
+        stem, the last of a stage what downsamples after it, the last of all the head.
         """
         groups: list[tuple[str, ...]] = []
         for i, stage in enumerate(self.stages):
@@ -242,7 +242,9 @@ class TinyViT(ImageModel):
         return groups
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """The stem, each block (the first of a stage with what downsamples before it), the head with its norm."""
+        """Returns the groups: the stem, each block (the first of a stage with what downsamples before it), the head
+        with its norm.
+        """
         return [*groups_by_block("patch_embed", "stages", self.stages), ("head",)]
 
     def no_weight_decay(self) -> set[str]:

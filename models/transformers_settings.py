@@ -10,9 +10,9 @@ from typing import Any
 
 from config import with_values
 from configs.architectures import architecture
-from errors import InputError, reading, shown
+from errors import InputError, printable, reading
 from options import Configuration, add_note, is_users
-from weights.plain import Rule, check_form, is_list, is_real, is_whole, optional, told
+from weights.plain import Rule, check_form, is_list, is_real, is_whole, optional, value_text
 from weights.transformers import read_transformers
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "quick_gelu": "quick_gelu"}
@@ -111,7 +111,9 @@ def _hiera(config: dict[str, Any]) -> dict[str, Any]:
         _expect(config, key, value, value)
     within = config.get("masked_unit_attention") or [True, True, False, False]
     if within != sorted(within, reverse=True):
-        raise InputError(f"masked_unit_attention is {told(within)}, models here have it in the first stages alone")
+        raise InputError(
+            f"masked_unit_attention is {value_text(within)}, models here have it in the first stages alone"
+        )
     values = {
         "EMBED_DIM": config["embed_dim"],
         "STAGE_DEPTHS": config["depths"],
@@ -220,14 +222,14 @@ def _regnet(config: dict[str, Any]) -> dict[str, Any]:
 def _activation(config: dict[str, Any]) -> str:
     name = config.get("hidden_act", "gelu")
     if name not in _ACTIVATIONS:
-        raise InputError(f"hidden_act is {told(name)}, expected one of {', '.join(_ACTIVATIONS)}")
+        raise InputError(f"hidden_act is {value_text(name)}, expected one of {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]
 
 
 def _expect(config: dict[str, Any], key: str, default: Any, value: Any) -> None:
     """Raises InputError where a setting is another than the one that models here have."""
     if config.get(key, default) != value:
-        raise InputError(f"{key} is {told(config[key])}, models here have {told(value)} alone")
+        raise InputError(f"{key} is {value_text(config[key])}, models here have {value_text(value)} alone")
 
 
 _TYPES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {  # model_type: MODEL.TYPE, its keys
@@ -272,7 +274,7 @@ def settings(path: str | Path) -> tuple[str, dict[str, Any]] | None:
     kind = config["model_type"]
     if kind not in _TYPES:
         raise InputError(
-            f"the config.json of {path}: it is of a {shown(kind, 60)}, which isn't here; take other weights"
+            f"the config.json of {path}: it is of a {printable(kind, 60)}, which isn't here; take other weights"
         )
     with reading(f"the config.json of {path}", "a configuration of transformers'"):
         check_form(config, _FORM)
@@ -301,7 +303,7 @@ def with_settings(config: Configuration, path: str | Path) -> Configuration:
     for key, value in values.items():
         if key in _SHAPED or f"MODEL.{key}" not in taken or config.MODEL[key] == value:
             continue
-        beside = f"MODEL.{key} {told(value)}, as the config.json of {path} tells"
+        beside = f"MODEL.{key} {value_text(value)}, as the config.json of {path} tells"
         if is_users(config, f"MODEL.{key}"):
             add_note(config, f"{beside}; yours is {config.MODEL[key]}")
         else:

@@ -1,6 +1,6 @@
-"""Vision Transformer (Dosovitskiy et al. 2020, arXiv:2010.11929), and what DeiT (arXiv:2012.12877) and DeiT-III
-(arXiv:2204.07118) add: a distillation token, layer scale, a position embedding of the patches alone; of "Better plain
-ViT baselines" (arXiv:2205.01580) the fixed positions; what DINOv2 and the image towers of CLIP and SigLIP have
+"""Vision Transformer (Dosovitskiy et al. 2020, arXiv:2010.11929), with what later papers add. DeiT (arXiv:2012.12877)
+and DeiT-III (arXiv:2204.07118): a distillation token, layer scale, a position embedding of the patches alone. "Better
+plain ViT baselines" (arXiv:2205.01580): fixed positions. Also what DINOv2 and the image towers of CLIP and SigLIP have
 (arXiv:2304.07193, 2103.00020, 2303.15343).
 
 Parameter names, order of operations and initialisation are those of timm's ``VisionTransformer`` and
@@ -187,7 +187,9 @@ class VisionTransformer(ImageModel):
         return ("head", "head_dist") if self.distilled else ("head",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The embedding, each block, the classifier with its norm: BEiT's and MAE's (arXiv:2106.08254, 2111.06377)."""
+        """Returns the groups: the embedding, each block, the classifier with its norm: BEiT's and MAE's
+        (arXiv:2106.08254, 2111.06377).
+        """
         blocks = [(f"blocks.{i}",) for i in range(len(self.blocks))]
         embedding = ("cls_token", "dist_token", "reg_token", "pos_embed", "patch_embed", "norm_pre", "prompt_tokens")
         return [embedding, *blocks, ("norm", "attn_pool", "fc_norm", "head", "head_dist")]

@@ -46,7 +46,7 @@ def neighbours(x: paddle.Tensor, axis: int) -> paddle.Tensor:
 
 
 def summed_up(x: paddle.Tensor, axis: int) -> paddle.Tensor:
-    """Is ``neighbours``'s transpose: adds up what several windows give to one place, as ``fold`` does.
+    """Adds up, as ``neighbours``'s transpose, what several windows give to one place, as ``fold`` does.
 
     Shape: [..., n, 3, ...] -> [..., 2 n, ...].
     """
@@ -61,7 +61,7 @@ def _part(x: paddle.Tensor, axis: int, start: int, end: int | None) -> paddle.Te
 
 
 class OutlookAttention(nn.Layer):
-    """Each 2 x 2 places weigh the 3 x 3 around them by a Linear of their mean; a place adds up what it is given.
+    """Each 2 x 2 places weigh the 3 x 3 around them by a Linear of their mean. A place adds up what it receives.
 
     Shape: [B, 2 h, 2 w, D] -> the same.
     """
@@ -238,7 +238,7 @@ class VOLO(ImageModel):
 
     @property
     def blocks(self) -> list[Any]:
-        """All blocks, from the first to the last."""
+        """Returns all blocks, from the first to the last."""
         return [block for stage in (*(self._blocks(end) for end in self.ends), self.post_network) for block in stage]
 
     def _blocks(self, end: int) -> Any:
@@ -309,8 +309,9 @@ class VOLO(ImageModel):
         return ("head", "aux_head")
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The embedding, each block (the second stage's first with what downsamples before it), the blocks of the class
-        token (the first with the token), the classifiers with their norm.
+        """Returns the groups of parameters: the embedding, each block, the blocks of the class token, the classifiers
+        with their norm. The second stage's first block has what downsamples before it. The first block of the class
+        token has the token.
         """
         groups: list[tuple[str, ...]] = [("patch_embed",)]
         for end in self.ends:

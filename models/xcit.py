@@ -62,7 +62,7 @@ class PatchEmbed(nn.Layer):
 class FourierPositions(nn.Layer):
     """Sines and cosines of each place's row and column, mixed by a 1 x 1 convolution: [1, dim, rows, columns].
 
-    Row i of n is the angle 2 pi i / n times frequencies that fall geometrically from 1 to about 1 / temperature, so
+    Row i of n is the angle 2 pi i / n times frequencies. These fall geometrically from 1 to about 1 / temperature, so
     any grid has positions.
     """
 
@@ -286,12 +286,12 @@ class XCiT(ImageModel):
         return self.cls_attn_blocks[-1].norm1 if self.global_pool == "token" else None
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """The embedding, each block, those of the class token last, the classifier with its norm."""
+        """Returns the groups: the embedding, each block (the class token's last), the classifier with its norm."""
         blocks = [(f"{name}.{i}",) for name in ("blocks", "cls_attn_blocks") for i in range(len(getattr(self, name)))]
         return [("cls_token", "pos_embed", "patch_embed"), *blocks, ("norm", "head")]
 
     def no_weight_decay(self) -> set[str]:
-        """The authors'; timm leaves the positions' convolution alone, too."""
+        """Returns the authors'; timm leaves the positions' convolution alone, too."""
         return {"cls_token"}
 
     def _init_weights(self, layer: nn.Layer) -> None:

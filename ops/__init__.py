@@ -1,7 +1,7 @@
 """Compiled operators of the transformer for CPUs: products by oneDNN, memory-bound work in fused passes, float32.
 
-They are optional: ``make ops`` compiles *.cc for the Paddle at hand (``ops.build``), ``load`` finds the result, and
-where ``usable`` says no, layers compute the same with Paddle's own operators, to rounding. On other devices they aren't
+They are optional: ``make ops`` compiles *.cc for the Paddle at hand (``ops.build``) and ``load`` finds the result.
+Where ``usable`` says no, layers compute the same with Paddle's own operators, to rounding. On other devices they aren't
 loaded. docs/performance.md has what they bring.
 """
 
@@ -80,7 +80,7 @@ class _Stack(ctypes.Structure):
 def give_signals_a_stack() -> None:
     """Gives this thread, the main one, a stack for its signal handlers; Python's run there where there is one.
 
-    Some products of oneDNN (sgemm's, until uxlfoundation/oneDNN#4855) keep another pointer in the stack's register: a
+    Some products of oneDNN (sgemm's, until uxlfoundation/oneDNN#4855) keep another pointer in the stack's register. A
     signal that comes meanwhile would overwrite what lies before it in the heap.
     """
     if sys.platform == "linux":
@@ -301,8 +301,8 @@ def batch_norm(
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
     """Batch norm of x [B, C, ...] by channel, as PyTorch's; returns it, and the running mean and variance [C] after it.
 
-    In training x is normalised by its own statistics, and the running ones keep ``share`` of what they were; the
-    variance that they take in is that of n - 1.
+    In training x is normalised by its own statistics. The running ones keep ``share`` of what they were; the variance
+    that they take in is that of n - 1.
     """
     out, _, _, mean, variance = _run("vit_batch_norm", x, weight, bias, mean, variance, training, share, epsilon)
     return out, mean, variance

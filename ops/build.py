@@ -9,7 +9,7 @@ from pathlib import Path
 
 import paddle
 
-from errors import RunError, reported
+from errors import RunError, reporting
 from ops import images, library, sources_and_headers
 
 # Without the last two, roundings and comparisons stay scalar.
@@ -85,6 +85,6 @@ def build_images() -> Path:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         print(f"compiled image operations: {build_images()}")
         print(f"compiled operators: {build()}")

@@ -52,7 +52,7 @@ def set_tf32(allowed: bool) -> None:
 
 @contextlib.contextmanager
 def exact_float32() -> Iterator[None]:
-    """Without TF32, where figures are held to another program's."""
+    """Computes without TF32, where figures are compared to another program's."""
     core = paddle.base.core
     before = core.get_cublas_switch(), core.get_cudnn_switch()
     core.set_cublas_switch(False)
@@ -64,7 +64,7 @@ def exact_float32() -> Iterator[None]:
         core.set_cudnn_switch(before[1])
 
 
-def float32_told() -> str:
+def float32_text() -> str:
     """Returns "float32", and what of it is computed by TF32: GPUs from Ampere on can."""
     if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0" or not num_gpus():
         return "float32"
@@ -77,9 +77,9 @@ def float32_told() -> str:
 def tune_cpu(local_processes: int) -> str:
     """Sets this process up for speed on a CPU, without touching what the user's environment sets.
 
-    Four settings (measured in docs/performance.md): the machine's cores shared out as threads; stride kernels off,
-    whose views are copied element by element on a CPU; glibc told to keep large buffers instead of mapping and
-    faulting them in anew at each operator; the compiled operators of ops/, where they were built.
+    There are four settings (measured in docs/performance.md). The machine's cores are shared out as threads. Stride
+    kernels are off: their views are copied element by element on a CPU. glibc keeps large buffers instead of mapping
+    and faulting them in anew at each operator. The compiled operators of ops/ are used if they were built.
 
     Returns:
         one line that tells what was set and what was left.
@@ -100,7 +100,7 @@ def tune_cpu(local_processes: int) -> str:
 
 def keep_buffers() -> str:
     """Tells glibc to keep large buffers instead of mapping and faulting them in anew, unless the user's environment
-    sets its allocator; returns what was set, or "".
+    sets its allocator. Returns what was set, or "".
     """
     tuned_by_user = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     if platform.libc_ver()[0] == "glibc" and not tuned_by_user:

@@ -36,7 +36,7 @@ def write_weights(file, task="classification", classes=CLASSES):
     arrays = {name: value.numpy() for name, value in build_model(config).state_dict().items()}
     arrays = {name: (value + rng.normal(0, 0.1, value.shape)).astype(np.float32) for name, value in arrays.items()}
     arrays = {name: np.ascontiguousarray(value.T) if _linear(name, value) else value for name, value in arrays.items()}
-    save_file(arrays, file, {METADATA: describe(config, list(classes), task).written()})
+    save_file(arrays, file, {METADATA: describe(config, list(classes), task).to_json()})
     return file
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from config import get_config, model_files
 from models import list_models
 from models.costs import Cost, cost
-from tools.list_models import TABLE, measured
+from tools.list_models import TABLE, cost_row
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "models.md"
@@ -86,7 +86,7 @@ if __name__ == "__main__":
     rows |= {name: row(name, cost(get_config(name))) for name in sys.argv[1:] or list_models()}
     PAGE.write_text(HEAD + "".join(rows[name] for name in list_models()), encoding="utf-8")
     stored = json.loads(TABLE.read_text()) | {
-        file.stem: measured(file) for file in model_files() if file.stem in (sys.argv[1:] or list_models())
+        file.stem: cost_row(file) for file in model_files() if file.stem in (sys.argv[1:] or list_models())
     }
     lines = [f'"{name}": {json.dumps(stored[name])}' for name in list_models()]
     TABLE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

@@ -17,7 +17,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from test_datasets import write_idx
 
-from configs.values import parsed
+from configs.values import parse_value
 
 # ------------------------------------------------------------ what the documents show
 
@@ -236,6 +236,6 @@ def asked_for(command: str, flags: dict[str, tuple]) -> dict[str, object]:
                 found[words[index + 1]] = yaml.safe_load(words[index + 2])
                 index += 2
         elif words[index].startswith("-") and name in flags:
-            found[flags[name][0]] = parsed(value) if value else True
+            found[flags[name][0]] = parse_value(value) if value else True
         index += 1
     return found

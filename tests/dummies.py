@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from errors import reported
+from errors import reporting
 from launch import launched, progress, signals
 
 
@@ -68,7 +68,7 @@ def launch(place, count, port, folder, acts, timeout, separate):
     sys.stderr = open(Path(folder) / str(place), "w")  # noqa: SIM115
     launched.EVERY, launched.SILENCE, launched.PATIENT = 0.1, 0.5, 1.0
     keys = SimpleNamespace(TIMEOUT=timeout, MAX_RESTART=0, INIT_TIMEOUT=20.0)
-    with reported():
+    with reporting():
         launched.watch(_launched, SimpleNamespace(DIST=keys, act=acts[place]))
 
 

@@ -31,7 +31,7 @@ def saved(folder, name, classes=("bridge", "flower, red"), options=(), task="cla
     config = get_config(name, [*(SIZES + MODELS[name] if name in MODELS else []), *options])
     file = folder / f"{name}.safetensors"
     told = describe(config, list(classes), task)
-    write_weights(file, file_arrays(build_model(config)), {METADATA: told.written()})
+    write_weights(file, file_arrays(build_model(config)), {METADATA: told.to_json()})
     return file
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from config import get_config
-from configs.values import parsed
+from configs.values import parse_value
 from options import leaves
 from training.optim import build_schedule
 
@@ -73,7 +73,7 @@ def _value(value: Any) -> Any:
     """YAML 1.1 takes 1e-3 for a word."""
     if isinstance(value, list):
         return [_value(item) for item in value]
-    return parsed(value) if isinstance(value, str) else value
+    return parse_value(value) if isinstance(value, str) else value
 
 
 def values(name: str, batch: int) -> dict[str, Any]:

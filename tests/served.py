@@ -35,7 +35,7 @@ def write_checkpoint(file, task="classification", classes=CLASSES):
     """Weights of a small model, random ones, which tell what they are of."""
     paddle.seed(0)
     config = get_config(None, [*TINY, "MODEL.NUM_CLASSES", str(len(classes))])
-    told = {METADATA: describe(config, list(classes), task).written()}
+    told = {METADATA: describe(config, list(classes), task).to_json()}
     write_weights(Path(file), file_arrays(build_model(config)), told)
     return Path(file)
 

@@ -12,7 +12,7 @@ import yaml
 from conftest import ROOT
 from runs import assert_same_run, train
 
-from config import default_values, differences, get_config, resolved, with_values
+from config import default_values, differences, get_config, resolved_yaml, with_values
 from configs.architectures import all_keys, architecture, architectures, kept_values
 from configs.signatures import Range
 from errors import InputError
@@ -153,7 +153,7 @@ def test_a_recipe_serves_an_architecture_that_does_not_take_all_of_it(tmp_path):
     (tmp_path / "mine.yaml").write_text("BASE: recipe.yaml\nMODEL: {TYPE: ConvMixer, DEPTH: 18}\n")
     config = get_config(tmp_path / "mine.yaml")
     assert "DROPPATH" not in config.MODEL
-    (tmp_path / "config.yaml").write_text(resolved(config))
+    (tmp_path / "config.yaml").write_text(resolved_yaml(config))
     assert get_config(tmp_path / "config.yaml").MODEL == config.MODEL
     with pytest.raises(InputError, match=r"MODEL.DROPPATH is 0.0, but ConvMixer takes no DROPPATH; leave it out"):
         get_config(tmp_path / "mine.yaml", ["MODEL.DROPPATH", "0.0"])
@@ -218,12 +218,12 @@ def as_once(tree):
 def test_a_configuration_of_an_earlier_run_is_read_as_it_was_meant(tmp_path, name):
     config = with_values(get_config(name), BASE=[""])
     file = tmp_path / "config.yaml"
-    once = as_once(yaml.safe_load(resolved(config)))
+    once = as_once(yaml.safe_load(resolved_yaml(config)))
     file.write_text(yaml.safe_dump(once))
     again = get_config(file)
     assert again.MODEL == config.MODEL
     assert kept_values(once).items() >= dict(leaves(again.MODEL, "MODEL.")).items()
-    file.write_text(resolved(again))
+    file.write_text(resolved_yaml(again))
     assert get_config(file) == again
     assert set(yaml.safe_load(file.read_text())["MODEL"]) == set(config.MODEL)
     del once["GIVEN"]  # still earlier

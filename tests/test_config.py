@@ -9,10 +9,10 @@ import paddle
 import pytest
 from conftest import ROOT
 
-from config import CONFIG_DIR, differences, get_config, resolved, with_values
+from config import CONFIG_DIR, differences, get_config, resolved_yaml, with_values
 from errors import InputError
 from models import build_model
-from options import WRITTEN_OUT, given, is_given
+from options import WRITTEN_OUT, is_given, value_sources
 from training.command_line import config_from_arguments
 
 # As in PaddleViT's configs/ of each model: (TYPE, MODEL), and parameters of timm's.
@@ -172,7 +172,7 @@ def test_wrong_options_are_named(options, message):
         ("MODEL:\n  DEPHT: 3\n", "unknown key MODEL.DEPHT; did you mean MODEL.DEPTH?"),
         ("- 1\n", "expected a mapping of keys, found list"),
         ("A: [1\n", "not valid YAML"),
-        ("BASE: ['bad.yaml']\n", "BASE leads back to this file"),
+        ("BASE: ['bad.yaml']\n", "BASE leads back to this file; take it out of BASE"),
         ("BASE: ['absent.yaml']\n", "no configuration file"),
         ("SEED: 2001-13-45\n", "found no timestamp in '2001-13-45': month must be in 1..12)"),
         ("MODEL: vit\n", "bad.yaml: MODEL is a section, which takes keys; found 'vit'"),
@@ -237,14 +237,14 @@ def test_a_wrong_command_line_exits_with_2_and_no_traceback(program, flags):
 
 def test_a_resolved_configuration_keeps_what_was_set_by_whom(tmp_path):
     config = get_config(None, ["TRAIN.HFLIP", "0.5", "TRAIN.BASE_LR", "1e-4"])
-    (tmp_path / "config.yaml").write_text(resolved(config))
+    (tmp_path / "config.yaml").write_text(resolved_yaml(config))
     again = get_config(tmp_path / "config.yaml", ["SEED", "3"])
     assert with_values(again, SEED=0) == config
-    levels = {key: where.level for key, where in given(again).items()}
+    levels = {key: where.level for key, where in value_sources(again).items()}
     assert levels["TRAIN.HFLIP"] == levels["TRAIN.BASE_LR"] == 0  # set, the first to the default
     assert levels["TRAIN.VFLIP"] == WRITTEN_OUT
     assert levels["SEED"] == 1
-    assert given(again)["TRAIN.HFLIP"].source.endswith("config.yaml")
+    assert value_sources(again)["TRAIN.HFLIP"].source.endswith("config.yaml")
 
 
 @pytest.mark.parametrize("found", ["5", "[SEED]", "{SEED: true}", "{SEED: -2}", "{SEED: 1000000}"])
@@ -274,7 +274,7 @@ def test_without_takes_back_what_the_files_before_said(tmp_path):
     assert changed == {"TRAIN.BASE_LR", "MODEL.DROPPATH"}
     assert (config.TRAIN.BASE_LR, config.MODEL.DROPPATH) == (2e-4, 0.2)
     assert not is_given(config, "TRAIN.BCE_SUM")
-    (tmp_path / "run.yaml").write_text(resolved(config))
+    (tmp_path / "run.yaml").write_text(resolved_yaml(config))
     assert differences(get_config(tmp_path / "run.yaml")) == differences(config)
     own.write_text("BASE: base.yaml\nWITHOUT: TRAIN.BCE_SUM\n")
     assert get_config(own).TRAIN.BCE_SUM is False
@@ -296,7 +296,9 @@ def test_without_takes_back_what_the_files_before_said(tmp_path):
             get_config(own)
         assert str(error.value) == f"{own}: WITHOUT names {named}, expected keys or sections such as TRAIN"
     own.write_text("MODEL: {TYPE: ViT}\nWITHOUT: [TRAIN]\n")
-    with pytest.raises(InputError, match="own.yaml: WITHOUT takes back what a BASE said, and there is no BASE; add it"):
+    with pytest.raises(
+        InputError, match="own.yaml: WITHOUT removes keys that a BASE sets, but there is no BASE; add one"
+    ):
         get_config(own)
     own.write_text("BASE: ''\nWITHOUT: [TRAIN]\n")
     (tmp_path / "both.yaml").write_text("BASE: [base.yaml, own.yaml]\n")

@@ -9,11 +9,11 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from config import default_values, get_config, resolved, with_values
-from configs.explaining import explained, meanings
+from config import default_values, get_config, resolved_yaml, with_values
+from configs.explaining import explanation, meanings
 from configs.key_needs import NEEDS
 from errors import InputError
-from options import given, leaves, named
+from options import leaves, option_keys, value_sources
 from training.command_line import config_from_arguments
 from training.run import for_others
 
@@ -30,7 +30,7 @@ def of(*words):
 
 
 def told(config, key):
-    return given(config)[key].told()
+    return value_sources(config)[key].text()
 
 
 # ----------------------------------------------------- what a configuration knows
@@ -38,7 +38,7 @@ def told(config, key):
 
 def test_each_value_knows_its_source_and_what_it_replaced(recipe):
     config = of(f"-cfg={recipe}", "-batch_size=8", "-o", "TRAIN.BASE_LR", "0.1", "TRAIN.BASE_LR=0.2")
-    assert [(where.value, where.level, where.told()) for where in config.origins["TRAIN.BASE_LR"]] == [
+    assert [(where.value, where.level, where.text()) for where in config.origins["TRAIN.BASE_LR"]] == [
         (0.5, 0, str(recipe.with_name("base.yaml"))),
         (0.25, 1, str(recipe)),
         (0.1, 2, "-o"),
@@ -47,8 +47,8 @@ def test_each_value_knows_its_source_and_what_it_replaced(recipe):
     assert told(config, "DATA.BATCH_SIZE") == "flag -batch_size"
     assert told(get_config("vit_digits"), "MODEL.DEPTH") == "configs/vit/vit_digits.yaml"
     assert told(get_config(None, ["SEED", "3"]), "SEED") == "command line"
-    assert "SEED" not in given(config)
-    assert named(config) == {"TRAIN.BASE_LR"}
+    assert "SEED" not in value_sources(config)
+    assert option_keys(config) == {"TRAIN.BASE_LR"}
     assert told(of("-eval", "-batch_size=4"), "DATA.BATCH_SIZE_EVAL") == "flag -batch_size, as -eval is given"
 
 
@@ -57,7 +57,7 @@ def test_copies_and_pickles_know_it_and_do_not_share_it(recipe):
     for copy in (config.clone(), pickle.loads(pickle.dumps(config)), with_values(config)):
         assert (copy, copy.origins, type(copy)) == (config, config.origins, type(config))
     changed = with_values(config, "the data", TRAIN__BASE_LR=1)
-    assert (told(changed, "TRAIN.BASE_LR"), given(changed)["TRAIN.BASE_LR"].value) == ("the data", 1.0)
+    assert (told(changed, "TRAIN.BASE_LR"), value_sources(changed)["TRAIN.BASE_LR"].value) == ("the data", 1.0)
     assert told(config, "TRAIN.BASE_LR") == str(recipe)
     changed.notes.append("one")
     assert (config.notes, get_config().notes, get_config().origins) == ([], [], {})
@@ -88,7 +88,7 @@ def test_a_runs_file_keeps_the_first_source_however_often_it_goes_on(recipe, tmp
     (tmp_path / "run" / "checkpoints" / "epoch_0001").mkdir(parents=True)
     file = tmp_path / "run" / "config.yaml"
     for _ in range(3):
-        file.write_text(resolved(for_others(config)))
+        file.write_text(resolved_yaml(for_others(config)))
         config = of("-output=run", "-resume=auto")
         for key, first in (
             ("SEED", "-o"),
@@ -99,9 +99,12 @@ def test_a_runs_file_keeps_the_first_source_however_often_it_goes_on(recipe, tmp
             ("TRAIN.HFLIP", "the defaults"),
         ):
             assert told(config, key) == f"{file}, which had it from {first}"
-        levels = {key: given(config)[key].level for key in ("SEED", "TRAIN.BASE_LR", "TRAIN.MIXUP_PROB", "TRAIN.HFLIP")}
+        levels = {
+            key: value_sources(config)[key].level
+            for key in ("SEED", "TRAIN.BASE_LR", "TRAIN.MIXUP_PROB", "TRAIN.HFLIP")
+        }
         assert levels == {"SEED": 2, "TRAIN.BASE_LR": 1, "TRAIN.MIXUP_PROB": 0, "TRAIN.HFLIP": -1}
-        assert named(config) == set()  # what another command named isn't meant to change now
+        assert option_keys(config) == set()  # what another command named isn't meant to change now
         assert str(tmp_path / "d") == config.DATA.DATA_PATH
 
 
@@ -109,14 +112,14 @@ def test_the_weights_that_a_run_began_with_keep_their_source(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run" / "checkpoints" / "epoch_0001").mkdir(parents=True)
     file = tmp_path / "run" / "config.yaml"
-    file.write_text(resolved(of("-cfg=vit_digits", "-pretrained=gone.npz")))
+    file.write_text(resolved_yaml(of("-cfg=vit_digits", "-pretrained=gone.npz")))
     for _ in range(2):
         config = of("-output=run", "-resume=auto")
         assert (config.MODEL.PRETRAINED, told(config, "MODEL.PRETRAINED")) == (
             None,
             "the checkpoint, which has the weights",
         )
-        file.write_text(resolved(for_others(config)))
+        file.write_text(resolved_yaml(for_others(config)))
         again = get_config(file)
         assert again.MODEL.PRETRAINED == "gone.npz"
         assert told(again, "MODEL.PRETRAINED") == f"{file}, which had it from flag -pretrained"
@@ -124,7 +127,7 @@ def test_the_weights_that_a_run_began_with_keep_their_source(tmp_path, monkeypat
 
 @pytest.mark.parametrize("release", ["levels", "nothing"])
 def test_the_files_of_earlier_releases_are_taken(recipe, tmp_path, release):
-    tree = yaml.safe_load(resolved(for_others(get_config(recipe))))
+    tree = yaml.safe_load(resolved_yaml(for_others(get_config(recipe))))
     sources = tree.pop("GIVEN")
     if release == "levels":
         tree["GIVEN"] = {key: level for key, (level, _) in sources.items() if level >= 0}
@@ -134,7 +137,7 @@ def test_the_files_of_earlier_releases_are_taken(recipe, tmp_path, release):
     assert config == for_others(get_config(recipe))
     assert told(config, "TRAIN.BASE_LR") == str(file)
     assert told(config, "TRAIN.HFLIP") == f"{file}, which had it from the defaults"
-    assert given(config)["TRAIN.BASE_LR"].level == (1 if release == "levels" else -1)
+    assert value_sources(config)["TRAIN.BASE_LR"].level == (1 if release == "levels" else -1)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +158,7 @@ def test_a_source_of_another_kind_is_kept_readable(tmp_path):
     folder = tmp_path / "a\nb: [1, 2]"
     folder.mkdir()
     (folder / "own.yaml").write_text("SEED: 3\n")
-    (tmp_path / "config.yaml").write_text(resolved(get_config(folder / "own.yaml")))
+    (tmp_path / "config.yaml").write_text(resolved_yaml(get_config(folder / "own.yaml")))
     assert told(get_config(tmp_path / "config.yaml"), "SEED").endswith(r"/a\nb: [1, 2]/own.yaml'")
 
 
@@ -174,21 +177,21 @@ TRAIN.BASE_LR: 0.1
   from     -o
   over     0.25, from {recipe}
   over     0.5, from {recipe.with_name("base.yaml")}
-  means    the highest learning rate, where warm-up ends
+  means    The highest learning rate, reached when warm-up ends.
   default  0.003
   needs    does nothing under EVAL
   here     does something
 
 TRAIN.MIXUP_PROB: 0.9
   from     {recipe.with_name("base.yaml")}
-  means    probability that a batch (pair, element) is mixed
+  means    Probability that a batch (a pair, an image) is mixed.
   default  1.0
   needs    does nothing under EVAL, or without TRAIN.MIXUP_ALPHA or TRAIN.CUTMIX_ALPHA above 0, or TRAIN.CUTMIX_MINMAX
   here     does nothing without TRAIN.MIXUP_ALPHA or TRAIN.CUTMIX_ALPHA above 0, or TRAIN.CUTMIX_MINMAX
 
 SEED: 0
   from     the default
-  means    of weights, order and augmentation
+  means    Seed of the first weights, of the order of images and of their augmentation.
   default  0
   here     does something
 """
@@ -206,7 +209,7 @@ SEED: 0
     ],
 )
 def test_a_section_and_a_pattern_stand_for_their_keys(name, keys):
-    text = explained(get_config(), [name, keys[0]], default_values(get_config()), NEEDS)
+    text = explanation(get_config(), [name, keys[0]], default_values(get_config()), NEEDS)
     assert re.findall(r"^(\S+):", text, re.M) == keys
 
 
@@ -244,8 +247,8 @@ def test_it_imports_no_paddle_and_leaves_nothing(script, tmp_path):
 def test_every_key_has_a_meaning():
     """config.py's in its comments, those of components and architectures where they are defined."""
     found = meanings((ROOT / "config.py").read_text())
-    told = explained(get_config(), ["*"], default_values(get_config()), NEEDS)
-    assert re.findall(r"^(\S+):.*\n  from.*\n  default", told, re.M) == ["MODEL.NAME"]
-    assert found["BASE"].startswith("YAML files, relative to the one that names them, merged before it. WITHOUT: [TRA")
-    assert found["TRAIN.LR_SCHEDULER.PER_EPOCH"].endswith('"late", of the start of the epoch before (DeiT, PVT)')
-    assert found["SEED"] == "of weights, order and augmentation"
+    told = explanation(get_config(), ["*"], default_values(get_config()), NEEDS)
+    assert re.findall(r"^(\S+):.*\n  from.*\n  default", told, re.M) == []
+    assert found["BASE"].startswith("YAML files that are merged before this one, the first lowest. Paths")
+    assert found["TRAIN.LR_SCHEDULER.PER_EPOCH"].endswith('"late": of the start of the epoch before (DeiT, PVT).')
+    assert found["SEED"] == "Seed of the first weights, of the order of images and of their augmentation."

@@ -158,7 +158,7 @@ def test_every_shipped_model_is_an_entry_with_a_text_and_overrides(theirs):
     assert "images [B, 3, 224, 224] float32 -> [B, 1000]" in lines[2]
     words = {line.strip().partition(":")[0] for line in lines}
     assert words >= {"pretrained", "num_classes", "image_size", "image_channels", "window_size", "droppath"}
-    assert of_predictor.startswith("A trained checkpoint that answers as ``-eval`` does")
+    assert of_predictor.startswith("Returns a trained checkpoint that answers as ``-eval`` does")
     assert (shape, same, tagged, called) == ([1, 3], True, True, "PyramidVisionTransformerV2")
     wanted = (
         "InputError: pretrained is True, but no weights come with this repository; give a file, a folder or",
@@ -174,7 +174,7 @@ def test_a_checkpoint_answers_as_here(theirs, tmp_path):
     """On photographs; given as the weights of a named model it is that model."""
     size = ["DATA.IMAGE_SIZE", "32", "MODEL.EMBED_DIM", "16", "MODEL.DEPTH", "2", "MODEL.NUM_HEADS", "2"]
     config = get_config("vit_tiny_patch16_224", [*size, "MODEL.NUM_CLASSES", "2", "MODEL.HEAD_INIT_SCALE", "1.0"])
-    described = {METADATA: describe(config, ["bridge", "flower"]).written()}
+    described = {METADATA: describe(config, ["bridge", "flower"]).to_json()}
     save_file(file_arrays(build_model(config)), tmp_path / "model.safetensors", described)
     files = [tmp_path / "china.jpg", tmp_path / "flower.jpg"]
     for file, photograph in zip(files, load_sample_images().images, strict=True):

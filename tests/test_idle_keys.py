@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from config import get_config, resolved, with_values
+from config import get_config, resolved_yaml, with_values
 from configs.architectures import all_keys, architectures
 from configs.key_needs import NEEDS
 from errors import InputError
-from options import given, leaves
+from options import leaves, value_sources
 from training.command_line import config_from_arguments
 
 DEFAULTS = dict(leaves(get_config()))
@@ -160,11 +160,11 @@ def test_none_takes_back_what_another_file_set(tmp_path):
 
 def test_the_configuration_that_a_run_writes_is_taken_again(recipe, tmp_path):
     config = get_config(recipe, [*OFF, "OUTPUT", "x"])
-    (tmp_path / "config.yaml").write_text(resolved(with_values(config, OUTPUT=None)))
+    (tmp_path / "config.yaml").write_text(resolved_yaml(with_values(config, OUTPUT=None)))
     again = get_config(tmp_path / "config.yaml")
     assert with_values(again, OUTPUT="x") == config
-    assert given(again)["TRAIN.MIXUP_PROB"].level < given(again)["TRAIN.MIXUP_ALPHA"].level
-    (tmp_path / "config.yaml").write_text(resolved(again))  # and what that one writes
+    assert value_sources(again)["TRAIN.MIXUP_PROB"].level < value_sources(again)["TRAIN.MIXUP_ALPHA"].level
+    (tmp_path / "config.yaml").write_text(resolved_yaml(again))  # and what that one writes
     get_config(tmp_path / "config.yaml", ["TRAIN.BASE_LR", "0.1"])
     with pytest.raises(InputError, match=r"^command line: TRAIN.MIXUP_PROB does nothing"):
         get_config(tmp_path / "config.yaml", ["TRAIN.MIXUP_PROB", "0.5"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from config import get_config, resolved, with_values
+from config import get_config, resolved_yaml, with_values
 from errors import InputError
 from models import build_model
 from training.command_line import config_from_arguments
@@ -17,7 +17,7 @@ def test_an_image_size_is_one_number_or_height_and_width(tmp_path, word, expecte
     (tmp_path / "sized.yaml").write_text(f"DATA:\n  IMAGE_SIZE: {word}\n")
     given.append(get_config(tmp_path / "sized.yaml"))
     assert [config.DATA.IMAGE_SIZE for config in given] == [expected] * 3
-    (tmp_path / "run.yaml").write_text(resolved(given[2]))
+    (tmp_path / "run.yaml").write_text(resolved_yaml(given[2]))
     kept = get_config(tmp_path / "run.yaml").DATA.IMAGE_SIZE
     assert kept == expected
     assert with_values(given[0], DATA__IMAGE_SIZE=[32, 32]).DATA.IMAGE_SIZE == 32

@@ -12,7 +12,7 @@ from paddlevit_families import FAMILIES, HALF, IMAGENET, RECIPE
 from config import get_config
 from errors import InputError
 from models import build_model
-from options import WRITTEN_OUT, given, notes
+from options import WRITTEN_OUT, notes, value_sources
 from training.optim import build_optimizer, build_schedule, decayed_parameters
 
 
@@ -69,7 +69,9 @@ def test_the_multi_scale_samplers_sizes_are_the_images_by_quarters(read):
         )
         found = config.DATA.MULTI_SCALE
         assert found == expected
-    with pytest.raises(InputError, match="MULTI_SCALE_SAMPLER_DDP is True, but False is all that this toolkit has"):
+    with pytest.raises(
+        InputError, match="MULTI_SCALE_SAMPLER_DDP is True, expected False, the only value that this toolkit has"
+    ):
         read("MODEL: {TYPE: MobileOne}\nTRAIN: {MULTI_SCALE_SAMPLER_DDP: True}\n")
 
 
@@ -79,7 +81,7 @@ def test_what_the_file_says_holds_over_its_familys_defaults(read):
     )
     assert (config.MODEL.DROPPATH, config.TRAIN.BASE_LR, config.TRAIN.GRAD_CLIP) == (0.4, 2e-4, None)
     assert config.TRAIN.OPTIMIZER.EPS == 1e-6
-    assert given(config)["TRAIN.BASE_LR"].level == WRITTEN_OUT  # PaddleViT's files may hold what does nothing
+    assert value_sources(config)["TRAIN.BASE_LR"].level == WRITTEN_OUT  # PaddleViT's files may hold what does nothing
 
 
 @pytest.mark.parametrize(
@@ -140,9 +142,12 @@ def test_training_tells_where_paddlevits_differs_until_its_way_is_chosen(read):
     ("text", "message"),
     [
         ("MODEL: {TYPE: MAE, MAE_PRETRAIN: True}", "MAE_PRETRAIN is True, but MAE's pre-training isn't here"),
-        ("MODEL: {TYPE: swin, APE: True}", "MODEL.APE is True, but False is all that this toolkit has"),
-        ("MODEL: {TYPE: xcit, USE_POS: False}", "MODEL.USE_POS is False, but True is all that this toolkit has"),
-        ("MODEL: {TYPE: convnext, STEM_TYPE: overlap}", "MODEL.STEM_TYPE is overlap, but patch is all"),
+        ("MODEL: {TYPE: swin, APE: True}", "MODEL.APE is True, expected False, the only value that this toolkit has"),
+        (
+            "MODEL: {TYPE: xcit, USE_POS: False}",
+            "MODEL.USE_POS is False, expected True, the only value that this toolkit has",
+        ),
+        ("MODEL: {TYPE: convnext, STEM_TYPE: overlap}", "MODEL.STEM_TYPE is overlap, expected patch, the only"),
         ("MODEL: {TYPE: swin}\nTRAIN: {BASELR: 1}", "unknown key TRAIN.BASELR; did you mean TRAIN.BASE_LR"),
         (
             "MODEL: {TYPE: swin}\nTRAIN: {BASE_LR: fast}",

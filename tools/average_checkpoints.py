@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (streams)
-from errors import InputError, reading, reported  # noqa: E402  (first: it says what isn't installed)
+from errors import InputError, reading, reporting  # noqa: E402  (first: it says what isn't installed)
 
 # isort: split
 import numpy as np  # noqa: E402
@@ -73,7 +73,7 @@ def metadata_of(file: Path) -> dict[str, str]:
     found = read_metadata(file)
     with reading(file, "weights that describe themselves"):
         if METADATA in found:
-            found[METADATA] = replace(read_description(found[METADATA].encode()), thresholds=[]).written()
+            found[METADATA] = replace(read_description(found[METADATA].encode()), thresholds=[]).to_json()
         return found
 
 
@@ -97,5 +97,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

@@ -13,11 +13,11 @@
 
 and with each: [-cfg NAME] [-batch_size N] [-repeats N] [--threads N] [--json FILE] [-o KEY VALUE ...]
 
-The sides take turns, each run in a process of its own with a warm-up that doesn't count, so that a machine whose speed
-drifts drifts for all of them. A table gives median, minimum and maximum over the runs, and ratios run by run; --json
-FILE every value besides. --timm_python PATH names an interpreter that has torch and timm, if this one hasn't
-(tools/check_parity.py -h says how to make one). Everything runs on the CPU. What is measured, the files in
-tools/benchmarks/ say.
+Each run is a process of its own, with a warm-up that doesn't count. The sides take turns, so that a machine whose speed
+drifts drifts for all of them. A table gives median, minimum and maximum over the runs, and ratios run by run. --json
+FILE keeps every value. --timm_python PATH names an interpreter that has torch and timm, if this one hasn't
+(tools/check_parity.py -h says how to make one). Everything runs on the CPU. The files in tools/benchmarks/ say what is
+measured.
 """
 
 import argparse
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (streams)
-from errors import reported  # noqa: E402
+from errors import reporting  # noqa: E402
 from tools.benchmarks.evaluation import evaluation  # noqa: E402
 from tools.benchmarks.host import host  # noqa: E402
 from tools.benchmarks.inference import MODELS, MODES, SIDES, infer  # noqa: E402
@@ -127,5 +127,5 @@ def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

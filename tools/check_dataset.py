@@ -3,15 +3,16 @@
     python tools/check_dataset.py -dataset=folder -data_path=/data/flowers --report check.html
     python tools/check_dataset.py -dataset=folder -data_path=/data/flowers/train --split 0.2 -output lists
 
-It tells what stops a run: images that can't be read or are too large, classes without images, labels outside the range;
-and what spoils its numbers: images that are there twice, or look alike, in training and validation or under two labels.
+It tells what stops a run: images that can't be read or are too large, classes without images, labels outside the range.
+And it tells what spoils a run's numbers: images that are there twice, or look alike, in training and validation or
+under two labels.
 
 --split takes a share of each class for validation, as DATA.VAL_SPLIT does at training, and writes train_list.txt,
 val_list.txt and classes.txt for -dataset=imagenet2012, or multilabel_list. Nothing is moved. --groups keeps images
 together: a pattern of their paths, or a file of a path, a tab and a group on each line.
 
-Exit status: 0 where the data can be used, with or without remarks; 1 where a run with them would end in an error; 2 for
-a wrong command line, or data that can't be checked.
+Exit status: 0 if the data can be used, with or without remarks. 1 if a run with them would end in an error. 2 for a
+wrong command line, or data that can't be checked.
 """
 
 import argparse
@@ -26,7 +27,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402  (streams)
-from errors import InputError, RunError, remedy, reported, shown  # noqa: E402  (first: it says what isn't installed)
+from errors import (  # noqa: E402  (first: it says what isn't installed)
+    InputError,
+    RunError,
+    printable,
+    remedy,
+    reporting,
+)
 
 # isort: split
 import numpy as np  # noqa: E402
@@ -42,7 +49,7 @@ LISTS = {"train": "train_list.txt", "val": "val_list.txt"}
 LISTED = ("imagenet2012", "multilabel_list")  # what such lists are, of a label for each image or of several
 
 
-def checked(config: Configuration, workers: int, limit: Any = "auto") -> Any:
+def check_images(config: Configuration, workers: int, limit: Any = "auto") -> Any:
     """Looks at every image of DATA.DATASET; returns ``inference.look.data.Checked``.
 
     Args:
@@ -65,7 +72,7 @@ def checked(config: Configuration, workers: int, limit: Any = "auto") -> Any:
     for mode in ("train", "val"):
         problems[mode] = []
         try:
-            part = part_of(data, Split(mode, limit, problems[mode]), datasets.chosen(config))
+            part = part_of(data, Split(mode, limit, problems[mode]), datasets.choose(config))
             sources[mode] = source_of(part, data.MAX_PIXELS, read_as)
         except InputError as error:
             if mode == "train":
@@ -82,7 +89,7 @@ def checked(config: Configuration, workers: int, limit: Any = "auto") -> Any:
     remarks = f"{len(found) - stops} remark{'s' * (len(found) - stops != 1)}"
     verdict = f"not usable: {stops} of what was found stop{'s' * (stops == 1)} a run" if stops else f"usable, {remarks}"
     own = "data_path" in datasets.components[data.DATASET].reads
-    title = f"{data.DATASET}: {shown(data.DATA_PATH)}" if own else data.DATASET
+    title = f"{data.DATASET}: {printable(data.DATA_PATH)}" if own else data.DATASET
     return Checked(
         title, verdict, not stops, parts, found, images, pairs(images, alike), data.EXIF_ORIENTATION, data.MAX_PIXELS
     )
@@ -100,7 +107,7 @@ def screen(result: Any) -> str:
         lines.append(f"  {name:<18}{'   '.join(cells)}")
     for one in result.findings:
         first = f", such as {one.examples[0]}" if one.examples else ""
-        lines.append(f"{'error' if one.stops else 'remark'}: {shown(one.text + first, 400)}")
+        lines.append(f"{'error' if one.stops else 'remark'}: {printable(one.text + first, 400)}")
     return "\n".join([*lines, result.verdict])
 
 
@@ -125,7 +132,7 @@ def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
                     path = os.path.join(os.path.realpath(root), os.path.relpath(part.source.name(place), root))
                     listed = os.path.relpath(path, base)
                     if listed != listed.strip() or "\n" in listed:
-                        raise InputError(f"{shown(path)}: a name like this can't stand in a list; rename it")
+                        raise InputError(f"{printable(path)}: a name like this can't stand in a list; rename it")
                     own = f"\t{','.join(map(str, labels.of(place)))}" if sets else f" {labels[place]}"
                     file.write(os.fsencode(f"{listed}{own}\n"))
             counts[mode] = len(kept)
@@ -154,7 +161,7 @@ def check_outputs(options: argparse.Namespace, config: Configuration) -> None:
             raise InputError(f"--report {options.report}: its folder isn't there, or can't be written to")
 
 
-def configured(options: argparse.Namespace) -> Configuration:
+def build_config(options: argparse.Namespace) -> Configuration:
     """Returns the configuration that flags and -o ask for."""
     flags = {
         "DATA.DATASET": options.dataset, "DATA.DATA_PATH": options.data_path, "DATA.VAL_SPLIT": options.split,
@@ -191,12 +198,12 @@ def parsed_arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = parsed_arguments()
-    config = configured(options)
+    config = build_config(options)
     check_outputs(options, config)
     import_paddle()
-    launch.startup.stop_by_removing(options.report and launch.startup.unfinished(options.report))
+    launch.startup.stop_by_removing(options.report and launch.startup.unfinished_path(options.report))
     start = time.monotonic()
-    result = checked(config, options.workers, config.MODEL.NUM_CLASSES if options.cfg else "auto")
+    result = check_images(config, options.workers, config.MODEL.NUM_CLASSES if options.cfg else "auto")
     seconds, count = time.monotonic() - start, sum(len(part.records) for part in result.parts.values())
     print(screen(result))
     print(f"{count:,} images in {seconds:,.1f} s: {count / seconds:,.0f} a second")
@@ -215,5 +222,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

@@ -9,10 +9,10 @@ PYTHON is an interpreter that has torch and timm, by default this one; they need
     reference/bin/pip install --no-deps timm==1.0.31 torchvision==0.28.0
     reference/bin/pip install huggingface_hub safetensors numpy pyyaml
 
-For each model timm makes random weights and the logits of two random images; the weights are read here by
-``load_weights`` and give logits again. The largest difference is told as a share of the logits' range, and so is how
-much they change from one image to the other, without which the difference would show nothing. Likewise the features
-that the classifier reads, and the intermediate that differs most of its own range; LeNet has none there.
+For each model timm makes random weights and the logits of two random images. ``load_weights`` reads the weights here,
+and the model gives logits again. The largest difference is printed as a share of the logits' range. So is the change
+from one image to the other, without which the difference would show nothing. Likewise the features that the classifier
+reads, and the intermediate that differs most of its own range; LeNet has none there.
 """
 
 import argparse
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (streams)
-from errors import InputError, RunError, reported  # noqa: E402  (first: it says what isn't installed)
+from errors import InputError, RunError, reporting  # noqa: E402  (first: it says what isn't installed)
 
 # isort: split
 from config import find_config  # noqa: E402
@@ -48,9 +48,9 @@ def reference(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def compare(name: str, timm: subprocess.Popen[str], python: str, folder: Path) -> dict[str, Any]:
-    """Returns ``model`` (timm's name), ``parameters``, ``expected`` (timm's count), ``difference`` of the logits from
-    timm's and ``change`` from one image to the other (both over their range), ``features`` and ``intermediates``: the
-    largest differences of those (0: timm has none), ``versions``.
+    """Returns ``model`` (timm's name), ``parameters``, ``expected`` (timm's count) and ``versions``. ``difference`` is
+    that of the logits from timm's, ``change`` that from one image to the other; both over their range. ``features`` and
+    ``intermediates`` are the largest differences of those (0: timm has none).
     """
     import numpy as np
     import paddle
@@ -145,5 +145,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

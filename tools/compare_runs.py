@@ -20,7 +20,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402  (streams)
-from errors import InputError, RunError, remedy, reported, shown  # noqa: E402  (first: it says what isn't installed)
+from errors import (  # noqa: E402  (first: it says what isn't installed)
+    InputError,
+    RunError,
+    printable,
+    remedy,
+    reporting,
+)
 
 # isort: split
 from main_multi_gpu import import_paddle  # noqa: E402
@@ -57,16 +63,16 @@ def main() -> None:
     if output and (output.suffix.lower() not in (".html", ".htm") or not output.parent.is_dir()):
         raise InputError(f"-output {output}: expected a file that ends in .html, in a folder that is there")
     import_paddle()
-    launch.startup.stop_by_removing(output and launch.startup.unfinished(output))
+    launch.startup.stop_by_removing(output and launch.startup.unfinished_path(output))
     try:
         if len(options.runs) == 1:
             print(f"{reported_anew(options.runs[0])} is written")
             return
-        from training.report.compare import compared, page_of, screen
+        from training.report.compare import compare, page_of, screen
         from utils import written_whole
 
-        found = compared(options.runs)
-        print("\n".join(shown(line, len(line)) for line in screen(found).split("\n")))
+        found = compare(options.runs)
+        print("\n".join(printable(line, len(line)) for line in screen(found).split("\n")))
         if output:
             with written_whole(output) as file:
                 file.write(page_of(found))
@@ -76,5 +82,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

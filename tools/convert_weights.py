@@ -2,10 +2,10 @@
 
     python tools/convert_weights.py IN OUT [-cfg MODEL] [-o KEY VALUE ...]
 
-OUT's ending tells the kind: .safetensors has timm's names and layout, timm loads it as it is; .pdparams is what
-``paddle.load`` and this toolkit's ``model.set_state_dict`` take; .npz is of ViT and MLP-Mixer alone, in Google's names,
-which timm's ``checkpoint_path`` takes. MODEL (a YAML file or a model's name) tells what the weights are of; it may be
-left out where IN itself, a config.json of timm's beside it, or its name does. The weights have to be exactly that
+OUT's ending tells the kind. .safetensors has timm's names and layout; timm loads it as it is. .pdparams is what
+``paddle.load`` and this toolkit's ``model.set_state_dict`` take. .npz is for ViT and MLP-Mixer only, in Google's names,
+which timm's ``checkpoint_path`` takes. MODEL (a YAML file or a model's name) tells what the weights are of. It may be
+left out where IN itself, a config.json of timm's beside it, or its name says that. The weights have to be exactly that
 model's. A .safetensors file says what it is of, as a checkpoint's does.
 """
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (streams)
-from errors import InputError, reported  # noqa: E402
+from errors import InputError, reporting  # noqa: E402
 
 ENDINGS = (".safetensors", ".pdparams", ".npz")
 
@@ -48,7 +48,7 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
         raise InputError(f"{target}: the ending tells what to write; expected {', '.join(ENDINGS)}")
     told = None if cfg else description_of(source, options)
     options = ["MODEL.PRETRAINED", source, *options]
-    config = told.configured(options) if told else get_config(cfg or _model_of(source), options)
+    config = told.to_config(options) if told else get_config(cfg or _model_of(source), options)
     config = with_switches(config, source)
     model = build_described(config, source) if told else build_model(config)
     adapter = config.MODEL.PRETRAINED_ADAPTER
@@ -65,7 +65,7 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
     task, thresholds = (
         (told.task, told.thresholds) if told else (task_of(source, adapter), thresholds_of(source, adapter))
     )
-    metadata = {METADATA: describe(config, classes, task, thresholds).written()}
+    metadata = {METADATA: describe(config, classes, task, thresholds).to_json()}
     write_weights(target, arrays, metadata if target.suffix == ".safetensors" else None)
     return f"{len(arrays)} tensors of {report.file} written to {target}"
 
@@ -92,5 +92,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (streams)
-from errors import InputError, RunError, reported  # noqa: E402
+from errors import InputError, RunError, reporting  # noqa: E402
 from launch import environment  # noqa: E402
 from tools import gpu_first_steps, machine  # noqa: E402
 
@@ -43,7 +43,7 @@ HANG = "do all ranks run? check firewalls, GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAM
 
 
 def rank_of(answers: Any, told: list[str]) -> None:
-    """What each rank does, in a process of its own, which may hang: joins, times, gathers what each host has told."""
+    """Runs as a rank, in a process of its own, which may hang: it joins, times, gathers what each host has told."""
     try:
         import paddle
         import paddle.distributed as dist
@@ -82,7 +82,7 @@ def start_ranks(ngpus: int | None, told: list[str]) -> tuple[Any, Any]:
     spawn = multiprocessing.get_context("spawn")
     answers = spawn.Queue()
     ranks = machine.ranks_here(ngpus)
-    if not environment.launched() and ranks > 1:
+    if not environment.is_launched() and ranks > 1:
         environment.prepare_spawn()
         return dist.spawn(rank_of, args=(answers, []), nprocs=ranks, join=False), answers  # they are of this host
     own = spawn.Process(target=rank_of, args=(answers, told), daemon=True)
@@ -122,10 +122,10 @@ def all_reduce(processes: list[Any], answers: Any, first: int, timeout: float) -
         for process in processes:
             process.kill()
             process.join()
-    return judged(*result), result[-1]
+    return judge_all_reduce(*result), result[-1]
 
 
-def judged(ranks: int, backend: str, seconds: float, right: bool, hosts: list[tuple]) -> machine.Finding:
+def judge_all_reduce(ranks: int, backend: str, seconds: float, right: bool, hosts: list[tuple]) -> machine.Finding:
     """Returns what to say of an all-reduce of so many seconds; ``hosts`` as ``rank_of`` gathers them."""
     size = 4 * ELEMENTS
     found = f"{size / 1e6:.0f} MB between {ranks} ranks over {backend}: {1e3 * seconds:.1f} ms, median of {REPEATS}"
@@ -150,7 +150,7 @@ def main() -> None:
     if arguments.gpu or arguments.rehearse or arguments.only:
         sys.exit(gpu_first_steps.main(arguments, _tell))
     meeting = absent = None
-    if environment.launched():
+    if environment.is_launched():
         try:
             meeting = environment.meet(arguments.timeout)  # gloo is told the network by which rank 0 is reached
         except RunError as error:
@@ -214,5 +214,5 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

@@ -3,10 +3,10 @@
     python tools/export_model.py -cfg MODEL -pretrained WEIGHTS -output DIR [-o KEY VALUE ...]
     python tools/export_model.py -pretrained CHECKPOINT -output DIR [-format openvino] [-precision bfloat16]
 
-DIR then holds the model, which takes normalised images [B, C, S, S] float32 and gives logits; a graph from pixels
-[B, H, W, C] uint8 of any size to these images; and what tells of both: preprocess.json, labels.txt, timm's config.json
-and PaddleX's inference.yml. Before DIR is there, it is run and held to the model. -cfg is needed where the weights
-don't tell their model. int8 is calibrated on images of a training set.
+DIR then holds the model, which takes normalised images [B, C, S, S] float32 and gives logits. It holds a graph that
+makes these images from pixels [B, H, W, C] uint8 of any size. And it holds what describes both: preprocess.json,
+labels.txt, timm's config.json and PaddleX's inference.yml. Before DIR is there, it is run and held to the model. -cfg
+is needed where the weights don't tell their model. int8 is calibrated on images of a training set.
 """
 
 import argparse
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402  (streams)
-from errors import InputError, reported  # noqa: E402
+from errors import InputError, reporting  # noqa: E402
 
 _FORMATS = ("paddle", "paddle-legacy", "onnx", "openvino")
 _PRECISIONS = ("float32", "float16", "bfloat16", "int8")
@@ -45,7 +45,7 @@ def main() -> None:
     check_combination(arguments.format, arguments.precision)
     arguments.output = Path(os.path.abspath(arguments.output))  # without ".."
     check_target(arguments.output)
-    launch.startup.stop_by_removing(launch.startup.unfinished(arguments.output))
+    launch.startup.stop_by_removing(launch.startup.unfinished_path(arguments.output))
     trained = Predictor(arguments.pretrained, arguments.cfg, arguments.o)
     if trained.model is None:
         raise InputError(f"{arguments.pretrained} is an export already; give -pretrained what it was made from")
@@ -83,5 +83,5 @@ def _data(arguments: argparse.Namespace) -> list[str]:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

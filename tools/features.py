@@ -2,12 +2,13 @@
 
     python tools/features.py CHECKPOINT FOLDER -output FILE.npy
 
-FILE.npy (or FILE.safetensors) has a row for each image, float32, in the images' order: what the model's classifier
-reads, or with -layer N an intermediate of it (-1: the last). Beside it are FILE.csv (or .jsonl), the index: row, file,
-error; and FILE.json, how they were made, for tools/search.py. An image that can't be read is a row of NaN, and its
-error is in the index. CHECKPOINT is a run's folder (its best), a checkpoint, or its model.safetensors alone. Images are
-files, folders (at any depth, sorted), patterns, lists of paths (.txt), or "-", a list on standard input. Exit status:
-0; 1 where an image can't be read; 2 for a wrong command line or input; 143 after SIGTERM, which leaves no file.
+FILE.npy (or FILE.safetensors) has a row for each image, float32, in the images' order. A row is what the model's
+classifier reads, or with -layer N an intermediate of it (-1: the last). Beside it are FILE.csv (or .jsonl), the index:
+row, file, error; and FILE.json, how they were made, for tools/search.py. An image that can't be read is a row of NaN,
+and its error is in the index. CHECKPOINT is a run's folder (its best), a checkpoint, or its model.safetensors alone.
+Images are files, folders (at any depth, sorted), patterns, lists of paths (.txt), or "-", a list on standard input.
+Exit status: 0; 1 where an image can't be read; 2 for a wrong command line or input; 143 after SIGTERM, which leaves no
+file.
 """
 
 import argparse
@@ -19,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (streams)
-from errors import InputError, reported  # noqa: E402
+from errors import InputError, reporting  # noqa: E402
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -69,5 +70,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         sys.exit(main())

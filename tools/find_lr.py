@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (streams)
-from errors import InputError, reported  # noqa: E402
+from errors import InputError, reporting  # noqa: E402
 
 
 def arguments_of(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -73,5 +73,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

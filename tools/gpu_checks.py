@@ -3,9 +3,9 @@
 A check starts processes (the toolkit's programs, or ``tools/gpu_probe.py``) and returns a finding. Rehearsed on a CPU,
 sizes are small, and speed isn't judged.
 
-The estimate of a rate is UTILISATION x peak / (3 x 2 x multiply-adds of an image's forward pass): a backward pass is
-worth two forward ones. The peaks are those of NVIDIA's data sheets, dense. UTILISATION is an assumption: DeiT's authors
-reached 0.2 (DeiT-B, 2,000 images/s on eight V100, arXiv:2012.12877), with plain attention.
+The estimate of a rate is UTILISATION x peak / (3 x 2 x multiply-adds of an image's forward pass). A backward pass
+counts as two forward ones. The peaks are those of NVIDIA's data sheets, dense. UTILISATION is an assumption: DeiT's
+authors reached 0.2 (DeiT-B, 2,000 images/s on eight V100, arXiv:2012.12877), with plain attention.
 """
 
 import contextlib

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from errors import InputError, RunError
-from launch.environment import launched
+from launch.environment import is_launched
 from tools import gpu_checks
 from tools.benchmarks import measure
 from tools.gpu_checks import LIMIT, ROOT, Bench
@@ -50,7 +50,7 @@ def main(arguments: argparse.Namespace, tell: Callable[[str, Finding, bool], Non
         raise InputError("--rehearse and --only go with --gpu; write that, too, or leave them out")
     if idle := [flag for flag in arguments.changed if flag not in ("gpu", "rehearse", "only", "ngpus")]:
         raise InputError(f"-{idle[0]} does nothing with --gpu; leave it out")
-    if launched():
+    if is_launched():
         raise InputError("--gpu starts ranks by itself, but a launcher started this; run python tools/doctor.py --gpu")
     try:
         tempfile.gettempdir()
@@ -65,7 +65,7 @@ def main(arguments: argparse.Namespace, tell: Callable[[str, Finding, bool], Non
             raise InputError(no_gpu(bench.about))
         print("\n".join(header(bench)), flush=True)
         for name in arguments.only or CHECKS:
-            finding = made(CHECKS[name], bench)
+            finding = run_check(CHECKS[name], bench)
             todo += not finding[0]
             tell(name, finding, True)
     took = f"{time.monotonic() - begun:.0f} s{f'; {REHEARSAL}' if arguments.rehearse else ''}"
@@ -74,14 +74,14 @@ def main(arguments: argparse.Namespace, tell: Callable[[str, Finding, bool], Non
 
 
 def no_gpu(about: dict[str, Any]) -> str:
-    """The line that says what stands in the way of a GPU."""
+    """Returns the line that says what stands in the way of a GPU."""
     advice = "look at nvidia-smi, the driver and CUDA_VISIBLE_DEVICES" if about["built"] else "install paddlepaddle-gpu"
     found = f"--gpu: Paddle {about['paddle']} sees no GPU, expected at least one"
     return f"{found}; {advice} (docs/gpu.md), or rehearse on the CPU with --gpu --rehearse"
 
 
-def made(check: Callable[[Bench], Finding], bench: Bench) -> Finding:
-    """What a check finds, within its time; a check that fails is something to do, and the others go on."""
+def run_check(check: Callable[[Bench], Finding], bench: Bench) -> Finding:
+    """Returns what a check finds, within its time; a check that fails is something to do, and the others go on."""
     bench.deadline = time.monotonic() + LIMIT
     try:
         return check(bench)
@@ -91,14 +91,14 @@ def made(check: Callable[[Bench], Finding], bench: Bench) -> Finding:
 
 
 def header(bench: Bench) -> list[str]:
-    """The lines above the checks: what they were made with."""
+    """Returns the lines above the checks: what they were made with."""
     about, git = bench.about, ("git", "-C", str(ROOT))
-    commit = _printed(*git, "rev-parse", "--short", "HEAD")
-    changed = _printed(*git, "status", "--porcelain", "--untracked-files=no")
+    commit = _output_of(*git, "rev-parse", "--short", "HEAD")
+    changed = _output_of(*git, "status", "--porcelain", "--untracked-files=no")
     told = {"toolkit": f"{commit}{', with changes' * bool(changed)}" if commit else "no git checkout"}
     told["paddle"] = about["paddle"]
     if not bench.rehearsing:
-        driver = _printed("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        driver = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
         told |= {"gpus": about["kinds"], "cuda": about["cuda"]}
         told["driver"] = ", ".join(sorted(set(driver.split()))) or "nvidia-smi isn't there"
     here = measure.machine()
@@ -108,7 +108,7 @@ def header(bench: Bench) -> list[str]:
     return first + [f"      {name:10}  {text}" for name, text in told.items()]
 
 
-def _printed(*command: str) -> str:
+def _output_of(*command: str) -> str:
     """What a command prints; nothing where it isn't there, fails or hangs."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)

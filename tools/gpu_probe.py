@@ -35,7 +35,7 @@ INDEXED = ("__getitem__", "__setitem__")  # by a mask: the device is asked how m
 
 
 def about(request: Answer) -> Answer:
-    """What Paddle says of itself and of the GPUs it sees; ``memory`` in GB, of the first."""
+    """Returns what Paddle says of itself and of the GPUs it sees; ``memory`` in GB, of the first."""
     import paddle
     from paddle import version
 
@@ -136,7 +136,7 @@ def _asked_by() -> str:
 
 
 def route(request: Answer) -> Answer:
-    """Which way the attention of a training step goes.
+    """Returns which way the attention of a training step goes.
 
     Args:
         request: ``words``: the command line of main_single_gpu.py.
@@ -176,14 +176,14 @@ def route(request: Answer) -> Answer:
 
 
 def sdpa(request: Answer) -> Answer:
-    """Time, memory and results of Paddle's ``scaled_dot_product_attention`` beside the plain products.
+    """Measures time, memory and results of Paddle's ``scaled_dot_product_attention`` beside the plain products.
 
     Args:
         request: ``shape`` [batch, length, heads, channels of a head], ``dtype``, ``repeats``.
 
     Returns:
-        of each way ``ms`` of forward and backward, ``MB`` that it keeps for the backward pass (on a GPU), and its
-        largest ``error`` from plain products in float32, of output and gradients, over their largest value.
+        by way: ``ms`` of forward and backward, and ``MB`` kept for the backward pass (on a GPU). Also the largest
+        ``error`` of output and gradients, over the largest value of plain float32 products.
     """
     import paddle
     from paddle.nn import functional as F
@@ -236,7 +236,7 @@ class Enough(Exception):
 
 
 def train(request: Answer) -> Answer:
-    """The first steps of training runs, by the toolkit's own worker; they are given up before anything is saved.
+    """Makes the first steps of training runs, by the toolkit's own worker; they are given up before anything is saved.
 
     Args:
         request: ``jobs``: {name: words of main_single_gpu.py's command line}; ``steps``; ``keep``: the first batch
@@ -268,7 +268,7 @@ def train(request: Answer) -> Answer:
 
 
 def _limited(timed: Callable, request: Answer, answer: Answer) -> Callable:
-    """``Window.timed``, which yields the batches of an epoch, for so many steps."""
+    """``Window.timed_batches``, which yields the batches of an epoch, for so many steps."""
 
     def limited(window: Any, loader: Any, step: int) -> Iterator[list]:
         batches = timed(window, loader, step)
@@ -290,15 +290,15 @@ def _limited(timed: Callable, request: Answer, answer: Answer) -> Callable:
 
 
 def logits(request: Answer) -> Answer:
-    """Logits of random weights: the CPU's, which are kept, or others, which are compared with those.
+    """Computes logits of random weights: the CPU's, which are kept, or others, which are compared with those.
 
     Args:
         request: ``jobs``: {name: words of main_single_gpu.py's command line}; ``folder``: where they are kept; ``cpu``:
             on the CPU by Paddle's own operators. Without it, and without a GPU, by the toolkit's compiled operators.
 
     Returns:
-        by name ``difference``: the largest one over the range of the kept logits; ``varies``: how much they differ from
-        image to image over that range, which has to be far above it.
+        two figures by name. ``difference``: the largest one over the range of the kept logits. ``varies``: how much
+        they differ from image to image over that range, which has to be far above it.
     """
     import numpy as np
     import paddle
@@ -346,5 +346,5 @@ def _randomise(model: Any, draw: Any) -> None:
 PROBES = {probe.__name__: probe for probe in (about, route, sdpa, train, logits)}
 
 if __name__ == "__main__":
-    with errors.reported():
+    with errors.reporting():
         print(f"\n{json.dumps(PROBES[sys.argv[1]](json.loads(sys.argv[2])))}", flush=True)

@@ -4,8 +4,8 @@
     python tools/list_models.py -family convnext -most 30
     python tools/list_models.py --keys vit_base_patch16_224
 
-GFLOPs are billions of multiply-adds of one image's forward pass, as papers and timm count them (models/costs.py says
-what is counted; tools/model_info.py tells more of one model). "=" stands for the name in the first column. --keys lists
+GFLOPs are billions of multiply-adds of one image's forward pass, as papers and timm count them. (models/costs.py says
+what is counted; tools/model_info.py tells more of one model.) "=" stands for the name in the first column. --keys lists
 the keys of MODEL that the architecture of a model takes.
 """
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (streams)
-from errors import InputError, reported  # noqa: E402  (first: it says what isn't installed)
+from errors import InputError, reporting  # noqa: E402  (first: it says what isn't installed)
 
 # isort: split
 from config import get_config, model_files  # noqa: E402
@@ -35,7 +35,7 @@ def content(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
 
 
-def measured(file: Path) -> dict[str, Any]:
+def cost_row(file: Path) -> dict[str, Any]:
     """Returns a row of configs/costs.json: ``content``, ``parameters``, ``macs``, ``images`` (C, H, W).
 
     The model is traced, not run: a fraction of a second.
@@ -48,17 +48,17 @@ def measured(file: Path) -> dict[str, Any]:
 
 
 def describe(file: Path) -> dict[str, Any]:
-    """Returns ``measured``'s row, ``name``, ``source`` and what the toolkits call a shipped model."""
+    """Returns ``cost_row``'s row, ``name``, ``source`` and what the toolkits call a shipped model."""
     stored = json.loads(TABLE.read_text(encoding="utf-8")).get(file.stem)
     if stored is None or stored["content"] != content(file):
-        stored = measured(file)
+        stored = cost_row(file)
     first = file.read_text(encoding="utf-8").partition("\n")[0]
     called = {toolkit: names(file).get(toolkit, "-") for toolkit in TOOLKITS}
     own = {toolkit: "=" if name == file.stem else name for toolkit, name in called.items()}
     return stored | own | {"name": file.stem, "source": first.partition(": ")[2].rstrip(".")}
 
 
-def chosen(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def chosen_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns the rows of the models that were asked for.
 
     Raises:
@@ -79,7 +79,7 @@ def chosen(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     least, most = 1e6 * arguments.least, 1e6 * arguments.most
     rows = [row for row in rows if least <= row["parameters"] <= most]
     if not rows:
-        raise InputError("no model is all of that; ask for less")
+        raise InputError("no model fits all of that; leave a condition out")
     return rows
 
 
@@ -115,12 +115,12 @@ def main() -> None:
         print_keys(arguments.keys)
         return
     rows = [("name", "parameters", "GFLOPs", "images", *TOOLKITS, "source")]
-    for row in chosen(arguments):
+    for row in chosen_rows(arguments):
         sizes = (f"{row['parameters']:13,}", f"{row['macs'] / 1e9:7.2f}", "{} x {} x {}".format(*row["images"]))
         rows.append((row["name"], *sizes, *(row[toolkit] for toolkit in TOOLKITS), row["source"]))
     print_table(rows)
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from errors import InputError, RunError
-from launch.environment import launched
+from launch.environment import is_launched
 from launch.rendezvous import addresses
 from tools import network
 
@@ -31,7 +31,7 @@ PACKAGES = ("paddlepaddle", "paddlepaddle-gpu", "numpy", "protobuf", "simplejpeg
 # ------------------------------------------------------------ before Paddle
 
 
-def installed() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     """Returns the versions of those of PACKAGES that are installed."""
     found = {}
     for name in PACKAGES:
@@ -49,7 +49,7 @@ def python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
 
 
 def paddle_package(found: dict[str, str]) -> Finding:
-    """Paddle among the packages ``found`` (``installed``)."""
+    """Paddle among the packages ``found`` (``gpu_ids``)."""
     builds = [name for name in PACKAGES[:2] if name in found]
     if len(builds) != 1:
         what = "paddlepaddle and paddlepaddle-gpu, of which the last one installed wins" if builds else "no Paddle"
@@ -85,10 +85,10 @@ def devices() -> Finding:
     """What this Paddle computes on, and whether it sees the GPUs it is told to."""
     import paddle
 
-    from launch.gpus import check, installed, named
+    from launch.gpus import check, gpu_ids, visible_gpus
     from utils import num_gpus
 
-    visible, listed = os.environ.get("CUDA_VISIBLE_DEVICES"), named() or []
+    visible, listed = os.environ.get("CUDA_VISIBLE_DEVICES"), visible_gpus() or []
     try:
         check()  # before Paddle counts
     except InputError as error:
@@ -98,7 +98,7 @@ def devices() -> Finding:
     if len(listed) > gpus:
         names = f"CUDA_VISIBLE_DEVICES={visible} names {len(listed)} GPUs, Paddle ({build}) sees {gpus}"
         return False, f"{names}; name GPUs that nvidia-smi -L lists, or unset it"
-    here = len(installed())
+    here = len(gpu_ids())
     if here and not paddle.device.is_compiled_with_cuda():
         return False, f"{here} GPUs, but Paddle is a CPU build; make install PADDLE=... (docs/quick_start.md)"
     if not gpus:
@@ -231,7 +231,7 @@ def ranks_here(ngpus: int | None) -> int:
     """Returns how many ranks run on this machine: the launcher's, or as many as -ngpus asks for."""
     import utils
 
-    if launched():
+    if is_launched():
         return int(os.environ.get("PADDLE_LOCAL_SIZE") or 1)
     return utils.num_gpus() or 2 if ngpus is None else utils.num_processes(ngpus)
 
@@ -279,7 +279,7 @@ def loader(cfg: str, options: Sequence[str], least: float = LEAST_IMAGES) -> Fin
     """How many training images one worker loads in a second; expected: ``least``."""
     from config import get_config, with_values
     from datasets import get_dataloader, get_dataset
-    from options import size_told
+    from options import size_text
 
     fixed = {"DATA__NUM_WORKERS": 1, "DATA__BATCH_SIZE": 32, "DATA__DROP_LAST": False, "TRAIN__NUM_EPOCHS": 1000000}
     try:
@@ -295,7 +295,7 @@ def loader(cfg: str, options: Sequence[str], least: float = LEAST_IMAGES) -> Fin
         found.close()
     except RunError as error:
         return False, str(error)
-    told = f"{config.DATA.DATASET}, {size_told(config.DATA.IMAGE_SIZE)} pixels: {rate:.0f} images/s per worker"
+    told = f"{config.DATA.DATASET}, {size_text(config.DATA.IMAGE_SIZE)} pixels: {rate:.0f} images/s per worker"
     if rate < least:
         return False, f"{told}: few; pack slow storage by tools/make_shards.py, or set DATA.CACHE (docs/performance.md)"
     return True, told
@@ -312,7 +312,7 @@ def _batches(found: Any) -> Iterator[dict]:
 
 def checks(arguments: argparse.Namespace, several: bool) -> Iterator[tuple[str, Finding]]:
     """Yields (name, finding) of this machine; where packages are wrong, no more than those: Paddle may not import."""
-    packages = installed()
+    packages = installed_versions()
     found = {"python": python(), "paddle": paddle_package(packages)}
     found["libraries"] = libraries(packages)
     yield from found.items()
@@ -325,7 +325,7 @@ def checks(arguments: argparse.Namespace, several: bool) -> Iterator[tuple[str, 
         "host": lambda: host(socket.gethostname(), several or is_far(arguments.master)),
         "port": lambda: port(arguments.master),
         "secret": network.common_secret,
-        "store": network.fenced,
+        "store": network.can_fence,
         "shm": lambda: shared_memory(arguments.shm),
         "memory": lambda: memory(ranks_here(arguments.ngpus)),
         "files": open_files,

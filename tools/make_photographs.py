@@ -2,10 +2,10 @@
 
     python tools/make_photographs.py -output DIR [--count 512] [--seed 0]
 
-Crops of the photographs that scikit-learn bundles (china, flower) and, where it is installed
-(requirements-benchmark.txt), scikit-image: scaled to about 500 x 375, half of them mirrored, JPEG of quality 90. The
-layout is that of -dataset=folder; the classes are the photographs, and every eighth crop is for validation. The same
-sources, count, seed and Pillow make the same bytes.
+The images are crops of the photographs that scikit-learn bundles (china, flower) and, where it is installed
+(requirements-benchmark.txt), scikit-image. They are scaled to about 500 x 375, half of them mirrored, JPEG of quality
+90. The layout is that of -dataset=folder. The classes are the photographs, and every eighth crop is for validation. The
+same sources, count, seed and Pillow make the same bytes.
 """
 
 import argparse
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402  (streams)
-from errors import InputError, reported  # noqa: E402  (first: it says what isn't installed)
+from errors import InputError, reporting  # noqa: E402  (first: it says what isn't installed)
 
 # isort: split
 import numpy as np  # noqa: E402
@@ -70,7 +70,7 @@ def write(output: Path, count: int, seed: int) -> str:
         raise InputError(f"{output} exists; choose another -output, or remove it")
     if count < 2 * len(sources):
         raise InputError(f"--count {count}: expected at least {2 * len(sources)}, two of each of the photographs")
-    temporary = launch.startup.unfinished(output)
+    temporary = launch.startup.unfinished_path(output)
     size = 0
     try:
         for index in range(count):
@@ -96,5 +96,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

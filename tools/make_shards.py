@@ -4,9 +4,9 @@
     cd OUT && sha256sum -c SHA256SUMS
 
 OUT then holds <mode>-000000.tar and so on, <mode>.index.npz, <mode>.txt (line i is the file of sample i - 1) and
-SHA256SUMS, and is whole or absent. Training images are packed in a random order, by which each shard is a mixture of
-classes; the index keeps the dataset's own order: a run on the shards is, bit by bit, the run on the files, unless they
-were resized. The same files and options give the same bytes, with any number of workers.
+SHA256SUMS. It is whole or absent. Training images are packed in a random order, so that each shard is a mixture of
+classes. The index keeps the dataset's own order. So a run on the shards is, bit by bit, the run on the files, unless
+they were resized. The same files and options give the same bytes, with any number of workers.
 """
 
 import argparse
@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 import launch.startup  # noqa: E402  (streams)
 
 # First: it says what isn't installed.
-from errors import InputError, RunError, Unreadable, opened, reading, remedy, reported  # noqa: E402
+from errors import InputError, RunError, Unreadable, open_file, reading, remedy, reporting  # noqa: E402
 
 # isort: split
 import numpy as np  # noqa: E402
@@ -46,13 +46,13 @@ _UNITS = {None: 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _ADVICE, _HEAD = "; repair or remove it", 1 << 17  # bytes of a file, among which its header mostly is
 
 
-def encoded(path: str, resize: int | None, quality: int, most: int, channels: int | None = None) -> tuple[bytes, str]:
+def encode(path: str, resize: int | None, quality: int, most: int, channels: int | None = None) -> tuple[bytes, str]:
     """Returns an image's file and the suffix of its format.
 
     Args:
-        resize: pixels of the short side, to which a larger image is reduced: antialiased bicubic, JPEG from JPEG,
-            otherwise PNG, grey or RGB, with EXIF's orientation alone; None, or an image that is no larger: the file as
-            it is.
+        resize: pixels of the short side. A larger image is reduced to them (antialiased bicubic). A JPEG stays a JPEG,
+            others become PNG, grey or RGB; of EXIF only the orientation is kept. None, or an image that is no larger:
+            the file as it is.
         quality: of JPEG.
         most: pixels that an image may have.
         channels: of files that are packed as they are (DATA.IMAGE_DTYPE float32); None: of colours or grey.
@@ -61,7 +61,7 @@ def encoded(path: str, resize: int | None, quality: int, most: int, channels: in
         InputError: the file can't be read as an image.
     """
     from loading.files import contents
-    from loading.transforms import converted, largest_file, opened_image
+    from loading.transforms import convert, largest_file, opened_image
     from loading.transforms.orientation import TAG, orientation_of
 
     with reading(path, "an image", _ADVICE):
@@ -74,7 +74,7 @@ def encoded(path: str, resize: int | None, quality: int, most: int, channels: in
         if resize is None or short <= resize:
             return data, suffix
         kind = "JPEG" if image.format == "JPEG" else "PNG"
-        pixels = converted(image, "L" if image.mode.startswith(("1", "L", "I")) else "RGB")
+        pixels = convert(image, "L" if image.mode.startswith(("1", "L", "I")) else "RGB")
         pixels = pixels.resize([resize * side // short for side in image.size], Image.Resampling.BICUBIC)
     file, notes = io.BytesIO(), {}
     if (turn := orientation_of(data)) > 1:  # a later run says whether it counts
@@ -110,7 +110,7 @@ def write_shard(
             write(member.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % tarfile.BLOCKSIZE))
 
         for index, path, label in samples:
-            data, suffix = encoded(path, resize, quality, most, channels)
+            data, suffix = encode(path, resize, quality, most, channels)
             add(f"{index:09d}{suffix}", data)
             several = isinstance(label, np.ndarray)
             add(f"{index:09d}.{'labels' if several else 'cls'}", ",".join(map(str, np.ravel(label))).encode())
@@ -122,12 +122,12 @@ def write_shard(
 
 
 def inspect(path: str, most: int, channels: int | None = None) -> int:
-    """Returns an image's file size in bytes; raises InputError where it is no image that can be taken, by its header
-    or, of ``channels``, by all of it.
+    """Returns an image's file size in bytes. Raises InputError for an image that can't be taken, by its header or, of
+    ``channels``, by all of it.
     """
     from loading.files import contents
     from loading.sources import IMAGE_SUFFIXES
-    from loading.transforms import bands_of, largest_file, opened_image, unscaled
+    from loading.transforms import bands_of, largest_file, opened_image, scaling_problem
 
     with reading(path, "an image", _ADVICE):
         if not path.lower().endswith(IMAGE_SUFFIXES):
@@ -139,7 +139,7 @@ def inspect(path: str, most: int, channels: int | None = None) -> int:
             except RunError as error:
                 raise InputError(str(error)) from None
             return len(data)
-        with opened(path) as file:
+        with open_file(path) as file:
             size, data = os.fstat(file.fileno()).st_size, file.read(_HEAD)
             if size > largest_file(most):
                 raise Unreadable(f"it has {size} bytes, up to {largest_file(most)} are read")
@@ -147,7 +147,7 @@ def inspect(path: str, most: int, channels: int | None = None) -> int:
                 image, _ = opened_image(data, most)
             except Exception:  # its header is longer, or elsewhere: the whole file tells
                 image, _ = opened_image(data + file.read(largest_file(most)), most)
-    if reason := unscaled(image):
+    if reason := scaling_problem(image):
         raise InputError(f"{path}: {reason}")
     return size
 
@@ -171,7 +171,7 @@ def pack(mode: str, files: tuple, output: Path, pool: Executor, options: argpars
     (root, paths, labels, classes), channels = files, options.channels
     full = [os.path.join(root, path) for path in paths]
     check = functools.partial(inspect, most=most, channels=channels)
-    sizes = list(_shown(f"{mode}: checking", pool.map(check, full, chunksize=64), len(full)))
+    sizes = list(_progress(f"{mode}: checking", pool.map(check, full, chunksize=64), len(full)))
     order = np.random.default_rng(options.seed).permutation(len(full)) if mode == "train" else np.arange(len(full))
     limit, counted = options.shard_size
     planned = plan([1] * len(full) if counted else sizes, order.tolist(), limit)
@@ -179,7 +179,7 @@ def pack(mode: str, files: tuple, output: Path, pool: Executor, options: argpars
     label_of = getattr(labels, "of", labels.__getitem__)  # of one label an image, or of several
     samples = [[(index, full[index], label_of(index)) for index in shard] for shard in planned]
     write = functools.partial(write_shard, resize=options.resize, quality=options.quality, most=most, channels=channels)
-    done = list(_shown(f"{mode}: packing", pool.map(write, shards, samples), len(shards)))
+    done = list(_progress(f"{mode}: packing", pool.map(write, shards, samples), len(shards)))
     lines = [f"{digest}  {shard.name}\n" for shard, (digest, _) in zip(shards, done, strict=True)]
     index, listed = output / f"{mode}.index.npz", output / f"{mode}.txt"
     write_index(index, make_index(shards, [part for _, part in done], classes))
@@ -187,7 +187,7 @@ def pack(mode: str, files: tuple, output: Path, pool: Executor, options: argpars
     return lines + [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in (index, listed)]
 
 
-def _shown(what: str, results: Iterable, total: int) -> Iterable:
+def _progress(what: str, results: Iterable, total: int) -> Iterable:
     return tqdm(results, what, total, disable=None, dynamic_ncols=True)  # None: where it is no terminal
 
 
@@ -207,8 +207,8 @@ def make_shards(options: argparse.Namespace) -> str:
 
     limit = ["DATA.MAX_PIXELS", str(options.max_pixels)] if options.max_pixels else []
     config = get_config(None, ["DATA.DATASET", options.dataset, "DATA.DATA_PATH", options.data_path, *limit])
-    files = {mode: datasets.chosen(config)(Split(mode)) for mode in options.modes}
-    temporary = launch.startup.unfinished(output)
+    files = {mode: datasets.choose(config)(Split(mode)) for mode in options.modes}
+    temporary = launch.startup.unfinished_path(output)
     fork = multiprocessing.get_context("fork")  # a spawned process would import Paddle
     pool = ProcessPoolExecutor(options.workers, fork, signal.signal, (signal.SIGINT, signal.SIG_IGN))
     try:
@@ -276,5 +276,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

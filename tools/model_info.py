@@ -4,9 +4,9 @@
     python tools/model_info.py NAME [-image_size N] [-batch_size N] [-layers] [-json]
 
 NAME is a shipped model, or a YAML file, such as a run's config.yaml. Multiply-adds and activations are of one image,
-and counted as fvcore and timm count them (models/costs.py says what is). Memory is measured for a batch: a process of
-its own evaluates it twice, another one trains on it twice, in float32, with AdamW. What is told is its peak less what
-the process had before the model was built: on a CPU of resident memory (VmHWM), on a GPU of what Paddle allocated.
+and counted as fvcore and timm count them (models/costs.py says what is). Memory is measured for a batch. One process
+evaluates it twice, another one trains on it twice, in float32, with AdamW. What is printed is the process's peak minus
+what it had before the model was built. On a CPU that is resident memory (VmHWM), on a GPU what Paddle allocated.
 """
 
 import argparse
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (streams)
-from errors import InputError, RunError, memory_reported, reported  # noqa: E402
+from errors import InputError, RunError, reporting, reporting_memory  # noqa: E402
 
 COPIES = {"evaluation": 1, "training": 4}  # of the weights: themselves; their gradients and AdamW's two moments
 MOST_IMAGES = 100_000  # of a batch
@@ -46,7 +46,7 @@ def peak(name: str, options: list[str], batch_size: int, training: bool) -> int:
     from utils import num_gpus, within_memory
 
     config, before = get_config(name, options), _resident("VmRSS")
-    with memory_reported(lambda: "a smaller -batch_size or -image_size takes less"), within_memory():
+    with reporting_memory(lambda: "a smaller -batch_size or -image_size takes less"), within_memory():
         model = build_model(config)
         tune_cpu(1)  # not before: the allocator would keep what the weights' initialisation has let go
         model.train() if training else model.eval()
@@ -165,5 +165,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

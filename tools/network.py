@@ -11,14 +11,14 @@ from launch.rendezvous import addresses
 def common_secret() -> tuple[bool, str]:
     """What ranks prove to one another that they hold."""
     try:
-        mark = secret.mac(secret.shared(), b"doctor").hex()[:8]  # tells two apart, and no more
+        mark = secret.mac(secret.shared_secret(), b"doctor").hex()[:8]  # tells two apart, and no more
     except InputError as error:
         return False, str(error)
     where = secret.VARIABLE if os.environ.get(secret.VARIABLE) else secret.file()
     return True, f"{where}, mark {mark}: the same on all machines of a run"
 
 
-def fenced() -> tuple[bool, str]:
+def can_fence() -> tuple[bool, str]:
     """Whether Paddle's store, which listens on all addresses, can be shut once all ranks are connected."""
     with socket.create_server(("", 0)) as listener:
         found = listener.getsockname()[1]

@@ -7,8 +7,8 @@ CHECKPOINT is a run's folder (its best), a checkpoint, or its model.safetensors 
 they are of. A folder's images are taken at any depth, sorted. A list has a path on each line; "-" is one on standard
 input. The answers come in the images' order. EXIF turns an image where the model's DATA.EXIF_ORIENTATION says so.
 
-Exit status: 0; 1 where an image can't be read, whose row says why; 2 for a wrong command line or input; 130 or 143
-after Ctrl-C or SIGTERM; 141 where the reader of standard output left.
+Exit status: 0; 1 if an image can't be read (its row says why); 2 for a wrong command line or input. 130 or 143 after
+Ctrl-C or SIGTERM; 141 if the reader of standard output left.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from launch import environment, launched, signals, spawned, startup  # noqa: E40
 if "main" in __name__:  # also in a rank, which imports this anew
     startup.stop_at_once()  # the other imports take a second
 
-from errors import InputError, RunError, memory_reported, reported, shown  # noqa: E402
+from errors import InputError, RunError, printable, reporting, reporting_memory  # noqa: E402
 
 # isort: split
 from config import default_values, get_config  # noqa: E402
@@ -98,9 +98,9 @@ def _temporary(arguments: argparse.Namespace) -> Path | None:
         return None
     arguments.named = arguments.output
     output = arguments.output = Path(os.path.realpath(arguments.output))  # of a link, what it leads to
-    told = f"-output {shown(str(output))}"
+    told = f"-output {printable(str(output))}"
     if not output.parent.is_dir():
-        raise InputError(f"{told}: there is no folder {shown(str(output.parent))}")
+        raise InputError(f"{told}: there is no folder {printable(str(output.parent))}")
     if not os.access(output.parent, os.W_OK):
         raise InputError(f"{told}: its folder can't be written to; give this user the right to it")
     if arguments.format == "pictures" and not arguments.sheet:
@@ -108,11 +108,11 @@ def _temporary(arguments: argparse.Namespace) -> Path | None:
             raise InputError(f"{told} is there already, and is no empty folder; choose another")
     elif os.path.lexists(output) and not output.is_file():
         raise InputError(f"{told} is a folder, or no regular file; choose another")
-    return startup.unfinished(output)
+    return startup.unfinished_path(output)
 
 
 def answer(arguments: argparse.Namespace, images: Any, config: Configuration) -> None:
-    """What each process does.
+    """Runs in each process.
 
     Raises:
         RunError: an image can't be read; all others are answered.
@@ -120,15 +120,15 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
     import utils
     from inference import Failure, Predictor
     from inference.inputs import class_names
-    from inference.together import answered, check_same_images
+    from inference.together import answers_of, check_same_images
     from training import parallel
-    from training.setup import precision_told
+    from training.setup import precision_text
 
     parallel.init(config)
     check_same_images(images)
     named = arguments.classes and class_names(arguments.classes)
     how, failed = {"workers": arguments.workers, "tta": arguments.tta}, 0
-    with memory_reported(lambda: f"lower -batch_size (now {arguments.batch_size})"):
+    with reporting_memory(lambda: f"lower -batch_size (now {arguments.batch_size})"):
         predictor = Predictor(arguments.checkpoint, arguments.cfg, arguments.options, named, arguments.batch_size)
         several = predictor.task == "multilabel"
         if arguments.threshold is not None and not several:
@@ -138,9 +138,9 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
         all_of_them = several and arguments.format != "pictures"  # whose captions have room for some
         how["top"] = top = min(outputs, arguments.top or (outputs if all_of_them else 5))
         if arguments.amp and utils.rank() == 0:
-            print(f"computes in {precision_told(predictor.config)}", file=sys.stderr)
-        with written(arguments, predictor, images, top) as (write, bar):
-            for part in answered(predictor, images, **how):
+            print(f"computes in {precision_text(predictor.config)}", file=sys.stderr)
+        with writing(arguments, predictor, images, top) as (write, bar):
+            for part in answers_of(predictor, images, **how):
                 for each in part:
                     write(each)
                     failed += isinstance(each, Failure)
@@ -152,7 +152,7 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
 
 
 @contextlib.contextmanager
-def written(arguments: argparse.Namespace, predictor: Any, images: Any, top: int) -> Iterator[tuple[Any, Any]]:
+def writing(arguments: argparse.Namespace, predictor: Any, images: Any, top: int) -> Iterator[tuple[Any, Any]]:
     """Gives what takes an answer, and a bar; other processes than the first have none."""
     from tqdm import tqdm
 
@@ -212,7 +212,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Answers in one process or in several, however they are started."""
     own = [word for pair in pairs(arguments.o, default_values()) if pair[0].startswith("DIST.") for word in pair]
     config = get_config(None, ["EVAL", "True", *own])
-    if environment.launched():
+    if environment.is_launched():
         if arguments.ngpus is not None:
             raise InputError("-ngpus is for processes that this program starts; here a launcher did")
         launched.watch(functools.partial(launched_rank, arguments), config)
@@ -240,7 +240,7 @@ def main() -> None:
     try:
         run(arguments)
         if arguments.output:
-            print(f"{shown(str(arguments.named))} is written")
+            print(f"{printable(str(arguments.named))} is written")
     except BrokenPipeError:  # ``| head``
         os._exit(128 + signal.SIGPIPE)
     finally:
@@ -248,5 +248,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 
 import launch.startup  # noqa: E402  (streams)
 from configs.ranges import BENCHMARK, CORRUPTIONS, SEVERITIES  # noqa: E402
-from errors import InputError, reading, reported  # noqa: E402
+from errors import InputError, reading, reporting  # noqa: E402
 from launch import signals  # noqa: E402
 
 CLEAN = "clean"
@@ -66,7 +66,7 @@ def cells(arguments: argparse.Namespace) -> Iterator[tuple[str, int, list[str]]]
             yield name, int(severity), ["-o", "DATA.CORRUPTION", name, "DATA.SEVERITY", severity]
 
 
-def evaluated(folder: Path, flags: list[str]) -> dict:
+def evaluation_result(folder: Path, flags: list[str]) -> dict:
     """Returns the result of an evaluation: the one that is there, or of a new one.
 
     Raises:
@@ -82,7 +82,7 @@ def evaluated(folder: Path, flags: list[str]) -> dict:
     return json.loads((folder / "result.json").read_text(encoding="utf-8"))
 
 
-def configured(arguments: argparse.Namespace, rest: list[str]) -> Any:
+def clean_config(arguments: argparse.Namespace, rest: list[str]) -> Any:
     """Returns the clean evaluation's configuration; checks what the others need, before anything is evaluated.
 
     Raises:
@@ -106,7 +106,7 @@ def configured(arguments: argparse.Namespace, rest: list[str]) -> Any:
 
 def main() -> None:
     arguments, rest = arguments_of(sys.argv[1:])
-    config = configured(arguments, rest)
+    config = clean_config(arguments, rest)
     from options import leaves
     from training.robustness import figures, table
 
@@ -129,7 +129,7 @@ def main() -> None:
     clean = 0.0
     for name, severity, flags in cells(arguments):
         try:
-            result = evaluated(output / (f"{name}-{severity}" if severity else name), [*rest, *flags])
+            result = evaluation_result(output / (f"{name}-{severity}" if severity else name), [*rest, *flags])
         except SystemExit:
             if not any(output.glob("*/result.json")):  # nothing is done: nothing is left
                 (output / _FILE).unlink()
@@ -148,5 +148,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

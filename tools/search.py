@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (streams)
-from errors import InputError, reported, shown  # noqa: E402
+from errors import InputError, printable, reporting  # noqa: E402
 from tools.features import add_model, check  # noqa: E402
 
 
@@ -46,7 +46,7 @@ def main() -> int:
     neighbours, errors = (_in_folder if Path(arguments.where).is_dir() else _in_features)(arguments)
     print("similarity  file")
     for name, similarity in neighbours:
-        print(f"{similarity:10.4f}  {shown(name, 4000)}")
+        print(f"{similarity:10.4f}  {printable(name, 4000)}")
     for error in errors:
         print(error, file=sys.stderr)
     if arguments.grid:
@@ -71,14 +71,14 @@ def _in_folder(arguments: argparse.Namespace) -> tuple[list, list[str]]:
 
 def _in_features(arguments: argparse.Namespace) -> tuple[list, list[str]]:
     from inference.features import stored_features
-    from inference.search import in_stored
+    from inference.search import nearest_in
 
     if arguments.layer is not None or arguments.cfg or arguments.o:
         raise InputError("the features tell their model and layer themselves; leave out -cfg, -layer and -o")
     stored = stored_features(Path(arguments.where))
-    return in_stored(stored, arguments.query, arguments.top, arguments.checkpoint), []
+    return nearest_in(stored, arguments.query, arguments.top, arguments.checkpoint), []
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         sys.exit(main())

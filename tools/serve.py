@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (streams)
-from errors import InputError, opened, reading, reported  # noqa: E402
+from errors import InputError, open_file, reading, reporting  # noqa: E402
 
 _EXTRA = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")
 _LEAST = 16  # characters of a token
@@ -60,7 +60,7 @@ def _token(file: str | None) -> str | None:
         return None
     where, text = "PADDLE_VIT_TOKEN" if file is None else file, os.environ.get("PADDLE_VIT_TOKEN", "")
     if file is not None:
-        with reading(file, "a token"), opened(file) as stream:
+        with reading(file, "a token"), open_file(file) as stream:
             text = stream.read(4096).decode()
     token = text.strip()
     if len(token) < _LEAST or not (token.isascii() and token.isprintable() and " " not in token):
@@ -70,5 +70,5 @@ def _token(file: str | None) -> str | None:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402  (streams)
-from errors import InputError, RunError, remedy, reported  # noqa: E402  (first: it says what isn't installed)
+from errors import InputError, RunError, remedy, reporting  # noqa: E402  (first: it says what isn't installed)
 
 # isort: split
 from main_multi_gpu import import_paddle  # noqa: E402
@@ -26,7 +26,7 @@ from options import Configuration  # noqa: E402
 _MOST, _EVALUATION = 64, "#2e7d32"
 
 
-def drawn(config: Configuration, epoch: int, count: int) -> bytes:
+def draw(config: Configuration, epoch: int, count: int) -> bytes:
     """Returns a PNG of ``count`` training images of an epoch's first batch, and of as many evaluation images.
 
     Raises:
@@ -66,12 +66,12 @@ def main() -> None:
         found = f"--count is {options.count}, --epoch {options.epoch}"
         raise InputError(f"{found}; expected 1 to {_MOST}, and 1 or more")
     import_paddle()
-    launch.startup.stop_by_removing(launch.startup.unfinished(options.output))
+    launch.startup.stop_by_removing(launch.startup.unfinished_path(options.output))
     from training.command_line import config_from_arguments
     from utils import written_whole
 
     rest += ["-o", *options.o] if options.o else []  # taken here: it would be the beginning of -output
-    picture = drawn(config_from_arguments("tools/show_batch.py", rest), options.epoch, options.count)
+    picture = draw(config_from_arguments("tools/show_batch.py", rest), options.epoch, options.count)
     try:
         with written_whole(options.output, "wb") as file:
             file.write(picture)
@@ -81,5 +81,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

@@ -13,8 +13,8 @@ is read before the first run starts. The same command again goes on: a run that 
 killed or failed goes on from its checkpoint. The sweep's folder gets a folder and a file of what was printed for each
 run, sweep.csv and sweep.png. -n (--dry-run) prints the commands that would run.
 
-Exit status: 0 where all runs are done; 1 where one failed; 2 for a wrong file; 130 and 143 after SIGINT and SIGTERM,
-which the runs get, too: they save.
+Exit status: 0 if all runs are done; 1 if one failed; 2 for a wrong file. 130 and 143 after SIGINT and SIGTERM, which
+the runs get, too: they save.
 """
 
 import argparse
@@ -27,13 +27,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402  (streams)
-from errors import InputError, RunError, remedy, reported  # noqa: E402
+from errors import InputError, RunError, remedy, reporting  # noqa: E402
 
 # isort: split
 from launch import side_by_side  # noqa: E402
 from launch.side_by_side import Command  # noqa: E402
 from training.sweeps import results  # noqa: E402
-from training.sweeps.points import Point, Sweep, check, edges, planned, read_sweep, suggested  # noqa: E402
+from training.sweeps.points import Point, Sweep, check, edges, plan_points, read_sweep, suggest_points  # noqa: E402
 
 
 class Session:
@@ -62,11 +62,11 @@ class Session:
     def next_points(self) -> list[Point]:
         """Returns the points that come next: all that are left, or as many of Optuna's as run at a time."""
         if self.sweep.method != "optuna":
-            return planned(self.sweep)[len(self.points) :]
+            return plan_points(self.sweep)[len(self.points) :]
         sign = -1 if self.metric.endswith("loss") else 1
         means = [results.mean(runs) for runs in results.by_point(self.rows(), self.sweep)]
         count = min(len(self.places), self.sweep.runs - len(self.points))
-        return suggested(self.sweep, self.points, [mean and sign * mean for mean in means], count)
+        return suggest_points(self.sweep, self.points, [mean and sign * mean for mean in means], count)
 
     def ended(self, name: str, status: int) -> None:
         """Tells what a run gave."""
@@ -74,7 +74,7 @@ class Session:
         point = self.points[int(name.partition("_")[0])]
         row = results.Row(name, point, None, results.outcome(self.sweep, name, self.metric), status)
         values = " ".join(f"{key}={value}" for key, value in point.items())
-        told = f"{self.metric}: {row.outcome.value:.4f}" if row.outcome else row.told()
+        told = f"{self.metric}: {row.outcome.value:.4f}" if row.outcome else row.status_text()
         why = "" if row.outcome else f": {results.last_line(self.sweep.output / f'{name}.txt')}"
         print(f"{name} {values}: {told}{why}", flush=True)
 
@@ -101,13 +101,13 @@ def main() -> int:
     arguments = parser.parse_args()
     launch.startup.stop_at_once()
     sweep = read_sweep(arguments.file)
-    plan = [] if sweep.method == "optuna" else planned(sweep)
+    plan = [] if sweep.method == "optuna" else plan_points(sweep)
     metric = check(sweep, plan or edges(sweep))
     places = side_by_side.places(sweep.processes, sweep.side_by_side)
     if not places:
         raise InputError(f"{arguments.file}: devices is {sweep.processes}, more than the GPUs that are visible")
     lock = None if arguments.dry else results.lock(sweep.output)
-    session = Session(sweep, results.recorded(sweep, plan), metric, places)
+    session = Session(sweep, results.read_points(sweep, plan), metric, places)
     if lock is None:
         session.points += session.next_points()
         for command in session.commands():
@@ -133,5 +133,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         sys.exit(main())

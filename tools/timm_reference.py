@@ -42,8 +42,8 @@ def build(name: str, options: dict[str, Any]) -> torch.nn.Module:
 
 @torch.no_grad()
 def randomise(model: torch.nn.Module, images: torch.Tensor) -> None:
-    """Gives what starts at zero, one or nearly so a random value, and batch norm the images' statistics: every path has
-    to matter, and the images have to last to the end.
+    """Gives random values to what starts at zero, one or nearly so, and the images' statistics to batch norm. Every
+    path has to matter, and the images have to matter to the end.
     """
     for name, tensor in model.state_dict().items():
         if "running_" in name:

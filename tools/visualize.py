@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (streams)
-from errors import InputError, RunError, remedy, reported  # noqa: E402
+from errors import InputError, RunError, remedy, reporting  # noqa: E402
 
 ONE_BY_ONE = ("attention", "rollout", "cam", "features")
 TOGETHER = ("embeddings", "positions", "predictions")
@@ -46,7 +46,7 @@ FLAGS = {  # what each is for: elsewhere it would do nothing
 ON_A_SHEET = 16  # images, at most
 
 
-def listed(words: Sequence[str]) -> tuple[list[str], list[str | None]]:
+def list_images(words: Sequence[str]) -> tuple[list[str], list[str | None]]:
     """Returns the image files that words stand for, and of those below a folder's subfolder its name: their class.
 
     Raises:
@@ -91,7 +91,7 @@ def one_by_one(kind: str, predictor: Any, files: Sequence[str], asked: Any, outp
     for file in files:  # before there is a folder: so that it gets all pictures or none
         predictor.pixels(file)
     first = next(drawn)
-    with _said(output):
+    with _reporting_write_errors(output):
         output.mkdir(parents=True)
     names = _names(files)
     for name, row in zip(names, _after(first, drawn), strict=True):
@@ -145,14 +145,14 @@ def _file(output: Path, kind: str) -> Path:
 def _write(path: Path, picture: bytes) -> None:
     from utils import written_whole
 
-    with _said(path):
+    with _reporting_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(path, "wb") as file:
             file.write(picture)
 
 
 @contextlib.contextmanager
-def _said(path: Path) -> Iterator[None]:
+def _reporting_write_errors(path: Path) -> Iterator[None]:
     """What can't be written is a line."""
     try:
         yield
@@ -218,7 +218,7 @@ def check(arguments: argparse.Namespace) -> None:
 def main() -> None:
     arguments = _parser().parse_args()
     check(arguments)
-    files, truth = listed(arguments.images)
+    files, truth = list_images(arguments.images)
     from inference.inputs import check_output
 
     check_output(arguments.output, (arguments.checkpoint, *arguments.images), files)
@@ -236,5 +236,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

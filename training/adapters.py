@@ -25,7 +25,7 @@ def lora(
     targets: Sequence[str] = ("*.attn.qkv", "*.attn.proj"),
     dropout: Rate = 0.0,
 ) -> set[str]:
-    """Low-rank products beside Linears: Hu et al. 2021, arXiv:2106.09685.
+    """Trains low-rank products beside Linears: Hu et al. 2021, arXiv:2106.09685.
 
     Args:
         rank: columns of the first matrix, rows of the second.
@@ -76,7 +76,7 @@ def prompt(model: ImageModel) -> set[str]:
 
 @adapters.register("bitfit")
 def bitfit(model: ImageModel) -> set[str]:
-    """The biases: Ben Zaken et al. 2021, arXiv:2106.10199.
+    """Trains the biases: Ben Zaken et al. 2021, arXiv:2106.10199.
 
     Raises:
         InputError: the model has none.

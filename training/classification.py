@@ -15,14 +15,14 @@ from loading.scales import check_scales
 from loading.transforms import BatchTransform, Normalize
 from models import architecture, build_model, with_switches
 from models.base import ImageModel
-from models.costs import described
+from models.costs import model_of
 from options import Configuration
 from training.among import LOW
 from training.features import FEATURE, LastMap, check_alignment, make_student
 from training.losses import CrossEntropy, Teacher, build_criterion, reads_tokens
 from training.predictions import Predictions
 from training.run import Run
-from training.task import Batch, Metrics, Task, summed
+from training.task import Batch, Metrics, Task, sum_of_each
 from utils import all_reduce_sum
 from weights import load_weights
 
@@ -59,7 +59,10 @@ class Classification(Task):
         if reads_tokens(self.criterion.base):
             if not hasattr(model, "dense_training"):
                 name = type(model).__name__
-                raise InputError(f"TRAIN.LOSS is {self.config.TRAIN.LOSS}, but {name} classifies no patches; VOLO does")
+                raise InputError(
+                    f"TRAIN.LOSS is {self.config.TRAIN.LOSS}, but {name} classifies no patches; choose a"
+                    " model that does, such as VOLO"
+                )
             model.dense_training, model.mix_token = True, self.criterion.base.mix
 
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
@@ -82,7 +85,7 @@ class Classification(Task):
             logits, labels = forward(self.normalize(batch["pixels"])), batch["labels"]
             several = labels.ndim == 2  # any of them is right (DATA.LABELS, DATA.CLASSES)
             found = any_of(logits, labels) if several else {"loss": criterion(logits, labels), **hits(logits, labels)}
-            total += summed(found | {"count": paddle.ones_like(found["acc1"])})
+            total += sum_of_each(found | {"count": paddle.ones_like(found["acc1"])})
             if self.config.REPORT:
                 self.predictions.add(**_predicted(logits, labels))
             hit = (found["acc1"] > 0).astype("float64")
@@ -105,8 +108,8 @@ class Classification(Task):
 
 
 def hits(logits: paddle.Tensor, targets: paddle.Tensor) -> Batch:
-    """Returns, by name, which samples are right in the first one and in the first five (or all, of fewer classes):
-    each [B] float32, 100 or 0.
+    """Returns, by name, which samples are right in the first guess and in the first five (or all, of fewer classes).
+    Each is [B] float32, 100 or 0.
 
     Args:
         targets: labels [B], or distributions [B, K], whose largest share counts as the label.
@@ -123,8 +126,8 @@ def first_five(logits: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
 
 
 def any_of(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
-    """Returns what an evaluation counts where any of several labels is right, each [B] float32: ``acc1`` and ``acc5``
-    as ``hits``, and ``loss``, minus the logarithm of the labels' probability together. Of one label all are as usual.
+    """Returns what an evaluation counts if any of several labels is right, each [B] float32. ``acc1`` and ``acc5`` are
+    as in ``hits``; ``loss`` is minus the logarithm of the labels' probability together. Of one label all are as usual.
 
     Args:
         labels: [B, K] of 0 and 1; at least one is 1 for each image (Beyer et al. 2020, arXiv:2006.07159).
@@ -152,7 +155,7 @@ def add_projection(config: Configuration, model: ImageModel) -> None:
         InputError: as ``build_teacher``.
     """
     if config.TRAIN.DISTILLATION_TYPE == FEATURE:
-        make_student(model, described(_teachers(config)).feature_info[-1]["num_chs"])
+        make_student(model, model_of(_teachers(config)).feature_info[-1]["num_chs"])
 
 
 def build_teacher(config: Configuration, run: Run, student: Any) -> Teacher | None:
@@ -192,5 +195,5 @@ def _teachers(config: Configuration) -> Configuration:
         ("DATA.IMAGE_CHANNELS", config.DATA.IMAGE_CHANNELS, theirs.DATA.IMAGE_CHANNELS),
     ):
         if own != other and (key, train.DISTILLATION_TYPE) != ("MODEL.NUM_CLASSES", FEATURE):
-            raise InputError(f"the teacher {train.TEACHER_MODEL} has {key} {other}, the student {own}; make them one")
+            raise InputError(f"the teacher {train.TEACHER_MODEL} has {key} {other}, the student {own}; make them equal")
     return theirs

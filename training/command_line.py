@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from config import asked_config, default_values, get_config
 from configs.documents import read_yaml
-from configs.explaining import explained
+from configs.explaining import explanation
 from configs.key_needs import NEEDS
 from configs.merging import SIZE, Option
 from configs.registry import datasets
@@ -67,7 +67,7 @@ def config_from_arguments(program: str, argv: Sequence[str] | None = None) -> Co
     if choice.note:
         add_note(config, choice.note)
     if arguments.explain:
-        print(explained(config, arguments.explain, default_values(config), NEEDS))
+        print(explanation(config, arguments.explain, default_values(config), NEEDS))
         raise SystemExit(0)
     return config
 
@@ -86,8 +86,8 @@ class Choice(NamedTuple):
 def choose(cfg: str | None, default: str | None, own_data: str | None, asked: Mapping[str, str]) -> Choice:
     """Returns the configuration to read.
 
-    ``-cfg`` counts where it is given. Otherwise it is that of the run to go on with (MODEL.RESUME), or of the run whose
-    weights are asked for (MODEL.PRETRAINED), or ``default``: in this order.
+    ``-cfg`` counts if it is given. Otherwise it is the configuration of the run to go on with (MODEL.RESUME). Otherwise
+    it is that of the run whose weights are asked for (MODEL.PRETRAINED), otherwise ``default``.
 
     Args:
         cfg, default: what -cfg and -default_cfg give.
@@ -101,7 +101,7 @@ def choose(cfg: str | None, default: str | None, own_data: str | None, asked: Ma
         return Choice(cfg)
     words = {key: value for key, value in asked.items() if str(value).lower() not in ("none", "null")}
     resume, pretrained = words.get("MODEL.RESUME"), words.get("MODEL.PRETRAINED")
-    if resume and (found := _resumed(resume, words.get("OUTPUT"))):
+    if resume and (found := _resumed_run(resume, words.get("OUTPUT"))):
         return Choice(found, f"configuration: {found}, of the run that goes on (no -cfg is given)", of_run=True)
     if resume and resume != AUTO:
         raise InputError(f"-resume={resume}: no {FILE} of its run (RUN/checkpoints/...) is there; give -cfg")
@@ -138,7 +138,7 @@ def run_file(path: str | os.PathLike) -> Path | None:
     return None
 
 
-def _resumed(resume: str, output: str | None) -> Path | None:
+def _resumed_run(resume: str, output: str | None) -> Path | None:
     if resume != AUTO:
         return run_file(resume)
     file = Path(output or "") / FILE

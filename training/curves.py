@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from errors import opened, reading
+from errors import open_file, reading
 from utils import written_whole
 from weights.plain import parsed_json
 
@@ -15,7 +15,7 @@ _RECORD = {"split": str, "epoch": int, "step": int}  # what a line of metrics.js
 
 def records(metrics: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields each line of metrics.jsonl that is a record, with the record: a crash leaves half a one."""
-    with reading(metrics, "a run's records", "; move it away"), opened(metrics) as file:
+    with reading(metrics, "a run's records", "; move it away"), open_file(metrics) as file:
         for line in file:
             with contextlib.suppress(ValueError, RecursionError):
                 record = parsed_json(line, finite=False)

@@ -39,7 +39,7 @@ class Ending:
         self.minutes, self.progress = train.MAX_MINUTES, Progress()
 
     def begin(self, progress: Progress, run: Run, evaluation: float) -> None:
-        """The run begins, or goes on.
+        """Notes that the run begins, or goes on.
 
         Args:
             evaluation: images that one has to evaluate, over those of an update.
@@ -62,21 +62,21 @@ class Ending:
 
     @property
     def total(self) -> int:
-        """The run's updates."""
+        """Returns the run's updates."""
         return round(self.progress.length[1] * self.updates) if self.progress.length else self.planned * self.updates
 
     @property
     def epochs(self) -> int:
-        """The run's epochs; the last one may be shorter."""
+        """Returns the run's epochs; the last one may be shorter."""
         return -(-self.total // self.updates)
 
     def steps_of(self, epoch: int) -> int:
         """Returns how many steps an epoch has, from 1."""
         return min(self.steps, (self.total - (epoch - 1) * self.updates) * self.accum)
 
-    def paced(self, schedule: Callable[[float], float]) -> Callable[[int], float]:
-        """Returns the schedule of a run that may be shortened: from where its length was fixed, what is left of the
-        plan passes in what is left of the run.
+    def pace(self, schedule: Callable[[float], float]) -> Callable[[int], float]:
+        """Returns the schedule of a run that may be shortened. From where its length was fixed, the rest of the plan
+        passes in the rest of the run.
         """
 
         def rate(update: int) -> float:
@@ -106,7 +106,7 @@ class Ending:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Within, the run evaluates."""
+        """Takes the time of an evaluation within."""
         before = time.monotonic()
         yield
         self.evaluations.append(time.monotonic() - before)
@@ -163,12 +163,12 @@ class Ending:
 
     @property
     def over(self) -> bool:
-        """Whether the run is over."""
+        """Returns whether the run is over."""
         return self.progress.epoch >= self.epochs or bool(self.patience and self.progress.stale >= self.patience)
 
     @property
     def reason(self) -> str:
-        """Why a run that is over ended before its time, or ""."""
+        """Returns why a run that is over ended before its time, or ""."""
         progress = self.progress
         if self.patience and progress.stale >= self.patience and progress.epoch < self.epochs:
             return (

@@ -33,7 +33,7 @@ from training.optim import clip_gradients
 from training.parallel import reduce_gradients, without_sync
 from training.requests import Keeper, Requests, Stopped
 from training.run import Run
-from training.setup import Training, load_pretrained, precision, precision_told, prepare
+from training.setup import Training, load_pretrained, precision, precision_text, prepare
 from training.task import Batch, Metrics, Task, numbers
 from training.window import Window
 from utils import num_gpus, rank, reduce_dict, seed_step, world_size
@@ -56,7 +56,7 @@ def fit(
         InputError: batch, accumulation, weights or checkpoint don't fit.
         RunError: on every rank, when the loss is not finite.
     """
-    task: Task = (kind or tasks.chosen(config))(config, val.classes)
+    task: Task = (kind or tasks.choose(config))(config, val.classes)
     training = prepare(task, network, train, run)
     (progress, chosen), ending = resume(training), training.ending
     val_loader = get_dataloader(config, val, "val", rank(), world_size())
@@ -65,7 +65,7 @@ def fit(
     if config.MODEL.RESUME:
         settle(training, progress, chosen)
     progress.count_steps(training.loader)
-    saver = Saver(config, run, training.evaluated, training.optimizer, training.scaler, train)
+    saver = Saver(config, run, training.evaluated_models, training.optimizer, training.scaler, train)
     saver.begin(progress)
     keeper = Keeper(progress, saver, Requests(config.SAVE_MINUTES))
     if task.note:
@@ -79,7 +79,7 @@ def fit(
 
     metrics: dict[str, Metrics] = {}
     if ending.over:  # all is done but the result
-        metrics = _evaluated(training, val_loader, keeper)
+        metrics = _evaluate_models(training, val_loader, keeper)
         _keep_best(task, progress, metrics)  # if there is none: it may have been lost
     while not ending.over:
         epoch = progress.epoch + 1
@@ -87,14 +87,14 @@ def fit(
         keeper.after_epoch()
         metrics = {}
         if epoch % config.VALIDATE_FREQ == 0 or epoch == ending.epochs:
-            metrics = _evaluated(training, val_loader, keeper)
+            metrics = _evaluate_models(training, val_loader, keeper)
             for split, found in metrics.items():
                 run.report(split, task.line("val", found), step=progress.step, epoch=epoch, **numbers(found))
         progress.end_epoch(epoch)
         improved = _keep_best(task, progress, metrics)
         ending.after_epoch({split: task.score(found) for split, found in metrics.items()})
         nth = config.SAVE_FREQ and epoch % config.SAVE_FREQ == 0
-        described = {split: task.described(found) for split, found in metrics.items()}
+        described = {split: task.description_of(found) for split, found in metrics.items()}
         keeper.end_epoch(improved, nth or ending.over, described)
     saver.wait(last=True)
     _conclude(training, val, progress, metrics, saver)
@@ -103,14 +103,14 @@ def fit(
 def _evaluation_cost(training: Training, images: int) -> float:
     """What an evaluation has to do, over an update: images that pass through the model and its average."""
     batch = training.config.DATA.BATCH_SIZE * world_size() * training.config.TRAIN.ACCUM_ITER
-    return len(training.evaluated) * images / batch
+    return len(training.evaluated_models) * images / batch
 
 
-def _evaluated(training: Training, loader: Loader, keeper: Keeper) -> dict[str, Metrics]:
+def _evaluate_models(training: Training, loader: Loader, keeper: Keeper) -> dict[str, Metrics]:
     """The metrics of the model and of the averaged one, by split."""
     found: dict[str, Metrics] = {}
     with training.ending.evaluating():
-        for split, model in training.evaluated.items():
+        for split, model in training.evaluated_models.items():
             found[split] = evaluate(training.task, model, loader, keeper.in_evaluation)
             if kept := training.task.predictions:
                 training.predictions[split] = kept
@@ -148,11 +148,11 @@ def _conclude(
 def train_one_epoch(
     training: Training, progress: Progress, after_step: Callable[[Window, dict, bool], None] = lambda *_: None
 ) -> None:
-    """The rest of the epoch that ``progress`` is in, reported every REPORT_FREQ steps and at its end.
+    """Trains the rest of the epoch that ``progress`` is in, reported every REPORT_FREQ steps and at its end.
 
     Args:
         after_step: is called after each step but the last with the window, this rank's statistics and whether the step
-            made an update; the state that it may save is that of the last update.
+            made an update. The state that it may save is that of the last update.
 
     Raises:
         RunError: on every rank, when a loss is not finite; it names the first such step.
@@ -169,16 +169,18 @@ def train_one_epoch(
     training.network.train()
     hold_frozen_statistics(training.model)
     statistics = {
-        f"{split}/{name}": t for split, model in training.evaluated.items() for name, t in own_statistics(model).items()
+        f"{split}/{name}": t
+        for split, model in training.evaluated_models.items()
+        for name, t in own_statistics(model).items()
     }
-    held = _held(statistics, accum)
-    for index, batch in enumerate(window.timed(loader, (epoch - 1) * steps + first + 1), first):
+    held = _copy_statistics(statistics, accum)
+    for index, batch in enumerate(window.timed_batches(loader, (epoch - 1) * steps + first + 1), first):
         step = (epoch - 1) * steps + index + 1
         last = ending.steps_of(epoch)  # a budget may be fixed within the epoch
         group = index // accum
         # This rank's samples in the update: an epoch's last group may be short, and the first after a resume.
         begin, end = max(group * accum, first), min((group + 1) * accum, last)
-        group_samples = (sampler.taken(end) - sampler.taken(begin)) // world_size()
+        group_samples = (sampler.samples_taken(end) - sampler.samples_taken(begin)) // world_size()
         closes = index + 1 == end
         update = (epoch - 1) * updates + group
         seed_step(config.SEED, step)
@@ -188,15 +190,15 @@ def train_one_epoch(
         if index + 1 == last or (index + 1) % config.REPORT_FREQ == 0:
             window.report(training.schedule(update))
         if closes:
-            progress.updated(step, sampler.taken(end))
+            progress.updated(step, sampler.samples_taken(end))
             window.mark()
-            held = _held(statistics, accum)
+            held = _copy_statistics(statistics, accum)
         training.run.bar.update()
         if index + 1 < last:
             after_step(window, held, closes)
         elif last < steps:
             break
-    for model in training.evaluated.values():
+    for model in training.evaluated_models.values():
         _average_statistics(model)
 
 
@@ -215,7 +217,7 @@ def _accumulate(training: Training, batch: Batch, epoch: int, group_samples: int
     return {name: value.detach() for name, value in values.items()}
 
 
-def _held(statistics: dict[str, paddle.Tensor], accum: int) -> dict[str, paddle.Tensor]:
+def _copy_statistics(statistics: dict[str, paddle.Tensor], accum: int) -> dict[str, paddle.Tensor]:
     """The statistics as they are at an update: steps between two change them."""
     return {key: t.clone() for key, t in statistics.items()} if accum > 1 else statistics
 
@@ -223,8 +225,8 @@ def _held(statistics: dict[str, paddle.Tensor], accum: int) -> dict[str, paddle.
 def _update(training: Training, update: int) -> paddle.Tensor:
     """Makes one update of the gradients that were accumulated; returns their global norm, before clipping."""
     reduce_gradients(training.network, training.optimizer)
-    training.scaler.unscale(training.trained)
-    norm = clip_gradients(training.config, training.model, training.trained)
+    training.scaler.unscale(training.trained_parameters)
+    norm = clip_gradients(training.config, training.model, training.trained_parameters)
     training.optimizer.set_lr(training.schedule(update))
     training.scaler.step(training.optimizer, norm)
     training.optimizer.clear_grad(False)  # zeros would cost each parameter a kernel, and an addition later
@@ -269,7 +271,7 @@ def evaluate(
             return model(*inputs)
 
     with paddle.no_grad():
-        metrics = task.evaluate(forward, _watched(loader, after_batch))
+        metrics = task.evaluate(forward, _watch(loader, after_batch))
     found, expected = metrics["num_samples"], len(loader.dataset)
     if found != expected:
         raise RunError(f"evaluation counted {found} samples, the dataset has {expected}", shared=True)
@@ -278,7 +280,7 @@ def evaluate(
     return metrics
 
 
-def _watched(loader: Loader, after_batch: Callable[[], None]) -> Iterator[Batch]:
+def _watch(loader: Loader, after_batch: Callable[[], None]) -> Iterator[Batch]:
     """Yields the batches; ``after_batch`` is called after those that every rank has."""
     common = len(loader.dataset) // world_size() // loader.batch_sampler.batch_size
     for index, batch in enumerate(loader):
@@ -291,7 +293,7 @@ def _watched(loader: Loader, after_batch: Callable[[], None]) -> Iterator[Batch]
 def evaluate_only(
     config: Configuration, model: ImageModel, val: ImageDataset, run: Run, kind: type[Task] | None = None
 ) -> None:
-    """The run of ``-eval``: loads MODEL.PRETRAINED, evaluates, leaves result.json.
+    """Does the run of ``-eval``: loads MODEL.PRETRAINED, evaluates, leaves result.json.
 
     Raises:
         InputError: no weights are given, they don't fit, or are of another task.
@@ -304,10 +306,10 @@ def evaluate_only(
         predictor = inference_engine(config, model, run.info)
     else:
         predictor = model
-        run.info(precision_told(config))
+        run.info(precision_text(config))
     if val.compared is not None:
         predictor = among(predictor, val.compared, config.MODEL.NUM_CLASSES)
-    task: Task = (kind or tasks.chosen(config))(config, val.classes)
+    task: Task = (kind or tasks.choose(config))(config, val.classes)
     loader = get_dataloader(config, val, "val", rank(), world_size())
     signals.begin()
     run.begin()
@@ -329,8 +331,8 @@ def _result(task: Task, metrics: Metrics, weights: str) -> dict[str, Any]:
 
 
 def autocast(config: Configuration, evaluation: bool = False) -> contextlib.AbstractContextManager:
-    """The forward pass's context: level O1 (softmax, norms and losses stay in float32), or none for float32. On a CPU
-    the compiled operators have it instead of Paddle's autocast, which does nothing there.
+    """Returns the forward pass's context: level O1 (softmax, norms and losses stay in float32), or none for float32. On
+    a CPU the compiled operators have it instead of Paddle's autocast, which does nothing there.
     """
     dtype: Any = precision(config, evaluation)
     if not num_gpus():

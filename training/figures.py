@@ -11,7 +11,7 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
     return np.exp(-np.logaddexp(0, -logits.astype(np.float64)))
 
 
-def ranked(shares: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def rank_images(shares: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns a class's different probabilities, the highest first; images from each on that have the class; images.
 
     Args:
@@ -29,7 +29,7 @@ def average_precision(shares: np.ndarray, truth: np.ndarray) -> float | None:
 
     scikit-learn's ``average_precision_score``: nothing is interpolated, equal probabilities count at once.
     """
-    _, hits, taken = ranked(shares, truth)
+    _, hits, taken = rank_images(shares, truth)
     if not truth.any():
         return None
     return float((np.diff(hits, prepend=0) * hits / taken).sum() / hits[-1])
@@ -40,7 +40,7 @@ def best_threshold(shares: np.ndarray, truth: np.ndarray) -> float:
 
     It lies halfway to the next lower probability: rounding elsewhere, as of an export, changes no answer.
     """
-    levels, hits, taken = ranked(shares, truth)
+    levels, hits, taken = rank_images(shares, truth)
     if not truth.any():
         return 0.5
     place = int(np.argmax(2 * hits / (taken + hits[-1])))
@@ -49,12 +49,12 @@ def best_threshold(shares: np.ndarray, truth: np.ndarray) -> float:
     return float(middle if middle > below else levels[place])
 
 
-def answered(shares: np.ndarray, truth: np.ndarray, threshold: float) -> tuple[int, int, int]:
+def count_answers(shares: np.ndarray, truth: np.ndarray, threshold: float) -> tuple[int, int, int]:
     """Returns how many images are told to have a class and have it, are told to, and have it."""
     yes = shares >= threshold
     return int((yes & truth).sum()), int(yes.sum()), int(truth.sum())
 
 
 def f1(right: np.ndarray, told: np.ndarray, have: np.ndarray) -> np.ndarray:
-    """Returns F1, of ``answered``'s numbers or their sums; 0 where nothing is told and nothing there."""
+    """Returns F1, of ``count_answers``'s numbers or their sums; 0 where nothing is told and nothing there."""
     return 2 * right / np.maximum(told + have, 1)

@@ -13,7 +13,7 @@ from errors import InputError
 from options import Configuration
 from training.checkpoint import thresholds_of
 from training.classification import Classification
-from training.figures import answered, average_precision, best_threshold, f1, sigmoid
+from training.figures import average_precision, best_threshold, count_answers, f1, sigmoid
 from training.predictions import Predictions
 from training.task import Batch, Metrics
 from utils import all_gather, all_reduce_sum
@@ -26,8 +26,8 @@ _PIECE = 1 << 22  # scores that ranks bring together at a time
 class MultiLabel(Classification):
     """Images of any number of classes each.
 
-    A class's threshold is that of the highest F1 on the validation set; it travels with the weights, and an evaluation
-    of them takes it from there, or 0.5 where they have none.
+    A class's threshold is that of the highest F1 on the validation set. It travels with the weights, and an evaluation
+    of them uses it. Weights that have none get 0.5.
     """
 
     best = "mAP"
@@ -74,11 +74,11 @@ class MultiLabel(Classification):
         found = self._by_class(own[0], own[1].astype(bool), int(count))
         names = list(self.classes or map(str, range(outputs)))
         numbers, thresholds = found.pop("numbers"), found.pop("thresholds")
-        self.predictions = self._kept(own[0], own[1].astype(bool), np.array(thresholds))
+        self.predictions = self._rows_of(own[0], own[1].astype(bool), np.array(thresholds))
         by_name = {name: dict(zip(names, values, strict=False)) for name, values in found.items()}
         return {"loss": loss / count, **numbers, "num_samples": int(count), **by_name, "thresholds": thresholds}
 
-    def _kept(self, scores: np.ndarray, truth: np.ndarray, thresholds: np.ndarray) -> Predictions:
+    def _rows_of(self, scores: np.ndarray, truth: np.ndarray, thresholds: np.ndarray) -> Predictions:
         """Returns what is told of this rank's images: some rows at a time, as probabilities take 8 bytes."""
         kept = Predictions()
         several = max(1, _PIECE // scores.shape[1])
@@ -102,8 +102,8 @@ class MultiLabel(Classification):
                 precisions.append(average_precision(column, there))
                 chosen = best_threshold(column, there) if self.thresholds is None else self.thresholds[first + place]
                 thresholds.append(float(chosen))
-                counts.append(answered(column, there, thresholds[-1]))
-                halves.append(answered(column, there, _HALF))
+                counts.append(count_answers(column, there, thresholds[-1]))
+                halves.append(count_answers(column, there, _HALF))
         numbers = {"mAP": 100 * _mean(precisions)}
         for ending, at in (("", np.array(counts).T), ("_at_half", np.array(halves).T)):
             numbers[f"f1_micro{ending}"] = 100 * float(f1(*at.sum(1)))
@@ -113,7 +113,7 @@ class MultiLabel(Classification):
         shares = [None if ap is None else 100 * float(own) for ap, own in zip(precisions, each, strict=True)]
         return {"numbers": numbers, "class_ap": percent, "class_f1": shares, "thresholds": thresholds}
 
-    def described(self, metrics: Metrics) -> dict[str, Any]:
+    def description_of(self, metrics: Metrics) -> dict[str, Any]:
         return {"thresholds": metrics["thresholds"]}
 
 

@@ -90,7 +90,9 @@ def wrap_model(config: Configuration, model: nn.Layer) -> nn.Layer:
 
 
 def without_sync(network: nn.Layer, optimizer: Any) -> contextlib.AbstractContextManager:
-    """The context of a backward pass that no update follows: ``paddle.DataParallel`` leaves the gradients local."""
+    """Returns the context of a backward pass that no update follows: ``paddle.DataParallel`` leaves the gradients
+    local.
+    """
     if isinstance(optimizer, ShardedOptimizer):
         return optimizer.accumulating()
     return network.no_sync() if isinstance(network, paddle.DataParallel) else contextlib.nullcontext()
@@ -284,7 +286,7 @@ class ShardedOptimizer:
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
-        """The context of a backward pass that no update follows: stage 2 leaves the owners the sums so far."""
+        """Returns the context of a backward pass that no update follows: stage 2 leaves the owners the sums so far."""
         self.scale = 1.0
         yield
         if self.stage == 2:

@@ -37,12 +37,12 @@ class Predictions:
         for name, values in columns.items():
             self.columns.setdefault(name, []).append(values)
 
-    def gathered(self) -> dict[str, np.ndarray]:
+    def gather(self) -> dict[str, np.ndarray]:
         """Returns all ranks' samples, each once, in the dataset's order; nothing where nothing was kept.
 
         Every rank calls it. Rank r of R has every R-th sample from the r-th on (``EvalBatchSampler``).
         """
-        parts = all_gather({name: _joined(values) for name, values in self.columns.items()})
+        parts = all_gather({name: _join(values) for name, values in self.columns.items()})
         found = {}
         for name, first in parts[0].items():  # there is no evaluation without a sample, and rank 0 has the first
             count = sum(len(part.get(name, ())) for part in parts)
@@ -53,7 +53,7 @@ class Predictions:
         return found
 
 
-def _joined(values: list[Any]) -> np.ndarray:
+def _join(values: list[Any]) -> np.ndarray:
     return paddle.concat(values).numpy() if isinstance(values[0], paddle.Tensor) else np.concatenate(values)
 
 
@@ -64,9 +64,9 @@ def leave(run: Run, dataset: ImageDataset, kept: Mapping[str, Predictions]) -> N
         dataset: whose samples they are.
     """
     for split, own in kept.items():
-        found = own.gathered()
+        found = own.gather()
         if found and rank() == 0:
-            with run.told(file_of(split)):
+            with run.logging_failure(file_of(split)):
                 write(run.directory / file_of(split), found, dataset, run.config.DATA.DATA_PATH)
 
 
@@ -77,7 +77,7 @@ def write(file: Path, found: Mapping[str, np.ndarray], dataset: ImageDataset, ro
     predicted ones are numbers with spaces between, the worst is the class whose probability is farthest from the truth.
 
     Args:
-        found: ``Predictions.gathered``'s.
+        found: ``Predictions.gather``'s.
         root: images' names are told from here on.
 
     Raises:

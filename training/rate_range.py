@@ -1,4 +1,4 @@
-"""The learning rate range test (Smith 2017, arXiv:1506.01186): the rate rises from update to update, and the loss tells
+"""The learning rate range test (Smith 2017, arXiv:1506.01186). The rate rises from update to update. The loss tells
 where learning begins, is fastest, and ends.
 """
 
@@ -88,7 +88,7 @@ def sweep(config: Configuration, train: ImageDataset, updates: int, low: float, 
     model = build_model(config)
     freeze(config, model)
     curve: Any = _Curve(updates)
-    task: Task = tasks.chosen(config)(config, train.classes)
+    task: Task = tasks.choose(config)(config, train.classes)
     training = prepare(task, parallel.wrap_model(config, model), train, curve)
     ratio = math.log(high / low) / max(1, updates - 1)
     training = dataclasses.replace(training, schedule=lambda update: low * math.exp(ratio * min(update, updates - 1)))
@@ -102,10 +102,10 @@ def sweep(config: Configuration, train: ImageDataset, updates: int, low: float, 
     finally:
         training.loader.close()
         curve.bar.close()
-    return judged(np.array(curve.rates[:-1]), np.array(curve.losses[1:]), updates)
+    return judge_rates(np.array(curve.rates[:-1]), np.array(curve.losses[1:]), updates)
 
 
-def judged(rates: np.ndarray, losses: np.ndarray, updates: int) -> Found:
+def judge_rates(rates: np.ndarray, losses: np.ndarray, updates: int) -> Found:
     """Returns what rates and the losses after them tell.
 
     Raises:

@@ -46,7 +46,7 @@ class Requests:
         self.saved()
 
     def saved(self) -> None:
-        """A checkpoint was saved."""
+        """Notes that a checkpoint was saved."""
         self.save, self.last_save = False, time.monotonic()
 
     def poll(self, failed: bool = False) -> int | None:
@@ -93,13 +93,13 @@ class Keeper:
             statistics: what ``Saver.save`` takes, of the last update.
             updated: whether this step made an update: only there a run saves and goes on.
         """
-        stop = self._asked()
+        stop = self._asked_signal()
         if stop is not None or (updated and self.due):
-            self._save(stop, statistics=statistics, windows=window.gathered())
+            self._save(stop, statistics=statistics, windows=window.gather())
 
     def after_epoch(self) -> None:
         """Stops, before the evaluation: what else is asked for comes after it."""
-        if (stop := self._asked()) is not None:
+        if (stop := self._asked_signal()) is not None:
             self._save(stop)
 
     def in_evaluation(self) -> None:
@@ -113,10 +113,10 @@ class Keeper:
 
     @property
     def due(self) -> bool:
-        """Whether a checkpoint is asked for, or due by the steps."""
+        """Returns whether a checkpoint is asked for, or due by the steps."""
         return self.requests.save or self.saver.due(self.progress)
 
-    def _asked(self) -> int | None:
+    def _asked_signal(self) -> int | None:
         """The signal that asks the run to stop, if there is one."""
         stop = self.requests.poll(self.saver.failed)
         if self.requests.failed:

@@ -24,9 +24,9 @@ Errors = Mapping[str, Mapping[int, float]]
 def figures(errors: Errors, clean: float, classes: int) -> dict[str, Any]:
     """Returns what the errors come to, in percent: ``mean`` by corruption and ``mean_error``, their mean.
 
-    With ImageNet's 1,000 classes also by corruption, where all five severities are there, ``CE``: the mean over that of
-    AlexNet, and ``relative_CE``, the same of what is added to the clean error. ``mCE`` and ``relative_mCE`` are their
-    means, once all fifteen corruptions are there; None until then.
+    With ImageNet's 1,000 classes a corruption whose five severities are there also has ``CE``: its mean over AlexNet's.
+    ``relative_CE`` is the same of what is added to the clean error. ``mCE`` and ``relative_mCE`` are their means, once
+    all fifteen corruptions are there; None until then.
 
     Args:
         errors: by corruption and severity, in percent.

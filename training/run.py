@@ -15,10 +15,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from config import differences, resolved, with_values
+from config import differences, resolved_yaml, with_values
 from errors import InputError, one_line, remedy
 from launch.progress import keep_native_errors
-from options import Configuration, given, notes
+from options import Configuration, notes, value_sources
 from training.command_line import CHECKPOINT
 from training.curves import records
 from training.environment import commit, device, versions
@@ -53,7 +53,7 @@ class Run:
         self.folder = RunFolder(config) if rank() == 0 else None
         self._agree(self.folder.check if self.folder else None)
         self.tracking = Tracking([] if config.EVAL else config.TRACKERS or [])
-        self._agree(self.tracking.uninstalled if self.folder else None)
+        self._agree(self.tracking.missing_packages if self.folder else None)
         self.devices = all_gather(device())
         self.started, self.on_error = time.time(), config.SAVE_ON_ERROR
         self.bar = tqdm(disable=True)
@@ -88,7 +88,7 @@ class Run:
         keep_native_errors(self.directory / f"log_{rank()}.txt")
         if rank() == 0:
             with written_whole(self.directory / "config.yaml") as file:
-                file.write(resolved(for_others(self.config)))
+                file.write(resolved_yaml(for_others(self.config)))
             if self.classes:
                 self._write_json("classes.json", self.classes)
         self.info(f"run: {self.directory}")
@@ -98,8 +98,8 @@ class Run:
         self.main.info(message)
 
     def start_bar(self, total: int, done: int) -> None:
-        """The steps begin, or go on with what metrics.jsonl has: from now on, on rank 0, trackers follow it, and a
-        terminal shows a progress bar over ``total`` steps.
+        """Begins the steps, or goes on after those in metrics.jsonl. From now on, on rank 0, trackers follow that file,
+        and a terminal shows a progress bar over ``total`` steps.
         """
         if rank() == 0 and (problem := self.tracking.begin(self.directory)):
             self.info(problem)
@@ -108,7 +108,7 @@ class Run:
         self.bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, disable=hidden, smoothing=0.1)
 
     def set_length(self, epochs: int, steps: int) -> None:
-        """The run is of so many epochs and steps."""
+        """Notes how many epochs and steps the run has."""
         self.epochs, self.total, self.bar.total = epochs, steps, steps
 
     def report(self, split: str, shown: str, **values: Any) -> None:
@@ -134,14 +134,14 @@ class Run:
                 f"images/s: {values['images_per_s']:.0f}",
                 f"wait: {values['data_wait']:.0%}",
             ]
-            parts += self._left(values["step"])
+            parts += self._time_left(values["step"])
             self.info(f"epoch {values['epoch']}/{self.epochs} step {values['step']}: {', '.join(parts)}")
             self._tell_input_bound(values)
         else:
             kind = "validation" if split == "val" else "validation of the average"
             self.info(f"epoch {values['epoch']}/{self.epochs} {kind}: {shown}")
 
-    def _left(self, step: int) -> list[str]:
+    def _time_left(self, step: int) -> list[str]:
         """The time that is left, as if each step, with its share of evaluations and saves, took as long as so far."""
         if not self.first < step < self.total:
             return []
@@ -216,8 +216,8 @@ class Run:
         self.info("files: " + ", ".join(name for name in FILES if (self.directory / name).exists()))
 
     @contextlib.contextmanager
-    def told(self, what: str) -> Iterator[None]:
-        """Within, ``what`` is written that a run does without: a failure is a line of the log."""
+    def logging_failure(self, what: str) -> Iterator[None]:
+        """Writes ``what`` within, which a run can do without: a failure becomes a line of the log."""
         try:
             yield
         except Exception as error:
@@ -236,7 +236,7 @@ def for_others(config: Configuration) -> Configuration:
         config = with_values(config, found[-2].origin(), MODEL__PRETRAINED=found[-2].value)
     for key in ("DATA_PATH", "CACHE"):  # found from another folder, too
         if config.DATA[key] and not os.path.isabs(config.DATA[key]):
-            where = given(config).get(f"DATA.{key}")
+            where = value_sources(config).get(f"DATA.{key}")
             path = {f"DATA__{key}": os.path.abspath(config.DATA[key])}
             config = with_values(config, where.origin() if where else "", **path)
     return config
@@ -268,7 +268,7 @@ class RunFolder:
                 read_only = os.statvfs(there).f_flag & os.ST_RDONLY
                 return self._cannot("make", os.strerror(errno.EROFS if read_only else errno.EACCES))
             locked = self._take_lock(os.O_RDWR) if (self.path / LOCK).exists() else None
-            return locked or self._taken()
+            return locked or self._check_free()
         except OSError as error:
             return self._cannot("read", error.strerror)
 
@@ -283,13 +283,13 @@ class RunFolder:
             return self._cannot("make", error.strerror)
         if self.lock is None:
             locked = (self.path / LOCK).exists()
-            if problem := self._take_lock(os.O_RDWR | os.O_CREAT) or self._taken():
+            if problem := self._take_lock(os.O_RDWR | os.O_CREAT) or self._check_free():
                 return problem
             if locked:  # not when the checkpoints were looked at
                 return f"{self.path}: another run was there meanwhile; give the command again"
         return self._sign()
 
-    def _taken(self) -> str | None:
+    def _check_free(self) -> str | None:
         if self.resumes or not any((self.path / name).exists() for name in ("checkpoints", "metrics.jsonl")):
             return None
         return f"{self.path} already holds a run; go on from it with -resume, or choose another -output"

@@ -17,7 +17,7 @@ from loading.scales import check_scales
 from loading.workers import Loader
 from models.base import ImageModel
 from models.pretrained import disagreements
-from ops.settings import float32_told
+from ops.settings import float32_text
 from options import Configuration, leaves, set_by_someone
 from training.ending import Ending
 from training.optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters
@@ -63,18 +63,20 @@ class Training:
     predictions: dict[str, Predictions] = field(default_factory=dict)  # of the last evaluation, by split
 
     @functools.cached_property
-    def trained(self) -> list[paddle.Tensor]:
-        """The parameters that aren't frozen; walking the model's layers takes as long as measuring their gradients."""
+    def trained_parameters(self) -> list[paddle.Tensor]:
+        """Returns the parameters that aren't frozen; walking the model's layers takes as long as measuring their
+        gradients.
+        """
         return [parameter for parameter in self.model.parameters() if not parameter.stop_gradient]
 
     @property
-    def averaged(self) -> ImageModel | None:
-        """The model of averaged weights, where there is one."""
+    def averaged_model(self) -> ImageModel | None:
+        """Returns the model of averaged weights, where there is one."""
         return self.ema.model if self.ema else None
 
     @property
-    def evaluated(self) -> dict[str, nn.Layer]:
-        """The models to evaluate, by the name of their split in metrics.jsonl."""
+    def evaluated_models(self) -> dict[str, nn.Layer]:
+        """Returns the models to evaluate, by the name of their split in metrics.jsonl."""
         return {"val": self.model, **({"ema": self.ema.model} if self.ema else {})}
 
 
@@ -112,7 +114,7 @@ def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Tra
         network=network,
         ema=ema,
         optimizer=optimizer,
-        schedule=ending.paced(schedule),
+        schedule=ending.pace(schedule),
         ending=ending,
         scaler=scaler,
         loader=loader,
@@ -155,7 +157,7 @@ def precision(config: Configuration, evaluation: bool = False) -> str:
     return "bfloat16" if paddle.amp.is_bfloat16_supported() else "float16"
 
 
-def precision_told(config: Configuration) -> str:
+def precision_text(config: Configuration) -> str:
     """Returns ``precision`` of a training, or with EVAL of an evaluation, with the reason where AMP asks for more."""
     told, reason = precision(config, config.EVAL), ""
     if config.AMP and not num_gpus() and (lacks := _lacks_bfloat16(config)):
@@ -164,8 +166,8 @@ def precision_told(config: Configuration) -> str:
         told = "bfloat16 products in linear, MLP and attention layers, the rest in float32"
     if config.AMP and not config.AMP_EVAL:
         reason = " (-amp is for training; -o AMP_EVAL True for evaluations, too)"
-        reason = reason if config.EVAL else f", evaluations in {float32_told()}{reason}"
-    return told.replace("float32", float32_told()) + reason
+        reason = reason if config.EVAL else f", evaluations in {float32_text()}{reason}"
+    return told.replace("float32", float32_text()) + reason
 
 
 def _lacks_bfloat16(config: Configuration) -> str:
@@ -179,7 +181,7 @@ def _tell_model(config: Configuration, model: nn.Layer, run: Run) -> None:
     frozen = [p.size for p in model.parameters() if p.stop_gradient]
     count = sum(p.size for p in trained.values()) + sum(frozen)
     run.info(
-        f"{config.MODEL.NAME}: {count:,} parameters, {precision_told(config)}; {config.TRAIN.OPTIMIZER.NAME},"
+        f"{config.MODEL.NAME}: {count:,} parameters, {precision_text(config)}; {config.TRAIN.OPTIMIZER.NAME},"
         f" weight decay on {decayed} tensors, off on {len(trained) - decayed}"
         + (f"; frozen: {len(frozen)} tensors ({sum(frozen):,} parameters)" if frozen else "")
     )

@@ -43,8 +43,8 @@ class Task:
         """Builds what a training needs besides: an evaluation does without."""
 
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
-        """Returns what a batch gives, by name, each [B] float32: "loss", whose mean is made less, and what is reported
-        beside it, as means over the samples. It is called within autocast, and may not wait for the device.
+        """Returns what a batch gives, by name, each [B] float32. "loss" is what training makes less; the means of the
+        others over the samples are reported beside it. It is called within autocast, and may not wait for the device.
 
         Args:
             batch: the loader's columns by name.
@@ -67,7 +67,7 @@ class Task:
         """Returns how good metrics are: the best checkpoint has the highest."""
         return -metrics["loss"]
 
-    def described(self, metrics: Metrics) -> dict[str, Any]:
+    def description_of(self, metrics: Metrics) -> dict[str, Any]:
         """Returns what of an evaluation travels with the evaluated weights: entries of their ``Description``."""
         return {}
 
@@ -81,6 +81,6 @@ def numbers(metrics: Metrics) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
 
-def summed(values: Batch) -> paddle.Tensor:
+def sum_of_each(values: Batch) -> paddle.Tensor:
     """Returns the sum of each of the values [B]: [len(values)] float64, on the device."""
     return paddle.stack(list(values.values())).astype("float64").sum(1)

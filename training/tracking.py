@@ -1,7 +1,7 @@
 """The process that follows a run's metrics.jsonl for its trackers (TRACKERS), and rank 0's hold on it.
 
 Nothing of a tracker comes into the run's own processes: no import, thread, signal handler, network, crash or wait. A
-tracker shows what metrics.jsonl has. A run that goes on takes out of it what came after its checkpoint; then every
+tracker shows what metrics.jsonl has. A run that goes on removes from it what came after its checkpoint. Then every
 tracker's folder is written anew, so its curves have no step twice.
 
 The run's end is told by a pipe: a word, where there is a result; or its closing, however the run ended.
@@ -25,7 +25,7 @@ from typing import Any
 
 from configs.documents import read_yaml
 from configs.registry import ROOT, trackers
-from errors import one_line, opened, reading
+from errors import one_line, open_file, reading
 from launch.verdict import how_it_ended
 from training.records import OFFLINE, Tracker, final_numbers
 
@@ -47,10 +47,10 @@ class Tracking:
         self.names = names
         self.process: subprocess.Popen[bytes] | None = None
 
-    def uninstalled(self) -> str:
+    def missing_packages(self) -> str:
         """Returns the line that says which tracker's package isn't installed, or nothing."""
         packages = {name: trackers.components[name].given["package"] for name in self.names}
-        lacking = [f"{name} needs {package}" for name, package in packages.items() if not _found(package)]
+        lacking = [f"{name} needs {package}" for name, package in packages.items() if not _is_installed(package)]
         advice = "pip install -r requirements-trackers.txt, or leave it out of TRACKERS"
         return f"TRACKERS: {', '.join(lacking)}, which isn't installed; {advice}" if lacking else ""
 
@@ -82,7 +82,7 @@ class Tracking:
         return f"TRACKERS: their process {how_it_ended(status)}; {LOG} may say why" if status else ""
 
 
-def _found(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     """Whether it is installed; a folder of that name, which a tracker leaves where it works, is no package."""
     found = importlib.util.find_spec(package)
     return found is not None and found.origin is not None
@@ -124,7 +124,7 @@ class Follower:
         self.follow()
         final = {}
         if done:
-            with reading("result.json", "a result"), opened(self.folder / "result.json") as file:
+            with reading("result.json", "a result"), open_file(self.folder / "result.json") as file:
                 final = final_numbers(json.loads(file.read()))
         for name, tracker in list(self.live.items()):
             self._guarded(name, lambda tracker=tracker: tracker.end(final))
@@ -134,7 +134,7 @@ class Follower:
         file = self.folder / "metrics.jsonl"
         if not file.exists():
             return
-        with reading(file, "a run's records"), opened(file) as lines:
+        with reading(file, "a run's records"), open_file(file) as lines:
             lines.seek(self.read)
             for line in lines:
                 if not line.endswith(b"\n"):

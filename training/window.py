@@ -14,7 +14,7 @@ import paddle
 from errors import RunError
 from launch.progress import COMPUTING, LOADING, beat
 from training.setup import Training
-from training.task import Batch, summed
+from training.task import Batch, sum_of_each
 from utils import all_gather, all_reduce_sum, num_gpus, rank, world_size
 
 
@@ -32,14 +32,14 @@ class Record:
     """
 
     def __init__(self, state: dict[str, Any] | None = None) -> None:
-        state = _named(state) if state and "sums" in state else state or {"means": {}, "totals": {}}
+        state = _record_by_name(state) if state and "sums" in state else state or {"means": {}, "totals": {}}
         self.means = {name: tuple(pair) for name, pair in state["means"].items()}
         self.totals = dict(state["totals"])
 
     @classmethod
     def of_rank(cls, states: list[dict[str, Any]]) -> "Record":
-        """Returns the record that this rank goes on with, of those of all ranks; of another number of ranks, the sum
-        goes on at rank 0.
+        """Returns the record that this rank goes on with, from those of all ranks. If their number was another one, the
+        sum goes on at rank 0.
         """
         if states and "sums" in states[0]:  # format 1: each rank had the gradients'
             states = [states[0], *({**own, "norm_sum": 0.0, "finite": 0, "updates": 0} for own in states[1:])]
@@ -81,7 +81,7 @@ class Record:
         return found | {name: max(itertools.islice(reduced, world_size())) for name in highest}
 
 
-def _named(state: dict[str, Any]) -> dict[str, Any]:
+def _record_by_name(state: dict[str, Any]) -> dict[str, Any]:
     """A record of format 1, which knew classification alone, by position: with names."""
     loss, first, five, samples = state["sums"]
     means = {"loss": (loss, samples), "acc1": (100 * first, samples), "acc5": (100 * five, samples)}
@@ -91,8 +91,8 @@ def _named(state: dict[str, Any]) -> dict[str, Any]:
 
 
 class Step(NamedTuple):
-    """What a step leaves on the device until the report: sums by name, an update's norm of the gradients, and with
-    SKIP_BROKEN which images were skipped.
+    """Holds what a step leaves on the device until the report. These are sums by name, the norm of an update's
+    gradients, and with SKIP_BROKEN which images were skipped.
     """
 
     number: int
@@ -109,7 +109,7 @@ class Window:
     Args:
         epoch: the one that is trained.
         step: where it begins.
-        states: what ``gathered`` returned when the run was saved within a window.
+        states: what ``gather`` returned when the run was saved within a window.
     """
 
     def __init__(self, training: Training, epoch: int, step: int, states: list[dict[str, Any]]) -> None:
@@ -122,7 +122,7 @@ class Window:
         self.carried, self.steps, self.names = carried, [], ()
         self.wait, self.start = 0.0, time.perf_counter()
 
-    def timed(self, loader: Iterable, step: int) -> Iterator:
+    def timed_batches(self, loader: Iterable, step: int) -> Iterator:
         """Yields the loader's batches and keeps the time spent waiting for them; the first is of ``step``."""
         source = iter(loader)
         while True:
@@ -141,13 +141,13 @@ class Window:
     ) -> None:
         """Takes in a step: what ``Task.step`` returned, and what ``Step`` says."""
         self.step, self.names = step, tuple(values)
-        self.steps.append(Step(step, len(values["loss"]), summed(values), norm, skipped))
+        self.steps.append(Step(step, len(values["loss"]), sum_of_each(values), norm, skipped))
 
     def mark(self) -> None:
-        """Remembers the window as it is, for ``gathered``."""
+        """Remembers the window as it is, for ``gather``."""
         self.marked = self.carried, self.names, self.steps, len(self.steps)
 
-    def gathered(self) -> list[dict[str, Any]]:
+    def gather(self) -> list[dict[str, Any]]:
         """Returns every rank's record at the last mark, as plain numbers, by rank; every rank calls it.
 
         Raises:
@@ -164,14 +164,14 @@ class Window:
         record = Record(carried.state())
         if steps:
             samples = sum(step.samples for step in steps)
-            for name, sums in zip(names, _fetched([step.sums for step in steps]).T, strict=True):
+            for name, sums in zip(names, _fetch([step.sums for step in steps]).T, strict=True):
                 record.add_mean(name, sums, samples)
             record.add_total("samples", samples)
-        norms = _fetched([step.norm for step in steps if step.norm is not None]) if rank() == 0 else np.zeros(0)
+        norms = _fetch([step.norm for step in steps if step.norm is not None]) if rank() == 0 else np.zeros(0)
         finite = norms[np.isfinite(norms)]  # those that float16 held
         record.add_mean("grad_norm", finite, len(finite))
         record.add_total("skipped_updates", len(norms) - len(finite))
-        record.add_total("skipped", len(_skipped(steps)))
+        record.add_total("skipped", len(_skipped_images(steps)))
         return record
 
     def report(self, lr: float) -> None:
@@ -197,7 +197,7 @@ class Window:
         if images:
             were = "unreadable image was" if images == 1 else "unreadable images were"
             run.info(f"{images:.0f} {were} skipped; log_<rank>.txt lists each rank's")
-        for index in _skipped(self.steps):
+        for index in _skipped_images(self.steps):
             name = self.training.loader.dataset.name(index)
             run.local.warning(f"epoch {self.epoch}: unreadable, replaced by the next image: {name}")
         self._restart(Record())
@@ -227,12 +227,12 @@ def _peaks() -> dict[str, float]:
     return {"peak_memory": peak_memory(), **on_gpu}
 
 
-def _fetched(tensors: list[paddle.Tensor]) -> np.ndarray:
+def _fetch(tensors: list[paddle.Tensor]) -> np.ndarray:
     """The tensors' values in float64, all at once; none of an empty list."""
     return paddle.stack(tensors).numpy().astype(np.float64) if tensors else np.zeros(0)
 
 
-def _skipped(steps: list[Step]) -> list[int]:
+def _skipped_images(steps: list[Step]) -> list[int]:
     """The images that were skipped, of all the steps at once."""
     columns = [step.skipped for step in steps if step.skipped is not None]
     return [index for index in (paddle.concat(columns).numpy().tolist() if columns else []) if index >= 0]

@@ -14,15 +14,15 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from errors import InputError, reading, shown
+from errors import InputError, printable, reading
 from options import pair
-from weights.adapters import LEARNT_ANEW, is_added, merged, read_adapter
+from weights.adapters import LEARNT_ANEW, is_added, merge, read_adapter
 from weights.classes import keep_imagenet1k
 from weights.fit import classifiers_of, fit_classifiers, fit_sizes
 from weights.formats import METADATA, WeightFile, read_metadata, read_weights, write_weights
 from weights.hub import SIDE, find_weights
 from weights.layout import Target, file_name, linear_weights
-from weights.names import differences, repeated, switches, timm_names, unstored
+from weights.names import differences, repeated_names, switches, timm_names, unstored_arrays
 from weights.names.clip import is_openais
 from weights.names.looks import looks_like
 from weights.names.transformers import timm_names as from_transformers
@@ -59,7 +59,7 @@ class LoadReport:
 
     @property
     def changes(self) -> list[str]:
-        """What distinguishes the model from the file, in words; empty if nothing does."""
+        """Returns what distinguishes the model from the file, in words; empty if nothing does."""
         lines = [*self.resized, f"classifier left fresh: {self.reason}" if self.fresh else ""]
         lines += [f"missing {_some(self.missing)}" if self.missing else ""]
         lines += [f"unexpected {_some(self.unexpected)}" if self.unexpected else ""]
@@ -102,7 +102,7 @@ def load_weights(
     state = {file_name(name): tensor for name, tensor in model.state_dict().items() if not is_added(name)}
     own = read_adapter(model, adapter) if adapter else None
     with reading(stored.path, "weights of this model"):  # shapes that no such file has, too
-        arrays, computed = _arranged(model, stored, state)
+        arrays, computed = _arrange(model, stored, state)
         report.notes += [f"{name} computed: its toolkit's files leave it out" for name in computed]
         report.notes += _other_switches(model, switches(family, stored.arrays))
         report.resized = keep_imagenet1k(model, state, arrays, classes, stored.path) if classes else []
@@ -118,7 +118,7 @@ def load_weights(
         told = differences(family, arrays, state)
         report.resized += fit_sizes(model, state, arrays, _images_of(stored))
         if own:
-            arrays = own.applied(model, arrays, state, stored.path)
+            arrays = own.apply_to(model, arrays, state, stored.path)
             report.notes.append(f"merged with {own.file}")
         report.missing = [name for name in state if name not in arrays]
         report.unexpected = [name for name in arrays if name not in state]
@@ -131,11 +131,11 @@ def load_weights(
     return report
 
 
-def _arranged(model: Target, stored: WeightFile, state: dict[str, paddle.Tensor]) -> tuple[dict[str, Any], list[str]]:
+def _arrange(model: Target, stored: WeightFile, state: dict[str, paddle.Tensor]) -> tuple[dict[str, Any], list[str]]:
     """Returns (a file's arrays by timm's names in the model's layout, names of those that are computed)."""
     try:
         arrays = timm_names(model.weight_names, stored.arrays, stored.layout, state)
-        computed = unstored(model.weight_names, stored.arrays, state)
+        computed = unstored_arrays(model.weight_names, stored.arrays, state)
     except InputError as error:
         raise InputError(f"{stored.path}: its tensors don't go together ({error})") from None
     if stored.layout != "paddle":
@@ -154,9 +154,9 @@ def file_arrays(model: nn.Layer, state: dict[str, np.ndarray] | None = None) -> 
     transposed = linear_weights(model)
     if state is None:
         state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    own = merged(model, state)
+    own = merge(model, state)
     arrays = {file_name(name): array.T if name in transposed else array for name, array in own.items()}
-    others = repeated(getattr(model, "weight_names", None), arrays)
+    others = repeated_names(getattr(model, "weight_names", None), arrays)
     return arrays | {other: arrays[name] for other, name in others.items()}
 
 
@@ -226,4 +226,4 @@ def _check(
 
 def _some(names: list[str], most: int = 4) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(shown(name, 80) for name in names[:most]) + more
+    return ", ".join(printable(name, 80) for name in names[:most]) + more

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from errors import InputError, Unreadable, reading, shown
+from errors import InputError, Unreadable, printable, reading
 from weights.formats import read_metadata, read_weights
 from weights.hub import find_weights
 from weights.layout import Target, file_name, linear_weights, sublayer
@@ -44,11 +44,11 @@ _Value = TypeVar("_Value")
 
 
 def is_added(name: str) -> bool:
-    """Whether a tensor of this name is a training's, not the model's own."""
+    """Returns whether a tensor of this name is a training's, not the model's own."""
     return _ADDED.search(name) is not None
 
 
-def merged(model: Any, state: Arrays) -> Arrays:
+def merge(model: Any, state: Arrays) -> Arrays:
     """Returns the model's own tensors of ``state``, with the products of low rank in their weights (LoRA)."""
     own = {name: array for name, array in state.items() if not is_added(name)}
     for layer in (name.removesuffix(_A) for name in state if name.endswith(_A)):
@@ -57,8 +57,8 @@ def merged(model: Any, state: Arrays) -> Arrays:
     return own
 
 
-def unmerged(state: dict[str, _Value]) -> dict[str, _Value]:
-    """Returns what ``merged`` changes or leaves out: what a run needs besides to go on."""
+def unmerged_tensors(state: dict[str, _Value]) -> dict[str, _Value]:
+    """Returns what ``merge`` changes or leaves out: what a run needs besides to go on."""
     bases = {name.replace(_A, ".weight") for name in state if name.endswith(_A)}
     return {name: array for name, array in state.items() if is_added(name) or name in bases}
 
@@ -80,8 +80,8 @@ def adapter_arrays(model: Target, state: Arrays, trained: Collection[str]) -> Ar
 
 
 def base_hash(model: Target, arrays: Mapping[str, np.ndarray], without: Collection[str] = ()) -> str:
-    """Returns the SHA-256 of the matrices and kernels of ``arrays``, in this toolkit's layout, but for ``without``, the
-    first convolution and what follows the image's size: they are the same at every size.
+    """Returns the SHA-256 of the matrices and kernels of ``arrays``, in this toolkit's layout. Left out are
+    ``without``, the first convolution and what follows the image's size. The others are the same at every size.
     """
     first, sha256 = (model.first_conv, *model.beside_first_conv), hashlib.sha256()
     for name in sorted(arrays):
@@ -113,7 +113,7 @@ class Adapter(NamedTuple):
     scale: float
     base: str | None
 
-    def applied(self, model: Target, arrays: Arrays, wanted: Collection[str], base: Path) -> Arrays:
+    def apply_to(self, model: Target, arrays: Arrays, wanted: Collection[str], base: Path) -> Arrays:
         """Returns ``arrays``, the base's and ``tensors``, with the products merged into them.
 
         Args:
@@ -125,11 +125,11 @@ class Adapter(NamedTuple):
         """
         strange = [name for name in (*self.tensors, *(f"{one}.weight" for one in self.products)) if name not in wanted]
         if strange:
-            raise InputError(f"{self.file}: an adapter of another model: it has {shown(strange[0], 80)}")
+            raise InputError(f"{self.file}: an adapter of another model: it has {printable(strange[0], 80)}")
         own = {name: array for name, array in arrays.items() if name in wanted}
         if self.base not in (None, found := base_hash(model, own, self.tensors)):
             raise InputError(
-                f"{self.file} was trained on other weights than {base} (their hashes are {shown(self.base, 12)} and"
+                f"{self.file} was trained on other weights than {base} (their hashes are {printable(self.base, 12)} and"
                 f" {found[:12]}); give -pretrained what it was trained on"
             )
         own = dict(arrays)
@@ -138,7 +138,7 @@ class Adapter(NamedTuple):
             fits = a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0]
             if not fits or (a.shape[0], b.shape[1]) != weight.shape:
                 found = f"{list(a.shape)} times {list(b.shape)}"
-                raise InputError(f"{self.file}: {shown(layer, 80)} is {list(weight.shape)}, its product {found}")
+                raise InputError(f"{self.file}: {printable(layer, 80)} is {list(weight.shape)}, its product {found}")
             own[f"{layer}.weight"] = weight.astype(np.float32) + np.float32(self.scale) * (a @ b)
         return own
 
@@ -158,7 +158,7 @@ def read_adapter(model: Target, path: str | Path) -> Adapter:
     file = find_adapter(path)
     stored = read_weights(file)
     with reading(file, "an adapter"):
-        told = _told(file)
+        told = _adapter_settings(file)
         arrays = {name.removeprefix(PREFIX): array for name, array in stored.arrays.items()}
         linear = linear_weights(model)
         products, tensors = {}, {}
@@ -168,19 +168,19 @@ def read_adapter(model: Target, path: str | Path) -> Adapter:
                 products[layer] = (array.astype(np.float32).T, arrays[layer + _B].astype(np.float32).T)
             elif not name.endswith(_B):
                 if is_added(name):
-                    raise Unreadable(f"it holds {shown(name, 80)}, which no Linear takes")
+                    raise Unreadable(f"it holds {printable(name, 80)}, which no Linear takes")
                 tensors[name] = array.T if name in linear else array
         return Adapter(file, tensors, products, float(told["scale"]), told.get("base"))
 
 
-def _told(file: Path) -> dict[str, Any]:
+def _adapter_settings(file: Path) -> dict[str, Any]:
     """What the metadata, or peft's adapter_config.json beside the file, tell."""
     if text := read_metadata(file).get(METADATA):
         found = parsed_json(text.encode())
         check_form(found, _FORM, tuple(_FORM))
         return found
     if not (file.parent / _PEFT).is_file():
-        raise Unreadable(f"it is no adapter: its metadata don't tell, and beside it there is no {_PEFT}")
+        raise Unreadable(f"it is no adapter: its metadata don't say so, and there is no {_PEFT} beside it")
     found = parsed_json(whole_file(file.parent / _PEFT, _LONGEST))
     check_form(found, _PEFT_FORM, tuple(_PEFT_FORM), f"{_PEFT}'s ")
     if others := [name for name in _OTHERS if found.get(name)]:

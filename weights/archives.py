@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from errors import Allowance, Unreadable, shown
+from errors import Allowance, Unreadable, printable
 from weights.arrays import NUMPY_CODES, Array, Span, contiguous, item_size, sizes
 from weights.unpickle import DataUnpickler
 
@@ -98,7 +98,7 @@ def _read_torch(
         if key not in spans:
             spans[key] = _stored(file, members[f"{root}data/{key}"])
         if spans[key].length != length:
-            raise Unreadable(f"its storage {shown(key)} has {spans[key].length} bytes instead of {length}")
+            raise Unreadable(f"its storage {printable(key)} has {spans[key].length} bytes instead of {length}")
         return spans[key]
 
     program = _content(archive, members[root + "data.pkl"], allowance)
@@ -108,7 +108,7 @@ def _read_torch(
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, allowance: Allowance) -> Member:
     """Describes a whole member. zipfile bounds what deflate unpacks, but not what bzip2 and LZMA do."""
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise Unreadable(f"{shown(info.filename)} is compressed in a way that neither torch nor NumPy writes")
+        raise Unreadable(f"{printable(info.filename)} is compressed in a way that neither torch nor NumPy writes")
     file: Any = archive.fp
     return Member(file, 0, info.file_size, archive=archive, info=info, allowance=allowance)
 
@@ -129,7 +129,7 @@ def _stored(file: BufferedIOBase, info: zipfile.ZipInfo) -> Span:
 
 def _npy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, allowance: Allowance) -> Array:
     """Describes a .npy member. NumPy's own reader has Python parse the header's text, and makes any dtype of it."""
-    name, member = shown(info.filename), _member(archive, info, allowance)
+    name, member = printable(info.filename), _member(archive, info, allowance)
     allowance.take(3000)
     with archive.open(info) as stream:
         head = stream.read(12)
@@ -142,7 +142,7 @@ def _npy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, allowance: Allowance) 
         raise Unreadable(f"{name} has a header that NumPy doesn't write")
     descr = told[1].decode("latin-1").strip("'")
     if descr[1:] not in NUMPY_CODES and descr != "|V2":  # V2: bfloat16, as JAX's arrays are saved
-        raise Unreadable(f"{name} has the dtype {shown(descr)}; expected numbers")
+        raise Unreadable(f"{name} has the dtype {printable(descr)}; expected numbers")
     dtype = "bfloat16" if descr == "|V2" else descr
     shape = sizes(tuple(int(size) for size in re.findall(rb"\d+", told[3])))
     length = math.prod(shape) * item_size(dtype)

@@ -29,7 +29,7 @@ def item_size(dtype: str) -> int:
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value that came from a file may count elements or bytes."""
+    """Returns whether a value that came from a file may count elements or bytes."""
     return type(value) is int and 0 <= value < 1 << 48
 
 
@@ -121,7 +121,7 @@ class Array:
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
         return 1 + last if all(self.shape) else 0
 
-    def held(self) -> int:
+    def num_bytes(self) -> int:
         """Returns how many bytes the array takes that ``read`` returns."""
         is_float = self.dtype == "bfloat16" or np.dtype(self.dtype).kind == "f"
         return math.prod(self.shape) * (4 if is_float else item_size(self.dtype))

@@ -1,8 +1,8 @@
 """ImageNet-1k's rows of a classifier that was trained on ImageNet-22k.
 
-The orders are MODEL.PRETRAINED_CLASSES's: "imagenet22k": the sorted synsets of the release of fall 2011, which a folder
-of them has; "imagenet22k_swin": that of the weights of Swin Transformer (Liu et al. 2021, arXiv:2103.14030), whose
-fine-tuning keeps these rows.
+The orders are those of MODEL.PRETRAINED_CLASSES. "imagenet22k" are the sorted synsets of the release of fall 2011,
+which a folder of them has. "imagenet22k_swin" is the order of the weights of Swin Transformer (Liu et al. 2021,
+arXiv:2103.14030), whose fine-tuning keeps these rows.
 """
 
 from pathlib import Path

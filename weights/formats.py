@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from errors import Allowance, InputError, Unreadable, opened, reading, shown
+from errors import Allowance, InputError, Unreadable, open_file, printable, reading
 from utils import written_whole
 from weights.archives import read_zip
 from weights.arrays import Array, Span, contiguous, item_size, sizes
@@ -66,11 +66,11 @@ def read_weights(path: str | Path) -> WeightFile:
     """Reads a weight file of any kind.
 
     Raises:
-        InputError: there is none; it is of another kind, damaged, or names something that isn't data; it would take
-            memory out of proportion to its size; a value is NaN or infinite.
+        InputError: there is no file, or it is of another kind, damaged, or names something that isn't data. Or it would
+            take memory out of proportion to its size, or a value is NaN or infinite.
     """
     file = find_weights(path)
-    with reading(file, "weights"), opened(file) as stream:
+    with reading(file, "weights"), open_file(file) as stream:
         allowance = Allowance(os.fstat(stream.fileno()).st_size)
         content, layout = _reader(stream.peek(512)[:512])(stream, allowance)
         entries, notes = _weights(content)
@@ -87,7 +87,7 @@ def read_arrays(file: Path) -> Iterator[tuple[str, np.ndarray]]:
     Raises:
         InputError: it can't be read, or would take memory out of proportion to its size.
     """
-    with reading(file, "tensors"), opened(file) as stream:
+    with reading(file, "tensors"), open_file(file) as stream:
         allowance = Allowance(os.fstat(stream.fileno()).st_size)
         yield from _read(_read_safetensors(stream, allowance)[0], "torch", allowance)
 
@@ -98,7 +98,7 @@ def read_metadata(file: Path) -> dict[str, str]:
     Raises:
         InputError: it can't be read.
     """
-    with reading(file, "weights"), opened(file) as stream:
+    with reading(file, "weights"), open_file(file) as stream:
         if _reader(stream.peek(512)[:512]) is not _read_safetensors:
             return {}
         header, _ = _header(stream, Allowance(os.fstat(stream.fileno()).st_size))
@@ -178,13 +178,15 @@ def _read_safetensors(file: BufferedIOBase, allowance: Allowance) -> tuple[dict[
     header, start = _header(file, allowance)
     form = (header.pop("__metadata__", None) or {}).get("format")
     for name, entry in header.items():
-        check_form(entry, _ENTRY, tuple(_ENTRY), f"{shown(name, 60)}.")
+        check_form(entry, _ENTRY, tuple(_ENTRY), f"{printable(name, 60)}.")
     content, end = {}, 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         dtype, shape = SAFETENSORS_DTYPES[entry["dtype"]], sizes(tuple(entry["shape"]))
         begin, after = entry["data_offsets"]
         if begin != end or after - begin != math.prod(shape) * item_size(dtype):
-            raise Unreadable(f"its tensors overlap, leave gaps, or have other sizes than they claim ({shown(name)})")
+            raise Unreadable(
+                f"its tensors overlap, leave gaps, or have other sizes than they claim ({printable(name)})"
+            )
         content[name] = Array(dtype, shape, contiguous(shape), Span(file, start + begin, after - begin))
         end = after
     if start + end != size:
@@ -234,7 +236,7 @@ def _read_torch_legacy(file: BufferedIOBase, allowance: Allowance) -> Content:
 
     def storage(key: str, length: int) -> Span:
         if spans.setdefault(key, Span(file, 0, length)).length != length:
-            raise Unreadable(f"its storage {shown(key)} has two lengths")
+            raise Unreadable(f"its storage {printable(key)} has two lengths")
         return spans[key]
 
     content = DataUnpickler(file, size, storage, allowance).load()
@@ -248,7 +250,7 @@ def _read_torch_legacy(file: BufferedIOBase, allowance: Allowance) -> Content:
         span = spans[key]
         span.offset, start = start + 8, start + 8 + span.length
         if span.length not in (count, 2 * count, 4 * count, 8 * count) or start > size:
-            raise Unreadable(f"it ends early, or its storage {shown(key)} has another length than its tensors say")
+            raise Unreadable(f"it ends early, or its storage {printable(key)} has another length than its tensors say")
     return content
 
 
@@ -280,13 +282,13 @@ def _weights(content: Any) -> tuple[dict[str, Array], list[str]]:
         if not isinstance(value, Array):
             others.append(name)
         elif not is_name(name, LONGEST_NAME):
-            raise Unreadable(f"it holds an array under the name {shown(name)}, which can't be printed in a line")
+            raise Unreadable(f"it holds an array under the name {printable(name)}, which can't be printed in a line")
         elif clean in found:
-            raise Unreadable(f"it holds {shown(clean)} twice, with a prefix and without")
+            raise Unreadable(f"it holds {printable(clean)} twice, with a prefix and without")
         else:
             found[clean] = value
     others = [name for name in others if name != "StructuredToParameterName@@"]  # Paddle's own names
-    told = shown(", ".join(name[:LONGEST_NAME] for name in others[:40]))
+    told = printable(", ".join(name[:LONGEST_NAME] for name in others[:40]))
     if not found:
         raise Unreadable(f"it holds no arrays, but {told or 'nothing'}")
     if others:
@@ -314,7 +316,7 @@ def _read(entries: dict[str, Array], layout: str, allowance: Allowance) -> Itera
     for entry in entries.values():
         if layout == "paddle" and entry.dtype == "<u2":  # which Paddle has no type for: its bfloat16, by way of NumPy
             entry.dtype = "bfloat16"
-    allowance.take(sum(entry.held() + ARRAY for entry in entries.values()))
+    allowance.take(sum(entry.num_bytes() + ARRAY for entry in entries.values()))
     for name, entry in entries.items():
         passing = entry.passing()
         allowance.take(passing)
@@ -325,4 +327,6 @@ def _read(entries: dict[str, Array], layout: str, allowance: Allowance) -> Itera
 def _check_finite(name: str, array: np.ndarray) -> None:
     bad = array.size - np.count_nonzero(np.isfinite(array)) if array.dtype.kind == "f" else 0
     if bad:
-        raise Unreadable(f"{bad} of the {array.size} values of {shown(name)} are NaN or infinite; take other weights")
+        raise Unreadable(
+            f"{bad} of the {array.size} values of {printable(name)} are NaN or infinite; take other weights"
+        )

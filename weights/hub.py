@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from errors import InputError, reading, shown
+from errors import InputError, printable, reading
 from weights.plain import (
     FLAG,
     NAME,
@@ -70,7 +70,7 @@ def find_weights(path: str | Path) -> Path:
         return found
     path = Path(path)
     if path.suffix == ".pdopt":
-        raise InputError(f"{path}: an optimizer's state; its weights are in {path.with_suffix('.pdparams')}")
+        raise InputError(f"{path} is an optimizer's state; give its weights, {path.with_suffix('.pdparams')}")
     candidates = [path / name for name in IN_FOLDER] + [path] + [path.parent / (path.name + end) for end in ENDINGS]
     found = next((file for file in candidates if os.path.isfile(file)), None)  # never raises, unlike Path's
     if found is None:
@@ -169,12 +169,12 @@ def _download(name: str | Path, filenames: tuple[str, ...]) -> Path | None:
         except EntryNotFoundError:
             continue
         except Exception as error:  # of httpx or requests, by its version: no such repository, no access, a wrong name
-            raise InputError(f"{name}: {filename} can't be had ({_first_line(error)})") from None
+            raise InputError(f"{name}: {filename} can't be downloaded ({_first_line(error)})") from None
     if unreachable is not None:
         files = " or ".join(filenames)
-        raise InputError(f"{name}: {files} can't be had ({_first_line(unreachable)})") from None
+        raise InputError(f"{name}: {files} can't be downloaded ({_first_line(unreachable)})") from None
     return None
 
 
 def _first_line(error: Exception) -> str:
-    return shown(next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__))
+    return printable(next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__))

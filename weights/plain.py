@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from errors import Allowance, Unreadable, opened, shown
+from errors import Allowance, Unreadable, open_file, printable
 
 LONGEST_NUMBER = 40  # characters; whole numbers of thousands of digits take time, and no line has room for them
 
@@ -28,7 +28,7 @@ def whole_file(path: str | os.PathLike[str], most: int) -> bytes:
         Unreadable: it has more than ``most`` bytes.
         OSError: it can't be read.
     """
-    with opened(path) as file:
+    with open_file(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
         raise Unreadable(f"it has more than {most} bytes")
@@ -74,7 +74,7 @@ def _whole(digits: str) -> int:
 def _real(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise Unreadable(f"it holds the number {shown(digits, LONGEST_NUMBER)}, which is too large")
+        raise Unreadable(f"it holds the number {printable(digits, LONGEST_NUMBER)}, which is too large")
     return number
 
 
@@ -93,43 +93,43 @@ def check_form(values: Any, form: Form, needed: tuple[str, ...] = (), where: str
         Unreadable: names the entry, what it is and what was expected.
     """
     if type(values) is not dict:
-        raise Unreadable(f"its {where.rstrip('.') or 'content'} is {told(values)}, expected a dictionary")
+        raise Unreadable(f"its {where.rstrip('.') or 'content'} is {value_text(values)}, expected a dictionary")
     for name in needed:
         if name not in values:
             raise Unreadable(f"its {where}{name} is missing, expected {form[name].words}")
     for name, rule in form.items():
         if name in values and not rule.holds(values[name]):
-            raise Unreadable(f"its {where}{name} is {told(values[name])}, expected {rule.words}")
+            raise Unreadable(f"its {where}{name} is {value_text(values[name])}, expected {rule.words}")
 
 
-def told(value: Any) -> str:
+def value_text(value: Any) -> str:
     """Returns a stranger's value as a line may show it, however large or deep it is."""
     if type(value) is dict:
         return f"a dictionary of {len(value)}"
     if type(value) in (list, tuple) and (len(value) > 4 or any(type(item) in (dict, list, tuple) for item in value)):
         return f"a list of {len(value)}"
     if type(value) in (list, tuple):
-        return f"[{', '.join(map(told, value))}]"
-    return shown(repr(value[:60] if type(value) is str else value), 60)
+        return f"[{', '.join(map(value_text, value))}]"
+    return printable(repr(value[:60] if type(value) is str else value), 60)
 
 
 def is_whole(value: Any, low: int = 0, high: int = 1 << 48) -> bool:
-    """Whether a value is a whole number within bounds, both included."""
+    """Returns whether a value is a whole number within bounds, both included."""
     return type(value) is int and low <= value <= high
 
 
 def is_real(value: Any, low: float = -1e300, high: float = 1e300) -> bool:
-    """Whether a value is a finite number within bounds, both included."""
+    """Returns whether a value is a finite number within bounds, both included."""
     return type(value) in (int, float) and low <= value <= high
 
 
 def is_name(value: Any, most: int = 256) -> bool:
-    """Whether a value is a text that fits a line: printable, with something in it, at most so many characters."""
+    """Returns whether a value is a text that fits a line: printable, not empty, at most ``most`` characters."""
     return type(value) is str and 0 < len(value) <= most and value.isprintable()
 
 
 def is_list(value: Any, holds: Callable[[Any], bool], low: int = 0, high: int = 1 << 20) -> bool:
-    """Whether a value is a list of so many of what ``holds``."""
+    """Returns whether a value is a list of so many of what ``holds``."""
     return type(value) is list and low <= len(value) <= high and all(map(holds, value))
 
 

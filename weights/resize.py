@@ -42,8 +42,8 @@ def resize_pos_embed(
 def resize_rel_pos_bias_table(table: np.ndarray, window: tuple[int, int], new_window: tuple[int, int]) -> np.ndarray:
     """Resizes a table of relative position biases, as timm's filters for Swin and BEiT do.
 
-    That is ``resize_rel_pos_bias_table`` as it is unless TIMM_USE_SCIPY_INTERP is set: BEiT's geometric progression
-    of points, finer in the middle, but linear between them where BEiT's own code has cubic splines.
+    That is ``resize_rel_pos_bias_table`` as it is unless TIMM_USE_SCIPY_INTERP is set. It uses BEiT's geometric
+    progression of points, finer in the middle. But it is linear between them, where BEiT's own code has cubic splines.
 
     Args:
         table: [(2h - 1)(2w - 1) + extra, heads]; BEiT's 3 extra rows, at the end, stay as they are.

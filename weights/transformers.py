@@ -95,7 +95,7 @@ def _images(config: dict[str, Any], preprocessor: dict[str, Any]) -> dict[str, A
     found: dict[str, Any] = {"input_size": [config.get("num_channels") or 3, height, width]}
     mobile = config.get("model_type") == "mobilevit"  # its processor can't normalise
     if mobile and preprocessor.get("do_flip_channel_order", True) is not True:
-        raise InputError("do_flip_channel_order is off; the stem is read as one of blue, green, red alone")
+        raise InputError("do_flip_channel_order is False, expected True: the stem takes blue, green, red")
     if not mobile and preprocessor.get("do_normalize", True):
         found |= {"mean": preprocessor.get("image_mean"), "std": preprocessor.get("image_std")}
     elif preprocessor or mobile:

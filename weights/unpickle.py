@@ -1,8 +1,8 @@
 """Reads pickles as data: nothing that a file names is imported, called or built.
 
 Python's own pickle machine imports and calls what a file tells it to. This one makes text, numbers, lists, tuples and
-dictionaries by itself. A global is only a label, looked up in a closed table (``ADMITTED``) of functions written here:
-they describe arrays, or leave a blank for plain data that isn't needed. An array is described, not read, so a
+dictionaries by itself. A global is only a label, looked up in a closed table (``ADMITTED``) of functions written here.
+They describe arrays, or leave a blank for plain data that isn't needed. An array is described, not read, so a
 checkpoint's other tensors (its optimizer's) cost nothing. Opcodes: CPython's pickletools, protocols 2 to 5.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from io import BufferedIOBase
 from typing import Any
 
-from errors import Allowance, Unreadable, shown
+from errors import Allowance, Unreadable, printable
 from weights.arrays import NUMPY_CODES, STORAGES, TORCH_DTYPES, Array, Span, contiguous, is_count, item_size, sizes
 
 OPCODE, CALL = 160, 2000  # bytes that they take at most; of ViT-B with its optimizer there are 20,000 and 3,000
@@ -167,7 +167,7 @@ class DataUnpickler:
     def _name(self, module: str, name: str) -> None:
         label = f"{_RENAMED.get(module, module)}.{name}"
         if label not in ADMITTED and not label.startswith(_SCRIPTED):
-            wanted = shown(f"{module}.{name}")
+            wanted = printable(f"{module}.{name}")
             raise Unreadable(f"it asks to load {wanted}; only arrays and plain containers are read")
         self.stack.append(_Name(label))
 
@@ -251,7 +251,7 @@ def _describe(function: Any, arguments: Any) -> Any:
 def _fill_array(array: Array, state: Any) -> None:
     _, shape, dtype, fortran, data = state
     if type(dtype) is not _DType or dtype.code not in NUMPY_CODES:
-        raise Unreadable(f"it holds an array of dtype {shown(getattr(dtype, 'code', 'unknown'))}; expected numbers")
+        raise Unreadable(f"it holds an array of dtype {printable(getattr(dtype, 'code', 'unknown'))}; expected numbers")
     if type(data) not in (Span, str):
         raise Unreadable("it holds an array without content")
     array.__init__(dtype.order + dtype.code, shape, contiguous(sizes(shape), fortran is True), data)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from errors import InputError, shown
+from errors import InputError, printable
 
 _Settings = dict[str, Any]
 
@@ -36,7 +36,7 @@ def _of_mobileone(settings: _Settings, path: Path) -> _Settings:
     if not numbers or blocks[0] != 1 or dims[0] != min(64, dims[1]) or len(set(branches[1:])) > 1:
         found = f"NUM_BLOCKS {blocks}, CHANNELS {channels} x EXPANSIONS {factors}, NUM_BRANCHES {branches}"
         raise InputError(
-            f"{path}: {shown(found, 200)}: expected five numbers each: a stem of one block with the next stage's"
+            f"{path}: {printable(found, 200)}: expected five numbers each: a stem of one block with the next stage's"
             " channels (at most 64), then four stages with as many branches each"
         )
     return {"MODEL.STAGE_DEPTHS": blocks[1:], "MODEL.EMBED_DIMS": dims[1:], "MODEL.NUM_BRANCHES": branches[1]}
@@ -52,7 +52,8 @@ def _of_crossvit(settings: _Settings, path: Path) -> _Settings:
     if not numbers or counts[2:] != [0] or any(one != counts for one in depth) or pixels < 1:
         found = f"DEPTH {depth}, IMG_SIZE {sizes}, IMAGE_SIZE {pixels}"
         raise InputError(
-            f"{path}: {shown(found, 200)}: expected sizes in pixels, and equal stages: blocks of both branches, then 0"
+            f"{path}: {printable(found, 200)}: expected sizes in pixels, and equal stages: blocks of both branches,"
+            " then 0"
         )
     scales = {"MODEL.IMAGE_SCALES": [size / pixels for size in sizes]}
     return scales | {"MODEL.DEPTH": len(depth), "MODEL.BRANCH_DEPTHS": counts[:2], "MODEL.MLP_RATIO": ratios[:2]}
@@ -73,8 +74,8 @@ def _of_halonet(settings: _Settings, path: Path) -> _Settings:
     if not known:
         found = f"STAGE1_BLOCK to 4 {stages}, DEPTH {depths}, CHANNEL {channels}, HIDDEN_CHANNEL {hidden}"
         raise InputError(
-            f"{path}: {shown(found, 300)}: expected a stem of 64 channels, and four stages in which every so many-th"
-            " block attends (attn)"
+            f"{path}: {printable(found, 300)}: expected a stem of 64 channels, and four stages in which every so"
+            " many-th block attends (attn)"
         )
     return {
         "MODEL.STAGE_DEPTHS": depths,

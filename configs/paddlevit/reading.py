@@ -9,7 +9,7 @@ IGNORED   keys (patterns) that PaddleViT's code doesn't read, or that mean nothi
 ONLY      keys that have one value here, and this value
 AUGMENT   switches under TRAIN, the first that is on counts, and the policy (AUTO_AUGMENT here) that each stands for
 HERE      what PaddleViT's code does and none of its keys says, in this toolkit's keys
-DIFFERS   where its training differs from this toolkit's (``differences_told``)
+DIFFERS   where its training differs from this toolkit's (``difference_lines``)
 
 ``NAME_2021.yaml`` holds the keys as they were named in 2021. Of a family's files, the newest whose keys include all of
 a file's keys is the one that it is a difference to.
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from configs.documents import read_yaml
 from configs.paddlevit.models import of_models
-from configs.values import parsed, quoted
+from configs.values import parse_value, quoted
 from errors import InputError
 from options import Configuration, leaves
 
@@ -142,7 +142,7 @@ def read(
     """
     if is_family(path, content):
         one, own = family(path.stem), {}
-        return Reading(one.name, translated(one, own, path)[0]), ""
+        return Reading(one.name, translate(one, own, path)[0]), ""
     one, foreign = family_of(content, own)
     if one is None:
         nobodys = [key for key in own if key not in others and not has_key(key)]  # it is named as unknown
@@ -152,9 +152,9 @@ def read(
                 f" which defaults hold: BASE: paddlevit/{newest.name}.yaml (PaddleViT's) or BASE: '' (config.py's)"
             )
         return None, ""
-    values, ignored = translated(one, own, path)
+    values, ignored = translate(one, own, path)
     told = f"; of no effect there, and ignored: {', '.join(ignored)}" if ignored else ""
-    unsaid, said = translated(one, {}, path)[0], {own_key(key, value) for key, value in own.items()}
+    unsaid, said = translate(one, {}, path)[0], {own_key(key, value) for key, value in own.items()}
     defaults = frozenset(key for key, value in values.items() if key not in said and unsaid.get(key) == value)
     return Reading(one.name, values, defaults), (
         f"{path} is read as PaddleViT's, with the defaults of configs/paddlevit/{one.name}.yaml{told}"
@@ -166,7 +166,7 @@ def _matters(newest: Family, own: dict[str, Any], others: dict[str, Any]) -> boo
 
     For ViT both are the same, unless the file has keys that only PaddleViT has.
     """
-    values, _ = translated(newest, {}, FOLDER)
+    values, _ = translate(newest, {}, FOLDER)
     seen = {
         key: value for key, value in values.items() if key.startswith(("TRAIN.", "DATA.IMAGENET_", "DATA.CROP_PCT"))
     }
@@ -199,7 +199,7 @@ def family_of(content: dict[str, Any], keys: Collection[str]) -> tuple[Family | 
     return None, f"no format with both {' and '.join(dict.fromkeys(reversed(lacking)))}"
 
 
-def translated(one: Family, own: dict[str, Any], path: Path) -> tuple[dict[str, Any], list[str]]:
+def translate(one: Family, own: dict[str, Any], path: Path) -> tuple[dict[str, Any], list[str]]:
     """Returns (this toolkit's keys and values, the file's own keys that do nothing).
 
     Args:
@@ -210,7 +210,7 @@ def translated(one: Family, own: dict[str, Any], path: Path) -> tuple[dict[str, 
     Raises:
         InputError: a value that PaddleViT takes and this toolkit doesn't have.
     """
-    settings = {key: parsed(v) if isinstance(v, str) else v for key, v in (one.defaults | own).items()}
+    settings = {key: parse_value(v) if isinstance(v, str) else v for key, v in (one.defaults | own).items()}
     for key in own:
         _check_kind(key, settings[key], one.defaults[key], path)
     if settings.get("MODEL.MAE_PRETRAIN") and "MODEL.MAE_PRETRAIN" in own:
@@ -219,7 +219,9 @@ def translated(one: Family, own: dict[str, Any], path: Path) -> tuple[dict[str, 
     settings = {key: value for key, value in settings.items() if key not in idle}
     for key in settings.keys() & one.only.keys():
         if settings.pop(key) != one.only[key]:
-            raise InputError(f"{path}: {key} is {own[key]}, but {one.only[key]} is all that this toolkit has")
+            raise InputError(
+                f"{path}: {key} is {own[key]}, expected {one.only[key]}, the only value that this toolkit has"
+            )
     values, unused = _of_training(one, settings)
     values |= of_models(settings, own, path)
     for key, value in settings.items():
@@ -231,7 +233,7 @@ def translated(one: Family, own: dict[str, Any], path: Path) -> tuple[dict[str, 
 
 def _check_kind(key: str, value: Any, default: Any, path: Path) -> None:
     """Raises InputError where a value isn't of its default's kind, as PaddleViT does; "auto" is this toolkit's."""
-    found, expected = _kind(value), _kind(parsed(default) if isinstance(default, str) else default)
+    found, expected = _kind(value), _kind(parse_value(default) if isinstance(default, str) else default)
     if None in (value, default) or value == "auto" or found == expected:
         return
     raise InputError(
@@ -259,7 +261,7 @@ def own_key(key: str, value: Any = None) -> str:
     return f"MODEL.{by_stage.get(name, name)}"
 
 
-def differences_told(name: str, config: Configuration) -> list[str]:
+def difference_lines(name: str, config: Configuration) -> list[str]:
     """Returns one line, or none: where PaddleViT's training of a family differs, with the keys for its way."""
     told = [*family(name).differs, "average", "policy"]
     lines = [line for what, (matters, line) in _OTHERWISE.items() if what in told and matters(config.TRAIN)]

@@ -41,9 +41,9 @@ def attention(model: ImageModel, image: paddle.Tensor, block: int = -1) -> np.nd
     """Returns how much each head attends to each place of an image: [H, rows, columns] float32.
 
     The queries are the tokens that the classifier reads: the class token (and the distillation token), or else all
-    patches, on average. Windows (Swin) and mask units (Hiera) share the map: each holds what its own tokens give, so
-    each has the same sum; so do the places of one kind within patches (MobileViT). Where windows overlap (HaloNet) they
-    are added. Keys of several places (PVTv2) give their weight to each.
+    patches, on average. Windows (Swin) and mask units (Hiera) share the map. Each holds what its own tokens give, so
+    each has the same sum. The places of one kind within patches (MobileViT) share it, too. Where windows overlap
+    (HaloNet) they are added. Keys of several places (PVTv2) give their weight to each.
 
     Args:
         image: [1, C, H, W], normalised.
@@ -59,7 +59,7 @@ def attention(model: ImageModel, image: paddle.Tensor, block: int = -1) -> np.nd
         raise InputError(f"-block is {block}, the model has {len(names)}: give 0 to {len(names) - 1}, or -1: the last")
     name = names[block]
     weights, grid = _weights(model, image, [name])
-    return _received(model, name, weights[name], grid[name])
+    return _received_weights(model, name, weights[name], grid[name])
 
 
 def rollout(model: ImageModel, image: paddle.Tensor) -> np.ndarray:
@@ -115,15 +115,15 @@ def _weights(
             hook.remove()
 
 
-def _received(model: ImageModel, name: str, weights: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def _received_weights(model: ImageModel, name: str, weights: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """What each place gets of one image's weights [B, H, queries, keys], by a layer that reads ``shape``."""
     layer = sublayer(model, name)
     if isinstance(layer, WindowAttention):
-        return _joined(sublayer(model, name.rpartition(".")[0]), weights.mean(2))
+        return _join_windows(sublayer(model, name.rpartition(".")[0]), weights.mean(2))
     if isinstance(layer, HaloAttention):
         return _overlaid(layer, weights.mean(2), shape[2:4])
     if isinstance(model, MobileViT):
-        return _interleaved(weights.mean(2), *model.grid(weights.shape[3]))
+        return _interleave(weights.mean(2), *model.grid(weights.shape[3]))
     if isinstance(layer, ReducedAttention):
         return _spread(layer, weights[0].mean(1), shape[1:3])
     if isinstance(layer, MaskUnitAttention):
@@ -144,7 +144,7 @@ def _read_by_head(model: ImageModel, weights: np.ndarray) -> np.ndarray:
     return weights[:, tokens, prefix:].mean(1).reshape(-1, rows, columns)
 
 
-def _joined(block: nn.Layer, windows: np.ndarray) -> np.ndarray:
+def _join_windows(block: nn.Layer, windows: np.ndarray) -> np.ndarray:
     """Puts windows of a block of Swin [windows, H, height * width] to their places: [H, rows, columns]."""
     (rows, columns), (height, width) = block.resolution, block.window_size
     down, across = -(-rows // height), -(-columns // width)
@@ -164,7 +164,7 @@ def _overlaid(layer: HaloAttention, windows: np.ndarray, grid: tuple[int, ...]) 
     return maps[:, halo : halo + rows, halo : halo + columns]
 
 
-def _interleaved(weights: np.ndarray, rows: int, columns: int) -> np.ndarray:
+def _interleave(weights: np.ndarray, rows: int, columns: int) -> np.ndarray:
     """Puts what the places of a patch [places, H, patches] give, each of its own kind, together: [H, rows, columns]."""
     maps = weights.reshape(PATCH, PATCH, -1, rows, columns).transpose(2, 3, 0, 4, 1)
     return maps.reshape(-1, rows * PATCH, columns * PATCH)

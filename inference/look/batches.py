@@ -7,17 +7,17 @@ import paddle
 
 from configs.key_needs import float_pixels
 from datasets import ImageDataset, get_dataloader
-from inference.look.draw import Panel, enlarged
+from inference.look.draw import Panel, enlarge
 from loading.transforms import BatchTransform, Normalize
 from options import Configuration
-from training.pages.figures import shortened
+from training.pages.figures import shorten
 
 _LEAST = 0.005  # a share of a label that is told
 
 
 def training_panels(config: Configuration, dataset: ImageDataset, epoch: int, count: int) -> list[Panel]:
-    """Returns the first images of the first batch of an epoch (from 1), of one process, as the loss gets them: cropped,
-    augmented, erased, mixed; and their labels with the shares that mixing leaves them.
+    """Returns the first images of the first batch of an epoch (from 1), of one process, as the loss gets them. They are
+    cropped, augmented, erased and mixed. Also returns their labels with the shares that mixing leaves them.
     """
     loader = get_dataloader(config, dataset, "train")
     loader.batch_sampler.set_epoch(epoch)
@@ -48,13 +48,13 @@ def _one_hot(labels: np.ndarray, classes: int) -> np.ndarray:
 
 
 def _panels(config: Configuration, images: paddle.Tensor, shares: np.ndarray, classes: Sequence[str]) -> list[Panel]:
-    pixels = unnormalized(config, images)
-    return [Panel(label(row, classes), enlarged(own)) for own, row in zip(pixels, shares, strict=True)]
+    pixels = unnormalize(config, images)
+    return [Panel(label(row, classes), enlarge(own)) for own, row in zip(pixels, shares, strict=True)]
 
 
-def unnormalized(config: Configuration, images: paddle.Tensor) -> np.ndarray:
-    """Returns what ``Normalize`` made these images of: [n, C, H, W] float32 -> [n, H, W, C] uint8; what erasing put in,
-    or mixing made, is rounded, and cut to 0..255. Floats stay floats.
+def unnormalize(config: Configuration, images: paddle.Tensor) -> np.ndarray:
+    """Returns what ``Normalize`` made these images of: [n, C, H, W] float32 -> [n, H, W, C] uint8. What erasing or
+    mixing made is rounded and cut to 0..255. Floats stay floats.
     """
     mean, std = (np.asarray(values, np.float64) for values in (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD))
     found = images.astype("float32").numpy().transpose(0, 2, 3, 1) * std + mean
@@ -68,7 +68,7 @@ def label(shares: np.ndarray, classes: Sequence[str]) -> str:
     1. Mixed with an image of no class, one of one class has a part of it.
     """
     found = [place for place in np.argsort(-shares, kind="stable").tolist() if shares[place] > _LEAST]
-    names = [shortened(str(classes[place] if classes else place), 18) for place in found]
+    names = [shorten(str(classes[place] if classes else place), 18) for place in found]
     if (shares[found] > 1 - _LEAST).all():
         return " +\n".join(names)
     return " +\n".join(f"{name} {shares[place]:.2f}" for name, place in zip(names, found, strict=True))

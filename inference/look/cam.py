@@ -10,7 +10,7 @@ from models.base import ImageModel
 
 
 def grad_cam(activations: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-    """Selvaraju et al. 2017, arXiv:1610.02391: channels weighed by their mean gradient."""
+    """Weighs channels by their mean gradient (Selvaraju et al. 2017, arXiv:1610.02391)."""
     return (gradients.mean((0, 1)) * activations).sum(2)
 
 
@@ -20,12 +20,12 @@ def hires_cam(activations: np.ndarray, gradients: np.ndarray) -> np.ndarray:
 
 
 def layer_cam(activations: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-    """Jiang et al. 2021: each activation times its own gradient, where that is positive."""
+    """Multiplies each activation by its own gradient, where that is positive (Jiang et al. 2021)."""
     return (np.maximum(gradients, 0) * activations).sum(2)
 
 
 def grad_cam_pp(activations: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-    """Grad-CAM++, Chattopadhay et al. 2018, arXiv:1710.11063: positive gradients, weighed by their place's share."""
+    """Weighs positive gradients by their place's share (Grad-CAM++, Chattopadhay et al. 2018, arXiv:1710.11063)."""
     squared, cubed = gradients**2, gradients**3
     shares = squared / (2 * squared + activations.sum((0, 1)) * cubed + 1e-6)
     weights = (np.maximum(gradients, 0) * np.where(gradients != 0, shares, 0)).sum((0, 1))
@@ -43,8 +43,8 @@ METHODS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 def cam(model: ImageModel, image: paddle.Tensor, output: int | None = None, method: str = "gradcam") -> np.ndarray:
     """Returns how much each place of an image speaks for a class: [rows, columns] float32, 0 or more.
 
-    It is taken where the classifier's pooling reads; of a model that reads a class token at the last block's first
-    norm, after which patches only matter for the class token. All are 0 where nothing speaks for the class.
+    It is taken where the classifier's pooling reads. If the model reads a class token, it is taken at the last block's
+    first norm: after it, patches matter only for the class token. All are 0 where nothing speaks for the class.
 
     Args:
         image: [1, C, H, W], normalised.
@@ -58,11 +58,13 @@ def cam(model: ImageModel, image: paddle.Tensor, output: int | None = None, meth
         raise InputError("the model has no classifier (NUM_CLASSES 0): no class has a map; use attention or features")
     if output is not None and not 0 <= output < model.num_classes:
         raise InputError(f"-class is {output}, the model has the outputs 0 to {model.num_classes - 1}")
-    activations, gradients = (_places(model, x)[0] for x in _traced(model, image, output))
+    activations, gradients = (_places(model, x)[0] for x in _output_and_gradient(model, image, output))
     return np.maximum(METHODS[method](activations, gradients), 0).astype(np.float32)
 
 
-def _traced(model: ImageModel, image: paddle.Tensor, output: int | None) -> tuple[paddle.Tensor, paddle.Tensor]:
+def _output_and_gradient(
+    model: ImageModel, image: paddle.Tensor, output: int | None
+) -> tuple[paddle.Tensor, paddle.Tensor]:
     """What the target layer gives, and the gradient of the class's logit by it."""
     kept: list[paddle.Tensor] = []
 

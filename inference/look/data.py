@@ -14,7 +14,7 @@ from loading.check.images import SIDE, Part, picture
 from loading.label_sets import every_label
 from loading.transforms.orientation import TURNS
 from training.pages import page
-from training.pages.figures import figure, figure_png, shortened, titled
+from training.pages.figures import figure, figure_png, shorten, write_title
 from training.pages.page import text
 from utils import written_whole
 
@@ -82,7 +82,7 @@ def _page(checked: Checked, pages: Sequence[tuple[str, bytes]]) -> str:
     rows = [(name, *values) for name, values in table(checked.parts)]
     return page.page(
         checked.title,
-        page.said(checked.verdict, "good" if checked.usable else "stops"),
+        page.paragraph(checked.verdict, "good" if checked.usable else "stops"),
         page.table(["", *checked.parts], rows, numbers=False),
         page.section("Findings", f"<ul>{found or '<li>none</li>'}</ul>"),
         *(page.section(title, page.picture(title, drawn)) for title, drawn in pages),
@@ -96,8 +96,8 @@ def _classes(parts: Mapping[str, Part]) -> str:
     classes = next(iter(parts.values())).source.classes
     labels = range(min(_ROWS, counts.shape[1]))
     rows = [(class_name(classes, label), *(f"{count:,}" for count in counts[:, label])) for label in labels]
-    more = page.said(f"and {counts.shape[1] - _ROWS:,} more") if counts.shape[1] > _ROWS else ""
-    return page.scrolled(page.table(["class", *parts], rows) + more)
+    more = page.paragraph(f"and {counts.shape[1] - _ROWS:,} more") if counts.shape[1] > _ROWS else ""
+    return page.scroll_box(page.table(["class", *parts], rows) + more)
 
 
 def _counts(parts: Mapping[str, Part]) -> np.ndarray:
@@ -115,7 +115,7 @@ def _figure(drawings: Mapping[str, Callable[[Any], None]]) -> bytes:
     for number, (title, draw) in enumerate(drawings.items(), 1):
         axis = drawn.add_subplot(down, across, number)
         if len(drawings) > 1:
-            titled(axis, title)
+            write_title(axis, title)
         draw(axis)
     return figure_png(drawn)
 
@@ -129,7 +129,7 @@ def _draw_classes(axis: Any, parts: Mapping[str, Part]) -> None:
         axis.set(xlabel="classes, from the largest to the smallest", ylabel="images", ylim=(0, None))
     else:
         left = np.zeros(len(order))
-        names = [shortened(class_name(classes, label)) for label in order.tolist()]
+        names = [shorten(class_name(classes, label)) for label in order.tolist()]
         for mode, own in zip(parts, counts, strict=True):
             axis.barh(np.arange(len(order)), own[order], left=left, label=mode, color=_COLOURS[mode])
             left += own[order]

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from loading.transforms import visible
-from training.pages.figures import figure_png, titled
+from training.pages.figures import figure_png, write_title
 
 LEAST = 224  # pixels along an image's shorter side, so that one sees something
 LONGEST = 8 * LEAST  # pixels along its longer side, if it is enlarged
@@ -29,9 +29,9 @@ class Panel(NamedTuple):
     frame: str = ""
 
 
-def enlarged(pixels: np.ndarray) -> np.ndarray:
-    """Returns an image [H, W] or [H, W, C] as [H', W', 3], each pixel repeated until LEAST is reached, or the longer
-    side would be beyond LONGEST: uint8, or what is ``visible`` of floats.
+def enlarge(pixels: np.ndarray) -> np.ndarray:
+    """Returns an image [H, W] or [H, W, C] as [H', W', 3] uint8, of floats what is ``visible`` of them. Each pixel is
+    repeated until LEAST is reached, or the longer side would be beyond LONGEST.
     """
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
     pixels = pixels if pixels.dtype == np.uint8 else visible(pixels)
@@ -39,7 +39,7 @@ def enlarged(pixels: np.ndarray) -> np.ndarray:
     return np.broadcast_to(pixels, (*pixels.shape[:2], 3)).repeat(times, 0).repeat(times, 1)
 
 
-def resized(values: np.ndarray, height: int, width: int) -> np.ndarray:
+def resize_map(values: np.ndarray, height: int, width: int) -> np.ndarray:
     """Returns a map [h, w] at another size, float32, bilinear."""
     image = Image.fromarray(values.astype(np.float32))
     return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
@@ -55,12 +55,12 @@ def heat(base: np.ndarray, values: np.ndarray, box: Box | None = None, least: fl
     left, top, right, bottom = (round(edge) for edge in box or (0, 0, base.shape[1], base.shape[0]))
     grey = base.mean(2, keepdims=True).repeat(3, 2) / 255
     drawn = grey / 3
-    shares = resized(values, bottom - top, right - left) / max(float(values.max()), least, 1e-12)
-    drawn[top:bottom, left:right] = 0.3 * grey[top:bottom, left:right] + 0.7 * coloured(shares)
+    shares = resize_map(values, bottom - top, right - left) / max(float(values.max()), least, 1e-12)
+    drawn[top:bottom, left:right] = 0.3 * grey[top:bottom, left:right] + 0.7 * to_colours(shares)
     return (255 * drawn + 0.5).astype(np.uint8)
 
 
-def coloured(shares: np.ndarray) -> np.ndarray:
+def to_colours(shares: np.ndarray) -> np.ndarray:
     """Returns the colours of values from 0 to 1: [...] -> [..., 3]."""
     return matplotlib.colormaps[COLOURS](np.clip(shares, 0, 1))[..., :3]
 
@@ -107,7 +107,7 @@ def sheet(rows: Sequence[Sequence[Panel]], title: str, bar: str = "", columns: i
 
 def _draw(panel: Panel, axis: Any) -> None:
     axis.imshow(panel.image, interpolation="nearest")
-    titled(axis, panel.title, fontsize=8)
+    write_title(axis, panel.title, fontsize=8)
     axis.axis("on" if panel.frame else "off")
     axis.set(xticks=[], yticks=[])
     for edge in axis.spines.values():

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from errors import InputError, RunError, shown
-from inference.look.draw import Panel, enlarged, sheet
+from errors import InputError, RunError, printable
+from inference.look.draw import Panel, enlarge, sheet
 from inference.look.sight import model_of
 from inference.pictures import Pictures
 from inference.predictor import Predictor
 from options import nearest
-from training.pages.figures import figure, figure_png, shortened
+from training.pages.figures import figure, figure_png, shorten
 from weights.layout import sublayer
 
 FEWEST = 5  # images that t-SNE can tell apart
@@ -23,7 +23,7 @@ _MARKERS = "osD^v*"  # of another length than the colours: 42 pairs
 _NAMED = 24  # classes of a legend, at most
 
 
-def pooled(predictor: Predictor, files: Sequence[str], workers: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def pooled_features(predictor: Predictor, files: Sequence[str], workers: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Returns what the classifier reads of each image [n, channels], and the probabilities [n, K].
 
     Raises:
@@ -79,16 +79,16 @@ def embeddings(
     """Returns a PNG: each image's pooled features as a point, coloured by class: its folder's, or the predicted one."""
     if method == "umap" or len(files) < FEWEST:
         plane(np.zeros((min(len(files), FEWEST), 2)), "umap" if len(files) >= FEWEST else "tsne")
-    features, shares = pooled(predictor, files, workers)
+    features, shares = pooled_features(predictor, files, workers)
     known = [name for name in truth if name is not None]
-    said = [predictor.ranked("", row, 1, threshold=0).classes[0] for row in shares]
+    said = [predictor.prediction_of("", row, 1, threshold=0).classes[0] for row in shares]
     names = [name if name is not None else "no class" for name in truth] if known else said
     places, classes = plane(features, method, seed), sorted(set(names))
     drawn = figure(8, 6)
     axis = drawn.subplots()
     for number, name in enumerate(classes):
         own = places[[other == name for other in names]]
-        label = shortened(name) if number < _NAMED else None
+        label = shorten(name) if number < _NAMED else None
         marker, colour = _MARKERS[number % len(_MARKERS)], _COLOURS[number % len(_COLOURS)]
         axis.scatter(own[:, 0], own[:, 1], s=32, alpha=0.8, linewidths=0, label=label, marker=marker, color=colour)
     if len(classes) > _NAMED:
@@ -123,8 +123,8 @@ def predictions(
         RunError: an image can't be read.
     """
     _check_classes(predictor, truth, mistakes)
-    _, shares = pooled(predictor, files, workers)
-    said = [predictor.ranked(file, row, 1, threshold=0) for file, row in zip(files, shares, strict=True)]
+    _, shares = pooled_features(predictor, files, workers)
+    said = [predictor.prediction_of(file, row, 1, threshold=0) for file, row in zip(files, shares, strict=True)]
     wrong = [i for i, one in enumerate(said) if truth[i] is not None and one.classes[0] != truth[i]]
     chosen = sorted(wrong, key=lambda i: -said[i].probabilities[0]) if mistakes else list(range(len(said)))
     known = sum(name is not None for name in truth)
@@ -133,10 +133,10 @@ def predictions(
         raise InputError(f"there is no mistake to show: {line}")
     panels = []
     for i in chosen[:most]:
-        told = f"{shortened(said[i].classes[0])} ({said[i].probabilities[0]:.0%})"
-        under = f"it is {shortened(truth[i] or '')}" if i in wrong else shortened(Path(said[i].name).name, 28)
+        told = f"{shorten(said[i].classes[0])} ({said[i].probabilities[0]:.0%})"
+        under = f"it is {shorten(truth[i] or '')}" if i in wrong else shorten(Path(said[i].name).name, 28)
         colour = "" if truth[i] is None else (WRONG if i in wrong else RIGHT)
-        panels.append(Panel(f"{told}\n{under}", enlarged(predictor.pixels(files[i])), colour))
+        panels.append(Panel(f"{told}\n{under}", enlarge(predictor.pixels(files[i])), colour))
     shown_of = f", {len(panels)} of {len(chosen)} shown" if len(chosen) > most else ""
     what = "mistakes, most certain first" if mistakes else "predictions"
     return sheet([panels], f"{predictor.config.MODEL.NAME}: {what} ({line}{shown_of})"), line
@@ -148,5 +148,5 @@ def _check_classes(predictor: Predictor, truth: Sequence[str | None], mistakes: 
         raise InputError("-mistakes needs the true classes; give a folder that has a subfolder for each class")
     if predictor.classes and (strange := [name for name in names if name not in predictor.classes]):
         meant = nearest(strange[0], predictor.classes)
-        found = f"the folder has the class '{shown(strange[0])}', which the model doesn't know{meant}"
+        found = f"the folder has the class '{printable(strange[0])}', which the model doesn't know{meant}"
         raise InputError(found if meant else f"{found}; give the folder that holds the classes' folders")

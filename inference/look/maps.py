@@ -10,12 +10,12 @@ import paddle
 from errors import InputError
 from inference.look.attention import attends, attention, queries, rollout
 from inference.look.cam import cam
-from inference.look.draw import Panel, coloured, enlarged, heat, png
+from inference.look.draw import Panel, enlarge, heat, png, to_colours
 from inference.look.sight import Sight, model_of, output_of, sight
 from inference.pictures import Picture
 from inference.predictor import Predictor
 from models.layers.attention import attention_layers
-from training.pages.figures import shortened
+from training.pages.figures import shorten
 
 STAGES = 4  # shown of a model that has more
 _BRIGHTEST = "attention, from 0 to the most in its panel (at least twice the mean)"
@@ -50,28 +50,28 @@ def overlay(predictor: Predictor, image: Picture, kind: str = "auto") -> bytes:
     if kind == "cam":
         return png(heat(seen.base, cam(model, seen.image)))
     values = rollout(model, seen.image) if kind == "rollout" else attention(model, seen.image).mean(0)
-    return png(_attended(seen, values))
+    return png(_attention_panel(seen, values))
 
 
-def named(seen: Sight) -> Panel:
-    """The image itself, with its name and the most probable class."""
-    said = f"{shortened(seen.said.classes[0])} ({seen.said.probabilities[0]:.0%})" if seen.said.classes else ""
-    return Panel(f"{shortened(Path(seen.name).name)}\n{said}", seen.base)
+def named_panel(seen: Sight) -> Panel:
+    """Returns the image itself, with its name and the most probable class."""
+    said = f"{shorten(seen.said.classes[0])} ({seen.said.probabilities[0]:.0%})" if seen.said.classes else ""
+    return Panel(f"{shorten(Path(seen.name).name)}\n{said}", seen.base)
 
 
 def attention_panels(predictor: Predictor, seen: Sight, asked: Asked) -> list[Panel]:
-    """The mean of a block's heads, and each."""
+    """Returns the mean of a block's heads, and each."""
     maps = attention(model_of(predictor), seen.image, -1 if asked.block is None else asked.block)
-    mean = Panel("mean of the heads", _attended(seen, maps.mean(0)))
-    heads = [Panel(f"head {number}", _attended(seen, one)) for number, one in enumerate(maps)]
-    return [named(seen), mean, *(heads if len(heads) > 1 else ())]
+    mean = Panel("mean of the heads", _attention_panel(seen, maps.mean(0)))
+    heads = [Panel(f"head {number}", _attention_panel(seen, one)) for number, one in enumerate(maps)]
+    return [named_panel(seen), mean, *(heads if len(heads) > 1 else ())]
 
 
 def rollout_panels(predictor: Predictor, seen: Sight, _: Asked) -> list[Panel]:
-    return [named(seen), Panel("rollout", _attended(seen, rollout(model_of(predictor), seen.image)))]
+    return [named_panel(seen), Panel("rollout", _attention_panel(seen, rollout(model_of(predictor), seen.image)))]
 
 
-def _attended(seen: Sight, values: np.ndarray) -> np.ndarray:
+def _attention_panel(seen: Sight, values: np.ndarray) -> np.ndarray:
     """A map of attention over an image: where all places get the same, none is bright."""
     return heat(seen.base, values, seen.box, 2 * float(values.mean()))
 
@@ -79,9 +79,9 @@ def _attended(seen: Sight, values: np.ndarray) -> np.ndarray:
 def cam_panels(predictor: Predictor, seen: Sight, asked: Asked) -> list[Panel]:
     output = seen.said.outputs[0] if asked.output is None else output_of(predictor, asked.output)
     values = cam(model_of(predictor), seen.image, output, asked.method)
-    name = shortened(predictor.classes[output] if predictor.classes else f"output {output}")
+    name = shorten(predictor.classes[output] if predictor.classes else f"output {output}")
     title = f"for {name}" if values.any() else f"for {name}:\nnothing speaks for it"
-    return [named(seen), Panel(title, heat(seen.base, values, seen.box))]
+    return [named_panel(seen), Panel(title, heat(seen.base, values, seen.box))]
 
 
 def title_of(kind: str, predictor: Predictor, asked: Asked) -> tuple[str, str]:
@@ -109,7 +109,7 @@ def title_of(kind: str, predictor: Predictor, asked: Asked) -> tuple[str, str]:
 
 
 def feature_panels(predictor: Predictor, sights: Sequence[Sight], asked: Asked) -> list[list[Panel]]:
-    """Each image and, stage by stage, the three principal components of its features as red, green and blue.
+    """Returns each image and, stage by stage, the three principal components of its features as red, green and blue.
 
     The components are of all images together, as DINOv2's pictures (Oquab et al. 2023, arXiv:2304.07193): one colour
     means the same in each. Method "channels": the channels of one stage that vary most, each by itself.
@@ -120,7 +120,7 @@ def feature_panels(predictor: Predictor, sights: Sequence[Sight], asked: Asked) 
     with paddle.no_grad():
         found = [model.forward_intermediates(seen.image, stages, intermediates_only=True) for seen in sights]
     maps = [[one[0].transpose([1, 2, 0]).astype("float32").numpy() for one in image] for image in found]
-    rows = [[named(seen)] for seen in sights]
+    rows = [[named_panel(seen)] for seen in sights]
     for place, stage in enumerate(stages):
         name = model.feature_info[stage]["module"]
         if asked.method == "channels":
@@ -129,7 +129,7 @@ def feature_panels(predictor: Predictor, sights: Sequence[Sight], asked: Asked) 
             continue
         for row, colours in zip(rows, principal([one[place] for one in maps]), strict=True):
             height, width = colours.shape[:2]
-            row.append(Panel(f"{name}\n{height} x {width}", enlarged((255 * colours + 0.5).astype(np.uint8))))
+            row.append(Panel(f"{name}\n{height} x {width}", enlarge((255 * colours + 0.5).astype(np.uint8))))
     return rows
 
 
@@ -156,7 +156,7 @@ def _channels(maps: Sequence[np.ndarray], most: int = 20) -> list[list[Panel]]:
     chosen = sorted(np.argsort(-flat.std(0), kind="stable")[:most].tolist())
     return [
         [
-            Panel(f"channel {c}", enlarged((255 * coloured((one[:, :, c] - low[c]) / span[c])).astype(np.uint8)))
+            Panel(f"channel {c}", enlarge((255 * to_colours((one[:, :, c] - low[c]) / span[c])).astype(np.uint8)))
             for c in chosen
         ]
         for one in maps

@@ -6,8 +6,8 @@ import numpy as np
 import paddle
 from PIL import ImageOps
 
-from errors import InputError, shown
-from inference.look.draw import Box, enlarged
+from errors import InputError, printable
+from inference.look.draw import Box, enlarge
 from inference.pictures import Picture, Pictures
 from inference.predictor import Prediction, Predictor
 from loading.transforms import Bands, EncodedImage, Normalize
@@ -53,8 +53,8 @@ def sight(predictor: Predictor, picture: Picture, original: bool = False) -> Sig
     image = Normalize(data.IMAGENET_MEAN, data.IMAGENET_STD)(paddle.to_tensor(pixels[None]))
     name = Pictures(predictor.config, [picture]).name(0)
     [shares] = predictor.probabilities(predictor.logits(pixels[None]))
-    said = predictor.ranked(name, shares, top=1, threshold=0)
-    base, box = _original(predictor, picture) if original else (enlarged(pixels), None)
+    said = predictor.prediction_of(name, shares, top=1, threshold=0)
+    base, box = _original(predictor, picture) if original else (enlarge(pixels), None)
     return Sight(name, image, base, box, said)
 
 
@@ -62,8 +62,8 @@ def _original(predictor: Predictor, picture: Picture) -> tuple[np.ndarray, Box]:
     """The whole image, and the part that ``EvalTransform`` cuts out of it."""
     pictures = Pictures(predictor.config, [picture])
     whole = pictures.picture(0)
-    whole = whole.decoded() if isinstance(whole, EncodedImage) else whole
-    whole = whole.shown() if isinstance(whole, Bands) else whole
+    whole = whole.decode() if isinstance(whole, EncodedImage) else whole
+    whole = whole.picture() if isinstance(whole, Bands) else whole
     data, most = predictor.config.DATA, _LONGEST * min(whole.size)
     if data.CROP_MODE != "squash" and max(whole.size) > most:  # else a hair: of its middle one sees something
         whole = ImageOps.fit(whole, (min(whole.width, most), min(whole.height, most)))
@@ -74,7 +74,7 @@ def _original(predictor: Predictor, picture: Picture) -> tuple[np.ndarray, Box]:
     whole.thumbnail((_WIDEST, _WIDEST))
     least = -(-max(whole.size) // _LONGEST)
     whole = whole.resize((max(whole.width, least), max(whole.height, least)))
-    base = enlarged(np.asarray(whole))
+    base = enlarge(np.asarray(whole))
     edges = []
     for drawn, side, cut in zip(base.shape[1::-1], sides, crop[::-1], strict=True):
         start = round((side - cut) / 2)
@@ -95,4 +95,4 @@ def output_of(predictor: Predictor, name: str) -> int:
     if name.isdecimal() and len(name) < 10 and int(name) < count:
         return int(name)
     known = nearest(name, predictor.classes) or f"; give a name, or a number from 0 to {count - 1}"
-    raise InputError(f"-class is '{shown(name)}', which the model doesn't know{known}")
+    raise InputError(f"-class is '{printable(name)}', which the model doesn't know{known}")

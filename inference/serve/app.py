@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from errors import shown
+from errors import printable
 from inference.serve import page
 from inference.serve.batching import Batcher, Full, Item, Lost
 from inference.serve.bodies import Encoded, Refused, Upload, images_of
@@ -123,7 +123,7 @@ def _answering(app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, m
 
     @app.post("/attention", responses=_PROBLEMS | {200: {"content": {"image/png": {}}}}, openapi_extra=_IMAGES)
     async def attention(request: Request) -> Response:
-        """A PNG of one image, coloured where the model looks."""
+        """Answers with a PNG of one image, coloured where the model looks."""
         [(upload, answer, picture)] = await asked(request, "attention", 1, 0.0)
         if "error" in answer:
             status, line = _unreadable([{"name": upload.name, **answer}])
@@ -136,12 +136,12 @@ def _telling(app: FastAPI, batcher: Batcher, pool: Pool, metrics: Metrics, drain
 
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """Whether the server is alive."""
+        """Returns whether the server is alive."""
         return {"status": "alive"}
 
     @app.get("/ready", responses={503: {"description": "loading or ending"}})
     async def ready() -> Response:
-        """Whether requests are taken."""
+        """Returns whether requests are taken."""
         status = "draining" if draining() else "ready" if pool.ready() else "loading"
         told = {"status": status, "workers": pool.ready(), "waiting": len(batcher)}
         return JSONResponse(told, 200 if status == "ready" else 503)
@@ -159,7 +159,7 @@ def _telling(app: FastAPI, batcher: Batcher, pool: Pool, metrics: Metrics, drain
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
-        return HTMLResponse(page.documented(app.openapi()), headers=page.HEADERS)
+        return HTMLResponse(page.document(app.openapi()), headers=page.HEADERS)
 
 
 async def _answers(items: list[Item], batcher: Batcher, timeout: float) -> list[tuple[dict[str, Any], bytes]]:
@@ -197,7 +197,7 @@ def _problems(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        return refusal(Refused(422, f"{shown(str(first['loc'][-1]), 60)}: {shown(first['msg'], 200)}"))
+        return refusal(Refused(422, f"{printable(str(first['loc'][-1]), 60)}: {printable(first['msg'], 200)}"))
 
     @app.exception_handler(HTTPException)
     async def other(_: Request, error: HTTPException) -> Response:

@@ -89,7 +89,7 @@ class Batcher:
         self._arrived.set()
 
     def put_back(self, items: Sequence[Item]) -> None:
-        """Images whose worker ended come first, each alone: if one of them ended it, the others aren't lost with it."""
+        """Puts images whose worker ended first, each alone: if one of them ended it, the others aren't lost with it."""
         for item in items:
             item.alone = item.tried = True
         self._again.extendleft(reversed(items))
@@ -103,7 +103,7 @@ class Batcher:
                 first = self._line()[0]
                 if not first.alone:
                     await self._others(first.since + self.max_delay)
-                if batch := self._popped():
+                if batch := self._pop():
                     return batch
 
     async def _first(self) -> None:
@@ -118,7 +118,7 @@ class Batcher:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._arrived.wait(), left)
 
-    def _popped(self) -> list[Item]:
+    def _pop(self) -> list[Item]:
         batch: list[Item] = []
         while len(self) and len(batch) < self.batch_size:
             if batch and self._line()[0].alone:

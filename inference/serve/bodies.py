@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser, parse_options_header
 
-from errors import shown
+from errors import printable
 
 _CHUNK = 1 << 16  # bytes of a form that are parsed before others have their turn
 _FIELDS = 20  # of a form that are no files; they are let be
@@ -54,12 +54,12 @@ async def images_of(body: bytes | bytearray, kind: str, most: int) -> list[Uploa
     if plain == "multipart/form-data":
         found = await _uploads(body, kind, most)
     elif plain == "application/json":
-        found = _encoded(body, most)
+        found = _encoded_images(body, most)
     elif plain.startswith("image/") or plain == "application/octet-stream":
         found = [Upload("image 0", bytes(body))] if body else []
     else:
         known = "multipart/form-data, application/json or an image's own type"
-        raise Refused(415, f"the Content-Type is {shown(kind, 60) or 'missing'}, expected {known}")
+        raise Refused(415, f"the Content-Type is {printable(kind, 60) or 'missing'}, expected {known}")
     if not found:
         raise Refused(400, "the request holds no image")
     if len(found) > most:
@@ -85,7 +85,7 @@ class _Form(MultiPartParser):
 async def _uploads(body: bytes | bytearray, kind: str, most: int) -> list[Upload]:
     charset = parse_options_header(kind)[1].get(b"charset", b"utf-8").decode("latin-1")
     if charset.lower() not in ("utf-8", "utf8"):  # Python knows some that take minutes
-        raise Refused(400, f"the form's charset is {shown(charset, 60)}, expected utf-8")
+        raise Refused(400, f"the form's charset is {printable(charset, 60)}, expected utf-8")
 
     async def chunks() -> AsyncGenerator[bytes, None]:
         for start in range(0, len(body), _CHUNK):
@@ -99,19 +99,21 @@ async def _uploads(body: bytes | bytearray, kind: str, most: int) -> list[Upload
     except MultiPartException as error:
         if "Too many files" in error.message:
             raise Refused(413, f"the request holds more images than the {most} that are taken") from None
-        raise Refused(400, f"the form can't be read ({shown(error.message, 100)})") from None
+        raise Refused(400, f"the form can't be read ({printable(error.message, 100)})") from None
     except (ValueError, KeyError, AssertionError):  # a boundary, or a head of a part, that isn't one
         raise Refused(400, "the form can't be read") from None
     if not parser.whole:
         await form.close()
         raise Refused(400, "the form ends before its last boundary")
     files = [file for _, file in form.multi_items() if isinstance(file, UploadFile)]
-    found = [Upload(shown(file.filename or f"image {place}"), await file.read()) for place, file in enumerate(files)]
+    found = [
+        Upload(printable(file.filename or f"image {place}"), await file.read()) for place, file in enumerate(files)
+    ]
     await form.close()
     return found
 
 
-def _encoded(body: bytes | bytearray, most: int) -> list[Upload]:
+def _encoded_images(body: bytes | bytearray, most: int) -> list[Upload]:
     # A text of a million small values takes a hundred times its size in memory. Base64 has none of these characters.
     if sum(map(body.count, (b",", b"[", b"{", b":"))) > most + 100:
         raise Refused(413, f"the JSON holds more than the {most} images that are taken")
@@ -120,7 +122,7 @@ def _encoded(body: bytes | bytearray, most: int) -> list[Upload]:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise Refused(400, f"the JSON can't be taken: {place and f'{shown(place, 60)}: '}{first['msg']}") from None
+        raise Refused(400, f"the JSON can't be taken: {place and f'{printable(place, 60)}: '}{first['msg']}") from None
     found = []
     for place, text in enumerate(texts):
         try:

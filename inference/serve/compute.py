@@ -50,20 +50,20 @@ def main() -> None:
     try:
         predictor = load(told)
         loaded = {"model": predictor.config.MODEL.NAME, "task": predictor.task}
-        loaded = frames.packed({"loaded": loaded, "sum": fingerprint(predictor, told["path"])})
+        loaded = frames.pack({"loaded": loaded, "sum": fingerprint(predictor, told["path"])})
     except Exception as error:
         if not isinstance(error, RunError):
             traceback.print_exc()
         said = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
-        _send(end, frames.packed({"error": one_line(said), "status": getattr(error, "exit_status", 1)}))
+        _send(end, frames.pack({"error": one_line(said), "status": getattr(error, "exit_status", 1)}))
         os._exit(getattr(error, "exit_status", 1))
     _send(end, loaded)
     batches: queue.Queue = queue.Queue(1)
     threading.Thread(target=_decode, args=(predictor, end, batches), daemon=True).start()
     while True:
         head, pixels, parts = batches.get()
-        answers, pictures = answered(predictor, head["asked"], pixels, parts)
-        _send(end, frames.packed({"id": head["id"], "answers": answers}, pictures))
+        answers, pictures = answer_batch(predictor, head["asked"], pixels, parts)
+        _send(end, frames.pack({"id": head["id"], "answers": answers}, pictures))
 
 
 def _send(end: socket.socket, data: bytes) -> None:
@@ -76,7 +76,7 @@ def _send(end: socket.socket, data: bytes) -> None:
 def fingerprint(predictor: Predictor, path: str) -> str:
     """Returns a sum of all that answers depend on: who answers beside others has to have loaded the same."""
     told = describe(predictor.config, predictor.classes, predictor.task, predictor.thresholds)
-    total = hashlib.sha256(told.written().encode())
+    total = hashlib.sha256(told.to_json().encode())
     if predictor.model is None:
         for file in sorted(Path(path).iterdir()):
             total.update(f"{file.name} {sha256(file)}".encode())
@@ -110,11 +110,11 @@ def _decode(predictor: Predictor, end: socket.socket, batches: queue.Queue) -> N
             os._exit(0)
         maps = [asked["kind"] == "attention" for asked in head["asked"]]
         # A map's picture is decoded where it is drawn: here only whether it can be is found out.
-        pixels = [prepared(predictor, part) for part in parts]
+        pixels = [prepare(predictor, part) for part in parts]
         batches.put((head, pixels, parts if any(maps) else []))
 
 
-def prepared(predictor: Predictor, data: bytes) -> np.ndarray | str:
+def prepare(predictor: Predictor, data: bytes) -> np.ndarray | str:
     """Returns an image's pixels as the model sees them, or what is wrong with it, in one line."""
     large = False
     try:
@@ -142,7 +142,7 @@ def _size(data: bytes, most: int) -> int:
         return image.width * image.height
 
 
-def answered(
+def answer_batch(
     predictor: Predictor, asked: list[dict[str, Any]], pixels: list[np.ndarray | str], parts: list[bytes]
 ) -> tuple[list[dict[str, Any]], list[bytes]]:
     """Returns what is said of each image of a batch, and a picture of each, which may be empty."""
@@ -157,7 +157,7 @@ def answered(
         elif good:
             shares = predictor.probabilities(predictor.logits(np.stack([pixels[place] for place in good])))
             for place, row in zip(good, shares, strict=True):
-                answers[place] = _said(predictor, row, asked[place])
+                answers[place] = _answer_of(predictor, row, asked[place])
     except Exception as error:
         if not isinstance(error, RunError):
             traceback.print_exc()
@@ -167,10 +167,10 @@ def answered(
     return answers, pictures
 
 
-def _said(predictor: Predictor, shares: np.ndarray, asked: dict[str, Any]) -> dict[str, Any]:
+def _answer_of(predictor: Predictor, shares: np.ndarray, asked: dict[str, Any]) -> dict[str, Any]:
     if not np.isfinite(shares).all():
         return {"failed": "the model's outputs for it aren't finite"}
-    found = predictor.ranked("", shares, asked["top"], asked["threshold"])
+    found = predictor.prediction_of("", shares, asked["top"], asked["threshold"])
     return {"outputs": found.outputs, "classes": found.classes, "probabilities": found.probabilities}
 
 

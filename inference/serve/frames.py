@@ -13,7 +13,7 @@ _LENGTH = struct.Struct("!I")
 Frame = tuple[dict[str, Any], list[bytes]]
 
 
-def packed(head: dict[str, Any], parts: Sequence[bytes] = ()) -> bytes:
+def pack(head: dict[str, Any], parts: Sequence[bytes] = ()) -> bytes:
     """Returns a frame as it is sent."""
     text = json.dumps(head | {"sizes": [len(part) for part in parts]}).encode()
     return b"".join([_LENGTH.pack(len(text)), text, *parts])

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from errors import one_line, shown
+from errors import one_line, printable
 from inference.serve.bodies import Refused
 from inference.serve.metrics import Metrics
 from inference.serve.settings import HELD, LOOPBACK, Settings
@@ -69,7 +69,7 @@ class Gate:
         except Exception:
             traceback.print_exc()
             if not status:
-                await _refuse(Refused(500, "the server made a mistake; its log tells"), scope, receive, noted)
+                await _refuse(Refused(500, "the server failed; its log says why"), scope, receive, noted)
         finally:
             self._note(scope, status or _GONE, time.perf_counter() - started)
 
@@ -79,7 +79,9 @@ class Gate:
         self.metrics.seconds.labels(path).observe(seconds)
         if not self.settings.quiet:
             images = scope.get("images", "")
-            asked = f"{(scope.get('client') or ['-'])[0]} {shown(scope['method'], 16)} {shown(scope['path'], 80)}"
+            asked = (
+                f"{(scope.get('client') or ['-'])[0]} {printable(scope['method'], 16)} {printable(scope['path'], 80)}"
+            )
             when = time.strftime("%Y-%m-%d %H:%M:%S")
             print(one_line(f"{when} {asked} {status} {1000 * seconds:.1f} ms {images}").rstrip(), flush=True)
 
@@ -112,7 +114,7 @@ class Gate:
         """Refuses what a browser asks for a foreign site, whose name was made to lead to this machine."""
         name = re.sub(r":\d*$", "", host).strip("[]").lower()
         if self.settings.private and host and name not in LOOPBACK:
-            said = f"found the Host {shown(host, 80)}, expected localhost or 127.0.0.1"
+            said = f"found the Host {printable(host, 80)}, expected localhost or 127.0.0.1"
             raise Refused(403, f"{said}; to be asked by another name, start the server with -host or a token")
 
     def _check_origin(self, headers: dict[bytes, bytes]) -> None:
@@ -120,13 +122,13 @@ class Gate:
         origin, own = headers.get(b"origin", b""), b"http://" + headers.get(b"host", b"")
         foreign = origin and origin.lower() != own.lower()
         if self.settings.private and (foreign or headers.get(b"sec-fetch-site") == b"cross-site"):
-            found = f"found the Origin {shown(origin.decode('latin-1'), 80) or 'of a foreign site'}"
+            found = f"found the Origin {printable(origin.decode('latin-1'), 80) or 'of a foreign site'}"
             raise Refused(403, f"{found}, expected this server's own page; for others, start the server with a token")
 
     def _check_token(self, given: bytes) -> None:
         kind, _, token = given.partition(b" ")
         if self.token and not (hmac.compare_digest(token.strip(), self.token) and kind.lower() == b"bearer"):
-            raise Refused(401, "this server asks for a token: Authorization: Bearer TOKEN")
+            raise Refused(401, "this server needs a token: send Authorization: Bearer TOKEN")
 
     def _check(self, headers: dict[bytes, bytes]) -> None:
         """Raises Refused for a request whose body needn't be read to know that it isn't taken."""

@@ -7,7 +7,7 @@ _GLIBC = platform.libc_ver()[0] == "glibc"
 
 
 def hold_little() -> None:
-    """From now on large buffers go back at once, which is too slow for a process that computes."""
+    """Gives large buffers back at once from now on, which is too slow for a process that computes."""
     if _GLIBC:
         mmap_threshold = -3
         ctypes.CDLL(None).mallopt(mmap_threshold, 1 << 17)

@@ -43,10 +43,10 @@ def occlusion(predictor: Predictor, data: bytes) -> bytes:
     parts = [np.stack(hidden[start : start + most]) for start in range(0, len(hidden), most)]
     shares = np.concatenate([predictor.probabilities(predictor.logits(part)) for part in parts])
     falls = np.maximum(0, shares[0].max() - shares[1:, shares[0].argmax()])
-    return _drawn(pixels, falls.reshape(len(rows) - 1, -1) / max(falls.max(), 1e-12))
+    return _overlay_png(pixels, falls.reshape(len(rows) - 1, -1) / max(falls.max(), 1e-12))
 
 
-def _drawn(pixels: np.ndarray, heat: np.ndarray) -> bytes:
+def _overlay_png(pixels: np.ndarray, heat: np.ndarray) -> bytes:
     """The PNG of pixels [H, W, C] under heat [m, n] of 0 to 1."""
     times = max(1.0, _SIDE / max(pixels.shape[:2]))
     side = round(times * pixels.shape[1]), round(times * pixels.shape[0])

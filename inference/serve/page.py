@@ -23,14 +23,14 @@ _POLICY += "; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-anc
 HEADERS = {"content-security-policy": _POLICY, "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 
 
-def documented(described: dict[str, Any]) -> str:
+def document(described: dict[str, Any]) -> str:
     """Returns a page of an OpenAPI description: each path, what it takes and what it answers."""
     parts = [f"<h1>{escape(described['info']['title'])}</h1><p>{escape(described['info']['description'])} "]
     parts.append('<a href="openapi.json">openapi.json</a> says the same to programs.</p>')
     for path, methods in described["paths"].items():
         for method, said in methods.items():
             parts.append(f"<h2>{method.upper()} {escape(path)}</h2><p>{escape(said.get('description', ''))}</p>")
-            parts.append(_rows(_taken(said), "takes"))
+            parts.append(_rows(_parameters_of(said), "takes"))
             answers = [(status, answer.get("description", ""), "") for status, answer in said["responses"].items()]
             parts.append(_rows(answers, "answers"))
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -38,7 +38,7 @@ def documented(described: dict[str, Any]) -> str:
     return f'<!doctype html><html lang="en"><head>{head}</head><body><main>{"".join(parts)}</main></body></html>'
 
 
-def _taken(said: dict[str, Any]) -> list[tuple[str, str, str]]:
+def _parameters_of(said: dict[str, Any]) -> list[tuple[str, str, str]]:
     rows = []
     for one in said.get("parameters", ()):
         form = one["schema"]

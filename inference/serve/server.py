@@ -145,10 +145,10 @@ def serve(settings: Settings) -> int:
     print(f"serving {settings.path} at http://{shown}:{port}/", flush=True)
     if settings.host not in LOOPBACK and not settings.token:
         log(f"warning: whoever reaches {shown}:{port} may ask; -token_file asks for a token")
-    return asyncio.run(_serve(dataclasses.replace(settings, path=_chosen(settings.path)), listener))
+    return asyncio.run(_serve(dataclasses.replace(settings, path=_real_folder(settings.path)), listener))
 
 
-def _chosen(path: str) -> str:
+def _real_folder(path: str) -> str:
     """Returns the folder of a checkpoint itself: links to it, as "best", lead elsewhere once training has gone on."""
     for folder in (os.path.join(path, "checkpoints", "best"), path):
         if os.path.isdir(folder):
@@ -178,7 +178,7 @@ def _connections() -> int:
 async def _serve(settings: Settings, listener: socket.socket) -> int:
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).disabled = True  # the gate tells of requests, and of mistakes
-    asyncio.get_running_loop().set_exception_handler(_unaccepted())
+    asyncio.get_running_loop().set_exception_handler(_accept_error_handler())
     metrics = Metrics()
     batcher = Batcher(settings.batch_size, settings.max_delay_ms / 1000, settings.max_queue)
     pool = Pool(settings, batcher, metrics)
@@ -191,7 +191,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
             timeout_keep_alive=5, timeout_graceful_shutdown=3,
         )
     )  # fmt: skip
-    stopped = _stopped()
+    stopped = _stop_signal()
     serving = asyncio.ensure_future(server.serve([listener]))
     told = asyncio.ensure_future(_tell(pool))
     try:
@@ -209,7 +209,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
     return 128 + stopped.result()
 
 
-def _unaccepted() -> Any:
+def _accept_error_handler() -> Any:
     """Returns what a loop does with its mistakes: of connections that it can't accept it tells once a minute."""
     last = -60.0
 
@@ -224,7 +224,7 @@ def _unaccepted() -> Any:
     return told
 
 
-def _stopped() -> asyncio.Future[int]:
+def _stop_signal() -> asyncio.Future[int]:
     """Returns what gets the number of the first signal to stop. A second one ends the process at once."""
     loop = asyncio.get_running_loop()
     stopped: asyncio.Future[int] = loop.create_future()

@@ -58,7 +58,7 @@ class Settings:
 
     @property
     def private(self) -> bool:
-        """Whether only this machine's users may ask, and need no token."""
+        """Returns whether only this machine's users may ask, and need no token."""
         return self.host in LOOPBACK and not self.token
 
     @property

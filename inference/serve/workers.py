@@ -40,7 +40,7 @@ class Worker:
             self.heard = time.monotonic()
         self.pending[number] = time.monotonic(), items
         head = {"id": number, "asked": [item.asked for item in items]}
-        self.writer.write(frames.packed(head, [item.data for item in items]))
+        self.writer.write(frames.pack(head, [item.data for item in items]))
 
 
 class Pool:

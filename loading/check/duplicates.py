@@ -14,9 +14,9 @@ _SIDE, _KEPT = 32, 8  # pixels; frequencies along each side that are kept
 def perceptual_hashes(images: np.ndarray) -> np.ndarray:
     """Returns what images look like: [n, S, S, 3] uint8 -> [n] uint64. S is a multiple of 32.
 
-    pHash (Zauner 2010, "Implementation and benchmarking of perceptual image hash functions"): of the grey image at
-    32 x 32 the lowest 8 x 8 frequencies of its cosine transform, each above their median or not. Scaling, compression
-    and brightness change few bits; crops, turns and mirrors change many.
+    The hash is pHash (Zauner 2010, "Implementation and benchmarking of perceptual image hash functions"). It takes the
+    cosine transform of the grey image at 32 x 32. Each of the lowest 8 x 8 frequencies gives a bit: whether it is above
+    their median. Scaling, compression and brightness change few bits; crops, turns and mirrors change many.
     """
     count, side = len(images), images.shape[1] // _SIDE
     grey = images @ np.array([0.299, 0.587, 0.114], np.float32)
@@ -31,8 +31,9 @@ def perceptual_hashes(images: np.ndarray) -> np.ndarray:
 def near(hashes: np.ndarray, meet: Callable[[np.ndarray, np.ndarray], None], distance: int = DISTANCE) -> int:
     """Calls ``meet(i, j)`` with the places of hashes that differ in ``distance`` bits at most: all pairs, some twice.
 
-    Cut into one part more than ``distance``, two such hashes agree in one part at least. So a hash is compared with
-    those alone that share a part with it, up to _MOST in each: n * (distance + 1) * _MOST comparisons at most.
+    Cut into one part more than ``distance``, two such hashes agree in at least one part. So a hash is compared only
+    with hashes that share a part with it, up to _MOST for each part. That makes n * (distance + 1) * _MOST comparisons
+    at most.
 
     Args:
         hashes: [n] uint64, each once.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from errors import shown
+from errors import printable
 from loading.check.duplicates import near, ones
 from loading.check.images import Part
 from loading.label_sets import every_label, kinds
@@ -169,7 +169,7 @@ def findings(
     found += _repeats(parts, images, like, "look like")
     if missed:
         found.append(Finding(f"comparisons of images that may look alike, left out: {missed:,}", [], False))
-    found += _told(parts, images, images.blank, "images of one colour")
+    found += _findings(parts, images, images.blank, "images of one colour")
     turned = sum(int((part.records["turn"] > 1).sum()) for part in parts.values())
     if turned:
         oriented = config.DATA.EXIF_ORIENTATION
@@ -217,15 +217,15 @@ def class_name(classes: Sequence[str], label: int) -> str:
 
 
 def _repeats(parts: Mapping[str, Part], images: Images, alike: Alike, verb: str) -> list[Finding]:
-    found = _told(parts, images, alike.leaked, f"validation images that {verb} a training image")
-    found += _told(parts, images, alike.torn, f"images that {verb} one that has another label")
+    found = _findings(parts, images, alike.leaked, f"validation images that {verb} a training image")
+    found += _findings(parts, images, alike.torn, f"images that {verb} one that has another label")
     for number, mode in enumerate(images.modes):
         own = alike.same & (images.mode == number)
-        found += _told(parts, images, own, f"{NAMES[mode]} images that {verb} another {NAMES[mode]} image")
+        found += _findings(parts, images, own, f"{NAMES[mode]} images that {verb} another {NAMES[mode]} image")
     return found
 
 
-def _told(parts: Mapping[str, Part], images: Images, flagged: np.ndarray, text: str) -> list[Finding]:
+def _findings(parts: Mapping[str, Part], images: Images, flagged: np.ndarray, text: str) -> list[Finding]:
     if not flagged.any():
         return []
     examples = [name_of(parts, images, index) for index in np.flatnonzero(flagged)[:_EXAMPLES].tolist()]
@@ -234,7 +234,7 @@ def _told(parts: Mapping[str, Part], images: Images, flagged: np.ndarray, text: 
 
 def name_of(parts: Mapping[str, Part], images: Images, index: int) -> str:
     """Returns what a person calls an image."""
-    return shown(parts[images.modes[images.mode[index]]].source.name(int(images.place[index])))
+    return printable(parts[images.modes[images.mode[index]]].source.name(int(images.place[index])))
 
 
 def table(parts: Mapping[str, Part]) -> list[tuple[str, list[str]]]:

@@ -23,12 +23,12 @@ from loading.sources import Arrays, Decoded, Files
 from loading.transforms import (
     Bands,
     bands_of,
-    converted,
+    convert,
     image_of,
     largest_file,
     opened_image,
     readable,
-    unscaled,
+    scaling_problem,
 )
 from loading.transforms.formats import kind_of
 from loading.transforms.orientation import TURNS, orientation_of
@@ -64,8 +64,9 @@ class Part(NamedTuple):
 
     Attributes:
         source: the images.
-        records: [n]: size, bytes, format, mode, EXIF's orientation, hashes of the file's bytes (``content``) and of
-            what it shows (``look``), whether it is blank, can be read, and was read with a decoder's warning.
+        records: [n]. A record holds size, bytes, format, mode and EXIF's orientation. It also holds hashes of the
+            file's bytes (``content``) and of what it shows (``look``). And it says whether the image is blank, can be
+            read, and was read with a decoder's warning.
         messages: what is wrong with single images, by their place; of the first MESSAGES, about.
         mean: [SIDE, SIDE, 3], of the images that can be read; grey levels.
     """
@@ -185,7 +186,7 @@ def picture(source: Source, place: int, most: int, record: Any = None) -> tuple[
         pixels = source.pixels[place]
         record["height"], record["width"] = pixels.shape[:2]
         record["bytes"], record["content"], record["turn"] = pixels.nbytes, _content(pixels.tobytes()), 1
-        return _shown(pixels, source.mode, name), ""
+        return _as_picture(pixels, source.mode, name), ""
     with readable(name, RunError):
         data = source.data(place) if source.data else b""
         record["bytes"], record["content"], record["turn"] = len(data), _content(data), orientation_of(data)
@@ -193,25 +194,25 @@ def picture(source: Source, place: int, most: int, record: Any = None) -> tuple[
             bands = bands_of(data, source.mode, name, most)
             record["format"], record["mode"] = kind_of(data).encode(), f"{bands.values.dtype}".encode()
             record["width"], record["height"] = bands.size
-            return bands.shown(), ""
+            return bands.picture(), ""
         image, data = opened_image(data, most)
         record["format"], record["mode"] = (image.format or "").encode(), image.mode.encode()
         record["width"], record["height"] = image.size
-        if reason := unscaled(image):
+        if reason := scaling_problem(image):
             raise Unreadable(reason)
         if image.format == "JPEG" and image.mode in ("RGB", "L"):
             try:
                 return Image.fromarray(simplejpeg.decode_jpeg(data, "RGB")), ""
             except ValueError as error:  # what Pillow keeps to itself
                 flaw = "" if str(error).endswith(_HARMLESS) else f"{name}: {error}"
-                return converted(image, "RGB"), flaw
-        return converted(image, "RGB"), ""
+                return convert(image, "RGB"), flaw
+        return convert(image, "RGB"), ""
 
 
-def _shown(pixels: np.ndarray, mode: str | int, name: str) -> Image.Image:
+def _as_picture(pixels: np.ndarray, mode: str | int, name: str) -> Image.Image:
     with readable(name):
         image = image_of(pixels, mode)
-        return image.shown() if isinstance(image, Bands) else image
+        return image.picture() if isinstance(image, Bands) else image
 
 
 def _content(data: bytes) -> int:

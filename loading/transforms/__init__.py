@@ -3,7 +3,7 @@
 from loading.transforms.band_files import Encoded, bands_of, encoded_image
 from loading.transforms.bands import Bands, image_of, most_resized, pixel_dtype, pixel_mode, visible
 from loading.transforms.batch import BatchTransform, Mixup, Normalize, gives_distributions, smooth_one_hot
-from loading.transforms.decode import Broken, EncodedImage, converted, readable, unscaled
+from loading.transforms.decode import Broken, EncodedImage, convert, readable, scaling_problem
 from loading.transforms.erase import RandomErasing
 from loading.transforms.formats import largest_file, opened_image
 from loading.transforms.image import EvalTransform, Picture, TrainTransform
@@ -21,7 +21,7 @@ __all__ = [
     "RandomErasing",
     "TrainTransform",
     "bands_of",
-    "converted",
+    "convert",
     "encoded_image",
     "gives_distributions",
     "image_of",
@@ -31,7 +31,7 @@ __all__ = [
     "pixel_dtype",
     "pixel_mode",
     "readable",
+    "scaling_problem",
     "smooth_one_hot",
-    "unscaled",
     "visible",
 ]

@@ -1,7 +1,7 @@
 """Files of any number of channels in full depth: TIFF, NumPy's arrays, and what Pillow reads.
 
-A TIFF of many channels is what Pillow can't open. Its file with other tags is one that it can: of one channel, as wide
-as all channels of a row together, or of each plane in turn. So libtiff decodes it, within Pillow's bounds.
+Pillow can't open a TIFF of many channels. But it can open the same data with other tags. They say one channel that is
+as wide as all channels of a row together, or one plane after the other. So libtiff decodes it, within Pillow's bounds.
 """
 
 import io
@@ -164,7 +164,7 @@ def _planes(directory: Directory, count: int) -> list[dict[int, Tag]]:
 
 def _decoded(directory: Directory, tags: dict[int, Tag]) -> np.ndarray:
     """The pixels [H, W] of the file with these tags, in the machine's order of bytes."""
-    pixels = np.asarray(opened_plain(directory.written(tags), "TIFF"))
+    pixels = np.asarray(opened_plain(directory.to_bytes(tags), "TIFF"))
     if pixels.dtype.kind == "f" and directory.order == ">" and directory.numbers(tiff.COMPRESSION, 1) != (1,):
         return pixels.byteswap()  # libtiff gives the machine's order, of which Pillow knows for whole numbers alone
     return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)

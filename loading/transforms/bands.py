@@ -28,21 +28,21 @@ class Bands:
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
         return self.values
 
-    def shown(self) -> Image.Image:
+    def picture(self) -> Image.Image:
         """Returns a picture of it: ``visible``."""
         pixels = visible(self.values)
         return Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
 
-    def decoded(self) -> "Bands":
+    def decode(self) -> "Bands":
         """Returns itself: it is decoded."""
         return self
 
     def resized_crop(
         self, box: Box, size: tuple[int, int], resample: Image.Resampling, window: Box | None = None
     ) -> np.ndarray:
-        """Returns the part in ``box`` at ``size`` (width, height), or of that the box ``window``: [H, W, C] float32, of
-        8 and 16 bits as shares of their largest value. Each channel is what Pillow makes of it in mode F: nothing is
-        rounded or cut off.
+        """Returns the part in ``box`` at ``size`` (width, height), or the box ``window`` of that: [H, W, C] float32.
+        Values of 8 and 16 bits become shares of their largest value. Each channel is what Pillow makes of it in mode F:
+        nothing is rounded or cut off.
         """
         left, top, right, bottom = box
         found = np.empty((size[1], size[0], self.values.shape[2]), np.float32)
@@ -103,8 +103,8 @@ def of_array(values: np.ndarray, channels: int) -> Bands:
 
 
 def visible(values: np.ndarray) -> np.ndarray:
-    """Returns what a picture shows of an image [H, W, C]: its first three channels as red, green and blue, or of fewer
-    than three the first, each from its least value to its largest: [H, W, 3 or 1] uint8.
+    """Returns a picture of an image [H, W, C], [H, W, 3 or 1] uint8. Its first three channels are red, green and blue;
+    of fewer than three the first is grey. Each is stretched from its least value to its largest.
     """
     height, width, channels = values.shape
     found = np.empty((height, width, shown := 3 if channels >= 3 else 1), np.uint8)

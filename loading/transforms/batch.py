@@ -22,7 +22,7 @@ def gives_distributions(config: Configuration) -> bool:
 
 
 def smooth_one_hot(labels: paddle.Tensor, num_classes: int, smoothing: float) -> paddle.Tensor:
-    """Labels [B] -> distributions [B, K] float32: 1 - smoothing on the label, plus smoothing / K everywhere."""
+    """Turns labels [B] into distributions [B, K] float32: 1 - smoothing on the label, plus smoothing / K everywhere."""
     return F.one_hot(labels, num_classes) * (1 - smoothing) + smoothing / num_classes
 
 
@@ -81,11 +81,12 @@ class Mixup:
     """Mixup (Zhang et al. 2017, arXiv:1710.09412) and CutMix (Yun et al. 2019, arXiv:1905.04899), with the options and
     distributions of timm's ``Mixup``.
 
-    CutMix's share is corrected to the area of its box once that is clipped. Two deliberate differences from timm:
-    (a) sample i is mixed with its neighbour i ^ 1, not with B - 1 - i;
-    (b) every draw is made on the host for the whole global batch, from (SEED, epoch, step), and each rank takes its
-    part of it. Thus the mixed samples are the same for every number of processes. In mode "batch" one draw serves the
-    global batch, where timm's serves one process's.
+    CutMix's share is corrected to the area of its box once that is clipped. There are two deliberate differences from
+    timm.
+    (a) Sample i is mixed with its neighbour i ^ 1, not with B - 1 - i.
+    (b) Every draw is made on the host for the whole global batch, from (SEED, epoch, step). Each rank takes its part of
+    it. Thus the mixed samples are the same for every number of processes. In mode "batch" one draw serves the global
+    batch, where timm's serves one process's.
 
     The loader draws, and the draws travel to the device with the pixels: a copy within the step would hold it up.
     """
@@ -122,9 +123,9 @@ class Mixup:
     ) -> np.ndarray:
         """Returns how to mix a batch: float32 [B, 7].
 
-        A row is the sample with which this one is mixed; its own share of the target; its own share of the pixels
-        outside of its box; and the box (top, left, bottom, right) that it takes from the other, empty without CutMix.
-        The last of an odd number of samples stays as it is.
+        A row begins with the number of the other sample. This sample's share of the target follows, then its share of
+        the pixels outside of its box. Then comes the box (top, left, bottom, right) that it takes from the other, empty
+        without CutMix. The last of an odd number of samples stays as it is.
 
         Args:
             epoch, step: from 1.
@@ -194,5 +195,5 @@ def cutmix_boxes(lam: np.ndarray, centres: np.ndarray, size: Sequence[int]) -> n
 
 
 def areas(boxes: np.ndarray) -> np.ndarray:
-    """Boxes [n, 4] (top, left, bottom, right) -> areas [n]."""
+    """Returns the areas [n] of boxes [n, 4] (top, left, bottom, right)."""
     return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])

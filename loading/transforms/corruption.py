@@ -1,7 +1,8 @@
 """ImageNet-C's corruptions (Hendrycks and Dietterich 2019, arXiv:1903.12261), made as an evaluation reads images.
 
-The functions are those of imagecorruptions-imaug, which is an extra, but for the elastic transform: the package's own
-bends images of severity 1 and 2 a quarter as far as the authors' (hendrycks/robustness, make_imagenet_c.py).
+The functions are those of imagecorruptions-imaug, which is an extra. Only the elastic transform is written anew. The
+package's own bends images of severity 1 and 2 a quarter as far as the authors' (hendrycks/robustness,
+make_imagenet_c.py).
 """
 
 import importlib
@@ -12,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from configs.ranges import CORRUPTIONS
-from errors import InputError, shown
+from errors import InputError, printable
 from loading.transforms.decode import EncodedImage
 from options import Configuration
 
@@ -23,8 +24,8 @@ _SEEDED = ("impulse_noise", "glass_blur")  # these take their seed; the others d
 
 
 class Corruption:
-    """DATA.CORRUPTION at DATA.SEVERITY, of pixels [H, W, 3] uint8 as the model would see them; then JPEG of quality 85:
-    the order in which ImageNet-C was made, whose images have 224 x 224 pixels.
+    """Corrupts pixels [H, W, 3] uint8, as the model would see them, by DATA.CORRUPTION at DATA.SEVERITY. Then it
+    applies JPEG of quality 85. ImageNet-C was made in this order; its images have 224 x 224 pixels.
 
     The generator is the sample's: what is drawn follows from SEED, the sample, the corruption and the severity.
 
@@ -51,7 +52,7 @@ class Corruption:
             np.random.set_state(others)
         stored = io.BytesIO()
         Image.fromarray(corrupted).save(stored, "JPEG", quality=_QUALITY, optimize=True)
-        return np.asarray(EncodedImage(stored.getvalue(), "RGB", "what was corrupted", pixels.size).decoded())
+        return np.asarray(EncodedImage(stored.getvalue(), "RGB", "what was corrupted", pixels.size).decode())
 
 
 def _library() -> Any:
@@ -59,7 +60,7 @@ def _library() -> Any:
         return importlib.import_module("imagecorruptions")
     except Exception as error:  # OpenCV's import asks for libraries of the system
         raise InputError(
-            f"DATA.CORRUPTION needs imagecorruptions-imaug ({shown(' '.join(str(error).split()))});"
+            f"DATA.CORRUPTION needs imagecorruptions-imaug ({printable(' '.join(str(error).split()))});"
             " pip install -r requirements-robustness.txt"
         ) from None
 

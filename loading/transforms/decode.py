@@ -1,9 +1,9 @@
 """Encoded images, decoded no further than a crop needs.
 
-A plain JPEG goes through libjpeg-turbo (simplejpeg) into an array, without the rows below the crop, at 1/2, 1/4 or 1/8
-of its size if the crop is much larger than what becomes of it, and through Pillow's filters in SIMD (cykooz_resizer).
-Both work in the calling thread. Anything else is Pillow's to decode, or to refuse. Where Pillow's pixels are asked for,
-libjpeg-turbo decodes all of it, as it does for Pillow, and ``ops.images`` resizes it by Pillow's arithmetic.
+libjpeg-turbo (simplejpeg) decodes a plain JPEG into an array, without the rows below the crop. If the crop is much
+larger than its result, it decodes at 1/2, 1/4 or 1/8 of the size. Pillow's filters in SIMD (cykooz_resizer) resize it.
+Both work in the calling thread. Pillow decodes, or refuses, anything else. Where exactly Pillow's pixels are asked for,
+libjpeg-turbo decodes the whole image, as it does for Pillow. Then ``ops.images`` resizes it by Pillow's arithmetic.
 """
 
 import math
@@ -68,20 +68,22 @@ class EncodedImage:
         self.mode, self._name, self._exact = mode, name, exact
         with readable(name):
             self._image, self._data = opened_image(data, most)
-        if reason := unscaled(self._image):
+        if reason := scaling_problem(self._image):
             raise Broken(f"{name}: {reason}")
         self._turn = TURNS[orientation_of(data) if oriented else 1]
         self.size = self._turn.size(self._image.size)
 
-    def decoded(self) -> Image.Image:
-        """Returns Pillow's full decode; of 16-bit grey as ``converted`` says."""
+    def decode(self) -> Image.Image:
+        """Returns Pillow's full decode; of 16-bit grey as ``convert`` says."""
         with readable(self._name):
-            return self._turn.image(converted(self._image, self.mode))
+            return self._turn.image(convert(self._image, self.mode))
 
     def resized_crop(
         self, box: Box, size: tuple[int, int], resample: Image.Resampling, window: Box | None = None
     ) -> np.ndarray:
-        """As the function, of a plain JPEG within 1.5 grey levels in the mean unless ``exact``, of all else exactly."""
+        """Does as the function, of a plain JPEG within 1.5 grey levels in the mean unless ``exact``, of all else
+        exactly.
+        """
         if self._exact:
             return self._exactly(box, size, resample, window)
         room = min((box[2] - box[0]) / size[0], (box[3] - box[1]) / size[1])
@@ -90,7 +92,7 @@ class EncodedImage:
             stored = self._turn.box(box, self.size)
             pixels = self._jpeg(stored[3], scale)
             if pixels is None:
-                return resized_crop(self.decoded(), box, size, resample, window)
+                return resized_crop(self.decode(), box, size, resample, window)
             left, top, right, bottom = (edge / scale for edge in stored)
             x, y = int(left), int(top)
             pixels = pixels[y : math.ceil(bottom), x : math.ceil(right)]
@@ -111,7 +113,7 @@ class EncodedImage:
             if pixels is not None:
                 pixels = self._turn.pixels(pixels if self.mode == "RGB" else pixels[:, :, 0])
                 return images.resized(pixels[top:bottom, left:right], size, resample, window)
-        return resized_crop(self.decoded(), box, size, resample, window)
+        return resized_crop(self.decode(), box, size, resample, window)
 
     def _jpeg(self, rows: int, scale: int) -> np.ndarray | None:
         """Returns at least the first ``rows`` at 1 / ``scale``, [H, W, C] uint8, or None if this is no sound JPEG."""
@@ -119,7 +121,7 @@ class EncodedImage:
             return None
         width, height = self._image.size
         enough = min(rows + _MARGIN, height)
-        pixels = _decode(_shortened(self._data, enough), (enough, width), self.mode, scale)
+        pixels = _decode(_cut_jpeg(self._data, enough), (enough, width), self.mode, scale)
         if pixels is None and enough < height:
             pixels = _decode(self._data, (height, width), self.mode, scale)
         return pixels
@@ -147,7 +149,7 @@ def resized_crop(
     return np.asarray(resized.crop(window) if window else resized)
 
 
-def unscaled(image: Image.Image) -> str | None:
+def scaling_problem(image: Image.Image) -> str | None:
     """Returns why the values of an image that was opened can't become 8 bits, and what to do; None where they can."""
     if lost := _lost_channels(image):
         return lost
@@ -169,7 +171,7 @@ def _lost_channels(image: Any) -> str | None:
     return f"of its {count} channels {extra} would be lost; DATA.IMAGE_CHANNELS {count} reads them, or convert it"
 
 
-def converted(image: Image.Image, mode: str) -> Image.Image:
+def convert(image: Image.Image, mode: str) -> Image.Image:
     """Returns an image as Pillow converts it, which drops alpha; but of 16-bit grey the high byte.
 
     Pillow, and timm with it, clips 16-bit grey at 255: almost all of it is white. Of 16-bit colours Pillow takes the
@@ -177,7 +179,7 @@ def converted(image: Image.Image, mode: str) -> Image.Image:
     come back as they were.
 
     Args:
-        image: opened, and nothing that ``unscaled`` finds a reason in.
+        image: opened, and nothing that ``scaling_problem`` finds a reason in.
         mode: "RGB" or "L".
     """
     image.load()
@@ -210,7 +212,7 @@ def _decode(data: bytes, size: tuple[int, int], mode: str, scale: int) -> np.nda
     return pixels
 
 
-def _shortened(data: bytes, rows: int) -> bytes:
+def _cut_jpeg(data: bytes, rows: int) -> bytes:
     """Returns a baseline JPEG with ``rows`` in its header, where the decoder then stops; any other unchanged."""
     place, marker = 2, 0
     while place + 7 <= len(data) and data[place] == 0xFF and marker != _SCAN:

@@ -21,10 +21,10 @@ class RandomErasing:
     arXiv:1708.04896), in the manner of timm's ``RandomErasing``.
 
     An erased image gets 1 to RANDOM_ERASE_COUNT boxes, each number equally likely, which share the area. A box has ten
-    attempts to be smaller than the image in both directions; failing that, it is left out. RANDOM_ERASE_MODE "const"
-    fills it with 0 (the mean colour), "rand" with one standard normal per channel, "pixel" with one per pixel and
-    channel, read from a fixed table (of SEED) at a place that was drawn with the box: what is erased is a function of
-    the sample's generator alone.
+    attempts to be smaller than the image in both directions; if all fail, it is left out. RANDOM_ERASE_MODE "const"
+    fills it with 0, the mean colour. "rand" fills it with one standard normal per channel. "pixel" fills it with one
+    per pixel and channel, read from a fixed table (of SEED) at a place that is drawn with the box. So what is erased is
+    a function of the sample's generator alone.
     """
 
     def __init__(self, config: Configuration) -> None:
@@ -49,8 +49,8 @@ class RandomErasing:
     def draw(self, rng: np.random.Generator, size: int | Sequence[int] | None = None) -> np.ndarray:
         """Returns what to erase of one image, of ``size`` or IMAGE_SIZE: float32 [RANDOM_ERASE_COUNT, K].
 
-        A row is a box (top, left, bottom, right; empty where nothing is erased), then in mode "rand" a colour per
-        channel, in mode "pixel" the row of the table at which the noise begins.
+        A row begins with a box (top, left, bottom, right), which is empty where nothing is erased. In mode "rand" a
+        colour per channel follows. In mode "pixel" the row of the table follows at which the noise begins.
         """
         if size is not None and pair(size) != self.size:
             return self.at(size).draw(rng)
@@ -106,8 +106,8 @@ class RandomErasing:
 
 
 def box_mask(boxes: paddle.Tensor, size: Sequence[int]) -> paddle.Tensor:
-    """Boxes [B, 4] (top, left, bottom, right; bottom and right excluded) -> bool [B, 1, H, W], True inside; ``size`` is
-    (H, W).
+    """Returns bool [B, 1, H, W], True inside of the boxes [B, 4] (top, left, bottom, right; the last two excluded).
+    ``size`` is (H, W).
     """
     y, x = (paddle.arange(side, dtype=boxes.dtype) for side in size)
     top, left, bottom, right = boxes.unsqueeze(2).unbind(1)

@@ -1,8 +1,8 @@
 """Image files that strangers wrote, as a decoder may see them: of a known format, of few enough pixels, without notes.
 
-Pillow takes a file's notes apart (EXIF, ICC, XMP, comments, text) before the pixels can be counted: 400 kB of EXIF
-take 12 GB, a comment of 8 MB takes seconds. No pixel depends on them. They are left out before it opens the file. Of
-the formats that Pillow knows, those that people train on are opened: an EPS file would be run by Ghostscript.
+Pillow parses a file's notes (EXIF, ICC, XMP, comments, text) before the pixels can be counted. 400 kB of EXIF take 12
+GB; a comment of 8 MB takes seconds. No pixel depends on them, so they are removed before Pillow opens the file. Only
+the formats that people train on are opened. An EPS file, for example, would be run by Ghostscript.
 """
 
 import io
@@ -188,7 +188,7 @@ def _behind_palette(data: bytes, flags: int) -> int:
 def _tiff(data: bytes) -> bytes:
     """Returns the file with the needed tags of its first image alone in its directory."""
     directory = Directory(data)
-    return directory.written(directory.tags)
+    return directory.to_bytes(directory.tags)
 
 
 _NEEDED: dict[str, Callable[[bytes], bytes]] = {"PNG": _png, "GIF": _gif, "TIFF": _tiff}

@@ -34,10 +34,10 @@ class TrainTransform:
     A call may ask for another size than IMAGE_SIZE. Of a size of two sides neither the boxes' ratio nor what is drawn
     depends (timm 1.0.31).
 
-    CROP "random_resized" has the distribution of torchvision's ``RandomResizedCrop`` (Szegedy et al. 2014): ten
-    attempts at an area and a ratio (log-uniform), then the largest central crop of a permitted ratio.
+    CROP "random_resized" has the distribution of torchvision's ``RandomResizedCrop`` (Szegedy et al. 2014). It makes
+    ten attempts at an area and a ratio (log-uniform), then takes the largest central crop of a permitted ratio.
     "random_resized_once" is that of BYOL (Grill et al. 2020) and of MAE's linear probe: the first box, clipped to the
-    image. "simple" is DeiT-III's (arXiv:2204.07118): the short side to the crop's size, 4 mirrored pixels around, a
+    image. "simple" is DeiT-III's (arXiv:2204.07118): the short side at the crop's size, 4 mirrored pixels around, a
     crop at random. "short_side" and "squash" resize the short side, or both, to IMAGE_SIZE / CROP_PCT and crop at
     random.
 

@@ -1,8 +1,8 @@
 """The operations that augmentation policies choose from, named and scaled as in timm: an image in, another out.
 
 Each works on mode RGB and on mode L, where Color and Desaturate change nothing. Its ``scale`` gives the value that a
-level means; without one it takes none. An image is Pillow's, or where the operation is registered with ``arrays=True``
-an array of its pixels, [H, W] or [H, W, 3] uint8: ``ops.images`` then computes the same bits.
+level means; without one it takes none. An image is Pillow's. Where the operation is registered with ``arrays=True``, it
+may be an array of pixels, [H, W] or [H, W, 3] uint8. ``ops.images`` then computes the same bits.
 """
 
 import math

@@ -100,7 +100,7 @@ class Directory:
             return Tag(found.kind, count, self.data[place : place + count * size].ljust(self._width, b"\0"))
         return Tag(found.kind, count, struct.pack(self.order + self._offset, place))
 
-    def written(self, tags: Mapping[int, Tag]) -> bytes:
+    def to_bytes(self, tags: Mapping[int, Tag]) -> bytes:
         """Returns the file with these tags alone, at most as many as it had.
 
         They stand where they stood: bytes behind the end would be read as pixels of a file that is cut short.

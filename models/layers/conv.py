@@ -32,8 +32,8 @@ class Conv2D(nn.Conv2D):
 
 
 class MaxPool2D(nn.MaxPool2D):
-    """``paddle.nn.MaxPool2D``, in float32 whatever the type of x: for bfloat16 cuDNN has no gradient in Paddle, and
-    Paddle's own adds in no order, also where DETERMINISTIC is set.
+    """``paddle.nn.MaxPool2D``, in float32 whatever the type of x. For bfloat16 cuDNN has no gradient in Paddle.
+    Paddle's own gradient adds in no fixed order, also where DETERMINISTIC is set.
     """
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:

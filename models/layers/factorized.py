@@ -57,7 +57,7 @@ class ConvRelPosEnc(nn.Layer):
 
 
 class FactorizedAttention(nn.Layer):
-    """Attention whose time is linear in the tokens: a softmax of the keys over all tokens brings the values together to
+    """Attention whose time is linear in the tokens. A softmax of the keys over all tokens brings the values together to
     one matrix per head, and queries are multiplied by it. Relative positions come from ``ConvRelPosEnc``.
 
     Shape: [B, N, D] -> the same.

@@ -30,8 +30,8 @@ def init_as_torch(layer: nn.Layer) -> None:
 
 
 def init_lecun(layer: nn.Layer) -> None:
-    """Initialises a convolution or Linear as Flax does by itself: weights of deviation 1 / sqrt(fan in), normal, cut at
-    two deviations of the uncut; bias 0.
+    """Initialises a convolution or Linear as Flax does by itself. Weights are normal, of deviation 1 / sqrt(fan in),
+    cut at two deviations of the uncut; the bias is 0.
     """
     if isinstance(layer, (nn.Conv2D, nn.Linear)):
         deviation = fan_in(layer) ** -0.5 / _DEVIATION_OF_CUT
@@ -58,8 +58,8 @@ def init_branches(blocks: Iterable[Any], flax: bool = False) -> None:
 
 
 def init_convolution(layer: nn.Layer) -> None:
-    """Initialises a convolution for the ReLU after it (He et al. 2015, arXiv:1502.01852): weights of variance 2 / fan
-    out; the bias stays at Paddle's 0, other layers as they are.
+    """Initialises a convolution for the ReLU after it (He et al. 2015, arXiv:1502.01852). Its weights get the variance
+    2 / fan out, its bias stays at Paddle's 0. Other layers stay as they are.
     """
     if isinstance(layer, nn.Conv2D):
         out_channels, _, *kernel = layer.weight.shape

@@ -9,7 +9,7 @@ def sincos_2d(rows: int, columns: int, channels: int, temperature: float = 10_00
     """Returns sine-cosine positions of a grid [1, rows * columns, channels], float32: MoCo v3's (Chen et al. 2021,
     arXiv:2104.02057), which "Better plain ViT baselines" (arXiv:2205.01580) takes.
 
-    A quarter of the channels each: sine and cosine of the column, then of the row, times frequencies that fall
+    A quarter of the channels each: sine and cosine of the column, then of the row, times frequencies. These fall
     geometrically from 1 to 1 / temperature.
 
     Raises:

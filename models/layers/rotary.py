@@ -21,8 +21,8 @@ class RotaryEmbedding(nn.Layer):
     and weight files have nothing of it.
 
     Args:
-        kind: "cat": angles by the number of rows and columns (EVA-02, arXiv:2303.11331, timm's
-            ``RotaryEmbeddingCat``); "dinov3": by the share of the image, from -1 to 1 (DINOv3, arXiv:2508.10104, timm's
+        kind: "cat": angles by the number of rows and columns (EVA-02, arXiv:2303.11331, timm's ``RotaryEmbeddingCat``).
+            "dinov3": by the share of the image, from -1 to 1 (DINOv3, arXiv:2508.10104, timm's
             ``RotaryEmbeddingDinoV3``).
         grid_size: (rows, columns) whose table is kept; that of another grid is made anew at each call.
         head_dim: channels d of a head.

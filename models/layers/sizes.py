@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from errors import InputError
-from options import size_told
+from options import size_text
 
 _LARGEST = 10_000  # pixels along a side: DATA.IMAGE_SIZE's range
 
@@ -29,5 +29,5 @@ def check_sides(image_size: Sequence[int], fits: Callable[[int], bool], found: s
         [next(filter(fits, sides), 0) for sides in (range(side, 0, -1), range(side, _LARGEST + 1))]
         for side in image_size
     ]
-    known = " or ".join(dict.fromkeys(size_told(size) for size in zip(*nearest, strict=True) if min(size)))
-    raise InputError(f"IMAGE_SIZE {size_told(image_size)} {found}; choose one that is{known and f': {known}'}")
+    known = " or ".join(dict.fromkeys(size_text(size) for size in zip(*nearest, strict=True) if min(size)))
+    raise InputError(f"IMAGE_SIZE {size_text(image_size)} {found}; choose one that is{known and f': {known}'}")

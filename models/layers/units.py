@@ -1,7 +1,7 @@
 """Mask units: squares of tokens that are attended within, kept and left out together (Hiera, arXiv:2306.00989).
 
-A unit's tokens lie side by side, ordered so that its four quarters hold the places of one parity of row and column
-each, and every quarter is ordered alike. So pooling 2 x 2 neighbours is a maximum over the quarters.
+A unit's tokens lie side by side. Each of its four quarters holds the places of one parity of row and column, and every
+quarter is ordered alike. So pooling 2 x 2 neighbours is a maximum over the quarters.
 """
 
 import paddle

@@ -10,8 +10,8 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from config import CONFIG_DIR, get_config, resolved
-from configs.values import parsed
+from config import CONFIG_DIR, get_config, resolved_yaml
+from configs.values import parse_value
 from errors import InputError
 from options import leaves
 from training.command_line import config_from_arguments
@@ -92,7 +92,7 @@ def test_a_damaged_file(which, tmp_path):
     config = get_config("vit_digits", ["SEED", "3"])
     found = sorted((CONFIG_DIR / "recipes").glob("*.yaml"))[0]
     whole = {
-        "run": resolved(config),
+        "run": resolved_yaml(config),
         "paddlevit": "MODEL:\n  TYPE: swin\n  TRANS: {EMBED_DIM: 96, NUM_HEADS: [3, 6, 12, 24]}\nAMP: false\n",
         "recipe": found.read_text(),
     }[which].encode()
@@ -181,8 +181,8 @@ def test_words_of_the_command_line(words, options):
     ],
 )  # fmt: skip
 def test_a_word_means(word, value):
-    assert parsed(word) == value
-    assert type(parsed(word)) is type(value)
+    assert parse_value(word) == value
+    assert type(parse_value(word)) is type(value)
 
 
 def test_a_value_that_no_configuration_has_is_named():

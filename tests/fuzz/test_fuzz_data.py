@@ -19,7 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from loading.archives import cifar10, mnist
-from loading.cache import cached
+from loading.cache import cached_images
 from loading.files import contents
 from loading.shards import shards
 from loading.sources import Split, folder, imagenet2012
@@ -235,7 +235,7 @@ def test_a_cache_is_read_or_made_anew(tmp_path_factory, data):
     (root / "some.npz").write_bytes(data.draw(npzs(whole)))
     (root / "some.npy").write_bytes(pixels)
     made = [np.zeros((4, 4), np.uint8)] * 2, [0, 1], ["a", "b"]
-    assert attempt("cache", len(pixels), lambda: cached(root, "some", lambda: made)) == ""
+    assert attempt("cache", len(pixels), lambda: cached_images(root, "some", lambda: made)) == ""
 
 
 def idx_file(*shape):

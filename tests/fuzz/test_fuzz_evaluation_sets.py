@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from config import get_config
 from loading.label_spaces import check_evaluation
-from loading.real_labels import relabelled
+from loading.real_labels import relabel
 from loading.sources import Files
 
 NAMES = st.sampled_from([b"cat", b"dog", b"tench", b"n01440764", b"crane", b"7", b"1000", b"-1", b"", b" ", b"\xff"])
@@ -32,7 +32,7 @@ def of_map(file):
 def of_list(file):
     config = get_config(None, ["EVAL", "True", "DATA.DATASET", "folder", "DATA.LABELS", str(file)])
     source = Files(file.parent, ["ILSVRC2012_val_00000001.JPEG", "ILSVRC2012_val_00000002.JPEG"], [0, 0], ["a"])
-    found = relabelled(source, config)
+    found = relabel(source, config)
     assert len(found.paths) == len(found.labels) > 0
     assert found.labels[0].sum() > 0
 

@@ -17,7 +17,7 @@ EVALUATED, TRAINED = EvalTransform(CONFIG), TrainTransform(CONFIG)
 def load(data):
     """As an evaluation and as a training load it."""
     with readable("file"):
-        EVALUATED(EncodedImage(data, "RGB", "file", PIXELS).decoded())
+        EVALUATED(EncodedImage(data, "RGB", "file", PIXELS).decode())
         TRAINED(EncodedImage(data, "RGB", "file", PIXELS), np.random.default_rng(0))
 
 

@@ -13,7 +13,7 @@ from runs import work
 from config import get_config
 from configs.architectures import all_keys, architectures
 from datasets import get_datasets
-from errors import InputError, memory_reported
+from errors import InputError, reporting_memory
 from options import leaves
 from training import engine
 
@@ -143,7 +143,7 @@ def start(config):
     train = engine.train_one_epoch
     engine.train_one_epoch = lambda training, progress, _: train(training, progress, step)
     try:
-        with memory_reported(lambda: "take less"):
+        with reporting_memory(lambda: "take less"):
             work(*get_datasets(config))
     except SystemExit:
         pass

@@ -14,8 +14,8 @@ import launch.startup
 from config import get_config
 from datasets import get_dataloader, get_datasets
 from errors import InputError
-from inference.look.batches import evaluation_panels, label, training_panels, unnormalized
-from inference.look.draw import enlarged
+from inference.look.batches import evaluation_panels, label, training_panels, unnormalize
+from inference.look.draw import enlarge
 from loading.transforms import Normalize
 from tools import show_batch
 from training.classification import Classification
@@ -69,7 +69,7 @@ def test_training_images_are_what_the_step_feeds(root, options):
     )
     expected = (255 * (fed.images.numpy() * std + mean)).round().clip(0, 255).transpose(0, 2, 3, 1)
     for panel, pixels, target in zip(panels, expected, fed.targets.numpy(), strict=False):
-        assert (panel.image == enlarged(pixels.astype(np.uint8))).all()
+        assert (panel.image == enlarge(pixels.astype(np.uint8))).all()
         if options:
             shares = (target - 0.05) / 0.9
             words = [f"{train.classes[k]} {shares[k]:.2f}" for k in np.argsort(-shares) if shares[k] > 0.005]
@@ -83,7 +83,7 @@ def test_evaluation_images_are_spread_over_the_data_and_are_the_loaders(root):
     panels = evaluation_panels(config, val, 3)
     assert [panel.title for panel in panels] == ["ant", "ant", "bee"]
     for panel, index in zip(panels, (0, 2, 5), strict=True):
-        assert (panel.image == enlarged(val[index][0])).all()
+        assert (panel.image == enlarge(val[index][0])).all()
     assert len(evaluation_panels(config, val, 99)) == 6
 
 
@@ -91,7 +91,7 @@ def test_normalised_pixels_come_back_exactly(root):
     config = configured(root)[0]
     levels = np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1).repeat(3, 3)
     images = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)(paddle.to_tensor(levels))
-    assert (unnormalized(config, images) == levels).all()
+    assert (unnormalize(config, images) == levels).all()
 
 
 def test_images_of_several_classes_have_their_names(root):

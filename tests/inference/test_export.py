@@ -36,7 +36,7 @@ def test_every_architecture_gives_the_eager_logits_in_onnx_and_openvino(kind, tm
     model = small(kind)
     images = images_of(model).numpy()
     expected = model(paddle.to_tensor(images)).numpy()
-    graph = formats.simplified(formats.onnx_of(model, tmp_path, inputs_of(model), "logits"), tmp_path)
+    graph = formats.simplify(formats.onnx_of(model, tmp_path, inputs_of(model), "logits"), tmp_path)
     sizes = [
         [s.dim_param or s.dim_value for s in v.type.tensor_type.shape.dim]
         for v in (graph.graph.input[0], graph.graph.output[0])
@@ -86,7 +86,7 @@ def test_a_folder_holds_a_model_that_runs_and_says_what_it_is(kind, weights, tmp
     export = read_export(tmp_path / "out")
     assert (export.format, export.precision) == (kind, "float32")
     assert export.description.classes == [f"class {number}" for number in range(5)]
-    assert export.description.configured().MODEL.EMBED_DIM == 16
+    assert export.description.to_config().MODEL.EMBED_DIM == 16
     assert (tmp_path / "out" / "labels.txt").read_text().splitlines() == export.description.classes
     pixels = np.stack([trained.pixels(crop) for crop in crops(5)])
     images = trained._normalize(paddle.to_tensor(pixels)).numpy()

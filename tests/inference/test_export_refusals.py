@@ -143,7 +143,7 @@ def test_images_that_a_model_cant_take_are_a_line(kind, weights, tmp_path):
 
 def test_a_graph_that_is_wrong_is_refused_in_every_precision(weights, tmp_path, monkeypatch):
     """(A half precision is held to its best classes alone, and a wrong graph may well have those.)"""
-    simplified = formats.simplified
+    simplified = formats.simplify
 
     def wrong(graph, scratch):
         graph = simplified(graph, scratch)
@@ -152,7 +152,7 @@ def test_a_graph_that_is_wrong_is_refused_in_every_precision(weights, tmp_path, 
                 weight.CopyFrom(onnx.numpy_helper.from_array(np.full(5, 0.01, np.float32), weight.name))
         return graph
 
-    monkeypatch.setattr(formats, "simplified", wrong)
+    monkeypatch.setattr(formats, "simplify", wrong)
     for kind in ("onnx", "openvino"):
         with pytest.raises(RunError, match=r"the exported model's logits differ from eager by [\d.e-]+ of their range"):
             exported(weights, tmp_path / "out", kind, "float16")
@@ -196,7 +196,7 @@ def test_an_export_of_the_first_release_is_read(weights, tmp_path):
     (tmp_path / "out" / "preprocessing.json").write_text(json.dumps(content))
     export = read_export(tmp_path / "out")
     assert (export.format, export.precision) == ("paddle", "float32")
-    data = export.description.configured().DATA
+    data = export.description.to_config().DATA
     assert (data.IMAGE_SIZE, data.CROP_PCT, data.INTERPOLATION) == (32, 0.9, "bicubic")
     images = np.ones((2, 3, 32, 32), np.float32)
     expected = trained.model(paddle.to_tensor(images)).numpy()

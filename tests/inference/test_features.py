@@ -20,7 +20,7 @@ from errors import InputError
 from inference import Predictor
 from inference.features import Features, stored_features, write_features
 from inference.inputs import paths_of
-from inference.search import Neighbour, in_images, in_stored, nearest, of_image, write_grid
+from inference.search import Neighbour, in_images, nearest, nearest_in, of_image, write_grid
 from models import build_model
 from training.checkpoint import describe
 from training.checkpoint.description import METADATA
@@ -40,7 +40,7 @@ def checkpoint(tmp_path_factory):
     for parameter in model.parameters():
         parameter.set_value(parameter + 0.2 * paddle.randn(parameter.shape))
     file = tmp_path_factory.mktemp("weights") / "model.safetensors"
-    save_file(file_arrays(model), file, {METADATA: describe(config, ["a", "b", "c"]).written()})
+    save_file(file_arrays(model), file, {METADATA: describe(config, ["a", "b", "c"]).to_json()})
     return file
 
 
@@ -178,7 +178,7 @@ def test_a_folder_and_its_stored_features_give_the_same_neighbours(checkpoint, f
     images, output, _ = written
     query = str(folder / "china1.jpg")
     stored = stored_features(output)
-    found = in_stored(stored, query, 4)
+    found = nearest_in(stored, query, 4)
     again, errors = in_images(Features(checkpoint), query, images, 4)
     assert [one.name for one in found] == [one.name for one in again]
     np.testing.assert_allclose([one.similarity for one in found], [one.similarity for one in again], atol=1e-6)
@@ -187,7 +187,7 @@ def test_a_folder_and_its_stored_features_give_the_same_neighbours(checkpoint, f
     assert len(errors) == 1
     # An image that isn't among them is computed as they were.
     other = shutil.copy(query, tmp_path / "other.jpg")
-    first, *_ = in_stored(stored, str(other), 1)
+    first, *_ = nearest_in(stored, str(other), 1)
     assert first.name == query
     assert first.similarity == pytest.approx(1, abs=1e-6)
 
@@ -224,7 +224,7 @@ def test_stored_features_that_arent_whole_are_refused(written, tmp_path):
     ):
         (tmp_path / "features.csv").write_bytes(b"".join([lines[0], *kept]))
         with pytest.raises(InputError, match=rf"features\.csv: {message}"):
-            in_stored(stored_features(file), str(tmp_path / "other.jpg"), 9)
+            nearest_in(stored_features(file), str(tmp_path / "other.jpg"), 9)
     (tmp_path / "features.csv").write_bytes(b"".join(rows))
     with pytest.raises(InputError, match=r"features\.csv: can't be read as an index of features \(KeyError: 'row'\)"):
         list(stored_features(file).names())
@@ -235,18 +235,18 @@ def test_features_of_other_weights_arent_compared(checkpoint, folder, tmp_path):
     shutil.copy(checkpoint, weights)
     images, file = paths_of([str(folder / "sub")]), tmp_path / "features.npy"
     write_features(Features(weights), images, file, workers=0)
-    expected = in_stored(stored_features(file), query, 2)
+    expected = nearest_in(stored_features(file), query, 2)
     other = load_file(weights)
     save_file(other | {"cls_token": other["cls_token"] + 1}, weights, read_metadata(weights))
     message = (
         r"model\.safetensors isn't what the stored features were made by \(another SHA-256\); give those weights by"
     )
     with pytest.raises(InputError, match=message):
-        in_stored(stored_features(file), query, 2)
+        nearest_in(stored_features(file), query, 2)
     with pytest.raises(InputError, match=message):
-        in_stored(stored_features(file), images[0], 2, str(weights))
-    assert in_stored(stored_features(file), query, 2, str(checkpoint)) == expected
-    assert len(in_stored(stored_features(file), images[0], 9)) == 3  # its features are there: no weights are needed
+        nearest_in(stored_features(file), images[0], 2, str(weights))
+    assert nearest_in(stored_features(file), query, 2, str(checkpoint)) == expected
+    assert len(nearest_in(stored_features(file), images[0], 9)) == 3  # its features are there: no weights are needed
 
 
 def test_relative_paths_count_from_where_the_features_were_made(checkpoint, folder, tmp_path, monkeypatch):
@@ -257,10 +257,10 @@ def test_relative_paths_count_from_where_the_features_were_made(checkpoint, fold
     monkeypatch.chdir(tmp_path / "elsewhere")
     query = os.path.relpath(folder / "sub" / "flower1.jpg")
     for checkpoint_now in (None, str(checkpoint)):
-        found = in_stored(stored_features(file), query, 9, checkpoint_now)
+        found = nearest_in(stored_features(file), query, 9, checkpoint_now)
         assert sorted(one.name for one in found) == [str(folder / "sub" / f"flower{i}.jpg") for i in (0, 2, 3)]
         assert write_grid(query, found, tmp_path / "grid.png") == []
-    assert len(in_stored(stored_features(file), str(folder / "china0.jpg"), 9)) == 4
+    assert len(nearest_in(stored_features(file), str(folder / "china0.jpg"), 9)) == 4
 
 
 def test_a_grid_shows_the_query_and_its_neighbours(folder, tmp_path):

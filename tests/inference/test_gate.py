@@ -72,7 +72,7 @@ def test_a_body_comes_to_the_app_whole():
         (Client(b"x"), {"loaded": False}, 503, b"the model is being loaded"),
         (Client(b"x"), {"before": lambda gate: setattr(gate, "draining", True)}, 503, b"the server is ending"),
         (Client(b"x", b"y"), {"before": lambda gate: setattr(gate, "held", HELD - 1)}, 429, b"take all the memory"),
-        (Client(b"x", authorization="Bearer no"), {"token": "t" * 16}, 401, b"this server asks for a token"),
+        (Client(b"x", authorization="Bearer no"), {"token": "t" * 16}, 401, b"this server needs a token"),
         (Client(b"x", host="evil.example:80"), {}, 403, b"found the Host evil.example:80, expected"),
         (
             Client(b"x", host="localhost:1", origin="http://evil.example"),
@@ -93,7 +93,7 @@ def test_a_body_comes_to_the_app_whole():
             b"found the Origin http://localhost:2",
         ),
         (Client(b"x", host="localhost", sec_fetch_site="cross-site"), {}, 403, b"found the Origin of a foreign site,"),
-        (Client(b"x", path="/metrics"), {"token": "t" * 16}, 401, b"this server asks for a token"),
+        (Client(b"x", path="/metrics"), {"token": "t" * 16}, 401, b"this server needs a token"),
     ],
 )
 def test_what_is_refused_is_told_and_not_kept(client, how, status, line):
@@ -156,6 +156,6 @@ def test_a_mistake_of_the_apps_is_told_to_nobody_but_the_log(capsys):
 
     client = Client(b"a")
     gate = ask(client, app)
-    assert (client.status, client.answer) == (500, b'{"error":"the server made a mistake; its log tells"}')
+    assert (client.status, client.answer) == (500, b'{"error":"the server failed; its log says why"}')
     assert "ZeroDivisionError: secret" in capsys.readouterr().err
     assert counted(gate, 500) == 1

@@ -14,7 +14,7 @@ from inference.look import overlay
 from inference.look.maps import Asked, cam_panels
 from inference.look.positions import positions
 from inference.look.sight import sight
-from tools.visualize import _parser, _write, check, listed, one_by_one
+from tools.visualize import _parser, _write, check, list_images, one_by_one
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_a_wrong_command_line_is_a_line(tmp_path, monkeypatch, arguments, messag
     with pytest.raises(InputError) as caught:
         read = _parser().parse_args(arguments.replace("PHOTO", "photo.png").split())
         check(read)
-        listed(read.images)
+        list_images(read.images)
     assert message in str(caught.value)
 
 

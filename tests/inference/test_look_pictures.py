@@ -13,12 +13,12 @@ from errors import InputError, RunError
 from inference import Predictor
 from inference.look import overlay
 from inference.look.attention import attention
-from inference.look.draw import coloured, heat
-from inference.look.embeddings import WRONG, plane, pooled, predictions
+from inference.look.draw import heat, to_colours
+from inference.look.embeddings import WRONG, plane, pooled_features, predictions
 from inference.look.maps import Asked, cam_panels, feature_panels, principal
 from inference.look.positions import positions, similarities, tables
 from inference.look.sight import output_of, sight
-from tools.visualize import listed
+from tools.visualize import list_images
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +62,14 @@ def test_a_map_is_drawn_in_its_colours_where_it_lies():
     np.testing.assert_allclose(drawn[:, :10], grey / 3, atol=0.003)
     np.testing.assert_allclose(drawn[:, 30:], grey / 3, atol=0.003)
     np.testing.assert_allclose(
-        drawn[:, 10], np.broadcast_to(0.3 * grey + 0.7 * coloured(np.zeros(1)), (20, 3)), atol=0.003
+        drawn[:, 10], np.broadcast_to(0.3 * grey + 0.7 * to_colours(np.zeros(1)), (20, 3)), atol=0.003
     )
     np.testing.assert_allclose(
-        drawn[:, 29], np.broadcast_to(0.3 * grey + 0.7 * coloured(np.ones(1)), (20, 3)), atol=0.003
+        drawn[:, 29], np.broadcast_to(0.3 * grey + 0.7 * to_colours(np.ones(1)), (20, 3)), atol=0.003
     )
     np.testing.assert_allclose(
         heat(base, np.array([[0.5]]), None, 1.0)[0, 0] / 255,
-        0.3 * grey + 0.7 * coloured(np.full(1, 0.5))[0],
+        0.3 * grey + 0.7 * to_colours(np.full(1, 0.5))[0],
         atol=0.003,
     )
 
@@ -185,9 +185,9 @@ def test_places_in_the_plane_keep_groups_together_and_hang_on_the_seed():
 
 def test_predictions_and_mistakes(files, photographs, monkeypatch):
     predictor = Predictor(files["vit_small_patch16_224"], batch_size=3)
-    images, truth = listed([str(photographs)])
+    images, truth = list_images([str(photographs)])
     assert truth == ["bridge"] * 4 + ["flower, red"] * 4
-    features, shares = pooled(predictor, images)
+    features, shares = pooled_features(predictor, images)
     assert features.shape == (8, 16)
     head = predictor.model.head
     logits = features @ head.weight.numpy() + head.bias.numpy()
@@ -215,5 +215,5 @@ def test_predictions_and_mistakes(files, photographs, monkeypatch):
         predictions(predictor, images, ["bridges"] * 8)
     (photographs / "flower, red" / "9.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     with pytest.raises(RunError, match="9.png: "):
-        predictions(predictor, listed([str(photographs)])[0], [None] * 9)
+        predictions(predictor, list_images([str(photographs)])[0], [None] * 9)
     (photographs / "flower, red" / "9.png").unlink()

@@ -13,11 +13,11 @@ from PIL import Image
 
 from inference import Predictor, captions
 from inference.look import draw, embeddings
-from inference.look.draw import Panel, enlarged, sheet
+from inference.look.draw import Panel, enlarge, sheet
 from inference.look.maps import Asked, cam_panels
 from inference.look.sight import sight
 from training.pages import fonts
-from training.pages.figures import shortened
+from training.pages.figures import shorten
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +72,10 @@ def test_words_have_room_of_their_own(shapes, columns, figures):
 
 def test_a_thin_image_is_enlarged_within_bounds():
     for height, width in ((2, 6000), (6000, 2), (1, 100), (8, 8), (3, 200)):
-        found = enlarged(np.zeros((height, width), np.uint8))
+        found = enlarge(np.zeros((height, width), np.uint8))
         assert max(found.shape) <= max(draw.LONGEST, height, width)
         assert found.shape[0] * width == found.shape[1] * height
-    assert enlarged(np.zeros((8, 8), np.uint8)).shape == (224, 224, 3)
+    assert enlarge(np.zeros((8, 8), np.uint8)).shape == (224, 224, 3)
 
 
 @pytest.mark.parametrize("mode", ["center", "squash"])
@@ -95,25 +95,25 @@ def test_of_a_thin_original_something_is_seen(predictor, mode, size):
 
 
 def test_names_that_begin_alike_differ():
-    assert [shortened(name) for name in ("short", "x" * 24, "a" * 20 + "_left_wing")] == [
+    assert [shorten(name) for name in ("short", "x" * 24, "a" * 20 + "_left_wing")] == [
         "short", "x" * 24, "aaaaaaaaaaaa...left_wing",
     ]  # fmt: skip
-    assert shortened("中" * 12) == "中" * 12
-    assert shortened("中" * 9 + "国" * 9) == "中" * 6 + "..." + "国" * 3  # each as wide as two letters
-    assert shortened("new\nline") == "new\\nline"
+    assert shorten("中" * 12) == "中" * 12
+    assert shorten("中" * 9 + "国" * 9) == "中" * 6 + "..." + "国" * 3  # each as wide as two letters
+    assert shorten("new\nline") == "new\\nline"
 
 
 def test_many_long_classes_leave_the_plot_its_room(predictor, figures, monkeypatch):
     classes = [f"{number:02} a very long name of a flower that goes on and on" for number in range(38)]
     places = np.random.default_rng(0).normal(size=(38, 2))
     monkeypatch.setattr(embeddings, "plane", lambda *_: places)
-    monkeypatch.setattr(embeddings, "pooled", lambda *_: (np.zeros((38, 16)), np.full((38, 2), 0.5)))
+    monkeypatch.setattr(embeddings, "pooled_features", lambda *_: (np.zeros((38, 16)), np.full((38, 2), 0.5)))
     embeddings.embeddings(predictor, ["a.jpg"] * 38, classes)
     [figure] = figures
     _, [plot] = boxes(figure)
     assert plot.width > 0.6 * figure.bbox.width
     told = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert told == [*(shortened(name) for name in classes[:24]), "... and 14 more"]
+    assert told == [*(shorten(name) for name in classes[:24]), "... and 14 more"]
 
 
 def test_letters_are_drawn_by_a_font_that_has_them(tmp_path, monkeypatch, figures, capsys):
@@ -122,7 +122,7 @@ def test_letters_are_drawn_by_a_font_that_has_them(tmp_path, monkeypatch, figure
     panels = [[Panel("图a.jpg", np.full((9, 9, 3), 255, np.uint8))]]
 
     def drawn():
-        fonts._found.cache_clear()
+        fonts._installed_fonts.cache_clear()
         tile = captions.tile("", 200, "图a.jpg", [("1 %", "图")], 1)
         return np.asarray(tile)[200:], sheet(panels, "a title")
 
@@ -132,7 +132,7 @@ def test_letters_are_drawn_by_a_font_that_has_them(tmp_path, monkeypatch, figure
     assert capsys.readouterr().err == said  # once
     font_manager.fontManager.addfont(tiny_font(tmp_path / "tiny.ttf"))
     found = drawn()
-    fonts._found.cache_clear()
+    fonts._installed_fonts.cache_clear()
     assert capsys.readouterr().err == ""
     assert figures[1].texts[0].get_fontfamily() == ["DejaVu Sans", "Tiny CJK"]
     assert (found[0] != without[0]).any()

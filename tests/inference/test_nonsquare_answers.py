@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from config import get_config
 from datasets import get_dataloader, get_dataset
 from inference import Predictor, look
-from inference.backends import opened
+from inference.backends import open_runner
 from inference.conventions import write_conventions
 from inference.exporting import write_export
 from inference.folder import read_export
@@ -38,7 +38,7 @@ def model_of(mode, file):
     config = get_config(None, [*WORDS, mode])
     model = build_model(config)
     model.head.weight.set_value(paddle.randn([16, 2]))
-    save_file(file_arrays(model), file, {METADATA: describe(config, list(CLASSES)).written()})
+    save_file(file_arrays(model), file, {METADATA: describe(config, list(CLASSES)).to_json()})
     return model, config
 
 
@@ -71,7 +71,7 @@ def test_evaluated_asked_and_exported_it_answers_alike(tmp_path, mode):
         answers = list(predictor.stream(files, workers=0, tta=tta))
         assert [one.classes for one in answers] == [one.classes for one in exported.stream(files, workers=0, tta=tta)]
     image = Image.open(files[0])
-    found = opened(read_export(tmp_path / "export"), "preparation")(np.asarray(image)[None])
+    found = open_runner(read_export(tmp_path / "export"), "preparation")(np.asarray(image)[None])
     prepared = normalize(paddle.to_tensor(EvalTransform(config)(image)[None])).numpy()
     assert np.abs(found - prepared).max() <= 2.01 / 127.5
 

@@ -148,27 +148,27 @@ def test_what_cant_be_read_is_a_line_in_its_place(run, photographs, tmp_path, wo
 
 def test_outputs_of_many_labels_are_each_for_itself(run, tmp_path):
     stored = load_file(run / "checkpoints" / "best" / "model.safetensors")
-    config = description_of(run / "checkpoints" / "best").configured()
+    config = description_of(run / "checkpoints" / "best").to_config()
     told = describe(config, list(CLASSES), "multilabel")
-    save_file(stored, tmp_path / "many.safetensors", {METADATA: told.written()})
+    save_file(stored, tmp_path / "many.safetensors", {METADATA: told.to_json()})
     assert Predictor(tmp_path / "many", str(run / "config.yaml")).task == "multilabel"
     predictor = Predictor(tmp_path / "many")
     logits = np.array([[3.0, 1.0], [-800.0, 800.0]], np.float32)
     shares = predictor.probabilities(logits)
     np.testing.assert_allclose(shares, [[0.95257413, 0.73105858], [0, 1]], atol=1e-8)
-    assert predictor.ranked("x", shares[0], threshold=0.5).classes == list(CLASSES)
-    assert predictor.ranked("x", shares[0], threshold=0.9).classes == list(CLASSES[:1])
-    assert predictor.ranked("x", shares[0], threshold=0.99).classes == []
-    assert predictor.ranked("x", shares[0]).classes == list(CLASSES)  # no thresholds are known: 0.5
+    assert predictor.prediction_of("x", shares[0], threshold=0.5).classes == list(CLASSES)
+    assert predictor.prediction_of("x", shares[0], threshold=0.9).classes == list(CLASSES[:1])
+    assert predictor.prediction_of("x", shares[0], threshold=0.99).classes == []
+    assert predictor.prediction_of("x", shares[0]).classes == list(CLASSES)  # no thresholds are known: 0.5
     told = describe(config, list(CLASSES), "multilabel", [0.96, 0.7])
-    save_file(stored, tmp_path / "kept.safetensors", {METADATA: told.written()})
+    save_file(stored, tmp_path / "kept.safetensors", {METADATA: told.to_json()})
     kept = Predictor(tmp_path / "kept")
-    assert (kept.ranked("x", shares[0]).classes, kept.ranked("x", shares[0], threshold=0.9).outputs) == (
+    assert (kept.prediction_of("x", shares[0]).classes, kept.prediction_of("x", shares[0], threshold=0.9).outputs) == (
         [CLASSES[1]],
         [0],
     )
     kept.thresholds = [0.7, 0.96]
-    assert kept.ranked("x", shares[0][::-1]).outputs == [0]
+    assert kept.prediction_of("x", shares[0][::-1]).outputs == [0]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_outputs_of_many_labels_are_each_for_itself(run, tmp_path):
 )
 def test_a_description_that_is_none_is_refused(run, tmp_path, change, message):
     file = tmp_path / "wrong.safetensors"
-    told = json.loads(description_of(run / "checkpoints" / "best").written())
+    told = json.loads(description_of(run / "checkpoints" / "best").to_json())
     save_file(load_file(run / "checkpoints" / "best" / "model.safetensors"), file, {METADATA: json.dumps(change(told))})
     with pytest.raises(InputError) as caught:
         Predictor(file)

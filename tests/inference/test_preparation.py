@@ -42,7 +42,7 @@ def test_the_graphs_pixels_are_pillows(kernel, mode):
     graph, transform = Preparation(config), EvalTransform(config)
     for crop, size in zip(crops(len(SIZES)), SIZES, strict=True):
         image = crop.resize(size)
-        found = graph.cropped(paddle.to_tensor(np.asarray(image)[None])).numpy()[0].transpose(1, 2, 0)
+        found = graph.crop_pixels(paddle.to_tensor(np.asarray(image)[None])).numpy()[0].transpose(1, 2, 0)
         differs = np.abs(found - transform(image))
         assert differs.max() <= 2, size  # a half that is rounded the other way, in both passes
         assert differs.mean() < 0.05, size
@@ -53,7 +53,7 @@ def test_nearest_takes_pillows_pixels_but_at_edges():
     graph, transform = Preparation(config), EvalTransform(config)
     for size in [(500, 375), (101, 77), (333, 217)]:  # Pillow sums up its steps, which misses 64 of 512
         image = crops(1)[0].resize(size)
-        found = graph.cropped(paddle.to_tensor(np.asarray(image)[None])).numpy()[0].transpose(1, 2, 0)
+        found = graph.crop_pixels(paddle.to_tensor(np.asarray(image)[None])).numpy()[0].transpose(1, 2, 0)
         assert (found == transform(image)).mean() > 0.98
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from served import CLASSES, form, write_checkpoint
 
 from inference import Predictor
-from inference.serve.compute import answered, fingerprint, load, prepared
+from inference.serve.compute import answer_batch, fingerprint, load, prepare
 from inference.serve.overlay import occlusion
 
 JPEG = {"Content-Type": "image/jpeg"}
@@ -193,7 +193,7 @@ def test_of_a_webp_half_the_pixels_are_read(checkpoint):
     for width, kind, expected in ((101, "WEBP", line), (101, "PNG", None), (100, "WEBP", None)):
         file = io.BytesIO()
         Image.new("RGB", (width, 100)).save(file, kind)
-        found = prepared(predictor, file.getvalue())
+        found = prepare(predictor, file.getvalue())
         assert found == expected if expected else found.dtype == np.uint8
 
 
@@ -224,36 +224,36 @@ def test_outputs_are_named_by_a_file_and_workers_take_gpus_in_turn(checkpoint, t
     monkeypatch.setattr(paddle, "set_device", chosen.append)
     predictors = [load(told(checkpoint, classes=str(names), place=place)) for place in range(3)]
     assert chosen == ["gpu:0", "gpu:1", "gpu:0"]
-    asked, pixels = {"kind": "predict", "top": 3, "threshold": 0}, prepared(predictors[0], photographs[0])
-    [answer], _ = answered(predictors[0], [asked], [pixels], [])
+    asked, pixels = {"kind": "predict", "top": 3, "threshold": 0}, prepare(predictors[0], photographs[0])
+    [answer], _ = answer_batch(predictors[0], [asked], [pixels], [])
     assert answer["classes"] == [("one", "two", "three")[output] for output in answer["outputs"]]
 
 
 def test_of_a_multilabel_model_classes_above_the_threshold_are_told(tmp_path, photographs):
     checkpoint = write_checkpoint(tmp_path / "many.safetensors", "multilabel")
     predictor = load(told(checkpoint))
-    pixels = prepared(predictor, photographs[0])
+    pixels = prepare(predictor, photographs[0])
     shares = predictor.probabilities(predictor.logits(pixels[None]))[0]
     order = np.argsort(-shares)
     asked = [{"kind": "predict", "top": 5, "threshold": share} for share in (shares[order[1]], 1.0)]
-    answers, pictures = answered(predictor, asked, [pixels, pixels], [])
+    answers, pictures = answer_batch(predictor, asked, [pixels, pixels], [])
     assert [answer["classes"] for answer in answers] == [[CLASSES[order[0]], CLASSES[order[1]]], []]
     assert pictures == [b"", b""]
     predictor.thresholds = [
         float(share) + (-1e-9 if output == order[1] else 1e-9) for output, share in enumerate(shares)
     ]
-    [answer], _ = answered(predictor, [{"kind": "predict", "top": None, "threshold": None}], [pixels], [])
+    [answer], _ = answer_batch(predictor, [{"kind": "predict", "top": None, "threshold": None}], [pixels], [])
     assert answer["classes"] == [CLASSES[order[1]]]  # each class by its own
 
 
 def test_a_models_own_failure_isnt_an_answer(checkpoint, photographs, monkeypatch, capfd):
     predictor = load(told(checkpoint))
-    asked, pixels = [{"kind": "predict", "top": 5, "threshold": 0.5}] * 2, prepared(predictor, photographs[0])
+    asked, pixels = [{"kind": "predict", "top": 5, "threshold": 0.5}] * 2, prepare(predictor, photographs[0])
     monkeypatch.setattr(predictor, "logits", lambda pixels: np.full((len(pixels), 3), np.nan, np.float32))
-    answers, _ = answered(predictor, asked, ["it is no image", pixels], [])
+    answers, _ = answer_batch(predictor, asked, ["it is no image", pixels], [])
     assert answers == [{"error": "it is no image"}, {"failed": "the model's outputs for it aren't finite"}]
     monkeypatch.setattr(predictor, "logits", lambda pixels: 1 / 0)
-    answers, _ = answered(predictor, asked, ["it is no image", pixels], [])
+    answers, _ = answer_batch(predictor, asked, ["it is no image", pixels], [])
     assert answers == [{"error": "it is no image"}, {"failed": "the model failed"}]
     assert "ZeroDivisionError" in capfd.readouterr().err
 

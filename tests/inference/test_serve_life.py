@@ -106,7 +106,7 @@ def test_from_loading_to_the_drain(patient, photographs):
         for path in ("/predict", "/attention"):
             status, answer, headers = patient.ask("POST", path, photographs[0], JPEG | wrong)
             assert (status, headers["www-authenticate"]) == (401, "Bearer")
-            assert answer == {"error": "this server asks for a token: Authorization: Bearer TOKEN"}
+            assert answer == {"error": "this server needs a token: send Authorization: Bearer TOKEN"}
         assert patient.ask("GET", "/metrics", headers=wrong)[0] == 401
     assert patient.ask("GET", "/")[0] == 200
     assert patient.ask("POST", "/predict", photographs[0], bearing)[0] == 200
@@ -154,7 +154,7 @@ def test_connections_answer_at_once_and_leave_files_for_other_needs(monkeypatch)
 
 
 def test_connections_that_cant_be_accepted_are_told_once_a_minute(capsys, monkeypatch):
-    told, now, left = server._unaccepted(), [0.0], []
+    told, now, left = server._accept_error_handler(), [0.0], []
     monkeypatch.setattr(server.time, "monotonic", lambda: now[0])
     loop = SimpleNamespace(default_exception_handler=left.append)
     failed = {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many open files")}

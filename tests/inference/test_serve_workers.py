@@ -77,8 +77,10 @@ def test_a_run_is_the_checkpoint_that_was_its_best_as_the_server_started(tmp_pat
     (tmp_path / "checkpoints" / "best").symlink_to("epoch_1")
     (tmp_path / "file").symlink_to("other")
     first = str(tmp_path / "checkpoints" / "epoch_1")
-    assert [server._chosen(str(path)) for path in (tmp_path, tmp_path / "checkpoints" / "best", first)] == [first] * 3
-    assert server._chosen(str(tmp_path / "file")) == str(tmp_path / "file")  # its neighbours tell what it is
+    assert [server._real_folder(str(path)) for path in (tmp_path, tmp_path / "checkpoints" / "best", first)] == [
+        first
+    ] * 3
+    assert server._real_folder(str(tmp_path / "file")) == str(tmp_path / "file")  # its neighbours tell what it is
 
 
 def test_a_worker_with_another_model_isnt_used(capsys):

@@ -10,7 +10,7 @@ from ranks import free_ports
 
 from errors import InputError
 from launch import environment, gpus, secret
-from launch.environment import expand_counts, expand_hosts, launched
+from launch.environment import expand_counts, expand_hosts, is_launched
 
 LAUNCHERS = ("PADDLE_", "SLURM_", "MASTER_", "NODE_RANK", "NNODES", "RANK", "WORLD_SIZE", "LOCAL_", "FLAGS_selected")
 LAUNCHERS += ("TORCHELASTIC", "CUDA_VISIBLE", "GLOO_", "NCCL_SOCKET", "NPROC_PER", "MASTER", "HOST", "INIT_TIMEOUT")
@@ -26,7 +26,7 @@ def variables(monkeypatch):
 
 
 def told():
-    """What ``launched`` set."""
+    """What ``is_launched`` set."""
     found = {name.removeprefix("PADDLE_"): value for name, value in os.environ.items() if name.startswith("PADDLE_")}
     return {name: value for name, value in found.items() if name != "VIT_SECRET_FILE"}
 
@@ -38,9 +38,9 @@ SLURM |= {"SLURM_NODELIST": "node[09-10]", "SLURM_TASKS_PER_NODE": "4,3"}
 
 @pytest.mark.smoke
 def test_torchruns_environment_as_paddles(variables):
-    assert not launched()
+    assert not is_launched()
     variables(**TORCHRUN, LOCAL_WORLD_SIZE=2)
-    assert launched()
+    assert is_launched()
     assert told() == {
         "TRAINER_ID": "3",
         "TRAINERS_NUM": "4",
@@ -54,26 +54,26 @@ def test_torchruns_environment_as_paddles(variables):
         "DISTRI_BACKEND": "gloo",
     }
     variables(RANK="0")  # Paddle's variables, there by now, come first
-    assert launched()
+    assert is_launched()
     assert told()["TRAINER_ID"] == "3"
 
 
 def test_torchrun_itself_listens_at_its_port(variables):
     variables(**TORCHRUN, TORCHELASTIC_USE_AGENT_STORE="True")
-    assert launched()
+    assert is_launched()
     assert told()["MASTER"] == "10.0.0.1:29501"
 
 
 def test_torchrun_without_a_local_size_takes_the_most_there_can_be(variables):
     variables(**TORCHRUN)
-    assert launched()
+    assert is_launched()
     assert (told()["LOCAL_SIZE"], told()["NNODES"]) == ("2", "2")
 
 
 @pytest.mark.smoke
 def test_slurms_environment_as_paddles(variables):
     variables(**SLURM)
-    assert launched()
+    assert is_launched()
     hosts = ["node09"] * 4 + ["node10"] * 3
     assert told() == {
         "TRAINER_ID": "5",
@@ -107,7 +107,7 @@ def test_slurms_environment_as_paddles(variables):
 )  # fmt: skip
 def test_what_else_slurm_may_say(variables, changed, expected):
     variables(**SLURM | changed)
-    assert launched()
+    assert is_launched()
     assert {name: told()[name] for name in expected} == expected
 
 
@@ -122,7 +122,7 @@ def test_what_else_slurm_may_say(variables, changed, expected):
 )
 def test_a_shell_under_slurm_is_no_task_of_srun(variables, capfd, changed):
     variables(**SLURM | changed)
-    assert not launched()
+    assert not is_launched()
     assert not told()
     note = "note: SLURM gave this job 7 tasks, but srun didn't start this process (no SLURM_STEP_ID): it runs on this"
     assert capfd.readouterr().err.startswith("" if changed.get("SLURM_STEP_ID", 0) or len(changed) == 2 else note)
@@ -158,12 +158,12 @@ def test_a_shell_under_slurm_is_no_task_of_srun(variables, capfd, changed):
 def test_an_environment_that_makes_no_sense(variables, given, message):
     variables(**given)
     with pytest.raises(InputError, match=message):
-        launched()
+        is_launched()
 
 
 def test_a_masters_address_alone_launches_nothing(variables):
     variables(MASTER_ADDR="10.0.0.1", MASTER_PORT=29500)
-    assert not launched()
+    assert not is_launched()
 
 
 @pytest.mark.parametrize(
@@ -204,13 +204,13 @@ def test_each_rank_takes_its_gpu_among_the_visible_ones(variables, monkeypatch, 
         for name in (selected, *map("PADDLE_{}".format, told())):
             os.environ.pop(name, None)
         variables(**TORCHRUN | {"LOCAL_RANK": local_rank}, LOCAL_WORLD_SIZE=4, CUDA_VISIBLE_DEVICES=visible)
-        assert launched()
+        assert is_launched()
         assert os.environ[selected] == expected
         assert "DISTRI_BACKEND" not in told()
     del os.environ[selected]
     variables(PADDLE_LOCAL_RANK=3, CUDA_VISIBLE_DEVICES="0,1")
     with pytest.raises(InputError, match="local rank 3 has no GPU: 2 are visible; start 2 processes per machine"):
-        launched()
+        is_launched()
     build.write_text("cuda_version     = 'False'\n")
     assert environment.visible_gpus() == 0
 
@@ -218,7 +218,7 @@ def test_each_rank_takes_its_gpu_among_the_visible_ones(variables, monkeypatch, 
 def test_cores_that_slurm_dealt_out_are_not_divided_again(variables, monkeypatch):
     monkeypatch.setattr(environment, "num_cores", lambda: 8)
     variables(**SLURM)
-    assert launched()
+    assert is_launched()
     assert environment.cores_each(4) == 2
     variables(SLURM_CPUS_PER_TASK=8)
     assert environment.cores_each(4) == 8
@@ -281,7 +281,7 @@ def test_between_machines_gloo_and_nccl_take_the_interface_that_reaches_rank_0(v
     monkeypatch.setattr(environment.rendezvous, "meet", lambda *_, **__: meeting)
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     variables(**TORCHRUN, LOCAL_WORLD_SIZE=4)
-    assert launched()
+    assert is_launched()
     assert environment.meet(1.0) is meeting
     assert [os.environ.get(name) for name in names] == ["lo", None]  # one machine: NCCL finds its way
     assert (told()["MASTER"], told()["VIT_RUN_KEY"]) == ("127.0.0.1:29500", "ab")

@@ -80,7 +80,7 @@ def paddle_of(tmp_path, monkeypatch, cuda="11.8"):
 
 def test_gpus_are_counted_where_proc_has_none(nvml, tmp_path):
     """On WSL2 and in some containers: the library is found as any program finds it."""
-    count = "from launch import gpus; print(gpus.installed(), gpus.visible())"
+    count = "from launch import gpus; print(gpus.gpu_ids(), gpus.visible())"
     for given, expected in (
         ({"STANDIN_GPUS": "GPU-a,lost"}, "['GPU-a', ''] 2"),
         ({"STANDIN_GPUS": "GPU-a,lost", "CUDA_VISIBLE_DEVICES": "1"}, "['GPU-a', ''] 1"),
@@ -99,7 +99,7 @@ def test_a_library_that_lacks_nvmls_functions_counts_nothing(tmp_path, monkeypat
     (tmp_path / "stub.c").write_text("int nvmlInit_v2(void) { return 0; } int nvmlShutdown(void) { return 0; }")
     subprocess.run(["gcc", "-shared", "-o", str(tmp_path / "stub.so"), str(tmp_path / "stub.c")], check=True)
     monkeypatch.setattr(gpus, "_LIBRARIES", (str(tmp_path / "stub.so"),))
-    assert gpus.installed() == []
+    assert gpus.gpu_ids() == []
 
 
 def test_without_nvml_proc_counts(monkeypatch, tmp_path, machine):
@@ -113,7 +113,7 @@ def test_without_nvml_proc_counts(monkeypatch, tmp_path, machine):
         (tmp_path / entry).mkdir()
         (tmp_path / entry / "information").write_text(told)
     (tmp_path / "0000:b3:00.0").mkdir()
-    assert gpus.installed() == ["GPU-a0", "GPU-a1", ""]
+    assert gpus.gpu_ids() == ["GPU-a0", "GPU-a1", ""]
 
 
 def test_launched_ranks_take_nccl_where_nvml_alone_knows_the_gpus(machine, monkeypatch, tmp_path, variables):  # noqa: F811
@@ -121,7 +121,7 @@ def test_launched_ranks_take_nccl_where_nvml_alone_knows_the_gpus(machine, monke
     machine("GPU-a", "GPU-b")
     variables(**TORCHRUN, LOCAL_WORLD_SIZE=2)
     assert environment.visible_gpus() == 2
-    assert environment.launched()
+    assert environment.is_launched()
     assert os.environ[SELECTED] == "1"
     assert "PADDLE_DISTRI_BACKEND" not in os.environ
     assert gpus.own() == "GPU-b"
@@ -177,7 +177,7 @@ def test_what_cuda_shows_is_written_as_paddle_reads_it(machine, visible, written
 def test_what_cuda_would_not_show_is_refused(machine, visible, message):
     machine(*UUIDS, visible=visible)
     with pytest.raises(InputError, match=f"^CUDA_VISIBLE_DEVICES is {message}"):
-        environment.launched()
+        environment.is_launched()
     with pytest.raises(InputError, match=f"^CUDA_VISIBLE_DEVICES is {message}"):
         environment.node_flags()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
@@ -209,7 +209,7 @@ def test_paddles_own_environment_of_spawned_ranks(machine, monkeypatch, visible)
     monkeypatch.setattr(core, "is_compiled_with_cuda", lambda: True)
     monkeypatch.setattr(core, "get_cuda_device_count", lambda: 2, raising=False)
     machine(*UUIDS, visible=visible)
-    environment.launched()
+    environment.is_launched()
     spawn._options_valid_check({})
     ranks = spawn._get_subprocess_env_list(2, {"backend": "nccl"})
     assert [rank[SELECTED] for rank in ranks] == ["0", "1"]
@@ -258,11 +258,11 @@ def test_a_build_for_gpus_that_sees_none_of_them_takes_no_cpu_instead(nvml, tmp_
 
 MEET = """
 import json, sys
-from errors import reported
+from errors import reporting
 from launch import environment, gpus
 environment.importlib.util.find_spec = lambda name: type("spec", (), {"submodule_search_locations": [sys.argv[1]]})
-with reported():
-    assert environment.launched()
+with reporting():
+    assert environment.is_launched()
     meeting = environment.meet(20)
     meeting.ready()
     print(json.dumps(gpus.own()))

@@ -224,13 +224,13 @@ def test_rank_0s_machine_takes_the_address_at_which_others_found_it(port):
         with host.accept()[0] as connection:
             theirs, own = connection.makefile().readline().split()[2], "0" * 64
             connection.sendall(f"challenge {own}\n".encode())
-            key = channel.key(secret.shared(), bytes.fromhex(theirs), bytes.fromhex(own))
+            key = channel.key(secret.shared_secret(), bytes.fromhex(theirs), bytes.fromhex(own))
             guest = channel.Channel(connection, key, host=True)
             assert json.loads(guest.wait(5))["place"] == 1
             for line in ("wait", "ok 10.0.0.1 abc", "ok"):
                 guest.send(line)
             assert meeting.result().own_address == "10.0.0.1"
-            assert meeting.result().run_key == secret.mac(secret.shared(), b"run", b"abc").hex()
+            assert meeting.result().run_key == secret.mac(secret.shared_secret(), b"run", b"abc").hex()
             meeting.result().ready()
 
 

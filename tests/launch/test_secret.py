@@ -22,21 +22,21 @@ def home(tmp_path, monkeypatch):
 
 def refusal():
     with pytest.raises(InputError) as caught:
-        secret.shared()
+        secret.shared_secret()
     assert len(str(caught.value)) < 400
     return str(caught.value)
 
 
 def test_the_first_of_many_makes_the_file_and_all_hold_the_same(home):
     with ThreadPoolExecutor(16) as pool:
-        found = set(pool.map(lambda _: secret.shared(), range(64)))
+        found = set(pool.map(lambda _: secret.shared_secret(), range(64)))
     assert len(found) == 1
     file = home / secret.NAME
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert re.fullmatch("[0-9a-f]{64}\n", file.read_text())
-    assert secret.shared() == secret.shared() != file.read_bytes()
+    assert secret.shared_secret() == secret.shared_secret() != file.read_bytes()
     file.unlink()
-    assert secret.shared() not in found
+    assert secret.shared_secret() not in found
 
 
 def test_a_variable_and_a_named_file_come_first(home, monkeypatch):
@@ -45,11 +45,11 @@ def test_a_variable_and_a_named_file_come_first(home, monkeypatch):
     named.chmod(0o600)
     monkeypatch.setenv(secret.FILE, str(named))
     monkeypatch.setattr(secret, "WAIT", 0.1)
-    by_file = secret.shared()
+    by_file = secret.shared_secret()
     monkeypatch.setenv(secret.VARIABLE, "a" * 32)
-    assert secret.shared() == by_file
+    assert secret.shared_secret() == by_file
     monkeypatch.setenv(secret.VARIABLE, "b" * 32)
-    assert secret.shared() != by_file
+    assert secret.shared_secret() != by_file
     assert not (home / secret.NAME).exists()
     monkeypatch.setenv(secret.VARIABLE, "short")
     assert refusal().startswith(f"{secret.VARIABLE} holds a secret of 5 characters; expected at least 16, random ones")
@@ -98,15 +98,15 @@ def test_a_container_without_a_home_needs_nothing(home, monkeypatch, tmp_path, p
     (home / "locked").mkdir()
     real = os.access  # root may write everywhere
     monkeypatch.setattr(os, "access", lambda path, mode: "locked" not in str(path) and real(path, mode))
-    found = secret.shared()
+    found = secret.shared_secret()
     file = tmp_path / f"{secret.NAME}.{os.geteuid()}"
     assert secret.file() == file
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert secret.shared() == found
+    assert secret.shared_secret() == found
     if place == "locked":  # what is there counts, though the disk is read-only
         file.rename(home / "locked" / secret.NAME)
         assert secret.file() == home / "locked" / secret.NAME
-        assert secret.shared() == found
+        assert secret.shared_secret() == found
 
 
 def test_a_file_system_without_modes_is_told_and_nothing_stays_there(home, monkeypatch):
@@ -126,7 +126,7 @@ def test_a_named_file_may_be_the_administrators(home, monkeypatch):
     monkeypatch.setattr(os, "fstat", lambda file: os.stat_result((*real(file)[:4], 0, *real(file)[5:])))
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     monkeypatch.setenv(secret.FILE, str(named))
-    assert secret.shared()
+    assert secret.shared_secret()
     named.chmod(0o444)
     assert refusal() == f"{named}: others may read the secret (mode 444); give it mode 440"
     monkeypatch.delenv(secret.FILE)
@@ -137,14 +137,14 @@ def test_a_named_file_may_be_the_administrators(home, monkeypatch):
 
 def test_paddles_launcher_would_write_the_variable_to_its_logs(home, monkeypatch):
     monkeypatch.setenv(secret.VARIABLE, "a" * 32)
-    secret.shared()
+    secret.shared_secret()
     monkeypatch.setenv("PADDLE_LOG_DIR", "log")
     assert refusal().startswith("PADDLE_VIT_SECRET is set, but Paddle's launcher writes its environment to envlog.*, w")
 
 
 def test_a_runs_key_is_its_own(home):
     common = secret.of_run()
-    assert common == secret.shared()
+    assert common == secret.shared_secret()
     keys = set()
     for key in (None, None, "ab"):
         secret.take_run(key)

@@ -91,10 +91,10 @@ def test_devices_are_shared_out(monkeypatch):
     assert places(1, 2) == [{"OMP_NUM_THREADS": "3"}] * 2
     monkeypatch.setattr(gpus, "check", lambda: None)
     monkeypatch.setattr(side_by_side, "visible_gpus", lambda: 4)
-    monkeypatch.setattr(gpus, "named", lambda: ["3", "5", "6", "7"])
+    monkeypatch.setattr(gpus, "visible_gpus", lambda: ["3", "5", "6", "7"])
     assert places(2, None) == [{"CUDA_VISIBLE_DEVICES": "3,5"}, {"CUDA_VISIBLE_DEVICES": "6,7"}]
     assert places(1, 3) == [{"CUDA_VISIBLE_DEVICES": number} for number in "356"]
-    monkeypatch.setattr(gpus, "named", lambda: None)
+    monkeypatch.setattr(gpus, "visible_gpus", lambda: None)
     assert places(3, None) == [{"CUDA_VISIBLE_DEVICES": "0,1,2"}]
     assert places(5, None) == []
     assert environment.num_cores() >= 1

@@ -129,7 +129,7 @@ def test_python_that_does_not_buffer_hands_everything_on_at_once(unbuffered, fir
 def test_a_file_that_is_opened_is_never_standard_output(tmp_path):
     """With a descriptor closed, the next file would get its number, and with it what a library prints."""
     code = (
-        "import sys; sys.argv = [sys.path[0] + '/tools/doctor.py']; from errors import reported; import launch.startup"
+        "import sys; sys.argv = [sys.path[0] + '/tools/doctor.py']; from errors import reporting; import launch.startup"
     )
     code += "; file = open('opened', 'w'); assert file.fileno() > 2; import os; os.write(1, b'lost'); print('lost')"
     command = f'"{sys.executable}" -c "import sys; sys.path.insert(0, \'{ROOT}\'); {code}" <&- >&- 2>&-'
@@ -162,7 +162,7 @@ def test_surroundings_in_which_no_program_can_work_are_named(tmp_path, surroundi
 def test_every_program_goes_by_lasting_streams():
     found = [*ROOT.glob("main_*.py"), *ROOT.glob("tools/*.py"), *ROOT.glob("examples/*.py")]
     texts = {path.name: path.read_text() for path in found}
-    programs = {name for name, text in texts.items() if "with reported():" in text and "__main__" in text}
+    programs = {name for name, text in texts.items() if "with reporting():" in text and "__main__" in text}
     assert len(programs) > 10
     assert not {name for name in programs if not re.search(r"^(import|from) launch.*\bstartup", texts[name], re.M)}
 

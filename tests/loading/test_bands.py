@@ -22,7 +22,7 @@ from loading.shards import shards
 from loading.sources import Split
 from loading.transforms import Bands, BatchTransform, EvalTransform, Normalize, TrainTransform, bands_of, visible
 from loading.transforms.tiff import Directory
-from tools.make_shards import encoded, inspect
+from tools.make_shards import encode, inspect
 
 
 def configured(*options):
@@ -248,7 +248,7 @@ def test_planes_are_found_by_tags_that_hold_their_values():
 
 def test_shards_hold_bands_as_they_are(folder, tmp_path):
     file = folder / "train/a/0.tif"
-    assert inspect(str(file), MOST, 5) == len(encoded(str(file), None, 95, MOST, 5)[0]) == file.stat().st_size
+    assert inspect(str(file), MOST, 5) == len(encode(str(file), None, 95, MOST, 5)[0]) == file.stat().st_size
     with pytest.raises(InputError, match=r"0.tif: it has 5 channels, DATA.IMAGE_CHANNELS is 4; repair"):
         inspect(str(file), MOST, 4)
     with pytest.raises(InputError, match=r"0.tif: its 5 channels are no colours; DATA.IMAGE_CHANNELS 5 reads them"):

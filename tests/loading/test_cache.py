@@ -184,20 +184,22 @@ def test_a_cache_is_read_only_as_it_was_written(tmp_path, capfd):
         made.append(True)
         return [np.full((2, 3, 3), value, np.uint8) for value in (7, 8)], labels, ["a", "b"]
 
-    cache.cached(folder, "some", decoded)
+    cache.cached_images(folder, "some", decoded)
     crc = int(np.load(folder / "some.npz")["crc"])
     for others in ({"crc": crc - 1}, {"crc": crc + 1}, {"labels": labels[:1]}, {"labels": np.append(labels, 1)}):
         np.savez(folder / "some.npz", **{"crc": crc, "labels": labels, "classes": ["a", "b"]} | others)
-        images, found, _ = cache.cached(folder, "some", decoded)
+        images, found, _ = cache.cached_images(folder, "some", decoded)
         assert (images.pixels[:, 0, 0, 0].tolist(), found.tolist()) == ([7, 8], [1, 0])
         assert (
             f"{folder / 'some.npy'} is damaged ({folder / 'some.npz'}: not what was written): decoding"
             in capfd.readouterr().out
         )
-    cache.cached(folder, "some", decoded)
+    cache.cached_images(folder, "some", decoded)
     assert len(made) == 5
     with pytest.raises(InputError, match="found 4 x 2 after 3 x 2;"):
-        cache.cached(folder, "other", lambda: ([np.zeros((2, side, 1), np.uint8) for side in (3, 4)], labels, []))
+        cache.cached_images(
+            folder, "other", lambda: ([np.zeros((2, side, 1), np.uint8) for side in (3, 4)], labels, [])
+        )
 
 
 def test_what_cannot_be_cached_is_an_error(folder):

@@ -129,7 +129,7 @@ def spoilt(tmp_path):
 
 def result_of(path, *options, dataset="folder"):
     where = ["DATA.DATA_PATH", str(path)] if dataset != "digits" else []
-    return check_dataset.checked(get_config(None, ["DATA.DATASET", dataset, *where, *options]), 1)
+    return check_dataset.check_images(get_config(None, ["DATA.DATASET", dataset, *where, *options]), 1)
 
 
 def told(result):
@@ -239,7 +239,7 @@ def test_images_in_memory_are_checked():
     assert [len(part.records) for part in result.parts.values()] == [1433, 364]
     assert result.usable
     with pytest.raises(InputError, match="synthetic: its images are drawn at random"):
-        check_dataset.checked(get_config(None, ["DATA.DATASET", "synthetic"]), 1)
+        check_dataset.check_images(get_config(None, ["DATA.DATASET", "synthetic"]), 1)
 
 
 # ------------------------------------------------------------------ command

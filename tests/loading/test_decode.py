@@ -12,7 +12,7 @@ from config import get_config, with_values
 from datasets import get_dataset
 from errors import RunError
 from loading.transforms import EncodedImage, EvalTransform, TrainTransform
-from loading.transforms.decode import _shortened, resized_crop
+from loading.transforms.decode import _cut_jpeg, resized_crop
 from ops import images
 
 RNG = np.random.default_rng
@@ -103,9 +103,9 @@ def test_grey_crops_agree_too(photograph, name):
 
 def test_rows_are_written_into_a_baseline_frame_alone():
     app, frame = b"\xff\xd8\xff\xe0\x00\x04ab", b"\xff\xc0\x00\x0b\x08\x00\x10\x00\x20"
-    assert _shortened(app + frame, 3) == app + frame[:5] + b"\x00\x03" + frame[7:]
+    assert _cut_jpeg(app + frame, 3) == app + frame[:5] + b"\x00\x03" + frame[7:]
     for others in (app + b"X" + frame[1:], app + b"\xff\xda" + frame[2:] + frame, app + frame[:6], b"\xff\xd8\xff"):
-        assert _shortened(others, 3) == others
+        assert _cut_jpeg(others, 3) == others
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -56,9 +56,9 @@ def test_groups_stay_together_and_folds_are_near_their_shares():
 
 def test_a_class_has_to_be_in_two_folds():
     labels = np.array([0] * 20 + [1] * 2 + [2])
-    with pytest.raises(InputError, match="the class owl is in one fold alone, expected two images of it or more \\(1"):
+    with pytest.raises(InputError, match="the class owl is in only one fold, expected two images of it or more \\(1"):
         folds(labels, 5, 0, classes=["cat", "dog", "owl"])
-    with pytest.raises(InputError, match="the class 1 is in one fold alone, expected two groups of it"):
+    with pytest.raises(InputError, match="the class 1 is in only one fold, expected two groups of it"):
         folds(labels[:22], 2, 0, [*map(str, range(20)), "a", "a"])
     with pytest.raises(InputError, match="DATA.FOLDS is 6: 2 folds of 4 images would be empty; take fewer"):
         folds(np.zeros(4, int), 6, 0)

@@ -15,7 +15,7 @@ from datasets import get_datasets
 from errors import InputError
 from loading.label_spaces import check_evaluation, check_pretrained_classes, imagenet_places, imagenet_synsets
 from models import build_model
-from options import WRITTEN_OUT, given, notes
+from options import WRITTEN_OUT, notes, value_sources
 from training.run import Run
 from weights import save_weights
 
@@ -63,7 +63,7 @@ def test_a_runs_file_doesnt_make_its_datas_number_one_that_was_meant(tmp_path):
         config, *_ = get_datasets(configured(tmp_path / "data", "MODEL.NUM_CLASSES", outputs))
         Run(with_values(config, OUTPUT=str(tmp_path / outputs)), ["a", "b"]).begin()
         again = get_config(tmp_path / outputs / "config.yaml")
-        assert (given(again)["MODEL.NUM_CLASSES"].level > WRITTEN_OUT) is meant
+        assert (value_sources(again)["MODEL.NUM_CLASSES"].level > WRITTEN_OUT) is meant
         assert (1000 if meant else 2) == get_datasets(again)[0].MODEL.NUM_CLASSES
 
 
@@ -75,7 +75,7 @@ def test_a_list_of_files_has_labels_that_are_outputs(tmp_path):
     config, _, val = get_datasets(get_config(None, [*listed, "EVAL", "True"]))
     assert (config.MODEL.NUM_CLASSES, val.labels.tolist(), notes(config)) == (1000, [0, 4], [])
     config, *_ = get_datasets(get_config(None, listed))
-    assert notes(config) == ["the labels are 0..4, the model has 1000 outputs: MODEL.NUM_CLASSES?"]
+    assert notes(config) == ["the labels are 0..4, but the model has 1000 outputs; check MODEL.NUM_CLASSES"]
     assert notes(get_datasets(get_config(None, [*listed, "MODEL.NUM_CLASSES", "1000"]))[0]) == []
     assert get_datasets(get_config(None, [*listed, "MODEL.NUM_CLASSES", "auto"]))[0].MODEL.NUM_CLASSES == 5
 

@@ -42,7 +42,7 @@ def test_a_list_says_labels_and_a_file_beside_it_names(root):
     assert (sets(found), found.labels.outputs, len(found.labels)) == ([[3, 17], []], 18, 2)
     (root / "classes.txt").write_text("".join(f"class {number}\n" for number in range(20)))
     assert read("list", root).classes == [f"class {number}" for number in range(20)]
-    assert found.labels.mapped(np.arange(20)[::-1])[0].nonzero()[0].tolist() == [2, 16]
+    assert found.labels.map_labels(np.arange(20)[::-1])[0].nonzero()[0].tolist() == [2, 16]
 
 
 @pytest.mark.parametrize(
@@ -195,5 +195,5 @@ def test_damaged_label_sets_in_shards_are_one_line(packed):
 @pytest.mark.smoke
 def test_sets_are_taken_in_any_order():
     sets = LabelSets([3, 17, 0, 5, 1, 4], [0, 2, 2, 3, 6])
-    found = sets.taken(np.array([3, 1, 0, 3]))
+    found = sets.at_places(np.array([3, 1, 0, 3]))
     assert [found.of(index).tolist() for index in range(4)] == [[5, 1, 4], [], [3, 17], [5, 1, 4]]

@@ -68,7 +68,7 @@ def test_the_exported_preparation_has_the_same_pixels(mode):
         graph, transform = Preparation(config), EvalTransform(config)
         for size in PHOTOGRAPHS[:6]:
             image = formula.picture().resize(size)
-            found = graph.cropped(paddle.to_tensor(np.asarray(image)[None])).numpy()[0].transpose(1, 2, 0)
+            found = graph.crop_pixels(paddle.to_tensor(np.asarray(image)[None])).numpy()[0].transpose(1, 2, 0)
             differs = np.abs(found - transform(image))
             assert (differs.max() <= 2, differs.mean() < 0.05) == (True, True), (size, target)
     for width, height in PHOTOGRAPHS:

@@ -56,13 +56,13 @@ def test_a_photograph_is_turned_as_pillow_turns_it(kind, orientation):
     expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
     image = EncodedImage(data, "RGB", "", 10**6, oriented=True)
     assert image.size == expected.size
-    assert (np.asarray(image.decoded()) == np.asarray(expected)).all()
+    assert (np.asarray(image.decode()) == np.asarray(expected)).all()
     box = (5, 9, 50, 60)
     found = resized_crop(EncodedImage(data, "RGB", "", 10**6, oriented=True), box, (24, 20), BICUBIC)
     wanted = np.asarray(expected.crop(box).resize((24, 20), BICUBIC))
     assert found.shape == (20, 24, 3)
     assert distance(found, wanted) < (0.6 if kind == "JPEG" else 1e-9)
-    stored = np.asarray(EncodedImage(data, "RGB", "", 10**6).decoded())
+    stored = np.asarray(EncodedImage(data, "RGB", "", 10**6).decode())
     assert (stored == np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))).all()
 
 

@@ -12,7 +12,7 @@ from config import get_config
 from datasets import get_dataloader, get_dataset
 from errors import InputError, RunError
 from loading.transforms import EncodedImage
-from tools.make_shards import encoded, inspect
+from tools.make_shards import encode, inspect
 
 SAME = ["TRAIN.CROP_SCALE", "[1.0,1.0]", "TRAIN.CROP_RATIO", "[1.0,1.0]", "TRAIN.HFLIP", "0"]
 WAYS = {
@@ -61,18 +61,18 @@ def test_but_for_grey_of_more_bits_they_are_pillows(name):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             expected = Image.open(io.BytesIO(PICTURES[name].data)).convert(mode)
-        found = EncodedImage(PICTURES[name].data, mode, "", 10**8).decoded()
+        found = EncodedImage(PICTURES[name].data, mode, "", 10**8).decode()
         assert found.mode == mode
         assert (np.asarray(found) == np.asarray(expected)).all()
 
 
 def test_one_picture_is_the_same_as_8_bits_as_16_and_as_48():
-    eight = EncodedImage(saved(Image.fromarray(GREY), "PNG"), "RGB", "", 10**8).decoded()
+    eight = EncodedImage(saved(Image.fromarray(GREY), "PNG"), "RGB", "", 10**8).decode()
     for times in (256, 257):
         wide = GREY.astype(np.uint16) * times
         for data in (saved(Image.fromarray(wide), "PNG"), png(np.repeat(wide[..., None], 3, 2), 2)):
-            assert EncodedImage(data, "RGB", "", 10**8).decoded().tobytes() == eight.tobytes()
-    assert (np.asarray(EncodedImage(png(WIDE, 2), "RGB", "", 10**8).decoded()) == COLOURS).all()
+            assert EncodedImage(data, "RGB", "", 10**8).decode().tobytes() == eight.tobytes()
+    assert (np.asarray(EncodedImage(png(WIDE, 2), "RGB", "", 10**8).decode()) == COLOURS).all()
 
 
 def adobe(data: bytes, transform: int | None) -> bytes:
@@ -135,15 +135,15 @@ def test_what_has_no_white_is_refused_by_name(tmp_path, monkeypatch, name, way):
 def test_shards_hold_the_same_pixels_reduced_or_not(tmp_path, name):
     picture, path = PICTURES[name], tmp_path / f"0{PICTURES[name].suffix}"
     path.write_bytes(picture.data)
-    assert encoded(str(path), None, 95, 10**8) == (picture.data, picture.suffix)
-    data, suffix = encoded(str(path), 16, 95, 10**8)
+    assert encode(str(path), None, 95, 10**8) == (picture.data, picture.suffix)
+    data, suffix = encode(str(path), 16, 95, 10**8)
     assert suffix == ".png"
     for mode in ("RGB", "L"):
         source = Image.fromarray(picture.colours)
         if (picture.colours == picture.grey[..., None]).all():
             source = Image.fromarray(picture.grey)
         expected = source.resize((16, 16), Image.Resampling.BICUBIC).convert(mode)
-        assert EncodedImage(data, mode, "", 10**8).decoded().tobytes() == expected.tobytes()
+        assert EncodedImage(data, mode, "", 10**8).decode().tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("name", UNSCALED)
@@ -184,7 +184,7 @@ def test_dali_refuses_what_has_no_white(tmp_path):
 
 
 def _decoded(data):
-    return np.asarray(EncodedImage(data, "RGB", "picture", 10**6).decoded())
+    return np.asarray(EncodedImage(data, "RGB", "picture", 10**6).decode())
 
 
 def _noise(mode="RGB"):
@@ -206,7 +206,7 @@ def test_a_tiff_is_turned_as_its_xmp_says_like_pillows(turn, big):
     data = saved(_noise(), "TIFF", tiffinfo={700: xmp}, big_tiff=big)
     image = EncodedImage(data, "RGB", "picture", 10**6)
     expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
-    np.testing.assert_array_equal(np.asarray(image.decoded()), expected)
+    np.testing.assert_array_equal(np.asarray(image.decode()), expected)
     assert image.size == expected.shape[1::-1] == ((32, 24) if turn < 5 else (24, 32))
 
 

@@ -62,7 +62,7 @@ def left(dataset, batch_size, ranks, consumed, *options, epoch=1, drop_last=Fals
     shares = [list(sampler) for sampler in samplers]
     first, steps = samplers[0].first(), len(samplers[0])
     assert {len(own) for own in shares} == {steps - first}
-    taken = [samplers[0].taken(step) for step in range(first, steps + 1)]
+    taken = [samplers[0].samples_taken(step) for step in range(first, steps + 1)]
     assert taken[0] == consumed or first == steps
     sizes = np.diff(taken).tolist()
     for size, *step in zip(sizes, *shares, strict=True):

@@ -79,7 +79,7 @@ def test_what_is_left_after_a_resume_is_what_was_left(ranks, drop_last):
     whole = steps(203, ranks=ranks, drop_last=drop_last)
     for done in range(len(whole) + 1):
         own = sampler(203, ranks, drop_last=drop_last)
-        consumed = own.taken(done)
+        consumed = own.samples_taken(done)
         assert consumed == sum(len(indices) for _, indices in whole[:done])
         assert steps(203, ranks=ranks, drop_last=drop_last, consumed=consumed) == whole[done:]
         assert sampler(203, ranks, consumed=consumed, drop_last=drop_last).first() == done
@@ -90,12 +90,12 @@ def test_another_number_of_ranks_goes_on_with_the_samples_that_are_left(before, 
     whole = steps(203, ranks=before)
     for done in range(len(whole)):
         seen = set(sum((indices for _, indices in whole[:done]), []))
-        consumed = sampler(203, before).taken(done)
+        consumed = sampler(203, before).samples_taken(done)
         left = sum((indices for _, indices in steps(203, ranks=after, consumed=consumed)), [])
         assert seen | set(left) == set(range(203))
         assert len(left) == -(-(203 - consumed) // after) * after
         own = sampler(203, after, consumed=consumed)
-        assert own.taken(len(own)) == consumed + len(left)
+        assert own.samples_taken(len(own)) == consumed + len(left)
         tail = sum((i for _, i in steps(203, ranks=after, consumed=consumed, drop_last=True)), [])
         assert not seen & set(tail)
         assert len(tail) == len(set(tail))
@@ -179,7 +179,7 @@ def test_sizes_are_the_same_after_a_resume():
     options = [*SIX, *RISING]
     whole = steps(203, ranks=2, epoch=3, options=options)
     for done in (0, 7, len(whole)):
-        consumed = sampler(203, 2, epoch=3, options=options).taken(done)
+        consumed = sampler(203, 2, epoch=3, options=options).samples_taken(done)
         assert steps(203, ranks=2, epoch=3, consumed=consumed, options=options) == whole[done:]
 
 
@@ -241,7 +241,7 @@ def test_two_processes_go_on_from_the_middle_of_an_epoch_in_the_same_bits(tmp_pa
         own = train_sampler(get_config(None, words), range(80), 0, 2)
         own.set_epoch(2)
         whole, resumed = tmp_path / schedule, tmp_path / f"{schedule} resumed"
-        middle = whole / "checkpoints" / f"epoch_0002_sample_{own.taken(2):09d}"
+        middle = whole / "checkpoints" / f"epoch_0002_sample_{own.samples_taken(2):09d}"
         runs += [(words, whole, 80), ([*words, "MODEL.RESUME", str(middle)], resumed, 80)]
     run_ranks(train_all, runs)
     for (_, whole, _), (_, resumed, _) in zip(runs[::2], runs[1::2], strict=True):

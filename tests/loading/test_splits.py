@@ -113,7 +113,7 @@ def test_a_folder_without_validation_is_split(tmp_path, where):
     ends = [{path[-5] for path in paths_of(part)} for part in grouped[1:]]
     assert not ends[0] & ends[1]
     (tmp_path / "val").mkdir()
-    with pytest.raises(InputError, match=r"/val is there, and DATA.VAL_SPLIT 0.25 would make another; leave out one"):
+    with pytest.raises(InputError, match=r"/val is there, and DATA.VAL_SPLIT 0.25 would make another validation set"):
         get_datasets(configured("folder", tmp_path, *SPLIT))
 
 
@@ -128,7 +128,9 @@ def test_a_list_without_validation_is_split(tmp_path):
     assert sorted(paths_of(val)) == sorted(paths_of(folder))
     assert len(train) + len(val) == 20
     (tmp_path / "val_list.txt").write_text(rows[0])
-    with pytest.raises(InputError, match=r"val_list.txt is there, and DATA.VAL_SPLIT 0.25 would make another"):
+    with pytest.raises(
+        InputError, match=r"val_list.txt is there, and DATA.VAL_SPLIT 0.25 would make another validation set"
+    ):
         get_datasets(configured("imagenet2012", tmp_path, *SPLIT))
 
 
@@ -159,7 +161,7 @@ def test_label_sets_are_split_by_their_rarest_label(tmp_path):
     assert sorted(path for part in found for path in paths_of(part)) == sorted(paths_of(train) + paths_of(val))
     assert [[part[n][1][2] for n in range(20)].count(1) for part in found] == [2, 2, 2]
     (tmp_path / "val.csv").write_text("image,two,three,ten\n")
-    with pytest.raises(InputError, match=r"val.csv is there, and DATA.VAL_SPLIT 0.3 would make another"):
+    with pytest.raises(InputError, match=r"val.csv is there, and DATA.VAL_SPLIT 0.3 would make another validation set"):
         get_datasets(configured("multilabel_csv", tmp_path, *own))
 
 
@@ -174,7 +176,9 @@ def test_shards_are_split_and_a_folder_of_classes_alone_has_folds(tmp_path):
     _, train, val = get_datasets(configured("shards", tmp_path, *SPLIT))
     assert (np.bincount(train.labels).tolist(), np.bincount(val.labels).tolist()) == ([6, 9], [2, 3])
     (tmp_path / "val-0.tar").write_bytes(b"")
-    with pytest.raises(InputError, match=r"val-0.tar is there, and DATA.VAL_SPLIT 0.25 would make another"):
+    with pytest.raises(
+        InputError, match=r"val-0.tar is there, and DATA.VAL_SPLIT 0.25 would make another validation set"
+    ):
         get_datasets(configured("shards", tmp_path, *SPLIT))
     folded = ("DATA.FOLDS", "4", "DATA.FOLD")
     folds = [get_datasets(configured("folder", tmp_path / "in", *folded, str(fold)))[2] for fold in range(4)]
@@ -188,11 +192,11 @@ def test_an_evaluation_of_a_part_tells_so(tmp_path):
     for words, found in (
         (
             [*SPLIT],
-            ["of the data a part is evaluated, 5 images: DATA.VAL_SPLIT 0.25; with DATA.VAL_SPLIT null it is all"],
+            ["only a part of the data is evaluated, 5 images (DATA.VAL_SPLIT 0.25); set DATA.VAL_SPLIT null for all"],
         ),
         (
             ["DATA.FOLDS", "4"],
-            ["of the data a part is evaluated, 5 images: DATA.FOLDS 4; with DATA.FOLDS null it is all"],
+            ["only a part of the data is evaluated, 5 images (DATA.FOLDS 4); set DATA.FOLDS null for all"],
         ),
         ([], []),
     ):

@@ -42,7 +42,7 @@ def test_an_image_that_costs_too_much_is_refused_by_its_header(data, message):
 
 def test_the_key_bounds_pixels_whatever_pillows_limit_is():
     whole = forged.saved("PNG")  # of 32 x 24
-    assert opened(whole, 768).decoded().size == (32, 24)
+    assert opened(whole, 768).decode().size == (32, 24)
     with pytest.raises(RunError, match="it has 32 x 24 pixels, DATA.MAX_PIXELS is 767;"):
         opened(whole, 767)
     assert opened(forged.png(20000, 10000), 200_000_000).size == (20000, 10000)  # Pillow alone refuses it
@@ -53,7 +53,7 @@ def test_without_its_notes_a_file_has_the_same_pixels(kind):
     data = forged.WHOLE[kind]
     with Image.open(io.BytesIO(data)) as image:
         expected = image.convert("RGB")
-    assert opened(data).decoded().tobytes() == expected.tobytes()
+    assert opened(data).decode().tobytes() == expected.tobytes()
 
 
 def test_notes_are_left_out(monkeypatch):
@@ -67,7 +67,7 @@ def test_notes_are_left_out(monkeypatch):
         assert kind == "TIFF" or text.encode() not in image._data
         assert "exif" not in image._image.info
         if kind != "TIFF":
-            assert image.decoded().size == (32, 24)
+            assert image.decode().size == (32, 24)
 
 
 def test_a_narrow_image_is_refused_before_it_is_enlarged(tmp_path):
@@ -143,4 +143,4 @@ def test_a_film_behind_a_progressive_photograph_counts_as_no_scans():
     )
     film = np.random.default_rng(1).bytes(4_000_000)
     assert film.count(b"\xff\xda") > 40
-    assert opened(file.getvalue() + film, 1_000_000).decoded().size == (800, 600)
+    assert opened(file.getvalue() + film, 1_000_000).decode().size == (800, 600)

@@ -13,7 +13,7 @@ from models import build_model, create_model
 from models.layers import LayerNorm
 from models.layers.attention import kept_weights
 from models.layers.resize import stretched
-from models.mobilevit import InvertedResidual, MobileViT, expanded
+from models.mobilevit import InvertedResidual, MobileViT, expanded_channels
 
 
 def small(name="mobilevit", **changes):
@@ -45,7 +45,8 @@ def test_maps_are_stretched_as_by_pytorch():
 
 def test_channels_within_a_block_are_timms():
     """timm's make_divisible: the nearest multiple of 8, never more than a tenth below."""
-    assert [expanded(dim, ratio) for dim, ratio in ((16, 2), (24, 4), (16, 0.9), (10, 1.1), (100, 0.999), (1, 1))] == [
+    cases = ((16, 2), (24, 4), (16, 0.9), (10, 1.1), (100, 0.999), (1, 1))
+    assert [expanded_channels(dim, ratio) for dim, ratio in cases] == [
         32, 96, 16, 16, 96, 8
     ]  # fmt: skip
 

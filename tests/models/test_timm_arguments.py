@@ -123,7 +123,7 @@ def test_hieras_arguments_are_taken(tmp_path):
 def test_what_config_json_leaves_out_is_as_timm_has_it(tmp_path):
     imagenet = [0.485, 0.456, 0.406]
     for settings in ({}, {"mean": None, "std": None, "crop_pct": 0, "interpolation": None, "crop_mode": None}):
-        data = description_of(stored(tmp_path, arguments={}, **settings)).configured().DATA
+        data = description_of(stored(tmp_path, arguments={}, **settings)).to_config().DATA
         assert list(data.IMAGENET_MEAN) == imagenet
         assert data.IMAGENET_STD == [0.229, 0.224, 0.225]
         assert (data.CROP_PCT, data.CROP_MODE, data.INTERPOLATION) == (0.875, "center", "bicubic")
@@ -145,7 +145,7 @@ def test_another_preparation_is_refused_and_options_come_first(tmp_path):
         ):
             description_of(tmp_path, options)
         options += [key, value]
-    data = description_of(tmp_path, options).configured().DATA
+    data = description_of(tmp_path, options).to_config().DATA
     assert (data.IMAGE_SIZE, data.CROP_MODE, data.INTERPOLATION) == ([32, 64], "center", "bicubic")
 
 
@@ -198,7 +198,7 @@ def test_a_description_of_more_than_the_file_holds_is_refused_before_it_is_built
     told = describe(config, [])
     told.values.update(lie)
     file = tmp_path / "lie.safetensors"
-    save_file(file_arrays(build_model(config)), file, {METADATA: told.written()})
+    save_file(file_arrays(build_model(config)), file, {METADATA: told.to_json()})
     made = []
     monkeypatch.setattr(paddle.nn.Layer, "create_parameter", _counted(paddle.nn.Layer.create_parameter, made))
     with pytest.raises(

@@ -197,7 +197,7 @@ def test_an_evaluation_has_pillows_bits(mode, monkeypatch):
             )
             data = encoded(photograph, **way)
             image = EncodedImage(data, mode, "", 10**8, oriented=True, exact=True)
-            expected = transform(image.decoded())
+            expected = transform(image.decode())
             np.testing.assert_array_equal(transform(image), expected)
             with monkeypatch.context() as without:
                 without.setattr(images, "load", lambda: None)
@@ -208,7 +208,7 @@ def test_a_strip_is_resized_in_two_steps_as_by_pillow():
     strip = Image.effect_noise((6, 900), 90).convert("RGB")
     image = EncodedImage(encoded(strip), "RGB", "", 10**8, exact=True)
     found = image.resized_crop((0, 0, 6, 900), (20, 30), Image.Resampling.BICUBIC)
-    np.testing.assert_array_equal(found, np.asarray(image.decoded().resize((20, 30), Image.Resampling.BICUBIC)))
+    np.testing.assert_array_equal(found, np.asarray(image.decode().resize((20, 30), Image.Resampling.BICUBIC)))
 
 
 def test_where_it_is_missing_or_cannot_be_built(monkeypatch, tmp_path):

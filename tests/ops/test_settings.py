@@ -52,17 +52,17 @@ def test_tf32_is_switched_in_both_libraries_where_asked(switches, monkeypatch):
 @pytest.mark.smoke
 def test_float32_by_tf32_is_told(switches, monkeypatch):
     settings.set_tf32(True)
-    assert settings.float32_told() == "float32"  # a CPU's
+    assert settings.float32_text() == "float32"  # a CPU's
     monkeypatch.setattr(settings, "num_gpus", lambda: 1)
     for capability, told in (((7, 5), "float32"), ((8, 0), "float32 (matrix products and convolutions by TF32)")):
         monkeypatch.setattr(paddle.device.cuda, "get_device_capability", lambda capability=capability: capability)
-        assert settings.float32_told() == told
+        assert settings.float32_text() == told
     paddle.base.core.set_cublas_switch(False)  # 3.3.1's default
-    assert settings.float32_told() == "float32 (convolutions by TF32)"
+    assert settings.float32_text() == "float32 (convolutions by TF32)"
     settings.set_tf32(False)
-    assert settings.float32_told() == "float32"
+    assert settings.float32_text() == "float32"
     settings.set_tf32(True)
-    assert settings.float32_told() == "float32"  # NVIDIA_TF32_OVERRIDE=0 goes before all
+    assert settings.float32_text() == "float32"  # NVIDIA_TF32_OVERRIDE=0 goes before all
 
 
 def test_cpu_settings_leave_alone_what_the_environment_sets(monkeypatch):

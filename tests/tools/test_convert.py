@@ -74,7 +74,7 @@ def test_the_task_and_the_classes_go_along(saved, tmp_path):
     source, arrays = saved
     names = [f"label {number}" for number in range(10)]
     told = of(get_config("vit_digits"), names, "multilabel")
-    save_file(arrays, source, {METADATA: told.written()})
+    save_file(arrays, source, {METADATA: told.to_json()})
     for cfg in (None, "vit_digits"):
         convert(str(source), tmp_path / "out.safetensors", cfg)
         assert description_of(tmp_path / "out.safetensors") == told

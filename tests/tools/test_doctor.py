@@ -80,23 +80,23 @@ def test_ranks_that_dont_answer_are_named_and_ended():
 def test_an_all_reduce_is_judged():
     hosts = [("a", [], 1000.0), ("b", [], 1004.0)]
     found = "88 MB between 2 ranks over NCCL: 60.0 ms, median of 5 (1.47 GB/s)"
-    assert doctor.judged(2, "NCCL", 0.06, True, hosts) == (True, found)
-    assert doctor.judged(2, "NCCL", 0.06, False, hosts) == (
+    assert doctor.judge_all_reduce(2, "NCCL", 0.06, True, hosts) == (True, found)
+    assert doctor.judge_all_reduce(2, "NCCL", 0.06, False, hosts) == (
         False,
         f"{found}, but the sums are wrong; check memory and network hardware",
     )
-    ok, text = doctor.judged(2, "NCCL", 0.9, True, hosts)
+    ok, text = doctor.judge_all_reduce(2, "NCCL", 0.9, True, hosts)
     assert (
         ok,
         text.endswith(": 900.0 ms, median of 5 (0.098 GB/s): less than 0.1 GB/s; choose a faster interface"),
     ) == (False, True)
-    ok, text = doctor.judged(2, "NCCL", 0.06, True, [*hosts, ("c", [], 990.0)])
+    ok, text = doctor.judge_all_reduce(2, "NCCL", 0.06, True, [*hosts, ("c", [], 990.0)])
     assert (ok, text) == (False, f"{found}; the hosts' clocks differ by 14 s: let NTP set them")
 
 
 def test_paddle_isnt_imported_where_packages_are_wrong():
     arguments = argparse.Namespace()  # what the other checks would ask for
-    with mock.patch.object(machine, "installed", return_value={"paddlepaddle": "3.3.1", "numpy": "2.2.6"}):
+    with mock.patch.object(machine, "installed_versions", return_value={"paddlepaddle": "3.3.1", "numpy": "2.2.6"}):
         assert list(machine.checks(arguments, several=False)) == [
             ("python", machine.python()),
             ("paddle", (True, "paddlepaddle 3.3.1")),
@@ -199,11 +199,11 @@ def test_the_secret_and_the_store_that_strangers_find_open(monkeypatch, tmp_path
     )
     monkeypatch.setenv("PADDLE_VIT_SECRET", "a" * 32)
     assert network.common_secret() == (True, "PADDLE_VIT_SECRET, mark f2f6f3bb: the same on all machines of a run")
-    ok, text = network.fenced()
+    ok, text = network.can_fence()
     assert ok
     assert re.fullmatch("Paddle's store listens at .* until all ranks are connected, then nobody else connects", text)
     monkeypatch.setattr(network.fence, "SO_ATTACH_FILTER", 60000)
-    ok, text = network.fenced()
+    ok, text = network.can_fence()
     assert not ok
     assert text.startswith("this kernel filters no sockets: Paddle's store answers anybody for the whole run (at ")
 

@@ -148,7 +148,7 @@ def test_a_check_that_fails_is_a_finding():
         def check(bench):
             raise error
 
-        return gpu_first_steps.made(check, SimpleNamespace())
+        return gpu_first_steps.run_check(check, SimpleNamespace())
 
     assert fail(RunError("rank 1: so")) == (False, "failed: rank 1: so")
     assert fail(KeyError("reports")) == (False, "failed: KeyError: 'reports'")

@@ -12,7 +12,7 @@ from config import get_config
 from datasets import get_datasets
 from errors import InputError, RunError
 from tools.find_lr import arguments_of, main
-from training.rate_range import judged, sweep, write
+from training.rate_range import judge_rates, sweep, write
 
 RATES = np.geomspace(1e-6, 1, 301)
 
@@ -21,19 +21,19 @@ def test_the_steepest_and_the_lowest_place_of_a_curve_are_told():
     """A fall of the logistic kind, steepest at 1e-3, and a rise from 1e-2 on."""
     x = np.log10(RATES)
     curve = 2 - 1.5 / (1 + np.exp(-4 * (x + 3))) + 3 * np.maximum(0, x + 1.5) ** 2
-    found = judged(RATES, curve, 301)
+    found = judge_rates(RATES, curve, 301)
     assert found.steepest == pytest.approx(1e-3, rel=0.1)
     assert RATES[curve.argmin()] / 2 < found.lowest < RATES[curve.argmin()] * 2  # it is flat there
-    noisy = judged(RATES, curve + np.random.default_rng(0).normal(0, 0.05, 301), 301)
+    noisy = judge_rates(RATES, curve + np.random.default_rng(0).normal(0, 0.05, 301), 301)
     assert 3e-4 < noisy.steepest < 3e-3
     assert np.abs(noisy.smooth - curve).mean() < 0.03
-    rising = judged(RATES, np.linspace(1, 2, 301), 301)  # nothing is learned
+    rising = judge_rates(RATES, np.linspace(1, 2, 301), 301)  # nothing is learned
     assert rising.lowest == RATES[0]
 
 
 def test_too_few_updates_are_an_error():
     with pytest.raises(RunError, match="the loss went out of bounds after 3 of 200 updates; give a lower -low"):
-        judged(RATES[:3], RATES[:3], 200)
+        judge_rates(RATES[:3], RATES[:3], 200)
 
 
 def test_a_sweep_trains_by_rising_rates_and_leaves_a_curve_alone(tmp_path, tiny, monkeypatch, capfd):

@@ -233,5 +233,5 @@ def test_what_is_read_isnt_replaced(place, tmp_path, output):
     status, out, err = predict(tmp_path, "list.txt", "-format=csv", f"-output={output}")
     assert (status, out) == (2, "")
     written = tmp_path / output.replace("link", "photo")
-    assert err == f"error: {written} is to be written, and is what is read; choose another\n"
+    assert err == f"error: {written} would be read and written; choose another output\n"
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

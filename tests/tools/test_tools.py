@@ -105,10 +105,10 @@ def test_the_command_averages_checkpoints_and_a_model_takes_the_result(tmp_path,
 def test_an_average_has_no_thresholds_of_its_parts(tmp_path):
     of_parts = [describe(get_config(), ["a", "b"], "multilabel", own) for own in ([0.2, 0.3], [0.4, 0.5], [])]
     for place, told in enumerate(of_parts):
-        metadata = {METADATA: told.written(), "of": "two"}
+        metadata = {METADATA: told.to_json(), "of": "two"}
         write_weights(tmp_path / f"{place}.safetensors", {"w": np.zeros(2, np.float32)}, metadata)
     found = [metadata_of(tmp_path / f"{place}.safetensors") for place in range(3)]
-    assert found == [{METADATA: of_parts[2].written(), "of": "two"}] * 3
+    assert found == [{METADATA: of_parts[2].to_json(), "of": "two"}] * 3
 
 
 def test_a_wrong_command_is_one_line_and_writes_nothing(tmp_path):

@@ -9,7 +9,7 @@ from conftest import without
 from runs import assert_same_run, refused, train, weights
 from safetensors.numpy import load_file, save_file
 
-from config import get_config, resolved
+from config import get_config, resolved_yaml
 from errors import InputError
 from inference import Predictor
 from models import create_model
@@ -78,7 +78,7 @@ def test_the_adapter_and_the_classifier_train(options, added, trained):
         (
             "vit_tiny_patch16_224",
             [*LORA, "MODEL.PRETRAINED", "null"],
-            "ADAPTER.NAME is lora, but what it leaves frozen is random; give -pretrained=FILE",
+            "ADAPTER.NAME is lora, but the weights that it freezes are random; give -pretrained=FILE",
         ),
     ],
 )
@@ -172,7 +172,7 @@ def test_an_adapter_knows_its_base(tmp_path, tiny, base):
     joined = ["EVAL", "True", "MODEL.PRETRAINED_ADAPTER", str(tmp_path / "run" / "checkpoints" / "last")]
     options = [*of_model(tiny), *joined]
     refused("was trained on other weights than", [*options, "MODEL.PRETRAINED", str(other)], tmp_path / "eval", None)
-    tell = "it is no adapter: its metadata don't tell, and beside it there is no adapter_config.json"
+    tell = "it is no adapter: its metadata don't say so, and there is no adapter_config.json beside it"
     strange = [*of_model(tiny), "EVAL", "True", "MODEL.PRETRAINED", str(base), "MODEL.PRETRAINED_ADAPTER"]
     refused(tell, [*strange, str(other)], tmp_path / "eval", None)
     file = tmp_path / "run" / "checkpoints" / "last" / "unmerged.safetensors"
@@ -223,7 +223,7 @@ def test_pefts_folder_is_read(tmp_path, base, change, strange, message):
 def test_an_adapter_in_a_file_belongs_to_the_weights_beside_it(tmp_path):
     file = tmp_path / "config.yaml"
     keys = ["MODEL.PRETRAINED", "base", "MODEL.PRETRAINED_ADAPTER", "own"]
-    file.write_text(resolved(get_config("vit_digits", keys)))
+    file.write_text(resolved_yaml(get_config("vit_digits", keys)))
 
     def adapter(*words):
         return config_from_arguments("main_single_gpu.py", [f"-cfg={file}", *words]).MODEL.PRETRAINED_ADAPTER

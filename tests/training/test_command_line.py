@@ -9,7 +9,7 @@ import options
 from config import CONFIG_DIR, get_config
 from errors import InputError
 from models import create_model, list_models
-from options import leaves, named, notes
+from options import leaves, notes, option_keys
 from tools import list_models as list_models_tool
 from training.command_line import FLAGS, config_from_arguments
 
@@ -37,7 +37,7 @@ def test_options_are_written_with_a_space_or_an_equals_sign():
     assert (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD) == ([0.1, 0.2, 0.3], [0.1, 0.2, 0.3])
     assert config.TRAIN.FREEZE == ["head.*", "blocks.0.*"]
     keys = "SEED TRAIN.BASE_LR TAG DATA.IMAGENET_MEAN DATA.IMAGENET_STD TRAIN.FREEZE NGPUS"
-    assert named(config) == set(keys.split())  # what a resumed run may change
+    assert option_keys(config) == set(keys.split())  # what a resumed run may change
     assert get_config(None, ["SEED=3", "TAG", "SEEDS=1"]).TAG == "SEEDS=1"
     assert config_of("-o", "SEED=3", "SEED=4", "-o", "SEED", "5").SEED == 5
     assert config_of("-output=AMP", "-data_path", "EVAL=1").OUTPUT == "AMP"  # a flag's value, not a key
@@ -204,7 +204,8 @@ def test_a_tag_of_timms_tells_how_images_are_prepared_and_where_the_weights_are(
         0.8,
     )
     assert notes(config) == [
-        "the weights vit_base_patch16_224.augreg_in21k are -pretrained=hf-hub:timm/vit_base_patch16_224.augreg_in21k"
+        "give -pretrained=hf-hub:timm/vit_base_patch16_224.augreg_in21k to load the weights"
+        " vit_base_patch16_224.augreg_in21k"
     ]
     other = get_config("vit_base_patch16_224.dino")
     assert (other.DATA.IMAGENET_MEAN, other.DATA.CROP_PCT) == ([0.485, 0.456, 0.406], 0.9)

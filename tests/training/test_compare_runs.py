@@ -10,10 +10,10 @@ from conftest import TINY
 from scipy.stats import binomtest, ttest_ind
 
 import launch.startup
-from config import get_config, resolved
+from config import get_config, resolved_yaml
 from errors import InputError
 from tools import compare_runs
-from training.report.compare import compared, page_of, screen
+from training.report.compare import compare, page_of, screen
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 10, 200)
@@ -26,7 +26,7 @@ def make(folder, share, seed=0, draw=0, task="classification", **options):
     right = DRAWN[draw] < share
     words = [word for key, value in options.items() for word in (key.replace("__", "."), str(value))]
     words += ["TASK", task, "SEED", str(seed), "OUTPUT", str(folder)]
-    (folder / "config.yaml").write_text(resolved(get_config(None, [*TINY, *words])))
+    (folder / "config.yaml").write_text(resolved_yaml(get_config(None, [*TINY, *words])))
     accuracy = 100 * float(right.mean())
     told = {"acc1": accuracy, "loss": 1 - share, "num_samples": 200, "best": {"epoch": 2, "acc1": accuracy}}
     (folder / "result.json").write_text(json.dumps(told))
@@ -46,7 +46,7 @@ def make(folder, share, seed=0, draw=0, task="classification", **options):
 
 def test_two_runs_are_compared_on_their_images(tmp_path):
     (one, first), (other, second) = make(tmp_path / "a", 0.8), make(tmp_path / "b", 0.6, draw=1, TRAIN__BASE_LR=0.5)
-    found = compared([one, other])
+    found = compare([one, other])
     own, others = DRAWN[0] < 0.8, DRAWN[1] < 0.6
     alone, there = int((own & ~others).sum()), int((others & ~own).sum())
     probability = binomtest(alone, alone + there).pvalue
@@ -67,7 +67,7 @@ def test_two_runs_are_compared_on_their_images(tmp_path):
 def test_runs_of_several_seeds_are_compared_by_their_means(tmp_path):
     runs = [make(tmp_path / f"a{n}", 0.7, seed=n, draw=n) for n in range(3)]
     runs += [make(tmp_path / f"b{n}", 0.75, seed=n, draw=3 + n, TRAIN__BASE_LR=0.5) for n in range(2)]
-    found = compared([folder for folder, _ in runs])
+    found = compare([folder for folder, _ in runs])
     scores = [accuracy for _, accuracy in runs]
     probability = ttest_ind(scores[:3], scores[3:], equal_var=False).pvalue
     [verdict] = found.verdicts
@@ -77,10 +77,10 @@ def test_runs_of_several_seeds_are_compared_by_their_means(tmp_path):
         f"{np.mean(scores[:3]):.2f} +- {np.std(scores[:3], ddof=1):.2f} (mean and standard deviation) of a0, a1, a2"
     )
     assert f"a0 and 2 more (seeds, folds): acc1 {spread}" in found.spreads()
-    three = compared([runs[0][0], runs[3][0], make(tmp_path / "c", 0.9, draw=7, TRAIN__BASE_LR=0.1)[0]])
+    three = compare([runs[0][0], runs[3][0], make(tmp_path / "c", 0.9, draw=7, TRAIN__BASE_LR=0.1)[0]])
     assert [verdict.partition(":")[0] for verdict in three.verdicts] == ["a0 against b0", "a0 against c"]
     assert three.verdicts[1].endswith("larger than chance (level 0.025, 0.05 over 2 comparisons)")
-    [seeds] = compared([runs[0][0], runs[1][0]]).verdicts
+    [seeds] = compare([runs[0][0], runs[1][0]]).verdicts
     assert seeds.startswith("a0 against a1: of 200 images ")
 
 
@@ -94,10 +94,10 @@ def test_folds_are_compared_on_all_their_images(tmp_path):
         np.concatenate([DRAWN[first] < share, DRAWN[first + 1] < share]) for first, share in ((0, 0.8), (2, 0.7))
     )
     for order in (folds, [folds[1], folds[0], folds[2], folds[3]]):
-        [verdict] = compared(order).verdicts
+        [verdict] = compare(order).verdicts
         alone, there = (own & ~others).sum(), (others & ~own).sum()
         assert f": of 400 images {alone} are right in the first alone, {there} in the second alone" in verdict
-    [verdict] = compared([folds[0], folds[3]]).verdicts
+    [verdict] = compare([folds[0], folds[3]]).verdicts
     assert verdict.endswith("not tested: they were evaluated on different images, or on other labels of them")
 
 
@@ -107,15 +107,15 @@ def test_what_cant_be_compared_says_so(tmp_path):
     text = table.read_text()
     for changed in (text.replace("sample 7,", "sample seven,"), text.replace(f"7,{LABELS[7]},", f"7,{LABELS[7] + 1},")):
         table.write_text(changed)
-        assert "not tested: they were evaluated on different images, or on other" in compared([one, other]).verdicts[0]
+        assert "not tested: they were evaluated on different images, or on other" in compare([one, other]).verdicts[0]
     table.unlink()
-    assert "not tested: a run without predictions.csv (REPORT)" in compared([one, other]).verdicts[0]
+    assert "not tested: a run without predictions.csv (REPORT)" in compare([one, other]).verdicts[0]
     with pytest.raises(InputError, match="a run is given twice"):
-        compared([one, one.parent / "." / "a"])
-    with pytest.raises(InputError, match="c is of TASK multilabel, a of classification"):
-        compared([one, make(tmp_path / "c", 0.6, task="multilabel", DATA__DATASET="multilabel_csv")[0]])
+        compare([one, one.parent / "." / "a"])
+    with pytest.raises(InputError, match="c is of TASK multilabel, a of classification; compare runs of one TASK"):
+        compare([one, make(tmp_path / "c", 0.6, task="multilabel", DATA__DATASET="multilabel_csv")[0]])
     same = make(tmp_path / "deep" / "a", 0.8, seed=1)[0]
-    assert list(compared([one, same]).runs) == [f"{tmp_path.name}/a", "deep/a"]
+    assert list(compare([one, same]).runs) == [f"{tmp_path.name}/a", "deep/a"]
 
 
 # ----------------------------------------------------------------- command

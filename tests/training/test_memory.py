@@ -12,7 +12,7 @@ from ranks import free_ports
 from test_launched_runs import MAIN, printed, start, statuses
 
 from config import get_config
-from errors import RunError, gpu_failure, memory_reported, out_of_memory
+from errors import RunError, gpu_failure, out_of_memory, reporting_memory
 from launch import progress
 from loading.workers import _load
 from main_multi_gpu import less_memory
@@ -94,7 +94,7 @@ def test_gpus_that_cant_be_used(number, text, advice):
 @pytest.mark.smoke
 def test_what_runs_out_on_a_cpu():
     """The real thing: Paddle's allocator, NumPy's, and in a loader's worker."""
-    with pytest.raises(RunError) as caught, memory_reported(lambda: "lower it"):
+    with pytest.raises(RunError) as caught, reporting_memory(lambda: "lower it"):
         paddle.empty([1 << 50])
     assert str(caught.value) == "out of memory: 4,194,304.00GB were asked for; lower it"
     assert (caught.value.exit_status, caught.value.shared) == (1, False)
@@ -103,7 +103,7 @@ def test_what_runs_out_on_a_cpu():
         error = _load(dataset, [0], np.zeros(1))
         told = r"out of memory: Unable to allocate .* for an array with shape \(36028797018963968,\) .*"
         assert re.fullmatch(told if dataset is not big else "", out_of_memory(error))
-    with pytest.raises(TypeError, match="so"), memory_reported(lambda: ""):
+    with pytest.raises(TypeError, match="so"), reporting_memory(lambda: ""):
         raise TypeError("so")
 
 
@@ -154,7 +154,7 @@ def with_little_memory():
     engine._update = full
 
 main_multi_gpu.import_paddle = with_little_memory
-with errors.reported():
+with errors.reporting():
     main_multi_gpu.main()
 """
 

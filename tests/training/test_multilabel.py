@@ -242,7 +242,7 @@ def test_targets_are_smoothed_by_halves_and_mixed_by_shares(mixup):
     [
         (["TRAIN.LOSS", "cross_entropy"], "'cross_entropy', expected one of bce, focal, asymmetric, auto with"),
         (["TRAIN.LOSS", "token_label"], "'token_label', expected one of bce, focal, asymmetric, auto with"),
-        (["TRAIN.DISTILLATION_TYPE", "hard"], "'hard', expected None with TASK multilabel: it is of one"),
+        (["TRAIN.DISTILLATION_TYPE", "hard"], "'hard', expected None with TASK multilabel: distillation is"),
         (["DATA.SAMPLER", "balanced"], "'balanced', expected shuffle with TASK multilabel: an image"),
         (["BEST_METRIC", "acc1"], "BEST_METRIC is 'acc1', expected one of auto, mAP, f1_micro, f1_macro, loss"),
         (

@@ -15,8 +15,8 @@ from safetensors.numpy import load_file
 from small import Small, whole_state
 from test_engine import assert_same
 
-import config as config_module
-from config import get_config, resolved
+from config import get_config, resolved_yaml
+from configs import key_types
 from errors import InputError
 from models import build_model
 from options import plain
@@ -44,7 +44,7 @@ REMOVED = {
 @pytest.mark.parametrize("name", REMOVED)
 def test_what_fleet_ignores_is_no_key_and_the_line_says_which_does_it(tmp_path, name):
     key, (value, line) = f"DIST.STRATEGY.{name}", REMOVED[name]
-    was = config_module._REMOVED[key]
+    was = key_types.REMOVED[key]
     file = tmp_path / "some.yaml"
     for given in (value, was):
         with pytest.raises(InputError, match=re.escape(f"command line: unknown key {key}; {line}")):
@@ -57,7 +57,7 @@ def test_what_fleet_ignores_is_no_key_and_the_line_says_which_does_it(tmp_path, 
 
 def test_what_an_earlier_run_wrote_out_is_read_unless_it_did_something(tmp_path):
     file, config = tmp_path / "config.yaml", get_config(None, [*STAGE_1, "SEED", "3"])
-    for generation in (plain(config), yaml.safe_load(resolved(config))):  # before GIVEN was written, and since
+    for generation in (plain(config), yaml.safe_load(resolved_yaml(config))):  # before GIVEN was written, and since
         generation["DIST"]["STRATEGY"] |= {"gradient_merge": False, "gradient_merge_configs": {"k_steps": 1}}
         generation["DIST"]["STRATEGY"] |= {"recompute": False, "amp": False, "last_comm_group_size_MB": 1.0}
         file.write_text(yaml.safe_dump(generation))

@@ -16,8 +16,8 @@ def test_a_warm_up_that_fills_the_run_is_an_error(warmup, epochs):
     with pytest.raises(InputError) as error:
         get_config(None, options)
     assert str(error.value) == (
-        f"TRAIN.WARMUP_EPOCHS is {warmup}.0, expected fewer than TRAIN.NUM_EPOCHS, {epochs}: a tenth of them, say; the"
-        " run would end before BASE_LR"
+        f"TRAIN.WARMUP_EPOCHS is {warmup}.0, expected fewer than TRAIN.NUM_EPOCHS, {epochs} (a tenth of them is"
+        " usual); otherwise the run ends before it reaches BASE_LR"
     )
     assert get_config(None, ["TRAIN.NUM_EPOCHS", "1", "TRAIN.WARMUP_EPOCHS", "0"]).TRAIN.NUM_EPOCHS == 1
 
@@ -86,10 +86,18 @@ def bce(threshold, smoothing, classes="10", *options):
 
 def test_a_threshold_that_makes_all_targets_alike_is_an_error():
     for threshold, smoothing, expected in (
-        ("0.0", "0.1", "above 0.01, SMOOTHING over NUM_CLASSES, the target of every class: all targets would be 1"),
-        ("0.01", "0.1", "above 0.01, SMOOTHING over NUM_CLASSES, the target of every class: all targets would be 1"),
-        ("0.91", "0.1", "below 0.91, the label's own target: all would be 0"),
-        ("1.0", "0.0", "below 1, the label's own target: all would be 0"),
+        (
+            "0.0",
+            "0.1",
+            "above 0.01 (SMOOTHING / NUM_CLASSES, the target of other classes): otherwise all targets would be 1",
+        ),
+        (
+            "0.01",
+            "0.1",
+            "above 0.01 (SMOOTHING / NUM_CLASSES, the target of other classes): otherwise all targets would be 1",
+        ),
+        ("0.91", "0.1", "below 0.91 (the label's own target): otherwise all targets would be 0"),
+        ("1.0", "0.0", "below 1 (the label's own target): otherwise all targets would be 0"),
     ):
         for mixed in ([], ["TRAIN.MIXUP_ALPHA", "0.8"]):
             with pytest.raises(InputError) as error:
@@ -108,6 +116,6 @@ def test_the_datas_number_of_classes_decides_before_the_run(tmp_path, tiny):
     """0.02 is above 0.1 / 10, and below it of fewer classes: "auto" is known once the data are read."""
     smooth = ["TRAIN.LOSS", "bce", "TRAIN.SMOOTHING", "0.5", "MODEL.NUM_CLASSES", "auto"]
     train([*tiny, *smooth, "TRAIN.BCE_TARGET_THRESH", "0.06"], tmp_path / "run", 256)
-    with pytest.raises(InputError, match=r"BCE_TARGET_THRESH is 0\.05, expected above 0\.05, SMOOTHING over"):
+    with pytest.raises(InputError, match=r"BCE_TARGET_THRESH is 0\.05, expected above 0\.05 \(SMOOTHING"):
         train([*tiny, *smooth, "TRAIN.BCE_TARGET_THRESH", "0.05"], tmp_path / "refused", 256)
     assert not (tmp_path / "refused").exists()

@@ -16,13 +16,13 @@ from scipy.stats import binomtest, ttest_ind
 from sklearn.metrics import confusion_matrix, f1_score, precision_recall_fscore_support
 
 import main_multi_gpu
-from config import get_config, resolved
+from config import get_config, resolved_yaml
 from datasets import get_dataset
 from errors import InputError
 from training import predictions, report
 from training.pages import page
 from training.report import measures, write_report
-from training.report.reading import finished, read_predictions
+from training.report.reading import read_predictions, read_run
 from training.run import Run
 
 NAMES = ["cat", "<script>alert(1)</script>", '"dog, big"', "=1+1", "\u202enaïve", "never"]
@@ -106,7 +106,7 @@ def made(tmp_path, tiny):
     folder.mkdir()
     found = {"label": label, "predicted": predicted, "probability": probability}
     predictions.write(folder / predictions.FILE, found, dataset, str(data))
-    (folder / "config.yaml").write_text(resolved(config))
+    (folder / "config.yaml").write_text(resolved_yaml(config))
     (folder / "classes.json").write_text(json.dumps(NAMES))
     result = {"acc1": 100 * float((label == predicted).mean()), "loss": 0.5, "num_samples": 18}
     (folder / "result.json").write_text(json.dumps({**result, "weights": "<b>w</b>"}))
@@ -227,7 +227,7 @@ def test_what_no_run_writes_is_refused_in_a_line(made, file, text, message):
     folder, *_ = made
     (folder / file).write_text(text)
     with pytest.raises(InputError) as caught:
-        finished(folder)
+        read_run(folder)
     assert message in str(caught.value)
     assert file in str(caught.value)
 

@@ -11,7 +11,7 @@ from config import get_config
 from datasets import ArrayDataset, get_datasets
 from errors import InputError
 from models import build_model
-from options import named
+from options import option_keys
 from training.checkpoint.restore import load_checkpoint
 from training.command_line import config_from_arguments
 from training.optim import build_optimizer
@@ -51,8 +51,8 @@ def test_settings_that_changed_are_listed_unless_they_are_named(tmp_path, tiny):
     train([*options, *resumed, *free], tmp_path / "b", 32)
     flags = ["-image_size=12", f"-resume={resumed[1]}"]
     config = config_from_arguments("main_multi_gpu.py", [*flags, "-o", *options[2:], *changed])
-    assert named(config) >= {"TRAIN.BASE_LR", "SEED", "TRAIN.HFLIP"}
-    assert "DATA.IMAGE_SIZE" not in named(config)  # a script's flags aren't what someone meant to change
+    assert option_keys(config) >= {"TRAIN.BASE_LR", "SEED", "TRAIN.HFLIP"}
+    assert "DATA.IMAGE_SIZE" not in option_keys(config)  # a script's flags aren't what someone meant to change
 
 
 def test_another_model_is_refused(tmp_path, tiny):

@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT, write_images
 from runs import assert_same_run
 
-from config import get_config, resolved
+from config import get_config, resolved_yaml
 from errors import InputError
 from options import notes
 from training.command_line import config_from_arguments, run_file
@@ -126,7 +126,7 @@ def run(tmp_path, monkeypatch):
     (folder / "checkpoints" / "epoch_0001").mkdir(parents=True)
     (folder / "checkpoints" / "best").symlink_to("epoch_0001")
     (folder / "checkpoints" / "best_ema.safetensors").symlink_to("epoch_0001/ema.safetensors")
-    (folder / "config.yaml").write_text(resolved(get_config("vit_digits", options)))
+    (folder / "config.yaml").write_text(resolved_yaml(get_config("vit_digits", options)))
     return folder
 
 
@@ -175,7 +175,9 @@ def test_the_runs_own_configuration_is_taken(run, script, flags, expected):
     ],
 )
 def test_a_run_that_goes_on_does_not_ask_for_its_first_weights(run, flags, weights):
-    text = resolved(get_config("vit_digits", ["MODEL.PRETRAINED", "gone.npz", "MODEL.PRETRAINED_ALLOW", "[head.*]"]))
+    text = resolved_yaml(
+        get_config("vit_digits", ["MODEL.PRETRAINED", "gone.npz", "MODEL.PRETRAINED_ALLOW", "[head.*]"])
+    )
     (run / "config.yaml").write_text(text)
     Path("begun").mkdir()
     Path("begun/config.yaml").write_text(text)
@@ -222,7 +224,7 @@ def test_without_a_script_nothing_is_digits(run):
 def test_what_leaves_no_model_to_take_is_refused(run, flags, message):
     Path("evaluated").mkdir()
     Path("bare/checkpoints").mkdir(parents=True)
-    Path("evaluated/config.yaml").write_text(resolved(get_config("vit_digits", ["EVAL", "True"])))
+    Path("evaluated/config.yaml").write_text(resolved_yaml(get_config("vit_digits", ["EVAL", "True"])))
     with pytest.raises(InputError) as caught:
         of(*flags)
     assert str(caught.value).startswith(message)

@@ -9,7 +9,7 @@ import utils
 from config import get_config
 from errors import InputError
 from models import build_model
-from training.setup import precision, precision_told, share_batch
+from training.setup import precision, precision_text, share_batch
 
 
 def test_mixed_precision_on_a_cpu_without_bfloat16_is_float32_and_says_so(tmp_path, tiny, monkeypatch):
@@ -48,7 +48,7 @@ def test_what_a_cpu_computes_in_which_type_is_told(monkeypatch, words, told):
     monkeypatch.setattr("ops.core.supports_bfloat16_fast_performance", lambda: True)
     monkeypatch.setattr("ops._loaded", True)
     config = get_config(None, words.split())
-    assert precision_told(config) == told.replace(
+    assert precision_text(config) == told.replace(
         "PRODUCTS", "products in linear, MLP and attention layers, the rest in float32"
     )
     assert precision(config, config.EVAL) == told.partition(" ")[0]
@@ -79,9 +79,9 @@ def test_on_a_gpu_evaluations_are_in_float32_as_paddlevits(monkeypatch, words, t
     monkeypatch.setattr("paddle.amp.is_bfloat16_supported", lambda: True)
     config = get_config(None, words.split())
     assert (precision(config), precision(config, evaluation=True)) == (training, evaluation)
-    assert precision_told(config) == told
-    monkeypatch.setattr("training.setup.float32_told", lambda: "float32 (convolutions by TF32)")
-    assert precision_told(config) == told.replace("float32", "float32 (convolutions by TF32)")
+    assert precision_text(config) == told
+    monkeypatch.setattr("training.setup.float32_text", lambda: "float32 (convolutions by TF32)")
+    assert precision_text(config) == told.replace("float32", "float32 (convolutions by TF32)")
 
 
 @pytest.mark.parametrize("halved", [False, True])
@@ -175,7 +175,7 @@ def test_wrong_teachers_are_named(tmp_path, tiny):
     distilled = [*options, "TRAIN.DISTILLATION_TYPE", "soft"]
     with pytest.raises(InputError, match="DISTILLATION_TYPE is soft, but TEACHER_MODEL is None"):
         train(distilled, tmp_path / "a", 16)
-    with pytest.raises(InputError, match="has MODEL.NUM_CLASSES 10, the student 12; make them one"):
+    with pytest.raises(InputError, match="has MODEL.NUM_CLASSES 10, the student 12; make them equal"):
         teach([*distilled, "MODEL.NUM_CLASSES", "12"], tmp_path / "b", tmp_path / "teacher")
     with pytest.raises(InputError, match="has DATA.IMAGE_SIZE 8, the student 12"):
         teach([*distilled, "DATA.IMAGE_SIZE", "12"], tmp_path / "c", tmp_path / "teacher")

@@ -22,7 +22,7 @@ from launch import side_by_side
 from tools.sweep import Session, main
 from training.command_line import config_from_arguments
 from training.sweeps import results
-from training.sweeps.points import check, edges, planned, read_sweep, suggested
+from training.sweeps.points import check, edges, plan_points, read_sweep, suggest_points
 
 COMMAND = "python main_single_gpu.py -cfg=vit_digits -o TRAIN.NUM_EPOCHS 2 TRAIN.WARMUP_EPOCHS 0"
 KEYS = {"TRAIN.BASE_LR": ["1e-4", 0.001], "TRAIN.GRAD_CLIP": [None, 1.0], "TRAIN.OPTIMIZER.BETAS": [[0.9, 0.99]]}
@@ -43,9 +43,9 @@ def test_a_grid_has_every_combination_in_the_order_of_the_file(tmp_path):
     sweep = sweep_of(tmp_path)
     rates, clips = ("1e-4", "0.001"), ("None", "1.0")
     expected = [(rate, clip, "[0.9, 0.99]") for rate in rates for clip in clips]
-    assert [tuple(point.values()) for point in planned(sweep)] == expected
-    assert check(sweep, planned(sweep)) == "acc1"
-    config = config_from_arguments(sweep.program, sweep.arguments("0", planned(sweep)[-1], None))
+    assert [tuple(point.values()) for point in plan_points(sweep)] == expected
+    assert check(sweep, plan_points(sweep)) == "acc1"
+    config = config_from_arguments(sweep.program, sweep.arguments("0", plan_points(sweep)[-1], None))
     assert (config.TRAIN.BASE_LR, config.TRAIN.GRAD_CLIP, config.TRAIN.OPTIMIZER.BETAS) == (0.001, 1.0, [0.9, 0.99])
     assert config.TRAIN.NUM_EPOCHS == 2
     assert str(tmp_path / "swept" / "0") == config.OUTPUT
@@ -53,9 +53,9 @@ def test_a_grid_has_every_combination_in_the_order_of_the_file(tmp_path):
 
 def test_random_points_are_of_their_distributions_and_the_first_ones_of_any_number(tmp_path):
     drawn = DRAWN | {"TRAIN.SMOOTHING": {"choice": [0, 0.1, 0.2, 0.3]}}
-    few, many = (planned(sweep_of(tmp_path, keys=drawn, method="random", runs=runs)) for runs in (5, 2000))
+    few, many = (plan_points(sweep_of(tmp_path, keys=drawn, method="random", runs=runs)) for runs in (5, 2000))
     assert many[:5] == few
-    assert planned(sweep_of(tmp_path, keys=drawn, method="random", runs=5, seed=1)) != few
+    assert plan_points(sweep_of(tmp_path, keys=drawn, method="random", runs=5, seed=1)) != few
     rates, decays = (np.array([float(point[key]) for point in many]) for key in DRAWN)
     share = (np.log10(np.sort(rates)) + 5) / 4  # uniform in 0..1: Kolmogorov and Smirnov's bound for 1 in 1,000
     for shares in (share, np.sort(decays) / 0.5):
@@ -78,8 +78,8 @@ def test_random_points_are_of_their_distributions_and_the_first_ones_of_any_numb
         ({"command": f"{COMMAND} --resume=auto"}, "command has --resume=auto, which the sweep gives"),
         ({"method": "bayes"}, "method is 'bayes', expected one of grid, random, optuna"),
         ({"method": "random"}, "runs is missing"),
-        ({"runs": 3}, "a grid has its runs; leave runs out"),
-        ({"keys": DRAWN}, "TRAIN.BASE_LR is an interval, of which method grid has no values"),
+        ({"runs": 3}, "a grid has a run for each point; leave runs out"),
+        ({"keys": DRAWN}, "TRAIN.BASE_LR is an interval, but method grid needs values"),
         ({"keys": {"OUTPUT": ["a"]}}, "OUTPUT is the sweep's own"),
         ({"keys": {"TRAIN.BASE_LR": 0.1}}, "TRAIN.BASE_LR is 0.1, expected a list of values"),
         ({"keys": {"TRAIN.BASE_LR": {"loguniform": [1, 2]}}}, "from is 'loguniform', .*; did you mean log_uniform?"),
@@ -116,7 +116,7 @@ def test_every_configuration_is_read_before_the_first_run(tmp_path, monkeypatch)
             main()
     large = sweep_of(tmp_path, keys={"TRAIN.BASE_LR": [0.001]}, seeds=[0, 2**32])
     with pytest.raises(InputError, match="SEED is 4294967296"):
-        check(large, planned(large))
+        check(large, plan_points(large))
     drawn = sweep_of(tmp_path, keys={"TRAIN.SMOOTHING": {"uniform": [0, 3]}}, method="random", runs=1)
     with pytest.raises(InputError, match="TRAIN.SMOOTHING=3"):
         check(drawn, edges(drawn))
@@ -126,7 +126,7 @@ def test_every_configuration_is_read_before_the_first_run(tmp_path, monkeypatch)
 def test_the_metric_is_the_runs_own_or_one_of_its_task(tmp_path):
     def metric(**content):
         sweep = sweep_of(tmp_path, **content)
-        return check(sweep, planned(sweep))
+        return check(sweep, plan_points(sweep))
 
     averaged = f"{COMMAND} TRAIN.MODEL_EMA True BEST_METRIC loss"
     assert (metric(), metric(command=averaged), metric(metric="acc5")) == ("acc1", "loss", "acc5")
@@ -165,8 +165,8 @@ def test_the_files_that_are_shown_are_sweeps(page, tmp_path):
     for block in blocks:
         (tmp_path / "rates.yaml").write_text(textwrap.dedent(block))
         sweep = read_sweep(tmp_path / "rates.yaml")
-        assert len(planned(sweep)) >= 3
-        assert check(sweep, planned(sweep)) == "acc1"
+        assert len(plan_points(sweep)) >= 3
+        assert check(sweep, plan_points(sweep)) == "acc1"
         assert str(sweep.output) in ("output/rates", "RATES")
     assert blocks
 
@@ -199,8 +199,8 @@ def session_of(sweep, monkeypatch, dies_after=10**9, fails=()):
 
     ran = []
     monkeypatch.setattr(side_by_side, "run", run)
-    plan = [] if sweep.method == "optuna" else planned(sweep)
-    session = Session(sweep, results.recorded(sweep, plan), "acc1", [{}, {}])
+    plan = [] if sweep.method == "optuna" else plan_points(sweep)
+    session = Session(sweep, results.read_points(sweep, plan), "acc1", [{}, {}])
     return session, ran
 
 
@@ -212,7 +212,7 @@ def test_what_is_done_is_not_repeated_and_what_failed_is(tmp_path, monkeypatch, 
     assert ran == [f"000{point}_seed{seed}" for point in range(3) for seed in (0, 1)]
     assert "0001_seed0 TRAIN.BASE_LR=0.01: ended with status 1: error: two" in capsys.readouterr().out
     rows = session.rows()
-    assert [row.told() for row in rows] == ["done", "done", "ended with status 1", "done", "done", "done"]
+    assert [row.status_text() for row in rows] == ["done", "done", "ended with status 1", "done", "done", "done"]
     assert [row.outcome.value for row in rows if row.outcome] == [86, 86, 89, 90, 90]
     again, ran = session_of(sweep, monkeypatch)
     again.run(lock)
@@ -224,7 +224,7 @@ def test_the_table_has_means_and_deviations_and_the_best(tmp_path):
     sweep = sweep_of(tmp_path, keys={"TRAIN.BASE_LR": [0.1, 0.01], "TRAIN.LOSS": ["auto"]}, seeds=[0, 1, 2])
     for name, value in {"0000_seed0": 50.0, "0000_seed1": 60.0, "0001_seed0": 52.0}.items():
         finish(sweep, name, value)
-    rows = results.rows(sweep, planned(sweep), "acc1", {"0001_seed2": -9})
+    rows = results.rows(sweep, plan_points(sweep), "acc1", {"0001_seed2": -9})
     assert results.table(rows, sweep, "acc1").splitlines() == [
         "run   TRAIN.BASE_LR  TRAIN.LOSS  acc1              epoch  status",
         "0000  0.1            auto        55.0000 ± 7.0711  3,3    0000_seed2 not run",
@@ -232,7 +232,7 @@ def test_the_table_has_means_and_deviations_and_the_best(tmp_path):
         " (is memory short?)",
     ]
     assert results.best(rows, sweep, "acc1")[0].name == "0000_seed0"
-    losses = results.rows(sweep, planned(sweep), "loss", {})
+    losses = results.rows(sweep, plan_points(sweep), "loss", {})
     assert results.best(losses, sweep, "loss")[0].outcome.value == 1.0
     results.write(rows, sweep, "acc1")
     read = list(csv.DictReader((sweep.output / "sweep.csv").read_text().splitlines()))
@@ -246,20 +246,20 @@ def test_the_table_has_means_and_deviations_and_the_best(tmp_path):
 def test_a_folder_is_of_one_file_which_may_become_longer(tmp_path):
     sweep = sweep_of(tmp_path, keys={"TRAIN.BASE_LR": [0.1, 0.01]})
     sweep.output.mkdir()
-    results.record(sweep, planned(sweep))
+    results.record(sweep, plan_points(sweep))
     longer = sweep_of(tmp_path, keys={"TRAIN.BASE_LR": [0.1, 0.01, 0.001]}, side_by_side=2, metric="acc5")
-    assert results.recorded(longer, planned(longer)) == planned(sweep)
+    assert results.read_points(longer, plan_points(longer)) == plan_points(sweep)
     for content, message in (
         ({"keys": {"TRAIN.BASE_LR": [0.2, 0.01]}}, "is of a sweep with other keys; give another output"),
         ({"command": f"{COMMAND} SEED 3", "keys": {"TRAIN.BASE_LR": [0.1, 0.01]}}, "with other command"),
     ):
         other = sweep_of(tmp_path, **content)
         with pytest.raises(InputError, match=message):
-            results.recorded(other, planned(other))
+            results.read_points(other, plan_points(other))
     for text in ("[]", "{", '{"points": 3}', '{"points": [{"a": 1}], "of": {}}', '{"points": []}'):
         (sweep.output / "sweep.json").write_text(text)
         with pytest.raises(InputError, match="sweep.json: "):
-            results.recorded(sweep, planned(sweep))
+            results.read_points(sweep, plan_points(sweep))
     for text in ("{}", '{"best": 3}', '{"best": {"acc1": [], "epoch": 1}}', "\0"):
         (sweep.output / "0000").mkdir(exist_ok=True)
         (sweep.output / "0000" / "result.json").write_text(text)
@@ -340,5 +340,5 @@ def test_optunas_points_are_the_same_whenever_it_is_killed(tmp_path, monkeypatch
     rates = [math.log10(float(point["TRAIN.BASE_LR"])) for point in found[0]]
     assert len(rates) == 30
     assert np.abs(np.array(rates[-10:]) + 3).mean() < 0.7 * np.abs(np.array(rates[:10]) + 3).mean()  # it learns
-    failed = suggested(sweep, found[0][:12], [None] * 12, 2)  # where nothing is known, it draws
+    failed = suggest_points(sweep, found[0][:12], [None] * 12, 2)  # where nothing is known, it draws
     assert len(failed) == 2

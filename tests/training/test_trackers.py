@@ -211,7 +211,7 @@ def test_trackers_that_hang_crash_or_cannot_be_started_are_told_and_left(tmp_pat
 
 
 def test_what_is_not_installed_ends_the_start_in_a_line(tmp_path, tiny, monkeypatch):
-    monkeypatch.setattr(tracking, "_found", lambda package: package == "wandb")
+    monkeypatch.setattr(tracking, "_is_installed", lambda package: package == "wandb")
     options = [*tiny, "TRACKERS", "[wandb,mlflow,tensorboard]"]
     line = "TRACKERS: mlflow needs mlflow, tensorboard needs tensorboardX, which isn't installed; pip install -r "
     refused(f"{line}requirements-trackers.txt, or leave it out of TRACKERS", options, tmp_path / "run")
@@ -222,8 +222,8 @@ def test_a_folder_of_a_trackers_name_is_no_package(tmp_path, monkeypatch):
     (tmp_path / "aim").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     assert importlib.util.find_spec("aim") is not None
-    assert not tracking._found("aim")
-    assert tracking._found("yaml")
+    assert not tracking._is_installed("aim")
+    assert tracking._is_installed("yaml")
 
 
 def test_trackers_are_chosen_by_names_that_are_there():

@@ -144,7 +144,7 @@ def test_a_report_goes_on_from_what_was_carried_over():
     """In float16: of four updates one overflowed before the resume, and one after it."""
     before = {"means": {"loss": (7.0, 4), "grad_norm": (3.0, 1)}, "totals": {"samples": 4, "skipped_updates": 1}}
     own, found = opened([before], scaler=True)
-    assert own.gathered()[0]["means"] == {"loss": (7.0, 4), "grad_norm": (3.0, 1)}
+    assert own.gather()[0]["means"] == {"loss": (7.0, 4), "grad_norm": (3.0, 1)}
     own.add(5, values(loss=[1.0, 2.0], new=[4.0, 8.0]), paddle.to_tensor(float("inf")))
     own.add(6, values(loss=[0.5, 1.5], new=[0.0, 0.0]), paddle.to_tensor(2.0))
     own.report(0.1)
@@ -175,12 +175,12 @@ def test_what_is_saved_is_the_window_at_the_last_mark():
         "means": {"loss": (3.0, 2), "grad_norm": (5.0, 1)},
         "totals": {"samples": 2, "skipped_updates": 0, "skipped": 0},
     }]  # fmt: skip
-    assert own.gathered() == expected
+    assert own.gather() == expected
     own.report(0.1)  # its steps are those after an update: what is saved is from before
-    assert own.gathered() == expected
+    assert own.gather() == expected
 
 
-@pytest.mark.parametrize("ask", [lambda own: own.report(0.1), lambda own: (own.mark(), own.gathered())])
+@pytest.mark.parametrize("ask", [lambda own: own.report(0.1), lambda own: (own.mark(), own.gather())])
 def test_only_the_loss_is_judged_not_finite_and_its_first_step_is_named(ask):
     own, found = opened()
     own.add(4, values(acc1=[float("nan")], loss=[1.0]), paddle.to_tensor(float("inf")))
@@ -189,7 +189,7 @@ def test_only_the_loss_is_judged_not_finite_and_its_first_step_is_named(ask):
     assert np.isnan(found["acc1"])
     own.add(5, values(acc1=[float("nan")], loss=[1.0]))
     own.mark()
-    assert own.gathered()[0]["means"]["loss"] == (1.0, 1)
+    assert own.gather()[0]["means"]["loss"] == (1.0, 1)
     own.add(6, values(acc1=[0.0], loss=[float("inf")]))
     own.add(7, values(acc1=[0.0], loss=[float("nan")]))
     with pytest.raises(RunError) as raised:

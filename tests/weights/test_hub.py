@@ -192,7 +192,7 @@ def test_weights_of_the_hub_from_its_cache(tmp_path):
     cached(tmp_path, "half", ["model.safetensors"])
     cached(tmp_path, "none", [], absent=["model.safetensors", "pytorch_model.bin"])
     config = {"architecture": "vit", "mean": [0.5] * 3}
-    unknown = "can't be had ("
+    unknown = "can't be downloaded ("
     expected = {
         "hf-hub:org/both": [str(both / "model.safetensors"), [1], config],
         "hf_hub:org/both@main": [str(both / "model.safetensors"), [1], config],

@@ -18,7 +18,7 @@ from test_coat import small
 from errors import InputError
 from weights import file_arrays, load_weights
 from weights.formats import write_weights
-from weights.names import coat, repeated, timm_names
+from weights.names import coat, repeated_names, timm_names
 
 GOLDEN = json.loads((ROOT / "tests" / "golden" / "names_coat.json").read_text())
 
@@ -67,7 +67,7 @@ def test_what_is_written_has_timms_names_and_loads_with_and_without_repetitions(
     model = small(name)
     arrays = file_arrays(model)
     assert arrays.keys() == theirs
-    others = repeated(coat, model.state_dict())
+    others = repeated_names(coat, model.state_dict())
     assert theirs - others.keys() == model.state_dict().keys()
     for others_left in (others, {key for key in others if "2" in key}, ()):  # each file has some name of each tensor
         fresh = small(name)

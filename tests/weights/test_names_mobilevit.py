@@ -103,12 +103,12 @@ def test_transformers_preparation_is_taken_and_another_order_of_colours_refused(
     prepared = {"do_center_crop": True, "crop_size": {"height": 64, "width": 64}, "size": {"shortest_edge": 72}}
     prepared |= {"resample": 2, "do_flip_channel_order": True}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(prepared))
-    config = description_of(tmp_path).configured(["MODEL.PRETRAINED", str(tmp_path)])
+    config = description_of(tmp_path).to_config(["MODEL.PRETRAINED", str(tmp_path)])
     assert pytest.approx(64 / 72) == config.DATA.CROP_PCT
     assert (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD) == ([0.0] * 3, [1.0] * 3)
     assert (config.DATA.INTERPOLATION, config.MODEL.EMBED_DIMS) == ("bilinear", [8, 8, 8, 8, 8, 16, 16, 16, 24])
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(prepared | {"do_flip_channel_order": False}))
-    with pytest.raises(InputError, match="do_flip_channel_order is off"):
+    with pytest.raises(InputError, match="do_flip_channel_order is False, expected True"):
         description_of(tmp_path)
     (tmp_path / "preprocessor_config.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps(golden["config"] | {"output_stride": 16}))

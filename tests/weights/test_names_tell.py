@@ -332,7 +332,7 @@ def test_a_training_checkpoint_gives_its_weights_and_tells_which(tmp_path, avera
 
 def test_an_optimizers_state_is_no_weights(tmp_path):
     (tmp_path / "a.pdopt").write_bytes(program({}))
-    with pytest.raises(InputError, match=r"a\.pdopt: an optimizer's state; its weights are in .*a\.pdparams$"):
+    with pytest.raises(InputError, match=r"a\.pdopt is an optimizer's state; give its weights, .*a\.pdparams$"):
         load_weights(vit(), tmp_path / "a.pdopt")
 
 

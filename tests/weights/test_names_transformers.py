@@ -50,7 +50,7 @@ def outputs(case, config):
 @pytest.mark.parametrize("case", GOLDEN)
 def test_a_folder_alone_builds_the_model_and_gives_its_logits(case, folder):
     path = folder(case)
-    config = description_of(path).configured(["MODEL.PRETRAINED", str(path)])
+    config = description_of(path).to_config(["MODEL.PRETRAINED", str(path)])
     expected = np.array(GOLDEN[case]["outputs"])
     assert np.abs(np.diff(expected, axis=0)).max() > 1e-2 * np.ptp(expected)  # the images matter
     np.testing.assert_allclose(outputs(case, config), expected, atol=2e-5 * np.ptp(expected), rtol=0)
@@ -162,7 +162,7 @@ def test_images_are_prepared_as_the_preprocessor_says(preprocessor, expected, fo
     preprocessor |= {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.2, 0.2], "do_normalize": True}
     (path / "preprocessor_config.json").write_text(json.dumps(preprocessor))
     described = description_of(path)
-    data = described.configured(["MODEL.PRETRAINED", str(path)]).DATA
+    data = described.to_config(["MODEL.PRETRAINED", str(path)]).DATA
     interpolation, share, mode = expected
     assert (interpolation or "bicubic", share, mode) == (data.INTERPOLATION, data.CROP_PCT, data.CROP_MODE)
     assert (data.IMAGENET_MEAN, data.IMAGENET_STD, data.IMAGE_SIZE) == ([0.5, 0.4, 0.3], [0.2, 0.2, 0.2], 16)
@@ -184,7 +184,7 @@ def test_a_whole_clip_is_read_as_its_image_tower(folder):
     }
     whole = {"model_type": "clip", "architectures": ["CLIPModel"], "projection_dim": 7, "vision_config": tower}
     (path / "config.json").write_text(json.dumps(whole))
-    config = description_of(path).configured(["MODEL.PRETRAINED", str(path)])
+    config = description_of(path).to_config(["MODEL.PRETRAINED", str(path)])
     expected = np.array(golden["outputs"])
     np.testing.assert_allclose(outputs("clip", config), expected, atol=2e-5 * np.ptp(expected), rtol=0)
 

@@ -1,6 +1,6 @@
 """``eval``: images/s of evaluation, ours (eager, and EVAL_ENGINE inference) and timm's (eager and torch.compile).
 
-Ours is a whole ``main_single_gpu.py -eval`` on synthetic images and random weights, timed from batch to batch; timm's
+Ours is a whole ``main_single_gpu.py -eval`` on synthetic images and random weights, timed from batch to batch. timm's
 takes random uint8 images, normalises them and counts the hits. The first WARM_UP batches of each run don't count.
 """
 
@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from config import get_config
-from tools.benchmarks.measure import Benchmark, Run, ask, checked, each, measure, positive, timm_versions
+from tools.benchmarks.measure import Benchmark, Run, ask, each, measure, option_words, positive, timm_versions
 from tools.benchmarks.training import timm_request
 
 WARM_UP = 3  # batches: of the first, torch.compile makes its code
@@ -48,7 +48,7 @@ def evaluation_sides(arguments: argparse.Namespace, folder: str) -> dict[str, Ru
         fixed["AMP_EVAL"] = True
     if engine:
         fixed["EVAL_ENGINE"] = "eager"
-    options = checked(arguments, fixed)
+    options = option_words(arguments, fixed)
     weights = f"{folder}/{Path(arguments.cfg).stem}.safetensors"
     request = {"cfg": arguments.cfg, "options": options, "weights": weights}
     ask("our_evaluation.py", request, arguments.threads)

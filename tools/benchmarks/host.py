@@ -8,7 +8,7 @@ GPU. What is measured, our_host.py says; each run is a process of its own.
 import argparse
 import tempfile
 
-from tools.benchmarks.measure import Benchmark, ask, checked, measure, positive
+from tools.benchmarks.measure import Benchmark, ask, measure, option_words, positive
 from tools.benchmarks.our_host import WHOLE, WHOLE_WALL
 
 WARM_UP = 10  # steps
@@ -32,7 +32,7 @@ def host(arguments: argparse.Namespace) -> None:
     fixed = {"DATA.DATASET": "synthetic", "DATA.BATCH_SIZE": arguments.batch_size, "DATA.NUM_WORKERS": 0}
     fixed |= {"DATA.SYNTHETIC_SIZE": arguments.batch_size * steps, "REPORT_FREQ": steps, "SAVE_FREQ": 0}
     fixed |= {"TRAIN.NUM_EPOCHS": 1, "TRAIN.WARMUP_EPOCHS": 0, "TRAIN.ACCUM_ITER": 1}
-    options = checked(arguments, fixed, _DEFAULTS)
+    options = option_words(arguments, fixed, _DEFAULTS)
 
     def steps_of_a_run() -> dict[str, list[float]]:
         with tempfile.TemporaryDirectory() as folder:

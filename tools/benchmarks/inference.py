@@ -10,7 +10,7 @@ import tempfile
 
 from config import get_config
 from errors import InputError
-from tools.benchmarks.measure import Benchmark, Ratio, ask, checked, measure, positive, timm_versions
+from tools.benchmarks.measure import Benchmark, Ratio, ask, measure, option_words, positive, timm_versions
 from tools.benchmarks.training import timm_request
 
 WARM_UP = 5  # calls: of the first, torch.compile makes its code
@@ -60,7 +60,7 @@ def infer(arguments: argparse.Namespace) -> None:
 
 def _options(arguments: argparse.Namespace, cfg: str) -> list[str]:
     one = argparse.Namespace(**vars(arguments) | {"cfg": cfg})
-    return checked(one, {"EVAL": True} if "EVAL" in get_config(cfg) else {})
+    return option_words(one, {"EVAL": True} if "EVAL" in get_config(cfg) else {})
 
 
 def _asked(request: dict, arguments: argparse.Namespace) -> list[float]:

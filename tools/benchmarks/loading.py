@@ -1,9 +1,9 @@
 """``loader``: images/s of the training or evaluation data, per worker, of the toolkit, timm and PaddleViT's pipeline.
 
-Each run is a process of its own that measures the loader, whose batches are taken as fast as they come and discarded,
-and then the dataset alone, one image after the other. Each side reads the same files; a list repeats them until they
-suffice for one epoch. Besides images/s there are images per CPU second (of the loader: of its workers), which other
-work on the machine disturbs less.
+Each run is a process of its own. It measures the loader, whose batches are taken as fast as they come and discarded.
+Then it measures the dataset alone, one image after the other. Each side reads the same files; a list repeats them until
+they suffice for one epoch. Besides images/s there are images per CPU second (of the loader: of its workers), which
+other work on the machine disturbs less.
 """
 
 import argparse
@@ -15,8 +15,8 @@ from typing import Any
 
 from config import get_config, named_keys
 from errors import InputError
-from options import Configuration, pair, size_told
-from tools.benchmarks.measure import HERE, Benchmark, ask, checked, each, measure, positive, timm_versions
+from options import Configuration, pair, size_text
+from tools.benchmarks.measure import HERE, Benchmark, ask, each, measure, option_words, positive, timm_versions
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")
 
@@ -46,7 +46,7 @@ def loader(arguments: argparse.Namespace) -> None:
             source = Path(arguments.data_path) if arguments.data_path else photographs(Path(folder))
             _list(source, Path(folder), warm_up + arguments.images + arguments.batch_size)
             fixed |= {"DATA.DATASET": "imagenet2012", "DATA.DATA_PATH": folder, "MODEL.NUM_CLASSES": "auto"}
-        options = checked(arguments, fixed)
+        options = option_words(arguments, fixed)
         config = get_config(arguments.cfg, options)
         if odd := [key for key, plain in _PLAIN.items() if arguments.against and config.TRAIN[key] != plain]:
             raise InputError(f"--against: the peers' images have no TRAIN.{odd[0]}; set it to {_PLAIN[odd[0]]} with -o")
@@ -65,7 +65,7 @@ def loader(arguments: argparse.Namespace) -> None:
         if "paddlevit" in arguments.against:
             kinds["paddlevit"] = lambda: side("our_loader.py", "paddlevit")
         title = (
-            f"{size_told(config.DATA.IMAGE_SIZE)} pixels, workers {arguments.workers}, batch {arguments.batch_size},"
+            f"{size_text(config.DATA.IMAGE_SIZE)} pixels, workers {arguments.workers}, batch {arguments.batch_size},"
         )
         images = config.DATA.DATASET if own else arguments.data_path or "make_photographs.py"
         title += f" {arguments.images} images a run of {images}"

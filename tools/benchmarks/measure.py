@@ -163,10 +163,10 @@ def rows_of_all(report: dict[str, Any]) -> list[str]:
 
 
 def _row(kind: str, what: str, found: dict[str, Any]) -> tuple[str, ...]:
-    return (kind, what, *(shown(found[key]) for key in ("median", "min", "max")), str(len(found["values"])))
+    return (kind, what, *(format_number(found[key]) for key in ("median", "min", "max")), str(len(found["values"])))
 
 
-def shown(value: float) -> str:
+def format_number(value: float) -> str:
     """Returns a number with about four digits and no exponent."""
     return f"{value:.{0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 10 else 3}f}"
 
@@ -179,7 +179,9 @@ def words(options: dict[str, Any]) -> list[str]:
     return [str(word) for pair in options.items() for word in pair]
 
 
-def checked(arguments: argparse.Namespace, fixed: dict[str, Any], defaults: dict[str, Any] | None = None) -> list[str]:
+def option_words(
+    arguments: argparse.Namespace, fixed: dict[str, Any], defaults: dict[str, Any] | None = None
+) -> list[str]:
     """Returns the words of ``-o`` for a run: ``defaults``, the user's own, then what is ``fixed``; an error in them is
     told before anything is measured.
 

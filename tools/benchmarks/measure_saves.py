@@ -21,7 +21,7 @@ import paddle
 
 from config import get_config
 from datasets import ImageDataset, get_dataset
-from errors import reported
+from errors import reporting
 from models import build_model
 from ops.settings import tune_cpu
 from training.checkpoint import Progress, Saver
@@ -114,7 +114,7 @@ class BySaver:
 
     def __init__(self, training: Any, dataset: ImageDataset, figures: Figures) -> None:
         self.training, self.figures = training, figures
-        parts = (training.evaluated, training.optimizer, training.scaler, dataset)
+        parts = (training.evaluated_models, training.optimizer, training.scaler, dataset)
         self.saver = Saver(training.config, training.run, *parts)
 
     def save(self, progress: Progress, statistics: dict[str, paddle.Tensor], written: str = "written") -> float:
@@ -160,7 +160,7 @@ class ByPaddle:
     def __init__(self, training: Any, dataset: ImageDataset, figures: Figures) -> None:
         self.figures, self.folder = figures, Path(training.run.directory)
         self.parts = {"model": training.model, "optimizer": training.optimizer}
-        self.parts |= {"ema": training.averaged} if training.ema else {}
+        self.parts |= {"ema": training.averaged_model} if training.ema else {}
 
     def save(self, progress: Progress, statistics: dict[str, paddle.Tensor]) -> float:
         """Returns the seconds that training waited."""
@@ -199,5 +199,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from config import get_config
-from errors import RunError, reported
+from errors import RunError, reporting
 from launch import progress
 from models import build_model
 from weights import save_weights
@@ -47,5 +47,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

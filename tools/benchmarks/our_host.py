@@ -1,9 +1,9 @@
 """A training step's time on the host, part by part, for tools/benchmark.py.
 
 It takes a request as one word of JSON: ``cfg``, ``options``, ``warm_up`` (steps that don't count). It answers in one
-line: {what: [the median over the steps]}, in ms of the training thread's CPU time, which other programs disturb less,
-and the whole step's by the clock besides. The steps are ``engine.train_one_epoch``'s own, from the moment that a batch
-is there to that at which the next is asked for: all but the loader.
+line: {what: [the median over the steps]}. These are ms of the training thread's CPU time, which other programs disturb
+less. The whole step's time by the clock stands beside them. The steps are ``engine.train_one_epoch``'s own, from the
+moment that a batch is there to that at which the next is asked for: all but the loader.
 """
 
 import json
@@ -95,7 +95,7 @@ def watch(training: Any, stopwatch: Stopwatch) -> None:
         training.ema.update = timed("average of the weights", training.ema.update)
     engine.clip_gradients = timed("clipping", engine.clip_gradients)
     classification.hits = timed("hits and sums", classification.hits)
-    window.summed = timed("hits and sums", window.summed)
+    window.sum_of_each = timed("hits and sums", window.sum_of_each)
     engine.seed_step = timed("seeding", engine.seed_step)
 
 
@@ -123,7 +123,7 @@ def main() -> None:
     model = build_model(config)
     freeze(config, model)
     training, progress, stopwatch = prepare(Classification(config), model, dataset, run), Progress(), Stopwatch()
-    saver = Saver(config, run, training.evaluated, training.optimizer, training.scaler, dataset)
+    saver = Saver(config, run, training.evaluated_models, training.optimizer, training.scaler, dataset)
     keeper = Keeper(progress, saver, Requests(config.SAVE_MINUTES))
     watch(training, stopwatch)
     saver.begin(progress)
@@ -133,7 +133,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from errors import reported
+    from errors import reporting
 
-    with reported():
+    with reporting():
         main()

@@ -1,7 +1,7 @@
 """Our side of tools/benchmark.py infer, in a process of its own: exports a model, or runs it one way and times that.
 
 It takes a request as one word of JSON. With ``make`` it writes the exports of random weights below ``folder`` and
-answers which there are; otherwise it answers with [images/s] of ``side``: "eager", or an export's "FORMAT, PRECISION".
+answers which there are. Otherwise it answers with [images/s] of ``side``: "eager", or an export's "FORMAT, PRECISION".
 """
 
 import json
@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 
 from config import get_config
-from errors import RunError, reported
+from errors import RunError, reporting
 from inference.backends import open_export
 from inference.exporting import write_export
 from inference.fidelity import photographs
@@ -66,5 +66,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         main()

@@ -84,5 +84,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with errors.reported():
+    with errors.reporting():
         main()

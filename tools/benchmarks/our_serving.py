@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from errors import RunError, reported
+from errors import RunError, reporting
 
 _WARM_UP = 0.2
 
@@ -30,7 +30,7 @@ def write_weights(request: dict[str, Any]) -> dict[str, list[float]]:
     from weights import file_arrays, formats
 
     config = get_config(request["cfg"], request["options"])
-    told = {METADATA: describe(config, []).written()}
+    told = {METADATA: describe(config, []).to_json()}
     formats.write_weights(Path(request["weights"]), file_arrays(build_model(config)), told)
     return {}
 
@@ -93,6 +93,6 @@ def _files(request: dict[str, Any]) -> list[Path]:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reporting():
         asked = json.loads(sys.argv[1])
         print(json.dumps({"weights": write_weights, "plain": plain, "clients": clients}[asked["measure"]](asked)))

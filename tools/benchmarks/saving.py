@@ -6,7 +6,7 @@ What is measured, measure_saves.py says; each run is a process of its own.
 import argparse
 import tempfile
 
-from tools.benchmarks.measure import Benchmark, ask, checked, measure, positive
+from tools.benchmarks.measure import Benchmark, ask, measure, option_words, positive
 
 
 def checkpoint(arguments: argparse.Namespace) -> None:
@@ -18,7 +18,7 @@ def checkpoint(arguments: argparse.Namespace) -> None:
     positive(arguments, "saves", "batch_size", "threads")
     fixed = {"DATA.DATASET": "synthetic", "DATA.BATCH_SIZE": arguments.batch_size, "DATA.NUM_WORKERS": 0}
     fixed |= {"TRAIN.NUM_EPOCHS": 1, "TRAIN.WARMUP_EPOCHS": 0, "TRAIN.ACCUM_ITER": 1, "KEEP_LAST": 1, "SAVE_FREQ": 0}
-    options = checked(arguments, fixed | {"DATA.SYNTHETIC_SIZE": arguments.batch_size})
+    options = option_words(arguments, fixed | {"DATA.SYNTHETIC_SIZE": arguments.batch_size})
 
     def saves(kind: str) -> dict[str, list[float]]:
         with tempfile.TemporaryDirectory(dir=arguments.output) as folder:

@@ -17,7 +17,7 @@ from typing import Any
 
 from errors import RunError
 from tools.benchmarks.loading import photographs
-from tools.benchmarks.measure import ROOT, Benchmark, Ratio, ask, checked, environment, measure, positive
+from tools.benchmarks.measure import ROOT, Benchmark, Ratio, ask, environment, measure, option_words, positive
 
 _RATE, _SCRIPT = "images/s", "our_serving.py"
 
@@ -30,7 +30,7 @@ def serving(arguments: argparse.Namespace) -> None:
         RunError: the server ends.
     """
     positive(arguments, "batch_size", "clients", "seconds", "workers", "threads")
-    options = checked(arguments, {})
+    options = option_words(arguments, {})
     with tempfile.TemporaryDirectory() as folder:
         request: dict[str, Any] = {"weights": f"{folder}/weights.safetensors", "batch_size": arguments.batch_size}
         request |= {"seconds": arguments.seconds, "images": str(photographs(Path(folder)))}

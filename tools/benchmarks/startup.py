@@ -1,8 +1,8 @@
 """``startup``: seconds from the command to the end of the first step, and what they are made of.
 
 Each run is the program itself (our_startup.py calls its ``main``), on synthetic images, with one step. The parts lie
-between the moments at which its lines arrive here, and together make the whole; the last two are told by the run's
-first report (data_wait). Spawned processes import everything again: that is in their "processes".
+between the moments at which its lines arrive here, and add up to the whole. The run's first report (data_wait) tells
+the last two. Spawned processes import everything again: that is in their "processes".
 
 Besides, ``-X importtime`` tells how long importing one process's modules took, by package: once, and in a run of its
 own, for telling takes time too.
@@ -23,9 +23,9 @@ from tools.benchmarks.measure import (
     HERE,
     ROOT,
     Benchmark,
-    checked,
     environment,
     measure,
+    option_words,
     positive,
     train_records,
 )
@@ -54,7 +54,7 @@ def startup(arguments: argparse.Namespace) -> None:
     fixed = {"TRAIN.NUM_EPOCHS": 1, "TRAIN.WARMUP_EPOCHS": 0, "TRAIN.ACCUM_ITER": 1, "REPORT_FREQ": 1, "SAVE_FREQ": 0}
     fixed |= {"DATA.DATASET": "synthetic", "DATA.BATCH_SIZE": batch}
     fixed |= {"DATA.SYNTHETIC_SIZE": batch * max(arguments.processes)}
-    options = checked(arguments, fixed)
+    options = option_words(arguments, fixed)
     kinds: dict[str, Callable[[], dict[str, list[float]]]] = {
         f"{n} process{'es' * (n > 1)}": lambda n=n: {what: [s] for what, s in start(arguments.cfg, n, options).items()}
         for n in dict.fromkeys(arguments.processes)

@@ -4,9 +4,9 @@
 steps; the first of each run is its warm-up, and a run's figure is the median of the others. timm's step is timed alike:
 uint8 images normalised, forward, cross entropy, backward, AdamW. With ``-amp`` either side runs in bfloat16, too.
 
-``scale``: seconds per epoch and images/s on several numbers of processes at the same batch per process; efficiency is
-the rate over what one process (the first number given) would make on each. The first epoch is the warm-up. Images are
-the digits, random ones in MNIST's files where the configuration asks for (Fashion-)MNIST, or synthetic.
+``scale``: seconds per epoch and images/s on several numbers of processes at the same batch per process. Efficiency is
+the rate over that of as many single processes (the first number given). The first epoch is the warm-up. Images are the
+digits, random ones in MNIST's files where the configuration asks for (Fashion-)MNIST, or synthetic.
 """
 
 import argparse
@@ -29,9 +29,9 @@ from tools.benchmarks.measure import (
     Ratio,
     Run,
     ask,
-    checked,
     each,
     measure,
+    option_words,
     positive,
     run,
     timm_versions,
@@ -63,7 +63,7 @@ def train(arguments: argparse.Namespace) -> None:
             peers, kinds = timm_versions(arguments.timm_python), training_sides(arguments, Path(folder))
             title += f"; timm: eager, batch {batch}, {_counted(1, arguments.threads)}"
         else:
-            options = checked(arguments, _fixed(arguments))
+            options = option_words(arguments, _fixed_options(arguments))
             peers, kinds = {}, {name: _ours(arguments, options, name == "tuned") for name in ("tuned", "default")}
             title += ", default: Paddle's own settings"
         compared = each(_RATE, list(kinds)[:1], list(kinds)[1:])
@@ -82,7 +82,7 @@ def training_sides(arguments: argparse.Namespace, folder: Path) -> dict[str, Run
     model = folder / f"{Path(arguments.cfg).stem}.yaml"
     model.write_text(yaml.safe_dump({"BASE": str(find_config(arguments.cfg).resolve()), "WITHOUT": _RECIPE}))
     arguments = argparse.Namespace(**vars(arguments) | {"cfg": str(model)})
-    options = checked(arguments, _fixed(arguments))
+    options = option_words(arguments, _fixed_options(arguments))
     request = timm_request(arguments.cfg, options) | {"measure": "train", "steps": STEPS}
     request |= {"batch_size": arguments.batch_size, "reports": arguments.reports, "threads": arguments.threads}
     request |= {"weight_decay": get_config(arguments.cfg, options).TRAIN.WEIGHT_DECAY}
@@ -98,7 +98,7 @@ def training_sides(arguments: argparse.Namespace, folder: Path) -> dict[str, Run
     return sides
 
 
-def _fixed(arguments: argparse.Namespace) -> dict[str, Any]:
+def _fixed_options(arguments: argparse.Namespace) -> dict[str, Any]:
     batch, steps = arguments.batch_size, STEPS * (arguments.reports + 1)
     fixed: dict[str, Any] = {"DATA.DATASET": "synthetic", "DATA.BATCH_SIZE": batch, "REPORT_FREQ": STEPS}
     fixed |= {"DATA.SYNTHETIC_SIZE": batch * arguments.processes * steps, "TUNE_CPU": True, "AMP": False}
@@ -139,7 +139,7 @@ def scale(arguments: argparse.Namespace) -> None:
     if defaults.get("DATA.DATASET", given.DATA.DATASET) == "synthetic":
         defaults["DATA.SYNTHETIC_SIZE"] = images
     fixed = {"DATA.BATCH_SIZE": batch, "TRAIN.NUM_EPOCHS": arguments.epochs + 1, "TRAIN.WARMUP_EPOCHS": 0}
-    options = checked(arguments, fixed | {"VALIDATE_FREQ": arguments.epochs + 1, "SAVE_FREQ": 0}, defaults)
+    options = option_words(arguments, fixed | {"VALIDATE_FREQ": arguments.epochs + 1, "SAVE_FREQ": 0}, defaults)
 
     def epochs(processes: int) -> dict[str, list[float]]:
         with tempfile.TemporaryDirectory() as folder:

@@ -2,8 +2,8 @@
 
 Each figure is that of ``train --against timm`` or of ``eval --against timm`` (both eager). A model's four runs follow
 each other; then comes the next model, and after the last one the next round. Beside them stands the share of the
-machine's rate of matrix products (sgemm, our_sgemm.py's, measured once in each round) that our training reaches: 3
-forward passes for a training step, 2 operations for a multiply-add, as models/costs.py counts those.
+machine's rate of matrix products that our training reaches. That rate is sgemm's, which our_sgemm.py measures once in
+each round. A training step counts as 3 forward passes, a multiply-add as 2 operations, as models/costs.py counts those.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from typing import Any
 
 from config import find_config
 from tools.benchmarks.evaluation import evaluation_sides
-from tools.benchmarks.measure import Benchmark, Ratio, Run, ask, measure, positive, shown, timm_versions
+from tools.benchmarks.measure import Benchmark, Ratio, Run, ask, format_number, measure, positive, timm_versions
 from tools.benchmarks.training import training_sides
 from tools.list_models import describe
 
@@ -77,9 +77,9 @@ def _rows(report: dict[str, Any]) -> list[str]:
     for cfg in (name.removesuffix(", share") for name in ratios if name.endswith(", share")):
         cells = [cfg]
         for what in ("training", "evaluation"):
-            cells += [shown(figures[f"{cfg}, {what}: {side}"][what]["median"]) for side in ("ours", "timm")]
+            cells += [format_number(figures[f"{cfg}, {what}: {side}"][what]["median"]) for side in ("ours", "timm")]
             found = ratios[f"{cfg}, {what}"]
             cells.append(f"{found['median']:.2f} ({found['min']:.2f}, {found['max']:.2f})")
             cells += [f"{ratios[f'{cfg}, share']['median']:.0%}"] if what == "training" else []
         lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, "", f"{_SGEMM}: {shown(figures[_SGEMM][_SGEMM]['median'])} GFLOP/s"]
+    return [*lines, "", f"{_SGEMM}: {format_number(figures[_SGEMM][_SGEMM]['median'])} GFLOP/s"]

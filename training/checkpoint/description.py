@@ -9,7 +9,7 @@ from typing import Any
 
 from config import default_values, get_config, shipped_configs, with_options, with_values
 from configs.registry import tasks
-from errors import InputError, reading, shown
+from errors import InputError, printable, reading
 from loading.class_names import UNPRINTABLE
 from loading.label_spaces import imagenet_names
 from models.pretrained import with_preprocessing
@@ -68,11 +68,11 @@ class Description:
     values: dict[str, Any]
     thresholds: list[float] = field(default_factory=list)
 
-    def written(self) -> str:
+    def to_json(self) -> str:
         """Returns it as JSON; ``read_description`` takes it."""
         return json.dumps(vars(self), ensure_ascii=False)
 
-    def configured(self, options: Sequence[str] = ()) -> Configuration:
+    def to_config(self, options: Sequence[str] = ()) -> Configuration:
         """Returns the frozen configuration of the model and its images; all else is at its default.
 
         Args:
@@ -84,7 +84,7 @@ class Description:
         kind = [word for key in ("MODEL.TYPE", "MODEL.NAME") if key in self.values for word in (key, self.values[key])]
         config = get_config(None, kind)
         if unknown := sorted(self.values.keys() - default_values(config).keys()):
-            raise InputError(f"it has the key {shown(unknown[0])}, which {config.MODEL.TYPE} doesn't take")
+            raise InputError(f"it has the key {printable(unknown[0])}, which {config.MODEL.TYPE} doesn't take")
         values = {key.replace(".", "__"): value for key, value in self.values.items()}
         config = with_values(config, "the weights' description", **values)
         return with_options(config, options) if options else config
@@ -104,7 +104,7 @@ def _describes(key: str) -> bool:
 
 
 def read_description(text: bytes) -> Description:
-    """Returns what ``Description.written`` wrote.
+    """Returns what ``Description.to_json`` wrote.
 
     Raises:
         Unreadable, Exception: it is something else: within ``errors.reading``.
@@ -133,7 +133,7 @@ def description_of(path: str | Path, options: Sequence[str] = ()) -> Description
     if told is None:
         return _of_timm(path, options)
     try:
-        told.configured()
+        told.to_config()
     except InputError as error:
         raise InputError(f"{file}: what it says of its model: {error}; give -cfg") from None
     return told
@@ -206,7 +206,7 @@ def _of_state(file: Path) -> Description | None:
 def _printable(classes: list[str], file: Path | str) -> list[str]:
     """Returns the names of classes; raises InputError where one can't be printed, as training and -classes do."""
     if bad := [name for name in classes if not _is_class(name)]:
-        raise InputError(f"{file}: the name of its class '{shown(bad[0], 60)}' can't be printed; rename it there")
+        raise InputError(f"{file}: the name of its class '{printable(bad[0], 60)}' can't be printed; rename it there")
     return classes
 
 

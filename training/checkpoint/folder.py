@@ -1,11 +1,12 @@
 """A checkpoint on disk: a folder that is whole or absent, with a SHA-256 of every file.
 
-``epoch_0010`` is the state after epoch 10, ``epoch_0011_sample_000012800`` within epoch 11, when all processes together
-had taken 12,800 of its samples. It holds ``model.safetensors`` (timm's names and layout), with MODEL_EMA
-``ema.safetensors``, ``optimizer.safetensors`` (moments by parameter), within an epoch of several ranks perhaps
-``statistics.safetensors`` (each rank's own batch norm statistics), ``state.json`` and ``SHA256SUMS``, which ``sha256sum
--c`` reads. With TRAIN.ADAPTER ``adapter.safetensors`` (and ``adapter_ema.safetensors``) hold what trains, alone, and
-``unmerged.safetensors`` what a model's file has merged or left out.
+``epoch_0010`` is the state after epoch 10. ``epoch_0011_sample_000012800`` is one within epoch 11, when all processes
+together had taken 12,800 of its samples. A checkpoint holds ``model.safetensors`` (timm's names and layout), with
+MODEL_EMA ``ema.safetensors``, and ``optimizer.safetensors`` (moments by parameter). Within an epoch of several ranks it
+may hold ``statistics.safetensors``: each rank's own batch norm statistics. It also holds ``state.json`` and
+``SHA256SUMS``, which ``sha256sum -c`` reads. With TRAIN.ADAPTER ``adapter.safetensors`` (and
+``adapter_ema.safetensors``) hold only what trains. ``unmerged.safetensors`` holds what a model's file has merged or
+left out.
 
 ``last`` and ``best`` are links to such folders, ``best_ema.safetensors`` to the file of the best average.
 """
@@ -22,7 +23,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from errors import InputError, RunError, Unreadable, opened, reading
+from errors import InputError, RunError, Unreadable, open_file, reading
 from utils import sync_directory
 from weights import find_weights
 from weights.formats import write_safetensors
@@ -46,7 +47,7 @@ def folder_name(epoch: int, samples: int) -> str:
 
 
 def is_name(value: Any) -> bool:
-    """Whether a value is the name of a checkpoint's folder."""
+    """Returns whether a value is the name of a checkpoint's folder."""
     return type(value) is str and _NAME.fullmatch(value) is not None
 
 
@@ -90,9 +91,9 @@ def write_checkpoint(
                 )
     temporary.mkdir(parents=True)
     try:
-        sums = [_written(temporary / file, arrays, metadata.get(file)) for file, arrays in files.items()]
-        sums.append(_written(temporary / STATE, json.dumps(state, indent=2).encode() + b"\n"))
-        _written(temporary / SUMS, "".join(sums).encode())
+        sums = [_write_file(temporary / file, arrays, metadata.get(file)) for file, arrays in files.items()]
+        sums.append(_write_file(temporary / STATE, json.dumps(state, indent=2).encode() + b"\n"))
+        _write_file(temporary / SUMS, "".join(sums).encode())
         sync_directory(temporary)
         os.rename(temporary, target)
         sync_directory(directory)
@@ -102,7 +103,7 @@ def write_checkpoint(
     return target
 
 
-def _written(file: Path, content: Arrays | bytes, metadata: Mapping[str, str] | None = None) -> str:
+def _write_file(file: Path, content: Arrays | bytes, metadata: Mapping[str, str] | None = None) -> str:
     """Writes and syncs a file; returns its line of SHA256SUMS."""
     with open(file, "wb") as raw:
         hashed = _Hashed(raw)
@@ -146,10 +147,10 @@ def remove_superseded(directory: Path, keep_last: int, save_freq: int) -> None:
         if folder.name not in kept and not freely:
             gone = folder.with_name(f".{folder.name}.{os.getpid()}")
             os.rename(folder, gone)  # so that what is left of it, if this is cut short, isn't taken for a damaged one
-            removed(gone)
+            remove(gone)
 
 
-def removed(path: Path) -> None:
+def remove(path: Path) -> None:
     """Removes a folder, or a link or a file that stands for one: what it leads to stays."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -202,7 +203,7 @@ def whole(folder: Path, file: str, what: str) -> contextlib.AbstractContextManag
 
 def _digest(file: Path) -> str:
     sha256, block = hashlib.sha256(), memoryview(bytearray(1 << 20))
-    with opened(file) as stream:
+    with open_file(file) as stream:
         while count := stream.readinto(block):
             sha256.update(block[:count])
     return sha256.hexdigest()

@@ -36,7 +36,7 @@ class Progress:
 
     @property
     def name(self) -> str:
-        """The folder's name of its checkpoint."""
+        """Returns the name of its checkpoint's folder."""
         return folder.folder_name(self.epoch, self.samples)
 
     def count_steps(self, loader: Loader) -> None:
@@ -50,11 +50,11 @@ class Progress:
         return window
 
     def updated(self, step: int, samples: int) -> None:
-        """An update was made at ``step``, after ``samples`` of its epoch."""
+        """Notes that an update was made at ``step``, after ``samples`` of its epoch."""
         self.step, self.samples = step, samples
 
     def end_epoch(self, epoch: int) -> None:
-        """An epoch is done, with its evaluation."""
+        """Notes that an epoch is done, with its evaluation."""
         self.epoch, self.samples = epoch, 0
 
     def keep_best(
@@ -69,6 +69,6 @@ class Progress:
         return tuple(improved)
 
     def forget_best(self, splits: Iterable[str]) -> None:
-        """The best checkpoints of these splits are lost: the next ones take their places."""
+        """Notes that the best checkpoints of these splits are lost: the next ones take their places."""
         for split in splits:
             del self.best[split]

@@ -13,7 +13,7 @@ from training.checkpoint import folder
 from training.checkpoint.saver import own_statistics
 from utils import rank
 from weights import load_weights
-from weights.adapters import is_added, unmerged
+from weights.adapters import is_added, unmerged_tensors
 from weights.formats import read_arrays
 
 
@@ -63,7 +63,7 @@ def _restore_unmerged(chosen: Path, models: dict[str, paddle.nn.Layer]) -> None:
     file = chosen / folder.UNMERGED
     arrays = dict(read_arrays(file)) if os.path.lexists(file) else {}
     for split, model in models.items():
-        for name, tensor in unmerged(model.state_dict()).items():
+        for name, tensor in unmerged_tensors(model.state_dict()).items():
             _set(tensor, arrays, f"{split if is_added(name) else 'val'}/{name}", file)
 
 

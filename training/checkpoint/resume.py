@@ -13,7 +13,7 @@ from config import default_values
 from configs.architectures import kept_values
 from errors import InputError, Unreadable, reading
 from models.layers.batch_norm import BATCH_NORMS
-from options import COMMAND_LINE, Configuration, given, leaves, named, plain
+from options import COMMAND_LINE, Configuration, leaves, option_keys, plain, value_sources
 from training.checkpoint import folder
 from training.checkpoint.progress import Progress
 from training.checkpoint.restore import load_checkpoint, restore_statistics
@@ -23,7 +23,7 @@ from training.optim.groups import decayed_parameters
 from training.setup import Training
 from utils import all_gather, rank, sync_directory, world_size
 from weights.fit import TABLE
-from weights.plain import told, whole_file
+from weights.plain import value_text, whole_file
 
 AUTO = "auto"
 # What may change without being named: where things lie, how the work is shared out, what a resume replaces.
@@ -69,8 +69,8 @@ def resume(training: Training) -> tuple[Progress, Path | None]:
 
 
 def settle(training: Training, progress: Progress, chosen: Path | None) -> None:
-    """Makes the run's folder what it was at ``chosen``: what came after it is taken out of metrics.jsonl, a folder of
-    its own gets the checkpoint's best.
+    """Makes the run's folder what it was at ``chosen``. Later lines are removed from metrics.jsonl; a folder of its own
+    gets the checkpoint's best.
     """
     run = training.run
     lost = {}
@@ -163,16 +163,16 @@ def _restore(training: Training, chosen: Path) -> Progress:
             f"{chosen} is within an epoch of {state['ranks']} processes' own parts (DATA.SHUFFLE_MODE shard), found"
             f" {world_size()}; go on with {state['ranks']}, or from a checkpoint at an epoch's end"
         )
-    asked = given(config).get("TRAIN.LAST_EPOCH")  # in the run's own file it says where the run began
+    asked = value_sources(config).get("TRAIN.LAST_EPOCH")  # in the run's own file it says where the run began
     if config.TRAIN.LAST_EPOCH not in (0, epoch) and asked and asked.source == COMMAND_LINE:
         raise InputError(
             f"TRAIN.LAST_EPOCH is {config.TRAIN.LAST_EPOCH}, the checkpoint's last epoch is {epoch}; leave it out"
         )
-    load_checkpoint(chosen, training.model, training.optimizer, training.averaged)
+    load_checkpoint(chosen, training.model, training.optimizer, training.averaged_model)
     training.scaler.load_state_dict(state["scaler"])
     training.optimizer.set_lr(state["lr"])
     if state["ranks"] == world_size():
-        restore_statistics(chosen, training.evaluated)
+        restore_statistics(chosen, training.evaluated_models)
     here = {name: version for name, version in versions().items() if name in state["versions"]}  # once no toolkit's
     if state["versions"] != here:
         training.run.info(f"saved under {state['versions']}, this is {here}: last digits may differ")
@@ -191,7 +191,7 @@ def _settings(config: Configuration, state: dict[str, Any], chosen: Path) -> dic
         except InputError as error:
             raise Unreadable(f"its configuration can't be one: {error}") from None
         if type(name := then["TRAIN.OPTIMIZER.NAME"]) is not str:
-            raise Unreadable(f"its TRAIN.OPTIMIZER.NAME is {told(name)}, expected a text")
+            raise Unreadable(f"its TRAIN.OPTIMIZER.NAME is {value_text(name)}, expected a text")
         return then
 
 
@@ -204,7 +204,7 @@ def _compare(config: Configuration, then: dict[str, Any], chosen: Path) -> None:
             f"{chosen} holds the state of {names[0]}, with which {names[1]} can't go on; leave TRAIN.OPTIMIZER.NAME as"
             " it was, or start from its weights with -pretrained"
         )
-    free = {*_FREE, *named(config)}
+    free = {*_FREE, *option_keys(config)}
     changed = [
         f"{key} {then.get(key)} -> {value}"
         for key, value in now.items()
@@ -248,7 +248,7 @@ def _settle(own: Path, chosen: Path | None, progress: Progress) -> dict[str, str
         found = folder.find_checkpoints(own)
         for damaged in found[found.index(chosen) + 1 :]:
             aside = own / f"damaged_{damaged.name}"
-            folder.removed(aside)  # of an earlier time
+            folder.remove(aside)  # of an earlier time
             os.rename(damaged, aside)
         folder.point(own / folder.LAST, chosen.name)
     for split, link, file in (("val", folder.BEST, ""), ("ema", folder.BEST_EMA, f"/{folder.EMA}")):
@@ -256,7 +256,7 @@ def _settle(own: Path, chosen: Path | None, progress: Progress) -> dict[str, str
             (own / link).unlink(missing_ok=True)
             continue
         name = progress.best[split]["checkpoint"]
-        if _brought(chosen.parent / name, own):
+        if _bring_checkpoint(chosen.parent / name, own):
             folder.point(own / link, name + file)
         else:  # the best there is from now on
             (own / link).unlink(missing_ok=True)
@@ -264,7 +264,7 @@ def _settle(own: Path, chosen: Path | None, progress: Progress) -> dict[str, str
     return lost
 
 
-def _brought(best: Path, own: Path) -> bool:
+def _bring_checkpoint(best: Path, own: Path) -> bool:
     """Copies a whole checkpoint into the run's folder, unless it lies there; returns whether it is there now."""
     try:
         names = folder.verify(best)

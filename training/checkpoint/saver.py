@@ -23,7 +23,7 @@ from training.parallel import others_state
 from training.run import Run
 from utils import all_gather, num_gpus, rank, world_size
 from weights import file_arrays
-from weights.adapters import adapter_arrays, adapter_metadata, base_hash, is_added, unmerged
+from weights.adapters import adapter_arrays, adapter_metadata, base_hash, is_added, unmerged_tensors
 
 BEHAVIOUR = 2  # raised when the same settings train otherwise than before; ``resume.train_otherwise`` says how
 _NAMES = {"val": folder.MODEL, "ema": folder.EMA}
@@ -68,16 +68,16 @@ class Saver:
         self.begin(Progress())
 
     def begin(self, progress: Progress) -> None:
-        """From here on: there is a checkpoint of ``progress``, or nothing that one would hold."""
+        """Says where the saver begins: there is a checkpoint of ``progress``, or nothing that one would hold."""
         self.path, self.saved_step = self.run.checkpoints / progress.name, progress.step
 
     @property
     def failed(self) -> bool:
-        """Whether the background writing failed, which ``wait`` is to tell."""
+        """Returns whether the background writing failed, which ``wait`` is to tell."""
         return self.failure is not None
 
     def due(self, progress: Progress) -> bool:
-        """Whether SAVE_STEPS asks for a checkpoint."""
+        """Returns whether SAVE_STEPS asks for a checkpoint."""
         every = self.config.SAVE_STEPS
         return bool(every) and progress.step // every > self.saved_step // every
 
@@ -130,7 +130,7 @@ class Saver:
         Args:
             progress: at an update: what came of the steps since isn't in the state.
             statistics: this rank's, within an epoch; None: they are the same on every rank.
-            windows: within an epoch: what each rank has summed up since the last report (``Window.gathered``).
+            windows: within an epoch: what each rank has summed up since the last report (``Window.gather``).
             improved: which of "val" (the model) and "ema" is the best so far: its link moves, too.
             described: by split, what its evaluation adds to the description of its weights.
         """
@@ -160,7 +160,7 @@ class Saver:
         """What each file of weights says of itself."""
         config, classes = self.config, self.constant["classes"]
         said = {split: describe(config, classes, config.TASK, **described.get(split, {})) for split in self.parts}
-        return {_NAMES[split]: {METADATA: own.written()} for split, own in said.items()}
+        return {_NAMES[split]: {METADATA: own.to_json()} for split, own in said.items()}
 
     def _files(self, copied: Callable[[], dict], statistics: list[Arrays], others: Arrays) -> dict[str, Arrays]:
         """The arrays of each file."""
@@ -185,7 +185,9 @@ class Saver:
         files, left = {}, {}
         model: Any
         for split, model in self.parts.items():
-            left |= {f"{split}/{n}": a for n, a in unmerged(parts[split]).items() if split == "val" or is_added(n)}
+            left |= {
+                f"{split}/{n}": a for n, a in unmerged_tensors(parts[split]).items() if split == "val" or is_added(n)
+            }
             if self.config.TRAIN.ADAPTER.NAME:
                 file = folder.ADAPTER if split == "val" else folder.ADAPTER_EMA
                 files[file] = adapter_arrays(model, parts[split], self.trained)
@@ -232,9 +234,9 @@ class Saver:
 def host_copies(tensors: dict[Hashable, paddle.Tensor]) -> Callable[[], dict[Hashable, np.ndarray]]:
     """Begins a copy of what ``tensors`` hold now; returns what waits for it and gives the arrays, in any thread.
 
-    On a GPU it goes to pinned memory, in its turn on the stream that computes: what changes the tensors comes after it,
-    and this process goes on. (A stream of its own would save the GPU the time of the copy, but Paddle lets one choose
-    the stream by exchanging that of the whole process.)
+    On a GPU it goes to pinned memory, in its turn on the stream that computes. So what changes the tensors comes after
+    it, and this process goes on. (A stream of its own would save the GPU the time of the copy. But Paddle chooses the
+    stream only for the whole process.)
     """
     if not num_gpus():
         arrays = {key: tensor.numpy() for key, tensor in tensors.items()}

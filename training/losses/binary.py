@@ -16,7 +16,7 @@ _LEAST = 1e-8  # of a probability whose logarithm is taken, as timm's
 
 @losses.register("bce", takes="any")
 def bce(targets: Targets, *, bce_target_thresh: Share | None = None, bce_sum: bool = False) -> nn.Layer:
-    """A yes-or-no loss of each class.
+    """Gives a yes-or-no loss of each class.
 
     Args:
         bce_target_thresh: targets above it are 1, others 0; None: they stay as they are.
@@ -27,7 +27,7 @@ def bce(targets: Targets, *, bce_target_thresh: Share | None = None, bce_sum: bo
 
 @losses.register("focal", takes="any")
 def focal(targets: Targets, *, focal_gamma: Factor = 2.0, focal_alpha: Share | None = 0.25) -> nn.Layer:
-    """A yes-or-no loss of each class, less where the answer is right already.
+    """Gives a yes-or-no loss of each class, less where the answer is right already.
 
     Args:
         focal_gamma: exponent of what the right answer's probability lacks; 0: bce.
@@ -40,7 +40,7 @@ def focal(targets: Targets, *, focal_gamma: Factor = 2.0, focal_alpha: Share | N
 def asymmetric(
     targets: Targets, *, asl_gamma_neg: Factor = 4.0, asl_gamma_pos: Factor = 1.0, asl_clip: Share = 0.05
 ) -> nn.Layer:
-    """A yes-or-no loss of each class, far less for the many that are no.
+    """Gives a yes-or-no loss of each class, far less for the many that are no.
 
     Args:
         asl_gamma_neg: focal's exponent where the answer is no.
@@ -64,7 +64,7 @@ class Binary(nn.Layer):
         self.smoothing, self.sum_classes, self.weight = smoothing, sum_classes, factors(weight)
 
     def forward(self, logits: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
-        """Logits [B, K], targets [B] int64 or [B, K] -> [B]."""
+        """Returns losses [B] of logits [B, K] and targets [B] int64 or [B, K]."""
         if targets.ndim == 1:
             targets = smooth_one_hot(targets, logits.shape[-1], self.smoothing)
         each = self.each(logits.astype("float32"), targets)
@@ -73,7 +73,7 @@ class Binary(nn.Layer):
         return each.sum(axis=-1) if self.sum_classes else each.mean(axis=-1)
 
     def each(self, logits: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
-        """Logits and targets [B, K] float32 -> the loss of each class [B, K]."""
+        """Returns the loss of each class [B, K], of logits and targets [B, K] float32."""
         raise NotImplementedError
 
 
@@ -130,7 +130,7 @@ class Focal(Binary):
     def each(self, logits: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
         yes = F.sigmoid(logits)
         entropy = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-        loss = entropy * _powered(1 - yes * targets - (1 - yes) * (1 - targets), self.gamma)
+        loss = entropy * _power(1 - yes * targets - (1 - yes) * (1 - targets), self.gamma)
         return loss if self.alpha is None else loss * (self.alpha * targets + (1 - self.alpha) * (1 - targets))
 
 
@@ -159,9 +159,9 @@ class Asymmetric(Binary):
         no = (1 - yes + self.clip).clip(max=1.0)
         entropy = -targets * yes.clip(min=_LEAST).log() - (1 - targets) * no.clip(min=_LEAST).log()
         gamma = self.gamma_pos * targets + self.gamma_neg * (1 - targets)
-        return entropy * _powered(1 - yes * targets - no * (1 - targets), gamma)
+        return entropy * _power(1 - yes * targets - no * (1 - targets), gamma)
 
 
-def _powered(lacking: paddle.Tensor, gamma: float | paddle.Tensor) -> paddle.Tensor:
+def _power(lacking: paddle.Tensor, gamma: float | paddle.Tensor) -> paddle.Tensor:
     """A power whose gradient is finite at 0, too, where an exponent below 1 has none."""
     return lacking.clip(min=_LEAST) ** gamma

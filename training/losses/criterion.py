@@ -16,7 +16,9 @@ from training.losses.targets import Targets, class_weights, pos_weights
 
 @losses.register("auto", takes="any")
 def auto(targets: Targets) -> nn.Layer:
-    """The cross-entropy of what mixup, or its absence, makes of the labels; of several an image the binary one."""
+    """Gives the cross-entropy of what mixup, or its absence, makes of the labels. If images have several, it is the
+    binary one.
+    """
     kind = bce if targets.several else soft_target if targets.distributions else cross_entropy
     return kind(targets)
 
@@ -39,4 +41,4 @@ def build_criterion(
         raise InputError(f"TRAIN.DISTILLATION_TYPE is {kind!r} and there is {found}")
     weights = class_weights(config, labels), pos_weights(config, labels)
     targets = Targets(gives_distributions(config), train.SMOOTHING, *weights, config.TASK == "multilabel")
-    return TrainingLoss(losses.chosen(config)(targets), teacher, kind, train.DISTILLATION_ALPHA, train.DISTILLATION_TAU)
+    return TrainingLoss(losses.choose(config)(targets), teacher, kind, train.DISTILLATION_ALPHA, train.DISTILLATION_TAU)

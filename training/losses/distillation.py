@@ -13,7 +13,7 @@ from training.features import FEATURE, feature_distance
 
 
 def reads_tokens(criterion: nn.Layer) -> bool:
-    """Whether a criterion takes what the model says of its patches, too."""
+    """Returns whether a criterion takes what the model says of its patches, too."""
     return getattr(criterion, "reads_tokens", False)
 
 
@@ -47,16 +47,17 @@ class Teacher(nn.Layer):
 
     @paddle.no_grad()
     def forward(self, images: paddle.Tensor) -> paddle.Tensor:
-        """The student's images [B, C, S, S] -> logits [B, K]."""
+        """Returns logits [B, K] of the student's images [B, C, S, S]."""
         return self._model[0](images if self.same else images * self.scale + self.shift)
 
 
 class TrainingLoss(nn.Layer):
     """A criterion, with or without distillation (DeiT: Touvron et al. 2021, arXiv:2012.12877).
 
-    The loss is (1 - alpha) * base + alpha * distillation. "hard": the cross-entropy with the teacher's choice; "soft":
-    the divergence KL(teacher || student) at temperature tau, times tau^2, divided by the number of classes as in DeiT's
-    program (its paper doesn't); "feature": ``feature_distance``. Smoothing and class weights are the base's alone.
+    The loss is (1 - alpha) * base + alpha * distillation. "hard": the cross-entropy with the teacher's choice. "soft":
+    the divergence KL(teacher
+    student) at temperature tau, times tau^2. It is divided by the number of classes as in DeiT's program (its paper
+    doesn't). "feature": ``feature_distance``. Smoothing and class weights are the base's alone.
 
     Args:
         base: of the model's logits and the targets.
@@ -86,7 +87,7 @@ class TrainingLoss(nn.Layer):
         Args:
             images: [B, C, S, S], what the student saw.
             outputs: logits [B, K] that serve both losses, or (logits, logits of the distillation token, or the
-                projected map); for a base that reads tokens, what it takes, of which the first is distilled.
+                projected map). For a base that reads tokens: what it takes; the first of them is distilled.
             targets: what ``base`` takes.
 
         Raises:

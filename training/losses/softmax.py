@@ -26,7 +26,7 @@ def soft_target(targets: Targets) -> nn.Layer:
 def token_label(
     targets: Targets, *, token_label_weight: Factor = 0.5, token_label_mix: bool = True
 ) -> "TokenLabelCrossEntropy":
-    """The cross-entropy of the image and of each of its patches; for VOLO.
+    """Gives the cross-entropy of the image and of each of its patches; for VOLO.
 
     Args:
         token_label_weight: of the patches' loss, beside the image's.

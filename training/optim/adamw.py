@@ -19,7 +19,7 @@ _MAXIMA, _AMSGRAD = ((None,), (False,)) if _HAS_AMSGRAD else ((), ())
 
 @optimizers.register("AdamW")
 def adamw(trained: Trained, *, betas: Sequence[float], eps: float) -> paddle.optimizer.Optimizer:
-    """torch.optim.AdamW."""
+    """Updates as torch.optim.AdamW."""
     return AdamW(**trained.decoupled(), beta1=betas[0], beta2=betas[1], epsilon=eps)
 
 
@@ -36,9 +36,9 @@ class _Group:
 class AdamW(paddle.optimizer.AdamW):
     """Paddle's AdamW with one operator for all parameters of a rate and a decay, where Paddle has one for each.
 
-    The accumulators, their names and on a CPU all bits are Paddle's. So is the step itself where other parameters have
-    gradients than in the step before, as in the first: the operator takes one count of updates for all of a group. Not
-    run on a GPU, where it is one launch for up to 60 tensors.
+    The accumulators, their names and on a CPU all bits are Paddle's. The step itself is Paddle's, too, if other
+    parameters have gradients than in the step before, as in the first step. The operator takes one count of updates for
+    all of a group. Not run on a GPU, where it is one launch for up to 60 tensors.
     """
 
     _KINDS = ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc")

@@ -10,8 +10,8 @@ from paddle import _C_ops, nn
 class ModelEma:
     """An exponential moving average of a model's parameters and buffers, kept beside it (timm's ``ModelEmaV3``).
 
-    ema = d * ema + (1 - d) * model, where d is 0 at the first update and then ``decay``, or with ``warmup`` at most
-    1 - (1 + n) ** (-2 / 3) at update n. Integer buffers are copied.
+    ema = d * ema + (1 - d) * model. d is 0 at the first update and then ``decay``. With ``warmup`` d is at most 1 - (1
+    + n) ** (-2 / 3) at update n. Integer buffers are copied.
 
     Args:
         model: a layer, not wrapped.

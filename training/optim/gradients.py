@@ -23,9 +23,9 @@ def clip_gradients(
 ) -> paddle.Tensor:
     """Clips the gradients of ``model`` in place by GRAD_CLIP_MODE, and returns the global L2 norm they had before.
 
-    "norm": as torch's ``clip_grad_norm_``; "value": each element within +-GRAD_CLIP; "agc": each output unit's norm
-    within GRAD_CLIP times its weights' norm (Brock et al. 2021, arXiv:2102.06171), the classifier excepted, as timm.
-    GRAD_CLIP None: the norm alone.
+    "norm": as torch's ``clip_grad_norm_``. "value": each element within +-GRAD_CLIP. "agc": each output unit's norm
+    within GRAD_CLIP times its weights' norm (Brock et al. 2021, arXiv:2102.06171), except in the classifier, as timm.
+    GRAD_CLIP None: nothing is clipped.
 
     Args:
         model: not wrapped, after its backward pass and ``parallel.reduce_gradients``.

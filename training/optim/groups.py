@@ -34,13 +34,13 @@ def freeze(config: Configuration, model: nn.Layer) -> list[str]:
     if name := config.TRAIN.ADAPTER.NAME:
         if not (config.MODEL.PRETRAINED or config.MODEL.RESUME):
             raise InputError(
-                f"TRAIN.ADAPTER.NAME is {name}, but what it leaves frozen is random; give -pretrained=FILE"
+                f"TRAIN.ADAPTER.NAME is {name}, but the weights that it freezes are random; give -pretrained=FILE"
             )
-        trained = adapters.chosen(config)(model)
+        trained = adapters.choose(config)(model)
         rest = {name for name, _ in model.named_parameters()} - trained
         frozen = {name for name in rest if not within(name, model.classifier_names())}
     else:
-        frozen = _named(config, model)
+        frozen = _frozen_names(config, model)
     parameters = dict(model.named_parameters())
     for name in frozen:
         parameters[name].stop_gradient = True
@@ -49,7 +49,7 @@ def freeze(config: Configuration, model: nn.Layer) -> list[str]:
     return [name for name in parameters if name in frozen]
 
 
-def _named(config: Configuration, model: nn.Layer) -> set[str]:
+def _frozen_names(config: Configuration, model: nn.Layer) -> set[str]:
     """The parameters that TRAIN.FREEZE names."""
     parameters = dict(model.named_parameters())
     frozen: set[str] = set()

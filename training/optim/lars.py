@@ -9,7 +9,7 @@ from training.optim.frame import Trained, WithMomentum
 
 @optimizers.register("LARS")
 def lars(trained: Trained, *, momentum: float, trust_coefficient: Positive = 0.001) -> paddle.optimizer.Optimizer:
-    """MAE's LARS.
+    """Updates as MAE's LARS.
 
     Args:
         trust_coefficient: the norm of a matrix's update over the matrix's own.

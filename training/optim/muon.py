@@ -13,7 +13,7 @@ from training.optim.frame import Trained
 def muon(
     trained: Trained, *, betas: Sequence[float], eps: float, momentum: float, nesterov: bool
 ) -> paddle.optimizer.Optimizer:
-    """torch.optim.Muon with ``adjust_lr_fn="match_rms_adamw"``; torch.optim.AdamW for what is no matrix."""
+    """Updates as torch.optim.Muon with ``adjust_lr_fn="match_rms_adamw"``; torch.optim.AdamW for what is no matrix."""
     adamw = {**trained.decoupled(), "beta1": betas[0], "beta2": betas[1], "epsilon": eps}
     return Muon(momentum, nesterov, **adamw)
 

@@ -25,24 +25,24 @@ def build_optimizer(config: Configuration, model: nn.Layer) -> paddle.optimizer.
         parameter.regularizer = None
     trainable = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
     trained = Trained(config.TRAIN.BASE_LR, trainable, config.TRAIN.WEIGHT_DECAY, names.__contains__)
-    return optimizers.chosen(config)(trained)
+    return optimizers.choose(config)(trained)
 
 
 @optimizers.register("Adam")
 def adam(trained: Trained, *, betas: Sequence[float], eps: float) -> paddle.optimizer.Optimizer:
-    """torch.optim.Adam."""
+    """Updates as torch.optim.Adam."""
     return paddle.optimizer.Adam(**trained.coupled(), beta1=betas[0], beta2=betas[1], epsilon=eps)
 
 
 @optimizers.register("SGD")
 def sgd(trained: Trained, *, momentum: float, nesterov: bool) -> paddle.optimizer.Optimizer:
-    """torch.optim.SGD."""
+    """Updates as torch.optim.SGD."""
     return paddle.optimizer.Momentum(**trained.coupled(), momentum=momentum, use_nesterov=nesterov)
 
 
 @optimizers.register("LAMB")
 def lamb(trained: Trained, *, betas: Sequence[float], eps: float) -> paddle.optimizer.Optimizer:
-    """timm.optim.Lamb, but for the clipping that is a part of timm's: the gradients' norm at 1."""
+    """Updates as timm.optim.Lamb, but without its clipping of the gradients' norm at 1."""
     return paddle.optimizer.Lamb(
         **trained.without_decay(),
         beta1=betas[0],

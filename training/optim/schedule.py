@@ -52,13 +52,13 @@ def build_schedule(config: Configuration, updates_per_epoch: int, effective_batc
 
     Linear from WARMUP_START_LR at update 0 to BASE_LR after WARMUP_EPOCHS; then as the schedule NAME says.
 
-    With PER_EPOCH an epoch's updates all have the rate of its "start" (timm's own script), of its "end" (PaddleViT's
-    schedulers), or "late", of the start of the epoch before: DeiT's script steps to the epoch that is over.
-    With LINEAR_SCALED_LR the three rates are for a batch of that size and scale with ``effective_batch``: linearly
-    (Goyal et al. 2017, arXiv:1706.02677), or with LR_SCALING "sqrt" by the square root of the ratio. LR_SCALED "base"
-    scales BASE_LR alone.
+    With PER_EPOCH all updates of an epoch have one rate: that of its "start" (timm's own script), or of its "end"
+    (PaddleViT's schedulers). "late" is that of the start of the epoch before: DeiT's script steps to the epoch that is
+    over. With LINEAR_SCALED_LR the three rates are for a batch of that size and scale with ``effective_batch``. They
+    scale linearly (Goyal et al. 2017, arXiv:1706.02677), or with LR_SCALING "sqrt" by the square root of the ratio.
+    LR_SCALED "base" scales BASE_LR alone.
     """
-    train, options, chosen = config.TRAIN, config.TRAIN.LR_SCHEDULER, schedules.chosen(config)
+    train, options, chosen = config.TRAIN, config.TRAIN.LR_SCHEDULER, schedules.choose(config)
     scale = rate_scale(config, effective_batch)
     bounds = scale if train.LR_SCALED == "all" else 1.0
     base_lr, start_lr, end_lr = train.BASE_LR * scale, train.WARMUP_START_LR * bounds, train.END_LR * bounds
@@ -79,19 +79,19 @@ def build_schedule(config: Configuration, updates_per_epoch: int, effective_batc
 
 @schedules.register("warmupcosine", "cosine")  # the first is PaddleViT's name
 def cosine(at: At, *, warmup_prefix: bool) -> float:
-    """Eq. 5 of Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts."""
+    """Falls along a cosine: Eq. 5 of Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts."""
     return at.fallen(warmup_prefix, lambda share: 0.5 * (1 + math.cos(math.pi * share)))
 
 
 @schedules.register("linear")
 def linear(at: At, *, warmup_prefix: bool) -> float:
-    """The same step each update."""
+    """Falls by the same step each update."""
     return at.fallen(warmup_prefix, lambda share: 1 - share)
 
 
 @schedules.register("poly")
 def poly(at: At, *, warmup_prefix: bool, power: Positive = 2.0) -> float:
-    """A power of what is left of the way.
+    """Falls with a power of what is left of the way.
 
     Args:
         power: its exponent.
@@ -101,7 +101,7 @@ def poly(at: At, *, warmup_prefix: bool, power: Positive = 2.0) -> float:
 
 @schedules.register("step")
 def step(at: At, *, decay_rate: float, decay_epochs: Size = 30) -> float:
-    """Multiplied by ``decay_rate`` again and again; END_LR is the lowest.
+    """Is multiplied by ``decay_rate`` again and again; END_LR is the lowest.
 
     Args:
         decay_epochs: epochs between two such steps, from the run's start.
@@ -111,7 +111,7 @@ def step(at: At, *, decay_rate: float, decay_epochs: Size = 30) -> float:
 
 @schedules.register("multistep", "multi-step")
 def multistep(at: At, *, decay_rate: float, milestones: Sequence[Count] = (30, 60, 90)) -> float:
-    """Multiplied by ``decay_rate`` at given epochs; END_LR is the lowest.
+    """Is multiplied by ``decay_rate`` at given epochs; END_LR is the lowest.
 
     Args:
         milestones: these epochs, from the run's start.
@@ -130,8 +130,8 @@ def onecycle(at: At, *, decay_rate: float) -> float:
 
 @schedules.register("wsd")
 def wsd(at: At, *, wsd_decay_epochs: Factor | None = None, wsd_decay: Literal["1-sqrt", "linear"] = "1-sqrt") -> float:
-    """Warm-up, stable, decay: BASE_LR, and at the end a fall to END_LR (Hu et al. 2024, arXiv:2404.06395; Hagele et al.
-    2024, arXiv:2405.18392). One long run serves several lengths: each goes on from a checkpoint before its fall.
+    """Stays at BASE_LR and falls to END_LR at the end: warm-up, stable, decay (Hu et al. 2024, arXiv:2404.06395; Hagele
+    et al. 2024, arXiv:2405.18392). One long run serves several lengths: each goes on from a checkpoint before its fall.
 
     Args:
         wsd_decay_epochs: the last epochs, in which the rate falls; None: a fifth of what follows the warm-up.
@@ -144,5 +144,5 @@ def wsd(at: At, *, wsd_decay_epochs: Factor | None = None, wsd_decay: Literal["1
 
 @schedules.register("constant")
 def constant(at: At) -> float:
-    """BASE_LR."""
+    """Stays at BASE_LR."""
     return at.base

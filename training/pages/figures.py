@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from errors import shown
+from errors import printable
 from training.pages.fonts import families
 
 
@@ -30,13 +30,13 @@ def figure_png(drawn: Figure) -> bytes:
     return file.getvalue()
 
 
-def titled(axis: Any, text: str, **how: Any) -> None:
+def write_title(axis: Any, text: str, **how: Any) -> None:
     """Writes a title: "$" in a file's name begins no formula."""
     axis.set_title(text, parse_math=False, **how)
 
 
-def shortened(text: str, most: int = 24) -> str:
+def shorten(text: str, most: int = 24) -> str:
     """Returns a stranger's text, and of one longer than ``most`` letters both ends; wide letters count twice."""
-    text = shown(text, len(text))
+    text = printable(text, len(text))
     most = most * len(text) // max(1, sum(1 + (unicodedata.east_asian_width(letter) in "WF") for letter in text))
     return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 2 + 3 :]}"

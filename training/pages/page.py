@@ -5,7 +5,7 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from errors import shown
+from errors import printable
 
 _LONGEST = 400  # letters of a text
 # A browser loads nothing for such a page, and runs nothing in it, whatever a name in it should hold.
@@ -30,7 +30,7 @@ img { max-width: 100%; height: auto } li { overflow-wrap: anywhere } small { col
 
 def text(value: Any) -> str:
     """Returns what a stranger wrote, or a number, as HTML: without control characters, of a long one its beginning."""
-    return html.escape(shown(str(value), _LONGEST))
+    return html.escape(printable(str(value), _LONGEST))
 
 
 def page(title: str, *parts: str) -> str:
@@ -48,7 +48,7 @@ def section(title: str, *parts: str) -> str:
     return f"<h2>{text(title)}</h2>{''.join(parts)}" if any(parts) else ""
 
 
-def said(words: Any, kind: str = "") -> str:
+def paragraph(words: Any, kind: str = "") -> str:
     """Returns a paragraph. ``kind``: "good" or "stops", which have colours."""
     return f'<p class="{kind}">{text(words)}</p>' if kind else f"<p>{text(words)}</p>"
 
@@ -69,7 +69,7 @@ def table(heads: Sequence[Any], rows: Iterable[Sequence[Any]], numbers: bool = T
     return f"<table>{f'<tr>{top}</tr>' if heads else ''}{body}</table>" if body else ""
 
 
-def scrolled(part: str) -> str:
+def scroll_box(part: str) -> str:
     """Returns a part in a window of its own."""
     return f'<div class="scroll">{part}</div>' if part else ""
 

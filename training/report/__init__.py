@@ -11,7 +11,7 @@ from datasets import ImageDataset
 from training.pages import page
 from training.report import drawings, mistakes
 from training.report.measures import BINS, Confusions, calibration, confusions, scores, wilson
-from training.report.reading import FIGURES, Finished, Told, finished
+from training.report.reading import FIGURES, Finished, Told, read_run
 from utils import written_whole
 
 PAGE, TABLE, PICTURE = "report.html", "confusion.csv", "confusion.png"
@@ -32,7 +32,7 @@ def write_report(folder: Path, dataset: ImageDataset | None) -> Path:
         InputError: the folder isn't one of a run that is over.
         OSError: they can't be written.
     """
-    run = finished(folder)
+    run = read_run(folder)
     told = run.told.get("val")
     parts = [_summary(run), _curves(run)]
     if told and not run.several:
@@ -40,7 +40,7 @@ def write_report(folder: Path, dataset: ImageDataset | None) -> Path:
     parts.append(_classes(run, told))
     if told:
         shown = mistakes.tiles(run, told, dataset)
-        parts.append(page.section("The most confident mistakes", shown or page.said("There are none.")))
+        parts.append(page.section("The most confident mistakes", shown or page.paragraph("There are none.")))
         parts += [] if run.several else [_calibration(told)]
     parts += [_configuration(run), _environment(run)]
     title = f"{run.config.MODEL.NAME} on {run.config.DATA.DATASET}: {folder.absolute().name}"
@@ -73,7 +73,7 @@ def _summary(run: Finished) -> str:
     words += [f"Weights: {run.result.get('weights', 'unknown')}."]
     words += [f"The run ended early: {run.result['ended']}."] if "ended" in run.result else []
     heads = ["", *(SPLITS[split] for split in evaluated)] if len(evaluated) > 1 else []
-    return page.said(" ".join(words)) + page.table(heads, filter(None, rows))
+    return page.paragraph(" ".join(words)) + page.table(heads, filter(None, rows))
 
 
 def _shares_right(run: Finished, splits: list[str]) -> list[list[str]]:
@@ -120,7 +120,7 @@ def _confusions(run: Finished, told: Told) -> str:
         shown = page.picture("Confusion matrix", drawn)
     what = "Rows are labels. A colour is the share of a label's images" + ("." if whole else ", of the classes shown.")
     most = page.table(["label", "predicted most often", "images"], pairs, numbers=False)
-    return page.section("Confusions", page.said(f"{what} All are in {TABLE}."), page.grid([shown, most]))
+    return page.section("Confusions", page.paragraph(f"{what} All are in {TABLE}."), page.grid([shown, most]))
 
 
 def _outputs(run: Finished, told: Told) -> int:
@@ -155,8 +155,8 @@ def _classes(run: Finished, told: Told | None) -> str:
     means = [f"{100 * mean:.2f}" for mean in found.means(answers)]
     rows.insert(0, ["mean of the classes", *means, f"{found.images.sum():,}"])
     heads = ["class, the lowest F1 first", "precision (%)", "recall (%)", "F1 (%)", "images"]
-    more = page.said(f"and {len(found.f1) - _ROWS:,} more") if len(found.f1) > _ROWS else ""
-    return page.section("Classes", page.scrolled(page.table(heads, rows) + more))
+    more = page.paragraph(f"and {len(found.f1) - _ROWS:,} more") if len(found.f1) > _ROWS else ""
+    return page.section("Classes", page.scroll_box(page.table(heads, rows) + more))
 
 
 def _several_classes(run: Finished) -> str:
@@ -168,14 +168,14 @@ def _several_classes(run: Finished) -> str:
     ]
     rows.sort(key=lambda row: float(row[1] or 200))
     heads = ["class, the lowest precision first", "average precision (%)", "F1 (%)", "threshold"]
-    return page.section("Classes", page.scrolled(page.table(heads, rows[:_ROWS])))
+    return page.section("Classes", page.scroll_box(page.table(heads, rows[:_ROWS])))
 
 
 def _calibration(told: Told) -> str:
     found = calibration(told.probability, told.right)
     words = f"The expected calibration error is {100 * found.error:.2f} %, of {BINS} bins of equal width."
     return page.section(
-        "Calibration", page.said(words), page.picture("Reliability diagram", drawings.reliability(found))
+        "Calibration", page.paragraph(words), page.picture("Reliability diagram", drawings.reliability(found))
     )
 
 
@@ -183,7 +183,7 @@ def _configuration(run: Finished) -> str:
     lines = (line.partition(": ") for line in differences(run.config))
     rows = [(key, *values.split(" -> ", 1)) for key, _, values in lines]
     table = page.table(["key", "default", "here"], rows, numbers=False)
-    return page.section("Configuration, where it isn't the default", page.scrolled(table))
+    return page.section("Configuration, where it isn't the default", page.scroll_box(table))
 
 
 def _environment(run: Finished) -> str:

@@ -12,7 +12,7 @@ from options import leaves
 from training.pages import page
 from training.report import drawings, interval, number
 from training.report.measures import mcnemar, welch
-from training.report.reading import FIGURES, Finished, finished
+from training.report.reading import FIGURES, Finished, read_run
 
 LEVEL = 0.05  # a difference is called larger than chance below it, over the number of comparisons (Bonferroni)
 # What says nothing of how a run trains, or differs between runs of one kind.
@@ -93,17 +93,18 @@ class Compared(NamedTuple):
         return own == others and table.same == other_table.same and same
 
 
-def compared(folders: Sequence[Path]) -> Compared:
+def compare(folders: Sequence[Path]) -> Compared:
     """Returns what sets runs apart, whose folders these are: two or more.
 
     Raises:
         InputError: one isn't a run's that is over, is given twice, or two are of different tasks.
     """
-    runs = {name: finished(folder) for name, folder in _named(folders).items()}
+    runs = {name: read_run(folder) for name, folder in _folders_by_name(folders).items()}
     first = next(iter(runs.values()))
     for name, run in runs.items():
         if run.config.TASK != first.config.TASK:
-            raise InputError(f"{name} is of TASK {run.config.TASK}, {next(iter(runs))} of {first.config.TASK}")
+            other = f"{next(iter(runs))} of {first.config.TASK}"
+            raise InputError(f"{name} is of TASK {run.config.TASK}, {other}; compare runs of one TASK")
     found = Compared(runs, _kinds(runs), _differences(runs), [])
     pairs = [(found.kinds[0], other) for other in found.kinds[1:]]
     if not pairs and all(len(kind.runs) == 2 for kind in found.kinds):  # two seeds
@@ -112,11 +113,11 @@ def compared(folders: Sequence[Path]) -> Compared:
     return found
 
 
-def _named(folders: Sequence[Path]) -> dict[str, Path]:
+def _folders_by_name(folders: Sequence[Path]) -> dict[str, Path]:
     """The folders by the shortest ends of their paths that tell them apart."""
     paths = [folder.resolve() for folder in folders]
     if len(set(paths)) < len(paths):
-        raise InputError("a run is given twice; a comparison is of different ones")
+        raise InputError("a run is given twice; give different runs")
     ends = range(1, 1 + max(len(path.parts) for path in paths))
     names = ([str(Path(*path.parts[-end:])) for path in paths] for end in ends)
     return dict(zip(next(own for own in names if len(set(own)) == len(own)), folders, strict=True))
@@ -169,15 +170,15 @@ def _verdict(found: Compared, one: Kind, other: Kind, comparisons: int) -> str:
 def screen(found: Compared) -> str:
     """Returns what is told of a comparison."""
     heads, rows = found.figures()
-    lines = _aligned([heads, *rows])
+    lines = _align([heads, *rows])
     lines += found.spreads()
     lines += ["", "configuration, where they differ:"]
     rows = [[f"  {key}", *values] for key, values in found.differences]
-    lines += _aligned([["  key", *found.runs], *rows]) if rows else ["  nowhere"]
+    lines += _align([["  key", *found.runs], *rows]) if rows else ["  nowhere"]
     return "\n".join([*lines, "", *found.verdicts])
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def _align(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -191,8 +192,8 @@ def page_of(found: Compared) -> str:
     differences = page.table(["key", *found.runs], [(key, *values) for key, values in found.differences], numbers=False)
     return page.page(
         f"{len(found.runs)} runs: {', '.join(found.runs)}",
-        page.scrolled(page.table(heads, rows)),
-        *map(page.said, [*found.spreads(), *found.verdicts]),
+        page.scroll_box(page.table(heads, rows)),
+        *map(page.paragraph, [*found.spreads(), *found.verdicts]),
         page.section("Curves", page.grid(page.picture(label, data) for label, data in drawn if data)),
-        page.section("Configuration, where they differ", page.scrolled(differences) or page.said("nowhere")),
+        page.section("Configuration, where they differ", page.scroll_box(differences) or page.paragraph("nowhere")),
     )

@@ -11,8 +11,8 @@ _Z = 1.959963984540054  # of the normal distribution: 95 % lie within so many st
 
 
 def wilson(right: int, count: int) -> tuple[float, float]:
-    """Returns the 95 % interval of a share of ``right`` in ``count``, 0 to 1 (Wilson's, without continuity correction):
-    it holds near 0 and 1, too, where the share plus and minus its deviation doesn't.
+    """Returns the 95 % interval of the share of ``right`` in ``count``, 0 to 1 (Wilson's, without continuity
+    correction). It holds near 0 and 1, too, where the share plus and minus its deviation doesn't.
     """
     share, square = right / count, _Z**2 / count
     middle, half = share + square / 2, _Z * math.sqrt(share * (1 - share) / count + square / (4 * count))
@@ -75,8 +75,8 @@ def scores(label: np.ndarray, predicted: np.ndarray, outputs: int) -> tuple[Scor
 
 
 class Calibration(NamedTuple):
-    """By bin of the probability, [BINS]: images, the mean probability and the share of right ones (0 of an empty bin);
-    ``error``: the expected calibration error, 0 to 1.
+    """Holds, by bin of the probability, [BINS]: images, the mean probability and the share of right ones (0 of an empty
+    bin). ``error`` is the expected calibration error, 0 to 1.
     """
 
     images: np.ndarray
@@ -99,8 +99,9 @@ def calibration(probability: np.ndarray, right: np.ndarray) -> Calibration:
 
 
 def mcnemar(one: np.ndarray, other: np.ndarray) -> tuple[int, int, float]:
-    """Returns how many of the same samples, right or wrong [n] each, are right in one alone, in the other alone, and
-    the probability that chance divides them so unevenly or more: McNemar's exact test (a two-sided binomial test).
+    """Returns how many samples are right in the first alone, how many in the second alone, and McNemar's probability.
+    That is the probability that chance divides them so unevenly or more (the exact, two-sided binomial test). Both are
+    [n], of the same samples.
     """
     from scipy.stats import binomtest  # scikit-learn brings it; its import takes a second
 
@@ -109,8 +110,8 @@ def mcnemar(one: np.ndarray, other: np.ndarray) -> tuple[int, int, float]:
 
 
 def welch(one: Sequence[float], other: Sequence[float]) -> float:
-    """Returns the two-sided probability that means of several runs, two or more of each, differ so much by chance:
-    Welch's t-test, for which the two needn't have the same spread.
+    """Returns the two-sided probability that the means of several runs differ so much by chance; each side has two or
+    more. It is Welch's t-test, for which the two needn't have the same spread.
     """
     from scipy.stats import ttest_ind
 

@@ -16,7 +16,7 @@ MOST = 24
 _SIDE, _SMALL = 224, 64  # pixels: a picture is made no larger than this; below this, it is shown as it is
 
 
-def chosen(told: Told, several: bool) -> np.ndarray:
+def worst_mistakes(told: Told, several: bool) -> np.ndarray:
     """Returns the places of the mistakes, the most confident first, MOST at most; equal ones in the dataset's order."""
     wrong = np.flatnonzero(~told.right)
     sure = told.probability[wrong]
@@ -31,7 +31,7 @@ def tiles(run: Finished, told: Told, dataset: ImageDataset | None) -> str:
         dataset: the images; None: they aren't at hand.
     """
     figures = []
-    for place in chosen(told, run.several).tolist():
+    for place in worst_mistakes(told, run.several).tolist():
         drawn = _picture(dataset, place) if dataset is not None and _same(run, told, dataset, place) else None
         share = f"{100 * told.probability[place]:.1f} %"
         if run.several:
@@ -60,7 +60,7 @@ def _picture(dataset: ImageDataset, place: int) -> tuple[bytes, str] | None:
     except RunError:
         return None
     if isinstance(image, Bands):
-        image = image.shown()
+        image = image.picture()
     assert isinstance(image, Image.Image)  # decoded
     image = image.convert("L" if dataset.mode == "L" else "RGB")
     small, file = max(image.size) <= _SMALL, io.BytesIO()

@@ -12,7 +12,7 @@ import numpy as np
 
 from config import get_config
 from configs.registry import tasks
-from errors import Allowance, InputError, Unreadable, opened, reading
+from errors import Allowance, InputError, Unreadable, open_file, reading
 from loading.files import Paths
 from options import Configuration
 from training import predictions
@@ -100,7 +100,7 @@ class Finished(NamedTuple):
 
     @property
     def several(self) -> bool:
-        """Whether an image has several classes."""
+        """Returns whether an image has several classes."""
         return self.config.TASK == "multilabel"
 
     def name_of(self, label: int) -> str:
@@ -109,11 +109,11 @@ class Finished(NamedTuple):
 
     @property
     def result(self) -> dict[str, Any]:
-        """The run's result.json."""
+        """Returns the run's result.json."""
         return self.evaluated["val"]
 
 
-def finished(folder: Path) -> Finished:
+def read_run(folder: Path) -> Finished:
     """Returns what a run left in its folder.
 
     Raises:
@@ -162,7 +162,7 @@ def read_predictions(file: Path) -> Told:
     Raises:
         InputError: it is something else.
     """
-    with reading(file, "a run's predictions", "; move it away"), opened(file) as lines:
+    with reading(file, "a run's predictions", "; move it away"), open_file(file) as lines:
         allowance = Allowance(os.fstat(lines.fileno()).st_size)
         table = csv.reader(_lines(lines, allowance), strict=True)
         head = tuple(next(table, ()))

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from configs import registry
 from configs.documents import read_yaml
 from configs.registry import ROOT, refuse_other
-from configs.values import parsed, quoted
+from configs.values import parse_value, quoted
 from errors import InputError
 from options import Configuration
 from training.command_line import config_from_arguments
@@ -125,14 +125,14 @@ def read_sweep(file: Path) -> Sweep:
     words = _words(file, content["command"])
     method = content.get("method", "grid")
     refuse_other(f"{file}: method", method, METHODS)
-    keys = {key: _drawn(f"{file}: {key}", key, values) for key, values in content["keys"].items()}
+    keys = {key: _drawn_value(f"{file}: {key}", key, values) for key, values in content["keys"].items()}
     if method == "grid" and (drawn := [key for key, values in keys.items() if not values.choices]):
-        raise InputError(f"{file}: {drawn[0]} is an interval, of which method grid has no values; list them")
+        raise InputError(f"{file}: {drawn[0]} is an interval, but method grid needs values; list them")
     if method == "grid" and (twice := [key for key, own in keys.items() if len(set(own.choices)) < len(own.choices)]):
         raise InputError(f"{file}: {twice[0]} has a value twice, and a grid would repeat its runs; leave one out")
     if ("runs" in content) == (method == "grid"):
         raise InputError(
-            f"{file}: " + ("a grid has its runs; leave runs out" if method == "grid" else "runs is missing")
+            f"{file}: " + ("a grid has a run for each point; leave runs out" if method == "grid" else "runs is missing")
         )
     number = math.prod(len(values.choices) for values in keys.values()) if method == "grid" else content["runs"]
     seeds = content.get("seeds", [])
@@ -176,7 +176,7 @@ def _words(file: Path, command: str) -> list[str]:
     return words
 
 
-def _drawn(where: str, key: str, values: Any) -> Drawn:
+def _drawn_value(where: str, key: str, values: Any) -> Drawn:
     if key in _OWN:
         raise InputError(f"{where} is the sweep's own; leave it out")
     kind, values = next(iter(values.items())) if isinstance(values, dict) and len(values) == 1 else ("choice", values)
@@ -187,7 +187,7 @@ def _drawn(where: str, key: str, values: Any) -> Drawn:
         )
     if kind == "choice":
         return Drawn([str(value) for value in values])
-    low, high = ends = [parsed(str(value)) for value in values] if len(values) == 2 else [0, 0]
+    low, high = ends = [parse_value(str(value)) for value in values] if len(values) == 2 else [0, 0]
     if not all(type(end) in (int, float) for end in ends) or not low < high or (kind == "log_uniform" and low <= 0):
         expected = "two numbers, the lower one first" + ", above 0" * (kind == "log_uniform")
         raise InputError(f"{where} is {quoted(values)}, expected {expected}")
@@ -197,7 +197,7 @@ def _drawn(where: str, key: str, values: Any) -> Drawn:
 # ------------------------------------------------------------------- points
 
 
-def planned(sweep: Sweep) -> list[Point]:
+def plan_points(sweep: Sweep) -> list[Point]:
     """Returns a grid's or a random sweep's points: the first ones are the same for any number of them."""
     if sweep.method == "grid":
         values = [drawn.choices for drawn in sweep.keys.values()]
@@ -206,7 +206,7 @@ def planned(sweep: Sweep) -> list[Point]:
     return [{key: drawn.at(draw.random()) for key, drawn in sweep.keys.items()} for draw in draws]
 
 
-def suggested(sweep: Sweep, points: Sequence[Point], scores: Sequence[float | None], count: int) -> list[Point]:
+def suggest_points(sweep: Sweep, points: Sequence[Point], scores: Sequence[float | None], count: int) -> list[Point]:
     """Returns Optuna's next ``count`` points after ``points``, whose ``scores`` are better the higher; None: failed.
 
     A sampler's draws depend on the point's number alone, so a sweep that was killed goes on with the same ones.
@@ -268,4 +268,4 @@ def _own_metric(config: Configuration) -> str:
 def _check_measured(metric: str, config: Configuration) -> None:
     refuse_other("metric", metric.removeprefix("ema/"), _metrics(config))
     if metric.startswith("ema/") and not config.TRAIN.MODEL_EMA:
-        raise InputError(f"metric is {metric}, but TRAIN.MODEL_EMA is False: there is no average")
+        raise InputError(f"metric is {metric}, but TRAIN.MODEL_EMA is False; set it True, or leave out ema/")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from errors import InputError, Unreadable, opened, reading, shown
+from errors import InputError, Unreadable, open_file, printable, reading
 from launch.startup import written_whole
 from launch.verdict import how_it_ended
 from training.sweeps.points import Point, Sweep
@@ -35,7 +35,7 @@ def lock(output: Path) -> int:
     try:
         output.mkdir(parents=True, exist_ok=True)
         if not (output / FILE).exists() and (other := [name for name in os.listdir(output) if name != LOCK]):
-            raise InputError(f"{output} holds {shown(other[0])} and no sweep; give another output")
+            raise InputError(f"{output} holds {printable(other[0])} and no sweep; give another output")
         descriptor, until = os.open(output / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC), time.monotonic() + LEFT
     except OSError as error:
         raise InputError(f"{output}: can't be a sweep's folder ({error.strerror}); give another output") from None
@@ -54,7 +54,7 @@ def lock(output: Path) -> int:
     return descriptor
 
 
-def recorded(sweep: Sweep, planned: Sequence[Point]) -> list[Point]:
+def read_points(sweep: Sweep, planned: Sequence[Point]) -> list[Point]:
     """Returns the points that the folder's sweep has begun with.
 
     Args:
@@ -71,7 +71,7 @@ def recorded(sweep: Sweep, planned: Sequence[Point]) -> list[Point]:
         points, told = [dict(point) for point in found["points"]], found["of"]
         if not all(type(word) is str for point in points for word in point.values()):
             raise Unreadable("a point has a value that is no text")
-    changed = [key for key, value in _told(sweep).items() if told.get(key) != value]
+    changed = [key for key, value in _sweep_record(sweep).items() if told.get(key) != value]
     if changed or (planned and points != list(planned[: len(points)])):
         what = changed[0] if changed else "keys"
         raise InputError(f"{file} is of a sweep with other {what}; give another output, or put the file back as it was")
@@ -81,17 +81,17 @@ def recorded(sweep: Sweep, planned: Sequence[Point]) -> list[Point]:
 def record(sweep: Sweep, points: Sequence[Point]) -> None:
     """Keeps the points, before their runs start."""
     with written_whole(sweep.output / FILE) as file:
-        file.write(json.dumps({"of": _told(sweep), "points": list(points)}, indent=1) + "\n")
+        file.write(json.dumps({"of": _sweep_record(sweep), "points": list(points)}, indent=1) + "\n")
 
 
-def _told(sweep: Sweep) -> dict[str, Any]:
+def _sweep_record(sweep: Sweep) -> dict[str, Any]:
     keys = {key: drawn.choices or [drawn.low, drawn.high, drawn.log] for key, drawn in sweep.keys.items()}
     own = {"keys": keys} if sweep.method != "grid" else {}  # a grid may become longer
     return {"command": [sweep.program, *sweep.words], "method": sweep.method, "seed": sweep.seed, **own}
 
 
 def _read(file: Path, what: str) -> dict[str, Any]:
-    with reading(file, what, "; remove it to begin anew"), opened(file) as text:
+    with reading(file, what, "; remove it to begin anew"), open_file(file) as text:
         data = text.read(_LONGEST + 1)
         if len(data) > _LONGEST or not isinstance(found := json.loads(data), dict):
             raise Unreadable("it is none")
@@ -115,10 +115,10 @@ def outcome(sweep: Sweep, name: str, metric: str) -> Outcome | None:
 
 def last_line(file: Path) -> str:
     """Returns the last line of what a run printed, as a line may show it."""
-    with opened(file) as text:
+    with open_file(file) as text:
         text.seek(max(0, file.stat().st_size - 2000))
         lines = text.read(2000).decode(errors="replace").split("\n")
-    return next((shown(line, 300) for line in reversed(lines) if line.strip()), "it printed nothing")
+    return next((printable(line, 300) for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
 class Row(NamedTuple):
@@ -130,7 +130,7 @@ class Row(NamedTuple):
     outcome: Outcome | None
     status: int | None
 
-    def told(self) -> str:
+    def status_text(self) -> str:
         if self.outcome:
             return "done"
         return "not run" if self.status is None else how_it_ended(self.status)
@@ -165,7 +165,9 @@ def table(found: Sequence[Row], sweep: Sweep, metric: str) -> str:
         value = f"{statistics.mean(values):.4f}" if values else ""
         value += f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
         epochs = ",".join(str(row.outcome.epoch) for row in runs if row.outcome)
-        odd = [f"{row.name} {row.told()}" if sweep.seeds else row.told() for row in runs if not row.outcome]
+        odd = [
+            f"{row.name} {row.status_text()}" if sweep.seeds else row.status_text() for row in runs if not row.outcome
+        ]
         name = runs[0].name.partition("_")[0]
         lines.append([name, *runs[0].point.values(), value, epochs, "; ".join(odd) or "done"])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -186,7 +188,7 @@ def write(found: Sequence[Row], sweep: Sweep, metric: str) -> None:
         lines.writerow(["run", *sweep.keys, "SEED", metric, "epoch", "status"])
         for row in found:
             seed = "" if row.seed is None else row.seed
-            lines.writerow([row.name, *row.point.values(), seed, *(row.outcome or ("", "")), row.told()])
+            lines.writerow([row.name, *row.point.values(), seed, *(row.outcome or ("", "")), row.status_text()])
     done = [row for row in found if row.outcome]
     if not done:
         return

@@ -6,8 +6,8 @@ Names also tell how the model computes whose tensors they are. Besides ``timm_na
 ``computes``: from timm's names, MODEL's keys that other tensors come with: a distillation token tells DISTILLED. What
 it says of a file and of a model shows which keys make the model the file's.
 ``switches``: from the file's own names, MODEL's keys that come without other tensors.
-``unstored``: from the file's own names, arrays that its toolkit computes instead of storing them.
-``repeated``: from the model's names, those under which timm's files hold a tensor again, where layers share it.
+``unstored_arrays``: from the file's own names, arrays that its toolkit computes instead of storing them.
+``repeated_names``: from the model's names, those under which timm's files hold a tensor again, where layers share it.
 """
 
 from collections.abc import Collection
@@ -31,9 +31,9 @@ _BATCH_NORM = (
 def timm_names(family: ModuleType | None, arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns a file's arrays under timm 1.0.31's names.
 
-    Arrays under timm's names pass untouched, names that the family doesn't know are left as they are, and what only
-    serves other programs (a decoder, derived buffers, batch norm's count of batches) is dropped: the family's docstring
-    tells. Batch norm's statistics have PyTorch's names before the family sees them.
+    Arrays under timm's names pass untouched. Names that the family doesn't know are left as they are. What only serves
+    other programs is dropped: a decoder, derived buffers, batch norm's count of batches. The family's docstring says
+    which. Batch norm's statistics have PyTorch's names before the family sees them.
 
     Args:
         family: the model's ``weight_names``.
@@ -76,11 +76,11 @@ def switches(family: ModuleType | None, arrays: Arrays) -> dict[str, Any]:
 
 
 def has_switches(family: ModuleType | None) -> bool:
-    """Whether a file's names can tell ``switches`` of models of this family."""
+    """Returns whether a file's names can tell ``switches`` of models of this family."""
     return hasattr(family, "switches")
 
 
-def unstored(family: ModuleType | None, arrays: Arrays, state: dict[str, paddle.Tensor]) -> Arrays:
+def unstored_arrays(family: ModuleType | None, arrays: Arrays, state: dict[str, paddle.Tensor]) -> Arrays:
     """Returns arrays, by timm's names, that the file's toolkit computes instead of storing, for the model's size.
 
     Args:
@@ -88,17 +88,17 @@ def unstored(family: ModuleType | None, arrays: Arrays, state: dict[str, paddle.
         arrays: by the file's names.
         state: the model's, by timm's names.
     """
-    return family.unstored(arrays, state) if family and hasattr(family, "unstored") else {}
+    return family.unstored_arrays(arrays, state) if family and hasattr(family, "unstored_arrays") else {}
 
 
-def repeated(family: ModuleType | None, names: Collection[str]) -> dict[str, str]:
+def repeated_names(family: ModuleType | None, names: Collection[str]) -> dict[str, str]:
     """Returns {timm's other name: the model's} of tensors that timm's files hold more than once.
 
     Args:
         family: the model's ``weight_names``.
         names: the model's, by timm's names.
     """
-    return family.repeated(names) if family and hasattr(family, "repeated") else {}
+    return family.repeated_names(names) if family and hasattr(family, "repeated_names") else {}
 
 
 def google_names(model: Target, arrays: Arrays) -> Arrays:

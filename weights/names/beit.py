@@ -17,7 +17,7 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
 
     Sources: beit/ of microsoft/unilm, and PaddleViT's BEiT; both have timm's names.
 
-    Two cases need more than names. The pre-training has one table of relative positions for all blocks: where the model
+    Two cases need more than names. The pre-training has one table of relative positions for all blocks. If the model
     wants one in each, all start from it, as the authors' fine-tuning does. And it has a ``norm`` where the model may
     want an ``fc_norm``: their fine-tuning starts that one afresh, here it starts from ``norm``.
 

@@ -43,5 +43,5 @@ def from_clip(arrays: Arrays) -> Arrays:
 
 
 def is_openais(names: Collection[str]) -> bool:
-    """Whether these are OpenAI's own weights, which alone hold the vocabulary's size: they need ``QuickGELU``."""
+    """Returns whether these are OpenAI's own weights: only they hold the vocabulary's size. They need ``QuickGELU``."""
     return {_TOWER, "vocab_size"} <= set(names)

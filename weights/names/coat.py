@@ -48,7 +48,7 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     return found
 
 
-def repeated(names: Collection[str]) -> dict[str, str]:
+def repeated_names(names: Collection[str]) -> dict[str, str]:
     """Returns {timm's name: ours} of what timm's files hold again.
 
     Args:

@@ -54,7 +54,7 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     arrays = {name: _dense(array) if name in kernels else array for name, array in arrays.items()}
     shapes = wanted if isinstance(wanted, Mapping) else {}
     return {
-        name: _reshaped(name, array, layout, len(shapes[name].shape) if name in shapes else array.ndim)
+        name: _reshape(name, array, layout, len(shapes[name].shape) if name in shapes else array.ndim)
         for name, array in rename(arrays, _RULES).items()
     }
 
@@ -66,7 +66,7 @@ def _dense(kernel: np.ndarray) -> np.ndarray:
     return out_in.reshape(*out_in.shape[:2], side, side).swapaxes(2, 3)  # its places go column by column
 
 
-def _reshaped(name: str, array: np.ndarray, layout: str, axes: int) -> np.ndarray:
+def _reshape(name: str, array: np.ndarray, layout: str, axes: int) -> np.ndarray:
     if ".grn." in name or (name.endswith(".bias") and array.ndim == 2):
         return array.reshape(-1)
     return dense_of(array, layout, axes) if name.endswith((".mlp.fc1.weight", ".mlp.fc2.weight")) else array
@@ -90,8 +90,8 @@ def switches(arrays: Collection[str]) -> dict[str, Any]:
     return {"HEAD_NORM_EPS": 1e-12} if theirs else {}
 
 
-def unstored(arrays: Arrays, state: Mapping[str, paddle.Tensor]) -> Arrays:
-    """The last norm, which FCMAE's pre-training hasn't got: fine-tuning starts it at 1 and 0."""
+def unstored_arrays(arrays: Arrays, state: Mapping[str, paddle.Tensor]) -> Arrays:
+    """Returns the last norm, which FCMAE's pre-training hasn't got: fine-tuning starts it at 1 and 0."""
     last = re.compile(r"^(convnextv2\.)?(norm|head|layernorm|classifier)\.")
     if not any(".grn." in name for name in arrays) or any(map(last.match, arrays)) or "head.norm.weight" not in state:
         return {}

@@ -27,9 +27,9 @@ _RULES = (
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``LevitDistilled``.
 
-    Sources: the files of facebookresearch/LeViT and of PaddleViT. Both number all blocks in one list ``blocks``, and
-    what is between two stages with them; the authors' list has attention and MLP as entries of their own. Which row of
-    the table a query and a key read is computed here, so ``attention_bias_idxs`` is dropped.
+    Sources: the files of facebookresearch/LeViT and of PaddleViT. Both number all blocks in one list ``blocks``, with
+    what is between two stages. The authors' list has attention and MLP as entries of their own. Which row of the table
+    a query and a key read is computed here, so ``attention_bias_idxs`` is dropped.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.

@@ -34,7 +34,7 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
 
 
 def switches(arrays: Collection[str]) -> dict[str, Any]:
-    """The authors' norm within the classifier has PyTorch's own epsilon."""
+    """Returns the authors' norm within the classifier has PyTorch's own epsilon."""
     return {"HEAD_NORM_EPS": 1e-5} if _authors(arrays) else {}
 
 

@@ -53,5 +53,5 @@ def computes(arrays: Collection[str]) -> dict[str, Any]:
 
 
 def switches(arrays: Collection[str]) -> dict[str, Any]:
-    """The same, so that a folded file is read without being asked to."""
+    """Returns the same, so that a folded file is read without being asked to."""
     return computes(rename(dict.fromkeys(arrays, np.zeros(0)), _RULES))

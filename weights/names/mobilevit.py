@@ -84,6 +84,6 @@ def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]
 
 
 def switches(arrays: Collection[str]) -> dict[str, Any]:
-    """What PaddleViT's model has otherwise, whatever its variant."""
+    """Returns what PaddleViT's model has otherwise, whatever its variant."""
     theirs = any(name.startswith("mvit_block_1.") for name in arrays)
     return {"NUM_HEADS": 8, "LAST_NORM_EPS": 1e-6, "HIDDEN_NORM": True} if theirs else {}

@@ -32,5 +32,5 @@ def computes(arrays: Collection[str]) -> dict[str, Any]:
 
 
 def switches(arrays: Collection[str]) -> dict[str, Any]:
-    """The norm's place: the other one's parameters have the same shapes."""
+    """Returns the norm's place: the other one's parameters have the same shapes."""
     return computes(arrays)

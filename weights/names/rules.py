@@ -79,7 +79,7 @@ def torch_kernel(kernel: np.ndarray) -> np.ndarray:
 
 
 def jax_kernel(weight: np.ndarray) -> np.ndarray:
-    """Is ``torch_kernel``'s inverse."""
+    """Does the inverse of ``torch_kernel``."""
     return weight.transpose(2, 3, 1, 0) if weight.ndim == 4 else weight.T
 
 
@@ -95,7 +95,7 @@ def from_flax(arrays: Arrays, layers: Sequence[tuple[str, str]]) -> Arrays:
 
 
 def to_flax(arrays: Arrays, layers: Sequence[tuple[str, str]]) -> Arrays:
-    """Is ``from_flax``'s inverse.
+    """Does the inverse of ``from_flax``.
 
     Raises:
         InputError: an array that is of none of the layers.

@@ -12,7 +12,7 @@ import numpy as np
 from weights.names.rules import Arrays, Rules, join_qkv, rename
 
 
-def _shifted(match: re.Match[str]) -> str:
+def _shift_stage(match: re.Match[str]) -> str:
     """Numbers a ResNet's stages from 1."""
     return f"layer{int(match[1]) + 1}.{match[2]}."
 
@@ -21,7 +21,7 @@ def _part(word: str) -> str:
     return "conv" if word == "convolution" else "bn"
 
 
-def _counted(match: re.Match[str]) -> str:
+def _count_blocks(match: re.Match[str]) -> str:
     """Numbers a RegNet's stages and blocks from 1."""
     return f"s{int(match[1]) + 1}.b{int(match[2]) + 1}."
 
@@ -157,7 +157,7 @@ _RESNET = (
     (r"^resnet\.", ""),
     (r"^embedder\.embedder\.convolution\.", "conv1."),
     (r"^embedder\.embedder\.normalization\.", "bn1."),
-    (r"^encoder\.stages\.(\d+)\.layers\.(\d+)\.", _shifted),
+    (r"^encoder\.stages\.(\d+)\.layers\.(\d+)\.", _shift_stage),
     (r"\.layer\.(\d)\.convolution\.", lambda match: f".conv{int(match[1]) + 1}."),
     (r"\.layer\.(\d)\.normalization\.", lambda match: f".bn{int(match[1]) + 1}."),
     (r"\.shortcut\.convolution\.", ".downsample.0."),
@@ -168,7 +168,7 @@ _REGNET = (
     (r"^regnet\.", ""),
     (r"^embedder\.embedder\.convolution\.", "stem.conv."),
     (r"^embedder\.embedder\.normalization\.", "stem.bn."),
-    (r"^encoder\.stages\.(\d+)\.layers\.(\d+)\.", _counted),
+    (r"^encoder\.stages\.(\d+)\.layers\.(\d+)\.", _count_blocks),
     (r"\.layer\.2\.attention\.0\.", ".se.fc1."),
     (r"\.layer\.2\.attention\.2\.", ".se.fc2."),
     (r"\.layer\.([01])\.(convolution|normalization)\.", lambda match: f".conv{int(match[1]) + 1}.{_part(match[2])}."),

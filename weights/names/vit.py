@@ -73,9 +73,9 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``VisionTransformer`` and ``VisionTransformerDistilled``.
 
     Sources: the files of Google's ViT, AugReg, big_vision and its SigLIP (.npz), DeiT, DeiT-III, MAE, MoCo v3, DINO,
-    DINOv2, CLIP (``weights.names.clip``), older timm, and of PaddleViT's ViT, DeiT and MAE, old and new; PaddleClas
-    uses timm's names. Dropped: MAE's decoder, MoCo's momentum encoder and predictor, projection heads, mask tokens, and
-    ``pre_logits`` with the head that reads it (timm has no such layer).
+    DINOv2 and CLIP (``weights.names.clip``). Also those of older timm, and of PaddleViT's ViT, DeiT and MAE, old and
+    new. PaddleClas uses timm's names. Dropped: MAE's decoder, MoCo's momentum encoder and predictor, projection heads,
+    mask tokens, and ``pre_logits`` with the head that reads it (timm has no such layer).
 
     MAE's pre-training has a ``norm`` where a fine-tuned model has an ``fc_norm``. That starts from ``norm`` here, and
     afresh in MAE's own fine-tuning.
@@ -131,7 +131,7 @@ def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]
     return told
 
 
-def unstored(arrays: Collection[str], state: Mapping[str, paddle.Tensor]) -> Arrays:
+def unstored_arrays(arrays: Collection[str], state: Mapping[str, paddle.Tensor]) -> Arrays:
     """Returns the position embedding of PaddleViT's MAE: sines and cosines of the place in the sequence.
 
     Its even channels are sin(place / 10000 ** (channel / channels)), each odd one is the cosine of the same angle; the
