@@ -4,7 +4,6 @@ import re
 
 import links
 import pytest
-import tomllib
 import yaml
 from conftest import ROOT
 
@@ -46,6 +45,7 @@ def test_what_runs_before_a_commit_is_what_make_lint_runs():
 
 
 def test_the_citation_is_of_this_version():
+    tomllib = pytest.importorskip("tomllib")  # Python 3.10 has none
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     citation = read("CITATION.cff")
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()  # what the format asks for

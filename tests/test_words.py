@@ -1,23 +1,12 @@
 """Sentences have 25 words at most, in the documents and in what the code says of itself (words.py counts them)."""
 
-import fnmatch
-
 import pytest
-from words import LIMIT, ROOT, UNFINISHED, files, is_unfinished, sentences
-
-FOUND = {str(file.relative_to(ROOT)): list(sentences(file)) for file in files()}
+from words import LIMIT, files, sentences
 
 
 def test_no_sentence_is_longer_than_the_limit():
-    finished = {name: found for name, found in FOUND.items() if not is_unfinished(name)}
-    long = [s for found in finished.values() for s in found if s.words > LIMIT]
+    long = [s for file in files() for s in sentences(file) if s.words > LIMIT]
     assert not [f"{s.file}:{s.line}: {s.words} words: {s.text}" for s in long]
-
-
-@pytest.mark.parametrize("pattern", UNFINISHED)
-def test_what_is_called_unfinished_is_so(pattern):
-    of_it = [s.words for name, found in FOUND.items() if fnmatch.fnmatch(name, pattern) for s in found]
-    assert max(of_it) > LIMIT, f"take {pattern} out of UNFINISHED"
 
 
 @pytest.mark.smoke

@@ -1,5 +1,6 @@
-"""Gradients of ranks that compute on one machine's CPU, averaged in memory that these share: gloo, by which
-``paddle.DataParallel`` sends them, takes six times as long, for it copies them through the network's stack.
+"""Gradients of ranks that compute on one machine's CPU, averaged in memory that the ranks share.
+
+``paddle.DataParallel`` sends them by gloo. That takes six times as long: gloo copies them through the network's stack.
 """
 
 import contextlib
@@ -19,8 +20,9 @@ PIECE = 1 << 16  # elements that are summed at a time: they stay in a core's cac
 
 
 def share_gradients(parameters: list[paddle.Tensor]) -> "SharedGradients | None":
-    """Returns what averages the gradients of ``parameters``, the same on every rank; None, on every rank, where it
-    can't: on another device than a CPU, on several machines, in containers that don't see each other's processes.
+    """Returns what averages the gradients of ``parameters``; None, on every rank, where that can't be done.
+
+    It can't be done on another device than a CPU, on several machines, or if a rank can't open another's memory.
     """
     takes = paddle.get_device() == "cpu" and all(parameter.dtype == paddle.float32 for parameter in parameters)
     size = world_size() * sum(4 * parameter.size + 1 for parameter in parameters)

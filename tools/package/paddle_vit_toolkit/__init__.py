@@ -8,12 +8,12 @@ call of ``paddle.hub`` (hubconf.py) do so without an installation. Nothing else 
 The toolkit's modules are called ``config``, ``utils``, ``models`` and the like, and import one another by these names.
 So do other programs' modules. Here each is a part of this package instead: ``config`` is ``paddle_vit_toolkit.config``.
 A statement ``from config import get_config`` in a file of the toolkit means that one, wherever it stands and whenever
-it runs: Python takes the function that carries out ``import`` from the builtins of the module in which the statement
-is, and modules of this package have one that puts the package's name before the toolkit's own. The program's modules
-keep their names in ``sys.modules``, and Python's ``import``.
+it runs. For each such statement Python takes the function ``__import__`` from the builtins of the statement's module.
+Modules of this package have one that puts the package's name before the toolkit's own. The program's modules keep their
+names in ``sys.modules``, and Python's ``import``.
 
-Ways that were left out. To set the program's modules aside while ours are imported goes wrong at the first import
-within a function, in threads, and for pickles, which name ``models.vit``. Relative imports everywhere would make the
+Ways that were left out. The program's modules could be set aside while ours are imported. That goes wrong at the first
+import within a function, in threads, and for pickles, which name ``models.vit``. Relative imports everywhere would make the
 root a package, and its programs would no longer start by their paths. Renaming all rooms would break the scripts that
 import them today. Classes here are pickled by their full names, which a spawned process finds on the same path.
 """
