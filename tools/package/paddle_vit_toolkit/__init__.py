@@ -13,9 +13,9 @@ Modules of this package have one that puts the package's name before the toolkit
 names in ``sys.modules``, and Python's ``import``.
 
 Ways that were left out. The program's modules could be set aside while ours are imported. That goes wrong at the first
-import within a function, in threads, and for pickles, which name ``models.vit``. Relative imports everywhere would make the
-root a package, and its programs would no longer start by their paths. Renaming all rooms would break the scripts that
-import them today. Classes here are pickled by their full names, which a spawned process finds on the same path.
+import within a function, in threads, and for pickles, which name ``models.vit``. Relative imports everywhere would make
+the root a package, and its programs would no longer start by their paths. Renaming all modules would break the scripts
+that import them today. Classes here are pickled by their full names, which a spawned process finds on the same path.
 """
 
 import builtins
