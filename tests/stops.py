@@ -25,7 +25,7 @@ def stop_at(call, options, output, length, number=signal.SIGTERM):
     Steps but an epoch's last, each epoch's end and evaluated batches heed requests. Returns (exit status, name of the
     last checkpoint).
     """
-    calls, asked = itertools.count(1), requests.Keeper._asked
+    calls, asked = itertools.count(1), requests.Keeper._asked_signal
 
     def signalled(keeper):
         if next(calls) == call and rank() == world_size() - 1:
@@ -34,7 +34,7 @@ def stop_at(call, options, output, length, number=signal.SIGTERM):
 
     try:
         # Ranks meet at every step.
-        patched = mock.patch.object(requests.Keeper, "_asked", signalled)
+        patched = mock.patch.object(requests.Keeper, "_asked_signal", signalled)
         with patched, mock.patch.object(requests.Requests, "MOST_STEPS", 1):
             train(options, output, length)
     except requests.Stopped as stopped:

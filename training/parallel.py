@@ -1,4 +1,4 @@
-"""How the processes of a run train one model: DIST.ENGINE, of which the other rooms see a network and an optimizer.
+"""How the processes of a run train one model: DIST.ENGINE. Other packages see only a network and an optimizer.
 
 "data_parallel" is ``paddle.DataParallel``; "fleet" is ``paddle.distributed.fleet``, whose options are DIST.STRATEGY.
 One process trains alike with both, wrapped in neither.
@@ -48,8 +48,9 @@ def init(config: Configuration) -> None:
 
 @contextlib.contextmanager
 def _groups_of_gloo() -> Iterator[None]:
-    """Lets fleet have the run's own group wherever it wants one of all ranks: of three or more, gloo often fails to
-    connect in any further group ("Connection refused", in Paddle 2.6 and 3.3).
+    """Lets fleet have the run's own group wherever it wants one of all ranks.
+
+    With three or more, gloo often can't connect a further group ("Connection refused", in Paddle 2.6 and 3.3).
     """
     new_group, everyone = dist.new_group, list(range(world_size()))
     dist.new_group = lambda ranks, **options: (
@@ -90,9 +91,7 @@ def wrap_model(config: Configuration, model: nn.Layer) -> nn.Layer:
 
 
 def without_sync(network: nn.Layer, optimizer: Any) -> contextlib.AbstractContextManager:
-    """Returns the context of a backward pass that no update follows: ``paddle.DataParallel`` leaves the gradients
-    local.
-    """
+    """Returns the context of a backward pass that no update follows: gradients stay local."""
     if isinstance(optimizer, ShardedOptimizer):
         return optimizer.accumulating()
     return network.no_sync() if isinstance(network, paddle.DataParallel) else contextlib.nullcontext()
@@ -306,9 +305,7 @@ class ShardedOptimizer:
 
 
 def reduce_gradients(network: nn.Layer, optimizer: Any) -> None:
-    """Brings together, before an update, what the backward pass hasn't: the gradients of a ``ShardedOptimizer``, and
-    those of ranks that share memory.
-    """
+    """Reduces the gradients that the backward pass left local: a ``ShardedOptimizer``'s, or in shared memory."""
     if isinstance(optimizer, ShardedOptimizer):
         optimizer.reduce_gradients()
     elif shared := getattr(network, "shared", None):

@@ -17,7 +17,8 @@ def folders(path, *names):
 
 def test_of_two_spawned_runs_on_one_port_one_goes_on(tmp_path):
     [port] = free_ports(1)
-    runs = [start(folder, *MAIN, "-ngpus=2", *FLAGS, MASTER_PORT=port) for folder in folders(tmp_path, "a", "b")]
+    flags = [*FLAGS, "TRAIN.NUM_EPOCHS=12"]  # longer than the other waits for a run that ends
+    runs = [start(folder, *MAIN, "-ngpus=2", *flags, MASTER_PORT=port) for folder in folders(tmp_path, "a", "b")]
     assert sorted(statuses(*runs)) == [0, 2]
     [said] = [printed(run) for run in runs if run[0].returncode]
     assert said == f"error: port {port} on 127.0.0.1 is taken (by another run?); choose another MASTER_PORT\n"

@@ -91,7 +91,7 @@ def test_the_package_asks_for_what_the_requirements_pin(installed):
     }
     wanted["cpu"] = {"paddlepaddle": wanted[""].pop("paddlepaddle")}
     wanted[""] |= wanted.pop("base")
-    for extra in ("benchmark", "test", "trackers"):  # trackers: one of them serves alone
+    for extra in ("benchmark", "docs", "test", "trackers"):  # trackers: one of them serves alone
         del wanted[extra]
     assert asked == wanted
     assert about["License-Expression"] == "Apache-2.0"

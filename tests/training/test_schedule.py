@@ -121,7 +121,7 @@ def test_one_cycle_is_convmixers():
 
 
 def test_a_warm_up_and_cool_down_that_fill_the_run_are_an_error():
-    with pytest.raises(InputError, match="COOLDOWN_EPOCHS is 11, expected NUM_EPOCHS 12 to hold"):
+    with pytest.raises(InputError, match="COOLDOWN_EPOCHS is 11, expected at most NUM_EPOCHS 12 - WARMUP_EPOCHS 2"):
         get_config(None, [*COMMON, "TRAIN.COOLDOWN_EPOCHS", "11"])
 
 

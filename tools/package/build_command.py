@@ -20,7 +20,9 @@ def files() -> Iterator[Path]:
     yield from sorted(Path().glob("*.py"))
     for room in _ROOMS:
         of_room = (file for file in sorted(Path(room).rglob("*")) if file.suffix in _KINDS)
-        yield from (file for file in of_room if "egg-info" not in str(file) and file.is_file())
+        yield from (
+            file for file in of_room if "egg-info" not in str(file) and "built" not in file.parts and file.is_file()
+        )
 
 
 class BuildPackage(build_py):
