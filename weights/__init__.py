@@ -4,6 +4,7 @@ A file goes through ``formats`` (arrays, whatever wrote them), ``names`` (timm's
 sizes), and only then into the model. What is written has timm's names and layout: a Linear's weight is [out, in].
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -160,9 +161,9 @@ def file_arrays(model: nn.Layer, state: dict[str, np.ndarray] | None = None) -> 
     return arrays | {other: arrays[name] for other, name in others.items()}
 
 
-def save_weights(model: nn.Layer, file: Path) -> None:
+def save_weights(model: nn.Layer, file: str | os.PathLike[str]) -> None:
     """Writes every parameter and buffer of ``model``; timm loads the file as it is."""
-    write_weights(file, file_arrays(model))
+    write_weights(Path(file), file_arrays(model))
 
 
 def _images_of(stored: WeightFile) -> tuple[int, int] | None:

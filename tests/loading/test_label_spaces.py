@@ -183,7 +183,7 @@ def greys_model(tmp_path, config, outputs):
     solved = np.linalg.lstsq(features.astype(np.float64), logits, rcond=None)[0]
     model.head.weight.set_value(solved.astype(np.float32))
     model.head.bias.set_value(np.zeros(classes, np.float32))
-    save_weights(model, tmp_path / "model.safetensors")
+    save_weights(model, str(tmp_path / "model.safetensors"))
 
 
 VIT = [
