@@ -72,7 +72,10 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if ops.usable(x):
             return ops.layer_norm(x, self.weight, self.bias, self._epsilon)
-        if self.weight.stop_gradient and not x.stop_gradient:  # Paddle's gradient of x leaves a frozen weight out
+        # On a CPU, Paddle's gradient of x leaves the weight out where nobody wants the weight's: if it is frozen, or if
+        # paddle.grad is asked for x alone.
+        on_cpu = paddle.in_dynamic_mode() and x.place.is_cpu_place()
+        if not x.stop_gradient and (on_cpu or self.weight.stop_gradient):
             x = F.layer_norm(x, self._normalized_shape, None, None, self._epsilon) * self.weight
             return x if self.bias is None else x + self.bias
         return F.layer_norm(x, self._normalized_shape, self.weight, self.bias, self._epsilon)

@@ -10,7 +10,7 @@ from paddle.nn import functional as F
 
 import ops
 from models import create_model
-from models.layers import Attention, DropPath, PatchDropout, linear
+from models.layers import Attention, DropPath, LayerNorm, PatchDropout, linear
 from models.layers.conv import Conv2D, MaxPool2D
 from models.layers.relative import RelativePositionBias
 
@@ -24,6 +24,25 @@ def test_drop_path_drops_whole_samples_and_keeps_the_mean():
     assert abs(out.mean() - 1) < 0.03
     layer.eval()
     assert (layer(paddle.ones([2, 2])).numpy() == 1).all()
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_layer_norms_gradient_is_the_formulas_where_the_weights_is_not_wanted(compiled, frozen, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(ops, "usable", lambda _: False)
+    layer, rng = LayerNorm(8, epsilon=1e-6), np.random.default_rng(0)
+    values, weight, wanted = rng.normal(size=(3, 8)), rng.normal(size=8), rng.normal(size=(3, 8))
+    layer.weight.set_value(weight.astype("float32"))
+    layer.weight.stop_gradient = frozen
+    x = paddle.to_tensor(values, "float32", stop_gradient=False)
+    [found] = paddle.grad([layer(x)], [x], [paddle.to_tensor(wanted, "float32")])
+    deviation = np.sqrt(values.var(axis=-1, keepdims=True) + 1e-6)
+    normed, grad = (values - values.mean(axis=-1, keepdims=True)) / deviation, wanted * weight
+    along = normed * (grad * normed).mean(axis=-1, keepdims=True)
+    expected = (grad - grad.mean(axis=-1, keepdims=True) - along) / deviation
+    np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
