@@ -57,7 +57,7 @@ def sections(text: str) -> list[Section]:
                     of.spans.add(child.content)
                 link = child.attrs.get("href", child.attrs.get("src", ""))
                 if link and not link.startswith("#"):
-                    of.links.add(re.sub(r"_cn(?=\.md$)", "", link.partition("#")[0]))
+                    of.links.add(re.sub(r"_cn(?=\.md$)|(?<=\.cn)/en", "", link.partition("#")[0]))
     return found
 
 
@@ -91,7 +91,10 @@ def english_of(page: str) -> str:
 
 def test_the_pages_that_newcomers_read_are_there():
     names = {Path(page).name for page in PAGES}
-    assert {"paddlevit_cn.md", "gpu_cn.md", "distributed_cn.md"} <= names
+    assert {
+        "README_cn.md",
+        *(f"{name}_cn.md" for name in ("quick_start", "weights", "distributed", "paddlevit", "gpu")),
+    } <= names
 
 
 @pytest.mark.parametrize("page", PAGES)
