@@ -129,9 +129,12 @@ def test_chinese_sentences_have_full_width_punctuation(page):
 
 
 def narrow(text: str) -> list[str]:
-    """Returns the half-width punctuation of the paragraphs and cells that are Chinese, with what stands around it."""
+    """Returns the half-width punctuation in Chinese paragraphs and cells, with what stands around it.
+
+    Also ``**`` that isn't bold: it isn't, after a full stop and before a character.
+    """
     inlines = [prose(token) for token in MarkdownIt().enable("table").parse(text) if token.type == "inline"]
-    mark = rf"[,;:?!](?=\s|$|{HAN})|(?<={HAN})[,.;:?!]|(?<!\.)\.(?=\s|$)|[()]"
+    mark = rf"[,;:?!](?=\s|$|{HAN})|(?<={HAN})[,.;:?!]|(?<!\.)\.(?=\s|$)|[()]|\*\*"
     return [
         inline[max(0, found.start() - 10) : found.end() + 10]
         for inline in inlines
@@ -172,5 +175,7 @@ def test_only_what_explains_code_may_be_translated(chinese, english, same):
 def test_half_width_punctuation_is_found():
     assert narrow("用 `a`，`b`。3.3.1 与 timm/x.y：1,000 个（`c`）……") == []
     assert narrow("English, only (here).\n\n```\n中文, 代码.\n```") == []
-    for text in ("中文,这", "中文, 这", "ViT, Swin 等", "中文 (x)", "中文.", "用 timm. 然后", "`a`: 中文", "中文:`a`"):
-        assert len(narrow(text)) == text.count("(") + 1, text
+    ones = ("中文,这", "中文, 这", "ViT, Swin 等", "中文.", "用 timm. 然后", "`a`: 中文", "中文:`a`")
+    assert [len(narrow(text)) for text in ones] == [1] * len(ones)
+    assert narrow("中文 (x)") == ["中文 (x)", "中文 (x)"]
+    assert narrow("**中。**文 **文**") == ["**中。**文 文"] * 2
