@@ -21,7 +21,7 @@ from configs.values import parse_value
 
 # ------------------------------------------------------------ what the documents show
 
-FILES = ["README.md", "CONTRIBUTING.md", "docs/*.md", "run_*.sh", "main_*.py", "examples/*.py", "tools/*.py"]
+FILES = ["README*.md", "CONTRIBUTING.md", "docs/*.md", "run_*.sh", "main_*.py", "examples/*.py", "tools/*.py"]
 FILES += ["configs/*/*.yaml"]
 _STARTS = (
     r"(?:[A-Z_]+=\S+ +)*(?:sh run_|bash |cd |sbatch |srun |torchrun |etcd --|pip |sha256sum |/usr/bin/time |\.venv/bin/"

@@ -262,7 +262,7 @@ CHECKS = {
 
 
 def test_an_error_is_the_one_that_is_shown(desk):
-    shown = [shown for of_file in SHOWN.values() for shown in of_file if shown.prints.startswith("error: ")]
+    shown = {shown for of_file in SHOWN.values() for shown in of_file if shown.prints.startswith("error: ")}
     assert len(shown) == 2
     for command, prints in shown:
         done = desk.type(command, status=2)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = {"README.md": "index.md"} | {page: page for page in ("SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")}
+PAGES = {"README.md": "index.md", "README_cn.md": "README_cn.md"}
+PAGES |= {page: page for page in ("SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")}
 _CODE = r"^```.*?^```|`[^`]*`"  # has no links
 _LINK = re.compile(
     _CODE + r'|(!?)\[((?:[^][]|\[[^]]*\])*)\]\(([^()\s:#][^()\s:]*)\)|src="(?!https?:)([^"]+)"', re.M | re.S
