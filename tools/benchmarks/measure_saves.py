@@ -148,7 +148,7 @@ class BySaver:
         path, t = self.saver.path, self.training
         return {
             "verified": lambda: verify(path),
-            "restored": lambda: load_checkpoint(path, t.model, t.optimizer, t.averaged),
+            "restored": lambda: load_checkpoint(path, t.model, t.optimizer, t.averaged_model),
         }
 
 

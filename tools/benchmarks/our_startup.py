@@ -32,7 +32,7 @@ def main() -> None:
         return found
 
     vars(datasets)["get_datasets"] = noted
-    with importlib.import_module("errors").reported():
+    with importlib.import_module("errors").reporting():
         program.main()
 
 
