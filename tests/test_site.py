@@ -11,7 +11,7 @@ from documents import Desk, snippets
 
 from config import default_values
 from configs.architectures import architectures
-from tools import docs_site
+from tools.package import docs_site
 from training.command_line import FLAGS
 
 KNOWN = json.loads((ROOT / "tests" / "golden" / "other_options.json").read_text())

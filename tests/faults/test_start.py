@@ -181,7 +181,6 @@ def test_without_the_environment_every_program_says_how_to_get_it():
 
     # doctor.py has a line of its own, and the others are its parts; timm_reference.py has an environment.
     others = {"machine.py", "network.py", "doctor.py", "timm_reference.py"}
-    others |= {"docs_site.py"}  # a hook of mkdocs
     others |= {"gpu_checks.py", "gpu_first_steps.py", "gpu_probe.py"}
     programs = [str(path.relative_to(ROOT)) for path in LACKING if path.name not in others]
     with ThreadPoolExecutor(2) as pool:

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = {"README.md": "index.md", "README_cn.md": "README_cn.md"}
 PAGES |= {page: page for page in ("SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")}
 _CODE = r"^```.*?^```|`[^`]*`"  # has no links
