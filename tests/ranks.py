@@ -58,6 +58,7 @@ def _call(rank: int, endpoints: str, backend: str, function: Callable, args: tup
     from errors import RunError
 
     dist.init_parallel_env()
+    dist.barrier()  # a rank that ends while another still connects makes that one fail ("TIMEOUT")
     try:
         result = function(*args)
     except RunError as error:

@@ -31,8 +31,9 @@ TABLE = ROOT / "configs" / "costs.json"
 
 
 def content(file: Path) -> str:
-    """Returns a digest of a model's file: what the table of costs has of another content is computed anew."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+    """Returns a digest of a model's keys, without comments: the costs of another content are computed anew."""
+    keys = [line for line in file.read_bytes().splitlines() if not line.startswith(b"#")]
+    return hashlib.sha256(b"\n".join(keys)).hexdigest()[:12]
 
 
 def cost_row(file: Path) -> dict[str, Any]:
