@@ -27,7 +27,7 @@ from configs.merging import (
 from configs.needs import refuse_idle
 from configs.paddlevit import reading
 from configs.registry import add_keys
-from options import CONFIG_DIR, Configuration, add_note, is_users, leaves, pairs, set_by_someone
+from options import CONFIG_DIR, Configuration, add_note, explicit_sources, is_users, leaves, pairs
 
 __all__ = [  # besides what is defined here
     "CONFIG_DIR", "find_config", "is_users", "model_files", "shipped_configs", "shipped_model", "shipped_models",
@@ -267,7 +267,7 @@ def asked_config(cfg_file: str | os.PathLike | None, options: Iterable[Option]) 
         add_note(config, f"give -pretrained=hf-hub:timm/{name} to load the weights {name}")
     settle(config)
     check(config)
-    refuse_idle(config, set_by_someone(config), NEEDS)
+    refuse_idle(config, explicit_sources(config), NEEDS)
     if config.families and not config.EVAL:
         for line in reading.difference_lines(config.families[-1], config):
             add_note(config, line)
@@ -320,7 +320,7 @@ def with_options(config: Configuration, options: Sequence[str]) -> Configuration
     settle(changed)
     check(changed)
     named = named_keys(options)
-    refuse_idle(changed, {key: by for key, by in set_by_someone(changed).items() if key in named}, NEEDS)
+    refuse_idle(changed, {key: by for key, by in explicit_sources(changed).items() if key in named}, NEEDS)
     changed.freeze()
     return changed
 

@@ -165,12 +165,12 @@ class EncodedDataset(ImageDataset):
         raise NotImplementedError
 
     def image(self, index: int) -> Picture:
-        return self._encoded(index).decode()
+        return self._encoded_image(index).decode()
 
     def picture(self, index: int) -> Picture:
-        return self._encoded(index)
+        return self._encoded_image(index)
 
-    def _encoded(self, index: int) -> Encoded:
+    def _encoded_image(self, index: int) -> Encoded:
         name = self.name(index)
         with readable(name, RunError):  # a disk may do better next time
             data = self.data(index)

@@ -129,7 +129,7 @@ def watched_worker(failed, beats, handed):
         if isinstance(handed, spawned.Handed):
             main_worker(*handed.open())
         else:
-            found = built(handed)
+            found = read_datasets(handed)
             launched.wait_for_all()
             main_worker(*found)
 
@@ -147,7 +147,7 @@ def spawn(worker, count, failed, beats, *objects):
     return dist.spawn(worker, args=given, nprocs=count, join=False, start_method=method)
 
 
-def built(config):
+def read_datasets(config):
     """Returns (configuration, training set, validation set)."""
     import datasets
     from models.pretrained import with_preprocessing
@@ -194,7 +194,7 @@ def main():
     ranks = utils.num_processes(config.NGPUS)
     if ranks > 1:
         environment.prepare_spawn()
-    config, *datasets_ = built(config)
+    config, *datasets_ = read_datasets(config)
 
     def start(config, ranks, failed, beats):
         return spawn(watched_worker, ranks, failed, beats, config, *datasets_)

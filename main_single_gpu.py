@@ -10,7 +10,7 @@ import os
 
 from errors import InputError, reporting
 from launch import environment
-from main_multi_gpu import built, import_paddle, main_worker
+from main_multi_gpu import import_paddle, main_worker, read_datasets
 from training.command_line import config_from_arguments
 
 
@@ -22,7 +22,7 @@ def main():
     if config.NGPUS > 1:
         raise InputError(f"main_single_gpu.py is one process, found NGPUS {config.NGPUS}; run main_multi_gpu.py")
     import_paddle()
-    main_worker(*built(config))
+    main_worker(*read_datasets(config))
 
 
 if __name__ == "__main__":

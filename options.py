@@ -87,7 +87,7 @@ _MODEL_NAMES = (
 )
 
 
-def meant_by(name: str, known: Iterable[str]) -> str | None:
+def equivalent_key(name: str, known: Iterable[str]) -> str | None:
     """Returns the key, or the entry of ``_FOREIGN``, that somebody else's flag or dotted key stands for, or None."""
     lower = name[-_LONGEST_NAME:].lower().replace("-", "_")
     last = lower.rpartition(".")[2]
@@ -99,7 +99,7 @@ def meant_by(name: str, known: Iterable[str]) -> str | None:
 
 def nearest_key(name: str, known: Iterable[str]) -> str:
     """Returns what to write instead of the dotted key ``name``: "; did you mean TRAIN.NUM_EPOCHS?", or nothing."""
-    meant = meant_by(name, known)
+    meant = equivalent_key(name, known)
     if meant is None:
         return nearest(name, known)
     key = meant.split()[0]
@@ -246,7 +246,7 @@ def is_given(config: Configuration, key: str) -> bool:
     return key in config.origins
 
 
-def set_by_someone(config: Configuration) -> dict[str, Given]:
+def explicit_sources(config: Configuration) -> dict[str, Given]:
     """Returns ``value_sources`` without what is only written out: what a file, a flag or an option set."""
     return {key: where for key, where in value_sources(config).items() if where.level > WRITTEN_OUT}
 

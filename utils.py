@@ -21,7 +21,7 @@ from errors import InputError, RunError, printable
 from launch import secret
 from launch.environment import num_cores
 from launch.startup import sync_directory as sync_directory
-from launch.startup import written_whole as written_whole
+from launch.startup import writing_whole as writing_whole
 
 if __name__ == "utils":  # as a part of another program (tools/package) it leaves these to that one
     logging.getLogger().setLevel(logging.WARNING)  # Paddle's import sets INFO: its notes on ports are no news for users

@@ -70,7 +70,7 @@ def worker(config: Configuration, dataset: Any, file: Path) -> None:
     shares = utils.all_gather(predictions(config, model, dataset, utils.rank(), utils.world_size()))
     if utils.rank() == 0:
         rows = sorted(row for share in shares for row in share)
-        with utils.written_whole(file) as opened:
+        with utils.writing_whole(file) as opened:
             writer = csv.writer(opened, lineterminator="\n")
             writer.writerow(COLUMNS)
             writer.writerows((*row, f"{probability:.6f}") for *row, probability in rows)
@@ -78,7 +78,7 @@ def worker(config: Configuration, dataset: Any, file: Path) -> None:
         print(f"{file}: {' + '.join(str(len(share)) for share in shares)} = {len(rows)} samples, {hits} right")
 
 
-def spawned(failed: Any, beats: Any, *args: Any) -> None:
+def run_rank(failed: Any, beats: Any, *args: Any) -> None:
     """Runs ``worker`` in a process of its own. If it fails, it prints one line on stderr, and the others are ended."""
     import utils
     from launch import progress, signals
@@ -112,7 +112,7 @@ def main() -> None:
 
     def start(config: Configuration, ranks: int, failed: Any, beats: Any) -> Any:
         arguments = (failed, beats, config, dataset, Path(config.OUTPUT))
-        return dist.spawn(spawned, args=arguments, nprocs=ranks, join=False)
+        return dist.spawn(run_rank, args=arguments, nprocs=ranks, join=False)
 
     if (ranks := utils.num_processes(config.NGPUS)) > 1:
         environment.prepare_spawn()

@@ -22,7 +22,7 @@ from inference import formats
 from inference.answers import writing
 from inference.backends import RUNNERS, STEMS, import_extra, open_export
 from inference.conventions import write_conventions
-from inference.fidelity import LEAST_AGREEMENT, Fidelity, held_to_eager
+from inference.fidelity import LEAST_AGREEMENT, Fidelity, compare_with_eager
 from inference.folder import MANIFEST, sha256
 from inference.preparation import Preparation
 from inference.quantise import check_calibration, quantise
@@ -94,12 +94,12 @@ def write_export(
     try:
         with writing(str(target)):
             with tempfile.TemporaryDirectory(dir=temporary) as scratch, _raising_full_disk(temporary):
-                _write_graphs(config, model.deployed(), temporary, Path(scratch), kind, precision, calibration)
+                _write_graphs(config, model.inference_model(), temporary, Path(scratch), kind, precision, calibration)
             write_conventions(temporary, config, description, model.num_features)
             content = _manifest(config) | vars(description) | {"format": kind, "precision": precision}
             content["files"] = {file.name: sha256(file) for file in sorted(temporary.iterdir())}
             (temporary / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-            found = held_to_eager(config, model, open_export(temporary), precision, calibration, least)
+            found = compare_with_eager(config, model, open_export(temporary), precision, calibration, least)
             for file in temporary.iterdir():
                 sync_directory(file)
             sync_directory(temporary)
@@ -158,7 +158,7 @@ def _write_graphs(
     onnx = import_extra("onnx")
     if precision != "float32":  # which hides what the conversion itself gets wrong
         onnx.save(graph, str(scratch / "model.onnx"))
-        held_to_eager(config, model, RUNNERS["onnx"](scratch, "model", "float32"), "float32")
+        compare_with_eager(config, model, RUNNERS["onnx"](scratch, "model", "float32"), "float32")
     prepared = formats.simplify(formats.onnx_of(preparation, scratch, pixels, "prepared"), scratch)
     name = STEMS[kind]
     if kind == "onnx":

@@ -19,7 +19,7 @@ from inference.folder import sha256
 from inference.pictures import Picture, Pictures
 from inference.predictor import Predictor
 from loading.files import Paths
-from utils import written_whole
+from utils import writing_whole
 from weights.hub import HUB_PREFIXES
 from weights.plain import (
     Form,
@@ -165,7 +165,7 @@ def write_features(
     if not output.parent.is_dir():
         raise InputError(f"{output}: there is no folder {output.parent}; make it, or choose another -output")
     made: dict[str, Any] = features.made | {"folder": os.getcwd(), "index": index, "failures": 0}
-    with written_whole(output, "wb") as values, written_whole(record) as told, written_whole(rows, "wb") as listed:
+    with writing_whole(output, "wb") as values, writing_whole(record) as told, writing_whole(rows, "wb") as listed:
         done = 0
         if index == "csv":
             listed.write(_line(index, *COLUMNS))

@@ -44,7 +44,7 @@ class Fidelity(NamedTuple):
         )
 
 
-def held_to_eager(
+def compare_with_eager(
     config: Configuration,
     model: ImageModel,
     runner: Runner,

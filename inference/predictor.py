@@ -1,6 +1,6 @@
 """A trained model that answers: from images to classes and probabilities, as ``-eval`` computes them.
 
-The bits are those of ``-eval``. LeViT and MobileOne are folded (``ImageModel.deployed``): they agree to rounding.
+The bits are those of ``-eval``. LeViT and MobileOne are folded (``ImageModel.inference_model``) and agree to rounding.
 """
 
 import os
@@ -68,7 +68,7 @@ class Predictor:
 
     Attributes:
         config: of the model and its images.
-        model: the model as it is ``deployed``; None for an exported one.
+        model: the model made for inference (``inference_model``); None for an exported one.
         task: "classification" (probabilities sum up to 1) or "multilabel" (each by itself).
         thresholds: multilabel: the weights' own, by output; empty: 0.5 serves for each.
         classes: names by output; empty: they aren't known.
@@ -121,7 +121,7 @@ class Predictor:
             loaded = load_weights(self.model, path, allow=allow, classes=order, adapter=adapter)
             self.report, self.weights = str(loaded), loaded.file
             self.model.eval()
-            self.model = self.model.deployed()
+            self.model = self.model.inference_model()
         self._normalize = Normalize(self.config.DATA.IMAGENET_MEAN, self.config.DATA.IMAGENET_STD)
 
     def __call__(

@@ -40,7 +40,7 @@ class Preparation(nn.Layer):
         x = pixels.astype("float32")
         sides = paddle.shape(x).astype("int64")  # Paddle 2.6's takes no uint8
         height, width = sides[1:2], sides[2:3]
-        to = self._resized(height, width)
+        to = self._resized_size(height, width)
         x = x.transpose([0, 3, 1, 2])
         x = self._grey_levels(paddle.matmul(x, self._weights(width, to[1], self.size[1]), transpose_y=True))
         return self._grey_levels(paddle.matmul(self._weights(height, to[0], self.size[0]), x))
@@ -48,7 +48,7 @@ class Preparation(nn.Layer):
     def _grey_levels(self, x: paddle.Tensor) -> paddle.Tensor:
         return paddle.floor(x + 0.5).clip(0, 255) if self.whole else x
 
-    def _resized(self, height: paddle.Tensor, width: paddle.Tensor) -> list[paddle.Tensor]:
+    def _resized_size(self, height: paddle.Tensor, width: paddle.Tensor) -> list[paddle.Tensor]:
         """Returns the height and the width of a resized image: ``covering``, in the graph."""
         rows, columns = self.resized_to
         if self.squash:

@@ -13,7 +13,7 @@ from inference.captions import SHEET_SIDE, side_by_side, small, tile
 from inference.features import Features, Stored
 from inference.pictures import Pictures
 from loading.files import Paths
-from utils import written_whole
+from utils import writing_whole
 
 _ROWS = 8192  # of stored features at once
 _ACROSS = 5  # images in a row of a grid
@@ -131,6 +131,6 @@ def write_grid(query: str, neighbours: Sequence[Neighbour], output: Path) -> lis
     images = [small(pictures, place, SHEET_SIDE) for place in range(len(told))]
     tiles = [tile(image, SHEET_SIDE, name, [(said, "")], 1) for image, (name, said) in zip(images, told, strict=True)]
     grid = side_by_side(tiles, min(_ACROSS, len(tiles)))
-    with written_whole(output, "wb") as file:
+    with writing_whole(output, "wb") as file:
         grid.save(file, "PNG")
     return [problem for problem in images if isinstance(problem, str)]

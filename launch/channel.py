@@ -98,7 +98,7 @@ class Channel:
         except (BlockingIOError, TimeoutError):
             return
         if not self.lines:
-            raise _gone()
+            raise _reset_error()
 
     def _take(self) -> None:
         *lines, self.rest = self.rest.split(b"\n")
@@ -117,7 +117,7 @@ class Channel:
         self.socket.close()
 
 
-def _gone() -> ConnectionResetError:
+def _reset_error() -> ConnectionResetError:
     return ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
 
 
@@ -149,7 +149,7 @@ def introduce(connection: socket.socket, secret: bytes, limit: float) -> Channel
     """
     own = secrets.token_bytes(SIZE)
     connection.sendall(f"{HELLO} {VERSION} {own.hex()} -\n".encode())  # in as many words as version 1's
-    said = _plain(connection, limit)
+    said = _read_line(connection, limit)
     word, _, theirs = said.partition(" ")
     with contextlib.suppress(ValueError):
         if word == CHALLENGE:
@@ -157,7 +157,7 @@ def introduce(connection: socket.socket, secret: bytes, limit: float) -> Channel
     return said
 
 
-def _plain(connection: socket.socket, limit: float) -> str:
+def _read_line(connection: socket.socket, limit: float) -> str:
     """Returns the line that comes within ``limit`` seconds; "" where none does. What follows it is the channel's: so it
     is read byte by byte.
     """
@@ -166,7 +166,7 @@ def _plain(connection: socket.socket, limit: float) -> str:
         while not said.endswith(b"\n") and len(said) < LONGEST_HELLO:
             connection.settimeout(max(until - time.monotonic(), 0.001))
             if not (byte := connection.recv(1)):
-                raise _gone()
+                raise _reset_error()
             said += byte
             if time.monotonic() > until:
                 return ""

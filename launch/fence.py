@@ -62,11 +62,11 @@ def wait_for_store() -> None:
         os.environ.get(name, "").partition(":")[0] for name in ("PADDLE_TRAINER_ENDPOINTS", "PADDLE_CURRENT_ENDPOINT")
     ]
     until = time.monotonic() + AGAIN * (hosts[0] == hosts[1] and os.environ.get("PADDLE_TRAINER_ID") != "0")
-    while time.monotonic() < until and not store_ports() & listened():
+    while time.monotonic() < until and not store_ports() & listening_ports():
         time.sleep(0.005)
 
 
-def listened() -> set[int]:
+def listening_ports() -> set[int]:
     """Returns the TCP ports at which processes of this machine (of this network namespace) wait for connections."""
     ports = set()
     for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):

@@ -24,7 +24,7 @@ from errors import Failure, InputError
 from launch import environment, signals
 from launch.channel import Channel
 from launch.rendezvous import Meeting
-from launch.spawned import Ranks, leave, shared_with_ranks
+from launch.spawned import Ranks, leave, shared_arrays
 from launch.verdict import Seen, Verdict, judge
 
 EVERY = 1.0  # seconds between what parents tell each other
@@ -53,7 +53,7 @@ def watch(target: Callable[..., None], config: Any) -> NoReturn:
     separate = "PADDLE_LOG_DIR" in os.environ  # Paddle's launcher: each rank's stderr is a file of its own
     if separate or "TORCHELASTIC_RUN_ID" in os.environ:  # but a shell may end, and leave its ranks at work
         signals.die_with_parent(signal.SIGTERM)
-    failed, beats = shared_with_ranks(context, 1)
+    failed, beats = shared_arrays(context, 1)
     _stage = context.Array("b", [READING], lock=False)
     meeting = environment.meet(config.DIST.INIT_TIMEOUT)
     signals.hold_signals()

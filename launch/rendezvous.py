@@ -124,10 +124,10 @@ def meet(
             receiver.start()
             print(f"{kind} 0 waits at {address} for {count - 1} more", file=sys.stderr, flush=True)
         try:
-            found = _attend(host, port, own_secret, json.dumps(greeting), limit if place else ANSWER)
+            found = _greet(host, port, own_secret, json.dumps(greeting), limit if place else ANSWER)
         except OSError as error:
             raise _no_answer_error(address, kind, place, limit, machine, error, here, first) from None
-        connection, common, key = _understand(found, address, kind, party, limit)
+        connection, common, key = _accept_answer(found, address, kind, party, limit)
         if door:
             receiver.join()  # it has told all: this process may fork
         undone.pop_all()
@@ -185,7 +185,7 @@ def parse_address(address: str) -> tuple[str, int]:
 def check_free(address: str) -> socket.socket | None:
     """Returns the hold of HOST:PORT, of this machine (``claim``); raises InputError where it is none or taken."""
     host, port = parse_address(address)
-    with _claimed(host, port) as held:
+    with _claiming(host, port) as held:
         _bound_socket("", port).close()  # as Paddle's store will
     return held
 
@@ -221,9 +221,9 @@ def listen(host: str, port: int, far: bool = False) -> tuple[socket.socket, sock
     Args:
         far: whether ranks of other machines come.
     """
-    with _claimed(host, port) as held:
+    with _claiming(host, port) as held:
         listener = _bound_socket("", port)
-        with contextlib.suppress(OSError):  # of a name that stands for nothing: ``_attend`` tells
+        with contextlib.suppress(OSError):  # of a name that stands for nothing: ``_greet`` tells
             found = socket.gethostbyname(host)
             is_known = host in (found, "" if far else "localhost") or not found.startswith("127.")
             if found != "0.0.0.0" and is_known:
@@ -251,7 +251,7 @@ def _bound_socket(address: str, port: int, instead: str | None = None) -> socket
 
 
 @contextlib.contextmanager
-def _claimed(host: str, port: int) -> Iterator[socket.socket | None]:
+def _claiming(host: str, port: int) -> Iterator[socket.socket | None]:
     """Holds the port, and where it can't be had turns the reason into an InputError."""
     held = None
     try:
@@ -279,7 +279,7 @@ def _verdict(connection: Channel, host: str, limit: float | None) -> list[str]:
     return rest.split()
 
 
-def _attend(host: str, port: int, own: bytes, greeting: str, limit: float) -> tuple[Channel | None, str]:
+def _greet(host: str, port: int, own: bytes, greeting: str, limit: float) -> tuple[Channel | None, str]:
     """Returns the connection to who listens there and its answer to the greeting; None: it proved nothing.
 
     Raises:
@@ -310,7 +310,7 @@ def _attend(host: str, port: int, own: bytes, greeting: str, limit: float) -> tu
             time.sleep(0.2)
 
 
-def _understand(
+def _accept_answer(
     found: tuple[Channel | None, str], address: str, kind: str, party: str, limit: float
 ) -> tuple[Channel, str, str]:
     """Returns, when all ranks have come, the connection, the address at which rank 0 was found, and the run's key."""

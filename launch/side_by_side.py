@@ -63,7 +63,7 @@ def run(
     while running or (waiting and not stop):
         while waiting and free and not (stop or _noted):
             command, environment = waiting.popleft(), free.pop(0)
-            running[command.name] = _started(command, environment, keep), environment
+            running[command.name] = _start(command, environment, keep), environment
         while _noted:
             number = _noted.popleft()
             stop = stop or (number if number in signals.STOPS else 0)
@@ -78,7 +78,7 @@ def run(
     return stop
 
 
-def _started(command: Command, environment: dict[str, str], keep: Sequence[int]) -> subprocess.Popen[bytes]:
+def _start(command: Command, environment: dict[str, str], keep: Sequence[int]) -> subprocess.Popen[bytes]:
     """Starts a command in a session of its own: a terminal's Ctrl-C reaches it by this process alone."""
     with open(command.printed, "ab") as printed:
         return subprocess.Popen(

@@ -54,7 +54,7 @@ class Handed:
             return pickle.loads(data)
 
 
-def shared_with_ranks(context: Any, count: int) -> tuple[Any, Any]:
+def shared_arrays(context: Any, count: int) -> tuple[Any, Any]:
     """Returns what ranks tell the process that watches them by: bytes for a failure, and FIELDS numbers for each.
 
     Raises:
@@ -186,7 +186,7 @@ def run(
     restarts = config.DIST.MAX_RESTART if not config.EVAL else 0
     for attempt in itertools.count(1):
         signals.hold_signals()  # until the ranks listen; this process passes signals on
-        failed, beats = shared_with_ranks(context, count)
+        failed, beats = shared_arrays(context, count)
         ranks = Ranks(start(config, count, failed, beats), failed, beats, config.DIST.TIMEOUT)
         verdict = ranks.wait()
         forget_lost_tracker()
@@ -200,7 +200,7 @@ def run(
             leave(verdict._replace(text=f"{verdict.text}; no further restart: the last two starts made no step"))
         config, count, where = next_start(config, count)
         what = verdict.text.strip().splitlines()[-1].removeprefix("error: ")
-        _tell(config, f"{what}; restart {attempt} of {restarts} (DIST.MAX_RESTART) {where}")
+        _print_and_log(config, f"{what}; restart {attempt} of {restarts} (DIST.MAX_RESTART) {where}")
 
 
 def forget_lost_tracker() -> None:
@@ -212,7 +212,7 @@ def forget_lost_tracker() -> None:
         resource_tracker.unregister = lambda name, rtype: None
 
 
-def _tell(config: CfgNode, line: str) -> None:
+def _print_and_log(config: CfgNode, line: str) -> None:
     print(line, file=sys.stderr, flush=True)
     if Path(config.OUTPUT).is_dir():  # else the run hadn't begun
         with open(Path(config.OUTPUT) / "log.txt", "a", encoding="utf-8") as log:

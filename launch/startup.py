@@ -51,7 +51,7 @@ def unfinished_path(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def written_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
+def writing_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     """Opens a file that replaces ``path`` only when the body has ended well: whole or absent, never half."""
     temporary = unfinished_path(path)
     try:

@@ -72,30 +72,30 @@ def judge(ranks: list[Seen], started: float, timeout: float) -> Verdict | None:
         return Verdict(failures[0].status, failures[0].text, lost=False)
     gone = [seen for seen in ranks if seen.gone]
     if stopped := [seen for seen in gone if seen.gone in STOPPED]:
-        return _stopped(stopped[0], STOPPED[stopped[0].gone])
+        return _stop_verdict(stopped[0], STOPPED[stopped[0].gone])
     if causes := [seen for seen in gone if seen.gone != ABORTED]:
-        return _lost(causes[0])
+        return _loss_verdict(causes[0])
     if failures or gone:  # perhaps only because others didn't answer
         hung = [seen for seen in _late(ranks) if seen.trouble or (seen.time and now - seen.time > PATIENCE)]
         if hung:
             return Verdict(1, f"error: {hung[0]}, and the others waited for it in vain", lost=True)
         if failures:
             return Verdict(failures[0].status, failures[0].text, lost=True)
-        return _gave_up(gone) if now - gone[0].gone_at > GRACE else None
-    return _stalled(ranks, started, timeout, now)
+        return _abort_verdict(gone) if now - gone[0].gone_at > GRACE else None
+    return _stall_verdict(ranks, started, timeout, now)
 
 
-def _stopped(seen: Seen, number: signal.Signals) -> Verdict:
+def _stop_verdict(seen: Seen, number: signal.Signals) -> Verdict:
     begun = f"stopped by {number.name} at step {seen.step:.0f}"
     return Verdict(128 + number, begun if seen.time else NOT_BEGUN.format(number.name), lost=False)
 
 
-def _lost(seen: Seen) -> Verdict:
+def _loss_verdict(seen: Seen) -> Verdict:
     name = seen.name if seen.host else f"rank {seen.place}"
     return Verdict(1, f"error: {name} {seen.gone} at step {seen.step:.0f}", lost=True)
 
 
-def _gave_up(aborted: list[Seen]) -> Verdict:
+def _abort_verdict(aborted: list[Seen]) -> Verdict:
     """Of ranks that C++ ended it isn't known which is to blame; what it said as it ended them may tell."""
     names = " and ".join(str(seen.place) for seen in aborted)
     logs = " and ".join(f"log_{seen.place}.txt" for seen in aborted)
@@ -103,7 +103,7 @@ def _gave_up(aborted: list[Seen]) -> Verdict:
     return Verdict(1, f"error: {who}; the end of {logs} tells why" if aborted[0].time else f"error: {who}", lost=True)
 
 
-def _stalled(ranks: list[Seen], started: float, timeout: float, now: float) -> Verdict | None:
+def _stall_verdict(ranks: list[Seen], started: float, timeout: float, now: float) -> Verdict | None:
     times = [seen.time for seen in ranks]
     # Until each has taken its first batch, they read the data and build the model, at their own pace.
     timeout = timeout if all(times) else max(timeout, START_UP)

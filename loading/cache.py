@@ -18,7 +18,7 @@ from errors import InputError, RunError, Unreadable, open_file, reading
 from loading.files import npz
 from loading.label_sets import LabelSets
 from loading.transforms.bands import UNITS
-from utils import written_whole
+from utils import writing_whole
 
 Labels = Sequence[int] | np.ndarray | LabelSets
 Decoded = tuple[Iterable[np.ndarray], Labels, Sequence[str]]  # images of one shape, labels, class names
@@ -78,9 +78,9 @@ def cached_images(folder: Path, name: str, decode: Callable[[], Decoded]) -> tup
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with written_whole(pixels, "wb") as file:
+        with writing_whole(pixels, "wb") as file:
             crc = _write(file, images, len(labels))
-        with written_whole(rest, "wb") as file:
+        with writing_whole(rest, "wb") as file:
             np.savez(file, crc=np.array(crc), labels=np.asarray(labels, np.int64), classes=np.array(classes, np.str_))
         with reading(rest, "a cache"):
             return _read(pixels, rest)

@@ -48,13 +48,13 @@ class DaliLoader(Loader):
         self.size, self.channels = pair(config.DATA.IMAGE_SIZE), config.DATA.IMAGE_CHANNELS
 
     def _open(self, keys: Iterator[list]) -> Iterator[list[paddle.Tensor]]:
-        for pixels, *others in with_draws(self._decoded(keys), self._passes(), self.draw):
+        for pixels, *others in with_draws(self._decode_batches(keys), self._passes(), self.draw):
             yield [pixels, *map(paddle.to_tensor, others)]
 
-    def _decoded(self, keys: Iterator[list]) -> Iterator[list]:
+    def _decode_batches(self, keys: Iterator[list]) -> Iterator[list]:
         """Yields the columns of each batch: pixels on the device, the others as arrays."""
         waiting: collections.deque[tuple] = collections.deque()  # what DALI doesn't see of the batches that it holds
-        pipeline = self._pipeline(self._fed(keys, waiting))
+        pipeline = self._pipeline(self._pipeline_inputs(keys, waiting))
         while True:
             try:
                 (pixels,) = pipeline.run()
@@ -65,7 +65,7 @@ class DaliLoader(Loader):
                     self.dataset[key]  # it names the file, if that is broken for Pillow, too
                 raise
             _, columns = waiting.popleft()
-            yield [_shared(pixels.as_tensor()), *columns]
+            yield [_same_memory(pixels.as_tensor()), *columns]
 
     def _pipeline(self, source: Iterator[tuple]) -> Pipeline:
         gpu = int(paddle.device.get_device().partition(":")[2]) if num_gpus() else None
@@ -88,7 +88,9 @@ class DaliLoader(Loader):
         pipeline.build()
         return pipeline
 
-    def _fed(self, keys: Iterator[list], waiting: collections.deque) -> Iterator[tuple[list[np.ndarray], ...]]:
+    def _pipeline_inputs(
+        self, keys: Iterator[list], waiting: collections.deque
+    ) -> Iterator[tuple[list[np.ndarray], ...]]:
         """Yields what the pipeline takes of each batch; the next batch's files are read meanwhile."""
         reading: collections.deque[tuple[list, list[Future]]] = collections.deque()
         with ThreadPoolExecutor(self.threads) as pool:
@@ -122,7 +124,7 @@ def _columns(batch: list, samples: list[Future], waiting: collections.deque) -> 
     return tuple(map(list, zip(*inputs, strict=True)))
 
 
-def _shared(tensor: Any) -> paddle.Tensor:
+def _same_memory(tensor: Any) -> paddle.Tensor:
     """Returns a tensor on the same memory, which DALI then leaves alone."""
     current: Any = paddle.device.cuda.current_stream
     stream = {"stream": current().cuda_stream} if num_gpus() else {}

@@ -27,7 +27,7 @@ from loading.class_names import UNPRINTABLE
 from loading.files import TarBytes, npz
 from loading.label_sets import LabelSets, take_labels
 from loading.sources import IMAGE_SUFFIXES, MOST_CLASSES, Split
-from utils import written_whole
+from utils import writing_whole
 
 Arrays = dict[str, Any]  # NumPy's
 
@@ -299,5 +299,5 @@ def make_index(files: Sequence[Path], parts: Sequence[Arrays], classes: Sequence
 
 def write_index(path: Path, index: Arrays) -> None:
     """Writes an index, whole or not at all."""
-    with written_whole(path, "wb") as file:
+    with writing_whole(path, "wb") as file:
         np.savez(file, format=np.array(_FORMAT_OF_SETS if "counts" in index else _FORMAT), **index)

@@ -129,7 +129,7 @@ class ProcessLoader(Loader):
             self._workers = _Workers(self.dataset, self.num_workers, (self.slots, self.room), self.shape, self.dtype)
             batches = self._workers.batches(keys)
         else:
-            batches = _loaded_here(self.dataset, keys, self.shape, self.dtype)
+            batches = _load_here(self.dataset, keys, self.shape, self.dtype)
         return on_device(with_draws(batches, self._passes(), self.draw))
 
     def close(self) -> None:
@@ -252,7 +252,7 @@ def _load(dataset: paddle.io.Dataset, keys: list, pixels: np.ndarray) -> list[np
     return [np.stack(column) for column in zip(*others, strict=True)]
 
 
-def _loaded_here(
+def _load_here(
     dataset: paddle.io.Dataset, keys: Iterator[list], shape: tuple[int, int, int], dtype: np.dtype
 ) -> Iterator[list[np.ndarray]]:
     for batch in keys:
@@ -299,12 +299,12 @@ class _Source(paddle.io.IterableDataset):
     def __iter__(self) -> Iterator[list[paddle.Tensor]]:
         try:
             for batch in self.batches:
-                yield [_copied(column) for column in batch]
+                yield [_copy(column) for column in batch]
         except Exception as error:
             self.error = error
 
 
-def _copied(column: np.ndarray) -> paddle.Tensor:
+def _copy(column: np.ndarray) -> paddle.Tensor:
     """Returns a copy in Paddle's memory on the host, made while other threads run.
 
     ``paddle.io.DataLoader`` holds the interpreter's lock while it copies an array, which stops the step: by 15 ms for

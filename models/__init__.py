@@ -11,7 +11,7 @@ from errors import InputError, reading
 from models.base import ARCHITECTURES, ImageModel
 from models.timm_arguments import with_arguments
 from models.transformers_settings import with_settings
-from options import Configuration, add_note, nearest_model, set_by_someone
+from options import Configuration, add_note, explicit_sources, nearest_model
 from utils import within_memory
 from weights import load_weights
 from weights.formats import read_weights
@@ -71,7 +71,7 @@ def with_switches(config: Configuration, path: str | Path) -> Configuration:
     config, kind = with_settings(with_arguments(config, path), path), architecture(config)
     if not has_switches(kind.weight_names):
         return config
-    default, found = default_values(config), set_by_someone(config)
+    default, found = default_values(config), explicit_sources(config)
     stored = read_weights(path)
     with reading(stored.path, "weights of this model"):
         told = switches(kind.weight_names, stored.arrays)

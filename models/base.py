@@ -11,7 +11,7 @@ from paddle import nn
 
 from configs.architectures import add_file, architectures
 from errors import InputError
-from models.layers.batch_norm import statistics_kept
+from models.layers.batch_norm import keeping_statistics
 from models.layers.classifier_norm import ClassifierNorm
 from models.layers.linear import Linear
 from models.layers.recompute import recompute
@@ -268,7 +268,7 @@ class ImageModel(nn.Layer):
             return (x.transpose([0, 2, 3, 1]) if self.layout == "NCHW" else x).flatten(1, 2)
         return x if self.layout == "NCHW" else x.transpose([0, 3, 1, 2])
 
-    def deployed(self) -> "ImageModel":
+    def inference_model(self) -> "ImageModel":
         """Returns an equal model for inference, faster where some layers can be folded; itself otherwise."""
         return self
 
@@ -343,4 +343,4 @@ class ImageModel(nn.Layer):
         """Returns ``block(x, ...)``, in training with RECOMPUTE without keeping its activations."""
         if not (self.recompute and self.training):
             return block(x, *others)
-        return recompute(block, x, *others, again=lambda: statistics_kept(block))
+        return recompute(block, x, *others, again=lambda: keeping_statistics(block))

@@ -15,11 +15,11 @@ from configs.signatures import Depth, Epsilon, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear, set_norm_eps
-from models.layers.attention import attended
+from models.layers.attention import attend_heads
 from models.layers.init import init_branches
 from models.layers.mlp import hidden_width
 from models.layers.relative import RelativePositionBias
-from models.layers.scale import scaled
+from models.layers.scale import scale_channels
 from models.layers.stages import feature_info
 from weights.names import beit as names
 
@@ -63,7 +63,7 @@ class Attention(RelativePositionBias):
         if self.window_size is not None:
             own = self.position_bias()
             shared_bias = own if shared_bias is None else own + shared_bias
-        x = attended([qkv], self.num_heads, self.head_dim, self.scale, self.attn_drop, shared_bias)
+        x = attend_heads([qkv], self.num_heads, self.head_dim, self.scale, self.attn_drop, shared_bias)
         return self.proj_drop(self.proj(x))
 
 
@@ -90,9 +90,9 @@ class Block(nn.Layer):
 
     def forward(self, x: paddle.Tensor, shared_bias: paddle.Tensor | None = None) -> paddle.Tensor:
         branch = self.attn(self.norm1(x), shared_bias)
-        x = self.drop_path1(branch if self.gamma_1 is None else scaled(branch, self.gamma_1), onto=x)
+        x = self.drop_path1(branch if self.gamma_1 is None else scale_channels(branch, self.gamma_1), onto=x)
         branch = self.mlp(self.norm2(x))
-        return self.drop_path2(branch if self.gamma_2 is None else scaled(branch, self.gamma_2), onto=x)
+        return self.drop_path2(branch if self.gamma_2 is None else scale_channels(branch, self.gamma_2), onto=x)
 
 
 @register("beit")

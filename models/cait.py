@@ -19,7 +19,7 @@ from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_lin
 from models.layers.class_attention import ClassAttention
 from models.layers.linear import add_bias, matmul
 from models.layers.mlp import hidden_width
-from models.layers.scale import added, scaled
+from models.layers.scale import add_branch, scale_channels
 from models.layers.stages import feature_info
 from weights.names import cait as names
 
@@ -86,16 +86,16 @@ class Block(nn.Layer):
         self.gamma_2 = self.create_parameter([dim], default_initializer=Constant(init_values))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = self.drop_path(scaled(self.attn(self.norm1(x)), self.gamma_1), onto=x)
-        return self.drop_path(scaled(self.mlp(self.norm2(x)), self.gamma_2), onto=x)
+        x = self.drop_path(scale_channels(self.attn(self.norm1(x)), self.gamma_1), onto=x)
+        return self.drop_path(scale_channels(self.mlp(self.norm2(x)), self.gamma_2), onto=x)
 
 
 class ClassBlock(Block):
     """``Block`` of the class token [B, 1, D], which attends to itself and to the patches [B, N, D], as they are."""
 
     def forward(self, x: paddle.Tensor, patches: paddle.Tensor) -> paddle.Tensor:
-        x = x + scaled(self.attn(self.norm1(paddle.concat([x, patches], axis=1))), self.gamma_1)
-        return added(x, scaled(self.mlp(self.norm2(x)), self.gamma_2))
+        x = x + scale_channels(self.attn(self.norm1(paddle.concat([x, patches], axis=1))), self.gamma_1)
+        return add_branch(x, scale_channels(self.mlp(self.norm2(x)), self.gamma_2))
 
 
 @register("cait")

@@ -19,7 +19,7 @@ from models.layers.factorized import ConvPosEnc, ConvRelPosEnc, FactorizedAttent
 from models.layers.init import init_as_torch
 from models.layers.linear import add_bias
 from models.layers.mlp import hidden_width
-from models.layers.resize import resized
+from models.layers.resize import resize_evenly
 from models.layers.sizes import check_multiples
 from models.layers.stages import check_stages, feature_info
 from weights.names import coat as names
@@ -112,7 +112,7 @@ class ParallelBlock(nn.Layer):
         token, answers = given[0] + given[1] + given[2], []
         for i, x in enumerate(moved):
             grid = self.encodings[i][1].grid
-            others = [resized(maps[j], self.encodings[j][1].grid, grid) for j in range(3) if j != i]
+            others = [resize_evenly(maps[j], self.encodings[j][1].grid, grid) for j in range(3) if j != i]
             x = self.drop_path(as_tokens(token, maps[i] + others[0] + others[1]), onto=x)
             answers.append(self.drop_path(self.mlp2(getattr(self, f"norm2{i + 2}")(x)), onto=x))
         return tuple(answers)
@@ -236,19 +236,19 @@ class CoaT(ImageModel):
             rest = self._run(block, *rest)
         return [first, *rest]
 
-    def _normed(self, scales: Sequence[paddle.Tensor]) -> list[paddle.Tensor]:
+    def _norm_scales(self, scales: Sequence[paddle.Tensor]) -> list[paddle.Tensor]:
         return [getattr(self, f"norm{i}")(x) for i, x in enumerate(scales[1:], 2)]
 
     def forward_features(self, x: paddle.Tensor) -> Any:
         if not self.parallel_blocks:
             return ImageModel.forward_features(self, x)
-        return self._normed(self._parallel(x))
+        return self._norm_scales(self._parallel(x))
 
     def _collect(self, images: paddle.Tensor, taken: Sequence[int], norm: bool, stop_early: bool) -> Any:
         if not self.parallel_blocks or (stop_early and taken[-1] == 0):  # the parallel blocks need all scales
             return ImageModel._collect(self, images, taken, norm, stop_early)
         scales = self._parallel(images)
-        features = self._normed(scales)
+        features = self._norm_scales(scales)
         found = [scales[0], *features] if norm else scales
         return features, [found[i] for i in taken]
 

@@ -16,7 +16,7 @@ from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D
 from models.layers.init import init_as_torch
 from models.layers.layout import mean_of_places
-from models.layers.scale import added
+from models.layers.scale import add_branch
 from models.layers.stages import feature_info
 from weights.names import convmixer as names
 
@@ -29,7 +29,7 @@ class Residual(nn.Layer):
         self.fn = fn
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return added(self.fn(x), x)
+        return add_branch(self.fn(x), x)
 
 
 @register("convmixer")

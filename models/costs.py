@@ -60,7 +60,7 @@ def cost(config: Configuration, **arguments: Any) -> Cost:
     Raises:
         InputError: sizes that don't fit together.
     """
-    with _traced(), _Counter() as counter:
+    with _tracing(), _Counter() as counter:
         model = build_model(config, **arguments)
         model.eval()
         images = (model.in_channels, *model.image_size)
@@ -74,7 +74,7 @@ def model_of(config: Configuration) -> ImageModel:
     """Returns the model of a configuration to read its attributes: it has no weights, and takes no memory."""
     names = unique_name.switch()  # the way back from a graph begins anew to count: two parameters would have one name
     try:
-        with _traced():
+        with _tracing():
             return build_model(config)
     finally:
         unique_name.switch(*names)
@@ -138,7 +138,7 @@ class _Counter(contextlib.ExitStack):
 
 
 @contextlib.contextmanager
-def _traced() -> Iterator[None]:
+def _tracing() -> Iterator[None]:
     """Models that are built and called meanwhile become a static graph, which computes nothing and has no weights."""
     to_tensor = paddle.to_tensor
 

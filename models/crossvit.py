@@ -21,7 +21,7 @@ from models.layers.block import Block
 from models.layers.class_attention import ClassAttention
 from models.layers.conv import Conv2D
 from models.layers.init import init_as_torch
-from models.layers.layout import swapped
+from models.layers.layout import swap_axes
 from models.layers.sizes import check_sides
 from models.layers.stages import drop_path_rates, feature_info
 from weights.names import crossvit as names
@@ -45,7 +45,7 @@ class ConvPatches(PatchEmbed):
         )
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return swapped(self.proj(x).flatten(2))
+        return swap_axes(self.proj(x).flatten(2))
 
 
 class CrossAttention(ClassAttention):
@@ -222,12 +222,12 @@ class CrossViT(ImageModel):
             raise InputError(f"the model takes images of {height} x {width}, found {x.shape[2]} x {x.shape[3]}")
         branches = []
         for i, embed in enumerate(self.patch_embed):
-            patches = embed(self._scaled(x, embed.image_size))
+            patches = embed(self._resize_image(x, embed.image_size))
             token = getattr(self, f"cls_token_{i}").expand([x.shape[0], -1, -1])
             branches.append(self.pos_drop(paddle.concat([token, patches], axis=1) + getattr(self, f"pos_embed_{i}")))
         return branches
 
-    def _scaled(self, x: paddle.Tensor, size: tuple[int, int]) -> paddle.Tensor:
+    def _resize_image(self, x: paddle.Tensor, size: tuple[int, int]) -> paddle.Tensor:
         (height, width), (rows, columns) = self.image_size, size
         if (height, width) == size:
             return x

@@ -16,12 +16,12 @@ from configs.signatures import Count, Depth, Epsilon, Factor, Positive, Rate, Si
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
-from models.layers.attention import attended
+from models.layers.attention import attend_heads
 from models.layers.init import init_branches
 from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
 from models.layers.rotary import RotaryEmbedding
-from models.layers.scale import scaled
+from models.layers.scale import scale_channels
 from models.layers.stages import drop_path_rates, feature_info
 from models.layers.swiglu import PackedSwiGLU, SwiGLU
 from weights.names import eva as names
@@ -34,7 +34,7 @@ class Attention(nn.Layer):
         dim, num_heads: channels D, heads H.
         qkv_bias: whether queries and values have a bias.
         qkv_fused: one projection gives queries, keys and values.
-        halves: see ``rotated``.
+        halves: see ``rotate``.
         epsilon: of a norm before the last projection; None: no norm.
         attn_drop, proj_drop: dropout of the attention weights and of the output.
 
@@ -71,10 +71,10 @@ class Attention(nn.Layer):
 
     def forward(self, x: paddle.Tensor, cosines: paddle.Tensor, sines: paddle.Tensor) -> paddle.Tensor:
         heads = (self.num_heads, self.head_dim, self.scale, self.attn_drop)
-        x = attended(self._projected(x), *heads, turns=(cosines, sines), halves=self.halves, flash=True)
+        x = attend_heads(self._project(x), *heads, turns=(cosines, sines), halves=self.halves, flash=True)
         return self.proj_drop(self.proj(self.norm(x)))
 
-    def _projected(self, x: paddle.Tensor) -> list[paddle.Tensor]:
+    def _project(self, x: paddle.Tensor) -> list[paddle.Tensor]:
         """Returns queries, keys and values [B, N, D], or all three in one."""
         if not self.qkv_fused:
             return [projection(x) for projection in (self.q_proj, self.k_proj, self.v_proj)]
@@ -105,9 +105,9 @@ class Block(nn.Layer):
 
     def forward(self, x: paddle.Tensor, cosines: paddle.Tensor, sines: paddle.Tensor) -> paddle.Tensor:
         branch = self.attn(self.norm1(x), cosines, sines)
-        x = self.drop_path1(branch if self.gamma_1 is None else scaled(branch, self.gamma_1), onto=x)
+        x = self.drop_path1(branch if self.gamma_1 is None else scale_channels(branch, self.gamma_1), onto=x)
         branch = self.mlp(self.norm2(x))
-        return self.drop_path2(branch if self.gamma_2 is None else scaled(branch, self.gamma_2), onto=x)
+        return self.drop_path2(branch if self.gamma_2 is None else scale_channels(branch, self.gamma_2), onto=x)
 
 
 @register("eva")

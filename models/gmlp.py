@@ -14,7 +14,7 @@ from models.base import register
 from models.layers import DropPath, LayerNorm, Linear
 from models.layers.activations import GELU
 from models.layers.init import init_lecun
-from models.layers.layout import swapped
+from models.layers.layout import swap_axes
 from models.layers.mlp import hidden_width
 from models.mixer import MlpMixer
 
@@ -29,7 +29,7 @@ class SpatialGatingUnit(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         kept, gate = x.chunk(2, axis=-1)
-        return kept * swapped(self.proj(swapped(self.norm(gate))))
+        return kept * swap_axes(self.proj(swap_axes(self.norm(gate))))
 
 
 class GatedMlp(nn.Layer):

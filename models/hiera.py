@@ -25,7 +25,7 @@ from models.layers.layout import channels_last
 from models.layers.linear import in_float32
 from models.layers.sizes import check_multiples
 from models.layers.stages import check_counts, drop_path_rates, feature_info
-from models.layers.units import MaskUnitAttention, from_units, pooled, quarters, to_units, unit_maps
+from models.layers.units import MaskUnitAttention, from_units, pool_units, quarters, to_units, unit_maps
 from weights.names import hiera as names
 from weights.resize import bicubic_matrix
 
@@ -69,18 +69,18 @@ class Widening(Block):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         normed = self.norm1(x)
-        x = self.drop_path1(self.ls1(self.attn(normed)), onto=self._widened(x, normed))
+        x = self.drop_path1(self.ls1(self.attn(normed)), onto=self._widen(x, normed))
         return self.drop_path2(self.ls2(self.mlp(self.norm2(x))), onto=x)
 
-    def _widened(self, x: paddle.Tensor, normed: paddle.Tensor) -> paddle.Tensor:
+    def _widen(self, x: paddle.Tensor, normed: paddle.Tensor) -> paddle.Tensor:
         places, pools = self.attn.places, self.attn.pools
         if self.use_expand_proj:
             x = in_float32(self.proj(normed))
-            return pooled(x, places) if pools else x
+            return pool_units(x, places) if pools else x
         if not pools:
             return paddle.concat([x, x], axis=2)
         one, two, three, four = quarters(x, places)
-        return paddle.concat([pooled(x, places), (one + two + three + four) * 0.25], axis=2)
+        return paddle.concat([pool_units(x, places), (one + two + three + four) * 0.25], axis=2)
 
 
 @register("hiera")

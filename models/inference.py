@@ -81,7 +81,7 @@ def export(model: ImageModel, folder: Path) -> None:
     Raises:
         InputError: the model can't be exported.
     """
-    save_program(model.deployed(), folder / PROGRAM, inputs_of(model))
+    save_program(model.inference_model(), folder / PROGRAM, inputs_of(model))
 
 
 def inputs_of(model: ImageModel) -> paddle.static.InputSpec:

@@ -17,12 +17,12 @@ from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, init_linear
 from models.layers.activations import Hardswish
-from models.layers.attention import attended
-from models.layers.folding import ConvNorm, LinearNorm, NormLinear, folded
+from models.layers.attention import attend_heads
+from models.layers.folding import ConvNorm, LinearNorm, NormLinear, fold
 from models.layers.init import init_as_torch
-from models.layers.layout import swapped
+from models.layers.layout import swap_axes
 from models.layers.mlp import hidden_width
-from models.layers.relative import gathered
+from models.layers.relative import gather_columns
 from models.layers.sizes import check_multiples
 from models.layers.stages import feature_info
 from weights.names import levit as names
@@ -64,11 +64,11 @@ class Attention(nn.Layer):
         self.proj = nn.Sequential(("act", Hardswish()), ("ln", last))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self._attended([self.qkv(x)])
+        return self._attend([self.qkv(x)])
 
-    def _attended(self, parts: list[paddle.Tensor]) -> paddle.Tensor:
-        bias = gathered(self.attention_biases, self.attention_bias_idxs)
-        return self.proj(attended(parts, self.num_heads, self.key_dim, self.scale, bias=bias, by_head=True))
+    def _attend(self, parts: list[paddle.Tensor]) -> paddle.Tensor:
+        bias = gather_columns(self.attention_biases, self.attention_bias_idxs)
+        return self.proj(attend_heads(parts, self.num_heads, self.key_dim, self.scale, bias=bias, by_head=True))
 
 
 class AttentionDownsample(Attention):
@@ -87,7 +87,7 @@ class AttentionDownsample(Attention):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         kept = x.reshape([-1, *self.grid, x.shape[2]])[:, :: self.stride, :: self.stride].flatten(1, 2)
-        return self._attended([self.q(kept), self.kv(x)])
+        return self._attend([self.q(kept), self.kv(x)])
 
 
 def distances(grid: tuple[int, int], stride: int) -> np.ndarray:
@@ -247,7 +247,7 @@ class LeViT(ImageModel):
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         if tuple(x.shape[2:]) != self.image_size:
             raise InputError(f"the model takes {self.input_sizes}, found {x.shape[2]} x {x.shape[3]}")
-        return swapped(self.stem(x).flatten(2))
+        return swap_axes(self.stem(x).flatten(2))
 
     def _stages(self) -> Iterable[Any]:
         return self.stages
@@ -263,9 +263,9 @@ class LeViT(ImageModel):
         logits, distilled = self.head(x), self.head_dist(x)
         return (logits, distilled) if self.distilled_training and self.training else (logits + distilled) / 2
 
-    def deployed(self) -> ImageModel:
+    def inference_model(self) -> ImageModel:
         """Folds every batch norm into the convolution or Linear beside it, as the authors' ``fuse`` does."""
-        return folded(self)
+        return fold(self)
 
     def classifier_names(self) -> tuple[str, ...]:
         last = ".linear" if isinstance(self.head, NormLinear) else ""

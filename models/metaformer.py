@@ -20,7 +20,7 @@ from models.layers.conv import Conv2D
 from models.layers.layout import mean_of_places
 from models.layers.linear import ChannelNorm, in_float32
 from models.layers.mlp import StarReLU
-from models.layers.scale import scaled, scaled_planes
+from models.layers.scale import scale_channels, scale_planes
 from models.layers.stages import check_stages, drop_path_rates, feature_info, groups_by_block, groups_of_twelve
 from weights.names import metaformer as names
 
@@ -58,7 +58,7 @@ class Scale(nn.Layer):
         self.scale = self.create_parameter([dim], default_initializer=Constant(1.0))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return scaled_planes(x, self.scale.reshape([-1, 1, 1])) if self.channels_first else scaled(x, self.scale)
+        return scale_planes(x, self.scale.reshape([-1, 1, 1])) if self.channels_first else scale_channels(x, self.scale)
 
 
 class Block(nn.Layer):

@@ -16,7 +16,7 @@ from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Mlp, PatchEmbed, set_norm_eps
 from models.layers.init import init_lecun
-from models.layers.layout import swapped
+from models.layers.layout import swap_axes
 from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
 from models.layers.stages import drop_path_rates, feature_info
@@ -54,7 +54,7 @@ class MixerBlock(nn.Layer):
         self.mlp_channels = Mlp(dim, hidden_width(dim, channels), drop)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        mixed = swapped(self.mlp_tokens(swapped(self.norm1(x))))
+        mixed = swap_axes(self.mlp_tokens(swap_axes(self.norm1(x))))
         x = self.drop_path(mixed, onto=x)
         return self.drop_path(self.mlp_channels(self.norm2(x)), onto=x)
 

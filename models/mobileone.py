@@ -21,7 +21,7 @@ from models.layers.conv import Conv2D
 from models.layers.conv_norm import ConvNorm, SqueezeExcite
 from models.layers.init import init_convolution
 from models.layers.layout import mean_of_places
-from models.layers.scale import added
+from models.layers.scale import add_branch
 from models.layers.stages import check_stages, drop_path_rates, feature_info
 from weights.names import mobileone as names
 
@@ -72,7 +72,7 @@ class Block(nn.Layer):
         branches = [*([] if self.conv_scale is None else [self.conv_scale]), *self.conv_kxk]
         out = branches[0](x)
         for branch in branches[1:]:
-            out = added(out, branch(x))
+            out = add_branch(out, branch(x))
         if self.identity is not None:
             out = self.drop_path(out, onto=self.identity(x))
         return relu(self.attn(out))
@@ -121,7 +121,7 @@ class MobileOne(ImageModel):
         use_se: squeeze and excitation in the last half of the third stage, and in the fourth.
         dropout: before the classifier.
         droppath: rate of stochastic depth at the last block; linear from 0 at the first.
-        deploy: each block is one convolution, into which a trained one can be folded (``deployed``).
+        deploy: each block is one convolution, into which a trained one can be folded (``inference_model``).
 
     Raises:
         InputError: not four stages.
@@ -170,7 +170,7 @@ class MobileOne(ImageModel):
         self.head = nn.Sequential(("drop", nn.Dropout(dropout)), ("fc", nn.Identity()))
         self._finish()
 
-    def deployed(self) -> ImageModel:
+    def inference_model(self) -> ImageModel:
         """Returns an equal model for inference, faster where some layers can be folded; itself otherwise."""
         if self.deploy:
             return self

@@ -23,7 +23,7 @@ from models.layers.conv_norm import ConvNorm
 from models.layers.init import init_convolution
 from models.layers.layout import mean_of_places
 from models.layers.linear import in_float32
-from models.layers.resize import stretched
+from models.layers.resize import interpolate
 from models.layers.stages import check_counts, drop_path_rates, feature_info
 from weights.names import mobilevit as names
 
@@ -99,13 +99,13 @@ class MobileViTBlock(nn.Layer):
         hidden = self.conv_1x1(self.conv_kxk(x))
         _, dim, height, width = hidden.shape
         rows, columns = -(-height // PATCH), -(-width // PATCH)
-        hidden = in_float32(stretched(hidden, (rows * PATCH, columns * PATCH)))
+        hidden = in_float32(interpolate(hidden, (rows * PATCH, columns * PATCH)))
         hidden = hidden.reshape([-1, dim, rows, PATCH, columns, PATCH]).transpose([0, 3, 5, 2, 4, 1])
         hidden = hidden.reshape([-1, rows * columns, dim])
         for block in self.transformer:
             hidden = block(hidden)
         hidden = self.norm(hidden).reshape([-1, PATCH, PATCH, rows, columns, dim]).transpose([0, 5, 3, 1, 4, 2])
-        hidden = stretched(hidden.reshape([-1, dim, rows * PATCH, columns * PATCH]), (height, width))
+        hidden = interpolate(hidden.reshape([-1, dim, rows * PATCH, columns * PATCH]), (height, width))
         hidden = self.conv_proj(hidden)
         return self.conv_fusion(paddle.concat([x.astype(hidden.dtype), hidden], axis=1))
 

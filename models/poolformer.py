@@ -18,7 +18,7 @@ from models.layers import DropPath, LayerNorm, Mlp, init_linear
 from models.layers.conv import Conv2D
 from models.layers.group_norm import GroupNorm
 from models.layers.layout import mean_of_places
-from models.layers.scale import scaled_planes
+from models.layers.scale import scale_planes
 from models.layers.stages import check_stages, drop_path_rates, feature_info, groups_by_block, groups_of_twelve
 from weights.names import poolformer as names
 
@@ -50,7 +50,7 @@ class Scale(nn.Layer):
         self.scale = self.create_parameter([dim], default_initializer=Constant(init_value))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return scaled_planes(x, self.scale.reshape([-1, 1, 1]))
+        return scale_planes(x, self.scale.reshape([-1, 1, 1]))
 
 
 class Block(nn.Layer):

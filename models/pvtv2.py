@@ -16,7 +16,7 @@ from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, init_linear, set_norm_eps
 from models.layers.activations import GELU, ReLU
-from models.layers.attention import attended
+from models.layers.attention import attend_heads
 from models.layers.conv import Conv2D
 from models.layers.init import init_convolution
 from models.layers.layout import channels_first, channels_last, mean_of_places
@@ -84,7 +84,7 @@ class Attention(nn.Layer):
                 x = channels_last(self.pool(channels_first(x)))
             x = self.act(self.norm(self.sr(x, last=True)))
         kv = self.kv(x).flatten(1, 2)
-        x = attended([q, kv], self.num_heads, self.head_dim, self.scale, self.attn_drop)
+        x = attend_heads([q, kv], self.num_heads, self.head_dim, self.scale, self.attn_drop)
         return self.proj_drop(self.proj(x.reshape([-1, *shape[1:]])))
 
 

@@ -15,9 +15,9 @@ from configs.signatures import Depth, Factor, Positive, Rate, Size
 from models.base import register
 from models.layers import DropPath, Linear, Mlp, init_linear
 from models.layers.init import init_as_torch
-from models.layers.layout import swapped
+from models.layers.layout import swap_axes
 from models.layers.mlp import hidden_width
-from models.layers.scale import scaled
+from models.layers.scale import scale_channels
 from models.mixer import MlpMixer
 
 
@@ -30,7 +30,7 @@ class Affine(nn.Layer):
         self.beta = self.create_parameter([1, 1, dim], default_initializer=Constant(0.0))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return scaled(x, self.alpha.flatten(), self.beta.flatten())
+        return scale_channels(x, self.alpha.flatten(), self.beta.flatten())
 
 
 class ResBlock(nn.Layer):
@@ -52,9 +52,9 @@ class ResBlock(nn.Layer):
         self.ls2 = self.create_parameter([dim], default_initializer=Constant(init_values))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        mixed = swapped(self.linear_tokens(swapped(self.norm1(x))))
-        x = self.drop_path(scaled(mixed, self.ls1), onto=x)
-        return self.drop_path(scaled(self.mlp_channels(self.norm2(x)), self.ls2), onto=x)
+        mixed = swap_axes(self.linear_tokens(swap_axes(self.norm1(x))))
+        x = self.drop_path(scale_channels(mixed, self.ls1), onto=x)
+        return self.drop_path(scale_channels(self.mlp_channels(self.norm2(x)), self.ls2), onto=x)
 
 
 @register("resmlp")

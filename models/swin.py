@@ -16,12 +16,12 @@ from configs.signatures import Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
-from models.layers.attention import attended
+from models.layers.attention import attend_heads
 from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
 from models.layers.relative import RelativePositionBias
 from models.layers.stages import drop_path_rates, feature_info, groups_by_block
-from models.layers.windows import in_windows, padded
+from models.layers.windows import in_windows, pad_maps
 from weights.names import swin as names
 
 
@@ -54,14 +54,14 @@ class WindowAttention(RelativePositionBias):
 
     def forward(self, x: paddle.Tensor, mask: paddle.Tensor | None) -> paddle.Tensor:
         heads = (self.num_heads, self.head_dim, self._scale(), self.attn_drop)
-        return self.proj_drop(self.proj(attended([self._project(x)], *heads, self.position_bias(), mask)))
+        return self.proj_drop(self.proj(attend_heads([self._project(x)], *heads, self.position_bias(), mask)))
 
     def _project(self, x: paddle.Tensor) -> paddle.Tensor:
         """Returns queries, keys and values: [..., D] -> [..., 3 D]."""
         return self.qkv(x)
 
     def _scale(self) -> float | paddle.Tensor:
-        """Returns what the products of queries and keys are multiplied by, as ``attended`` takes it."""
+        """Returns what the products of queries and keys are multiplied by, as ``attend_heads`` takes it."""
         return self.head_dim**-0.5
 
 
@@ -165,7 +165,7 @@ def neighbours(x: paddle.Tensor) -> paddle.Tensor:
     An odd side is padded by zeros.
     """
     height, width, dim = x.shape[1:]
-    x = padded(x, height % 2, width % 2)
+    x = pad_maps(x, height % 2, width % 2)
     height, width = (height + 1) // 2, (width + 1) // 2
     x = x.reshape([-1, height, 2, width, 2, dim]).transpose([0, 1, 3, 4, 2, 5])
     return x.reshape([-1, height, width, 4 * dim])

@@ -19,7 +19,7 @@ from models import swin
 from models.base import register
 from models.layers import LayerNorm, Linear, init_linear
 from models.layers.activations import ReLU
-from models.layers.folding import folded
+from models.layers.folding import fold
 from models.layers.linear import in_float32
 from models.swin import SwinTransformer, neighbours
 from weights.names import swinv2 as names
@@ -37,7 +37,7 @@ class OffsetMlp(nn.Sequential):
         return 16 * F.sigmoid(in_float32(super().forward(self.offsets)))
 
     @paddle.no_grad()
-    def folded(self) -> nn.Layer:
+    def fold(self) -> nn.Layer:
         return OffsetBias(self())
 
 
@@ -208,9 +208,9 @@ class SwinTransformerV2(SwinTransformer):
                 height, width = block.attn.measure_by(size)
             self.pretrained_window_sizes.append(max(height, width))
 
-    def deployed(self) -> SwinTransformer:
+    def inference_model(self) -> SwinTransformer:
         """Returns an equal model for inference, which doesn't compute the biases of offsets anew each time."""
-        return folded(self)
+        return fold(self)
 
     def no_weight_decay(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if "cpb_mlp" in name or "logit_scale" in name}

@@ -15,14 +15,14 @@ from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, init_linear
 from models.layers.activations import gelu
-from models.layers.attention import attended
+from models.layers.attention import attend_heads
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D
 from models.layers.init import init_as_torch
 from models.layers.layout import channels_first, channels_last, mean_of_places
 from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
-from models.layers.relative import gathered, offset_index
+from models.layers.relative import gather_columns, offset_index
 from models.layers.stages import check_stages, drop_path_rates, feature_info, groups_by_block
 from models.layers.windows import in_windows
 from weights.names import tinyvit as names
@@ -102,9 +102,9 @@ class Attention(nn.Layer):
         self.register_buffer("attention_bias_idxs", index, persistable=False)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        heads, bias = (self.num_heads, self.head_dim), gathered(self.attention_biases, self.attention_bias_idxs)
+        heads, bias = (self.num_heads, self.head_dim), gather_columns(self.attention_biases, self.attention_bias_idxs)
         qkv = self.qkv(self.norm(x))
-        return self.proj(attended([qkv], *heads, self.head_dim**-0.5, bias=bias, by_head=True))
+        return self.proj(attend_heads([qkv], *heads, self.head_dim**-0.5, bias=bias, by_head=True))
 
 
 class NormMlp(Mlp):

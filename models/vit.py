@@ -155,7 +155,7 @@ class VisionTransformer(ImageModel):
         if not self.no_embed_class:
             x = x + self.pos_embed
         x = self.norm_pre(self.patch_drop(self.pos_drop(x)))
-        return self._prompted(x, self.prompt_tokens[0], before=0) if self.num_prompts else x
+        return self._insert_prompts(x, self.prompt_tokens[0], before=0) if self.num_prompts else x
 
     def _stages(self) -> Iterable[Any]:
         """Returns each block, with the prompts that it gets in the place of the last one's."""
@@ -166,9 +166,9 @@ class VisionTransformer(ImageModel):
 
     def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
         block, prompts = stage
-        return self._run(block, x if prompts is None else self._prompted(x, prompts, before=self.num_prompts))
+        return self._run(block, x if prompts is None else self._insert_prompts(x, prompts, before=self.num_prompts))
 
-    def _prompted(self, x: paddle.Tensor, prompts: paddle.Tensor, before: int) -> paddle.Tensor:
+    def _insert_prompts(self, x: paddle.Tensor, prompts: paddle.Tensor, before: int) -> paddle.Tensor:
         """Returns the tokens x with ``prompts`` before the patches, in the place of ``before`` others."""
         place, rows = self.num_prefix_tokens - self.num_prompts, prompts.astype(x.dtype).unsqueeze(0)
         return paddle.concat([x[:, :place], rows.expand([x.shape[0], -1, -1]), x[:, place + before :]], axis=1)

@@ -20,7 +20,7 @@ from errors import InputError
 from models.base import ImageModel, register
 from models.layers import Attention, LayerNorm, Linear, init_linear, set_norm_eps
 from models.layers.activations import ReLU
-from models.layers.attention import attended, in_one
+from models.layers.attention import attend_heads, in_one
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.block import Block
 from models.layers.conv import Conv2D
@@ -45,7 +45,7 @@ def neighbours(x: paddle.Tensor, axis: int) -> paddle.Tensor:
     return paddle.stack([before, even, odd], axis + 1)
 
 
-def summed_up(x: paddle.Tensor, axis: int) -> paddle.Tensor:
+def sum_windows(x: paddle.Tensor, axis: int) -> paddle.Tensor:
     """Adds up, as ``neighbours``'s transpose, what several windows give to one place, as ``fold`` does.
 
     Shape: [..., n, 3, ...] -> [..., 2 n, ...].
@@ -86,7 +86,7 @@ class OutlookAttention(nn.Layer):
         attn = attn.reshape([-1, rows * columns, self.num_heads, 9, 9]).transpose([0, 2, 1, 3, 4])
         attn = self.drop(F.softmax(attn * self.scale, axis=-1))
         x = paddle.matmul(attn, v).transpose([0, 2, 3, 1, 4]).reshape([-1, rows, columns, 3, 3, dim])
-        return self.proj(summed_up(summed_up(x.transpose([0, 1, 3, 2, 4, 5]), 3), 1))
+        return self.proj(sum_windows(sum_windows(x.transpose([0, 1, 3, 2, 4, 5]), 3), 1))
 
 
 class ClassAttention(nn.Layer):
@@ -103,7 +103,7 @@ class ClassAttention(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         heads = (self.num_heads, self.head_dim, self.scale, self.attn_drop)
-        return self.proj(attended([self.q(x[:, :1]), self.kv(x)], *heads))
+        return self.proj(attend_heads([self.q(x[:, :1]), self.kv(x)], *heads))
 
 
 class ClassBlock(Block):

@@ -27,7 +27,7 @@ from models.layers.init import init_as_torch
 from models.layers.layout import channels_first, channels_last
 from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
-from models.layers.scale import scaled
+from models.layers.scale import scale_channels
 from models.layers.stages import feature_info
 from weights.names import xcit as names
 
@@ -165,9 +165,9 @@ class Block(Branches):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         _, rows, columns, dim = x.shape
         attended = self.attn(self.norm1(x).flatten(1, 2)).reshape([-1, rows, columns, dim])
-        x = self.drop_path(scaled(attended, self.gamma1), onto=x)
-        x = self.drop_path(scaled(self.local_mp(self.norm3(x)), self.gamma3), onto=x)
-        return self.drop_path(scaled(self.mlp(self.norm2(x)), self.gamma2), onto=x)
+        x = self.drop_path(scale_channels(attended, self.gamma1), onto=x)
+        x = self.drop_path(scale_channels(self.local_mp(self.norm3(x)), self.gamma3), onto=x)
+        return self.drop_path(scale_channels(self.mlp(self.norm2(x)), self.gamma2), onto=x)
 
 
 class ClassBlock(Branches):
@@ -188,10 +188,10 @@ class ClassBlock(Branches):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         normed = self.norm1(x)
-        token = self.norm2(x[:, :1] + scaled(self.attn(normed), self.gamma1))
-        patches = x[:, 1:] + scaled(normed[:, 1:], self.gamma1)
+        token = self.norm2(x[:, :1] + scale_channels(self.attn(normed), self.gamma1))
+        patches = x[:, 1:] + scale_channels(normed[:, 1:], self.gamma1)
         patches = self.norm2(patches) if self.tokens_norm else patches
-        return paddle.concat([token + scaled(self.mlp(token), self.gamma2), 2 * patches], axis=1)
+        return paddle.concat([token + scale_channels(self.mlp(token), self.gamma2), 2 * patches], axis=1)
 
 
 @register("xcit")

@@ -36,7 +36,7 @@ def sources_and_headers() -> list[Path]:
     return sorted(path for path in (*_HERE.glob("*.cc"), *_HERE.glob("*.h")) if path.stem != "images")
 
 
-def compiled(name: str) -> Path:
+def library_folder(name: str) -> Path:
     """Returns the folder in which a library of that name is, or would be.
 
     It is beside the sources. Where this user can't write there (site-packages, say), it is in the user's cache.
@@ -51,7 +51,7 @@ def compiled(name: str) -> Path:
 def library() -> Path:
     """Returns where the compiled operators of these sources and this Paddle are, or would be."""
     sources = b"".join(path.read_bytes() for path in (_HERE / "build.py", *sources_and_headers()))
-    return compiled(f"{paddle.__version__}-{hashlib.sha256(sources).hexdigest()[:12]}") / "vit_ops.so"
+    return library_folder(f"{paddle.__version__}-{hashlib.sha256(sources).hexdigest()[:12]}") / "vit_ops.so"
 
 
 def load() -> bool:
@@ -157,12 +157,12 @@ def matmul(x: paddle.Tensor, y: paddle.Tensor, transpose_x: bool = False, transp
     return _run("vit_matmul", x, y, transpose_x, transpose_y)[0]
 
 
-def scaled(x: paddle.Tensor, factors: paddle.Tensor, shift: paddle.Tensor | None = None) -> paddle.Tensor:
+def scale_channels(x: paddle.Tensor, factors: paddle.Tensor, shift: paddle.Tensor | None = None) -> paddle.Tensor:
     """x [..., N] times factors [N], plus shift [N]."""
     return _run("vit_scaled", x, factors, _absent(2) if shift is None else shift)[0]
 
 
-def scaled_planes(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
+def scale_planes(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
     """x [B, C, H, W] times a factor of each channel, or of each image's channels: of [C] or [B, C] elements."""
     return _run("vit_scaled_planes", x, factors)[0]
 
@@ -172,7 +172,7 @@ def residual(x: paddle.Tensor, branch: paddle.Tensor, factors: paddle.Tensor | N
     return _run("vit_residual", x, branch, _absent(2) if factors is None else factors)[0]
 
 
-def gated(gate: paddle.Tensor, x: paddle.Tensor | None = None) -> paddle.Tensor:
+def swiglu(gate: paddle.Tensor, x: paddle.Tensor | None = None) -> paddle.Tensor:
     """silu(gate) * x, both [..., N]; without x, gate [..., 2 N] has both, the gate first."""
     return _run("vit_gated", gate, _absent() if x is None else x)[0]
 

@@ -14,20 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from ops import compiled
+from ops import library_folder
 
 _HERE = Path(__file__).resolve().parent
 SOURCE = _HERE / "images.cc"
 # As in Pillow's own builds for x86-64, no product is added before it was rounded.
 FLAGS = ["-O3", "-std=c++17", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
-FILTERS = BILINEAR, BICUBIC = 2, 3  # of ``affine`` and ``resized``, by Pillow's numbers
+FILTERS = BILINEAR, BICUBIC = 2, 3  # of ``affine`` and ``resize``, by Pillow's numbers
 _TYPES = {int: ctypes.c_int64, float: ctypes.c_float, bool: ctypes.c_bool}
 
 
 def library() -> Path:
     """Returns where the compiled operations of these sources are, or would be."""
     made_of = SOURCE.read_bytes() + SOURCE.with_suffix(".h").read_bytes() + " ".join(FLAGS).encode()
-    return compiled(f"images-{hashlib.sha256(made_of).hexdigest()[:12]}") / "images.so"
+    return library_folder(f"images-{hashlib.sha256(made_of).hexdigest()[:12]}") / "images.so"
 
 
 @functools.cache
@@ -50,7 +50,7 @@ def affine(pixels: np.ndarray, matrix: Sequence[float], resample: int, fill: int
     return found
 
 
-def resized(
+def resize(
     pixels: np.ndarray, size: tuple[int, int], resample: int, window: tuple[int, int, int, int] | None = None
 ) -> np.ndarray:
     """Returns ``image.resize(size, resample)``, by one of FILTERS, or of that the box ``window`` alone.
@@ -65,36 +65,36 @@ def resized(
     return found
 
 
-def blurred(pixels: np.ndarray, deviation: float) -> np.ndarray:
+def blur(pixels: np.ndarray, deviation: float) -> np.ndarray:
     """Returns ``image.filter(ImageFilter.GaussianBlur(deviation))``."""
-    return _changed("blur", pixels, *_shape(pixels), pixels, float(deviation))
+    return _change("blur", pixels, *_shape(pixels), pixels, float(deviation))
 
 
-def sharpened(pixels: np.ndarray, factor: float) -> np.ndarray:
+def sharpen(pixels: np.ndarray, factor: float) -> np.ndarray:
     """Returns ``ImageEnhance.Sharpness(image).enhance(factor)``."""
-    return _changed("sharpen", pixels, *_shape(pixels), pixels, float(factor))
+    return _change("sharpen", pixels, *_shape(pixels), pixels, float(factor))
 
 
-def colored(pixels: np.ndarray, factor: float) -> np.ndarray:
+def adjust_color(pixels: np.ndarray, factor: float) -> np.ndarray:
     """Returns ``ImageEnhance.Color(image).enhance(factor)``."""
-    return pixels if pixels.ndim == 2 else _changed("color", pixels, pixels.size // 3, pixels, float(factor))
+    return pixels if pixels.ndim == 2 else _change("color", pixels, pixels.size // 3, pixels, float(factor))
 
 
-def blended(first: np.ndarray, second: np.ndarray, share: float) -> np.ndarray:
+def blend(first: np.ndarray, second: np.ndarray, share: float) -> np.ndarray:
     """Returns ``Image.blend(first, second, share)``."""
-    return _changed("blend", first, first.size, first, second, float(share))
+    return _change("blend", first, first.size, first, second, float(share))
 
 
-def mapped(pixels: np.ndarray, tables: np.ndarray) -> np.ndarray:
+def apply_tables(pixels: np.ndarray, tables: np.ndarray) -> np.ndarray:
     """Returns ``image.point(tables)``, of tables [256] uint8 for all channels, or [C, 256]."""
     *_, channels = _shape(pixels)
     tables = np.broadcast_to(tables, (channels, 256))
-    return _changed("map", pixels, pixels.size // channels, channels, pixels, tables)
+    return _change("map", pixels, pixels.size // channels, channels, pixels, tables)
 
 
-def mirrored(pixels: np.ndarray) -> np.ndarray:
+def mirror(pixels: np.ndarray) -> np.ndarray:
     """Returns the mirror image, left for right, of [H, W, 3]."""
-    return _changed("mirror", pixels, *pixels.shape[:2], pixels)
+    return _change("mirror", pixels, *pixels.shape[:2], pixels)
 
 
 def histogram(pixels: np.ndarray) -> np.ndarray:
@@ -118,7 +118,7 @@ def _shape(pixels: np.ndarray) -> tuple[int, int, int]:
     return height, width, channels[0] if channels else 1
 
 
-def _changed(name: str, pixels: np.ndarray, *given: Any) -> np.ndarray:
+def _change(name: str, pixels: np.ndarray, *given: Any) -> np.ndarray:
     found = np.empty(pixels.shape, np.uint8)
     _call(name, *given, found)
     return found

@@ -17,7 +17,7 @@ from configs.architectures import all_keys, architecture, architectures, kept_va
 from configs.signatures import Range
 from errors import InputError
 from models import ARCHITECTURES, create_model
-from options import leaves, plain, set_by_someone
+from options import explicit_sources, leaves, plain
 from training.checkpoint import saver
 
 SHARED = {"TYPE", "NAME", "RESUME", "PRETRAINED", "PRETRAINED_ALLOW", "PRETRAINED_CLASSES", "NUM_CLASSES"}
@@ -187,7 +187,7 @@ def test_none_is_the_constructors_default(tmp_path):
     (tmp_path / "own.yaml").write_text("BASE: base.yaml\nMODEL: {INIT_VALUES: null, WINDOW_SIZE: null}\n")
     config = get_config(tmp_path / "own.yaml", ["MODEL.DROPOUT", "None"])
     assert (config.MODEL.INIT_VALUES, config.MODEL.DROPOUT) == (1e-6, 0.0)
-    assert set_by_someone(config).keys() == {"MODEL.TYPE", "BASE"}
+    assert explicit_sources(config).keys() == {"MODEL.TYPE", "BASE"}
     assert with_values(config, MODEL__INIT_VALUES=None) == config
 
 

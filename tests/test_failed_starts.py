@@ -15,7 +15,7 @@ from test_launched_runs import printed, statuses, torchrun
 
 from config import get_config
 from errors import InputError
-from main_multi_gpu import built
+from main_multi_gpu import read_datasets
 from training.command_line import config_from_arguments
 from training.run import Run
 
@@ -104,7 +104,7 @@ def place(tmp_path_factory):
 def attempt(flags):
     """Does what main_multi_gpu.py does with ``flags``; returns what it was refused for."""
     try:
-        work(*built(config_from_arguments("main_multi_gpu.py", flags)))
+        work(*read_datasets(config_from_arguments("main_multi_gpu.py", flags)))
     except InputError as error:
         return str(error)
     return None

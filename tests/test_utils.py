@@ -97,11 +97,11 @@ def test_seeding_is_a_function_of_seed_step():
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("old")
-    with pytest.raises(ZeroDivisionError), utils.written_whole(file) as handle:
+    with pytest.raises(ZeroDivisionError), utils.writing_whole(file) as handle:
         handle.write("half")
         raise ZeroDivisionError
     assert file.read_text() == "old"
-    with utils.written_whole(file) as handle:
+    with utils.writing_whole(file) as handle:
         handle.write("new")
     assert file.read_text() == "new"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]

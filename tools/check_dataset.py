@@ -61,7 +61,7 @@ def check_images(config: Configuration, workers: int, limit: Any = "auto") -> An
     """
     from inference.look.data import Checked
     from loading.check.findings import findings, pairs
-    from loading.check.images import looked_at, source_of
+    from loading.check.images import look_at, source_of
     from loading.label_sets import every_label
     from loading.parts import part_of
     from loading.sources import MOST_CLASSES, Split
@@ -83,7 +83,7 @@ def check_images(config: Configuration, workers: int, limit: Any = "auto") -> An
         if len(labels) and not 0 <= labels.min() <= labels.max() < known:  # a list's reader has told of its own
             raise InputError(f"the {mode} labels are {labels.min()}..{labels.max()}, expected 0..{known - 1}")
         with tqdm(total=len(source.labels), desc=mode, disable=None, dynamic_ncols=True) as bar:
-            parts[mode] = looked_at(source, data.MAX_PIXELS, data.EXIF_ORIENTATION, workers, bar.update)
+            parts[mode] = look_at(source, data.MAX_PIXELS, data.EXIF_ORIENTATION, workers, bar.update)
     found, images, alike = findings(config, parts, problems)
     stops = sum(one.stops for one in found)
     remarks = f"{len(found) - stops} remark{'s' * (len(found) - stops != 1)}"
@@ -119,7 +119,7 @@ def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
     """
     from loading.class_names import FILE
     from loading.label_sets import LabelSets
-    from utils import written_whole
+    from utils import writing_whole
 
     counts, sets = {}, isinstance(parts["train"].source.labels, LabelSets)
     try:
@@ -127,7 +127,7 @@ def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
         base = os.path.realpath(output)
         for mode, part in parts.items():
             kept, labels = np.flatnonzero(part.records["readable"]).tolist(), part.source.labels
-            with written_whole(output / LISTS[mode], "wb") as file:
+            with writing_whole(output / LISTS[mode], "wb") as file:
                 for place in kept:
                     path = os.path.join(os.path.realpath(root), os.path.relpath(part.source.name(place), root))
                     listed = os.path.relpath(path, base)
@@ -137,7 +137,7 @@ def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
                     file.write(os.fsencode(f"{listed}{own}\n"))
             counts[mode] = len(kept)
         if classes := parts["train"].source.classes:
-            with written_whole(output / FILE) as file:
+            with writing_whole(output / FILE) as file:
                 file.write("".join(f"{name}\n" for name in classes))
     except OSError as error:
         raise RunError(f"-output {output}: the lists aren't written ({error.strerror}); {remedy(error)}") from None

@@ -32,7 +32,7 @@ from errors import (  # noqa: E402  (first: it says what isn't installed)
 from main_multi_gpu import import_paddle  # noqa: E402
 
 
-def reported_anew(folder: Path) -> Path:
+def write_report_again(folder: Path) -> Path:
     """Writes the report of a run that is over; without pictures of mistakes where the data can't be read.
 
     Raises:
@@ -66,15 +66,15 @@ def main() -> None:
     launch.startup.stop_by_removing(output and launch.startup.unfinished_path(output))
     try:
         if len(options.runs) == 1:
-            print(f"{reported_anew(options.runs[0])} is written")
+            print(f"{write_report_again(options.runs[0])} is written")
             return
         from training.report.compare import compare, page_of, screen
-        from utils import written_whole
+        from utils import writing_whole
 
         found = compare(options.runs)
         print("\n".join(printable(line, len(line)) for line in screen(found).split("\n")))
         if output:
-            with written_whole(output) as file:
+            with writing_whole(output) as file:
                 file.write(page_of(found))
             print(f"{output} is written")
     except OSError as error:

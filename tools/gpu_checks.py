@@ -210,7 +210,7 @@ def same_bits(bench: Bench) -> Finding:
 # ------------------------------------------------------------ saved, gone on with
 
 
-def resumed(bench: Bench) -> Finding:
+def resume(bench: Bench) -> Finding:
     """A run that is killed by SIGKILL and goes on, beside one that isn't."""
     whole, killed = bench.folder / "whole", bench.folder / "killed"
     words = [*_DIGITS.split(), "SAVE_STEPS", "5", "TRAIN.NUM_EPOCHS", "5"]
@@ -221,10 +221,10 @@ def resumed(bench: Bench) -> Finding:
         return False, "the run that was to be killed had ended already; run this check again"
     newest = max(file.name for file in saved.glob("epoch_*"))
     bench.run("main_single_gpu.py", "-resume=auto", f"-output={killed}")
-    return compared(f"killed after {newest}, gone on with", whole, killed)
+    return compare_bits(f"killed after {newest}, gone on with", whole, killed)
 
 
-def sharded(bench: Bench) -> Finding:
+def sharding(bench: Bench) -> Finding:
     """A run of two ranks that share the optimizer's state out, saved and gone on with."""
     if not bench.rehearsing and bench.about["gpus"] < 2:
         return True, ALONE
@@ -232,10 +232,10 @@ def sharded(bench: Bench) -> Finding:
     words = [*_DIGITS.split(), "TRAIN.NUM_EPOCHS", "2", "DIST.ENGINE", "fleet", "DIST.STRATEGY.sharding", "True"]
     bench.run("main_multi_gpu.py", "-ngpus=2", *words, f"-output={whole}")
     bench.run("main_multi_gpu.py", f"-resume={whole / 'checkpoints' / 'epoch_0001'}", f"-output={again}")
-    return compared("fleet's sharding on 2 ranks, saved after epoch_0001, gone on with", whole, again)
+    return compare_bits("fleet's sharding on 2 ranks, saved after epoch_0001, gone on with", whole, again)
 
 
-def compared(what: str, whole: Path, again: Path) -> Finding:
+def compare_bits(what: str, whole: Path, again: Path) -> Finding:
     """Whether two runs' last checkpoints hold the same bits."""
     from safetensors.numpy import load_file
 
@@ -287,7 +287,7 @@ def rate(bench: Bench, name: str = "ViT-S", amp: bool = True, share: int = 1) ->
     if bench.rehearsing and (name, amp) != ("ViT-S", True):
         return True, 'not rehearsed: the line "rate" is the same'
     batch = batch_of(bench, share)
-    report, told = _reported(bench, name, batch, amp)
+    report, told = _medians(bench, name, batch, amp)
     found = f"{name}, {bench.about['precision'] if amp else 'float32'}, batch {batch}, kept on the device: {told}"
     known = [peak for pattern, peak in PEAKS.items() if re.search(pattern, bench.about.get("name", ""))]
     if not known:
@@ -303,7 +303,7 @@ def rate(bench: Bench, name: str = "ViT-S", amp: bool = True, share: int = 1) ->
 def loader(bench: Bench) -> Finding:
     """ViT-S/16, -amp, with the loader and its recipe's augmentation."""
     batch = batch_of(bench)
-    report, told = _reported(bench, "ViT-S", batch, amp=True, keep=False)
+    report, told = _medians(bench, "ViT-S", batch, amp=True, keep=False)
     found = f"ViT-S, {bench.about['precision']}, batch {batch}, loader processes {_workers(bench)}: {told};"
     found += f" {report['data_wait']:.0%} of the time waits for data"
     if report["data_wait"] > INPUT_BOUND and not bench.rehearsing:
@@ -313,7 +313,7 @@ def loader(bench: Bench) -> Finding:
 
 def host(bench: Bench) -> Finding:
     """Steps so small that the host is what takes the time."""
-    report, _ = _reported(bench, "ViT-S", 2, amp=True)
+    report, _ = _medians(bench, "ViT-S", 2, amp=True)
     return (
         True,
         f"ViT-S, batch 2: {2e3 / report['images_per_s']:.1f} ms a step, about what the host takes for any batch",
@@ -331,7 +331,7 @@ def _workers(bench: Bench) -> int:
     return 1 if bench.rehearsing else max(1, min(16, len(os.sched_getaffinity(0)) - 1))
 
 
-def _reported(bench: Bench, name: str, batch: int, amp: bool, keep: bool = True) -> tuple[dict[str, float], str]:
+def _medians(bench: Bench, name: str, batch: int, amp: bool, keep: bool = True) -> tuple[dict[str, float], str]:
     """(medians of the reports of a few steps, the first left out; how fast that is, in words)."""
     every = 2 if bench.rehearsing else 10
     words = f"{'-amp ' * amp}-batch_size={batch} {_SYNTHETIC} {batch * (4 * every + 1)} REPORT_FREQ {every}"

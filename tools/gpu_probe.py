@@ -67,7 +67,7 @@ def about(request: Answer) -> Answer:
 
 
 @contextlib.contextmanager
-def replaced(places: Iterable[tuple[Any, str]], by: Callable[[str, Callable], Callable]) -> Iterator[None]:
+def replacing(places: Iterable[tuple[Any, str]], by: Callable[[str, Callable], Callable]) -> Iterator[None]:
     """Has the functions ``owner.name`` of ``places`` replaced by ``by(name, function)``."""
     kept = [(owner, name, getattr(owner, name)) for owner, name in places if hasattr(owner, name)]
     for owner, name, function in kept:
@@ -80,7 +80,7 @@ def replaced(places: Iterable[tuple[Any, str]], by: Callable[[str, Callable], Ca
 
 
 @contextlib.contextmanager
-def counted() -> Iterator[collections.Counter]:
+def counting_copies() -> Iterator[collections.Counter]:
     """Counts copies to the device and from it by who asks for them: "to_tensor loading/transforms/batch.py:61".
 
     Of calls within each other the outermost counts, and only this thread's: another one copies batches to a GPU. Copies
@@ -106,7 +106,7 @@ def counted() -> Iterator[collections.Counter]:
 
     places = [(paddle.tensor.creation, TO_TENSOR)]
     places += [(paddle.Tensor, name) for name in METHODS + INDEXED] + [(_C_ops, name) for name in OPERATORS]
-    with replaced(places, counting):
+    with replacing(places, counting):
         yield count
 
 
@@ -162,7 +162,7 @@ def route(request: Answer) -> Answer:
 
     images = paddle.rand([2, 3, *model.image_size])
     places = [(paddle.nn.functional, "scaled_dot_product_attention"), *((_C_ops, name) for name in BACKENDS)]
-    with replaced(places, noted):
+    with replacing(places, noted):
         with autocast(config):
             logits = model(images)
         logits.astype("float32").sum().backward()
@@ -246,7 +246,7 @@ def train(request: Answer) -> Answer:
         by name ``reports`` (the lines of metrics.jsonl), ``weights`` (a SHA-256 of each), ``transfers`` (per step, of
         the later half: {where it comes from: number}), ``columns`` of a batch; or ``error``, one line.
     """
-    from main_multi_gpu import built, import_paddle, main_worker
+    from main_multi_gpu import import_paddle, main_worker, read_datasets
 
     import_paddle()
     from training import window
@@ -257,8 +257,10 @@ def train(request: Answer) -> Answer:
         config = config_from_arguments("main_single_gpu.py", words)
         answer = answers[name] = {}
         try:
-            with replaced([(window.Window, "timed")], lambda _, timed, told=answer: _limited(timed, request, told)):
-                main_worker(*built(config))
+            with replacing(
+                [(window.Window, "timed_batches")], lambda _, timed, told=answer: _limit_steps(timed, request, told)
+            ):
+                main_worker(*read_datasets(config))
         except Enough:
             file = Path(config.OUTPUT) / "metrics.jsonl"
             answer["reports"] = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
@@ -267,14 +269,14 @@ def train(request: Answer) -> Answer:
     return answers
 
 
-def _limited(timed: Callable, request: Answer, answer: Answer) -> Callable:
+def _limit_steps(timed: Callable, request: Answer, answer: Answer) -> Callable:
     """``Window.timed_batches``, which yields the batches of an epoch, for so many steps."""
 
     def limited(window: Any, loader: Any, step: int) -> Iterator[list]:
         batches = timed(window, loader, step)
         batch = next(batches)
         answer["columns"] = len(batch)
-        with counted() if request.get("transfers") else contextlib.nullcontext(collections.Counter()) as count:
+        with counting_copies() if request.get("transfers") else contextlib.nullcontext(collections.Counter()) as count:
             half = request["steps"] // 2  # which is even
             for number in range(2 * half):
                 if number == half:

@@ -113,8 +113,8 @@ def show(told: dict[str, Any], layers: bool) -> None:
     """Prints what ``describe`` returns, the table of layers where it is asked for."""
     weights = 4 * told["parameters"]
     rows = [("model", f"{told['name']}, images of {' x '.join(map(str, told['images']))}")]
-    rows += [("parameters", f"{told['parameters']:,}"), ("multiply-adds", f"{_scaled(told['macs'])} per image")]
-    rows += [("activations", f"{_scaled(told['activations'])} per image")]
+    rows += [("parameters", f"{told['parameters']:,}"), ("multiply-adds", f"{_with_unit(told['macs'])} per image")]
+    rows += [("activations", f"{_with_unit(told['activations'])} per image")]
     parts = {"evaluation": "weights", "training": "weights, gradients, AdamW's two moments"}
     for kind, bytes_ in told["memory"].items():
         text = bytes_
@@ -129,7 +129,7 @@ def show(told: dict[str, Any], layers: bool) -> None:
         print_table(told)
 
 
-def _scaled(count: int) -> str:
+def _with_unit(count: int) -> str:
     return f"{count / 1e9:,.2f} G" if count >= 1e9 else f"{count / 1e6:,.2f} M"
 
 

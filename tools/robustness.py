@@ -122,7 +122,7 @@ def main() -> None:
     output.mkdir(parents=True, exist_ok=True)
 
     def write(found: dict) -> None:
-        with launch.startup.written_whole(output / _FILE) as file:
+        with launch.startup.writing_whole(output / _FILE) as file:
             file.write(json.dumps({"asked": asked, "errors": errors, **found}, indent=2) + "\n")
 
     write({})

@@ -68,12 +68,12 @@ def main() -> None:
     import_paddle()
     launch.startup.stop_by_removing(launch.startup.unfinished_path(options.output))
     from training.command_line import config_from_arguments
-    from utils import written_whole
+    from utils import writing_whole
 
     rest += ["-o", *options.o] if options.o else []  # taken here: it would be the beginning of -output
     picture = draw(config_from_arguments("tools/show_batch.py", rest), options.epoch, options.count)
     try:
-        with written_whole(options.output, "wb") as file:
+        with writing_whole(options.output, "wb") as file:
             file.write(picture)
     except OSError as error:
         raise RunError(f"-output {options.output} isn't written ({error.strerror}); {remedy(error)}") from None

@@ -68,7 +68,7 @@ class Session:
         count = min(len(self.places), self.sweep.runs - len(self.points))
         return suggest_points(self.sweep, self.points, [mean and sign * mean for mean in means], count)
 
-    def ended(self, name: str, status: int) -> None:
+    def print_result(self, name: str, status: int) -> None:
         """Tells what a run gave."""
         self.statuses[name] = status
         point = self.points[int(name.partition("_")[0])]
@@ -82,7 +82,7 @@ class Session:
         """Runs what isn't done; returns the signal that asked to stop, or 0."""
         while True:
             if commands := self.commands():
-                if stop := side_by_side.run(commands, self.places, self.ended, [lock]):
+                if stop := side_by_side.run(commands, self.places, self.print_result, [lock]):
                     return stop
             elif new := self.next_points():
                 if self.sweep.method == "optuna":  # the others were known from the start

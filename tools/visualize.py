@@ -143,11 +143,11 @@ def _file(output: Path, kind: str) -> Path:
 
 
 def _write(path: Path, picture: bytes) -> None:
-    from utils import written_whole
+    from utils import writing_whole
 
     with _reporting_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(path, "wb") as file:
+        with writing_whole(path, "wb") as file:
             file.write(picture)
 
 

@@ -87,7 +87,7 @@ class Classification(Task):
             found = any_of(logits, labels) if several else {"loss": criterion(logits, labels), **hits(logits, labels)}
             total += sum_of_each(found | {"count": paddle.ones_like(found["acc1"])})
             if self.config.REPORT:
-                self.predictions.add(**_predicted(logits, labels))
+                self.predictions.add(**_outcomes(logits, labels))
             hit = (found["acc1"] > 0).astype("float64")
             counted = paddle.stack([hit, paddle.ones_like(hit)], 1)
             if several:
@@ -138,7 +138,7 @@ def any_of(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
     return {"loss": loss, "acc1": found[:, 0], "acc5": found.max(1)}
 
 
-def _predicted(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
+def _outcomes(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
     """Returns what is kept of samples: of several labels the predicted one, if that is right, or else the first."""
     logit, place = first_five(logits)  # as of ``hits``, where logits are equal, too
     probability = (logit[:, 0] - paddle.logsumexp(logits.astype("float32"), 1)).exp()

@@ -20,7 +20,7 @@ from configs.key_needs import NEEDS
 from configs.merging import SIZE, Option
 from configs.registry import datasets
 from errors import InputError
-from options import NAMED, Configuration, add_note, meant_by, nearest, pairs
+from options import NAMED, Configuration, add_note, equivalent_key, nearest, pairs
 
 FILE = "config.yaml"  # in a run's folder
 AUTO = "auto"
@@ -250,7 +250,7 @@ def _is_flag(word: str) -> bool:
 
 def _instead(name: str, values: list[str], flag_of: Mapping[str, str], defaults: Mapping[str, Any]) -> str:
     """What to write instead of a flag of somebody else's: "; write -o TRAIN.NUM_EPOCHS 10", or nothing."""
-    meant = meant_by(name, defaults)
+    meant = equivalent_key(name, defaults)
     if meant is None:
         return ""
     default = defaults.get(meant)

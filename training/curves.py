@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from errors import open_file, reading
-from utils import written_whole
+from utils import writing_whole
 from weights.plain import parsed_json
 
 _RECORD = {"split": str, "epoch": int, "step": int}  # what a line of metrics.jsonl has, besides its numbers
@@ -70,6 +70,6 @@ def plot_curves(metrics: Path, picture: Path, curves: dict[str, str]) -> None:
     for axis, (key, label) in zip(axes[:, 0], curves.items(), strict=True):
         draw(axis, found, key, label)
     axes[-1, 0].set_xlabel("step")
-    with written_whole(picture, "wb") as file:
+    with writing_whole(picture, "wb") as file:
         figure.savefig(file, format="png", dpi=120)
     plt.close(figure)

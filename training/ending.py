@@ -48,7 +48,7 @@ class Ending:
         if self.minutes is None:
             progress.length = []  # nobody but a forger's checkpoint has one
         self.started = time.monotonic() - progress.seconds
-        self.first = self.done
+        self.first = self.num_updates
         self.mark: tuple[int, float] | None = None  # updates at an early one, and when that was
         self.measured = 0  # updates at the last one where time was taken
         self.evaluations: list[float] = []  # seconds
@@ -91,7 +91,7 @@ class Ending:
     # ------------------------------------------------------------ the budget
 
     @property
-    def done(self) -> int:
+    def num_updates(self) -> int:
         """Updates that were made."""
         progress = self.progress
         return progress.epoch * self.updates - (progress.epoch * self.steps - progress.step) // self.accum
@@ -101,7 +101,7 @@ class Ending:
         if self.minutes is None or self.progress.length or not updated:
             return
         self.progress.seconds = time.monotonic() - self.started
-        if self.done - self.first >= max(2, 2 * self.measured):
+        if self.num_updates - self.first >= max(2, 2 * self.measured):
             self._measure()
 
     @contextlib.contextmanager
@@ -115,7 +115,7 @@ class Ending:
         """Fixes the length, if enough of the budget is used."""
         if num_gpus():
             paddle.device.cuda.synchronize()
-        now, done, self.measured = time.monotonic(), self.done, self.done - self.first
+        now, done, self.measured = time.monotonic(), self.num_updates, self.num_updates - self.first
         if self.mark is None:
             self.mark = done, now - sum(self.evaluations)
             return

@@ -190,7 +190,7 @@ def train_one_epoch(
         if index + 1 == last or (index + 1) % config.REPORT_FREQ == 0:
             window.report(training.schedule(update))
         if closes:
-            progress.updated(step, sampler.samples_taken(end))
+            progress.record_update(step, sampler.samples_taken(end))
             window.mark()
             held = _copy_statistics(statistics, accum)
         training.run.bar.update()

@@ -10,7 +10,7 @@ import paddle
 
 from datasets import ImageDataset
 from training.run import Run
-from utils import all_gather, rank, written_whole
+from utils import all_gather, rank, writing_whole
 
 FILE = "predictions.csv"  # of the model's weights; of the averaged ones predictions_ema.csv
 ONE = ("image", "label", "predicted", "probability")
@@ -84,7 +84,7 @@ def write(file: Path, found: Mapping[str, np.ndarray], dataset: ImageDataset, ro
         OSError: it can't be written.
     """
     classes, several = dataset.classes, "truth" in found
-    with written_whole(file) as out:
+    with writing_whole(file) as out:
         table = csv.writer(out, lineterminator="\n")
         table.writerow(SEVERAL if several else (*ONE, *(("class", "predicted_class") if classes else ())))
         columns = found.values() if several else (found[name].tolist() for name in ONE[1:])

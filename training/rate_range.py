@@ -23,7 +23,7 @@ from training.optim import freeze
 from training.setup import prepare
 from training.task import Task
 from training.window import NotFinite
-from utils import seed_everything, written_whole
+from utils import seed_everything, writing_whole
 
 _DIVERGED = 4  # times the lowest loss
 _SMOOTH = 0.02  # of the sweep's updates: the width of the bell that the losses are averaged by
@@ -132,7 +132,7 @@ def write(found: Found, folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     rows = zip(found.rates.tolist(), found.losses.tolist(), found.smooth.tolist(), strict=True)
-    with written_whole(folder / "lr.csv") as file:
+    with writing_whole(folder / "lr.csv") as file:
         file.write("rate,loss,smooth\n" + "".join(f"{rate:.9g},{loss:.9g},{mean:.9g}\n" for rate, loss, mean in rows))
     figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
     axis.plot(found.rates, found.losses, alpha=0.3)
@@ -144,6 +144,6 @@ def write(found: Found, folder: Path) -> None:
     axis.set_ylim(0.9 * found.smooth.min(), 1.5 * found.smooth[0])
     axis.grid(alpha=0.3)
     axis.legend()
-    with written_whole(folder / "lr.png", "wb") as file:
+    with writing_whole(folder / "lr.png", "wb") as file:
         figure.savefig(file, format="png", dpi=120)
     plt.close(figure)

@@ -33,7 +33,7 @@ class Requests:
         save_minutes: between two saves; None: no clock asks.
 
     Attributes:
-        save: whether a checkpoint is asked for; whoever saves calls ``saved``.
+        save: whether a checkpoint is asked for; whoever saves calls ``record_save``.
         failed: whether any rank gave ``poll`` a failure.
     """
 
@@ -43,9 +43,9 @@ class Requests:
         self.save_minutes = save_minutes
         self.steps, self.until_meeting = 0, 1
         self.met, self.failed = time.monotonic(), False
-        self.saved()
+        self.record_save()
 
-    def saved(self) -> None:
+    def record_save(self) -> None:
         """Notes that a checkpoint was saved."""
         self.save, self.last_save = False, time.monotonic()
 
@@ -126,7 +126,7 @@ class Keeper:
 
     def _save(self, stop: int | None, **state: Any) -> None:
         self.saver.save(self.progress, **state)
-        self.requests.saved()
+        self.requests.record_save()
         if stop is not None:
             self.saver.wait(last=True)
             where = f"-resume=auto -output={self.saver.run.directory} goes on from there"

@@ -23,7 +23,7 @@ from training.command_line import CHECKPOINT
 from training.curves import records
 from training.environment import commit, device, versions
 from training.tracking import Tracking
-from utils import all_gather, get_loggers, num_cores, open_logs, rank, written_whole
+from utils import all_gather, get_loggers, num_cores, open_logs, rank, writing_whole
 
 LOCK = ".lock"  # in a run's folder
 # What a run's last line names.
@@ -87,7 +87,7 @@ class Run:
         open_logs(self.directory)
         keep_native_errors(self.directory / f"log_{rank()}.txt")
         if rank() == 0:
-            with written_whole(self.directory / "config.yaml") as file:
+            with writing_whole(self.directory / "config.yaml") as file:
                 file.write(resolved_yaml(for_others(self.config)))
             if self.classes:
                 self._write_json("classes.json", self.classes)
@@ -194,7 +194,7 @@ class Run:
             for line, record in records(file):
                 over = epoch if record["split"] != "train" or record["step"] > step else epoch + 1
                 kept += [line] * (record["epoch"] <= over)
-            with written_whole(file) as rewound:
+            with writing_whole(file) as rewound:
                 rewound.writelines(kept)
 
     def result(self, result: dict[str, Any], shown: str) -> None:
@@ -224,7 +224,7 @@ class Run:
             self.info(f"{what} isn't written, the run goes on: {one_line(f'{type(error).__name__}: {error}')}")
 
     def _write_json(self, name: str, content: Any) -> None:
-        with written_whole(self.directory / name) as file:
+        with writing_whole(self.directory / name) as file:
             file.write(json.dumps(content, indent=2) + "\n")
 
 

@@ -18,7 +18,7 @@ from loading.workers import Loader
 from models.base import ImageModel
 from models.pretrained import disagreements
 from ops.settings import float32_text
-from options import Configuration, leaves, set_by_someone
+from options import Configuration, explicit_sources, leaves
 from training.ending import Ending
 from training.optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters
 from training.parallel import ShardedOptimizer, wrap_optimizer
@@ -279,5 +279,5 @@ def recipe_batch(config: Configuration) -> int | None:
     train = config.TRAIN
     if train.LINEAR_SCALED_LR or is_users(config, "TRAIN.BASE_LR"):
         return None
-    from_recipe = "TRAIN.BASE_LR" in set_by_someone(config) or default_values()["TRAIN.BASE_LR"] != train.BASE_LR
+    from_recipe = "TRAIN.BASE_LR" in explicit_sources(config) or default_values()["TRAIN.BASE_LR"] != train.BASE_LR
     return train.RECIPE_BATCH or (None if from_recipe else _DEFAULT_BATCH)

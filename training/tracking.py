@@ -104,7 +104,7 @@ class Follower:
         config = read_yaml(folder / "config.yaml")
         config.pop("GIVEN", None)  # where its values came from
         for name in names:
-            self._guarded(name, lambda name=name: self._make(name, config))
+            self._guard(name, lambda name=name: self._make(name, config))
 
     def _make(self, name: str, config: dict[str, Any]) -> None:
         shutil.rmtree(self.folder / name, ignore_errors=True)  # of before the run went on
@@ -117,7 +117,7 @@ class Follower:
             split, step = record.pop("split"), record.pop("step")
             values = {key: value for key, value in record.items() if type(value) in (int, float)}
             for name, tracker in list(self.live.items()):
-                self._guarded(name, lambda tracker=tracker: tracker.add(split, step, values))  # noqa: B023
+                self._guard(name, lambda tracker=tracker: tracker.add(split, step, values))  # noqa: B023
 
     def end(self, done: bool) -> None:
         """Hands on what is left and, if the run is done, its result."""
@@ -127,7 +127,7 @@ class Follower:
             with reading("result.json", "a result"), open_file(self.folder / "result.json") as file:
                 final = final_numbers(json.loads(file.read()))
         for name, tracker in list(self.live.items()):
-            self._guarded(name, lambda tracker=tracker: tracker.end(final))
+            self._guard(name, lambda tracker=tracker: tracker.end(final))
 
     def _new(self) -> Iterator[dict[str, Any]]:
         """Yields the records of whole lines after those that were read."""
@@ -145,7 +145,7 @@ class Follower:
                     if isinstance(record, dict) and {"split", "step"} <= record.keys():
                         yield record
 
-    def _guarded(self, name: str, action: Callable[[], None]) -> None:
+    def _guard(self, name: str, action: Callable[[], None]) -> None:
         try:
             action()
         except Exception as error:

@@ -96,7 +96,7 @@ def _read_torch(
 
     def storage(key: str, length: int) -> Span:
         if key not in spans:
-            spans[key] = _stored(file, members[f"{root}data/{key}"])
+            spans[key] = _stored_span(file, members[f"{root}data/{key}"])
         if spans[key].length != length:
             raise Unreadable(f"its storage {printable(key)} has {spans[key].length} bytes instead of {length}")
         return spans[key]
@@ -118,7 +118,7 @@ def _content(archive: zipfile.ZipFile, info: zipfile.ZipInfo, allowance: Allowan
     return _member(archive, info, allowance).read(0, info.file_size).tobytes()
 
 
-def _stored(file: BufferedIOBase, info: zipfile.ZipInfo) -> Span:
+def _stored_span(file: BufferedIOBase, info: zipfile.ZipInfo) -> Span:
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
         raise Unreadable("its tensors are compressed or encrypted, which torch doesn't write")
     file.seek(info.header_offset)

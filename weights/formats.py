@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from errors import Allowance, InputError, Unreadable, open_file, printable, reading
-from utils import written_whole
+from utils import writing_whole
 from weights.archives import read_zip
 from weights.arrays import Array, Span, contiguous, item_size, sizes
 from weights.hub import find_weights, read_config
@@ -119,7 +119,7 @@ def write_weights(path: Path, arrays: dict[str, np.ndarray], metadata: Mapping[s
     """
     if path.suffix not in (".safetensors", ".pdparams", ".npz"):
         raise InputError(f"{path}: the ending tells what to write; expected .safetensors, .pdparams or .npz")
-    with written_whole(path, "wb") as file:
+    with writing_whole(path, "wb") as file:
         if path.suffix == ".safetensors":
             write_safetensors(file, arrays, metadata)
             return

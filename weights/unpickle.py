@@ -302,7 +302,7 @@ def _first(first: Any = "", *_: Any) -> Any:  # no copies: a list that is copied
     return first
 
 
-def _encoded(text: Any, encoding: Any) -> Any:  # bytes in protocol 2: an array takes the text for them
+def _encode(text: Any, encoding: Any) -> Any:  # bytes in protocol 2: an array takes the text for them
     if encoding not in ("latin1", "latin-1"):
         raise Unreadable("it holds bytes in an encoding other than Latin-1")
     return text
@@ -337,7 +337,7 @@ ADMITTED: dict[str, Callable[..., Any] | None] = {
     "collections.defaultdict": _dictionary,
     "builtins.tuple": _first,  # Paddle's (name, array)
     "builtins.bytes": _first,  # no bytes, in protocol 2
-    "_codecs.encode": _encoded,
+    "_codecs.encode": _encode,
     "numpy.dtype": _dtype,
     "numpy._core.multiarray._reconstruct": lambda *_: Array(),  # its state follows
     "numpy._core.numeric._frombuffer": _array_from_buffer,

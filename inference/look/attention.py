@@ -82,11 +82,11 @@ def rollout(model: ImageModel, image: paddle.Tensor) -> np.ndarray:
         other = "attention or cam" if attends(model) else "cam"
         raise InputError(f"rollout isn't defined for {type(model).__name__}: {why}; use {other}")
     kept, _ = _weights(model, image, list(attention_layers(model)))
-    product = rolled_out([weights[0].mean(0) for weights in kept.values()])
+    product = rollout_matrix([weights[0].mean(0) for weights in kept.values()])
     return _read_by_head(model, product[None])[0].astype(np.float32)
 
 
-def rolled_out(weights: list[np.ndarray]) -> np.ndarray:
+def rollout_matrix(weights: list[np.ndarray]) -> np.ndarray:
     """Returns the product of (W + 1) / 2 over W of the first block to the last, each [N, N]: float64."""
     product = np.eye(len(weights[0]))
     for one in weights:
@@ -125,7 +125,7 @@ def _received_weights(model: ImageModel, name: str, weights: np.ndarray, shape: 
     if isinstance(model, MobileViT):
         return _interleave(weights.mean(2), *model.grid(weights.shape[3]))
     if isinstance(layer, ReducedAttention):
-        return _spread(layer, weights[0].mean(1), shape[1:3])
+        return _spread_keys(layer, weights[0].mean(1), shape[1:3])
     if isinstance(layer, MaskUnitAttention):
         keys = weights.mean(2).transpose(0, 2, 1).reshape(1, shape[1], -1)  # by unit, key and head
         return model.by_rows(paddle.to_tensor(keys)).numpy()[0].transpose(2, 0, 1)
@@ -170,7 +170,7 @@ def _interleave(weights: np.ndarray, rows: int, columns: int) -> np.ndarray:
     return maps.reshape(-1, rows * PATCH, columns * PATCH)
 
 
-def _spread(layer: ReducedAttention, keys: np.ndarray, grid: tuple[int, ...]) -> np.ndarray:
+def _spread_keys(layer: ReducedAttention, keys: np.ndarray, grid: tuple[int, ...]) -> np.ndarray:
     """Gives each place of ``grid`` the weight of its key: [H, keys] -> [H, rows, columns]; 0 where there is none."""
     rows, columns = grid
     if not layer.reduces:

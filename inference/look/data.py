@@ -16,7 +16,7 @@ from loading.transforms.orientation import TURNS
 from training.pages import page
 from training.pages.figures import figure, figure_png, shorten, write_title
 from training.pages.page import text
-from utils import written_whole
+from utils import writing_whole
 
 _BARS = 40  # classes, above which their counts are drawn as a curve
 _GRID, _TILE = 24, 112  # images that are shown, and pixels along a side of each
@@ -61,9 +61,9 @@ def write_report(file: Path, checked: Checked) -> Path:
     if checked.alike:
         pages.append(("Images that look alike, side by side", png(_twins(checked))))
     together = file.with_suffix(".png")
-    with written_whole(together, "wb") as out:
+    with writing_whole(together, "wb") as out:
         out.write(_figure(drawings))
-    with written_whole(file) as out:
+    with writing_whole(file) as out:
         out.write(_page(checked, pages))
     return together
 

@@ -150,6 +150,6 @@ class Batcher:
         left = {client: [item for item in line if not item.answer.done()] for client, line in self._lines.items()}
         self._lines = {client: collections.deque(line) for client, line in left.items() if line}
 
-    def answered(self, images: int, seconds: float) -> None:
+    def record_rate(self, images: int, seconds: float) -> None:
         """Notes how fast a batch was answered: what ``Full`` tells goes by it."""
         self.rate = 0.8 * self.rate + 0.2 * images / max(seconds, 1e-6)

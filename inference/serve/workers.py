@@ -80,7 +80,7 @@ class Pool:
                 code = await self._live(worker)
                 self.workers[place] = None
                 unfit = unfit + 1 if worker.unfit else 0
-                self._died(worker, code)
+                self._record_death(worker, code)
                 again = max(unfit, self._deaths - 1)
                 await asyncio.sleep(min(60.0 if unfit else 15.0, 0.25 * 2 ** min(again, 10)) if again else 0)
         except Exception as error:  # no process can be started
@@ -146,7 +146,7 @@ class Pool:
             worker.slots.release()
             worker.usual = worker.heard - max(sent, before)
             self._deaths = 0
-            self.batcher.answered(len(items), worker.heard - sent)
+            self.batcher.record_rate(len(items), worker.heard - sent)
             for item, answer, part in zip(items, head["answers"], parts, strict=True):
                 if not item.answer.done():
                     item.answer.set_result((answer, part))
@@ -161,7 +161,7 @@ class Pool:
             self._told = line
             print(f"error: a worker can't be replaced, {self.ready()} go on: {line}", file=sys.stderr, flush=True)
 
-    def _died(self, worker: Worker, code: int) -> None:
+    def _record_death(self, worker: Worker, code: int) -> None:
         """Notes an end, and lets its images wait anew; those that had that once already are given up."""
         self.metrics.restarts.inc()
         if worker.unfit and (self.ready() or self.ended.done()):  # it was told

@@ -108,7 +108,7 @@ def _of_shards(shards: Shards, most: int, index: int) -> bytes:
     return shards.read(index, most)
 
 
-def looked_at(
+def look_at(
     source: Source, most: int, oriented: bool, workers: int, progress: Callable[[int], Any] = lambda _: None
 ) -> Part:
     """Decodes every image.
@@ -126,7 +126,7 @@ def looked_at(
     records, messages, total = np.zeros(count, _RECORD), {}, np.zeros((SIDE, SIDE, 3))
     starts = range(0, count, _CHUNK)
     chunks = [range(start, min(start + _CHUNK, count)) for start in starts]
-    look = functools.partial(_looked_at, most=most, oriented=oriented)
+    look = functools.partial(_look_at_some, most=most, oriented=oriented)
     # Forked: a spawned process would import Paddle, and get the paths and pixels as a copy.
     context = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(workers, context, _begin, (source,))
@@ -151,7 +151,7 @@ def _begin(source: Source) -> None:
     _own[:] = [source]
 
 
-def _looked_at(places: range, most: int, oriented: bool) -> tuple[np.ndarray, dict[int, str], np.ndarray]:
+def _look_at_some(places: range, most: int, oriented: bool) -> tuple[np.ndarray, dict[int, str], np.ndarray]:
     """Returns (records, what is wrong, the sum of the small copies) of some images."""
     records, messages = np.zeros(len(places), _RECORD), {}
     small = np.zeros((len(places), SIDE, SIDE, 3), np.uint8)

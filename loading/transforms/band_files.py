@@ -144,11 +144,11 @@ def _tiff(directory: Directory, channels: int, most: int) -> tuple[np.ndarray, i
         tags.pop(tiff.PREDICTOR, None)
     tags |= {tag: directory.long(value) for tag, value in ours.items() if tag in tags}
     if planes:
-        values = np.stack([_decoded(directory, tags | part) for part in _planes(directory, found)], 2)
+        values = np.stack([_decode(directory, tags | part) for part in _planes(directory, found)], 2)
     else:
-        values = _decoded(directory, tags).reshape(height, width, found)
+        values = _decode(directory, tags).reshape(height, width, found)
         if joined > 1 and predictor == _INTEGERS:
-            values = _summed(values, tile[0] or width)
+            values = _undo_differencing(values, tile[0] or width)
     turn = number(tiff.ORIENTATION, 1)
     return (np.iinfo(kind).max - values if meaning == 0 else values), turn if turn in TURNS else 1
 
@@ -162,7 +162,7 @@ def _planes(directory: Directory, count: int) -> list[dict[int, Tag]]:
     return [{tag: directory.part(tag, plane * each[tag], each[tag]) for tag in found} for plane in range(count)]
 
 
-def _decoded(directory: Directory, tags: dict[int, Tag]) -> np.ndarray:
+def _decode(directory: Directory, tags: dict[int, Tag]) -> np.ndarray:
     """The pixels [H, W] of the file with these tags, in the machine's order of bytes."""
     pixels = np.asarray(opened_plain(directory.to_bytes(tags), "TIFF"))
     if pixels.dtype.kind == "f" and directory.order == ">" and directory.numbers(tiff.COMPRESSION, 1) != (1,):
@@ -170,7 +170,7 @@ def _decoded(directory: Directory, tags: dict[int, Tag]) -> np.ndarray:
     return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
 
 
-def _summed(values: np.ndarray, tile: int) -> np.ndarray:
+def _undo_differencing(values: np.ndarray, tile: int) -> np.ndarray:
     """Undoes horizontal differencing, which begins anew in each tile: modulo the type's range."""
     starts = range(0, values.shape[1], tile)
     parts = [np.add.accumulate(values[:, start : start + tile], 1, values.dtype) for start in starts]

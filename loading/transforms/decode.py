@@ -97,7 +97,7 @@ class EncodedImage:
             x, y = int(left), int(top)
             pixels = pixels[y : math.ceil(bottom), x : math.ceil(right)]
             place = CropBox(left - x, top - y, right - left, bottom - top)
-            pixels = self._turn.pixels(_resized(pixels, place, self._turn.size(size), resample))
+            pixels = self._turn.pixels(_resize_box(pixels, place, self._turn.size(size), resample))
             left, top, right, bottom = window or (0, 0, *size)
             return pixels[top:bottom, left:right]
 
@@ -112,7 +112,7 @@ class EncodedImage:
                 pixels = self._jpeg(self._image.size[1], 1)
             if pixels is not None:
                 pixels = self._turn.pixels(pixels if self.mode == "RGB" else pixels[:, :, 0])
-                return images.resized(pixels[top:bottom, left:right], size, resample, window)
+                return images.resize(pixels[top:bottom, left:right], size, resample, window)
         return resized_crop(self.decode(), box, size, resample, window)
 
     def _jpeg(self, rows: int, scale: int) -> np.ndarray | None:
@@ -223,7 +223,7 @@ def _cut_jpeg(data: bytes, rows: int) -> bytes:
     return data
 
 
-def _resized(pixels: np.ndarray, box: CropBox, size: tuple[int, int], resample: Image.Resampling) -> np.ndarray:
+def _resize_box(pixels: np.ndarray, box: CropBox, size: tuple[int, int], resample: Image.Resampling) -> np.ndarray:
     height, width, channels = pixels.shape
     kind = PixelType.U8x3 if channels == 3 else PixelType.U8
     source, result = ImageData(width, height, kind, np.ascontiguousarray(pixels).tobytes()), ImageData(*size, kind)

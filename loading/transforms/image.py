@@ -72,14 +72,14 @@ class TrainTransform:
         if any(self.affine):
             pixels = self._jitter(pixels, rng)
         if rng.random() < self.hflip:
-            pixels = _mirrored(pixels)
+            pixels = _mirror(pixels)
         if self.vflip and rng.random() < self.vflip:
             pixels = pixels[::-1]
         if self.augment is not None or self.color_jitter:
-            pixels = self._recolored(pixels if images.load() else Image.fromarray(pixels), rng)
+            pixels = self._recolor(pixels if images.load() else Image.fromarray(pixels), rng)
         return _pixels(pixels)
 
-    def _recolored(self, image: Image.Image | np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def _recolor(self, image: Image.Image | np.ndarray, rng: np.random.Generator) -> np.ndarray:
         if self.augment is not None:
             image = self.augment(image, rng)
         if self.color_jitter:
@@ -93,7 +93,7 @@ class TrainTransform:
         resample = self.resampling[rng.integers(len(self.resampling)) if len(self.resampling) > 1 else 0]
         if self.crop.startswith("random_resized"):
             return resized_crop(image, self._crop_box(*image.size, rng), (self.size[1], self.size[0]), resample)
-        pixels = (_squashed if self.crop == "squash" else _covered)(image, self.resize_to, resample, self.most)
+        pixels = (_squash if self.crop == "squash" else _cover)(image, self.resize_to, resample, self.most)
         if self.crop == "simple":
             border = ((_BORDER, _BORDER), (_BORDER, _BORDER), (0, 0))
             pixels = np.pad(pixels, border[: pixels.ndim], "reflect")
@@ -152,7 +152,7 @@ class EvalTransform:
     def __init__(self, config: Configuration) -> None:
         self.size, self.most = pair(config.DATA.IMAGE_SIZE), most_resized(config)
         self.resize_to = before_crop(self.size, config.DATA.CROP_PCT)
-        self.resized = _squashed if config.DATA.CROP_MODE == "squash" else _covered
+        self.resized = _squash if config.DATA.CROP_MODE == "squash" else _cover
         self.resample = RESAMPLING[config.DATA.INTERPOLATION]
         self.corruption = Corruption(config) if config.EVAL and config.DATA.CORRUPTION else None
 
@@ -180,20 +180,20 @@ def covering(width: int, height: int, to: Size) -> tuple[int, int]:
     return round(width / ratio), round(height / ratio)
 
 
-def _covered(image: Picture, to: Size, resample: Image.Resampling, most: int, centre: Size | None = None) -> np.ndarray:
+def _cover(image: Picture, to: Size, resample: Image.Resampling, most: int, centre: Size | None = None) -> np.ndarray:
     width, height = covering(*image.size, to)
     if width * height > max(most, math.prod(to)):
         sides = f"{image.size[0]} x {image.size[1]} pixels"
         limit = f"DATA.MAX_PIXELS {'leaves floats, ' if isinstance(image, Bands) else ''}{most}"
         raise Unreadable(f"it has {sides}, resized {width} x {height}: more than {limit}")
-    return _resized(image, (width, height), resample, centre)
+    return _resize(image, (width, height), resample, centre)
 
 
-def _squashed(image: Picture, to: Size, resample: Image.Resampling, _: int, centre: Size | None = None) -> np.ndarray:
-    return _resized(image, (to[1], to[0]), resample, centre)
+def _squash(image: Picture, to: Size, resample: Image.Resampling, _: int, centre: Size | None = None) -> np.ndarray:
+    return _resize(image, (to[1], to[0]), resample, centre)
 
 
-def _resized(image: Picture, size: tuple[int, int], resample: Image.Resampling, centre: Size | None) -> np.ndarray:
+def _resize(image: Picture, size: tuple[int, int], resample: Image.Resampling, centre: Size | None) -> np.ndarray:
     """The image at ``size`` (width, height), or of that the ``centre`` (height, width) alone."""
     window = None
     if centre is not None:
@@ -202,11 +202,11 @@ def _resized(image: Picture, size: tuple[int, int], resample: Image.Resampling, 
     return resized_crop(image, (0, 0, image.size[0], image.size[1]), size, resample, window)
 
 
-def _mirrored(pixels: np.ndarray) -> np.ndarray:
+def _mirror(pixels: np.ndarray) -> np.ndarray:
     if pixels.ndim == 2:
         return pixels[:, ::-1]
     if pixels.shape[2] == 3 and pixels.dtype == np.uint8 and images.load():
-        return images.mirrored(pixels)
+        return images.mirror(pixels)
     mirrored = np.empty_like(pixels)
     for channel in range(pixels.shape[2]):  # a third of the time of all at once, or less
         mirrored[:, :, channel] = pixels[:, ::-1, channel]

@@ -23,12 +23,12 @@ Scale = Callable[[float, np.random.Generator, float], float]
 # ------------------------------------------------------------ what levels mean
 
 
-def _signed(most: float) -> Scale:
+def _either_sign(most: float) -> Scale:
     """Up to ``most``, in one direction or the other."""
     return lambda share, rng, _: _sign(rng) * share * most
 
 
-def _translated(share: float, rng: np.random.Generator, translate: float) -> float:
+def _translation(share: float, rng: np.random.Generator, translate: float) -> float:
     return _sign(rng) * share * translate
 
 
@@ -53,7 +53,7 @@ def _up_to(share: float, rng: np.random.Generator, _: float) -> float:
     return rng.uniform(min(0.1, most), max(0.1, most))
 
 
-def _enhanced(share: float, *_: object) -> float:
+def _enhancement(share: float, *_: object) -> float:
     return share * 1.8 + 0.1
 
 
@@ -76,7 +76,7 @@ def autocontrast(image: Picture, *_: object) -> Picture:
         if low < high:
             scale = 255.0 / (high - low)
             table[:] = np.clip((np.arange(256) * scale + -low * scale).astype(int), 0, 255)
-    return images.mapped(image, tables[: image[0, 0].size])
+    return images.apply_tables(image, tables[: image[0, 0].size])
 
 
 @operations.register("Equalize", arrays=True)
@@ -88,7 +88,7 @@ def equalize(image: Picture, *_: object) -> Picture:
         step = int(counts.sum() - counts[np.flatnonzero(counts)[-1]]) // 255
         if step:
             table[:] = np.minimum((step // 2 + np.cumsum(counts) - counts) // step, 255)
-    return images.mapped(image, tables[: image[0, 0].size])
+    return images.apply_tables(image, tables[: image[0, 0].size])
 
 
 @operations.register("Invert", arrays=True)
@@ -96,7 +96,7 @@ def invert(image: Picture, *_: object) -> Picture:
     return ~image if isinstance(image, np.ndarray) else ImageOps.invert(image)
 
 
-@operations.register("Rotate", scale=_signed(30.0), arrays=True)
+@operations.register("Rotate", scale=_either_sign(30.0), arrays=True)
 def rotate(image: Picture, degrees: float, resample: Image.Resampling, fill: Fill) -> Picture:
     if not isinstance(image, np.ndarray):
         return image.rotate(degrees, resample, fillcolor=fill)
@@ -122,7 +122,7 @@ def posterize(image: Picture, bits: float, *_: object) -> Picture:
 @operations.register("SolarizeIncreasing", scale=lambda share, *_: 256 - _threshold(share), arrays=True)
 def solarize(image: Picture, threshold: float, *_: object) -> Picture:
     if isinstance(image, np.ndarray):
-        return images.mapped(image, np.where(threshold > _RAMP, _RAMP, ~_RAMP))
+        return images.apply_tables(image, np.where(threshold > _RAMP, _RAMP, ~_RAMP))
     return ImageOps.solarize(image, math.ceil(threshold))  # pixels are whole numbers
 
 
@@ -130,27 +130,27 @@ def solarize(image: Picture, threshold: float, *_: object) -> Picture:
 def solarize_add(image: Picture, value: float, *_: object) -> Picture:
     table = [min(255, i + int(value)) if i < 128 else i for i in range(256)]
     if isinstance(image, np.ndarray):
-        return images.mapped(image, np.array(table, np.uint8))
+        return images.apply_tables(image, np.array(table, np.uint8))
     return image.point(table * len(image.getbands()))
 
 
-@operations.register("ShearX", scale=_signed(0.3), arrays=True)
+@operations.register("ShearX", scale=_either_sign(0.3), arrays=True)
 def shear_x(image: Picture, factor: float, resample: Image.Resampling, fill: Fill) -> Picture:
     return _affine(image, (1, factor, 0, 0, 1, 0), resample, fill)
 
 
-@operations.register("ShearY", scale=_signed(0.3), arrays=True)
+@operations.register("ShearY", scale=_either_sign(0.3), arrays=True)
 def shear_y(image: Picture, factor: float, resample: Image.Resampling, fill: Fill) -> Picture:
     return _affine(image, (1, 0, 0, factor, 1, 0), resample, fill)
 
 
-@operations.register("TranslateXRel", scale=_translated, arrays=True)
+@operations.register("TranslateXRel", scale=_translation, arrays=True)
 def translate_x_rel(image: Picture, share: float, resample: Image.Resampling, fill: Fill) -> Picture:
     width = image.shape[1] if isinstance(image, np.ndarray) else image.width
     return translate_x(image, share * width, resample, fill)
 
 
-@operations.register("TranslateYRel", scale=_translated, arrays=True)
+@operations.register("TranslateYRel", scale=_translation, arrays=True)
 def translate_y_rel(image: Picture, share: float, resample: Image.Resampling, fill: Fill) -> Picture:
     height = image.shape[0] if isinstance(image, np.ndarray) else image.height
     return translate_y(image, share * height, resample, fill)
@@ -165,40 +165,40 @@ def desaturate(image: Picture, value: float, *_: object) -> Picture:
 @operations.register("GaussianBlurRand", scale=_up_to, arrays=True)
 def gaussian_blur(image: Picture, radius: float, *_: object) -> Picture:
     if isinstance(image, np.ndarray):
-        return images.blurred(image, radius)
+        return images.blur(image, radius)
     return image.filter(ImageFilter.GaussianBlur(radius))
 
 
-@operations.register("Color", scale=_enhanced, arrays=True)  # as of the next: 0 takes all away, 1 changes nothing
+@operations.register("Color", scale=_enhancement, arrays=True)  # as of the next: 0 takes all away, 1 changes nothing
 @operations.register("ColorIncreasing", scale=_increasing, arrays=True)
 def color(image: Picture, factor: float, *_: object) -> Picture:
     if isinstance(image, np.ndarray):
-        return images.colored(image, factor)
+        return images.adjust_color(image, factor)
     return ImageEnhance.Color(image).enhance(factor)
 
 
-@operations.register("Contrast", scale=_enhanced, arrays=True)
+@operations.register("Contrast", scale=_enhancement, arrays=True)
 @operations.register("ContrastIncreasing", scale=_increasing, arrays=True)
 def contrast(image: Picture, factor: float, *_: object) -> Picture:
     if isinstance(image, np.ndarray):
         grey = np.full(256, int(images.mean_grey(image) + 0.5), np.uint8)
-        return images.mapped(image, images.blended(grey, _RAMP, factor))
+        return images.apply_tables(image, images.blend(grey, _RAMP, factor))
     return ImageEnhance.Contrast(image).enhance(factor)
 
 
-@operations.register("Brightness", scale=_enhanced, arrays=True)
+@operations.register("Brightness", scale=_enhancement, arrays=True)
 @operations.register("BrightnessIncreasing", scale=_increasing, arrays=True)
 def brightness(image: Picture, factor: float, *_: object) -> Picture:
     if isinstance(image, np.ndarray):
-        return images.mapped(image, images.blended(np.zeros_like(_RAMP), _RAMP, factor))
+        return images.apply_tables(image, images.blend(np.zeros_like(_RAMP), _RAMP, factor))
     return ImageEnhance.Brightness(image).enhance(factor)
 
 
-@operations.register("Sharpness", scale=_enhanced, arrays=True)
+@operations.register("Sharpness", scale=_enhancement, arrays=True)
 @operations.register("SharpnessIncreasing", scale=_increasing, arrays=True)
 def sharpness(image: Picture, factor: float, *_: object) -> Picture:
     if isinstance(image, np.ndarray):
-        return images.sharpened(image, factor)
+        return images.sharpen(image, factor)
     return ImageEnhance.Sharpness(image).enhance(factor)
 
 
@@ -222,7 +222,7 @@ def blend(first: Picture, second: Picture, share: float) -> Picture:
     """Returns ``share`` of the second image and the rest of the first."""
     if isinstance(first, Image.Image) and isinstance(second, Image.Image):
         return Image.blend(first, second, share)
-    return images.blended(np.asarray(first), np.asarray(second), share)
+    return images.blend(np.asarray(first), np.asarray(second), share)
 
 
 def apply(name: str, image: Picture, value: float, resample: Image.Resampling, fill: Fill) -> Picture:

@@ -9,10 +9,10 @@ from paddle.nn import functional as F
 
 import ops
 from models.layers.linear import LayerNorm, Linear, in_float32
-from models.layers.rotary import Table, rotated
+from models.layers.rotary import Table, rotate
 
 
-def attended(
+def attend_heads(
     parts: Sequence[paddle.Tensor],
     heads: int,
     width: int,
@@ -35,7 +35,7 @@ def attended(
         bias: [H, N, M]; or each item's own: [B, H, N, M].
         mask: [windows, N, M], for items that are the windows of one image after the other.
         by_head: a tensor has its parts head by head, instead of part by part all heads.
-        turns, halves: what turns queries and keys, and how: see ``rotated``.
+        turns, halves: what turns queries and keys, and how: see ``rotate``.
         flash: half types may go to flash attention, where there is one.
 
     Returns:
@@ -45,16 +45,16 @@ def attended(
         all_biases = bias if bias is None or bias.ndim == 4 else bias.unsqueeze(0)
         return ops.attention(parts, heads, width, scale, all_biases, mask, by_head, turns=turns, halves=halves)
     length = parts[0].shape[1]
-    if flash and not _hooked(drop) and ops.flash_attention_takes(parts[-1], width):
-        q, k, v = _turned(_heads(parts, heads, width, by_head, first=False), turns, halves)
+    if flash and not _has_hooks(drop) and ops.flash_attention_takes(parts[-1], width):
+        q, k, v = _rotate_parts(_heads(parts, heads, width, by_head, first=False), turns, halves)
         q, k = q.astype(v.dtype), k.astype(v.dtype)  # layer norms give float32 under autocast, which it refuses
-        dropped = _dropped(drop)  # 0 in evaluation: Paddle 2.6 forgets ``training``
+        dropped = _drop_rate(drop)  # 0 in evaluation: Paddle 2.6 forgets ``training``
         x = F.scaled_dot_product_attention(q, k, v, dropout_p=dropped, training=bool(dropped))
         return x.reshape([-1, length, heads * x.shape[3]])
     if turns is None:
         q, k, v = _heads(parts, heads, width, by_head, first=True)
     else:
-        tokens_first = _turned(_heads(parts, heads, width, by_head, first=False), turns, halves)
+        tokens_first = _rotate_parts(_heads(parts, heads, width, by_head, first=False), turns, halves)
         q, k, v = [part.transpose([0, 2, 1, 3]) for part in tokens_first]
     weights = F.softmax(_scores(q, k, scale, bias, mask), axis=-1)
     if mask is not None:
@@ -64,15 +64,15 @@ def attended(
 
 
 def in_one(x: paddle.Tensor, drop: nn.Layer | None) -> bool:
-    """Returns whether one operator may compute with ``x``, and nothing asks for the weights: see ``attended``."""
-    return ops.usable(x) and not _hooked(drop) and not _dropped(drop)
+    """Returns whether one operator may compute with ``x``, and nothing asks for the weights: see ``attend_heads``."""
+    return ops.usable(x) and not _has_hooks(drop) and not _drop_rate(drop)
 
 
-def _hooked(drop: nn.Layer | None) -> bool:
+def _has_hooks(drop: nn.Layer | None) -> bool:
     return drop is not None and bool(drop._forward_pre_hooks)
 
 
-def _dropped(drop: nn.Layer | None) -> float:
+def _drop_rate(drop: nn.Layer | None) -> float:
     return drop.p if isinstance(drop, nn.Dropout) and drop.training else 0.0
 
 
@@ -95,9 +95,9 @@ def _heads(
     return found
 
 
-def _turned(qkv: Sequence[paddle.Tensor], turns: Table | None, halves: bool) -> Sequence[paddle.Tensor]:
+def _rotate_parts(qkv: Sequence[paddle.Tensor], turns: Table | None, halves: bool) -> Sequence[paddle.Tensor]:
     q, k, v = qkv
-    return qkv if turns is None else (rotated(q, turns, halves), rotated(k, turns, halves), v)
+    return qkv if turns is None else (rotate(q, turns, halves), rotate(k, turns, halves), v)
 
 
 def _scores(
@@ -148,7 +148,7 @@ class Heads(nn.Layer):
         if self.qk_norm:
             q, k, v = qkv.reshape([-1, qkv.shape[1], 3, self.num_heads, self.head_dim]).unbind(2)
             parts = [part.flatten(2) for part in (self.q_norm(q), self.k_norm(k), v)]
-        return attended(parts, self.num_heads, self.head_dim, self.scale, self.attn_drop, flash=True)
+        return attend_heads(parts, self.num_heads, self.head_dim, self.scale, self.attn_drop, flash=True)
 
 
 class Attention(Heads):

@@ -4,7 +4,7 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import TruncatedNormal
 
-from models.layers.attention import attended
+from models.layers.attention import attend_heads
 from models.layers.linear import LayerNorm, Linear
 from models.layers.mlp import hidden_width, make_mlp
 
@@ -33,5 +33,5 @@ class AttentionPool(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         q = self.q(self.latent.expand([x.shape[0], -1, -1]))
-        x = self.proj(attended([q, self.kv(x)], self.num_heads, self.head_dim, self.head_dim**-0.5)[:, 0])
+        x = self.proj(attend_heads([q, self.kv(x)], self.num_heads, self.head_dim, self.head_dim**-0.5)[:, 0])
         return x + self.mlp(self.norm(x))

@@ -115,7 +115,7 @@ def _values_of_a_channel(x: paddle.Tensor, processes: int) -> int | paddle.Tenso
 
 
 @contextmanager
-def statistics_kept(layer: nn.Layer) -> Iterator[None]:
+def keeping_statistics(layer: nn.Layer) -> Iterator[None]:
     """While it lasts, the batch norms of ``layer`` normalise by their batch without taking it into their statistics."""
     norms = [norm for norm in layer.sublayers(include_self=True) if isinstance(norm, BATCH_NORMS)]
     momenta = [norm._momentum for norm in norms]

@@ -3,7 +3,7 @@
 import paddle
 from paddle import nn
 
-from models.layers.attention import attended
+from models.layers.attention import attend_heads
 from models.layers.linear import Linear
 
 
@@ -39,4 +39,4 @@ class ClassAttention(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         query, key, value = [getattr(self, name) for name in self.projections]
         parts = [query(x[:, :1]), key(x), value(x)]
-        return self.proj_drop(self.proj(attended(parts, self.num_heads, self.head_dim, self.scale, self.attn_drop)))
+        return self.proj_drop(self.proj(attend_heads(parts, self.num_heads, self.head_dim, self.scale, self.attn_drop)))

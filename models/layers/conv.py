@@ -19,14 +19,14 @@ class Conv2D(nn.Conv2D):
 
     def forward(self, x: paddle.Tensor, last: bool = False) -> paddle.Tensor:
         if ops.usable(x) and not isinstance(self._padding, str):
-            return self._compiled(x, last)
+            return self._run_compiled(x, last)
         x = channels_first(x) if last else x
         # Paddle's stub lets _padding be any string; it is what nn.Conv2D checked.
         product = F.conv2d(x, self.weight, None, self._stride, self._padding, self._dilation, self._groups)  # pyright: ignore[reportArgumentType]
         product = product if self.bias is None else add_bias(product, self.bias.reshape([1, -1, 1, 1]))
         return channels_last(product) if last else product
 
-    def _compiled(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:
+    def _run_compiled(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:
         padding: Any = [self._padding] * 2 if isinstance(self._padding, int) else self._padding
         return ops.convolution(x, self.weight, self.bias, self._stride, padding, self._dilation, self._groups, last)
 

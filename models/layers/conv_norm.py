@@ -11,7 +11,7 @@ from models.layers.activations import relu
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D
 from models.layers.layout import mean_of_places
-from models.layers.scale import scaled_planes
+from models.layers.scale import scale_planes
 
 
 class ConvNorm(nn.Layer):
@@ -50,4 +50,4 @@ class SqueezeExcite(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         means = mean_of_places(x).unsqueeze([-1, -2])
-        return scaled_planes(x, F.sigmoid(self.fc2(relu(self.fc1(means)))))
+        return scale_planes(x, F.sigmoid(self.fc2(relu(self.fc1(means)))))

@@ -3,7 +3,7 @@
 import paddle
 from paddle import nn
 
-from models.layers.scale import added, times_samples
+from models.layers.scale import add_branch, times_samples
 
 
 class DropPath(nn.Layer):
@@ -17,7 +17,7 @@ class DropPath(nn.Layer):
         """[B, ...] -> the same; with ``onto``, of the same shape, their sum: a residual connection in one pass."""
         factors = self._factors(x)
         if onto is not None:
-            return added(onto, x, factors)
+            return add_branch(onto, x, factors)
         return x if factors is None else times_samples(x, factors)
 
     def _factors(self, x: paddle.Tensor) -> paddle.Tensor | None:

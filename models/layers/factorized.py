@@ -8,7 +8,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from models.layers.conv import Conv2D
-from models.layers.layout import swapped
+from models.layers.layout import swap_axes
 from models.layers.linear import Linear, matmul
 
 
@@ -87,4 +87,4 @@ def as_map(x: paddle.Tensor, grid: tuple[int, int]) -> paddle.Tensor:
 
 def as_tokens(token: paddle.Tensor, places: paddle.Tensor) -> paddle.Tensor:
     """Is ``as_map``'s inverse; ``token``: [B, 1, D]."""
-    return paddle.concat([token, swapped(places.flatten(2))], axis=1)
+    return paddle.concat([token, swap_axes(places.flatten(2))], axis=1)

@@ -17,19 +17,19 @@ _Model = TypeVar("_Model", bound=nn.Layer)
 _Layer = TypeVar("_Layer", bound="nn.Conv2D | nn.Linear")
 
 
-def folded(model: _Model) -> _Model:
-    """Returns a copy of ``model`` for evaluation, where each layer that has ``folded()`` is what that returns.
+def fold(model: _Model) -> _Model:
+    """Returns a copy of ``model`` for evaluation, where each layer that has ``fold()`` is what that returns.
 
     A model without such layers is returned itself.
     """
-    if not any(hasattr(layer, "folded") for layer in model.sublayers()):
+    if not any(hasattr(layer, "fold") for layer in model.sublayers()):
         return model
     found = copy.deepcopy(model)
     found.eval()
     for parent in found.sublayers(include_self=True):
         for name, layer in list(parent.named_children()):
-            if hasattr(layer, "folded"):
-                setattr(parent, name, layer.folded())
+            if hasattr(layer, "fold"):
+                setattr(parent, name, layer.fold())
     return found
 
 
@@ -40,7 +40,7 @@ def scale_and_shift(norm: BatchNorm2D) -> tuple[paddle.Tensor, paddle.Tensor]:
     return scale, norm.bias - norm._mean * scale
 
 
-def filled(layer: _Layer, weight: paddle.Tensor, bias: paddle.Tensor) -> _Layer:
+def fill(layer: _Layer, weight: paddle.Tensor, bias: paddle.Tensor) -> _Layer:
     """Returns ``layer`` with these values, in evaluation mode."""
     layer.weight.set_value(weight)
     layer.bias.set_value(bias)
@@ -60,11 +60,11 @@ class ConvNorm(nn.Layer):
         return self.bn(self.linear(x))
 
     @paddle.no_grad()
-    def folded(self) -> nn.Layer:
+    def fold(self) -> nn.Layer:
         scale, shift = scale_and_shift(self.bn)
         dim, in_dim, *_ = self.linear.weight.shape
         conv = Conv2D(in_dim, dim, 3, stride=2, padding=1)
-        return filled(conv, self.linear.weight * scale.reshape([-1, 1, 1, 1]), shift)
+        return fill(conv, self.linear.weight * scale.reshape([-1, 1, 1, 1]), shift)
 
 
 class LinearNorm(nn.Layer):
@@ -85,9 +85,9 @@ class LinearNorm(nn.Layer):
         return self.bn(x.flatten(0, 1)).reshape([-1, *x.shape[1:]])
 
     @paddle.no_grad()
-    def folded(self) -> nn.Layer:
+    def fold(self) -> nn.Layer:
         scale, shift = scale_and_shift(self.bn)
-        return filled(Linear(*self.linear.weight.shape), self.linear.weight * scale, shift)
+        return fill(Linear(*self.linear.weight.shape), self.linear.weight * scale, shift)
 
 
 class NormLinear(nn.Layer):
@@ -103,7 +103,7 @@ class NormLinear(nn.Layer):
         return self.linear(self.drop(self.bn(x)))
 
     @paddle.no_grad()
-    def folded(self) -> nn.Layer:
+    def fold(self) -> nn.Layer:
         scale, shift = scale_and_shift(self.bn)
         weight = self.linear.weight
-        return filled(Linear(*weight.shape), weight * scale.unsqueeze(1), shift @ weight + self.linear.bias)
+        return fill(Linear(*weight.shape), weight * scale.unsqueeze(1), shift @ weight + self.linear.bias)

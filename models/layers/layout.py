@@ -5,7 +5,7 @@ import paddle
 import ops
 
 
-def swapped(x: paddle.Tensor) -> paddle.Tensor:
+def swap_axes(x: paddle.Tensor) -> paddle.Tensor:
     """[B, M, N] -> [B, N, M]."""
     if ops.usable(x):
         batch, m, n = x.shape

@@ -12,7 +12,7 @@ from models.layers.activations import GELU, QuickGELU, SiLU, TanhGELU, relu
 from models.layers.conv import Conv2D
 from models.layers.grn import GlobalResponseNorm
 from models.layers.linear import Linear
-from models.layers.swiglu import gated
+from models.layers.swiglu import swiglu
 
 
 class StarReLU(nn.Layer):
@@ -108,7 +108,7 @@ class GatedMlp(nn.Layer):
         self.fc2 = Linear(hidden_dim // 2, dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.drop(self.fc2(self.drop(gated(self.fc1(x)))))
+        return self.drop(self.fc2(self.drop(swiglu(self.fc1(x)))))
 
 
 def make_mlp(dim: int, hidden_dim: int, drop: float = 0.0, act: str = "gelu") -> Mlp | GatedMlp:

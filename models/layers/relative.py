@@ -65,7 +65,7 @@ def relative_position_index(window_size: tuple[int, int], class_token: bool = Fa
     return index
 
 
-def gathered(table: paddle.Tensor, index: paddle.Tensor) -> paddle.Tensor:
+def gather_columns(table: paddle.Tensor, index: paddle.Tensor) -> paddle.Tensor:
     """Returns of a parameter [H, offsets] the columns ``index`` [N, M]: [H, N, M].
 
     An embedding, as of ``RelativePositionBias``. The factor makes a copy: else the parameter's gradient would be a

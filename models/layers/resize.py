@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 
 
-def resized(x: paddle.Tensor, grid: Sequence[int], size: Sequence[int]) -> paddle.Tensor:
+def resize_evenly(x: paddle.Tensor, grid: Sequence[int], size: Sequence[int]) -> paddle.Tensor:
     """Returns maps [B, D, *grid] resized bilinearly to multiples or even fractions of both sides, as PyTorch's
     ``interpolate`` does without aligned corners.
 
@@ -14,11 +14,11 @@ def resized(x: paddle.Tensor, grid: Sequence[int], size: Sequence[int]) -> paddl
     """
     for axis in (2, 3):
         old, new = grid[axis - 2], size[axis - 2]
-        x = _enlarged(x, axis, old, new // old) if new > old else _reduced(x, axis, old, old // new)
+        x = _enlarge(x, axis, old, new // old) if new > old else _reduce(x, axis, old, old // new)
     return x
 
 
-def _enlarged(x: paddle.Tensor, axis: int, length: int, factor: int) -> paddle.Tensor:
+def _enlarge(x: paddle.Tensor, axis: int, length: int, factor: int) -> paddle.Tensor:
     """Each place becomes ``factor`` places: means of it and of its neighbour, weighed by distance."""
     shape = x.shape
     ends = [paddle.slice(x, [axis], [start], [start + 1]) for start in (0, length - 1)]
@@ -29,7 +29,7 @@ def _enlarged(x: paddle.Tensor, axis: int, length: int, factor: int) -> paddle.T
     return paddle.stack(parts, axis + 1).reshape([*shape[:axis], length * factor, *shape[axis + 1 :]])
 
 
-def _reduced(x: paddle.Tensor, axis: int, length: int, factor: int) -> paddle.Tensor:
+def _reduce(x: paddle.Tensor, axis: int, length: int, factor: int) -> paddle.Tensor:
     """The mean of the middle two of each ``factor`` places; of 1 the place itself."""
     if factor == 1:
         return x
@@ -38,7 +38,7 @@ def _reduced(x: paddle.Tensor, axis: int, length: int, factor: int) -> paddle.Te
     return (parts[factor // 2 - 1] + parts[factor // 2]) * 0.5
 
 
-def stretched(x: paddle.Tensor, size: Sequence[int]) -> paddle.Tensor:
+def interpolate(x: paddle.Tensor, size: Sequence[int]) -> paddle.Tensor:
     """Returns maps [B, D, H, W] resized bilinearly to any ``size``, as PyTorch's ``interpolate`` without aligned
     corners.
 

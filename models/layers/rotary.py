@@ -84,7 +84,7 @@ class RotaryEmbedding(nn.Layer):
         return np.cos(angles), np.sin(angles)
 
 
-def rotated(x: paddle.Tensor, table: Table, halves: bool) -> paddle.Tensor:
+def rotate(x: paddle.Tensor, table: Table, halves: bool) -> paddle.Tensor:
     """Returns queries or keys, each pair of channels turned by its token's angle, in their type.
 
     Args:

@@ -7,16 +7,16 @@ from paddle.nn.initializer import Constant
 import ops
 
 
-def scaled(x: paddle.Tensor, factors: paddle.Tensor, shift: paddle.Tensor | None = None) -> paddle.Tensor:
+def scale_channels(x: paddle.Tensor, factors: paddle.Tensor, shift: paddle.Tensor | None = None) -> paddle.Tensor:
     """Returns x [..., N] times factors [N], plus shift [N], by the compiled operator where there is one."""
     if ops.usable(x):
-        return ops.scaled(x, factors, shift)
+        return ops.scale_channels(x, factors, shift)
     return x * factors if shift is None else x * factors + shift
 
 
-def scaled_planes(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
+def scale_planes(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
     """Returns x [B, C, H, W] times factors [C, 1, 1] or [B, C, 1, 1], by the compiled operator where there is one."""
-    return ops.scaled_planes(x, factors) if ops.usable(x) and ops.usable(factors) else x * factors
+    return ops.scale_planes(x, factors) if ops.usable(x) and ops.usable(factors) else x * factors
 
 
 def times_samples(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
@@ -24,7 +24,7 @@ def times_samples(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
     return x * factors.reshape([-1] + [1] * (x.ndim - 1)).astype(x.dtype)
 
 
-def added(x: paddle.Tensor, branch: paddle.Tensor, factors: paddle.Tensor | None = None) -> paddle.Tensor:
+def add_branch(x: paddle.Tensor, branch: paddle.Tensor, factors: paddle.Tensor | None = None) -> paddle.Tensor:
     """Returns x + branch, both [B, ...]; branch is multiplied by a factor of each sample [B] before, if given."""
     if ops.usable(x) and ops.usable(branch):
         return ops.residual(x, branch, factors)
@@ -39,4 +39,4 @@ class LayerScale(nn.Layer):
         self.gamma = self.create_parameter([dim], default_initializer=Constant(init_value))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return scaled(x, self.gamma)
+        return scale_channels(x, self.gamma)

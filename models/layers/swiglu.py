@@ -8,10 +8,10 @@ import ops
 from models.layers.linear import LayerNorm, Linear
 
 
-def gated(gate: paddle.Tensor, x: paddle.Tensor | None = None) -> paddle.Tensor:
+def swiglu(gate: paddle.Tensor, x: paddle.Tensor | None = None) -> paddle.Tensor:
     """Returns silu(gate) * x, both [..., N]; without x, gate [..., 2 N] has both, the gate first."""
     if ops.usable(gate):
-        return ops.gated(gate, x)
+        return ops.swiglu(gate, x)
     if x is None:
         gate, x = gate.chunk(2, axis=-1)
     return F.silu(gate) * x
@@ -35,7 +35,7 @@ class SwiGLU(nn.Layer):
         self.fc2 = Linear(hidden_dim, dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = gated(self.fc1_g(x), self.fc1_x(x))
+        x = swiglu(self.fc1_g(x), self.fc1_x(x))
         return self.drop(self.fc2(self.norm(self.drop(x))))
 
 
@@ -49,4 +49,4 @@ class PackedSwiGLU(nn.Layer):
         self.fc2 = Linear(hidden_dim, dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.drop(self.fc2(self.drop(gated(self.fc1(x)))))
+        return self.drop(self.fc2(self.drop(swiglu(self.fc1(x)))))

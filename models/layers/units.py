@@ -6,7 +6,7 @@ quarter is ordered alike. So pooling 2 x 2 neighbours is a maximum over the quar
 
 import paddle
 
-from models.layers.attention import Attention, attended
+from models.layers.attention import Attention, attend_heads
 from models.layers.linear import Linear
 
 
@@ -48,7 +48,7 @@ def quarters(x: paddle.Tensor, places: int) -> list[paddle.Tensor]:
     return [part.reshape([-1, length // 4, dim]) for part in parts]
 
 
-def pooled(x: paddle.Tensor, places: int) -> paddle.Tensor:
+def pool_units(x: paddle.Tensor, places: int) -> paddle.Tensor:
     """Returns the maximum of 2 x 2 neighbours: tokens [B, N, D], in units of so many places -> [B, N / 4, D].
 
     Equal values share the gradient (in Paddle 2.6 one has it); ``paddle.max`` would give each of them all of it.
@@ -82,6 +82,6 @@ class MaskUnitAttention(Attention):
             x = x.reshape([-1, group, x.shape[2]]) if self.within else x
             return Attention.forward(self, x).reshape([-1, length, dim])  # (Paddle 2.6 traces no super())
         q, kv = self.qkv(x).split([dim, 2 * dim], axis=2)
-        parts = [pooled(q, self.places).reshape([-1, group // 4, dim]), kv.reshape([-1, group, 2 * dim])]
-        x = attended(parts, self.num_heads, self.head_dim, self.scale, self.attn_drop)
+        parts = [pool_units(q, self.places).reshape([-1, group // 4, dim]), kv.reshape([-1, group, 2 * dim])]
+        x = attend_heads(parts, self.num_heads, self.head_dim, self.scale, self.attn_drop)
         return self.proj(x.reshape([-1, length // 4, dim]))

@@ -17,7 +17,7 @@ def in_windows(
     height, width, dim = x.shape[1:]
     window_height, window_width = window_size
     below, right = -height % window_height, -width % window_width
-    x = padded(x, below, right)
+    x = pad_maps(x, below, right)
     rows, columns = (height + below) // window_height, (width + right) // window_width
     x = x.reshape([-1, rows, window_height, columns, window_width, dim]).transpose([0, 1, 3, 2, 4, 5])
     x = layer(x.reshape([-1, window_height * window_width, dim]))
@@ -26,7 +26,7 @@ def in_windows(
     return x[:, :height, :width] if below or right else x
 
 
-def padded(x: paddle.Tensor, below: int, right: int) -> paddle.Tensor:
+def pad_maps(x: paddle.Tensor, below: int, right: int) -> paddle.Tensor:
     """Returns maps [B, H, W, D] with rows and columns of zeros added.
 
     ``F.pad`` exports wrong: ONNX gets an arbitrary value, Paddle Inference another layout (Paddle 3.3.1).

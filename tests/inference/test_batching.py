@@ -93,7 +93,7 @@ def test_the_queue_takes_all_of_a_request_or_nothing():
         assert len(batcher) == 3
         assert full.value.seconds == 3  # at one image a second, as long as nothing is known
         for _ in range(50):
-            batcher.answered(30, 1.0)
+            batcher.record_rate(30, 1.0)
         with pytest.raises(Full) as full:
             batcher.put([item(3), item(4)])
         assert full.value.seconds == 1

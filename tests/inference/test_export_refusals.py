@@ -24,7 +24,7 @@ from errors import InputError, RunError
 from inference import formats
 from inference.backends import open_export
 from inference.exporting import check_combination, write_export
-from inference.fidelity import held_to_eager, in_batches
+from inference.fidelity import compare_with_eager, in_batches
 from inference.folder import read_export
 from models import build_model
 from models.inference import Predictor as Program
@@ -66,13 +66,13 @@ def test_an_export_that_answers_otherwise_is_refused(weights):
         return np.roll(model(paddle.to_tensor(images)).numpy(), 1, axis=1)
 
     with pytest.raises(RunError, match=r"logits differ from eager by \d"):
-        held_to_eager(config, model, shifted, "float32")
+        compare_with_eager(config, model, shifted, "float32")
     with pytest.raises(
         RunError, match=r"^int8: on crops of photographs, .* on \d+ of 16; expected 80% of them at least"
     ):
-        held_to_eager(config, model, shifted, "int8")
+        compare_with_eager(config, model, shifted, "int8")
     with pytest.raises(RunError, match="the exported model's logits aren't finite in float16"):
-        held_to_eager(config, model, lambda images: shifted(images) * np.inf, "float16")
+        compare_with_eager(config, model, lambda images: shifted(images) * np.inf, "float16")
 
 
 def test_batches_are_of_several_sizes():
@@ -208,7 +208,7 @@ class ReadsValues(nn.Layer):
 
     image_size, in_channels = (4, 4), 3
 
-    def deployed(self):
+    def inference_model(self):
         return self
 
     def forward(self, x):

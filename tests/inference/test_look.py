@@ -19,7 +19,7 @@ from golden.make_names_vit import values
 from parity import load_formula
 
 from errors import InputError
-from inference.look.attention import attention, rolled_out, rollout
+from inference.look.attention import attention, rollout, rollout_matrix
 from inference.look.cam import METHODS, cam
 from models.convmixer import ConvMixer
 from models.layers.attention import attention_layers, kept_weights
@@ -172,7 +172,7 @@ def test_rollout_is_its_formula(kind):
     np.testing.assert_allclose(product.sum(1), 1, atol=1e-6)
     rows = product[:1, 1:] if kind == "vit" else product[1:, 1:]
     np.testing.assert_allclose(rollout(model, image), rows.mean(0).reshape(4, 4), atol=1e-7)
-    np.testing.assert_allclose(rolled_out([np.array([[0, 1], [0.5, 0.5]])] * 2), [[0.375, 0.625], [0.3125, 0.6875]])
+    np.testing.assert_allclose(rollout_matrix([np.array([[0, 1], [0.5, 0.5]])] * 2), [[0.375, 0.625], [0.3125, 0.6875]])
 
 
 @pytest.mark.parametrize(

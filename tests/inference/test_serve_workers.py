@@ -103,7 +103,7 @@ def test_a_worker_with_another_model_isnt_used(capsys):
         pool._heard(workers[0], {"loaded": about, "sum": "a"}, [])
         for worker in workers[1:3]:
             pool._heard(worker, {"loaded": about, "sum": "b"}, [])
-            pool._died(worker, -9)
+            pool._record_death(worker, -9)
         pool._heard(workers[3], {"error": "no weights at model", "status": 2}, [])
         assert [worker.ready for worker in workers] == [True, False, False, False]
         assert (len(killed), pool.about, pool._deaths, pool.ended.done()) == (2, about, 0, False)
@@ -169,11 +169,11 @@ def test_an_image_whose_worker_ends_is_tried_once_more_alone(capsys):
         items[2].answer.cancel()
         worker = Worker(None, None, None)
         worker.pending = {1: (0.0, items)}
-        pool._died(worker, -9)
+        pool._record_death(worker, -9)
         assert list(pool.batcher._again) == items[:2]
         assert await pool.batcher.take() == items[:1]
         worker.pending = {2: (0.0, items[:1])}
-        pool._died(worker, 1)
+        pool._record_death(worker, 1)
         with pytest.raises(Lost, match="the process that computed it ended, twice"):
             await items[0].answer
         assert list(pool.batcher._again) == items[1:2]

@@ -90,7 +90,7 @@ def test_a_run_that_reported_its_failure_is_not_started_again(monkeypatch, capsy
 
 
 def test_a_restart_before_the_run_began_makes_no_folder(tmp_path, capsys):
-    spawned._tell(get_config(None, ["OUTPUT", str(tmp_path / "run")]), "restart 1 of 3")
+    spawned._print_and_log(get_config(None, ["OUTPUT", str(tmp_path / "run")]), "restart 1 of 3")
     assert capsys.readouterr().err == "restart 1 of 3\n"
     assert not (tmp_path / "run").exists()
 

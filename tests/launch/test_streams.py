@@ -174,7 +174,7 @@ def test_shared_memory_without_room_is_named(monkeypatch):
         r"^/dev/shm has 4 kB to write to, 2 processes need 224; free some, or mount a larger one \(docker run .*\)$"
     )
     with pytest.raises(InputError, match=message):
-        spawned.shared_with_ranks(None, 2)
+        spawned.shared_arrays(None, 2)
 
 
 def test_what_was_ignored_at_the_start_stays_ignored():

@@ -57,7 +57,7 @@ def polled(count, seconds, save_minutes=None, event=None, at=0, failed_on=None):
         found = asking.poll(failed=poll >= at and rank() == failed_on)
         if found or asking.save or asking.failed:
             told.append((poll, found, asking.save, asking.failed))
-            asking.saved()
+            asking.record_save()
     requests.time = signals.time = time
     requests.all_reduce_sum = all_reduce_sum
     return collectives, told
@@ -98,7 +98,7 @@ def test_one_rank_heeds_a_signal_at_once(monkeypatch):
     assert [asking.poll() for _ in range(3)] == [None, None, None]
     signals.noted[signal.SIGUSR1] = 0.0
     assert (asking.poll(), asking.save) == (None, True)
-    asking.saved()
+    asking.record_save()
     assert (asking.poll(), asking.save) == (None, False)
     signals.noted |= {signal.SIGINT: 0.0, signal.SIGTERM: 0.0}
     assert [asking.poll(), asking.poll()] == [signal.SIGTERM, signal.SIGTERM]

@@ -23,7 +23,7 @@ from errors import InputError, RunError
 from loading.check import duplicates
 from loading.check.duplicates import near, ones, perceptual_hashes
 from loading.check.findings import Images, copies, lookalikes, pairs
-from loading.check.images import Source, looked_at, source_of
+from loading.check.images import Source, look_at, source_of
 from loading.sources import Split, folder
 from tools import check_dataset, make_shards
 
@@ -173,7 +173,7 @@ def test_everything_that_was_put_in_is_found(spoilt):
 
 def test_the_same_is_found_by_any_number_of_processes_and_in_shards(spoilt, tmp_path, monkeypatch):
     read = folder(Split("train"), data_path=str(spoilt))
-    one, two = (looked_at(source_of(read, 10**8), 10**8, False, workers) for workers in (1, 2))
+    one, two = (look_at(source_of(read, 10**8), 10**8, False, workers) for workers in (1, 2))
     assert (one.records == two.records).all()
     assert (one.mean == two.mean).all()
     assert one.messages == two.messages
@@ -191,7 +191,7 @@ def test_the_same_is_found_by_any_number_of_processes_and_in_shards(spoilt, tmp_
 def test_a_process_that_is_killed_is_told():
     source = Source(str, lambda _: os._exit(9), np.zeros(3, int), [])
     with pytest.raises(RunError, match="a process that decodes was killed; is memory short"):
-        looked_at(source, 10**8, False, 1)
+        look_at(source, 10**8, False, 1)
 
 
 def test_labels_and_lists_are_checked_without_giving_up(tmp_path):

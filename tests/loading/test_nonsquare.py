@@ -72,7 +72,7 @@ def test_the_exported_preparation_has_the_same_pixels(mode):
             differs = np.abs(found - transform(image))
             assert (differs.max() <= 2, differs.mean() < 0.05) == (True, True), (size, target)
     for width, height in PHOTOGRAPHS:
-        found = graph._resized(paddle.to_tensor([height]), paddle.to_tensor([width]))
+        found = graph._resized_size(paddle.to_tensor([height]), paddle.to_tensor([width]))
         expected = covering(width, height, graph.resized_to)[::-1] if mode == "center" else graph.resized_to
         assert [int(side) for side in found] == list(expected)
 

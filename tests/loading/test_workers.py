@@ -234,7 +234,7 @@ def test_a_copy_for_the_gpu_lets_other_threads_run_and_shares_nothing():
     try:
         while len(copies) < 8:
             start = time.perf_counter()
-            loading.workers._copied(array)
+            loading.workers._copy(array)
             copies.append((start, time.perf_counter()))
     finally:
         copies += [(0, 0)] * 8
@@ -242,7 +242,7 @@ def test_a_copy_for_the_gpu_lets_other_threads_run_and_shares_nothing():
         thread.join()
     quarters = [(start + (end - start) / 4, end - (end - start) / 4) for start, end in copies[:8]]
     assert sum(any(low < moment < high for moment in ticks) for low, high in quarters) >= 4  # the other thread ran
-    copy = loading.workers._copied(array[:4])
+    copy = loading.workers._copy(array[:4])
     array[:4] = 7
     assert copy.tolist() == [1] * 4
     assert copy.place.is_cpu_place()

@@ -20,7 +20,7 @@ from parity import load_formula
 from errors import InputError
 from models import resnet
 from models.layers import batch_norm
-from models.layers.batch_norm import BatchNorm2D, SyncBatchNorm, hold_frozen_statistics, statistics_kept
+from models.layers.batch_norm import BatchNorm2D, SyncBatchNorm, hold_frozen_statistics, keeping_statistics
 from models.resnet import ResNet
 from weights.layout import file_name
 
@@ -154,7 +154,7 @@ def test_what_is_kept_or_frozen_does_not_change():
     norm, x = BatchNorm2D(3), paddle.to_tensor(batch(0, 4, 3, 2, 2))
     expected = norm(x).numpy()
     held = {name: buffer.numpy() for name, buffer in norm.named_buffers()}
-    with statistics_kept(norm):
+    with keeping_statistics(norm):
         assert (norm(x).numpy() == expected).all()
     model = nn.Sequential(norm)
     for parameter in norm.parameters():

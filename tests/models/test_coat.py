@@ -11,7 +11,7 @@ from errors import InputError
 from inference.look.cam import cam
 from models import build_model
 from models.coat import CoaT
-from models.layers.resize import resized
+from models.layers.resize import resize_evenly
 
 WORDS = {"img_size": "image_size", "mlp_ratios": "mlp_ratio", "serial_depths": "stage_depths"}
 
@@ -63,7 +63,7 @@ def test_training_computes_what_evaluation_does_where_nothing_is_dropped():
 def test_maps_are_resized_as_by_bilinear_interpolation(old, new):
     x = paddle.to_tensor(array("map", (2, 3, *old)))
     expected = paddle.nn.functional.interpolate(x, new, mode="bilinear").numpy()
-    np.testing.assert_allclose(resized(x, old, new).numpy(), expected, atol=1e-6)
+    np.testing.assert_allclose(resize_evenly(x, old, new).numpy(), expected, atol=1e-6)
 
 
 def test_initialisation_is_timms():

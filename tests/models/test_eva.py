@@ -13,7 +13,7 @@ from errors import InputError
 from inference.look.attention import attention, rollout
 from models import build_model
 from models.eva import Eva
-from models.layers.rotary import RotaryEmbedding, rotated
+from models.layers.rotary import RotaryEmbedding, rotate
 from weights.arrays import to_bfloat16
 
 WORDS = {"img_size": "image_size", "num_reg_tokens": "reg_tokens", "use_fc_norm": "fc_norm"}
@@ -60,7 +60,7 @@ def test_places_turn_queries_and_keys_by_their_distance():
     table = RotaryEmbedding("cat", (4, 5), head_dim=8, temperature=100.0, prefix=2)((4, 5))
     q, k = (paddle.to_tensor(array(name, (1, 1, 1, 8))).expand([1, 22, 1, 8]) for name in "qk")
     for halves in (False, True):
-        one, other = (rotated(x, table, halves).numpy()[0, :, 0] for x in (q, k))
+        one, other = (rotate(x, table, halves).numpy()[0, :, 0] for x in (q, k))
         scores = (one @ other.T)[2:, 2:].reshape(4, 5, 4, 5)
         np.testing.assert_allclose(scores[0, 0, 2, 1], scores[1, 3, 3, 4], rtol=1e-5)
         np.testing.assert_allclose(scores[2, 1, 0, 0], scores[3, 4, 1, 3], rtol=1e-5)
@@ -72,9 +72,9 @@ def test_places_turn_queries_and_keys_by_their_distance():
 def test_half_queries_are_turned_in_float32_and_stay_half():
     table = RotaryEmbedding("dinov3", (2, 2), head_dim=8, temperature=100.0)((2, 2))
     x = paddle.to_tensor(array("images", (1, 5, 1, 8))).astype("bfloat16")
-    found = rotated(x, table, True)
+    found = rotate(x, table, True)
     assert found.dtype == paddle.bfloat16
-    expected = rotated(x.astype("float32"), table, True).astype("bfloat16").astype("float32")
+    expected = rotate(x.astype("float32"), table, True).astype("bfloat16").astype("float32")
     np.testing.assert_array_equal(found.astype("float32").numpy(), expected.numpy())
 
 

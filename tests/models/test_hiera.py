@@ -13,7 +13,7 @@ from config import get_config
 from errors import InputError
 from models import build_model
 from models.hiera import Hiera
-from models.layers.units import from_units, pooled, to_units, unit_maps
+from models.layers.units import from_units, pool_units, to_units, unit_maps
 
 TIMMS = {"stages": "stage_depths"}
 
@@ -119,7 +119,7 @@ def test_units_are_pooled_as_maps_are(side):
     np.testing.assert_array_equal(first, maps[:, :side, :side].numpy())
     np.testing.assert_array_equal(from_units(units, side, (16 // side, 24 // side)).numpy(), maps.numpy())
     if side > 1:
-        found = from_units(pooled(units, side * side), side // 2, (16 // side, 24 // side))
+        found = from_units(pool_units(units, side * side), side // 2, (16 // side, 24 // side))
         np.testing.assert_array_equal(found.numpy(), maps.numpy().reshape(2, 8, 2, 12, 2, 3).max((2, 4)))
 
 
@@ -127,7 +127,7 @@ def test_units_are_pooled_as_maps_are(side):
 def test_equal_values_share_the_gradient():
     x = paddle.ones([1, 4, 2])
     x.stop_gradient = False
-    pooled(x, 4).sum().backward()
+    pool_units(x, 4).sum().backward()
     np.testing.assert_array_equal(x.grad.numpy().sum(axis=1), [[1, 1]])
 
 

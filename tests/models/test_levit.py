@@ -36,7 +36,7 @@ def test_the_deployed_model_is_equal_and_has_no_batch_norm(tmp_path, name):
     model = load_formula(small(name), tmp_path, array)
     images = paddle.to_tensor(array("images", (3, 3, *model.image_size)))
     state, expected = {key: tensor.numpy() for key, tensor in model.state_dict().items()}, model(images).numpy()
-    deployed = model.deployed()
+    deployed = model.inference_model()
     assert not [layer for layer in deployed.sublayers() if isinstance(layer, nn.BatchNorm2D)]
     assert len(deployed.state_dict()) < len(state) / 2
     np.testing.assert_allclose(deployed(images).numpy(), expected, atol=1e-6 * np.ptp(expected), rtol=0)
@@ -44,7 +44,7 @@ def test_the_deployed_model_is_equal_and_has_no_batch_norm(tmp_path, name):
         np.testing.assert_allclose(found.numpy(), one.numpy(), atol=1e-6 * np.ptp(one.numpy()), rtol=0)
     assert model(images).numpy().tolist() == expected.tolist()  # the model itself is as it was
     assert all((model.state_dict()[key].numpy() == value).all() for key, value in state.items())
-    assert deployed.deployed() is deployed
+    assert deployed.inference_model() is deployed
     assert deployed.classifier_names() == (("head", "head_dist") if name == "levit" else ("head",))
 
 

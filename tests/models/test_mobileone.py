@@ -47,11 +47,11 @@ def test_folding_keeps_the_logits_and_leaves_one_convolution_in_a_block(tmp_path
     model = load_formula(small(name), tmp_path, array)
     images, names = images_of(model), list(model.state_dict())
     expected = model(images).numpy()
-    folded = model.deployed()
+    folded = model.inference_model()
     np.testing.assert_allclose(folded(images).numpy(), expected, atol=1e-5 * np.ptp(expected), rtol=0)
     assert folded.deploy
     assert not folded.training
-    assert folded.deployed() is folded
+    assert folded.inference_model() is folded
     assert not [layer for layer in folded.sublayers() if isinstance(layer, nn.BatchNorm2D | ConvNorm)]
     plain = small(name, deploy=True)
     assert {key: t.shape for key, t in folded.state_dict().items()} == {

@@ -12,7 +12,7 @@ from inference.look.attention import attention
 from models import build_model, create_model
 from models.layers import LayerNorm
 from models.layers.attention import kept_weights
-from models.layers.resize import stretched
+from models.layers.resize import interpolate
 from models.mobilevit import InvertedResidual, MobileViT, expanded_channels
 
 
@@ -35,11 +35,11 @@ def test_maps_are_stretched_as_by_pytorch():
     x = paddle.to_tensor(np.float32([[[[0, 6], [3, 0], [9, 3]]]]))
     rows = np.float32([[0, 6], [1.875, 2.25], [5.25, 1.125], [9, 3]])
     expected = np.stack([rows[:, 0], rows.mean(1), rows[:, 1]], 1)
-    np.testing.assert_allclose(stretched(x, (4, 3)).numpy()[0, 0], expected, atol=1e-6)
-    assert stretched(x, (3, 2)) is x
-    one = stretched(paddle.full([1, 2, 1, 1], 3.0), (2, 2))
+    np.testing.assert_allclose(interpolate(x, (4, 3)).numpy()[0, 0], expected, atol=1e-6)
+    assert interpolate(x, (3, 2)) is x
+    one = interpolate(paddle.full([1, 2, 1, 1], 3.0), (2, 2))
     assert (one.numpy() == 3).all()
-    shrunk = stretched(paddle.to_tensor(np.float32([[[[0, 3, 9, 3]]]])), (1, 3))
+    shrunk = interpolate(paddle.to_tensor(np.float32([[[[0, 3, 9, 3]]]])), (1, 3))
     np.testing.assert_allclose(shrunk.numpy()[0, 0, 0], [0.5, 6, 4], atol=1e-5)
 
 

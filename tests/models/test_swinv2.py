@@ -133,9 +133,9 @@ def test_sizes_that_do_not_fit_are_named(options, message):
 def test_what_is_deployed_computes_no_bias_anew():
     model = small("swinv2")
     model.eval()
-    deployed = model.deployed()
+    deployed = model.inference_model()
     assert not any("cpb_mlp" in name for name, _ in deployed.named_parameters())
     assert any("cpb_mlp" in name for name, _ in model.named_parameters())
-    assert deployed.deployed() is deployed
+    assert deployed.inference_model() is deployed
     images = paddle.to_tensor(array("images", (2, 3, *model.image_size)))
     np.testing.assert_array_equal(deployed(images).numpy(), model(images).numpy())

@@ -14,7 +14,7 @@ from inference.look.attention import attention, rolls_out
 from inference.look.cam import cam
 from inference.look.positions import similarities
 from models import build_model
-from models.volo import VOLO, neighbours, summed_up
+from models.volo import VOLO, neighbours, sum_windows
 from weights import load_weights, save_weights
 from weights.layout import linear_weights
 from weights.resize import bicubic_matrix
@@ -97,7 +97,7 @@ def test_windows_are_unfolds_and_folds():
     unfolded = F.unfold(x.transpose([0, 3, 1, 2]), 3, 2, 1).reshape([2, 3, 3, 3, 3, 2])  # D, 3, 3, h, w
     np.testing.assert_array_equal(windows.numpy(), unfolded.transpose([0, 4, 2, 5, 3, 1]).numpy())
     folded = F.fold(unfolded.reshape([2, 27, 6]), [6, 4], 3, 2, 1).transpose([0, 2, 3, 1])
-    np.testing.assert_allclose(summed_up(summed_up(windows, 3), 1).numpy(), folded.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(sum_windows(sum_windows(windows, 3), 1).numpy(), folded.numpy(), rtol=1e-6)
 
 
 def test_initialisation_is_timms():

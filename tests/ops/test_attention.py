@@ -9,7 +9,7 @@ from threadpoolctl import threadpool_limits
 import ops
 from models.cait import TalkingHeadAttention
 from models.halonet import HaloAttention
-from models.layers.attention import attended
+from models.layers.attention import attend_heads
 from models.layers.attention_pool import AttentionPool
 from models.layers.block import Block
 from models.layers.class_attention import ClassAttention
@@ -47,7 +47,7 @@ FORMS = {
 
 
 def results(form, dtype):
-    """The output of ``attended``, and the gradients of all that has one."""
+    """The output of ``attend_heads``, and the gradients of all that has one."""
     shapes, heads, width, words = form
     inputs = [paddle.to_tensor(normal(*shape, seed=i).astype(dtype)) for i, shape in enumerate(shapes)]
     words, count = dict(words), len(inputs)
@@ -62,7 +62,7 @@ def results(form, dtype):
     if "turns" in words:
         angles = normal(*words["turns"])
         words["turns"] = [paddle.to_tensor(one.astype(dtype)) for one in (np.cos(angles), np.sin(angles))]
-    output = attended(inputs[:count], heads, width, words.pop("scale", 0.3), **words)
+    output = attend_heads(inputs[:count], heads, width, words.pop("scale", 0.3), **words)
     cotangent = paddle.to_tensor(normal(*output.shape).astype(dtype))
     return [output, *paddle.grad([output], inputs, [cotangent])]
 

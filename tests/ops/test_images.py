@@ -91,10 +91,10 @@ def test_affine_maps(level, resample):
 @pytest.mark.parametrize("resample", images.FILTERS)
 def test_resizing_and_any_window_of_it(level, resample):
     for to in ((1, 1), (7, 40), (64, 64), (50, 33)):  # (width, height)
-        check(lambda p, to=to: images.resized(p, to, resample), lambda i, to=to: i.resize(to, resample))
+        check(lambda p, to=to: images.resize(p, to, resample), lambda i, to=to: i.resize(to, resample))
     window = (5, 2, 41, 60)
     check(
-        lambda pixels: images.resized(pixels, (48, 64), resample, window),
+        lambda pixels: images.resize(pixels, (48, 64), resample, window),
         lambda image: image.resize((48, 64), resample).crop(window),
     )
 
@@ -102,27 +102,27 @@ def test_resizing_and_any_window_of_it(level, resample):
 @pytest.mark.parametrize("deviation", [0.0, 0.1, 0.5, 1.0, 1.7, 2.0, 9.5])
 def test_gaussian_blur(level, deviation):
     blur = ImageFilter.GaussianBlur(deviation)
-    check(lambda pixels: images.blurred(pixels, deviation), lambda image: image.filter(blur))
+    check(lambda pixels: images.blur(pixels, deviation), lambda image: image.filter(blur))
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.1, 0.7, 1.0, 1.3, 1.9])
 def test_enhancements(level, factor):
-    check(lambda pixels: images.sharpened(pixels, factor), lambda image: ImageEnhance.Sharpness(image).enhance(factor))
-    check(lambda pixels: images.colored(pixels, factor), lambda image: ImageEnhance.Color(image).enhance(factor))
+    check(lambda pixels: images.sharpen(pixels, factor), lambda image: ImageEnhance.Sharpness(image).enhance(factor))
+    check(lambda pixels: images.adjust_color(pixels, factor), lambda image: ImageEnhance.Color(image).enhance(factor))
     for (_, one), other in zip(enumerate(pictures(*SIZES)), pictures(*SIZES), strict=True):
         expected = Image.blend(Image.fromarray(one), Image.fromarray(other[::-1].copy()), factor)
-        np.testing.assert_array_equal(images.blended(one, other[::-1], factor), np.asarray(expected))
+        np.testing.assert_array_equal(images.blend(one, other[::-1], factor), np.asarray(expected))
 
 
 def test_tables_counts_and_mirror_images(level):
     tables = RNG(0).integers(0, 256, (3, 256), np.uint8)
     for pixels in pictures(*SIZES):
         image, own = Image.fromarray(pixels), tables[: pixels[0, 0].size]
-        assert (images.mapped(pixels, own) == np.asarray(image.point(own.ravel().tolist()))).all()
+        assert (images.apply_tables(pixels, own) == np.asarray(image.point(own.ravel().tolist()))).all()
         assert images.histogram(pixels).ravel().tolist() == image.histogram()
         assert images.mean_grey(pixels) == ImageStat.Stat(image.convert("L")).mean[0]
         if pixels.ndim == 3:
-            assert (images.mirrored(pixels) == pixels[:, ::-1]).all()
+            assert (images.mirror(pixels) == pixels[:, ::-1]).all()
 
 
 @pytest.mark.parametrize("name", sorted(operations.names()))

@@ -100,7 +100,7 @@ CASES = {
         lambda x: F.avg_pool2d(x, 3, 1, 1),
         [normal(2, 3, 1, 1)],
     ),
-    "swapped": (layout.swapped, lambda x: x.transpose([0, 2, 1]), [normal(3, 7, 33)]),
+    "swapped": (layout.swap_axes, lambda x: x.transpose([0, 2, 1]), [normal(3, 7, 33)]),
     "channels last": (layout.channels_last, lambda x: x.transpose([0, 2, 3, 1]), [X]),
     "channels first": (layout.channels_first, lambda x: x.transpose([0, 3, 1, 2]), [X]),
 }

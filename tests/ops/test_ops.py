@@ -54,18 +54,22 @@ CASES = {
         lambda x, y: paddle.matmul(x, y, False, True),
         [normal(4, 5), normal(1, 5)],
     ),
-    "scaled and shifted": (ops.scaled, lambda x, f, s: x * f + s, [normal(2, 9, 19), normal(19), normal(20)[:19]]),
-    "a factor of each channel": (ops.scaled_planes, paddle.multiply, [normal(2, 9, 4, 5), normal(9, 1, 1)]),
-    "a factor of each image's channel": (ops.scaled_planes, paddle.multiply, [normal(2, 9, 4, 5), normal(2, 9, 1, 1)]),
+    "scaled and shifted": (
+        ops.scale_channels,
+        lambda x, f, s: x * f + s,
+        [normal(2, 9, 19), normal(19), normal(20)[:19]],
+    ),
+    "a factor of each channel": (ops.scale_planes, paddle.multiply, [normal(2, 9, 4, 5), normal(9, 1, 1)]),
+    "a factor of each image's channel": (ops.scale_planes, paddle.multiply, [normal(2, 9, 4, 5), normal(2, 9, 1, 1)]),
     "residual": (ops.residual, paddle.add, [normal(2, 9, 1019), normal(2, 1019, 9).reshape(2, 9, 1019)]),
     "residual, by sample": (
         lambda x, y: ops.residual(x, y, paddle.to_tensor([0.0, 1.25])),
         lambda x, y: x + y * paddle.to_tensor([[0.0], [1.25]], y.dtype),
         [normal(2, 18), normal(18, 2).reshape(2, 18)],
     ),
-    "scaled": (ops.scaled, lambda x, f: x * f, [normal(2, 9, 19), normal(19)]),
-    "gated": (ops.gated, lambda g, x: F.silu(g) * x, [normal(3, 5, 21, scale=20.0), normal(3, 5, 21)]),
-    "gated, in one": (ops.gated, lambda x: F.silu(x[..., :9]) * x[..., 9:], [normal(3, 5, 18, scale=3.0)]),
+    "scaled": (ops.scale_channels, lambda x, f: x * f, [normal(2, 9, 19), normal(19)]),
+    "gated": (ops.swiglu, lambda g, x: F.silu(g) * x, [normal(3, 5, 21, scale=20.0), normal(3, 5, 21)]),
+    "gated, in one": (ops.swiglu, lambda x: F.silu(x[..., :9]) * x[..., 9:], [normal(3, 5, 18, scale=3.0)]),
 }
 
 
@@ -120,13 +124,13 @@ def test_a_view_is_read_as_it_looks():
         lambda: ops.mlp(*(paddle.ones(s) for s in ([2, 3], [3, 5], [4], [5, 2], [2]))),
         lambda: ops.layer_norm(paddle.ones([2, 3]), paddle.ones([4]), paddle.ones([3]), 1e-6),
         lambda: ops.matmul(paddle.ones([2, 3]), paddle.ones([4, 5])),
-        lambda: ops.scaled(paddle.ones([2, 3]), paddle.ones([4])),
-        lambda: ops.scaled(paddle.ones([2, 3]), paddle.ones([3]), paddle.ones([4])),
-        lambda: ops.scaled_planes(paddle.ones([2, 3, 4, 4]), paddle.ones([4])),
+        lambda: ops.scale_channels(paddle.ones([2, 3]), paddle.ones([4])),
+        lambda: ops.scale_channels(paddle.ones([2, 3]), paddle.ones([3]), paddle.ones([4])),
+        lambda: ops.scale_planes(paddle.ones([2, 3, 4, 4]), paddle.ones([4])),
         lambda: ops.residual(paddle.ones([2, 3]), paddle.ones([3, 2])),
         lambda: ops.residual(paddle.ones([2, 3]), paddle.ones([2, 3]), paddle.ones([3])),
-        lambda: ops.gated(paddle.ones([2, 3])),
-        lambda: ops.gated(paddle.ones([2, 3]), paddle.ones([3, 2])),
+        lambda: ops.swiglu(paddle.ones([2, 3])),
+        lambda: ops.swiglu(paddle.ones([2, 3]), paddle.ones([3, 2])),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(call):

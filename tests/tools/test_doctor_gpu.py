@@ -123,7 +123,7 @@ def test_ctrl_c_while_a_tool_is_imported_is_no_traceback():
 @pytest.mark.smoke
 def test_copies_are_counted_by_who_asks_for_them():
     before = paddle.Tensor.item, paddle.tensor.creation._to_tensor_non_static
-    with gpu_probe.counted() as count:
+    with gpu_probe.counting_copies() as count:
         for _ in range(3):
             tensor = paddle.to_tensor([1.0, 2.0])
         float(tensor.sum())

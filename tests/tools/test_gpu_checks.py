@@ -147,10 +147,10 @@ def test_a_resumed_runs_bits(tmp_path):
         folder.mkdir(parents=True)
         save_file({"a": np.ones(3, np.float32), "b": np.float32([value])}, folder / "model.safetensors")
     one, two, three = (tmp_path / name for name in ("one", "two", "three"))
-    assert gpu_checks.compared("saved", one, two) == (True, "saved: the 2 tensors of the whole run, bit by bit")
+    assert gpu_checks.compare_bits("saved", one, two) == (True, "saved: the 2 tensors of the whole run, bit by bit")
     told = f"saved: 1 of 2 tensors differ from the whole run's, such as model.safetensors b; {REPORT}"
-    assert gpu_checks.compared("saved", one, three) == (False, told)
-    assert not gpu_checks.compared("saved", tmp_path / "none", tmp_path / "none")[0]
+    assert gpu_checks.compare_bits("saved", one, three) == (False, told)
+    assert not gpu_checks.compare_bits("saved", tmp_path / "none", tmp_path / "none")[0]
 
 
 def test_rates_beside_their_estimate():
@@ -195,7 +195,7 @@ def test_command_lines_for_a_gpu_are_accepted(tmp_path):
     told = r"ViT-S, bfloat16, batch 256, loader processes \d+: 2000 images/s, 128.0 ms a step, 21.3 GB at most; 0% of"
     assert re.fullmatch(rf"{told} the time waits for data", found["loader"][1])
     one = Answers(tmp_path, about={"gpus": 1})
-    assert gpu_checks.sharded(one) == gpu_checks.all_reduce(one) == (True, "not tried: it needs two GPUs")
+    assert gpu_checks.sharding(one) == gpu_checks.all_reduce(one) == (True, "not tried: it needs two GPUs")
 
 
 def test_a_gpus_header(tmp_path):

@@ -88,7 +88,7 @@ def test_workers_cpu_is_that_of_living_children():
 
 def test_a_stopwatch_counts_a_step_from_a_batch_to_the_next():
     stopwatch = our_host.Stopwatch()
-    busy = stopwatch.timed("part", lambda: sum(range(20000)))
+    busy = stopwatch.wrap("part", lambda: sum(range(20000)))
     for index, batch in enumerate(stopwatch.batches(iter("abc"))):
         assert batch == "abc"[index]
         busy()

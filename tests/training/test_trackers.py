@@ -17,7 +17,7 @@ from tracked import READERS, read_tensorboard
 from config import get_config
 from configs.registry import trackers
 from errors import InputError
-from options import meant_by
+from options import equivalent_key
 from training import tracking
 from training.records import Tracker, final_numbers
 from training.tracking import Follower, Tracking
@@ -236,8 +236,8 @@ def test_trackers_are_chosen_by_names_that_are_there():
     ):
         with pytest.raises(InputError, match=message):
             get_config(None, options)
-    assert meant_by("log-wandb", []) == "TRACKERS wandb"
-    assert meant_by("Global.use_visualdl", []) == "TRACKERS visualdl"
+    assert equivalent_key("log-wandb", []) == "TRACKERS wandb"
+    assert equivalent_key("Global.use_visualdl", []) == "TRACKERS visualdl"
 
 
 def test_neither_a_run_nor_the_process_beside_it_imports_what_it_does_not_use():

@@ -62,7 +62,7 @@ STEPS = {
 def transfers(monkeypatch):
     """The running count of copies by what is called and by which file of the toolkit."""
     monkeypatch.setattr(workers, "num_gpus", lambda: 1)  # the loader's own copies are made in its thread
-    with gpu_probe.counted() as count:
+    with gpu_probe.counting_copies() as count:
         yield count
 
 

@@ -52,7 +52,7 @@ def infer(arguments: argparse.Namespace) -> None:
                     }
                 prefix = f"{cfg}, {batch}: "
                 for side, asked in sides.items():
-                    kinds[prefix + side] = lambda asked=asked: {_RATE: _asked(asked, arguments)}
+                    kinds[prefix + side] = lambda asked=asked: {_RATE: _ask(asked, arguments)}
                 compared += _ratios(prefix, list(sides))
         title = f"one process of {arguments.threads} threads, {arguments.seconds:g} s a run"
         measure(Benchmark(title, kinds, {_RATE: "images/s"}, compared, peers), arguments)
@@ -63,7 +63,7 @@ def _options(arguments: argparse.Namespace, cfg: str) -> list[str]:
     return option_words(one, {"EVAL": True} if "EVAL" in get_config(cfg) else {})
 
 
-def _asked(request: dict, arguments: argparse.Namespace) -> list[float]:
+def _ask(request: dict, arguments: argparse.Namespace) -> list[float]:
     if "side" in request:
         return ask("our_inference.py", request, arguments.threads)
     return ask("timm_peer.py", request, arguments.threads, arguments.timm_python)

@@ -32,7 +32,7 @@ class Stopwatch:
         self.steps: list[dict[str, float]] = []
         self.current: defaultdict[str, float] = defaultdict(float)
 
-    def timed(self, what: str, function: Callable) -> Callable:
+    def wrap(self, what: str, function: Callable) -> Callable:
         """Returns ``function``, whose time is added to ``what``."""
 
         def call(*args: Any, **options: Any) -> Any:
@@ -77,7 +77,7 @@ def watch(training: Any, stopwatch: Stopwatch) -> None:
     """Lets a stopwatch time the parts of the engine's steps with ``training``."""
     from training import classification, engine, window
 
-    timed = stopwatch.timed
+    timed = stopwatch.wrap
     scaler, optimizer, loader, task = training.scaler, training.optimizer, training.loader, training.task
 
     def scale(loss: Any) -> Replaced:
@@ -127,7 +127,7 @@ def main() -> None:
     keeper = Keeper(progress, saver, Requests(config.SAVE_MINUTES))
     watch(training, stopwatch)
     saver.begin(progress)
-    engine.train_one_epoch(training, progress, stopwatch.timed("heeding signals and clock", keeper.after_step))
+    engine.train_one_epoch(training, progress, stopwatch.wrap("heeding signals and clock", keeper.after_step))
     steps = stopwatch.steps[request["warm_up"] : -1]
     print(json.dumps({what: [1000 * statistics.median(step[what] for step in steps)] for what in steps[0]}))
 

@@ -31,7 +31,7 @@ def made_batches(request: dict[str, Any], count: int = 4) -> Iterator[tuple[torc
         yield from made
 
 
-def normalized(images: torch.Tensor, request: dict[str, Any]) -> torch.Tensor:
+def normalize(images: torch.Tensor, request: dict[str, Any]) -> torch.Tensor:
     """Returns uint8 images as the model takes them."""
     mean, std = (255 * torch.tensor(request[key]).view(1, -1, 1, 1) for key in ("mean", "std"))
     return images.float().sub_(mean).div_(std)
@@ -54,7 +54,7 @@ def train(request: dict[str, Any]) -> list[float]:
         for _ in range(request["steps"]):
             images, labels = next(batches)
             with autocast(request):
-                loss = criterion(model(normalized(images, request)), labels)
+                loss = criterion(model(normalize(images, request)), labels)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -74,7 +74,7 @@ def evaluate(request: dict[str, Any]) -> list[float]:
             if index == request["warm_up"]:
                 started = time.perf_counter()
             images, labels = next(source)
-            hits += (run(normalized(images, request)).argmax(1) == labels).sum()
+            hits += (run(normalize(images, request)).argmax(1) == labels).sum()
     return [request["batches"] * request["batch_size"] / (time.perf_counter() - started)]
 
 

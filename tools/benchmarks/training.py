@@ -56,12 +56,12 @@ def train(arguments: argparse.Namespace) -> None:
         raise InputError("-amp: Paddle's own settings have no bfloat16 on a CPU; give --against timm, or leave it out")
     positive(arguments, "batch_size", "reports", "threads", "processes")
     batch, processes = arguments.batch_size, arguments.processes
-    title = f"{arguments.cfg}, batch {batch} per process, {_counted(processes, _threads(arguments))}, float32"
+    title = f"{arguments.cfg}, batch {batch} per process, {_counts_text(processes, _threads(arguments))}, float32"
     title += " and bfloat16" if arguments.amp else ""
     with tempfile.TemporaryDirectory() as folder:
         if "timm" in arguments.against:
             peers, kinds = timm_versions(arguments.timm_python), training_sides(arguments, Path(folder))
-            title += f"; timm: eager, batch {batch}, {_counted(1, arguments.threads)}"
+            title += f"; timm: eager, batch {batch}, {_counts_text(1, arguments.threads)}"
         else:
             options = option_words(arguments, _fixed_options(arguments))
             peers, kinds = {}, {name: _ours(arguments, options, name == "tuned") for name in ("tuned", "default")}
@@ -200,5 +200,5 @@ def _run(cfg: str, processes: int, threads: int | None, options: list[str], fold
     return train_records(folder / "run")
 
 
-def _counted(processes: int, threads: int) -> str:
+def _counts_text(processes: int, threads: int) -> str:
     return f"{processes} process{'es' * (processes > 1)} of {threads} thread{'s' * (threads > 1)}"

@@ -49,7 +49,7 @@ class Progress:
         window, self.window = self.window, []
         return window
 
-    def updated(self, step: int, samples: int) -> None:
+    def record_update(self, step: int, samples: int) -> None:
         """Notes that an update was made at ``step``, after ``samples`` of its epoch."""
         self.step, self.samples = step, samples
 

@@ -20,7 +20,7 @@ _MAXIMA, _AMSGRAD = ((None,), (False,)) if _HAS_AMSGRAD else ((), ())
 @optimizers.register("AdamW")
 def adamw(trained: Trained, *, betas: Sequence[float], eps: float) -> paddle.optimizer.Optimizer:
     """Updates as torch.optim.AdamW."""
-    return AdamW(**trained.decoupled(), beta1=betas[0], beta2=betas[1], epsilon=eps)
+    return AdamW(**trained.with_decoupled_decay(), beta1=betas[0], beta2=betas[1], epsilon=eps)
 
 
 @dataclass

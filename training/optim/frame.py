@@ -28,11 +28,11 @@ class Trained:
         """Returns rate and parameters as arguments of Paddle's optimizers."""
         return {"learning_rate": self.rate, "parameters": self.parameters}
 
-    def decoupled(self) -> dict[str, Any]:
+    def with_decoupled_decay(self) -> dict[str, Any]:
         """Returns them with a decay of the weights themselves, by the rate, as AdamW's arguments."""
         return self.without_decay() | {"weight_decay": self.weight_decay, "apply_decay_param_fun": self.decays}
 
-    def coupled(self) -> dict[str, Any]:
+    def with_coupled_decay(self) -> dict[str, Any]:
         """Returns them with a decay that is an L2 term of the gradients: a parameter's ``regularizer``."""
         for parameter in self.parameters:
             parameter.regularizer = L2Decay(self.weight_decay) if self.decays(parameter.name) else None

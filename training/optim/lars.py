@@ -14,7 +14,7 @@ def lars(trained: Trained, *, momentum: float, trust_coefficient: Positive = 0.0
     Args:
         trust_coefficient: the norm of a matrix's update over the matrix's own.
     """
-    return Lars(**trained.coupled(), momentum=momentum, trust_coefficient=trust_coefficient)
+    return Lars(**trained.with_coupled_decay(), momentum=momentum, trust_coefficient=trust_coefficient)
 
 
 class Lars(WithMomentum):

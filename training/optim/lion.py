@@ -11,7 +11,7 @@ from training.optim.frame import Trained, WithMomentum
 @optimizers.register("Lion")
 def lion(trained: Trained, *, betas: Sequence[float]) -> paddle.optimizer.Optimizer:
     """Updates as timm.optim.Lion; its paper has betas of 0.9 and 0.99."""
-    return Lion(**trained.decoupled(), beta1=betas[0], beta2=betas[1])
+    return Lion(**trained.with_decoupled_decay(), beta1=betas[0], beta2=betas[1])
 
 
 class Lion(WithMomentum):

@@ -14,7 +14,7 @@ def muon(
     trained: Trained, *, betas: Sequence[float], eps: float, momentum: float, nesterov: bool
 ) -> paddle.optimizer.Optimizer:
     """Updates as torch.optim.Muon with ``adjust_lr_fn="match_rms_adamw"``; torch.optim.AdamW for what is no matrix."""
-    adamw = {**trained.decoupled(), "beta1": betas[0], "beta2": betas[1], "epsilon": eps}
+    adamw = {**trained.with_decoupled_decay(), "beta1": betas[0], "beta2": betas[1], "epsilon": eps}
     return Muon(momentum, nesterov, **adamw)
 
 

@@ -31,13 +31,13 @@ def build_optimizer(config: Configuration, model: nn.Layer) -> paddle.optimizer.
 @optimizers.register("Adam")
 def adam(trained: Trained, *, betas: Sequence[float], eps: float) -> paddle.optimizer.Optimizer:
     """Updates as torch.optim.Adam."""
-    return paddle.optimizer.Adam(**trained.coupled(), beta1=betas[0], beta2=betas[1], epsilon=eps)
+    return paddle.optimizer.Adam(**trained.with_coupled_decay(), beta1=betas[0], beta2=betas[1], epsilon=eps)
 
 
 @optimizers.register("SGD")
 def sgd(trained: Trained, *, momentum: float, nesterov: bool) -> paddle.optimizer.Optimizer:
     """Updates as torch.optim.SGD."""
-    return paddle.optimizer.Momentum(**trained.coupled(), momentum=momentum, use_nesterov=nesterov)
+    return paddle.optimizer.Momentum(**trained.with_coupled_decay(), momentum=momentum, use_nesterov=nesterov)
 
 
 @optimizers.register("LAMB")

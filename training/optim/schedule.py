@@ -31,7 +31,7 @@ class At(NamedTuple):
     base: float
     end: float
 
-    def fallen(self, after_warmup: bool, left: Callable[[float], float]) -> float:
+    def decay(self, after_warmup: bool, left: Callable[[float], float]) -> float:
         """Returns the rate on the way from ``base`` to ``end``: ``left`` gives, of the share of the way, what is left.
 
         The way begins after warm-up (timm's schedulers with ``warmup_prefix``), or at update 0 (timm's default).
@@ -80,13 +80,13 @@ def build_schedule(config: Configuration, updates_per_epoch: int, effective_batc
 @schedules.register("warmupcosine", "cosine")  # the first is PaddleViT's name
 def cosine(at: At, *, warmup_prefix: bool) -> float:
     """Falls along a cosine: Eq. 5 of Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts."""
-    return at.fallen(warmup_prefix, lambda share: 0.5 * (1 + math.cos(math.pi * share)))
+    return at.decay(warmup_prefix, lambda share: 0.5 * (1 + math.cos(math.pi * share)))
 
 
 @schedules.register("linear")
 def linear(at: At, *, warmup_prefix: bool) -> float:
     """Falls by the same step each update."""
-    return at.fallen(warmup_prefix, lambda share: 1 - share)
+    return at.decay(warmup_prefix, lambda share: 1 - share)
 
 
 @schedules.register("poly")
@@ -96,7 +96,7 @@ def poly(at: At, *, warmup_prefix: bool, power: Positive = 2.0) -> float:
     Args:
         power: its exponent.
     """
-    return at.fallen(warmup_prefix, lambda share: (1 - share) ** power)
+    return at.decay(warmup_prefix, lambda share: (1 - share) ** power)
 
 
 @schedules.register("step")

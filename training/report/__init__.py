@@ -12,7 +12,7 @@ from training.pages import page
 from training.report import drawings, mistakes
 from training.report.measures import BINS, Confusions, calibration, confusions, scores, wilson
 from training.report.reading import FIGURES, Finished, Told, read_run
-from utils import written_whole
+from utils import writing_whole
 
 PAGE, TABLE, PICTURE = "report.html", "confusion.csv", "confusion.png"
 _WHOLE = 30  # classes, above which a picture of all confusions can't be read
@@ -44,7 +44,7 @@ def write_report(folder: Path, dataset: ImageDataset | None) -> Path:
         parts += [] if run.several else [_calibration(told)]
     parts += [_configuration(run), _environment(run)]
     title = f"{run.config.MODEL.NAME} on {run.config.DATA.DATASET}: {folder.absolute().name}"
-    with written_whole(folder / PAGE) as file:
+    with writing_whole(folder / PAGE) as file:
         file.write(page.page(title, *parts))
     return folder / PAGE
 
@@ -104,7 +104,7 @@ def _confusions(run: Finished, told: Told) -> str:
     """Writes confusion.csv and confusion.png; returns what the page shows of them."""
     found, outputs = confusions(told.label, told.predicted), _outputs(run, told)
     names = [run.name_of(label) for label in range(outputs)]
-    with written_whole(run.folder / TABLE) as file:
+    with writing_whole(run.folder / TABLE) as file:
         _write_confusions(file, found, names)
     whole, worst = outputs <= _WHOLE, found.worst(_FEW)
     classes = range(outputs) if whole else list(dict.fromkeys(np.stack(worst[:2], 1)[: _FEW // 2].flatten().tolist()))
@@ -115,7 +115,7 @@ def _confusions(run: Finished, told: Told) -> str:
     shown = ""
     if len(classes):
         drawn = drawings.confusion(found.matrix(classes), [names[label] for label in classes], whole)
-        with written_whole(run.folder / PICTURE, "wb") as file:
+        with writing_whole(run.folder / PICTURE, "wb") as file:
             file.write(drawn)
         shown = page.picture("Confusion matrix", drawn)
     what = "Rows are labels. A colour is the share of a label's images" + ("." if whole else ", of the classes shown.")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from errors import InputError, Unreadable, open_file, printable, reading
-from launch.startup import written_whole
+from launch.startup import writing_whole
 from launch.verdict import how_it_ended
 from training.sweeps.points import Point, Sweep
 
@@ -80,7 +80,7 @@ def read_points(sweep: Sweep, planned: Sequence[Point]) -> list[Point]:
 
 def record(sweep: Sweep, points: Sequence[Point]) -> None:
     """Keeps the points, before their runs start."""
-    with written_whole(sweep.output / FILE) as file:
+    with writing_whole(sweep.output / FILE) as file:
         file.write(json.dumps({"of": _sweep_record(sweep), "points": list(points)}, indent=1) + "\n")
 
 
@@ -183,7 +183,7 @@ def best(found: Sequence[Row], sweep: Sweep, metric: str) -> Sequence[Row]:
 
 def write(found: Sequence[Row], sweep: Sweep, metric: str) -> None:
     """Writes sweep.csv, a line for each run, and sweep.png, which draws the metric over each key."""
-    with written_whole(sweep.output / "sweep.csv") as file:
+    with writing_whole(sweep.output / "sweep.csv") as file:
         lines = csv.writer(file, lineterminator="\n")
         lines.writerow(["run", *sweep.keys, "SEED", metric, "epoch", "status"])
         for row in found:
@@ -207,7 +207,7 @@ def write(found: Sequence[Row], sweep: Sweep, metric: str) -> None:
         axis.set_xlabel(key)
         axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel(metric)
-    with written_whole(sweep.output / "sweep.png", "wb") as file:
+    with writing_whole(sweep.output / "sweep.png", "wb") as file:
         figure.savefig(file, format="png", dpi=120)
     plt.close(figure)
 

@@ -238,7 +238,7 @@ def _pyramids(arrays: Arrays) -> Arrays:
     return arrays
 
 
-def _counted_through(arrays: Arrays) -> Arrays:
+def _number_blocks(arrays: Arrays) -> Arrays:
     """Numbers a Hiera's blocks through all stages."""
     found = {
         (int(match[1]), int(match[2])) for name in arrays if (match := re.match(r"stages\.(\d+)\.layers\.(\d+)", name))
@@ -275,7 +275,7 @@ _KINDS: tuple[
     (r"^((vision_model|visual)\.)?encoder\.layers\.0\.self_attn\.q_proj\.weight$", _TOWER, _towers),
     (r"^(swinv2\.)?encoder\.layers\.0\.blocks\.0\.attention\.self\.logit_scale$", _SWIN_V2, join_qkv),
     (r"^(swin\.)?encoder\.layers\.0\.blocks\.0\.attention\.self\.query\.weight$", _SWIN, join_qkv),
-    (r"^(hiera\.)?encoder\.stages\.0\.layers\.0\.attn\.qkv\.weight$", _HIERA, _counted_through),
+    (r"^(hiera\.)?encoder\.stages\.0\.layers\.0\.attn\.qkv\.weight$", _HIERA, _number_blocks),
     (r"^(levit\.)?encoder\.stages\.0\.layers\.0\.module\.queries_keys_values\.linear\.weight$", _LEVIT, _between),
     (r"^(pvt_v2\.)?encoder\.layers\.0\.patch_embedding\.layer_norm\.weight$", _PVT, _pyramids),
     (r"^(poolformer\.)?encoder\.block\.0\.0\.before_norm\.weight$", _POOLFORMER, dict),
