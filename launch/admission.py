@@ -176,11 +176,12 @@ class Door:
         """Tells all what came of it: "ok", the address at which rank 0 is found, and what the run's key is made of."""
         if missing := [place for place in range(self.count) if place not in self.guests]:
             found = (
-                f"{self.kind} {number_list(missing)} of {self.count} didn't come in {limit:g} s ({LIMITS[self.kind]})"
+                f"{self.kind} {number_list(missing)} of {self.count} didn't connect within {limit:g} s"
+                f" ({LIMITS[self.kind]})"
             )
             if self.others:
-                found += f", {self.others} came with another secret"
-            self._dismiss(f"{found}; start what is missing, or see what it said")
+                found += f", {self.others} had a different secret"
+            self._dismiss(f"{found}; start what is missing, or read its error message")
         elif same := same_gpu(self.seats):
             self._dismiss(f"{WRONG} {same}")
         else:
@@ -210,9 +211,9 @@ def same_gpu(seats: dict[int, tuple[str, str]]) -> str:
         ranks.setdefault(seat, []).append(place)
     for (gpu, machine), places in ranks.items():
         if gpu and len(places) > 1:
-            who = f"ranks {number_list(places)} on {machine} have one GPU, {gpu}"
-            advice = "start a process per GPU, or give each its own (CUDA_VISIBLE_DEVICES; srun --gpus-per-task=1)"
-            return f"{who}, and NCCL needs one for each: {advice}"
+            who = f"ranks {number_list(places)} on {machine} share one GPU, {gpu}"
+            advice = "start one process per GPU, or give each its own (CUDA_VISIBLE_DEVICES; srun --gpus-per-task=1)"
+            return f"{who}, but NCCL needs one for each: {advice}"
     return ""
 
 

@@ -118,8 +118,8 @@ def visible_gpus() -> int:
 def check_seen(gpus_seen: int) -> None:
     """Raises InputError where Paddle sees no GPU though there are some: it would take the CPU without a word."""
     if not gpus_seen and (there := visible_gpus()):
-        found = f"{there} GPU{'s are' if there > 1 else ' is'} visible, but Paddle's CUDA sees none"
-        raise InputError(f"{found}; tools/doctor.py compares driver and build, CUDA_VISIBLE_DEVICES=-1 runs on the CPU")
+        found = f"{there} GPU{'s are' if there > 1 else ' is'} visible, but Paddle finds none"
+        raise InputError(f"{found}; tools/doctor.py looks for the cause; CUDA_VISIBLE_DEVICES=-1 selects the CPU")
 
 
 def expand_hosts(nodelist: str) -> list[str]:
@@ -159,7 +159,7 @@ def node_flags() -> list[str]:
         named = {"--nnodes": "NNODES", "--rank": "NODE_RANK", "--host": "HOST"}
         given = [(flag, os.environ[name]) for flag, name in named.items() if os.environ.get(name)]
         return [*flags, "--master", master, *itertools.chain(*given)]
-    _complete(NODE, "run_train_multi_node.sh's first lines tell what each is", signs=None)
+    _complete(NODE, "the first lines of run_train_multi_node.sh explain them", signs=None)
     node, nodes, port = _number("NODE_RANK"), _number("NNODES"), os.environ["MASTER_PORT"]
     _check_rank("NODE_RANK", node, nodes)
     address = f"{os.environ['MASTER_ADDR']}:{port}"
@@ -245,7 +245,7 @@ def _translate_slurm() -> bool:
     if tasks == 1 or not is_task:
         if tasks > 1:
             found = f"SLURM gave this job {tasks} tasks, but srun didn't start this process (no SLURM_STEP_ID)"
-            print(f"note: {found}: it runs on this machine alone", file=sys.stderr, flush=True)
+            print(f"note: {found}: it runs on this machine alone; srun starts all tasks", file=sys.stderr, flush=True)
         return False
     _complete(("SLURM_PROCID", SLURM_NTASKS, "SLURM_LOCALID", SLURM_HOSTS), "start with srun", signs=None)
     rank, local_rank = _number("SLURM_PROCID"), _number("SLURM_LOCALID")
@@ -288,15 +288,15 @@ def _select_device(local_rank: int) -> None:
     if not found:
         os.environ.setdefault("PADDLE_DISTRI_BACKEND", "gloo")
     elif local_rank >= found > 1:
-        what = f"local rank {local_rank} has no GPU: {found} are visible"
-        raise InputError(f"{what}; start {found} processes per machine")
+        what = f"local rank {local_rank} has no GPU: only {found} are visible"
+        raise InputError(f"{what}; start at most {found} processes per machine")
     else:  # one alone is this process's own: SLURM shows each task its share; where ranks meet, that is checked
         os.environ.setdefault("FLAGS_selected_gpus", str(local_rank if found > 1 else 0))
 
 
 def _check_rank(name: str, rank: int, ranks: int) -> None:
     if rank >= ranks:
-        raise InputError(f"{name} is {rank}, but there are {ranks}; it counts from 0")
+        raise InputError(f"{name} is {rank}, expected a number below {ranks}: the first is 0")
 
 
 def _first(names: str) -> str | None:

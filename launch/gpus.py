@@ -67,13 +67,13 @@ def check() -> None:
         raise InputError(f"{found}, which names {same[0]} twice; name each GPU once")
     slices = [part for part in listed if part.startswith("MIG-")]
     if slices and len(listed) > 1:
-        raise InputError(f"{found}, but CUDA gives a process one MIG slice alone; name one")
+        raise InputError(f"{found}, but CUDA gives a process only one MIG slice; name one")
     for part in listed if uuids else ():  # without a driver nothing is known, and the CPU takes its place as ever
         matching = [uuid for uuid in uuids if uuid.startswith(part)]
         known = int(part) < len(uuids) if _NUMBER.fullmatch(part) else len(matching) == 1 or "" in uuids
         if not (known or part in slices):
-            here = f"this machine gives {len(uuids)} GPU{'s' * (len(uuids) > 1)}"
-            raise InputError(f"{found}, but {part} is none of them: {here}; nvidia-smi -L lists them")
+            here = f"this machine has {len(uuids)} GPU{'s' * (len(uuids) > 1)}"
+            raise InputError(f"{found}, but there is no GPU {part}: {here}; nvidia-smi -L lists them")
     os.environ[_VARIABLE] = ",".join(listed)
 
 
@@ -81,7 +81,7 @@ def own() -> str:
     """Returns which GPU FLAGS_selected_gpus leaves to this process: its UUID, or its MIG slice; "" if nothing tells."""
     chosen = (os.environ.get(_SELECTED) or "0").split(",")[0].strip()
     if not _NUMBER.fullmatch(chosen):
-        raise InputError(f"{_SELECTED} is {chosen[:100]!r}, expected a GPU's place among the visible ones, from 0")
+        raise InputError(f"{_SELECTED} is {chosen[:100]!r}, expected a GPU's number among the visible ones, from 0")
     listed, uuids = visible_gpus(), gpu_ids()
     names = [str(place) for place in range(len(uuids))] if listed is None else listed
     name = dict(enumerate(names)).get(int(chosen), "")

@@ -47,7 +47,7 @@ def watch(target: Callable[..., None], config: Any) -> NoReturn:
     """
     global _stage
     if config.DIST.MAX_RESTART:
-        raise InputError("DIST.MAX_RESTART is for ranks that this program spawns; a launcher restarts its own")
+        raise InputError("DIST.MAX_RESTART restarts only ranks that this program starts; set it to 0 under a launcher")
     context, rank = multiprocessing.get_context("fork"), int(os.environ["PADDLE_TRAINER_ID"])
     os.environ["LAUNCHER_PID"] = str(os.getppid())
     separate = "PADDLE_LOG_DIR" in os.environ  # Paddle's launcher: each rank's stderr is a file of its own

@@ -60,7 +60,9 @@ class Meeting:
             with contextlib.suppress(OSError):  # which _verdict meets, too
                 self.connection.send("ready")
             if gone := [place for place, guest in self.guests.items() if not _is_ready(guest)]:
-                tell(self.guests, f"{self.kind} {number_list(gone)} ended before the start; see what it said")
+                tell(
+                    self.guests, f"{self.kind} {number_list(gone)} ended before the run started; read its error message"
+                )
             else:
                 tell(self.guests, "ok")
             _verdict(self.connection, f"{self.kind} 0 at {self.address}", None)
@@ -122,7 +124,8 @@ def meet(
             undone.push(held or listener)
             receiver = threading.Thread(target=door.receive_all, args=(limit,), daemon=True)
             receiver.start()
-            print(f"{kind} 0 waits at {address} for {count - 1} more", file=sys.stderr, flush=True)
+            more = f"{count - 1} more {kind}{'s' * (count > 2)}"
+            print(f"{kind} 0 waits at {address} for {more}", file=sys.stderr, flush=True)
         try:
             found = _greet(host, port, own_secret, json.dumps(greeting), limit if place else ANSWER)
         except OSError as error:
@@ -144,11 +147,11 @@ def _no_answer_error(
     """Returns what to say where nothing answered."""
     reason = error.strerror or str(error)
     if place == 0:  # it listens: what doesn't answer is the address
-        found = f"{kind} 0 runs on {machine}, which doesn't reach itself as {address} ({reason})"
-        return InputError(f"{found}; MASTER_ADDR has to be an address of that machine")
-    found = f"no {kind} 0 answered at {address} in {limit:g} s ({reason}; {LIMITS[kind]})"
+        found = f"{kind} 0 runs on {machine}, but can't reach itself at {address} ({reason})"
+        return InputError(f"{found}; set MASTER_ADDR to an address of that machine")
+    found = f"{kind} 0 didn't answer at {address} within {limit:g} s ({reason}; {LIMITS[kind]})"
     waiting = f"{here} ranks" if here > 1 else f"{kind} {place}"
-    advice = "start it there, correct MASTER_ADDR and MASTER_PORT, or let the firewall pass the port"
+    advice = "start it there, correct MASTER_ADDR and MASTER_PORT, or open the port in the firewall"
     return RunError(f"{found}; {waiting} on {machine} waited for it: {advice}", shared=not first)
 
 
@@ -178,7 +181,9 @@ def parse_address(address: str) -> tuple[str, int]:
     """
     host, _, port = address.rpartition(":")
     if not host or ":" in host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
-        raise InputError(f"the master's address is {address!r}; expected HOST:PORT, a name or IPv4 and 1 to 65535")
+        raise InputError(
+            f"the master's address is {address!r}; expected HOST:PORT, a name or IPv4 address and 1 to 65535"
+        )
     return host, int(port)
 
 
@@ -230,7 +235,7 @@ def listen(host: str, port: int, far: bool = False) -> tuple[socket.socket, sock
                 listener.close()
                 listener = _bound_socket(found, port, instead="")
         if listener.getsockname()[0] == "0.0.0.0":
-            note = f"{host} is no address of this machine that others reach for certain: listening on all that it has"
+            note = f"other machines may not reach this one as {host}, so it listens on all its addresses"
             print(f"note: {note} (docs/reliability.md, The network)", file=sys.stderr, flush=True)
         listener.listen(1024)
     return listener, held
@@ -261,7 +266,7 @@ def _claiming(host: str, port: int) -> Iterator[socket.socket | None]:
         if held:
             held.close()
         taken = error.errno == errno.EADDRINUSE
-        reason = "is taken (by another run?)" if taken else f"can't be listened on ({error.strerror})"
+        reason = "is taken (by another run?)" if taken else f"can't be opened ({error.strerror})"
         raise InputError(f"port {port} on {host} {reason}; choose another MASTER_PORT") from None
 
 
@@ -270,7 +275,7 @@ def _verdict(connection: Channel, host: str, limit: float | None) -> list[str]:
     try:
         said = connection.wait(limit)
     except OSError:
-        said = f"{host} ended before the start; it says why"
+        said = f"{host} ended before the run started; its own error message says why"
     verdict, _, rest = said.partition(" ")
     if verdict == WRONG:
         raise InputError(rest)
@@ -325,13 +330,15 @@ def _accept_answer(
     if connection:
         connection.close()
     if connection and answer == "twice":
-        raise InputError(f"one of the same number came to {address} before; each {kind} needs its own", shared=False)
+        raise InputError(
+            f"another {kind} with this number came to {address} first; number each differently", shared=False
+        )
     if connection and answer.startswith("differs "):
-        there = f"at {address} meet {answer.removeprefix('differs ')}, this is one of {party}"
-        advice = "another run has the port (choose another MASTER_PORT), or this one was started with other numbers"
+        there = f"{kind} 0 at {address} waits for {answer.removeprefix('differs ')}, but this is one of {party}"
+        advice = "another run has the port (choose another MASTER_PORT), or not all were started with the same numbers"
         raise InputError(f"{there}: {advice}", shared=False)
     if answer == channel.OTHER_SECRET:
-        there = f"{kind} 0 at {address} holds another secret than {socket.gethostname()}"
+        there = f"{kind} 0 at {address} has another secret than {socket.gethostname()}"
         raise InputError(f"{there}; {secret.differs(f'{kind} 0')}", shared=False)
     if answer.startswith("differs "):  # another version takes this greeting for another party's
         there = f"{kind} 0 at {address} runs another version of this toolkit"

@@ -59,14 +59,14 @@ def shared_secret() -> bytes:
         return _long_enough(_read(path), str(path))
     except FileNotFoundError:
         if os.environ.get(FILE):
-            advice = f"write {2 * LEAST} random characters there"
-            raise InputError(f"{FILE} names {path}, which isn't there; {advice}") from None
+            advice = f"write {2 * LEAST} random characters to it"
+            raise InputError(f"{FILE} names {path}, which doesn't exist; {advice}") from None
     except OSError as error:
         raise InputError(f"{path}: the secret can't be read ({error.strerror}); {_otherwise()}") from None
     try:
         return _long_enough(_make(path), str(path))
     except OSError as error:
-        found = f"{path}: the secret that ranks prove to one another can't be made ({error.strerror})"
+        found = f"{path}: the secret by which ranks recognise one another can't be created ({error.strerror})"
         raise InputError(f"{found}; {_otherwise()}") from None
 
 
@@ -74,7 +74,7 @@ def keep_from_logs() -> None:
     """Raises InputError where Paddle's launcher would write the variable to its logs, which others may read."""
     if os.environ.get(VARIABLE):
         found = f"{VARIABLE} is set, but Paddle's launcher writes its environment to envlog.*, which others may read"
-        raise InputError(f"{found}; unset it, and name a file that holds a new one in {FILE}")
+        raise InputError(f"{found}; unset it, write a new secret to a file, and set {FILE} to its path")
 
 
 def file() -> Path:
@@ -90,19 +90,19 @@ def file() -> Path:
 def differs(where: str) -> str:
     """Returns what to do where the other end, at ``where``, holds another secret."""
     if os.environ.get(VARIABLE):
-        return f"set {VARIABLE} to the same on all machines"
+        return f"set {VARIABLE} to the same value on all machines"
     copy = f"copy {file()} from {where}'s machine to this one (mode 600)"
-    return f"{copy}, or set {VARIABLE} to the same on all machines"
+    return f"{copy}, or set {VARIABLE} to the same value on all machines"
 
 
 def _otherwise() -> str:
     one = f"the same {2 * LEAST} random characters for all ranks"
-    return f"set {VARIABLE} to {one}, or name a file of mode 600 that holds them in {FILE}"
+    return f"set {VARIABLE} to {one}, or set {FILE} to the path of a file of mode 600 with them"
 
 
 def _long_enough(text: str, where: str) -> bytes:
     if len(text) < LEAST:
-        raise InputError(f"{where} holds a secret of {len(text)} characters; expected at least {LEAST}, random ones")
+        raise InputError(f"{where} holds a secret of {len(text)} characters; expected at least {LEAST} random ones")
     return mac(text.encode(errors="surrogateescape"), b"paddle-vit-toolkit")
 
 
@@ -121,11 +121,12 @@ def _read(path: Path) -> str:
             # Who names a file may name one that the system's administrator hands to its group (Kubernetes).
             given = bool(os.environ.get(FILE)) and state.st_uid == 0 != os.geteuid()
             if not stat.S_ISREG(state.st_mode) or (state.st_uid != os.geteuid() and not given):
-                what = f"belongs to user {state.st_uid}" if stat.S_ISREG(state.st_mode) else "is no file"
-                raise InputError(f"{path}: the secret of user {os.geteuid()} {what}; remove it, or {_otherwise()}")
+                what = f"belongs to user {state.st_uid}" if stat.S_ISREG(state.st_mode) else "is no regular file"
+                found = f"{path}: user {os.geteuid()} expects a secret of their own, but this {what}"
+                raise InputError(f"{found}; remove it, or {_otherwise()}")
             if state.st_mode & (0o037 if given else 0o077):
                 what = f"others may read the secret (mode {state.st_mode & 0o777:o})"
-                ways = "give it mode 440" if given else "remove it for a new one, or chmod 600 it"
+                ways = "chmod 440 it" if given else "chmod 600 it, or remove it, and a new one is made"
                 raise InputError(f"{path}: {what}; {ways}")
             text = os.read(descriptor, MOST).decode(errors="surrogateescape")
         finally:
@@ -133,7 +134,7 @@ def _read(path: Path) -> str:
         if text.endswith("\n") or (text and time.monotonic() > until):  # who wrote it by hand may have left that out
             return text.strip()
         if time.monotonic() > until:
-            raise InputError(f"{path}: the secret's file is empty; remove it")
+            raise InputError(f"{path}: the file for the secret is empty; remove it")
         time.sleep(0.02)
 
 
@@ -146,8 +147,8 @@ def _make(path: Path) -> str:
     try:
         if os.fstat(descriptor).st_mode & 0o077:  # a file system with fixed modes (vfat, drives under WSL, some shares)
             os.unlink(path)
-            what = f"others may read what is written to {path.parent}, which keeps no modes of files"
-            raise InputError(f"the secret that ranks prove to one another has no place: {what}; {_otherwise()}")
+            what = f"others may read all files in {path.parent}, because its file system has no file modes"
+            raise InputError(f"the secret by which ranks recognise one another can't be stored: {what}; {_otherwise()}")
         os.write(descriptor, f"{secrets.token_hex(SIZE)}\n".encode())
         os.fsync(descriptor)
     finally:

@@ -67,9 +67,9 @@ def shared_arrays(context: Any, count: int) -> tuple[Any, Any]:
     except OSError:
         free = 0
     if free < need:
-        what = f"{count} process{'es' * (count > 1)}"
+        what = f"{count} processes need" if count > 1 else "1 process needs"
         raise InputError(
-            f"{SHARED} has {free >> 10} kB to write to, {what} need {need >> 10}; free some, or mount a larger one"
+            f"{SHARED} has {free >> 10} kB free, but {what} {need >> 10} kB; free some, or mount a larger one"
             " (docker run --shm-size=1g)"
         )
     return context.Array("c", FAILURE), context.Array("d", FIELDS * count, lock=False)
@@ -197,7 +197,7 @@ def run(
         if not verdict.lost or ranks.asked or next_start is None or attempt > restarts:
             leave(verdict)
         if not (before or stepped):
-            leave(verdict._replace(text=f"{verdict.text}; no further restart: the last two starts made no step"))
+            leave(verdict._replace(text=f"{verdict.text}; no further restart: the last two starts completed no step"))
         config, count, where = next_start(config, count)
         what = verdict.text.strip().splitlines()[-1].removeprefix("error: ")
         _print_and_log(config, f"{what}; restart {attempt} of {restarts} (DIST.MAX_RESTART) {where}")

@@ -117,9 +117,9 @@ def unfit() -> str:
     memory, mask = resource.getrlimit(resource.RLIMIT_AS)[0], os.umask(0o77)
     os.umask(mask)
     if not _there():
-        return "the folder in which this was started is gone; change to another one"
+        return "the current folder no longer exists; change to another one"
     if mask & 0o700:
-        return f"umask {mask:03o} takes away this user's right to its own files; umask 022 doesn't"
+        return f"umask {mask:03o} takes away your right to your own files; use umask 022"
     if 0 <= most < LEAST_FILES:
         return f"the limit on open files is {most}, expected {LEAST_FILES} at least; raise it (ulimit -n)"
     if 0 <= memory < LEAST_MEMORY:

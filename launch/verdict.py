@@ -109,7 +109,7 @@ def _stall_verdict(ranks: list[Seen], started: float, timeout: float, now: float
     timeout = timeout if all(times) else max(timeout, START_UP)
     if now - max(started, *times) < timeout:
         return None
-    who = "; ".join(map(str, _late(ranks))) or f"{ranks[0]}{', as do the others' * (len(ranks) > 1)}"
+    who = "; ".join(map(str, _late(ranks))) or f"{ranks[0]}{', like the others' * (len(ranks) > 1)}"
     return Verdict(1, f"error: no progress in {timeout:g} s (DIST.TIMEOUT): {who}", lost=True)
 
 

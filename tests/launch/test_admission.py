@@ -180,7 +180,9 @@ def test_those_who_miss_a_rank_hear_of_another_secret(door):
     guest, _ = come(address, 0)
     said = guest.wait(5)
     guest.close()
-    assert said.startswith("rank 1 of 2 didn't come in 1 s (DIST.INIT_TIMEOUT), 1 came with another secret; start what")
+    assert said.startswith(
+        "rank 1 of 2 didn't connect within 1 s (DIST.INIT_TIMEOUT), 1 had a different secret; start what"
+    )
 
 
 def test_lines_are_taken_once_in_order_and_in_one_direction():

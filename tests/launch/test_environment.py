@@ -140,7 +140,7 @@ def test_a_shell_under_slurm_is_no_task_of_srun(variables, capfd, changed):
             SLURM | {"SLURM_LOCALID": "", "SLURM_NODELIST": ""},
             "missing SLURM_LOCALID, SLURM_STEP_NODELIST or SLURM_NODEL",
         ),
-        (SLURM | {"SLURM_PROCID": "7"}, "SLURM_PROCID is 7, but there are 7; it counts from 0"),
+        (SLURM | {"SLURM_PROCID": "7"}, "SLURM_PROCID is 7, expected a number below 7: the first is 0"),
         (SLURM | {"SLURM_NODELIST": "node[3-1]"}, "SLURM's list of nodes has the range '3-1'; expected one like 01-03"),
         (
             SLURM | {"SLURM_NODELIST": "node[1-3"},
@@ -148,8 +148,8 @@ def test_a_shell_under_slurm_is_no_task_of_srun(variables, capfd, changed):
         ),
         (SLURM | {"SLURM_TASKS_PER_NODE": "4*2"}, r"SLURM's tasks per node are '4\*2'; expected a list like 4\(x2\),3"),
         (SLURM | {"SLURM_NTASKS": ""}, "missing SLURM_STEP_NUM_TASKS or SLURM_NTASKS; start with srun"),
-        (TORCHRUN | {"RANK": "4", "LOCAL_RANK": 0}, "^RANK is 4, but there are 4; it counts from 0"),
-        (TORCHRUN | {"LOCAL_WORLD_SIZE": 1}, "LOCAL_RANK is 1, but there are 1; it counts from 0"),
+        (TORCHRUN | {"RANK": "4", "LOCAL_RANK": 0}, "^RANK is 4, expected a number below 4: the first is 0"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": 1}, "LOCAL_RANK is 1, expected a number below 1: the first is 0"),
         (TORCHRUN | {"LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1'; expected a whole number"),
         (TORCHRUN | {"RANK": "\u0661"}, "RANK is '\u0661'; expected a whole number"),  # one, in Arabic
         (TORCHRUN | {"RANK": "1" * 5000}, f"RANK is '{'1' * 100}...'; expected a whole number"),
@@ -209,7 +209,9 @@ def test_each_rank_takes_its_gpu_among_the_visible_ones(variables, monkeypatch, 
         assert "DISTRI_BACKEND" not in told()
     del os.environ[selected]
     variables(PADDLE_LOCAL_RANK=3, CUDA_VISIBLE_DEVICES="0,1")
-    with pytest.raises(InputError, match="local rank 3 has no GPU: 2 are visible; start 2 processes per machine"):
+    with pytest.raises(
+        InputError, match="local rank 3 has no GPU: only 2 are visible; start at most 2 processes per machine"
+    ):
         is_launched()
     build.write_text("cuda_version     = 'False'\n")
     assert environment.visible_gpus() == 0
@@ -272,7 +274,7 @@ def test_the_scripts_flags_for_paddles_launcher(variables):
     flags = f"--nproc_per_node {environment.num_cores()} --nnodes 1 --rank 0 --master localhost:{port} --host localhost"
     assert environment.node_flags() == flags.split()
     variables(NODE_RANK=1)
-    with pytest.raises(InputError, match="NODE_RANK is 1, but there are 1; it counts from 0"):
+    with pytest.raises(InputError, match="NODE_RANK is 1, expected a number below 1: the first is 0"):
         environment.node_flags()
 
 

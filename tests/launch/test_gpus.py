@@ -165,10 +165,10 @@ def test_what_cuda_shows_is_written_as_paddle_reads_it(machine, visible, written
         ("\u0663", "'\u0663', expected numbers from 0"),  # three, in Arabic: a number to int
         ("0" * 10_000, f"'{'0' * 100}...', expected numbers from 0"),
         ("-10", "'-10', expected numbers from 0"),
-        ("0,4", "'0,4', but 4 is none of them: this machine gives 4 GPUs; nvidia-smi -L lists them"),
-        ("GPU-b", "'GPU-b', but GPU-b is none of them: this machine gives 4 GPUs; nvidia-smi"),  # two begin so
-        ("GPU-c", "'GPU-c', but GPU-c is none of them: this machine gives 4 GPUs; nvidia-smi"),
-        ("MIG-a,MIG-b", "'MIG-a,MIG-b', but CUDA gives a process one MIG slice alone; name one"),
+        ("0,4", "'0,4', but there is no GPU 4: this machine has 4 GPUs; nvidia-smi -L lists them"),
+        ("GPU-b", "'GPU-b', but there is no GPU GPU-b: this machine has 4 GPUs; nvidia-smi"),  # two begin so
+        ("GPU-c", "'GPU-c', but there is no GPU GPU-c: this machine has 4 GPUs; nvidia-smi"),
+        ("MIG-a,MIG-b", "'MIG-a,MIG-b', but CUDA gives a process only one MIG slice; name one"),
         ("all", "'all', expected numbers from 0 or names that nvidia-smi -L shows .*; unset it for all GPUs, or set"),
         ("0;1", "'0;1', expected numbers from 0"),
         ("-2", "'-2', expected numbers from 0"),
@@ -233,7 +233,7 @@ def test_paddles_launcher_numbers_its_ranks_as_the_visible_gpus(machine, variabl
     assert gpus.own() == "GPU-b3"
     for wrong in ("b", "\u00b2", "9" * 5000):
         variables(FLAGS_selected_gpus=wrong)
-        with pytest.raises(InputError, match=f"FLAGS_selected_gpus is '{wrong[:100]}', expected a GPU's place among"):
+        with pytest.raises(InputError, match=f"FLAGS_selected_gpus is '{wrong[:100]}', expected a GPU's number among"):
             gpus.own()
 
 
@@ -248,7 +248,7 @@ def test_a_build_for_gpus_that_sees_none_of_them_takes_no_cpu_instead(nvml, tmp_
         return statuses(run), printed(run).splitlines()[-1]
 
     seen = "error: no weights at no"
-    line = "error: 2 GPUs are visible, but Paddle's CUDA sees none; tools/doctor.py compares driver and build, CUDA_VIS"
+    line = "error: 2 GPUs are visible, but Paddle finds none; tools/doctor.py looks for the cause; CUDA_VIS"
     for program in ("main_single_gpu.py", "main_multi_gpu.py"):
         status, said = run(program)
         assert status == [2]
@@ -297,7 +297,7 @@ def test_two_ranks_on_one_gpu_are_refused_before_nccl(nvml, tmp_path, visible, t
         assert [rank.returncode for rank in ranks] == [0, 0], said
         assert [json.loads(out) for out, _ in said] == ["GPU-a", "GPU-b"]
         return
-    line = f"error: ranks 0, 1 on {os.uname().nodename} have one GPU, {told}, and NCCL needs one for each: start a"
+    line = f"error: ranks 0, 1 on {os.uname().nodename} share one GPU, {told}, but NCCL needs one for each: start one"
     assert [rank.returncode for rank in ranks] == [2, 2], said
     for _, err in said:
         assert err.splitlines()[-1].startswith(line)

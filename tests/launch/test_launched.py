@@ -128,7 +128,7 @@ def test_a_machine_that_does_not_answer_is_named(run):
 
 
 def test_restarts_are_a_launchers_own():
-    with pytest.raises(InputError, match="DIST.MAX_RESTART is for ranks that this program spawns"):
+    with pytest.raises(InputError, match="DIST.MAX_RESTART restarts only ranks that this program starts"):
         launched.watch(dummies.wait, SimpleNamespace(DIST=SimpleNamespace(MAX_RESTART=1)))
 
 

@@ -39,8 +39,8 @@ def test_of_two_launched_runs_on_one_port_one_goes_on(tmp_path):
     assert [found[goes, rank][0] for rank in (0, 1)] == [0, 0]
     taken = f"error: port {port} on 127.0.0.1 is taken (by another run?); choose another MASTER_PORT\n"
     assert found[stays, 0] == (2, taken)
-    meet = f"at 127.0.0.1:{port} meet 2 ranks of job {goes}, this is one of 2 ranks of job {stays}: another run has"
-    late = f"no rank 0 answered at 127.0.0.1:{port} in 12 s"  # it came when the others had met
+    meet = f"rank 0 at 127.0.0.1:{port} waits for 2 ranks of job {goes}, but this is one of 2 ranks of job {stays}: "
+    late = f"rank 0 didn't answer at 127.0.0.1:{port} within 12 s"  # it came when the others had met
     assert found[stays, 1][0] in (1, 2)
     assert found[stays, 1][1].removeprefix("rank 1: ").startswith((f"error: {meet}", f"error: {late}"))
 
@@ -58,8 +58,8 @@ def test_a_rank_that_is_killed_as_ranks_meet_ends_the_others(tmp_path, killed, a
     lines = [line for line in printed(other).splitlines() if not line.startswith("rank 0 waits")]
     assert len(lines) == 1, lines
     assert re.match(
-        rf"(rank 1: )?error: (rank 1 of 2 didn't come in 6 s|no rank 0 answered at 127.0.0.1:{port} in 6 s"
-        rf"|rank 0 at 127.0.0.1:{port} ended before the start|rank {killed} (.* )?was lost)",
+        rf"(rank 1: )?error: (rank 1 of 2 didn't connect within 6 s|rank 0 didn't answer at 127.0.0.1:{port} within 6 s"
+        rf"|rank 0 at 127.0.0.1:{port} ended before the run started|rank {killed} (.* )?was lost)",
         lines[0],
     )
 
@@ -70,9 +70,7 @@ def test_ranks_of_two_secrets_are_told_what_to_copy(tmp_path):
     flags = ["-cfg=vit_digits", "-o", "DIST.INIT_TIMEOUT", "6"]
     runs = [torchrun(folder, rank, port, *flags) for rank, folder in enumerate((a, b))]
     assert statuses(*runs) == [1, 2]
-    assert f"rank 1: error: rank 0 at 127.0.0.1:{port} holds another secret than " in printed(runs[1])
+    assert f"rank 1: error: rank 0 at 127.0.0.1:{port} has another secret than " in printed(runs[1])
     assert f"; copy {b}/.paddle_vit_secret from rank 0's machine to this one (mode 600), or set " in printed(runs[1])
-    said = (
-        "error: rank 1 of 2 didn't come in 6 s (DIST.INIT_TIMEOUT), 1 came with another secret; start what is missing"
-    )
+    said = "error: rank 1 of 2 didn't connect within 6 s (DIST.INIT_TIMEOUT), 1 had a different secret; start what is"
     assert said in printed(runs[0])

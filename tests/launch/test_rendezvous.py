@@ -63,7 +63,7 @@ def test_rank_0_may_be_told_localhost_though_others_come_from_afar(port, capfd, 
         listener, held = rendezvous.listen(host, port, far=far)
         with listener, held or listener:
             assert listener.getsockname()[0] == expected
-    assert capfd.readouterr().err.count("that others reach for certain: listening on all that it has") == far
+    assert capfd.readouterr().err.count("so it listens on all its addresses") == far
 
 
 @pytest.mark.smoke
@@ -82,7 +82,7 @@ def test_all_ranks_meet_whatever_the_order_and_whoever_else_knocks(port, capfd):
     assert together(*calls) == ["127.0.0.1"] * 3
     late.set()
     stranger.join()
-    assert capfd.readouterr().err == f"rank 0 waits at {address} for 2 more\n"
+    assert capfd.readouterr().err == f"rank 0 waits at {address} for 2 more ranks\n"
     with listening(port):  # it is free for Paddle's store
         pass
 
@@ -101,7 +101,7 @@ def test_a_gpu_is_one_ranks_on_a_machine_and_may_be_that_of_two_containers(port,
     calls = [{"address": f"127.0.0.1:{port}", "place": n, "count": 2, "seat": "GPU-a"} for n in (0, 1)]
     monkeypatch.setattr(socket, "gethostname", lambda: "one")
     for error in together(*calls):
-        assert re.match("ranks 0, 1 on one have one GPU, GPU-a, and NCCL needs one for each", str(error))
+        assert re.match("ranks 0, 1 on one share one GPU, GPU-a, but NCCL needs one for each", str(error))
     hosts = iter(["one", "two"])
     monkeypatch.setattr(socket, "gethostname", lambda: next(hosts))
     assert together(*calls) == ["127.0.0.1"] * 2
@@ -121,7 +121,7 @@ def test_ranks_of_another_version_are_told_so(port):
     wait_until_somebody_listens(port)
     assert said_to(port, f"{channel.HELLO} 2 ranks of job a b 1 @host") == "differs 2 ranks of job a b\n"
     assert said_to(port, f"{channel.HELLO} 3 {'0' * 64} - -") == f"differs 3 {'0' * 64}\n"
-    assert str(waiting.result()[0]).startswith("rank 1 of 2 didn't come in 3 s (DIST.INIT_TIMEOUT); start")
+    assert str(waiting.result()[0]).startswith("rank 1 of 2 didn't connect within 3 s (DIST.INIT_TIMEOUT); start")
     with socket.create_server(("127.0.0.1", port)) as host, ThreadPoolExecutor(1) as pool:
         guest = pool.submit(together, {"address": address, "place": 1, "count": 2})
         with host.accept()[0] as connection:
@@ -136,7 +136,10 @@ def test_ranks_of_another_version_are_told_so(port):
 def test_ranks_that_never_come_are_named_on_all_that_did(port):
     address = f"127.0.0.1:{port}"
     found = together(*({"address": address, "place": place, "count": 5, "limit": 0.3} for place in (0, 3)))
-    message = "rank 1, 2, 4 of 5 didn't come in 0.3 s (DIST.INIT_TIMEOUT); start what is missing, or see what it said"
+    message = (
+        "rank 1, 2, 4 of 5 didn't connect within 0.3 s (DIST.INIT_TIMEOUT);"
+        " start what is missing, or read its error message"
+    )
     assert [(str(error), error.exit_status, error.shared) for error in found] == [(message, 1, True)] * 2
 
 
@@ -164,8 +167,8 @@ def test_an_address_that_never_answers_is_named_with_who_waits(port):
     with pytest.raises(RunError) as caught:
         rendezvous.meet(f"127.0.0.1:{port}", 2, 4, limit=0.2, here=2)
     assert re.fullmatch(
-        rf"no rank 0 answered at 127.0.0.1:{port} in 0.2 s \(Connection refused; DIST.INIT_TIMEOUT\); 2 ranks"
-        rf" on {machine} waited for it: start it there, correct MASTER_ADDR and MASTER_PORT, or let the .*",
+        rf"rank 0 didn't answer at 127.0.0.1:{port} within 0.2 s \(Connection refused; DIST.INIT_TIMEOUT\); 2 ranks"
+        rf" on {machine} waited for it: start it there, correct MASTER_ADDR and MASTER_PORT, or open the .*",
         str(caught.value),
     )
     assert (caught.value.exit_status, caught.value.shared) == (1, False)
@@ -176,7 +179,7 @@ def test_an_address_that_never_answers_is_named_with_who_waits(port):
 
 def test_rank_0_elsewhere_than_the_address_says(port, monkeypatch):
     monkeypatch.setattr(rendezvous, "ANSWER", 0.2)
-    with pytest.raises(InputError, match=r"rank 0 runs on .* doesn't reach itself as no.such.host.*MASTER_ADDR"):
+    with pytest.raises(InputError, match=r"rank 0 runs on .* can't reach itself at no.such.host.*MASTER_ADDR"):
         rendezvous.meet(f"no.such.host.invalid:{port}", 0, 2, limit=0.2)
 
 
@@ -191,10 +194,12 @@ def test_ranks_of_two_runs_and_two_of_one_number_are_told_apart(port):
         for stranger, party in ((come(1, count=4), "4 ranks of job 7"), (come(1, job=""), "3 ranks")):
             with pytest.raises(InputError) as caught:
                 stranger.result()
-            expected = f"at {address} meet 3 ranks of job 7, this is one of {party}: another run has the port (choose"
+            expected = (
+                f"rank 0 at {address} waits for 3 ranks of job 7, but this is one of {party}: another run has the"
+            )
             assert str(caught.value).startswith(expected)
         refused = next(as_completed(ranks))
-        with pytest.raises(InputError, match="one of the same number came to .* before; each rank needs its own"):
+        with pytest.raises(InputError, match="another rank with this number came to .* first; number each differently"):
             refused.result()
         ranks.remove(refused)
         meetings = [come(2).result(), ranks[0].result(), first.result()]
@@ -208,13 +213,15 @@ def test_a_rank_that_ends_before_the_start_is_named_on_the_others(port):
         waiting = [pool.submit(meeting.ready) for meeting in (first, third)]
         second.connection.close()  # as its process ends
         for rank in waiting:
-            with pytest.raises(RunError, match="rank 1 ended before the start; see what it said") as caught:
+            with pytest.raises(RunError, match="rank 1 ended before the run started; read its error message") as caught:
                 rank.result()
             assert caught.value.shared
         first, second = pool.map(lambda place: rendezvous.meet(address, place, 2, 20.0), range(2))
         waiting = pool.submit(second.ready)
         first.close()
-        with pytest.raises(RunError, match=f"rank 0 at {address} ended before the start; it says why"):
+        with pytest.raises(
+            RunError, match=f"rank 0 at {address} ended before the run started; its own error message says why"
+        ):
             waiting.result()
 
 

@@ -52,7 +52,7 @@ def test_a_variable_and_a_named_file_come_first(home, monkeypatch):
     assert secret.shared_secret() != by_file
     assert not (home / secret.NAME).exists()
     monkeypatch.setenv(secret.VARIABLE, "short")
-    assert refusal().startswith(f"{secret.VARIABLE} holds a secret of 5 characters; expected at least 16, random ones")
+    assert refusal().startswith(f"{secret.VARIABLE} holds a secret of 5 characters; expected at least 16 random ones")
 
 
 def test_what_others_may_read_or_have_written_is_refused(home, monkeypatch):
@@ -60,21 +60,23 @@ def test_what_others_may_read_or_have_written_is_refused(home, monkeypatch):
     file = home / secret.NAME
     file.write_text("a" * 32 + "\n")
     file.chmod(0o640)
-    assert refusal() == f"{file}: others may read the secret (mode 640); remove it for a new one, or chmod 600 it"
+    assert (
+        refusal() == f"{file}: others may read the secret (mode 640); chmod 600 it, or remove it, and a new one is made"
+    )
     file.chmod(0o600)
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     assert refusal().startswith(
-        f"{file}: the secret of user 4711 belongs to user {file.stat().st_uid}; remove it, or set"
+        f"{file}: user 4711 expects a secret of their own, but this belongs to user {file.stat().st_uid}; remove it"
     )
     monkeypatch.undo()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.delenv(secret.FILE, raising=False)
     monkeypatch.setattr(secret, "WAIT", 0.1)
     file.write_text("")
-    assert refusal() == f"{file}: the secret's file is empty; remove it"
+    assert refusal() == f"{file}: the file for the secret is empty; remove it"
     file.unlink()
     os.mkfifo(file)
-    assert "is no file; remove it, or set PADDLE_VIT_SECRET to the same 32 random characters" in refusal()
+    assert "is no regular file; remove it, or set PADDLE_VIT_SECRET to the same 32 random characters" in refusal()
 
 
 def test_where_there_is_no_place_for_it_one_line_says_what_to_set(home, monkeypatch):
@@ -84,10 +86,10 @@ def test_where_there_is_no_place_for_it_one_line_says_what_to_set(home, monkeypa
     where = f"{home}/file/{secret.NAME}.{os.geteuid()}"
     assert refusal().startswith(f"{where}: the secret can't be read (Not a directory); set PADDLE_VIT_SECRET to the")
     monkeypatch.setattr(secret, "MEMORY", str(home / "none"))
-    expected = f"{home}/none/{secret.NAME}.{os.geteuid()}: the secret that ranks prove to one another can't be made (No"
-    assert refusal().startswith(expected)
+    expected = f"{home}/none/{secret.NAME}.{os.geteuid()}: the secret by which ranks recognise one another can't be "
+    assert refusal().startswith(f"{expected}created (No such file")
     monkeypatch.setenv(secret.FILE, str(home / "gone"))
-    assert refusal() == f"{secret.FILE} names {home}/gone, which isn't there; write 32 random characters there"
+    assert refusal() == f"{secret.FILE} names {home}/gone, which doesn't exist; write 32 random characters to it"
 
 
 @pytest.mark.parametrize("place", ["unset", "gone", "locked"])
@@ -112,8 +114,8 @@ def test_a_container_without_a_home_needs_nothing(home, monkeypatch, tmp_path, p
 def test_a_file_system_without_modes_is_told_and_nothing_stays_there(home, monkeypatch):
     real = os.fstat
     monkeypatch.setattr(os, "fstat", lambda file: os.stat_result((real(file).st_mode | 0o777, *real(file)[1:])))
-    expected = f"has no place: others may read what is written to {home}, which keeps no modes of files; set PADDLE_VIT"
-    assert expected in refusal()
+    expected = f"can't be stored: others may read all files in {home}, because its file system has no file modes; "
+    assert f"{expected}set PADDLE_VIT" in refusal()
     assert not (home / secret.NAME).exists()
 
 
@@ -128,11 +130,13 @@ def test_a_named_file_may_be_the_administrators(home, monkeypatch):
     monkeypatch.setenv(secret.FILE, str(named))
     assert secret.shared_secret()
     named.chmod(0o444)
-    assert refusal() == f"{named}: others may read the secret (mode 444); give it mode 440"
+    assert refusal() == f"{named}: others may read the secret (mode 444); chmod 440 it"
     monkeypatch.delenv(secret.FILE)
     named.chmod(0o440)
     named.rename(home / secret.NAME)
-    assert refusal().startswith(f"{home}/{secret.NAME}: the secret of user 4711 belongs to user 0; remove it, or set")
+    assert refusal().startswith(
+        f"{home}/{secret.NAME}: user 4711 expects a secret of their own, but this belongs to user 0; remove it, or set"
+    )
 
 
 def test_paddles_launcher_would_write_the_variable_to_its_logs(home, monkeypatch):

@@ -145,10 +145,10 @@ def test_a_file_that_is_opened_is_never_standard_output(tmp_path):
             "ulimit -v 600000",
             "the limit on memory is 585 MB, expected 1200 MB at least, for Paddle alone; raise it (ulimit -v)",
         ),
-        ("umask 777", "umask 777 takes away this user's right to its own files; umask 022 doesn't"),
+        ("umask 777", "umask 777 takes away your right to your own files; use umask 022"),
         (
             "mkdir gone; cd gone; rmdir ../gone",
-            "the folder in which this was started is gone; change to another one",
+            "the current folder no longer exists; change to another one",
         ),
     ],
 )
@@ -171,7 +171,7 @@ def test_shared_memory_without_room_is_named(monkeypatch):
     full = os.statvfs_result((4096, 4096, 8, 1, 1, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: full)
     message = (
-        r"^/dev/shm has 4 kB to write to, 2 processes need 224; free some, or mount a larger one \(docker run .*\)$"
+        r"^/dev/shm has 4 kB free, but 2 processes need 224 kB; free some, or mount a larger one \(docker run .*\)$"
     )
     with pytest.raises(InputError, match=message):
         spawned.shared_arrays(None, 2)

@@ -209,7 +209,7 @@ def wait_until_stopped(process):
     [
         ([[5, COMPUTING], [4, COMPUTING]], "rank 1 (process {}) is computing at step 4"),
         ([[5, COMPUTING], [5, LOADING]], "rank 1 (process {}) is waiting for data at step 5"),
-        ([[0, 0], [0, 0]], "rank 0 (process {}) is starting at step 0, as do the others"),
+        ([[0, 0], [0, 0]], "rank 0 (process {}) is starting at step 0, like the others"),
         (None, "rank 1 (process {}) is suspended (SIGSTOP, or a debugger) at step 7"),
     ],
 )

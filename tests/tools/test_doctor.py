@@ -147,7 +147,7 @@ def test_rank_0_tells_of_other_hosts_and_who_waits_in_vain_of_itself(tmp_path):
     assert second[1] == {}
     assert list(alone[1])[-3:] == ["shm", "loader", "all-reduce"]
     assert not any(ok for ok, _ in alone[1].values())
-    assert alone[1]["all-reduce"][1].startswith(f"no rank 0 answered at 127.0.0.1:{ports[2]} in 4 s (")
+    assert alone[1]["all-reduce"][1].startswith(f"rank 0 didn't answer at 127.0.0.1:{ports[2]} within 4 s (")
 
 
 # ------------------------------------------------------------------ one machine
@@ -195,7 +195,7 @@ def test_the_secret_and_the_store_that_strangers_find_open(monkeypatch, tmp_path
     monkeypatch.setenv("PADDLE_VIT_SECRET_FILE", str(tmp_path / "none"))
     assert network.common_secret() == (
         False,
-        f"PADDLE_VIT_SECRET_FILE names {tmp_path}/none, which isn't there; write 32 random characters there",
+        f"PADDLE_VIT_SECRET_FILE names {tmp_path}/none, which doesn't exist; write 32 random characters to it",
     )
     monkeypatch.setenv("PADDLE_VIT_SECRET", "a" * 32)
     assert network.common_secret() == (True, "PADDLE_VIT_SECRET, mark f2f6f3bb: the same on all machines of a run")
