@@ -111,7 +111,7 @@ def as_rank(failed, beats):
     progress.share_beats(beats, progress.FIELDS * int(os.environ.get("PADDLE_TRAINER_ID") or 0) % len(beats))
     # A spawned process would spawn its loader's workers, too, each of which imports Paddle anew.
     multiprocessing.set_start_method("fork", force=True)
-    signals.noted.clear()  # a fork's parent has noted them, and passes them on
+    signals.received.clear()  # the parent of a fork has recorded them, and forwards them
     signals.stop_at_once()
     with reporting(failed):
         import_paddle()

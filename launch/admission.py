@@ -1,8 +1,8 @@
-"""Rank 0's door: it hears who comes until all ranks have, and nobody else holds it up.
+"""Rank 0's part of the rendezvous: it accepts connections until all ranks have come, whatever other clients do.
 
-One thread serves all. A client that isn't proved yet may be silent, slow, wrong or one of many. Each has a few seconds,
-a line of a thousand bytes, and a place; if there are too many, the next one takes it. Nothing is parsed before its
-proof.
+One thread serves all clients. A guest is a rank that has proved that it knows the secret. Every other client is a
+stranger: it may be silent, slow, wrong or one of many. A stranger has a few seconds and a line of a thousand bytes to
+prove itself. If there are too many strangers, the oldest is dropped. Nothing is parsed before its proof was right.
 """
 
 import contextlib
@@ -19,20 +19,20 @@ from launch import channel
 from launch.channel import CHALLENGE, HELLO, LONGEST_HELLO, OTHER_SECRET, VERSION, Channel
 from launch.secret import SIZE
 
-PATIENCE = 5.0  # seconds in which a guest proves itself
-MOST_STRANGERS = 128  # open at a time
+PATIENCE = 5.0  # seconds in which a stranger has to prove itself
+MOST_STRANGERS = 128  # connections of strangers that are open at a time
 LONGEST_GREETING = 1 << 14
-LIMITS = {"rank": "DIST.INIT_TIMEOUT", "node": "INIT_TIMEOUT"}  # what sets the limit
+LIMITS = {"rank": "DIST.INIT_TIMEOUT", "node": "INIT_TIMEOUT"}  # the key or variable that sets the time limit
 WRONG = "wrong"
 
 
 @dataclass
 class Stranger:
-    """Who isn't proved yet.
+    """A client that hasn't proved yet that it knows the secret.
 
     Attributes:
-        said: the beginning of its first line.
-        channel: from then on.
+        said: what has come of its first line.
+        channel: its connection after the first line.
     """
 
     connection: socket.socket
@@ -42,12 +42,12 @@ class Stranger:
 
 
 class Door:
-    """Admits ``count`` guests of a ``party`` that hold ``secret``.
+    """Admits ``count`` ranks of one run (``party`` describes it) that know ``secret``.
 
     Attributes:
-        guests: the proved connections, by the numbers of their ranks.
-        seats: each one's GPU and machine.
-        others: how many came with another secret.
+        guests: the connections of the admitted ranks, by their numbers.
+        seats: the GPU and the machine of each.
+        others: how many clients had a different secret.
     """
 
     def __init__(self, listener: socket.socket, secret: bytes, party: str, count: int, kind: str) -> None:
@@ -59,10 +59,10 @@ class Door:
         self.selector = selectors.DefaultSelector()
 
     def receive_all(self, limit: float) -> None:
-        """Hears who comes, for ``limit`` seconds, then tells all of them what came of it."""
+        """Admits ranks for ``limit`` seconds at most, then sends the result to all of them."""
         until = time.monotonic() + limit
         self.listener.settimeout(0)
-        with self.selector, self.listener:  # closed before anybody goes on to look for Paddle there
+        with self.selector, self.listener:  # closed before any rank looks for Paddle's store there
             self.selector.register(self.listener, selectors.EVENT_READ)
             while not self.closed and len(self.guests) < self.count and (left := until - time.monotonic()) > 0:
                 for found, _ in self.selector.select(min(left, 0.5)):
@@ -78,16 +78,16 @@ class Door:
         self.closed = True
 
     def _welcome(self) -> None:
-        """Lets one in. Where there are too many, or no more files, the oldest stranger goes."""
+        """Accepts a connection. If there are too many, or no more files, the oldest stranger is dropped."""
         connection = None
         try:
             connection = self.listener.accept()[0]
             connection.settimeout(0)
             self.selector.register(connection, selectors.EVENT_READ)
             self.strangers[connection.fileno()] = Stranger(connection)
-        except BlockingIOError:  # it left
+        except BlockingIOError:  # it has gone again
             return
-        except OSError:  # no file is left, or no memory
+        except OSError:  # this process has no more files, or no memory
             if connection:
                 connection.close()
             elif not self.strangers:
@@ -107,7 +107,7 @@ class Door:
             one.connection.close()
 
     def _hear(self, file: int) -> None:
-        """Hears a stranger. Whatever that leads to, MemoryError and RecursionError included, is its own end alone."""
+        """Reads what a stranger sent. Any error, even MemoryError or RecursionError, ends only this connection."""
         if not (one := self.strangers.get(file)):
             return
         try:
@@ -125,7 +125,7 @@ class Door:
         said = one.said.decode(errors="replace").rstrip()
         if not (found := re.fullmatch(rf"{HELLO} {VERSION} ([0-9a-f]{{{2 * SIZE}}}) -", said)):
             if said.isprintable() and (other := re.fullmatch(rf"{HELLO} (\S.*) \S+ \S+", said)):  # of another version
-                one.connection.sendall(f"differs {other[1]}\n".encode())  # which takes its own party for that
+                one.connection.sendall(f"differs {other[1]}\n".encode())  # which compares this with its own party
             raise ValueError
         own = secrets.token_bytes(SIZE)
         one.connection.sendall(f"{CHALLENGE} {own.hex()}\n".encode())
@@ -153,7 +153,7 @@ class Door:
         self.guests[place], self.seats[place] = one.channel, seat
 
     def _judge(self, greeting: dict[str, Any]) -> tuple[str, int, tuple[str, str]]:
-        """Returns what to answer, the rank's number and its seat, or raises what shows that it is no greeting."""
+        """Returns the answer, the rank's number and its seat. Raises any error if this isn't a greeting."""
         party, place, gpu, machine = (greeting[key] for key in ("party", "place", "gpu", "machine"))
         if [*map(type, (party, place, gpu, machine))] != [str, int, str, str] or not 0 <= place < self.count:
             raise ValueError
@@ -162,7 +162,7 @@ class Door:
         return "twice" if self._is_here(place) else "wait", place, (gpu, machine)
 
     def _is_here(self, place: int) -> bool:
-        """Whether a rank of this number has come and is still there: one that ended may be started again."""
+        """Returns whether a rank of this number is connected. One that has ended may have been started again."""
         if place not in self.guests:
             return False
         try:
@@ -173,7 +173,7 @@ class Door:
         return True
 
     def _conclude(self, limit: float) -> None:
-        """Tells all what came of it: "ok", the address at which rank 0 is found, and what the run's key is made of."""
+        """Sends the result to all: what is wrong, or "ok", rank 0's address and a random part of the run's key."""
         if missing := [place for place in range(self.count) if place not in self.guests]:
             found = (
                 f"{self.kind} {number_list(missing)} of {self.count} didn't connect within {limit:g} s"
@@ -196,15 +196,16 @@ class Door:
 
 
 def tell(guests: dict[int, Channel], verdict: str) -> None:
-    """Says the same to all; rank 0 last: what it hears may end this process."""
+    """Sends the same line to all. Rank 0 comes last, because the line may end this process."""
     for place in sorted(guests, reverse=True):
-        with contextlib.suppress(OSError):  # it has left: Meeting.ready will tell
+        with contextlib.suppress(OSError):  # it has gone: Meeting.ready reports it
             guests[place].send(verdict)
 
 
 def same_gpu(seats: dict[int, tuple[str, str]]) -> str:
-    """Returns which ranks of a machine have one GPU, and what to do; "" where none have. Containers of several names
-    may share one: NCCL, too, tells machines by name.
+    """Returns an error message if ranks of one machine share a GPU, else "".
+
+    Containers with different names may share one: NCCL, too, knows machines by their names.
     """
     ranks: dict[tuple[str, str], list[int]] = {}
     for place, seat in sorted(seats.items()):
@@ -218,12 +219,12 @@ def same_gpu(seats: dict[int, tuple[str, str]]) -> str:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Routers forget a connection on which nothing passes, and a machine that loses power says no goodbye."""
+    """Turns on keep-alive packets. Routers forget idle connections; a machine without power closes none."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
 
 
 def number_list(places: list[int]) -> str:
-    """Returns numbers for a line: ten at most."""
+    """Returns the numbers as text for one line: at most ten of them."""
     return ", ".join(map(str, places[:10])) + (", ..." if len(places) > 10 else "")

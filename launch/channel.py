@@ -1,8 +1,9 @@
-"""A connection between two that hold one secret: each line on it is proved.
+"""A connection between two processes that know one secret. Each line on it is authenticated.
 
-Who comes says HELLO and a nonce. Who waits answers with a nonce of its own. From both and the secret each derives the
-connection's key. From then on each line begins with its MAC. Under it are the direction, and how many lines went
-before: a line can't be made up, sent again, sent back or left out.
+The guest (the process that connects) sends HELLO and a nonce. The host (the process that listens) answers with its own
+nonce. From both nonces and the secret, each derives the connection's key. From then on each line begins with its MAC
+(message authentication code). The MAC also covers the direction and the number of earlier lines. So nobody else can
+make up a line, repeat it, send it back or leave it out.
 """
 
 import contextlib
@@ -16,30 +17,30 @@ from collections import deque
 from launch.secret import SIZE, mac, same
 
 HELLO, CHALLENGE = "paddle-vit-toolkit", "challenge"
-VERSION = 2  # of what is said here. Version 1 had no secret: its greeting had a party, a rank and a seat
-OTHER_SECRET = "secret"  # what the host says, unproved, where a guest's first line isn't of its own secret
-LONGEST = 1 << 17  # bytes of a line
-LONGEST_HELLO = 1024  # of version 1's, too
+VERSION = 2  # of this protocol. Version 1 had no secret: its greeting had a party, a rank and a seat
+OTHER_SECRET = "secret"  # the host's answer, without a MAC, to a guest with a different secret
+LONGEST = 1 << 17  # bytes of a line, at most
+LONGEST_HELLO = 1024  # bytes of the first line, at most; version 1's fits, too
 
 
 class Forged(ConnectionError):
-    """A line came that who holds the secret didn't say; ``line`` is it."""
+    """A line came whose MAC is wrong, so its sender doesn't know the secret; ``line`` is that line."""
 
     def __init__(self, line: bytes) -> None:
-        super().__init__("a line without its proof came")
-        self.line, self.strerror = line, "what came isn't proved"
+        super().__init__("a line with a wrong MAC came")
+        self.line, self.strerror = line, "what came isn't authentic"
 
 
 class Channel:
-    """A proved connection.
+    """An authenticated connection.
 
     Args:
         key: of this connection (``key``).
-        host: whether this is the end that was waited at.
-        longest: bytes of a line; who sends more is cut off.
+        host: whether this end is the host's.
+        longest: bytes of a line; a longer one ends the connection.
 
     Attributes:
-        closed: whether this end is.
+        closed: whether this end is closed.
         heard: when something came the last time.
     """
 
@@ -51,10 +52,10 @@ class Channel:
         self.closed, self.heard = False, time.monotonic()
 
     def send(self, text: str) -> None:
-        """Sends a line; one that doesn't go within a second ends the connection.
+        """Sends a line, within a second.
 
         Raises:
-            OSError: it didn't go.
+            OSError: the line couldn't be sent.
         """
         said = text.replace("\n", " ").encode(errors="backslashreplace")
         proof = mac(self.key, self.ours, self.sent.to_bytes(8, "big"), said).hex()
@@ -66,7 +67,7 @@ class Channel:
         """Returns the lines that have come, without waiting.
 
         Raises:
-            OSError: the other end is gone, and all that it said has been returned; or what came isn't proved.
+            OSError: the other end is gone, and all its lines have been returned; or a MAC is wrong.
         """
         self._hear(0)
         lines = [*self.lines]
@@ -74,7 +75,7 @@ class Channel:
         return lines
 
     def wait(self, limit: float | None) -> str:
-        """Returns the next line, which comes within ``limit`` seconds; None: whenever.
+        """Waits for the next line and returns it. ``limit`` is in seconds; None: no limit.
 
         Raises:
             OSError: as ``receive``; TimeoutError: none came.
@@ -88,7 +89,7 @@ class Channel:
         return self.lines.popleft()
 
     def _hear(self, limit: float | None) -> None:
-        """Takes what comes within ``limit`` seconds, or with 0, what has come."""
+        """Reads what comes within ``limit`` seconds; with 0, what has come already."""
         self.socket.settimeout(limit)
         try:
             while data := self.socket.recv(1 << 16):
@@ -122,7 +123,7 @@ def _reset_error() -> ConnectionResetError:
 
 
 def key(secret: bytes, guest: bytes, host: bytes) -> bytes:
-    """Returns a connection's key, by the nonces of both."""
+    """Returns a connection's key, from the secret and the nonces of guest and host."""
     return mac(secret, b"connection", guest, host)
 
 
@@ -134,7 +135,7 @@ def pair() -> tuple[Channel, Channel]:
 
 
 def nonce(text: str) -> bytes:
-    """Returns the nonce that ``text`` tells, or raises ValueError."""
+    """Returns the nonce that ``text`` has in hexadecimal digits, or raises ValueError."""
     found = bytes.fromhex(text)
     if len(found) != SIZE or len(text) != 2 * SIZE:
         raise ValueError
@@ -142,13 +143,15 @@ def nonce(text: str) -> bytes:
 
 
 def introduce(connection: socket.socket, secret: bytes, limit: float) -> Channel | str:
-    """Does a guest's part. Returns the proved connection, or, where no challenge came, what did ("": nothing).
+    """Does the guest's part of the handshake. Returns the channel; if no challenge came, the line that did, or "".
 
     Raises:
         OSError: the other end is gone.
     """
     own = secrets.token_bytes(SIZE)
-    connection.sendall(f"{HELLO} {VERSION} {own.hex()} -\n".encode())  # in as many words as version 1's
+    connection.sendall(
+        f"{HELLO} {VERSION} {own.hex()} -\n".encode()
+    )  # with as many words as version 1, which can then answer
     said = _read_line(connection, limit)
     word, _, theirs = said.partition(" ")
     with contextlib.suppress(ValueError):
@@ -158,8 +161,9 @@ def introduce(connection: socket.socket, secret: bytes, limit: float) -> Channel
 
 
 def _read_line(connection: socket.socket, limit: float) -> str:
-    """Returns the line that comes within ``limit`` seconds; "" where none does. What follows it is the channel's: so it
-    is read byte by byte.
+    """Returns the line that comes within ``limit`` seconds; "" if none does.
+
+    It is read byte by byte, because what follows it is for the channel.
     """
     until, said = time.monotonic() + limit, b""
     with contextlib.suppress(TimeoutError):

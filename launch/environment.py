@@ -1,7 +1,7 @@
-"""What started this process, told in one way: by the PADDLE_* variables of Paddle's launcher.
+"""What started this process. The other modules read it from one place: the PADDLE_* variables of Paddle's launcher.
 
-It doesn't import Paddle, which reads some of them as it is imported. As a program it is run_train_multi_node.sh's first
-half: it waits for the other machines and prints the flags for Paddle's launcher.
+It doesn't import Paddle, which reads some of them as it is imported. run_train_multi_node.sh runs this module as a
+program: it waits for the other machines and prints the flags for Paddle's launcher.
 """
 
 import contextlib
@@ -20,22 +20,27 @@ from launch import gpus, rendezvous, secret
 
 PADDLE = ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM", "PADDLE_CURRENT_ENDPOINT", "PADDLE_TRAINER_ENDPOINTS")
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-# A job's variables also describe what a step, srun's tasks, doesn't take of it: where there are a step's, they count.
+# srun's tasks are a step, which may be a part of a SLURM job. So a step's variables come before the job's.
 SLURM_NTASKS = "SLURM_STEP_NUM_TASKS SLURM_NTASKS"
 SLURM_HOSTS = "SLURM_STEP_NODELIST SLURM_NODELIST SLURM_JOB_NODELIST"
 SLURM_SIZES = "SLURM_STEP_TASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_NTASKS_PER_NODE"
-JOBS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE")  # what tells a run from others
+JOBS = (
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "TORCHELASTIC_RUN_ID",
+    "PMIX_NAMESPACE",
+)  # variables by which a run differs from others
 LOOPBACK = "127.0.0.1"
 NODE = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
-_held: Any = None  # the hold of MASTER_PORT, for as long as this process lives
+_held: Any = None  # holds MASTER_PORT while this process lives
 
 
 def is_launched() -> bool:
     """Returns whether this process was started as one of a run: by Paddle's launcher, torchrun or SLURM's srun.
 
-    What torchrun or srun set is translated to what ``paddle.distributed.init_parallel_env`` reads, in ``os.environ``,
-    and CUDA_VISIBLE_DEVICES to what Paddle reads.
+    It translates the variables of torchrun and srun to those that ``paddle.distributed.init_parallel_env`` reads, in
+    ``os.environ``. It also rewrites CUDA_VISIBLE_DEVICES as Paddle reads it.
 
     Raises:
         InputError: only some of a launcher's variables are set, or one makes no sense.
@@ -45,7 +50,7 @@ def is_launched() -> bool:
         if all(map(os.environ.get, TORCHRUN)):
             _translate_torchrun()
         elif not _translate_slurm():
-            # MASTER_ADDR and MASTER_PORT alone say where, not that anything was launched.
+            # MASTER_ADDR and MASTER_PORT alone don't show that a launcher started this process.
             return _complete(TORCHRUN, "start with torchrun or run_train_multi_node.sh, or unset them", TORCHRUN[:3])
     _select_device(_number("PADDLE_LOCAL_RANK", 0))
     return True
@@ -55,7 +60,7 @@ def meet(limit: float) -> rendezvous.Meeting:
     """Waits until all ranks of a launched run are there, for ``limit`` seconds at most. ``ready`` of the returned
     meeting waits until they have read their data, too.
 
-    Between machines, gloo and NCCL are told the network interface by which rank 0 is reached. By itself gloo takes the
+    Between machines, it tells gloo and NCCL to use the network interface that reaches rank 0. By itself gloo takes the
     address that the machine's own name stands for. In many an /etc/hosts that is 127.0.1.1, where no other machine
     finds it. NCCL takes the first interface, which may lead nowhere.
 
@@ -81,25 +86,25 @@ def meet(limit: float) -> rendezvous.Meeting:
 
 
 def stay_inside() -> None:
-    """Lets gloo, between ranks that are all on this machine, listen on loopback alone."""
+    """Makes gloo listen on loopback only, for ranks that are all on this machine."""
     for name, address in rendezvous.addresses().items():
         if address == LOOPBACK:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def prepare_spawn() -> None:
-    """Prepares for the ranks that this process will spawn: a key of their run, loopback, and MASTER_PORT, if that is
-    set, as where they meet. Paddle alone takes any free one.
+    """Prepares for the ranks that this process will spawn: makes their run's key, and has them use loopback. They meet
+    at MASTER_PORT if that is set, else at a free port that Paddle chooses.
 
     Raises:
-        InputError: it is taken.
+        InputError: MASTER_PORT is taken.
     """
     global _held
     secret.take_run()
     stay_inside()
     if port := os.environ.get("MASTER_PORT"):
         address = f"{LOOPBACK}:{port}"
-        if _held:  # by an earlier run of this process, a notebook's
+        if _held:  # by an earlier run of this process, in a notebook, say
             _held.close()
         _held = rendezvous.check_free(address)
         os.environ["PADDLE_MASTER"] = address
@@ -116,7 +121,7 @@ def visible_gpus() -> int:
 
 
 def check_seen(gpus_seen: int) -> None:
-    """Raises InputError where Paddle sees no GPU though there are some: it would take the CPU without a word."""
+    """Raises InputError if Paddle sees no GPU though there are some. It would use the CPU without a warning."""
     if not gpus_seen and (there := visible_gpus()):
         found = f"{there} GPU{'s are' if there > 1 else ' is'} visible, but Paddle finds none"
         raise InputError(f"{found}; tools/doctor.py looks for the cause; CUDA_VISIBLE_DEVICES=-1 selects the CPU")
@@ -196,8 +201,8 @@ def num_cores() -> int:
 
 
 def cores_each(processes: int) -> int:
-    """Returns the number of cores for each of a run's ``processes`` on this machine; SLURM may have dealt them out
-    already.
+    """Returns the number of cores for each of a run's ``processes`` on this machine. If SLURM gave each task its own
+    cores, these are all that this process may use.
     """
     cores = num_cores()
     dealt = _number("SLURM_CPUS_PER_TASK", 0) >= cores and _first(SLURM_NTASKS) == os.environ.get("PADDLE_TRAINERS_NUM")
@@ -205,10 +210,10 @@ def cores_each(processes: int) -> int:
 
 
 def _complete(names: Sequence[str], advice: str, signs: Sequence[str] | None) -> bool:
-    """Whether all ``names`` are set (of several in one: any).
+    """Returns whether all ``names`` are set. If a name is several, separated by spaces, any of them counts.
 
     Raises:
-        InputError: they aren't, but one of ``signs`` is; with None, in any case.
+        InputError: they aren't all set, but one of ``signs`` is. If ``signs`` is None, the latter doesn't matter.
     """
     missing = [name for name in names if not _first(name)]
     if missing and (signs is None or any(map(_first, signs))):
@@ -222,7 +227,7 @@ def _complete(names: Sequence[str], advice: str, signs: Sequence[str] | None) ->
 
 
 def _translate_torchrun() -> None:
-    """torchrun tells no names but the master's; what stands for the others is as good (see ``_set``)."""
+    """Translates torchrun's variables. It names only the first machine; ``_set`` says why made-up names will do."""
     rank, ranks, local_rank = map(_number, TORCHRUN[:3])
     _check_rank("RANK", rank, ranks)
     here = _number("LOCAL_WORLD_SIZE", ranks - (rank - local_rank))
@@ -235,10 +240,10 @@ def _translate_torchrun() -> None:
 
 
 def _translate_slurm() -> bool:
-    """Whether srun started this process as one of several.
+    """Translates srun's variables; returns whether srun started this process as one of several.
 
-    The shell of sbatch and salloc has rank 0's variables, too (SLURM_PROCID=0, the job's SLURM_NTASKS), but is none:
-    only srun's have a SLURM_STEP_ID. A shell that srun started (srun --pty, an interactive step) is a step of one.
+    The shell of sbatch and salloc has rank 0's variables, too (SLURM_PROCID=0, the job's SLURM_NTASKS), but is no rank:
+    only processes of srun have a SLURM_STEP_ID. A shell that srun started (srun --pty) is a step of one task.
     """
     job, tasks = _first("SLURM_JOB_ID SLURM_JOBID"), _number(SLURM_NTASKS, 0)
     is_task = bool(os.environ.get("SLURM_STEP_ID") or (os.environ.get("SLURM_PROCID") and not job))
@@ -262,11 +267,11 @@ def _translate_slurm() -> bool:
 
 
 def _set(rank: int, local_rank: int, here: int, hosts: list[str], master: str) -> None:
-    """Sets what Paddle's launcher would.
+    """Sets the variables that Paddle's launcher would set.
 
     Nothing connects to the endpoints: ranks find one another through the store at PADDLE_MASTER (NCCL's and gloo's own
-    addresses are exchanged there), and fleet only counts machines by them. So their ports are made up, and the names of
-    torchrun's machines but the first.
+    addresses are exchanged there), and fleet only counts machines by them. So their ports
+    are made up, and so are the names of torchrun's machines except the first.
     """
     endpoints = [f"{host}:{6170 + place}" for place, host in enumerate(hosts)]
     os.environ |= {
@@ -283,14 +288,14 @@ def _set(rank: int, local_rank: int, here: int, hosts: list[str], master: str) -
 
 
 def _select_device(local_rank: int) -> None:
-    """Where Paddle's launcher hasn't: this process's GPU, or gloo where there is none."""
+    """Selects this process's GPU, or gloo if there is none, unless Paddle's launcher has done so."""
     found = visible_gpus()
     if not found:
         os.environ.setdefault("PADDLE_DISTRI_BACKEND", "gloo")
     elif local_rank >= found > 1:
         what = f"local rank {local_rank} has no GPU: only {found} are visible"
         raise InputError(f"{what}; start at most {found} processes per machine")
-    else:  # one alone is this process's own: SLURM shows each task its share; where ranks meet, that is checked
+    else:  # a single one: SLURM shows each task its own GPU. ``Door`` checks that no two are the same
         os.environ.setdefault("FLAGS_selected_gpus", str(local_rank if found > 1 else 0))
 
 

@@ -1,8 +1,8 @@
-"""Closes a listening socket of this process to whoever comes from now on, though it isn't ours: Paddle's store.
+"""Closes the listening socket of Paddle's store to new connections.
 
-That store listens on all of a machine's addresses for the whole run and answers anybody. Once all ranks are connected
-nobody else has business there. Linux lets a process filter what comes to its own sockets: this filter passes nothing.
-Connections that stand keep their own.
+That store listens on all of a machine's addresses for the whole run, and answers anybody. Once all ranks are connected,
+no other program needs it. Linux lets a process filter the packets of its own sockets: this filter drops all of them.
+Established connections have their own sockets, which stay as they are.
 """
 
 import contextlib
@@ -14,14 +14,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-AGAIN = 3.0  # seconds after which Paddle's store is tried once more by a rank that came before it
+AGAIN = 3.0  # seconds after which a rank tries again to connect, if Paddle's store didn't listen yet
 LISTENING = "0A"  # in /proc/net/tcp
 SO_ATTACH_FILTER = 26  # asm-generic/socket.h: x86, ARM, POWER since 5.1
 _NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)  # BPF_RET | BPF_K: of a packet, 0 bytes
 
 
 def listeners() -> Iterator[socket.socket]:
-    """Yields copies of this process's listening TCP sockets, which are closed again."""
+    """Yields copies of this process's listening TCP sockets, and closes each copy."""
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as found:
@@ -31,7 +31,7 @@ def listeners() -> Iterator[socket.socket]:
 
 
 def shut(found: socket.socket) -> bool:
-    """Lets nobody connect to a listening socket any more; returns whether the kernel could."""
+    """Makes a listening socket accept no new connections; returns whether the kernel supports this."""
     program = ctypes.create_string_buffer(_NOTHING, len(_NOTHING))
     # struct sock_fprog: how many instructions, and where they are
     given = struct.pack("HP", 1, ctypes.addressof(program))
@@ -43,21 +43,21 @@ def shut(found: socket.socket) -> bool:
 
 
 def shut_store() -> bool:
-    """Shuts Paddle's store, where it is this process's; every rank has to be connected. Returns whether all that was
-    found could be shut.
+    """Shuts Paddle's store if this process has it. Every rank has to be connected before. Returns False if the store is
+    here and couldn't be shut.
     """
     ports = store_ports()
     return not [found for found in listeners() if found.getsockname()[1] in ports and not shut(found)]
 
 
 def store_ports() -> set[int]:
-    """Returns the ports of which one is Paddle's store's, by the environment."""
+    """Returns the ports that the environment names, one of which is that of Paddle's store."""
     named = os.environ.get("PADDLE_MASTER"), os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")[0]
     return {int(port) for address in named if (port := (address or "").rpartition(":")[2]).isdigit()}
 
 
 def wait_for_store() -> None:
-    """Waits until Paddle's store listens, where rank 0 is on this machine: who comes too early loses AGAIN seconds."""
+    """Waits until Paddle's store listens, if rank 0 is on this machine: a rank that is early loses AGAIN seconds."""
     hosts = [
         os.environ.get(name, "").partition(":")[0] for name in ("PADDLE_TRAINER_ENDPOINTS", "PADDLE_CURRENT_ENDPOINT")
     ]

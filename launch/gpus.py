@@ -18,18 +18,18 @@ _VARIABLE, _SELECTED = "CUDA_VISIBLE_DEVICES", "FLAGS_selected_gpus"
 
 
 def gpu_ids() -> list[str]:
-    """Returns the UUID of each GPU that this process may use, by PCI address; "" for one that isn't told.
+    """Returns the UUID of each GPU that this process may use, by PCI address; "" for an unknown one.
 
-    NVML counts, once, for it takes up to a second. In a container or a job's cgroup it knows which GPUs belong to it,
-    where /proc may list the machine's. A GPU counts once, however many MIG slices it has.
+    NVML is asked only once, because it takes up to a second. In a container or a job's cgroup it lists only the GPUs
+    that belong to it, where /proc may list all of the machine. A GPU counts once, however many MIG slices it has.
     """
     found = _by_nvml()
     return found if found is not None else [_uuid_in(entry) for entry in sorted(DRIVER.glob("*"))]
 
 
 def visible_gpus() -> list[str] | None:
-    """Returns what CUDA_VISIBLE_DEVICES names, "00" as "0"; None where it is unset. CUDA reads it up to the first that
-    is none.
+    """Returns the GPUs that CUDA_VISIBLE_DEVICES names, "00" as "0"; None if it is unset. As CUDA does, it stops at the
+    first name that means no GPU, such as -1.
     """
     if _VARIABLE not in os.environ:
         return None
@@ -39,7 +39,7 @@ def visible_gpus() -> list[str] | None:
 
 
 def visible() -> int:
-    """Returns how many GPUs CUDA gives a process. Of MIG slices it gives one."""
+    """Returns how many GPUs CUDA gives a process. Of several MIG slices, CUDA gives only one."""
     listed, found = visible_gpus(), len(gpu_ids())
     if listed is None:
         return found
@@ -68,7 +68,7 @@ def check() -> None:
     slices = [part for part in listed if part.startswith("MIG-")]
     if slices and len(listed) > 1:
         raise InputError(f"{found}, but CUDA gives a process only one MIG slice; name one")
-    for part in listed if uuids else ():  # without a driver nothing is known, and the CPU takes its place as ever
+    for part in listed if uuids else ():  # without a driver nothing is known, and the run uses the CPU
         matching = [uuid for uuid in uuids if uuid.startswith(part)]
         known = int(part) < len(uuids) if _NUMBER.fullmatch(part) else len(matching) == 1 or "" in uuids
         if not (known or part in slices):
@@ -78,7 +78,7 @@ def check() -> None:
 
 
 def own() -> str:
-    """Returns which GPU FLAGS_selected_gpus leaves to this process: its UUID, or its MIG slice; "" if nothing tells."""
+    """Returns which GPU FLAGS_selected_gpus leaves to this process: its UUID or MIG slice; "" if unknown."""
     chosen = (os.environ.get(_SELECTED) or "0").split(",")[0].strip()
     if not _NUMBER.fullmatch(chosen):
         raise InputError(f"{_SELECTED} is {chosen[:100]!r}, expected a GPU's number among the visible ones, from 0")
@@ -92,7 +92,7 @@ def own() -> str:
 
 @functools.cache
 def _by_nvml() -> list[str] | None:
-    """The UUIDs by NVML, which opens no GPU and may be asked before a fork; None where it doesn't answer."""
+    """Returns the UUIDs that NVML lists; None if it doesn't answer. It opens no GPU, so this process may fork later."""
     for name in _LIBRARIES:
         with contextlib.suppress(OSError, AttributeError):  # no such library, or one that lacks a function
             return _ids_by_nvml(ctypes.CDLL(name))

@@ -1,9 +1,9 @@
-"""A rank that a launcher started, and the process that watches it: the same lines and statuses as of spawned ranks.
+"""A rank that a launcher started, and the process that watches it. Messages and statuses equal those of spawned ranks.
 
 The launcher's processes meet (``environment.meet``), then fork before they import Paddle: the child is the rank, the
-parent (13 MB) watches it. Once a second the parents tell that of rank 0 what they see, over the connections of the
-meeting. It judges for all, and sends each its verdict. None of this needs the ranks' threads, which may be suspended,
-or wait in C++.
+parent (13 MB) watches it. Once a second each parent reports to rank 0's parent what it sees, over the connections of
+the meeting. Rank 0's parent decides for all whether the run ends, and sends them its verdict. None of this needs the
+ranks' threads, which may be suspended, or wait in C++.
 """
 
 import contextlib
@@ -27,9 +27,9 @@ from launch.rendezvous import Meeting
 from launch.spawned import Ranks, leave, shared_arrays
 from launch.verdict import Seen, Verdict, judge
 
-EVERY = 1.0  # seconds between what parents tell each other
-SILENCE = 10.0  # seconds without a word after which a rank counts as not answering
-PATIENT = 5.0  # seconds after its own rank's failure in which a parent awaits the verdict of rank 0's
+EVERY = 1.0  # seconds between two reports of a parent
+SILENCE = 10.0  # seconds without a report after which a rank counts as not answering
+PATIENT = 5.0  # seconds that a parent whose rank failed waits for the verdict of rank 0's parent
 SILENT = "isn't answering (is its machine down, or out of reach?)"
 LOST = "was lost (its machine went down, or its launcher killed it)"
 READING, READY, GO = range(3)  # what a rank waits for before Paddle's start: its data, the others, nothing
@@ -66,21 +66,21 @@ def watch(target: Callable[..., None], config: Any) -> NoReturn:
 
 
 def _become_rank(meeting: Meeting, target: Callable[..., None], *args: Any) -> None:
-    meeting.close()  # the parent's: as that ends, the others' are to hear it
+    meeting.close()  # only the parent keeps the connections: the others then notice its end
     target(*args)
 
 
 def wait_for_all() -> None:
-    """Returns when every launched rank has called it. Paddle waits 900 s and no longer for one that reads its data."""
+    """Returns when every launched rank has called it: Paddle alone would wait only 900 s for one that reads data."""
     _stage[0] = READY
     while _stage[0] != GO:
         time.sleep(0.02)
 
 
 class Launched(Ranks):
-    """A launched rank, as its parent sees it. What parents tell each other are lines of JSON."""
+    """A launched rank, as its parent sees it. Parents send each other lines of JSON."""
 
-    alone = True  # whether this process decides by itself
+    alone = True  # whether this parent decides by itself when the run ends
 
     def __init__(self, process: multiprocessing.Process, failed: Any, beats: Any, timeout: float) -> None:
         process.start()
@@ -96,26 +96,26 @@ class Launched(Ranks):
         return done
 
     def exchange(self, done: bool) -> None:
-        """Hears and tells what there is; ``done``: this rank has ended well."""
+        """Exchanges reports with the other parents; ``done``: this rank has ended without an error."""
         raise NotImplementedError
 
     def due(self) -> bool:
-        """Returns whether it is time to tell something."""
+        """Returns whether it is time for the next report."""
         if due := self.now - self.told > EVERY:
             self.told = self.now
         return due
 
 
 class First(Launched):
-    """Rank 0's parent: it hears the others and judges for all."""
+    """Rank 0's parent: it receives the other parents' reports and decides for all."""
 
     def __init__(self, meeting: Meeting, *args: Any) -> None:
         super().__init__(*args)
         self.all = [self.own, *map(Seen, range(1, len(meeting.guests)))]
         self.lines = {Line(guest): place for place, guest in meeting.guests.items() if place}
-        self.ready: set[int] = set()  # whose rank has read its data
-        self.over: set[int] = set()  # whose rank has ended well, or was lost
-        self.beat: dict[int, float] = {}  # when the others' last ones were, by their clocks
+        self.ready: set[int] = set()  # the ranks that have read their data
+        self.over: set[int] = set()  # the ranks that have ended without an error, or were lost
+        self.beat: dict[int, float] = {}  # the time of each other rank's last beat, by its own clock
 
     def exchange(self, done: bool) -> None:
         due = self.due()
@@ -142,7 +142,7 @@ class First(Launched):
         seen, known = Seen(**message["seen"]), self.all[place]
         seen.failure, failure = None, seen.failure and Failure(*seen.failure)
         if seen.place != place or [*map(type, vars(seen).values())] != [*map(type, vars(Seen(0)).values())]:
-            raise ValueError("it is none of ours")
+            raise ValueError("not a report of one of our ranks")
         seen.failure = failure
         moved = self.beat.get(place, 0.0) != seen.time
         self.beat[place], seen.time = seen.time, self.now if moved else known.time
@@ -166,7 +166,7 @@ class First(Launched):
         self._part({"verdict": verdict})
 
     def _part(self, message: dict[str, Any]) -> None:
-        """Tells the others; unless all they sent is read, they might lose it."""
+        """Sends a last message to the others, and reads until they close: unread data might make them lose it."""
         until = time.monotonic() + 1
         for line in self.lines:
             line.send(message)
@@ -177,7 +177,7 @@ class First(Launched):
 
 
 class Other(Launched):
-    """The parent of another rank: it tells rank 0's what it sees, and does what that decides."""
+    """The parent of another rank: it reports to rank 0's parent, and does what that decides."""
 
     alone = False
 
@@ -207,14 +207,14 @@ class Other(Launched):
         self.failed_at = self.failed_at or self.now * bool(own)
         silent = self.now - self.line.heard
         self.alone = self.line.closed or silent > (SILENCE if own else max(SILENCE, self.timeout))
-        if self.alone and (own is None or own.lost):  # this one may have gone because of rank 0
+        if self.alone and (own is None or own.lost):  # perhaps this rank ended because rank 0 did
             how = LOST if self.line.closed else f"{SILENT} for {silent:.0f} s"
             return Verdict(1, f"error: rank 0 on {self.host} {how}", lost=True)
         return own if own and (self.alone or self.now - self.failed_at > PATIENT) else None
 
 
 class Line:
-    """A proved connection over which JSON goes, a message to a line.
+    """An authenticated connection for JSON, one message per line.
 
     Attributes:
         heard: when something came the last time.
@@ -247,9 +247,7 @@ class Line:
 
     @contextlib.contextmanager
     def closing(self) -> Iterator[None]:
-        """Closes the connection if the other end is gone, or isn't one of ours: whatever a message leads to, it ends no
-        more than that.
-        """
+        """Closes the connection on any error: the other end is gone, or its message is wrong. Nothing else ends."""
         try:
             yield
         except Exception:

@@ -1,4 +1,4 @@
-"""What a rank tells the process that watches it: when it was last heard of, its step, and what it does."""
+"""What a rank reports to the process that watches it: the time of its last report (a beat), its step, what it does."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ _first, _asked, _doing = 0, 0, STARTING
 
 
 def share_beats(beats: Any, first: int) -> None:
-    """Lets ``beat`` write to ``beats[first:first + FIELDS]``, which the process that watches this one reads."""
+    """Makes ``beat`` write to ``beats[first:first + FIELDS]``, which the process that watches this one reads."""
     global _beats, _first
     _beats, _first = beats, first
 
@@ -27,12 +27,17 @@ def is_watched() -> bool:
 
 
 def doing() -> int:
-    """Returns what this rank does, as the last beat told it."""
+    """Returns what this rank does, by its last beat."""
     return _doing
 
 
 def beat(doing: int, step: int | None = None) -> None:
-    """Tells what this rank does, at ``step`` if that is another one."""
+    """Reports what this rank does, and its step if that has changed.
+
+    Args:
+        doing: a place in DOING.
+        step: None: the same as before.
+    """
     global _asked, _doing
     _doing = doing
     if _beats is None:
@@ -44,8 +49,8 @@ def beat(doing: int, step: int | None = None) -> None:
 
 
 def keep_native_errors(log: Path) -> None:
-    """Sends what C++ says on stderr as it goes down (gloo, when a peer is gone) to the rank's log. Whoever watches the
-    rank tells the cause. Python's stderr stays what it is, and so do both of a rank that isn't watched.
+    """Redirects what C++ code writes to stderr to the rank's log, such as gloo's when a peer is gone. The process that
+    watches the rank reports the cause. Python's stderr stays. A rank that isn't watched keeps both.
     """
     if is_watched():
         sys.stderr = streams.lasting(os.dup(2), lines=True)

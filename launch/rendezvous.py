@@ -2,8 +2,8 @@
 
 Paddle's own start (its TCPStore, in 3.3.1 and 2.6.2) tries an address that doesn't answer for ever. It hangs where
 another program listens there. It waits 900 s for a rank that never comes, without naming it. So the ranks first meet at
-the same address. Rank 0 listens (``admission``), each rank proves that it holds the user's secret (``channel``), and
-all hear the result. Then the port is Paddle's. They stay connected: the processes that watch ranks for the whole run
+the same address. Rank 0 listens (``admission``), each rank proves that it knows the user's secret (``channel``), and
+all get the result. After that, Paddle gets the port. The processes that watch ranks stay connected for the whole run
 (``launched``), others until all are ready.
 """
 
@@ -26,8 +26,8 @@ from launch import channel, secret
 from launch.admission import LIMITS, WRONG, Door, keep_alive, number_list, tell
 from launch.channel import Channel, Forged
 
-CONNECT, ANSWER = 5.0, 10.0  # seconds: to connect, for each of rank 0's first words
-ENDING = 3.0  # seconds that the processes of a run may take to end, before another has its port
+CONNECT, ANSWER = 5.0, 10.0  # seconds: for a connection, and for each of rank 0's first answers
+ENDING = 3.0  # seconds that an earlier run's processes may take to end and free the port
 
 
 @dataclass
@@ -35,11 +35,11 @@ class Meeting:
     """Ranks that found one another.
 
     Attributes:
-        own_address: this machine's IPv4 address, as the others reach it; the master's, of one rank alone.
+        own_address: this machine's IPv4 address, as the others reach it. With a single rank it is the master's.
         connection: to rank 0.
-        guests: rank 0's connections to all, by their numbers.
-        run_key: what only these ranks know (``secret.take_run``).
-        claim: rank 0's hold of the port (``claim``).
+        guests: on rank 0, the connections to all ranks, by their numbers.
+        run_key: a key that only these ranks know (``secret.take_run``).
+        claim: on rank 0, what holds the port (``claim``).
     """
 
     address: str
@@ -57,7 +57,7 @@ class Meeting:
             RunError: a rank has ended meanwhile.
         """
         with contextlib.closing(self):
-            with contextlib.suppress(OSError):  # which _verdict meets, too
+            with contextlib.suppress(OSError):  # ``_verdict`` gets the same error
                 self.connection.send("ready")
             if gone := [place for place, guest in self.guests.items() if not _is_ready(guest)]:
                 tell(
@@ -97,14 +97,15 @@ def meet(
         address: HOST:PORT at rank 0, a name or IPv4: Paddle's store takes no IPv6.
         place: this rank's number.
         limit: seconds.
-        job: what tells this run from another; the same on all ranks.
-        kind: "rank", or "node" where it is machines that meet.
-        here: the number of ranks on this machine, for which the ``first`` speaks where nothing answers.
+        job: an identifier of this run, the same on all ranks.
+        kind: "rank", or "node" if machines meet instead of ranks.
+        here: the number of ranks on this machine.
+        first: whether this rank is the one that prints the error for all ranks on this machine.
         seat: the UUID of this rank's GPU, which no other may have; "" where there is none.
 
     Raises:
-        InputError: the address isn't valid, its port is taken, or two ranks contradict each other. Or they hold
-            different secrets or none, or two have one GPU.
+        InputError: the address isn't valid, its port is taken, or two ranks contradict each other. Or their secrets
+            differ or are missing, or two ranks share a GPU.
         RunError: nothing answered, or not all ranks came.
     """
     host, port = parse_address(address)
@@ -116,7 +117,7 @@ def meet(
     machine = _printable(socket.gethostname())
     greeting = {"party": party, "place": place, "gpu": _printable(seat), "machine": machine}
     door, held = None, None
-    with contextlib.ExitStack() as undone:  # where it fails
+    with contextlib.ExitStack() as undone:  # after an error
         if place == 0:
             listener, held = listen(host, port, far=count > here)
             door = Door(listener, own_secret, party, count, kind)
@@ -132,10 +133,10 @@ def meet(
             raise _no_answer_error(address, kind, place, limit, machine, error, here, first) from None
         connection, common, key = _accept_answer(found, address, kind, party, limit)
         if door:
-            receiver.join()  # it has told all: this process may fork
+            receiver.join()  # its thread has ended, so this process may fork
         undone.pop_all()
     own = connection.socket.getsockname()[0]
-    # On rank 0's machine its name may stand for 127.0.1.1 (Debian's /etc/hosts), where no other finds it.
+    # On rank 0's machine its name may mean 127.0.1.1 (Debian's /etc/hosts), which others can't reach.
     own = common if own.startswith("127.") else own
     run_key = secret.mac(own_secret, b"run", key.encode()).hex()
     return Meeting(address, kind, own, connection, door.guests if door else {}, run_key, held)
@@ -144,9 +145,9 @@ def meet(
 def _no_answer_error(
     address: str, kind: str, place: int, limit: float, machine: str, error: OSError, here: int, first: bool
 ) -> RunError:
-    """Returns what to say where nothing answered."""
+    """Returns the error for the case that rank 0 didn't answer."""
     reason = error.strerror or str(error)
-    if place == 0:  # it listens: what doesn't answer is the address
+    if place == 0:  # it listens, so the address is wrong
         found = f"{kind} 0 runs on {machine}, but can't reach itself at {address} ({reason})"
         return InputError(f"{found}; set MASTER_ADDR to an address of that machine")
     found = f"{kind} 0 didn't answer at {address} within {limit:g} s ({reason}; {LIMITS[kind]})"
@@ -156,7 +157,7 @@ def _no_answer_error(
 
 
 def _printable(text: str) -> str:
-    """Returns a name that others chose as a part of one line: up to 200 characters that UTF-8 has."""
+    """Returns a name from outside, fit for a message: one line, at most 200 characters, valid UTF-8."""
     return " ".join(text.encode(errors="backslashreplace").decode().split())[:200]
 
 
@@ -167,7 +168,7 @@ def addresses() -> dict[str, str]:
         for _, name in socket.if_nameindex():
             try:
                 answer = fcntl.ioctl(asked, get_address, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # it has none
+            except OSError:  # this interface has none
                 continue
             found[name] = socket.inet_ntoa(answer[20:24])
     return found
@@ -177,7 +178,7 @@ def parse_address(address: str) -> tuple[str, int]:
     """Returns the host and the port of HOST:PORT.
 
     Raises:
-        InputError: it is none.
+        InputError: the address has another form.
     """
     host, _, port = address.rpartition(":")
     if not host or ":" in host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
@@ -188,7 +189,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def check_free(address: str) -> socket.socket | None:
-    """Returns the hold of HOST:PORT, of this machine (``claim``); raises InputError where it is none or taken."""
+    """Claims a port of this machine and returns what holds it (``claim``); raises InputError if it can't be had."""
     host, port = parse_address(address)
     with _claiming(host, port) as held:
         _bound_socket("", port).close()  # as Paddle's store will
@@ -197,7 +198,7 @@ def check_free(address: str) -> socket.socket | None:
 
 def claim(port: int) -> socket.socket | None:
     """Holds a port of this machine for one run of the toolkit, until the returned socket is closed. Between the meeting
-    and Paddle's store nobody listens there. Two runs that start together would mix.
+    and the start of Paddle's store nobody listens there. So two runs that start together could mix without this.
 
     Raises:
         OSError: another run holds it.
@@ -218,17 +219,17 @@ def claim(port: int) -> socket.socket | None:
 
 
 def listen(host: str, port: int, far: bool = False) -> tuple[socket.socket, socket.socket | None]:
-    """Returns who listens at HOST:PORT, on no more of this machine's addresses than needed, and ``claim``'s hold.
+    """Returns a socket that listens at HOST:PORT, and ``claim``'s. It listens on as few addresses as possible.
 
-    A name may stand for 127.0.1.1 here and for an address elsewhere. Behind NAT the address is none of this machine's.
-    Kubeflow tells rank 0's machine "localhost". Then it listens on all, and says so.
+    A name may mean 127.0.1.1 on this machine only. Behind NAT, this machine doesn't have the address itself.
+    Kubeflow gives rank 0's machine the name "localhost". In these cases it listens on all addresses, and prints a note.
 
     Args:
-        far: whether ranks of other machines come.
+        far: whether ranks of other machines will connect.
     """
     with _claiming(host, port) as held:
         listener = _bound_socket("", port)
-        with contextlib.suppress(OSError):  # of a name that stands for nothing: ``_greet`` tells
+        with contextlib.suppress(OSError):  # if the name is unknown, ``_greet`` raises the error
             found = socket.gethostbyname(host)
             is_known = host in (found, "" if far else "localhost") or not found.startswith("127.")
             if found != "0.0.0.0" and is_known:
@@ -242,7 +243,7 @@ def listen(host: str, port: int, far: bool = False) -> tuple[socket.socket, sock
 
 
 def _bound_socket(address: str, port: int, instead: str | None = None) -> socket.socket:
-    """Returns a socket at the address, or where that is none of this machine's, at the other."""
+    """Returns a socket at the address; at ``instead``, if this machine doesn't have that address."""
     found = socket.socket()
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Paddle's store will
     try:
@@ -257,7 +258,7 @@ def _bound_socket(address: str, port: int, instead: str | None = None) -> socket
 
 @contextlib.contextmanager
 def _claiming(host: str, port: int) -> Iterator[socket.socket | None]:
-    """Holds the port, and where it can't be had turns the reason into an InputError."""
+    """Holds the port; raises InputError with the reason if that isn't possible."""
     held = None
     try:
         held = claim(port)
@@ -271,7 +272,7 @@ def _claiming(host: str, port: int) -> Iterator[socket.socket | None]:
 
 
 def _verdict(connection: Channel, host: str, limit: float | None) -> list[str]:
-    """Returns what ``host`` (rank 0) adds to its "ok"; a RunError, unless it says that: an InputError after WRONG."""
+    """Returns the words after rank 0's "ok". Raises any other verdict: InputError after WRONG, else RunError."""
     try:
         said = connection.wait(limit)
     except OSError:
@@ -285,10 +286,10 @@ def _verdict(connection: Channel, host: str, limit: float | None) -> list[str]:
 
 
 def _greet(host: str, port: int, own: bytes, greeting: str, limit: float) -> tuple[Channel | None, str]:
-    """Returns the connection to who listens there and its answer to the greeting; None: it proved nothing.
+    """Returns the connection to rank 0 and its answer to the greeting; (None, answer) if it didn't prove its secret.
 
     Raises:
-        OSError: the last one, after ``limit`` seconds.
+        OSError: no connection within ``limit`` seconds; the last attempt's error.
     """
     deadline = time.monotonic() + limit
     while True:
@@ -296,7 +297,7 @@ def _greet(host: str, port: int, own: bytes, greeting: str, limit: float) -> tup
         try:
             connection.settimeout(CONNECT)
             connection.connect((host, port))
-            if connection.getsockname() == connection.getpeername():  # nobody listens: the kernel chose this very port
+            if connection.getsockname() == connection.getpeername():  # nobody listens: it is connected to itself
                 raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
             keep_alive(connection)
             found = channel.introduce(connection, own, ANSWER)
@@ -318,7 +319,7 @@ def _greet(host: str, port: int, own: bytes, greeting: str, limit: float) -> tup
 def _accept_answer(
     found: tuple[Channel | None, str], address: str, kind: str, party: str, limit: float
 ) -> tuple[Channel, str, str]:
-    """Returns, when all ranks have come, the connection, the address at which rank 0 was found, and the run's key."""
+    """Waits for all ranks. Returns the connection, the address at which rank 0 was found, and the run's key."""
     connection, answer = found
     if connection and answer == "wait":
         try:
@@ -340,7 +341,7 @@ def _accept_answer(
     if answer == channel.OTHER_SECRET:
         there = f"{kind} 0 at {address} has another secret than {socket.gethostname()}"
         raise InputError(f"{there}; {secret.differs(f'{kind} 0')}", shared=False)
-    if answer.startswith("differs "):  # another version takes this greeting for another party's
+    if answer.startswith("differs "):  # another version's answer to this version's greeting
         there = f"{kind} 0 at {address} runs another version of this toolkit"
         raise InputError(f"{there}; install the same on all machines", shared=False)
     there = f"another run or program answers at {address}, not this run's {kind} 0"

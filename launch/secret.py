@@ -1,7 +1,8 @@
-"""What the ranks of a run hold in common, and a stranger doesn't.
+"""The secret that all ranks of a user know, and nobody else.
 
-It is in a variable, or in a file of the user's own, made at first use. Ranks prove by HMACs that they hold it; it is
-never sent. Where they meet they derive a key of this run alone from it. Who spawns ranks makes one.
+It is in a variable, or in a file that belongs to the user and is made at first use. Ranks prove by HMACs that they know
+it; it is never sent. When launched ranks meet, they derive a key of this run from it. A process that spawns ranks makes
+a random key instead.
 """
 
 import hmac
@@ -15,37 +16,37 @@ from pathlib import Path
 from errors import InputError
 
 VARIABLE, FILE = "PADDLE_VIT_SECRET", "PADDLE_VIT_SECRET_FILE"
-RUN = "PADDLE_VIT_RUN_KEY"  # for the processes of a run alone: who starts ranks sets it
+RUN = "PADDLE_VIT_RUN_KEY"  # the run's key: a process that starts ranks sets it for them
 NAME = ".paddle_vit_secret"  # in the user's home
-MEMORY = "/dev/shm"  # instead of a home that isn't there or can't be written to, as in many a container
-LEAST = 16  # characters: a shorter one can be guessed from what is sent
-MOST = 4096
-WAIT = 2.0  # seconds for another process to end writing
+MEMORY = "/dev/shm"  # used if the home is missing or read-only, as in many containers
+LEAST = 16  # characters, at least: a shorter one can be guessed from what is sent
+MOST = 4096  # bytes that are read of the file
+WAIT = 2.0  # seconds in which another process may finish writing the file
 SIZE = 32  # bytes of a MAC, and of a nonce
 
 
 def mac(key: bytes, *parts: bytes) -> bytes:
-    """Returns the HMAC-SHA256 of the parts, each behind its length: no two lists of parts have one text."""
+    """Returns the HMAC-SHA256 of the parts, each after its length, so that different parts give different texts."""
     return hmac.digest(key, b"".join(len(part).to_bytes(8, "big") + part for part in parts), sha256)
 
 
 def same(one: bytes, other: bytes) -> bool:
-    """Returns whether two MACs are the same, in a time that doesn't tell how much of them is."""
+    """Returns whether two MACs are the same, in a time that doesn't depend on where they differ."""
     return hmac.compare_digest(one, other)
 
 
 def of_run() -> bytes:
-    """Returns this run's own key; without one, of ranks that another program spawned, what all of its user's hold."""
+    """Returns this run's own key. Ranks that another program spawned have none: then it is the user's shared secret."""
     return mac(key.encode(), b"run") if (key := os.environ.get(RUN)) else shared_secret()
 
 
 def take_run(key: str | None = None) -> None:
-    """Makes ``of_run`` go by ``key``, or by a new one, in this process and in those that it starts."""
+    """Sets the run's key, for this process and those that it starts; None: a new random one."""
     os.environ[RUN] = key or secrets.token_hex(SIZE)
 
 
 def shared_secret() -> bytes:
-    """Returns what the user's processes hold in common: the variable's, or the file's.
+    """Returns the secret of all processes of this user, from the variable or the file.
 
     Raises:
         InputError: it is too short, others may read it, or it can be neither read nor made.
@@ -78,7 +79,7 @@ def keep_from_logs() -> None:
 
 
 def file() -> Path:
-    """Returns where the secret lies: in the home, or where it can't be there, in memory, for one machine."""
+    """Returns the secret's file: in the home, or if that isn't possible, in shared memory, for one machine only."""
     if named := os.environ.get(FILE):
         return Path(named)
     home = Path(os.path.expanduser("~"), NAME)
@@ -88,7 +89,7 @@ def file() -> Path:
 
 
 def differs(where: str) -> str:
-    """Returns what to do where the other end, at ``where``, holds another secret."""
+    """Returns the advice for a user whose secret differs from that of ``where``."""
     if os.environ.get(VARIABLE):
         return f"set {VARIABLE} to the same value on all machines"
     copy = f"copy {file()} from {where}'s machine to this one (mode 600)"
@@ -107,7 +108,7 @@ def _long_enough(text: str, where: str) -> bytes:
 
 
 def _read(path: Path) -> str:
-    """Returns what the file says, once it is whole.
+    """Returns the file's text, once it is complete.
 
     Raises:
         InputError: it isn't this user's, or others may read it.
@@ -115,10 +116,10 @@ def _read(path: Path) -> str:
     """
     until = time.monotonic() + WAIT
     while True:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would be waited for
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would block without it
         try:
             state = os.fstat(descriptor)
-            # Who names a file may name one that the system's administrator hands to its group (Kubernetes).
+            # A file that a variable names may be root's, readable by the user's group (a secret of Kubernetes).
             given = bool(os.environ.get(FILE)) and state.st_uid == 0 != os.geteuid()
             if not stat.S_ISREG(state.st_mode) or (state.st_uid != os.geteuid() and not given):
                 what = f"belongs to user {state.st_uid}" if stat.S_ISREG(state.st_mode) else "is no regular file"
@@ -131,7 +132,7 @@ def _read(path: Path) -> str:
             text = os.read(descriptor, MOST).decode(errors="surrogateescape")
         finally:
             os.close(descriptor)
-        if text.endswith("\n") or (text and time.monotonic() > until):  # who wrote it by hand may have left that out
+        if text.endswith("\n") or (text and time.monotonic() > until):  # a file written by hand may lack the line's end
             return text.strip()
         if time.monotonic() > until:
             raise InputError(f"{path}: the file for the secret is empty; remove it")
@@ -139,7 +140,7 @@ def _read(path: Path) -> str:
 
 
 def _make(path: Path) -> str:
-    """Makes the file, unless another process of the user does at this moment; returns what it says."""
+    """Makes the file, unless another process of the user makes it at this moment; returns its text."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:

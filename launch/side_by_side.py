@@ -1,4 +1,4 @@
-"""Commands side by side, each on devices of its own, until all have ended or a signal asks to stop."""
+"""Runs commands side by side, each on its own devices, until all have ended or a signal asks to stop."""
 
 import functools
 import os
@@ -13,12 +13,12 @@ from typing import NamedTuple
 from launch import gpus, signals
 from launch.environment import num_cores, visible_gpus
 
-_LOOK = 0.1  # seconds between two looks at what runs
-_noted: deque[int] = deque()  # signals that came
+_LOOK = 0.1  # seconds between two checks of the commands
+_received: deque[int] = deque()  # signals that this process received
 
 
 class Command(NamedTuple):
-    """A command, and the file for what it prints."""
+    """A command, and the file for its output."""
 
     name: str
     words: list[str]
@@ -26,11 +26,11 @@ class Command(NamedTuple):
 
 
 def places(processes: int, side_by_side: int | None) -> list[dict[str, str]]:
-    """Returns the environment of each command that runs at a time: its GPUs, or on a CPU its share of the cores.
+    """Returns an environment for each command that may run at the same time: its GPUs, or its share of the CPU's cores.
 
     Args:
-        processes: of a command; each takes a GPU.
-        side_by_side: commands at a time; None: as many as there are devices for. Of GPUs, more share none.
+        processes: processes of each command; each takes a GPU.
+        side_by_side: the number of commands at a time, at most; None: as many as the devices allow. GPUs aren't shared.
     """
     gpus.check()
     if found := visible_gpus():
@@ -50,22 +50,22 @@ def run(
 ) -> int:
     """Runs the commands, one at a time for each environment; returns the signal that asked to stop, or 0.
 
-    A signal is passed on, once, to what runs; nothing is started after it. Where this process is killed, what it
-    started gets SIGTERM.
+    A signal is sent on to the running commands, and no other command is started after it. If this process is killed,
+    the running commands get SIGTERM.
 
     Args:
         ended: is called with the name and the exit status (negative: a signal) of each, as it ends.
-        keep: descriptors that what is started keeps open.
+        keep: descriptors that the commands inherit.
     """
     waiting, free, stop = deque(commands), list(environments), 0
     running: dict[str, tuple[subprocess.Popen[bytes], dict[str, str]]] = {}
-    signals.catch_signals(lambda number, _: _noted.append(number))
+    signals.catch_signals(lambda number, _: _received.append(number))
     while running or (waiting and not stop):
-        while waiting and free and not (stop or _noted):
+        while waiting and free and not (stop or _received):
             command, environment = waiting.popleft(), free.pop(0)
             running[command.name] = _start(command, environment, keep), environment
-        while _noted:
-            number = _noted.popleft()
+        while _received:
+            number = _received.popleft()
             stop = stop or (number if number in signals.STOPS else 0)
             for process, _ in running.values():
                 process.send_signal(number)
@@ -79,7 +79,7 @@ def run(
 
 
 def _start(command: Command, environment: dict[str, str], keep: Sequence[int]) -> subprocess.Popen[bytes]:
-    """Starts a command in a session of its own: a terminal's Ctrl-C reaches it by this process alone."""
+    """Starts a command in its own session: a terminal's Ctrl-C reaches it only through this process."""
     with open(command.printed, "ab") as printed:
         return subprocess.Popen(
             command.words,

@@ -1,4 +1,4 @@
-"""Signals to stop or to save: noted in a rank, for ``Requests``; passed on by the process that watches ranks."""
+"""Signals that ask to stop or to save. A rank records them for ``Requests``; its watching process sends them on."""
 
 import contextlib
 import ctypes
@@ -12,79 +12,79 @@ from typing import Any
 from launch import progress, startup
 
 STOPS = startup.STOPS
-SIGNALS = [number for number in (*STOPS, signal.SIGUSR1) if number not in startup.IGNORED]  # that are heeded
-noted: dict[int, float] = {}  # signals that came, and when
+SIGNALS = [number for number in (*STOPS, signal.SIGUSR1) if number not in startup.IGNORED]  # handled here
+received: dict[int, float] = {}  # the signals that this process received, and when
 
 
 def hold_signals() -> None:
-    """Lets SIGNALS wait in the processes that this one starts, until ``catch_signals``. Here they are noted: threads
-    that libraries have started would let them through.
+    """Blocks SIGNALS in this process, and in those that it starts, until ``catch_signals``. This process records them,
+    too: threads that libraries have started don't block them.
     """
     for number in SIGNALS:
-        signal.signal(number, note)
+        signal.signal(number, record)
     block_signals()
 
 
 def block_signals() -> None:
-    """Lets SIGNALS wait, until ``catch_signals`` or ``stop_at_once``."""
+    """Blocks SIGNALS: they are delivered after ``catch_signals`` or ``stop_at_once``."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
 def catch_signals(handler: Any) -> None:
-    """Lets ``handler`` have them."""
+    """Makes ``handler`` handle SIGNALS, and unblocks them."""
     for number in SIGNALS:
         signal.signal(number, handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def stop_at_once() -> None:
-    """Lets a signal to stop end this process until ``begin``: there is nothing to save."""
+    """Makes a signal to stop end this process at once, until ``begin``: there is nothing to save yet."""
     startup.stop_at_once()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def begin() -> None:
-    """Says that there is something to save from now on. Signals are noted, for ``Requests``, and the watching process
-    passes them on instead of ending the ranks.
+    """Declares that there is something to save from now on. This process records signals for ``Requests``, and the
+    process that watches it forwards them instead of ending the ranks.
     """
     if signal.getsignal(signal.SIGTERM) is startup.end_at_once:  # not in a program that has handlers of its own
-        note_signals()
+        record_signals()
     progress.beat(progress.STARTING)
 
 
-def note_signals() -> None:
-    """Notes signals from now on, for ``Requests``. If no parent does it, a second SIGINT ends this process."""
-    catch_signals(note)
+def record_signals() -> None:
+    """Records signals from now on, for ``Requests``. If no process watches this one, a second SIGINT ends it."""
+    catch_signals(record)
 
 
 def ignore_signals() -> None:
-    """Ignores signals in a loader's worker. A signal to the whole group is for its rank, which needs the worker."""
-    if signal.getsignal(signal.SIGTERM) is note:
+    """Ignores signals in a loader's worker: one to the whole process group is meant for the rank, which needs it."""
+    if signal.getsignal(signal.SIGTERM) is record:
         catch_signals(signal.SIG_IGN)
 
 
 def end_workers() -> None:
-    """Ends the loaders' workers, at a run's end: Python would send SIGTERM, which they ignore, and wait for ever."""
-    catch_signals(signal.SIG_IGN)  # nothing is left to stop, and Python, as it ends, would let them kill this process
+    """Ends the loaders' workers at a run's end. Python would send SIGTERM, which they ignore, and wait for ever."""
+    catch_signals(signal.SIG_IGN)  # at its end Python restores the defaults, and a signal would kill
     for worker in multiprocessing.active_children():
         worker.kill()
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Asks Linux for a signal to this process when the one that started it ends, however it ends: no orphans."""
+    """Asks Linux to send this process ``number`` when its parent ends, however that ends. So no orphan stays behind."""
     parent = multiprocessing.parent_process()
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, int(number))
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-            score.write("500")  # where memory is short, not the one that could tell of it
+            score.write("500")  # if memory runs out, Linux kills this process before its parent, which reports it
     if parent and not parent.is_alive():  # it ended before that
         os._exit(1)
 
 
-def note(number: int, _: Any) -> None:
-    """Notes a signal, as its handler."""
-    again = time.monotonic() - noted.get(number, time.monotonic()) > 0.5  # not the same one by two ways
+def record(number: int, _: Any) -> None:
+    """Records a signal: the handler that ``record_signals`` sets."""
+    again = time.monotonic() - received.get(number, time.monotonic()) > 0.5  # sooner, it is the same one by two ways
     if number == signal.SIGINT and again and not progress.is_watched():
         raise KeyboardInterrupt
-    noted.setdefault(number, time.monotonic())
+    received.setdefault(number, time.monotonic())

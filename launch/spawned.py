@@ -1,4 +1,4 @@
-"""The process that spawned the ranks: passes signals on, ends all when one fails or stalls, and starts them again."""
+"""The process that spawned the ranks. It sends signals on, ends all ranks if one fails or stalls, and restarts them."""
 
 import itertools
 import mmap
@@ -23,14 +23,14 @@ from launch.progress import FIELDS
 from launch.verdict import Seen, Verdict, failure_in, how_it_ended, judge, trouble
 
 SHARED = "/dev/shm"
-SUSPENDED = 5.0  # seconds between two looks after which the watching process itself must have been suspended
+SUSPENDED = 5.0  # seconds between two checks: after more, this process itself was suspended
 
 
 class Handed:
     """Objects in shared memory without a name, for spawned ranks: /dev/shm is often too small.
 
-    What a rank is given as an argument goes through a pipe, which 64 kB fill. Whoever fills it waits until the rank has
-    imported Paddle, before it starts the next; or for ever, where the rank has ended.
+    Arguments of a rank go through a pipe, which holds 64 kB. If they are larger, the parent waits until the rank has
+    imported Paddle before it starts the next one. It would wait for ever if the rank has ended.
     """
 
     def __init__(self, *objects: Any) -> None:
@@ -55,10 +55,11 @@ class Handed:
 
 
 def shared_arrays(context: Any, count: int) -> tuple[Any, Any]:
-    """Returns what ranks tell the process that watches them by: bytes for a failure, and FIELDS numbers for each.
+    """Returns the memory through which ranks report to the process that watches them: bytes for a failure, and FIELDS
+    numbers for each rank.
 
     Raises:
-        InputError: /dev/shm, where that and Python's locks are, has no room. It would be a crash.
+        InputError: there isn't enough space in /dev/shm for it and for Python's locks: a crash would follow.
     """
     need = FAILURE + 64 * 1024 * (1 + count)
     try:
@@ -79,10 +80,10 @@ class Ranks:
     """Ranks of this machine, as their parent sees them.
 
     Args:
-        context: what ``paddle.distributed.spawn(join=False)`` returned; what its processes share lives as long as it.
-        failed: the shared bytes that the ranks' ``errors.reporting`` was given.
+        context: what ``paddle.distributed.spawn(join=False)`` returned; it has to live as long as the ranks do.
+        failed: the shared bytes in which the ranks' ``errors.reporting`` leaves a failure.
         beats: shared doubles, FIELDS per rank (``progress.beat``).
-        timeout: seconds without any rank's progress that end the run.
+        timeout: the run ends after this many seconds without progress of any rank.
     """
 
     def __init__(self, context: Any, failed: Any, beats: Any, timeout: float) -> None:
@@ -90,16 +91,16 @@ class Ranks:
         self.failed, self.beats, self.timeout = failed, beats, timeout
         self.seen = [Seen(place, process.pid) for place, process in enumerate(self.processes)]
         self.started = self.looked = time.monotonic()
-        self.asked, self.asked_at = 0, 0.0  # by which signal to stop, and when
+        self.asked, self.asked_at = 0, 0.0  # the signal that asked to stop (0: none), and when
 
     def wait(self) -> Verdict | None:
-        """Waits for the ranks and passes signals on; when one fails or stalls, ends all and says why (None: none did).
+        """Waits for the ranks and sends signals on. If one fails or stalls, ends all and returns why, else None.
 
         Raises:
             SystemExit: after a second Ctrl-C.
         """
         signals.catch_signals(self._pass_on)
-        for number in list(signals.noted):  # while the ranks were started
+        for number in list(signals.received):  # came while the ranks were started
             self._pass_on(number, None)
         while not self.look():
             if verdict := self.verdict():
@@ -109,9 +110,9 @@ class Ranks:
         return None
 
     def look(self) -> bool:
-        """Takes in how far the ranks are; returns whether all have ended well."""
+        """Reads how far the ranks are; returns whether all have ended without an error."""
         before, self.looked = self.looked, time.monotonic()
-        if self.looked - before > SUSPENDED:  # with the ranks, by Ctrl-Z: they have their time anew
+        if self.looked - before > SUSPENDED:  # together with the ranks, by Ctrl-Z: their time starts again
             self.started = self.looked
         for place, (seen, process) in enumerate(zip(self.seen, self.processes, strict=True)):
             seen.time, seen.step, seen.doing, _ = self.beats[FIELDS * place : FIELDS * (place + 1)]
@@ -122,11 +123,11 @@ class Ranks:
         return not self.seen[0].failure and all(process.exitcode == 0 for process in self.processes)
 
     def verdict(self) -> Verdict | None:
-        """Returns why the run has to end, as it was seen last."""
+        """Returns why the run has to end, by the last ``look``; None if it doesn't."""
         return judge(self.seen, self.started, self.timeout)
 
     def has_stepped(self) -> bool:
-        """Returns whether any rank asked for a second batch: a step was made."""
+        """Returns whether any rank asked for a second batch, so that a step was completed."""
         return max(self.beats[FIELDS - 1 :: FIELDS]) > 1
 
     def has_begun(self) -> bool:
@@ -134,15 +135,15 @@ class Ranks:
         return any(self.beats[::FIELDS])
 
     def end(self, verdict: Verdict) -> None:
-        """Ends what is left of the ranks."""
+        """Ends the ranks that still run."""
         for process in self.processes:
-            process.kill()  # SIGTERM would ask them to save
+            process.kill()  # SIGTERM would only ask them to save
         for process in self.processes:
             process.join()
 
     def _pass_on(self, number: int, _: Any) -> None:
         if number == self.asked == signal.SIGINT and time.monotonic() - self.asked_at > 0.5:
-            verdict = Verdict(128 + number, "interrupted", lost=False)  # Ctrl-C once more: at once
+            verdict = Verdict(128 + number, "interrupted", lost=False)  # a second Ctrl-C
             self.end(verdict)
             leave(verdict)
         if number in signals.STOPS and not self.asked:
@@ -153,14 +154,14 @@ class Ranks:
                 continue
             if begun:
                 os.kill(process.pid, number)
-            elif number in signals.STOPS:  # it may not listen yet, or wait for others in C++
+            elif number in signals.STOPS:  # it may not handle signals yet, or wait for others in C++
                 seen.gone, seen.gone_at = how_it_ended(-number), time.monotonic()
                 process.kill()
 
 
 def leave(verdict: Verdict) -> NoReturn:
-    """Says why the run ends, and exits with its status, whatever is asked from now on."""
-    signals.catch_signals(signal.SIG_IGN)  # Python, as it ends, would let them kill this process
+    """Prints why the run ends, and exits with its status. Signals are ignored from now on."""
+    signals.catch_signals(signal.SIG_IGN)  # at its end Python restores the defaults, and one would kill
     print(verdict.text, file=sys.stderr, flush=True)
     sys.exit(verdict.status)
 
@@ -171,21 +172,22 @@ def run(
     start: Callable[..., Any],
     next_start: Callable[[CfgNode, int], tuple[CfgNode, int, str]] | None = None,
 ) -> None:
-    """Starts the ranks and waits for them; those that are lost or stall are started again, DIST.MAX_RESTART times.
+    """Starts the ranks and waits for them. If ranks are lost or stall, it restarts all, DIST.MAX_RESTART times at most.
 
-    Each time they go on from the newest whole checkpoint, with as many processes as there are devices now. Where two
-    starts, one after the other, made no step, a third wouldn't either.
+    Each time they resume from the newest complete checkpoint, with as many processes as there are devices now. If two
+    starts in a row completed no step, it stops, because a third wouldn't either.
 
     Args:
-        count: how many.
-        start: given the configuration, how many, ``failed`` and ``beats``, starts them and returns their context.
-        next_start: given the configuration and how many there were, returns both for a restart, and words for them;
-            None: nothing is started again.
+        count: the number of ranks.
+        start: is called with the configuration, the number of ranks, ``failed`` and ``beats``. It starts the ranks and
+            returns their context.
+        next_start: is called with the configuration and the number of ranks. It returns both for a restart, and words
+            that describe them. None: no restarts.
     """
     context, stepped = multiprocessing.get_context("spawn"), True
     restarts = config.DIST.MAX_RESTART if not config.EVAL else 0
     for attempt in itertools.count(1):
-        signals.hold_signals()  # until the ranks listen; this process passes signals on
+        signals.hold_signals()  # until the ranks handle them; this process sends signals on
         failed, beats = shared_arrays(context, count)
         ranks = Ranks(start(config, count, failed, beats), failed, beats, config.DIST.TIMEOUT)
         verdict = ranks.wait()
@@ -204,8 +206,8 @@ def run(
 
 
 def forget_lost_tracker() -> None:
-    """Where Python's resource tracker was killed, Python would start another one as it ends, which complains of each
-    name that it doesn't know. This process removes its own, with or without it.
+    """Keeps Python quiet at its end if its resource tracker was killed. It would start another one, which warns of each
+    name that it doesn't know. This process removes its shared memory without a tracker, too.
     """
     tracker: Any = resource_tracker._resource_tracker  # type: ignore[attr-defined]
     if tracker._fd is not None and not tracker._check_alive():
@@ -214,6 +216,6 @@ def forget_lost_tracker() -> None:
 
 def _print_and_log(config: CfgNode, line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-    if Path(config.OUTPUT).is_dir():  # else the run hadn't begun
+    if Path(config.OUTPUT).is_dir():  # else the run has no folder yet
         with open(Path(config.OUTPUT) / "log.txt", "a", encoding="utf-8") as log:
             log.write(f"{time.strftime('%m%d %H:%M:%S')} {line}\n")

@@ -1,5 +1,5 @@
-"""What stands before a program's other imports, which take a second. From then on a signal ends a run with one line,
-and no standard stream ends it. It imports next to nothing.
+"""A program imports this first, because its other imports take a second. From then on a signal ends the program with
+one line, and a closed or broken standard stream doesn't end it. This module imports next to nothing.
 """
 
 import contextlib
@@ -14,29 +14,29 @@ from typing import IO, Any
 
 from launch import streams
 
-LEAST_MEMORY = 1200 << 20  # bytes of addresses that Paddle's libraries alone take; with less it hangs, or crashes
-LEAST_FILES = 64  # that a process has open, with a few ranks and loader workers
+LEAST_MEMORY = 1200 << 20  # bytes of address space that Paddle's libraries need; with less, Paddle hangs or crashes
+LEAST_FILES = 64  # files that a process with a few ranks and loader workers has open
 
-# Ctrl-C; a closed terminal; a limit on the processor's time, of which the system tells a while before it kills.
+# A scheduler; Ctrl-C; a closed terminal; a limit on CPU time, which Linux announces by SIGXCPU before it kills.
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
-# nohup and the like; what a program starts inherits that. Shells ignore SIGINT for what they start beside themselves.
+# By nohup, say: child processes inherit it. SIGINT isn't among them: shells ignore it for commands in the background.
 IGNORED = [number for number in STOPS[2:] if signal.getsignal(number) is signal.SIG_IGN]
 NOT_BEGUN = "stopped by {} before the first step: nothing to save"
 _ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 _FOLDER, _PROGRAM = os.path.split(os.path.realpath(getattr(sys, "argv", [""])[0]))
-_SPEAKER = None if "--multiprocessing-fork" in getattr(sys, "orig_argv", []) else os.getpid()  # for what it starts, too
+_SPEAKER = None if "--multiprocessing-fork" in getattr(sys, "orig_argv", []) else os.getpid()  # child processes keep it
 
 
 def end_at_once(number: int, _: object) -> None:
-    """Ends this process, as a signal's handler: nothing has begun that could be saved."""
+    """Ends this process at once: the signal handler for the time in which there is nothing to save."""
     if os.getpid() == _SPEAKER:
         os.write(2, f"{NOT_BEGUN.format(signal.Signals(number).name)}\n".encode())
     os._exit(128 + number)
 
 
 def stop_at_once(handler: Callable[[int, Any], None] = end_at_once) -> None:
-    """Lets STOPS end this process from now on, by ``handler``. SIGUSR1, which asks for a save, is ignored: it would
-    kill.
+    """Makes ``handler`` end this process on each of STOPS from now on. SIGUSR1, which asks for a save, is ignored: by
+    default it would kill.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     for number in STOPS:
@@ -45,14 +45,14 @@ def stop_at_once(handler: Callable[[int, Any], None] = end_at_once) -> None:
 
 
 def unfinished_path(path: Path) -> Path:
-    """Returns where this process writes a file or folder until it is whole: a hidden one beside it."""
+    """Returns the path at which this process writes a file or folder until it is complete: hidden, beside it."""
     name = os.fsdecode(os.fsencode(path.name)[:200])  # a name has at most 255 bytes
     return path.with_name(f".{name}.{os.getpid()}")
 
 
 @contextlib.contextmanager
 def writing_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Opens a file that replaces ``path`` only when the body has ended well: whole or absent, never half."""
+    """Opens a file that replaces ``path`` only if the body ends without an error. So ``path`` is never half written."""
     temporary = unfinished_path(path)
     try:
         with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
@@ -62,15 +62,15 @@ def writing_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
         os.replace(temporary, path)
         sync_directory(path.parent)
     except OSError as error:
-        error.filename = str(path)  # which a write's error doesn't name, and an opening's calls by its temporary name
+        error.filename = str(path)  # an error of write names no file, one of open names the temporary one
         raise
     finally:
-        with contextlib.suppress(OSError):  # a disk that became read-only: the first error counts
+        with contextlib.suppress(OSError):  # the disk has become read-only, say: the first error counts
             temporary.unlink()
 
 
 def sync_directory(path: Path) -> None:
-    """Makes the names in a directory (a rename, say) survive a crash of the machine."""
+    """Makes changes of names in a directory, such as a rename, survive a crash of the machine."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -79,7 +79,7 @@ def sync_directory(path: Path) -> None:
 
 
 def stop_by_removing(path: Path | None) -> None:
-    """Lets STOPS end this process with a line from now on. ``path``, which isn't whole yet, is removed."""
+    """Makes STOPS end this process with one line from now on, and remove the incomplete ``path`` before."""
     program = os.getpid()
 
     def end(number: int, _: object) -> None:
@@ -99,17 +99,15 @@ def remove(path: Path | None) -> None:
 
 
 def speak_utf8() -> None:
-    """Starts this program anew, in its place, if Python goes by a locale that lacks most letters. The names of classes
-    and files may hold any.
-    """
+    """Restarts this program with UTF-8 if Python's locale lacks most letters: class and file names may have any."""
     if sys.getfilesystemencoding() != "utf-8":
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def unfit() -> str:
-    """Returns what of this process's surroundings no program can work in, and what to do; nothing, if all is well.
+    """Returns why no program can work in this process's environment, and what to do; "" if there is no such reason.
 
-    Of open files it takes as many as the administrator allows.
+    It also raises this process's limit on open files to the administrator's.
     """
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and files < most:

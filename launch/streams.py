@@ -1,7 +1,7 @@
-"""Standard streams that end no program: where one is closed, broken, full or blocked, lines are lost, and that is all.
+"""Standard streams that don't end a program. If one is closed, broken, full or blocked, only its lines are lost.
 
 A run's lines are in its log files, too. So a run doesn't wait for whoever reads its output: a terminal that is stopped
-by Ctrl-S, or a pipe that nobody empties. Other commands wait, as everywhere: what they print is what they are for.
+by Ctrl-S, or a pipe that nobody empties. Other commands do wait: their output is their purpose.
 """
 
 import atexit
@@ -14,27 +14,27 @@ import sys
 import time
 from typing import Any
 
-WAIT = 1.0  # seconds that a run waits for its reader, once until that reads again
-AT_END = 5.0  # seconds that it waits for it at its end
-MOST = 1 << 20  # bytes that are kept for it meanwhile; of more, the oldest go
+WAIT = 1.0  # seconds that a run waits for a blocked reader; then it doesn't wait until that reads again
+AT_END = 5.0  # seconds that a run waits for a blocked reader at its end
+MOST = 1 << 20  # bytes that are kept for a blocked reader; beyond that, the oldest are dropped
 _hurried = False
 _raw: list["Lasting"] = []  # all that this process has
 
 
 def hurry() -> None:
-    """Stops waiting for the readers of this process: a run has begun, which has log files."""
+    """Stops waiting for blocked readers: a run has begun, and its lines are in log files, too."""
     global _hurried
     _hurried = True
 
 
 class Lasting(io.RawIOBase):
-    """Takes whatever is written to a descriptor, and hands on as much of it as that takes."""
+    """Accepts whatever is written, and passes to ``descriptor`` as much as that accepts. It keeps the rest."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.kept, self.stalled = descriptor, bytearray(), False
         self.name = "<stdout>" if descriptor == 1 else "<stderr>"  # which some libraries ask for
         self.end = _not_waiting(descriptor)
-        os.register_at_fork(after_in_child=self.kept.clear)  # it is the parent's to say
+        os.register_at_fork(after_in_child=self.kept.clear)  # the parent writes it
 
     def writable(self) -> bool:
         return True
@@ -59,11 +59,11 @@ class Lasting(io.RawIOBase):
                 break
             try:
                 del self.kept[: os.write(self.end, self.kept[: select.PIPE_BUF])]
-            except BlockingIOError:  # its room is less than this
+            except BlockingIOError:  # there is less space in the pipe
                 if until is not None and time.monotonic() > until:
                     break
                 time.sleep(0.01)
-            except OSError:  # its reader is gone, its disk is full: nobody will miss this
+            except OSError:  # the reader has gone, or the disk is full
                 self.kept.clear()
         if len(self.kept) > MOST:
             del self.kept[: self.kept.find(b"\n", len(self.kept) - MOST) + 1]
@@ -75,7 +75,7 @@ class Lasting(io.RawIOBase):
 
 
 def _not_waiting(descriptor: int) -> int:
-    """Returns a descriptor of the same pipe or terminal that never waits; others, who share the first, still may."""
+    """Returns a descriptor of the same pipe or terminal that never blocks. Programs that share the first still may."""
     kind = os.fstat(descriptor).st_mode
     with contextlib.suppress(OSError):  # another user's; no /proc
         if stat.S_ISFIFO(kind) or os.isatty(descriptor):
@@ -84,11 +84,11 @@ def _not_waiting(descriptor: int) -> int:
 
 
 def lasting(descriptor: int, lines: bool, at_once: bool = False) -> io.TextIOWrapper:
-    """Returns a stream of text for a descriptor: what its encoding lacks comes as escapes.
+    """Returns a text stream for a descriptor. Letters that its encoding lacks are written as escapes.
 
     Args:
-        lines: whether each line is handed on at once.
-        at_once: whether everything is (python -u).
+        lines: whether each line is passed on at once.
+        at_once: whether each write is passed on at once (python -u).
     """
     raw = Lasting(descriptor)
     _raw.append(raw)
@@ -104,7 +104,7 @@ def lasting(descriptor: int, lines: bool, at_once: bool = False) -> io.TextIOWra
 
 
 def finish() -> None:
-    """Hands on what is kept, at the end of a process in which Python won't: a forked one."""
+    """Writes what is kept, at the end of a forked process, where Python doesn't do it."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     for raw in _raw:
@@ -112,17 +112,17 @@ def finish() -> None:
 
 
 def keep() -> None:
-    """Makes this process's standard streams lasting. A closed one is /dev/null from now on: the next file that is
-    opened would take its number, and with it what is printed. What another program has put in their place (a notebook,
-    whose cells show it) stays.
+    """Replaces this process's standard streams by lasting ones. A closed one becomes /dev/null: the next opened file
+    would get its number, and with it all that is printed. Streams that another program has replaced stay, such as a
+    notebook's.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # of the lowest number that is free
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # open takes the lowest free number
     if sys.stdout is sys.__stdout__:
         sys.stdout = lasting(1, lines=False, at_once=getattr(sys.stdout, "write_through", False))
     if sys.stderr is sys.__stderr__:
         sys.stderr = lasting(2, lines=True, at_once=getattr(sys.stderr, "write_through", False))
-    atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush()))  # before what they lead to is offered
+    atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush()))  # runs before the handlers of ``lasting``

@@ -1,4 +1,4 @@
-"""What to say of ranks that fail, are lost or stall, and who is to blame."""
+"""Decides why a run ends if ranks fail, are lost or stall: which rank caused it, and the message."""
 
 import json
 import signal
@@ -12,11 +12,11 @@ from launch.progress import DOING
 from launch.signals import STOPS
 from launch.startup import NOT_BEGUN
 
-START_UP = 600.0  # seconds at least until all ranks have begun
-GRACE = 2.0  # seconds in which a cause may turn up that explains why others aborted
-PATIENCE = 20.0  # seconds without a sign of life after which a rank is why others gave up: gloo's are 30
+START_UP = 600.0  # seconds, at least, until all ranks have taken a batch
+GRACE = 2.0  # seconds to wait for the cause, after ranks aborted because of another
+PATIENCE = 20.0  # seconds without a beat after which a rank counts as the cause; gloo gives up after 30
 STOPPED = {f"was stopped by {number.name}": number for number in STOPS}
-ABORTED = "was killed by SIGABRT"  # what gloo and NCCL do when a peer is gone or doesn't answer
+ABORTED = "was killed by SIGABRT"  # gloo and NCCL abort if a peer is gone or doesn't answer
 
 
 @dataclass
@@ -24,11 +24,12 @@ class Seen:
     """A rank, as the process that watches it sees it.
 
     Attributes:
-        host: its machine, where a run may have several.
-        time: of its last beat, by the watcher's clock; 0: none yet.
+        host: its machine, if the run may have several.
+        time: the time of its last beat, by the watching process's clock; 0: none yet.
         trouble: why it can't go on, if that is known: "is suspended (SIGSTOP, or a debugger)".
-        gone: how it ended, if not well: "was killed by SIGKILL"; ``gone_at``: when that was seen.
-        failure: what it reported.
+        gone: how it ended, if with an error: "was killed by SIGKILL".
+        gone_at: when that was seen.
+        failure: the error that it reported.
     """
 
     place: int
@@ -52,7 +53,7 @@ class Seen:
 
 
 class Verdict(NamedTuple):
-    """Why a run ends: its exit status, the line, and whether the same start again may go well."""
+    """Why a run ends: its exit status, the message, and whether a restart may help (``lost``)."""
 
     status: int
     text: str
@@ -64,7 +65,8 @@ def judge(ranks: list[Seen], started: float, timeout: float) -> Verdict | None:
 
     Args:
         started: by ``time.monotonic``.
-        timeout: seconds without any rank's progress that end the run; START_UP, if that is more, until all have begun.
+        timeout: the run ends after this many seconds without progress of any rank. Until all have begun, it is at
+            least START_UP.
     """
     now = time.monotonic()
     failures = sorted((seen.failure for seen in ranks if seen.failure), key=lambda failure: failure.unforeseen)
@@ -75,7 +77,7 @@ def judge(ranks: list[Seen], started: float, timeout: float) -> Verdict | None:
         return _stop_verdict(stopped[0], STOPPED[stopped[0].gone])
     if causes := [seen for seen in gone if seen.gone != ABORTED]:
         return _loss_verdict(causes[0])
-    if failures or gone:  # perhaps only because others didn't answer
+    if failures or gone:  # perhaps because another rank didn't answer
         hung = [seen for seen in _late(ranks) if seen.trouble or (seen.time and now - seen.time > PATIENCE)]
         if hung:
             return Verdict(1, f"error: {hung[0]}, and the others waited for it in vain", lost=True)
@@ -96,7 +98,7 @@ def _loss_verdict(seen: Seen) -> Verdict:
 
 
 def _abort_verdict(aborted: list[Seen]) -> Verdict:
-    """Of ranks that C++ ended it isn't known which is to blame; what it said as it ended them may tell."""
+    """Returns the verdict on ranks that C++ aborted. The cause isn't known; the ends of their logs may show it."""
     names = " and ".join(str(seen.place) for seen in aborted)
     logs = " and ".join(f"log_{seen.place}.txt" for seen in aborted)
     who = f"rank{'s' * (len(aborted) > 1)} {names} gave up (SIGABRT) at step {aborted[0].step:.0f}"
@@ -114,7 +116,7 @@ def _stall_verdict(ranks: list[Seen], started: float, timeout: float, now: float
 
 
 def _late(ranks: list[Seen]) -> list[Seen]:
-    """The ranks that the others wait for: those in trouble, else those that are behind; [] if none is."""
+    """Returns the ranks that the others wait for: those in trouble, else those that are behind; [] if none is."""
     if troubled := [seen for seen in ranks if seen.trouble]:
         return troubled
     reached = [(seen.step, seen.doing) for seen in ranks]
@@ -123,7 +125,7 @@ def _late(ranks: list[Seen]) -> list[Seen]:
 
 
 def how_it_ended(code: int) -> str:
-    """Returns the words for a process's exit code (negative: a signal), of what didn't end well."""
+    """Describes the exit code of a process that ended with an error (negative: by a signal)."""
     number = -code if code < 0 else code - 128
     if number in STOPS:
         return f"was stopped by {signal.Signals(number).name}"
@@ -133,7 +135,7 @@ def how_it_ended(code: int) -> str:
 
 
 def trouble(pid: int) -> str:
-    """Returns why a process of this machine can't go on, if that is to be seen: it is suspended."""
+    """Returns why a process of this machine can't continue: it is suspended; "" if it isn't."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -29,7 +29,7 @@ def stop_at(call, options, output, length, number=signal.SIGTERM):
 
     def signalled(keeper):
         if next(calls) == call and rank() == world_size() - 1:
-            signals.noted[number] = time.monotonic()
+            signals.received[number] = time.monotonic()
         return asked(keeper)
 
     try:
@@ -40,5 +40,5 @@ def stop_at(call, options, output, length, number=signal.SIGTERM):
     except requests.Stopped as stopped:
         return stopped.exit_status, os.readlink(Path(output) / "checkpoints" / "last")
     finally:
-        signals.noted.clear()
+        signals.received.clear()
     raise AssertionError("the run came to its end")

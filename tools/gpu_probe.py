@@ -249,17 +249,15 @@ def train(request: Answer) -> Answer:
     from main_multi_gpu import import_paddle, main_worker, read_datasets
 
     import_paddle()
-    from training import window
     from training.command_line import config_from_arguments
+    from training.window import Window
 
     answers: Answer = {}
     for name, words in request["jobs"].items():
         config = config_from_arguments("main_single_gpu.py", words)
         answer = answers[name] = {}
         try:
-            with replacing(
-                [(window.Window, "timed_batches")], lambda _, timed, told=answer: _limit_steps(timed, request, told)
-            ):
+            with replacing([(Window, "timed_batches")], lambda _, timed, told=answer: _limit(timed, request, told)):
                 main_worker(*read_datasets(config))
         except Enough:
             file = Path(config.OUTPUT) / "metrics.jsonl"
@@ -269,7 +267,7 @@ def train(request: Answer) -> Answer:
     return answers
 
 
-def _limit_steps(timed: Callable, request: Answer, answer: Answer) -> Callable:
+def _limit(timed: Callable, request: Answer, answer: Answer) -> Callable:
     """``Window.timed_batches``, which yields the batches of an epoch, for so many steps."""
 
     def limited(window: Any, loader: Any, step: int) -> Iterator[list]:

@@ -1,7 +1,7 @@
 """How the processes of a run train one model: DIST.ENGINE. Other packages see only a network and an optimizer.
 
-"data_parallel" is ``paddle.DataParallel``; "fleet" is ``paddle.distributed.fleet``, whose options are DIST.STRATEGY.
-One process trains alike with both, wrapped in neither.
+"data_parallel" is ``paddle.DataParallel``. "fleet" is ``paddle.distributed.fleet``, with the options DIST.STRATEGY. A
+run of one process uses neither.
 """
 
 import contextlib
@@ -26,15 +26,16 @@ from options import Configuration
 from training.shared_gradients import share_gradients
 from utils import all_gather, rank, to_device, world_size
 
-UNDER_WAY = 2  # buckets that travel at a time: what they take of memory is bounded
-PIECE = 8 << 20  # elements of a state's piece
+UNDER_WAY = 2  # buckets that are sent at the same time, at most: this bounds their memory
+PIECE = 8 << 20  # elements, at most, that ``others_state`` sends at a time
 
 
 def init(config: Configuration) -> None:
-    """Joins this process to the run's others, which its launcher's environment names."""
+    """Connects this process to the other processes of the run, which the environment variables name."""
     if world_size() == 1:
         return
-    with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():  # Paddle's banner; groups of others
+    # Without Paddle's banner, and its warnings about groups.
+    with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fence.wait_for_store()
         dist.init_parallel_env()
@@ -42,13 +43,13 @@ def init(config: Configuration) -> None:
             set_log_level("ERROR")
             with _groups_of_gloo() if dist.get_backend() == "GLOO" else contextlib.nullcontext():
                 fleet.init(is_collective=True, strategy=_strategy(config), log_level="ERROR")
-    all_gather(None)  # every rank is connected
+    all_gather(None)  # after this, every rank is connected
     fence.shut_store()
 
 
 @contextlib.contextmanager
 def _groups_of_gloo() -> Iterator[None]:
-    """Lets fleet have the run's own group wherever it wants one of all ranks.
+    """Gives fleet the run's own group whenever it wants a new group of all ranks.
 
     With three or more, gloo often can't connect a further group ("Connection refused", in Paddle 2.6 and 3.3).
     """
@@ -63,7 +64,7 @@ def _groups_of_gloo() -> Iterator[None]:
 
 
 def _strategy(config: Configuration) -> fleet.DistributedStrategy:
-    """What fleet itself carries out of DIST.STRATEGY."""
+    """Returns the options of DIST.STRATEGY that fleet itself implements."""
     options, strategy = config.DIST.STRATEGY, fleet.DistributedStrategy()
     strategy.fuse_grad_size_in_MB = options.fuse_grad_size_in_MB
     strategy.find_unused_parameters = options.find_unused_parameters
@@ -73,10 +74,10 @@ def _strategy(config: Configuration) -> fleet.DistributedStrategy:
 
 
 def wrap_model(config: Configuration, model: nn.Layer) -> nn.Layer:
-    """Returns the network to train: its parameters are rank 0's; what is frozen has to be so already.
+    """Returns the network to train, with the values of rank 0's parameters. Freeze parameters before this call.
 
     Raises:
-        InputError: TRAIN.SYNC_BN can't be had.
+        InputError: TRAIN.SYNC_BN isn't possible here.
     """
     if world_size() == 1:
         return model
@@ -91,7 +92,7 @@ def wrap_model(config: Configuration, model: nn.Layer) -> nn.Layer:
 
 
 def without_sync(network: nn.Layer, optimizer: Any) -> contextlib.AbstractContextManager:
-    """Returns the context of a backward pass that no update follows: gradients stay local."""
+    """Returns a context for a backward pass without an update after it: its gradients stay local."""
     if isinstance(optimizer, ShardedOptimizer):
         return optimizer.accumulating()
     return network.no_sync() if isinstance(network, paddle.DataParallel) else contextlib.nullcontext()
@@ -112,13 +113,13 @@ def wrap_optimizer(config: Configuration, optimizer: paddle.optimizer.Optimizer)
 
 
 class _Bucket:
-    """Parameters of one owner and one type, whose gradients, and then values, travel as one flat tensor.
+    """Parameters of one owner and one data type. Their gradients, and later their values, are sent as one tensor.
 
-    Every rank makes the same buckets, and each travels at each turn: a gradient that a rank hasn't got counts as zeros.
-    Behind the gradients travels, for each, on how many ranks there is one.
+    Every rank makes the same buckets, and sends each of them in each step. A gradient that a rank lacks is sent as
+    zeros. After the gradients follows, for each parameter, the number of ranks that have its gradient.
 
     Attributes:
-        waiting: names of parameters whose gradients the backward pass hasn't given yet.
+        waiting: names of the parameters whose gradients the backward pass hasn't computed yet.
     """
 
     def __init__(self, owner: int, parameters: list[paddle.Tensor]) -> None:
@@ -129,32 +130,32 @@ class _Bucket:
         self.expect()
 
     def expect(self) -> None:
-        """Begins a backward pass."""
+        """Prepares for a backward pass: all gradients are awaited."""
         self.waiting = {parameter.name for parameter in self.parameters}
 
     def begin_reduce(self) -> None:
-        """Sends the gradients to the owner; elsewhere they are let go."""
+        """Sends the gradients to the owner; the other ranks then free theirs."""
         gradients = [parameter.grad for parameter in self.parameters]
         there = [gradient is not None for gradient in gradients]
         pieces = [
             paddle.zeros([size], self.dtype) if gradient is None else gradient.reshape([-1])
             for gradient, size in zip(gradients, self.sizes, strict=True)
         ]
-        # Made on the device, but in the odd case.
+        # Made on the device, except in the rare case that one is missing.
         counts = paddle.ones([len(there)], self.dtype) if all(there) else paddle.to_tensor(there).astype(self.dtype)
         self.flat = paddle.concat([*pieces, counts])
         self.task = dist.reduce(self.flat, self.owner, sync_op=False)
         if not self.own:
             for parameter in self.parameters:
-                parameter.clear_gradient(False)  # by position: Paddle ignores the keyword set_to_zero
+                parameter.clear_gradient(False)  # False: set_to_zero, which Paddle ignores as a keyword
 
     def end_reduce(self, scale: float) -> None:
-        """Gives the owner's parameters the sum of the ranks' gradients, times ``scale``; none, if no rank has one."""
+        """Gives the owner's parameters the sum of the ranks' gradients, times ``scale``, if any has one."""
         self.task.wait()
         if self.own:
             *pieces, counts = paddle.split(self.flat, [*self.sizes, len(self.sizes)])
             absent = [parameter.grad is None for parameter in self.parameters]
-            # Waited for in the odd case alone: a gradient that is here counts already.
+            # Only if a gradient is missing here, wait for the counts: the others exist for certain.
             found = counts.astype("float32").numpy() > 0 if any(absent) else [True] * len(absent)
             for parameter, piece, new, known in zip(self.parameters, pieces, absent, found, strict=True):
                 if known:
@@ -166,7 +167,7 @@ class _Bucket:
         self.flat = self.task = None
 
     def begin_send(self) -> None:
-        """Sends the owner's values to all."""
+        """Sends the owner's values to all ranks."""
         if self.own:
             self.flat = paddle.concat([parameter.reshape([-1]) for parameter in self.parameters])
         else:
@@ -174,7 +175,7 @@ class _Bucket:
         self.task = dist.broadcast(self.flat, self.owner, sync_op=False)
 
     def end_send(self) -> None:
-        """Gives the others' parameters the owner's values."""
+        """Sets the other ranks' parameters to the owner's values."""
         self.task.wait()
         if not self.own:
             for parameter, piece in zip(self.parameters, paddle.split(self.flat, self.sizes), strict=True):
@@ -183,8 +184,8 @@ class _Bucket:
 
 
 def _buckets(parameters: list[paddle.Tensor], owners: dict[str, int], megabytes: float) -> list[_Bucket]:
-    """Returns the buckets of up to ``megabytes`` (or one larger parameter) as a backward pass fills them: parameters
-    from the last to the first, each bucket at the place of its last one to come.
+    """Returns the buckets (each of up to ``megabytes``, or one larger parameter) in the order in which a backward pass
+    completes them. It computes gradients from the last parameter to the first.
     """
     filling: dict[Any, list[int]] = {}
     full = []
@@ -201,23 +202,23 @@ def _buckets(parameters: list[paddle.Tensor], owners: dict[str, int], megabytes:
 
 
 class ShardedOptimizer:
-    """An optimizer whose state is shared out over the ranks: ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054).
+    """An optimizer whose state is distributed over the ranks: ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054).
 
-    Each parameter has one rank that owns it, by the sizes, as fleet's ``DygraphShardingOptimizer`` shares them out.
-    Gradients are averaged there and let go elsewhere, the owner alone updates, and sends the parameter to all. Stage 1
-    brings gradients together before an update. Stage 2 does within the backward pass (as ``group_sharded_parallel``
-    does, which takes no CPU): no rank then holds all of them.
+    Each parameter has an owner, one of the ranks. fleet's ``DygraphShardingOptimizer`` chooses owners by the sizes. The
+    owner gets the mean gradient, and the other ranks free theirs. Only the owner updates the parameter, and then sends
+    its value to all. Stage 1 sends gradients before an update. Stage 2 sends them during the backward pass, so that no
+    rank holds all of them. ``group_sharded_parallel`` does so, too, but not on CPUs.
 
-    Gradients and values travel in buckets, beside the computation: at most ``UNDER_WAY`` at a time. Their order is the
-    same on all ranks, in whatever order gradients come: a bucket waits for those before it. What a backward pass has
-    left out travels when it has ended.
+    Gradients and values are sent in buckets, during the computation, at most ``UNDER_WAY`` at a time. Their order is
+    the same on all ranks, in whatever order gradients are computed: a bucket waits for those before it. Gradients that
+    a backward pass didn't compute are sent after it.
 
-    fleet's own step reduces within it, where norms are known and clipping is done already, and takes no regularizers.
+    fleet's own step would average gradients too late, after norms and clipping. It also accepts no regularizers.
 
     Args:
-        optimizer: over the parameters that train; every kind that updates a parameter by its own gradient.
+        optimizer: of the trained parameters. It has to update each parameter by that parameter's gradient only.
         stage: 1 or 2.
-        megabytes: of a bucket, at most, unless one parameter is larger.
+        megabytes: the largest size of a bucket, unless one parameter is larger.
 
     Raises:
         InputError: there are more processes than parameters.
@@ -228,14 +229,14 @@ class ShardedOptimizer:
         self.stage = stage
         if len(self.parameters) < world_size():
             raise InputError(
-                f"DIST.STRATEGY.sharding: {world_size()} processes, but only {len(self.parameters)} parameters train;"
-                " lower -ngpus, or leave sharding out"
+                f"DIST.STRATEGY.sharding: {world_size()} processes, but only {len(self.parameters)} trained parameters;"
+                " lower -ngpus, or set DIST.STRATEGY.sharding to False"
             )
-        with warnings.catch_warnings():  # of an option of NCCL's that isn't used
+        with warnings.catch_warnings():  # about an option of NCCL that isn't used
             warnings.simplefilter("ignore")
             sharded: Any = fleet.distributed_optimizer(optimizer)
         shares = sharded._rank2params
-        self.inner = optimizer  # it has this rank's share alone, now
+        self.inner = optimizer  # it now has only this rank's share of the parameters
         self.sizes = [sum(parameter.size for parameter in share) for share in shares.values()]
         owners = {parameter.name: owner for owner, share in shares.items() for parameter in share}
         self.buckets = _buckets(self.parameters, owners, megabytes)
@@ -250,8 +251,8 @@ class ShardedOptimizer:
 
     @paddle.no_grad()
     def _collect(self, bucket: _Bucket, name: str) -> None:
-        """Takes note of a gradient, and sends the buckets whose turn has come."""
-        if name not in bucket.waiting:  # its bucket may be gone; from a hook, Paddle would make a SystemError of it
+        """Records that a gradient is there, and sends the buckets that are complete and next."""
+        if name not in bucket.waiting:  # its bucket may be sent; Paddle would make a SystemError of an error here
             self.twice = name
         bucket.waiting.discard(name)
         while self.begun < len(self.buckets) and not self.buckets[self.begun].waiting:
@@ -269,11 +270,11 @@ class ShardedOptimizer:
 
     @paddle.no_grad()
     def reduce_gradients(self) -> None:
-        """Leaves each rank the ranks' mean gradients of its own parameters, and no others."""
+        """Leaves on each rank the mean gradients of its own parameters, and no other gradients."""
         if self.twice:
             raise RuntimeError(
-                f"{self.twice} had two gradients before an update: stage 2 takes one, but for passes within"
-                " accumulating(); with MODEL.RECOMPUTE, what several blocks share needs stage 1"
+                f"{self.twice} got two gradients before an update, but sharding's stage 2 allows one (except within"
+                " accumulating()); use stage 1 if MODEL.RECOMPUTE is on and several blocks share a parameter"
             )
         while self.begun < len(self.buckets):
             self._reduce_next()
@@ -285,7 +286,7 @@ class ShardedOptimizer:
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Returns the context of a backward pass that no update follows: stage 2 leaves the owners the sums so far."""
+        """Returns a context for a backward pass without an update after it. In stage 2, owners keep the sums."""
         self.scale = 1.0
         yield
         if self.stage == 2:
@@ -294,7 +295,7 @@ class ShardedOptimizer:
 
     @paddle.no_grad()
     def step(self) -> None:
-        """Updates this rank's own parameters, and takes the others' from their owners."""
+        """Updates this rank's own parameters, and receives the others from their owners."""
         self.inner.step()
         for place, bucket in enumerate(self.buckets):
             if place >= UNDER_WAY:
@@ -305,7 +306,7 @@ class ShardedOptimizer:
 
 
 def reduce_gradients(network: nn.Layer, optimizer: Any) -> None:
-    """Reduces the gradients that the backward pass left local: a ``ShardedOptimizer``'s, or in shared memory."""
+    """Averages gradients that the backward pass left local: a ``ShardedOptimizer``'s, or those of shared memory."""
     if isinstance(optimizer, ShardedOptimizer):
         optimizer.reduce_gradients()
     elif shared := getattr(network, "shared", None):
@@ -313,9 +314,9 @@ def reduce_gradients(network: nn.Layer, optimizer: Any) -> None:
 
 
 def others_state(optimizer: Any, state: dict[str, paddle.Tensor]) -> dict[str, np.ndarray]:
-    """Returns on rank 0 the other ranks' shares of the state, elsewhere nothing; every rank calls it with its own.
+    """Returns on rank 0 the other ranks' shares of the state, on other ranks {}. Every rank calls it with its own.
 
-    Shares travel in flat pieces, to every rank: with more than two, gloo loses messages from one to another.
+    Shares are sent in pieces to every rank: with more than two, gloo loses messages from one rank to another.
     """
     if not isinstance(optimizer, ShardedOptimizer):
         return {}
@@ -336,7 +337,7 @@ def others_state(optimizer: Any, state: dict[str, paddle.Tensor]) -> dict[str, n
 
 
 def _pieces(share: dict[str, tuple[list[int], Any]]) -> Iterator[list[str]]:
-    """Yields keys of one type, of up to ``PIECE`` elements together (or a larger tensor by itself)."""
+    """Yields lists of keys: tensors of one type, of up to ``PIECE`` elements together, or a single larger one."""
     for dtype in dict.fromkeys(dtype for _, dtype in share.values()):
         keys, held = [], 0
         for key in [key for key in share if share[key][1] == dtype]:

@@ -60,8 +60,8 @@ class Requests:
             return None
         now = time.monotonic()
         due = rank() == 0 and self.save_minutes is not None and now - self.last_save >= 60 * self.save_minutes
-        saving = due or signals.noted.pop(signal.SIGUSR1, None) is not None
-        asked = [*(number in signals.noted for number in STOPS), saving, failed, now - self.met]
+        saving = due or signals.received.pop(signal.SIGUSR1, None) is not None
+        asked = [*(number in signals.received for number in STOPS), saving, failed, now - self.met]
         if world_size() > 1:
             asked = all_reduce_sum(paddle.to_tensor(asked, dtype="float64")).numpy().tolist()
         *stops, saving, failed, seconds = asked

@@ -1,6 +1,7 @@
-"""Gradients of ranks that compute on one machine's CPU, averaged in memory that the ranks share.
+"""Averages gradients in shared memory, for ranks that compute on the CPU of one machine.
 
-``paddle.DataParallel`` sends them by gloo. That takes six times as long: gloo copies them through the network's stack.
+``paddle.DataParallel`` sends gradients by gloo. That takes six times as long, because gloo copies them through the
+network stack.
 """
 
 import contextlib
@@ -16,13 +17,14 @@ import paddle
 
 from utils import all_gather, all_reduce_sum, rank, world_size
 
-PIECE = 1 << 16  # elements that are summed at a time: they stay in a core's cache
+PIECE = 1 << 16  # elements that are summed at a time: so few stay in a core's cache
 
 
 def share_gradients(parameters: list[paddle.Tensor]) -> "SharedGradients | None":
-    """Returns what averages the gradients of ``parameters``; None, on every rank, where that can't be done.
+    """Returns an object that averages the gradients of ``parameters``; None, on every rank, if that isn't possible.
 
-    It can't be done on another device than a CPU, on several machines, or if a rank can't open another's memory.
+    It isn't possible on a GPU, on several machines, with parameters that aren't float32, or if a rank can't open
+    another's memory.
     """
     takes = paddle.get_device() == "cpu" and all(parameter.dtype == paddle.float32 for parameter in parameters)
     size = world_size() * sum(4 * parameter.size + 1 for parameter in parameters)
@@ -31,13 +33,14 @@ def share_gradients(parameters: list[paddle.Tensor]) -> "SharedGradients | None"
 
 
 def _shared_memory(size: int) -> mmap.mmap | None:
-    """Returns ``size`` bytes that all ranks share; None, on every rank, where one can't have them.
+    """Returns ``size`` bytes that all ranks share; None, on every rank, if any rank can't open them.
 
-    They have no name: nobody else's process can open them, and however the ranks end, the memory ends with the last.
+    The memory has no name, so other users' processes can't open it. It is freed when the last rank ends, however that
+    happens.
     """
     machine, descriptor, memory = "", -1, None
     with contextlib.suppress(OSError):  # this kernel, or a limit on files, doesn't allow it
-        # The processes that have both in common see each other by the same numbers.
+        # Processes with the same two values see each other under the same process numbers.
         machine = f"{Path('/proc/sys/kernel/random/boot_id').read_text()} {os.stat('/proc/self/ns/pid').st_ino}"
         if rank() == 0:
             descriptor = os.memfd_create("gradients")
@@ -56,13 +59,13 @@ def _shared_memory(size: int) -> mmap.mmap | None:
 class SharedGradients:
     """Averages the ranks' gradients of ``parameters`` after a backward pass.
 
-    Each rank has a row of the memory. There it lays what others are to add up, and then the means of its own share of
-    the elements. One rank computes each mean, so all have the same bits. Between its turns it waits for the others in a
-    collective of gloo's: a rank that ended or hangs is noticed there as everywhere else.
+    Each rank has a row of the memory. It first writes there the gradients that other ranks will add up, and then the
+    means of its own share of the elements. Each mean is computed by one rank, so all have the same bits. Between these
+    phases the ranks wait for each other in an operation of gloo, which notices a rank that has ended or hangs.
 
     Args:
         parameters: float32, on the CPU.
-        memory: bytes that all ranks share: per rank, of each parameter, its elements' and one.
+        memory: bytes that all ranks share. Each rank has four for each element and one for each parameter.
     """
 
     def __init__(self, parameters: list[paddle.Tensor], memory: Any) -> None:
@@ -70,7 +73,7 @@ class SharedGradients:
         ends = np.cumsum([0, *(parameter.size for parameter in parameters)]).tolist()
         self.rows = np.frombuffer(memory, np.float32, ranks * ends[-1]).reshape(ranks, -1)
         self.found = np.frombuffer(memory, np.bool_, offset=self.rows.nbytes).reshape(ranks, -1)  # who has a gradient
-        # (parameter, its elements, their place in a row); the ranks take turns at them
+        # (index of the parameter, its elements, their place in a row); the ranks share these out in turn
         self.pieces = [
             (index, slice(first - begin, min(first + PIECE, end) - begin), slice(first, min(first + PIECE, end)))
             for index, (begin, end) in enumerate(itertools.pairwise(ends))
@@ -80,8 +83,8 @@ class SharedGradients:
 
     @paddle.no_grad()
     def average(self) -> None:
-        """Gives the parameters the mean of the ranks' gradients; a rank without one counts as zeros. Every rank calls
-        it.
+        """Gives the parameters the mean of the ranks' gradients. A missing gradient counts as zeros. Every rank has to
+        call it.
         """
         own, ranks = rank(), len(self.rows)
         row, others = self.rows[own], [other for other in range(ranks) if other != own]
@@ -106,10 +109,10 @@ class SharedGradients:
 
 
 def _elements(parameter: paddle.Tensor) -> np.ndarray:
-    """Returns a parameter's gradient as a flat array: its very memory, or zeros where there is none."""
+    """Returns a parameter's gradient as a flat array on the same memory; new zeros if it has none."""
     gradient: Any = parameter.grad
     if gradient is None:
         return np.zeros(parameter.size, np.float32)
-    if not gradient.is_contiguous():  # a transposed weight's, with stride kernels
+    if not gradient.is_contiguous():  # of a transposed weight, with Paddle's stride kernels
         gradient = parameter.grad = gradient.contiguous()
     return np.frombuffer((ctypes.c_float * gradient.size).from_address(gradient.data_ptr()), np.float32)

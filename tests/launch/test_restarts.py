@@ -23,7 +23,7 @@ def restarted(monkeypatch, capsys, tmp_path, starts, **keys):
     Returns (exit status or None, lines it said, the configurations and numbers of processes it started with).
     """
     given, configurations = iter(starts), []
-    monkeypatch.setattr(signals, "noted", {})
+    monkeypatch.setattr(signals, "received", {})
 
     def start(config, count, failed, beats):
         calls, asked = next(given)

@@ -18,7 +18,7 @@ def _handlers_as_before():
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-    side_by_side._noted.clear()
+    side_by_side._received.clear()
 
 
 def shell(folder, name, text):

@@ -179,8 +179,8 @@ def test_shared_memory_without_room_is_named(monkeypatch):
 
 def test_what_was_ignored_at_the_start_stays_ignored():
     code = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); from launch import signals, startup;"
-    code += "startup.stop_at_once(); signals.note_signals(); signal.raise_signal(signal.SIGHUP);"
-    code += "print(signals.noted, signal.SIGHUP in signals.SIGNALS, len(signals.STOPS))"
+    code += "startup.stop_at_once(); signals.record_signals(); signal.raise_signal(signal.SIGHUP);"
+    code += "print(signals.received, signal.SIGHUP in signals.SIGNALS, len(signals.STOPS))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("{} False 4\n", "")
     assert set(startup.STOPS) >= {signal.SIGHUP, signal.SIGXCPU}

@@ -47,8 +47,8 @@ def polled(count, seconds, save_minutes=None, event=None, at=0, failed_on=None):
         return all_reduce_sum(tensor)
 
     clock = requests.time = signals.time = Clock()
-    requests.all_reduce_sum, signals.noted = counted, {}
-    signals.note_signals()
+    requests.all_reduce_sum, signals.received = counted, {}
+    signals.record_signals()
     asking, told = Requests(save_minutes), []
     for poll in range(1, count + 1):
         clock.now += seconds[rank()]
@@ -93,29 +93,29 @@ def call_each(functions):
 
 
 def test_one_rank_heeds_a_signal_at_once(monkeypatch):
-    monkeypatch.setattr(signals, "noted", {})
+    monkeypatch.setattr(signals, "received", {})
     asking = Requests(None)
     assert [asking.poll() for _ in range(3)] == [None, None, None]
-    signals.noted[signal.SIGUSR1] = 0.0
+    signals.received[signal.SIGUSR1] = 0.0
     assert (asking.poll(), asking.save) == (None, True)
     asking.record_save()
     assert (asking.poll(), asking.save) == (None, False)
-    signals.noted |= {signal.SIGINT: 0.0, signal.SIGTERM: 0.0}
+    signals.received |= {signal.SIGINT: 0.0, signal.SIGTERM: 0.0}
     assert [asking.poll(), asking.poll()] == [signal.SIGTERM, signal.SIGTERM]
     assert (asking.poll(failed=True), asking.failed) == (signal.SIGTERM, True)
 
 
 def test_a_second_ctrl_c_ends_a_run_without_a_parent_at_once(monkeypatch):
-    monkeypatch.setattr(signals, "noted", {})
+    monkeypatch.setattr(signals, "received", {})
     clock = Clock()
     monkeypatch.setattr(signals, "time", clock)
-    signals.note(signal.SIGINT, None)
+    signals.record(signal.SIGINT, None)
     clock.now = 0.1  # the same one, by the terminal and by a launcher
-    signals.note(signal.SIGINT, None)
+    signals.record(signal.SIGINT, None)
     clock.now = 1.0
-    signals.note(signal.SIGTERM, None)
+    signals.record(signal.SIGTERM, None)
     with pytest.raises(KeyboardInterrupt):
-        signals.note(signal.SIGINT, None)
+        signals.record(signal.SIGINT, None)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -266,14 +266,14 @@ def held():
     signals.hold_signals()
     os.kill(os.getpid(), signal.SIGUSR1)
     deadline = time.monotonic() + 10
-    while not signals.noted and time.monotonic() < deadline:
+    while not signals.received and time.monotonic() < deadline:
         time.sleep(0.01)
-    return list(signals.noted)
+    return list(signals.received)
 
 
 def test_signals_that_come_before_the_ranks_listen_are_held(ranks, capsys, monkeypatch):
     assert run_ranks(held) == [[signal.SIGUSR1]] * 2
-    monkeypatch.setattr(signals, "noted", {signal.SIGTERM: 0.0})
+    monkeypatch.setattr(signals, "received", {signal.SIGTERM: 0.0})
     ready, failed, asked = SPAWN.Semaphore(0), SPAWN.Array("c", FAILURE), SPAWN.Value("i", 0)
     parent, processes = ranks((dummies.obey, ready, failed, asked), failed=failed)
     assert ready.acquire(timeout=60)

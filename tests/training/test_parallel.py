@@ -234,8 +234,8 @@ STAGES = {1: STAGE_1, 2: STAGE_2}
 def test_every_optimizer_updates_its_share_by_the_ranks_mean_gradient():
     found = run_ranks(all_updates)
     refused = [own.pop("refused") for own in found]
-    message = "DIST.STRATEGY.sharding: 2 processes, but only 1 parameters train; lower -ngpus, or leave sharding out"
-    assert refused == [message] * 2
+    message = "DIST.STRATEGY.sharding: 2 processes, but only 1 trained parameters; lower -ngpus, or set DIST.STRATEGY"
+    assert refused == [f"{message}.sharding to False"] * 2
     for name, stage in found[0]:
         mode = name if name in ("value", "agc") else "norm"
         expected, norms, state, whole, names, _ = updates("SGD" if mode == name else name, 1.5, mode=mode)

@@ -216,7 +216,7 @@ def second_pass():
 
 def test_a_second_backward_pass_before_the_update_is_told(found):
     for told in found["second_pass"]:
-        assert " had two gradients before an update: stage 2 takes one, but for passes within acc" in told
+        assert " got two gradients before an update, but sharding's stage 2 allows one (except within acc" in told
 
 
 # --------------------------------------------------------------- whole state
