@@ -244,7 +244,7 @@ def gpu_failure(error: BaseException) -> str:
 
 
 def out_of_memory(error: BaseException) -> str:
-    """Returns which memory ran out, with the sizes that are told, where that is why ``error`` was raised; otherwise
+    """Returns which memory ran out, with the sizes that it names, where that is why ``error`` was raised; otherwise
     nothing.
     """
     text = str(error)

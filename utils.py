@@ -1,4 +1,4 @@
-"""What every room stands on: this process's place among the others, seeds, loggers, files."""
+"""What every package uses: this process's place among the others, seeds, loggers, files."""
 
 import contextlib
 import logging
@@ -241,7 +241,7 @@ class _Held(logging.Handler):
 
 
 class _LogFile(logging.FileHandler):
-    """A log that can't be written (a full disk) is told once, and ends no run: what a run needs is in other files."""
+    """A log that can't be written (a full disk) is shown once, and ends no run: what a run needs is in other files."""
 
     told = False
 

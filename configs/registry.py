@@ -42,7 +42,7 @@ class Registry:
 
     Args:
         key: chooses one of them; the keys that they read stand beside it.
-        room: the folder below which their files are.
+        room: the folder that contains their files.
         optional: the key may be None, and is so by default.
     """
 

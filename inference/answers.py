@@ -235,5 +235,5 @@ def standard_output(at_end: bool = False) -> Iterator[Out]:
         with writing(what):
             out.flush()
     finally:
-        with contextlib.suppress(OSError):  # which was told
+        with contextlib.suppress(OSError):  # which was reported already
             out.close()

@@ -13,7 +13,7 @@ from utils import all_gather, rank, world_size
 
 
 def check_same_images(images: Paths) -> None:
-    """Raises RunError on every process where they were told, or found, different images."""
+    """Raises RunError on every process if they were given, or found, different images."""
     digest = hashlib.sha256()
     for place in range(len(images)):
         digest.update(images.path_bytes(place) + b"\0")

@@ -167,7 +167,7 @@ class _Workers:
                     context.Process(target=_work, args=(dataset, self.slots, shape, theirs), daemon=True)
                 )
                 self.processes[-1].start()
-                theirs.close()  # now only the worker holds it, and its end is told by ``ours``
+                theirs.close()  # now only the worker holds it, and ``ours`` shows its end
                 self.connections.append(ours)
         self.kill = weakref.finalize(self, _kill, self.processes)  # and at exit, where Python would wait for them
 

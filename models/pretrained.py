@@ -39,7 +39,7 @@ def build_described(config: Configuration, path: str | Path) -> ImageModel:
     A few numbers in a small file could describe a model that takes all memory, and minutes to build.
 
     Raises:
-        InputError: as ``build_model``, or the file has no room for so many parameters.
+        InputError: as ``build_model``, or the file is too small for so many parameters.
     """
     file, total, own = find_weights(path), 0, threading.get_ident()
     most = _SPARE + 2 * file.stat().st_size  # at one byte each or more, in a file that may be compressed

@@ -80,7 +80,7 @@ def check_images(config: Configuration, workers: int, limit: Any = "auto") -> An
             problems[mode].append(str(error))
     for mode, source in sources.items():
         known, labels = len(source.classes) or MOST_CLASSES, every_label(source.labels)
-        if len(labels) and not 0 <= labels.min() <= labels.max() < known:  # a list's reader has told of its own
+        if len(labels) and not 0 <= labels.min() <= labels.max() < known:  # the reader of a list reports this itself
             raise InputError(f"the {mode} labels are {labels.min()}..{labels.max()}, expected 0..{known - 1}")
         with tqdm(total=len(source.labels), desc=mode, disable=None, dynamic_ncols=True) as bar:
             parts[mode] = look_at(source, data.MAX_PIXELS, data.EXIF_ORIENTATION, workers, bar.update)
@@ -96,7 +96,7 @@ def check_images(config: Configuration, workers: int, limit: Any = "auto") -> An
 
 
 def screen(result: Any) -> str:
-    """Returns what is told of a check."""
+    """Returns what a check prints."""
     from loading.check.findings import table
 
     rows = [("", list(result.parts)), *table(result.parts)]

@@ -1,4 +1,4 @@
-"""Compares runs: their figures, what they were told, and whether they differ by more than chance.
+"""Compares runs: their figures, their settings, and whether they differ by more than chance.
 
     python tools/compare_runs.py RUN OTHER -output compared.html
     python tools/compare_runs.py RUN

@@ -43,7 +43,7 @@ HANG = "do all ranks run? check firewalls, GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAM
 
 
 def rank_of(answers: Any, told: list[str]) -> None:
-    """Runs as a rank, in a process of its own, which may hang: it joins, times, gathers what each host has told."""
+    """Runs as a rank, in a process of its own, which may hang: it joins, times, gathers what each host reported."""
     try:
         import paddle
         import paddle.distributed as dist
@@ -91,7 +91,7 @@ def start_ranks(ngpus: int | None, told: list[str]) -> tuple[Any, Any]:
 
 
 def all_reduce(processes: list[Any], answers: Any, first: int, timeout: float) -> tuple[machine.Finding, list[tuple]]:
-    """Waits for the ranks, ``first`` and those that follow; returns the finding and what each rank's host has told.
+    """Waits for the ranks, ``first`` and those that follow; returns the finding and what each rank's host reported.
 
     A rank that doesn't answer within ``timeout`` seconds is named; all are ended.
     """
@@ -152,7 +152,7 @@ def main() -> None:
     meeting = absent = None
     if environment.is_launched():
         try:
-            meeting = environment.meet(arguments.timeout)  # gloo is told the network by which rank 0 is reached
+            meeting = environment.meet(arguments.timeout)  # this tells gloo which network reaches rank 0
         except RunError as error:
             absent = str(error)
     rank = int(os.environ.get("PADDLE_TRAINER_ID") or 0)

@@ -82,7 +82,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def devices() -> Finding:
-    """What this Paddle computes on, and whether it sees the GPUs it is told to."""
+    """What this Paddle computes on, and whether it sees the GPUs that it should."""
     import paddle
 
     from launch.gpus import check, gpu_ids, visible_gpus

@@ -135,7 +135,7 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
             raise InputError("-threshold is for models of several labels per image; -top says how many classes")
         how["threshold"] = arguments.threshold
         outputs = predictor.config.MODEL.NUM_CLASSES
-        all_of_them = several and arguments.format != "pictures"  # whose captions have room for some
+        all_of_them = several and arguments.format != "pictures"  # whose captions have space for some only
         how["top"] = top = min(outputs, arguments.top or (outputs if all_of_them else 5))
         if arguments.amp and utils.rank() == 0:
             print(f"computes in {precision_text(predictor.config)}", file=sys.stderr)

@@ -4,7 +4,7 @@
         -output batch.png
 
 They come from the run's own loader and transforms: the first batch of an epoch, in one process, turned back into
-colours. With -cfg=RUN/config.yaml it is what the run saw. Mixed labels are told with their shares, without smoothing.
+colours. With -cfg=RUN/config.yaml it is what the run saw. Mixed labels are shown with their shares, without smoothing.
 The flags besides are main_multi_gpu.py's, with -o.
 """
 

@@ -120,7 +120,7 @@ def main() -> int:
         stop = session.run(lock)
         rows = session.rows()
         results.write(rows, sweep, metric)
-    except OSError as error:  # a full disk; what runs is told to save
+    except OSError as error:  # a full disk; the running ones are asked to save
         found = f"{error.filename or sweep.output} isn't written ({error.strerror})"
         raise RunError(f"{found}; {remedy(error)}, then the same command goes on") from None
     print(results.table(rows, sweep, metric))

@@ -50,11 +50,11 @@ def best_threshold(shares: np.ndarray, truth: np.ndarray) -> float:
 
 
 def count_answers(shares: np.ndarray, truth: np.ndarray, threshold: float) -> tuple[int, int, int]:
-    """Returns how many images are told to have a class and have it, are told to, and have it."""
+    """Returns the numbers of true positives, of images predicted to have the class, and of images that have it."""
     yes = shares >= threshold
     return int((yes & truth).sum()), int(yes.sum()), int(truth.sum())
 
 
 def f1(right: np.ndarray, told: np.ndarray, have: np.ndarray) -> np.ndarray:
-    """Returns F1, of ``count_answers``'s numbers or their sums; 0 where nothing is told and nothing there."""
+    """Returns F1, of ``count_answers``'s numbers or their sums; 0 if no image has the class or is predicted to."""
     return 2 * right / np.maximum(told + have, 1)

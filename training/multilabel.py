@@ -79,7 +79,7 @@ class MultiLabel(Classification):
         return {"loss": loss / count, **numbers, "num_samples": int(count), **by_name, "thresholds": thresholds}
 
     def _rows_of(self, scores: np.ndarray, truth: np.ndarray, thresholds: np.ndarray) -> Predictions:
-        """Returns what is told of this rank's images: some rows at a time, as probabilities take 8 bytes."""
+        """Returns the predictions for this rank's images: some rows at a time, as probabilities take 8 bytes."""
         kept = Predictions()
         several = max(1, _PIECE // scores.shape[1])
         for first in range(0, len(scores) if self.config.REPORT else 0, several):

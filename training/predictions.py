@@ -58,7 +58,7 @@ def _join(values: list[Any]) -> np.ndarray:
 
 
 def leave(run: Run, dataset: ImageDataset, kept: Mapping[str, Predictions]) -> None:
-    """Writes the table of each split into the run's folder; every rank calls it. A failure is told, and ends no run.
+    """Writes the table of each split into the run's folder; every rank calls it. A failure is logged, and ends no run.
 
     Args:
         dataset: whose samples they are.
@@ -78,7 +78,7 @@ def write(file: Path, found: Mapping[str, np.ndarray], dataset: ImageDataset, ro
 
     Args:
         found: ``Predictions.gather``'s.
-        root: images' names are told from here on.
+        root: the folder to which images' names are relative.
 
     Raises:
         OSError: it can't be written.

@@ -13,7 +13,7 @@ from typing import Any
 from configs.registry import trackers
 from options import leaves
 
-# Before any of them is imported: nothing is sent anywhere, and nothing is told on the console.
+# Before any of them is imported: nothing is sent anywhere, and nothing is printed.
 OFFLINE = {
     "WANDB_MODE": "offline",
     "WANDB_SILENT": "true",

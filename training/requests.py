@@ -46,7 +46,7 @@ class Requests:
         self.record_save()
 
     def record_save(self) -> None:
-        """Notes that a checkpoint was saved."""
+        """Records that a checkpoint was saved."""
         self.save, self.last_save = False, time.monotonic()
 
     def poll(self, failed: bool = False) -> int | None:

@@ -76,7 +76,7 @@ class Run:
         self.checkpoints = self.directory / "checkpoints"
 
     def begin(self) -> None:
-        """Makes the folder, with what was told so far; every rank calls it, once all that can be checked was checked.
+        """Makes the folder, with the lines so far; every rank calls it, once all that can be checked was checked.
 
         Raises:
             InputError: on every rank, when the folder can't be made, or another run has taken it meanwhile.

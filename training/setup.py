@@ -1,4 +1,4 @@
-"""What a training run is made of, built from its configuration, checked, and told: sizes, rates, what decays."""
+"""What a training run is made of, built from its configuration, checked and logged: sizes, rates, what decays."""
 
 import contextlib
 import functools
@@ -196,7 +196,7 @@ def _tell_shares(network: nn.Layer, optimizer: paddle.optimizer.Optimizer | Shar
 
 
 def check_same(config: Configuration) -> None:
-    """Raises InputError, on every rank, where ranks that a launcher started were told to do different things.
+    """Raises InputError, on every rank, where ranks that a launcher started have different configurations.
 
     Which configuration a command means may follow from a run's folder, which a machine may not see.
     """

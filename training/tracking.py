@@ -4,7 +4,7 @@ Nothing of a tracker comes into the run's own processes: no import, thread, sign
 tracker shows what metrics.jsonl has. A run that goes on removes from it what came after its checkpoint. Then every
 tracker's folder is written anew, so its curves have no step twice.
 
-The run's end is told by a pipe: a word, where there is a result; or its closing, however the run ended.
+A pipe reports the run's end: a word, where there is a result; or its closing, however the run ended.
 """
 
 import contextlib

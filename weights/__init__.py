@@ -200,7 +200,7 @@ def _check(
     """Raises InputError for names that differ and aren't allowed to, and for shapes that differ.
 
     Args:
-        told: keys of MODEL, and the values with which the names would be the file's.
+        told: the keys of MODEL, and the values with which the names would be the file's.
         other: MODEL.TYPE that the file's names look like, where the model is another.
     """
 

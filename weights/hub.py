@@ -28,7 +28,7 @@ LONGEST_CONFIG = 4 << 20  # bytes; one that names and describes the 21,841 class
 _SIZE = Rule("three sizes (channels, height, width)", lambda v: is_list(v, lambda n: is_whole(n, 1, 1 << 16), 3, 3))
 SIDE = Rule("a size, or two", lambda v: is_whole(v, 1, 1 << 16) or is_list(v, lambda n: is_whole(n, 1, 1 << 16), 2, 2))
 _NAMES = Rule("a list of names", lambda value: is_list(value, lambda name: type(name) is str))
-# What is used of timm's configuration; null stands for what isn't told.
+# What is used of timm's configuration; null stands for what isn't given.
 _MODEL_ARGS = {
     "img_size": optional(SIDE),
     "in_chans": optional(Rule("a number of channels", lambda value: is_whole(value, 1, 1 << 16))),

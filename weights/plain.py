@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from errors import Allowance, Unreadable, open_file, printable
 
-LONGEST_NUMBER = 40  # characters; whole numbers of thousands of digits take time, and no line has room for them
+LONGEST_NUMBER = 40  # characters; whole numbers of thousands of digits take time, and no message has space for them
 
 
 class Rule(NamedTuple):

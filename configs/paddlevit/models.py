@@ -43,7 +43,7 @@ def _of_mobileone(settings: _Settings, path: Path) -> _Settings:
 
 
 def _of_crossvit(settings: _Settings, path: Path) -> _Settings:
-    """Its blocks are told by stage, and its images' sizes in pixels, whatever the image that comes in."""
+    """Its blocks are given by stage, and its images' sizes in pixels, whatever the image that comes in."""
     group = "MODEL.TRANS" if "MODEL.TRANS.IMG_SIZE" in settings else "MODEL"
     sizes, depth, ratios = (settings.pop(f"{group}.{name}") for name in ("IMG_SIZE", "DEPTH", "MLP_RATIO"))
     lists, pixels = all(isinstance(one, list) and one for one in (sizes, depth, ratios)), settings["DATA.IMAGE_SIZE"]

@@ -12,7 +12,7 @@ from loading.transforms import BatchTransform, Normalize
 from options import Configuration
 from training.pages.figures import shorten
 
-_LEAST = 0.005  # a share of a label that is told
+_LEAST = 0.005  # a smaller share of a label isn't shown
 
 
 def training_panels(config: Configuration, dataset: ImageDataset, epoch: int, count: int) -> list[Panel]:

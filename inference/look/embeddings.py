@@ -17,7 +17,7 @@ from training.pages.figures import figure, figure_png, shorten
 from weights.layout import sublayer
 
 FEWEST = 5  # images that t-SNE can tell apart
-RIGHT, WRONG = "#0072B2", "#D55E00"  # blue and vermilion: told apart by the colour-blind
+RIGHT, WRONG = "#0072B2", "#D55E00"  # blue and vermilion: distinct for the colour-blind
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")  # Okabe & Ito's palette
 _MARKERS = "osD^v*"  # of another length than the colours: 42 pairs
 _NAMED = 24  # classes of a legend, at most
@@ -53,7 +53,7 @@ def plane(features: np.ndarray, method: str = "tsne", seed: int = 0) -> np.ndarr
         InputError: too few images, or umap-learn isn't installed.
     """
     if len(features) < FEWEST:
-        raise InputError(f"found {len(features)} images, expected {FEWEST} or more to be told apart")
+        raise InputError(f"found {len(features)} images, expected {FEWEST} or more to compare")
     if method == "umap":
         if not find_spec("umap"):
             raise InputError("umap-learn isn't installed; pip install umap-learn, or take -method tsne")

@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Full(Exception):
-    """As many images wait as may; ``seconds``: until there may be room."""
+    """The queue is full; ``seconds``: until there may be a free place."""
 
     def __init__(self, seconds: int) -> None:
         super().__init__(f"as many images wait as may; try again in {seconds} s")
@@ -69,10 +69,10 @@ class Batcher:
     def put(self, items: Sequence[Item]) -> None:
         """Lets the images of a request wait, all or none.
 
-        Where there is no room, the last images of the longest line lose their places to those of a shorter one.
+        If the queue is full, the last images of the longest line lose their places to those of a shorter one.
 
         Raises:
-            Full: there is no room for them.
+            Full: the queue has no places for them.
         """
         if len(self) + len(items) > self.most:
             self._drop_given_up()
@@ -151,5 +151,5 @@ class Batcher:
         self._lines = {client: collections.deque(line) for client, line in left.items() if line}
 
     def record_rate(self, images: int, seconds: float) -> None:
-        """Notes how fast a batch was answered: what ``Full`` tells goes by it."""
+        """Records how fast a batch was answered; ``Full.seconds`` is estimated from it."""
         self.rate = 0.8 * self.rate + 0.2 * images / max(seconds, 1e-6)

@@ -88,7 +88,7 @@ def fingerprint(predictor: Predictor, path: str) -> str:
 
 
 def load(told: dict[str, Any]) -> Predictor:
-    """Returns the model that a server was told of; it computes on a GPU, in turn, or its share of the cores."""
+    """Returns the model that a server was started with; it computes on a GPU, in turn, or its share of the cores."""
     import paddle  # not before errors, which silences a warning of its import
 
     if gpus := num_gpus():

@@ -249,7 +249,7 @@ async def _tell(pool: Pool) -> None:
 
 
 async def _drain(gate: Gate, timeout: float) -> None:
-    """Answers what was taken; what comes meanwhile is told that the server is ending."""
+    """Answers what was taken; later requests get the answer that the server is ending."""
     gate.draining = True
     until = time.monotonic() + timeout + 1
     while gate.active and time.monotonic() < until:

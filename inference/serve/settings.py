@@ -1,4 +1,4 @@
-"""What a server is told at its start."""
+"""The settings of a server."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ HELD = 128 << 20  # bytes of all requests that are being received or answered
 
 @dataclass(frozen=True)
 class Settings:
-    """What a server is told.
+    """The settings of a server.
 
     Attributes:
         path, cfg, options: as a Predictor takes them.

@@ -93,7 +93,7 @@ class Pool:
             told = {key: getattr(settings, key) for key in ("path", "cfg", "classes", "workers", "batch_size")}
             told |= {"options": list(settings.options), "place": place, "server": os.getpid()}
             words = [sys.executable, "-X", "utf8", str(_PROGRAM), str(theirs.fileno()), json.dumps(told)]
-            # One to the whole group is the server's to heed, which still needs the worker: there they stay blocked.
+            # A signal to the whole group is for the server, which still needs the worker: so they stay blocked there.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
             try:
                 process = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
@@ -164,7 +164,7 @@ class Pool:
     def _record_death(self, worker: Worker, code: int) -> None:
         """Notes an end, and lets its images wait anew; those that had that once already are given up."""
         self.metrics.restarts.inc()
-        if worker.unfit and (self.ready() or self.ended.done()):  # it was told
+        if worker.unfit and (self.ready() or self.ended.done()):  # it was reported
             return
         self._deaths = 1 if time.monotonic() - worker.born > _LASTING else self._deaths + 1
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"

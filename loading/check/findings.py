@@ -75,7 +75,7 @@ def copies(images: Images) -> Alike:
 def lookalikes(images: Images) -> tuple[Alike, int]:
     """Returns which images look like another one of other bytes, and how many comparisons were left out.
 
-    Blank ones aren't compared. Where an image has a copy in the other part, it isn't told again.
+    Blank ones aren't compared. Where an image has a copy in the other part, it isn't reported again.
     """
     first, group = np.unique(images.content, return_index=True, return_inverse=True)[1:]
     train, val, low, high = _counts(group, images)
@@ -238,7 +238,7 @@ def name_of(parts: Mapping[str, Part], images: Images, index: int) -> str:
 
 
 def table(parts: Mapping[str, Part]) -> list[tuple[str, list[str]]]:
-    """Returns rows: what is told, and its value in each part."""
+    """Returns rows: the name of a figure, and its value in each part."""
     rows: dict[str, list[str]] = {}
     for part in parts.values():
         records, counts = part.records, np.bincount(every_label(part.source.labels))

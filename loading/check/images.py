@@ -117,7 +117,7 @@ def look_at(
         most: pixels that an image may have.
         oriented: images are turned as their EXIF says (DATA.EXIF_ORIENTATION).
         workers: processes.
-        progress: is told how many more were looked at.
+        progress: is called with the number of further images that were looked at.
 
     Raises:
         RunError: a process was killed.

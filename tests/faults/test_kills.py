@@ -211,7 +211,7 @@ def test_twenty_five_faults(tmp_path, whole):
             continue
         finish(place, whole)
         runs += 1
-        assert runs < 25, f"the runs end without heeding '{fault.name}'"
+        assert runs < 25, f"the runs end without obeying '{fault.name}'"
     finish(place, whole)
     print(f"{len(hits)} faults, {sum(hits)} of them in a save, in {runs} runs: the same bits as one left alone")
     assert sum(hits) > 3

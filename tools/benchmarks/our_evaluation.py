@@ -1,4 +1,4 @@
-"""main_single_gpu.py's evaluation with the time of each batch noted, for tools/benchmark.py.
+"""main_single_gpu.py's evaluation with the time of each batch recorded, for tools/benchmark.py.
 
 It takes a request as one word of JSON: ``cfg``, ``options``, ``weights``. Without ``output`` it makes the weights; with
 it, it answers in one line: [images/s], from the beginning of batch ``warm_up`` to that of the last one. The run's beats
@@ -42,7 +42,7 @@ def main() -> None:
     runpy.run_path(f"{sys.path[0]}/main_single_gpu.py")["main"]()
     timed = times[request["warm_up"] :]
     if len(timed) < 2:
-        raise RunError(f"the evaluation noted {len(times)} batches, expected {request['warm_up'] + 2} or more")
+        raise RunError(f"the evaluation recorded {len(times)} batches, expected {request['warm_up'] + 2} or more")
     print(json.dumps([(len(timed) - 1) * config.DATA.BATCH_SIZE_EVAL / (timed[-1] - timed[0])]))
 
 

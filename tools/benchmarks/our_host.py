@@ -127,7 +127,7 @@ def main() -> None:
     keeper = Keeper(progress, saver, Requests(config.SAVE_MINUTES))
     watch(training, stopwatch)
     saver.begin(progress)
-    engine.train_one_epoch(training, progress, stopwatch.wrap("heeding signals and clock", keeper.after_step))
+    engine.train_one_epoch(training, progress, stopwatch.wrap("checking signals and clock", keeper.after_step))
     steps = stopwatch.steps[request["warm_up"] : -1]
     print(json.dumps({what: [1000 * statistics.median(step[what] for step in steps)] for what in steps[0]}))
 

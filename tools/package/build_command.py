@@ -1,4 +1,4 @@
-"""What setuptools does to build a wheel (pyproject.toml): the repository's modules and rooms go into one package.
+"""What setuptools does to build a wheel (pyproject.toml): the repository's modules and folders go into one package.
 
 In the repository ``config.py``, ``models/`` and the others are at the top. In a wheel they are beside
 ``paddle_vit_toolkit/__init__.py``, which imports them from there. ``pip install -e`` copies nothing.

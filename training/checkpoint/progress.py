@@ -50,11 +50,11 @@ class Progress:
         return window
 
     def record_update(self, step: int, samples: int) -> None:
-        """Notes that an update was made at ``step``, after ``samples`` of its epoch."""
+        """Records that an update was made at ``step``, after ``samples`` of its epoch."""
         self.step, self.samples = step, samples
 
     def end_epoch(self, epoch: int) -> None:
-        """Notes that an epoch is done, with its evaluation."""
+        """Records that an epoch is done, with its evaluation."""
         self.epoch, self.samples = epoch, 0
 
     def keep_best(

@@ -81,6 +81,6 @@ def picture(title: str, data: bytes, kind: str = "png") -> str:
 
 
 def grid(parts: Iterable[str]) -> str:
-    """Returns parts side by side, where there is room, or one below the other."""
+    """Returns parts side by side, if there is space, or one below the other."""
     held = "".join(f"<div>{part}</div>" for part in parts)
     return f'<div class="grid">{held}</div>' if held else ""

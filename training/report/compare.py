@@ -1,4 +1,4 @@
-"""Several runs side by side: their figures, their curves, what they were told, and whether they differ by chance."""
+"""Several runs side by side: their figures, their curves, their settings, and whether they differ by chance."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -124,7 +124,7 @@ def _folders_by_name(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def _kinds(runs: Mapping[str, Finished]) -> list[Kind]:
-    """The runs by what they were told, but for seed and fold."""
+    """The runs by their settings without seed and fold."""
     found: dict[str, list[str]] = {}
     for name, run in runs.items():
         told = sorted((key, str(value)) for key, value in leaves(run.config) if key not in (*_OWN, *_SEEDS))
@@ -168,7 +168,7 @@ def _verdict(found: Compared, one: Kind, other: Kind, comparisons: int) -> str:
 
 
 def screen(found: Compared) -> str:
-    """Returns what is told of a comparison."""
+    """Returns what a comparison prints."""
     heads, rows = found.figures()
     lines = _align([heads, *rows])
     lines += found.spreads()

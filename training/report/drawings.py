@@ -16,7 +16,7 @@ def curve(runs: Mapping[str, Mapping[str, dict[str, Points]]], key: str, label: 
     """Returns the values of one key over the steps, of one run or of several, a colour each; None: nobody has any.
 
     Args:
-        runs: curves by the runs' names; of one run the splits have colours, and its name isn't told.
+        runs: curves by the runs' names; of one run the splits have colours, and its name isn't shown.
     """
     if not any(key in own for curves in runs.values() for own in curves.values()):
         return None
@@ -39,7 +39,7 @@ def curve(runs: Mapping[str, Mapping[str, dict[str, Points]]], key: str, label: 
 def confusion(matrix: np.ndarray, names: Sequence[str], whole: bool) -> bytes:
     """Returns a picture of the confusions [n, n] between some classes, or between all (``whole``).
 
-    A colour is the share of a label's images here: what is told of a class of few isn't lost.
+    A colour is the share of a label's images here: so a class of few images can be seen.
     """
     count = len(matrix)
     side = min(9.0, 3.2 + 0.32 * count)

@@ -21,7 +21,7 @@ def wilson(right: int, count: int) -> tuple[float, float]:
 
 
 class Confusions(NamedTuple):
-    """How often a label was told to be a class: only what there is, [m] each, sorted by label, then by prediction."""
+    """How often a label was predicted as a class: only what there is, [m] each, sorted by label, then by prediction."""
 
     label: np.ndarray
     predicted: np.ndarray
@@ -61,13 +61,13 @@ class Scores(NamedTuple):
     images: np.ndarray
 
     def means(self, told: np.ndarray) -> tuple[float, float, float]:
-        """Returns the means of the three over the classes that have an image, or that an image is told to be."""
+        """Returns the means of the three over the classes that have an image, or that is predicted for one."""
         there = (self.images > 0) | (told > 0)
         return float(self.precision[there].mean()), float(self.recall[there].mean()), float(self.f1[there].mean())
 
 
 def scores(label: np.ndarray, predicted: np.ndarray, outputs: int) -> tuple[Scores, np.ndarray]:
-    """Returns the scores of ``outputs`` classes, and of how many images each was told."""
+    """Returns the scores of ``outputs`` classes, and for how many images each was predicted."""
     right = np.bincount(label[label == predicted], minlength=outputs)
     told, images = np.bincount(predicted, minlength=outputs), np.bincount(label, minlength=outputs)
     precision, recall = right / np.maximum(told, 1), right / np.maximum(images, 1)

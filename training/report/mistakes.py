@@ -25,7 +25,7 @@ def worst_mistakes(told: Told, several: bool) -> np.ndarray:
 
 
 def tiles(run: Finished, told: Told, dataset: ImageDataset | None) -> str:
-    """Returns the mistakes side by side, each with what it is and what it was told to be.
+    """Returns the mistakes side by side, each with its label and its prediction.
 
     Args:
         dataset: the images; None: they aren't at hand.

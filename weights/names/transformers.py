@@ -1,7 +1,7 @@
 """Names that Hugging Face's transformers gives the tensors of models that are here, turned into timm's.
 
 Its image classifiers, and the image towers of CLIP and SigLIP: a whole model's text tower is dropped. Files of its
-releases 4 and 5 are told by their names; all others pass as they are.
+releases 4 and 5 are recognised by their names; all others pass as they are.
 """
 
 import re
