@@ -20,7 +20,6 @@ os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that spin as they wait take
 import hostile
 import paddle
 import programs
-import remembered
 import threadpoolctl
 import warm
 from served import checkpoint, photographs, server  # noqa: F401  (fixtures of several files)
@@ -37,7 +36,6 @@ _secret.write(f"{'tests ' * 6}\n")
 _secret.flush()
 os.environ[secret.FILE] = _secret.name
 ops.load()  # as runs do; tests/ops/test_ops.py compares
-remembered.remember_configurations()
 
 # Paddle notes the stack at each operator of a graph: with pytest's frames that takes a fifth of a graph's time. Nobody
 # reads it here, so one frame will do.
