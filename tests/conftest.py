@@ -20,7 +20,6 @@ os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that spin as they wait take
 import hostile
 import paddle
 import programs
-import remembered
 import threadpoolctl
 import warm
 from served import checkpoint, photographs, server  # noqa: F401  (fixtures of several files)
@@ -37,7 +36,6 @@ _secret.write(f"{'tests ' * 6}\n")
 _secret.flush()
 os.environ[secret.FILE] = _secret.name
 ops.load()  # as runs do; tests/ops/test_ops.py compares
-remembered.remember_configurations()
 
 # Paddle notes the stack at each operator of a graph: with pytest's frames that takes a fifth of a graph's time. Nobody
 # reads it here, so one frame will do.
@@ -50,17 +48,20 @@ TINY = [
     "DATA.IMAGE_SIZE", "8", "DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5",
     "DATA.NUM_WORKERS", "0", "DATA.DATASET", "digits", "DATA.CROP_PCT", "1.0", "MODEL.PATCH_SIZE", "4",
     "MODEL.EMBED_DIM", "16", "MODEL.DEPTH", "2", "MODEL.NUM_HEADS", "2", "MODEL.NUM_CLASSES", "10",
-    "TRAIN.WARMUP_EPOCHS", "0", "TRAIN.NUM_EPOCHS", "1",
+    "TRAIN.WARMUP_EPOCHS", "0", "TRAIN.NUM_EPOCHS", "1", "REPORT", "False",  # half a second of each run
 ]  # fmt: skip
 
 
-# What takes a quarter of a minute and more, the longest first: two workers then end together.
+# What takes ten seconds and more, the longest first: the workers then end together.
 LONGEST = [
-    "test_documents.py", "test_main.py", "test_export.py", "test_zoo.py", "test_inference.py", "test_kills.py",
-    "test_start.py", "test_engine.py", "test_launched_runs.py", "test_recipes.py", "test_weight_bombs.py",
-    "test_resume.py", "test_damage.py", "test_one_port.py", "test_graphs.py", "test_fuzz_configuration.py",
-    "test_stand_in.py", "test_disk.py", "test_attacked.py", "test_interruptions.py", "test_fuzz_values.py",
-    "test_fuzz_data.py", "test_costs.py",
+    "test_documents.py", "test_main.py", "test_one_port.py", "test_fuzz_data.py", "test_fuzz_configuration.py",
+    "test_engine.py", "test_zoo.py", "test_fuzz_weights.py", "test_weight_bombs.py", "test_fuzz_values.py",
+    "test_export.py", "test_failed_starts.py", "test_resume.py", "test_fuzz_images.py", "test_damage.py",
+    "test_stand_in.py", "test_kills.py", "test_recipes.py", "test_fuzz_runs.py", "test_launched.py",
+    "test_inference.py", "test_gpus.py", "test_workers.py", "test_scales.py", "test_launched_runs.py",
+    "test_disk.py", "test_serve_life.py", "test_graphs.py", "test_benchmark_serve.py", "test_attacked.py",
+    "test_predict.py", "test_tutorial.py", "test_streams.py", "test_interruptions.py", "test_start.py",
+    "test_stall.py",
 ]  # fmt: skip
 
 

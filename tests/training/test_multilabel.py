@@ -116,7 +116,8 @@ def write_data(root, train=48, val=21):
 @pytest.fixture
 def options(tmp_path, tiny):
     data = str(write_data(tmp_path / "data"))
-    words = [*without(tiny, "DATA.DATASET", "MODEL.NUM_CLASSES", "TRAIN.NUM_EPOCHS"), "TASK", "multilabel"]
+    dropped = ("DATA.DATASET", "MODEL.NUM_CLASSES", "TRAIN.NUM_EPOCHS", "REPORT")
+    words = [*without(tiny, *dropped), "TASK", "multilabel"]
     words += ["DATA.DATASET", "multilabel_csv", "DATA.DATA_PATH", data, "MODEL.NUM_CLASSES", "auto"]
     return [*words, "TRAIN.NUM_EPOCHS", "3", "TRAIN.BASE_LR", "0.01", "TRAIN.CROP", "squash", "TRAIN.CROP_PCT", "1.0"]
 
