@@ -137,13 +137,17 @@ def watched_worker(failed, beats, handed):
 def spawn(worker, count, failed, beats, *objects):
     """Starts ``worker(failed, beats, spawned.Handed(*objects))`` in ``count`` processes, for ``spawned.run``.
 
-    On a CPU they are forks of this process, which has imported Paddle and computed nothing yet. CUDA can't be forked.
+    On a CPU they are forks of this process, where it has imported Paddle and done nothing else with it. CUDA can't be
+    forked, nor can a program that used Paddle before it called ``main``. A fork would lack its threads. And Paddle may
+    remember that the process was alone: each rank would then train by itself.
     """
     import paddle
     import paddle.distributed as dist
 
     given = failed, beats, spawned.Handed(*objects)
-    method = "fork" if paddle.get_device() == "cpu" else "spawn"
+    computed = paddle.base.core.host_memory_stat_peak_value("Allocated", 0) > 0
+    forks = paddle.get_device() == "cpu" and not computed and dist.parallel._global_parallel_env is None
+    method = "fork" if forks else "spawn"
     return dist.spawn(worker, args=given, nprocs=count, join=False, start_method=method)
 
 

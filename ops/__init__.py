@@ -181,7 +181,7 @@ class _FrozenLinear(PyLayer):
     """``linear`` by a weight and a bias that need no gradients: x isn't kept, and the weight's isn't computed."""
 
     @staticmethod
-    def forward(ctx: Any, x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
+    def forward(ctx: Any, x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:
         ctx.weight, ctx.half = weight, _half.get()
         return linear(x, weight, bias)
 
@@ -193,7 +193,8 @@ class _FrozenLinear(PyLayer):
 
 def frozen_linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
     """``linear``, of which x alone needs a gradient."""
-    return _FrozenLinear.apply(x, weight, bias)
+    # A tensor in any case: Paddle counts the tensors that it is given, and expects as many gradients.
+    return _FrozenLinear.apply(x, weight, _absent(2) if bias is None else bias)
 
 
 def mlp(

@@ -51,6 +51,16 @@ class _Statistics(_BatchNormBase):
             paddle.assign(scaled * (count / (count - 1)), self._variance)
         return out
 
+    def _parameters_alike(self) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Returns weight and bias. Paddle gives neither a gradient unless both want one (TRAIN.ADAPTER.NAME bitfit: the
+        bias alone does), so beside one that does, a copy of the other wants one, too.
+        """
+        if self.weight.stop_gradient == self.bias.stop_gradient:
+            return self.weight, self.bias
+        weight, bias = (each.detach() if each.stop_gradient else each for each in (self.weight, self.bias))
+        weight.stop_gradient = bias.stop_gradient = False
+        return weight, bias
+
     def _processes(self) -> int:
         """Whose images the statistics are of."""
         raise NotImplementedError
@@ -83,9 +93,8 @@ class BatchNorm2D(_Statistics, nn.BatchNorm2D):
         return 1
 
     def _normalise(self, x: paddle.Tensor, variance: paddle.Tensor) -> paddle.Tensor:
-        return F.batch_norm(
-            x, self._mean, variance, self.weight, self.bias, self.training, self._momentum, self._epsilon
-        )
+        weight, bias = self._parameters_alike()
+        return F.batch_norm(x, self._mean, variance, weight, bias, self.training, self._momentum, self._epsilon)
 
 
 class SyncBatchNorm(_Statistics, nn.SyncBatchNorm):
@@ -97,6 +106,8 @@ class SyncBatchNorm(_Statistics, nn.SyncBatchNorm):
     def _normalise(self, x: paddle.Tensor, variance: paddle.Tensor) -> paddle.Tensor:
         shown = copy(self)  # the layer reads its own variance alone
         shown._buffers = {**self._buffers, "_variance": variance}
+        weight, bias = self._parameters_alike()
+        shown._parameters = {"weight": weight, "bias": bias}
         return nn.SyncBatchNorm.forward(shown, x)
 
 

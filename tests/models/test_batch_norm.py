@@ -17,6 +17,7 @@ from paddle import nn
 from paddle.nn import functional as F
 from parity import load_formula
 
+import ops
 from errors import InputError
 from models import resnet
 from models.layers import batch_norm
@@ -165,6 +166,30 @@ def test_what_is_kept_or_frozen_does_not_change():
 
 
 @pytest.mark.smoke
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+def test_a_parameter_has_its_gradient_beside_a_frozen_one(frozen, training, compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(ops, "usable", lambda _: False)
+    norm, wanted = BatchNorm2D(3), batch("gradient", 4, 3, 2, 2)
+    norm.training = training
+    getattr(norm, frozen).stop_gradient = True
+    values = batch(0, 4, 3, 2, 2)
+    norm(paddle.to_tensor(values)).backward(paddle.to_tensor(wanted))
+    mean, variance = (values.mean((0, 2, 3)), values.var((0, 2, 3))) if training else (np.zeros(3), np.ones(3))
+    normed = (values - mean.reshape(-1, 1, 1)) / np.sqrt(variance.reshape(-1, 1, 1) + 1e-5)
+    expected = {"weight": (wanted * normed).sum((0, 2, 3)), "bias": wanted.sum((0, 2, 3))}
+    expected[frozen] = None
+    for name, gradient in expected.items():
+        found = getattr(norm, name).grad
+        if gradient is None:
+            assert found is None
+        else:
+            np.testing.assert_allclose(found.numpy(), gradient, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.smoke
 @pytest.mark.parametrize("traced", [False, True])
 def test_synchronised_statistics_count_all_processes_images(monkeypatch, traced):
     """Paddle's kernel is for GPUs: here one that gives the same, on two processes with the same images."""
@@ -178,10 +203,13 @@ def test_synchronised_statistics_count_all_processes_images(monkeypatch, traced)
     monkeypatch.setattr(batch_norm, "world_size", lambda: 2)
     norm, seen = SyncBatchNorm(3), [batch(step, 2, 3, 1, 2) for step in range(3)]
     buffers = dict(norm.named_buffers())
+    norm.weight.stop_gradient = True  # as bitfit's
     if traced:
         paddle.jit.to_static(norm, full_graph=True)
     for x in seen:
         norm(paddle.to_tensor(x)).square().sum().backward()
     assert ranks
+    assert norm.weight.grad is None
+    assert norm.bias.grad is not None
     assert all(buffers[name] is buffer for name, buffer in norm.named_buffers())
     assert_statistics(norm, [np.concatenate([x, x]) for x in seen])

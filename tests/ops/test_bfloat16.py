@@ -9,15 +9,10 @@ import pytest
 import ops
 from models import create_model
 from models.layers import Linear
-from ops.build import build
-
-pytestmark = pytest.mark.usefixtures("compiled_operators")
 
 
 @pytest.fixture(autouse=True)
-def _compiled():
-    build()
-    assert ops.load()
+def _compiled(compiled_operators):
     if ops.bfloat16_lacks():
         pytest.skip("this CPU has no bfloat16")
 

@@ -104,6 +104,17 @@ def test_gelu_of_what_is_far_out_and_not_a_number_passes_through():
     assert found[6] == np.inf
 
 
+@pytest.mark.smoke
+@pytest.mark.parametrize("bias", [False, None])
+def test_a_frozen_linear_hands_on_its_gradient(bias):
+    layer, x = Linear(5, 3, bias_attr=bias), paddle.to_tensor(normal(2, 5), stop_gradient=False)
+    for parameter in layer.parameters():
+        parameter.stop_gradient = True
+    layer(x).backward(paddle.to_tensor(normal(2, 3)))
+    np.testing.assert_allclose(x.grad.numpy(), normal(2, 3) @ layer.weight.numpy().T, rtol=1e-5, atol=1e-6)
+    assert all(parameter.grad is None for parameter in layer.parameters())
+
+
 def test_a_view_is_read_as_it_looks():
     flag = "FLAGS_use_stride_kernel"
     before = paddle.get_flags(flag)
