@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import paddle
-from paddle import _C_ops
 from paddle.autograd import PyLayer
 from paddle.base import core
+
+from ops.calls import run as _run
 
 _HERE = Path(__file__).resolve().parent
 _REGISTERED = "_vit_ops"  # an attribute of Paddle's: all copies of this module find it
@@ -27,8 +28,6 @@ _loaded = False
 _enabled = True
 _half = ContextVar("_half", default=False)  # products by bfloat16
 _signal_stack = ctypes.create_string_buffer(1 << 16)
-# Paddle 2.6 has it in another place.
-_run = getattr(_C_ops, "_run_custom_op", None) or core.eager._run_custom_op
 
 
 def sources_and_headers() -> list[Path]:

@@ -203,6 +203,15 @@ def test_a_model_uses_them_and_trains_alike():
     assert losses[3] < 0.8 * losses[0]
 
 
+@pytest.mark.smoke
+def test_without_gradients_nothing_is_kept_for_a_backward_pass():
+    x, layer = paddle.to_tensor(normal(2, 5, 12)), Mlp(12, 24)
+    with paddle.no_grad():
+        assert ops.mlp(x, *layer.parameters()).stop_gradient
+        assert LayerNorm(12)(x).stop_gradient
+    assert not ops.mlp(x, *layer.parameters()).stop_gradient
+
+
 def test_where_they_are_not_used():
     x = paddle.ones([2, 2])
     assert ops.usable(x)

@@ -15,10 +15,11 @@ from tools.list_models import describe
 
 
 def test_the_zoo_has_a_row_for_each_model(benchmark, canned_runs, tmp_path, monkeypatch):  # noqa: F811
-    fake = fake_timm(tmp_path, "[12.0]")
+    fake = fake_timm(tmp_path)
+    found = {"images_per_s": [30.0], "peak_memory": 600.0}
     monkeypatch.setattr(
         "tools.benchmarks.evaluation.ask",
-        lambda script, *rest: [30.0] if script == "our_evaluation.py" else measure.ask(script, *rest),
+        lambda script, *rest: found if script == "our_evaluation.py" else measure.ask(script, *rest),
     )
     monkeypatch.setattr("tools.benchmarks.zoo.ask", lambda *_: [100.0])
     flags = (f"--timm_python={fake}", "-repeats=2", "-batch_size=4", "--reports=3")
@@ -26,11 +27,15 @@ def test_the_zoo_has_a_row_for_each_model(benchmark, canned_runs, tmp_path, monk
     assert [call[:2] for call in canned_runs] == [("main_single_gpu.py", 2)] * 4
     macs = {name: describe(find_config(name))["macs"] for name in ("vit_digits", "lenet")}
     shares = {name: f"{48 * 6 * cost / 100e9:.0%}" for name, cost in macs.items()}
-    assert [line for line in printed if line.startswith("| ") and "model" not in line] == [
+    rows = [line for line in printed if line.startswith("| ") and "model" not in line]
+    assert rows[:2] == [
         f"| {name} | 48.00 | 12.00 | 4.00 (4.00, 4.00) | {shares[name]} | 30.00 | 12.00 | 2.50 (2.50, 2.50) |"
         for name in ("vit_digits", "lenet")
     ]
-    assert report["ratios"][2]["values"] == pytest.approx([48 * 6 * macs["vit_digits"] / 100e9] * 2)
+    memory = "750.0 | 500.0 | 1.50 (1.50, 1.50) | 600.0 | 500.0 | 1.20 (1.20, 1.20) |"
+    assert rows[2:] == [f"| {name} | {memory}" for name in ("vit_digits", "lenet")]
+    assert report["figures"]["lenet, training: timm"]["peak memory"]["unit"] == "MB"
+    assert report["ratios"][4]["values"] == pytest.approx([48 * 6 * macs["vit_digits"] / 100e9] * 2)
 
 
 def test_the_zoo_has_every_architecture_of_timms_and_no_recipe_stops_it(tmp_path):
@@ -46,7 +51,7 @@ def test_the_zoo_has_every_architecture_of_timms_and_no_recipe_stops_it(tmp_path
 
 
 def test_train_with_amp_measures_both_sides_in_both_types(benchmark, canned_runs, tmp_path):  # noqa: F811
-    flags = ("--against=timm", f"--timm_python={fake_timm(tmp_path, '[12.0]')}", "--threads=1", "-repeats=1", "-amp")
+    flags = ("--against=timm", f"--timm_python={fake_timm(tmp_path)}", "--threads=1", "-repeats=1", "-amp")
     report, _ = benchmark("train", "-cfg=vit_digits", *flags)
     assert list(report["figures"]) == ["ours", "timm", "ours, bfloat16", "timm, bfloat16"]
     assert [call[2]["AMP"] for call in canned_runs] == ["False", "True"]

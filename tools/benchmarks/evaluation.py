@@ -2,14 +2,16 @@
 
 Ours is a whole ``main_single_gpu.py -eval`` on synthetic images and random weights, timed from batch to batch. timm's
 takes random uint8 images, normalises them and counts the hits. The first WARM_UP batches of each run don't count.
+Each run tells the peak memory of its process.
 """
 
 import argparse
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from config import get_config
-from tools.benchmarks.measure import Benchmark, Run, ask, each, measure, option_words, positive, timm_versions
+from tools.benchmarks.measure import MEMORY, Benchmark, Run, ask, each, measure, option_words, positive, timm_versions
 from tools.benchmarks.training import timm_request
 
 WARM_UP = 3  # batches: of the first, torch.compile makes its code
@@ -30,7 +32,7 @@ def evaluation(arguments: argparse.Namespace) -> None:
         title = f"{arguments.cfg}, batch {arguments.batch_size}, one process of {arguments.threads} threads,"
         title += f" {'bfloat16' if arguments.amp else 'float32'}, {arguments.batches} batches a run"
         compared = each(_RATE, own, [kind for kind in kinds if kind not in own])
-        measure(Benchmark(title, kinds, {_RATE: "images/s"}, compared, peers), arguments)
+        measure(Benchmark(title, kinds, {_RATE: "images/s", MEMORY: "MB"}, compared, peers), arguments)
 
 
 def evaluation_sides(arguments: argparse.Namespace, folder: str) -> dict[str, Run]:
@@ -58,7 +60,7 @@ def evaluation_sides(arguments: argparse.Namespace, folder: str) -> dict[str, Ru
         with tempfile.TemporaryDirectory(dir=folder) as output:
             chosen = [*options, *(["EVAL_ENGINE", name] if engine else [])]
             asked = request | {"options": chosen, "output": f"{output}/run"}
-            return {_RATE: ask("our_evaluation.py", asked, arguments.threads)}
+            return _figures(ask("our_evaluation.py", asked, arguments.threads))
 
     kinds: dict[str, Run] = {f"ours, {name}": lambda name=name: ours(name) for name in engines}
     if arguments.against:
@@ -68,7 +70,11 @@ def evaluation_sides(arguments: argparse.Namespace, folder: str) -> dict[str, Ru
 
         def theirs(mode: str) -> dict[str, list[float]]:
             asked = peer | {"compile": mode == "compile"}
-            return {_RATE: ask("timm_peer.py", asked, arguments.threads, arguments.timm_python)}
+            return _figures(ask("timm_peer.py", asked, arguments.threads, arguments.timm_python))
 
         kinds |= {f"timm, {mode}": lambda mode=mode: theirs(mode) for mode in arguments.timm_modes}
     return kinds
+
+
+def _figures(answer: dict[str, Any]) -> dict[str, list[float]]:
+    return {_RATE: answer["images_per_s"], MEMORY: [answer["peak_memory"]]}

@@ -23,6 +23,7 @@ from errors import InputError, RunError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HERE = Path(__file__).resolve().parent
+MEMORY = "peak memory"  # of a whole process, in MB
 ENVIRONMENT = dict(os.environ)  # as the user set it: Paddle's import would set OMP_NUM_THREADS to 1
 
 Figures = dict[str, dict[str, list[float]]]

@@ -1,8 +1,9 @@
 """main_single_gpu.py's evaluation with the time of each batch recorded, for tools/benchmark.py.
 
 It takes a request as one word of JSON: ``cfg``, ``options``, ``weights``. Without ``output`` it makes the weights; with
-it, it answers in one line: [images/s], from the beginning of batch ``warm_up`` to that of the last one. The run's beats
-(``progress.beat``), by which it is seen to go on, say when: on a CPU a batch is done when its call returns.
+it, it answers in one line: ``peak_memory``, of this process in MB, and ``images_per_s``, a list of one rate, from the
+beginning of batch ``warm_up`` to that of the last one. The run's beats (``progress.beat``), by which it is seen to go
+on, say when: on a CPU a batch is done when its call returns.
 """
 
 import json
@@ -17,6 +18,7 @@ from config import get_config
 from errors import RunError, reporting
 from launch import progress
 from models import build_model
+from training.window import peak_memory
 from weights import save_weights
 
 
@@ -43,7 +45,8 @@ def main() -> None:
     timed = times[request["warm_up"] :]
     if len(timed) < 2:
         raise RunError(f"the evaluation recorded {len(times)} batches, expected {request['warm_up'] + 2} or more")
-    print(json.dumps([(len(timed) - 1) * config.DATA.BATCH_SIZE_EVAL / (timed[-1] - timed[0])]))
+    rate = (len(timed) - 1) * config.DATA.BATCH_SIZE_EVAL / (timed[-1] - timed[0])
+    print(json.dumps({"images_per_s": [rate], "peak_memory": peak_memory()}))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
 """timm's side of tools/benchmark.py, in a process of its own: it needs torch and timm, and no Paddle.
 
 It takes a request as one word of JSON and answers in one line. ``measure`` says what: "versions", "train", "eval",
-"infer" or "loader". Everything runs on the CPU, with ``threads`` threads.
+"infer" or "loader". Everything runs on the CPU, with ``threads`` threads. With the rates of "train" and "eval" comes
+``peak_memory``: of this process, in MB.
 """
 
 import contextlib
 import importlib
 import json
 import platform
+import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -149,6 +151,9 @@ def main() -> None:
     else:
         torch.set_num_threads(request["threads"])
         answer = {"train": train, "eval": evaluate, "infer": infer, "loader": load}[request["measure"]](request)
+    if request["measure"] in ("train", "eval"):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+        answer = {"images_per_s": answer, "peak_memory": peak}
     print(json.dumps(answer))
 
 

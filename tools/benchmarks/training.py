@@ -2,7 +2,8 @@
 
 ``train``: images/s, tuned (TUNE_CPU) against Paddle's defaults, or against timm's training step. A report is of STEPS
 steps; the first of each run is its warm-up, and a run's figure is the median of the others. timm's step is timed alike:
-uint8 images normalised, forward, cross entropy, backward, AdamW. With ``-amp`` either side runs in bfloat16, too.
+uint8 images normalised, forward, cross entropy, backward, AdamW. With ``-amp`` either side runs in bfloat16, too. A
+run's peak memory is that of its largest process.
 
 ``scale``: seconds per epoch and images/s on several numbers of processes at the same batch per process. Efficiency is
 the rate over that of as many single processes (the first number given). The first epoch is the warm-up. Images are the
@@ -24,6 +25,7 @@ from config import find_config, get_config, named_keys
 from errors import InputError
 from options import is_given, pair
 from tools.benchmarks.measure import (
+    MEMORY,
     ROOT,
     Benchmark,
     Ratio,
@@ -69,7 +71,7 @@ def train(arguments: argparse.Namespace) -> None:
         compared = each(_RATE, list(kinds)[:1], list(kinds)[1:])
         if arguments.amp:
             compared = [Ratio(_RATE, *pair) for pair in (("ours", "timm"), (_HALF[0], "ours"), _HALF)]
-        measure(Benchmark(title, kinds, {_RATE: "images/s"}, compared, peers), arguments)
+        measure(Benchmark(title, kinds, {_RATE: "images/s", MEMORY: "MB"}, compared, peers), arguments)
 
 
 def training_sides(arguments: argparse.Namespace, folder: Path) -> dict[str, Run]:
@@ -88,8 +90,8 @@ def training_sides(arguments: argparse.Namespace, folder: Path) -> dict[str, Run
     request |= {"weight_decay": get_config(arguments.cfg, options).TRAIN.WEIGHT_DECAY}
 
     def theirs(amp: bool) -> dict[str, list[float]]:
-        rates = ask("timm_peer.py", request | {"amp": amp}, arguments.threads, arguments.timm_python)
-        return {_RATE: [statistics.median(rates)]}
+        found = ask("timm_peer.py", request | {"amp": amp}, arguments.threads, arguments.timm_python)
+        return {_RATE: [statistics.median(found["images_per_s"])], MEMORY: [found["peak_memory"]]}
 
     sides: dict[str, Run] = {"ours": _ours(arguments, options), "timm": lambda: theirs(False)}
     if arguments.amp:
@@ -110,7 +112,8 @@ def _ours(arguments: argparse.Namespace, options: list[str], tuned: bool = True)
         chosen, threads = [*options, *words({"TUNE_CPU": tuned})], _threads(arguments) if tuned else None
         with tempfile.TemporaryDirectory() as folder:
             records = _run(arguments.cfg, arguments.processes, threads, chosen, Path(folder))[1:]
-        return {_RATE: [statistics.median(record["images_per_s"] for record in records)]}
+        rate = statistics.median(record["images_per_s"] for record in records)
+        return {_RATE: [rate], MEMORY: [records[-1]["peak_memory"]]}
 
     return one_run
 
