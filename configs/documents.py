@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from yaml.composer import Composer
 from yaml.constructor import SafeConstructor
-from yaml.cyaml import CParser
+from yaml.cyaml import CParser  # pyright: ignore[reportAttributeAccessIssue]  (its stubs lack it)
 from yaml.resolver import Resolver
 
 from configs.values import LONGEST_TEXT, quoted
