@@ -45,9 +45,11 @@ $(VENV)/installed-test: $(VENV)/installed requirements-test.txt $(EXTRAS)
 train: install
 	sh run_train_multi.sh
 
-# Two files at a time, the longest first (tests/conftest.py); the fixtures of a file are shared within it. A crash ends the run: pytest-xdist would hang. What measures time has the machine to itself.
+# Three files at a time, the longest first (tests/conftest.py): a third of them wait for processes that they started. The
+# fixtures of a file are shared within it. A crash ends the run: pytest-xdist would hang. What measures time has the
+# machine to itself.
 ALONE := tests/tools/test_benchmark.py tests/tools/test_measure.py
-PYTEST := -m pytest -n 2 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder $(addprefix --ignore ,$(ALONE))
+PYTEST := -m pytest -n 3 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder $(addprefix --ignore ,$(ALONE))
 
 test: $(VENV)/installed-test ops lint
 	$(RUN) $(PYTEST)
