@@ -178,7 +178,7 @@ def test_the_script_for_several_nodes_says_what_is_missing_or_taken(tmp_path):
     script = ("sh", str(ROOT / "run_train_multi_node.sh"))
     incomplete = start(tmp_path, *script, NNODES=2, MASTER_PORT=29500)
     assert statuses(incomplete) == [2]
-    assert "found NNODES=2, MASTER_PORT=29500, missing NODE_RANK, MASTER_ADDR; run_tr" in printed(incomplete)
+    assert "found NNODES=2, MASTER_PORT=29500, missing NODE_RANK, MASTER_ADDR; the first" in printed(incomplete)
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
