@@ -138,6 +138,10 @@ def test_batch_size_with_eval_alone_is_the_evaluation_batch():
         (["TRAIN.BASE_LR", "fast"], "command line: TRAIN.BASE_LR takes float, found 'fast' (str)"),
         (["TRAIN.SMOOTHING", "None"], "command line: TRAIN.SMOOTHING takes float, found None (NoneType)"),
         (["TRAIN.OPTIMIZER.BETAS", "[1, 'a']"], "TRAIN.OPTIMIZER.BETAS takes a list of floats, found [1, 'a'] (list)"),
+        (["TRAIN.CROP_SCALE", "[0.1, 0.5, 1]"], "TRAIN.CROP_SCALE is [0.1, 0.5, 1.0], expected 2 values"),
+        (["SEED", "9" * 30], "SEED is 999999999999999999999999999999, expected a whole number of at most"),
+        (["TRAIN.BASE_LR", "1e60"], "TRAIN.BASE_LR is 1e+60, expected a number of at most"),
+        (["TAG", "a\x07"], "TAG is 'a\\x07', expected text without control characters, found '\\x07'"),
         (["DATA.BATCH_SIZE", "0"], "DATA.BATCH_SIZE is 0, expected 1 to 10000000"),
         (["NGPUS", "0"], "NGPUS is 0, expected -1 (all), or 1 to 10000"),
         (["MODEL.DROPPATH", "1.0"], "MODEL.DROPPATH is 1.0, expected 0 <= value < 1"),
@@ -184,6 +188,18 @@ def test_wrong_options_are_named(options, message):
             ),
             "has more than 50000 values",
         ),
+        ("SEED: 1\nSEED: 2\n", "line 2: found the key SEED a second time; leave one of them out"),
+        ("TRAIN: {LOSS: a}\nTRAIN.LOSS: b\n", "found the key TRAIN.LOSS a second time; leave one of them out"),
+        (
+            "A: &a {X: 1}\nB: {<<: *a}\n",
+            "line 2: found the merge key <<, which isn't read; write the keys, or use BASE",
+        ),
+        ("1: 2\n", "line 1: found the key 1 (int), expected text"),
+        ("[a]: 2\n", "line 1: found the key a list or a mapping, expected text"),
+        ("SEED: !!python/name:os.system\n", "(line 1: found the tag tag:yaml.org,2002:python/name:os.system; write"),
+        (f"TAG: {'a' * 99999}\n", "line 1: found 99999 letters, expected a value of at most"),
+        ("NAMES: {Timm: a}\n", "NAMES is {'Timm': 'a'}, expected {"),
+        ("GIVEN: {SEED: 3}\n", "GIVEN names SEED, for which the file has no value; remove it there"),
         pytest.param("MODEL: " + "[" * 5000, "not valid YAML (line 1: it is nested too deeply)", id="nested"),
     ],
 )
@@ -192,6 +208,13 @@ def test_wrong_files_are_named(tmp_path, text, message):
     with pytest.raises(InputError, match="bad.yaml|absent.yaml") as caught:
         get_config(tmp_path / "bad.yaml")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(("coding", "found"), [("utf-16", "UTF-16 at 0"), ("latin-1", "the byte 0xe9 at 8")])
+def test_a_file_that_is_not_in_utf_8_is_named(tmp_path, coding, found):
+    (tmp_path / "bad.yaml").write_text("TAG: caf\u00e9\n", encoding=coding)
+    with pytest.raises(InputError, match=f"isn't text in UTF-8: found {found}; save it as UTF-8"):
+        get_config(tmp_path / "bad.yaml")
 
 
 def test_the_configuration_is_frozen_and_its_dump_loads_again(tmp_path):

@@ -195,6 +195,9 @@ def test_mnist_reads_its_original_files(tmp_path, kind, zipped):
     assert train.classes[9] == {"mnist": "9", "fashion_mnist": "Ankle boot"}[kind]
     assert (val[1][0] == images[1][:, :, None]).all()
     assert get_dataset(configured(kind, tmp_path), "val")[0][0].shape == (8, 8, 3)  # grey serves three channels too
+    write_idx(tmp_path / "t10k-labels-idx1-ubyte", labels[:3], zipped)
+    with pytest.raises(InputError, match=f"{tmp_path}: 2 val images, but 3 labels$"):
+        get_dataset(config, "val")
     write_idx(tmp_path / "t10k-labels-idx1-ubyte", np.array([3, 12], np.uint8), zipped)
     with pytest.raises(InputError, match=r"val labels of '.*' at .* are 3\.\.12, expected 0\.\.9"):
         get_dataset(config, "val")

@@ -1,5 +1,8 @@
 """Collectives over two real processes; seeds, files."""
 
+import contextlib
+import logging
+import pickle
 import sys
 
 import numpy as np
@@ -142,3 +145,31 @@ def test_a_log_line_holds_nothing_that_a_terminal_acts_on(tmp_path, capsys):
         first, second = text.splitlines()
         assert first.endswith(r" class \x1b[2J\r\u202e犬")
         assert second == "the next line"
+
+
+def test_what_a_stranger_says_as_a_rank_is_not_unpickled(monkeypatch):
+    """It has no proof by the run's key; a rank's own words of another turn, or as another rank's, have a wrong one."""
+    monkeypatch.setattr(utils, "world_size", lambda: 2)
+    monkeypatch.setattr(utils, "rank", lambda: 0)
+
+    def gather(parts, tensor):
+        parts += [tensor, tensor]  # as if rank 1 had said it, too
+
+    monkeypatch.setattr(utils.dist, "all_gather", gather)
+    unpickled, loads = [], pickle.loads
+    monkeypatch.setattr(utils.pickle, "loads", lambda data: unpickled.append(data) or loads(data))
+    message = "what came as rank 1's is unproved: a stranger said it, or PADDLE_VIT_SECRET differs"
+    with pytest.raises(RunError, match=f"^{message}$"):
+        utils.all_gather("a")
+    assert len(unpickled) == 1  # this rank's
+
+
+def test_a_log_on_a_full_disk_is_told_once_and_ends_nothing(capsys):
+    log = logging.Logger("full")
+    log.addHandler(utils._LogFile("/dev/full"))
+    log.error("on stderr already")
+    for _ in range(2):
+        log.info("a line")
+    with contextlib.suppress(OSError):
+        log.handlers[0].close()
+    assert capsys.readouterr().err == "/dev/full: not written (No space left on device); the run goes on\n"

@@ -245,3 +245,18 @@ def test_a_stop_leaves_nothing(weights, tmp_path):
     assert b"Traceback" not in err
     assert b"C++" not in out + err  # Paddle's own handler tells of its stack
     assert [file.name for file in tmp_path.iterdir()] == ["small.yaml"]
+
+
+def test_group_norms_of_one_epsilon_have_it_in_onnx_and_others_are_refused():
+    """All nodes get one epsilon, so of a model with two some would compute other logits."""
+    told = SimpleNamespace(name="epsilon", f=-9.7e-07)
+    other = SimpleNamespace(name="epsilon", f=1e-12)
+    nodes = [
+        SimpleNamespace(op_type=kind, attribute=[a]) for kind, a in (("InstanceNormalization", told), ("Other", other))
+    ]
+    onnx = SimpleNamespace(graph=SimpleNamespace(node=nodes))
+    norms = [paddle.nn.GroupNorm(1, 2, epsilon) for epsilon in (1e-5, 1e-5, 1e-6)]
+    formats._mend_epsilons(onnx, paddle.nn.Sequential(*norms[:2]))
+    assert (told.f, other.f) == (1e-5, 1e-12)
+    with pytest.raises(InputError, match=r"group norms have epsilons of \[1e-06, 1e-05\]: ONNX would get them wrong"):
+        formats._mend_epsilons(onnx, paddle.nn.Sequential(*norms))

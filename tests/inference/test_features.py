@@ -322,3 +322,8 @@ def test_a_wrong_command_line_is_a_line(tool, words, message, tmp_path):
     assert (status, printed, errors.count("\n")) == (2, "", 1)
     assert errors.startswith(message)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_image_to_look_for_that_cannot_be_read_is_named(checkpoint, folder):
+    with pytest.raises(InputError, match=f"^{folder}/china9.jpg: it ends before its pixels"):
+        of_image(Features(checkpoint), str(folder / "china9.jpg"))

@@ -209,3 +209,8 @@ def test_an_export_answers_as_its_checkpoint(run, photographs, tmp_path):
         Predictor(tmp_path / "export", "vit_tiny_patch16_224")
     with pytest.raises(InputError, match=r"an export, made for DATA.CROP_PCT 0.9; leave DATA.CROP_PCT out, or export"):
         Predictor(tmp_path / "export", options=["DATA.CROP_PCT=0.5"])
+
+
+def test_an_answer_without_finite_probabilities_is_none():
+    said = "a.jpg: the weights give no finite logits for it"
+    assert Predictor._answer(None, "a.jpg", "", np.array([np.nan, 0.5]), 1, None) == Failure("a.jpg", said)

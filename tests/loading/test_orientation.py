@@ -153,3 +153,9 @@ def test_the_key_travels_with_the_model_and_is_refused_where_it_does_nothing(tmp
         get_config(None, ["DATA.DATASET", "digits", *TURNED])
     with pytest.raises(InputError, match="DATA.EXIF_ORIENTATION is True, expected False with DATA.LOADER dali"):
         configured(tmp_path, *TURNED, "DATA.LOADER", "dali")
+
+
+def test_bytes_that_pad_a_jpegs_markers_hide_no_orientation():
+    """Any number of 0xff may stand before a marker (ITU T.81, B.1.1.2)."""
+    data = file_of(PHOTOGRAPH, "JPEG", 6)
+    assert orientation_of(data) == orientation_of(data[:2] + b"\xff\xff" + data[2:]) == 6

@@ -1,5 +1,7 @@
 """VOLO against timm's outputs and numbers."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import paddle
 import pytest
@@ -15,6 +17,7 @@ from inference.look.cam import cam
 from inference.look.positions import similarities
 from models import build_model
 from models.volo import VOLO, neighbours, sum_windows
+from training.classification import Classification
 from weights import load_weights, save_weights
 from weights.layout import linear_weights
 from weights.resize import bicubic_matrix
@@ -195,3 +198,17 @@ def test_what_it_looks_at_has_the_grid_of_its_patches():
 def test_sizes_that_do_not_fit_are_named(options, message):
     with pytest.raises(InputError, match=message):
         build_model(get_config("volo_d1_224", options))
+
+
+def test_token_labels_train_the_classifier_of_patches_and_no_other_model_takes_them(tiny):
+    model, rng = small(), np.random.default_rng(0)
+    options = ["MODEL.TYPE", "volo", "MODEL.NUM_CLASSES", str(model.num_classes), "TRAIN.LOSS", "token_label"]
+    config = get_config(None, options)
+    task, train = Classification(config), SimpleNamespace(labels=np.zeros(1, np.int64))
+    with pytest.raises(InputError, match="TRAIN.LOSS is token_label, but VisionTransformer classifies no patches"):
+        task.prepare(build_model(get_config(None, tiny)), train, None)
+    task.prepare(model, train, None)
+    pixels = paddle.to_tensor(rng.integers(0, 256, (2, *model.image_size, 3), np.uint8))
+    task.step(model.train(), {"pixels": pixels, "labels": paddle.to_tensor([0, 1])}, 0)["loss"].sum().backward()
+    assert model.mix_token
+    assert model.aux_head.weight.grad.abs().sum() > 0.1

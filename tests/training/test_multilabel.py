@@ -288,6 +288,15 @@ def test_data_and_weights_of_the_other_task_are_refused(tmp_path, options, tiny)
         evaluate([*asked, "MODEL.PRETRAINED_ADAPTER", own], tmp_path / "e")
 
 
+def test_thresholds_of_other_outputs_are_refused(monkeypatch):
+    """They would be compared with other classes' probabilities."""
+    monkeypatch.setattr(multilabel, "thresholds_of", lambda *_: [0.5, 0.2])
+    words = ["TASK", "multilabel", "MODEL.PRETRAINED", "w.safetensors", "EVAL", "True", "MODEL.NUM_CLASSES"]
+    assert MultiLabel(get_config(None, [*words, "2"])).thresholds.tolist() == [0.5, 0.2]
+    with pytest.raises(InputError, match="^w.safetensors has 2 thresholds, the model 3 outputs$"):
+        MultiLabel(get_config(None, [*words, "3"]))
+
+
 def test_classes_that_training_lacks_are_told_and_a_cache_keeps_the_labels(tmp_path, options):
     table = tmp_path / "data" / "val.csv"
     table.write_text(table.read_text().replace("val/3.png,1,1,0,0", "val/3.png,1,1,0,1"))

@@ -1,12 +1,16 @@
 """A run's folder that a stranger wrote: its metrics.jsonl."""
 
 import os
+import resource
 from array import array
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
 from errors import InputError
 from training.curves import plot_curves, points, records
+from training.run import Run
 from utils import get_loggers, open_logs
 
 
@@ -32,3 +36,24 @@ def test_a_log_that_is_a_pipe_is_refused(tmp_path, name):
     get_loggers()
     with pytest.raises(InputError, match=f"{name}: it is no regular file; move it away$"):
         open_logs(tmp_path)
+
+
+@pytest.mark.parametrize("on_error", ["stop", "continue"])
+def test_a_line_that_the_disk_has_no_room_for_is_lost_whole(tmp_path, on_error):
+    """Half of it would make the run's own file one that a resume and a report refuse."""
+    metrics, told = tmp_path / "metrics.jsonl", []
+    before = b"{}\n" * (1 << 20)
+    metrics.write_bytes(before)
+    run = SimpleNamespace(directory=tmp_path, on_error=on_error, info=told.append)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 5, limits[1]))  # a write there writes five bytes
+    try:
+        with pytest.raises(OSError, match="File too large") if on_error == "stop" else nullcontext() as caught:
+            Run._append(run, '{"split": "val", "epoch": 1}\n')
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert metrics.read_bytes() == before
+    if on_error == "stop":
+        assert caught.value.filename == str(metrics)
+    else:
+        assert told == [f"{metrics}: a line is lost (File too large); the run goes on (SAVE_ON_ERROR)"]

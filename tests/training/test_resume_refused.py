@@ -3,18 +3,23 @@
 import os
 import shutil
 
+import numpy as np
 import pytest
 from runs import refused, train, work
+from safetensors.numpy import save_file
 from test_resume import EVERY_STEP
 
 from config import get_config
 from datasets import ArrayDataset, get_datasets
 from errors import InputError
 from models import build_model
+from models.layers.batch_norm import BatchNorm2D
 from options import option_keys
-from training.checkpoint.restore import load_checkpoint
+from training.checkpoint import folder
+from training.checkpoint.restore import load_checkpoint, restore_statistics
 from training.command_line import config_from_arguments
 from training.optim import build_optimizer
+from weights import save_weights
 
 
 def test_what_is_not_the_runs_own_is_refused(tmp_path, tiny):
@@ -136,3 +141,40 @@ def test_auto_sets_aside_what_has_another_epochs_name(tmp_path, tiny, capsys):
     assert (checkpoints / "last").resolve() == checkpoints / "epoch_0001"
     aside = {path.name for path in checkpoints.glob("damaged_*")}
     assert aside == {f"damaged_epoch_{number}" for number in ("0007", "0008", "0009", "9999999999")}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (
+            "norm.weight/moment1_0",
+            np.full(16, np.nan, np.float32),
+            "norm.weight/moment1_0 holds NaN or infinite values",
+        ),
+        ("other.weight/moment1_0", np.zeros(16, np.float32), r"belongs to another model \(other.weight\)"),
+        ("norm.weight/moment1_0", np.zeros(8, np.float32), r"is float32 \[8\], expected float32 \[16\]; take another"),
+        ("norm.weight/moment1_0", np.zeros(16, np.int32), r"is int32 \[16\], expected float32 \[16\]; take another"),
+    ],
+)
+def test_moments_that_are_not_the_models_are_refused(tmp_path, tiny, key, value, message):
+    model = build_model(get_config(None, tiny))
+    save_weights(model, tmp_path / folder.MODEL)
+    save_file({key: value}, tmp_path / folder.OPTIMIZER)
+    with pytest.raises(InputError, match=message):
+        load_checkpoint(tmp_path, model, build_optimizer(get_config(), model))
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [({}, "missing"), ({"mean": np.zeros(2, np.float32)}, r"\[2\]"), ({"mean": np.full(3, np.inf)}, r"\[3\]")],
+)
+def test_statistics_that_are_not_the_models_are_refused(tmp_path, found, told):
+    layer = BatchNorm2D(3)
+    whole = {"0/val/_mean": np.float32([1, 2, 3]), "0/val/_variance": np.float32([4, 5, 6])}
+    save_file(whole, tmp_path / folder.STATISTICS)
+    restore_statistics(tmp_path, {"val": layer})
+    assert (layer._mean.tolist(), layer._variance.tolist()) == ([1, 2, 3], [4, 5, 6])
+    del whole["0/val/_mean"]
+    save_file(whole | {f"0/val/_{name}": value for name, value in found.items()}, tmp_path / folder.STATISTICS)
+    with pytest.raises(InputError, match=rf"0/val/_mean is {told}, expected \[3\] and finite numbers"):
+        restore_statistics(tmp_path, {"val": layer})

@@ -2,6 +2,7 @@
 
 import json
 import re
+from unittest import mock
 
 import numpy as np
 import paddle
@@ -13,8 +14,11 @@ from runs import assert_same_run, records, weights
 
 import utils
 from config import get_config
-from datasets import ArrayDataset, get_datasets
+from datasets import ArrayDataset, get_dataloader, get_datasets
+from errors import RunError
+from models import build_model
 from training import engine, parallel
+from training.classification import Classification
 from training.report import write_report
 from training.run import Run
 from training.task import Task
@@ -132,3 +136,13 @@ def test_the_best_of_a_task_is_of_the_lowest_loss_unless_it_scores_otherwise():
     for undefined in (lambda: task.step(None, {}, 1), lambda: task.evaluate(None, iter(()))):
         with pytest.raises(NotImplementedError):
             undefined()
+
+
+def test_an_evaluation_that_lost_a_batch_has_no_accuracy(tiny):
+    config, _, val = get_datasets(get_config(None, [*tiny, "DATA.BATCH_SIZE_EVAL", "64"]))
+    val.images, val.labels = val.images[:128], val.labels[:128]
+    loader = get_dataloader(config, val, "val")
+    lossy = mock.MagicMock(dataset=val, batch_sampler=loader.batch_sampler)
+    lossy.__iter__.return_value = iter(list(loader)[1:])
+    with pytest.raises(RunError, match="^evaluation counted 64 samples, the dataset has 128$"):
+        engine.evaluate(Classification(config), build_model(config), lossy)

@@ -1,0 +1,94 @@
+"""What ends a process: its one line, its exit status, and whether somebody foresaw it."""
+
+import errno
+
+import pytest
+
+import errors
+from launch import environment
+
+FULL = OSError(errno.ENOSPC, "No space left on device", "run/log.txt")
+CUDA = "(External) CUDA error(100), no CUDA-capable device is detected. \n  [Hint: 'cudaErrorNoDevice']"
+FAILED_PIPE = OSError(errno.EPIPE, "Broken pipe")
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """Returns a function: (status, text, unforeseen) by which an error ends a rank of so many."""
+
+    def end(status, text, failed, unforeseen=False):
+        raise SystemExit((status, text, unforeseen))
+
+    def of(error, ranks=1):
+        monkeypatch.setenv("PADDLE_TRAINER_ID", "1" if ranks > 1 else "0")
+        monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(ranks))
+        with pytest.raises(SystemExit) as caught, errors.reporting():
+            raise error
+        return caught.value.code
+
+    monkeypatch.setattr(errors, "_end", end)
+    monkeypatch.setattr(errors.time, "sleep", lambda _: None)
+    return of
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (errors.InputError("a.yaml: wrong"), 2, "error: a.yaml: wrong"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (
+            FULL,
+            1,
+            "error: [Errno 28] No space left on device: 'run/log.txt'; free some space, then -resume=auto goes on",
+        ),
+        (MemoryError("5 GB"), 1, "error: out of memory: 5 GB; take smaller batches, or end what else holds it"),
+        (
+            OSError(CUDA),
+            1,
+            "error: the GPU can't be used: no CUDA-capable device is detected (CUDA error 100); "
+            "name GPUs that nvidia-smi -L lists in CUDA_VISIBLE_DEVICES, or unset it",
+        ),
+        (
+            OSError(errno.EMFILE, "Too many open files", "a.jpg"),
+            1,
+            "error: Too many open files: raise the limit on open files (ulimit -n)",
+        ),
+        (
+            RuntimeError("can't start new thread"),
+            1,
+            "error: can't start new thread: raise the limit on this user's processes (ulimit -u)",
+        ),
+    ],
+)
+def test_what_can_be_said_in_a_line_is(ended, error, status, line):
+    assert ended(error) == (status, line, False)
+    speaker = "" if status in (2, 130) else "rank 1: "  # which all ranks say alike
+    assert ended(error, ranks=2) == (status, f"{speaker}{line}", False)
+
+
+def test_what_nobody_foresaw_is_told_with_its_traceback(ended):
+    for error in (ValueError("strange"), FAILED_PIPE, RuntimeError("Too few")):
+        status, text, unforeseen = ended(error, ranks=2)
+        assert (status, unforeseen) == (1, True)
+        assert text.startswith("rank 1: Traceback (most recent call last):\n")
+        assert text.endswith(f"\n{type(error).__name__}: {error}\n")
+
+
+def test_a_package_that_is_missing_is_named_and_one_that_is_not_ours_is_a_traceback(ended, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in ("yaml", "yacs") else name)
+    status, line, _ = ended(ModuleNotFoundError("No module named 'yaml'", name="yaml"))
+    assert status == 2
+    assert line.startswith("error: ")
+    assert {"yaml", "yacs"} == {
+        name for name in errors.NEEDED if name in line.partition(" lacks ")[2].partition(";")[0]
+    }
+    assert ended(ModuleNotFoundError("No module named 'mine'", name="mine"))[2]
+
+
+def test_gpus_that_paddle_does_not_see_are_no_silent_run_on_the_cpu(monkeypatch):
+    monkeypatch.setattr(environment, "visible_gpus", lambda: 2)
+    with pytest.raises(errors.InputError, match="^2 GPUs are visible, but Paddle's CUDA sees none; tools/doctor.py"):
+        environment.check_seen(0)
+    environment.check_seen(2)
+    monkeypatch.setattr(environment, "visible_gpus", lambda: 0)
+    environment.check_seen(0)
