@@ -13,8 +13,8 @@ _run = getattr(_C_ops, "_run_custom_op", None) or core.eager._run_custom_op
 def run(name: str, *operands: Any) -> list[paddle.Tensor]:
     """Returns the outputs of the operator ``name``.
 
-    Paddle records a custom operator for a backward pass under ``no_grad``, too (2.6.2 and 3.3.1, if an operand needs a
-    gradient). An evaluation would then keep what every layer computes until its end: so operands are detached there.
+    Paddle 3.3.1 records a custom operator for a backward pass under ``no_grad``, too, if an operand needs a gradient.
+    A forward pass would keep what every layer computes until its end. Operands are therefore detached there.
     """
     if not paddle.is_grad_enabled():
         operands = tuple(one.detach() if isinstance(one, paddle.Tensor) else one for one in operands)

@@ -78,6 +78,14 @@ def test_every_gradient_is_added_up_in_one_order():
     assert not unread, "read their kernels for atomic additions, then see tests/golden/gradients.yaml"
 
 
+def test_no_step_waits_for_the_host():
+    """Operators that copy between host and device, or that need a tensor's value on the host to go on."""
+    waiting = {"memcpy", "memcpy_d2h", "memcpy_h2d", "py_func", "print", "assert", "if", "while", "shape", "shape64"}
+    waiting |= {"nonzero", "masked_select", "unique"}
+    for variant in variants():
+        assert not waiting & {op.name for op in graph(variant).operators}, variant
+
+
 def test_gradients_that_add_atomically_are_where_it_makes_no_difference():
     for variant in variants():
         count = Counter(op.name for op in graph(variant).operators)

@@ -1,9 +1,9 @@
 """main_single_gpu.py's evaluation with the time of each batch recorded, for tools/benchmark.py.
 
 It takes a request as one word of JSON: ``cfg``, ``options``, ``weights``. Without ``output`` it makes the weights. With
-it, it answers in one line of JSON. ``peak_memory`` is this process's, in MB. ``images_per_s`` is a list of one rate, from
-the beginning of batch ``warm_up`` to that of the last one. The run's beats (``progress.beat``) say when: on a CPU a batch
-is done when its call returns.
+it, it answers in one line: ``peak_memory`` of this process in MB, and ``images_per_s``, a list of one rate. The rate is
+taken from the beginning of batch ``warm_up`` to that of the last one. The run's beats (``progress.beat``), by which it
+is seen to go on, say when: on a CPU a batch is done when its call returns.
 """
 
 import json
