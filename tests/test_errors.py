@@ -87,7 +87,7 @@ def test_a_package_that_is_missing_is_named_and_one_that_is_not_ours_is_a_traceb
 
 def test_gpus_that_paddle_does_not_see_are_no_silent_run_on_the_cpu(monkeypatch):
     monkeypatch.setattr(environment, "visible_gpus", lambda: 2)
-    with pytest.raises(errors.InputError, match="^2 GPUs are visible, but Paddle's CUDA sees none; tools/doctor.py"):
+    with pytest.raises(errors.InputError, match="^2 GPUs are visible, but Paddle finds none; tools/doctor.py"):
         environment.check_seen(0)
     environment.check_seen(2)
     monkeypatch.setattr(environment, "visible_gpus", lambda: 0)
