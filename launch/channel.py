@@ -92,7 +92,7 @@ class Channel:
         """Reads what comes within ``limit`` seconds; with 0, what has come already."""
         self.socket.settimeout(limit)
         try:
-            while data := self.socket.recv(1 << 16):
+            while data := self._received():
                 self.rest, self.heard = self.rest + data, time.monotonic()
                 self._take()
                 self.socket.settimeout(0)
@@ -100,6 +100,14 @@ class Channel:
             return
         if not self.lines:
             raise _reset_error()
+
+    def _received(self) -> bytes:
+        """Returns what has come, or nothing at the end. A close resets the connection where something was left unread;
+        the lines that came before it count.
+        """
+        with contextlib.suppress(ConnectionResetError):
+            return self.socket.recv(1 << 16)
+        return b""
 
     def _take(self) -> None:
         *lines, self.rest = self.rest.split(b"\n")

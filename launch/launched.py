@@ -232,7 +232,8 @@ class Line:
         return self.channel.heard
 
     def send(self, message: dict[str, Any]) -> None:
-        with self.closing():
+        # Where the other end is gone, receive finds that, after what it said last.
+        with self.closing(), contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.channel.send(json.dumps(message))
 
     def receive(self) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ def test_of_two_launched_runs_on_one_port_one_goes_on(tmp_path):
     """The second's rank 1 tells a wrong number of ranks from a wrong run by the job, where the launcher names one."""
     [port] = free_ports(1)
     a, b = folders(tmp_path, "a", "b")
-    flags = [*FLAGS, "DIST.INIT_TIMEOUT", "12"]
+    flags = [*FLAGS, "DIST.INIT_TIMEOUT", "12", "TRAIN.NUM_EPOCHS", "30"]  # as above
     runs = [
         (folder, rank, torchrun(folder, rank, port, *flags, TORCHELASTIC_RUN_ID=folder.name, HOME=tmp_path))
         for rank in (0, 1)

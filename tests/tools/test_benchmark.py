@@ -333,9 +333,10 @@ def test_timm_trains_evaluates_and_loads(tmp_path):
     write_images(tmp_path, {"a": 4})
     files = sorted(tmp_path.glob("a/*"))
     (tmp_path / "list").write_text("".join(f"{file} 0\n" for file in files * 8))
-    asked = {"measure": "loader", "list": str(tmp_path / "list"), "images": 8, "warm_up": 4, "size": 8, "workers": 1}
-    asked |= {"scale": [0.1, 1], "ratio": [0.75, 1.33], "hflip": 0.5, "interpolation": "bicubic"}
-    asked |= {"auto_augment": "rand-m9-mstd0.5", "mean": [0.5] * 3, "std": [0.5] * 3}
+    asked = {"measure": "loader", "list": str(tmp_path / "list"), "images": 8, "warm_up": 4, "size": [8, 8]}
+    asked |= {"workers": 1, "evaluation": False, "scale": [0.1, 1], "ratio": [0.75, 1.33], "hflip": 0.5}
+    asked |= {"auto_augment": "rand-m9-mstd0.5", "color_jitter": 0.0, "interpolation": "bicubic", "crop_pct": 1.0}
+    asked |= {"mean": [0.5] * 3, "std": [0.5] * 3}
     found = measure.ask("timm_peer.py", common | asked, 1, TIMM)
     assert found.keys() == {"dataset", "loader"}
     assert all(rate > 0 for pair in found.values() for rate in pair)
