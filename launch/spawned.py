@@ -102,6 +102,7 @@ class Ranks:
         signals.catch_signals(self._pass_on)
         for number in list(signals.received):  # came while the ranks were started
             self._pass_on(number, None)
+        signals.received.clear()  # no later start shall get them again
         while not self.look():
             if verdict := self.verdict():
                 self.end(verdict)
@@ -187,10 +188,11 @@ def run(
     context, stepped = multiprocessing.get_context("spawn"), True
     restarts = config.DIST.MAX_RESTART if not config.EVAL else 0
     for attempt in itertools.count(1):
+        failed, beats = shared_arrays(context, count)  # starts Python's resource tracker, which unblocks two signals
         signals.hold_signals()  # until the ranks handle them; this process sends signals on
-        failed, beats = shared_arrays(context, count)
         ranks = Ranks(start(config, count, failed, beats), failed, beats, config.DIST.TIMEOUT)
         verdict = ranks.wait()
+        signals.hold_signals()  # the next ranks get what comes until they are waited for
         forget_lost_tracker()
         if not verdict:
             signals.catch_signals(signal.SIG_IGN)  # as in ``leave``

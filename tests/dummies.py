@@ -13,6 +13,7 @@ from launch import launched, progress, signals
 
 
 def wait():
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.SIGNALS)
     time.sleep(60)
 
 

@@ -60,7 +60,7 @@ def builds(_, log):
 def stop(started, moment, number, victims=lambda process: [process.pid]):
     """Sends ``number`` at a moment to ``victims(process)``; (exit status, what was printed), once nothing is left."""
     process, log = started
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not moment(process, log):
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < deadline, "the moment never came"
@@ -68,9 +68,9 @@ def stop(started, moment, number, victims=lambda process: [process.pid]):
     sent = time.monotonic()
     for pid in victims(process):
         os.kill(pid, number)
-    status = process.wait(30)
+    status = process.wait(90)
     while left(process.pid):
-        assert time.monotonic() < sent + 30, "processes are left"
+        assert time.monotonic() < sent + 90, "processes are left"
         time.sleep(0.05)
     return status, log.read_text()
 
@@ -124,13 +124,13 @@ def test_a_run_that_is_stopped_before_its_first_step_says_so(tmp_path):
 def test_launched_ranks_that_are_stopped_before_their_first_step_say_so_once(tmp_path):
     """On the console that they share; also one that waits for the other, which starts late."""
     said = "stopped by SIGTERM before the first step: nothing to save\n"
-    port, deadline = free_ports(1)[0], time.monotonic() + 60
+    port, deadline = free_ports(1)[0], time.monotonic() + 120
     first = torchrun(tmp_path, 0, port, *FLAGS)
 
     def stopped(*ranks):
         for process, _ in ranks:
             process.send_signal(TERM)
-        assert [process.wait(30) for process, _ in ranks] == [143] * len(ranks)
+        assert [process.wait(90) for process, _ in ranks] == [143] * len(ranks)
         assert [left(process.pid) for process, _ in ranks] == [[]] * len(ranks)
         printed = "".join(log.read_text() for _, log in ranks)
         assert (printed.count(said), "Traceback" in printed) == (1, False)

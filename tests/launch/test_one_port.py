@@ -49,7 +49,8 @@ def test_of_two_launched_runs_on_one_port_one_goes_on(tmp_path):
 @pytest.mark.parametrize("after", [0.4, 1.0, 2.0])
 def test_a_rank_that_is_killed_as_ranks_meet_ends_the_others(tmp_path, killed, after):
     [port] = free_ports(1)
-    runs = [torchrun(tmp_path, rank, port, *FLAGS, "DIST.INIT_TIMEOUT", "6") for rank in (0, 1)]
+    flags = [*FLAGS, "DIST.INIT_TIMEOUT=6", "TRAIN.NUM_EPOCHS=50"]  # it shall not end before it is killed
+    runs = [torchrun(tmp_path, rank, port, *flags) for rank in (0, 1)]
     time.sleep(after)
     runs[killed][0].send_signal(signal.SIGKILL)
     assert statuses(*runs)[killed] == -signal.SIGKILL

@@ -1,12 +1,16 @@
 """DIST.MAX_RESTART: ranks that are lost are started again, with what they had, and not for ever."""
 
 import multiprocessing
+import os
 import signal
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
 import dummies
 import pytest
+from conftest import ROOT
 
 from config import get_config
 from errors import InputError
@@ -17,7 +21,7 @@ from main_multi_gpu import next_start
 SPAWN = multiprocessing.get_context("spawn")
 
 
-def restarted(monkeypatch, capsys, tmp_path, starts, **keys):
+def restarted(monkeypatch, capsys, tmp_path, starts, next_start=next_start, **keys):
     """What ``spawned.run`` did of ``starts``: per start the dummies' calls and what the first rank's beats begin as.
 
     Returns (exit status or None, lines it said, the configurations and numbers of processes it started with).
@@ -87,6 +91,32 @@ def test_a_run_that_reported_its_failure_is_not_started_again(monkeypatch, capsy
     starts = [([(dummies.fail, 2, "error: so"), (dummies.wait,)], 5)]
     status, told, configurations = restarted(monkeypatch, capsys, tmp_path, starts, MAX_RESTART=3)
     assert (status, told, len(configurations)) == (2, ["error: so"], 1)
+
+
+def test_a_signal_that_comes_between_two_starts_ends_the_run(monkeypatch, capsys, tmp_path):
+    def interrupted(config, count):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return next_start(config, count)
+
+    starts = [(KILLED, 5), ([(dummies.wait,), (dummies.wait,)], 5)]
+    status, told, configurations = restarted(monkeypatch, capsys, tmp_path, starts, interrupted, MAX_RESTART=3)
+    assert (status, told[1:], len(configurations)) == (143, ["stopped by SIGTERM at step 7"], 2)
+
+
+def test_ranks_start_with_every_signal_blocked():
+    """In a process that had no shared memory before: Python's resource tracker unblocks SIGINT and SIGTERM."""
+    program = """
+import signal, sys
+from config import get_config
+from launch import signals, spawned
+
+def start(*_):
+    sys.exit(repr(set(signals.SIGNALS) - signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+
+spawned.run(get_config(None, []), 2, start)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr == "set()\n"
 
 
 def test_a_restart_before_the_run_began_makes_no_folder(tmp_path, capsys):
