@@ -49,7 +49,7 @@ train: install
 # fixtures of a file are shared within it. A crash ends the run: pytest-xdist would hang. What measures time has the
 # machine to itself.
 ALONE := tests/tools/test_benchmark.py tests/tools/test_measure.py
-PYTEST := -m pytest -n 3 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder $(addprefix --ignore ,$(ALONE))
+PYTEST := -m pytest -n 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder $(addprefix --ignore ,$(ALONE))
 
 test: $(VENV)/installed-test ops lint
 	$(RUN) $(PYTEST)
