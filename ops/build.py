@@ -55,7 +55,7 @@ def compile_in(folder: str) -> None:
         extra_ldflags=LIBRARIES,
         extra_include_paths=[str(here)],
         build_directory=folder,
-        verbose=True,  # or a failure isn't told
+        verbose=True,  # or nothing says why a build failed
     )
 
 
