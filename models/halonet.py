@@ -200,7 +200,7 @@ class AttentionBottleneck(Bottleneck):
         self.post_attn = BatchNorm2D(dim)
 
     def _middle(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.act(self.post_attn(self.self_attn(x)))
+        return self.post_attn(self.self_attn(x), self.act)
 
 
 @register("halonet")

@@ -53,7 +53,7 @@ class BasicBlock(_Block):
         self.last_norm = "bn2"
 
     def _branch(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.bn2(self.conv2(relu(self.bn1(self.conv1(x)))))
+        return self.bn2(self.conv2(self.bn1(self.conv1(x), relu)))
 
 
 class Bottleneck(_Block):
@@ -68,8 +68,8 @@ class Bottleneck(_Block):
         self.last_norm = "bn3"
 
     def _branch(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = relu(self.bn1(self.conv1(x)))
-        return self.bn3(self.conv3(relu(self.bn2(self.conv2(x)))))
+        x = self.bn1(self.conv1(x), relu)
+        return self.bn3(self.conv3(self.bn2(self.conv2(x), relu)))
 
 
 def convolution(in_dim: int, dim: int, kernel_size: int, stride: int = 1) -> tuple[nn.Layer, nn.Layer]:

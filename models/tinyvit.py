@@ -16,7 +16,7 @@ from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, init_linear
 from models.layers.activations import gelu
 from models.layers.attention import attend_heads
-from models.layers.batch_norm import BatchNorm2D
+from models.layers.batch_norm import Act, BatchNorm2D
 from models.layers.conv import Conv2D
 from models.layers.init import init_as_torch
 from models.layers.layout import channels_first, channels_last, mean_of_places
@@ -29,7 +29,7 @@ from weights.names import tinyvit as names
 
 
 class ConvNorm(nn.Layer):
-    """Convolution without a bias, and batch norm."""
+    """Convolution without a bias, batch norm, and ``act`` if any."""
 
     def __init__(self, in_dim: int, dim: int, kernel_size: int = 1, stride: int = 1, groups: int = 1) -> None:
         super().__init__()
@@ -37,8 +37,8 @@ class ConvNorm(nn.Layer):
         self.conv = Conv2D(in_dim, dim, kernel_size, stride, padding, groups=groups, bias_attr=False)
         self.bn = BatchNorm2D(dim)
 
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.bn(self.conv(x))
+    def forward(self, x: paddle.Tensor, act: Act | None = None) -> paddle.Tensor:
+        return self.bn(self.conv(x), act)
 
 
 class PatchEmbed(nn.Layer):
@@ -50,7 +50,7 @@ class PatchEmbed(nn.Layer):
         self.conv2 = ConvNorm(dim // 2, dim, 3, stride=2)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.conv2(gelu(self.conv1(x)))
+        return self.conv2(self.conv1(x, gelu))
 
 
 class Convolutions(nn.Layer):
@@ -66,7 +66,7 @@ class Convolutions(nn.Layer):
         self.conv3 = ConvNorm(mid_dim, dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.conv3(gelu(self.conv2(gelu(self.conv1(x)))))
+        return self.conv3(self.conv2(self.conv1(x, gelu), gelu))
 
 
 class MBConv(Convolutions):

@@ -281,7 +281,7 @@ def convolution(
 
 def activation(x: paddle.Tensor, name: str) -> paddle.Tensor:
     """x by relu, gelu (exact, to 2e-7), gelu_tanh, quick_gelu, silu or hardswish."""
-    return _run("vit_activation", x, name)[0]
+    return _run("vit_relu", x)[0] if name == "relu" else _run("vit_activation", x, name)[0]
 
 
 def star_relu(x: paddle.Tensor, scale: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:
@@ -298,13 +298,16 @@ def batch_norm(
     training: bool,
     share: float,
     epsilon: float,
+    act: str = "",
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
     """Batch norm of x [B, C, ...] by channel, as PyTorch's; returns it, and the running mean and variance [C] after it.
 
     In training x is normalised by its own statistics. The running ones keep ``share`` of what they were; the variance
-    that they take in is that of n - 1.
+    that they take in is that of n - 1. ``act`` names the activation that follows; "": none does. What it reads isn't
+    kept for the gradient, but computed again.
     """
-    out, _, _, mean, variance = _run("vit_batch_norm", x, weight, bias, mean, variance, training, share, epsilon)
+    options = training, share, epsilon, act
+    out, _, _, mean, variance = _run("vit_batch_norm", x, weight, bias, mean, variance, *options)
     return out, mean, variance
 
 

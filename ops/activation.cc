@@ -1,70 +1,7 @@
 // Activations in float32 on a CPU, as a Paddle custom operator: see ops/__init__.py. Paddle's own take one thread.
-#include <string>
-
-#include "tensors.h"
+#include "activation.h"
 
 namespace {
-
-// d/dx of x * sigmoid(u(x)), of which s is the sigmoid
-INLINE float swish_slope(float x, float s, float u_slope) { return s + x * s * (1 - s) * u_slope; }
-
-// The u of gelu(x) = x * sigmoid(u), by its approximation with tanh.
-INLINE float tanh_gelu_u(float x) { return 1.59576912f * (x + 0.044715f * x * x * x); }
-
-// Rows of an activation: y = `value` of x, and dx = dy times `slope` of x.
-#define ACTIVATION(name, value, slope)                                             \
-  CLONED void name(int64_t n, const float* from, float* y) {                       \
-    _Pragma("omp simd") for (int64_t i = 0; i < n; ++i) {                          \
-      float x = from[i];                                                           \
-      y[i] = value;                                                                \
-    }                                                                              \
-  }                                                                                \
-  CLONED void name##_grad(int64_t n, const float* from, const float* dy, float* dx) { \
-    _Pragma("omp simd") for (int64_t i = 0; i < n; ++i) {                          \
-      float x = from[i];                                                           \
-      dx[i] = dy[i] * (slope);                                                     \
-    }                                                                              \
-  }
-
-INLINE float gelu_value(float x) {
-  float density;
-  return x * normal_cdf(x, &density);
-}
-
-INLINE float gelu_slope(float x) {
-  float density, cdf = normal_cdf(x, &density);
-  return cdf + x * density * 0.39894228f;
-}
-
-INLINE float hardswish_slope(float x) { return x <= -3 ? 0 : x >= 3 ? 1 : x / 3 + 0.5f; }
-
-// The comparisons leave NaN as it is.
-ACTIVATION(relu, x < 0 ? 0 : x, x > 0 ? 1.0f : 0.0f)
-ACTIVATION(gelu, gelu_value(x), gelu_slope(x))
-ACTIVATION(gelu_tanh, x* sigmoid(tanh_gelu_u(x)),
-           swish_slope(x, sigmoid(tanh_gelu_u(x)), 1.59576912f * (1 + 0.134145f * x * x)))
-ACTIVATION(quick_gelu, x* sigmoid(1.702f * x), swish_slope(x, sigmoid(1.702f * x), 1.702f))
-ACTIVATION(silu, x* sigmoid(x), swish_slope(x, sigmoid(x), 1))
-ACTIVATION(hardswish, x*(x < -3 ? 0 : x > 3 ? 1 : x / 6 + 0.5f), hardswish_slope(x))
-
-struct Rows {
-  const char* name;
-  void (*value)(int64_t, const float*, float*);
-  void (*grad)(int64_t, const float*, const float*, float*);
-};
-
-const Rows kActivations[] = {{"relu", relu, relu_grad},
-                             {"gelu", gelu, gelu_grad},
-                             {"gelu_tanh", gelu_tanh, gelu_tanh_grad},
-                             {"quick_gelu", quick_gelu, quick_gelu_grad},
-                             {"silu", silu, silu_grad},
-                             {"hardswish", hardswish, hardswish_grad}};
-
-Rows named(const std::string& name) {
-  for (const Rows& rows : kActivations)
-    if (name == rows.name) return rows;
-  PD_THROW("compiled operators: there is no activation ", name);
-}
 
 // y = scale * relu(x)^2 + bias
 CLONED void star_relu_row(int64_t n, const float* x, float scale, float bias, float* y) {
@@ -89,7 +26,7 @@ CLONED void star_relu_grad_row(int64_t n, const float* x, float scale, const flo
 }  // namespace
 
 std::vector<Tensor> activation(const Tensor& x, const std::string& name) {
-  Rows rows = named(name);
+  const Activation rows = named(name);
   Tensor y = like(x);
   const float* xp = x.data<float>();
   float* yp = y.data<float>();
@@ -98,13 +35,17 @@ std::vector<Tensor> activation(const Tensor& x, const std::string& name) {
 }
 
 std::vector<Tensor> activation_grad(const Tensor& x, const Tensor& dy, const std::string& name) {
-  Rows rows = named(name);
+  const Activation rows = named(name);
   Tensor dx = like(x);
   const float *xp = x.data<float>(), *gp = dy.data<float>();
   float* dp = dx.data<float>();
   in_pieces(x.numel(), 1, [=](int64_t, int64_t first, int64_t count) { rows.grad(count, xp + first, gp + first, dp + first); });
   return {dx};
 }
+
+// relu's gradient goes by its output, which the next layer keeps, too: its input is nobody's then.
+std::vector<Tensor> relu_of(const Tensor& x) { return activation(x, "relu"); }
+std::vector<Tensor> relu_of_grad(const Tensor& y, const Tensor& dy) { return activation_grad(y, dy, "relu"); }
 
 std::vector<Tensor> star_relu(const Tensor& x, const Tensor& scale, const Tensor& bias) {
   expect(scale.numel() == 1 && bias.numel() == 1, "StarReLU");
@@ -133,6 +74,12 @@ PD_BUILD_GRAD_OP(vit_star_relu)
     .Inputs({"X", "Scale", paddle::Grad("Y")})
     .Outputs({paddle::Grad("X"), paddle::Grad("Scale"), paddle::Grad("Bias")})
     .SetKernelFn(PD_KERNEL(star_relu_grad));
+
+PD_BUILD_OP(vit_relu).Inputs({"X"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(relu_of));
+PD_BUILD_GRAD_OP(vit_relu)
+    .Inputs({"Y", paddle::Grad("Y")})
+    .Outputs({paddle::Grad("X")})
+    .SetKernelFn(PD_KERNEL(relu_of_grad));
 
 PD_BUILD_OP(vit_activation)
     .Inputs({"X"})

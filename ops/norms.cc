@@ -5,7 +5,7 @@
 // each channel. Sums of planes are added up in double precision and in order, whatever threads compute them.
 #include <cmath>
 
-#include "tensors.h"
+#include "activation.h"
 
 namespace {
 
@@ -109,8 +109,10 @@ void moments(const Planes& p, const float* x, float* mean, float* variance) {
   for (int64_t s = 0; s < p.sets(); ++s) mean[s] = sums[s] / p.set_size(), variance[s] = totals[s] / p.set_size();
 }
 
+// then(first, count, y + first) follows on each piece of the output while it is in the cache.
+template <typename F>
 Tensor normalised(const Planes& p, const Tensor& x, const Tensor& weight, const Tensor& bias, const float* mean,
-                  const float* rstd) {
+                  const float* rstd, F then) {
   Tensor y = like(x);
   const float *xp = x.data<float>(), *wp = weight.data<float>(), *bp = bias.data<float>();
   float* yp = y.data<float>();
@@ -120,13 +122,17 @@ Tensor normalised(const Planes& p, const Tensor& x, const Tensor& weight, const 
     for (int64_t c = 0; c < n; ++c) scales[c] = wp[c] * rstd[c];
     const float* scale = scales.data();
 #pragma omp parallel for schedule(static)
-    for (int64_t row = 0; row < p.images; ++row) row_scale(n, xp + row * n, mean, scale, bp, yp + row * n);
+    for (int64_t row = 0; row < p.images; ++row) {
+      row_scale(n, xp + row * n, mean, scale, bp, yp + row * n);
+      then(row * n, n, yp + row * n);
+    }
     return y;
   }
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < p.count(); ++i) {
-    int64_t s = p.set(i), c = i % p.channels;
-    plane_scale(p.places, xp + i * p.places, mean[s], wp[c] * rstd[s], bp[c], yp + i * p.places);
+    int64_t s = p.set(i), c = i % p.channels, at = i * p.places;
+    plane_scale(p.places, xp + at, mean[s], wp[c] * rstd[s], bp[c], yp + at);
+    then(at, p.places, yp + at);
   }
   return y;
 }
@@ -201,14 +207,18 @@ std::vector<Tensor> norm_grad(const Planes& p, const Tensor& x, const Tensor& we
 // ---------------------------------------------------------------- batch norm
 
 // Returns, besides y, the statistics it was normalised by and, in training, the running ones: share * old + (1 - share)
-// * new, of which the variance is that of n - 1.
+// * new, of which the variance is that of n - 1. `act` is the activation's name that follows, or "".
 std::vector<Tensor> batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& mean,
-                               const Tensor& variance, bool training, float share, float eps) {
+                               const Tensor& variance, bool training, float share, float eps, const std::string& act) {
   Planes p(x, weight, bias, 0);
+  const Activation last = act.empty() ? Activation() : named(act);
+  auto then = [=](int64_t, int64_t count, float* y) {
+    if (last.value) last.value(count, y, y);
+  };
   expect(mean.numel() == p.channels && variance.numel() == p.channels, "a norm");
   if (!training) {
     Tensor rstd = reciprocal_deviation(variance, eps);
-    return {normalised(p, x, weight, bias, mean.data<float>(), rstd.data<float>()), mean, rstd, mean, variance};
+    return {normalised(p, x, weight, bias, mean.data<float>(), rstd.data<float>(), then), mean, rstd, mean, variance};
   }
   Tensor own_mean = like(mean), own_variance = like(mean), next_mean = like(mean), next_variance = like(mean);
   moments(p, x.data<float>(), own_mean.data<float>(), own_variance.data<float>());
@@ -219,13 +229,21 @@ std::vector<Tensor> batch_norm(const Tensor& x, const Tensor& weight, const Tens
         share * variance.data<float>()[c] + rest * own_variance.data<float>()[c] * (n / (n - 1));
   }
   Tensor rstd = reciprocal_deviation(own_variance, eps);
-  Tensor y = normalised(p, x, weight, bias, own_mean.data<float>(), rstd.data<float>());
+  Tensor y = normalised(p, x, weight, bias, own_mean.data<float>(), rstd.data<float>(), then);
   return {y, own_mean, rstd, next_mean, next_variance};
 }
 
-std::vector<Tensor> batch_norm_grad(const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& rstd,
-                                    const Tensor& dy, bool training, float, float) {
-  return norm_grad(Planes(x, weight, weight, 0), x, weight, mean, rstd, dy, training);
+// What the activation reads isn't kept: it is computed again.
+std::vector<Tensor> batch_norm_grad(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& mean,
+                                    const Tensor& rstd, const Tensor& dy, bool training, float, float,
+                                    const std::string& act) {
+  const Planes p(x, weight, bias, 0);
+  if (act.empty()) return norm_grad(p, x, weight, mean, rstd, dy, training);
+  const Activation last = named(act);
+  const float* from = dy.data<float>();
+  Tensor grad = normalised(p, x, weight, bias, mean.data<float>(), rstd.data<float>(),
+                           [=](int64_t at, int64_t count, float* z) { last.grad(count, z, from + at, z); });
+  return norm_grad(p, x, weight, mean, rstd, grad, training);
 }
 
 // ---------------------------------------------------------------- group norm
@@ -236,7 +254,8 @@ std::vector<Tensor> group_norm(const Tensor& x, const Tensor& weight, const Tens
   Tensor mean = sized({p.sets()}), variance = sized({p.sets()});
   moments(p, x.data<float>(), mean.data<float>(), variance.data<float>());
   Tensor rstd = reciprocal_deviation(variance, eps);
-  return {normalised(p, x, weight, bias, mean.data<float>(), rstd.data<float>()), mean, rstd};
+  auto then = [](int64_t, int64_t, float*) {};
+  return {normalised(p, x, weight, bias, mean.data<float>(), rstd.data<float>(), then), mean, rstd};
 }
 
 std::vector<Tensor> group_norm_grad(const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& rstd,
@@ -324,15 +343,16 @@ PD_BUILD_GRAD_OP(vit_response_norm)
     .Outputs({paddle::Grad("X"), paddle::Grad("W"), paddle::Grad("B")})
     .SetKernelFn(PD_KERNEL(response_norm_grad));
 
+#define BATCH_NORM_ATTRIBUTES {"training: bool", "share: float", "eps: float", "act: std::string"}
 PD_BUILD_OP(vit_batch_norm)
     .Inputs({"X", "W", "B", "Mean", "Variance"})
     .Outputs({"Y", "OwnMean", "Rstd", "NextMean", "NextVariance"})
-    .Attrs({"training: bool", "share: float", "eps: float"})
+    .Attrs(BATCH_NORM_ATTRIBUTES)
     .SetKernelFn(PD_KERNEL(batch_norm));
 PD_BUILD_GRAD_OP(vit_batch_norm)
-    .Inputs({"X", "W", "OwnMean", "Rstd", paddle::Grad("Y")})
+    .Inputs({"X", "W", "B", "OwnMean", "Rstd", paddle::Grad("Y")})
     .Outputs({paddle::Grad("X"), paddle::Grad("W"), paddle::Grad("B")})
-    .Attrs({"training: bool", "share: float", "eps: float"})
+    .Attrs(BATCH_NORM_ATTRIBUTES)
     .SetKernelFn(PD_KERNEL(batch_norm_grad));
 
 PD_BUILD_OP(vit_group_norm)

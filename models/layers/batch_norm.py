@@ -5,7 +5,7 @@ such. And they take in the batch's variance over n values as it is, a smaller on
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 
@@ -16,10 +16,13 @@ from paddle.nn.layer.norm import _BatchNormBase
 
 import ops
 from errors import InputError
+from models.layers.activations import gelu, relu, silu
 from models.layers.classifier_norm import ClassifierNorm
 from utils import num_gpus, world_size
 
 BATCH_NORMS = (nn.BatchNorm2D, nn.SyncBatchNorm, ClassifierNorm)
+FUSED = {None: "", relu: "relu", gelu: "gelu", silu: "silu"}  # what a compiled batch norm computes after itself
+Act = Callable[[paddle.Tensor], paddle.Tensor]
 
 
 class _Statistics(_BatchNormBase):
@@ -33,12 +36,16 @@ class _Statistics(_BatchNormBase):
         for name in ("_mean", "_variance"):
             self.register_buffer(name, self._parameters.pop(name).detach())
 
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Returns x [B, C, H, W] normalised by channel; in training by its own statistics, which are taken in.
+    def forward(self, x: paddle.Tensor, act: Act | None = None) -> paddle.Tensor:
+        """Returns ``act`` of x [B, C, H, W] normalised by channel; in training by its own statistics, which are taken in.
 
         Raises:
             InputError: in training, when a channel has one value.
         """
+        out = self._normalise_and_take_in(x)
+        return out if act is None else act(out)
+
+    def _normalise_and_take_in(self, x: paddle.Tensor) -> paddle.Tensor:
         if not self.training or self._momentum == 1.0:
             return self._normalise(x, self._variance)
         count = _values_of_a_channel(x, self._processes())
@@ -73,15 +80,15 @@ class _Statistics(_BatchNormBase):
 class BatchNorm2D(_Statistics, nn.BatchNorm2D):
     """Batch norm over the images of one process, by the compiled operators (ops/) where there are any."""
 
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        if not ops.usable(x):
-            return _Statistics.forward(self, x)  # (Paddle 2.6 traces no super())
+    def forward(self, x: paddle.Tensor, act: Act | None = None) -> paddle.Tensor:
+        if not ops.usable(x) or act not in FUSED:
+            return _Statistics.forward(self, x, act)  # (Paddle 2.6 traces no super())
         takes_in = self.training and self._momentum < 1
         if takes_in:
             _values_of_a_channel(x, 1)
         statistics = self._mean, self._variance
         out, *taken_in = ops.batch_norm(
-            x, self.weight, self.bias, *statistics, self.training, self._momentum, self._epsilon
+            x, self.weight, self.bias, *statistics, self.training, self._momentum, self._epsilon, FUSED[act]
         )
         if takes_in:
             with paddle.no_grad():

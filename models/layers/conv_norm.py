@@ -36,8 +36,7 @@ class ConvNorm(nn.Layer):
         self.act = act
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = self.bn(self.conv(x))
-        return x if self.act is None else self.act(x)
+        return self.bn(self.conv(x), self.act)
 
 
 class SqueezeExcite(nn.Layer):

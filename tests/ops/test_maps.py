@@ -1,5 +1,7 @@
 """The compiled operators on maps give what Paddle's give in float64: activations, norms, means of neighbours, axes."""
 
+from functools import partial
+
 import numpy as np
 import paddle
 import pytest
@@ -83,6 +85,16 @@ CASES = {
         lambda x, w, b, m, v: F.batch_norm(x, m, v, w, b, False, 0.9, 1e-5),
         [normal(70, 6), W, B, MEAN, VARIANCE],
     ),
+    **{
+        f"batch norm of {kind}, {act.__name__}{'' if training else ', evaluation'}": (
+            lambda *a, act=act, training=training: ops.batch_norm(*a, training, 0.9, 1e-5, act.__name__)[0],
+            lambda x, w, b, m, v, act=act, training=training: act(F.batch_norm(x, m, v, w, b, training, 0.9, 1e-5)),
+            [x, W, B, MEAN, VARIANCE],
+        )
+        for kind, x in {"maps": X, "rows": normal(70, 6)}.items()
+        for act in (activations.relu, activations.gelu, activations.silu)
+        for training in (True, False)
+    },
     "group norm": (
         lambda *a: ops.group_norm(a[0], 3, *a[1:], 1e-5),
         group_norm(3),
@@ -201,3 +213,20 @@ def test_a_layer_is_the_same_with_and_without(layer):
     with_them = layer(x).numpy()
     ops.enable(False)
     np.testing.assert_allclose(with_them, layer(x).numpy(), rtol=0, atol=1e-5)
+
+
+def kept_maps(function, x):
+    """Returns how many tensors of the size of ``x`` are held by what ``function`` returns, and for its gradient."""
+    allocated = partial(paddle.base.core.host_memory_stat_current_value, "Allocated", 0)
+    before = allocated()
+    output = function(x)
+    held = allocated() - before
+    assert output.shape == x.shape
+    return round(held / (4 * x.size), 1)
+
+
+def test_what_an_activation_after_a_batch_norm_reads_is_not_kept():
+    x, norm = paddle.randn([4, 8, 64, 64]), BatchNorm2D(8)
+    assert kept_maps(lambda x: activations.silu(norm(x)), x) == 2
+    assert kept_maps(lambda x: norm(x, activations.silu), x) == 1
+    assert kept_maps(lambda x: activations.relu(norm(x)), x) == 1
