@@ -37,7 +37,7 @@ class _Statistics(_BatchNormBase):
             self.register_buffer(name, self._parameters.pop(name).detach())
 
     def forward(self, x: paddle.Tensor, act: Act | None = None) -> paddle.Tensor:
-        """Returns ``act`` of x [B, C, H, W] normalised by channel; in training by its own statistics, which are taken in.
+        """Returns ``act`` of x [B, C, H, W] normalised by channel; in training by its statistics, which are taken in.
 
         Raises:
             InputError: in training, when a channel has one value.
