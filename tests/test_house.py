@@ -1,6 +1,7 @@
 """The plan of the house: CONTRIBUTING.md's list of rooms, held against the imports that the code has."""
 
 import ast
+import functools
 import re
 
 import pytest
@@ -13,11 +14,17 @@ FILES = sorted(
     if not any(part.startswith(".") for part in file.relative_to(ROOT).parts)
     and file.relative_to(ROOT).parts[0] not in ("output", "log", "logs")
 )
-TREES = {str(file.relative_to(ROOT)): ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
-HOUSE = {name: tree for name, tree in TREES.items() if not name.startswith("tests/")}
+NAMES = [str(file.relative_to(ROOT)) for file in FILES]
+HOUSE = {name for name in NAMES if not name.startswith("tests/")}
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 ROOMS = re.findall(r"^([\w/.]+)(?: |$)", re.search(r"## Where things are.*?```\n(.*?)```", PAGE, re.S)[1], re.M)
 MODULES = {re.sub(r"(/__init__)?\.py$", "", name).replace("/", "."): name for name in HOUSE}
+
+
+@functools.cache
+def tree_of(name):
+    """The syntax tree of a file. Not made as tests are collected: each of pytest's workers collects them all."""
+    return ast.parse((ROOT / name).read_text(encoding="utf-8"))
 
 
 def room(name):
@@ -38,13 +45,15 @@ def imported(tree):
 def targets(name):
     """The files of the house that a file imports."""
     found = set()
-    for dotted in imported(HOUSE[name]):
+    for dotted in imported(tree_of(name)):
         module = dotted if dotted in MODULES else dotted.rpartition(".")[0]
-        found |= {MODULES[module]} & HOUSE.keys() if module in MODULES else set()
+        found |= {MODULES[module]} & HOUSE if module in MODULES else set()
     return found - {name}
 
 
-IMPORTS = {name: targets(name) for name in HOUSE}
+@functools.cache
+def imports():
+    return {name: targets(name) for name in HOUSE}
 
 
 def packages(dotted):
@@ -58,21 +67,20 @@ def test_every_file_is_in_a_room_and_every_room_is_there():
 
 
 def test_a_room_imports_only_rooms_above_it_in_the_list():
-    up = [(a, b) for a, seen in IMPORTS.items() for b in seen if room(b) > room(a)]
+    up = [(a, b) for a, seen in imports().items() for b in seen if room(b) > room(a)]
     assert not up
 
 
 def test_no_files_import_each_other_in_a_circle():
-    left = {name: set(seen) for name, seen in IMPORTS.items()}
+    left = {name: set(seen) for name, seen in imports().items()}
     while ends := {name for name, seen in left.items() if not seen & left.keys()}:
         left = {name: seen for name, seen in left.items() if name not in ends}
     assert not left
 
 
 def test_the_house_has_at_most_ten_floors():
-    below = {
-        a: {room(b) for name, seen in IMPORTS.items() if room(name) == a for b in seen} - {a} for a in range(len(ROOMS))
-    }
+    seen_from = imports().items()
+    below = {a: {room(b) for name, seen in seen_from if room(name) == a for b in seen} - {a} for a in range(len(ROOMS))}
     floors: dict[int, int] = {}
     for place in range(len(ROOMS)):
         floors[place] = 1 + max((floors[other] for other in below[place]), default=0)
@@ -81,8 +89,8 @@ def test_the_house_has_at_most_ten_floors():
 
 def test_what_starts_and_watches_processes_imports_no_paddle():
     for name in (name for name in HOUSE if name.startswith("launch/") or name == "errors.py"):
-        assert not [dotted for dotted in imported(HOUSE[name]) if packages(dotted)], name
-    assert {room(b) for a, seen in IMPORTS.items() if a.startswith("launch/") for b in seen} == {
+        assert not [dotted for dotted in imported(tree_of(name)) if packages(dotted)], name
+    assert {room(b) for a, seen in imports().items() if a.startswith("launch/") for b in seen} == {
         ROOMS.index("errors.py"),
         ROOMS.index("launch/"),
     }
@@ -91,7 +99,7 @@ def test_what_starts_and_watches_processes_imports_no_paddle():
 def test_distribution_is_where_the_page_says():
     [said] = re.findall(r"`paddle\.distributed` appears in (.*?), and nowhere else", PAGE, re.S)
     told = set(re.findall(r"`([\w/.]+)`", said))
-    found = {name for name, tree in HOUSE.items() if any(d.startswith("paddle.distributed") for d in imported(tree))}
+    found = {name for name in HOUSE if any(d.startswith("paddle.distributed") for d in imported(tree_of(name)))}
     assert {name if "/" not in name or name in told else f"{name.partition('/')[0]}/" for name in found} == told
 
 
@@ -108,21 +116,21 @@ def test_the_changelog_leads_to_modules_that_are_there_and_ends_at_this_version(
 
 def test_what_random_changes_are_tried_on_is_there():
     rows = yaml.safe_load((ROOT / "tests" / "mutants.yaml").read_text(encoding="utf-8"))
-    assert rows.keys() <= HOUSE.keys()
+    assert rows.keys() <= HOUSE
     for name, row in rows.items():
-        assert {f"tests/{test}" for test in row["tests"].split()} <= TREES.keys()
+        assert {f"tests/{test}" for test in row["tests"].split()} <= set(NAMES)
         assert row["killed"][-1] + len(row.get("same", [])) <= row["places"], name
 
 
 def test_a_room_has_its_own_folder_of_tests():
-    folders = {name.split("/")[1] for name in TREES if name.startswith("tests/") and name.count("/") > 1}
+    folders = {name.split("/")[1] for name in NAMES if name.startswith("tests/") and name.count("/") > 1}
     assert folders - {"faults", "fuzz", "golden", "stand_in", "warm"} <= {name.rstrip("/") for name in ROOMS}
 
 
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("name", NAMES)
 def test_files_have_350_lines_at_most_and_functions_60(name):
     assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= 350
-    functions = (n for n in ast.walk(TREES[name]) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    functions = (n for n in ast.walk(tree_of(name)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
     long = [f"{f.name}: {f.end_lineno - f.lineno + 1}" for f in functions if f.end_lineno - f.lineno + 1 > 60]
     assert not long
 
@@ -165,6 +173,6 @@ def parsed_outside(node, within=False, function=""):
 
 
 def test_strangers_files_are_read_where_whatever_is_raised_becomes_a_line():
-    rooms = {name: tree for name, tree in HOUSE.items() if not name.startswith("tools/")}
+    rooms = {name: tree_of(name) for name in sorted(HOUSE) if not name.startswith("tools/")}
     found = {f"{name}: {function}" for name, tree in rooms.items() for function in parsed_outside(tree)}
     assert found == WITHIN | NO_STRANGERS.keys()

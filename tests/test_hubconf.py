@@ -13,7 +13,7 @@ from conftest import ROOT
 from PIL import Image
 from safetensors.numpy import save_file
 from sklearn.datasets import load_sample_images
-from test_house import IMPORTS, TREES, imported
+from test_house import imported, imports, tree_of
 
 from config import get_config
 from inference import Predictor
@@ -236,10 +236,10 @@ def test_the_dependencies_are_what_the_models_import():
     import hubconf
 
     optional = {"huggingface_hub", "threadpoolctl"}  # of hf-hub:... and of models.inference
-    needed, new = set(), {"models/__init__.py"} | {name for name in IMPORTS if name.startswith(("models/", "weights/"))}
+    needed, new = set(), {name for name in imports() if name.startswith(("models/", "weights/"))}
     while new:
         needed |= new
-        new = {other for name in new for other in IMPORTS[name]} - needed
-    own = {name.partition("/")[0].removesuffix(".py") for name in IMPORTS} | set(sys.stdlib_module_names)
-    names = {dotted.partition(".")[0] for name in needed for dotted in imported(TREES[name])} - own
+        new = {other for name in new for other in imports()[name]} - needed
+    own = {name.partition("/")[0].removesuffix(".py") for name in imports()} | set(sys.stdlib_module_names)
+    names = {dotted.partition(".")[0] for name in needed for dotted in imported(tree_of(name))} - own
     assert names == set(hubconf.dependencies) | optional
