@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from errors import InputError, RunError
-from tools.benchmarks import measure, our_host, rates
+from tools.benchmarks import loading, measure, our_host, rates
 from tools.benchmarks.measure import Benchmark, Ratio
 
 # ------------------------------------------------------------ figures
@@ -109,3 +109,18 @@ def test_a_run_that_fails_is_told_by_its_last_line(capsys):
     assert capsys.readouterr().err == "a\nerror: b\n\n"
     assert measure.environment(3)["OMP_NUM_THREADS"] == "3"
     assert "OMP_NUM_THREADS" not in measure.environment(None)
+
+
+def test_workers_have_images_to_load_until_the_clock_stops(monkeypatch, tmp_path):
+    """What they load ahead isn't measured where it begins; where it ends nothing may stand in for it."""
+    counts = []
+
+    def stop(source, folder, count):
+        counts.append(count)
+        raise InputError("enough")
+
+    monkeypatch.setattr(loading, "_list", stop)
+    asked = {"workers": 2, "images": 100, "batch_size": 10, "data_path": str(tmp_path), "o": [], "against": []}
+    with pytest.raises(InputError, match="enough"):
+        loading.loader(argparse.Namespace(**asked, auto_augment="", color_jitter=0.0, evaluation=False))
+    assert counts == [256 + 100 + 4 * 2 * 10]

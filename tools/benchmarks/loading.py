@@ -41,10 +41,12 @@ def loader(arguments: argparse.Namespace) -> None:
         fixed |= {"TRAIN.AUTO_AUGMENT": arguments.auto_augment, "TRAIN.COLOR_JITTER": arguments.color_jitter}
         if arguments.evaluation:
             fixed["DATA.BATCH_SIZE_EVAL"] = arguments.batch_size
-        warm_up = max(256, 4 * arguments.workers * arguments.batch_size)  # more than the workers load ahead
+        # More than the workers load ahead. As much follows the measured images: they work until the clock stops.
+        ahead = 4 * arguments.workers * arguments.batch_size
+        warm_up = max(256, ahead)
         if not own:
             source = Path(arguments.data_path) if arguments.data_path else photographs(Path(folder))
-            _list(source, Path(folder), warm_up + arguments.images + arguments.batch_size)
+            _list(source, Path(folder), warm_up + arguments.images + ahead)
             fixed |= {"DATA.DATASET": "imagenet2012", "DATA.DATA_PATH": folder, "MODEL.NUM_CLASSES": "auto"}
         options = option_words(arguments, fixed)
         config = get_config(arguments.cfg, options)
