@@ -45,7 +45,7 @@ $(VENV)/installed-test: $(VENV)/installed requirements-test.txt $(EXTRAS)
 train: install
 	sh run_train_multi.sh
 
-# Three files at a time, the longest first (tests/conftest.py): a third of them wait for processes that they started. The
+# Four files at a time, the longest first (tests/conftest.py): a third of them wait for processes that they started. The
 # fixtures of a file are shared within it. A crash ends the run: pytest-xdist would hang. What measures time has the
 # machine to itself.
 ALONE := tests/tools/test_benchmark.py tests/tools/test_measure.py
