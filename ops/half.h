@@ -2,12 +2,11 @@
 // with AMX multiply tiles of 16 x 16.
 #pragma once
 
-#include <cpuid.h>
 #include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "small.h"
+
+extern "C" int dnnl_get_effective_cpu_isa();
 
 #define HALF __attribute__((target("avx512bf16,avx512bw,avx512dq,avx512vl,fma")))
 #define TILES __attribute__((target("amx-tile,amx-bf16,avx512bf16,avx512bw,avx512dq,avx512vl,fma")))
@@ -82,14 +81,10 @@ HALF INLINE void half_tiles(int64_t m, int64_t k, const uint32_t* a, int64_t lda
   if constexpr (R > 1) half_tiles<R / 2, C>(m, k, a, lda, b, ldb, add, c, ldc);
 }
 
-// Whether the CPU has AMX, and Linux lets this process use its tiles.
+// Whether oneDNN uses AMX here: the CPU has it, Linux lets the process use its tiles, and ONEDNN_MAX_CPU_ISA doesn't say no.
 inline bool has_tiles() {
-  static const bool has = [] {
-    const int kRequest = 0x1023, kTiles = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    unsigned a, b, c, d;
-    bool made_so = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1);
-    return made_so && syscall(SYS_arch_prctl, kRequest, kTiles) == 0;
-  }();
+  const int kAmx = 0xfef;  // dnnl_cpu_isa_avx512_core_amx
+  static const bool has = (dnnl_get_effective_cpu_isa() & kAmx) == kAmx;
   return has;
 }
 

@@ -1,10 +1,14 @@
 """Products by bfloat16: NumPy's of rounded factors, sums in float32; a gradient is of its forward pass's kind."""
 
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import paddle
 import pytest
+from conftest import ROOT
 
 import ops
 from models import create_model
@@ -88,6 +92,35 @@ def test_values_and_gradients_are_numpys_of_rounded_factors(case):
         error, size = np.abs(own.numpy() - exact), np.abs(exact).max()
         assert np.median(error) < 1e-6 * size
         assert error.max() < (3e-6 if case == "linear" else 1e-3) * size
+
+
+WITHOUT_TILES = """
+import sys, numpy, ops, test_bfloat16
+assert ops.load()
+numpy.save(sys.argv[1], test_bfloat16.attended())
+"""
+
+
+def attended():
+    """Attention of bfloat16 products and its gradient, in one row; no side is a multiple of a tile's."""
+    qkv = paddle.to_tensor(normal(2, 83, 3 * 5 * 40).astype(np.float32), stop_gradient=False)
+    with ops.multiplying(half=True):
+        output = ops.attention([qkv], 5, 40, 0.15)
+    grad = paddle.to_tensor(normal(*output.shape).astype(np.float32))
+    return np.concatenate([output.numpy().ravel(), paddle.grad([output], [qkv], [grad])[0].numpy().ravel()])
+
+
+def test_a_cpu_without_amx_gives_the_same(tmp_path):
+    environment = os.environ | {
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
+        "PYTHONPATH": f"{ROOT}:{ROOT}/tests/ops:{ROOT}/tests",
+    }
+    file = tmp_path / "found.npy"
+    subprocess.run([sys.executable, "-c", WITHOUT_TILES, str(file)], env=environment, check=True, cwd=ROOT)
+    with_them, found = attended(), np.load(file)
+    error, size = np.abs(with_them - found), np.abs(found).max()
+    assert np.median(error) < 1e-6 * size
+    assert error.max() < 1e-3 * size  # a sum that is rounded to the other side
 
 
 @pytest.mark.smoke
