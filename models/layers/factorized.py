@@ -34,7 +34,7 @@ class ConvRelPosEnc(nn.Layer):
     Args:
         windows: side of each head's window; heads of one window share a depthwise convolution.
 
-    Shape: queries and values [B, H, 1 + rows * columns, head_dim] -> the same; 0 for the class token.
+    Shape: queries and values [B, D, 1 + rows * columns] -> the same; 0 for the class token.
     """
 
     def __init__(self, dim: int, windows: Sequence[int], grid: tuple[int, int]) -> None:
@@ -47,12 +47,10 @@ class ConvRelPosEnc(nn.Layer):
         )
 
     def forward(self, q: paddle.Tensor, v: paddle.Tensor) -> paddle.Tensor:
-        batch, heads, _, head_dim = q.shape
-        places = v[:, :, 1:].transpose([0, 1, 3, 2]).reshape([batch, heads * head_dim, *self.grid])
-        parts = places.split(self.widths, axis=1)
+        batch, dim, _ = v.shape
+        parts = v[:, :, 1:].reshape([batch, dim, *self.grid]).split(self.widths, axis=1)
         around = paddle.concat([conv(parts[i]) for i, conv in enumerate(self.conv_list)], axis=1)
-        around = around.reshape([batch, heads, head_dim, self.grid[0] * self.grid[1]]).transpose([0, 1, 3, 2])
-        encoded = q[:, :, 1:] * around
+        encoded = q[:, :, 1:] * around.flatten(2)
         return paddle.concat([paddle.zeros_like(encoded[:, :, :1]), encoded], axis=2)
 
 
@@ -72,12 +70,12 @@ class FactorizedAttention(nn.Layer):
         self.proj_drop = nn.Dropout(drop)
 
     def forward(self, x: paddle.Tensor, crpe: ConvRelPosEnc) -> paddle.Tensor:
-        shape = x.shape
-        qkv = self.qkv(x).reshape([shape[0], shape[1], 3, self.num_heads, self.head_dim])
-        q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, H, N, head_dim]
-        brought = matmul(F.softmax(k, axis=2), v, transpose_x=True)  # [B, H, head_dim, head_dim]
-        x = self.scale * matmul(q, brought) + crpe(q, v)
-        return self.proj_drop(self.proj(x.transpose([0, 2, 1, 3]).reshape(shape)))
+        batch, tokens, dim = x.shape
+        q, k, v = swap_axes(self.qkv(x)).chunk(3, axis=1)  # each [B, D, N]: each channel's tokens side by side
+        heads = [batch, self.num_heads, self.head_dim, tokens]
+        brought = matmul(F.softmax(k, axis=2).reshape(heads), v.reshape(heads), transpose_y=True)
+        attended = matmul(self.scale * brought, q.reshape(heads), transpose_x=True).reshape([batch, dim, tokens])
+        return self.proj_drop(self.proj(swap_axes(attended + crpe(q, v))))
 
 
 def as_map(x: paddle.Tensor, grid: tuple[int, int]) -> paddle.Tensor:
