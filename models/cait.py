@@ -17,6 +17,7 @@ from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
 from models.layers.class_attention import ClassAttention
+from models.layers.layout import swap_axes
 from models.layers.linear import add_bias, matmul
 from models.layers.mlp import hidden_width
 from models.layers.scale import add_branch, scale_channels
@@ -58,13 +59,13 @@ class TalkingHeadAttention(nn.Layer):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        _, length, dim = x.shape
-        qkv = self.qkv(x).reshape([-1, length, 3, self.num_heads, self.head_dim])
-        q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, H, N, head_dim]
-        attn = self.proj_l(matmul(q * self.scale, k, transpose_y=True))
+        batch, length, dim = x.shape
+        qkv = swap_axes(self.qkv(x)).reshape([batch, 3, self.num_heads, self.head_dim, length])
+        q, k, v = qkv.unbind(1)  # each [B, H, head_dim, N]: each channel's tokens side by side
+        attn = self.proj_l(matmul(q * self.scale, k, transpose_x=True))
         attn = self.attn_drop(self.proj_w(F.softmax(attn, axis=-1)))
-        x = matmul(attn, v).transpose([0, 2, 1, 3]).reshape([-1, length, dim])
-        return self.proj_drop(self.proj(x))
+        x = matmul(v, attn, transpose_y=True).reshape([batch, dim, length])
+        return self.proj_drop(self.proj(swap_axes(x)))
 
 
 class Block(nn.Layer):
