@@ -9,13 +9,13 @@ from typing import Literal
 
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Normal
 
 from configs.signatures import Count, Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
+from models.layers.activations import softmax
 from models.layers.class_attention import ClassAttention
 from models.layers.layout import swap_axes
 from models.layers.linear import add_bias, matmul
@@ -63,7 +63,7 @@ class TalkingHeadAttention(nn.Layer):
         qkv = swap_axes(self.qkv(x)).reshape([batch, 3, self.num_heads, self.head_dim, length])
         q, k, v = qkv.unbind(1)  # each [B, H, head_dim, N]: each channel's tokens side by side
         attn = self.proj_l(matmul(q * self.scale, k, transpose_x=True))
-        attn = self.attn_drop(self.proj_w(F.softmax(attn, axis=-1)))
+        attn = self.attn_drop(self.proj_w(softmax(attn)))
         x = matmul(v, attn, transpose_y=True).reshape([batch, dim, length])
         return self.proj_drop(self.proj(swap_axes(x)))
 

@@ -284,6 +284,11 @@ def activation(x: paddle.Tensor, name: str) -> paddle.Tensor:
     return _run("vit_relu", x)[0] if name == "relu" else _run("vit_activation", x, name)[0]
 
 
+def softmax(x: paddle.Tensor) -> paddle.Tensor:
+    """Softmax of x [..., N] over its last axis."""
+    return _run("vit_softmax", x)[0]
+
+
 def star_relu(x: paddle.Tensor, scale: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:
     """scale [1] * relu(x) ** 2 + bias [1]."""
     return _run("vit_star_relu", x, scale, bias)[0]

@@ -1,4 +1,4 @@
-// Activations in float32 on a CPU, as a Paddle custom operator: see ops/__init__.py. Paddle's own take one thread.
+// Activations and softmax in float32 on a CPU, as Paddle custom operators: see ops/__init__.py. Paddle's own take one thread.
 #include "activation.h"
 
 namespace {
@@ -21,6 +21,24 @@ CLONED void star_relu_grad_row(int64_t n, const float* x, float scale, const flo
   }
   sums[0] += of_scale;
   sums[1] += of_bias;
+}
+
+CLONED void softmax_row(int64_t n, const float* x, float* y) {
+  float top = x[0], sum = 0;
+#pragma omp simd reduction(max : top)
+  for (int64_t i = 0; i < n; ++i) top = x[i] > top ? x[i] : top;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += y[i] = exp_(x[i] - top);
+  scale_row(n, 1 / sum, y);
+}
+
+// dx = y * (dy - sum(y * dy))
+CLONED void softmax_grad_row(int64_t n, const float* y, const float* dy, float* dx) {
+  float dot = 0;
+#pragma omp simd reduction(+ : dot)
+  for (int64_t i = 0; i < n; ++i) dot += y[i] * dy[i];
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) dx[i] = y[i] * (dy[i] - dot);
 }
 
 }  // namespace
@@ -68,6 +86,32 @@ std::vector<Tensor> star_relu_grad(const Tensor& x, const Tensor& scale, const T
   });
   return {dx, filled(sums.data(), 1), filled(sums.data() + 1, 1)};
 }
+
+std::vector<Tensor> softmax(const Tensor& x) {
+  Tensor y = like(x);
+  int64_t n = x.shape().back(), rows = x.numel() / n;
+  const float* xp = x.data<float>();
+  float* yp = y.data<float>();
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < rows; ++row) softmax_row(n, xp + row * n, yp + row * n);
+  return {y};
+}
+
+std::vector<Tensor> softmax_grad(const Tensor& y, const Tensor& dy) {
+  Tensor dx = like(y);
+  int64_t n = y.shape().back(), rows = y.numel() / n;
+  const float *yp = y.data<float>(), *gp = dy.data<float>();
+  float* dp = dx.data<float>();
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < rows; ++row) softmax_grad_row(n, yp + row * n, gp + row * n, dp + row * n);
+  return {dx};
+}
+
+PD_BUILD_OP(vit_softmax).Inputs({"X"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(softmax));
+PD_BUILD_GRAD_OP(vit_softmax)
+    .Inputs({"Y", paddle::Grad("Y")})
+    .Outputs({paddle::Grad("X")})
+    .SetKernelFn(PD_KERNEL(softmax_grad));
 
 PD_BUILD_OP(vit_star_relu).Inputs({"X", "Scale", "Bias"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(star_relu));
 PD_BUILD_GRAD_OP(vit_star_relu)

@@ -20,6 +20,11 @@ def silu(x: paddle.Tensor) -> paddle.Tensor:
     return ops.activation(x, "silu") if ops.usable(x) else F.silu(x)
 
 
+def softmax(x: paddle.Tensor) -> paddle.Tensor:
+    """Over the last axis."""
+    return ops.softmax(x) if ops.usable(x) else F.softmax(x, axis=-1)
+
+
 class ReLU(nn.ReLU):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return relu(x)

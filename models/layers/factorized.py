@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 
+from models.layers.activations import softmax
 from models.layers.conv import Conv2D
 from models.layers.layout import swap_axes
 from models.layers.linear import Linear, matmul
@@ -73,7 +73,7 @@ class FactorizedAttention(nn.Layer):
         batch, tokens, dim = x.shape
         q, k, v = swap_axes(self.qkv(x)).chunk(3, axis=1)  # each [B, D, N]: each channel's tokens side by side
         heads = [batch, self.num_heads, self.head_dim, tokens]
-        brought = matmul(F.softmax(k, axis=2).reshape(heads), v.reshape(heads), transpose_y=True)
+        brought = matmul(softmax(k).reshape(heads), v.reshape(heads), transpose_y=True)
         attended = matmul(self.scale * brought, q.reshape(heads), transpose_x=True).reshape([batch, dim, tokens])
         return self.proj_drop(self.proj(swap_axes(attended + crpe(q, v))))
 
