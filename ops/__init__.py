@@ -280,13 +280,8 @@ def convolution(
 
 
 def activation(x: paddle.Tensor, name: str) -> paddle.Tensor:
-    """x by relu, gelu (exact, to 2e-7), gelu_tanh, quick_gelu, silu or hardswish."""
-    return _run("vit_relu", x)[0] if name == "relu" else _run("vit_activation", x, name)[0]
-
-
-def softmax(x: paddle.Tensor) -> paddle.Tensor:
-    """Softmax of x [..., N] over its last axis."""
-    return _run("vit_softmax", x)[0]
+    """x by relu, gelu (exact, to 2e-7), gelu_tanh, quick_gelu, silu, hardswish, or softmax over its last axis."""
+    return _run(f"vit_{name}", x)[0] if name in ("relu", "softmax") else _run("vit_activation", x, name)[0]
 
 
 def star_relu(x: paddle.Tensor, scale: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:

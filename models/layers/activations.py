@@ -22,7 +22,7 @@ def silu(x: paddle.Tensor) -> paddle.Tensor:
 
 def softmax(x: paddle.Tensor) -> paddle.Tensor:
     """Over the last axis."""
-    return ops.softmax(x) if ops.usable(x) else F.softmax(x, axis=-1)
+    return ops.activation(x, "softmax") if ops.usable(x) else F.softmax(x, axis=-1)
 
 
 class ReLU(nn.ReLU):
