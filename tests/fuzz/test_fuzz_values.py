@@ -115,8 +115,8 @@ def base(key, place):
     gone = ("DATA.SYNTHETIC_SIZE",) * bool(other or key == "DATA.DATASET")
     gone += ("DATA.BATCH_SIZE",) * ("DATA.GLOBAL_BATCH" in (key, *place))
     gone += ("TRAIN.",) * ("EVAL" in place)
-    patches = ["MODEL.PATCH_SIZE", "8"] * (key == "DATA.IMAGE_SIZE")  # or 1000 pixels make 62,500 tokens: a minute
-    return [*without(BASE, *gone), "DATA.BATCH_SIZE_EVAL", "4", *patches, *place]
+    small = ["MODEL.PATCH_SIZE", "8", "MODEL.DEPTH", "1", "MODEL.NUM_HEADS", "1"]  # 1000 pixels are 15,625 tokens then
+    return [*without(BASE, *gone), "DATA.BATCH_SIZE_EVAL", "4", *small * (key == "DATA.IMAGE_SIZE"), *place]
 
 
 def place_of(key):
