@@ -17,9 +17,10 @@ from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear, set_norm_eps
 from models.layers.attention import attend_heads
 from models.layers.init import init_branches
+from models.layers.layout import concat
 from models.layers.mlp import hidden_width
 from models.layers.relative import RelativePositionBias
-from models.layers.scale import scale_channels
+from models.layers.scale import add_to_all, scale_channels
 from models.layers.stages import feature_info
 from weights.names import beit as names
 
@@ -186,9 +187,9 @@ class Beit(ImageModel):
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         x = self.patch_embed(x)
-        x = paddle.concat([self.cls_token.expand([x.shape[0], -1, -1]), x], axis=1)
+        x = concat([self.cls_token.expand([x.shape[0], -1, -1]), x], axis=1)
         if self.pos_embed is not None:
-            x = x + self.pos_embed
+            x = add_to_all(x, self.pos_embed)
         return self.pos_drop(x)
 
     def _shared(self) -> paddle.Tensor | None:

@@ -17,10 +17,10 @@ from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
 from models.layers.activations import softmax
 from models.layers.class_attention import ClassAttention
-from models.layers.layout import swap_axes
-from models.layers.linear import add_bias, matmul
+from models.layers.layout import concat, split, swap_axes
+from models.layers.linear import matmul
 from models.layers.mlp import hidden_width
-from models.layers.scale import add_branch, scale_channels
+from models.layers.scale import add_branch, add_to_all, scale_channels
 from models.layers.stages import feature_info
 from weights.names import cait as names
 
@@ -31,8 +31,8 @@ class HeadMix(Linear):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         _, heads, length, _ = x.shape
         # No transposed copies of x. Of weight.t() the gradient would be strided, which DataParallel doesn't average.
-        mixed = matmul(self.weight, x.reshape([-1, heads, length * length]), transpose_x=True)
-        return add_bias(mixed, self.bias.unsqueeze(1)).reshape([-1, heads, length, length])
+        mixed = matmul(self.weight, x.reshape([-1, heads, length * length]), transpose_x=True, bias=self.bias)
+        return mixed.reshape([-1, heads, length, length])
 
 
 class TalkingHeadAttention(nn.Layer):
@@ -60,9 +60,9 @@ class TalkingHeadAttention(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         batch, length, dim = x.shape
-        qkv = swap_axes(self.qkv(x)).reshape([batch, 3, self.num_heads, self.head_dim, length])
-        q, k, v = qkv.unbind(1)  # each [B, H, head_dim, N]: each channel's tokens side by side
-        attn = self.proj_l(matmul(q * self.scale, k, transpose_x=True))
+        parts = split(swap_axes(self.qkv(x)), [dim] * 3, axis=1)  # each channel's tokens side by side
+        q, k, v = [part.reshape([batch, self.num_heads, self.head_dim, length]) for part in parts]
+        attn = self.proj_l(matmul(q, k, transpose_x=True, scale=self.scale))
         attn = self.attn_drop(self.proj_w(softmax(attn)))
         x = matmul(v, attn, transpose_y=True).reshape([batch, dim, length])
         return self.proj_drop(self.proj(swap_axes(x)))
@@ -95,7 +95,7 @@ class ClassBlock(Block):
     """``Block`` of the class token [B, 1, D], which attends to itself and to the patches [B, N, D], as they are."""
 
     def forward(self, x: paddle.Tensor, patches: paddle.Tensor) -> paddle.Tensor:
-        x = x + scale_channels(self.attn(self.norm1(paddle.concat([x, patches], axis=1))), self.gamma_1)
+        x = x + scale_channels(self.attn(self.norm1(concat([x, patches], axis=1))), self.gamma_1)
         return add_branch(x, scale_channels(self.mlp(self.norm2(x)), self.gamma_2))
 
 
@@ -175,13 +175,13 @@ class Cait(ImageModel):
         self._finish()
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self.pos_drop(self.patch_embed(x) + self.pos_embed)
+        return self.pos_drop(add_to_all(self.patch_embed(x), self.pos_embed))
 
     def _features(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:  # all intermediates have one shape
         token = self.cls_token.expand([x.shape[0], -1, -1])
         for block in self.blocks_token_only:
             token = self._run(block, token, x)
-        return self.norm(paddle.concat([token, x], axis=1))
+        return self.norm(concat([token, x], axis=1))
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.head(x[:, 0] if self.global_pool == "token" else x[:, 1:].mean(axis=1))

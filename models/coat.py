@@ -17,6 +17,7 @@ from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Mlp, PatchEmbed, init_linear
 from models.layers.factorized import ConvPosEnc, ConvRelPosEnc, FactorizedAttention, as_map, as_tokens
 from models.layers.init import init_as_torch
+from models.layers.layout import concat
 from models.layers.linear import add_bias
 from models.layers.mlp import hidden_width
 from models.layers.resize import resize_evenly
@@ -107,8 +108,9 @@ class ParallelBlock(nn.Layer):
             cpe, crpe = self.encodings[i]
             moved.append(cpe(x))
             found = getattr(self, f"factoratt_crpe{i + 2}")(getattr(self, f"norm1{i + 2}")(moved[i]), crpe)
-            given.append(found[:, :1])
-            maps.append(as_map(found, crpe.grid))
+            token, places = as_map(found, crpe.grid)
+            given.append(token)
+            maps.append(places)
         token, answers = given[0] + given[1] + given[2], []
         for i, x in enumerate(moved):
             grid = self.encodings[i][1].grid
@@ -218,10 +220,10 @@ class CoaT(ImageModel):
 
     def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
         if stage > 1:
-            x = as_map(x, getattr(self, f"cpe{stage - 1}").grid)
+            _, x = as_map(x, getattr(self, f"cpe{stage - 1}").grid)
         x = getattr(self, f"patch_embed{stage}")(x)
         token = getattr(self, f"cls_token{stage}") + paddle.zeros_like(x[:, :1])  # expand would export a batch of 1
-        return self._run_all(getattr(self, f"serial_blocks{stage}"), paddle.concat([token, x], axis=1))
+        return self._run_all(getattr(self, f"serial_blocks{stage}"), concat([token, x], axis=1))
 
     def _last_norm(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.norm4(x)

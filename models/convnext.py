@@ -16,6 +16,7 @@ from models.layers import DropPath, LayerNorm, Mlp, init_linear
 from models.layers.conv import Conv2D
 from models.layers.layout import channels_first, channels_last, mean_of_places
 from models.layers.linear import ChannelNorm, in_float32
+from models.layers.scale import scale_channels, scale_planes
 from models.layers.stages import check_stages, drop_path_rates, feature_info, groups_by_block
 from weights.names import convnext as names
 
@@ -41,7 +42,8 @@ class Block(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         branch = self.mlp(self.norm(self.conv_dw(x, last=not self.conv_mlp)))
         if self.gamma is not None:
-            branch = branch * (self.gamma.reshape([-1, 1, 1]) if self.conv_mlp else self.gamma)
+            scale = scale_planes if self.conv_mlp else scale_channels
+            branch = scale(branch, self.gamma.reshape([-1, 1, 1]) if self.conv_mlp else self.gamma)
         return self.drop_path(branch, onto=x)
 
 

@@ -21,7 +21,8 @@ from models.layers.block import Block
 from models.layers.class_attention import ClassAttention
 from models.layers.conv import Conv2D
 from models.layers.init import init_as_torch
-from models.layers.layout import swap_axes
+from models.layers.layout import concat, split, swap_axes
+from models.layers.scale import add_to_all
 from models.layers.sizes import check_sides
 from models.layers.stages import drop_path_rates, feature_info
 from weights.names import crossvit as names
@@ -97,10 +98,11 @@ class MultiScaleBlock(nn.Layer):
     def forward(self, *branches: paddle.Tensor) -> list[paddle.Tensor]:
         found = [self.blocks[i](branches[i]) for i in (0, 1)]
         answers = []
+        parts = [split(x, [1, x.shape[1] - 1], axis=1) for x in found]
         for i in (0, 1):
-            own, other = found[i], found[1 - i]
-            token = self.fusion[i](paddle.concat([self.projs[i](own[:, :1]), other[:, 1:]], axis=1))
-            answers.append(paddle.concat([self.revert_projs[i](token), own[:, 1:]], axis=1))
+            (token, own), (_, other) = parts[i], parts[1 - i]
+            token = self.fusion[i](concat([self.projs[i](token), other], axis=1))
+            answers.append(concat([self.revert_projs[i](token), own], axis=1))
         return answers
 
 
@@ -224,7 +226,8 @@ class CrossViT(ImageModel):
         for i, embed in enumerate(self.patch_embed):
             patches = embed(self._resize_image(x, embed.image_size))
             token = getattr(self, f"cls_token_{i}").expand([x.shape[0], -1, -1])
-            branches.append(self.pos_drop(paddle.concat([token, patches], axis=1) + getattr(self, f"pos_embed_{i}")))
+            tokens = add_to_all(concat([token, patches], axis=1), getattr(self, f"pos_embed_{i}"))
+            branches.append(self.pos_drop(tokens))
         return branches
 
     def _resize_image(self, x: paddle.Tensor, size: tuple[int, int]) -> paddle.Tensor:

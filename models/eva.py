@@ -18,10 +18,11 @@ from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
 from models.layers.attention import attend_heads
 from models.layers.init import init_branches
+from models.layers.layout import concat
 from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
 from models.layers.rotary import RotaryEmbedding
-from models.layers.scale import scale_channels
+from models.layers.scale import add_to_all, scale_channels
 from models.layers.stages import drop_path_rates, feature_info
 from models.layers.swiglu import PackedSwiGLU, SwiGLU
 from weights.names import eva as names
@@ -223,9 +224,9 @@ class Eva(ImageModel):
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         patches = in_float32(self.patch_embed(x))
         tokens = [getattr(self, name) for name in ("cls_token", "reg_token") if name in self._parameters]
-        x = paddle.concat([*(token.expand([patches.shape[0], -1, -1]) for token in tokens), patches], axis=1)
+        x = concat([*(token.expand([patches.shape[0], -1, -1]) for token in tokens), patches], axis=1)
         if self.pos_embed is not None:
-            x = x + self.pos_embed
+            x = add_to_all(x, self.pos_embed)
         return self.pos_drop(x)
 
     def _shared(self) -> tuple[paddle.Tensor, paddle.Tensor]:

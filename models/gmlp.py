@@ -14,8 +14,9 @@ from models.base import register
 from models.layers import DropPath, LayerNorm, Linear
 from models.layers.activations import GELU
 from models.layers.init import init_lecun
-from models.layers.layout import swap_axes
+from models.layers.layout import split, swap_axes
 from models.layers.mlp import hidden_width
+from models.layers.scale import multiply
 from models.mixer import MlpMixer
 
 
@@ -28,8 +29,8 @@ class SpatialGatingUnit(nn.Layer):
         self.proj = Linear(num_patches, num_patches)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        kept, gate = x.chunk(2, axis=-1)
-        return kept * swap_axes(self.proj(swap_axes(self.norm(gate))))
+        kept, gate = split(x, [x.shape[-1] // 2] * 2, axis=-1)
+        return multiply(kept, swap_axes(self.proj(swap_axes(self.norm(gate)))))
 
 
 class GatedMlp(nn.Layer):

@@ -23,6 +23,7 @@ from models.layers.conv import Conv2D
 from models.layers.init import init_as_flax, init_as_torch, init_branches
 from models.layers.layout import channels_last
 from models.layers.linear import in_float32
+from models.layers.scale import add_to_all
 from models.layers.sizes import check_multiples
 from models.layers.stages import check_counts, drop_path_rates, feature_info
 from models.layers.units import MaskUnitAttention, from_units, pool_units, quarters, to_units, unit_maps
@@ -237,7 +238,7 @@ class Hiera(ImageModel):
         kept = self._kept_units(x.shape[0], mask)
         if kept is not None:  # a convolution across a unit's border reads zeros, not what is left out
             x = self._masked_images(x, kept)
-        x = to_units(self.patch_embed(x) + self._positions(), self.unit_side)
+        x = to_units(add_to_all(self.patch_embed(x), self._positions()), self.unit_side)
         if kept is None:
             return x
         count, (_, length, dim) = self.units[0] * self.units[1], x.shape

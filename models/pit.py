@@ -20,6 +20,8 @@ from models.layers import Attention, LayerNorm, Linear
 from models.layers.block import Block
 from models.layers.conv import Conv2D
 from models.layers.init import init_as_torch
+from models.layers.layout import concat, split, swap_axes
+from models.layers.scale import add_to_all
 from models.layers.stages import check_counts, drop_path_rates, feature_info
 from weights.names import pit as names
 
@@ -64,8 +66,9 @@ class Pooling(nn.Layer):
         self.fc = Linear(in_dim, dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        maps = x[:, self.prefix :].transpose([0, 2, 1]).reshape([-1, x.shape[2], *self.grid_size])
-        return paddle.concat([self.fc(x[:, : self.prefix]), self.conv(maps).flatten(2).transpose([0, 2, 1])], axis=1)
+        token, places = split(x, [self.prefix, x.shape[1] - self.prefix], axis=1)
+        maps = swap_axes(places).reshape([-1, x.shape[2], *self.grid_size])
+        return concat([self.fc(token), swap_axes(self.conv(maps).flatten(2))], axis=1)
 
 
 class Transformer(nn.Layer):
@@ -164,8 +167,8 @@ class PoolingVisionTransformer(ImageModel):
         return [block for stage in self.transformers for block in stage.blocks]
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = self.pos_drop(self.patch_embed(x) + self.pos_embed).flatten(2).transpose([0, 2, 1])
-        return paddle.concat([self.cls_token.expand([x.shape[0], -1, -1]), x], axis=1)
+        x = swap_axes(self.pos_drop(add_to_all(self.patch_embed(x), self.pos_embed)).flatten(2))
+        return concat([self.cls_token.expand([x.shape[0], -1, -1]), x], axis=1)
 
     def _stages(self) -> Iterable[Any]:
         return self.transformers

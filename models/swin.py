@@ -120,11 +120,7 @@ class Block(nn.Layer):
         return self.drop_path2(self.mlp(self.norm2(x)), onto=x)
 
     def _attend(self, x: paddle.Tensor) -> paddle.Tensor:
-        if not any(self.shift_size):
-            return in_windows(x, self.window_size, self._attend_in_a_window)
-        x = paddle.roll(x, [-shift for shift in self.shift_size], axis=[1, 2])
-        x = in_windows(x, self.window_size, self._attend_in_a_window)
-        return paddle.roll(x, self.shift_size, axis=[1, 2])
+        return in_windows(x, self.window_size, self._attend_in_a_window, self.shift_size)
 
     def _attend_in_a_window(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.attn(x, self.attn_mask)

@@ -24,8 +24,10 @@ from models.layers.attention_pool import AttentionPool
 from models.layers.block import Block
 from models.layers.differential import DifferentialAttention, DifferentialHeads, DifferentialParallelBlock
 from models.layers.init import init_as_big_vision
+from models.layers.layout import concat
 from models.layers.parallel import ParallelBlock
 from models.layers.positions import sincos_2d
+from models.layers.scale import add_to_all
 from models.layers.stages import drop_path_rates, feature_info
 from weights.names import vit as names
 
@@ -148,12 +150,12 @@ class VisionTransformer(ImageModel):
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         x = self.patch_embed(x)
         if self.no_embed_class:
-            x = x + self.pos_embed
+            x = add_to_all(x, self.pos_embed)
         names = ("cls_token", "dist_token", "reg_token")
         prefix = [getattr(self, name) for name in names if name in self._parameters]
-        x = paddle.concat([*(token.expand([x.shape[0], -1, -1]) for token in prefix), x], axis=1)
+        x = concat([*(token.expand([x.shape[0], -1, -1]) for token in prefix), x], axis=1)
         if not self.no_embed_class:
-            x = x + self.pos_embed
+            x = add_to_all(x, self.pos_embed)
         x = self.norm_pre(self.patch_drop(self.pos_drop(x)))
         return self._insert_prompts(x, self.prompt_tokens[0], before=0) if self.num_prompts else x
 

@@ -6,51 +6,24 @@ loaded. docs/performance.md has what they bring.
 """
 
 import contextlib
-import ctypes
 import functools
-import hashlib
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any
 
 import paddle
 from paddle.autograd import PyLayer
 from paddle.base import core
 
+from ops.calls import absent
 from ops.calls import run as _run
+from ops.paths import library
+from ops.stack import give_signals_a_stack
 
-_HERE = Path(__file__).resolve().parent
 _REGISTERED = "_vit_ops"  # an attribute of Paddle's: all copies of this module find it
 _loaded = False
 _enabled = True
 _half = ContextVar("_half", default=False)  # products by bfloat16
-_signal_stack = ctypes.create_string_buffer(1 << 16)
-
-
-def sources_and_headers() -> list[Path]:
-    """Returns the operators' C++ files, in order of their names; those of ``ops.images`` are a library of their own."""
-    return sorted(path for path in (*_HERE.glob("*.cc"), *_HERE.glob("*.h")) if path.stem != "images")
-
-
-def library_folder(name: str) -> Path:
-    """Returns the folder in which a library of that name is, or would be.
-
-    It is beside the sources. Where this user can't write there (site-packages, say), it is in the user's cache.
-    """
-    beside = _HERE / "built" / name
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    if beside.is_dir() or os.access(_HERE, os.W_OK) or not os.path.isabs(cache):  # a user without a home
-        return beside
-    return Path(cache, "paddle_vit_toolkit", name)
-
-
-def library() -> Path:
-    """Returns where the compiled operators of these sources and this Paddle are, or would be."""
-    sources = b"".join(path.read_bytes() for path in (_HERE / "build.py", *sources_and_headers()))
-    return library_folder(f"{paddle.__version__}-{hashlib.sha256(sources).hexdigest()[:12]}") / "vit_ops.so"
 
 
 def load() -> bool:
@@ -68,23 +41,6 @@ def load() -> bool:
             setattr(core, _REGISTERED, here)
         _loaded = getattr(core, _REGISTERED) == here
     return _loaded
-
-
-class _Stack(ctypes.Structure):
-    """stack_t of sigaltstack(2)."""
-
-    _fields_ = (("memory", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
-
-
-def give_signals_a_stack() -> None:
-    """Gives this thread, the main one, a stack for its signal handlers; Python's run there where there is one.
-
-    Some products of oneDNN (sgemm's, until uxlfoundation/oneDNN#4855) keep another pointer in the stack's register. A
-    signal that comes meanwhile would overwrite what lies before it in the heap.
-    """
-    if sys.platform == "linux":
-        stack = _Stack(ctypes.addressof(_signal_stack), 0, len(_signal_stack))
-        ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None)
 
 
 def enable(enabled: bool) -> None:
@@ -148,17 +104,27 @@ def _capability() -> int:
 
 def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
     """x [..., K] weight [K, N] + bias [N] -> [..., N]."""
-    return _run("vit_linear_bf16" if _half.get() else "vit_linear", x, weight, _absent(2) if bias is None else bias)[0]
+    return _run("vit_linear_bf16" if _half.get() else "vit_linear", x, weight, absent(2) if bias is None else bias)[0]
 
 
-def matmul(x: paddle.Tensor, y: paddle.Tensor, transpose_x: bool = False, transpose_y: bool = False) -> paddle.Tensor:
-    """Products of matrices, as ``paddle.matmul``: of [..., M, K] and [..., K, N], or of one [M, K] with all of y."""
-    return _run("vit_matmul", x, y, transpose_x, transpose_y)[0]
+def matmul(
+    x: paddle.Tensor,
+    y: paddle.Tensor,
+    transpose_x: bool = False,
+    transpose_y: bool = False,
+    scale: float = 1.0,
+    bias: paddle.Tensor | None = None,
+) -> paddle.Tensor:
+    """Products of matrices, as ``paddle.matmul``: of [..., M, K] and [..., K, N], or of one [M, K] with all of y.
+
+    They are multiplied by ``scale``. The bias [M] is added to their rows.
+    """
+    return _run("vit_matmul", x, y, absent(2) if bias is None else bias, transpose_x, transpose_y, scale)[0]
 
 
 def scale_channels(x: paddle.Tensor, factors: paddle.Tensor, shift: paddle.Tensor | None = None) -> paddle.Tensor:
     """x [..., N] times factors [N], plus shift [N]."""
-    return _run("vit_scaled", x, factors, _absent(2) if shift is None else shift)[0]
+    return _run("vit_scaled", x, factors, absent(2) if shift is None else shift)[0]
 
 
 def scale_planes(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
@@ -168,12 +134,22 @@ def scale_planes(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
 
 def residual(x: paddle.Tensor, branch: paddle.Tensor, factors: paddle.Tensor | None = None) -> paddle.Tensor:
     """x + branch, both [B, ...], or branch times a factor of each sample [B], which gets no gradient."""
-    return _run("vit_residual", x, branch, _absent(2) if factors is None else factors)[0]
+    return _run("vit_residual", x, branch, absent(2) if factors is None else factors)[0]
+
+
+def add_to_all(x: paddle.Tensor, one: paddle.Tensor) -> paddle.Tensor:
+    """x [B, ...] + one [1, ...]."""
+    return _run("vit_shared", x, one)[0]
+
+
+def multiply(x: paddle.Tensor, y: paddle.Tensor) -> paddle.Tensor:
+    """x * y, element by element, of one shape."""
+    return _run("vit_times", x, y)[0]
 
 
 def swiglu(gate: paddle.Tensor, x: paddle.Tensor | None = None) -> paddle.Tensor:
     """silu(gate) * x, both [..., N]; without x, gate [..., 2 N] has both, the gate first."""
-    return _run("vit_gated", gate, _absent() if x is None else x)[0]
+    return _run("vit_gated", gate, absent() if x is None else x)[0]
 
 
 class _FrozenLinear(PyLayer):
@@ -193,7 +169,7 @@ class _FrozenLinear(PyLayer):
 def frozen_linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
     """``linear``, of which x alone needs a gradient."""
     # A tensor in any case: Paddle counts the tensors that it is given, and expects as many gradients.
-    return _FrozenLinear.apply(x, weight, _absent(2) if bias is None else bias)
+    return _FrozenLinear.apply(x, weight, absent(2) if bias is None else bias)
 
 
 def mlp(
@@ -236,12 +212,12 @@ def attention(
     Returns:
         [B, N, H * channels of a value].
     """
-    absent = _absent()
-    q, k, v = (*parts, *[absent] * (3 - len(parts)))
-    factor = scale.reshape([-1, 1]) if isinstance(scale, paddle.Tensor) else absent
+    none = absent()
+    q, k, v = (*parts, *[none] * (3 - len(parts)))
+    factor = scale.reshape([-1, 1]) if isinstance(scale, paddle.Tensor) else none
     scale = 1.0 if isinstance(scale, paddle.Tensor) else scale
     extra = (bias, mask, factor, *(turns or (None, None)))
-    operands = [absent if one is None else one for one in extra]
+    operands = [none if one is None else one for one in extra]
     return _run("vit_attention", q, k, v, *operands, heads, width, scale, by_head, across, halves, _half.get())[0]
 
 
@@ -251,12 +227,6 @@ def outlook(values: paddle.Tensor, scores: paddle.Tensor, heads: int, scale: flo
     Each 2 x 2 places weigh the 3 x 3 around them by the softmax of ``scores`` [B, h, w, heads x 9 x 9] times ``scale``.
     """
     return _run("vit_outlook", values, scores, heads, scale)[0]
-
-
-@functools.cache
-def _absent(axes: int = 1) -> paddle.Tensor:
-    """What stands for an operand that there is not: the operators know it by the number of its axes."""
-    return paddle.zeros([1] * axes)
 
 
 def convolution(
@@ -276,7 +246,7 @@ def convolution(
     """
     wanted = not x.stop_gradient, not weight.stop_gradient or (bias is not None and not bias.stop_gradient)
     form = stride, padding, dilation, groups, channels_last
-    return _run("vit_convolution", x, weight, _absent() if bias is None else bias, *form, bias is not None, *wanted)[0]
+    return _run("vit_convolution", x, weight, absent() if bias is None else bias, *form, bias is not None, *wanted)[0]
 
 
 def activation(x: paddle.Tensor, name: str) -> paddle.Tensor:

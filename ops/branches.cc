@@ -112,6 +112,45 @@ std::vector<Tensor> residual_grad(const Tensor& factors, const Tensor& dy) {
   return {dx, dbranch};
 }
 
+// ---------------------------------------------------------------- a tensor that all samples share
+
+// x [B, ..] + one [1, ..]
+std::vector<Tensor> shared(const Tensor& x, const Tensor& one) {
+  const int64_t n = one.numel();
+  expect(n > 0 && x.numel() == x.shape()[0] * n, "what all samples share");
+  Tensor y = like(x);
+  const float *xp = x.data<float>(), *op = one.data<float>();
+  float* yp = y.data<float>();
+  in_pieces(n, x.shape()[0], [=](int64_t sample, int64_t first, int64_t count) {
+    residual_row(count, xp + sample * n + first, 1, op + first, yp + sample * n + first);
+  });
+  return {y};
+}
+
+std::vector<Tensor> shared_grad(const Tensor& one, const Tensor& dy) {
+  Tensor dx = like(dy), done = like(one);
+  const float* gp = dy.data<float>();
+  float* xp = dx.data<float>();
+  in_pieces(dy.numel(), 1, [=](int64_t, int64_t at, int64_t n) { std::copy(gp + at, gp + at + n, xp + at); });
+  add_up(dy.shape()[0], one.numel(), gp, done.data<float>());
+  return {dx, done};
+}
+
+// ---------------------------------------------------------------- a product, element by element
+
+std::vector<Tensor> times_elements(const Tensor& x, const Tensor& z) {
+  expect(x.shape() == z.shape(), "a product of elements");
+  Tensor y = like(x);
+  const float *xp = x.data<float>(), *zp = z.data<float>();
+  float* yp = y.data<float>();
+  in_pieces(x.numel(), 1, [=](int64_t, int64_t at, int64_t n) { multiply_row(n, xp + at, zp + at, yp + at); });
+  return {y};
+}
+
+std::vector<Tensor> times_elements_grad(const Tensor& x, const Tensor& z, const Tensor& dy) {
+  return {times_elements(dy, z)[0], times_elements(dy, x)[0]};
+}
+
 // ---------------------------------------------------------------- silu(gate) * x, side by side in one tensor or in two
 
 namespace {
@@ -253,6 +292,18 @@ PD_BUILD_GRAD_OP(vit_residual)
     .Inputs({"Factors", paddle::Grad("Y")})
     .Outputs({paddle::Grad("X"), paddle::Grad("Branch")})
     .SetKernelFn(PD_KERNEL(residual_grad));
+
+PD_BUILD_OP(vit_shared).Inputs({"X", "One"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(shared));
+PD_BUILD_GRAD_OP(vit_shared)
+    .Inputs({"One", paddle::Grad("Y")})
+    .Outputs({paddle::Grad("X"), paddle::Grad("One")})
+    .SetKernelFn(PD_KERNEL(shared_grad));
+
+PD_BUILD_OP(vit_times).Inputs({"X", "Z"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(times_elements));
+PD_BUILD_GRAD_OP(vit_times)
+    .Inputs({"X", "Z", paddle::Grad("Y")})
+    .Outputs({paddle::Grad("X"), paddle::Grad("Z")})
+    .SetKernelFn(PD_KERNEL(times_elements_grad));
 
 PD_BUILD_OP(vit_gated).Inputs({"G", "X"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(gated));
 PD_BUILD_GRAD_OP(vit_gated)

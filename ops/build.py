@@ -10,7 +10,8 @@ from pathlib import Path
 import paddle
 
 from errors import RunError, reporting
-from ops import images, library, sources_and_headers
+from ops import images
+from ops.paths import library, sources_and_headers
 
 # Without the last two, roundings and comparisons stay scalar.
 FLAGS = ["-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
@@ -19,7 +20,7 @@ LIBRARIES = ["-l:libdnnl.so.3", "-l:libiomp5.so"]
 
 
 def build() -> Path:
-    """Compiles the operators where ``ops.library`` expects them, unless they are there; returns that place.
+    """Compiles the operators where ``ops.paths.library`` expects them, unless they are there; returns that place.
 
     Raises:
         RunError: there is no compiler, or it failed.

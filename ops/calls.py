@@ -1,5 +1,6 @@
-"""A call of a compiled operator."""
+"""Calls of compiled operators."""
 
+import functools
 from typing import Any
 
 import paddle
@@ -19,3 +20,9 @@ def run(name: str, *operands: Any) -> list[paddle.Tensor]:
     if not paddle.is_grad_enabled():
         operands = tuple(one.detach() if isinstance(one, paddle.Tensor) else one for one in operands)
     return _run(name, *operands)
+
+
+@functools.cache
+def absent(axes: int = 1) -> paddle.Tensor:
+    """Returns what stands for an operand that there is not: the operators know it by the number of its axes."""
+    return paddle.zeros([1] * axes)

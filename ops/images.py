@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ops import library_folder
+from ops.paths import library_folder
 
 _HERE = Path(__file__).resolve().parent
 SOURCE = _HERE / "images.cc"

@@ -55,39 +55,50 @@ struct Product {
 
 }  // namespace
 
-std::vector<Tensor> matmul(const Tensor& x, const Tensor& y, bool transpose_x, bool transpose_y) {
+// scale * x y, plus a bias of each row; one of two axes stands for none.
+std::vector<Tensor> matmul(const Tensor& x, const Tensor& y, const Tensor& bias, bool transpose_x, bool transpose_y,
+                           float scale) {
   const Product p(x, y, transpose_x, transpose_y);
+  bool biased = bias.shape().size() == 1;
+  expect(!biased || bias.numel() == p.m, "a product's bias");
   Tensor out = sized(p.shape);
-  const float *xp = x.data<float>(), *yp = y.data<float>();
+  const float *xp = x.data<float>(), *yp = y.data<float>(), *bp = bias.data<float>();
   float* op = out.data<float>();
   p.each([&](int64_t i) {
-    product(p.tx, p.ty, p.m, p.n, p.k, 1, xp + i * p.x_step, p.ldx(), yp + i * p.y_step, p.ldy(), op + i * p.m * p.n,
-            p.n);
+    float* to = op + i * p.m * p.n;
+    product(p.tx, p.ty, p.m, p.n, p.k, scale, xp + i * p.x_step, p.ldx(), yp + i * p.y_step, p.ldy(), to, p.n);
+    if (biased)
+      for (int64_t row = 0; row < p.m; ++row) add_value(p.n, bp[row], to + row * p.n);
   });
   return {out};
 }
 
-std::vector<Tensor> matmul_grad(const Tensor& x, const Tensor& y, const Tensor& dout, bool transpose_x,
-                                bool transpose_y) {
+std::vector<Tensor> matmul_grad(const Tensor& x, const Tensor& y, const Tensor& bias, const Tensor& dout,
+                                bool transpose_x, bool transpose_y, float scale) {
   const Product p(x, y, transpose_x, transpose_y);
   const char other_x = transpose_x ? 'n' : 't', other_y = transpose_y ? 'n' : 't';
-  Tensor dx = like(x), dy = like(y), parts = p.x_step ? dx : sized({p.batch, p.m * p.k});
+  bool biased = bias.shape().size() == 1;
+  Tensor dx = like(x), dy = like(y), dbias = like(bias), parts = p.x_step ? dx : sized({p.batch, p.m * p.k});
+  Tensor sums = sized({p.batch, p.m});
   const float *xp = x.data<float>(), *yp = y.data<float>(), *gp = dout.data<float>();
-  float *dxp = parts.data<float>(), *dyp = dy.data<float>();
+  float *dxp = parts.data<float>(), *dyp = dy.data<float>(), *sp = sums.data<float>();
   p.each([&](int64_t i) {
     const float *a = xp + i * p.x_step, *b = yp + i * p.y_step, *g = gp + i * p.m * p.n;
     float *da = dxp + i * p.m * p.k, *db = dyp + i * p.y_step;
     if (transpose_x)
-      product(p.ty, 't', p.k, p.m, p.n, 1, b, p.ldy(), g, p.n, da, p.m);
+      product(p.ty, 't', p.k, p.m, p.n, scale, b, p.ldy(), g, p.n, da, p.m);
     else
-      product('n', other_y, p.m, p.k, p.n, 1, g, p.n, b, p.ldy(), da, p.k);
+      product('n', other_y, p.m, p.k, p.n, scale, g, p.n, b, p.ldy(), da, p.k);
     if (transpose_y)
-      product('t', p.tx, p.n, p.k, p.m, 1, g, p.n, a, p.ldx(), db, p.k);
+      product('t', p.tx, p.n, p.k, p.m, scale, g, p.n, a, p.ldx(), db, p.k);
     else
-      product(other_x, 'n', p.k, p.n, p.m, 1, a, p.ldx(), g, p.n, db, p.n);
+      product(other_x, 'n', p.k, p.n, p.m, scale, a, p.ldx(), g, p.n, db, p.n);
+    if (biased)
+      for (int64_t row = 0; row < p.m; ++row) sp[i * p.m + row] = sum_of(p.n, g + row * p.n);
   });
   if (!p.x_step) add_up(p.batch, p.m * p.k, dxp, dx.data<float>());
-  return {dx, dy};
+  if (biased) add_up(p.batch, p.m, sp, dbias.data<float>());
+  return {dx, dy, dbias};
 }
 
 // ---------------------------------------------------------------- mlp: gelu(x w1 + b1) w2 + b2
@@ -176,12 +187,12 @@ PD_BUILD_GRAD_OP(vit_linear)
     .Outputs({paddle::Grad("X"), paddle::Grad("W"), paddle::Grad("B")})
     .SetKernelFn(PD_KERNEL(linear_grad));
 
-#define TRANSPOSED {"transpose_x: bool", "transpose_y: bool"}
-PD_BUILD_OP(vit_matmul).Inputs({"X", "Y"}).Outputs({"Out"}).Attrs(TRANSPOSED).SetKernelFn(PD_KERNEL(matmul));
+#define FORM {"transpose_x: bool", "transpose_y: bool", "scale: float"}
+PD_BUILD_OP(vit_matmul).Inputs({"X", "Y", "B"}).Outputs({"Out"}).Attrs(FORM).SetKernelFn(PD_KERNEL(matmul));
 PD_BUILD_GRAD_OP(vit_matmul)
-    .Inputs({"X", "Y", paddle::Grad("Out")})
-    .Outputs({paddle::Grad("X"), paddle::Grad("Y")})
-    .Attrs(TRANSPOSED)
+    .Inputs({"X", "Y", "B", paddle::Grad("Out")})
+    .Outputs({paddle::Grad("X"), paddle::Grad("Y"), paddle::Grad("B")})
+    .Attrs(FORM)
     .SetKernelFn(PD_KERNEL(matmul_grad));
 
 PD_BUILD_OP(vit_linear_bf16).Inputs({"X", "W", "B"}).Outputs({"Y", "Kept"}).SetKernelFn(PD_KERNEL(linear_bf16));

@@ -8,8 +8,9 @@ from paddle import nn
 
 from models.layers.activations import softmax
 from models.layers.conv import Conv2D
-from models.layers.layout import swap_axes
+from models.layers.layout import concat, split, swap_axes
 from models.layers.linear import Linear, matmul
+from models.layers.scale import add_branch, multiply
 
 
 class ConvPosEnc(nn.Layer):
@@ -24,8 +25,8 @@ class ConvPosEnc(nn.Layer):
         self.proj = Conv2D(dim, dim, 3, padding=1, groups=dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        places = as_map(x, self.grid)
-        return as_tokens(x[:, :1], self.proj(places) + places)
+        token, places = as_map(x, self.grid)
+        return as_tokens(token, add_branch(self.proj(places), places))
 
 
 class ConvRelPosEnc(nn.Layer):
@@ -47,11 +48,12 @@ class ConvRelPosEnc(nn.Layer):
         )
 
     def forward(self, q: paddle.Tensor, v: paddle.Tensor) -> paddle.Tensor:
-        batch, dim, _ = v.shape
-        parts = v[:, :, 1:].reshape([batch, dim, *self.grid]).split(self.widths, axis=1)
-        around = paddle.concat([conv(parts[i]) for i, conv in enumerate(self.conv_list)], axis=1)
-        encoded = q[:, :, 1:] * around.flatten(2)
-        return paddle.concat([paddle.zeros_like(encoded[:, :, :1]), encoded], axis=2)
+        batch, dim, tokens = v.shape
+        (_, q), (_, v) = [split(x, [1, tokens - 1], axis=2) for x in (q, v)]
+        parts = split(v.reshape([batch, dim, *self.grid]), self.widths, axis=1)
+        around = concat([conv(parts[i]) for i, conv in enumerate(self.conv_list)], axis=1)
+        encoded = multiply(q, around.flatten(2))
+        return concat([paddle.zeros_like(encoded[:, :, :1]), encoded], axis=2)
 
 
 class FactorizedAttention(nn.Layer):
@@ -71,18 +73,19 @@ class FactorizedAttention(nn.Layer):
 
     def forward(self, x: paddle.Tensor, crpe: ConvRelPosEnc) -> paddle.Tensor:
         batch, tokens, dim = x.shape
-        q, k, v = swap_axes(self.qkv(x)).chunk(3, axis=1)  # each [B, D, N]: each channel's tokens side by side
+        q, k, v = split(swap_axes(self.qkv(x)), [dim] * 3, axis=1)  # each [B, D, N]: each channel's tokens side by side
         heads = [batch, self.num_heads, self.head_dim, tokens]
         brought = matmul(softmax(k).reshape(heads), v.reshape(heads), transpose_y=True)
-        attended = matmul(self.scale * brought, q.reshape(heads), transpose_x=True).reshape([batch, dim, tokens])
-        return self.proj_drop(self.proj(swap_axes(attended + crpe(q, v))))
+        attended = matmul(brought, q.reshape(heads), transpose_x=True, scale=self.scale).reshape([batch, dim, tokens])
+        return self.proj_drop(self.proj(swap_axes(add_branch(attended, crpe(q, v)))))
 
 
-def as_map(x: paddle.Tensor, grid: tuple[int, int]) -> paddle.Tensor:
-    """Returns the places of tokens [B, 1 + rows * columns, D] as [B, D, rows, columns]."""
-    return x[:, 1:].transpose([0, 2, 1]).reshape([x.shape[0], x.shape[2], *grid])
+def as_map(x: paddle.Tensor, grid: tuple[int, int]) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Returns of tokens [B, 1 + rows * columns, D] the class token [B, 1, D] and the places [B, D, rows, columns]."""
+    token, places = split(x, [1, x.shape[1] - 1], axis=1)
+    return token, swap_axes(places).reshape([x.shape[0], x.shape[2], *grid])
 
 
 def as_tokens(token: paddle.Tensor, places: paddle.Tensor) -> paddle.Tensor:
-    """Is ``as_map``'s inverse; ``token``: [B, 1, D]."""
-    return paddle.concat([token, swap_axes(places.flatten(2))], axis=1)
+    """Is ``as_map``'s inverse."""
+    return concat([token, swap_axes(places.flatten(2))], axis=1)

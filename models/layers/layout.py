@@ -1,8 +1,11 @@
-"""The order of a map's axes, by the compiled operators (ops/) where there are any."""
+"""The order of a map's axes, and parts along one, by the compiled operators (ops/) where there are any."""
+
+from collections.abc import Sequence
 
 import paddle
 
 import ops
+from ops import parts
 
 
 def swap_axes(x: paddle.Tensor) -> paddle.Tensor:
@@ -27,6 +30,17 @@ def channels_first(x: paddle.Tensor) -> paddle.Tensor:
         batch, height, width, channels = x.shape
         return ops.swap(x, height * width, [batch, channels, height, width])
     return x.transpose([0, 3, 1, 2])
+
+
+def split(x: paddle.Tensor, sizes: Sequence[int], axis: int) -> list[paddle.Tensor]:
+    """Returns the parts of x along an axis, of these sizes."""
+    return parts.split(x, sizes, axis) if ops.usable(x) and 2 <= len(sizes) <= 3 else x.split(sizes, axis)
+
+
+def concat(tensors: Sequence[paddle.Tensor], axis: int) -> paddle.Tensor:
+    """Returns tensors side by side along an axis."""
+    usable = 2 <= len(tensors) <= 3 and all(ops.usable(tensor) for tensor in tensors)
+    return parts.concat(tensors, axis) if usable else paddle.concat(tensors, axis)
 
 
 def mean_of_places(x: paddle.Tensor) -> paddle.Tensor:

@@ -25,9 +25,19 @@ def plain_linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | 
     return add_bias(paddle.matmul(x, weight), bias)  # F.linear of 3.3 looks up a flag first: 6 us
 
 
-def matmul(x: paddle.Tensor, y: paddle.Tensor, transpose_x: bool = False, transpose_y: bool = False) -> paddle.Tensor:
-    """Products of [..., M, K] and [..., K, N], or of one [M, K] and all of y: as ``paddle.matmul``."""
-    return (ops.matmul if ops.usable(x) else paddle.matmul)(x, y, transpose_x, transpose_y)
+def matmul(
+    x: paddle.Tensor,
+    y: paddle.Tensor,
+    transpose_x: bool = False,
+    transpose_y: bool = False,
+    scale: float = 1.0,
+    bias: paddle.Tensor | None = None,
+) -> paddle.Tensor:
+    """Products of scale * [..., M, K] and [..., K, N], or of one [M, K] and all of y, plus a bias [M] of their rows."""
+    if ops.usable(x):
+        return ops.matmul(x, y, transpose_x, transpose_y, scale, bias)
+    product = paddle.matmul(x if scale == 1 else x * scale, y, transpose_x, transpose_y)
+    return product if bias is None else add_bias(product, bias.unsqueeze(1))
 
 
 def add_bias(product: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:

@@ -1,4 +1,4 @@
-"""Layer scale."""
+"""Factors and sums, element by element; layer scale."""
 
 import paddle
 from paddle import nn
@@ -29,6 +29,16 @@ def add_branch(x: paddle.Tensor, branch: paddle.Tensor, factors: paddle.Tensor |
     if ops.usable(x) and ops.usable(branch):
         return ops.residual(x, branch, factors)
     return x + (branch if factors is None else times_samples(branch, factors))
+
+
+def add_to_all(x: paddle.Tensor, one: paddle.Tensor) -> paddle.Tensor:
+    """Returns x [B, ...] + one [1, ...], by the compiled operator where there is one."""
+    return ops.add_to_all(x, one) if ops.usable(x) and ops.usable(one) else x + one
+
+
+def multiply(x: paddle.Tensor, y: paddle.Tensor) -> paddle.Tensor:
+    """Returns x * y, element by element, of one shape, by the compiled operator where there is one."""
+    return ops.multiply(x, y) if ops.usable(x) and ops.usable(y) else x * y
 
 
 class LayerScale(nn.Layer):

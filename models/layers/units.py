@@ -6,8 +6,11 @@ quarter is ordered alike. So pooling 2 x 2 neighbours is a maximum over the quar
 
 import paddle
 
+import ops
 from models.layers.attention import Attention, attend_heads
+from models.layers.layout import split
 from models.layers.linear import Linear
+from ops import parts
 
 
 def to_units(x: paddle.Tensor, side: int) -> paddle.Tensor:
@@ -44,8 +47,8 @@ def from_units(x: paddle.Tensor, side: int, units: tuple[int, int]) -> paddle.Te
 def quarters(x: paddle.Tensor, places: int) -> list[paddle.Tensor]:
     """Returns the four quarters of each unit of so many places: tokens [B, N, D] -> four of [B, N / 4, D]."""
     length, dim = x.shape[1:]
-    parts = x.reshape([-1, 4, places // 4, dim]).unbind(1)
-    return [part.reshape([-1, length // 4, dim]) for part in parts]
+    found = x.reshape([-1, 4, places // 4, dim]).unbind(1)
+    return [quarter.reshape([-1, length // 4, dim]) for quarter in found]
 
 
 def pool_units(x: paddle.Tensor, places: int) -> paddle.Tensor:
@@ -53,6 +56,9 @@ def pool_units(x: paddle.Tensor, places: int) -> paddle.Tensor:
 
     Equal values share the gradient (in Paddle 2.6 one has it); ``paddle.max`` would give each of them all of it.
     """
+    if ops.usable(x):
+        length, dim = x.shape[1:]
+        return parts.largest(x.reshape([-1, 4, places // 4, dim])).reshape([-1, length // 4, dim])
     one, two, three, four = quarters(x, places)
     return paddle.maximum(paddle.maximum(one, two), paddle.maximum(three, four))
 
@@ -81,7 +87,7 @@ class MaskUnitAttention(Attention):
         if not self.pools:
             x = x.reshape([-1, group, x.shape[2]]) if self.within else x
             return Attention.forward(self, x).reshape([-1, length, dim])  # (Paddle 2.6 traces no super())
-        q, kv = self.qkv(x).split([dim, 2 * dim], axis=2)
-        parts = [pool_units(q, self.places).reshape([-1, group // 4, dim]), kv.reshape([-1, group, 2 * dim])]
-        x = attend_heads(parts, self.num_heads, self.head_dim, self.scale, self.attn_drop)
+        q, kv = split(self.qkv(x), [dim, 2 * dim], axis=2)
+        operands = [pool_units(q, self.places).reshape([-1, group // 4, dim]), kv.reshape([-1, group, 2 * dim])]
+        x = attend_heads(operands, self.num_heads, self.head_dim, self.scale, self.attn_drop)
         return self.proj(x.reshape([-1, length // 4, dim]))

@@ -54,6 +54,21 @@ CASES = {
         lambda x, y: paddle.matmul(x, y, False, True),
         [normal(4, 5), normal(1, 5)],
     ),
+    "matmul, scaled": (
+        lambda x, y: ops.matmul(x, y, True, True, scale=0.3),
+        lambda x, y: 0.3 * paddle.matmul(x, y, True, True),
+        [normal(6, 5, 4), normal(6, 7, 5)],
+    ),
+    "matmul, scaled, one with many, with a bias": (
+        lambda x, y, b: ops.matmul(x, y, True, scale=-2.0, bias=b),
+        lambda x, y, b: -2.0 * paddle.matmul(x, y, True) + b.unsqueeze(1),
+        [normal(5, 4), normal(6, 5, 7), normal(4)],
+    ),
+    "matmul, many with many, with a bias": (
+        lambda x, y, b: ops.matmul(x, y, bias=b),
+        lambda x, y, b: paddle.matmul(x, y) + b.unsqueeze(1),
+        [normal(2, 3, 4, 5), normal(2, 3, 5, 7), normal(4)],
+    ),
     "scaled and shifted": (
         ops.scale_channels,
         lambda x, f, s: x * f + s,
@@ -135,6 +150,7 @@ def test_a_view_is_read_as_it_looks():
         lambda: ops.mlp(*(paddle.ones(s) for s in ([2, 3], [3, 5], [4], [5, 2], [2]))),
         lambda: ops.layer_norm(paddle.ones([2, 3]), paddle.ones([4]), paddle.ones([3]), 1e-6),
         lambda: ops.matmul(paddle.ones([2, 3]), paddle.ones([4, 5])),
+        lambda: ops.matmul(paddle.ones([2, 3]), paddle.ones([3, 5]), bias=paddle.ones([3])),
         lambda: ops.scale_channels(paddle.ones([2, 3]), paddle.ones([4])),
         lambda: ops.scale_channels(paddle.ones([2, 3]), paddle.ones([3]), paddle.ones([4])),
         lambda: ops.scale_planes(paddle.ones([2, 3, 4, 4]), paddle.ones([4])),

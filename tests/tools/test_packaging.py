@@ -181,16 +181,18 @@ def test_a_program_with_modules_of_the_same_names_uses_both(installed, tmp_path)
 
 def test_compiled_operators_go_to_the_cache_where_the_copy_is_read_only(tmp_path, monkeypatch):
     built = next((ROOT / "ops" / "built").iterdir(), None)
-    assert ops.library_folder("name") == ROOT / "ops" / "built" / "name"
+    assert ops.paths.library_folder("name") == ROOT / "ops" / "built" / "name"
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert ops.library_folder("name") == tmp_path / "paddle_vit_toolkit" / "name"
-    assert built is None or ops.library_folder(built.name) == built  # who could write there has compiled them for all
+    assert ops.paths.library_folder("name") == tmp_path / "paddle_vit_toolkit" / "name"
+    assert (
+        built is None or ops.paths.library_folder(built.name) == built
+    )  # who could write there has compiled them for all
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert ops.library_folder("name") == tmp_path / ".cache" / "paddle_vit_toolkit" / "name"
+    assert ops.paths.library_folder("name") == tmp_path / ".cache" / "paddle_vit_toolkit" / "name"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # it would be found in whatever folder a program starts
-    assert ops.library_folder("name") == ROOT / "ops" / "built" / "name"
+    assert ops.paths.library_folder("name") == ROOT / "ops" / "built" / "name"
 
 
 def test_an_installed_copy_says_what_it_lacks_without_naming_make(tmp_path, monkeypatch):
