@@ -63,6 +63,27 @@ def test_cross_entropies_are_torchs(weight):
     assert_golden(SoftTargetCrossEntropy(WEIGHTS[weight])(LOGITS, SOFT), f"soft_target{weight}")
 
 
+@pytest.mark.smoke
+@pytest.mark.parametrize("apart", [1e-3, 20.0, 64.0, 65.0, 300.0, 1e4])
+def test_a_large_loss_and_a_small_one_are_what_they_are(apart):
+    """Paddle's own softmax ends at a loss of 64 on a CPU."""
+    logits = np.array([[apart, 0, -1.0], [0, 1.0, apart]])
+    targets, labels = np.array([[0, 1.0, 0], [0, 0, 1.0]]), paddle.to_tensor([1, 2])
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    for smoothing in (0.0, 0.1):
+        wanted = (1 - smoothing) * targets + smoothing / 3
+        for criterion, answer in (
+            (CrossEntropy(smoothing), labels),
+            (SoftTargetCrossEntropy(), paddle.to_tensor(wanted.astype("float32"))),
+        ):
+            found = paddle.to_tensor(logits.astype("float32"), stop_gradient=False)
+            losses = criterion(found, answer)
+            losses.sum().backward()
+            np.testing.assert_allclose(losses.numpy(), -(wanted * logs).sum(axis=1), rtol=1e-6, atol=1e-7)
+            np.testing.assert_allclose(found.grad.numpy(), np.exp(logs) - wanted, rtol=0, atol=2e-7)
+
+
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("sums", [False, True])
 @pytest.mark.parametrize("threshold", [None, 0.2])

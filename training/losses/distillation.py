@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 
 from errors import InputError
 from training.features import FEATURE, feature_distance
+from training.losses.softmax import label_losses, log_softmax
 
 
 def reads_tokens(criterion: nn.Layer) -> bool:
@@ -111,6 +111,6 @@ class TrainingLoss(nn.Layer):
             raise InputError(f"the teacher has {wanted.shape[-1]} classes, expected the student's {classes}")
         logits = logits.astype("float32")
         if self.kind == "hard":
-            return F.cross_entropy(logits, wanted.argmax(axis=-1), reduction="none").reshape([-1])
-        wanted, found = F.log_softmax(wanted / self.tau), F.log_softmax(logits / self.tau)
+            return label_losses(logits, wanted.argmax(axis=-1))
+        wanted, found = log_softmax(wanted / self.tau), log_softmax(logits / self.tau)
         return (wanted.exp() * (wanted - found)).sum(axis=-1) * (self.tau**2 / classes)
