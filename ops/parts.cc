@@ -50,7 +50,7 @@ Tensor join(const std::vector<Tensor>& some, int64_t axis, const std::vector<int
 
 }  // namespace
 
-// Outputs that there are no sizes for have no elements.
+// Outputs that there are no sizes for have one element: Paddle 2.6 takes none for an error.
 std::vector<Tensor> parts(const Tensor& x, int64_t axis, const std::vector<int64_t>& sizes) {
   auto shape = x.shape();
   const Rows rows(shape, axis);
@@ -58,7 +58,7 @@ std::vector<Tensor> parts(const Tensor& x, int64_t axis, const std::vector<int64
   int64_t before = 0;
   std::vector<Tensor> found;
   for (int64_t size : sizes) {
-    expect(size >= 0 && before + size <= total, "parts");
+    expect(size > 0 && before + size <= total, "parts");
     shape[axis] = size;
     found.push_back(sized(shape));
     copy_rows(rows.count, size * rows.inner, x.data<float>() + before * rows.inner, total * rows.inner,
@@ -66,7 +66,7 @@ std::vector<Tensor> parts(const Tensor& x, int64_t axis, const std::vector<int64
     before += size;
   }
   expect(before == total && found.size() <= MOST, "parts");
-  while (found.size() < MOST) found.push_back(sized({0}));
+  while (found.size() < MOST) found.push_back(sized({1}));
   return found;
 }
 

@@ -33,13 +33,12 @@ def check(compiled, plain, *arrays):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize(("axis", "sizes"), [(1, [1, 6]), (1, [2, 0, 5]), (-1, [2500, 1500]), (0, [1, 1, 1])])
+@pytest.mark.parametrize(("axis", "sizes"), [(1, [1, 6]), (1, [1, 1, 5]), (-1, [2500, 1500]), (0, [1, 1, 1])])
 def test_parts_and_their_gradient_are_exact(axis, sizes):
     ours, plain = outputs(lambda x: parts.split(x, sizes, axis), X), outputs(lambda x: x.split(sizes, axis), X)
     assert len(ours) == len(sizes) + 1
     assert all(np.array_equal(own, other) for own, other in zip(ours, plain, strict=True))
-    some = [part for part in ours[:-1] if part.size]
-    ours, plain = (outputs(lambda *some, put=put: put(some, axis), *some) for put in (parts.concat, paddle.concat))
+    ours, plain = (outputs(lambda *some, put=put: put(some, axis), *ours[:-1]) for put in (parts.concat, paddle.concat))
     assert all(np.array_equal(own, other) for own, other in zip(ours, plain, strict=True))
 
 
@@ -115,6 +114,7 @@ def test_windows_are_read_and_put_back_alike_with_and_without(size, shift):
         lambda x: parts.split(x, [1, 2], 1),
         lambda x: parts.split(x, [1, 3, 4], 1),
         lambda x: parts.split(x, [-1, 4, 4], 1),
+        lambda x: parts.split(x, [0, 3, 4], 1),
         lambda x: parts.split(x, [1, 2, 3, 1], 1),
         lambda x: parts.concat([x, x[:, :2]], 0),
         lambda x: parts.concat([x, x[0]], 0),
