@@ -30,7 +30,7 @@ from launch.verdict import how_it_ended
 from training.records import OFFLINE, Tracker, final_numbers
 
 LOG = "log_trackers.txt"  # in a run's folder: what trackers print, and the tracebacks of what they raise
-LOCK = ".lock_trackers"
+LOCK = ".lock_trackers"  # it names the newest such process
 EVERY = 1.0  # seconds between two looks at the records
 PATIENCE = 60  # seconds that trackers have to end
 _DONE = b"done\n"
@@ -58,9 +58,11 @@ class Tracking:
         """Starts it, once metrics.jsonl is as the run goes on with it; returns why it couldn't, or nothing."""
         if not self.names:
             return ""
-        command = [sys.executable, "-m", "training.tracking", str(folder.absolute()), *self.names]
+        turn = str(time.time_ns())
+        command = [sys.executable, "-m", "training.tracking", str(folder.absolute()), turn, *self.names]
         quiet = {**os.environ, **OFFLINE, "CUDA_VISIBLE_DEVICES": ""}
         try:  # a session of its own: what is sent to the run's group isn't for it, which sees the run's end
+            (folder / LOCK).write_text(turn)
             self.process = subprocess.Popen(
                 command, cwd=ROOT, env=quiet, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
             )
@@ -154,8 +156,12 @@ class Follower:
             self.say(one_line(f"TRACKERS: {name} is off ({type(error).__name__}: {error}); the run goes on"))
 
 
-def main(folder: Path, names: Sequence[str]) -> None:
-    """Follows the records of the run in ``folder`` until its end, which standard input tells."""
+def main(folder: Path, turn: str, names: Sequence[str]) -> None:
+    """Follows the records of the run in ``folder`` until its end, which standard input tells.
+
+    Args:
+        turn: what the lock's file has as long as no newer process was started.
+    """
     console = os.dup(2)
     printed = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     for stream in (1, 2):
@@ -167,8 +173,10 @@ def main(folder: Path, names: Sequence[str]) -> None:
         with contextlib.suppress(OSError), open(folder / "log.txt", "a", encoding="utf-8") as log:
             log.write(f"{time.strftime('%m%d %H:%M:%S')} {line}\n")
 
-    with open(folder / LOCK, "w") as lock:
+    with open(folder / LOCK, "r+") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)  # the one of before the run went on may be about to end
+        if lock.read() != turn:  # or it begins only now: this one, which has nothing to add
+            return
         follower, told = Follower(folder, names, say), None
         while told is None:
             follower.follow()
@@ -178,4 +186,4 @@ def main(folder: Path, names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

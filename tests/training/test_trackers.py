@@ -88,6 +88,8 @@ def test_a_tracker_shows_the_records_that_a_resume_leaves_and_the_result(name, t
     (run / "result.json").write_text(json.dumps(RESULT))
     assert second.end() == ""
     assert first.process.wait(30) == 0
+    late = subprocess.run(first.process.args, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    assert (late.returncode, late.stderr) == (0, b"")  # of a run that was killed early, and begins after the second
     values, parameters, results = READERS[name](run / name)
     expected = shown_by(records([1, 2]) + records([4, 6]))
     assert values == pytest.approx(expected, rel=1e-6)
