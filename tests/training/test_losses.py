@@ -84,6 +84,12 @@ def test_a_large_loss_and_a_small_one_are_what_they_are(apart):
             np.testing.assert_allclose(found.grad.numpy(), np.exp(logs) - wanted, rtol=0, atol=2e-7)
 
 
+def test_a_large_loss_is_found_beside_one_that_is_no_number_and_none_is_none():
+    logits = paddle.to_tensor([[float("nan"), 0, 0], [300, 0, 0]])
+    np.testing.assert_array_equal(CrossEntropy()(logits, paddle.to_tensor([1, 1])).numpy(), [np.nan, 300])
+    assert CrossEntropy()(paddle.zeros([0, 3]), paddle.zeros([0], "int64")).shape == [0]
+
+
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("sums", [False, True])
 @pytest.mark.parametrize("threshold", [None, 0.2])
