@@ -39,23 +39,26 @@ def log_softmax(logits: paddle.Tensor) -> paddle.Tensor:
     """Returns ``F.log_softmax`` of logits [..., K] in float32, also where Paddle's own ends at -64."""
     logits = logits.astype("float32")
     found = F.log_softmax(logits)
-    if not _is_cut_off(found):
-        return found
-    logits = logits - logits.max(axis=-1, keepdim=True).detach()
-    return logits - logits.logsumexp(axis=-1, keepdim=True)
+    return paddle.where(found > -64, found, _exact(logits)) if _is_cut_off(found) else found
 
 
 def label_losses(logits: paddle.Tensor, labels: paddle.Tensor) -> paddle.Tensor:
     """Returns the cross-entropy of each: logits [B, K], labels [B] int64 -> [B]."""
-    losses = F.cross_entropy(logits.astype("float32"), labels, reduction="none").reshape([-1])
-    if not _is_cut_off(-losses):
-        return losses
-    return -log_softmax(logits).take_along_axis(labels.unsqueeze(1), axis=1).flatten()
+    logits = logits.astype("float32")
+    found = F.cross_entropy(logits, labels, reduction="none").reshape([-1])
+    if not _is_cut_off(found):
+        return found
+    return paddle.where(found < 64, found, -_exact(logits).take_along_axis(labels.unsqueeze(1), axis=1).flatten())
 
 
-def _is_cut_off(logs: paddle.Tensor) -> bool:
-    """Whether Paddle's kernels for CPUs gave -64 for a logarithm that may be less: the loss would seem too small."""
-    return paddle.in_dynamic_mode() and logs.place.is_cpu_place() and bool((logs <= -64).any())
+def _is_cut_off(found: paddle.Tensor) -> bool:
+    """Whether these are of Paddle's kernels for CPUs: no logarithm is below -64 there, and no loss above 64."""
+    return paddle.in_dynamic_mode() and found.place.is_cpu_place()
+
+
+def _exact(logits: paddle.Tensor) -> paddle.Tensor:
+    shifted = logits - logits.max(axis=-1, keepdim=True).detach()
+    return shifted - shifted.logsumexp(axis=-1, keepdim=True)
 
 
 class CrossEntropy(nn.Layer):
