@@ -4,10 +4,11 @@ python main_multi_gpu.py -cfg=configs/vit/vit_digits.yaml -dataset=digits
 python -m paddle.distributed.launch --nproc_per_node 2 main_multi_gpu.py -cfg=... (the same flags)
 """
 
-import launch.startup  # noqa: F401  (signals and streams, from the first moment on)
+import launch.startup  # signals and streams, from the first moment on
 
 # isort: split
 import contextlib
+import gc
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -27,8 +28,10 @@ def import_paddle():
     """
     streams.hurry()
     signals.block_signals()
-    import paddle
+    with launch.startup.without_collection():
+        import paddle
 
+        gc.freeze()
     paddle.disable_signal_handler()
     signals.stop_at_once()
     environment.check_seen(paddle.device.cuda.device_count() if paddle.device.is_compiled_with_cuda() else 0)

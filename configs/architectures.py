@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from configs.signatures import Argument, argument, descriptions
 from configs.values import parse_value, quoted
 from errors import InputError
+from launch.startup import without_collection
 from options import Configuration, leaves, value_sources
 
 _SHARED = ("self", "image_size", "in_channels", "num_classes")  # keys of DATA, and what config.py has
@@ -99,7 +100,8 @@ def architectures() -> dict[str, Architecture]:
     Raises:
         InputError: a constructor has an argument that can't be a key: without a default, or of an unknown type.
     """
-    trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in _FILES}
+    with without_collection():
+        trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in _FILES}
     classes = {node.name: node for tree in trees.values() for node in tree.body if isinstance(node, ast.ClassDef)}
     return {
         name: Architecture(file.stem, dict(_arguments(node, classes, file)))

@@ -318,3 +318,8 @@ def distances(products: paddle.Tensor, side: int, window: int) -> paddle.Tensor:
 def swap(x: paddle.Tensor, m: int, shape: Sequence[int]) -> paddle.Tensor:
     """x [B, ...], read as [B, m, n], as [B, n, m] in ``shape``."""
     return _run("vit_swap", x, m, x.size // x.shape[0] // m, x.shape, shape)[0]
+
+
+def look_up(pixels: paddle.Tensor, table: paddle.Tensor) -> paddle.Tensor:
+    """What table [C, 256], or [1, 256], has of pixels [B, H, W, C] uint8, channel by channel: [B, C, H, W]."""
+    return _run("vit_looked_up", pixels, table)[0]

@@ -104,6 +104,29 @@ std::vector<Tensor> swap_grad(const Tensor& dy, int64_t m, int64_t n, const std:
   return {swapped(dy, n, m, given)};
 }
 
+// x [items, height, width, channels] of bytes -> [items, channels, height, width]: what table [channels or 1, 256] has of
+// each.
+std::vector<Tensor> looked_up(const Tensor& x, const Tensor& table) {
+  auto shape = x.shape(), sides = table.shape();
+  expect(shape.size() == 4 && x.dtype() == paddle::DataType::UINT8, "a look-up");
+  expect(sides.size() == 2 && (sides[0] == shape[3] || sides[0] == 1) && sides[1] == 256, "a look-up");
+  const int64_t height = shape[1], width = shape[2], channels = shape[3], step = sides[0] == 1 ? 0 : 256;
+  Tensor y = sized({shape[0], channels, height, width});
+  const uint8_t* from = x.data<uint8_t>();
+  const float* values = table.data<float>();
+  float* to = y.data<float>();
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < shape[0] * height; ++row)
+    for (int64_t c = 0; c < channels; ++c) {
+      const uint8_t* pixels = from + row * width * channels + c;
+      float* line = to + ((row / height * channels + c) * height + row % height) * width;
+      for (int64_t i = 0; i < width; ++i) line[i] = values[c * step + pixels[i * channels]];
+    }
+  return {y};
+}
+
+PD_BUILD_OP(vit_looked_up).Inputs({"X", "Table"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(looked_up));
+
 PD_BUILD_OP(vit_neighbour_means)
     .Inputs({"X"})
     .Outputs({"Y"})

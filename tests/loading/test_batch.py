@@ -7,6 +7,7 @@ import paddle
 import pytest
 from golden.formula import array
 
+import ops
 from config import get_config, with_values
 from configs.key_needs import mixes
 from loading.transforms import (
@@ -188,6 +189,17 @@ def test_normalize_takes_one_value_for_all_channels_on_either_side():
     for mean, std in (([0.5], [0.2, 0.3, 0.4]), ([0.4, 0.5, 0.6], [0.25]), ([0.5], [0.5])):
         expected = ((pixels / 255 - mean) / std).transpose(0, 3, 1, 2)
         np.testing.assert_allclose(Normalize(mean, std)(paddle.to_tensor(pixels)).numpy(), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("channels", "mean", "std"), [(3, [0.4, 0.5, 0.6], [0.25]), (1, [0.1], [0.3]), (3, [0.4], [0.2])]
+)
+def test_the_compiled_operator_normalises_to_the_same_bits(compiled_operators, channels, mean, std):
+    pixels = paddle.to_tensor(RNG(0).integers(0, 256, (2, 7, 5, channels), np.uint8))
+    normalize = Normalize(mean, std)
+    found = normalize(pixels).numpy()
+    ops.enable(False)
+    assert (found == normalize(pixels).numpy()).all()
 
 
 def test_one_hot_is_smoothed():
