@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+gc.disable()  # until all is imported and collected
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of the CPU, whatever the machine has
 os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that spin as they wait take the other tests' cores
 import hostile
@@ -74,6 +75,8 @@ def pytest_collection_finish():
     """Leaves what is imported by now to no collection of garbage: it stays, and forks share its pages."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)  # collections took a twelfth of the tests' time
+    gc.enable()
 
 
 def without(options, *beginnings):

@@ -1,6 +1,7 @@
 """Collectives over two real processes; seeds, files."""
 
 import contextlib
+import gc
 import logging
 import pickle
 import sys
@@ -12,6 +13,7 @@ from ranks import run_ranks
 
 import utils
 from errors import InputError, RunError
+from launch.startup import without_collection
 
 
 def collectives():
@@ -173,3 +175,12 @@ def test_a_log_on_a_full_disk_is_told_once_and_ends_nothing(capsys):
     with contextlib.suppress(OSError):
         log.handlers[0].close()
     assert capsys.readouterr().err == "/dev/full: not written (No space left on device); the run goes on\n"
+
+
+def test_the_collector_of_garbage_is_left_as_it_was():
+    with without_collection():
+        assert not gc.isenabled()
+        with without_collection():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()

@@ -251,10 +251,12 @@ def status_of(words):
     return status
 
 
+gc.disable()
 changed = preload()
 keep_trees()
 gc.collect()
 gc.freeze()  # else a collection copies every page that forks share
+gc.enable()
 start = Server(socket.socket(fileno=LISTENER), changed).serve()
 start.become(changed)
 status = status_of(start.words)

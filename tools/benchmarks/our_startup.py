@@ -20,6 +20,7 @@ def main() -> None:
     print("begun", flush=True)
     name = sys.argv.pop(1)
     program = importlib.import_module(name)
+    program.import_paddle()
     for module in IMPORTS[name].split():  # what it imports before it has anything to do
         importlib.import_module(module)
     print("imported", flush=True)
