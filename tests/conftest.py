@@ -61,7 +61,7 @@ LONGEST = [
     "test_stand_in.py", "test_kills.py", "test_recipes.py", "test_fuzz_runs.py", "test_launched.py",
     "test_inference.py", "test_gpus.py", "test_workers.py", "test_scales.py", "test_launched_runs.py",
     "test_disk.py", "test_serve_life.py", "test_graphs.py", "test_benchmark_serve.py", "test_attacked.py",
-    "test_predict.py", "test_tutorial.py", "test_streams.py", "test_interruptions.py", "test_start.py",
+    "test_benchmark_rates.py", "test_predict.py", "test_tutorial.py", "test_streams.py", "test_interruptions.py", "test_start.py",
     "test_stall.py",
 ]  # fmt: skip
 

@@ -149,46 +149,6 @@ def test_a_real_run_is_measured(benchmark, tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["found.json", "python", "request.json"]
 
 
-def test_evaluation_is_timed_from_batch_to_batch(benchmark, tmp_path):
-    fake = fake_timm(tmp_path)
-    flags = (
-        "--against=timm",
-        f"--timm_python={fake}",
-        "-repeats=1",
-        "--batches=2",
-        "-batch_size=2",
-        "--timm_modes=eager",
-    )
-    report, _ = benchmark("eval", "-cfg=vit_digits", *flags)
-    request = json.loads((tmp_path / "request.json").read_text())
-    expected = {"measure": "eval", "batches": 2, "warm_up": 3, "batch_size": 2, "amp": False, "compile": False}
-    assert expected.items() <= request.items()
-    assert next(iter(report["figures"])) == "ours, eager"
-    assert list(report["figures"])[-1] == "timm, eager"
-    for ratio in report["ratios"]:
-        assert ratio["values"] == [report["figures"][ratio["of"]]["evaluation"]["values"][0] / 12]
-
-
-def test_inference_of_each_side_is_beside_its_peers(benchmark, tmp_path):
-    fake = fake_timm(tmp_path, told=[4.0])
-    flags = ("--against=timm", f"--timm_python={fake}", "-repeats=1", "--seconds=0.01", "--timm_modes=max-autotune")
-    sides = ("--sides", "paddle, float32", "paddle, bfloat16")
-    report, printed = benchmark("infer", "-cfg", "vit_digits", "-batch_size", "1", "3", *flags, *sides)
-    ours = ["eager", "paddle, float32", "paddle, bfloat16"]
-    theirs = ["timm, max-autotune, float32", "timm, max-autotune, bfloat16"]
-    sides = [*(f"ours, {side}" for side in ours), *theirs]
-    assert list(report["figures"]) == [f"vit_digits, {batch}: {side}" for batch in (1, 3) for side in sides]
-    request = json.loads((tmp_path / "request.json").read_text())
-    expected = {"measure": "infer", "batch_size": 3, "mode": "max-autotune", "bfloat16": True, "seconds": 0.01}
-    assert expected.items() <= request.items()
-    pairs = [(ratio["of"], ratio["over"]) for ratio in report["ratios"]]
-    assert pairs[2] == ("vit_digits, 1: ours, paddle, bfloat16", "vit_digits, 1: timm, max-autotune, bfloat16")
-    assert len(pairs) == 6  # eager's and float32's peer is float32
-    for ratio in report["ratios"]:
-        assert ratio["values"] == [report["figures"][ratio["of"]]["inference"]["values"][0] / 4]
-    assert printed[0] == "infer: one process of 2 threads, 0.01 s a run"
-
-
 def test_a_rate_counts_images_and_leaves_the_warm_up_out(monkeypatch):
     clock, calls = iter([0.0, 1.0, 2.0, 4.0, 8.0]), []
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))

@@ -256,6 +256,7 @@ changed = preload()
 keep_trees()
 gc.collect()
 gc.freeze()  # else a collection copies every page that forks share
+gc.set_threshold(10_000)  # as tests/conftest.py
 gc.enable()
 start = Server(socket.socket(fileno=LISTENER), changed).serve()
 start.become(changed)
