@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-gc.disable()  # until all is imported and collected
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of the CPU, whatever the machine has
 os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that spin as they wait take the other tests' cores
 import hostile
@@ -36,6 +35,7 @@ _secret = tempfile.NamedTemporaryFile("w")  # noqa: SIM115  (as long as the test
 _secret.write(f"{'tests ' * 6}\n")
 _secret.flush()
 os.environ[secret.FILE] = _secret.name
+gc.disable()  # until all is collected
 ops.load()  # as runs do; tests/ops/test_ops.py compares
 
 # Paddle notes the stack at each operator of a graph: with pytest's frames that takes a fifth of a graph's time. Nobody
@@ -61,8 +61,8 @@ LONGEST = [
     "test_stand_in.py", "test_kills.py", "test_recipes.py", "test_fuzz_runs.py", "test_launched.py",
     "test_inference.py", "test_gpus.py", "test_workers.py", "test_scales.py", "test_launched_runs.py",
     "test_disk.py", "test_serve_life.py", "test_graphs.py", "test_benchmark_serve.py", "test_attacked.py",
-    "test_benchmark_rates.py", "test_predict.py", "test_tutorial.py", "test_streams.py", "test_interruptions.py", "test_start.py",
-    "test_stall.py",
+    "test_benchmark_rates.py", "test_predict.py", "test_tutorial.py", "test_streams.py", "test_interruptions.py",
+    "test_start.py", "test_stall.py",
 ]  # fmt: skip
 
 
