@@ -101,7 +101,7 @@ def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
         flag("color_jitter", 0.0, float, metavar="SHARE", help="TRAIN.COLOR_JITTER, for all")
         command.add_argument("-evaluation", "--evaluation", action="store_true", help="an evaluation's images")
     if what in ("train", "zoo"):
-        flag("reports", 3, help="of two steps each, after the first")
+        flag("reports", 3, help="of two steps each, after the warm-up")
     if what in ("eval", "zoo"):
         flag("batches", 20, help="in each run")
     if what in ("train", "eval"):

@@ -23,6 +23,7 @@ from loading.workers import Loader
 from models.base import ImageModel
 from models.inference import inference_engine
 from models.layers.batch_norm import hold_frozen_statistics
+from ops.settings import trim_buffers
 from options import Configuration, plain
 from training import predictions
 from training.among import among
@@ -232,6 +233,7 @@ def _update(training: Training, update: int) -> paddle.Tensor:
     training.optimizer.clear_grad(False)  # zeros would cost each parameter a kernel, and an addition later
     if training.ema:
         training.ema.update(training.model, update)
+    trim_buffers()
     return norm
 
 
@@ -286,6 +288,7 @@ def _watch(loader: Loader, after_batch: Callable[[], None]) -> Iterator[Batch]:
     for index, batch in enumerate(loader):
         beat(EVALUATING)
         yield batch
+        trim_buffers()
         if index < common:
             after_batch()
 
@@ -302,6 +305,7 @@ def evaluate_only(
         raise InputError("-eval needs -pretrained FILE: the weights to evaluate")
     check_task(config.MODEL.PRETRAINED, config.TASK, config.MODEL.PRETRAINED_ADAPTER)
     load_pretrained(config, model, run, strict=True)
+    trim_buffers()
     if config.EVAL_ENGINE == "inference":
         predictor = inference_engine(config, model, run.info)
     else:

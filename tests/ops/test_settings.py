@@ -145,3 +145,18 @@ def test_a_cpu_is_set_up_as_one_unless_told_otherwise(monkeypatch):
     monkeypatch.setattr(settings.images, "load", lambda: object())
     off = settings.set_device_flags(get_config(None, ["TUNE_CPU", "False"]), 1)
     assert off == "Paddle's defaults (TUNE_CPU is off), images by compiled operations"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
+def test_memory_is_given_back_in_the_first_steps_alone_and_only_where_buffers_are_kept(monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
+        monkeypatch.delenv(name)
+    given = []
+    libc = SimpleNamespace(mallopt=lambda *_: 1, malloc_trim=given.append)
+    monkeypatch.setattr(settings.ctypes, "CDLL", lambda name: libc)
+    monkeypatch.setattr(settings, "_calls", None)
+    settings.trim_buffers()
+    assert given == []
+    settings.keep_buffers()
+    after = [settings.trim_buffers() or len(given) for _ in range(9)]
+    assert (given, after) == ([0, 0, 0], [1, 2, 2, 3, 3, 3, 3, 3, 3])

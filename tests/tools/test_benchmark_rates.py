@@ -17,7 +17,7 @@ def test_evaluation_is_timed_from_batch_to_batch(benchmark, tmp_path):  # noqa: 
     )
     report, _ = benchmark("eval", "-cfg=vit_digits", *flags)
     request = json.loads((tmp_path / "request.json").read_text())
-    expected = {"measure": "eval", "batches": 2, "warm_up": 3, "batch_size": 2, "amp": False, "compile": False}
+    expected = {"measure": "eval", "batches": 2, "warm_up": 4, "batch_size": 2, "amp": False, "compile": False}
     assert expected.items() <= request.items()
     assert next(iter(report["figures"])) == "ours, eager"
     assert list(report["figures"])[-1] == "timm, eager"
