@@ -198,19 +198,18 @@ def in_a_terminal(folder, *command):
     return pid, terminal
 
 
-def wait_for_steps(run, count, terminal=None, seconds=60):
-    """Waits until the log tells ``count`` more reports; reads the terminal meanwhile, if one is given."""
+def wait_for_steps(run, count, terminal=None, shown=b"", seconds=60):
+    """Waits until the log tells ``count`` more reports and the terminal, which is read meanwhile, has shown a text."""
 
     def told():
         return (run / "log.txt").read_text().count(" step ") if (run / "log.txt").exists() else 0
 
     before, deadline, said = told(), time.monotonic() + seconds, b""
-    while told() < before + count:
+    while told() < before + count or shown not in said:  # a line comes to the log first
         assert time.monotonic() < deadline, said.decode()
         time.sleep(0.02)
         with contextlib.suppress(OSError):  # nothing came; nohup let go of it
             said += os.read(terminal, 1 << 16) if terminal else b""
-    return said
 
 
 def ended(pid, seconds=60):
@@ -226,7 +225,7 @@ def ended(pid, seconds=60):
 def test_a_terminal_that_is_stopped_and_then_closed(tmp_path):
     command = [sys.executable, str(ROOT / "main_single_gpu.py"), *SMALL, "TRAIN.NUM_EPOCHS", "100"]
     pid, terminal = in_a_terminal(tmp_path, *command)
-    assert b"epoch 1/100 step 4" in wait_for_steps(tmp_path / "run", 2, terminal)
+    wait_for_steps(tmp_path / "run", 2, terminal, b"epoch 1/100 step 4")
     os.write(terminal, b"\x13")  # Ctrl-S
     wait_for_steps(tmp_path / "run", 60)
     os.close(terminal)
