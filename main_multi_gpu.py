@@ -31,7 +31,7 @@ def import_paddle():
     with launch.startup.without_collection():
         import paddle
 
-        gc.freeze()
+        gc.freeze()  # later collections leave out what is there now
     paddle.disable_signal_handler()
     signals.stop_at_once()
     environment.check_seen(paddle.device.cuda.device_count() if paddle.device.is_compiled_with_cuda() else 0)

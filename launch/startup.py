@@ -47,7 +47,9 @@ def stop_at_once(handler: Callable[[int, Any], None] = end_at_once) -> None:
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """Keeps Python's garbage collector from looking through many new objects that all stay, as imports make them."""
+    """Switches Python's garbage collector off. It would look again and again through many new objects, none of which is
+    garbage: imports and parsers make such objects.
+    """
     collects = gc.isenabled()
     gc.disable()
     try:

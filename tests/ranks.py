@@ -14,7 +14,7 @@ from typing import Any
 # so ranks of another backend begin by themselves.
 _PRELOADED = ["zlib", "paddle.distributed", "pytest", "training.engine"]
 _PRELOADED += ["sklearn.datasets", "matplotlib.pyplot", "hypothesis", "models"]  # of tests/conftest.py, and of runs
-_PRELOADED += ["preloaded"]
+_PRELOADED.append("preloaded")
 
 
 def run_ranks(function: Callable, *args: Any, ranks: int = 2, backend: str = "gloo") -> list[Any]:
