@@ -12,7 +12,8 @@
 
 namespace {
 
-// The scratch of a thread, zeros at first: rows end in zeros, up to a whole vector.
+// The scratch of a thread, zeros at first: rows end in zeros, up to a whole vector. All of it is taken in whole vectors:
+// those that lie across two lines of the cache take longer.
 struct Room {
   float* next;
   Room(float* start, int64_t size) : next(start) { std::fill(start, start + size, 0.0f); }
@@ -41,13 +42,14 @@ struct Forward {
   static int64_t halves(const Plan& p) {
     return p.bf16 ? std::max(pairs(p.rows, p.mp, p.d), pairs(p.rows, p.ep, p.m)) : 0;
   }
+  static int64_t most(const Plan& p) { return padded(std::max(p.m, p.rows)); }
   static int64_t size(const Plan& p) {
-    return p.mp * (1 + p.d) + p.m * (p.dp + p.ep + 1) + p.rows * (p.mp + p.dp + p.ep + 1) + halves(p);
+    return p.mp * (1 + p.d) + p.m * (p.dp + p.ep) + p.rows * (p.mp + p.dp + p.ep) + most(p) + padded(halves(p));
   }
   Forward(const Plan& p_, const Extra& x_, Room room) : p(p_), x(x_) {
     none = room.take(p.mp), kt = room.take(p.d * p.mp), k = room.take(p.m * p.dp), v = room.take(p.m * p.ep);
     q = room.take(p.rows * p.dp), s = room.take(p.rows * p.mp), o = room.take(p.rows * p.ep);
-    inverse = room.take(std::max(p.m, p.rows));
+    inverse = room.take(most(p));
     product.pairs = p.bf16 ? (uint32_t*)room.take(halves(p)) : nullptr;
   }
 
@@ -87,13 +89,14 @@ struct Backward {
     return p.bf16 ? std::max(most, pairs(p.rows, p.dp, p.m)) : 0;
   }
   static int64_t size(const Plan& p) {
-    return p.mp * (1 + p.d + p.e) + p.mp * (2 * p.dp + p.ep + 1) + p.rows * (2 * p.mp + 2 * p.dp + p.ep + 1) + halves(p);
+    return p.mp * (2 + p.d + p.e + 2 * p.dp + p.ep) + p.rows * (2 * p.mp + 2 * p.dp + p.ep) + padded(p.rows) +
+           padded(halves(p));
   }
   Backward(const Plan& p_, const Extra& x_, Room room) : p(p_), x(x_) {
     none = room.take(p.mp), kt = room.take(p.d * p.mp), vt = room.take(p.e * p.mp);
     k = room.take(p.mp * p.dp), dk = room.take(p.mp * p.dp), dv = room.take(p.mp * p.ep), of_k = room.take(p.mp);
     s = room.take(p.rows * p.mp), ds = room.take(p.rows * p.mp), q = room.take(p.rows * p.dp);
-    dq = room.take(p.rows * p.dp), o = room.take(p.rows * p.ep), of_q = room.take(p.rows);
+    dq = room.take(p.rows * p.dp), o = room.take(p.rows * p.ep), of_q = room.take(padded(p.rows));
     product.pairs = p.bf16 ? (uint32_t*)room.take(halves(p)) : nullptr;
   }
 

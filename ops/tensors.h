@@ -18,9 +18,18 @@ extern "C" int dnnl_sgemm(char transa, char transb, int64_t m, int64_t n, int64_
                           int64_t lda, const float* b, int64_t ldb, float beta, float* c, int64_t ldc);
 
 // c [m, n] = alpha * a b + beta * c, row-major; 't': the matrix is stored transposed.
+//
+// Of many rows of a transposed a, oneDNN multiplies some hundreds at a time faster than all: for 1,576 rows of 1,536 and
+// 384 channels by a seventh.
 inline void product(char ta, char tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda,
              const float* b, int64_t ldb, float* c, int64_t ldc, float beta = 0) {
-  if (dnnl_sgemm(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)) PD_THROW("dnnl_sgemm failed");
+  int64_t parts = ta == 't' && m * n >= 1 << 18 ? std::max<int64_t>(1, (k + 200) / 400) : 1;
+  for (int64_t i = 0; i < parts; ++i, beta = 1) {
+    int64_t first = k * i / parts, rows = k * (i + 1) / parts - first;
+    if (dnnl_sgemm(ta, tb, m, n, rows, alpha, a + first * (ta == 't' ? lda : 1), lda, b + first * (tb == 't' ? 1 : ldb),
+                   ldb, beta, c, ldc))
+      PD_THROW("dnnl_sgemm failed");
+  }
 }
 
 // Exported by oneDNN, if undocumented. On AVX512_BF16 twice as fast as sgemm; its matmul primitive is no faster.
