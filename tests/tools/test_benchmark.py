@@ -14,7 +14,9 @@ import tools.make_photographs
 from errors import InputError, RunError
 from loading.archives import fashion_mnist
 from loading.sources import Split
+from models import create_model
 from tools.benchmarks import measure, rates, startup, training
+from weights import save_weights
 
 TIMM = os.environ.get("TIMM_PYTHON", sys.executable)  # an interpreter with torch and timm
 has_timm = "TIMM_PYTHON" in os.environ or all(importlib.util.find_spec(name) for name in ("torch", "timm"))
@@ -283,12 +285,13 @@ def test_what_cannot_be_measured_is_told_before_anything_runs(benchmark, tmp_pat
 def test_timm_trains_evaluates_and_loads(tmp_path):
     assert measure.timm_versions(TIMM).keys() == {"torch", "timm", "python"}
     common = training.timm_request("vit_digits", []) | {"batch_size": 2, "threads": 1, "warm_up": 1}
+    save_weights(create_model("vit_digits"), weights := tmp_path / "weights.safetensors")
     for amp in (False, True):
         asked = {"measure": "train", "steps": 2, "reports": 2, "weight_decay": 0.1, "amp": amp}
         found = measure.ask("timm_peer.py", common | asked, 1, TIMM)
         assert len(found["images_per_s"]) == 2
         assert 100 < found["peak_memory"] < 4000  # torch's import among them
-        asked = {"measure": "eval", "batches": 2, "compile": False, "amp": amp}
+        asked = {"measure": "eval", "batches": 2, "compile": False, "amp": amp, "weights": str(weights)}
         assert measure.ask("timm_peer.py", common | asked, 1, TIMM)["images_per_s"][0] > 0
     write_images(tmp_path, {"a": 4})
     files = sorted(tmp_path.glob("a/*"))

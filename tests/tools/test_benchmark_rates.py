@@ -19,6 +19,7 @@ def test_evaluation_is_timed_from_batch_to_batch(benchmark, tmp_path):  # noqa: 
     request = json.loads((tmp_path / "request.json").read_text())
     expected = {"measure": "eval", "batches": 2, "warm_up": 4, "batch_size": 2, "amp": False, "compile": False}
     assert expected.items() <= request.items()
+    assert request["weights"].endswith("/vit_digits.safetensors")  # what ours reads
     assert next(iter(report["figures"])) == "ours, eager"
     assert list(report["figures"])[-1] == "timm, eager"
     for ratio in report["ratios"]:

@@ -1,7 +1,8 @@
 """``eval``: images/s of evaluation, ours (eager, and EVAL_ENGINE inference) and timm's (eager and torch.compile).
 
 Ours is a whole ``main_single_gpu.py -eval`` on synthetic images and random weights, timed from batch to batch. timm's
-takes random uint8 images, normalises them and counts the hits. The first WARM_UP batches of each run don't count.
+reads the same weights. It takes random uint8 images, normalises them and counts the hits. The first WARM_UP batches of
+each run don't count.
 Each run tells the peak memory of its process.
 """
 
@@ -65,7 +66,7 @@ def evaluation_sides(arguments: argparse.Namespace, folder: str) -> dict[str, Ru
     kinds: dict[str, Run] = {f"ours, {name}": lambda name=name: ours(name) for name in engines}
     if arguments.against:
         peer = timm_request(arguments.cfg, options) | {"measure": "eval", "batch_size": batch}
-        peer |= {"amp": arguments.amp, "threads": arguments.threads}
+        peer |= {"amp": arguments.amp, "threads": arguments.threads, "weights": weights}
         peer |= {"warm_up": WARM_UP, "batches": arguments.batches}
 
         def theirs(mode: str) -> dict[str, list[float]]:

@@ -66,8 +66,9 @@ def train(request: dict[str, Any]) -> list[float]:
 
 @torch.no_grad()
 def evaluate(request: dict[str, Any]) -> list[float]:
-    """Returns [images/s] over ``batches`` batches after ``warm_up`` ones; hits are counted."""
+    """Returns [images/s] over ``batches`` batches after ``warm_up`` ones, with a file's weights; hits are counted."""
     model = build(request["model"], request["options"]).eval()
+    timm.models.load_checkpoint(model, request["weights"], strict=False)  # PoolFormer's last norm has another name
     run = torch.compile(model) if request["compile"] else model
     source = made_batches(request)
     hits = torch.zeros((), dtype=torch.int64)
