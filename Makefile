@@ -1,5 +1,5 @@
 # make train    a first training run, from nothing: .venv, requirements, digits
-# make test     the tests, from nothing; make test-faults: the slow ones, which kill and stop runs
+# make test     the tests, from nothing; make test-long: those of whole runs; make test-faults: injected faults
 # make fuzz     an hour of files, settings and messages that nobody thought of (MINUTES=5: less)
 # make campaign every attack and every fault from fixed seeds, with a table of what was tried (SECURITY.md)
 # make ops      compiles the operators that make CPUs fast (ops/), where there is g++; install and test do so, too
@@ -21,7 +21,7 @@ endif
 WITH := $(if $(findstring 2.6.,$(PADDLE)),numpy==1.26.4 setuptools==80.9.0 protobuf==6.33.6,numpy==2.2.6)
 WANTED := $(if $(PADDLE),$(PADDLE) $(WITH) -r requirements-base.txt,-r requirements.txt)
 
-.PHONY: install ops train test test-faults fuzz campaign test-paddle26 lint docs clean
+.PHONY: install ops train test test-long test-faults fuzz campaign test-paddle26 lint docs clean
 
 install: ops
 
@@ -54,6 +54,10 @@ PYTEST := -m pytest -n 4 --max-worker-restart 0 --dist loadfile --no-loadscope-r
 test: $(VENV)/installed-test ops lint
 	$(RUN) $(PYTEST)
 	$(RUN) -m pytest $(ALONE)
+
+# What takes a core for five seconds and more: most of these are whole runs.
+test-long: $(VENV)/installed-test ops
+	$(RUN) $(PYTEST) -m long
 
 # Every fault that docs/reliability.md reports, injected anew.
 test-faults: $(VENV)/installed-test ops

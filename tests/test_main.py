@@ -38,6 +38,7 @@ def digits(tmp_path_factory):
     return folder / "run", done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.smoke
 def test_the_digits_run_reaches_95_percent_and_leaves_its_record(digits):
     run, printed = digits
@@ -72,6 +73,7 @@ def test_the_digits_run_reaches_95_percent_and_leaves_its_record(digits):
     assert f'top 1 (%)</th><td class="n">{result["acc1"]:.2f}</td>' in (run / "report.html").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.smoke
 def test_evaluation_repeats_the_runs_numbers_on_one_process_and_on_two(digits, program, tmp_path):
     run, _ = digits
@@ -99,6 +101,7 @@ def two_at_a_time(program, commands):
         return [(status, errors) for status, _, errors in done]
 
 
+@pytest.mark.long
 def test_an_evaluation_without_weights_or_with_others_is_an_error(program, digits, tmp_path):
     run, _ = digits
     write_images(tmp_path / "other" / "val", {"cat": 1, "dog": 1})
@@ -138,6 +141,7 @@ class Hostile:
         return os.system, ("touch ran",)
 
 
+@pytest.mark.long
 def test_weights_of_the_hub_are_evaluated_as_they_were_made(digits, program, tmp_path):
     run, _ = digits
     (tmp_path / "hub").mkdir()

@@ -19,6 +19,7 @@ from sklearn.metrics import accuracy_score
 from models import create_model
 from weights import save_weights
 
+pytestmark = pytest.mark.long
 SIZES = "DATA.IMAGE_SIZE 32 MODEL.EMBED_DIM 32 MODEL.DEPTH 1 MODEL.NUM_HEADS 2 DATA.NUM_WORKERS 0"
 SHORT = f"{SIZES} DATA.BATCH_SIZE 4 TRAIN.WARMUP_EPOCHS 0 TRAIN.NUM_EPOCHS 2"
 

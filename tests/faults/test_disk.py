@@ -60,6 +60,7 @@ def assert_whole(run):
     assert (checkpoints / "last").resolve() == found[-1].resolve()
 
 
+@pytest.mark.long
 @pytest.mark.smoke
 def test_a_checkpoint_that_does_not_fit_ends_the_run(tmp_path, whole):
     process, pids = saving(tmp_path)

@@ -178,6 +178,7 @@ def finish(place, whole):
         assert result[key] == expected[key]
 
 
+@pytest.mark.long
 @pytest.mark.smoke
 def test_a_run_that_is_killed_and_stopped_ends_in_the_same_bits(tmp_path, whole):
     rng = random.Random(SEED)
@@ -186,6 +187,7 @@ def test_a_run_that_is_killed_and_stopped_ends_in_the_same_bits(tmp_path, whole)
     finish(tmp_path, whole)
 
 
+@pytest.mark.long
 def test_a_signal_to_a_run_that_is_done_is_no_failure(tmp_path, whole):
     run = shutil.copytree(whole, tmp_path / "run", symlinks=True)
     (run / "result.json").unlink()

@@ -159,8 +159,9 @@ def test_a_run_goes_on_whatever_becomes_of_its_output(tmp_path, whole, streams):
     if "sleep" in streams:
         shell[2] = f"({command} 2>errors; echo $? >status) {streams}"
     given = {"env": os.environ | {"PATH": path, "VIRTUAL_ENV": "1"}, "cwd": tmp_path, "start_new_session": True}
-    process = subprocess.Popen(shell, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **given)
     with contextlib.ExitStack() as last:
+        process = subprocess.Popen(shell, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **given)
+        last.enter_context(process)  # which waits, and closes its pipes, after the following:
         last.callback(lambda: process.poll() is None and os.killpg(process.pid, signal.SIGKILL))
         if "sleep" in streams:
             assert wait_for(lambda: (tmp_path / "status").exists() and (tmp_path / "status").read_text(), process)

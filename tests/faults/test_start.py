@@ -104,6 +104,7 @@ STOPS = [
 ]
 
 
+@pytest.mark.long
 def test_a_run_that_is_stopped_before_its_first_step_says_so(tmp_path):
     def stopped(case):
         number, (command, moment, signalled, victims) = case

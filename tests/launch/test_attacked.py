@@ -3,6 +3,7 @@
 import multiprocessing
 import time
 
+import pytest
 import strangers
 from ranks import free_ports
 from runs import assert_same_run
@@ -69,6 +70,7 @@ def run(folder, attacked=False):
     return list(done), printed(*started)
 
 
+@pytest.mark.long
 def test_a_run_whose_ports_are_attacked_does_not_notice(tmp_path):
     run(tmp_path / "quiet")
     (tries, taken, most), loud = run(tmp_path / "attacked", attacked=True)

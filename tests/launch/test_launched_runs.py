@@ -145,6 +145,7 @@ def runs(tmp_path_factory):
     return folders, said, where
 
 
+@pytest.mark.long
 @pytest.mark.smoke
 def test_every_launcher_trains_to_the_weights_of_spawned_processes(runs, capsys):
     folders, said, where = runs

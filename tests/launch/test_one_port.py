@@ -15,6 +15,7 @@ def folders(path, *names):
     return [path / name for name in names]
 
 
+@pytest.mark.long
 def test_of_two_spawned_runs_on_one_port_one_goes_on(tmp_path):
     [port] = free_ports(1)
     flags = [*FLAGS, "TRAIN.NUM_EPOCHS=12"]  # longer than the other waits for a run that ends
@@ -24,6 +25,7 @@ def test_of_two_spawned_runs_on_one_port_one_goes_on(tmp_path):
     assert said == f"error: port {port} on 127.0.0.1 is taken (by another run?); choose another MASTER_PORT\n"
 
 
+@pytest.mark.long
 def test_of_two_launched_runs_on_one_port_one_goes_on(tmp_path):
     """The second's rank 1 tells a wrong number of ranks from a wrong run by the job, where the launcher names one."""
     [port] = free_ports(1)

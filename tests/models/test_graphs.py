@@ -14,6 +14,7 @@ from graphs import EXTRAS, graph, half_operators, loss_graphs, types_of, variant
 
 from config import get_config
 
+pytestmark = pytest.mark.long
 GOLDEN = ROOT / "tests" / "golden"
 TYPES = yaml.safe_load((GOLDEN / "types.yaml").read_text())
 GRADIENTS = yaml.safe_load((GOLDEN / "gradients.yaml").read_text())

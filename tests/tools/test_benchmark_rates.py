@@ -2,7 +2,10 @@
 
 import json
 
+import pytest
 from test_benchmark import benchmark, fake_timm  # noqa: F401  (a fixture)
+
+pytestmark = pytest.mark.long
 
 
 def test_evaluation_is_timed_from_batch_to_batch(benchmark, tmp_path):  # noqa: F811

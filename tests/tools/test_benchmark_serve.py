@@ -3,9 +3,12 @@
 import json
 import sys
 
+import pytest
+
 import tools.benchmark
 
 
+@pytest.mark.long
 def test_a_server_is_measured_against_the_plain_model(monkeypatch, tmp_path, capsys):
     words = ["-cfg=vit_digits", "-repeats=1", "--seconds=1", "--clients", "1", "4", "-batch_size=4"]
     file = tmp_path / "found.json"

@@ -60,6 +60,7 @@ def test_a_first_run(desk):
     assert f"summary: acc1: {found['acc1']:.2f}" in printed
 
 
+@pytest.mark.long
 def test_fine_tuning_and_looking(desk):
     printed = run(desk, "finetune_own_pictures")
     trained, evaluated = result(desk, "finetuned"), result(desk, "finetuned_evaluated")

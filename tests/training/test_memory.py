@@ -159,6 +159,7 @@ with errors.reporting():
 """
 
 
+@pytest.mark.long
 @pytest.mark.smoke
 def test_one_of_two_ranks_runs_out_of_memory_and_the_run_goes_on_with_smaller_batches(tmp_path):
     (tmp_path / "full.py").write_text(FULL)

@@ -19,7 +19,7 @@ from config import get_config
 from training.optim import build_optimizer
 from utils import all_gather, rank
 
-pytestmark = pytest.mark.skipif(bool(stand_in.why_not()), reason=stand_in.why_not())
+pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(stand_in.why_not()), reason=stand_in.why_not())]
 
 STAGE_1 = ["DIST.ENGINE", "fleet", "DIST.STRATEGY.sharding", "True"]
 STAGE_2 = [*STAGE_1, "DIST.STRATEGY.sharding_configs.stage", "2"]
