@@ -96,13 +96,15 @@ class SharedGradients:
         all_reduce_sum(self.token)
         anywhere = [any(column) for column in self.found.T]
         for index, elements, place in self.pieces[own::ranks]:
-            total = gradients[index][elements].copy()
+            mean = gradients[index][elements]
             for other in others:
-                total += self.rows[other, place]
-            np.divide(total, ranks, out=row[place])
+                mean += self.rows[other, place]
+            mean /= ranks
+            row[place] = mean
         all_reduce_sum(self.token)
         for turn, (index, elements, place) in enumerate(self.pieces):
-            gradients[index][elements] = self.rows[turn % ranks, place]
+            if turn % ranks != own:
+                gradients[index][elements] = self.rows[turn % ranks, place]
         for parameter, mean, known in zip(self.parameters, gradients, anywhere, strict=True):
             if known and parameter.grad is None:
                 parameter.grad = paddle.to_tensor(mean.reshape(parameter.shape))
