@@ -12,14 +12,21 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
+_starting = threading.Lock()
+
+
+def _folder() -> tempfile.TemporaryDirectory:
+    """Returns the folder with the client, which is a ``python``; at first it starts this process's server."""
+    with _starting:  # a test's threads ask at the same time
+        return _started()
 
 
 @functools.cache
-def _folder() -> tempfile.TemporaryDirectory:
-    """Starts this process's server; returns the folder with the client, which is a ``python``."""
+def _started() -> tempfile.TemporaryDirectory:
     folder = tempfile.TemporaryDirectory(prefix="warm-")
     client = Path(folder.name, "python")
     address = f"{folder.name}/socket"
