@@ -30,6 +30,7 @@ def mlp(x, w1, b1, w2, b2):
 CASES = {
     "linear": (ops.linear, F.linear, [normal(3, 7, 20), normal(20, 33), normal(33)]),
     "linear, no bias": (lambda x, w: ops.linear(x, w, None), F.linear, [normal(3, 7, 20), normal(20, 33)]),
+    "linear, rows in parts": (ops.linear, F.linear, [normal(700, 512), normal(512, 520, scale=0.05), normal(520)]),
     "one row": (ops.linear, F.linear, [normal(1, 5), normal(5, 1), normal(1)]),
     "mlp": (ops.mlp, mlp, [normal(2, 5, 12), normal(12, 49), normal(49), normal(49, 12), normal(12)]),
     "mlp, large": (ops.mlp, mlp, [normal(4, 6, scale=30.0), normal(6, 9), normal(9), normal(9, 3), normal(3)]),
@@ -43,6 +44,11 @@ CASES = {
         lambda x, y: ops.matmul(x, y, True, True),
         lambda x, y: paddle.matmul(x, y, True, True),
         [normal(6, 5, 4), normal(6, 7, 5)],
+    ),
+    "matmul, transposed, in parts": (
+        lambda x, y: ops.matmul(x, y, True, True),
+        lambda x, y: paddle.matmul(x, y, True, True),
+        [normal(700, 512), normal(520, 700, scale=0.05)],
     ),
     "matmul, one with many": (
         lambda x, y: ops.matmul(x, y, True),

@@ -1,10 +1,13 @@
 """A program from the warm server is what Python makes of it, to the last line; what it can't be is left to that."""
 
+import functools
 import os
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -107,3 +110,18 @@ def test_a_signal_to_it_is_the_programs(tmp_path, number, status):
     while os.path.exists(f"/proc/{program}"):
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def test_threads_that_ask_at_first_share_a_server(monkeypatch):
+    started = []
+
+    @functools.cache
+    def start():
+        time.sleep(0.1)
+        started.append(f"/folder{len(started)}")
+        return SimpleNamespace(name=started[-1])
+
+    monkeypatch.setattr(warm, "_started", start)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda _: warm.python(), range(2))) == ["/folder0/python"] * 2
+    assert started == ["/folder0"]
