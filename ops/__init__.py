@@ -250,8 +250,9 @@ def convolution(
 
 
 def activation(x: paddle.Tensor, name: str) -> paddle.Tensor:
-    """x by relu, gelu (exact, to 2e-7), gelu_tanh, quick_gelu, silu, hardswish, or softmax over its last axis."""
-    return _run(f"vit_{name}", x)[0] if name in ("relu", "softmax") else _run("vit_activation", x, name)[0]
+    """x by relu, gelu (exact, to 2e-7), gelu_tanh, quick_gelu, silu, hardswish; by (log_)softmax over its last axis."""
+    own = name in ("relu", "softmax", "log_softmax")
+    return _run(f"vit_{name}", x)[0] if own else _run("vit_activation", x, name)[0]
 
 
 def star_relu(x: paddle.Tensor, scale: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:

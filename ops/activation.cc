@@ -41,6 +41,45 @@ CLONED void softmax_grad_row(int64_t n, const float* y, const float* dy, float* 
   for (int64_t i = 0; i < n; ++i) dx[i] = y[i] * (dy[i] - dot);
 }
 
+// y = x - log(sum(e^x)), however far below the largest x is
+CLONED void log_softmax_row(int64_t n, const float* x, float* y) {
+  float top = x[0], sum = 0;
+#pragma omp simd reduction(max : top)
+  for (int64_t i = 0; i < n; ++i) top = x[i] > top ? x[i] : top;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += exp_(x[i] - top);
+  float shift = std::log(sum);
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] = x[i] - top - shift;
+}
+
+// dx = dy - e^y sum(dy)
+CLONED void log_softmax_grad_row(int64_t n, const float* y, const float* dy, float* dx) {
+  float sum = sum_of(n, dy);
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) dx[i] = dy[i] - exp_(y[i]) * sum;
+}
+
+std::vector<Tensor> by_rows(const Tensor& x, void (*row)(int64_t, const float*, float*)) {
+  Tensor y = like(x);
+  int64_t n = x.shape().back(), rows = x.numel() / n;
+  const float* xp = x.data<float>();
+  float* yp = y.data<float>();
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < rows; ++i) row(n, xp + i * n, yp + i * n);
+  return {y};
+}
+
+std::vector<Tensor> by_rows(const Tensor& y, const Tensor& dy, void (*row)(int64_t, const float*, const float*, float*)) {
+  Tensor dx = like(y);
+  int64_t n = y.shape().back(), rows = y.numel() / n;
+  const float *yp = y.data<float>(), *gp = dy.data<float>();
+  float* dp = dx.data<float>();
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < rows; ++i) row(n, yp + i * n, gp + i * n, dp + i * n);
+  return {dx};
+}
+
 }  // namespace
 
 std::vector<Tensor> activation(const Tensor& x, const std::string& name) {
@@ -87,31 +126,22 @@ std::vector<Tensor> star_relu_grad(const Tensor& x, const Tensor& scale, const T
   return {dx, filled(sums.data(), 1), filled(sums.data() + 1, 1)};
 }
 
-std::vector<Tensor> softmax(const Tensor& x) {
-  Tensor y = like(x);
-  int64_t n = x.shape().back(), rows = x.numel() / n;
-  const float* xp = x.data<float>();
-  float* yp = y.data<float>();
-#pragma omp parallel for schedule(static)
-  for (int64_t row = 0; row < rows; ++row) softmax_row(n, xp + row * n, yp + row * n);
-  return {y};
-}
-
-std::vector<Tensor> softmax_grad(const Tensor& y, const Tensor& dy) {
-  Tensor dx = like(y);
-  int64_t n = y.shape().back(), rows = y.numel() / n;
-  const float *yp = y.data<float>(), *gp = dy.data<float>();
-  float* dp = dx.data<float>();
-#pragma omp parallel for schedule(static)
-  for (int64_t row = 0; row < rows; ++row) softmax_grad_row(n, yp + row * n, gp + row * n, dp + row * n);
-  return {dx};
-}
+std::vector<Tensor> softmax(const Tensor& x) { return by_rows(x, softmax_row); }
+std::vector<Tensor> softmax_grad(const Tensor& y, const Tensor& dy) { return by_rows(y, dy, softmax_grad_row); }
+std::vector<Tensor> log_softmax(const Tensor& x) { return by_rows(x, log_softmax_row); }
+std::vector<Tensor> log_softmax_grad(const Tensor& y, const Tensor& dy) { return by_rows(y, dy, log_softmax_grad_row); }
 
 PD_BUILD_OP(vit_softmax).Inputs({"X"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(softmax));
 PD_BUILD_GRAD_OP(vit_softmax)
     .Inputs({"Y", paddle::Grad("Y")})
     .Outputs({paddle::Grad("X")})
     .SetKernelFn(PD_KERNEL(softmax_grad));
+
+PD_BUILD_OP(vit_log_softmax).Inputs({"X"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(log_softmax));
+PD_BUILD_GRAD_OP(vit_log_softmax)
+    .Inputs({"Y", paddle::Grad("Y")})
+    .Outputs({paddle::Grad("X")})
+    .SetKernelFn(PD_KERNEL(log_softmax_grad));
 
 PD_BUILD_OP(vit_star_relu).Inputs({"X", "Scale", "Bias"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(star_relu));
 PD_BUILD_GRAD_OP(vit_star_relu)

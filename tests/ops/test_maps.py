@@ -50,6 +50,7 @@ CASES = {
     "silu": (lambda x: ops.activation(x, "silu"), F.silu, [normal(3, 9000, scale=9)]),
     "hardswish": (lambda x: ops.activation(x, "hardswish"), F.hardswish, [normal(3, 70, scale=3)]),
     "softmax": (lambda x: ops.activation(x, "softmax"), F.softmax, [normal(3, 6, 70, scale=9)]),
+    "log_softmax": (lambda x: ops.activation(x, "log_softmax"), F.log_softmax, [normal(3, 6, 70, scale=9)]),
     "star_relu": (
         ops.star_relu,
         lambda x, s, b: s * F.relu(x).square() + b,

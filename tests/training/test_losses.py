@@ -8,6 +8,7 @@ import pytest
 from golden.formula import array
 from paddle import nn
 
+import ops
 from config import get_config
 from errors import InputError
 from loading.label_sets import LabelSets
@@ -34,6 +35,16 @@ LOGITS, STUDENT, TEACHER = (
 LABELS = paddle.arange(COUNT) * 3 % CLASSES
 SOFT = nn.functional.softmax(paddle.to_tensor(array("targets", (COUNT, CLASSES)) * 10))
 WEIGHTS = {"": None, "/weight": [0.5, 1.0, 1.5, 2.0, 2.5]}
+
+
+@pytest.fixture(autouse=True, params=["compiled", "Paddle's"])
+def operators(request):
+    """Every test has the compiled operators, and Paddle's."""
+    if request.param == "compiled":
+        request.getfixturevalue("compiled_operators")
+    ops.enable(request.param == "compiled")
+    yield
+    ops.enable(True)
 
 
 def configured(*options):

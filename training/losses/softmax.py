@@ -6,6 +6,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
+import ops
 from configs.registry import losses
 from configs.signatures import Factor
 from loading.transforms import smooth_one_hot
@@ -38,6 +39,8 @@ def token_label(
 def log_softmax(logits: paddle.Tensor) -> paddle.Tensor:
     """Returns ``F.log_softmax`` of logits [..., K] in float32, also where Paddle's own ends at -64."""
     logits = logits.astype("float32")
+    if ops.usable(logits):
+        return ops.activation(logits, "log_softmax")
     found = F.log_softmax(logits)
     return paddle.where(found > -64, found, _exact(logits)) if _is_cut_off(found) else found
 
@@ -45,6 +48,8 @@ def log_softmax(logits: paddle.Tensor) -> paddle.Tensor:
 def label_losses(logits: paddle.Tensor, labels: paddle.Tensor) -> paddle.Tensor:
     """Returns the cross-entropy of each: logits [B, K], labels [B] int64 -> [B]."""
     logits = logits.astype("float32")
+    if ops.usable(logits):
+        return -log_softmax(logits).take_along_axis(labels.unsqueeze(1), axis=1).flatten()
     found = F.cross_entropy(logits, labels, reduction="none").reshape([-1])
     if not _is_cut_off(found):
         return found
@@ -101,9 +106,13 @@ class SoftTargetCrossEntropy(nn.Layer):
 
     def forward(self, logits: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
         """Logits [B, K], targets [B, K] -> [B]."""
+        return self.of_logarithms(log_softmax(logits), targets)
+
+    def of_logarithms(self, logarithms: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
+        """Logarithms of probabilities [B, K], targets [B, K] -> [B]."""
         if self.weight is not None:
             targets = targets * self.weight
-        return -(targets * log_softmax(logits)).sum(axis=-1)
+        return -(targets * logarithms).sum(axis=-1)
 
 
 class TokenLabelCrossEntropy(nn.Layer):
@@ -139,5 +148,5 @@ class TokenLabelCrossEntropy(nn.Layer):
         if targets.ndim == 1:
             targets = smooth_one_hot(targets, logits.shape[-1], self.smoothing)
         whole = targets + (targets.flip([0]) - targets) * mixed
-        patches = self.each(dense, targets.unsqueeze(1)).mean(axis=1)
+        patches = self.each.of_logarithms(log_softmax(dense).mean(axis=1), targets)
         return self.each(logits, whole) + self.token_weight * patches
