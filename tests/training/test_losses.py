@@ -101,6 +101,13 @@ def test_a_large_loss_is_found_beside_one_that_is_no_number_and_none_is_none():
     assert CrossEntropy()(paddle.zeros([0, 3]), paddle.zeros([0], "int64")).shape == [0]
 
 
+@pytest.mark.smoke
+@pytest.mark.parametrize("label", [-1, 5])
+def test_a_label_that_is_no_class_is_an_error(label):
+    with pytest.raises((IndexError, ValueError)):
+        CrossEntropy()(LOGITS[:2], paddle.to_tensor([1, label]))
+
+
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("sums", [False, True])
 @pytest.mark.parametrize("threshold", [None, 0.2])

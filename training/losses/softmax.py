@@ -48,8 +48,8 @@ def log_softmax(logits: paddle.Tensor) -> paddle.Tensor:
 def label_losses(logits: paddle.Tensor, labels: paddle.Tensor) -> paddle.Tensor:
     """Returns the cross-entropy of each: logits [B, K], labels [B] int64 -> [B]."""
     logits = logits.astype("float32")
-    if ops.usable(logits):
-        return -log_softmax(logits).take_along_axis(labels.unsqueeze(1), axis=1).flatten()
+    if ops.usable(logits):  # a label that is no class is an error; none is ignored, as -100 is by default
+        return F.nll_loss(log_softmax(logits), labels, ignore_index=-(1 << 62), reduction="none")
     found = F.cross_entropy(logits, labels, reduction="none").reshape([-1])
     if not _is_cut_off(found):
         return found
