@@ -200,7 +200,7 @@ def test_where_memory_is_short_a_rank_is_named(tmp_path, memory_group, whole):
     limit, used = ("memory.max", "memory.current")
     if (memory_group / "memory.limit_in_bytes").exists():
         limit, used = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    for pid in pids:
+    for pid in set(pids) - {process.pid}:  # with so little memory, some kernels kill it, too
         with contextlib.suppress(OSError):
             (memory_group / "cgroup.procs").write_text(str(pid))
     assert int((memory_group / used).read_text()) >= 0
