@@ -195,18 +195,24 @@ def memory_group():
 
 @pytest.mark.slow
 def test_where_memory_is_short_a_rank_is_named(tmp_path, memory_group, whole):
-    process, pids = training(tmp_path)
+    limit, used = (memory_group / name for name in ("memory.max", "memory.current"))
+    if not limit.exists():
+        limit, used = (memory_group / name for name in ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+
+    def limit_to_what_is_used():
+        with contextlib.suppress(OSError):  # it has grown meanwhile
+            return limit.write_text(used.read_text())
+
+    # All that the run takes counts, from its first page on: whom the kernel kills depends on each one's share of it.
+    (memory_group / "cgroup.procs").write_text(str(os.getpid()))
+    try:
+        process, pids = training(tmp_path)
+    finally:
+        (memory_group.parent / "cgroup.procs").write_text(str(os.getpid()))
     (rank,) = ranks_of(process)[:1]
-    limit, used = ("memory.max", "memory.current")
-    if (memory_group / "memory.limit_in_bytes").exists():
-        limit, used = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    for pid in set(pids) - {process.pid}:  # with so little memory, some kernels kill it, too
-        with contextlib.suppress(OSError):
-            (memory_group / "cgroup.procs").write_text(str(pid))
-    assert int((memory_group / used).read_text()) >= 0
     scores = {pid: int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in (process.pid, rank)}
     assert scores[rank] == 500 > scores[process.pid]
-    (memory_group / limit).write_text(str(1 << 20))
+    assert wait_for(limit_to_what_is_used, process)
     line = r"error: rank \d was killed by SIGKILL \(is memory short\?\) at step \d+\n"
     worker = r"rank \d: error: loader worker \d+ was killed by SIGKILL; is memory short\?\n"
     assert_fails(process, 1, re.compile(f"{line}|{worker}"), pids)

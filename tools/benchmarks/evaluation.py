@@ -2,8 +2,7 @@
 
 Ours is a whole ``main_single_gpu.py -eval`` on synthetic images and random weights, timed from batch to batch. timm's
 reads the same weights. It takes random uint8 images, normalises them and counts the hits. The first WARM_UP batches of
-each run don't count.
-Each run tells the peak memory of its process.
+each run don't count. Each run tells the peak memory of its process.
 """
 
 import argparse
