@@ -292,6 +292,23 @@ def test_the_heads_commands_are_of_their_own_files():
     assert {file for file in shipped_configs() if not SHOWN[file]} == set()
 
 
+def test_a_heads_evaluation_names_the_weights_that_the_training_made():
+    """The training's own ``-pretrained=FILE`` is where it starts: evaluated, it would say nothing of the training."""
+    evaluations = 0
+    for file in shipped_configs():
+        head = "\n".join(re.findall("^#.*", file.read_text(encoding="utf-8"), re.M))
+        for line in re.findall("^# Evaluate: .*", head, re.M):
+            evaluations += 1
+            trained = "-pretrained=RUN/checkpoints/best"
+            accepted = (
+                [trained]
+                if "-pretrained=FILE" in re.sub("^# Evaluate: .*", "", head, flags=re.M)
+                else [trained, "-pretrained=FILE"]
+            )
+            assert any(weights in line for weights in accepted), (file.name, line)
+    assert evaluations > 300
+
+
 def made_from(file):
     base = yaml.safe_load(file.read_text()).get("BASE") or []
     below = [(file.parent / name).resolve() for name in ([base] if isinstance(base, str) else base) if name]
