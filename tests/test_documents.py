@@ -309,6 +309,21 @@ def test_a_heads_evaluation_names_the_weights_that_the_training_made():
     assert evaluations > 300
 
 
+def test_what_the_documents_count_is_counted():
+    [start] = [block for block in snippets("docs/quick_start.md", "sh") if block.startswith("git clone")]
+    assert len(start.splitlines()) == 7
+    assert "a served model in seven commands" in (ROOT / "README.md").read_text()
+    for page in ("distributed.md", "distributed_cn.md"):
+        text = (ROOT / "docs" / page).read_text()
+        restarts = re.search(r"`DIST.MAX_RESTART (\d+)`.*?restart \d of (\d+) \(DIST.MAX_RESTART\)", text, re.S)
+        assert restarts[1] == restarts[2], page
+        libraries = re.search(r"^ok    libraries   (.*)", text, re.M)[1]
+        pinned = "".join(file.read_text() for file in ROOT.glob("requirements*.txt"))
+        for library in ("numpy", "simplejpeg"):
+            version = re.search(rf"^{library}==([\d.]+)", pinned, re.M)[1]
+            assert f"{library} {version}" in libraries, page
+
+
 def made_from(file):
     base = yaml.safe_load(file.read_text()).get("BASE") or []
     below = [(file.parent / name).resolve() for name in ([base] if isinstance(base, str) else base) if name]

@@ -102,8 +102,11 @@ def devices() -> Finding:
     if here and not paddle.device.is_compiled_with_cuda():
         return False, f"{here} GPUs, but Paddle is a CPU build; make install PADDLE=... (docs/quick_start.md)"
     if not gpus:
-        empty = "; unset the empty CUDA_VISIBLE_DEVICES for paddle.distributed.launch" if visible == "" else ""
-        return True, f"no GPU is visible to {build}: on the CPU, over gloo{empty}"
+        text = f"no GPU is visible to {build}: on the CPU, over gloo"
+        if visible is not None and not listed:
+            # Paddle's launcher takes neither "" nor "-1": an IndexError.
+            text += f"; unset CUDA_VISIBLE_DEVICES='{visible}' for paddle.distributed.launch"
+        return True, text
     kinds = sorted({paddle.device.cuda.get_device_properties(gpu).name for gpu in range(gpus)})
     return True, f"{gpus} of {here or gpus} GPUs ({', '.join(kinds)})"
 

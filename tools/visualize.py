@@ -2,13 +2,17 @@
 
     python tools/visualize.py attention CHECKPOINT photo.jpg -output attention.png
 
-attention    where each head of a block (-block) attends to            ViT, DeiT, BEiT, Swin, PVTv2
-rollout      attention through all blocks                              ViT, DeiT, BEiT
-cam          what speaks for a class (-class, -method)                 all
-features     principal components of each stage as colours             all
-embeddings   images of a folder in the plane, by t-SNE, with classes   all
-positions    what was learnt of places; needs no image                 ViT, DeiT, BEiT, Swin
-predictions  a grid of images with their classes, or of -mistakes      all
+attention    where each head of a block (-block) attends to
+rollout      attention through all blocks
+cam          what speaks for a class (-class, -method)
+features     principal components of each stage as colours
+embeddings   images of a folder in the plane, by t-SNE, with classes
+positions    what was learnt of places; needs no image
+predictions  a grid of images with their classes, or of -mistakes
+
+attention: ViT, DeiT, BEiT, EVA-02, DINOv3, CaiT, PiT, XCiT, CrossViT, Swin, Swin V2, HaloNet, PVTv2, VOLO, Hiera,
+CAFormer, MobileViT. rollout: ViT, DeiT, BEiT, EVA-02, DINOv3. positions: ViT, DeiT, BEiT, EVA-02, CaiT, PiT, XCiT,
+CrossViT, Swin, Swin V2, VOLO, Hiera. The others draw every architecture.
 
 IMAGES are files, folders, patterns and lists, as of tools/predict.py; a folder's subfolders are the true classes.
 -output is one picture, FILE.png, or a new folder that gets one for each image. The model runs in float32.

@@ -1,9 +1,12 @@
 """tools/visualize.py: what it leaves, and that a wrong command, an export, a full disk are a line each."""
 
+import contextlib
+import re
 import subprocess
 import sys
 
 import pytest
+import test_zoo
 from conftest import ROOT
 from looked import MODELS, cut, opened, saved
 from sklearn.datasets import load_sample_images
@@ -11,9 +14,11 @@ from sklearn.datasets import load_sample_images
 from errors import InputError, RunError
 from inference import Predictor
 from inference.look import overlay
+from inference.look.attention import attends, rolls_out
 from inference.look.maps import Asked, cam_panels
-from inference.look.positions import positions
+from inference.look.positions import positions, similarities, tables
 from inference.look.sight import sight
+from tools import visualize as tool
 from tools.visualize import _parser, _write, check, list_images, one_by_one
 
 
@@ -32,6 +37,26 @@ def visualize(*arguments):
     command = [sys.executable, str(ROOT / "tools" / "visualize.py"), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={"PATH": "/usr/bin:/bin"})
     return done.returncode, done.stdout, done.stderr
+
+
+# What the help calls an architecture, where it isn't the class's name.
+NAMES = {"eva": "EVA-02", "metaformer": "CAFormer", "swinv2": "Swin V2", "vit": "ViT"}
+
+
+def has_positions(model):
+    with contextlib.suppress(AttributeError):
+        return similarities(model).size > 0
+    return bool(tables(model))
+
+
+@pytest.mark.parametrize("kind", test_zoo.SMALL)
+def test_the_help_names_the_architectures_that_are_drawn(kind):
+    model = test_zoo.SMALL[kind]()
+    drawn = {"attention": attends(model), "rollout": rolls_out(model), "positions": has_positions(model)}
+    for way, expected in drawn.items():
+        listed = re.search(rf"{way}: ([^.]*)\.", tool.__doc__)[1]
+        names = {name.lower() for name in re.split(r",\s+", listed)}
+        assert (NAMES.get(kind, kind).lower() in names) == expected, way
 
 
 @pytest.mark.parametrize(

@@ -185,8 +185,10 @@ def test_gpus_that_paddle_doesnt_see(monkeypatch):
     ok, text = machine.devices()
     assert not ok
     assert re.fullmatch(r"CUDA_VISIBLE_DEVICES=97,98 names 2 GPUs, Paddle \(a [CG]PU build\) sees 0; .*", text)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert machine.devices()[1].endswith("unset the empty CUDA_VISIBLE_DEVICES for paddle.distributed.launch")
+    for none in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
+        text = machine.devices()[1]
+        assert text.endswith(f"; unset CUDA_VISIBLE_DEVICES='{none}' for paddle.distributed.launch")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert machine.devices()[1].endswith("on the CPU, over gloo")
 

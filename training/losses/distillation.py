@@ -55,9 +55,8 @@ class TrainingLoss(nn.Layer):
     """A criterion, with or without distillation (DeiT: Touvron et al. 2021, arXiv:2012.12877).
 
     The loss is (1 - alpha) * base + alpha * distillation. "hard": the cross-entropy with the teacher's choice. "soft":
-    the divergence KL(teacher
-    student) at temperature tau, times tau^2. It is divided by the number of classes as in DeiT's program (its paper
-    doesn't). "feature": ``feature_distance``. Smoothing and class weights are the base's alone.
+    the divergence KL(teacher || student) at temperature tau, times tau^2. It is divided by the number of classes as in
+    DeiT's program (its paper doesn't). "feature": ``feature_distance``. Smoothing and class weights are the base's alone.
 
     Args:
         base: of the model's logits and the targets.
