@@ -2,10 +2,12 @@
 
 import json
 import re
+import sys
 from types import SimpleNamespace
 
 import keys_page
 import pytest
+from browser import CHROMIUM, browsing
 from conftest import ROOT
 from documents import Desk, snippets
 
@@ -51,6 +53,62 @@ def test_every_page_is_in_the_sites_menu():
 def test_a_link_leads_where_it_leads_in_the_repository(page, link, there):
     page = SimpleNamespace(file=SimpleNamespace(src_uri=page))
     assert docs_site.on_page_markdown(link, page, SimpleNamespace(repo_url=None), None) == there
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "shown"),
+    [
+        ("gpu_cn.md", "第一行\n第二行", "第一行第二行"),
+        ("gpu_cn.md", "- 第一行，\n  第二行\n- 第二项", "- 第一行，第二行\n- 第二项"),
+        ("gpu_cn.md", "第一行 `code`\n第二行\nword", "第一行 `code`\n第二行\nword"),
+        ("gpu_cn.md", "# 标题\n\n段落", "# 标题\n\n段落"),
+        ("gpu_cn.md", "```\n第一行\n第二行\n```", "```\n第一行\n第二行\n```"),
+        ("gpu.md", "第一行\n第二行", "第一行\n第二行"),
+    ],
+)
+def test_a_line_break_between_chinese_characters_is_no_space(page, text, shown):
+    page = SimpleNamespace(file=SimpleNamespace(src_uri=page))
+    assert docs_site.on_page_markdown(text, page, SimpleNamespace(repo_url=None), None) == shown
+
+
+@pytest.mark.parametrize(
+    ("page", "language", "titles"),
+    [("gpu.md", "en", ["Home", "中文"]), ("gpu_cn.md", "zh", ["首页", "GPU", "English"])],
+)
+def test_a_chinese_pages_menu_and_words_are_chinese(page, language, titles, monkeypatch):
+    class Link(SimpleNamespace):
+        def __init__(self, title, url):
+            super().__init__(title=title, url=url)
+
+    class Navigation(SimpleNamespace):
+        def __init__(self, items, pages):
+            super().__init__(items=items, pages=pages, homepage=None)
+
+    monkeypatch.setitem(sys.modules, "mkdocs.structure.nav", SimpleNamespace(Link=Link, Navigation=Navigation))
+    chinese = SimpleNamespace(title="中文", children=[Link("首页", "README_cn.html"), Link("GPU", "gpu_cn.html")])
+    menu = Navigation([Link("Home", "index.html"), chinese], [])
+    config = SimpleNamespace(theme={"language": "en"})
+    page = SimpleNamespace(file=SimpleNamespace(src_uri=page))
+    context = docs_site.on_page_context({"nav": menu}, page, config, menu)
+    assert config.theme["language"] == language
+    assert [item.title for item in context["nav"].items] == titles
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")
+def test_a_search_from_the_disk_finds_its_worker(tmp_path):
+    """The theme searches in a Worker, which a browser doesn't start from the disk; the shim stands for it."""
+    shim = (ROOT / "docs" / "iframe-worker.js").as_uri()
+    (tmp_path / "part.js").write_text("self.part = 20;")
+    (tmp_path / "worker.js").write_text(
+        "addEventListener('message', async ({data}) => { await importScripts('part.js'); postMessage(data + part); });"
+    )
+    (tmp_path / "page.html").write_text(
+        f"<body><script src='{shim}'></script><script>const worker = new Worker('worker.js');"
+        "worker.addEventListener('message', ({data}) => { window.answer = data; }); worker.postMessage(1);</script>"
+    )
+    with browsing() as browser:
+        browser.open((tmp_path / "page.html").as_uri())
+        browser.wait("window.answer === 21", seconds=10)
 
 
 def test_a_link_to_a_file_outside_docs_leads_to_the_repository_or_is_an_error():

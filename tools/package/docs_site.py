@@ -1,4 +1,5 @@
-"""What mkdocs.yml brings into the site besides docs/: the pages at the repository's root, and links that leave docs/.
+"""What mkdocs.yml brings into the site besides docs/: the pages at the repository's root, links that leave docs/, and
+Chinese words around Chinese pages.
 
 A hook of mkdocs (``make docs``), not a command. README.md is the site's first page, index.md. On GitHub the same links
 work as they stand in the files.
@@ -13,6 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = {"README.md": "index.md", "README_cn.md": "README_cn.md"}
 PAGES |= {page: page for page in ("SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")}
 _CODE = r"^```.*?^```|`[^`]*`"  # has no links
+# A character that is written without spaces: Chinese, or full-width punctuation.
+_WIDE = r"[\u3000-\u303f\u3400-\u9fff\uff00-\uffef]"
+_BREAK = re.compile(rf"^```.*?^```|(?<={_WIDE})\n[ ]*(?={_WIDE})", re.M | re.S)
 _LINK = re.compile(
     _CODE + r'|(!?)\[((?:[^][]|\[[^]]*\])*)\]\(([^()\s:#][^()\s:]*)\)|src="(?!https?:)([^"]+)"', re.M | re.S
 )
@@ -49,4 +53,22 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             return found[2]
         return f'src="{there}"' if found[4] else f"{found[1]}[{found[2]}]({there})"
 
+    if _is_chinese(page):
+        markdown = _BREAK.sub(lambda found: found[0] if found[0].startswith("```") else "", markdown)
     return _LINK.sub(lambda found: link(found) if found[3] or found[4] else found[0], markdown)
+
+
+def on_page_context(context: Any, page: Any, config: Any, nav: Any) -> Any:
+    """Gives a Chinese page the theme's Chinese words, and the menu of the Chinese pages."""
+    from mkdocs.structure.nav import Link, Navigation  # pyright: ignore[reportMissingImports]
+
+    config.theme["language"] = "zh" if _is_chinese(page) else "en"
+    if _is_chinese(page):
+        [section] = [item for item in nav.items if item.title == "中文"]
+        context["nav"] = Navigation([*section.children, Link("English", "index.html")], section.children)
+        context["nav"].homepage = section.children[0]
+    return context
+
+
+def _is_chinese(page: Any) -> bool:
+    return page.file.src_uri.endswith("_cn.md")
