@@ -1,6 +1,7 @@
 """The page of a run that is over: report.html, and its confusions as confusion.csv and confusion.png."""
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from datasets import ImageDataset
 from training.pages import page
 from training.report import drawings, mistakes
 from training.report.measures import BINS, Confusions, calibration, confusions, scores, wilson
-from training.report.reading import FIGURES, Finished, Told, read_run
+from training.report.reading import FIGURES, SPEED, Finished, Told, read_run
 from utils import writing_whole
 
 PAGE, TABLE, PICTURE = "report.html", "confusion.csv", "confusion.png"
@@ -34,15 +35,21 @@ def write_report(folder: Path, dataset: ImageDataset | None) -> Path:
     """
     run = read_run(folder)
     told = run.told.get("val")
-    parts = [_summary(run), _curves(run)]
+    # What a reader looks for first comes first; how fast the run was comes last.
+    parts = [_summary(run)]
     if told and not run.several:
         parts.append(_confusions(run, told))
     parts.append(_classes(run, told))
     if told:
         shown = mistakes.tiles(run, told, dataset)
         parts.append(page.section("The most confident mistakes", shown or page.paragraph("There are none.")))
-        parts += [] if run.several else [_calibration(told)]
-    parts += [_configuration(run), _environment(run)]
+    if told and not run.several:
+        parts.append(_calibration(told))
+    learning = {key: label for key, label in run.labels.items() if key not in SPEED}
+    parts.append(_curves(run, "Curves", learning))
+    parts.append(_configuration(run))
+    parts.append(_environment(run))
+    parts.append(_curves(run, "Speed", SPEED))
     title = f"{run.config.MODEL.NAME} on {run.config.DATA.DATASET}: {folder.absolute().name}"
     with writing_whole(folder / PAGE) as file:
         file.write(page.page(title, *parts))
@@ -95,9 +102,9 @@ def _error(told: Told | None) -> str:
     return number(100 * calibration(told.probability, told.right).error) if told else ""
 
 
-def _curves(run: Finished) -> str:
-    drawn = ((label, drawings.curve({"": run.curves}, key, label)) for key, label in run.labels.items())
-    return page.section("Curves", page.grid(page.picture(label, data) for label, data in drawn if data))
+def _curves(run: Finished, title: str, labels: Mapping[str, str]) -> str:
+    drawn = ((label, drawings.curve({"": run.curves}, key, label)) for key, label in labels.items())
+    return page.section(title, page.grid(page.picture(label, data) for label, data in drawn if data))
 
 
 def _confusions(run: Finished, told: Told) -> str:

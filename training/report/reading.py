@@ -31,7 +31,7 @@ FIGURES = {  # what an evaluation tells, in this order
     "f1_micro_at_half": "F1, micro, all thresholds 0.5 (%)", "f1_macro_at_half": "F1, macro, all thresholds 0.5 (%)",
     "loss": "loss",
 }  # fmt: skip
-_PLAIN = {"images_per_s": "images per second", "data_wait": "waiting for data (share of the time)"}
+SPEED = {"images_per_s": "images per second", "data_wait": "waiting for data (share of the time)"}
 
 
 def _is_table(value: Any) -> bool:
@@ -139,7 +139,7 @@ def read_run(folder: Path) -> Finished:
             told[split] = read_predictions(file)
             _check_same(file, told[split], evaluation)
     kind: Any = tasks.load(config.TASK)[0]
-    labels: dict[str, str] = {**kind.curves, **_PLAIN}
+    labels: dict[str, str] = {**kind.curves, **SPEED}
     file = folder / "metrics.jsonl"
     curves = points(file, SPLITS, tuple(labels)) if file.exists() else {}
     if file.exists() and not curves:
