@@ -304,7 +304,7 @@ class VOLO(ImageModel):
         # The gradient goes to the first of equal values, as PyTorch's. That of paddle.max takes seconds on a CPU, and
         # Paddle 2.6 gives all of it to each of them.
         if self.training or ops.usable(values):
-            # On a GPU the place is -1 where all are NaN.
+            # On a GPU argmax is -1 where all are NaN.
             place = values.argmax(axis=1, keepdim=True).clip(min=0)
             return logits + 0.5 * paddle.take_along_axis(values, place, 1)[:, 0]
         return logits + 0.5 * values.max(axis=1)

@@ -129,7 +129,8 @@ def _percent(right: paddle.Tensor) -> paddle.Tensor:
 
 def first(logits: paddle.Tensor) -> paddle.Tensor:
     """Returns the class of the highest of logits [B, K], the lowest of equal ones: [B] int64."""
-    return logits.astype("float32").argmax(1).clip(min=0)  # on a GPU it is -1 where all are NaN
+    # On a GPU argmax is -1 where all are NaN.
+    return logits.astype("float32").argmax(1).clip(min=0)
 
 
 def any_of(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
