@@ -103,7 +103,9 @@ class WindowAttention(swin.WindowAttention):
         return self.qkv(x, bias)
 
     def _scale(self) -> paddle.Tensor:
-        return self.logit_scale.clip(max=math.log(100)).exp()
+        # Not clip: in Paddle 2.6 it has no gradient at the limit itself, and the factor would stay there.
+        most = paddle.full_like(self.logit_scale, math.log(100))
+        return paddle.where(self.logit_scale > most, most, self.logit_scale).exp()
 
 
 def relative_coords_table(window_size: Sequence[int], unit: Sequence[int]) -> np.ndarray:

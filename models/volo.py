@@ -301,9 +301,13 @@ class VOLO(ImageModel):
         if not self.num_classes:
             return logits
         values = in_float32(self.aux_head(x[:, 1:]))  # not every build has a half gradient of the maximum
-        if not ops.usable(values):
-            return logits + 0.5 * values.max(axis=1)  # on a CPU its gradient takes seconds
-        return logits + 0.5 * paddle.take_along_axis(values, values.argmax(axis=1, keepdim=True), 1)[:, 0]
+        # The gradient goes to the first of equal values, as PyTorch's. That of paddle.max takes seconds on a CPU, and
+        # Paddle 2.6 gives all of it to each of them.
+        if self.training or ops.usable(values):
+            # On a GPU argmax is -1 where all are NaN.
+            place = values.argmax(axis=1, keepdim=True).clip(min=0)
+            return logits + 0.5 * paddle.take_along_axis(values, place, 1)[:, 0]
+        return logits + 0.5 * values.max(axis=1)
 
     def classifier_names(self) -> tuple[str, ...]:
         return ("head", "aux_head")

@@ -109,20 +109,28 @@ class Classification(Task):
 
 def hits(logits: paddle.Tensor, targets: paddle.Tensor) -> Batch:
     """Returns, by name, which samples are right in the first guess and in the first five (or all, of fewer classes).
-    Each is [B] float32, 100 or 0.
+    Each is [B] float32, 100 or 0. Of equal logits the lowest class comes first. NaN comes before all numbers.
 
     Args:
         targets: labels [B], or distributions [B, K], whose largest share counts as the label.
     """
-    labels = targets if targets.ndim == 1 else targets.argmax(1)
-    best = first_five(logits)[1] == labels.unsqueeze(1)
-    right = best.astype("float32") * 100
-    return {"acc1": right[:, 0], "acc5": right.sum(1)}
+    labels = (targets if targets.ndim == 1 else targets.argmax(1)).unsqueeze(1)
+    logits, classes = logits.astype("float32"), logits.shape[1]
+    # The label's place is counted: among equal logits, topk chooses as its sorting algorithm happens to.
+    own = paddle.take_along_axis(logits, labels, 1)
+    not_before = (logits < own) | ((logits == own) & (paddle.arange(classes) >= labels))
+    place = classes - not_before.astype("int64").sum(1)
+    return {"acc1": _percent(place < 1), "acc5": _percent(place < min(5, classes))}
 
 
-def first_five(logits: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Returns the highest of logits [B, K], and their classes: [B, 5] or [B, K] each."""
-    return paddle.topk(logits.astype("float32"), min(5, logits.shape[1]))
+def _percent(right: paddle.Tensor) -> paddle.Tensor:
+    return right.astype("float32") * 100
+
+
+def first(logits: paddle.Tensor) -> paddle.Tensor:
+    """Returns the class of the highest of logits [B, K], the lowest of equal ones: [B] int64."""
+    # On a GPU argmax is -1 where all are NaN.
+    return logits.astype("float32").argmax(1).clip(min=0)
 
 
 def any_of(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
@@ -132,20 +140,22 @@ def any_of(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
     Args:
         labels: [B, K] of 0 and 1; at least one is 1 for each image (Beyer et al. 2020, arXiv:2006.07159).
     """
-    logits, right = logits.astype("float32"), labels.astype("float32")
-    found = paddle.take_along_axis(right, first_five(logits)[1], 1) * 100
-    loss = paddle.logsumexp(logits, 1) - paddle.logsumexp(logits + (right - 1) * LOW, 1)
-    return {"loss": loss, "acc1": found[:, 0], "acc5": found.max(1)}
+    logits = logits.astype("float32")
+    of_labels = logits + (labels.astype("float32") - 1) * LOW
+    loss = paddle.logsumexp(logits, 1) - paddle.logsumexp(of_labels, 1)
+    return {"loss": loss, **hits(logits, first(of_labels))}
 
 
 def _outcomes(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
     """Returns what is kept of samples: of several labels the predicted one, if that is right, or else the first."""
-    logit, place = first_five(logits)  # as of ``hits``, where logits are equal, too
-    probability = (logit[:, 0] - paddle.logsumexp(logits.astype("float32"), 1)).exp()
+    predicted = first(logits)
+    logits = logits.astype("float32")
+    probability = (logits.max(1) - paddle.logsumexp(logits, 1)).exp()
     if labels.ndim == 2:
-        right = paddle.take_along_axis(labels.astype("int64"), place[:, :1], 1)[:, 0] > 0
-        labels = paddle.where(right, place[:, 0], labels.astype("int64").argmax(1))
-    return {"label": labels, "predicted": place[:, 0], "probability": probability}
+        labels = labels.astype("int64")
+        right = paddle.take_along_axis(labels, predicted.unsqueeze(1), 1)[:, 0] > 0
+        labels = paddle.where(right, predicted, labels.argmax(1))
+    return {"label": labels, "predicted": predicted, "probability": probability}
 
 
 def add_projection(config: Configuration, model: ImageModel) -> None:

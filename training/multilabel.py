@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import numpy as np
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 
 from configs.registry import tasks
 from errors import InputError
@@ -14,6 +13,7 @@ from options import Configuration
 from training.checkpoint import thresholds_of
 from training.classification import Classification
 from training.figures import average_precision, best_threshold, count_answers, f1, sigmoid
+from training.losses import binary_cross_entropy
 from training.predictions import Predictions
 from training.task import Batch, Metrics
 from utils import all_gather, all_reduce_sum
@@ -65,7 +65,7 @@ class MultiLabel(Classification):
         total, scores, truths = paddle.zeros([2], "float64"), [], []
         for batch in batches:
             logits, truth = forward(self.normalize(batch["pixels"])).astype("float32"), batch["labels"]
-            losses = F.binary_cross_entropy_with_logits(logits, truth.astype("float32"), reduction="none").mean(1)
+            losses = binary_cross_entropy(logits, truth.astype("float32")).mean(1)
             total += paddle.stack([losses, paddle.ones_like(losses)]).astype("float64").sum(1)
             scores.append(logits)
             truths.append(truth)

@@ -17,7 +17,14 @@ def gelu(x: paddle.Tensor) -> paddle.Tensor:
 
 
 def silu(x: paddle.Tensor) -> paddle.Tensor:
-    return ops.activation(x, "silu") if ops.usable(x) else F.silu(x)
+    return ops.activation(x, "silu") if ops.usable(x) else plain_silu(x)
+
+
+def plain_silu(x: paddle.Tensor) -> paddle.Tensor:
+    """``silu`` by Paddle's own operators."""
+    # On a CPU the gradient of F.silu is infinite at -88 and NaN below.
+    on_cpu = paddle.in_dynamic_mode() and x.place.is_cpu_place()
+    return x * F.sigmoid(x) if on_cpu else F.silu(x)
 
 
 def softmax(x: paddle.Tensor) -> paddle.Tensor:

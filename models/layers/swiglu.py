@@ -2,9 +2,9 @@
 
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 
 import ops
+from models.layers.activations import plain_silu
 from models.layers.linear import LayerNorm, Linear
 
 
@@ -14,7 +14,7 @@ def swiglu(gate: paddle.Tensor, x: paddle.Tensor | None = None) -> paddle.Tensor
         return ops.swiglu(gate, x)
     if x is None:
         gate, x = gate.chunk(2, axis=-1)
-    return F.silu(gate) * x
+    return plain_silu(gate) * x
 
 
 class SwiGLU(nn.Layer):

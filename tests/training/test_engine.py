@@ -18,7 +18,7 @@ from errors import InputError, RunError
 from models import build_model
 from training import engine, requests, setup, shared_gradients
 from training.checkpoint import classes_of
-from training.classification import Classification, hits
+from training.classification import Classification, any_of, first, hits
 from training.optim import LossScaler
 from training.run import Run
 from weights import load_weights
@@ -216,6 +216,36 @@ def test_hits_are_in_the_first_and_in_the_first_five_or_all():
     shares = paddle.to_tensor([[0.0] * 6 + [1.0], [0.6] + [0.0] * 5 + [0.4]])
     found = hits(paddle.arange(7.0).expand([2, 7]), shares)
     assert {name: values.tolist() for name, values in found.items()} == {"acc1": [100, 0], "acc5": [100, 0]}
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_of_equal_logits_the_lowest_class_comes_first(dtype):
+    rng = np.random.default_rng(0)
+    for levels, classes in ((1, 20), (2, 6), (3, 1000), (5, 7), (1, 3), (1, 1)):
+        logits, labels = rng.integers(0, levels, (64, classes)), rng.integers(0, classes, 64)
+        order = np.argsort(-logits, 1, kind="stable")
+        several = np.eye(classes)[labels] + (rng.random((64, classes)) < 1 / classes) > 0
+        tensor = paddle.to_tensor(logits.astype("float32")).astype(dtype)
+        assert first(tensor).tolist() == order[:, 0].tolist()
+        at = np.arange(64)[:, None]
+        for found, right in (
+            (hits(tensor, paddle.to_tensor(labels)), np.eye(classes)[labels][at, order]),
+            (any_of(tensor, paddle.to_tensor(several)), several[at, order]),
+        ):
+            np.testing.assert_array_equal(found["acc1"].numpy(), 100 * right[:, 0])
+            np.testing.assert_array_equal(found["acc5"].numpy(), 100 * right[:, :5].any(1))
+
+
+@pytest.mark.smoke
+def test_a_logit_that_is_no_number_is_never_right():
+    """Not even its sample's others are in the first place: it comes before them."""
+    nan = float("nan")
+    for row, label in (([nan] * 20, 0), ([nan] * 3, 2), ([nan, 1.0, 2.0], 0), ([0.0] * 19 + [nan], 19)):
+        found = hits(paddle.to_tensor([row]), paddle.to_tensor([label]))
+        assert (found["acc1"].item(), found["acc5"].item()) == (0, 0)
+    found = hits(paddle.to_tensor([[nan] + [0.0] * 19] * 2), paddle.to_tensor([1, 5]))
+    assert (found["acc1"].tolist(), found["acc5"].tolist()) == ([0, 0], [100, 0])
 
 
 def nan_weights(options):

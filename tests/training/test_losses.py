@@ -22,6 +22,7 @@ from training.losses import (
     Teacher,
     TokenLabelCrossEntropy,
     TrainingLoss,
+    binary_cross_entropy,
     build_criterion,
     class_weights,
     pos_weights,
@@ -116,6 +117,56 @@ def test_binary_cross_entropy_is_timms(threshold, sums, weight):
         criterion = BinaryCrossEntropy(smoothing, threshold, sums, WEIGHTS[weight])
         assert_golden(criterion(LOGITS, LABELS), f"bce/labels/{smoothing}/{threshold}/{sums}{weight}")
         assert_golden(criterion(LOGITS, SOFT), f"bce/soft/{smoothing}/{threshold}/{sums}{weight}")
+
+
+EDGES = [0.0, -0.0, 1e-30, -1e-30, 1e-7, -1e-7, 0.5, -0.5, 5, -5, 20, -20, 88, -88, 100, -100, 1e4, -1e4, 1e30, -1e30]
+
+
+def binary_entropy(logits, targets, pos_weight):
+    """The loss of each logit and its gradient, in float64."""
+    logits, targets = np.float64(logits), np.float64(targets)
+    yes, no = pos_weight * targets, 1 - targets
+    gradient = no / (1 + np.exp(-logits.clip(-700))) - yes / (1 + np.exp(logits.clip(None, 700)))
+    return yes * np.logaddexp(0, -logits) + no * np.logaddexp(0, logits), gradient
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("pos_weight", [None, 0.5, 3.0])
+@pytest.mark.parametrize("how", ["eager", "traced", "autocast"])
+@pytest.mark.parametrize("target", [0.0, 1.0, 0.25, 0.5, 0.75, 0.92, 0.02])
+def test_the_gradient_of_binary_cross_entropy_is_the_formulas(how, target, pos_weight):
+    """Paddle 3.3.1's own gives 1 less at a logit of 0, where classifiers start that begin with zeros."""
+    criterion = BinaryCrossEntropy(sum_classes=True, pos_weight=pos_weight and [pos_weight])
+    criterion = paddle.jit.to_static(criterion) if how == "traced" else criterion
+    half = how == "autocast"
+    logits = paddle.to_tensor([EDGES], dtype="bfloat16" if half else "float32", stop_gradient=False)
+    each = paddle.full([1, len(EDGES)], target)
+    with paddle.amp.auto_cast(enable=half, dtype="bfloat16", level="O1"):
+        loss = criterion(logits, each)
+    loss.sum().backward()
+    losses, gradient = binary_entropy(logits.astype("float32").numpy(), each.numpy(), pos_weight or 1.0)
+    np.testing.assert_allclose(loss.numpy(), losses.sum(1), rtol=1e-6)
+    found = logits.grad.astype("float32").numpy()
+    np.testing.assert_allclose(found, gradient, rtol=1e-2 if half else 1e-6, atol=1e-7)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("target", [0.0, 1.0, 0.3])
+def test_small_binary_cross_entropies_lose_no_digits_to_large_logits(target):
+    logits = paddle.to_tensor(EDGES)
+    losses, _ = binary_entropy(logits.numpy(), np.full(len(EDGES), target, np.float32), 1.0)
+    found = binary_cross_entropy(logits, paddle.full_like(logits, target)).numpy()
+    np.testing.assert_allclose(found, losses, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("loss", ["bce", "focal", "asymmetric"])
+def test_the_first_step_of_a_classifier_of_zeros_goes_the_right_way(loss):
+    logits = paddle.zeros([2, 4])
+    logits.stop_gradient = False
+    targets = paddle.to_tensor([[0.0, 1, 0, 1], [1.0, 0, 0, 0]])
+    build_criterion(configured("TRAIN.LOSS", loss))(None, logits, targets).sum().backward()
+    assert (np.sign(logits.grad.numpy()) == 1 - 2 * targets.numpy()).all()
 
 
 def test_a_target_at_the_threshold_is_0():

@@ -50,6 +50,29 @@ def asymmetric(
     return Asymmetric(targets.smoothing, asl_gamma_neg, asl_gamma_pos, asl_clip, targets.weight)
 
 
+def binary_cross_entropy(
+    logits: paddle.Tensor, targets: paddle.Tensor, pos_weight: paddle.Tensor | None = None
+) -> paddle.Tensor:
+    """Returns -w t log(sigmoid(x)) - (1 - t) log(1 - sigmoid(x)) of each logit x, as torch's of the same name.
+
+    Its gradient is sigmoid(x) - t at every logit, without w. Paddle's own isn't: version 3.3 gives 1 less at 0. Its
+    ``pos_weight`` is another thing where targets lie between 0 and 1.
+
+    Args:
+        logits: x, [B, K] float32.
+        targets: t, [B, K] float32, from 0 to 1.
+        pos_weight: w, [K] or [1]; None: 1.
+    """
+    # With the sign of the nearer answer nothing cancels out: the loss of a 1 or a 0 is a softplus alone.
+    is_yes = (targets > 0.5).astype("float32")
+    each = F.softplus(logits * (1 - 2 * is_yes))
+    if pos_weight is None:
+        return each + (is_yes - targets) * logits
+    yes = pos_weight * targets
+    both = yes + 1 - targets
+    return each * both + (is_yes * both - yes) * logits
+
+
 class Binary(nn.Layer):
     """What these losses share: targets, class weights, the mean or sum over the classes.
 
@@ -102,10 +125,7 @@ class BinaryCrossEntropy(Binary):
     def each(self, logits: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
         if self.target_threshold is not None:
             targets = (targets > self.target_threshold).astype("float32")
-        if self.pos_weight is None:
-            return F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-        # Paddle's own pos_weight is another thing where targets lie between 0 and 1.
-        return -(self.pos_weight * targets * F.log_sigmoid(logits) + (1 - targets) * F.log_sigmoid(-logits))
+        return binary_cross_entropy(logits, targets, self.pos_weight)
 
 
 class Focal(Binary):
@@ -129,7 +149,7 @@ class Focal(Binary):
 
     def each(self, logits: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
         yes = F.sigmoid(logits)
-        entropy = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+        entropy = binary_cross_entropy(logits, targets)
         loss = entropy * _power(1 - yes * targets - (1 - yes) * (1 - targets), self.gamma)
         return loss if self.alpha is None else loss * (self.alpha * targets + (1 - self.alpha) * (1 - targets))
 
