@@ -46,6 +46,20 @@ class Paths(Sequence[str]):
         """Returns a path as the file system has it."""
         return self._bytes[self._ends[index] : self._ends[index + 1]]
 
+    def block(self, first: int, last: int) -> list[Any]:
+        """Returns what tells the paths from ``first`` to before ``last`` from others: bytes and lengths."""
+        ends = self._ends[first : last + 1]
+        return [self._bytes[ends[0] : ends[-1]], np.diff(ends)]
+
+    def below(self, root: str) -> "Paths":
+        """Returns the paths, without ``root`` where they are absolute and begin with it."""
+        # Each one's first byte; 0 stands for that of an empty path at the end.
+        first_bytes = np.frombuffer(self._bytes + b"\0", np.uint8)[self._ends[:-1]]
+        if not (first_bytes == ord("/")).any():
+            return self
+        prefix = os.path.join(os.fsencode(os.path.abspath(root)), b"")
+        return Paths(self.path_bytes(index).removeprefix(prefix) for index in range(len(self)))
+
 
 class TarBytes:
     """An archive's bytes for tarfile: as many as an allowance gives, and few at once, whatever a header claims.
