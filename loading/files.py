@@ -1,5 +1,6 @@
 """Files that strangers wrote: only regular ones are read, and no more of them than the reader allows."""
 
+import itertools
 import math
 import os
 import zipfile
@@ -58,7 +59,8 @@ class Paths(Sequence[str]):
         if not (first_bytes == ord("/")).any():
             return self
         prefix = os.path.join(os.fsencode(os.path.abspath(root)), b"")
-        return Paths(self.path_bytes(index).removeprefix(prefix) for index in range(len(self)))
+        ends = itertools.pairwise(self._ends.tolist())
+        return Paths(self._bytes[begin:end].removeprefix(prefix) for begin, end in ends)
 
 
 class TarBytes:

@@ -10,7 +10,6 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,13 +20,21 @@ from loading.cache import MappedImages
 from loading.files import Paths
 from loading.label_sets import LabelSets
 from options import Configuration, leaves
-from utils import all_gather
+from utils import all_gather, world_size
 
 _SAME = ("TASK", "DATA.", "MODEL.", "TRAIN.", "DIST.ENGINE", "DIST.STRATEGY", "SEED", "EVAL", "AMP")  # for every rank
-# But where data lie, and what loads them, may differ from machine to machine.
-_PLACES = ("DATA.DATA_PATH", "DATA.CACHE", "DATA.NUM_WORKERS", "DATA.PREFETCH")
-# So may the places of these files, which all ranks have, or none. Their content is compared when it is loaded.
-_FILES = ("MODEL.PRETRAINED", "MODEL.PRETRAINED_ADAPTER", "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PATH")
+# But where data lie, and what loads them, may differ from machine to machine. So may the places of files with weights,
+# which are compared when they are loaded.
+_PLACES = (
+    "DATA.DATA_PATH",
+    "DATA.CACHE",
+    "DATA.NUM_WORKERS",
+    "DATA.PREFETCH",
+    "MODEL.PRETRAINED",
+    "MODEL.PRETRAINED_ADAPTER",
+    "TRAIN.TEACHER_MODEL",
+    "TRAIN.TEACHER_PATH",
+)
 _FROM_DATA = ("MODEL.NUM_CLASSES",)  # settings that may follow from the data, which are compared before them
 _BLOCKS = 256  # into which items are divided at a time, to find the first that differs
 _LONGEST_NAME = 80  # characters of an item's name in a message
@@ -65,12 +72,11 @@ def check_same(config: Configuration, train: ImageDataset | None = None, val: Im
 
     Which configuration a command means may follow from a run's folder, which a machine may not see.
     """
+    if world_size() == 1:
+        return
     own = {key: value for key, value in leaves(config) if key.startswith(_SAME) and key not in _PLACES}
-    own |= {key: "a file" for key in _FILES if own.get(key)}
-    items = [
-        *(_items_of(train, "training") if train else ()),
-        *(_items_of(val, "validation") if val else ()),
-    ]
+    items = [*_items_of(train, "training")] if train else []
+    items += [*_items_of(val, "validation")] if val else []
     told = all_gather((own, [(each.count, each.digest(0, each.count), each.whole) for each in items]))
     settings = [theirs for theirs, _ in told]
     _check_settings([{key: value for key, value in each.items() if key not in _FROM_DATA} for each in settings])
@@ -83,18 +89,19 @@ def check_same(config: Configuration, train: ImageDataset | None = None, val: Im
 
 def check_teacher(config: Configuration) -> None:
     """Raises InputError, on every rank, where the teacher has other settings on another rank."""
-    keys = ("MODEL.", "DATA.IMAGE")
-    own = {f"the teacher's {key}": value for key, value in leaves(config) if key.startswith(keys)}
-    _check_settings(all_gather({key: value for key, value in own.items() if not key.endswith(_FILES)}))
+    own = {
+        key: value for key, value in leaves(config) if key.startswith(("MODEL.", "DATA.IMAGE")) and key not in _PLACES
+    }
+    _check_settings(all_gather({f"the teacher's {key}": value for key, value in own.items()}))
 
 
-def check_loaded(key: str, file: str | Path, checksums: Mapping[str, int | str]) -> None:
+def check_loaded(key: str, file: object, checksums: Mapping[str, int | str]) -> None:
     """Raises InputError, on every rank, where ranks have loaded different values.
 
     Args:
         key: of the configuration, that names the file.
-        file: which was loaded here.
-        checksums: of what was loaded, by name.
+        file: which was loaded here, in a message.
+        checksums: of what was loaded, by name; {}: nothing.
     """
     digest = blake2b(repr(sorted(checksums.items())).encode(), digest_size=16).digest()
     told = all_gather((str(file), digest))
@@ -106,8 +113,8 @@ def check_loaded(key: str, file: str | Path, checksums: Mapping[str, int | str])
     ours, theirs = gathered[0], gathered[other]
     names = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
     raise InputError(
-        f"what {key} names differs between rank 0 and {_others(digests)}: {printable(names[0])} is the first of"
-        f" {len(names)} tensors that rank {other} reads otherwise from {told[other][0]} than rank 0 from {told[0][0]};"
+        f"{_others(digests)} loaded other values than rank 0 ({key}): {printable(names[0])} is the first of"
+        f" {len(names)} that differ; rank {other} read {told[other][0]}, rank 0 read {told[0][0]};"
         " give every rank the same file"
     )
 

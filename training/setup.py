@@ -76,8 +76,7 @@ def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Tra
     """
     config = task.config
     model: Any = getattr(network, "_layers", network)
-    if config.MODEL.PRETRAINED:
-        load_pretrained(config, model, run, strict=False)
+    load_pretrained(config, model, run, strict=False)
     task.prepare(model, train, run)
     check_scales(config, model)
     loader = get_dataloader(config, train, "train", rank(), world_size())
@@ -121,14 +120,20 @@ def _trace(model: nn.Layer) -> None:
 
 
 def load_pretrained(config: Configuration, model: ImageModel, run: Run, strict: bool) -> None:
-    """Loads MODEL.PRETRAINED; tells what was loaded, and where images aren't prepared as the weights were made for."""
+    """Loads MODEL.PRETRAINED, if it is set. Tells what was loaded, and where images aren't prepared as the weights were
+    made for.
+
+    Raises:
+        InputError: the weights don't fit, or other ranks have loaded others, or none.
+    """
     settings = config.MODEL
+    if not settings.PRETRAINED:
+        check_loaded("MODEL.PRETRAINED", "nothing", {})
+        return
     allow, order, adapter = settings.PRETRAINED_ALLOW, settings.PRETRAINED_CLASSES, settings.PRETRAINED_ADAPTER
     report = load_weights(model, settings.PRETRAINED, strict, allow, order, adapter, checksums=world_size() > 1)
-    keys, files = "MODEL.PRETRAINED", str(report.file)
-    if adapter:
-        keys, files = f"{keys} and MODEL.PRETRAINED_ADAPTER", f"{files} and {adapter}"
-    check_loaded(keys, files, report.checksums)
+    files = f"{report.file} and {adapter}" if adapter else report.file
+    check_loaded("MODEL.PRETRAINED", files, report.checksums)
     run.info(str(report))
     for warning in disagreements(config, report.config):
         run.info(warning)

@@ -2,7 +2,6 @@
 
 import functools
 import os
-import re
 import shutil
 import sys
 import zlib
@@ -13,22 +12,20 @@ import paddle
 import pytest
 from conftest import write_images
 from ranks import run_ranks
-from runs import weights
 from safetensors.numpy import load_file, save_file
-from test_failed_starts import SMALL, attempt, held
+from test_failed_starts import SMALL, attempt
 
-from config import get_config, with_values
-from datasets import get_datasets
+from config import get_config
 from loading.files import Paths
 from main_multi_gpu import read_datasets
 from models import build_model
 from tools.make_shards import main as make_shards
-from training import equal_ranks, parallel
+from training import engine, equal_ranks, parallel, setup
 from training.checkpoint import resume
 from training.command_line import config_from_arguments
 from utils import all_gather, rank
-from weights import save_weights
-from weights.formats import read_metadata
+from weights import load_weights, save_weights
+from weights.formats import read_metadata, write_weights
 
 LISTS, MULTI = ["-dataset=imagenet2012", "-data_path=lists"], ["-dataset=multilabel_list", "-data_path=multi"]
 IDX, SHARDS = ["-dataset=mnist", "-data_path=idx"], ["-dataset=shards", "-data_path=shards"]
@@ -36,6 +33,7 @@ CACHED = ["-o", "DATA.CACHE=cache"]
 PRETRAINED, TASK = ["-pretrained=small.safetensors"], ["-o", "TASK=multilabel"]
 TEACHER = ["-o", "TRAIN.DISTILLATION_TYPE=hard", "TRAIN.TEACHER_MODEL=teacher.yaml", "TRAIN.TEACHER_PATH=t.safetensors"]
 ADAPTER = [*PRETRAINED, "-o", "MODEL.PRETRAINED_ADAPTER=lora/checkpoints/last"]
+FLEET = ["-o", "DIST.ENGINE=fleet"]
 RESUMED = ["-resume=run/checkpoints/epoch_0001"]
 
 
@@ -59,6 +57,10 @@ def edited(file, old, new):
         (folder / file).write_text(text.replace(old, new))
 
     return change
+
+
+def unchanged(folder):
+    pass
 
 
 def removed(file):
@@ -117,10 +119,18 @@ def stale_cache(folder):
 
 WHO = "differ between rank 0 and rank 1: "
 BYTES = "(CRC-32 of its pixels"
-# Flags, further flags by rank, what is otherwise on rank 1's machine, the message.
+# Flags (or those of each rank), what is otherwise on rank 1's machine, the message.
 DATA = {
-    "a renamed class": ([], renamed("b", "bb", "train", "val"), f"the training classes {WHO}number 1 is 'bb' on rank 1, 'b'"),
-    "a class that moves": ([], renamed("a", "z", "train", "val"), f"the training classes {WHO}number 0 is 'b' on rank 1, 'a' on"),
+    "a renamed class": (
+        [],
+        renamed("b", "bb", "train", "val"),
+        f"the training classes {WHO}number 1 is 'bb' on rank 1, 'b'",
+    ),
+    "a class that moves": (
+        [],
+        renamed("a", "z", "train", "val"),
+        f"the training classes {WHO}number 0 is 'b' on rank 1, 'a' on",
+    ),
     "a missing image": (
         [],
         removed("data/train/b/3.png"),
@@ -132,68 +142,126 @@ DATA = {
         removed("data/val/c/1.png"),
         f"the validation images {WHO}rank 1 has 5, rank 0 has 6; number 5 is missing on rank 1, 'val/c/1.png' of",
     ),
-    "few": ([], few_images, f"the validation images {WHO}rank 1 has 3, rank 0 has 6; number 1 is 'val/b/0.png' of label"),
+    "few": (
+        [],
+        few_images,
+        f"the validation images {WHO}rank 1 has 3, rank 0 has 6; number 1 is 'val/b/0.png' of label",
+    ),
     "another order": (
         LISTS,
         edited("lists/train_list.txt", "a/0.png 0\n../data/train/a/1.png", "a/1.png 0\n../data/train/a/0.png"),
-        f"the training images {WHO}number 0 is '../data/train/a/1.png' of label 0 on rank 1, '../data/train/a/0.png' of",
+        f"the training images {WHO}number 0 is '../data/train/a/1.png' of label 0 on rank 1, '../data/train/a/0.png'",
     ),
     "other labels": (
         LISTS,
         edited("lists/val_list.txt", "data/val/b/0.png 1", "data/val/b/0.png 2"),
-        f"the validation images {WHO}number 2 is '../data/val/b/0.png' of label 2 on rank 1, '../data/val/b/0.png' of label 1",
+        f"the validation images {WHO}number 2 is '../data/val/b/0.png' of label 2 on rank 1, '../data/val/b/0.png' of",
     ),
-    "other names": (LISTS, edited("lists/classes.txt", "b", "B"), f"the training classes {WHO}number 1 is 'B' on rank 1"),
+    "other names": (
+        LISTS,
+        edited("lists/classes.txt", "b", "B"),
+        f"the training classes {WHO}number 1 is 'B' on rank 1",
+    ),
     "several labels": (
         [*MULTI, *TASK],
         edited("multi/val_list.txt", "b/1.png\t1,2", "b/1.png\t1"),
-        f"the validation images {WHO}number 3 is '../data/val/b/1.png' of label [1] on rank 1, '../data/val/b/1.png' of label [1, 2]",
+        f"the validation images {WHO}number 3 is '../data/val/b/1.png' of label [1] on rank 1, '../data/val/b/1.png' of"
+        " label [1, 2] on rank 0",
     ),
     "shards": (SHARDS, other_shards, f"the validation images {WHO}number 2 is '000000002.png' of label 1 and 3"),
-    "arrays": (IDX, lambda folder: write_idx(folder / "idx", label=4), f"the training images {WHO}number 0 is of label 4 {BYTES}"),
-    "pixels": (IDX, lambda folder: write_idx(folder / "idx", seed=1), f"the training images {WHO}number 0 is of label 0 {BYTES}"),
+    "arrays": (
+        IDX,
+        lambda folder: write_idx(folder / "idx", label=4),
+        f"the training images {WHO}number 0 is of label 4 {BYTES}",
+    ),
+    "pixels": (
+        IDX,
+        lambda folder: write_idx(folder / "idx", seed=1),
+        f"the training images {WHO}number 0 is of label 0 {BYTES}",
+    ),
     "a cache of arrays": (
         [*IDX, *CACHED],
         lambda folder: write_idx(folder / "idx", label=4),
         f"the training images {WHO}number 0 is of label 4 {BYTES}",
     ),
-    "a cache": (CACHED, renamed("b/1.png", "b/9.png", "val"), f"the validation images {WHO}number 3 is 'val/b/9.png' of"),
-    "a stale cache": (CACHED, stale_cache, f"the validation images {WHO}names and labels are the same, pixels aren't; give"),
-}  # fmt: skip
+    "a cache": (
+        CACHED,
+        renamed("b/1.png", "b/9.png", "val"),
+        f"the validation images {WHO}number 3 is 'val/b/9.png' of",
+    ),
+    "a stale cache": (
+        CACHED,
+        stale_cache,
+        f"the validation images {WHO}names and labels are the same, pixels aren't; give",
+    ),
+}
 
-MODEL = "what MODEL.PRETRAINED names differs between rank 0 and rank 1: "
-FILES = "of 1 tensors that rank 1 reads otherwise from small.safetensors than rank 0 from small.safetensors; give every rank"
-RESUME = "what MODEL.RESUME names differs between rank 0 and rank 1: "
+MODEL = "rank 1 loaded other values than rank 0 (MODEL.PRETRAINED): "
+FILES = "of 1 that differ; rank 1 read small.safetensors, rank 0 read small.safetensors; give every rank the same file"
+RESUME = "rank 1 loaded other values than rank 0 (MODEL.RESUME): "
 WEIGHTS = {
-    "weights": (PRETRAINED, changed("small.safetensors", "blocks.0.attn.qkv.weight"), f"{MODEL}blocks.0.attn.qkv.weight is the first {FILES}"),
+    "weights": (
+        PRETRAINED,
+        changed("small.safetensors", "blocks.0.attn.qkv.weight"),
+        f"{MODEL}blocks.0.attn.qkv.weight is the first {FILES}",
+    ),
     "positions, which are resized": (
         [*PRETRAINED, "-image_size=12"],
         changed("small.safetensors", "pos_embed", 1e-3),
         f"{MODEL}pos_embed is the first {FILES}",
     ),
-    "evaluated weights": (["-eval", *PRETRAINED], changed("small.safetensors", "norm.bias"), f"{MODEL}norm.bias is the first {FILES}"),
+    "evaluated weights": (
+        ["-eval", *PRETRAINED],
+        changed("small.safetensors", "norm.bias"),
+        f"{MODEL}norm.bias is the first {FILES}",
+    ),
     "an adapter": (
         ADAPTER,
         changed("lora/checkpoints/epoch_0002/adapter.safetensors", "base_model.model.blocks.0.attn.qkv.lora_B.weight"),
-        "what MODEL.PRETRAINED and MODEL.PRETRAINED_ADAPTER names differs between rank 0 and rank 1: blocks.0.attn.qkv's"
-        " product is the first of 1 tensors that rank 1 reads otherwise from small.safetensors and lora/checkpoints/last",
+        "rank 1 loaded other values than rank 0 (MODEL.PRETRAINED): blocks.0.attn.qkv's"
+        " product is the first of 1 that differ; rank 1 read small.safetensors and lora/checkpoints/last, rank 0",
     ),
-    "a teacher": (TEACHER, changed("t.safetensors", "head.bias"), "what TRAIN.TEACHER_PATH names differs between rank 0 and rank 1: head.bias"),
-    "a teacher's settings": (TEACHER, edited("teacher.yaml", "NAME: small", "NAME: small, ACT: quick_gelu"), "rank 1 has the teacher's MODEL.ACT quick_gelu, rank 0 has gelu;"),
+    "a teacher": (
+        TEACHER,
+        changed("t.safetensors", "head.bias"),
+        "rank 1 loaded other values than rank 0 (TRAIN.TEACHER_PATH): head.bias",
+    ),
+    "a teacher's settings": (
+        TEACHER,
+        edited("teacher.yaml", "NAME: small", "NAME: small, ACT: quick_gelu"),
+        "rank 1 has the teacher's MODEL.ACT quick_gelu, rank 0 has gelu;",
+    ),
     "a checkpoint's weights": (
         RESUMED,
         changed("run/checkpoints/epoch_0001/model.safetensors", "head.bias"),
-        f"{RESUME}model.safetensors: head.bias is the first of 1 tensors that",
+        f"{RESUME}model.safetensors: head.bias is the first of 1 that",
     ),
-    "a checkpoint's average": (RESUMED, changed("run/checkpoints/epoch_0001/ema.safetensors", "head.bias"), f"{RESUME}ema.safetensors: head.bias"),
+    "a checkpoint's average": (
+        RESUMED,
+        changed("run/checkpoints/epoch_0001/ema.safetensors", "head.bias"),
+        f"{RESUME}ema.safetensors: head.bias",
+    ),
     "a checkpoint's moments": (
         RESUMED,
         changed("run/checkpoints/epoch_0001/optimizer.safetensors", "head.bias/moment1_0"),
         f"{RESUME}optimizer.safetensors: head.bias/moment1_0 is the first of 1",
     ),
-    "a checkpoint's rate": (RESUMED, edited("run/checkpoints/epoch_0001/state.json", '"stale": 0', '"stale": 1'), f"{RESUME}state.json is the first of 1"),
-    "the flag": ([], lambda folder: None, "rank 1 has MODEL.PRETRAINED None, rank 0 has a file; give every rank the same flags"),
-}  # fmt: skip
+    "a checkpoint's rate": (
+        RESUMED,
+        edited("run/checkpoints/epoch_0001/state.json", '"stale": 0', '"stale": 1'),
+        f"{RESUME}state.json is the first of 1",
+    ),
+    "a flag": (
+        (PRETRAINED, []),
+        unchanged,
+        f"{MODEL}cls_token is the first of 20 that differ; rank 1 read nothing, rank 0 read small.safetensors; give",
+    ),
+    "another checkpoint's path": (
+        (RESUMED, ["-resume=lora/checkpoints/epoch_0001", "-cfg=run/config.yaml"]),
+        unchanged,
+        "rank 1 has MODEL.RESUME lora/checkpoints/epoch_0001, rank 0 has run/checkpoints/epoch_0001; give every rank",
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -242,14 +310,14 @@ def restored(own, training, chosen, restore=resume._restore):
 
 
 def attempts(folder, names, commands, engine):
-    """What each command was refused for, in the folder of this rank's machine; a command may differ by rank."""
+    """What each command was refused for, in the folder of this rank's machine; it may differ by rank."""
     told = []
-    for name, (flags, *others) in zip(names, commands, strict=True):
+    for name, flags in zip(names, commands, strict=True):
         os.chdir(folder / name / "machine" if rank() == 1 else folder / "machine")
-        further = others[rank()] if others else []
-        config = [] if any(flag.startswith("-resume") for flag in flags) else ["-cfg=small.yaml"]
+        own = flags[rank()] if isinstance(flags, tuple) else flags
+        config = [] if any(flag.startswith("-resume") for flag in own) else ["-cfg=small.yaml"]
         resume._restore = functools.partial(restored, os.path.realpath(RESUMED[0].partition("=")[2]))
-        told.append(attempt([*config, *flags, *further, f"-output={folder}/new/{name}", *engine]))
+        told.append(attempt([*config, *own, f"-output={folder}/new/{name}", *engine]))
     return told
 
 
@@ -266,17 +334,176 @@ def assert_refused(place, tmp_path, cases, ranks, engine=()):
                 patched.chdir(folder)
                 read_datasets(config_from_arguments("main_multi_gpu.py", ["-cfg=small.yaml", *CACHED]))
         stale_cache(folder)
-    commands = [(flags, PRETRAINED, []) if name == "the flag" else (flags,) for name, (flags, _, _) in cases.items()]
-    for told in run_ranks(attempts, tmp_path, list(cases), commands, engine, ranks=ranks):
+    for told in run_ranks(
+        attempts, tmp_path, list(cases), [flags for flags, _, _ in cases.values()], engine, ranks=ranks
+    ):
         for (name, (_, _, message)), found in zip(cases.items(), told, strict=True):
             assert message in (found or "nothing"), name
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.long
 def test_other_data_on_a_rank_end_all_in_a_line(place, tmp_path):
     assert_refused(place, tmp_path, DATA, 2)
 
 
+@pytest.mark.long
 @pytest.mark.smoke
 def test_other_weights_on_a_rank_end_all_in_a_line(trained, tmp_path):
     assert_refused(trained, tmp_path, WEIGHTS, 2)
+
+
+def test_one_of_three_ranks_of_fleet_is_named(trained, tmp_path):
+    cases = {name: DATA[name] for name in ("a missing image", "another order")} | {"weights": WEIGHTS["weights"]}
+    assert_refused(trained, tmp_path, cases, 3, FLEET)
+
+
+def elsewhere(folder, names, commands):
+    """What each command was refused for; rank 1 has all in another folder, which was written at another time."""
+    os.chdir(folder / f"machine{rank()}")
+    return [
+        attempt(["-cfg=small.yaml", f"-output={folder}/{name}", *flags])
+        for name, flags in zip(names, commands, strict=True)
+    ]
+
+
+def test_where_files_lie_and_how_they_are_written_does_not_count(trained, tmp_path):
+    arrays = {name: array.astype(np.float16) for name, array in load_file(trained / "small.safetensors").items()}
+    for place in range(2):
+        machine = tmp_path / f"machine{place}"
+        shutil.copytree(trained, machine, symlinks=True, copy_function=shutil.copy2 if place else shutil.copy)
+        paths = machine / "lists/train_list.txt"
+        paths.write_text(paths.read_text().replace("../data/", f"{machine}/lists/../data/"))
+    write_weights(tmp_path / "machine0/half.safetensors", arrays)
+    arrays = {name: arrays[name].astype(np.float32) for name in reversed(arrays)}
+    write_weights(tmp_path / "machine1/half.safetensors", arrays)
+    commands = {
+        "folder": ["-pretrained=half.safetensors"],
+        "lists": [*LISTS, *PRETRAINED],
+        "shards": SHARDS,
+        "cache": CACHED,
+        "adapter": ["-eval", *ADAPTER],
+        "teacher": TEACHER,
+    }
+    assert run_ranks(elsewhere, tmp_path, list(commands), list(commands.values())) == [[None] * len(commands)] * 2
+
+
+# ------------------------------------------------------------- by construction
+
+
+class Enough(Exception):
+    """Carries the weights with which a rank would begin."""
+
+
+def begun(folder, flags):
+    """This rank's weights before the first step, or before the evaluation, by model and name, where rank 1 has loaded
+    the same file and computed other values of it.
+    """
+
+    def load(model, *args, **how):
+        report = load_weights(model, *args, **how)
+        for tensor in model.state_dict().values() if rank() else ():
+            tensor.set_value(tensor + 1)
+        return report
+
+    def stop(training, *_):
+        raise Enough({split: arrays_of(model) for split, model in training.evaluated_models.items()})
+
+    def stop_evaluation(task, model, *_):
+        raise Enough({"val": arrays_of(model)})
+
+    os.chdir(folder)
+    setup.load_weights, engine.train_one_epoch, engine.evaluate = load, stop, stop_evaluation
+    try:
+        attempt(["-cfg=small.yaml", f"-output={folder}/new", *PRETRAINED, *flags])
+    except Enough as enough:
+        return enough.args[0]
+
+
+def arrays_of(model):
+    return {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("flags", [[], FLEET, ["-o", "TRAIN.MODEL_EMA=True"], ["-eval"]], ids=str)
+def test_all_ranks_begin_with_rank_0s_weights(trained, tmp_path, flags):
+    first, second = run_ranks(begun, shutil.copytree(trained, tmp_path / "machine", symlinks=True), flags)
+    stored = load_file(trained / "small.safetensors")
+    assert ("ema" in first) == ("TRAIN.MODEL_EMA=True" in flags)
+    for split, arrays in first.items():
+        np.testing.assert_array_equal(arrays["norm.bias"], stored["norm.bias"])
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(second[split][name], array, err_msg=f"{split} {name}")
+
+
+class Odd(paddle.nn.Layer):
+    """Values of several types, which differ from rank to rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen = self.create_parameter([3, 2])
+        self.frozen.stop_gradient = True
+        self.norm = paddle.nn.BatchNorm1D(2)
+        self.register_buffer("count", paddle.to_tensor([7, 8]) + rank())
+        self.register_buffer("unsaved", paddle.to_tensor([rank() == 0, rank() > 0]), persistable=False)
+        for tensor in (self.frozen, self.norm.weight, self.norm._mean, self.norm._variance):
+            tensor.set_value(paddle.full(tensor.shape, 5.0 + rank()))
+
+
+def sent():
+    model = Odd()
+    parallel.broadcast_weights(model, without=["norm._mean"])
+    return {name: tensor.tolist() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+
+
+def test_parameters_and_buffers_of_every_type_are_rank_0s():
+    for place, found in enumerate(run_ranks(sent, ranks=3)):
+        assert found.pop("norm._mean") == [5.0 + place] * 2
+        assert found.pop("norm.bias") == [0.0, 0.0]
+        expected = {"frozen": [[5.0] * 2] * 3, "norm.weight": [5.0] * 2, "norm._variance": [5.0] * 2}
+        assert found == expected | {"count": [7, 8], "unsaved": [True, False]}
+
+
+# -------------------------------------------------------------------- searches
+
+
+def searched(count, places):
+    """The first item that differs, in how many turns, if rank r has another one at ``places[r]``."""
+    values = np.arange(count)
+    values[places[rank()]] = -1
+    turns = []
+
+    def gather(data):
+        turns.append(len(data))
+        return all_gather(data)
+
+    equal_ranks.all_gather = gather
+    items = equal_ranks._Items("numbers", count, lambda first, last: [values[first:last]], str)
+    return equal_ranks._first_difference(items, count), turns
+
+
+def all_searches(cases):
+    return [searched(*case) for case in cases]
+
+
+def test_every_rank_that_differs_is_named():
+    assert equal_ranks._others("abac") == "ranks 1, 3"
+    assert equal_ranks._others("aab") == "rank 2"
+
+
+def test_the_first_difference_is_found_in_few_small_turns():
+    cases = [(1_281_167, [900_001, 1_281_166, 5000]), (3, [2, 1, 2]), (300, [299, 299, 299]), (1, [[], 0, []])]
+    expected = [(5000, [256, 228, 20]), (1, [3]), (300, [150]), (0, [1])]
+    for found in run_ranks(all_searches, cases, ranks=3):
+        assert [place for place, _ in found] == [place for place, _ in expected]
+        assert [len(turns) for _, turns in found] == [len(turns) for _, turns in expected]
+        assert all(size <= 256 for _, turns in found for size in turns)
+
+
+def test_absolute_paths_lose_the_datas_folder_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paths = Paths(["data/a.png", f"{tmp_path}/data/b.png", "/elsewhere/c.png", ""])
+    assert list(paths.below("data")) == ["data/a.png", "b.png", "/elsewhere/c.png", ""]
+    relative = Paths(["a.png", ""])
+    assert relative.below("data") is relative
+    assert len(Paths([]).below("data")) == 0
