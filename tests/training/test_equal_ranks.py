@@ -20,11 +20,11 @@ from loading.files import Paths
 from main_multi_gpu import read_datasets
 from models import build_model
 from tools.make_shards import main as make_shards
-from training import engine, equal_ranks, parallel, setup
+from training import equal_ranks
 from training.checkpoint import resume
 from training.command_line import config_from_arguments
 from utils import all_gather, rank
-from weights import load_weights, save_weights
+from weights import save_weights
 from weights.formats import read_metadata, write_weights
 
 LISTS, MULTI = ["-dataset=imagenet2012", "-data_path=lists"], ["-dataset=multilabel_list", "-data_path=multi"]
@@ -386,82 +386,6 @@ def test_where_files_lie_and_how_they_are_written_does_not_count(trained, tmp_pa
         "teacher": TEACHER,
     }
     assert run_ranks(elsewhere, tmp_path, list(commands), list(commands.values())) == [[None] * len(commands)] * 2
-
-
-# ------------------------------------------------------------- by construction
-
-
-class Enough(Exception):
-    """Carries the weights with which a rank would begin."""
-
-
-def begun(folder, flags):
-    """This rank's weights before the first step, or before the evaluation, by model and name, where rank 1 has loaded
-    the same file and computed other values of it.
-    """
-
-    def load(model, *args, **how):
-        report = load_weights(model, *args, **how)
-        for tensor in model.state_dict().values() if rank() else ():
-            tensor.set_value(tensor + 1)
-        return report
-
-    def stop(training, *_):
-        raise Enough({split: arrays_of(model) for split, model in training.evaluated_models.items()})
-
-    def stop_evaluation(task, model, *_):
-        raise Enough({"val": arrays_of(model)})
-
-    os.chdir(folder)
-    setup.load_weights, engine.train_one_epoch, engine.evaluate = load, stop, stop_evaluation
-    try:
-        attempt(["-cfg=small.yaml", f"-output={folder}/new", *PRETRAINED, *flags])
-    except Enough as enough:
-        return enough.args[0]
-
-
-def arrays_of(model):
-    return {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize("flags", [[], FLEET, ["-o", "TRAIN.MODEL_EMA=True"], ["-eval"]], ids=str)
-def test_all_ranks_begin_with_rank_0s_weights(trained, tmp_path, flags):
-    first, second = run_ranks(begun, shutil.copytree(trained, tmp_path / "machine", symlinks=True), flags)
-    stored = load_file(trained / "small.safetensors")
-    assert ("ema" in first) == ("TRAIN.MODEL_EMA=True" in flags)
-    for split, arrays in first.items():
-        np.testing.assert_array_equal(arrays["norm.bias"], stored["norm.bias"])
-        for name, array in arrays.items():
-            np.testing.assert_array_equal(second[split][name], array, err_msg=f"{split} {name}")
-
-
-class Odd(paddle.nn.Layer):
-    """Values of several types, which differ from rank to rank."""
-
-    def __init__(self):
-        super().__init__()
-        self.frozen = self.create_parameter([3, 2])
-        self.frozen.stop_gradient = True
-        self.norm = paddle.nn.BatchNorm1D(2)
-        self.register_buffer("count", paddle.to_tensor([7, 8]) + rank())
-        self.register_buffer("unsaved", paddle.to_tensor([rank() == 0, rank() > 0]), persistable=False)
-        for tensor in (self.frozen, self.norm.weight, self.norm._mean, self.norm._variance):
-            tensor.set_value(paddle.full(tensor.shape, 5.0 + rank()))
-
-
-def sent():
-    model = Odd()
-    parallel.broadcast_weights(model, without=["norm._mean"])
-    return {name: tensor.tolist() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
-
-
-def test_parameters_and_buffers_of_every_type_are_rank_0s():
-    for place, found in enumerate(run_ranks(sent, ranks=3)):
-        assert found.pop("norm._mean") == [5.0 + place] * 2
-        assert found.pop("norm.bias") == [0.0, 0.0]
-        expected = {"frozen": [[5.0] * 2] * 3, "norm.weight": [5.0] * 2, "norm._variance": [5.0] * 2}
-        assert found == expected | {"count": [7, 8], "unsaved": [True, False]}
 
 
 # -------------------------------------------------------------------- searches
