@@ -5,8 +5,9 @@ import paddle
 import pytest
 from conftest import without
 from ranks import run_ranks
-from runs import train
+from runs import assert_same_run, train
 from safetensors.numpy import load_file
+from test_engine import RESNET
 
 from config import get_config
 from models import build_model
@@ -63,6 +64,19 @@ def test_all_ranks_begin_with_rank_0s_weights(tmp_path, tiny, options):
         np.testing.assert_array_equal(arrays["norm.bias"], stored["norm.bias"])
         for name, array in arrays.items():
             np.testing.assert_array_equal(second[split][name], array, err_msg=f"{split} {name}")
+
+
+def train_and_go_on(folder):
+    options = [*RESNET, "SAVE_STEPS", "1", "KEEP_LAST", "9"]
+    train(options, folder / "whole", 32)
+    middle = str(folder / "whole/checkpoints/epoch_0001_sample_000000016")
+    train([*options, "MODEL.RESUME", middle], folder / "resumed", 32)
+
+
+@pytest.mark.long
+def test_within_an_epoch_ranks_go_on_with_their_own_statistics_of_batch_norm(tmp_path):
+    run_ranks(train_and_go_on, tmp_path)
+    assert_same_run(tmp_path / "whole", tmp_path / "resumed")
 
 
 class Odd(paddle.nn.Layer):
