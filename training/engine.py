@@ -305,6 +305,7 @@ def evaluate_only(
         InputError: no weights are given, they don't fit, or are of another task.
     """
     if not config.MODEL.PRETRAINED:
+        load_pretrained(config, model, run, strict=True)  # says so if another rank has weights
         raise InputError("-eval needs -pretrained FILE: the weights to evaluate")
     check_task(config.MODEL.PRETRAINED, config.TASK, config.MODEL.PRETRAINED_ADAPTER)
     load_pretrained(config, model, run, strict=True)

@@ -256,6 +256,11 @@ WEIGHTS = {
         unchanged,
         f"{MODEL}cls_token is the first of 20 that differ; rank 1 read nothing, rank 0 read small.safetensors; give",
     ),
+    "a flag of an evaluation": (
+        (["-eval", *PRETRAINED], ["-eval"]),
+        unchanged,
+        f"{MODEL}cls_token is the first of 20 that differ; rank 1 read nothing, rank 0 read small.safetensors; give",
+    ),
     "another checkpoint's path": (
         (RESUMED, ["-resume=lora/checkpoints/epoch_0001", "-cfg=run/config.yaml"]),
         unchanged,
