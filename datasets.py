@@ -126,6 +126,10 @@ class ImageDataset(paddle.io.Dataset):
         """Returns what a person calls the sample."""
         return f"sample {index}"
 
+    def relative_names(self) -> Paths | np.ndarray | None:
+        """Returns the images' names, which don't tell where the data lie; None: they have none."""
+        return None
+
 
 class ArrayDataset(ImageDataset):
     """Decoded images in memory: ``images`` [n, H, W] or [n, H, W, 3], uint8; from a cache those of ``Bands``, too."""
@@ -140,9 +144,13 @@ class ArrayDataset(ImageDataset):
     ) -> None:
         super().__init__(config, mode, labels, classes)
         self.images = images
+        self.names: Paths | np.ndarray | None = None  # of the files that a cache was made of
 
     def image(self, index: int) -> Picture:
         return image_of(self.images[index], self.mode)
+
+    def relative_names(self) -> Paths | np.ndarray | None:
+        return self.names
 
 
 class EncodedDataset(ImageDataset):
@@ -199,6 +207,9 @@ class FileDataset(EncodedDataset):
         """Returns an image's path."""
         return os.path.join(self.root, self.paths[index])
 
+    def relative_names(self) -> Paths:
+        return self.paths.below(self.root)
+
     def data(self, index: int) -> bytes:
         return contents(self.path(index), largest_file(self.most))
 
@@ -217,6 +228,9 @@ class ShardDataset(EncodedDataset):
 
     def name(self, index: int) -> str:
         return self.shards.name(index)
+
+    def relative_names(self) -> np.ndarray:
+        return self.shards.names
 
     def data(self, index: int) -> bytes:
         return self.shards.read(index, largest_file(self.most))
@@ -297,6 +311,7 @@ def _decoded_dataset(config: Configuration, mode: str, dataset: EncodedDataset) 
     images = (np.asarray(dataset.image(index)) for index in range(len(dataset)))
     found = _cached_dataset(config, mode, made_of, lambda: (images, np.zeros(len(dataset), np.int64), dataset.classes))
     found.labels = dataset.labels  # a cache holds one for each image, of no use here
+    found.names = dataset.relative_names()
     return found
 
 

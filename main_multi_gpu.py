@@ -46,16 +46,17 @@ def main_worker(config, dataset_train, dataset_val):
     from ops.settings import set_device_flags
     from training import engine, parallel
     from training.classification import add_projection
+    from training.equal_ranks import check_same
     from training.optim import freeze
     from training.run import Run
-    from training.setup import check_same, share_batch
+    from training.setup import share_batch
 
     run = None
     with reporting_memory(lambda: less_memory(config, run and run.directory)):
         ranks = utils.world_size()
         settings = set_device_flags(config, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)))
         parallel.init(config)
-        check_same(config)
+        check_same(config, dataset_train, dataset_val)
         config = share_batch(config, ranks)
         run = Run(config, dataset_val.classes)
         devices = ", ".join(run.devices)

@@ -25,11 +25,16 @@ Decoded = tuple[Iterable[np.ndarray], Labels, Sequence[str]]  # images of one sh
 
 
 class MappedImages:
-    """Images [n, H, W] or [n, H, W, C] of UNITS in a .npy file, which goes to other processes by its name."""
+    """Images [n, H, W] or [n, H, W, C] of UNITS in a .npy file, which goes to other processes by its name.
 
-    def __init__(self, file: Path) -> None:
+    Args:
+        crc: the CRC-32 of their pixels, where it is known.
+    """
+
+    def __init__(self, file: Path, crc: int | None = None) -> None:
         open_file(file).close()  # NumPy would wait for a pipe
         self.file, self.pixels = file, np.lib.format.open_memmap(file, mode="r")
+        self.crc = crc
         pixels = self.pixels
         if pixels.dtype not in UNITS or 0 in pixels.shape[1:] or pixels.ndim not in (3, 4):
             raise Unreadable(f"it holds {pixels.dtype} of the shape {list(pixels.shape)}, which are no images")
@@ -38,7 +43,7 @@ class MappedImages:
         return self.pixels[index]
 
     def __reduce__(self) -> tuple:
-        return MappedImages, (self.file,)
+        return MappedImages, (self.file, self.crc)
 
 
 def fingerprint(files: Iterable[str | Path], *parts: str | bytes) -> str:
@@ -105,6 +110,7 @@ def _read(pixels: Path, rest: Path) -> tuple[MappedImages, np.ndarray, list[str]
     found = npz(rest, {"labels": ("i", 1), "classes": ("U", 1), "crc": ("i", 0)})
     if len(images.pixels) != len(found["labels"]) or zlib.crc32(images.pixels.data) != found["crc"]:
         raise Unreadable("not what was written")
+    images.crc = int(found["crc"])
     return images, found["labels"], found["classes"].tolist()
 
 

@@ -1,5 +1,6 @@
 """Files that strangers wrote: only regular ones are read, and no more of them than the reader allows."""
 
+import itertools
 import math
 import os
 import zipfile
@@ -45,6 +46,21 @@ class Paths(Sequence[str]):
     def path_bytes(self, index: int) -> bytes:
         """Returns a path as the file system has it."""
         return self._bytes[self._ends[index] : self._ends[index + 1]]
+
+    def block(self, first: int, last: int) -> list[Any]:
+        """Returns what tells the paths from ``first`` to before ``last`` from others: bytes and lengths."""
+        ends = self._ends[first : last + 1]
+        return [self._bytes[ends[0] : ends[-1]], np.diff(ends)]
+
+    def below(self, root: str) -> "Paths":
+        """Returns the paths, without ``root`` where they are absolute and begin with it."""
+        # Each one's first byte; 0 stands for that of an empty path at the end.
+        first_bytes = np.frombuffer(self._bytes + b"\0", np.uint8)[self._ends[:-1]]
+        if not (first_bytes == ord("/")).any():
+            return self
+        prefix = os.path.join(os.fsencode(os.path.abspath(root)), b"")
+        ends = itertools.pairwise(self._ends.tolist())
+        return Paths(self._bytes[begin:end].removeprefix(prefix) for begin, end in ends)
 
 
 class TarBytes:

@@ -17,6 +17,7 @@ from models import build_model
 from options import NAMED, pairs
 from training import engine, parallel
 from training.classification import add_projection
+from training.equal_ranks import check_same
 from training.optim import freeze
 from training.run import Run
 from training.setup import share_batch
@@ -47,6 +48,7 @@ def refused(message, options, output, length=32, named=()):
 
 def work(config, dataset, val):
     """Does as main_worker, in this process; returns the model."""
+    check_same(config, dataset, val)
     config = share_batch(config, utils.world_size())
     run = Run(config, val.classes)
     utils.seed_everything(config.SEED)

@@ -175,6 +175,35 @@ def test_ranks_that_were_told_different_things_end_in_a_line(place, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def lose_an_image(machine):
+    (machine / "data/val/b/1.png").unlink()
+
+
+def take_other_weights(machine):
+    shutil.rmtree(machine / "run")
+    (machine / "other").rename(machine / "run")
+
+
+IMAGES = "the validation images differ between rank 0 and rank 1: rank 1 has 5, rank 0 has 6; number 3 is 'val/c/0.png'"
+VALUES = "rank 1 loaded other values than rank 0 (MODEL.PRETRAINED): "
+
+
+@pytest.mark.parametrize(
+    ("flags", "change", "message"),
+    [([], lose_an_image, IMAGES), (["-eval", "-pretrained=run/checkpoints/last"], take_other_weights, VALUES)],
+    ids=["images", "evaluated weights"],
+)
+def test_ranks_whose_machines_hold_other_files_end_in_a_line(place, tmp_path, flags, change, message):
+    machines = [shutil.copytree(place, tmp_path / str(rank), symlinks=True) for rank in range(2)]
+    change(machines[1])
+    port = free_ports(1)[0]
+    flags = [CFG, f"-output={tmp_path}/new", *flags]
+    started = [torchrun(machines[rank], rank, port, *flags, HOME=tmp_path) for rank in (1, 0)]
+    assert statuses(*started) == [2, 2]
+    assert printed(*started).count(f"error: {message}") == 1
+    assert not (tmp_path / "new").exists()
+
+
 # ----------------------------------------------------------------- the folder and its lock
 
 HOLD = """

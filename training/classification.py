@@ -18,12 +18,13 @@ from models.base import ImageModel
 from models.costs import model_of
 from options import Configuration
 from training.among import LOW
+from training.equal_ranks import check_loaded, check_teacher
 from training.features import FEATURE, LastMap, check_alignment, make_student
 from training.losses import CrossEntropy, Teacher, build_criterion, reads_tokens
 from training.predictions import Predictions
 from training.run import Run
 from training.task import Batch, Metrics, Task, sum_of_each
-from utils import all_reduce_sum
+from utils import all_reduce_sum, world_size
 from weights import load_weights
 
 
@@ -180,7 +181,10 @@ def build_teacher(config: Configuration, run: Run, student: Any) -> Teacher | No
     theirs = with_switches(theirs, path)
     teacher = build_model(theirs)
     check_scales(config, teacher)
-    run.info(f"teacher {theirs.MODEL.NAME}: {load_weights(teacher, path)}")
+    check_teacher(theirs)
+    report = load_weights(teacher, path, checksums=world_size() > 1)
+    check_loaded("TRAIN.TEACHER_PATH", report.file, report.checksums)
+    run.info(f"teacher {theirs.MODEL.NAME}: {report}")
     scales = [c.DATA[name] for c in (config, theirs) for name in ("IMAGENET_MEAN", "IMAGENET_STD")]
     if config.TRAIN.DISTILLATION_TYPE == FEATURE:
         check_alignment(student, teacher)

@@ -31,7 +31,7 @@ from training.checkpoint import Progress, Saver, check_task, own_statistics
 from training.checkpoint.resume import resume, settle
 from training.curves import plot_curves
 from training.optim import clip_gradients
-from training.parallel import reduce_gradients, without_sync
+from training.parallel import broadcast_weights, reduce_gradients, without_sync
 from training.requests import Keeper, Requests, Stopped
 from training.run import Run
 from training.setup import Training, load_pretrained, precision, precision_text, prepare
@@ -60,6 +60,9 @@ def fit(
     task: Task = (kind or tasks.choose(config))(config, val.classes)
     training = prepare(task, network, train, run)
     (progress, chosen), ending = resume(training), training.ending
+    # All is loaded. Within an epoch, a checkpoint holds each rank's own statistics of batch norm.
+    for model in training.evaluated_models.values():
+        broadcast_weights(model, without=own_statistics(model) if chosen else ())
     val_loader = get_dataloader(config, val, "val", rank(), world_size())
     signals.begin()
     run.begin()  # all that can be checked was checked: from here on the run's folder changes
@@ -302,9 +305,11 @@ def evaluate_only(
         InputError: no weights are given, they don't fit, or are of another task.
     """
     if not config.MODEL.PRETRAINED:
+        load_pretrained(config, model, run, strict=True)  # says so if another rank has weights
         raise InputError("-eval needs -pretrained FILE: the weights to evaluate")
     check_task(config.MODEL.PRETRAINED, config.TASK, config.MODEL.PRETRAINED_ADAPTER)
     load_pretrained(config, model, run, strict=True)
+    broadcast_weights(model)
     trim_buffers()
     if config.EVAL_ENGINE == "inference":
         predictor = inference_engine(config, model, run.info)

@@ -9,7 +9,7 @@ import functools
 import io
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -74,7 +74,10 @@ def _strategy(config: Configuration) -> fleet.DistributedStrategy:
 
 
 def wrap_model(config: Configuration, model: nn.Layer) -> nn.Layer:
-    """Returns the network to train, with the values of rank 0's parameters. Freeze parameters before this call.
+    """Returns the network to train. Freeze parameters before this call.
+
+    Paddle gives all ranks rank 0's values here. What is loaded into the model later isn't among them: call
+    ``broadcast_weights`` after all loading.
 
     Raises:
         InputError: TRAIN.SYNC_BN isn't possible here.
@@ -89,6 +92,20 @@ def wrap_model(config: Configuration, model: nn.Layer) -> nn.Layer:
     network.shared = share_gradients([parameter for parameter in model.parameters() if not parameter.stop_gradient])
     network.grad_need_sync = network.shared is None
     return network
+
+
+@paddle.no_grad()
+def broadcast_weights(model: nn.Layer, without: Collection[str] = ()) -> None:
+    """Gives the model's parameters and buffers, in place, the values that they have on rank 0.
+
+    Args:
+        without: names of those that may differ.
+    """
+    if world_size() == 1:
+        return
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name not in without:
+            dist.broadcast(tensor.detach(), 0)
 
 
 def without_sync(network: nn.Layer, optimizer: Any) -> contextlib.AbstractContextManager:

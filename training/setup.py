@@ -18,31 +18,19 @@ from loading.workers import Loader
 from models.base import ImageModel
 from models.pretrained import disagreements
 from ops.settings import float32_text
-from options import Configuration, explicit_sources, leaves
+from options import Configuration, explicit_sources
 from training.ending import Ending
+from training.equal_ranks import check_loaded
 from training.optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters
 from training.parallel import ShardedOptimizer, wrap_optimizer
 from training.predictions import Predictions
 from training.run import Run
 from training.task import Task
-from utils import all_gather, num_gpus, rank, world_size
+from utils import num_gpus, rank, world_size
 from weights import load_weights
 
 _DEFAULT_BATCH = 4096  # what config.py's own rates are for: ImageNet from scratch (arXiv:2010.11929, table 3)
 _FAR = 4  # a batch so many times larger or smaller than the recipe's asks for another rate
-_SAME = ("TASK", "DATA.", "MODEL.", "TRAIN.", "DIST.ENGINE", "DIST.STRATEGY", "SEED", "EVAL", "AMP")  # for every rank
-# But where things lie, and what loads them, may differ from machine to machine.
-_PLACES = (
-    "DATA.DATA_PATH",
-    "DATA.CACHE",
-    "DATA.NUM_WORKERS",
-    "DATA.PREFETCH",
-    "MODEL.RESUME",
-    "MODEL.PRETRAINED",
-    "MODEL.PRETRAINED_ADAPTER",
-    "TRAIN.TEACHER_MODEL",
-    "TRAIN.TEACHER_PATH",
-)
 
 
 @dataclass
@@ -88,8 +76,7 @@ def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Tra
     """
     config = task.config
     model: Any = getattr(network, "_layers", network)
-    if config.MODEL.PRETRAINED:
-        load_pretrained(config, model, run, strict=False)
+    load_pretrained(config, model, run, strict=False)
     task.prepare(model, train, run)
     check_scales(config, model)
     loader = get_dataloader(config, train, "train", rank(), world_size())
@@ -133,10 +120,20 @@ def _trace(model: nn.Layer) -> None:
 
 
 def load_pretrained(config: Configuration, model: ImageModel, run: Run, strict: bool) -> None:
-    """Loads MODEL.PRETRAINED; tells what was loaded, and where images aren't prepared as the weights were made for."""
+    """Loads MODEL.PRETRAINED, if it is set. Tells what was loaded, and where images aren't prepared as the weights were
+    made for.
+
+    Raises:
+        InputError: the weights don't fit, or other ranks have loaded others, or none.
+    """
     settings = config.MODEL
+    if not settings.PRETRAINED:
+        check_loaded("MODEL.PRETRAINED", "nothing", {})
+        return
     allow, order, adapter = settings.PRETRAINED_ALLOW, settings.PRETRAINED_CLASSES, settings.PRETRAINED_ADAPTER
-    report = load_weights(model, settings.PRETRAINED, strict, allow, order, adapter)
+    report = load_weights(model, settings.PRETRAINED, strict, allow, order, adapter, checksums=world_size() > 1)
+    files = f"{report.file} and {adapter}" if adapter else report.file
+    check_loaded("MODEL.PRETRAINED", files, report.checksums)
     run.info(str(report))
     for warning in disagreements(config, report.config):
         run.info(warning)
@@ -193,22 +190,6 @@ def _tell_shares(network: nn.Layer, optimizer: paddle.optimizer.Optimizer | Shar
     if isinstance(optimizer, ShardedOptimizer):
         shares = ", ".join(f"{size:,}" for size in optimizer.sizes)
         run.info(f"fleet, sharding stage {optimizer.stage}: the optimizer's state by rank is of {shares} parameters")
-
-
-def check_same(config: Configuration) -> None:
-    """Raises InputError, on every rank, where ranks that a launcher started have different configurations.
-
-    Which configuration a command means may follow from a run's folder, which a machine may not see.
-    """
-    own = {key: value for key, value in leaves(config) if key.startswith(_SAME) and key not in _PLACES}
-    told = all_gather(own)
-    for place, theirs in enumerate(told):
-        for key, value in theirs.items():
-            if value != told[0][key]:
-                raise InputError(
-                    f"rank {place} has {key} {value}, rank 0 has {told[0][key]}; give every rank the same flags,"
-                    " and an -output that all machines see"
-                )
 
 
 def share_batch(config: Configuration, ranks: int) -> Configuration:

@@ -5,6 +5,7 @@ sizes), and only then into the model. What is written has timm's names and layou
 """
 
 import os
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -17,7 +18,7 @@ from paddle import nn
 
 from errors import InputError, printable, reading
 from options import pair
-from weights.adapters import LEARNT_ANEW, is_added, merge, read_adapter
+from weights.adapters import LEARNT_ANEW, Adapter, is_added, merge, read_adapter
 from weights.classes import keep_imagenet1k
 from weights.fit import classifiers_of, fit_classifiers, fit_sizes
 from weights.formats import METADATA, WeightFile, read_metadata, read_weights, write_weights
@@ -29,7 +30,7 @@ from weights.names.looks import looks_like
 from weights.names.transformers import timm_names as from_transformers
 from weights.plain import parsed_json
 
-__all__ = ["SUFFIX", "LoadReport", "file_arrays", "find_weights", "load_weights", "save_weights"]
+__all__ = ["SUFFIX", "LoadReport", "checksum", "file_arrays", "find_weights", "load_weights", "save_weights"]
 
 SUFFIX = ".safetensors"
 
@@ -46,6 +47,7 @@ class LoadReport:
         missing, unexpected: what was allowed to be so.
         notes: what else there is to tell.
         config: timm's config.json beside the file, or {}.
+        checksums: the CRC-32 of each tensor as it is in the file, and in an adapter's, by name; {} unless asked for.
     """
 
     file: Path
@@ -57,6 +59,7 @@ class LoadReport:
     unexpected: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
+    checksums: dict[str, int] = field(default_factory=dict)
 
     @property
     def changes(self) -> list[str]:
@@ -77,6 +80,7 @@ def load_weights(
     allow: Sequence[str] | None = None,
     classes: str | None = None,
     adapter: str | Path | None = None,
+    checksums: bool = False,
 ) -> LoadReport:
     """Loads every parameter and buffer of ``model`` but what a training added; it is changed only if all of them fit.
 
@@ -90,6 +94,7 @@ def load_weights(
         allow: shell patterns of names that may be missing in the file or in the model.
         classes: MODEL.PRETRAINED_CLASSES: of a classifier of ImageNet-22k's classes ImageNet-1k's are kept.
         adapter: what ``weights.adapters.read_adapter`` takes: merged into the file's tensors, whose place it takes.
+        checksums: whether to report them. They don't depend on what computes resized and merged tensors.
 
     Returns:
         the report, to be shown.
@@ -116,6 +121,8 @@ def load_weights(
             state = {name: tensor for name, tensor in state.items() if name not in {*report.fresh, *new}}
         for name in classifiers_of(model, list(arrays)) if report.fresh else ():
             del arrays[name]
+        if checksums:
+            report.checksums = _checksums(model, {name: arrays[name] for name in state if name in arrays}, own)
         told = differences(family, arrays, state)
         report.resized += fit_sizes(model, state, arrays, _images_of(stored))
         if own:
@@ -130,6 +137,24 @@ def load_weights(
         for name in report.loaded:
             state[name].set_value(np.ascontiguousarray(arrays[name]).astype(state[name].numpy().dtype, copy=False))
     return report
+
+
+def _checksums(model: Target, arrays: dict[str, np.ndarray], adapter: Adapter | None) -> dict[str, int]:
+    """Returns the CRC-32 of the arrays, in PyTorch's layout, as most files have them, and of an adapter's products."""
+    transposed = linear_weights(model)
+    found = {name: checksum(array.T if name in transposed else array) for name, array in arrays.items()}
+    if adapter:
+        scale = np.array(adapter.scale)
+        found |= {f"{layer}'s product": checksum(a.T, b.T, scale) for layer, (a, b) in adapter.products.items()}
+    return found
+
+
+def checksum(*arrays: np.ndarray) -> int:
+    """Returns the CRC-32 of arrays, one after the other: a tenth of a second for 200 MB."""
+    crc = 0
+    for array in arrays:
+        crc = zlib.crc32(np.ascontiguousarray(array).data, crc)
+    return crc
 
 
 def _arrange(model: Target, stored: WeightFile, state: dict[str, paddle.Tensor]) -> tuple[dict[str, Any], list[str]]:

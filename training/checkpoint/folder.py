@@ -185,7 +185,7 @@ def verify(folder: Path) -> list[str]:
                 raise Unreadable(f"it has no line for {name}")
     for name, digest in sums.items():
         with whole(folder, name, "a file"):
-            if _digest(folder / name) != digest:
+            if sha256_of(folder / name) != digest:
                 raise Unreadable("it isn't what was written (its SHA-256 differs)")
     return [SUMS, *sums]
 
@@ -201,7 +201,8 @@ def whole(folder: Path, file: str, what: str) -> contextlib.AbstractContextManag
     return reading(f"{folder}: damaged checkpoint: {file}", what, _ADVICE)
 
 
-def _digest(file: Path) -> str:
+def sha256_of(file: Path) -> str:
+    """Returns the SHA-256 of a file, in hexadecimal digits."""
     sha256, block = hashlib.sha256(), memoryview(bytearray(1 << 20))
     with open_file(file) as stream:
         while count := stream.readinto(block):

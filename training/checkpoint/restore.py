@@ -11,8 +11,9 @@ from errors import InputError, reading
 from models.base import ImageModel
 from training.checkpoint import folder
 from training.checkpoint.saver import own_statistics
-from utils import rank
-from weights import load_weights
+from training.equal_ranks import check_loaded
+from utils import rank, world_size
+from weights import checksum, load_weights
 from weights.adapters import is_added, unmerged_tensors
 from weights.formats import read_arrays
 
@@ -21,11 +22,17 @@ def load_checkpoint(chosen: Path, model: ImageModel, optimizer: Any, ema: ImageM
     """Restores the model, the optimizer and the averaged model from a verified checkpoint.
 
     Raises:
-        InputError: it is another model's.
+        InputError: it is another model's, or another checkpoint on another rank.
     """
+    several = world_size() > 1  # ranks, which have to find the same
+    checksums: dict[str, int | str] = {}
+    if several:
+        names = (folder.SUMS, folder.STATE, folder.STATISTICS, folder.UNMERGED)
+        checksums |= {name: folder.sha256_of(chosen / name) for name in names if (chosen / name).exists()}
     files = [(model, folder.MODEL)] if ema is None else [(model, folder.MODEL), (ema, folder.EMA)]
     for layer, name in files:
-        report = load_weights(layer, chosen / name)
+        report = load_weights(layer, chosen / name, checksums=several)
+        checksums |= {f"{name}: {tensor}": value for tensor, value in report.checksums.items()}
         if report.changes:
             raise InputError(f"{chosen}: can't go on with another model ({report.changes[0]})")
     _restore_unmerged(chosen, {"val": model} if ema is None else {"val": model, "ema": ema})
@@ -33,6 +40,8 @@ def load_checkpoint(chosen: Path, model: ImageModel, optimizer: Any, ema: ImageM
     moments, known = {}, set()
     own = {parameter.name for parameter in optimizer._parameter_list}  # sharded: this rank's share
     for key, value in read_arrays(chosen / folder.OPTIMIZER):
+        if several:
+            checksums[f"{folder.OPTIMIZER}: {key}"] = checksum(value)
         if not np.isfinite(value).all():
             problem = f"{key} holds NaN or infinite values; take an earlier one"
             raise InputError(f"{chosen}: {folder.OPTIMIZER}: {problem}")
@@ -54,6 +63,7 @@ def load_checkpoint(chosen: Path, model: ImageModel, optimizer: Any, ema: ImageM
             f"{chosen}: {new[0]} didn't train in its run, and has no optimizer state ({len(new)} such parameters);"
             " leave TRAIN.FREEZE as it was, or start from its weights with -pretrained"
         )
+    check_loaded("MODEL.RESUME", chosen, checksums)
     with reading(chosen / folder.OPTIMIZER, "this optimizer's state"):
         optimizer.set_state_dict(moments)
 
