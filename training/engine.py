@@ -60,7 +60,7 @@ def fit(
     task: Task = (kind or tasks.choose(config))(config, val.classes)
     training = prepare(task, network, train, run)
     (progress, chosen), ending = resume(training), training.ending
-    val_loader = get_dataloader(config, val, "val", rank(), world_size())
+    val_loader = get_dataloader(config, val, "val", rank=rank(), ranks=world_size())
     signals.begin()
     run.begin()  # all that can be checked was checked: from here on the run's folder changes
     if config.MODEL.RESUME:
@@ -314,7 +314,7 @@ def evaluate_only(
     if val.compared is not None:
         predictor = among(predictor, val.compared, config.MODEL.NUM_CLASSES)
     task: Task = (kind or tasks.choose(config))(config, val.classes)
-    loader = get_dataloader(config, val, "val", rank(), world_size())
+    loader = get_dataloader(config, val, "val", rank=rank(), ranks=world_size())
     signals.begin()
     run.begin()
     if task.note:
