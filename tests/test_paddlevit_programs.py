@@ -13,6 +13,7 @@ from argparse import Namespace
 import numpy as np
 import paddle
 import pytest
+from documents import snippets
 from paddle.io import DataLoader, DistributedBatchSampler
 from programs import ROOT
 from ranks import run_ranks
@@ -152,6 +153,14 @@ def test_paddles_own_loader_takes_a_dataset(workers):
     others = {image.tobytes() for batch, _ in epoch(0) for image in batch.numpy()}
     assert others <= {dataset[1, index, 0][0].tobytes() for index in range(len(dataset))}
     assert len(others & pixels) < len(others) / 4
+
+
+def test_the_pages_program_runs():
+    (code,) = snippets("docs/paddlevit.md", "python")
+    names = {}
+    exec(code, names)
+    assert names["images"].shape[1:] == [1, 8, 8]
+    assert names["dataset"].epoch == 1
 
 
 def normalised(config, dataset, indices, epoch=0):
