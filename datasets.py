@@ -347,15 +347,29 @@ class PairLoader(paddle.io.DataLoader):
     Args:
         train: shuffle, drop the last batch if it isn't full, and go on to the next epoch's augmentation at each pass.
         split: each process of the run takes its part of the samples.
+
+    Raises:
+        InputError: a key asks for what this loader can't do.
     """
 
     def __init__(self, config: Configuration, dataset: ImageDataset, train: bool, split: bool) -> None:
         data = config.DATA
+        others = {
+            "DATA.LOADER": data.LOADER != "paddle",
+            "DATA.MULTI_SCALE": data.MULTI_SCALE is not None,
+            "DATA.SAMPLER": data.SAMPLER != "shuffle",
+            "TRAIN.REPEATED_AUGMENT": config.TRAIN.REPEATED_AUGMENT > 1,
+        }
+        if train and any(others.values()):
+            key = next(key for key, asked in others.items() if asked)
+            raise InputError(
+                f"PaddleViT's loader knows no {key}; leave it out, or call get_dataloader with a mode alone"
+            )
         sampler = (paddle.io.DistributedBatchSampler if split else paddle.io.BatchSampler)(
             dataset,
             batch_size=data.BATCH_SIZE if train else data.BATCH_SIZE_EVAL,
             shuffle=train,
-            drop_last=train,
+            drop_last=train and data.DROP_LAST,
         )
         super().__init__(dataset, batch_sampler=sampler, num_workers=data.NUM_WORKERS, use_shared_memory=False)
         self.images, self.train = dataset, train

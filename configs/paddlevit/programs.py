@@ -64,11 +64,14 @@ _MODELS += " poolformer pvtv2 regnet resmlp swin transformer vit volo xcit"
 
 
 def instead(module: str, name: str) -> NoReturn:
-    """Raises AttributeError for a name that ``module`` doesn't have; for PaddleViT's it says what to write."""
-    known = _INSTEAD.get(module, {})
-    known_as = next((own for own in known if name == own or name.startswith(f"{own}_")), None)
-    hint = f"; for PaddleViT's, write {known[known_as]}: docs/paddlevit.md" if known_as else ""
-    raise AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
+    """Raises AttributeError for a name that ``module`` doesn't have, and ImportError for one of PaddleViT's.
+
+    ``from module import name`` would replace the text of an AttributeError.
+    """
+    for theirs, ours in _INSTEAD.get(module, {}).items():
+        if name == theirs or name.startswith(f"{theirs}_"):
+            raise ImportError(f"{module} has no {name}; for PaddleViT's, write {ours}: docs/paddlevit.md", name=module)
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
 class ModuleFinder(importlib.abc.MetaPathFinder):
