@@ -26,12 +26,18 @@ from configs.merging import (
 )
 from configs.needs import refuse_idle
 from configs.paddlevit import reading
+from configs.paddlevit.programs import Section, explain_missing_modules, options_of
 from configs.registry import add_keys
 from options import CONFIG_DIR, Configuration, add_note, explicit_sources, is_users, leaves, pairs
 
-__all__ = [  # besides what is defined here
-    "CONFIG_DIR", "find_config", "is_users", "model_files", "shipped_configs", "shipped_model", "shipped_models",
+__all__ = [
+    "CONFIG_DIR", "asked_config", "default_values", "differences", "find_config", "get_config", "is_users",
+    "model_files", "named_keys", "resolved_yaml", "shipped_configs", "shipped_model", "shipped_models",
+    "update_config", "with_options", "with_values",
 ]  # fmt: skip
+
+if __name__ == "config":  # as a part of another program (tools/package) it leaves that one's imports alone
+    explain_missing_modules()
 
 _C = Configuration()
 # YAML files that are merged before this one, the first lowest. Paths are relative to the file that names them.
@@ -40,7 +46,7 @@ _C.BASE = [""]
 
 _C.TASK = "classification"  # One class per image. "multilabel": an image has any number of classes.
 
-_C.DATA = CfgNode()
+_C.DATA = Section("DATA")
 _C.DATA.BATCH_SIZE = 256  # Training samples per device and step.
 _C.DATA.GLOBAL_BATCH = None  # Training samples of all devices per step. If set, BATCH_SIZE is its share. None: not set.
 _C.DATA.BATCH_SIZE_EVAL = 64  # Evaluation samples per device and step.
@@ -86,7 +92,7 @@ _C.DATA.CORRUPTION = None  # Evaluation: corrupt each cropped image as ImageNet-
 _C.DATA.SEVERITY = 1  # How strong the corruption is, 1 to 5.
 _C.DATA.SKIP_BROKEN = False  # Training: True replaces an unreadable image by the next one, counts it and lists it.
 
-_C.MODEL = CfgNode()
+_C.MODEL = Section("MODEL")
 # Each architecture has more keys here. Its constructor in models/ declares their types and defaults. The command
 # python tools/list_models.py --keys NAME lists them. null (None) means the constructor's default.
 _C.MODEL.TYPE = "ViT"  # The architecture: a name that a class in models/ registers. Upper and lower case are equal.
@@ -102,7 +108,7 @@ _C.MODEL.PRETRAINED_ADAPTER = None  # An adapter to merge into the weights: adap
 _C.MODEL.NUM_CLASSES = 1000  # The model's outputs. "auto": the number of the data's classes. 0: none (create_model
 # only).
 
-_C.TRAIN = CfgNode()
+_C.TRAIN = Section("TRAIN")
 _C.TRAIN.LAST_EPOCH = 0  # The last epoch that is already done. A resumed run takes it from its checkpoint.
 _C.TRAIN.NUM_EPOCHS = 300  # Passes over the training images.
 _C.TRAIN.MAX_MINUTES = None  # The run ends within this many minutes: its schedule is shortened. None: no limit.
@@ -265,14 +271,41 @@ def asked_config(cfg_file: str | os.PathLike | None, options: Iterable[Option]) 
     if tagged and not config.MODEL.PRETRAINED:
         name = os.path.basename(cfg_file or "")
         add_note(config, f"give -pretrained=hf-hub:timm/{name} to load the weights {name}")
+    _finish(config)
+    config.freeze()
+    return config
+
+
+def update_config(config: Configuration, args: Any) -> Configuration:
+    """Returns what a configuration, then the YAML file ``args.cfg`` and the flags in ``args`` come to, as PaddleViT's
+    function of this name does.
+
+    The result isn't frozen, so that a program can set keys afterwards, as PaddleViT's do. These aren't checked.
+
+    Args:
+        args: parsed flags as attributes (``dataset``, ``batch_size``, ...); those that are missing or None set nothing.
+            ``output`` is SAVE, as in PaddleViT.
+
+    Raises:
+        InputError: as ``get_config``.
+    """
+    changed = config.clone()
+    changed.defrost()
+    if getattr(args, "cfg", None):
+        _KEYS.merge_file(changed, find_config(args.cfg))
+    _KEYS.merge_options(changed, options_of(args, changed.EVAL))
+    _finish(changed)
+    return changed
+
+
+def _finish(config: Configuration) -> None:
+    """Checks a configuration of which all values are given."""
     settle(config)
     check(config)
     refuse_idle(config, explicit_sources(config), NEEDS)
     if config.families and not config.EVAL:
         for line in reading.difference_lines(config.families[-1], config):
             add_note(config, line)
-    config.freeze()
-    return config
 
 
 def default_values(config: Configuration | None = None) -> dict[str, Any]:

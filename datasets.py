@@ -6,13 +6,15 @@ labels in a few arrays. So it costs little to hand it to a process: 65 MB for Im
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn, overload
 
 import numpy as np
 import paddle
 
 from configs.key_needs import mixes
+from configs.paddlevit.programs import instead
 from configs.registry import datasets
 from errors import InputError, RunError, Unreadable, printable
 from loading.cache import Decoded, Labels, MappedImages, cached_images, fingerprint
@@ -30,6 +32,7 @@ from loading.transforms import (
     Encoded,
     EvalTransform,
     Mixup,
+    Normalize,
     Picture,
     RandomErasing,
     TrainTransform,
@@ -56,6 +59,9 @@ class ImageDataset(paddle.io.Dataset):
     With RANDOM_ERASE_PROB: what the device has to erase. With ``skip_broken``: the index of an unreadable image that
     the next one replaced, or -1.
 
+    ``paddle.io.DataLoader`` asks for ``dataset[index]``. That is the sample of epoch ``dataset.epoch``: set it before
+    each pass, or all passes get the same augmentation.
+
     Args:
         labels: [n] integers, or several for each image, which give labels [K] uint8 of 0 and 1.
         classes: names, in the order of labels.
@@ -67,6 +73,7 @@ class ImageDataset(paddle.io.Dataset):
         self.labels = labels if isinstance(labels, LabelSets) else np.asarray(labels, np.int64)
         self.classes = list(classes)
         self.seed = config.SEED
+        self.epoch = 0
         self.transform = TrainTransform(config) if train else EvalTransform(config)
         self.erasing = RandomErasing(config) if train and config.TRAIN.RANDOM_ERASE_PROB else None
         self.compared: np.ndarray | None = None  # outputs (loading.label_spaces)
@@ -81,7 +88,7 @@ class ImageDataset(paddle.io.Dataset):
         return len(self.labels)
 
     def __getitem__(self, key: int | tuple[int, ...]) -> tuple:
-        epoch, index, copy, *size = key if isinstance(key, tuple) else (0, key, 0)
+        epoch, index, copy, *size = key if isinstance(key, tuple) else (self.epoch, key, 0)
         for read in range(index, index + len(self)):
             read %= len(self)
             if read in self._broken:
@@ -251,15 +258,16 @@ class SyntheticDataset(ImageDataset):
         return image_of(np.random.default_rng([self.seed, index]).integers(0, 256, self.shape, np.uint8), self.mode)
 
 
-def get_dataset(config: Configuration, mode: str) -> ImageDataset:
+def get_dataset(config: Configuration, mode: str | bool = "train", *, is_train: bool | None = None) -> ImageDataset:
     """Returns the dataset of DATA.DATASET.
 
     Args:
-        mode: "train" (augmented) or "val".
+        mode: "train" (augmented) or "val"; True or False as PaddleViT's ``is_train``.
 
     Raises:
         InputError: files that are missing, empty or damaged, labels outside the range.
     """
+    mode = _mode(mode if is_train is None else is_train)
     kind, root, limit = config.DATA.DATASET, Path(config.DATA.DATA_PATH), config.MODEL.NUM_CLASSES
     if limit == 0:
         raise InputError("MODEL.NUM_CLASSES is 0, a model without a classifier; give the classes' number, or auto")
@@ -344,12 +352,105 @@ def get_datasets(
 # ------------------------------------------------------------------ loader
 
 
-def get_dataloader(config: Configuration, dataset: ImageDataset, mode: str, rank: int = 0, ranks: int = 1) -> Loader:
+class PairLoader(paddle.io.DataLoader):
+    """``paddle.io.DataLoader`` of (images [B, C, H, W] float32, normalised and erased; labels [B] int64), for programs
+    that were written for PaddleViT's loader.
+
+    As there, an evaluation by several processes sees some images twice, and mixing is left to the program. ``Loader``
+    sees each image once.
+
+    Args:
+        train: shuffle, drop the last batch if it isn't full, and go on to the next epoch's augmentation at each pass.
+        split: each process of the run takes its part of the samples.
+
+    Raises:
+        InputError: a key asks for what this loader can't do.
+    """
+
+    def __init__(self, config: Configuration, dataset: ImageDataset, train: bool, split: bool) -> None:
+        data = config.DATA
+        others = {
+            "DATA.LOADER": data.LOADER != "paddle",
+            "DATA.MULTI_SCALE": data.MULTI_SCALE is not None,
+            "DATA.SAMPLER": data.SAMPLER != "shuffle",
+            "TRAIN.REPEATED_AUGMENT": config.TRAIN.REPEATED_AUGMENT > 1,
+        }
+        if train and any(others.values()):
+            key = next(key for key, asked in others.items() if asked)
+            raise InputError(
+                f"PaddleViT's loader knows no {key}; leave it out, or call get_dataloader with a mode alone"
+            )
+        sampler = (paddle.io.DistributedBatchSampler if split else paddle.io.BatchSampler)(
+            dataset,
+            batch_size=data.BATCH_SIZE if train else data.BATCH_SIZE_EVAL,
+            shuffle=train,
+            drop_last=train and data.DROP_LAST,
+        )
+        super().__init__(dataset, batch_sampler=sampler, num_workers=data.NUM_WORKERS, use_shared_memory=False)
+        self.images, self.train = dataset, train
+        self.normalize = Normalize(data.IMAGENET_MEAN, data.IMAGENET_STD)
+
+    def __iter__(self) -> Iterator[list[paddle.Tensor]]:
+        for columns in super().__iter__():
+            batch = dict(zip(self.images.columns, columns, strict=True))
+            images = self.normalize(batch["pixels"])
+            if self.images.erasing is not None:
+                images = self.images.erasing(images, batch["erased"])
+            yield [images, batch["labels"]]
+        self.images.epoch += self.train
+
+
+def _mode(mode: str | bool) -> str:
+    """Returns PaddleViT's ``is_train``, or a mode as it is, as a mode."""
+    if isinstance(mode, bool):
+        return "train" if mode else "val"
+    return mode
+
+
+@overload
+def get_dataloader(
+    config: Configuration, dataset: ImageDataset, mode: str = "train", *, rank: int = 0, ranks: int = 1
+) -> Loader: ...
+
+
+@overload
+def get_dataloader(
+    config: Configuration,
+    dataset: ImageDataset,
+    mode: str | bool = "train",
+    multi_process: bool | None = None,
+    *,
+    is_train: bool | None = None,
+    use_dist_sampler: bool | None = None,
+) -> PairLoader: ...
+
+
+def get_dataloader(
+    config: Configuration,
+    dataset: ImageDataset,
+    mode: str | bool = "train",
+    multi_process: bool | None = None,
+    *,
+    is_train: bool | None = None,
+    use_dist_sampler: bool | None = None,
+    rank: int = 0,
+    ranks: int = 1,
+) -> Loader | PairLoader:
     """Returns the loader of this rank's batches.
+
+    Args:
+        mode: "train" (shuffled) or "val".
+        multi_process, is_train, use_dist_sampler: PaddleViT's, of several years. With one of them, or a bool as
+            ``mode``, a ``PairLoader`` is returned; it splits the samples among the processes if that is asked for.
+        rank, ranks: otherwise: a ``Loader`` of the part of one process of several.
 
     Raises:
         InputError: memory is short, DALI isn't installed or can't serve the dataset.
     """
+    theirs = (multi_process, is_train, use_dist_sampler)
+    if isinstance(mode, bool) or any(value is not None for value in theirs):
+        train = _mode(mode if is_train is None else is_train) == "train"
+        return PairLoader(config, dataset, train, split=bool(multi_process or use_dist_sampler))
     draw, sampler = None, EvalBatchSampler(dataset, config.DATA.BATCH_SIZE_EVAL, rank, ranks)
     if mode == "train":
         sampler = train_sampler(config, dataset, rank, ranks)
@@ -363,3 +464,8 @@ def get_dataloader(config: Configuration, dataset: ImageDataset, mode: str, rank
 
             return DaliLoader(config, dataset, sampler, draw)
     return ProcessLoader(config, dataset, sampler, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)), draw)
+
+
+def __getattr__(name: str) -> NoReturn:
+    """Says what to write for the names of PaddleViT's ``datasets`` that aren't here."""
+    instead("datasets", name)

@@ -17,6 +17,7 @@ import paddle
 import paddle.distributed as dist
 from tqdm import tqdm
 
+from configs.paddlevit.programs import instead
 from errors import InputError, RunError, printable
 from launch import secret
 from launch.environment import num_cores
@@ -115,9 +116,11 @@ def all_reduce_sum(tensor: paddle.Tensor) -> paddle.Tensor:
     return total
 
 
-def all_reduce_mean(tensor: paddle.Tensor) -> paddle.Tensor:
-    """Returns the mean of ``tensor`` over all processes."""
-    return all_reduce_sum(tensor) / world_size()
+def all_reduce_mean(tensor: paddle.Tensor | float) -> paddle.Tensor | float:
+    """Returns the mean of ``tensor`` over all processes; of a number, the mean as a number."""
+    if isinstance(tensor, paddle.Tensor):
+        return all_reduce_sum(tensor) / world_size()
+    return float(all_reduce_sum(paddle.to_tensor(tensor, dtype="float64"))) / world_size()
 
 
 def reduce_dict(input_dict: dict[str, paddle.Tensor], average: bool = True) -> dict[str, paddle.Tensor]:
@@ -200,6 +203,9 @@ class AverageMeter:
     """A weighted mean: ``update(val, n)`` adds a mean ``val`` over ``n`` samples."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
         self.sum, self.count = 0.0, 0
 
     def update(self, val: float, n: int = 1) -> None:
@@ -209,6 +215,11 @@ class AverageMeter:
     @property
     def avg(self) -> float:
         return self.sum / self.count if self.count else 0.0
+
+    @property
+    def cnt(self) -> int:
+        """PaddleViT's name of ``count``."""
+        return self.count
 
 
 class _Printable(logging.Formatter):
@@ -287,3 +298,37 @@ def open_logs(directory: Path) -> None:
             logger.addHandler(file)
             for record in held.records:
                 file.handle(record)
+
+
+def get_logger(file_path: str | Path) -> tuple[logging.Logger, logging.Logger]:
+    """Returns ``get_loggers()``, which write to the folder ``file_path`` from now on: PaddleViT's function."""
+    loggers = get_loggers()
+    open_logs(Path(file_path))
+    return loggers
+
+
+def write_log(
+    local_logger: logging.Logger | None,
+    master_logger: logging.Logger | None,
+    msg_local: str,
+    msg_master: str | None = None,
+    level: str = "info",
+) -> None:
+    """Writes a line to this process's log, and one to that of all, as PaddleViT's function.
+
+    Args:
+        msg_master: None: ``msg_local``.
+        level: info, warning or fatal.
+    """
+    number = getattr(logging, level.upper())
+    if local_logger:
+        local_logger.log(number, msg_local)
+    if master_logger:
+        master_logger.log(number, msg_local if msg_master is None else msg_master)
+
+
+def __getattr__(name: str) -> Any:
+    """Returns what programs take from PaddleViT's ``utils``; for what isn't here, the error says what to write."""
+    from configs.paddlevit import helpers
+
+    return getattr(helpers, name) if name in helpers.__all__ else instead("utils", name)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from configs.paddlevit.absent import absent_type
 from configs.signatures import Argument, argument, descriptions
 from configs.values import parse_value, quoted
 from errors import InputError
@@ -28,15 +29,20 @@ class Architecture(NamedTuple):
     arguments: dict[str, Argument]  # by dotted key
 
 
-def architecture(kind: str) -> Architecture:
+def architecture(kind: str, by: str = "") -> Architecture:
     """Returns the architecture that MODEL.TYPE names, in any case.
+
+    Args:
+        by: who names it, which begins the error.
 
     Raises:
         InputError: there is none.
     """
     found = architectures().get(kind.lower())
     if found is None:
-        raise InputError(f"MODEL.TYPE is {quoted(kind)}, expected one of {', '.join(sorted(architectures()))}")
+        absent = absent_type(kind)
+        expected = f": {absent}" if absent else f", expected one of {', '.join(sorted(architectures()))}"
+        raise InputError(f"{by}MODEL.TYPE is {quoted(kind)}{expected}")
     return found
 
 

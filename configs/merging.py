@@ -12,6 +12,7 @@ from configs.architectures import all_keys, architecture
 from configs.documents import read_yaml
 from configs.names import TOOLKITS, images_of, matching_file, tags
 from configs.paddlevit import reading
+from configs.paddlevit.absent import absent_name, absent_task
 from configs.values import coerce, quoted
 from errors import InputError, printable
 from options import (
@@ -64,7 +65,8 @@ def find_config(cfg_file: str | os.PathLike, by: str = "") -> Path:
     plain, _, tag = path.name.partition(".")
     if tag not in ("", "yaml", "yml") and tags(plain) and not path.parent.name:
         raise InputError(f"{by}timm has no weights {printable(path.name)}; of {plain} it has {', '.join(tags(plain))}")
-    hint = nearest_model(path.name, [file.stem for file in shipped])
+    absent = absent_name(path.name)
+    hint = f": {absent}" if absent else nearest_model(path.name, [file.stem for file in shipped])
     raise InputError(f"{by}no configuration file {printable(str(path))}{hint}")
 
 
@@ -174,6 +176,7 @@ class Keys:
         content = read_yaml(path)
         _check_names(content.pop("NAMES", {}), path)
         kept, others = self._take_given(content, path)
+        _check_type(content, path)
         without = content.pop("WITHOUT", None)
         if without is not None and "BASE" not in content:  # empty: another file has it beside its own BASE
             raise InputError(f"{path}: WITHOUT removes keys that a BASE sets, but there is no BASE; add one")
@@ -274,6 +277,16 @@ def _check_names(found: Any, path: Path) -> None:
     if not isinstance(found, dict) or not found.keys() <= set(TOOLKITS):
         expected = ", ".join(f"{toolkit}: NAME" for toolkit in TOOLKITS)
         raise InputError(f"{path}: NAMES is {quoted(found)}, expected {{{expected}}}; leave it out")
+
+
+def _check_type(content: dict[str, Any], path: Path) -> None:
+    """Raises InputError where a file's MODEL.TYPE, or its task, isn't here: its keys aren't either."""
+    keys = dict(leaves(content))
+    if "BASE" not in content and (line := absent_task(keys)):
+        raise InputError(f"{path}: {line}")
+    kind = keys.get("MODEL.TYPE")
+    if isinstance(kind, str) and not reading.families(kind):
+        architecture(kind, f"{path}: ")
 
 
 def _is_source(found: list[Any]) -> bool:

@@ -34,7 +34,7 @@ def predictions(config: Configuration, model: Any, dataset: Any, rank: int, rank
     from launch.progress import EVALUATING, beat
     from loading.transforms import Normalize
 
-    loader = get_dataloader(config, dataset, "val", rank, ranks)
+    loader = get_dataloader(config, dataset, "val", rank=rank, ranks=ranks)
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
     model.eval()
     labels, predicted, probable = [], [], []  # they stay on the device until the end: no step waits for a copy

@@ -13,6 +13,7 @@ from typing import IO, Any, Protocol
 
 from errors import RunError, printable, remedy
 from inference.predictor import Failure, Prediction
+from loading.tables import csv_line
 from utils import sync_directory
 
 Answer = Prediction | Failure
@@ -64,7 +65,7 @@ class JsonLines:
 
 class Csv:
     """A row for each class of each image (COLUMNS), the most probable first; of an image that can't be read, one row
-    with its error. Text is in quotes, numbers aren't. Of names, bytes that are no UTF-8 are escapes.
+    with its error (``loading.tables``). Of names, bytes that are no UTF-8 are escapes.
     """
 
     def __init__(self, file: IO[str] | io.TextIOBase) -> None:
@@ -72,18 +73,13 @@ class Csv:
         file.write(",".join(COLUMNS) + "\n")
 
     def write(self, answer: Answer) -> None:
-        name = _csv_field(answer.name)
+        name, empty = answer.name, [None] * 4
         if isinstance(answer, Failure):
-            self.file.write(f"{name},,,,,{_csv_field(reason(answer))}\n")
+            self.file.write(csv_line(name, *empty, reason(answer)))
             return
         ranked = enumerate(zip(answer.outputs, answer.classes, answer.probabilities, strict=True), 1)
-        rows = [f"{name},{rank},{output},{_csv_field(kind)},{share!r},\n" for rank, (output, kind, share) in ranked]
-        self.file.write("".join(rows) or f"{name},,,,,\n")
-
-
-def _csv_field(text: str) -> str:
-    """As CSV has it (RFC 4180). Python's own writer leaves a carriage return as it is, at which readers break."""
-    return '"{}"'.format(text.replace('"', '""'))
+        rows = [csv_line(name, rank, output, kind, share, None) for rank, (output, kind, share) in ranked]
+        self.file.write("".join(rows) or csv_line(name, *empty, None))
 
 
 class Table:

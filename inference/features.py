@@ -1,6 +1,5 @@
 """Features of images: what a model's classifier reads, or an intermediate of it, kept in files with an index."""
 
-import csv
 import io
 import json
 import math
@@ -19,6 +18,7 @@ from inference.folder import sha256
 from inference.pictures import Picture, Pictures
 from inference.predictor import Predictor
 from loading.files import Paths
+from loading.tables import csv_line, csv_rows
 from utils import writing_whole
 from weights.hub import HUB_PREFIXES
 from weights.plain import (
@@ -199,9 +199,7 @@ def _line(kind: str, *row: Any) -> bytes:
     """A row of the index. Bytes of a path that are no UTF-8 stay as they are in CSV; JSON has Python's surrogates."""
     if kind == "jsonl":
         return json.dumps(dict(zip(COLUMNS, row, strict=True))).encode() + b"\n"
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerow(row)
-    return out.getvalue().encode(errors="surrogateescape")
+    return csv_line(*row).encode(errors="surrogateescape")
 
 
 class Stored(NamedTuple):
@@ -225,7 +223,9 @@ class Stored(NamedTuple):
             if self.made["index"] == "jsonl":
                 rows: Iterator[dict[str, Any]] = (parsed_json(line.encode()) for line in text)
             else:
-                rows = csv.DictReader(text)
+                table = csv_rows(text)
+                head = next(table, [])
+                rows = (dict(zip(head, cells, strict=True)) for cells in table)
             for count, row in enumerate(rows, 1):
                 if str(row["row"]) != str(count - 1):
                     found = f"its row {count - 1} is numbered {value_text(row['row'])}"

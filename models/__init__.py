@@ -7,6 +7,7 @@ from typing import Any
 
 from config import default_values, get_config, model_files, shipped_model, with_values
 from configs.names import matches
+from configs.paddlevit.absent import absent_name
 from errors import InputError, reading
 from models.base import ARCHITECTURES, ImageModel
 from models.timm_arguments import with_arguments
@@ -96,7 +97,8 @@ def create_model(name: str, pretrained: str | None = None, **overrides: Any) -> 
         InputError: an unknown name or key, or weights that don't fit.
     """
     if shipped_model(name) is None:
-        raise InputError(f"no model {name}{nearest_model(name, list_models())}")
+        absent = absent_name(name)
+        raise InputError(f"no model {name}{f': {absent}' if absent else nearest_model(name, list_models())}")
     images = {"image_size": "image_size", "image_channels": "in_channels"}
     arguments = {images[key]: overrides.pop(key) for key in tuple(overrides) if key in images}
     options = []

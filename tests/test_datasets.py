@@ -309,7 +309,7 @@ def epoch_of(workers, ranks, epoch, *options):
     sizes = ["DATA.NUM_WORKERS", workers, "DATA.BATCH_SIZE", 32 // ranks]
     config = configured("digits", "", *sizes, "MODEL.NUM_CLASSES", "10", *RECIPE, *options)
     dataset = get_dataset(config, "train")
-    loaders = [get_dataloader(config, dataset, "train", rank, ranks) for rank in range(ranks)]
+    loaders = [get_dataloader(config, dataset, "train", rank=rank, ranks=ranks) for rank in range(ranks)]
     transform = BatchTransform(config)
     seen = []
     for wanted in range(1, epoch + 1):  # the loader's workers persist from epoch to epoch

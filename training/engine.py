@@ -63,7 +63,7 @@ def fit(
     # All is loaded. Within an epoch, a checkpoint holds each rank's own statistics of batch norm.
     for model in training.evaluated_models.values():
         broadcast_weights(model, without=own_statistics(model) if chosen else ())
-    val_loader = get_dataloader(config, val, "val", rank(), world_size())
+    val_loader = get_dataloader(config, val, "val", rank=rank(), ranks=world_size())
     signals.begin()
     run.begin()  # all that can be checked was checked: from here on the run's folder changes
     if config.MODEL.RESUME:
@@ -319,7 +319,7 @@ def evaluate_only(
     if val.compared is not None:
         predictor = among(predictor, val.compared, config.MODEL.NUM_CLASSES)
     task: Task = (kind or tasks.choose(config))(config, val.classes)
-    loader = get_dataloader(config, val, "val", rank(), world_size())
+    loader = get_dataloader(config, val, "val", rank=rank(), ranks=world_size())
     signals.begin()
     run.begin()
     if task.note:

@@ -1,6 +1,5 @@
 """What an evaluation says of each sample: kept on the device, gathered once at a run's end, written as a table."""
 
-import csv
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import numpy as np
 import paddle
 
 from datasets import ImageDataset
+from loading.tables import csv_line
 from training.run import Run
 from utils import all_gather, rank, writing_whole
 
@@ -85,16 +85,16 @@ def write(file: Path, found: Mapping[str, np.ndarray], dataset: ImageDataset, ro
     """
     classes, several = dataset.classes, "truth" in found
     with writing_whole(file) as out:
-        table = csv.writer(out, lineterminator="\n")
-        table.writerow(SEVERAL if several else (*ONE, *(("class", "predicted_class") if classes else ())))
+        head = SEVERAL if several else (*ONE, *(("class", "predicted_class") if classes else ()))
+        out.write(",".join(head) + "\n")
         columns = found.values() if several else (found[name].tolist() for name in ONE[1:])
         for index, (first, second, *rest) in enumerate(zip(*columns, strict=True)):
             name = name_of(dataset, index, root)
             if several:
-                table.writerow([name, _numbers(first), _numbers(second), rest[0], f"{rest[1]:.6f}"])
+                out.write(csv_line(name, _numbers(first), _numbers(second), rest[0], round(float(rest[1]), 6)))
             else:
                 names = [classes[label] if label < len(classes) else label for label in (first, second) if classes]
-                table.writerow([name, first, second, f"{rest[0]:.6f}", *names])
+                out.write(csv_line(name, first, second, round(rest[0], 6), *names))
 
 
 def name_of(dataset: ImageDataset, index: int, root: str) -> str:

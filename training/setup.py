@@ -79,7 +79,7 @@ def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Tra
     load_pretrained(config, model, run, strict=False)
     task.prepare(model, train, run)
     check_scales(config, model)
-    loader = get_dataloader(config, train, "train", rank(), world_size())
+    loader = get_dataloader(config, train, "train", rank=rank(), ranks=world_size())
     steps, accum = len(loader), config.TRAIN.ACCUM_ITER
     if accum > steps:
         raise InputError(f"TRAIN.ACCUM_ITER is {accum}, but an epoch has {steps} steps: it would end without an update")

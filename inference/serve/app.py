@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
@@ -14,7 +14,7 @@ from errors import printable
 from inference.serve import page
 from inference.serve.batching import Batcher, Full, Item, Lost
 from inference.serve.bodies import Encoded, Refused, Upload, images_of
-from inference.serve.gate import refusal
+from inference.serve.gate import GUARDED, refusal
 from inference.serve.metrics import Metrics
 from inference.serve.settings import Settings
 from inference.serve.workers import Pool
@@ -48,21 +48,34 @@ class Problem(BaseModel):
     error: str
 
 
-_IMAGES = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "properties": {"image": {"type": "array", "items": {"type": "string", "format": "binary"}}},
-                }
-            },
-            "application/json": {"schema": Encoded.model_json_schema()},
-            "image/*": {"schema": {"type": "string", "format": "binary"}},
-        },
-    }
+class Ready(BaseModel):
+    """Whether requests are taken, and by how many processes."""
+
+    status: Literal["loading", "ready", "draining"]
+    workers: int
+    waiting: int
+
+
+_BINARY = {"type": "string", "format": "binary"}
+_UPLOADS = {
+    "title": "Uploads",
+    "description": "Images as files; fields may be called anything.",
+    "type": "object",
+    "properties": {"image": {"type": "array", "items": _BINARY, "minItems": 1}},
+    "required": ["image"],
 }
+# An image's own type is taken, too: generators of clients know no range of types, such as image/*.
+_RAW = {"application/octet-stream": {"schema": _BINARY}}
+_FORMS = {
+    "multipart/form-data": {"schema": {"$ref": "#/components/schemas/Uploads"}},
+    "application/json": {"schema": {"$ref": "#/components/schemas/Encoded"}},
+}
+_IMAGES = {"requestBody": {"required": True, "content": _FORMS | _RAW}}
+# Forms are taken, too. A client of openapi-python-client 0.29 can't be imported if a path has several kinds of bodies
+# and no other parameter.
+_IMAGE = {"requestBody": {"required": True, "content": _RAW}}
+_PICTURE: Any = {200: {"content": {"image/png": {"schema": _BINARY}} | _RAW}}
+_TOKEN = {"type": "http", "scheme": "bearer", "description": "the token that the server was started with (-token_file)"}
 _PROBLEMS: Any = {
     status: {"model": Problem, "description": text}
     for status, text in {
@@ -74,6 +87,7 @@ _PROBLEMS: Any = {
         415: "a content type or encoding that isn't taken",
         422: "no image can be read, or a parameter is out of range",
         429: "too many images wait: try again after Retry-After seconds",
+        500: "the server failed; its log says why",
         503: "loading, ending, or the process that computed ended twice",
         504: "the answer took too long",
     }.items()
@@ -84,11 +98,30 @@ def create_app(
     settings: Settings, batcher: Batcher, pool: Pool, metrics: Metrics, draining: Callable[[], bool]
 ) -> FastAPI:
     """Returns the application; ``gate.Gate`` stands before it."""
-    app = FastAPI(title="paddle-vit", description=page.ABOUT, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="paddle-vit",
+        description=page.ABOUT,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,  # what a generated client calls it
+    )
+    app.openapi = lambda: _description(app, bool(settings.token))
     _problems(app)
     _answering(app, settings, batcher, pool, metrics)
     _telling(app, batcher, pool, metrics, draining)
     return app
+
+
+def _description(app: FastAPI, token: bool) -> dict[str, Any]:
+    """Returns the OpenAPI description, with what FastAPI doesn't know: the bodies of images and the token."""
+    described = FastAPI.openapi(app)
+    described["components"]["schemas"] |= {"Encoded": Encoded.model_json_schema(), "Uploads": _UPLOADS}
+    described["components"]["securitySchemes"] = {"token": _TOKEN}
+    for path in GUARDED if token else ():
+        for said in described["paths"][path].values():
+            said["security"] = [{"token": []}]
+    return described
 
 
 def _answering(app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, metrics: Metrics) -> None:
@@ -121,17 +154,18 @@ def _answering(app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, m
             status, content["error"] = _unreadable(predictions)
         return JSONResponse(content, status)
 
-    @app.post("/attention", responses=_PROBLEMS | {200: {"content": {"image/png": {}}}}, openapi_extra=_IMAGES)
+    @app.post("/attention", response_class=Response, responses=_PROBLEMS | _PICTURE, openapi_extra=_IMAGE)
     async def attention(request: Request) -> Response:
-        """Answers with a PNG of one image, coloured where the model looks."""
+        """Answers with a PNG of one image, coloured where the model looks. Takes an image as /predict does."""
         [(upload, answer, picture)] = await asked(request, "attention", 1, 0.0)
         if "error" in answer:
             status, line = _unreadable([{"name": upload.name, **answer}])
             raise Refused(status, line)
-        return Response(picture, media_type="image/png")
+        plain = request.headers.get("accept") in _RAW
+        return Response(picture, media_type=next(iter(_RAW)) if plain else "image/png")
 
 
-def _telling(app: FastAPI, batcher: Batcher, pool: Pool, metrics: Metrics, draining: Callable[[], bool]) -> None:
+def _telling(app: FastAPI, batcher: Batcher, pool: Pool, measured: Metrics, draining: Callable[[], bool]) -> None:
     """What tells of the server, and the pages."""
 
     @app.get("/health")
@@ -139,19 +173,21 @@ def _telling(app: FastAPI, batcher: Batcher, pool: Pool, metrics: Metrics, drain
         """Returns whether the server is alive."""
         return {"status": "alive"}
 
-    @app.get("/ready", responses={503: {"description": "loading or ending"}})
+    @app.get("/ready", response_model=Ready, responses={503: {"model": Ready, "description": "loading or ending"}})
     async def ready() -> Response:
         """Returns whether requests are taken."""
         status = "draining" if draining() else "ready" if pool.ready() else "loading"
         told = {"status": status, "workers": pool.ready(), "waiting": len(batcher)}
         return JSONResponse(told, 200 if status == "ready" else 503)
 
-    @app.get("/metrics", response_class=Response)
-    async def measured() -> Response:
+    refused: Any = {status: _PROBLEMS[status] for status in (401, 403)}
+
+    @app.get("/metrics", response_class=PlainTextResponse, responses=refused)
+    async def metrics() -> Response:
         """Counts, as Prometheus reads them."""
-        metrics.waiting.set(len(batcher))
-        metrics.ready.set(pool.ready())
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
+        measured.waiting.set(len(batcher))
+        measured.ready.set(pool.ready())
+        return Response(measured.text(), media_type="text/plain; version=0.0.4")
 
     @app.get("/", include_in_schema=False)
     async def first() -> HTMLResponse:
@@ -183,7 +219,8 @@ def _unreadable(predictions: list[dict[str, Any]]) -> tuple[int, str]:
     """The status and the line where no image of a request can be read."""
     status = 413 if all("DATA.MAX_PIXELS" in found["error"] for found in predictions) else 422
     if len(predictions) > 1:
-        return status, f"none of the {len(predictions)} images can be read"
+        first = f"{predictions[0]['name']}: {predictions[0]['error']}"
+        return status, f"none of the {len(predictions)} images can be read; {first}"
     return status, f"{predictions[0]['name']}: {predictions[0]['error']}"
 
 

@@ -22,7 +22,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 WORK = ("/predict", "/attention")  # what images are sent to
-_GUARDED = (*WORK, "/metrics")
+GUARDED = (*WORK, "/metrics")
 _OPEN = ("/", "/docs", "/openapi.json", "/health", "/ready")
 _BODY = 30.0  # seconds that a body may take
 _LINGER = 10.0  # seconds in which what a refused client still sends is read: it would miss the answer
@@ -74,7 +74,7 @@ class Gate:
             self._note(scope, status or _GONE, time.perf_counter() - started)
 
     def _note(self, scope: Any, status: int, seconds: float) -> None:
-        path = scope["path"] if scope["path"] in _GUARDED + _OPEN else "other"
+        path = scope["path"] if scope["path"] in GUARDED + _OPEN else "other"
         self.metrics.requests.labels(path, status).inc()
         self.metrics.seconds.labels(path).observe(seconds)
         if not self.settings.quiet:
@@ -90,7 +90,7 @@ class Gate:
         self._check_host(headers.get(b"host", b"").decode("latin-1"))
         if scope["path"] in WORK:
             self._check_origin(headers)
-        if scope["path"] in _GUARDED:
+        if scope["path"] in GUARDED:
             self._check_token(headers.get(b"authorization", b""))
         if scope["path"] not in WORK or scope["method"] != "POST":
             await self.app(scope, receive, send)

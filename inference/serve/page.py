@@ -30,7 +30,7 @@ def document(described: dict[str, Any]) -> str:
     for path, methods in described["paths"].items():
         for method, said in methods.items():
             parts.append(f"<h2>{method.upper()} {escape(path)}</h2><p>{escape(said.get('description', ''))}</p>")
-            parts.append(_rows(_parameters_of(said), "takes"))
+            parts.append(_rows(_parameters_of(said, described["components"]["schemas"]), "takes"))
             answers = [(status, answer.get("description", ""), "") for status, answer in said["responses"].items()]
             parts.append(_rows(answers, "answers"))
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -38,14 +38,20 @@ def document(described: dict[str, Any]) -> str:
     return f'<!doctype html><html lang="en"><head>{head}</head><body><main>{"".join(parts)}</main></body></html>'
 
 
-def _parameters_of(said: dict[str, Any]) -> list[tuple[str, str, str]]:
-    rows = []
+def _parameters_of(said: dict[str, Any], schemas: dict[str, Any]) -> list[tuple[str, str, str]]:
+    rows = [("Authorization", "Bearer TOKEN", "")] if "security" in said else []
     for one in said.get("parameters", ()):
-        form = one["schema"]
-        bounds = f"{form.get('minimum', '')} to {form.get('maximum', '')}; default {form.get('default')}"
-        rows.append((f"?{one['name']}=", one.get("description", form.get("description", "")), bounds))
-    for kind, form in said.get("requestBody", {}).get("content", {}).items():
-        rows.append((kind, ", ".join(form["schema"].get("properties", {"the image itself": 0})), ""))
+        # A parameter that may be missing is of its own type, or null.
+        kinds = one["schema"].get("anyOf", [one["schema"]])
+        form = next(kind for kind in kinds if kind.get("type") != "null")
+        bounds = f"{form['minimum']} to {form['maximum']}" if "minimum" in form else form.get("type", "")
+        rows.append((f"?{one['name']}=", one.get("description", ""), bounds))
+    for kind, content in said.get("requestBody", {}).get("content", {}).items():
+        form = content["schema"]
+        form = schemas[form["$ref"].rpartition("/")[2]] if "$ref" in form else form
+        rows.append(
+            (kind, ", ".join(form.get("properties", ["the image itself; its own type (image/...) will do, too"])), "")
+        )
     return rows
 
 

@@ -109,6 +109,11 @@ def test_from_loading_to_the_drain(patient, photographs):
             assert answer == {"error": "this server needs a token: send Authorization: Bearer TOKEN"}
         assert patient.ask("GET", "/metrics", headers=wrong)[0] == 401
     assert patient.ask("GET", "/")[0] == 200
+    described = patient.ask("GET", "/openapi.json")[1]
+    guarded = {path for path, methods in described["paths"].items() if "security" in next(iter(methods.values()))}
+    assert guarded == {"/predict", "/attention", "/metrics"}
+    assert described["paths"]["/predict"]["post"]["security"] == [{"token": []}]
+    assert b"<td>Authorization</td><td>Bearer TOKEN</td>" in patient.ask("GET", "/docs")[1]
     assert patient.ask("POST", "/predict", photographs[0], bearing)[0] == 200
     assert TOKEN not in patient.text()
 

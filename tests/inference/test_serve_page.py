@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from browser import CHROMIUM, browsing
+from served import serving
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here")
 TEXT = "document.getElementById('{}').textContent"
@@ -73,6 +74,7 @@ def test_what_cant_be_read_is_told_in_the_page(server, browser, tmp_path):
     browser.open(f"http://127.0.0.1:{server.port}/", 390)
     browser.choose("#file", tmp_path / "text.png")
     browser.wait(f"{TEXT.format('said')}.includes('known format')")
+    assert browser.value(TEXT.format("said")).startswith("text.png: it is of no known format")
     assert browser.value("document.getElementById('said').className") == "bad"
     assert browser.value("document.getElementById('found').hidden")
     pictured(browser, "refused-390")
@@ -105,7 +107,23 @@ def test_the_page_asks_for_the_servers_token(server, browser, photograph):
     assert browser.value("document.getElementById('asks').hidden")
     browser.choose("#file", photograph)
     browser.wait("!document.getElementById('asks').hidden")
-    assert browser.value(TEXT.format("said")) == "a token"
+    assert browser.value(TEXT.format("said")) == f"{photograph.name}: a token"
+
+
+def test_a_picture_is_sent_again_until_the_model_is_loaded(checkpoint, browser, photograph, tmp_path):
+    with serving(checkpoint, folder=tmp_path) as server:
+        browser.open(f"http://127.0.0.1:{server.port}/")
+        browser.choose("#file", photograph)
+        browser.wait(f"{TEXT.format('said')}.includes('is sent again')")
+        assert (
+            browser.value(TEXT.format("said")) == f"{photograph.name} is sent again in 2 s: the model is being loaded"
+        )
+        browser.wait("!document.getElementById('found').hidden", 60)
+        assert browser.value(TEXT.format("said")).startswith("Most probable: ")
+    (tmp_path / "second.jpg").write_bytes(photograph.read_bytes())
+    browser.choose("#file", tmp_path / "second.jpg")  # the server has gone
+    browser.wait(f"{TEXT.format('said')}.includes('reached')")
+    assert browser.value(TEXT.format("said")) == "second.jpg: the server can't be reached."
 
 
 def test_the_list_of_paths_fits_a_phone(server, browser):

@@ -36,7 +36,7 @@ def configured(root, kind, *options):
 def taken(config, epochs, ranks=2):
     """The columns of all ranks' batches of each epoch; looked at when all have been taken."""
     dataset = get_dataset(config, "train")
-    loaders = [get_dataloader(config, dataset, "train", rank, ranks) for rank in range(ranks)]
+    loaders = [get_dataloader(config, dataset, "train", rank=rank, ranks=ranks) for rank in range(ranks)]
     found = []
     for epoch in epochs:
         for loader in loaders:

@@ -109,7 +109,7 @@ def test_training_on_shards_is_bit_by_bit_training_on_the_files(packed):
         seen.append([])
         for mode, dataset in zip(("train", "val"), pickle.loads(pickle.dumps(datasets)), strict=True):
             for rank in range(2):
-                loader = get_dataloader(config, dataset, mode, rank, 2)
+                loader = get_dataloader(config, dataset, mode, rank=rank, ranks=2)
                 seen[-1] += [column.numpy().tobytes() for batch in loader for column in batch.values()]
     assert len(seen[0]) == 2 * (2 * 3 + 2 + 1)  # images and labels: three steps of each rank; 4 + 3 images by threes
     assert seen[0] == seen[1]

@@ -181,7 +181,7 @@ def evaluations(options):
     for length, batch in EVALUATIONS:
         config = with_values(config, DATA__BATCH_SIZE_EVAL=batch)
         part = ArrayDataset(config, "val", val.images[:length], val.labels[:length], val.classes)
-        loader = get_dataloader(config, part, "val", utils.rank(), utils.world_size())
+        loader = get_dataloader(config, part, "val", rank=utils.rank(), ranks=utils.world_size())
         found[length, batch] = engine.evaluate(Classification(config), model, loader)
     return found
 
@@ -252,7 +252,7 @@ def nan_weights(options):
     config, _, val = get_datasets(get_config(None, options))
     model = build_model(config)
     model.head.weight.set_value(paddle.full_like(model.head.weight, float("nan")))
-    loader = get_dataloader(config, val, "val", utils.rank(), utils.world_size())
+    loader = get_dataloader(config, val, "val", rank=utils.rank(), ranks=utils.world_size())
     engine.evaluate(Classification(config), model, loader)
 
 

@@ -1,6 +1,5 @@
 """A run's report: its figures are scikit-learn's and SciPy's; whatever names hold, it is a page that loads nothing."""
 
-import csv
 import json
 import re
 from math import comb
@@ -19,6 +18,7 @@ import main_multi_gpu
 from config import get_config, resolved_yaml
 from datasets import get_dataset
 from errors import InputError
+from loading.tables import csv_rows
 from training import predictions, report
 from training.pages import page
 from training.report import measures, write_report
@@ -128,9 +128,10 @@ def test_a_page_tells_the_figures_and_escapes_names(made):
     assert f'<td class="n">{100 * macro:.2f}</td><td class="n">18</td></tr>' in text
     assert text.count("<figure") == 18 - right == text.count("data:image/png;base64,") - 2
     with open(folder / "confusion.csv", newline="") as file:
-        head, *rows = csv.reader(file)
+        head, *rows = csv_rows(file)
     assert head == ["label", *NAMES]
     assert [row[0] for row in rows] == NAMES
+    assert (folder / "confusion.csv").read_text().count('"\'=1+1"') == 2  # no formula for a spreadsheet
     expected = confusion_matrix(found["label"], found["predicted"], labels=range(6))
     np.testing.assert_array_equal([[int(count) for count in row[1:]] for row in rows], expected)
     with Image.open(folder / "confusion.png") as picture:

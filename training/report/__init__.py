@@ -1,6 +1,5 @@
 """The page of a run that is over: report.html, and its confusions as confusion.csv and confusion.png."""
 
-import csv
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import numpy as np
 
 from config import differences
 from datasets import ImageDataset
+from loading.tables import csv_line
 from training.pages import page
 from training.report import drawings, mistakes
 from training.report.measures import BINS, Confusions, calibration, confusions, scores, wilson
@@ -137,14 +137,14 @@ def _outputs(run: Finished, told: Told) -> int:
 
 def _write_confusions(file: Any, found: Confusions, names: list[str]) -> None:
     """Writes a square, rows are labels; of very many classes a row for each pair that there is."""
-    table = csv.writer(file, lineterminator="\n")
     if len(names) <= _SQUARE:
-        table.writerow(["label", *names])
-        table.writerows([name, *row] for name, row in zip(names, found.matrix(range(len(names))).tolist(), strict=True))
+        file.write(csv_line("label", *names))
+        for name, row in zip(names, found.matrix(range(len(names))).tolist(), strict=True):
+            file.write(csv_line(name, *row))
         return
-    table.writerow(["label", "predicted", "images"])
+    file.write("label,predicted,images\n")
     for label, predicted, count in zip(*(column.tolist() for column in found), strict=True):
-        table.writerow([names[label], names[predicted], count])
+        file.write(csv_line(names[label], names[predicted], count))
 
 
 def _classes(run: Finished, told: Told | None) -> str:

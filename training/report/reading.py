@@ -1,6 +1,5 @@
 """A run's folder, read back: what it left behind is a stranger's, for a comparison."""
 
-import csv
 import hashlib
 import os
 from array import array
@@ -14,6 +13,7 @@ from config import get_config
 from configs.registry import tasks
 from errors import Allowance, InputError, Unreadable, open_file, reading
 from loading.files import Paths
+from loading.tables import csv_rows
 from options import Configuration
 from training import predictions
 from training.curves import Points, points
@@ -164,7 +164,7 @@ def read_predictions(file: Path) -> Told:
     """
     with reading(file, "a run's predictions", "; move it away"), open_file(file) as lines:
         allowance = Allowance(os.fstat(lines.fileno()).st_size)
-        table = csv.reader(_lines(lines, allowance), strict=True)
+        table = csv_rows(_lines(lines, allowance))
         head = tuple(next(table, ()))
         if head[: len(ONE)] != ONE and head != SEVERAL:
             raise Unreadable(f"its first line isn't {','.join(ONE)}, nor {','.join(SEVERAL)}")

@@ -1,6 +1,5 @@
 """A sweep's folder, and what its runs gave: sweep.json, a folder for each run, sweep.csv, sweep.png."""
 
-import csv
 import fcntl
 import json
 import os
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 from errors import InputError, Unreadable, open_file, printable, reading
 from launch.startup import writing_whole
 from launch.verdict import how_it_ended
+from loading.tables import csv_line
 from training.sweeps.points import Point, Sweep
 
 FILE, LOCK, LEFT = "sweep.json", ".lock", 60.0  # seconds that runs have to save which a killed sweep left
@@ -184,11 +184,10 @@ def best(found: Sequence[Row], sweep: Sweep, metric: str) -> Sequence[Row]:
 def write(found: Sequence[Row], sweep: Sweep, metric: str) -> None:
     """Writes sweep.csv, a line for each run, and sweep.png, which draws the metric over each key."""
     with writing_whole(sweep.output / "sweep.csv") as file:
-        lines = csv.writer(file, lineterminator="\n")
-        lines.writerow(["run", *sweep.keys, "SEED", metric, "epoch", "status"])
+        file.write(csv_line("run", *sweep.keys, "SEED", metric, "epoch", "status"))
         for row in found:
-            seed = "" if row.seed is None else row.seed
-            lines.writerow([row.name, *row.point.values(), seed, *(row.outcome or ("", "")), row.status_text()])
+            outcome = row.outcome or (None, None)
+            file.write(csv_line(row.name, *row.point.values(), row.seed, *outcome, row.status_text()))
     done = [row for row in found if row.outcome]
     if not done:
         return

@@ -1,0 +1,78 @@
+"""Small parts of PaddleViT's ``utils`` that programs take from there; this toolkit itself uses none of them."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from paddle import nn
+from paddle.optimizer.lr import LRScheduler
+
+__all__ = ["WarmupCosineScheduler", "get_exclude_from_weight_decay_fn", "skip_weight_decay_fn"]
+
+
+class WarmupCosineScheduler(LRScheduler):
+    """A rate for each epoch: linear from ``warmup_start_lr`` to ``start_lr``, then along a cosine to ``end_lr``.
+
+    Runs of this toolkit have ``training.optim.build_schedule``, whose rate is a function of the update.
+
+    Args:
+        learning_rate: of no effect, as in PaddleViT.
+        warmup_epochs, total_epochs: the cosine has ``total_epochs - warmup_epochs``.
+        cycles: waves of the cosine; 0.5 ends at ``end_lr``.
+        last_epoch: the last one that is done; -1: none.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float,
+        warmup_start_lr: float,
+        start_lr: float,
+        end_lr: float,
+        warmup_epochs: int,
+        total_epochs: int,
+        cycles: float = 0.5,
+        last_epoch: int = -1,
+        verbose: bool = False,
+    ) -> None:
+        self.warmup_epochs, self.total_epochs = warmup_epochs, total_epochs
+        self.warmup_start_lr, self.start_lr, self.end_lr = warmup_start_lr, start_lr, end_lr
+        self.cycles = cycles
+        super().__init__(learning_rate, last_epoch, verbose)
+
+    def get_lr(self) -> float:
+        """Returns the rate of the epoch after ``last_epoch``."""
+        if self.last_epoch < self.warmup_epochs:
+            share = self.last_epoch / self.warmup_epochs
+            return self.warmup_start_lr + share * (self.start_lr - self.warmup_start_lr)
+        share = (self.last_epoch - self.warmup_epochs) / max(1, self.total_epochs - self.warmup_epochs)
+        height = 0.5 * (1 + math.cos(2 * math.pi * self.cycles * share))
+        return max(0.0, self.end_lr + height * (self.start_lr - self.end_lr))
+
+
+def get_exclude_from_weight_decay_fn(exclude_list: Sequence[str] = ()) -> Callable[[str], bool] | None:
+    """Returns whether a parameter of a name decays: not where the name ends as one of the list; None for an empty list.
+
+    The names are ``named_parameters``'. AdamW asks by others (``linear_0.b_0``): ``skip_weight_decay_fn`` knows both.
+    """
+    endings = tuple(exclude_list)
+    return (lambda name: not name.endswith(endings)) if endings else None
+
+
+def skip_weight_decay_fn(
+    model: nn.Layer, skip_list: Sequence[str] = (), filter_bias_and_bn: bool = True
+) -> Callable[[str], bool] | None:
+    """Returns AdamW's ``apply_decay_param_fun``: whether a parameter decays; None where all do.
+
+    In PaddleViT it compares names of two kinds, and excludes none. Here it knows both.
+
+    Args:
+        skip_list: names of parameters, as ``model.named_parameters()`` has them, that don't decay.
+        filter_bias_and_bn: biases and parameters of one dimension don't decay either.
+    """
+    if not skip_list and not filter_bias_and_bn:
+        return None
+    kept = set()
+    for name, parameter in model.named_parameters():
+        plain = filter_bias_and_bn and (parameter.ndim == 1 or name.endswith(".bias"))
+        if plain or name in skip_list:
+            kept |= {name, parameter.name}
+    return lambda name: name not in kept

@@ -1,0 +1,160 @@
+"""Programs that were written against PaddleViT's own modules: its names in ``config``, ``datasets``, ``utils`` ...
+
+What means something here works. For the rest, the error says what to write instead.
+"""
+
+import importlib.abc
+import sys
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from yacs.config import CfgNode
+
+from configs.merging import Option
+from configs.paddlevit import reading
+from options import leaves, nearest_key
+
+# What a program has parsed, in an attribute of this name, and the key that it sets.
+_ARGUMENTS = {
+    "dataset": "DATA.DATASET",
+    "data_path": "DATA.DATA_PATH",
+    "batch_size": "DATA.BATCH_SIZE",
+    "batch_size_eval": "DATA.BATCH_SIZE_EVAL",
+    "image_size": "DATA.IMAGE_SIZE",
+    "accum_iter": "TRAIN.ACCUM_ITER",
+    "last_epoch": "TRAIN.LAST_EPOCH",
+    "num_classes": "MODEL.NUM_CLASSES",
+    "pretrained": "MODEL.PRETRAINED",
+    "resume": "MODEL.RESUME",
+    "output": "SAVE",
+    "ngpus": "NGPUS",
+    "eval": "EVAL",
+    "amp": "AMP",
+}
+# The rest of the names that PaddleViT's modules of the same names as ours have, and what to write instead.
+_INSTEAD = {
+    "datasets": {
+        "ImageNet2012Dataset": "datasets.get_dataset(config, mode), with DATA.DATASET imagenet2012",
+        "Cifar10Dataset": "datasets.get_dataset(config, mode), with DATA.DATASET cifar10",
+        "get_train_transforms": "loading.transforms.TrainTransform(config)",
+        "get_val_transforms": "loading.transforms.EvalTransform(config)",
+    },
+    "utils": {
+        "cosine_scheduler": "training.optim.build_schedule(config, updates_per_epoch, effective_batch)",
+        "orthogonal": "paddle.nn.initializer.Orthogonal",
+        "RandomResizedCropAndInterpolationWithTwoPic": "loading.transforms.TrainTransform(config), of one picture",
+    },
+}
+# Its other modules.
+_MODULES = {
+    "augment": "set TRAIN.AUTO_AUGMENT, which loading.transforms.TrainTransform(config) reads",
+    "droppath": "write from models.layers import DropPath",
+    "interpolate_position_embedding": "weights.load_weights(model, path) resizes position embeddings by itself",
+    "losses": "write from training.losses import CrossEntropy, SoftTargetCrossEntropy, Teacher",
+    "lr_decay": "set TRAIN.LAYER_DECAY, which training.optim.build_optimizer(config, model) reads",
+    "masking_generator": "MAE's pre-training isn't here",
+    "mixup": "write from loading.transforms import BatchTransform, Mixup",
+    "model_ema": "write from training.optim import ModelEma",
+    "multi_scale_sampler": "set DATA.MULTI_SCALE, which datasets.get_dataloader(config, dataset, 'train') reads",
+    "random_erasing": "write from loading.transforms import RandomErasing",
+    "transforms": "write from loading.transforms import EvalTransform, TrainTransform",
+}
+_MODELS = "beit cait coat convmixer convnext crossvit deit gmlp halonet levit mlp_mixer mobileone mobilevit pit"
+_MODELS += " poolformer pvtv2 regnet resmlp swin transformer vit volo xcit"
+
+
+def instead(module: str, name: str) -> NoReturn:
+    """Raises AttributeError for a name that ``module`` doesn't have, and ImportError for one of PaddleViT's.
+
+    ``from module import name`` would replace the text of an AttributeError.
+    """
+    for theirs, ours in _INSTEAD.get(module, {}).items():
+        if name == theirs or name.startswith(f"{theirs}_"):
+            raise ImportError(f"{module} has no {name}; for PaddleViT's, write {ours}: docs/paddlevit.md", name=module)
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+class ModuleFinder(importlib.abc.MetaPathFinder):
+    """Says what to write where a program imports one of PaddleViT's modules that this toolkit doesn't have."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
+        hint = _MODULES.get(fullname)
+        if fullname in _MODELS.split():
+            hint = "write from models import build_model, for the model of a configuration, or create_model"
+        if hint:
+            line = f"No module named {fullname!r}; for PaddleViT's, {hint}: docs/paddlevit.md"
+            raise ModuleNotFoundError(line, name=fullname)
+
+
+def explain_missing_modules() -> None:
+    """Adds the finder behind all others, once."""
+    if not any(isinstance(finder, ModuleFinder) for finder in sys.meta_path):
+        sys.meta_path.append(ModuleFinder())
+
+
+def options_of(arguments: Any, evaluates: bool) -> Iterator[Option]:
+    """Yields what a program's parsed flags set, as in PaddleViT's ``update_config``: None, False, 0, "" set nothing.
+
+    Args:
+        arguments: with the flags as attributes; those that are missing aren't given.
+        evaluates: whether the configuration is an evaluation's without them.
+    """
+    given = {name: getattr(arguments, name, None) for name in _ARGUMENTS}
+    evaluates = evaluates or bool(given["eval"])
+    if evaluates:  # its -batch_size is the evaluation's, too; its -amp is training's alone
+        given["batch_size_eval"] = given["batch_size_eval"] or given["batch_size"]
+        given["amp"] = None
+    for name, value in given.items():
+        if value:
+            yield Option(_ARGUMENTS[name], value, f"flag -{name}")
+
+
+class Section(CfgNode):
+    """A section of the configuration's tree, whose keys can be read by PaddleViT's names, too: MODEL.TRANS.DEPTH."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.__dict__["name"] = name
+
+    def __getattr__(self, key: str) -> Any:
+        if key in self:
+            return self[key]
+        if not key.isupper():  # Python's own look-ups
+            raise AttributeError(key)
+        name = self.__dict__["name"]
+        if name == "MODEL" and f"{key}." in reading.GROUPS:
+            return _Group(self, f"MODEL.{key}.")
+        return _own_value(self, f"{name}.{key}")
+
+
+class _Group:
+    """A group of PaddleViT's within MODEL."""
+
+    def __init__(self, model: Section, prefix: str) -> None:
+        self.__dict__.update(model=model, prefix=prefix)
+
+    def __getattr__(self, key: str) -> Any:
+        if not key.isupper():
+            raise AttributeError(key)
+        if f"{key}." in reading.GROUPS:
+            return _Group(self.model, f"{self.prefix}{key}.")
+        return _own_value(self.model, f"{self.prefix}{key}")
+
+    def __setattr__(self, key: str, value: Any) -> NoReturn:
+        raise AttributeError(f"{self.prefix}{key} can only be read; set {reading.own_key(self.prefix + key, value)}")
+
+
+def _own_value(section: Section, theirs: str) -> Any:
+    """Returns the value of a key by PaddleViT's name; raises AttributeError, which says what it is here."""
+    names = [reading.own_key(theirs), reading.own_key(theirs, [])]
+    top = section.__dict__["name"] + "."
+    for name in names:
+        if name.startswith(top) and name.removeprefix(top) in section:
+            return section[name.removeprefix(top)]
+    if names[0] != theirs and not names[0].startswith(top):
+        hint = f"; it is {names[0]} here"
+    elif reading.has_key(theirs):
+        hint = "; docs/paddlevit.md says what PaddleViT's key is here"
+    else:
+        hint = nearest_key(theirs, [f"{top}{key}" for key, _ in leaves(section)])
+    raise AttributeError(f"no key {theirs}{hint}")
