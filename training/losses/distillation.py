@@ -56,7 +56,8 @@ class TrainingLoss(nn.Layer):
 
     The loss is (1 - alpha) * base + alpha * distillation. "hard": the cross-entropy with the teacher's choice. "soft":
     the divergence KL(teacher || student) at temperature tau, times tau^2. It is divided by the number of classes as in
-    DeiT's program (its paper doesn't). "feature": ``feature_distance``. Smoothing and class weights are the base's alone.
+    DeiT's program (its paper doesn't). "feature": ``feature_distance``. Smoothing and class weights are the base's
+    alone.
 
     Args:
         base: of the model's logits and the targets.
