@@ -119,7 +119,8 @@ def _answering(app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, m
         status = 200
         if all("error" in answer for _, answer, _ in found):
             status, content["error"] = _unreadable(predictions)
-        return JSONResponse(content, status)
+        # The page shows an image as the model sees it.
+        return JSONResponse(content, status, {"x-exif-orientation": str(pool.oriented).lower()})
 
     @app.post("/attention", responses=_PROBLEMS | {200: {"content": {"image/png": {}}}}, openapi_extra=_IMAGES)
     async def attention(request: Request) -> Response:

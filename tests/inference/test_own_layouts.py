@@ -2,10 +2,11 @@
 
 import shutil
 import subprocess
-import sys
 
 import numpy as np
+import paddle
 import pytest
+import warm
 from conftest import ROOT, write_images
 from runs import train
 
@@ -48,8 +49,6 @@ def prepared(run, *options):
     config, train, _ = get_datasets(get_config(run / "config.yaml", list(options)))
     train.transform, train.erasing = EvalTransform(config), None
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
-    import paddle
-
     images = [normalize(paddle.to_tensor(train[index][0][None])).numpy()[0] for index in range(len(train))]
     return np.stack(images)
 
@@ -91,9 +90,9 @@ def test_weights_without_a_run_are_calibrated_on_folders_of_any_layout(trained, 
 def test_a_run_is_exported_as_int8_by_one_command(trained, tmp_path):
     pytest.importorskip("nncf", reason="requirements-export.txt isn't installed")
     run, _ = trained
-    command = [sys.executable, str(ROOT / "tools/export_model.py"), "-pretrained", run, "-output", tmp_path / "int8"]
+    command = [warm.python(), str(ROOT / "tools/export_model.py"), "-pretrained", run, "-output", tmp_path / "int8"]
     command += ["-format", "onnx", "-precision", "int8", "-least_agreement", "0"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(list(map(str, command)), env=warm.environment(), capture_output=True, text=True, timeout=120)
     assert (done.returncode, f"{tmp_path}/int8: onnx, int8" in done.stdout) == (0, True), done.stderr
 
 
