@@ -10,8 +10,8 @@ embeddings   images of a folder in the plane, by t-SNE, with classes   all
 positions    what was learnt of places; needs no image                 ViT, DeiT, BEiT, Swin
 predictions  a grid of images with their classes, or of -mistakes      all
 
-IMAGES are files, folders, patterns and lists, as of tools/predict.py. The true class of an image in a folder is the
-first folder on its way that is one of the model's classes: train/ and val/ aren't.
+IMAGES are files, folders, patterns and lists, as of tools/predict.py. An image's true class is the first of the
+folders that it lies in which the model knows as a class: train/ and val/ aren't.
 -output is one picture, FILE.png, or a new folder that gets one for each image. The model runs in float32.
 """
 
@@ -66,8 +66,9 @@ def list_images(words: Sequence[str]) -> tuple[list[str], list[list[str]]]:
 
 
 def true_class(folders: Sequence[str], classes: Collection[str]) -> str | None:
-    """Returns the class of an image that lies in ``folders``, outermost first: the first that the model knows, or else
-    the first; None: it lies in none.
+    """Returns the class of an image that lies in ``folders``, outermost first; None: it lies in none.
+
+    It is the first that the model knows, or else the first.
     """
     known = [name for name in folders if name in classes]
     return next(iter(known or folders), None)
