@@ -12,7 +12,7 @@ _ARCHIVES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".gz", ".bz2", ".xz", ".zs
 _LEFTOVERS = {
     *("__macosx", "icon\r", "network trash folder", "temporary items"),  # macOS
     *("thumbs.db", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini"),  # Windows
-    *("$recycle.bin", "recycler", "recycled", "system volume information", "found.000", "found.001"),
+    *("$recycle.bin", "system volume information", "found.000", "found.001"),
     *("@eadir", "#recycle", "#snapshot", "@tmp"),  # Synology
     *("@recycle", "@recently-snapshot", "@__thumb", "~snapshot"),  # QNAP, NetApp
     *("lost+found", "__pycache__"),

@@ -24,7 +24,7 @@ LEFTOVERS = [
     "Thumbs.db", "THUMBS.DB", "desktop.ini", "$RECYCLE.BIN", "System Volume Information", "@eaDir", "#recycle",
     "#snapshot", "@Recycle", "lost+found", "Network Trash Folder", "Temporary Items", "FOUND.000", "__pycache__",
 ]  # fmt: skip
-DATA = ["cat", "n01440764", "_cat", "@cat", "#1", "trash", "lost", "found", "Thumbs", "0", "macosx"]
+DATA = ["cat", "n01440764", "_cat", "@cat", "#1", "trash", "lost", "found", "Thumbs", "0", "macosx", "recycled"]
 
 
 def folder_config(root, *options):
