@@ -43,11 +43,15 @@ def calibration_data(weights: Path | None, flags: Sequence[tuple[str, str]]) -> 
     file = run_file(weights) if weights else None
     run = get_config(file) if file else None
     dataset = given.get(datasets.key)
-    if dataset is None and run and ("DATA.DATA_PATH" not in given or reads_folder(run.DATA.DATASET)):
-        dataset = run.DATA.DATASET
-    if dataset is None and "DATA.DATA_PATH" not in given:
-        raise InputError("-precision int8 is calibrated on a training set: give its -data_path (and -dataset)")
-    chosen = {datasets.key: dataset or "folder"}
+    if dataset is None:
+        if run and ("DATA.DATA_PATH" not in given or _reads_folder(run.DATA.DATASET)):
+            dataset = run.DATA.DATASET
+        elif "DATA.DATA_PATH" in given:
+            dataset = "folder"
+        else:
+            told = "-precision int8 is calibrated on a training set"
+            raise InputError(f"{told}: give its -data_path (and -dataset)")
+    chosen: dict[str, Any] = {datasets.key: dataset}
     if run and dataset == run.DATA.DATASET:
         own, defaults = dict(leaves(run)), default_values()
         words = datasets.components[dataset].reads
@@ -57,14 +61,11 @@ def calibration_data(weights: Path | None, flags: Sequence[tuple[str, str]]) -> 
 
 
 def is_data_key(key: str) -> bool:
-    """Returns whether a dotted key says which images there are, so that it counts for the calibration, too."""
-    return key.removeprefix("DATA.") in _PARTS or any(
-        key in map(datasets.key_of, one.reads) for one in datasets.components.values()
-    )
+    """Returns whether a dotted key says which images there are, so that calibration goes by it, too."""
+    return key == datasets.key or key.removeprefix("DATA.") in _PARTS or key in datasets.readers()
 
 
-def reads_folder(dataset: str) -> bool:
-    """Returns whether a dataset is read from -data_path."""
+def _reads_folder(dataset: str) -> bool:
     return "data_path" in datasets.components[dataset].reads
 
 

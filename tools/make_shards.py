@@ -213,7 +213,8 @@ def make_shards(options: argparse.Namespace) -> str:
     skipped: list[str] = []
     alone = "val" not in options.modes
     splits = {mode: Split(mode, alone=alone, skipped=skipped) for mode in options.modes}
-    files = {mode: part_of(config.DATA, split, datasets.choose(config)) for mode, split in splits.items()}
+    reader = datasets.choose(config)
+    files: dict[str, Any] = {mode: part_of(config.DATA, split, reader) for mode, split in splits.items()}
     if skipped:
         print(skipped_text(sorted(set(skipped))), file=sys.stderr)
     temporary = launch.startup.unfinished_path(output)

@@ -170,7 +170,7 @@ def findings(
         broken = ~part.records["readable"]
         if broken.any():
             kept = listed or (config.DATA.SKIP_BROKEN and mode == "train")
-            stops = broken.all() or not kept
+            stops = bool(broken.all()) or not kept
             found.append(_of_files(part, broken, f"{NAMES[mode]} images that can't be read", stops))
         if part.records["flawed"].any():
             text = f"{NAMES[mode]} images that are damaged, but decoded"
