@@ -13,6 +13,7 @@ from typing import NoReturn, overload
 import numpy as np
 import paddle
 
+from config import with_values
 from configs.key_needs import mixes
 from configs.paddlevit.programs import instead
 from configs.registry import datasets
@@ -20,7 +21,14 @@ from errors import InputError, RunError, Unreadable, printable
 from loading.cache import Decoded, Labels, MappedImages, cached_images, fingerprint
 from loading.files import Paths, contents
 from loading.label_sets import LabelSets, every_label
-from loading.label_spaces import check_evaluation, check_pretrained_classes, check_training, set_outputs
+from loading.label_spaces import (
+    absent_classes,
+    check_evaluation,
+    check_pretrained_classes,
+    check_training,
+    set_outputs,
+)
+from loading.layout import below_class, skipped_text
 from loading.parts import fold_name, part_of, with_part_note
 from loading.real_labels import relabel
 from loading.samplers import EvalBatchSampler
@@ -43,7 +51,7 @@ from loading.transforms import (
     readable,
 )
 from loading.workers import Loader, ProcessLoader
-from options import Configuration, pair
+from options import Configuration, add_note, pair
 
 _DECODING = "2"  # part of a cache's name: another where the same files give other pixels (2: 16-bit grey isn't white)
 
@@ -258,11 +266,20 @@ class SyntheticDataset(ImageDataset):
         return image_of(np.random.default_rng([self.seed, index]).integers(0, 256, self.shape, np.uint8), self.mode)
 
 
-def get_dataset(config: Configuration, mode: str | bool = "train", *, is_train: bool | None = None) -> ImageDataset:
+def get_dataset(
+    config: Configuration,
+    mode: str | bool = "train",
+    *,
+    is_train: bool | None = None,
+    alone: bool = False,
+    skipped: list[str] | None = None,
+) -> ImageDataset:
     """Returns the dataset of DATA.DATASET.
 
     Args:
         mode: "train" (augmented) or "val"; True or False as PaddleViT's ``is_train``.
+        alone: of "train": no validation set is needed, so the classes' folders may stand without a train/.
+        skipped: takes the paths of entries that aren't data, such as hidden ones.
 
     Raises:
         InputError: files that are missing, empty or damaged, labels outside the range.
@@ -275,7 +292,8 @@ def get_dataset(config: Configuration, mode: str | bool = "train", *, is_train: 
     meant = datasets.components[kind].given.get("task", "classification")
     if {meant, config.TASK} == {"classification", "multilabel"}:
         raise InputError(f"DATA.DATASET '{kind}' is of TASK {meant}, TASK is {config.TASK}; change one of the two")
-    dataset = _make_dataset(config, mode, part_of(config.DATA, Split(mode, limit), read))
+    split = Split(mode, limit, alone=alone, skipped=skipped)
+    dataset = _make_dataset(config, mode, part_of(config.DATA, split, read))
     if not len(dataset):
         raise InputError(f"the {mode} set of '{kind}' at {root} is empty")
     low, high = every_label(dataset.labels).min(), every_label(dataset.labels).max()
@@ -336,17 +354,42 @@ def get_datasets(
         InputError: as ``get_dataset``; validation classes that the training set, or the weights, lack; more outputs
             than classes, where the user didn't set their number.
     """
+    skipped: list[str] = []
     if config.EVAL:
-        val = get_dataset(config, "val")
+        val = get_dataset(config, "val", skipped=skipped)
         config = with_part_note(check_evaluation(config, val, trained), len(val))
         set_outputs(config, val)
         check_pretrained_classes(config, val)
-        return config, None, val
-    train, val = get_dataset(config, "train"), get_dataset(config, "val")
+        return _with_notes(config, skipped), None, val
+    train, val = (get_dataset(config, mode, skipped=skipped) for mode in ("train", "val"))
+    _check_several_classes(config, train, val)
     config = check_training(config, train, val)
     set_outputs(config, train, val)
     check_pretrained_classes(config, train)
-    return config, train, val
+    if absent := "" if isinstance(train, SyntheticDataset) else absent_classes(train, val):
+        config = with_values(config)
+        add_note(config, absent)
+    return _with_notes(config, skipped), train, val
+
+
+def _with_notes(config: Configuration, skipped: list[str]) -> Configuration:
+    """Returns the configuration with a line about the paths that were skipped."""
+    if skipped:
+        config = with_values(config)  # a copy: the note is this start's
+        add_note(config, skipped_text(sorted(set(skipped))))  # DATA.VAL_SPLIT reads a folder twice
+    return config
+
+
+def _check_several_classes(config: Configuration, train: ImageDataset, val: ImageDataset) -> None:
+    """Raises InputError where a classification has one class alone: nothing can be learnt from that."""
+    present = np.union1d(every_label(train.labels), every_label(val.labels))
+    if len(present) > 1 or config.TASK != "classification" or config.TRAIN.DISTILLATION_TYPE is not None:
+        return
+    if isinstance(train, SyntheticDataset):
+        return
+    name = train.classes[present[0]] if train.classes else f"class {present[0]}"
+    below = below_class(Path(train.root), train.paths, name) if isinstance(train, FileDataset) else ""
+    raise InputError(f"all {len(train)} training images have one class, {name}; expected two or more{below}")
 
 
 # ------------------------------------------------------------------ loader

@@ -52,6 +52,7 @@ _FORM: Form = {
     "norm": Rule("true or false", lambda value: type(value) is bool),
     "shape": Rule("two to four sizes", lambda value: is_list(value, is_whole, 2, 4)),
     "offset": Rule("a number of bytes", is_whole),
+    "oriented": Rule("true or false", lambda value: type(value) is bool),  # which earlier releases lack
     "index": Rule(f"one of {', '.join(INDEXES)}", lambda value: value in INDEXES),
 }
 
@@ -99,6 +100,7 @@ class Features(Predictor):
         cfg = os.path.abspath(cfg) if cfg and os.path.isfile(cfg) else cfg
         self.made = {"checkpoint": path, "sha256": sha256(self.weights), "cfg": cfg, "options": list(options)}
         self.made |= {"layer": layer, "pool": pool, "norm": norm}
+        self.made |= {"oriented": self.config.DATA.EXIF_ORIENTATION}
         if layer is None:
             self.model.reset_classifier(0)
             return
@@ -244,7 +246,7 @@ def stored_features(path: Path) -> Stored:
     record = path.with_suffix(".json")
     with reading(record, "the record of tools/features.py"):
         made = parsed_json(whole_file(record, _LARGEST_RECORD))
-        check_form(made, _FORM, tuple(_FORM))
+        check_form(made, _FORM, tuple(name for name in _FORM if name != "oriented"))
         shape, offset = made["shape"], made["offset"]
         if len(shape) != 2:
             raise Unreadable(f"its features are maps {shape}; a search needs them pooled")

@@ -14,7 +14,9 @@ from errors import Allowance, InputError, Unreadable, open_file, printable, read
 from loading.class_names import read_class_names
 from loading.files import Paths
 from loading.label_spaces import imagenet_names
-from loading.sources import IMAGE_SUFFIXES, images_below
+from loading.layout import IMAGE_SUFFIXES, is_leftover, skipped_text
+from loading.sources import images_below
+from utils import rank
 
 STDIN, LIST = "-", ".txt"
 _LARGEST = 1 << 28  # bytes of a list on standard input
@@ -30,67 +32,85 @@ def paths_of(words: Sequence[str], stdin: IO[bytes] | None = None) -> Paths:
     which ends in .txt. Or ``-``: a list on standard input. A list has a path on each line, taken as it stands, from the
     current folder on. If it holds a NUL, NULs are between the paths (``find -print0``).
 
+    Of folders and patterns, hidden entries and leftovers of systems are skipped (``layout.is_leftover``). A line on
+    standard error says how many.
+
     Args:
         stdin: where ``-`` is read from; None: it may not be.
 
     Raises:
         InputError: a word stands for nothing, or can't be read. What is wrong with a path's file shows later.
     """
-    found = Paths(itertools.chain.from_iterable(_files_of_word(word, stdin) for word in words))
+    skipped: list[str] = []
+    found = Paths(itertools.chain.from_iterable(_files_of_word(word, stdin, skipped) for word in words))
+    if skipped and rank() == 0:
+        print(skipped_text(skipped), file=sys.stderr)
     if not len(found):
         raise InputError("there are no images: the lists, or what the patterns match, hold no path of one")
     return found
 
 
-def _files_of_word(word: str, stdin: IO[bytes] | None) -> Iterable[str | bytes]:
+def _files_of_word(word: str, stdin: IO[bytes] | None, skipped: list[str]) -> Iterable[str | bytes]:
     if word == STDIN:
         return _from_stdin(stdin)
     if not os.path.lexists(word):
         if not glob.has_magic(word):
             raise InputError(f"'{printable(word)}': there is no such file or folder")
-        matches = _matches(word)
+        matches = _matches(word, skipped)
         if not matches:
-            raise InputError(f"'{printable(word)}': no file has such a name")
-        return itertools.chain.from_iterable(_files_of_match(match) for match in matches)
+            but = f"; {skipped_text(skipped)}" if skipped else ""
+            raise InputError(f"'{printable(word)}': no file has such a name{but}")
+        return itertools.chain.from_iterable(_files_of_match(match, skipped) for match in matches)
     if os.path.isdir(word):
-        return _images_in(word)
+        return _images_in(word, skipped)
     return _in_list(word) if word.lower().endswith(LIST) else [word]
 
 
-def _files_of_match(path: str) -> Iterable[str | bytes]:
+def _files_of_match(path: str, skipped: list[str]) -> Iterable[str | bytes]:
     """What a pattern's match stands for: of a folder without images nothing."""
-    return _in_folder(path) if os.path.isdir(path) else _files_of_word(path, None)
+    return _in_folder(path, skipped) if os.path.isdir(path) else _files_of_word(path, None, skipped)
 
 
-def _images_in(word: str) -> Iterator[str]:
+def _images_in(word: str, skipped: list[str]) -> Iterator[str]:
     """A folder's images, of which there has to be one."""
     empty = True
-    for path in _in_folder(word):
+    for path in _in_folder(word, skipped):
         empty = False
         yield path
     if empty:
         raise InputError(f"{printable(word)}: holds no image; images end in {' '.join(IMAGE_SUFFIXES)}")
 
 
-def _in_folder(word: str) -> Iterator[str]:
+def _in_folder(word: str, skipped: list[str]) -> Iterator[str]:
+    def skip(paths: Iterable[str]) -> None:
+        skipped.extend(os.path.join(word, path) for path in paths)
+
     with reading(printable(word), "a folder of images"):
-        for path in images_below(Path(word), "."):
+        for path in images_below(Path(word), ".", skip):
             yield os.path.join(word, path.removeprefix("./"))
 
 
-def _matches(pattern: str) -> list[str]:
+def _matches(pattern: str, skipped: list[str]) -> list[str]:
     """What a pattern matches, sorted; of one with ``**`` files alone, links to folders aren't followed."""
     with reading(f"'{printable(pattern)}'", "a pattern of paths"):
         parts = pattern.split("/")
         if "**" not in parts:
-            return sorted(glob.glob(pattern))
+            found = sorted(glob.glob(pattern))
+            # A part without a wildcard, or one that begins with a dot, names what it matches.
+            free = [glob.has_magic(part) and not part.startswith(".") for part in filter(None, parts)]
+            left_out = {
+                path for path in found if any(map(is_leftover, itertools.compress(filter(None, path.split("/")), free)))
+            }
+            skipped += sorted(left_out)
+            return [path for path in found if path not in left_out]
         # glob.glob follows links to folders: two that lead to their own folder are 2 to the power of 40 folders.
         plain = list(itertools.takewhile(lambda part: not glob.has_magic(part), parts))
         rest = "/".join(parts[len(plain) :] + ["*"] * (parts[-1] == "**"))
         root = "/".join(plain) or ("/" if plain else "")
-        found = (path for path in Path(root).glob(rest) if not path.is_dir())
-        shows = (path for path in found if not any(part.startswith(".") for part in path.relative_to(root).parts))
-        return sorted(map(str, shows))
+        found = [path for path in Path(root).glob(rest) if not path.is_dir()]
+        left_out = {path for path in found if any(map(is_leftover, path.relative_to(root).parts))}
+        skipped += sorted(map(str, left_out))
+        return sorted(str(path) for path in found if path not in left_out)
 
 
 def _in_list(word: str) -> list[bytes]:
@@ -115,7 +135,7 @@ def _from_stdin(stdin: IO[bytes] | None) -> list[bytes]:
 
 def _split(data: bytes) -> list[bytes]:
     """The paths of a list; its empty lines are none."""
-    if data[:2] in _UTF16:
+    if data[:2] in _UTF16:  # NULs may be between the paths of a list
         raise Unreadable("it is in UTF-16; save it in UTF-8")
     data, allowance = data.removeprefix(b"\xef\xbb\xbf"), Allowance(len(data))
     end = b"\0" if b"\0" in data else b"\n"

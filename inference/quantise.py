@@ -7,30 +7,74 @@ what transformers and ConvNeXts compute with. It cost a ConvNeXt 2.4 points, the
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import paddle
 
-from config import get_config, with_values
+from config import default_values, get_config, with_values
 from configs.registry import datasets
 from datasets import get_dataset
 from errors import InputError
 from inference.backends import import_extra
+from loading.parts import own_validation
 from loading.transforms import EvalTransform, Normalize
 from models.inference import quiet, refusing
 from options import Configuration, leaves
+from training.command_line import run_file
 
 _PREPARED = ("IMAGE_SIZE", "IMAGE_CHANNELS", "CROP_PCT", "CROP_MODE", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD")
 _PREPARED += ("IMAGE_DTYPE",)
+# Which images of the data are trained on; besides, a dataset has keys of its own.
+_PARTS = ("VAL_SPLIT", "FOLDS", "FOLD", "SPLIT_SEED", "SPLIT_GROUPS", "SKIP_BROKEN", "MAX_PIXELS")
 
 
-def training_images(config: Configuration, data: Sequence[str], count: int, seed: int = 0) -> np.ndarray:
+def calibration_data(weights: Path | None, flags: Sequence[tuple[str, str]]) -> list[Any]:
+    """Returns the keys that name the training set, and their values, as words after ``-o``.
+
+    They are those of the run that saved the weights, with the values of ``flags`` in the place of its own. If these
+    choose another dataset, the run's keys don't count.
+
+    Raises:
+        InputError: no run saved the weights, and nothing else names data.
+    """
+    given = dict(flags)
+    file = run_file(weights) if weights else None
+    run = get_config(file) if file else None
+    dataset = given.get(datasets.key)
+    if dataset is None:
+        if run and ("DATA.DATA_PATH" not in given or _reads_folder(run.DATA.DATASET)):
+            dataset = run.DATA.DATASET
+        elif "DATA.DATA_PATH" in given:
+            dataset = "folder"
+        else:
+            told = "-precision int8 is calibrated on a training set"
+            raise InputError(f"{told}: give its -data_path (and -dataset)")
+    chosen: dict[str, Any] = {datasets.key: dataset}
+    if run and dataset == run.DATA.DATASET:
+        own, defaults = dict(leaves(run)), default_values()
+        words = datasets.components[dataset].reads
+        keys = [*map(datasets.key_of, words), *(f"DATA.{name}" for name in _PARTS)]
+        chosen |= {key: own[key] for key in keys if own[key] != defaults[key]}
+    return [word for pair in (chosen | given).items() for word in pair]
+
+
+def is_data_key(key: str) -> bool:
+    """Returns whether a dotted key says which images there are, so that calibration goes by it, too."""
+    return key == datasets.key or key.removeprefix("DATA.") in _PARTS or key in datasets.readers()
+
+
+def _reads_folder(dataset: str) -> bool:
+    return "data_path" in datasets.components[dataset].reads
+
+
+def training_images(config: Configuration, data: Sequence[Any], count: int, seed: int = 0) -> np.ndarray:
     """Returns some images of a training set, prepared as an evaluation does: [n, C, H, W] float32.
 
     Args:
         config: of the model.
-        data: the keys that name the training set, and their values.
+        data: the keys that name the training set, and their values. Folders of classes may stand alone.
         count: of the images; all, if there are fewer.
         seed: which ones are drawn, the same ones each time.
 
@@ -38,10 +82,14 @@ def training_images(config: Configuration, data: Sequence[str], count: int, seed
         InputError: the training set can't be read.
     """
     prepared = [word for key, value in leaves(config.DATA) if key in _PREPARED for word in (f"DATA.{key}", value)]
+    turned = config.DATA.EXIF_ORIENTATION
     config = get_config(None, [*data, *prepared, "MODEL.NUM_CLASSES", "auto"])
+    config = with_values(config, DATA__EXIF_ORIENTATION=turned)
+    if config.DATA.VAL_SPLIT is not None and own_validation(config.DATA):  # another folder than the run's
+        config = with_values(config, DATA__VAL_SPLIT=None)
     if datasets.components[config.DATA.DATASET].given.get("task") == "multilabel":
         config = with_values(config, TASK="multilabel")
-    dataset = get_dataset(config, "train")
+    dataset = get_dataset(config, "train", alone=True)
     dataset.transform, dataset.erasing, dataset.advice = EvalTransform(config), None, ""
     places = np.random.default_rng(seed).permutation(len(dataset))[:count]
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)

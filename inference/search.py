@@ -115,8 +115,11 @@ def nearest(
     return list(zip(rows.tolist(), cosines.tolist(), strict=True))
 
 
-def write_grid(query: str, neighbours: Sequence[Neighbour], output: Path) -> list[str]:
+def write_grid(query: str, neighbours: Sequence[Neighbour], output: Path, oriented: bool = False) -> list[str]:
     """Writes a PNG, whole or not at all: the query, then its neighbours, each above its name and its similarity.
+
+    Args:
+        oriented: the model saw them turned as their EXIF says (DATA.EXIF_ORIENTATION).
 
     Returns:
         what is wrong with those that can't be read.
@@ -127,7 +130,8 @@ def write_grid(query: str, neighbours: Sequence[Neighbour], output: Path) -> lis
     if output.suffix.lower() != ".png":
         raise InputError(f"{output}: the grid is a PNG; give it the ending .png")
     told = [(query, "query"), *((name, f"{similarity:.3f}") for name, similarity in neighbours)]
-    pictures = Pictures(get_config(None, ["DATA.IMAGE_CHANNELS", "3"]), [name for name, _ in told])
+    config = get_config(None, ["DATA.IMAGE_CHANNELS", "3", "DATA.EXIF_ORIENTATION", str(oriented)])
+    pictures = Pictures(config, [name for name, _ in told])
     images = [small(pictures, place, SHEET_SIDE) for place in range(len(told))]
     tiles = [tile(image, SHEET_SIDE, name, [(said, "")], 1) for image, (name, said) in zip(images, told, strict=True)]
     grid = side_by_side(tiles, min(_ACROSS, len(tiles)))

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from errors import Allowance, Unreadable, open_file, printable, reading
+from loading.files import utf8_text
 
 # Characters that no class can have in its name: a message, a table or a JSON file would break at them.
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -46,7 +47,7 @@ def _lines(path: str | Path, field: int = 0) -> list[str]:
         allowance = Allowance(os.fstat(file.fileno()).st_size)
         data = file.read()
     allowance.take(2 * allowance.size + field * (data.count(b"\n") + data.count(b"\t")))
-    text = data.decode("utf-8-sig")
+    text = utf8_text(data)
     lines = [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
     if len(lines) > _MOST:
         raise Unreadable(f"it has {len(lines)} lines, up to {_MOST} are read")

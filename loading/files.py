@@ -3,6 +3,7 @@
 import itertools
 import math
 import os
+import unicodedata
 import zipfile
 from array import array
 from collections.abc import Iterable, Sequence
@@ -23,6 +24,50 @@ def contents(path: str | Path, most: int) -> bytes:
         if (size := os.fstat(file.fileno()).st_size) > most:
             raise Unreadable(f"it has {size} bytes, up to {most} are read")
         return file.read(most + 1)[:most]
+
+
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_TO_UTF8 = "iconv -f GB18030 -t UTF-8 OLD > NEW"  # of Chinese Windows' text
+
+
+def refuse_utf16(start: bytes) -> None:
+    """Raises Unreadable where a text begins as UTF-16 does, with its mark or without: ``start`` is 4 bytes or more."""
+    if start[:2] in _UTF16 or b"\0\0" in (start[:4:2], start[1:4:2]):
+        raise Unreadable("it is in UTF-16; save it in UTF-8")
+
+
+def utf8_text(data: bytes) -> str:
+    """Returns a text file's content; raises Unreadable where it isn't UTF-8."""
+    refuse_utf16(data)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise Unreadable(f"its line {line} isn't UTF-8; save it in UTF-8 (of GBK by {_TO_UTF8})") from None
+
+
+def why_missing(root: str | Path, path: bytes) -> str:
+    """Returns what is wrong with a listed path that isn't there, where that can be seen; otherwise ""."""
+
+    def exists(other: bytes) -> bool:
+        return os.path.lexists(os.path.join(os.fsencode(root), other))
+
+    # A short name in GBK may be another one in UTF-8, so the files decide.
+    gbk = path.decode("gb18030", "replace").encode()
+    if not path.isascii() and (exists(gbk) or exists(gbk.replace(b"\\", b"/"))):
+        return f"; the list is in GBK: {_TO_UTF8}"
+    try:
+        text = path.decode()
+    except UnicodeDecodeError:
+        return f"; the list is in another encoding than UTF-8 (of GBK: {_TO_UTF8})"
+    if "\\" in text:
+        return "; its backslashes are Windows': write / in the list (sed -i 's|\\\\|/|g')"
+    for form in ("NFC", "NFD"):
+        if exists(unicodedata.normalize(form, text).encode()):
+            return f"; a file is there whose name has Unicode's other form ({form}): write the list's names so"
+    if not path.isascii() and exists(text.encode("gb18030")):
+        return "; the file's name on the disk is in GBK: rename the files (convmv -f gbk -t utf8)"
+    return ""
 
 
 class Paths(Sequence[str]):

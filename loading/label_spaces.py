@@ -62,6 +62,22 @@ def check_training(config: Configuration, train: Labelled, val: Labelled) -> Con
     return _with_num_classes(config, classes, "the data has")
 
 
+def absent_classes(train: Labelled, val: Labelled) -> str:
+    """Returns a remark on classes without a training image or without a validation image; "": there are none.
+
+    Of a list without names the classes are the numbers up to the largest label.
+    """
+    count = max(_count(dataset) for dataset in (train, val))
+    parts = []
+    for dataset, kind in ((train, "training"), (val, "validation")):
+        absent = np.setdiff1d(np.arange(count), every_label(dataset.labels))
+        if len(absent):
+            names = [train.classes[label] if label < len(train.classes) else str(label) for label in absent[:3]]
+            more = ", ..." if len(absent) > len(names) else ""
+            parts.append(f"{len(absent):,} have no {kind} image ({', '.join(names)}{more})")
+    return f"of {count:,} classes {' and '.join(parts)}" if parts else ""
+
+
 def check_evaluation(config: Configuration, val: Labelled, trained: Sequence[str] | None) -> Configuration:
     """Returns ``config`` with NUM_CLASSES resolved; gives ``val`` the labels and class names of the weights' outputs,
     and with DATA.CLASSES which of them are ``compared``.

@@ -16,9 +16,9 @@ import numpy as np
 from configs.registry import datasets
 from errors import Allowance, InputError, Unreadable, open_file, printable, reading
 from loading.class_names import check_name, each_once, names_beside
-from loading.files import Paths
+from loading.files import Paths, refuse_utf16, utf8_text
 from loading.label_sets import LabelSets
-from loading.sources import LISTED, MOST_CLASSES, UTF16, Files, Split, missing_files
+from loading.sources import LISTED, MOST_CLASSES, Files, Split, missing_files, missing_list
 
 _LONGEST_LINE = 1 << 19  # bytes: of a table, the names of 30,000 classes
 _LABEL = 4  # bytes that one takes
@@ -60,8 +60,7 @@ def _lines(lines: Any) -> Iterator[tuple[int, bytes]]:
     while line := lines.readline(_LONGEST_LINE):
         number += 1
         if number == 1:
-            if line[:2] in UTF16:
-                raise Unreadable("it is in UTF-16; save it in UTF-8")
+            refuse_utf16(line)
             line = line.removeprefix(b"\xef\xbb\xbf")
         if len(line) == _LONGEST_LINE:
             raise Unreadable(f"its line {number} has more than {_LONGEST_LINE} bytes")
@@ -86,7 +85,10 @@ def multilabel_list(split: Split, *, data_path: str) -> Files:
         InputError: the list or files are missing, a line is wrong (which), a label is outside the range.
     """
     root = Path(data_path)
-    file, classes = root / f"{split.mode}_list.txt", names_beside(root)
+    file = root / f"{split.mode}_list.txt"
+    if not os.path.lexists(file):
+        raise InputError(missing_list(file, "multilabel_list"))
+    classes = names_beside(root)
     limit = len(classes) or (MOST_CLASSES if split.num_classes == "auto" else split.num_classes)
     with reading(file, "a list", _ADVICE.format("multilabel_list")), open_file(file) as lines:
         read = _Read(os.fstat(lines.fileno()).st_size)
@@ -94,9 +96,15 @@ def multilabel_list(split: Split, *, data_path: str) -> Files:
 
 
 def _list_paths(file: Path, lines: Any, limit: int, read: _Read) -> Iterator[bytes]:
+    both = True
     for number, line in _lines(lines):
         path, tab, field = line.rpartition(b"\t")
         words = [word.strip() for word in field.split(b",")] if field.strip() else []
+        last = (words if tab else line.split(b" ")[-1].split(b",")) or [b""]
+        repeats = len(set(last)) < len(last) or (not tab and len(last) > 1)
+        if set(last) <= {b"0", b"1"} and repeats:
+            raise InputError(_told_vectors(f"{file}, line {number}", file, len(last)))
+        both = both and sorted(words) == [b"0", b"1"]
         if not (tab and path.strip()) or not all(word.isdigit() for word in words):
             found = printable(os.fsdecode(line[:200]))
             expected = "a path, a TAB, then labels such as 3,17 (or nothing: no class)"
@@ -108,6 +116,19 @@ def _list_paths(file: Path, lines: Any, limit: int, read: _Read) -> Iterator[byt
         if len(set(labels)) != len(labels):
             raise InputError(f"{file}, line {number}: it has a label twice")
         yield read.add(path.strip(), labels)
+    if both and len(read.ends) > 1:  # read as numbers, every image would have both classes
+        raise InputError(_told_vectors(f"{file}, each line", file, 2))
+
+
+def _told_vectors(where: str, file: Path, classes: int) -> str:
+    """The line about a list of PaddleClas's, which has a 0 or 1 for each class, and how to make a table of it."""
+    table = f"{file.name.removesuffix('_list.txt')}.csv"
+    join = r"s/[ \t]*\([01,]*\)\r*$/,\1/"
+    return (
+        f"{where}: found 0 or 1 for each of {classes} classes, as in PaddleClas's lists, expected the classes' numbers;"
+        f" make a table of it for -dataset=multilabel_csv:"
+        f" (echo image,$(seq -s, 0 {classes - 1}); sed '{join}' {file.name}) > {table}"
+    )
 
 
 # -------------------------------------------------------------------- tables
@@ -127,6 +148,8 @@ def multilabel_csv(split: Split, *, data_path: str) -> Files:
     """
     root = Path(data_path)
     file = root / f"{split.mode}.csv"
+    if not os.path.lexists(file):
+        raise InputError(missing_list(file, "multilabel_csv"))
     with reading(file, "a table", _ADVICE.format("multilabel_csv")), open_file(file) as lines:
         numbered = _lines(lines)
         classes = own = _header(numbered)
@@ -146,7 +169,7 @@ def _training_classes(file: Path) -> list[str]:
 
 def _header(lines: Iterator[tuple[int, bytes]]) -> list[str]:
     _, line = next(lines, (1, b""))
-    _, *names = _fields(line.decode())
+    _, *names = _fields(utf8_text(line))
     if not names:
         raise Unreadable("its header names no class; expected image,cat,dog and so on")
     return each_once([check_name(name.strip(), f"header's field {place}") for place, name in enumerate(names, 2)])

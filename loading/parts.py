@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from config import with_values
+from config import default_values, with_values
 from configs.registry import datasets
 from errors import InputError
 from loading.files import Paths
 from loading.folds import folds
 from loading.label_sets import LabelSets, take_labels
+from loading.layout import check_data_path
 from loading.shards import Shards
 from loading.sources import Arrays, Drawn, Files, Split
 from loading.splits import groups_of, validation
@@ -33,6 +34,9 @@ def part_of(data: Any, split: Split, reader: Callable[[Split], Source]) -> Sourc
         InputError: as the reader, ``validation``, ``folds`` and ``groups_of``; VAL_SPLIT, and the data has a validation
             part.
     """
+    component = datasets.components[data.DATASET]
+    if "data_path" in component.reads:
+        check_data_path(data.DATA_PATH, default_values()["DATA.DATA_PATH"], component.returns == "Files")
     if data.FOLDS is None and data.VAL_SPLIT is None:
         return reader(split)
     if data.VAL_SPLIT is not None:
@@ -70,9 +74,14 @@ def fold_name(data: Any) -> str:
     return "" if data.FOLDS is None else f"fold {data.FOLD} of {data.FOLDS}, {data.SPLIT_SEED}"
 
 
-def _check_alone(data: Any) -> None:
+def own_validation(data: Any) -> list[Path]:
+    """Returns the files or the folder of the data's own validation part; none, where it has none."""
     pattern = datasets.components[data.DATASET].given.get("val")
-    if pattern and (found := sorted(Path(data.DATA_PATH).glob(pattern))):
+    return sorted(Path(data.DATA_PATH).glob(pattern)) if pattern else []
+
+
+def _check_alone(data: Any) -> None:
+    if found := own_validation(data):
         there = f"{found[0]} is there, and DATA.VAL_SPLIT {data.VAL_SPLIT} would make another validation set"
         raise InputError(f"{there}; remove one of the two")
 

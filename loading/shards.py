@@ -14,7 +14,7 @@ import re
 import tarfile
 import zlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,7 +26,8 @@ from errors import Allowance, InputError, RunError, Unreadable, open_file, print
 from loading.class_names import UNPRINTABLE
 from loading.files import TarBytes, npz
 from loading.label_sets import LabelSets, take_labels
-from loading.sources import IMAGE_SUFFIXES, MOST_CLASSES, Split
+from loading.layout import IMAGE_SUFFIXES, is_leftover
+from loading.sources import MOST_CLASSES, Split
 from utils import writing_whole
 
 Arrays = dict[str, Any]  # NumPy's
@@ -145,7 +146,7 @@ def shards(split: Split, *, data_path: str) -> Shards:
             return Shards(root, index)
     print(f"{path} is missing: reading the headers of {len(files)} shards; class names aren't known", flush=True)
     with ThreadPoolExecutor(_THREADS) as pool:
-        index = make_index(files, list(pool.map(scan_shard, files)), [])
+        index = make_index(files, list(pool.map(functools.partial(scan_shard, skip=split.skip), files)), [])
     if not len(index["labels"]):
         raise InputError(f"{files[0]}: no image and label in any of {len(files)} shards")
     try:
@@ -203,9 +204,12 @@ def _check_files(path: Path, index: Arrays, files: list[Path]) -> None:
             )
 
 
-def scan_shard(file: Path) -> Arrays:
+def scan_shard(file: Path, skip: Callable[[list[str]], Any] = lambda _: None) -> Arrays:
     """Returns the samples of a shard, ``names``, ``offsets``, ``lengths``, ``headers``, ``labels`` (of ``.labels``, so
     many as ``counts`` says for each), from tar headers.
+
+    Args:
+        skip: takes the names of members that aren't data, which are left out.
 
     Raises:
         InputError: it can't be read, is compressed, damaged or cut short, or holds an image or a label alone.
@@ -215,6 +219,9 @@ def scan_shard(file: Path) -> Arrays:
     kinds: set[str] = set()
     with reading(file, "an uncompressed tar shard", "; restore it"), open_file(file) as raw:
         for member in _plain_members(raw):
+            if any(map(is_leftover, member.name.split("/"))):
+                skip([f"{file}: {member.name}"])
+                continue
             folder, base = os.path.split(member.name)
             stem, _, suffix = base.partition(".")
             key, start = os.path.join(folder, stem), member.offset_data

@@ -8,7 +8,7 @@ import gzip
 import importlib.util
 import os
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,15 +18,14 @@ from configs.registry import datasets
 from configs.signatures import Size
 from errors import Allowance, InputError, Unreadable, open_file, printable, reading
 from loading.class_names import UNPRINTABLE, names_beside
-from loading.files import Paths
+from loading.files import Paths, refuse_utf16, why_missing
 from loading.label_sets import LabelSets
+from loading.layout import IMAGE_SUFFIXES, holds, is_leftover, named_as_parts
 
 Decoded = tuple[np.ndarray, np.ndarray, list[str]]  # images, labels, class names
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif", ".npy")
 MOST_CLASSES = 10_000_000  # where any label may stand
 _KEPT = 1000  # problems, for a check
-UTF16 = (b"\xff\xfe", b"\xfe\xff")
 LISTED = 32  # bytes that a line takes besides its path: label, ends, folder, its place in their order
 _UNLISTED = 10_000  # folders that aren't there, after which no more are looked for
 
@@ -39,12 +38,19 @@ class Split(NamedTuple):
         num_classes: labels are below it; "auto": they may be any.
         problems: takes, for a check of the data, what a reader can leave out and go on; None: it raises.
         alone: there is no validation part beside it.
+        skipped: takes the paths of entries that aren't data (``layout.is_leftover``); None: nobody asks.
     """
 
     mode: str
     num_classes: int | Literal["auto"] = "auto"
     problems: list[str] | None = None
     alone: bool = False
+    skipped: list[str] | None = None
+
+    def skip(self, paths: Iterable[str]) -> None:
+        """Notes the paths of entries that aren't data."""
+        if self.skipped is not None:
+            self.skipped.extend(paths)
 
     def refuse(self, problem: str) -> None:
         """Raises InputError; or, for a check, keeps the problem: the first of very many."""
@@ -92,6 +98,8 @@ def imagenet2012(split: Split, *, data_path: str) -> Files:
     """
     root = Path(data_path)
     file = root / f"{split.mode}_list.txt"
+    if not os.path.lexists(file):
+        raise InputError(missing_list(file, "imagenet2012"))
     classes = names_beside(root)
     with reading(file, "a list", "; DATASET imagenet2012 needs it under -data_path"), open_file(file) as lines:
         labels, folders, known = array("q"), array("i"), {}
@@ -110,17 +118,18 @@ def _list_paths(
     """Yields a list's paths; appends their labels, and the numbers of their folders, which ``known`` gives."""
     limit = classes or (MOST_CLASSES if split.num_classes == "auto" else split.num_classes)
     left = Allowance(os.fstat(lines.fileno()).st_size).left
-    start = lines.peek(4)[:3]
-    if start[:2] in UTF16:
-        raise Unreadable("it is in UTF-16; save it in UTF-8")
-    lines.seek(3 if start == b"\xef\xbb\xbf" else 0)
+    start = lines.peek(4)
+    refuse_utf16(start)
+    lines.seek(3 if start[:3] == b"\xef\xbb\xbf" else 0)
     for number, line in enumerate(lines, 1):
         if not (words := line.rsplit(None, 1)):
             continue
         path, label = words[0].strip(), words[-1]
         if len(words) == 1 or not (label.isdigit() or (label[:1] == b"-" and label[1:].isdigit())):
             found = printable(os.fsdecode(line.strip()[:200]))
-            split.refuse(f"{file}, line {number}: expected a path, then a label; found '{found}'")
+            several = b"," in label and label.replace(b",", b"").isdigit() and len(words) > 1
+            advice = "; several labels an image are -dataset=multilabel_list -o TASK multilabel" if several else ""
+            split.refuse(f"{file}, line {number}: expected a path, then a label; found '{found}'{advice}")
             continue
         value = int(label) if len(label) <= 18 else limit
         if not 0 <= value < limit:
@@ -156,7 +165,8 @@ def missing_files(root: Path, paths: Paths, folders: np.ndarray, names: list[byt
     if not missing:
         return ""
     many = "at least " * (unlisted == _UNLISTED)
-    return f"{many}{missing} of {len(paths)} files are missing, the first is {root / paths[first]}"
+    why = why_missing(root, paths.path_bytes(first))
+    return f"{many}{missing} of {len(paths)} files are missing, the first is {root / paths[first]}{why}"
 
 
 @datasets.register(
@@ -176,12 +186,18 @@ def folder(split: Split, *, data_path: str) -> Files:
     if bare and (mode == "train" if split.alone or checked else mode == "val"):
         mode = "."  # <class>/ stands there alone
     with reading(root / mode, "class folders", "; DATASET folder needs train/ and val/ under -data_path"):
-        own, known = _classes(root / mode), _classes(root / "train")
+        own, leftovers = _classes(root / mode)
+        known, _ = _classes(root / "train")
+        split.skip(os.path.normpath(f"{mode}/{name}") for name in leftovers)
         if not own:
             raise InputError(
-                f"{root / mode}: no class folders; DATASET folder needs {mode}/<class>/<image> under -data_path"
+                f"{root / mode}: no class folders; DATASET folder needs {os.path.normpath(f'{mode}/<class>/<image>')}"
+                " under -data_path"
                 + "; without a val/, DATA.VAL_SPLIT splits what there is" * (not split.alone)
+                + f"; {_found_instead(root, mode)}"
             )
+        if mode == ".":
+            _check_classes_alone(root, own)
         if known and (unknown := sorted(set(own) - set(known))):
             split.refuse(f"{root / mode}: classes that train/ lacks: {', '.join(unknown[:3])}")
             known += unknown
@@ -191,7 +207,7 @@ def folder(split: Split, *, data_path: str) -> Files:
 
         def found() -> Iterator[str]:
             for name in own:
-                for path in images_below(root, os.path.normpath(f"{mode}/{name}")):
+                for path in images_below(root, os.path.normpath(f"{mode}/{name}"), split.skip):
                     labels.append(places[name])
                     yield path
 
@@ -204,25 +220,63 @@ def folder(split: Split, *, data_path: str) -> Files:
         return Files(root, paths, np.array(labels), classes)
 
 
-def _classes(folder: Path) -> list[str]:
-    """Returns the names of a folder's subfolders, sorted; none where it isn't there."""
+def _check_classes_alone(root: Path, names: Sequence[str]) -> None:
+    """Raises InputError where folders that stand without train/ and val/ are a dataset's parts, or whole datasets."""
+    if named_as_parts(names):
+        raise InputError(
+            f"{root}: its folders {', '.join(names)} are called as parts of a dataset, not as classes;"
+            " DATASET folder needs the names train and val"
+        )
+    for name in names:
+        if (root / name / "train").is_dir() and (root / name / "val").is_dir():
+            raise InputError(f"{root}: its folder {name} holds train/ and val/; give -data_path={root / name}")
+
+
+def missing_list(file: Path, dataset: str) -> str:
+    """Returns the line about a list or a table that isn't there."""
+    advice = ""
+    if (file.parent / "train").is_dir():
+        advice = "; for folders of classes give -dataset=folder"
+    elif file.name.startswith("val"):
+        advice = "; without one, DATA.VAL_SPLIT splits the training images"
+    needs = f"DATASET {dataset} needs it under -data_path, which holds {holds(file.parent)}"
+    return f"{file}: there is no such file; {needs}{advice}"
+
+
+def _found_instead(root: Path, mode: str) -> str:
+    """What is where class folders were expected."""
+    where = root / mode if (root / mode).is_dir() else root
+    found = holds(where)
+    return f"{where} holds {found}" + ("; give the folder above it" if where == root and "folder" not in found else "")
+
+
+def _classes(folder: Path) -> tuple[list[str], list[str]]:
+    """Returns the names of a folder's subfolders, sorted, and of its entries that aren't data.
+
+    A folder that isn't there has none.
+    """
     if not folder.is_dir():
-        return []
+        return [], []
     with os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if entry.is_dir())
+        found = sorted((entry.name, entry.is_dir()) for entry in entries)
+    leftovers = [name for name, _ in found if is_leftover(name)]
+    names = [name for name, is_folder in found if is_folder and not is_leftover(name)]
     if bad := [name for name in names if UNPRINTABLE.search(name)]:
         raise Unreadable(f"the name of its class folder '{printable(bad[0])}' can't be printed; rename it")
     holds = os.path.realpath(folder)
     for name in names:
         if os.path.islink(folder / name) and Path(holds).is_relative_to(os.path.realpath(folder / name)):
             raise Unreadable(f"its class folder {name} is a link to a folder that holds it; remove it")
-    return names
+    return names, leftovers
 
 
-def images_below(root: Path, below: str) -> Iterator[str]:
+def images_below(root: Path, below: str, skip: Callable[[Iterable[str]], Any]) -> Iterator[str]:
     """Yields the paths of the images in a folder, in the folders' order, relative to ``root``.
 
     Links to files are followed, links to folders aren't.
+
+    Args:
+        skip: takes the paths of entries that aren't data, which are left out.
 
     Raises:
         Unreadable: a folder can't be listed: within ``errors.reading``.
@@ -232,9 +286,12 @@ def images_below(root: Path, below: str) -> Iterator[str]:
         raise Unreadable(f"its folder '{printable(str(error.filename))}' can't be listed ({error.strerror})")
 
     for folder, subfolders, files in os.walk(root / below, onerror=refuse):
-        subfolders.sort()
         where = os.path.relpath(folder, root)
-        yield from (f"{where}/{file}" for file in sorted(files) if file.lower().endswith(IMAGE_SUFFIXES))
+        leftovers = {name for name in (*subfolders, *files) if is_leftover(name)}
+        skip(os.path.normpath(f"{where}/{name}") for name in sorted(leftovers))
+        subfolders[:] = sorted(set(subfolders) - leftovers)
+        images = (file for file in sorted(files) if file.lower().endswith(IMAGE_SUFFIXES))
+        yield from (f"{where}/{file}" for file in images if file not in leftovers)
 
 
 @datasets.register("digits", holds="nothing: scikit-learn brings them along")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from errors import Allowance, InputError, Unreadable, open_file, printable, reading
+from loading.files import refuse_utf16
 from loading.label_sets import LabelSets, rarest
 
 _LISTED = 128  # bytes that a line of groups takes besides its text
@@ -129,7 +130,9 @@ def _by_pattern(groups: str) -> Callable[[str], str | None]:
 def _in_file(file: str) -> Iterator[tuple[str, str]]:
     with reading(file, "a list of groups"), open_file(file) as lines:
         allowance = Allowance(os.fstat(lines.fileno()).st_size)
+        refuse_utf16(lines.peek(4))
         for number, line in enumerate(lines, 1):
+            line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
             allowance.take(len(line) + _LISTED)
             path, tab, name = os.fsdecode(line.rstrip(b"\r\n")).partition("\t")
             if line.strip() and not (path and tab and name):

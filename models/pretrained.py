@@ -13,12 +13,15 @@ import paddle
 from paddle import nn
 
 from config import with_values
-from errors import InputError
+from errors import InputError, reading
 from models import build_model, with_switches
 from models.base import ImageModel
 from options import Configuration, is_given, is_users, pair, size_text
 from weights import find_weights
+from weights.adapters import find_adapter
+from weights.formats import METADATA, read_metadata
 from weights.hub import read_config
+from weights.plain import parsed_json
 from weights.transformers import read_transformers
 
 _SPARE = 16 << 20  # parameters; what is resized for larger images may have more than the file
@@ -73,7 +76,7 @@ def with_preprocessing(config: Configuration, alone: bool = False) -> Configurat
     path = config.MODEL.PRETRAINED
     if not path:
         return config
-    config = with_switches(config, path)
+    config = _with_orientation(with_switches(config, path), path)
     stored = read_config(path) or read_transformers(path).get("images", {})
     try:
         told = {key: value for key, value in _images(stored).items() if alone and not is_users(config, key)}
@@ -88,6 +91,21 @@ def with_preprocessing(config: Configuration, alone: bool = False) -> Configurat
         return with_values(config, "the weights' config.json", **values)
     except InputError as error:
         raise InputError(f"the config.json of {path}: {error}; with -o KEY VALUE yours is taken") from None
+
+
+def _with_orientation(config: Configuration, path: str) -> Configuration:
+    """Returns ``config`` with DATA.EXIF_ORIENTATION as a run of this toolkit had it that saved the weights."""
+    key = "DATA.EXIF_ORIENTATION"
+    if is_given(config, key) or config.DATA.LOADER == "dali":  # which turns nothing
+        return config
+    adapter = config.MODEL.PRETRAINED_ADAPTER
+    for file in (*((find_adapter(adapter),) if adapter else ()), find_weights(path)):
+        with reading(file, "weights that describe themselves"):
+            text = read_metadata(file).get(METADATA)
+            told = parsed_json(text.encode())["values"].get(key) if text else None
+        if told is not None:
+            return with_values(config, "the weights' description", DATA__EXIF_ORIENTATION=told is True)
+    return config
 
 
 def disagreements(config: Configuration, stored: dict[str, Any]) -> Iterator[str]:

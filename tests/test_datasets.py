@@ -59,7 +59,11 @@ def test_imagenet2012_reads_lists_with_spaces_in_paths(listed):
     ("file", "text", "message"),
     [
         ("train_list.txt", "", r"train_list.txt: the list is empty"),
-        ("train_list.txt", None, r"train_list.txt: can't be read"),
+        (
+            "train_list.txt",
+            None,
+            r"train_list.txt: there is no such file; .* holds the folders train, val .* give -dataset=folder",
+        ),
         (
             "train_list.txt",
             "train/a/0.png 0\ntrain/a/1.png\n",
@@ -93,7 +97,10 @@ def test_folder_sorts_classes_and_takes_images_at_any_depth(tmp_path):
 
 
 def test_folder_names_what_is_wrong(tmp_path):
-    with pytest.raises(InputError, match="train: no class folders"):
+    with pytest.raises(InputError, match="an empty folder; give the folder that holds the dataset"):
+        get_datasets(configured("folder", tmp_path))
+    (tmp_path / "1.jpg").touch()
+    with pytest.raises(InputError, match="train: no class folders; .* holds 1 image; give the folder above it"):
         get_datasets(configured("folder", tmp_path))
     write_images(tmp_path / "train", {"cat": 1, "dog": 1})
     write_images(tmp_path / "val", {"cow": 1})
@@ -147,6 +154,7 @@ def test_cifar_reads_its_original_archive(tmp_path, kind, layout, label_key, met
 
 def test_cifar_names_what_is_wrong(tmp_path):
     config = configured("cifar10", tmp_path)
+    (tmp_path / "cifar-100-python.tar.gz").touch()
     with pytest.raises(InputError, match=r"cifar-10-python.tar.gz: can't be read"):
         get_dataset(config, "train")
     (tmp_path / CIFAR10[0]).write_bytes(b"not an archive")

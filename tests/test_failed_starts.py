@@ -29,7 +29,7 @@ SAVE_FREQ: 1
 CFG, AUTO = "-cfg=small.yaml", "-resume=auto"
 # What a new folder is refused for: flags, and the message.
 NEW = [
-    ([CFG, "-data_path=nowhere"], "nowhere/train: no class folders"),
+    ([CFG, "-data_path=nowhere"], "-data_path is nowhere, but there is no such folder"),
     ([CFG, "-pretrained=nowhere"], "no weights at nowhere"),
     ([CFG, "-pretrained=run/checkpoints/last", "-o", "MODEL.DEPTH", "2"], "doesn't fit the model: missing blocks.1."),
     ([CFG, "-batch_size=99"], "48 training images don't fill one global batch of 99 x"),

@@ -162,7 +162,7 @@ def test_weights_of_the_hub_are_evaluated_as_they_were_made(digits, program, tmp
 
 def test_wrong_input_exits_with_2_before_anything_is_built(program, tmp_path):
     cases = [
-        (["-dataset=folder", "-data_path=nowhere"], "error: nowhere/train: no class folders"),
+        (["-dataset=folder", "-data_path=nowhere"], "error: -data_path is nowhere, but there is no such folder"),
         (["-ngpus=99"], "error: NGPUS asks for 99 processes, found "),
         (["-o", "TRAIN.ACCUM_ITER", "99"], "error: TRAIN.ACCUM_ITER is 99, but an epoch has 22 steps"),
         (["-o", "TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.LOSS", "cross_entropy"], "error: TRAIN.LOSS is 'cross_entropy'"),

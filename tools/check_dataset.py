@@ -8,11 +8,12 @@ And it tells what spoils a run's numbers: images that are there twice, or look a
 under two labels.
 
 --split takes a share of each class for validation, as DATA.VAL_SPLIT does at training, and writes train_list.txt,
-val_list.txt and classes.txt for -dataset=imagenet2012, or multilabel_list. Nothing is moved. --groups keeps images
-together: a pattern of their paths, or a file of a path, a tab and a group on each line.
+val_list.txt and classes.txt for -dataset=imagenet2012, or multilabel_list. Nothing is moved. Images that can't be read
+aren't listed. --groups keeps images together: a pattern of their paths, or a file of a path, a tab and a group on each
+line.
 
-Exit status: 0 if the data can be used, with or without remarks. 1 if a run with them would end in an error. 2 for a
-wrong command line, or data that can't be checked.
+Exit status: 0 if the data, or with --split the lists, can be used, with or without remarks. 1 if a run with them would
+end in an error. 2 for a wrong command line, or data that can't be checked.
 """
 
 import argparse
@@ -49,11 +50,12 @@ LISTS = {"train": "train_list.txt", "val": "val_list.txt"}
 LISTED = ("imagenet2012", "multilabel_list")  # what such lists are, of a label for each image or of several
 
 
-def check_images(config: Configuration, workers: int, limit: Any = "auto") -> Any:
+def check_images(config: Configuration, workers: int, limit: Any = "auto", listed: bool = False) -> Any:
     """Looks at every image of DATA.DATASET; returns ``inference.look.data.Checked``.
 
     Args:
         limit: classes that labels are below; "auto": they may be any.
+        listed: lists of the images that can be read are written: it is about these whether they can be used.
 
     Raises:
         InputError: there are no training images to check, or labels that no class has.
@@ -69,10 +71,12 @@ def check_images(config: Configuration, workers: int, limit: Any = "auto") -> An
     data, parts, problems = config.DATA, {}, {}
     read_as = data.IMAGE_CHANNELS if float_pixels(data) else "RGB"  # grey, too
     sources = {}
+    skipped: list[str] = []
     for mode in ("train", "val"):
         problems[mode] = []
         try:
-            part = part_of(data, Split(mode, limit, problems[mode]), datasets.choose(config))
+            split = Split(mode, limit, problems[mode], skipped=skipped)
+            part = part_of(data, split, datasets.choose(config))
             sources[mode] = source_of(part, data.MAX_PIXELS, read_as)
         except InputError as error:
             if mode == "train":
@@ -84,7 +88,7 @@ def check_images(config: Configuration, workers: int, limit: Any = "auto") -> An
             raise InputError(f"the {mode} labels are {labels.min()}..{labels.max()}, expected 0..{known - 1}")
         with tqdm(total=len(source.labels), desc=mode, disable=None, dynamic_ncols=True) as bar:
             parts[mode] = look_at(source, data.MAX_PIXELS, data.EXIF_ORIENTATION, workers, bar.update)
-    found, images, alike = findings(config, parts, problems)
+    found, images, alike = findings(config, parts, problems, sorted(set(skipped)), listed)
     stops = sum(one.stops for one in found)
     remarks = f"{len(found) - stops} remark{'s' * (len(found) - stops != 1)}"
     verdict = f"not usable: {stops} of what was found stop{'s' * (stops == 1)} a run" if stops else f"usable, {remarks}"
@@ -203,7 +207,8 @@ def main() -> None:
     import_paddle()
     launch.startup.stop_by_removing(options.report and launch.startup.unfinished_path(options.report))
     start = time.monotonic()
-    result = check_images(config, options.workers, config.MODEL.NUM_CLASSES if options.cfg else "auto")
+    limit = config.MODEL.NUM_CLASSES if options.cfg else "auto"
+    result = check_images(config, options.workers, limit, bool(options.output))
     seconds, count = time.monotonic() - start, sum(len(part.records) for part in result.parts.values())
     print(screen(result))
     print(f"{count:,} images in {seconds:,.1f} s: {count / seconds:,.0f} a second")

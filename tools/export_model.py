@@ -6,7 +6,8 @@
 DIR then holds the model, which takes normalised images [B, C, S, S] float32 and gives logits. It holds a graph that
 makes these images from pixels [B, H, W, C] uint8 of any size. And it holds what describes both: preprocess.json,
 labels.txt, timm's config.json and PaddleX's inference.yml. Before DIR is there, it is run and held to the model. -cfg
-is needed where the weights don't tell their model. int8 is calibrated on images of a training set.
+is needed where the weights don't tell their model. int8 is calibrated on images of a training set: a run's own, or
+-dataset's at -data_path.
 """
 
 import argparse
@@ -18,7 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402  (streams)
+from config import default_values  # noqa: E402
 from errors import InputError, reporting  # noqa: E402
+from options import pairs  # noqa: E402
 
 _FORMATS = ("paddle", "paddle-legacy", "onnx", "openvino")
 _PRECISIONS = ("float32", "float16", "bfloat16", "int8")
@@ -31,16 +34,18 @@ def main() -> None:
     parser.add_argument("-output", "--output", required=True, type=Path, metavar="DIR", help="a folder that is new")
     parser.add_argument("-format", "--format", choices=_FORMATS, default="paddle")
     parser.add_argument("-precision", "--precision", choices=_PRECISIONS, default="float32")
-    parser.add_argument("-dataset", "--dataset", help="int8: one that main_single_gpu.py takes (default: folder)")
-    parser.add_argument("-data_path", "--data_path", metavar="FOLDER", help="int8: where its training set is")
+    text = "int8: one that main_single_gpu.py takes (default: the run's, or folder)"
+    parser.add_argument("-dataset", "--dataset", help=text)
+    text = "int8: where its training set is (default: the run's)"
+    parser.add_argument("-data_path", "--data_path", metavar="FOLDER", help=text)
     parser.add_argument("-calibration_images", "--calibration_images", type=int, default=300, metavar="N")
     parser.add_argument("-least_agreement", "--least_agreement", type=float, default=0.8, metavar="SHARE")
     parser.add_argument("-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
     arguments = parser.parse_args()
-    data = _data(arguments)
+    flags = _data(arguments)
     from inference import Predictor  # after the command line: these import Paddle
     from inference.exporting import check_combination, check_target, write_export
-    from inference.quantise import training_images
+    from inference.quantise import calibration_data, is_data_key, training_images
 
     check_combination(arguments.format, arguments.precision)
     arguments.output = Path(os.path.abspath(arguments.output))  # without ".."
@@ -50,7 +55,11 @@ def main() -> None:
     if trained.model is None:
         raise InputError(f"{arguments.pretrained} is an export already; give -pretrained what it was made from")
     print(trained.report)
-    images = training_images(trained.config, data, arguments.calibration_images) if data else None
+    images = None
+    if arguments.precision == "int8":
+        named = [pair for pair in pairs(arguments.o, default_values()) if is_data_key(pair[0])]
+        data = calibration_data(trained.weights, [*flags, *named])
+        images = training_images(trained.config, data, arguments.calibration_images)
     found = write_export(
         trained.config,
         trained.model,
@@ -67,19 +76,16 @@ def main() -> None:
     print(f"{arguments.output}: {arguments.format}, {arguments.precision}, {size:.1f} MB; {found}")
 
 
-def _data(arguments: argparse.Namespace) -> list[str]:
-    """Returns the keys that name the training set that calibrates int8, and their values."""
-    dataset = arguments.dataset or ("folder" if arguments.data_path else None)
-    if arguments.precision == "int8" and not dataset:
-        raise InputError("-precision int8 is calibrated on a training set: give its -data_path (and -dataset)")
-    if arguments.precision != "int8" and dataset:
+def _data(arguments: argparse.Namespace) -> list[tuple[str, str]]:
+    """Returns the keys that flags give to the training set that calibrates int8, and their values."""
+    if arguments.precision != "int8" and (arguments.dataset or arguments.data_path):
         raise InputError("-dataset and -data_path calibrate -precision int8 alone; leave them out")
     if arguments.calibration_images < 1:
         raise InputError(f"-calibration_images {arguments.calibration_images}: expected at least 1")
     if not 0 <= arguments.least_agreement <= 1:
         raise InputError(f"-least_agreement {arguments.least_agreement}: expected 0 to 1")
-    options = ["DATA.DATASET", dataset] if dataset else []
-    return options + (["DATA.DATA_PATH", arguments.data_path] if arguments.data_path else [])
+    flags = {"DATA.DATASET": arguments.dataset, "DATA.DATA_PATH": arguments.data_path}
+    return [(key, value) for key, value in flags.items() if value]
 
 
 if __name__ == "__main__":

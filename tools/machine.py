@@ -287,7 +287,7 @@ def loader(cfg: str, options: Sequence[str], least: float = LEAST_IMAGES) -> Fin
     fixed = {"DATA__NUM_WORKERS": 1, "DATA__BATCH_SIZE": 32, "DATA__DROP_LAST": False, "TRAIN__NUM_EPOCHS": 1000000}
     try:
         config = with_values(get_config(cfg, options), **fixed)
-        dataset = get_dataset(config, "train")
+        dataset = get_dataset(config, "train", alone=True)
         found = get_dataloader(config, dataset, "train")
         batches = _batches(found)
         next(batches)  # the worker starts

@@ -126,7 +126,7 @@ def inspect(path: str, most: int, channels: int | None = None) -> int:
     ``channels``, by all of it.
     """
     from loading.files import contents
-    from loading.sources import IMAGE_SUFFIXES
+    from loading.layout import IMAGE_SUFFIXES
     from loading.transforms import bands_of, largest_file, opened_image, scaling_problem
 
     with reading(path, "an image", _ADVICE):
@@ -202,12 +202,21 @@ def make_shards(options: argparse.Namespace) -> str:
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise InputError(f"-output {output} is there already and isn't an empty folder; choose another")
     from config import get_config
+    from loading.layout import skipped_text
+    from loading.parts import part_of
     from loading.sources import Split
     from utils import sync_directory
 
     limit = ["DATA.MAX_PIXELS", str(options.max_pixels)] if options.max_pixels else []
-    config = get_config(None, ["DATA.DATASET", options.dataset, "DATA.DATA_PATH", options.data_path, *limit])
-    files = {mode: datasets.choose(config)(Split(mode)) for mode in options.modes}
+    named = ["DATA.DATASET", options.dataset, "DATA.DATA_PATH", options.data_path, *limit, *options.o]
+    config = get_config(None, named)
+    skipped: list[str] = []
+    alone = "val" not in options.modes
+    splits = {mode: Split(mode, alone=alone, skipped=skipped) for mode in options.modes}
+    reader = datasets.choose(config)
+    files: dict[str, Any] = {mode: part_of(config.DATA, split, reader) for mode, split in splits.items()}
+    if skipped:
+        print(skipped_text(sorted(set(skipped))), file=sys.stderr)
     temporary = launch.startup.unfinished_path(output)
     fork = multiprocessing.get_context("fork")  # a spawned process would import Paddle
     pool = ProcessPoolExecutor(options.workers, fork, signal.signal, (signal.SIGINT, signal.SIG_IGN))
@@ -257,6 +266,9 @@ def main() -> None:
     option("dataset", choices=datasets.names(returns=("Files",)), required=True, help="see docs/datasets.md")
     option("data_path", required=True, metavar="IN", help="the dataset's folder")
     option("output", required=True, metavar="OUT", help="a folder that isn't there yet, or is empty")
+    option(
+        "o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys, such as DATA.VAL_SPLIT 0.2"
+    )
     option("modes", nargs="+", choices=("train", "val"), default=["train", "val"], help="what to pack; default: both")
     text = "the most that a shard holds: images (5000), or bytes of their files before --resize; default: 256MB"
     option("shard_size", type=shard_size, default="256MB", metavar="SIZE", help=text)

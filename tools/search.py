@@ -43,21 +43,21 @@ def main() -> int:
 
     check_output(arguments.grid, (arguments.query, arguments.where))
     tune_cpu(1)
-    neighbours, errors = (_in_folder if Path(arguments.where).is_dir() else _in_features)(arguments)
+    neighbours, errors, oriented = (_in_folder if Path(arguments.where).is_dir() else _in_features)(arguments)
     print("similarity  file")
     for name, similarity in neighbours:
         print(f"{similarity:10.4f}  {printable(name, 4000)}")
     for error in errors:
         print(error, file=sys.stderr)
     if arguments.grid:
-        unseen = write_grid(arguments.query, neighbours, arguments.grid)
+        unseen = write_grid(arguments.query, neighbours, arguments.grid, oriented)
         if unseen:
             which = f"{len(unseen)} of its {len(neighbours) + 1} images"
             print(f"{arguments.grid}: {which} can't be read, the first: {unseen[0]}", file=sys.stderr)
     return 1 if errors else 0
 
 
-def _in_folder(arguments: argparse.Namespace) -> tuple[list, list[str]]:
+def _in_folder(arguments: argparse.Namespace) -> tuple[list, list[str], bool]:
     from inference.features import Features
     from inference.inputs import paths_of
     from inference.search import in_images
@@ -66,17 +66,20 @@ def _in_folder(arguments: argparse.Namespace) -> tuple[list, list[str]]:
         raise InputError("a folder's features are computed by a model; give -checkpoint")
     chosen = (arguments.layer, arguments.pool or "avg", arguments.norm)
     features = Features(arguments.checkpoint, arguments.cfg, arguments.o, arguments.batch_size, *chosen)
-    return in_images(features, arguments.query, paths_of([arguments.where]), arguments.top, arguments.workers)
+    images = paths_of([arguments.where])
+    found = in_images(features, arguments.query, images, arguments.top, arguments.workers)
+    return *found, features.made["oriented"]
 
 
-def _in_features(arguments: argparse.Namespace) -> tuple[list, list[str]]:
+def _in_features(arguments: argparse.Namespace) -> tuple[list, list[str], bool]:
     from inference.features import stored_features
     from inference.search import nearest_in
 
     if arguments.layer is not None or arguments.cfg or arguments.o:
         raise InputError("the features tell their model and layer themselves; leave out -cfg, -layer and -o")
     stored = stored_features(Path(arguments.where))
-    return nearest_in(stored, arguments.query, arguments.top, arguments.checkpoint), []
+    neighbours = nearest_in(stored, arguments.query, arguments.top, arguments.checkpoint)
+    return neighbours, [], stored.made.get("oriented", False)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ attention: ViT, DeiT, BEiT, EVA-02, DINOv3, CaiT, PiT, XCiT, CrossViT, Swin, Swi
 CAFormer, MobileViT. rollout: ViT, DeiT, BEiT, EVA-02, DINOv3. positions: ViT, DeiT, BEiT, EVA-02, CaiT, PiT, XCiT,
 CrossViT, Swin, Swin V2, VOLO, Hiera. The others draw every architecture.
 
-IMAGES are files, folders, patterns and lists, as of tools/predict.py; a folder's subfolders are the true classes.
+IMAGES are files, folders, patterns and lists, as of tools/predict.py. An image's true class is the first of the
+folders that it lies in which the model knows as a class: train/ and val/ aren't.
 -output is one picture, FILE.png, or a new folder that gets one for each image. The model runs in float32.
 """
 
@@ -22,7 +23,7 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,8 @@ FLAGS = {  # what each is for: elsewhere it would do nothing
 ON_A_SHEET = 16  # images, at most
 
 
-def list_images(words: Sequence[str]) -> tuple[list[str], list[str | None]]:
-    """Returns the image files that words stand for, and of those below a folder's subfolder its name: their class.
+def list_images(words: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Returns the image files that words stand for, and of each the names of the folders between the word and it.
 
     Raises:
         InputError: a word stands for nothing.
@@ -59,14 +60,22 @@ def list_images(words: Sequence[str]) -> tuple[list[str], list[str | None]]:
     from inference.inputs import paths_of, standard_input
 
     files: list[str] = []
-    truth: list[str | None] = []
+    between: list[list[str]] = []
     for word in words:
         within = os.path.isdir(word)
         for file in paths_of([word], standard_input()):
-            folders = os.path.relpath(file, word).split(os.sep)[:-1] if within else []
             files.append(file)
-            truth.append(folders[0] if folders else None)
-    return files, truth
+            between.append(os.path.relpath(file, word).split(os.sep)[:-1] if within else [])
+    return files, between
+
+
+def true_class(folders: Sequence[str], classes: Collection[str]) -> str | None:
+    """Returns the class of an image that lies in ``folders``, outermost first; None: it lies in none.
+
+    It is the first that the model knows, or else the first.
+    """
+    known = [name for name in folders if name in classes]
+    return next(iter(known or folders), None)
 
 
 def one_by_one(kind: str, predictor: Any, files: Sequence[str], asked: Any, output: Path) -> str:
@@ -222,7 +231,7 @@ def check(arguments: argparse.Namespace) -> None:
 def main() -> None:
     arguments = _parser().parse_args()
     check(arguments)
-    files, truth = list_images(arguments.images)
+    files, between = list_images(arguments.images)
     from inference.inputs import check_output
 
     check_output(arguments.output, (arguments.checkpoint, *arguments.images), files)
@@ -233,6 +242,8 @@ def main() -> None:
     predictor = Predictor(arguments.checkpoint, arguments.cfg, arguments.o)
     model_of(predictor)
     if arguments.kind in TOGETHER:
+        classes = set(predictor.classes)
+        truth = [true_class(folders, classes) for folders in between]
         print(together(arguments, predictor, files, truth))
         return
     asked = Asked(arguments.block, arguments.method, arguments.output_class, arguments.original)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import paddle
 
+from config import with_values
 from configs.key_needs import float_pixels
 from datasets import ImageDataset, get_dataloader
 from inference.look.draw import Panel, enlarge
@@ -18,7 +19,10 @@ _LEAST = 0.005  # a smaller share of a label isn't shown
 def training_panels(config: Configuration, dataset: ImageDataset, epoch: int, count: int) -> list[Panel]:
     """Returns the first images of the first batch of an epoch (from 1), of one process, as the loss gets them. They are
     cropped, augmented, erased and mixed. Also returns their labels with the shares that mixing leaves them.
+
+    If the dataset doesn't fill the batch, all of its images are the batch.
     """
+    config = with_values(config, DATA__DROP_LAST=False)
     loader = get_dataloader(config, dataset, "train")
     loader.batch_sampler.set_epoch(epoch)
     batch = next(iter(loader))

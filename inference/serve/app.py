@@ -152,7 +152,8 @@ def _answering(app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, m
         status = 200
         if all("error" in answer for _, answer, _ in found):
             status, content["error"] = _unreadable(predictions)
-        return JSONResponse(content, status)
+        # The page shows an image as the model sees it.
+        return JSONResponse(content, status, {"x-exif-orientation": str(pool.oriented).lower()})
 
     @app.post("/attention", response_class=Response, responses=_PROBLEMS | _PICTURE, openapi_extra=_IMAGE)
     async def attention(request: Request) -> Response:

@@ -50,7 +50,9 @@ def main() -> None:
     try:
         predictor = load(told)
         loaded = {"model": predictor.config.MODEL.NAME, "task": predictor.task}
-        loaded = frames.pack({"loaded": loaded, "sum": fingerprint(predictor, told["path"])})
+        oriented = predictor.config.DATA.EXIF_ORIENTATION
+        total = fingerprint(predictor, told["path"])
+        loaded = frames.pack({"loaded": loaded, "oriented": oriented, "sum": total})
     except Exception as error:
         if not isinstance(error, RunError):
             traceback.print_exc()

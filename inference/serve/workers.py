@@ -48,6 +48,7 @@ class Pool:
 
     Attributes:
         about: what the model says of itself ("model", "task"), once one is loaded.
+        oriented: the model sees photographs turned as their EXIF says (DATA.EXIF_ORIENTATION).
         ended: gets an exception once the server can't go on.
     """
 
@@ -55,6 +56,7 @@ class Pool:
         self.settings, self.batcher, self.metrics = settings, batcher, metrics
         self.workers: list[Worker | None] = [None] * settings.workers
         self.about: dict[str, Any] = {}
+        self.oriented = False
         self._sum, self._told = "", ""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._deaths, self._sent = 0, 0
@@ -135,6 +137,7 @@ class Pool:
         before, worker.heard = worker.heard, time.monotonic()
         if "loaded" in head and self._sum in ("", head["sum"]):
             worker.ready, self.about, self._sum, self._told = True, head["loaded"], head["sum"], ""
+            self.oriented = head["oriented"]
         elif "loaded" in head:
             worker.process.kill()
             found = f"{self.settings.path} isn't what it was as the server started"

@@ -1,15 +1,19 @@
 """What a check found, in words: what stops a run, and what spoils its numbers."""
 
 import math
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from configs.registry import datasets
 from errors import printable
 from loading.check.duplicates import near, ones
 from loading.check.images import Part
-from loading.label_sets import every_label, kinds
+from loading.label_sets import LabelSets, every_label, kinds, take_labels
+from loading.layout import below_class
 from loading.transforms import most_resized
 from loading.transforms.image import before_crop, covering
 from options import Configuration, pair
@@ -138,22 +142,35 @@ def pairs(images: Images, alike: Alike) -> list[tuple[int, int]]:
 
 
 def findings(
-    config: Configuration, parts: Mapping[str, Part], problems: Mapping[str, Sequence[str]]
+    config: Configuration,
+    parts: Mapping[str, Part],
+    problems: Mapping[str, Sequence[str]],
+    skipped: Sequence[str] = (),
+    listed: bool = False,
 ) -> tuple[list[Finding], Images, Alike]:
     """Returns what was found, the images that can be read, and which of them look alike.
 
     Args:
         problems: what the readers left out, by mode.
+        skipped: paths of entries that aren't data.
+        listed: lists are written of the images that can be read, so the others stop no run.
     """
     found = [
-        Finding(said[0] if len(said) == 1 else f"{said[0]} (and {len(said) - 1} more)", said[1:_EXAMPLES], True)
-        for said in problems.values()
+        Finding(
+            said[0] if len(said) == 1 else f"{said[0]} (and {len(said) - 1} more)",
+            said[1:_EXAMPLES],
+            not listed or mode not in parts,
+        )
+        for mode, said in problems.items()
         if said
     ]
+    if skipped:
+        found.append(Finding(f"hidden or system entries, skipped: {len(skipped):,}", skipped[:_EXAMPLES], False))
     for mode, part in parts.items():
         broken = ~part.records["readable"]
         if broken.any():
-            stops = not (config.DATA.SKIP_BROKEN and mode == "train")
+            kept = listed or (config.DATA.SKIP_BROKEN and mode == "train")
+            stops = bool(broken.all()) or not kept
             found.append(_of_files(part, broken, f"{NAMES[mode]} images that can't be read", stops))
         if part.records["flawed"].any():
             text = f"{NAMES[mode]} images that are damaged, but decoded"
@@ -162,7 +179,7 @@ def findings(
         if narrow.any():
             names = list(map(part.source.name, np.flatnonzero(narrow)[:_EXAMPLES].tolist()))
             found.append(Finding(f"{NAMES[mode]} images too narrow to be resized: {narrow.sum():,}", names, True))
-    found += _labels(parts)
+    found += _labels(config, parts, listed)
     images = images_of(parts)
     same, (like, missed) = copies(images), lookalikes(images)
     found += _repeats(parts, images, same, "are the same file as")
@@ -193,22 +210,50 @@ def _of_files(part: Part, flagged: np.ndarray, text: str, stops: bool) -> Findin
     return Finding(f"{text}: {flagged.sum():,}", said, stops)
 
 
-def _labels(parts: Mapping[str, Part]) -> list[Finding]:
+def _labels(config: Configuration, parts: Mapping[str, Part], listed: bool) -> list[Finding]:
     """Classes that a part lacks."""
     found = []
-    counts = {mode: np.bincount(every_label(part.source.labels)) for mode, part in parts.items()}
+    several = isinstance(parts["train"].source.labels, LabelSets)
+    counts = {mode: _images_by_class(part, listed) for mode, part in parts.items()}
     if counts.keys() >= {"train", "val"}:
-        size = max(map(len, counts.values()))
-        train, val = (np.pad(counts[mode], (0, size - len(counts[mode]))) > 0 for mode in ("train", "val"))
         classes = parts["train"].source.classes
+        size = max(len(classes), *map(len, counts.values()))
+        train, val = (np.pad(counts[mode], (0, size - len(counts[mode]))) > 0 for mode in ("train", "val"))
         for flagged, text, stops in (
-            (val & ~train, "classes that have validation images alone", True),
+            (~(train | val), "classes without an image", False),
+            (val & ~train, "classes that have validation images alone", not several),
             (train & ~val, "classes without a validation image", False),
         ):
             if flagged.any():
                 names = [class_name(classes, label) for label in np.flatnonzero(flagged)[:_EXAMPLES].tolist()]
                 found.append(Finding(f"{text}: {flagged.sum():,}", names, stops))
+        if not several and (problem := one_class(config, parts["train"], train | val)):
+            found.append(Finding(problem, [], True))
     return found
+
+
+def _images_by_class(part: Part, listed: bool) -> np.ndarray:
+    """The number of images of each class; of those that can be read, where lists leave out the others."""
+    labels = part.source.labels
+    if listed:
+        labels = take_labels(labels, np.flatnonzero(part.records["readable"]))
+    return np.bincount(every_label(labels))
+
+
+def one_class(config: Configuration, part: Part, present: np.ndarray) -> str:
+    """Returns the line about training images that have one class alone; "" where there are several.
+
+    Args:
+        present: which classes have an image, [K] bool.
+    """
+    labels = np.flatnonzero(present)
+    if len(labels) != 1:
+        return ""
+    name, below = class_name(part.source.classes, int(labels[0])), ""
+    if datasets.components[config.DATA.DATASET].returns == "Files":
+        root = Path(config.DATA.DATA_PATH)
+        below = below_class(root, [os.path.relpath(part.source.name(i), root) for i in range(len(part.records))], name)
+    return f"all images have one class, {name}; expected two or more{below}"
 
 
 def class_name(classes: Sequence[str], label: int) -> str:

@@ -63,7 +63,7 @@ def header(classes):
 @pytest.mark.parametrize(
     ("name", "line", "count", "message"),
     [
-        ("train_list.txt", b"a/1.jpg\t" + b"1," * 200_000 + b"1\n", 1, "it has a label twice"),
+        ("train_list.txt", b"a/1.jpg\t" + b"2," * 200_000 + b"2\n", 1, "it has a label twice"),
         ("train_list.txt", b"a/1.jpg\t0,1,2,3,4,5,6,7,8,9\n", 200_000, ""),
         ("train_list.txt", b"%d/a\t1\n", 200_000, "at least 10000 of 200000 files are missing"),
         ("train_list.txt", b"," * 4_000_000, 1, "its line 1 has more than 524288 bytes"),

@@ -78,6 +78,14 @@ def test_training_images_are_what_the_step_feeds(root, options):
             assert panel.title == train.classes[target]
 
 
+@pytest.mark.parametrize("options", [[], MIXED, ["DATA.MULTI_SCALE", "[8,16]"]], ids=["plain", "mixed", "sizes"])
+def test_fewer_images_than_a_batch_are_shown(root, options):
+    config, train, _ = configured(root, "DATA.BATCH_SIZE", "512", *options)
+    assert len(training_panels(config, train, 1, 64)) == 12
+    config, train, _ = configured(root, *options)
+    assert len(training_panels(config, train, 2, 64)) >= 8
+
+
 def test_evaluation_images_are_spread_over_the_data_and_are_the_loaders(root):
     config, _, val = configured(root, "DATA.BATCH_SIZE_EVAL", "2")
     panels = evaluation_panels(config, val, 3)

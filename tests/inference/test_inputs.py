@@ -26,7 +26,7 @@ def found(*words, stdin=None):
     return list(paths_of(words, stdin and io.BytesIO(stdin)))
 
 
-IN_B = ["b/.hidden.png", "b/1.JPG", "b/2.png", "b/around.jpg", "b/c/0.jpeg"]
+IN_B = ["b/1.JPG", "b/2.png", "b/around.jpg", "b/c/0.jpeg"]
 
 
 def test_files_folders_and_patterns_in_the_order_of_the_words(folder):
@@ -87,7 +87,8 @@ def test_classes_are_a_name_a_line(folder):
     for data, message in (
         (b"a\n\nb", "its line 2 is '', expected a class's name"),
         (b"a\x1b[2J", r"its line 1 is 'a\x1b[2J', expected a class's name"),
-        (b"\xff\xfe", "can't be read as classes, one a line (UnicodeDecodeError"),
+        (b"\xff\xfe", "it is in UTF-16; save it in UTF-8"),
+        ("狗\n猫".encode("gbk"), "its line 1 isn't UTF-8; save it in UTF-8 (of GBK by iconv -f GB18030 -t UTF-8"),
         (b"a" * 2000, "its line 1 is 'aaa"),
     ):
         (folder / "names").write_bytes(data)

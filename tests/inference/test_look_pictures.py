@@ -18,7 +18,7 @@ from inference.look.embeddings import WRONG, plane, pooled_features, predictions
 from inference.look.maps import Asked, cam_panels, feature_panels, principal
 from inference.look.positions import positions, similarities, tables
 from inference.look.sight import output_of, sight
-from tools.visualize import list_images
+from tools.visualize import list_images, true_class
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +185,8 @@ def test_places_in_the_plane_keep_groups_together_and_hang_on_the_seed():
 
 def test_predictions_and_mistakes(files, photographs, monkeypatch):
     predictor = Predictor(files["vit_small_patch16_224"], batch_size=3)
-    images, truth = list_images([str(photographs)])
+    images, between = list_images([str(photographs)])
+    truth = [true_class(folders, predictor.classes) for folders in between]
     assert truth == ["bridge"] * 4 + ["flower, red"] * 4
     features, shares = pooled_features(predictor, images)
     assert features.shape == (8, 16)

@@ -223,7 +223,7 @@ def test_classes_of_folders_are_checked_without_giving_up(tmp_path):
     texts = [one.text for one in result_of(tmp_path).findings if one.stops]
     assert any(text.endswith("val: classes that train/ lacks: x") for text in texts)
     assert any("train/empty: holds no image (1 such classes)" in text for text in texts)
-    with pytest.raises(InputError, match="train: no class folders"):
+    with pytest.raises(InputError, match="nowhere, but there is no such folder; .* holds the folders train, val"):
         result_of(tmp_path / "nowhere")
 
 
@@ -276,6 +276,45 @@ def test_the_lists_of_a_split_are_the_split_of_a_training(tmp_path, monkeypatch,
         get_datasets(listed_config)
     with pytest.raises(InputError, match=r"train_list.txt is there already; choose another -output"):
         run(monkeypatch, *where, "--split=0.25", f"-output={tmp_path / 'out'}")
+
+
+def test_a_split_whose_lists_can_be_used_ends_well(tmp_path, monkeypatch, capsys):
+    write_images(tmp_path / "in", {"a": 8, "b": 8, "c": 4}, size=40)
+    where = ("-dataset=folder", f"-data_path={tmp_path / 'in'}", "--split=0.25", "-workers=1")
+    (tmp_path / "in/a/broken.png").write_bytes(b"no image")
+    (tmp_path / "in/empty").mkdir()
+    assert run(monkeypatch, *where, f"-output={tmp_path / 'out'}") == 0
+    screen = capsys.readouterr().out
+    assert re.search("remark: (training|validation) images that can't be read: 1, such as .*broken.png", screen)
+    assert "remark: " + f"{tmp_path}/in/empty: holds no image (1 such classes)" in screen
+    assert "remark: classes without an image: 1, such as empty" in screen
+    assert "\nusable, " in screen
+    size = ["DATA.IMAGE_SIZE", "8", "MODEL.NUM_CLASSES", "auto"]
+    listed = get_config(None, ["DATA.DATASET", "imagenet2012", "DATA.DATA_PATH", str(tmp_path / "out"), *size])
+    assert sum(len(part) for part in get_datasets(listed)[1:]) == 20
+    # Without lists, a run with these data stops.
+    assert run(monkeypatch, "-dataset=folder", f"-data_path={tmp_path / 'in'}", "-workers=1") == 1
+    for name in "0123":
+        (tmp_path / f"in/c/{name}.png").write_bytes(b"no image")
+    assert run(monkeypatch, *where, f"-output={tmp_path / 'fewer'}") == 0
+    assert "classes without an image: 2, such as c" in capsys.readouterr().out
+
+
+def test_a_split_whose_lists_stop_a_run_says_so(tmp_path, monkeypatch, capsys):
+    write_images(tmp_path / "in", {"a": 4, "b": 4}, size=40)
+    where = ("-dataset=folder", f"-data_path={tmp_path / 'in'}", "--split=0.5", "-workers=1")
+    assert run(monkeypatch, *where, f"-output={tmp_path / 'whole'}") == 0
+    training = (tmp_path / "whole/train_list.txt").read_text().split()[::2]
+    for path in training:
+        if "/b/" in path:
+            (tmp_path / "whole" / path).write_bytes(b"no image")
+    capsys.readouterr()
+    assert run(monkeypatch, *where, f"-output={tmp_path / 'val'}") == 1
+    assert "error: classes that have validation images alone: 1, such as b" in capsys.readouterr().out
+    for path in training:
+        (tmp_path / "whole" / path).write_bytes(b"no image")
+    assert run(monkeypatch, *where, f"-output={tmp_path / 'none'}") == 1
+    assert "error: training images that can't be read: 4" in capsys.readouterr().out
 
 
 def test_images_of_several_labels_are_checked_and_split(tmp_path, monkeypatch, capsys):

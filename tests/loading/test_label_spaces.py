@@ -75,8 +75,10 @@ def test_a_list_of_files_has_labels_that_are_outputs(tmp_path):
     config, _, val = get_datasets(get_config(None, [*listed, "EVAL", "True"]))
     assert (config.MODEL.NUM_CLASSES, val.labels.tolist(), notes(config)) == (1000, [0, 4], [])
     config, *_ = get_datasets(get_config(None, listed))
-    assert notes(config) == ["the labels are 0..4, but the model has 1000 outputs; check MODEL.NUM_CLASSES"]
-    assert notes(get_datasets(get_config(None, [*listed, "MODEL.NUM_CLASSES", "1000"]))[0]) == []
+    outputs = "the labels are 0..4, but the model has 1000 outputs; check MODEL.NUM_CLASSES"
+    gaps = "of 5 classes 3 have no training image (1, 2, 3) and 3 have no validation image (1, 2, 3)"
+    assert notes(config) == [outputs, gaps]
+    assert notes(get_datasets(get_config(None, [*listed, "MODEL.NUM_CLASSES", "1000"]))[0]) == [gaps]
     assert get_datasets(get_config(None, [*listed, "MODEL.NUM_CLASSES", "auto"]))[0].MODEL.NUM_CLASSES == 5
 
 

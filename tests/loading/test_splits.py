@@ -63,6 +63,12 @@ def test_groups_may_be_listed_in_a_file(tmp_path):
     file = tmp_path / "groups.tsv"
     file.write_text("a/1.jpg\tx\r\nb/2 2.jpg\ty z\n")
     assert groups_of(["b/2 2.jpg", "a/1.jpg"], str(file)) == ["y z", "x"]
+    file.write_text("\ufeffa/1.jpg\tx\r\n")
+    assert groups_of(["a/1.jpg"], str(file)) == ["x"]
+    file.write_bytes("a/1.jpg\tx\r\n".encode("utf-16"))
+    with pytest.raises(InputError, match="groups.tsv: it is in UTF-16; save it in UTF-8"):
+        groups_of(["a/1.jpg"], str(file))
+    file.write_text("a/1.jpg\tx\r\nb/2 2.jpg\ty z\n")
     with pytest.raises(InputError, match=r"1 of 2 images have no group that .*groups.tsv names, the first is a/3.jpg"):
         groups_of(["a/1.jpg", "a/3.jpg"], str(file))
     file.write_text("a/1.jpg x\n")

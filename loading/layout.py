@@ -1,0 +1,138 @@
+"""What a dataset's folder holds: entries that aren't data, and words for what was found where data were expected."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from errors import InputError, printable
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif", ".npy")
+_ARCHIVES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+# What systems leave in folders, besides names that begin with a dot.
+_LEFTOVERS = {
+    *("__macosx", "icon\r", "network trash folder", "temporary items"),  # macOS
+    *("thumbs.db", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini"),  # Windows
+    *("$recycle.bin", "system volume information", "found.000", "found.001"),
+    *("@eadir", "#recycle", "#snapshot", "@tmp"),  # Synology
+    *("@recycle", "@recently-snapshot", "@__thumb", "~snapshot"),  # QNAP, NetApp
+    *("lost+found", "__pycache__"),
+}
+_PARTS = {"train", "training", "val", "valid", "validation", "test", "testing", "eval", "dev"}
+_NAMED = 5  # of a folder's entries
+
+
+def is_leftover(name: str) -> bool:
+    """Returns whether an entry of a folder or an archive isn't data: it is hidden, or a system left it there."""
+    if name.startswith("."):
+        return name not in (".", "..")
+    return name.lower() in _LEFTOVERS
+
+
+def skipped_text(skipped: Sequence[str]) -> str:
+    """Returns a line about the paths that ``is_leftover`` left out."""
+    entries = "entry" if len(skipped) == 1 else "entries"
+    return f"skipped {len(skipped):,} hidden or system {entries}, such as {printable(skipped[0])}"
+
+
+def holds(folder: Path) -> str:
+    """Returns what a folder holds, in words: "the folders cats, dogs and 12 images"; of one that isn't there "nothing".
+
+    Leftovers aren't counted.
+    """
+    folders: list[str] = []
+    images: list[str] = []
+    archives: list[str] = []
+    others: list[str] = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                name = entry.name.lower()
+                if is_leftover(entry.name):
+                    continue
+                if entry.is_dir():
+                    folders.append(entry.name)
+                elif name.endswith(IMAGE_SUFFIXES):
+                    images.append(entry.name)
+                elif name.endswith(_ARCHIVES):
+                    archives.append(entry.name)
+                else:
+                    others.append(entry.name)
+    except OSError:
+        pass
+    parts = [
+        _some("the folder", "the folders", folders),
+        f"{len(images):,} image{'s' * (len(images) != 1)}" if images else "",
+        _some("the archive", "the archives", archives),
+        _some("the file", "the files", others),
+    ]
+    return " and ".join(filter(None, parts)) or "nothing"
+
+
+def _some(one: str, several: str, names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    shown = ", ".join(printable(name, 60) for name in sorted(names)[:_NAMED])
+    more = f", ... ({len(names):,})" if len(names) > _NAMED else ""
+    return f"{one if len(names) == 1 else several} {shown}{more}"
+
+
+def check_data_path(path: str, default: str, unpacked: bool) -> None:
+    """Raises InputError where -data_path is no folder, or one that holds no data, and says what it is.
+
+    Args:
+        default: the value of DATA.DATA_PATH where nobody gives one.
+        unpacked: the dataset isn't read from archives.
+    """
+    told = f"-data_path is {printable(path)}"
+    if not os.path.exists(path):
+        if os.path.lexists(path):
+            raise InputError(f"{told}, a link to {printable(os.readlink(path))}, which isn't there")
+        if path == default:
+            raise InputError(f"-data_path is missing: give the dataset's folder (the default, {default}, isn't there)")
+        raise InputError(f"{told}, but there is no such folder{_nearest_folder(path)}")
+    if not os.path.isdir(path):
+        if path.lower().endswith(_ARCHIVES):
+            raise InputError(f"{told}, an archive; unpack it, and give the folder")
+        raise InputError(f"{told}, which is a file; give the folder that holds the dataset")
+    try:
+        names = [name for name in os.listdir(path) if not is_leftover(name)]
+    except OSError as error:
+        raise InputError(f"{told}, which can't be listed ({error.strerror}); give this user the right to it") from None
+    if not names:
+        raise InputError(f"{told}, an empty folder; give the folder that holds the dataset")
+    if unpacked and all(name.lower().endswith(_ARCHIVES) for name in names):
+        raise InputError(f"{told}, which holds {holds(Path(path))} alone; unpack what the dataset is in")
+
+
+def _nearest_folder(path: str) -> str:
+    """What a person may have meant by a path that isn't there."""
+    if path.startswith("~"):
+        return "; the shell leaves ~ as it is there: write $HOME in its place"
+    above = Path(os.path.abspath(path)).parent
+    while not above.is_dir():
+        above = above.parent
+    return f"; {printable(str(above))} holds {holds(above)}"
+
+
+def named_as_parts(names: Sequence[str]) -> bool:
+    """Returns whether folders are called as parts of a dataset are, not as classes: "training", "Test"."""
+    return bool(names) and all(name.lower() in _PARTS for name in names)
+
+
+def below_class(root: Path, paths: Sequence[str], name: str) -> str:
+    """Returns what lies below the only class of a dataset of files, in words, and what to do about it.
+
+    Args:
+        paths: of the images, below ``root``.
+        name: of the class, which is a folder.
+    """
+    parts = paths[0].split("/")
+    if name not in parts[:-1]:
+        return ""
+    depth = parts.index(name) + 1
+    folder = root.joinpath(*parts[:depth])
+    below = sorted({path.split("/")[depth] for path in paths if path.count("/") > depth})
+    if not below:
+        return f"; {folder} holds {holds(folder)}"
+    advice = f"give -data_path={folder}" if depth == 1 else f"they belong into {folder.parent}"
+    return f"; one level below, {folder} has {_some('the folder', 'the folders', below)}: {advice}"
