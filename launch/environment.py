@@ -279,6 +279,8 @@ def _translate_mpi() -> bool:
         missing = [] if os.environ.get("MASTER_ADDR") or here == ranks else ["MASTER_ADDR (the machine of rank 0)"]
         missing += [] if os.environ.get("MASTER_PORT") or job else ["MASTER_PORT (any free one, such as 29500)"]
         if missing:
+            # rank 0 tells it for all
+            os.environ |= {"PADDLE_TRAINER_ID": str(rank), "PADDLE_TRAINERS_NUM": str(ranks)}
             found = f"{names[1]} is {ranks}, {names[3]} is {here}"
             advice = "give them to mpirun: -x NAME=VALUE (Open MPI), -genv NAME VALUE (MPICH, Intel MPI)"
             raise InputError(f"{found}: the ranks need {' and '.join(missing)} to find each other; {advice}")
