@@ -92,7 +92,9 @@ def file_threshold(thresholds: list[float]) -> float:
     """
     if not thresholds:
         return _THRESHOLD
-    return thresholds[0] if len(set(thresholds)) == 1 else min(thresholds) / 2
+    if len(set(thresholds)) == 1:
+        return float(thresholds[0])
+    return max(min(thresholds) / 2, 1e-9)  # above the 0 of what isn't found
 
 
 def write_settings(folder: Path, config: Configuration, description: Description, kind: str) -> None:

@@ -203,6 +203,7 @@ def test_one_threshold_serves_where_each_class_has_its_own():
     assert file_threshold([]) == 0.5
     assert file_threshold([0.3, 0.3]) == 0.3
     assert file_threshold([0.3, 0.6]) == 0.15
+    assert file_threshold([0.0, 0.6]) == 1e-9
 
 
 # ------------------------------------------------------------------ refusals
