@@ -82,7 +82,7 @@ class PaddleX:
         if program.suffix == ".json":
             config.enable_new_ir(True)
             config.enable_new_executor(True)
-        config.set_optimization_level(3)
+            config.set_optimization_level(3)  # Paddle 2.6 has none, and no PaddleX 3
         config.enable_memory_optim()
         self.predictor = paddle.inference.create_predictor(config)
 
