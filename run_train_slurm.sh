@@ -4,7 +4,7 @@
 #   sbatch --nodes=4 --gpus-per-node=4 --ntasks-per-node=4 --time=2:00:00 run_train_slurm.sh ...
 # from this folder, which all nodes see. Two minutes before the time limit the ranks are asked to save and stop; the job
 # is queued again and goes on from there. MASTER_PORT, if set, is honoured; otherwise the port follows from the job's number.
-# Not run under a real SLURM: a test runs it with a stand-in for srun.
+# A cluster without GPUs refuses --gpus-per-node=8: add --gpus-per-node=0.
 #SBATCH --job-name=vit
 #SBATCH --nodes=2
 #SBATCH --gpus-per-node=8

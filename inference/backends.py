@@ -115,7 +115,16 @@ class OpenVino:
 RUNNERS: dict[str, Callable[[Path, str, str], Runner]] = {
     "paddle": PaddleInference,
     "paddle-legacy": PaddleInference,
+    "paddlex": PaddleInference,  # gives probabilities, as paddleclas
+    "paddleclas": OnnxRuntime,
     "onnx": OnnxRuntime,
     "openvino": OpenVino,
 }
-STEMS = {"paddle": "inference", "paddle-legacy": "inference", "onnx": "model", "openvino": "model"}
+STEMS = {
+    "paddle": "inference",
+    "paddle-legacy": "inference",
+    "paddlex": "inference",
+    "paddleclas": "inference",
+    "onnx": "model",
+    "openvino": "model",
+}

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 import paddle
+from paddle import nn
 
 from errors import InputError
-from inference import formats
+from inference import formats, paddlex
 from inference.answers import writing
 from inference.backends import RUNNERS, STEMS, import_extra, open_export
 from inference.conventions import write_conventions
@@ -42,6 +43,11 @@ _NO = {
     ("onnx", "bfloat16"): "ONNX Runtime has no bfloat16 on a CPU; use -format openvino or paddle",
 }
 _NO |= {("paddle-legacy", precision): why for (kind, precision), why in _NO.items() if kind == "paddle"}
+_NO |= {
+    (kind, precision): "it is written in float32 alone; leave out -precision"
+    for kind in paddlex.FORMATS
+    for precision in ("float16", "bfloat16", "int8")
+}
 
 
 def check_combination(kind: str, precision: str) -> None:
@@ -81,11 +87,16 @@ def write_export(
         RunError: the export's logits aren't the model's.
     """
     check_combination(kind, precision)
+    if kind in paddlex.FORMATS:
+        paddlex.check_paddlex(config, kind, task)
     check_target(target)
     if precision == "int8":
         check_calibration(calibration)
     model.eval()
     description = describe(config, classes, task, thresholds)
+    eager: nn.Layer = model
+    if kind in paddlex.FORMATS:
+        eager = paddlex.Probabilities(model, task, description.thresholds)
     temporary = unfinished_path(target)
     try:
         temporary.mkdir(parents=True)
@@ -94,12 +105,20 @@ def write_export(
     try:
         with writing(str(target)):
             with tempfile.TemporaryDirectory(dir=temporary) as scratch, _raising_full_disk(temporary):
-                _write_graphs(config, model.inference_model(), temporary, Path(scratch), kind, precision, calibration)
+                if kind in paddlex.FORMATS:
+                    answering = paddlex.Probabilities(model.inference_model(), task, description.thresholds)
+                    _write_answering(answering, temporary, Path(scratch), kind)
+                    paddlex.write_settings(temporary, config, description, kind)
+                else:
+                    exported = model.inference_model()
+                    _write_graphs(config, exported, temporary, Path(scratch), kind, precision, calibration)
             write_conventions(temporary, config, description, model.num_features)
             content = _manifest(config) | vars(description) | {"format": kind, "precision": precision}
             content["files"] = {file.name: sha256(file) for file in sorted(temporary.iterdir())}
             (temporary / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-            found = compare_with_eager(config, model, open_export(temporary), precision, calibration, least)
+            found = compare_with_eager(config, eager, open_export(temporary), precision, calibration, least)
+            if kind in paddlex.FORMATS:
+                found = found._replace(outputs="probabilities")
             for file in temporary.iterdir():
                 sync_directory(file)
             sync_directory(temporary)
@@ -136,6 +155,15 @@ def _manifest(config: Configuration) -> dict[str, Any]:
         "crop_mode": data.CROP_MODE, "interpolation": data.INTERPOLATION, "mean": data.IMAGENET_MEAN,
         "std": data.IMAGENET_STD, "num_classes": config.MODEL.NUM_CLASSES,
     }  # fmt: skip
+
+
+def _write_answering(graph: paddlex.Probabilities, folder: Path, scratch: Path, kind: str) -> None:
+    """Writes the graph of an export for PaddleX or PaddleClas, which prepare images themselves."""
+    if kind == "paddlex":
+        save_program(graph, folder / PROGRAM, paddlex.INPUTS)
+    else:
+        converted = formats.onnx_of(graph, scratch, paddlex.INPUTS, "probabilities")
+        import_extra("onnx").save(formats.simplify(converted, scratch), str(folder / f"{PROGRAM}.onnx"))
 
 
 def _write_graphs(

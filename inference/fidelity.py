@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 import paddle
+from paddle import nn
 from PIL import Image
 
 from errors import RunError, reading
 from inference.backends import Runner
 from loading.transforms import EvalTransform, Normalize, image_of, pixel_mode
-from models.base import ImageModel
 from models.inference import TOLERANCE, quiet, refusing
 from ops.settings import exact_float32
 from options import Configuration
@@ -30,23 +30,25 @@ class Fidelity(NamedTuple):
         agreement: share of images with the model's best class.
         images: how many were compared.
         kinds: which ones, in words.
+        outputs: what was compared, in words.
     """
 
     difference: float
     agreement: float
     images: int
     kinds: str
+    outputs: str = "logits"
 
     def __str__(self) -> str:
         return (
-            f"on {self.kinds}, logits differ from the eager ones by {self.difference:.1e} of their range;"
+            f"on {self.kinds}, {self.outputs} differ from the eager ones by {self.difference:.1e} of their range;"
             f" the best class is the same on {round(self.agreement * self.images)} of {self.images}"
         )
 
 
 def compare_with_eager(
     config: Configuration,
-    model: ImageModel,
+    model: nn.Layer,
     runner: Runner,
     precision: str,
     calibration: np.ndarray | None = None,
@@ -93,7 +95,7 @@ def in_batches(runner: Runner, images: np.ndarray) -> np.ndarray:
     return np.concatenate(found)
 
 
-def _eager(model: ImageModel, images: np.ndarray) -> np.ndarray:
+def _eager(model: nn.Layer, images: np.ndarray) -> np.ndarray:
     with paddle.no_grad(), exact_float32():
         return model(paddle.to_tensor(images)).numpy()
 

@@ -15,7 +15,7 @@ from training.checkpoint.description import read_description
 from weights.plain import Form, Rule, check_form, is_list, is_name, is_real, is_whole, parsed_json, whole_file
 
 MANIFEST, EARLIER = "preprocess.json", "preprocessing.json"
-FORMATS = ("paddle", "paddle-legacy", "onnx", "openvino")
+FORMATS = ("paddle", "paddle-legacy", "paddlex", "paddleclas", "onnx", "openvino")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8")
 ADVICE = "; export the model anew (tools/export_model.py)"
 _LONGEST = 16 << 20  # bytes: the names of 21,841 classes take 1.5 million

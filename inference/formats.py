@@ -122,10 +122,14 @@ def _sort(graph: Any) -> None:
 
 def join_models(preparation: Any, model: Any) -> Any:
     """Returns one ONNX model of two: pixels [B, H, W, C] uint8 -> logits."""
-    compose = import_extra("onnx.compose")
+    onnx, compose = import_extra("onnx"), import_extra("onnx.compose")
     with refusing("joined with its preprocessing", "use another -format"):
         preparation.ir_version = model.ir_version = max(preparation.ir_version, model.ir_version)
         both = compose.merge_models(preparation, model, io_map=[("prepared", "images")], prefix1="preparation/")
+    # merge_models lists the imports of both models. A domain that is listed twice stops onnxruntime.quantization.
+    imports = {entry.domain: entry.version for entry in both.opset_import}
+    del both.opset_import[:]
+    both.opset_import.extend(onnx.helper.make_opsetid(*entry) for entry in imports.items())
     taken = both.graph.input[0].name
     for node in both.graph.node:
         node.input[:] = ["pixels" if name == taken else name for name in node.input]

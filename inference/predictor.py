@@ -13,6 +13,7 @@ import paddle
 
 from config import get_config, with_values
 from errors import InputError, RunError, printable
+from inference import paddlex
 from inference.backends import open_export
 from inference.folder import Export, is_export, read_export
 from inference.pictures import Batch, Picture, Pictures
@@ -261,6 +262,9 @@ def _config_and_description(
 
 def _of_export(export: Export, cfg: str | None, options: Sequence[str]) -> tuple[Configuration, Description]:
     """The configuration of an export's images, and what it is; an export computes what it was made for."""
+    if export.format in paddlex.FORMATS:
+        found = f"{export.folder} is an export of -format {export.format}, which gives its client probabilities"
+        raise InputError(f"{found}; give what it was made from, or an export of another format")
     if cfg is not None:
         raise InputError(f"{export.folder} is an export, which tells its model itself; leave out -cfg")
     own, config = export.description.to_config(), export.description.to_config(options)

@@ -68,10 +68,7 @@ class Preparation(nn.Layer):
             to: pixels of the resized image.
             size: pixels of the crop.
         """
-        spare = to - size  # the crop begins at half of it; a half goes to the even neighbour, as Python rounds
-        half = spare // 2
-        begin = half + (spare - 2 * half) * (half - half // 2 * 2)
-        out = (paddle.arange(size, dtype="int64") + begin).unsqueeze(1)
+        out = (paddle.arange(size, dtype="int64") + crop_begin(to - size)).unsqueeze(1)
         source = paddle.arange(side, dtype="int64").unsqueeze(0)
         if self.kernel == "nearest":
             return (source == (2 * out + 1) * side // (2 * to)).astype("float32")
@@ -80,6 +77,14 @@ class Preparation(nn.Layer):
         distance = (offset.astype("float32") / (2 * paddle.maximum(side, to)).astype("float32")).abs()
         weights = _bicubic(distance) if self.kernel == "bicubic" else (1 - distance).clip(min=0)
         return weights / weights.sum(1, keepdim=True)
+
+
+def crop_begin(spare: paddle.Tensor) -> paddle.Tensor:
+    """Returns where a central crop begins: at half of the spare pixels, int64. A half goes to the even neighbour, as
+    Python rounds.
+    """
+    half = spare // 2
+    return half + (spare - 2 * half) * (half - half // 2 * 2)
 
 
 def _bicubic(x: paddle.Tensor) -> paddle.Tensor:

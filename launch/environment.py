@@ -11,6 +11,7 @@ import os
 import re
 import socket
 import sys
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,14 @@ from launch import gpus, rendezvous, secret
 
 PADDLE = ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM", "PADDLE_CURRENT_ENDPOINT", "PADDLE_TRAINER_ENDPOINTS")
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+# Of MPI's launchers: the rank, how many there are, and the same two on this machine.
+MPI = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
+)
+# Ranks of launchers whose variables aren't read: PMIx alone, Cray, Flux, IBM.
+UNREAD = ("PMIX_RANK", "PMI_RANK", "PALS_RANKID", "ALPS_APP_PE", "FLUX_TASK_RANK", "JSM_NAMESPACE_RANK")
 # srun's tasks are a step, which may be a part of a SLURM job. So a step's variables come before the job's.
 SLURM_NTASKS = "SLURM_STEP_NUM_TASKS SLURM_NTASKS"
 SLURM_HOSTS = "SLURM_STEP_NODELIST SLURM_NODELIST SLURM_JOB_NODELIST"
@@ -37,9 +46,9 @@ _held: Any = None  # holds MASTER_PORT while this process lives
 
 
 def is_launched() -> bool:
-    """Returns whether this process was started as one of a run: by Paddle's launcher, torchrun or SLURM's srun.
+    """Returns whether this process was started as one of a run: by Paddle's launcher, torchrun, mpirun or SLURM's srun.
 
-    It translates the variables of torchrun and srun to those that ``paddle.distributed.init_parallel_env`` reads, in
+    It translates the variables of the last three to those that ``paddle.distributed.init_parallel_env`` reads, in
     ``os.environ``. It also rewrites CUDA_VISIBLE_DEVICES as Paddle reads it.
 
     Raises:
@@ -49,7 +58,8 @@ def is_launched() -> bool:
     if not _complete(PADDLE, "start with python -m paddle.distributed.launch, or unset them", PADDLE):
         if all(map(os.environ.get, TORCHRUN)):
             _translate_torchrun()
-        elif not _translate_slurm():
+        elif not (_translate_mpi() or _translate_slurm()):
+            _tell_unread()
             # MASTER_ADDR and MASTER_PORT alone don't show that a launcher started this process.
             return _complete(TORCHRUN, "start with torchrun or run_train_multi_node.sh, or unset them", TORCHRUN[:3])
     _select_device(_number("PADDLE_LOCAL_RANK", 0))
@@ -201,12 +211,25 @@ def num_cores() -> int:
 
 
 def cores_each(processes: int) -> int:
-    """Returns the number of cores for each of a run's ``processes`` on this machine. If SLURM gave each task its own
-    cores, these are all that this process may use.
+    """Returns the number of cores for each of a run's ``processes`` on this machine.
+
+    SLURM's cores per task are a task's own. Where it has no cgroups, a task sees those of the others as well.
     """
     cores = num_cores()
-    dealt = _number("SLURM_CPUS_PER_TASK", 0) >= cores and _first(SLURM_NTASKS) == os.environ.get("PADDLE_TRAINERS_NUM")
-    return cores if dealt else max(1, cores // processes)
+    if not (per_task := _number("SLURM_CPUS_PER_TASK", 0)):
+        return max(1, cores // processes)
+    each_is_a_task = _first(SLURM_NTASKS) == os.environ.get("PADDLE_TRAINERS_NUM")
+    return min(cores, per_task if each_is_a_task else max(1, per_task // processes))
+
+
+def set_by_launcher() -> bool:
+    """Returns whether Paddle's launcher or torchrun started this process. Their ranks get an OMP_NUM_THREADS that the
+    user hasn't set; srun and mpirun hand the user's on.
+    """
+    with contextlib.suppress(OSError):
+        started = Path("/proc/self/environ").read_bytes()
+        return bool(re.search(rb"(?:^|\0)(PADDLE_TRAINER_ID|TORCHELASTIC_RUN_ID)=", started))
+    return False
 
 
 def _complete(names: Sequence[str], advice: str, signs: Sequence[str] | None) -> bool:
@@ -235,8 +258,47 @@ def _translate_torchrun() -> None:
     master, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         port += 1  # torchrun itself listens at its MASTER_PORT, for its own workers
-    hosts = [f"node{place // here}" if place >= here else master for place in range(ranks)]
-    _set(rank, local_rank, here, hosts, f"{master}:{port}")
+    _set(rank, local_rank, here, _made_up_hosts(master, ranks, here), f"{master}:{port}")
+
+
+def _made_up_hosts(master: str, ranks: int, here: int) -> list[str]:
+    return [f"node{place // here}" if place >= here else master for place in range(ranks)]
+
+
+def _translate_mpi() -> bool:
+    """Translates the variables of Open MPI, MVAPICH, MPICH or Intel MPI; returns whether one started this process as
+    one of several. None of them names rank 0's machine, and MPICH has no number of its job, from which a port follows.
+    """
+    for names in MPI:
+        if not all(map(os.environ.get, names)) or _number(names[1]) == 1:
+            continue
+        rank, ranks, local_rank, here = map(_number, names)
+        _check_rank(names[0], rank, ranks)
+        _check_rank(names[2], local_rank, here)
+        job = os.environ.get("PMIX_NAMESPACE")
+        missing = [] if os.environ.get("MASTER_ADDR") or here == ranks else ["MASTER_ADDR (the machine of rank 0)"]
+        missing += [] if os.environ.get("MASTER_PORT") or job else ["MASTER_PORT (any free one, such as 29500)"]
+        if missing:
+            # rank 0 tells it for all
+            os.environ |= {"PADDLE_TRAINER_ID": str(rank), "PADDLE_TRAINERS_NUM": str(ranks)}
+            found = f"{names[1]} is {ranks}, {names[3]} is {here}"
+            advice = "give them to mpirun: -x NAME=VALUE (Open MPI), -genv NAME VALUE (MPICH, Intel MPI)"
+            raise InputError(f"{found}: the ranks need {' and '.join(missing)} to find each other; {advice}")
+        master = os.environ.get("MASTER_ADDR") or LOOPBACK
+        port = os.environ.get("MASTER_PORT") or 20000 + zlib.crc32((job or "").encode()) % 10000
+        _set(rank, local_rank, here, _made_up_hosts(master, ranks, here), f"{master}:{port}")
+        return True
+    return False
+
+
+def _tell_unread() -> None:
+    """Notes that another launcher's ranks run alone. srun and mpirun of a single rank set such variables, too."""
+    of_one = _first("SLURM_STEP_ID") or _first(" ".join(names[1] for names in MPI)) == "1"
+    rank = next(filter(os.environ.get, UNREAD), None)
+    if rank and not of_one and not all(map(os.environ.get, TORCHRUN[:3])):
+        found = f"{rank} is {os.environ[rank]}, which this program doesn't read"
+        needs = "for one run of all ranks set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
+        print(f"note: {found}: it runs on this machine alone; {needs}", file=sys.stderr, flush=True)
 
 
 def _translate_slurm() -> bool:

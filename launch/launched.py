@@ -49,7 +49,7 @@ def watch(target: Callable[..., None], config: Any) -> NoReturn:
     if config.DIST.MAX_RESTART:
         raise InputError("DIST.MAX_RESTART restarts only ranks that this program starts; set it to 0 under a launcher")
     context, rank = multiprocessing.get_context("fork"), int(os.environ["PADDLE_TRAINER_ID"])
-    os.environ["LAUNCHER_PID"] = str(os.getppid())
+    os.environ["LAUNCHER_PID"] = str(os.getppid() if environment.set_by_launcher() else os.getpid())
     separate = "PADDLE_LOG_DIR" in os.environ  # Paddle's launcher: each rank's stderr is a file of its own
     if separate or "TORCHELASTIC_RUN_ID" in os.environ:  # but a shell may end, and leave its ranks at work
         signals.die_with_parent(signal.SIGTERM)

@@ -56,7 +56,7 @@ class Predictor:
         if program.suffix == ".json":  # Paddle 3's
             settings.enable_new_ir(True)
             settings.enable_new_executor(True)
-            # It loses a reshape between a transposition and a Linear: Swin's windows (Paddle 3.3.1).
+            # It loses a reshape between a transposition and a Linear (Paddle 3.3.1): Swin's windows in earlier exports.
             settings.delete_pass("operator_reshape_onednn_fuse_pass")
         if bfloat16:
             settings.enable_mkldnn_bfloat16()

@@ -13,7 +13,7 @@ import paddle
 from threadpoolctl import threadpool_limits
 
 import ops
-from launch.environment import cores_each
+from launch.environment import cores_each, set_by_launcher
 from ops import images
 from options import Configuration
 from utils import num_gpus
@@ -133,11 +133,9 @@ def _threads_chosen_by_user() -> int | None:
     processes they start inherit that: what counts then is the environment in which the user started the parent.
     """
     with contextlib.suppress(OSError):
-        own = Path("/proc/self/environ").read_bytes()
-        started = re.search(rb"(?:^|\0)(PADDLE_TRAINER_ID|TORCHELASTIC_RUN_ID)=", own)
-        inherits = started or multiprocessing.parent_process()
+        inherits = set_by_launcher() or multiprocessing.parent_process()
         parent = os.environ.get("LAUNCHER_PID") or os.getppid()  # (launch.launched sets it)
-        environment = Path(f"/proc/{parent}/environ").read_bytes() if inherits else own
+        environment = Path(f"/proc/{parent if inherits else 'self'}/environ").read_bytes()
         found = re.search(rb"(?:^|\0)OMP_NUM_THREADS=(\d+)(?:\0|$)", environment)
         return int(found[1]) if found else None
     return None

@@ -5,9 +5,12 @@
 
 DIR then holds the model, which takes normalised images [B, C, S, S] float32 and gives logits. It holds a graph that
 makes these images from pixels [B, H, W, C] uint8 of any size. And it holds what describes both: preprocess.json,
-labels.txt, timm's config.json and PaddleX's inference.yml. Before DIR is there, it is run and held to the model. -cfg
-is needed where the weights don't tell their model. int8 is calibrated on images of a training set: a run's own, or
--dataset's at -data_path.
+labels.txt and timm's config.json. Before DIR is there, it is run and held to the model. -cfg is needed where the
+weights don't tell their model. int8 is calibrated on images of a training set: a run's own, or -dataset's at
+-data_path.
+
+-format paddlex and paddleclas are for PaddleX 3 and for PaddleClas's deployment. There DIR holds a graph that gives
+probabilities, and the settings that the client reads: inference.yml or paddleclas.yml.
 """
 
 import argparse
@@ -23,7 +26,7 @@ from config import default_values  # noqa: E402
 from errors import InputError, reporting  # noqa: E402
 from options import pairs  # noqa: E402
 
-_FORMATS = ("paddle", "paddle-legacy", "onnx", "openvino")
+_FORMATS = ("paddle", "paddle-legacy", "paddlex", "paddleclas", "onnx", "openvino")
 _PRECISIONS = ("float32", "float16", "bfloat16", "int8")
 
 

@@ -33,7 +33,8 @@ def in_windows(
     x = pad_maps(x, below, right)
     rows, columns = (height + below) // window_height, (width + right) // window_width
     x = x.reshape([-1, rows, window_height, columns, window_width, dim]).transpose([0, 1, 3, 2, 4, 5])
-    x = layer(x.reshape([-1, window_height * window_width, dim]))
+    # Flattened, not reshaped: Paddle Inference loses a reshape between a transposition and a Linear (Paddle 3.3.1).
+    x = layer(x.flatten(0, 2).flatten(1, 2))
     x = x.reshape([-1, rows, columns, window_height, window_width, dim]).transpose([0, 1, 3, 2, 4, 5])
     x = x.reshape([-1, height + below, width + right, dim])
     x = x[:, :height, :width] if below or right else x

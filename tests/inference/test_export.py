@@ -120,6 +120,26 @@ def test_pixels_go_in_of_any_size_and_logits_come_out(weights, tmp_path):
         np.testing.assert_allclose(found, expected, atol=2e-3 * np.ptp(expected), rtol=0)
 
 
+@pytest.mark.parametrize("name", ["preparation", "model", "model_with_preprocessing"])
+def test_onnxs_own_tools_take_each_file(name, weights, tmp_path):
+    """onnx.compose.merge_models lists an operator set once for each part, which quantize_dynamic doesn't take."""
+    exported(weights, tmp_path / "out", "onnx")
+    graph = onnx.load(str(tmp_path / "out" / f"{name}.onnx"))
+    assert [(entry.domain, entry.version) for entry in graph.opset_import] == [("", 17)]
+    converted = pytest.importorskip("onnx.version_converter").convert_version(graph, 18)
+    assert [(entry.domain, entry.version) for entry in converted.opset_import] == [("", 18)]
+    try:
+        from onnxruntime.quantization import quantize_dynamic
+    except ImportError as error:  # of ml_dtypes, which onnxruntime doesn't install
+        pytest.skip(str(error))
+    quantize_dynamic(tmp_path / "out" / f"{name}.onnx", tmp_path / "int8.onnx")
+    session = pytest.importorskip("onnxruntime").InferenceSession(str(tmp_path / "int8.onnx"))
+    shape = [3, 3, 32, 32] if name == "model" else [3, 40, 50, 3]
+    images = np.zeros(shape, np.float32 if name == "model" else np.uint8)
+    [found] = session.run(None, {session.get_inputs()[0].name: images})
+    assert found.shape == ((3, 3, 32, 32) if name == "preparation" else (3, 5))
+
+
 def test_int8_of_the_same_images_has_the_same_weights(weights, tmp_path):
     pytest.importorskip("nncf")
     images = 2 * np.random.default_rng(0).normal(size=(6, 3, 32, 32)).astype(np.float32)

@@ -6,7 +6,6 @@ import json
 import numpy as np
 import paddle
 import pytest
-import yaml
 from asked import CLASSES, MODEL, write_photographs
 from conftest import without
 from PIL import Image
@@ -80,13 +79,6 @@ def test_other_toolkits_are_told_the_size(tmp_path):
     _, config = model_of("squash", tmp_path / "model.safetensors")
     write_conventions(tmp_path, config, describe(config, list(CLASSES)), 16)
     assert read_config(tmp_path)["input_size"] == [3, *SIZE]
-    written = yaml.safe_load((tmp_path / "inference.yml").read_text(encoding="utf-8"))
-    resize, crop, *_ = written["PreProcess"]["transform_ops"]
-    assert (resize["ResizeImage"]["size"], crop["CropImage"]["size"]) == ([40, 60], [32, 48])  # width, height
-    _, config = model_of("center", tmp_path / "model.safetensors")
-    (tmp_path / "covered").mkdir()
-    write_conventions(tmp_path / "covered", config, describe(config, []), 16)
-    assert not (tmp_path / "covered" / "inference.yml").exists()  # PaddleX can't resize so
 
 
 def test_what_a_server_draws_has_the_images_shape(tmp_path):

@@ -1,13 +1,11 @@
-"""The graph that prepares images gives Pillow's pixels; the files of other toolkits' conventions tell the same."""
+"""The graph that prepares images gives Pillow's pixels; timm's config.json tells the same."""
 
 import numpy as np
 import paddle
 import pytest
-import yaml
-from PIL import Image
 
 from config import get_config
-from inference.conventions import paddlex_config, write_conventions
+from inference.conventions import write_conventions
 from inference.fidelity import crops
 from inference.preparation import Preparation
 from loading.transforms import EvalTransform, Normalize
@@ -88,50 +86,3 @@ def test_timms_config_tells_the_same_preparation(config, tmp_path):
     assert (EvalTransform(other)(image) == EvalTransform(config)(image)).all()
     assert (other.DATA.IMAGENET_MEAN, other.DATA.IMAGENET_STD) == (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
     assert (tmp_path / "labels.txt").read_text(encoding="utf-8") == "cat\ndög\n#3\n"
-
-
-def by_paddleclas(image, operations):
-    """What PaddleClas's operations make of an image, by their names and arguments (deploy/python/preprocess.py)."""
-    for operation in operations:
-        [(name, given)] = operation.items()
-        if name == "ResizeImage":
-            assert given["backend"] == "pil"
-            share = given.get("resize_short", 0) / min(image.size)
-            size = given.get("size") or [round(side * share) for side in image.size]
-            image = np.asarray(image.resize(size, Image.Resampling[given["interpolation"].upper()]))
-        elif name == "CropImage":
-            top, left = ((side - given["size"]) // 2 for side in image.shape[:2])
-            image = image[top : top + given["size"], left : left + given["size"]]
-        elif name == "NormalizeImage":
-            assert (given["order"], given["channel_num"]) == ("", 3)
-            image = (image * np.float32(given["scale"]) - np.float32(given["mean"])) / np.float32(given["std"])
-        else:
-            assert (name, given) == ("ToCHWImage", None)
-            image = image.transpose(2, 0, 1)
-    return image
-
-
-def test_paddlexs_file_tells_the_same_preparation(config, tmp_path):
-    write_conventions(tmp_path, config, describe(config, ["cat", "dog", "emu"]), 768)
-    told = yaml.safe_load((tmp_path / "inference.yml").read_text(encoding="utf-8"))
-    assert told["Global"] == {"model_name": config.MODEL.NAME}
-    assert told["PostProcess"] == {"Topk": {"topk": 3, "label_list": ["cat", "dog", "emu"]}}
-    assert told["Hpi"]["backend_configs"]["paddle_infer"]["trt_dynamic_shapes"]["images"][2] == [8, 3, 64, 64]
-    normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
-    for size in ((160, 80), (120, 240), (64, 64)):  # of others it rounds the sides, where timm and we cut them off
-        image = crops(1)[0].resize(size)
-        expected = normalize(paddle.to_tensor(EvalTransform(config)(image)[None])).numpy()[0]
-        np.testing.assert_allclose(by_paddleclas(image, told["PreProcess"]["transform_ops"]), expected, atol=1e-5)
-
-
-def test_a_multilabel_model_has_a_threshold_and_a_grey_one_no_file_of_paddlexs(config, tmp_path):
-    write_conventions(tmp_path, config, describe(config, [], "multilabel"), 768)
-    told = yaml.safe_load((tmp_path / "inference.yml").read_text(encoding="utf-8"))
-    assert told["PostProcess"] == {"MultiLabelThreshOutput": {"threshold": 0.5}}
-    assert not (tmp_path / "labels.txt").exists()
-    own = paddlex_config(config, describe(config, ["cat", "dog"], "multilabel", [0.3, 0.6]))["PostProcess"]
-    assert own == {"MultiLabelThreshOutput": {"threshold": [0.3, 0.6], "label_list": ["cat", "dog"]}}
-    grey = prepared_by("DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.4", "DATA.IMAGENET_STD", "0.3")
-    (tmp_path / "grey").mkdir()
-    write_conventions(tmp_path / "grey", grey, describe(grey, []), 768)
-    assert [file.name for file in (tmp_path / "grey").iterdir()] == ["config.json"]

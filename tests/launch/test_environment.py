@@ -13,6 +13,7 @@ from launch import environment, gpus, secret
 from launch.environment import expand_counts, expand_hosts, is_launched
 
 LAUNCHERS = ("PADDLE_", "SLURM_", "MASTER_", "NODE_RANK", "NNODES", "RANK", "WORLD_SIZE", "LOCAL_", "FLAGS_selected")
+LAUNCHERS += ("OMPI_", "MV2_", "PMI_", "MPI_LOCAL", "PMIX_", "PALS_", "ALPS_", "FLUX_", "JSM_")
 LAUNCHERS += ("TORCHELASTIC", "CUDA_VISIBLE", "GLOO_", "NCCL_SOCKET", "NPROC_PER", "MASTER", "HOST", "INIT_TIMEOUT")
 
 
@@ -128,9 +129,70 @@ def test_a_shell_under_slurm_is_no_task_of_srun(variables, capfd, changed):
     assert capfd.readouterr().err.startswith("" if changed.get("SLURM_STEP_ID", 0) or len(changed) == 2 else note)
 
 
+def mpi(names, rank, ranks, local_rank, here, **more):
+    return dict(zip(names, (rank, ranks, local_rank, here), strict=True)) | more
+
+
+@pytest.mark.parametrize("names", environment.MPI)
+def test_mpis_environment_as_paddles(variables, names):
+    variables(**mpi(names, 1, 3, 1, 3), MASTER_PORT=29500)
+    assert is_launched()
+    assert told() == {
+        "TRAINER_ID": "1",
+        "TRAINERS_NUM": "3",
+        "MASTER": "127.0.0.1:29500",
+        "LOCAL_RANK": "1",
+        "RANK_IN_NODE": "1",
+        "LOCAL_SIZE": "3",
+        "NNODES": "1",
+        "CURRENT_ENDPOINT": "127.0.0.1:6171",
+        "TRAINER_ENDPOINTS": "127.0.0.1:6170,127.0.0.1:6171,127.0.0.1:6172",
+        "DISTRI_BACKEND": "gloo",
+    }
+
+
+def test_mpi_on_two_machines_within_a_slurm_job_and_of_one_rank(variables, capfd):
+    openmpi, hydra = environment.MPI[0], environment.MPI[2]
+    # Open MPI starts its remote ranks by srun: its own numbers count, not those of its daemon.
+    variables(**SLURM, **mpi(openmpi, 3, 4, 1, 2, PMIX_NAMESPACE="7@1", MASTER_ADDR="node09"))
+    assert is_launched()
+    expected = {"TRAINER_ID": "3", "TRAINERS_NUM": "4", "LOCAL_SIZE": "2", "NNODES": "2"}
+    assert {name: told()[name] for name in expected} == expected
+    port = told()["MASTER"]  # from the job's name: the same for all of its ranks
+    assert port.startswith("node09:2")
+    for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
+        del os.environ[name]
+    for names in (openmpi, hydra):
+        variables(**mpi(names, 0, 1, 0, 1, PMIX_RANK=0))
+        assert not is_launched()
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", environment.UNREAD)
+def test_ranks_of_an_unread_launcher_are_told_that_they_are_alone(variables, name, capfd):
+    variables(**{name: 3})
+    assert not is_launched()
+    line = (
+        f"note: {name} is 3, which this program doesn't read: it runs on this machine alone; for one run of all ranks"
+    )
+    assert capfd.readouterr().err.startswith(line)
+    variables(SLURM_STEP_ID=0, SLURM_STEP_NUM_TASKS=1, SLURM_PROCID=0)  # srun sets PMIX_RANK for a single task, too
+    assert not is_launched()
+    variables(SLURM_STEP_ID="", **TORCHRUN)
+    assert is_launched()
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        (mpi(environment.MPI[0], 2, 2, 0, 2, PMIX_NAMESPACE=1), "OMPI_COMM_WORLD_RANK is 2, expected a number below 2"),
+        (
+            mpi(environment.MPI[0], 1, 4, 1, 2, PMIX_NAMESPACE=1),
+            "OMPI_COMM_WORLD_SIZE is 4, OMPI_COMM_WORLD_LOCAL_SIZE is 2: the ranks need MASTER_ADDR",
+        ),
+        (mpi(environment.MPI[2], 1, 2, 1, 2), r"PMI_SIZE is 2, .*: the ranks need MASTER_PORT .* give them to mpirun"),
+        (mpi(environment.MPI[2], 1, 4, 1, 2), r"the ranks need MASTER_ADDR .* and MASTER_PORT .* -genv NAME VALUE"),
         ({"PADDLE_TRAINER_ID": 0}, "found PADDLE_TRAINER_ID=0, missing PADDLE_TRAINERS_NUM, PADDLE_CURRENT_ENDPOINT"),
         (
             {"RANK": 0, "WORLD_SIZE": 2},
@@ -226,6 +288,32 @@ def test_cores_that_slurm_dealt_out_are_not_divided_again(variables, monkeypatch
     assert environment.cores_each(4) == 8
     variables(PADDLE_TRAINERS_NUM=28)  # Paddle's launcher in each task
     assert (environment.cores_each(4), environment.cores_each(16)) == (2, 1)
+
+
+def test_slurms_cores_per_task_hold_without_cgroups(variables, monkeypatch):
+    """A task then sees all cores of its machine."""
+    monkeypatch.setattr(environment, "num_cores", lambda: 64)
+    variables(**SLURM, SLURM_CPUS_PER_TASK=3)
+    assert environment.cores_each(1) == 3  # one process of sbatch's shell
+    assert environment.cores_each(2) == 1  # two that it spawned
+    assert is_launched()
+    assert environment.cores_each(3) == 3
+    variables(SLURM_CPUS_PER_TASK=128)
+    assert environment.cores_each(3) == 64
+
+
+def test_only_launchers_that_set_threads_hide_the_users(monkeypatch, tmp_path):
+    own = tmp_path / "proc" / "self" / "environ"
+    monkeypatch.setattr(environment, "Path", lambda path: tmp_path / path[1:])
+    assert not environment.set_by_launcher()  # no /proc
+    own.parent.mkdir(parents=True)
+    for started, expected in (
+        (b"PADDLE_TRAINER_ID=0\0A=1", True),
+        (b"A=1\0TORCHELASTIC_RUN_ID=none\0", True),
+        (b"SLURM_PROCID=0\0OMPI_COMM_WORLD_RANK=0\0RANK=0\0", False),
+    ):
+        own.write_bytes(started)
+        assert environment.set_by_launcher() is expected
 
 
 def test_spawned_ranks_meet_at_the_port_that_is_asked_for(variables, monkeypatch):

@@ -16,6 +16,8 @@ from ranks import free_ports
 from safetensors.numpy import load_file
 from test_environment import LAUNCHERS
 
+from launch.environment import MPI
+
 MAIN = (sys.executable, str(ROOT / "main_multi_gpu.py"))
 FLAGS = ["-output=run", "-cfg=vit_digits", "-o", "TRAIN.NUM_EPOCHS=1", "TRAIN.WARMUP_EPOCHS=0", "MODEL.DEPTH=2"]
 
@@ -121,8 +123,10 @@ def torchrun(folder, rank, port, *flags, machines=1, **more):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """One training by every launcher, all at once, for they mostly wait: each one's folder, and what it printed."""
-    folders = {name: tmp_path_factory.mktemp(name) for name in ("spawned", "launched", "nodes", "slurm", "torchrun")}
-    ports = free_ports(4)
+    folders = {
+        name: tmp_path_factory.mktemp(name) for name in ("spawned", "launched", "nodes", "slurm", "torchrun", "mpi")
+    }
+    ports = free_ports(5)
     talking = {"MASTER_PORT": ports[3], "GLOG_minloglevel": 0}  # Paddle then tells where ranks meet
     with machines() as (insides, master):
         started = {"spawned": [start(folders["spawned"], *MAIN, "-ngpus=2", *FLAGS, **talking)]}
@@ -137,6 +141,16 @@ def runs(tmp_path_factory):
         ]
         started["slurm"] = [sbatch(folders["slurm"], SRUN, *FLAGS, MASTER_PORT=ports[1])]
         started["torchrun"] = [torchrun(folders["torchrun"], rank, ports[2], *FLAGS) for rank in (1, 0)]
+        started["mpi"] = [
+            start(
+                folders["mpi"],
+                *MAIN,
+                *FLAGS,
+                MASTER_PORT=ports[4],
+                **dict(zip(MPI[0], (rank, 2, rank, 2), strict=True)),
+            )
+            for rank in (1, 0)
+        ]
         for some in started.values():
             assert statuses(*some) == [0] * len(some), printed(*some)
     where = f"two nodes: {'network namespaces' if insides[0] else 'loopback, for want of network namespaces'}"

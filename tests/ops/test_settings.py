@@ -8,6 +8,7 @@ import paddle
 import pytest
 
 from config import get_config
+from launch import environment
 from launch.environment import num_cores
 from ops import settings
 
@@ -84,20 +85,21 @@ def test_threads_that_the_user_chose_are_those_of_the_environment_he_started(mon
     """Paddle's import and launchers set OMP_NUM_THREADS, too: a rank goes by its parent's environment."""
     limits = []
     monkeypatch.setattr(settings, "threadpool_limits", limits.append)
-    monkeypatch.setattr(settings, "Path", lambda path: tmp_path / path[1:])
+    for module in (settings, environment):
+        monkeypatch.setattr(module, "Path", lambda path: tmp_path / path[1:])
     monkeypatch.setattr(os, "getppid", lambda: 7)
     monkeypatch.delenv("LAUNCHER_PID", raising=False)
-    for process, environment in (
+    for process, content in (
         ("7", b"A=1\0OMP_NUM_THREADS=2\0"),
         ("8", b"OMP_NUM_THREADS=4"),
         ("9", b"NOT_OMP_NUM_THREADS=5"),
     ):
         (tmp_path / "proc" / process).mkdir(parents=True)
-        (tmp_path / "proc" / process / "environ").write_bytes(environment)
+        (tmp_path / "proc" / process / "environ").write_bytes(content)
     own = tmp_path / "proc" / "self" / "environ"
     own.parent.mkdir()
     assert settings._threads_chosen_by_user() is None  # no /proc
-    for environment, launcher, chosen in (
+    for started, launcher, chosen in (
         (b"A=1\0OMP_NUM_THREADS=3\0B=2\0", None, 3),
         (b"OMP_NUM_THREADS=many\0", None, None),
         (b"OMP_NUM_THREADS=3\0PADDLE_TRAINER_ID=0\0", None, 2),
@@ -105,7 +107,7 @@ def test_threads_that_the_user_chose_are_those_of_the_environment_he_started(mon
         (b"PADDLE_TRAINER_ID=0\0OMP_NUM_THREADS=3\0", "9", None),
         (b"OMP_NUM_THREADS=3\0", "8", 3),  # no rank
     ):
-        own.write_bytes(environment)
+        own.write_bytes(started)
         monkeypatch.setenv("LAUNCHER_PID", launcher) if launcher else None
         assert settings._threads_chosen_by_user() == chosen
     assert settings.tune_cpu(1).startswith("3 threads (OMP_NUM_THREADS) per process, ")
