@@ -49,7 +49,11 @@ def main() -> None:
     trained = Predictor(arguments.pretrained, arguments.cfg, arguments.o)
     if trained.model is None:
         raise InputError(f"{arguments.pretrained} is an export already; give -pretrained what it was made from")
+    if not trained.config.MODEL.NUM_CLASSES:  # a CLIP's projection is exported
+        trained.check_classifier()
     print(trained.report)
+    if trained.warning:
+        print(f"warning: {trained.warning}", file=sys.stderr)
     images = training_images(trained.config, data, arguments.calibration_images) if data else None
     found = write_export(
         trained.config,

@@ -138,6 +138,8 @@ def load_pretrained(config: Configuration, model: ImageModel, run: Run, strict: 
     allow, order, adapter = settings.PRETRAINED_ALLOW, settings.PRETRAINED_CLASSES, settings.PRETRAINED_ADAPTER
     report = load_weights(model, settings.PRETRAINED, strict, allow, order, adapter)
     run.info(str(report))
+    if report.warning:
+        run.info(f"warning: {report.warning}")
     for warning in disagreements(config, report.config):
         run.info(warning)
 
