@@ -22,7 +22,7 @@ from loading.transforms import Normalize
 from models import build_model
 from models.pretrained import build_described, with_preprocessing
 from ops.settings import set_device_flags
-from options import Configuration, is_given, leaves
+from options import Configuration, explicit_sources, leaves
 from training.checkpoint import Description, classes_of, describe, description_of, task_of, thresholds_of
 from training.engine import autocast
 from training.figures import sigmoid
@@ -100,7 +100,7 @@ class Predictor:
         )
         self.config, description = configured
         self.task, self.classes = description.task, list(classes or description.classes)
-        if is_given(self.config, "TASK") and self.task != self.config.TASK:
+        if "TASK" in explicit_sources(self.config) and self.task != self.config.TASK:
             found = f"weights of TASK {self.task}, found TASK {self.config.TASK}"
             raise InputError(f"{printable(str(path))}: {found}; give -o TASK {self.task}")
         self.thresholds = description.thresholds
