@@ -20,6 +20,7 @@ from inference.predictor import Predictor
 from loading.files import Paths
 from loading.tables import csv_line, csv_rows
 from utils import writing_whole
+from weights.formats import files_of
 from weights.hub import HUB_PREFIXES
 from weights.plain import (
     Form,
@@ -97,8 +98,9 @@ class Features(Predictor):
             raise InputError(f"{printable(str(path))} is an export, which gives logits alone; give the checkpoint")
         path = str(path) if str(path).startswith(HUB_PREFIXES) else os.path.abspath(path)
         assert self.weights is not None
+        total = sha256(*files_of(self.weights))
         cfg = os.path.abspath(cfg) if cfg and os.path.isfile(cfg) else cfg
-        self.made = {"checkpoint": path, "sha256": sha256(self.weights), "cfg": cfg, "options": list(options)}
+        self.made = {"checkpoint": path, "sha256": total, "cfg": cfg, "options": list(options)}
         self.made |= {"layer": layer, "pool": pool, "norm": norm}
         self.made |= {"oriented": self.config.DATA.EXIF_ORIENTATION}
         if layer is None:

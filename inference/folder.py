@@ -110,10 +110,11 @@ def _of_earlier(folder: Path, content: Any) -> Export:
     )
 
 
-def sha256(file: Path) -> str:
-    """Returns the sum of a file's bytes, in hexadecimal."""
+def sha256(*files: Path) -> str:
+    """Returns the sum of the bytes of files, one after the other, in hexadecimal."""
     total = hashlib.sha256()
-    with open_file(file) as content:
-        while piece := content.read(1 << 20):
-            total.update(piece)
+    for file in files:
+        with open_file(file) as content:
+            while piece := content.read(1 << 20):
+                total.update(piece)
     return total.hexdigest()

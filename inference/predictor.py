@@ -23,12 +23,13 @@ from loading.transforms import Normalize
 from models import build_model
 from models.pretrained import build_described, with_preprocessing
 from ops.settings import set_device_flags
-from options import Configuration, leaves
+from options import Configuration, explicit_sources, leaves
 from training.checkpoint import Description, classes_of, describe, description_of, task_of, thresholds_of
 from training.engine import autocast
 from training.figures import sigmoid
 from utils import world_size
 from weights import load_weights
+from weights.transformers import is_projection
 
 BEST = Path("checkpoints", "best")  # in a run's folder
 
@@ -74,6 +75,7 @@ class Predictor:
         thresholds: multilabel: the weights' own, by output; empty: 0.5 serves for each.
         classes: names by output; empty: they aren't known.
         report: what was loaded, in a line.
+        warning: what is wrong with the weights, though they can be used; "": nothing.
         weights: the file that was loaded; None: an export.
 
     Raises:
@@ -99,6 +101,9 @@ class Predictor:
         )
         self.config, description = configured
         self.task, self.classes = description.task, list(classes or description.classes)
+        if "TASK" in explicit_sources(self.config) and self.task != self.config.TASK:
+            found = f"weights of TASK {self.task}, found TASK {self.config.TASK}"
+            raise InputError(f"{printable(str(path))}: {found}; give -o TASK {self.task}")
         self.thresholds = description.thresholds
         outputs = self.config.MODEL.NUM_CLASSES
         if self.classes and len(self.classes) != outputs:
@@ -109,7 +114,7 @@ class Predictor:
                 f"{printable(str(path))} tells {len(self.thresholds)} thresholds, the model has {outputs} outputs"
             )
         set_device_flags(self.config, int(os.environ.get("PADDLE_LOCAL_SIZE", world_size())))
-        self.model, self.weights = None, None
+        self.model, self.weights, self.warning = None, None, ""
         if not export:
             self.model = build_model(self.config) if cfg else build_described(self.config, path)
         if export:
@@ -120,7 +125,7 @@ class Predictor:
             allow, order = settings.PRETRAINED_ALLOW, settings.PRETRAINED_CLASSES
             adapter = settings.PRETRAINED_ADAPTER
             loaded = load_weights(self.model, path, allow=allow, classes=order, adapter=adapter)
-            self.report, self.weights = str(loaded), loaded.file
+            self.report, self.warning, self.weights = str(loaded), loaded.warning, loaded.file
             self.model.eval()
             self.model = self.model.inference_model()
         self._normalize = Normalize(self.config.DATA.IMAGENET_MEAN, self.config.DATA.IMAGENET_STD)
@@ -177,6 +182,7 @@ class Predictor:
         Args:
             images, top, threshold, workers, tta: as of ``stream``.
         """
+        self.check_classifier()
         asked = pictures(self.config, images, tta)
         for batch in self.batches(asked, workers, rank, ranks):
             shares = np.mean([self.probabilities(self.logits(view)) for view in views(batch, tta)], 0)
@@ -184,6 +190,12 @@ class Predictor:
                 place: self._answer(asked.name(place), problem, own, top, threshold)
                 for place, problem, own in zip(batch.places, batch.problems, shares, strict=True)
             }
+
+    def check_classifier(self) -> None:
+        """Raises InputError where the model has no classifier: its outputs are features then, and no classes'."""
+        if not self.config.MODEL.NUM_CLASSES or (self.weights and is_projection(self.weights)):
+            found = f"{printable(str(self.weights))} has no classifier: it gives features, and no classes"
+            raise InputError(f"{found}; tools/features.py computes them, or train a classifier (-pretrained)")
 
     def _answer(
         self, name: str, problem: str, shares: np.ndarray, top: int | None, threshold: float | None
@@ -253,7 +265,7 @@ def _config_and_description(
     else:
         config = with_preprocessing(get_config(cfg, [*options, "MODEL.PRETRAINED", path]))
         adapter = config.MODEL.PRETRAINED_ADAPTER
-        names, task = classes or classes_of(path, adapter) or [], task_of(path, adapter)
+        names, task = classes or classes_of(path, adapter) or [], task_of(path, adapter) or config.TASK
         thresholds = thresholds_of(path, adapter)
         if config.MODEL.NUM_CLASSES == "auto" and names:
             config = with_values(config, "the classes' names", MODEL__NUM_CLASSES=len(names))

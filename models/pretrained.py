@@ -19,7 +19,7 @@ from models.base import ImageModel
 from options import Configuration, is_given, is_users, pair, size_text
 from weights import find_weights
 from weights.adapters import find_adapter
-from weights.formats import METADATA, read_metadata
+from weights.formats import METADATA, files_of, read_metadata
 from weights.hub import read_config
 from weights.plain import parsed_json
 from weights.transformers import read_transformers
@@ -45,7 +45,9 @@ def build_described(config: Configuration, path: str | Path) -> ImageModel:
         InputError: as ``build_model``, or the file is too small for so many parameters.
     """
     file, total, own = find_weights(path), 0, threading.get_ident()
-    most = _SPARE + 2 * file.stat().st_size  # at one byte each or more, in a file that may be compressed
+    most = _SPARE + 2 * sum(
+        one.stat().st_size for one in files_of(path)
+    )  # at one byte each or more, in a file that may be compressed
 
     def counted(layer: nn.Layer, shape: Sequence[int], *rest: Any, **named: Any) -> paddle.Tensor:
         nonlocal total

@@ -6,7 +6,7 @@ Some change what a model computes, but none of its tensors, so that the weights 
 from pathlib import Path
 from typing import Any
 
-from config import with_values
+from config import shipped_model, with_values
 from configs.architectures import architecture
 from errors import InputError, printable
 from options import WITH_VALUES, Configuration, add_note, is_users
@@ -36,7 +36,8 @@ _OURS = {  # timm's: ours, where it isn't the same in capitals
     "stages": "STAGE_DEPTHS",
     "use_fc_norm": "FC_NORM",
 }
-_ALONE = {"global_pool": "avg", "output_stride": 32, "proj_bias": True, "final_norm": True, "conv_bias": True}
+_BY_TOKEN = ("coat", "crossvit", "pit", "volo")  # whose classifier reads the class token, without GLOBAL_POOL
+_ALONE = {"output_stride": 32, "proj_bias": True, "final_norm": True, "conv_bias": True}
 _ALONE |= {"use_pos_embed": True}
 _ALONE |= {
     "abs_win_pos_embed": True,
@@ -67,7 +68,7 @@ def with_arguments(config: Configuration, path: str | Path) -> Configuration:
             continue
         if is_users(config, f"MODEL.{key}"):
             add_note(config, f"{beside}, yours {config.MODEL[key]}")
-        elif stored["architecture"] != config.MODEL.NAME:
+        elif config.MODEL.NAME not in (stored["architecture"], shipped_model(stored["architecture"])):
             other = f"{config.MODEL.NAME} has MODEL.{key} {config.MODEL[key]}"
             raise InputError(f"{beside}, but {other}; say by -o MODEL.{key} VALUE which it is")
         else:
@@ -90,7 +91,10 @@ def _key(kind: str, name: str, value: Any, beside: str) -> str | None:
     for key in keys:
         if f"MODEL.{key}" in architecture(kind).arguments:
             return key
-    alone = _ALONE | {"act_layer": "relu" if kind.lower() in ("resnet", "regnet") else "gelu"}
+    alone = _ALONE | {
+        "act_layer": "relu" if kind.lower() in ("resnet", "regnet") else "gelu",
+        "global_pool": "token" if kind.lower() in _BY_TOKEN else "avg",
+    }
     if value is False or (name in alone and alone[name] == value):
         return None
     has = f"has {value_text(alone[name])} alone" if name in alone else "has no such argument"

@@ -4,6 +4,7 @@ Some change what a model computes, but none of its tensors' shapes: an epsilon, 
 weights would load, and answer something else.
 """
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from configs.architectures import architecture
 from errors import InputError, printable, reading
 from options import Configuration, add_note, is_users
 from weights.plain import Rule, check_form, is_list, is_real, is_whole, optional, value_text
-from weights.transformers import read_transformers
+from weights.transformers import ENCODER, LABELS, head_of, read_transformers
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "quick_gelu": "quick_gelu"}
 _NUMBER = optional(Rule("a whole number", lambda value: is_whole(value, 1, 1 << 20)))
@@ -21,6 +22,7 @@ _REAL = optional(Rule("a number", lambda value: is_real(value, 0, 1e6)))
 _NUMBERS = Rule("whole numbers", lambda value: is_list(value, lambda one: is_whole(one, 1, 1 << 20), 1, 100))
 _SIDES = Rule("a whole number, or a list of such", lambda value: _NUMBER.holds(value) or _NUMBERS.holds(value))
 _FLAGS = Rule("a list of true and false", lambda value: is_list(value, lambda one: type(one) is bool, 1, 100))
+_LISTS = optional(Rule("a list of lists", lambda value: is_list(value, lambda one: type(one) is list, 0, 100)))
 _FORM = (
     dict.fromkeys(("hidden_size", "num_hidden_layers", "intermediate_size", "embed_dim"), _NUMBER)
     | dict.fromkeys(("window_size", "groups_width"), _NUMBER)
@@ -29,43 +31,115 @@ _FORM = (
         ("depths", "hidden_sizes", "neck_hidden_sizes", "num_heads", "sr_ratios", "key_dim"), optional(_NUMBERS)
     )
     | dict.fromkeys(("layer_norm_eps", "layerscale_value", "layer_scale_init_value", "expand_ratio"), _REAL)
+    | {"rope_theta": _REAL, "down_ops": _LISTS}
     | {"num_register_tokens": optional(Rule("a whole number", lambda value: is_whole(value, 0, 1 << 20)))}
 )
+# What a class of transformers takes where config.json leaves a key out.
+_VIT = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "patch_size": 16}
+_VIT |= {"layer_norm_eps": 1e-12, "hidden_act": "gelu"}
+_VIT_MLP = _VIT | {"intermediate_size": 3072}
+_DINOV2 = _VIT | {"mlp_ratio": 4, "layer_norm_eps": 1e-6, "layerscale_value": 1.0}
+_CLIP = _VIT_MLP | {"patch_size": 32, "layer_norm_eps": 1e-5, "hidden_act": "quick_gelu"}
+_SIGLIP = _VIT_MLP | {"layer_norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh"}
+_SWIN = {"patch_size": 4, "embed_dim": 96, "depths": [2, 2, 6, 2], "num_heads": [3, 6, 12, 24], "window_size": 7}
+_CONVNEXT = {"depths": [3, 3, 9, 3], "hidden_sizes": [96, 192, 384, 768]}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "vit": _VIT_MLP,
+    "deit": _VIT_MLP,
+    "beit": _VIT_MLP,
+    "dinov2": _DINOV2 | {"patch_size": 14},
+    "dinov2_with_registers": _DINOV2 | {"num_register_tokens": 4},
+    "dinov3_vit": {
+        "hidden_size": 384,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 6,
+        "patch_size": 16,
+    },
+    "clip": _CLIP,
+    "clip_vision_model": _CLIP,
+    "siglip": _SIGLIP,
+    "siglip_vision_model": _SIGLIP,
+    "swin": _SWIN,
+    "swinv2": _SWIN,
+    "hiera": {"embed_dim": 96, "depths": [2, 3, 16, 3], "num_heads": [1, 2, 4, 8]},
+    "levit": {
+        "hidden_sizes": [128, 256, 384],
+        "num_attention_heads": [4, 8, 12],
+        "depths": [4, 4, 4],
+        "key_dim": [16, 16, 16],
+    },
+    "pvt_v2": {"hidden_sizes": [32, 64, 160, 256], "depths": [2, 2, 2, 2], "num_attention_heads": [1, 2, 5, 8]},
+    "poolformer": {"hidden_sizes": [64, 128, 320, 512], "depths": [2, 2, 6, 2]},
+    "mobilevit": {"hidden_sizes": [144, 192, 240], "neck_hidden_sizes": [16, 32, 64, 96, 128, 160, 640]},
+    "convnext": _CONVNEXT,
+    "convnextv2": _CONVNEXT,
+    "resnet": {"depths": [3, 4, 6, 3]},
+    "regnet": {"depths": [2, 6, 12, 2], "hidden_sizes": [128, 192, 512, 1088], "groups_width": 64},
+}
 
 
 def _vit(config: dict[str, Any]) -> dict[str, Any]:
     width, hidden = config["hidden_size"], config.get("intermediate_size")
-    values = {
+    return {
         "EMBED_DIM": width,
         "DEPTH": config["num_hidden_layers"],
         "NUM_HEADS": config["num_attention_heads"],
         "PATCH_SIZE": config["patch_size"],
-        "NORM_EPS": config.get("layer_norm_eps"),
-        "MLP_RATIO": hidden / width if hidden else config.get("mlp_ratio", 4),
+        "NORM_EPS": config["layer_norm_eps"],
+        "MLP_RATIO": hidden / width if hidden else config["mlp_ratio"],
         "ACT": _activation(config),
         "QKV_BIAS": config.get("qkv_bias", True),
     }
-    return {key: value for key, value in values.items() if value is not None}
+
+
+def _deit(config: dict[str, Any]) -> dict[str, Any]:
+    """With a teacher both tokens have a head; without one the distillation token is one that no head reads."""
+    alone = "DeiTForImageClassification" in config["architectures"]
+    return _vit(config) | {"DISTILLED": not alone, "REG_TOKENS": int(alone)}
 
 
 def _dinov2(config: dict[str, Any]) -> dict[str, Any]:
-    values = _vit(config) | {"INIT_VALUES": config.get("layerscale_value", 1.0)}
-    values |= {"REG_TOKENS": config["num_register_tokens"], "NO_EMBED_CLASS": True} if _registers(config) else {}
+    values = _vit(config) | {"INIT_VALUES": config["layerscale_value"]}
+    registers = config.get("num_register_tokens") or 0
+    values |= {"REG_TOKENS": registers, "NO_EMBED_CLASS": True} if registers else {}
     if config.get("use_swiglu_ffn"):
         half = (int(config["hidden_size"] * values["MLP_RATIO"]) * 2 // 3 + 7) // 8 * 8
         values |= {"ACT": "swiglu", "MLP_RATIO": 2 * half / config["hidden_size"]}
-    return values
+    return values | ({"GLOBAL_POOL": "token_avg"} if _classifies(config) else {})
 
 
-def _registers(config: dict[str, Any]) -> int:
-    return config.get("num_register_tokens") or 0
+def _dinov3(config: dict[str, Any]) -> dict[str, Any]:
+    gated = bool(config.get("use_gated_mlp"))
+    biased = config.get("query_bias", True)
+    fixed = {"key_bias": False, "proj_bias": True, "mlp_bias": True, "value_bias": biased}
+    for key, value in (fixed | {"hidden_act": "silu" if gated else "gelu"}).items():
+        _expect(config, key, value)
+    return {
+        "EMBED_DIM": config["hidden_size"],
+        "DEPTH": config["num_hidden_layers"],
+        "NUM_HEADS": config["num_attention_heads"],
+        "PATCH_SIZE": config["patch_size"],
+        "MLP_RATIO": config["intermediate_size"] / config["hidden_size"],
+        "SWIGLU_MLP": gated,
+        "SWIGLU_ALIGN_TO": math.gcd(config["intermediate_size"], 8) if gated else 0,
+        "QKV_BIAS": biased,
+        "INIT_VALUES": config.get("layerscale_value", 1.0),
+        "REG_TOKENS": config.get("num_register_tokens") or 0,
+        "USE_ABS_POS_EMB": False,
+        "DYNAMIC_IMG_SIZE": True,
+        "ROPE_TYPE": "dinov3",
+        "ROPE_TEMPERATURE": config.get("rope_theta", 100.0),
+        "GLOBAL_POOL": "token",
+        "NORM_EPS": config.get("layer_norm_eps", 1e-5),
+    }
 
 
 def _beit(config: dict[str, Any]) -> dict[str, Any]:
     values = {key: value for key, value in _vit(config).items() if key not in ("ACT", "QKV_BIAS")}
-    _expect(config, "hidden_act", "gelu", "gelu")
+    _expect(config, "hidden_act", "gelu")
     return values | {
-        "INIT_VALUES": config.get("layer_scale_init_value", 0.1),
+        "INIT_VALUES": config.get("layer_scale_init_value", 0.1) or None,
         "USE_ABS_POS_EMB": config.get("use_absolute_position_embeddings", False),
         "USE_REL_POS_BIAS": config.get("use_relative_position_bias", False),
         "USE_SHARED_REL_POS_BIAS": config.get("use_shared_relative_position_bias", False),
@@ -74,18 +148,26 @@ def _beit(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _clip(config: dict[str, Any]) -> dict[str, Any]:
-    return _vit(config | {"hidden_act": config.get("hidden_act", "quick_gelu")}) | {"PRE_NORM": True}
+    """The classifier reads the mean of the patches as the last block leaves them."""
+    pooled = {"GLOBAL_POOL": "avg", "FINAL_NORM": False} if _classifies(config) else {}
+    return _vit(config) | {"PRE_NORM": True} | pooled
 
 
 def _siglip(config: dict[str, Any]) -> dict[str, Any]:
-    pooled = {"GLOBAL_POOL": "map"} if config.get("vision_use_head", True) else {"GLOBAL_POOL": "avg", "FC_NORM": False}
+    """The classifier reads the mean of the patches, not what the attention pools."""
+    attends = config.get("vision_use_head", True) and not _classifies(config)
+    pooled = {"GLOBAL_POOL": "map"} if attends else {"GLOBAL_POOL": "avg", "FC_NORM": False}
     return _vit(config) | {"CLASS_TOKEN": False, "CUT_IMAGES": True} | pooled
 
 
+def _classifies(config: dict[str, Any]) -> bool:
+    return head_of(config) == LABELS
+
+
 def _swin(config: dict[str, Any]) -> dict[str, Any]:
-    _expect(config, "hidden_act", "gelu", "gelu")
-    _expect(config, "layer_norm_eps", 1e-5, 1e-5)
-    _expect(config, "use_absolute_embeddings", False, False)
+    _expect(config, "hidden_act", "gelu")
+    _expect(config, "layer_norm_eps", 1e-5)
+    _expect(config, "use_absolute_embeddings", False)
     return {
         "PATCH_SIZE": config["patch_size"],
         "EMBED_DIM": config["embed_dim"],
@@ -108,7 +190,7 @@ def _hiera(config: dict[str, Any]) -> dict[str, Any]:
     fixed |= {"masked_unit_size": [2 ** (stages - 1)] * 2}
     fixed |= {"num_heads": [config["num_heads"][0] << stage for stage in range(stages)]}
     for key, value in fixed.items():
-        _expect(config, key, value, value)
+        _expect(config, key, value)
     within = config.get("masked_unit_attention") or [True, True, False, False]
     if within != sorted(within, reverse=True):
         raise InputError(
@@ -128,13 +210,16 @@ def _hiera(config: dict[str, Any]) -> dict[str, Any]:
 def _levit(config: dict[str, Any]) -> dict[str, Any]:
     dims, (key_dim, *_) = config["hidden_sizes"], config["key_dim"]
     ratios = {"attention_ratio": config.get("attention_ratio", [2])[0], "mlp_ratio": config.get("mlp_ratio", [2])[0]}
-    between = [*(["Subsample", key_dim, dim // key_dim, 4, 2, 2] for dim in dims[:-1]), [""]]
-    if config.get("down_ops", between) != between:
+    between = [["Subsample", key_dim, dim // key_dim, 4, 2, 2] for dim in dims[:-1]]
+    told = config.get("down_ops", between)
+    while told and told[-1] == [""]:  # each time that transformers builds the model it appends one
+        told = told[:-1]
+    if told != between:
         raise InputError("down_ops tells another way from stage to stage than models here have")
     fixed = {"kernel_size": 3, "stride": 2, "padding": 1, "patch_size": 16}
     fixed |= {key: [value] * len(dims) for key, value in (ratios | {"key_dim": key_dim}).items()}
     for key, value in fixed.items():
-        _expect(config, key, value, value)
+        _expect(config, key, value)
     return {
         "EMBED_DIMS": dims,
         "STAGE_DEPTHS": config["depths"],
@@ -147,7 +232,9 @@ def _levit(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pvt_v2(config: dict[str, Any]) -> dict[str, Any]:
-    _expect(config, "hidden_act", "gelu", "gelu")
+    fixed = {"hidden_act": "gelu", "num_encoder_blocks": 4, "patch_sizes": [7, 3, 3, 3], "strides": [4, 2, 2, 2]}
+    for key, value in fixed.items():
+        _expect(config, key, value)
     return {
         "EMBED_DIMS": config["hidden_sizes"],
         "STAGE_DEPTHS": config["depths"],
@@ -161,8 +248,10 @@ def _pvt_v2(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _poolformer(config: dict[str, Any]) -> dict[str, Any]:
-    for key, value in {"hidden_act": "gelu", "pool_size": 3, "mlp_ratio": 4.0, "use_layer_scale": True}.items():
-        _expect(config, key, value, value)
+    fixed = {"hidden_act": "gelu", "pool_size": 3, "mlp_ratio": 4.0, "use_layer_scale": True, "num_encoder_blocks": 4}
+    fixed |= {"patch_sizes": [7, 3, 3, 3], "strides": [4, 2, 2, 2], "padding": [2, 1, 1, 1]}
+    for key, value in fixed.items():
+        _expect(config, key, value)
     scale = config.get("layer_scale_init_value", 1e-5)
     return {
         "STAGE_DEPTHS": config["depths"],
@@ -175,7 +264,7 @@ def _poolformer(config: dict[str, Any]) -> dict[str, Any]:
 def _mobilevit(config: dict[str, Any]) -> dict[str, Any]:
     only = {"hidden_act": "silu", "patch_size": 2, "conv_kernel_size": 3, "output_stride": 32, "qkv_bias": True}
     for key, value in (only | {"layer_norm_eps": 1e-5}).items():
-        _expect(config, key, value, value)
+        _expect(config, key, value)
     stem, first, second, *others = config["neck_hidden_sizes"]
     return {
         "EMBED_DIMS": [stem, first, second, second, second, *others],
@@ -188,8 +277,8 @@ def _mobilevit(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _convnext(config: dict[str, Any]) -> dict[str, Any]:
-    _expect(config, "hidden_act", "gelu", "gelu")
-    _expect(config, "patch_size", 4, 4)
+    _expect(config, "hidden_act", "gelu")
+    _expect(config, "patch_size", 4)
     second = config["model_type"] == "convnextv2"
     return {
         "STAGE_DEPTHS": config["depths"],
@@ -201,19 +290,23 @@ def _convnext(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _resnet(config: dict[str, Any]) -> dict[str, Any]:
-    ours = {(2, 2, 2, 2): 18, (3, 4, 6, 3): {"basic": 34, "bottleneck": 50}, (3, 4, 23, 3): 101, (3, 8, 36, 3): 152}
-    _expect(config, "hidden_act", "relu", "relu")
-    _expect(config, "downsample_in_bottleneck", False, False)
-    _expect(config, "downsample_in_first_stage", False, False)
-    depth = ours.get(tuple(config["depths"]))
-    depth = depth[config.get("layer_type", "bottleneck")] if isinstance(depth, dict) else depth
-    return {"DEPTH": depth} if depth else {}
+    _expect(config, "hidden_act", "relu")
+    _expect(config, "embedding_size", 64)
+    _expect(config, "downsample_in_bottleneck", False)
+    _expect(config, "downsample_in_first_stage", False)
+    kind, stages = config.get("layer_type", "bottleneck"), config["depths"]
+    depths = {"basic": {18: [2, 2, 2, 2], 34: [3, 4, 6, 3]}}
+    depths["bottleneck"] = {50: [3, 4, 6, 3], 101: [3, 4, 23, 3], 152: [3, 8, 36, 3]}
+    depth = next((depth for depth, own in depths.get(kind, {}).items() if own == stages), None)
+    if depth is None:
+        raise InputError(f"depths is {value_text(stages)} of layer_type {value_text(kind)}, which no ResNet here has")
+    return {"DEPTH": depth}
 
 
 def _regnet(config: dict[str, Any]) -> dict[str, Any]:
-    _expect(config, "hidden_act", "relu", "relu")
-    _expect(config, "embedding_size", 32, 32)
-    _expect(config, "downsample_in_first_stage", True, True)
+    _expect(config, "hidden_act", "relu")
+    _expect(config, "embedding_size", 32)
+    _expect(config, "downsample_in_first_stage", True)
     values = {"STAGE_DEPTHS": config["depths"], "EMBED_DIMS": config["hidden_sizes"]}
     se_ratio = 0.25 if config.get("layer_type", "y") == "y" else 0.0
     return values | {"GROUP_WIDTH": config["groups_width"], "SE_RATIO": se_ratio}
@@ -226,18 +319,19 @@ def _activation(config: dict[str, Any]) -> str:
     return _ACTIVATIONS[name]
 
 
-def _expect(config: dict[str, Any], key: str, default: Any, value: Any) -> None:
-    """Raises InputError where a setting is another than the one that models here have."""
-    if config.get(key, default) != value:
+def _expect(config: dict[str, Any], key: str, value: Any) -> None:
+    """Raises InputError where a setting is another than the one that models here have, which is transformers' own."""
+    if config.get(key, value) != value:
         raise InputError(f"{key} is {value_text(config[key])}, models here have {value_text(value)} alone")
 
 
 _TYPES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {  # model_type: MODEL.TYPE, its keys
     "vit": ("ViT", _vit),
-    "deit": ("DeiT", lambda config: _vit(config) | {"DISTILLED": True}),
+    "deit": ("DeiT", _deit),
     "beit": ("BEiT", _beit),
     "dinov2": ("ViT", _dinov2),
     "dinov2_with_registers": ("ViT", _dinov2),
+    "dinov3_vit": ("Eva", _dinov3),
     "clip": ("ViT", _clip),
     "clip_vision_model": ("ViT", _clip),
     "siglip": ("ViT", _siglip),
@@ -277,9 +371,14 @@ def settings(path: str | Path) -> tuple[str, dict[str, Any]] | None:
             f"the config.json of {path}: it is of a {printable(kind, 60)}, which isn't here; take other weights"
         )
     with reading(f"the config.json of {path}", "a configuration of transformers'"):
-        check_form(config, _FORM)
-        type_, keys = _TYPES[kind]
-        return type_, keys(config)
+        try:
+            head_of(config)
+            _expect(config, "quantization_config", None)
+            check_form(config, _FORM)
+            type_, keys = _TYPES[kind]
+            return type_, keys(_DEFAULTS[kind] | config)
+        except InputError as error:
+            raise InputError(f"the config.json of {path}: {error}") from None
 
 
 def with_settings(config: Configuration, path: str | Path) -> Configuration:
@@ -297,11 +396,14 @@ def with_settings(config: Configuration, path: str | Path) -> Configuration:
     if found is None:
         return config
     kind, values = found
+    encoder = head_of(read_transformers(path)) == ENCODER
     taken = architecture(config.MODEL.TYPE).arguments
     if architecture(kind).module != architecture(config.MODEL.TYPE).module:
         raise InputError(f"the config.json of {path}: it is of a {kind}, {config.MODEL.NAME} is a {config.MODEL.TYPE}")
     for key, value in values.items():
         if key in _SHAPED or f"MODEL.{key}" not in taken or config.MODEL[key] == value:
+            continue
+        if encoder and key in ("GLOBAL_POOL", "FC_NORM"):  # an encoder doesn't tell what a classifier of it reads
             continue
         beside = f"MODEL.{key} {value_text(value)}, as the config.json of {path} tells"
         if is_users(config, f"MODEL.{key}"):

@@ -54,7 +54,8 @@ class VisionTransformer(ImageModel):
         qk_norm: normalise each head's queries and keys.
         init_values: layer scale's initial value; None: no layer scale.
         global_pool: what the head reads: "token": the class token; "avg": the mean of the patch tokens; "map": what
-            ``AttentionPool`` makes of all (SigLIP).
+            ``AttentionPool`` makes of all (SigLIP). With "token_avg" it reads the class token and the mean (DINOv2).
+        final_norm: whether there is a last norm.
         fc_norm: whether the last norm comes after the pooling; None: for "avg".
         class_token: whether there is a class token.
         reg_tokens: number of register tokens, after the class token (Darcet et al. 2023, arXiv:2309.16588).
@@ -104,7 +105,8 @@ class VisionTransformer(ImageModel):
         qkv_bias: bool = True,
         qk_norm: bool = False,
         init_values: Positive | None = None,
-        global_pool: Literal["token", "avg", "map"] = "token",
+        global_pool: Literal["token", "avg", "map", "token_avg"] = "token",
+        final_norm: bool = True,
         fc_norm: bool | None = None,
         class_token: bool = True,
         reg_tokens: Count = 0,
@@ -143,7 +145,12 @@ class VisionTransformer(ImageModel):
         self.blocks = _make_blocks(block, attention, heads, (mlp_ratio, init_values, dropout), rates, (epsilon, act))
         self.feature_info = feature_info([f"blocks.{i}" for i in range(depth)], embed_dim, patch_size)
         after = global_pool == "avg" if fc_norm is None else fc_norm
-        self.norm, self.fc_norm = (nn.Identity(), norm()) if after else (norm(), nn.Identity())
+        if after and global_pool == "token_avg":
+            raise InputError("FC_NORM is True, expected False: GLOBAL_POOL token_avg is of normalised tokens")
+        self.norm = norm() if final_norm and not after else nn.Identity()
+        self.fc_norm = norm() if final_norm and after else nn.Identity()
+        if global_pool == "token_avg":
+            self.head_widths = {"head": 2 * embed_dim}
         self.attn_pool = AttentionPool(embed_dim, num_heads, mlp_ratio, epsilon, act) if global_pool == "map" else None
         self._finish()
 
@@ -181,8 +188,11 @@ class VisionTransformer(ImageModel):
             return (logits, distilled) if self.distilled_training and self.training else (logits + distilled) / 2
         if self.attn_pool is not None:
             x = self.attn_pool(x)
+        elif self.global_pool == "token":
+            x = x[:, 0]
         else:
-            x = x[:, 0] if self.global_pool == "token" else x[:, self.num_prefix_tokens :].mean(axis=1)
+            mean = x[:, self.num_prefix_tokens :].mean(axis=1)
+            x = concat([x[:, 0], mean], axis=1) if self.global_pool == "token_avg" else mean
         return self.head(self.fc_norm(x))
 
     def classifier_names(self) -> tuple[str, ...]:
@@ -272,7 +282,8 @@ def _check_heads(embed_dim: int, num_heads: int, attn_head_size: int | None, glo
 def _check_tokens(global_pool: str, class_token: bool, reg_tokens: int, distilled: bool) -> None:
     if distilled and global_pool != "token":
         raise InputError(f"GLOBAL_POOL is {global_pool!r}, expected 'token': DISTILLED heads read their tokens")
-    if not class_token and global_pool == "token":
-        raise InputError("GLOBAL_POOL is 'token', expected 'avg' or 'map': without CLASS_TOKEN there is none to read")
+    if not class_token and global_pool.startswith("token"):
+        expected = "expected 'avg' or 'map': without CLASS_TOKEN there is none to read"
+        raise InputError(f"GLOBAL_POOL is {global_pool!r}, {expected}")
     if distilled and reg_tokens:
         raise InputError(f"REG_TOKENS is {reg_tokens}, expected 0: DISTILLED models have none")

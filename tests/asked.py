@@ -28,15 +28,20 @@ def write_photographs(root, count=9):
     return root
 
 
-def write_weights(file, task="classification", classes=CLASSES):
-    """Writes a small ViT's random weights, which tell what they are of; they part the photographs, badly."""
+def write_weights(file, task="classification", classes=CLASSES, outputs=2, changes=None):
+    """Writes a small ViT's random weights, which tell what they are of; they part the photographs, badly.
+
+    Args:
+        outputs: of the classifier; 0: none.
+        changes: arrays in the place of others.
+    """
     paddle.seed(2)
-    config = get_config(None, MODEL)
+    config = get_config(None, [*MODEL, "MODEL.NUM_CLASSES", str(outputs)])
     rng = np.random.default_rng(3)
     arrays = {name: value.numpy() for name, value in build_model(config).state_dict().items()}
     arrays = {name: (value + rng.normal(0, 0.1, value.shape)).astype(np.float32) for name, value in arrays.items()}
     arrays = {name: np.ascontiguousarray(value.T) if _linear(name, value) else value for name, value in arrays.items()}
-    save_file(arrays, file, {METADATA: describe(config, list(classes), task).to_json()})
+    save_file(arrays | (changes or {}), file, {METADATA: describe(config, list(classes), task).to_json()})
     return file
 
 

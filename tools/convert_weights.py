@@ -62,9 +62,8 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
     if target.suffix == ".npz":
         arrays = google_names(model, arrays)
     classes = told.classes if told else classes_of(source, adapter) or []
-    task, thresholds = (
-        (told.task, told.thresholds) if told else (task_of(source, adapter), thresholds_of(source, adapter))
-    )
+    task = told.task if told else task_of(source, adapter) or config.TASK
+    thresholds = told.thresholds if told else thresholds_of(source, adapter)
     metadata = {METADATA: describe(config, classes, task, thresholds).to_json()}
     write_weights(target, arrays, metadata if target.suffix == ".safetensors" else None)
     return f"{len(arrays)} tensors of {report.file} written to {target}"

@@ -57,7 +57,11 @@ def main() -> None:
     trained = Predictor(arguments.pretrained, arguments.cfg, arguments.o)
     if trained.model is None:
         raise InputError(f"{arguments.pretrained} is an export already; give -pretrained what it was made from")
+    if not trained.config.MODEL.NUM_CLASSES:  # a CLIP's projection is exported
+        trained.check_classifier()
     print(trained.report)
+    if trained.warning:
+        print(f"warning: {trained.warning}", file=sys.stderr)
     images = None
     if arguments.precision == "int8":
         named = [pair for pair in pairs(arguments.o, default_values()) if is_data_key(pair[0])]

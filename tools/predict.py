@@ -130,6 +130,9 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
     how, failed = {"workers": arguments.workers, "tta": arguments.tta}, 0
     with reporting_memory(lambda: f"lower -batch_size (now {arguments.batch_size})"):
         predictor = Predictor(arguments.checkpoint, arguments.cfg, arguments.options, named, arguments.batch_size)
+        predictor.check_classifier()
+        if predictor.warning and utils.rank() == 0:
+            print(f"warning: {predictor.warning}", file=sys.stderr)
         several = predictor.task == "multilabel"
         if arguments.threshold is not None and not several:
             raise InputError("-threshold is for models of several labels per image; -top says how many classes")

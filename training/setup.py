@@ -135,6 +135,8 @@ def load_pretrained(config: Configuration, model: ImageModel, run: Run, strict: 
     files = f"{report.file} and {adapter}" if adapter else report.file
     check_loaded("MODEL.PRETRAINED", files, report.checksums)
     run.info(str(report))
+    if report.warning:
+        run.info(f"warning: {report.warning}")
     for warning in disagreements(config, report.config):
         run.info(warning)
 

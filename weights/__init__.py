@@ -20,11 +20,11 @@ from errors import InputError, printable, reading
 from options import pair
 from weights.adapters import LEARNT_ANEW, Adapter, is_added, merge, read_adapter
 from weights.classes import keep_imagenet1k
-from weights.fit import classifiers_of, fit_classifiers, fit_sizes
+from weights.fit import blind_classifiers, classifiers_of, fit_classifiers, fit_sizes
 from weights.formats import METADATA, WeightFile, read_metadata, read_weights, write_weights
 from weights.hub import SIDE, find_weights
 from weights.layout import Target, file_name, linear_weights
-from weights.names import differences, repeated_names, switches, timm_names, unstored_arrays
+from weights.names import differences, repeated_names, switches, timm_names, unread_classifier, unstored_arrays
 from weights.names.clip import is_openais
 from weights.names.looks import looks_like
 from weights.names.transformers import timm_names as from_transformers
@@ -48,6 +48,7 @@ class LoadReport:
         notes: what else there is to tell.
         config: timm's config.json beside the file, or {}.
         checksums: the CRC-32 of each tensor as it is in the file, and in an adapter's, by name; {} unless asked for.
+        warning: with ``strict``: that the classifiers' values tell no classes apart; "": they do.
     """
 
     file: Path
@@ -60,6 +61,7 @@ class LoadReport:
     notes: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
     checksums: dict[str, int] = field(default_factory=dict)
+    warning: str = ""
 
     @property
     def changes(self) -> list[str]:
@@ -116,6 +118,7 @@ def load_weights(
             arrays |= own.tensors
         if not strict:
             report.fresh, report.reason = fit_classifiers(model, state, arrays)
+            report.reason = unread_classifier(stored.arrays) or report.reason
             new = [name for name in LEARNT_ANEW if name in state.keys() - arrays.keys()]
             report.notes += [f"{name} left fresh" for name in new]
             state = {name: tensor for name, tensor in state.items() if name not in {*report.fresh, *new}}
@@ -131,11 +134,18 @@ def load_weights(
         report.missing = [name for name in state if name not in arrays]
         report.unexpected = [name for name in arrays if name not in state]
         kinds = looks_like(from_transformers(stored.arrays)), looks_like(state)
-        _check(report, state, arrays, allow or (), told, "" if kinds[0] == kinds[1] else kinds[0] or "")
+        heads = classifiers_of(model, state)
+        headless = ""
+        if heads and not report.unexpected and report.missing == heads:
+            lacks = unread_classifier(stored.arrays) or "it has no classifier"
+            headless = f"{lacks}; train one, or compute its features (tools/features.py)"
+        _check(report, state, arrays, allow or (), told, "" if kinds[0] == kinds[1] else kinds[0] or "", headless)
     report.loaded = [name for name in state if name in arrays]
     with paddle.no_grad():
         for name in report.loaded:
             state[name].set_value(np.ascontiguousarray(arrays[name]).astype(state[name].numpy().dtype, copy=False))
+    if strict:
+        report.warning = blind_classifiers(model, stored.path)
     return report
 
 
@@ -221,12 +231,14 @@ def _check(
     allow: Sequence[str],
     told: dict[str, Any],
     other: str,
+    headless: str,
 ) -> None:
     """Raises InputError for names that differ and aren't allowed to, and for shapes that differ.
 
     Args:
         told: the keys of MODEL, and the values with which the names would be the file's.
         other: MODEL.TYPE that the file's names look like, where the model is another.
+        headless: what to say where the file lacks the classifiers, and nothing else.
     """
 
     def refused(names: list[str]) -> list[str]:
@@ -246,6 +258,7 @@ def _check(
         keys = " and ".join(f"MODEL.{key} {value}" for key, value in told.items())
         another = other and not keys and 2 * len(report.missing) > len(state)
         problems += [f"its names look like a {other}'s"] if another else []
+        problems += [headless] if headless else []
         problems += [f"its names tell {keys}: set that"] if keys else []
         raise InputError(f"{report.file}{of} doesn't fit the model: {'; '.join(problems)}")
 

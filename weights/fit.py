@@ -7,10 +7,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import paddle
+from paddle import nn
 
 from weights.layout import Target, sublayer
 from weights.resize import (
@@ -45,6 +47,23 @@ def classifiers_of(model: Target, names: Iterable[str]) -> list[str]:
     """Returns those of ``names`` that are a tensor of the model's classifiers, or of another kind in their place."""
     prefixes = tuple(f"{name}." for name in model.classifier_names())
     return [name for name in names if name.startswith(prefixes)]
+
+
+def blind_classifiers(model: Target, file: Path) -> str:
+    """Returns what the classifiers' values, which were read from ``file``, can't tell apart; "": they tell classes
+    apart.
+    """
+    layers = [sublayer(model, name) for name in model.classifier_names()]
+    linears = [one for layer in layers for one in layer.sublayers(include_self=True) if isinstance(one, nn.Linear)]
+    weights = [one.weight.numpy() for one in linears]
+    biases = [one.bias.numpy() for one in linears if one.bias is not None]
+    if not weights:
+        return ""
+    if model.num_classes > 1 and all((values == values[..., :1]).all() for values in [*weights, *biases]):
+        return f"{file}: its classifier's values are the same for all classes: each gets the same probability"
+    if not any(values.any() for values in weights):
+        return f"{file}: its classifier's weights are 0: all images get the same probabilities"
+    return ""
 
 
 def fit_sizes(model: Target, state: Tensors, arrays: Arrays, images: tuple[int, int] | None = None) -> list[str]:

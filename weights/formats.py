@@ -9,6 +9,7 @@ import json
 import math
 import os
 import pickle
+import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,14 +23,18 @@ from errors import Allowance, InputError, Unreadable, open_file, printable, read
 from utils import writing_whole
 from weights.archives import read_zip
 from weights.arrays import Array, Span, contiguous, item_size, sizes
-from weights.hub import find_weights, read_config
-from weights.plain import Rule, check_form, is_list, is_name, is_whole, optional, parsed_json
+from weights.hub import INDEX, LONGEST_CONFIG, beside, find_weights, read_config
+from weights.plain import Rule, check_form, is_list, is_name, is_whole, optional, parsed_json, whole_file
 from weights.unpickle import DataUnpickler, Script
 
 # Where a checkpoint keeps its weights: timm's order (load_state_dict, the average first), then others' names.
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict", "model_state", "module", "net")
 WRAPPERS += ("teacher",)
-PREFIXES = ("_orig_mod.", "module.", "_orig_mod.")  # of torch.compile and DataParallel, in either order (as timm)
+# What wraps a model, in any order: DataParallel; modules of Lightning and others, by the attribute's usual names.
+# Before a number "model." is PaddleViT's name of VOLO's stages.
+_WRAPPED = re.compile(r"^((module|model|net|backbone)\.)+(?!\d)")
+# torch.compile, FSDP, activation checkpoints, Fabric: at any depth.
+_INNER = re.compile(r"(?:(?<=\.)|^)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\.")
 
 METADATA = "paddle_vit_toolkit"  # what a .safetensors file of this toolkit tells of itself: a description, in JSON
 SAFETENSORS_DTYPES = {
@@ -38,6 +43,8 @@ SAFETENSORS_DTYPES = {
 }  # fmt: skip
 LONGEST_NAME = 256  # characters of a tensor's
 TORCH_MAGIC, TORCH_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # torch.serialization, before 1.6
+_PART = re.compile(r"-\d{5}-of-(\d{5})\.(safetensors|bin)$")  # of weights in several files
+_MOST_PARTS = 1000
 ARRAY = 1000  # bytes that an array takes at most besides its numbers
 
 Content = dict[str, Any]  # arrays, and whatever else a checkpoint holds
@@ -69,16 +76,51 @@ def read_weights(path: str | Path) -> WeightFile:
         InputError: there is no file, or it is of another kind, damaged, or names something that isn't data. Or it would
             take memory out of proportion to its size, or a value is NaN or infinite.
     """
+    index = find_weights(path)
+    arrays: dict[str, np.ndarray] = {}
+    layouts, notes = set(), []
+    files = files_of(path)
+    for file in files:
+        with reading(file, "weights"), open_file(file) as stream:
+            allowance = Allowance(os.fstat(stream.fileno()).st_size)
+            content, layout = _reader(stream.peek(512)[:512])(stream, allowance)
+            entries, told = _weights(content)
+            for name, array in _read(entries, layout, allowance):
+                if name in arrays:
+                    raise Unreadable(f"it holds {printable(name)}, which another of the {len(files)} files holds, too")
+                _check_finite(name, array)
+                arrays[name] = array
+        layouts.add(layout)
+        notes += told
+    if len(layouts) > 1:
+        raise InputError(f"{index}: its files have different layouts ({', '.join(sorted(layouts))}), expected one")
+    return WeightFile(index, arrays, layouts.pop(), read_config(path), notes)
+
+
+def files_of(path: str | Path) -> list[Path]:
+    """Returns the files that hold the weights ``path``: one, or those that an index names.
+
+    Args:
+        path: what ``find_weights`` takes.
+
+    Raises:
+        InputError: there is none; an index that can't be read, or names a file that isn't beside it; a part alone.
+    """
     file = find_weights(path)
-    with reading(file, "weights"), open_file(file) as stream:
-        allowance = Allowance(os.fstat(stream.fileno()).st_size)
-        content, layout = _reader(stream.peek(512)[:512])(stream, allowance)
-        entries, notes = _weights(content)
-        arrays = {}
-        for name, array in _read(entries, layout, allowance):
-            _check_finite(name, array)
-            arrays[name] = array
-    return WeightFile(file, arrays, layout, read_config(path), notes)
+    part = _PART.search(file.name)
+    if part and int(part[1]) > 1:
+        raise InputError(f"{file} is one of {int(part[1])} files of the weights; give their folder, with its {INDEX}")
+    if not file.name.endswith(INDEX):
+        return [file]
+    with reading(file, "an index of weights"):
+        content = parsed_json(whole_file(file, LONGEST_CONFIG))
+        check_form(content, _INDEX, tuple(_INDEX))
+        names = sorted(set(content["weight_map"].values()))
+    found = [beside(path, name) for name in names]
+    for name, own in zip(names, found, strict=True):
+        if own is None or not os.path.isfile(own):
+            raise InputError(f"{file}: {printable(name)}, which it names, isn't beside it; copy it there")
+    return [own for own in found if own]
 
 
 def read_arrays(file: Path) -> Iterator[tuple[str, np.ndarray]]:
@@ -98,6 +140,8 @@ def read_metadata(file: Path) -> dict[str, str]:
     Raises:
         InputError: it can't be read.
     """
+    if file.name.endswith(INDEX):
+        return {}
     with reading(file, "weights"), open_file(file) as stream:
         if _reader(stream.peek(512)[:512]) is not _read_safetensors:
             return {}
@@ -214,6 +258,14 @@ _ENTRY = {
     "shape": Rule("a list of sizes", lambda value: is_list(value, is_whole, 0, 32)),
     "data_offsets": _OFFSETS,
 }
+_INDEX = {
+    "weight_map": Rule(
+        f"tensors and the file of each, of at most {_MOST_PARTS}, beside the index",
+        lambda value: type(value) is dict
+        and 0 < len(set(map(str, value.values()))) <= _MOST_PARTS
+        and all(is_name(name) and re.fullmatch(r"\w[\w.-]*\.(safetensors|bin)", name) for name in value.values()),
+    )
+}
 _HEADER = {"__metadata__": optional(Rule("a dictionary", lambda value: type(value) is dict))}
 
 
@@ -275,10 +327,7 @@ def _weights(content: Any) -> tuple[dict[str, Array], list[str]]:
     for name, value in content.items():
         if type(value) is tuple and len(value) == 2:  # Paddle's (parameter's name, array)
             value = value[1]
-        clean = name
-        if name.startswith(PREFIXES):
-            for prefix in PREFIXES:
-                clean = clean.removeprefix(prefix)
+        clean = _WRAPPED.sub("", _INNER.sub("", name[: LONGEST_NAME + 1]))
         if not isinstance(value, Array):
             others.append(name)
         elif not is_name(name, LONGEST_NAME):

@@ -22,6 +22,7 @@ from weights.plain import (
 HUB_PREFIXES = ("hf-hub:", "hf_hub:")  # timm's ways of writing it
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".pdparams", ".npz")
 IN_FOLDER = ("model.safetensors", "pytorch_model.bin")  # of our checkpoints and of timm's folders, the better first
+INDEX = ".index.json"  # of weights in several files: which tensor is in which
 CONFIG = "config.json"
 LONGEST_CONFIG = 4 << 20  # bytes; one that names and describes the 21,841 classes of ImageNet-22k has 1.5 million
 
@@ -58,21 +59,25 @@ def find_weights(path: str | Path) -> Path:
 
     Args:
         path: a file, its name without the ending, a checkpoint's folder, a folder in the layout of timm's models on the
-            Hugging Face Hub, or ``hf-hub:org/name[@revision]``.
+            Hugging Face Hub, or ``hf-hub:org/name[@revision]``. Of weights in several files it returns the index.
 
     Raises:
         InputError: there is none.
     """
     if _is_hub_name(path):
-        found = _download(path, IN_FOLDER)
+        found = _download(path, tuple(f"{name}{ending}" for name in IN_FOLDER for ending in ("", INDEX)))
         if found is None:
             raise InputError(f"{path}: the repository holds neither {' nor '.join(IN_FOLDER)}")
         return found
     path = Path(path)
     if path.suffix == ".pdopt":
         raise InputError(f"{path} is an optimizer's state; give its weights, {path.with_suffix('.pdparams')}")
-    candidates = [path / name for name in IN_FOLDER] + [path] + [path.parent / (path.name + end) for end in ENDINGS]
+    inside = [f"{name}{ending}" for name in IN_FOLDER for ending in ("", INDEX)]
+    candidates = [path / name for name in inside] + [path] + [path.parent / (path.name + end) for end in ENDINGS]
     found = next((file for file in candidates if os.path.isfile(file)), None)  # never raises, unlike Path's
+    if found is None and os.path.isfile(path / ".metadata"):
+        writer = "torch.distributed.checkpoint"
+        raise InputError(f"{path} was written by {writer}; make a .pth of it by its format_utils.dcp_to_torch_save")
     if found is None:
         where = f"a folder without {' or '.join(IN_FOLDER)}" if os.path.isdir(path) else "no such file or folder"
         if os.path.exists(path) and not os.path.isdir(path):
@@ -171,7 +176,7 @@ def _download(name: str | Path, filenames: tuple[str, ...]) -> Path | None:
         except Exception as error:  # of httpx or requests, by its version: no such repository, no access, a wrong name
             raise InputError(f"{name}: {filename} can't be downloaded ({_first_line(error)})") from None
     if unreachable is not None:
-        files = " or ".join(filenames)
+        files = " or ".join(filename for filename in filenames if not filename.endswith(INDEX))
         raise InputError(f"{name}: {files} can't be downloaded ({_first_line(unreachable)})") from None
     return None
 

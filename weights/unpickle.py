@@ -238,10 +238,10 @@ _SCRIPTED = "__torch__."  # where TorchScript has the classes of a program
 
 
 def _describe(function: Any, arguments: Any) -> Any:
+    if type(function) is _Name and function.label.startswith(_SCRIPTED):
+        return Script()  # a module, or a member of an enumeration, whose value stands in the place of arguments
     if type(function) is not _Name or type(arguments) is not tuple:
         raise Unreadable("its pickle calls what is no admitted name")
-    if function.label.startswith(_SCRIPTED):
-        return Script()
     describe = ADMITTED[function.label]
     if describe is None:
         raise Unreadable(f"its pickle calls {function.label}, which is only a name here")

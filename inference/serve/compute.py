@@ -98,6 +98,7 @@ def load(told: dict[str, Any]) -> Predictor:
     options = ["DATA.MAX_PIXELS", str(LARGEST), *told["options"]]
     classes = told["classes"] and class_names(told["classes"])
     predictor = Predictor(told["path"], told["cfg"], options, classes, told["batch_size"])
+    predictor.check_classifier()
     set_device_flags(predictor.config, told["workers"])
     predictor.logits(Pictures(predictor.config, []).blank[None])  # the first time is slow
     return predictor

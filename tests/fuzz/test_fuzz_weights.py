@@ -14,11 +14,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pickles import MAGIC, ONE, WRITERS, Built, Call, Named, Outside, Raw, numpy_array, program, storage, tensor
 
+from models.transformers_settings import settings
 from models.vit import VisionTransformer
 from weights import file_arrays, load_weights
 from weights.arrays import item_size
-from weights.formats import SAFETENSORS_DTYPES, read_weights
+from weights.formats import SAFETENSORS_DTYPES, read_weights, write_weights
 from weights.hub import read_config
+from weights.transformers import HEADS
 from weights.unpickle import ADMITTED
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -266,6 +268,45 @@ def test_any_config_beside_weights_is_read_or_refused(tmp_path):
             text = data.draw(damaged(text))
         (tmp_path / "config.json").write_bytes(text)
         attempt("config.json", len(text), lambda: read_config(tmp_path))
+
+    try_one()
+
+
+def test_any_config_of_transformers_is_read_or_refused(tmp_path):
+    kinds = json.loads((GOLDEN / "transformers_kinds.json").read_text())
+    common = {"id2label", "num_labels", "problem_type", "architectures", "vision_config", "quantization_config"}
+
+    def trees(kind):
+        keys = st.sampled_from(sorted(common | kinds[kind]["keys"].keys()))
+        named = {"model_type": kind, "architectures": [next(iter(HEADS[kind]))]}
+        return st.dictionaries(keys, JSON, max_size=4).map(lambda own: named | own)
+
+    @a_share(6)
+    @given(st.sampled_from(sorted(kinds)).flatmap(trees), JSON, st.data())
+    def try_one(tree, preprocessor, data):
+        text, others = json.dumps(tree).encode(), json.dumps(preprocessor).encode()
+        if data.draw(st.booleans()):
+            text = data.draw(damaged(text))
+        (tmp_path / "config.json").write_bytes(text)
+        (tmp_path / "preprocessor_config.json").write_bytes(others)
+        attempt("config.json of transformers", len(text) + len(others), lambda: settings(tmp_path))
+
+    try_one()
+
+
+def test_any_index_of_weights_is_read_or_refused(tmp_path):
+    names = st.one_of(st.sampled_from(["a.safetensors", "b.bin", "..", "/etc/passwd", "\0.bin", "a/b.bin"]), JSON)
+    maps = st.one_of(st.dictionaries(st.text(max_size=3), names, max_size=4), JSON)
+    write_weights(tmp_path / "a.safetensors", {"a": np.ones(3, np.float32)})
+
+    @a_share(6)
+    @given(maps, st.data())
+    def try_one(weight_map, data):
+        text = json.dumps({"weight_map": weight_map}).encode()
+        if data.draw(st.booleans()):
+            text = data.draw(damaged(text))
+        (tmp_path / "model.safetensors.index.json").write_bytes(text)
+        attempt("index.json", len(text) + 200, lambda: read_weights(tmp_path))
 
     try_one()
 

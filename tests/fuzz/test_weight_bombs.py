@@ -171,3 +171,13 @@ def test_a_config_that_is_a_bomb_is_refused(text, tmp_path):
     (tmp_path / "config.json").write_text(text)
     size = (tmp_path / "config.json").stat().st_size
     assert "config.json: " in attempt("config.json, bombs", size, lambda: read_config(tmp_path))
+
+
+INDEXES = [*CONFIGS, '{"weight_map": {' + ",".join(f'"{n}": "{n}.bin"' for n in range(100_000)) + "}}"]
+
+
+@pytest.mark.parametrize("text", INDEXES, ids=range(len(INDEXES)))
+def test_an_index_that_is_a_bomb_is_refused(text, tmp_path):
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    size = (tmp_path / "model.safetensors.index.json").stat().st_size
+    assert "index.json: " in attempt("index.json, bombs", size, lambda: read_weights(tmp_path))

@@ -1,12 +1,15 @@
 """Writes names_transformers.json beside this file: reduced models of transformers, as its own ``save_pretrained``
-writes them, and what they give with weights by ``positive`` (transformers 5.23.0, torch 2.13.0).
+writes them, and what they give with weights by ``positive`` (transformers 5.24.0, torch 2.13.0).
 
 PYTHONPATH=tests python tests/golden/make_names_transformers.py
 
-A case holds the names and shapes in the file, config.json, and the logits of two images, or the pooled features where
-the model has no classifier.
+A case holds the names and shapes in the file, config.json, and the logits of two images, or the features where the
+class has no classifier. transformers_kinds.json has each kind's classes, and the keys of its configuration with their
+defaults.
 """
 
+import copy
+import importlib
 import json
 import sys
 import tempfile
@@ -25,15 +28,58 @@ from golden.make_names_vit import positive, values  # noqa: E402
 VIT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 16, "patch_size": 4}
 WIDE = VIT | {"intermediate_size": 48}
 CLASSES = {"num_labels": 7}
+TEXT = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 9}
+TEXT |= {"max_position_embeddings": 4, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
 STAGES = {"depths": [1, 2, 1, 1], "hidden_sizes": [8, 16, 24, 32]}
 CASES = {
     "vit": (hf.ViTConfig(**WIDE, **CLASSES), hf.ViTForImageClassification),
+    "vit_multilabel": (
+        hf.ViTConfig(**WIDE, **CLASSES, problem_type="multi_label_classification", qkv_bias=False),
+        hf.ViTForImageClassification,
+    ),
+    "vit_model": (hf.ViTConfig(**WIDE), hf.ViTModel),
+    "vit_masked": (hf.ViTConfig(**WIDE, encoder_stride=4), hf.ViTForMaskedImageModeling),
     "deit": (hf.DeiTConfig(**WIDE, **CLASSES), hf.DeiTForImageClassificationWithTeacher),
+    "deit_alone": (hf.DeiTConfig(**WIDE, **CLASSES), hf.DeiTForImageClassification),
+    "deit_model": (hf.DeiTConfig(**WIDE), hf.DeiTModel),
+    "deit_masked": (hf.DeiTConfig(**WIDE, encoder_stride=4), hf.DeiTForMaskedImageModeling),
     "beit": (hf.BeitConfig(**WIDE, **CLASSES, use_relative_position_bias=True), hf.BeitForImageClassification),
+    "beit_token": (
+        hf.BeitConfig(
+            **WIDE,
+            **CLASSES,
+            use_mean_pooling=False,
+            use_shared_relative_position_bias=True,
+            use_absolute_position_embeddings=True,
+            layer_scale_init_value=0.0,
+        ),
+        hf.BeitForImageClassification,
+    ),
+    "beit_model": (hf.BeitConfig(**WIDE), hf.BeitModel),
+    "beit_masked": (hf.BeitConfig(**WIDE, use_mask_token=True), hf.BeitForMaskedImageModeling),
+    "dinov2_classes": (hf.Dinov2Config(**VIT, **CLASSES), hf.Dinov2ForImageClassification),
     "dinov2": (hf.Dinov2Config(**VIT, layerscale_value=0.5), hf.Dinov2Model),
     "dinov2_with_registers": (
         hf.Dinov2WithRegistersConfig(**VIT, use_swiglu_ffn=True, num_register_tokens=2),
         hf.Dinov2WithRegistersModel,
+    ),
+    "dinov2_with_registers_classes": (
+        hf.Dinov2WithRegistersConfig(**VIT, **CLASSES, num_register_tokens=2),
+        hf.Dinov2WithRegistersForImageClassification,
+    ),
+    "dinov3": (hf.DINOv3ViTConfig(**WIDE, num_register_tokens=4, layerscale_value=0.5), hf.DINOv3ViTModel),
+    "dinov3_gated": (
+        hf.DINOv3ViTConfig(**WIDE, use_gated_mlp=True, hidden_act="silu", query_bias=False, value_bias=False),
+        hf.DINOv3ViTModel,
+    ),
+    "clip_whole": (hf.CLIPConfig(vision_config=WIDE, text_config=TEXT, projection_dim=7), hf.CLIPModel),
+    "clip_model": (hf.CLIPVisionConfig(**WIDE), hf.CLIPVisionModel),
+    "clip_classes": (hf.CLIPConfig(vision_config=WIDE, text_config=TEXT, **CLASSES), hf.CLIPForImageClassification),
+    "siglip_whole": (hf.SiglipConfig(vision_config=WIDE, text_config=TEXT), hf.SiglipModel),
+    "siglip_headless": (hf.SiglipVisionConfig(**WIDE, vision_use_head=False), hf.SiglipVisionModel),
+    "siglip_classes": (
+        hf.SiglipConfig(vision_config=WIDE, text_config=TEXT, **CLASSES),
+        hf.SiglipForImageClassification,
     ),
     "clip": (hf.CLIPVisionConfig(**WIDE, projection_dim=7), hf.CLIPVisionModelWithProjection),
     "siglip": (hf.SiglipVisionConfig(**WIDE), hf.SiglipVisionModel),
@@ -103,9 +149,44 @@ CASES = {
 }
 
 
+# The same with the class without a classifier, and LeViT's without a teacher.
+for name, model in {
+    "swin": hf.SwinModel,
+    "swinv2": hf.Swinv2Model,
+    "hiera": hf.HieraModel,
+    "levit": hf.LevitModel,
+    "pvt_v2": hf.PvtV2Model,
+    "mobilevit": hf.MobileViTModel,
+    "convnext": hf.ConvNextModel,
+    "convnextv2": hf.ConvNextV2Model,
+}.items():
+    CASES[f"{name}_model"] = (CASES[name][0], model)
+CASES["levit_alone"] = (CASES["levit"][0], hf.LevitForImageClassification)
+
+
+def answers(model: torch.nn.Module, images: torch.Tensor) -> tuple[str, torch.Tensor]:
+    """Returns what the model gives: logits, CLIP's projection, or what a classifier of its encoder would read."""
+    name = type(model).__name__
+    if name in ("CLIPModel", "SiglipModel"):
+        return "image_embeds", model.get_image_features(pixel_values=images).pooler_output
+    if name.startswith("DeiT") and "ImageClassification" not in name:  # the tokens that the two classifiers read
+        return "features", getattr(model, "deit", model)(images).last_hidden_state[:, :2].mean(1)
+    if name.startswith("ViT") and "ImageClassification" not in name:  # its pooler is left out
+        return "features", getattr(model, "vit", model)(images).last_hidden_state[:, 0]
+    if name == "BeitForMaskedImageModeling":
+        return "features", model.layernorm(model.beit(images).last_hidden_state[:, 1:].mean(1))
+    outputs = model(images)
+    for key in ("logits", "image_embeds", "pooler_output"):
+        if outputs.get(key) is not None:
+            return key if outputs[key].shape[-1] == 7 else "features", outputs[key].flatten(1)
+    tokens = outputs.last_hidden_state
+    return "features", tokens.mean((2, 3)) if tokens.ndim == 4 else tokens.mean(1)
+
+
 def case(config: object, model: type) -> dict[str, object]:
-    size = getattr(config, "image_size", 64)
+    size = getattr(getattr(config, "vision_config", config), "image_size", 64)
     size = size[0] if isinstance(size, (list, tuple)) else size
+    config = copy.deepcopy(config)  # LeViT's model changes it
     with tempfile.TemporaryDirectory() as folder:
         model(config).save_pretrained(folder)
         file = Path(folder) / "model.safetensors"
@@ -114,15 +195,32 @@ def case(config: object, model: type) -> dict[str, object]:
         images = torch.from_numpy(values("images", (2, 3, size, size)))
         with torch.no_grad():
             # MobileViT's processor turns channels round, to blue, green, red.
-            outputs = model.from_pretrained(folder).eval()(images.flip(1) if "MobileViT" in str(model) else images)
-        shapes = {name: list(array.shape) for name, array in arrays.items()}
+            images = images.flip(1) if "MobileViT" in str(model) else images
+            of, outputs = answers(model.from_pretrained(folder).eval(), images)
+        shapes = {name: list(array.shape) for name, array in arrays.items() if not name.startswith("text_")}
         kept = json.loads((Path(folder) / "config.json").read_text())
-    for key in ("logits", "image_embeds", "pooler_output"):
-        if key in outputs:
-            return {"config": kept, "size": size, "of": key, "outputs": outputs[key].tolist(), "shapes": shapes}
-    raise ValueError(f"{model} gives {list(outputs)}")
+    return {"config": kept, "size": size, "of": of, "outputs": outputs.tolist(), "shapes": shapes}
+
+
+def kinds() -> dict[str, object]:
+    """Returns, by model_type, its public classes and the keys of its configuration with their defaults."""
+    found = {}
+    common = set(hf.PreTrainedConfig().to_dict())
+    for config, model in CASES.values():
+        module = importlib.import_module(model.__module__)
+        classes = [name for name in module.__all__ if "PreTrained" not in name and "Text" not in name]
+        towers = [config, getattr(config, "vision_config", config)]
+        for kind in {tower.model_type: type(tower) for tower in towers}.values():
+            defaults = {key: value for key, value in kind().to_dict().items() if key not in common}
+            found[kind.model_type] = {"classes": sorted(classes), "keys": defaults}
+    return found
+
+
+def write(name: str, entries: dict[str, object]) -> None:
+    lines = [f'"{key}": {json.dumps(entry)}' for key, entry in entries.items()]
+    Path(__file__).with_name(name).write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":
-    lines = [f'"{name}": {json.dumps(case(*pair))}' for name, pair in CASES.items()]
-    Path(__file__).with_name("names_transformers.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    write("names_transformers.json", {name: case(*pair) for name, pair in CASES.items()})
+    write("transformers_kinds.json", kinds())

@@ -214,3 +214,42 @@ def _counted(create, made):
         return create(layer, shape, *rest, **named)
 
     return counted
+
+
+# model_args.global_pool as timm 1.0.31's save_for_hf writes it for one model of each family.
+POOLED = dict.fromkeys(
+    ("beit_base_patch16_224", "convmixer_768_32", "convnext_atto", "eva02_tiny_patch14_224", "gmlp_s16_224"), "avg"
+)
+POOLED |= dict.fromkeys(("hiera_tiny_224", "levit_128s", "caformer_s18", "mixer_b16_224", "mobileone_s0"), "avg")
+POOLED |= dict.fromkeys(("mobilevit_xxs", "poolformer_s12", "pvt_v2_b0", "regnety_160", "resmlp_12_224"), "avg")
+POOLED |= dict.fromkeys(("resnet18", "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"), "avg")
+POOLED |= dict.fromkeys(("tiny_vit_5m_224", "vit_small_patch16_dinov3"), "avg")
+POOLED |= dict.fromkeys(("vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "cait_xxs24_224"), "token")
+POOLED |= dict.fromkeys(("coat_lite_tiny", "crossvit_9_224", "pit_ti_224", "pit_ti_distilled_224"), "token")
+POOLED |= dict.fromkeys(("volo_d1_224", "xcit_nano_12_p16_224"), "token")
+POOLED |= {"vit_base_patch16_siglip_224": "map"}
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_what_timm_saves_of_each_family_is_taken(tmp_path, name):
+    stored(tmp_path, name=name, arguments={"num_classes": 3, "in_chans": 3, "global_pool": POOLED[name]})
+    described = description_of(tmp_path)
+    assert described.values["MODEL.NUM_CLASSES"] == 3
+    assert described.values.get("MODEL.GLOBAL_POOL", POOLED[name]) == POOLED[name]
+    if "MODEL.GLOBAL_POOL" not in described.values:
+        other = "avg" if POOLED[name] == "token" else "token"
+        stored(tmp_path, name=name, arguments={"global_pool": other})
+        with pytest.raises(InputError, match=f"model_args.global_pool is '{other}', but .* has '{POOLED[name]}' alone"):
+            description_of(tmp_path)
+
+
+def test_a_folder_may_name_the_model_as_timm_does(tmp_path):
+    """pvt_v2_b0 is pvtv2_b0 here; its arguments are those of no other model."""
+    stored(tmp_path, name="pvt_v2_b0", arguments={"depths": [1, 1, 1, 1]})
+    assert description_of(tmp_path).values["MODEL.STAGE_DEPTHS"] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("task", ["classification", "multilabel"])
+def test_a_folder_of_timms_tells_no_task(tmp_path, task):
+    stored(tmp_path)
+    assert description_of(tmp_path, ["TASK", task]).task == task

@@ -12,6 +12,7 @@ import sys
 import time
 
 import asked
+import numpy as np
 import pytest
 import warm
 from hostile import attempt, one_thread
@@ -127,6 +128,7 @@ REFUSED = {
     "-classes=photographs -output=new.csv": "photographs: it is no regular file",
     "-classes=imagenet1k": "found 1000 names of classes, the model has 2 outputs; give one for each",
     "-o DATA.IMAGE_SIZES 3": "unknown key DATA.IMAGE_SIZES; did you mean DATA.IMAGE_SIZE?",
+    "-o TASK multilabel": "weights of TASK classification, found TASK multilabel; give -o TASK classification",
     "-ngpus=99": "NGPUS asks for 99 processes, found",
     "-output=new.png -tta=five -o DATA.CROP_MODE squash DATA.CROP_PCT 1.0": "an image that is squashed to the crop's",
 }
@@ -147,6 +149,33 @@ def test_what_cant_be_is_refused_and_leaves_nothing(place, words, monkeypatch):
     line = attempt("command line", 0, asked_for)
     assert REFUSED[words] in line
     assert sorted(os.listdir(place)) == before
+
+
+@pytest.mark.parametrize("tool", ["predict.py", "export_model.py", "serve.py"])
+def test_weights_without_a_classifier_are_for_features(place, tool):
+    asked.write_weights(place / "features.safetensors", classes=(), outputs=0)
+    command = [warm.python(), str(ROOT / "tools" / tool)]
+    words = {"predict.py": [VAL], "export_model.py": ["-output=exported"], "serve.py": ["-port=0"]}[tool]
+    weights = "-pretrained=features.safetensors" if tool == "export_model.py" else "features.safetensors"
+    status, _, err = predict(place, *words, command=command, weights=weights)
+    told = "features.safetensors has no classifier: it gives features, and no classes; tools/features.py computes them"
+    assert status
+    assert told in err
+    assert "Traceback" not in err
+    assert not (place / "exported").exists()
+
+
+def test_a_classifier_that_tells_nothing_apart_is_warned_of(place, program):
+    zeros = {"head.weight": np.zeros((2, 16), np.float32), "head.bias": np.zeros(2, np.float32)}
+    asked.write_weights(place / "blind.safetensors", changes=zeros)
+    warning = "its classifier's values are the same for all classes: each gets the same probability"
+    status, out, err = predict(place, VAL, "-format=csv", weights="blind.safetensors")
+    assert (status, err.count(warning)) == (0, 1)
+    assert {row["probability"] for row in rows(out)} == {"0.5"}
+    flags = ["-cfg=vit_tiny_patch16_224", "-eval", "-dataset=folder", f"-data_path={place}/photographs"]
+    flags += [f"-pretrained={place}/blind.safetensors", "-output=evaluated", "-batch_size=4", "-o", *asked.MODEL]
+    status, out, err = program("main_single_gpu.py", *flags)
+    assert (status, (out + err).count(warning)) == (0, 1)
 
 
 def test_a_wrong_flag_is_refused(place):

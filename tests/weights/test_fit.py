@@ -157,7 +157,7 @@ def test_tensors_that_do_not_go_together_are_an_error_of_the_file(saved):
     _, file = saved
     arrays = load_file(file)
     for extra, message in (
-        ({"backbone.norm.bias": arrays["norm.bias"]}, r"norm\.bias both mean norm\.bias; remove one"),
+        ({"base_encoder.norm.bias": arrays["norm.bias"]}, r"norm\.bias both mean norm\.bias; remove one"),
         (
             {
                 "register_tokens": np.zeros(3, np.float32),

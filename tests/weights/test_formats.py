@@ -1,5 +1,6 @@
 """Weight files of every kind: torch's own, Paddle's own, NumPy's; how they are written."""
 
+import json
 import os
 import pickle
 
@@ -13,7 +14,7 @@ from safetensors.numpy import load_file, save, save_file
 
 from errors import InputError, Unreadable
 from weights.arrays import Array, is_count, sizes
-from weights.formats import read_weights, write_weights
+from weights.formats import files_of, read_metadata, read_weights, write_weights
 
 GOLDEN = ROOT / "tests" / "golden"
 MADE_BY_TORCH = ("weights.pth", "weights_legacy.pth", "weights.safetensors")
@@ -134,6 +135,11 @@ def test_safetensors_of_paddles_layout_say_so(tmp_path):
         ({"net": {"_orig_mod.module.a": ONE}}, "net", 0),
         ({"model": {"module._orig_mod.a": ONE}}, "model", 0),
         ({"module.a": ONE}, None, 0),
+        ({"state_dict": {"model.a": ONE}, "pytorch-lightning_version": "2.5", "hyper_parameters": {}}, "state_dict", 0),
+        ({"state_dict": {"net._orig_mod.a": ONE}}, "state_dict", 0),
+        ({"module.backbone.a": ONE}, None, 0),
+        ({"_forward_module._orig_mod.model.a": ONE}, None, 0),
+        ({"_fsdp_wrapped_module.model._checkpoint_wrapped_module.a": ONE}, None, 0),
         ({"a": ("linear_0.w_0", ONE), "StructuredToParameterName@@": {"a": "linear_0.w_0"}}, None, 0),
     ],
 )
@@ -145,8 +151,91 @@ def test_the_weights_of_a_checkpoint_by_timms_order(tmp_path, content, taken, no
 
 
 def test_prefixes_inside_a_name_stay(tmp_path):
-    read = read_weights(write_pickle(tmp_path / "a.pth", program({"head.module.weight": ONE, "module_list.0": TWO})))
-    assert list(read.arrays) == ["head.module.weight", "module_list.0"]
+    names = ["head.module.weight", "module_list.0", "head.model.0", "network.0", "model_ema.a", "model.0.a"]
+    read = read_weights(write_pickle(tmp_path / "a.pth", program(dict.fromkeys(names, ONE))))
+    assert list(read.arrays) == names
+
+
+def test_what_wraps_a_layer_is_left_out_at_any_depth(tmp_path):
+    names = {"blocks.0._checkpoint_wrapped_module.norm1.weight": ONE, "blocks.1._orig_mod.norm1.weight": TWO}
+    read = read_weights(write_pickle(tmp_path / "a.pth", program(names)))
+    assert list(read.arrays) == ["blocks.0.norm1.weight", "blocks.1.norm1.weight"]
+
+
+# ---------------------------------------------------- weights in several files
+
+
+INDEX = "model.safetensors.index.json"
+
+
+def parts(folder, files, index=None):
+    """Writes files of arrays, and the index of them."""
+    for name, arrays in files.items():
+        made(folder / name, {key: np.float32(value) for key, value in arrays.items()})
+    named = {key: name for name, arrays in files.items() for key in arrays}
+    (folder / INDEX).write_text(
+        json.dumps({"metadata": {"total_size": 1}, "weight_map": named} if index is None else index)
+    )
+    return folder
+
+
+ONE_OF, TWO_OF = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+def test_weights_in_several_files_are_one(tmp_path):
+    parts(tmp_path, {ONE_OF: {"a": [1], "b": [2]}, TWO_OF: {"c": [3]}})
+    for path in (tmp_path, tmp_path / INDEX):
+        read = read_weights(path)
+        assert (read.path, read.layout) == (tmp_path / INDEX, "torch")
+        assert {name: array.tolist() for name, array in read.arrays.items()} == {"a": [1], "b": [2], "c": [3]}
+        assert [file.name for file in files_of(path)] == [ONE_OF, TWO_OF]
+    assert read_metadata(tmp_path / INDEX) == {}
+    made(tmp_path / "model.safetensors", {"whole": np.float32([1])})  # which comes first, as in transformers
+    assert list(read_weights(tmp_path).arrays) == ["whole"]
+
+
+def test_a_part_alone_is_refused(tmp_path):
+    parts(tmp_path, {ONE_OF: {"a": [1]}, TWO_OF: {"c": [3]}})
+    with pytest.raises(
+        InputError, match=r"00002-of-00002\.safetensors is one of 2 files of the weights; give their folder"
+    ):
+        read_weights(tmp_path / TWO_OF)
+    made(tmp_path / "model-00001-of-00001.safetensors", {"a": np.float32([1])})
+    assert list(read_weights(tmp_path / "model-00001-of-00001.safetensors").arrays) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ({"weight_map": {"a": "../outside.safetensors"}}, "its weight_map is a dictionary of 1, expected tensors and"),
+        ({"weight_map": {"a": "/etc/passwd"}}, "its weight_map is a dictionary of 1, expected tensors and the file"),
+        ({"weight_map": {"a": ".hidden.safetensors"}}, "its weight_map is a dictionary of 1, expected tensors and"),
+        ({"weight_map": {"a": 3}}, "its weight_map is a dictionary of 1, expected tensors and the file of each"),
+        ({"weight_map": {}}, "its weight_map is a dictionary of 0, expected tensors and the file of each"),
+        ({"weight_map": {f"a{i}": f"{i}.bin" for i in range(1001)}}, "of at most 1000, beside the index"),
+        ({"metadata": {}}, "its weight_map is missing, expected tensors and the file of each"),
+        ([1], "its content is \\[1\\], expected a dictionary"),
+        ({"weight_map": {"a": "absent.safetensors"}}, "absent.safetensors, which it names, isn't beside it; copy it"),
+        (
+            {"weight_map": {"a": ONE_OF, "b": "again.safetensors"}},
+            "it holds a, which another of the 2 files holds, too",
+        ),
+        ({"weight_map": {"a": ONE_OF, "b": "paddle.safetensors"}}, "its files have different layouts"),
+    ],
+)
+def test_an_index_is_held_to_its_form(tmp_path, index, message):
+    parts(tmp_path, {ONE_OF: {"a": [1]}, "again.safetensors": {"a": [1]}}, index)
+    save_file({"b": np.float32([1])}, tmp_path / "paddle.safetensors", {"format": "pd"})
+    with pytest.raises(InputError, match=message) as caught:
+        read_weights(tmp_path)
+    assert str(caught.value).isprintable()
+
+
+def test_a_folder_of_torchs_distributed_checkpoint_is_told(tmp_path):
+    (tmp_path / ".metadata").touch()
+    (tmp_path / "__0_0.distcp").touch()
+    with pytest.raises(InputError, match=r"was written by torch\.distributed\.checkpoint; make a \.pth of it by its"):
+        read_weights(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,8 @@ def test_weights_of_the_hub_from_its_cache(tmp_path):
     older = cached(tmp_path, "older", ["pytorch_model.bin", "config.json"], revision="v2")
     plain = cached(tmp_path, "plain", ["model.safetensors"], absent=["config.json"])
     cached(tmp_path, "half", ["model.safetensors"])
-    cached(tmp_path, "none", [], absent=["model.safetensors", "pytorch_model.bin"])
+    neither = ["model.safetensors", "pytorch_model.bin"]
+    cached(tmp_path, "none", [], absent=[*neither, *(f"{name}.index.json" for name in neither)])
     config = {"architecture": "vit", "mean": [0.5] * 3}
     unknown = "can't be downloaded ("
     expected = {

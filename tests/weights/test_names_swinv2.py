@@ -18,7 +18,7 @@ from models.swinv2 import SwinTransformerV2, relative_coords_table
 from options import notes
 from weights import load_weights
 from weights.formats import write_weights
-from weights.names import swinv2
+from weights.names import beit, eva, swinv2
 
 CASE = json.loads((ROOT / "tests" / "golden" / "names_swinv2.json").read_text())["microsoft/Swin-Transformer"]
 
@@ -81,3 +81,13 @@ def test_windows_are_told_exactly(window, unit):
     table = relative_coords_table((window, window), (unit, unit)).reshape(1, 2 * window - 1, -1, 2)
     names = [f"layers.{stage}.blocks.0.attn.relative_coords_table" for stage in range(2)]
     assert swinv2.switches(dict.fromkeys(names, table)) == {"PRETRAINED_WINDOW_SIZES": [unit, unit]}
+
+
+@pytest.mark.parametrize("family", [beit, eva, swinv2])
+def test_a_traced_programs_keys_without_a_bias_are_left_out(family):
+    """timm keeps zeros for them, which no model here has; others aren't dropped."""
+    block = "layers.0.blocks.0." if family is swinv2 else "blocks.0."
+    arrays = {f"{block}attn.k_bias": np.zeros(3, np.float32), f"{block}attn.proj.bias": np.ones(3, np.float32)}
+    assert list(family.timm_names(arrays, "torch", ())) == [f"{block}attn.proj.bias"]
+    arrays[f"{block}attn.k_bias"][1] = 1e-9
+    assert family.timm_names(arrays, "torch", ()).keys() == arrays.keys()

@@ -1,5 +1,6 @@
 """Pickles are read as data: no file runs code, holds memory out of proportion to its size, or keeps the reader busy."""
 
+import io
 import pickle
 from collections import OrderedDict
 
@@ -24,7 +25,7 @@ from pickles import (
     write_zip,
 )
 
-from errors import InputError
+from errors import InputError, Unreadable
 from weights import unpickle
 from weights.formats import read_weights
 
@@ -348,3 +349,12 @@ def test_containers_of_python_are_read(tmp_path):
         read = read_weights(write_pickle(tmp_path / "weights", pickle.dumps(content, protocol)))
         assert read.arrays == {"weight": np.float32([3])}
         assert read.notes == ["left out, being no arrays: other, more, kind, z, n, big"]
+
+
+def test_a_member_of_an_enumeration_in_a_scripted_program_is_data():
+    """TorchScript calls the class with the value itself, which is no tuple of arguments."""
+    called = b"\x80\x02c__torch__.timm.layers.format\nFormat\nK\x01R."
+    assert unpickle.DataUnpickler(io.BytesIO(called), len(called)).load() == {}
+    other = called.replace(b"__torch__.timm.layers.format\nFormat", b"collections\nOrderedDict")
+    with pytest.raises(Unreadable, match="its pickle calls what is no admitted name"):
+        unpickle.DataUnpickler(io.BytesIO(other), len(other)).load()

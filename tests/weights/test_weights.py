@@ -9,8 +9,9 @@ from safetensors.numpy import load_file, save_file
 from errors import InputError
 from loading.label_spaces import imagenet_synsets
 from models import create_model
-from weights import find_weights, load_weights, save_weights
+from weights import file_arrays, find_weights, load_weights, save_weights
 from weights.classes import imagenet1k_rows
+from weights.names import google_names
 from weights.resize import resize_pos_embed
 
 HEAD = ("head.weight", "head.bias")
@@ -112,8 +113,55 @@ def test_a_backbone_without_a_classifier_is_fine_tuned_and_no_more(tmp_path):
     assert str(report).endswith("; classifier left fresh: none in the file, 10 in the model")
     assert (model.norm.weight == source.norm.weight).all()
     assert (model.patch_embed.proj.weight == source.patch_embed.proj.weight).all()
-    with pytest.raises(InputError, match=r"missing head.weight"):
+    with pytest.raises(
+        InputError, match=r"missing head.weight, .*; it has no classifier; train one, or compute its fea"
+    ):
         load_weights(model, file)
+
+
+@pytest.mark.parametrize("prefix", ["", "opt/target/"])
+def test_a_head_that_reads_pre_logits_is_told(tmp_path, prefix):
+    source = create_model("vit_digits", num_classes=0)
+    arrays = google_names(source, file_arrays(source))
+    width = source.num_features
+    arrays |= {"pre_logits/kernel": np.ones((width, width), np.float32), "pre_logits/bias": np.ones(width, np.float32)}
+    arrays |= {"head/kernel": np.ones((width, 10), np.float32), "head/bias": np.ones(10, np.float32)}
+    np.savez(tmp_path / "a.npz", **{f"{prefix}{name}": array for name, array in arrays.items()})
+    model = create_model("vit_digits")
+    cause = "its classifier reads a layer pre_logits, which no model here has"
+    assert str(load_weights(model, tmp_path / "a.npz", strict=False)).endswith(f"classifier left fresh: {cause}")
+    with pytest.raises(
+        InputError, match=f"missing head.weight, head.bias; {cause}; train one, or compute its features"
+    ):
+        load_weights(model, tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "warning"),
+    [
+        (0.0, np.zeros(10), "its classifier's values are the same for all classes: each gets the same probability"),
+        (0.5, np.ones(10), "its classifier's values are the same for all classes: each gets the same probability"),
+        (0.0, np.arange(10), "its classifier's weights are 0: all images get the same probabilities"),
+        (0.5, np.arange(10), ""),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"distilled": True}, {"head_batch_norm": True}])
+def test_a_classifier_that_tells_nothing_apart_is_warned_of(tmp_path, weight, bias, warning, options):
+    model = create_model("vit_digits", **options)
+    for name in model.classifier_names():
+        layer = getattr(model, name)
+        layer = layer[1] if options.get("head_batch_norm") else layer
+        layer.weight.set_value(np.full(layer.weight.shape, weight, np.float32))
+        layer.bias.set_value(bias.astype(np.float32))
+    file = save(model, tmp_path)
+    assert load_weights(model, file).warning == (warning and f"{file}: {warning}")
+    assert load_weights(model, file, strict=False).warning == ""  # a training may start so
+
+
+def test_a_single_output_and_no_classifier_are_no_reason_to_warn(tmp_path):
+    for classes in (0, 1):
+        model = create_model("vit_digits", num_classes=classes)
+        assert load_weights(model, save(model, tmp_path)).warning == ""
 
 
 def test_a_classifier_of_the_same_classes_is_loaded_when_fine_tuning(saved):

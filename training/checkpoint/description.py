@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from config import default_values, get_config, shipped_configs, with_options, with_values
+from config import default_values, get_config, shipped_configs, shipped_model, with_options, with_values
 from configs.registry import tasks
 from errors import InputError, printable, reading
 from loading.class_names import UNPRINTABLE
@@ -22,6 +22,7 @@ from weights.formats import METADATA, read_metadata
 from weights.hub import read_config
 from weights.plain import NAME, Form, Rule, check_form, is_list, is_real, parsed_json
 from weights.transformers import read_transformers
+from weights.transformers import task_of as transformers_task
 
 TASKS = tasks.names()
 _IMAGES = ("IMAGE_SIZE", "IMAGE_CHANNELS", "CROP_PCT", "CROP_MODE", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD")
@@ -152,23 +153,24 @@ def classes_of(path: str | Path, adapter: str | None = None) -> list[str] | None
     return _printable(state["classes"], file) if state else None
 
 
-def task_of(path: str | Path, adapter: str | None = None) -> str:
-    """Returns what the weights, or an adapter of them, are trained for: one of TASKS, as they tell it themselves.
+def task_of(path: str | Path, adapter: str | None = None) -> str | None:
+    """Returns what the weights, or an adapter of them, are trained for, as they tell it: one of TASKS. Otherwise
+    transformers' config.json beside them tells it; None: nothing does.
 
     Raises:
         InputError: as ``description_of``.
     """
     own = _own(find_weights(path), adapter)
-    return own.task if own else "classification"
+    return own.task if own else transformers_task(path)
 
 
 def check_task(path: str | Path, task: str, adapter: str | None = None) -> None:
     """Raises InputError where weights, or an adapter of them, tell that they were trained for another task; also as
     ``description_of``.
     """
-    own = _own(find_weights(path), adapter)
-    if own and own.task != task:
-        raise InputError(f"{adapter or path}: weights of TASK {own.task}, found TASK {task}; give -o TASK {own.task}")
+    told = task_of(path, adapter)
+    if told not in (None, task):
+        raise InputError(f"{adapter or path}: weights of TASK {told}, found TASK {task}; give -o TASK {told}")
 
 
 def thresholds_of(path: str | Path, adapter: str | None = None) -> list[float]:
@@ -220,7 +222,8 @@ def _of_transformers(path: str | Path, options: Sequence[str]) -> Description | 
     words += ["MODEL.NUM_CLASSES", stored["outputs"]]
     words += [word for key, value in values.items() for word in (f"MODEL.{key}", value)]
     config = with_preprocessing(get_config(None, [*words, *options]), alone=True)
-    return describe(config, _printable(stored["label_names"], f"the config.json of {path}"))
+    classes = _printable(stored["label_names"], f"the config.json of {path}")
+    return describe(config, classes, transformers_task(path) or config.TASK)
 
 
 def _of_timm(path: str | Path, options: Sequence[str]) -> Description | None:
@@ -234,7 +237,7 @@ def _of_timm(path: str | Path, options: Sequence[str]) -> Description | None:
     if "architecture" not in stored:
         return _of_transformers(path, options)
     name, known = stored["architecture"], [file.stem for file in shipped_configs()]
-    if name not in known:
+    if name not in known and shipped_model(name) is None:
         raise InputError(f"{path}: its config.json names {name}, which is no model here{nearest_model(name, known)}")
     outputs, asked = stored.get("num_classes"), (stored.get("model_args") or {}).get("num_classes")
     words = ["MODEL.PRETRAINED", str(path)] + ([] if outputs is None else ["MODEL.NUM_CLASSES", outputs])
@@ -242,4 +245,4 @@ def _of_timm(path: str | Path, options: Sequence[str]) -> Description | None:
     trained = re.findall(r"in\d+k", stored.get("tag") or "")
     imagenet = config.MODEL.NUM_CLASSES == 1000 and asked is None and trained[-1:] == ["in1k"]
     classes = stored.get("label_names") or (imagenet_names() if imagenet else [])
-    return describe(config, _printable(classes, f"the config.json of {path}"))
+    return describe(config, _printable(classes, f"the config.json of {path}"), config.TASK)

@@ -10,6 +10,7 @@ it says of a file and of a model shows which keys make the model the file's.
 ``repeated_names``: from the model's names, those under which timm's files hold a tensor again, where layers share it.
 """
 
+import re
 from collections.abc import Collection
 from types import ModuleType
 from typing import Any
@@ -73,6 +74,17 @@ def switches(family: ModuleType | None, arrays: Arrays) -> dict[str, Any]:
         arrays: by the file's names.
     """
     return family.switches(arrays) if family and has_switches(family) else {}
+
+
+def unread_classifier(arrays: Collection[str]) -> str:
+    """Returns why the classifier of a file isn't read, in words; "": it is, or there is none.
+
+    Args:
+        arrays: by the file's names.
+    """
+    if any(re.match(r"(opt/target/)?pre_logits\b", name) for name in arrays):
+        return "its classifier reads a layer pre_logits, which no model here has"
+    return ""
 
 
 def has_switches(family: ModuleType | None) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from weights.names.rules import Arrays, rename
+from weights.names.rules import Arrays, drop_key_biases, rename
 
 _RULES = (
     (r"(^|\.)relative_position_index$", None),
@@ -24,7 +24,7 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
     """
-    arrays = rename(arrays, _RULES)
+    arrays = drop_key_biases(rename(arrays, _RULES))
     if "head.weight" not in arrays and "fc_norm.weight" in wanted and "norm.weight" not in wanted:
         arrays = rename(arrays, [(r"^norm\.", "fc_norm.")])
     shared = f"rel_pos_bias.{_TABLE}"

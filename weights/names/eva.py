@@ -8,11 +8,12 @@ import numpy as np
 
 from errors import InputError
 from weights.arrays import to_bfloat16
-from weights.names.rules import Arrays, join_qkv, rename, same_shape
+from weights.names.rules import Arrays, drop_key_biases, join_qkv, rename, same_shape
 
 _RULES = (
     (r"(^|\.)rope\.freqs_(cos|sin)$", None),
     (r"(^|\.)rope_embed\.periods$", None),
+    (r"^rope\.(bands|periods|pos_embed)$", None),  # of timm's traced programs
     (r"^(mask_token|embeddings\.mask_token)$|^lm_head\.", None),  # of the pre-training
     (r"^local_cls_norm\.", None),  # of DINOv3's training on small crops
     # EVA-02
@@ -57,7 +58,9 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
         arrays = {name.removeprefix(towers[0]): array for name, array in arrays.items() if name.startswith(towers[0])}
     gated = any(name.endswith(".mlp.gate_proj.weight") for name in arrays)
     arrays = rename(arrays, [*_RULES, (r"\.mlp\.up_proj\.", ".mlp.fc1_x." if gated else ".mlp.fc1.")])
-    arrays = _biases(join_qkv(arrays), wanted)
+    arrays = _biases(join_qkv(drop_key_biases(arrays)), wanted)
+    if "reg_token" in arrays and not arrays["reg_token"].size:  # transformers stores that there are none
+        del arrays["reg_token"]
     if "head.weight" not in arrays and "fc_norm.weight" in wanted and "norm.weight" not in wanted:
         arrays = rename(arrays, [(r"^norm\.", "fc_norm.")])
     return arrays
@@ -87,7 +90,7 @@ def switches(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     Raises:
         InputError: periods that no model here has.
     """
-    periods, told = arrays.get("rope_embed.periods"), {}
+    periods, told = arrays.get("rope_embed.periods", arrays.get("rope.periods")), {}
     if periods is not None:
         count = max(periods.size, 1)
         exact = np.float32(_BASE) ** (np.arange(count, dtype=np.float32) / np.float32(count))

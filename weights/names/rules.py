@@ -50,6 +50,13 @@ def join_qkv(arrays: Arrays) -> Arrays:
     return joined
 
 
+def drop_key_biases(arrays: Arrays) -> Arrays:
+    """Leaves out the keys' biases that timm keeps at 0 and a traced program stores; others are left, for no model here
+    has them.
+    """
+    return {name: array for name, array in arrays.items() if not name.endswith(".attn.k_bias") or array.any()}
+
+
 def dense_of(weight: np.ndarray, layout: str, axes: int) -> np.ndarray:
     """Returns a Linear's weight as a 1 x 1 convolution's if ``axes`` is 4, a convolution's as a Linear's if it is 2.
 

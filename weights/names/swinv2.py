@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from weights.names import swin
-from weights.names.rules import Arrays, rename
+from weights.names.rules import Arrays, drop_key_biases, rename
 
 _TABLE = r"layers\.(\d+)\.blocks\.0\.attn\.relative_coords_table"
 
@@ -20,7 +20,8 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
     """
-    return swin.timm_names(rename(arrays, [(r"\.relative_coords_table$", None)]), layout, wanted)
+    arrays = drop_key_biases(rename(arrays, [(r"\.relative_coords_table$", None)]))
+    return swin.timm_names(arrays, layout, wanted)
 
 
 def switches(arrays: Arrays) -> dict[str, Any]:

@@ -206,16 +206,22 @@ def timm_names(arrays: Arrays) -> Arrays:
 
 
 def _encoders(arrays: Arrays) -> Arrays:
-    """BEiT's keys have no bias: queries' and values' stand by themselves. DINOv2's classifier reads more than ours."""
+    """BEiT's keys have no bias: queries' and values' stand by themselves. The distillation token of a DeiT without a
+    teacher is one that no head reads.
+    """
     if "blocks.0.attn.k.bias" not in arrays:
         arrays = rename(arrays, [(r"\.attn\.([qv])\.bias$", r".attn.\1_bias")])
-    classifier, token = arrays.get("head.weight"), arrays.get("cls_token")
-    if classifier is not None and token is not None and classifier.shape[-1] == 2 * token.shape[-1]:
-        arrays = rename(arrays, [(r"^head\.", None)])
+    if "head.weight" in arrays and "head_dist.weight" not in arrays:
+        arrays = rename(arrays, [("^dist_token$", "reg_token")])
     return join_qkv(arrays)
 
 
 def _towers(arrays: Arrays) -> Arrays:
+    """A classifier, which has a bias unlike CLIP's projection, reads the mean of the patches. What pools a SigLIP's and
+    normalises a CLIP's is in its file without being used.
+    """
+    if "head.bias" in arrays:
+        arrays = rename(arrays, [(r"^(attn_pool|norm)\." if "cls_token" in arrays else r"^attn_pool\.", None)])
     for name, dimensions in (("cls_token", (1, 1, -1)), ("pos_embed", (1, *arrays["pos_embed"].shape))):
         if name in arrays:
             arrays[name] = arrays[name].reshape(dimensions)

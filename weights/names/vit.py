@@ -120,9 +120,12 @@ def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]
         told["HEAD_BATCH_NORM"] = "head.0.running_mean" in arrays
     if "blocks.0.attn.qkv.weight" in arrays:
         told["QKV_BIAS"] = "blocks.0.attn.qkv.bias" in arrays
+    told["FINAL_NORM"] = bool({"norm.weight", "fc_norm.weight"} & set(arrays))
     if "attn_pool.latent" in arrays:
         told["GLOBAL_POOL"] = "map"
-    elif {"norm.weight", "fc_norm.weight"} & set(arrays):
+    elif token and "head.weight" in arrays and arrays["head.weight"].shape[0] == 2 * arrays["cls_token"].shape[-1]:
+        told["GLOBAL_POOL"] = "token_avg"
+    elif told["FINAL_NORM"]:
         after = "fc_norm.weight" in arrays
         told |= {"GLOBAL_POOL": "token" if token and not after else "avg"} | ({} if token else {"FC_NORM": after})
     if "pos_embed" in arrays and len(arrays["pos_embed"].shape) == 3:
