@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 
 import launch.startup  # noqa: E402, F401  (streams)
 from errors import InputError, reporting  # noqa: E402
+from options import Parser  # noqa: E402
 
 
 def arguments_of(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -25,8 +26,7 @@ def arguments_of(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     Raises:
         InputError: a flag is out of range.
     """
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
+    parser = Parser(__doc__, passes_on=True)
     parser.add_argument("-updates", "--updates", type=int, default=400, metavar="N", help="default: 400")
     parser.add_argument("-low", "--low", type=float, default=1e-5, metavar="RATE", help="the first; default: 1e-5")
     parser.add_argument("-high", "--high", type=float, default=1.0, metavar="RATE", help="the last; default: 1")
@@ -43,7 +43,7 @@ def main() -> None:
     from config import with_values
     from training.command_line import config_from_arguments
 
-    config = config_from_arguments("tools/find_lr.py", rest)
+    config = config_from_arguments("tools/find_lr.py", rest, vars(arguments))
     if config.EVAL or config.MODEL.RESUME:
         raise InputError("a rate is found for a training from its beginning; leave out -eval and -resume")
     if not config.OUTPUT or (output := Path(config.OUTPUT) / "lr.csv").exists():

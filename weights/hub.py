@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from errors import InputError, printable, reading
+from errors import InputError, install, printable, reading
 from weights.plain import (
     FLAG,
     NAME,
@@ -157,7 +157,7 @@ def _download(name: str | Path, filenames: tuple[str, ...]) -> Path | None:
         from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ImportError:
-        raise InputError(f"{name}: needs huggingface_hub; pip install huggingface_hub") from None
+        raise InputError(f"{name}: needs huggingface_hub; {install('hub')}") from None
     repository, _, revision = str(name).partition(":")[2].partition("@")
     unreachable = None
     for filename in filenames:

@@ -215,5 +215,5 @@ def test_weights_of_the_hub_from_its_cache(tmp_path):
 def test_the_hub_needs_its_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # as if it weren't installed
     for ask in (find_weights, read_config, read_weights):
-        with pytest.raises(InputError, match=r"^hf-hub:a/b: needs huggingface_hub; pip install huggingface_hub$"):
+        with pytest.raises(InputError, match=r"^hf-hub:a/b: needs huggingface_hub; pip install -r requirements-hub"):
             ask("hf-hub:a/b")
