@@ -298,7 +298,8 @@ def plain_flag(word: str) -> str:
 
 WRITTEN_OUT = -1  # the level of what a resolved configuration holds only because it holds every key
 COMMAND_LINE, WITH_VALUES = "command line", "with_values"  # sources that are no files
-NAMED = "-o"  # by this, somebody names the key that is set: a script's flags are there in any case
+NAMED = "-o"  # by this, somebody names the key that is set; and by a flag, of which this is the beginning:
+FLAG = "flag -"
 
 
 class Given(NamedTuple):
@@ -372,9 +373,12 @@ def is_users(config: Configuration, key: str) -> bool:
 
 
 def option_keys(config: Configuration) -> set[str]:
-    """Returns the keys that -o names on the command line: what a run that goes on may change."""
-    by_name = (COMMAND_LINE, NAMED)
-    return {key for key, found in config.origins.items() if any(where[1:3] == by_name for where in found)}
+    """Returns the keys that a flag or -o names on the command line: what a run that goes on may change."""
+    return {
+        key
+        for key, found in config.origins.items()
+        if any(where.source == COMMAND_LINE and where.first.startswith((NAMED, FLAG)) for where in found)
+    }
 
 
 def add_note(config: Configuration, note: str) -> None:

@@ -28,8 +28,7 @@ from training.engine import autocast
 from training.figures import sigmoid
 from utils import world_size
 from weights import load_weights
-
-BEST = Path("checkpoints", "best")  # in a run's folder
+from weights.hub import best_of_run
 
 
 class Prediction(NamedTuple):
@@ -87,8 +86,7 @@ class Predictor:
         classes: Sequence[str] | None = None,
         batch_size: int = 32,
     ) -> None:
-        if (Path(path) / BEST).is_dir():
-            path = Path(path) / BEST
+        path = best_of_run(path)
         options = [*options, "EVAL", "True", "DATA.BATCH_SIZE_EVAL", str(batch_size)]
         export = read_export(path) if is_export(path) else None
         configured = (

@@ -19,7 +19,7 @@ from configs.key_needs import NEEDS
 from configs.merging import SIZE, Option
 from configs.registry import datasets
 from errors import InputError
-from options import NAMED, Configuration, Parser, add_note, equivalent_key, is_flag, pairs
+from options import FLAG, NAMED, Configuration, Parser, add_note, equivalent_key, is_flag, pairs
 
 FILE = "config.yaml"  # in a run's folder
 AUTO = "auto"
@@ -32,8 +32,8 @@ FLAGS: dict[str, tuple[str, type, str]] = {
     "batch_size_eval": ("DATA.BATCH_SIZE_EVAL", int, "evaluation samples per device"),
     "image_size": ("DATA.IMAGE_SIZE", str, "pixels: a side, or height x width as 224x160"),
     "accum_iter": ("TRAIN.ACCUM_ITER", int, "steps whose gradients make one update"),
-    "pretrained": ("MODEL.PRETRAINED", str, "weights to start from or to evaluate"),
-    "resume": ("MODEL.RESUME", str, "checkpoint to go on from, or auto: the newest in -output"),
+    "pretrained": ("MODEL.PRETRAINED", str, "weights to start from or to evaluate: a file, a run's best, hf-hub:..."),
+    "resume": ("MODEL.RESUME", str, "a checkpoint, or a run's newest, to go on from; auto: the newest in -output"),
     "last_epoch": ("TRAIN.LAST_EPOCH", int, "the last epoch already done"),
     "ngpus": ("NGPUS", int, "processes; -1: one per visible GPU, or without a GPU one per core"),
     "eval": ("EVAL", bool, "evaluate only"),
@@ -50,7 +50,7 @@ def config_from_arguments(program: str, argv: Sequence[str] | None = None, own: 
     """
     arguments = parse_command_line(program, argv, FLAGS, default_values(), own)
     given = {flag: getattr(arguments, flag) for flag in FLAGS}
-    flags = [Option(FLAGS[flag][0], value, f"flag -{flag}") for flag, value in given.items() if value is not None]
+    flags = [Option(FLAGS[flag][0], value, f"{FLAG}{flag}") for flag, value in given.items() if value is not None]
     named = [Option(key, value, NAMED) for key, value in pairs(arguments.o, default_values())]
     asked = {option.key: option.value for option in (*flags, *named)}
     default = arguments.default_cfg if arguments.cfg is None else None
@@ -65,7 +65,7 @@ def config_from_arguments(program: str, argv: Sequence[str] | None = None, own: 
         flags.append(Option("NGPUS", -1, "this command, which counts the devices itself"))
     # The guide's evaluation command gives -batch_size alone; it is the evaluation's batch there.
     if config.EVAL and arguments.batch_size is not None and arguments.batch_size_eval is None:
-        flags.append(Option("DATA.BATCH_SIZE_EVAL", arguments.batch_size, "flag -batch_size, as -eval is given"))
+        flags.append(Option("DATA.BATCH_SIZE_EVAL", arguments.batch_size, f"{FLAG}batch_size, as -eval is given"))
     config = asked_config(choice.file, [*flags, *named])
     if choice.note:
         add_note(config, choice.note)
@@ -107,13 +107,13 @@ def choose(cfg: str | None, default: str | None, own_data: str | None, asked: Ma
     if resume and (found := _resumed_run(resume, words.get("OUTPUT"))):
         return Choice(found, f"configuration: {found}, of the run that goes on (no -cfg is given)", of_run=True)
     if resume and resume != AUTO:
-        raise InputError(f"-resume={resume}: no {FILE} of its run (RUN/checkpoints/...) is there; give -cfg")
+        raise InputError(f"-resume={resume}: no {FILE} of its run (RUN, RUN/checkpoints/...) is there; give -cfg")
     if pretrained and (found := run_file(pretrained)):
         return Choice(
             found, f"configuration: {found}, of the run that -pretrained names (no -cfg is given)", of_run=True
         )
     if pretrained and (Path(pretrained) / FILE).is_file():
-        raise InputError(f"-pretrained={pretrained} is a run's folder; its weights are {pretrained}/checkpoints/best")
+        raise InputError(f"-pretrained={pretrained} is the folder of a run that has no checkpoints; give weights")
     output = words.get("OUTPUT")
     if resume and output and (default is None or (Path(output) / "checkpoints").exists()):
         raise InputError(f"-resume=auto: no {FILE} in {output} to go on with; give -cfg, as for a first start")
@@ -133,7 +133,13 @@ def choose(cfg: str | None, default: str | None, own_data: str | None, asked: Ma
 
 
 def run_file(path: str | os.PathLike) -> Path | None:
-    """Returns the configuration of the run that saved ``path``, a checkpoint or a file of one; None: no run did."""
+    """Returns the configuration of a run; None where ``path`` is of none.
+
+    Args:
+        path: the run's folder, a checkpoint, or a file of one.
+    """
+    if os.path.isfile(Path(path) / FILE) and os.path.isdir(Path(path) / "checkpoints"):
+        return Path(path) / FILE
     for place in (Path(os.path.normpath(path)), Path(path).resolve()):
         for folder in place.parents:
             if folder.name == "checkpoints" and (folder.parent / FILE).is_file():

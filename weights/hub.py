@@ -23,6 +23,7 @@ HUB_PREFIXES = ("hf-hub:", "hf_hub:")  # timm's ways of writing it
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".pdparams", ".npz")
 IN_FOLDER = ("model.safetensors", "pytorch_model.bin")  # of our checkpoints and of timm's folders, the better first
 CONFIG = "config.json"
+_CHECKPOINTS = "checkpoints"  # in a run's folder
 LONGEST_CONFIG = 4 << 20  # bytes; one that names and describes the 21,841 classes of ImageNet-22k has 1.5 million
 
 _SIZE = Rule("three sizes (channels, height, width)", lambda v: is_list(v, lambda n: is_whole(n, 1, 1 << 16), 3, 3))
@@ -53,12 +54,18 @@ _SETTINGS = {
 _BESIDE = ("architecture", "model_args", "num_classes", "label_names")
 
 
+def best_of_run(path: str | Path) -> str | Path:
+    """Returns the best checkpoint of a run's folder, and any other path as it is."""
+    best = Path(path) / _CHECKPOINTS / "best"
+    return best if os.path.isdir(best) else path
+
+
 def find_weights(path: str | Path) -> Path:
     """Returns the file that ``path`` means: itself, itself with its ending, the model in a folder, or a download.
 
     Args:
-        path: a file, its name without the ending, a checkpoint's folder, a folder in the layout of timm's models on the
-            Hugging Face Hub, or ``hf-hub:org/name[@revision]``.
+        path: a file, its name without the ending, a checkpoint's folder, a run's folder (its best checkpoint), a folder
+            in the layout of timm's models on the Hugging Face Hub, or ``hf-hub:org/name[@revision]``.
 
     Raises:
         InputError: there is none.
@@ -68,7 +75,7 @@ def find_weights(path: str | Path) -> Path:
         if found is None:
             raise InputError(f"{path}: the repository holds neither {' nor '.join(IN_FOLDER)}")
         return found
-    path = Path(path)
+    path = Path(best_of_run(path))
     if path.suffix == ".pdopt":
         raise InputError(f"{path} is an optimizer's state; give its weights, {path.with_suffix('.pdparams')}")
     candidates = [path / name for name in IN_FOLDER] + [path] + [path.parent / (path.name + end) for end in ENDINGS]
@@ -77,6 +84,9 @@ def find_weights(path: str | Path) -> Path:
         where = f"a folder without {' or '.join(IN_FOLDER)}" if os.path.isdir(path) else "no such file or folder"
         if os.path.exists(path) and not os.path.isdir(path):
             where = "it is no regular file"
+        last = path / _CHECKPOINTS / "last"
+        if os.path.isdir(last):
+            raise InputError(f"{path} is the folder of a run that wasn't evaluated yet; its newest weights are {last}")
         raise InputError(f"no weights at {path}: {where}, nor a file of that name with {', '.join(ENDINGS)}")
     return found
 
@@ -120,7 +130,8 @@ def beside(path: str | Path, name: str) -> Path | None:
     """
     if _is_hub_name(path):
         return _download(path, (name,))
-    return (Path(path) if os.path.isdir(path) else Path(path).parent) / name
+    path = Path(best_of_run(path))
+    return (path if os.path.isdir(path) else path.parent) / name
 
 
 def _with_model_args(config: dict[str, Any]) -> dict[str, Any]:
