@@ -261,7 +261,10 @@ def get_dataset(config: Configuration, mode: str) -> ImageDataset:
     if low < 0 or high >= known:
         raise InputError(f"the {mode} labels of '{kind}' at {root} are {low}..{high}, expected 0..{known - 1}")
     if limit != "auto" and known > limit and not config.EVAL:  # an evaluation may match names: get_datasets
-        raise InputError(f"the data has {known} classes, MODEL.NUM_CLASSES is {limit}; set it to 'auto'")
+        advice = "write -o MODEL.NUM_CLASSES auto"
+        if config.MODEL.RESUME:
+            advice = "a run goes on with its own data; -pretrained instead of -resume starts from its weights"
+        raise InputError(f"the data has {known} classes, MODEL.NUM_CLASSES is {limit}; {advice}")
     return dataset
 
 

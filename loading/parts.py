@@ -74,7 +74,7 @@ def _check_alone(data: Any) -> None:
     pattern = datasets.components[data.DATASET].given.get("val")
     if pattern and (found := sorted(Path(data.DATA_PATH).glob(pattern))):
         there = f"{found[0]} is there, and DATA.VAL_SPLIT {data.VAL_SPLIT} would make another validation set"
-        raise InputError(f"{there}; remove one of the two")
+        raise InputError(f"{there}; -o DATA.VAL_SPLIT null evaluates on it")
 
 
 def _cut(data: Any, mode: str, images: np.ndarray, labels: np.ndarray, classes: list[str]) -> tuple:

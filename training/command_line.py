@@ -6,6 +6,7 @@ Without -cfg it is that of the run the command is about, or a script's own.
 import argparse
 import itertools
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +20,18 @@ from configs.key_needs import NEEDS
 from configs.merging import SIZE, Option
 from configs.registry import datasets
 from errors import InputError
-from options import FLAG, NAMED, Configuration, Parser, add_note, equivalent_key, is_flag, pairs
+from options import (
+    CONFIG_DIR,
+    FLAG,
+    NAMED,
+    Configuration,
+    Parser,
+    add_note,
+    equivalent_key,
+    is_flag,
+    pairs,
+    value_sources,
+)
 
 FILE = "config.yaml"  # in a run's folder
 AUTO = "auto"
@@ -61,6 +73,9 @@ def config_from_arguments(program: str, argv: Sequence[str] | None = None, own: 
     other_base = asked.keys() & _WEIGHTS == {"MODEL.PRETRAINED"} and len(config.origins["MODEL.PRETRAINED"]) > 1
     if config.MODEL.PRETRAINED_ADAPTER and other_base:
         flags.append(Option("MODEL.PRETRAINED_ADAPTER", None, "-pretrained, in the place of the adapter's base"))
+    other_data = asked.keys() & {"DATA.DATASET", "DATA.DATA_PATH"} and "MODEL.NUM_CLASSES" not in asked
+    if choice.of_run and other_data and not (config.EVAL or config.MODEL.RESUME):
+        flags.append(Option("MODEL.NUM_CLASSES", "auto", "-pretrained, of a run whose data may have other classes"))
     if choice.of_run and (config.EVAL or program == "main_single_gpu.py") and "NGPUS" not in asked:
         flags.append(Option("NGPUS", -1, "this command, which counts the devices itself"))
     # The guide's evaluation command gives -batch_size alone; it is the evaluation's batch there.
@@ -69,6 +84,12 @@ def config_from_arguments(program: str, argv: Sequence[str] | None = None, own: 
     config = asked_config(choice.file, [*flags, *named])
     if choice.note:
         add_note(config, choice.note)
+    if not (config.EVAL or config.MODEL.PRETRAINED or _has_weights(asked)) and (recipe := weights_recipe(config)):
+        add_note(
+            config,
+            f"warning: {recipe} is a recipe for weights that were trained before, and none are given: all starts from"
+            " random values; give -pretrained=FILE",
+        )
     if arguments.explain:
         print(explanation(config, arguments.explain, default_values(config), NEEDS))
         raise SystemExit(0)
@@ -145,6 +166,15 @@ def run_file(path: str | os.PathLike) -> Path | None:
             if folder.name == "checkpoints" and (folder.parent / FILE).is_file():
                 return folder.parent / FILE
     return None
+
+
+def weights_recipe(config: Configuration) -> str:
+    """Returns the name of the shipped recipe that TRAIN's values are from, if its head trains with ``-pretrained``."""
+    sources = {where.source: None for key, where in value_sources(config).items() if key.startswith("TRAIN.")}
+    for file in (Path(source) for source in sources):
+        if file.is_relative_to(CONFIG_DIR) and re.search(r"^# Train:.* -pretrained=", file.read_text("utf-8"), re.M):
+            return file.stem
+    return ""
 
 
 def _resumed_run(resume: str, output: str | None) -> Path | None:

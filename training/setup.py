@@ -19,6 +19,7 @@ from models.base import ImageModel
 from models.pretrained import disagreements
 from ops.settings import float32_text
 from options import Configuration, explicit_sources, leaves
+from training.checkpoint.description import classes_of, some_of
 from training.ending import Ending
 from training.optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters
 from training.parallel import ShardedOptimizer, wrap_optimizer
@@ -138,6 +139,12 @@ def load_pretrained(config: Configuration, model: ImageModel, run: Run, strict: 
     allow, order, adapter = settings.PRETRAINED_ALLOW, settings.PRETRAINED_CLASSES, settings.PRETRAINED_ADAPTER
     report = load_weights(model, settings.PRETRAINED, strict, allow, order, adapter)
     run.info(str(report))
+    theirs = classes_of(settings.PRETRAINED, adapter)
+    if theirs and run.classes and theirs != run.classes and not (strict or report.fresh):
+        run.info(
+            f"the classifier was trained for the classes {some_of(theirs)}; the training goes on with it for"
+            f" {some_of(run.classes)}"
+        )
     for warning in disagreements(config, report.config):
         run.info(warning)
 

@@ -15,6 +15,7 @@ from errors import InputError, Unreadable, reading
 from models.layers.batch_norm import BATCH_NORMS
 from options import COMMAND_LINE, Configuration, leaves, option_keys, plain, value_sources
 from training.checkpoint import folder
+from training.checkpoint.description import some_of
 from training.checkpoint.progress import Progress
 from training.checkpoint.restore import load_checkpoint, restore_statistics
 from training.checkpoint.state import read_state
@@ -63,7 +64,8 @@ def resume(training: Training) -> tuple[Progress, Path | None]:
     # A job that is started again and again finds a run done, perhaps without its result.
     if progress.epoch >= config.TRAIN.NUM_EPOCHS + (config.MODEL.RESUME == AUTO):
         raise InputError(
-            f"epoch {progress.epoch} is done already and TRAIN.NUM_EPOCHS is {config.TRAIN.NUM_EPOCHS}; raise it"
+            f"epoch {progress.epoch} is done already and TRAIN.NUM_EPOCHS is {config.TRAIN.NUM_EPOCHS};"
+            " raise it with -o TRAIN.NUM_EPOCHS N"
         )
     return progress, chosen
 
@@ -170,11 +172,14 @@ def _restore(training: Training, chosen: Path) -> Progress:
                 )
     images = len(training.loader.dataset)
     if state["images"] != images:
-        raise InputError(f"{chosen}: its run had {state['images']} training images, the data has {images}")
+        raise InputError(
+            f"{chosen}: its run had {state['images']} training images, the data has {images};"
+            " give its own data, or start from its weights with -pretrained"
+        )
     classes, theirs = training.run.classes, state.get("classes")
     if classes and theirs and classes != theirs:
         raise InputError(
-            f"{chosen}: its run had the classes {_some(theirs)}, the data has {_some(classes)};"
+            f"{chosen}: its run had the classes {some_of(theirs)}, the data has {some_of(classes)};"
             " give its own data, or start from its weights with -pretrained"
         )
     epoch = state["epoch"]
@@ -250,10 +255,6 @@ def train_otherwise(config: Configuration, model: paddle.nn.Layer, behaviour: in
         tables = [name for name in decayed_parameters(config, model) if name.endswith(TABLE)]
         if tables and config.TRAIN.WEIGHT_DECAY and not config.TRAIN.DECAY_ALL:
             yield "its tables of relative positions had no weight decay; from here on they have, as BEiT's authors'"
-
-
-def _some(names: list[str]) -> str:
-    return f"{', '.join(names[:5])}{', ...' * (len(names) > 5)} ({len(names)})"
 
 
 def _settle(own: Path, chosen: Path | None, progress: Progress) -> dict[str, str]:
