@@ -4,11 +4,12 @@
 
 The flags besides are main_multi_gpu.py's, with -o. The model, its data, loss and optimizer are the run's, and so is the
 effective batch, which this one process accumulates. DIR gets lr.csv (rate, loss, smoothed loss) and lr.png, the curve.
-No checkpoint is written, and no run's folder changes. It prints two rates: where the loss falls fastest, and a tenth of
+With -output=FILE.png the curve is that file, and the table is FILE.csv beside it. No checkpoint is written, and no run's folder changes. It prints two rates: where the loss falls fastest, and a tenth of
 where it is lowest. The lower one of both is suggested, as TRAIN.BASE_LR.
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -46,8 +47,14 @@ def main() -> None:
     config = config_from_arguments("tools/find_lr.py", rest, vars(arguments))
     if config.EVAL or config.MODEL.RESUME:
         raise InputError("a rate is found for a training from its beginning; leave out -eval and -resume")
-    if not config.OUTPUT or (output := Path(config.OUTPUT) / "lr.csv").exists():
-        raise InputError(f"{output} is there already; choose another -output" if config.OUTPUT else "give -output=DIR")
+    if not config.OUTPUT:
+        raise InputError("give -output=DIR, or -output=FILE.png")
+    named = Path(config.OUTPUT)
+    picture = named if named.suffix.lower() == ".png" else named / "lr.png"
+    table = picture.with_suffix(".csv")
+    for file in (picture, table):
+        if os.path.lexists(file):
+            raise InputError(f"{file} is there already; choose another -output")
     import utils
     from datasets import get_datasets
     from ops.settings import set_device_flags
@@ -62,13 +69,13 @@ def main() -> None:
     config, train, _ = get_datasets(config)
     assert train is not None
     found = sweep(config, train, arguments.updates, arguments.low, arguments.high)
-    write(found, output.parent)
+    write(found, table, picture)
     batch = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
     rate = min(found.steepest, found.lowest / 10) / rate_scale(config, batch)
     print(
         f"the loss falls fastest at {found.steepest:.2g}, and is lowest at {found.lowest:.2g}, a tenth of which is"
         f" {found.lowest / 10:.2g}; suggested for the effective batch of {batch}: -o TRAIN.BASE_LR {rate:.2g} (now"
-        f" {config.TRAIN.BASE_LR:.2g}); {output.parent}/lr.png, lr.csv"
+        f" {config.TRAIN.BASE_LR:.2g}); {picture}, {table.name}"
     )
 
 
