@@ -4,8 +4,9 @@
 
 The flags besides are main_multi_gpu.py's, with -o. The model, its data, loss and optimizer are the run's, and so is the
 effective batch, which this one process accumulates. DIR gets lr.csv (rate, loss, smoothed loss) and lr.png, the curve.
-With -output=FILE.png the curve is that file, and the table is FILE.csv beside it. No checkpoint is written, and no run's folder changes. It prints two rates: where the loss falls fastest, and a tenth of
-where it is lowest. The lower one of both is suggested, as TRAIN.BASE_LR.
+With -output=FILE.png the curve is that file, and the table is FILE.csv beside it. No checkpoint is written, and no run's
+folder changes. It prints two rates: where the loss falls fastest, and a tenth of where it is lowest. The lower one of
+both is suggested, as TRAIN.BASE_LR.
 """
 
 import argparse
@@ -50,6 +51,8 @@ def main() -> None:
     if not config.OUTPUT:
         raise InputError("give -output=DIR, or -output=FILE.png")
     named = Path(config.OUTPUT)
+    if named.suffix.lower() in (".csv", ".jpeg", ".jpg", ".pdf", ".svg"):
+        raise InputError(f"-output is {named}; expected a folder, or a file that ends in .png")
     picture = named if named.suffix.lower() == ".png" else named / "lr.png"
     table = picture.with_suffix(".csv")
     for file in (picture, table):
