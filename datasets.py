@@ -6,7 +6,7 @@ labels in a few arrays. So it costs little to hand it to a process: 65 MB for Im
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn, overload
 
@@ -29,6 +29,7 @@ from loading.label_spaces import (
     set_outputs,
 )
 from loading.layout import below_class, skipped_text
+from loading.pair_loader import PairLoader
 from loading.parts import fold_name, part_of, with_part_note
 from loading.real_labels import relabel
 from loading.samplers import EvalBatchSampler
@@ -40,7 +41,6 @@ from loading.transforms import (
     Encoded,
     EvalTransform,
     Mixup,
-    Normalize,
     Picture,
     RandomErasing,
     TrainTransform,
@@ -301,7 +301,10 @@ def get_dataset(
     if low < 0 or high >= known:
         raise InputError(f"the {mode} labels of '{kind}' at {root} are {low}..{high}, expected 0..{known - 1}")
     if limit != "auto" and known > limit and not config.EVAL:  # an evaluation may match names: get_datasets
-        raise InputError(f"the data has {known} classes, MODEL.NUM_CLASSES is {limit}; set it to 'auto'")
+        advice = "write -o MODEL.NUM_CLASSES auto"
+        if config.MODEL.RESUME:
+            advice = "a run goes on with its own data; -pretrained instead of -resume starts from its weights"
+        raise InputError(f"the data has {known} classes, MODEL.NUM_CLASSES is {limit}; {advice}")
     return dataset
 
 
@@ -393,54 +396,6 @@ def _check_several_classes(config: Configuration, train: ImageDataset, val: Imag
 
 
 # ------------------------------------------------------------------ loader
-
-
-class PairLoader(paddle.io.DataLoader):
-    """``paddle.io.DataLoader`` of (images [B, C, H, W] float32, normalised and erased; labels [B] int64), for programs
-    that were written for PaddleViT's loader.
-
-    As there, an evaluation by several processes sees some images twice, and mixing is left to the program. ``Loader``
-    sees each image once.
-
-    Args:
-        train: shuffle, drop the last batch if it isn't full, and go on to the next epoch's augmentation at each pass.
-        split: each process of the run takes its part of the samples.
-
-    Raises:
-        InputError: a key asks for what this loader can't do.
-    """
-
-    def __init__(self, config: Configuration, dataset: ImageDataset, train: bool, split: bool) -> None:
-        data = config.DATA
-        others = {
-            "DATA.LOADER": data.LOADER != "paddle",
-            "DATA.MULTI_SCALE": data.MULTI_SCALE is not None,
-            "DATA.SAMPLER": data.SAMPLER != "shuffle",
-            "TRAIN.REPEATED_AUGMENT": config.TRAIN.REPEATED_AUGMENT > 1,
-        }
-        if train and any(others.values()):
-            key = next(key for key, asked in others.items() if asked)
-            raise InputError(
-                f"PaddleViT's loader knows no {key}; leave it out, or call get_dataloader with a mode alone"
-            )
-        sampler = (paddle.io.DistributedBatchSampler if split else paddle.io.BatchSampler)(
-            dataset,
-            batch_size=data.BATCH_SIZE if train else data.BATCH_SIZE_EVAL,
-            shuffle=train,
-            drop_last=train and data.DROP_LAST,
-        )
-        super().__init__(dataset, batch_sampler=sampler, num_workers=data.NUM_WORKERS, use_shared_memory=False)
-        self.images, self.train = dataset, train
-        self.normalize = Normalize(data.IMAGENET_MEAN, data.IMAGENET_STD)
-
-    def __iter__(self) -> Iterator[list[paddle.Tensor]]:
-        for columns in super().__iter__():
-            batch = dict(zip(self.images.columns, columns, strict=True))
-            images = self.normalize(batch["pixels"])
-            if self.images.erasing is not None:
-                images = self.images.erasing(images, batch["erased"])
-            yield [images, batch["labels"]]
-        self.images.epoch += self.train
 
 
 def _mode(mode: str | bool) -> str:

@@ -67,6 +67,18 @@ def missing(error: BaseException) -> str:
     return f"error: {sys.executable} lacks {lacks}; in {_HERE} run make install once, then {how}"
 
 
+def install(extra: str) -> str:
+    """Returns the command that installs what a part of the toolkit needs, in a checkout or beside an installed copy.
+
+    Args:
+        extra: of pyproject.toml, each of which has a requirements-<extra>.txt.
+    """
+    if not os.path.exists(os.path.join(_HERE, "Makefile")):
+        return f"pip install 'paddle-vit-toolkit[{extra}]'"
+    file = f"requirements-{extra}.txt"
+    return f"pip install -r {file if os.path.exists(file) else os.path.join(_HERE, file)}"
+
+
 def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """For what is imported outside of ``reporting``."""
     if line := missing(error):

@@ -46,12 +46,7 @@ class _Model:
     def __init__(self, name: str) -> None:
         self.__name__ = name
 
-    def __call__(self, pretrained: str | None = None, **overrides: typing.Any) -> typing.Any:
-        if isinstance(pretrained, bool):
-            if pretrained:
-                refused = "pretrained is True, but no weights come with this repository"
-                raise _part("errors").InputError(f"{refused}; give a file, a folder or hf-hub:org/name")
-            pretrained = None
+    def __call__(self, pretrained: str | bool | None = None, **overrides: typing.Any) -> typing.Any:
         return _part("models").create_model(self.__name__, pretrained, **overrides)
 
     def __getattribute__(self, name: str) -> typing.Any:
@@ -72,7 +67,7 @@ def _text(name: str) -> str:
         f"Returns a paddle.nn.Layer, in training mode: images {shape} float32 -> [B, {classes}].",
     ]
     lines += [f"Images are (pixels / 255 - {data.IMAGENET_MEAN}) / {data.IMAGENET_STD}, RGB.", "", "Args:"]
-    lines += ["    pretrained: weights that fit: a file, a folder or hf-hub:org/name; None: they are random"]
+    lines += ["    pretrained: weights: a file, a folder or hf-hub:org/name; True: timm's of this name; None: random"]
     lines += [f"    num_classes: outputs; 0: features (default: {classes})"]
     lines += [f"    image_size: pixels, or (height, width) (default: {data.IMAGE_SIZE})"]
     lines += [f"    image_channels: of the images (default: {data.IMAGE_CHANNELS})"]

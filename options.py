@@ -1,10 +1,13 @@
 """How options are named: their words on the command line, what others call them, where their values come from."""
 
+import argparse
 import difflib
+import itertools
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from yacs.config import CfgNode
 
@@ -76,6 +79,10 @@ _FOREIGN = {
 }
 _MEANT = {name: target for target, names in _FOREIGN.items() for name in names.split()}
 CONFIG_DIR = Path(__file__).resolve().parent / "configs"
+# The toolkit's version. An installed copy has this file, too.
+[__version__] = re.findall(
+    r'^version = "(.+)"', (CONFIG_DIR.parent / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
+)
 _LONGEST_NAME = 200  # letters that are compared; to compare takes the square of that
 # From the names of models in timm, PaddleViT and PaddleClas to those here.
 _MODEL_NAMES = (
@@ -180,11 +187,119 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {spelled[found[0]]}?" if found else ""
 
 
+# ------------------------------------------------- the command line
+
+_MOST_PROBLEMS = 8  # unknown flags that an error names
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of a program's command line.
+
+    A flag may have one dash or two, and dashes or underscores within. It is never shortened, as argparse would have it:
+    ``-pre`` isn't ``-pretrained``, and ``-output=x`` isn't ``-o`` with a value. Each program has ``-h`` and
+    ``--version``. A wrong command line raises InputError instead of printing the usage.
+
+    Args:
+        description: printed by -h above the flags: a program's docstring.
+        passes_on: flags that aren't known here belong to another parser; ``parse_known_args`` returns them.
+        others: names of the program's flags that another parser has taken; an unknown flag may mean one of them.
+        settings: of ``argparse.ArgumentParser``.
+    """
+
+    def __init__(
+        self,
+        description: str | None = None,
+        *,
+        passes_on: bool = False,
+        others: Iterable[str] = (),
+        **settings: Any,
+    ) -> None:
+        layout = argparse.RawDescriptionHelpFormatter
+        super().__init__(
+            description=description, formatter_class=layout, allow_abbrev=False, add_help=False, **settings
+        )
+        self.passes_on, self.others = passes_on, others
+        self.add_argument("-h", "--help", action="help", help="print this, and end")
+        version = f"paddle-vit-toolkit {__version__}"
+        self.add_argument("--version", action="version", version=version, help="print the toolkit's version, and end")
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        """Returns (what the command line says, the words that no flag takes), as argparse does.
+
+        Raises:
+            InputError: it isn't a command line of this program.
+        """
+        return super().parse_known_args(self._spelled(sys.argv[1:] if args is None else args), namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Raises InputError with argparse's message."""
+        message = re.sub(r"(-[\w-]+)/-[\w/-]+", r"\1", message)  # it names all spellings of a flag: -top/--top
+        message = message.removeprefix("argument ").replace("the following arguments are required:", "missing:")
+        message = re.sub(r"^(-\w+): expected .*one argument$", r"\1 has no value", message)
+        raise InputError(f"command line: {message}; -h says what it takes")
+
+    def instead(self, name: str, values: list[str]) -> str:
+        """Returns what to write instead of an unknown flag: "; did you mean -top?".
+
+        Args:
+            name: the flag without dashes in front, with underscores within.
+            values: the words that follow it.
+        """
+        known = self._flags()
+        switch = self._option_string_actions.get(known.get(name.removeprefix("no_"), ""))
+        if name.startswith("no_") and switch and switch.nargs == "?":
+            return f"; write -{name.removeprefix('no_')}=False"
+        if name.startswith("no_") and switch and switch.nargs == 0:
+            return f"; leave out -{name.removeprefix('no_')}"
+        flags = [f"-{flag}" for flag in (*known, *self.others)]
+        longer = [flag for flag in flags if flag.startswith(f"-{name}")]
+        return f"; did you mean {' or '.join(longer)}?" if longer else nearest(f"-{name}", flags)
+
+    def _flags(self) -> dict[str, str]:
+        """The flags as argparse spells them, by their names without dashes in front."""
+        return {plain_flag(option): option for option in self._option_string_actions}
+
+    def _spelled(self, words: Sequence[str]) -> list[str]:
+        """The words with each flag as argparse spells it."""
+        known = self._flags()
+        taken: list[str] = []
+        problems: list[str] = []
+        for position, word in enumerate(words):
+            if word == "--" or (self._subparsers and not is_flag(word)):
+                taken += words[position:]
+                break
+            name, equals, value = word.partition("=")
+            if not is_flag(word):
+                taken.append(word)
+            elif option := known.get(plain_flag(name)):
+                taken.append(f"{option}{equals}{value}")
+            elif self.passes_on:
+                taken.append(f"--{plain_flag(name)}{equals}{value}")
+            else:
+                values = list(itertools.takewhile(lambda word: not is_flag(word), words[position + 1 :]))
+                advice = self.instead(plain_flag(name), [value] if equals else values)
+                problems.append(f"unknown flag {name}{advice or '; -h lists the flags'}")
+        if problems:
+            raise InputError(f"command line: {'; '.join(problems[:_MOST_PROBLEMS])}")
+        return taken
+
+
+def is_flag(word: str) -> bool:
+    """Returns whether a word of a command line is a flag, by its look: no negative number is."""
+    return bool(re.match(r"--?[^\W\d][^\s=]*(=|$)", word))
+
+
+def plain_flag(word: str) -> str:
+    """Returns a flag without dashes in front, and with underscores for those within."""
+    return word.lstrip("-").replace("-", "_")
+
+
 # ------------------------------------------------- where values come from
 
 WRITTEN_OUT = -1  # the level of what a resolved configuration holds only because it holds every key
 COMMAND_LINE, WITH_VALUES = "command line", "with_values"  # sources that are no files
-NAMED = "-o"  # by this, somebody names the key that is set: a script's flags are there in any case
+NAMED = "-o"  # by this, somebody names the key that is set; and by a flag, of which this is the beginning:
+FLAG = "flag -"
 
 
 class Given(NamedTuple):
@@ -258,9 +373,12 @@ def is_users(config: Configuration, key: str) -> bool:
 
 
 def option_keys(config: Configuration) -> set[str]:
-    """Returns the keys that -o names on the command line: what a run that goes on may change."""
-    by_name = (COMMAND_LINE, NAMED)
-    return {key for key, found in config.origins.items() if any(where[1:3] == by_name for where in found)}
+    """Returns the keys that a flag or -o names on the command line: what a run that goes on may change."""
+    return {
+        key
+        for key, found in config.origins.items()
+        if any(where.source == COMMAND_LINE and where.first.startswith((NAMED, FLAG)) for where in found)
+    }
 
 
 def add_note(config: Configuration, note: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from errors import reading
+from errors import InputError, reading
 
 TOOLKITS = ("timm", "PaddleViT")
 _KEYS = [
@@ -57,6 +57,26 @@ def matches(file: Path, pattern: str) -> bool:
 def tags(name: str) -> list[str]:
     """Returns the tags of the weights that timm has of an architecture, by its name there."""
     return list(_table()["tags"].get(name, ()))
+
+
+def hub_weights(name: str, file: Path | None) -> str:
+    """Returns where timm's weights of a shipped model are: ``hf-hub:timm/NAME.TAG``.
+
+    Args:
+        name: as the model was asked for; its tag counts. Without one the file's counts, then timm's default.
+        file: the model's.
+
+    Raises:
+        InputError: timm has no weights of it.
+    """
+    plain, _, told = names(file).get("timm", "").partition(".") if file else ("", "", "")
+    asked = name.partition(".")[2]
+    known = tags(plain)
+    if not known:
+        raise InputError(f"timm has no weights of {name}; give pretrained=FILE, or leave it out")
+    tag = asked or told or _table()["default"].get(plain, known[0])
+    # timm keeps these weights once, whichever GELU their name has.
+    return f"hf-hub:timm/{plain.replace('_clip_quickgelu_', '_clip_')}.{tag}"
 
 
 def images_of(name: str) -> dict[str, Any]:

@@ -7,7 +7,6 @@ parameters end. The difference is rounding, which grows from step to step if the
 process on each; not run) the sums go over NCCL, on a CPU over gloo.
 """
 
-import argparse
 import math
 import sys
 from pathlib import Path
@@ -22,6 +21,8 @@ import paddle.distributed as dist
 import paddle.nn.functional as F
 from paddle import nn
 from sklearn.datasets import load_digits
+
+from options import Parser
 
 # A weight's shape, how many inputs an output sums, and how many outputs there are.
 LAYERS = [((20, 1, 3, 3), 9, 20), ((50, 20, 5, 5), 500, 50), ((800, 128), 800, 128), ((128, 10), 128, 10)]
@@ -141,7 +142,7 @@ def worker(size: int, steps: int, lr: float) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     gpus = paddle.device.cuda.device_count() if paddle.device.is_compiled_with_cuda() else 0
     for name, default in {"processes": max(2, gpus), "batch_size": 64, "steps": 10, "lr": 0.05}.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help="(default: %(default)s)")

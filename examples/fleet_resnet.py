@@ -29,6 +29,8 @@ from paddle.io import DataLoader, Dataset, DistributedBatchSampler
 from paddle.vision.models import ResNet
 from paddle.vision.models.resnet import BasicBlock, BottleneckBlock
 
+from options import Parser
+
 BASE_BATCH = 32  # the global batch that --base_lr is meant for
 MOMENTUM, L2_DECAY = 0.9, 1e-4
 
@@ -107,7 +109,7 @@ def train_model(args: argparse.Namespace) -> None:
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Returns the flags in ``argv``; None: in the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--num_samples", type=int, default=3200)
     parser.add_argument("--batch_size", type=int, default=32, help="per process")

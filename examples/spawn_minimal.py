@@ -8,7 +8,6 @@ Each rank prints the losses of its own batches. Rank 0 prints the accuracies, wh
 The batches of training aren't fit for that: they count some samples twice and drop others.
 """
 
-import argparse
 import os
 import sys
 from pathlib import Path
@@ -23,6 +22,8 @@ import paddle.distributed as dist
 import paddle.nn.functional as F
 from paddle import nn
 from paddle.io import DataLoader, Dataset, DistributedBatchSampler
+
+from options import Parser
 
 TRAIN = ([[-1.4, 2.9], [-0.8, 3.2], [-0.4, 2.4], [2.2, -1.0], [2.8, -1.7]], [0, 0, 0, 1, 1])
 TEST = ([[-0.7, 2.7], [2.5, -1.3]], [0, 1])
@@ -99,7 +100,7 @@ def main(num_epochs: int) -> None:
 
 if __name__ == "__main__":
     gpus = paddle.device.cuda.device_count() if paddle.device.is_compiled_with_cuda() else 0
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--processes", type=int, default=gpus or 2, help="(default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=3)
     arguments = parser.parse_args()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from errors import InputError, reading
+from errors import InputError, install, reading
 from inference.folder import Export, read_export
 from models.inference import Predictor as Program
 from models.inference import num_threads, quiet
@@ -67,7 +67,7 @@ def import_extra(package: str) -> Any:
     except ImportError as error:
         lacks = package.partition(".")[0]
         found = "isn't installed" if error.name == lacks else f"can't be imported ({error})"
-        raise InputError(f"{lacks} {found}; pip install -r requirements-export.txt") from None
+        raise InputError(f"{lacks} {found}; {install('export')}") from None
 
 
 class PaddleInference:

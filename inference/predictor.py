@@ -29,9 +29,8 @@ from training.engine import autocast
 from training.figures import sigmoid
 from utils import world_size
 from weights import load_weights
+from weights.hub import best_of_run
 from weights.transformers import is_projection
-
-BEST = Path("checkpoints", "best")  # in a run's folder
 
 
 class Prediction(NamedTuple):
@@ -90,8 +89,7 @@ class Predictor:
         classes: Sequence[str] | None = None,
         batch_size: int = 32,
     ) -> None:
-        if (Path(path) / BEST).is_dir():
-            path = Path(path) / BEST
+        path = best_of_run(path)
         options = [*options, "EVAL", "True", "DATA.BATCH_SIZE_EVAL", str(batch_size)]
         export = read_export(path) if is_export(path) else None
         configured = (

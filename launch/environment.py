@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from errors import InputError, reporting
+from errors import InputError, install, reporting
 from launch import gpus, rendezvous, secret
 
 PADDLE = ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM", "PADDLE_CURRENT_ENDPOINT", "PADDLE_TRAINER_ENDPOINTS")
@@ -190,7 +190,7 @@ def node_flags() -> list[str]:
 def _check_etcd(master: str) -> None:
     """Raises InputError where Paddle's launcher would fail over its etcd server."""
     if not importlib.util.find_spec("etcd3"):
-        raise InputError(f"MASTER is {master}, but etcd3 isn't installed; pip install -r requirements-elastic.txt")
+        raise InputError(f"MASTER is {master}, but etcd3 isn't installed; {install('elastic')}")
     host, port = rendezvous.parse_address(master.removeprefix("etcd://"))
     try:
         socket.create_connection((host, port), rendezvous.CONNECT).close()

@@ -13,7 +13,7 @@ import numpy as np
 import paddle
 from PIL import Image
 
-from errors import InputError
+from errors import InputError, install
 from loading.samplers import TrainBatchSampler
 from loading.transforms import opened_image, readable
 from loading.workers import Draw, Loader, with_draws
@@ -23,7 +23,7 @@ from utils import num_gpus
 try:
     from nvidia.dali import Pipeline, fn, types  # pyright: ignore[reportMissingImports]: an extra
 except ImportError as error:
-    raise InputError(f"DATA.LOADER dali: {error}; pip install -r requirements-dali.txt") from None
+    raise InputError(f"DATA.LOADER dali: {error}; {install('dali')}") from None
 
 _INTERPOLATION = {
     Image.Resampling.BICUBIC: types.INTERP_CUBIC,

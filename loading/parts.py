@@ -83,7 +83,7 @@ def own_validation(data: Any) -> list[Path]:
 def _check_alone(data: Any) -> None:
     if found := own_validation(data):
         there = f"{found[0]} is there, and DATA.VAL_SPLIT {data.VAL_SPLIT} would make another validation set"
-        raise InputError(f"{there}; remove one of the two")
+        raise InputError(f"{there}; -o DATA.VAL_SPLIT null evaluates on it")
 
 
 def _cut(data: Any, mode: str, images: np.ndarray, labels: np.ndarray, classes: list[str]) -> tuple:

@@ -1,21 +1,23 @@
 """Models by name: a YAML file under configs/ is the variant, a class here the architecture."""
 
 import inspect
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from config import default_values, get_config, model_files, shipped_model, with_values
-from configs.names import matches
+from configs.names import hub_weights, matches, matching_file
 from configs.paddlevit.absent import absent_name
 from errors import InputError, reading
 from models.base import ARCHITECTURES, ImageModel
-from models.timm_arguments import with_arguments
+from models.timm_arguments import renamed, with_arguments
 from models.transformers_settings import with_settings
 from options import Configuration, add_note, explicit_sources, nearest_model
 from utils import within_memory
 from weights import load_weights
 from weights.formats import read_weights
+from weights.hub import read_config
 from weights.names import has_switches, switches
 
 
@@ -83,30 +85,55 @@ def with_switches(config: Configuration, path: str | Path) -> Configuration:
     return config
 
 
-def create_model(name: str, pretrained: str | None = None, **overrides: Any) -> ImageModel:
+def create_model(name: str, pretrained: str | Path | bool | None = None, **overrides: Any) -> ImageModel:
     """Builds a shipped model by name.
 
     Args:
         name: one of ``list_models()``, or what timm or PaddleViT calls it.
-        pretrained: weights to load; they have to fit, as for an evaluation (``load_weights(..., strict=False)`` for
-            another number of classes).
+        pretrained: weights to load, which have to fit. True: timm's weights of this name and tag, from the Hugging Face
+            Hub or its cache (HF_HOME). With a ``num_classes`` that they haven't got, the classifier is new, and a
+            warning says so.
         overrides: keys of MODEL, or IMAGE_SIZE and IMAGE_CHANNELS of DATA, in lower case: ``num_classes=10``. An
-            image_size may be (height, width) here.
+            image_size may be (height, width) here. timm's names are taken where they mean the same: ``in_chans``,
+            ``img_size``, ``drop_path_rate``, ``checkpoint_path``.
 
     Raises:
-        InputError: an unknown name or key, or weights that don't fit.
+        InputError: an unknown name or key, or weights that can't be had or don't fit.
     """
     if shipped_model(name) is None:
         absent = absent_name(name)
         raise InputError(f"no model {name}{f': {absent}' if absent else nearest_model(name, list_models())}")
-    images = {"image_size": "image_size", "image_channels": "in_channels"}
-    arguments = {images[key]: overrides.pop(key) for key in tuple(overrides) if key in images}
+    path = overrides.pop("checkpoint_path", None)
+    if not isinstance(pretrained, str | Path | bool | None):
+        raise InputError(f"pretrained is {pretrained!r}, expected True, False or weights")
+    if path and pretrained:
+        raise InputError(f"checkpoint_path is {path}, and pretrained is {pretrained}; give one of the two")
+    if pretrained is True:
+        path = hub_weights(name, matching_file(name, model_files()))
+    elif pretrained:
+        path = str(pretrained)
+    overrides = renamed(get_config(name).MODEL.TYPE, overrides)
+    if overrides.get("num_classes", 0) is None:  # timm's default
+        del overrides["num_classes"]
+    named = "num_classes" in overrides
+    if pretrained is True and not named and "num_classes" in (told := read_config(path)):
+        overrides["num_classes"] = told["num_classes"]
+    arguments = {}
+    if "image_channels" in overrides:
+        channels = arguments["in_channels"] = overrides.pop("image_channels")
+        if type(channels) is not int or channels < 1:
+            raise InputError(f"image_channels is {channels!r}, expected a number from 1 on")
     options = []
     for key, value in overrides.items():
-        options += [f"MODEL.{key.upper()}", value]
+        section = "DATA" if key == "image_size" else "MODEL"
+        options += [f"{section}.{key.upper()}", list(value) if isinstance(value, tuple) else value]
     config = get_config(name, options)
-    if pretrained is None:
+    if not path:
         return build_model(config, **arguments)
-    model = build_model(with_switches(config, pretrained), **arguments)
-    load_weights(model, pretrained, classes=config.MODEL.PRETRAINED_CLASSES)
+    model = build_model(with_switches(config, path), **arguments)
+    # Of features the file's classifier isn't wanted.
+    allow = [f"{layer}.*" for layer in model.classifier_names()] if config.MODEL.NUM_CLASSES == 0 else None
+    report = load_weights(model, path, strict=not named, allow=allow, classes=config.MODEL.PRETRAINED_CLASSES)
+    if report.fresh:
+        warnings.warn(f"{', '.join(report.fresh)} are new: {report.reason} ({report.file})", stacklevel=2)
     return model

@@ -3,6 +3,7 @@
 Some change what a model computes, but none of its tensors, so that the weights would load and answer something else.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,53 @@ def with_arguments(config: Configuration, path: str | Path) -> Configuration:
     return config
 
 
-def _key(kind: str, name: str, value: Any, beside: str) -> str | None:
+# What timm's create_model takes besides a model's own arguments: ours, where there is one; else what to write.
+_SAME_ARGUMENT = {"attn_drop_rate": "attention_dropout", "drop_path_rate": "droppath"}
+_SAME_ARGUMENT |= {"in_chans": "image_channels", "img_size": "image_size"}
+_DROPPED = "dropout=RATE is after the position embedding, the attention's projection and in the MLPs together"
+_INSTEAD = {
+    "cache_dir": "set HF_HOME before the program starts",
+    "drop_rate": f"timm's is before the classifier, where nothing is dropped here; {_DROPPED}",
+    "exportable": "leave it out: tools/export_model.py takes every model",
+    "features_only": "model.forward_intermediates(images) gives the features, model.feature_info tells of them",
+    "no_jit": "leave it out: nothing is scripted",
+    "pos_drop_rate": _DROPPED,
+    "proj_drop_rate": _DROPPED,
+    "out_indices": "model.forward_intermediates(images, indices=[...]) gives these features",
+    "pretrained_cfg": "give pretrained='hf-hub:timm/NAME.TAG', or a file",
+    "pretrained_cfg_overlay": "give pretrained=FILE; its config.json tells how images are prepared",
+    "scriptable": "leave it out: paddle.jit.to_static takes every model",
+}
+
+
+def renamed(kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns arguments of timm's ``create_model`` by the names that they have here.
+
+    Args:
+        kind: MODEL.TYPE.
+        arguments: by name; an unknown one is returned as it is. One that is None or False asks for nothing.
+
+    Raises:
+        InputError: an argument without a counterpart; the line says what to write.
+    """
+    own = {}
+    for name, value in arguments.items():
+        if f"MODEL.{name.upper()}" in architecture(kind).arguments:
+            own[name] = value
+        elif name in _INSTEAD or name in _SAME_ARGUMENT:
+            if name in _INSTEAD and value:
+                raise InputError(f"create_model takes no {name}; {_INSTEAD[name]}")
+            if value is not None and name in _SAME_ARGUMENT:
+                own[_SAME_ARGUMENT[name]] = value
+        elif name in {*_OURS, *_ALONE, "global_pool"}:
+            if key := _key(kind, name, value, f"{name} is {value_text(value)}", "leave it out"):
+                own[key.lower()] = value
+        else:
+            own[name] = value
+    return own
+
+
+def _key(kind: str, name: str, value: Any, beside: str, advice: str = "take other weights") -> str | None:
     """Returns MODEL's key for an argument of timm's; None: with this value it changes nothing.
 
     A flag that is off, or null, changes nothing either: where a model has what it is for, the tensors' names differ.
@@ -98,4 +145,4 @@ def _key(kind: str, name: str, value: Any, beside: str) -> str | None:
     if value is False or (name in alone and alone[name] == value):
         return None
     has = f"has {value_text(alone[name])} alone" if name in alone else "has no such argument"
-    raise InputError(f"{beside}, but {kind} here {has}; take other weights")
+    raise InputError(f"{beside}, but {kind} here {has}; {advice}")

@@ -7,7 +7,6 @@ its mean (Izmailov et al. 2018, arXiv:1803.05407), taken in float64 and written 
 What the checkpoints say of their model, its classes and its images goes along, where they say the same.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +20,8 @@ from errors import InputError, reading, reporting  # noqa: E402  (first: it says
 
 # isort: split
 import numpy as np  # noqa: E402
+
+from options import Parser  # noqa: E402
 
 
 def average(files: Sequence[Path]) -> dict[str, np.ndarray]:
@@ -78,7 +79,7 @@ def metadata_of(file: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("tools/average_checkpoints.py", description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(__doc__)
     parser.add_argument("checkpoints", nargs="+", help="folders of checkpoints, or files in timm's layout")
     parser.add_argument("-output", "--output", required=True, metavar="FILE", help="the .safetensors file to write")
     arguments = parser.parse_args()

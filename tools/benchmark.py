@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 
 import launch.startup  # noqa: E402, F401  (streams)
 from errors import reporting  # noqa: E402
+from options import Parser  # noqa: E402
 from tools.benchmarks.evaluation import evaluation  # noqa: E402
 from tools.benchmarks.host import host  # noqa: E402
 from tools.benchmarks.inference import MODELS, MODES, SIDES, infer  # noqa: E402
@@ -65,10 +66,10 @@ _PEERS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     commands = parser.add_subparsers(dest="what", required=True)
     for what, (_, defaults) in _SUBJECTS.items():
-        _add(commands.add_parser(what, allow_abbrev=False), what, defaults)
+        _add(commands.add_parser(what), what, defaults)
     arguments = parser.parse_args()
     _SUBJECTS[arguments.what][0](arguments)
 

@@ -44,7 +44,7 @@ from config import get_config  # noqa: E402
 from configs.key_needs import float_pixels  # noqa: E402
 from configs.registry import datasets  # noqa: E402
 from main_multi_gpu import import_paddle  # noqa: E402
-from options import Configuration  # noqa: E402
+from options import Configuration, Parser  # noqa: E402
 
 LISTS = {"train": "train_list.txt", "val": "val_list.txt"}
 LISTED = ("imagenet2012", "multilabel_list")  # what such lists are, of a label for each image or of several
@@ -177,9 +177,7 @@ def build_config(options: argparse.Namespace) -> Configuration:
 
 def parsed_arguments() -> argparse.Namespace:
     """Returns what the command line says."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(__doc__)
 
     def option(name: str, **settings: Any) -> None:
         parser.add_argument(f"-{name}", f"--{name}", **settings)

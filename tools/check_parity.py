@@ -15,7 +15,6 @@ from one image to the other, without which the difference would show nothing. Li
 reads, and the intermediate that differs most of its own range; LeNet has none there.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from errors import InputError, RunError, reporting  # noqa: E402  (first: it say
 # isort: split
 from config import find_config  # noqa: E402
 from configs.names import names  # noqa: E402
+from options import Parser  # noqa: E402
 
 TOLERANCE = 1e-4  # of the range of logits and features
 WITHIN = 1e-3  # of an intermediate's: a single place holds the rounding that batch norms magnify, pooling averages it
@@ -104,7 +104,7 @@ def _difference(found: Any, expected: Any) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("pattern", nargs="?", default="*", help="a shell pattern of names")
     parser.add_argument("-python", "--python", default=sys.executable, help="an interpreter with torch and timm")
     arguments = parser.parse_args()

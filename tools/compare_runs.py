@@ -12,7 +12,6 @@ report.html, confusion.csv and confusion.png are made anew.
 Exit status: 0; 2 where a folder isn't a run's, or a file in it says something that no run writes.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from errors import (  # noqa: E402  (first: it says what isn't installed)
 
 # isort: split
 from main_multi_gpu import import_paddle  # noqa: E402
+from options import Parser  # noqa: E402
 
 
 def write_report_again(folder: Path) -> Path:
@@ -52,8 +52,7 @@ def write_report_again(folder: Path) -> Path:
 
 
 def main() -> None:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
     parser.add_argument("-output", "--output", type=Path, metavar="FILE.html", help="a page, with curves")
     options = parser.parse_args()

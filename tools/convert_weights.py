@@ -9,7 +9,6 @@ left out where IN itself, a config.json of timm's beside it, or its name says th
 model's. A .safetensors file says what it is of, as a checkpoint's does.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 
 import launch.startup  # noqa: E402, F401  (streams)
 from errors import InputError, reporting  # noqa: E402
+from options import Parser  # noqa: E402
 
 ENDINGS = (".safetensors", ".pdparams", ".npz")
 
@@ -81,7 +81,7 @@ def _model_of(source: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("source", metavar="IN", help="weights: a file, a folder or hf-hub:org/name")
     parser.add_argument("target", metavar="OUT", type=Path, help=f"a file that ends in {', '.join(ENDINGS)}")
     parser.add_argument("-cfg", "--cfg", metavar="MODEL", help="the model's YAML file or name")

@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 import launch.startup  # noqa: E402, F401  (streams)
 from errors import InputError, RunError, reporting  # noqa: E402
 from launch import environment  # noqa: E402
+from options import Parser  # noqa: E402
 from tools import gpu_first_steps, machine  # noqa: E402
 
 ELEMENTS = 22_050_664  # float32: the gradients of ViT-S/16
@@ -192,7 +193,7 @@ def _tell(name: str, finding: machine.Finding, aloud: bool) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
 
     def flag(name: str, kind: type, text: str, default: Any = None, **how: Any) -> None:
         parser.add_argument(f"-{name}", f"--{name}", type=kind, default=default, help=text, **how)

@@ -24,14 +24,14 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 import launch.startup  # noqa: E402  (streams)
 from config import default_values  # noqa: E402
 from errors import InputError, reporting  # noqa: E402
-from options import pairs  # noqa: E402
+from options import Parser, pairs  # noqa: E402
 
 _FORMATS = ("paddle", "paddle-legacy", "paddlex", "paddleclas", "onnx", "openvino")
 _PRECISIONS = ("float32", "float16", "bfloat16", "int8")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("-cfg", "--cfg", metavar="MODEL", help="the model's YAML file or name")
     parser.add_argument("-pretrained", "--pretrained", required=True, help="a file, a folder or hf-hub:org/name")
     parser.add_argument("-output", "--output", required=True, type=Path, metavar="DIR", help="a folder that is new")

@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 
 import launch.startup  # noqa: E402, F401  (streams)
 from errors import InputError, reporting  # noqa: E402
+from options import Parser  # noqa: E402
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +45,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="weights that -eval takes, or a run's folder")
     parser.add_argument("inputs", nargs="+", metavar="IMAGES", help="files, folders, patterns, lists (.txt), or -")
     parser.add_argument("-output", "--output", required=True, type=Path, metavar="FILE", help="a new file")

@@ -4,11 +4,13 @@
 
 The flags besides are main_multi_gpu.py's, with -o. The model, its data, loss and optimizer are the run's, and so is the
 effective batch, which this one process accumulates. DIR gets lr.csv (rate, loss, smoothed loss) and lr.png, the curve.
-No checkpoint is written, and no run's folder changes. It prints two rates: where the loss falls fastest, and a tenth of
-where it is lowest. The lower one of both is suggested, as TRAIN.BASE_LR.
+With -output=FILE.png the curve is that file, and the table is FILE.csv beside it. No checkpoint is written, and no
+run's folder changes. It prints two rates: where the loss falls fastest, and a tenth of where it is lowest. The lower
+one of both is suggested, as TRAIN.BASE_LR.
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -17,6 +19,7 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 
 import launch.startup  # noqa: E402, F401  (streams)
 from errors import InputError, reporting  # noqa: E402
+from options import Parser  # noqa: E402
 
 
 def arguments_of(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -25,8 +28,7 @@ def arguments_of(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     Raises:
         InputError: a flag is out of range.
     """
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
+    parser = Parser(__doc__, passes_on=True)
     parser.add_argument("-updates", "--updates", type=int, default=400, metavar="N", help="default: 400")
     parser.add_argument("-low", "--low", type=float, default=1e-5, metavar="RATE", help="the first; default: 1e-5")
     parser.add_argument("-high", "--high", type=float, default=1.0, metavar="RATE", help="the last; default: 1")
@@ -43,11 +45,19 @@ def main() -> None:
     from config import with_values
     from training.command_line import config_from_arguments
 
-    config = config_from_arguments("tools/find_lr.py", rest)
+    config = config_from_arguments("tools/find_lr.py", rest, vars(arguments))
     if config.EVAL or config.MODEL.RESUME:
         raise InputError("a rate is found for a training from its beginning; leave out -eval and -resume")
-    if not config.OUTPUT or (output := Path(config.OUTPUT) / "lr.csv").exists():
-        raise InputError(f"{output} is there already; choose another -output" if config.OUTPUT else "give -output=DIR")
+    if not config.OUTPUT:
+        raise InputError("give -output=DIR, or -output=FILE.png")
+    named = Path(config.OUTPUT)
+    if named.suffix.lower() in (".csv", ".jpeg", ".jpg", ".pdf", ".svg"):
+        raise InputError(f"-output is {named}; expected a folder, or a file that ends in .png")
+    picture = named if named.suffix.lower() == ".png" else named / "lr.png"
+    table = picture.with_suffix(".csv")
+    for file in (picture, table):
+        if os.path.lexists(file):
+            raise InputError(f"{file} is there already; choose another -output")
     import utils
     from datasets import get_datasets
     from ops.settings import set_device_flags
@@ -62,13 +72,13 @@ def main() -> None:
     config, train, _ = get_datasets(config)
     assert train is not None
     found = sweep(config, train, arguments.updates, arguments.low, arguments.high)
-    write(found, output.parent)
+    write(found, table, picture)
     batch = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
     rate = min(found.steepest, found.lowest / 10) / rate_scale(config, batch)
     print(
         f"the loss falls fastest at {found.steepest:.2g}, and is lowest at {found.lowest:.2g}, a tenth of which is"
         f" {found.lowest / 10:.2g}; suggested for the effective batch of {batch}: -o TRAIN.BASE_LR {rate:.2g} (now"
-        f" {config.TRAIN.BASE_LR:.2g}); {output.parent}/lr.png, lr.csv"
+        f" {config.TRAIN.BASE_LR:.2g}); {picture}, {table.name}"
     )
 
 

@@ -25,7 +25,7 @@ from errors import InputError, reporting  # noqa: E402  (first: it says what isn
 # isort: split
 from config import get_config, model_files  # noqa: E402
 from configs.names import TOOLKITS, matches, names  # noqa: E402
-from options import nearest_model  # noqa: E402
+from options import Parser, nearest_model  # noqa: E402
 
 TABLE = ROOT / "configs" / "costs.json"
 
@@ -104,7 +104,7 @@ def print_table(rows: list[tuple]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("pattern", nargs="?", default="*", help="a shell pattern of names: ours, timm's or PaddleViT's")
     parser.add_argument("-keys", "--keys", metavar="NAME", help="a model, or its YAML file")
     parser.add_argument("-family", "--family", help="a folder of configs/")

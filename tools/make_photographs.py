@@ -8,7 +8,6 @@ The images are crops of the photographs that scikit-learn bundles (china, flower
 same sources, count, seed and Pillow make the same bytes.
 """
 
-import argparse
 import importlib.util
 import shutil
 import sys
@@ -23,6 +22,8 @@ from errors import InputError, reporting  # noqa: E402  (first: it says what isn
 # isort: split
 import numpy as np  # noqa: E402
 from PIL import Image  # noqa: E402
+
+from options import Parser  # noqa: E402
 
 _BUNDLED = {
     "sklearn": ("datasets/images", ("china.jpg", "flower.jpg")),
@@ -45,7 +46,7 @@ def photographs() -> dict[str, Image.Image]:
             with Image.open(Path(places[0]) / folder / name) as image:
                 found[Path(name).stem] = image.convert("RGB")
     if "china" not in found:
-        raise InputError("the photographs are scikit-learn's; pip install -r requirements-base.txt")
+        raise InputError("the photographs are scikit-learn's; pip install scikit-learn")
     return found
 
 
@@ -87,7 +88,7 @@ def write(output: Path, count: int, seed: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("-output", "--output", required=True, type=Path, help="the folder to make")
     parser.add_argument("-count", "--count", type=int, default=512, help="images")
     parser.add_argument("-seed", "--seed", type=int, default=0)

@@ -41,6 +41,7 @@ from PIL import Image  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from configs.registry import datasets  # noqa: E402
+from options import Parser  # noqa: E402
 
 _UNITS = {None: 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _ADVICE, _HEAD = "; repair or remove it", 1 << 17  # bytes of a file, among which its header mostly is
@@ -258,7 +259,7 @@ def positive(text: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
 
     def option(name: str, **settings: Any) -> None:
         parser.add_argument(f"-{name}", f"--{name}", **settings)

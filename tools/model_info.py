@@ -9,7 +9,6 @@ evaluates it twice, another one trains on it twice, in float32, with AdamW. What
 what it had before the model was built. On a CPU that is resident memory (VmHWM), on a GPU what Paddle allocated.
 """
 
-import argparse
 import json
 import multiprocessing
 import re
@@ -24,6 +23,7 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 
 import launch.startup  # noqa: E402, F401  (streams)
 from errors import InputError, RunError, reporting, reporting_memory  # noqa: E402
+from options import Parser  # noqa: E402
 
 COPIES = {"evaluation": 1, "training": 4}  # of the weights: themselves; their gradients and AdamW's two moments
 MOST_IMAGES = 100_000  # of a batch
@@ -148,7 +148,7 @@ def print_table(told: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("name", metavar="NAME", help="a shipped model, or a YAML file")
     parser.add_argument("-image_size", "--image_size", help="pixels: a side, or 224x160 (default: the model's)")
     parser.add_argument("-batch_size", "--batch_size", type=int, default=1, help="images, for the memory (default: 1)")

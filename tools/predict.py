@@ -34,7 +34,7 @@ from errors import InputError, RunError, printable, reporting, reporting_memory 
 # isort: split
 from config import default_values, get_config  # noqa: E402
 from main_multi_gpu import as_rank, import_paddle, spawn  # noqa: E402
-from options import Configuration, pairs  # noqa: E402
+from options import Configuration, Parser, pairs  # noqa: E402
 
 FORMATS = ("table", "csv", "jsonl", "pictures")
 _SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".png": "pictures", ".jpg": "pictures", ".jpeg": "pictures"}
@@ -42,9 +42,7 @@ _SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".png": "pictures", ".jpg": "pict
 
 def parsed_arguments() -> argparse.Namespace:
     """Returns what the command line says; ``output`` and ``temporary`` are None for standard output."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(__doc__)
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="weights that -eval takes, or a run's folder")
     parser.add_argument("inputs", nargs="+", metavar="IMAGES", help="files, folders, patterns, lists (.txt), or -")
 

@@ -27,8 +27,9 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 
 import launch.startup  # noqa: E402  (streams)
 from configs.ranges import BENCHMARK, CORRUPTIONS, SEVERITIES  # noqa: E402
-from errors import InputError, reading, reporting  # noqa: E402
+from errors import InputError, install, reading, reporting  # noqa: E402
 from launch import signals  # noqa: E402
+from options import Parser  # noqa: E402
 
 CLEAN = "clean"
 _FILE = "robustness.json"
@@ -42,8 +43,7 @@ def arguments_of(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     Raises:
         InputError: a corruption or a severity that there isn't.
     """
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
+    parser = Parser(__doc__, passes_on=True)
     listed = functools.partial(parser.add_argument, type=lambda text: text.split(","), metavar="LIST")
     listed("-corruptions", "--corruptions", default=[*BENCHMARK], help="default: the 15 of the benchmark")
     listed("-severities", "--severities", default=[*map(str, SEVERITIES)], help="default: 1,2,3,4,5")
@@ -90,13 +90,13 @@ def clean_config(arguments: argparse.Namespace, rest: list[str]) -> Any:
     """
     from training.command_line import config_from_arguments
 
-    config = config_from_arguments("tools/robustness.py", [*rest, "-eval"])
+    config = config_from_arguments("tools/robustness.py", [*rest, "-eval"], vars(arguments))
     if not config.OUTPUT or config.DATA.CORRUPTION:
         raise InputError("give -output=DIR" if not config.OUTPUT else "leave out DATA.CORRUPTION: -corruptions does it")
     if config.TASK != "classification":
         raise InputError(f"TASK is {config.TASK}, expected classification, whose errors are counted")
     if not (arguments.published or find_spec("imagecorruptions")):
-        raise InputError("corruptions need imagecorruptions-imaug; pip install -r requirements-robustness.txt")
+        raise InputError(f"corruptions need imagecorruptions-imaug; {install('robustness')}")
     for _, _, flags in itertools.islice(cells(arguments), 1, None):
         path = config_from_arguments("tools/robustness.py", [*rest, "-eval", *flags]).DATA.DATA_PATH
         if arguments.published and not Path(path).is_dir():

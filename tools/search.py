@@ -18,11 +18,12 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 
 import launch.startup  # noqa: E402, F401  (streams)
 from errors import InputError, printable, reporting  # noqa: E402
+from options import Parser  # noqa: E402
 from tools.features import add_model, check  # noqa: E402
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("query", metavar="QUERY", help="an image")
     parser.add_argument("where", metavar="FOLDER|FEATURES", help="a folder of images, or features")
     parser.add_argument(

@@ -7,7 +7,6 @@ A browser finds a page at /, which takes an image. Programs find /predict (POST:
 this machine alone, unless -host says otherwise. -token_file, or PADDLE_VIT_TOKEN, makes it ask for a token.
 """
 
-import argparse
 import importlib.util
 import os
 import sys
@@ -17,14 +16,15 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (streams)
-from errors import InputError, open_file, reading, reporting  # noqa: E402
+from errors import InputError, install, open_file, reading, reporting  # noqa: E402
+from options import Parser  # noqa: E402
 
 _EXTRA = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")
 _LEAST = 16  # characters of a token
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("path", help="a checkpoint's or run's folder, a weight file, or an export's folder")
 
     def flag(name: str, default: object, kind: type, text: str) -> None:
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
     arguments = vars(parser.parse_args())
     if lacking := [name for name in _EXTRA if not importlib.util.find_spec(name)]:
-        raise InputError(f"{sys.executable} lacks {', '.join(lacking)}; install requirements-serve.txt with pip")
+        raise InputError(f"{sys.executable} lacks {', '.join(lacking)}; {install('serve')}")
     from inference.serve import Settings, serve
 
     token = _token(arguments.pop("token_file"))

@@ -8,7 +8,6 @@ colours. With -cfg=RUN/config.yaml it is what the run saw. Mixed labels are show
 The flags besides are main_multi_gpu.py's, with -o.
 """
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from errors import InputError, RunError, remedy, reporting  # noqa: E402  (first
 
 # isort: split
 from main_multi_gpu import import_paddle  # noqa: E402
-from options import Configuration  # noqa: E402
+from options import Configuration, Parser  # noqa: E402
 
 _MOST, _EVALUATION = 64, "#2e7d32"
 
@@ -48,14 +47,11 @@ def draw(config: Configuration, epoch: int, count: int) -> bytes:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(__doc__, passes_on=True)
 
     def option(name: str, **settings: Any) -> None:
         parser.add_argument(f"-{name}", f"--{name}", **settings)
 
-    option("o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys; KEY=VALUE as well")
     option("epoch", type=int, default=1, metavar="N", help="whose first batch is shown, from 1; default: 1")
     option("count", type=int, default=16, metavar="N", help=f"images of each kind, up to {_MOST}; default: 16")
     option("output", type=Path, required=True, metavar="FILE.png", help="the picture")
@@ -70,8 +66,8 @@ def main() -> None:
     from training.command_line import config_from_arguments
     from utils import writing_whole
 
-    rest += ["-o", *options.o] if options.o else []  # taken here: it would be the beginning of -output
-    picture = draw(config_from_arguments("tools/show_batch.py", rest), options.epoch, options.count)
+    config = config_from_arguments("tools/show_batch.py", rest, vars(options))
+    picture = draw(config, options.epoch, options.count)
     try:
         with writing_whole(options.output, "wb") as file:
             file.write(picture)

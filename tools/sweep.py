@@ -17,7 +17,6 @@ Exit status: 0 if all runs are done; 1 if one failed; 2 for a wrong file. 130 an
 the runs get, too: they save.
 """
 
-import argparse
 import shlex
 import signal
 import sys
@@ -32,6 +31,7 @@ from errors import InputError, RunError, remedy, reporting  # noqa: E402
 # isort: split
 from launch import side_by_side  # noqa: E402
 from launch.side_by_side import Command  # noqa: E402
+from options import Parser  # noqa: E402
 from training.sweeps import results  # noqa: E402
 from training.sweeps.points import Point, Sweep, check, edges, plan_points, read_sweep, suggest_points  # noqa: E402
 
@@ -94,8 +94,7 @@ class Session:
 
 
 def main() -> int:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
+    parser = Parser(__doc__)
     parser.add_argument("file", metavar="FILE", type=Path)
     parser.add_argument("-n", "-dry-run", "--dry-run", dest="dry", action="store_true", help="print the commands")
     arguments = parser.parse_args()

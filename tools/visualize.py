@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 
 import launch.startup  # noqa: E402, F401  (streams)
 from errors import InputError, RunError, remedy, reporting  # noqa: E402
+from options import Parser  # noqa: E402
 
 ONE_BY_ONE = ("attention", "rollout", "cam", "features")
 TOGETHER = ("embeddings", "positions", "predictions")
@@ -178,7 +179,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("kind", choices=[*ONE_BY_ONE, *TOGETHER], metavar="WHAT", help="see above")
     parser.add_argument("checkpoint", help="a checkpoint's folder or file, or a run's folder")
     parser.add_argument("images", nargs="*", help="files and folders")

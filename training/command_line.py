@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +20,21 @@ from configs.key_needs import NEEDS
 from configs.merging import SIZE, Option
 from configs.registry import datasets
 from errors import InputError
-from options import NAMED, Configuration, add_note, equivalent_key, nearest, pairs
+from options import (
+    CONFIG_DIR,
+    FLAG,
+    NAMED,
+    Configuration,
+    Parser,
+    add_note,
+    equivalent_key,
+    is_flag,
+    pairs,
+    value_sources,
+)
 
 FILE = "config.yaml"  # in a run's folder
 AUTO = "auto"
-_MOST_PROBLEMS = 8  # of a command line, in its error
 CHECKPOINT = "the checkpoint, which has the weights"  # takes the place of MODEL.PRETRAINED, whose file may be gone
 FLAGS: dict[str, tuple[str, type, str]] = {
     "dataset": ("DATA.DATASET", str, "one of " + ", ".join(datasets.names())),
@@ -34,8 +44,8 @@ FLAGS: dict[str, tuple[str, type, str]] = {
     "batch_size_eval": ("DATA.BATCH_SIZE_EVAL", int, "evaluation samples per device"),
     "image_size": ("DATA.IMAGE_SIZE", str, "pixels: a side, or height x width as 224x160"),
     "accum_iter": ("TRAIN.ACCUM_ITER", int, "steps whose gradients make one update"),
-    "pretrained": ("MODEL.PRETRAINED", str, "weights to start from or to evaluate"),
-    "resume": ("MODEL.RESUME", str, "checkpoint to go on from, or auto: the newest in -output"),
+    "pretrained": ("MODEL.PRETRAINED", str, "weights to start from or to evaluate: a file, a run's best, hf-hub:..."),
+    "resume": ("MODEL.RESUME", str, "a checkpoint, or a run's newest, to go on from; auto: the newest in -output"),
     "last_epoch": ("TRAIN.LAST_EPOCH", int, "the last epoch already done"),
     "ngpus": ("NGPUS", int, "processes; -1: one per visible GPU, or without a GPU one per core"),
     "eval": ("EVAL", bool, "evaluate only"),
@@ -43,11 +53,16 @@ FLAGS: dict[str, tuple[str, type, str]] = {
 }
 
 
-def config_from_arguments(program: str, argv: Sequence[str] | None = None) -> Configuration:
-    """Returns the frozen configuration that a command line asks for (``argv``: None takes the process's)."""
-    arguments = parse_command_line(program, argv, FLAGS, default_values())
+def config_from_arguments(program: str, argv: Sequence[str] | None = None, own: Iterable[str] = ()) -> Configuration:
+    """Returns the frozen configuration that a command line asks for.
+
+    Args:
+        argv: its words; None: the process's.
+        own: names of flags that the program has taken out of it; an unknown flag may mean one of them.
+    """
+    arguments = parse_command_line(program, argv, FLAGS, default_values(), own)
     given = {flag: getattr(arguments, flag) for flag in FLAGS}
-    flags = [Option(FLAGS[flag][0], value, f"flag -{flag}") for flag, value in given.items() if value is not None]
+    flags = [Option(FLAGS[flag][0], value, f"{FLAG}{flag}") for flag, value in given.items() if value is not None]
     named = [Option(key, value, NAMED) for key, value in pairs(arguments.o, default_values())]
     asked = {option.key: option.value for option in (*flags, *named)}
     default = arguments.default_cfg if arguments.cfg is None else None
@@ -58,14 +73,23 @@ def config_from_arguments(program: str, argv: Sequence[str] | None = None) -> Co
     other_base = asked.keys() & _WEIGHTS == {"MODEL.PRETRAINED"} and len(config.origins["MODEL.PRETRAINED"]) > 1
     if config.MODEL.PRETRAINED_ADAPTER and other_base:
         flags.append(Option("MODEL.PRETRAINED_ADAPTER", None, "-pretrained, in the place of the adapter's base"))
+    other_data = asked.keys() & {"DATA.DATASET", "DATA.DATA_PATH"} and "MODEL.NUM_CLASSES" not in asked
+    if choice.of_run and other_data and not (config.EVAL or config.MODEL.RESUME):
+        flags.append(Option("MODEL.NUM_CLASSES", "auto", "-pretrained, of a run whose data may have other classes"))
     if choice.of_run and (config.EVAL or program == "main_single_gpu.py") and "NGPUS" not in asked:
         flags.append(Option("NGPUS", -1, "this command, which counts the devices itself"))
     # The guide's evaluation command gives -batch_size alone; it is the evaluation's batch there.
     if config.EVAL and arguments.batch_size is not None and arguments.batch_size_eval is None:
-        flags.append(Option("DATA.BATCH_SIZE_EVAL", arguments.batch_size, "flag -batch_size, as -eval is given"))
+        flags.append(Option("DATA.BATCH_SIZE_EVAL", arguments.batch_size, f"{FLAG}batch_size, as -eval is given"))
     config = asked_config(choice.file, [*flags, *named])
     if choice.note:
         add_note(config, choice.note)
+    if not (config.EVAL or config.MODEL.PRETRAINED or _has_weights(asked)) and (recipe := weights_recipe(config)):
+        add_note(
+            config,
+            f"warning: {recipe} is a recipe for weights that were trained before, and none are given: all starts from"
+            " random values; give -pretrained=FILE",
+        )
     if arguments.explain:
         print(explanation(config, arguments.explain, default_values(config), NEEDS))
         raise SystemExit(0)
@@ -104,13 +128,13 @@ def choose(cfg: str | None, default: str | None, own_data: str | None, asked: Ma
     if resume and (found := _resumed_run(resume, words.get("OUTPUT"))):
         return Choice(found, f"configuration: {found}, of the run that goes on (no -cfg is given)", of_run=True)
     if resume and resume != AUTO:
-        raise InputError(f"-resume={resume}: no {FILE} of its run (RUN/checkpoints/...) is there; give -cfg")
+        raise InputError(f"-resume={resume}: no {FILE} of its run (RUN, RUN/checkpoints/...) is there; give -cfg")
     if pretrained and (found := run_file(pretrained)):
         return Choice(
             found, f"configuration: {found}, of the run that -pretrained names (no -cfg is given)", of_run=True
         )
     if pretrained and (Path(pretrained) / FILE).is_file():
-        raise InputError(f"-pretrained={pretrained} is a run's folder; its weights are {pretrained}/checkpoints/best")
+        raise InputError(f"-pretrained={pretrained} is the folder of a run that has no checkpoints; give weights")
     output = words.get("OUTPUT")
     if resume and output and (default is None or (Path(output) / "checkpoints").exists()):
         raise InputError(f"-resume=auto: no {FILE} in {output} to go on with; give -cfg, as for a first start")
@@ -130,12 +154,27 @@ def choose(cfg: str | None, default: str | None, own_data: str | None, asked: Ma
 
 
 def run_file(path: str | os.PathLike) -> Path | None:
-    """Returns the configuration of the run that saved ``path``, a checkpoint or a file of one; None: no run did."""
+    """Returns the configuration of a run; None where ``path`` is of none.
+
+    Args:
+        path: the run's folder, a checkpoint, or a file of one.
+    """
+    if os.path.isfile(Path(path) / FILE) and os.path.isdir(Path(path) / "checkpoints"):
+        return Path(path) / FILE
     for place in (Path(os.path.normpath(path)), Path(path).resolve()):
         for folder in place.parents:
             if folder.name == "checkpoints" and (folder.parent / FILE).is_file():
                 return folder.parent / FILE
     return None
+
+
+def weights_recipe(config: Configuration) -> str:
+    """Returns the name of the shipped recipe that TRAIN's values are from, if its head trains with ``-pretrained``."""
+    sources = {where.source: None for key, where in value_sources(config).items() if key.startswith("TRAIN.")}
+    for file in (Path(source) for source in sources):
+        if file.is_relative_to(CONFIG_DIR) and re.search(r"^# Train:.* -pretrained=", file.read_text("utf-8"), re.M):
+            return file.stem
+    return ""
 
 
 def _resumed_run(resume: str, output: str | None) -> Path | None:
@@ -157,16 +196,30 @@ def _has_weights(asked: Mapping[str, str]) -> bool:
     return resume != AUTO or any(Path(asked.get("OUTPUT", ""), "checkpoints").glob("epoch_*"))
 
 
-class _Parser(argparse.ArgumentParser):
-    """Of a wrong command line it makes one line, as every other error is."""
+class _Parser(Parser):
+    """The parser of main_*.py, which knows the keys of -o and what other toolkits call them.
 
-    def error(self, message: str) -> None:
-        found = re.match(r"argument (-\w+)\S*: expected .*one argument", message)
-        raise InputError(f"command line: {found[1] + ' has no value; -h says what it takes' if found else message}")
+    Args:
+        flag_of: the flags of keys.
+        defaults: by dotted key.
+        settings: of ``Parser``.
+    """
+
+    def __init__(self, flag_of: Mapping[str, str], defaults: Mapping[str, Any], **settings: Any) -> None:
+        super().__init__("Train or evaluate a Vision Transformer.", **settings)
+        self.flag_of, self.defaults = flag_of, defaults
+
+    def instead(self, name: str, values: list[str]) -> str:
+        found = _instead(name, values, self.flag_of, self.defaults) or super().instead(name, values)
+        return found or "; -h lists the flags, config.py the keys of -o"
 
 
 def parse_command_line(
-    program: str, argv: Sequence[str] | None, flags: Mapping[str, tuple[str, type, str]], defaults: Mapping[str, Any]
+    program: str,
+    argv: Sequence[str] | None,
+    flags: Mapping[str, tuple[str, type, str]],
+    defaults: Mapping[str, Any],
+    own: Iterable[str] = (),
 ) -> argparse.Namespace:
     """Returns what a command line says: ``cfg``, each flag, or None, and ``o``, the list of words after -o.
 
@@ -176,14 +229,16 @@ def parse_command_line(
         argv: its words; None: the process's.
         flags: (key, type, help) by name.
         defaults: by dotted key.
+        own: as ``config_from_arguments`` takes them.
 
     Raises:
         InputError: it has flags or words that aren't known; the line says what to write instead.
     """
     parser = _Parser(
-        program,
-        allow_abbrev=False,
-        description="Train or evaluate a Vision Transformer.",
+        {key: flag for flag, (key, _, _) in flags.items()},
+        defaults,
+        prog=program,
+        others=own,
         epilog="Flags may be written with one dash or two. config.py describes every KEY but an architecture's own,"
         " which python tools/list_models.py --keys NAME lists: the epochs are -o TRAIN.NUM_EPOCHS 100, the learning"
         " rate TRAIN.BASE_LR, the classes MODEL.NUM_CLASSES. A flag of timm's, PaddleClas's or PaddleViT's that isn't"
@@ -203,9 +258,8 @@ def parse_command_line(
     parser.add_argument(
         "-explain", "--explain", nargs="+", action="extend", metavar="KEY", help="print where values came from, and end"
     )
-    words = _known_words(
-        sys.argv[1:] if argv is None else argv, {key: flag for flag, (key, _, _) in flags.items()}, defaults
-    )
+    words = sys.argv[1:] if argv is None else argv
+    _check_words(words)
     parsed, rest = parser.parse_known_args(words)
     if rest:
         example = "; write -o before KEY=VALUE" if "=" in rest[0] else ""
@@ -213,9 +267,8 @@ def parse_command_line(
     return parsed
 
 
-def _known_words(words: Sequence[str], flag_of: Mapping[str, str], defaults: Mapping[str, Any]) -> list[str]:
-    """The words with each flag as the parser spells it; the line for those that aren't known has several of them."""
-    known, taken, problems = {"cfg", "default_cfg", "explain", "o", "h", "help", *flag_of.values()}, [], []
+def _check_words(words: Sequence[str]) -> None:
+    """Raises InputError for what scripts get wrong: lines that go on, line ends, variables that aren't set."""
     for position, word in enumerate(words):
         name, equals, value = word.partition("=")
         if word.endswith(("\r", "\\")) or (word and not word.strip()):
@@ -223,29 +276,11 @@ def _known_words(words: Sequence[str], flag_of: Mapping[str, str], defaults: Map
                 f"command line: found the word {word!r}; in a script nothing may follow the backslash at a line's end,"
                 " the last line has none, and lines don't end as on Windows"
             )
-        if not word or (_is_flag(word) and equals and not value):
+        if not word or (is_flag(word) and equals and not value):
             before = name or (words[position - 1] if position else "the command")
             raise InputError(
                 f"command line: {before} is followed by an empty value; is a variable of the script unset?"
             )
-        spelled = name.lstrip("-").replace("-", "_")
-        if not _is_flag(word):
-            taken.append(word)
-        elif spelled in known:
-            taken.append(f"-{spelled}{equals}{value}")
-        elif len(problems) < _MOST_PROBLEMS:
-            values = [value] if equals else list(itertools.takewhile(lambda w: not _is_flag(w), words[position + 1 :]))
-            instead = _instead(spelled, values, flag_of, defaults) or nearest(
-                f"-{spelled}", [f"-{own}" for own in known]
-            )
-            problems.append(f"unknown flag {name}{instead or '; -h lists the flags, config.py the keys of -o'}")
-    if problems:
-        raise InputError(f"command line: {'; '.join(problems)}")
-    return taken
-
-
-def _is_flag(word: str) -> bool:
-    return bool(re.match(r"--?[^\W\d][^\s=]*(=|$)", word))
 
 
 def _instead(name: str, values: list[str], flag_of: Mapping[str, str], defaults: Mapping[str, Any]) -> str:

@@ -28,6 +28,7 @@ from options import Configuration, plain
 from training import predictions
 from training.among import among
 from training.checkpoint import Progress, Saver, check_task, own_statistics
+from training.checkpoint.folder import BEST, BEST_EMA
 from training.checkpoint.resume import resume, settle
 from training.curves import plot_curves
 from training.optim import clip_gradients
@@ -135,8 +136,12 @@ def _conclude(
     if rank():
         return
     plot_curves(run.directory / "metrics.jsonl", run.directory / "curves.png", task.curves)
+    best: list[str] = []
     for split, record in progress.best.items():
-        run.info(f"best {split}: {task.line('best', record)} after epoch {record['epoch']}")
+        file = BEST if split == "val" else BEST_EMA
+        told = f"{task.line('best', record)} after epoch {record['epoch']}, in checkpoints/{file}"
+        run.info(f"best {split}: {told}")
+        best += [f"best: {told}"] if split == "val" else [f"best average: {told}"]
     weights = {"val": saver.path, "ema": saver.path / "ema.safetensors"}
     results = {
         split: _result(task, found, str(weights[split])) | {"best": progress.best[split]}
@@ -146,7 +151,7 @@ def _conclude(
     if reason := training.ending.reason:
         result["ended"] = reason
         run.info(reason)
-    run.result(result | results, task.line("result", result))
+    run.result(result | results, "; ".join([task.line("result", result), *best]))
 
 
 def train_one_epoch(

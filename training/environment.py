@@ -2,13 +2,13 @@
 
 import contextlib
 import platform
-import re
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import paddle
 
+from options import __version__
 from utils import num_gpus
 
 
@@ -29,7 +29,10 @@ def commit() -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Returns what computes: the toolkit itself, by its pyproject.toml, and what it stands on."""
-    project = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
-    [own] = re.findall(r'^version = "(.+)"', project, re.MULTILINE)
-    return {"toolkit": own, "python": platform.python_version(), "paddle": paddle.__version__, "numpy": np.__version__}
+    """Returns what computes: the toolkit itself, and what it stands on."""
+    return {
+        "toolkit": __version__,
+        "python": platform.python_version(),
+        "paddle": paddle.__version__,
+        "numpy": np.__version__,
+    }

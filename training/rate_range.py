@@ -123,16 +123,16 @@ def judge_rates(rates: np.ndarray, losses: np.ndarray, updates: int) -> Found:
     return Found(rates, losses, smooth, float(rates[slopes.argmin()]), float(rates[lowest]))
 
 
-def write(found: Found, folder: Path) -> None:
-    """Writes the sweep as lr.csv and lr.png."""
+def write(found: Found, table: Path, picture: Path) -> None:
+    """Writes the sweep's values to ``table``, as CSV, and its curve to ``picture``, a PNG beside it."""
     import matplotlib  # takes a second to import
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    folder.mkdir(parents=True, exist_ok=True)
+    table.parent.mkdir(parents=True, exist_ok=True)
     rows = zip(found.rates.tolist(), found.losses.tolist(), found.smooth.tolist(), strict=True)
-    with writing_whole(folder / "lr.csv") as file:
+    with writing_whole(table) as file:
         file.write("rate,loss,smooth\n" + "".join(f"{rate:.9g},{loss:.9g},{mean:.9g}\n" for rate, loss, mean in rows))
     figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
     axis.plot(found.rates, found.losses, alpha=0.3)
@@ -144,6 +144,6 @@ def write(found: Found, folder: Path) -> None:
     axis.set_ylim(0.9 * found.smooth.min(), 1.5 * found.smooth[0])
     axis.grid(alpha=0.3)
     axis.legend()
-    with writing_whole(folder / "lr.png", "wb") as file:
+    with writing_whole(picture, "wb") as file:
         figure.savefig(file, format="png", dpi=120)
     plt.close(figure)

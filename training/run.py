@@ -209,7 +209,7 @@ class Run:
         if problem := self.tracking.end():
             self.info(problem)
         told = f"samples: {result['num_samples']}, time: {result['seconds']} s, run: {self.directory}"
-        self.info(f"summary: {shown}, {told}")
+        self.info(f"summary: {shown}; {told}")
 
     def tell_files(self) -> None:
         """Names the files that the run has left."""

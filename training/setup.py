@@ -19,6 +19,7 @@ from models.base import ImageModel
 from models.pretrained import disagreements
 from ops.settings import float32_text
 from options import Configuration, explicit_sources
+from training.checkpoint.description import classes_of, some_of
 from training.ending import Ending
 from training.equal_ranks import check_loaded
 from training.optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters
@@ -137,6 +138,12 @@ def load_pretrained(config: Configuration, model: ImageModel, run: Run, strict: 
     run.info(str(report))
     if report.warning:
         run.info(f"warning: {report.warning}")
+    theirs = classes_of(settings.PRETRAINED, adapter)
+    if theirs and run.classes and theirs != run.classes and not (strict or report.fresh):
+        run.info(
+            f"the classifier was trained for the classes {some_of(theirs)}; the training goes on with it for"
+            f" {some_of(run.classes)}"
+        )
     for warning in disagreements(config, report.config):
         run.info(warning)
 

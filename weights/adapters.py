@@ -17,7 +17,7 @@ import numpy as np
 
 from errors import InputError, Unreadable, printable, reading
 from weights.formats import read_metadata, read_weights
-from weights.hub import find_weights
+from weights.hub import best_of_run, find_weights
 from weights.layout import Target, file_name, linear_weights, sublayer
 from weights.plain import NAME, Form, Rule, check_form, is_name, is_real, parsed_json, whole_file
 
@@ -144,7 +144,8 @@ class Adapter(NamedTuple):
 
 
 def find_adapter(path: str | Path) -> Path:
-    """Returns the file of an adapter: itself, or the one in a checkpoint's or peft's folder."""
+    """Returns the file of an adapter: itself, or the one in a checkpoint's, a run's or peft's folder."""
+    path = best_of_run(path)
     inside = (Path(path) / name for name in ("adapter.safetensors", "adapter_model.safetensors"))
     return next((file for file in inside if os.path.isfile(file)), None) or find_weights(path)
 

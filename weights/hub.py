@@ -1,10 +1,12 @@
 """Where weights are: files, folders, and names on the Hugging Face Hub, for which alone huggingface_hub is imported."""
 
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
-from errors import InputError, printable, reading
+from errors import InputError, install, printable, reading
 from weights.plain import (
     FLAG,
     NAME,
@@ -24,6 +26,10 @@ ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".pdparams", ".npz")
 IN_FOLDER = ("model.safetensors", "pytorch_model.bin")  # of our checkpoints and of timm's folders, the better first
 INDEX = ".index.json"  # of weights in several files: which tensor is in which
 CONFIG = "config.json"
+_CHECKPOINTS = "checkpoints"  # in a run's folder
+_ANSWER = 8  # seconds in which the Hub has to answer
+_SILENT = 30  # seconds in which one that didn't isn't asked again
+_silent: dict[str, tuple[float, Exception]] = {}  # by endpoint, until when, and what was wrong
 LONGEST_CONFIG = 4 << 20  # bytes; one that names and describes the 21,841 classes of ImageNet-22k has 1.5 million
 
 _SIZE = Rule("three sizes (channels, height, width)", lambda v: is_list(v, lambda n: is_whole(n, 1, 1 << 16), 3, 3))
@@ -54,12 +60,19 @@ _SETTINGS = {
 _BESIDE = ("architecture", "model_args", "num_classes", "label_names")
 
 
+def best_of_run(path: str | Path) -> str | Path:
+    """Returns the best checkpoint of a run's folder, and any other path as it is."""
+    best = Path(path) / _CHECKPOINTS / "best"
+    return best if os.path.isdir(best) else path
+
+
 def find_weights(path: str | Path) -> Path:
     """Returns the file that ``path`` means: itself, itself with its ending, the model in a folder, or a download.
 
     Args:
         path: a file, its name without the ending, a checkpoint's folder, a folder in the layout of timm's models on the
-            Hugging Face Hub, or ``hf-hub:org/name[@revision]``. Of weights in several files it returns the index.
+            Hugging Face Hub, or ``hf-hub:org/name[@revision]``. A run's folder stands for its best checkpoint. Of
+            weights in several files it returns the index.
 
     Raises:
         InputError: there is none.
@@ -69,7 +82,7 @@ def find_weights(path: str | Path) -> Path:
         if found is None:
             raise InputError(f"{path}: the repository holds neither {' nor '.join(IN_FOLDER)}")
         return found
-    path = Path(path)
+    path = Path(best_of_run(path))
     if path.suffix == ".pdopt":
         raise InputError(f"{path} is an optimizer's state; give its weights, {path.with_suffix('.pdparams')}")
     inside = [f"{name}{ending}" for name in IN_FOLDER for ending in ("", INDEX)]
@@ -82,6 +95,9 @@ def find_weights(path: str | Path) -> Path:
         where = f"a folder without {' or '.join(IN_FOLDER)}" if os.path.isdir(path) else "no such file or folder"
         if os.path.exists(path) and not os.path.isdir(path):
             where = "it is no regular file"
+        last = path / _CHECKPOINTS / "last"
+        if os.path.isdir(last):
+            raise InputError(f"{path} is the folder of a run that wasn't evaluated yet; its newest weights are {last}")
         raise InputError(f"no weights at {path}: {where}, nor a file of that name with {', '.join(ENDINGS)}")
     return found
 
@@ -125,7 +141,8 @@ def beside(path: str | Path, name: str) -> Path | None:
     """
     if _is_hub_name(path):
         return _download(path, (name,))
-    return (Path(path) if os.path.isdir(path) else Path(path).parent) / name
+    path = Path(best_of_run(path))
+    return (path if os.path.isdir(path) else path.parent) / name
 
 
 def _with_model_args(config: dict[str, Any]) -> dict[str, Any]:
@@ -153,32 +170,69 @@ def _is_hub_name(path: str | Path) -> bool:
 def _download(name: str | Path, filenames: tuple[str, ...]) -> Path | None:
     """Returns the local copy of the first of ``filenames`` that the repository holds; None if it holds none.
 
-    The Hub's cache is used, and its settings (HF_HOME, HF_HUB_OFFLINE, HF_TOKEN).
+    The Hub's cache is used, and its settings (HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN). Where the Hub doesn't
+    answer, the cache alone is asked.
 
     Raises:
         InputError: huggingface_hub isn't installed, the name is wrong, or the files can't be had.
     """
     try:
-        from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
-        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+        from huggingface_hub import _CACHED_NO_EXIST, constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
+        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
     except ImportError:
-        raise InputError(f"{name}: needs huggingface_hub; pip install huggingface_hub") from None
+        raise InputError(f"{name}: needs huggingface_hub; {install('hub')}") from None
     repository, _, revision = str(name).partition(":")[2].partition("@")
-    unreachable = None
+    absent = None
     for filename in filenames:
         try:
-            return Path(hf_hub_download(repository, filename, revision=revision or None))
+            url = hf_hub_url(repository, filename, revision=revision or None)
+            trouble = _trouble(url)
+            if isinstance(trouble, HfHubHTTPError) and trouble.response.status_code < 500:
+                raise trouble
+            local = trouble is not None
+            return Path(hf_hub_download(repository, filename, revision=revision or None, local_files_only=local))
         except LocalEntryNotFoundError as error:  # offline, and not in the cache, which may know that it doesn't exist
             if try_to_load_from_cache(repository, filename, revision=revision or None) is not _CACHED_NO_EXIST:
-                unreachable = error
+                absent = trouble or error
         except EntryNotFoundError:
             continue
         except Exception as error:  # of httpx or requests, by its version: no such repository, no access, a wrong name
             raise InputError(f"{name}: {filename} can't be downloaded ({_first_line(error)})") from None
-    if unreachable is not None:
+    if absent is not None:
         files = " or ".join(filename for filename in filenames if not filename.endswith(INDEX))
-        raise InputError(f"{name}: {files} can't be downloaded ({_first_line(unreachable)})") from None
+        raise InputError(
+            f"{name}: {files} can't be downloaded ({_first_line(absent)} from {constants.ENDPOINT}), and isn't in"
+            f" {constants.HF_HUB_CACHE}; set HF_ENDPOINT to a mirror, HF_HOME to a filled cache, or give a file"
+        )
     return None
+
+
+def _trouble(url: str) -> Exception | None:
+    """Why the Hub doesn't give a file, or None. The Hub's own library tries for half a minute, and again for each file.
+
+    It is asked in a thread, because no timeout ends the search for a host's address.
+    """
+    from huggingface_hub import constants, get_hf_file_metadata
+
+    until, trouble = _silent.get(constants.ENDPOINT, (0.0, None))
+    if time.monotonic() < until:
+        return trouble
+    answers: list[Exception | None] = []
+
+    def ask() -> None:
+        try:
+            get_hf_file_metadata(url, timeout=_ANSWER)
+            answers.append(None)
+        except Exception as error:
+            answers.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_ANSWER)
+    answer = answers[0] if answers else TimeoutError(f"no answer within {_ANSWER} s")
+    if answer is not None and getattr(answer, "response", None) is None:
+        _silent[constants.ENDPOINT] = time.monotonic() + _SILENT, answer
+    return answer
 
 
 def _first_line(error: Exception) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from configs.ranges import CORRUPTIONS
-from errors import InputError, printable
+from errors import InputError, install, printable
 from loading.transforms.decode import EncodedImage
 from options import Configuration
 
@@ -61,7 +61,7 @@ def _library() -> Any:
     except Exception as error:  # OpenCV's import asks for libraries of the system
         raise InputError(
             f"DATA.CORRUPTION needs imagecorruptions-imaug ({printable(' '.join(str(error).split()))});"
-            " pip install -r requirements-robustness.txt"
+            f" {install('robustness')}"
         ) from None
 
 

@@ -3,7 +3,8 @@
 PYTHONPATH=. python tests/golden/make_timm_tags.py     # with torch, timm and yacs
 
 Of architectures that configs/ has under timm's name. ``ways`` holds each way once: image size, crop_pct, crop_mode,
-interpolation, mean and std; ``tags`` the number of a tag's way.
+interpolation, mean and std; ``tags`` the number of a tag's way. Of several tags ``default`` has the one that timm takes
+for the name alone.
 """
 
 import json
@@ -29,5 +30,8 @@ if __name__ == "__main__":
             ways += [] if one in ways else [one]
             tags.setdefault(name, {})[tagged.partition(".")[2]] = ways.index(one)
     lines = [f'"{name}": {json.dumps(of)}' for name, of in tags.items()]
-    text = '{"ways": [\n' + ",\n".join(map(json.dumps, ways)) + '\n],\n"tags": {\n' + ",\n".join(lines) + "\n}}\n"
+    several = [name for name, of in tags.items() if len(of) > 1]
+    chosen = [f'"{name}": {json.dumps(timm.get_pretrained_cfg(name).tag)}' for name in several]
+    text = '{"ways": [\n' + ",\n".join(map(json.dumps, ways)) + '\n],\n"tags": {\n' + ",\n".join(lines)
+    text += '\n},\n"default": {\n' + ",\n".join(chosen) + "\n}}\n"
     (Path(__file__).resolve().parents[2] / "configs" / "timm_tags.json").write_text(text)

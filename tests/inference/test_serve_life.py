@@ -61,7 +61,8 @@ def test_more_of_the_same(tmp_path, checkpoint):
         "u.find_spec = lambda name, *a: None if name == 'uvicorn' else f(name, *a)\n"
     )
     status, _, err = started(tmp_path, checkpoint, PYTHONPATH=str(tmp_path))
-    assert (status, err) == (2, f"error: {sys.executable} lacks uvicorn; install requirements-serve.txt with pip\n")
+    advice = f"pip install -r {ROOT}/requirements-serve.txt"
+    assert (status, err) == (2, f"error: {sys.executable} lacks uvicorn; {advice}\n")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         status, _, err = started(tmp_path, checkpoint, f"-port={port}")

@@ -7,7 +7,8 @@ import paddle
 import pytest
 from safetensors.numpy import save_file
 
-from config import get_config
+from config import get_config, model_files
+from configs.names import hub_weights, matching_file, names, tags
 from errors import InputError
 from inference import Predictor
 from models import build_model, create_model
@@ -253,3 +254,90 @@ def test_a_folder_may_name_the_model_as_timm_does(tmp_path):
 def test_a_folder_of_timms_tells_no_task(tmp_path, task):
     stored(tmp_path)
     assert description_of(tmp_path, ["TASK", task]).task == task
+
+
+# ------------------------------------------------------------------ create_model
+
+SMALL = {"depth": 1, "embed_dim": 16, "num_heads": 2}
+
+
+def test_timms_keywords_build_the_same_model_as_ours():
+    theirs = create_model(
+        "vit_tiny_patch16_224", pretrained=False, in_chans=1, img_size=(32, 48), num_classes=5, drop_path_rate=0.3,
+        attn_drop_rate=0.1, global_pool="avg", features_only=False, out_indices=None, exportable=False, scriptable=None,
+        checkpoint_path="", drop_rate=0.0, **SMALL,
+    )  # fmt: skip
+    ours = create_model(
+        "vit_tiny_patch16_224", None, image_channels=1, image_size=(32, 48), num_classes=5, droppath=0.3,
+        attention_dropout=0.1, global_pool="avg", **SMALL,
+    )  # fmt: skip
+    assert str(theirs) == str(ours)
+    assert [p.shape for p in theirs.parameters()] == [p.shape for p in ours.parameters()]
+    assert theirs(paddle.zeros([2, 1, 32, 48])).shape == [2, 5]
+    assert (
+        create_model("vit_tiny_patch16_224", num_classes=None, img_size=None, in_chans=None, **SMALL).head is not None
+    )
+    assert create_model("resnet18", in_chans=1, global_pool="avg", num_classes=2).num_features == 512  # it has no other
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "message"),
+    [
+        ("vit_digits", {"features_only": True}, "create_model takes no features_only; model.forward_intermediates(i"),
+        ("vit_digits", {"out_indices": [1]}, "create_model takes no out_indices; model.forward_intermediates(images"),
+        ("vit_digits", {"scriptable": True}, "create_model takes no scriptable; leave it out: paddle.jit.to_static"),
+        ("vit_digits", {"exportable": True}, "create_model takes no exportable; leave it out: tools/export_model.py"),
+        ("vit_digits", {"drop_rate": 0.1}, "create_model takes no drop_rate; timm's is before the classifier, where"),
+        ("vit_digits", {"proj_drop_rate": 0.1}, "create_model takes no proj_drop_rate; dropout=RATE is after"),
+        ("vit_digits", {"pretrained_cfg": {"a": 1}}, "create_model takes no pretrained_cfg; give pretrained='hf-hub"),
+        ("vit_digits", {"cache_dir": "x"}, "create_model takes no cache_dir; set HF_HOME before the program starts"),
+        ("vit_digits", {"in_chans": 0}, "image_channels is 0, expected a number from 1 on"),
+        ("vit_digits", {"in_chans": "3"}, "image_channels is '3', expected a number from 1 on"),
+        ("vit_digits", {"img_size": -8}, "DATA.IMAGE_SIZE is -8, expected 1 to 10000"),
+        ("vit_digits", {"img_size": 8.5}, "command line: DATA.IMAGE_SIZE takes int or a list of ints, found 8.5"),
+        ("vit_digits", {"global_pool": "max"}, "command line: MODEL.GLOBAL_POOL is 'max', expected one of token, av"),
+        ("resnet18", {"global_pool": "max"}, "global_pool is 'max', but ResNet here has 'avg' alone; leave it out"),
+        ("vit_digits", {"depths": 3}, "depths is 3, but ViT here has no such argument; leave it out"),
+        ("vit_digits", {"pretrained": 1}, "pretrained is 1, expected True, False or weights"),
+        ("vit_digits", {"pretrained": True}, "timm has no weights of vit_digits; give pretrained=FILE, or leave it"),
+        ("vit_digits", {"checkpoint_path": "/none"}, "no weights at /none"),
+        ("vit_digits", {"checkpoint_path": "a", "pretrained": "b"}, "checkpoint_path is a, and pretrained is b; giv"),
+        ("vit_digits", {"num_clases": 3}, "command line: unknown key MODEL.NUM_CLASES; did you mean MODEL.NUM_CLASS"),
+    ],
+)
+def test_what_has_no_counterpart_is_one_line(name, words, message):
+    with pytest.raises(InputError) as caught:
+        create_model(name, **words)
+    assert str(caught.value).startswith(message)
+
+
+def test_another_number_of_classes_tells_which_head_is_new(tmp_path):
+    """By ``pretrained`` and by ``checkpoint_path``; without a classifier there is nothing to tell."""
+    file = str(tmp_path / "weights.safetensors")
+    model = create_model("vit_tiny_patch16_224", image_size=32, num_classes=3, **SMALL)
+    save_weights(model, file)
+    for words in ({"pretrained": file}, {"checkpoint_path": file}):
+        with pytest.warns(
+            UserWarning, match=r"^head\.weight, head\.bias are new: 3 classes in the file, 5 in the model"
+        ):
+            other = create_model("vit_tiny_patch16_224", img_size=32, num_classes=5, **words, **SMALL)
+        assert paddle.equal_all(other.patch_embed.proj.weight, model.patch_embed.proj.weight)
+        features = create_model("vit_tiny_patch16_224", img_size=32, num_classes=0, **words, **SMALL)  # no warning
+        assert paddle.equal_all(features.norm.weight, model.norm.weight)
+    with pytest.raises(InputError, match=r"doesn't fit the model: head.weight is \[16, 3\], the m"):
+        create_model("vit_tiny_patch16_224", img_size=32, pretrained=file, **SMALL)  # 1000, as nobody asked for
+
+
+def test_the_hub_has_weights_by_timms_name_and_tag():
+    def of(name):
+        return hub_weights(name, matching_file(name, model_files()))
+
+    assert of("vit_base_patch16_224") == "hf-hub:timm/vit_base_patch16_224.augreg2_in21k_ft_in1k"
+    assert of("vit_base_patch16_224.dino") == "hf-hub:timm/vit_base_patch16_224.dino"
+    assert of("resnet50") == "hf-hub:timm/resnet50.a1_in1k"
+    assert of("pvtv2_b1") == "hf-hub:timm/pvt_v2_b1.in1k"
+    assert of("convnext_base_384_21k_1k") == "hf-hub:timm/convnext_base.fb_in22k_ft_in1k_384"
+    assert of("vit_base_patch16_clip_quickgelu_224.openai") == "hf-hub:timm/vit_base_patch16_clip_224.openai"
+    for file in model_files():
+        if tags(names(file).get("timm", "").partition(".")[0]):
+            assert of(file.stem).startswith("hf-hub:timm/")

@@ -48,7 +48,7 @@ def test_a_sweep_trains_by_rising_rates_and_leaves_a_curve_alone(tmp_path, tiny,
     assert found.smooth.min() < 2.2
     assert 1e-3 < found.steepest < found.lowest < 1
     assert not list(tmp_path.iterdir())
-    write(found, tmp_path / "swept")
+    write(found, tmp_path / "swept" / "lr.csv", tmp_path / "swept" / "lr.png")
     assert sorted(file.name for file in (tmp_path / "swept").iterdir()) == ["lr.csv", "lr.png"]
     rows = list(csv.DictReader(io.StringIO((tmp_path / "swept" / "lr.csv").read_text())))
     np.testing.assert_allclose([float(row["rate"]) for row in rows], found.rates, rtol=1e-8)
@@ -90,3 +90,26 @@ def test_what_is_there_is_not_written_over(tmp_path, monkeypatch):
         with pytest.raises(InputError, match=message):
             main()
     assert [file.name for file in tmp_path.iterdir()] == ["lr.csv"]
+
+
+def test_a_picture_is_written_where_it_is_asked_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    swept = judge_rates(RATES, 2 + np.log10(RATES) ** 2, 301)
+    monkeypatch.setattr("training.rate_range.sweep", lambda *_: swept)
+    for output, files in (
+        ("x.png", ["x.csv", "x.png"]),
+        ("new/Y.PNG", ["Y.PNG", "Y.csv"]),
+        ("f", ["lr.csv", "lr.png"]),
+    ):
+        before = set(tmp_path.rglob("*.*"))
+        monkeypatch.setattr("sys.argv", ["find_lr.py", "-cfg=vit_digits", f"-output={output}", "-ngpus=1"])
+        main()
+        assert sorted(file.name for file in set(tmp_path.rglob("*.*")) - before) == files
+        with pytest.raises(InputError, match="is there already; choose another -output"):
+            main()
+    with Image.open("x.png") as picture:
+        assert picture.format == "PNG"
+    assert "; x.png, x.csv\n" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["find_lr.py", "-cfg=vit_digits", "-output=x.jpg"])
+    with pytest.raises(InputError, match=r"^-output is x.jpg; expected a folder, or a file that ends in .png$"):
+        main()

@@ -3,6 +3,7 @@
 import email
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from test_hubconf import OWN
 import errors
 import ops
 from models import create_model
+from options import __version__ as VERSION
 
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "tests", "docs", "output", "data", "built", "*.egg-info")
 BUILD = """
@@ -202,3 +204,45 @@ def test_an_installed_copy_says_what_it_lacks_without_naming_make(tmp_path, monk
     monkeypatch.setattr(errors, "_HERE", str(tmp_path))
     what = "lacks none_of_this_name; pip install what paddle-vit-toolkit needs, and Paddle"
     assert errors.missing(lacks) == f"error: {sys.executable} {what}"
+
+
+def test_what_an_extra_needs_is_installed_as_the_toolkit_was(tmp_path, monkeypatch):
+    extras = {file.stem.partition("-")[2] for file in ROOT.glob("requirements-*.txt")}
+    asked = {call[1] for name in HOUSE for call in re.finditer(r"install\(['\"](\w+)", (ROOT / name).read_text())}
+    assert {"dali", "elastic", "export", "hub", "robustness", "serve", "sweep"} == asked <= extras
+    declared = re.search(r"optional-dependencies\]\n(.*?)\n\n", (ROOT / "pyproject.toml").read_text(), re.S)[1]
+    assert asked <= set(re.findall(r"^(\w+) =", declared, re.M))
+    monkeypatch.chdir(ROOT)
+    assert errors.install("hub") == "pip install -r requirements-hub.txt"
+    monkeypatch.chdir(tmp_path)
+    assert errors.install("hub") == f"pip install -r {ROOT / 'requirements-hub.txt'}"
+    monkeypatch.setattr(errors, "_HERE", str(tmp_path))  # as in a wheel
+    assert errors.install("hub") == "pip install 'paddle-vit-toolkit[hub]'"
+
+
+def test_no_other_message_names_a_file_that_a_wheel_lacks():
+    said = {name: re.findall(r"pip install -r requirements\S*", (ROOT / name).read_text()) for name in HOUSE}
+    assert {name: found for name, found in said.items() if found} == {}
+
+
+def test_the_version_is_one_and_the_package_is_silent(installed, tmp_path):
+    """By Python, by the command, and by the wheel's metadata; importing it, and Paddle with it, prints nothing."""
+    program = """
+        import importlib.metadata, paddle_vit_toolkit, warnings
+        filters = list(warnings.filters)
+        from paddle_vit_toolkit.models import create_model
+        about = importlib.metadata.version("paddle-vit-toolkit")
+        print(paddle_vit_toolkit.__version__, about, filters == warnings.filters)
+        try:
+            paddle_vit_toolkit.nothing
+        except AttributeError as error:
+            print(error)
+    """
+    how = {"env": os.environ | {"PYTHONPATH": str(installed / "site")}, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], cwd=tmp_path, timeout=120, **how)
+    absent = "module 'paddle_vit_toolkit' has no attribute 'nothing'"
+    assert (done.stdout, done.stderr) == (f"{VERSION} {VERSION} True\n{absent}\n", "")
+    command = installed / "site" / "bin" / "paddle-vit"
+    for words in (["--version"], ["-version"], ["predict", "--version"], ["train", "-version"]):
+        done = subprocess.run([command, *words], cwd=tmp_path, timeout=120, **how)
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"paddle-vit-toolkit {VERSION}\n", "")

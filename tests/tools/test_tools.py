@@ -120,7 +120,7 @@ def test_a_wrong_command_is_one_line_and_writes_nothing(tmp_path):
         (["-output=out.safetensors", "a", "c"], "error: c.safetensors: it is no weight file"),
         (["-output=out.safetensors", "absent"], "error: no weights at absent"),
         (["-output=out", "a"], "error: -output is out, expected a name that ends in .safetensors"),
-        (["a"], "the following arguments are required: -output/--output"),
+        (["a"], "error: command line: missing: -output"),
     ]:
         status, _, errors = run(tmp_path, *arguments)
         assert (status, errors.count("error: "), message in errors) == (2, 1, True), errors

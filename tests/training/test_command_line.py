@@ -36,7 +36,7 @@ def test_options_are_written_with_a_space_or_an_equals_sign():
     assert (config.SEED, config.TRAIN.BASE_LR, config.TAG, config.AMP, config.NGPUS) == (3, 1e-4, "a=b c", True, -1)
     assert (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD) == ([0.1, 0.2, 0.3], [0.1, 0.2, 0.3])
     assert config.TRAIN.FREEZE == ["head.*", "blocks.0.*"]
-    keys = "SEED TRAIN.BASE_LR TAG DATA.IMAGENET_MEAN DATA.IMAGENET_STD TRAIN.FREEZE NGPUS"
+    keys = "SEED TRAIN.BASE_LR TAG AMP DATA.IMAGENET_MEAN DATA.IMAGENET_STD TRAIN.FREEZE NGPUS"
     assert option_keys(config) == set(keys.split())  # what a resumed run may change
     assert get_config(None, ["SEED=3", "TAG", "SEEDS=1"]).TAG == "SEEDS=1"
     assert config_of("-o", "SEED=3", "SEED=4", "-o", "SEED", "5").SEED == 5

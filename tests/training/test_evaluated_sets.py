@@ -238,7 +238,7 @@ def test_what_an_evaluation_would_refuse_is_told_before_the_first(tmp_path, monk
 def test_published_images_are_folders_of_their_own():
     words, rest = robustness.arguments_of(["-published=C", "-corruptions=fog", "-severities=2", "-cfg=x"])
     [_, (name, severity, flags)] = robustness.cells(words)
-    assert (name, severity, rest) == ("fog", 2, ["-cfg=x"])
+    assert (name, severity, rest) == ("fog", 2, ["--cfg=x"])
     whole = ["DATA.VAL_SPLIT", "null", "DATA.FOLDS", "null"]  # not the part that the run kept for validation
     assert flags == ["-dataset=folder", "-data_path=C/fog/2", "-o", "DATA.CROP_PCT", "1.0", *whole]
     for flag in ("-corruptions=fogg", "-severities=6"):

@@ -215,6 +215,16 @@ def test_a_browser_shows_it_at_two_widths_and_loads_nothing(made):
         ("result.json", "{}", "its loss is missing, expected a number"),
         ("result.json", '{"loss": 1, "num_samples": 0}', "its num_samples is 0, expected a number from 1 on"),
         ("result.json", '{"loss": 1, "num_samples": 1, "best": 3}', "its best is 3, expected an evaluation with"),
+        (
+            "result.json",
+            '{"loss": 1, "num_samples": 1, "best": {"epoch": 1, "acc1": "x"}}',
+            "its best is a dictionary of 2, expected",
+        ),
+        (
+            "result.json",
+            '{"loss": 1, "num_samples": 1, "best": {"epoch": 1, "checkpoint": 7}}',
+            "its best is a dictionary of 2, expected",
+        ),
         ("result.json", '{"loss": 1, "num_samples": 1, "ema": {}}', "its ema.loss is missing"),
         ("result.json", '{"loss": 1, "num_samples": 1, "acc5": "x"}', "its acc5 is 'x', expected a number"),
         ("result.json", "[" * 100_000, "can't be read as a run's result"),

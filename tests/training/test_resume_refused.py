@@ -17,7 +17,7 @@ from models.layers.batch_norm import BatchNorm2D
 from options import option_keys
 from training.checkpoint import folder
 from training.checkpoint.restore import load_checkpoint, restore_statistics
-from training.command_line import config_from_arguments
+from training.command_line import FLAGS, config_from_arguments
 from training.optim import build_optimizer
 from weights import save_weights
 
@@ -48,7 +48,7 @@ def test_settings_that_changed_are_listed_unless_they_are_named(tmp_path, tiny):
     changed = ["TRAIN.BASE_LR", "0.5", "SEED", "3", "TRAIN.HFLIP", "0.0"]
     message = (
         "epoch_0001 was trained with other settings: TRAIN.BASE_LR 0.003 -> 0.5, TRAIN.HFLIP 0.5 -> 0.0, SEED 0 -> 3;"
-        " leave them as they were, or name what is meant to change with -o KEY VALUE"
+        " leave them as they were, or name what is meant to change with a flag or -o KEY VALUE"
     )
     refused(message, [*options, *resumed, *changed], tmp_path / "a")
     free = ["DATA.BATCH_SIZE", "8", "DATA.BATCH_SIZE_EVAL", "7", "TRAIN.ACCUM_ITER", "2", "TAG", "b", "SAVE_STEPS", "0"]
@@ -57,7 +57,52 @@ def test_settings_that_changed_are_listed_unless_they_are_named(tmp_path, tiny):
     flags = ["-image_size=12", f"-resume={resumed[1]}"]
     config = config_from_arguments("main_multi_gpu.py", [*flags, "-o", *options[2:], *changed])
     assert option_keys(config) >= {"TRAIN.BASE_LR", "SEED", "TRAIN.HFLIP"}
-    assert "DATA.IMAGE_SIZE" not in option_keys(config)  # a script's flags aren't what someone meant to change
+    assert "DATA.IMAGE_SIZE" in option_keys(config)
+    assert "DATA.BATCH_SIZE_EVAL" not in option_keys(config)
+
+
+def test_every_flag_names_what_changes_and_the_log_repeats_it(tmp_path, tiny):
+    values = {"dataset": "folder", "image_size": "32", "amp": "True", "eval": "True", "data_path": "d"}
+    for flag, (key, _, _) in FLAGS.items():
+        config = config_from_arguments("test", ["-cfg=finetune", f"-{flag}={values.get(flag, '1')}"])
+        assert option_keys(config) == {key}
+    options = [*tiny, "DATA.BATCH_SIZE", "16"]
+    train(options, tmp_path / "run", 32)
+    last = str(tmp_path / "run" / "checkpoints" / "last")
+    words = [*options, "MODEL.RESUME", last, "TRAIN.NUM_EPOCHS", "2"]
+    config = config_from_arguments("test", ["-amp", f"-output={tmp_path / 'amp'}", "-o", *words])
+    _, dataset, val = get_datasets(config)
+    dataset = ArrayDataset(config, "train", dataset.images[:32], dataset.labels[:32], dataset.classes)
+    work(config, dataset, val)
+    lines = (tmp_path / "amp" / "log.txt").read_text()
+    assert "changed, as the command line names it: AMP False -> True" in lines
+    assert "changed, as the command line names it: TRAIN.NUM_EPOCHS 1 -> 2" in lines
+
+
+def test_a_runs_folder_stands_for_its_newest_whole_checkpoint(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "KEEP_LAST", "9", "SAVE_FREQ", "1"]
+    train([*options, "TRAIN.NUM_EPOCHS", "2"], tmp_path / "run", 32)
+    saved = tmp_path / "run" / "checkpoints"
+    resumed = [*options, "TRAIN.NUM_EPOCHS", "3", "MODEL.RESUME", str(tmp_path / "run")]
+    named = ["TRAIN.NUM_EPOCHS", "3"]
+    train(resumed, tmp_path / "a", 32, named)
+    assert f"resumed after epoch 2, from {saved / 'epoch_0002'}" in (tmp_path / "a" / "log.txt").read_text()
+    (saved / "epoch_0002" / "state.json").write_text("{}")
+    train(resumed, tmp_path / "b", 32, named)
+    log = (tmp_path / "b" / "log.txt").read_text()
+    assert f"{saved / 'epoch_0002'}: damaged checkpoint: state.json" in log
+    assert f"resumed after epoch 1, from {saved / 'epoch_0001'}" in log
+    train(resumed, tmp_path / "run", 32, named)  # in its own folder, as -resume=auto
+    assert sorted(place.name for place in saved.iterdir() if not place.is_symlink()) == [
+        "damaged_epoch_0002", "epoch_0001", "epoch_0002", "epoch_0003",
+    ]  # fmt: skip
+    for file in saved.glob("epoch_*/state.json"):
+        file.write_text("{}")
+    refused("none of its 3 checkpoints is whole", resumed, tmp_path / "c", 32, named)
+    empty = tmp_path / "empty"
+    (empty / "checkpoints").mkdir(parents=True)
+    message = f"-resume={empty}: {empty / 'checkpoints'} holds no checkpoint to go on from"
+    refused(message, [*options, "MODEL.RESUME", str(empty)], tmp_path / "d")
 
 
 def test_another_model_is_refused(tmp_path, tiny):

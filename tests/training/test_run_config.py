@@ -63,6 +63,10 @@ def test_a_runs_data_and_model_are_evaluated_and_it_goes_on_without_cfg(tmp_path
     names = f"config.yaml, result.json, metrics.jsonl, curves.png, {told}, checkpoints/best, checkpoints/last"
     assert lines[-1] == f"files: {names}"
     trained = result(tmp_path / "run")
+    evaluation = ("run_eval_multi.sh", "-eval", "-pretrained=run", "-output=of_best")
+    status, printed, errors = program(*evaluation)
+    assert status == 0, errors
+    assert result(tmp_path / "of_best")["loss"] == pytest.approx(trained["best"]["loss"], abs=1e-4)
     best, last = tmp_path / "run/checkpoints/best", {key: trained[key] for key in ("acc1", "loss", "num_samples")}
     of_run = "configuration: run/config.yaml, of the run that -pretrained names (no -cfg is given)"
     for number, (script, *flags) in enumerate(
@@ -150,6 +154,9 @@ NAMED = ["configuration: run/config.yaml, of the run that -pretrained names (no 
         (["-output=run/", "-resume=auto", "-ngpus=1"], ("folder", 48, 1, GOES_ON)),
         (["-output=new", "-resume=run/checkpoints/epoch_0001/"], ("folder", 48, 2, GOES_ON)),
         (["-resume=run/checkpoints/best"], ("folder", 48, 2, GOES_ON)),
+        (["-resume=run"], ("folder", 48, 2, GOES_ON)),
+        (["-output=run", "-resume", "run/"], ("folder", 48, 2, GOES_ON)),
+        (["-eval", "-pretrained=run"], ("folder", 48, -1, NAMED)),
         (["-output=run", "-resume=auto", "-image_size=64"], ("folder", 64, 2, GOES_ON)),
         (["-output=run", "-resume=auto", "-o", "DATA.DATASET", "synthetic"], ("synthetic", 48, 2, GOES_ON)),
         (["-eval", "-pretrained=run/checkpoints/best"], ("folder", 48, -1, NAMED)),
@@ -209,10 +216,8 @@ def test_without_a_script_nothing_is_digits(run):
     [
         ([SCRIPT, "-data_path=x"], "-data_path=x needs -cfg, a model for it"),
         ([SCRIPT, "-o", "DATA.DATASET", "mnist"], "-dataset=mnist needs -cfg, a model for it"),
-        (
-            [SCRIPT, "-eval", "-pretrained=run"],
-            "-pretrained=run is a run's folder; its weights are run/checkpoints/best",
-        ),
+        (["-eval", "-pretrained=evaluated"], "-pretrained=evaluated is the folder of a run that has no checkpoints"),
+        ([SCRIPT, "-resume=evaluated"], "-resume=evaluated: no config.yaml of its run (RUN, RUN/checkpoints/...)"),
         ([SCRIPT, "-eval", "-pretrained=hf-hub:a/b"], "-pretrained=hf-hub:a/b needs -cfg, a model for it"),
         ([SCRIPT, "-output=new", "-resume=auto", "-dataset=folder"], "-dataset=folder needs -cfg"),
         (["-output=new", "-resume=auto"], "-resume=auto: no config.yaml in new to go on with; give -cfg"),

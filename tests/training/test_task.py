@@ -125,8 +125,14 @@ def test_a_task_without_labels_trains_evaluates_keeps_the_best_and_goes_on(tmp_p
     log = (tmp_path / "whole" / "log.txt").read_text()
     assert "pixels are hidden\n" in log
     assert f"epoch 3/3 validation: loss: {losses[-1]:.4f}\n" in log
-    assert f"best val: loss: {min(losses):.4f} after epoch {result['best']['epoch']}\n" in log
-    assert f"summary: loss: {losses[-1]:.4f}, samples: 37, time: " in log
+    best = f"loss: {min(losses):.4f} after epoch {result['best']['epoch']}, in checkpoints/best"
+    average = f"loss: {result['ema']['best']['loss']:.4f} after epoch {result['ema']['best']['epoch']}"
+    average += ", in checkpoints/best_ema.safetensors"
+    assert f"best val: {best}\n" in log
+    assert f"best ema: {average}\n" in log
+    assert f"summary: loss: {losses[-1]:.4f}; best: {best}; best average: {average}; samples: 37, time: " in log
+    found = result["best"]
+    assert f"after epoch {found['epoch']}, in checkpoints/{found['checkpoint']}: loss {found['loss']:.4f}" in page
     assert "acc" not in log.partition("run: ")[2]
 
 

@@ -215,8 +215,8 @@ def test_trackers_that_hang_crash_or_cannot_be_started_are_told_and_left(tmp_pat
 def test_what_is_not_installed_ends_the_start_in_a_line(tmp_path, tiny, monkeypatch):
     monkeypatch.setattr(tracking, "_is_installed", lambda package: package == "wandb")
     options = [*tiny, "TRACKERS", "[wandb,mlflow,tensorboard]"]
-    line = "TRACKERS: mlflow needs mlflow, tensorboard needs tensorboardX, which isn't installed; pip install -r "
-    refused(f"{line}requirements-trackers.txt, or leave it out of TRACKERS", options, tmp_path / "run")
+    line = "TRACKERS: mlflow needs mlflow, tensorboard needs tensorboardX, which isn't installed; pip install "
+    refused(f"{line}mlflow tensorboardX, or leave it out of TRACKERS", options, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

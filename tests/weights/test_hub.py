@@ -14,9 +14,12 @@ from pickles import (
     program,
     write_pickle,
 )
+from safetensors.numpy import save_file
 
 from errors import InputError
+from weights.adapters import find_adapter
 from weights.formats import find_weights, read_config, read_weights
+from weights.hub import beside
 
 SETTINGS = json.loads((ROOT / "tests" / "golden" / "config.json").read_text())
 
@@ -213,8 +216,26 @@ def test_weights_of_the_hub_from_its_cache(tmp_path):
         assert (answer[: len(wanted)] if isinstance(wanted, str) else answer) == wanted, name
 
 
+def test_a_runs_folder_stands_for_its_best(tmp_path):
+    """For whatever reads weights: of models, teachers, adapters, and what stands beside them."""
+    saved = tmp_path / "run" / "checkpoints"
+    for name in ("epoch_0001", "epoch_0002"):
+        (saved / name).mkdir(parents=True)
+        save_file({"a": np.float32([1])}, saved / name / "model.safetensors")
+    (saved / "last").symlink_to("epoch_0002")
+    message = f"^{tmp_path}/run is the folder of a run that wasn't evaluated yet; its newest weights are {saved}/last$"
+    with pytest.raises(InputError, match=message):
+        find_weights(tmp_path / "run")
+    (saved / "best").symlink_to("epoch_0001")
+    for path in (tmp_path / "run", f"{tmp_path}/run/"):
+        assert find_weights(path) == find_adapter(path) == saved / "best" / "model.safetensors"
+        assert beside(path, "config.json") == saved / "best" / "config.json"
+    save_file({"a": np.float32([1])}, saved / "epoch_0001" / "adapter.safetensors")
+    assert find_adapter(tmp_path / "run") == saved / "best" / "adapter.safetensors"
+
+
 def test_the_hub_needs_its_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # as if it weren't installed
     for ask in (find_weights, read_config, read_weights):
-        with pytest.raises(InputError, match=r"^hf-hub:a/b: needs huggingface_hub; pip install huggingface_hub$"):
+        with pytest.raises(InputError, match=r"^hf-hub:a/b: needs huggingface_hub; pip install -r requirements-hub"):
             ask("hf-hub:a/b")

@@ -15,6 +15,7 @@ from errors import InputError, Unreadable, reading
 from models.layers.batch_norm import BATCH_NORMS
 from options import COMMAND_LINE, Configuration, leaves, option_keys, plain, value_sources
 from training.checkpoint import folder
+from training.checkpoint.description import some_of
 from training.checkpoint.progress import Progress
 from training.checkpoint.restore import load_checkpoint, restore_statistics
 from training.checkpoint.state import read_state
@@ -63,7 +64,8 @@ def resume(training: Training) -> tuple[Progress, Path | None]:
     # A job that is started again and again finds a run done, perhaps without its result.
     if progress.epoch >= config.TRAIN.NUM_EPOCHS + (config.MODEL.RESUME == AUTO):
         raise InputError(
-            f"epoch {progress.epoch} is done already and TRAIN.NUM_EPOCHS is {config.TRAIN.NUM_EPOCHS}; raise it"
+            f"epoch {progress.epoch} is done already and TRAIN.NUM_EPOCHS is {config.TRAIN.NUM_EPOCHS};"
+            " raise it with -o TRAIN.NUM_EPOCHS N"
         )
     return progress, chosen
 
@@ -93,6 +95,13 @@ def _choose(config: Configuration, own: Path, notes: list[str]) -> Path | None:
         if (own / link).is_dir() and not (own / link).is_symlink():
             raise InputError(f"{own / link} is a folder, expected a link to one of its checkpoints; remove it")
     found = folder.find_checkpoints(own)
+    if asked != AUTO and os.path.isdir(chosen / "checkpoints"):  # a run's folder
+        newest = _newest(chosen / "checkpoints", notes)
+        if newest is None:
+            raise InputError(f"-resume={asked}: {chosen / 'checkpoints'} holds no checkpoint to go on from")
+        if newest.parent == own:  # damaged later ones are set aside, as for auto
+            return newest
+        chosen = newest
     if asked != AUTO:
         folder.verify(chosen)
         read_state(chosen)
@@ -106,6 +115,19 @@ def _choose(config: Configuration, own: Path, notes: list[str]) -> Path | None:
                 " remove them, or choose another -output"
             )
         return chosen
+    newest = _newest(own, notes)
+    if newest is None:
+        notes.append(f"-resume=auto: no checkpoint in {own}; the run starts afresh")
+    return newest
+
+
+def _newest(checkpoints: Path, notes: list[str]) -> Path | None:
+    """The newest whole checkpoint in a folder, or None where it has none; each damaged one is noted.
+
+    Raises:
+        InputError: all are damaged.
+    """
+    found = folder.find_checkpoints(checkpoints)
     for candidate in reversed(found):
         try:
             folder.verify(candidate)
@@ -115,9 +137,8 @@ def _choose(config: Configuration, own: Path, notes: list[str]) -> Path | None:
             notes.append(str(error).partition("; take an earlier one")[0])
     if found:
         raise InputError(
-            f"{own}: none of its {len(found)} checkpoints is whole ({notes[0]}); remove them to start afresh"
+            f"{checkpoints}: none of its {len(found)} checkpoints is whole ({notes[0]}); remove them to start afresh"
         )
-    notes.append(f"-resume=auto: no checkpoint in {own}; the run starts afresh")
     return None
 
 
@@ -140,7 +161,8 @@ def _restore(training: Training, chosen: Path) -> Progress:
         for found in state["best"].values():
             training.task.score(found)
             training.task.line("best", found)
-    _compare(config, then, chosen)
+    for change in _compare(config, then, chosen):
+        training.run.info(f"changed, as the command line names it: {change}")
     if state.get("length"):  # it was measured for these
         for key in ("TRAIN.MAX_MINUTES", "TRAIN.NUM_EPOCHS"):
             if then[key] != (now := dict(leaves(config))[key]):
@@ -150,11 +172,14 @@ def _restore(training: Training, chosen: Path) -> Progress:
                 )
     images = len(training.loader.dataset)
     if state["images"] != images:
-        raise InputError(f"{chosen}: its run had {state['images']} training images, the data has {images}")
+        raise InputError(
+            f"{chosen}: its run had {state['images']} training images, the data has {images};"
+            " give its own data, or start from its weights with -pretrained"
+        )
     classes, theirs = training.run.classes, state.get("classes")
     if classes and theirs and classes != theirs:
         raise InputError(
-            f"{chosen}: its run had the classes {_some(theirs)}, the data has {_some(classes)};"
+            f"{chosen}: its run had the classes {some_of(theirs)}, the data has {some_of(classes)};"
             " give its own data, or start from its weights with -pretrained"
         )
     epoch = state["epoch"]
@@ -195,8 +220,12 @@ def _settings(config: Configuration, state: dict[str, Any], chosen: Path) -> dic
         return then
 
 
-def _compare(config: Configuration, then: dict[str, Any], chosen: Path) -> None:
-    """Raises InputError that lists what the run was trained with and is otherwise now, unless -o names it."""
+def _compare(config: Configuration, then: dict[str, Any], chosen: Path) -> list[str]:
+    """Returns what is otherwise than the run was trained with, as the command line names it.
+
+    Raises:
+        InputError: something is otherwise that nobody named; it is listed.
+    """
     now = dict(leaves(plain(config)))
     names = [settings["TRAIN.OPTIMIZER.NAME"] for settings in (then, now)]
     if names[0] != names[1] and not set(names) <= set(_SAME_STATE):
@@ -204,17 +233,18 @@ def _compare(config: Configuration, then: dict[str, Any], chosen: Path) -> None:
             f"{chosen} holds the state of {names[0]}, with which {names[1]} can't go on; leave TRAIN.OPTIMIZER.NAME as"
             " it was, or start from its weights with -pretrained"
         )
-    free = {*_FREE, *option_keys(config)}
-    changed = [
-        f"{key} {then.get(key)} -> {value}"
+    changed = {
+        key: f"{key} {then.get(key)} -> {value}"
         for key, value in now.items()
-        if key.startswith(_COMPARED) and key not in free and then.get(key) != value
-    ]
-    if changed:
+        if key.startswith(_COMPARED) and key not in _FREE and then.get(key) != value
+    }
+    named = option_keys(config)
+    if others := [told for key, told in changed.items() if key not in named]:
         raise InputError(
-            f"{chosen} was trained with other settings: {', '.join(changed)}; leave them as they were, or name what is"
-            " meant to change with -o KEY VALUE"
+            f"{chosen} was trained with other settings: {', '.join(others)}; leave them as they were, or name what is"
+            " meant to change with a flag or -o KEY VALUE"
         )
+    return list(changed.values())
 
 
 def train_otherwise(config: Configuration, model: paddle.nn.Layer, behaviour: int) -> Iterator[str]:
@@ -225,10 +255,6 @@ def train_otherwise(config: Configuration, model: paddle.nn.Layer, behaviour: in
         tables = [name for name in decayed_parameters(config, model) if name.endswith(TABLE)]
         if tables and config.TRAIN.WEIGHT_DECAY and not config.TRAIN.DECAY_ALL:
             yield "its tables of relative positions had no weight decay; from here on they have, as BEiT's authors'"
-
-
-def _some(names: list[str]) -> str:
-    return f"{', '.join(names[:5])}{', ...' * (len(names) > 5)} ({len(names)})"
 
 
 def _settle(own: Path, chosen: Path | None, progress: Progress) -> dict[str, str]:

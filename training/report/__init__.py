@@ -75,12 +75,21 @@ def _summary(run: Finished) -> str:
         rows.append([f"expected calibration error, {BINS} bins (%)", *errors])
     rows.append(["images", *(f"{found['num_samples']:,}" for found in evaluated.values())])
     best = [found.get("best", {}) for found in evaluated.values()]
-    rows.append(["best epoch", *(own.get("epoch", "") for own in best)] if any(best) else [])
+    rows.append(["best evaluation", *map(_best, best)] if any(best) else [])
     words = ["The figures are of the last evaluation."] if any(best) else ["The figures are of an evaluation alone."]
     words += [f"Weights: {run.result.get('weights', 'unknown')}."]
     words += [f"The run ended early: {run.result['ended']}."] if "ended" in run.result else []
     heads = ["", *(SPLITS[split] for split in evaluated)] if len(evaluated) > 1 else []
     return page.paragraph(" ".join(words)) + page.table(heads, filter(None, rows))
+
+
+def _best(found: Mapping[str, Any]) -> str:
+    """The best evaluation of a run in words, with the checkpoint that has its weights."""
+    if not found:
+        return ""
+    figures = ", ".join(f"{label} {number(found[key], key)}" for key, label in FIGURES.items() if key in found)
+    where = f", in checkpoints/{found['checkpoint']}" if "checkpoint" in found else ""
+    return f"after epoch {found['epoch']}{where}: {figures}"
 
 
 def _shares_right(run: Finished, splits: list[str]) -> list[list[str]]:

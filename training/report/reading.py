@@ -40,7 +40,12 @@ def _is_table(value: Any) -> bool:
 
 
 def _is_record(value: Any) -> bool:
-    return type(value) is dict and is_whole(value.get("epoch"))
+    return (
+        type(value) is dict
+        and is_whole(value.get("epoch"))
+        and _is_name(value.get("checkpoint", ""))
+        and all(is_real(value[key]) for key in FIGURES if key in value)
+    )
 
 
 def _is_name(value: Any) -> bool:

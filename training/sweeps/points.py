@@ -24,7 +24,7 @@ from configs import registry
 from configs.documents import read_yaml
 from configs.registry import ROOT, refuse_other
 from configs.values import parse_value, quoted
-from errors import InputError
+from errors import InputError, install
 from options import Configuration
 from training.command_line import config_from_arguments
 
@@ -149,9 +149,7 @@ def read_sweep(file: Path) -> Sweep:
     if counts["devices"] > 1 and words[0] == PROGRAMS[0]:
         raise InputError(f"{file}: devices is {counts['devices']}, but {PROGRAMS[0]} takes one; take {PROGRAMS[1]}")
     if method == "optuna" and not importlib.util.find_spec("optuna"):
-        raise InputError(
-            f"{file}: method optuna needs optuna, which isn't installed; pip install -r requirements-sweep.txt"
-        )
+        raise InputError(f"{file}: method optuna needs optuna, which isn't installed; {install('sweep')}")
     return Sweep(
         words[0], words[1:], keys, method, number, content.get("seed", 0), seeds, content.get("metric", ""),
         content.get("side_by_side"), counts["devices"], Path(content.get("output") or Path("output") / file.stem),

@@ -24,6 +24,7 @@ import importlib.machinery
 import pathlib
 import sys
 import types
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,6 +42,10 @@ def _import(
 ) -> types.ModuleType:
     """``__import__`` of this package's modules."""
     first = name.partition(".")[0]
+    if first == "paddle" and first not in sys.modules:
+        with warnings.catch_warnings():  # the program's own filters stay as they are
+            warnings.filterwarnings("ignore", message="No ccache found")
+            return builtins.__import__(name, globals, locals, fromlist, level)
     if level or first not in _OWN:
         return builtins.__import__(name, globals, locals, fromlist, level)
     found = builtins.__import__(f"{__name__}.{name}", globals, locals, fromlist)
@@ -68,3 +73,9 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 sys.meta_path.insert(0, _Finder())
+
+
+def __getattr__(name: str) -> Any:
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module(f"{__name__}.options").__version__

@@ -5,7 +5,7 @@
     paddle-vit ops            compiles the operators for CPUs, as python -m ops.build
     paddle-vit predict ...    as python tools/predict.py ...; the other tools likewise
 
-With -h, train, eval and the tools list their own flags.
+With -h, train, eval and the tools list their own flags. ``paddle-vit --version`` prints the toolkit's version.
 """
 
 import os
@@ -24,6 +24,10 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else "-h"
     if name in ("-h", "--help"):
         print(f"{__doc__}\nTools: {', '.join(sorted(programs.keys() - {'train', 'eval', 'ops'}))}")
+    elif name in ("-version", "--version"):
+        from paddle_vit_toolkit import __version__
+
+        print(f"paddle-vit-toolkit {__version__}")
     elif name in programs:
         os.execv(sys.executable, [sys.executable, *programs[name], *sys.argv[2:]])
     else:

@@ -1,0 +1,58 @@
+"""The loader that programs written for PaddleViT expect: pairs of images and labels."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import paddle
+
+from errors import InputError
+from loading.transforms import Normalize
+from options import Configuration
+
+
+class PairLoader(paddle.io.DataLoader):
+    """``paddle.io.DataLoader`` of (images [B, C, H, W] float32, normalised and erased; labels [B] int64), for programs
+    that were written for PaddleViT's loader.
+
+    As there, an evaluation by several processes sees some images twice, and mixing is left to the program. ``Loader``
+    sees each image once.
+
+    Args:
+        train: shuffle, drop the last batch if it isn't full, and go on to the next epoch's augmentation at each pass.
+        split: each process of the run takes its part of the samples.
+
+    Raises:
+        InputError: a key asks for what this loader can't do.
+    """
+
+    def __init__(self, config: Configuration, dataset: Any, train: bool, split: bool) -> None:
+        data = config.DATA
+        others = {
+            "DATA.LOADER": data.LOADER != "paddle",
+            "DATA.MULTI_SCALE": data.MULTI_SCALE is not None,
+            "DATA.SAMPLER": data.SAMPLER != "shuffle",
+            "TRAIN.REPEATED_AUGMENT": config.TRAIN.REPEATED_AUGMENT > 1,
+        }
+        if train and any(others.values()):
+            key = next(key for key, asked in others.items() if asked)
+            raise InputError(
+                f"PaddleViT's loader knows no {key}; leave it out, or call get_dataloader with a mode alone"
+            )
+        sampler = (paddle.io.DistributedBatchSampler if split else paddle.io.BatchSampler)(
+            dataset,
+            batch_size=data.BATCH_SIZE if train else data.BATCH_SIZE_EVAL,
+            shuffle=train,
+            drop_last=train and data.DROP_LAST,
+        )
+        super().__init__(dataset, batch_sampler=sampler, num_workers=data.NUM_WORKERS, use_shared_memory=False)
+        self.images, self.train = dataset, train
+        self.normalize = Normalize(data.IMAGENET_MEAN, data.IMAGENET_STD)
+
+    def __iter__(self) -> Iterator[list[paddle.Tensor]]:
+        for columns in super().__iter__():
+            batch = dict(zip(self.images.columns, columns, strict=True))
+            images = self.normalize(batch["pixels"])
+            if self.images.erasing is not None:
+                images = self.images.erasing(images, batch["erased"])
+            yield [images, batch["labels"]]
+        self.images.epoch += self.train
