@@ -54,8 +54,9 @@ class VisionTransformer(ImageModel):
         qk_norm: normalise each head's queries and keys.
         init_values: layer scale's initial value; None: no layer scale.
         global_pool: what the head reads: "token": the class token; "avg": the mean of the patch tokens; "map": what
-            ``AttentionPool`` makes of all (SigLIP).
+            ``AttentionPool`` makes of them, and of prompts (SigLIP).
         fc_norm: whether the last norm comes after the pooling; None: for "avg".
+        final_norm: whether there is a last norm.
         class_token: whether there is a class token.
         reg_tokens: number of register tokens, after the class token (Darcet et al. 2023, arXiv:2309.16588).
         no_embed_class: the position embedding has patches only.
@@ -106,6 +107,7 @@ class VisionTransformer(ImageModel):
         init_values: Positive | None = None,
         global_pool: Literal["token", "avg", "map"] = "token",
         fc_norm: bool | None = None,
+        final_norm: bool = True,
         class_token: bool = True,
         reg_tokens: Count = 0,
         no_embed_class: bool = False,
@@ -143,7 +145,8 @@ class VisionTransformer(ImageModel):
         self.blocks = _make_blocks(block, attention, heads, (mlp_ratio, init_values, dropout), rates, (epsilon, act))
         self.feature_info = feature_info([f"blocks.{i}" for i in range(depth)], embed_dim, patch_size)
         after = global_pool == "avg" if fc_norm is None else fc_norm
-        self.norm, self.fc_norm = (nn.Identity(), norm()) if after else (norm(), nn.Identity())
+        self.norm = norm() if final_norm and not after else nn.Identity()
+        self.fc_norm = norm() if final_norm and after else nn.Identity()
         self.attn_pool = AttentionPool(embed_dim, num_heads, mlp_ratio, epsilon, act) if global_pool == "map" else None
         self._finish()
 
@@ -180,7 +183,7 @@ class VisionTransformer(ImageModel):
             logits, distilled = self.head(x[:, 0]), self.head_dist(x[:, 1])
             return (logits, distilled) if self.distilled_training and self.training else (logits + distilled) / 2
         if self.attn_pool is not None:
-            x = self.attn_pool(x)
+            x = self.attn_pool(x[:, self.num_prefix_tokens - self.num_prompts :])
         else:
             x = x[:, 0] if self.global_pool == "token" else x[:, self.num_prefix_tokens :].mean(axis=1)
         return self.head(self.fc_norm(x))
