@@ -10,7 +10,7 @@ import yaml
 
 from configs.architectures import all_keys, architecture
 from configs.documents import read_yaml
-from configs.names import TOOLKITS, images_of, matching_file, tags
+from configs.names import TOOLKITS, images_of, instead, matching_file, tags
 from configs.paddlevit import reading
 from configs.values import coerce, quoted
 from errors import InputError, printable
@@ -24,7 +24,6 @@ from options import (
     add_note,
     leaves,
     nearest_key,
-    nearest_model,
     plain,
     value_sources,
 )
@@ -64,8 +63,7 @@ def find_config(cfg_file: str | os.PathLike, by: str = "") -> Path:
     plain, _, tag = path.name.partition(".")
     if tag not in ("", "yaml", "yml") and tags(plain) and not path.parent.name:
         raise InputError(f"{by}timm has no weights {printable(path.name)}; of {plain} it has {', '.join(tags(plain))}")
-    hint = nearest_model(path.name, [file.stem for file in shipped])
-    raise InputError(f"{by}no configuration file {printable(str(path))}{hint}")
+    raise InputError(f"{by}no configuration file {printable(str(path))}{instead(path.name, shipped)}")
 
 
 def tag_options(cfg_file: str | os.PathLike) -> list[Option]:

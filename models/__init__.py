@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from config import default_values, get_config, model_files, shipped_model, with_values
-from configs.names import matches
+from configs.names import instead, matches
 from errors import InputError, reading
 from models.base import ARCHITECTURES, ImageModel
 from models.timm_arguments import with_arguments
 from models.transformers_settings import with_settings
-from options import Configuration, add_note, explicit_sources, nearest_model
+from options import Configuration, add_note, explicit_sources
 from utils import within_memory
 from weights import load_weights
 from weights.formats import read_weights
@@ -96,7 +96,7 @@ def create_model(name: str, pretrained: str | None = None, **overrides: Any) -> 
         InputError: an unknown name or key, or weights that don't fit.
     """
     if shipped_model(name) is None:
-        raise InputError(f"no model {name}{nearest_model(name, list_models())}")
+        raise InputError(f"no model {name}{instead(name, model_files())}")
     images = {"image_size": "image_size", "image_channels": "in_channels"}
     arguments = {images[key]: overrides.pop(key) for key in tuple(overrides) if key in images}
     options = []
