@@ -1,6 +1,8 @@
-"""ResNet (He et al. 2015, arXiv:1512.03385) and its variants: ResNeXt (Xie et al. 2017, arXiv:1611.05431), Wide ResNet
-(Zagoruyko and Komodakis 2016, arXiv:1605.07146), ResNet-C and -D ("Bag of Tricks", arXiv:1812.01187), SE-ResNet
-(arXiv:1709.01507), ECA-ResNet (arXiv:1910.03151) and ResNet-RS (arXiv:2103.07579).
+"""ResNet (He et al. 2015, arXiv:1512.03385) and its variants.
+
+- ResNeXt (Xie et al. 2017, arXiv:1611.05431) and Wide ResNet (arXiv:1605.07146)
+- ResNet-C and -D (He et al. 2018, "Bag of Tricks", arXiv:1812.01187)
+- ResNet-RS (arXiv:2103.07579), SE-ResNet (arXiv:1709.01507), ECA-ResNet (arXiv:1910.03151)
 
 Parameter names, strides (on the 3 x 3 convolutions), order of operations and initialisation are those of timm's
 ``ResNet``.
@@ -109,11 +111,11 @@ class BlurPool(nn.Layer):
     def __init__(self, dim: int) -> None:
         super().__init__()
         row = paddle.to_tensor([0.25, 0.5, 0.25])
-        self.register_buffer("filt", paddle.outer(row, row).expand([dim, 1, 3, 3]), persistable=False)
+        self.register_buffer("weight", paddle.outer(row, row).expand([dim, 1, 3, 3]), persistable=False)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         x = F.pad(x, [1, 1, 1, 1], mode="reflect")
-        return F.conv2d(x, self.filt.astype(x.dtype), stride=2, groups=x.shape[1])
+        return F.conv2d(x, self.weight.astype(x.dtype), stride=2, groups=x.shape[1])
 
 
 class EfficientChannelAttention(nn.Layer):
@@ -196,8 +198,8 @@ class ResNet(ImageModel):
     Features: the last block's channels [B, num_features, H / 32, W / 32], rounded up; with ``small_stem`` H / 8, W / 8.
 
     Args:
-        depth: layers: 10, 14, 18, 26, 34, 50, 101, 152, 200, 201, 269, 270, 350 or 420; 10, 18 and 34 have blocks of
-            two convolutions, the others of three.
+        depth: layers: 10, 14, 18, 26, 34, 50, 101, 152, 200, 201, 269, 270, 350 or 420. Blocks of 10, 18 and 34 have
+            two convolutions, those of the others three.
         dropout: before the classifier.
         small_stem: for small images, as in section 4.2 of the paper (CIFAR-10). The first convolution is 3 x 3 with
             stride 1, and there is no pooling after it.
