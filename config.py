@@ -24,6 +24,7 @@ from configs.merging import (
     shipped_models,
     tag_options,
 )
+from configs.names import current_name
 from configs.needs import refuse_idle
 from configs.paddlevit import reading
 from configs.paddlevit.programs import Section, explain_missing_modules, options_of
@@ -269,7 +270,7 @@ def asked_config(cfg_file: str | os.PathLike | None, options: Iterable[Option]) 
         _KEYS.merge_file(config, find_config(cfg_file))
     _KEYS.merge_options(config, [*tagged, *options])
     if tagged and not config.MODEL.PRETRAINED:
-        name = os.path.basename(cfg_file or "")
+        name = current_name(os.path.basename(cfg_file or ""))
         add_note(config, f"give -pretrained=hf-hub:timm/{name} to load the weights {name}")
     _finish(config)
     config.freeze()

@@ -91,6 +91,8 @@ _MODEL_NAMES = (
     (r"_li$", "_linear"),
     (r"_ks\d+_p\d+$", ""),
     (r"^mixer_([bl])[a-z]+_patch(\d+)", r"mixer_\1\2"),
+    (r"^resnet(\d+)_v([cd])$", r"resnet\1\2"),
+    (r"^se_resn", "seresn"),
 )
 
 
@@ -127,7 +129,11 @@ def nearest_model(name: str, known: Iterable[str]) -> str:
         own = re.sub(theirs, ours, own)
     if own not in known:
         longer = [model for model in sorted(known) if model.startswith(own)]
-        return f"; did you mean {longer[0]}?" if longer and own else nearest(own, known)
+        if longer and own:
+            return f"; did you mean {longer[0]}?"
+        # Letters before the first number or underscore are a family's: resnet35 isn't regnety_032.
+        family = re.split(r"[^a-z]", own)[0]
+        return nearest(own, [model for model in known if re.split(r"[^a-z]", model)[0] == family] or known)
     return (
         f"; the model is {own}, its weights are -pretrained=hf-hub:timm/{given}.{tag}" if tag else nearest(own, known)
     )

@@ -10,7 +10,7 @@ import yaml
 
 from configs.architectures import all_keys, architecture
 from configs.documents import read_yaml
-from configs.names import TOOLKITS, images_of, matching_file, tags
+from configs.names import TOOLKITS, images_of, instead, matching_file, tags
 from configs.paddlevit import reading
 from configs.paddlevit.absent import absent_name, absent_task
 from configs.values import coerce, quoted
@@ -25,7 +25,6 @@ from options import (
     add_note,
     leaves,
     nearest_key,
-    nearest_model,
     plain,
     value_sources,
 )
@@ -66,7 +65,7 @@ def find_config(cfg_file: str | os.PathLike, by: str = "") -> Path:
     if tag not in ("", "yaml", "yml") and tags(plain) and not path.parent.name:
         raise InputError(f"{by}timm has no weights {printable(path.name)}; of {plain} it has {', '.join(tags(plain))}")
     absent = absent_name(path.name)
-    hint = f": {absent}" if absent else nearest_model(path.name, [file.stem for file in shipped])
+    hint = f": {absent}" if absent else instead(path.name, shipped)
     raise InputError(f"{by}no configuration file {printable(str(path))}{hint}")
 
 

@@ -1,10 +1,11 @@
 """Whose the shipped models' names are: a model's file is called by PaddleViT's name, else timm's, and tells both.
 
 ``NAMES: {timm: pvt_v2_b1, PaddleViT: pvtv2_b1}`` stands in a model's file. timm's name may have the tag of its weights,
-where several files are of one architecture: ``convnext_base.fb_in22k_ft_in1k_384``. timm_tags.json has timm's tags, and
-how images are prepared for the weights (tests/golden/make_timm_tags.py writes it).
+where several files are of one architecture: ``convnext_base.fb_in22k_ft_in1k_384``. timm_tags.json has timm's names and
+tags, and how images are prepared for the weights (tests/golden/make_timm_tags.py writes it).
 """
 
+import difflib
 import fnmatch
 import functools
 import json
@@ -15,6 +16,7 @@ from typing import Any
 import yaml
 
 from errors import InputError, reading
+from options import nearest_model
 
 TOOLKITS = ("timm", "PaddleViT")
 _KEYS = [
@@ -34,12 +36,15 @@ def matching_file(name: str, files: Sequence[Path]) -> Path | None:
     """Returns the file, of shipped models, that a name means: its own, or another toolkit's; None: it is nobody's.
 
     Of several that timm has under one name, the one without a tag, then the first, is meant. A tag is timm's, or the
-    name is nobody's.
+    name is nobody's. A name that timm gave up means what timm says: ``convnext_base_in22k`` is
+    ``convnext_base.fb_in22k``.
     """
     plain, _, tag = name.partition(".")
     own = {file.stem: file for file in files}
     if name in own:  # without a look into each file, which takes a program's start 0.2 s
         return own[name]
+    name = current_name(name)
+    plain, _, tag = name.partition(".")
     others = [(told, file) for file in files for told in names(file).values()]
     exact = next((file for told, file in others if told == name), None)
     if exact or (tag and tag not in tags(plain)):
@@ -70,7 +75,7 @@ def hub_weights(name: str, file: Path | None) -> str:
         InputError: timm has no weights of it.
     """
     plain, _, told = names(file).get("timm", "").partition(".") if file else ("", "", "")
-    asked = name.partition(".")[2]
+    asked = current_name(name).partition(".")[2]
     known = tags(plain)
     if not known:
         raise InputError(f"timm has no weights of {name}; give pretrained=FILE, or leave it out")
@@ -81,9 +86,42 @@ def hub_weights(name: str, file: Path | None) -> str:
 
 def images_of(name: str) -> dict[str, Any]:
     """Returns how timm prepares images for the weights NAME.TAG, in keys of DATA; {} where they aren't timm's."""
-    plain, _, tag = name.partition(".")
+    plain, _, tag = current_name(name).partition(".")
     number = _table()["tags"].get(plain, {}).get(tag)
     return {} if number is None else dict(zip(_KEYS, _table()["ways"][number], strict=True))
+
+
+def current_name(name: str) -> str:
+    """Returns what timm calls an architecture, or weights of it, by now; a name that it didn't change as it is."""
+    return _table()["old"].get(name, name)
+
+
+def families() -> dict[str, list[str]]:
+    """Returns the names of timm's architectures, by the file of timm's that makes them."""
+    return {family: of.split() for family, of in _table()["names"].items()}
+
+
+def instead(name: str, files: Sequence[Path]) -> str:
+    """Returns how the error about a model's name that means no file goes on: "; did you mean ...?", or nothing.
+
+    A name of timm's says that this variant, or its whole family, isn't here. Others get the nearest name.
+
+    Args:
+        name: it may be a file's, or have timm's tag of weights.
+        files: of the shipped models.
+    """
+    ours = [file.stem for file in files]
+    given = name.rpartition("/")[2].removesuffix(".yaml").removesuffix(".yml")
+    plain = current_name(given).partition(".")[0]
+    family, others = next(((one, of) for one, of in families().items() if plain in of), ("", []))
+    here = [other for other in others if matching_file(other, files)]
+    if not family or plain in here:
+        return nearest_model(name, ours)
+    if not here:
+        return f"; timm's {family} isn't here, docs/architectures.md lists what is"
+    near = difflib.get_close_matches(plain, here, 3, 0.0)
+    count = f"{len(here)} of the {len(others)} names of timm's {family}"
+    return f"; {count} are here, this one isn't; the nearest are {', '.join(near)}"
 
 
 @functools.cache

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from config import default_values, get_config, model_files, shipped_model, with_values
-from configs.names import hub_weights, matches, matching_file
+from configs.names import hub_weights, instead, matches, matching_file
 from configs.paddlevit.absent import absent_name
 from errors import InputError, reading
 from models.base import ARCHITECTURES, ImageModel
 from models.timm_arguments import renamed, with_arguments
 from models.transformers_settings import with_settings
-from options import Configuration, add_note, explicit_sources, nearest_model
+from options import Configuration, add_note, explicit_sources
 from utils import within_memory
 from weights import load_weights
 from weights.formats import read_weights
@@ -102,7 +102,7 @@ def create_model(name: str, pretrained: str | Path | bool | None = None, **overr
     """
     if shipped_model(name) is None:
         absent = absent_name(name)
-        raise InputError(f"no model {name}{f': {absent}' if absent else nearest_model(name, list_models())}")
+        raise InputError(f"no model {name}{f': {absent}' if absent else instead(name, model_files())}")
     path = overrides.pop("checkpoint_path", None)
     if not isinstance(pretrained, str | Path | bool | None):
         raise InputError(f"pretrained is {pretrained!r}, expected True, False or weights")

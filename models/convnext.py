@@ -12,10 +12,11 @@ from paddle.nn.initializer import Constant, Normal
 
 from configs.signatures import Depth, Epsilon, Factor, Rate, Size
 from models.base import ImageModel, register
-from models.layers import DropPath, LayerNorm, Mlp, init_linear
+from models.layers import DropPath, LayerNorm, Linear, Mlp, init_linear
+from models.layers.activations import GELU
 from models.layers.conv import Conv2D
 from models.layers.layout import channels_first, channels_last, mean_of_places
-from models.layers.linear import ChannelNorm, in_float32
+from models.layers.linear import ChannelNorm, in_float32, set_norm_eps
 from models.layers.scale import scale_channels, scale_planes
 from models.layers.stages import check_stages, drop_path_rates, feature_info, groups_by_block
 from weights.names import convnext as names
@@ -81,7 +82,8 @@ def stem(in_channels: int, dim: int, kind: str) -> nn.Sequential:
 class ConvNeXt(ImageModel):
     """ConvNeXt and ConvNeXt V2: images of any size from 32 x 32.
 
-    Features: the last stage's channels [B, embed_dims[3], H / 32, W / 32], not normalised.
+    Features: the last stage's channels [B, embed_dims[3], H / 32, W / 32], not normalised but with
+    ``head_norm_first``.
 
     Args:
         stage_depths: blocks of each of four stages.
@@ -92,7 +94,10 @@ class ConvNeXt(ImageModel):
             and weights of one are loaded into the other.
         stem_type: what reads the image. "patch": 4 x 4 pixels by themselves; "overlap": two 3 x 3 convolutions of
             stride 2; "overlap_tiered": the first of half the channels.
+        norm_eps: epsilon of all norms but the last.
         head_norm_eps: of the last norm. transformers has 1e-12 there.
+        head_norm_first: the last norm comes before the pooling, as ``norm_pre``.
+        head_hidden_size: channels of a layer with GELU before the classifier; None: there is none.
         dropout: before the classifier.
         droppath: rate of stochastic depth at the last block; linear from 0 at the first.
 
@@ -115,7 +120,10 @@ class ConvNeXt(ImageModel):
         use_grn: bool = False,
         conv_mlp: bool = False,
         stem_type: Literal["patch", "overlap", "overlap_tiered"] = "patch",
+        norm_eps: Epsilon = 1e-6,
         head_norm_eps: Epsilon = 1e-6,
+        head_norm_first: bool = False,
+        head_hidden_size: Size | None = None,
         dropout: Rate = 0.0,
         droppath: Rate = 0.0,
         head_init_scale: Factor = 1.0,
@@ -123,20 +131,29 @@ class ConvNeXt(ImageModel):
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         check_stages(stage_depths, embed_dims)
-        self.num_features, self.use_grn, self.head_norm_eps = embed_dims[-1], use_grn, head_norm_eps
-        self.conv_mlp = conv_mlp
+        self.use_grn, self.head_norm_eps, self.conv_mlp = use_grn, head_norm_eps, conv_mlp
+        self.num_features = head_hidden_size or embed_dims[-1]
         self.stem = stem(in_channels, embed_dims[0], stem_type)
         sizes = zip((0, *embed_dims[:-1]), embed_dims, drop_path_rates(droppath, stage_depths), strict=True)
         self.stages = nn.LayerList(
             Stage(in_dim, dim, init_values, rates, conv_mlp=conv_mlp, use_grn=use_grn) for in_dim, dim, rates in sizes
         )
         self.feature_info = feature_info([f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32))
-        norm = LayerNorm(self.num_features, epsilon=head_norm_eps)
-        self.head = nn.Sequential(("norm", norm), ("drop", nn.Dropout(dropout)), ("fc", nn.Identity()))
+        set_norm_eps(self, norm_eps)
+        self.norm_pre = ChannelNorm(embed_dims[-1], epsilon=head_norm_eps) if head_norm_first else nn.Identity()
+        norm = nn.Identity() if head_norm_first else LayerNorm(embed_dims[-1], epsilon=head_norm_eps)
+        hidden: nn.Layer = nn.Identity()
+        if head_hidden_size:
+            hidden = nn.Sequential(("fc", Linear(embed_dims[-1], head_hidden_size)), ("act", GELU()))
+        layers = (("norm", norm), ("pre_logits", hidden), ("drop", nn.Dropout(dropout)), ("fc", nn.Identity()))
+        self.head = nn.Sequential(*layers)
         self._finish()
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.stem(x)
+
+    def _last_norm(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self.norm_pre(x)
 
     def _stages(self) -> Iterable[Any]:
         return self.stages
@@ -169,13 +186,13 @@ class ConvNeXt(ImageModel):
                 groups.append(blocks if first else (f"stages.{i}.downsample", *blocks))
         if single:
             groups[:2] = [groups[0] + groups[1]]
-        return [*groups, ("head",)]
+        return [*groups, ("norm_pre", "head")]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
         """Returns the groups: the stem, each block (the first of a stage with what downsamples before it), the head
         with its norm.
         """
-        return [*groups_by_block("stem", "stages", self.stages), ("head",)]
+        return [*groups_by_block("stem", "stages", self.stages), ("norm_pre", "head")]
 
     def _init_weights(self, layer: nn.Layer) -> None:
         init_linear(layer)

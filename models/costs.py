@@ -24,6 +24,7 @@ from paddle.utils import unique_name
 
 from models import build_model
 from models.base import ImageModel
+from models.resnet import BlurPool
 from options import Configuration
 
 _BATCH_NORMS = nn.layer.norm._BatchNormBase
@@ -97,7 +98,7 @@ class _Counter(contextlib.ExitStack):
             output = call(layer, *inputs, **named)
             self.within.pop()
             found[0] = tuple(getattr(output, "shape", ()))
-            if isinstance(layer, nn.Conv2D):
+            if isinstance(layer, nn.Conv1D | nn.Conv2D | BlurPool):
                 found[1] += math.prod(output.shape) * math.prod(layer.weight.shape[1:])
                 found[2] += math.prod(output.shape)
             elif isinstance(layer, _NORMS):

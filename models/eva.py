@@ -131,6 +131,7 @@ class Eva(ImageModel):
         qkv_bias: whether queries and values have a bias.
         qkv_fused: one projection gives queries, keys and values; else each has its own.
         init_values: layer scale's initial value; None: no layer scale.
+        class_token: whether there is a class token.
         reg_tokens: number of register tokens, after the class token (Darcet et al. 2023, arXiv:2309.16588).
         use_abs_pos_emb: a position embedding of all tokens.
         dynamic_img_size: images of other sizes than image_size are taken, too; only without a position embedding.
@@ -172,6 +173,7 @@ class Eva(ImageModel):
         qkv_bias: bool = True,
         qkv_fused: bool = True,
         init_values: Positive | None = None,
+        class_token: bool = True,
         reg_tokens: Count = 0,
         use_abs_pos_emb: bool = True,
         dynamic_img_size: bool = False,
@@ -190,11 +192,13 @@ class Eva(ImageModel):
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         _check(embed_dim, num_heads, dynamic_img_size and use_abs_pos_emb)
+        if global_pool == "token" and not class_token:
+            raise InputError("GLOBAL_POOL is 'token', expected 'avg': without CLASS_TOKEN there is none to read")
         self.num_features, self.global_pool = embed_dim, global_pool
         self.rope_bfloat16, self.ref_feat_shape = rope_bfloat16, ref_feat_shape
-        self.num_prefix_tokens = self.pos_embed_prefix = 1 + reg_tokens
+        self.num_prefix_tokens = self.pos_embed_prefix = class_token + reg_tokens
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim, any_size=dynamic_img_size)
-        self._add_tokens(reg_tokens, use_abs_pos_emb)
+        self._add_tokens(class_token, reg_tokens, use_abs_pos_emb)
         self.pos_drop = nn.Dropout(dropout)
         angles = (rope_temperature, ref_feat_shape, self.num_prefix_tokens, rope_bfloat16)
         self.rope = RotaryEmbedding(rope_type, self.patch_embed.grid_size, embed_dim // num_heads, *angles)
@@ -249,8 +253,8 @@ class Eva(ImageModel):
     def no_weight_decay(self) -> set[str]:
         return {"pos_embed", "cls_token", "reg_token"}
 
-    def _add_tokens(self, reg_tokens: int, positions: bool) -> None:
-        counts = {"cls_token": 1, "reg_token": reg_tokens}
+    def _add_tokens(self, class_token: bool, reg_tokens: int, positions: bool) -> None:
+        counts = {"cls_token": int(class_token), "reg_token": reg_tokens}
         counts["pos_embed"] = self.patch_embed.num_patches + self.num_prefix_tokens if positions else 0
         self.pos_embed = None
         for name, count in counts.items():

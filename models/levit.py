@@ -1,11 +1,11 @@
 """LeViT (Graham et al. 2021, arXiv:2104.01136): convolutions, then attention over ever fewer tokens.
 
 Parameter names, order of operations and initialisation are those of timm's ``LevitDistilled`` and ``Levit``, with
-Linears (not the ones of timm's ``levit_conv_*``).
+Linears. timm's ``levit_conv_*`` compute the same by convolutions of 1 x 1; their weights are taken, too.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import paddle
@@ -16,7 +16,7 @@ from configs.signatures import Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, init_linear
-from models.layers.activations import Hardswish
+from models.layers.activations import Hardswish, SiLU
 from models.layers.attention import attend_heads
 from models.layers.folding import ConvNorm, LinearNorm, NormLinear, fold
 from models.layers.init import init_as_torch
@@ -27,7 +27,8 @@ from models.layers.sizes import check_multiples
 from models.layers.stages import feature_info
 from weights.names import levit as names
 
-STRIDE = 16  # of the stem
+STRIDES = {"s16": 16, "s8": 8}  # of the stem
+ACTIVATIONS = {"hardswish": Hardswish, "silu": SiLU}
 DOWN_ATTN_RATIO, DOWN_MLP_RATIO = 4.0, 2.0  # of what comes between two stages
 
 
@@ -45,8 +46,11 @@ class Attention(nn.Layer):
 
     stride = 1  # every so many rows and columns a token asks
 
-    def __init__(self, dim: int, key_dim: int, num_heads: int, attn_ratio: float, grid: tuple[int, int]) -> None:
+    def __init__(
+        self, dim: int, key_dim: int, num_heads: int, attn_ratio: float, grid: tuple[int, int], act: str
+    ) -> None:
         super().__init__()
+        self.act = act
         self.key_dim, self.num_heads, self.scale = key_dim, num_heads, key_dim**-0.5
         self.value_dim = hidden_width(key_dim, attn_ratio)
         self.grid = grid
@@ -61,7 +65,7 @@ class Attention(nn.Layer):
 
     def _add_output(self, dim: int, start: float) -> None:
         last = LinearNorm(self.num_heads * self.value_dim, dim, start)
-        self.proj = nn.Sequential(("act", Hardswish()), ("ln", last))
+        self.proj = nn.Sequential(("act", ACTIVATIONS[self.act]()), ("ln", last))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return self._attend([self.qkv(x)])
@@ -76,9 +80,9 @@ class AttentionDownsample(Attention):
 
     stride = 2
 
-    def __init__(self, dim: int, out_dim: int, key_dim: int, grid: tuple[int, int]) -> None:
+    def __init__(self, dim: int, out_dim: int, key_dim: int, grid: tuple[int, int], act: str) -> None:
         self.out_dim = out_dim  # before the projections are added
-        super().__init__(dim, key_dim, dim // key_dim, DOWN_ATTN_RATIO, grid)
+        super().__init__(dim, key_dim, dim // key_dim, DOWN_ATTN_RATIO, grid, act)
 
     def _add_projections(self, dim: int) -> None:
         self.kv = LinearNorm(dim, self.num_heads * (self.key_dim + self.value_dim))
@@ -105,13 +109,13 @@ def distances(grid: tuple[int, int], stride: int) -> np.ndarray:
 
 
 class LevitMlp(nn.Layer):
-    """LinearNorm, hard swish, LinearNorm, whose norm starts at 0. [B, N, dim] -> the same."""
+    """LinearNorm, activation, LinearNorm, whose norm starts at 0. [B, N, dim] -> the same."""
 
-    def __init__(self, dim: int, mlp_ratio: float) -> None:
+    def __init__(self, dim: int, mlp_ratio: float, act: str) -> None:
         super().__init__()
         hidden_dim = hidden_width(dim, mlp_ratio)
         self.ln1 = LinearNorm(dim, hidden_dim)
-        self.act = Hardswish()
+        self.act = ACTIVATIONS[act]()
         self.ln2 = LinearNorm(hidden_dim, dim, start=0.0)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -121,11 +125,11 @@ class LevitMlp(nn.Layer):
 class Block(nn.Layer):
     """x + attn(x), then x + mlp(x), each branch with drop path. [B, N, dim] -> the same."""
 
-    def __init__(self, dim: int, attn: nn.Layer, mlp_ratio: float, drop_path: float) -> None:
+    def __init__(self, dim: int, attn: nn.Layer, mlp_ratio: float, drop_path: float, act: str) -> None:
         super().__init__()
         self.attn = attn
         self.drop_path1 = DropPath(drop_path)
-        self.mlp = LevitMlp(dim, mlp_ratio)
+        self.mlp = LevitMlp(dim, mlp_ratio, act)
         self.drop_path2 = DropPath(drop_path)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -136,10 +140,10 @@ class Block(nn.Layer):
 class Downsample(nn.Layer):
     """attn(x), then x + mlp(x), the branch with drop path. [B, N, in_dim] -> [B, a quarter, dim]."""
 
-    def __init__(self, in_dim: int, dim: int, key_dim: int, grid: tuple[int, int], drop_path: float) -> None:
+    def __init__(self, in_dim: int, dim: int, key_dim: int, grid: tuple[int, int], drop_path: float, act: str) -> None:
         super().__init__()
-        self.attn_downsample = AttentionDownsample(in_dim, dim, key_dim, grid)
-        self.mlp = LevitMlp(dim, DOWN_MLP_RATIO)
+        self.attn_downsample = AttentionDownsample(in_dim, dim, key_dim, grid, act)
+        self.mlp = LevitMlp(dim, DOWN_MLP_RATIO, act)
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -163,13 +167,15 @@ class LeViT(ImageModel):
     Features: the last stage's tokens [B, N, embed_dims[-1]], row by row.
 
     Args:
-        image_size: pixels, or (height, width): multiples of 16.
+        image_size: pixels, or (height, width): multiples of 16, or of 8 with stem_type "s8".
         stage_depths: blocks of each stage.
         embed_dims: channels of each stage; all but the last are multiples of key_dim.
         num_heads: heads of each stage; between two stages, as many as key_dim is in embed_dims.
         key_dim: channels of a head's queries and keys.
         attn_ratio: channels of a head's values over key_dim, within stages; between them 4.
         mlp_ratio: hidden width of the MLPs over their input's, within stages; between them 2.
+        stem_type: "s16": four convolutions, 16 pixels along a token's side; "s8": three, 8 pixels.
+        act: the activation function.
         distilled: a second classifier, of distillation; the output is the mean of both.
         dropout: before the classifiers.
         droppath: rate of stochastic depth, at all blocks.
@@ -197,6 +203,8 @@ class LeViT(ImageModel):
         key_dim: Size = 16,
         attn_ratio: Positive = 2.0,
         mlp_ratio: Positive = 2.0,
+        stem_type: Literal["s16", "s8"] = "s16",
+        act: Literal["hardswish", "silu"] = "hardswish",
         distilled: bool = True,
         dropout: Rate = 0.0,
         droppath: Rate = 0.0,
@@ -204,33 +212,39 @@ class LeViT(ImageModel):
         recompute: bool = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
-        self._check_sizes(stage_depths, embed_dims, num_heads, key_dim)
+        stride = STRIDES[stem_type]
+        self._check_sizes(stride, stage_depths, embed_dims, num_heads, key_dim)
         self.num_features, self.distilled, self.dropout = embed_dims[-1], distilled, dropout
         self.stem, in_dim = nn.Sequential(), in_channels
-        for i, share in enumerate((8, 4, 2, 1)):
+        for i, share in enumerate((8, 4, 2, 1) if stem_type == "s16" else (4, 2, 1)):
             if i:
-                self.stem.add_sublayer(f"act{i}", Hardswish())
+                self.stem.add_sublayer(f"act{i}", ACTIVATIONS[act]())
             self.stem.add_sublayer(f"conv{i + 1}", ConvNorm(in_dim, embed_dims[0] // share))
             in_dim = embed_dims[0] // share
-        grid: tuple[int, int] = (self.image_size[0] // STRIDE, self.image_size[1] // STRIDE)
+        grid: tuple[int, int] = (self.image_size[0] // stride, self.image_size[1] // stride)
         self.grids, self.stages = {grid[0] * grid[1]: grid}, nn.LayerList()
         for dim, depth, heads in zip(embed_dims, stage_depths, num_heads, strict=True):
             downsample: nn.Layer = nn.Identity()
             if len(self.stages):
-                downsample = Downsample(in_dim, dim, key_dim, grid, droppath)
+                downsample = Downsample(in_dim, dim, key_dim, grid, droppath, act)
                 grid = ((grid[0] + 1) // 2, (grid[1] + 1) // 2)
                 self.grids[grid[0] * grid[1]] = grid
-            attention = [Attention(dim, key_dim, heads, attn_ratio, grid) for _ in range(depth)]
-            self.stages.append(Stage(downsample, [Block(dim, attn, mlp_ratio, droppath) for attn in attention]))
+            attention = [Attention(dim, key_dim, heads, attn_ratio, grid, act) for _ in range(depth)]
+            self.stages.append(Stage(downsample, [Block(dim, attn, mlp_ratio, droppath, act) for attn in attention]))
             in_dim = dim
         stages = range(len(self.stages))
-        self.feature_info = feature_info([f"stages.{i}" for i in stages], embed_dims, [STRIDE << i for i in stages])
+        self.feature_info = feature_info([f"stages.{i}" for i in stages], embed_dims, [stride << i for i in stages])
         self._finish()
 
     def _check_sizes(
-        self, stage_depths: Sequence[int], embed_dims: Sequence[int], num_heads: Sequence[int], key_dim: int
+        self,
+        stride: int,
+        stage_depths: Sequence[int],
+        embed_dims: Sequence[int],
+        num_heads: Sequence[int],
+        key_dim: int,
     ) -> None:
-        check_multiples(self.image_size, STRIDE, str(STRIDE))
+        check_multiples(self.image_size, stride, str(stride))
         for key, values in (("STAGE_DEPTHS", stage_depths), ("NUM_HEADS", num_heads)):
             if len(values) != len(embed_dims):
                 told = f"expected {len(embed_dims)} numbers: one per stage, as in EMBED_DIMS"

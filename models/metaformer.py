@@ -1,11 +1,12 @@
-"""CAFormer and ConvFormer (Yu et al. 2022, arXiv:2210.13452): stages of separable convolutions or of attention.
+"""CAFormer, ConvFormer and PoolFormer V2 (Yu et al. 2022, arXiv:2210.13452): stages of separable
+convolutions, of pooling or of attention.
 
-Parameter names, order of operations and initialisation are those of timm's ``MetaFormer``, whose PoolFormers are in
-``models.poolformer``.
+Parameter names, order of operations and initialisation are those of timm's ``MetaFormer``, whose first PoolFormers
+are in ``models.poolformer``.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import paddle
 from paddle import nn
@@ -17,11 +18,13 @@ from models.base import ImageModel, register
 from models.layers import Attention, DropPath, LayerNorm, Linear, Mlp, init_linear
 from models.layers.activations import relu
 from models.layers.conv import Conv2D
+from models.layers.group_norm import GroupNorm
 from models.layers.layout import mean_of_places
 from models.layers.linear import ChannelNorm, in_float32
 from models.layers.mlp import StarReLU
 from models.layers.scale import scale_channels, scale_planes
 from models.layers.stages import check_stages, drop_path_rates, feature_info, groups_by_block, groups_of_twelve
+from models.poolformer import Pooling
 from weights.names import metaformer as names
 
 HEAD_DIM = 32
@@ -67,16 +70,17 @@ class Block(nn.Layer):
     Shape: with ``attention`` [B, N, dim], else [B, dim, H, W] -> the same.
     """
 
-    def __init__(self, dim: int, attention: bool, scaled: bool, attn_drop: float, drop_path: float) -> None:
+    def __init__(self, dim: int, mixer: str, attention: bool, scaled: bool, attn_drop: float, drop_path: float) -> None:
         super().__init__()
-        self.norm1 = scale_norm(dim, not attention)
-        self.token_mixer = SepConv(dim)
+        pools = mixer == "pool" and not attention
+        self.norm1 = GroupNorm(1, dim, 1e-6, bias_attr=False) if pools else scale_norm(dim, not attention)
+        self.token_mixer = Pooling() if pools else SepConv(dim)
         if attention:
             heads = max(1, dim // HEAD_DIM)
             self.token_mixer = Attention(dim, heads, HEAD_DIM, qkv_bias=False, attn_drop=attn_drop, proj_bias=False)
         self.drop_path1 = DropPath(drop_path)
         self.res_scale1 = Scale(dim, not attention) if scaled else nn.Identity()
-        self.norm2 = scale_norm(dim, not attention)
+        self.norm2 = GroupNorm(1, dim, 1e-6, bias_attr=False) if pools else scale_norm(dim, not attention)
         self.mlp = Mlp(dim, 4 * dim, act="star_relu", conv=not attention, bias=False)
         self.drop_path2 = DropPath(drop_path)
         self.res_scale2 = Scale(dim, not attention) if scaled else nn.Identity()
@@ -136,7 +140,7 @@ class MlpHead(nn.Layer):
 
 @register("metaformer")
 class MetaFormer(ImageModel):
-    """CAFormer and ConvFormer: images of any size from 3 x 3.
+    """CAFormer, ConvFormer and PoolFormer V2: images of any size from 3 x 3.
 
     Features: the last stage's channels [B, embed_dims[3], about H / 32, about W / 32], not normalised.
 
@@ -144,8 +148,11 @@ class MetaFormer(ImageModel):
         stage_depths: blocks of each of four stages.
         embed_dims: channels of each of four stages.
         attention_stages: how many of the last stages attend, with heads of 32 channels: 2 in CAFormer, 0 in ConvFormer.
-            The others have separable convolutions.
+            The others have ``token_mixer``.
+        token_mixer: of the stages that don't attend: "conv": separable convolutions; "pool": the mean of 3 x 3 places
+            (PoolFormer V2).
         res_scale_stages: how many of the last stages have a learnt factor for each channel of the shortcuts.
+        mlp_head: whether the classifier is an MLP, or a single layer (PoolFormer V2).
         head_norm_eps: of the norm within the classifier: timm's; the authors have 1e-5 there. All others have 1e-6.
         dropout: within the classifier, before its last layer, as the authors'; timm's comes before its first.
         attention_dropout: of the attention weights.
@@ -167,7 +174,9 @@ class MetaFormer(ImageModel):
         stage_depths: Sequence[Depth] = (3, 3, 9, 3),
         embed_dims: Sequence[Size] = (64, 128, 320, 512),
         attention_stages: Blocks = 2,
+        token_mixer: Literal["conv", "pool"] = "conv",
         res_scale_stages: Blocks = 2,
+        mlp_head: bool = True,
         head_norm_eps: Epsilon = 1e-6,
         dropout: Rate = 0.0,
         attention_dropout: Rate = 0.0,
@@ -185,10 +194,13 @@ class MetaFormer(ImageModel):
         sizes = zip((0, *embed_dims[:-1]), embed_dims, drop_path_rates(droppath, stage_depths), strict=True)
         for i, (in_dim, dim, rates) in enumerate(sizes):
             attention, scaled = i >= 4 - attention_stages, i >= 4 - res_scale_stages
-            blocks = [Block(dim, attention, scaled, attention_dropout, rate) for rate in rates]
+            blocks = [Block(dim, token_mixer, attention, scaled, attention_dropout, rate) for rate in rates]
             self.stages.append(Stage(in_dim, dim, blocks, attention))
         self.feature_info = feature_info([f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32))
-        self.head = nn.Sequential(("norm", LayerNorm(self.num_features, epsilon=1e-6)), ("fc", nn.Identity()))
+        self.mlp_head = mlp_head
+        norm = LayerNorm(self.num_features, epsilon=1e-6)
+        drop = nn.Identity() if mlp_head else nn.Dropout(dropout)
+        self.head = nn.Sequential(("norm", norm), ("drop", drop), ("fc", nn.Identity()))
         self._finish()
 
     def grid(self, places: int) -> tuple[int, int]:
@@ -221,6 +233,9 @@ class MetaFormer(ImageModel):
 
     def _add_classifiers(self) -> None:
         """Replaces the whole MLP, as timm's ``reset_classifier``."""
+        if not self.mlp_head:
+            super()._add_classifiers()
+            return
         self.head.fc = nn.Identity()
         if self.num_classes:
             self.head.fc = MlpHead(self.num_features, self.num_classes, self.head_norm_eps, self.dropout)

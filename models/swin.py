@@ -188,7 +188,7 @@ class SwinTransformer(ImageModel):
         embed_dim: channels of the first stage; each further stage has twice its predecessor's.
         stage_depths: blocks of each stage.
         num_heads: heads of each stage.
-        window_size: patches along a window's side.
+        window_size: patches along a window's side; one number, or one per stage.
         mlp_ratio: hidden width of the MLP over its input's; one number, or one per stage.
         qkv_bias: whether the queries, keys and values have a bias.
         dropout: after the attention's projection and in the MLP.
@@ -216,7 +216,7 @@ class SwinTransformer(ImageModel):
         embed_dim: Size = 96,
         stage_depths: Sequence[Depth] = (2, 2, 6, 2),
         num_heads: Sequence[Size] = (3, 6, 12, 24),
-        window_size: Size = 7,
+        window_size: Size | Sequence[Size] = 7,
         mlp_ratio: Positive | Sequence[Positive] = 4.0,
         qkv_bias: bool = True,
         dropout: Rate = 0.0,
@@ -228,7 +228,8 @@ class SwinTransformer(ImageModel):
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         stages = len(stage_depths)
         mlp_ratio = [mlp_ratio] * stages if isinstance(mlp_ratio, int | float) else mlp_ratio
-        for key, values in (("NUM_HEADS", num_heads), ("MLP_RATIO", mlp_ratio)):
+        windows = [window_size] * stages if isinstance(window_size, int) else window_size
+        for key, values in (("NUM_HEADS", num_heads), ("MLP_RATIO", mlp_ratio), ("WINDOW_SIZE", windows)):
             if isinstance(values, int) or len(values) != stages:
                 raise InputError(f"{key} is {values}, expected {stages} numbers: one per stage, as in STAGE_DEPTHS")
         dims = [embed_dim * 2**i for i in range(stages)]
@@ -238,14 +239,13 @@ class SwinTransformer(ImageModel):
         self.num_features = dims[-1]
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)
         self.patch_embed.norm = LayerNorm(embed_dim)
-        block = partial(
-            self.block, window_size=window_size, qkv_bias=qkv_bias, drop=dropout, attn_drop=attention_dropout
-        )
+        block = partial(self.block, qkv_bias=qkv_bias, drop=dropout, attn_drop=attention_dropout)
         resolution, self.layers = self.patch_embed.grid_size, nn.LayerList()
         for i, rates in enumerate(drop_path_rates(droppath, stage_depths)):
             if i:
                 resolution = tuple((side + 1) // 2 for side in resolution)
             sizes = {"resolution": resolution, "num_heads": num_heads[i], "mlp_ratio": mlp_ratio[i]}
+            sizes["window_size"] = windows[i]
             downsample = self.merging(dims[i - 1]) if i else nn.Identity()
             self.layers.append(Stage(dims[i], rates, downsample, partial(block, **sizes)))
         modules = [f"layers.{i}" for i in range(stages)]

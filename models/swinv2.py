@@ -173,7 +173,7 @@ class SwinTransformerV2(SwinTransformer):
         embed_dim: Size = 96,
         stage_depths: Sequence[Depth] = (2, 2, 6, 2),
         num_heads: Sequence[Size] = (3, 6, 12, 24),
-        window_size: Size = 8,
+        window_size: Size | Sequence[Size] = 8,
         pretrained_window_sizes: Sequence[Count] | None = None,
         mlp_ratio: Positive | Sequence[Positive] = 4.0,
         qkv_bias: bool = True,

@@ -54,9 +54,10 @@ class VisionTransformer(ImageModel):
         qk_norm: normalise each head's queries and keys.
         init_values: layer scale's initial value; None: no layer scale.
         global_pool: what the head reads: "token": the class token; "avg": the mean of the patch tokens; "map": what
-            ``AttentionPool`` makes of all (SigLIP). With "token_avg" it reads the class token and the mean (DINOv2).
-        final_norm: whether there is a last norm.
+            ``AttentionPool`` makes of them, and of prompts (SigLIP). With "token_avg" it reads the class token and the
+            mean (DINOv2).
         fc_norm: whether the last norm comes after the pooling; None: for "avg".
+        final_norm: whether there is a last norm.
         class_token: whether there is a class token.
         reg_tokens: number of register tokens, after the class token (Darcet et al. 2023, arXiv:2309.16588).
         no_embed_class: the position embedding has patches only.
@@ -106,8 +107,8 @@ class VisionTransformer(ImageModel):
         qk_norm: bool = False,
         init_values: Positive | None = None,
         global_pool: Literal["token", "avg", "map", "token_avg"] = "token",
-        final_norm: bool = True,
         fc_norm: bool | None = None,
+        final_norm: bool = True,
         class_token: bool = True,
         reg_tokens: Count = 0,
         no_embed_class: bool = False,
@@ -187,7 +188,7 @@ class VisionTransformer(ImageModel):
             logits, distilled = self.head(x[:, 0]), self.head_dist(x[:, 1])
             return (logits, distilled) if self.distilled_training and self.training else (logits + distilled) / 2
         if self.attn_pool is not None:
-            x = self.attn_pool(x)
+            x = self.attn_pool(x[:, self.num_prefix_tokens - self.num_prompts :])
         elif self.global_pool == "token":
             x = x[:, 0]
         else:

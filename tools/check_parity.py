@@ -1,6 +1,6 @@
 """Holds every shipped model, full size, to timm's of the same weights: logits, features, intermediates, parameters.
 
-    python tools/check_parity.py ["deit*"] [-python PYTHON]
+    python tools/check_parity.py ["deit*"] [-python PYTHON] [-small]
 
 PYTHON is an interpreter that has torch and timm, by default this one; they need no GPU and no Paddle:
 
@@ -13,6 +13,9 @@ For each model timm makes random weights and the logits of two random images. ``
 and the model gives logits again. The largest difference is printed as a share of the logits' range. So is the change
 from one image to the other, without which the difference would show nothing. Likewise the features that the classifier
 reads, and the intermediate that differs most of its own range; LeNet has none there.
+
+-small is for models that the machine is too small for. They keep their widths. Plain ones have two blocks, ConvNeXt one
+block in each stage, and the others images of 128 x 128.
 """
 
 import json
@@ -30,7 +33,7 @@ import launch.startup  # noqa: E402, F401  (streams)
 from errors import InputError, RunError, reporting  # noqa: E402  (first: it says what isn't installed)
 
 # isort: split
-from config import find_config  # noqa: E402
+from config import find_config, get_config  # noqa: E402
 from configs.names import names  # noqa: E402
 from options import Parser  # noqa: E402
 
@@ -47,7 +50,19 @@ def reference(name: str) -> tuple[str, dict[str, Any]]:
     return theirs.partition(".")[0], {"global_pool": "avg"} if name.endswith("_finetune") else {}  # MAE's
 
 
-def compare(name: str, timm: subprocess.Popen[str], python: str, folder: Path) -> dict[str, Any]:
+def smaller(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns what makes a model smaller: overrides of ``create_model``, and arguments of timm's constructor."""
+    from models import ARCHITECTURES
+
+    kind = get_config(name).MODEL.TYPE.lower()
+    if kind in ("vit", "deit", "eva"):
+        return {"depth": 2}, {"depth": 2}
+    if kind == "convnext":
+        return {"stage_depths": [1] * 4}, {"depths": [1] * 4}
+    return {"image_size": 128}, {} if ARCHITECTURES[kind].min_image_size else {"img_size": 128}
+
+
+def compare(name: str, timm: subprocess.Popen[str], python: str, folder: Path, small: bool = False) -> dict[str, Any]:
     """Returns ``model`` (timm's name), ``parameters``, ``expected`` (timm's count) and ``versions``. ``difference`` is
     that of the logits from timm's, ``change`` that from one image to the other; both over their range. ``features`` and
     ``intermediates`` are the largest differences of those (0: timm has none).
@@ -59,12 +74,13 @@ def compare(name: str, timm: subprocess.Popen[str], python: str, folder: Path) -
     from weights import load_weights
 
     place: dict[str, Any] = (
-        {"fc_norm": True} if name.startswith("poolformer") else {}
+        {"fc_norm": True} if name.startswith("poolformer_") else {}
     )  # timm's, which isn't its authors'
-    model = create_model(name, head_init_scale=1.0, **place)
+    ours, options = smaller(name) if small else ({}, {})
+    model = create_model(name, head_init_scale=1.0, **place, **ours)
     model.eval()
-    theirs, options = reference(name)
-    options = options | {"num_classes": model.num_classes, "in_chans": model.in_channels}
+    theirs, needed = reference(name)
+    options |= needed | {"num_classes": model.num_classes, "in_chans": model.in_channels}
     images = (model.in_channels, *model.image_size)
     request = {"model": theirs, "options": options, "images": images, "folder": str(folder)}
     assert timm.stdin is not None
@@ -107,6 +123,7 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("pattern", nargs="?", default="*", help="a shell pattern of names")
     parser.add_argument("-python", "--python", default=sys.executable, help="an interpreter with torch and timm")
+    parser.add_argument("-small", "--small", action="store_true", help="smaller models of the same widths")
     arguments = parser.parse_args()
     import paddle
 
@@ -128,7 +145,7 @@ def main() -> None:
         print("|---|---|---|---|---|---|---|---|")
         for name in names:
             start = time.monotonic()
-            found = compare(name, timm, arguments.python, Path(folder))
+            found = compare(name, timm, arguments.python, Path(folder), arguments.small)
             same = found["parameters"] == found["expected"]
             count = f"{found['parameters']:,}" + ("" if same else f", timm's {found['expected']:,}")
             seconds = time.monotonic() - start

@@ -24,8 +24,8 @@ from errors import InputError, reporting  # noqa: E402  (first: it says what isn
 
 # isort: split
 from config import get_config, model_files  # noqa: E402
-from configs.names import TOOLKITS, matches, names  # noqa: E402
-from options import Parser, nearest_model  # noqa: E402
+from configs.names import TOOLKITS, instead, matches, names  # noqa: E402
+from options import Parser  # noqa: E402
 
 TABLE = ROOT / "configs" / "costs.json"
 
@@ -73,7 +73,7 @@ def chosen_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     if not found:
         patterns = (f"{arguments.pattern}*", f"*{arguments.pattern}*")
         wider = [wide for wide in patterns if any(matches(file, wide) for file in files)]
-        hint = f"; did you mean {wider[0]!r}?" if wider else nearest_model(arguments.pattern, [f.stem for f in files])
+        hint = f"; did you mean {wider[0]!r}?" if wider else instead(arguments.pattern, files)
         raise InputError(f"no model matches {arguments.pattern!r}{hint}; without a pattern all {len(files)} are listed")
     rows = [describe(file) for file in found if arguments.family in (None, file.parent.name)]
     rows = [row for row in rows if not arguments.source or row[arguments.source] != "-"]

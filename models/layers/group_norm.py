@@ -7,9 +7,10 @@ import ops
 
 
 class GroupNorm(nn.GroupNorm):
-    """``paddle.nn.GroupNorm`` with a scale and a shift. Shape: [B, C, H, W] -> the same."""
+    """``paddle.nn.GroupNorm`` with a scale. Shape: [B, C, H, W] -> the same."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if ops.usable(x):
-            return ops.group_norm(x, self._num_groups, self.weight, self.bias, self._epsilon)
+            bias = paddle.zeros_like(self.weight) if self.bias is None else self.bias
+            return ops.group_norm(x, self._num_groups, self.weight, bias, self._epsilon)
         return nn.GroupNorm.forward(self, x)  # (Paddle 2.6 traces no super())

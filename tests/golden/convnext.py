@@ -9,6 +9,8 @@ CASES = {
     "convnext_v2": SMALL | {"ls_init_value": None, "use_grn": True},
     "convnext_v2_conv": SMALL
     | {"ls_init_value": None, "use_grn": True, "conv_mlp": True, "stem_type": "overlap", "dims": (8, 12, 16, 16)},
+    "convnext_first": SMALL | {"ls_init_value": 0.1, "head_norm_first": True},
+    "convnext_hidden": SMALL | {"ls_init_value": 0.1, "norm_eps": 1e-3, "head_hidden_size": 12},
 }
 SIZES = dict.fromkeys(CASES, (64, 64))
 SIZES |= {"convnext_no_scale": (59, 72), "convnext_v2_conv": (59, 72)}  # pixels are left over at each downsampling

@@ -11,6 +11,8 @@ CASES = {
     "eva_subln": EVA02 | {"qkv_fused": False, "scale_mlp": True, "scale_attn_inner": True, "global_pool": "token"},
     "eva_dinov3": DINOV3 | {"qkv_bias": False},
     "eva_gated": DINOV3 | {"swiglu_mlp": True, "swiglu_align_to": 40, "mlp_ratio": 2, "img_size": (12, 20)},
+    "eva_patches": EVA02
+    | {"class_token": False, "num_reg_tokens": 1, "use_abs_pos_emb": False, "swiglu_mlp": False, "init_values": 0.1},
 }
 LARGER = (24, 8)  # another size of images, for those that take any
 

@@ -1,4 +1,4 @@
-"""Reduced CAFormers and ConvFormers; run with torch and timm it records them:
+"""Reduced CAFormers, ConvFormers and PoolFormers V2; run with torch and timm it records them:
 PYTHONPATH=tests python -m golden.metaformer
 """
 
@@ -7,8 +7,11 @@ import numpy as np
 from golden.make_names_vit import values
 
 SMALL = {"depths": (1, 2, 1, 1), "dims": (4, 8, 64, 32), "num_classes": 5}
-CASES = {"metaformer": SMALL, "metaformer_conv": SMALL | {"dims": (4, 8, 12, 16)}}  # CAFormer, ConvFormer
-SIZES = {"metaformer": (59, 74), "metaformer_conv": (64, 64)}  # the first leaves pixels over at each downsampling
+# CAFormer, ConvFormer, PoolFormer V2
+CASES = {"metaformer": SMALL, "metaformer_conv": SMALL | {"dims": (4, 8, 12, 16)}}
+CASES["metaformer_pool"] = CASES["metaformer_conv"]
+# The first and the last leave pixels over at each downsampling.
+SIZES = {"metaformer": (59, 74), "metaformer_conv": (64, 64), "metaformer_pool": (59, 74)}
 
 
 def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -17,14 +20,25 @@ def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    from timm.models.metaformer import Attention, LayerNorm2dNoBias, LayerNormNoBias, MetaFormer, SepConv
+    from timm.models.metaformer import (
+        Attention,
+        GroupNorm1NoBias,
+        LayerNorm2dNoBias,
+        LayerNormNoBias,
+        MetaFormer,
+        Pooling,
+        SepConv,
+    )
 
     from golden.record import FOLDER, record
 
     mixers = {"metaformer": [SepConv, SepConv, Attention, Attention], "metaformer_conv": SepConv}
+    mixers["metaformer_pool"] = Pooling
     norms = {"metaformer": [LayerNorm2dNoBias] * 2 + [LayerNormNoBias] * 2, "metaformer_conv": LayerNorm2dNoBias}
+    norms["metaformer_pool"] = GroupNorm1NoBias
     for name, sizes in CASES.items():
-        model = MetaFormer(**sizes, token_mixers=mixers[name], norm_layers=norms[name])
+        options = {"token_mixers": mixers[name], "norm_layers": norms[name], "use_mlp_head": "pool" not in name}
+        model = MetaFormer(**sizes, **options)
         record(name, model, SIZES[name], gradients=True, array=array)
         # A StarReLU's two gradients are sums over a whole map, where most cancels out: a test of their own has a wider
         # tolerance.

@@ -17,11 +17,14 @@ CASES = {
     "vit_parallel": SMALL | {"block": "parallel", "init_values": 0.1, "qk_norm": True},
     "vit_parallel_unbiased": SMALL | {"block": "parallel", "qkv_bias": False, "global_pool": "avg"},
     "vit_differential_parallel": SMALL | {"block": "parallel", "attention": "differential", "qk_norm": True},
+    "vit_no_norm": SMALL | {"final_norm": False, "reg_tokens": 2, "no_embed_class": True},
+    "vit_map": SMALL | {"class_token": False, "reg_tokens": 2, "global_pool": "map"},
     "vit_gap": SMALL | {"class_token": False, "global_pool": "avg", "fc_norm": False, "img_size": (12, 20)},
 }
 BLOCKS = ("block", "attention")
 WAVES = (
     "vit_siglip",
+    "vit_map",
     "vit_gated",
     "vit_differential",
 )  # golden.convolutions' formula: these forget the images of the other

@@ -18,7 +18,10 @@ from weights import load_weights, save_weights
 def small(name="convnext", **changes):
     """The ConvNeXt of golden/convnext.py's case NAME, with changes."""
     words = {"depths": "stage_depths", "dims": "embed_dims", "ls_init_value": "init_values"}
-    return ConvNeXt(SIZES[name], **{words.get(key, key): value for key, value in CASES[name].items()} | changes)
+    sizes = {words.get(key, key): value for key, value in CASES[name].items()}
+    if "norm_eps" in sizes:
+        sizes["head_norm_eps"] = sizes["norm_eps"]
+    return ConvNeXt(SIZES[name], **sizes | changes)
 
 
 ZOO = {"convnext": small}

@@ -16,7 +16,7 @@ from models.levit import Block, LeViT, distances
 
 def small(name="levit", **changes):
     """The LeViT of golden/levit.py's case NAME, with changes."""
-    words = {"depth": "stage_depths", "embed_dim": "embed_dims"}
+    words = {"depth": "stage_depths", "embed_dim": "embed_dims", "act_layer": "act"}
     sizes = {words.get(key, key): value for key, value in CASES[name].items()}
     return LeViT(SIZES[name], **{"distilled": name == "levit"} | sizes | changes)
 

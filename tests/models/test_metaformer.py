@@ -22,7 +22,10 @@ def small(name="metaformer", **changes):
     """The MetaFormer of golden/metaformer.py's case NAME, with changes."""
     words = {"depths": "stage_depths", "dims": "embed_dims"}
     options = {words.get(key, key): value for key, value in CASES[name].items()}
-    return MetaFormer(**{"image_size": SIZES[name], "attention_stages": 0 if "conv" in name else 2} | options | changes)
+    options |= {"image_size": SIZES[name], "attention_stages": 2 if name == "metaformer" else 0}
+    if name == "metaformer_pool":
+        options |= {"token_mixer": "pool", "mlp_head": False}
+    return MetaFormer(**options | changes)
 
 
 ZOO = {"metaformer": small}

@@ -1,12 +1,14 @@
 """The words that users of PaddleViT, PaddleClas, timm and Hydra type, and what they get for them."""
 
+import json
 import re
 import shlex
 
 import pytest
 
 import options
-from config import CONFIG_DIR, get_config
+from config import CONFIG_DIR, get_config, model_files
+from configs.names import images_of, matching_file, names
 from errors import InputError
 from models import create_model, list_models
 from options import leaves, notes, option_keys
@@ -178,6 +180,10 @@ def test_the_line_is_the_whole_output(program):
         ("ConvNeXt_tiny", "convnext_tiny"),
         ("beit_base_patch16_224_ft22kto1k", "beit_base_patch16_224_21k_1k"),
         ("vit_tiny", "vit_tiny_patch16_224"),
+        ("ResNet50_vd", "resnet50d"),
+        ("SE_ResNeXt50_32x4d", "seresnext50_32x4d"),
+        ("resnet1001", "resnet101"),  # of its own family, though regnetx_016 and others are as near
+        ("regnety_033", "regnety_032"),
     ],
 )
 def test_a_models_name_elsewhere_is_answered_by_the_name_here(name, own):
@@ -225,8 +231,58 @@ def test_a_tag_of_timms_tells_how_images_are_prepared_and_where_the_weights_are(
             ask("hf-hub:timm/pvt_v2_b0.in1k")
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet50_gn", r"\d+ of the 80 names of timm's resnet are here, this one isn't; the nearest are resnet50, "),
+        ("resnet50_gn.a1h_in1k", "names of timm's resnet are here, this one isn't; the nearest are resnet50, "),
+        ("vit_base_patch16_xp_224", "this one isn't; the nearest are vit_base_patch16_"),
+        ("mobilevitv2_150_in22ft1k", "this one isn't; the nearest are mobilevit_"),
+        ("pvt_v2_b9", "did you mean pvtv2_b"),
+        ("efficientnet_b0", "timm's efficientnet isn't here, docs/architectures.md lists what is$"),
+        ("densenet121.ra_in1k", "timm's densenet isn't here, docs/architectures.md lists what is$"),
+    ],
+)
+def test_a_name_of_timms_that_is_not_here_says_so(name, message):
+    for ask in (create_model, get_config):
+        with pytest.raises(InputError, match=rf"{re.escape(name)}; .*{message}"):
+            ask(name)
+    with pytest.raises(InputError, match=message):
+        get_config(f"hf-hub:timm/{name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "now", "own", "values"),
+    [
+        ("convnext_base_in22k", "convnext_base.fb_in22k", "convnext_base", (224, 0.875)),
+        ("convnext_base_384_in22ft1k", "convnext_base.fb_in22k_ft_in1k_384", "convnext_base_384_21k_1k", (384, 1.0)),
+        ("xcit_nano_12_p8_384_dist", "xcit_nano_12_p8_384.fb_dist_in1k", "xcit_nano_12_p8_384", (384, 1.0)),
+        ("tv_resnet50", "resnet50.tv_in1k", "resnet50", (224, 0.875)),
+        ("vit_base_patch8_224_dino", "vit_base_patch8_224.dino", "vit_base_patch8_224", (224, 0.9)),
+    ],
+)
+def test_names_that_timm_gave_up_mean_what_it_says(name, now, own, values):
+    config = get_config(name)
+    assert own == config.MODEL.NAME
+    assert values == (config.DATA.IMAGE_SIZE, config.DATA.CROP_PCT)
+    assert notes(config) == [f"give -pretrained=hf-hub:timm/{now} to load the weights {now}"]
+    if "nano" in name:
+        assert create_model(name, num_classes=2).num_classes == 2
+
+
+def test_every_name_that_timm_gave_up_is_taken_where_its_model_is_here():
+    table = json.loads((CONFIG_DIR / "timm_tags.json").read_text())
+    files = model_files()
+    here = {names(file).get("timm", "").partition(".")[0] for file in files}
+    for old, now in table["old"].items():
+        plain, _, tag = now.partition(".")
+        found = matching_file(old, files)
+        assert (found is not None) == (plain in here), old
+        assert not tag or plain not in here or images_of(old), old
+
+
 def test_models_are_listed_by_patterns_in_any_case():
-    assert list_models("ViT_Tiny*") == ["vit_tiny_patch16_224", "vit_tiny_patch16_384"]
+    assert list_models("ViT_Tiny_*4") == ["vit_tiny_patch16_224", "vit_tiny_patch16_384"]
     assert list_models(["vit_tiny*384", "lenet", "*digits"]) == ["lenet", "vit_digits", "vit_tiny_patch16_384"]
     assert list_models("vit_tiny") == list_models([]) == []
 

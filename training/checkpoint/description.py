@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from config import default_values, get_config, shipped_configs, shipped_model, with_options, with_values
+from configs.names import instead
 from configs.registry import tasks
 from errors import InputError, printable, reading
 from loading.class_names import UNPRINTABLE
 from loading.label_spaces import imagenet_names
 from models.pretrained import with_preprocessing
 from models.transformers_settings import settings
-from options import Configuration, leaves, nearest_model, pairs
+from options import Configuration, leaves, pairs
 from training.checkpoint.state import state_beside
 from weights import find_weights
 from weights.adapters import find_adapter
@@ -242,9 +243,9 @@ def _of_timm(path: str | Path, options: Sequence[str]) -> Description | None:
     stored = read_config(path)
     if "architecture" not in stored:
         return _of_transformers(path, options)
-    name, known = stored["architecture"], [file.stem for file in shipped_configs()]
-    if name not in known and shipped_model(name) is None:
-        raise InputError(f"{path}: its config.json names {name}, which is no model here{nearest_model(name, known)}")
+    name, shipped = stored["architecture"], shipped_configs()
+    if name not in [file.stem for file in shipped] and shipped_model(name) is None:
+        raise InputError(f"{path}: its config.json names {name}, which is no model here{instead(name, shipped)}")
     outputs, asked = stored.get("num_classes"), (stored.get("model_args") or {}).get("num_classes")
     words = ["MODEL.PRETRAINED", str(path)] + ([] if outputs is None else ["MODEL.NUM_CLASSES", outputs])
     config = with_preprocessing(get_config(name, [*words, *options]), alone=True)

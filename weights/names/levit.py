@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from weights.names.rules import Arrays, rename
+from weights.names.rules import Arrays, dense_of, rename
 
 _ENTRY = r"^blocks\.(\d{1,6})\."
 _RULES = (
@@ -29,13 +29,18 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
 
     Sources: the files of facebookresearch/LeViT and of PaddleViT. Both number all blocks in one list ``blocks``, with
     what is between two stages. The authors' list has attention and MLP as entries of their own. Which row of the table
-    a query and a key read is computed here, so ``attention_bias_idxs`` is dropped.
+    a query and a key read is computed here, so ``attention_bias_idxs`` is dropped. The 1 x 1 convolutions of timm's
+    ``levit_conv_*`` become Linears.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
     """
     places = _places(arrays)
-    return rename(arrays, [(_ENTRY, lambda match: f"{places[int(match[1])]}."), *_RULES])
+    arrays = rename(arrays, [(_ENTRY, lambda match: f"{places[int(match[1])]}."), *_RULES])
+    return {
+        name: dense_of(array, layout, 2) if re.search(r"^stages\..*\.linear\.weight$", name) else array
+        for name, array in arrays.items()
+    }
 
 
 def _places(names: Iterable[str]) -> dict[int, str]:
