@@ -24,7 +24,7 @@ from inference.answers import writing
 from inference.backends import RUNNERS, STEMS, import_extra, open_export
 from inference.conventions import write_conventions
 from inference.fidelity import LEAST_AGREEMENT, Fidelity, compare_with_eager
-from inference.folder import MANIFEST, sha256
+from inference.folder import MANIFEST
 from inference.preparation import Preparation
 from inference.quantise import check_calibration, quantise
 from launch.startup import remove, unfinished_path
@@ -33,6 +33,7 @@ from models.base import ImageModel
 from models.inference import PROGRAM, inputs_of, save_program
 from options import Configuration
 from training.checkpoint import describe
+from training.checkpoint.folder import sha256_of
 from utils import sync_directory
 
 _UNIT = "values of uint8 / 255, of uint16 / 65535, of float32 as they are"
@@ -114,7 +115,7 @@ def write_export(
                     _write_graphs(config, exported, temporary, Path(scratch), kind, precision, calibration)
             write_conventions(temporary, config, description, model.num_features)
             content = _manifest(config) | vars(description) | {"format": kind, "precision": precision}
-            content["files"] = {file.name: sha256(file) for file in sorted(temporary.iterdir())}
+            content["files"] = {file.name: sha256_of(file) for file in sorted(temporary.iterdir())}
             (temporary / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
             found = compare_with_eager(config, eager, open_export(temporary), precision, calibration, least)
             if kind in paddlex.FORMATS:

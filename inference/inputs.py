@@ -12,7 +12,7 @@ from typing import IO
 
 from errors import Allowance, InputError, Unreadable, open_file, printable, reading
 from loading.class_names import read_class_names
-from loading.files import Paths
+from loading.files import Paths, refuse_utf16
 from loading.label_spaces import imagenet_names
 from loading.layout import IMAGE_SUFFIXES, is_leftover, skipped_text
 from loading.sources import images_below
@@ -21,7 +21,6 @@ from utils import rank
 STDIN, LIST = "-", ".txt"
 _LARGEST = 1 << 28  # bytes of a list on standard input
 _LISTED = 32  # bytes that a path takes besides its own
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def paths_of(words: Sequence[str], stdin: IO[bytes] | None = None) -> Paths:
@@ -135,8 +134,7 @@ def _from_stdin(stdin: IO[bytes] | None) -> list[bytes]:
 
 def _split(data: bytes) -> list[bytes]:
     """The paths of a list; its empty lines are none."""
-    if data[:2] in _UTF16:  # NULs may be between the paths of a list
-        raise Unreadable("it is in UTF-16; save it in UTF-8")
+    refuse_utf16(data, nuls=True)
     data, allowance = data.removeprefix(b"\xef\xbb\xbf"), Allowance(len(data))
     end = b"\0" if b"\0" in data else b"\n"
     allowance.take(_LISTED * data.count(end))

@@ -26,13 +26,20 @@ def contents(path: str | Path, most: int) -> bytes:
         return file.read(most + 1)[:most]
 
 
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
-_TO_UTF8 = "iconv -f GB18030 -t UTF-8 OLD > NEW"  # of Chinese Windows' text
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+# For text that was written on a Chinese Windows.
+_TO_UTF8 = "iconv -f GB18030 -t UTF-8 OLD > NEW"
 
 
-def refuse_utf16(start: bytes) -> None:
-    """Raises Unreadable where a text begins as UTF-16 does, with its mark or without: ``start`` is 4 bytes or more."""
-    if start[:2] in _UTF16 or b"\0\0" in (start[:4:2], start[1:4:2]):
+def refuse_utf16(start: bytes, nuls: bool = False) -> None:
+    """Raises Unreadable where a text begins as UTF-16 does.
+
+    Args:
+        start: the text's first bytes, 4 or more.
+        nuls: the text may have NULs of its own, so only the byte order mark counts.
+    """
+    alternate = b"\0\0" in (start[:4:2], start[1:4:2])
+    if start[:2] in _UTF16_MARKS or (alternate and not nuls):
         raise Unreadable("it is in UTF-16; save it in UTF-8")
 
 

@@ -13,13 +13,14 @@ import ops
 from config import default_values, is_users, with_values
 from datasets import ImageDataset, get_dataloader
 from errors import InputError
+from loading.label_spaces import some_of
 from loading.scales import check_scales
 from loading.workers import Loader
 from models.base import ImageModel
 from models.pretrained import disagreements
 from ops.settings import float32_text
 from options import Configuration, explicit_sources
-from training.checkpoint.description import classes_of, some_of
+from training.checkpoint.description import classes_of
 from training.ending import Ending
 from training.equal_ranks import check_loaded
 from training.optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters

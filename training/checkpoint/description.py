@@ -205,12 +205,6 @@ def _of_state(file: Path) -> Description | None:
     )
 
 
-def some_of(classes: list[str]) -> str:
-    """Returns the first names of classes, with their number, for a message."""
-    more = ", ..." if len(classes) > 5 else ""
-    return f"{', '.join(classes[:5])}{more} ({len(classes)})"
-
-
 def _printable(classes: list[str], file: Path | str) -> list[str]:
     """Returns the names of classes; raises InputError where one can't be printed, as training and -classes do."""
     if bad := [name for name in classes if not _is_class(name)]:

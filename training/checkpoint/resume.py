@@ -12,10 +12,10 @@ import paddle
 from config import default_values
 from configs.architectures import kept_values
 from errors import InputError, Unreadable, reading
+from loading.label_spaces import some_of
 from models.layers.batch_norm import BATCH_NORMS
 from options import COMMAND_LINE, Configuration, leaves, option_keys, plain, value_sources
 from training.checkpoint import folder
-from training.checkpoint.description import some_of
 from training.checkpoint.progress import Progress
 from training.checkpoint.restore import load_checkpoint, restore_statistics
 from training.checkpoint.state import read_state
