@@ -63,9 +63,9 @@ def check_training(config: Configuration, train: Labelled, val: Labelled) -> Con
 
 
 def absent_classes(train: Labelled, val: Labelled) -> str:
-    """Returns a remark on classes without a training image or without a validation image; "": there are none.
+    """Returns a note about classes without a training or a validation image; "" if there are none.
 
-    Of a list without names the classes are the numbers up to the largest label.
+    If the classes have no names, they are the numbers up to the largest label.
     """
     count = max(_count(dataset) for dataset in (train, val))
     parts = []
