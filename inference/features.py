@@ -53,7 +53,8 @@ _FORM: Form = {
     "norm": Rule("true or false", lambda value: type(value) is bool),
     "shape": Rule("two to four sizes", lambda value: is_list(value, is_whole, 2, 4)),
     "offset": Rule("a number of bytes", is_whole),
-    "oriented": Rule("true or false", lambda value: type(value) is bool),  # which earlier releases lack
+    # Records of earlier releases don't have it.
+    "oriented": Rule("true or false", lambda value: type(value) is bool),
     "index": Rule(f"one of {', '.join(INDEXES)}", lambda value: value in INDEXES),
 }
 

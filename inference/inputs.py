@@ -57,8 +57,8 @@ def _files_of_word(word: str, stdin: IO[bytes] | None, skipped: list[str]) -> It
             raise InputError(f"'{printable(word)}': there is no such file or folder")
         matches = _matches(word, skipped)
         if not matches:
-            but = f"; {skipped_text(skipped)}" if skipped else ""
-            raise InputError(f"'{printable(word)}': no file has such a name{but}")
+            note = f"; {skipped_text(skipped)}" if skipped else ""
+            raise InputError(f"'{printable(word)}': no file has such a name{note}")
         return itertools.chain.from_iterable(_files_of_match(match, skipped) for match in matches)
     if os.path.isdir(word):
         return _images_in(word, skipped)
@@ -90,18 +90,19 @@ def _in_folder(word: str, skipped: list[str]) -> Iterator[str]:
 
 
 def _matches(pattern: str, skipped: list[str]) -> list[str]:
-    """What a pattern matches, sorted; of one with ``**`` files alone, links to folders aren't followed."""
+    """Returns what a pattern matches, sorted. One with ``**`` matches files alone, and follows no links to folders."""
     with reading(f"'{printable(pattern)}'", "a pattern of paths"):
         parts = pattern.split("/")
         if "**" not in parts:
             found = sorted(glob.glob(pattern))
             # A part without a wildcard, or one that begins with a dot, names what it matches.
-            free = [glob.has_magic(part) and not part.startswith(".") for part in filter(None, parts)]
-            left_out = {
-                path for path in found if any(map(is_leftover, itertools.compress(filter(None, path.split("/")), free)))
-            }
-            skipped += sorted(left_out)
-            return [path for path in found if path not in left_out]
+            is_wild = [glob.has_magic(part) and not part.startswith(".") for part in filter(None, parts)]
+
+            def is_skipped(path: str) -> bool:
+                return any(map(is_leftover, itertools.compress(filter(None, path.split("/")), is_wild)))
+
+            skipped += filter(is_skipped, found)
+            return [path for path in found if not is_skipped(path)]
         # glob.glob follows links to folders: two that lead to their own folder are 2 to the power of 40 folders.
         plain = list(itertools.takewhile(lambda part: not glob.has_magic(part), parts))
         rest = "/".join(parts[len(plain) :] + ["*"] * (parts[-1] == "**"))

@@ -74,7 +74,7 @@ class Predictor:
         thresholds: multilabel: the weights' own, by output; empty: 0.5 serves for each.
         classes: names by output; empty: they aren't known.
         report: what was loaded, in a line.
-        warning: what is wrong with the weights, though they can be used; "": nothing.
+        warning: what is wrong with weights that can still be used; "": nothing.
         weights: the file that was loaded; None: an export.
 
     Raises:
@@ -190,7 +190,7 @@ class Predictor:
             }
 
     def check_classifier(self) -> None:
-        """Raises InputError where the model has no classifier: its outputs are features then, and no classes'."""
+        """Raises InputError where the model has no classifier, so that its outputs are features."""
         if not self.config.MODEL.NUM_CLASSES or (self.weights and is_projection(self.weights)):
             found = f"{printable(str(self.weights))} has no classifier: it gives features, and no classes"
             raise InputError(f"{found}; tools/features.py computes them, or train a classifier (-pretrained)")
