@@ -122,11 +122,12 @@ def _trace(model: nn.Layer) -> None:
 
 
 def load_pretrained(config: Configuration, model: ImageModel, run: Run, strict: bool) -> None:
-    """Loads MODEL.PRETRAINED, if it is set. Tells what was loaded, and where images aren't prepared as the weights were
-    made for.
+    """Loads MODEL.PRETRAINED, if it is set.
+
+    Log lines say what was loaded, and where images are prepared in another way than the weights were made for.
 
     Raises:
-        InputError: the weights don't fit, or other ranks have loaded others, or none.
+        InputError: the weights don't fit, or another rank has loaded other weights, or none.
     """
     settings = config.MODEL
     if not settings.PRETRAINED:

@@ -154,8 +154,9 @@ def classes_of(path: str | Path, adapter: str | None = None) -> list[str] | None
 
 
 def task_of(path: str | Path, adapter: str | None = None) -> str | None:
-    """Returns what the weights, or an adapter of them, are trained for, as they tell it: one of TASKS. Otherwise
-    transformers' config.json beside them tells it; None: nothing does.
+    """Returns what the weights, or an adapter of them, are trained for: one of TASKS.
+
+    Their own description tells it, or transformers' config.json beside them. It is None if neither does.
 
     Raises:
         InputError: as ``description_of``.
