@@ -243,9 +243,10 @@ def _images(config: dict[str, Any], preprocessor: dict[str, Any]) -> dict[str, A
     if abs(pixels - _PIXELS) > 1e-6:
         raise InputError(f"pixels are multiplied by {value_text(pixels)} (rescale_factor), expected 1/255")
     processor = _processor(preprocessor)
-    size = preprocessor.get("size") or {}
+    size = preprocessor.get("size")
     if is_whole(size):
         size = {"shortest_edge": size} if processor.startswith(_BY_EDGE) else {"height": size, "width": size}
+    size = size or {}
     shortest, crop = size.get("shortest_edge"), preprocessor.get("crop_size")
     if processor.startswith("Levit") and shortest:
         shortest = int(256 / 224 * shortest)
